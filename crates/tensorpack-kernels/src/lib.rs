@@ -1,0 +1,26 @@
+//! The CPU loops of tensorpack: matrix products, convolutions, fused elementwise programs, reductions, pooling and
+//! copies, over plain memory. Knows dtypes and sizes, and nothing of graphs.
+//!
+//! Every kernel is a plain description of sizes with the same three questions answered:
+//! - `chunks()`: into how many pieces the work is cut. The cut depends on the sizes alone, never on the number of
+//!   threads, and each output element belongs to one chunk, so results have the same bits for any team.
+//! - `scratch()`: how many bytes of working memory a thread needs while it runs a chunk. Kernels never allocate.
+//! - `run(isa, chunk, ...)`: does one chunk, with the instructions `isa` names. [`Isa::Plain`] is the reference:
+//!   simple loops, for any float type, that the fast forms are tested against.
+
+pub mod expr;
+mod isa;
+mod team;
+
+pub use isa::Isa;
+pub use team::Team;
+
+/// A rectangle of a kernel's output seen as a matrix: for a matrix product the output itself, for a convolution
+/// pixels by channels. Kernels report each rectangle as it becomes final, while it is still in cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Rows of the matrix.
+    pub rows: std::ops::Range<usize>,
+    /// Columns of the matrix.
+    pub cols: std::ops::Range<usize>,
+}

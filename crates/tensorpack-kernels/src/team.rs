@@ -1,0 +1,248 @@
+//! A team of threads that shares the chunks of one kernel after another.
+//!
+//! The caller is member 0 and works along. Between kernels the others spin for a short while, since the next kernel
+//! usually follows within microseconds, and then park, so that an idle session costs nothing. Which member takes
+//! which chunk is left to chance; chunks are independent, so results do not depend on it.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, Thread};
+
+/// How often a waiting member looks before it parks: some tens of microseconds.
+const SPINS: u32 = 20_000;
+
+/// A number of threads that run kernels together.
+pub struct Team {
+    shared: Arc<Shared>,
+    workers: Vec<Thread>,
+    spins: u32,
+}
+
+/// A job as its members see it: a closure of the caller's stack, borrowed while `Team::run` waits.
+type Job<'a> = &'a (dyn Fn(usize, usize) + Sync);
+
+struct Shared {
+    /// Counts jobs; a change tells workers that there is one. The lowest bit is always zero but at the end.
+    generation: AtomicU64,
+    /// The current job, a `*const Job` valid while `running` is not zero.
+    job: AtomicPtr<()>,
+    chunks: AtomicUsize,
+    next: AtomicUsize,
+    /// Workers that have not finished the current job.
+    running: AtomicUsize,
+    quit: AtomicBool,
+    parked: Vec<AtomicBool>,
+    caller: Mutex<Option<Thread>>,
+    caller_parked: AtomicBool,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    spins: u32,
+}
+
+impl Team {
+    /// A team of `threads` members, the caller of [`Team::run`] included. It spins between kernels only if the
+    /// machine has a core for each member.
+    pub fn new(threads: usize) -> Team {
+        let threads = threads.max(1);
+        let cores = thread::available_parallelism().map_or(1, |n| n.get());
+        let spins = if threads <= cores { SPINS } else { 0 };
+        let shared = Arc::new(Shared {
+            generation: AtomicU64::new(0),
+            job: AtomicPtr::new(std::ptr::null_mut()),
+            chunks: AtomicUsize::new(0),
+            next: AtomicUsize::new(0),
+            running: AtomicUsize::new(0),
+            quit: AtomicBool::new(false),
+            parked: (1..threads).map(|_| AtomicBool::new(false)).collect(),
+            caller: Mutex::new(None),
+            caller_parked: AtomicBool::new(false),
+            panic: Mutex::new(None),
+            spins,
+        });
+        let workers = (1..threads)
+            .map_while(|member| {
+                let shared = shared.clone();
+                let spawned =
+                    thread::Builder::new().name(format!("tensorpack-{member}")).spawn(move || shared.work(member));
+                // A machine out of threads gives a smaller team, which computes the same.
+                spawned.ok().map(|handle| handle.thread().clone())
+            })
+            .collect();
+        Team { shared, workers, spins }
+    }
+
+    /// The number of members.
+    pub fn len(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Always false: the caller is a member.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Calls `job(chunk, member)` once for every chunk in `0..chunks`, on all members, and returns when all are
+    /// done. A panic in a job is passed on once every member has stopped. One job at a time: `&mut self`.
+    pub fn run(&mut self, chunks: usize, job: Job<'_>) {
+        if chunks <= 1 || self.workers.is_empty() {
+            return (0..chunks).for_each(|chunk| job(chunk, 0));
+        }
+        let shared = &*self.shared;
+        {
+            let me = thread::current();
+            let mut caller = shared.caller.lock().unwrap_or_else(|e| e.into_inner());
+            if caller.as_ref().is_none_or(|c| c.id() != me.id()) {
+                *caller = Some(me);
+            }
+        }
+        shared.chunks.store(chunks, Ordering::Relaxed);
+        shared.next.store(0, Ordering::Relaxed);
+        shared.running.store(self.workers.len(), Ordering::Relaxed);
+        shared.job.store((&raw const job).cast_mut().cast(), Ordering::Relaxed);
+        shared.generation.fetch_add(1, Ordering::SeqCst);
+        for (worker, parked) in self.workers.iter().zip(&shared.parked) {
+            if parked.load(Ordering::SeqCst) {
+                worker.unpark();
+            }
+        }
+        let mine = catch_unwind(AssertUnwindSafe(|| shared.take_chunks(job, 0)));
+        // The closure lives on this stack: whatever happened, wait for the others before leaving.
+        let mut spun = 0;
+        while shared.running.load(Ordering::Acquire) != 0 {
+            if spun < self.spins {
+                spun += 1;
+                std::hint::spin_loop();
+            } else {
+                shared.caller_parked.store(true, Ordering::SeqCst);
+                if shared.running.load(Ordering::SeqCst) != 0 {
+                    thread::park();
+                }
+                shared.caller_parked.store(false, Ordering::SeqCst);
+            }
+        }
+        let theirs = shared.panic.lock().unwrap_or_else(|e| e.into_inner()).take();
+        if let Some(panic) = mine.err().or(theirs) {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+impl Shared {
+    fn take_chunks(&self, job: Job<'_>, member: usize) {
+        let chunks = self.chunks.load(Ordering::Relaxed);
+        loop {
+            let chunk = self.next.fetch_add(1, Ordering::Relaxed);
+            if chunk >= chunks {
+                return;
+            }
+            job(chunk, member);
+        }
+    }
+
+    fn work(&self, member: usize) {
+        let mut seen = 0;
+        loop {
+            let mut spun = 0;
+            while self.generation.load(Ordering::SeqCst) == seen {
+                if self.quit.load(Ordering::Relaxed) {
+                    return;
+                }
+                if spun < self.spins {
+                    spun += 1;
+                    std::hint::spin_loop();
+                } else {
+                    let parked = &self.parked[member - 1];
+                    parked.store(true, Ordering::SeqCst);
+                    if self.generation.load(Ordering::SeqCst) == seen && !self.quit.load(Ordering::SeqCst) {
+                        thread::park();
+                    }
+                    parked.store(false, Ordering::SeqCst);
+                }
+            }
+            seen += 1;
+            // SAFETY: `Team::run` stored the job before it raised the generation, and keeps it alive until every
+            // worker has lowered `running`, which this one does only below.
+            let job = unsafe { *self.job.load(Ordering::Relaxed).cast::<Job<'_>>() };
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_chunks(job, member))) {
+                self.panic.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(panic);
+            }
+            if self.running.fetch_sub(1, Ordering::SeqCst) == 1 && self.caller_parked.load(Ordering::SeqCst) {
+                if let Some(caller) = &*self.caller.lock().unwrap_or_else(|e| e.into_inner()) {
+                    caller.unpark();
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        self.shared.quit.store(true, Ordering::SeqCst);
+        self.workers.iter().for_each(Thread::unpark);
+    }
+}
+
+impl std::fmt::Debug for Team {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Team({} threads)", self.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_chunk_runs_once() {
+        for threads in [1, 2, 3, 5] {
+            let mut team = Team::new(threads);
+            for chunks in [0, 1, 2, 7, 100] {
+                let hits: Vec<AtomicUsize> = (0..chunks).map(|_| AtomicUsize::new(0)).collect();
+                team.run(chunks, &|c, member| {
+                    assert!(member < threads);
+                    hits[c].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1), "{threads} threads, {chunks} chunks");
+            }
+        }
+    }
+
+    #[test]
+    fn many_small_jobs_in_a_row() {
+        let mut team = Team::new(3);
+        let sum = AtomicUsize::new(0);
+        for _ in 0..5_000 {
+            team.run(4, &|c, _| {
+                sum.fetch_add(c, Ordering::Relaxed);
+            });
+        }
+        assert_eq!(sum.into_inner(), 5_000 * 6);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_team_lives_on() {
+        let mut team = Team::new(3);
+        for bad in 0..8 {
+            let caught = catch_unwind(AssertUnwindSafe(|| {
+                team.run(8, &|c, _| assert!(c != bad, "chunk {c} is bad"));
+            }));
+            let message = caught.unwrap_err();
+            assert_eq!(message.downcast_ref::<String>().unwrap(), &format!("chunk {bad} is bad"));
+        }
+        team.run(8, &|_, _| ());
+    }
+
+    #[test]
+    fn wakes_after_a_pause() {
+        let mut team = Team::new(2);
+        for _ in 0..3 {
+            thread::sleep(std::time::Duration::from_millis(20));
+            let hits = AtomicUsize::new(0);
+            team.run(2, &|_, _| {
+                hits.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(hits.into_inner(), 2);
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Element types.
+
+use half::bf16;
+use std::fmt;
+
+/// The type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DType {
+    /// 32-bit float: what training computes in unless told otherwise.
+    F32,
+    /// 64-bit float.
+    F64,
+    /// 16-bit brain float: stored and cast; arithmetic on it is done in f32.
+    Bf16,
+    /// 32-bit signed integer.
+    I32,
+    /// 64-bit signed integer.
+    I64,
+    /// 8-bit unsigned integer.
+    U8,
+    /// Truth value, one byte.
+    Bool,
+}
+
+impl DType {
+    /// All of them, for tests and tables.
+    pub const ALL: [DType; 7] =
+        [DType::F32, DType::F64, DType::Bf16, DType::I32, DType::I64, DType::U8, DType::Bool];
+
+    /// Bytes an element takes.
+    pub const fn size(self) -> usize {
+        match self {
+            DType::F64 | DType::I64 => 8,
+            DType::F32 | DType::I32 => 4,
+            DType::Bf16 => 2,
+            DType::U8 | DType::Bool => 1,
+        }
+    }
+
+    /// Whether this is a floating point type.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F32 | DType::F64 | DType::Bf16)
+    }
+
+    /// Whether this is an integer type (bool is none).
+    pub const fn is_int(self) -> bool {
+        matches!(self, DType::I32 | DType::I64 | DType::U8)
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+            DType::Bf16 => "bf16",
+            DType::I32 => "i32",
+            DType::I64 => "i64",
+            DType::U8 => "u8",
+            DType::Bool => "bool",
+        })
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A Rust type that is some [`DType`]'s element.
+pub trait Element: sealed::Sealed + Copy + Default + PartialEq + fmt::Debug + Send + Sync + 'static {
+    /// The element type this is.
+    const DTYPE: DType;
+    #[doc(hidden)]
+    fn wrap(values: Vec<Self>) -> crate::host_tensor::Storage;
+    #[doc(hidden)]
+    fn slice(storage: &crate::host_tensor::Storage) -> Option<&[Self]>;
+    #[doc(hidden)]
+    fn slice_mut(storage: &mut crate::host_tensor::Storage) -> Option<&mut [Self]>;
+}
+
+macro_rules! element {
+    ($($t:ty => $v:ident),*) => {$(
+        impl sealed::Sealed for $t {}
+        impl Element for $t {
+            const DTYPE: DType = DType::$v;
+            fn wrap(values: Vec<$t>) -> crate::host_tensor::Storage {
+                crate::host_tensor::Storage::$v(values)
+            }
+            fn slice(storage: &crate::host_tensor::Storage) -> Option<&[$t]> {
+                match storage { crate::host_tensor::Storage::$v(v) => Some(v), _ => None }
+            }
+            fn slice_mut(storage: &mut crate::host_tensor::Storage) -> Option<&mut [$t]> {
+                match storage { crate::host_tensor::Storage::$v(v) => Some(v), _ => None }
+            }
+        }
+    )*};
+}
+element!(f32 => F32, f64 => F64, bf16 => Bf16, i32 => I32, i64 => I64, u8 => U8, bool => Bool);

@@ -1,0 +1,1 @@
+//! tensorpack: under construction in this commit.
