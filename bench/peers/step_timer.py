@@ -1,0 +1,103 @@
+"""What the peers' step benchmarks share: arguments, synthetic data, timing and the JSON line.
+
+Import it before the framework: it also holds the process to `--threads` processors, which is the only
+limit that every framework honours.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+
+IMPORTED_AT = time.monotonic()
+WARM_UP = 5  # the first step included
+CLASSES = 10
+LEARNING_RATE = 1e-3
+BN_MOMENTUM = 0.9
+BN_EPSILON = 1e-5
+INPUT_SHAPE = {"mlp": (784,), "mnist": (28, 28, 1), "resnet32": (32, 32, 3)}  # images are height, width, channels
+
+
+def arguments(description, forms):
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--model", choices=list(INPUT_SHAPE), default="mnist")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=20, help="timed steps, after the warm-up")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--form", choices=forms, default=forms[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON line")
+    args = parser.parse_args()
+    if args.batch < 1 or args.steps < 1 or args.threads < 1:
+        parser.error("--batch, --steps and --threads are at least 1")
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
+    return args
+
+
+def synthetic(args):
+    """(x, labels) as NumPy arrays: normal f32 NHWC (or flat) inputs and i32 labels."""
+    import numpy
+
+    rng = numpy.random.default_rng(0)
+    x = rng.standard_normal((args.batch, *INPUT_SHAPE[args.model]), dtype=numpy.float32)
+    return x, rng.integers(0, CLASSES, args.batch, dtype=numpy.int32)
+
+
+def since_process_start():
+    """Seconds since the operating system started this process, the interpreter's start included."""
+    try:
+        with open("/proc/self/stat") as f:
+            ticks = int(f.read().rsplit(")", 1)[1].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.monotonic() - IMPORTED_AT
+
+
+def peak_rss_mb():
+    """The largest resident size of this process, in MiB."""
+    try:
+        with open("/proc/self/status") as f:
+            kib = next(int(line.split()[1]) for line in f if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        import resource
+
+        kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kib / 1024
+
+
+def measure(args, peer, version, parameters, step):
+    """Runs `step`, which trains one step and returns the loss as a float, and prints the result."""
+    step()
+    first_step_s = since_process_start()
+    for _ in range(WARM_UP - 1):
+        step()
+    times = []
+    for _ in range(args.steps):
+        start = time.perf_counter()
+        loss = step()
+        times.append(time.perf_counter() - start)
+    median = statistics.median(times)
+    result = {
+        "peer": peer,
+        "form": args.form,
+        "model": args.model,
+        "batch": args.batch,
+        "ms_per_step": round(median * 1e3, 4),
+        "examples_per_s": round(args.batch / median, 1),
+        "first_step_s": round(first_step_s, 3),
+        "peak_rss_mb": round(peak_rss_mb(), 1),
+        "ms_min": round(min(times) * 1e3, 4),
+        "ms_max": round(max(times) * 1e3, 4),
+        "steps": args.steps,
+        "threads": args.threads,
+        "parameters": int(parameters),
+        "loss": float(loss),
+        "version": version,
+    }
+    if args.json:
+        print(json.dumps(result))
+    else:
+        for key, value in result.items():
+            print(f"{key:16}{value}")
+    sys.stdout.flush()
