@@ -8,11 +8,23 @@
 //! - `run(isa, chunk, ...)`: does one chunk, with the instructions `isa` names. [`Isa::Plain`] is the reference:
 //!   simple loops, for any float type, that the fast forms are tested against.
 
+mod contract;
 pub mod expr;
 mod isa;
+mod matmul;
+mod split;
 mod team;
 
+#[cfg(target_arch = "x86_64")]
+mod panel;
+#[cfg(target_arch = "x86_64")]
+mod simd;
+#[cfg(target_arch = "x86_64")]
+mod tile;
+
+pub use contract::{Contract, Operands};
 pub use isa::Isa;
+pub use matmul::MatMul;
 pub use team::Team;
 
 /// A rectangle of a kernel's output seen as a matrix: for a matrix product the output itself, for a convolution
