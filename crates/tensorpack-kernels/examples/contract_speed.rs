@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use tensorpack_kernels::{Contract, Isa, MatMul, Operands, Team};
+use tensorpack_kernels::{Contract, Conv2d, Conv2dForward, Conv2dInputGrad, Isa, MatMul, Operands, Team};
 
 /// Memory aligned to cache lines.
 #[repr(C, align(64))]
@@ -124,6 +124,23 @@ fn matmul(m: usize, n: usize, k: usize, lhs_transposed: bool, rhs_transposed: bo
     Box::new(MatMul { batch: 1, m, n, k, lhs_transposed, rhs_transposed, lhs_shared, rhs_shared })
 }
 
+/// A convolution with a square filter, padded to keep the size but for the stride.
+fn conv(size: usize, kernel: usize, stride: usize, channels: [usize; 2]) -> Conv2d {
+    let out = size.div_ceil(stride);
+    let pad = ((out - 1) * stride + kernel).saturating_sub(size);
+    Conv2d {
+        batch: 128,
+        in_size: [size; 2],
+        in_channels: channels[0],
+        out_channels: channels[1],
+        kernel: [kernel; 2],
+        stride: [stride; 2],
+        dilation: [1; 2],
+        pad_low: [pad / 2; 2],
+        out_size: [out; 2],
+    }
+}
+
 fn shapes() -> Vec<(String, Box<dyn Contract>)> {
     let mut all: Vec<(String, Box<dyn Contract>)> = Vec::new();
     for (m, n, k) in [(128, 512, 784), (128, 512, 1568), (128, 512, 512), (128, 10, 512)] {
@@ -133,6 +150,24 @@ fn shapes() -> Vec<(String, Box<dyn Contract>)> {
     }
     for (m, n, k) in [(512, 512, 512), (1024, 1024, 1024), (32, 32, 25088), (1, 512, 784), (128, 1, 512)] {
         all.push((format!("matmul {m}x{k} * {k}x{n}"), matmul(m, n, k, false, false)));
+    }
+    for (size, kernel, stride, [from, to]) in [
+        (28, 3, 1, [1, 32]),
+        (14, 3, 1, [32, 32]),
+        (7, 3, 1, [32, 32]),
+        (32, 3, 1, [16, 16]),
+        (16, 3, 1, [32, 32]),
+        (8, 3, 1, [64, 64]),
+        (32, 3, 2, [16, 32]),
+        (16, 3, 2, [32, 64]),
+        (32, 3, 1, [3, 16]),
+        (16, 1, 2, [32, 64]),
+        (14, 1, 1, [256, 256]),
+    ] {
+        let c = conv(size, kernel, stride, [from, to]);
+        let name = format!("{kernel}x{kernel}/{stride} {size}x{size} {from}->{to}");
+        all.push((format!("conv {name}"), Box::new(Conv2dForward(c))));
+        all.push((format!("conv input grad {name}"), Box::new(Conv2dInputGrad(c))));
     }
     all
 }

@@ -9,6 +9,8 @@
 //!   simple loops, for any float type, that the fast forms are tested against.
 
 mod contract;
+mod conv2d;
+mod correlation;
 pub mod expr;
 mod isa;
 mod matmul;
@@ -21,8 +23,11 @@ mod panel;
 mod simd;
 #[cfg(target_arch = "x86_64")]
 mod tile;
+#[cfg(target_arch = "x86_64")]
+mod window;
 
 pub use contract::{Contract, Operands};
+pub use conv2d::{Conv2d, Conv2dForward, Conv2dInputGrad};
 pub use isa::Isa;
 pub use matmul::MatMul;
 pub use team::Team;

@@ -2,6 +2,7 @@
 //! the definition in double precision. The output must be tiled exactly, no uninitialised memory read, and the order
 //! of chunks leave no trace in the bits.
 
+mod conv2d;
 mod matmul;
 
 use tensorpack_kernels::{Block, Contract, Isa, Operands};
