@@ -3,7 +3,9 @@
 
 use std::time::Instant;
 
-use tensorpack_kernels::{Contract, Conv2d, Conv2dForward, Conv2dInputGrad, Isa, MatMul, Operands, Team};
+use tensorpack_kernels::{
+    Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Isa, MatMul, Operands, Team,
+};
 
 /// Memory aligned to cache lines.
 #[repr(C, align(64))]
@@ -168,6 +170,7 @@ fn shapes() -> Vec<(String, Box<dyn Contract>)> {
         let name = format!("{kernel}x{kernel}/{stride} {size}x{size} {from}->{to}");
         all.push((format!("conv {name}"), Box::new(Conv2dForward(c))));
         all.push((format!("conv input grad {name}"), Box::new(Conv2dInputGrad(c))));
+        all.push((format!("conv filter grad {name}"), Box::new(Conv2dFilterGrad(c))));
     }
     all
 }

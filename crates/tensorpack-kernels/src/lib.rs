@@ -12,6 +12,7 @@ mod contract;
 mod conv2d;
 mod correlation;
 pub mod expr;
+mod filter_grad;
 mod isa;
 mod matmul;
 mod split;
@@ -28,6 +29,7 @@ mod window;
 
 pub use contract::{Contract, Operands};
 pub use conv2d::{Conv2d, Conv2dForward, Conv2dInputGrad};
+pub use filter_grad::Conv2dFilterGrad;
 pub use isa::Isa;
 pub use matmul::MatMul;
 pub use team::Team;

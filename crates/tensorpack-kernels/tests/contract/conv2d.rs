@@ -1,7 +1,7 @@
 //! Convolutions and their gradients, all three from one definition.
 
 use proptest::prelude::*;
-use tensorpack_kernels::{Conv2d, Conv2dForward, Conv2dInputGrad};
+use tensorpack_kernels::{Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad};
 
 use crate::check;
 
@@ -40,6 +40,10 @@ fn check_forward(c: Conv2d) {
 
 fn check_input_grad(c: Conv2d) {
     check(&Conv2dInputGrad(c), |product| products(&c, &mut |x, w, y| product(x, y, w)));
+}
+
+fn check_filter_grad(c: Conv2d) {
+    check(&Conv2dFilterGrad(c), |product| products(&c, &mut |x, w, y| product(w, x, y)));
 }
 
 /// Sizes of one axis: input, kernel, stride, dilation, padding, output.
@@ -84,6 +88,11 @@ proptest! {
     fn input_grad(c in convolution()) {
         check_input_grad(c);
     }
+
+    #[test]
+    fn filter_grad(c in convolution()) {
+        check_filter_grad(c);
+    }
 }
 
 /// A square convolution with padding that keeps the size, but for the stride.
@@ -122,4 +131,11 @@ fn large_forward() {
 #[test]
 fn large_input_grad() {
     large().into_iter().for_each(check_input_grad);
+}
+
+#[test]
+fn large_filter_grad() {
+    large().into_iter().for_each(check_filter_grad);
+    // A filter too large for partial results.
+    check_filter_grad(same(3, 2, 3, 1, [700, 700]));
 }
