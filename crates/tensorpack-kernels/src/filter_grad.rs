@@ -21,9 +21,9 @@ const PARTIAL_BYTES: usize = 16 << 20;
 const ENOUGH_CHUNKS: usize = 16;
 /// Columns of a chunk are a multiple of this, the widest panel.
 const BLOCK_COLS: usize = 32;
-/// A tile should sum at least this many pixels, taking several images if they are small: what a tile costs beyond
-/// its products is then little.
-const TILE_PIXELS: usize = 256;
+/// A tile should sum about this many pixels, of several images if they are small, of some rows if they are large:
+/// enough that what a tile costs beyond its products is little, and few enough for the first-level cache.
+const TILE_PIXELS: usize = 128;
 /// What a chunk reads at a time should stay in a part of the second-level cache.
 const WINDOW_BYTES: usize = 256 << 10;
 /// Elements of the filter that a chunk of the second phase adds up.
@@ -343,29 +343,32 @@ mod fast {
             true => (1, c.kernel[1] * c.in_channels),
             false => (c.kernel[1], c.in_channels),
         };
-        for col in (0..cols.len()).step_by(2 * V::LANES) {
-            for (ky, kx) in (0..c.kernel[0]).flat_map(|ky| (0..taps).map(move |kx| (ky, kx))) {
-                let at = ky * c.dilation[0] * window.row + kx * c.dilation[1] * c.in_channels;
-                let out = (ky * taps + kx) * run * c.out_channels + cols.start + col;
-                let tile = Tile {
-                    images: images.len(),
-                    segments: band.len(),
-                    steps: c.out_size[1],
-                    a: window.data.wrapping_add(at),
-                    a_stride: c.stride[1] * c.in_channels,
-                    a_segment: c.stride[0] * window.row,
-                    a_image: window.image,
-                    b: dy.wrapping_add(col),
-                    b_step: dy_pixel,
-                    b_segment: c.out_size[1] * dy_pixel,
-                    b_image: dy_image,
-                    c: mem.out.wrapping_add(out),
-                    c_row: c.out_channels,
-                    cols: (cols.len() - col).min(2 * V::LANES),
-                    add,
-                };
-                // SAFETY: the window and the gradient hold all pixels of the band, shifted by any tap.
-                unsafe { tile.run::<V>(run, false) }
+        for rows in split::parts(band.len(), (TILE_PIXELS / c.out_size[1].max(1)).max(1)) {
+            let (a, b) = (rows.start * c.stride[0] * window.row, rows.start * c.out_size[1] * dy_pixel);
+            for col in (0..cols.len()).step_by(2 * V::LANES) {
+                for (ky, kx) in (0..c.kernel[0]).flat_map(|ky| (0..taps).map(move |kx| (ky, kx))) {
+                    let tap = ky * c.dilation[0] * window.row + kx * c.dilation[1] * c.in_channels;
+                    let out = (ky * taps + kx) * run * c.out_channels + cols.start + col;
+                    let tile = Tile {
+                        images: images.len(),
+                        segments: rows.len(),
+                        steps: c.out_size[1],
+                        a: window.data.wrapping_add(a + tap),
+                        a_stride: c.stride[1] * c.in_channels,
+                        a_segment: c.stride[0] * window.row,
+                        a_image: window.image,
+                        b: dy.wrapping_add(b + col),
+                        b_step: dy_pixel,
+                        b_segment: c.out_size[1] * dy_pixel,
+                        b_image: dy_image,
+                        c: mem.out.wrapping_add(out),
+                        c_row: c.out_channels,
+                        cols: (cols.len() - col).min(2 * V::LANES),
+                        add: add || rows.start > 0,
+                    };
+                    // SAFETY: the window and the gradient hold all pixels of the band, shifted by any tap.
+                    unsafe { tile.run::<V>(run, false) }
+                }
             }
         }
     }

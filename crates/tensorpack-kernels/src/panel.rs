@@ -2,7 +2,6 @@
 //! reads it front to back, whole vectors at a time. Missing columns become zeros.
 
 use std::arch::x86_64::*;
-use std::ptr;
 
 /// The width of the panel that holds `cols` columns: one vector, or two.
 pub(crate) fn width(cols: usize, lanes: usize) -> usize {
@@ -23,18 +22,23 @@ pub(crate) unsafe fn pack_rows(
     dst: *mut f32,
     width: usize,
 ) {
-    for row in 0..rows {
-        let (from, to) = (src.wrapping_add(row * stride), dst.wrapping_add(row * width));
-        // SAFETY: within the row's part of both, as the caller vouches. Constant lengths copy without a call.
-        unsafe {
-            match (cols, width) {
-                (32, 32) => ptr::copy_nonoverlapping(from, to, 32),
-                (16, 16) => ptr::copy_nonoverlapping(from, to, 16),
-                _ => {
-                    ptr::copy_nonoverlapping(from, to, cols);
-                    ptr::write_bytes(to.add(cols), 0, width - cols);
-                }
+    if cols == width && width.is_multiple_of(16) {
+        for row in 0..rows {
+            let (from, to) = (src.wrapping_add(row * stride), dst.wrapping_add(row * width));
+            for col in (0..width).step_by(16) {
+                // SAFETY: within the row's part of both, as the caller vouches.
+                unsafe { std::ptr::copy_nonoverlapping(from.add(col), to.add(col), 16) }
             }
+        }
+        return;
+    }
+    for col in (0..width).step_by(8) {
+        let here = cols.saturating_sub(col).min(8) as i32;
+        let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(here), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+        for row in 0..rows {
+            let (from, to) = (src.wrapping_add(row * stride + col), dst.wrapping_add(row * width + col));
+            // SAFETY: within the row's part of both, as the caller vouches; what is not there is masked out.
+            unsafe { _mm256_storeu_ps(to, _mm256_maskload_ps(from, mask)) }
         }
     }
 }

@@ -165,8 +165,16 @@ unsafe fn tile<V: Simd, const ROWS: usize, const VECTORS: usize, const ALONG_K: 
 /// As for [`Tile::run`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn avx512<const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: &Tile) {
+    // A single wide vector a row would need a load for each multiply-add, more than the machine can do. The same
+    // columns as two half vectors need half the loads for the same work, and are faster for it.
     // SAFETY: passed on from the caller.
-    unsafe { tile::<__m512, ROWS, VECTORS, ALONG_K>(t) }
+    unsafe {
+        match VECTORS {
+            1 if t.cols > 8 => tile::<__m256, ROWS, 2, ALONG_K>(t),
+            1 => tile::<__m256, ROWS, 1, ALONG_K>(t),
+            _ => tile::<__m512, ROWS, VECTORS, ALONG_K>(t),
+        }
+    }
 }
 
 /// # Safety
