@@ -21,8 +21,8 @@ const PARTIAL_BYTES: usize = 16 << 20;
 const ENOUGH_CHUNKS: usize = 16;
 /// Columns of a chunk are a multiple of this, the widest panel.
 const BLOCK_COLS: usize = 32;
-/// A tile should sum about this many pixels, of several images if they are small, of some rows if they are large:
-/// enough that what a tile costs beyond its products is little, and few enough for the first-level cache.
+/// A tile sums at most about this many pixels, some rows of a large image, and at least half as many, of several
+/// small ones: enough that its products are most of its cost, and few enough for the first-level cache.
 const TILE_PIXELS: usize = 128;
 /// What a chunk reads at a time should stay in a part of the second-level cache.
 const WINDOW_BYTES: usize = 256 << 10;
@@ -68,7 +68,8 @@ fn cut(c: &Conv2d) -> Cut {
     let bands = rows.div_ceil(band);
     let pixels = (c.out_size[0] * c.out_size[1]).max(1);
     let image_bytes = ((window_len(c, rows) + gradient_len(c, rows)) * size_of::<f32>()).max(1);
-    let together = if bands == 1 { TILE_PIXELS.div_ceil(pixels).min(WINDOW_BYTES / image_bytes) } else { 1 };
+    let few = (TILE_PIXELS / 2).div_ceil(pixels);
+    let together = if bands == 1 { few.min(WINDOW_BYTES / image_bytes) } else { 1 };
     let partial = (c.filter_rows() * c.out_channels * size_of::<f32>()).max(1);
     let groups = (PARTIAL_BYTES / partial).clamp(1, ENOUGH_CHUNKS).min((c.batch * bands).max(1));
     let panels = c.out_channels.div_ceil(BLOCK_COLS).max(1);
