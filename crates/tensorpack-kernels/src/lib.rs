@@ -8,11 +8,30 @@
 //! - `run(isa, chunk, ...)`: does one chunk, with the instructions `isa` names. [`Isa::Plain`] is the reference:
 //!   simple loops, for any float type, that the fast forms are tested against.
 
+mod contract;
+mod conv2d;
+mod correlation;
 pub mod expr;
+mod filter_grad;
 mod isa;
+mod matmul;
+mod split;
 mod team;
 
+#[cfg(target_arch = "x86_64")]
+mod panel;
+#[cfg(target_arch = "x86_64")]
+mod simd;
+#[cfg(target_arch = "x86_64")]
+mod tile;
+#[cfg(target_arch = "x86_64")]
+mod window;
+
+pub use contract::{Contract, Operands};
+pub use conv2d::{Conv2d, Conv2dForward, Conv2dInputGrad};
+pub use filter_grad::Conv2dFilterGrad;
 pub use isa::Isa;
+pub use matmul::MatMul;
 pub use team::Team;
 
 /// A rectangle of a kernel's output seen as a matrix: for a matrix product the output itself, for a convolution

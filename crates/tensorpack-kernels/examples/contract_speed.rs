@@ -1,0 +1,192 @@
+//! How fast the contractions are, for shapes of typical models: GFLOP/s, and the share of what a loop of nothing but
+//! fused multiply-adds reaches in the same run. Arguments: threads (default 1), then a part of a shape's name.
+
+use std::time::Instant;
+
+use tensorpack_kernels::{
+    Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Isa, MatMul, Operands, Team,
+};
+
+/// Memory aligned to cache lines.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Line([f32; 16]);
+
+struct Buffer(Vec<Line>);
+
+impl Buffer {
+    fn new(bytes: usize) -> Buffer {
+        let mut seed = 1u32;
+        let mut next = || {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (seed >> 8) as f32 / 16_777_216.0 - 0.5
+        };
+        Buffer((0..bytes.div_ceil(64)).map(|_| Line(std::array::from_fn(|_| next()))).collect())
+    }
+    fn address(&mut self) -> usize {
+        self.0.as_mut_ptr() as usize
+    }
+}
+
+/// The shortest of several times that `work` takes, in seconds.
+fn best(mut work: impl FnMut()) -> f64 {
+    let (mut best, start) = (f64::MAX, Instant::now());
+    let mut rounds = 0;
+    while rounds < 5 || (start.elapsed().as_secs_f64() < 0.2 && rounds < 1000) {
+        let t = Instant::now();
+        work();
+        best = best.min(t.elapsed().as_secs_f64());
+        rounds += 1;
+    }
+    best
+}
+
+fn gflops(team: &mut Team, isa: Isa, work: &dyn Contract) -> f64 {
+    let (rows, cols) = work.out_matrix();
+    let (mut lhs, mut rhs) = (Buffer::new(4 * work.lhs_len()), Buffer::new(4 * work.rhs_len()));
+    let (mut out, mut shared) = (Buffer::new(4 * rows * cols), Buffer::new(work.shared_bytes()));
+    let mut scratch: Vec<Buffer> = (0..team.len()).map(|_| Buffer::new(work.scratch_bytes())).collect();
+    let scratch: Vec<usize> = scratch.iter_mut().map(Buffer::address).collect();
+    let at = [lhs.address(), rhs.address(), out.address(), shared.address()];
+    let seconds = best(|| {
+        for phase in 0..work.phases() {
+            team.run(work.chunks(phase), &|chunk, member| {
+                let [lhs, rhs, out, shared] = at;
+                let mem = Operands {
+                    lhs: lhs as *const f32,
+                    rhs: rhs as *const f32,
+                    out: out as *mut f32,
+                    shared: shared as *mut u8,
+                };
+                // SAFETY: the buffers have the sizes the contraction asks for, each member has its own scratch, and
+                // `Team::run` waits between phases.
+                unsafe {
+                    let scratch =
+                        std::slice::from_raw_parts_mut(scratch[member] as *mut u8, work.scratch_bytes());
+                    work.run_f32(isa, phase, chunk, mem, scratch, &mut |_| ());
+                }
+            });
+        }
+    });
+    work.flops() / seconds * 1e-9
+}
+
+/// What the machine does when no memory is involved.
+#[cfg(target_arch = "x86_64")]
+fn peak(team: &mut Team, isa: Isa) -> f64 {
+    use std::arch::x86_64::*;
+    const STEPS: usize = 200_000;
+    #[target_feature(enable = "avx512f")]
+    fn avx512() -> f32 {
+        let (mut acc, x) = ([_mm512_set1_ps(1.0); 12], std::hint::black_box(_mm512_set1_ps(0.5)));
+        for _ in 0..STEPS {
+            for a in &mut acc {
+                *a = _mm512_fmadd_ps(*a, x, x);
+            }
+        }
+        let mut sum = 0.0;
+        for a in acc {
+            sum += _mm512_reduce_add_ps(a);
+        }
+        sum
+    }
+    #[target_feature(enable = "avx2,fma")]
+    fn avx2() -> f32 {
+        let (mut acc, x) = ([_mm256_set1_ps(1.0); 12], std::hint::black_box(_mm256_set1_ps(0.5)));
+        for _ in 0..STEPS {
+            for a in &mut acc {
+                *a = _mm256_fmadd_ps(*a, x, x);
+            }
+        }
+        let mut sum = 0.0;
+        for a in acc {
+            sum += _mm256_cvtss_f32(a);
+        }
+        sum
+    }
+    let members = team.len();
+    let lanes = if isa == Isa::Avx512 { 16 } else { 8 };
+    let seconds = best(|| {
+        team.run(members, &|_, _| {
+            // SAFETY: called only with an `isa` that this machine has.
+            std::hint::black_box(unsafe { if isa == Isa::Avx512 { avx512() } else { avx2() } });
+        });
+    });
+    (members * STEPS * 12 * lanes * 2) as f64 / seconds * 1e-9
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn peak(_: &mut Team, _: Isa) -> f64 {
+    f64::NAN
+}
+
+fn matmul(m: usize, n: usize, k: usize, lhs_transposed: bool, rhs_transposed: bool) -> Box<dyn Contract> {
+    let shared = false;
+    let (lhs_shared, rhs_shared) = (shared, shared);
+    Box::new(MatMul { batch: 1, m, n, k, lhs_transposed, rhs_transposed, lhs_shared, rhs_shared })
+}
+
+/// A convolution with a square filter, padded to keep the size but for the stride.
+fn conv(size: usize, kernel: usize, stride: usize, channels: [usize; 2]) -> Conv2d {
+    let out = size.div_ceil(stride);
+    let pad = ((out - 1) * stride + kernel).saturating_sub(size);
+    Conv2d {
+        batch: 128,
+        in_size: [size; 2],
+        in_channels: channels[0],
+        out_channels: channels[1],
+        kernel: [kernel; 2],
+        stride: [stride; 2],
+        dilation: [1; 2],
+        pad_low: [pad / 2; 2],
+        out_size: [out; 2],
+    }
+}
+
+fn shapes() -> Vec<(String, Box<dyn Contract>)> {
+    let mut all: Vec<(String, Box<dyn Contract>)> = Vec::new();
+    for (m, n, k) in [(128, 512, 784), (128, 512, 1568), (128, 512, 512), (128, 10, 512)] {
+        all.push((format!("matmul {m}x{k} * {k}x{n}"), matmul(m, n, k, false, false)));
+        all.push((format!("matmul {k}x{m}' * {m}x{n}"), matmul(k, n, m, true, false)));
+        all.push((format!("matmul {m}x{n} * {k}x{n}'"), matmul(m, k, n, false, true)));
+    }
+    for (m, n, k) in [(512, 512, 512), (1024, 1024, 1024), (32, 32, 25088), (1, 512, 784), (128, 1, 512)] {
+        all.push((format!("matmul {m}x{k} * {k}x{n}"), matmul(m, n, k, false, false)));
+    }
+    for (size, kernel, stride, [from, to]) in [
+        (28, 3, 1, [1, 32]),
+        (14, 3, 1, [32, 32]),
+        (7, 3, 1, [32, 32]),
+        (32, 3, 1, [16, 16]),
+        (16, 3, 1, [32, 32]),
+        (8, 3, 1, [64, 64]),
+        (32, 3, 2, [16, 32]),
+        (16, 3, 2, [32, 64]),
+        (32, 3, 1, [3, 16]),
+        (16, 1, 2, [32, 64]),
+        (14, 1, 1, [256, 256]),
+    ] {
+        let c = conv(size, kernel, stride, [from, to]);
+        let name = format!("{kernel}x{kernel}/{stride} {size}x{size} {from}->{to}");
+        all.push((format!("conv {name}"), Box::new(Conv2dForward(c))));
+        all.push((format!("conv input grad {name}"), Box::new(Conv2dInputGrad(c))));
+        all.push((format!("conv filter grad {name}"), Box::new(Conv2dFilterGrad(c))));
+    }
+    all
+}
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let mut team = Team::new(args.next().map_or(1, |a| a.parse().expect("a number of threads")));
+    let only = args.next().unwrap_or_default();
+    for isa in Isa::available().filter(|&isa| isa != Isa::Plain) {
+        println!("{isa}, {team:?}: peak {:.0} GFLOP/s", peak(&mut team, isa));
+        for (name, work) in shapes() {
+            if name.contains(&only) {
+                let speed = gflops(&mut team, isa, &*work);
+                let share = 100.0 * speed / peak(&mut team, isa);
+                println!("{name:36} {speed:7.1} GFLOP/s {share:4.0} %");
+            }
+        }
+    }
+}

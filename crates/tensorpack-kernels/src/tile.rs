@@ -1,0 +1,233 @@
+//! The one inner kernel of all contractions: a tile of the output, some rows by one or two vectors, is summed in
+//! registers over all products that belong to it, and then written once.
+//!
+//! The sum has three loops, images of segments of steps, each with its own distance in both operands, so that a
+//! convolution is a single sum too: a segment is a run of neighbouring pixels. In each step a vector or two of `b`
+//! meet one number of `a` for each row. In `a` either the steps lie side by side (`along_k`) or the rows do; knowing
+//! which saves address arithmetic in the loop.
+
+use std::arch::asm;
+use std::arch::x86_64::{__m256, __m512};
+
+use crate::simd::Simd;
+use crate::split;
+
+/// A sum of products for some rows and up to two vectors of columns; lengths and distances in elements.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile {
+    pub(crate) images: usize,
+    pub(crate) segments: usize,
+    pub(crate) steps: usize,
+    pub(crate) a: *const f32,
+    /// From row to row with `along_k`, else from step to step; the other distance is 1.
+    pub(crate) a_stride: usize,
+    pub(crate) a_segment: usize,
+    pub(crate) a_image: usize,
+    /// Readable in whole vectors, whatever `cols` is.
+    pub(crate) b: *const f32,
+    pub(crate) b_step: usize,
+    pub(crate) b_segment: usize,
+    pub(crate) b_image: usize,
+    pub(crate) c: *mut f32,
+    pub(crate) c_row: usize,
+    /// Columns of `c`, at least 1.
+    pub(crate) cols: usize,
+    /// Add to what `c` holds, rather than overwrite it.
+    pub(crate) add: bool,
+}
+
+/// A tile kernel for one number of rows and vectors.
+pub(crate) type TileFn = unsafe fn(&Tile);
+
+impl Tile {
+    /// Computes `rows` rows, in tiles that are as equal as can be.
+    ///
+    /// # Safety
+    /// The machine has the instructions of `V`; `cols` is at most two vectors; every element that the sizes and
+    /// distances reach is valid, and no other thread uses those of `c`.
+    pub(crate) unsafe fn run<V: Simd>(&self, rows: usize, along_k: bool) {
+        let vectors = self.cols.div_ceil(V::LANES);
+        if rows == 0 {
+            return;
+        }
+        for part in split::parts(rows, V::MAX_ROWS) {
+            let mut tile = *self;
+            let a_row = if along_k { self.a_stride } else { 1 };
+            tile.a = self.a.wrapping_add(part.start * a_row);
+            tile.c = self.c.wrapping_add(part.start * self.c_row);
+            // SAFETY: as the caller vouches; the table's kernels touch just the rows of their part.
+            unsafe { V::tile(part.len(), vectors, along_k)(&tile) }
+        }
+    }
+}
+
+/// Steps done between two updates of the addresses when steps lie side by side.
+const UNROLL: usize = 4;
+
+/// One step: `acc[row] += a[row] * b`. Rows are reached from every third one, since an address can add one or two
+/// row distances for free: that keeps the number of address registers low.
+#[inline(always)]
+unsafe fn step<V: Simd, const ROWS: usize, const VECTORS: usize>(
+    acc: &mut [[V; VECTORS]; ROWS],
+    a: &[*const f32; 5],
+    a_row: usize,
+    a_offset: usize,
+    b: *const f32,
+) {
+    // SAFETY: the caller's tile reaches this step of every row, and a whole number of vectors of `b`.
+    unsafe {
+        let mut bv = [V::zero(); VECTORS];
+        for (v, bv) in bv.iter_mut().enumerate() {
+            *bv = V::load(b.add(v * V::LANES));
+        }
+        // Written out, since the compiler gives up on unrolling the larger tiles, and keeps their sums in memory.
+        macro_rules! rows {
+            ($($row:literal)*) => {$(
+                if $row < ROWS {
+                    let av = V::splat(a[$row / 3].wrapping_add($row % 3 * a_row).add(a_offset));
+                    for v in 0..VECTORS {
+                        acc[$row][v] = acc[$row][v].fma(av, bv[v]);
+                    }
+                }
+            )*};
+        }
+        rows!(0 1 2 3 4 5 6 7 8 9 10 11 12 13);
+    }
+}
+
+/// Makes the compiler forget how the addresses were computed. It would else derive them from one another, or load
+/// ahead of the step, and has the registers for neither.
+#[inline(always)]
+#[expect(clippy::pointers_in_nomem_asm_block, reason = "there is no instruction")]
+fn forget<const ROWS: usize>(a: &mut [*const f32; 5]) {
+    for a in &mut a[..ROWS.div_ceil(3)] {
+        // SAFETY: no instruction at all.
+        unsafe { asm!("/* {} */", inout(reg) * a, options(pure, nomem, nostack, preserves_flags)) }
+    }
+}
+
+#[inline(always)]
+unsafe fn tile<V: Simd, const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: &Tile) {
+    // SAFETY: the caller vouches for the instructions and for all that the tile's sizes and distances reach.
+    unsafe {
+        let mut acc = [[V::zero(); VECTORS]; ROWS];
+        let (a_row, a_step) = if ALONG_K { (t.a_stride, 1) } else { (1, t.a_stride) };
+        for image in 0..t.images {
+            for segment in 0..t.segments {
+                let start = t.a.wrapping_add(image * t.a_image + segment * t.a_segment);
+                let mut a = [start; 5];
+                for (i, a) in a.iter_mut().enumerate() {
+                    *a = start.wrapping_add(3 * i * a_row);
+                }
+                let mut b = t.b.wrapping_add(image * t.b_image + segment * t.b_segment);
+                let mut left = t.steps;
+                if ALONG_K {
+                    while left >= UNROLL {
+                        for u in 0..UNROLL {
+                            forget::<ROWS>(&mut a);
+                            step::<V, ROWS, VECTORS>(&mut acc, &a, a_row, u, b);
+                            b = b.wrapping_add(t.b_step);
+                        }
+                        for a in &mut a {
+                            *a = a.wrapping_add(UNROLL);
+                        }
+                        left -= UNROLL;
+                    }
+                }
+                while left > 0 {
+                    if ALONG_K {
+                        forget::<ROWS>(&mut a);
+                    }
+                    step::<V, ROWS, VECTORS>(&mut acc, &a, a_row, 0, b);
+                    b = b.wrapping_add(t.b_step);
+                    for a in &mut a {
+                        *a = a.wrapping_add(a_step);
+                    }
+                    left -= 1;
+                }
+            }
+        }
+        let last = VECTORS - 1;
+        let tail = t.cols - last * V::LANES;
+        for (row, acc) in acc.iter().enumerate() {
+            let c = t.c.wrapping_add(row * t.c_row);
+            for (v, &sum) in acc[..last].iter().enumerate() {
+                let c = c.add(v * V::LANES);
+                (if t.add { V::load(c).add(sum) } else { sum }).store(c);
+            }
+            let c = c.add(last * V::LANES);
+            (if t.add { V::load_first(c, tail).add(acc[last]) } else { acc[last] }).store_first(c, tail);
+        }
+    }
+}
+
+/// # Safety
+/// As for [`Tile::run`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn avx512<const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: &Tile) {
+    // A single wide vector a row would need a load for each multiply-add, more than the machine can do. The same
+    // columns as two half vectors need half the loads for the same work, and are faster for it.
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match VECTORS {
+            1 if t.cols > 8 => tile::<__m256, ROWS, 2, ALONG_K>(t),
+            1 => tile::<__m256, ROWS, 1, ALONG_K>(t),
+            _ => tile::<__m512, ROWS, VECTORS, ALONG_K>(t),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`Tile::run`].
+#[target_feature(enable = "avx2,fma")]
+unsafe fn avx2<const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: &Tile) {
+    // SAFETY: passed on from the caller.
+    unsafe { tile::<__m256, ROWS, VECTORS, ALONG_K>(t) }
+}
+
+/// Tables of a kernel: by layout of `a`, vectors, rows.
+macro_rules! table {
+    ($kernel:ident: $($rows:literal)*) => {
+        [
+            [[$($kernel::<$rows, 1, false> as TileFn),*], [$($kernel::<$rows, 2, false>),*]],
+            [[$($kernel::<$rows, 1, true>),*], [$($kernel::<$rows, 2, true>),*]],
+        ]
+    };
+}
+
+/// 14 rows of 2 vectors: 28 sums, 2 vectors of `b` and a number of `a` fill 31 of 32 registers.
+pub(crate) const AVX512_ROWS: usize = 14;
+pub(crate) static AVX512: [[[TileFn; AVX512_ROWS]; 2]; 2] = table!(avx512: 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+
+/// 6 rows of 2 vectors: 12 sums, 2 vectors of `b` and a number of `a` fill 15 of 16 registers.
+pub(crate) const AVX2_ROWS: usize = 6;
+pub(crate) static AVX2: [[[TileFn; AVX2_ROWS]; 2]; 2] = table!(avx2: 1 2 3 4 5 6);
+
+/// `out[i] = sum of partials[i], partials[len + i], ...` for the `elements`, always in the same order.
+///
+/// # Safety
+/// `count >= 1` partial results of `len` numbers are valid, as are the
+/// elements of `out`, which no other thread uses.
+pub(crate) unsafe fn sum_partials(
+    partials: *const f32,
+    len: usize,
+    count: usize,
+    out: *mut f32,
+    elements: std::ops::Range<usize>,
+) {
+    // Pieces that stay in the first-level cache while the partial results are added one after another.
+    for piece in split::parts(elements.len(), 2048) {
+        let first = elements.start + piece.start;
+        // SAFETY: inside the elements the caller vouches for.
+        unsafe {
+            let out = std::slice::from_raw_parts_mut(out.add(first), piece.len());
+            std::ptr::copy_nonoverlapping(partials.add(first), out.as_mut_ptr(), piece.len());
+            for partial in 1..count {
+                let more = std::slice::from_raw_parts(partials.add(partial * len + first), piece.len());
+                for (out, more) in out.iter_mut().zip(more) {
+                    *out += more;
+                }
+            }
+        }
+    }
+}

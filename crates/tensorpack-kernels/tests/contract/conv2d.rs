@@ -1,0 +1,141 @@
+//! Convolutions and their gradients, all three from one definition.
+
+use proptest::prelude::*;
+use tensorpack_kernels::{Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad};
+
+use crate::check;
+
+/// Calls `product` with the positions in x, w and y of every product of a convolution.
+fn products(c: &Conv2d, product: &mut dyn FnMut(usize, usize, usize)) {
+    let index = |at: &[usize], sizes: &[usize]| at.iter().zip(sizes).fold(0, |i, (at, size)| i * size + at);
+    let Conv2d { in_size: [h, w], out_size: [oh, ow], kernel: [kh, kw], .. } = *c;
+    let mut taps = Vec::new();
+    for (oy, ky) in (0..oh).flat_map(|oy| (0..kh).map(move |ky| (oy, ky))) {
+        for (ox, kx) in (0..ow).flat_map(|ox| (0..kw).map(move |kx| (ox, kx))) {
+            let y = (oy * c.stride[0] + ky * c.dilation[0]) as isize - c.pad_low[0] as isize;
+            let x = (ox * c.stride[1] + kx * c.dilation[1]) as isize - c.pad_low[1] as isize;
+            if (0..h as isize).contains(&y) && (0..w as isize).contains(&x) {
+                taps.push((oy, ox, ky, kx, y as usize, x as usize));
+            }
+        }
+    }
+    for n in 0..c.batch {
+        for &(oy, ox, ky, kx, y, x) in &taps {
+            for ci in 0..c.in_channels {
+                for co in 0..c.out_channels {
+                    product(
+                        index(&[n, y, x, ci], &[c.batch, h, w, c.in_channels]),
+                        index(&[ky, kx, ci, co], &[kh, kw, c.in_channels, c.out_channels]),
+                        index(&[n, oy, ox, co], &[c.batch, oh, ow, c.out_channels]),
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn check_forward(c: Conv2d) {
+    check(&Conv2dForward(c), |product| products(&c, &mut |x, w, y| product(y, x, w)));
+}
+
+fn check_input_grad(c: Conv2d) {
+    check(&Conv2dInputGrad(c), |product| products(&c, &mut |x, w, y| product(x, y, w)));
+}
+
+fn check_filter_grad(c: Conv2d) {
+    check(&Conv2dFilterGrad(c), |product| products(&c, &mut |x, w, y| product(w, x, y)));
+}
+
+/// Sizes of one axis: input, kernel, stride, dilation, padding, output.
+fn axis() -> impl Strategy<Value = (usize, usize, usize, usize, usize, usize)> {
+    let input = prop_oneof![1 => Just(0usize), 2 => Just(1usize), 8 => 2usize..14];
+    let kernel = prop_oneof![1 => Just(0usize), 4 => Just(1usize), 8 => 2usize..5];
+    (input, kernel, 1usize..4, 1usize..4, 0usize..6, 0usize..4).prop_map(|(i, k, s, d, low, high)| {
+        // Sizes for which the filter does not fit have no output; an output larger than usual reads zeros.
+        let span = d * k.saturating_sub(1) + 1;
+        let out = (i + low + high).checked_sub(span).map_or(0, |room| room / s + 1);
+        (i, k, s, d, low, out)
+    })
+}
+
+fn channels() -> impl Strategy<Value = usize> {
+    prop_oneof![1 => Just(0usize), 3 => Just(1usize), 6 => 2usize..20, 2 => 20usize..50]
+}
+
+fn convolution() -> impl Strategy<Value = Conv2d> {
+    (0usize..4, channels(), channels(), axis(), axis()).prop_map(
+        |(batch, in_channels, out_channels, y, x)| Conv2d {
+            batch,
+            in_size: [y.0, x.0],
+            in_channels,
+            out_channels,
+            kernel: [y.1, x.1],
+            stride: [y.2, x.2],
+            dilation: [y.3, x.3],
+            pad_low: [y.4, x.4],
+            out_size: [y.5, x.5],
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn forward(c in convolution()) {
+        check_forward(c);
+    }
+
+    #[test]
+    fn input_grad(c in convolution()) {
+        check_input_grad(c);
+    }
+
+    #[test]
+    fn filter_grad(c in convolution()) {
+        check_filter_grad(c);
+    }
+}
+
+/// A square convolution with padding that keeps the size, but for the stride.
+fn same(batch: usize, size: usize, kernel: usize, stride: usize, channels: [usize; 2]) -> Conv2d {
+    Conv2d {
+        batch,
+        in_size: [size; 2],
+        in_channels: channels[0],
+        out_channels: channels[1],
+        kernel: [kernel; 2],
+        stride: [stride; 2],
+        dilation: [1; 2],
+        pad_low: [(kernel - 1) / 2; 2],
+        out_size: [size.div_ceil(stride); 2],
+    }
+}
+
+/// Shapes large enough to be cut in every way: bands, groups of images, pieces of sums, several panels.
+fn large() -> Vec<Conv2d> {
+    vec![
+        same(1, 70, 3, 1, [64, 8]),
+        same(40, 4, 3, 2, [9, 40]),
+        same(70, 2, 1, 1, [70, 70]),
+        same(2, 9, 3, 2, [130, 70]),
+        same(2, 9, 1, 2, [400, 33]),
+        same(20, 6, 5, 3, [5, 16]),
+        Conv2d { dilation: [2, 2], pad_low: [2, 2], ..same(1, 12, 3, 1, [150, 20]) },
+    ]
+}
+
+#[test]
+fn large_forward() {
+    large().into_iter().for_each(check_forward);
+}
+
+#[test]
+fn large_input_grad() {
+    large().into_iter().for_each(check_input_grad);
+}
+
+#[test]
+fn large_filter_grad() {
+    large().into_iter().for_each(check_filter_grad);
+    // A filter too large for partial results.
+    check_filter_grad(same(3, 2, 3, 1, [700, 700]));
+}
