@@ -8,11 +8,20 @@
 //! - `run(isa, chunk, ...)`: does one chunk, with the instructions `isa` names. [`Isa::Plain`] is the reference:
 //!   simple loops, for any float type, that the fast forms are tested against.
 
+mod element;
 pub mod expr;
 mod isa;
+mod map;
+mod math;
+mod number;
+mod per_isa;
+mod space;
+mod steps;
 mod team;
+mod tile;
 
 pub use isa::Isa;
+pub use map::{Map, Operand};
 pub use team::Team;
 
 /// A rectangle of a kernel's output seen as a matrix: for a matrix product the output itself, for a convolution
