@@ -8,6 +8,7 @@
 //! - `run(isa, chunk, ...)`: does one chunk, with the instructions `isa` names. [`Isa::Plain`] is the reference:
 //!   simple loops, for any float type, that the fast forms are tested against.
 
+mod accumulate;
 mod element;
 pub mod expr;
 mod isa;
@@ -15,6 +16,7 @@ mod map;
 mod math;
 mod number;
 mod per_isa;
+mod reduce;
 mod space;
 mod steps;
 mod team;
@@ -22,6 +24,7 @@ mod tile;
 
 pub use isa::Isa;
 pub use map::{Map, Operand};
+pub use reduce::{Reduce, ReduceKind};
 pub use team::Team;
 
 /// A rectangle of a kernel's output seen as a matrix: for a matrix product the output itself, for a convolution
