@@ -8,15 +8,25 @@
 //! - `run(isa, chunk, ...)`: does one chunk, with the instructions `isa` names. [`Isa::Plain`] is the reference:
 //!   simple loops, for any float type, that the fast forms are tested against.
 
+mod accumulate;
 mod contract;
 mod conv2d;
 mod correlation;
+mod element;
 pub mod expr;
 mod filter_grad;
 mod isa;
+mod map;
+mod math;
 mod matmul;
+mod number;
+mod per_isa;
+mod reduce;
+mod space;
 mod split;
+mod steps;
 mod team;
+mod tile_program;
 
 #[cfg(target_arch = "x86_64")]
 mod panel;
@@ -31,7 +41,9 @@ pub use contract::{Contract, Operands};
 pub use conv2d::{Conv2d, Conv2dForward, Conv2dInputGrad};
 pub use filter_grad::Conv2dFilterGrad;
 pub use isa::Isa;
+pub use map::{Map, Operand};
 pub use matmul::MatMul;
+pub use reduce::{Reduce, ReduceKind};
 pub use team::Team;
 
 /// A rectangle of a kernel's output seen as a matrix: for a matrix product the output itself, for a convolution

@@ -63,8 +63,9 @@ impl Team {
         let workers = (1..threads)
             .map_while(|member| {
                 let shared = shared.clone();
-                let spawned =
-                    thread::Builder::new().name(format!("tensorpack-{member}")).spawn(move || shared.work(member));
+                let spawned = thread::Builder::new()
+                    .name(format!("tensorpack-{member}"))
+                    .spawn(move || shared.work(member));
                 // A machine out of threads gives a smaller team, which computes the same.
                 spawned.ok().map(|handle| handle.thread().clone())
             })
@@ -167,10 +168,11 @@ impl Shared {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_chunks(job, member))) {
                 self.panic.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(panic);
             }
-            if self.running.fetch_sub(1, Ordering::SeqCst) == 1 && self.caller_parked.load(Ordering::SeqCst) {
-                if let Some(caller) = &*self.caller.lock().unwrap_or_else(|e| e.into_inner()) {
-                    caller.unpark();
-                }
+            if self.running.fetch_sub(1, Ordering::SeqCst) == 1
+                && self.caller_parked.load(Ordering::SeqCst)
+                && let Some(caller) = &*self.caller.lock().unwrap_or_else(|e| e.into_inner())
+            {
+                caller.unpark();
             }
         }
     }
@@ -203,7 +205,10 @@ mod tests {
                     assert!(member < threads);
                     hits[c].fetch_add(1, Ordering::Relaxed);
                 });
-                assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1), "{threads} threads, {chunks} chunks");
+                assert!(
+                    hits.iter().all(|h| h.load(Ordering::Relaxed) == 1),
+                    "{threads} threads, {chunks} chunks"
+                );
             }
         }
     }

@@ -43,7 +43,7 @@ impl CounterRng {
     /// A number from the standard normal distribution (Box-Muller) for element `i` of draw `draw`.
     pub fn normal(&self, draw: u64, i: u64) -> f64 {
         let w = self.words(draw, i / 2);
-        let (a, b) = if i % 2 == 0 { (w[0], w[1]) } else { (w[2], w[3]) };
+        let (a, b) = if i.is_multiple_of(2) { (w[0], w[1]) } else { (w[2], w[3]) };
         // Both halves are shifted off zero, for the logarithm's sake.
         let u = (f64::from(a) + 0.5) * 2f64.powi(-32);
         let v = (f64::from(b) + 0.5) * 2f64.powi(-32);

@@ -1,0 +1,178 @@
+//! How fast the elementwise, reduction and pooling kernels are on one thread, next to a plain copy of as much memory:
+//! `cargo run --release -p tensorpack-kernels --example map_speed`.
+
+use std::time::Instant;
+use tensorpack_kernels::expr::{Binary, Class, Expr, Reg, Step, Unary};
+use tensorpack_kernels::{Isa, Map, Operand};
+use tensorpack_tensor::DType;
+
+/// Seconds of the fastest of some runs.
+fn time(mut f: impl FnMut()) -> f64 {
+    f();
+    let mut best = f64::INFINITY;
+    for _ in 0..9 {
+        let start = Instant::now();
+        f();
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    best
+}
+
+/// Prints a case: the bytes it reads and writes, and what a copy moving as many gets.
+fn report(name: &str, bytes: usize, f: impl FnMut()) {
+    let (from, mut to) = (Aligned::noise(bytes / 8), Aligned::zeros(bytes / 8));
+    let (from, to) = (&from.memory[from.start..], &mut to.memory[to.start..]);
+    let copy = bytes as f64 / time(|| to.copy_from_slice(std::hint::black_box(from))) / 1e9;
+    // The library's copy may write around the caches; this one does not, nor do kernels, whose results are wanted
+    // there.
+    let cached = bytes as f64
+        / time(|| to.iter_mut().zip(std::hint::black_box(from)).for_each(|(t, f)| *t = f.abs()))
+        / 1e9;
+    let speed = bytes as f64 / time(f) / 1e9;
+    println!(
+        "{name:44} {speed:6.2} GB/s  memcpy {copy:6.2} GB/s {:4.0} %  simple loop {cached:6.2} GB/s {:4.0} %",
+        100.0 * speed / copy,
+        100.0 * speed / cached
+    );
+}
+
+/// Numbers in memory aligned as tensors are.
+struct Aligned {
+    memory: Vec<f32>,
+    start: usize,
+}
+
+impl Aligned {
+    fn new(len: usize, value: impl Fn(usize) -> f32) -> Aligned {
+        let mut memory = vec![0f32; len + 16];
+        let start = memory.as_ptr().align_offset(64);
+        memory.truncate(start + len);
+        memory[start..].iter_mut().enumerate().for_each(|(i, x)| *x = value(i));
+        Aligned { memory, start }
+    }
+    fn noise(len: usize) -> Aligned {
+        Aligned::new(len, |i| (i * 7919 % 1000) as f32 * 0.002 - 1.0)
+    }
+    fn zeros(len: usize) -> Aligned {
+        Aligned::new(len, |_| 0.0)
+    }
+    fn ptr(&self) -> *const u8 {
+        self.memory[self.start..].as_ptr().cast()
+    }
+    fn ptr_mut(&mut self) -> *mut u8 {
+        self.memory[self.start..].as_mut_ptr().cast()
+    }
+    fn len(&self) -> usize {
+        self.memory.len() - self.start
+    }
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: floats are bytes as well.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr_mut(), self.len() * 4) }
+    }
+}
+
+fn operand(strides: &[isize]) -> Operand {
+    Operand { dtype: DType::F32, strides: strides.to_vec() }
+}
+
+fn load(index: u16) -> Step {
+    Step::Operand { index, class: Class::F32 }
+}
+
+fn constant(x: f64) -> Step {
+    Step::Const(x, Class::F32)
+}
+
+fn binary(op: Binary, a: u16, b: u16) -> Step {
+    Step::Binary(op, Reg(a), Reg(b))
+}
+
+fn run_map(isa: Isa, name: &str, map: &Map, operands: &[&Aligned], outputs: &mut [Aligned]) {
+    let len =
+        operands.iter().map(|o| o.len()).sum::<usize>() + outputs.iter().map(Aligned::len).sum::<usize>();
+    let operands: Vec<*const u8> = operands.iter().map(|o| o.ptr()).collect();
+    let outputs: Vec<*mut u8> = outputs.iter_mut().map(Aligned::ptr_mut).collect();
+    let mut scratch = Aligned::zeros(map.scratch_bytes() / 4);
+    report(name, len * 4, || {
+        for chunk in 0..map.chunks() {
+            // SAFETY: the vectors are as long as the map's operands and outputs.
+            unsafe { map.run(isa, chunk, &operands, &outputs, scratch.bytes()) };
+        }
+    });
+}
+
+fn maps(isa: Isa) {
+    let n = 128 * 28 * 28 * 32;
+    let (x, c) = (Aligned::noise(n), Aligned::noise(32));
+    let mut y = [Aligned::zeros(n)];
+    let f32s = |n| vec![DType::F32; n];
+
+    let relu = Expr { steps: vec![load(0), Step::Unary(Unary::Relu, Reg(0))], outputs: vec![Reg(1)] };
+    let map = Map::new(&[128, 28, 28, 32], vec![operand(&[25088, 896, 32, 1])], relu, f32s(1));
+    run_map(isa, "relu, 128x28x28x32", &map, &[&x], &mut y);
+
+    let affine = Expr {
+        steps: vec![load(0), load(1), load(2), binary(Binary::Mul, 0, 1), binary(Binary::Add, 3, 2)],
+        outputs: vec![Reg(4)],
+    };
+    let line = [operand(&[1]), operand(&[0]), operand(&[0])].to_vec();
+    let map = Map::new(&[n], line, affine.clone(), f32s(1));
+    run_map(isa, "x * a + b, scalars", &map, &[&x, &c, &c], &mut y);
+    let rows = [operand(&[32, 1]), operand(&[0, 1]), operand(&[0, 1])].to_vec();
+    let map = Map::new(&[n / 32, 32], rows, affine, f32s(1));
+    run_map(isa, "x * a + b, 32 channels", &map, &[&x, &c, &c], &mut y);
+
+    let bias = Expr {
+        steps: vec![load(0), load(1), binary(Binary::Add, 0, 1), Step::Unary(Unary::Relu, Reg(2))],
+        outputs: vec![Reg(3)],
+    };
+    let map = Map::new(&[n / 32, 32], [operand(&[32, 1]), operand(&[0, 1])].to_vec(), bias.clone(), f32s(1));
+    run_map(isa, "relu(x + bias), 32 channels", &map, &[&x, &c], &mut y);
+    let map = Map::new(&[n / 10, 10], [operand(&[10, 1]), operand(&[0, 1])].to_vec(), bias, f32s(1));
+    run_map(isa, "relu(x + bias), 10 channels", &map, &[&x, &c], &mut y);
+
+    for op in [Unary::Exp, Unary::Log, Unary::Tanh, Unary::Sigmoid, Unary::Erf, Unary::Sin] {
+        let expr = Expr { steps: vec![load(0), Step::Unary(op, Reg(0))], outputs: vec![Reg(1)] };
+        let map = Map::new(&[n], vec![operand(&[1])], expr, f32s(1));
+        run_map(isa, &format!("{op:?}"), &map, &[&x], &mut y);
+    }
+
+    // Adam: parameter, gradient and both moments in, parameter and moments out.
+    let adam = Expr {
+        steps: vec![
+            load(0),
+            load(1),
+            load(2),
+            load(3),
+            constant(0.9),
+            constant(0.1),
+            constant(0.999),
+            constant(0.001),
+            binary(Binary::Mul, 2, 4),
+            binary(Binary::Mul, 1, 5),
+            binary(Binary::Add, 8, 9),
+            binary(Binary::Mul, 3, 6),
+            Step::Unary(Unary::Square, Reg(1)),
+            binary(Binary::Mul, 12, 7),
+            binary(Binary::Add, 11, 13),
+            Step::Unary(Unary::Sqrt, Reg(14)),
+            binary(Binary::Add, 15, 7),
+            binary(Binary::Div, 10, 16),
+            binary(Binary::Mul, 17, 7),
+            binary(Binary::Sub, 0, 18),
+        ],
+        outputs: vec![Reg(19), Reg(10), Reg(14)],
+    };
+    for (name, n) in [("Adam, 1M elements", 1 << 20), ("Adam, 32K elements (in cache)", 1 << 15)] {
+        let map = Map::new(&[n], vec![operand(&[1]); 4], adam.clone(), f32s(3));
+        let x = [0.1, 0.2, 0.3, 0.5].map(|v| Aligned::new(n, |_| v));
+        let mut y = [0; 3].map(|_| Aligned::zeros(n));
+        run_map(isa, name, &map, &[&x[0], &x[1], &x[2], &x[3]], &mut y);
+    }
+}
+
+fn main() {
+    let isa = Isa::detect();
+    println!("one thread, {isa}");
+    maps(isa);
+}
