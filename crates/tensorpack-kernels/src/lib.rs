@@ -9,21 +9,32 @@
 //!   simple loops, for any float type, that the fast forms are tested against.
 
 mod accumulate;
+mod copy;
 mod element;
 pub mod expr;
+mod finite;
 mod isa;
 mod map;
 mod math;
 mod number;
+mod pad;
 mod per_isa;
+mod pool;
+mod random;
 mod reduce;
 mod space;
 mod steps;
 mod team;
 mod tile;
+mod transpose;
 
+pub use copy::Copy;
+pub use finite::all_finite;
 pub use isa::Isa;
 pub use map::{Map, Operand};
+pub use pad::Pad;
+pub use pool::Pool;
+pub use random::Random;
 pub use reduce::{Reduce, ReduceKind};
 pub use team::Team;
 
