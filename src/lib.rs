@@ -1,1 +1,19 @@
-//! tensorpack: under construction in this commit.
+//! Define a model once as a tower function, then train it fast.
+//!
+//! Training is two steps. **Define**: build a static graph, with variable scopes, collections and towers. **Run**:
+//! freeze it, open a [`Session`](runtime::Session), and run it step after step. The CPU engine is embedded: there is
+//! nothing to install beside Rust.
+//!
+//! The modules are listed in the order data flows through them; each names only those before it.
+
+pub mod kir;
+pub mod graph;
+pub mod ops;
+pub mod autodiff;
+pub mod optim;
+pub mod tower;
+pub mod nn;
+pub mod runtime;
+
+pub use tensorpack_tensor as tensor;
+pub use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};

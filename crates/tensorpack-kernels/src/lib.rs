@@ -11,22 +11,28 @@
 mod accumulate;
 mod contract;
 mod conv2d;
+mod copy;
 mod correlation;
 mod element;
 pub mod expr;
 mod filter_grad;
+mod finite;
 mod isa;
 mod map;
 mod math;
 mod matmul;
 mod number;
+mod pad;
 mod per_isa;
+mod pool;
+mod random;
 mod reduce;
 mod space;
 mod split;
 mod steps;
 mod team;
 mod tile_program;
+mod transpose;
 
 #[cfg(target_arch = "x86_64")]
 mod panel;
@@ -39,10 +45,15 @@ mod window;
 
 pub use contract::{Contract, Operands};
 pub use conv2d::{Conv2d, Conv2dForward, Conv2dInputGrad};
+pub use copy::Copy;
 pub use filter_grad::Conv2dFilterGrad;
+pub use finite::all_finite;
 pub use isa::Isa;
 pub use map::{Map, Operand};
 pub use matmul::MatMul;
+pub use pad::Pad;
+pub use pool::Pool;
+pub use random::Random;
 pub use reduce::{Reduce, ReduceKind};
 pub use team::Team;
 

@@ -417,7 +417,7 @@ fn last_uses(list: &[Instr], registers: usize, results: &[(usize, Class)]) -> Ve
 /// The tile must lie within the program's space, and the results that the instructions use be there.
 unsafe fn execute(run: &Run<'_>, list: &[Instr], tile: Tile, at: Option<usize>) {
     let values = run.values();
-    // SAFETY (of the reads): registers are set before they are used, as steps only use earlier ones.
+    // SAFETY: registers are set before they are used, as steps only use earlier ones.
     let value = |reg: usize| unsafe { *values.add(reg) };
     for instr in list {
         let class = instr.class;

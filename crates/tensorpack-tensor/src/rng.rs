@@ -17,14 +17,30 @@ impl CounterRng {
 
     /// Four random words for position `counter` of draw `draw`.
     pub fn words(&self, draw: u64, counter: u64) -> [u32; 4] {
+        self.lanes::<1>(draw, counter).map(|[w]| w)
+    }
+
+    /// The words of the `N` positions from `counter` on: word `w` of position `counter + l` is `[w][l]`. Many at a
+    /// time, so that compilers can use vector instructions.
+    #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "the lanes of four arrays go side by side")]
+    pub fn lanes<const N: usize>(&self, draw: u64, counter: u64) -> [[u32; N]; 4] {
         const M: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
         const W: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
-        let mut c = [counter as u32, (counter >> 32) as u32, draw as u32, (draw >> 32) as u32];
+        let mut c = [[0; N], [0; N], [draw as u32; N], [(draw >> 32) as u32; N]];
+        for l in 0..N {
+            let counter = counter.wrapping_add(l as u64);
+            (c[0][l], c[1][l]) = (counter as u32, (counter >> 32) as u32);
+        }
         let mut k = self.key;
         for _ in 0..10 {
-            let p0 = u64::from(M[0]) * u64::from(c[0]);
-            let p1 = u64::from(M[1]) * u64::from(c[2]);
-            c = [(p1 >> 32) as u32 ^ c[1] ^ k[0], p1 as u32, (p0 >> 32) as u32 ^ c[3] ^ k[1], p0 as u32];
+            for l in 0..N {
+                let p0 = u64::from(M[0]) * u64::from(c[0][l]);
+                let p1 = u64::from(M[1]) * u64::from(c[2][l]);
+                c[0][l] = (p1 >> 32) as u32 ^ c[1][l] ^ k[0];
+                c[2][l] = (p0 >> 32) as u32 ^ c[3][l] ^ k[1];
+                (c[1][l], c[3][l]) = (p1 as u32, p0 as u32);
+            }
             k = [k[0].wrapping_add(W[0]), k[1].wrapping_add(W[1])];
         }
         c

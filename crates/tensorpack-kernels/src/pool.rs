@@ -1,0 +1,414 @@
+//! Pooling over windows of images in NHWC order, and its gradients.
+//!
+//! Gradients are gathered: each input element sums over the windows that cover it, so chunks write apart from each
+//! other and nothing has to be cleared first.
+
+use crate::Isa;
+use crate::number::Number;
+use crate::per_isa::per_isa;
+use std::ops::Range;
+use tensorpack_tensor::DType;
+
+/// Elements of one chunk, more or less.
+const CHUNK: usize = 32 * 1024;
+
+/// Channels that are done side by side.
+const LANES: usize = 16;
+
+/// The sizes of a pooling, each with height before width. Windows may reach into padding, which counts as not there.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Pool {
+    /// Images.
+    pub batch: usize,
+    /// Size of an input image.
+    pub in_size: [usize; 2],
+    /// Channels of a pixel.
+    pub channels: usize,
+    /// Size of a window.
+    pub window: [usize; 2],
+    /// Step from window to window.
+    pub stride: [usize; 2],
+    /// Padding above and to the left. What windows reach beyond the other two edges is padding as well.
+    pub pad_low: [usize; 2],
+    /// Size of an output image.
+    pub out_size: [usize; 2],
+}
+
+/// Runs the body with `$t` as the Rust type of a float dtype.
+macro_rules! with_float {
+    ($dtype:expr, $t:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $t = f32;
+                $body
+            }
+            DType::F64 => {
+                type $t = f64;
+                $body
+            }
+            other => panic!("pooling is for f32 and f64, not {other}"),
+        }
+    };
+}
+
+impl Pool {
+    /// Into how many chunks the outputs are cut.
+    pub fn chunks(&self) -> usize {
+        (self.batch * self.out_size[0]).div_ceil(self.group(self.out_size[1]))
+    }
+
+    /// Into how many chunks the inputs are cut, for gradients.
+    pub fn in_chunks(&self) -> usize {
+        (self.batch * self.in_size[0]).div_ceil(self.group(self.in_size[1]))
+    }
+
+    /// Rows of pixels in a chunk.
+    fn group(&self, width: usize) -> usize {
+        (CHUNK / (width * self.channels).max(1)).max(1)
+    }
+
+    /// The rows that a chunk of the outputs, or of the inputs, has.
+    fn rows(&self, chunk: usize, size: [usize; 2]) -> Range<usize> {
+        let group = self.group(size[1]);
+        let all = self.batch * size[0];
+        (chunk * group).min(all)..((chunk + 1) * group).min(all)
+    }
+
+    /// The window positions along `axis` that are real for output `o`, and the input position of the first.
+    #[inline(always)]
+    fn real(&self, axis: usize, o: usize) -> (Range<usize>, usize) {
+        let start = o * self.stride[axis];
+        let (pad, size) = (self.pad_low[axis], self.in_size[axis]);
+        let first = pad.saturating_sub(start).min(self.window[axis]);
+        let end = (size + pad).saturating_sub(start).min(self.window[axis]).max(first);
+        (first..end, (start + first).saturating_sub(pad))
+    }
+
+    /// The outputs along `axis` whose windows cover input `i`.
+    #[inline(always)]
+    fn covering(&self, axis: usize, i: usize) -> Range<usize> {
+        let (at, stride) = (i + self.pad_low[axis], self.stride[axis]);
+        let first = (at + 1).saturating_sub(self.window[axis]).div_ceil(stride);
+        first..(at / stride + 1).min(self.out_size[axis]).max(first)
+    }
+
+    /// The largest of each window, and in `index` where in the window it is (the first such, by rows). NaN counts
+    /// as largest; a window without any real element gives minus infinity.
+    ///
+    /// # Safety
+    /// `x` must be readable and `y` and `index` (one byte for each output) writable in full, aligned for `dtype`,
+    /// which is f32 or f64, and apart. A window must have at most 256 elements. The machine must have the
+    /// instructions of `isa`.
+    pub unsafe fn max(&self, isa: Isa, dtype: DType, chunk: usize, x: *const u8, y: *mut u8, index: *mut u8) {
+        assert!(self.window[0] * self.window[1] <= 256, "a position in a window is a byte");
+        let rows = self.rows(chunk, self.out_size);
+        // SAFETY: passed on from the caller.
+        with_float!(dtype, T => unsafe { max::<T>(isa, self, rows, x.cast(), y.cast(), index) });
+    }
+
+    /// The gradient of [`Pool::max`]: each output's share goes to the element that `index` names. `chunk` is one of
+    /// [`Pool::in_chunks`].
+    ///
+    /// # Safety
+    /// As for [`Pool::max`], with `dy` and `index` read and `dx` written.
+    pub unsafe fn max_grad(
+        &self,
+        isa: Isa,
+        dtype: DType,
+        chunk: usize,
+        dy: *const u8,
+        index: *const u8,
+        dx: *mut u8,
+    ) {
+        let rows = self.rows(chunk, self.in_size);
+        // SAFETY: passed on from the caller.
+        with_float!(dtype, T => unsafe { max_grad::<T>(isa, self, rows, dy.cast(), index, dx.cast()) });
+    }
+
+    /// The elements of `x` that `index` names, or 0 where a window has none: the gradient of [`Pool::max_grad`].
+    ///
+    /// # Safety
+    /// As for [`Pool::max`], with `x` and `index` read and `y` written.
+    pub unsafe fn max_pick(
+        &self,
+        isa: Isa,
+        dtype: DType,
+        chunk: usize,
+        x: *const u8,
+        index: *const u8,
+        y: *mut u8,
+    ) {
+        let rows = self.rows(chunk, self.out_size);
+        // SAFETY: passed on from the caller.
+        with_float!(dtype, T => unsafe { max_pick::<T>(isa, self, rows, x.cast(), index, y.cast()) });
+    }
+
+    /// The mean of each window's real elements; 0 where there is none.
+    ///
+    /// # Safety
+    /// As for [`Pool::max`], with `x` read and `y` written.
+    pub unsafe fn average(&self, isa: Isa, dtype: DType, chunk: usize, x: *const u8, y: *mut u8) {
+        let rows = self.rows(chunk, self.out_size);
+        // SAFETY: passed on from the caller.
+        with_float!(dtype, T => unsafe { average::<T>(isa, self, rows, x.cast(), y.cast()) });
+    }
+
+    /// The gradient of [`Pool::average`]. `chunk` is one of [`Pool::in_chunks`].
+    ///
+    /// # Safety
+    /// As for [`Pool::max`], with `dy` read and `dx` written.
+    pub unsafe fn average_grad(&self, isa: Isa, dtype: DType, chunk: usize, dy: *const u8, dx: *mut u8) {
+        let rows = self.rows(chunk, self.in_size);
+        // SAFETY: passed on from the caller.
+        with_float!(dtype, T => unsafe { average_grad::<T>(isa, self, rows, dy.cast(), dx.cast()) });
+    }
+}
+
+/// A float that pooling is done in.
+trait Float: Number {
+    /// One over a number of elements.
+    fn share(n: usize) -> Self;
+}
+
+impl Float for f32 {
+    #[inline(always)]
+    fn share(n: usize) -> f32 {
+        1.0 / n as f32
+    }
+}
+
+impl Float for f64 {
+    #[inline(always)]
+    fn share(n: usize) -> f64 {
+        1.0 / n as f64
+    }
+}
+
+/// Calls `$body` for all channels, `LANES` at a time and the rest one by one, with `$n` the constant number of them.
+macro_rules! by_lanes {
+    ($channels:expr, |$c:ident, $n:ident| $body:expr) => {{
+        let mut $c = 0;
+        while $c + LANES <= $channels {
+            const $n: usize = LANES;
+            $body;
+            $c += LANES;
+        }
+        while $c < $channels {
+            const $n: usize = 1;
+            $body;
+            $c += 1;
+        }
+    }};
+}
+
+per_isa! {
+    /// # Safety
+    /// As for [`Pool::max`].
+    unsafe fn max<T: Float>(pool: &Pool, rows: Range<usize>, x: *const T, y: *mut T, index: *mut u8) = max_body
+}
+
+#[inline(always)]
+unsafe fn max_body<T: Float, const FAST: bool>(
+    pool: &Pool,
+    rows: Range<usize>,
+    x: *const T,
+    y: *mut T,
+    index: *mut u8,
+) {
+    let channels = pool.channels;
+    for row in rows {
+        let (kh, h) = pool.real(0, row % pool.out_size[0]);
+        let image = row / pool.out_size[0] * pool.in_size[0];
+        for col in 0..pool.out_size[1] {
+            let (kw, w) = pool.real(1, col);
+            let out = (row * pool.out_size[1] + col) * channels;
+            by_lanes!(channels, |c, N| {
+                let (mut best, mut at) = ([T::LOWEST; N], [0u32; N]);
+                let mut first = true;
+                for i in kh.clone() {
+                    let line = ((image + h + i - kh.start) * pool.in_size[1] + w) * channels + c;
+                    for j in kw.clone() {
+                        // SAFETY: a real element of the window.
+                        let v = unsafe { *x.add(line + (j - kw.start) * channels).cast::<[T; N]>() };
+                        let code = (i * pool.window[1] + j) as u32;
+                        for l in 0..N {
+                            let wins = (v[l] > best[l]) | (v[l].is_nan() & !best[l].is_nan()) | first;
+                            best[l] = if wins { v[l] } else { best[l] };
+                            at[l] = if wins { code } else { at[l] };
+                        }
+                        first = false;
+                    }
+                }
+                // SAFETY: an element of the outputs.
+                unsafe {
+                    *y.add(out + c).cast::<[T; N]>() = best;
+                    *index.add(out + c).cast::<[u8; N]>() = at.map(|a| a as u8);
+                }
+            });
+        }
+    }
+}
+
+per_isa! {
+    /// # Safety
+    /// As for [`Pool::max_grad`].
+    unsafe fn max_grad<T: Float>(pool: &Pool, rows: Range<usize>, dy: *const T, index: *const u8, dx: *mut T)
+        = max_grad_body
+}
+
+#[inline(always)]
+unsafe fn max_grad_body<T: Float, const FAST: bool>(
+    pool: &Pool,
+    rows: Range<usize>,
+    dy: *const T,
+    index: *const u8,
+    dx: *mut T,
+) {
+    let channels = pool.channels;
+    for row in rows {
+        let i = row % pool.in_size[0];
+        let (oh, image) = (pool.covering(0, i), row / pool.in_size[0] * pool.out_size[0]);
+        for col in 0..pool.in_size[1] {
+            let ow = pool.covering(1, col);
+            let to = (row * pool.in_size[1] + col) * channels;
+            by_lanes!(channels, |c, N| {
+                let mut sum = [T::ZERO; N];
+                for p in oh.clone() {
+                    let kh = i + pool.pad_low[0] - p * pool.stride[0];
+                    for q in ow.clone() {
+                        let kw = col + pool.pad_low[1] - q * pool.stride[1];
+                        let code = (kh * pool.window[1] + kw) as u8;
+                        let from = ((image + p) * pool.out_size[1] + q) * channels + c;
+                        // SAFETY: an output whose window covers this element.
+                        let (g, at) =
+                            unsafe { (*dy.add(from).cast::<[T; N]>(), *index.add(from).cast::<[u8; N]>()) };
+                        for l in 0..N {
+                            sum[l] = sum[l].add(if at[l] == code { g[l] } else { T::ZERO });
+                        }
+                    }
+                }
+                // SAFETY: an element of the inputs.
+                unsafe { *dx.add(to + c).cast::<[T; N]>() = sum };
+            });
+        }
+    }
+}
+
+per_isa! {
+    /// # Safety
+    /// As for [`Pool::max_pick`].
+    unsafe fn max_pick<T: Float>(pool: &Pool, rows: Range<usize>, x: *const T, index: *const u8, y: *mut T)
+        = max_pick_body
+}
+
+#[inline(always)]
+unsafe fn max_pick_body<T: Float, const FAST: bool>(
+    pool: &Pool,
+    rows: Range<usize>,
+    x: *const T,
+    index: *const u8,
+    y: *mut T,
+) {
+    let channels = pool.channels;
+    for row in rows {
+        let (kh, h) = pool.real(0, row % pool.out_size[0]);
+        let image = row / pool.out_size[0] * pool.in_size[0];
+        for col in 0..pool.out_size[1] {
+            let (kw, w) = pool.real(1, col);
+            let out = (row * pool.out_size[1] + col) * channels;
+            by_lanes!(channels, |c, N| {
+                // SAFETY: an element of the outputs.
+                let at = unsafe { *index.add(out + c).cast::<[u8; N]>() };
+                let mut picked = [T::ZERO; N];
+                for i in kh.clone() {
+                    let line = ((image + h + i - kh.start) * pool.in_size[1] + w) * channels + c;
+                    for j in kw.clone() {
+                        // SAFETY: a real element of the window.
+                        let v = unsafe { *x.add(line + (j - kw.start) * channels).cast::<[T; N]>() };
+                        let code = (i * pool.window[1] + j) as u8;
+                        for l in 0..N {
+                            picked[l] = if at[l] == code { v[l] } else { picked[l] };
+                        }
+                    }
+                }
+                // SAFETY: an element of the outputs.
+                unsafe { *y.add(out + c).cast::<[T; N]>() = picked };
+            });
+        }
+    }
+}
+
+per_isa! {
+    /// # Safety
+    /// As for [`Pool::average`].
+    unsafe fn average<T: Float>(pool: &Pool, rows: Range<usize>, x: *const T, y: *mut T) = average_body
+}
+
+#[inline(always)]
+unsafe fn average_body<T: Float, const FAST: bool>(pool: &Pool, rows: Range<usize>, x: *const T, y: *mut T) {
+    let channels = pool.channels;
+    for row in rows {
+        let (kh, h) = pool.real(0, row % pool.out_size[0]);
+        let image = row / pool.out_size[0] * pool.in_size[0];
+        for col in 0..pool.out_size[1] {
+            let (kw, w) = pool.real(1, col);
+            let out = (row * pool.out_size[1] + col) * channels;
+            let share = T::share((kh.len() * kw.len()).max(1));
+            by_lanes!(channels, |c, N| {
+                let mut sum = [T::ZERO; N];
+                for i in 0..kh.len() {
+                    let line = ((image + h + i) * pool.in_size[1] + w) * channels + c;
+                    for j in 0..kw.len() {
+                        // SAFETY: a real element of the window.
+                        let v = unsafe { *x.add(line + j * channels).cast::<[T; N]>() };
+                        for l in 0..N {
+                            sum[l] = sum[l].add(v[l]);
+                        }
+                    }
+                }
+                // SAFETY: an element of the outputs.
+                unsafe { *y.add(out + c).cast::<[T; N]>() = sum.map(|s| s.mul(share)) };
+            });
+        }
+    }
+}
+
+per_isa! {
+    /// # Safety
+    /// As for [`Pool::average_grad`].
+    unsafe fn average_grad<T: Float>(pool: &Pool, rows: Range<usize>, dy: *const T, dx: *mut T) = average_grad_body
+}
+
+#[inline(always)]
+unsafe fn average_grad_body<T: Float, const FAST: bool>(
+    pool: &Pool,
+    rows: Range<usize>,
+    dy: *const T,
+    dx: *mut T,
+) {
+    let channels = pool.channels;
+    for row in rows {
+        let (oh, image) = (pool.covering(0, row % pool.in_size[0]), row / pool.in_size[0] * pool.out_size[0]);
+        for col in 0..pool.in_size[1] {
+            let ow = pool.covering(1, col);
+            let to = (row * pool.in_size[1] + col) * channels;
+            by_lanes!(channels, |c, N| {
+                let mut sum = [T::ZERO; N];
+                for p in oh.clone() {
+                    let high = pool.real(0, p).0.len();
+                    for q in ow.clone() {
+                        let share = T::share(high * pool.real(1, q).0.len());
+                        let from = ((image + p) * pool.out_size[1] + q) * channels + c;
+                        // SAFETY: an output whose window covers this element.
+                        let g = unsafe { *dy.add(from).cast::<[T; N]>() };
+                        for l in 0..N {
+                            sum[l] = sum[l].add(g[l].mul(share));
+                        }
+                    }
+                }
+                // SAFETY: an element of the inputs.
+                unsafe { *dx.add(to + c).cast::<[T; N]>() = sum };
+            });
+        }
+    }
+}

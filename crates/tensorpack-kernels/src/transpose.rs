@@ -1,0 +1,77 @@
+//! Transposition of a matrix in blocks of whole cache lines; elements of 4 bytes go through vector registers.
+
+use crate::Isa;
+
+/// Side of a block: a cache line of 4-byte elements.
+const SIDE: usize = 16;
+
+/// `dst[i * dst_pitch + j] = src[i + j * src_pitch]` for `i` and `j` below `dims`.
+///
+/// # Safety
+/// The elements named must be readable and writable, the two sides apart, and the machine have the instructions of
+/// `isa`.
+pub(crate) unsafe fn transpose<T: Copy>(
+    isa: Isa,
+    src: *const T,
+    src_pitch: isize,
+    dst: *mut T,
+    dst_pitch: isize,
+    dims: [usize; 2],
+) {
+    let [rows, cols] = dims;
+    for i in (0..rows).step_by(SIDE) {
+        for j in (0..cols).step_by(SIDE) {
+            let (high, wide) = (SIDE.min(rows - i), SIDE.min(cols - j));
+            let s = src.wrapping_offset(i as isize + j as isize * src_pitch);
+            let d = dst.wrapping_offset(i as isize * dst_pitch + j as isize);
+            #[cfg(target_arch = "x86_64")]
+            if isa >= Isa::Avx2 && size_of::<T>() == 4 && high == SIDE && wide == SIDE {
+                for (p, q) in [(0, 0), (0, 8), (8, 0), (8, 8)] {
+                    let s = s.wrapping_offset(p + q * src_pitch).cast();
+                    let d = d.wrapping_offset(p * dst_pitch + q).cast();
+                    // SAFETY: the block is inside the matrix, its elements have 4 bytes, and the machine has AVX2.
+                    unsafe { avx2::transpose8(s, src_pitch, d, dst_pitch) };
+                }
+                continue;
+            }
+            for p in 0..high as isize {
+                for q in 0..wide as isize {
+                    // SAFETY: the block is inside the matrix.
+                    unsafe { *d.offset(p * dst_pitch + q) = *s.offset(p + q * src_pitch) };
+                }
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use std::arch::x86_64::*;
+
+    /// Transposes 8 by 8 elements.
+    ///
+    /// # Safety
+    /// The elements must be readable and writable.
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn transpose8(src: *const f32, src_pitch: isize, dst: *mut f32, dst_pitch: isize) {
+        // SAFETY: the caller gives eight rows of eight elements.
+        let row = |i: isize| unsafe { _mm256_loadu_ps(src.offset(i * src_pitch)) };
+        let r = [row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)];
+        // Pairs of rows interleaved, then pairs of pairs, then the halves put together.
+        let pairs = |a: usize| (_mm256_unpacklo_ps(r[a], r[a + 1]), _mm256_unpackhi_ps(r[a], r[a + 1]));
+        let ((a0, a1), (b0, b1), (c0, c1), (d0, d1)) = (pairs(0), pairs(2), pairs(4), pairs(6));
+        let low = |a, b| _mm256_shuffle_ps::<0x44>(a, b);
+        let high = |a, b| _mm256_shuffle_ps::<0xee>(a, b);
+        let top = [low(a0, b0), high(a0, b0), low(a1, b1), high(a1, b1)];
+        let bottom = [low(c0, d0), high(c0, d0), low(c1, d1), high(c1, d1)];
+        for i in 0..4 {
+            let first = _mm256_permute2f128_ps::<0x20>(top[i], bottom[i]);
+            let second = _mm256_permute2f128_ps::<0x31>(top[i], bottom[i]);
+            // SAFETY: the caller gives eight rows of eight elements.
+            unsafe {
+                _mm256_storeu_ps(dst.offset(i as isize * dst_pitch), first);
+                _mm256_storeu_ps(dst.offset((i as isize + 4) * dst_pitch), second);
+            }
+        }
+    }
+}

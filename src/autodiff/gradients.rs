@@ -1,0 +1,97 @@
+//! Reverse-mode differentiation. The driver knows no operation: it walks the graph backwards and asks each node's
+//! op for its rule.
+
+use crate::graph::{GradCx, NodeId, NodeKind, Tensor, TensorId};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+
+/// The gradients of the scalar `cost` with respect to each of `xs`; `None` where the cost does not depend on it.
+///
+/// The result is made of ordinary tensors and can be differentiated again. Returns the graph's first error, if
+/// there was one before.
+#[track_caller]
+pub fn gradients(cost: &Tensor, xs: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
+    let graph = cost.graph();
+    graph.first_error()?;
+    let Some(root) = cost.id() else {
+        return Err(Error::new(ErrorKind::Graph, "the cost could not be built"));
+    };
+    if cost.rank() != 0 || !cost.dtype().is_float() {
+        return Err(Error::new(
+            ErrorKind::Gradient,
+            format!("{} is {}{}; only a floating point scalar can be differentiated", cost.name(), cost.dtype(), cost.shape()),
+        )
+        .note("reduce it with sum() or mean() first"));
+    }
+    let wanted: HashSet<TensorId> = xs.iter().filter_map(|x| x.id()).collect();
+    let path = nodes_between(graph, root.node, &wanted);
+    let mut grads: HashMap<TensorId, Tensor> = HashMap::new();
+    let one = HostTensor::from_f64(cost.dtype(), [], &[1.0])?;
+    graph.on_behalf_of(root.node, || grads.insert(root, graph.constant(one)));
+
+    for &id in path.iter().rev() {
+        let Some(node) = graph.node(id) else { break };
+        let NodeKind::Op(op) = &node.kind else { continue };
+        let output_ids = (0..node.outputs.len() as u32).map(|output| TensorId { node: id, output });
+        // A tensor someone asked for keeps its gradient; the others hand theirs on.
+        let output_grads: Vec<Option<Tensor>> = output_ids.clone().map(|t| grads.get(&t).cloned()).collect();
+        if output_grads.iter().all(Option::is_none) {
+            continue;
+        }
+        let inputs: Vec<Tensor> = node.inputs.iter().map(|&t| graph.tensor_at(t)).collect();
+        let outputs: Vec<Tensor> = output_ids.map(|t| graph.tensor_at(t)).collect();
+        let needed: Vec<bool> = inputs
+            .iter()
+            .zip(&node.inputs)
+            .enumerate()
+            .map(|(i, (t, at))| {
+                let reaches = wanted.contains(at) || path.contains(&at.node);
+                reaches && t.dtype().is_float() && !op.shape_only(i)
+            })
+            .collect();
+        let cx = GradCx { inputs: &inputs, outputs: &outputs, grads: &output_grads, needed: &needed };
+        let input_grads = graph
+            .on_behalf_of(id, || op.grad(&cx))
+            .map_err(|e| e.within(&node.name).at(node.site))?;
+        graph.first_error()?;
+        for ((at, grad), _) in node.inputs.iter().zip(input_grads).zip(&needed).filter(|(_, needed)| **needed) {
+            let Some(grad) = grad else { continue };
+            let sum = match grads.remove(at) {
+                Some(earlier) => graph.on_behalf_of(at.node, || earlier + grad),
+                None => grad,
+            };
+            grads.insert(*at, sum);
+        }
+    }
+    graph.first_error()?;
+    Ok(xs.iter().map(|x| x.id().and_then(|id| grads.get(&id).cloned())).collect())
+}
+
+/// The nodes through which `root` depends on a wanted tensor, `root`'s included if it does.
+fn nodes_between(graph: &crate::graph::Graph, root: NodeId, wanted: &HashSet<TensorId>) -> BTreeSet<NodeId> {
+    let mut ancestors = BTreeSet::new();
+    let mut stack = vec![root];
+    let mut inputs: HashMap<NodeId, Vec<TensorId>> = HashMap::new();
+    while let Some(id) = stack.pop() {
+        if !ancestors.insert(id) {
+            continue;
+        }
+        let Some(node) = graph.node(id) else { continue };
+        let read: Vec<TensorId> = match &node.kind {
+            NodeKind::Op(op) => {
+                node.inputs.iter().enumerate().filter(|(i, _)| !op.shape_only(*i)).map(|(_, &t)| t).collect()
+            }
+            _ => Vec::new(),
+        };
+        stack.extend(read.iter().map(|t| t.node));
+        inputs.insert(id, read);
+    }
+    // Nodes read only earlier ones, so one sweep in order finds all that depend on a wanted tensor.
+    let mut path = BTreeSet::new();
+    for id in ancestors {
+        if inputs[&id].iter().any(|t| wanted.contains(t) || path.contains(&t.node)) {
+            path.insert(id);
+        }
+    }
+    path
+}

@@ -1,0 +1,35 @@
+//! Collections: named lists through which parts of a program find each other's variables, tensors and operations.
+
+use super::{NodeId, TensorId, VariableId};
+use std::collections::BTreeMap;
+
+/// Variables trained by gradient descent.
+pub const TRAINABLE_VARIABLES: &str = "trainable_variables";
+/// Variables that inference needs: the trainable ones and, say, running averages of normalisation.
+pub const MODEL_VARIABLES: &str = "model_variables";
+/// Variables that a checkpoint holds.
+pub const GLOBAL_VARIABLES: &str = "global_variables";
+/// Variables of one tower alone.
+pub const LOCAL_VARIABLES: &str = "local_variables";
+/// Tensors to be summarised for monitors.
+pub const SUMMARIES: &str = "summaries";
+/// Scalars whose moving average is summarised.
+pub const MOVING_SUMMARIES: &str = "moving_summaries";
+/// Operations to run with every step, such as those that keep running averages.
+pub const UPDATE_OPS: &str = "update_ops";
+/// Losses that regularisers made.
+pub const REGULARIZATION_LOSSES: &str = "regularization_losses";
+
+/// One collection.
+#[derive(Clone, Debug, Default)]
+pub struct Collection {
+    /// Tensors, in the order they were added.
+    pub tensors: Vec<TensorId>,
+    /// Operations.
+    pub ops: Vec<NodeId>,
+    /// Variables.
+    pub variables: Vec<VariableId>,
+}
+
+/// All collections by name.
+pub(super) type Collections = BTreeMap<String, Collection>;

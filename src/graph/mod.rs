@@ -1,0 +1,31 @@
+//! The static graph: what is computed, written down before anything runs.
+//!
+//! A [`Graph`] is built by one thread through [`Tensor`] handles, then [frozen](Graph::freeze) into a [`Frozen`]
+//! that engines read. It holds initialisers, never values, and knows no operation by name: an operation is whatever
+//! implements [`OpDef`].
+
+mod call_site;
+mod collection;
+mod frozen;
+#[expect(clippy::module_inception, reason = "the graph of the graph module")]
+mod graph;
+mod initializer;
+mod name;
+mod node;
+mod op_def;
+mod print;
+mod tensor;
+mod variable;
+
+pub use collection::{
+    Collection, GLOBAL_VARIABLES, LOCAL_VARIABLES, MODEL_VARIABLES, MOVING_SUMMARIES, REGULARIZATION_LOSSES,
+    SUMMARIES, TRAINABLE_VARIABLES, UPDATE_OPS,
+};
+pub use frozen::{Fetch, Frozen};
+pub use graph::Graph;
+pub use initializer::{Fan, Init};
+pub use node::{Node, NodeId, NodeKind, TensorId, VariableId};
+pub use op_def::{GradCx, OpDef, OpIdentity, OpTraits, Spec};
+pub(crate) use tensor::axis_in;
+pub use tensor::{Op, Tensor, TensorSpec};
+pub use variable::{Variable, VariableInfo, VariableSpec};

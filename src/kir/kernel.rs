@@ -1,0 +1,183 @@
+//! The kinds of kernel.
+
+use super::{Expr, ReduceKind, View};
+use std::fmt;
+use std::sync::Arc;
+use tensorpack_kernels::{Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, MatMul, Pool};
+use tensorpack_tensor::{HostTensor, Result};
+
+/// A scalar expression over every element of an iteration space, and what it reads.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MapBody {
+    /// The iteration space; outputs are dense over it.
+    pub sizes: Vec<usize>,
+    /// What is read, each broadcast to the iteration space.
+    pub operands: Vec<View>,
+    /// What is computed.
+    pub expr: Expr,
+}
+
+/// A map applied to the result of a contraction, rectangle by rectangle, while it is in cache. Operand 0 of the
+/// expression is the contraction's own result.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Epilogue {
+    /// The other operands: operand `i + 1` of the expression, each broadcast to the output's sizes.
+    pub operands: Vec<View>,
+    /// One output.
+    pub expr: Expr,
+}
+
+/// What is contracted, with all sizes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ContractKind {
+    /// A matrix product, perhaps batched.
+    MatMul(MatMul),
+    /// A convolution.
+    Conv2d(Conv2d),
+    /// Its gradient with respect to the input.
+    Conv2dInputGrad(Conv2d),
+    /// Its gradient with respect to the filter.
+    Conv2dFilterGrad(Conv2d),
+}
+
+impl ContractKind {
+    /// The loops that compute it.
+    pub fn kernel(&self) -> Box<dyn Contract> {
+        match self.clone() {
+            ContractKind::MatMul(k) => Box::new(k),
+            ContractKind::Conv2d(k) => Box::new(Conv2dForward(k)),
+            ContractKind::Conv2dInputGrad(k) => Box::new(Conv2dInputGrad(k)),
+            ContractKind::Conv2dFilterGrad(k) => Box::new(Conv2dFilterGrad(k)),
+        }
+    }
+}
+
+/// What pooling does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PoolKind {
+    /// Reads x; gives the maxima and, as u8, where in its window each was found.
+    Max,
+    /// Reads dy and the places; gives dx.
+    MaxGrad,
+    /// Reads x and the places; gives the elements there.
+    MaxPick,
+    /// Reads x; gives averages.
+    Average,
+    /// Reads dy; gives dx.
+    AverageGrad,
+}
+
+/// A user's own kernel: a function of dense host tensors. See `docs/extend/op.md`.
+pub trait CustomKernel: fmt::Debug + Send + Sync {
+    /// Computes the outputs, which come zeroed and with the right shapes. Runs on one thread.
+    fn run(&self, inputs: &[HostTensor], outputs: &mut [HostTensor]) -> Result<()>;
+}
+
+/// One kernel. Outputs are always dense.
+#[derive(Clone, Debug)]
+pub enum Kernel {
+    /// An expression of every element; one output for each of the expression's.
+    Map(MapBody),
+    /// An expression of every element, reduced over some dimensions; several reductions share one pass.
+    Reduce {
+        /// What is computed of every element; one output of the expression for each kind.
+        body: MapBody,
+        /// Which dimensions are reduced.
+        reduced: Vec<bool>,
+        /// How.
+        kinds: Vec<ReduceKind>,
+    },
+    /// A sum of products of two dense tensors.
+    Contract {
+        /// What and how large.
+        kind: ContractKind,
+        /// The left operand.
+        lhs: View,
+        /// The right operand.
+        rhs: View,
+        /// What is done to the result before it leaves the cache.
+        epilogue: Option<Epilogue>,
+    },
+    /// Pooling over windows of dense NHWC tensors.
+    Pool {
+        /// What it does.
+        kind: PoolKind,
+        /// The sizes.
+        pool: Pool,
+        /// What it reads.
+        inputs: Vec<View>,
+    },
+    /// A dense copy of a view.
+    Copy(View),
+    /// A copy with zeros around and between the elements.
+    Pad {
+        /// What is read.
+        src: View,
+        /// Zeros before, for each dimension.
+        low: Vec<usize>,
+        /// Zeros after.
+        high: Vec<usize>,
+        /// Zeros between neighbours.
+        interior: Vec<usize>,
+    },
+    /// Uniform random numbers in `[0, 1)`.
+    Random {
+        /// The name of the stream: the op's, without the tower's.
+        stream: String,
+        /// Whether the first dimension is the batch, whose rows continue over the towers.
+        rows: bool,
+    },
+    /// A user's own kernel.
+    Custom {
+        /// The function.
+        kernel: Arc<dyn CustomKernel>,
+        /// What it reads, dense.
+        inputs: Vec<View>,
+    },
+}
+
+impl Kernel {
+    /// Every view the kernel reads.
+    pub fn reads(&self) -> Vec<&View> {
+        match self {
+            Kernel::Map(body) | Kernel::Reduce { body, .. } => body.operands.iter().collect(),
+            Kernel::Contract { lhs, rhs, epilogue, .. } => {
+                let more = epilogue.iter().flat_map(|e| &e.operands);
+                [lhs, rhs].into_iter().chain(more).collect()
+            }
+            Kernel::Pool { inputs, .. } | Kernel::Custom { inputs, .. } => inputs.iter().collect(),
+            Kernel::Copy(src) | Kernel::Pad { src, .. } => vec![src],
+            Kernel::Random { .. } => Vec::new(),
+        }
+    }
+
+    /// The kind, in a word.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Kernel::Map(_) => "map",
+            Kernel::Reduce { .. } => "reduce",
+            Kernel::Contract { kind, .. } => match kind {
+                ContractKind::MatMul(_) => "matmul",
+                ContractKind::Conv2d(_) => "conv2d",
+                ContractKind::Conv2dInputGrad(_) => "conv2d-input-grad",
+                ContractKind::Conv2dFilterGrad(_) => "conv2d-filter-grad",
+            },
+            Kernel::Pool { kind, .. } => match kind {
+                PoolKind::Max => "max-pool",
+                PoolKind::MaxGrad => "max-pool-grad",
+                PoolKind::MaxPick => "max-pool-pick",
+                PoolKind::Average => "average-pool",
+                PoolKind::AverageGrad => "average-pool-grad",
+            },
+            Kernel::Copy(_) => "copy",
+            Kernel::Pad { .. } => "pad",
+            Kernel::Random { .. } => "random",
+            Kernel::Custom { .. } => "custom",
+        }
+    }
+
+    /// Whether the result depends on the operands alone.
+    pub fn is_pure(&self) -> bool {
+        !matches!(self, Kernel::Random { .. } | Kernel::Custom { .. })
+    }
+}

@@ -1,0 +1,211 @@
+//! What an operation's `lower` writes with.
+
+use super::{
+    BufferKind, Class, ContractKind, CustomKernel, Expr, ExprBuilder, Kernel, KernelNode, MapBody, Origin, PoolKind,
+    Program, ReduceKind, Reg, View,
+};
+use std::sync::Arc;
+use tensorpack_kernels::Pool;
+use tensorpack_tensor::{DType, HostTensor};
+
+/// The lowering of one graph node, all shapes known: its inputs as views, and methods that emit kernels.
+#[derive(Debug)]
+pub struct LowerCx<'a> {
+    /// The program written to.
+    pub(crate) program: &'a mut Program,
+    /// The node's inputs; `None` for those taken for their shape alone.
+    pub(crate) inputs: &'a [Option<View>],
+    /// The sizes of all inputs.
+    pub(crate) input_sizes: &'a [Vec<usize>],
+    /// Type and sizes of the node's outputs.
+    pub(crate) outputs: &'a [(DType, Vec<usize>)],
+    pub(crate) origin: &'a Origin,
+}
+
+impl LowerCx<'_> {
+    /// Input `i`. Not for inputs that the op declared shape-only.
+    pub fn input(&self, i: usize) -> View {
+        self.inputs[i].clone().expect("an op reads no input it declared shape-only")
+    }
+
+    /// How many inputs there are.
+    pub fn input_count(&self) -> usize {
+        self.inputs.len()
+    }
+
+    /// The sizes of input `i`, shape-only ones too.
+    pub fn input_sizes(&self, i: usize) -> &[usize] {
+        &self.input_sizes[i]
+    }
+
+    /// The sizes of output `i`.
+    pub fn output_sizes(&self, i: usize) -> Vec<usize> {
+        self.outputs[i].1.clone()
+    }
+
+    /// The element type of output `i`.
+    pub fn output_dtype(&self, i: usize) -> DType {
+        self.outputs[i].0
+    }
+
+    /// The node's name: what random streams are keyed by.
+    pub fn node_name(&self) -> &str {
+        &self.origin.name
+    }
+
+    fn emit(&mut self, kernel: Kernel, outputs: &[(DType, Vec<usize>)]) -> Vec<View> {
+        let buffers: Vec<_> =
+            outputs.iter().map(|(d, s)| self.program.add_buffer(*d, s, BufferKind::Temp)).collect();
+        let views = buffers.iter().zip(outputs).map(|(&b, (d, s))| View::dense(b, *d, s)).collect();
+        self.program.kernels.push(KernelNode { kernel, outputs: buffers, origin: self.origin.clone() });
+        views
+    }
+
+    fn one(&mut self, kernel: Kernel, dtype: DType, sizes: Vec<usize>) -> View {
+        let mut views = self.emit(kernel, &[(dtype, sizes)]);
+        views.swap_remove(0)
+    }
+
+    /// A constant tensor.
+    pub fn constant(&mut self, value: HostTensor) -> View {
+        let (dtype, sizes) = (value.dtype(), value.sizes().to_vec());
+        let b = self.program.add_buffer(dtype, &sizes, BufferKind::Constant(value));
+        View::dense(b, dtype, &sizes)
+    }
+
+    /// The operands of a map over `sizes`: constants of one element become part of the expression.
+    fn body(
+        &mut self,
+        sizes: &[usize],
+        operands: &[&View],
+        build: impl FnOnce(&mut ExprBuilder, &[Reg]) -> Vec<Reg>,
+    ) -> MapBody {
+        let mut b = ExprBuilder::default();
+        let mut read = Vec::new();
+        let mut regs = Vec::new();
+        for view in operands {
+            let class = Class::of(view.dtype);
+            regs.push(match self.program.scalar_constant(view) {
+                Some(v) => b.constant(v, class),
+                None => {
+                    let view = view.broadcast_to(sizes);
+                    let at = read.iter().position(|r| *r == view).unwrap_or_else(|| {
+                        read.push(view);
+                        read.len() - 1
+                    });
+                    b.operand(at, class)
+                }
+            });
+        }
+        let outputs = build(&mut b, &regs);
+        compact(sizes, read, b.finish(&outputs))
+    }
+
+    /// An elementwise kernel that computes output 0 from `operands`, each broadcast to its sizes.
+    pub fn map(&mut self, operands: &[&View], build: impl FnOnce(&mut ExprBuilder, &[Reg]) -> Reg) -> View {
+        let (dtype, sizes) = self.outputs[0].clone();
+        self.map_to(dtype, &sizes, operands, build)
+    }
+
+    /// An elementwise kernel over `sizes` with a result of type `dtype`.
+    pub fn map_to(
+        &mut self,
+        dtype: DType,
+        sizes: &[usize],
+        operands: &[&View],
+        build: impl FnOnce(&mut ExprBuilder, &[Reg]) -> Reg,
+    ) -> View {
+        let body = self.body(sizes, operands, |b, regs| vec![build(b, regs)]);
+        self.one(Kernel::Map(body), dtype, sizes.to_vec())
+    }
+
+    /// A reduction of an expression over the dimensions marked in `reduced`. Outputs have the kept dimensions
+    /// alone; moments give two.
+    pub fn reduce(
+        &mut self,
+        kind: ReduceKind,
+        dtype: DType,
+        sizes: &[usize],
+        reduced: &[bool],
+        operands: &[&View],
+        build: impl FnOnce(&mut ExprBuilder, &[Reg]) -> Reg,
+    ) -> Vec<View> {
+        let body = self.body(sizes, operands, |b, regs| vec![build(b, regs)]);
+        let kept: Vec<usize> = sizes.iter().zip(reduced).filter(|(_, r)| !**r).map(|(&n, _)| n).collect();
+        let count = if kind == ReduceKind::Moments { 2 } else { 1 };
+        let kernel = Kernel::Reduce { body, reduced: reduced.to_vec(), kinds: vec![kind] };
+        self.emit(kernel, &vec![(dtype, kept); count])
+    }
+
+    /// A contraction; its operands are made dense first if they are not.
+    pub fn contract(&mut self, kind: ContractKind, lhs: &View, rhs: &View) -> View {
+        let (lhs, rhs) = (self.dense(lhs), self.dense(rhs));
+        let (dtype, sizes) = self.outputs[0].clone();
+        self.one(Kernel::Contract { kind, lhs, rhs, epilogue: None }, dtype, sizes)
+    }
+
+    /// Pooling; its operands are made dense first if they are not.
+    pub fn pool(&mut self, kind: PoolKind, pool: Pool, inputs: &[View]) -> Vec<View> {
+        let inputs = inputs.iter().map(|v| self.dense(v)).collect();
+        let outputs = self.outputs.to_vec();
+        self.emit(Kernel::Pool { kind, pool, inputs }, &outputs)
+    }
+
+    /// The view itself if it is dense, else a dense copy.
+    pub fn dense(&mut self, view: &View) -> View {
+        if view.is_dense() {
+            return view.clone();
+        }
+        self.one(Kernel::Copy(view.clone()), view.dtype, view.sizes.clone())
+    }
+
+    /// The elements under other sizes: a view where that is possible, else a copy.
+    pub fn reshape(&mut self, view: &View, sizes: &[usize]) -> View {
+        match view.reshape(sizes) {
+            Some(v) => v,
+            None => {
+                let dense = self.dense(view);
+                View { sizes: sizes.to_vec(), strides: super::view::dense_strides(sizes), ..dense }
+            }
+        }
+    }
+
+    /// A copy with zeros before, after and between the elements of each dimension.
+    pub fn pad(&mut self, src: &View, low: &[usize], high: &[usize], interior: &[usize]) -> View {
+        let (dtype, sizes) = self.outputs[0].clone();
+        let (low, high, interior) = (low.to_vec(), high.to_vec(), interior.to_vec());
+        self.one(Kernel::Pad { src: src.clone(), low, high, interior }, dtype, sizes)
+    }
+
+    /// Uniform random numbers for output 0, drawn from the stream of the node's name.
+    pub fn random(&mut self, stream: String, rows: bool) -> View {
+        let (dtype, sizes) = self.outputs[0].clone();
+        self.one(Kernel::Random { stream, rows }, dtype, sizes)
+    }
+
+    /// A user's own kernel over all inputs, for all outputs.
+    pub fn custom(&mut self, kernel: Arc<dyn CustomKernel>) -> Vec<View> {
+        let inputs: Vec<View> = (0..self.inputs.len()).map(|i| self.input(i)).collect();
+        let inputs = inputs.iter().map(|v| self.dense(v)).collect();
+        let outputs = self.outputs.to_vec();
+        self.emit(Kernel::Custom { kernel, inputs }, &outputs)
+    }
+}
+
+/// A map body whose operand list holds only what the expression reads.
+pub(crate) fn compact(sizes: &[usize], operands: Vec<View>, expr: Expr) -> MapBody {
+    use super::Step;
+    let mut kept: Vec<View> = Vec::new();
+    let mut expr = expr;
+    for step in &mut expr.steps {
+        if let Step::Operand { index, .. } = step {
+            let view = &operands[*index as usize];
+            let at = kept.iter().position(|v| v == view).unwrap_or_else(|| {
+                kept.push(view.clone());
+                kept.len() - 1
+            });
+            *index = at as u16;
+        }
+    }
+    MapBody { sizes: sizes.to_vec(), operands: kept, expr }
+}

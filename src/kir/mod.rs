@@ -1,0 +1,20 @@
+//! The kernel IR: what operations lower to, and all that the planner of an engine sees.
+//!
+//! A [`Program`] is a list of [`Kernel`]s over [`Buffer`]s with concrete sizes. Kernels are of a few closed kinds,
+//! so fusion, memory and scheduling never ask which operation a kernel came from. Operations that only rearrange
+//! (reshape, transpose, slice, broadcast) emit no kernel at all: they return another [`View`] of the same buffer.
+
+mod expr_builder;
+mod kernel;
+mod lower;
+mod program;
+mod view;
+
+pub use expr_builder::ExprBuilder;
+pub use kernel::{ContractKind, CustomKernel, Epilogue, Kernel, MapBody, PoolKind};
+pub use lower::LowerCx;
+pub(crate) use lower::compact;
+pub use program::{Buffer, BufferId, BufferKind, KernelNode, Origin, Program, Update};
+pub use tensorpack_kernels::ReduceKind;
+pub use tensorpack_kernels::expr::{Binary, Class, Expr, Reg, Step, Unary};
+pub use view::View;

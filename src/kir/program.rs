@@ -1,0 +1,162 @@
+//! A whole program in kernel IR.
+
+use super::{Kernel, View};
+use std::fmt::Write;
+use tensorpack_tensor::{DType, HostTensor, Site};
+
+/// A buffer, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub u32);
+
+/// Where a buffer's elements come from.
+#[derive(Clone, Debug)]
+pub enum BufferKind {
+    /// Written by a kernel of the program.
+    Temp,
+    /// Fed by the caller, by the input's number.
+    Feed(usize),
+    /// A variable's value at the start of the run, by the variable's number in the graph.
+    Variable(usize),
+    /// The same in every run.
+    Constant(HostTensor),
+}
+
+/// What a kernel was lowered from, for errors and dumps.
+#[derive(Clone, Debug)]
+pub struct Origin {
+    /// The node's name.
+    pub name: String,
+    /// The user's line.
+    pub site: Site,
+}
+
+/// A dense tensor the program works with.
+#[derive(Clone, Debug)]
+pub struct Buffer {
+    /// The element type.
+    pub dtype: DType,
+    /// The sizes.
+    pub sizes: Vec<usize>,
+    /// Where the elements come from.
+    pub kind: BufferKind,
+}
+
+impl Buffer {
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        self.sizes.iter().product()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.sizes.contains(&0)
+    }
+
+    /// The bytes the elements take.
+    pub fn bytes(&self) -> usize {
+        self.len() * self.dtype.size()
+    }
+}
+
+/// A kernel with the buffers it writes.
+#[derive(Clone, Debug)]
+pub struct KernelNode {
+    /// What is done.
+    pub kernel: Kernel,
+    /// What is written, one buffer for each output.
+    pub outputs: Vec<BufferId>,
+    /// What it was lowered from.
+    pub origin: Origin,
+}
+
+/// A variable's next value.
+#[derive(Clone, Debug)]
+pub struct Update {
+    /// The variable's number in the graph.
+    pub variable: usize,
+    /// Its next value.
+    pub value: View,
+}
+
+/// Kernels in an order in which they can run, with what they are run for.
+#[derive(Clone, Debug, Default)]
+pub struct Program {
+    /// All buffers.
+    pub buffers: Vec<Buffer>,
+    /// The kernels, each after those that write what it reads.
+    pub kernels: Vec<KernelNode>,
+    /// What the caller gets.
+    pub fetches: Vec<View>,
+    /// What variables become once all kernels ran and the check passed.
+    pub updates: Vec<Update>,
+    /// Results that must be finite, beside what updates read.
+    pub costs: Vec<View>,
+}
+
+impl Program {
+    /// A new buffer.
+    pub fn add_buffer(&mut self, dtype: DType, sizes: &[usize], kind: BufferKind) -> BufferId {
+        self.buffers.push(Buffer { dtype, sizes: sizes.to_vec(), kind });
+        BufferId(self.buffers.len() as u32 - 1)
+    }
+
+    /// A buffer.
+    pub fn buffer(&self, id: BufferId) -> &Buffer {
+        &self.buffers[id.0 as usize]
+    }
+
+    /// Whether a kernel of this program writes the buffer.
+    pub fn is_temp(&self, id: BufferId) -> bool {
+        matches!(self.buffer(id).kind, BufferKind::Temp)
+    }
+
+    /// The value of a constant with a single element, if `view` is one.
+    pub fn scalar_constant(&self, view: &View) -> Option<f64> {
+        match &self.buffer(view.buffer).kind {
+            BufferKind::Constant(t) => t.to_scalar().ok(),
+            _ => None,
+        }
+    }
+
+    /// The program as text, one kernel a line.
+    pub fn dump(&self) -> String {
+        let mut text = String::new();
+        for node in &self.kernels {
+            let _ = writeln!(text, "{}", self.line(node));
+        }
+        for u in &self.updates {
+            let _ = writeln!(text, "update variable {} = {}", u.variable, self.show(&u.value));
+        }
+        text
+    }
+
+    fn line(&self, node: &KernelNode) -> String {
+        let outputs: Vec<String> = node
+            .outputs
+            .iter()
+            .map(|&b| format!("%{} {}{:?}", b.0, self.buffer(b).dtype, self.buffer(b).sizes))
+            .collect();
+        let reads: Vec<String> = node.kernel.reads().iter().map(|v| self.show(v)).collect();
+        let detail = match &node.kernel {
+            Kernel::Map(body) => format!(" {} steps", body.expr.steps.len()),
+            Kernel::Reduce { kinds, reduced, .. } => {
+                let axes: Vec<usize> = (0..reduced.len()).filter(|&i| reduced[i]).collect();
+                format!(" {kinds:?} over {axes:?}")
+            }
+            Kernel::Contract { epilogue: Some(e), .. } => format!(" then {} steps", e.expr.steps.len()),
+            _ => String::new(),
+        };
+        format!("{} = {}{detail} ({}) // {}", outputs.join(", "), node.kernel.name(), reads.join(", "), node.origin.name)
+    }
+
+    fn show(&self, view: &View) -> String {
+        let name = match &self.buffer(view.buffer).kind {
+            BufferKind::Temp => format!("%{}", view.buffer.0),
+            BufferKind::Feed(i) => format!("feed{i}"),
+            BufferKind::Variable(i) => format!("var{i}"),
+            BufferKind::Constant(_) => format!("const{}", view.buffer.0),
+        };
+        let whole = view.is_dense() && view.len() == self.buffer(view.buffer).len();
+        if whole { name } else { format!("{name}:{:?}", view.strides) }
+    }
+}

@@ -1,0 +1,128 @@
+//! A way of looking at a buffer: sizes, strides and where to begin.
+
+use super::BufferId;
+use tensorpack_tensor::DType;
+
+/// A strided look at a buffer's elements.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct View {
+    /// The buffer looked at.
+    pub buffer: BufferId,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// The sizes of the dimensions.
+    pub sizes: Vec<usize>,
+    /// How many elements further the next index of each dimension lies; 0 repeats, negative runs backwards.
+    pub strides: Vec<isize>,
+    /// The element at index zero.
+    pub offset: usize,
+}
+
+/// The strides of a dense row-major tensor of these sizes.
+pub(crate) fn dense_strides(sizes: &[usize]) -> Vec<isize> {
+    let mut strides = vec![1; sizes.len()];
+    for i in (1..sizes.len()).rev() {
+        strides[i - 1] = strides[i] * sizes[i].max(1) as isize;
+    }
+    strides
+}
+
+impl View {
+    /// All of a buffer that is dense in row-major order.
+    pub fn dense(buffer: BufferId, dtype: DType, sizes: &[usize]) -> View {
+        View { buffer, dtype, sizes: sizes.to_vec(), strides: dense_strides(sizes), offset: 0 }
+    }
+
+    /// The number of elements seen.
+    pub fn len(&self) -> usize {
+        self.sizes.iter().product()
+    }
+
+    /// Whether no element is seen.
+    pub fn is_empty(&self) -> bool {
+        self.sizes.contains(&0)
+    }
+
+    /// Whether the elements lie one after another in row-major order (they may begin anywhere in the buffer).
+    pub fn is_dense(&self) -> bool {
+        let dense = dense_strides(&self.sizes);
+        self.is_empty()
+            || self.sizes.iter().zip(&self.strides).zip(&dense).all(|((&n, s), d)| n == 1 || s == d)
+    }
+
+    /// This view repeated to `sizes`, aligned at the last dimension. The sizes must be compatible.
+    pub fn broadcast_to(&self, sizes: &[usize]) -> View {
+        let missing = sizes.len() - self.sizes.len();
+        let strides = (0..sizes.len())
+            .map(|i| match i.checked_sub(missing) {
+                Some(j) if self.sizes[j] == sizes[i] && self.sizes[j] != 1 => self.strides[j],
+                _ => 0,
+            })
+            .collect();
+        View { sizes: sizes.to_vec(), strides, ..self.clone() }
+    }
+
+    /// The dimensions in another order: dimension `i` of the result is `order[i]` of this.
+    pub fn permute(&self, order: &[usize]) -> View {
+        View {
+            sizes: order.iter().map(|&i| self.sizes[i]).collect(),
+            strides: order.iter().map(|&i| self.strides[i]).collect(),
+            ..self.clone()
+        }
+    }
+
+    /// Every `step[i]`-th index from `begin[i]` on, `sizes[i]` of them.
+    pub fn slice(&self, begin: &[usize], step: &[usize], sizes: &[usize]) -> View {
+        let ahead: isize = begin.iter().zip(&self.strides).map(|(&b, &s)| b as isize * s).sum();
+        View {
+            sizes: sizes.to_vec(),
+            strides: self.strides.iter().zip(step).map(|(&s, &k)| s * k as isize).collect(),
+            // An empty slice may begin past the end: keep its offset inside.
+            offset: if sizes.contains(&0) { self.offset } else { (self.offset as isize + ahead) as usize },
+            ..self.clone()
+        }
+    }
+
+    /// The same elements under other sizes, if that needs no copy.
+    pub fn reshape(&self, sizes: &[usize]) -> Option<View> {
+        if self.is_dense() {
+            return Some(View { sizes: sizes.to_vec(), strides: dense_strides(sizes), ..self.clone() });
+        }
+        // Adding and dropping dimensions of size 1 works for any strides.
+        let solid = |s: &[usize]| s.iter().copied().filter(|&n| n != 1).collect::<Vec<_>>();
+        if solid(&self.sizes) != solid(sizes) {
+            return None;
+        }
+        let mut strides = self.sizes.iter().zip(&self.strides).filter(|&(&n, _)| n != 1).map(|(_, &s)| s);
+        let strides = sizes.iter().map(|&n| if n == 1 { 0 } else { strides.next().unwrap_or(0) }).collect();
+        Some(View { sizes: sizes.to_vec(), strides, ..self.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(sizes: &[usize]) -> View {
+        View::dense(BufferId(0), DType::F32, sizes)
+    }
+
+    #[test]
+    fn rearranging() {
+        let x = view(&[2, 3, 4]);
+        assert_eq!(x.strides, [12, 4, 1]);
+        let t = x.permute(&[2, 0, 1]);
+        assert_eq!((t.sizes.as_slice(), t.strides.as_slice()), (&[4, 2, 3][..], &[1, 12, 4][..]));
+        assert!(!t.is_dense() && t.reshape(&[24]).is_none());
+        assert_eq!(t.reshape(&[4, 1, 2, 3]).unwrap().strides, [1, 0, 12, 4]);
+        let s = x.slice(&[1, 0, 1], &[1, 2, 1], &[1, 2, 3]);
+        assert_eq!((s.offset, s.strides.as_slice()), (13, &[12, 8, 1][..]));
+        assert_eq!(view(&[3, 1]).broadcast_to(&[2, 3, 5]).strides, [0, 1, 0]);
+    }
+
+    #[test]
+    fn sizes_of_one_and_zero_are_dense() {
+        assert!(view(&[2, 1, 3]).permute(&[1, 0, 2]).is_dense());
+        assert!(view(&[0, 3]).permute(&[1, 0]).is_dense());
+    }
+}

@@ -1,0 +1,192 @@
+//! Functions of two numbers, element by element, with broadcasting; and Rust's operators for them.
+
+use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::kir::{self, LowerCx, View};
+use tensorpack_tensor::{DType, Error, Result};
+
+/// A function of every pair of elements.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Binary(kir::Binary);
+
+impl Binary {
+    fn is_comparison(&self) -> bool {
+        use kir::Binary::*;
+        matches!(self.0, Eq | Ne | Lt | Le | Gt | Ge)
+    }
+}
+
+impl OpDef for Binary {
+    fn name(&self) -> &str {
+        use kir::Binary::*;
+        match self.0 {
+            Add => "Add",
+            Sub => "Sub",
+            Mul => "Mul",
+            Div => "Div",
+            Max => "Maximum",
+            Min => "Minimum",
+            Pow => "Pow",
+            Eq => "Equal",
+            Ne => "NotEqual",
+            Lt => "Less",
+            Le => "LessEqual",
+            Gt => "Greater",
+            Ge => "GreaterEqual",
+            And => "And",
+            Or => "Or",
+        }
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        use kir::Binary::*;
+        let (a, b) = (&inputs[0], &inputs[1]);
+        if a.dtype != b.dtype {
+            return Err(Error::dtype(format!("element types {} and {} differ", a.dtype, b.dtype))
+                .note("cast one of them to the other's type"));
+        }
+        let logical = matches!(self.0, And | Or);
+        if (a.dtype == DType::Bool) != logical && !self.is_comparison() {
+            return Err(Error::dtype(format!("does not take {} elements", a.dtype)));
+        }
+        if self.0 == Pow {
+            super::float_input(a)?;
+        }
+        let dtype = if self.is_comparison() { DType::Bool } else { a.dtype };
+        Ok(vec![Spec { dtype, shape: a.shape.broadcast(&b.shape)? }])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        use kir::Binary::*;
+        let (a, b, y, dy) = (cx.input(0), cx.input(1), cx.output(0), cx.dy());
+        // Where both are equal, the maximum's gradient is shared between them.
+        let share = |wins: Tensor| {
+            let tie = a.equal(b).cast(dy.dtype()) * 0.5;
+            dy * (wins.cast(dy.dtype()) + tie)
+        };
+        let to_a = || match self.0 {
+            Add | Sub => dy.clone(),
+            Mul => dy * b,
+            Div => dy / b,
+            Max => share(a.greater(b)),
+            Min => share(a.less(b)),
+            _ => dy * b * a.pow(&(b - 1.0)),
+        };
+        let to_b = || match self.0 {
+            Add => dy.clone(),
+            Sub => -dy,
+            Mul => dy * a,
+            Div => -(dy * y / b),
+            Max => share(b.greater(a)),
+            Min => share(b.less(a)),
+            _ => {
+                // a^b * ln(a) tends to 0 as a does; a negative base has no derivative in b.
+                let positive = a.greater(&a.zero());
+                let log = positive.select(a, &a.one()).log();
+                dy * positive.select(&(y * log), &y.zero())
+            }
+        };
+        if self.is_comparison() || matches!(self.0, And | Or) {
+            return Ok(vec![None, None]);
+        }
+        Ok(vec![
+            cx.needs(0).then(|| to_a().sum_like(a)),
+            cx.needs(1).then(|| to_b().sum_like(b)),
+        ])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let (a, b) = (cx.input(0), cx.input(1));
+        Ok(vec![cx.map(&[&a, &b], |e, r| e.binary(self.0, r[0], r[1]))])
+    }
+
+    fn nan_hint(&self) -> Option<String> {
+        match self.0 {
+            kir::Binary::Div => Some("a divisor is zero; add a small number to it".into()),
+            kir::Binary::Pow => Some("a base is negative, or zero with a negative exponent".into()),
+            _ => None,
+        }
+    }
+}
+
+macro_rules! methods {
+    ($($(#[$doc:meta])* $method:ident => $op:ident),* $(,)?) => {
+        impl Tensor {
+            $($(#[$doc])* #[track_caller] pub fn $method(&self, other: &Tensor) -> Tensor {
+                Tensor::apply_one(Binary(kir::Binary::$op), &[self, other])
+            })*
+        }
+    };
+}
+
+methods! {
+    /// The larger of the two; NaN if either is.
+    maximum => Max,
+    /// The smaller of the two; NaN if either is.
+    minimum => Min,
+    /// This to the power of the other.
+    pow => Pow,
+    /// Whether equal.
+    equal => Eq,
+    /// Whether different.
+    not_equal => Ne,
+    /// Whether less.
+    less => Lt,
+    /// Whether less or equal.
+    less_equal => Le,
+    /// Whether greater.
+    greater => Gt,
+    /// Whether greater or equal.
+    greater_equal => Ge,
+    /// Whether both.
+    logical_and => And,
+    /// Whether either.
+    logical_or => Or,
+}
+
+macro_rules! operators {
+    ($($trait:ident $method:ident => $op:ident),*) => {$(
+        impl std::ops::$trait<&Tensor> for &Tensor {
+            type Output = Tensor;
+            #[track_caller]
+            fn $method(self, other: &Tensor) -> Tensor {
+                Tensor::apply_one(Binary(kir::Binary::$op), &[self, other])
+            }
+        }
+        impl std::ops::$trait<Tensor> for &Tensor {
+            type Output = Tensor;
+            #[track_caller]
+            fn $method(self, other: Tensor) -> Tensor { std::ops::$trait::$method(self, &other) }
+        }
+        impl std::ops::$trait<&Tensor> for Tensor {
+            type Output = Tensor;
+            #[track_caller]
+            fn $method(self, other: &Tensor) -> Tensor { std::ops::$trait::$method(&self, other) }
+        }
+        impl std::ops::$trait<Tensor> for Tensor {
+            type Output = Tensor;
+            #[track_caller]
+            fn $method(self, other: Tensor) -> Tensor { std::ops::$trait::$method(&self, &other) }
+        }
+        impl std::ops::$trait<f64> for &Tensor {
+            type Output = Tensor;
+            #[track_caller]
+            fn $method(self, other: f64) -> Tensor { std::ops::$trait::$method(self, &self.constant_like(other)) }
+        }
+        impl std::ops::$trait<f64> for Tensor {
+            type Output = Tensor;
+            #[track_caller]
+            fn $method(self, other: f64) -> Tensor { std::ops::$trait::$method(&self, other) }
+        }
+        impl std::ops::$trait<&Tensor> for f64 {
+            type Output = Tensor;
+            #[track_caller]
+            fn $method(self, other: &Tensor) -> Tensor { std::ops::$trait::$method(&other.constant_like(self), other) }
+        }
+        impl std::ops::$trait<Tensor> for f64 {
+            type Output = Tensor;
+            #[track_caller]
+            fn $method(self, other: Tensor) -> Tensor { std::ops::$trait::$method(self, &other) }
+        }
+    )*};
+}
+operators!(Add add => Add, Sub sub => Sub, Mul mul => Mul, Div div => Div);

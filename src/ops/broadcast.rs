@@ -1,0 +1,128 @@
+//! Repeating a tensor to another's shape, and its opposite: summing back. Both take the other tensor for its shape
+//! alone, so that gradients work with unknown dims and keep nothing alive.
+
+use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::kir::{LowerCx, ReduceKind, View};
+use tensorpack_tensor::{DType, Error, HostTensor, Result};
+
+/// Input 0 repeated to the shape of input 1.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct BroadcastLike;
+
+impl OpDef for BroadcastLike {
+    fn name(&self) -> &str {
+        "BroadcastLike"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        let (x, like) = (&inputs[0], &inputs[1]);
+        let shape = x.shape.broadcast(&like.shape)?;
+        if shape.known().is_some() && like.shape.known().is_some() && shape != like.shape {
+            return Err(Error::shape(format!("{} cannot be repeated to {}", x.shape, like.shape)));
+        }
+        Ok(vec![Spec { dtype: x.dtype, shape: like.shape.clone() }])
+    }
+
+    fn shape_only(&self, i: usize) -> bool {
+        i == 1
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![Some(cx.dy().sum_like(cx.input(0))), None])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        Ok(vec![cx.input(0).broadcast_to(&cx.output_sizes(0))])
+    }
+}
+
+/// Input 0 summed over the dims in which it is larger than input 1.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct SumLike;
+
+impl OpDef for SumLike {
+    fn name(&self) -> &str {
+        "SumLike"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        let (x, like) = (&inputs[0], &inputs[1]);
+        if like.shape.rank() > x.shape.rank() {
+            return Err(Error::shape(format!("{} cannot be summed to {}", x.shape, like.shape)));
+        }
+        x.shape.broadcast(&like.shape)?;
+        Ok(vec![Spec { dtype: x.dtype, shape: like.shape.clone() }])
+    }
+
+    fn shape_only(&self, i: usize) -> bool {
+        i == 1
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![Some(cx.dy().broadcast_like(cx.input(0))), None])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let (x, to) = (cx.input(0), cx.output_sizes(0));
+        let missing = x.sizes.len() - to.len();
+        let reduced: Vec<bool> =
+            x.sizes.iter().enumerate().map(|(i, &n)| i < missing || (to[i - missing] == 1 && n != 1)).collect();
+        if !reduced.contains(&true) {
+            return Ok(vec![x]);
+        }
+        let sums = cx.reduce(ReduceKind::Sum, x.dtype, &x.sizes.clone(), &reduced, &[&x], |_, r| r[0]);
+        Ok(vec![cx.reshape(&sums[0], &to)])
+    }
+}
+
+/// How many elements of input 0 there are for each of input 1: a scalar that is known once shapes are.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct CountRatio(DType);
+
+impl OpDef for CountRatio {
+    fn name(&self) -> &str {
+        "Mean"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        if inputs[0].shape.element_count().known() == Some(0) {
+            return Err(Error::shape(format!("the mean of an empty tensor ({}) does not exist", inputs[0].shape)));
+        }
+        Ok(vec![Spec::new(self.0, [])])
+    }
+
+    fn shape_only(&self, _: usize) -> bool {
+        true
+    }
+
+    fn grad(&self, _: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![None, None])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let count = |sizes: &[usize]| sizes.iter().product::<usize>() as f64;
+        let ratio = count(cx.input_sizes(0)) / count(cx.input_sizes(1)).max(1.0);
+        Ok(vec![cx.constant(HostTensor::from_f64(self.0, [], &[ratio])?)])
+    }
+}
+
+impl Tensor {
+    /// This tensor repeated to the shape of `like`.
+    #[track_caller]
+    pub fn broadcast_like(&self, like: &Tensor) -> Tensor {
+        if self.shape() == like.shape() { self.clone() } else { Tensor::apply_one(BroadcastLike, &[self, like]) }
+    }
+
+    /// This tensor summed over the dims in which it is larger than `like`: the opposite of broadcasting.
+    #[track_caller]
+    pub fn sum_like(&self, like: &Tensor) -> Tensor {
+        if self.shape() == like.shape() { self.clone() } else { Tensor::apply_one(SumLike, &[self, like]) }
+    }
+
+    /// How many elements of this there are for each element of `part`, in this tensor's type. An empty tensor is an
+    /// error: this is what means are divided by.
+    #[track_caller]
+    pub(crate) fn count_per(&self, part: &Tensor) -> Tensor {
+        Tensor::apply_one(CountRatio(self.dtype()), &[self, part])
+    }
+}

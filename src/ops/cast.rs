@@ -1,0 +1,44 @@
+//! Conversion between element types.
+
+use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::kir::{Binary, Class, LowerCx, View};
+use tensorpack_tensor::{DType, Result};
+
+/// Every element in another type, as Rust's `as` converts; to bool, whether it is not zero.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Cast(DType);
+
+impl OpDef for Cast {
+    fn name(&self) -> &str {
+        "Cast"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![Spec { dtype: self.0, shape: inputs[0].shape.clone() }])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        let x = cx.input(0);
+        Ok(vec![x.dtype().is_float().then(|| cx.dy().cast(x.dtype()))])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let x = cx.input(0);
+        Ok(vec![cx.map(&[&x], |e, r| {
+            if self.0 == DType::Bool {
+                let zero = e.constant(0.0, Class::of(x.dtype));
+                let nonzero = e.binary(Binary::Ne, r[0], zero);
+                return e.cast(Class::I64, nonzero);
+            }
+            e.cast(Class::of(self.0), r[0])
+        })])
+    }
+}
+
+impl Tensor {
+    /// This tensor with elements of type `dtype`.
+    #[track_caller]
+    pub fn cast(&self, dtype: DType) -> Tensor {
+        if self.dtype() == dtype { self.clone() } else { Tensor::apply_one(Cast(dtype), &[self]) }
+    }
+}

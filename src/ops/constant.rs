@@ -1,0 +1,71 @@
+//! Values written into the graph.
+
+use crate::graph::{Graph, OpDef, Spec, Tensor};
+use crate::kir::{LowerCx, View};
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+use tensorpack_tensor::{HostTensor, Result};
+
+/// A tensor that is the same in every run.
+#[derive(Debug)]
+struct Constant(HostTensor);
+
+// By bits, so that a NaN equals itself and 0 differs from -0.
+impl PartialEq for Constant {
+    fn eq(&self, other: &Constant) -> bool {
+        let of = |c: &Constant| (c.0.dtype(), c.0.sizes().to_vec());
+        of(self) == of(other) && self.0.as_bytes() == other.0.as_bytes()
+    }
+}
+impl Eq for Constant {}
+impl Hash for Constant {
+    fn hash<H: Hasher>(&self, h: &mut H) {
+        (self.0.dtype(), self.0.sizes(), self.0.as_bytes()).hash(h);
+    }
+}
+
+impl OpDef for Constant {
+    fn name(&self) -> &str {
+        "Constant"
+    }
+
+    fn infer(&self, _: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![Spec::new(self.0.dtype(), self.0.sizes())])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        Ok(vec![cx.constant(self.0.clone())])
+    }
+}
+
+impl Graph {
+    /// A constant.
+    #[track_caller]
+    pub fn constant(&self, value: HostTensor) -> Tensor {
+        self.add_op(Arc::new(Constant(value)), &[]).swap_remove(0)
+    }
+}
+
+impl Tensor {
+    /// A scalar constant of this tensor's element type.
+    #[track_caller]
+    pub(crate) fn constant_like(&self, value: f64) -> Tensor {
+        if self.is_poison() {
+            return self.clone();
+        }
+        let scalar = HostTensor::from_f64(self.dtype(), [], &[value]).expect("one value fills a scalar");
+        self.graph().constant(scalar)
+    }
+
+    /// The scalar 0 of this tensor's element type.
+    #[track_caller]
+    pub(crate) fn zero(&self) -> Tensor {
+        self.constant_like(0.0)
+    }
+
+    /// The scalar 1 of this tensor's element type.
+    #[track_caller]
+    pub(crate) fn one(&self) -> Tensor {
+        self.constant_like(1.0)
+    }
+}

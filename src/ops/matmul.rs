@@ -1,0 +1,106 @@
+//! Matrix products.
+
+use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::kir::{ContractKind, LowerCx, View};
+use tensorpack_kernels as kernels;
+use tensorpack_tensor::{Dim, Error, Result};
+
+/// The product of the last two dims, for every index of the leading ones. The leading dims are those of both
+/// inputs, or one input is a plain matrix.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct MatMul;
+
+impl OpDef for MatMul {
+    fn name(&self) -> &str {
+        "MatMul"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        let (a, b) = (&inputs[0], &inputs[1]);
+        super::float_input(a)?;
+        if a.dtype != b.dtype {
+            return Err(Error::dtype(format!("element types {} and {} differ", a.dtype, b.dtype)));
+        }
+        let (ra, rb) = (a.shape.rank(), b.shape.rank());
+        if ra < 2 || rb < 2 {
+            return Err(Error::shape(format!("takes matrices, not {} and {}", a.shape, b.shape)));
+        }
+        let (inner_a, inner_b) = (a.shape[ra - 1], b.shape[rb - 2]);
+        if let (Dim::Known(x), Dim::Known(y)) = (inner_a, inner_b)
+            && x != y
+        {
+            return Err(Error::shape(format!(
+                "the inner sizes {x} and {y} of {} and {} differ",
+                a.shape, b.shape
+            )));
+        }
+        let leading = match (&a.shape[..ra - 2], &b.shape[..rb - 2]) {
+            (l, []) | ([], l) => l.to_vec(),
+            (l, r) if l.len() == r.len() => l
+                .iter()
+                .zip(r)
+                .map(|(&x, &y)| match (x, y) {
+                    (Dim::Known(x), Dim::Known(y)) if x != y => {
+                        Err(Error::shape(format!("the leading sizes of {} and {} differ", a.shape, b.shape)))
+                    }
+                    (Dim::Known(_), _) => Ok(x),
+                    _ => Ok(y),
+                })
+                .collect::<Result<Vec<Dim>>>()?,
+            _ => return Err(Error::shape(format!("the leading dims of {} and {} differ", a.shape, b.shape))),
+        };
+        let dims: Vec<Dim> = leading.into_iter().chain([a.shape[ra - 2], b.shape[rb - 1]]).collect();
+        Ok(vec![Spec { dtype: a.dtype, shape: dims.into() }])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        let (a, b, dy) = (cx.input(0), cx.input(1), cx.dy());
+        let da = || match a.rank() < dy.rank() {
+            // The same matrix times many: their gradients add up, which is one product over all of them.
+            true => (0..dy.rank() - a.rank()).fold(dy.matmul(&b.matrix_transpose()), |t, _| t.sum_axes(&[0])),
+            false => dy.matmul(&b.matrix_transpose()),
+        };
+        let db = || match b.rank() < dy.rank() {
+            true => a.as_matrix().matrix_transpose().matmul(&dy.as_matrix()),
+            false => a.matrix_transpose().matmul(dy),
+        };
+        Ok(vec![cx.needs(0).then(da), cx.needs(1).then(db)])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let (a, b, out) = (cx.input(0), cx.input(1), cx.output_sizes(0));
+        let (a, lhs_transposed) = untransposed(cx, &a);
+        let (b, rhs_transposed) = untransposed(cx, &b);
+        let [m, n] = [out[out.len() - 2], out[out.len() - 1]];
+        let k = cx.input_sizes(0)[cx.input_sizes(0).len() - 1];
+        let batch: usize = out[..out.len() - 2].iter().product();
+        let (lhs_shared, rhs_shared) = (a.sizes.len() < out.len(), b.sizes.len() < out.len());
+        let kind = if rhs_shared && !lhs_transposed {
+            // Many rows times one matrix are one product.
+            kernels::MatMul { batch: 1, m: batch * m, n, k, lhs_transposed, rhs_transposed, lhs_shared, rhs_shared }
+        } else {
+            kernels::MatMul { batch, m, n, k, lhs_transposed, rhs_transposed, lhs_shared, rhs_shared }
+        };
+        Ok(vec![cx.contract(ContractKind::MatMul(kind), &a, &b)])
+    }
+}
+
+/// A view whose last two dims are merely swapped is read as it lies, and the product told so.
+fn untransposed(cx: &mut LowerCx<'_>, view: &View) -> (View, bool) {
+    let mut order: Vec<usize> = (0..view.sizes.len()).collect();
+    let n = order.len();
+    order.swap(n - 2, n - 1);
+    let swapped = view.permute(&order);
+    match !view.is_dense() && swapped.is_dense() {
+        true => (swapped, true),
+        false => (cx.dense(view), false),
+    }
+}
+
+impl Tensor {
+    /// The matrix product over the last two dims. Leading dims are those of both, or one of the two is a plain matrix.
+    #[track_caller]
+    pub fn matmul(&self, other: &Tensor) -> Tensor {
+        Tensor::apply_one(MatMul, &[self, other])
+    }
+}

@@ -1,0 +1,46 @@
+//! The operations, one or one tight family a file: shape rule, gradient, lowering, and the method users call.
+//! This list is the only place that names them all.
+
+mod binary;
+mod broadcast;
+mod cast;
+mod constant;
+mod conv2d;
+mod matmul;
+mod moments;
+mod one_hot;
+mod pad;
+mod pool;
+mod random;
+mod reduce;
+mod reshape;
+mod select;
+mod slice;
+mod softmax;
+mod stop_gradient;
+mod transpose;
+mod unary;
+
+#[cfg(test)]
+mod truth;
+
+pub use conv2d::{Conv2dOptions, Padding};
+pub use pool::PoolOptions;
+
+use crate::graph::{Spec, Tensor};
+use std::panic::Location;
+use tensorpack_tensor::{Error, Result};
+
+/// Builds something of several operations under one name, so that errors in it point at the caller's line.
+fn composed(x: &Tensor, name: &str, caller: &'static Location<'static>, build: impl FnOnce() -> Tensor) -> Tensor {
+    let graph = x.graph();
+    graph.called_from(caller, || graph.scope(name, false, true, build))
+}
+
+/// That a tensor's elements are floats.
+fn float_input(spec: &Spec) -> Result<()> {
+    match spec.dtype.is_float() {
+        true => Ok(()),
+        false => Err(Error::dtype(format!("takes floating point elements, not {}", spec.dtype))),
+    }
+}

@@ -1,0 +1,70 @@
+//! Mean and variance in one pass.
+
+use super::reduce::{reduced_shape, resolve_axes};
+use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::kir::{LowerCx, ReduceKind, View};
+use tensorpack_tensor::{Error, Result};
+
+/// Mean and population variance over `axes`, which stay with size 1.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Moments {
+    axes: Vec<usize>,
+}
+
+impl OpDef for Moments {
+    fn name(&self) -> &str {
+        "Moments"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        let x = &inputs[0];
+        super::float_input(x)?;
+        if self.axes.iter().any(|&a| x.shape[a].known() == Some(0)) {
+            return Err(Error::shape(format!("{} is empty along the axes reduced", x.shape)));
+        }
+        let y = Spec { dtype: x.dtype, shape: reduced_shape(&x.shape, &self.axes, true) };
+        Ok(vec![y.clone(), y])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        let (x, mean) = (cx.input(0), cx.output(0));
+        let n = x.count_per(mean);
+        let by_mean = cx.output_grad(0).map(|g| g / &n);
+        let by_variance = cx.output_grad(1).map(|g| (x - mean) * (g * 2.0 / &n));
+        let dx = match (by_mean, by_variance) {
+            (Some(m), Some(v)) => v + m,
+            (Some(m), None) => m.broadcast_like(x),
+            (None, Some(v)) => v,
+            (None, None) => return Ok(vec![None]),
+        };
+        Ok(vec![Some(dx)])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let x = cx.input(0);
+        let reduced: Vec<bool> = (0..x.sizes.len()).map(|i| self.axes.contains(&i)).collect();
+        let (sizes, to) = (x.sizes.clone(), cx.output_sizes(0));
+        let both = cx.reduce(ReduceKind::Moments, x.dtype, &sizes, &reduced, &[&x], |_, r| r[0]);
+        Ok(both.iter().map(|v| cx.reshape(v, &to)).collect())
+    }
+}
+
+impl Tensor {
+    /// Mean and population variance over some axes (none: all), which stay with size 1.
+    #[track_caller]
+    pub fn moments(&self, axes: &[isize]) -> (Tensor, Tensor) {
+        if self.is_poison() {
+            return (self.clone(), self.clone());
+        }
+        match resolve_axes(self, axes) {
+            Ok(axes) => {
+                let both = Tensor::apply(Moments { axes }, &[self]);
+                (both[0].clone(), both[1].clone())
+            }
+            Err(e) => {
+                let poison = self.fail("Moments", e);
+                (poison.clone(), poison)
+            }
+        }
+    }
+}

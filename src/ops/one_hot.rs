@@ -1,0 +1,51 @@
+//! Class numbers as indicator vectors.
+
+use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::kir::{Binary, Class, LowerCx, View};
+use tensorpack_tensor::{DType, Dim, Error, Result};
+
+/// A new last dim in which the place named by the input is 1 and all else 0.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct OneHot {
+    classes: usize,
+    dtype: DType,
+}
+
+impl OpDef for OneHot {
+    fn name(&self) -> &str {
+        "OneHot"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        if !inputs[0].dtype.is_int() {
+            return Err(Error::dtype(format!("takes integer classes, not {}", inputs[0].dtype)));
+        }
+        let dims = inputs[0].shape.iter().copied().chain([Dim::Known(self.classes)]);
+        Ok(vec![Spec { dtype: self.dtype, shape: dims.collect::<Vec<_>>().into() }])
+    }
+
+    fn grad(&self, _: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![None])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let (labels, out) = (cx.input(0), cx.output_sizes(0));
+        let mut column = out.clone();
+        column[out.len() - 1] = 1;
+        let labels = cx.reshape(&labels, &column);
+        Ok(vec![cx.map(&[&labels], |e, r| {
+            let place = e.index(out.len() - 1, Class::I64);
+            let hit = e.binary(Binary::Eq, r[0], place);
+            e.cast(Class::of(self.dtype), hit)
+        })])
+    }
+}
+
+impl Tensor {
+    /// Integers as vectors of `classes` numbers of type `dtype`: 1 at the place they name, 0 elsewhere (and nowhere
+    /// 1 if the place lies outside).
+    #[track_caller]
+    pub fn one_hot(&self, classes: usize, dtype: DType) -> Tensor {
+        Tensor::apply_one(OneHot { classes, dtype }, &[self])
+    }
+}

@@ -1,0 +1,143 @@
+//! Zeros around and between the elements.
+
+use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::kir::{LowerCx, View};
+use tensorpack_tensor::{Dim, Error, Result};
+
+/// Zeros before, after and between the elements of each dim.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Pad {
+    low: Vec<usize>,
+    high: Vec<usize>,
+    interior: Vec<usize>,
+}
+
+fn padded(n: usize, low: usize, high: usize, interior: usize) -> Option<usize> {
+    let inside = n.saturating_sub(1).checked_mul(interior)?.checked_add(n)?;
+    inside.checked_add(low)?.checked_add(high)
+}
+
+impl OpDef for Pad {
+    fn name(&self) -> &str {
+        "Pad"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        let shape = &inputs[0].shape;
+        let given = [self.low.len(), self.high.len(), self.interior.len()];
+        if given.iter().any(|&n| n != shape.rank()) {
+            return Err(Error::argument(format!("{shape} needs low, high and interior for each of its dims")));
+        }
+        let dim = |i: usize| {
+            let (low, high, interior) = (self.low[i], self.high[i], self.interior[i]);
+            match shape[i] {
+                Dim::Unknown(_) if (low, high, interior) == (0, 0, 0) => Ok(shape[i]),
+                Dim::Unknown(_) => Ok(Dim::derived("pad", &[shape[i]], &[low, high, interior])),
+                Dim::Known(n) => padded(n, low, high, interior)
+                    .map(Dim::Known)
+                    .ok_or_else(|| Error::shape(format!("dim {i} of {shape} padded by {low} and {high} is too large"))),
+            }
+        };
+        let dims = (0..shape.rank()).map(dim).collect::<Result<Vec<Dim>>>()?;
+        Ok(vec![Spec { dtype: inputs[0].dtype, shape: dims.into() }])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![Some(Tensor::apply_one(
+            Unpad { low: self.low.clone(), interior: self.interior.clone() },
+            &[cx.dy(), cx.input(0)],
+        ))])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let x = cx.input(0);
+        Ok(vec![cx.pad(&x, &self.low, &self.high, &self.interior)])
+    }
+}
+
+/// The elements of input 0 that padding put there, in the shape of input 1.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Unpad {
+    low: Vec<usize>,
+    interior: Vec<usize>,
+}
+
+impl Unpad {
+    fn step(&self) -> Vec<usize> {
+        self.interior.iter().map(|i| i + 1).collect()
+    }
+}
+
+impl OpDef for Unpad {
+    fn name(&self) -> &str {
+        "Unpad"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![Spec { dtype: inputs[0].dtype, shape: inputs[1].shape.clone() }])
+    }
+
+    fn shape_only(&self, i: usize) -> bool {
+        i == 1
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![Some(unslice(cx.dy(), cx.input(0), &self.low, &self.step())), None])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        Ok(vec![cx.input(0).slice(&self.low, &self.step(), &cx.output_sizes(0))])
+    }
+}
+
+/// Input 0 spread into zeros of the shape of input 1: the opposite of a slice.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Unslice {
+    begin: Vec<usize>,
+    step: Vec<usize>,
+}
+
+impl OpDef for Unslice {
+    fn name(&self) -> &str {
+        "Unslice"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![Spec { dtype: inputs[0].dtype, shape: inputs[1].shape.clone() }])
+    }
+
+    fn shape_only(&self, i: usize) -> bool {
+        i == 1
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        let interior = self.step.iter().map(|s| s - 1).collect();
+        let op = Unpad { low: self.begin.clone(), interior };
+        Ok(vec![Some(Tensor::apply_one(op, &[cx.dy(), cx.input(0)])), None])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let (x, to) = (cx.input(0), cx.output_sizes(0));
+        let interior: Vec<usize> = self.step.iter().map(|s| s - 1).collect();
+        let inside = |i: usize| padded(x.sizes[i], self.begin[i], 0, interior[i]).unwrap_or(to[i]);
+        // A slice of nothing begins where it likes: all of its gradient is zeros.
+        let low: Vec<usize> = (0..to.len()).map(|i| self.begin[i].min(to[i])).collect();
+        let high: Vec<usize> = (0..to.len()).map(|i| to[i].saturating_sub(inside(i))).collect();
+        Ok(vec![cx.pad(&x, &low, &high, &interior)])
+    }
+}
+
+/// `x` put back where a slice of a tensor shaped like `like` took it from, zeros elsewhere.
+#[track_caller]
+pub(super) fn unslice(x: &Tensor, like: &Tensor, begin: &[usize], step: &[usize]) -> Tensor {
+    Tensor::apply_one(Unslice { begin: begin.to_vec(), step: step.to_vec() }, &[x, like])
+}
+
+impl Tensor {
+    /// With `low[i]` zeros before, `high[i]` after and `interior[i]` between the elements of dim `i`.
+    #[track_caller]
+    pub fn pad(&self, low: &[usize], high: &[usize], interior: &[usize]) -> Tensor {
+        let op = Pad { low: low.to_vec(), high: high.to_vec(), interior: interior.to_vec() };
+        Tensor::apply_one(op, &[self])
+    }
+}

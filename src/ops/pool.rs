@@ -1,0 +1,155 @@
+//! Maxima and averages over windows of images `[batch, height, width, channels]`.
+
+use super::conv2d::{Padding, Window};
+use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::kir::{LowerCx, PoolKind, View};
+use tensorpack_kernels as kernels;
+use tensorpack_tensor::{DType, Error, Result};
+
+/// Window, stride and padding of pooling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PoolOptions {
+    /// The window's height and width.
+    pub window: [usize; 2],
+    /// How far it moves.
+    pub stride: [usize; 2],
+    /// What surrounds the image; padding never takes part in a maximum or an average.
+    pub padding: Padding,
+}
+
+impl PoolOptions {
+    /// A square window that moves by its own size.
+    pub fn square(size: usize) -> PoolOptions {
+        PoolOptions { window: [size; 2], stride: [size; 2], padding: Padding::Valid }
+    }
+
+    fn slide(&self) -> Window {
+        Window { stride: self.stride, dilation: [1, 1], padding: self.padding }
+    }
+
+    fn infer(&self, x: &Spec) -> Result<Spec> {
+        super::float_input(x)?;
+        if x.shape.rank() != 4 {
+            return Err(Error::shape(format!("takes images [batch, height, width, channels], not {}", x.shape)));
+        }
+        if self.window[0].saturating_mul(self.window[1]) > 256 {
+            return Err(Error::argument(format!("a window of {:?} has more than 256 places", self.window)));
+        }
+        let slide = self.slide();
+        let size = [slide.out(0, x.shape[1], self.window[0])?, slide.out(1, x.shape[2], self.window[1])?];
+        Ok(Spec { dtype: x.dtype, shape: vec![x.shape[0], size[0], size[1], x.shape[3]].into() })
+    }
+
+    fn kernel(&self, x: &[usize], y: &[usize]) -> Result<kernels::Pool> {
+        Ok(kernels::Pool {
+            batch: x[0],
+            in_size: [x[1], x[2]],
+            channels: x[3],
+            window: self.window,
+            stride: self.stride,
+            pad_low: self.slide().pad_low([x[1], x[2]], self.window)?,
+            out_size: [y[1], y[2]],
+        })
+    }
+}
+
+/// Pooling and its gradients: `MaxGrad` takes (dy, places, x for its shape), `MaxPick` (x, places), `AverageGrad`
+/// (dy, x for its shape).
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Pool {
+    kind: PoolKind,
+    options: PoolOptions,
+}
+
+impl Pool {
+    fn with(&self, kind: PoolKind) -> Pool {
+        Pool { kind, options: self.options }
+    }
+}
+
+impl OpDef for Pool {
+    fn name(&self) -> &str {
+        match self.kind {
+            PoolKind::Max => "MaxPool",
+            PoolKind::MaxGrad => "MaxPoolGrad",
+            PoolKind::MaxPick => "MaxPoolPick",
+            PoolKind::Average => "AveragePool",
+            PoolKind::AverageGrad => "AveragePoolGrad",
+        }
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        match self.kind {
+            PoolKind::Max => {
+                let y = self.options.infer(&inputs[0])?;
+                let places = Spec { dtype: DType::U8, shape: y.shape.clone() };
+                Ok(vec![y, places])
+            }
+            PoolKind::Average => Ok(vec![self.options.infer(&inputs[0])?]),
+            PoolKind::MaxPick => Ok(vec![Spec { dtype: inputs[0].dtype, shape: inputs[1].shape.clone() }]),
+            PoolKind::MaxGrad => Ok(vec![inputs[2].clone()]),
+            PoolKind::AverageGrad => Ok(vec![inputs[1].clone()]),
+        }
+    }
+
+    fn shape_only(&self, i: usize) -> bool {
+        matches!((self.kind, i), (PoolKind::MaxGrad, 2) | (PoolKind::AverageGrad, 1))
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        let Some(dy) = cx.output_grad(0) else { return Ok(vec![None; cx.input_count()]) };
+        let x = cx.input(0);
+        let dx = match self.kind {
+            PoolKind::Max => Tensor::apply_one(self.with(PoolKind::MaxGrad), &[dy, cx.output(1), x]),
+            PoolKind::MaxPick => Tensor::apply_one(self.with(PoolKind::MaxGrad), &[dy, cx.input(1), x]),
+            PoolKind::MaxGrad => Tensor::apply_one(self.with(PoolKind::MaxPick), &[dy, cx.input(1)]),
+            PoolKind::Average => Tensor::apply_one(self.with(PoolKind::AverageGrad), &[dy, x]),
+            PoolKind::AverageGrad => Tensor::apply_one(self.with(PoolKind::Average), &[dy]),
+        };
+        Ok([Some(dx)].into_iter().chain(std::iter::repeat_n(None, cx.input_count() - 1)).collect())
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let (first, out) = (cx.input(0), cx.output_sizes(0));
+        let (x, y) = match self.kind {
+            PoolKind::Max | PoolKind::MaxPick | PoolKind::Average => (first.sizes.clone(), out),
+            PoolKind::MaxGrad | PoolKind::AverageGrad => (out, first.sizes.clone()),
+        };
+        let kernel = self.options.kernel(&x, &y)?;
+        let inputs = match self.kind {
+            PoolKind::MaxGrad | PoolKind::MaxPick => vec![first, cx.input(1)],
+            _ => vec![first],
+        };
+        Ok(cx.pool(self.kind, kernel, &inputs))
+    }
+}
+
+impl Tensor {
+    /// The maxima over windows of `size` by `size` that do not overlap.
+    #[track_caller]
+    pub fn max_pool(&self, size: usize) -> Tensor {
+        self.max_pool_with(PoolOptions::square(size))
+    }
+
+    /// The maxima over windows.
+    #[track_caller]
+    pub fn max_pool_with(&self, options: PoolOptions) -> Tensor {
+        Tensor::apply(Pool { kind: PoolKind::Max, options }, &[self]).swap_remove(0)
+    }
+
+    /// The averages over windows.
+    #[track_caller]
+    pub fn average_pool_with(&self, options: PoolOptions) -> Tensor {
+        Tensor::apply_one(Pool { kind: PoolKind::Average, options }, &[self])
+    }
+
+    /// The average of every channel of every image: `[batch, channels]`.
+    #[track_caller]
+    pub fn global_average_pool(&self) -> Tensor {
+        match self.rank() {
+            _ if self.is_poison() => self.clone(),
+            4 => self.mean_axes(&[1, 2]),
+            _ => self.fail("GlobalAveragePool", Error::shape(format!("takes images, not {}", self.shape()))),
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Sums, means and extremes over some dimensions.
+
+use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::kir::{LowerCx, ReduceKind, View};
+use tensorpack_tensor::{DType, Dim, Error, Result, Shape};
+
+/// A reduction over `axes`, which are sorted and unique.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Reduce {
+    kind: ReduceKind,
+    axes: Vec<usize>,
+    keep: bool,
+}
+
+/// Axes as users write them (negative from the end, none for all), sorted.
+pub(super) fn resolve_axes(x: &Tensor, axes: &[isize]) -> Result<Vec<usize>> {
+    if axes.is_empty() {
+        return Ok((0..x.rank()).collect());
+    }
+    let mut resolved = axes
+        .iter()
+        .map(|&a| crate::graph::axis_in(a, x.rank()))
+        .collect::<Result<Vec<usize>>>()?;
+    resolved.sort_unstable();
+    if resolved.windows(2).any(|w| w[0] == w[1]) {
+        return Err(Error::argument(format!("the axes {axes:?} name one twice")));
+    }
+    Ok(resolved)
+}
+
+/// The shape left after reducing `axes`: they vanish, or stay with size 1.
+pub(super) fn reduced_shape(shape: &Shape, axes: &[usize], keep: bool) -> Shape {
+    let dims = shape.iter().enumerate().filter_map(|(i, &d)| match axes.contains(&i) {
+        true => keep.then_some(Dim::Known(1)),
+        false => Some(d),
+    });
+    dims.collect::<Vec<Dim>>().into()
+}
+
+impl OpDef for Reduce {
+    fn name(&self) -> &str {
+        match self.kind {
+            ReduceKind::Sum => "Sum",
+            ReduceKind::Prod => "Prod",
+            ReduceKind::Max => "Max",
+            ReduceKind::Min => "Min",
+            ReduceKind::ArgMax => "ArgMax",
+            ReduceKind::ArgMin => "ArgMin",
+            ReduceKind::Moments => "Moments",
+        }
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        let x = &inputs[0];
+        if x.dtype == DType::Bool {
+            return Err(Error::dtype("does not take bool elements; cast them first"));
+        }
+        let empty = self.axes.iter().any(|&a| x.shape[a].known() == Some(0));
+        if empty && !matches!(self.kind, ReduceKind::Sum | ReduceKind::Prod) {
+            return Err(Error::shape(format!("nothing to choose from: {} is empty along the axes reduced", x.shape)));
+        }
+        let dtype = match self.kind {
+            ReduceKind::ArgMax | ReduceKind::ArgMin => DType::I64,
+            _ => x.dtype,
+        };
+        Ok(vec![Spec { dtype, shape: reduced_shape(&x.shape, &self.axes, self.keep) }])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        let x = cx.input(0);
+        let spread = |t: &Tensor| t.keep_axes(&self.axes, self.keep).broadcast_like(x);
+        let dx = match self.kind {
+            ReduceKind::Sum => spread(cx.dy()),
+            ReduceKind::Max | ReduceKind::Min => {
+                // Equal extremes share the gradient.
+                let hit = x.equal(&spread(cx.output(0))).cast(x.dtype());
+                let axes: Vec<isize> = self.axes.iter().map(|&a| a as isize).collect();
+                &hit * spread(cx.dy()) / hit.sum_keep(&axes).broadcast_like(x)
+            }
+            _ => return Ok(vec![None]),
+        };
+        Ok(vec![Some(dx)])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let x = cx.input(0);
+        let reduced: Vec<bool> = (0..x.sizes.len()).map(|i| self.axes.contains(&i)).collect();
+        let (dtype, sizes) = (cx.output_dtype(0), x.sizes.clone());
+        let y = cx.reduce(self.kind, dtype, &sizes, &reduced, &[&x], |_, r| r[0]);
+        let to = cx.output_sizes(0);
+        Ok(vec![cx.reshape(&y[0], &to)])
+    }
+}
+
+impl Tensor {
+    #[track_caller]
+    fn reduce(&self, kind: ReduceKind, axes: &[isize], keep: bool) -> Tensor {
+        if self.is_poison() {
+            return self.clone();
+        }
+        match resolve_axes(self, axes) {
+            Ok(axes) => Tensor::apply_one(Reduce { kind, axes, keep }, &[self]),
+            Err(e) => self.fail("Reduce", e),
+        }
+    }
+
+    /// The sum of all elements.
+    #[track_caller]
+    pub fn sum(&self) -> Tensor {
+        self.reduce(ReduceKind::Sum, &[], false)
+    }
+
+    /// The sum over some axes, which vanish.
+    #[track_caller]
+    pub fn sum_axes(&self, axes: &[isize]) -> Tensor {
+        self.reduce(ReduceKind::Sum, axes, false)
+    }
+
+    /// The sum over some axes, which stay with size 1.
+    #[track_caller]
+    pub fn sum_keep(&self, axes: &[isize]) -> Tensor {
+        self.reduce(ReduceKind::Sum, axes, true)
+    }
+
+    /// The mean of all elements.
+    #[track_caller]
+    pub fn mean(&self) -> Tensor {
+        let sum = self.sum();
+        &sum / self.count_per(&sum)
+    }
+
+    /// The mean over some axes, which vanish.
+    #[track_caller]
+    pub fn mean_axes(&self, axes: &[isize]) -> Tensor {
+        let sum = self.sum_axes(axes);
+        &sum / self.count_per(&sum)
+    }
+
+    /// The largest element over some axes (none: all), which vanish.
+    #[track_caller]
+    pub fn max_axes(&self, axes: &[isize]) -> Tensor {
+        self.reduce(ReduceKind::Max, axes, false)
+    }
+
+    /// The largest element over some axes, which stay with size 1.
+    #[track_caller]
+    pub fn max_keep(&self, axes: &[isize]) -> Tensor {
+        self.reduce(ReduceKind::Max, axes, true)
+    }
+
+    /// The smallest element over some axes (none: all), which vanish.
+    #[track_caller]
+    pub fn min_axes(&self, axes: &[isize]) -> Tensor {
+        self.reduce(ReduceKind::Min, axes, false)
+    }
+
+    /// Where along `axis` the largest element is, as i64; the first if there are several.
+    #[track_caller]
+    pub fn argmax(&self, axis: isize) -> Tensor {
+        self.reduce(ReduceKind::ArgMax, &[axis], false)
+    }
+
+    /// Where along `axis` the smallest element is, as i64; the first if there are several.
+    #[track_caller]
+    pub fn argmin(&self, axis: isize) -> Tensor {
+        self.reduce(ReduceKind::ArgMin, &[axis], false)
+    }
+
+    /// A reduced tensor with its vanished axes back as dims of size 1.
+    #[track_caller]
+    pub(super) fn keep_axes(&self, axes: &[usize], kept: bool) -> Tensor {
+        axes.iter().filter(|_| !kept).fold(self.clone(), |t, &a| t.expand_dims(a as isize))
+    }
+}

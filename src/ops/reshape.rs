@@ -1,0 +1,176 @@
+//! The same elements under another shape.
+
+use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
+use crate::kir::{LowerCx, View};
+use tensorpack_tensor::{Dim, Error, Result};
+
+/// What one dim of the result is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Target {
+    /// This size.
+    Size(usize),
+    /// As large as dim `.0` of the input.
+    Same(usize),
+    /// Whatever is left.
+    Rest,
+}
+
+/// Sizes as given.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Reshape(Vec<Target>);
+
+impl OpDef for Reshape {
+    fn name(&self) -> &str {
+        "Reshape"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        let from = &inputs[0].shape;
+        let mut rest: Vec<Dim> = from.to_vec();
+        let mut given = 1usize;
+        for t in &self.0 {
+            match *t {
+                Target::Same(i) => rest[i] = Dim::Known(1),
+                Target::Size(n) => given = given.saturating_mul(n),
+                Target::Rest => {}
+            }
+        }
+        let target = || self.0.iter().map(|t| match t {
+            Target::Size(n) => n.to_string(),
+            Target::Same(_) => "=".into(),
+            Target::Rest => "-1".into(),
+        }).collect::<Vec<_>>().join(", ");
+        let mismatch = || Error::shape(format!("{from} cannot be reshaped to [{}]", target()));
+        let wants_rest = self.0.contains(&Target::Rest);
+        let left = match Dim::product(&rest) {
+            Dim::Known(n) if wants_rest && given > 0 && n % given == 0 => Dim::Known(n / given),
+            Dim::Known(n) if !wants_rest && n == given => Dim::Known(1),
+            Dim::Known(_) => return Err(mismatch()),
+            Dim::Unknown(_) => {
+                // What is known cancels, so that [batch, 7, 7, 32] as [-1, 1568] has the batch's own size again.
+                let known = rest.iter().filter_map(|d| d.known()).product::<usize>();
+                let unknown: Vec<Dim> = rest.iter().copied().filter(|d| d.known().is_none()).collect();
+                match unknown.as_slice() {
+                    [one] if known == given => *one,
+                    _ => Dim::derived("rest", &unknown, &[known, given]),
+                }
+            }
+        };
+        let dims = self.0.iter().map(|t| match *t {
+            Target::Size(n) => Dim::Known(n),
+            Target::Same(i) => from[i],
+            Target::Rest => left,
+        });
+        Ok(vec![Spec { dtype: inputs[0].dtype, shape: dims.collect::<Vec<_>>().into() }])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![Some(cx.dy().reshape_like(cx.input(0)))])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let (x, to) = (cx.input(0), cx.output_sizes(0));
+        Ok(vec![cx.reshape(&x, &to)])
+    }
+}
+
+/// Input 0 under the shape of input 1.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct ReshapeLike;
+
+impl OpDef for ReshapeLike {
+    fn name(&self) -> &str {
+        "ReshapeLike"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        let (x, like) = (&inputs[0].shape, &inputs[1].shape);
+        match (x.element_count(), like.element_count()) {
+            (Dim::Known(a), Dim::Known(b)) if a != b => {
+                Err(Error::shape(format!("{x} cannot be reshaped to {like}")))
+            }
+            _ => Ok(vec![Spec { dtype: inputs[0].dtype, shape: like.clone() }]),
+        }
+    }
+
+    fn shape_only(&self, i: usize) -> bool {
+        i == 1
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![Some(cx.dy().reshape_like(cx.input(0))), None])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let (x, to) = (cx.input(0), cx.output_sizes(0));
+        Ok(vec![cx.reshape(&x, &to)])
+    }
+}
+
+impl Tensor {
+    /// The elements in row-major order under other sizes; one of them may be -1: whatever is left.
+    #[track_caller]
+    pub fn reshape(&self, sizes: &[isize]) -> Tensor {
+        let targets = sizes.iter().map(|&n| match n {
+            -1 => Ok(Target::Rest),
+            n => usize::try_from(n).map(Target::Size),
+        });
+        match targets.collect::<Result<Vec<Target>, _>>() {
+            Ok(t) if t.iter().filter(|&&t| t == Target::Rest).count() <= 1 => {
+                Tensor::apply_one(Reshape(t), &[self])
+            }
+            _ => self.fail("Reshape", Error::argument(format!("sizes {sizes:?} are not sizes (-1 may occur once)"))),
+        }
+    }
+
+    /// The elements under the shape of `like`.
+    #[track_caller]
+    pub fn reshape_like(&self, like: &Tensor) -> Tensor {
+        if self.shape() == like.shape() { self.clone() } else { Tensor::apply_one(ReshapeLike, &[self, like]) }
+    }
+
+    /// All dims from `axis` on as one.
+    #[track_caller]
+    pub fn flatten(&self, axis: usize) -> Tensor {
+        if axis > self.rank() {
+            return self.fail("Flatten", Error::shape(format!("axis {axis} is outside a tensor of rank {}", self.rank())));
+        }
+        let targets = (0..axis).map(Target::Same).chain([Target::Rest]).collect();
+        Tensor::apply_one(Reshape(targets), &[self])
+    }
+
+    /// With a dim of size 1 put in at `axis`.
+    #[track_caller]
+    pub fn expand_dims(&self, axis: isize) -> Tensor {
+        match axis_in(axis, self.rank() + 1) {
+            Ok(at) => {
+                let before = (0..at).map(Target::Same);
+                let after = (at..self.rank()).map(Target::Same);
+                Tensor::apply_one(Reshape(before.chain([Target::Size(1)]).chain(after).collect()), &[self])
+            }
+            Err(e) => self.fail("ExpandDims", e),
+        }
+    }
+
+    /// Without the dim of size 1 at `axis`.
+    #[track_caller]
+    pub fn squeeze(&self, axis: isize) -> Tensor {
+        let at = match axis_in(axis, self.rank()) {
+            Ok(at) => at,
+            Err(e) => return self.fail("Squeeze", e),
+        };
+        if self.shape()[at].known().is_some_and(|n| n != 1) {
+            let e = Error::shape(format!("axis {axis} of {} does not have size 1", self.shape()));
+            return self.fail("Squeeze", e);
+        }
+        let targets = (0..self.rank()).filter(|&i| i != at).map(Target::Same).collect();
+        Tensor::apply_one(Reshape(targets), &[self])
+    }
+
+    /// All dims but the last as one.
+    #[track_caller]
+    pub(super) fn as_matrix(&self) -> Tensor {
+        let last = self.rank().saturating_sub(1);
+        if self.rank() == 2 { self.clone() } else { Tensor::apply_one(Reshape(vec![Target::Rest, Target::Same(last)]), &[self]) }
+    }
+}

@@ -1,0 +1,79 @@
+//! A part of a tensor, perhaps every n-th element. No element moves.
+
+use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::kir::{LowerCx, View};
+use tensorpack_tensor::{Dim, Error, Result};
+
+/// Every `step`-th index from `begin` to `end` of each dim; `end` is `None` for as far as it goes.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Slice {
+    begin: Vec<usize>,
+    end: Vec<Option<usize>>,
+    step: Vec<usize>,
+}
+
+impl OpDef for Slice {
+    fn name(&self) -> &str {
+        "Slice"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        let shape = &inputs[0].shape;
+        let given = [self.begin.len(), self.end.len(), self.step.len()];
+        if given.iter().any(|&n| n != shape.rank()) {
+            return Err(Error::argument(format!("{shape} needs begin, end and step for each of its dims")));
+        }
+        let dim = |i: usize| {
+            let (begin, end, step) = (self.begin[i], self.end[i], self.step[i]);
+            if step == 0 {
+                return Err(Error::argument(format!("a step of 0 in dim {i} goes nowhere")));
+            }
+            match shape[i] {
+                Dim::Unknown(_) if (begin, end, step) == (0, None, 1) => Ok(shape[i]),
+                Dim::Unknown(_) => {
+                    Ok(Dim::derived("slice", &[shape[i]], &[begin, end.map_or(usize::MAX, |e| e), step]))
+                }
+                Dim::Known(n) => {
+                    let end = end.unwrap_or(n);
+                    if begin > end || end > n {
+                        return Err(Error::shape(format!("{begin}..{end} is outside dim {i} of {shape}")));
+                    }
+                    Ok(Dim::Known((end - begin).div_ceil(step)))
+                }
+            }
+        };
+        let dims = (0..shape.rank()).map(dim).collect::<Result<Vec<Dim>>>()?;
+        Ok(vec![Spec { dtype: inputs[0].dtype, shape: dims.into() }])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![Some(super::pad::unslice(cx.dy(), cx.input(0), &self.begin, &self.step))])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        Ok(vec![cx.input(0).slice(&self.begin, &self.step, &cx.output_sizes(0))])
+    }
+}
+
+impl Tensor {
+    /// Every `step[i]`-th index from `begin[i]` to `end[i]` (`None`: to the end) of each dim.
+    #[track_caller]
+    pub fn strided_slice(&self, begin: &[usize], end: &[Option<usize>], step: &[usize]) -> Tensor {
+        let op = Slice { begin: begin.to_vec(), end: end.to_vec(), step: step.to_vec() };
+        Tensor::apply_one(op, &[self])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::graph::{Graph, TensorSpec};
+
+    #[test]
+    fn out_of_range_names_the_dim() {
+        let g = Graph::new();
+        let x = g.placeholder(&TensorSpec::f32("x", [Some(4), Some(4)]));
+        let _ = x.strided_slice(&[0, 3], &[None, Some(5)], &[1, 1]);
+        let e = g.freeze().unwrap_err();
+        assert!(e.message().contains("3..5 is outside dim 1 of [4, 4]"), "{e}");
+    }
+}

@@ -1,0 +1,108 @@
+//! Softmax over the last dim, and the losses made of it.
+
+use super::composed;
+use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::kir::{Binary, Class, LowerCx, View};
+use std::panic::Location;
+use tensorpack_tensor::{Error, Result};
+
+/// The loss where the label is a class, NaN where it is none: a wrong label must not train silently.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct CheckLabels {
+    classes: usize,
+}
+
+impl OpDef for CheckLabels {
+    fn name(&self) -> &str {
+        "CheckLabels"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        let (loss, labels) = (&inputs[0], &inputs[1]);
+        if loss.shape.broadcast(&labels.shape)?.rank() != labels.shape.rank() {
+            return Err(Error::shape(format!("losses {} and labels {} differ", loss.shape, labels.shape)));
+        }
+        if let (Some(a), Some(b)) = (loss.shape.known(), labels.shape.known())
+            && a != b
+        {
+            return Err(Error::shape(format!(
+                "the logits are for {} examples, the labels for {}",
+                loss.shape, labels.shape
+            )));
+        }
+        Ok(vec![loss.clone()])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![Some(cx.dy().clone()), None])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let (loss, labels) = (cx.input(0), cx.input(1));
+        let class = Class::of(loss.dtype);
+        Ok(vec![cx.map(&[&loss, &labels], |e, r| {
+            let (zero, classes) = (e.constant(0.0, Class::I64), e.constant(self.classes as f64, Class::I64));
+            let low = e.binary(Binary::Ge, r[1], zero);
+            let high = e.binary(Binary::Lt, r[1], classes);
+            let good = e.binary(Binary::And, low, high);
+            let good = e.cast(class, good);
+            let nan = e.constant(f64::NAN, class);
+            e.select(good, r[0], nan)
+        })])
+    }
+
+    fn nan_hint(&self) -> Option<String> {
+        Some(format!("a label lies outside 0..{}", self.classes))
+    }
+}
+
+impl Tensor {
+    /// The logarithm of the sum of exponentials over the last dim, which stays with size 1.
+    #[track_caller]
+    fn log_sum_exp_keep(&self) -> Tensor {
+        // The largest is taken out first, so that nothing overflows; as a constant, since it cancels.
+        let top = self.max_keep(&[-1]).stop_gradient();
+        (self - &top).exp().sum_keep(&[-1]).log() + top
+    }
+
+    /// The logarithm of the sum of exponentials over the last dim.
+    #[track_caller]
+    pub fn log_sum_exp(&self) -> Tensor {
+        composed(self, "LogSumExp", Location::caller(), || self.log_sum_exp_keep().squeeze(-1))
+    }
+
+    /// The logarithm of the softmax over the last dim.
+    #[track_caller]
+    pub fn log_softmax(&self) -> Tensor {
+        composed(self, "LogSoftmax", Location::caller(), || self - self.log_sum_exp_keep())
+    }
+
+    /// The softmax over the last dim.
+    #[track_caller]
+    pub fn softmax(&self) -> Tensor {
+        composed(self, "Softmax", Location::caller(), || (self - self.log_sum_exp_keep()).exp())
+    }
+
+    /// The cross entropy of logits `[..., classes]` and integer labels `[...]`, one loss for each label. A label that
+    /// is no class gives NaN, which training reports.
+    #[track_caller]
+    pub fn sparse_softmax_cross_entropy(&self, labels: &Tensor) -> Tensor {
+        composed(self, "SparseSoftmaxCrossEntropy", Location::caller(), || {
+            if self.is_poison() || labels.is_poison() {
+                return Tensor::poison(self.graph());
+            }
+            let classes = self.shape().last().and_then(|d| d.known());
+            let Some(classes) = classes.filter(|_| labels.rank() + 1 == self.rank()) else {
+                let why = format!(
+                    "takes logits [..., classes] and labels [...], not {} and {}",
+                    self.shape(),
+                    labels.shape()
+                );
+                return self.fail("Labels", Error::shape(why));
+            };
+            let hit = labels.one_hot(classes, self.dtype());
+            let loss = self.log_sum_exp_keep().squeeze(-1) - (hit * self).sum_axes(&[-1]);
+            Tensor::apply_one(CheckLabels { classes }, &[&loss, labels])
+        })
+    }
+}

@@ -1,0 +1,39 @@
+//! Where differentiation ends.
+
+use crate::graph::{GradCx, OpDef, OpTraits, Spec, Tensor};
+use crate::kir::{LowerCx, View};
+use tensorpack_tensor::Result;
+
+/// The input, as if it were a constant.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct StopGradient;
+
+impl OpDef for StopGradient {
+    fn name(&self) -> &str {
+        "StopGradient"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn grad(&self, _: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![None])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        Ok(vec![cx.input(0)])
+    }
+
+    fn traits(&self) -> OpTraits {
+        OpTraits { stops_gradient: true, ..OpTraits::PURE }
+    }
+}
+
+impl Tensor {
+    /// This tensor, but no gradient flows through it.
+    #[track_caller]
+    pub fn stop_gradient(&self) -> Tensor {
+        Tensor::apply_one(StopGradient, &[self])
+    }
+}

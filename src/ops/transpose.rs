@@ -1,0 +1,64 @@
+//! Dimensions in another order. No element moves: what reads the result reads it in the other order.
+
+use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::kir::{LowerCx, View};
+use tensorpack_tensor::{Error, Result};
+
+/// Dimension `i` of the result is dimension `.0[i]` of the input.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Transpose(Vec<usize>);
+
+impl OpDef for Transpose {
+    fn name(&self) -> &str {
+        "Transpose"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        let x = &inputs[0];
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable();
+        if sorted != (0..x.shape.rank()).collect::<Vec<_>>() {
+            return Err(Error::argument(format!(
+                "{:?} is not an order of the {} dims of {}",
+                self.0,
+                x.shape.rank(),
+                x.shape
+            )));
+        }
+        let shape = self.0.iter().map(|&i| x.shape[i]).collect::<Vec<_>>().into();
+        Ok(vec![Spec { dtype: x.dtype, shape }])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        let mut inverse = vec![0; self.0.len()];
+        self.0.iter().enumerate().for_each(|(i, &from)| inverse[from] = i);
+        Ok(vec![Some(cx.dy().transpose(&inverse))])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        Ok(vec![cx.input(0).permute(&self.0)])
+    }
+}
+
+impl Tensor {
+    /// The dims in another order: dim `i` of the result is dim `order[i]` of this.
+    #[track_caller]
+    pub fn transpose(&self, order: &[usize]) -> Tensor {
+        Tensor::apply_one(Transpose(order.to_vec()), &[self])
+    }
+
+    /// The last two dims swapped.
+    #[track_caller]
+    pub fn matrix_transpose(&self) -> Tensor {
+        if self.is_poison() {
+            return self.clone();
+        }
+        let n = self.rank();
+        if n < 2 {
+            return self.fail("Transpose", Error::shape(format!("{} is no matrix", self.shape())));
+        }
+        let mut order: Vec<usize> = (0..n).collect();
+        order.swap(n - 2, n - 1);
+        self.transpose(&order)
+    }
+}

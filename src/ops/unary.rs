@@ -1,0 +1,158 @@
+//! Functions of one number, element by element.
+
+use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::kir::{self, LowerCx, View};
+use tensorpack_tensor::{DType, Error, ErrorKind, Result};
+
+/// A function of every element.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Unary(kir::Unary);
+
+impl OpDef for Unary {
+    fn name(&self) -> &str {
+        use kir::Unary::*;
+        match self.0 {
+            Neg => "Neg",
+            Abs => "Abs",
+            Sign => "Sign",
+            Exp => "Exp",
+            Log => "Log",
+            Log1p => "Log1p",
+            Sqrt => "Sqrt",
+            Rsqrt => "Rsqrt",
+            Recip => "Reciprocal",
+            Square => "Square",
+            Tanh => "Tanh",
+            Sigmoid => "Sigmoid",
+            Erf => "Erf",
+            Sin => "Sin",
+            Cos => "Cos",
+            Floor => "Floor",
+            Round => "Round",
+            Relu => "Relu",
+            Not => "Not",
+            IsFinite => "IsFinite",
+        }
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        use kir::Unary::*;
+        let x = &inputs[0];
+        match (self.0, x.dtype) {
+            (Not, DType::Bool) => Ok(vec![x.clone()]),
+            (Not, d) => Err(Error::dtype(format!("takes bool elements, not {d}"))),
+            (_, DType::Bool) => Err(Error::dtype("does not take bool elements; cast them first")),
+            (IsFinite, _) => Ok(vec![Spec::new(DType::Bool, x.shape.clone())]),
+            (Neg | Abs | Sign | Square | Relu, _) => Ok(vec![x.clone()]),
+            _ => super::float_input(x).map(|()| vec![x.clone()]),
+        }
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        use kir::Unary::*;
+        let (x, y, dy) = (cx.input(0), cx.output(0), cx.dy());
+        let dx = match self.0 {
+            Neg => -dy,
+            Abs => dy * x.sign(),
+            Exp => dy * y,
+            Log => dy / x,
+            Log1p => dy / (x + 1.0),
+            Sqrt => dy * 0.5 / y,
+            Rsqrt => dy * -0.5 * y * y * y,
+            Recip => -(dy * y * y),
+            Square => dy * 2.0 * x,
+            Tanh => dy * (1.0 - y.square()),
+            Sigmoid => dy * y * (1.0 - y),
+            Erf => dy * (-x.square()).exp() * std::f64::consts::FRAC_2_SQRT_PI,
+            Sin => dy * x.cos(),
+            Cos => -(dy * x.sin()),
+            // The result is positive exactly where the input is, and is kept anyway for what comes next.
+            Relu => y.greater(&y.zero()).select(dy, &dy.zero()),
+            Sign | Floor | Round => return Ok(vec![None]),
+            Not | IsFinite => return Err(Error::new(ErrorKind::Gradient, "a truth value has no gradient")),
+        };
+        Ok(vec![Some(dx)])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let x = cx.input(0);
+        Ok(vec![cx.map(&[&x], |e, r| e.unary(self.0, r[0]))])
+    }
+
+    fn nan_hint(&self) -> Option<String> {
+        use kir::Unary::*;
+        match self.0 {
+            Log | Log1p | Sqrt | Rsqrt => Some("an input is negative or zero; clip it from below".into()),
+            Recip => Some("an input is zero".into()),
+            Exp => Some("an input is too large; subtract the maximum first".into()),
+            _ => None,
+        }
+    }
+}
+
+macro_rules! methods {
+    ($($(#[$doc:meta])* $method:ident => $op:ident),* $(,)?) => {
+        impl Tensor {
+            $($(#[$doc])* #[track_caller] pub fn $method(&self) -> Tensor {
+                Tensor::apply_one(Unary(kir::Unary::$op), &[self])
+            })*
+        }
+    };
+}
+
+methods! {
+    /// The absolute value.
+    abs => Abs,
+    /// -1, 0 or 1.
+    sign => Sign,
+    /// e to the power of every element.
+    exp => Exp,
+    /// The natural logarithm.
+    log => Log,
+    /// The logarithm of 1 + x, exact for small x.
+    log1p => Log1p,
+    /// The square root.
+    sqrt => Sqrt,
+    /// One over the square root.
+    rsqrt => Rsqrt,
+    /// One over every element.
+    reciprocal => Recip,
+    /// Every element times itself.
+    square => Square,
+    /// The hyperbolic tangent.
+    tanh => Tanh,
+    /// The logistic function 1 / (1 + exp(-x)).
+    sigmoid => Sigmoid,
+    /// The error function.
+    erf => Erf,
+    /// The sine.
+    sin => Sin,
+    /// The cosine.
+    cos => Cos,
+    /// The largest integer not above.
+    floor => Floor,
+    /// The nearest integer, halves to even.
+    round => Round,
+    /// max(x, 0).
+    relu => Relu,
+    /// Whether false.
+    logical_not => Not,
+    /// Whether neither NaN nor infinite.
+    is_finite => IsFinite,
+}
+
+impl std::ops::Neg for &Tensor {
+    type Output = Tensor;
+    #[track_caller]
+    fn neg(self) -> Tensor {
+        Tensor::apply_one(Unary(kir::Unary::Neg), &[self])
+    }
+}
+
+impl std::ops::Neg for Tensor {
+    type Output = Tensor;
+    #[track_caller]
+    fn neg(self) -> Tensor {
+        -&self
+    }
+}

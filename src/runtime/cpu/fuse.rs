@@ -1,0 +1,424 @@
+//! Fusion: fewer passes over memory.
+//!
+//! - A map that only maps and reductions read is computed inside them instead of being stored.
+//! - A map that is read on is computed together with its first reader, which stores both.
+//! - A map of a contraction's result becomes its epilogue, applied while the result is in cache.
+//! - Reductions over the same space share one pass.
+
+use crate::kir::{
+    BufferId, Class, Epilogue, ExprBuilder, Kernel, KernelNode, MapBody, Program, ReduceKind, Reg, Step, Unary, View,
+};
+use std::collections::{HashMap, HashSet};
+use tensorpack_tensor::DType;
+
+/// Beyond these a tile's registers outgrow the first cache.
+const MAX_STEPS: usize = 64;
+const MAX_OPERANDS: usize = 14;
+
+/// Fuses all that pays.
+pub(super) fn fuse(program: &mut Program) {
+    let mut fusion = Fusion::new(program);
+    fusion.inline_maps();
+    fusion.epilogues();
+    fusion.share_reductions();
+    program.kernels = fusion.nodes.into_iter().flatten().collect();
+}
+
+struct Fusion<'a> {
+    program: &'a Program,
+    nodes: Vec<Option<KernelNode>>,
+    /// Buffers that must exist: fetched, or checked.
+    wanted: HashSet<BufferId>,
+    /// Buffers that become a variable's next value.
+    updating: HashSet<BufferId>,
+}
+
+impl<'a> Fusion<'a> {
+    fn new(program: &'a mut Program) -> Fusion<'a> {
+        let nodes = std::mem::take(&mut program.kernels).into_iter().map(Some).collect();
+        let wanted = program.fetches.iter().chain(&program.costs).map(|v| v.buffer).collect();
+        let updating = program.updates.iter().map(|u| u.value.buffer).collect();
+        Fusion { program, nodes, wanted, updating }
+    }
+
+    /// The nodes that read each buffer, in order.
+    fn readers(&self) -> HashMap<BufferId, Vec<usize>> {
+        let mut readers: HashMap<BufferId, Vec<usize>> = HashMap::new();
+        for (i, node) in self.nodes.iter().enumerate() {
+            for view in node.iter().flat_map(|n| n.kernel.reads()) {
+                let list = readers.entry(view.buffer).or_default();
+                if list.last() != Some(&i) {
+                    list.push(i);
+                }
+            }
+        }
+        readers
+    }
+
+    fn body(&self, i: usize) -> Option<&MapBody> {
+        match &self.nodes[i].as_ref()?.kernel {
+            Kernel::Map(body) | Kernel::Reduce { body, .. } => Some(body),
+            _ => None,
+        }
+    }
+
+    fn inline_maps(&mut self) {
+        let mut readers = self.readers();
+        for i in 0..self.nodes.len() {
+            let Some(KernelNode { kernel: Kernel::Map(producer), outputs, .. }) = &self.nodes[i] else { continue };
+            let [made] = outputs[..] else { continue };
+            let producer = producer.clone();
+            let users = readers.get(&made).cloned().unwrap_or_default();
+            let stored = self.wanted.contains(&made) || self.updating.contains(&made);
+            // Rounding to a narrower type happens when a value is stored: such values stay stored.
+            let exact = matches!(self.program.buffer(made).dtype, DType::F32 | DType::F64 | DType::I64 | DType::Bool);
+            if users.is_empty() || !exact {
+                continue;
+            }
+            let merged: Option<Vec<MapBody>> =
+                users.iter().map(|&u| self.body(u).and_then(|body| inlined(body, &producer, made))).collect();
+            let inline = match &merged {
+                Some(_) if stored => false,
+                Some(_) if users.len() == 1 => true,
+                Some(bodies) => self.worth_repeating(&producer, &users, bodies),
+                None => false,
+            };
+            let changed: Vec<usize> = if let (true, Some(bodies)) = (inline, merged) {
+                for (&u, body) in users.iter().zip(bodies) {
+                    self.set_body(u, body);
+                }
+                self.nodes[i] = None;
+                users
+            } else if let Some(first) = self.joined_with_first(&producer, made, users[0]) {
+                self.nodes[i] = None;
+                vec![first]
+            } else {
+                continue;
+            };
+            readers.remove(&made);
+            for u in changed {
+                for view in &producer.operands {
+                    let list = readers.entry(view.buffer).or_default();
+                    list.retain(|&r| r != i && r != u);
+                    let at = list.partition_point(|&r| r < u);
+                    list.insert(at, u);
+                }
+            }
+            readers.values_mut().for_each(|list| list.retain(|&r| r != i));
+            // A map that was joined is still read by those after the first.
+            let still: Vec<usize> =
+                (i..self.nodes.len()).filter(|&n| self.reads(n, made)).collect();
+            if !still.is_empty() {
+                readers.insert(made, still);
+            }
+        }
+    }
+
+    fn reads(&self, i: usize, buffer: BufferId) -> bool {
+        self.nodes[i].as_ref().is_some_and(|n| n.kernel.reads().iter().any(|v| v.buffer == buffer))
+    }
+
+    fn set_body(&mut self, i: usize, new: MapBody) {
+        if let Some(KernelNode { kernel: Kernel::Map(body) | Kernel::Reduce { body, .. }, .. }) = &mut self.nodes[i] {
+            *body = new;
+        }
+    }
+
+    /// Whether computing a map once for each of its readers moves less memory than storing it.
+    fn worth_repeating(&self, producer: &MapBody, users: &[usize], merged: &[MapBody]) -> bool {
+        let costly = |s: &Step| {
+            matches!(
+                s,
+                Step::Unary(
+                    Unary::Exp | Unary::Log | Unary::Log1p | Unary::Tanh | Unary::Sigmoid | Unary::Erf | Unary::Sin
+                        | Unary::Cos,
+                    _
+                ) | Step::Binary(crate::kir::Binary::Pow, ..)
+            )
+        };
+        let epilogue_to_be = producer.operands.iter().any(|v| {
+            let made_by = |n: &KernelNode| n.outputs.contains(&v.buffer) && matches!(n.kernel, Kernel::Contract { .. });
+            self.nodes.iter().flatten().any(made_by)
+        });
+        if producer.expr.steps.iter().any(costly) || producer.expr.steps.len() > 12 || epilogue_to_be {
+            return false;
+        }
+        let full = |body: &MapBody| body.operands.iter().filter(|v| v.strides.iter().any(|&s| s != 0)).count();
+        let repeated: usize = merged.iter().map(full).sum();
+        let before: usize = users.iter().filter_map(|&u| self.body(u)).map(full).sum();
+        repeated <= before + full(producer) + 1
+    }
+
+    /// Computes a map together with its first reader, which then stores both; possible if that is a map over the very
+    /// same space and no one reads it earlier.
+    fn joined_with_first(&mut self, producer: &MapBody, made: BufferId, first: usize) -> Option<usize> {
+        let Some(KernelNode { kernel: Kernel::Map(reader), outputs, .. }) = &self.nodes[first] else { return None };
+        let whole = View::dense(made, self.program.buffer(made).dtype, &producer.sizes);
+        let same_space = reader.sizes == producer.sizes
+            && reader.operands.iter().filter(|v| v.buffer == made).all(|v| *v == whole)
+            // Outputs of one element gain nothing, and would tie scalars of the step to large passes.
+            && reader.sizes.iter().product::<usize>() > 1;
+        if !same_space || outputs.len() >= 4 {
+            return None;
+        }
+        let mut body = inlined(reader, producer, made)?;
+        let mut b = ExprBuilder::default();
+        let mut operands = std::mem::take(&mut body.operands);
+        let mut regs = b.inline(&body.expr, |b, i, class| b.operand(i, class), |a| a);
+        let base: Vec<usize> = producer
+            .operands
+            .iter()
+            .map(|v| {
+                operands.iter().position(|o| o == v).unwrap_or_else(|| {
+                    operands.push(v.clone());
+                    operands.len() - 1
+                })
+            })
+            .collect();
+        regs.extend(b.inline(&producer.expr, |b, i, class| b.operand(base[i], class), |a| a));
+        let joined = MapBody { sizes: body.sizes, operands, expr: b.finish(&regs) };
+        if joined.operands.len() > MAX_OPERANDS || joined.expr.steps.len() > MAX_STEPS {
+            return None;
+        }
+        let node = self.nodes[first].as_mut()?;
+        node.kernel = Kernel::Map(joined);
+        node.outputs.push(made);
+        Some(first)
+    }
+
+    fn epilogues(&mut self) {
+        let readers = self.readers();
+        for i in 0..self.nodes.len() {
+            let Some(KernelNode { kernel: Kernel::Contract { epilogue: None, .. }, outputs, .. }) = &self.nodes[i] else {
+                continue;
+            };
+            let made = outputs[0];
+            let [user] = readers.get(&made).map_or(&[][..], Vec::as_slice) else { continue };
+            if self.wanted.contains(&made) || self.updating.contains(&made) {
+                continue;
+            }
+            let buffer = self.program.buffer(made);
+            let whole = View::dense(made, buffer.dtype, &buffer.sizes);
+            let Some(KernelNode { kernel: Kernel::Map(map), outputs, origin }) = &self.nodes[*user] else { continue };
+            let fits = map.sizes == buffer.sizes
+                && outputs.len() == 1
+                && self.program.buffer(outputs[0]).dtype == buffer.dtype
+                && map.operands.iter().filter(|v| v.buffer == made).all(|v| *v == whole);
+            if !fits {
+                continue;
+            }
+            let rest: Vec<View> = map.operands.iter().filter(|v| v.buffer != made).cloned().collect();
+            let mut b = ExprBuilder::default();
+            let place = |v: &View| rest.iter().position(|r| r == v).map_or(0, |p| p + 1);
+            let regs = b.inline(&map.expr, |b, i, class| b.operand(place(&map.operands[i]), class), |a| a);
+            let epilogue = Epilogue { expr: b.finish(&regs), operands: rest.clone() };
+            let (outputs, origin) = (outputs.clone(), origin.clone());
+            let Some(KernelNode { kernel: Kernel::Contract { kind, lhs, rhs, .. }, .. }) = self.nodes[i].take() else {
+                continue;
+            };
+            let kernel = Kernel::Contract { kind, lhs, rhs, epilogue: Some(epilogue) };
+            self.nodes[*user] = Some(KernelNode { kernel, outputs, origin });
+        }
+    }
+
+    /// Joins reductions of the same space, if one place in the order comes after all they read and before all that
+    /// read them.
+    fn share_reductions(&mut self) {
+        for j in 0..self.nodes.len() {
+            for i in (0..j).rev() {
+                if let Some(at) = self.common_place(i, j) {
+                    self.join_reductions(i, j, at);
+                    if at == i {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    fn common_place(&self, i: usize, j: usize) -> Option<usize> {
+        let (first, second) = (self.nodes[i].as_ref()?, self.nodes[j].as_ref()?);
+        let (Kernel::Reduce { body: a, reduced: ra, kinds: ka }, Kernel::Reduce { body: b, reduced: rb, kinds: kb }) =
+            (&first.kernel, &second.kernel)
+        else {
+            return None;
+        };
+        // The places of extremes come from another kind of loop.
+        let plain = |kinds: &[ReduceKind]| !kinds.iter().any(|k| matches!(k, ReduceKind::ArgMax | ReduceKind::ArgMin));
+        let reads_alike = b.operands.iter().any(|v| a.operands.contains(v));
+        let same = a.sizes == b.sizes && ra == rb && plain(ka) && plain(kb) && reads_alike;
+        let class = |body: &MapBody| body.expr.class(body.expr.outputs[0]);
+        let fits = same
+            && class(a) == class(b)
+            && a.operands.len() + b.operands.len() <= MAX_OPERANDS
+            && a.expr.steps.len() + b.expr.steps.len() <= MAX_STEPS;
+        if !fits {
+            return None;
+        }
+        let between = i + 1..j;
+        let reads_first = |n: usize| first.outputs.iter().any(|&o| self.reads(n, o));
+        let writes_for_second = |n: usize| {
+            let made = self.nodes[n].as_ref().map_or(&[][..], |m| &m.outputs);
+            made.iter().any(|o| b.operands.iter().any(|v| v.buffer == *o))
+        };
+        if b.operands.iter().any(|v| first.outputs.contains(&v.buffer)) {
+            return None;
+        }
+        if !between.clone().any(writes_for_second) {
+            return Some(i);
+        }
+        if !between.clone().any(reads_first) { Some(j) } else { None }
+    }
+
+    fn join_reductions(&mut self, i: usize, j: usize, at: usize) {
+        let (Some(first), Some(second)) = (self.nodes[i].take(), self.nodes[j].take()) else { return };
+        let (Kernel::Reduce { body: a, reduced, kinds }, Kernel::Reduce { body: b, kinds: more, .. }) =
+            (first.kernel, second.kernel)
+        else {
+            return;
+        };
+        let mut operands = a.operands.clone();
+        let places: Vec<usize> = b
+            .operands
+            .iter()
+            .map(|v| {
+                operands.iter().position(|o| o == v).unwrap_or_else(|| {
+                    operands.push(v.clone());
+                    operands.len() - 1
+                })
+            })
+            .collect();
+        let mut e = ExprBuilder::default();
+        let mut regs = e.inline(&a.expr, |e, k, class| e.operand(k, class), |x| x);
+        regs.extend(e.inline(&b.expr, |e, k, class| e.operand(places[k], class), |x| x));
+        let body = MapBody { sizes: a.sizes, operands, expr: e.finish(&regs) };
+        let kernel = Kernel::Reduce { body, reduced, kinds: [kinds, more].concat() };
+        let outputs = [first.outputs, second.outputs].concat();
+        self.nodes[at] = Some(KernelNode { kernel, outputs, origin: second.origin });
+    }
+}
+
+/// `reader` with the map that makes `made` written in where it was read, if every way in which it is read allows.
+fn inlined(reader: &MapBody, producer: &MapBody, made: BufferId) -> Option<MapBody> {
+    let count = |sizes: &[usize]| sizes.iter().product::<usize>();
+    let mut operands: Vec<View> = Vec::new();
+    let mut place = |view: View| {
+        operands.iter().position(|o| *o == view).unwrap_or_else(|| {
+            operands.push(view);
+            operands.len() - 1
+        })
+    };
+    // For each operand of the reader: its new place, or the producer's operands as the reader sees them.
+    enum Source {
+        Kept(usize),
+        Inlined { places: Vec<usize>, axes: Vec<Option<usize>> },
+    }
+    let mut sources = Vec::new();
+    for view in &reader.operands {
+        if view.buffer != made {
+            sources.push(Source::Kept(place(view.clone())));
+            continue;
+        }
+        // A value that the reader repeats would be computed again for every repetition.
+        if count(&reader.sizes) != count(&producer.sizes) {
+            return None;
+        }
+        let seen = seen_through(view, producer)?;
+        let axes = seen.axes.clone();
+        let uses_index = |a: usize| axes.get(a).is_some_and(Option::is_none);
+        let lost = producer.expr.steps.iter().any(|s| matches!(s, Step::Index { axis, .. } if uses_index(*axis as usize)));
+        if lost {
+            return None;
+        }
+        let places = seen.operands.into_iter().map(&mut place).collect();
+        sources.push(Source::Inlined { places, axes });
+    }
+    let mut b = ExprBuilder::default();
+    let outputs = b.inline(
+        &reader.expr,
+        |b, i, class: Class| match &sources[i] {
+            Source::Kept(at) => b.operand(*at, class),
+            Source::Inlined { places, axes } => {
+                let made: Vec<Reg> = b.inline(
+                    &producer.expr,
+                    |b, k, class| b.operand(places[k], class),
+                    |a| axes[a].unwrap_or(0),
+                );
+                b.cast(class, made[0])
+            }
+        },
+        |a| a,
+    );
+    let expr = b.finish(&outputs);
+    let fits = operands.len() <= MAX_OPERANDS && expr.steps.len() <= MAX_STEPS;
+    fits.then(|| crate::kir::compact(&reader.sizes, operands, expr))
+}
+
+struct Seen {
+    /// The producer's operands over the reader's space.
+    operands: Vec<View>,
+    /// For each dim of the producer, the reader's dim that runs over it one to one.
+    axes: Vec<Option<usize>>,
+}
+
+/// How the producer's operands look to someone who reads its result through `view`.
+fn seen_through(view: &View, producer: &MapBody) -> Option<Seen> {
+    let dense = View::dense(view.buffer, view.dtype, &producer.sizes).strides;
+    let rank = producer.sizes.len();
+    if producer.sizes.contains(&0) {
+        return None;
+    }
+    let start: Vec<usize> = (0..rank).map(|d| view.offset / dense[d] as usize % producer.sizes[d]).collect();
+    let mut axes = vec![None; rank];
+    // For each dim of the reader: the dim of the producer it runs over, and how far a step goes.
+    let mut runs: Vec<Option<(usize, isize)>> = Vec::new();
+    let mut taken = vec![false; rank];
+    for (i, (&n, &stride)) in view.sizes.iter().zip(&view.strides).enumerate() {
+        if n == 1 || stride == 0 {
+            runs.push(None);
+            continue;
+        }
+        let fits = |d: &usize| {
+            let step = stride / dense[*d];
+            let last = start[*d] as isize + (n as isize - 1) * step;
+            !taken[*d] && stride % dense[*d] == 0 && step > 0 && last < producer.sizes[*d] as isize
+        };
+        let d = (0..rank).find(|d| dense[*d] == stride && producer.sizes[*d] > 1 && fits(d)).or_else(|| (0..rank).find(fits))?;
+        taken[d] = true;
+        let step = stride / dense[d];
+        if step == 1 && start[d] == 0 && n == producer.sizes[d] {
+            axes[d] = Some(i);
+        }
+        runs.push(Some((d, step)));
+    }
+    let operands = producer.operands.iter().map(|o| {
+        let ahead: isize = (0..rank).map(|d| start[d] as isize * o.strides[d]).sum();
+        View {
+            sizes: view.sizes.clone(),
+            strides: runs.iter().map(|r| r.map_or(0, |(d, step)| o.strides[d] * step)).collect(),
+            offset: (o.offset as isize + ahead) as usize,
+            ..o.clone()
+        }
+    });
+    Some(Seen { operands: operands.collect(), axes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transposed_and_sliced_reading_is_traced_to_the_operands() {
+        let b = BufferId(0);
+        let x = View::dense(BufferId(1), DType::F32, &[4, 6]);
+        let bias = View::dense(BufferId(2), DType::F32, &[6]).broadcast_to(&[4, 6]);
+        let mut e = ExprBuilder::default();
+        let r = e.operand(0, Class::F32);
+        let producer = MapBody { sizes: vec![4, 6], operands: vec![x, bias], expr: e.finish(&[r]) };
+        let view = View::dense(b, DType::F32, &[4, 6]).slice(&[1, 2], &[1, 2], &[3, 2]).permute(&[1, 0]);
+        let seen = seen_through(&view, &producer).unwrap();
+        assert_eq!((seen.operands[0].offset, seen.operands[0].strides.as_slice()), (8, &[2, 6][..]));
+        assert_eq!((seen.operands[1].offset, seen.operands[1].strides.as_slice()), (2, &[2, 0][..]));
+        assert_eq!(seen.axes, [None, None]);
+    }
+}

@@ -1,0 +1,17 @@
+//! Our own CPU engine: kernel IR in, results out, nothing to install.
+//!
+//! A program goes through here in the order of this list: elementwise chains are fused, updates of variables gathered
+//! into passes over slabs, buffers placed in one arena, kernels made; then it is run, again and again, by a team of
+//! threads.
+
+mod fuse;
+mod variables;
+mod commit;
+mod arena;
+mod plan;
+mod work;
+mod engine;
+mod memory;
+
+pub use engine::{CpuOptions, cpu_executor};
+pub use tensorpack_kernels::Isa;

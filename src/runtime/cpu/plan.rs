@@ -1,0 +1,425 @@
+//! The plan: every kernel made, every buffer placed, before anything runs.
+
+use super::arena::{self, Lifetime};
+use super::commit::{self, Pass};
+use super::memory::padded;
+use super::variables::Variables;
+use super::work::Work;
+use super::fuse;
+use crate::kir::{BufferId, BufferKind, Kernel, KernelNode, MapBody, Origin, Program, View};
+use std::collections::HashMap;
+use std::fmt::Write;
+use tensorpack_tensor::{DType, HostTensor, Result};
+
+/// Where something begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Base {
+    Arena,
+    Feed(usize),
+    Slab(usize),
+    Constant(usize),
+}
+
+/// A place in memory: a base and bytes from there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Loc {
+    pub(super) base: Base,
+    pub(super) offset: usize,
+}
+
+/// One kernel, ready to run.
+#[derive(Debug)]
+pub(super) struct Step {
+    pub(super) work: Work,
+    pub(super) reads: Vec<Loc>,
+    pub(super) writes: Vec<Loc>,
+    /// Type and number of elements of each output.
+    pub(super) forms: Vec<(DType, usize)>,
+    /// Which outputs must be finite for variables to change.
+    pub(super) checked: Vec<bool>,
+    /// Room shared by all threads while the step runs.
+    pub(super) shared: Option<usize>,
+    pub(super) origin: Origin,
+    pub(super) bytes: f64,
+}
+
+/// A value the caller gets.
+#[derive(Debug)]
+pub(super) struct FetchAt {
+    pub(super) loc: Loc,
+    pub(super) dtype: DType,
+    pub(super) sizes: Vec<usize>,
+}
+
+/// All of a program, ready to run.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) steps: Vec<Step>,
+    /// Steps from here on change variables.
+    pub(super) commit_from: usize,
+    pub(super) fetches: Vec<FetchAt>,
+    pub(super) constants: Vec<HostTensor>,
+    pub(super) arena_bytes: usize,
+    pub(super) scratch_bytes: usize,
+    /// The largest sum of bytes that live at once, whatever the arena manages.
+    live_bytes: usize,
+    text: String,
+}
+
+/// How a plan is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// Everything fused, variables updated at the end.
+    Fast,
+    /// Every result stored by itself, no variable touched: for finding where a NaN comes from.
+    Inspect,
+}
+
+impl Plan {
+    pub(super) fn new(mut program: Program, variables: &Variables, mode: Mode) -> Result<Plan> {
+        dense_fetches(&mut program);
+        let commit = match mode {
+            Mode::Fast => {
+                fuse::fuse(&mut program);
+                commit::split(&mut program, variables)
+            }
+            Mode::Inspect => {
+                program.updates.clear();
+                commit::Commit::default()
+            }
+        };
+        Planner::new(program, variables, commit).plan()
+    }
+
+    pub(super) fn text(&self) -> String {
+        format!("{}arena {} bytes, live at once {} bytes\n", self.text, self.arena_bytes, self.live_bytes)
+    }
+}
+
+/// What is fetched must lie densely.
+fn dense_fetches(program: &mut Program) {
+    for i in 0..program.fetches.len() {
+        let view = program.fetches[i].clone();
+        if !view.is_dense() {
+            let buffer = program.add_buffer(view.dtype, &view.sizes, BufferKind::Temp);
+            let origin = Origin { name: "fetch".into(), site: tensorpack_tensor::Site { file: file!(), line: line!() } };
+            program.kernels.push(KernelNode { kernel: Kernel::Copy(view.clone()), outputs: vec![buffer], origin });
+            program.fetches[i] = View::dense(buffer, view.dtype, &view.sizes);
+        }
+    }
+}
+
+struct Planner<'a> {
+    program: Program,
+    variables: &'a Variables,
+    passes: Vec<Pass>,
+    copies: Vec<(usize, View)>,
+    /// Buffers packed together so that a pass over a slab reads them in one go: buffer to (pack, offset).
+    packed: HashMap<BufferId, (usize, usize)>,
+    pack_bytes: Vec<usize>,
+    /// Buffers that lie where another did: the other's memory is reused.
+    reuses: HashMap<BufferId, BufferId>,
+}
+
+impl<'a> Planner<'a> {
+    fn new(program: Program, variables: &'a Variables, commit: commit::Commit) -> Planner<'a> {
+        Planner {
+            program,
+            variables,
+            passes: commit.passes,
+            copies: commit.copies,
+            packed: HashMap::new(),
+            pack_bytes: Vec::new(),
+            reuses: HashMap::new(),
+        }
+    }
+
+    /// Packs what a pass over several variables reads beside them (gradients) in the slab's own form.
+    fn pack(&mut self) {
+        for pass in self.passes.iter().filter(|p| p.members.len() > 1) {
+            let first = &pass.members[0];
+            for (k, view) in first.body.operands.iter().enumerate() {
+                let joined = self.program.is_temp(view.buffer) && !commit::is_scalar(view, &first.body.sizes);
+                if !joined {
+                    continue;
+                }
+                let mut offset = 0;
+                for m in &pass.members {
+                    let b = m.body.operands[k].buffer;
+                    self.packed.insert(b, (self.pack_bytes.len(), offset));
+                    offset += padded(self.program.buffer(b).bytes());
+                }
+                self.pack_bytes.push(offset);
+            }
+        }
+    }
+
+    fn plan(mut self) -> Result<Plan> {
+        self.pack();
+        let compute = self.program.kernels.len();
+        let fetch_time = compute;
+        let commit_time = compute + 1;
+        let lives = self.lifetimes(fetch_time, commit_time);
+        self.reuse_in_place(&lives);
+
+        // Items of the arena: packs, buffers with memory of their own, and what kernels share among threads.
+        let mut items: Vec<Lifetime> =
+            self.pack_bytes.iter().map(|&bytes| Lifetime { bytes, first: usize::MAX, last: 0 }).collect();
+        let mut item_of: HashMap<BufferId, usize> = HashMap::new();
+        let mut ids: Vec<BufferId> = lives.keys().copied().collect();
+        ids.sort_unstable();
+        for &b in &ids {
+            let live = lives[&b];
+            let root = self.root(b);
+            let item = match self.packed.get(&b) {
+                Some(&(pack, _)) => pack,
+                None => *item_of.entry(root).or_insert_with(|| {
+                    items.push(Lifetime { bytes: live.bytes, first: usize::MAX, last: 0 });
+                    items.len() - 1
+                }),
+            };
+            items[item].first = items[item].first.min(live.first);
+            items[item].last = items[item].last.max(live.last);
+            item_of.insert(b, item);
+        }
+        items.iter_mut().filter(|i| i.first == usize::MAX).for_each(|i| i.first = 0);
+        let works: Vec<Work> = self.program.kernels.iter().map(|n| Work::new(&self.program, n)).collect();
+        let shared: Vec<Option<usize>> = works
+            .iter()
+            .enumerate()
+            .map(|(i, w)| {
+                let bytes = padded(w.shared_bytes());
+                (bytes > 0).then(|| {
+                    items.push(Lifetime { bytes, first: i, last: i });
+                    items.len() - 1
+                })
+            })
+            .collect();
+        let (offsets, arena_bytes) = arena::place(&items);
+        let live_bytes = (0..=commit_time)
+            .map(|t| items.iter().filter(|i| i.first <= t && t <= i.last).map(|i| i.bytes).sum())
+            .max()
+            .unwrap_or(0);
+
+        let mut constants = Vec::new();
+        let mut locs: HashMap<BufferId, Loc> = HashMap::new();
+        for (i, buffer) in self.program.buffers.iter().enumerate() {
+            let id = BufferId(i as u32);
+            let loc = match &buffer.kind {
+                BufferKind::Feed(n) => Loc { base: Base::Feed(*n), offset: 0 },
+                BufferKind::Variable(v) => {
+                    let place = self.variables.place(*v);
+                    Loc { base: Base::Slab(place.slab), offset: place.offset }
+                }
+                BufferKind::Constant(value) => {
+                    constants.push(value.clone());
+                    Loc { base: Base::Constant(constants.len() - 1), offset: 0 }
+                }
+                BufferKind::Temp => match item_of.get(&id) {
+                    Some(&item) => {
+                        let inside = self.packed.get(&id).map_or(0, |&(_, offset)| offset);
+                        Loc { base: Base::Arena, offset: offsets[item] + inside }
+                    }
+                    None => continue,
+                },
+            };
+            locs.insert(id, loc);
+        }
+        let checked = self.checked();
+        let at = |v: &View| {
+            let loc = locs[&v.buffer];
+            Loc { offset: loc.offset + v.offset * v.dtype.size(), ..loc }
+        };
+        let mut text = String::new();
+        let mut steps = Vec::new();
+        for ((node, work), shared) in self.program.kernels.iter().zip(works).zip(shared) {
+            let _ = writeln!(text, "{}{}", self.describe(node), work.summary());
+            let form = |&b: &BufferId| (self.program.buffer(b).dtype, self.program.buffer(b).len());
+            let outputs = node.outputs.iter();
+            let read: usize = node.kernel.reads().iter().map(|v| seen_bytes(v)).sum();
+            let written: usize = node.outputs.iter().map(|&b| self.program.buffer(b).bytes()).sum();
+            steps.push(Step {
+                reads: self.reads(node).iter().map(at).collect(),
+                writes: outputs.clone().map(|b| locs[b]).collect(),
+                forms: outputs.clone().map(form).collect(),
+                checked: outputs.map(|b| checked.contains(b)).collect(),
+                shared: shared.map(|item| offsets[item]),
+                origin: node.origin.clone(),
+                bytes: (read + written) as f64,
+                work,
+            });
+        }
+        let commit_from = steps.len();
+        for pass in &self.passes {
+            let step = self.pass_step(pass, &at);
+            let names: Vec<String> = pass.members.iter().map(|m| format!("{:?}", m.variables)).collect();
+            let _ = writeln!(text, "commit {} over variables {}", step.work.name(), names.join(" "));
+            steps.push(step);
+        }
+        for (variable, value) in &self.copies {
+            let place = self.variables.place(*variable);
+            let (bytes, n) = (2.0 * (value.len() * value.dtype.size()) as f64, value.len());
+            let _ = writeln!(text, "commit copy to variable {variable}");
+            steps.push(Step {
+                work: Work::copy(value),
+                reads: vec![at(value)],
+                writes: vec![Loc { base: Base::Slab(place.slab), offset: place.offset }],
+                forms: vec![(value.dtype, n)],
+                checked: vec![false],
+                shared: None,
+                origin: Origin { name: "assign".into(), site: tensorpack_tensor::Site { file: file!(), line: line!() } },
+                bytes,
+            });
+        }
+        let fetches = self
+            .program
+            .fetches
+            .iter()
+            .map(|v| FetchAt { loc: at(v), dtype: v.dtype, sizes: v.sizes.clone() })
+            .collect();
+        let scratch_bytes = steps.iter().map(|s| s.work.scratch_bytes()).max().unwrap_or(0);
+        Ok(Plan { steps, commit_from, fetches, constants, arena_bytes, scratch_bytes, live_bytes, text })
+    }
+
+    /// What a kernel is handed to read: its views and, for a contraction, its own result before the epilogue's operands.
+    fn reads(&self, node: &KernelNode) -> Vec<View> {
+        let mut reads: Vec<View> = node.kernel.reads().into_iter().cloned().collect();
+        if let Kernel::Contract { .. } = node.kernel {
+            let own = node.outputs[0];
+            let out = self.program.buffer(own);
+            reads.insert(2, View::dense(own, out.dtype, &out.sizes));
+        }
+        reads
+    }
+
+    /// First and last use of every temporary that somebody needs.
+    fn lifetimes(&self, fetch_time: usize, commit_time: usize) -> HashMap<BufferId, Lifetime> {
+        let mut lives: HashMap<BufferId, Lifetime> = HashMap::new();
+        let mut touch = |b: BufferId, t: usize| {
+            if self.program.is_temp(b) {
+                let bytes = padded(self.program.buffer(b).bytes().max(1));
+                let live = lives.entry(b).or_insert(Lifetime { bytes, first: t, last: t });
+                live.last = live.last.max(t);
+            }
+        };
+        for (t, node) in self.program.kernels.iter().enumerate() {
+            node.outputs.iter().for_each(|&b| touch(b, t));
+            node.kernel.reads().iter().for_each(|v| touch(v.buffer, t));
+        }
+        self.program.fetches.iter().chain(&self.program.costs).for_each(|v| touch(v.buffer, fetch_time));
+        let late = self.passes.iter().flat_map(|p| &p.members).flat_map(|m| &m.body.operands);
+        late.chain(self.copies.iter().map(|(_, v)| v)).for_each(|v| touch(v.buffer, commit_time));
+        lives
+    }
+
+    fn root(&self, b: BufferId) -> BufferId {
+        self.reuses.get(&b).map_or(b, |&r| self.root(r))
+    }
+
+    /// A map's result may lie where an operand lay that nobody reads any more.
+    fn reuse_in_place(&mut self, lives: &HashMap<BufferId, Lifetime>) {
+        let mut given: Vec<BufferId> = Vec::new();
+        for (t, node) in self.program.kernels.iter().enumerate() {
+            let Kernel::Map(body) = &node.kernel else { continue };
+            for &out in &node.outputs {
+                let size = self.program.buffer(out).dtype.size();
+                let fits = |v: &&View| {
+                    self.program.is_temp(v.buffer)
+                        && lives.get(&v.buffer).is_some_and(|l| l.last == t && l.bytes == lives[&out].bytes)
+                        && **v == View::dense(v.buffer, v.dtype, &body.sizes)
+                        && v.dtype.size() == size
+                        && !self.packed.contains_key(&v.buffer)
+                        && !given.contains(&v.buffer)
+                        // Read in another way too (shifted, say), it must stay until all of it was read.
+                        && body.operands.iter().filter(|o| o.buffer == v.buffer).count() == 1
+                };
+                if self.packed.contains_key(&out) {
+                    continue;
+                }
+                if let Some(v) = body.operands.iter().find(fits) {
+                    given.push(v.buffer);
+                    self.reuses.insert(out, v.buffer);
+                }
+            }
+        }
+    }
+
+    /// Results that decide whether variables change: costs, and floats that passes and copies read.
+    fn checked(&self) -> Vec<BufferId> {
+        let late = self.passes.iter().flat_map(|p| &p.members).flat_map(|m| &m.body.operands);
+        let consumed = late.chain(self.copies.iter().map(|(_, v)| v)).chain(&self.program.costs);
+        consumed.filter(|v| v.dtype.is_float() && self.program.is_temp(v.buffer)).map(|v| v.buffer).collect()
+    }
+
+    fn pass_step(&self, pass: &Pass, at: &dyn Fn(&View) -> Loc) -> Step {
+        let first = &pass.members[0];
+        let body = match pass.members.len() {
+            1 => first.body.clone(),
+            _ => self.stretched(pass),
+        };
+        let n: usize = body.sizes.iter().product();
+        let writes = first.variables.iter().map(|&v| {
+            let place = self.variables.place(v);
+            Loc { base: Base::Slab(place.slab), offset: place.offset }
+        });
+        let dtypes: Vec<DType> = first.outputs.iter().map(|&b| self.program.buffer(b).dtype).collect();
+        let read: usize = body.operands.iter().map(seen_bytes).sum();
+        let written: usize = dtypes.iter().map(|d| d.size() * n).sum();
+        Step {
+            reads: first.body.operands.iter().map(at).collect(),
+            writes: writes.collect(),
+            forms: dtypes.iter().map(|&d| (d, n)).collect(),
+            checked: vec![false; dtypes.len()],
+            shared: None,
+            origin: pass.origin.clone(),
+            bytes: (read + written) as f64,
+            work: Work::map(&body, dtypes),
+        }
+    }
+
+    /// The first member's map, over the elements of all members and the padding between them.
+    fn stretched(&self, pass: &Pass) -> MapBody {
+        let size = |b: BufferId| self.program.buffer(b).dtype.size();
+        let bytes = |b: BufferId| self.program.buffer(b).bytes();
+        let (first, last) = (&pass.members[0], &pass.members[pass.members.len() - 1]);
+        let before: usize = pass.members[..pass.members.len() - 1].iter().map(|m| padded(bytes(m.outputs[0]))).sum();
+        let n = before / size(first.outputs[0]) + self.program.buffer(last.outputs[0]).len();
+        let operands = first.body.operands.iter().map(|v| {
+            let stride = isize::from(!commit::is_scalar(v, &first.body.sizes));
+            View { sizes: vec![n], strides: vec![stride], ..v.clone() }
+        });
+        MapBody { sizes: vec![n], operands: operands.collect(), expr: first.body.expr.clone() }
+    }
+
+    fn describe(&self, node: &KernelNode) -> String {
+        let outputs: Vec<String> = node
+            .outputs
+            .iter()
+            .map(|&b| {
+                let place = match self.reuses.get(&b) {
+                    Some(r) => format!(" in place of %{}", r.0),
+                    None => String::new(),
+                };
+                format!("%{} {}{:?}{place}", b.0, self.program.buffer(b).dtype, self.program.buffer(b).sizes)
+            })
+            .collect();
+        let reads: Vec<String> = node
+            .kernel
+            .reads()
+            .iter()
+            .map(|v| match &self.program.buffer(v.buffer).kind {
+                BufferKind::Temp => format!("%{}", v.buffer.0),
+                BufferKind::Feed(i) => format!("feed{i}"),
+                BufferKind::Variable(i) => format!("var{i}"),
+                BufferKind::Constant(_) => "const".into(),
+            })
+            .collect();
+        format!("{} = {}({}) // {}", outputs.join(", "), node.kernel.name(), reads.join(", "), node.origin.name)
+    }
+}
+
+/// The bytes a kernel really reads through a view: what is repeated is read once.
+fn seen_bytes(v: &View) -> usize {
+    let distinct: usize = v.sizes.iter().zip(&v.strides).filter(|(_, s)| **s != 0).map(|(&n, _)| n).product();
+    distinct * v.dtype.size()
+}

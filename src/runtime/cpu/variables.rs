@@ -1,0 +1,77 @@
+//! Variables in slabs: those of one slab lie one behind the other, in the order they were made, so that an optimizer
+//! is one pass over memory, and its slots lie in slabs of the same form.
+
+use super::memory::{Block, padded};
+use crate::graph::VariableInfo;
+use crate::runtime::memory_limit;
+use tensorpack_tensor::{DType, HostTensor, Result, element_count};
+
+/// Where a variable is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) slab: usize,
+    /// In bytes from the slab's beginning.
+    pub(super) offset: usize,
+}
+
+/// All variables of a session.
+#[derive(Debug, Default)]
+pub(super) struct Variables {
+    slabs: Vec<Block>,
+    places: Vec<Place>,
+    forms: Vec<(DType, Vec<usize>)>,
+}
+
+impl Variables {
+    pub(super) fn new(infos: &[VariableInfo], seed: u64, limit: Option<usize>) -> Result<Variables> {
+        let mut names: Vec<(&str, DType)> = Vec::new();
+        let mut sizes: Vec<usize> = Vec::new();
+        let mut places = Vec::new();
+        for v in infos {
+            let key = (v.slab.as_str(), v.dtype);
+            let slab = names.iter().position(|n| *n == key).unwrap_or_else(|| {
+                names.push(key);
+                sizes.push(0);
+                names.len() - 1
+            });
+            places.push(Place { slab, offset: sizes[slab] });
+            sizes[slab] += padded(element_count(&v.sizes)? * v.dtype.size());
+        }
+        memory_limit::check(sizes.iter().sum(), "the variables", limit)?;
+        let slabs = sizes.iter().map(|&n| Block::zeroed(n)).collect::<Result<Vec<Block>>>()?;
+        let forms = infos.iter().map(|v| (v.dtype, v.sizes.clone())).collect();
+        let mut variables = Variables { slabs, places, forms };
+        for (i, v) in infos.iter().enumerate() {
+            variables.write(i, &v.init.value(seed, &v.name, v.dtype, &v.sizes)?)?;
+        }
+        Ok(variables)
+    }
+
+    pub(super) fn place(&self, index: usize) -> Place {
+        self.places[index]
+    }
+
+    pub(super) fn slab(&self, slab: usize) -> *mut u8 {
+        self.slabs[slab].as_ptr()
+    }
+
+    pub(super) fn read(&self, index: usize) -> Result<HostTensor> {
+        let (dtype, sizes) = &self.forms[index];
+        let mut value = HostTensor::zeros(*dtype, sizes.as_slice())?;
+        let place = self.places[index];
+        let bytes = value.len() * dtype.size();
+        // SAFETY: the slab was made with room for this variable at its place, and nobody writes it meanwhile.
+        let there = unsafe { std::slice::from_raw_parts(self.slab(place.slab).add(place.offset), bytes) };
+        value.copy_from_bytes(there)?;
+        Ok(value)
+    }
+
+    /// Overwrites a variable with a value of its own type and sizes.
+    pub(super) fn write(&mut self, index: usize, value: &HostTensor) -> Result<()> {
+        let place = self.places[index];
+        let bytes = value.as_bytes();
+        // SAFETY: as in `read`; `value` is this variable's own form, as the session checked.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.slab(place.slab).add(place.offset), bytes.len()) };
+        Ok(())
+    }
+}

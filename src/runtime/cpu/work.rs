@@ -1,0 +1,353 @@
+//! A kernel with its sizes, and how it is run on memory.
+
+use super::memory::padded;
+use crate::kir::{CustomKernel, Kernel, KernelNode, MapBody, PoolKind, Program, View};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tensorpack_kernels::{self as kernels, Block, Contract, Isa, Operand, Operands, Team};
+use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
+
+/// What a step computes.
+#[derive(Debug)]
+pub(super) enum Work {
+    Map(kernels::Map),
+    Reduce(kernels::Reduce),
+    Contract { kernel: Box<dyn Contract>, dtype: DType, epilogue: Option<kernels::Map> },
+    Pool { kind: PoolKind, pool: kernels::Pool, dtype: DType },
+    Copy(kernels::Copy),
+    Pad(kernels::Pad),
+    Random { kernel: kernels::Random, stream: String },
+    Custom { kernel: Arc<dyn CustomKernel>, inputs: Vec<(DType, Vec<usize>)>, outputs: Vec<(DType, Vec<usize>)> },
+}
+
+/// What a step runs on.
+#[derive(Clone, Copy)]
+pub(super) struct Memory<'a> {
+    pub(super) reads: &'a [*const u8],
+    pub(super) writes: &'a [*mut u8],
+    pub(super) forms: &'a [(DType, usize)],
+    pub(super) checked: &'a [bool],
+    pub(super) shared: *mut u8,
+    /// A block of working memory for each member of the team.
+    pub(super) scratch: &'a [*mut u8],
+    pub(super) scratch_bytes: usize,
+    /// Cleared when a checked result is not finite.
+    pub(super) finite: &'a AtomicBool,
+    pub(super) isa: Isa,
+    pub(super) seed: u64,
+    pub(super) draw: u64,
+}
+
+// SAFETY: the pointers are the engine's own memory, which it keeps while a step runs, and each chunk writes a part of
+// it that no other chunk touches.
+unsafe impl Sync for Memory<'_> {}
+
+fn operand(view: &View) -> Operand {
+    Operand { dtype: view.dtype, strides: view.strides.clone() }
+}
+
+impl Work {
+    pub(super) fn new(program: &Program, node: &KernelNode) -> Work {
+        let dtypes: Vec<DType> = node.outputs.iter().map(|&b| program.buffer(b).dtype).collect();
+        let form = |v: &View| (v.dtype, v.sizes.clone());
+        match &node.kernel {
+            Kernel::Map(body) => Work::map(body, dtypes),
+            Kernel::Reduce { body, reduced, kinds } => Work::Reduce(kernels::Reduce::new(
+                &body.sizes,
+                reduced,
+                body.operands.iter().map(operand).collect(),
+                body.expr.clone(),
+                kinds.clone(),
+                dtypes,
+            )),
+            Kernel::Contract { kind, lhs, epilogue, .. } => {
+                let out = program.buffer(node.outputs[0]);
+                let own = View::dense(node.outputs[0], out.dtype, &out.sizes);
+                let epilogue = epilogue.as_ref().map(|e| {
+                    let operands = [&own].into_iter().chain(&e.operands).map(operand).collect();
+                    kernels::Map::new(&out.sizes, operands, e.expr.clone(), dtypes)
+                });
+                Work::Contract { kernel: kind.kernel(), dtype: lhs.dtype, epilogue }
+            }
+            Kernel::Pool { kind, pool, inputs } => {
+                Work::Pool { kind: *kind, pool: pool.clone(), dtype: inputs[0].dtype }
+            }
+            Kernel::Copy(src) => Work::copy(src),
+            Kernel::Pad { src, low, high, interior } => {
+                Work::Pad(kernels::Pad::new(&src.sizes, src.dtype.size(), &src.strides, low, high, interior))
+            }
+            Kernel::Random { stream, .. } => {
+                let out = program.buffer(node.outputs[0]);
+                Work::Random { kernel: kernels::Random::new(out.len(), out.dtype), stream: stream.clone() }
+            }
+            Kernel::Custom { kernel, inputs } => Work::Custom {
+                kernel: kernel.clone(),
+                inputs: inputs.iter().map(form).collect(),
+                outputs: node
+                    .outputs
+                    .iter()
+                    .map(|&b| (program.buffer(b).dtype, program.buffer(b).sizes.clone()))
+                    .collect(),
+            },
+        }
+    }
+
+    pub(super) fn map(body: &MapBody, outputs: Vec<DType>) -> Work {
+        let operands = body.operands.iter().map(operand).collect();
+        Work::Map(kernels::Map::new(&body.sizes, operands, body.expr.clone(), outputs))
+    }
+
+    pub(super) fn copy(src: &View) -> Work {
+        let dense = View::dense(src.buffer, src.dtype, &src.sizes);
+        Work::Copy(kernels::Copy::new(&src.sizes, src.dtype.size(), &src.strides, &dense.strides))
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Work::Map(_) => "map",
+            Work::Reduce(_) => "reduce",
+            Work::Contract { .. } => "contract",
+            Work::Pool { .. } => "pool",
+            Work::Copy(_) => "copy",
+            Work::Pad(_) => "pad",
+            Work::Random { .. } => "random",
+            Work::Custom { .. } => "custom",
+        }
+    }
+
+    /// What the plan's text adds to the kernel's line.
+    pub(super) fn summary(&self) -> &'static str {
+        match self {
+            Work::Contract { epilogue: Some(_), .. } => " with epilogue",
+            _ => "",
+        }
+    }
+
+    pub(super) fn flops(&self) -> f64 {
+        match self {
+            Work::Contract { kernel, .. } => kernel.flops(),
+            _ => 0.0,
+        }
+    }
+
+    pub(super) fn shared_bytes(&self) -> usize {
+        match self {
+            Work::Reduce(k) => k.shared_bytes(),
+            Work::Contract { kernel, .. } => kernel.shared_bytes(),
+            _ => 0,
+        }
+    }
+
+    pub(super) fn scratch_bytes(&self) -> usize {
+        match self {
+            Work::Map(k) => k.scratch_bytes(),
+            Work::Reduce(k) => k.scratch_bytes(),
+            Work::Contract { kernel, epilogue, .. } => {
+                padded(kernel.scratch_bytes()) + epilogue.as_ref().map_or(0, kernels::Map::scratch_bytes)
+            }
+            _ => 0,
+        }
+    }
+
+    /// Runs on the whole team.
+    ///
+    /// # Safety
+    /// The memory must be what this work was planned with: every pointer valid for the planned number of elements,
+    /// nothing else touching it meanwhile.
+    pub(super) unsafe fn run(&self, team: &mut Team, m: &Memory<'_>) -> Result<()> {
+        let isa = m.isa;
+        let read = |i: usize| m.read(i);
+        let write = |i: usize| m.write(i);
+        match self {
+            Work::Map(k) => team.run(k.chunks(), &|chunk, member| {
+                // SAFETY: as promised by the caller; chunks write apart from each other.
+                unsafe {
+                    k.run(isa, chunk, m.reads(), m.writes(), m.scratch(member));
+                    m.check(k.chunk_range(chunk));
+                }
+            }),
+            Work::Reduce(k) => {
+                for phase in 0..k.phases() {
+                    team.run(k.chunks(phase), &|chunk, member| {
+                        // SAFETY: as above; phases follow one another.
+                        unsafe { k.run(isa, phase, chunk, m.reads(), m.writes(), m.shared(), m.scratch(member)) }
+                    });
+                }
+                // SAFETY: the outputs are complete; they are few.
+                unsafe { m.check_all() };
+            }
+            Work::Contract { kernel, dtype, epilogue } => {
+                let (_, cols) = kernel.out_matrix();
+                for phase in 0..kernel.phases() {
+                    team.run(kernel.chunks(phase), &|chunk, member| {
+                        let (own, rest) = m.scratch(member).split_at_mut(padded(kernel.scratch_bytes()));
+                        let mut finish = |block: Block| {
+                            if let Some(map) = epilogue {
+                                // SAFETY: the block is final and this chunk's own; operand 0 is the result itself.
+                                unsafe { map.run_block(isa, &block, m.epilogue_reads(), m.writes(), rest) };
+                            }
+                            // SAFETY: as above.
+                            unsafe { m.check_block(&block, cols) };
+                        };
+                        // SAFETY: as promised by the caller.
+                        unsafe {
+                            match dtype {
+                                DType::F64 => kernel.run_f64(isa, phase, chunk, m.operands(), own, &mut finish),
+                                _ => kernel.run_f32(isa, phase, chunk, m.operands(), own, &mut finish),
+                            }
+                        }
+                    });
+                }
+            }
+            Work::Pool { kind, pool, dtype } => {
+                let chunks = match kind {
+                    PoolKind::MaxGrad | PoolKind::AverageGrad => pool.in_chunks(),
+                    _ => pool.chunks(),
+                };
+                team.run(chunks, &|chunk, _| {
+                    // SAFETY: as promised by the caller.
+                    unsafe {
+                        match kind {
+                            PoolKind::Max => pool.max(isa, *dtype, chunk, read(0), write(0), write(1)),
+                            PoolKind::MaxGrad => pool.max_grad(isa, *dtype, chunk, read(0), read(1), write(0)),
+                            PoolKind::MaxPick => pool.max_pick(isa, *dtype, chunk, read(0), read(1), write(0)),
+                            PoolKind::Average => pool.average(isa, *dtype, chunk, read(0), write(0)),
+                            PoolKind::AverageGrad => pool.average_grad(isa, *dtype, chunk, read(0), write(0)),
+                        }
+                    }
+                });
+                // SAFETY: the outputs are complete.
+                unsafe { m.check_all() };
+            }
+            Work::Copy(k) => {
+                // SAFETY: as promised by the caller.
+                team.run(k.chunks(), &|chunk, _| unsafe { k.run(isa, chunk, read(0), write(0)) });
+                // SAFETY: the output is complete.
+                unsafe { m.check_all() };
+            }
+            Work::Pad(k) => {
+                // SAFETY: as promised by the caller.
+                team.run(k.chunks(), &|chunk, _| unsafe { k.run(isa, chunk, read(0), write(0)) });
+                // SAFETY: the output is complete.
+                unsafe { m.check_all() };
+            }
+            Work::Random { kernel, stream } => {
+                let rng = CounterRng::new(m.seed, stream);
+                // SAFETY: as promised by the caller.
+                team.run(kernel.chunks(), &|chunk, _| unsafe { kernel.run(isa, chunk, rng, m.draw, 0, write(0)) });
+            }
+            Work::Custom { kernel, inputs, outputs } => {
+                let inputs = inputs
+                    .iter()
+                    .enumerate()
+                    .map(|(i, (dtype, sizes))| {
+                        let mut t = HostTensor::zeros(*dtype, sizes.as_slice())?;
+                        // SAFETY: the input has this many elements.
+                        let bytes = unsafe { std::slice::from_raw_parts(read(i), t.len() * dtype.size()) };
+                        t.copy_from_bytes(bytes).map(|()| t)
+                    })
+                    .collect::<Result<Vec<HostTensor>>>()?;
+                let mut made = outputs
+                    .iter()
+                    .map(|(dtype, sizes)| HostTensor::zeros(*dtype, sizes.as_slice()))
+                    .collect::<Result<Vec<HostTensor>>>()?;
+                kernel.run(&inputs, &mut made)?;
+                for (i, (t, (dtype, sizes))) in made.iter().zip(outputs).enumerate() {
+                    if (t.dtype(), t.sizes()) != (*dtype, sizes.as_slice()) {
+                        return Err(tensorpack_tensor::Error::shape(format!(
+                            "the kernel made {}{:?} where {dtype}{sizes:?} was declared",
+                            t.dtype(),
+                            t.sizes()
+                        )));
+                    }
+                    // SAFETY: the output has just this many bytes.
+                    unsafe { std::ptr::copy_nonoverlapping(t.as_bytes().as_ptr(), write(i), t.as_bytes().len()) };
+                }
+                // SAFETY: the outputs are complete.
+                unsafe { m.check_all() };
+            }
+        }
+        Ok(())
+    }
+}
+
+// Closures that several threads run capture a `&Memory`, which is shareable, and come to its pointers by these methods:
+// a field named in the closure would be captured by itself, and a bare pointer is not shareable.
+impl Memory<'_> {
+    fn reads(&self) -> &[*const u8] {
+        self.reads
+    }
+
+    fn writes(&self) -> &[*mut u8] {
+        self.writes
+    }
+
+    fn read(&self, i: usize) -> *const u8 {
+        self.reads[i]
+    }
+
+    fn write(&self, i: usize) -> *mut u8 {
+        self.writes[i]
+    }
+
+    fn shared(&self) -> *mut u8 {
+        self.shared
+    }
+
+    /// What a contraction works on.
+    fn operands<T>(&self) -> Operands<T> {
+        Operands { lhs: self.read(0).cast(), rhs: self.read(1).cast(), out: self.write(0).cast(), shared: self.shared }
+    }
+
+    /// The scratch of one member.
+    #[expect(clippy::mut_from_ref, reason = "each member of the team takes its own block")]
+    fn scratch(&self, member: usize) -> &mut [u8] {
+        // SAFETY: each member has a block of this size, and runs one chunk at a time.
+        unsafe { std::slice::from_raw_parts_mut(self.scratch[member], self.scratch_bytes) }
+    }
+
+    /// What an epilogue reads: the result itself, then the operands behind lhs and rhs.
+    fn epilogue_reads(&self) -> &[*const u8] {
+        &self.reads[2..]
+    }
+
+    unsafe fn check(&self, elements: std::ops::Range<usize>) {
+        for (i, _) in self.checked.iter().enumerate().filter(|(_, c)| **c) {
+            let dtype = self.forms[i].0;
+            // SAFETY: the elements are inside the output, as the caller says.
+            let ok = unsafe {
+                let from = self.writes[i].add(elements.start * dtype.size());
+                kernels::all_finite(self.isa, dtype, from, elements.len())
+            };
+            if !ok {
+                self.finite.store(false, Ordering::Relaxed);
+            }
+        }
+    }
+
+    unsafe fn check_all(&self) {
+        for i in 0..self.checked.len() {
+            if self.checked[i] {
+                let (dtype, n) = self.forms[i];
+                // SAFETY: the output has n elements.
+                if !unsafe { kernels::all_finite(self.isa, dtype, self.writes[i], n) } {
+                    self.finite.store(false, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    unsafe fn check_block(&self, block: &Block, cols: usize) {
+        if !self.checked[0] {
+            return;
+        }
+        if block.cols == (0..cols) {
+            // SAFETY: whole rows lie one behind the other.
+            return unsafe { self.check(block.rows.start * cols..block.rows.end * cols) };
+        }
+        for row in block.rows.clone() {
+            // SAFETY: the block is inside the output.
+            unsafe { self.check(row * cols + block.cols.start..row * cols + block.cols.end) };
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! What an engine is: it keeps variables, compiles parts of a frozen graph, and runs them.
+
+use super::Lowered;
+use crate::graph::VariableInfo;
+use tensorpack_tensor::{Error, HostTensor, Result};
+
+/// An engine with its variables.
+pub trait Executor: Send {
+    /// Makes room for the variables and gives them their first values.
+    fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()>;
+    /// The value of variable `index`.
+    fn read(&self, index: usize) -> Result<HostTensor>;
+    /// Gives variable `index` a value of its own type and sizes.
+    fn write(&mut self, index: usize, value: &HostTensor) -> Result<()>;
+    /// Makes a program runnable.
+    fn compile(&mut self, lowered: Lowered) -> Result<Box<dyn Executable>>;
+    /// Runs the program kernel by kernel, without changing a variable, until a result is not finite; returns the
+    /// error that names it, or `None` if all are finite.
+    fn find_bad(&mut self, lowered: Lowered, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>>;
+}
+
+/// A value fed to an input.
+pub type Feed<'a> = &'a HostTensor;
+
+/// What a run is keyed by.
+#[derive(Clone, Copy, Debug)]
+pub struct RunInfo {
+    /// The seed of the session.
+    pub seed: u64,
+    /// Which draw of every random stream this run takes.
+    pub draw: u64,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Everything was finite, and the variables have their next values.
+    Committed,
+    /// Something was not finite; no variable was changed.
+    NotFinite,
+}
+
+/// A program that can be run.
+pub trait Executable: Send {
+    /// Runs once. `outputs` are overwritten in place where type and sizes fit, so that a caller who keeps them
+    /// causes no allocation.
+    fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome>;
+    /// The plan as text: what fused, what is in place, how much memory.
+    fn plan_text(&self) -> String;
+    /// Seconds spent in each kernel since the program was made, if it was asked to count.
+    fn profile(&self) -> Vec<KernelTime> {
+        Vec::new()
+    }
+}
+
+/// Where time went.
+#[derive(Clone, Debug)]
+pub struct KernelTime {
+    /// The kind of kernel and what it was lowered from.
+    pub name: String,
+    /// How often it ran.
+    pub runs: u64,
+    /// Seconds in all.
+    pub seconds: f64,
+    /// Floating point operations of one run.
+    pub flops: f64,
+    /// Bytes read and written by one run.
+    pub bytes: f64,
+}

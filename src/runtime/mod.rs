@@ -1,0 +1,17 @@
+//! Running a frozen graph: the session, its programs, and the engines that execute them.
+
+pub mod cpu;
+mod device;
+mod executor;
+mod hooked;
+mod lowering;
+mod memory_limit;
+mod null;
+mod session;
+
+pub use device::Device;
+pub use executor::{Executable, Executor, Feed, KernelTime, Outcome, RunInfo};
+pub use hooked::{Cadence, Clock, Declared, HookedRun};
+pub use lowering::{Lowered, Request};
+pub use memory_limit::available_memory;
+pub use session::{IntoFetch, Prepared, Session, SessionOptions};

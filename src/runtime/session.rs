@@ -1,0 +1,366 @@
+//! A session: a frozen graph, its variables' values, and the programs made from it.
+
+use super::executor::{Executable, Executor, Feed, KernelTime, Outcome, RunInfo};
+use super::lowering::{self, Request};
+use super::null::NullEngine;
+use super::{Device, cpu};
+use crate::graph::{Fetch, Frozen, Op, Tensor, Variable};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard};
+use tensorpack_kernels::Isa;
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+
+/// How a session is made.
+#[derive(Clone, Debug)]
+pub struct SessionOptions {
+    /// Where to run.
+    pub device: Device,
+    /// Threads of a CPU device; `None`: one for each core.
+    pub threads: Option<usize>,
+    /// Instructions of a CPU device; `None`: the best there are.
+    pub isa: Option<Isa>,
+    /// What initial values and random operations are drawn from.
+    pub seed: u64,
+    /// The most bytes to allocate; `None`: what the machine or its cgroup allows.
+    pub memory_limit: Option<usize>,
+    /// How many programs (fetches and shapes) to keep; the least recently used goes.
+    pub programs: usize,
+    /// Whether to count the time of each kernel.
+    pub profile: bool,
+}
+
+impl Default for SessionOptions {
+    fn default() -> SessionOptions {
+        SessionOptions {
+            device: Device::Cpu(0),
+            threads: None,
+            isa: None,
+            seed: 0,
+            memory_limit: None,
+            programs: 16,
+            profile: false,
+        }
+    }
+}
+
+/// Runs a frozen graph. Every method takes `&self`; runs of several threads wait for each other.
+pub struct Session {
+    graph: Frozen,
+    options: SessionOptions,
+    state: Mutex<State>,
+}
+
+struct State {
+    executor: Box<dyn Executor>,
+    /// Most recently used last.
+    programs: Vec<CachedProgram>,
+    /// Hooked runs so far: what random operations are keyed by.
+    run_index: u64,
+    /// Plain runs since the last hooked one.
+    plain_runs: u64,
+    /// Set for good when a kernel panicked.
+    poisoned: Option<Error>,
+}
+
+struct CachedProgram {
+    request: Request,
+    executable: Box<dyn Executable>,
+}
+
+/// What is fetched in a run, checked once so that it can be run often.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    pub(super) fetches: Vec<Fetch>,
+}
+
+/// What can be fetched or run: tensors, operations, variables, and [`Fetch`]es made from them.
+pub trait IntoFetch {
+    /// The fetch.
+    fn fetch(&self) -> Fetch;
+}
+
+macro_rules! into_fetch {
+    ($($t:ty),*) => {$(impl IntoFetch for $t {
+        fn fetch(&self) -> Fetch { Fetch::from(self) }
+    })*};
+}
+into_fetch!(Tensor, Op, Variable, Fetch);
+
+/// Which numbers a run draws from random streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RunKind {
+    /// Counted: the n-th hooked run draws the n-th numbers, after a resume too.
+    Hooked,
+    /// On the side: draws from a stream of its own.
+    Plain,
+}
+
+impl Session {
+    /// A session with default options.
+    pub fn new(graph: Frozen) -> Result<Session> {
+        Session::with(graph, SessionOptions::default())
+    }
+
+    /// A session on the device the options name, with variables at their first values.
+    pub fn with(graph: Frozen, options: SessionOptions) -> Result<Session> {
+        graph.take_late_error()?;
+        let mut executor: Box<dyn Executor> = match options.device {
+            Device::Cpu(_) => cpu::cpu_executor(&cpu::CpuOptions {
+                threads: options.threads,
+                isa: options.isa,
+                memory_limit: options.memory_limit,
+                profile: options.profile,
+            }),
+            Device::Null => Box::new(NullEngine::default()),
+        };
+        executor.create_variables(graph.variables(), options.seed)?;
+        let state = State { executor, programs: Vec::new(), run_index: 0, plain_runs: 0, poisoned: None };
+        Ok(Session { graph, options, state: Mutex::new(state) })
+    }
+
+    /// The graph.
+    pub fn graph(&self) -> &Frozen {
+        &self.graph
+    }
+
+    /// Runs once and returns the value of every *tensor* in `fetches`, in order; operations have none. `feeds` are
+    /// inputs by name. Nothing beside the run happens: no hook, no summary, no step is counted.
+    pub fn run(&self, fetches: &[&dyn IntoFetch], feeds: &[(&str, &HostTensor)]) -> Result<Vec<HostTensor>> {
+        let prepared = self.prepare(fetches)?;
+        let mut outputs = Vec::new();
+        self.run_prepared(&prepared, feeds, &mut outputs)?;
+        Ok(outputs)
+    }
+
+    /// Checks what is to be fetched, for running it often.
+    pub fn prepare(&self, fetches: &[&dyn IntoFetch]) -> Result<Prepared> {
+        self.graph.take_late_error()?;
+        let fetches: Vec<Fetch> = fetches.iter().map(|f| f.fetch()).collect();
+        for f in &fetches {
+            if f.graph != self.graph.uid() {
+                return Err(Error::new(ErrorKind::Graph, format!("{} belongs to another graph than this session's", f.name)));
+            }
+            if f.node.0 as usize >= self.graph.nodes().len() {
+                return Err(Error::new(ErrorKind::Graph, format!("{} could not be built, so it cannot be run", f.name)));
+            }
+        }
+        Ok(Prepared { fetches })
+    }
+
+    /// [`Session::run`] into values the caller keeps: overwritten in place where they fit, so that a loop of runs
+    /// allocates nothing.
+    pub fn run_prepared(
+        &self,
+        what: &Prepared,
+        feeds: &[(&str, &HostTensor)],
+        outputs: &mut Vec<HostTensor>,
+    ) -> Result<()> {
+        self.run_as(RunKind::Plain, &what.fetches, feeds, outputs)
+    }
+
+    pub(super) fn run_as(
+        &self,
+        kind: RunKind,
+        fetches: &[Fetch],
+        feeds: &[(&str, &HostTensor)],
+        outputs: &mut Vec<HostTensor>,
+    ) -> Result<()> {
+        self.graph.take_late_error()?;
+        let mut state = self.lock()?;
+        check_finite_feeds(feeds)?;
+        let at = state.program(self, fetches, feeds)?;
+        let draw = match kind {
+            RunKind::Hooked => state.run_index,
+            // The upper half of all draws belongs to plain runs.
+            RunKind::Plain => 1 << 63 | state.run_index << 20 | state.plain_runs,
+        };
+        let run = RunInfo { seed: self.options.seed, draw };
+        const MAX_FEEDS: usize = 16;
+        let mut values: [Feed<'_>; MAX_FEEDS] = [EMPTY.get_or_init(|| HostTensor::scalar(0u8)); MAX_FEEDS];
+        if feeds.len() > MAX_FEEDS {
+            return Err(Error::argument(format!("at most {MAX_FEEDS} inputs can be fed, not {}", feeds.len())));
+        }
+        values.iter_mut().zip(feeds).for_each(|(v, (_, t))| *v = t);
+        let executable = &mut state.programs[at].executable;
+        let ran = catch_unwind(AssertUnwindSafe(|| executable.run(&run, &values[..feeds.len()], outputs)));
+        let outcome = match ran {
+            Ok(outcome) => outcome?,
+            Err(panic) => {
+                let what = panic_text(&*panic);
+                let e = Error::new(ErrorKind::Engine, format!("a kernel panicked: {what}"))
+                    .note("this session cannot go on; the last checkpoint stands");
+                state.poisoned = Some(e.clone());
+                return Err(e);
+            }
+        };
+        if outcome == Outcome::NotFinite {
+            return Err(self.name_the_bad(&mut state, fetches, feeds, &run, &values[..feeds.len()])?);
+        }
+        match kind {
+            RunKind::Hooked => (state.run_index, state.plain_runs) = (state.run_index + 1, 0),
+            RunKind::Plain => state.plain_runs += 1,
+        }
+        Ok(())
+    }
+
+    /// Runs again, result by result, to say which one is the first that is not finite. Variables are untouched, and
+    /// random operations draw the same again.
+    fn name_the_bad(
+        &self,
+        state: &mut State,
+        fetches: &[Fetch],
+        feeds: &[(&str, &HostTensor)],
+        run: &RunInfo,
+        values: &[Feed<'_>],
+    ) -> Result<Error> {
+        for (i, v) in self.graph.variables().iter().enumerate() {
+            if v.dtype.is_float() && !is_finite(&state.executor.read(i)?) {
+                let e = Error::new(ErrorKind::NotFinite, format!("the variable {} is not finite", v.name));
+                return Ok(e.at(v.site));
+            }
+        }
+        let lowered = lowering::lower(&self.graph, &request(fetches, feeds))?;
+        let found = state.executor.find_bad(lowered, run, values)?;
+        let e = found.unwrap_or_else(|| {
+            Error::new(ErrorKind::NotFinite, "a gradient or cost is not finite, though each result alone is")
+        });
+        Ok(e.note("no variable was changed by this run"))
+    }
+
+    /// The value of a variable.
+    pub fn read(&self, name: &str) -> Result<HostTensor> {
+        let index = self.variable(name)?;
+        self.lock()?.executor.read(index)
+    }
+
+    /// Gives a variable a value of its own type and sizes.
+    pub fn write(&self, name: &str, value: &HostTensor) -> Result<()> {
+        let index = self.variable(name)?;
+        let v = &self.graph.variables()[index];
+        if (v.dtype, v.sizes.as_slice()) != (value.dtype(), value.sizes()) {
+            return Err(Error::shape(format!(
+                "the variable {name} is {}{:?}, not {}{:?}",
+                v.dtype,
+                v.sizes,
+                value.dtype(),
+                value.sizes()
+            ))
+            .at(v.site));
+        }
+        self.lock()?.executor.write(index, value)
+    }
+
+    /// The plan of a run as text: what fused, what is in place, how much memory.
+    pub fn plan_text(&self, fetches: &[&dyn IntoFetch], feeds: &[(&str, &HostTensor)]) -> Result<String> {
+        let prepared = self.prepare(fetches)?;
+        let mut state = self.lock()?;
+        let at = state.program(self, &prepared.fetches, feeds)?;
+        Ok(state.programs[at].executable.plan_text())
+    }
+
+    /// Where the time of all runs went, if the session was made to count.
+    pub fn profile(&self) -> Result<Vec<KernelTime>> {
+        Ok(self.lock()?.programs.iter().flat_map(|p| p.executable.profile()).collect())
+    }
+
+    /// How many hooked runs there have been.
+    pub fn run_index(&self) -> Result<u64> {
+        Ok(self.lock()?.run_index)
+    }
+
+    /// Continues counting hooked runs from `run_index`, as a resumed run does.
+    pub fn set_run_index(&self, run_index: u64) -> Result<()> {
+        let mut state = self.lock()?;
+        (state.run_index, state.plain_runs) = (run_index, 0);
+        Ok(())
+    }
+
+    /// Makes the program of a run now, so that the run itself does not wait for it.
+    pub(super) fn compile(&self, fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) -> Result<()> {
+        self.lock()?.program(self, fetches, feeds).map(|_| ())
+    }
+
+    fn variable(&self, name: &str) -> Result<usize> {
+        self.graph
+            .variables()
+            .iter()
+            .position(|v| v.name == name)
+            .ok_or_else(|| Error::new(ErrorKind::Name, format!("there is no variable named {name:?}")))
+    }
+
+    fn lock(&self) -> Result<MutexGuard<'_, State>> {
+        let state = self.state.lock().unwrap_or_else(|e| e.into_inner());
+        match &state.poisoned {
+            Some(e) => Err(e.clone()),
+            None => Ok(state),
+        }
+    }
+}
+
+static EMPTY: std::sync::OnceLock<HostTensor> = std::sync::OnceLock::new();
+
+impl State {
+    /// The place of the program for these fetches and shapes, made if there is none yet.
+    fn program(&mut self, session: &Session, fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) -> Result<usize> {
+        let there = self.programs.iter().position(|p| matches(&p.request, fetches, feeds));
+        let program = match there {
+            // The common case: the same as last time.
+            Some(at) if at + 1 == self.programs.len() => return Ok(at),
+            Some(at) => self.programs.remove(at),
+            None => {
+                let request = request(fetches, feeds);
+                let lowered = lowering::lower(&session.graph, &request)?;
+                let executable = self.executor.compile(lowered)?;
+                if self.programs.len() >= session.options.programs.max(1) {
+                    self.programs.remove(0);
+                }
+                CachedProgram { request, executable }
+            }
+        };
+        self.programs.push(program);
+        Ok(self.programs.len() - 1)
+    }
+}
+
+fn request(fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) -> Request {
+    let feeds = feeds.iter().map(|(name, t)| (name.to_string(), t.dtype(), t.sizes().to_vec())).collect();
+    Request { fetches: fetches.to_vec(), feeds }
+}
+
+/// Whether a request is for just these, found out without allocating.
+fn matches(request: &Request, fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) -> bool {
+    request.fetches == fetches
+        && request.feeds.len() == feeds.len()
+        && request.feeds.iter().zip(feeds).all(|((name, dtype, sizes), (n, t))| {
+            name == n && *dtype == t.dtype() && sizes == t.sizes()
+        })
+}
+
+fn is_finite(t: &HostTensor) -> bool {
+    // SAFETY: the bytes are the tensor's elements.
+    unsafe { tensorpack_kernels::all_finite(Isa::detect(), t.dtype(), t.as_bytes().as_ptr(), t.len()) }
+}
+
+fn check_finite_feeds(feeds: &[(&str, &HostTensor)]) -> Result<()> {
+    for (name, t) in feeds {
+        if t.dtype().is_float() && !is_finite(t) {
+            let at = t.to_f64_vec().iter().position(|x| !x.is_finite()).unwrap_or(0);
+            return Err(Error::new(
+                ErrorKind::NotFinite,
+                format!("what is fed to {name} holds a NaN or an infinity, at element {at} of {:?}", t.sizes()),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_else(|| "no message".into())
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Session({}, {} nodes)", self.options.device, self.graph.nodes().len())
+    }
+}

@@ -1,0 +1,119 @@
+//! What a tower function is told: which replica it builds, for training or inference, and where variables come from.
+
+use crate::graph::{Graph, MOVING_SUMMARIES, Tensor, Variable, VariableSpec};
+use std::panic::Location;
+
+/// What a tower is built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// To be trained.
+    Training,
+    /// To be used.
+    Inference,
+}
+
+/// The context a tower function is called with. Only what makes variables, depends on the mode or writes collections
+/// takes it: a function without one is pure.
+#[derive(Clone, Debug)]
+pub struct TowerContext {
+    graph: Graph,
+    mode: Mode,
+    index: usize,
+    total: usize,
+    owns_variables: bool,
+    reuse: bool,
+}
+
+impl TowerContext {
+    /// The only training tower, with variables of its own.
+    #[doc(alias = "TrainTowerContext")]
+    pub fn training(graph: &Graph) -> TowerContext {
+        TowerContext::new(graph, Mode::Training, 0, 1)
+    }
+
+    /// An inference tower, which shares the variables there are and makes those there are not.
+    #[doc(alias = "PredictTowerContext")]
+    pub fn inference(graph: &Graph) -> TowerContext {
+        TowerContext::new(graph, Mode::Inference, 0, 1)
+    }
+
+    /// Tower `index` of `total`. The first makes the variables, the others share them.
+    pub fn new(graph: &Graph, mode: Mode, index: usize, total: usize) -> TowerContext {
+        TowerContext { graph: graph.clone(), mode, index, total, owns_variables: index == 0, reuse: index > 0 }
+    }
+
+    /// The graph that is built.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// The mode.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Whether this tower is to be trained.
+    pub fn is_training(&self) -> bool {
+        self.mode == Mode::Training
+    }
+
+    /// Which tower this is, from 0.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// How many towers there are.
+    pub fn total(&self) -> usize {
+        self.total
+    }
+
+    /// Whether this is the training tower whose summaries and updates count.
+    pub fn is_main_training_tower(&self) -> bool {
+        self.is_training() && self.index == 0
+    }
+
+    /// Whether variables made here are this tower's own.
+    pub fn owns_variables(&self) -> bool {
+        self.owns_variables
+    }
+
+    /// Runs `build` inside a scope: names of tensors and variables made there begin with `name/`.
+    #[track_caller]
+    #[doc(alias = "variable_scope")]
+    pub fn scope<R>(&self, name: &str, build: impl FnOnce(&TowerContext) -> R) -> R {
+        self.graph.scope(name, true, false, || build(self))
+    }
+
+    /// Runs `build` inside a scope for names of tensors alone: variables are named as outside.
+    #[track_caller]
+    pub fn name_scope<R>(&self, name: &str, build: impl FnOnce(&TowerContext) -> R) -> R {
+        self.graph.scope(name, false, false, || build(self))
+    }
+
+    /// Runs `build` so that variables that exist are shared instead of being an error.
+    pub fn reuse<R>(&self, build: impl FnOnce(&TowerContext) -> R) -> R {
+        build(&TowerContext { reuse: true, ..self.clone() })
+    }
+
+    /// Runs `build` as a layer called `name`: in a scope of that name, with errors pointing at the line that called
+    /// the function this is called in (which is `#[track_caller]`).
+    #[track_caller]
+    pub fn layer<R>(&self, name: &str, build: impl FnOnce(&TowerContext) -> R) -> R {
+        self.graph.called_from(Location::caller(), || self.scope(name, build))
+    }
+
+    /// The variable of this spec in the current scope: made here, or shared if this tower shares.
+    #[track_caller]
+    #[doc(alias = "get_variable")]
+    pub fn variable(&self, spec: VariableSpec) -> Variable {
+        self.graph.variable(spec, self.reuse)
+    }
+
+    /// Keeps a moving average of scalars for the monitors. Only the main training tower's count.
+    #[doc(alias = "add_moving_summary")]
+    pub fn moving_summary(&self, scalars: &[&Tensor]) {
+        if self.is_main_training_tower() {
+            scalars.iter().for_each(|t| self.graph.add_to_collection(MOVING_SUMMARIES, t));
+        }
+    }
+}
