@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use tensorpack_kernels::{
+use tensorpack_kernels::{Machine, 
     Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Isa, MatMul, Operands, Team,
 };
 
@@ -71,55 +71,6 @@ fn gflops(team: &mut Team, isa: Isa, work: &dyn Contract) -> f64 {
     work.flops() / seconds * 1e-9
 }
 
-/// What the machine does when no memory is involved.
-#[cfg(target_arch = "x86_64")]
-fn peak(team: &mut Team, isa: Isa) -> f64 {
-    use std::arch::x86_64::*;
-    const STEPS: usize = 200_000;
-    #[target_feature(enable = "avx512f")]
-    fn avx512() -> f32 {
-        let (mut acc, x) = ([_mm512_set1_ps(1.0); 12], std::hint::black_box(_mm512_set1_ps(0.5)));
-        for _ in 0..STEPS {
-            for a in &mut acc {
-                *a = _mm512_fmadd_ps(*a, x, x);
-            }
-        }
-        let mut sum = 0.0;
-        for a in acc {
-            sum += _mm512_reduce_add_ps(a);
-        }
-        sum
-    }
-    #[target_feature(enable = "avx2,fma")]
-    fn avx2() -> f32 {
-        let (mut acc, x) = ([_mm256_set1_ps(1.0); 12], std::hint::black_box(_mm256_set1_ps(0.5)));
-        for _ in 0..STEPS {
-            for a in &mut acc {
-                *a = _mm256_fmadd_ps(*a, x, x);
-            }
-        }
-        let mut sum = 0.0;
-        for a in acc {
-            sum += _mm256_cvtss_f32(a);
-        }
-        sum
-    }
-    let members = team.len();
-    let lanes = if isa == Isa::Avx512 { 16 } else { 8 };
-    let seconds = best(|| {
-        team.run(members, &|_, _| {
-            // SAFETY: called only with an `isa` that this machine has.
-            std::hint::black_box(unsafe { if isa == Isa::Avx512 { avx512() } else { avx2() } });
-        });
-    });
-    (members * STEPS * 12 * lanes * 2) as f64 / seconds * 1e-9
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn peak(_: &mut Team, _: Isa) -> f64 {
-    f64::NAN
-}
-
 fn matmul(m: usize, n: usize, k: usize, lhs_transposed: bool, rhs_transposed: bool) -> Box<dyn Contract> {
     let shared = false;
     let (lhs_shared, rhs_shared) = (shared, shared);
@@ -180,11 +131,11 @@ fn main() {
     let mut team = Team::new(args.next().map_or(1, |a| a.parse().expect("a number of threads")));
     let only = args.next().unwrap_or_default();
     for isa in Isa::available().filter(|&isa| isa != Isa::Plain) {
-        println!("{isa}, {team:?}: peak {:.0} GFLOP/s", peak(&mut team, isa));
+        println!("{isa}, {team:?}: peak {:.0} GFLOP/s", Machine::measure(&mut team, isa).gflops);
         for (name, work) in shapes() {
             if name.contains(&only) {
                 let speed = gflops(&mut team, isa, &*work);
-                let share = 100.0 * speed / peak(&mut team, isa);
+                let share = 100.0 * speed / Machine::measure(&mut team, isa).gflops;
                 println!("{name:36} {speed:7.1} GFLOP/s {share:4.0} %");
             }
         }

@@ -14,4 +14,4 @@ mod engine;
 mod memory;
 
 pub use engine::{CpuOptions, cpu_executor};
-pub use tensorpack_kernels::Isa;
+pub use tensorpack_kernels::{Isa, Team};

@@ -1,0 +1,87 @@
+//! `bench -- step --model mlp|mnist|resnet32 --devices cpu:0 --batch B [--threads-per-device N] [--steps N] [--json]`:
+//! the time of a training step of a reference model on synthetic data.
+
+mod models;
+mod roof;
+mod step;
+
+use lexopt::prelude::*;
+use models::Model;
+use std::process::ExitCode;
+use std::time::Instant;
+use tensorpack::runtime::Device;
+use tensorpack::runtime::cpu::Isa;
+
+const USAGE: &str = "usage: bench -- step --model mlp|mnist|resnet32 [--devices cpu:0] [--batch B]
+              [--threads-per-device N] [--steps N] [--isa avx512|avx2|plain] [--json] [--profile] [--plan]
+  --json     one line with the result
+  --profile  a table of kernels: share of the step, speed, and share of what the machine can do
+  --plan     the plan of the step";
+
+/// What is measured.
+#[derive(Debug)]
+struct Options {
+    model: Model,
+    device: Device,
+    batch: usize,
+    threads: Option<usize>,
+    isa: Option<Isa>,
+    steps: usize,
+    json: bool,
+    profile: bool,
+    plan: bool,
+}
+
+fn main() -> ExitCode {
+    let started = Instant::now();
+    let run = || -> Result<(), Box<dyn std::error::Error>> {
+        let options = parse()?;
+        Ok(step::measure(&options, started)?)
+    };
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("{e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn parse() -> Result<Options, Box<dyn std::error::Error>> {
+    let mut args = lexopt::Parser::from_env();
+    match args.next()? {
+        Some(Value(v)) if v == "step" => {}
+        _ => return Err(USAGE.into()),
+    }
+    let mut options = Options {
+        model: Model::Mlp,
+        device: Device::Cpu(0),
+        batch: 128,
+        threads: None,
+        isa: None,
+        steps: 50,
+        json: false,
+        profile: false,
+        plan: false,
+    };
+    while let Some(arg) = args.next()? {
+        match arg {
+            Long("model") => options.model = args.value()?.parse()?,
+            Long("devices") => options.device = args.value()?.parse()?,
+            Long("batch") => options.batch = args.value()?.parse()?,
+            Long("threads-per-device") => options.threads = Some(args.value()?.parse()?),
+            Long("steps") => options.steps = args.value()?.parse()?,
+            Long("isa") => {
+                let name = args.value()?.string()?;
+                let isa = [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().find(|i| i.to_string() == name);
+                options.isa = Some(isa.ok_or_else(|| format!("{name} is none of plain, avx2, avx512"))?);
+            }
+            Long("json") => options.json = true,
+            Long("profile") => options.profile = true,
+            Long("plan") => options.plan = true,
+            Long("help") => return Err(USAGE.into()),
+            other => return Err(format!("{}\n{USAGE}", other.unexpected()).into()),
+        }
+    }
+    Ok(options)
+}

@@ -1,0 +1,87 @@
+//! Runs training steps and says how long they take.
+
+use crate::{Options, roof};
+use std::time::Instant;
+use tensorpack::graph::Graph;
+use tensorpack::runtime::{Session, SessionOptions};
+use tensorpack::tensor::CounterRng;
+use tensorpack::{Error, HostTensor, Result};
+
+/// Steps before the clock starts.
+const WARM_UP: usize = 3;
+
+pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
+    let graph = Graph::new();
+    let (cost, train) = options.model.build(&graph)?;
+    let session_options = SessionOptions {
+        device: options.device,
+        threads: options.threads,
+        isa: options.isa,
+        profile: options.profile,
+        ..SessionOptions::default()
+    };
+    let session = Session::with(graph.freeze()?, session_options)?;
+    let (image, label) = synthetic(options)?;
+    let feeds = [("image", &image), ("label", &label)];
+    if options.plan {
+        print!("{}", session.plan_text(&[&cost, &train], &feeds)?);
+        return Ok(());
+    }
+    let step = session.prepare(&[&cost, &train])?;
+    let mut outputs = Vec::new();
+    session.run_prepared(&step, &feeds, &mut outputs)?;
+    let first_step = started.elapsed().as_secs_f64();
+    for _ in 0..WARM_UP {
+        session.run_prepared(&step, &feeds, &mut outputs)?;
+    }
+    let mut times: Vec<f64> = Vec::with_capacity(options.steps);
+    for _ in 0..options.steps.max(1) {
+        let began = Instant::now();
+        session.run_prepared(&step, &feeds, &mut outputs)?;
+        times.push(began.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    let median = times[times.len() / 2];
+    let loss = outputs[0].to_scalar()?;
+    let (ms, rate) = (median * 1e3, options.batch as f64 / median);
+    let rss = peak_rss_mb();
+    if options.json {
+        println!(
+            "{{\"model\":\"{}\",\"devices\":\"{}\",\"batch\":{},\"ms_per_step\":{ms:.4},\"examples_per_s\":{rate:.1},\
+             \"first_step_s\":{first_step:.4},\"peak_rss_mb\":{rss:.1}}}",
+            options.model.name(),
+            options.device,
+            options.batch
+        );
+    } else {
+        println!(
+            "{} on {}, batch {}: {ms:.3} ms a step (best {:.3}), {rate:.0} examples/s; first step after {first_step:.3} s; \
+             peak {rss:.0} MB; loss {loss:.4}",
+            options.model.name(),
+            options.device,
+            options.batch,
+            times[0] * 1e3
+        );
+    }
+    if options.profile {
+        roof::print_table(&session.profile()?, options.threads)?;
+    }
+    Ok(())
+}
+
+/// Images and labels that mean nothing but are always the same.
+fn synthetic(options: &Options) -> Result<(HostTensor, HostTensor)> {
+    let sizes: Vec<usize> = [options.batch].into_iter().chain(options.model.example().iter().copied()).collect();
+    let n: usize = sizes.iter().try_fold(1usize, |n, &s| n.checked_mul(s)).ok_or_else(|| Error::argument("the batch is too large"))?;
+    let rng = CounterRng::new(0, "synthetic");
+    let image = (0..n as u64).map(|i| rng.normal(0, i) as f32).collect();
+    let label = (0..options.batch as u64).map(|i| (rng.word(1, i) % 10) as i32).collect();
+    Ok((HostTensor::new(sizes, image)?, HostTensor::new([options.batch], label)?))
+}
+
+/// The most memory this process ever held, in MB.
+fn peak_rss_mb() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<f64>().ok()).map_or(0.0, |kb| kb / 1024.0)
+}
