@@ -50,12 +50,17 @@ impl View {
             || self.sizes.iter().zip(&self.strides).zip(&dense).all(|((&n, s), d)| n == 1 || s == d)
     }
 
+    /// Whether this sees a buffer of these sizes from its first element on, as it lies.
+    pub fn is_whole(&self, sizes: &[usize]) -> bool {
+        self.offset == 0 && self.sizes == sizes && self.is_dense()
+    }
+
     /// This view repeated to `sizes`, aligned at the last dimension. The sizes must be compatible.
     pub fn broadcast_to(&self, sizes: &[usize]) -> View {
         let missing = sizes.len() - self.sizes.len();
         let strides = (0..sizes.len())
             .map(|i| match i.checked_sub(missing) {
-                Some(j) if self.sizes[j] == sizes[i] && self.sizes[j] != 1 => self.strides[j],
+                Some(j) if self.sizes[j] == sizes[i] => self.strides[j],
                 _ => 0,
             })
             .collect();

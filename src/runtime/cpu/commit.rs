@@ -89,12 +89,12 @@ fn late_kernels(program: &Program) -> HashMap<usize, Vec<usize>> {
         let is_output = |v: &View| node.outputs.contains(&v.buffer);
         let is_target =
             |v: &View| matches!(program.buffer(v.buffer).kind, BufferKind::Variable(x) if vars.contains(&x));
-        // Nobody may need the next value early, nor the start value late, nor this kernel itself another element of
-        // what it overwrites.
+        // Nobody may need the next value early; none that waits too, and comes later, the start value; nor this kernel
+        // itself another element of what it overwrites.
         let needed = node.outputs.iter().any(|&o| wanted(o))
             || program.kernels.iter().any(|n| reads(n, &is_output))
-            || program.kernels[i + 1..].iter().any(|n| reads(n, &is_target))
-            || body.operands.iter().any(|v| is_target(v) && *v != View::dense(v.buffer, v.dtype, &body.sizes))
+            || late.keys().any(|&n| reads(&program.kernels[n], &is_target))
+            || body.operands.iter().any(|v| is_target(v) && !v.is_whole(&body.sizes))
             || program.updates.iter().any(|u| is_target(&u.value));
         if !needed {
             late.insert(i, vars);
@@ -167,6 +167,20 @@ fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>
             Some(group) => group.members.push((member, origin)),
             None => groups.push(Group { form, members: vec![(member, origin)] }),
         }
+    }
+    // Joining brings later members forward. Where something between them reads what they write, or the other way round,
+    // all stay as they are.
+    let touches = |a: &Group, b: &Group| {
+        let written = a.members.iter().flat_map(|(m, _)| &m.variables);
+        let read = |v: usize| {
+            let reads = |w: &View| matches!(program.buffer(w.buffer).kind, BufferKind::Variable(x) if x == v);
+            b.members.iter().any(|(m, _)| m.body.operands.iter().any(reads))
+        };
+        written.copied().any(read)
+    };
+    let apart = (0..groups.len()).all(|i| (0..groups.len()).all(|j| i == j || !touches(&groups[i], &groups[j])));
+    if !apart {
+        return groups.into_iter().flat_map(|g| g.members).map(|m| pass(vec![m])).collect();
     }
     let mut passes = Vec::new();
     for mut group in groups {

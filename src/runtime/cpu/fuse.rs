@@ -63,55 +63,41 @@ impl<'a> Fusion<'a> {
     }
 
     fn inline_maps(&mut self) {
-        let mut readers = self.readers();
         for i in 0..self.nodes.len() {
             let Some(KernelNode { kernel: Kernel::Map(producer), outputs, .. }) = &self.nodes[i] else { continue };
-            let [made] = outputs[..] else { continue };
-            let producer = producer.clone();
-            let users = readers.get(&made).cloned().unwrap_or_default();
-            let stored = self.wanted.contains(&made) || self.updating.contains(&made);
+            let (producer, outputs) = (producer.clone(), outputs.clone());
             // Rounding to a narrower type happens when a value is stored: such values stay stored.
-            let exact = matches!(self.program.buffer(made).dtype, DType::F32 | DType::F64 | DType::I64 | DType::Bool);
-            if users.is_empty() || !exact {
+            let exact = |b: &BufferId| {
+                matches!(self.program.buffer(*b).dtype, DType::F32 | DType::F64 | DType::I64 | DType::Bool)
+            };
+            let users: Vec<usize> =
+                (i + 1..self.nodes.len()).filter(|&n| outputs.iter().any(|&b| self.reads(n, b))).collect();
+            if users.is_empty() || !outputs.iter().all(exact) {
                 continue;
             }
+            let stored = outputs.iter().any(|b| self.is_stored(*b));
             let merged: Option<Vec<MapBody>> =
-                users.iter().map(|&u| self.body(u).and_then(|body| inlined(body, &producer, made))).collect();
-            let inline = match &merged {
-                Some(_) if stored => false,
-                Some(_) if users.len() == 1 => true,
-                Some(bodies) => self.worth_repeating(&producer, &users, bodies),
-                None => false,
-            };
-            let changed: Vec<usize> = if let (true, Some(bodies)) = (inline, merged) {
-                for (&u, body) in users.iter().zip(bodies) {
-                    self.set_body(u, body);
+                users.iter().map(|&u| self.body(u).and_then(|body| inlined(body, &producer, &outputs))).collect();
+            match merged {
+                Some(bodies)
+                    if !stored && (users.len() == 1 || self.worth_repeating(&producer, &users, &bodies)) =>
+                {
+                    for (&u, body) in users.iter().zip(bodies) {
+                        self.set_body(u, body);
+                    }
+                    self.nodes[i] = None;
                 }
-                self.nodes[i] = None;
-                users
-            } else if let Some(first) = self.joined_with_first(&producer, made, users[0]) {
-                self.nodes[i] = None;
-                vec![first]
-            } else {
-                continue;
-            };
-            readers.remove(&made);
-            for u in changed {
-                for view in &producer.operands {
-                    let list = readers.entry(view.buffer).or_default();
-                    list.retain(|&r| r != i && r != u);
-                    let at = list.partition_point(|&r| r < u);
-                    list.insert(at, u);
+                _ => {
+                    if self.join_with_first(&producer, &outputs, &users) {
+                        self.nodes[i] = None;
+                    }
                 }
-            }
-            readers.values_mut().for_each(|list| list.retain(|&r| r != i));
-            // A map that was joined is still read by those after the first.
-            let still: Vec<usize> =
-                (i..self.nodes.len()).filter(|&n| self.reads(n, made)).collect();
-            if !still.is_empty() {
-                readers.insert(made, still);
             }
         }
+    }
+
+    fn is_stored(&self, b: BufferId) -> bool {
+        self.wanted.contains(&b) || self.updating.contains(&b)
     }
 
     fn reads(&self, i: usize, buffer: BufferId) -> bool {
@@ -149,41 +135,36 @@ impl<'a> Fusion<'a> {
         repeated <= before + full(producer) + 1
     }
 
-    /// Computes a map together with its first reader, which then stores both; possible if that is a map over the very
-    /// same space and no one reads it earlier.
-    fn joined_with_first(&mut self, producer: &MapBody, made: BufferId, first: usize) -> Option<usize> {
-        let Some(KernelNode { kernel: Kernel::Map(reader), outputs, .. }) = &self.nodes[first] else { return None };
-        let whole = View::dense(made, self.program.buffer(made).dtype, &producer.sizes);
+    /// Computes a map together with its first reader, which then stores what others need of both; possible if that is
+    /// a map over the very same space.
+    fn join_with_first(&mut self, producer: &MapBody, made: &[BufferId], users: &[usize]) -> bool {
+        let first = users[0];
+        let Some(KernelNode { kernel: Kernel::Map(reader), outputs, .. }) = &self.nodes[first] else { return false };
+        let kept: Vec<usize> = (0..made.len())
+            .filter(|&k| self.is_stored(made[k]) || users[1..].iter().any(|&u| self.reads(u, made[k])))
+            .collect();
         let same_space = reader.sizes == producer.sizes
-            && reader.operands.iter().filter(|v| v.buffer == made).all(|v| *v == whole)
+            && reader.operands.iter().filter(|v| made.contains(&v.buffer)).all(|v| v.is_whole(&producer.sizes))
             // Outputs of one element gain nothing, and would tie scalars of the step to large passes.
             && reader.sizes.iter().product::<usize>() > 1;
-        if !same_space || outputs.len() >= 4 {
-            return None;
+        if !same_space || outputs.len() + kept.len() > 6 {
+            return false;
         }
-        let mut body = inlined(reader, producer, made)?;
-        let mut b = ExprBuilder::default();
+        let Some(mut body) = inlined(reader, producer, made) else { return false };
         let mut operands = std::mem::take(&mut body.operands);
+        let mut b = ExprBuilder::default();
         let mut regs = b.inline(&body.expr, |b, i, class| b.operand(i, class), |a| a);
-        let base: Vec<usize> = producer
-            .operands
-            .iter()
-            .map(|v| {
-                operands.iter().position(|o| o == v).unwrap_or_else(|| {
-                    operands.push(v.clone());
-                    operands.len() - 1
-                })
-            })
-            .collect();
-        regs.extend(b.inline(&producer.expr, |b, i, class| b.operand(base[i], class), |a| a));
-        let joined = MapBody { sizes: body.sizes, operands, expr: b.finish(&regs) };
+        let places: Vec<usize> = producer.operands.iter().map(|v| place(&mut operands, v.clone())).collect();
+        let own = b.inline(&producer.expr, |b, i, class| b.operand(places[i], class), |a| a);
+        regs.extend(kept.iter().map(|&k| own[k]));
+        let joined = crate::kir::compact(&body.sizes, operands, b.finish(&regs));
         if joined.operands.len() > MAX_OPERANDS || joined.expr.steps.len() > MAX_STEPS {
-            return None;
+            return false;
         }
-        let node = self.nodes[first].as_mut()?;
+        let Some(node) = self.nodes[first].as_mut() else { return false };
         node.kernel = Kernel::Map(joined);
-        node.outputs.push(made);
-        Some(first)
+        node.outputs.extend(kept.iter().map(|&k| made[k]));
+        true
     }
 
     fn epilogues(&mut self) {
@@ -198,12 +179,11 @@ impl<'a> Fusion<'a> {
                 continue;
             }
             let buffer = self.program.buffer(made);
-            let whole = View::dense(made, buffer.dtype, &buffer.sizes);
             let Some(KernelNode { kernel: Kernel::Map(map), outputs, origin }) = &self.nodes[*user] else { continue };
             let fits = map.sizes == buffer.sizes
                 && outputs.len() == 1
                 && self.program.buffer(outputs[0]).dtype == buffer.dtype
-                && map.operands.iter().filter(|v| v.buffer == made).all(|v| *v == whole);
+                && map.operands.iter().filter(|v| v.buffer == made).all(|v| v.is_whole(&buffer.sizes));
             if !fits {
                 continue;
             }
@@ -278,16 +258,7 @@ impl<'a> Fusion<'a> {
             return;
         };
         let mut operands = a.operands.clone();
-        let places: Vec<usize> = b
-            .operands
-            .iter()
-            .map(|v| {
-                operands.iter().position(|o| o == v).unwrap_or_else(|| {
-                    operands.push(v.clone());
-                    operands.len() - 1
-                })
-            })
-            .collect();
+        let places: Vec<usize> = b.operands.iter().map(|v| place(&mut operands, v.clone())).collect();
         let mut e = ExprBuilder::default();
         let mut regs = e.inline(&a.expr, |e, k, class| e.operand(k, class), |x| x);
         regs.extend(e.inline(&b.expr, |e, k, class| e.operand(places[k], class), |x| x));
@@ -298,60 +269,61 @@ impl<'a> Fusion<'a> {
     }
 }
 
+/// The place of an operand in a list, added if it is not there.
+fn place(operands: &mut Vec<View>, view: View) -> usize {
+    operands.iter().position(|o| *o == view).unwrap_or_else(|| {
+        operands.push(view);
+        operands.len() - 1
+    })
+}
+
 /// `reader` with the map that makes `made` written in where it was read, if every way in which it is read allows.
-fn inlined(reader: &MapBody, producer: &MapBody, made: BufferId) -> Option<MapBody> {
-    let count = |sizes: &[usize]| sizes.iter().product::<usize>();
-    let mut operands: Vec<View> = Vec::new();
-    let mut place = |view: View| {
-        operands.iter().position(|o| *o == view).unwrap_or_else(|| {
-            operands.push(view);
-            operands.len() - 1
-        })
-    };
-    // For each operand of the reader: its new place, or the producer's operands as the reader sees them.
+fn inlined(reader: &MapBody, producer: &MapBody, made: &[BufferId]) -> Option<MapBody> {
+    // For each operand of the reader: its new place, or which output of the producer it is, and the producer's
+    // operands and dims as the reader sees them.
     enum Source {
         Kept(usize),
-        Inlined { places: Vec<usize>, axes: Vec<Option<usize>> },
+        Inlined { output: usize, places: Vec<usize>, axes: Vec<Option<usize>> },
     }
+    let count = |sizes: &[usize]| sizes.iter().product::<usize>();
+    let mut operands: Vec<View> = Vec::new();
     let mut sources = Vec::new();
     for view in &reader.operands {
-        if view.buffer != made {
-            sources.push(Source::Kept(place(view.clone())));
+        let Some(output) = made.iter().position(|b| *b == view.buffer) else {
+            sources.push(Source::Kept(place(&mut operands, view.clone())));
             continue;
-        }
+        };
         // A value that the reader repeats would be computed again for every repetition.
         if count(&reader.sizes) != count(&producer.sizes) {
             return None;
         }
-        let seen = seen_through(view, producer)?;
-        let axes = seen.axes.clone();
-        let uses_index = |a: usize| axes.get(a).is_some_and(Option::is_none);
-        let lost = producer.expr.steps.iter().any(|s| matches!(s, Step::Index { axis, .. } if uses_index(*axis as usize)));
-        if lost {
+        let Seen { operands: seen, axes } = seen_through(view, producer)?;
+        let lost = |s: &Step| matches!(s, Step::Index { axis, .. } if axes[*axis as usize].is_none());
+        if producer.expr.steps.iter().any(lost) {
             return None;
         }
-        let places = seen.operands.into_iter().map(&mut place).collect();
-        sources.push(Source::Inlined { places, axes });
+        let places = seen.into_iter().map(|v| place(&mut operands, v)).collect();
+        sources.push(Source::Inlined { output, places, axes });
     }
     let mut b = ExprBuilder::default();
     let outputs = b.inline(
         &reader.expr,
         |b, i, class: Class| match &sources[i] {
             Source::Kept(at) => b.operand(*at, class),
-            Source::Inlined { places, axes } => {
+            Source::Inlined { output, places, axes } => {
                 let made: Vec<Reg> = b.inline(
                     &producer.expr,
                     |b, k, class| b.operand(places[k], class),
                     |a| axes[a].unwrap_or(0),
                 );
-                b.cast(class, made[0])
+                b.cast(class, made[*output])
             }
         },
         |a| a,
     );
     let expr = b.finish(&outputs);
-    let fits = operands.len() <= MAX_OPERANDS && expr.steps.len() <= MAX_STEPS;
-    fits.then(|| crate::kir::compact(&reader.sizes, operands, expr))
+    let body = crate::kir::compact(&reader.sizes, operands, expr);
+    (body.operands.len() <= MAX_OPERANDS && body.expr.steps.len() <= MAX_STEPS).then_some(body)
 }
 
 struct Seen {

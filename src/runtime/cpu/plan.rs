@@ -326,7 +326,7 @@ impl<'a> Planner<'a> {
                 let fits = |v: &&View| {
                     self.program.is_temp(v.buffer)
                         && lives.get(&v.buffer).is_some_and(|l| l.last == t && l.bytes == lives[&out].bytes)
-                        && **v == View::dense(v.buffer, v.dtype, &body.sizes)
+                        && v.is_whole(&body.sizes)
                         && v.dtype.size() == size
                         && !self.packed.contains_key(&v.buffer)
                         && !given.contains(&v.buffer)
