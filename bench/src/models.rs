@@ -51,7 +51,8 @@ impl Model {
     /// Builds the model with its training step; returns the cost and the step.
     pub(crate) fn build(self, graph: &Graph) -> Result<(Tensor, Op)> {
         let t = &TowerContext::training(graph);
-        let sizes: Vec<Option<usize>> = [None].into_iter().chain(self.example().iter().map(|&n| Some(n))).collect();
+        let sizes: Vec<Option<usize>> =
+            [None].into_iter().chain(self.example().iter().map(|&n| Some(n))).collect();
         let image = graph.placeholder(&TensorSpec::f32("image", sizes));
         let label = graph.placeholder(&TensorSpec::i32("label", [None]));
         let logits = match self {

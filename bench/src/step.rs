@@ -71,8 +71,12 @@ pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
 
 /// Images and labels that mean nothing but are always the same.
 fn synthetic(options: &Options) -> Result<(HostTensor, HostTensor)> {
-    let sizes: Vec<usize> = [options.batch].into_iter().chain(options.model.example().iter().copied()).collect();
-    let n: usize = sizes.iter().try_fold(1usize, |n, &s| n.checked_mul(s)).ok_or_else(|| Error::argument("the batch is too large"))?;
+    let sizes: Vec<usize> =
+        [options.batch].into_iter().chain(options.model.example().iter().copied()).collect();
+    let n: usize = sizes
+        .iter()
+        .try_fold(1usize, |n, &s| n.checked_mul(s))
+        .ok_or_else(|| Error::argument("the batch is too large"))?;
     let rng = CounterRng::new(0, "synthetic");
     let image = (0..n as u64).map(|i| rng.normal(0, i) as f32).collect();
     let label = (0..options.batch as u64).map(|i| (rng.word(1, i) % 10) as i32).collect();

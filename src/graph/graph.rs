@@ -5,7 +5,7 @@ use super::collection::Collections;
 use super::frozen::LateError;
 use super::tensor::dims_of;
 use super::{
-    Collection, Frozen, Node, NodeId, NodeKind, Op, OpDef, Spec, Tensor, TensorId, TensorSpec, Variable, VariableId,
+    Collection, Frozen, Node, NodeId, NodeKind, Op, OpDef, Role, Spec, Tensor, TensorId, TensorSpec, Variable, VariableId,
     VariableInfo, VariableSpec, name,
 };
 use std::cell::{Ref, RefCell, RefMut};
@@ -183,7 +183,7 @@ impl Graph {
             runs: Vec::new(),
             outputs: outputs.clone(),
             site,
-            is_cost: false,
+            role: Role::Plain,
         });
         let tensor = |(i, spec)| Tensor {
             graph: self.clone(),
@@ -459,9 +459,9 @@ impl Graph {
         }
     }
 
-    pub(super) fn mark_cost(&self, tensor: &Tensor) {
+    pub(super) fn set_role(&self, tensor: &Tensor, role: Role) {
         if let (Some(mut b), Some(id)) = (self.building(), tensor.id) {
-            b.nodes[id.node.0 as usize].is_cost = true;
+            b.nodes[id.node.0 as usize].role = role;
         }
     }
 

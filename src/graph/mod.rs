@@ -24,7 +24,7 @@ pub use collection::{
 pub use frozen::{Fetch, Frozen};
 pub use graph::Graph;
 pub use initializer::{Fan, Init};
-pub use node::{Node, NodeId, NodeKind, TensorId, VariableId};
+pub use node::{Node, NodeId, NodeKind, Role, TensorId, VariableId};
 pub use op_def::{GradCx, OpDef, OpIdentity, OpTraits, Spec};
 pub(crate) use tensor::axis_in;
 pub use tensor::{Op, Tensor, TensorSpec};

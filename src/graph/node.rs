@@ -58,6 +58,19 @@ impl NodeKind {
     }
 }
 
+/// What a node is to training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Role {
+    /// Nothing in particular.
+    #[default]
+    Plain,
+    /// A cost: it must be finite before any variable changes.
+    Cost,
+    /// The gradient of a variable: kept as it is, so that what optimizers do to gradients is the same for all of them
+    /// and can be done to all at once.
+    Gradient,
+}
+
 /// A node of the graph.
 #[derive(Clone, Debug)]
 pub struct Node {
@@ -73,6 +86,6 @@ pub struct Node {
     pub outputs: Vec<Spec>,
     /// The user's line that made it.
     pub site: Site,
-    /// Whether this is a cost: something that must be finite before any variable changes.
-    pub is_cost: bool,
+    /// What it is to training.
+    pub role: Role,
 }

@@ -1,6 +1,6 @@
 //! Handles to what is in a graph.
 
-use super::{Graph, NodeId, OpDef, Spec, TensorId};
+use super::{Graph, NodeId, OpDef, Role, Spec, TensorId};
 use std::fmt;
 use std::sync::Arc;
 use tensorpack_tensor::{DType, Dim, Error, Result, Shape};
@@ -84,7 +84,12 @@ impl Tensor {
 
     /// Marks a cost: a run that changes variables checks that it is finite before it changes any.
     pub fn mark_cost(&self) {
-        self.graph.mark_cost(self);
+        self.graph.set_role(self, Role::Cost);
+    }
+
+    /// Marks the gradient of a variable.
+    pub(crate) fn mark_gradient(&self) {
+        self.graph.set_role(self, Role::Gradient);
     }
 
     /// Puts `message` on record as this graph's error, at the caller's line, and returns a poison tensor.

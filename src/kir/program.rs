@@ -91,6 +91,8 @@ pub struct Program {
     pub updates: Vec<Update>,
     /// Results that must be finite, beside what updates read.
     pub costs: Vec<View>,
+    /// Results that stay as they are, whatever could be fused across them: gradients of variables.
+    pub kept: Vec<View>,
 }
 
 impl Program {

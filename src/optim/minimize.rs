@@ -23,7 +23,10 @@ pub fn minimize(cost: &Tensor, optimizer: &dyn Optimizer) -> Result<Op> {
     let mut pairs = Vec::new();
     for ((variable, info), gradient) in variables.iter().zip(&infos).zip(found) {
         match gradient {
-            Some(g) if !info.frozen => pairs.push((variable.clone(), g)),
+            Some(g) if !info.frozen => {
+                g.mark_gradient();
+                pairs.push((variable.clone(), g));
+            }
             None if !info.frozen && !stopped_on_purpose(graph, cost, variable) => {
                 return Err(Error::new(
                     ErrorKind::Gradient,

@@ -1,7 +1,7 @@
 //! From a frozen graph to kernel IR: picks the nodes a run needs, makes their shapes concrete, merges equal ones, and
 //! lowers each.
 
-use crate::graph::{Fetch, Frozen, Node, NodeId, NodeKind, Spec, TensorId, VariableId};
+use crate::graph::{Fetch, Frozen, Node, NodeId, NodeKind, Role, Spec, TensorId, VariableId};
 use crate::kir::{self, BufferKind, LowerCx, Origin, Program, Update, View};
 use std::collections::{BTreeSet, HashMap};
 use tensorpack_tensor::{DType, Error, ErrorKind, Result, element_count};
@@ -57,8 +57,11 @@ pub(super) fn lower(graph: &Frozen, request: &Request) -> Result<Lowered> {
     cx.program.fetches = fetched.iter().map(|t| cx.views[t].clone()).collect();
     cx.program.updates = cx.updates();
     if !cx.program.updates.is_empty() {
-        let costs = values.iter().filter(|id| graph.node(**id).is_cost);
-        cx.program.costs = costs.map(|&node| cx.views[&TensorId { node, output: 0 }].clone()).collect();
+        let with = |role: Role| {
+            let nodes = values.iter().filter(move |id| graph.node(**id).role == role);
+            nodes.map(|&node| cx.views[&TensorId { node, output: 0 }].clone()).collect()
+        };
+        (cx.program.costs, cx.program.kept) = (with(Role::Cost), with(Role::Gradient));
     }
     Ok(Lowered { program: cx.program, hints: cx.hints })
 }

@@ -3,8 +3,8 @@
 
 use std::time::Instant;
 
-use tensorpack_kernels::{Machine, 
-    Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Isa, MatMul, Operands, Team,
+use tensorpack_kernels::{
+    Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Isa, Machine, MatMul, Operands, Team,
 };
 
 /// Memory aligned to cache lines.

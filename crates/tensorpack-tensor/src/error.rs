@@ -140,7 +140,10 @@ mod tests {
     #[test]
     fn prints_message_place_and_notes() {
         let here = Site { file: "model.rs", line: 7 };
-        let e = Error::shape("inner sizes 3 and 4 differ").within("fc0/MatMul").at(here).note("transpose one of them");
+        let e = Error::shape("inner sizes 3 and 4 differ")
+            .within("fc0/MatMul")
+            .at(here)
+            .note("transpose one of them");
         assert_eq!(
             format!("{e:?}"),
             "fc0/MatMul: inner sizes 3 and 4 differ\n  at model.rs:7\n  transpose one of them"

@@ -69,7 +69,8 @@ impl CounterRng {
 
 /// A 64-bit hash of a name that is the same on every platform and in every version (FNV-1a, then mixed).
 pub fn hash_name(name: &str) -> u64 {
-    let h = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    let h =
+        name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
     let h = (h ^ (h >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
     h ^ (h >> 32)
 }

@@ -68,7 +68,9 @@ pub fn element_count(sizes: &[usize]) -> Result<usize> {
         .iter()
         .try_fold(1usize, |n, &s| n.checked_mul(s))
         .filter(|&n| n <= isize::MAX as usize / 8)
-        .ok_or_else(|| Error::shape(format!("a tensor of shape {sizes:?} has more elements than can be addressed")))
+        .ok_or_else(|| {
+            Error::shape(format!("a tensor of shape {sizes:?} has more elements than can be addressed"))
+        })
 }
 
 impl Deref for Shape {

@@ -31,6 +31,8 @@ struct Fusion<'a> {
     wanted: HashSet<BufferId>,
     /// Buffers that become a variable's next value.
     updating: HashSet<BufferId>,
+    /// Buffers across which nothing is fused.
+    kept: HashSet<BufferId>,
 }
 
 impl<'a> Fusion<'a> {
@@ -38,7 +40,8 @@ impl<'a> Fusion<'a> {
         let nodes = std::mem::take(&mut program.kernels).into_iter().map(Some).collect();
         let wanted = program.fetches.iter().chain(&program.costs).map(|v| v.buffer).collect();
         let updating = program.updates.iter().map(|u| u.value.buffer).collect();
-        Fusion { program, nodes, wanted, updating }
+        let kept = program.kept.iter().map(|v| v.buffer).collect();
+        Fusion { program, nodes, wanted, updating, kept }
     }
 
     /// The nodes that read each buffer, in order.
@@ -72,7 +75,7 @@ impl<'a> Fusion<'a> {
             };
             let users: Vec<usize> =
                 (i + 1..self.nodes.len()).filter(|&n| outputs.iter().any(|&b| self.reads(n, b))).collect();
-            if users.is_empty() || !outputs.iter().all(exact) {
+            if users.is_empty() || !outputs.iter().all(exact) || outputs.iter().any(|b| self.kept.contains(b)) {
                 continue;
             }
             let stored = outputs.iter().any(|b| self.is_stored(*b));
@@ -122,14 +125,21 @@ impl<'a> Fusion<'a> {
                 ) | Step::Binary(crate::kir::Binary::Pow, ..)
             )
         };
+        // What only this map reads of a contraction will be its epilogue, which costs nothing.
         let epilogue_to_be = producer.operands.iter().any(|v| {
-            let made_by = |n: &KernelNode| n.outputs.contains(&v.buffer) && matches!(n.kernel, Kernel::Contract { .. });
-            self.nodes.iter().flatten().any(made_by)
+            let makes = |n: &KernelNode| n.outputs.contains(&v.buffer) && matches!(n.kernel, Kernel::Contract { .. });
+            let readers = (0..self.nodes.len()).filter(|&n| self.reads(n, v.buffer)).count();
+            readers == 1 && self.nodes.iter().flatten().any(makes)
         });
         if producer.expr.steps.iter().any(costly) || producer.expr.steps.len() > 12 || epilogue_to_be {
             return false;
         }
-        let full = |body: &MapBody| body.operands.iter().filter(|v| v.strides.iter().any(|&s| s != 0)).count();
+        // Only what is read element by element counts: what repeats stays in cache.
+        let distinct = |v: &View| v.sizes.iter().zip(&v.strides).filter(|(_, s)| **s != 0).map(|(&n, _)| n).product();
+        let full = |body: &MapBody| {
+            let elements: usize = body.sizes.iter().product();
+            body.operands.iter().filter(|v| 2usize.saturating_mul(distinct(v)) > elements).count()
+        };
         let repeated: usize = merged.iter().map(full).sum();
         let before: usize = users.iter().filter_map(|&u| self.body(u)).map(full).sum();
         repeated <= before + full(producer) + 1
@@ -175,7 +185,7 @@ impl<'a> Fusion<'a> {
             };
             let made = outputs[0];
             let [user] = readers.get(&made).map_or(&[][..], Vec::as_slice) else { continue };
-            if self.wanted.contains(&made) || self.updating.contains(&made) {
+            if self.is_stored(made) || self.kept.contains(&made) {
                 continue;
             }
             let buffer = self.program.buffer(made);
