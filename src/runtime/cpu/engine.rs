@@ -89,7 +89,7 @@ impl Engine {
             shared.scratch = (0..shared.team.len()).map(|_| Block::zeroed(scratch)).collect::<Result<_>>()?;
             shared.scratch_bytes = scratch;
         }
-        let times = if self.profile { vec![Tally::default(); plan.steps.len()] } else { Vec::new() };
+        let times = if self.profile { vec![Tally { runs: 0, seconds: 0.0, best: f64::INFINITY }; plan.steps.len()] } else { Vec::new() };
         Ok(CpuProgram { plan, shared: self.shared.clone(), reads: Vec::new(), writes: Vec::new(), scratch: Vec::new(), times })
     }
 
@@ -158,10 +158,11 @@ impl Executor for Engine {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Tally {
     runs: u64,
     seconds: f64,
+    best: f64,
 }
 
 /// A planned program. The tables hold the pointers of one run and are kept only for their room.
@@ -228,8 +229,10 @@ impl CpuProgram {
         unsafe { step.work.run(&mut shared.team, &memory) }
             .map_err(|e| e.within(&step.origin.name).at(step.origin.site))?;
         if let Some(started) = started {
-            self.times[i].runs += 1;
-            self.times[i].seconds += started.elapsed().as_secs_f64();
+            let (tally, seconds) = (&mut self.times[i], started.elapsed().as_secs_f64());
+            tally.runs += 1;
+            tally.seconds += seconds;
+            tally.best = tally.best.min(seconds);
         }
         Ok(())
     }
@@ -339,6 +342,7 @@ impl Executable for CpuProgram {
                 name: format!("{} {}", step.work.name(), step.origin.name),
                 runs: t.runs,
                 seconds: t.seconds,
+                best_seconds: t.best,
                 flops: step.work.flops(),
                 bytes: step.bytes,
             })
