@@ -137,18 +137,36 @@ impl LowerCx<'_> {
         self.emit(kernel, &vec![(dtype, kept); count])
     }
 
-    /// A contraction; its operands are made dense first if they are not.
+    /// A contraction; its operands are made dense first if they are not. In bf16 only the operands and the result are
+    /// rounded: products and sums are done in f32.
     pub fn contract(&mut self, kind: ContractKind, lhs: &View, rhs: &View) -> View {
-        let (lhs, rhs) = (self.dense(lhs), self.dense(rhs));
+        let (lhs, rhs) = (self.widened(lhs), self.widened(rhs));
         let (dtype, sizes) = self.outputs[0].clone();
-        self.one(Kernel::Contract { kind, lhs, rhs, epilogue: None }, dtype, sizes)
+        let wide = if dtype == DType::Bf16 { DType::F32 } else { dtype };
+        let y = self.one(Kernel::Contract { kind, lhs, rhs, epilogue: None }, wide, sizes);
+        self.narrowed(y, dtype)
     }
 
-    /// Pooling; its operands are made dense first if they are not.
+    /// Pooling; its operands are made dense first if they are not. In bf16 it is done in f32.
     pub fn pool(&mut self, kind: PoolKind, pool: Pool, inputs: &[View]) -> Vec<View> {
-        let inputs = inputs.iter().map(|v| self.dense(v)).collect();
+        let inputs = inputs.iter().map(|v| self.widened(v)).collect();
         let outputs = self.outputs.to_vec();
-        self.emit(Kernel::Pool { kind, pool, inputs }, &outputs)
+        let widen = |(d, s): &(DType, Vec<usize>)| (if *d == DType::Bf16 { DType::F32 } else { *d }, s.clone());
+        let wide: Vec<(DType, Vec<usize>)> = outputs.iter().map(widen).collect();
+        let views = self.emit(Kernel::Pool { kind, pool, inputs }, &wide);
+        views.into_iter().zip(outputs).map(|(v, (dtype, _))| self.narrowed(v, dtype)).collect()
+    }
+
+    /// The view, dense, with bf16 as f32.
+    fn widened(&mut self, view: &View) -> View {
+        match view.dtype {
+            DType::Bf16 => self.map_to(DType::F32, &view.sizes, &[view], |_, r| r[0]),
+            _ => self.dense(view),
+        }
+    }
+
+    fn narrowed(&mut self, view: View, dtype: DType) -> View {
+        if view.dtype == dtype { view } else { self.map_to(dtype, &view.sizes.clone(), &[&view], |_, r| r[0]) }
     }
 
     /// The view itself if it is dense, else a dense copy.
