@@ -166,7 +166,7 @@ impl Program {
                     _ => Rate::Element,
                 };
                 let dense = is_dense(&self.outer, self.inner, &outer, inner);
-                Code::Load { index, outer, inner, dense, copy: is_result(i) }
+                Code::Load { index, outer, inner, dense, copy: !outputs.is_empty() && is_result(i) }
             };
             let code = match *step {
                 Step::Operand { index, .. } => {
