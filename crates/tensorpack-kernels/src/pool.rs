@@ -92,6 +92,15 @@ impl Pool {
         first..(at / stride + 1).min(self.out_size[axis]).max(first)
     }
 
+    /// The same for the input after the one that `before` is for, without divisions.
+    #[inline(always)]
+    fn covering_next(&self, axis: usize, before: Range<usize>, i: usize) -> Range<usize> {
+        let (at, stride) = (i + self.pad_low[axis], self.stride[axis]);
+        let first = before.start + usize::from(before.start * stride + self.window[axis] <= at);
+        let more = usize::from(before.end * stride <= at && before.end < self.out_size[axis]);
+        first..(before.end + more).max(first)
+    }
+
     /// The largest of each window, and in `index` where in the window it is (the first such, by rows). NaN counts
     /// as largest; a window without any real element gives minus infinity.
     ///
@@ -268,8 +277,11 @@ unsafe fn max_grad_body<T: Float, const FAST: bool>(
     for row in rows {
         let i = row % pool.in_size[0];
         let (oh, image) = (pool.covering(0, i), row / pool.in_size[0] * pool.out_size[0]);
+        let mut ow = pool.covering(1, 0);
         for col in 0..pool.in_size[1] {
-            let ow = pool.covering(1, col);
+            if col > 0 {
+                ow = pool.covering_next(1, ow, col);
+            }
             let to = (row * pool.in_size[1] + col) * channels;
             by_lanes!(channels, |c, N| {
                 let mut sum = [T::ZERO; N];
@@ -389,8 +401,11 @@ unsafe fn average_grad_body<T: Float, const FAST: bool>(
     let channels = pool.channels;
     for row in rows {
         let (oh, image) = (pool.covering(0, row % pool.in_size[0]), row / pool.in_size[0] * pool.out_size[0]);
+        let mut ow = pool.covering(1, 0);
         for col in 0..pool.in_size[1] {
-            let ow = pool.covering(1, col);
+            if col > 0 {
+                ow = pool.covering_next(1, ow, col);
+            }
             let to = (row * pool.in_size[1] + col) * channels;
             by_lanes!(channels, |c, N| {
                 let mut sum = [T::ZERO; N];

@@ -25,6 +25,9 @@ const MAX_PIECES: usize = 64;
 /// With so many independent parts, none is cut in pieces.
 const MANY: usize = 32;
 
+/// Bytes of a value over a tile, at most: some kinds go over it more than once.
+const TILE_BYTES: usize = 16 * 1024;
+
 /// How numbers become one. Over nothing, sums are 0, products 1, maxima the lowest and minima the highest number of
 /// the type (infinite for floats), positions 0, and moments NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -129,7 +132,7 @@ impl Reduce {
         let size = |range: Range<usize>| space.dims[range].iter().product::<usize>();
         let (outer, reduced, columns) = (size(0..first), size(first..last), size(last..space.dims.len()));
         let unit = if columns > 1 { columns } else { reduced };
-        let program = Program::new(&space, &operands, &expr, &[], unit);
+        let program = Program::new(&space, &operands, &expr, &[], unit, TILE_BYTES);
 
         let mut reduce = Reduce {
             outer,
