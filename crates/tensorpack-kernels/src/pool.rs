@@ -289,13 +289,19 @@ unsafe fn max_grad_body<T: Float, const FAST: bool>(
                     let kh = i + pool.pad_low[0] - p * pool.stride[0];
                     for q in ow.clone() {
                         let kw = col + pool.pad_low[1] - q * pool.stride[1];
-                        let code = (kh * pool.window[1] + kw) as u8;
+                        let code = (kh * pool.window[1] + kw) as u32;
                         let from = ((image + p) * pool.out_size[1] + q) * channels + c;
                         // SAFETY: an output whose window covers this element.
                         let (g, at) =
                             unsafe { (*dy.add(from).cast::<[T; N]>(), *index.add(from).cast::<[u8; N]>()) };
+                        // As wide as the numbers, so that the comparison is one for whole vectors.
+                        let at = at.map(u32::from);
+                        let mut hit = [T::ZERO; N];
                         for l in 0..N {
-                            sum[l] = sum[l].add(if at[l] == code { g[l] } else { T::ZERO });
+                            hit[l] = if at[l] == code { g[l] } else { T::ZERO };
+                        }
+                        for l in 0..N {
+                            sum[l] = sum[l].add(hit[l]);
                         }
                     }
                 }
@@ -399,6 +405,9 @@ unsafe fn average_grad_body<T: Float, const FAST: bool>(
     dx: *mut T,
 ) {
     let channels = pool.channels;
+    // Most windows have all their elements, and a division for each would show.
+    let area = pool.window[0] * pool.window[1];
+    let usual = T::share(area);
     for row in rows {
         let (oh, image) = (pool.covering(0, row % pool.in_size[0]), row / pool.in_size[0] * pool.out_size[0]);
         let mut ow = pool.covering(1, 0);
@@ -412,7 +421,8 @@ unsafe fn average_grad_body<T: Float, const FAST: bool>(
                 for p in oh.clone() {
                     let high = pool.real(0, p).0.len();
                     for q in ow.clone() {
-                        let share = T::share(high * pool.real(1, q).0.len());
+                        let n = high * pool.real(1, q).0.len();
+                        let share = if n == area { usual } else { T::share(n) };
                         let from = ((image + p) * pool.out_size[1] + q) * channels + c;
                         // SAFETY: an output whose window covers this element.
                         let g = unsafe { *dy.add(from).cast::<[T; N]>() };
