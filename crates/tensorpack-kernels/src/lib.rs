@@ -23,6 +23,7 @@ mod pool;
 mod random;
 mod reduce;
 mod space;
+mod state;
 mod steps;
 mod team;
 mod tile;

@@ -6,11 +6,12 @@
 //! the numbers are cut in pieces, by sizes alone, whose partial results a second phase merges in order.
 
 use crate::Isa;
-use crate::accumulate::{self, State, WIDE};
+use crate::accumulate::{self, WIDE};
 use crate::element::class_size;
 use crate::expr::{Class, Expr};
 use crate::map::Operand;
 use crate::space::Space;
+use crate::state::{self, State};
 use crate::steps;
 use crate::tile::{Program, Run};
 use std::ops::Range;
@@ -269,7 +270,7 @@ impl Reduce {
                 for part in &self.parts {
                     let len = self.outer * self.columns;
                     self.with_outputs(part, outputs, |o| {
-                        accumulate::finish_empty(isa, part.kind, part.class, o, len);
+                        state::finish_empty(isa, part.kind, part.class, o, len);
                     });
                 }
                 return;
@@ -338,7 +339,7 @@ impl Reduce {
                 let n = self.piece_len(piece);
                 let from = self.state(part, at(piece), width);
                 // SAFETY: phase 0 has written these, and no other chunk reads them.
-                unsafe { accumulate::merge(part.kind, part.class, into, seen, from, n) };
+                unsafe { state::merge(part.kind, part.class, into, seen, from, n) };
                 seen += n;
             }
         }
@@ -357,7 +358,7 @@ impl Reduce {
             let state = self.state(part, state, block.len());
             self.with_outputs(part, outputs, |o| {
                 // SAFETY: passed on from the caller.
-                unsafe { accumulate::finish(isa, part.kind, part.class, state, self.reduced, o, at) };
+                unsafe { state::finish(isa, part.kind, part.class, state, self.reduced, o, at) };
             });
         }
     }
@@ -410,11 +411,11 @@ impl Work<'_> {
                 self.run.tile(tile, None);
                 for (p, part) in reduce.parts.iter().enumerate() {
                     let state = reduce.state(part, self.state, tile.len() / len);
-                    accumulate::clear(part.kind, part.class, state);
+                    state::clear(part.kind, part.class, state);
                     let data = self.data(p, tile.len());
                     accumulate::fold_rows(self.isa, part.kind, part.class, data, len, 0, state);
                     reduce.with_outputs(part, outputs, |o| {
-                        accumulate::finish(self.isa, part.kind, part.class, state, len, o, at / len);
+                        state::finish(self.isa, part.kind, part.class, state, len, o, at / len);
                     });
                 }
             }
@@ -431,7 +432,7 @@ impl Work<'_> {
         let block = reduce.block(unit % reduce.blocks);
         for part in &reduce.parts {
             // SAFETY: the state has room for a block.
-            unsafe { accumulate::clear(part.kind, part.class, reduce.state(part, self.state, block.len())) };
+            unsafe { state::clear(part.kind, part.class, reduce.state(part, self.state, block.len())) };
         }
         let first = piece * reduce.piece;
         let outer = unit / reduce.blocks * reduce.reduced;
