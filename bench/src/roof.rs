@@ -18,7 +18,8 @@ pub(crate) fn print_table(times: &[KernelTime], threads: Option<usize>) -> Resul
     let mut rows: Vec<&KernelTime> = times.iter().filter(|t| t.runs > 0).collect();
     rows.sort_by(|a, b| b.best_seconds.total_cmp(&a.best_seconds));
     let mut table = format!("sum of best times {:.3} ms\n", total * 1e3);
-    let _ = writeln!(table, "{:>6} {:>9} {:>9} {:>9} {:>6}  kernel", "share", "us", "GFLOP/s", "GB/s", "roof");
+    let _ =
+        writeln!(table, "{:>6} {:>9} {:>9} {:>9} {:>6}  kernel", "share", "us", "GFLOP/s", "GB/s", "roof");
     for t in rows.iter().take(ROWS) {
         let seconds = t.best_seconds;
         let (gflops, gbs) = (t.flops / seconds / 1e9, t.bytes / seconds / 1e9);
