@@ -195,10 +195,17 @@ impl LowerCx<'_> {
         self.one(Kernel::Pad { src: src.clone(), low, high, interior }, dtype, sizes)
     }
 
-    /// Uniform random numbers for output 0, drawn from the stream of the node's name.
-    pub fn random(&mut self, stream: String, rows: bool) -> View {
+    /// Uniform random numbers for output 0, drawn from the stream of this name.
+    pub fn random(&mut self, stream: &str) -> View {
         let (dtype, sizes) = self.outputs[0].clone();
-        self.one(Kernel::Random { stream, rows }, dtype, sizes)
+        self.one(Kernel::Random { stream: stream.to_string(), first: 0 }, dtype, sizes)
+    }
+
+    /// The sum over all towers of what each has under `key`.
+    pub fn all_reduce(&mut self, key: &str, input: &View) -> View {
+        let input = self.dense(input);
+        let (dtype, sizes) = (input.dtype, input.sizes.clone());
+        self.one(Kernel::AllReduce { key: key.to_string(), input }, dtype, sizes)
     }
 
     /// A user's own kernel over all inputs, for all outputs.

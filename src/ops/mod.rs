@@ -1,6 +1,7 @@
 //! The operations, one or one tight family a file: shape rule, gradient, lowering, and the method users call.
 //! This list is the only place that names them all.
 
+mod all_reduce;
 mod binary;
 mod broadcast;
 mod cast;

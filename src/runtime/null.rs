@@ -4,6 +4,7 @@
 use super::executor::{Executable, Executor, Feed, Outcome, RunInfo};
 use super::lowering::Lowered;
 use crate::graph::VariableInfo;
+use crate::kir::Program;
 use tensorpack_tensor::{DType, Error, HostTensor, Result};
 
 /// The null engine.
@@ -34,8 +35,12 @@ impl Executor for NullEngine {
     }
 
     fn compile(&mut self, lowered: Lowered) -> Result<Box<dyn Executable>> {
-        let fetches = lowered.program.fetches.iter().map(|v| (v.dtype, v.sizes.clone())).collect();
-        Ok(Box::new(NullProgram { fetches, text: lowered.program.dump() }))
+        let form = |&(tower, at): &(usize, usize)| {
+            let v = &lowered.programs[tower].fetches[at];
+            (v.dtype, v.sizes.clone())
+        };
+        let fetches = lowered.fetches.iter().map(form).collect();
+        Ok(Box::new(NullProgram { fetches, text: lowered.programs.iter().map(Program::dump).collect() }))
     }
 
     fn find_bad(&mut self, _: Lowered, _: &RunInfo, _: &[Feed<'_>]) -> Result<Option<Error>> {

@@ -24,6 +24,8 @@ pub(super) struct Block {
 // SAFETY: the block owns its memory as a Box would; who may touch it when is decided by the engine, which hands out
 // pointers only while it is locked.
 unsafe impl Send for Block {}
+// SAFETY: as above: a shared block tells its address, nothing more.
+unsafe impl Sync for Block {}
 
 impl Block {
     pub(super) fn zeroed(bytes: usize) -> Result<Block> {
@@ -64,7 +66,9 @@ fn huge_pages(from: *mut u8, bytes: usize) {
         if bytes >= 4 << 20 {
             // SAFETY: the range lies inside memory just allocated, and the advice changes how it is mapped, not what
             // it holds.
-            unsafe { libc::madvise(from.wrapping_add(lead).cast(), bytes - lead - PAGE, libc::MADV_HUGEPAGE) };
+            unsafe {
+                libc::madvise(from.wrapping_add(lead).cast(), bytes - lead - PAGE, libc::MADV_HUGEPAGE)
+            };
         }
     }
     #[cfg(not(target_os = "linux"))]
