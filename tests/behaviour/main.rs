@@ -1,0 +1,6 @@
+//! What the graph, the engine and the session promise, as a user sees it.
+
+#[path = "../models/mod.rs"]
+mod models;
+
+mod bits;
