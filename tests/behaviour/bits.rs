@@ -33,7 +33,10 @@ fn same_for_any_team(isa: Isa) {
         let (other_losses, other_variables) = train(isa, threads);
         assert_eq!(losses, other_losses, "{isa}: losses with 1 and {threads} threads");
         for ((name, one), (_, many)) in variables.iter().zip(&other_variables) {
-            assert!(one.as_bytes() == many.as_bytes(), "{isa}: {name} differs between 1 and {threads} threads");
+            assert!(
+                one.as_bytes() == many.as_bytes(),
+                "{isa}: {name} differs between 1 and {threads} threads"
+            );
         }
     }
 }

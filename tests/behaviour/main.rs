@@ -4,3 +4,4 @@
 mod models;
 
 mod bits;
+mod errors;
