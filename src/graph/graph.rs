@@ -353,6 +353,11 @@ impl Graph {
                 format!("the variable {full} does not exist, and this tower shares variables instead of making them (rule 4 of tower functions)"),
             ));
         }
+        spec.init.check(&full, spec.dtype, &spec.sizes)?;
+        // Variables are read under their own name: another tensor of that name would be taken for the variable.
+        if b.names.contains_key(&full) {
+            return Err(Error::new(ErrorKind::Name, format!("the name {full:?} is taken")));
+        }
         let id = VariableId(b.variables.len() as u32);
         let site = self.site(caller);
         b.variables.push(VariableInfo {
