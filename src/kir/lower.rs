@@ -139,8 +139,12 @@ impl LowerCx<'_> {
 
     /// A contraction; its operands are made dense first if they are not.
     pub fn contract(&mut self, kind: ContractKind, lhs: &View, rhs: &View) -> View {
-        let (lhs, rhs) = (self.dense(lhs), self.dense(rhs));
         let (dtype, sizes) = self.outputs[0].clone();
+        if sizes.contains(&0) {
+            // Kernels cut work by products of sizes, which need not fit a number where one of them is zero.
+            return self.map_to(dtype, &sizes, &[], |b, _| b.constant(0.0, Class::of(dtype)));
+        }
+        let (lhs, rhs) = (self.dense(lhs), self.dense(rhs));
         self.one(Kernel::Contract { kind, lhs, rhs, epilogue: None }, dtype, sizes)
     }
 

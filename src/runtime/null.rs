@@ -3,13 +3,22 @@
 
 use super::executor::{Executable, Executor, Feed, Outcome, RunInfo};
 use super::lowering::Lowered;
+use super::memory_limit;
 use crate::graph::VariableInfo;
-use tensorpack_tensor::{DType, Error, HostTensor, Result};
+use tensorpack_tensor::{DType, Error, HostTensor, Result, element_count};
 
 /// The null engine.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct NullEngine {
+    /// The most bytes to allocate; `None`: what the machine or its cgroup allows.
+    limit: Option<usize>,
     variables: Vec<HostTensor>,
+}
+
+impl NullEngine {
+    pub(super) fn new(limit: Option<usize>) -> NullEngine {
+        NullEngine { limit, variables: Vec::new() }
+    }
 }
 
 struct NullProgram {
@@ -19,6 +28,8 @@ struct NullProgram {
 
 impl Executor for NullEngine {
     fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()> {
+        let bytes = total_bytes(variables.iter().map(|v| (v.dtype, v.sizes.as_slice())))?;
+        memory_limit::check(bytes, "the variables", self.limit)?;
         let first = variables.iter().map(|v| v.init.value(seed, &v.name, v.dtype, &v.sizes));
         self.variables = first.collect::<Result<_>>()?;
         Ok(())
@@ -34,13 +45,25 @@ impl Executor for NullEngine {
     }
 
     fn compile(&mut self, lowered: Lowered) -> Result<Box<dyn Executable>> {
-        let fetches = lowered.program.fetches.iter().map(|v| (v.dtype, v.sizes.clone())).collect();
+        let fetches = lowered.program.fetches.iter();
+        let bytes = total_bytes(fetches.clone().map(|v| (v.dtype, v.sizes.as_slice())))?;
+        memory_limit::check(bytes, "this program", self.limit)?;
+        let fetches = fetches.map(|v| (v.dtype, v.sizes.clone())).collect();
         Ok(Box::new(NullProgram { fetches, text: lowered.program.dump() }))
     }
 
     fn find_bad(&mut self, _: Lowered, _: &RunInfo, _: &[Feed<'_>]) -> Result<Option<Error>> {
         Ok(None)
     }
+}
+
+/// The bytes of all these together, or as many as can be counted.
+fn total_bytes<'a>(forms: impl Iterator<Item = (DType, &'a [usize])>) -> Result<usize> {
+    let mut total = 0usize;
+    for (dtype, sizes) in forms {
+        total = total.saturating_add(element_count(sizes)?.saturating_mul(dtype.size()));
+    }
+    Ok(total)
 }
 
 impl Executable for NullProgram {

@@ -111,7 +111,7 @@ impl Session {
                 memory_limit: options.memory_limit,
                 profile: options.profile,
             }),
-            Device::Null => Box::new(NullEngine::default()),
+            Device::Null => Box::new(NullEngine::new(options.memory_limit)),
         };
         executor.create_variables(graph.variables(), options.seed)?;
         let state = State { executor, programs: Vec::new(), run_index: 0, plain_runs: 0, poisoned: None };

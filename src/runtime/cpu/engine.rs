@@ -78,8 +78,10 @@ impl Engine {
         let plan = Plan::new(program, &shared.variables, mode)?;
         let arena_now = shared.arena.as_ref().map_or(0, Block::len);
         let scratch = padded(plan.scratch_bytes).max(shared.scratch_bytes);
-        let more = plan.arena_bytes.saturating_sub(arena_now)
-            + (scratch - shared.scratch_bytes).saturating_mul(shared.team.len());
+        let more = plan
+            .arena_bytes
+            .saturating_sub(arena_now)
+            .saturating_add((scratch - shared.scratch_bytes).saturating_mul(shared.team.len()));
         memory_limit::check(more, "this program", self.limit)?;
         if plan.arena_bytes > arena_now || shared.arena.is_none() {
             shared.arena = None;
