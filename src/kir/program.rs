@@ -112,6 +112,11 @@ impl Program {
         matches!(self.buffer(id).kind, BufferKind::Temp)
     }
 
+    /// Whether the program reads the variable of this number.
+    pub fn reads(&self, variable: usize) -> bool {
+        self.buffers.iter().any(|b| matches!(b.kind, BufferKind::Variable(v) if v == variable))
+    }
+
     /// The value of a constant with a single element, if `view` is one.
     pub fn scalar_constant(&self, view: &View) -> Option<f64> {
         match &self.buffer(view.buffer).kind {
