@@ -5,3 +5,4 @@ mod models;
 
 mod bits;
 mod errors;
+mod bad_input;
