@@ -6,3 +6,5 @@ mod models;
 mod bits;
 mod errors;
 mod bad_input;
+mod not_finite;
+mod variables;
