@@ -149,6 +149,15 @@ fn form(program: &Program, variables: &Variables, member: &Member) -> Option<For
 
 /// Joins maps of one form over neighbours.
 fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>) -> Vec<Pass> {
+    // Joining changes the order. Where one member reads what another writes, all stay as they are.
+    let reads = |m: &Member, v: usize| {
+        let is_it = |w: &View| matches!(program.buffer(w.buffer).kind, BufferKind::Variable(x) if x == v);
+        m.body.operands.iter().any(is_it)
+    };
+    let disturbs = |i: usize, j: usize| i != j && members[i].0.variables.iter().any(|&v| reads(&members[j].0, v));
+    if (0..members.len()).any(|i| (0..members.len()).any(|j| disturbs(i, j))) {
+        return members.into_iter().map(|m| pass(vec![m])).collect();
+    }
     struct Group {
         form: Option<Form>,
         members: Vec<(Member, Origin)>,
@@ -167,20 +176,6 @@ fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>
             Some(group) => group.members.push((member, origin)),
             None => groups.push(Group { form, members: vec![(member, origin)] }),
         }
-    }
-    // Joining brings later members forward. Where something between them reads what they write, or the other way round,
-    // all stay as they are.
-    let touches = |a: &Group, b: &Group| {
-        let written = a.members.iter().flat_map(|(m, _)| &m.variables);
-        let read = |v: usize| {
-            let reads = |w: &View| matches!(program.buffer(w.buffer).kind, BufferKind::Variable(x) if x == v);
-            b.members.iter().any(|(m, _)| m.body.operands.iter().any(reads))
-        };
-        written.copied().any(read)
-    };
-    let apart = (0..groups.len()).all(|i| (0..groups.len()).all(|j| i == j || !touches(&groups[i], &groups[j])));
-    if !apart {
-        return groups.into_iter().flat_map(|g| g.members).map(|m| pass(vec![m])).collect();
     }
     let mut passes = Vec::new();
     for mut group in groups {
