@@ -8,3 +8,7 @@ mod errors;
 mod bad_input;
 mod not_finite;
 mod variables;
+mod hooked;
+mod null_device;
+mod threads;
+mod plan;
