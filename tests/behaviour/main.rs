@@ -12,3 +12,4 @@ mod hooked;
 mod null_device;
 mod threads;
 mod plan;
+mod dumps;
