@@ -218,3 +218,23 @@ fn a_tower_that_comes_too_late_is_an_error_that_names_the_sum() {
     assert!(e.message().contains("tower 0 waited") && e.message().contains("total"), "{e}");
     assert!(e.site().is_some_and(|s| s.file.ends_with("towers.rs")), "{e}");
 }
+
+/// What one tower makes of a variable at the end of a run is made of its start value, though another tower changes it at
+/// the same time.
+#[test]
+fn updates_of_one_tower_read_start_values_of_another() {
+    let graph = Graph::new();
+    let first = TowerContext::new(&graph, Mode::Training, 0, 2);
+    let second = TowerContext::new(&graph, Mode::Training, 1, 2);
+    let w = first.build(|t| t.variable(VariableSpec::new("w", [1000]).init(Init::ones())));
+    let copy = second.build(|t| t.variable(VariableSpec::new("copy", [1000]).init(Init::zeros()).local()));
+    let change = first.build(|_| w.update(|w| w * 3.0));
+    let follow = second.build(|_| copy.update(|c| c + w.value()));
+    let both = graph.group(&[&change, &follow]);
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    for _ in 0..3 {
+        session.run(&[&both], &[]).unwrap();
+    }
+    assert_eq!(session.read("w").unwrap().as_slice::<f32>().unwrap()[999], 27.0);
+    assert_eq!(session.read("copy").unwrap().as_slice::<f32>().unwrap(), [1.0f32 + 3.0 + 9.0; 1000]);
+}

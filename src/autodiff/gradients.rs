@@ -12,6 +12,7 @@ use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 #[track_caller]
 pub fn gradients(cost: &Tensor, xs: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
     let graph = cost.graph();
+    graph.still_open("gradients")?;
     graph.first_error()?;
     let Some(root) = cost.id() else {
         return Err(Error::new(ErrorKind::Graph, "the cost could not be built"));

@@ -22,6 +22,8 @@ pub struct Graph(Rc<Shared>);
 
 struct Shared {
     uid: u64,
+    /// Beside the state, since what is tried after freezing has a line too.
+    sites: RefCell<CallSites>,
     state: RefCell<State>,
 }
 
@@ -41,7 +43,6 @@ pub(super) struct Building {
     variable_names: HashMap<String, VariableId>,
     name_scope: Vec<String>,
     variable_scope: Vec<String>,
-    sites: CallSites,
     tower: usize,
     error: Option<Error>,
     symbols: u32,
@@ -66,13 +67,13 @@ impl Graph {
             variable_names: HashMap::new(),
             name_scope: Vec::new(),
             variable_scope: Vec::new(),
-            sites: CallSites::default(),
             tower: 0,
             error: None,
             symbols: 0,
         };
         let state = RefCell::new(State::Building(Box::new(building)));
-        Graph(Rc::new(Shared { uid: NEXT.fetch_add(1, Ordering::Relaxed), state }))
+        let sites = RefCell::default();
+        Graph(Rc::new(Shared { uid: NEXT.fetch_add(1, Ordering::Relaxed), sites, state }))
     }
 
     /// A number that no other graph of this process has.
@@ -102,16 +103,24 @@ impl Graph {
     fn building_or_late(&self, what: &str) -> Option<RefMut<'_, Building>> {
         let building = self.building();
         if building.is_none() {
-            let site = Site::caller();
+            let site = self.site(Location::caller());
             if let State::Frozen(late) = &*self.0.state.borrow() {
-                late.set(
-                    Error::new(ErrorKind::Graph, format!("{what}: the graph is frozen, nothing can be added to it"))
-                        .at(site)
-                        .note("build everything before the session is made"),
-                );
+                late.set(frozen(what, site));
             }
         }
         building
+    }
+
+    /// The user's line behind a call from `caller`.
+    fn site(&self, caller: &'static Location<'static>) -> Site {
+        self.0.sites.borrow().resolve(caller)
+    }
+
+    /// That something can still be added.
+    #[track_caller]
+    pub(crate) fn still_open(&self, what: &str) -> Result<()> {
+        let site = self.site(Location::caller());
+        self.built().map(|_| ()).ok_or_else(|| frozen(what, site))
     }
 
     /// The first error so far.
@@ -128,7 +137,7 @@ impl Graph {
             return;
         }
         let scope = b.name_scope.join("/");
-        let mut error = error.within(name::join(&scope, op)).at(b.sites.resolve(caller));
+        let mut error = error.within(name::join(&scope, op)).at(self.site(caller));
         if !inputs.is_empty() {
             let inputs: Vec<String> = inputs.iter().map(|t| format!("{}{}", t.dtype(), t.shape())).collect();
             error = error.note(format!("inputs: {}", inputs.join(", ")));
@@ -161,7 +170,7 @@ impl Graph {
         let Some(mut b) = self.building_or_late(kind.name()) else { return vec![Tensor::poison(self); 4] };
         if let Some(foreign) = inputs.iter().find(|t| t.graph.uid() != self.uid()) {
             let error = Error::new(ErrorKind::Graph, format!("{foreign:?} belongs to another graph"));
-            let site = b.sites.resolve(caller);
+            let site = self.site(caller);
             b.error.get_or_insert(error.within(kind.name()).at(site));
             return vec![Tensor::poison(self); 4];
         }
@@ -174,7 +183,7 @@ impl Graph {
         });
         let base = name::join(&b.name_scope.join("/"), kind.name());
         let full = b.unique(&base);
-        let site = b.sites.resolve(caller);
+        let site = self.site(caller);
         let node = NodeId(b.nodes.len() as u32);
         let tower = b.tower;
         let inputs = inputs.iter().filter_map(|t| t.id).collect();
@@ -348,8 +357,13 @@ impl Graph {
                 format!("the variable {full} does not exist, and this tower shares variables instead of making them (rule 4 of tower functions)"),
             ));
         }
+        spec.init.check(&full, spec.dtype, &spec.sizes)?;
+        // Variables are read under their own name: another tensor of that name would be taken for the variable.
+        if b.names.contains_key(&full) {
+            return Err(Error::new(ErrorKind::Name, format!("the name {full:?} is taken")));
+        }
         let id = VariableId(b.variables.len() as u32);
-        let site = b.sites.resolve(caller);
+        let site = self.site(caller);
         b.variables.push(VariableInfo {
             name: full.clone(),
             dtype: spec.dtype,
@@ -413,14 +427,8 @@ impl Graph {
 
     /// Runs `build` as the inside of a layer that was called from `caller`: errors point there.
     pub(crate) fn called_from<R>(&self, caller: &'static Location<'static>, build: impl FnOnce() -> R) -> R {
-        if let Some(mut b) = self.building() {
-            b.sites.push(caller);
-        }
-        let _guard = OnDrop(|| {
-            if let Some(mut b) = self.building() {
-                b.sites.pop();
-            }
-        });
+        self.0.sites.borrow_mut().push(caller);
+        let _guard = OnDrop(|| self.0.sites.borrow_mut().pop());
         build()
     }
 
@@ -437,11 +445,11 @@ impl Graph {
         let outer = self.building().map(|mut b| {
             let scope = std::mem::replace(&mut b.name_scope, vec![scope]);
             let tower = std::mem::replace(&mut b.tower, tower);
-            (b.sites.inherited.replace(site), scope, tower)
+            (self.0.sites.borrow_mut().inherited.replace(site), scope, tower)
         });
         let _guard = OnDrop(|| {
             if let (Some(mut b), Some((site, scope, tower))) = (self.building(), outer.clone()) {
-                b.sites.inherited = site;
+                self.0.sites.borrow_mut().inherited = site;
                 b.name_scope = scope;
                 b.tower = tower;
             }
@@ -555,6 +563,12 @@ impl Graph {
             }
         }
     }
+}
+
+fn frozen(what: &str, site: Site) -> Error {
+    Error::new(ErrorKind::Graph, format!("{what}: the graph is frozen, nothing can be added to it"))
+        .at(site)
+        .note("build everything before the session is made")
 }
 
 impl Building {

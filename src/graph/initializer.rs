@@ -1,6 +1,6 @@
 //! How a variable's first value is drawn: a pure function of the seed, the variable's name and its shape.
 
-use tensorpack_tensor::{CounterRng, DType, HostTensor, Result, element_count};
+use tensorpack_tensor::{CounterRng, DType, Error, HostTensor, Result, element_count};
 
 /// An initialiser.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,8 +56,21 @@ impl Init {
         Init::VarianceScaling { scale: 1.0, fan: Fan::Average }
     }
 
+    /// That given values are of a variable's own type and sizes.
+    pub(super) fn check(&self, name: &str, dtype: DType, sizes: &[usize]) -> Result<()> {
+        match self {
+            Init::Value(v) if (v.dtype(), v.sizes()) != (dtype, sizes) => Err(Error::shape(format!(
+                "the variable {name} is {dtype}{sizes:?}, but its first value is {}{:?}",
+                v.dtype(),
+                v.sizes()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// The first value of the variable `name`.
     pub fn value(&self, seed: u64, name: &str, dtype: DType, sizes: &[usize]) -> Result<HostTensor> {
+        self.check(name, dtype, sizes)?;
         let n = element_count(sizes)?;
         let rng = CounterRng::new(seed, name);
         let values: Vec<f64> = match *self {

@@ -140,8 +140,12 @@ impl LowerCx<'_> {
     /// A contraction; its operands are made dense first if they are not. In bf16 only the operands and the result are
     /// rounded: products and sums are done in f32.
     pub fn contract(&mut self, kind: ContractKind, lhs: &View, rhs: &View) -> View {
-        let (lhs, rhs) = (self.widened(lhs), self.widened(rhs));
         let (dtype, sizes) = self.outputs[0].clone();
+        if sizes.contains(&0) {
+            // Kernels cut work by products of sizes, which need not fit a number where one of them is zero.
+            return self.map_to(dtype, &sizes, &[], |b, _| b.constant(0.0, Class::of(dtype)));
+        }
+        let (lhs, rhs) = (self.widened(lhs), self.widened(rhs));
         let wide = if dtype == DType::Bf16 { DType::F32 } else { dtype };
         let y = self.one(Kernel::Contract { kind, lhs, rhs, epilogue: None }, wide, sizes);
         self.narrowed(y, dtype)

@@ -91,6 +91,8 @@ pub struct Program {
     pub updates: Vec<Update>,
     /// Results that must be finite, beside what updates read.
     pub costs: Vec<View>,
+    /// Variables that another tower's program updates at the end of the same run.
+    pub updated_elsewhere: Vec<usize>,
     /// Results that stay as they are, whatever could be fused across them: gradients of variables.
     pub kept: Vec<View>,
 }
@@ -110,6 +112,11 @@ impl Program {
     /// Whether a kernel of this program writes the buffer.
     pub fn is_temp(&self, id: BufferId) -> bool {
         matches!(self.buffer(id).kind, BufferKind::Temp)
+    }
+
+    /// Whether the program reads the variable of this number.
+    pub fn reads(&self, variable: usize) -> bool {
+        self.buffers.iter().any(|b| matches!(b.kind, BufferKind::Variable(v) if v == variable))
     }
 
     /// The value of a constant with a single element, if `view` is one.

@@ -13,6 +13,7 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 #[track_caller]
 pub fn minimize(cost: &Tensor, optimizer: &dyn Optimizer) -> Result<Op> {
     let graph = cost.graph();
+    graph.still_open("minimize")?;
     graph.first_error()?;
     cost.mark_cost();
     let trainable = graph.collection(TRAINABLE_VARIABLES).variables;

@@ -108,19 +108,22 @@ impl HookedRun {
 
     /// Runs once and counts it.
     pub fn run(&mut self, session: &Session, clock: Clock, feeds: &[(&str, &HostTensor)]) -> Result<()> {
+        // Until it has run: a run that fails delivers nothing, least of all what an earlier one did.
+        self.due.fill(false);
         if !self.seen.iter().any(|s| s.iter().eq(feeds.iter().flat_map(|(_, t)| t.sizes()))) {
             session.prepare(&self.all.iter().map(|f| f as &dyn IntoFetch).collect::<Vec<_>>())?;
             session.compile(&self.all, feeds)?;
             session.compile(&self.often, feeds)?;
             self.seen.push(feeds.iter().flat_map(|(_, t)| t.sizes().to_vec()).collect());
         }
+        let more = self.declared.iter().any(|(_, c)| c.is_due(clock) && *c != Cadence::EveryRun);
+        let fetches = if more { &self.all } else { &self.often };
+        self.ran_all = more;
+        session.run_as(RunKind::Hooked, fetches, feeds, &mut self.values)?;
         for ((_, cadence), due) in self.declared.iter().zip(&mut self.due) {
             *due = cadence.is_due(clock);
         }
-        let more = self.declared.iter().zip(&self.due).any(|((_, c), due)| *due && *c != Cadence::EveryRun);
-        let fetches = if more { &self.all } else { &self.often };
-        self.ran_all = more;
-        session.run_as(RunKind::Hooked, fetches, feeds, &mut self.values)
+        Ok(())
     }
 
     /// What the last run delivered for a declared fetch; `None` if it was not due.

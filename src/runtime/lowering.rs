@@ -64,6 +64,12 @@ pub(super) fn lower(graph: &Frozen, request: &Request) -> Result<Lowered> {
     if lowered.programs.is_empty() {
         lowered.programs.push(Program::default());
     }
+    let updated: Vec<Vec<usize>> =
+        lowered.programs.iter().map(|p| p.updates.iter().map(|u| u.variable).collect()).collect();
+    for (i, program) in lowered.programs.iter_mut().enumerate() {
+        let others = updated.iter().enumerate().filter(|(j, _)| *j != i);
+        program.updated_elsewhere = others.flat_map(|(_, v)| v).copied().collect();
+    }
     number_random_rows(&mut lowered.programs);
     check_sums(&lowered.programs)?;
     Ok(lowered)

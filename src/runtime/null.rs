@@ -3,14 +3,23 @@
 
 use super::executor::{Executable, Executor, Feed, Outcome, RunInfo};
 use super::lowering::Lowered;
+use super::memory_limit;
 use crate::graph::VariableInfo;
 use crate::kir::Program;
-use tensorpack_tensor::{DType, Error, HostTensor, Result};
+use tensorpack_tensor::{DType, Error, HostTensor, Result, element_count};
 
 /// The null engine.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct NullEngine {
+    /// The most bytes to allocate; `None`: what the machine or its cgroup allows.
+    limit: Option<usize>,
     variables: Vec<HostTensor>,
+}
+
+impl NullEngine {
+    pub(super) fn new(limit: Option<usize>) -> NullEngine {
+        NullEngine { limit, variables: Vec::new() }
+    }
 }
 
 struct NullProgram {
@@ -20,6 +29,8 @@ struct NullProgram {
 
 impl Executor for NullEngine {
     fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()> {
+        let bytes = total_bytes(variables.iter().map(|v| (v.dtype, v.sizes.as_slice())))?;
+        memory_limit::check(bytes, "the variables", self.limit)?;
         let first = variables.iter().map(|v| v.init.value(seed, &v.name, v.dtype, &v.sizes));
         self.variables = first.collect::<Result<_>>()?;
         Ok(())
@@ -39,13 +50,24 @@ impl Executor for NullEngine {
             let v = &lowered.programs[tower].fetches[at];
             (v.dtype, v.sizes.clone())
         };
-        let fetches = lowered.fetches.iter().map(form).collect();
+        let fetches: Vec<(DType, Vec<usize>)> = lowered.fetches.iter().map(form).collect();
+        let bytes = total_bytes(fetches.iter().map(|(d, s)| (*d, s.as_slice())))?;
+        memory_limit::check(bytes, "this program", self.limit)?;
         Ok(Box::new(NullProgram { fetches, text: lowered.programs.iter().map(Program::dump).collect() }))
     }
 
     fn find_bad(&mut self, _: Lowered, _: &RunInfo, _: &[Feed<'_>]) -> Result<Option<Error>> {
         Ok(None)
     }
+}
+
+/// The bytes of all these together, or as many as can be counted.
+fn total_bytes<'a>(forms: impl Iterator<Item = (DType, &'a [usize])>) -> Result<usize> {
+    let mut total = 0usize;
+    for (dtype, sizes) in forms {
+        total = total.saturating_add(element_count(sizes)?.saturating_mul(dtype.size()));
+    }
+    Ok(total)
 }
 
 impl Executable for NullProgram {

@@ -116,7 +116,7 @@ impl Session {
                 deadline: options.deadline,
                 profile: options.profile,
             }),
-            Device::Null => Box::new(NullEngine::default()),
+            Device::Null => Box::new(NullEngine::new(options.memory_limit)),
         };
         executor.create_variables(graph.variables(), options.seed)?;
         let state = State { executor, programs: Vec::new(), run_index: 0, plain_runs: 0, poisoned: None };
@@ -188,18 +188,12 @@ impl Session {
         values.iter_mut().zip(feeds).for_each(|(v, (_, t))| *v = t);
         let executable = &mut state.programs[at].executable;
         let ran = catch_unwind(AssertUnwindSafe(|| executable.run(&run, &values[..feeds.len()], outputs)));
-        let outcome = match ran {
-            Ok(outcome) => outcome?,
-            Err(panic) => {
-                let what = panic_text(&*panic);
-                let e = Error::new(ErrorKind::Engine, format!("a kernel panicked: {what}"))
-                    .note("this session cannot go on; the last checkpoint stands");
-                state.poisoned = Some(e.clone());
-                return Err(e);
-            }
-        };
+        let outcome = ran.unwrap_or_else(|panic| Err(state.poison(&*panic)))?;
         if outcome == Outcome::NotFinite {
-            return Err(self.name_the_bad(&mut state, fetches, feeds, &run, &values[..feeds.len()])?);
+            let search = || self.name_the_bad(&mut state, fetches, feeds, &run, &values[..feeds.len()]);
+            // What searches is a run as well, and users' kernels may do anything in it.
+            let named = catch_unwind(AssertUnwindSafe(search));
+            return Err(named.unwrap_or_else(|panic| state.poison(&*panic)));
         }
         match kind {
             RunKind::Hooked => (state.run_index, state.plain_runs) = (state.run_index + 1, 0),
@@ -217,19 +211,25 @@ impl Session {
         feeds: &[(&str, &HostTensor)],
         run: &RunInfo,
         values: &[Feed<'_>],
-    ) -> Result<Error> {
-        for (i, v) in self.graph.variables().iter().enumerate() {
-            if v.dtype.is_float() && !is_finite(&state.executor.read(i)?) {
-                let e = Error::new(ErrorKind::NotFinite, format!("the variable {} is not finite", v.name));
-                return Ok(e.at(v.site));
+    ) -> Error {
+        let bad = |what: &str| Error::new(ErrorKind::NotFinite, what);
+        let mut search = || {
+            let lowered = lowering::lower(&self.graph, &request(fetches, feeds))?;
+            // Only variables that the run reads: others may be infinite for a reason.
+            for (i, v) in self.graph.variables().iter().enumerate().filter(|(i, _)| lowered.programs.iter().any(|p| p.reads(*i))) {
+                if v.dtype.is_float() && !is_finite(&state.executor.read(i)?) {
+                    return Ok(Some(bad(&format!("the variable {} is not finite", v.name)).at(v.site)));
+                }
             }
-        }
-        let lowered = lowering::lower(&self.graph, &request(fetches, feeds))?;
-        let found = state.executor.find_bad(lowered, run, values)?;
-        let e = found.unwrap_or_else(|| {
-            Error::new(ErrorKind::NotFinite, "a gradient or cost is not finite, though each result alone is")
-        });
-        Ok(e.note("no variable was changed by this run"))
+            state.executor.find_bad(lowered, run, values)
+        };
+        let e = match search() {
+            Ok(found) => found
+                .unwrap_or_else(|| bad("a gradient or cost is not finite, though each result alone is")),
+            // Searching takes more memory than running. That is not what went wrong.
+            Err(e) => bad("a gradient or cost is not finite").note(format!("which one was not found: {e}")),
+        };
+        e.note("no variable was changed by this run")
     }
 
     /// The value of a variable.
@@ -305,6 +305,13 @@ impl Session {
 static EMPTY: std::sync::OnceLock<HostTensor> = std::sync::OnceLock::new();
 
 impl State {
+    /// Ends the session: who knows what a kernel that panicked left behind.
+    fn poison(&mut self, panic: &(dyn std::any::Any + Send)) -> Error {
+        let e = Error::new(ErrorKind::Engine, format!("a kernel panicked: {}", panic_text(panic)))
+            .note("this session cannot go on; the last checkpoint stands");
+        self.poisoned.get_or_insert(e).clone()
+    }
+
     /// The place of the program for these fetches and shapes, made if there is none yet.
     fn program(&mut self, session: &Session, fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) -> Result<usize> {
         let there = self.programs.iter().position(|p| matches(&p.request, fetches, feeds));

@@ -1,6 +1,6 @@
 //! Tensors in host memory: what is fed, fetched, saved and loaded.
 
-use crate::{DType, Element, Error, Result, element_count};
+use crate::{DType, Element, Error, ErrorKind, Result, element_count};
 use half::bf16;
 use std::fmt;
 use std::sync::Arc;
@@ -63,6 +63,11 @@ impl HostTensor {
     pub fn zeros(dtype: DType, sizes: impl Into<Vec<usize>>) -> Result<HostTensor> {
         let sizes = sizes.into();
         let n = element_count(&sizes)?;
+        let bytes = n.saturating_mul(dtype.size());
+        if !can_be_had(bytes) {
+            let why = format!("a tensor of shape {sizes:?} would take {bytes} bytes, which cannot be had");
+            return Err(Error::new(ErrorKind::Memory, why));
+        }
         let storage = match dtype {
             DType::F32 => Storage::F32(vec![0.0; n]),
             DType::F64 => Storage::F64(vec![0.0; n]),
@@ -188,6 +193,15 @@ impl HostTensor {
             n => Err(Error::shape(format!("a tensor of shape {:?} has {n} elements, not one", self.sizes))),
         }
     }
+}
+
+/// Whether an allocation would succeed. Asked for large ones alone, since `vec!` ends the process where it cannot
+/// have its memory.
+fn can_be_had(bytes: usize) -> bool {
+    const LARGE: usize = 1 << 24;
+    let mut room = Vec::<u8>::new();
+    // Looked at, or the compiler would leave out what nobody uses.
+    bytes < LARGE || std::hint::black_box(&mut room).try_reserve_exact(bytes).is_ok()
 }
 
 impl fmt::Debug for HostTensor {

@@ -16,18 +16,18 @@ impl Lifetime {
 
 /// An offset for each, so that none that live at the same time overlap; and the bytes needed in all. The largest are
 /// placed first, each in the tightest gap that holds it: with few large and many small buffers this comes close to
-/// the largest sum of what lives at once.
+/// the largest sum of what lives at once. Sums stop at the largest number there is, which no machine has room for.
 pub(super) fn place(lifetimes: &[Lifetime]) -> (Vec<usize>, usize) {
     let mut order: Vec<usize> = (0..lifetimes.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(lifetimes[i].bytes), lifetimes[i].first));
-    let mut offsets = vec![0; lifetimes.len()];
+    let mut offsets = vec![0usize; lifetimes.len()];
     let mut placed: Vec<usize> = Vec::new();
     let mut total = 0;
     for i in order {
         let mut busy: Vec<(usize, usize)> = placed
             .iter()
             .filter(|&&p| lifetimes[p].meets(&lifetimes[i]))
-            .map(|&p| (offsets[p], offsets[p] + lifetimes[p].bytes))
+            .map(|&p| (offsets[p], offsets[p].saturating_add(lifetimes[p].bytes)))
             .collect();
         busy.sort_unstable();
         let mut best: Option<(usize, usize)> = None;
@@ -40,7 +40,7 @@ pub(super) fn place(lifetimes: &[Lifetime]) -> (Vec<usize>, usize) {
             end = end.max(to);
         }
         offsets[i] = best.map_or(end, |(_, at)| at);
-        total = total.max(offsets[i] + lifetimes[i].bytes);
+        total = total.max(offsets[i].saturating_add(lifetimes[i].bytes));
         placed.push(i);
     }
     (offsets, total)

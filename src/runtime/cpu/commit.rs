@@ -100,12 +100,16 @@ fn late_kernels(program: &Program) -> HashMap<usize, Vec<usize>> {
         let is_output = |v: &View| node.outputs.contains(&v.buffer);
         let is_target =
             |v: &View| matches!(program.buffer(v.buffer).kind, BufferKind::Variable(x) if vars.contains(&x));
+        let is_foreign = |v: &View| {
+            matches!(program.buffer(v.buffer).kind, BufferKind::Variable(x) if program.updated_elsewhere.contains(&x))
+        };
         // Nobody may need the next value early; none that waits too, and comes later, the start value; nor this kernel
-        // itself another element of what it overwrites.
+        // itself another element of what it overwrites, or what another tower overwrites at the same time.
         let needed = node.outputs.iter().any(|&o| wanted(o))
             || program.kernels.iter().any(|n| reads(n, &is_output))
             || late.keys().any(|&n| reads(&program.kernels[n], &is_target))
             || body.operands.iter().any(|v| is_target(v) && !v.is_whole(&body.sizes))
+            || body.operands.iter().any(is_foreign)
             || program.updates.iter().any(|u| is_target(&u.value));
         if !needed {
             late.insert(i, vars);
@@ -161,6 +165,15 @@ fn form(program: &Program, variables: &Variables, member: &Member) -> Option<For
 
 /// Joins maps of one form over neighbours.
 fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>) -> Vec<Pass> {
+    // Joining changes the order. Where one member reads what another writes, all stay as they are.
+    let reads = |m: &Member, v: usize| {
+        let is_it = |w: &View| matches!(program.buffer(w.buffer).kind, BufferKind::Variable(x) if x == v);
+        m.body.operands.iter().any(is_it)
+    };
+    let disturbs = |i: usize, j: usize| i != j && members[i].0.variables.iter().any(|&v| reads(&members[j].0, v));
+    if (0..members.len()).any(|i| (0..members.len()).any(|j| disturbs(i, j))) {
+        return members.into_iter().map(|m| pass(vec![m])).collect();
+    }
     struct Group {
         form: Option<Form>,
         members: Vec<(Member, Origin)>,
@@ -179,21 +192,6 @@ fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>
             Some(group) => group.members.push((member, origin)),
             None => groups.push(Group { form, members: vec![(member, origin)] }),
         }
-    }
-    // Joining brings later members forward. Where something between them reads what they write, or the other way round,
-    // all stay as they are.
-    let touches = |a: &Group, b: &Group| {
-        let written = a.members.iter().flat_map(|(m, _)| &m.variables);
-        let read = |v: usize| {
-            let reads = |w: &View| matches!(program.buffer(w.buffer).kind, BufferKind::Variable(x) if x == v);
-            b.members.iter().any(|(m, _)| m.body.operands.iter().any(reads))
-        };
-        written.copied().any(read)
-    };
-    let apart =
-        (0..groups.len()).all(|i| (0..groups.len()).all(|j| i == j || !touches(&groups[i], &groups[j])));
-    if !apart {
-        return groups.into_iter().flat_map(|g| g.members).map(|m| pass(vec![m])).collect();
     }
     let mut passes = Vec::new();
     for mut group in groups {

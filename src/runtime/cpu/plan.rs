@@ -204,7 +204,7 @@ impl<'a> Planner<'a> {
             .collect();
         let (offsets, arena_bytes) = arena::place(&items);
         let live_bytes = (0..=commit_time)
-            .map(|t| items.iter().filter(|i| i.first <= t && t <= i.last).map(|i| i.bytes).sum())
+            .map(|t| items.iter().filter(|i| i.first <= t && t <= i.last).fold(0usize, |n, i| n.saturating_add(i.bytes)))
             .max()
             .unwrap_or(0);
 
@@ -240,7 +240,11 @@ impl<'a> Planner<'a> {
         let mut text = String::new();
         let mut steps = Vec::new();
         for ((node, work), shared) in self.program.kernels.iter().zip(works).zip(shared) {
-            let _ = writeln!(text, "{}{}", self.describe(node), work.summary());
+            let sharing = match work.shared_bytes() {
+                0 => String::new(),
+                bytes => format!(" sharing {} bytes", padded(bytes)),
+            };
+            let _ = writeln!(text, "{}{}{sharing}", self.describe(node), work.summary());
             let form = |&b: &BufferId| (self.program.buffer(b).dtype, self.program.buffer(b).len());
             let outputs = node.outputs.iter();
             let read: usize = node.kernel.reads().iter().map(|v| seen_bytes(v)).sum();
@@ -256,17 +260,22 @@ impl<'a> Planner<'a> {
                 work,
             });
         }
+        if !self.program.fetches.is_empty() {
+            let _ = writeln!(text, "fetch {}", self.names(self.program.fetches.iter()));
+        }
         let commit_from = steps.len();
         for pass in &self.passes {
             let step = self.pass_step(pass, &at);
             let names: Vec<String> = pass.members.iter().map(|m| format!("{:?}", m.variables)).collect();
-            let _ = writeln!(text, "commit {} over variables {}", step.work.name(), names.join(" "));
+            let read = pass.members.iter().flat_map(|m| &m.body.operands);
+            let read = self.names(read.filter(|v| self.program.is_temp(v.buffer)));
+            let _ = writeln!(text, "commit {}({read}) over variables {}", step.work.name(), names.join(" "));
             steps.push(step);
         }
         for (variable, value) in &self.copies {
             let place = self.variables.place(*variable);
             let (bytes, n) = (2.0 * (value.len() * value.dtype.size()) as f64, value.len());
-            let _ = writeln!(text, "commit copy to variable {variable}");
+            let _ = writeln!(text, "commit copy({}) to variable {variable}", self.names([value].into_iter()));
             steps.push(Step {
                 work: Work::copy(value),
                 reads: vec![at(value)],
@@ -414,24 +423,25 @@ impl<'a> Planner<'a> {
                 format!("%{} {}{:?}{place}", b.0, self.program.buffer(b).dtype, self.program.buffer(b).sizes)
             })
             .collect();
-        let reads: Vec<String> = node
-            .kernel
-            .reads()
-            .iter()
-            .map(|v| match &self.program.buffer(v.buffer).kind {
+        let reads = self.names(node.kernel.reads().into_iter());
+        format!("{} = {}({reads}) // {}", outputs.join(", "), node.kernel.name(), node.origin.name)
+    }
+
+    /// What is read, by the names it has in the plan's text, each once.
+    fn names<'v>(&self, views: impl Iterator<Item = &'v View>) -> String {
+        let mut names: Vec<String> = Vec::new();
+        for v in views {
+            let name = match &self.program.buffer(v.buffer).kind {
                 BufferKind::Temp => format!("%{}", v.buffer.0),
                 BufferKind::Feed(i) => format!("feed{i}"),
                 BufferKind::Variable(i) => format!("var{i}"),
                 BufferKind::Constant(_) => "const".into(),
-            })
-            .collect();
-        format!(
-            "{} = {}({}) // {}",
-            outputs.join(", "),
-            node.kernel.name(),
-            reads.join(", "),
-            node.origin.name
-        )
+            };
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names.join(", ")
     }
 }
 

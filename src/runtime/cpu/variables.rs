@@ -35,9 +35,10 @@ impl Variables {
                 names.len() - 1
             });
             places.push(Place { slab, offset: sizes[slab] });
-            sizes[slab] += padded(element_count(&v.sizes)? * v.dtype.size());
+            let bytes = padded(element_count(&v.sizes)? * v.dtype.size());
+            sizes[slab] = sizes[slab].saturating_add(bytes);
         }
-        memory_limit::check(sizes.iter().sum(), "the variables", limit)?;
+        memory_limit::check(sizes.iter().fold(0, |n, &s| n.saturating_add(s)), "the variables", limit)?;
         let slabs = sizes.iter().map(|&n| Block::zeroed(n)).collect::<Result<Vec<Block>>>()?;
         let forms = infos.iter().map(|v| (v.dtype, v.sizes.clone())).collect();
         let mut variables = Variables { slabs, places, forms };

@@ -1,0 +1,601 @@
+//! Bad input of any kind is an error that helps, never a panic, and leaves the session as it was.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use tensorpack::graph::{Graph, Init, OpDef, OpTraits, Spec, Tensor, TensorSpec, VariableSpec};
+use tensorpack::kir::{CustomKernel, LowerCx, View};
+use tensorpack::nn::{Conv2d, Linear};
+use tensorpack::optim::{Sgd, minimize};
+use tensorpack::runtime::{Device, Session, SessionOptions};
+use tensorpack::tower::{Mode, TowerContext};
+use tensorpack::{DType, Error, ErrorKind, HostTensor, Result};
+
+fn f32s(sizes: &[usize], values: &[f32]) -> HostTensor {
+    HostTensor::new(sizes, values.to_vec()).unwrap()
+}
+
+fn zeros(sizes: &[usize]) -> HostTensor {
+    HostTensor::zeros(DType::F32, sizes).unwrap()
+}
+
+#[track_caller]
+fn assert_error<T: std::fmt::Debug>(result: Result<T>, kind: ErrorKind, message: &str) -> Error {
+    let e = result.expect_err(message);
+    assert_eq!(e.message(), message, "{e}");
+    assert_eq!(e.kind(), kind, "{e}");
+    e
+}
+
+/// `x [?, 3]` and `y [?]`; fetches `(x * 2).mean()` and a sum with y.
+struct Small {
+    session: Session,
+    mean: Tensor,
+    both: Tensor,
+}
+
+fn small() -> Small {
+    let g = Graph::new();
+    let x = g.placeholder(&TensorSpec::f32("x", [None, Some(3)]));
+    let y = g.placeholder(&TensorSpec::i32("y", [None]));
+    let mean = (&x * 2.0).mean().named("mean");
+    let both = x.sum() + y.cast(DType::F32).sum();
+    Small { session: Session::new(g.freeze().unwrap()).unwrap(), mean, both }
+}
+
+#[test]
+fn feeds_that_are_not_finite() {
+    let s = small();
+    for (bad, at) in [(f32::NAN, 4), (f32::INFINITY, 0), (f32::NEG_INFINITY, 5)] {
+        let mut values = [1.0; 6];
+        values[at] = bad;
+        assert_error(
+            s.session.run(&[&s.mean], &[("x", &f32s(&[2, 3], &values))]),
+            ErrorKind::NotFinite,
+            &format!("what is fed to x holds a NaN or an infinity, at element {at} of [2, 3]"),
+        );
+    }
+    let good = s.session.run(&[&s.mean], &[("x", &f32s(&[2, 3], &[1.0; 6]))]).unwrap();
+    assert_eq!(good[0].to_scalar().unwrap(), 2.0);
+}
+
+#[test]
+fn feeds_of_another_form() {
+    let s = small();
+    let run = |name: &str, value: &HostTensor| s.session.run(&[&s.mean], &[(name, value)]);
+    let wrong = HostTensor::zeros(DType::F64, [2, 3]).unwrap();
+    let e = assert_error(run("x", &wrong), ErrorKind::DType, "the input x is f32, but f64 was fed");
+    assert!(e.site().unwrap().file.ends_with("bad_input.rs"), "{e}");
+    assert_error(run("x", &zeros(&[6])), ErrorKind::Shape, "the input x is [?, 3], but [6] was fed");
+    assert_error(run("x", &zeros(&[2, 4])), ErrorKind::Shape, "the input x is [?, 3], but [2, 4] was fed");
+    assert_error(run("x", &zeros(&[])), ErrorKind::Shape, "the input x is [?, 3], but [] was fed");
+}
+
+#[test]
+fn feeds_by_wrong_names() {
+    let s = small();
+    let x = zeros(&[2, 3]);
+    let run = |feeds: &[(&str, &HostTensor)]| s.session.run(&[&s.both], feeds);
+    let e = assert_error(run(&[("image", &x)]), ErrorKind::Name, "the graph has no input named \"image\"");
+    assert!(e.to_string().ends_with("\n  its inputs are: x, y"), "{e}");
+    // A tensor that is no input cannot be fed either.
+    assert_error(run(&[("mean", &x)]), ErrorKind::Name, "the graph has no input named \"mean\"");
+    let e = assert_error(run(&[("x", &x)]), ErrorKind::Name, "the input y must be fed for this run");
+    assert!(e.site().unwrap().file.ends_with("bad_input.rs"), "{e}");
+    assert_error(run(&[("x", &x), ("x", &x)]), ErrorKind::Name, "the input x is fed twice");
+}
+
+#[test]
+fn more_feeds_than_a_run_takes() {
+    let g = Graph::new();
+    let names: Vec<String> = (0..17).map(|i| format!("x{i}")).collect();
+    let sum = names.iter().map(|n| g.placeholder(&TensorSpec::f32(n, []))).reduce(|a, b| a + b).unwrap();
+    let session = Session::new(g.freeze().unwrap()).unwrap();
+    let one = HostTensor::scalar(1.0f32);
+    let feeds: Vec<(&str, &HostTensor)> = names.iter().map(|n| (n.as_str(), &one)).collect();
+    assert_error(session.run(&[&sum], &feeds), ErrorKind::Argument, "at most 16 inputs can be fed, not 17");
+}
+
+#[test]
+fn a_batch_of_none() {
+    let s = small();
+    let e = s.session.run(&[&s.mean], &[("x", &zeros(&[0, 3]))]).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Shape);
+    assert!(e.message().ends_with(": the mean of an empty tensor ([0, 3]) does not exist"), "{e}");
+    assert!(e.site().unwrap().file.ends_with("bad_input.rs"), "{e}");
+    // What exists for an empty batch is computed.
+    let y = HostTensor::zeros(DType::I32, [0]).unwrap();
+    let sum = s.session.run(&[&s.both], &[("x", &zeros(&[0, 3])), ("y", &y)]).unwrap();
+    assert_eq!(sum[0].to_scalar().unwrap(), 0.0);
+}
+
+/// Sums over nothing are zero, and so are their gradients.
+#[test]
+fn a_training_step_on_a_batch_of_none() {
+    let g = Graph::new();
+    let t = TowerContext::training(&g);
+    let x = g.placeholder(&TensorSpec::f32("x", [None, Some(8), Some(8), Some(3)]));
+    let y = Conv2d::new(4, 3).relu().apply(&t, "conv", &x).max_pool(2);
+    let cost = Linear::new(2).apply(&t, "fc", &y).square().sum();
+    let train = minimize(&cost, &Sgd::new(0.1)).unwrap();
+    let session = Session::new(g.freeze().unwrap()).unwrap();
+    let names: Vec<String> = session.graph().variables().iter().map(|v| v.name.clone()).collect();
+    let values = || names.iter().map(|n| session.read(n).unwrap()).collect::<Vec<_>>();
+    let before = values();
+    let fetched = session.run(&[&cost, &train], &[("x", &zeros(&[0, 8, 8, 3]))]).unwrap();
+    assert_eq!(fetched[0].to_scalar().unwrap(), 0.0);
+    assert_eq!(values(), before);
+}
+
+#[test]
+fn absurd_sizes_while_building() {
+    let max = usize::MAX;
+    for sizes in [vec![Some(max)], vec![None, Some(max)], vec![Some(1 << 40), None, Some(1 << 40)]] {
+        let g = Graph::new();
+        let _x = g.placeholder(&TensorSpec::f32("x", sizes));
+        let e = g.freeze().unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Shape);
+        assert!(e.message().contains("has more elements than can be addressed"), "{e}");
+    }
+    for sizes in [vec![max], vec![max, max], vec![1 << 40, 1 << 40]] {
+        let g = Graph::new();
+        let _w = TowerContext::training(&g).variable(VariableSpec::new("w", sizes));
+        let e = g.freeze().unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Shape);
+        assert!(e.message().starts_with("Variable: a tensor of shape ["), "{e}");
+    }
+    assert_eq!(HostTensor::zeros(DType::F32, [max]).unwrap_err().kind(), ErrorKind::Shape);
+    assert_eq!(HostTensor::zeros(DType::F64, [(1 << 60) - 1]).unwrap_err().kind(), ErrorKind::Memory);
+}
+
+/// Each of these can be addressed, all of them together cannot.
+#[test]
+fn absurd_sizes_that_add_up() {
+    for device in [Device::Cpu(0), Device::Null] {
+        let g = Graph::new();
+        let t = TowerContext::training(&g);
+        for i in 0..4 {
+            t.variable(VariableSpec::new(format!("w{i}"), [(1 << 60) - 1]).dtype(DType::F64));
+        }
+        let options = SessionOptions { device, ..SessionOptions::default() };
+        let e = Session::with(g.freeze().unwrap(), options).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Memory, "{device}: {e}");
+        assert!(e.message().starts_with("the variables would take "), "{e}");
+    }
+    for device in [Device::Cpu(0), Device::Null] {
+        let g = Graph::new();
+        let x = g.placeholder(&TensorSpec::new("x", DType::F64, [Some(3)]));
+        let vast: Vec<Tensor> =
+            (0..4).map(|i| (&x + f64::from(i)).pad(&[0], &[(1 << 60) - 9], &[0])).collect();
+        let options = SessionOptions { device, ..SessionOptions::default() };
+        let session = Session::with(g.freeze().unwrap(), options).unwrap();
+        let x = HostTensor::zeros(DType::F64, [3]).unwrap();
+        let e = session.run(&[&vast[0], &vast[1], &vast[2], &vast[3]], &[("x", &x)]).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Memory, "{device}: {e}");
+        assert!(e.message().starts_with("this program would take "), "{e}");
+    }
+}
+
+/// An empty tensor may have any other sizes: nothing may multiply them without care.
+#[test]
+fn absurd_sizes_of_empty_feeds() {
+    let max = usize::MAX;
+    let g = Graph::new();
+    let x = g.placeholder(&TensorSpec::f32("x", [None, None]));
+    let w = g.placeholder(&TensorSpec::f32("w", [None, None]));
+    let sums = x.sum();
+    let rows = x.sum_axes(&[1]);
+    let columns = x.sum_axes(&[0]);
+    let (flat, turned, product) = (x.reshape(&[-1]), x.matrix_transpose().relu(), x.matmul(&w));
+    let session = Session::new(g.freeze().unwrap()).unwrap();
+    let empty = |sizes: [usize; 2]| HostTensor::new(sizes, Vec::<f32>::new()).unwrap();
+    for sizes in [[max, 0], [0, max]] {
+        let feed = empty(sizes);
+        let run = |t: &Tensor| session.run(&[t], &[("x", &feed)]);
+        assert_eq!(run(&sums).unwrap()[0].to_scalar().unwrap(), 0.0);
+        assert_eq!(run(&turned).unwrap()[0].sizes(), [sizes[1], sizes[0]]);
+        assert_eq!(run(&flat).unwrap()[0].sizes(), [0]);
+        let (vast, none) = if sizes[0] == 0 { (&columns, &rows) } else { (&rows, &columns) };
+        assert_eq!(run(none).unwrap()[0].sizes(), [0]);
+        let e = run(vast).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Shape);
+        assert!(e.message().contains("has more elements than can be addressed"), "{e}");
+    }
+    let (a, b) = (empty([0, max]), empty([max, 0]));
+    assert_eq!(session.run(&[&product], &[("x", &a), ("w", &b)]).unwrap()[0].sizes(), [0, 0]);
+    let e = session.run(&[&product], &[("x", &b), ("w", &a)]).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Shape);
+}
+
+#[test]
+fn a_model_larger_than_memory() {
+    let build = || {
+        let g = Graph::new();
+        let t = TowerContext::training(&g);
+        let x = g.placeholder(&TensorSpec::f32("x", [None, Some(1000)]));
+        let y = Linear::new(1000).relu().apply(&t, "fc0", &x);
+        let y = Linear::new(1000).apply(&t, "fc1", &y);
+        (g.freeze().unwrap(), y)
+    };
+    let with_limit = |bytes| SessionOptions { memory_limit: Some(bytes), ..SessionOptions::default() };
+    let (graph, _) = build();
+    let e = assert_error(
+        Session::with(graph, with_limit(1_500_000)),
+        ErrorKind::Memory,
+        "the variables would take 8.0 MB, but 1.5 MB are available",
+    );
+    assert!(e.to_string().contains("use a smaller batch or model"), "{e}");
+    let (graph, y) = build();
+    let session = Session::with(graph, with_limit(10_000_000)).unwrap();
+    let e = session.run(&[&y], &[("x", &zeros(&[5000, 1000]))]).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Memory);
+    assert!(e.message().starts_with("this program would take "), "{e}");
+    assert!(e.message().contains(" MB, but ") && e.message().ends_with(" MB are available"), "{e}");
+    // A batch that fits still runs.
+    assert_eq!(session.run(&[&y], &[("x", &zeros(&[2, 1000]))]).unwrap()[0].sizes(), [2, 1000]);
+}
+
+/// The error of a graph that `build` puts something wrong into.
+fn building(build: impl FnOnce(&Graph, &TowerContext)) -> Error {
+    let g = Graph::new();
+    build(&g, &TowerContext::training(&g));
+    let e = g.freeze().unwrap_err();
+    assert!(e.site().unwrap().file.ends_with("bad_input.rs"), "{e}");
+    e
+}
+
+#[test]
+fn illegal_names() {
+    for (bad, why) in [
+        ("", "is empty"),
+        ("a b", "contains ' '; use letters, digits and _ - . (and / between scopes)"),
+        ("a//b", "has an empty part between slashes"),
+        ("/a", "has an empty part between slashes"),
+        ("ü", "contains 'ü'; use letters, digits and _ - . (and / between scopes)"),
+    ] {
+        let want = format!("the name {bad:?} {why}");
+        for e in [
+            building(|g, _| drop(g.placeholder(&TensorSpec::f32(bad, [])))),
+            building(|_, t| drop(t.variable(VariableSpec::new(bad, [1])))),
+            building(|_, t| t.scope(bad, |_| ())),
+            building(|_, t| t.name_scope(bad, |_| ())),
+            building(|g, _| drop(g.placeholder(&TensorSpec::f32("x", [])).relu().named(bad))),
+        ] {
+            assert_eq!(e.kind(), ErrorKind::Name);
+            assert!(e.message().ends_with(&want), "{e}");
+        }
+    }
+}
+
+#[test]
+fn the_reserved_word() {
+    for e in [
+        building(|_, t| drop(t.variable(VariableSpec::new("my_tower_w", [1])))),
+        building(|_, t| t.scope("tower0", |_| ())),
+        building(|_, t| drop(t.scope("tower", |t| t.variable(VariableSpec::new("w", [1]))))),
+    ] {
+        assert_eq!(e.kind(), ErrorKind::Name);
+        assert!(e.message().contains("contains the word \"tower\", which is reserved"), "{e}");
+        assert!(e.to_string().ends_with("choose another name for this scope or variable"), "{e}");
+    }
+}
+
+#[test]
+fn names_that_are_taken() {
+    let taken = |build: &dyn Fn(&Graph, &TowerContext)| {
+        let e = building(build);
+        assert_eq!(e.kind(), ErrorKind::Name);
+        assert!(e.message().contains("the name \"a\" is taken"), "{e}");
+    };
+    let a = |g: &Graph| g.placeholder(&TensorSpec::f32("a", [Some(2)]));
+    taken(&|g, _| {
+        a(g);
+        a(g);
+    });
+    taken(&|g, _| drop(a(g).relu().named("a")));
+    taken(&|g, t| {
+        a(g);
+        t.variable(VariableSpec::new("a", [2]));
+    });
+    taken(&|g, t| {
+        t.variable(VariableSpec::new("a", [2]));
+        a(g);
+    });
+    taken(&|g, t| {
+        g.placeholder(&TensorSpec::f32("x", [Some(2)])).relu().named("a");
+        t.variable(VariableSpec::new("a", [2]));
+    });
+}
+
+#[test]
+fn a_variable_made_twice() {
+    let twice = |sizes: [usize; 2], reuse: bool| {
+        building(|_, t| {
+            t.scope("fc", |t| {
+                t.variable(VariableSpec::new("W", [2, 3]));
+                match reuse {
+                    true => t.reuse(|t| t.variable(VariableSpec::new("W", sizes))),
+                    false => t.variable(VariableSpec::new("W", sizes)),
+                }
+            });
+        })
+    };
+    let e = twice([2, 3], false);
+    assert_eq!((e.kind(), e.message()), (ErrorKind::Name, "fc/Variable: the variable fc/W exists already"));
+    assert!(e.to_string().contains("it was made at ") && e.to_string().contains("bad_input.rs"), "{e}");
+    assert!(e.to_string().ends_with("to share it, open the scope with reuse"), "{e}");
+    for reuse in [false, true] {
+        let e = twice([3, 2], reuse);
+        assert_eq!(e.kind(), ErrorKind::Shape);
+        assert_eq!(e.message(), "fc/Variable: the variable fc/W is f32[2, 3], but f32[3, 2] was asked for");
+    }
+}
+
+#[test]
+fn a_sharing_tower_makes_no_trainable_variable() {
+    let g = Graph::new();
+    let t = TowerContext::new(&g, Mode::Training, 1, 2);
+    let x = g.placeholder(&TensorSpec::f32("x", [None, Some(3)]));
+    let line = line!() + 1;
+    Linear::new(2).apply(&t, "fc", &x);
+    let e = g.freeze().unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Name);
+    assert!(
+        e.message().starts_with("fc/Variable: the variable fc/W does not exist, and this tower shares"),
+        "{e}"
+    );
+    assert_eq!(e.site().unwrap().line, line);
+}
+
+#[test]
+fn a_first_value_of_another_form() {
+    for value in [zeros(&[1000]), zeros(&[2]), HostTensor::zeros(DType::F64, [3]).unwrap()] {
+        for device in [Device::Cpu(0), Device::Null] {
+            let g = Graph::new();
+            let t = TowerContext::training(&g);
+            t.variable(VariableSpec::new("w", [3]).init(Init::Value(value.clone())));
+            let options = SessionOptions { device, ..SessionOptions::default() };
+            let e = g.freeze().and_then(|graph| Session::with(graph, options)).unwrap_err();
+            let form = format!("{}{:?}", value.dtype(), value.sizes());
+            assert!(e.message().contains(&form) && e.message().contains("f32[3]"), "{e}");
+            assert!(e.message().contains(" w "), "{e}");
+        }
+    }
+}
+
+#[test]
+fn tensors_of_another_graph() {
+    let other = Graph::new();
+    let foreign = other.placeholder(&TensorSpec::f32("foreign", [Some(2)]));
+    let e = building(|g, _| {
+        let x = g.placeholder(&TensorSpec::f32("x", [Some(2)]));
+        let _ = &x + &foreign;
+    });
+    assert_eq!(
+        (e.kind(), e.message()),
+        (ErrorKind::Graph, "Add: Tensor(foreign f32[2]) belongs to another graph")
+    );
+    let e = building(|g, t| {
+        let w = t.variable(VariableSpec::new("w", [2]));
+        g.group(&[&w.assign(&foreign)]);
+    });
+    assert_eq!(e.kind(), ErrorKind::Graph);
+    let e = building(|g, _| {
+        let w = TowerContext::training(&other).variable(VariableSpec::new("w", [2]));
+        g.group(&[&w.assign(&foreign)]);
+    });
+    assert_eq!(e.message(), "Group: an operation belongs to another graph");
+    let s = small();
+    assert_error(
+        s.session.run(&[&foreign], &[]),
+        ErrorKind::Graph,
+        "foreign belongs to another graph than this session's",
+    );
+}
+
+#[test]
+fn fetching_what_could_not_be_made() {
+    let other = Graph::new();
+    let bad = other.placeholder(&TensorSpec::f32("x", [Some(2)])).reshape(&[3]);
+    let s = small();
+    assert_eq!(s.session.run(&[&bad], &[]).unwrap_err().kind(), ErrorKind::Graph);
+    // A handle used after freezing is the same: what it stands for is in no graph.
+    let late = s.mean.relu();
+    assert_eq!(s.session.prepare(&[&late]).unwrap_err().kind(), ErrorKind::Graph);
+    assert_error(s.session.prepare(&[&late]), ErrorKind::Graph, "? could not be built, so it cannot be run");
+    assert!(s.session.prepare(&[&s.mean]).is_ok());
+}
+
+#[test]
+fn two_assignments_in_one_run() {
+    let g = Graph::new();
+    let t = TowerContext::training(&g);
+    let x = g.placeholder(&TensorSpec::f32("x", [Some(2)]));
+    let w = t.variable(VariableSpec::new("w", [2]).init(Init::zeros()));
+    let first_line = line!() + 1;
+    let first = w.assign(&x);
+    let second_line = line!() + 1;
+    let second = w.assign(&(&x * 2.0));
+    let session = Session::new(g.freeze().unwrap()).unwrap();
+    let value = f32s(&[2], &[1.0, 2.0]);
+    let feeds = [("x", &value)];
+    let e = assert_error(
+        session.run(&[&first, &second], &feeds),
+        ErrorKind::Graph,
+        "the variable w is assigned twice in one run",
+    );
+    assert_eq!(e.site().unwrap().line, second_line);
+    assert!(e.to_string().contains(&format!("bad_input.rs:{first_line}")), "{e}");
+    assert_eq!(session.read("w").unwrap(), zeros(&[2]));
+    session.run(&[&first], &feeds).unwrap();
+    session.run(&[&second], &feeds).unwrap();
+    assert_eq!(session.read("w").unwrap(), f32s(&[2], &[2.0, 4.0]));
+}
+
+#[test]
+fn reading_and_writing_variables() {
+    let g = Graph::new();
+    let t = TowerContext::training(&g);
+    let w = t.variable(VariableSpec::new("w", [2, 3]).init(Init::ones()));
+    let wrong = t.variable(VariableSpec::new("v", [2]));
+    assert_eq!(w.assign(&wrong).id(), None);
+    let e = g.freeze().unwrap_err();
+    assert_eq!(e.message(), "Assign: f32[2] cannot become the value of w, which is f32[2, 3]");
+
+    let g = Graph::new();
+    TowerContext::training(&g).variable(VariableSpec::new("w", [2, 3]).init(Init::ones()));
+    let session = Session::new(g.freeze().unwrap()).unwrap();
+    let write = |value: &HostTensor| session.write("w", value);
+    assert_error(write(&zeros(&[3, 2])), ErrorKind::Shape, "the variable w is f32[2, 3], not f32[3, 2]");
+    let double = HostTensor::zeros(DType::F64, [2, 3]).unwrap();
+    assert_error(write(&double), ErrorKind::Shape, "the variable w is f32[2, 3], not f64[2, 3]");
+    assert_error(session.write("u", &double), ErrorKind::Name, "there is no variable named \"u\"");
+    assert_error(session.read("u"), ErrorKind::Name, "there is no variable named \"u\"");
+    assert_eq!(session.read("w").unwrap(), f32s(&[2, 3], &[1.0; 6]));
+}
+
+#[test]
+fn labels_outside_the_classes() {
+    let g = Graph::new();
+    let t = TowerContext::training(&g);
+    let x = g.placeholder(&TensorSpec::f32("x", [None, Some(3)]));
+    let y = g.placeholder(&TensorSpec::i32("y", [None]));
+    let logits = Linear::new(4).apply(&t, "fc", &x);
+    let line = line!() + 1;
+    let cost = logits.sparse_softmax_cross_entropy(&y).mean();
+    let train = minimize(&cost, &Sgd::new(0.1)).unwrap();
+    let session = Session::new(g.freeze().unwrap()).unwrap();
+    let before = session.read("fc/W").unwrap();
+    for bad in [4, -1, i32::MAX, i32::MIN] {
+        let label = HostTensor::new([2], vec![0, bad]).unwrap();
+        let e = session.run(&[&cost, &train], &[("x", &zeros(&[2, 3])), ("y", &label)]).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::NotFinite);
+        assert!(e.message().starts_with("SparseSoftmaxCrossEntropy/CheckLabels is not finite"), "{e}");
+        assert!(e.to_string().contains("a label lies outside 0..4"), "{e}");
+        assert_eq!(e.site().unwrap().line, line);
+        assert_eq!(session.read("fc/W").unwrap(), before);
+    }
+}
+
+/// What a user's own kernel does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Does {
+    Copies,
+    Fails,
+    Panics,
+    /// Makes a NaN at first, and panics when asked a second time.
+    MakesNanThenPanics,
+    /// Hands back an output of another shape.
+    Reshapes,
+}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Own(Does);
+
+#[derive(Debug)]
+struct OwnKernel(Does);
+
+thread_local! {
+    /// How often a user's kernel ran on this thread, which is the one that called the session.
+    static RUNS: Cell<usize> = const { Cell::new(0) };
+}
+
+impl OpDef for Own {
+    fn name(&self) -> &str {
+        "Own"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(inputs.to_vec())
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        Ok(cx.custom(Arc::new(OwnKernel(self.0))))
+    }
+
+    fn traits(&self) -> OpTraits {
+        OpTraits::UNIQUE
+    }
+}
+
+impl CustomKernel for OwnKernel {
+    fn run(&self, inputs: &[HostTensor], outputs: &mut [HostTensor]) -> Result<()> {
+        let runs = RUNS.replace(RUNS.get() + 1);
+        outputs[0] = inputs[0].clone();
+        match self.0 {
+            Does::Copies => Ok(()),
+            Does::Fails => Err(Error::argument("the water is too cold")),
+            Does::Panics => panic!("the roof fell in"),
+            Does::MakesNanThenPanics if runs > 0 => panic!("the roof fell in"),
+            Does::MakesNanThenPanics => {
+                outputs[0].as_mut_slice::<f32>()?[0] = f32::NAN;
+                Ok(())
+            }
+            Does::Reshapes => {
+                outputs[0] = HostTensor::zeros(DType::F32, [7])?;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A session that runs `w += Own(x)`.
+fn own(does: Does) -> (Session, tensorpack::graph::Op, u32) {
+    let g = Graph::new();
+    let t = TowerContext::training(&g);
+    let x = g.placeholder(&TensorSpec::f32("x", [Some(2)]));
+    let w = t.variable(VariableSpec::new("w", [2]).init(Init::ones()));
+    let line = line!() + 1;
+    let y = t.scope("net", |_| Tensor::apply_one(Own(does), &[&x]));
+    let op = w.update(|w| w + y);
+    (Session::new(g.freeze().unwrap()).unwrap(), op, line)
+}
+
+#[test]
+fn a_users_kernel_that_works() {
+    let (session, op, _) = own(Does::Copies);
+    session.run(&[&op], &[("x", &f32s(&[2], &[1.0, 2.0]))]).unwrap();
+    assert_eq!(session.read("w").unwrap(), f32s(&[2], &[2.0, 3.0]));
+}
+
+/// An error is the run's alone: no variable has changed, so the session goes on.
+#[test]
+fn a_users_kernel_that_fails() {
+    for (does, why) in [
+        (Does::Fails, "net/Own: the water is too cold"),
+        (Does::Reshapes, "net/Own: the kernel made f32[7] where f32[2] was declared"),
+    ] {
+        let (session, op, line) = own(does);
+        for _ in 0..2 {
+            let e = session.run(&[&op], &[("x", &zeros(&[2]))]).unwrap_err();
+            assert_eq!(e.message(), why);
+            assert_eq!(e.site().unwrap().line, line);
+        }
+        assert_eq!(session.read("w").unwrap(), f32s(&[2], &[1.0, 1.0]));
+    }
+}
+
+/// A panic ends the session: every later call returns the first cause.
+#[test]
+fn a_users_kernel_that_panics() {
+    for does in [Does::Panics, Does::MakesNanThenPanics] {
+        RUNS.set(0);
+        let (session, op, _) = own(does);
+        let x = zeros(&[2]);
+        // Where a NaN came from is found by running again: that may panic as well.
+        let first = session.run(&[&op], &[("x", &x)]).unwrap_err();
+        assert_eq!(first.kind(), ErrorKind::Engine, "{does:?}: {first}");
+        assert_eq!(first.message(), "a kernel panicked: the roof fell in");
+        assert!(
+            first.to_string().ends_with("this session cannot go on; the last checkpoint stands"),
+            "{first}"
+        );
+        for again in [
+            session.run(&[&op], &[("x", &x)]).unwrap_err(),
+            session.run(&[&op], &[]).unwrap_err(),
+            session.read("w").unwrap_err(),
+            session.run_index().unwrap_err(),
+        ] {
+            assert_eq!(again.to_string(), first.to_string());
+        }
+    }
+}

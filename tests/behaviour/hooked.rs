@@ -1,0 +1,238 @@
+//! Hooked runs: each fetch is delivered exactly when it is due, results do not depend on what else is fetched, and
+//! random numbers depend on the number of the run alone.
+
+use crate::models;
+use tensorpack::graph::{Fetch, Frozen, Graph, Init, TensorSpec, VariableSpec};
+use tensorpack::runtime::{Cadence, Clock, HookedRun, Session, SessionOptions};
+use tensorpack::tower::TowerContext;
+use tensorpack::{DType, ErrorKind, HostTensor};
+
+/// A counter that every run raises by what is fed, with dropout on the side.
+struct Counting {
+    session: Session,
+    count: Fetch,
+    raise: Fetch,
+    twice: Fetch,
+    drawn: Fetch,
+    dropped: Fetch,
+}
+
+fn counting(programs: usize, seed: u64) -> Counting {
+    let g = Graph::new();
+    let t = TowerContext::training(&g);
+    let x = g.placeholder(&TensorSpec::f32("x", [None]));
+    let count = t.variable(VariableSpec::new("count", []).init(Init::zeros()).non_trainable());
+    let raise = count.update(|c| c + x.sum());
+    let twice = count.value() * 2.0;
+    let drawn = x.random_uniform_like(DType::F32);
+    let dropped = (x.dropout(0.5) * 1.0).named("dropped");
+    let f = |t: &tensorpack::graph::Tensor| Fetch::from(t);
+    let (count, raise, twice, drawn, dropped) =
+        (f(&count), Fetch::from(&raise), f(&twice), f(&drawn), f(&dropped));
+    let options = SessionOptions { programs, seed, ..SessionOptions::default() };
+    let session = Session::with(g.freeze().unwrap(), options).unwrap();
+    Counting { session, count, raise, twice, drawn, dropped }
+}
+
+fn ones(n: usize) -> HostTensor {
+    HostTensor::new([n], vec![1.0f32; n]).unwrap()
+}
+
+fn at(step: u64) -> Clock {
+    Clock { global_step: step, last_of_epoch: step.is_multiple_of(5) }
+}
+
+#[test]
+fn cadences_deliver_exactly_what_is_due() {
+    let c = counting(16, 0);
+    let mut run = HookedRun::new(&[&c.raise]);
+    // Declared in an order in which frequent and rare ones alternate.
+    let third = run.declare(&c.twice, Cadence::EverySteps(3)).unwrap();
+    let always = run.declare(&c.count, Cadence::EveryRun).unwrap();
+    let epoch = run.declare(&c.twice, Cadence::EveryEpoch).unwrap();
+    let again = run.declare(&c.twice, Cadence::EveryRun).unwrap();
+    let second = run.declare(&c.count, Cadence::EverySteps(2)).unwrap();
+    let x = ones(1);
+    for step in 1..=30u64 {
+        run.run(&c.session, at(step), &[("x", &x)]).unwrap();
+        let before = (step - 1) as f64;
+        let value = |declared| run.value(declared).map(|v| v.to_scalar().unwrap());
+        let due = |is: bool, v: f64| is.then_some(v);
+        assert_eq!(value(always), Some(before), "step {step}");
+        assert_eq!(value(again), Some(2.0 * before), "step {step}");
+        assert_eq!(value(third), due(step % 3 == 0, 2.0 * before), "step {step}");
+        assert_eq!(value(second), due(step % 2 == 0, before), "step {step}");
+        assert_eq!(value(epoch), due(step % 5 == 0, 2.0 * before), "step {step}");
+    }
+    assert_eq!(c.session.read("count").unwrap().to_scalar().unwrap(), 30.0);
+    assert_eq!(c.session.run_index().unwrap(), 30);
+}
+
+#[test]
+fn tensors_run_along_do_not_shift_what_is_declared() {
+    let c = counting(16, 0);
+    let mut run = HookedRun::new(&[&c.drawn, &c.raise]);
+    let rare = run.declare(&c.twice, Cadence::EveryEpoch).unwrap();
+    let often = run.declare(&c.count, Cadence::EveryRun).unwrap();
+    for step in 1..=10u64 {
+        run.run(&c.session, at(step), &[("x", &ones(1))]).unwrap();
+        assert_eq!(run.value(often).unwrap().to_scalar().unwrap(), (step - 1) as f64);
+        let rare = run.value(rare).map(|v| v.to_scalar().unwrap());
+        assert_eq!(rare, (step % 5 == 0).then_some(2.0 * (step - 1) as f64));
+    }
+}
+
+#[test]
+fn nothing_is_delivered_before_the_first_run() {
+    let c = counting(16, 0);
+    let mut run = HookedRun::new(&[&c.raise]);
+    let always = run.declare(&c.count, Cadence::EveryRun).unwrap();
+    assert!(run.value(always).is_none());
+    let e = run.declare(&c.count, Cadence::EverySteps(0)).unwrap_err();
+    assert_eq!((e.kind(), e.message()), (ErrorKind::Argument, "a fetch every 0 steps is never due"));
+    let e = run.run(&c.session, at(1), &[]).unwrap_err();
+    assert_eq!(e.message(), "the input x must be fed for this run");
+    assert!(run.value(always).is_none());
+}
+
+/// Fetching the insides of a net keeps them from being fused away; that must not change a bit of anything.
+#[test]
+fn bits_do_not_depend_on_what_is_fetched() {
+    let train = |insides: &dyn Fn(&Frozen) -> Vec<Fetch>| {
+        let model = models::small_resnet();
+        let batches: Vec<[HostTensor; 2]> = (0..6).map(|k| model.batch(4, k)).collect();
+        let (cost, train) = (Fetch::from(&model.cost), Fetch::from(&model.train));
+        let session = Session::new(model.graph.freeze().unwrap()).unwrap();
+        let mut run = HookedRun::new(&[&train]);
+        let cost = run.declare(&cost, Cadence::EveryRun).unwrap();
+        for f in insides(session.graph()) {
+            run.declare(&f, Cadence::EverySteps(2)).unwrap();
+        }
+        let costs: Vec<u32> = batches
+            .iter()
+            .zip(1..)
+            .map(|([image, label], step)| {
+                run.run(&session, at(step), &[("image", image), ("label", label)]).unwrap();
+                run.value(cost).unwrap().as_slice::<f32>().unwrap()[0].to_bits()
+            })
+            .collect();
+        let names: Vec<String> = session.graph().variables().iter().map(|v| v.name.clone()).collect();
+        let values: Vec<(String, HostTensor)> =
+            names.into_iter().map(|n| (n.clone(), session.read(&n).unwrap())).collect();
+        (costs, values)
+    };
+    let alone = train(&|_| Vec::new());
+    let every_third = |graph: &Frozen| {
+        let with_value = graph.nodes().iter().filter(|n| !n.outputs.is_empty());
+        with_value.step_by(3).filter_map(|n| graph.fetch(&n.name).ok()).collect::<Vec<_>>()
+    };
+    let beside_others = train(&every_third);
+    assert_eq!(alone.0, beside_others.0);
+    for ((name, a), (_, b)) in alone.1.iter().zip(&beside_others.1) {
+        assert!(a.as_bytes() == b.as_bytes(), "{name} depends on what is fetched");
+    }
+}
+
+/// What hooked runs `first..last` draw, `plain` plain runs before each of them.
+fn draws(seed: u64, first: u64, last: u64, plain: usize) -> Vec<(HostTensor, HostTensor)> {
+    let c = counting(16, seed);
+    c.session.set_run_index(first).unwrap();
+    let mut run = HookedRun::new(&[&c.raise]);
+    let drawn = run.declare(&c.drawn, Cadence::EveryRun).unwrap();
+    let dropped = run.declare(&c.dropped, Cadence::EverySteps(2)).unwrap();
+    let x = ones(64);
+    let mut all = Vec::new();
+    for step in first..last {
+        for _ in 0..plain {
+            c.session.run(&[&c.drawn], &[("x", &x)]).unwrap();
+        }
+        run.run(&c.session, at(2 * step), &[("x", &x)]).unwrap();
+        all.push((run.value(drawn).unwrap().clone(), run.value(dropped).unwrap().clone()));
+    }
+    all
+}
+
+#[test]
+fn random_numbers_depend_on_the_run_alone() {
+    let all = draws(1, 0, 6, 0);
+    for i in 0..all.len() {
+        let drawn = all[i].0.as_slice::<f32>().unwrap();
+        assert!(drawn.iter().all(|x| (0.0..1.0).contains(x)));
+        assert!(all[i].1.as_slice::<f32>().unwrap().iter().all(|&x| x == 0.0 || x == 2.0));
+        for j in 0..i {
+            assert!(all[i].0 != all[j].0 && all[i].1 != all[j].1, "runs {i} and {j} draw the same");
+        }
+    }
+    assert_eq!(draws(1, 3, 6, 0), all[3..], "a resumed run draws what it would have drawn");
+    assert_eq!(draws(1, 0, 6, 3), all, "plain runs in between change nothing");
+    assert_ne!(draws(2, 0, 6, 0), all, "another seed draws something else");
+}
+
+#[test]
+fn plain_runs_draw_anew_each_time() {
+    let c = counting(16, 0);
+    let x = ones(16);
+    let draw = || c.session.run(&[&c.drawn], &[("x", &x)]).unwrap().swap_remove(0);
+    let drawn = [draw(), draw(), draw()];
+    assert!(drawn[0] != drawn[1] && drawn[1] != drawn[2] && drawn[0] != drawn[2]);
+    let mut run = HookedRun::new(&[&c.raise]);
+    let hooked = run.declare(&c.drawn, Cadence::EveryRun).unwrap();
+    run.run(&c.session, at(1), &[("x", &x)]).unwrap();
+    assert!(!drawn.contains(run.value(hooked).unwrap()));
+    assert!(!drawn.contains(&draw()));
+}
+
+#[test]
+fn only_hooked_runs_are_counted() {
+    let c = counting(16, 0);
+    let mut run = HookedRun::new(&[&c.raise]);
+    for step in 1..=3 {
+        c.session.run(&[&c.raise], &[("x", &ones(2))]).unwrap();
+        run.run(&c.session, at(step), &[("x", &ones(2))]).unwrap();
+        assert_eq!(c.session.run_index().unwrap(), step);
+    }
+    assert_eq!(c.session.read("count").unwrap().to_scalar().unwrap(), 12.0);
+}
+
+#[test]
+fn few_programs_are_enough() {
+    let results = |programs: usize| {
+        let c = counting(programs, 0);
+        let mut run = HookedRun::new(&[&c.raise]);
+        let drawn = run.declare(&c.drawn, Cadence::EveryRun).unwrap();
+        let rare = run.declare(&c.twice, Cadence::EverySteps(3)).unwrap();
+        let mut got = Vec::new();
+        for step in 1..=12u64 {
+            let x = ones(1 + (step % 2) as usize);
+            run.run(&c.session, at(step), &[("x", &x)]).unwrap();
+            got.push((run.value(drawn).cloned(), run.value(rare).cloned()));
+        }
+        (got, c.session.read("count").unwrap())
+    };
+    let many = results(16);
+    assert_eq!(many.1.to_scalar().unwrap(), 18.0);
+    assert_eq!(results(1), many);
+    assert_eq!(results(0), many, "none is not enough, so there is one");
+}
+
+/// The kernels that are profiled are those of the programs that are kept.
+#[test]
+fn no_more_programs_are_kept_than_asked_for() {
+    let kept = |programs: usize, shapes: usize| {
+        let g = Graph::new();
+        let x = g.placeholder(&TensorSpec::f32("x", [None]));
+        let y = x.exp().sum();
+        let options = SessionOptions { programs, profile: true, ..SessionOptions::default() };
+        let session = Session::with(g.freeze().unwrap(), options).unwrap();
+        for n in (1..=shapes).chain(1..=shapes) {
+            let got = session.run(&[&y], &[("x", &HostTensor::zeros(DType::F32, [n]).unwrap())]).unwrap();
+            assert_eq!(got[0].to_scalar().unwrap(), n as f64);
+        }
+        session.profile().unwrap().len()
+    };
+    let of_one = kept(1, 1);
+    assert!(of_one > 0);
+    assert_eq!(kept(1, 5), of_one);
+    assert_eq!(kept(3, 5), 3 * of_one);
+    assert_eq!(kept(16, 5), 5 * of_one);
+}

@@ -1,0 +1,15 @@
+//! What the graph, the engine and the session promise, as a user sees it.
+
+#[path = "../models/mod.rs"]
+mod models;
+
+mod bits;
+mod errors;
+mod bad_input;
+mod not_finite;
+mod variables;
+mod hooked;
+mod null_device;
+mod threads;
+mod plan;
+mod dumps;

@@ -1,0 +1,121 @@
+//! The rooms of `src/lib.rs` are listed in the order data flows through them: each names only those before it. Each
+//! says what it is for, and no file is a drawer for odds and ends.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())) {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// The code alone: no comments, and nothing from the tests on, which come last in a file.
+fn code(text: &str) -> String {
+    let before_tests = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+    before_tests.lines().map(|l| l.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
+}
+
+/// The names behind every `crate::`, those in braces too.
+fn named(code: &str) -> Vec<&str> {
+    let first = |text: &'_ str| text.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(text.len());
+    let mut names = Vec::new();
+    for rest in code.split("crate::").skip(1) {
+        match rest.strip_prefix('{').and_then(|r| r.split_once("};")) {
+            Some((inside, _)) => {
+                let parts = inside.split([',', '{', '}']).map(str::trim);
+                names.extend(parts.map(|part| &part[..first(part)]));
+            }
+            None => names.push(&rest[..first(rest)]),
+        }
+    }
+    names
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+}
+
+fn rooms() -> Vec<String> {
+    let lib = read(&root().join("lib.rs"));
+    let rooms: Vec<String> = lib
+        .lines()
+        .filter_map(|l| Some(l.strip_prefix("pub mod ")?.strip_suffix(';')?.to_string()))
+        .collect();
+    assert!(rooms.len() >= 8, "src/lib.rs lists {rooms:?} alone");
+    rooms
+}
+
+#[test]
+fn each_module_names_only_those_before_it() {
+    let rooms = rooms();
+    let mut wrong = Vec::new();
+    let mut seen = 0;
+    for (i, room) in rooms.iter().enumerate() {
+        let mut files = Vec::new();
+        let (dir, file) = (root().join(room), root().join(format!("{room}.rs")));
+        if dir.is_dir() {
+            sources(&dir, &mut files)
+        } else {
+            files.push(file)
+        }
+        for file in files {
+            let text = code(&read(&file));
+            for name in named(&text) {
+                seen += usize::from(rooms.iter().any(|r| r == name));
+                if rooms[i + 1..].iter().any(|r| r == name) {
+                    wrong.push(format!("{} names {name}, which is listed after {room}", file.display()));
+                }
+            }
+        }
+    }
+    assert!(seen > 50, "only {seen} names were found: the scan does not see them");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_module_says_what_it_is_for() {
+    let mut files = Vec::new();
+    sources(&root(), &mut files);
+    let silent: Vec<&PathBuf> = files.iter().filter(|f| !read(f).starts_with("//! ")).collect();
+    assert!(silent.is_empty(), "no words on top of {silent:?}");
+}
+
+#[test]
+fn no_file_is_a_drawer_for_odds_and_ends() {
+    let mut files = Vec::new();
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for dir in ["src", "tests", "crates", "bench"] {
+        sources(&workspace.join(dir), &mut files);
+    }
+    let parts = |f: &PathBuf| -> Vec<String> {
+        let inside = f.strip_prefix(workspace).unwrap_or(f).with_extension("");
+        inside.iter().map(|p| p.to_string_lossy().into_owned()).collect()
+    };
+    let drawers = ["util", "utils", "helper", "helpers", "common", "misc", "base"];
+    let bad: Vec<&PathBuf> =
+        files.iter().filter(|f| parts(f).iter().any(|p| drawers.contains(&p.as_str()))).collect();
+    assert!(bad.is_empty(), "{bad:?}");
+    assert!(files.len() > 50, "only {} files were found", files.len());
+}
+
+#[test]
+fn names_are_found_in_every_form_of_use() {
+    let text = code(
+        "use crate::{graph::{Graph, Tensor}, kir};\nlet x = crate::ops::f(); // crate::nn\nuse crate::tower;",
+    );
+    let names = named(&text);
+    for name in ["graph", "kir", "ops", "tower"] {
+        assert!(names.contains(&name), "{name} is not among {names:?}");
+    }
+    assert!(!names.contains(&"nn"));
+}
