@@ -94,7 +94,7 @@ impl OpDef for Reduce {
 
 impl Tensor {
     #[track_caller]
-    fn reduce(&self, kind: ReduceKind, axes: &[isize], keep: bool) -> Tensor {
+    pub(super) fn reduce(&self, kind: ReduceKind, axes: &[isize], keep: bool) -> Tensor {
         if self.is_poison() {
             return self.clone();
         }
