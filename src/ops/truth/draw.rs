@@ -28,11 +28,13 @@ impl Draw<'_> {
         low + self.below(high - low + 1)
     }
 
-    /// Sizes of `rank` dims with few elements in all: 0 and 1, and numbers that no vector length divides.
+    /// Sizes of `rank` dims: 0 and 1, and numbers that no vector length divides. There are few elements in all, but at
+    /// times enough for several tiles and threads.
     pub(super) fn sizes(&mut self, rank: usize) -> Vec<usize> {
-        let mut room = 200;
+        let large = self.below(16) == 15;
+        let mut room = if large { 4000 } else { 200 };
         let mut dim = |draw: &mut Self| {
-            let n = draw.of(&[1, 2, 3, 5, 4, 7, 0, 19, 67]);
+            let n = if large { draw.of(&[1, 2, 7, 67, 130, 1025]) } else { draw.of(&[1, 2, 3, 5, 4, 7, 0, 19, 67]) };
             let n = if n > room { 2 } else { n };
             room /= n.max(1);
             n
@@ -77,7 +79,7 @@ pub(super) enum Domain {
     Positive,
     /// Between 0.4 and 2, or the negative of that: for what has a pole or a kink at 0.
     AwayFromZero,
-    /// Further than 0.02 from each other, over all inputs, and from 0: for what has a kink where two are equal.
+    /// Apart from each other, over all inputs, and from 0: for what has a kink where two are equal.
     Apart,
     /// Multiples of 0.5 between -2 and 2: many are equal, and many are halves.
     Halves,

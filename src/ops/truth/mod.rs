@@ -26,7 +26,7 @@ use tensorpack_tensor::CounterRng;
 
 /// How often each operation is tried.
 fn trials() -> u32 {
-    std::env::var("TENSORPACK_TEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(8)
+    std::env::var("TENSORPACK_TEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(24)
 }
 
 /// Runs `check` on random lists of choices, the same in every run, and on smaller ones once one fails.
