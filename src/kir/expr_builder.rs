@@ -1,11 +1,14 @@
 //! Writes scalar expressions, folding constants and equal steps as it goes.
 
 use super::{Binary, Class, Expr, Reg, Step, Unary};
+use tensorpack_tensor::DType;
 
 /// Builds an [`Expr`] step by step.
 #[derive(Debug, Default)]
 pub struct ExprBuilder {
     steps: Vec<Step>,
+    /// For each step, whether it loads an operand as it is, without conversion.
+    unconverted: Vec<bool>,
 }
 
 impl ExprBuilder {
@@ -48,14 +51,17 @@ impl ExprBuilder {
         };
         let at = self.steps.iter().position(same).unwrap_or_else(|| {
             self.steps.push(step);
+            self.unconverted.push(false);
             self.steps.len() - 1
         });
         Reg(at as u16)
     }
 
-    /// The kernel's operand `index`, in `class`.
-    pub fn operand(&mut self, index: usize, class: Class) -> Reg {
-        self.push(Step::Operand { index: index as u16, class })
+    /// The kernel's operand `index`, whose elements are of type `dtype`, in `class`.
+    pub fn operand(&mut self, index: usize, dtype: DType, class: Class) -> Reg {
+        let reg = self.push(Step::Operand { index: index as u16, class });
+        self.unconverted[reg.0 as usize] = Class::of(dtype) == class;
+        reg
     }
 
     /// A constant.
@@ -77,7 +83,7 @@ impl ExprBuilder {
     pub fn unary(&mut self, op: Unary, x: Reg) -> Reg {
         match (op, self.constant_of(x)) {
             (Unary::Neg, Some(v)) => self.constant(-v, self.class(x)),
-            (Unary::Square, Some(v)) => self.constant(v * v, self.class(x)),
+            (Unary::Square, Some(v)) if self.class(x) != Class::I64 => self.constant(v * v, self.class(x)),
             _ => self.push(Step::Unary(op, x)),
         }
     }
@@ -112,8 +118,9 @@ impl ExprBuilder {
         match self.steps[x.0 as usize] {
             _ if self.class(x) == class => x,
             Step::Const(v, _) => self.constant(v, class),
-            // Elements are loaded in any class directly, converted as a cast would.
-            Step::Operand { index, .. } => self.push(Step::Operand { index, class }),
+            // Elements are loaded in any class directly, converted as a cast would; but not what was converted before,
+            // which may have lost digits.
+            Step::Operand { index, .. } if self.unconverted[x.0 as usize] => self.push(Step::Operand { index, class }),
             // 0 and 1 are the same in every class, so a truth value needs no detour.
             Step::Cast(_, truth) if self.is_truth(truth) => self.cast(class, truth),
             _ => self.push(Step::Cast(class, x)),
@@ -181,7 +188,7 @@ mod tests {
     #[test]
     fn equal_steps_are_one_and_unused_ones_go() {
         let mut b = ExprBuilder::default();
-        let x = b.operand(0, Class::F32);
+        let x = b.operand(0, DType::F32, Class::F32);
         let unused = b.unary(Unary::Exp, x);
         let two = b.constant(2.0, Class::F32);
         let y = b.binary(Binary::Mul, x, two);
@@ -193,5 +200,15 @@ mod tests {
         let expr = b.finish(&[same]);
         assert_eq!(expr.steps.len(), 3);
         assert_eq!(expr.outputs, [Reg(2)]);
+    }
+
+    #[test]
+    fn a_cast_of_a_cast_keeps_what_the_first_one_lost() {
+        let mut b = ExprBuilder::default();
+        let x = b.operand(0, DType::F32, Class::F32);
+        let truncated = b.cast(Class::I64, x);
+        let back = b.cast(Class::F32, truncated);
+        assert_ne!(back, x);
+        assert_eq!(b.finish(&[back]).steps.len(), 2);
     }
 }

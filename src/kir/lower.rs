@@ -88,12 +88,12 @@ impl LowerCx<'_> {
             regs.push(match self.program.scalar_constant(view) {
                 Some(v) => b.constant(v, class),
                 None => {
-                    let view = view.broadcast_to(sizes);
+                    let (view, dtype) = (view.broadcast_to(sizes), view.dtype);
                     let at = read.iter().position(|r| *r == view).unwrap_or_else(|| {
                         read.push(view);
                         read.len() - 1
                     });
-                    b.operand(at, class)
+                    b.operand(at, dtype, class)
                 }
             });
         }

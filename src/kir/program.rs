@@ -119,10 +119,11 @@ impl Program {
         self.buffers.iter().any(|b| matches!(b.kind, BufferKind::Variable(v) if v == variable))
     }
 
-    /// The value of a constant with a single element, if `view` is one.
+    /// The value of a constant with a single element, if `view` is one. Integers that f64 cannot hold are none.
     pub fn scalar_constant(&self, view: &View) -> Option<f64> {
+        let exact = |v: &f64| view.dtype != DType::I64 || v.abs() < (1u64 << 53) as f64;
         match &self.buffer(view.buffer).kind {
-            BufferKind::Constant(t) => t.to_scalar().ok(),
+            BufferKind::Constant(t) => t.to_scalar().ok().filter(exact),
             _ => None,
         }
     }

@@ -85,7 +85,9 @@ impl OpDef for CountRatio {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        if inputs[0].shape.element_count().known() == Some(0) {
+        // No means of nothing are fine: only a mean that has to be there is not.
+        let [whole, parts] = [0, 1].map(|i| inputs[i].shape.element_count().known());
+        if whole == Some(0) && parts.is_some_and(|n| n > 0) {
             return Err(Error::shape(format!("the mean of an empty tensor ({}) does not exist", inputs[0].shape)));
         }
         Ok(vec![Spec::new(self.0, [])])
@@ -119,8 +121,8 @@ impl Tensor {
         if self.shape() == like.shape() { self.clone() } else { Tensor::apply_one(SumLike, &[self, like]) }
     }
 
-    /// How many elements of this there are for each element of `part`, in this tensor's type. An empty tensor is an
-    /// error: this is what means are divided by.
+    /// How many elements of this there are for each element of `part`, in this tensor's type. None at all are an error:
+    /// this is what means are divided by.
     #[track_caller]
     pub(crate) fn count_per(&self, part: &Tensor) -> Tensor {
         Tensor::apply_one(CountRatio(self.dtype()), &[self, part])

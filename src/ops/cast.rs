@@ -30,7 +30,12 @@ impl OpDef for Cast {
                 let nonzero = e.binary(Binary::Ne, r[0], zero);
                 return e.cast(Class::I64, nonzero);
             }
-            e.cast(Class::of(self.0), r[0])
+            // Floats go to narrow integers in one step, as they are stored: by way of a wide one they would wrap where
+            // `as` stops at the largest.
+            match self.0 {
+                DType::I32 | DType::U8 if x.dtype.is_float() => r[0],
+                _ => e.cast(Class::of(self.0), r[0]),
+            }
         })])
     }
 }

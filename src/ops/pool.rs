@@ -35,6 +35,14 @@ impl PoolOptions {
         if self.window[0].saturating_mul(self.window[1]) > 256 {
             return Err(Error::argument(format!("a window of {:?} has more than 256 places", self.window)));
         }
+        if let Padding::Explicit(around) = self.padding
+            && (0..2).any(|i| around[i].iter().any(|&p| p >= self.window[i]))
+        {
+            return Err(Error::argument(format!(
+                "padding {around:?} is not less than the window {:?}: some windows would hold padding alone",
+                self.window
+            )));
+        }
         let slide = self.slide();
         let size = [slide.out(0, x.shape[1], self.window[0])?, slide.out(1, x.shape[2], self.window[1])?];
         Ok(Spec { dtype: x.dtype, shape: vec![x.shape[0], size[0], size[1], x.shape[3]].into() })

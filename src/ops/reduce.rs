@@ -2,7 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, ReduceKind, View};
-use tensorpack_tensor::{DType, Dim, Error, Result, Shape};
+use tensorpack_tensor::{DType, Dim, Error, ErrorKind, Result, Shape};
 
 /// A reduction over `axes`, which are sorted and unique.
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -77,7 +77,11 @@ impl OpDef for Reduce {
                 let axes: Vec<isize> = self.axes.iter().map(|&a| a as isize).collect();
                 &hit * spread(cx.dy()) / hit.sum_keep(&axes).broadcast_like(x)
             }
-            _ => return Ok(vec![None]),
+            ReduceKind::ArgMax | ReduceKind::ArgMin => return Ok(vec![None]),
+            // None would say that the cost does not depend on it.
+            ReduceKind::Prod | ReduceKind::Moments => {
+                return Err(Error::new(ErrorKind::Gradient, "a product of elements has no gradient so far"));
+            }
         };
         Ok(vec![Some(dx)])
     }
@@ -94,7 +98,7 @@ impl OpDef for Reduce {
 
 impl Tensor {
     #[track_caller]
-    fn reduce(&self, kind: ReduceKind, axes: &[isize], keep: bool) -> Tensor {
+    pub(super) fn reduce(&self, kind: ReduceKind, axes: &[isize], keep: bool) -> Tensor {
         if self.is_poison() {
             return self.clone();
         }

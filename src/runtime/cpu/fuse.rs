@@ -181,9 +181,10 @@ impl<'a> Fusion<'a> {
         let Some(mut body) = inlined(reader, producer, made) else { return false };
         let mut operands = std::mem::take(&mut body.operands);
         let mut b = ExprBuilder::default();
-        let mut regs = b.inline(&body.expr, |b, i, class| b.operand(i, class), |a| a);
+        let mut regs = b.inline(&body.expr, |b, i, class| b.operand(i, operands[i].dtype, class), |a| a);
         let places: Vec<usize> = producer.operands.iter().map(|v| place(&mut operands, v.clone())).collect();
-        let own = b.inline(&producer.expr, |b, i, class| b.operand(places[i], class), |a| a);
+        let load = |b: &mut ExprBuilder, i: usize, class| b.operand(places[i], producer.operands[i].dtype, class);
+        let own = b.inline(&producer.expr, load, |a| a);
         regs.extend(kept.iter().map(|&k| own[k]));
         let joined = crate::kir::compact(&body.sizes, operands, b.finish(&regs));
         if joined.operands.len() > MAX_OPERANDS || joined.expr.steps.len() > MAX_STEPS {
@@ -222,7 +223,10 @@ impl<'a> Fusion<'a> {
             let rest: Vec<View> = map.operands.iter().filter(|v| v.buffer != made).cloned().collect();
             let mut b = ExprBuilder::default();
             let place = |v: &View| rest.iter().position(|r| r == v).map_or(0, |p| p + 1);
-            let regs = b.inline(&map.expr, |b, i, class| b.operand(place(&map.operands[i]), class), |a| a);
+            let load = |b: &mut ExprBuilder, i: usize, class| {
+                b.operand(place(&map.operands[i]), map.operands[i].dtype, class)
+            };
+            let regs = b.inline(&map.expr, load, |a| a);
             let epilogue = Epilogue { expr: b.finish(&regs), operands: rest.clone() };
             let (outputs, origin) = (outputs.clone(), origin.clone());
             let Some(KernelNode { kernel: Kernel::Contract { kind, lhs, rhs, .. }, .. }) =
@@ -298,8 +302,8 @@ impl<'a> Fusion<'a> {
         let mut operands = a.operands.clone();
         let places: Vec<usize> = b.operands.iter().map(|v| place(&mut operands, v.clone())).collect();
         let mut e = ExprBuilder::default();
-        let mut regs = e.inline(&a.expr, |e, k, class| e.operand(k, class), |x| x);
-        regs.extend(e.inline(&b.expr, |e, k, class| e.operand(places[k], class), |x| x));
+        let mut regs = e.inline(&a.expr, |e, k, class| e.operand(k, operands[k].dtype, class), |x| x);
+        regs.extend(e.inline(&b.expr, |e, k, class| e.operand(places[k], operands[places[k]].dtype, class), |x| x));
         let body = MapBody { sizes: a.sizes, operands, expr: e.finish(&regs) };
         let kernel = Kernel::Reduce { body, reduced, kinds: [kinds, more].concat() };
         let outputs = [first.outputs, second.outputs].concat();
@@ -347,11 +351,11 @@ fn inlined(reader: &MapBody, producer: &MapBody, made: &[BufferId]) -> Option<Ma
     let outputs = b.inline(
         &reader.expr,
         |b, i, class: Class| match &sources[i] {
-            Source::Kept(at) => b.operand(*at, class),
+            Source::Kept(at) => b.operand(*at, operands[*at].dtype, class),
             Source::Inlined { output, places, axes } => {
                 let made: Vec<Reg> = b.inline(
                     &producer.expr,
-                    |b, k, class| b.operand(places[k], class),
+                    |b, k, class| b.operand(places[k], operands[places[k]].dtype, class),
                     |a| axes[a].unwrap_or(0),
                 );
                 b.cast(class, made[*output])
@@ -425,7 +429,7 @@ mod tests {
         let x = View::dense(BufferId(1), DType::F32, &[4, 6]);
         let bias = View::dense(BufferId(2), DType::F32, &[6]).broadcast_to(&[4, 6]);
         let mut e = ExprBuilder::default();
-        let r = e.operand(0, Class::F32);
+        let r = e.operand(0, DType::F32, Class::F32);
         let producer = MapBody { sizes: vec![4, 6], operands: vec![x, bias], expr: e.finish(&[r]) };
         let view = View::dense(b, DType::F32, &[4, 6]).slice(&[1, 2], &[1, 2], &[3, 2]).permute(&[1, 0]);
         let seen = seen_through(&view, &producer).unwrap();

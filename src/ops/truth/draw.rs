@@ -1,0 +1,111 @@
+//! What a random trial is drawn from: a list of choices, which proptest makes smaller when a trial fails. The first
+//! choice of every list here is the simplest one, so that smaller choices are simpler trials.
+
+use tensorpack_tensor::CounterRng;
+
+/// Choices, taken one after the other; zeros when they run out.
+pub(super) struct Draw<'a> {
+    choices: std::slice::Iter<'a, u32>,
+}
+
+impl Draw<'_> {
+    pub(super) fn new(choices: &[u32]) -> Draw<'_> {
+        Draw { choices: choices.iter() }
+    }
+
+    /// A number below `n`.
+    pub(super) fn below(&mut self, n: usize) -> usize {
+        self.choices.next().map_or(0, |&c| c as usize % n)
+    }
+
+    /// One of a list.
+    pub(super) fn of<T: Copy>(&mut self, list: &[T]) -> T {
+        list[self.below(list.len())]
+    }
+
+    /// A number between the two, both included.
+    pub(super) fn between(&mut self, low: usize, high: usize) -> usize {
+        low + self.below(high - low + 1)
+    }
+
+    /// Sizes of `rank` dims: 0 and 1, and numbers that no vector length divides. There are few elements in all, but at
+    /// times enough for several tiles and threads.
+    pub(super) fn sizes(&mut self, rank: usize) -> Vec<usize> {
+        let large = self.below(16) == 15;
+        let mut room = if large { 4000 } else { 200 };
+        let mut dim = |draw: &mut Self| {
+            let n = if large { draw.of(&[1, 2, 7, 67, 130, 1025]) } else { draw.of(&[1, 2, 3, 5, 4, 7, 0, 19, 67]) };
+            let n = if n > room { 2 } else { n };
+            room /= n.max(1);
+            n
+        };
+        (0..rank).map(|_| dim(self)).collect()
+    }
+
+    /// Sizes of which none is 0.
+    pub(super) fn solid(&mut self, rank: usize) -> Vec<usize> {
+        self.sizes(rank).into_iter().map(|n| n.max(1)).collect()
+    }
+
+    /// Sizes that broadcast to `full`: some leading dims left away, some others 1.
+    pub(super) fn broadcasting(&mut self, full: &[usize]) -> Vec<usize> {
+        let skipped = if self.below(3) == 2 { self.below(full.len() + 1) } else { 0 };
+        full[skipped..].iter().map(|&n| if self.below(4) == 3 { 1 } else { n }).collect()
+    }
+
+    /// An order of `rank` dims.
+    pub(super) fn order(&mut self, rank: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..rank).collect();
+        (1..rank).for_each(|i| order.swap(i, i - self.below(i + 1)));
+        order
+    }
+
+    /// Some of `rank` axes, at least one if there is one, some counted from the end.
+    pub(super) fn axes(&mut self, rank: usize) -> Vec<isize> {
+        let mut axes: Vec<usize> = (0..rank).filter(|_| self.below(2) == 0).collect();
+        if axes.is_empty() && rank > 0 {
+            axes.push(self.below(rank));
+        }
+        axes.into_iter().map(|a| a as isize - if self.below(3) == 2 { rank as isize } else { 0 }).collect()
+    }
+}
+
+/// What the elements of an input may be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Domain {
+    /// Between -2 and 2.
+    Any,
+    /// Between 0.5 and 2.5.
+    Positive,
+    /// Between 0.4 and 2, or the negative of that: for what has a pole or a kink at 0.
+    AwayFromZero,
+    /// Apart from each other, over all inputs, and from 0: for what has a kink where two are equal.
+    Apart,
+    /// Multiples of 0.5 between -2 and 2: many are equal, and many are halves.
+    Halves,
+}
+
+impl Domain {
+    /// Values for `n` elements, of which `before` elements of other inputs come first, `total` in all. They are the
+    /// same in f32.
+    pub(super) fn values(self, rng: &CounterRng, n: usize, before: usize, total: usize) -> Vec<f64> {
+        let uniform = |i: usize| rng.uniform(1, (before + i) as u64);
+        let ranks = || {
+            let mut places: Vec<usize> = (0..total).collect();
+            (1..total).for_each(|i| places.swap(i, (rng.uniform(2, i as u64) * (i + 1) as f64) as usize));
+            places
+        };
+        let places = if self == Domain::Apart { ranks() } else { Vec::new() };
+        let value = |i: usize| match self {
+            Domain::Any => uniform(i) * 4.0 - 2.0,
+            Domain::Positive => uniform(i) * 2.0 + 0.5,
+            Domain::AwayFromZero => {
+                let v = uniform(i) * 3.2 - 1.6;
+                v + 0.4 * f64::signum(v)
+            }
+            Domain::Apart => (places[before + i] as f64 - total as f64 / 2.0 + 0.5) * (4.0 / total.max(40) as f64),
+            Domain::Halves => (uniform(i) * 9.0).floor() / 2.0 - 2.0,
+        };
+        (0..n).map(|i| f64::from(value(i) as f32)).collect()
+    }
+}

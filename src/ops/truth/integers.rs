@@ -1,0 +1,252 @@
+//! Integers, truth values and bf16: where results are exact, they must be exact.
+
+use crate::graph::{Graph, Tensor, TensorSpec};
+use crate::kir::ReduceKind;
+use crate::runtime::{Session, SessionOptions};
+use tensorpack_kernels::Isa;
+use tensorpack_tensor::{CounterRng, DType, HostTensor, bf16};
+
+/// The result of `build` on `inputs`, which must be the same on every instruction set.
+fn run(inputs: &[&HostTensor], build: impl Fn(&[Tensor]) -> Tensor) -> HostTensor {
+    let mut results = Isa::available().map(|isa| {
+        let graph = Graph::new();
+        let names: Vec<String> = (0..inputs.len()).map(|i| format!("x{i}")).collect();
+        let tensors: Vec<Tensor> = inputs
+            .iter()
+            .zip(&names)
+            .map(|(v, name)| {
+                let sizes: Vec<Option<usize>> = v.sizes().iter().map(|&n| Some(n)).collect();
+                graph.placeholder(&TensorSpec::new(name.as_str(), v.dtype(), sizes))
+            })
+            .collect();
+        let y = build(&tensors);
+        let options = SessionOptions { isa: Some(isa), threads: Some(1), ..SessionOptions::default() };
+        let session = Session::with(graph.freeze().unwrap(), options).unwrap();
+        let feeds: Vec<(&str, &HostTensor)> = names.iter().map(String::as_str).zip(inputs.iter().copied()).collect();
+        session.run(&[&y], &feeds).unwrap().remove(0)
+    });
+    let first = results.next().expect("plain loops are always there");
+    for other in results {
+        assert_eq!(first.as_bytes(), other.as_bytes(), "instruction sets disagree: {first:?} and {other:?}");
+    }
+    first
+}
+
+/// Integers with the extremes of their type among them.
+fn integers(dtype: DType, stream: &str, n: usize) -> (HostTensor, Vec<i64>) {
+    let rng = CounterRng::new(5, stream);
+    let word = |i: usize| (i64::from(rng.word(0, i as u64)) << 32) | i64::from(rng.word(1, i as u64));
+    let narrow = |v: i64| match dtype {
+        DType::I32 => i64::from(v as i32),
+        DType::U8 => i64::from(v as u8),
+        _ => v,
+    };
+    let extremes = [0, 1, -1, 2, 255, i64::MIN, i64::MAX, i64::from(i32::MIN), i64::from(i32::MAX)];
+    let value = |i: usize| match i % 3 {
+        0 => extremes[i / 3 % extremes.len()],
+        1 => word(i) >> 56,
+        _ => word(i),
+    };
+    let values: Vec<i64> = (0..n).map(|i| narrow(value(i))).collect();
+    (tensor(dtype, &[n], &values), values)
+}
+
+fn tensor(dtype: DType, sizes: &[usize], values: &[i64]) -> HostTensor {
+    match dtype {
+        DType::I32 => HostTensor::new(sizes, values.iter().map(|&v| v as i32).collect()),
+        DType::U8 => HostTensor::new(sizes, values.iter().map(|&v| v as u8).collect()),
+        DType::Bool => HostTensor::new(sizes, values.iter().map(|&v| v != 0).collect()),
+        _ => HostTensor::new(sizes, values.to_vec()),
+    }
+    .unwrap()
+}
+
+type Pair = (&'static str, fn(&Tensor, &Tensor) -> Tensor, fn(i64, i64) -> i64);
+type Single = (&'static str, fn(&Tensor) -> Tensor, fn(i64) -> i64);
+
+const PAIRS: [Pair; 12] = [
+    ("Add", |a, b| a + b, i64::wrapping_add),
+    ("Sub", |a, b| a - b, i64::wrapping_sub),
+    ("Mul", |a, b| a * b, i64::wrapping_mul),
+    ("Div", |a, b| a / b, |a, b| if b == 0 { 0 } else { a.wrapping_div(b) }),
+    ("Maximum", Tensor::maximum, |a, b| a.max(b)),
+    ("Minimum", Tensor::minimum, |a, b| a.min(b)),
+    ("Equal", Tensor::equal, |a, b| i64::from(a == b)),
+    ("NotEqual", Tensor::not_equal, |a, b| i64::from(a != b)),
+    ("Less", Tensor::less, |a, b| i64::from(a < b)),
+    ("LessEqual", Tensor::less_equal, |a, b| i64::from(a <= b)),
+    ("Greater", Tensor::greater, |a, b| i64::from(a > b)),
+    ("GreaterEqual", Tensor::greater_equal, |a, b| i64::from(a >= b)),
+];
+
+const SINGLES: [Single; 5] = [
+    ("Neg", |x| -x, i64::wrapping_neg),
+    ("Abs", Tensor::abs, i64::wrapping_abs),
+    ("Sign", Tensor::sign, i64::signum),
+    ("Square", Tensor::square, |x| x.wrapping_mul(x)),
+    ("Relu", Tensor::relu, |x| x.max(0)),
+];
+
+#[test]
+fn arithmetic_is_exact_and_wraps() {
+    for dtype in [DType::I32, DType::I64, DType::U8] {
+        let ((a, xs), (b, ys)) = (integers(dtype, "a", 83), integers(dtype, "b", 83));
+        for (name, op, right) in PAIRS {
+            let found = run(&[&a, &b], |t| op(&t[0], &t[1]));
+            let right: Vec<i64> = xs.iter().zip(&ys).map(|(&x, &y)| right(x, y)).collect();
+            assert_eq!(found, tensor(found.dtype(), &[83], &right), "{name} of {dtype}");
+        }
+        for (name, op, right) in SINGLES {
+            let found = run(&[&a], |t| op(&t[0]));
+            let right: Vec<i64> = xs.iter().map(|&x| right(x)).collect();
+            assert_eq!(found, tensor(dtype, &[83], &right), "{name} of {dtype}");
+        }
+    }
+}
+
+#[test]
+fn fused_arithmetic_wraps_at_every_step() {
+    let chain = |x: &Tensor, y: &Tensor| ((x * y).maximum(&(x + y)) / (y - x)).less(&(x * x));
+    for dtype in [DType::I32, DType::I64, DType::U8] {
+        let ((a, xs), (b, ys)) = (integers(dtype, "c", 83), integers(dtype, "d", 83));
+        let narrow = |v: i64| match dtype {
+            DType::I32 => i64::from(v as i32),
+            DType::U8 => i64::from(v as u8),
+            _ => v,
+        };
+        let right = xs.iter().zip(&ys).map(|(&x, &y)| {
+            let largest = narrow(x.wrapping_mul(y)).max(narrow(x.wrapping_add(y)));
+            let by = narrow(y.wrapping_sub(x));
+            let ratio = if by == 0 { 0 } else { narrow(largest.wrapping_div(by)) };
+            i64::from(ratio < narrow(x.wrapping_mul(x)))
+        });
+        let right: Vec<i64> = right.collect();
+        assert_eq!(run(&[&a, &b], |t| chain(&t[0], &t[1])), tensor(DType::Bool, &[83], &right), "{dtype}");
+    }
+}
+
+#[test]
+fn reductions_are_exact() {
+    for dtype in [DType::I32, DType::I64, DType::U8] {
+        let (flat, values) = integers(dtype, "e", 84);
+        let x = tensor(dtype, &[7, 12], &values);
+        let columns = |fold: fn(i64, i64) -> i64, from: i64| -> Vec<i64> {
+            (0..12).map(|c| (0..7).map(|r| values[r * 12 + c]).fold(from, fold)).collect()
+        };
+        let sums = tensor(dtype, &[12], &columns(i64::wrapping_add, 0));
+        assert_eq!(run(&[&x], |t| t[0].sum_axes(&[0])), sums, "sum of {dtype}");
+        let products = tensor(dtype, &[12], &columns(i64::wrapping_mul, 1));
+        assert_eq!(run(&[&x], |t| t[0].reduce(ReduceKind::Prod, &[0], false)), products, "product of {dtype}");
+        assert_eq!(run(&[&x], |t| t[0].max_axes(&[0])), tensor(dtype, &[12], &columns(i64::max, i64::MIN)));
+        assert_eq!(run(&[&x], |t| t[0].min_axes(&[0])), tensor(dtype, &[12], &columns(i64::min, i64::MAX)));
+        let top = values.iter().max().unwrap();
+        let place = values.iter().position(|v| v == top).unwrap() as i64;
+        assert_eq!(run(&[&flat], |t| t[0].argmax(0)), HostTensor::new([], vec![place]).unwrap());
+    }
+}
+
+#[test]
+fn large_integer_constants_keep_all_their_digits() {
+    let large = (1i64 << 53) + 1;
+    let x = tensor(DType::I64, &[2], &[0, 5]);
+    let found = run(&[&x], |t| &t[0] + t[0].graph().constant(HostTensor::scalar(large)));
+    assert_eq!(found, tensor(DType::I64, &[2], &[large, large + 5]));
+}
+
+/// One number of each element type after a cast, as Rust's `as` converts.
+fn cast(from: &HostTensor, to: DType) -> HostTensor {
+    macro_rules! every {
+        ($values:expr) => {{
+            let values = $values;
+            let sizes = from.sizes();
+            match to {
+                DType::F32 => HostTensor::new(sizes, values.iter().map(|&v| v as f32).collect()),
+                DType::F64 => HostTensor::new(sizes, values.iter().map(|&v| v as f64).collect()),
+                DType::Bf16 => HostTensor::new(sizes, values.iter().map(|&v| bf16::from_f32(v as f32)).collect()),
+                DType::I32 => HostTensor::new(sizes, values.iter().map(|&v| v as i32).collect()),
+                DType::I64 => HostTensor::new(sizes, values.iter().map(|&v| v as i64).collect()),
+                DType::U8 => HostTensor::new(sizes, values.iter().map(|&v| v as u8).collect()),
+                DType::Bool => HostTensor::new(sizes, values.iter().map(|&v| v as f64 != 0.0).collect()),
+            }
+            .unwrap()
+        }};
+    }
+    match from.dtype() {
+        DType::F32 => every!(from.as_slice::<f32>().unwrap()),
+        DType::F64 => every!(from.as_slice::<f64>().unwrap()),
+        DType::I32 => every!(from.as_slice::<i32>().unwrap()),
+        DType::I64 => every!(from.as_slice::<i64>().unwrap()),
+        DType::U8 => every!(from.as_slice::<u8>().unwrap()),
+        DType::Bf16 => {
+            let wide: Vec<f32> = from.as_slice::<bf16>().unwrap().iter().map(|v| v.to_f32()).collect();
+            every!(&wide)
+        }
+        DType::Bool => {
+            let wide: Vec<u8> = from.as_slice::<bool>().unwrap().iter().map(|&v| u8::from(v)).collect();
+            every!(&wide)
+        }
+    }
+}
+
+/// Values of a type, some of which most other types cannot hold.
+fn samples(dtype: DType) -> HostTensor {
+    let floats = [0.0, -0.0, 1.0, -1.0, 0.5, -1.5, 2.5, 100.7, 255.4, 256.0, 300.0, -7.9, 1e6, 3e9, -3e9, 1e-3, 1.0009];
+    match dtype {
+        d if d.is_float() => HostTensor::from_f64(d, [floats.len()], &floats).unwrap(),
+        d => integers(d, "samples", 40).0,
+    }
+}
+
+#[test]
+fn casts_are_those_of_rust() {
+    for from in DType::ALL {
+        for to in DType::ALL {
+            let x = samples(from);
+            assert_eq!(run(&[&x], |t| t[0].cast(to)), cast(&x, to), "{from} as {to}");
+        }
+    }
+}
+
+#[test]
+fn chains_of_casts_round_at_every_step() {
+    for from in DType::ALL {
+        for by in DType::ALL {
+            for to in DType::ALL {
+                let x = samples(from);
+                let found = run(&[&x], |t| t[0].cast(by).cast(to));
+                assert_eq!(found, cast(&cast(&x, by), to), "{from} as {by} as {to}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bf16_comes_back_from_wider_types() {
+    let x = HostTensor::new([1 << 16], (0..=u16::MAX).map(bf16::from_bits).collect()).unwrap();
+    let finite: Vec<bf16> = x.as_slice::<bf16>().unwrap().iter().copied().filter(|v| v.is_finite()).collect();
+    let x = HostTensor::new([finite.len()], finite).unwrap();
+    for by in [DType::F32, DType::F64] {
+        assert_eq!(run(&[&x], |t| t[0].cast(by).cast(DType::Bf16)).as_bytes(), x.as_bytes(), "by way of {by}");
+    }
+}
+
+#[test]
+fn the_gradient_of_a_cast_is_cast_back() {
+    let graph = Graph::new();
+    let x = graph.placeholder(&TensorSpec::f32("x", [Some(3)]));
+    let cost = x.cast(DType::F64).square().sum();
+    let dx = crate::autodiff::gradients(&cost, &[&x]).unwrap().remove(0).unwrap();
+    assert_eq!(dx.dtype(), DType::F32);
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    let at = HostTensor::new([3], vec![1.0f32, -2.0, 0.5]).unwrap();
+    let found = session.run(&[&dx], &[("x", &at)]).unwrap();
+    assert_eq!(found[0], HostTensor::new([3], vec![2.0f32, -4.0, 1.0]).unwrap());
+}
+
+#[test]
+fn a_stopped_gradient_is_none() {
+    let graph = Graph::new();
+    let x = graph.placeholder(&TensorSpec::f32("x", [Some(3)]));
+    let found = crate::autodiff::gradients(&x.stop_gradient().sum(), &[&x]).unwrap();
+    assert!(found[0].is_none());
+}

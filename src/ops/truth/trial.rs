@@ -1,0 +1,150 @@
+//! One trial of an operation: inputs of certain sizes, and how they are used.
+
+use super::draw::{Domain, Draw};
+use crate::graph::{Graph, Tensor, TensorSpec};
+use tensorpack_tensor::{CounterRng, DType, HostTensor};
+
+/// From inputs to outputs.
+pub(super) type Build = Box<dyn Fn(&[Tensor]) -> Vec<Tensor>>;
+
+/// An operation with drawn attributes, and the inputs it takes.
+pub(super) struct Trial {
+    pub(super) inputs: Vec<Input>,
+    pub(super) build: Build,
+}
+
+impl Trial {
+    pub(super) fn new(inputs: Vec<Input>, build: impl Fn(&[Tensor]) -> Vec<Tensor> + 'static) -> Trial {
+        Trial { inputs, build: Box::new(build) }
+    }
+}
+
+/// What the elements of an input are.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Elements {
+    /// Of the float type that the trial is run in.
+    Floats(Domain),
+    /// Integers of this type, from 0 to below this.
+    Below(DType, usize),
+    /// Truth values.
+    Bools,
+}
+
+/// How the input's elements lie in what is fed, so that kernels meet strides.
+#[derive(Clone, Debug)]
+pub(super) enum Layout {
+    /// As they are.
+    Dense,
+    /// With the dims in this order.
+    Permuted(Vec<usize>),
+    /// As every second element of something larger, from the second on.
+    Sliced,
+}
+
+/// An input.
+#[derive(Clone, Debug)]
+pub(super) struct Input {
+    pub(super) sizes: Vec<usize>,
+    elements: Elements,
+    layout: Layout,
+    /// Whether the first size is known only when fed.
+    open: bool,
+}
+
+impl Input {
+    pub(super) fn new(draw: &mut Draw<'_>, sizes: impl Into<Vec<usize>>, elements: Elements) -> Input {
+        let sizes = sizes.into();
+        let layout = match draw.below(4) {
+            2 => Layout::Permuted(draw.order(sizes.len())),
+            3 => Layout::Sliced,
+            _ => Layout::Dense,
+        };
+        Input { open: draw.below(3) == 2, sizes, elements, layout }
+    }
+
+    pub(super) fn floats(draw: &mut Draw<'_>, sizes: impl Into<Vec<usize>>, domain: Domain) -> Input {
+        Input::new(draw, sizes, Elements::Floats(domain))
+    }
+
+    /// With all sizes known while the graph is built.
+    pub(super) fn closed(self) -> Input {
+        Input { open: false, ..self }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.sizes.iter().product()
+    }
+
+    pub(super) fn is_float(&self) -> bool {
+        matches!(self.elements, Elements::Floats(_))
+    }
+
+    fn dtype(&self, float: DType) -> DType {
+        match self.elements {
+            Elements::Floats(_) => float,
+            Elements::Below(dtype, _) => dtype,
+            Elements::Bools => DType::Bool,
+        }
+    }
+
+    /// The sizes of what is fed.
+    fn fed_sizes(&self) -> Vec<usize> {
+        match &self.layout {
+            Layout::Dense => self.sizes.clone(),
+            Layout::Permuted(order) => order.iter().map(|&d| self.sizes[d]).collect(),
+            Layout::Sliced => self.sizes.iter().map(|n| 2 * n + 1).collect(),
+        }
+    }
+
+    /// The values it holds.
+    pub(super) fn values(&self, rng: &CounterRng, before: usize, total: usize) -> Vec<f64> {
+        let uniform = |i: usize| rng.uniform(3, (before + i) as u64);
+        match self.elements {
+            Elements::Floats(domain) => domain.values(rng, self.len(), before, total),
+            Elements::Below(_, n) => (0..self.len()).map(|i| (uniform(i) * n as f64).floor()).collect(),
+            Elements::Bools => (0..self.len()).map(|i| (uniform(i) * 2.0).floor()).collect(),
+        }
+    }
+
+    /// What is fed so that it holds `values`.
+    pub(super) fn feed(&self, float: DType, values: &[f64]) -> HostTensor {
+        let fed = self.fed_sizes();
+        // What a slice leaves out is far from what it takes, so that reading it shows.
+        let mut elements = vec![77.0; fed.iter().product()];
+        let stride = |sizes: &[usize], d: usize| sizes[d + 1..].iter().product::<usize>();
+        for (i, &v) in values.iter().enumerate() {
+            let index = |d: usize| i / stride(&self.sizes, d) % self.sizes[d];
+            let at: usize = (0..fed.len())
+                .map(|d| match &self.layout {
+                    Layout::Dense => index(d) * stride(&fed, d),
+                    Layout::Permuted(order) => index(order[d]) * stride(&fed, d),
+                    Layout::Sliced => (2 * index(d) + 1) * stride(&fed, d),
+                })
+                .sum();
+            elements[at] = v;
+        }
+        HostTensor::from_f64(self.dtype(float), fed, &elements).expect("as many elements as the sizes say")
+    }
+
+    /// The input in a graph, under `name`.
+    pub(super) fn tensor(&self, graph: &Graph, name: &str, float: DType) -> Tensor {
+        let fed = self.fed_sizes();
+        let first_is_open = |d: usize| match &self.layout {
+            Layout::Permuted(order) => self.open && order[d] == 0,
+            _ => self.open && d == 0,
+        };
+        let sizes: Vec<Option<usize>> =
+            fed.iter().enumerate().map(|(d, &n)| (!first_is_open(d)).then_some(n)).collect();
+        let x = graph.placeholder(&TensorSpec::new(name, self.dtype(float), sizes));
+        let rank = fed.len();
+        match &self.layout {
+            Layout::Dense => x,
+            Layout::Permuted(order) => {
+                let mut back = vec![0; rank];
+                order.iter().enumerate().for_each(|(i, &d)| back[d] = i);
+                x.transpose(&back)
+            }
+            Layout::Sliced => x.strided_slice(&vec![1; rank], &vec![None; rank], &vec![2; rank]),
+        }
+    }
+}
