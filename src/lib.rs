@@ -14,6 +14,16 @@ pub mod optim;
 pub mod tower;
 pub mod nn;
 pub mod runtime;
+pub mod prelude;
 
 pub use tensorpack_tensor as tensor;
 pub use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
+
+/// The README's and the documentation's code, compiled and run.
+#[cfg(doctest)]
+mod documentation {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/extend/op.md")]
+    struct ExtendOp;
+}

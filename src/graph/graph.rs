@@ -43,6 +43,7 @@ pub(super) struct Building {
     variable_names: HashMap<String, VariableId>,
     name_scope: Vec<String>,
     variable_scope: Vec<String>,
+    tower: usize,
     error: Option<Error>,
     symbols: u32,
 }
@@ -66,6 +67,7 @@ impl Graph {
             variable_names: HashMap::new(),
             name_scope: Vec::new(),
             variable_scope: Vec::new(),
+            tower: 0,
             error: None,
             symbols: 0,
         };
@@ -183,6 +185,7 @@ impl Graph {
         let full = b.unique(&base);
         let site = self.site(caller);
         let node = NodeId(b.nodes.len() as u32);
+        let tower = b.tower;
         let inputs = inputs.iter().filter_map(|t| t.id).collect();
         b.names.insert(full.clone(), TensorId { node, output: 0 });
         b.nodes.push(Node {
@@ -193,6 +196,7 @@ impl Graph {
             outputs: outputs.clone(),
             site,
             role: Role::Plain,
+            tower,
         });
         let tensor = |(i, spec)| Tensor {
             graph: self.clone(),
@@ -431,23 +435,43 @@ impl Graph {
     /// Runs `build` with every new node on the line and under the name of `node`: gradients belong to what they are
     /// the gradient of.
     pub(crate) fn on_behalf_of<R>(&self, node: NodeId, build: impl FnOnce() -> R) -> R {
-        let Some((site, scope)) = self.built().map(|b| {
+        let Some((site, scope, tower)) = self.built().map(|b| {
             let n = &b.nodes[node.0 as usize];
-            (n.site, format!("gradients/{}", n.name))
+            let (prefix, own) = name::split_tower(&n.name);
+            (n.site, format!("{prefix}gradients/{own}"), n.tower)
         }) else {
             return build();
         };
         let outer = self.building().map(|mut b| {
             let scope = std::mem::replace(&mut b.name_scope, vec![scope]);
-            (self.0.sites.borrow_mut().inherited.replace(site), scope)
+            let tower = std::mem::replace(&mut b.tower, tower);
+            (self.0.sites.borrow_mut().inherited.replace(site), scope, tower)
         });
         let _guard = OnDrop(|| {
-            if let (Some(mut b), Some((site, scope))) = (self.building(), outer.clone()) {
+            if let (Some(mut b), Some((site, scope, tower))) = (self.building(), outer.clone()) {
                 self.0.sites.borrow_mut().inherited = site;
                 b.name_scope = scope;
+                b.tower = tower;
             }
         });
         build()
+    }
+
+    /// Runs `build` with every new node belonging to tower `index`, and named after it if there are several.
+    pub(crate) fn in_tower<R>(&self, index: usize, several: bool, build: impl FnOnce() -> R) -> R {
+        let outer = self.building().map(|mut b| std::mem::replace(&mut b.tower, index));
+        let _guard = OnDrop(|| {
+            if let (Some(mut b), Some(tower)) = (self.building(), outer) {
+                b.tower = tower;
+            }
+        });
+        if several { self.scope(&format!("tower{index}"), false, true, build) } else { build() }
+    }
+
+    /// What `part` is called in the current scope of every tower: its full name without the tower's.
+    pub(crate) fn name_in_towers(&self, part: &str) -> String {
+        let scope = self.built().map_or_else(String::new, |b| b.name_scope.join("/"));
+        name::split_tower(&name::join(&scope, part)).1.to_string()
     }
 
     #[track_caller]

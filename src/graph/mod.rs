@@ -24,6 +24,7 @@ pub use collection::{
 pub use frozen::{Fetch, Frozen};
 pub use graph::Graph;
 pub use initializer::{Fan, Init};
+pub(crate) use name::split_tower;
 pub use node::{Node, NodeId, NodeKind, Role, TensorId, VariableId};
 pub use op_def::{GradCx, OpDef, OpIdentity, OpTraits, Spec};
 pub(crate) use tensor::axis_in;

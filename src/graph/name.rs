@@ -33,3 +33,24 @@ pub(super) fn check_not_reserved(part: &str) -> Result<()> {
 pub(super) fn join(scope: &str, part: &str) -> String {
     if scope.is_empty() { part.to_string() } else { format!("{scope}/{part}") }
 }
+
+/// A name's tower, `tower3/` or nothing, and the rest, which is the same in all towers.
+pub(crate) fn split_tower(name: &str) -> (&str, &str) {
+    let numbered = |first: &str| first.strip_prefix("tower").is_some_and(|n| n.parse::<usize>().is_ok());
+    match name.split_once('/') {
+        Some((first, rest)) if numbered(first) => (&name[..first.len() + 1], rest),
+        _ => ("", name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tower_is_split_off() {
+        assert_eq!(split_tower("tower12/conv0/W"), ("tower12/", "conv0/W"));
+        assert_eq!(split_tower("towers/conv0"), ("", "towers/conv0"));
+        assert_eq!(split_tower("conv0"), ("", "conv0"));
+    }
+}

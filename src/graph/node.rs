@@ -88,4 +88,6 @@ pub struct Node {
     pub site: Site,
     /// What it is to training.
     pub role: Role,
+    /// The tower it was built in; 0 outside of towers.
+    pub tower: usize,
 }

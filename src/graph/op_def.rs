@@ -93,6 +93,11 @@ pub trait OpDef: OpIdentity + Debug + Send + Sync {
         OpTraits::PURE
     }
 
+    /// For an operation in which all towers take part: what it is called in each of them.
+    fn collective(&self) -> Option<&str> {
+        None
+    }
+
     /// What a NaN in the result most likely means, for the error that reports one.
     fn nan_hint(&self) -> Option<String> {
         None

@@ -124,8 +124,16 @@ pub enum Kernel {
     Random {
         /// The name of the stream: the op's, without the tower's.
         stream: String,
-        /// Whether the first dimension is the batch, whose rows continue over the towers.
-        rows: bool,
+        /// The number of the first element: those before belong to earlier towers, so that several towers draw
+        /// together what one would for all their examples.
+        first: usize,
+    },
+    /// The sum of what all towers have here.
+    AllReduce {
+        /// What it is called in every tower.
+        key: String,
+        /// This tower's part, dense.
+        input: View,
     },
     /// A user's own kernel.
     Custom {
@@ -146,7 +154,7 @@ impl Kernel {
                 [lhs, rhs].into_iter().chain(more).collect()
             }
             Kernel::Pool { inputs, .. } | Kernel::Custom { inputs, .. } => inputs.iter().collect(),
-            Kernel::Copy(src) | Kernel::Pad { src, .. } => vec![src],
+            Kernel::Copy(src) | Kernel::Pad { src, .. } | Kernel::AllReduce { input: src, .. } => vec![src],
             Kernel::Random { .. } => Vec::new(),
         }
     }
@@ -172,12 +180,13 @@ impl Kernel {
             Kernel::Copy(_) => "copy",
             Kernel::Pad { .. } => "pad",
             Kernel::Random { .. } => "random",
+            Kernel::AllReduce { .. } => "all-reduce",
             Kernel::Custom { .. } => "custom",
         }
     }
 
     /// Whether the result depends on the operands alone.
     pub fn is_pure(&self) -> bool {
-        !matches!(self, Kernel::Random { .. } | Kernel::Custom { .. })
+        !matches!(self, Kernel::Random { .. } | Kernel::AllReduce { .. } | Kernel::Custom { .. })
     }
 }

@@ -137,22 +137,40 @@ impl LowerCx<'_> {
         self.emit(kernel, &vec![(dtype, kept); count])
     }
 
-    /// A contraction; its operands are made dense first if they are not.
+    /// A contraction; its operands are made dense first if they are not. In bf16 only the operands and the result are
+    /// rounded: products and sums are done in f32.
     pub fn contract(&mut self, kind: ContractKind, lhs: &View, rhs: &View) -> View {
         let (dtype, sizes) = self.outputs[0].clone();
         if sizes.contains(&0) {
             // Kernels cut work by products of sizes, which need not fit a number where one of them is zero.
             return self.map_to(dtype, &sizes, &[], |b, _| b.constant(0.0, Class::of(dtype)));
         }
-        let (lhs, rhs) = (self.dense(lhs), self.dense(rhs));
-        self.one(Kernel::Contract { kind, lhs, rhs, epilogue: None }, dtype, sizes)
+        let (lhs, rhs) = (self.widened(lhs), self.widened(rhs));
+        let wide = if dtype == DType::Bf16 { DType::F32 } else { dtype };
+        let y = self.one(Kernel::Contract { kind, lhs, rhs, epilogue: None }, wide, sizes);
+        self.narrowed(y, dtype)
     }
 
-    /// Pooling; its operands are made dense first if they are not.
+    /// Pooling; its operands are made dense first if they are not. In bf16 it is done in f32.
     pub fn pool(&mut self, kind: PoolKind, pool: Pool, inputs: &[View]) -> Vec<View> {
-        let inputs = inputs.iter().map(|v| self.dense(v)).collect();
+        let inputs = inputs.iter().map(|v| self.widened(v)).collect();
         let outputs = self.outputs.to_vec();
-        self.emit(Kernel::Pool { kind, pool, inputs }, &outputs)
+        let widen = |(d, s): &(DType, Vec<usize>)| (if *d == DType::Bf16 { DType::F32 } else { *d }, s.clone());
+        let wide: Vec<(DType, Vec<usize>)> = outputs.iter().map(widen).collect();
+        let views = self.emit(Kernel::Pool { kind, pool, inputs }, &wide);
+        views.into_iter().zip(outputs).map(|(v, (dtype, _))| self.narrowed(v, dtype)).collect()
+    }
+
+    /// The view, dense, with bf16 as f32.
+    fn widened(&mut self, view: &View) -> View {
+        match view.dtype {
+            DType::Bf16 => self.map_to(DType::F32, &view.sizes, &[view], |_, r| r[0]),
+            _ => self.dense(view),
+        }
+    }
+
+    fn narrowed(&mut self, view: View, dtype: DType) -> View {
+        if view.dtype == dtype { view } else { self.map_to(dtype, &view.sizes.clone(), &[&view], |_, r| r[0]) }
     }
 
     /// The view itself if it is dense, else a dense copy.
@@ -181,10 +199,17 @@ impl LowerCx<'_> {
         self.one(Kernel::Pad { src: src.clone(), low, high, interior }, dtype, sizes)
     }
 
-    /// Uniform random numbers for output 0, drawn from the stream of the node's name.
-    pub fn random(&mut self, stream: String, rows: bool) -> View {
+    /// Uniform random numbers for output 0, drawn from the stream of this name.
+    pub fn random(&mut self, stream: &str) -> View {
         let (dtype, sizes) = self.outputs[0].clone();
-        self.one(Kernel::Random { stream, rows }, dtype, sizes)
+        self.one(Kernel::Random { stream: stream.to_string(), first: 0 }, dtype, sizes)
+    }
+
+    /// The sum over all towers of what each has under `key`.
+    pub fn all_reduce(&mut self, key: &str, input: &View) -> View {
+        let input = self.dense(input);
+        let (dtype, sizes) = (input.dtype, input.sizes.clone());
+        self.one(Kernel::AllReduce { key: key.to_string(), input }, dtype, sizes)
     }
 
     /// A user's own kernel over all inputs, for all outputs.

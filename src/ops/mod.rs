@@ -1,11 +1,14 @@
 //! The operations, one or one tight family a file: shape rule, gradient, lowering, and the method users call.
 //! This list is the only place that names them all.
 
+mod activation;
+mod all_reduce;
 mod binary;
 mod broadcast;
 mod cast;
 mod constant;
 mod conv2d;
+mod loss;
 mod matmul;
 mod moments;
 mod one_hot;

@@ -2,7 +2,7 @@
 //! [`CounterRng`](tensorpack_tensor::CounterRng).
 
 use super::composed;
-use crate::graph::{GradCx, OpDef, OpTraits, Spec, Tensor};
+use crate::graph::{GradCx, OpDef, OpTraits, Spec, Tensor, split_tower};
 use crate::kir::{LowerCx, View};
 use std::panic::Location;
 use tensorpack_tensor::{DType, Error, Result};
@@ -32,8 +32,8 @@ impl OpDef for RandomUniform {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
-        let stream = cx.node_name().to_string();
-        Ok(vec![cx.random(stream, true)])
+        let stream = split_tower(cx.node_name()).1.to_string();
+        Ok(vec![cx.random(&stream)])
     }
 
     fn traits(&self) -> OpTraits {

@@ -62,6 +62,8 @@ pub struct KernelTime {
     pub runs: u64,
     /// Seconds in all.
     pub seconds: f64,
+    /// Seconds of the shortest run: what it takes when nothing else disturbs the machine.
+    pub best_seconds: f64,
     /// Floating point operations of one run.
     pub flops: f64,
     /// Bytes read and written by one run.

@@ -3,7 +3,7 @@
 
 use crate::graph::{Fetch, Frozen, Node, NodeId, NodeKind, Role, Spec, TensorId, VariableId};
 use crate::kir::{self, BufferKind, LowerCx, Origin, Program, Update, View};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use tensorpack_tensor::{DType, Error, ErrorKind, Result, element_count};
 
 /// What is to be run, on inputs of which sizes.
@@ -15,11 +15,14 @@ pub struct Request {
     pub feeds: Vec<(String, DType, Vec<usize>)>,
 }
 
-/// A program in kernel IR, with what surrounds it.
+/// Programs in kernel IR, one for each tower the request needs, with what surrounds them. They meet only where they
+/// sum over towers.
 #[derive(Clone, Debug)]
 pub struct Lowered {
-    /// The kernels.
-    pub program: Program,
+    /// A program for each tower.
+    pub programs: Vec<Program>,
+    /// For each fetched value, which program has it and as which of its fetches.
+    pub fetches: Vec<(usize, usize)>,
     /// For each kernel, by name of its node: what a NaN there most likely means.
     pub hints: HashMap<String, String>,
 }
@@ -35,35 +38,165 @@ pub(super) fn lower(graph: &Frozen, request: &Request) -> Result<Lowered> {
         .iter()
         .filter_map(|f| f.output.map(|output| TensorId { node: f.node, output }))
         .collect();
-    let mut cx = Lowering {
-        graph,
-        assigns: &assigns,
-        concrete: HashMap::new(),
-        views: HashMap::new(),
-        merged: HashMap::new(),
-        feeds: HashMap::new(),
-        program: Program::default(),
-        hints: HashMap::new(),
-    };
-    let roots = fetched.iter().map(|t| t.node).chain(assigns.iter().copied());
-    let (values, shapes) = cx.needed(roots);
-    cx.bind_feeds(request, &values, &shapes)?;
-    for &id in &shapes {
-        cx.bind(id)?;
-    }
-    for &id in &values {
-        cx.lower_node(id)?;
-    }
-    cx.program.fetches = fetched.iter().map(|t| cx.views[t].clone()).collect();
-    cx.program.updates = cx.updates();
-    if !cx.program.updates.is_empty() {
-        let with = |role: Role| {
-            let nodes = values.iter().filter(move |id| graph.node(**id).role == role);
-            nodes.map(|&node| cx.views[&TensorId { node, output: 0 }].clone()).collect()
+    let roots = close_over_collectives(graph, &fetched, &assigns)?;
+    let mut lowered = Lowered { programs: Vec::new(), fetches: Vec::new(), hints: HashMap::new() };
+    for (&tower, roots) in &roots {
+        let mine: Vec<TensorId> = fetched.iter().copied().filter(|t| graph.node(t.node).tower == tower).collect();
+        let mut cx = Lowering {
+            graph,
+            assigns: &assigns,
+            concrete: HashMap::new(),
+            views: HashMap::new(),
+            merged: HashMap::new(),
+            feeds: HashMap::new(),
+            program: Program::default(),
+            hints: &mut lowered.hints,
         };
-        (cx.program.costs, cx.program.kept) = (with(Role::Cost), with(Role::Gradient));
+        cx.lower_tower(request, tower, roots, &mine)?;
+        lowered.programs.push(cx.program);
     }
-    Ok(Lowered { program: cx.program, hints: cx.hints })
+    let mut taken = vec![0; roots.len()];
+    for t in &fetched {
+        let program = roots.keys().position(|&k| k == graph.node(t.node).tower).unwrap_or(0);
+        lowered.fetches.push((program, taken[program]));
+        taken[program] += 1;
+    }
+    if lowered.programs.is_empty() {
+        lowered.programs.push(Program::default());
+    }
+    number_random_rows(&mut lowered.programs);
+    check_sums(&lowered.programs)?;
+    Ok(lowered)
+}
+
+/// For each tower, the nodes that must be computed for their own sake: what is fetched and assigned there, and every
+/// collective in which another tower takes part, for else that one would wait forever.
+fn close_over_collectives(
+    graph: &Frozen,
+    fetched: &[TensorId],
+    assigns: &BTreeSet<NodeId>,
+) -> Result<BTreeMap<usize, BTreeSet<NodeId>>> {
+    let mut groups: HashMap<&str, Vec<NodeId>> = HashMap::new();
+    for (i, node) in graph.nodes().iter().enumerate() {
+        if let Some(key) = collective(node) {
+            groups.entry(key).or_default().push(NodeId(i as u32));
+        }
+    }
+    let mut roots: BTreeMap<usize, BTreeSet<NodeId>> = BTreeMap::new();
+    for id in fetched.iter().map(|t| t.node).chain(assigns.iter().copied()) {
+        roots.entry(graph.node(id).tower).or_default().insert(id);
+    }
+    let mut sequences: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
+    while !groups.is_empty() {
+        let mut more = Vec::new();
+        for (&tower, roots) in &roots {
+            let (values, _) = needed(graph, assigns, roots.iter().copied());
+            let met: Vec<&Node> = values.iter().map(|&id| graph.node(id)).filter(|n| collective(n).is_some()).collect();
+            if let Some(other) = met.iter().find(|n| n.tower != tower) {
+                return Err(Error::new(
+                    ErrorKind::Graph,
+                    format!("tower {tower} reads {}, which tower {} computes with all others", other.name, other.tower),
+                )
+                .at(other.site)
+                .note("every tower has its own result of a sum over towers: read that one"));
+            }
+            let keys: Vec<&str> = met.iter().filter_map(|n| collective(n)).collect();
+            more.extend(keys.iter().flat_map(|k| &groups[k]).copied());
+            sequences.insert(tower, keys);
+        }
+        let grew = more.into_iter().filter(|&id| roots.entry(graph.node(id).tower).or_default().insert(id)).count();
+        if grew == 0 {
+            break;
+        }
+    }
+    let mut all = sequences.iter();
+    if let Some((first, want)) = all.next()
+        && let Some((other, got)) = all.find(|(_, got)| *got != want)
+    {
+        let at = want.iter().zip(got.iter()).take_while(|(a, b)| a == b).count();
+        let name = |keys: &[&str]| keys.get(at).map_or("nothing", |k| *k).to_string();
+        return Err(Error::new(
+            ErrorKind::Graph,
+            format!(
+                "towers disagree on what they sum: as number {} tower {first} has {}, tower {other} has {}",
+                at + 1,
+                name(want),
+                name(got)
+            ),
+        )
+        .note("a tower function must build the same sums over towers, in the same order, for every tower"));
+    }
+    Ok(roots)
+}
+
+fn collective(node: &Node) -> Option<&str> {
+    match &node.kind {
+        NodeKind::Op(op) => op.collective(),
+        _ => None,
+    }
+}
+
+/// That towers sum what has the same form in all of them.
+fn check_sums(programs: &[Program]) -> Result<()> {
+    let mut forms: HashMap<&str, (DType, &[usize])> = HashMap::new();
+    for node in programs.iter().flat_map(|p| &p.kernels) {
+        if let kir::Kernel::AllReduce { key, input } = &node.kernel {
+            let mine = (input.dtype, input.sizes.as_slice());
+            let first = *forms.entry(key).or_insert(mine);
+            if first != mine {
+                let why = format!("towers sum {key} of {}{:?} and {}{:?}", first.0, first.1, mine.0, mine.1);
+                return Err(Error::shape(why).at(node.origin.site));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The rows of a random tensor continue over the towers.
+fn number_random_rows(programs: &mut [Program]) {
+    let mut drawn: HashMap<String, usize> = HashMap::new();
+    for program in programs {
+        for i in 0..program.kernels.len() {
+            let len = program.kernels[i].outputs.iter().map(|&b| program.buffer(b).len()).sum::<usize>();
+            if let kir::Kernel::Random { stream, first } = &mut program.kernels[i].kernel {
+                let before = drawn.entry(stream.clone()).or_default();
+                *first = *before;
+                *before += len;
+            }
+        }
+    }
+}
+
+/// The assignment whose value a `Current` node stands for: the latest of the run before it.
+fn assigned_before(graph: &Frozen, assigns: &BTreeSet<NodeId>, id: NodeId, variable: VariableId) -> Option<NodeId> {
+    let is_it = |n: &&NodeId| {
+        matches!(graph.node(**n).kind, NodeKind::Assign { variable: v, .. } if v == variable)
+    };
+    assigns.range(..id).rev().find(is_it).copied()
+}
+
+/// Nodes whose values are needed, and nodes whose shapes are (those of the former included), in order.
+fn needed(
+    graph: &Frozen,
+    assigns: &BTreeSet<NodeId>,
+    roots: impl Iterator<Item = NodeId>,
+) -> (BTreeSet<NodeId>, BTreeSet<NodeId>) {
+    let (mut values, mut shapes) = (BTreeSet::new(), BTreeSet::new());
+    let mut stack: Vec<(NodeId, bool)> = roots.map(|n| (n, true)).collect();
+    while let Some((id, value)) = stack.pop() {
+        let new_value = value && values.insert(id);
+        if !shapes.insert(id) && !new_value {
+            continue;
+        }
+        let node = graph.node(id);
+        match &node.kind {
+            NodeKind::Op(op) => stack
+                .extend(node.inputs.iter().enumerate().map(|(i, t)| (t.node, value && !op.shape_only(i)))),
+            NodeKind::Current(v) => stack.extend(assigned_before(graph, assigns, id, *v).map(|n| (n, value))),
+            _ => stack.extend(node.inputs.iter().map(|t| (t.node, value))),
+        }
+    }
+    (values, shapes)
 }
 
 /// The assignments the request runs, in the order they were built.
@@ -105,37 +238,37 @@ struct Lowering<'a> {
     merged: HashMap<u64, Vec<NodeId>>,
     feeds: HashMap<NodeId, usize>,
     program: Program,
-    hints: HashMap<String, String>,
+    hints: &'a mut HashMap<String, String>,
 }
 
-impl<'a> Lowering<'a> {
-    /// The assignment whose value a `Current` node stands for: the latest of the run before it.
-    fn assigned_before(&self, id: NodeId, variable: VariableId) -> Option<NodeId> {
-        let is_it = |n: &&NodeId| {
-            matches!(self.graph.node(**n).kind, NodeKind::Assign { variable: v, .. } if v == variable)
-        };
-        self.assigns.range(..id).rev().find(is_it).copied()
-    }
-
-    /// Nodes whose values are needed, and nodes whose shapes are (those of the former included), in order.
-    fn needed(&self, roots: impl Iterator<Item = NodeId>) -> (BTreeSet<NodeId>, BTreeSet<NodeId>) {
-        let (mut values, mut shapes) = (BTreeSet::new(), BTreeSet::new());
-        let mut stack: Vec<(NodeId, bool)> = roots.map(|n| (n, true)).collect();
-        while let Some((id, value)) = stack.pop() {
-            let new_value = value && values.insert(id);
-            if !shapes.insert(id) && !new_value {
-                continue;
-            }
-            let node = self.graph.node(id);
-            match &node.kind {
-                NodeKind::Op(op) => stack.extend(
-                    node.inputs.iter().enumerate().map(|(i, t)| (t.node, value && !op.shape_only(i))),
-                ),
-                NodeKind::Current(v) => stack.extend(self.assigned_before(id, *v).map(|n| (n, value))),
-                _ => stack.extend(node.inputs.iter().map(|t| (t.node, value))),
-            }
+impl Lowering<'_> {
+    /// Lowers what one tower computes.
+    fn lower_tower(
+        &mut self,
+        request: &Request,
+        tower: usize,
+        roots: &BTreeSet<NodeId>,
+        fetched: &[TensorId],
+    ) -> Result<()> {
+        let graph = self.graph;
+        let (values, shapes) = needed(graph, self.assigns, roots.iter().copied());
+        self.bind_feeds(request, &values, &shapes)?;
+        for &id in &shapes {
+            self.bind(id)?;
         }
-        (values, shapes)
+        for &id in &values {
+            self.lower_node(id)?;
+        }
+        self.program.fetches = fetched.iter().map(|t| self.views[t].clone()).collect();
+        self.program.updates = self.updates(tower)?;
+        if !self.assigns.is_empty() {
+            let with = |role: Role| {
+                let nodes = values.iter().filter(move |id| graph.node(**id).role == role);
+                nodes.map(|&node| self.views[&TensorId { node, output: 0 }].clone()).collect()
+            };
+            (self.program.costs, self.program.kept) = (with(Role::Cost), with(Role::Gradient));
+        }
+        Ok(())
     }
 
     fn bind_feeds(
@@ -229,7 +362,7 @@ impl<'a> Lowering<'a> {
                 vec![View::dense(buffer, dtype, &sizes)]
             }
             NodeKind::Read(v) => vec![self.variable(*v)],
-            NodeKind::Current(v) => vec![match self.assigned_before(id, *v) {
+            NodeKind::Current(v) => vec![match assigned_before(self.graph, self.assigns, id, *v) {
                 Some(assign) => self.views[&self.graph.node(assign).inputs[0]].clone(),
                 None => self.variable(*v),
             }],
@@ -316,20 +449,28 @@ impl<'a> Lowering<'a> {
         twin.map(|node| (0..outputs).map(|output| self.views[&TensorId { node, output }].clone()).collect())
     }
 
-    /// The next value of every variable that is assigned: the last in build order, which reads the others.
-    fn updates(&self) -> Vec<Update> {
-        let mut last: Vec<(usize, NodeId)> = Vec::new();
+    /// The next value of every variable that this tower assigns: the last in build order, which reads the others.
+    fn updates(&self, tower: usize) -> Result<Vec<Update>> {
+        let mut last: Vec<(VariableId, NodeId)> = Vec::new();
         for &id in self.assigns {
-            if let NodeKind::Assign { variable, .. } = self.graph.node(id).kind {
-                let variable = variable.0 as usize;
-                match last.iter_mut().find(|(v, _)| *v == variable) {
-                    Some(entry) => entry.1 = id,
-                    None => last.push((variable, id)),
+            let node = self.graph.node(id);
+            let NodeKind::Assign { variable, .. } = node.kind else { continue };
+            match last.iter_mut().find(|(v, _)| *v == variable) {
+                Some(entry) if self.graph.node(entry.1).tower != node.tower => {
+                    let name = &self.graph.variables()[variable.0 as usize].name;
+                    return Err(Error::new(ErrorKind::Graph, format!("the variable {name} is updated by two towers"))
+                        .at(node.site)
+                        .note("sum what they have over the towers, and update it in one"));
                 }
+                Some(entry) => entry.1 = id,
+                None => last.push((variable, id)),
             }
         }
-        last.into_iter()
-            .map(|(variable, id)| Update { variable, value: self.views[&self.graph.node(id).inputs[0]].clone() })
-            .collect()
+        last.retain(|(_, id)| self.graph.node(*id).tower == tower);
+        let update = |(v, id): (VariableId, NodeId)| Update {
+            variable: v.0 as usize,
+            value: self.views[&self.graph.node(id).inputs[0]].clone(),
+        };
+        Ok(last.into_iter().map(update).collect())
     }
 }

@@ -5,6 +5,7 @@ use super::executor::{Executable, Executor, Feed, Outcome, RunInfo};
 use super::lowering::Lowered;
 use super::memory_limit;
 use crate::graph::VariableInfo;
+use crate::kir::Program;
 use tensorpack_tensor::{DType, Error, HostTensor, Result, element_count};
 
 /// The null engine.
@@ -45,11 +46,14 @@ impl Executor for NullEngine {
     }
 
     fn compile(&mut self, lowered: Lowered) -> Result<Box<dyn Executable>> {
-        let fetches = lowered.program.fetches.iter();
-        let bytes = total_bytes(fetches.clone().map(|v| (v.dtype, v.sizes.as_slice())))?;
+        let form = |&(tower, at): &(usize, usize)| {
+            let v = &lowered.programs[tower].fetches[at];
+            (v.dtype, v.sizes.clone())
+        };
+        let fetches: Vec<(DType, Vec<usize>)> = lowered.fetches.iter().map(form).collect();
+        let bytes = total_bytes(fetches.iter().map(|(dtype, sizes)| (*dtype, sizes.as_slice())))?;
         memory_limit::check(bytes, "this program", self.limit)?;
-        let fetches = fetches.map(|v| (v.dtype, v.sizes.clone())).collect();
-        Ok(Box::new(NullProgram { fetches, text: lowered.program.dump() }))
+        Ok(Box::new(NullProgram { fetches, text: lowered.programs.iter().map(Program::dump).collect() }))
     }
 
     fn find_bad(&mut self, _: Lowered, _: &RunInfo, _: &[Feed<'_>]) -> Result<Option<Error>> {

@@ -7,6 +7,7 @@ use super::{Device, cpu};
 use crate::graph::{Fetch, Frozen, Op, Tensor, Variable};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 use tensorpack_kernels::Isa;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
@@ -23,6 +24,8 @@ pub struct SessionOptions {
     pub seed: u64,
     /// The most bytes to allocate; `None`: what the machine or its cgroup allows.
     pub memory_limit: Option<usize>,
+    /// The longest one tower waits for another before that is an error.
+    pub deadline: Duration,
     /// How many programs (fetches and shapes) to keep; the least recently used goes.
     pub programs: usize,
     /// Whether to count the time of each kernel.
@@ -37,6 +40,7 @@ impl Default for SessionOptions {
             isa: None,
             seed: 0,
             memory_limit: None,
+            deadline: Duration::from_secs(300),
             programs: 16,
             profile: false,
         }
@@ -109,6 +113,7 @@ impl Session {
                 threads: options.threads,
                 isa: options.isa,
                 memory_limit: options.memory_limit,
+                deadline: options.deadline,
                 profile: options.profile,
             }),
             Device::Null => Box::new(NullEngine::new(options.memory_limit)),
@@ -211,7 +216,7 @@ impl Session {
         let mut search = || {
             let lowered = lowering::lower(&self.graph, &request(fetches, feeds))?;
             // Only variables that the run reads: others may be infinite for a reason.
-            for (i, v) in self.graph.variables().iter().enumerate().filter(|(i, _)| lowered.program.reads(*i)) {
+            for (i, v) in self.graph.variables().iter().enumerate().filter(|(i, _)| lowered.programs.iter().any(|p| p.reads(*i))) {
                 if v.dtype.is_float() && !is_finite(&state.executor.read(i)?) {
                     return Ok(Some(bad(&format!("the variable {} is not finite", v.name)).at(v.site)));
                 }

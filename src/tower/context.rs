@@ -77,6 +77,25 @@ impl TowerContext {
         self.owns_variables
     }
 
+    /// Runs a tower function as this tower: what it builds belongs to the tower, and is named after it if there are
+    /// several.
+    #[track_caller]
+    pub fn build<R>(&self, tower_function: impl FnOnce(&TowerContext) -> R) -> R {
+        self.graph.in_tower(self.index, self.total > 1, || tower_function(self))
+    }
+
+    /// The sum of what all towers have here. Every tower must ask for it, under the same name, in the same order.
+    #[track_caller]
+    pub fn all_reduce_sum(&self, name: &str, x: &Tensor) -> Tensor {
+        x.all_reduce(self.graph.name_in_towers(name), self.total)
+    }
+
+    /// The mean of what all towers have here. Every tower must ask for it, under the same name, in the same order.
+    #[track_caller]
+    pub fn all_reduce_mean(&self, name: &str, x: &Tensor) -> Tensor {
+        if self.total == 1 { x.clone() } else { self.all_reduce_sum(name, x) * (1.0 / self.total as f64) }
+    }
+
     /// Runs `build` inside a scope: names of tensors and variables made there begin with `name/`.
     #[track_caller]
     #[doc(alias = "variable_scope")]

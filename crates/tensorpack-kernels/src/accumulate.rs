@@ -1,47 +1,26 @@
-//! The loops of reductions: folding tiles into running states, merging states, and turning them into results.
-//!
-//! A state is one or two planes of 8-byte numbers, one column each per result: floats are kept in f64 whatever their
-//! own type, so only a tile's worth of additions is ever done in f32.
+//! The loops of reductions: folding a tile's rows of columns, or its runs of numbers, into running states.
 
-use crate::Isa;
 use crate::element::{To, with_class};
 use crate::expr::Class;
 use crate::number::Number;
 use crate::per_isa::per_isa;
 use crate::reduce::ReduceKind;
-use crate::steps::{self, Value};
+use crate::state::{State, beats, merge_moments};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
-use tensorpack_tensor::DType;
 
-/// Independent sums in a row's reduction: enough to keep wide vector units busy.
+/// Running results side by side, and columns of a block: enough to keep wide vector units busy.
 const LANES: usize = 64;
 
-/// The width below which several rows of columns are folded side by side.
-pub(crate) const WIDE: usize = 128;
+/// The same for rows too short for that.
+const FEW: usize = 8;
 
-/// The states of some neighbouring results: planes `pitch` numbers apart.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct State {
-    pub(crate) at: *mut u64,
-    pub(crate) pitch: usize,
-    pub(crate) width: usize,
-}
-
-impl State {
-    /// # Safety
-    /// The plane must be there, hold numbers of the type and be used by nobody else meanwhile.
-    #[inline(always)]
-    unsafe fn plane<'a, T>(self, plane: usize) -> &'a mut [T] {
-        const { assert!(size_of::<T>() == 8) };
-        // SAFETY: passed on from the caller.
-        unsafe { from_raw_parts_mut(self.at.add(plane * self.pitch).cast(), self.width) }
-    }
-}
+/// The most columns that narrow rows side by side may come to.
+pub(crate) const WIDE: usize = 1024;
 
 /// What a class's running results are kept in, and what its moments are computed in.
-pub(crate) trait Summand: Number + To<Self> + To<Self::Wide> + To<Self::Real> {
+pub(crate) trait Summand: Number + To<Self::Wide> + To<Self::Real> {
     /// The type of running results.
-    type Wide: Number + To<Self::Wide>;
+    type Wide: Number;
     /// The type of deviations from a mean.
     type Real: Number;
     /// The nearest number of the type in which deviations are taken.
@@ -72,31 +51,6 @@ impl Summand for i64 {
     #[inline(always)]
     fn real(x: f64) -> f64 {
         x
-    }
-}
-
-/// Makes states those of reductions over nothing.
-///
-/// # Safety
-/// The state's planes must be writable.
-pub(crate) unsafe fn clear(kind: ReduceKind, class: Class, state: State) {
-    fn first<W: Number>(kind: ReduceKind) -> W {
-        match kind {
-            ReduceKind::Sum | ReduceKind::Moments => W::ZERO,
-            ReduceKind::Prod => W::ONE,
-            ReduceKind::Max | ReduceKind::ArgMax => W::LOWEST,
-            ReduceKind::Min | ReduceKind::ArgMin => W::HIGHEST,
-        }
-    }
-    // SAFETY: passed on from the caller; positions and moments start at a zero of all zero bits.
-    unsafe {
-        match class {
-            Class::I64 => state.plane::<i64>(0).fill(first(kind)),
-            _ => state.plane::<f64>(0).fill(first(kind)),
-        }
-        if kind.planes() == 2 {
-            state.plane::<u64>(1).fill(0);
-        }
     }
 }
 
@@ -179,23 +133,87 @@ unsafe fn columns_of<T: Summand>(
     }
 }
 
-/// Whether `x` takes the place of the best so far: only if better, so that the first of equals stays.
+/// How many rows are folded side by side: enough to fill whole blocks of columns, where the data has as many.
 #[inline(always)]
-fn beats<W: Number>(kind: ReduceKind, x: W, best: W) -> bool {
-    let better = if kind == ReduceKind::ArgMax { x > best } else { x < best };
-    better | (x.is_nan() & !best.is_nan())
+fn stack(width: usize, rows: usize) -> usize {
+    // As many as make the width a multiple of a block's, or at least as wide as one.
+    let whole = LANES >> width.trailing_zeros().min(LANES.trailing_zeros());
+    if whole <= rows && whole * width <= WIDE { whole } else { LANES.div_ceil(width).min(rows) }
 }
 
-/// How many rows are folded side by side.
+/// Folds rows of as many columns as the sums have, and what is left of one, block of columns by block of columns, so
+/// that the `K` running results of a block's columns stay in registers. `f` gets the column's number in
+/// `side` as well.
 #[inline(always)]
-fn stack(width: usize) -> usize {
-    (WIDE / width).max(1)
+fn fold_blocks<T: Copy, A: Copy, const K: usize>(
+    data: &[T],
+    mut sums: [&mut [A]; K],
+    start: A,
+    side: Option<&[A]>,
+    f: impl Fn([A; K], A, T) -> [A; K],
+) {
+    let full = sums[0].len();
+    let rows = data.chunks_exact(full);
+    let rest = rows.remainder();
+    let mut at = 0;
+    while at + LANES <= full {
+        let mut block = [[start; LANES]; K];
+        let aside: [A; LANES] =
+            side.map_or([start; LANES], |s| s[at..at + LANES].try_into().expect("a whole block"));
+        for row in rows.clone() {
+            let row: &[T; LANES] = row[at..at + LANES].try_into().expect("a whole block");
+            for l in 0..LANES {
+                let next = f(std::array::from_fn(|k| block[k][l]), aside[l], row[l]);
+                for k in 0..K {
+                    block[k][l] = next[k];
+                }
+            }
+        }
+        for k in 0..K {
+            sums[k][at..at + LANES].copy_from_slice(&block[k]);
+        }
+        at += LANES;
+    }
+    let mut put = |c: usize, before: Option<A>, x: T| {
+        let aside = side.map_or(start, |s| s[c]);
+        let next = f(std::array::from_fn(|k| before.unwrap_or(sums[k][c])), aside, x);
+        for k in 0..K {
+            sums[k][c] = next[k];
+        }
+    };
+    for (r, row) in rows.enumerate() {
+        for (c, &x) in row.iter().enumerate().skip(at) {
+            put(c, (r == 0).then_some(start), x);
+        }
+    }
+    for (c, &x) in rest.iter().enumerate() {
+        put(c, None, x);
+    }
+}
+
+/// Folds rows that lie side by side into the first `width` of them.
+#[inline(always)]
+fn unstack<A: Copy>(sums: &mut [A], width: usize, f: impl Fn(A, A) -> A) {
+    let mut rows = sums.len() / width;
+    while rows > 1 {
+        let half = rows / 2;
+        let (low, high) = sums[..rows * width].split_at_mut(half * width);
+        for (a, &b) in low.iter_mut().zip(high.iter()) {
+            *a = f(*a, b);
+        }
+        if rows % 2 == 1 {
+            for (a, &b) in low.iter_mut().zip(&high[half * width..]) {
+                *a = f(*a, b);
+            }
+        }
+        rows = half;
+    }
 }
 
 /// Folds rows of columns, several side by side if they are narrow, first in their own type and then into `plane`.
 ///
 /// # Safety
-/// `temp` must have room for the stacked width.
+/// `temp` must have room for [`WIDE`] numbers, or the width if that is more.
 #[inline(always)]
 unsafe fn stacked<T: Summand>(
     data: &[T],
@@ -206,24 +224,19 @@ unsafe fn stacked<T: Summand>(
     g: impl Fn(T::Wide, T::Wide) -> T::Wide,
 ) {
     let width = plane.len();
-    if data.len() == width {
-        for (p, &x) in plane.iter_mut().zip(data) {
-            *p = g(*p, x.to());
-        }
-        return;
-    }
-    // SAFETY: passed on from the caller.
-    let sums = unsafe { from_raw_parts_mut(temp.cast::<T>(), width * stack(width)) };
-    sums.fill(start);
-    for row in data.chunks(sums.len()) {
-        for (s, &x) in sums.iter_mut().zip(row) {
-            *s = f(*s, x);
-        }
-    }
-    for row in sums.chunks_exact(width) {
-        for (p, &s) in plane.iter_mut().zip(row) {
-            *p = g(*p, s.to());
-        }
+    let rows = data.len() / width;
+    let full = width * stack(width, rows);
+    let sums = if rows == 1 {
+        data
+    } else {
+        // SAFETY: passed on from the caller.
+        let sums = unsafe { from_raw_parts_mut(temp.cast::<T>(), full) };
+        fold_blocks(data, [&mut *sums], start, None, |[s], _, x| [f(s, x)]);
+        unstack(sums, width, &f);
+        sums
+    };
+    for (p, &s) in plane.iter_mut().zip(sums) {
+        *p = g(*p, s.to());
     }
 }
 
@@ -234,7 +247,7 @@ unsafe fn stacked<T: Summand>(
 #[inline(always)]
 unsafe fn column_moments<T: Summand>(data: &[T], rows: usize, seen: usize, state: State, temp: *mut u64) {
     let width = state.width;
-    let full = width * stack(width);
+    let full = width * stack(width, rows);
     // SAFETY: the working memory has room for three of these, and the state is two planes of f64.
     let (sums, squares, shift, mean, m2) = unsafe {
         (
@@ -245,45 +258,28 @@ unsafe fn column_moments<T: Summand>(data: &[T], rows: usize, seen: usize, state
             state.plane::<f64>(1),
         )
     };
-    sums.fill(T::Real::ZERO);
-    for row in data.chunks(full) {
-        for (s, &x) in sums.iter_mut().zip(row) {
-            *s = s.add(x.to());
-        }
-    }
     let share = 1.0 / rows as f64;
-    for c in 0..width {
-        let sum: f64 = sums[c..].iter().step_by(width).map(|&s| s.to()).sum();
-        shift[c] = T::real(sum * share);
+    fold_blocks(data, [&mut *shift], T::Real::ZERO, None, |[s], _, x| [s.add(x.to())]);
+    unstack(shift, width, |a, b| a.add(b));
+    for s in &mut shift[..width] {
+        let sum: f64 = s.to();
+        *s = T::real(sum * share);
     }
-    for c in width..full {
-        shift[c] = shift[c - width];
+    for row in 1..full / width {
+        shift.copy_within(..width, row * width);
     }
-    sums.fill(T::Real::ZERO);
-    squares.fill(T::Real::ZERO);
-    for row in data.chunks(full) {
-        for (((s, q), &m), &x) in sums.iter_mut().zip(squares.iter_mut()).zip(shift.iter()).zip(row) {
-            let x: T::Real = x.to();
-            let d = x.sub(m);
-            *s = s.add(d);
-            *q = q.add(d.mul(d));
-        }
+    let shift = &*shift;
+    fold_blocks(data, [&mut *sums, &mut *squares], T::Real::ZERO, Some(shift), |[s, q], mean, x| {
+        let x: T::Real = x.to();
+        let d = x.sub(mean);
+        [s.add(d), q.add(d.mul(d))]
+    });
+    unstack(sums, width, |a, b| a.add(b));
+    unstack(squares, width, |a, b| a.add(b));
+    for ((((mean, m2), &s), &q), &shift) in mean.iter_mut().zip(m2).zip(&*sums).zip(&*squares).zip(shift) {
+        let (s, q, shift): (f64, f64, f64) = (s.to(), q.to(), shift.to());
+        merge_moments(mean, m2, seen, shift + s * share, q - s * s * share, rows);
     }
-    for c in 0..width {
-        let s: f64 = sums[c..].iter().step_by(width).map(|&s| s.to()).sum();
-        let q: f64 = squares[c..].iter().step_by(width).map(|&q| q.to()).sum();
-        let shift: f64 = shift[c].to();
-        merge_moments(&mut mean[c], &mut m2[c], seen, shift + s * share, q - s * s * share, rows);
-    }
-}
-
-/// Adds the moments of `n` numbers to those of `seen` others (Chan, Golub and LeVeque).
-#[inline(always)]
-fn merge_moments(mean: &mut f64, m2: &mut f64, seen: usize, mean_b: f64, m2_b: f64, n: usize) {
-    let (a, b) = (seen as f64, n as f64);
-    let delta = mean_b - *mean;
-    *mean += delta * (b / (a + b));
-    *m2 += m2_b.max(0.0) + delta * delta * (a * b / (a + b));
 }
 
 per_isa! {
@@ -319,23 +315,26 @@ unsafe fn rows_of<T: Summand>(kind: ReduceKind, data: *const u8, len: usize, see
     match kind {
         ReduceKind::Sum => {
             for (p, row) in wide().iter_mut().zip(rows) {
-                *p = p.add(lanes(row, T::ZERO, T::Wide::ZERO, |a, x| a.add(x), |a, b| a.add(b)));
+                let [sum] = lanes(row, T::ZERO, |[a], x: T| [a.add(x)], |a, b| a.add(b));
+                *p = p.add(sum.to());
             }
         }
         ReduceKind::Prod => {
             for (p, row) in wide().iter_mut().zip(rows) {
-                let one = T::Wide::ONE;
-                *p = p.mul(lanes(row, one, one, |a, x: T| a.mul(x.to()), |a, b| a.mul(b)));
+                let [product] = lanes(row, T::Wide::ONE, |[a], x: T| [a.mul(x.to())], |a, b| a.mul(b));
+                *p = p.mul(product);
             }
         }
         ReduceKind::Max => {
             for (p, row) in wide().iter_mut().zip(rows) {
-                *p = p.max(lanes(row, T::LOWEST, T::Wide::LOWEST, |a, x| a.max(x), |a, b| a.max(b)));
+                let [x] = lanes(row, T::LOWEST, |[a], x: T| [a.max(x)], |a, b| a.max(b));
+                *p = p.max(x.to());
             }
         }
         ReduceKind::Min => {
             for (p, row) in wide().iter_mut().zip(rows) {
-                *p = p.min(lanes(row, T::HIGHEST, T::Wide::HIGHEST, |a, x| a.min(x), |a, b| a.min(b)));
+                let [x] = lanes(row, T::HIGHEST, |[a], x: T| [a.min(x)], |a, b| a.min(b));
+                *p = p.min(x.to());
             }
         }
         ReduceKind::ArgMax | ReduceKind::ArgMin => {
@@ -343,10 +342,10 @@ unsafe fn rows_of<T: Summand>(kind: ReduceKind, data: *const u8, len: usize, see
             let at = unsafe { state.plane::<i64>(1) };
             for ((best, at), row) in wide().iter_mut().zip(at).zip(rows) {
                 // First the extreme, many numbers at a time; where it is only if it is news.
-                let x = if kind == ReduceKind::ArgMax {
-                    lanes(row, T::LOWEST, T::LOWEST, |a, x| a.max(x), |a, b: T| a.max(b))
+                let [x] = if kind == ReduceKind::ArgMax {
+                    lanes(row, T::LOWEST, |[a], x: T| [a.max(x)], |a, b| a.max(b))
                 } else {
-                    lanes(row, T::HIGHEST, T::HIGHEST, |a, x| a.min(x), |a, b: T| a.min(b))
+                    lanes(row, T::HIGHEST, |[a], x: T| [a.min(x)], |a, b| a.min(b))
                 };
                 if beats(kind, x.to(), *best) {
                     let place = row.iter().position(|&y| y == x || (x.is_nan() && y.is_nan()));
@@ -359,172 +358,71 @@ unsafe fn rows_of<T: Summand>(kind: ReduceKind, data: *const u8, len: usize, see
             let (mean, m2) = unsafe { (state.plane::<f64>(0), state.plane::<f64>(1)) };
             let (zero, share) = (T::Real::ZERO, 1.0 / len as f64);
             for ((mean, m2), row) in mean.iter_mut().zip(m2).zip(rows) {
-                let sum: f64 = lanes(row, zero, 0.0, |a, x: T| a.add(x.to()), |a, b| a + b);
+                let [sum] = lanes(row, zero, |[a], x: T| [a.add(x.to())], |a, b| a.add(b));
+                let sum: f64 = sum.to();
                 let shift = T::real(sum * share);
-                let s: f64 = lanes(
-                    row,
-                    zero,
-                    0.0,
-                    |a, x: T| {
-                        let x: T::Real = x.to();
-                        a.add(x.sub(shift))
-                    },
-                    |a, b| a + b,
-                );
-                let q: f64 = lanes(
-                    row,
-                    zero,
-                    0.0,
-                    |a, x: T| {
-                        let x: T::Real = x.to();
-                        let d = x.sub(shift);
-                        a.add(d.mul(d))
-                    },
-                    |a, b| a + b,
-                );
-                let shift: f64 = shift.to();
+                let deviate = |[s, q]: [T::Real; 2], x: T| {
+                    let x: T::Real = x.to();
+                    let d = x.sub(shift);
+                    [s.add(d), q.add(d.mul(d))]
+                };
+                let [s, q] = lanes(row, zero, deviate, |a, b| a.add(b));
+                let (s, q, shift): (f64, f64, f64) = (s.to(), q.to(), shift.to());
                 merge_moments(mean, m2, seen, shift + s * share, q - s * s * share, len);
             }
         }
     }
 }
 
-/// Folds a row in many independent lanes of type `A`, and those into one `W`.
+/// Folds a row into `K` results in many independent lanes, and those into one.
 #[inline(always)]
-fn lanes<T: Copy, A: Copy + To<W>, W: Copy>(
+fn lanes<T: Copy, A: Copy, const K: usize>(
     row: &[T],
     start: A,
-    end: W,
-    f: impl Fn(A, T) -> A,
-    g: impl Fn(W, W) -> W,
-) -> W {
-    let blocks = row.chunks_exact(LANES);
-    let rest = blocks.remainder();
-    let mut result = end;
+    f: impl Fn([A; K], T) -> [A; K],
+    g: impl Fn(A, A) -> A,
+) -> [A; K] {
+    let mut result = [start; K];
+    let mut rest = row;
     if row.len() >= LANES {
-        let mut sums = [start; LANES];
-        for block in blocks {
-            for (s, &x) in sums.iter_mut().zip(block) {
-                *s = f(*s, x);
-            }
-        }
-        for s in sums {
-            result = g(result, s.to());
-        }
+        (result, rest) = folded::<T, A, K, LANES>(row, start, &f, &g);
     }
-    let mut sum = start;
-    for &x in rest {
-        sum = f(sum, x);
+    if rest.len() >= FEW {
+        let (sum, left) = folded::<T, A, K, FEW>(rest, start, &f, &g);
+        (result, rest) = (std::array::from_fn(|k| g(result[k], sum[k])), left);
     }
-    g(result, sum.to())
+    rest.iter().fold(result, |a, &x| f(a, x))
 }
 
-/// Adds the state of `n` more numbers to that of `seen`, which come before them.
-///
-/// # Safety
-/// The states must be readable and the first writable, and apart.
-pub(crate) unsafe fn merge(kind: ReduceKind, class: Class, into: State, seen: usize, from: State, n: usize) {
-    if kind == ReduceKind::Moments {
-        // SAFETY: a moment's state is two planes of f64.
-        let (a, a2, b, b2) = unsafe { (into.plane(0), into.plane(1), from.plane(0), from.plane(1)) };
-        for c in 0..into.width {
-            merge_moments(&mut a[c], &mut a2[c], seen, b[c], b2[c], n);
-        }
-        return;
-    }
-    // SAFETY: passed on from the caller.
-    unsafe {
-        match class {
-            Class::I64 => merge_of::<i64>(kind, into, from),
-            _ => merge_of::<f64>(kind, into, from),
-        }
-    }
-}
-
-unsafe fn merge_of<W: Number>(kind: ReduceKind, into: State, from: State) {
-    // SAFETY: passed on from the caller, as are the other planes where there are any.
-    let (a, b) = unsafe { (into.plane::<W>(0), from.plane::<W>(0)) };
-    for c in 0..into.width {
-        match kind {
-            ReduceKind::Sum | ReduceKind::Moments => a[c] = a[c].add(b[c]),
-            ReduceKind::Prod => a[c] = a[c].mul(b[c]),
-            ReduceKind::Max => a[c] = a[c].max(b[c]),
-            ReduceKind::Min => a[c] = a[c].min(b[c]),
-            ReduceKind::ArgMax | ReduceKind::ArgMin => {
-                if beats(kind, b[c], a[c]) {
-                    a[c] = b[c];
-                    // SAFETY: these kinds have positions in the second plane.
-                    unsafe { into.plane::<i64>(1)[c] = from.plane::<i64>(1)[c] };
-                }
+/// Folds as much of a row as fills whole blocks, and says what is left.
+#[inline(always)]
+fn folded<'a, T: Copy, A: Copy, const K: usize, const N: usize>(
+    row: &'a [T],
+    start: A,
+    f: &impl Fn([A; K], T) -> [A; K],
+    g: &impl Fn(A, A) -> A,
+) -> ([A; K], &'a [T]) {
+    let mut sums = [[start; N]; K];
+    let blocks = row.chunks_exact(N);
+    let rest = blocks.remainder();
+    for block in blocks {
+        let block: &[T; N] = block.try_into().expect("a whole block");
+        for l in 0..N {
+            let next = f(std::array::from_fn(|k| sums[k][l]), block[l]);
+            for k in 0..K {
+                sums[k][l] = next[k];
             }
         }
     }
-}
-
-/// Writes results from the states of `total` numbers each, from position `at` of the outputs.
-///
-/// # Safety
-/// The state must be that of the kind and class, and the outputs have room.
-pub(crate) unsafe fn finish(
-    isa: Isa,
-    kind: ReduceKind,
-    class: Class,
-    state: State,
-    total: usize,
-    outputs: &[(*mut u8, DType)],
-    at: usize,
-) {
-    let wide = if class == Class::I64 && kind != ReduceKind::Moments { Class::I64 } else { Class::F64 };
-    let write = |plane: usize, class: Class, output: usize| {
-        let (out, dtype) = outputs[output];
-        let value = Value { ptr: state.at.wrapping_add(plane * state.pitch).cast(), scalar: false };
-        // SAFETY: passed on from the caller.
-        unsafe { steps::store(isa, class, dtype, state.width, value, out.wrapping_add(at * dtype.size())) };
-    };
-    match kind {
-        ReduceKind::ArgMax | ReduceKind::ArgMin => write(1, Class::I64, 0),
-        ReduceKind::Moments => {
-            // SAFETY: a moment's state is two planes of f64.
-            unsafe { state.plane::<f64>(1) }.iter_mut().for_each(|m2| *m2 /= total as f64);
-            write(0, wide, 0);
-            write(1, wide, 1);
+    // Neighbours last, so that the first rounds are whole vectors.
+    let mut half = N / 2;
+    while half > 0 {
+        for sums in &mut sums {
+            for l in 0..half {
+                sums[l] = g(sums[l], sums[l + half]);
+            }
         }
-        _ => write(0, wide, 0),
+        half /= 2;
     }
-}
-
-/// Writes the results of reductions over nothing to all `len` elements of the outputs.
-///
-/// # Safety
-/// The outputs must have room.
-pub(crate) unsafe fn finish_empty(
-    isa: Isa,
-    kind: ReduceKind,
-    class: Class,
-    outputs: &[(*mut u8, DType)],
-    len: usize,
-) {
-    for &(out, dtype) in outputs {
-        let (lowest, highest) = match dtype {
-            DType::I32 => (i32::MIN.into(), i32::MAX.into()),
-            DType::U8 => (0, u8::MAX.into()),
-            DType::Bool => (0, 1),
-            _ => (i64::MIN, i64::MAX),
-        };
-        let whole = class == Class::I64 && kind != ReduceKind::Moments;
-        let (int, float) = match kind {
-            ReduceKind::Sum | ReduceKind::ArgMax | ReduceKind::ArgMin => (0, 0.0),
-            ReduceKind::Prod => (1, 1.0),
-            ReduceKind::Max => (lowest, f64::NEG_INFINITY),
-            ReduceKind::Min => (highest, f64::INFINITY),
-            ReduceKind::Moments => (0, f64::NAN),
-        };
-        let (class, ptr) = if whole {
-            (Class::I64, (&raw const int).cast::<u8>())
-        } else {
-            (Class::F64, (&raw const float).cast())
-        };
-        // SAFETY: passed on from the caller; the value is one number to repeat.
-        unsafe { steps::store(isa, class, dtype, len, Value { ptr, scalar: true }, out) };
-    }
+    (sums.map(|s| s[0]), rest)
 }

@@ -79,7 +79,8 @@ impl Copy {
         let cut = usize::from(way != Way::Transposed && before.len < 8 && last.len > CHUNK);
         let other = [last.len, before.len][cut];
         let piece = (CHUNK / other.max(1)).max(1);
-        let piece = if way == Way::Transposed { piece.next_multiple_of(16) } else { piece };
+        // Bands of transposed blocks are worth it from some blocks on.
+        let piece = if way == Way::Transposed { piece.next_multiple_of(64) } else { piece };
         let axes = [before, last];
         let item = piece.min(axes[cut].len) * other;
         Copy { size: element_size, outer: merged, axes, way, cut, piece, group: (CHUNK / item.max(1)).max(1) }

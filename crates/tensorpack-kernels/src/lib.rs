@@ -29,6 +29,7 @@ mod pool;
 mod random;
 mod reduce;
 mod space;
+mod state;
 mod split;
 mod steps;
 mod team;

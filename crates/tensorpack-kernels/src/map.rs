@@ -12,6 +12,9 @@ use tensorpack_tensor::DType;
 /// Elements of one chunk, more or less.
 const CHUNK: usize = 32 * 1024;
 
+/// Bytes of a value over a tile, at most.
+const TILE_BYTES: usize = 32 * 1024;
+
 /// Something a kernel reads: the type of its elements and how they lie.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operand {
@@ -45,10 +48,10 @@ impl Map {
         let space = |groups| Space::new(dims, groups, &operands, &expr).merge();
         let merged = space(vec![0; dims.len()]);
         let unit = merged.dims.last().copied().unwrap_or(1);
-        let flat = Program::new(&merged, &operands, &expr, &outputs, unit);
+        let flat = Program::new(&merged, &operands, &expr, &outputs, unit, TILE_BYTES);
         let block = (last > 1 && len > last).then(|| {
             let groups = (1..=dims.len()).map(|d| u8::from(d == dims.len())).collect();
-            Program::new(&space(groups), &operands, &expr, &outputs, 1)
+            Program::new(&space(groups), &operands, &expr, &outputs, 1, TILE_BYTES)
         });
         // Whole tiles to a chunk, and the last chunk not much smaller than the others.
         let pieces = len.div_ceil(CHUNK).max(1);

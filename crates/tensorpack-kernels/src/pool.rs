@@ -92,6 +92,15 @@ impl Pool {
         first..(at / stride + 1).min(self.out_size[axis]).max(first)
     }
 
+    /// The same for the input after the one that `before` is for, without divisions.
+    #[inline(always)]
+    fn covering_next(&self, axis: usize, before: Range<usize>, i: usize) -> Range<usize> {
+        let (at, stride) = (i + self.pad_low[axis], self.stride[axis]);
+        let first = before.start + usize::from(before.start * stride + self.window[axis] <= at);
+        let more = usize::from(before.end * stride <= at && before.end < self.out_size[axis]);
+        first..(before.end + more).max(first)
+    }
+
     /// The largest of each window, and in `index` where in the window it is (the first such, by rows). NaN counts
     /// as largest; a window without any real element gives minus infinity.
     ///
@@ -268,8 +277,11 @@ unsafe fn max_grad_body<T: Float, const FAST: bool>(
     for row in rows {
         let i = row % pool.in_size[0];
         let (oh, image) = (pool.covering(0, i), row / pool.in_size[0] * pool.out_size[0]);
+        let mut ow = pool.covering(1, 0);
         for col in 0..pool.in_size[1] {
-            let ow = pool.covering(1, col);
+            if col > 0 {
+                ow = pool.covering_next(1, ow, col);
+            }
             let to = (row * pool.in_size[1] + col) * channels;
             by_lanes!(channels, |c, N| {
                 let mut sum = [T::ZERO; N];
@@ -277,13 +289,19 @@ unsafe fn max_grad_body<T: Float, const FAST: bool>(
                     let kh = i + pool.pad_low[0] - p * pool.stride[0];
                     for q in ow.clone() {
                         let kw = col + pool.pad_low[1] - q * pool.stride[1];
-                        let code = (kh * pool.window[1] + kw) as u8;
+                        let code = (kh * pool.window[1] + kw) as u32;
                         let from = ((image + p) * pool.out_size[1] + q) * channels + c;
                         // SAFETY: an output whose window covers this element.
                         let (g, at) =
                             unsafe { (*dy.add(from).cast::<[T; N]>(), *index.add(from).cast::<[u8; N]>()) };
+                        // As wide as the numbers, so that the comparison is one for whole vectors.
+                        let at = at.map(u32::from);
+                        let mut hit = [T::ZERO; N];
                         for l in 0..N {
-                            sum[l] = sum[l].add(if at[l] == code { g[l] } else { T::ZERO });
+                            hit[l] = if at[l] == code { g[l] } else { T::ZERO };
+                        }
+                        for l in 0..N {
+                            sum[l] = sum[l].add(hit[l]);
                         }
                     }
                 }
@@ -387,17 +405,24 @@ unsafe fn average_grad_body<T: Float, const FAST: bool>(
     dx: *mut T,
 ) {
     let channels = pool.channels;
+    // Most windows have all their elements, and a division for each would show.
+    let area = pool.window[0] * pool.window[1];
+    let usual = T::share(area);
     for row in rows {
         let (oh, image) = (pool.covering(0, row % pool.in_size[0]), row / pool.in_size[0] * pool.out_size[0]);
+        let mut ow = pool.covering(1, 0);
         for col in 0..pool.in_size[1] {
-            let ow = pool.covering(1, col);
+            if col > 0 {
+                ow = pool.covering_next(1, ow, col);
+            }
             let to = (row * pool.in_size[1] + col) * channels;
             by_lanes!(channels, |c, N| {
                 let mut sum = [T::ZERO; N];
                 for p in oh.clone() {
                     let high = pool.real(0, p).0.len();
                     for q in ow.clone() {
-                        let share = T::share(high * pool.real(1, q).0.len());
+                        let n = high * pool.real(1, q).0.len();
+                        let share = if n == area { usual } else { T::share(n) };
                         let from = ((image + p) * pool.out_size[1] + q) * channels + c;
                         // SAFETY: an output whose window covers this element.
                         let g = unsafe { *dy.add(from).cast::<[T; N]>() };

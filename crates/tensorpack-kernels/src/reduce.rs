@@ -6,11 +6,12 @@
 //! the numbers are cut in pieces, by sizes alone, whose partial results a second phase merges in order.
 
 use crate::Isa;
-use crate::accumulate::{self, State, WIDE};
+use crate::accumulate::{self, WIDE};
 use crate::element::class_size;
 use crate::expr::{Class, Expr};
 use crate::map::Operand;
 use crate::space::Space;
+use crate::state::{self, State};
 use crate::steps;
 use crate::tile_program::{Program, Run};
 use std::ops::Range;
@@ -24,6 +25,9 @@ const PIECE: usize = 64 * 1024;
 const MAX_PIECES: usize = 64;
 /// With so many independent parts, none is cut in pieces.
 const MANY: usize = 32;
+
+/// Bytes of a value over a tile, at most: some kinds go over it more than once.
+const TILE_BYTES: usize = 16 * 1024;
 
 /// How numbers become one. Over nothing, sums are 0, products 1, maxima the lowest and minima the highest number of
 /// the type (infinite for floats), positions 0, and moments NaN.
@@ -129,7 +133,7 @@ impl Reduce {
         let size = |range: Range<usize>| space.dims[range].iter().product::<usize>();
         let (outer, reduced, columns) = (size(0..first), size(first..last), size(last..space.dims.len()));
         let unit = if columns > 1 { columns } else { reduced };
-        let program = Program::new(&space, &operands, &expr, &[], unit);
+        let program = Program::new(&space, &operands, &expr, &[], unit, TILE_BYTES);
 
         let mut reduce = Reduce {
             outer,
@@ -266,7 +270,7 @@ impl Reduce {
                 for part in &self.parts {
                     let len = self.outer * self.columns;
                     self.with_outputs(part, outputs, |o| {
-                        accumulate::finish_empty(isa, part.kind, part.class, o, len);
+                        state::finish_empty(isa, part.kind, part.class, o, len);
                     });
                 }
                 return;
@@ -335,7 +339,7 @@ impl Reduce {
                 let n = self.piece_len(piece);
                 let from = self.state(part, at(piece), width);
                 // SAFETY: phase 0 has written these, and no other chunk reads them.
-                unsafe { accumulate::merge(part.kind, part.class, into, seen, from, n) };
+                unsafe { state::merge(part.kind, part.class, into, seen, from, n) };
                 seen += n;
             }
         }
@@ -354,7 +358,7 @@ impl Reduce {
             let state = self.state(part, state, block.len());
             self.with_outputs(part, outputs, |o| {
                 // SAFETY: passed on from the caller.
-                unsafe { accumulate::finish(isa, part.kind, part.class, state, self.reduced, o, at) };
+                unsafe { state::finish(isa, part.kind, part.class, state, self.reduced, o, at) };
             });
         }
     }
@@ -407,11 +411,11 @@ impl Work<'_> {
                 self.run.tile(tile, None);
                 for (p, part) in reduce.parts.iter().enumerate() {
                     let state = reduce.state(part, self.state, tile.len() / len);
-                    accumulate::clear(part.kind, part.class, state);
+                    state::clear(part.kind, part.class, state);
                     let data = self.data(p, tile.len());
                     accumulate::fold_rows(self.isa, part.kind, part.class, data, len, 0, state);
                     reduce.with_outputs(part, outputs, |o| {
-                        accumulate::finish(self.isa, part.kind, part.class, state, len, o, at / len);
+                        state::finish(self.isa, part.kind, part.class, state, len, o, at / len);
                     });
                 }
             }
@@ -428,7 +432,7 @@ impl Work<'_> {
         let block = reduce.block(unit % reduce.blocks);
         for part in &reduce.parts {
             // SAFETY: the state has room for a block.
-            unsafe { accumulate::clear(part.kind, part.class, reduce.state(part, self.state, block.len())) };
+            unsafe { state::clear(part.kind, part.class, reduce.state(part, self.state, block.len())) };
         }
         let first = piece * reduce.piece;
         let outer = unit / reduce.blocks * reduce.reduced;

@@ -44,9 +44,15 @@ impl Team {
     /// A team of `threads` members, the caller of [`Team::run`] included. It spins between kernels only if the
     /// machine has a core for each member.
     pub fn new(threads: usize) -> Team {
+        Team::among(threads, threads)
+    }
+
+    /// A team of `threads` members, one of several teams that have `all` threads together and work at the same time: it
+    /// spins only if the machine has a core for each of those.
+    pub fn among(threads: usize, all: usize) -> Team {
         let threads = threads.max(1);
         let cores = thread::available_parallelism().map_or(1, |n| n.get());
-        let spins = if threads <= cores { SPINS } else { 0 };
+        let spins = if all.max(threads) <= cores { SPINS } else { 0 };
         let shared = Arc::new(Shared {
             generation: AtomicU64::new(0),
             job: AtomicPtr::new(std::ptr::null_mut()),

@@ -13,8 +13,10 @@ use crate::steps::{self, Value};
 use crate::{Isa, map::Operand};
 use tensorpack_tensor::DType;
 
-/// Bytes of one value over a whole tile, as a rule: several of them fit the nearest cache.
-const TILE_BYTES: usize = 4096;
+/// Bytes of one value over a whole tile, at least: enough to outweigh the start of a loop.
+const MIN_TILE: usize = 4096;
+/// Bytes of all values over a tile, unless that makes it too small: what the nearest cache holds.
+const ALL_BUFFERS: usize = 48 * 1024;
 
 /// A piece of the space seen as a matrix of rows.
 #[derive(Clone, Copy, Debug)]
@@ -105,26 +107,24 @@ pub(crate) struct Program {
 
 impl Program {
     /// Compiles `expr` over a merged space. Tiles are made of whole multiples of `unit` elements where that is not
-    /// too many. `outputs` says which element types the results are stored as, for those stored at all.
+    /// too many, and a value of a tile takes no more than `tile_bytes`, or not many. `outputs` says which element
+    /// types the results are stored as, for those stored at all.
     pub(crate) fn new(
         space: &Space,
         operands: &[Operand],
         expr: &Expr,
         outputs: &[DType],
         unit: usize,
+        tile_bytes: usize,
     ) -> Program {
         let (outer, inner) = match space.dims.split_last() {
             Some((&inner, outer)) => (outer.to_vec(), inner),
             None => (Vec::new(), 1),
         };
-        let widest = (0..expr.steps.len()).map(|i| class_size(expr.class(crate::expr::Reg(i as u16)))).max();
-        let normal = TILE_BYTES / widest.unwrap_or(4);
-        let unit = unit.max(1);
-        let capacity = if unit <= 2 * normal { unit * (normal / unit).max(1) } else { normal };
         let mut program = Program {
             outer,
             inner,
-            capacity,
+            capacity: 64,
             once: Vec::new(),
             column: Vec::new(),
             element: Vec::new(),
@@ -134,6 +134,16 @@ impl Program {
             scratch: 0,
         };
         program.compile(space, operands, expr, outputs);
+        let last_use = last_uses(&program.element, expr.steps.len(), &program.results);
+        // Placed once to see how much memory an element takes, and again for as many as there is room for.
+        let each = (program.place(&last_use) / program.capacity).max(1);
+        let widest =
+            program.column.iter().chain(&program.element).map(|i| class_size(i.class)).max().unwrap_or(4);
+        let most = tile_bytes.max(MIN_TILE) / widest;
+        let normal = (ALL_BUFFERS / each / 16 * 16).clamp(MIN_TILE / widest, most);
+        let unit = unit.max(1);
+        program.capacity = if unit <= 2 * normal { unit * (normal / unit).max(1) } else { normal };
+        program.place(&last_use);
         program
     }
 
@@ -166,7 +176,7 @@ impl Program {
                     _ => Rate::Element,
                 };
                 let dense = is_dense(&self.outer, self.inner, &outer, inner);
-                Code::Load { index, outer, inner, dense, copy: is_result(i) }
+                Code::Load { index, outer, inner, dense, copy: !outputs.is_empty() && is_result(i) }
             };
             let code = match *step {
                 Step::Operand { index, .. } => {
@@ -202,11 +212,11 @@ impl Program {
                 instr.direct = Some(o);
             }
         }
-        self.place(last_uses(&self.element, expr.steps.len(), &self.results));
     }
 
-    /// Gives every result its place in the scratch memory, and finds when operands are last read.
-    fn place(&mut self, last_use: Vec<Option<usize>>) {
+    /// Gives every result its place in the scratch memory, and finds when operands are last read. Says how many bytes
+    /// the tiles' buffers take.
+    fn place(&mut self, last_use: &[Option<usize>]) -> usize {
         let mut end = (self.registers * size_of::<Value>()).next_multiple_of(64);
         let mut take = |bytes: usize| {
             let at = end;
@@ -216,6 +226,7 @@ impl Program {
         for instr in &mut self.once {
             instr.slot = take(8);
         }
+        let first = take(0);
         for instr in &mut self.column {
             instr.slot = take(class_size(instr.class) * self.capacity);
         }
@@ -244,6 +255,7 @@ impl Program {
             }
         }
         self.scratch = end;
+        end - first
     }
 
     /// Bytes of scratch memory needed.

@@ -5,6 +5,9 @@ use crate::Isa;
 /// Side of a block: a cache line of 4-byte elements.
 const SIDE: usize = 16;
 
+/// Columns of a band of blocks: no more source rows than the first-level translation cache has pages.
+const BAND: usize = 48;
+
 /// `dst[i * dst_pitch + j] = src[i + j * src_pitch]` for `i` and `j` below `dims`.
 ///
 /// # Safety
@@ -19,27 +22,48 @@ pub(crate) unsafe fn transpose<T: Copy>(
     dims: [usize; 2],
 ) {
     let [rows, cols] = dims;
-    for i in (0..rows).step_by(SIDE) {
-        for j in (0..cols).step_by(SIDE) {
-            let (high, wide) = (SIDE.min(rows - i), SIDE.min(cols - j));
-            let s = src.wrapping_offset(i as isize + j as isize * src_pitch);
-            let d = dst.wrapping_offset(i as isize * dst_pitch + j as isize);
-            #[cfg(target_arch = "x86_64")]
-            if isa >= Isa::Avx2 && size_of::<T>() == 4 && high == SIDE && wide == SIDE {
-                for (p, q) in [(0, 0), (0, 8), (8, 0), (8, 8)] {
-                    let s = s.wrapping_offset(p + q * src_pitch).cast();
-                    let d = d.wrapping_offset(p * dst_pitch + q).cast();
-                    // SAFETY: the block is inside the matrix, its elements have 4 bytes, and the machine has AVX2.
-                    unsafe { avx2::transpose8(s, src_pitch, d, dst_pitch) };
-                }
-                continue;
+    // Bands of columns, so that the pages of source rows are found again for the next rows of blocks.
+    for band in (0..cols).step_by(BAND) {
+        let end = cols.min(band + BAND);
+        for i in (0..rows).step_by(SIDE) {
+            for j in (band..end).step_by(SIDE) {
+                let s = src.wrapping_offset(i as isize + j as isize * src_pitch);
+                let d = dst.wrapping_offset(i as isize * dst_pitch + j as isize);
+                let dims = [SIDE.min(rows - i), SIDE.min(end - j)];
+                // SAFETY: passed on from the caller; the block is inside the matrix.
+                unsafe { block(isa, s, src_pitch, d, dst_pitch, dims) };
             }
-            for p in 0..high as isize {
-                for q in 0..wide as isize {
-                    // SAFETY: the block is inside the matrix.
-                    unsafe { *d.offset(p * dst_pitch + q) = *s.offset(p + q * src_pitch) };
-                }
-            }
+        }
+    }
+}
+
+/// Transposes a block of at most `SIDE` by `SIDE`.
+///
+/// # Safety
+/// As for [`transpose`].
+#[inline(always)]
+unsafe fn block<T: Copy>(
+    isa: Isa,
+    src: *const T,
+    src_pitch: isize,
+    dst: *mut T,
+    dst_pitch: isize,
+    dims: [usize; 2],
+) {
+    #[cfg(target_arch = "x86_64")]
+    if isa >= Isa::Avx2 && size_of::<T>() == 4 && dims == [SIDE; 2] {
+        for (p, q) in [(0, 0), (0, 8), (8, 0), (8, 8)] {
+            let s = src.wrapping_offset(p + q * src_pitch).cast();
+            let d = dst.wrapping_offset(p * dst_pitch + q).cast();
+            // SAFETY: the block is inside the matrix, its elements have 4 bytes, and the machine has AVX2.
+            unsafe { avx2::transpose8(s, src_pitch, d, dst_pitch) };
+        }
+        return;
+    }
+    for p in 0..dims[0] as isize {
+        for q in 0..dims[1] as isize {
+            // SAFETY: the block is inside the matrix.
+            unsafe { *dst.offset(p * dst_pitch + q) = *src.offset(p + q * src_pitch) };
         }
     }
 }

@@ -115,7 +115,7 @@ fn dims() -> impl Strategy<Value = Vec<usize>> {
 }
 
 proptest! {
-    #![proptest_config(oracle::cases(400))]
+    #![proptest_config(oracle::cases(250))]
 
     #[test]
     fn agrees_with_the_oracle(dims in dims(), seed: u64) {

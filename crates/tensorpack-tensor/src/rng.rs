@@ -27,23 +27,25 @@ impl CounterRng {
     pub fn lanes<const N: usize>(&self, draw: u64, counter: u64) -> [[u32; N]; 4] {
         const M: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
         const W: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
-        let mut c = [[0; N], [0; N], [draw as u32; N], [(draw >> 32) as u32; N]];
+        // In 64 bits each, of which the lower half counts: products then need no widening.
+        const LOW: u64 = 0xffff_ffff;
+        let mut c = [[0u64; N], [0; N], [draw & LOW; N], [draw >> 32; N]];
         for l in 0..N {
             let counter = counter.wrapping_add(l as u64);
-            (c[0][l], c[1][l]) = (counter as u32, (counter >> 32) as u32);
+            (c[0][l], c[1][l]) = (counter & LOW, counter >> 32);
         }
         let mut k = self.key;
         for _ in 0..10 {
             for l in 0..N {
-                let p0 = u64::from(M[0]) * u64::from(c[0][l]);
-                let p1 = u64::from(M[1]) * u64::from(c[2][l]);
-                c[0][l] = (p1 >> 32) as u32 ^ c[1][l] ^ k[0];
-                c[2][l] = (p0 >> 32) as u32 ^ c[3][l] ^ k[1];
-                (c[1][l], c[3][l]) = (p1 as u32, p0 as u32);
+                let p0 = u64::from(M[0]) * (c[0][l] & LOW);
+                let p1 = u64::from(M[1]) * (c[2][l] & LOW);
+                c[0][l] = (p1 >> 32) ^ c[1][l] ^ u64::from(k[0]);
+                c[2][l] = (p0 >> 32) ^ c[3][l] ^ u64::from(k[1]);
+                (c[1][l], c[3][l]) = (p1, p0);
             }
             k = [k[0].wrapping_add(W[0]), k[1].wrapping_add(W[1])];
         }
-        c
+        c.map(|word| word.map(|w| w as u32))
     }
 
     /// The random word of element `i` of draw `draw`.

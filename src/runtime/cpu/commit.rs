@@ -61,13 +61,19 @@ pub(super) fn split(program: &mut Program, variables: &Variables) -> Commit {
 fn materialise_moved_variables(program: &mut Program) {
     for i in 0..program.updates.len() {
         let value = program.updates[i].value.clone();
-        let own_memory = program.is_temp(value.buffer) || matches!(program.buffer(value.buffer).kind, BufferKind::Constant(_));
+        let own_memory = program.is_temp(value.buffer)
+            || matches!(program.buffer(value.buffer).kind, BufferKind::Constant(_));
         if value.is_dense() && own_memory {
             continue;
         }
         let buffer = program.add_buffer(value.dtype, &value.sizes, BufferKind::Temp);
-        let origin = Origin { name: "assign".into(), site: tensorpack_tensor::Site { file: file!(), line: line!() } };
-        program.kernels.push(KernelNode { kernel: Kernel::Copy(value.clone()), outputs: vec![buffer], origin });
+        let origin =
+            Origin { name: "assign".into(), site: tensorpack_tensor::Site { file: file!(), line: line!() } };
+        program.kernels.push(KernelNode {
+            kernel: Kernel::Copy(value.clone()),
+            outputs: vec![buffer],
+            origin,
+        });
         program.updates[i].value = View::dense(buffer, value.dtype, &value.sizes);
     }
 }
@@ -77,14 +83,19 @@ fn late_kernels(program: &Program) -> HashMap<usize, Vec<usize>> {
     let wanted = |b: BufferId| program.fetches.iter().chain(&program.costs).any(|v| v.buffer == b);
     // Which variable a buffer becomes, if it is all of its next value.
     let becomes = |b: BufferId| {
-        let mut of = program.updates.iter().filter(|u| u.value.buffer == b && u.value.len() == program.buffer(b).len());
+        let mut of = program
+            .updates
+            .iter()
+            .filter(|u| u.value.buffer == b && u.value.len() == program.buffer(b).len());
         let first = of.next()?;
         of.next().is_none().then_some(first.variable)
     };
     let mut late: HashMap<usize, Vec<usize>> = HashMap::new();
     for (i, node) in program.kernels.iter().enumerate().rev() {
         let Kernel::Map(body) = &node.kernel else { continue };
-        let Some(vars) = node.outputs.iter().map(|&o| becomes(o)).collect::<Option<Vec<usize>>>() else { continue };
+        let Some(vars) = node.outputs.iter().map(|&o| becomes(o)).collect::<Option<Vec<usize>>>() else {
+            continue;
+        };
         let reads = |n: &KernelNode, pick: &dyn Fn(&View) -> bool| n.kernel.reads().into_iter().any(pick);
         let is_output = |v: &View| node.outputs.contains(&v.buffer);
         let is_target =
@@ -122,7 +133,8 @@ enum FormOperand {
 
 /// Whether a map over `sizes` reads one and the same element everywhere.
 pub(super) fn is_scalar(view: &View, sizes: &[usize]) -> bool {
-    sizes.iter().product::<usize>() > 1 && view.strides.iter().zip(&view.sizes).all(|(&s, &n)| s == 0 || n == 1)
+    sizes.iter().product::<usize>() > 1
+        && view.strides.iter().zip(&view.sizes).all(|(&s, &n)| s == 0 || n == 1)
 }
 
 fn form(program: &Program, variables: &Variables, member: &Member) -> Option<Form> {
@@ -212,5 +224,8 @@ fn follows(program: &Program, variables: &Variables, a: &Member, b: &Member) -> 
     let bytes = program.buffer(a.outputs[0]).bytes();
     let (pa, pb) = (read(a), read(b));
     pa.len() == pb.len()
-        && pa.iter().zip(&pb).all(|(x, y)| x.slab == y.slab && y.offset == x.offset + super::memory::padded(bytes))
+        && pa
+            .iter()
+            .zip(&pb)
+            .all(|(x, y)| x.slab == y.slab && y.offset == x.offset + super::memory::padded(bytes))
 }

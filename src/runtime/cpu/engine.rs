@@ -1,63 +1,78 @@
-//! The engine: a team of threads, the variables, one arena, and programs that run on them.
+//! The engine: teams of threads, the variables, one arena a tower, and programs that run on them.
 
+use super::exchange::Exchange;
 use super::memory::{Block, padded};
 use super::plan::{Base, Loc, Mode, Plan};
 use super::variables::Variables;
-use super::work::Memory;
+use super::work::{Meeting, Memory};
 use crate::graph::VariableInfo;
-use crate::kir::{BufferKind, Program};
+use crate::kir::{BufferKind, Program, View};
 use crate::runtime::executor::{Executable, Executor, Feed, KernelTime, Outcome, RunInfo};
 use crate::runtime::{Lowered, memory_limit};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use tensorpack_kernels::{Isa, Team};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
 /// How the CPU engine works.
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
-    /// Threads of the team; `None`: one for each core.
+    /// Threads of a tower's team; `None`: the cores, shared among the towers.
     pub threads: Option<usize>,
     /// The instructions to use; `None`: the best there are.
     pub isa: Option<Isa>,
     /// The most bytes to allocate; `None`: what the machine or its cgroup allows.
     pub memory_limit: Option<usize>,
+    /// The longest one tower waits for another.
+    pub deadline: Duration,
     /// Whether to count the time of each kernel.
     pub profile: bool,
 }
 
 /// A CPU engine.
 pub fn cpu_executor(options: &CpuOptions) -> Box<dyn Executor> {
-    let threads = options.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
     Box::new(Engine {
+        options: options.clone(),
         shared: Arc::new(Mutex::new(Shared {
-            team: Team::new(threads),
+            crews: Vec::new(),
+            lanes: Vec::new(),
             variables: Variables::default(),
-            arena: None,
-            scratch: Vec::new(),
-            scratch_bytes: 0,
             isa: options.isa.map_or_else(Isa::detect, |i| i.min(Isa::detect())),
         })),
-        limit: options.memory_limit,
-        profile: options.profile,
     })
 }
 
 struct Engine {
+    options: CpuOptions,
     shared: Arc<Mutex<Shared>>,
-    limit: Option<usize>,
-    profile: bool,
 }
 
 /// What all programs of an engine use, one at a time.
 struct Shared {
-    team: Team,
+    /// Teams, by how many towers they are for: the same threads serve every program with that many.
+    crews: Vec<Crew>,
+    /// Memory of tower 0, of tower 1, and so on.
+    lanes: Vec<Lane>,
     variables: Variables,
+    isa: Isa,
+}
+
+/// The threads for a number of towers.
+struct Crew {
+    /// One member for each tower, which leads that tower's team.
+    leaders: Team,
+    teams: Vec<Mutex<Team>>,
+    exchange: Exchange,
+}
+
+/// The working memory of one tower.
+#[derive(Default)]
+struct Lane {
     arena: Option<Block>,
     scratch: Vec<Block>,
     scratch_bytes: usize,
-    isa: Isa,
 }
 
 impl Engine {
@@ -65,34 +80,70 @@ impl Engine {
         lock(&self.shared)
     }
 
-    fn plan(&self, mut program: Program, mode: Mode) -> Result<CpuProgram> {
-        let mut shared = self.lock()?;
-        if mode == Mode::Fast {
-            self.fold_constants(&mut program, &mut shared)?;
+    /// Makes teams for so many towers, if there are none yet.
+    fn crew(&self, shared: &mut Shared, towers: usize) -> Result<()> {
+        if shared.crews.iter().any(|c| c.teams.len() == towers) {
+            return Ok(());
         }
-        self.ready(program, mode, &mut shared)
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = self.options.threads.unwrap_or(cores / towers).max(1);
+        let all = threads * towers;
+        let leaders = Team::among(towers, all);
+        if leaders.len() < towers {
+            return Err(Error::new(
+                ErrorKind::Engine,
+                format!("no threads could be started for {towers} towers"),
+            ));
+        }
+        shared.crews.push(Crew {
+            leaders,
+            teams: (0..towers).map(|_| Mutex::new(Team::among(threads, all))).collect(),
+            exchange: Exchange::new(towers, self.options.deadline, all <= cores),
+        });
+        Ok(())
     }
 
-    /// A plan with all the memory it needs.
-    fn ready(&self, program: Program, mode: Mode, shared: &mut Shared) -> Result<CpuProgram> {
-        let plan = Plan::new(program, &shared.variables, mode)?;
-        let arena_now = shared.arena.as_ref().map_or(0, Block::len);
-        let scratch = padded(plan.scratch_bytes).max(shared.scratch_bytes);
-        let more = plan
-            .arena_bytes
-            .saturating_sub(arena_now)
-            .saturating_add((scratch - shared.scratch_bytes).saturating_mul(shared.team.len()));
-        memory_limit::check(more, "this program", self.limit)?;
-        if plan.arena_bytes > arena_now || shared.arena.is_none() {
-            shared.arena = None;
-            shared.arena = Some(Block::zeroed(plan.arena_bytes)?);
+    fn plan(&self, lowered: Lowered, mode: Mode) -> Result<CpuProgram> {
+        let mut shared = self.lock()?;
+        let mut programs = lowered.programs;
+        self.crew(&mut shared, 1)?;
+        if mode == Mode::Fast {
+            for program in &mut programs {
+                self.fold_constants(program, &mut shared)?;
+            }
         }
-        if scratch > shared.scratch_bytes || shared.scratch.is_empty() {
-            shared.scratch = (0..shared.team.len()).map(|_| Block::zeroed(scratch)).collect::<Result<_>>()?;
-            shared.scratch_bytes = scratch;
+        self.ready(programs, lowered.fetches, mode, &mut shared)
+    }
+
+    /// Plans with all the memory and threads they need.
+    fn ready(
+        &self,
+        programs: Vec<Program>,
+        fetches: Vec<(usize, usize)>,
+        mode: Mode,
+        shared: &mut Shared,
+    ) -> Result<CpuProgram> {
+        let plans = programs
+            .into_iter()
+            .map(|program| Plan::new(program, &shared.variables, mode))
+            .collect::<Result<Vec<Plan>>>()?;
+        self.crew(shared, plans.len())?;
+        shared.lanes.resize_with(plans.len().max(shared.lanes.len()), Lane::default);
+        let (crew, lanes) = crew_and_lanes(shared, plans.len())?;
+        let mut more = 0usize;
+        for (plan, lane) in plans.iter().zip(lanes.iter()) {
+            let arena = lane.arena.as_ref().map_or(0, Block::len);
+            let scratch = padded(plan.scratch_bytes).saturating_sub(lane.scratch_bytes);
+            more = more.saturating_add(plan.arena_bytes.saturating_sub(arena));
+            more = more.saturating_add(scratch.saturating_mul(crew.threads()));
         }
-        let times = if self.profile { vec![Tally::default(); plan.steps.len()] } else { Vec::new() };
-        Ok(CpuProgram { plan, shared: self.shared.clone(), reads: Vec::new(), writes: Vec::new(), scratch: Vec::new(), times })
+        memory_limit::check(more, "this program", self.options.memory_limit)?;
+        for (plan, lane) in plans.iter().zip(lanes) {
+            lane.make_room(plan, crew.threads())?;
+        }
+        let profile = self.options.profile;
+        let towers = plans.into_iter().map(|plan| Mutex::new(TowerRun::new(plan, profile))).collect();
+        Ok(CpuProgram { towers, fetches, shared: self.shared.clone() })
     }
 
     /// Runs kernels that read constants alone now, and makes their results constants.
@@ -115,11 +166,10 @@ impl Engine {
         if made.is_empty() {
             return Ok(());
         }
-        early.fetches = made
-            .iter()
-            .map(|&b| crate::kir::View::dense(b, early.buffer(b).dtype, &early.buffer(b).sizes))
-            .collect();
-        let mut ready = self.ready(early, Mode::Inspect, shared)?;
+        early.fetches =
+            made.iter().map(|&b| View::dense(b, early.buffer(b).dtype, &early.buffer(b).sizes)).collect();
+        let fetches = (0..made.len()).map(|i| (0, i)).collect();
+        let ready = self.ready(vec![early], fetches, Mode::Inspect, shared)?;
         let mut values = Vec::new();
         ready.execute(shared, &RunInfo { seed: 0, draw: 0 }, &[], &mut values)?;
         for (b, value) in made.into_iter().zip(values) {
@@ -130,14 +180,53 @@ impl Engine {
 }
 
 fn lock(shared: &Mutex<Shared>) -> Result<MutexGuard<'_, Shared>> {
-    shared
-        .lock()
-        .map_err(|_| Error::new(ErrorKind::Engine, "the engine stopped after a panic in a kernel; its state is lost"))
+    shared.lock().map_err(|_| {
+        Error::new(ErrorKind::Engine, "the engine stopped after a panic in a kernel; its state is lost")
+    })
+}
+
+/// The lock of something that only its own tower uses; a panic elsewhere does not make it worse.
+fn own<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The crew for so many towers, and their memory.
+fn crew_and_lanes(shared: &mut Shared, towers: usize) -> Result<(&mut Crew, &mut [Lane])> {
+    let crew = shared.crews.iter_mut().find(|c| c.teams.len() == towers);
+    let crew =
+        crew.ok_or_else(|| Error::new(ErrorKind::Engine, format!("there are no teams for {towers} towers")))?;
+    Ok((crew, &mut shared.lanes[..towers]))
+}
+
+impl Crew {
+    /// The members of each tower's team.
+    fn threads(&self) -> usize {
+        self.teams.iter().map(|t| own(t).len()).max().unwrap_or(1)
+    }
+}
+
+impl Lane {
+    fn make_room(&mut self, plan: &Plan, members: usize) -> Result<()> {
+        if plan.arena_bytes > self.arena.as_ref().map_or(0, Block::len) || self.arena.is_none() {
+            self.arena = None;
+            self.arena = Some(Block::zeroed(plan.arena_bytes)?);
+        }
+        let scratch = padded(plan.scratch_bytes).max(self.scratch_bytes);
+        if scratch > self.scratch_bytes || self.scratch.len() < members {
+            self.scratch = (0..members).map(|_| Block::zeroed(scratch)).collect::<Result<_>>()?;
+            self.scratch_bytes = scratch;
+        }
+        Ok(())
+    }
+
+    fn arena(&self) -> *mut u8 {
+        self.arena.as_ref().map_or(std::ptr::null_mut(), Block::as_ptr)
+    }
 }
 
 impl Executor for Engine {
     fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()> {
-        self.lock()?.variables = Variables::new(variables, seed, self.limit)?;
+        self.lock()?.variables = Variables::new(variables, seed, self.options.memory_limit)?;
         Ok(())
     }
 
@@ -150,118 +239,115 @@ impl Executor for Engine {
     }
 
     fn compile(&mut self, lowered: Lowered) -> Result<Box<dyn Executable>> {
-        Ok(Box::new(self.plan(lowered.program, Mode::Fast)?))
+        Ok(Box::new(self.plan(lowered, Mode::Fast)?))
     }
 
     fn find_bad(&mut self, lowered: Lowered, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
-        let mut program = self.plan(lowered.program, Mode::Inspect)?;
+        let hints = lowered.hints.clone();
+        let program = self.plan(lowered, Mode::Inspect)?;
         let mut shared = self.lock()?;
-        program.find_bad(&mut shared, run, feeds, &lowered.hints)
+        let found = Mutex::new(None);
+        program.resolve(&shared, feeds);
+        program.on_all_towers(&mut shared, &|tower, cx| {
+            if let Some(e) = tower.find_bad(cx, run, &hints)? {
+                // Of several towers the first to find something names it; the others find the same a moment later.
+                own(&found).get_or_insert(e);
+            }
+            Ok(())
+        })?;
+        Ok(own(&found).take())
     }
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Tally {
-    runs: u64,
-    seconds: f64,
-}
-
-/// A planned program. The tables hold the pointers of one run and are kept only for their room.
+/// A program: a plan for each tower.
 struct CpuProgram {
-    plan: Plan,
+    towers: Vec<Mutex<TowerRun>>,
+    /// For each value the caller gets, which tower has it, and as which of its fetches.
+    fetches: Vec<(usize, usize)>,
     shared: Arc<Mutex<Shared>>,
-    reads: Vec<*const u8>,
-    writes: Vec<*mut u8>,
-    scratch: Vec<*mut u8>,
-    times: Vec<Tally>,
 }
 
-// SAFETY: the pointers in the tables are written at the beginning of every run, before they are used, by the thread
-// that holds the engine's lock.
-unsafe impl Send for CpuProgram {}
+/// What a tower's plan runs on.
+struct TowerCx<'a> {
+    team: &'a mut Team,
+    lane: &'a Lane,
+    isa: Isa,
+    meeting: Meeting<'a>,
+}
+
+/// Ends the waits of all other towers if this one leaves without being done.
+struct FailOnDrop<'a>(Option<&'a Exchange>);
+
+impl Drop for FailOnDrop<'_> {
+    fn drop(&mut self) {
+        if let Some(exchange) = self.0 {
+            exchange.fail();
+        }
+    }
+}
 
 impl CpuProgram {
-    /// Fills the tables with where everything is in this run.
-    fn resolve(&mut self, shared: &Shared, feeds: &[Feed<'_>]) {
-        let arena = shared.arena.as_ref().map_or(std::ptr::null_mut(), Block::as_ptr);
-        let constants = &self.plan.constants;
-        let pointer = |loc: &Loc| -> *mut u8 {
-            let base = match loc.base {
-                Base::Arena => arena,
-                Base::Slab(i) => shared.variables.slab(i),
-                // Feeds and constants are never written: no step has one among its outputs.
-                Base::Feed(i) => feeds[i].as_bytes().as_ptr().cast_mut(),
-                Base::Constant(i) => constants[i].as_bytes().as_ptr().cast_mut(),
-            };
-            base.wrapping_add(loc.offset)
-        };
-        self.reads.clear();
-        self.writes.clear();
-        for step in &self.plan.steps {
-            self.reads.extend(step.reads.iter().map(|loc| pointer(loc).cast_const()));
-            self.writes.extend(step.writes.iter().map(&pointer));
+    /// Fills every tower's tables with where everything is in this run.
+    fn resolve(&self, shared: &Shared, feeds: &[Feed<'_>]) {
+        for (tower, lane) in self.towers.iter().zip(&shared.lanes) {
+            own(tower).resolve(lane, &shared.variables, feeds);
         }
-        self.scratch.clear();
-        self.scratch.extend(shared.scratch.iter().map(Block::as_ptr));
     }
 
-    /// Runs one step.
-    fn step(&mut self, i: usize, at: &mut Cursor, shared: &mut Shared, run: &RunInfo, finite: &AtomicBool) -> Result<()> {
-        let step = &self.plan.steps[i];
-        let arena = shared.arena.as_ref().map_or(std::ptr::null_mut(), Block::as_ptr);
-        let memory = Memory {
-            reads: &self.reads[at.read..at.read + step.reads.len()],
-            writes: &self.writes[at.write..at.write + step.writes.len()],
-            forms: &step.forms,
-            checked: &step.checked,
-            shared: arena.wrapping_add(step.shared.unwrap_or(0)),
-            scratch: &self.scratch,
-            scratch_bytes: shared.scratch_bytes,
-            finite,
-            isa: shared.isa,
-            seed: run.seed,
-            draw: run.draw,
-        };
-        at.read += step.reads.len();
-        at.write += step.writes.len();
-        let started = (!self.times.is_empty()).then(Instant::now);
-        // SAFETY: the plan gave every buffer its own place for as long as it lives, `resolve` has just filled the
-        // tables, and the lock keeps everyone else away.
-        unsafe { step.work.run(&mut shared.team, &memory) }
-            .map_err(|e| e.within(&step.origin.name).at(step.origin.site))?;
-        if let Some(started) = started {
-            self.times[i].runs += 1;
-            self.times[i].seconds += started.elapsed().as_secs_f64();
-        }
-        Ok(())
+    /// Runs `job` on every tower's plan, all at the same time, and returns the first error.
+    fn on_all_towers(
+        &self,
+        shared: &mut Shared,
+        job: &(dyn Fn(&mut TowerRun, &mut TowerCx<'_>) -> Result<()> + Sync),
+    ) -> Result<()> {
+        let isa = shared.isa;
+        let Shared { crews, lanes, .. } = shared;
+        let crew = crews.iter_mut().find(|c| c.teams.len() == self.towers.len());
+        let Crew { leaders, teams, exchange } =
+            crew.ok_or_else(|| Error::new(ErrorKind::Engine, "the program's teams are gone"))?;
+        let (lanes, teams, meeting_place) = (&*lanes, &*teams, &*exchange);
+        let first_error: Mutex<Option<Error>> = Mutex::new(None);
+        leaders.run(self.towers.len(), &|i, _| {
+            let mut alarm = FailOnDrop(Some(meeting_place));
+            let mut team = own(&teams[i]);
+            let meeting = Meeting { exchange: meeting_place, tower: i };
+            let mut cx = TowerCx { team: &mut team, lane: &lanes[i], isa, meeting };
+            match job(&mut own(&self.towers[i]), &mut cx) {
+                Ok(()) => alarm.0 = None,
+                Err(e) => {
+                    own(&first_error).get_or_insert(e);
+                }
+            }
+        });
+        let Some(e) = own(&first_error).take() else { return Ok(()) };
+        // All have left: the next run finds the meeting place empty again.
+        exchange.reset();
+        Err(e)
     }
 
     fn execute(
-        &mut self,
+        &self,
         shared: &mut Shared,
         run: &RunInfo,
         feeds: &[Feed<'_>],
         outputs: &mut Vec<HostTensor>,
     ) -> Result<Outcome> {
-        self.resolve(shared, feeds);
         let finite = AtomicBool::new(true);
-        let mut at = Cursor::default();
-        for i in 0..self.plan.commit_from {
-            self.step(i, &mut at, shared, run, &finite)?;
-        }
+        self.resolve(shared, feeds);
+        self.on_all_towers(shared, &|tower, cx| tower.run(cx, run, &finite, Phase::Compute))?;
         if !finite.load(Ordering::Relaxed) {
             return Ok(Outcome::NotFinite);
         }
         self.fetch(shared, feeds, outputs)?;
-        for i in self.plan.commit_from..self.plan.steps.len() {
-            self.step(i, &mut at, shared, run, &finite)?;
-        }
+        self.on_all_towers(shared, &|tower, cx| tower.run(cx, run, &finite, Phase::Commit))?;
         Ok(Outcome::Committed)
     }
 
     fn fetch(&self, shared: &Shared, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<()> {
-        outputs.truncate(self.plan.fetches.len());
-        for (i, f) in self.plan.fetches.iter().enumerate() {
+        outputs.truncate(self.fetches.len());
+        for (i, &(tower, at)) in self.fetches.iter().enumerate() {
+            let run = own(&self.towers[tower]);
+            let f = &run.plan.fetches[at];
             let fits = outputs.get(i).is_some_and(|t| t.dtype() == f.dtype && t.sizes() == f.sizes);
             if !fits {
                 let fresh = HostTensor::zeros(f.dtype, f.sizes.as_slice())?;
@@ -271,48 +357,154 @@ impl CpuProgram {
                 }
             }
             let bytes = outputs[i].len() * f.dtype.size();
-            let base: *const u8 = match f.loc.base {
-                Base::Arena => shared.arena.as_ref().map_or(std::ptr::null(), |b| b.as_ptr().cast_const()),
-                Base::Slab(s) => shared.variables.slab(s),
-                Base::Feed(n) => feeds[n].as_bytes().as_ptr(),
-                Base::Constant(n) => self.plan.constants[n].as_bytes().as_ptr(),
-            };
+            let from = run.plan.pointer(&f.loc, &shared.lanes[tower], &shared.variables, feeds);
             // SAFETY: the plan placed the value here, and it lives until the fetches are taken.
-            let there = unsafe { std::slice::from_raw_parts(base.wrapping_add(f.loc.offset), bytes) };
+            let there = unsafe { std::slice::from_raw_parts(from.cast_const(), bytes) };
             outputs[i].copy_from_bytes(if bytes == 0 { &[] } else { there })?;
         }
         Ok(())
     }
+}
 
-    /// Runs step by step and looks at every result.
-    fn find_bad(
+#[derive(Clone, Copy, Debug)]
+struct Tally {
+    runs: u64,
+    seconds: f64,
+    best: f64,
+}
+
+/// Which part of a plan to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Compute,
+    Commit,
+}
+
+/// A tower's plan with room for the pointers of one run, kept so that no run allocates.
+struct TowerRun {
+    plan: Plan,
+    reads: Vec<*const u8>,
+    writes: Vec<*mut u8>,
+    scratch: Vec<*mut u8>,
+    times: Vec<Tally>,
+}
+
+// SAFETY: the pointers are written at the beginning of every run, before they are used, under the engine's lock.
+unsafe impl Send for TowerRun {}
+
+impl Plan {
+    /// Where something is in this run.
+    fn pointer(&self, loc: &Loc, lane: &Lane, variables: &Variables, feeds: &[Feed<'_>]) -> *mut u8 {
+        let base = match loc.base {
+            Base::Arena => lane.arena(),
+            Base::Slab(i) => variables.slab(i),
+            // Feeds and constants are never written: no step has one among its outputs.
+            Base::Feed(i) => feeds[i].as_bytes().as_ptr().cast_mut(),
+            Base::Constant(i) => self.constants[i].as_bytes().as_ptr().cast_mut(),
+        };
+        base.wrapping_add(loc.offset)
+    }
+}
+
+impl TowerRun {
+    fn new(plan: Plan, profile: bool) -> TowerRun {
+        let idle = Tally { runs: 0, seconds: 0.0, best: f64::INFINITY };
+        let times = if profile { vec![idle; plan.steps.len()] } else { Vec::new() };
+        TowerRun { plan, reads: Vec::new(), writes: Vec::new(), scratch: Vec::new(), times }
+    }
+
+    /// Fills the tables with where everything is in this run.
+    fn resolve(&mut self, lane: &Lane, variables: &Variables, feeds: &[Feed<'_>]) {
+        self.reads.clear();
+        self.writes.clear();
+        for step in &self.plan.steps {
+            let pointer = |loc: &Loc| self.plan.pointer(loc, lane, variables, feeds);
+            self.reads.extend(step.reads.iter().map(|loc| pointer(loc).cast_const()));
+            self.writes.extend(step.writes.iter().map(pointer));
+        }
+        self.scratch.clear();
+        self.scratch.extend(lane.scratch.iter().map(Block::as_ptr));
+    }
+
+    /// Runs one step, whose pointers begin at `at` in the tables.
+    fn step(
         &mut self,
-        shared: &mut Shared,
+        i: usize,
+        at: &mut Cursor,
+        cx: &mut TowerCx<'_>,
         run: &RunInfo,
-        feeds: &[Feed<'_>],
-        hints: &std::collections::HashMap<String, String>,
-    ) -> Result<Option<Error>> {
-        self.resolve(shared, feeds);
-        let (ignored, mut at) = (AtomicBool::new(true), Cursor::default());
-        for i in 0..self.plan.commit_from {
-            let first = at.write;
-            self.step(i, &mut at, shared, run, &ignored)?;
-            let step = &self.plan.steps[i];
-            for (k, &(dtype, n)) in step.forms.iter().enumerate() {
-                // SAFETY: the step has just written n elements there.
-                let ok = unsafe { tensorpack_kernels::all_finite(shared.isa, dtype, self.writes[first + k], n) };
-                if !ok {
-                    let name = &step.origin.name;
-                    let mut e = Error::new(ErrorKind::NotFinite, format!("{name} is not finite: it holds a NaN or an infinity"))
-                        .at(step.origin.site);
-                    if let Some(hint) = hints.get(name) {
-                        e = e.note(hint.clone());
-                    }
-                    return Ok(Some(e));
-                }
+        finite: &AtomicBool,
+    ) -> Result<()> {
+        let step = &self.plan.steps[i];
+        let memory = Memory {
+            reads: &self.reads[at.read..at.read + step.reads.len()],
+            writes: &self.writes[at.write..at.write + step.writes.len()],
+            forms: &step.forms,
+            checked: &step.checked,
+            shared: cx.lane.arena().wrapping_add(step.shared.unwrap_or(0)),
+            scratch: &self.scratch,
+            scratch_bytes: cx.lane.scratch_bytes,
+            finite,
+            isa: cx.isa,
+            seed: run.seed,
+            draw: run.draw,
+            meeting: cx.meeting,
+        };
+        at.skip(step);
+        let started = (!self.times.is_empty()).then(Instant::now);
+        // SAFETY: the plan gave every buffer its own place for as long as it lives, `resolve` has just filled the
+        // tables, and the engine's lock keeps everyone else away.
+        unsafe { step.work.run(cx.team, &memory) }
+            .map_err(|e| e.within(&step.origin.name).at(step.origin.site))?;
+        if let Some(started) = started {
+            let (tally, seconds) = (&mut self.times[i], started.elapsed().as_secs_f64());
+            tally.runs += 1;
+            tally.seconds += seconds;
+            tally.best = tally.best.min(seconds);
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, cx: &mut TowerCx<'_>, run: &RunInfo, finite: &AtomicBool, phase: Phase) -> Result<()> {
+        let (mut at, from) = (Cursor::default(), self.plan.commit_from);
+        match phase {
+            Phase::Compute => (0..from).try_for_each(|i| self.step(i, &mut at, cx, run, finite)),
+            Phase::Commit => {
+                self.plan.steps[..from].iter().for_each(|step| at.skip(step));
+                (from..self.plan.steps.len()).try_for_each(|i| self.step(i, &mut at, cx, run, finite))
             }
         }
-        Ok(None)
+    }
+
+    /// Runs step by step and looks at every result. Goes on to the end even when it has found something, so that the
+    /// other towers do not wait for it.
+    fn find_bad(
+        &mut self,
+        cx: &mut TowerCx<'_>,
+        run: &RunInfo,
+        hints: &HashMap<String, String>,
+    ) -> Result<Option<Error>> {
+        let (ignored, mut at) = (AtomicBool::new(true), Cursor::default());
+        let mut found = None;
+        for i in 0..self.plan.commit_from {
+            let first = at.write;
+            self.step(i, &mut at, cx, run, &ignored)?;
+            let step = &self.plan.steps[i];
+            let bad = step.forms.iter().enumerate().any(|(k, &(dtype, n))| {
+                // SAFETY: the step has just written n elements there.
+                unsafe { !tensorpack_kernels::all_finite(cx.isa, dtype, self.writes[first + k], n) }
+            });
+            if bad && found.is_none() {
+                let name = &step.origin.name;
+                let e = Error::new(
+                    ErrorKind::NotFinite,
+                    format!("{name} is not finite: it holds a NaN or an infinity"),
+                );
+                found =
+                    Some(hints.get(name).into_iter().fold(e.at(step.origin.site), |e, hint| e.note(hint)));
+            }
+        }
+        Ok(found)
     }
 }
 
@@ -323,6 +515,13 @@ struct Cursor {
     write: usize,
 }
 
+impl Cursor {
+    fn skip(&mut self, step: &super::plan::Step) {
+        self.read += step.reads.len();
+        self.write += step.writes.len();
+    }
+}
+
 impl Executable for CpuProgram {
     fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
         let shared = self.shared.clone();
@@ -331,19 +530,27 @@ impl Executable for CpuProgram {
     }
 
     fn plan_text(&self) -> String {
-        self.plan.text()
+        let several = self.towers.len() > 1;
+        let text = |(i, t): (usize, &Mutex<TowerRun>)| {
+            let text = own(t).plan.text();
+            if several { format!("tower {i}\n{text}") } else { text }
+        };
+        self.towers.iter().enumerate().map(text).collect()
     }
 
     fn profile(&self) -> Vec<KernelTime> {
-        let timed = self.plan.steps.iter().zip(&self.times);
-        timed
-            .map(|(step, t)| KernelTime {
+        let mut all = Vec::new();
+        for tower in &self.towers {
+            let tower = own(tower);
+            all.extend(tower.plan.steps.iter().zip(&tower.times).map(|(step, t)| KernelTime {
                 name: format!("{} {}", step.work.name(), step.origin.name),
                 runs: t.runs,
                 seconds: t.seconds,
+                best_seconds: t.best,
                 flops: step.work.flops(),
                 bytes: step.bytes,
-            })
-            .collect()
+            }));
+        }
+        all
     }
 }

@@ -6,7 +6,8 @@
 //! - Reductions over the same space share one pass.
 
 use crate::kir::{
-    BufferId, Class, Epilogue, ExprBuilder, Kernel, KernelNode, MapBody, Program, ReduceKind, Reg, Step, Unary, View,
+    BufferId, Class, Epilogue, ExprBuilder, Kernel, KernelNode, MapBody, Program, ReduceKind, Reg, Step,
+    Unary, View,
 };
 use std::collections::{HashMap, HashSet};
 use tensorpack_tensor::DType;
@@ -67,7 +68,9 @@ impl<'a> Fusion<'a> {
 
     fn inline_maps(&mut self) {
         for i in 0..self.nodes.len() {
-            let Some(KernelNode { kernel: Kernel::Map(producer), outputs, .. }) = &self.nodes[i] else { continue };
+            let Some(KernelNode { kernel: Kernel::Map(producer), outputs, .. }) = &self.nodes[i] else {
+                continue;
+            };
             let (producer, outputs) = (producer.clone(), outputs.clone());
             // Rounding to a narrower type happens when a value is stored: such values stay stored.
             let exact = |b: &BufferId| {
@@ -75,12 +78,15 @@ impl<'a> Fusion<'a> {
             };
             let users: Vec<usize> =
                 (i + 1..self.nodes.len()).filter(|&n| outputs.iter().any(|&b| self.reads(n, b))).collect();
-            if users.is_empty() || !outputs.iter().all(exact) || outputs.iter().any(|b| self.kept.contains(b)) {
+            if users.is_empty() || !outputs.iter().all(exact) || outputs.iter().any(|b| self.kept.contains(b))
+            {
                 continue;
             }
             let stored = outputs.iter().any(|b| self.is_stored(*b));
-            let merged: Option<Vec<MapBody>> =
-                users.iter().map(|&u| self.body(u).and_then(|body| inlined(body, &producer, &outputs))).collect();
+            let merged: Option<Vec<MapBody>> = users
+                .iter()
+                .map(|&u| self.body(u).and_then(|body| inlined(body, &producer, &outputs)))
+                .collect();
             match merged {
                 Some(bodies)
                     if !stored && (users.len() == 1 || self.worth_repeating(&producer, &users, &bodies)) =>
@@ -108,7 +114,9 @@ impl<'a> Fusion<'a> {
     }
 
     fn set_body(&mut self, i: usize, new: MapBody) {
-        if let Some(KernelNode { kernel: Kernel::Map(body) | Kernel::Reduce { body, .. }, .. }) = &mut self.nodes[i] {
+        if let Some(KernelNode { kernel: Kernel::Map(body) | Kernel::Reduce { body, .. }, .. }) =
+            &mut self.nodes[i]
+        {
             *body = new;
         }
     }
@@ -119,7 +127,13 @@ impl<'a> Fusion<'a> {
             matches!(
                 s,
                 Step::Unary(
-                    Unary::Exp | Unary::Log | Unary::Log1p | Unary::Tanh | Unary::Sigmoid | Unary::Erf | Unary::Sin
+                    Unary::Exp
+                        | Unary::Log
+                        | Unary::Log1p
+                        | Unary::Tanh
+                        | Unary::Sigmoid
+                        | Unary::Erf
+                        | Unary::Sin
                         | Unary::Cos,
                     _
                 ) | Step::Binary(crate::kir::Binary::Pow, ..)
@@ -127,7 +141,8 @@ impl<'a> Fusion<'a> {
         };
         // What only this map reads of a contraction will be its epilogue, which costs nothing.
         let epilogue_to_be = producer.operands.iter().any(|v| {
-            let makes = |n: &KernelNode| n.outputs.contains(&v.buffer) && matches!(n.kernel, Kernel::Contract { .. });
+            let makes =
+                |n: &KernelNode| n.outputs.contains(&v.buffer) && matches!(n.kernel, Kernel::Contract { .. });
             let readers = (0..self.nodes.len()).filter(|&n| self.reads(n, v.buffer)).count();
             readers == 1 && self.nodes.iter().flatten().any(makes)
         });
@@ -135,7 +150,8 @@ impl<'a> Fusion<'a> {
             return false;
         }
         // Only what is read element by element counts: what repeats stays in cache.
-        let distinct = |v: &View| v.sizes.iter().zip(&v.strides).filter(|(_, s)| **s != 0).map(|(&n, _)| n).product();
+        let distinct =
+            |v: &View| v.sizes.iter().zip(&v.strides).filter(|(_, s)| **s != 0).map(|(&n, _)| n).product();
         let full = |body: &MapBody| {
             let elements: usize = body.sizes.iter().product();
             body.operands.iter().filter(|v| 2usize.saturating_mul(distinct(v)) > elements).count()
@@ -149,7 +165,9 @@ impl<'a> Fusion<'a> {
     /// a map over the very same space.
     fn join_with_first(&mut self, producer: &MapBody, made: &[BufferId], users: &[usize]) -> bool {
         let first = users[0];
-        let Some(KernelNode { kernel: Kernel::Map(reader), outputs, .. }) = &self.nodes[first] else { return false };
+        let Some(KernelNode { kernel: Kernel::Map(reader), outputs, .. }) = &self.nodes[first] else {
+            return false;
+        };
         let kept: Vec<usize> = (0..made.len())
             .filter(|&k| self.is_stored(made[k]) || users[1..].iter().any(|&u| self.reads(u, made[k])))
             .collect();
@@ -180,7 +198,9 @@ impl<'a> Fusion<'a> {
     fn epilogues(&mut self) {
         let readers = self.readers();
         for i in 0..self.nodes.len() {
-            let Some(KernelNode { kernel: Kernel::Contract { epilogue: None, .. }, outputs, .. }) = &self.nodes[i] else {
+            let Some(KernelNode { kernel: Kernel::Contract { epilogue: None, .. }, outputs, .. }) =
+                &self.nodes[i]
+            else {
                 continue;
             };
             let made = outputs[0];
@@ -189,7 +209,9 @@ impl<'a> Fusion<'a> {
                 continue;
             }
             let buffer = self.program.buffer(made);
-            let Some(KernelNode { kernel: Kernel::Map(map), outputs, origin }) = &self.nodes[*user] else { continue };
+            let Some(KernelNode { kernel: Kernel::Map(map), outputs, origin }) = &self.nodes[*user] else {
+                continue;
+            };
             let fits = map.sizes == buffer.sizes
                 && outputs.len() == 1
                 && self.program.buffer(outputs[0]).dtype == buffer.dtype
@@ -203,7 +225,9 @@ impl<'a> Fusion<'a> {
             let regs = b.inline(&map.expr, |b, i, class| b.operand(place(&map.operands[i]), class), |a| a);
             let epilogue = Epilogue { expr: b.finish(&regs), operands: rest.clone() };
             let (outputs, origin) = (outputs.clone(), origin.clone());
-            let Some(KernelNode { kernel: Kernel::Contract { kind, lhs, rhs, .. }, .. }) = self.nodes[i].take() else {
+            let Some(KernelNode { kernel: Kernel::Contract { kind, lhs, rhs, .. }, .. }) =
+                self.nodes[i].take()
+            else {
                 continue;
             };
             let kernel = Kernel::Contract { kind, lhs, rhs, epilogue: Some(epilogue) };
@@ -228,13 +252,17 @@ impl<'a> Fusion<'a> {
 
     fn common_place(&self, i: usize, j: usize) -> Option<usize> {
         let (first, second) = (self.nodes[i].as_ref()?, self.nodes[j].as_ref()?);
-        let (Kernel::Reduce { body: a, reduced: ra, kinds: ka }, Kernel::Reduce { body: b, reduced: rb, kinds: kb }) =
-            (&first.kernel, &second.kernel)
+        let (
+            Kernel::Reduce { body: a, reduced: ra, kinds: ka },
+            Kernel::Reduce { body: b, reduced: rb, kinds: kb },
+        ) = (&first.kernel, &second.kernel)
         else {
             return None;
         };
         // The places of extremes come from another kind of loop.
-        let plain = |kinds: &[ReduceKind]| !kinds.iter().any(|k| matches!(k, ReduceKind::ArgMax | ReduceKind::ArgMin));
+        let plain = |kinds: &[ReduceKind]| {
+            !kinds.iter().any(|k| matches!(k, ReduceKind::ArgMax | ReduceKind::ArgMin))
+        };
         let reads_alike = b.operands.iter().any(|v| a.operands.contains(v));
         let same = a.sizes == b.sizes && ra == rb && plain(ka) && plain(kb) && reads_alike;
         let class = |body: &MapBody| body.expr.class(body.expr.outputs[0]);
@@ -365,7 +393,9 @@ fn seen_through(view: &View, producer: &MapBody) -> Option<Seen> {
             let last = start[*d] as isize + (n as isize - 1) * step;
             !taken[*d] && stride % dense[*d] == 0 && step > 0 && last < producer.sizes[*d] as isize
         };
-        let d = (0..rank).find(|d| dense[*d] == stride && producer.sizes[*d] > 1 && fits(d)).or_else(|| (0..rank).find(fits))?;
+        let d = (0..rank)
+            .find(|d| dense[*d] == stride && producer.sizes[*d] > 1 && fits(d))
+            .or_else(|| (0..rank).find(fits))?;
         taken[d] = true;
         let step = stride / dense[d];
         if step == 1 && start[d] == 0 && n == producer.sizes[d] {

@@ -15,35 +15,62 @@ pub(super) fn padded(bytes: usize) -> usize {
 /// A block of memory.
 #[derive(Debug)]
 pub(super) struct Block {
-    at: NonNull<u8>,
+    from: NonNull<u8>,
     layout: Layout,
+    /// Bytes from `from` to the first aligned address.
+    lead: usize,
 }
 
 // SAFETY: the block owns its memory as a Box would; who may touch it when is decided by the engine, which hands out
 // pointers only while it is locked.
 unsafe impl Send for Block {}
+// SAFETY: as above: a shared block tells its address, nothing more.
+unsafe impl Sync for Block {}
 
 impl Block {
     pub(super) fn zeroed(bytes: usize) -> Result<Block> {
         let too_large = || Error::new(ErrorKind::Memory, format!("{bytes} bytes could not be allocated"));
-        let layout = Layout::from_size_align(bytes.max(ALIGN), ALIGN).map_err(|_| too_large())?;
+        // Aligned by hand: asked for a small alignment only, the allocator hands out fresh pages, which are zero
+        // already and take no memory before they are used.
+        let room = bytes.checked_add(ALIGN).ok_or_else(too_large)?;
+        let layout = Layout::from_size_align(room, 16).map_err(|_| too_large())?;
         // SAFETY: the layout's size is not zero.
-        let at = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(too_large)?;
-        Ok(Block { at, layout })
+        let from = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(too_large)?;
+        huge_pages(from.as_ptr(), room);
+        Ok(Block { from, layout, lead: from.align_offset(ALIGN) })
     }
 
     pub(super) fn len(&self) -> usize {
-        self.layout.size()
+        self.layout.size() - ALIGN
     }
 
     pub(super) fn as_ptr(&self) -> *mut u8 {
-        self.at.as_ptr()
+        self.from.as_ptr().wrapping_add(self.lead)
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout.
-        unsafe { dealloc(self.at.as_ptr(), self.layout) }
+        unsafe { dealloc(self.from.as_ptr(), self.layout) }
     }
+}
+
+/// Asks for large pages where the system gives them only on request: a pass over the arena then misses the page tables'
+/// cache far less often. A refusal changes nothing.
+fn huge_pages(from: *mut u8, bytes: usize) {
+    #[cfg(target_os = "linux")]
+    {
+        const PAGE: usize = 4096;
+        let lead = from.align_offset(PAGE);
+        if bytes >= 4 << 20 {
+            // SAFETY: the range lies inside memory just allocated, and the advice changes how it is mapped, not what
+            // it holds.
+            unsafe {
+                libc::madvise(from.wrapping_add(lead).cast(), bytes - lead - PAGE, libc::MADV_HUGEPAGE)
+            };
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (from, bytes);
 }

@@ -9,6 +9,7 @@ mod variables;
 mod commit;
 mod arena;
 mod plan;
+mod exchange;
 mod work;
 mod engine;
 mod memory;

@@ -2,10 +2,10 @@
 
 use super::arena::{self, Lifetime};
 use super::commit::{self, Pass};
+use super::fuse;
 use super::memory::padded;
 use super::variables::Variables;
 use super::work::Work;
-use super::fuse;
 use crate::kir::{BufferId, BufferKind, Kernel, KernelNode, MapBody, Origin, Program, View};
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -102,8 +102,15 @@ fn dense_fetches(program: &mut Program) {
         let view = program.fetches[i].clone();
         if !view.is_dense() {
             let buffer = program.add_buffer(view.dtype, &view.sizes, BufferKind::Temp);
-            let origin = Origin { name: "fetch".into(), site: tensorpack_tensor::Site { file: file!(), line: line!() } };
-            program.kernels.push(KernelNode { kernel: Kernel::Copy(view.clone()), outputs: vec![buffer], origin });
+            let origin = Origin {
+                name: "fetch".into(),
+                site: tensorpack_tensor::Site { file: file!(), line: line!() },
+            };
+            program.kernels.push(KernelNode {
+                kernel: Kernel::Copy(view.clone()),
+                outputs: vec![buffer],
+                origin,
+            });
             program.fetches[i] = View::dense(buffer, view.dtype, &view.sizes);
         }
     }
@@ -276,7 +283,10 @@ impl<'a> Planner<'a> {
                 forms: vec![(value.dtype, n)],
                 checked: vec![false],
                 shared: None,
-                origin: Origin { name: "assign".into(), site: tensorpack_tensor::Site { file: file!(), line: line!() } },
+                origin: Origin {
+                    name: "assign".into(),
+                    site: tensorpack_tensor::Site { file: file!(), line: line!() },
+                },
                 bytes,
             });
         }
@@ -391,7 +401,8 @@ impl<'a> Planner<'a> {
         let size = |b: BufferId| self.program.buffer(b).dtype.size();
         let bytes = |b: BufferId| self.program.buffer(b).bytes();
         let (first, last) = (&pass.members[0], &pass.members[pass.members.len() - 1]);
-        let before: usize = pass.members[..pass.members.len() - 1].iter().map(|m| padded(bytes(m.outputs[0]))).sum();
+        let before: usize =
+            pass.members[..pass.members.len() - 1].iter().map(|m| padded(bytes(m.outputs[0]))).sum();
         let n = before / size(first.outputs[0]) + self.program.buffer(last.outputs[0]).len();
         let operands = first.body.operands.iter().map(|v| {
             let stride = isize::from(!commit::is_scalar(v, &first.body.sizes));

@@ -72,7 +72,13 @@ impl Variables {
         let place = self.places[index];
         let bytes = value.as_bytes();
         // SAFETY: as in `read`; `value` is this variable's own form, as the session checked.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.slab(place.slab).add(place.offset), bytes.len()) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                self.slab(place.slab).add(place.offset),
+                bytes.len(),
+            )
+        };
         Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! A kernel with its sizes, and how it is run on memory.
 
+use super::exchange::Exchange;
 use super::memory::padded;
 use crate::kir::{CustomKernel, Kernel, KernelNode, MapBody, PoolKind, Program, View};
 use std::sync::Arc;
@@ -12,12 +13,33 @@ use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
 pub(super) enum Work {
     Map(kernels::Map),
     Reduce(kernels::Reduce),
-    Contract { kernel: Box<dyn Contract>, dtype: DType, epilogue: Option<kernels::Map> },
-    Pool { kind: PoolKind, pool: kernels::Pool, dtype: DType },
+    Contract {
+        kernel: Box<dyn Contract>,
+        dtype: DType,
+        epilogue: Option<kernels::Map>,
+    },
+    Pool {
+        kind: PoolKind,
+        pool: kernels::Pool,
+        dtype: DType,
+    },
     Copy(kernels::Copy),
     Pad(kernels::Pad),
-    Random { kernel: kernels::Random, stream: String },
-    Custom { kernel: Arc<dyn CustomKernel>, inputs: Vec<(DType, Vec<usize>)>, outputs: Vec<(DType, Vec<usize>)> },
+    Random {
+        kernel: kernels::Random,
+        stream: String,
+        first: u64,
+    },
+    AllReduce {
+        dtype: DType,
+        len: usize,
+        key: String,
+    },
+    Custom {
+        kernel: Arc<dyn CustomKernel>,
+        inputs: Vec<(DType, Vec<usize>)>,
+        outputs: Vec<(DType, Vec<usize>)>,
+    },
 }
 
 /// What a step runs on.
@@ -36,6 +58,14 @@ pub(super) struct Memory<'a> {
     pub(super) isa: Isa,
     pub(super) seed: u64,
     pub(super) draw: u64,
+    pub(super) meeting: Meeting<'a>,
+}
+
+/// Where a tower meets the others.
+#[derive(Clone, Copy)]
+pub(super) struct Meeting<'a> {
+    pub(super) exchange: &'a Exchange,
+    pub(super) tower: usize,
 }
 
 // SAFETY: the pointers are the engine's own memory, which it keeps while a step runs, and each chunk writes a part of
@@ -76,9 +106,13 @@ impl Work {
             Kernel::Pad { src, low, high, interior } => {
                 Work::Pad(kernels::Pad::new(&src.sizes, src.dtype.size(), &src.strides, low, high, interior))
             }
-            Kernel::Random { stream, .. } => {
+            Kernel::Random { stream, first } => {
                 let out = program.buffer(node.outputs[0]);
-                Work::Random { kernel: kernels::Random::new(out.len(), out.dtype), stream: stream.clone() }
+                let kernel = kernels::Random::new(out.len(), out.dtype);
+                Work::Random { kernel, stream: stream.clone(), first: *first as u64 }
+            }
+            Kernel::AllReduce { key, input } => {
+                Work::AllReduce { dtype: input.dtype, len: input.len(), key: key.clone() }
             }
             Kernel::Custom { kernel, inputs } => Work::Custom {
                 kernel: kernel.clone(),
@@ -111,6 +145,7 @@ impl Work {
             Work::Copy(_) => "copy",
             Work::Pad(_) => "pad",
             Work::Random { .. } => "random",
+            Work::AllReduce { .. } => "all-reduce",
             Work::Custom { .. } => "custom",
         }
     }
@@ -170,7 +205,9 @@ impl Work {
                 for phase in 0..k.phases() {
                     team.run(k.chunks(phase), &|chunk, member| {
                         // SAFETY: as above; phases follow one another.
-                        unsafe { k.run(isa, phase, chunk, m.reads(), m.writes(), m.shared(), m.scratch(member)) }
+                        unsafe {
+                            k.run(isa, phase, chunk, m.reads(), m.writes(), m.shared(), m.scratch(member))
+                        }
                     });
                 }
                 // SAFETY: the outputs are complete; they are few.
@@ -192,7 +229,9 @@ impl Work {
                         // SAFETY: as promised by the caller.
                         unsafe {
                             match dtype {
-                                DType::F64 => kernel.run_f64(isa, phase, chunk, m.operands(), own, &mut finish),
+                                DType::F64 => {
+                                    kernel.run_f64(isa, phase, chunk, m.operands(), own, &mut finish)
+                                }
                                 _ => kernel.run_f32(isa, phase, chunk, m.operands(), own, &mut finish),
                             }
                         }
@@ -209,8 +248,12 @@ impl Work {
                     unsafe {
                         match kind {
                             PoolKind::Max => pool.max(isa, *dtype, chunk, read(0), write(0), write(1)),
-                            PoolKind::MaxGrad => pool.max_grad(isa, *dtype, chunk, read(0), read(1), write(0)),
-                            PoolKind::MaxPick => pool.max_pick(isa, *dtype, chunk, read(0), read(1), write(0)),
+                            PoolKind::MaxGrad => {
+                                pool.max_grad(isa, *dtype, chunk, read(0), read(1), write(0))
+                            }
+                            PoolKind::MaxPick => {
+                                pool.max_pick(isa, *dtype, chunk, read(0), read(1), write(0))
+                            }
                             PoolKind::Average => pool.average(isa, *dtype, chunk, read(0), write(0)),
                             PoolKind::AverageGrad => pool.average_grad(isa, *dtype, chunk, read(0), write(0)),
                         }
@@ -231,10 +274,19 @@ impl Work {
                 // SAFETY: the output is complete.
                 unsafe { m.check_all() };
             }
-            Work::Random { kernel, stream } => {
+            Work::Random { kernel, stream, first } => {
                 let rng = CounterRng::new(m.seed, stream);
                 // SAFETY: as promised by the caller.
-                team.run(kernel.chunks(), &|chunk, _| unsafe { kernel.run(isa, chunk, rng, m.draw, 0, write(0)) });
+                team.run(kernel.chunks(), &|chunk, _| unsafe {
+                    kernel.run(isa, chunk, rng, m.draw, *first, write(0))
+                });
+            }
+            Work::AllReduce { dtype, len, key } => {
+                let Meeting { exchange, tower } = m.meeting;
+                // SAFETY: as promised by the caller; all towers have the same number of elements, as the engine checked.
+                unsafe { exchange.all_reduce(tower, key, *dtype, read(0), write(0), *len)? };
+                // SAFETY: the output is complete.
+                unsafe { m.check_all() };
             }
             Work::Custom { kernel, inputs, outputs } => {
                 let inputs = inputs
@@ -261,7 +313,9 @@ impl Work {
                         )));
                     }
                     // SAFETY: the output has just this many bytes.
-                    unsafe { std::ptr::copy_nonoverlapping(t.as_bytes().as_ptr(), write(i), t.as_bytes().len()) };
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(t.as_bytes().as_ptr(), write(i), t.as_bytes().len())
+                    };
                 }
                 // SAFETY: the outputs are complete.
                 unsafe { m.check_all() };
@@ -296,7 +350,12 @@ impl Memory<'_> {
 
     /// What a contraction works on.
     fn operands<T>(&self) -> Operands<T> {
-        Operands { lhs: self.read(0).cast(), rhs: self.read(1).cast(), out: self.write(0).cast(), shared: self.shared }
+        Operands {
+            lhs: self.read(0).cast(),
+            rhs: self.read(1).cast(),
+            out: self.write(0).cast(),
+            shared: self.shared,
+        }
     }
 
     /// The scratch of one member.

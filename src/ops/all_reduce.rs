@@ -1,0 +1,51 @@
+//! Sums over towers: the one operation through which replicas of a model meet.
+
+use crate::graph::{GradCx, OpDef, OpTraits, Spec, Tensor};
+use crate::kir::{LowerCx, View};
+use tensorpack_tensor::{DType, Error, Result};
+
+/// The sum of what all towers have under `key`. Each tower has a node of its own; their results are equal.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct AllReduce {
+    key: String,
+    towers: usize,
+}
+
+impl OpDef for AllReduce {
+    fn name(&self) -> &str {
+        "AllReduce"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        match inputs[0].dtype {
+            DType::F32 | DType::F64 => Ok(vec![inputs[0].clone()]),
+            d => Err(Error::dtype(format!("takes f32 or f64 elements, not {d}"))),
+        }
+    }
+
+    /// Every tower's result depends on every tower's part: the gradient is the sum of all towers' gradients.
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![Some(cx.dy().all_reduce(format!("{}/grad", self.key), self.towers))])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let x = cx.input(0);
+        Ok(vec![if self.towers == 1 { x } else { cx.all_reduce(&self.key, &x) }])
+    }
+
+    fn traits(&self) -> OpTraits {
+        OpTraits::UNIQUE
+    }
+
+    fn collective(&self) -> Option<&str> {
+        (self.towers > 1).then_some(&self.key)
+    }
+}
+
+impl Tensor {
+    /// The sum of what `towers` towers have under `key`.
+    #[track_caller]
+    pub(crate) fn all_reduce(&self, key: String, towers: usize) -> Tensor {
+        Tensor::apply_one(AllReduce { key, towers }, &[self])
+    }
+}

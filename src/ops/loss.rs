@@ -1,0 +1,43 @@
+//! Losses, one for each element or example; the cost is usually their mean.
+
+use super::composed;
+use crate::graph::Tensor;
+use std::panic::Location;
+use tensorpack_tensor::Error;
+
+impl Tensor {
+    /// The cross entropy of logits and a distribution over the classes, both `[..., classes]`: one loss for each
+    /// distribution.
+    #[track_caller]
+    pub fn softmax_cross_entropy(&self, labels: &Tensor) -> Tensor {
+        composed(self, "SoftmaxCrossEntropy", Location::caller(), || -(self.log_softmax() * labels).sum_axes(&[-1]))
+    }
+
+    /// The cross entropy of logits and the probability of yes, for every element.
+    #[track_caller]
+    #[doc(alias = "sigmoid_cross_entropy_with_logits")]
+    pub fn sigmoid_cross_entropy(&self, labels: &Tensor) -> Tensor {
+        // -z log(sigmoid(x)) - (1 - z) log(1 - sigmoid(x)), with nothing that overflows.
+        composed(self, "SigmoidCrossEntropy", Location::caller(), || self.softplus() - self * labels)
+    }
+
+    /// The square of the difference.
+    #[track_caller]
+    pub fn squared_error(&self, target: &Tensor) -> Tensor {
+        composed(self, "SquaredError", Location::caller(), || (self - target).square())
+    }
+
+    /// Half the square of the difference where that is at most `delta`, and linear beyond (Huber, 1964).
+    #[track_caller]
+    pub fn huber_loss(&self, target: &Tensor, delta: f64) -> Tensor {
+        if delta.is_nan() || delta <= 0.0 {
+            return self.fail("HuberLoss", Error::argument(format!("a delta of {delta} is not positive")));
+        }
+        composed(self, "HuberLoss", Location::caller(), || {
+            let far = (self - target).abs();
+            let near = far.minimum(&far.constant_like(delta));
+            // With the part up to delta called q: q^2 / 2 + delta (|d| - q).
+            near.square() * 0.5 + (far - near) * delta
+        })
+    }
+}

@@ -1,0 +1,220 @@
+//! Several towers in one graph: each has a plan of its own, and they meet only where they sum.
+
+use std::sync::Arc;
+use std::time::Duration;
+use tensorpack::graph::{OpDef, Spec};
+use tensorpack::kir::{CustomKernel, LowerCx, View};
+use tensorpack::prelude::*;
+use tensorpack::tensor::CounterRng;
+use tensorpack::tower::Mode;
+
+/// A small net with dropout; returns the tower's cost.
+fn net(t: &TowerContext, x: &Tensor, y: &Tensor) -> Tensor {
+    let h = Linear::new(6).relu().apply(t, "fc0", x).dropout(0.25);
+    let out = Linear::new(1).apply(t, "fc1", &h);
+    (out - y).square().mean()
+}
+
+struct Trained {
+    session: Session,
+    costs: Vec<Tensor>,
+    step: Op,
+}
+
+/// `towers` towers, gradients averaged, one set of variables.
+fn build(towers: usize) -> Result<Trained> {
+    let graph = Graph::new();
+    let mut costs = Vec::new();
+    let mut averaged = Vec::new();
+    for i in 0..towers {
+        let t = TowerContext::new(&graph, Mode::Training, i, towers);
+        let x = graph.placeholder(&TensorSpec::new(format!("x{i}"), DType::F64, [None, Some(3)]));
+        let y = graph.placeholder(&TensorSpec::new(format!("y{i}"), DType::F64, [None, Some(1)]));
+        let cost = t.build(|t| net(t, &x, &y));
+        let variables: Vec<Variable> = graph
+            .collection(tensorpack::graph::TRAINABLE_VARIABLES)
+            .variables
+            .iter()
+            .map(|&v| graph.variable_handle(v))
+            .collect();
+        let values: Vec<&Tensor> = variables.iter().map(Variable::value).collect();
+        let gradients = gradients(&cost, &values)?;
+        averaged = t.build(|t| {
+            let mean = |(v, g): (Variable, Option<Tensor>)| {
+                let g = g.expect("the cost depends on every variable");
+                let name = format!("average/{}", v.name());
+                (t.all_reduce_mean(&name, &g), v)
+            };
+            variables.into_iter().zip(gradients).map(mean).collect()
+        });
+        costs.push(cost);
+        if i == 0 {
+            let updates: Vec<Op> = averaged.iter().map(|(g, v)| v.update(|w| w - g * 0.1)).collect();
+            let step = graph.group(&updates.iter().collect::<Vec<_>>());
+            graph.add_op_to_collection("step", &step);
+        }
+    }
+    assert_eq!(averaged.len(), 4);
+    let step = graph.collection_ops("step").remove(0);
+    let session = Session::with(graph.freeze()?, SessionOptions { seed: 5, ..SessionOptions::default() })?;
+    Ok(Trained { session, costs, step })
+}
+
+fn data(rows: std::ops::Range<u64>) -> (HostTensor, HostTensor) {
+    let rng = CounterRng::new(3, "data");
+    let n = (rows.end - rows.start) as usize;
+    let x = (rows.start * 3..rows.end * 3).map(|i| rng.normal(0, i)).collect();
+    let y = rows.map(|i| rng.normal(1, i)).collect();
+    (HostTensor::new([n, 3], x).unwrap(), HostTensor::new([n, 1], y).unwrap())
+}
+
+fn train(towers: usize, steps: u64) -> Vec<HostTensor> {
+    let trained = build(towers).unwrap();
+    const TOTAL: u64 = 24;
+    let each = TOTAL / towers as u64;
+    for step in 0..steps {
+        let batches: Vec<_> = (0..towers as u64)
+            .map(|i| data(step * TOTAL + i * each..step * TOTAL + (i + 1) * each))
+            .collect();
+        let names: Vec<(String, String)> = (0..towers).map(|i| (format!("x{i}"), format!("y{i}"))).collect();
+        let feeds: Vec<(&str, &HostTensor)> = names
+            .iter()
+            .zip(&batches)
+            .flat_map(|((x, y), (a, b))| [(x.as_str(), a), (y.as_str(), b)])
+            .collect();
+        trained.session.run(&[&trained.step, &trained.costs[0]], &feeds).unwrap();
+    }
+    trained.session.graph().variables().iter().map(|v| trained.session.read(&v.name).unwrap()).collect()
+}
+
+/// Dropout too: the rows of random tensors continue from tower to tower.
+#[test]
+fn towers_together_equal_one_big_batch() {
+    let one = train(1, 10);
+    for towers in [2, 3, 4] {
+        for (a, b) in one.iter().zip(&train(towers, 10)) {
+            let (a, b) = (a.to_f64_vec(), b.to_f64_vec());
+            let norm = |v: &[f64]| v.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let difference: Vec<f64> = a.iter().zip(&b).map(|(x, y)| x - y).collect();
+            assert!(norm(&difference) <= 1e-12 * norm(&a), "{towers} towers differ by {}", norm(&difference));
+        }
+    }
+}
+
+#[test]
+fn towers_may_have_different_batches() {
+    let trained = build(2).unwrap();
+    let ((x0, y0), (x1, y1)) = (data(0..4), data(4..11));
+    let feeds = [("x0", &x0), ("y0", &y0), ("x1", &x1), ("y1", &y1)];
+    let costs = trained.session.run(&[&trained.costs[0], &trained.costs[1], &trained.step], &feeds).unwrap();
+    assert_eq!(costs.len(), 2);
+    assert_ne!(costs[0], costs[1]);
+}
+
+/// What one tower needs of a sum, all must compute; what it does not need, the others need not.
+#[test]
+fn a_fetch_is_closed_over_the_sums_it_needs() {
+    let trained = build(2).unwrap();
+    let (x, y) = data(0..4);
+    let alone = [("x0", &x), ("y0", &y)];
+    assert_eq!(trained.session.run(&[&trained.costs[0]], &alone).unwrap().len(), 1);
+    let e = trained.session.run(&[&trained.step], &alone).unwrap_err();
+    assert!(e.message().contains("x1 must be fed") || e.message().contains("y1 must be fed"), "{e}");
+}
+
+#[test]
+fn towers_that_disagree_are_an_error_before_anything_runs() {
+    let graph = Graph::new();
+    let mut sums = Vec::new();
+    for i in 0..2 {
+        let t = TowerContext::new(&graph, Mode::Training, i, 2);
+        let x = graph.constant(HostTensor::scalar(1.0f32));
+        sums.push(t.build(|t| match i {
+            0 => {
+                let a = t.all_reduce_sum("a", &x);
+                t.all_reduce_sum("b", &a)
+            }
+            _ => {
+                let b = t.all_reduce_sum("b", &x);
+                t.all_reduce_sum("a", &b)
+            }
+        }));
+    }
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    let e = session.run(&[&sums[0]], &[]).unwrap_err();
+    assert_eq!(e.message(), "towers disagree on what they sum: as number 1 tower 0 has a, tower 1 has b");
+}
+
+#[test]
+fn a_variable_updated_by_two_towers_is_an_error() {
+    let graph = Graph::new();
+    let mut updates = Vec::new();
+    for i in 0..2 {
+        let t = TowerContext::new(&graph, Mode::Training, i, 2);
+        updates.push(t.build(|t| {
+            let v = t.variable(VariableSpec::new("v", []).init(Init::zeros()));
+            v.update(|v| v + 1.0)
+        }));
+    }
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    let e = session.run(&[&updates[0], &updates[1]], &[]).unwrap_err();
+    assert!(e.message().contains("the variable v is updated by two towers"), "{e}");
+}
+
+/// A kernel that fails, or sleeps, in one tower.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Trouble {
+    sleep: bool,
+}
+
+impl OpDef for Trouble {
+    fn name(&self) -> &str {
+        "Trouble"
+    }
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![inputs[0].clone()])
+    }
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        Ok(cx.custom(Arc::new(Trouble { sleep: self.sleep })))
+    }
+}
+
+impl CustomKernel for Trouble {
+    fn run(&self, _: &[HostTensor], _: &mut [HostTensor]) -> Result<()> {
+        if self.sleep {
+            std::thread::sleep(Duration::from_millis(600));
+            return Ok(());
+        }
+        Err(Error::argument("the sensor is unplugged"))
+    }
+}
+
+fn troubled(sleep: bool) -> Result<Vec<HostTensor>> {
+    let graph = Graph::new();
+    let mut sums = Vec::new();
+    for i in 0..2 {
+        let t = TowerContext::new(&graph, Mode::Training, i, 2);
+        let x = graph.placeholder(&TensorSpec::f32(format!("x{i}"), []));
+        sums.push(t.build(|t| {
+            let x = if i == 1 { Tensor::apply_one(Trouble { sleep }, &[&x]) } else { x };
+            t.all_reduce_sum("total", &x)
+        }));
+    }
+    let options = SessionOptions { deadline: Duration::from_millis(100), ..SessionOptions::default() };
+    let session = Session::with(graph.freeze()?, options)?;
+    let one = HostTensor::scalar(1.0f32);
+    session.run(&[&sums[0]], &[("x0", &one), ("x1", &one)])
+}
+
+#[test]
+fn an_error_in_one_tower_ends_all_with_its_cause() {
+    let e = troubled(false).unwrap_err();
+    assert!(e.message().contains("the sensor is unplugged"), "{e}");
+}
+
+#[test]
+fn a_tower_that_comes_too_late_is_an_error_that_names_the_sum() {
+    let e = troubled(true).unwrap_err();
+    assert!(e.message().contains("tower 0 waited") && e.message().contains("total"), "{e}");
+    assert!(e.site().is_some_and(|s| s.file.ends_with("towers.rs")), "{e}");
+}
