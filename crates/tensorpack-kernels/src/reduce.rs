@@ -13,7 +13,7 @@ use crate::map::Operand;
 use crate::space::Space;
 use crate::state::{self, State};
 use crate::steps;
-use crate::tile_program::{Program, Run};
+use crate::tile_program::{Program, Run, TileSize};
 use std::ops::Range;
 use tensorpack_tensor::DType;
 
@@ -26,8 +26,9 @@ const MAX_PIECES: usize = 64;
 /// With so many independent parts, none is cut in pieces.
 const MANY: usize = 32;
 
-/// Bytes of a value over a tile, at most: some kinds go over it more than once.
-const TILE_BYTES: usize = 16 * 1024;
+/// Elements of a tile, more or less. Sums are rounded tile by tile, so tiles are cut by sizes alone: a result must not
+/// depend on which expression was fused into its reduction.
+const TILE: TileSize = TileSize::Elements(2048);
 
 /// How numbers become one. Over nothing, sums are 0, products 1, maxima the lowest and minima the highest number of
 /// the type (infinite for floats), positions 0, and moments NaN.
@@ -121,19 +122,20 @@ impl Reduce {
         assert_eq!(outputs.len(), output, "a type for each output");
 
         let groups = reduced.iter().map(|&r| u8::from(r)).collect();
-        let mut space = Space::new(dims, groups, &operands, &expr).merge();
+        let mut space = Space::new(dims, groups, &operands, &expr).squeeze();
         // Kept, then reduced, then kept dimensions; any other order is changed to kept, then reduced.
         let turns = space.groups.windows(2).filter(|w| w[0] != w[1]).count();
         if turns > 2 || turns == 2 && space.groups[0] == 1 {
             let (kept, gone): (Vec<_>, Vec<_>) = (0..space.dims.len()).partition(|&d| space.groups[d] == 0);
-            space = space.permute(&[kept, gone].concat()).merge();
+            space = space.permute(&[kept, gone].concat());
         }
+        let space = space.merge_but_last();
         let first = space.groups.iter().position(|&g| g == 1).unwrap_or(0);
         let last = space.groups.iter().rposition(|&g| g == 1).map_or(0, |d| d + 1);
         let size = |range: Range<usize>| space.dims[range].iter().product::<usize>();
         let (outer, reduced, columns) = (size(0..first), size(first..last), size(last..space.dims.len()));
         let unit = if columns > 1 { columns } else { reduced };
-        let program = Program::new(&space, &operands, &expr, &[], unit, TILE_BYTES);
+        let program = Program::new(&space, &operands, &expr, &[], unit, TILE);
 
         let mut reduce = Reduce {
             outer,

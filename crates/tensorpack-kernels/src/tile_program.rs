@@ -18,6 +18,15 @@ const MIN_TILE: usize = 4096;
 /// Bytes of all values over a tile, unless that makes it too small: what the nearest cache holds.
 const ALL_BUFFERS: usize = 48 * 1024;
 
+/// How many elements a tile has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum TileSize {
+    /// As many as the nearest cache holds of what the expression keeps, with no more than so many bytes for a value.
+    Fitting(usize),
+    /// So many, whatever the expression: for results that depend on where tiles end.
+    Elements(usize),
+}
+
 /// A piece of the space seen as a matrix of rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tile {
@@ -107,15 +116,14 @@ pub(crate) struct Program {
 
 impl Program {
     /// Compiles `expr` over a merged space. Tiles are made of whole multiples of `unit` elements where that is not
-    /// too many, and a value of a tile takes no more than `tile_bytes`, or not many. `outputs` says which element
-    /// types the results are stored as, for those stored at all.
+    /// too many. `outputs` says which element types the results are stored as, for those stored at all.
     pub(crate) fn new(
         space: &Space,
         operands: &[Operand],
         expr: &Expr,
         outputs: &[DType],
         unit: usize,
-        tile_bytes: usize,
+        size: TileSize,
     ) -> Program {
         let (outer, inner) = match space.dims.split_last() {
             Some((&inner, outer)) => (outer.to_vec(), inner),
@@ -139,8 +147,13 @@ impl Program {
         let each = (program.place(&last_use) / program.capacity).max(1);
         let widest =
             program.column.iter().chain(&program.element).map(|i| class_size(i.class)).max().unwrap_or(4);
-        let most = tile_bytes.max(MIN_TILE) / widest;
-        let normal = (ALL_BUFFERS / each / 16 * 16).clamp(MIN_TILE / widest, most);
+        let normal = match size {
+            TileSize::Elements(n) => n,
+            TileSize::Fitting(bytes) => {
+                let most = bytes.max(MIN_TILE) / widest;
+                (ALL_BUFFERS / each / 16 * 16).clamp(MIN_TILE / widest, most)
+            }
+        };
         let unit = unit.max(1);
         program.capacity = if unit <= 2 * normal { unit * (normal / unit).max(1) } else { normal };
         program.place(&last_use);
