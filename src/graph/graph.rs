@@ -5,7 +5,7 @@ use super::collection::Collections;
 use super::frozen::LateError;
 use super::tensor::dims_of;
 use super::{
-    Collection, Frozen, Node, NodeId, NodeKind, Op, OpDef, Role, Spec, Tensor, TensorId, TensorSpec, Variable, VariableId,
+    Collection, Frozen, Node, NodeId, NodeKind, Op, OpDef, Role, Sharing, Spec, Tensor, TensorId, TensorSpec, Variable, VariableId,
     VariableInfo, VariableSpec, name,
 };
 use std::cell::{Ref, RefCell, RefMut};
@@ -289,11 +289,11 @@ impl Graph {
         tensor
     }
 
-    /// Makes a variable `scope/name`, or returns the one there is if `reuse` says so.
+    /// Makes the variable `scope/name`, or returns the one there is, as `sharing` says.
     #[track_caller]
-    pub(crate) fn variable(&self, spec: VariableSpec, reuse: bool) -> Variable {
+    pub(crate) fn variable(&self, spec: VariableSpec, sharing: Sharing) -> Variable {
         let caller = Location::caller();
-        let made = self.make_variable(&spec, reuse, caller);
+        let made = self.make_variable(&spec, sharing, caller);
         let (id, full) = match made {
             Ok(made) => made,
             Err(e) => {
@@ -325,7 +325,7 @@ impl Graph {
     fn make_variable(
         &self,
         spec: &VariableSpec,
-        reuse: bool,
+        sharing: Sharing,
         caller: &'static Location<'static>,
     ) -> Result<(VariableId, String)> {
         name::check(&spec.name)?;
@@ -344,14 +344,14 @@ impl Graph {
                 ))
                 .note(format!("it was made at {}", there.site)));
             }
-            if !reuse {
+            if sharing == Sharing::Make {
                 return Err(Error::new(ErrorKind::Name, format!("the variable {full} exists already"))
                     .note(format!("it was made at {}", there.site))
                     .note("to share it, open the scope with reuse"));
             }
             return Ok((id, full));
         }
-        if reuse && spec.trainable {
+        if sharing == Sharing::Share && spec.trainable {
             return Err(Error::new(
                 ErrorKind::Name,
                 format!("the variable {full} does not exist, and this tower shares variables instead of making them (rule 4 of tower functions)"),

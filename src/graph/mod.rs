@@ -29,4 +29,5 @@ pub use node::{Node, NodeId, NodeKind, Role, TensorId, VariableId};
 pub use op_def::{GradCx, OpDef, OpIdentity, OpTraits, Spec};
 pub(crate) use tensor::axis_in;
 pub use tensor::{Op, Tensor, TensorSpec};
+pub(crate) use variable::Sharing;
 pub use variable::{Variable, VariableInfo, VariableSpec};

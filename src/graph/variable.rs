@@ -101,6 +101,17 @@ impl VariableSpec {
     }
 }
 
+/// Whether a variable that exists may be taken, and one that does not be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// Every variable is new.
+    Make,
+    /// Every trainable variable exists already.
+    Share,
+    /// Those that exist are shared, the others made.
+    Either,
+}
+
 /// A variable in a graph. It dereferences to the tensor of its value at the start of the run.
 #[derive(Clone, Debug)]
 pub struct Variable {

@@ -2,7 +2,7 @@
 
 use super::optimizer::slot;
 use super::{Optimizer, Rate};
-use crate::graph::{Graph, Init, Op, Tensor, Variable, VariableSpec};
+use crate::graph::{Graph, Init, Op, Sharing, Tensor, Variable, VariableSpec};
 use tensorpack_tensor::DType;
 
 /// ```text
@@ -45,7 +45,7 @@ impl Optimizer for Adam {
         // beta^t, in f64: after many steps 1 - beta^t must still be right.
         let mut power = |name: &str, beta: f64| {
             let spec = VariableSpec::new(name, []).dtype(DType::F64).init(Init::Constant(beta)).non_trainable();
-            let power = graph.variable(spec, false);
+            let power = graph.variable(spec, Sharing::Make);
             updates.push(power.update(|p| p * beta));
             (1.0 - power.value()).cast(dtype)
         };

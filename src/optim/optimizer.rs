@@ -1,6 +1,6 @@
 //! What an optimizer is.
 
-use crate::graph::{Graph, Init, Op, Tensor, Variable, VariableSpec};
+use crate::graph::{Graph, Init, Op, Sharing, Tensor, Variable, VariableSpec};
 use std::fmt::Debug;
 use tensorpack_tensor::DType;
 
@@ -64,5 +64,5 @@ impl From<Variable> for Rate {
 pub(super) fn slot(graph: &Graph, variable: &Variable, slot: &str) -> Variable {
     let sizes = variable.shape().known().unwrap_or_default();
     let spec = VariableSpec::new(format!("{}/{slot}", variable.name()), sizes).dtype(variable.dtype());
-    graph.variable(spec.init(Init::zeros()).non_trainable().slab(slot), false)
+    graph.variable(spec.init(Init::zeros()).non_trainable().slab(slot), Sharing::Make)
 }

@@ -51,7 +51,7 @@ impl Executor for NullEngine {
             (v.dtype, v.sizes.clone())
         };
         let fetches: Vec<(DType, Vec<usize>)> = lowered.fetches.iter().map(form).collect();
-        let bytes = total_bytes(fetches.iter().map(|(d, s)| (*d, s.as_slice())))?;
+        let bytes = total_bytes(fetches.iter().map(|(dtype, sizes)| (*dtype, sizes.as_slice())))?;
         memory_limit::check(bytes, "this program", self.limit)?;
         Ok(Box::new(NullProgram { fetches, text: lowered.programs.iter().map(Program::dump).collect() }))
     }

@@ -1,6 +1,6 @@
 //! What a tower function is told: which replica it builds, for training or inference, and where variables come from.
 
-use crate::graph::{Graph, MOVING_SUMMARIES, Tensor, Variable, VariableSpec};
+use crate::graph::{Graph, MOVING_SUMMARIES, Sharing, Tensor, Variable, VariableSpec};
 use std::panic::Location;
 
 /// What a tower is built for.
@@ -21,7 +21,7 @@ pub struct TowerContext {
     index: usize,
     total: usize,
     owns_variables: bool,
-    reuse: bool,
+    sharing: Sharing,
 }
 
 impl TowerContext {
@@ -34,12 +34,13 @@ impl TowerContext {
     /// An inference tower, which shares the variables there are and makes those there are not.
     #[doc(alias = "PredictTowerContext")]
     pub fn inference(graph: &Graph) -> TowerContext {
-        TowerContext::new(graph, Mode::Inference, 0, 1)
+        TowerContext { sharing: Sharing::Either, ..TowerContext::new(graph, Mode::Inference, 0, 1) }
     }
 
     /// Tower `index` of `total`. The first makes the variables, the others share them.
     pub fn new(graph: &Graph, mode: Mode, index: usize, total: usize) -> TowerContext {
-        TowerContext { graph: graph.clone(), mode, index, total, owns_variables: index == 0, reuse: index > 0 }
+        let sharing = if index == 0 { Sharing::Make } else { Sharing::Share };
+        TowerContext { graph: graph.clone(), mode, index, total, owns_variables: index == 0, sharing }
     }
 
     /// The graph that is built.
@@ -111,7 +112,7 @@ impl TowerContext {
 
     /// Runs `build` so that variables that exist are shared instead of being an error.
     pub fn reuse<R>(&self, build: impl FnOnce(&TowerContext) -> R) -> R {
-        build(&TowerContext { reuse: true, ..self.clone() })
+        build(&TowerContext { sharing: Sharing::Share, ..self.clone() })
     }
 
     /// Runs `build` as a layer called `name`: in a scope of that name, with errors pointing at the line that called
@@ -125,7 +126,7 @@ impl TowerContext {
     #[track_caller]
     #[doc(alias = "get_variable")]
     pub fn variable(&self, spec: VariableSpec) -> Variable {
-        self.graph.variable(spec, self.reuse)
+        self.graph.variable(spec, self.sharing)
     }
 
     /// Keeps a moving average of scalars for the monitors. Only the main training tower's count.

@@ -133,6 +133,56 @@ fn bits_do_not_depend_on_what_is_fetched() {
     }
 }
 
+/// Nor on whether what is reduced is computed inside the reduction or lies ready: the order of a sum is a matter of
+/// sizes alone.
+#[test]
+fn sums_do_not_depend_on_what_is_fused_into_them() {
+    for sizes in
+        [vec![64, 300], vec![7, 5, 333], vec![3000, 3], vec![40, 1, 77, 2], vec![9, 5000], vec![2, 20000]]
+    {
+        let rank = sizes.len();
+        let g = Graph::new();
+        let x = g.placeholder(&TensorSpec::f32("x", sizes.iter().map(|&n| Some(n)).collect::<Vec<_>>()));
+        let rows = g.placeholder(&TensorSpec::f32("rows", [Some(sizes[0])]));
+        let columns = g.placeholder(&TensorSpec::f32("columns", [Some(sizes[rank - 1])]));
+        let mut by_row = vec![1; rank];
+        by_row[0] = sizes[0] as isize;
+        let y = ((&x * &columns).sin() * rows.reshape(&by_row)
+            + &columns * x.cast(DType::F64).cast(DType::F32))
+        .abs();
+        let last = rank as isize - 1;
+        let (mean, variance) = y.moments(&[0]);
+        let (all_mean, all_variance) = y.moments(&(0..=last).collect::<Vec<_>>());
+        let middle: Vec<isize> = (1..=last).collect();
+        let results = [
+            y.sum(),
+            y.sum_axes(&[0]),
+            y.sum_axes(&[-1]),
+            y.sum_axes(&middle),
+            mean,
+            variance,
+            all_mean,
+            all_variance,
+        ];
+        let session = Session::new(g.freeze().unwrap()).unwrap();
+        let draw = |name: &str, sizes: &[usize]| {
+            let rng = tensorpack::tensor::CounterRng::new(3, name);
+            let n = sizes.iter().product::<usize>() as u64;
+            HostTensor::new(sizes, (0..n).map(|i| rng.normal(0, i) as f32).collect::<Vec<f32>>()).unwrap()
+        };
+        let values = [draw("x", &sizes), draw("rows", &sizes[..1]), draw("columns", &sizes[rank - 1..])];
+        let feeds = [("x", &values[0]), ("rows", &values[1]), ("columns", &values[2])];
+        for (i, result) in results.iter().enumerate() {
+            let alone = session.run(&[result], &feeds).unwrap().swap_remove(0);
+            let beside = session.run(&[result, &y], &feeds).unwrap().swap_remove(0);
+            assert!(
+                alone.as_bytes() == beside.as_bytes(),
+                "result {i} over {sizes:?}: {alone:?}, {beside:?}"
+            );
+        }
+    }
+}
+
 /// What hooked runs `first..last` draw, `plain` plain runs before each of them.
 fn draws(seed: u64, first: u64, last: u64, plain: usize) -> Vec<(HostTensor, HostTensor)> {
     let c = counting(16, seed);

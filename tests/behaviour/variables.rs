@@ -358,3 +358,23 @@ proptest! {
         }
     }
 }
+
+/// An inference tower beside a training tower uses the same weights; alone it makes them.
+#[test]
+fn an_inference_tower_shares_what_exists() {
+    let build = |train_too: bool| {
+        let graph = Graph::new();
+        let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(3)]));
+        let layer = Linear::new(2);
+        let trained = train_too.then(|| layer.apply(&TowerContext::training(&graph), "fc", &x));
+        let used = layer.apply(&TowerContext::inference(&graph), "fc", &x);
+        let session = Session::new(graph.freeze().unwrap()).unwrap();
+        assert_eq!(session.graph().variables().len(), 2);
+        let fed = HostTensor::new([1, 3], vec![1.0f32, -2.0, 0.5]).unwrap();
+        let run = |y: &Tensor| session.run(&[y], &[("x", &fed)]).unwrap().remove(0);
+        (trained.map(|t| run(&t)), run(&used))
+    };
+    let (trained, used) = build(true);
+    assert_eq!(trained.as_ref(), Some(&used));
+    assert_eq!(build(false).1, used);
+}

@@ -4,7 +4,7 @@ use crate::element::class_size;
 use crate::expr::Expr;
 use crate::space::Space;
 use crate::steps::{self, Value};
-use crate::tile_program::{Program, Run, Tile, TileLength};
+use crate::tile_program::{Program, Run, Tile, TileSize};
 use crate::{Block, Isa};
 use std::ops::Range;
 use tensorpack_tensor::DType;
@@ -48,10 +48,10 @@ impl Map {
         let space = |groups| Space::new(dims, groups, &operands, &expr).merge();
         let merged = space(vec![0; dims.len()]);
         let unit = merged.dims.last().copied().unwrap_or(1);
-        let flat = Program::new(&merged, &operands, &expr, &outputs, unit, TileLength::Bytes(TILE_BYTES));
+        let flat = Program::new(&merged, &operands, &expr, &outputs, unit, TileSize::Fitting(TILE_BYTES));
         let block = (last > 1 && len > last).then(|| {
             let groups = (1..=dims.len()).map(|d| u8::from(d == dims.len())).collect();
-            Program::new(&space(groups), &operands, &expr, &outputs, 1, TileLength::Bytes(TILE_BYTES))
+            Program::new(&space(groups), &operands, &expr, &outputs, 1, TileSize::Fitting(TILE_BYTES))
         });
         // Whole tiles to a chunk, and the last chunk not much smaller than the others.
         let pieces = len.div_ceil(CHUNK).max(1);

@@ -13,7 +13,7 @@ use crate::map::Operand;
 use crate::space::Space;
 use crate::state::{self, State};
 use crate::steps;
-use crate::tile_program::{Program, Run, TileLength};
+use crate::tile_program::{Program, Run, TileSize};
 use std::ops::Range;
 use tensorpack_tensor::DType;
 
@@ -26,9 +26,9 @@ const MAX_PIECES: usize = 64;
 /// With so many independent parts, none is cut in pieces.
 const MANY: usize = 32;
 
-/// Elements folded at once, more or less. A fixed number: where folds begin and end decides the last bits of a sum, and
-/// those must not depend on what else is computed along with it.
-const FOLD: usize = 2048;
+/// Elements of a tile, more or less. Sums are rounded tile by tile, so tiles are cut by sizes alone: a result must not
+/// depend on which expression was fused into its reduction.
+const TILE: TileSize = TileSize::Elements(2048);
 
 /// How numbers become one. Over nothing, sums are 0, products 1, maxima the lowest and minima the highest number of
 /// the type (infinite for floats), positions 0, and moments NaN.
@@ -122,19 +122,20 @@ impl Reduce {
         assert_eq!(outputs.len(), output, "a type for each output");
 
         let groups = reduced.iter().map(|&r| u8::from(r)).collect();
-        let mut space = Space::new(dims, groups, &operands, &expr).merge();
+        let mut space = Space::new(dims, groups, &operands, &expr).squeeze();
         // Kept, then reduced, then kept dimensions; any other order is changed to kept, then reduced.
         let turns = space.groups.windows(2).filter(|w| w[0] != w[1]).count();
         if turns > 2 || turns == 2 && space.groups[0] == 1 {
             let (kept, gone): (Vec<_>, Vec<_>) = (0..space.dims.len()).partition(|&d| space.groups[d] == 0);
-            space = space.permute(&[kept, gone].concat()).merge();
+            space = space.permute(&[kept, gone].concat());
         }
+        let space = space.merge_but_last();
         let first = space.groups.iter().position(|&g| g == 1).unwrap_or(0);
         let last = space.groups.iter().rposition(|&g| g == 1).map_or(0, |d| d + 1);
         let size = |range: Range<usize>| space.dims[range].iter().product::<usize>();
         let (outer, reduced, columns) = (size(0..first), size(first..last), size(last..space.dims.len()));
         let unit = if columns > 1 { columns } else { reduced };
-        let program = Program::new(&space, &operands, &expr, &[], unit, TileLength::Elements(FOLD));
+        let program = Program::new(&space, &operands, &expr, &[], unit, TILE);
 
         let mut reduce = Reduce {
             outer,
@@ -179,8 +180,6 @@ impl Reduce {
                 }
             }
         }
-        // How columns are cut in blocks depends on the operands; how the sums of one are cut must not.
-        let width = width.max(self.columns.min(FOLD));
         let (units, elements) = (self.outer * self.blocks, self.reduced * width);
         if units >= MANY || elements <= PIECE {
             self.group = (CHUNK / elements).max(1);
@@ -241,21 +240,7 @@ impl Reduce {
 
     /// Bytes of scratch memory that a member needs.
     pub fn scratch_bytes(&self) -> usize {
-        self.program.scratch_bytes()
-            + self.pitch * 8
-            + self.temp_bytes()
-            + self.state_bytes()
-            + self.parts.len() * self.stage_bytes()
-    }
-
-    /// Whether tiles end where operands make them end, and not where folds do: then numbers are gathered first.
-    fn staged(&self) -> bool {
-        self.columns == 1 && !self.short_rows() && self.program.inner() != self.reduced
-    }
-
-    /// Bytes in which the numbers of one part's fold are gathered.
-    fn stage_bytes(&self) -> usize {
-        if self.staged() { self.pitch * 8 } else { 0 }
+        self.program.scratch_bytes() + self.pitch * 8 + self.temp_bytes() + self.state_bytes()
     }
 
     fn temp_bytes(&self) -> usize {
@@ -304,11 +289,9 @@ impl Reduce {
             let program = take(self.program.scratch_bytes());
             let (state, flat, temp) =
                 (take(self.state_bytes()), take(self.pitch * 8), take(self.temp_bytes()));
-            let stage = take(self.parts.len() * self.stage_bytes());
             let rows = self.outer * self.reduced * self.columns / self.program.inner();
             let run = self.program.begin_flat(isa, operands, &[], program, rows);
-            let mut work =
-                Work { reduce: self, isa, run, state: state.cast(), flat, temp: temp.cast(), stage };
+            let mut work = Work { reduce: self, isa, run, state: state.cast(), flat, temp: temp.cast() };
             let units = self.outer * self.blocks;
             if self.short_rows() {
                 return work.short_rows(chunk * self.group..((chunk + 1) * self.group).min(units), outputs);
@@ -392,8 +375,6 @@ struct Work<'a> {
     /// Room for a tile of a result that is the same for all elements.
     flat: *mut u8,
     temp: *mut u64,
-    /// Room for a fold of each part, where numbers are gathered.
-    stage: *mut u8,
 }
 
 impl Work<'_> {
@@ -458,10 +439,6 @@ impl Work<'_> {
         let first = piece * reduce.piece;
         let outer = unit / reduce.blocks * reduce.reduced;
         let end = first + reduce.piece_len(piece);
-        if reduce.staged() {
-            // SAFETY: passed on from the caller.
-            return unsafe { self.gather(outer, first..end) };
-        }
         let mut r = first;
         while r < end {
             let at = (outer + r) * reduce.columns + block.start;
@@ -488,49 +465,6 @@ impl Work<'_> {
                 }
             }
             r += rows;
-        }
-    }
-
-    /// Folds numbers `range` of the run at `outer`, gathered so that folds are as long as if nothing cut them.
-    ///
-    /// # Safety
-    /// As for [`Reduce::run`].
-    unsafe fn gather(&mut self, outer: usize, range: Range<usize>) {
-        let (reduce, capacity) = (self.reduce, self.reduce.program.capacity());
-        let (mut r, mut held) = (range.start, 0);
-        while r < range.end {
-            let tile = reduce.program.tile_at(outer + r, outer + range.end);
-            // SAFETY: the tile is within the space; the rest is passed on from the caller.
-            unsafe { self.run.tile(tile, None) };
-            let mut taken = 0;
-            while taken < tile.len() {
-                let n = (tile.len() - taken).min(capacity - held);
-                for (p, part) in reduce.parts.iter().enumerate() {
-                    let size = class_size(part.class);
-                    // SAFETY: the stage has room for `capacity` numbers of each part, apart from the tile.
-                    unsafe {
-                        let from = self.data(p, tile.len()).add(taken * size);
-                        let to = self.stage.add(p * reduce.stage_bytes() + held * size);
-                        std::ptr::copy_nonoverlapping(from, to, n * size);
-                    }
-                }
-                (taken, held, r) = (taken + n, held + n, r + n);
-                if held < capacity && r < range.end {
-                    continue;
-                }
-                for (p, part) in reduce.parts.iter().enumerate() {
-                    let state = reduce.state(part, self.state, 1);
-                    let begun = r - held;
-                    // Positions count from the very start, moments from that of the piece.
-                    let seen = if part.kind == ReduceKind::Moments { begun - range.start } else { begun };
-                    // SAFETY: `held` numbers were gathered.
-                    unsafe {
-                        let data = self.stage.add(p * reduce.stage_bytes());
-                        accumulate::fold_rows(self.isa, part.kind, part.class, data, held, seen, state);
-                    }
-                }
-                held = 0;
-            }
         }
     }
 }

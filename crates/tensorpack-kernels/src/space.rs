@@ -36,6 +36,22 @@ impl Space {
 
     /// Drops dimensions of size 1 and merges neighbours of one group wherever all strides allow.
     pub(crate) fn merge(&self) -> Space {
+        self.merge_where(|_| true)
+    }
+
+    /// Drops dimensions of size 1.
+    pub(crate) fn squeeze(&self) -> Space {
+        self.merge_where(|_| false)
+    }
+
+    /// Merges like [`Space::merge`], but leaves the last dimension as it is: then its size is the same whatever is read.
+    pub(crate) fn merge_but_last(&self) -> Space {
+        let last = self.dims.iter().rposition(|&n| n != 1);
+        self.merge_where(|d| Some(d) != last)
+    }
+
+    /// Drops dimensions of size 1 and merges those into their neighbours that `may` and can be.
+    fn merge_where(&self, may: impl Fn(usize) -> bool) -> Space {
         let empty = vec![Vec::new(); self.strides.len()];
         let mut out = Space { dims: Vec::new(), groups: Vec::new(), strides: empty };
         for d in 0..self.dims.len() {
@@ -43,7 +59,8 @@ impl Space {
             if n == 1 {
                 continue;
             }
-            let joins = out.groups.last() == Some(&group)
+            let joins = may(d)
+                && out.groups.last() == Some(&group)
                 && out.strides.iter().zip(&self.strides).all(|(o, s)| o.last() == Some(&(s[d] * n as isize)));
             if joins {
                 *out.dims.last_mut().expect("a dim to join") *= n;

@@ -18,12 +18,12 @@ const MIN_TILE: usize = 4096;
 /// Bytes of all values over a tile, unless that makes it too small: what the nearest cache holds.
 const ALL_BUFFERS: usize = 48 * 1024;
 
-/// How long tiles are, more or less.
+/// How many elements a tile has.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum TileLength {
-    /// As long as fits the nearest cache, a value of a tile taking no more than so many bytes, or not many.
-    Bytes(usize),
-    /// So many elements, whatever is computed.
+pub(crate) enum TileSize {
+    /// As many as the nearest cache holds of what the expression keeps, with no more than so many bytes for a value.
+    Fitting(usize),
+    /// So many, whatever the expression: for results that depend on where tiles end.
     Elements(usize),
 }
 
@@ -123,7 +123,7 @@ impl Program {
         expr: &Expr,
         outputs: &[DType],
         unit: usize,
-        length: TileLength,
+        size: TileSize,
     ) -> Program {
         let (outer, inner) = match space.dims.split_last() {
             Some((&inner, outer)) => (outer.to_vec(), inner),
@@ -143,19 +143,14 @@ impl Program {
         };
         program.compile(space, operands, expr, outputs);
         let last_use = last_uses(&program.element, expr.steps.len(), &program.results);
-        let normal = match length {
-            TileLength::Elements(n) => n,
-            TileLength::Bytes(tile_bytes) => {
-                // Placed once to see how much memory an element takes, and again for as many as there is room for.
-                let each = (program.place(&last_use) / program.capacity).max(1);
-                let widest = program
-                    .column
-                    .iter()
-                    .chain(&program.element)
-                    .map(|i| class_size(i.class))
-                    .max()
-                    .unwrap_or(4);
-                let most = tile_bytes.max(MIN_TILE) / widest;
+        // Placed once to see how much memory an element takes, and again for as many as there is room for.
+        let each = (program.place(&last_use) / program.capacity).max(1);
+        let widest =
+            program.column.iter().chain(&program.element).map(|i| class_size(i.class)).max().unwrap_or(4);
+        let normal = match size {
+            TileSize::Elements(n) => n,
+            TileSize::Fitting(bytes) => {
+                let most = bytes.max(MIN_TILE) / widest;
                 (ALL_BUFFERS / each / 16 * 16).clamp(MIN_TILE / widest, most)
             }
         };

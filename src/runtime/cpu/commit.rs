@@ -170,7 +170,8 @@ fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>
         let is_it = |w: &View| matches!(program.buffer(w.buffer).kind, BufferKind::Variable(x) if x == v);
         m.body.operands.iter().any(is_it)
     };
-    let disturbs = |i: usize, j: usize| i != j && members[i].0.variables.iter().any(|&v| reads(&members[j].0, v));
+    let disturbs =
+        |i: usize, j: usize| i != j && members[i].0.variables.iter().any(|&v| reads(&members[j].0, v));
     if (0..members.len()).any(|i| (0..members.len()).any(|j| disturbs(i, j))) {
         return members.into_iter().map(|m| pass(vec![m])).collect();
     }

@@ -204,7 +204,12 @@ impl<'a> Planner<'a> {
             .collect();
         let (offsets, arena_bytes) = arena::place(&items);
         let live_bytes = (0..=commit_time)
-            .map(|t| items.iter().filter(|i| i.first <= t && t <= i.last).fold(0usize, |n, i| n.saturating_add(i.bytes)))
+            .map(|t| {
+                items
+                    .iter()
+                    .filter(|i| i.first <= t && t <= i.last)
+                    .fold(0usize, |n, i| n.saturating_add(i.bytes))
+            })
             .max()
             .unwrap_or(0);
 
