@@ -74,7 +74,7 @@ impl Growing {
         let x = self.any(c);
         let rank = x.rank();
         let float = self.dtype.is_float();
-        let y = match c.below(16) {
+        let y = match c.below(18) {
             0 => self.one(&x, c),
             1..=4 => self.two(&x, c),
             5 => x.transpose(&c.order(rank)),
@@ -105,6 +105,13 @@ impl Growing {
             }
             15 if float => x.cast(c.of(&[DType::I64, DType::F64, DType::I32, DType::Bf16])).cast(self.dtype),
             15 => x.cast(c.of(&[DType::I32, DType::F64, DType::U8, DType::Bool])).cast(self.dtype),
+            16 if rank > 0 => self.repeat(&x, c),
+            17 if rank > 0 && !sizes(&x).contains(&0) => {
+                // Numbers by place, which whoever reads them must not mix up.
+                let places = x.argmax(c.below(rank) as isize)
+                    + x.graph().constant(HostTensor::scalar(c.below(3) as i64));
+                places.one_hot(4, self.dtype)
+            }
             _ => &x + self.constant(1.0),
         };
         // Sizes stay small, so that many graphs can be tried.
@@ -165,10 +172,28 @@ impl Growing {
     fn slice(&self, x: &Tensor, c: &mut Choices<'_>) -> Tensor {
         let from = sizes(x);
         let begin: Vec<usize> = from.iter().map(|&n| c.below(n.max(1)) / 2).collect();
-        let end: Vec<Option<usize>> =
-            from.iter().zip(&begin).map(|(&n, &b)| if n > b + 1 { Some(n - c.below(2)) } else { None }).collect();
+        let end: Vec<Option<usize>> = from
+            .iter()
+            .zip(&begin)
+            .map(|(&n, &b)| if n > b + 1 { Some(n - c.below(2)) } else { None })
+            .collect();
         let step: Vec<usize> = from.iter().map(|_| c.of(&[1, 1, 2])).collect();
         x.strided_slice(&begin, &end, &step)
+    }
+
+    /// The second half of one dim, once for each half: as many elements as there were, but other ones.
+    fn repeat(&self, x: &Tensor, c: &mut Choices<'_>) -> Tensor {
+        let mut shape = sizes(x);
+        let axis = (0..shape.len()).find(|&d| shape[d] >= 2 && shape[d].is_multiple_of(2)).unwrap_or(0);
+        let (rank, half) = (shape.len(), shape[axis] / 2);
+        let x = if c.below(2) == 0 { self.one(x, c) } else { x.clone() };
+        let from: Vec<usize> = (0..rank).map(|d| if d == axis { shape[d] - half } else { 0 }).collect();
+        let part = x.strided_slice(&from, &vec![None; rank], &vec![1; rank]).expand_dims(axis as isize);
+        shape.splice(axis..=axis, [2, half]);
+        let n: usize = shape.iter().product();
+        let values: Vec<f64> = (0..n).map(|i| (i % 5) as f64 - 1.0).collect();
+        let weights = HostTensor::from_f64(self.dtype, shape, &values).expect("a value for each");
+        part * self.graph.constant(weights)
     }
 
     fn reduce(&self, x: &Tensor, c: &mut Choices<'_>) -> Tensor {
@@ -229,7 +254,8 @@ fn draw(choices: &[u32], dtype: DType, isa: Isa) -> Result<Drawn, String> {
         let values = HostTensor::from_f64(dtype, size.clone(), &(0..n).map(value).collect::<Vec<_>>());
         let values = values.map_err(|e| e.to_string())?;
         if i == 3 {
-            let spec = VariableSpec::new("v", size.clone()).dtype(dtype).init(Init::Value(values)).non_trainable();
+            let spec =
+                VariableSpec::new("v", size.clone()).dtype(dtype).init(Init::Value(values)).non_trainable();
             inputs.push(t.variable(spec).value().clone());
             continue;
         }
@@ -251,7 +277,8 @@ fn draw(choices: &[u32], dtype: DType, isa: Isa) -> Result<Drawn, String> {
     let frozen = graph.freeze().map_err(|e| e.to_string())?;
     let named = |n: &tensorpack::graph::Node| frozen.fetch(&n.name).map_err(|e| e.to_string());
     let all = frozen.nodes().iter().map(named).collect::<Result<Vec<Fetch>, String>>()?;
-    let options = SessionOptions { isa: Some(isa), threads: Some(1 + c.below(2)), ..SessionOptions::default() };
+    let options =
+        SessionOptions { isa: Some(isa), threads: Some(1 + c.below(2)), ..SessionOptions::default() };
     let session = Session::with(frozen, options).map_err(|e| e.to_string())?;
     Ok(Drawn { session, feeds, all, ends })
 }
@@ -315,7 +342,8 @@ fn fused_floats_are_the_same_within_rounding() {
                 }
                 let (right, found) = (right.to_f64_vec(), found.to_f64_vec());
                 let scale = right.iter().filter(|v| v.is_finite()).fold(1e-30, |m: f64, v| m.max(v.abs()));
-                let alike = |a: f64, b: f64| (a - b).abs() <= 1e-5 * scale || a == b || (a.is_nan() && b.is_nan());
+                let alike =
+                    |a: f64, b: f64| (a - b).abs() <= 1e-5 * scale || a == b || (a.is_nan() && b.is_nan());
                 match right.iter().zip(&found).position(|(&a, &b)| !alike(a, b)) {
                     Some(k) => Err(format!("element {k} on {isa} is {} instead of {}", found[k], right[k])),
                     None => Ok(()),

@@ -14,7 +14,8 @@ use tensorpack::{DType, HostTensor};
 
 fn golden(file: &str) -> Value {
     let path = format!("{}/tests/golden/{file}", env!("CARGO_MANIFEST_DIR"));
-    serde_json::from_str(&std::fs::read_to_string(path).expect("the golden file is there")).expect("it is JSON")
+    serde_json::from_str(&std::fs::read_to_string(path).expect("the golden file is there"))
+        .expect("it is JSON")
 }
 
 fn list(v: &Value) -> &[Value] {
@@ -55,7 +56,6 @@ fn dropped(t: Tensor, axes: &[usize], keep: bool) -> Tensor {
     if keep { t } else { axes.iter().rev().fold(t, |t, &a| t.squeeze(a as isize)) }
 }
 
-
 fn zero(like: &Tensor) -> Tensor {
     like.graph().constant(HostTensor::from_f64(like.dtype(), [], &[0.0]).expect("one value"))
 }
@@ -66,10 +66,14 @@ fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Vec<Tensor> {
         Some(true) => t.matrix_transpose(),
         _ => t.clone(),
     };
-    let pool =
-        || PoolOptions { window: pair(&attrs["window"]), stride: pair(&attrs["stride"]), padding: padding(&attrs["padding"]) };
+    let pool = || PoolOptions {
+        window: pair(&attrs["window"]),
+        stride: pair(&attrs["stride"]),
+        padding: padding(&attrs["padding"]),
+    };
     let (axes, keep) = (&attrs["axes"], attrs["keep"].as_bool().unwrap_or(false));
-    let reduced = |kept: fn(&Tensor, &[isize]) -> Tensor| dropped(kept(&x[0], &signed(axes)), &counts(axes), keep);
+    let reduced =
+        |kept: fn(&Tensor, &[isize]) -> Tensor| dropped(kept(&x[0], &signed(axes)), &counts(axes), keep);
     let linear = |x: &Tensor, w: &Tensor, b: &Tensor| x.matmul(w) + b;
     let y = match op {
         "add" => &x[0] + &x[1],
@@ -209,20 +213,25 @@ fn check_case(case: &Value, float: DType, isa: Isa, tolerance: f64) {
         .collect();
     let cost = weighted(&outputs, &seeds);
     // Asks for the gradients that are listed, and pairs each with its right value; one there is not must be zeros.
-    let listed = |cost: &Tensor, of: &[Tensor], right: &Value, what: &str| -> Vec<(String, Tensor, Vec<f64>)> {
-        let right: Vec<(usize, Vec<f64>)> =
-            list(right).iter().enumerate().filter(|(_, v)| !v.is_null()).map(|(i, v)| (i, floats(v))).collect();
-        let xs: Vec<&Tensor> = right.iter().map(|&(i, _)| &of[i]).collect();
-        let found = gradients(cost, &xs).unwrap_or_else(|e| panic!("{name}: {e}"));
-        let pairs = right.into_iter().zip(found).filter_map(|((i, right), g)| match g {
-            Some(g) => Some((format!("{what} {i}"), g, right)),
-            None => {
-                assert!(right.iter().all(|&v| v == 0.0), "{name}: {what} {i} is missing");
-                None
-            }
-        });
-        pairs.collect()
-    };
+    let listed =
+        |cost: &Tensor, of: &[Tensor], right: &Value, what: &str| -> Vec<(String, Tensor, Vec<f64>)> {
+            let right: Vec<(usize, Vec<f64>)> = list(right)
+                .iter()
+                .enumerate()
+                .filter(|(_, v)| !v.is_null())
+                .map(|(i, v)| (i, floats(v)))
+                .collect();
+            let xs: Vec<&Tensor> = right.iter().map(|&(i, _)| &of[i]).collect();
+            let found = gradients(cost, &xs).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let pairs = right.into_iter().zip(found).filter_map(|((i, right), g)| match g {
+                Some(g) => Some((format!("{what} {i}"), g, right)),
+                None => {
+                    assert!(right.iter().all(|&v| v == 0.0), "{name}: {what} {i} is missing");
+                    None
+                }
+            });
+            pairs.collect()
+        };
     let first = listed(&cost, &tensors, &case["input_grads"], "gradient");
     if let Some(wrt) = case["wrt"].as_u64() {
         let label = format!("gradient {wrt}");
@@ -233,9 +242,23 @@ fn check_case(case: &Value, float: DType, isa: Isa, tolerance: f64) {
         let seed_tensors: Vec<Tensor> = seeds.iter().map(|s| s.tensor.clone()).collect();
         wanted.extend(listed(&again, &tensors, &case["second_grads"], "second gradient"));
         wanted.extend(listed(&again, &seed_tensors, &case["seed_grads"], "gradient of seed"));
-        run_case(&name, graph, inputs.into_iter().chain(seeds).chain([seed]), wanted.into_iter().chain(first), isa, tolerance);
+        run_case(
+            &name,
+            graph,
+            inputs.into_iter().chain(seeds).chain([seed]),
+            wanted.into_iter().chain(first),
+            isa,
+            tolerance,
+        );
     } else {
-        run_case(&name, graph, inputs.into_iter().chain(seeds), wanted.into_iter().chain(first), isa, tolerance);
+        run_case(
+            &name,
+            graph,
+            inputs.into_iter().chain(seeds),
+            wanted.into_iter().chain(first),
+            isa,
+            tolerance,
+        );
     }
 }
 
@@ -273,7 +296,8 @@ fn check_close(what: &str, found: &[f64], right: &[f64], tolerance: f64) {
 
 /// Whether f32 holds all inputs of a case, to its digits.
 fn fits_f32(case: &Value) -> bool {
-    let holds = |v: &f64| *v == 0.0 || (v.abs() < f64::from(f32::MAX) && v.abs() > f64::from(f32::MIN_POSITIVE));
+    let holds =
+        |v: &f64| *v == 0.0 || (v.abs() < f64::from(f32::MAX) && v.abs() > f64::from(f32::MIN_POSITIVE));
     list(&case["inputs"]).iter().flat_map(|t| floats(&t["data"])).all(|v| holds(&v))
 }
 
@@ -339,7 +363,8 @@ fn convnet(t: &TowerContext, x: &Tensor, init: &dyn Fn(&str) -> Init, run: &Valu
 fn check_training(run: &Value, float: DType, isa: Isa, tolerance: f64) {
     let name = format!("{} in {float} on {isa}", text(&run["name"]));
     let number = |key: &str| run[key].as_f64().expect("a number");
-    let value = |v: &Value| HostTensor::from_f64(float, counts(&v["shape"]), &floats(&v["data"])).expect("it fits");
+    let value =
+        |v: &Value| HostTensor::from_f64(float, counts(&v["shape"]), &floats(&v["data"])).expect("it fits");
     let init = |name: &str| Init::Value(value(entry(&run["initial"], name)));
     let graph = Graph::new();
     let t = TowerContext::training(&graph);
@@ -373,7 +398,8 @@ fn check_training(run: &Value, float: DType, isa: Isa, tolerance: f64) {
     let labels = floats(&run["labels"]["data"]);
     let batch_of = |step: usize| {
         let size = x.len() / shape[0];
-        let x = HostTensor::from_f64(float, &shape[1..], &x[step * size..(step + 1) * size]).expect("a batch");
+        let x =
+            HostTensor::from_f64(float, &shape[1..], &x[step * size..(step + 1) * size]).expect("a batch");
         let y = HostTensor::from_f64(DType::I32, [batch], &labels[step * batch..(step + 1) * batch]);
         (x, y.expect("labels"))
     };
@@ -394,10 +420,20 @@ fn check_training(run: &Value, float: DType, isa: Isa, tolerance: f64) {
     for right in list(&run["final"]).iter().chain(list(&run["final_state"])) {
         let found = session.read(&variable_name(text(&right["name"]))).expect("a variable");
         assert_eq!(found.sizes(), counts(&right["shape"]), "{name}: sizes of {}", right["name"]);
-        check_close(&format!("{name}: {}", right["name"]), &found.to_f64_vec(), &floats(&right["data"]), tolerance);
+        check_close(
+            &format!("{name}: {}", right["name"]),
+            &found.to_f64_vec(),
+            &floats(&right["data"]),
+            tolerance,
+        );
         let sums = entry(&run["checksums"], text(&right["name"]));
         let sum: f64 = found.to_f64_vec().iter().sum();
-        check_close(&format!("{name}: sum of {}", right["name"]), &[sum], &[sums["sum"].as_f64().expect("a sum")], tolerance * 10.0);
+        check_close(
+            &format!("{name}: sum of {}", right["name"]),
+            &[sum],
+            &[sums["sum"].as_f64().expect("a sum")],
+            tolerance * 10.0,
+        );
     }
 }
 

@@ -3,7 +3,7 @@
 use super::cases::Gradient;
 use super::trial::Trial;
 use crate::autodiff::gradients;
-use crate::graph::{Fetch, Graph, Tensor, TensorSpec};
+use crate::graph::{Fetch, Graph, Tensor};
 use crate::runtime::{IntoFetch, Session, SessionOptions};
 use tensorpack_kernels::Isa;
 use tensorpack_tensor::{CounterRng, DType, HostTensor};
@@ -101,7 +101,8 @@ impl Run {
                 let total = weighted(&graph, &grads, &seeds, "second_seed");
                 let again = gradients(&total, &xs).map_err(|e| format!("no second gradient: {e}"))?;
                 gradient_cost = Some(total.fetch());
-                let again = floats.iter().zip(again).filter_map(|(&i, g)| Some((format!("second gradient {i}"), g?)));
+                let again =
+                    floats.iter().zip(again).filter_map(|(&i, g)| Some((format!("second gradient {i}"), g?)));
                 // Second gradients add up cancelling terms, for which f32 has not the digits.
                 wanted.extend(again.filter(|_| float == DType::F64));
             }
@@ -125,7 +126,13 @@ impl Run {
         Ok(run)
     }
 
-    fn run(&self, trial: &Trial, float: DType, at: &Point, what: &[Fetch]) -> Result<Vec<HostTensor>, String> {
+    fn run(
+        &self,
+        trial: &Trial,
+        float: DType,
+        at: &Point,
+        what: &[Fetch],
+    ) -> Result<Vec<HostTensor>, String> {
         let mut feeds: Vec<(String, HostTensor)> = Vec::new();
         for (i, (input, values)) in trial.inputs.iter().zip(&at.inputs).enumerate() {
             feeds.push((format!("x{i}"), input.feed(float, values)));
@@ -137,7 +144,8 @@ impl Run {
 
     fn compare(&self, other: &Run, tolerance: f64, isa: Isa) -> Result<(), String> {
         for (label, found) in other.labels.iter().zip(&other.results) {
-            let at = self.labels.iter().position(|l| l == label).ok_or(format!("{label} is in one run alone"))?;
+            let at =
+                self.labels.iter().position(|l| l == label).ok_or(format!("{label} is in one run alone"))?;
             let right = &self.results[at];
             close(right, found, tolerance).map_err(|e| format!("{label} on {isa} to {tolerance}: {e}"))?;
         }
@@ -188,13 +196,12 @@ impl Run {
 
 /// The sum of all elements of all tensors, each times a weight.
 fn weighted(graph: &Graph, tensors: &[Tensor], weights: &[(Vec<usize>, Vec<f64>)], name: &str) -> Tensor {
-    let mut total: Option<Tensor> = None;
-    for (i, (t, (sizes, values))) in tensors.iter().zip(weights).enumerate() {
-        let weights = HostTensor::from_f64(t.dtype(), sizes.clone(), values).expect("as many as the sizes say");
-        let part = (t * graph.constant(weights).named(&format!("{name}{i}"))).sum();
-        total = Some(total.map_or(part.clone(), |sum| sum + &part));
-    }
-    total.unwrap_or_else(|| graph.placeholder(&TensorSpec::new("nothing", DType::F64, [])))
+    let parts = tensors.iter().zip(weights).enumerate().map(|(i, (t, (sizes, values)))| {
+        let weights =
+            HostTensor::from_f64(t.dtype(), sizes.clone(), values).expect("as many as the sizes say");
+        (t * graph.constant(weights).named(&format!("{name}{i}"))).sum()
+    });
+    parts.reduce(|sum, part| sum + part).expect("there is something to weigh")
 }
 
 /// That both are the same within `tolerance` of the largest, or what differs.

@@ -44,12 +44,17 @@ fn names_in_case(case: &Case, seed: u64) -> [BTreeSet<String>; 2] {
     let trial = (case.draw)(&mut Draw::new(&choices));
     let build = |twice: bool| {
         let graph = Graph::new();
-        let inputs: Vec<Tensor> =
-            trial.inputs.iter().enumerate().map(|(i, x)| x.tensor(&graph, &format!("x{i}"), DType::F32)).collect();
+        let inputs: Vec<Tensor> = trial
+            .inputs
+            .iter()
+            .enumerate()
+            .map(|(i, x)| x.tensor(&graph, &format!("x{i}"), DType::F32))
+            .collect();
         let mut outputs = (trial.build)(&inputs);
         let xs: Vec<&Tensor> = inputs.iter().filter(|x| x.dtype().is_float()).collect();
         for _ in 0..if twice { 2 } else { 0 } {
-            let cost = outputs.iter().map(|y| y.square().sum()).reduce(|a, b| a + b).expect("a case has outputs");
+            let cost =
+                outputs.iter().map(|y| y.square().sum()).reduce(|a, b| a + b).expect("a case has outputs");
             outputs = gradients(&cost, &xs).expect("a gradient").into_iter().flatten().collect();
         }
         let frozen = graph.freeze().expect("a graph that can be built");

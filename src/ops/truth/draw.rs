@@ -34,7 +34,11 @@ impl Draw<'_> {
         let large = self.below(16) == 15;
         let mut room = if large { 4000 } else { 200 };
         let mut dim = |draw: &mut Self| {
-            let n = if large { draw.of(&[1, 2, 7, 67, 130, 1025]) } else { draw.of(&[1, 2, 3, 5, 4, 7, 0, 19, 67]) };
+            let n = if large {
+                draw.of(&[1, 2, 7, 67, 130, 1025])
+            } else {
+                draw.of(&[1, 2, 3, 5, 4, 7, 0, 19, 67])
+            };
             let n = if n > room { 2 } else { n };
             room /= n.max(1);
             n
@@ -103,7 +107,9 @@ impl Domain {
                 let v = uniform(i) * 3.2 - 1.6;
                 v + 0.4 * f64::signum(v)
             }
-            Domain::Apart => (places[before + i] as f64 - total as f64 / 2.0 + 0.5) * (4.0 / total.max(40) as f64),
+            Domain::Apart => {
+                (places[before + i] as f64 - total as f64 / 2.0 + 0.5) * (4.0 / total.max(40) as f64)
+            }
             Domain::Halves => (uniform(i) * 9.0).floor() / 2.0 - 2.0,
         };
         (0..n).map(|i| f64::from(value(i) as f32)).collect()

@@ -113,8 +113,10 @@ fn rows() -> Vec<Row> {
     let lines = TABLE.lines().filter(|l| l.starts_with("| ") && !l.starts_with("| op "));
     lines
         .map(|line| {
-            let cells: Vec<String> = line.trim_matches('|').split('|').map(|c| c.trim().replace('`', "")).collect();
-            let [op, call, inputs, result] = cells.try_into().unwrap_or_else(|_| panic!("four cells: {line}"));
+            let cells: Vec<String> =
+                line.trim_matches('|').split('|').map(|c| c.trim().replace('`', "")).collect();
+            let [op, call, inputs, result] =
+                cells.try_into().unwrap_or_else(|_| panic!("four cells: {line}"));
             Row { op, call, inputs, result }
         })
         .collect()
@@ -133,12 +135,17 @@ fn tensors(text: &str) -> Vec<(DType, Vec<usize>)> {
 
 /// Runs a call on inputs full of ones, the first size of the first known late if `open`; returns the result with the
 /// operations, and the scopes of several, that were built for it.
-fn run(call: fn(&[Tensor]) -> Tensor, inputs: &[(DType, Vec<usize>)], open: bool) -> (Result<HostTensor>, Vec<String>) {
+fn run(
+    call: fn(&[Tensor]) -> Tensor,
+    inputs: &[(DType, Vec<usize>)],
+    open: bool,
+) -> (Result<HostTensor>, Vec<String>) {
     let graph = Graph::new();
     let names: Vec<String> = (0..inputs.len()).map(|i| format!("x{i}")).collect();
     let placeholder = |(i, (dtype, sizes)): (usize, &(DType, Vec<usize>))| {
         let known = |d: usize| !open || i > 0 || d > 0;
-        let sizes: Vec<Option<usize>> = sizes.iter().enumerate().map(|(d, &n)| known(d).then_some(n)).collect();
+        let sizes: Vec<Option<usize>> =
+            sizes.iter().enumerate().map(|(d, &n)| known(d).then_some(n)).collect();
         graph.placeholder(&TensorSpec::new(names[i].as_str(), *dtype, sizes))
     };
     let x: Vec<Tensor> = inputs.iter().enumerate().map(placeholder).collect();
@@ -151,7 +158,9 @@ fn run(call: fn(&[Tensor]) -> Tensor, inputs: &[(DType, Vec<usize>)], open: bool
     let ops = ops.flat_map(|n| n.name.split('/').chain([n.kind.name()])).map(String::from).collect();
     let values: Vec<HostTensor> = inputs
         .iter()
-        .map(|(dtype, sizes)| HostTensor::from_f64(*dtype, sizes.clone(), &vec![1.0; sizes.iter().product()]).unwrap())
+        .map(|(dtype, sizes)| {
+            HostTensor::from_f64(*dtype, sizes.clone(), &vec![1.0; sizes.iter().product()]).unwrap()
+        })
         .collect();
     let feeds: Vec<(&str, &HostTensor)> = names.iter().map(String::as_str).zip(&values).collect();
     let result = Session::new(frozen).and_then(|session| Ok(session.run(&[&y], &feeds)?.remove(0)));
@@ -162,7 +171,8 @@ fn run(call: fn(&[Tensor]) -> Tensor, inputs: &[(DType, Vec<usize>)], open: bool
 fn the_table_says_what_happens() {
     for row in rows() {
         let what = format!("{}: {} of {}", row.op, row.call, row.inputs);
-        let (_, call) = CALLS.iter().find(|(c, _)| *c == row.call).unwrap_or_else(|| panic!("{what} is no call"));
+        let (_, call) =
+            CALLS.iter().find(|(c, _)| *c == row.call).unwrap_or_else(|| panic!("{what} is no call"));
         let inputs = tensors(&row.inputs);
         let (found, ops) = run(*call, &inputs, false);
         let found = in_words(&found);
@@ -175,7 +185,8 @@ fn the_table_says_what_happens() {
         }
         // A size that is known only when the graph runs ends the same.
         let late = in_words(&run(*call, &inputs, true).0);
-        let [early, late] = [found, late].map(|f| if f.starts_with("error: ") { "error".to_string() } else { f });
+        let [early, late] =
+            [found, late].map(|f| if f.starts_with("error: ") { "error".to_string() } else { f });
         assert_eq!(early, late, "{what}, its first size known late");
     }
 }

@@ -22,7 +22,8 @@ fn run(inputs: &[&HostTensor], build: impl Fn(&[Tensor]) -> Tensor) -> HostTenso
         let y = build(&tensors);
         let options = SessionOptions { isa: Some(isa), threads: Some(1), ..SessionOptions::default() };
         let session = Session::with(graph.freeze().unwrap(), options).unwrap();
-        let feeds: Vec<(&str, &HostTensor)> = names.iter().map(String::as_str).zip(inputs.iter().copied()).collect();
+        let feeds: Vec<(&str, &HostTensor)> =
+            names.iter().map(String::as_str).zip(inputs.iter().copied()).collect();
         session.run(&[&y], &feeds).unwrap().remove(0)
     });
     let first = results.next().expect("plain loops are always there");
@@ -136,7 +137,11 @@ fn reductions_are_exact() {
         let sums = tensor(dtype, &[12], &columns(i64::wrapping_add, 0));
         assert_eq!(run(&[&x], |t| t[0].sum_axes(&[0])), sums, "sum of {dtype}");
         let products = tensor(dtype, &[12], &columns(i64::wrapping_mul, 1));
-        assert_eq!(run(&[&x], |t| t[0].reduce(ReduceKind::Prod, &[0], false)), products, "product of {dtype}");
+        assert_eq!(
+            run(&[&x], |t| t[0].reduce(ReduceKind::Prod, &[0], false)),
+            products,
+            "product of {dtype}"
+        );
         assert_eq!(run(&[&x], |t| t[0].max_axes(&[0])), tensor(dtype, &[12], &columns(i64::max, i64::MIN)));
         assert_eq!(run(&[&x], |t| t[0].min_axes(&[0])), tensor(dtype, &[12], &columns(i64::min, i64::MAX)));
         let top = values.iter().max().unwrap();
@@ -162,7 +167,9 @@ fn cast(from: &HostTensor, to: DType) -> HostTensor {
             match to {
                 DType::F32 => HostTensor::new(sizes, values.iter().map(|&v| v as f32).collect()),
                 DType::F64 => HostTensor::new(sizes, values.iter().map(|&v| v as f64).collect()),
-                DType::Bf16 => HostTensor::new(sizes, values.iter().map(|&v| bf16::from_f32(v as f32)).collect()),
+                DType::Bf16 => {
+                    HostTensor::new(sizes, values.iter().map(|&v| bf16::from_f32(v as f32)).collect())
+                }
                 DType::I32 => HostTensor::new(sizes, values.iter().map(|&v| v as i32).collect()),
                 DType::I64 => HostTensor::new(sizes, values.iter().map(|&v| v as i64).collect()),
                 DType::U8 => HostTensor::new(sizes, values.iter().map(|&v| v as u8).collect()),
@@ -190,7 +197,9 @@ fn cast(from: &HostTensor, to: DType) -> HostTensor {
 
 /// Values of a type, some of which most other types cannot hold.
 fn samples(dtype: DType) -> HostTensor {
-    let floats = [0.0, -0.0, 1.0, -1.0, 0.5, -1.5, 2.5, 100.7, 255.4, 256.0, 300.0, -7.9, 1e6, 3e9, -3e9, 1e-3, 1.0009];
+    let floats = [
+        0.0, -0.0, 1.0, -1.0, 0.5, -1.5, 2.5, 100.7, 255.4, 256.0, 300.0, -7.9, 1e6, 3e9, -3e9, 1e-3, 1.0009,
+    ];
     match dtype {
         d if d.is_float() => HostTensor::from_f64(d, [floats.len()], &floats).unwrap(),
         d => integers(d, "samples", 40).0,
@@ -226,7 +235,11 @@ fn bf16_comes_back_from_wider_types() {
     let finite: Vec<bf16> = x.as_slice::<bf16>().unwrap().iter().copied().filter(|v| v.is_finite()).collect();
     let x = HostTensor::new([finite.len()], finite).unwrap();
     for by in [DType::F32, DType::F64] {
-        assert_eq!(run(&[&x], |t| t[0].cast(by).cast(DType::Bf16)).as_bytes(), x.as_bytes(), "by way of {by}");
+        assert_eq!(
+            run(&[&x], |t| t[0].cast(by).cast(DType::Bf16)).as_bytes(),
+            x.as_bytes(),
+            "by way of {by}"
+        );
     }
 }
 

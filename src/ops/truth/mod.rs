@@ -33,10 +33,10 @@ fn trials() -> u32 {
 fn over_choices(name: &str, check: impl Fn(&[u32]) -> Result<(), String>) {
     let rng = CounterRng::new(0, name);
     let seed: Vec<u8> = (0..8).flat_map(|i| rng.word(0, i).to_le_bytes()).collect();
-    let config = Config { cases: trials(), failure_persistence: None, max_shrink_iters: 400, ..Config::default() };
+    let config =
+        Config { cases: trials(), failure_persistence: None, max_shrink_iters: 400, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed));
-    let outcome =
-        runner.run(&vec(any::<u32>(), 48), |choices| check(&choices).map_err(TestCaseError::fail));
+    let outcome = runner.run(&vec(any::<u32>(), 48), |choices| check(&choices).map_err(TestCaseError::fail));
     if let Err(e) = outcome {
         panic!("{name}: {e}");
     }
