@@ -15,6 +15,8 @@ pub mod tower;
 pub mod nn;
 pub mod runtime;
 pub mod prelude;
+#[cfg(test)]
+mod truth;
 
 pub use tensorpack_tensor as tensor;
 pub use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};

@@ -20,7 +20,12 @@ pub fn gradients(cost: &Tensor, xs: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
     if cost.rank() != 0 || !cost.dtype().is_float() {
         return Err(Error::new(
             ErrorKind::Gradient,
-            format!("{} is {}{}; only a floating point scalar can be differentiated", cost.name(), cost.dtype(), cost.shape()),
+            format!(
+                "{} is {}{}; only a floating point scalar can be differentiated",
+                cost.name(),
+                cost.dtype(),
+                cost.shape()
+            ),
         )
         .note("reduce it with sum() or mean() first"));
     }
@@ -51,11 +56,11 @@ pub fn gradients(cost: &Tensor, xs: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
             })
             .collect();
         let cx = GradCx { inputs: &inputs, outputs: &outputs, grads: &output_grads, needed: &needed };
-        let input_grads = graph
-            .on_behalf_of(id, || op.grad(&cx))
-            .map_err(|e| e.within(&node.name).at(node.site))?;
+        let input_grads =
+            graph.on_behalf_of(id, || op.grad(&cx)).map_err(|e| e.within(&node.name).at(node.site))?;
         graph.first_error()?;
-        for ((at, grad), _) in node.inputs.iter().zip(input_grads).zip(&needed).filter(|(_, needed)| **needed) {
+        for ((at, grad), _) in node.inputs.iter().zip(input_grads).zip(&needed).filter(|(_, needed)| **needed)
+        {
             let Some(grad) = grad else { continue };
             let sum = match grads.remove(at) {
                 Some(earlier) => graph.on_behalf_of(at.node, || earlier + grad),

@@ -34,7 +34,14 @@ impl LateError {
 
 impl Frozen {
     pub(super) fn new(uid: u64, b: Building, late: Arc<LateError>) -> Frozen {
-        Frozen { uid, nodes: b.nodes, variables: b.variables, collections: b.collections, names: b.names, late }
+        Frozen {
+            uid,
+            nodes: b.nodes,
+            variables: b.variables,
+            collections: b.collections,
+            names: b.names,
+            late,
+        }
     }
 
     /// The number of the graph this was.

@@ -5,8 +5,8 @@ use super::collection::Collections;
 use super::frozen::LateError;
 use super::tensor::dims_of;
 use super::{
-    Collection, Frozen, Node, NodeId, NodeKind, Op, OpDef, Role, Sharing, Spec, Tensor, TensorId, TensorSpec, Variable, VariableId,
-    VariableInfo, VariableSpec, name,
+    Collection, Frozen, Node, NodeId, NodeKind, Op, OpDef, Role, Sharing, Spec, Tensor, TensorId, TensorSpec,
+    Variable, VariableId, VariableInfo, VariableSpec, name,
 };
 use std::cell::{Ref, RefCell, RefMut};
 use std::collections::HashMap;
@@ -165,7 +165,12 @@ impl Graph {
 
     /// Adds a node and returns its outputs. A current value has its variable's type.
     #[track_caller]
-    pub(super) fn add_node(&self, kind: NodeKind, inputs: &[&Tensor], outputs: Option<Vec<Spec>>) -> Vec<Tensor> {
+    pub(super) fn add_node(
+        &self,
+        kind: NodeKind,
+        inputs: &[&Tensor],
+        outputs: Option<Vec<Spec>>,
+    ) -> Vec<Tensor> {
         let caller = Location::caller();
         let Some(mut b) = self.building_or_late(kind.name()) else { return vec![Tensor::poison(self); 4] };
         if let Some(foreign) = inputs.iter().find(|t| t.graph.uid() != self.uid()) {
@@ -198,11 +203,8 @@ impl Graph {
             role: Role::Plain,
             tower,
         });
-        let tensor = |(i, spec)| Tensor {
-            graph: self.clone(),
-            id: Some(TensorId { node, output: i as u32 }),
-            spec,
-        };
+        let tensor =
+            |(i, spec)| Tensor { graph: self.clone(), id: Some(TensorId { node, output: i as u32 }), spec };
         outputs.into_iter().enumerate().map(tensor).collect()
     }
 
@@ -216,7 +218,8 @@ impl Graph {
             self.building_or_late("Assign");
             return Op::poison(self);
         };
-        let fits = want.shape.known().is_some_and(|sizes| value.shape().allows(&sizes)) && want.dtype == value.dtype();
+        let fits = want.shape.known().is_some_and(|sizes| value.shape().allows(&sizes))
+            && want.dtype == value.dtype();
         if !value.is_poison() && !fits {
             self.record(
                 kind.name(),
@@ -332,7 +335,10 @@ impl Graph {
         name::check_not_reserved(&spec.name)?;
         element_count(&spec.sizes)?;
         let Some(mut b) = self.building() else {
-            return Err(Error::new(ErrorKind::Graph, format!("the graph is frozen: {} cannot be made", spec.name)));
+            return Err(Error::new(
+                ErrorKind::Graph,
+                format!("the graph is frozen: {} cannot be made", spec.name),
+            ));
         };
         let full = name::join(&b.variable_scope.join("/"), &spec.name);
         if let Some(&id) = b.variable_names.get(&full) {
@@ -354,7 +360,9 @@ impl Graph {
         if sharing == Sharing::Share && spec.trainable {
             return Err(Error::new(
                 ErrorKind::Name,
-                format!("the variable {full} does not exist, and this tower shares variables instead of making them (rule 4 of tower functions)"),
+                format!(
+                    "the variable {full} does not exist, and this tower shares variables instead of making them (rule 4 of tower functions)"
+                ),
             ));
         }
         spec.init.check(&full, spec.dtype, &spec.sizes)?;
@@ -403,8 +411,15 @@ impl Graph {
 
     /// Runs `build` with a scope opened for names, and one for variables too if `variables` says so.
     #[track_caller]
-    pub(crate) fn scope<R>(&self, part: &str, variables: bool, reserved: bool, build: impl FnOnce() -> R) -> R {
-        let checked = name::check(part).and_then(|()| if reserved { Ok(()) } else { name::check_not_reserved(part) });
+    pub(crate) fn scope<R>(
+        &self,
+        part: &str,
+        variables: bool,
+        reserved: bool,
+        build: impl FnOnce() -> R,
+    ) -> R {
+        let checked =
+            name::check(part).and_then(|()| if reserved { Ok(()) } else { name::check_not_reserved(part) });
         if let Err(e) = checked {
             self.record("scope", &[], e);
         }
@@ -485,7 +500,11 @@ impl Graph {
         match b.names.get(&full) {
             Some(&other) if other != id => {
                 drop(b);
-                self.record("named", &[tensor], Error::new(ErrorKind::Name, format!("the name {full:?} is taken")));
+                self.record(
+                    "named",
+                    &[tensor],
+                    Error::new(ErrorKind::Name, format!("the name {full:?} is taken")),
+                );
             }
             _ => b.rename(id, full),
         }

@@ -75,9 +75,13 @@ impl Init {
         let rng = CounterRng::new(seed, name);
         let values: Vec<f64> = match *self {
             Init::Constant(c) => vec![c; n],
-            Init::Uniform(low, high) => (0..n as u64).map(|i| low + (high - low) * rng.uniform(0, i)).collect(),
+            Init::Uniform(low, high) => {
+                (0..n as u64).map(|i| low + (high - low) * rng.uniform(0, i)).collect()
+            }
             Init::Normal(mean, std) => (0..n as u64).map(|i| mean + std * rng.normal(0, i)).collect(),
-            Init::TruncatedNormal(mean, std) => (0..n as u64).map(|i| mean + std * truncated(&rng, i)).collect(),
+            Init::TruncatedNormal(mean, std) => {
+                (0..n as u64).map(|i| mean + std * truncated(&rng, i)).collect()
+            }
             Init::VarianceScaling { scale, fan } => {
                 let receptive: usize = sizes[..sizes.len().saturating_sub(2)].iter().product();
                 let inner = |k: usize| sizes.len().checked_sub(k).map_or(1, |i| sizes[i]) * receptive;

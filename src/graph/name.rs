@@ -22,7 +22,9 @@ pub(super) fn check_not_reserved(part: &str) -> Result<()> {
     if part.contains("tower") {
         return Err(Error::new(
             ErrorKind::Name,
-            format!("the name {part:?} contains the word \"tower\", which is reserved (rule 5 of tower functions)"),
+            format!(
+                "the name {part:?} contains the word \"tower\", which is reserved (rule 5 of tower functions)"
+            ),
         )
         .note("choose another name for this scope or variable"));
     }

@@ -136,7 +136,9 @@ impl GradCx<'_> {
 
     /// The gradient with respect to output 0, for operations with one output.
     pub fn dy(&self) -> &Tensor {
-        self.grads[0].as_ref().expect("an op with one output is differentiated only where the cost depends on it")
+        self.grads[0]
+            .as_ref()
+            .expect("an op with one output is differentiated only where the cost depends on it")
     }
 
     /// Whether anybody needs the gradient of input `i`.

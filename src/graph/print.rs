@@ -15,7 +15,8 @@ impl Frozen {
             let inputs = node.inputs.iter().map(|&t| self.label(t));
             let runs = node.runs.iter().map(|&n| self.node(n).name.clone());
             let reads: Vec<String> = variable.into_iter().chain(inputs).chain(runs).collect();
-            let outputs: Vec<String> = node.outputs.iter().map(|s| format!("{}{}", s.dtype, s.shape)).collect();
+            let outputs: Vec<String> =
+                node.outputs.iter().map(|s| format!("{}{}", s.dtype, s.shape)).collect();
             let _ = write!(text, "{} = {}({})", node.name, node.kind.name(), reads.join(", "));
             let arrow = if outputs.is_empty() { "" } else { " -> " };
             let _ = writeln!(text, "{arrow}{}", outputs.join(", "));
@@ -27,9 +28,11 @@ impl Frozen {
     pub fn to_dot(&self) -> String {
         let mut text = String::from("digraph graph_ {\n  node [shape=box, fontsize=10];\n");
         for (i, node) in self.nodes().iter().enumerate() {
-            let shape = node.outputs.first().map_or_else(String::new, |s| format!("\\n{}{}", s.dtype, s.shape));
+            let shape =
+                node.outputs.first().map_or_else(String::new, |s| format!("\\n{}{}", s.dtype, s.shape));
             let variable = self.variable_of(node).map_or_else(String::new, |v| format!(" of {v}"));
-            let _ = writeln!(text, "  n{i} [label=\"{}\\n{}{variable}{shape}\"];", node.name, node.kind.name());
+            let _ =
+                writeln!(text, "  n{i} [label=\"{}\\n{}{variable}{shape}\"];", node.name, node.kind.name());
             for input in &node.inputs {
                 let _ = writeln!(text, "  n{} -> n{i};", input.node.0);
             }

@@ -1,7 +1,8 @@
 //! Variables: state that lives outside the graph, in a store keyed by name, and is read and updated by it.
 
 use super::{
-    GLOBAL_VARIABLES, Init, LOCAL_VARIABLES, MODEL_VARIABLES, NodeKind, Op, TRAINABLE_VARIABLES, Tensor, VariableId,
+    GLOBAL_VARIABLES, Init, LOCAL_VARIABLES, MODEL_VARIABLES, NodeKind, Op, TRAINABLE_VARIABLES, Tensor,
+    VariableId,
 };
 use std::ops::Deref;
 use tensorpack_tensor::{DType, Site};
@@ -160,7 +161,10 @@ impl Variable {
         let current = if plain {
             self.value.clone()
         } else {
-            graph.add_node(NodeKind::Current(variable), &[], None).pop().expect("a current value is one tensor")
+            graph
+                .add_node(NodeKind::Current(variable), &[], None)
+                .pop()
+                .expect("a current value is one tensor")
         };
         let value = next(&current);
         graph.add_assign(variable, plain, &value)

@@ -120,7 +120,9 @@ impl ExprBuilder {
             Step::Const(v, _) => self.constant(v, class),
             // Elements are loaded in any class directly, converted as a cast would; but not what was converted before,
             // which may have lost digits.
-            Step::Operand { index, .. } if self.unconverted[x.0 as usize] => self.push(Step::Operand { index, class }),
+            Step::Operand { index, .. } if self.unconverted[x.0 as usize] => {
+                self.push(Step::Operand { index, class })
+            }
             // 0 and 1 are the same in every class, so a truth value needs no detour.
             Step::Cast(_, truth) if self.is_truth(truth) => self.cast(class, truth),
             _ => self.push(Step::Cast(class, x)),

@@ -1,8 +1,8 @@
 //! What an operation's `lower` writes with.
 
 use super::{
-    BufferKind, Class, ContractKind, CustomKernel, Expr, ExprBuilder, Kernel, KernelNode, MapBody, Origin, PoolKind,
-    Program, ReduceKind, Reg, View,
+    BufferKind, Class, ContractKind, CustomKernel, Expr, ExprBuilder, Kernel, KernelNode, MapBody, Origin,
+    PoolKind, Program, ReduceKind, Reg, View,
 };
 use std::sync::Arc;
 use tensorpack_kernels::Pool;
@@ -155,7 +155,8 @@ impl LowerCx<'_> {
     pub fn pool(&mut self, kind: PoolKind, pool: Pool, inputs: &[View]) -> Vec<View> {
         let inputs = inputs.iter().map(|v| self.widened(v)).collect();
         let outputs = self.outputs.to_vec();
-        let widen = |(d, s): &(DType, Vec<usize>)| (if *d == DType::Bf16 { DType::F32 } else { *d }, s.clone());
+        let widen =
+            |(d, s): &(DType, Vec<usize>)| (if *d == DType::Bf16 { DType::F32 } else { *d }, s.clone());
         let wide: Vec<(DType, Vec<usize>)> = outputs.iter().map(widen).collect();
         let views = self.emit(Kernel::Pool { kind, pool, inputs }, &wide);
         views.into_iter().zip(outputs).map(|(v, (dtype, _))| self.narrowed(v, dtype)).collect()
@@ -170,7 +171,11 @@ impl LowerCx<'_> {
     }
 
     fn narrowed(&mut self, view: View, dtype: DType) -> View {
-        if view.dtype == dtype { view } else { self.map_to(dtype, &view.sizes.clone(), &[&view], |_, r| r[0]) }
+        if view.dtype == dtype {
+            view
+        } else {
+            self.map_to(dtype, &view.sizes.clone(), &[&view], |_, r| r[0])
+        }
     }
 
     /// The view itself if it is dense, else a dense copy.

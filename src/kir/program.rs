@@ -156,7 +156,13 @@ impl Program {
             Kernel::Contract { epilogue: Some(e), .. } => format!(" then {} steps", e.expr.steps.len()),
             _ => String::new(),
         };
-        format!("{} = {}{detail} ({}) // {}", outputs.join(", "), node.kernel.name(), reads.join(", "), node.origin.name)
+        format!(
+            "{} = {}{detail} ({}) // {}",
+            outputs.join(", "),
+            node.kernel.name(),
+            reads.join(", "),
+            node.origin.name
+        )
     }
 
     fn show(&self, view: &View) -> String {

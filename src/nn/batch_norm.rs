@@ -70,7 +70,8 @@ impl BatchNorm {
                 // A batch of one value a channel has no unbiased variance; its own, 0, stands in.
                 let unbiased = &variance * (&n / (&n - 1.0).maximum(&n.constant_like(1.0)));
                 for (running, now) in [(&running_mean, &mean), (&running_variance, &unbiased)] {
-                    let update = running.update(|r| r * self.momentum + now.stop_gradient() * (1.0 - self.momentum));
+                    let update =
+                        running.update(|r| r * self.momentum + now.stop_gradient() * (1.0 - self.momentum));
                     t.graph().add_op_to_collection(UPDATE_OPS, &update);
                 }
                 (mean, variance)

@@ -77,7 +77,10 @@ impl Conv2d {
                 return x.clone();
             }
             let Some(inputs) = x.shape().last().and_then(|d| d.known()).filter(|_| x.rank() == 4) else {
-                let why = format!("takes images [batch, height, width, channels] with known channels, not {}", x.shape());
+                let why = format!(
+                    "takes images [batch, height, width, channels] with known channels, not {}",
+                    x.shape()
+                );
                 return x.fail("Conv2d", Error::shape(why));
             };
             let [h, w] = self.kernel;

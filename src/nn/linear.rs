@@ -51,7 +51,9 @@ impl Linear {
                 let why = format!("takes [batch, features] with known features, not {}", x.shape());
                 return x.fail("Linear", Error::shape(why));
             };
-            let w = t.variable(VariableSpec::new("W", [inputs, self.units]).dtype(x.dtype()).init(self.init.clone()));
+            let w = t.variable(
+                VariableSpec::new("W", [inputs, self.units]).dtype(x.dtype()).init(self.init.clone()),
+            );
             let mut y = x.matmul(&w);
             if self.bias {
                 let b = VariableSpec::new("b", [self.units]).dtype(x.dtype()).init(Init::zeros());

@@ -88,10 +88,7 @@ impl OpDef for Binary {
         if self.is_comparison() || matches!(self.0, And | Or) {
             return Ok(vec![None, None]);
         }
-        Ok(vec![
-            cx.needs(0).then(|| to_a().sum_like(a)),
-            cx.needs(1).then(|| to_b().sum_like(b)),
-        ])
+        Ok(vec![cx.needs(0).then(|| to_a().sum_like(a)), cx.needs(1).then(|| to_b().sum_like(b))])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {

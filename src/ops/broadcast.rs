@@ -65,8 +65,12 @@ impl OpDef for SumLike {
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let (x, to) = (cx.input(0), cx.output_sizes(0));
         let missing = x.sizes.len() - to.len();
-        let reduced: Vec<bool> =
-            x.sizes.iter().enumerate().map(|(i, &n)| i < missing || (to[i - missing] == 1 && n != 1)).collect();
+        let reduced: Vec<bool> = x
+            .sizes
+            .iter()
+            .enumerate()
+            .map(|(i, &n)| i < missing || (to[i - missing] == 1 && n != 1))
+            .collect();
         if !reduced.contains(&true) {
             return Ok(vec![x]);
         }
@@ -88,7 +92,10 @@ impl OpDef for CountRatio {
         // No means of nothing are fine: only a mean that has to be there is not.
         let [whole, parts] = [0, 1].map(|i| inputs[i].shape.element_count().known());
         if whole == Some(0) && parts.is_some_and(|n| n > 0) {
-            return Err(Error::shape(format!("the mean of an empty tensor ({}) does not exist", inputs[0].shape)));
+            return Err(Error::shape(format!(
+                "the mean of an empty tensor ({}) does not exist",
+                inputs[0].shape
+            )));
         }
         Ok(vec![Spec::new(self.0, [])])
     }
@@ -112,7 +119,11 @@ impl Tensor {
     /// This tensor repeated to the shape of `like`.
     #[track_caller]
     pub fn broadcast_like(&self, like: &Tensor) -> Tensor {
-        if self.shape() == like.shape() { self.clone() } else { Tensor::apply_one(BroadcastLike, &[self, like]) }
+        if self.shape() == like.shape() {
+            self.clone()
+        } else {
+            Tensor::apply_one(BroadcastLike, &[self, like])
+        }
     }
 
     /// This tensor summed over the dims in which it is larger than `like`: the opposite of broadcasting.

@@ -10,7 +10,9 @@ impl Tensor {
     /// distribution.
     #[track_caller]
     pub fn softmax_cross_entropy(&self, labels: &Tensor) -> Tensor {
-        composed(self, "SoftmaxCrossEntropy", Location::caller(), || -(self.log_softmax() * labels).sum_axes(&[-1]))
+        composed(self, "SoftmaxCrossEntropy", Location::caller(), || {
+            -(self.log_softmax() * labels).sum_axes(&[-1])
+        })
     }
 
     /// The cross entropy of logits and the probability of yes, for every element.

@@ -77,7 +77,16 @@ impl OpDef for MatMul {
         let (lhs_shared, rhs_shared) = (a.sizes.len() < out.len(), b.sizes.len() < out.len());
         let kind = if rhs_shared && !lhs_transposed {
             // Many rows times one matrix are one product.
-            kernels::MatMul { batch: 1, m: batch * m, n, k, lhs_transposed, rhs_transposed, lhs_shared, rhs_shared }
+            kernels::MatMul {
+                batch: 1,
+                m: batch * m,
+                n,
+                k,
+                lhs_transposed,
+                rhs_transposed,
+                lhs_shared,
+                rhs_shared,
+            }
         } else {
             kernels::MatMul { batch, m, n, k, lhs_transposed, rhs_transposed, lhs_shared, rhs_shared }
         };

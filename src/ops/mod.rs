@@ -24,9 +24,6 @@ mod stop_gradient;
 mod transpose;
 mod unary;
 
-#[cfg(test)]
-mod truth;
-
 pub use conv2d::{Conv2dOptions, Padding};
 pub use pool::PoolOptions;
 
@@ -35,7 +32,12 @@ use std::panic::Location;
 use tensorpack_tensor::{Error, Result};
 
 /// Builds something of several operations under one name, so that errors in it point at the caller's line.
-fn composed(x: &Tensor, name: &str, caller: &'static Location<'static>, build: impl FnOnce() -> Tensor) -> Tensor {
+fn composed(
+    x: &Tensor,
+    name: &str,
+    caller: &'static Location<'static>,
+    build: impl FnOnce() -> Tensor,
+) -> Tensor {
     let graph = x.graph();
     graph.called_from(caller, || graph.scope(name, false, true, build))
 }

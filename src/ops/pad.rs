@@ -26,16 +26,18 @@ impl OpDef for Pad {
         let shape = &inputs[0].shape;
         let given = [self.low.len(), self.high.len(), self.interior.len()];
         if given.iter().any(|&n| n != shape.rank()) {
-            return Err(Error::argument(format!("{shape} needs low, high and interior for each of its dims")));
+            return Err(Error::argument(format!(
+                "{shape} needs low, high and interior for each of its dims"
+            )));
         }
         let dim = |i: usize| {
             let (low, high, interior) = (self.low[i], self.high[i], self.interior[i]);
             match shape[i] {
                 Dim::Unknown(_) if (low, high, interior) == (0, 0, 0) => Ok(shape[i]),
                 Dim::Unknown(_) => Ok(Dim::derived("pad", &[shape[i]], &[low, high, interior])),
-                Dim::Known(n) => padded(n, low, high, interior)
-                    .map(Dim::Known)
-                    .ok_or_else(|| Error::shape(format!("dim {i} of {shape} padded by {low} and {high} is too large"))),
+                Dim::Known(n) => padded(n, low, high, interior).map(Dim::Known).ok_or_else(|| {
+                    Error::shape(format!("dim {i} of {shape} padded by {low} and {high} is too large"))
+                }),
             }
         };
         let dims = (0..shape.rank()).map(dim).collect::<Result<Vec<Dim>>>()?;

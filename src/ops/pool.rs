@@ -30,7 +30,10 @@ impl PoolOptions {
     fn infer(&self, x: &Spec) -> Result<Spec> {
         super::float_input(x)?;
         if x.shape.rank() != 4 {
-            return Err(Error::shape(format!("takes images [batch, height, width, channels], not {}", x.shape)));
+            return Err(Error::shape(format!(
+                "takes images [batch, height, width, channels], not {}",
+                x.shape
+            )));
         }
         if self.window[0].saturating_mul(self.window[1]) > 256 {
             return Err(Error::argument(format!("a window of {:?} has more than 256 places", self.window)));

@@ -17,10 +17,8 @@ pub(super) fn resolve_axes(x: &Tensor, axes: &[isize]) -> Result<Vec<usize>> {
     if axes.is_empty() {
         return Ok((0..x.rank()).collect());
     }
-    let mut resolved = axes
-        .iter()
-        .map(|&a| crate::graph::axis_in(a, x.rank()))
-        .collect::<Result<Vec<usize>>>()?;
+    let mut resolved =
+        axes.iter().map(|&a| crate::graph::axis_in(a, x.rank())).collect::<Result<Vec<usize>>>()?;
     resolved.sort_unstable();
     if resolved.windows(2).any(|w| w[0] == w[1]) {
         return Err(Error::argument(format!("the axes {axes:?} name one twice")));
@@ -57,7 +55,10 @@ impl OpDef for Reduce {
         }
         let empty = self.axes.iter().any(|&a| x.shape[a].known() == Some(0));
         if empty && !matches!(self.kind, ReduceKind::Sum | ReduceKind::Prod) {
-            return Err(Error::shape(format!("nothing to choose from: {} is empty along the axes reduced", x.shape)));
+            return Err(Error::shape(format!(
+                "nothing to choose from: {} is empty along the axes reduced",
+                x.shape
+            )));
         }
         let dtype = match self.kind {
             ReduceKind::ArgMax | ReduceKind::ArgMin => DType::I64,
@@ -98,7 +99,7 @@ impl OpDef for Reduce {
 
 impl Tensor {
     #[track_caller]
-    pub(super) fn reduce(&self, kind: ReduceKind, axes: &[isize], keep: bool) -> Tensor {
+    pub(crate) fn reduce(&self, kind: ReduceKind, axes: &[isize], keep: bool) -> Tensor {
         if self.is_poison() {
             return self.clone();
         }

@@ -35,11 +35,17 @@ impl OpDef for Reshape {
                 Target::Rest => {}
             }
         }
-        let target = || self.0.iter().map(|t| match t {
-            Target::Size(n) => n.to_string(),
-            Target::Same(_) => "=".into(),
-            Target::Rest => "-1".into(),
-        }).collect::<Vec<_>>().join(", ");
+        let target = || {
+            self.0
+                .iter()
+                .map(|t| match t {
+                    Target::Size(n) => n.to_string(),
+                    Target::Same(_) => "=".into(),
+                    Target::Rest => "-1".into(),
+                })
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
         let mismatch = || Error::shape(format!("{from} cannot be reshaped to [{}]", target()));
         let wants_rest = self.0.contains(&Target::Rest);
         let left = match Dim::product(&rest) {
@@ -119,21 +125,31 @@ impl Tensor {
             Ok(t) if t.iter().filter(|&&t| t == Target::Rest).count() <= 1 => {
                 Tensor::apply_one(Reshape(t), &[self])
             }
-            _ => self.fail("Reshape", Error::argument(format!("sizes {sizes:?} are not sizes (-1 may occur once)"))),
+            _ => self.fail(
+                "Reshape",
+                Error::argument(format!("sizes {sizes:?} are not sizes (-1 may occur once)")),
+            ),
         }
     }
 
     /// The elements under the shape of `like`.
     #[track_caller]
     pub fn reshape_like(&self, like: &Tensor) -> Tensor {
-        if self.shape() == like.shape() { self.clone() } else { Tensor::apply_one(ReshapeLike, &[self, like]) }
+        if self.shape() == like.shape() {
+            self.clone()
+        } else {
+            Tensor::apply_one(ReshapeLike, &[self, like])
+        }
     }
 
     /// All dims from `axis` on as one.
     #[track_caller]
     pub fn flatten(&self, axis: usize) -> Tensor {
         if axis > self.rank() {
-            return self.fail("Flatten", Error::shape(format!("axis {axis} is outside a tensor of rank {}", self.rank())));
+            return self.fail(
+                "Flatten",
+                Error::shape(format!("axis {axis} is outside a tensor of rank {}", self.rank())),
+            );
         }
         let targets = (0..axis).map(Target::Same).chain([Target::Rest]).collect();
         Tensor::apply_one(Reshape(targets), &[self])
@@ -171,6 +187,10 @@ impl Tensor {
     #[track_caller]
     pub(super) fn as_matrix(&self) -> Tensor {
         let last = self.rank().saturating_sub(1);
-        if self.rank() == 2 { self.clone() } else { Tensor::apply_one(Reshape(vec![Target::Rest, Target::Same(last)]), &[self]) }
+        if self.rank() == 2 {
+            self.clone()
+        } else {
+            Tensor::apply_one(Reshape(vec![Target::Rest, Target::Same(last)]), &[self])
+        }
     }
 }

@@ -44,7 +44,8 @@ impl Optimizer for Adam {
         let dtype = gradients.first().map_or(DType::F32, |(v, _)| v.dtype());
         // beta^t, in f64: after many steps 1 - beta^t must still be right.
         let mut power = |name: &str, beta: f64| {
-            let spec = VariableSpec::new(name, []).dtype(DType::F64).init(Init::Constant(beta)).non_trainable();
+            let spec =
+                VariableSpec::new(name, []).dtype(DType::F64).init(Init::Constant(beta)).non_trainable();
             let power = graph.variable(spec, Sharing::Make);
             updates.push(power.update(|p| p * beta));
             (1.0 - power.value()).cast(dtype)

@@ -31,7 +31,11 @@ pub fn minimize(cost: &Tensor, optimizer: &dyn Optimizer) -> Result<Op> {
             None if !info.frozen && !stopped_on_purpose(graph, cost, variable) => {
                 return Err(Error::new(
                     ErrorKind::Gradient,
-                    format!("the cost {} has no gradient with respect to the trainable variable {}", cost.name(), info.name),
+                    format!(
+                        "the cost {} has no gradient with respect to the trainable variable {}",
+                        cost.name(),
+                        info.name
+                    ),
                 )
                 .at(info.site)
                 .note("use it, make it non-trainable, or freeze it with freeze_variables"));
@@ -40,7 +44,10 @@ pub fn minimize(cost: &Tensor, optimizer: &dyn Optimizer) -> Result<Op> {
         }
     }
     if pairs.is_empty() {
-        return Err(Error::new(ErrorKind::Gradient, "there is no trainable variable to minimise the cost by"));
+        return Err(Error::new(
+            ErrorKind::Gradient,
+            "there is no trainable variable to minimise the cost by",
+        ));
     }
     let updates = optimizer.apply(graph, &pairs);
     graph.first_error()?;

@@ -24,7 +24,9 @@ impl FromStr for Device {
             Some(("cpu", n)) => number(n).map(Device::Cpu),
             _ => None,
         }
-        .ok_or_else(|| Error::new(ErrorKind::Unsupported, format!("{text:?} is no device; there are cpu:N and null")))
+        .ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, format!("{text:?} is no device; there are cpu:N and null"))
+        })
     }
 }
 

@@ -41,7 +41,8 @@ pub(super) fn lower(graph: &Frozen, request: &Request) -> Result<Lowered> {
     let roots = close_over_collectives(graph, &fetched, &assigns)?;
     let mut lowered = Lowered { programs: Vec::new(), fetches: Vec::new(), hints: HashMap::new() };
     for (&tower, roots) in &roots {
-        let mine: Vec<TensorId> = fetched.iter().copied().filter(|t| graph.node(t.node).tower == tower).collect();
+        let mine: Vec<TensorId> =
+            fetched.iter().copied().filter(|t| graph.node(t.node).tower == tower).collect();
         let mut cx = Lowering {
             graph,
             assigns: &assigns,
@@ -97,11 +98,15 @@ fn close_over_collectives(
         let mut more = Vec::new();
         for (&tower, roots) in &roots {
             let (values, _) = needed(graph, assigns, roots.iter().copied());
-            let met: Vec<&Node> = values.iter().map(|&id| graph.node(id)).filter(|n| collective(n).is_some()).collect();
+            let met: Vec<&Node> =
+                values.iter().map(|&id| graph.node(id)).filter(|n| collective(n).is_some()).collect();
             if let Some(other) = met.iter().find(|n| n.tower != tower) {
                 return Err(Error::new(
                     ErrorKind::Graph,
-                    format!("tower {tower} reads {}, which tower {} computes with all others", other.name, other.tower),
+                    format!(
+                        "tower {tower} reads {}, which tower {} computes with all others",
+                        other.name, other.tower
+                    ),
                 )
                 .at(other.site)
                 .note("every tower has its own result of a sum over towers: read that one"));
@@ -110,7 +115,8 @@ fn close_over_collectives(
             more.extend(keys.iter().flat_map(|k| &groups[k]).copied());
             sequences.insert(tower, keys);
         }
-        let grew = more.into_iter().filter(|&id| roots.entry(graph.node(id).tower).or_default().insert(id)).count();
+        let grew =
+            more.into_iter().filter(|&id| roots.entry(graph.node(id).tower).or_default().insert(id)).count();
         if grew == 0 {
             break;
         }
@@ -174,10 +180,14 @@ fn number_random_rows(programs: &mut [Program]) {
 }
 
 /// The assignment whose value a `Current` node stands for: the latest of the run before it.
-fn assigned_before(graph: &Frozen, assigns: &BTreeSet<NodeId>, id: NodeId, variable: VariableId) -> Option<NodeId> {
-    let is_it = |n: &&NodeId| {
-        matches!(graph.node(**n).kind, NodeKind::Assign { variable: v, .. } if v == variable)
-    };
+fn assigned_before(
+    graph: &Frozen,
+    assigns: &BTreeSet<NodeId>,
+    id: NodeId,
+    variable: VariableId,
+) -> Option<NodeId> {
+    let is_it =
+        |n: &&NodeId| matches!(graph.node(**n).kind, NodeKind::Assign { variable: v, .. } if v == variable);
     assigns.range(..id).rev().find(is_it).copied()
 }
 
@@ -208,7 +218,8 @@ fn needed(
 /// The assignments the request runs, in the order they were built.
 fn assigns_in_run(graph: &Frozen, request: &Request) -> Result<BTreeSet<NodeId>> {
     let mut assigns = BTreeSet::new();
-    let mut stack: Vec<NodeId> = request.fetches.iter().filter(|f| f.output.is_none()).map(|f| f.node).collect();
+    let mut stack: Vec<NodeId> =
+        request.fetches.iter().filter(|f| f.output.is_none()).map(|f| f.node).collect();
     let mut seen = BTreeSet::new();
     while let Some(id) = stack.pop() {
         if seen.insert(id) {
@@ -226,10 +237,13 @@ fn assigns_in_run(graph: &Frozen, request: &Request) -> Result<BTreeSet<NodeId>>
             && let Some(other) = plain.insert(variable, node)
         {
             let name = &graph.variables()[variable.0 as usize].name;
-            return Err(Error::new(ErrorKind::Graph, format!("the variable {name} is assigned twice in one run"))
-                .at(node.site)
-                .note(format!("the other assignment is at {}", other.site))
-                .note("use update(), which composes, or run them one after the other"));
+            return Err(Error::new(
+                ErrorKind::Graph,
+                format!("the variable {name} is assigned twice in one run"),
+            )
+            .at(node.site)
+            .note(format!("the other assignment is at {}", other.site))
+            .note("use update(), which composes, or run them one after the other"));
         }
     }
     Ok(assigns)
@@ -293,11 +307,15 @@ impl Lowering<'_> {
             let node = self.graph.node(id);
             let spec = &node.outputs[0];
             if spec.dtype != *dtype {
-                return Err(Error::dtype(format!("the input {name} is {}, but {dtype} was fed", spec.dtype)).at(node.site));
+                return Err(Error::dtype(format!("the input {name} is {}, but {dtype} was fed", spec.dtype))
+                    .at(node.site));
             }
             if !spec.shape.allows(sizes) {
-                return Err(Error::shape(format!("the input {name} is {}, but {sizes:?} was fed", spec.shape))
-                    .at(node.site));
+                return Err(Error::shape(format!(
+                    "the input {name} is {}, but {sizes:?} was fed",
+                    spec.shape
+                ))
+                .at(node.site));
             }
             element_count(sizes)?;
             if self.feeds.insert(id, i).is_some() {
@@ -308,8 +326,11 @@ impl Lowering<'_> {
         for &id in shapes.union(values) {
             let node = self.graph.node(id);
             if matches!(node.kind, NodeKind::Placeholder) && !self.feeds.contains_key(&id) {
-                return Err(Error::new(ErrorKind::Name, format!("the input {} must be fed for this run", node.name))
-                    .at(node.site));
+                return Err(Error::new(
+                    ErrorKind::Name,
+                    format!("the input {} must be fed for this run", node.name),
+                )
+                .at(node.site));
             }
         }
         Ok(())
@@ -339,7 +360,8 @@ impl Lowering<'_> {
                     })
                     .collect();
                 let shapes = || inputs.iter().map(|s| s.shape.to_string()).collect::<Vec<_>>().join(", ");
-                let fail = |e: Error| e.within(&node.name).at(node.site).note(format!("inputs: {}", shapes()));
+                let fail =
+                    |e: Error| e.within(&node.name).at(node.site).note(format!("inputs: {}", shapes()));
                 let outputs = op.infer(&inputs).map_err(fail)?;
                 let concrete = outputs
                     .into_iter()
@@ -382,8 +404,11 @@ impl Lowering<'_> {
                 if let Some(twin) = self.twin(id, node, op.as_ref(), &inputs) {
                     twin
                 } else {
-                    let input_sizes: Vec<Vec<usize>> =
-                        node.inputs.iter().map(|t| self.concrete[&t.node][t.output as usize].1.clone()).collect();
+                    let input_sizes: Vec<Vec<usize>> = node
+                        .inputs
+                        .iter()
+                        .map(|t| self.concrete[&t.node][t.output as usize].1.clone())
+                        .collect();
                     let origin = Origin { name: node.name.clone(), site: node.site };
                     let mut cx = LowerCx {
                         program: &mut self.program,
@@ -443,9 +468,14 @@ impl Lowering<'_> {
             let same_op = matches!(&other_node.kind, NodeKind::Op(o) if o.same(op));
             same_op
                 && other_node.inputs.len() == node.inputs.len()
-                && inputs.iter().zip(node.inputs.iter().zip(&other_node.inputs)).all(|(view, (t, u))| match view {
-                    Some(view) => Some(view) == self.views.get(u),
-                    None => self.concrete[&t.node][t.output as usize] == self.concrete[&u.node][u.output as usize],
+                && inputs.iter().zip(node.inputs.iter().zip(&other_node.inputs)).all(|(view, (t, u))| {
+                    match view {
+                        Some(view) => Some(view) == self.views.get(u),
+                        None => {
+                            self.concrete[&t.node][t.output as usize]
+                                == self.concrete[&u.node][u.output as usize]
+                        }
+                    }
                 })
         });
         if twin.is_none() {
@@ -464,9 +494,12 @@ impl Lowering<'_> {
             match last.iter_mut().find(|(v, _)| *v == variable) {
                 Some(entry) if self.graph.node(entry.1).tower != node.tower => {
                     let name = &self.graph.variables()[variable.0 as usize].name;
-                    return Err(Error::new(ErrorKind::Graph, format!("the variable {name} is updated by two towers"))
-                        .at(node.site)
-                        .note("sum what they have over the towers, and update it in one"));
+                    return Err(Error::new(
+                        ErrorKind::Graph,
+                        format!("the variable {name} is updated by two towers"),
+                    )
+                    .at(node.site)
+                    .note("sum what they have over the towers, and update it in one"));
                 }
                 Some(entry) => entry.1 = id,
                 None => last.push((variable, id)),

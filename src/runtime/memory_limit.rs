@@ -19,9 +19,8 @@ fn machine_available() -> Option<usize> {
 fn cgroup_available() -> Option<usize> {
     let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<usize>().ok();
     // Version 2 first, then version 1; "max" and the like are no numbers, and no limit.
-    let (limit, used) = number("/sys/fs/cgroup/memory.max")
-        .zip(number("/sys/fs/cgroup/memory.current"))
-        .or_else(|| {
+    let (limit, used) =
+        number("/sys/fs/cgroup/memory.max").zip(number("/sys/fs/cgroup/memory.current")).or_else(|| {
             number("/sys/fs/cgroup/memory/memory.limit_in_bytes")
                 .zip(number("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
         })?;

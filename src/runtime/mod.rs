@@ -14,5 +14,5 @@ pub use executor::{Executable, Executor, Feed, KernelTime, Outcome, RunInfo};
 pub use hooked::{Cadence, Clock, Declared, HookedRun};
 pub use lowering::{Lowered, Request};
 pub use memory_limit::available_memory;
-pub use tensorpack_kernels::Machine;
 pub use session::{IntoFetch, Prepared, Session, SessionOptions};
+pub use tensorpack_kernels::Machine;

@@ -143,10 +143,16 @@ impl Session {
         let fetches: Vec<Fetch> = fetches.iter().map(|f| f.fetch()).collect();
         for f in &fetches {
             if f.graph != self.graph.uid() {
-                return Err(Error::new(ErrorKind::Graph, format!("{} belongs to another graph than this session's", f.name)));
+                return Err(Error::new(
+                    ErrorKind::Graph,
+                    format!("{} belongs to another graph than this session's", f.name),
+                ));
             }
             if f.node.0 as usize >= self.graph.nodes().len() {
-                return Err(Error::new(ErrorKind::Graph, format!("{} could not be built, so it cannot be run", f.name)));
+                return Err(Error::new(
+                    ErrorKind::Graph,
+                    format!("{} could not be built, so it cannot be run", f.name),
+                ));
             }
         }
         Ok(Prepared { fetches })
@@ -183,7 +189,10 @@ impl Session {
         const MAX_FEEDS: usize = 16;
         let mut values: [Feed<'_>; MAX_FEEDS] = [EMPTY.get_or_init(|| HostTensor::scalar(0u8)); MAX_FEEDS];
         if feeds.len() > MAX_FEEDS {
-            return Err(Error::argument(format!("at most {MAX_FEEDS} inputs can be fed, not {}", feeds.len())));
+            return Err(Error::argument(format!(
+                "at most {MAX_FEEDS} inputs can be fed, not {}",
+                feeds.len()
+            )));
         }
         values.iter_mut().zip(feeds).for_each(|(v, (_, t))| *v = t);
         let executable = &mut state.programs[at].executable;
@@ -216,7 +225,13 @@ impl Session {
         let mut search = || {
             let lowered = lowering::lower(&self.graph, &request(fetches, feeds))?;
             // Only variables that the run reads: others may be infinite for a reason.
-            for (i, v) in self.graph.variables().iter().enumerate().filter(|(i, _)| lowered.programs.iter().any(|p| p.reads(*i))) {
+            for (i, v) in self
+                .graph
+                .variables()
+                .iter()
+                .enumerate()
+                .filter(|(i, _)| lowered.programs.iter().any(|p| p.reads(*i)))
+            {
                 if v.dtype.is_float() && !is_finite(&state.executor.read(i)?) {
                     return Ok(Some(bad(&format!("the variable {} is not finite", v.name)).at(v.site)));
                 }
@@ -224,8 +239,9 @@ impl Session {
             state.executor.find_bad(lowered, run, values)
         };
         let e = match search() {
-            Ok(found) => found
-                .unwrap_or_else(|| bad("a gradient or cost is not finite, though each result alone is")),
+            Ok(found) => {
+                found.unwrap_or_else(|| bad("a gradient or cost is not finite, though each result alone is"))
+            }
             // Searching takes more memory than running. That is not what went wrong.
             Err(e) => bad("a gradient or cost is not finite").note(format!("which one was not found: {e}")),
         };
@@ -313,7 +329,12 @@ impl State {
     }
 
     /// The place of the program for these fetches and shapes, made if there is none yet.
-    fn program(&mut self, session: &Session, fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) -> Result<usize> {
+    fn program(
+        &mut self,
+        session: &Session,
+        fetches: &[Fetch],
+        feeds: &[(&str, &HostTensor)],
+    ) -> Result<usize> {
         let there = self.programs.iter().position(|p| matches(&p.request, fetches, feeds));
         let program = match there {
             // The common case: the same as last time.
@@ -343,9 +364,11 @@ fn request(fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) -> Request {
 fn matches(request: &Request, fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) -> bool {
     request.fetches == fetches
         && request.feeds.len() == feeds.len()
-        && request.feeds.iter().zip(feeds).all(|((name, dtype, sizes), (n, t))| {
-            name == n && *dtype == t.dtype() && sizes == t.sizes()
-        })
+        && request
+            .feeds
+            .iter()
+            .zip(feeds)
+            .all(|((name, dtype, sizes), (n, t))| name == n && *dtype == t.dtype() && sizes == t.sizes())
 }
 
 fn is_finite(t: &HostTensor) -> bool {
@@ -359,7 +382,10 @@ fn check_finite_feeds(feeds: &[(&str, &HostTensor)]) -> Result<()> {
             let at = t.to_f64_vec().iter().position(|x| !x.is_finite()).unwrap_or(0);
             return Err(Error::new(
                 ErrorKind::NotFinite,
-                format!("what is fed to {name} holds a NaN or an infinity, at element {at} of {:?}", t.sizes()),
+                format!(
+                    "what is fed to {name} holds a NaN or an infinity, at element {at} of {:?}",
+                    t.sizes()
+                ),
             ));
         }
     }
@@ -368,7 +394,8 @@ fn check_finite_feeds(feeds: &[(&str, &HostTensor)]) -> Result<()> {
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
-    text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_else(|| "no message".into())
+    text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()))
+        .unwrap_or_else(|| "no message".into())
 }
 
 impl std::fmt::Debug for Session {

@@ -100,9 +100,7 @@ fn late_kernels(program: &Program) -> HashMap<usize, Vec<usize>> {
         let is_output = |v: &View| node.outputs.contains(&v.buffer);
         let is_target =
             |v: &View| matches!(program.buffer(v.buffer).kind, BufferKind::Variable(x) if vars.contains(&x));
-        let is_foreign = |v: &View| {
-            matches!(program.buffer(v.buffer).kind, BufferKind::Variable(x) if program.updated_elsewhere.contains(&x))
-        };
+        let is_foreign = |v: &View| matches!(program.buffer(v.buffer).kind, BufferKind::Variable(x) if program.updated_elsewhere.contains(&x));
         // Nobody may need the next value early; none that waits too, and comes later, the start value; nor this kernel
         // itself another element of what it overwrites, or what another tower overwrites at the same time.
         let needed = node.outputs.iter().any(|&o| wanted(o))

@@ -183,7 +183,8 @@ impl<'a> Fusion<'a> {
         let mut b = ExprBuilder::default();
         let mut regs = b.inline(&body.expr, |b, i, class| b.operand(i, operands[i].dtype, class), |a| a);
         let places: Vec<usize> = producer.operands.iter().map(|v| place(&mut operands, v.clone())).collect();
-        let load = |b: &mut ExprBuilder, i: usize, class| b.operand(places[i], producer.operands[i].dtype, class);
+        let load =
+            |b: &mut ExprBuilder, i: usize, class| b.operand(places[i], producer.operands[i].dtype, class);
         let own = b.inline(&producer.expr, load, |a| a);
         regs.extend(kept.iter().map(|&k| own[k]));
         let joined = crate::kir::compact(&body.sizes, operands, b.finish(&regs));
@@ -303,7 +304,11 @@ impl<'a> Fusion<'a> {
         let places: Vec<usize> = b.operands.iter().map(|v| place(&mut operands, v.clone())).collect();
         let mut e = ExprBuilder::default();
         let mut regs = e.inline(&a.expr, |e, k, class| e.operand(k, operands[k].dtype, class), |x| x);
-        regs.extend(e.inline(&b.expr, |e, k, class| e.operand(places[k], operands[places[k]].dtype, class), |x| x));
+        regs.extend(e.inline(
+            &b.expr,
+            |e, k, class| e.operand(places[k], operands[places[k]].dtype, class),
+            |x| x,
+        ));
         let body = MapBody { sizes: a.sizes, operands, expr: e.finish(&regs) };
         let kernel = Kernel::Reduce { body, reduced, kinds: [kinds, more].concat() };
         let outputs = [first.outputs, second.outputs].concat();

@@ -80,5 +80,5 @@ fn every_operation_has_a_case() {
         .iter()
         .filter(|n| !if OF_GRADIENTS.contains(&n.as_str()) { all.contains(*n) } else { direct.contains(*n) })
         .collect();
-    assert!(missing.is_empty(), "operations without a case in src/ops/truth/cases.rs: {missing:?}");
+    assert!(missing.is_empty(), "operations without a case in src/truth/cases.rs: {missing:?}");
 }

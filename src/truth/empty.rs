@@ -8,7 +8,7 @@ use crate::runtime::Session;
 use std::collections::BTreeSet;
 use tensorpack_tensor::{DType, HostTensor, Result};
 
-const TABLE: &str = include_str!("../../../docs/empty-inputs.md");
+const TABLE: &str = include_str!("../../docs/empty-inputs.md");
 
 type Call = (&'static str, fn(&[Tensor]) -> Tensor);
 
@@ -51,6 +51,7 @@ const CALLS: &[Call] = &[
     ("x.logical_or(y)", |x| x[0].logical_or(&x[1])),
     ("x.select(y, z)", |x| x[0].select(&x[1], &x[2])),
     ("x.cast(I32)", |x| x[0].cast(DType::I32)),
+    ("x.all_reduce(key, 1)", |x| x[0].all_reduce("key".into(), 1)),
     ("x.stop_gradient()", |x| x[0].stop_gradient()),
     ("x.random_uniform_like(F32)", |x| x[0].random_uniform_like(DType::F32)),
     ("constant(empty)", |x| x[0].graph().constant(HostTensor::zeros(DType::F32, [0, 3]).unwrap())),

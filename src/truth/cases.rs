@@ -93,6 +93,8 @@ pub(super) fn elementwise() -> Vec<Case> {
         unary("Round", steps, Halves, Tensor::round),
         unary("Relu", Twice, AwayFromZero, Tensor::relu),
         unary("IsFinite", comparison, Any, |x| (x / (x - x.floor())).is_finite()),
+        // Sums over several towers are tested in tests/towers.rs; over one tower it is the tower's own part.
+        unary("AllReduce", Twice, Any, |x| x.all_reduce("sum".into(), 1)),
         unary("StopGradient", Never("it ends gradients on purpose"), Any, Tensor::stop_gradient),
         unary("Cast", Never("each type has its own rounding: see integers"), Halves, |x| x.cast(DType::I32)),
         unary("RandomUniform", Never("the input is there for its shape"), Any, |x| {
@@ -381,6 +383,23 @@ pub(super) fn losses() -> Vec<Case> {
         last("LogSumExp", Tensor::log_sum_exp),
         last("LogSoftmax", Tensor::log_softmax),
         last("Softmax", Tensor::softmax),
+        unary("Clip", Twice, Apart, |x| x.clip(-0.613, 0.717)),
+        unary("Relu6", Twice, AwayFromZero, |x| (x * 3.7).relu6()),
+        unary("LeakyRelu", Twice, AwayFromZero, |x| x.leaky_relu(0.2)),
+        unary("Elu", Twice, AwayFromZero, Tensor::elu),
+        unary("Gelu", Twice, Any, Tensor::gelu),
+        unary("Silu", Twice, Any, Tensor::silu),
+        unary("Softplus", Twice, AwayFromZero, Tensor::softplus),
+        binary("SigmoidCrossEntropy", Twice, [AwayFromZero, Any], Tensor::sigmoid_cross_entropy),
+        binary("SquaredError", Twice, [Any, Any], Tensor::squared_error),
+        binary("HuberLoss", Twice, [Apart, Apart], |x, y| (x * 3.0).huber_loss(&(y * 3.0), 0.611)),
+        case("SoftmaxCrossEntropy", Twice, |draw| {
+            let rank = draw.between(1, 3);
+            let mut sizes = draw.sizes(rank);
+            sizes[rank - 1] = sizes[rank - 1].max(1);
+            let inputs = vec![Input::floats(draw, sizes.clone(), Any), Input::floats(draw, sizes, Positive)];
+            Trial::new(inputs, |x| vec![x[0].softmax_cross_entropy(&x[1])])
+        }),
         case("CheckLabels", Twice, |draw| {
             let (rank, classes) = (draw.between(1, 2), draw.between(1, 7));
             let labels = draw.sizes(rank);
