@@ -195,8 +195,9 @@ pub(crate) mod fast {
     use crate::contract::Operands;
     use crate::panel;
     use crate::simd::Simd;
+    use crate::slide::{self, Slide};
     use crate::tile::Tile;
-    use crate::window::{Images, Region};
+    use crate::window::{Images, Region, Window};
 
     /// Rows of a packed panel that are used together, so that they stay in the first-level cache.
     const DEPTH: usize = 288;
@@ -263,6 +264,67 @@ pub(crate) mod fast {
         split::parts(taps, rows).flat_map(move |t| split::parts(steps, longest).map(move |s| (t.clone(), s)))
     }
 
+    /// Whether the sliding kernel can do this.
+    fn slides<V: Simd>(x: &Axis, cols: usize) -> bool {
+        let pixels = V::MAX_PIXELS[cols.div_ceil(V::LANES) - 1];
+        pixels > 0 && x.stride == 1 && x.dilation == 1 && x.taps == slide::TAPS
+    }
+
+    /// A chunk whose classes have three neighbouring taps in a row.
+    struct Sliding<'a> {
+        work: &'a Correlation,
+        images: &'a Range<usize>,
+        band: &'a Range<usize>,
+        window: &'a Window,
+        /// The window's first pixel in the image.
+        corner: [isize; 2],
+    }
+
+    impl Sliding<'_> {
+        /// Computes one panel of columns of one class of outputs.
+        ///
+        /// # Safety
+        /// As for [`run`]; `panel` is the class's packed panel.
+        unsafe fn run<V: Simd>(&self, y: &Axis, x: &Axis, panel: *const f32, col: usize, cols: usize, out: *mut f32) {
+            let (inputs, outputs) = (self.work.in_channels(), self.work.out_channels());
+            let [height, width] = self.work.out_size();
+            let (window, panel_width) = (self.window, panel::width(cols, V::LANES));
+            let [top, left] = self.corner;
+            let rows = (DEPTH / (slide::TAPS * inputs).max(1)).max(1);
+            let channels = (DEPTH / slide::TAPS).min(inputs);
+            let pieces = split::parts(y.taps, rows)
+                .flat_map(|t| split::parts(inputs, channels).map(move |c| (t.clone(), c)));
+            for (piece, (taps, part)) in pieces.enumerate() {
+                let down = y.offset - top + (self.band.start * y.stride + taps.start * y.dilation) as isize;
+                let across = (x.offset - left) * inputs as isize + part.start as isize;
+                for image in 0..self.images.len() {
+                    for j in self.band.start..self.band.end.min(y.outs) {
+                        let skip = image * window.image + (j - self.band.start) * y.stride * window.row;
+                        let out_row = (self.images.start + image) * height + y.out_first + y.out_step * j;
+                        let a = down * window.row as isize + across + skip as isize;
+                        let slide = Slide {
+                            rows: taps.len(),
+                            channels: part.len(),
+                            a: window.data.wrapping_offset(a),
+                            a_pixel: inputs,
+                            a_row: y.dilation * window.row,
+                            b: panel.wrapping_add((taps.start * slide::TAPS * inputs + part.start) * panel_width),
+                            b_channel: panel_width,
+                            b_tap: inputs * panel_width,
+                            b_row: slide::TAPS * inputs * panel_width,
+                            c: out.wrapping_add((out_row * width + x.out_first) * outputs + col),
+                            c_pixel: x.out_step * outputs,
+                            cols,
+                            add: piece > 0,
+                        };
+                        // SAFETY: the window holds all that the taps of this row of outputs reach.
+                        unsafe { slide.run::<V>(x.outs) }
+                    }
+                }
+            }
+        }
+    }
+
     /// Computes the outputs of one chunk.
     ///
     /// # Safety
@@ -287,6 +349,12 @@ pub(crate) mod fast {
             let panel_width = panel::width(cols, V::LANES);
             for (y, x, before) in classes(work) {
                 let panel = panel_at::<V>(work, before, y.taps * x.taps * inputs, col);
+                if slides::<V>(&x, cols) {
+                    let at = Sliding { work, images: &images, band: &band, window: &window, corner: [top, left] };
+                    // SAFETY: passed on from the caller.
+                    unsafe { at.run::<V>(&y, &x, mem.shared.cast::<f32>().wrapping_add(panel), col, cols, mem.out) };
+                    continue;
+                }
                 // Neighbouring taps in a row of the window are one run of numbers.
                 let (segments, steps) =
                     if x.dilation == 1 || x.taps <= 1 { (1, x.taps * inputs) } else { (x.taps, inputs) };

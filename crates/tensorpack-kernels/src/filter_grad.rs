@@ -232,8 +232,17 @@ mod fast {
     use super::*;
     use crate::panel;
     use crate::simd::Simd;
+    use crate::slide::TAPS;
+    use crate::slide_filter::SlideFilter;
     use crate::tile::{Tile, sum_partials};
     use crate::window::{Images, Region};
+
+    /// Whether the sliding kernel can do this, and has enough channels to keep the machine busy.
+    fn slides<V: Simd>(c: &Conv2d, cols: usize) -> bool {
+        let channels = V::MAX_CHANNELS[cols.div_ceil(V::LANES) - 1];
+        let fits = c.kernel[1] == TAPS && c.stride[1] == 1 && c.dilation[1] == 1 && c.out_size[1] >= 2;
+        channels > 0 && fits && c.in_channels >= channels
+    }
 
     /// # Safety
     /// As for [`Contract::run_f32`], with the machine having the instructions of `V`.
@@ -347,6 +356,31 @@ mod fast {
         for rows in split::parts(band.len(), (TILE_PIXELS / c.out_size[1].max(1)).max(1)) {
             let (a, b) = (rows.start * c.stride[0] * window.row, rows.start * c.out_size[1] * dy_pixel);
             for col in (0..cols.len()).step_by(2 * V::LANES) {
+                if slides::<V>(c, (cols.len() - col).min(2 * V::LANES)) {
+                    for ky in 0..c.kernel[0] {
+                        let sum = SlideFilter {
+                            images: images.len(),
+                            rows: rows.len(),
+                            pixels: c.out_size[1],
+                            a: window.data.wrapping_add(a + ky * c.dilation[0] * window.row),
+                            a_pixel: c.in_channels,
+                            a_row: c.stride[0] * window.row,
+                            a_image: window.image,
+                            b: dy.wrapping_add(b + col),
+                            b_pixel: dy_pixel,
+                            b_row: c.out_size[1] * dy_pixel,
+                            b_image: dy_image,
+                            c: mem.out.wrapping_add(ky * run * c.out_channels + cols.start + col),
+                            c_channel: c.out_channels,
+                            c_tap: c.in_channels * c.out_channels,
+                            cols: (cols.len() - col).min(2 * V::LANES),
+                            add: add || rows.start > 0,
+                        };
+                        // SAFETY: the window and the gradient hold all pixels of the band, shifted by any tap.
+                        unsafe { sum.run::<V>(c.in_channels) }
+                    }
+                    continue;
+                }
                 for (ky, kx) in (0..c.kernel[0]).flat_map(|ky| (0..taps).map(move |kx| (ky, kx))) {
                     let tap = ky * c.dilation[0] * window.row + kx * c.dilation[1] * c.in_channels;
                     let out = (ky * taps + kx) * run * c.out_channels + cols.start + col;

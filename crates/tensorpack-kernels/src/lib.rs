@@ -41,6 +41,10 @@ mod panel;
 #[cfg(target_arch = "x86_64")]
 mod simd;
 #[cfg(target_arch = "x86_64")]
+mod slide;
+#[cfg(target_arch = "x86_64")]
+mod slide_filter;
+#[cfg(target_arch = "x86_64")]
 mod tile;
 #[cfg(target_arch = "x86_64")]
 mod window;

@@ -2,6 +2,8 @@
 
 use std::arch::x86_64::*;
 
+use crate::slide::{self, SlideFn};
+use crate::slide_filter::{self, SlideFilterFn};
 use crate::tile::{self, TileFn};
 
 /// A vector of f32. The methods compile to the instructions of the function they are inlined in.
@@ -13,6 +15,12 @@ pub(crate) trait Simd: Copy + 'static {
     const LANES: usize;
     /// The most rows of a tile: with two vectors of sums a row, the registers are just enough.
     const MAX_ROWS: usize;
+
+    /// The most pixels of a slide, with one and with two vectors of channels; 0 if the registers are too few for any.
+    const MAX_PIXELS: [usize; 2];
+
+    /// The most input channels of a sliding filter gradient, likewise.
+    const MAX_CHANNELS: [usize; 2];
 
     /// All lanes zero.
     unsafe fn zero() -> Self;
@@ -32,11 +40,17 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn add(self, other: Self) -> Self;
     /// The kernel for a tile of `rows` rows and `vectors` vectors; see [`tile`].
     fn tile(rows: usize, vectors: usize, along_k: bool) -> TileFn;
+    /// The kernel for a run of `pixels` pixels and `vectors` vectors of channels; see [`slide`].
+    fn slide(pixels: usize, vectors: usize) -> SlideFn;
+    /// The kernel for `channels` input channels and `vectors` vectors of output channels; see [`slide_filter`].
+    fn slide_filter(channels: usize, vectors: usize) -> SlideFilterFn;
 }
 
 impl Simd for __m512 {
     const LANES: usize = 16;
     const MAX_ROWS: usize = tile::AVX512_ROWS;
+    const MAX_PIXELS: [usize; 2] = [slide::AVX512_ONE.len(), slide::AVX512_TWO.len()];
+    const MAX_CHANNELS: [usize; 2] = [slide_filter::AVX512_ONE.len(), slide_filter::AVX512_TWO.len()];
 
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -81,6 +95,18 @@ impl Simd for __m512 {
     fn tile(rows: usize, vectors: usize, along_k: bool) -> TileFn {
         tile::AVX512[usize::from(along_k)][vectors - 1][rows - 1]
     }
+    fn slide(pixels: usize, vectors: usize) -> SlideFn {
+        match vectors {
+            1 => slide::AVX512_ONE[pixels - 1],
+            _ => slide::AVX512_TWO[pixels - 1],
+        }
+    }
+    fn slide_filter(channels: usize, vectors: usize) -> SlideFilterFn {
+        match vectors {
+            1 => slide_filter::AVX512_ONE[channels - 1],
+            _ => slide_filter::AVX512_TWO[channels - 1],
+        }
+    }
 }
 
 /// The lanes of `__m256` below `n` have their highest bit set.
@@ -93,6 +119,8 @@ unsafe fn first_lanes(n: usize) -> __m256i {
 impl Simd for __m256 {
     const LANES: usize = 8;
     const MAX_ROWS: usize = tile::AVX2_ROWS;
+    const MAX_PIXELS: [usize; 2] = [0, 0];
+    const MAX_CHANNELS: [usize; 2] = [0, 0];
 
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -136,5 +164,11 @@ impl Simd for __m256 {
     }
     fn tile(rows: usize, vectors: usize, along_k: bool) -> TileFn {
         tile::AVX2[usize::from(along_k)][vectors - 1][rows - 1]
+    }
+    fn slide(_: usize, _: usize) -> SlideFn {
+        unreachable!("a vector that slides no pixels is never asked to")
+    }
+    fn slide_filter(_: usize, _: usize) -> SlideFilterFn {
+        unreachable!("a vector that slides no channels is never asked to")
     }
 }

@@ -99,8 +99,8 @@ unsafe fn step<V: Simd, const ROWS: usize, const VECTORS: usize>(
 /// ahead of the step, and has the registers for neither.
 #[inline(always)]
 #[expect(clippy::pointers_in_nomem_asm_block, reason = "there is no instruction")]
-fn forget<const ROWS: usize>(a: &mut [*const f32; 5]) {
-    for a in &mut a[..ROWS.div_ceil(3)] {
+pub(crate) fn forget(a: &mut [*const f32]) {
+    for a in a {
         // SAFETY: no instruction at all.
         unsafe { asm!("/* {} */", inout(reg) * a, options(pure, nomem, nostack, preserves_flags)) }
     }
@@ -124,7 +124,7 @@ unsafe fn tile<V: Simd, const ROWS: usize, const VECTORS: usize, const ALONG_K: 
                 if ALONG_K {
                     while left >= UNROLL {
                         for u in 0..UNROLL {
-                            forget::<ROWS>(&mut a);
+                            forget(&mut a[..ROWS.div_ceil(3)]);
                             step::<V, ROWS, VECTORS>(&mut acc, &a, a_row, u, b);
                             b = b.wrapping_add(t.b_step);
                         }
@@ -136,7 +136,7 @@ unsafe fn tile<V: Simd, const ROWS: usize, const VECTORS: usize, const ALONG_K: 
                 }
                 while left > 0 {
                     if ALONG_K {
-                        forget::<ROWS>(&mut a);
+                        forget(&mut a[..ROWS.div_ceil(3)]);
                     }
                     step::<V, ROWS, VECTORS>(&mut acc, &a, a_row, 0, b);
                     b = b.wrapping_add(t.b_step);
@@ -147,16 +147,34 @@ unsafe fn tile<V: Simd, const ROWS: usize, const VECTORS: usize, const ALONG_K: 
                 }
             }
         }
-        let last = VECTORS - 1;
-        let tail = t.cols - last * V::LANES;
-        for (row, acc) in acc.iter().enumerate() {
-            let c = t.c.wrapping_add(row * t.c_row);
+        write_rows(&acc, t.c, t.c_row, t.cols, t.add);
+    }
+}
+
+/// Writes the sums of some rows, `cols` columns of each, or adds them to what is there.
+///
+/// # Safety
+/// The machine has the instructions of `V`, and the rows of `c` are valid.
+#[inline(always)]
+pub(crate) unsafe fn write_rows<V: Simd, const ROWS: usize, const VECTORS: usize>(
+    acc: &[[V; VECTORS]; ROWS],
+    c: *mut f32,
+    c_row: usize,
+    cols: usize,
+    add: bool,
+) {
+    let last = VECTORS - 1;
+    let tail = cols - last * V::LANES;
+    for (row, acc) in acc.iter().enumerate() {
+        let c = c.wrapping_add(row * c_row);
+        // SAFETY: as the caller vouches.
+        unsafe {
             for (v, &sum) in acc[..last].iter().enumerate() {
                 let c = c.add(v * V::LANES);
-                (if t.add { V::load(c).add(sum) } else { sum }).store(c);
+                (if add { V::load(c).add(sum) } else { sum }).store(c);
             }
             let c = c.add(last * V::LANES);
-            (if t.add { V::load_first(c, tail).add(acc[last]) } else { acc[last] }).store_first(c, tail);
+            (if add { V::load_first(c, tail).add(acc[last]) } else { acc[last] }).store_first(c, tail);
         }
     }
 }
