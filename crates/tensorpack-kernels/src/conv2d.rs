@@ -200,9 +200,7 @@ impl Correlation {
             if phase == 0 {
                 return fast::pack::<V>(self, chunk, mem.rhs, mem.shared.cast());
             }
-            let cut = self.cut();
-            fast::run::<V>(self, &cut, chunk, mem, scratch);
-            finish(self.block(&cut, chunk));
+            fast::run::<V>(self, &self.cut(), chunk, mem, scratch, finish);
         }
     }
 }

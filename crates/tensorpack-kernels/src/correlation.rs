@@ -180,10 +180,15 @@ impl Correlation {
     /// The rectangle of the output that a chunk computes. A chunk has one image or whole images, so it is one.
     pub(crate) fn block(&self, cut: &Cut, chunk: usize) -> Block {
         let (images, band) = self.part(cut, chunk);
-        let ([height, width], step) = (self.out_size(), self.axis(0, 0).out_step);
-        let row = |image: usize, j: usize| (image * height + (j * step).min(height)) * width;
-        let rows = row(images.start, band.start)..row(images.end.saturating_sub(1), band.end);
+        let (first, last) = (images.start, images.end.saturating_sub(1));
+        let rows = self.first_pixel(first, band.start)..self.first_pixel(last, band.end);
         Block { rows, cols: 0..self.out_channels() }
+    }
+
+    /// The first pixel of an image that belongs to outputs `j` of all classes.
+    fn first_pixel(&self, image: usize, j: usize) -> usize {
+        let [height, width] = self.out_size();
+        (image * height + (j * self.axis(0, 0).out_step).min(height)) * width
     }
 }
 
@@ -197,7 +202,7 @@ pub(crate) mod fast {
     use crate::simd::Simd;
     use crate::slide::{self, Slide};
     use crate::tile::Tile;
-    use crate::window::{Images, Region, Window};
+    use crate::window::{Images, Region};
 
     /// Rows of a packed panel that are used together, so that they stay in the first-level cache.
     const DEPTH: usize = 288;
@@ -270,60 +275,9 @@ pub(crate) mod fast {
         pixels > 0 && x.stride == 1 && x.dilation == 1 && x.taps == slide::TAPS
     }
 
-    /// A chunk whose classes have three neighbouring taps in a row.
-    struct Sliding<'a> {
-        work: &'a Correlation,
-        images: &'a Range<usize>,
-        band: &'a Range<usize>,
-        window: &'a Window,
-        /// The window's first pixel in the image.
-        corner: [isize; 2],
-    }
-
-    impl Sliding<'_> {
-        /// Computes one panel of columns of one class of outputs.
-        ///
-        /// # Safety
-        /// As for [`run`]; `panel` is the class's packed panel.
-        unsafe fn run<V: Simd>(&self, y: &Axis, x: &Axis, panel: *const f32, col: usize, cols: usize, out: *mut f32) {
-            let (inputs, outputs) = (self.work.in_channels(), self.work.out_channels());
-            let [height, width] = self.work.out_size();
-            let (window, panel_width) = (self.window, panel::width(cols, V::LANES));
-            let [top, left] = self.corner;
-            let rows = (DEPTH / (slide::TAPS * inputs).max(1)).max(1);
-            let channels = (DEPTH / slide::TAPS).min(inputs);
-            let pieces = split::parts(y.taps, rows)
-                .flat_map(|t| split::parts(inputs, channels).map(move |c| (t.clone(), c)));
-            for (piece, (taps, part)) in pieces.enumerate() {
-                let down = y.offset - top + (self.band.start * y.stride + taps.start * y.dilation) as isize;
-                let across = (x.offset - left) * inputs as isize + part.start as isize;
-                for image in 0..self.images.len() {
-                    for j in self.band.start..self.band.end.min(y.outs) {
-                        let skip = image * window.image + (j - self.band.start) * y.stride * window.row;
-                        let out_row = (self.images.start + image) * height + y.out_first + y.out_step * j;
-                        let a = down * window.row as isize + across + skip as isize;
-                        let slide = Slide {
-                            rows: taps.len(),
-                            channels: part.len(),
-                            a: window.data.wrapping_offset(a),
-                            a_pixel: inputs,
-                            a_row: y.dilation * window.row,
-                            b: panel.wrapping_add((taps.start * slide::TAPS * inputs + part.start) * panel_width),
-                            b_channel: panel_width,
-                            b_tap: inputs * panel_width,
-                            b_row: slide::TAPS * inputs * panel_width,
-                            c: out.wrapping_add((out_row * width + x.out_first) * outputs + col),
-                            c_pixel: x.out_step * outputs,
-                            cols,
-                            add: piece > 0,
-                        };
-                        // SAFETY: the window holds all that the taps of this row of outputs reach.
-                        unsafe { slide.run::<V>(x.outs) }
-                    }
-                }
-            }
-        }
-    }
+    /// Bytes of output that are computed together, and finished while they are in the second-level cache. Smaller pieces
+    /// would stay in the first level, but what an epilogue prepares for each piece costs more than that saves.
+    const OUT_BYTES: usize = 256 << 10;
 
     /// Computes the outputs of one chunk.
     ///
@@ -335,58 +289,118 @@ pub(crate) mod fast {
         chunk: usize,
         mem: Operands<f32>,
         scratch: &mut [u8],
+        finish: &mut dyn FnMut(Block),
     ) {
         let (images, band) = work.part(cut, chunk);
-        let (inputs, outputs, [height, width]) = (work.in_channels(), work.out_channels(), work.out_size());
         let (top, rows) = work.reach(0, band.clone());
         let (left, cols) = work.reach(1, 0..work.steps(1));
-        let source = Images { data: mem.lhs, size: work.in_size(), channels: inputs };
+        let source = Images { data: mem.lhs, size: work.in_size(), channels: work.in_channels() };
         let region = Region { first: [top, left], size: [rows, cols] };
         // SAFETY: `scratch` has the size of the largest window.
         let window = unsafe { source.window(images.clone(), region, scratch.as_mut_ptr().cast()) };
-        for col in (0..outputs).step_by(2 * V::LANES) {
+        let row_bytes = work.first_pixel(0, 1) * work.out_channels() * size_of::<f32>();
+        for image in images.clone() {
+            let data = window.data.wrapping_add((image - images.start) * window.image);
+            let seen = Seen { work, image, data, row: window.row, corner: [top, left] };
+            for part in split::parts(band.len(), OUT_BYTES / row_bytes.max(1)) {
+                let rows = band.start + part.start..band.start + part.end;
+                for col in (0..work.out_channels()).step_by(2 * V::LANES) {
+                    for (y, x, before) in classes(work) {
+                        // SAFETY: passed on from the caller.
+                        unsafe { seen.outputs::<V>(&y, &x, before, rows.clone(), col, mem) }
+                    }
+                }
+                let pixels = work.first_pixel(image, rows.start)..work.first_pixel(image, rows.end);
+                finish(Block { rows: pixels, cols: 0..work.out_channels() });
+            }
+        }
+    }
+
+    /// What a chunk sees of one image.
+    struct Seen<'a> {
+        work: &'a Correlation,
+        image: usize,
+        data: *const f32,
+        /// From row to row.
+        row: usize,
+        /// The first pixel seen.
+        corner: [isize; 2],
+    }
+
+    impl Seen<'_> {
+        /// Computes outputs `rows` of one class, for one panel of columns.
+        ///
+        /// # Safety
+        /// As for [`run`].
+        unsafe fn outputs<V: Simd>(
+            &self,
+            y: &Axis,
+            x: &Axis,
+            before: usize,
+            rows: Range<usize>,
+            col: usize,
+            mem: Operands<f32>,
+        ) {
+            let work = self.work;
+            let (inputs, outputs, [height, width]) = (work.in_channels(), work.out_channels(), work.out_size());
             let cols = (outputs - col).min(2 * V::LANES);
             let panel_width = panel::width(cols, V::LANES);
-            for (y, x, before) in classes(work) {
-                let panel = panel_at::<V>(work, before, y.taps * x.taps * inputs, col);
-                if slides::<V>(&x, cols) {
-                    let at = Sliding { work, images: &images, band: &band, window: &window, corner: [top, left] };
-                    // SAFETY: passed on from the caller.
-                    unsafe { at.run::<V>(&y, &x, mem.shared.cast::<f32>().wrapping_add(panel), col, cols, mem.out) };
-                    continue;
-                }
-                // Neighbouring taps in a row of the window are one run of numbers.
-                let (segments, steps) =
-                    if x.dilation == 1 || x.taps <= 1 { (1, x.taps * inputs) } else { (x.taps, inputs) };
-                for (piece, (taps, part)) in pieces(y.taps, segments, steps).enumerate() {
-                    let b = panel + (taps.start * x.taps * inputs + part.start) * panel_width;
-                    // The window begins at `top`, which already has the band's first output in it.
-                    let down = y.offset - top + ((band.start * y.stride) + taps.start * y.dilation) as isize;
-                    let across = (x.offset - left) * inputs as isize + part.start as isize;
-                    let a = down * window.row as isize + across;
-                    for image in 0..images.len() {
-                        for j in band.start..band.end.min(y.outs) {
-                            let skip = image * window.image + (j - band.start) * y.stride * window.row;
-                            let out_row = (images.start + image) * height + y.out_first + y.out_step * j;
+            let panel = panel_at::<V>(work, before, y.taps * x.taps * inputs, col);
+            let panel = mem.shared.cast::<f32>().wrapping_add(panel);
+            let slides = slides::<V>(x, cols);
+            // Neighbouring taps in a row of the window are one run of numbers, unless they slide.
+            let (segments, steps) = match slides {
+                true => (slide::TAPS, inputs),
+                false if x.dilation == 1 || x.taps <= 1 => (1, x.taps * inputs),
+                false => (x.taps, inputs),
+            };
+            for (piece, (taps, part)) in pieces(y.taps, segments, steps).enumerate() {
+                let b = panel.wrapping_add((taps.start * x.taps * inputs + part.start) * panel_width);
+                let across = (x.offset - self.corner[1]) * inputs as isize + part.start as isize;
+                for j in rows.start..rows.end.min(y.outs) {
+                    let down = y.offset - self.corner[0] + (j * y.stride + taps.start * y.dilation) as isize;
+                    let a = self.data.wrapping_offset(down * self.row as isize + across);
+                    let out_row = self.image * height + y.out_first + y.out_step * j;
+                    let c = mem.out.wrapping_add((out_row * width + x.out_first) * outputs + col);
+                    let (c_row, add) = (x.out_step * outputs, piece > 0);
+                    // SAFETY: the window holds all that the taps of this row of outputs reach.
+                    unsafe {
+                        if slides {
+                            let slide = Slide {
+                                rows: taps.len(),
+                                channels: part.len(),
+                                a,
+                                a_pixel: inputs,
+                                a_row: y.dilation * self.row,
+                                b,
+                                b_channel: panel_width,
+                                b_tap: inputs * panel_width,
+                                b_row: slide::TAPS * inputs * panel_width,
+                                c,
+                                c_pixel: c_row,
+                                cols,
+                                add,
+                            };
+                            slide.run::<V>(x.outs);
+                        } else {
                             let tile = Tile {
                                 images: taps.len(),
                                 segments,
                                 steps: part.len(),
-                                a: window.data.wrapping_offset(a + skip as isize),
+                                a,
                                 a_stride: x.stride * inputs,
                                 a_segment: x.dilation * inputs,
-                                a_image: y.dilation * window.row,
-                                b: mem.shared.cast::<f32>().wrapping_add(b),
+                                a_image: y.dilation * self.row,
+                                b,
                                 b_step: panel_width,
                                 b_segment: inputs * panel_width,
                                 b_image: x.taps * inputs * panel_width,
-                                c: mem.out.wrapping_add((out_row * width + x.out_first) * outputs + col),
-                                c_row: x.out_step * outputs,
+                                c,
+                                c_row,
                                 cols,
-                                add: piece > 0,
+                                add,
                             };
-                            // SAFETY: the window holds all that the taps of this row of outputs reach.
-                            unsafe { tile.run::<V>(x.outs, true) }
+                            tile.run::<V>(x.outs, true);
                         }
                     }
                 }

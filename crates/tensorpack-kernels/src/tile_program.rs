@@ -16,7 +16,7 @@ use tensorpack_tensor::DType;
 /// Bytes of one value over a whole tile, at least: enough to outweigh the start of a loop.
 const MIN_TILE: usize = 4096;
 /// Bytes of all values over a tile, unless that makes it too small: what the nearest cache holds.
-const ALL_BUFFERS: usize = 48 * 1024;
+const ALL_BUFFERS: usize = 16 * 1024;
 
 /// How many elements a tile has.
 #[derive(Clone, Copy, Debug)]
