@@ -4,7 +4,8 @@
 use std::time::Instant;
 
 use tensorpack_kernels::{
-    Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Isa, Machine, MatMul, Operands, Team,
+    Bias, Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Isa, Machine, MatMul, Operands,
+    Team,
 };
 
 /// Memory aligned to cache lines.
@@ -57,6 +58,7 @@ fn gflops(team: &mut Team, isa: Isa, work: &dyn Contract) -> f64 {
                     rhs: rhs as *const f32,
                     out: out as *mut f32,
                     shared: shared as *mut u8,
+                    bias: Bias::NONE,
                 };
                 // SAFETY: the buffers have the sizes the contraction asks for, each member has its own scratch, and
                 // `Team::run` waits between phases.

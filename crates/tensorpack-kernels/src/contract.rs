@@ -18,6 +18,32 @@ pub struct Operands<T> {
     pub out: *mut T,
     /// [`Contract::shared_bytes`] bytes, aligned to 64, the same memory for all phases and chunks of one run.
     pub shared: *mut u8,
+    /// What is done to sums as they are written; nothing, unless the contraction [takes it](Contract::takes_bias).
+    pub bias: Bias<T>,
+}
+
+/// What most layers do to a sum: cheapest right after it was written, by the loop that wrote it.
+#[derive(Clone, Copy, Debug)]
+pub struct Bias<T> {
+    /// A number for each column of the output, to be added; null for none.
+    pub add: *const T,
+    /// Whether negative results become zero, after that.
+    pub relu: bool,
+}
+
+impl<T> Bias<T> {
+    /// Nothing is done.
+    pub const NONE: Bias<T> = Bias { add: std::ptr::null(), relu: false };
+
+    /// Whether anything is done.
+    pub(crate) fn is_some(&self) -> bool {
+        self.relu || !self.add.is_null()
+    }
+
+    /// The same for the columns from `col` on.
+    pub(crate) fn at(self, col: usize) -> Bias<T> {
+        Bias { add: if self.add.is_null() { self.add } else { self.add.wrapping_add(col) }, ..self }
+    }
 }
 
 /// A sum of products over two operands, cut into phases and chunks.
@@ -46,6 +72,11 @@ pub trait Contract: Debug + Send + Sync {
     /// Bytes of working memory that each thread needs while it runs a chunk. Its first content is ignored.
     fn scratch_bytes(&self) -> usize;
 
+    /// Whether this contraction can do what [`Operands::bias`] says.
+    fn takes_bias(&self) -> bool {
+        false
+    }
+
     /// Additions and multiplications in all.
     fn flops(&self) -> f64;
 
@@ -54,7 +85,8 @@ pub trait Contract: Debug + Send + Sync {
     ///
     /// # Safety
     /// - The machine has `isa`.
-    /// - `lhs`, `rhs` and `out` are valid for the lengths this description gives, `shared` for `shared_bytes` and
+    /// - `lhs`, `rhs` and `out` are valid for the lengths this description gives, `bias`, if not null, for a number a
+    ///   column, and it says nothing that this contraction does not take; `shared` is valid for `shared_bytes` and
     ///   aligned to 64 bytes, and none of them is touched by others while the chunk runs, but for other chunks of
     ///   this contraction.
     /// - `scratch` has at least `scratch_bytes` bytes and is aligned to 64 bytes.
@@ -85,7 +117,7 @@ pub trait Contract: Debug + Send + Sync {
 }
 
 /// The numbers the plain loops compute with.
-pub(crate) trait Float: Copy + Default + AddAssign + Mul<Output = Self> {}
+pub(crate) trait Float: Copy + Default + PartialOrd + AddAssign + Mul<Output = Self> {}
 
 impl Float for f32 {}
 impl Float for f64 {}

@@ -158,6 +158,25 @@ unsafe fn plain_input_grad<T: Float>(c: &Conv2d, mem: Operands<T>, rows: Range<u
     }
 }
 
+/// The reference for what is done to whole sums.
+///
+/// # Safety
+/// The operands are valid, and nobody else uses these rows of the output.
+unsafe fn plain_bias<T: Float>(cols: usize, mem: Operands<T>, rows: Range<usize>) {
+    for at in rows.start * cols..rows.end * cols {
+        // SAFETY: inside the output, and the column's number of the bias.
+        unsafe {
+            let out = &mut *mem.out.add(at);
+            if !mem.bias.add.is_null() {
+                *out += *mem.bias.add.add(at % cols);
+            }
+            if mem.bias.relu && *out < T::default() {
+                *out = T::default();
+            }
+        }
+    }
+}
+
 impl Correlation {
     /// # Safety
     /// As for [`Contract::run_f32`].
@@ -179,6 +198,7 @@ impl Correlation {
                 false => plain_forward(&self.conv, mem, block.rows.clone()),
                 true => plain_input_grad(&self.conv, mem, block.rows.clone()),
             }
+            plain_bias(self.out_channels(), mem, block.rows.clone());
         }
         finish(block);
     }
@@ -250,6 +270,10 @@ macro_rules! sliding {
 
             fn scratch_bytes(&self) -> usize {
                 self.sums().scratch_len() * size_of::<f32>()
+            }
+
+            fn takes_bias(&self) -> bool {
+                true
             }
 
             fn flops(&self) -> f64 {

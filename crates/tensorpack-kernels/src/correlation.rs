@@ -342,7 +342,8 @@ pub(crate) mod fast {
             mem: Operands<f32>,
         ) {
             let work = self.work;
-            let (inputs, outputs, [height, width]) = (work.in_channels(), work.out_channels(), work.out_size());
+            let (inputs, outputs, [height, width]) =
+                (work.in_channels(), work.out_channels(), work.out_size());
             let cols = (outputs - col).min(2 * V::LANES);
             let panel_width = panel::width(cols, V::LANES);
             let panel = panel_at::<V>(work, before, y.taps * x.taps * inputs, col);
@@ -355,6 +356,8 @@ pub(crate) mod fast {
                 false => (x.taps, inputs),
             };
             for (piece, (taps, part)) in pieces(y.taps, segments, steps).enumerate() {
+                // What is done to a sum is done once it is whole.
+                let whole = taps.end == y.taps && part.end == steps;
                 let b = panel.wrapping_add((taps.start * x.taps * inputs + part.start) * panel_width);
                 let across = (x.offset - self.corner[1]) * inputs as isize + part.start as isize;
                 for j in rows.start..rows.end.min(y.outs) {
@@ -401,6 +404,9 @@ pub(crate) mod fast {
                                 add,
                             };
                             tile.run::<V>(x.outs, true);
+                        }
+                        if whole && mem.bias.is_some() {
+                            V::finish_rows(c, c_row, x.outs, cols, mem.bias.at(col));
                         }
                     }
                 }

@@ -49,7 +49,7 @@ mod tile;
 #[cfg(target_arch = "x86_64")]
 mod window;
 
-pub use contract::{Contract, Operands};
+pub use contract::{Bias, Contract, Operands};
 pub use conv2d::{Conv2d, Conv2dForward, Conv2dInputGrad};
 pub use copy::Copy;
 pub use filter_grad::Conv2dFilterGrad;

@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use crate::Bias;
 use crate::slide::{self, SlideFn};
 use crate::slide_filter::{self, SlideFilterFn};
 use crate::tile::{self, TileFn};
@@ -38,12 +39,38 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn fma(self, a: Self, b: Self) -> Self;
     /// `self + other`.
     unsafe fn add(self, other: Self) -> Self;
+    /// Zero where negative; NaN stays.
+    unsafe fn relu(self) -> Self;
+    /// Does what `bias` says to rows of `cols` columns, just written and still in the nearest cache.
+    unsafe fn finish_rows(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>);
     /// The kernel for a tile of `rows` rows and `vectors` vectors; see [`tile`].
     fn tile(rows: usize, vectors: usize, along_k: bool) -> TileFn;
     /// The kernel for a run of `pixels` pixels and `vectors` vectors of channels; see [`slide`].
     fn slide(pixels: usize, vectors: usize) -> SlideFn;
     /// The kernel for `channels` input channels and `vectors` vectors of output channels; see [`slide_filter`].
     fn slide_filter(channels: usize, vectors: usize) -> SlideFilterFn;
+}
+
+/// Adds a bias and takes the positive part, as asked.
+///
+/// # Safety
+/// The machine has the instructions of `V`, and the rows of `c` and the columns of the bias are valid.
+#[inline(always)]
+unsafe fn finish_rows<V: Simd>(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>) {
+    for from in (0..cols).step_by(V::LANES) {
+        let lanes = (cols - from).min(V::LANES);
+        // SAFETY: as the caller vouches.
+        unsafe {
+            let add = if bias.add.is_null() { V::zero() } else { V::load_first(bias.add.add(from), lanes) };
+            for row in 0..rows {
+                let c = c.add(row * c_row + from);
+                let sum = V::load_first(c, lanes);
+                // Adding a zero where there is no bias would turn -0 into 0.
+                let sum = if bias.add.is_null() { sum } else { sum.add(add) };
+                (if bias.relu { sum.relu() } else { sum }).store_first(c, lanes);
+            }
+        }
+    }
 }
 
 impl Simd for __m512 {
@@ -91,6 +118,20 @@ impl Simd for __m512 {
     unsafe fn add(self, other: Self) -> Self {
         // SAFETY: the caller has the instructions.
         unsafe { _mm512_add_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn relu(self) -> Self {
+        // SAFETY: the caller has the instructions. Of two numbers, one of them NaN, the second is the maximum.
+        unsafe { _mm512_max_ps(_mm512_setzero_ps(), self) }
+    }
+    unsafe fn finish_rows(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>) {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+        unsafe fn finish(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>) {
+            // SAFETY: passed on from the caller.
+            unsafe { finish_rows::<__m512>(c, c_row, rows, cols, bias) }
+        }
+        // SAFETY: passed on from the caller, who has the instructions.
+        unsafe { finish(c, c_row, rows, cols, bias) }
     }
     fn tile(rows: usize, vectors: usize, along_k: bool) -> TileFn {
         tile::AVX512[usize::from(along_k)][vectors - 1][rows - 1]
@@ -161,6 +202,20 @@ impl Simd for __m256 {
     unsafe fn add(self, other: Self) -> Self {
         // SAFETY: the caller has the instructions.
         unsafe { _mm256_add_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn relu(self) -> Self {
+        // SAFETY: the caller has the instructions. Of two numbers, one of them NaN, the second is the maximum.
+        unsafe { _mm256_max_ps(_mm256_setzero_ps(), self) }
+    }
+    unsafe fn finish_rows(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>) {
+        #[target_feature(enable = "avx2,fma")]
+        unsafe fn finish(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>) {
+            // SAFETY: passed on from the caller.
+            unsafe { finish_rows::<__m256>(c, c_row, rows, cols, bias) }
+        }
+        // SAFETY: passed on from the caller, who has the instructions.
+        unsafe { finish(c, c_row, rows, cols, bias) }
     }
     fn tile(rows: usize, vectors: usize, along_k: bool) -> TileFn {
         tile::AVX2[usize::from(along_k)][vectors - 1][rows - 1]

@@ -148,4 +148,5 @@ pub(crate) static AVX512_ONE: [SlideFilterFn; 8] = [
     avx512::<7, 1>,
     avx512::<8, 1>,
 ];
-pub(crate) static AVX512_TWO: [SlideFilterFn; 4] = [avx512::<1, 2>, avx512::<2, 2>, avx512::<3, 2>, avx512::<4, 2>];
+pub(crate) static AVX512_TWO: [SlideFilterFn; 4] =
+    [avx512::<1, 2>, avx512::<2, 2>, avx512::<3, 2>, avx512::<4, 2>];

@@ -2,10 +2,13 @@
 
 use super::exchange::Exchange;
 use super::memory::padded;
-use crate::kir::{CustomKernel, Kernel, KernelNode, MapBody, PoolKind, Program, View};
+use crate::kir::{
+    Binary, CustomKernel, Epilogue, Expr, Kernel, KernelNode, MapBody, PoolKind, Program, Reg, Step, Unary,
+    View,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tensorpack_kernels::{self as kernels, Block, Contract, Isa, Operand, Operands, Team};
+use tensorpack_kernels::{self as kernels, Bias, Block, Contract, Isa, Operand, Operands, Team};
 use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
 
 /// What a step computes.
@@ -16,7 +19,7 @@ pub(super) enum Work {
     Contract {
         kernel: Box<dyn Contract>,
         dtype: DType,
-        epilogue: Option<kernels::Map>,
+        epilogue: After,
     },
     Pool {
         kind: PoolKind,
@@ -40,6 +43,61 @@ pub(super) enum Work {
         inputs: Vec<(DType, Vec<usize>)>,
         outputs: Vec<(DType, Vec<usize>)>,
     },
+}
+
+/// What is done to a contraction's result.
+#[derive(Debug)]
+pub(super) enum After {
+    Nothing,
+    /// A number added to each column, if there is one, and negative results set to zero if asked for: done by the
+    /// contraction itself, row by row.
+    Bias {
+        add: bool,
+        relu: bool,
+    },
+    /// Anything else, on each rectangle while it is in cache.
+    Map(Box<kernels::Map>),
+}
+
+impl After {
+    fn new(epilogue: Option<&Epilogue>, kernel: &dyn Contract, out: &View) -> After {
+        let Some(epilogue) = epilogue else { return After::Nothing };
+        if let Some(bias) = After::bias(epilogue, out).filter(|_| kernel.takes_bias()) {
+            return bias;
+        }
+        let operands = [out].into_iter().chain(&epilogue.operands).map(operand).collect();
+        let map = kernels::Map::new(&out.sizes, operands, epilogue.expr.clone(), vec![out.dtype]);
+        After::Map(Box::new(map))
+    }
+
+    /// `relu(sum + bias)`, or either half of it.
+    fn bias(epilogue: &Epilogue, out: &View) -> Option<After> {
+        let Expr { steps, outputs } = &epilogue.expr;
+        let step = |r: Reg| &steps[r.0 as usize];
+        let (relu, sum) = match step(outputs[0]) {
+            Step::Unary(Unary::Relu, x) => (true, step(*x)),
+            other => (false, other),
+        };
+        let is = |r: &Reg, i: u16| matches!(step(*r), Step::Operand { index, .. } if *index == i);
+        let by_column = |v: &View| {
+            let (last, outer) = v.strides.split_last()?;
+            (*last == 1 && outer.iter().all(|&s| s == 0) && v.dtype == out.dtype).then_some(())
+        };
+        match (sum, &epilogue.operands[..]) {
+            (Step::Operand { index: 0, .. }, []) => Some(After::Bias { add: false, relu }),
+            (Step::Binary(Binary::Add, a, b), [bias]) if is(a, 0) && is(b, 1) || is(a, 1) && is(b, 0) => {
+                by_column(bias).map(|()| After::Bias { add: true, relu })
+            }
+            _ => None,
+        }
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        match self {
+            After::Map(map) => map.scratch_bytes(),
+            _ => 0,
+        }
+    }
 }
 
 /// What a step runs on.
@@ -93,11 +151,9 @@ impl Work {
             Kernel::Contract { kind, lhs, epilogue, .. } => {
                 let out = program.buffer(node.outputs[0]);
                 let own = View::dense(node.outputs[0], out.dtype, &out.sizes);
-                let epilogue = epilogue.as_ref().map(|e| {
-                    let operands = [&own].into_iter().chain(&e.operands).map(operand).collect();
-                    kernels::Map::new(&out.sizes, operands, e.expr.clone(), dtypes)
-                });
-                Work::Contract { kernel: kind.kernel(), dtype: lhs.dtype, epilogue }
+                let kernel = kind.kernel();
+                let epilogue = After::new(epilogue.as_ref(), &*kernel, &own);
+                Work::Contract { kernel, dtype: lhs.dtype, epilogue }
             }
             Kernel::Pool { kind, pool, inputs } => {
                 Work::Pool { kind: *kind, pool: pool.clone(), dtype: inputs[0].dtype }
@@ -153,7 +209,7 @@ impl Work {
     /// What the plan's text adds to the kernel's line.
     pub(super) fn summary(&self) -> &'static str {
         match self {
-            Work::Contract { epilogue: Some(_), .. } => " with epilogue",
+            Work::Contract { epilogue: After::Bias { .. } | After::Map(_), .. } => " with epilogue",
             _ => "",
         }
     }
@@ -178,7 +234,7 @@ impl Work {
             Work::Map(k) => k.scratch_bytes(),
             Work::Reduce(k) => k.scratch_bytes(),
             Work::Contract { kernel, epilogue, .. } => {
-                padded(kernel.scratch_bytes()) + epilogue.as_ref().map_or(0, kernels::Map::scratch_bytes)
+                padded(kernel.scratch_bytes()) + epilogue.scratch_bytes()
             }
             _ => 0,
         }
@@ -219,7 +275,7 @@ impl Work {
                     team.run(kernel.chunks(phase), &|chunk, member| {
                         let (own, rest) = m.scratch(member).split_at_mut(padded(kernel.scratch_bytes()));
                         let mut finish = |block: Block| {
-                            if let Some(map) = epilogue {
+                            if let After::Map(map) = epilogue {
                                 // SAFETY: the block is final and this chunk's own; operand 0 is the result itself.
                                 unsafe { map.run_block(isa, &block, m.epilogue_reads(), m.writes(), rest) };
                             }
@@ -230,9 +286,11 @@ impl Work {
                         unsafe {
                             match dtype {
                                 DType::F64 => {
-                                    kernel.run_f64(isa, phase, chunk, m.operands(), own, &mut finish)
+                                    kernel.run_f64(isa, phase, chunk, m.operands(epilogue), own, &mut finish)
                                 }
-                                _ => kernel.run_f32(isa, phase, chunk, m.operands(), own, &mut finish),
+                                _ => {
+                                    kernel.run_f32(isa, phase, chunk, m.operands(epilogue), own, &mut finish)
+                                }
                             }
                         }
                     });
@@ -349,13 +407,14 @@ impl Memory<'_> {
     }
 
     /// What a contraction works on.
-    fn operands<T>(&self) -> Operands<T> {
-        Operands {
-            lhs: self.read(0).cast(),
-            rhs: self.read(1).cast(),
-            out: self.write(0).cast(),
-            shared: self.shared,
-        }
+    fn operands<T>(&self, epilogue: &After) -> Operands<T> {
+        let bias = match epilogue {
+            After::Bias { add: true, relu } => Bias { add: self.epilogue_reads()[1].cast(), relu: *relu },
+            After::Bias { add: false, relu } => Bias { relu: *relu, ..Bias::NONE },
+            _ => Bias::NONE,
+        };
+        let (lhs, rhs, out) = (self.read(0).cast(), self.read(1).cast(), self.write(0).cast());
+        Operands { lhs, rhs, out, shared: self.shared, bias }
     }
 
     /// The scratch of one member.

@@ -1,9 +1,9 @@
 //! Convolutions and their gradients, all three from one definition.
 
 use proptest::prelude::*;
-use tensorpack_kernels::{Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad};
+use tensorpack_kernels::{Bias, Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Isa};
 
-use crate::check;
+use crate::{check, numbers, run, run_with};
 
 /// Calls `product` with the positions in x, w and y of every product of a convolution.
 fn products(c: &Conv2d, product: &mut dyn FnMut(usize, usize, usize)) {
@@ -78,10 +78,31 @@ fn convolution() -> impl Strategy<Value = Conv2d> {
     )
 }
 
+/// What is done in registers is what would be done afterwards: the same operations on the same sums.
+fn check_bias(c: Conv2d, relu: bool) {
+    let work = Conv2dForward(c);
+    let (lhs, rhs) = (numbers(work.lhs_len(), 1), numbers(work.rhs_len(), 2));
+    let bias = numbers(c.out_channels, 3);
+    for isa in Isa::available() {
+        let mut want = run(&work, isa, &lhs, &rhs, false);
+        for (i, y) in want.iter_mut().enumerate() {
+            *y += bias[i % c.out_channels];
+            *y = if relu && *y < 0.0 { 0.0 } else { *y };
+        }
+        let bias = Bias { add: bias.as_ptr(), relu };
+        assert_eq!(run_with(&work, isa, &lhs, &rhs, bias, false), want, "{isa} {c:?}");
+    }
+}
+
 proptest! {
     #[test]
     fn forward(c in convolution()) {
         check_forward(c);
+    }
+
+    #[test]
+    fn bias_and_relu(c in convolution(), relu: bool) {
+        check_bias(c, relu);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 mod conv2d;
 mod matmul;
 
-use tensorpack_kernels::{Block, Contract, Isa, Operands};
+use tensorpack_kernels::{Bias, Block, Contract, Isa, Operands};
 
 /// Memory aligned to cache lines, full of NaN.
 struct Buffer {
@@ -62,6 +62,17 @@ number!(f32, run_f32);
 number!(f64, run_f64);
 
 fn run<T: Number>(work: &dyn Contract, isa: Isa, lhs: &[T], rhs: &[T], reverse: bool) -> Vec<T> {
+    run_with(work, isa, lhs, rhs, Bias::NONE, reverse)
+}
+
+fn run_with<T: Number>(
+    work: &dyn Contract,
+    isa: Isa,
+    lhs: &[T],
+    rhs: &[T],
+    bias: Bias<T>,
+    reverse: bool,
+) -> Vec<T> {
     assert_eq!((lhs.len(), rhs.len()), (work.lhs_len(), work.rhs_len()));
     let (rows, cols) = work.out_matrix();
     let mut out = vec![T::NAN; rows * cols];
@@ -72,6 +83,7 @@ fn run<T: Number>(work: &dyn Contract, isa: Isa, lhs: &[T], rhs: &[T], reverse: 
         rhs: rhs.as_ptr(),
         out: out.as_mut_ptr(),
         shared: shared.slice().as_mut_ptr(),
+        bias,
     };
     for phase in 0..work.phases() {
         let chunks = work.chunks(phase);
