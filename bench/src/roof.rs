@@ -7,30 +7,47 @@ use tensorpack::runtime::cpu::{Isa, Team};
 use tensorpack::runtime::{KernelTime, Machine};
 
 /// How many kernels are shown.
-const ROWS: usize = 40;
+const ROWS: usize = 30;
 
-/// Prints the kernels that take longest, by the best of their runs.
+/// Kernels of the same kind that do the same amount of work: layers alike.
+struct Alike<'a> {
+    first: &'a KernelTime,
+    count: usize,
+    seconds: f64,
+}
+
+/// Prints the kernels that take longest, by the best of their runs, those of layers alike together.
 pub(crate) fn print_table(times: &[KernelTime], threads: Option<usize>) -> Result<()> {
     let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
     let machine = Machine::measure(&mut Team::new(threads), Isa::detect());
     println!("machine: {:.0} GFLOP/s in multiply-adds, {:.1} GB/s copied", machine.gflops, machine.copy_gbs);
-    let total: f64 = times.iter().filter(|t| t.runs > 0).map(|t| t.best_seconds).sum();
-    let mut rows: Vec<&KernelTime> = times.iter().filter(|t| t.runs > 0).collect();
-    rows.sort_by(|a, b| b.best_seconds.total_cmp(&a.best_seconds));
+    let mut groups: Vec<Alike<'_>> = Vec::new();
+    let kind = |t: &KernelTime| t.name.split(' ').next().map(String::from);
+    for t in times.iter().filter(|t| t.runs > 0) {
+        let alike = |g: &&mut Alike<'_>| {
+            kind(g.first) == kind(t) && (g.first.flops, g.first.bytes) == (t.flops, t.bytes)
+        };
+        match groups.iter_mut().find(alike) {
+            Some(group) => (group.count, group.seconds) = (group.count + 1, group.seconds + t.best_seconds),
+            None => groups.push(Alike { first: t, count: 1, seconds: t.best_seconds }),
+        }
+    }
+    groups.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    let total: f64 = groups.iter().map(|g| g.seconds).sum();
     let mut table = format!("sum of best times {:.3} ms\n", total * 1e3);
     let _ =
         writeln!(table, "{:>6} {:>9} {:>9} {:>9} {:>6}  kernel", "share", "us", "GFLOP/s", "GB/s", "roof");
-    for t in rows.iter().take(ROWS) {
-        let seconds = t.best_seconds;
-        let (gflops, gbs) = (t.flops / seconds / 1e9, t.bytes / seconds / 1e9);
-        let roof = machine.roof_seconds(t.flops, t.bytes) / seconds;
+    for Alike { first, count, seconds } in groups.iter().take(ROWS) {
+        let each = seconds / *count as f64;
+        let (gflops, gbs) = (first.flops / each / 1e9, first.bytes / each / 1e9);
+        let roof = machine.roof_seconds(first.flops, first.bytes) / each;
         let _ = writeln!(
             table,
-            "{:>5.1}% {:>9.1} {gflops:>9.1} {gbs:>9.1} {:>5.0}%  {}",
+            "{:>5.1}% {:>9.1} {gflops:>9.1} {gbs:>9.1} {:>5.0}%  {count} x {}",
             100.0 * seconds / total,
-            seconds * 1e6,
+            each * 1e6,
             100.0 * roof,
-            t.name
+            first.name
         );
     }
     print!("{table}");

@@ -1,6 +1,6 @@
 //! Functions of two numbers, element by element, with broadcasting; and Rust's operators for them.
 
-use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::graph::{GradCx, NodeKind, OpDef, OpIdentity, Spec, Tensor};
 use crate::kir::{self, LowerCx, View};
 use tensorpack_tensor::{DType, Error, Result};
 
@@ -72,8 +72,7 @@ impl OpDef for Binary {
             _ => dy * b * a.pow(&(b - 1.0)),
         };
         let to_b = || match self.0 {
-            Add => dy.clone(),
-            Sub => -dy,
+            Add | Sub => dy.clone(),
             Mul => dy * a,
             Div => -(dy * y / b),
             Max => share(b.greater(a)),
@@ -88,7 +87,9 @@ impl OpDef for Binary {
         if self.is_comparison() || matches!(self.0, And | Or) {
             return Ok(vec![None, None]);
         }
-        Ok(vec![cx.needs(0).then(|| to_a().sum_like(a)), cx.needs(1).then(|| to_b().sum_like(b))])
+        // A difference is negated after it is summed: there is less of it then.
+        let to_b = || if self.0 == Sub { -dy.sum_like(b) } else { to_b().sum_like(b) };
+        Ok(vec![cx.needs(0).then(|| to_a().sum_like(a)), cx.needs(1).then(to_b)])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
@@ -100,6 +101,19 @@ impl OpDef for Binary {
         match self.0 {
             kir::Binary::Div => Some("a divisor is zero; add a small number to it".into()),
             kir::Binary::Pow => Some("a base is negative, or zero with a negative exponent".into()),
+            _ => None,
+        }
+    }
+}
+
+impl Tensor {
+    /// The two tensors this is the product of, element by element, if it is one.
+    pub(super) fn factors(&self) -> Option<[Tensor; 2]> {
+        let node = self.graph().node(self.id()?.node)?;
+        let product = Binary(kir::Binary::Mul);
+        let is_product = matches!(&node.kind, NodeKind::Op(op) if product.same(op.as_ref()));
+        match node.inputs[..] {
+            [a, b] if is_product => Some([self.graph().tensor_at(a), self.graph().tensor_at(b)]),
             _ => None,
         }
     }

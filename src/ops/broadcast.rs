@@ -129,7 +129,20 @@ impl Tensor {
     /// This tensor summed over the dims in which it is larger than `like`: the opposite of broadcasting.
     #[track_caller]
     pub fn sum_like(&self, like: &Tensor) -> Tensor {
-        if self.shape() == like.shape() { self.clone() } else { Tensor::apply_one(SumLike, &[self, like]) }
+        if self.shape() == like.shape() {
+            return self.clone();
+        }
+        // A factor that is the same for all that is summed is taken out: fewer products, and the sum of the other
+        // factor is often wanted anyway, as in the gradients of normalisation.
+        if let Some([a, b]) = self.factors() {
+            if a.shape() == self.shape() && b.shape() == like.shape() {
+                return a.sum_like(like) * b;
+            }
+            if b.shape() == self.shape() && a.shape() == like.shape() {
+                return b.sum_like(like) * a;
+            }
+        }
+        Tensor::apply_one(SumLike, &[self, like])
     }
 
     /// How many elements of this there are for each element of `part`, in this tensor's type. None at all are an error:
