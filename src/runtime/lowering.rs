@@ -418,6 +418,15 @@ impl Lowering<'_> {
                         origin: &origin,
                     };
                     let views = op.lower(&mut cx).map_err(|e| e.within(&node.name).at(node.site))?;
+                    let made: Concrete = views.iter().map(|v| (v.dtype, v.sizes.clone())).collect();
+                    if made != self.concrete[&id] {
+                        let (declared, name) = (&self.concrete[&id], op.name());
+                        return Err(Error::shape(format!(
+                            "{name} was lowered to {made:?}, but declared {declared:?}"
+                        ))
+                        .within(&node.name)
+                        .at(node.site));
+                    }
                     if let Some(hint) = op.nan_hint() {
                         self.hints.insert(node.name.clone(), hint);
                     }

@@ -599,3 +599,30 @@ fn a_users_kernel_that_panics() {
         }
     }
 }
+
+/// An operation whose lowering makes something else than its shape rule says.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Liar;
+
+impl tensorpack::graph::OpDef for Liar {
+    fn name(&self) -> &str {
+        "Liar"
+    }
+    fn infer(&self, inputs: &[tensorpack::graph::Spec]) -> tensorpack::Result<Vec<tensorpack::graph::Spec>> {
+        Ok(vec![tensorpack::graph::Spec::new(inputs[0].dtype, [7])])
+    }
+    fn lower(&self, cx: &mut tensorpack::kir::LowerCx<'_>) -> tensorpack::Result<Vec<tensorpack::kir::View>> {
+        Ok(vec![cx.input(0)])
+    }
+}
+
+#[test]
+fn an_operation_that_makes_what_it_did_not_declare() {
+    let graph = tensorpack::graph::Graph::new();
+    let x = graph.placeholder(&tensorpack::graph::TensorSpec::f32("x", [None]));
+    let y = tensorpack::graph::Tensor::apply_one(Liar, &[&x]);
+    let session = tensorpack::runtime::Session::new(graph.freeze().unwrap()).unwrap();
+    let fed = tensorpack::HostTensor::new([2], vec![1.0f32, 2.0]).unwrap();
+    let e = session.run(&[&y], &[("x", &fed)]).unwrap_err();
+    assert_eq!(e.message(), "Liar: Liar was lowered to [(F32, [2])], but declared [(F32, [7])]");
+}
