@@ -1,0 +1,69 @@
+//! Where all randomness comes from.
+
+use tensorpack_tensor::CounterRng;
+
+/// The seed of a dataflow. Adaptors open their inputs with seeds of their own, so that no two draw the same numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seed(u64);
+
+impl Seed {
+    /// The seed of a whole pipeline.
+    pub fn new(seed: u64) -> Seed {
+        Seed(seed)
+    }
+
+    /// The seed of a part called `name`.
+    #[must_use]
+    pub fn of(self, name: &str) -> Seed {
+        let [low, high, ..] = CounterRng::new(self.0, name).words(0, 0);
+        Seed(u64::from(high) << 32 | u64::from(low))
+    }
+
+    /// Random numbers for one sample: the same ones whenever and wherever it is made.
+    pub fn draws(self, epoch: u64, index: u64) -> Draws {
+        let [low, high, ..] = CounterRng::new(self.0, "epoch").words(epoch, 0);
+        let rng = CounterRng::new(u64::from(high) << 32 | u64::from(low), "sample");
+        Draws { rng, sample: index, next: 0 }
+    }
+}
+
+/// Random numbers, one after the other.
+#[derive(Clone, Debug)]
+pub struct Draws {
+    rng: CounterRng,
+    sample: u64,
+    next: u64,
+}
+
+impl Draws {
+    /// Uniform in `[0, 1)`.
+    pub fn uniform(&mut self) -> f64 {
+        self.next += 1;
+        self.rng.uniform(self.sample, self.next - 1)
+    }
+
+    /// Uniform in `[low, high)`.
+    pub fn between(&mut self, low: f64, high: f64) -> f64 {
+        low + (high - low) * self.uniform()
+    }
+
+    /// Normal with mean 0 and standard deviation 1.
+    pub fn normal(&mut self) -> f64 {
+        self.next += 1;
+        self.rng.normal(self.sample, self.next - 1)
+    }
+
+    /// One of `0..n`, each as likely; 0 if there is none.
+    pub fn below(&mut self, n: u64) -> u64 {
+        let [low, high, ..] = self.rng.words(self.sample, self.next);
+        self.next += 1;
+        // The high half of a product of 128 bits: its bias is below n / 2^64.
+        let word = u64::from(high) << 32 | u64::from(low);
+        ((u128::from(word) * u128::from(n)) >> 64) as u64
+    }
+
+    /// True with this probability.
+    pub fn chance(&mut self, probability: f64) -> bool {
+        self.uniform() < probability
+    }
+}
