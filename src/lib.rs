@@ -8,6 +8,8 @@
 
 pub mod kir;
 pub mod graph;
+#[cfg(test)]
+mod trial;
 pub mod ops;
 pub mod autodiff;
 pub mod optim;

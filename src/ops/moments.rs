@@ -68,3 +68,34 @@ impl Tensor {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::trial::*;
+
+    cases![
+        reduction("Moments", Twice, Any, false, |x, axes| {
+            let (mean, variance) = x.moments(axes);
+            vec![mean, variance]
+        })
+        .empty("x.moments([0]).0", "[0, 3]", "error: [0, 3] is empty along the axes reduced", |x| x[0]
+            .moments(&[0])
+            .0)
+        .empty("x.moments([1]).1", "[0, 3]", "empty [0, 1]", |x| x[0].moments(&[1]).1),
+        case("Batch normalisation", Twice, |draw| {
+            let rank = draw.between(2, 4);
+            let sizes = draw.solid(rank);
+            let channels = [sizes[rank - 1]];
+            let inputs = vec![
+                Input::floats(draw, sizes, Any),
+                Input::floats(draw, channels, Positive),
+                Input::floats(draw, channels, Any),
+            ];
+            Trial::new(inputs, move |x| {
+                let axes: Vec<isize> = (0..rank as isize - 1).collect();
+                let (mean, variance) = x[0].moments(&axes);
+                vec![(&x[0] - mean) * (variance + 0.1).rsqrt() * &x[1] + &x[2]]
+            })
+        }),
+    ];
+}

@@ -61,3 +61,16 @@ impl Tensor {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::*;
+
+    cases![
+        unary("RandomUniform", Never("the input is there for its shape"), Any, |x| {
+            x.random_uniform_like(DType::F32)
+        })
+        .empty("x.dropout(0.5)", "[0, 3]", "empty [0, 3]", |x| x[0].dropout(0.5)),
+    ];
+}

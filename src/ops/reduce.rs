@@ -177,3 +177,96 @@ impl Tensor {
         axes.iter().filter(|_| !kept).fold(self.clone(), |t, &a| t.expand_dims(a as isize))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::*;
+
+    const PLACE: Gradient = Never("a place, not a value");
+
+    fn along(name: &'static str, op: fn(&Tensor, isize) -> Tensor) -> Case {
+        case(name, PLACE, move |draw| {
+            let rank = draw.between(1, 3);
+            let (sizes, axis) = (draw.solid(rank), draw.below(rank) as isize);
+            // Halves are often equal: the first of them is the one.
+            Trial::new(vec![Input::floats(draw, sizes, Halves)], move |x| vec![op(&x[0], axis)])
+        })
+    }
+
+    cases![
+        reduction("Sum", Twice, Any, true, |x, axes| {
+            vec![x.square().sum_axes(axes), x.sum_keep(axes), x.sum()]
+        })
+        .empty("x.sum()", "[0, 3]", "zeros []", |x| x[0].sum())
+        .empty("x.sum_axes([0])", "[0, 3]", "zeros [3]", |x| x[0].sum_axes(&[0]))
+        .empty("x.sum_axes([1])", "[0, 3]", "empty [0]", |x| x[0].sum_axes(&[1])),
+        reduction("Mean", Twice, Any, false, |x, axes| vec![x.square().mean_axes(axes)])
+            .empty("x.mean()", "[0, 3]", "error: the mean of an empty tensor ([0, 3]) does not exist", |x| x
+                [0]
+            .mean())
+            .empty(
+                "x.mean_axes([0])",
+                "[0, 3]",
+                "error: the mean of an empty tensor ([0, 3]) does not exist",
+                |x| x[0].mean_axes(&[0])
+            )
+            .empty("x.mean_axes([1])", "[0, 3]", "empty [0]", |x| x[0].mean_axes(&[1]))
+            .empty("x.global_average_pool()", "[0, 4, 4, 3]", "empty [0, 3]", |x| x[0].global_average_pool())
+            .empty(
+                "x.global_average_pool()",
+                "[2, 0, 4, 3]",
+                "error: the mean of an empty tensor ([2, 0, 4, 3]) does not exist",
+                |x| x[0].global_average_pool()
+            ),
+        reduction("Prod", Never("not needed by any layer so far: an error"), Any, true, |x, axes| {
+            // Near 1, so that many of them have a product f32 holds.
+            vec![(x * 0.01 + 1.0).reduce(ReduceKind::Prod, axes, false)]
+        })
+        .empty("product over [0]", "[0, 3]", "1 [3]", |x| x[0].reduce(
+            ReduceKind::Prod,
+            &[0],
+            false
+        )),
+        reduction("Max", Twice, Apart, false, |x, axes| vec![x.max_axes(axes), x.exp().max_keep(axes)])
+            .empty(
+                "x.max_axes([0])",
+                "[0, 3]",
+                "error: nothing to choose from: [0, 3] is empty along the axes reduced",
+                |x| x[0].max_axes(&[0])
+            )
+            .empty("x.max_axes([1])", "[0, 3]", "empty [0]", |x| x[0].max_axes(&[1])),
+        reduction("Min", Twice, Apart, false, |x, axes| vec![x.min_axes(axes)])
+            .empty(
+                "x.min_axes([0])",
+                "[0, 3]",
+                "error: nothing to choose from: [0, 3] is empty along the axes reduced",
+                |x| x[0].min_axes(&[0])
+            )
+            .empty("x.min_axes([1])", "[0, 3]", "empty [0]", |x| x[0].min_axes(&[1])),
+        reduction("Max of equals", Never("equal extremes are a kink"), Halves, false, |x, axes| {
+            vec![x.max_axes(axes), x.min_axes(axes)]
+        }),
+        along("ArgMax", Tensor::argmax)
+            .empty(
+                "x.argmax(0)",
+                "[0, 3]",
+                "error: nothing to choose from: [0, 3] is empty along the axes reduced",
+                |x| x[0].argmax(0)
+            )
+            .empty("x.argmax(1)", "[0, 3]", "empty [0]", |x| x[0].argmax(1)),
+        along("ArgMin", Tensor::argmin)
+            .empty(
+                "x.argmin(0)",
+                "[0, 3]",
+                "error: nothing to choose from: [0, 3] is empty along the axes reduced",
+                |x| x[0].argmin(0)
+            )
+            .empty("x.argmin(1)", "[0, 3]", "empty [0]", |x| x[0].argmin(1)),
+        // Two reductions of one space, which share a pass, and what reads them both.
+        reduction("Sums that meet", Twice, Any, true, |x, axes| {
+            let (a, b) = (x.square().sum_keep(axes), x.exp().sum_keep(axes));
+            vec![(x * &a) + &b, a, b]
+        }),
+    ];
+}

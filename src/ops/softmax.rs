@@ -106,3 +106,65 @@ impl Tensor {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::*;
+    use tensorpack_tensor::DType;
+
+    fn last(name: &'static str, op: fn(&Tensor) -> Tensor) -> Case {
+        case(name, Twice, move |draw| {
+            let rank = draw.between(1, 3);
+            let mut sizes = draw.sizes(rank);
+            sizes[rank - 1] = sizes[rank - 1].max(1);
+            Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| vec![op(&x[0])])
+        })
+    }
+
+    cases![
+        last("LogSumExp", Tensor::log_sum_exp)
+            .empty("x.log_sum_exp()", "[0, 3]", "empty [0]", |x| x[0].log_sum_exp())
+            .empty(
+                "x.log_sum_exp()",
+                "[3, 0]",
+                "error: nothing to choose from: [3, 0] is empty along the axes reduced",
+                |x| x[0].log_sum_exp()
+            ),
+        last("LogSoftmax", Tensor::log_softmax)
+            .empty("x.log_softmax()", "[0, 3]", "empty [0, 3]", |x| x[0].log_softmax())
+            .empty(
+                "x.log_softmax()",
+                "[3, 0]",
+                "error: nothing to choose from: [3, 0] is empty along the axes reduced",
+                |x| x[0].log_softmax()
+            ),
+        last("Softmax", Tensor::softmax)
+            .empty("x.softmax()", "[0, 3]", "empty [0, 3]", |x| x[0].softmax())
+            .empty(
+                "x.softmax()",
+                "[3, 0]",
+                "error: nothing to choose from: [3, 0] is empty along the axes reduced",
+                |x| x[0].softmax()
+            ),
+        case("CheckLabels", Twice, |draw| {
+            let (rank, classes) = (draw.between(1, 2), draw.between(1, 7));
+            let labels = draw.sizes(rank);
+            let logits: Vec<usize> = labels.iter().copied().chain([classes]).collect();
+            let dtype = draw.of(&[DType::I32, DType::I64]);
+            let inputs = vec![
+                Input::floats(draw, logits, Any),
+                Input::new(draw, labels, Elements::Below(dtype, classes)),
+            ];
+            Trial::new(inputs, |x| vec![x[0].sparse_softmax_cross_entropy(&x[1])])
+        })
+        .empty("x.sparse_softmax_cross_entropy(y)", "[0, 3], i32[0]", "empty [0]", |x| x[0]
+            .sparse_softmax_cross_entropy(&x[1]))
+        .empty(
+            "x.sparse_softmax_cross_entropy(y)",
+            "[2, 0], i32[2]",
+            "error: nothing to choose from: [2, 0] is empty along the axes reduced",
+            |x| x[0].sparse_softmax_cross_entropy(&x[1])
+        ),
+    ];
+}
