@@ -18,6 +18,7 @@ mod random;
 mod reduce;
 mod reshape;
 mod select;
+mod silu;
 mod slice;
 mod softmax;
 mod stop_gradient;
