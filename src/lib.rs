@@ -16,6 +16,8 @@ pub mod optim;
 pub mod tower;
 pub mod nn;
 pub mod runtime;
+pub mod io;
+pub mod monitor;
 pub mod prelude;
 #[cfg(test)]
 mod truth;

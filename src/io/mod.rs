@@ -1,0 +1,13 @@
+//! State on disk: checkpoints that are whole or not there, tensor files, and what a session starts from.
+
+mod disk;
+mod run_lock;
+pub mod safetensors;
+mod checkpoint;
+mod checkpoint_store;
+
+pub use checkpoint::Checkpoint;
+pub use checkpoint_store::{CheckpointStore, Keep, Saved};
+pub(crate) use disk::failed;
+pub use disk::{Disk, Parts, RealDisk};
+pub use run_lock::RunLock;

@@ -1,0 +1,14 @@
+//! Monitors: where statistics go. A run puts scalars, images and histograms; each monitor does with them what it likes.
+
+mod number;
+mod image;
+mod histogram;
+mod monitor;
+mod monitors;
+mod json_writer;
+
+pub use histogram::Histogram;
+pub use image::Image;
+pub use json_writer::JsonWriter;
+pub use monitor::{Class, Moment, Monitor, Start};
+pub use monitors::Monitors;
