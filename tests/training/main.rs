@@ -1,0 +1,4 @@
+//! The training interface, from the outside.
+
+mod life_cycle;
+mod models;
