@@ -1,6 +1,6 @@
 //! What a tower function is told: which replica it builds, for training or inference, and where variables come from.
 
-use crate::graph::{Graph, MOVING_SUMMARIES, Sharing, Tensor, Variable, VariableSpec};
+use crate::graph::{Graph, HYPER_PARAMS, Init, MOVING_SUMMARIES, Sharing, Tensor, Variable, VariableSpec};
 use std::panic::Location;
 
 /// What a tower is built for.
@@ -127,6 +127,15 @@ impl TowerContext {
     #[doc(alias = "get_variable")]
     pub fn variable(&self, spec: VariableSpec) -> Variable {
         self.graph.variable(spec, self.sharing)
+    }
+
+    /// A number that steers training and may be set while it runs: the f32 scalar `name` in the current scope, `value`
+    /// at first, not trained, in [`HYPER_PARAMS`]. Towers share it.
+    #[track_caller]
+    #[doc(alias = "GraphVarParam")]
+    pub fn hyper_param(&self, name: &str, value: f64) -> Variable {
+        let spec = VariableSpec::new(name, []).init(Init::Constant(value)).non_trainable();
+        self.graph.variable(spec.also_in(HYPER_PARAMS), Sharing::Either)
     }
 
     /// Keeps a moving average of scalars for the monitors. Only the main training tower's count.

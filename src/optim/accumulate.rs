@@ -1,0 +1,62 @@
+//! Gradients gathered over several steps.
+
+use super::gradient::state;
+use super::optimizer::check_setting;
+use super::{Gradient, Optimizer};
+use crate::graph::{FLUSH_OPS, Graph, Init, Op, VariableSpec};
+use tensorpack_tensor::DType;
+
+/// An optimizer that is applied once in so many steps, to the mean of their gradients: so `n` steps on batches of `b`
+/// are one step on a batch of `n * b`. In the steps between, neither variables nor the inner optimizer's state change.
+///
+/// What is left when training ends is applied by the operation that this adds to [`FLUSH_OPS`]: the mean over the steps
+/// since the last update, if there were any. A schedule of the inner optimizer's rate goes by all steps.
+#[derive(Debug)]
+pub struct Accumulate {
+    inner: Box<dyn Optimizer>,
+    steps: usize,
+}
+
+impl Accumulate {
+    /// `inner`, applied every `steps` steps.
+    #[doc(alias = "AccumGradOptimizer")]
+    pub fn new(inner: impl Optimizer + 'static, steps: usize) -> Accumulate {
+        Accumulate { inner: inner.boxed(), steps }
+    }
+}
+
+impl Optimizer for Accumulate {
+    #[track_caller]
+    fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
+        check_setting(graph, "Accumulate", "the number of steps", self.steps as f64, 1.0..);
+        let spec = VariableSpec::new("accumulated_steps", []).dtype(DType::I64).init(Init::zeros());
+        let count = state(graph, spec.non_trainable());
+        let sums: Vec<_> = gradients.iter().map(|g| g.slot("accumulated")).collect();
+
+        let mut gather = vec![count.update(|n| n + 1.0)];
+        gather.extend(sums.iter().zip(gradients).map(|(sum, g)| sum.update(|s| s + &g.value)));
+
+        // From here on, what is current depends on the run: in a step it has the step's gradients in it, in a flush,
+        // which leaves `gather` out, it is what was there before. So both are made of the same updates.
+        let (before, counted) = (count.value(), count.current());
+        let full = counted.greater_equal(&counted.constant_like(self.steps as f64));
+        let flushed = counted.equal(before).logical_and(&counted.greater(&counted.zero()));
+        let due = full.logical_or(&flushed);
+        let share = counted.maximum(&counted.one()).cast(DType::F64).reciprocal();
+        let mean = |g: &Gradient, sum: &crate::graph::Variable| {
+            let mean = sum.current() * share.cast(sum.dtype());
+            g.clone().with_value(mean)
+        };
+        let means: Vec<Gradient> = gradients.iter().zip(&sums).map(|(g, sum)| mean(g, sum)).collect();
+        let gate = due.clone();
+        let mut apply = graph.updates_through(
+            move |current, next| gate.select(next, current),
+            || self.inner.apply(graph, &means),
+        );
+        apply.extend(sums.iter().chain([&count]).map(|v| v.update(|sum| due.select(&sum.zero(), sum))));
+
+        graph.add_op_to_collection(FLUSH_OPS, &graph.group(&apply.iter().collect::<Vec<_>>()));
+        gather.extend(apply);
+        gather
+    }
+}
