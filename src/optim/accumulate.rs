@@ -3,7 +3,7 @@
 use super::gradient::state;
 use super::optimizer::check_setting;
 use super::{Gradient, Optimizer};
-use crate::graph::{FLUSH_OPS, Graph, Init, Op, VariableSpec};
+use crate::graph::{FLUSH_OPS, Graph, Init, Op, Tensor, Variable, VariableSpec};
 use tensorpack_tensor::DType;
 
 /// An optimizer that is applied once in so many steps, to the mean of their gradients: so `n` steps on batches of `b`
@@ -33,8 +33,11 @@ impl Optimizer for Accumulate {
         let count = state(graph, spec.non_trainable());
         let sums: Vec<_> = gradients.iter().map(|g| g.slot("accumulated")).collect();
 
+        // What was applied is not cleared but replaced by the first gradient after it.
+        let fresh = count.value().equal(&count.zero());
         let mut gather = vec![count.update(|n| n + 1.0)];
-        gather.extend(sums.iter().zip(gradients).map(|(sum, g)| sum.update(|s| s + &g.value)));
+        let add = |(sum, g): (&Variable, &Gradient)| sum.update(|s| fresh.select(&g.value, &(s + &g.value)));
+        gather.extend(sums.iter().zip(gradients).map(add));
 
         // From here on, what is current depends on the run: in a step it has the step's gradients in it, in a flush,
         // which leaves `gather` out, it is what was there before. So both are made of the same updates.
@@ -43,17 +46,13 @@ impl Optimizer for Accumulate {
         let flushed = counted.equal(before).logical_and(&counted.greater(&counted.zero()));
         let due = full.logical_or(&flushed);
         let share = counted.maximum(&counted.one()).cast(DType::F64).reciprocal();
-        let mean = |g: &Gradient, sum: &crate::graph::Variable| {
-            let mean = sum.current() * share.cast(sum.dtype());
-            g.clone().with_value(mean)
-        };
-        let means: Vec<Gradient> = gradients.iter().zip(&sums).map(|(g, sum)| mean(g, sum)).collect();
+        let mean =
+            |(sum, g): (&Variable, &Gradient)| g.clone().with_value(sum.current() * share.cast(sum.dtype()));
+        let means: Vec<Gradient> = sums.iter().zip(gradients).map(mean).collect();
         let gate = due.clone();
-        let mut apply = graph.updates_through(
-            move |current, next| gate.select(next, current),
-            || self.inner.apply(graph, &means),
-        );
-        apply.extend(sums.iter().chain([&count]).map(|v| v.update(|sum| due.select(&sum.zero(), sum))));
+        let held_back = move |current: &Tensor, next: &Tensor| gate.select(next, current);
+        let mut apply = graph.updates_through(held_back, || self.inner.apply(graph, &means));
+        apply.push(count.update(|n| due.select(&n.zero(), n)));
 
         graph.add_op_to_collection(FLUSH_OPS, &graph.group(&apply.iter().collect::<Vec<_>>()));
         gather.extend(apply);

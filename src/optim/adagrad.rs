@@ -1,5 +1,6 @@
 //! Adagrad (Duchi, Hazan and Singer, 2011).
 
+use super::gradient::advance;
 use super::optimizer::check_setting;
 use super::{Gradient, Optimizer, Rate};
 use crate::graph::{Graph, Op};
@@ -46,8 +47,7 @@ impl Optimizer for Adagrad {
         for gradient in gradients {
             let g = gradient.decayed();
             let s = gradient.slot_of("adagrad", self.first);
-            let next = s.value() + g.square();
-            updates.push(s.assign(&next));
+            let next = advance(&s, &(s.value() + g.square()), &mut updates);
             let direction = g / (next.sqrt() + self.epsilon);
             updates.push(gradient.variable.update(|w| w - direction * self.rate.of(graph, gradient)));
         }

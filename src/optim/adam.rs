@@ -41,7 +41,7 @@ impl Adam {
 impl Optimizer for Adam {
     #[track_caller]
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
-        let (averages, mut updates) = self.moments.follow(graph, "adam", gradients, Gradient::decayed);
+        let (averages, mut updates) = self.moments.follow(graph, "Adam", gradients, Gradient::decayed);
         for (g, a) in gradients.iter().zip(averages) {
             let rate = self.rate.of(graph, g) / a.left;
             updates.push(g.variable.update(|w| w - rate * a.mean / a.root));

@@ -48,7 +48,7 @@ impl AdamW {
 impl Optimizer for AdamW {
     #[track_caller]
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
-        let (averages, mut updates) = self.moments.follow(graph, "adamw", gradients, |g| g.value.clone());
+        let (averages, mut updates) = self.moments.follow(graph, "AdamW", gradients, |g| g.value.clone());
         for (g, a) in gradients.iter().zip(averages) {
             let rate = self.rate.of(graph, g);
             let kept = 1.0 - &rate * g.decay.unwrap_or(self.decay);

@@ -51,7 +51,7 @@ impl Lamb {
 impl Optimizer for Lamb {
     #[track_caller]
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
-        let (averages, mut updates) = self.moments.follow(graph, "lamb", gradients, |g| g.value.clone());
+        let (averages, mut updates) = self.moments.follow(graph, "Lamb", gradients, |g| g.value.clone());
         for (g, a) in gradients.iter().zip(averages) {
             let w = g.variable.value();
             let direction = a.mean / (a.left * a.root) + w * g.decay.unwrap_or(self.decay);

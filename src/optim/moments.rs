@@ -1,7 +1,7 @@
 //! The moving averages that Adam and its kin keep of gradients.
 
 use super::Gradient;
-use super::gradient::state;
+use super::gradient::{advance, state};
 use super::optimizer::check_setting;
 use crate::graph::{Graph, Init, Op, Tensor, VariableSpec};
 use tensorpack_tensor::DType;
@@ -33,7 +33,7 @@ impl Moments {
     }
 
     /// The averages of all `gradients`, each seen as `value` sees it, and the updates that keep them in slots named
-    /// after `who`.
+    /// after the optimizer `who`.
     #[track_caller]
     pub(super) fn follow(
         &self,
@@ -44,10 +44,11 @@ impl Moments {
     ) -> (Vec<Averages>, Vec<Op>) {
         check_setting(graph, who, "beta1", self.beta1, 0.0..1.0);
         check_setting(graph, who, "beta2", self.beta2, 0.0..1.0);
+        let prefix = who.to_lowercase();
         let mut updates = Vec::new();
         // beta^t, in f64: after many steps 1 - beta^t must still be right.
         let mut power = |name: &str, beta: f64| {
-            let spec = VariableSpec::new(format!("{who}_{name}_power"), []).dtype(DType::F64);
+            let spec = VariableSpec::new(format!("{prefix}_{name}_power"), []).dtype(DType::F64);
             let power = state(graph, spec.init(Init::Constant(beta)).non_trainable());
             updates.push(power.update(|p| p * beta));
             1.0 - power.value()
@@ -55,12 +56,12 @@ impl Moments {
         let (left1, left2) = (power("beta1", self.beta1), power("beta2", self.beta2));
         let mut all = Vec::new();
         for gradient in gradients {
-            let (m, v) = (gradient.slot(&format!("{who}_m")), gradient.slot(&format!("{who}_v")));
+            let (m, v) = (gradient.slot(&format!("{prefix}_m")), gradient.slot(&format!("{prefix}_v")));
             let g = value(gradient);
             let mean = m.value() * self.beta1 + &g * (1.0 - self.beta1);
             let square = v.value() * self.beta2 + g.square() * (1.0 - self.beta2);
-            updates.push(m.assign(&mean));
-            updates.push(v.assign(&square));
+            let mean = advance(&m, &mean, &mut updates);
+            let square = advance(&v, &square, &mut updates);
             let dtype = gradient.variable.dtype();
             let root = square.sqrt() * left2.cast(dtype).rsqrt() + self.epsilon;
             all.push(Averages { mean, left: left1.cast(dtype), root });

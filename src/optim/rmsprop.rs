@@ -1,5 +1,6 @@
 //! RMSProp (Tieleman and Hinton, 2012).
 
+use super::gradient::advance;
 use super::optimizer::check_setting;
 use super::{Gradient, Optimizer, Rate};
 use crate::graph::{Graph, Op};
@@ -64,21 +65,18 @@ impl Optimizer for RmsProp {
         for gradient in gradients {
             let g = gradient.decayed();
             let v = gradient.slot("rmsprop_v");
-            let v_next = v.value() * self.alpha + g.square() * (1.0 - self.alpha);
-            updates.push(v.assign(&v_next));
-            let mut spread = v_next;
+            let next = v.value() * self.alpha + g.square() * (1.0 - self.alpha);
+            let mut spread = advance(&v, &next, &mut updates);
             if self.centered {
                 let m = gradient.slot("rmsprop_m");
-                let m_next = m.value() * self.alpha + &g * (1.0 - self.alpha);
-                updates.push(m.assign(&m_next));
+                let next = m.value() * self.alpha + &g * (1.0 - self.alpha);
                 // Rounding must not make a variance negative.
-                spread = (spread - m_next.square()).relu();
+                spread = (spread - advance(&m, &next, &mut updates).square()).relu();
             }
             let mut direction = g / (spread.sqrt() + self.epsilon);
             if self.momentum != 0.0 {
                 let b = gradient.slot("rmsprop_momentum");
-                direction = b.value() * self.momentum + direction;
-                updates.push(b.assign(&direction));
+                direction = advance(&b, &(b.value() * self.momentum + direction), &mut updates);
             }
             updates.push(gradient.variable.update(|w| w - direction * self.rate.of(graph, gradient)));
         }

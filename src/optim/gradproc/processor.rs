@@ -10,6 +10,12 @@ pub trait GradProcessor: Debug {
     fn process(&self, graph: &Graph, gradients: Vec<Gradient>) -> Vec<Gradient>;
 }
 
+impl<P: GradProcessor + ?Sized> GradProcessor for Box<P> {
+    fn process(&self, graph: &Graph, gradients: Vec<Gradient>) -> Vec<Gradient> {
+        (**self).process(graph, gradients)
+    }
+}
+
 /// An optimizer behind processors.
 #[derive(Debug)]
 pub struct Processed {
