@@ -135,3 +135,18 @@ fn a_limit_that_lets_nothing_through_is_an_error() {
         assert!(e.message().starts_with("ValueClip: the limit is"), "{e}");
     }
 }
+
+#[test]
+fn to_drop_every_gradient_is_an_error() {
+    let e = refused(&Sgd::new(0.1).process(ScaleGradient::new(".*", 0.0)));
+    assert_eq!(e.message(), "Processed: no gradient is left: nothing would be trained");
+}
+
+#[test]
+fn a_norm_that_overflows_is_an_error_and_no_step_of_nothing() {
+    let huge = MapGradient::new(".*", |_, g| Some(g * 1e25));
+    let net = Net::new(DType::F32, &Sgd::new(0.1).process(huge).process(GlobalNormClip::new(1.0)));
+    let before = net.variables();
+    assert_eq!(net.try_step(0..1, 1.0).unwrap_err().kind(), ErrorKind::NotFinite);
+    assert_eq!(net.variables(), before);
+}

@@ -1,7 +1,7 @@
 //! Groups, post-processing, averages, several optimizers in one graph, bad settings, and steps that fail.
 
 use crate::net::{Net, WEIGHTS, assert_close, build};
-use tensorpack::graph::{Graph, VariableSpec};
+use tensorpack::graph::{Graph, Init, VariableSpec};
 use tensorpack::optim::gradproc::{FilterGradient, GlobalNormClip, ValueClip};
 use tensorpack::optim::{
     Accumulate, Adagrad, Adam, AdamW, Ema, Lamb, Momentum, Optimizer, ParamGroups, PostProcess, RmsProp, Sgd,
@@ -153,4 +153,35 @@ fn a_rate_that_is_no_scalar_is_an_error() {
     let w = t.variable(VariableSpec::new("w", [3]));
     let e = minimize(&w.square().sum(), &Sgd::new(w.value())).unwrap_err();
     assert!(e.message().ends_with("a learning rate is a scalar, not [3]"), "{e}");
+}
+
+#[test]
+fn variables_may_be_of_any_size() {
+    let all: Vec<Box<dyn Optimizer>> = vec![
+        Momentum::new(0.1, 0.9).boxed(),
+        RmsProp::new(0.01).centered().momentum(0.5).boxed(),
+        Adagrad::new(0.1).boxed(),
+        AdamW::new(0.01).boxed(),
+        Lamb::new(0.01).process(GlobalNormClip::new(1.0)).boxed(),
+        Ema::new(Accumulate::new(Adam::new(0.01), 2), 0.9).boxed(),
+    ];
+    for optimizer in all {
+        let graph = Graph::new();
+        let t = TowerContext::training(&graph);
+        let sizes: [&[usize]; 5] = [&[], &[1], &[0], &[7], &[2, 3]];
+        let spec = |(k, sizes): (usize, &&[usize])| {
+            VariableSpec::new(format!("w{k}"), *sizes).dtype(DType::F64).init(Init::Constant(2.0))
+        };
+        let weights: Vec<_> = sizes.iter().enumerate().map(|k| t.variable(spec(k))).collect();
+        let cost = weights.iter().map(|w| w.square().sum()).reduce(|a, b| a + b).unwrap();
+        let train = minimize(&cost, &*optimizer).unwrap();
+        let session = Session::new(graph.freeze().unwrap()).unwrap();
+        (0..4).for_each(|_| drop(session.run(&[&train], &[]).unwrap()));
+        // Every element began alike and has the same gradient: only the norms of variables may tell them apart.
+        let read = |k: usize| session.read(&format!("w{k}")).unwrap().to_f64_vec();
+        assert!(read(0)[0] < 2.0, "{optimizer:?}");
+        for k in 1..sizes.len() {
+            assert_close(&format!("{optimizer:?}: w{k}"), &read(k), &vec![read(0)[0]; read(k).len()], 1e-12);
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! Gradients that are too large together, made smaller together.
 
 use super::GradProcessor;
-use crate::graph::{Graph, Tensor};
+use crate::graph::Graph;
 use crate::optim::Gradient;
 use crate::optim::optimizer::check_setting;
 use tensorpack_tensor::DType;
@@ -26,8 +26,10 @@ impl GradProcessor for GlobalNormClip {
         check_setting(graph, "GlobalNormClip", "the limit", self.limit, f64::MIN_POSITIVE..);
         let squares = gradients.iter().map(|g| g.value.square().sum().cast(DType::F64));
         let Some(total) = squares.reduce(|a, b| a + b) else { return gradients };
-        let norm: Tensor = total.sqrt();
+        let norm = total.sqrt();
         let scale = self.limit / norm.maximum(&norm.constant_like(self.limit));
+        // Squares may overflow where gradients do not. That is an error, not a step of nothing.
+        let scale = norm.is_finite().select(&scale, &norm);
         let clip = |g: Gradient| {
             let value = &g.value * scale.cast(g.value.dtype());
             g.with_value(value)

@@ -3,6 +3,7 @@
 use crate::graph::{Graph, Op};
 use crate::optim::{Gradient, Optimizer};
 use std::fmt::Debug;
+use tensorpack_tensor::{Error, ErrorKind};
 
 /// Something done to gradients on their way to an optimizer.
 pub trait GradProcessor: Debug {
@@ -41,6 +42,10 @@ impl Optimizer for Processed {
     #[track_caller]
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
         let processed = self.processors.iter().fold(gradients.to_vec(), |g, p| p.process(graph, g));
+        if processed.is_empty() && !gradients.is_empty() {
+            let error = Error::new(ErrorKind::Gradient, "no gradient is left: nothing would be trained");
+            graph.record("Processed", &[], error.note("every variable was dropped by a processor"));
+        }
         self.inner.apply(graph, &processed)
     }
 }
