@@ -46,7 +46,7 @@ impl Optimizer for Adagrad {
         let mut updates = Vec::new();
         for gradient in gradients {
             let g = gradient.decayed();
-            let s = gradient.slot_of("adagrad", self.first);
+            let s = gradient.slot_from("adagrad", self.first);
             let next = advance(&s, &(s.value() + g.square()), &mut updates);
             let direction = g / (next.sqrt() + self.epsilon);
             updates.push(gradient.variable.update(|w| w - direction * self.rate.of(graph, gradient)));

@@ -15,7 +15,8 @@ use tensorpack_tensor::DType;
 ///
 /// It begins at the weights before the first update, as TensorFlow's `ExponentialMovingAverage` does, or, with
 /// [`debiased`](Ema::debiased), as if it had begun at zero and were divided by `1 - decay^t`. Before the first update
-/// there is no average, and `EMA/NAME` is zero. To use the averages in place of the weights, see [`Ema::pairs`].
+/// there is no average, and `EMA/NAME` is zero. A tower that is to use the averages in place of the weights is made with
+/// `TowerContext::inference(&graph).averaged()`.
 #[derive(Debug)]
 pub struct Ema {
     inner: Box<dyn Optimizer>,
@@ -34,6 +35,12 @@ impl Ema {
     #[must_use]
     pub fn debiased(self) -> Ema {
         Ema { debiased: true, ..self }
+    }
+
+    /// The moving average of `variable`, if there is one.
+    #[track_caller]
+    pub fn of(variable: &Variable) -> Option<Variable> {
+        variable.graph().variable_named(&format!("{PREFIX}{}", variable.name()))
     }
 
     /// All variables that have a moving average, each with its average.

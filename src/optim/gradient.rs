@@ -40,12 +40,12 @@ impl Gradient {
     /// variables lie in one slab, so that an optimizer runs over them in one pass.
     #[track_caller]
     pub fn slot(&self, slot: &str) -> Variable {
-        self.slot_of(slot, 0.0)
+        self.slot_from(slot, 0.0)
     }
 
     /// [`Gradient::slot`] with another first value.
     #[track_caller]
-    pub fn slot_of(&self, slot: &str, first: f64) -> Variable {
+    pub fn slot_from(&self, slot: &str, first: f64) -> Variable {
         let variable = &self.variable;
         let sizes = variable.shape().known().unwrap_or_default();
         let spec = VariableSpec::new(format!("{}/{slot}", variable.name()), sizes).dtype(variable.dtype());

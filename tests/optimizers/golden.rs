@@ -8,6 +8,7 @@ use tensorpack::optim::{
     Accumulate, Adagrad, Adam, AdamW, Ema, Lamb, Momentum, Optimizer, ParamGroups, Rate, RmsProp, Schedule,
     Sgd,
 };
+use tensorpack::runtime::cpu::Isa;
 
 fn number(v: &Value) -> f64 {
     v.as_f64().unwrap_or_else(|| panic!("{v} is no number"))
@@ -90,9 +91,9 @@ fn optimizer(run: &Value) -> Box<dyn Optimizer> {
     optimizer
 }
 
-fn check(run: &Value, float: DType, tolerance: f64) {
-    let name = format!("{} in {float}", text(&run["name"]));
-    let net = Net::new(float, &*optimizer(run));
+fn check(run: &Value, float: DType, isa: Isa, tolerance: f64) {
+    let name = format!("{} in {float} on {isa}", text(&run["name"]));
+    let net = Net::on(isa, float, &*optimizer(run));
     let found = net.steps(0..20);
     // A loss of the file is that of all batches of one update; between updates, weights stay.
     let per_update = 20 / list(&run["losses"]).len();
@@ -117,7 +118,9 @@ fn every_optimizer_does_what_pytorchs_does() {
     let runs = list(&file()["runs"]);
     assert!(runs.len() >= 39, "the file has lost runs");
     for run in runs {
-        check(run, DType::F64, 1e-9);
-        check(run, DType::F32, 1e-4);
+        for isa in Isa::available() {
+            check(run, DType::F64, isa, 1e-9);
+            check(run, DType::F32, isa, 1e-4);
+        }
     }
 }

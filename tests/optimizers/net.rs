@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use tensorpack::graph::{FLUSH_OPS, Fetch, Graph, TensorSpec};
 use tensorpack::nn::Linear;
 use tensorpack::optim::{Optimizer, minimize};
+use tensorpack::runtime::cpu::Isa;
 use tensorpack::runtime::{Session, SessionOptions};
 use tensorpack::tower::TowerContext;
 use tensorpack::{DType, HostTensor, Result};
@@ -59,15 +60,20 @@ pub(crate) fn build(graph: &Graph, float: DType, optimizer: &dyn Optimizer) -> R
 
 impl Net {
     pub(crate) fn new(float: DType, optimizer: &dyn Optimizer) -> Net {
+        Net::on(Isa::detect(), float, optimizer)
+    }
+
+    /// With kernels of this instruction set.
+    pub(crate) fn on(isa: Isa, float: DType, optimizer: &dyn Optimizer) -> Net {
         let graph = Graph::new();
         let [cost, train] = build(&graph, float, optimizer).unwrap();
-        Net::around(graph, float, cost, train)
+        Net::around(graph, isa, float, [cost, train])
     }
 
     /// A net that is built, whose steps give `cost`.
-    pub(crate) fn around(graph: Graph, float: DType, cost: Fetch, train: Fetch) -> Net {
+    pub(crate) fn around(graph: Graph, isa: Isa, float: DType, [cost, train]: [Fetch; 2]) -> Net {
         let flush = graph.collection_ops(FLUSH_OPS).iter().map(Fetch::from).collect();
-        let options = SessionOptions { threads: Some(1), ..SessionOptions::default() };
+        let options = SessionOptions { isa: Some(isa), threads: Some(1), ..SessionOptions::default() };
         let session = Session::with(graph.freeze().unwrap(), options).unwrap();
         for v in list(&file()["initial"]) {
             let sizes: Vec<usize> = floats(&v["shape"]).iter().map(|&n| n as usize).collect();

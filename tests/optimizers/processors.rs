@@ -1,11 +1,12 @@
 //! Gradient processors: which variables they let through, in which order, and what they refuse.
 
 use crate::net::{Net, WEIGHTS, assert_close, build};
-use tensorpack::graph::{Graph, MOVING_SUMMARIES};
+use tensorpack::graph::{Fetch, Graph, MOVING_SUMMARIES};
 use tensorpack::optim::gradproc::{
     FilterGradient, GlobalNormClip, GradProcessor, MapGradient, ScaleGradient, SummaryGradient, ValueClip,
 };
 use tensorpack::optim::{Adam, Momentum, Optimizer, Sgd};
+use tensorpack::runtime::cpu::Isa;
 use tensorpack::{DType, Error, ErrorKind};
 
 /// Which weights one step changes, and by how much.
@@ -99,7 +100,7 @@ fn the_summary_is_the_root_of_the_mean_square() {
     let plain = steps(&Sgd::new(1.0));
     let [_, train] = build(&graph, DType::F64, &Sgd::new(1.0).process(SummaryGradient::new())).unwrap();
     let rms = graph.tensor("fc0/W-grad/rms").unwrap();
-    let net = Net::around(graph, DType::F64, tensorpack::graph::Fetch::from(&rms), train);
+    let net = Net::around(graph, Isa::detect(), DType::F64, [Fetch::from(&rms), train]);
     let right = (plain[0].iter().map(|d| d * d).sum::<f64>() / plain[0].len() as f64).sqrt();
     assert_close("rms", &[net.step(0..1)], &[right], 1e-12);
 }

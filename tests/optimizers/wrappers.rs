@@ -1,7 +1,8 @@
 //! Groups, post-processing, averages, several optimizers in one graph, bad settings, and steps that fail.
 
 use crate::net::{Net, WEIGHTS, assert_close, build};
-use tensorpack::graph::{Graph, Init, VariableSpec};
+use tensorpack::graph::{Graph, Init, TensorSpec, VariableSpec};
+use tensorpack::nn::Linear;
 use tensorpack::optim::gradproc::{FilterGradient, GlobalNormClip, ValueClip};
 use tensorpack::optim::{
     Accumulate, Adagrad, Adam, AdamW, Ema, Lamb, Momentum, Optimizer, ParamGroups, PostProcess, RmsProp, Sgd,
@@ -9,7 +10,7 @@ use tensorpack::optim::{
 };
 use tensorpack::runtime::Session;
 use tensorpack::tower::TowerContext;
-use tensorpack::{DType, ErrorKind};
+use tensorpack::{DType, ErrorKind, HostTensor, Result};
 
 #[test]
 fn a_bad_step_leaves_every_slot_as_it_was() {
@@ -87,6 +88,41 @@ fn averages_come_in_pairs_with_their_variables() {
     net.steps(0..3);
     assert_close("fc0/b", &net.read("EMA/fc0/b"), &net.read("fc0/b"), 1e-12);
     assert_ne!(net.read("EMA/fc0/W"), net.read("fc0/W"));
+}
+
+#[test]
+fn an_averaged_tower_reads_averages() -> Result<()> {
+    let graph = Graph::new();
+    let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(6)]));
+    let model = |t: &TowerContext| Linear::new(2).apply(t, "fc", &x);
+    let cost = model(&TowerContext::training(&graph)).square().mean();
+    let train = minimize(&cost, &Ema::new(Sgd::new(0.5), 0.9))?;
+    let plain = model(&TowerContext::inference(&graph));
+    let averaged = model(&TowerContext::inference(&graph).averaged());
+    let session = Session::new(graph.freeze()?)?;
+    let batch = HostTensor::new([1, 6], vec![1.0f32; 6])?;
+    (0..3).for_each(|_| drop(session.run(&[&train], &[("x", &batch)]).unwrap()));
+    let run = |y| session.run(&[y], &[("x", &batch)]).unwrap()[0].to_f64_vec();
+    let of_averages = run(&averaged);
+    assert_ne!(of_averages, run(&plain));
+    for name in ["fc/W", "fc/b"] {
+        session.write(name, &session.read(&format!("EMA/{name}"))?)?;
+    }
+    assert_eq!(of_averages, run(&plain));
+    Ok(())
+}
+
+#[test]
+fn an_averaged_tower_without_averages_is_an_error_at_its_line() {
+    let graph = Graph::new();
+    let line = line!() + 1;
+    let t = TowerContext::inference(&graph).averaged();
+    t.variable(VariableSpec::new("w", [3]));
+    let e = graph.freeze().unwrap_err();
+    assert_eq!(
+        (e.message(), e.site().unwrap().line),
+        ("averaged: no variable has a moving average yet", line)
+    );
 }
 
 #[test]
