@@ -1,7 +1,7 @@
 //! Gradients gathered over several steps.
 
 use super::gradient::state;
-use super::optimizer::check_setting;
+use super::setting::{Allowed, check_setting};
 use super::{Gradient, Optimizer};
 use crate::graph::{FLUSH_OPS, Graph, Init, Op, Tensor, Variable, VariableSpec};
 use tensorpack_tensor::DType;
@@ -28,7 +28,7 @@ impl Accumulate {
 impl Optimizer for Accumulate {
     #[track_caller]
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
-        check_setting(graph, "Accumulate", "the number of steps", self.steps as f64, 1.0..);
+        check_setting(graph, "Accumulate", "the number of steps", self.steps as f64, Allowed::Positive);
         let spec = VariableSpec::new("accumulated_steps", []).dtype(DType::I64).init(Init::zeros());
         let count = state(graph, spec.non_trainable());
         let sums: Vec<_> = gradients.iter().map(|g| g.slot("accumulated")).collect();

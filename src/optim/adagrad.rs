@@ -1,7 +1,7 @@
 //! Adagrad (Duchi, Hazan and Singer, 2011).
 
 use super::gradient::advance;
-use super::optimizer::check_setting;
+use super::setting::{Allowed, check_setting};
 use super::{Gradient, Optimizer, Rate};
 use crate::graph::{Graph, Op};
 
@@ -42,7 +42,7 @@ impl Adagrad {
 impl Optimizer for Adagrad {
     #[track_caller]
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
-        check_setting(graph, "Adagrad", "the first sum", self.first, 0.0..);
+        check_setting(graph, "Adagrad", "the first sum", self.first, Allowed::NotNegative);
         let mut updates = Vec::new();
         for gradient in gradients {
             let g = gradient.decayed();

@@ -1,6 +1,7 @@
 //! Adam with weight decay apart from the gradient (Loshchilov and Hutter, 2017).
 
 use super::moments::Moments;
+use super::setting::{Allowed, check_setting};
 use super::{Gradient, Optimizer, Rate};
 use crate::graph::{Graph, Op};
 
@@ -48,6 +49,7 @@ impl AdamW {
 impl Optimizer for AdamW {
     #[track_caller]
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
+        check_setting(graph, "AdamW", "the decay", self.decay, Allowed::NotNegative);
         let (averages, mut updates) = self.moments.follow(graph, "AdamW", gradients, |g| g.value.clone());
         for (g, a) in gradients.iter().zip(averages) {
             let rate = self.rate.of(graph, g);

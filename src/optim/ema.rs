@@ -1,7 +1,7 @@
 //! Moving averages of weights.
 
 use super::gradient::state;
-use super::optimizer::check_setting;
+use super::setting::{Allowed, check_setting};
 use super::{Gradient, Optimizer};
 use crate::graph::{EMA_VARIABLES, Graph, Init, Op, Sharing, Tensor, Variable, VariableSpec};
 use tensorpack_tensor::DType;
@@ -61,7 +61,7 @@ const PREFIX: &str = "EMA/";
 impl Optimizer for Ema {
     #[track_caller]
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
-        check_setting(graph, "Ema", "the decay", self.decay, 0.0..1.0);
+        check_setting(graph, "Ema", "the decay", self.decay, Allowed::Share);
         let mut updates = self.inner.apply(graph, gradients);
         // decay^t, in f64: 1 in the first step.
         let spec = VariableSpec::new("ema_decay_power", []).dtype(DType::F64).init(Init::ones());

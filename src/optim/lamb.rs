@@ -1,6 +1,7 @@
 //! LAMB, for large batches (You et al., 2019).
 
 use super::moments::Moments;
+use super::setting::{Allowed, check_setting};
 use super::{Gradient, Optimizer, Rate};
 use crate::graph::{Graph, Op, Tensor};
 
@@ -51,6 +52,7 @@ impl Lamb {
 impl Optimizer for Lamb {
     #[track_caller]
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
+        check_setting(graph, "Lamb", "the decay", self.decay, Allowed::NotNegative);
         let (averages, mut updates) = self.moments.follow(graph, "Lamb", gradients, |g| g.value.clone());
         for (g, a) in gradients.iter().zip(averages) {
             let w = g.variable.value();

@@ -22,6 +22,7 @@ mod post_process;
 mod rate;
 mod rmsprop;
 mod schedule;
+mod setting;
 mod sgd;
 
 pub use accumulate::Accumulate;

@@ -2,7 +2,7 @@
 
 use super::Gradient;
 use super::gradient::{advance, state};
-use super::optimizer::check_setting;
+use super::setting::{Allowed, check_setting};
 use crate::graph::{Graph, Init, Op, Tensor, VariableSpec};
 use tensorpack_tensor::DType;
 
@@ -42,8 +42,8 @@ impl Moments {
         gradients: &[Gradient],
         value: impl Fn(&Gradient) -> Tensor,
     ) -> (Vec<Averages>, Vec<Op>) {
-        check_setting(graph, who, "beta1", self.beta1, 0.0..1.0);
-        check_setting(graph, who, "beta2", self.beta2, 0.0..1.0);
+        check_setting(graph, who, "beta1", self.beta1, Allowed::Share);
+        check_setting(graph, who, "beta2", self.beta2, Allowed::Share);
         let prefix = who.to_lowercase();
         let mut updates = Vec::new();
         // beta^t, in f64: after many steps 1 - beta^t must still be right.

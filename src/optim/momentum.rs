@@ -1,7 +1,7 @@
 //! Gradient descent that gathers speed.
 
 use super::gradient::advance;
-use super::optimizer::check_setting;
+use super::setting::{Allowed, check_setting};
 use super::{Gradient, Optimizer, Rate};
 use crate::graph::{Graph, Op};
 
@@ -36,7 +36,7 @@ impl Momentum {
 impl Optimizer for Momentum {
     #[track_caller]
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
-        check_setting(graph, "Momentum", "the momentum", self.momentum, 0.0..1.0);
+        check_setting(graph, "Momentum", "the momentum", self.momentum, Allowed::Share);
         let mut updates = Vec::new();
         for gradient in gradients {
             let g = gradient.decayed();

@@ -4,8 +4,6 @@ use super::Gradient;
 use super::gradproc::{GradProcessor, Processed};
 use crate::graph::{Graph, Op};
 use std::fmt::Debug;
-use std::ops::RangeBounds;
-use tensorpack_tensor::Error;
 
 /// A rule that updates variables by their gradients. Optimizers that wrap another one hand it gradients of their own
 /// making, or add to its updates; so wrappers nest, and the outermost sees the gradients first.
@@ -38,20 +36,5 @@ pub trait Optimizer: Debug {
 impl<O: Optimizer + ?Sized> Optimizer for Box<O> {
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
         (**self).apply(graph, gradients)
-    }
-}
-
-/// Puts on record, as an error of `who`, a setting outside the range in which the rule makes sense.
-#[track_caller]
-pub(super) fn check_setting(
-    graph: &Graph,
-    who: &str,
-    setting: &str,
-    value: f64,
-    range: impl RangeBounds<f64> + Debug,
-) {
-    if !range.contains(&value) {
-        let why = format!("{setting} is {value}, but must be in {range:?}");
-        graph.record(who, &[], Error::argument(why));
     }
 }

@@ -1,6 +1,7 @@
 //! Settings for some of the variables.
 
 use super::gradient::check_pattern;
+use super::setting::{Allowed, check_setting};
 use super::{Gradient, Optimizer};
 use crate::graph::{Graph, NamePattern, Op};
 
@@ -62,7 +63,11 @@ impl ParamGroups {
 impl Optimizer for ParamGroups {
     #[track_caller]
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
-        self.groups.iter().for_each(|(pattern, _)| check_pattern(graph, "ParamGroups", pattern, gradients));
+        for (pattern, group) in &self.groups {
+            check_pattern(graph, "ParamGroups", pattern, gradients);
+            check_setting(graph, "ParamGroups", "a rate", group.rate.unwrap_or(1.0), Allowed::Finite);
+            check_setting(graph, "ParamGroups", "a decay", group.decay.unwrap_or(0.0), Allowed::NotNegative);
+        }
         let in_group = |g: &Gradient| {
             let group = self.groups.iter().find(|(pattern, _)| pattern.matches(g.variable.name()));
             let mut g = g.clone();

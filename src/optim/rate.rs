@@ -1,5 +1,6 @@
 //! Learning rates.
 
+use super::setting::{Allowed, check_setting};
 use super::{Gradient, Schedule};
 use crate::graph::{Graph, Tensor, Variable};
 use tensorpack_tensor::{DType, Error, HostTensor};
@@ -21,6 +22,7 @@ impl Rate {
     pub fn tensor(&self, graph: &Graph, dtype: DType) -> Tensor {
         match self {
             Rate::Fixed(v) => {
+                check_setting(graph, "Rate", "the learning rate", *v, Allowed::Finite);
                 let scalar = HostTensor::from_f64(dtype, [], &[*v]);
                 graph.constant(scalar.expect("one value fills a scalar"))
             }

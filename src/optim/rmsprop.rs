@@ -1,7 +1,7 @@
 //! RMSProp (Tieleman and Hinton, 2012).
 
 use super::gradient::advance;
-use super::optimizer::check_setting;
+use super::setting::{Allowed, check_setting};
 use super::{Gradient, Optimizer, Rate};
 use crate::graph::{Graph, Op};
 
@@ -59,8 +59,8 @@ impl RmsProp {
 impl Optimizer for RmsProp {
     #[track_caller]
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
-        check_setting(graph, "RmsProp", "alpha", self.alpha, 0.0..1.0);
-        check_setting(graph, "RmsProp", "the momentum", self.momentum, 0.0..1.0);
+        check_setting(graph, "RmsProp", "alpha", self.alpha, Allowed::Share);
+        check_setting(graph, "RmsProp", "the momentum", self.momentum, Allowed::Share);
         let mut updates = Vec::new();
         for gradient in gradients {
             let g = gradient.decayed();

@@ -158,18 +158,30 @@ fn two_optimizers_in_a_graph_have_state_of_their_own() {
 
 #[test]
 fn settings_that_make_no_sense_are_errors() {
-    let all: [(Box<dyn Optimizer>, &str); 9] = [
-        (Momentum::new(0.1, 1.0).boxed(), "Momentum: the momentum is 1, but must be in 0.0..1.0"),
-        (RmsProp::new(0.1).alpha(-0.1).boxed(), "RmsProp: alpha is -0.1, but must be in 0.0..1.0"),
-        (Adagrad::new(0.1).first_sum(-1.0).boxed(), "Adagrad: the first sum is -1, but must be in 0.0.."),
-        (Adam::new(0.1).betas(1.5, 0.9).boxed(), "Adam: beta1 is 1.5, but must be in 0.0..1.0"),
-        (AdamW::new(0.1).betas(0.9, 1.0).boxed(), "AdamW: beta2 is 1, but must be in 0.0..1.0"),
-        (Lamb::new(0.1).betas(0.9, f64::NAN).boxed(), "Lamb: beta2 is NaN, but must be in 0.0..1.0"),
-        (Ema::new(Sgd::new(0.1), 1.0).boxed(), "Ema: the decay is 1, but must be in 0.0..1.0"),
+    let all: [(Box<dyn Optimizer>, &str); 12] = [
+        (Momentum::new(0.1, 1.0).boxed(), "Momentum: the momentum is 1, but must be 0 or more, and below 1"),
+        (RmsProp::new(0.1).alpha(-0.1).boxed(), "RmsProp: alpha is -0.1, but must be 0 or more, and below 1"),
+        (
+            Adagrad::new(0.1).first_sum(-1.0).boxed(),
+            "Adagrad: the first sum is -1, but must be a number not below 0",
+        ),
+        (Adam::new(0.1).betas(1.5, 0.9).boxed(), "Adam: beta1 is 1.5, but must be 0 or more, and below 1"),
+        (AdamW::new(0.1).betas(0.9, 1.0).boxed(), "AdamW: beta2 is 1, but must be 0 or more, and below 1"),
+        (
+            Lamb::new(0.1).betas(0.9, f64::NAN).boxed(),
+            "Lamb: beta2 is NaN, but must be 0 or more, and below 1",
+        ),
+        (Ema::new(Sgd::new(0.1), 1.0).boxed(), "Ema: the decay is 1, but must be 0 or more, and below 1"),
         (
             Accumulate::new(Sgd::new(0.1), 0).boxed(),
-            "Accumulate: the number of steps is 0, but must be in 1.0..",
+            "Accumulate: the number of steps is 0, but must be a number above 0",
         ),
+        (
+            ParamGroups::new(Sgd::new(0.1)).group("fc.*", |g| g.rate(f64::NAN)).boxed(),
+            "ParamGroups: a rate is NaN, but must be a number",
+        ),
+        (Sgd::new(f64::INFINITY).boxed(), "Rate: the learning rate is inf, but must be a number"),
+        (AdamW::new(0.1).decay(-0.1).boxed(), "AdamW: the decay is -0.1, but must be a number not below 0"),
         (
             ParamGroups::new(Sgd::new(0.1)).group("fc(", |g| g).boxed(),
             "ParamGroups: \"fc(\" is no pattern of names",

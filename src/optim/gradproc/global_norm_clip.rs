@@ -3,7 +3,7 @@
 use super::GradProcessor;
 use crate::graph::Graph;
 use crate::optim::Gradient;
-use crate::optim::optimizer::check_setting;
+use crate::optim::setting::{Allowed, check_setting};
 use tensorpack_tensor::DType;
 
 /// Every gradient times `limit / max(limit, norm)`, where `norm` is the norm of all of them as one vector: TensorFlow's
@@ -23,7 +23,7 @@ impl GlobalNormClip {
 impl GradProcessor for GlobalNormClip {
     #[track_caller]
     fn process(&self, graph: &Graph, gradients: Vec<Gradient>) -> Vec<Gradient> {
-        check_setting(graph, "GlobalNormClip", "the limit", self.limit, f64::MIN_POSITIVE..);
+        check_setting(graph, "GlobalNormClip", "the limit", self.limit, Allowed::Positive);
         let squares = gradients.iter().map(|g| g.value.square().sum().cast(DType::F64));
         let Some(total) = squares.reduce(|a, b| a + b) else { return gradients };
         let norm = total.sqrt();

@@ -3,7 +3,7 @@
 use super::GradProcessor;
 use crate::graph::Graph;
 use crate::optim::Gradient;
-use crate::optim::optimizer::check_setting;
+use crate::optim::setting::{Allowed, check_setting};
 
 /// Every element of every gradient limited to between `-limit` and `limit`.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ impl ValueClip {
 impl GradProcessor for ValueClip {
     #[track_caller]
     fn process(&self, graph: &Graph, gradients: Vec<Gradient>) -> Vec<Gradient> {
-        check_setting(graph, "ValueClip", "the limit", self.limit, f64::MIN_POSITIVE..);
+        check_setting(graph, "ValueClip", "the limit", self.limit, Allowed::Positive);
         let clip = |g: Gradient| {
             let value = g.value.clip(-self.limit, self.limit);
             g.with_value(value)
