@@ -9,7 +9,7 @@ pub use crate::optim::gradproc::{
 };
 pub use crate::optim::{
     Accumulate, Adagrad, Adam, AdamW, Ema, Gradient, Lamb, Momentum, Optimizer, ParamGroups, PostProcess,
-    Rate, RmsProp, Schedule, Sgd, minimize,
+    Rate, RmsProp, Schedule, Sgd, apply_gradients, minimize,
 };
 pub use crate::runtime::{Device, Session, SessionOptions};
 pub use crate::tower::TowerContext;

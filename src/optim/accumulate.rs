@@ -10,7 +10,8 @@ use tensorpack_tensor::DType;
 /// are one step on a batch of `n * b`. In the steps between, neither variables nor the inner optimizer's state change.
 ///
 /// What is left when training ends is applied by the operation that this adds to [`FLUSH_OPS`]: the mean over the steps
-/// since the last update, if there were any. A schedule of the inner optimizer's rate goes by all steps.
+/// since the last update, if there were any. A schedule of the inner optimizer's rate goes by all steps. One of these
+/// inside another is flushed only in part: multiply their steps instead.
 #[derive(Debug)]
 pub struct Accumulate {
     inner: Box<dyn Optimizer>,
