@@ -1,6 +1,5 @@
 //! Adagrad (Duchi, Hazan and Singer, 2011).
 
-use super::gradient::advance;
 use super::setting::{Allowed, check_setting};
 use super::{Gradient, Optimizer, Rate};
 use crate::graph::{Graph, Op};
@@ -47,7 +46,8 @@ impl Optimizer for Adagrad {
         for gradient in gradients {
             let g = gradient.decayed();
             let s = gradient.slot_from("adagrad", self.first);
-            let next = advance(&s, &(s.value() + g.square()), &mut updates);
+            let next = s.value() + g.square();
+            updates.push(s.assign(&next));
             let direction = g / (next.sqrt() + self.epsilon);
             updates.push(gradient.variable.update(|w| w - direction * self.rate.of(graph, gradient)));
         }

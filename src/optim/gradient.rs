@@ -1,6 +1,6 @@
 //! What an optimizer is handed.
 
-use crate::graph::{Graph, Init, NamePattern, Op, Sharing, Tensor, Variable, VariableSpec};
+use crate::graph::{Graph, Init, NamePattern, Sharing, Tensor, Variable, VariableSpec};
 
 /// A variable to be updated, its gradient, and what its [group](super::ParamGroups) says of it.
 #[derive(Clone, Debug)]
@@ -58,15 +58,6 @@ impl Gradient {
 #[track_caller]
 pub(super) fn state(graph: &Graph, spec: VariableSpec) -> Variable {
     graph.at_root(|| graph.variable(spec, Sharing::Numbered))
-}
-
-/// Gives a slot its next value, and returns what it is from here on. Reading that instead of `next` makes no difference,
-/// except where updates are held back: then it is what the slot really becomes, and all that an optimizer does to a
-/// variable still is one pass.
-#[track_caller]
-pub(super) fn advance(slot: &Variable, next: &Tensor, updates: &mut Vec<Op>) -> Tensor {
-    updates.push(slot.assign(next));
-    slot.current()
 }
 
 /// Puts on record, as an error of `who`, a pattern that matches none of the gradients' variables.

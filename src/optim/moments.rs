@@ -1,7 +1,7 @@
 //! The moving averages that Adam and its kin keep of gradients.
 
 use super::Gradient;
-use super::gradient::{advance, state};
+use super::gradient::state;
 use super::setting::{Allowed, check_setting};
 use crate::graph::{Graph, Init, Op, Tensor, VariableSpec};
 use tensorpack_tensor::DType;
@@ -60,8 +60,8 @@ impl Moments {
             let g = value(gradient);
             let mean = m.value() * self.beta1 + &g * (1.0 - self.beta1);
             let square = v.value() * self.beta2 + g.square() * (1.0 - self.beta2);
-            let mean = advance(&m, &mean, &mut updates);
-            let square = advance(&v, &square, &mut updates);
+            updates.push(m.assign(&mean));
+            updates.push(v.assign(&square));
             let dtype = gradient.variable.dtype();
             let root = square.sqrt() * left2.cast(dtype).rsqrt() + self.epsilon;
             all.push(Averages { mean, left: left1.cast(dtype), root });

@@ -1,6 +1,5 @@
 //! Gradient descent that gathers speed.
 
-use super::gradient::advance;
 use super::setting::{Allowed, check_setting};
 use super::{Gradient, Optimizer, Rate};
 use crate::graph::{Graph, Op};
@@ -41,7 +40,8 @@ impl Optimizer for Momentum {
         for gradient in gradients {
             let g = gradient.decayed();
             let v = gradient.slot("momentum");
-            let next = advance(&v, &(v.value() * self.momentum + &g), &mut updates);
+            let next = v.value() * self.momentum + &g;
+            updates.push(v.assign(&next));
             let direction = if self.nesterov { g + next * self.momentum } else { next };
             updates.push(gradient.variable.update(|w| w - direction * self.rate.of(graph, gradient)));
         }

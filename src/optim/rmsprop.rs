@@ -1,6 +1,5 @@
 //! RMSProp (Tieleman and Hinton, 2012).
 
-use super::gradient::advance;
 use super::setting::{Allowed, check_setting};
 use super::{Gradient, Optimizer, Rate};
 use crate::graph::{Graph, Op};
@@ -65,18 +64,20 @@ impl Optimizer for RmsProp {
         for gradient in gradients {
             let g = gradient.decayed();
             let v = gradient.slot("rmsprop_v");
-            let next = v.value() * self.alpha + g.square() * (1.0 - self.alpha);
-            let mut spread = advance(&v, &next, &mut updates);
+            let mut spread = v.value() * self.alpha + g.square() * (1.0 - self.alpha);
+            updates.push(v.assign(&spread));
             if self.centered {
                 let m = gradient.slot("rmsprop_m");
-                let next = m.value() * self.alpha + &g * (1.0 - self.alpha);
+                let mean = m.value() * self.alpha + &g * (1.0 - self.alpha);
+                updates.push(m.assign(&mean));
                 // Rounding must not make a variance negative.
-                spread = (spread - advance(&m, &next, &mut updates).square()).relu();
+                spread = (spread - mean.square()).relu();
             }
             let mut direction = g / (spread.sqrt() + self.epsilon);
             if self.momentum != 0.0 {
                 let b = gradient.slot("rmsprop_momentum");
-                direction = advance(&b, &(b.value() * self.momentum + direction), &mut updates);
+                direction = b.value() * self.momentum + direction;
+                updates.push(b.assign(&direction));
             }
             updates.push(gradient.variable.update(|w| w - direction * self.rate.of(graph, gradient)));
         }

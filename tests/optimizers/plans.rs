@@ -41,6 +41,9 @@ fn one_pass_for_all_variables() {
         Momentum::new(0.1, 0.9).process(GlobalNormClip::new(1.0)).boxed(),
         PostProcess::new(Adam::new(0.1), |_, w| Some(w.clip(-0.01, 0.01))).boxed(),
         Accumulate::new(AdamW::new(0.1), 4).boxed(),
+        Accumulate::new(Momentum::new(0.1, 0.9), 4).boxed(),
+        Accumulate::new(RmsProp::new(0.1).momentum(0.9).centered(), 4).boxed(),
+        Accumulate::new(Adagrad::new(0.1), 4).boxed(),
         Ema::new(Adam::new(0.1), 0.99).boxed(),
         Ema::new(Accumulate::new(Adam::new(0.1), 4), 0.99).debiased().boxed(),
     ];
