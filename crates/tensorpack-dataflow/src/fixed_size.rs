@@ -64,7 +64,8 @@ impl DataFlow for FixedSize {
     }
 }
 
-fn nothing() -> Error {
+/// The error of going on for ever with nothing.
+pub(crate) fn nothing() -> Error {
     Error::new(ErrorKind::Data, "a pass without samples cannot be repeated: there is nothing to read")
 }
 

@@ -1,7 +1,7 @@
 //! Samples of several dataflows in random turns.
 
 use crate::inputs::Inputs;
-use crate::{DataFlow, Draws, Flow, Reader, Resume, Sample, Seed, State};
+use crate::{DataFlow, Draws, Flow, Reader, Resume, Sample, Seed, State, replay};
 use tensorpack_tensor::{Error, Result};
 
 /// Takes every sample from one of several dataflows, chosen at random with fixed probabilities. A pass ends when the
@@ -89,6 +89,15 @@ fn slowest(parts: &[Flow]) -> Resume {
     parts.iter().map(|p| p.resume()).max().unwrap_or(Resume::Seek)
 }
 
+/// How many samples a pass of each has, without end for some; `None` where that is not known of all.
+fn sizes(parts: &[Flow], seed: Seed) -> Result<Option<Vec<u64>>> {
+    let size = |(i, part): (usize, &Flow)| {
+        let endless = part.size().is_none() && part.lookup(Inputs::seed(seed, i))?.is_some();
+        Ok(part.size().or(endless.then_some(u64::MAX)))
+    };
+    parts.iter().enumerate().map(size).collect()
+}
+
 /// How turns are drawn.
 enum Turns {
     /// With these probabilities.
@@ -138,14 +147,20 @@ struct MixtureReader {
 impl MixtureReader {
     fn open(parts: &[Flow], turns: Turns, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         let (n, turn_seed) = (parts.len(), seed.of("turns"));
-        let states = if at.inputs.is_empty() {
-            // The turns are drawn again, but no sample is read.
-            let mut taken = vec![0; n];
-            for index in 0..at.index {
-                let Some(turn) = turns.next(&taken, &mut turn_seed.draws(at.epoch, index)) else { break };
-                taken[turn] += 1;
+        let mut reader = MixtureReader {
+            inputs: Inputs::open(parts, seed, &[])?,
+            turns,
+            seed: turn_seed,
+            taken: vec![0; n],
+            ended: false,
+            at: State::at(at.epoch, at.index),
+        };
+        let states: Vec<State> = if at.inputs.is_empty() {
+            match sizes(parts, seed)? {
+                Some(sizes) => reader.draw_turns(&sizes),
+                None => reader.at.index = 0,
             }
-            taken.into_iter().map(|index| State::at(at.epoch, index)).collect()
+            reader.taken.iter().map(|&index| State::at(at.epoch, index)).collect()
         } else {
             at.inputs.clone()
         };
@@ -153,10 +168,23 @@ impl MixtureReader {
             let why = format!("a state of {} parts does not fit a mixture of {n}", states.len());
             return Err(Error::argument(why));
         }
-        let inputs = Inputs::open(parts, seed, &states)?;
-        let taken = states.iter().map(|s| s.index).collect();
-        let at = State::at(at.epoch, at.index);
-        Ok(Box::new(MixtureReader { inputs, turns, seed: turn_seed, taken, ended: false, at }))
+        reader.taken = states.iter().map(|s| s.index).collect();
+        reader.inputs = Inputs::open(parts, seed, &states)?;
+        replay::to(Box::new(reader), at)
+    }
+
+    /// Draws the turns that led here, without reading a sample.
+    fn draw_turns(&mut self, sizes: &[u64]) {
+        for index in 0..self.at.index {
+            let turn = self.turns.next(&self.taken, &mut self.seed.draws(self.at.epoch, index));
+            match turn.filter(|&turn| self.taken[turn] < sizes[turn]) {
+                Some(turn) => self.taken[turn] += 1,
+                None => {
+                    self.ended = true;
+                    return;
+                }
+            }
+        }
     }
 
     fn next(&mut self) -> Result<Option<Sample>> {

@@ -1,6 +1,6 @@
 //! Several passes as one.
 
-use crate::fixed_size::next_of_any_pass;
+use crate::fixed_size::{next_of_any_pass, nothing};
 use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State, replay};
 use std::sync::Arc;
 use tensorpack_tensor::Result;
@@ -41,6 +41,7 @@ impl DataFlow for Repeat {
         let last = first + self.times.unwrap_or(u64::MAX - first).saturating_sub(1);
         let (inner_at, begin) = match (at.inputs.first(), self.inner.size()) {
             (Some(told), _) => (told.clone(), at.index),
+            (None, Some(0)) if self.times.is_none() => return Err(nothing()),
             (None, Some(size)) => match at.index.checked_div(size) {
                 Some(passes) if first + passes <= last => {
                     (State::at(first + passes, at.index % size), at.index)
