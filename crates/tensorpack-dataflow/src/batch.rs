@@ -48,7 +48,7 @@ impl DataFlow for Batch {
         self.check()?;
         let inner_at = at.input(at.epoch, at.index.saturating_mul(self.batch as u64));
         let ended = inner_at.epoch > at.epoch;
-        let inner = self.inner.open(seed.of("input"), &inner_at)?;
+        let inner = self.inner.open(seed, &inner_at)?;
         Ok(Box::new(BatchReader {
             start: inner.state(),
             inner,
@@ -60,7 +60,7 @@ impl DataFlow for Batch {
 
     fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
         self.check()?;
-        let Some(inner) = self.inner.lookup(seed.of("input"))? else { return Ok(None) };
+        let Some(inner) = self.inner.lookup(seed)? else { return Ok(None) };
         let (batch, fit) = (self.batch as u64, self.fit);
         let end = self.inner.size().unwrap_or(u64::MAX);
         Ok(Some(Arc::new(move |epoch, index| {

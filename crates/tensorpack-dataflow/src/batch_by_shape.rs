@@ -46,7 +46,7 @@ impl DataFlow for BatchByShape {
         if self.batch == 0 {
             return Err(Error::argument("batch_by_shape: a batch has at least one sample"));
         }
-        let inner = self.inner.open(seed.of("input"), &State::at(at.epoch, 0))?;
+        let inner = self.inner.open(seed, &State::at(at.epoch, 0))?;
         let reader = GroupReader {
             flow: self.clone(),
             inner,

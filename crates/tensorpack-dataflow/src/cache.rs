@@ -41,13 +41,12 @@ impl Cache {
         {
             return Ok(kept.clone());
         }
-        let inner_seed = seed.of("input");
-        let new = match (self.inner.lookup(inner_seed)?, self.inner.size()) {
+        let new = match (self.inner.lookup(seed)?, self.inner.size()) {
             (Some(inner), Some(size)) => {
                 Kept::ByPlace { samples: (0..size).map(|_| OnceLock::new()).collect(), inner }
             }
             _ => {
-                let rest = Some(self.inner.open(inner_seed, &State::start())?);
+                let rest = Some(self.inner.open(seed, &State::start())?);
                 Kept::InOrder(Mutex::new(InOrder { samples: Vec::new(), rest }))
             }
         };

@@ -55,7 +55,7 @@ pub trait DataFlow: Send + Sync {
     where
         Self: Sized + 'static,
     {
-        self.map_random(move |sample, _| function(sample))
+        Map::plain(self, function)
     }
 
     /// Every sample through a function that draws random numbers.
@@ -66,7 +66,7 @@ pub trait DataFlow: Send + Sync {
     where
         Self: Sized + 'static,
     {
-        Map::new(self, function)
+        Map::random(self, function)
     }
 
     /// One component of every sample through a function.

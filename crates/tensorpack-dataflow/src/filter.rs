@@ -37,7 +37,7 @@ impl DataFlow for Filter {
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         let begin = if at.inputs.is_empty() { 0 } else { at.index };
-        let inner = self.inner.open(seed.of("input"), &at.input(at.epoch, 0))?;
+        let inner = self.inner.open(seed, &at.input(at.epoch, 0))?;
         let reader = FilterReader { inner, function: self.function.clone(), at: State::at(at.epoch, begin) };
         replay::to(Box::new(reader), at)
     }

@@ -40,7 +40,7 @@ impl DataFlow for FixedSize {
             (None, Some(size)) => (State::at(before / size, before % size), 0),
             (None, None) => (State::start(), before),
         };
-        let mut inner = self.inner.open(seed.of("input"), &inner_at)?;
+        let mut inner = self.inner.open(seed, &inner_at)?;
         while missing > 0 {
             match next_of_any_pass(inner.as_mut()) {
                 Err(e) if e.kind() == ErrorKind::Deadline => return Err(e),
@@ -52,7 +52,7 @@ impl DataFlow for FixedSize {
     }
 
     fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
-        let Some(inner) = self.inner.lookup(seed.of("input"))? else { return Ok(None) };
+        let Some(inner) = self.inner.lookup(seed)? else { return Ok(None) };
         let size = self.size;
         Ok(match self.inner.size() {
             Some(0) | None => None,

@@ -20,7 +20,7 @@ impl Inputs {
 
     /// The seed of input `i`: two that are the same dataflow draw different numbers.
     pub(crate) fn seed(seed: Seed, i: usize) -> Seed {
-        if i == 0 { seed.of("input") } else { seed.of(&format!("input {i}")) }
+        if i == 0 { seed } else { seed.of(&format!("input {i}")) }
     }
 
     /// Brings all to the beginning of pass `epoch`, those in the middle of the pass before by opening them again.

@@ -15,19 +15,33 @@ pub(crate) type Function = Arc<dyn Fn(Sample, &mut Draws) -> Result<Sample> + Se
 pub struct Map {
     inner: Flow,
     function: Function,
+    random: bool,
 }
 
 impl Map {
-    pub(crate) fn new(
+    /// Of a function that draws random numbers.
+    pub(crate) fn random(
         inner: impl DataFlow + 'static,
         function: impl Fn(Sample, &mut Draws) -> Result<Sample> + Send + Sync + 'static,
     ) -> Map {
-        Map { inner: Arc::new(inner), function: Arc::new(function) }
+        Map { inner: Arc::new(inner), function: Arc::new(function), random: true }
     }
 
-    /// Of parts that another adaptor has already.
+    /// Of a function that draws none: the input's numbers are then the same as without it.
+    pub(crate) fn plain(
+        inner: impl DataFlow + 'static,
+        function: impl Fn(Sample) -> Result<Sample> + Send + Sync + 'static,
+    ) -> Map {
+        Map { inner: Arc::new(inner), function: Arc::new(move |sample, _| function(sample)), random: false }
+    }
+
+    /// Of a random function and an input that another adaptor has already.
     pub(crate) fn of(inner: &Flow, function: &Function) -> Map {
-        Map { inner: inner.clone(), function: function.clone() }
+        Map { inner: inner.clone(), function: function.clone(), random: true }
+    }
+
+    fn input_seed(&self, seed: Seed) -> Seed {
+        if self.random { seed.of("input") } else { seed }
     }
 }
 
@@ -41,13 +55,13 @@ impl DataFlow for Map {
     }
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        let inner = self.inner.open(seed.of("input"), at)?;
+        let inner = self.inner.open(self.input_seed(seed), at)?;
         Ok(Box::new(MapReader { inner, apply: Apply::new(&self.function, seed) }))
     }
 
     fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
         let apply = Apply::new(&self.function, seed);
-        let Some(inner) = self.inner.lookup(seed.of("input"))? else { return Ok(None) };
+        let Some(inner) = self.inner.lookup(self.input_seed(seed))? else { return Ok(None) };
         Ok(Some(Arc::new(move |epoch, index| apply.to(inner.get(epoch, index)?, epoch, index))))
     }
 }

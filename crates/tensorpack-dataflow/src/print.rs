@@ -29,11 +29,11 @@ impl DataFlow for Print {
     }
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        Ok(Box::new(PrintReader { inner: self.inner.open(seed.of("input"), at)?, left: self.samples }))
+        Ok(Box::new(PrintReader { inner: self.inner.open(seed, at)?, left: self.samples }))
     }
 
     fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
-        self.inner.lookup(seed.of("input"))
+        self.inner.lookup(seed)
     }
 }
 

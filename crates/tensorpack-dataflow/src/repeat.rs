@@ -50,7 +50,7 @@ impl DataFlow for Repeat {
             },
             (None, None) => (State::at(first, 0), 0),
         };
-        let inner = self.inner.open(seed.of("input"), &inner_at)?;
+        let inner = self.inner.open(seed, &inner_at)?;
         let reader = RepeatReader {
             inner,
             times: self.times,
@@ -61,7 +61,7 @@ impl DataFlow for Repeat {
     }
 
     fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
-        let Some(inner) = self.inner.lookup(seed.of("input"))? else { return Ok(None) };
+        let Some(inner) = self.inner.lookup(seed)? else { return Ok(None) };
         let times = self.times;
         Ok(match self.inner.size() {
             Some(0) | None => None,

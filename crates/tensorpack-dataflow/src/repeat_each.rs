@@ -36,7 +36,7 @@ impl DataFlow for RepeatEach {
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         self.check()?;
-        let inner = self.inner.open(seed.of("input"), &at.input(at.epoch, at.index / self.times))?;
+        let inner = self.inner.open(seed, &at.input(at.epoch, at.index / self.times))?;
         Ok(Box::new(EachReader {
             start: inner.state(),
             inner,
@@ -49,7 +49,7 @@ impl DataFlow for RepeatEach {
     fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
         self.check()?;
         let times = self.times;
-        let inner = self.inner.lookup(seed.of("input"))?;
+        let inner = self.inner.lookup(seed)?;
         Ok(inner.map(|inner| Arc::new(move |epoch, index: u64| inner.get(epoch, index / times)) as _))
     }
 }

@@ -2,7 +2,8 @@
 
 use tensorpack_tensor::CounterRng;
 
-/// The seed of a dataflow. Adaptors open their inputs with seeds of their own, so that no two draw the same numbers.
+/// The seed of a dataflow. An adaptor that draws random numbers opens its input with another, so that no two draw the
+/// same; one that draws none passes on its own, so that putting it in or leaving it out changes no number elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed(u64);
 

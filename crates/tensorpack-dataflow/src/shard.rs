@@ -64,7 +64,7 @@ impl DataFlow for Shard {
             return Ok(LookupReader::open(lookup, self.size(), at));
         }
         let place = self.place(at.index) - self.index;
-        let inner = self.inner.open(seed.of("input"), &at.input(at.epoch, place))?;
+        let inner = self.inner.open(seed, &at.input(at.epoch, place))?;
         Ok(Box::new(ShardReader {
             inner,
             shard: self.clone(),
@@ -76,7 +76,7 @@ impl DataFlow for Shard {
     fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
         self.check()?;
         let shard = self.clone();
-        let inner = self.inner.lookup(seed.of("input"))?;
+        let inner = self.inner.lookup(seed)?;
         Ok(inner.map(|inner| Arc::new(move |epoch, index| inner.get(epoch, shard.place(index))) as _))
     }
 }

@@ -35,7 +35,7 @@ impl DataFlow for Take {
 
     fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
         // Without a size, others would take it for endless.
-        if self.size().is_none() { Ok(None) } else { self.inner.lookup(seed.of("input")) }
+        if self.size().is_none() { Ok(None) } else { self.inner.lookup(seed) }
     }
 }
 

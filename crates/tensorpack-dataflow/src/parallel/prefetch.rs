@@ -44,12 +44,12 @@ impl DataFlow for Prefetch {
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         // Read in order: that is what files are fast at.
-        let feed = Feed::Read(DataFlow::open(&self.inner, seed.of("input"), at)?);
+        let feed = Feed::Read(DataFlow::open(&self.inner, seed, at)?);
         let crew = Crew::start(&self.plan, feed.state(), one_by_one(feed, self.plan.stage), Ticket::sample)?;
         Ok(Box::new(ParallelReader { crew, at: State::at(at.epoch, at.index), keep_order: true }))
     }
 
     fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
-        self.inner.lookup(seed.of("input"))
+        self.inner.lookup(seed)
     }
 }
