@@ -89,3 +89,9 @@ pub use zip::Zip;
 
 /// The tensors that samples are made of, and the error type.
 pub use tensorpack_tensor as tensor;
+
+#[cfg(doctest)]
+mod documentation {
+    #[doc = include_str!("../../../docs/dataflow.md")]
+    struct DataflowGuide;
+}

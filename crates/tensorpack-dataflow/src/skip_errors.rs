@@ -75,7 +75,7 @@ impl SkipReader {
                 }
                 Ok(None) => {
                     if left_out > 0 {
-                        eprintln!("{left_out} samples of epoch {epoch} were left out, since they failed");
+                        eprintln!("left out of epoch {epoch}: {left_out} that failed");
                     }
                     return Ok(None);
                 }
