@@ -118,9 +118,9 @@ impl MainLoop<'_> {
         }
         let run = &mut self.live.run;
         run.progress.local_step = steps as i64 - 1;
-        if let Some(flush) =
-            self.live.flush.as_ref().filter(|_| run.progress.epoch_num == run.progress.max_epoch)
-        {
+        // Once: a run that resumes at this end has done it.
+        let last = run.progress.epoch_num == run.progress.max_epoch && at.steps < steps;
+        if let Some(flush) = self.live.flush.as_ref().filter(|_| last) {
             run.session.run(&[flush], &[])?;
         }
         self.boundary(begun, times)
