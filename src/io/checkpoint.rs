@@ -6,6 +6,8 @@
 
 use super::disk::{Parts, failed};
 use super::safetensors;
+use crate::graph::{MODEL_VARIABLES, TRAINABLE_VARIABLES, VariableInfo};
+use crate::runtime::Session;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::fs::File;
@@ -25,15 +27,78 @@ pub struct Checkpoint {
     pub state: Value,
 }
 
-pub(super) const TENSORS: &str = "tensors.safetensors";
-pub(super) const STATE: &str = "state.json";
-pub(super) const MANIFEST: &str = "manifest.json";
+const TENSORS: &str = "tensors.safetensors";
+const STATE: &str = "state.json";
+const MANIFEST: &str = "manifest.json";
 /// Grows when an older program could not read what a newer one writes.
 const FORMAT: u64 = 1;
+/// The key of the state under which the names of what only training needs are.
+const TRAINING_ONLY: &str = "training_only_variables";
 /// No manifest is longer.
 const MAX_MANIFEST: u64 = 1 << 20;
 
 impl Checkpoint {
+    /// The values that `which` of a session's variables have now, and `state`, a JSON object. The names of those that
+    /// only training needs are noted in it, so that a graph for inference can load the rest without complaint.
+    pub fn capture(
+        session: &Session,
+        global_step: u64,
+        state: Map<String, Value>,
+        which: impl Fn(&VariableInfo) -> bool,
+    ) -> Result<Checkpoint> {
+        let graph = session.graph();
+        let mut model = graph.collection(MODEL_VARIABLES).variables;
+        model.extend(graph.collection(TRAINABLE_VARIABLES).variables);
+        let mut training_only = Vec::new();
+        let mut tensors = Vec::new();
+        for (i, v) in graph.variables().iter().enumerate().filter(|(_, v)| which(v)) {
+            tensors.push((v.name.clone(), session.read(&v.name)?));
+            if !model.iter().any(|id| id.0 as usize == i) {
+                training_only.push(v.name.clone());
+            }
+        }
+        let mut state = state;
+        state.insert(TRAINING_ONLY.into(), training_only.into());
+        Ok(Checkpoint { global_step, tensors, state: Value::Object(state) })
+    }
+
+    /// Gives `which` of a session's variables their values back, bit for bit. A name, shape or type that is not on both
+    /// sides is an error, and then nothing is changed: the checkpoint is another model's.
+    pub fn restore(&self, session: &Session, which: impl Fn(&VariableInfo) -> bool) -> Result<()> {
+        let variables: Vec<&VariableInfo> = session.graph().variables().iter().filter(|v| which(v)).collect();
+        let mut wrong = Vec::new();
+        for v in &variables {
+            let here = format!("{}{:?}", v.dtype, v.sizes);
+            match self.tensor(&v.name) {
+                None => wrong.push(format!("{} {here} is not in the checkpoint", v.name)),
+                Some(t) if (t.dtype(), t.sizes()) != (v.dtype, &v.sizes) => {
+                    let there = format!("{}{:?}", t.dtype(), t.sizes());
+                    wrong.push(format!("{} is {there} in the checkpoint, but {here} in the graph", v.name));
+                }
+                Some(_) => {}
+            }
+        }
+        for (name, t) in self.tensors.iter().filter(|(name, _)| !variables.iter().any(|v| v.name == *name)) {
+            wrong.push(format!("{name} {}{:?} is not in the graph", t.dtype(), t.sizes()));
+        }
+        if !wrong.is_empty() {
+            wrong.sort();
+            let error = Error::new(ErrorKind::Name, "the checkpoint is another model's");
+            return Err(wrong.into_iter().fold(error, Error::note));
+        }
+        self.tensors.iter().try_for_each(|(name, value)| session.write(name, value))
+    }
+
+    /// Whether a path is a checkpoint's folder.
+    pub(super) fn is_at(path: &Path) -> bool {
+        path.join(MANIFEST).is_file()
+    }
+
+    /// The names of tensors that only training needs, as far as [`Checkpoint::capture`] noted them.
+    pub(super) fn training_only(&self) -> impl Iterator<Item = &str> {
+        self.state[TRAINING_ONLY].as_array().into_iter().flatten().filter_map(Value::as_str)
+    }
+
     /// The checkpoint in a folder such as `checkpoints/step-0000001234`. Anything missing, cut short or changed is an
     /// error that says which file and how.
     pub fn load(folder: impl AsRef<Path>) -> Result<Checkpoint> {

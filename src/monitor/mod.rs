@@ -6,9 +6,15 @@ mod histogram;
 mod monitor;
 mod monitors;
 mod json_writer;
+mod protobuf;
+mod event_file;
+mod event_writer;
+mod scalar_printer;
 
+pub use event_writer::EventWriter;
 pub use histogram::Histogram;
 pub use image::Image;
 pub use json_writer::JsonWriter;
 pub use monitor::{Class, Moment, Monitor, Start};
 pub use monitors::Monitors;
+pub use scalar_printer::ScalarPrinter;
