@@ -27,6 +27,9 @@ pub struct Checkpoint {
     pub state: Value,
 }
 
+/// Files by name, and what they hold.
+pub(super) type Files<'a> = Vec<(&'static str, Vec<Cow<'a, [u8]>>)>;
+
 const TENSORS: &str = "tensors.safetensors";
 const STATE: &str = "state.json";
 const MANIFEST: &str = "manifest.json";
@@ -104,7 +107,7 @@ impl Checkpoint {
     pub fn load(folder: impl AsRef<Path>) -> Result<Checkpoint> {
         let folder = folder.as_ref();
         let manifest = Manifest::load(folder)?;
-        let tensors = manifest.read(folder, TENSORS, |from, length| safetensors::parse(from, length))?;
+        let tensors = manifest.read(folder, TENSORS, safetensors::parse)?;
         let state = manifest.read(folder, STATE, |from, _| {
             serde_json::from_reader(from).map_err(|e| Error::new(ErrorKind::Io, e.to_string()))
         })?;
@@ -117,7 +120,7 @@ impl Checkpoint {
     }
 
     /// The files of its folder, in the order they are to be written: the manifest comes last.
-    pub(super) fn encode(&self, sequence: u64) -> Result<Vec<(&'static str, Vec<Cow<'_, [u8]>>)>> {
+    pub(super) fn encode(&self, sequence: u64) -> Result<Files<'_>> {
         let state = vec![Cow::Owned(format!("{:#}\n", self.state).into_bytes())];
         let mut files = vec![(TENSORS, safetensors::encode(&self.tensors)?), (STATE, state)];
         let manifest = Manifest {

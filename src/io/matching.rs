@@ -165,10 +165,11 @@ fn cast(name: &str, value: &HostTensor, dtype: DType) -> Result<Option<HostTenso
         return Ok(Some(value.clone()));
     }
     let widens = from.is_int() && dtype.is_int() && from.size() < dtype.size();
-    if !widens && !(from.is_float() && dtype.is_float()) {
+    let rounds = from.is_float() && dtype.is_float();
+    if !widens && !rounds {
         return Ok(None);
     }
-    if !widens {
+    if rounds {
         log::warn!("{name} is {from} where it is loaded from, and becomes {dtype}");
     }
     // Every integer that can be widened is an f64 as well.

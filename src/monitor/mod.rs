@@ -3,6 +3,7 @@
 mod number;
 mod image;
 mod histogram;
+#[expect(clippy::module_inception, reason = "the monitor of the monitor module")]
 mod monitor;
 mod monitors;
 mod json_writer;
