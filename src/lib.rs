@@ -16,12 +16,18 @@ pub mod optim;
 pub mod tower;
 pub mod nn;
 pub mod runtime;
+pub mod logger;
 pub mod io;
 pub mod monitor;
+pub mod input;
+pub mod callback;
+pub mod train;
 pub mod prelude;
 #[cfg(test)]
 mod truth;
 
+/// The data library.
+pub use tensorpack_dataflow as dataflow;
 pub use tensorpack_tensor as tensor;
 pub use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 

@@ -13,6 +13,8 @@ pub const GLOBAL_VARIABLES: &str = "global_variables";
 pub const LOCAL_VARIABLES: &str = "local_variables";
 /// Tensors to be summarised for monitors.
 pub const SUMMARIES: &str = "summaries";
+/// Images to be shown by monitors.
+pub const IMAGE_SUMMARIES: &str = "image_summaries";
 /// Scalars whose moving average is summarised.
 pub const MOVING_SUMMARIES: &str = "moving_summaries";
 /// Operations to run with every step, such as those that keep running averages.

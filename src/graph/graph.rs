@@ -559,6 +559,13 @@ impl Graph {
         self.built().and_then(|b| b.collections.get(key).cloned()).unwrap_or_default()
     }
 
+    /// Makes a collection what it was: `collection`, as it was read before.
+    pub(crate) fn restore_collection(&self, key: &str, collection: Collection) {
+        if let Some(mut b) = self.building() {
+            b.collections.insert(key.to_string(), collection);
+        }
+    }
+
     /// The operations of a collection.
     pub fn collection_ops(&self, key: &str) -> Vec<Op> {
         self.collection(key).ops.iter().map(|&n| Op { graph: self.clone(), node: Some(n) }).collect()

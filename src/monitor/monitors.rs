@@ -18,6 +18,8 @@ pub struct Monitors {
     now: Moment,
     /// Whether something was put since the last step or epoch ended.
     put: bool,
+    /// The scalars that were: monitors write them when the step or epoch ends, and a checkpoint may come before that.
+    pending: Vec<(String, f64, Class)>,
 }
 
 struct Slot {
@@ -67,6 +69,12 @@ impl Monitors {
             let resumed = resumed.and_then(|r| r["monitors"].get(&slot.name));
             slot.call("start", |m| m.start(&Start { logdir, resumed, at }));
         }
+        let pending = resumed.and_then(|r| r["pending"].as_array());
+        for scalar in pending.into_iter().flatten() {
+            if let (Some(name), Some(value)) = (scalar[0].as_str(), from_json(&scalar[1])) {
+                self.put_to_monitors(name, value, Class::Deterministic);
+            }
+        }
     }
 
     /// Says which moment all that is put from now on belongs to.
@@ -101,6 +109,12 @@ impl Monitors {
             }
             series.values.push((at.global_step, value));
         }
+        self.put_to_monitors(name, value, class);
+    }
+
+    fn put_to_monitors(&mut self, name: &str, value: f64, class: Class) {
+        let at = self.now;
+        self.pending.push((name.to_string(), value, class));
         self.put_to_each("write a scalar", |m| m.scalar(name, value, class, at));
     }
 
@@ -131,6 +145,7 @@ impl Monitors {
     pub fn end_step(&mut self) {
         if std::mem::take(&mut self.put) {
             let at = self.now;
+            self.pending.clear();
             self.each("end a step", |m| m.end_step(at));
         }
     }
@@ -140,6 +155,7 @@ impl Monitors {
         let at = self.now;
         self.each("end an epoch", |m| m.end_epoch(at));
         self.put = false;
+        self.pending.clear();
     }
 
     /// Makes all that was put safe, before a checkpoint is written.
@@ -171,7 +187,9 @@ impl Monitors {
         let history: Map<String, Value> = lasting.map(|(n, s)| (n.clone(), Value::Array(pairs(s)))).collect();
         let state = |s: &Slot| s.failed.clone().unwrap_or_else(|| s.monitor.state());
         let monitors: Map<String, Value> = self.slots.iter().map(|s| (s.name.clone(), state(s))).collect();
-        json!({"history": history, "monitors": monitors})
+        let lasting = self.pending.iter().filter(|(_, _, class)| *class == Class::Deterministic);
+        let pending: Vec<Value> = lasting.map(|(name, v, _)| json!([name, to_json(*v)])).collect();
+        json!({"history": history, "monitors": monitors, "pending": pending})
     }
 
     /// Hands something to every monitor, which the end of the step is due to follow.
@@ -320,6 +338,7 @@ mod tests {
             m.set_moment(step(i));
             m.put_scalar("loss", if i == 2 { f64::NEG_INFINITY } else { 0.1 * i as f64 });
             m.put_timing("speed", 1.0);
+            m.end_step();
         }
         let state: Value = serde_json::from_str(&m.state().to_string()).unwrap();
         let (mut again, calls) = with(&[("a", "")]);
@@ -328,7 +347,21 @@ mod tests {
         assert_eq!(again.history("loss")[2], (2, f64::NEG_INFINITY));
         assert_eq!(again.history("speed"), []);
         assert_eq!(again.latest("none"), None);
-        assert_eq!(calls(), [r#"a start Some("10") 5"#]);
+        assert_eq!(calls(), [r#"a start Some("15") 5"#]);
+    }
+
+    #[test]
+    fn what_a_step_put_before_a_checkpoint_is_put_again() {
+        let (mut m, _) = with(&[("a", "")]);
+        m.put_scalar("early", 1.0);
+        m.end_step();
+        m.put_scalar("late", 2.0);
+        m.put_timing("speed", 3.0);
+        let state = m.state();
+        let (mut again, calls) = with(&[("a", "")]);
+        again.start(None, Some(&state), step(5));
+        assert_eq!(calls()[1..], ["a scalar late 2 Deterministic 5"]);
+        assert_eq!(again.history("late").len(), 1);
     }
 
     #[test]
