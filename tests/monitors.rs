@@ -78,6 +78,7 @@ fn an_interrupted_run_writes_the_same_bytes() {
         monitors.sync();
         let state: Value = serde_json::from_str(&monitors.state().to_string()).unwrap();
         // What came after the checkpoint is to be done again.
+        monitors.put_scalar("stray", 1.0);
         run(&mut monitors, saved_at, (saved_at + 7).min(23));
         drop(monitors);
         let mut monitors = json_monitors(dir.path(), Some(&state), at(0, saved_at));
@@ -87,6 +88,24 @@ fn an_interrupted_run_writes_the_same_bytes() {
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
+}
+
+#[test]
+fn what_a_step_put_before_a_checkpoint_is_not_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut monitors = json_monitors(dir.path(), None, at(0, 0));
+    monitors.set_moment(at(1, 5));
+    monitors.put_scalar("early", f64::NAN);
+    monitors.put_timing("speed", 1.0);
+    let state = monitors.state();
+    let mut monitors = json_monitors(dir.path(), Some(&state), at(1, 5));
+    monitors.put_scalar("late", 2.0);
+    monitors.end_epoch();
+    assert_eq!(
+        read(dir.path(), "stats.jsonl"),
+        "{\"epoch_num\":1,\"global_step\":5,\"early\":\"NaN\",\"late\":2.0}\n"
+    );
+    assert_eq!(read(dir.path(), "timing.jsonl"), "");
 }
 
 #[test]
@@ -220,6 +239,50 @@ fn tensorboard_sees_what_was_put() {
         assert_eq!(seen[2].as_array().unwrap().len(), node.inputs.len() + node.runs.len());
     }
     assert_eq!(seen["files"], 2);
+}
+
+/// Steps `from..to` of a run with two steps an epoch, whose epochs end with a scalar too.
+fn run_events(monitors: &mut Monitors, from: u64, to: u64) {
+    for step in from + 1..=to {
+        monitors.set_moment(at(step.div_ceil(2), step));
+        monitors.put_scalar("step", step as f64);
+        if step % 2 == 0 {
+            monitors.put_scalar("epoch", step as f64);
+            monitors.end_epoch();
+        } else {
+            monitors.end_step();
+        }
+    }
+}
+
+#[test]
+fn what_comes_after_a_checkpoint_is_taken_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut monitors = events(dir.path(), None, at(0, 0));
+    run_events(&mut monitors, 0, 3);
+    monitors.set_moment(at(2, 4));
+    monitors.put_scalar("step", 4.0);
+    // A checkpoint with the end of the epoch still to come.
+    monitors.sync();
+    let state = monitors.state();
+    let length = fs::metadata(dir.path().join(&event_files(dir.path())[0])).unwrap().len();
+    monitors.put_scalar("epoch", 4.0);
+    run_events(&mut monitors, 4, 9);
+    drop(monitors);
+    for _ in 0..2 {
+        // Twice: the first time it stops before there is another checkpoint.
+        let mut monitors = events(dir.path(), Some(&state), at(2, 4));
+        monitors.set_moment(at(2, 4));
+        monitors.put_scalar("epoch", 4.0);
+        monitors.end_epoch();
+        run_events(&mut monitors, 4, 6);
+        let files = event_files(dir.path());
+        assert_eq!(files.len(), 2);
+        assert_eq!(fs::metadata(dir.path().join(&files[0])).unwrap().len(), length);
+    }
+    let Some(seen) = read_by_tensorboard(&dir) else { return };
+    let all = |steps: &[u64]| steps.iter().map(|&s| json!([s, s as f64])).collect::<Vec<_>>();
+    assert_eq!(seen["scalars"], json!({"step": all(&[1, 2, 3, 4, 5, 6]), "epoch": all(&[2, 4, 6])}));
 }
 
 #[test]

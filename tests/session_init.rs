@@ -106,6 +106,22 @@ fn a_graph_for_inference_takes_what_it_needs() {
 }
 
 #[test]
+fn a_tensor_that_no_variable_wants_is_an_error() {
+    let mut checkpoint = capture(&trained());
+    checkpoint.tensors.push(("fc9/W".into(), ones(DType::F32, &[2])));
+    let dir = tempfile::tempdir().unwrap();
+    let lock = RunLock::acquire(dir.path()).unwrap();
+    CheckpointStore::open(&lock).unwrap().save(&checkpoint, &[]).unwrap();
+    let inference = model(Mode::Inference, 2);
+    let e = SaverRestore::new(dir.path()).init(&inference.session).unwrap_err().to_string();
+    assert!(e.contains("there, but not in the graph (1):\n    fc9/W f32[2]"), "{e}");
+    // Without the note of what only training needs nobody can tell.
+    checkpoint.state = Value::Null;
+    CheckpointStore::open(&lock).unwrap().save(&checkpoint, &[]).unwrap();
+    SaverRestore::new(dir.path()).init(&inference.session).unwrap();
+}
+
+#[test]
 fn a_model_file_leaves_the_optimizer_as_it_was() {
     let first = trained();
     let dir = tempfile::tempdir().unwrap();

@@ -10,6 +10,7 @@ use crate::graph::{MODEL_VARIABLES, TRAINABLE_VARIABLES, VariableInfo};
 use crate::runtime::Session;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
@@ -97,9 +98,10 @@ impl Checkpoint {
         path.join(MANIFEST).is_file()
     }
 
-    /// The names of tensors that only training needs, as far as [`Checkpoint::capture`] noted them.
-    pub(super) fn training_only(&self) -> impl Iterator<Item = &str> {
-        self.state[TRAINING_ONLY].as_array().into_iter().flatten().filter_map(Value::as_str)
+    /// The names of tensors that only training needs, if [`Checkpoint::capture`] noted them.
+    pub(super) fn training_only(&self) -> Option<BTreeSet<String>> {
+        let names = self.state[TRAINING_ONLY].as_array()?;
+        Some(names.iter().filter_map(Value::as_str).map(str::to_string).collect())
     }
 
     /// The checkpoint in a folder such as `checkpoints/step-0000001234`. Anything missing, cut short or changed is an

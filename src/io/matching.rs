@@ -13,8 +13,8 @@ use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 pub(super) struct Source {
     from: String,
     tensors: BTreeMap<String, HostTensor>,
-    /// Those that only training needs.
-    training_only: BTreeSet<String>,
+    /// Those that only training needs; none where it is not known which are.
+    training_only: Option<BTreeSet<String>>,
 }
 
 impl Source {
@@ -22,13 +22,13 @@ impl Source {
         Source {
             from: from.to_string(),
             tensors: tensors.into_iter().collect(),
-            training_only: BTreeSet::new(),
+            training_only: Some(BTreeSet::new()),
         }
     }
 
-    pub(super) fn checkpoint(folder: &Path, checkpoint: Checkpoint) -> Result<Source> {
-        let training_only = checkpoint.training_only().map(str::to_string).collect();
-        Ok(Source { training_only, ..Source::new(folder.display(), checkpoint.tensors) })
+    pub(super) fn checkpoint(folder: &Path, checkpoint: Checkpoint) -> Source {
+        let training_only = checkpoint.training_only();
+        Source { training_only, ..Source::new(folder.display(), checkpoint.tensors) }
     }
 }
 
@@ -110,13 +110,11 @@ impl Matching {
                 ));
             }
         }
-        let known = |name: &String| {
-            looked_up.contains(name.as_str())
-                || self.ignore.contains(name)
-                || source.training_only.contains(name)
-        };
-        let unexpected = source.tensors.iter().filter(|(name, _)| !known(name));
-        misfits.unexpected = unexpected.map(|(n, t)| format!("{n} {}{:?}", t.dtype(), t.sizes())).collect();
+        let training_only = |name| source.training_only.as_ref().is_none_or(|names| names.contains(name));
+        let left = source.tensors.iter().filter(|(name, _)| {
+            !looked_up.contains(name.as_str()) && !self.ignore.contains(*name) && !training_only(*name)
+        });
+        misfits.unexpected = left.map(|(n, t)| format!("{n} {}{:?}", t.dtype(), t.sizes())).collect();
         misfits.missing.sort();
         misfits.misshaped.sort();
         Ok((fitting, misfits))

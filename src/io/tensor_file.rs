@@ -8,19 +8,16 @@ use tensorpack_tensor::{Error, HostTensor, Result};
 
 /// The tensors at a path: a checkpoint's folder, a run's directory (its latest checkpoint) or a tensor file.
 pub(super) fn open(path: &Path) -> Result<Source> {
+    // A file in a checkpoint's folder is not read alone: the manifest guards all of it.
+    if let Some(folder) = [Some(path), path.parent()].into_iter().flatten().find(|p| Checkpoint::is_at(p)) {
+        return Ok(Source::checkpoint(folder, Checkpoint::load(folder)?));
+    }
     let checkpoints = path.join("checkpoints");
     if path.is_dir() {
-        return match path {
-            // A file of a checkpoint's folder is not asked for: the manifest belongs to all of it.
-            _ if Checkpoint::is_at(path) => Source::checkpoint(path, Checkpoint::load(path)?),
-            _ => match latest(if checkpoints.is_dir() { &checkpoints } else { path })? {
-                Some((folder, checkpoint)) => Source::checkpoint(&folder, checkpoint),
-                None => Err(Error::argument(format!("there is no checkpoint in {}", path.display()))),
-            },
+        return match latest(if checkpoints.is_dir() { &checkpoints } else { path })? {
+            Some((folder, checkpoint)) => Ok(Source::checkpoint(&folder, checkpoint)),
+            None => Err(Error::argument(format!("there is no checkpoint in {}", path.display()))),
         };
-    }
-    if path.parent().is_some_and(Checkpoint::is_at) {
-        return open(path.parent().unwrap_or(path));
     }
     Ok(Source::new(path.display(), read(path)?))
 }
