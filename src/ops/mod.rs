@@ -9,6 +9,7 @@ mod cast;
 mod concat;
 mod constant;
 mod conv2d;
+mod gather;
 mod loss;
 mod matmul;
 mod moments;

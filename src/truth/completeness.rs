@@ -8,7 +8,8 @@ use std::path::Path;
 use tensorpack_tensor::{CounterRng, DType};
 
 /// Operations that no method makes, only gradients do.
-pub(super) const OF_GRADIENTS: [&str; 9] = [
+pub(super) const OF_GRADIENTS: [&str; 10] = [
+    "AddAlongAxis",
     "AveragePoolGrad",
     "Conv2dFilterGrad",
     "Conv2dInputGrad",
