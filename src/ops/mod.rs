@@ -3,6 +3,7 @@
 
 mod activation;
 mod all_reduce;
+mod any;
 mod binary;
 mod broadcast;
 mod cast;
@@ -16,6 +17,7 @@ mod moments;
 mod one_hot;
 mod pad;
 mod pool;
+mod prod;
 mod random;
 mod reduce;
 mod reshape;
