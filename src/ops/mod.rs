@@ -10,11 +10,14 @@ mod cast;
 mod concat;
 mod constant;
 mod conv2d;
+mod cumsum;
 mod gather;
+mod iota;
 mod loss;
 mod matmul;
 mod moments;
 mod one_hot;
+mod order;
 mod pad;
 mod pool;
 mod prod;
@@ -33,6 +36,7 @@ mod transpose;
 mod unary;
 
 pub use conv2d::{Conv2dOptions, Padding};
+pub use cumsum::CumsumOptions;
 pub use pool::PoolOptions;
 
 use crate::graph::{Spec, Tensor};
