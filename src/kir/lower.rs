@@ -140,7 +140,13 @@ impl LowerCx<'_> {
     /// A contraction; its operands are made dense first if they are not. In bf16 only the operands and the result are
     /// rounded: products and sums are done in f32.
     pub fn contract(&mut self, kind: ContractKind, lhs: &View, rhs: &View) -> View {
-        let (dtype, sizes) = self.outputs[0].clone();
+        let sizes = self.output_sizes(0);
+        self.contract_to(kind, lhs, rhs, &sizes)
+    }
+
+    /// A contraction whose result, of output 0's type, is seen under these sizes.
+    pub fn contract_to(&mut self, kind: ContractKind, lhs: &View, rhs: &View, sizes: &[usize]) -> View {
+        let (dtype, sizes) = (self.outputs[0].0, sizes.to_vec());
         if sizes.contains(&0) {
             // Kernels cut work by products of sizes, which need not fit a number where one of them is zero.
             return self.map_to(dtype, &sizes, &[], |b, _| b.constant(0.0, Class::of(dtype)));

@@ -11,6 +11,7 @@ mod concat;
 mod constant;
 mod conv2d;
 mod cumsum;
+mod einsum;
 mod gather;
 mod iota;
 mod loss;
