@@ -248,10 +248,11 @@ impl LowerCx<'_> {
         self.one(Kernel::Order { order, input }, dtype, sizes)
     }
 
-    /// Uniform random numbers for output 0, drawn from the stream of this name.
-    pub fn random(&mut self, stream: &str) -> View {
-        let (dtype, sizes) = self.outputs[0].clone();
-        self.one(Kernel::Random { stream: stream.to_string(), first: 0 }, dtype, sizes)
+    /// Uniform random numbers of output 0's type and these sizes, drawn from the stream of this name; `continued` from
+    /// tower to tower, or the same in all.
+    pub fn random(&mut self, stream: &str, sizes: &[usize], continued: bool) -> View {
+        let dtype = self.outputs[0].0;
+        self.one(Kernel::Random { stream: stream.to_string(), first: 0, continued }, dtype, sizes.to_vec())
     }
 
     /// The sum over all towers of what each has under `key`.

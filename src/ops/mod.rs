@@ -39,6 +39,7 @@ mod unary;
 pub use conv2d::{Conv2dOptions, Padding};
 pub use cumsum::CumsumOptions;
 pub use pool::PoolOptions;
+pub use random::Random;
 
 use crate::graph::{Spec, Tensor};
 use std::panic::Location;
