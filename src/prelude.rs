@@ -6,7 +6,7 @@ pub use crate::callback::{
 };
 pub use crate::graph::{Graph, Init, Op, Tensor, TensorSpec, Variable, VariableSpec};
 pub use crate::nn::{BatchNorm, Conv2d, Linear};
-pub use crate::ops::{Conv2dOptions, Padding, PoolOptions};
+pub use crate::ops::{Conv2dOptions, CumsumOptions, Padding, PoolOptions, Random};
 pub use crate::optim::gradproc::{
     FilterGradient, GlobalNormClip, GradProcessor, MapGradient, ScaleGradient, SummaryGradient, ValueClip,
 };
