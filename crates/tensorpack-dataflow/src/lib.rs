@@ -25,6 +25,7 @@ mod state;
 mod seed;
 mod from_list;
 mod map;
+pub mod image;
 
 pub use dataflow::{DataFlow, Flow, Reader, Resume, Sample};
 pub use from_list::FromList;
