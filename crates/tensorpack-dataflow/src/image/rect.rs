@@ -14,8 +14,13 @@ pub struct Rect {
 }
 
 impl Rect {
-    /// All of a picture of this size.
+    /// All of a picture.
     pub fn all(height: usize, width: usize) -> Rect {
         Rect { x: 0, y: 0, width, height }
+    }
+
+    /// Whether a picture has all its pixels.
+    pub fn is_within(&self, height: usize, width: usize) -> bool {
+        self.x.saturating_add(self.width) <= width && self.y.saturating_add(self.height) <= height
     }
 }

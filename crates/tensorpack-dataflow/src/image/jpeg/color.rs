@@ -46,7 +46,7 @@ impl<'a> Upsampler<'a> {
         let near = y / down;
         let far = match down {
             1 => near,
-            _ if y % 2 == 0 => near.saturating_sub(1),
+            _ if y.is_multiple_of(2) => near.saturating_sub(1),
             _ => (near + 1).min(self.size.1 - 1),
         };
         let (near, far) = (self.plane.row(near), self.plane.row(far));

@@ -158,8 +158,8 @@ mod tests {
     fn short_and_long_codes_are_read() {
         for n in 0..12u32 {
             // The code, then n bits of which the first is one: the least positive value of this size.
-            let word = ((1u64 << n) - 1) << (64 - n.max(1)) & !0 | if n > 0 { 1u64 << (62 - n) } else { 0 };
-            let word = if n == 0 { 0 } else { word };
+            let ones = (1u64 << n) - 1;
+            let word = if n == 0 { 0 } else { ones << (64 - n) | 1 << (62 - n) };
             let bytes = word.to_be_bytes();
             let mut bits = Bits::new(&bytes);
             bits.refill();

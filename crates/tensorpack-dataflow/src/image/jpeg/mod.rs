@@ -43,11 +43,6 @@ impl<'a> Jpeg<'a> {
         (self.header.height, self.header.width)
     }
 
-    /// The size at `n` eighths, for n of 8, 4, 2 or 1.
-    pub(super) fn scaled_size(&self, n: usize) -> (usize, usize) {
-        ((self.header.height * n).div_ceil(8), (self.header.width * n).div_ceil(8))
-    }
-
     /// How the picture is to be turned: 1 to 8, as EXIF numbers it.
     pub(super) fn orientation(&self) -> u8 {
         self.header.orientation
@@ -59,44 +54,58 @@ impl<'a> Jpeg<'a> {
         self.header.is_simple && self.header.components.iter().all(|c| h % c.h == 0 && v % c.v == 0)
     }
 
-    /// Decodes `part` of the picture at `n` eighths of its size into `out`. The part is inside the picture and not
-    /// empty, and `out` is as large as it.
-    pub(super) fn decode(
+    /// Decodes the samples that `part` of the picture needs at `n` eighths of its size. The part is inside the picture
+    /// and not empty.
+    pub(super) fn decode_samples(
+        &self,
+        n: usize,
+        part: Rect,
+        channels: Channels,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        scratch.planes.resize_with(self.header.components.len(), Plane::default);
+        for (i, plane) in scratch.planes.iter_mut().enumerate() {
+            let is_shown = i < self.shown(channels);
+            Layout::new(&self.header, i, n).ask(part, is_shown, plane);
+        }
+        scan::decode(&self.header, &mut scratch.planes, &mut scratch.bytes)
+    }
+
+    /// Writes the pixels of the same `part` to `out`, which is as large as it, once their samples are decoded.
+    pub(super) fn pixels(
         &self,
         n: usize,
         part: Rect,
         channels: Channels,
         scratch: &mut Scratch,
         out: &mut [u8],
-    ) -> Result<()> {
-        let shown = if channels == Channels::Grey { 1 } else { self.header.components.len() };
-        let layouts: Vec<Layout> =
-            (0..self.header.components.len()).map(|i| Layout::new(&self.header, i, n, i < shown)).collect();
-        scratch.planes.resize_with(layouts.len(), Plane::default);
-        for (plane, layout) in scratch.planes.iter_mut().zip(&layouts) {
-            layout.ask(part, plane);
-        }
-        scan::decode(&self.header, &mut scratch.planes, &mut scratch.bytes)?;
-        let mut rows: Vec<Upsampler> = scratch.planes[..shown]
-            .iter()
-            .zip(&layouts)
-            .map(|(plane, layout)| Upsampler::new(plane, layout.size, layout.factor))
+    ) {
+        let planes = scratch.planes[..self.shown(channels)].iter().enumerate();
+        let mut components: Vec<Upsampler> = planes
+            .map(|(i, plane)| {
+                let layout = Layout::new(&self.header, i, n);
+                Upsampler::new(plane, layout.size, layout.factor)
+            })
             .collect();
-        for (y, out) in (part.y..).zip(out.chunks_exact_mut(part.width * channels.count())) {
-            match &mut rows[..] {
-                [y_, cb, cr] => {
-                    let [y_, cb, cr] = [y_, cb, cr].map(|r| r.row(part.x, y, part.width));
-                    color::to_rgb(y_, cb, cr, out);
+        for (row, out) in (part.y..).zip(out.chunks_exact_mut(part.width * channels.count())) {
+            match &mut components[..] {
+                [y, cb, cr] => {
+                    let [y, cb, cr] = [y, cb, cr].map(|c| c.row(part.x, row, part.width));
+                    color::to_rgb(y, cb, cr, out);
                 }
                 grey => {
-                    let samples = grey[0].row(part.x, y, part.width);
+                    let samples = grey[0].row(part.x, row, part.width);
                     for (pixel, &sample) in out.chunks_exact_mut(channels.count()).zip(samples) {
                         pixel.fill(sample);
                     }
                 }
             }
         }
-        Ok(())
+    }
+
+    /// How many components are looked at.
+    fn shown(&self, channels: Channels) -> usize {
+        if channels == Channels::Grey { 1 } else { self.header.components.len() }
     }
 
     /// Decodes the whole picture, of whatever kind.
@@ -124,12 +133,11 @@ struct Layout {
     size: (usize, usize),
     /// How many pixels a sample stands for, across and down.
     factor: (usize, usize),
-    is_shown: bool,
 }
 
 impl Layout {
     /// Of component `i` where the picture is at `n` eighths of its size.
-    fn new(header: &Header, i: usize, n: usize, is_shown: bool) -> Layout {
+    fn new(header: &Header, i: usize, n: usize) -> Layout {
         let (h, v) = scan::largest_sampling(header);
         let component = &header.components[i];
         let (across, down) = (h / component.h, v / component.v);
@@ -143,17 +151,16 @@ impl Layout {
             n: n * more,
             size: (size(header.width, across), size(header.height, down)),
             factor: (across / more, down / more),
-            is_shown,
         }
     }
 
     /// Asks for the blocks under `part`, and for those that its edges are blended with.
-    fn ask(&self, part: Rect, plane: &mut Plane) {
+    fn ask(&self, part: Rect, is_shown: bool, plane: &mut Plane) {
         let range = |from: usize, length: usize, factor: usize, size: usize| {
             let margin = usize::from(factor > 1);
             let first = (from / factor).saturating_sub(margin);
             let end = ((from + length - 1) / factor + 1 + margin).min(size);
-            if self.is_shown { first / self.n..end.div_ceil(self.n) } else { 0..0 }
+            if is_shown { first / self.n..end.div_ceil(self.n) } else { 0..0 }
         };
         plane.n = self.n;
         plane.columns = range(part.x, part.width, self.factor.0, self.size.0);
