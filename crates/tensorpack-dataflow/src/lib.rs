@@ -55,6 +55,7 @@ mod cache;
 mod print;
 mod test_speed;
 mod parallel;
+pub mod image;
 
 pub use batch::Batch;
 pub use batch_by_shape::BatchByShape;
