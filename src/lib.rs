@@ -19,6 +19,7 @@ pub mod runtime;
 pub mod logger;
 pub mod io;
 pub mod monitor;
+pub mod predict;
 pub mod input;
 pub mod callback;
 pub mod train;
