@@ -131,6 +131,17 @@ impl Turns {
             }
         }
     }
+
+    /// Draws the turns of a pass up to `at`: how often each had one, and whether the pass ends before.
+    fn until(&self, at: &State, seed: Seed, sizes: &[u64]) -> (Vec<u64>, bool) {
+        let mut taken = vec![0; sizes.len()];
+        for index in 0..at.index {
+            let turn = self.next(&taken, &mut seed.draws(at.epoch, index));
+            let Some(turn) = turn.filter(|&turn| taken[turn] < sizes[turn]) else { return (taken, true) };
+            taken[turn] += 1;
+        }
+        (taken, false)
+    }
 }
 
 struct MixtureReader {
@@ -147,44 +158,28 @@ struct MixtureReader {
 impl MixtureReader {
     fn open(parts: &[Flow], turns: Turns, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         let (n, turn_seed) = (parts.len(), seed.of("turns"));
-        let mut reader = MixtureReader {
-            inputs: Inputs::open(parts, seed, &[])?,
-            turns,
-            seed: turn_seed,
-            taken: vec![0; n],
-            ended: false,
-            at: State::at(at.epoch, at.index),
-        };
-        let states: Vec<State> = if at.inputs.is_empty() {
-            match sizes(parts, seed)? {
-                Some(sizes) => reader.draw_turns(&sizes),
-                None => reader.at.index = 0,
-            }
-            reader.taken.iter().map(|&index| State::at(at.epoch, index)).collect()
+        // Where they stand is told, or follows from the turns, or comes out by reading.
+        let (states, ended, index) = if !at.inputs.is_empty() {
+            (at.inputs.clone(), false, at.index)
+        } else if let Some(sizes) = sizes(parts, seed)? {
+            let (taken, ended) = turns.until(at, turn_seed, &sizes);
+            (taken.into_iter().map(|index| State::at(at.epoch, index)).collect(), ended, at.index)
         } else {
-            at.inputs.clone()
+            (vec![State::at(at.epoch, 0); n], false, 0)
         };
         if states.len() != n {
             let why = format!("a state of {} parts does not fit a mixture of {n}", states.len());
             return Err(Error::argument(why));
         }
-        reader.taken = states.iter().map(|s| s.index).collect();
-        reader.inputs = Inputs::open(parts, seed, &states)?;
+        let reader = MixtureReader {
+            inputs: Inputs::open(parts, seed, &states)?,
+            turns,
+            seed: turn_seed,
+            taken: states.iter().map(|s| s.index).collect(),
+            ended,
+            at: State::at(at.epoch, index),
+        };
         replay::to(Box::new(reader), at)
-    }
-
-    /// Draws the turns that led here, without reading a sample.
-    fn draw_turns(&mut self, sizes: &[u64]) {
-        for index in 0..self.at.index {
-            let turn = self.turns.next(&self.taken, &mut self.seed.draws(self.at.epoch, index));
-            match turn.filter(|&turn| self.taken[turn] < sizes[turn]) {
-                Some(turn) => self.taken[turn] += 1,
-                None => {
-                    self.ended = true;
-                    return;
-                }
-            }
-        }
     }
 
     fn next(&mut self) -> Result<Option<Sample>> {

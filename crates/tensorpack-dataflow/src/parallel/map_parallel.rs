@@ -28,12 +28,13 @@ impl MapParallel {
         workers: usize,
         function: impl Fn(Sample, &mut Draws) -> Result<Sample> + Send + Sync + 'static,
     ) -> MapParallel {
-        let ahead = workers.saturating_mul(4);
+        let ahead = workers.saturating_mul(4).max(32);
         let plan = Plan { stage: "map_parallel", workers, ahead, keep_order: true, deadline: DEADLINE };
         MapParallel { inner: Arc::new(inner), function: Arc::new(function), plan }
     }
 
-    /// How many samples may be made ahead, those being made among them; four for each worker unless told otherwise.
+    /// How many samples may be made ahead, those being made among them; 32 unless told otherwise,
+    /// or four for each worker if that is more.
     #[doc(alias = "buffer_size")]
     #[must_use]
     pub fn buffer(mut self, samples: usize) -> MapParallel {
