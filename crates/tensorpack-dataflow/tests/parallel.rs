@@ -206,6 +206,19 @@ fn a_deadline_loses_nothing_on_the_way() {
     }
 }
 
+#[test]
+fn a_deadline_inside_a_function_is_a_failed_sample() {
+    let flow = numbers(6).map(|sample| match value(&sample) {
+        1 => Err(Error::new(ErrorKind::Deadline, "the server did not answer")),
+        _ => Ok(sample),
+    });
+    let mut reader = open(&flow.batch(3));
+    let e = reader.read().expect_err("the second fails");
+    assert_eq!((e.kind(), e.message()), (ErrorKind::Data, "sample 1 of epoch 0: the server did not answer"));
+    let batch = reader.read().expect("no sample fails").expect("the second batch");
+    assert_eq!(batch[0].as_slice::<i64>().expect("numbers"), [3, 4, 5]);
+}
+
 fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
 }
