@@ -25,6 +25,8 @@ mod state;
 mod seed;
 mod from_list;
 mod map;
+pub mod format;
+pub mod dataset;
 
 pub use dataflow::{DataFlow, Flow, Reader, Resume, Sample};
 pub use from_list::FromList;
