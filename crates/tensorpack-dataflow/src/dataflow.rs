@@ -3,10 +3,11 @@
 use crate::map::component;
 use crate::stack::Fit;
 use crate::{
-    Batch, BatchByShape, Cache, ComponentSpec, Concat, Draws, Filter, FixedSize, Lookup, Map, MapBatch,
-    MapParallel, Prefetch, Print, Repeat, RepeatEach, Seed, Shard, Shuffle, ShuffleWindow, SkipErrors, Slot,
-    Speed, State, Take, Zip,
+    Batch, BatchByShape, Cache, CacheOnDisk, ComponentSpec, Concat, Draws, Filter, FixedSize, Lookup, Map,
+    MapBatch, MapParallel, Prefetch, Print, Repeat, RepeatEach, Seed, Shard, Shuffle, ShuffleWindow,
+    SkipErrors, Slot, Speed, State, Take, Zip,
 };
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 #[cfg(doc)]
@@ -287,6 +288,14 @@ pub trait DataFlow: Send + Sync {
         Self: Sized + 'static,
     {
         Cache::new(self)
+    }
+
+    /// Keeps the first pass in a file, which is written when it is first opened, and reads it again in every pass.
+    fn cache_on_disk(self, path: impl Into<PathBuf>) -> CacheOnDisk
+    where
+        Self: Sized + 'static,
+    {
+        CacheOnDisk::new(self, path.into())
     }
 
     /// Prints the first `samples` that are read.

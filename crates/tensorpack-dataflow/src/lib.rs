@@ -52,13 +52,17 @@ mod concat;
 mod zip;
 mod mixture;
 mod cache;
+pub mod format;
+mod cache_on_disk;
 mod print;
 mod test_speed;
 mod parallel;
+pub mod dataset;
 
 pub use batch::Batch;
 pub use batch_by_shape::BatchByShape;
 pub use cache::Cache;
+pub use cache_on_disk::CacheOnDisk;
 pub use component_spec::ComponentSpec;
 pub use concat::Concat;
 pub use dataflow::{DataFlow, Flow, Reader, Resume, Sample};
