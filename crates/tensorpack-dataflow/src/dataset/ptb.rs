@@ -12,9 +12,9 @@ use std::path::Path;
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-const FILES: Files = Files {
+const FILES: Files<3> = Files {
     name: "ptb",
-    files: &[
+    files: [
         Piece(
             "ptb.train.txt",
             5_101_618,

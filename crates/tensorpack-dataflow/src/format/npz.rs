@@ -156,6 +156,14 @@ mod tests {
     }
 
     #[test]
+    fn reads_what_numpy_writes() {
+        // np.savez_compressed(x=np.arange(3, dtype="i4"), y=np.arange(3) > 1)
+        let arrays = read(Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/npz/packed")).unwrap();
+        assert_eq!(arrays["x"], HostTensor::new([3], vec![0i32, 1, 2]).unwrap());
+        assert_eq!(arrays["y"], HostTensor::new([3], vec![false, false, true]).unwrap());
+    }
+
+    #[test]
     fn rows_of_named_arrays() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.npz");

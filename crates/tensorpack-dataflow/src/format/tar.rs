@@ -214,6 +214,18 @@ mod tests {
     }
 
     #[test]
+    fn reads_what_other_programs_write() {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/tar");
+        // Python's tarfile wrote these, with arrays by numpy.save.
+        let saved = load(corpus.join("saved-packed")).unwrap();
+        let numbers = HostTensor::new([3], vec![0i32, 1, 2]).unwrap();
+        assert_eq!(saved.get(0).unwrap(), [numbers.clone(), HostTensor::scalar(1i64)]);
+        assert_eq!(saved.get(1).unwrap(), [numbers]);
+        let long = TarShards::open([corpus.join("pax-long-name-packed")], &["jpg"]).unwrap();
+        assert_eq!(long.key(0), Some(&*("d/".repeat(150) + "a")));
+    }
+
+    #[test]
     fn a_damaged_component_is_named() {
         let files = [("00000000.0.npy", &b"no array"[..])];
         let saved = SavedTar::parse(archive(&files)).unwrap();
