@@ -98,7 +98,7 @@ impl Cifar {
 
 /// Planes of red, green and blue as pixels.
 fn pixels(planes: &[u8]) -> impl Iterator<Item = u8> {
-    (0..3 * PLANE).map(|i| planes[i % 3 * PLANE + i / 3])
+    (0..PLANE).flat_map(|i| [planes[i], planes[PLANE + i], planes[2 * PLANE + i]])
 }
 
 impl RandomAccess for Cifar {
