@@ -1,7 +1,7 @@
 //! Fetches every data set and says what is in it: `cargo run -p tensorpack-dataflow --example fetch`.
 
+use tensorpack_dataflow::RandomAccess;
 use tensorpack_dataflow::dataset::{cifar10, fashion_mnist, folder, mnist, ptb};
-use tensorpack_dataflow::format::RandomAccess;
 use tensorpack_dataflow::tensor::Result;
 
 fn main() -> Result<()> {

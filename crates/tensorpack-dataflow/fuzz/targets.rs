@@ -1,11 +1,12 @@
 //! Every parser as a function over bytes: whatever they are, it must neither panic nor take memory that they cannot
 //! hold. `tests/corpus.rs` replays the corpus through these, and `cargo fuzz` looks for more.
 
+use tensorpack_dataflow::RandomAccess;
 use tensorpack_dataflow::format::cifar::{Cifar, Labels};
 use tensorpack_dataflow::format::lines::Lines;
 use tensorpack_dataflow::format::tar::{SavedTar, TarShards};
 use tensorpack_dataflow::format::tfrecord::TfRecord;
-use tensorpack_dataflow::format::{Contents, RandomAccess, gzip, idx, labelled_files, npy, npz, serialized};
+use tensorpack_dataflow::format::{Contents, gzip, idx, labelled_files, npy, npz, serialized};
 
 /// A parser.
 type Target = fn(&[u8]);

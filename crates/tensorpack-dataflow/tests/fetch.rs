@@ -1,8 +1,8 @@
 //! The data sets are those of their authors. Needs a network, or the files in `$TENSORPACK_DATASET`:
 //! `TENSORPACK_TEST_FETCH=1 cargo test -p tensorpack-dataflow --test fetch -- --nocapture`.
 
+use tensorpack_dataflow::RandomAccess;
 use tensorpack_dataflow::dataset::{cifar10, fashion_mnist, folder, mnist, ptb};
-use tensorpack_dataflow::format::RandomAccess;
 use tensorpack_dataflow::tensor::{HostTensor, Result};
 
 #[test]

@@ -31,6 +31,10 @@ pub enum ErrorKind {
     Unsupported,
     /// A file or stream that could not be read or written.
     Io,
+    /// A sample that could not be made, or data that are not what was said of them.
+    Data,
+    /// A wait that took longer than it may.
+    Deadline,
     /// The engine itself failed: a panic in a kernel, a poisoned session.
     Engine,
 }

@@ -100,7 +100,8 @@ fn records(labels: &[u8], picture: &[u8]) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Contents, RandomAccess};
+    use crate::RandomAccess;
+    use crate::format::Contents;
 
     #[test]
     fn a_picture_with_an_image_in_each_row() {

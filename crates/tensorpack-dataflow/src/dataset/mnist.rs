@@ -4,8 +4,8 @@ use super::archive::{tar, unpacked};
 use super::checksum::Checksum::{Md5, Sha256};
 use super::client::Origin;
 use super::install::{Files, Piece, Source};
-use crate::Sample;
-use crate::format::{RandomAccess, Rows, idx};
+use crate::format::{Rows, idx};
+use crate::{RandomAccess, Sample};
 use std::path::Path;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 

@@ -6,8 +6,8 @@
 //! file is checked before it gets its name. [`digits`] needs no fetching: it is drawn.
 //!
 //! ```
+//! use tensorpack_dataflow::RandomAccess;
 //! use tensorpack_dataflow::dataset::digits;
-//! use tensorpack_dataflow::format::RandomAccess;
 //!
 //! let sample = digits::train().get(3)?;
 //! assert_eq!(sample[0].sizes(), [28, 28]);

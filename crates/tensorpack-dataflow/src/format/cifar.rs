@@ -63,7 +63,7 @@ impl Cifar {
                     bytes.len(),
                     labels.record()
                 );
-                return Err(Error::new(ErrorKind::Io, why).note("is it the binary version, and complete?"));
+                return Err(Error::new(ErrorKind::Data, why).note("is it the binary version, and complete?"));
             }
             let wrong = bytes.chunks_exact(labels.record()).position(|record| record[which] >= classes);
             if let Some(i) = wrong {

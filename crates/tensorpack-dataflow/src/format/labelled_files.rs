@@ -80,7 +80,7 @@ pub fn parse_list(text: &str) -> Result<Vec<(PathBuf, i32)>> {
         let file = fields.and_then(|(path, label)| Some((path.trim().into(), label.parse().ok()?)));
         file.ok_or_else(|| {
             let why = format!("line {}: a path and a label should stand there, not {line:?}", i + 1);
-            Error::new(ErrorKind::Io, why)
+            Error::new(ErrorKind::Data, why)
         })
     });
     parsed.collect()

@@ -58,7 +58,7 @@ impl RandomAccess for Lmdb {
         })();
         let value = value.map_err(|e| failed(e, Path::new(&self.name)))?.ok_or_else(|| {
             let why = format!("{}: there is no entry with key {}", self.name, key.escape_ascii());
-            Error::new(ErrorKind::Io, why)
+            Error::new(ErrorKind::Data, why)
         })?;
         Ok(vec![HostTensor::new([key.len()], key.to_vec())?, HostTensor::new([value.len()], value)?])
     }

@@ -5,9 +5,9 @@
 //! the place. `save` and `load` of [`tfrecord`], [`npz`], [`tar`] and `lmdb` keep the samples of any dataflow.
 //!
 //! ```
-//! use tensorpack_dataflow::FromList;
-//! use tensorpack_dataflow::format::{RandomAccess, tfrecord};
+//! use tensorpack_dataflow::format::tfrecord;
 //! use tensorpack_dataflow::tensor::HostTensor;
+//! use tensorpack_dataflow::{FromList, RandomAccess};
 //!
 //! # let folder = tempfile::tempdir()?;
 //! let path = folder.path().join("squares.tfrecord");
@@ -21,7 +21,6 @@ mod contents;
 mod elements;
 mod index;
 mod new_file;
-mod random_access;
 mod rows;
 mod tar_archive;
 #[cfg(test)]
@@ -41,8 +40,8 @@ pub mod npz;
 pub mod tar;
 pub mod tfrecord;
 
+use crate::RandomAccess;
 pub use contents::{Contents, ContentsReader};
-pub use random_access::RandomAccess;
 #[cfg(test)]
 use round_trip::{assert_round_trip, test_samples};
 pub use rows::Rows;

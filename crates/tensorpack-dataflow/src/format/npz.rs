@@ -117,7 +117,7 @@ impl Slices {
         });
         let ends = ends
             .collect::<Option<_>>()
-            .ok_or_else(|| Error::new(ErrorKind::Io, "the array \"ends\" does not fit \"buffer\""))?;
+            .ok_or_else(|| Error::new(ErrorKind::Data, "the array \"ends\" does not fit \"buffer\""))?;
         Ok(Slices { buffer, ends })
     }
 }

@@ -73,7 +73,7 @@ impl RandomAccess for TarShards {
         let component = |(span, extension): (&Option<Span>, &String)| {
             let Some(Span { offset, size }) = *span else {
                 let why = format!("{}: sample {key} has no file with extension {extension}", shard.name());
-                return Err(Error::new(ErrorKind::Io, why));
+                return Err(Error::new(ErrorKind::Data, why));
             };
             let bytes = shard.read(offset, size)?;
             HostTensor::new([bytes.len()], bytes)
@@ -145,7 +145,7 @@ impl SavedTar {
                 let names: Vec<_> = files.iter().map(|(e, _)| e).collect();
                 let why =
                     format!("{}: sample {key} has {names:?}, not 0.npy, 1.npy ...", tar.contents.name());
-                return Err(Error::new(ErrorKind::Io, why).note("TarShards reads archives of other files"));
+                return Err(Error::new(ErrorKind::Data, why).note("TarShards reads archives of other files"));
             }
             samples.push((key, files.into_iter().map(|(_, span)| span).collect()));
         }

@@ -183,9 +183,18 @@ mod tests {
         let mut reader = records.open_flow();
         assert_eq!(reader.read().unwrap().unwrap()[0].as_slice::<u8>().unwrap(), b"first");
         let e = reader.read().unwrap_err();
-        assert_eq!(e.message(), "r, byte 21: the data of record 1 does not agree with its checksum");
+        assert_eq!(
+            e.message(),
+            "sample 1 of epoch 0: r, byte 21: the data of record 1 does not agree with its checksum"
+        );
         assert_eq!(reader.read().unwrap().unwrap()[0].as_slice::<u8>().unwrap(), b"third");
         assert!(reader.read().unwrap().is_none());
+
+        let whole = records.skip_errors(1);
+        let mut reader = whole.open(Seed::new(0), &State::start()).unwrap();
+        assert!(reader.read().unwrap().is_some() && reader.read().unwrap().is_some());
+        assert!(reader.read().unwrap().is_none());
+        assert_eq!(whole.skipped(), 1);
     }
 
     impl TfRecord {
