@@ -7,10 +7,15 @@ mod binary;
 mod broadcast;
 mod cast;
 mod constant;
+mod conv1d;
 mod conv2d;
+mod conv2d_transpose;
+mod depthwise_conv2d;
+mod layout;
 mod loss;
 mod matmul;
 mod moments;
+mod normalize;
 mod one_hot;
 mod pad;
 mod pool;
@@ -24,13 +29,19 @@ mod softmax;
 mod stop_gradient;
 mod transpose;
 mod unary;
+mod unpool;
+mod window;
 
-pub use conv2d::{Conv2dOptions, Padding};
+pub use conv1d::Conv1dOptions;
+pub use conv2d::Conv2dOptions;
+pub use layout::Layout;
 pub use pool::PoolOptions;
+pub use window::Padding;
 
 use crate::graph::{Spec, Tensor};
 use std::panic::Location;
 use tensorpack_tensor::{Error, Result};
+use window::Window;
 
 /// Builds something of several operations under one name, so that errors in it point at the caller's line.
 fn composed(

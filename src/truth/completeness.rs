@@ -8,10 +8,12 @@ use std::path::Path;
 use tensorpack_tensor::{CounterRng, DType};
 
 /// Operations that no method makes, only gradients do.
-pub(super) const OF_GRADIENTS: [&str; 7] = [
+pub(super) const OF_GRADIENTS: [&str; 9] = [
     "AveragePoolGrad",
     "Conv2dFilterGrad",
     "Conv2dInputGrad",
+    "DepthwiseConv2dFilterGrad",
+    "DepthwiseConv2dInputGrad",
     "MaxPoolGrad",
     "MaxPoolPick",
     "Unpad",
