@@ -2,8 +2,12 @@
 
 pub use crate::autodiff::gradients;
 pub use crate::graph::{Graph, Init, Op, Tensor, TensorSpec, Variable, VariableSpec};
-pub use crate::nn::{BatchNorm, Conv2d, Linear};
-pub use crate::ops::{Conv2dOptions, Padding, PoolOptions};
+pub use crate::nn::{
+    Activation, BatchNorm, Conv1d, Conv2d, Conv2dTranspose, DepthwiseConv2d, Dropout, GroupNorm,
+    InstanceNorm, LayerNorm, Linear, Maxout, MultiHeadAttention, PRelu, describe_trainables, l1_regularizer,
+    l2_regularizer, regularize_cost,
+};
+pub use crate::ops::{Conv1dOptions, Conv2dOptions, Layout, Padding, PoolOptions};
 pub use crate::optim::{Adam, Optimizer, Sgd, minimize};
 pub use crate::runtime::{Device, Session, SessionOptions};
 pub use crate::tower::TowerContext;

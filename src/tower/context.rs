@@ -1,7 +1,9 @@
 //! What a tower function is told: which replica it builds, for training or inference, and where variables come from.
 
 use crate::graph::{Graph, MOVING_SUMMARIES, Sharing, Tensor, Variable, VariableSpec};
+use std::cell::RefCell;
 use std::panic::Location;
+use std::rc::Rc;
 
 /// What a tower is built for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,6 +24,11 @@ pub struct TowerContext {
     total: usize,
     owns_variables: bool,
     sharing: Sharing,
+    frozen: bool,
+    /// Layers around this.
+    depth: usize,
+    /// Lines of layers within the one that is built, which wait for its own.
+    lines: Rc<RefCell<Vec<String>>>,
 }
 
 impl TowerContext {
@@ -40,7 +47,17 @@ impl TowerContext {
     /// Tower `index` of `total`. The first makes the variables, the others share them.
     pub fn new(graph: &Graph, mode: Mode, index: usize, total: usize) -> TowerContext {
         let sharing = if index == 0 { Sharing::Make } else { Sharing::Share };
-        TowerContext { graph: graph.clone(), mode, index, total, owns_variables: index == 0, sharing }
+        TowerContext {
+            graph: graph.clone(),
+            mode,
+            index,
+            total,
+            owns_variables: index == 0,
+            sharing,
+            frozen: false,
+            depth: 0,
+            lines: Rc::default(),
+        }
     }
 
     /// The graph that is built.
@@ -115,18 +132,39 @@ impl TowerContext {
         build(&TowerContext { sharing: Sharing::Share, ..self.clone() })
     }
 
-    /// Runs `build` as a layer called `name`: in a scope of that name, with errors pointing at the line that called
-    /// the function this is called in (which is `#[track_caller]`).
+    /// Runs `build` with variables that are not trained: what is computed from them has no gradient with respect to
+    /// them, and [`minimize`](crate::optim::minimize) leaves them as they are.
+    pub fn freeze_variables<R>(&self, build: impl FnOnce(&TowerContext) -> R) -> R {
+        build(&TowerContext { frozen: true, ..self.clone() })
+    }
+
+    /// Runs `build` as a layer called `name`, applied to `x`: in a scope of that name, with errors pointing at the line
+    /// that called the function this is called in (which is `#[track_caller]`). How the layer changes the shape is
+    /// logged, once for all towers, with the layers it is made of indented below.
     #[track_caller]
-    pub fn layer<R>(&self, name: &str, build: impl FnOnce(&TowerContext) -> R) -> R {
-        self.graph.called_from(Location::caller(), || self.scope(name, build))
+    pub fn layer(&self, name: &str, x: &Tensor, build: impl FnOnce(&TowerContext) -> Tensor) -> Tensor {
+        let inside = TowerContext { depth: self.depth + 1, ..self.clone() };
+        let place = self.lines.borrow().len();
+        let y = self.graph.called_from(Location::caller(), || self.scope(name, |_| build(&inside)));
+        let line = || format!("{:1$}{name}: {x} -> {y}", "", 2 * self.depth, x = x.shape(), y = y.shape());
+        if y.id().is_some() && self.graph.first_time(&format!("layer {}", self.graph.name_in_towers(name))) {
+            self.lines.borrow_mut().insert(place, line());
+        }
+        if self.depth == 0 {
+            self.lines.borrow_mut().drain(..).for_each(|line| log::info!("{line}"));
+        }
+        y
     }
 
     /// The variable of this spec in the current scope: made here, or shared if this tower shares.
     #[track_caller]
     #[doc(alias = "get_variable")]
     pub fn variable(&self, spec: VariableSpec) -> Variable {
-        self.graph.variable(spec, self.sharing)
+        let variable = self.graph.variable(spec, self.sharing);
+        match self.frozen {
+            true => Variable { value: variable.value.stop_gradient(), ..variable },
+            false => variable,
+        }
     }
 
     /// Keeps a moving average of scalars for the monitors. Only the main training tower's count.
