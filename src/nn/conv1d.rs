@@ -98,15 +98,16 @@ impl Conv1d {
             if x.is_poison() {
                 return x.clone();
             }
-            let groups = self.options.groups;
-            let divides = |&c: &usize| groups > 0 && c.is_multiple_of(groups);
-            let Some(inputs) = channels(x, 3..=3).filter(divides) else {
-                let why = format!(
-                    "takes sequences [batch, time, channels] with known channels that {groups} groups divide, not {}",
-                    x.shape()
-                );
+            let Some(inputs) = channels(x, 3..=3) else {
+                let why =
+                    format!("takes sequences [batch, time, channels] with known channels, not {}", x.shape());
                 return x.fail("Conv1d", Error::shape(why));
             };
+            let groups = self.options.groups;
+            if groups == 0 || !inputs.is_multiple_of(groups) {
+                let why = format!("{inputs} channels cannot be cut into {groups} groups");
+                return x.fail("Conv1d", Error::argument(why));
+            }
             let filter = VariableSpec::new("W", [self.taps, inputs / groups, self.channels]).dtype(x.dtype());
             let options = if self.causal { self.options.causal(self.taps) } else { self.options };
             let mut y = x.conv1d(&t.variable(filter.init(self.init.clone())), options);

@@ -117,15 +117,18 @@ impl Conv2d {
             }
             // Bias and activation see channels last too, so that all is done where the convolution writes.
             let rows = self.layout.to_nhwc(x);
-            let groups = self.options.groups;
-            let divides = |&c: &usize| groups > 0 && c.is_multiple_of(groups);
-            let Some(inputs) = channels(&rows, 4..=4).filter(divides) else {
+            let Some(inputs) = channels(&rows, 4..=4) else {
                 let why = format!(
-                    "takes images [batch, height, width, channels] with known channels that {groups} groups divide, not {}",
+                    "takes images [batch, height, width, channels] with known channels, not {}",
                     x.shape()
                 );
                 return x.fail("Conv2d", Error::shape(why));
             };
+            let groups = self.options.groups;
+            if groups == 0 || !inputs.is_multiple_of(groups) {
+                let why = format!("{inputs} channels cannot be cut into {groups} groups");
+                return x.fail("Conv2d", Error::argument(why));
+            }
             let [h, w] = self.kernel;
             let filter = VariableSpec::new("W", [h, w, inputs / groups, self.channels]).dtype(x.dtype());
             let mut y = rows.conv2d(&t.variable(filter.init(self.init.clone())), self.options);

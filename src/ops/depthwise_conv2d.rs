@@ -6,7 +6,7 @@ use super::{Window, composed};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{ContractKind, LowerCx, View};
 use std::panic::Location;
-use tensorpack_tensor::{Error, HostTensor, Result};
+use tensorpack_tensor::{Error, Result};
 
 /// The three operations, each linear in both inputs, and the gradients of each the other two: the output takes
 /// (image, filter), the image's gradient (output's gradient, filter, image for its shape), the filter's gradient
@@ -105,42 +105,14 @@ pub(super) fn grouped(x: &Tensor, filter: &Tensor, groups: usize, window: Window
     match channels {
         (inputs, outputs) if inputs == groups && outputs == groups => depthwise(x),
         (inputs, outputs) if inputs == groups => {
-            composed(x, "DepthwiseConv2d", Location::caller(), || depthwise(&repeated(x, outputs / inputs)))
+            composed(x, "DepthwiseConv2d", Location::caller(), || depthwise(&x.repeat(outputs / inputs, 3)))
         }
-        (inputs, outputs) => composed(x, "GroupedConv2d", Location::caller(), || {
-            let (xs, ws) = (cut(x, inputs, groups), cut(filter, outputs, groups));
+        _ => composed(x, "GroupedConv2d", Location::caller(), || {
             let convolved = |(x, w): (Tensor, Tensor)| Tensor::apply_one(Conv2d(window), &[&x, &w]);
-            let parts: Vec<Tensor> = xs.into_iter().zip(ws).map(convolved).collect();
-            joined(&parts, outputs)
+            let parts = x.cut(groups, 3).into_iter().zip(filter.cut(groups, 3)).map(convolved);
+            x.graph().concat(&parts.collect::<Vec<Tensor>>(), 3)
         }),
     }
-}
-
-/// The last dim, of `size`, in `groups` parts.
-fn cut(x: &Tensor, size: usize, groups: usize) -> Vec<Tensor> {
-    let each = size / groups;
-    let part = |i: usize| {
-        let (mut begin, mut end) = (vec![0; x.rank()], vec![None; x.rank()]);
-        (begin[x.rank() - 1], end[x.rank() - 1]) = (i * each, Some((i + 1) * each));
-        x.strided_slice(&begin, &end, &vec![1; x.rank()])
-    };
-    (0..groups).map(part).collect()
-}
-
-/// Parts one behind the other in the last dim, of `size` in all.
-fn joined(parts: &[Tensor], size: usize) -> Tensor {
-    let each = size / parts.len();
-    let placed = parts
-        .iter()
-        .enumerate()
-        .map(|(i, p)| p.pad(&[0, 0, 0, i * each], &[0, 0, 0, size - (i + 1) * each], &[0; 4]));
-    placed.reduce(|a, b| a + b).expect("a convolution has groups")
-}
-
-/// Each channel `times` times, one after the other.
-fn repeated(x: &Tensor, times: usize) -> Tensor {
-    let ones = HostTensor::from_f64(x.dtype(), [times], &vec![1.0; times]).expect("a float for each element");
-    (x.expand_dims(4) * x.graph().constant(ones)).flatten(3)
 }
 
 #[cfg(test)]

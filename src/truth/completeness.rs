@@ -8,7 +8,8 @@ use std::path::Path;
 use tensorpack_tensor::{CounterRng, DType};
 
 /// Operations that no method makes, only gradients do.
-pub(super) const OF_GRADIENTS: [&str; 9] = [
+pub(super) const OF_GRADIENTS: [&str; 12] = [
+    "AddAlongAxis",
     "AveragePoolGrad",
     "Conv2dFilterGrad",
     "Conv2dInputGrad",
@@ -16,8 +17,10 @@ pub(super) const OF_GRADIENTS: [&str; 9] = [
     "DepthwiseConv2dInputGrad",
     "MaxPoolGrad",
     "MaxPoolPick",
+    "PartOf",
     "Unpad",
     "Unslice",
+    "Untile",
 ];
 
 /// Every name that a `fn name` in `src/ops` can return.
