@@ -132,6 +132,14 @@ impl TowerContext {
         build(&TowerContext { sharing: Sharing::Share, ..self.clone() })
     }
 
+    /// Runs `build` so that variables that exist are shared and, where this tower makes variables, the others made: for
+    /// what is called several times, such as one step of a recurrent net.
+    #[doc(alias = "auto_reuse_variable_scope")]
+    pub fn auto_reuse<R>(&self, build: impl FnOnce(&TowerContext) -> R) -> R {
+        let sharing = if self.sharing == Sharing::Make { Sharing::Either } else { self.sharing };
+        build(&TowerContext { sharing, ..self.clone() })
+    }
+
     /// Runs `build` with variables that are not trained: what is computed from them has no gradient with respect to
     /// them, and [`minimize`](crate::optim::minimize) leaves them as they are.
     pub fn freeze_variables<R>(&self, build: impl FnOnce(&TowerContext) -> R) -> R {

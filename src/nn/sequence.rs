@@ -1,0 +1,34 @@
+//! Steps of a recurrent layer, one after the other.
+
+use super::bias::channels;
+use crate::graph::Tensor;
+use tensorpack_tensor::Error;
+
+/// Runs a cell over `x [batch, time, features]`. `project` makes what of each step depends on the input alone, for all
+/// steps in one product, and the recurrent weights; `advance` makes output and state of one step. Returns the outputs
+/// `[batch, time, units]` and the last state.
+#[track_caller]
+pub(super) fn unrolled<S, W>(
+    kind: &str,
+    x: &Tensor,
+    project: impl FnOnce(usize) -> (Tensor, W),
+    mut state: Option<S>,
+    advance: impl Fn(&Tensor, &W, Option<&S>) -> (Tensor, S),
+) -> (Tensor, Option<S>) {
+    if x.is_poison() {
+        return (x.clone(), None);
+    }
+    let known = channels(x, 3..=3).and_then(|f| Some((f, x.shape()[1].known().filter(|&n| n > 0)?)));
+    let Some((features, steps)) = known else {
+        let why = format!("takes [batch, time, features] with known time and features, not {}", x.shape());
+        return (x.fail(kind, Error::shape(why)), None);
+    };
+    let (projected, weights) = project(features);
+    let mut outputs = Vec::with_capacity(steps);
+    for step in projected.cut(steps, 1) {
+        let (output, next) = advance(&step.squeeze(1), &weights, state.as_ref());
+        outputs.push(output);
+        state = Some(next);
+    }
+    (x.graph().stack(&outputs, 1), state)
+}
