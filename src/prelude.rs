@@ -3,9 +3,9 @@
 pub use crate::autodiff::gradients;
 pub use crate::graph::{Graph, Init, Op, Tensor, TensorSpec, Variable, VariableSpec};
 pub use crate::nn::{
-    Activation, BatchNorm, Conv1d, Conv2d, Conv2dTranspose, DepthwiseConv2d, Dropout, GroupNorm,
-    InstanceNorm, LayerNorm, Linear, Lstm, LstmCell, LstmState, Maxout, MultiHeadAttention, PRelu,
-    describe_trainables, l1_regularizer, l2_regularizer, regularize_cost,
+    Activation, BatchNorm, Conv1d, Conv2d, Conv2dTranspose, DepthwiseConv2d, Dropout, Embedding, GroupNorm,
+    Gru, GruCell, InstanceNorm, LayerNorm, Linear, Lstm, LstmCell, LstmState, Maxout, MultiHeadAttention,
+    PRelu, describe_trainables, l1_regularizer, l2_regularizer, regularize_cost,
 };
 pub use crate::ops::{Conv1dOptions, Conv2dOptions, Layout, Padding, PoolOptions};
 pub use crate::optim::{Adam, Optimizer, Sgd, minimize};

@@ -149,6 +149,9 @@ impl BatchNorm {
                 Statistics::Groups(examples) => rows.split_dim(0, &[-1, examples as isize]),
                 _ => rows,
             };
+            if rows.is_poison() {
+                return rows;
+            }
             let (mean, variance) = self.statistics(t, whose, &rows, &running);
             let mut scale = (variance + self.affine.epsilon).rsqrt();
             if let Some(gamma) = gamma {

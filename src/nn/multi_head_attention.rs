@@ -51,7 +51,7 @@ impl MultiHeadAttention {
     }
 
     /// Applies the layer to `[batch, time, features]`, which asks itself, making (or sharing) `W` and `b` of
-    /// `name/query`, `name/key`, `name/value` and `name/out`.
+    /// `name/query`, `name/value` and `name/out`, and `name/key/W`.
     #[track_caller]
     pub fn apply(&self, t: &TowerContext, name: &str, x: &Tensor) -> Tensor {
         self.apply_to(t, name, x, x)
@@ -76,20 +76,22 @@ impl MultiHeadAttention {
             let linear = Linear::new(features).last_axis().init(self.init.clone());
             let linear = if self.bias { linear } else { linear.no_bias() };
             // [batch, time, features] as [batch, head, time, features of a head].
-            let heads = |name: &str, x: &Tensor| {
+            let heads = |linear: &Linear, name: &str, x: &Tensor| {
                 let x = linear.apply(t, name, x);
                 x.split_dim(2, &[self.heads as isize, -1]).transpose(&[0, 2, 1, 3])
             };
-            let (query, key, value) = (heads("query", x), heads("key", memory), heads("value", memory));
+            let query = heads(&linear, "query", x);
+            // A bias of the keys would add the same to all scores of a query, which the softmax takes out again.
+            let key = heads(&linear.clone().no_bias(), "key", memory);
+            let value = heads(&linear, "value", memory);
             let scale = 1.0 / ((features / self.heads) as f64).sqrt();
             let mut scores = (query * scale).matmul(&key.matrix_transpose());
             if self.causal {
                 scores = causal(&scores);
             }
-            let weights = Dropout::new(self.dropout);
             let weights = match self.dropout {
                 0.0 => scores.softmax(),
-                _ => weights.apply(t, "dropout", &scores.softmax()),
+                rate => Dropout::new(rate).apply(t, "dropout", &scores.softmax()),
             };
             let answers = weights.matmul(&value).transpose(&[0, 2, 1, 3]).merge_dims(2, 2);
             linear.apply(t, "out", &answers)
