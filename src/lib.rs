@@ -30,4 +30,6 @@ mod documentation {
     struct Readme;
     #[doc = include_str!("../docs/extend/op.md")]
     struct ExtendOp;
+    #[doc = include_str!("../docs/layers.md")]
+    struct Layers;
 }

@@ -195,10 +195,10 @@ impl BatchNorm {
                 let (own_mean, own_variance) = (by_channel(&mean), by_channel(&variance));
                 // Sums of squares are taken around the mean of all: E[x^2] - E[x]^2 would lose digits.
                 let own = x.count_per(&own_mean);
-                let all = t.all_reduce_sum("count", &own);
-                let mean = t.all_reduce_sum("mean/sum", &(&own_mean * &own)) / &all;
+                let [all, sum] = all_reduced(t, "sums", [own.broadcast_like(&own_mean), &own_mean * &own]);
+                let mean = sum / &all;
                 let around = own_variance + (own_mean - &mean).square();
-                let variance = t.all_reduce_sum("variance/sum", &(around * &own)) / &all;
+                let variance = t.all_reduce_sum("squares", &(around * &own)) / &all;
                 self.learn_alike(t, running, [mean.clone(), unbiased(&variance, &all)]);
                 (mean, variance)
             }
@@ -216,8 +216,11 @@ impl BatchNorm {
     /// Moves the running statistics towards the average over all towers of what each has.
     #[track_caller]
     fn learn(&self, t: &TowerContext, running: &[Variable; 2], [mean, variance]: [Tensor; 2]) {
-        let mean = t.all_reduce_mean("mean/average", &mean.stop_gradient());
-        let variance = t.all_reduce_mean("variance/average", &variance.stop_gradient());
+        let now = [mean.stop_gradient(), variance.stop_gradient()];
+        if t.total() == 1 {
+            return self.learn_alike(t, running, now);
+        }
+        let [mean, variance] = all_reduced(t, "average", now).map(|s| s * (1.0 / t.total() as f64));
         self.learn_alike(t, running, [mean, variance]);
     }
 
@@ -233,6 +236,13 @@ impl BatchNorm {
             t.graph().add_op_to_collection(UPDATE_OPS, &update);
         }
     }
+}
+
+/// The sums over all towers of two vectors, in one exchange.
+#[track_caller]
+fn all_reduced(t: &TowerContext, name: &str, parts: [Tensor; 2]) -> [Tensor; 2] {
+    let sums = t.all_reduce_sum(name, &t.graph().stack(&parts, 0)).cut(2, 0);
+    [sums[0].squeeze(0), sums[1].squeeze(0)]
 }
 
 /// The unbiased variance of `n` values. A single one has none; its own, 0, stands in.

@@ -46,8 +46,8 @@ impl GruCell {
                     let why = format!("takes [batch, features] with known features, not {}", x.shape());
                     return x.fail("GruCell", Error::shape(why));
                 };
-                let (projected, recurrent) = self.projected(t, x, inputs);
-                self.advanced(&projected, &recurrent, state)
+                let (projected, [u, c]) = self.projected(t, x, inputs);
+                self.advanced(&projected, [&u, &c], state)
             })
         })
     }
@@ -67,15 +67,15 @@ impl GruCell {
 
     /// The state after a step.
     #[track_caller]
-    fn advanced(&self, projected: &Tensor, [u, c]: &[Variable; 2], state: Option<&Tensor>) -> Tensor {
+    fn advanced(&self, projected: &Tensor, [u, c]: [&Tensor; 2], state: Option<&Tensor>) -> Tensor {
         let of_x = projected.cut(3, 1);
         let Some(h) = state else {
             let [r, z] = [of_x[0].sigmoid(), of_x[1].sigmoid()];
-            return (1.0 - z) * (&of_x[2] + r * c.value()).tanh();
+            return (1.0 - z) * (&of_x[2] + r * c).tanh();
         };
         let of_h = h.matmul(u).cut(3, 1);
         let [r, z] = [0, 1].map(|i| (&of_x[i] + &of_h[i]).sigmoid());
-        let n = (&of_x[2] + r * (&of_h[2] + c.value())).tanh();
+        let n = (&of_x[2] + r * (&of_h[2] + c)).tanh();
         (1.0 - &z) * n + z * h
     }
 }
@@ -117,8 +117,8 @@ impl Gru {
         let mut last = None;
         let y = t.layer(name, x, |t| {
             let project = |inputs: usize| self.cell.projected(t, x, inputs);
-            let advance = |projected: &Tensor, recurrent: &[Variable; 2], state: Option<&Tensor>| {
-                let next = self.cell.advanced(projected, recurrent, state);
+            let advance = |projected: &Tensor, [u, c]: &[Tensor; 2], state: Option<&Tensor>| {
+                let next = self.cell.advanced(projected, [u, c], state);
                 (next.clone(), next)
             };
             let (y, state) = unrolled("Gru", x, project, state.cloned(), advance);

@@ -64,7 +64,7 @@ impl LstmCell {
                     let why = format!("takes [batch, features] with known features, not {}", x.shape());
                     return x.fail("LstmCell", Error::shape(why));
                 };
-                let (projected, u) = self.projected(t, x, inputs);
+                let (projected, [u]) = self.projected(t, x, inputs);
                 let state = self.advanced(&projected, &u, state);
                 next.insert(state).h.clone()
             })
@@ -74,14 +74,14 @@ impl LstmCell {
 
     /// `x W + b`, for one step or many, and `U`.
     #[track_caller]
-    fn projected(&self, t: &TowerContext, x: &Tensor, inputs: usize) -> (Tensor, Variable) {
+    fn projected(&self, t: &TowerContext, x: &Tensor, inputs: usize) -> (Tensor, [Variable; 1]) {
         let weight = |name: &str, rows: usize, init: &Init| {
             let spec = VariableSpec::new(name, [rows, 4 * self.units]).dtype(x.dtype());
             t.variable(spec.init(init.clone()))
         };
         let w = weight("W", inputs, &self.init);
         let u = weight("U", self.units, &self.recurrent_init);
-        (add_bias(t, &x.matmul(&w), 4 * self.units), u)
+        (add_bias(t, &x.matmul(&w), 4 * self.units), [u])
     }
 
     /// The state after a step.
@@ -145,7 +145,7 @@ impl Lstm {
         let mut last = None;
         let y = t.layer(name, x, |t| {
             let project = |inputs: usize| self.cell.projected(t, x, inputs);
-            let advance = |projected: &Tensor, u: &Variable, state: Option<&LstmState>| {
+            let advance = |projected: &Tensor, [u]: &[Tensor; 1], state: Option<&LstmState>| {
                 let next = self.cell.advanced(projected, u, state);
                 (next.h.clone(), next)
             };

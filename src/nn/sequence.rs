@@ -1,19 +1,19 @@
 //! Steps of a recurrent layer, one after the other.
 
 use super::bias::channels;
-use crate::graph::Tensor;
+use crate::graph::{Tensor, Variable};
 use tensorpack_tensor::Error;
 
-/// Runs a cell over `x [batch, time, features]`. `project` makes what of each step depends on the input alone, for all
-/// steps in one product, and the recurrent weights; `advance` makes output and state of one step. Returns the outputs
-/// `[batch, time, units]` and the last state.
+/// Runs a cell over `x [batch, time, features]`. `project` makes, of the number of features, what of each step depends
+/// on the input alone, for all steps in one product, and the recurrent weights, the first of which all steps multiply
+/// by; `advance` makes output and state of one step. Returns the outputs `[batch, time, units]` and the last state.
 #[track_caller]
-pub(super) fn unrolled<S, W>(
+pub(super) fn unrolled<S, const N: usize>(
     kind: &str,
     x: &Tensor,
-    project: impl FnOnce(usize) -> (Tensor, W),
+    project: impl FnOnce(usize) -> (Tensor, [Variable; N]),
     mut state: Option<S>,
-    advance: impl Fn(&Tensor, &W, Option<&S>) -> (Tensor, S),
+    advance: impl Fn(&Tensor, &[Tensor; N], Option<&S>) -> (Tensor, S),
 ) -> (Tensor, Option<S>) {
     if x.is_poison() {
         return (x.clone(), None);
@@ -25,7 +25,9 @@ pub(super) fn unrolled<S, W>(
     };
     let (projected, weights) = project(features);
     let mut outputs = Vec::with_capacity(steps);
-    for step in projected.cut(steps, 1) {
+    let mut weights = weights.map(|w| w.value().clone());
+    for (step, multiplied) in projected.cut(steps, 1).iter().zip(weights[0].fan_out(steps)) {
+        weights[0] = multiplied;
         let (output, next) = advance(&step.squeeze(1), &weights, state.as_ref());
         outputs.push(output);
         state = Some(next);

@@ -13,6 +13,7 @@ mod conv2d;
 mod conv2d_transpose;
 mod cut;
 mod depthwise_conv2d;
+mod fan_out;
 mod gather;
 mod layout;
 mod loss;
