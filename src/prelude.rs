@@ -7,7 +7,7 @@ pub use crate::nn::{
     Gru, GruCell, InstanceNorm, LayerNorm, Linear, Lstm, LstmCell, LstmState, Maxout, MultiHeadAttention,
     PRelu, describe_trainables, l1_regularizer, l2_regularizer, regularize_cost,
 };
-pub use crate::ops::{Conv1dOptions, Conv2dOptions, Layout, Padding, PoolOptions};
+pub use crate::ops::{Conv1dOptions, Conv2dOptions, CumsumOptions, Layout, Padding, PoolOptions, Random};
 pub use crate::optim::{Adam, Optimizer, Sgd, minimize};
 pub use crate::runtime::{Device, Session, SessionOptions};
 pub use crate::tower::TowerContext;

@@ -180,6 +180,8 @@ pub enum Kernel {
         /// The number of the first element: those before belong to earlier towers, so that several towers draw
         /// together what one would for all their examples.
         first: usize,
+        /// Whether towers draw numbers of their own; else all draw the same.
+        continued: bool,
     },
     /// The sum of what all towers have here.
     AllReduce {

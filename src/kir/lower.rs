@@ -140,7 +140,13 @@ impl LowerCx<'_> {
     /// A contraction; its operands are made dense first if they are not. In bf16 only the operands and the result are
     /// rounded: products and sums are done in f32.
     pub fn contract(&mut self, kind: ContractKind, lhs: &View, rhs: &View) -> View {
-        let (dtype, sizes) = self.outputs[0].clone();
+        let sizes = self.output_sizes(0);
+        self.contract_to(kind, lhs, rhs, &sizes)
+    }
+
+    /// A contraction whose result, of output 0's type, is seen under these sizes.
+    pub fn contract_to(&mut self, kind: ContractKind, lhs: &View, rhs: &View, sizes: &[usize]) -> View {
+        let (dtype, sizes) = (self.outputs[0].0, sizes.to_vec());
         if sizes.contains(&0) {
             // Kernels cut work by products of sizes, which need not fit a number where one of them is zero.
             return self.map_to(dtype, &sizes, &[], |b, _| b.constant(0.0, Class::of(dtype)));
@@ -242,10 +248,11 @@ impl LowerCx<'_> {
         self.one(Kernel::Order { order, input }, dtype, sizes)
     }
 
-    /// Uniform random numbers for output 0, drawn from the stream of this name.
-    pub fn random(&mut self, stream: &str) -> View {
-        let (dtype, sizes) = self.outputs[0].clone();
-        self.one(Kernel::Random { stream: stream.to_string(), first: 0 }, dtype, sizes)
+    /// Uniform random numbers of output 0's type and these sizes, drawn from the stream of this name; `continued` from
+    /// tower to tower, or the same in all.
+    pub fn random(&mut self, stream: &str, sizes: &[usize], continued: bool) -> View {
+        let dtype = self.outputs[0].0;
+        self.one(Kernel::Random { stream: stream.to_string(), first: 0, continued }, dtype, sizes.to_vec())
     }
 
     /// The sum over all towers of what each has under `key`.

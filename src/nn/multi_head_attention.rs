@@ -4,7 +4,7 @@ use super::bias::channels;
 use super::{Dropout, Linear};
 use crate::graph::{Init, Tensor};
 use crate::tower::TowerContext;
-use tensorpack_tensor::{DType, Error, HostTensor};
+use tensorpack_tensor::{DType, Error};
 
 /// Far enough below any score for its exponential to be zero, and far enough from infinity to be computed with.
 const NEVER: f64 = -1e30;
@@ -102,12 +102,6 @@ impl MultiHeadAttention {
 /// Scores `[..., time, time]` with what comes later out of reach.
 #[track_caller]
 fn causal(scores: &Tensor) -> Tensor {
-    let rank = scores.rank();
-    let (Some(n), Some(m)) = (scores.shape()[rank - 2].known(), scores.shape()[rank - 1].known()) else {
-        let why = format!("a causal mask needs known numbers of steps, not {}", scores.shape());
-        return scores.fail("MultiHeadAttention", Error::shape(why));
-    };
-    let seen: Vec<f64> = (0..n * m).map(|i| f64::from(u8::from(i % m <= i / m))).collect();
-    let seen = HostTensor::from_f64(DType::Bool, [n, m], &seen).expect("a value for each element");
-    scores.graph().constant(seen).select(scores, &scores.constant_like(NEVER))
+    let [asking, asked] = [-2, -1].map(|axis| scores.iota_like(axis, DType::I32));
+    asked.less_equal(&asking).select(scores, &scores.constant_like(NEVER))
 }

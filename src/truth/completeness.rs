@@ -8,7 +8,7 @@ use std::path::Path;
 use tensorpack_tensor::{CounterRng, DType};
 
 /// Operations that no method makes, only gradients do.
-pub(super) const OF_GRADIENTS: [&str; 12] = [
+pub(super) const OF_GRADIENTS: [&str; 14] = [
     "AddAlongAxis",
     "AveragePoolGrad",
     "Conv2dFilterGrad",
@@ -17,6 +17,8 @@ pub(super) const OF_GRADIENTS: [&str; 12] = [
     "DepthwiseConv2dInputGrad",
     "MaxPoolGrad",
     "MaxPoolPick",
+    "OtherProducts",
+    "OtherProductsGrad",
     "PartOf",
     "Unpad",
     "Unslice",

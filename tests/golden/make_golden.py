@@ -5,7 +5,7 @@ Run:    python tests/golden/make_golden.py            (needs `pip install torch`
 Check:  python tests/golden/make_golden.py --check    (recomputes, compares with the files, and compares
                                                        every gradient with finite differences)
 
-Writes ops.json, second.json and training.json; README.md beside this file describes the formats.
+Writes ops.json, more_ops.json, second.json and training.json; README.md beside this file describes the formats.
 Inputs come from Python's own generator seeded by the case's name, so adding a case changes no other.
 """
 
@@ -20,6 +20,8 @@ import zlib
 
 import torch
 import torch.nn.functional as F
+
+import more_ops
 
 HERE = pathlib.Path(__file__).resolve().parent
 F64 = torch.float64
@@ -204,6 +206,7 @@ OPS = {
     # Only in second.json.
     "mul_chain": lambda _, a, b: a * b * a,
     "linear_tanh_linear": lambda _, x, w1, b1, w2, b2: (x @ w1 + b1).tanh() @ w2 + b2,
+    **more_ops.OPS,
 }
 
 
@@ -464,9 +467,9 @@ def prepared(name, attrs, op, inputs):
     return variables, outputs, [source.normal(*y.shape) for y in outputs]
 
 
-def make_ops(check):
+def make_ops(check, of):
     cases = []
-    for name, op, attrs, inputs in op_cases():
+    for name, op, attrs, inputs in of:
         variables, outputs, seeds = prepared(name, attrs, op, inputs)
         wanted = [v for v in variables if v.requires_grad]
         loss = sum((y * s).sum() for y, s in zip(outputs, seeds))
@@ -483,9 +486,9 @@ def make_ops(check):
     return cases
 
 
-def make_second(check):
+def make_second(check, of):
     cases = []
-    for name, op, attrs, inputs, wrt in second_cases():
+    for name, op, attrs, inputs, wrt in of:
         variables, outputs, seeds = prepared("second_" + name, attrs, op, inputs)
         seeds = [s.requires_grad_() for s in seeds]
         loss = sum((y * s).sum() for y, s in zip(outputs, seeds))
@@ -646,8 +649,11 @@ def main():
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     documents = {
-        "ops.json": document("cases", make_ops(check)),
-        "second.json": document("cases", make_second(check)),
+        "ops.json": document("cases", make_ops(check, op_cases())),
+        "more_ops.json": document(
+            "cases", make_ops(check, more_ops.cases(Source)) + make_second(check, more_ops.second_cases(Source))
+        ),
+        "second.json": document("cases", make_second(check, second_cases())),
         "training.json": document("runs", make_training(check)),
     }
     differing = 0

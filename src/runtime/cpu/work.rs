@@ -174,7 +174,7 @@ impl Work {
             Kernel::Order { order, input } => {
                 Work::Rows(RowWork::Order { order: order.clone(), dtype: input.dtype })
             }
-            Kernel::Random { stream, first } => {
+            Kernel::Random { stream, first, .. } => {
                 let out = program.buffer(node.outputs[0]);
                 let kernel = kernels::Random::new(out.len(), out.dtype);
                 Work::Random { kernel, stream: stream.clone(), first: *first as u64 }
