@@ -1,7 +1,8 @@
 //! What a tower function is told: which replica it builds, for training or inference, and where variables come from.
 
 use crate::graph::{
-    EMA_VARIABLES, Graph, HYPER_PARAMS, Init, MOVING_SUMMARIES, Sharing, Tensor, Variable, VariableSpec,
+    EMA_VARIABLES, Graph, HYPER_PARAMS, IMAGE_SUMMARIES, Init, MOVING_SUMMARIES, SUMMARIES, Sharing, Tensor,
+    Variable, VariableSpec,
 };
 use crate::optim::Ema;
 use std::cell::RefCell;
@@ -212,6 +213,23 @@ impl TowerContext {
     pub fn moving_summary(&self, scalars: &[&Tensor]) {
         if self.is_main_training_tower() {
             scalars.iter().for_each(|t| self.graph.add_to_collection(MOVING_SUMMARIES, t));
+        }
+    }
+
+    /// Shows tensors to the monitors once an epoch: scalars as they are, others as histograms of their elements. Only the
+    /// main training tower's count.
+    #[doc(alias = "add_tensor_summary")]
+    pub fn summary(&self, tensors: &[&Tensor]) {
+        if self.is_main_training_tower() {
+            tensors.iter().for_each(|t| self.graph.add_to_collection(SUMMARIES, t));
+        }
+    }
+
+    /// Shows images `[batch, height, width, channels]` of 0..255 to the monitors once an epoch. Only the main training
+    /// tower's count.
+    pub fn image_summary(&self, images: &Tensor) {
+        if self.is_main_training_tower() {
+            self.graph.add_to_collection(IMAGE_SUMMARIES, images);
         }
     }
 }
