@@ -8,16 +8,26 @@
 
 pub mod kir;
 pub mod graph;
+#[cfg(test)]
+mod trial;
 pub mod ops;
 pub mod autodiff;
 pub mod optim;
 pub mod tower;
 pub mod nn;
 pub mod runtime;
+pub mod logger;
+pub mod io;
+pub mod monitor;
+pub mod input;
+pub mod callback;
+pub mod train;
 pub mod prelude;
 #[cfg(test)]
 mod truth;
 
+/// The data library.
+pub use tensorpack_dataflow as dataflow;
 pub use tensorpack_tensor as tensor;
 pub use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
@@ -28,4 +38,6 @@ mod documentation {
     struct Readme;
     #[doc = include_str!("../docs/extend/op.md")]
     struct ExtendOp;
+    #[doc = include_str!("../docs/optimizers.md")]
+    struct Optimizers;
 }

@@ -13,12 +13,21 @@ pub const GLOBAL_VARIABLES: &str = "global_variables";
 pub const LOCAL_VARIABLES: &str = "local_variables";
 /// Tensors to be summarised for monitors.
 pub const SUMMARIES: &str = "summaries";
+/// Images to be shown by monitors.
+pub const IMAGE_SUMMARIES: &str = "image_summaries";
 /// Scalars whose moving average is summarised.
 pub const MOVING_SUMMARIES: &str = "moving_summaries";
 /// Operations to run with every step, such as those that keep running averages.
 pub const UPDATE_OPS: &str = "update_ops";
 /// Losses that regularisers made.
 pub const REGULARIZATION_LOSSES: &str = "regularization_losses";
+
+/// Operations to run once after the last step, such as applying gradients that were only accumulated so far.
+pub const FLUSH_OPS: &str = "flush_ops";
+/// Scalars that steer training and may be set while it runs, such as learning rates.
+pub const HYPER_PARAMS: &str = "hyper_params";
+/// Moving averages of trainable variables.
+pub const EMA_VARIABLES: &str = "ema_variables";
 
 /// One collection.
 #[derive(Clone, Debug, Default)]

@@ -166,6 +166,12 @@ impl TensorSpec {
     pub fn i32(name: impl Into<String>, sizes: impl Into<Vec<Option<usize>>>) -> TensorSpec {
         TensorSpec::new(name, DType::I32, sizes)
     }
+
+    /// The same under `scope/NAME`; itself if the scope is empty.
+    pub(crate) fn within(&self, scope: &str) -> TensorSpec {
+        let name = if scope.is_empty() { self.name.clone() } else { format!("{scope}/{}", self.name) };
+        TensorSpec { name, ..self.clone() }
+    }
 }
 
 /// An axis as users write it: negative ones count from the end.

@@ -46,13 +46,6 @@ impl Tensor {
         })
     }
 
-    /// `x * sigmoid(x)`.
-    #[track_caller]
-    #[doc(alias = "swish")]
-    pub fn silu(&self) -> Tensor {
-        composed(self, "Silu", Location::caller(), || self * self.sigmoid())
-    }
-
     /// `log(1 + exp(x))`, without overflow.
     #[track_caller]
     pub fn softplus(&self) -> Tensor {
@@ -60,4 +53,19 @@ impl Tensor {
             self.maximum(&self.zero()) + (-self.abs()).exp().log1p()
         })
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::*;
+
+    cases![
+        unary("Clip", Twice, Apart, |x| x.clip(-0.613, 0.717)),
+        unary("Relu6", Twice, AwayFromZero, |x| (x * 3.7).relu6()),
+        unary("LeakyRelu", Twice, AwayFromZero, |x| x.leaky_relu(0.2)),
+        unary("Elu", Twice, AwayFromZero, Tensor::elu),
+        unary("Gelu", Twice, Any, Tensor::gelu),
+        unary("Softplus", Twice, AwayFromZero, Tensor::softplus),
+    ];
 }

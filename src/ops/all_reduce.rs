@@ -49,3 +49,13 @@ impl Tensor {
         Tensor::apply_one(AllReduce { key, towers }, &[self])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::trial::*;
+
+    cases![
+        // Sums over several towers are tested in tests/towers.rs; over one tower it is the tower's own part.
+        unary("AllReduce", Twice, Any, |x| x.all_reduce("sum".into(), 1)),
+    ];
+}

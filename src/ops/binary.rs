@@ -201,3 +201,38 @@ macro_rules! operators {
     )*};
 }
 operators!(Add add => Add, Sub sub => Sub, Mul mul => Mul, Div div => Div);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::*;
+
+    const COMPARISON: Gradient = Never("a truth value");
+
+    cases![
+        binary("Add", Twice, [Any, Any], |a, b| a + b)
+            .empty("x + y", "[0, 3], [1, 3]", "empty [0, 3]", |x| &x[0] + &x[1])
+            .empty(
+                "x + y",
+                "[0, 3], [2, 3]",
+                "error: shapes [0, 3] and [2, 3] cannot be broadcast together",
+                |x| &x[0] + &x[1]
+            ),
+        binary("Sub", Twice, [Any, Any], |a, b| a - b),
+        binary("Mul", Twice, [Any, Any], |a, b| a * b),
+        binary("Div", Twice, [Any, AwayFromZero], |a, b| a / b),
+        binary("Pow", Twice, [Positive, Any], Tensor::pow),
+        binary("Maximum", Twice, [Apart, Apart], Tensor::maximum),
+        binary("Minimum", Twice, [Apart, Apart], Tensor::minimum),
+        binary("Equal", COMPARISON, [Halves, Halves], Tensor::equal),
+        binary("NotEqual", COMPARISON, [Halves, Halves], Tensor::not_equal),
+        binary("Less", COMPARISON, [Halves, Halves], Tensor::less),
+        binary("LessEqual", COMPARISON, [Halves, Halves], Tensor::less_equal),
+        binary("Greater", COMPARISON, [Halves, Halves], Tensor::greater),
+        binary("GreaterEqual", COMPARISON, [Halves, Halves], Tensor::greater_equal),
+        logical("And", Tensor::logical_and),
+        logical("Or", Tensor::logical_or),
+        // A chain with a repeated input, for fusion and for gradients that add up.
+        binary("Mul twice", Twice, [Any, Positive], |a, b| (a * b).tanh() * a + b.log() * a),
+    ];
+}

@@ -152,3 +152,34 @@ impl Tensor {
         Tensor::apply_one(CountRatio(self.dtype()), &[self, part])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::trial::*;
+
+    cases![
+        case("BroadcastLike", Twice, |draw| {
+            let rank = draw.below(4);
+            let full = draw.sizes(rank);
+            let sizes = draw.broadcasting(&full);
+            let inputs = vec![Input::floats(draw, sizes, Any), Input::floats(draw, full, Any)];
+            Trial::new(inputs, |x| vec![x[0].square().broadcast_like(&x[1])])
+        })
+        .empty("x.broadcast_like(y)", "[1, 3], [0, 3]", "empty [0, 3]", |x| x[0].broadcast_like(&x[1]))
+        .empty(
+            "x.broadcast_like(y)",
+            "[0, 3], [2, 3]",
+            "error: shapes [0, 3] and [2, 3] cannot be broadcast together",
+            |x| x[0].broadcast_like(&x[1])
+        ),
+        case("SumLike", Twice, |draw| {
+            let rank = draw.below(4);
+            let full = draw.sizes(rank);
+            let sizes = draw.broadcasting(&full);
+            let inputs = vec![Input::floats(draw, full, Any), Input::floats(draw, sizes, Any)];
+            Trial::new(inputs, |x| vec![x[0].square().sum_like(&x[1])])
+        })
+        .empty("x.sum_like(y)", "[0, 3], [3]", "zeros [3]", |x| x[0].sum_like(&x[1]))
+        .empty("x.sum_like(y)", "[0, 3], [1, 3]", "zeros [1, 3]", |x| x[0].sum_like(&x[1])),
+    ];
+}

@@ -47,3 +47,13 @@ impl Tensor {
         if self.dtype() == dtype { self.clone() } else { Tensor::apply_one(Cast(dtype), &[self]) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::*;
+
+    cases![
+        unary("Cast", Never("each type has its own rounding: see integers"), Halves, |x| x.cast(DType::I32)),
+    ];
+}

@@ -69,3 +69,21 @@ impl Tensor {
         self.constant_like(1.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::*;
+    use tensorpack_tensor::DType;
+
+    cases![
+        case("Constant", Twice, |draw| {
+            let rank = draw.below(3);
+            let sizes = draw.sizes(rank);
+            Trial::new(vec![Input::floats(draw, sizes, Any)], |x| vec![(&x[0] * 3.0 - 1.0).square() + 0.25])
+        })
+        .empty("constant(empty)", "[1]", "empty [0, 3]", |x| x[0]
+            .graph()
+            .constant(HostTensor::zeros(DType::F32, [0, 3]).unwrap())),
+    ];
+}

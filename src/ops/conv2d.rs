@@ -251,3 +251,64 @@ impl Tensor {
         Tensor::apply_one(Conv2d(options), &[self, filter])
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::trial::*;
+
+    /// A padding under which a window of `reach` fits an image of `n`; the image grows if it must.
+    pub(in crate::ops) fn draw_padding(
+        draw: &mut Draw<'_>,
+        n: &mut [usize; 2],
+        reach: [usize; 2],
+        at_most: [usize; 2],
+    ) -> Padding {
+        let padding = match draw.below(3) {
+            0 => Padding::Valid,
+            1 => Padding::Same,
+            _ => Padding::Explicit([0, 1].map(|i| [0, 1].map(|_| draw.below(at_most[i].min(4))))),
+        };
+        for i in 0..2 {
+            let around = match padding {
+                Padding::Same => continue,
+                Padding::Valid => 0,
+                Padding::Explicit(p) => p[i][0] + p[i][1],
+            };
+            n[i] = n[i].max(reach[i].saturating_sub(around)).max(1);
+        }
+        padding
+    }
+
+    cases![
+        case("Conv2d", Twice, |draw| {
+            let mut two = |low, high| [draw.between(low, high), draw.between(low, high)];
+            let (mut n, kernel, stride, dilation) = (two(1, 6), two(1, 3), two(1, 3), two(1, 2));
+            let reach = [0, 1].map(|i| (kernel[i] - 1) * dilation[i] + 1);
+            let padding = draw_padding(draw, &mut n, reach, [4, 4]);
+            let (inner, outer) = (draw.of(&[1, 2, 3, 0]), draw.of(&[1, 2, 5, 17, 0]));
+            let image = [draw.of(&[1, 2, 0]), n[0], n[1], inner];
+            let filter = [kernel[0], kernel[1], inner, outer];
+            let inputs = vec![Input::floats(draw, image, Any), Input::floats(draw, filter, Any).closed()];
+            let options = Conv2dOptions { stride, dilation, padding };
+            Trial::new(inputs, move |x| vec![x[0].conv2d(&x[1], options)])
+        })
+        .empty("x.conv2d(y), SAME", "[0, 5, 5, 2], [3, 3, 2, 4]", "empty [0, 5, 5, 4]", |x| x[0]
+            .conv2d(&x[1], Conv2dOptions::default()))
+        .empty("x.conv2d(y), SAME", "[1, 5, 5, 0], [3, 3, 0, 4]", "zeros [1, 5, 5, 4]", |x| x[0]
+            .conv2d(&x[1], Conv2dOptions::default()))
+        .empty("x.conv2d(y), SAME", "[1, 5, 5, 2], [3, 3, 2, 0]", "empty [1, 5, 5, 0]", |x| x[0]
+            .conv2d(&x[1], Conv2dOptions::default()))
+        .empty("x.conv2d(y), SAME", "[1, 0, 5, 2], [3, 3, 2, 4]", "empty [1, 0, 5, 4]", |x| x[0]
+            .conv2d(&x[1], Conv2dOptions::default()))
+        .empty(
+            "x.conv2d(y), SAME",
+            "[1, 5, 5, 2], [0, 3, 2, 4]",
+            "error: stride, dilation and window must be at least 1",
+            |x| x[0].conv2d(&x[1], Conv2dOptions::default())
+        )
+        .empty("x.conv2d(y), VALID", "[1, 0, 5, 2], [3, 3, 2, 4]", "empty [1, 0, 3, 4]", |x| {
+            x[0].conv2d(&x[1], Conv2dOptions { padding: Padding::Valid, ..Conv2dOptions::default() })
+        }),
+    ];
+}

@@ -43,3 +43,22 @@ impl Tensor {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::*;
+
+    cases![
+        binary("SigmoidCrossEntropy", Twice, [AwayFromZero, Any], Tensor::sigmoid_cross_entropy),
+        binary("SquaredError", Twice, [Any, Any], Tensor::squared_error),
+        binary("HuberLoss", Twice, [Apart, Apart], |x, y| (x * 3.0).huber_loss(&(y * 3.0), 0.611)),
+        case("SoftmaxCrossEntropy", Twice, |draw| {
+            let rank = draw.between(1, 3);
+            let mut sizes = draw.sizes(rank);
+            sizes[rank - 1] = sizes[rank - 1].max(1);
+            let inputs = vec![Input::floats(draw, sizes.clone(), Any), Input::floats(draw, sizes, Positive)];
+            Trial::new(inputs, |x| vec![x[0].softmax_cross_entropy(&x[1])])
+        }),
+    ];
+}

@@ -113,3 +113,39 @@ impl Tensor {
         Tensor::apply_one(MatMul, &[self, other])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::trial::*;
+
+    cases![
+        case("MatMul", Twice, |draw| {
+            let mut size = || draw.of(&[1, 2, 3, 5, 0, 8, 17]);
+            let [m, k, n, b] = [size(), size(), size(), size()];
+            let (a, c) = match draw.below(5) {
+                1 => (vec![b, m, k], vec![k, n]),
+                2 => (vec![m, k], vec![b, k, n]),
+                3 => (vec![b, m, k], vec![b, k, n]),
+                4 => (vec![2, b, m, k], vec![2, b, k, n]),
+                _ => (vec![m, k], vec![k, n]),
+            };
+            let inputs = vec![Input::floats(draw, a, Any), Input::floats(draw, c, Any)];
+            Trial::new(inputs, |x| vec![x[0].matmul(&x[1])])
+        })
+        .empty("x.matmul(y)", "[0, 3], [3, 4]", "empty [0, 4]", |x| x[0].matmul(&x[1]))
+        .empty("x.matmul(y)", "[2, 0], [0, 4]", "zeros [2, 4]", |x| x[0].matmul(&x[1]))
+        .empty("x.matmul(y)", "[2, 3], [3, 0]", "empty [2, 0]", |x| x[0].matmul(&x[1]))
+        .empty("x.matmul(y)", "[0, 2, 3], [3, 4]", "empty [0, 2, 4]", |x| x[0].matmul(&x[1]))
+        .empty("x.matmul(y)", "[2, 3], [0, 3, 4]", "empty [0, 2, 4]", |x| x[0].matmul(&x[1])),
+        case("MatMul and what follows", Twice, |draw| {
+            let mut size = || draw.of(&[1, 2, 3, 5, 0, 8, 17]);
+            let [m, k, n] = [size(), size(), size()];
+            let inputs = vec![
+                Input::floats(draw, [m, k], Any),
+                Input::floats(draw, [k, n], Any),
+                Input::floats(draw, [n], Any),
+            ];
+            Trial::new(inputs, |x| vec![(x[0].matmul(&x[1]) + &x[2]).tanh()])
+        }),
+    ];
+}

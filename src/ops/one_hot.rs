@@ -49,3 +49,22 @@ impl Tensor {
         Tensor::apply_one(OneHot { classes, dtype }, &[self])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::*;
+
+    cases![
+        case("OneHot", Never("of integers"), |draw| {
+            let (rank, classes) = (draw.below(3), draw.below(6));
+            let sizes = draw.sizes(rank);
+            // Classes past the end too: those are nowhere 1.
+            let dtype = draw.of(&[DType::I32, DType::I64, DType::U8]);
+            let labels = Input::new(draw, sizes, Elements::Below(dtype, classes + 2));
+            Trial::new(vec![labels], move |x| vec![x[0].one_hot(classes, DType::F32)])
+        })
+        .empty("x.one_hot(4, F32)", "i32[0]", "empty [0, 4]", |x| x[0].one_hot(4, DType::F32))
+        .empty("x.one_hot(0, F32)", "i32[2]", "empty [2, 0]", |x| x[0].one_hot(0, DType::F32)),
+    ];
+}

@@ -143,3 +143,21 @@ impl Tensor {
         Tensor::apply_one(op, &[self])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::trial::*;
+
+    cases![
+        case("Pad", Twice, |draw| {
+            let rank = draw.below(4);
+            let sizes = draw.sizes(rank);
+            let mut some = || (0..rank).map(|_| draw.below(3)).collect::<Vec<usize>>();
+            let (low, high, interior) = (some(), some(), some());
+            Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| {
+                vec![x[0].square().pad(&low, &high, &interior)]
+            })
+        })
+        .empty("x.pad([1], [2], [3])", "[0]", "zeros [3]", |x| x[0].pad(&[1], &[2], &[3])),
+    ];
+}

@@ -164,3 +164,39 @@ impl Tensor {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::conv2d::tests::draw_padding;
+    use crate::trial::*;
+
+    fn pool(name: &'static str, domain: Domain, op: fn(&Tensor, PoolOptions) -> Tensor) -> Case {
+        case(name, Twice, move |draw| {
+            let mut two = |low, high| [draw.between(low, high), draw.between(low, high)];
+            let (mut n, window, stride) = (two(1, 7), two(1, 4), two(1, 3));
+            let padding = draw_padding(draw, &mut n, window, window);
+            let sizes = [draw.of(&[1, 2, 0]), n[0], n[1], draw.of(&[1, 3, 2, 0, 17])];
+            let options = PoolOptions { window, stride, padding };
+            Trial::new(vec![Input::floats(draw, sizes, domain)], move |x| vec![op(&x[0], options)])
+        })
+    }
+
+    cases![
+        pool("MaxPool", Apart, Tensor::max_pool_with)
+            .empty("x.max_pool(2)", "[0, 4, 4, 3]", "empty [0, 2, 2, 3]", |x| x[0].max_pool(2))
+            .empty("x.max_pool(2)", "[1, 0, 4, 3]", "empty [1, 0, 2, 3]", |x| x[0].max_pool(2))
+            .empty("x.max_pool(2)", "[1, 4, 4, 0]", "empty [1, 2, 2, 0]", |x| x[0].max_pool(2)),
+        pool("AveragePool", Any, Tensor::average_pool_with)
+            .empty("x.average_pool_with(2)", "[0, 4, 4, 3]", "empty [0, 2, 2, 3]", |x| x[0]
+                .average_pool_with(PoolOptions::square(2)))
+            .empty("x.average_pool_with(2)", "[1, 0, 4, 3]", "empty [1, 0, 2, 3]", |x| x[0]
+                .average_pool_with(PoolOptions::square(2)))
+            .empty("x.average_pool_with(2)", "[1, 4, 4, 0]", "empty [1, 2, 2, 0]", |x| x[0]
+                .average_pool_with(PoolOptions::square(2))),
+        case("Global average pool", Twice, |draw| {
+            let sizes = draw.solid(4);
+            Trial::new(vec![Input::floats(draw, sizes, Any)], |x| vec![x[0].global_average_pool().square()])
+        }),
+    ];
+}

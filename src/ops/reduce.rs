@@ -79,9 +79,9 @@ impl OpDef for Reduce {
                 &hit * spread(cx.dy()) / hit.sum_keep(&axes).broadcast_like(x)
             }
             ReduceKind::ArgMax | ReduceKind::ArgMin => return Ok(vec![None]),
-            // None would say that the cost does not depend on it.
-            ReduceKind::Prod | ReduceKind::Moments => {
-                return Err(Error::new(ErrorKind::Gradient, "a product of elements has no gradient so far"));
+            ReduceKind::Prod => spread(cx.dy()) * x.other_products(&self.axes),
+            ReduceKind::Moments => {
+                return Err(Error::new(ErrorKind::Gradient, "moments are an operation of their own"));
             }
         };
         Ok(vec![Some(dx)])
@@ -141,6 +141,13 @@ impl Tensor {
         &sum / self.count_per(&sum)
     }
 
+    /// The mean over some axes, which stay with size 1.
+    #[track_caller]
+    pub fn mean_keep(&self, axes: &[isize]) -> Tensor {
+        let sum = self.sum_keep(axes);
+        &sum / self.count_per(&sum)
+    }
+
     /// The largest element over some axes (none: all), which vanish.
     #[track_caller]
     pub fn max_axes(&self, axes: &[isize]) -> Tensor {
@@ -157,6 +164,12 @@ impl Tensor {
     #[track_caller]
     pub fn min_axes(&self, axes: &[isize]) -> Tensor {
         self.reduce(ReduceKind::Min, axes, false)
+    }
+
+    /// The smallest element over some axes, which stay with size 1.
+    #[track_caller]
+    pub fn min_keep(&self, axes: &[isize]) -> Tensor {
+        self.reduce(ReduceKind::Min, axes, true)
     }
 
     /// Where along `axis` the largest element is, as i64; the first if there are several.
@@ -176,4 +189,90 @@ impl Tensor {
     pub(super) fn keep_axes(&self, axes: &[usize], kept: bool) -> Tensor {
         axes.iter().filter(|_| !kept).fold(self.clone(), |t, &a| t.expand_dims(a as isize))
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::*;
+
+    const PLACE: Gradient = Never("a place, not a value");
+
+    fn along(name: &'static str, op: fn(&Tensor, isize) -> Tensor) -> Case {
+        case(name, PLACE, move |draw| {
+            let rank = draw.between(1, 3);
+            let (sizes, axis) = (draw.solid(rank), draw.below(rank) as isize);
+            // Halves are often equal: the first of them is the one.
+            Trial::new(vec![Input::floats(draw, sizes, Halves)], move |x| vec![op(&x[0], axis)])
+        })
+    }
+
+    cases![
+        reduction("Sum", Twice, Any, true, |x, axes| {
+            vec![x.square().sum_axes(axes), x.sum_keep(axes), x.sum()]
+        })
+        .empty("x.sum()", "[0, 3]", "zeros []", |x| x[0].sum())
+        .empty("x.sum_axes([0])", "[0, 3]", "zeros [3]", |x| x[0].sum_axes(&[0]))
+        .empty("x.sum_axes([1])", "[0, 3]", "empty [0]", |x| x[0].sum_axes(&[1])),
+        reduction("Mean", Twice, Any, false, |x, axes| vec![
+            x.square().mean_axes(axes),
+            x.exp().mean_keep(axes)
+        ])
+        .empty("x.mean()", "[0, 3]", "error: the mean of an empty tensor ([0, 3]) does not exist", |x| x[0]
+            .mean())
+        .empty(
+            "x.mean_axes([0])",
+            "[0, 3]",
+            "error: the mean of an empty tensor ([0, 3]) does not exist",
+            |x| x[0].mean_axes(&[0])
+        )
+        .empty("x.mean_axes([1])", "[0, 3]", "empty [0]", |x| x[0].mean_axes(&[1]))
+        .empty("x.global_average_pool()", "[0, 4, 4, 3]", "empty [0, 3]", |x| x[0].global_average_pool())
+        .empty(
+            "x.global_average_pool()",
+            "[2, 0, 4, 3]",
+            "error: the mean of an empty tensor ([2, 0, 4, 3]) does not exist",
+            |x| x[0].global_average_pool()
+        ),
+        reduction("Max", Twice, Apart, false, |x, axes| vec![x.max_axes(axes), x.exp().max_keep(axes)])
+            .empty(
+                "x.max_axes([0])",
+                "[0, 3]",
+                "error: nothing to choose from: [0, 3] is empty along the axes reduced",
+                |x| x[0].max_axes(&[0])
+            )
+            .empty("x.max_axes([1])", "[0, 3]", "empty [0]", |x| x[0].max_axes(&[1])),
+        reduction("Min", Twice, Apart, false, |x, axes| vec![x.min_axes(axes), x.exp().min_keep(axes)])
+            .empty(
+                "x.min_axes([0])",
+                "[0, 3]",
+                "error: nothing to choose from: [0, 3] is empty along the axes reduced",
+                |x| x[0].min_axes(&[0])
+            )
+            .empty("x.min_axes([1])", "[0, 3]", "empty [0]", |x| x[0].min_axes(&[1])),
+        reduction("Max of equals", Never("equal extremes are a kink"), Halves, false, |x, axes| {
+            vec![x.max_axes(axes), x.min_axes(axes)]
+        }),
+        along("ArgMax", Tensor::argmax)
+            .empty(
+                "x.argmax(0)",
+                "[0, 3]",
+                "error: nothing to choose from: [0, 3] is empty along the axes reduced",
+                |x| x[0].argmax(0)
+            )
+            .empty("x.argmax(1)", "[0, 3]", "empty [0]", |x| x[0].argmax(1)),
+        along("ArgMin", Tensor::argmin)
+            .empty(
+                "x.argmin(0)",
+                "[0, 3]",
+                "error: nothing to choose from: [0, 3] is empty along the axes reduced",
+                |x| x[0].argmin(0)
+            )
+            .empty("x.argmin(1)", "[0, 3]", "empty [0]", |x| x[0].argmin(1)),
+        // Two reductions of one space, which share a pass, and what reads them both.
+        reduction("Sums that meet", Twice, Any, true, |x, axes| {
+            let (a, b) = (x.square().sum_keep(axes), x.exp().sum_keep(axes));
+            vec![(x * &a) + &b, a, b]
+        }),
+    ];
 }

@@ -183,6 +183,14 @@ impl Tensor {
         Tensor::apply_one(Reshape(targets), &[self])
     }
 
+    /// The dims `axis` and `axis + 1` as one.
+    #[track_caller]
+    pub(super) fn merge_dims(&self, axis: usize) -> Tensor {
+        let after = (axis + 2..self.rank()).map(Target::Same);
+        let targets = (0..axis).map(Target::Same).chain([Target::Rest]).chain(after);
+        Tensor::apply_one(Reshape(targets.collect()), &[self])
+    }
+
     /// All dims but the last as one.
     #[track_caller]
     pub(super) fn as_matrix(&self) -> Tensor {
@@ -193,4 +201,56 @@ impl Tensor {
             Tensor::apply_one(Reshape(vec![Target::Rest, Target::Same(last)]), &[self])
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::trial::*;
+
+    cases![
+        case("Reshape", Twice, |draw| {
+            let rank = draw.between(1, 4);
+            let sizes = draw.solid(rank);
+            // The product of some dims, then the rest; dims of size 1 come in too.
+            let cut = draw.between(0, rank);
+            let front = sizes[..cut].iter().product::<usize>() as isize;
+            let target: Vec<isize> = match draw.below(3) {
+                0 => vec![-1],
+                1 => vec![front, 1, -1],
+                _ => vec![1, front, sizes[cut..].iter().product::<usize>() as isize],
+            };
+            Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| vec![x[0].reshape(&target).square()])
+        })
+        .empty("x.reshape([3, 0])", "[0, 3]", "empty [3, 0]", |x| x[0].reshape(&[3, 0]))
+        .empty("x.reshape([-1, 3])", "[0, 3]", "empty [0, 3]", |x| x[0].reshape(&[-1, 3]))
+        .empty("x.reshape([-1, 0])", "[0, 3]", "error: [0, 3] cannot be reshaped to [-1, 0]", |x| x[0]
+            .reshape(&[-1, 0]))
+        .empty("x.reshape([1])", "[0, 3]", "error: [0, 3] cannot be reshaped to [1]", |x| x[0].reshape(&[1]))
+        .empty("x.flatten(1)", "[0, 2, 3]", "empty [0, 6]", |x| x[0].flatten(1))
+        .empty("x.flatten(1)", "[2, 0, 3]", "empty [2, 0]", |x| x[0].flatten(1)),
+        case("Flatten", Twice, |draw| {
+            let rank = draw.between(1, 4);
+            let axis = draw.between(0, rank);
+            let sizes = draw.solid(rank);
+            Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| vec![x[0].flatten(axis).square()])
+        }),
+        case("Dims of size 1", Twice, |draw| {
+            let rank = draw.below(4);
+            let (sizes, axis) = (draw.sizes(rank), draw.below(rank + 1) as isize);
+            Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| {
+                let more = x[0].square().expand_dims(axis);
+                vec![more.squeeze(axis).exp(), more]
+            })
+        }),
+        case("ReshapeLike", Twice, |draw| {
+            let rank = draw.between(1, 3);
+            let sizes = draw.sizes(rank);
+            let flat = vec![sizes.iter().product::<usize>()];
+            let inputs = vec![Input::floats(draw, sizes, Any), Input::floats(draw, flat, Any)];
+            Trial::new(inputs, |x| vec![x[0].square().reshape_like(&x[1])])
+        })
+        .empty("x.reshape_like(y)", "[0, 3], [7, 0]", "empty [7, 0]", |x| x[0].reshape_like(&x[1]))
+        .empty("x.reshape_like(y)", "[0, 3], [1]", "error: [0, 3] cannot be reshaped to [1]", |x| x[0]
+            .reshape_like(&x[1])),
+    ];
 }

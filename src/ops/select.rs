@@ -48,7 +48,31 @@ impl OpDef for Select {
 impl Tensor {
     /// `a` where this is true, else `b`, all three broadcast together.
     #[track_caller]
+    #[doc(alias = "where")]
     pub fn select(&self, a: &Tensor, b: &Tensor) -> Tensor {
         Tensor::apply_one(Select, &[self, a, b])
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::trial::*;
+
+    /// The sizes that two inputs broadcast to.
+    fn broadcast(inputs: &[Input]) -> Vec<usize> {
+        let rank = inputs.iter().map(|i| i.sizes.len()).max().unwrap_or(0);
+        let size = |i: &Input, d: usize| (d + i.sizes.len()).checked_sub(rank).map_or(1, |at| i.sizes[at]);
+        let dim = |d| inputs.iter().map(|i| size(i, d)).find(|&n| n != 1).unwrap_or(1);
+        (0..rank).map(dim).collect()
+    }
+
+    cases![
+        case("Select", Twice, |draw| {
+            let mut inputs = pair(draw, [Elements::Floats(Any); 2]);
+            let sizes = draw.broadcasting(&broadcast(&inputs));
+            inputs.push(Input::new(draw, sizes, Elements::Bools));
+            Trial::new(inputs, |x| vec![x[2].select(&x[0], &x[1])])
+        })
+        .empty("x.select(y, z)", "bool[0, 1], [1, 3], [3]", "empty [0, 3]", |x| x[0].select(&x[1], &x[2])),
+    ];
 }

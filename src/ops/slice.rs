@@ -66,6 +66,40 @@ impl Tensor {
 
 #[cfg(test)]
 mod tests {
+    use crate::trial::*;
+
+    cases![
+        case("Slice", Twice, |draw| {
+            let rank = draw.below(4);
+            let sizes = draw.sizes(rank);
+            let begin: Vec<usize> = sizes.iter().map(|&n| draw.below(n + 1)).collect();
+            let end: Vec<Option<usize>> = sizes
+                .iter()
+                .zip(&begin)
+                .map(|(&n, &b)| if draw.below(2) == 0 { None } else { Some(draw.between(b, n)) })
+                .collect();
+            let step: Vec<usize> = (0..rank).map(|_| draw.between(1, 3)).collect();
+            Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| {
+                vec![x[0].square().strided_slice(&begin, &end, &step)]
+            })
+        })
+        .empty("x.strided_slice([0], [None], [2])", "[0]", "empty [0]", |x| x[0].strided_slice(
+            &[0],
+            &[None],
+            &[2]
+        ))
+        .empty("x.strided_slice([5], [5], [1])", "[5]", "empty [0]", |x| x[0].strided_slice(
+            &[5],
+            &[Some(5)],
+            &[1]
+        ))
+        .empty(
+            "x.strided_slice([0], [1], [1])",
+            "[0]",
+            "error: 0..1 is outside dim 0 of [0]",
+            |x| x[0].strided_slice(&[0], &[Some(1)], &[1])
+        ),
+    ];
     use crate::graph::{Graph, TensorSpec};
 
     #[test]

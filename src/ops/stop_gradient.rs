@@ -37,3 +37,11 @@ impl Tensor {
         Tensor::apply_one(StopGradient, &[self])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::*;
+
+    cases![unary("StopGradient", Never("it ends gradients on purpose"), Any, Tensor::stop_gradient),];
+}

@@ -62,3 +62,17 @@ impl Tensor {
         self.transpose(&order)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::trial::*;
+
+    cases![
+        case("Transpose", Twice, |draw| {
+            let rank = draw.below(5);
+            let (sizes, order) = (draw.sizes(rank), draw.order(rank));
+            Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| vec![x[0].transpose(&order).square()])
+        })
+        .empty("x.transpose([1, 0])", "[0, 3]", "empty [3, 0]", |x| x[0].transpose(&[1, 0])),
+    ];
+}

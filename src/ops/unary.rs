@@ -156,3 +156,40 @@ impl std::ops::Neg for Tensor {
         -&self
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::*;
+
+    const COMPARISON: Gradient = Never("a truth value");
+    const STEPS: Gradient = Never("constant by parts: no gradient on purpose");
+
+    cases![
+        unary("Neg", Twice, Any, |x| -x),
+        unary("Abs", Twice, AwayFromZero, Tensor::abs),
+        unary("Sign", STEPS, Halves, Tensor::sign),
+        unary("Exp", Twice, Any, Tensor::exp),
+        unary("Log", Twice, Positive, Tensor::log),
+        unary("Log1p", Twice, Positive, Tensor::log1p),
+        unary("Sqrt", Twice, Positive, Tensor::sqrt),
+        unary("Rsqrt", Twice, Positive, Tensor::rsqrt),
+        unary("Reciprocal", Twice, AwayFromZero, Tensor::reciprocal),
+        unary("Square", Twice, Any, Tensor::square),
+        unary("Tanh", Twice, Any, Tensor::tanh),
+        unary("Sigmoid", Twice, Any, Tensor::sigmoid),
+        unary("Erf", Twice, Any, Tensor::erf),
+        unary("Sin", Twice, Any, Tensor::sin),
+        unary("Cos", Twice, Any, Tensor::cos),
+        unary("Floor", STEPS, Halves, Tensor::floor),
+        unary("Round", STEPS, Halves, Tensor::round),
+        unary("Relu", Twice, AwayFromZero, Tensor::relu),
+        unary("IsFinite", COMPARISON, Any, |x| (x / (x - x.floor())).is_finite()),
+        case("Not", COMPARISON, |draw| {
+            let rank = draw.below(4);
+            let sizes = draw.sizes(rank);
+            Trial::new(vec![Input::new(draw, sizes, Elements::Bools)], |x| vec![x[0].logical_not()])
+        })
+        .empty("x.logical_not()", "bool[0, 3]", "empty [0, 3]", |x| x[0].logical_not()),
+    ];
+}

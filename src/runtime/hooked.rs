@@ -126,6 +126,12 @@ impl HookedRun {
         Ok(())
     }
 
+    /// The values of the tensors among what was to be run, of the last run.
+    pub fn results(&self) -> &[HostTensor] {
+        let n = self.what.iter().filter(|f| f.output.is_some()).count();
+        &self.values[..n.min(self.values.len())]
+    }
+
     /// What the last run delivered for a declared fetch; `None` if it was not due.
     pub fn value(&self, declared: Declared) -> Option<&HostTensor> {
         let (often, all) = self.places[declared.0];

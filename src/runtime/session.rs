@@ -186,7 +186,7 @@ impl Session {
             RunKind::Plain => 1 << 63 | state.run_index << 20 | state.plain_runs,
         };
         let run = RunInfo { seed: self.options.seed, draw };
-        const MAX_FEEDS: usize = 16;
+        const MAX_FEEDS: usize = 64;
         let mut values: [Feed<'_>; MAX_FEEDS] = [EMPTY.get_or_init(|| HostTensor::scalar(0u8)); MAX_FEEDS];
         if feeds.len() > MAX_FEEDS {
             return Err(Error::argument(format!(

@@ -1,5 +1,11 @@
-//! Towers: replicas of a model in the graph, and the context in which a tower function builds one.
+//! Towers: replicas of a model in the graph, the function that builds one, and the context it is called with.
 
 mod context;
+mod func;
+mod handle;
+mod model_desc;
 
 pub use context::{Mode, TowerContext};
+pub use func::TowerFunc;
+pub use handle::{TowerHandle, Towers};
+pub use model_desc::ModelDesc;

@@ -1,10 +1,9 @@
 //! The chain of truth for one trial.
 
-use super::cases::Gradient;
-use super::trial::Trial;
 use crate::autodiff::gradients;
 use crate::graph::{Fetch, Graph, Tensor};
 use crate::runtime::{IntoFetch, Session, SessionOptions};
+use crate::trial::{Gradient, Trial};
 use tensorpack_kernels::Isa;
 use tensorpack_tensor::{CounterRng, DType, HostTensor};
 

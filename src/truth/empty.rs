@@ -1,127 +1,12 @@
-//! What operations do with nothing: as `docs/empty-inputs.md` says, row by row.
+//! What operations do with nothing. What works element by element makes nothing of nothing; all else is said by the
+//! operations' own cases, which make the table of `docs/empty-inputs.md`.
 
 use super::completeness::{OF_GRADIENTS, names_in_source};
 use crate::graph::{Graph, NodeKind, Tensor, TensorSpec};
-use crate::kir::ReduceKind;
-use crate::ops::{Conv2dOptions, Padding, PoolOptions};
 use crate::runtime::Session;
+use crate::trial::{Case, Draw, all_cases};
 use std::collections::BTreeSet;
-use tensorpack_tensor::{DType, HostTensor, Result};
-
-const TABLE: &str = include_str!("../../docs/empty-inputs.md");
-
-type Call = (&'static str, fn(&[Tensor]) -> Tensor);
-
-/// The calls of the table, as its second column writes them.
-const CALLS: &[Call] = &[
-    ("-x", |x| -&x[0]),
-    ("x.abs()", |x| x[0].abs()),
-    ("x.sign()", |x| x[0].sign()),
-    ("x.exp()", |x| x[0].exp()),
-    ("x.log()", |x| x[0].log()),
-    ("x.log1p()", |x| x[0].log1p()),
-    ("x.sqrt()", |x| x[0].sqrt()),
-    ("x.rsqrt()", |x| x[0].rsqrt()),
-    ("x.reciprocal()", |x| x[0].reciprocal()),
-    ("x.square()", |x| x[0].square()),
-    ("x.tanh()", |x| x[0].tanh()),
-    ("x.sigmoid()", |x| x[0].sigmoid()),
-    ("x.erf()", |x| x[0].erf()),
-    ("x.sin()", |x| x[0].sin()),
-    ("x.cos()", |x| x[0].cos()),
-    ("x.floor()", |x| x[0].floor()),
-    ("x.round()", |x| x[0].round()),
-    ("x.relu()", |x| x[0].relu()),
-    ("x.is_finite()", |x| x[0].is_finite()),
-    ("x.logical_not()", |x| x[0].logical_not()),
-    ("x + y", |x| &x[0] + &x[1]),
-    ("x - y", |x| &x[0] - &x[1]),
-    ("x * y", |x| &x[0] * &x[1]),
-    ("x / y", |x| &x[0] / &x[1]),
-    ("x.maximum(y)", |x| x[0].maximum(&x[1])),
-    ("x.minimum(y)", |x| x[0].minimum(&x[1])),
-    ("x.pow(y)", |x| x[0].pow(&x[1])),
-    ("x.equal(y)", |x| x[0].equal(&x[1])),
-    ("x.not_equal(y)", |x| x[0].not_equal(&x[1])),
-    ("x.less(y)", |x| x[0].less(&x[1])),
-    ("x.less_equal(y)", |x| x[0].less_equal(&x[1])),
-    ("x.greater(y)", |x| x[0].greater(&x[1])),
-    ("x.greater_equal(y)", |x| x[0].greater_equal(&x[1])),
-    ("x.logical_and(y)", |x| x[0].logical_and(&x[1])),
-    ("x.logical_or(y)", |x| x[0].logical_or(&x[1])),
-    ("x.select(y, z)", |x| x[0].select(&x[1], &x[2])),
-    ("x.cast(I32)", |x| x[0].cast(DType::I32)),
-    ("x.all_reduce(key, 1)", |x| x[0].all_reduce("key".into(), 1)),
-    ("x.stop_gradient()", |x| x[0].stop_gradient()),
-    ("x.random_uniform_like(F32)", |x| x[0].random_uniform_like(DType::F32)),
-    ("constant(empty)", |x| x[0].graph().constant(HostTensor::zeros(DType::F32, [0, 3]).unwrap())),
-    ("x.one_hot(4, F32)", |x| x[0].one_hot(4, DType::F32)),
-    ("x.one_hot(0, F32)", |x| x[0].one_hot(0, DType::F32)),
-    ("x.transpose([1, 0])", |x| x[0].transpose(&[1, 0])),
-    ("x.reshape([3, 0])", |x| x[0].reshape(&[3, 0])),
-    ("x.reshape([-1, 3])", |x| x[0].reshape(&[-1, 3])),
-    ("x.reshape([-1, 0])", |x| x[0].reshape(&[-1, 0])),
-    ("x.reshape([1])", |x| x[0].reshape(&[1])),
-    ("x.flatten(1)", |x| x[0].flatten(1)),
-    ("x.reshape_like(y)", |x| x[0].reshape_like(&x[1])),
-    ("x.broadcast_like(y)", |x| x[0].broadcast_like(&x[1])),
-    ("x.sum_like(y)", |x| x[0].sum_like(&x[1])),
-    ("x.strided_slice([0], [None], [2])", |x| x[0].strided_slice(&[0], &[None], &[2])),
-    ("x.strided_slice([5], [5], [1])", |x| x[0].strided_slice(&[5], &[Some(5)], &[1])),
-    ("x.strided_slice([0], [1], [1])", |x| x[0].strided_slice(&[0], &[Some(1)], &[1])),
-    ("x.pad([1], [2], [3])", |x| x[0].pad(&[1], &[2], &[3])),
-    ("x.sum()", |x| x[0].sum()),
-    ("x.sum_axes([0])", |x| x[0].sum_axes(&[0])),
-    ("x.sum_axes([1])", |x| x[0].sum_axes(&[1])),
-    ("product over [0]", |x| x[0].reduce(ReduceKind::Prod, &[0], false)),
-    ("x.mean()", |x| x[0].mean()),
-    ("x.mean_axes([0])", |x| x[0].mean_axes(&[0])),
-    ("x.mean_axes([1])", |x| x[0].mean_axes(&[1])),
-    ("x.max_axes([0])", |x| x[0].max_axes(&[0])),
-    ("x.max_axes([1])", |x| x[0].max_axes(&[1])),
-    ("x.min_axes([0])", |x| x[0].min_axes(&[0])),
-    ("x.min_axes([1])", |x| x[0].min_axes(&[1])),
-    ("x.argmax(0)", |x| x[0].argmax(0)),
-    ("x.argmax(1)", |x| x[0].argmax(1)),
-    ("x.argmin(0)", |x| x[0].argmin(0)),
-    ("x.argmin(1)", |x| x[0].argmin(1)),
-    ("x.moments([0]).0", |x| x[0].moments(&[0]).0),
-    ("x.moments([1]).1", |x| x[0].moments(&[1]).1),
-    ("x.matmul(y)", |x| x[0].matmul(&x[1])),
-    ("x.conv2d(y), SAME", |x| x[0].conv2d(&x[1], Conv2dOptions::default())),
-    ("x.conv2d(y), VALID", |x| {
-        x[0].conv2d(&x[1], Conv2dOptions { padding: Padding::Valid, ..Conv2dOptions::default() })
-    }),
-    ("x.max_pool(2)", |x| x[0].max_pool(2)),
-    ("x.average_pool_with(2)", |x| x[0].average_pool_with(PoolOptions::square(2))),
-    ("x.global_average_pool()", |x| x[0].global_average_pool()),
-    ("x.softmax()", |x| x[0].softmax()),
-    ("x.log_softmax()", |x| x[0].log_softmax()),
-    ("x.log_sum_exp()", |x| x[0].log_sum_exp()),
-    ("x.sparse_softmax_cross_entropy(y)", |x| x[0].sparse_softmax_cross_entropy(&x[1])),
-    ("x.dropout(0.5)", |x| x[0].dropout(0.5)),
-];
-
-/// One row of the table.
-struct Row {
-    op: String,
-    call: String,
-    inputs: String,
-    result: String,
-}
-
-fn rows() -> Vec<Row> {
-    let lines = TABLE.lines().filter(|l| l.starts_with("| ") && !l.starts_with("| op "));
-    lines
-        .map(|line| {
-            let cells: Vec<String> =
-                line.trim_matches('|').split('|').map(|c| c.trim().replace('`', "")).collect();
-            let [op, call, inputs, result] =
-                cells.try_into().unwrap_or_else(|_| panic!("four cells: {line}"));
-            Row { op, call, inputs, result }
-        })
-        .collect()
-}
+use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
 
 /// `[0, 3], i32[0]` as types and sizes; the type is f32 where none is written.
 fn tensors(text: &str) -> Vec<(DType, Vec<usize>)> {
@@ -168,30 +53,6 @@ fn run(
     (result, ops)
 }
 
-#[test]
-fn the_table_says_what_happens() {
-    for row in rows() {
-        let what = format!("{}: {} of {}", row.op, row.call, row.inputs);
-        let (_, call) =
-            CALLS.iter().find(|(c, _)| *c == row.call).unwrap_or_else(|| panic!("{what} is no call"));
-        let inputs = tensors(&row.inputs);
-        let (found, ops) = run(*call, &inputs, false);
-        let found = in_words(&found);
-        match row.result.strip_prefix("error: ") {
-            Some(text) => assert!(found.starts_with("error: ") && found.contains(text), "{what}: {found}"),
-            None => {
-                assert_eq!(found, row.result, "{what}");
-                assert!(ops.contains(&row.op), "{what} makes no {}: {ops:?}", row.op);
-            }
-        }
-        // A size that is known only when the graph runs ends the same.
-        let late = in_words(&run(*call, &inputs, true).0);
-        let [early, late] =
-            [found, late].map(|f| if f.starts_with("error: ") { "error".to_string() } else { f });
-        assert_eq!(early, late, "{what}, its first size known late");
-    }
-}
-
 /// A result as the table writes it.
 fn in_words(result: &Result<HostTensor>) -> String {
     match result {
@@ -207,13 +68,72 @@ fn in_words(result: &Result<HostTensor>) -> String {
 }
 
 #[test]
-fn every_operation_has_a_row() {
-    let rows = rows();
-    let there: BTreeSet<&str> = rows.iter().map(|r| r.op.as_str()).collect();
+fn calls_on_nothing_give_what_their_cases_say() {
+    for case in all_cases() {
+        for empty in &case.empties {
+            let what = format!("{}: {} of {}", case.name, empty.call, empty.inputs);
+            let inputs = tensors(empty.inputs);
+            let found = in_words(&run(empty.build, &inputs, false).0);
+            match empty.result.strip_prefix("error: ") {
+                Some(text) => {
+                    assert!(found.starts_with("error: ") && found.contains(text), "{what}: {found}")
+                }
+                None => assert_eq!(found, empty.result, "{what}"),
+            }
+            // A size that is known only when the graph runs ends the same.
+            let late = in_words(&run(empty.build, &inputs, true).0);
+            let [early, late] =
+                [found, late].map(|f| if f.starts_with("error: ") { "error".to_string() } else { f });
+            assert_eq!(early, late, "{what}, its first size known late");
+        }
+    }
+}
+
+/// The operations of one trial of an elementwise case in which some input is empty; that the result is, too.
+fn elementwise_of_nothing(case: &Case) -> BTreeSet<String> {
+    let rng = CounterRng::new(0, case.name);
+    for attempt in 0..200 {
+        let choices: Vec<u32> = (0..48).map(|i| rng.word(attempt, i)).collect();
+        let trial = (case.draw)(&mut Draw::new(&choices));
+        if trial.inputs[0].len() > 0 {
+            continue;
+        }
+        let graph = Graph::new();
+        let inputs = trial.inputs.iter().enumerate();
+        let x: Vec<Tensor> = inputs.map(|(i, x)| x.tensor(&graph, &format!("x{i}"), DType::F32)).collect();
+        let y = (trial.build)(&x);
+        let frozen = graph.freeze().unwrap();
+        let ops = frozen.nodes().iter().filter(|n| matches!(n.kind, NodeKind::Op(_)));
+        let ops = ops.map(|n| n.kind.name().to_string()).collect();
+        let session = Session::new(frozen).unwrap();
+        let fed: Vec<(String, HostTensor)> = trial
+            .inputs
+            .iter()
+            .enumerate()
+            .map(|(i, x)| (format!("x{i}"), x.feed(DType::F32, &x.values(&rng, 0, x.len()))))
+            .collect();
+        let feeds: Vec<(&str, &HostTensor)> = fed.iter().map(|(n, v)| (n.as_str(), v)).collect();
+        let result = session.run(&[&y[0]], &feeds).unwrap().remove(0);
+        assert!(result.is_empty(), "{} of {:?} is {result:?}", case.name, trial.inputs);
+        return ops;
+    }
+    panic!("no trial of {} had an empty input", case.name);
+}
+
+#[test]
+fn every_operation_says_what_it_makes_of_nothing() {
+    let mut said = BTreeSet::new();
+    for case in all_cases() {
+        if case.elementwise {
+            said.extend(elementwise_of_nothing(&case));
+        }
+        for empty in &case.empties {
+            said.insert(case.name.to_string());
+            said.extend(run(empty.build, &tensors(empty.inputs), false).1);
+        }
+    }
     let names = names_in_source();
     let missing: Vec<&String> =
-        names.iter().filter(|n| !there.contains(n.as_str()) && !OF_GRADIENTS.contains(&n.as_str())).collect();
-    assert!(missing.is_empty(), "operations without a row in docs/empty-inputs.md: {missing:?}");
-    let unused: Vec<&str> = CALLS.iter().map(|c| c.0).filter(|c| rows.iter().all(|r| r.call != *c)).collect();
-    assert!(unused.is_empty(), "calls without a row: {unused:?}");
+        names.iter().filter(|n| !said.contains(*n) && !OF_GRADIENTS.contains(&n.as_str())).collect();
+    assert!(missing.is_empty(), "operations whose cases say nothing of empty inputs: {missing:?}");
 }

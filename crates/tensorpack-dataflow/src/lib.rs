@@ -58,6 +58,7 @@ mod print;
 mod test_speed;
 mod parallel;
 pub mod dataset;
+pub mod image;
 
 pub use batch::Batch;
 pub use batch_by_shape::BatchByShape;

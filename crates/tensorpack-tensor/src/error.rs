@@ -35,6 +35,8 @@ pub enum ErrorKind {
     Data,
     /// A wait that took longer than it may.
     Deadline,
+    /// A signal asked the process to end.
+    Interrupted,
     /// The engine itself failed: a panic in a kernel, a poisoned session.
     Engine,
 }

@@ -4,33 +4,33 @@
 use tensorpack_tensor::CounterRng;
 
 /// Choices, taken one after the other; zeros when they run out.
-pub(super) struct Draw<'a> {
+pub(crate) struct Draw<'a> {
     choices: std::slice::Iter<'a, u32>,
 }
 
 impl Draw<'_> {
-    pub(super) fn new(choices: &[u32]) -> Draw<'_> {
+    pub(crate) fn new(choices: &[u32]) -> Draw<'_> {
         Draw { choices: choices.iter() }
     }
 
     /// A number below `n`.
-    pub(super) fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         self.choices.next().map_or(0, |&c| c as usize % n)
     }
 
     /// One of a list.
-    pub(super) fn of<T: Copy>(&mut self, list: &[T]) -> T {
+    pub(crate) fn of<T: Copy>(&mut self, list: &[T]) -> T {
         list[self.below(list.len())]
     }
 
     /// A number between the two, both included.
-    pub(super) fn between(&mut self, low: usize, high: usize) -> usize {
+    pub(crate) fn between(&mut self, low: usize, high: usize) -> usize {
         low + self.below(high - low + 1)
     }
 
     /// Sizes of `rank` dims: 0 and 1, and numbers that no vector length divides. There are few elements in all, but at
     /// times enough for several tiles and threads.
-    pub(super) fn sizes(&mut self, rank: usize) -> Vec<usize> {
+    pub(crate) fn sizes(&mut self, rank: usize) -> Vec<usize> {
         let large = self.below(16) == 15;
         let mut room = if large { 4000 } else { 200 };
         let mut dim = |draw: &mut Self| {
@@ -47,25 +47,25 @@ impl Draw<'_> {
     }
 
     /// Sizes of which none is 0.
-    pub(super) fn solid(&mut self, rank: usize) -> Vec<usize> {
+    pub(crate) fn solid(&mut self, rank: usize) -> Vec<usize> {
         self.sizes(rank).into_iter().map(|n| n.max(1)).collect()
     }
 
     /// Sizes that broadcast to `full`: some leading dims left away, some others 1.
-    pub(super) fn broadcasting(&mut self, full: &[usize]) -> Vec<usize> {
+    pub(crate) fn broadcasting(&mut self, full: &[usize]) -> Vec<usize> {
         let skipped = if self.below(3) == 2 { self.below(full.len() + 1) } else { 0 };
         full[skipped..].iter().map(|&n| if self.below(4) == 3 { 1 } else { n }).collect()
     }
 
     /// An order of `rank` dims.
-    pub(super) fn order(&mut self, rank: usize) -> Vec<usize> {
+    pub(crate) fn order(&mut self, rank: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..rank).collect();
         (1..rank).for_each(|i| order.swap(i, i - self.below(i + 1)));
         order
     }
 
     /// Some of `rank` axes, at least one if there is one, some counted from the end.
-    pub(super) fn axes(&mut self, rank: usize) -> Vec<isize> {
+    pub(crate) fn axes(&mut self, rank: usize) -> Vec<isize> {
         let mut axes: Vec<usize> = (0..rank).filter(|_| self.below(2) == 0).collect();
         if axes.is_empty() && rank > 0 {
             axes.push(self.below(rank));
@@ -76,7 +76,7 @@ impl Draw<'_> {
 
 /// What the elements of an input may be.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Domain {
+pub(crate) enum Domain {
     /// Between -2 and 2.
     Any,
     /// Between 0.5 and 2.5.
@@ -92,7 +92,7 @@ pub(super) enum Domain {
 impl Domain {
     /// Values for `n` elements, of which `before` elements of other inputs come first, `total` in all. They are the
     /// same in f32.
-    pub(super) fn values(self, rng: &CounterRng, n: usize, before: usize, total: usize) -> Vec<f64> {
+    pub(crate) fn values(self, rng: &CounterRng, n: usize, before: usize, total: usize) -> Vec<f64> {
         let uniform = |i: usize| rng.uniform(1, (before + i) as u64);
         let ranks = || {
             let mut places: Vec<usize> = (0..total).collect();

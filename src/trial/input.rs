@@ -5,23 +5,23 @@ use crate::graph::{Graph, Tensor, TensorSpec};
 use tensorpack_tensor::{CounterRng, DType, HostTensor};
 
 /// From inputs to outputs.
-pub(super) type Build = Box<dyn Fn(&[Tensor]) -> Vec<Tensor>>;
+pub(crate) type Build = Box<dyn Fn(&[Tensor]) -> Vec<Tensor>>;
 
 /// An operation with drawn attributes, and the inputs it takes.
-pub(super) struct Trial {
-    pub(super) inputs: Vec<Input>,
-    pub(super) build: Build,
+pub(crate) struct Trial {
+    pub(crate) inputs: Vec<Input>,
+    pub(crate) build: Build,
 }
 
 impl Trial {
-    pub(super) fn new(inputs: Vec<Input>, build: impl Fn(&[Tensor]) -> Vec<Tensor> + 'static) -> Trial {
+    pub(crate) fn new(inputs: Vec<Input>, build: impl Fn(&[Tensor]) -> Vec<Tensor> + 'static) -> Trial {
         Trial { inputs, build: Box::new(build) }
     }
 }
 
 /// What the elements of an input are.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Elements {
+pub(crate) enum Elements {
     /// Of the float type that the trial is run in.
     Floats(Domain),
     /// Integers of this type, from 0 to below this.
@@ -32,7 +32,7 @@ pub(super) enum Elements {
 
 /// How the input's elements lie in what is fed, so that kernels meet strides.
 #[derive(Clone, Debug)]
-pub(super) enum Layout {
+pub(crate) enum Layout {
     /// As they are.
     Dense,
     /// With the dims in this order.
@@ -43,8 +43,8 @@ pub(super) enum Layout {
 
 /// An input.
 #[derive(Clone, Debug)]
-pub(super) struct Input {
-    pub(super) sizes: Vec<usize>,
+pub(crate) struct Input {
+    pub(crate) sizes: Vec<usize>,
     elements: Elements,
     layout: Layout,
     /// Whether the first size is known only when fed.
@@ -52,7 +52,7 @@ pub(super) struct Input {
 }
 
 impl Input {
-    pub(super) fn new(draw: &mut Draw<'_>, sizes: impl Into<Vec<usize>>, elements: Elements) -> Input {
+    pub(crate) fn new(draw: &mut Draw<'_>, sizes: impl Into<Vec<usize>>, elements: Elements) -> Input {
         let sizes = sizes.into();
         let layout = match draw.below(4) {
             2 => Layout::Permuted(draw.order(sizes.len())),
@@ -62,20 +62,20 @@ impl Input {
         Input { open: draw.below(3) == 2, sizes, elements, layout }
     }
 
-    pub(super) fn floats(draw: &mut Draw<'_>, sizes: impl Into<Vec<usize>>, domain: Domain) -> Input {
+    pub(crate) fn floats(draw: &mut Draw<'_>, sizes: impl Into<Vec<usize>>, domain: Domain) -> Input {
         Input::new(draw, sizes, Elements::Floats(domain))
     }
 
     /// With all sizes known while the graph is built.
-    pub(super) fn closed(self) -> Input {
+    pub(crate) fn closed(self) -> Input {
         Input { open: false, ..self }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.sizes.iter().product()
     }
 
-    pub(super) fn is_float(&self) -> bool {
+    pub(crate) fn is_float(&self) -> bool {
         matches!(self.elements, Elements::Floats(_))
     }
 
@@ -97,7 +97,7 @@ impl Input {
     }
 
     /// The values it holds.
-    pub(super) fn values(&self, rng: &CounterRng, before: usize, total: usize) -> Vec<f64> {
+    pub(crate) fn values(&self, rng: &CounterRng, before: usize, total: usize) -> Vec<f64> {
         let uniform = |i: usize| rng.uniform(3, (before + i) as u64);
         match self.elements {
             Elements::Floats(domain) => domain.values(rng, self.len(), before, total),
@@ -107,7 +107,7 @@ impl Input {
     }
 
     /// What is fed so that it holds `values`.
-    pub(super) fn feed(&self, float: DType, values: &[f64]) -> HostTensor {
+    pub(crate) fn feed(&self, float: DType, values: &[f64]) -> HostTensor {
         let fed = self.fed_sizes();
         // What a slice leaves out is far from what it takes, so that reading it shows.
         let mut elements = vec![77.0; fed.iter().product()];
@@ -127,7 +127,7 @@ impl Input {
     }
 
     /// The input in a graph, under `name`.
-    pub(super) fn tensor(&self, graph: &Graph, name: &str, float: DType) -> Tensor {
+    pub(crate) fn tensor(&self, graph: &Graph, name: &str, float: DType) -> Tensor {
         let fed = self.fed_sizes();
         let first_is_open = |d: usize| match &self.layout {
             Layout::Permuted(order) => self.open && order[d] == 0,

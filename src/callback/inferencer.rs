@@ -1,0 +1,207 @@
+//! What is made of the results of inference.
+
+use crate::graph::Tensor;
+use crate::tower::TowerHandle;
+use tensorpack_tensor::{Error, HostTensor, Result};
+
+/// Makes statistics of the results of a pass of inference.
+pub trait Inferencer {
+    /// What it wants to see of every batch.
+    fn fetches(&mut self, tower: &TowerHandle) -> Result<Vec<Tensor>>;
+
+    /// Before a pass.
+    fn start(&mut self);
+
+    /// The values of what it wanted, of a batch with this many examples.
+    fn batch(&mut self, values: &[HostTensor], examples: usize) -> Result<()>;
+
+    /// After a pass: the statistics.
+    fn finish(&mut self) -> Vec<(String, f64)>;
+
+    /// The names of its statistics.
+    fn names(&self) -> Vec<String>;
+}
+
+/// Means of scalars over all examples: a batch counts by its size, so a smaller last one is counted right.
+#[derive(Clone, Debug)]
+pub struct ScalarStats {
+    names: Vec<String>,
+    prefix: String,
+    sums: Vec<f64>,
+    examples: f64,
+}
+
+impl ScalarStats {
+    /// Of the scalar of this name in the tower; it is called `validation_NAME`.
+    pub fn new(name: impl Into<String>) -> ScalarStats {
+        ScalarStats::of([name.into()])
+    }
+
+    /// Of several scalars.
+    pub fn of<S: Into<String>>(names: impl IntoIterator<Item = S>) -> ScalarStats {
+        let names = names.into_iter().map(Into::into).collect();
+        ScalarStats { names, prefix: "validation".into(), sums: Vec::new(), examples: 0.0 }
+    }
+
+    /// Called `PREFIX_NAME`, or `NAME` if the prefix is empty.
+    #[must_use]
+    pub fn prefix(self, prefix: impl Into<String>) -> ScalarStats {
+        ScalarStats { prefix: prefix.into(), ..self }
+    }
+}
+
+impl Inferencer for ScalarStats {
+    fn fetches(&mut self, tower: &TowerHandle) -> Result<Vec<Tensor>> {
+        let scalar = |name: &String| {
+            let tensor = tower.get_tensor(name)?;
+            match tensor.rank() {
+                0 => Ok(tensor),
+                _ => Err(Error::shape(format!("{name} is {}, not a scalar", tensor.shape()))),
+            }
+        };
+        self.names.iter().map(scalar).collect()
+    }
+
+    fn start(&mut self) {
+        self.sums = vec![0.0; self.names.len()];
+        self.examples = 0.0;
+    }
+
+    fn batch(&mut self, values: &[HostTensor], examples: usize) -> Result<()> {
+        self.examples += examples as f64;
+        for (sum, value) in self.sums.iter_mut().zip(values) {
+            *sum += value.to_scalar()? * examples as f64;
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Vec<(String, f64)> {
+        self.names().into_iter().zip(&self.sums).map(|(name, sum)| (name, sum / self.examples)).collect()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let last = |name: &String| name.rsplit('/').next().unwrap_or(name).to_string();
+        let full = |name| {
+            if self.prefix.is_empty() { last(name) } else { format!("{}_{}", self.prefix, last(name)) }
+        };
+        self.names.iter().map(full).collect()
+    }
+}
+
+/// The share of wrong examples, of a vector with one number, 0 or 1, for each.
+#[derive(Clone, Debug)]
+pub struct ClassificationError {
+    tensor: String,
+    name: String,
+    wrong: f64,
+    examples: f64,
+}
+
+impl ClassificationError {
+    /// Of the vector of this name in the tower, called `name`.
+    pub fn new(tensor: impl Into<String>, name: impl Into<String>) -> ClassificationError {
+        ClassificationError { tensor: tensor.into(), name: name.into(), wrong: 0.0, examples: 0.0 }
+    }
+}
+
+impl Default for ClassificationError {
+    /// Of `incorrect_vector`, called `validation_error`.
+    fn default() -> ClassificationError {
+        ClassificationError::new("incorrect_vector", "validation_error")
+    }
+}
+
+impl Inferencer for ClassificationError {
+    fn fetches(&mut self, tower: &TowerHandle) -> Result<Vec<Tensor>> {
+        let tensor = tower.get_tensor(&self.tensor)?;
+        match tensor.rank() {
+            1 => Ok(vec![tensor]),
+            _ => Err(Error::shape(format!("{} is {}, not a vector", self.tensor, tensor.shape()))),
+        }
+    }
+
+    fn start(&mut self) {
+        (self.wrong, self.examples) = (0.0, 0.0);
+    }
+
+    fn batch(&mut self, values: &[HostTensor], _: usize) -> Result<()> {
+        self.wrong += values[0].to_f64_vec().iter().sum::<f64>();
+        self.examples += values[0].len() as f64;
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Vec<(String, f64)> {
+        vec![(self.name.clone(), if self.examples > 0.0 { self.wrong / self.examples } else { 0.0 })]
+    }
+
+    fn names(&self) -> Vec<String> {
+        vec![self.name.clone()]
+    }
+}
+
+/// Precision and recall of yes-no predictions: `PREFIX_precision` and `PREFIX_recall`, 0 where there is none.
+#[derive(Clone, Debug)]
+pub struct BinaryClassificationStats {
+    prediction: String,
+    label: String,
+    prefix: String,
+    positive: f64,
+    predicted: f64,
+    both: f64,
+}
+
+impl BinaryClassificationStats {
+    /// Of the predictions and labels of these names in the tower, both of zeros and ones; the prefix is `val`.
+    pub fn new(prediction: impl Into<String>, label: impl Into<String>) -> BinaryClassificationStats {
+        let (prediction, label) = (prediction.into(), label.into());
+        BinaryClassificationStats {
+            prediction,
+            label,
+            prefix: "val".into(),
+            positive: 0.0,
+            predicted: 0.0,
+            both: 0.0,
+        }
+    }
+
+    /// With another prefix.
+    #[must_use]
+    pub fn prefix(self, prefix: impl Into<String>) -> BinaryClassificationStats {
+        BinaryClassificationStats { prefix: prefix.into(), ..self }
+    }
+}
+
+impl Inferencer for BinaryClassificationStats {
+    fn fetches(&mut self, tower: &TowerHandle) -> Result<Vec<Tensor>> {
+        Ok(vec![tower.get_tensor(&self.prediction)?, tower.get_tensor(&self.label)?])
+    }
+
+    fn start(&mut self) {
+        (self.positive, self.predicted, self.both) = (0.0, 0.0, 0.0);
+    }
+
+    fn batch(&mut self, values: &[HostTensor], _: usize) -> Result<()> {
+        let (predicted, label) = (values[0].to_f64_vec(), values[1].to_f64_vec());
+        if predicted.len() != label.len() {
+            let why = format!("{} predictions and {} labels", predicted.len(), label.len());
+            return Err(Error::shape(why));
+        }
+        for (p, l) in predicted.iter().zip(&label) {
+            let (p, l) = (f64::from(u8::from(*p != 0.0)), f64::from(u8::from(*l != 0.0)));
+            self.predicted += p;
+            self.positive += l;
+            self.both += p * l;
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Vec<(String, f64)> {
+        let share = |of: f64| if of > 0.0 { self.both / of } else { 0.0 };
+        let values = [share(self.predicted), share(self.positive)];
+        self.names().into_iter().zip(values).collect()
+    }
+
+    fn names(&self) -> Vec<String> {
+        ["precision", "recall"].map(|what| format!("{}_{what}", self.prefix)).into()
+    }
+}

@@ -1,0 +1,90 @@
+//! Moving averages of scalars, for the monitors.
+
+use super::{Callback, Fetched, GraphCx, HookCx, Statistic, When};
+use crate::graph::MOVING_SUMMARIES;
+use crate::runtime::Cadence;
+use serde_json::{Map, Value, json};
+use tensorpack_tensor::{Error, Result};
+
+/// Keeps a moving average of every scalar given to
+/// [`TowerContext::moving_summary`](crate::tower::TowerContext::moving_summary), and puts it once an epoch.
+///
+/// After `t` values `x` the average is `(1 - d) * sum(d^(t - i) * x_i) / (1 - d^t)`: one over the values so far, with the
+/// newest counting most.
+#[derive(Debug)]
+pub struct MovingAverageSummary {
+    decay: f64,
+    averages: Vec<Average>,
+}
+
+#[derive(Debug)]
+struct Average {
+    name: String,
+    fetched: Fetched,
+    sum: f64,
+    /// `d^t`.
+    power: f64,
+}
+
+impl Default for MovingAverageSummary {
+    fn default() -> MovingAverageSummary {
+        MovingAverageSummary { decay: 0.95, averages: Vec::new() }
+    }
+}
+
+impl MovingAverageSummary {
+    /// With another decay than 0.95.
+    #[must_use]
+    pub fn decay(self, decay: f64) -> MovingAverageSummary {
+        MovingAverageSummary { decay, ..self }
+    }
+}
+
+impl Callback for MovingAverageSummary {
+    fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
+        for (name, tensor) in g.summaries(MOVING_SUMMARIES) {
+            if tensor.rank() > 0 {
+                return Err(Error::shape(format!("{name} is {}, not a scalar", tensor.shape())));
+            }
+            let fetched = g.fetch(&tensor, Cadence::EveryRun);
+            self.averages.push(Average { name, fetched, sum: 0.0, power: 1.0 });
+        }
+        Ok(())
+    }
+
+    fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+        for a in &mut self.averages {
+            let Some(x) = cx.scalar(a.fetched) else { return Ok(()) };
+            a.sum = self.decay * a.sum + (1.0 - self.decay) * x;
+            a.power *= self.decay;
+        }
+        if cx.last_of_epoch() {
+            for a in &self.averages {
+                cx.put_scalar(&a.name, a.sum / (1.0 - a.power));
+            }
+        }
+        Ok(())
+    }
+
+    fn makes(&self) -> Vec<Statistic> {
+        self.averages.iter().map(|a| Statistic::new(a.name.as_str(), When::Run)).collect()
+    }
+
+    fn state(&self) -> Value {
+        self.averages
+            .iter()
+            .map(|a| (a.name.clone(), json!([a.sum.to_bits(), a.power.to_bits()])))
+            .collect::<Map<_, _>>()
+            .into()
+    }
+
+    fn load_state(&mut self, state: &Value) -> Result<()> {
+        for a in &mut self.averages {
+            let bits = |i: usize| state[&a.name][i].as_u64().map(f64::from_bits);
+            if let (Some(sum), Some(power)) = (bits(0), bits(1)) {
+                (a.sum, a.power) = (sum, power);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,34 @@
+//! Update operations, with every step.
+
+use super::{Callback, GraphCx};
+use crate::graph::UPDATE_OPS;
+use tensorpack_tensor::Result;
+
+/// Runs the operations of a collection along with every step: those that keep batch normalisation's running statistics,
+/// unless said otherwise.
+#[derive(Debug)]
+pub struct RunUpdateOps {
+    collection: String,
+}
+
+impl Default for RunUpdateOps {
+    fn default() -> RunUpdateOps {
+        RunUpdateOps::of(UPDATE_OPS)
+    }
+}
+
+impl RunUpdateOps {
+    /// Of this collection.
+    pub fn of(collection: impl Into<String>) -> RunUpdateOps {
+        RunUpdateOps { collection: collection.into() }
+    }
+}
+
+impl Callback for RunUpdateOps {
+    fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
+        for op in g.graph().collection_ops(&self.collection) {
+            g.run_along(&op);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,80 @@
+//! From samples to what is fed.
+
+use super::input_source::scope;
+use crate::graph::{Tensor, TensorSpec};
+use crate::tower::TowerContext;
+use tensorpack_dataflow::Sample;
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+
+/// The inputs that are fed, tower after tower, and what they are fed with.
+#[derive(Debug, Default)]
+pub(super) struct Feeds {
+    specs: Vec<TensorSpec>,
+    /// Inputs of one tower.
+    inputs: usize,
+    feeds: Vec<(String, HostTensor)>,
+}
+
+impl Feeds {
+    /// Adds the inputs of one more tower.
+    pub(super) fn tower(&mut self, t: &TowerContext, signature: &[TensorSpec]) -> Vec<Tensor> {
+        let scope = scope(t);
+        let specs: Vec<TensorSpec> = signature.iter().map(|s| s.within(&scope)).collect();
+        let tensors = specs.iter().map(|s| t.graph().placeholder(s)).collect();
+        self.inputs = signature.len();
+        self.feeds.extend(specs.iter().map(|s| (s.name.clone(), HostTensor::scalar(0u8))));
+        self.specs.extend(specs);
+        tensors
+    }
+
+    /// How many towers are fed.
+    pub(super) fn towers(&self) -> usize {
+        self.specs.len() / self.inputs.max(1)
+    }
+
+    /// What tower `tower` is fed with next.
+    pub(super) fn fill(&mut self, tower: usize, sample: Sample) -> Result<()> {
+        if sample.len() != self.inputs {
+            return Err(Error::new(
+                ErrorKind::Data,
+                format!(
+                    "a sample has {} components, but the model takes {} inputs",
+                    sample.len(),
+                    self.inputs
+                ),
+            ));
+        }
+        let from = tower * self.inputs;
+        for (i, value) in sample.into_iter().enumerate() {
+            let spec = &self.specs[from + i];
+            let fits = spec.sizes.len() == value.sizes().len()
+                && spec.sizes.iter().zip(value.sizes()).all(|(s, &n)| s.is_none_or(|s| s == n));
+            if spec.dtype != value.dtype() || !fits {
+                return Err(Error::new(
+                    ErrorKind::Data,
+                    format!(
+                        "component {i} of a sample is {}{:?}, but the input {} takes {}{}",
+                        value.dtype(),
+                        value.sizes(),
+                        spec.name,
+                        spec.dtype,
+                        shape_text(&spec.sizes)
+                    ),
+                ));
+            }
+            self.feeds[from + i].1 = value;
+        }
+        Ok(())
+    }
+
+    /// What is fed.
+    pub(super) fn feeds(&self) -> &[(String, HostTensor)] {
+        &self.feeds
+    }
+}
+
+/// `[?, 28, 28]`.
+fn shape_text(sizes: &[Option<usize>]) -> String {
+    let part = |s: &Option<usize>| s.map_or_else(|| "?".into(), |n| n.to_string());
+    format!("[{}]", sizes.iter().map(part).collect::<Vec<_>>().join(", "))
+}

@@ -1,0 +1,293 @@
+//! A checkpoint, and how it lies on disk: a folder with the tensors, the rest of the state as JSON, and a manifest that
+//! says how long the others are and what they sum up to.
+//!
+//! The checksum is CRC-32C: processors compute it as fast as they read, it finds every flipped bit and every torn page,
+//! and event files need it anyway. It guards against accidents, not against forgery.
+
+use super::disk::{Parts, failed};
+use super::safetensors;
+use crate::graph::{MODEL_VARIABLES, TRAINABLE_VARIABLES, VariableInfo};
+use crate::runtime::Session;
+use serde_json::{Map, Value, json};
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+
+/// All that a run goes on from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Checkpoint {
+    /// How many steps there have been.
+    pub global_step: u64,
+    /// Variables by name.
+    pub tensors: Vec<(String, HostTensor)>,
+    /// Everything else: counters, seeds, where the data stands, the state of callbacks and monitors.
+    pub state: Value,
+}
+
+/// Files by name, and what they hold.
+pub(super) type Files<'a> = Vec<(&'static str, Vec<Cow<'a, [u8]>>)>;
+
+const TENSORS: &str = "tensors.safetensors";
+const STATE: &str = "state.json";
+const MANIFEST: &str = "manifest.json";
+/// Grows when an older program could not read what a newer one writes.
+const FORMAT: u64 = 1;
+/// The key of the state under which the names of what only training needs are.
+const TRAINING_ONLY: &str = "training_only_variables";
+/// No manifest is longer.
+const MAX_MANIFEST: u64 = 1 << 20;
+
+impl Checkpoint {
+    /// The values that `which` of a session's variables have now, and `state`, a JSON object. The names of those that
+    /// only training needs are noted in it, so that a graph for inference can load the rest without complaint.
+    pub fn capture(
+        session: &Session,
+        global_step: u64,
+        state: Map<String, Value>,
+        which: impl Fn(&VariableInfo) -> bool,
+    ) -> Result<Checkpoint> {
+        let graph = session.graph();
+        let mut model = graph.collection(MODEL_VARIABLES).variables;
+        model.extend(graph.collection(TRAINABLE_VARIABLES).variables);
+        let mut training_only = Vec::new();
+        let mut tensors = Vec::new();
+        for (i, v) in graph.variables().iter().enumerate().filter(|(_, v)| which(v)) {
+            tensors.push((v.name.clone(), session.read(&v.name)?));
+            if !model.iter().any(|id| id.0 as usize == i) {
+                training_only.push(v.name.clone());
+            }
+        }
+        let mut state = state;
+        state.insert(TRAINING_ONLY.into(), training_only.into());
+        Ok(Checkpoint { global_step, tensors, state: Value::Object(state) })
+    }
+
+    /// Gives `which` of a session's variables their values back, bit for bit. A name, shape or type that is not on both
+    /// sides is an error, and then nothing is changed: the checkpoint is another model's.
+    pub fn restore(&self, session: &Session, which: impl Fn(&VariableInfo) -> bool) -> Result<()> {
+        let variables: Vec<&VariableInfo> = session.graph().variables().iter().filter(|v| which(v)).collect();
+        let mut wrong = Vec::new();
+        for v in &variables {
+            let here = format!("{}{:?}", v.dtype, v.sizes);
+            match self.tensor(&v.name) {
+                None => wrong.push(format!("{} {here} is not in the checkpoint", v.name)),
+                Some(t) if (t.dtype(), t.sizes()) != (v.dtype, &v.sizes) => {
+                    let there = format!("{}{:?}", t.dtype(), t.sizes());
+                    wrong.push(format!("{} is {there} in the checkpoint, but {here} in the graph", v.name));
+                }
+                Some(_) => {}
+            }
+        }
+        for (name, t) in self.tensors.iter().filter(|(name, _)| !variables.iter().any(|v| v.name == *name)) {
+            wrong.push(format!("{name} {}{:?} is not in the graph", t.dtype(), t.sizes()));
+        }
+        if !wrong.is_empty() {
+            wrong.sort();
+            let error = Error::new(ErrorKind::Name, "the checkpoint is another model's");
+            return Err(wrong.into_iter().fold(error, Error::note));
+        }
+        self.tensors.iter().try_for_each(|(name, value)| session.write(name, value))
+    }
+
+    /// Whether a path is a checkpoint's folder.
+    pub(super) fn is_at(path: &Path) -> bool {
+        path.join(MANIFEST).is_file()
+    }
+
+    /// The names of tensors that only training needs, if [`Checkpoint::capture`] noted them.
+    pub(super) fn training_only(&self) -> Option<BTreeSet<String>> {
+        let names = self.state[TRAINING_ONLY].as_array()?;
+        Some(names.iter().filter_map(Value::as_str).map(str::to_string).collect())
+    }
+
+    /// The checkpoint in a folder such as `checkpoints/step-0000001234`. Anything missing, cut short or changed is an
+    /// error that says which file and how.
+    pub fn load(folder: impl AsRef<Path>) -> Result<Checkpoint> {
+        let folder = folder.as_ref();
+        let manifest = Manifest::load(folder)?;
+        let tensors = manifest.read(folder, TENSORS, safetensors::parse)?;
+        let state = manifest.read(folder, STATE, |from, _| {
+            serde_json::from_reader(from).map_err(|e| Error::new(ErrorKind::Io, e.to_string()))
+        })?;
+        Ok(Checkpoint { global_step: manifest.global_step, tensors, state })
+    }
+
+    /// The tensor of a name.
+    pub fn tensor(&self, name: &str) -> Option<&HostTensor> {
+        self.tensors.iter().find(|(n, _)| n == name).map(|(_, t)| t)
+    }
+
+    /// The files of its folder, in the order they are to be written: the manifest comes last.
+    pub(super) fn encode(&self, sequence: u64) -> Result<Files<'_>> {
+        let state = vec![Cow::Owned(format!("{:#}\n", self.state).into_bytes())];
+        let mut files = vec![(TENSORS, safetensors::encode(&self.tensors)?), (STATE, state)];
+        let manifest = Manifest {
+            sequence,
+            global_step: self.global_step,
+            saved_at: SystemTime::now(),
+            files: files.iter().map(|(name, parts)| (name.to_string(), Seal::of(parts))).collect(),
+        };
+        files.push((MANIFEST, vec![Cow::Owned(manifest.to_text().into_bytes())]));
+        Ok(files)
+    }
+}
+
+/// What a folder's manifest says.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Manifest {
+    /// The how-many-eth commit of this run: steps alone do not tell which of two is newer.
+    pub(super) sequence: u64,
+    pub(super) global_step: u64,
+    pub(super) saved_at: SystemTime,
+    pub(super) files: Vec<(String, Seal)>,
+}
+
+/// Length and checksum of a file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Seal {
+    pub(super) bytes: u64,
+    crc32c: u32,
+}
+
+impl Seal {
+    fn of(parts: &Parts<'_>) -> Seal {
+        let crc32c = parts.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part));
+        Seal { bytes: safetensors::length(parts), crc32c }
+    }
+}
+
+impl Manifest {
+    /// The manifest of a folder, if it is one and whole.
+    pub(super) fn load(folder: &Path) -> Result<Manifest> {
+        let path = folder.join(MANIFEST);
+        let mut text = Vec::new();
+        File::open(&path)
+            .and_then(|file| file.take(MAX_MANIFEST).read_to_end(&mut text))
+            .map_err(failed("read", &path))?;
+        Manifest::parse(&text).map_err(|e| e.within(path.display()))
+    }
+
+    fn to_text(&self) -> String {
+        let since = self.saved_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let files: Map<String, Value> = self
+            .files
+            .iter()
+            .map(|(name, seal)| (name.clone(), json!({"bytes": seal.bytes, "crc32c": seal.crc32c})))
+            .collect();
+        let manifest = json!({
+            "format": FORMAT,
+            "sequence": self.sequence,
+            "global_step": self.global_step,
+            "saved_at": since.as_secs(),
+            "files": files,
+        });
+        let crc32c = crc32c::crc32c(manifest.to_string().as_bytes());
+        format!("{:#}\n", json!({"manifest": manifest, "crc32c": crc32c}))
+    }
+
+    fn parse(text: &[u8]) -> Result<Manifest> {
+        let damaged = |why: &str| Error::new(ErrorKind::Io, format!("the manifest is damaged: {why}"));
+        let sealed: Value = serde_json::from_slice(text).map_err(|e| damaged(&e.to_string()))?;
+        let manifest = &sealed["manifest"];
+        let number = |of: &Value, key: &str| of[key].as_u64().ok_or_else(|| damaged(&format!("no {key}")));
+        let format = number(manifest, "format")?;
+        // Before the checksum, which a later format may compute in another way.
+        if format > FORMAT {
+            let why = format!("the format is number {format}, and this program knows them up to {FORMAT}");
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
+        // Keys are sorted and numbers whole, so the text that was summed up can be made again.
+        if number(&sealed, "crc32c")? != u64::from(crc32c::crc32c(manifest.to_string().as_bytes())) {
+            return Err(damaged("its checksum is wrong"));
+        }
+        let files = manifest["files"].as_object().ok_or_else(|| damaged("no files"))?;
+        let files = files.iter().map(|(name, about)| {
+            let crc32c = number(about, "crc32c")? as u32;
+            Ok((name.clone(), Seal { bytes: number(about, "bytes")?, crc32c }))
+        });
+        Ok(Manifest {
+            sequence: number(manifest, "sequence")?,
+            global_step: number(manifest, "global_step")?,
+            saved_at: SystemTime::UNIX_EPOCH
+                .checked_add(Duration::from_secs(number(manifest, "saved_at")?))
+                .ok_or_else(|| damaged("no time is that late"))?,
+            files: files.collect::<Result<_>>()?,
+        })
+    }
+
+    /// Reads one of the files, and believes what was read only if all of it is as it was written.
+    fn read<T>(
+        &self,
+        folder: &Path,
+        name: &str,
+        parse: impl FnOnce(&mut Summed<BufReader<File>>, u64) -> Result<T>,
+    ) -> Result<T> {
+        let path = folder.join(name);
+        let damaged =
+            |why: String| Error::new(ErrorKind::Io, format!("{} is damaged: {why}", path.display()));
+        let Some((_, seal)) = self.files.iter().find(|(n, _)| n == name) else {
+            return Err(damaged("the manifest does not name it".into()));
+        };
+        let file = File::open(&path).map_err(failed("read", &path))?;
+        let length = file.metadata().map_err(failed("read", &path))?.len();
+        if length != seal.bytes {
+            return Err(damaged(format!("it has {length} bytes, and {} were written", seal.bytes)));
+        }
+        let mut from = Summed { inner: BufReader::with_capacity(1 << 18, file), crc32c: 0 };
+        let parsed = parse(&mut from, length);
+        // Whatever the parser left: the sum is over everything.
+        std::io::copy(&mut from, &mut std::io::sink()).map_err(failed("read", &path))?;
+        if from.crc32c != seal.crc32c {
+            return Err(damaged("its checksum is wrong".into()));
+        }
+        parsed.map_err(|e| e.within(path.display()))
+    }
+}
+
+/// Sums up what is read.
+struct Summed<R> {
+    inner: R,
+    crc32c: u32,
+}
+
+impl<R: Read> Read for Summed<R> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let n = self.inner.read(into)?;
+        self.crc32c = crc32c::crc32c_append(self.crc32c, &into[..n]);
+        Ok(n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flipped_bit_of_a_manifest_is_found_or_harmless() {
+        let manifest = Manifest {
+            sequence: 7,
+            global_step: 1234,
+            saved_at: SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000),
+            files: vec![(STATE.into(), Seal { bytes: 3, crc32c: 5 })],
+        };
+        let text = manifest.to_text().into_bytes();
+        assert_eq!(Manifest::parse(&text).unwrap(), manifest);
+        for (at, bit) in (0..text.len()).flat_map(|at| (0..8).map(move |bit| (at, bit))) {
+            let mut flipped = text.clone();
+            flipped[at] ^= 1 << bit;
+            // White space can turn into other white space.
+            assert!(Manifest::parse(&flipped).map_or(true, |m| m == manifest), "bit {bit} of byte {at}");
+        }
+    }
+
+    #[test]
+    fn a_later_format_is_named() {
+        let e = Manifest::parse(br#"{"manifest": {"format": 2}}"#).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unsupported);
+        assert_eq!(e.message(), "the format is number 2, and this program knows them up to 1");
+    }
+}

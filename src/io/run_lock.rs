@@ -1,0 +1,75 @@
+//! The lock of a run's directory: two processes that write one run would destroy both.
+
+use super::disk::failed;
+use std::fs::{self, File, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tensorpack_tensor::{Error, ErrorKind, Result};
+
+/// The right to write in a run's directory. The operating system takes it back when the last clone is dropped or the
+/// process dies, however it dies: a lock never has to be removed by hand.
+#[derive(Clone, Debug)]
+pub struct RunLock {
+    dir: PathBuf,
+    _file: Arc<File>,
+}
+
+impl RunLock {
+    /// Locks a directory, which is made if need be. If another process has it, the error names that process.
+    pub fn acquire(dir: impl Into<PathBuf>) -> Result<RunLock> {
+        let dir = dir.into();
+        fs::create_dir_all(&dir).map_err(failed("make the directory", &dir))?;
+        let path = dir.join("lock");
+        let mut file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(failed("open", &path))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(taken(&dir, &mut file)),
+            Err(TryLockError::Error(e)) => return Err(failed("lock", &path)(e)),
+        }
+        file.set_len(0)
+            .and_then(|()| file.rewind())
+            .and_then(|()| writeln!(file, "{}", std::process::id()))
+            .map_err(failed("write", &path))?;
+        Ok(RunLock { dir, _file: Arc::new(file) })
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+fn taken(dir: &Path, file: &mut File) -> Error {
+    let mut pid = String::new();
+    let holder = match file.take(32).read_to_string(&mut pid) {
+        Ok(1..) => format!("process {}", pid.trim()),
+        _ => "another process".into(),
+    };
+    Error::new(ErrorKind::Io, format!("{} is in use by {holder}", dir.display()))
+        .note("stop that process, or choose another --logdir")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_is_refused_and_told_who_the_first_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = dir.path().join("run");
+        let first = RunLock::acquire(&run).unwrap();
+        let again = first.clone();
+        drop(first);
+        let e = RunLock::acquire(&run).unwrap_err();
+        assert!(e.message().ends_with(&format!("is in use by process {}", std::process::id())), "{e}");
+        drop(again);
+        RunLock::acquire(&run).unwrap();
+    }
+}

@@ -1,0 +1,108 @@
+//! Log lines: to standard error, and to `log.log` in the directory of the run.
+//!
+//! The library logs through the `log` crate. A program that has a logger of its own keeps it; else this one is used
+//! once training begins. The environment variable `TENSORPACK_LOG` sets the least level: `error`, `warn`, `info` (the
+//! default), `debug`, or `off`.
+
+use log::{Level, LevelFilter, Log, Metadata, Record};
+use std::fs::File;
+use std::io::{IsTerminal, Write, stderr};
+use std::path::Path;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+use tensorpack_tensor::{Error, ErrorKind, Result};
+
+struct Logger {
+    file: Mutex<Option<File>>,
+    terminal: bool,
+}
+
+fn logger() -> &'static Logger {
+    static LOGGER: OnceLock<Logger> = OnceLock::new();
+    LOGGER.get_or_init(|| Logger { file: Mutex::new(None), terminal: stderr().is_terminal() })
+}
+
+/// Logs to standard error from here on, unless the program has a logger of its own.
+pub fn init() {
+    if log::set_logger(logger()).is_ok() {
+        let level = std::env::var("TENSORPACK_LOG").ok().and_then(|l| l.parse().ok());
+        log::set_max_level(level.unwrap_or(LevelFilter::Info));
+    }
+}
+
+/// Logs to `log.log` in this directory, too; an earlier one there is added to.
+#[doc(alias = "set_logger_dir")]
+pub fn set_directory(dir: &Path) -> Result<()> {
+    let path = dir.join("log.log");
+    let open = || {
+        std::fs::create_dir_all(dir)?;
+        File::options().create(true).append(true).open(&path)
+    };
+    let file = open().map_err(|e| Error::new(ErrorKind::Io, format!("{}: {e}", path.display())))?;
+    *logger().file.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
+    Ok(())
+}
+
+impl Log for Logger {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() <= log::max_level()
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if !self.enabled(record.metadata()) {
+            return;
+        }
+        let (tag, colour) = match record.level() {
+            Level::Error => ("ERR ", 31),
+            Level::Warn => ("WRN ", 33),
+            Level::Info => ("", 32),
+            Level::Debug | Level::Trace => ("DBG ", 34),
+        };
+        let file = record.file().and_then(|f| f.rsplit('/').next()).unwrap_or("?");
+        let head = format!("[{} @{file}:{}]", time_of_day(SystemTime::now()), record.line().unwrap_or(0));
+        let rest = format!("{tag}{}", record.args());
+        match self.terminal {
+            true => eprintln!("\x1b[{colour}m{head}\x1b[0m {rest}"),
+            false => eprintln!("{head} {rest}"),
+        }
+        if let Some(file) = &mut *self.file.lock().unwrap_or_else(PoisonError::into_inner) {
+            // A log that cannot be written is no reason to end training.
+            let _ = writeln!(file, "{head} {rest}");
+        }
+    }
+
+    fn flush(&self) {
+        if let Some(file) = &mut *self.file.lock().unwrap_or_else(PoisonError::into_inner) {
+            let _ = file.sync_data();
+        }
+    }
+}
+
+/// `MMDD HH:MM:SS`, in UTC.
+fn time_of_day(now: SystemTime) -> String {
+    let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // The calendar repeats every 400 years of 146,097 days; years here begin in March, so that leap days come last.
+    let day = (days + 719_468) % 146_097;
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let date = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    format!("{month:02}{date:02} {:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn days_are_those_of_the_calendar() {
+        let at = |seconds| time_of_day(UNIX_EPOCH + Duration::from_secs(seconds));
+        assert_eq!(at(0), "0101 00:00:00");
+        assert_eq!(at(951_782_400), "0229 00:00:00");
+        assert_eq!(at(1_763_164_799), "1114 23:59:59");
+        assert_eq!(at(1_709_251_200), "0301 00:00:00");
+    }
+}

@@ -1,0 +1,148 @@
+//! A run that goes on: what can be saved of it, and how it is taken up again.
+
+use super::position::Position;
+use super::step::{HookedOps, NanCount};
+use crate::callback::{Callbacks, Run};
+use crate::graph::Fetch;
+use crate::input::{InputSource, Start};
+use crate::io::{Checkpoint, CheckpointStore};
+use serde_json::{Map, Value, json};
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+
+/// What training consists of once the session is there.
+pub(super) struct Live {
+    pub(super) run: Run,
+    pub(super) ops: HookedOps,
+    /// Applies gradients that were gathered and not yet used, at the end of training.
+    pub(super) flush: Option<Fetch>,
+    pub(super) nan: NanCount,
+    /// Where checkpoints go, if anywhere.
+    pub(super) store: Option<CheckpointStore>,
+    pub(super) at: Position,
+    /// What this run was told, as text, to compare with what it is told when it resumes.
+    pub(super) settings: Map<String, Value>,
+}
+
+impl Live {
+    /// Everything, as it is now.
+    pub(super) fn checkpoint(
+        &self,
+        callbacks: &Callbacks,
+        input: Option<&dyn InputSource>,
+        at: Position,
+    ) -> Result<Checkpoint> {
+        let session = &self.run.session;
+        let mut tensors = Vec::with_capacity(session.graph().variables().len());
+        for v in session.graph().variables() {
+            tensors.push((v.name.clone(), session.read(&v.name)?));
+        }
+        let state = json!({
+            "position": at.to_json(),
+            "run_index": session.run_index()?,
+            "skipped_steps": self.nan.total,
+            "settings": self.settings,
+            "input": input.map_or(Value::Null, |i| i.state()),
+            "callbacks": callbacks.state(),
+            "monitors": self.run.monitors.state(),
+        });
+        Ok(Checkpoint { global_step: at.global_step, tensors, state })
+    }
+
+    /// Writes the checkpoint that was asked for, if one was.
+    pub(super) fn commit(
+        &mut self,
+        callbacks: &Callbacks,
+        input: Option<&dyn InputSource>,
+        at: Position,
+    ) -> Result<()> {
+        let Some(request) = self.run.save.take() else { return Ok(()) };
+        if self.store.is_none() {
+            return Ok(());
+        }
+        let checkpoint = self.checkpoint(callbacks, input, at)?;
+        let tags: Vec<&str> = request.tags.iter().map(String::as_str).collect();
+        self.write(&checkpoint, &tags)
+    }
+
+    /// Writes a checkpoint. What monitors wrote is made safe first: a resumed run relies on it.
+    pub(super) fn write(&mut self, checkpoint: &Checkpoint, tags: &[&str]) -> Result<()> {
+        let Some(store) = &mut self.store else { return Ok(()) };
+        self.run.monitors.sync();
+        let folder = store.save(checkpoint, tags)?;
+        log::info!("saved {}", folder.display());
+        Ok(())
+    }
+
+    /// Takes up the run where a checkpoint left it.
+    pub(super) fn restore(&mut self, checkpoint: &Checkpoint, callbacks: &mut Callbacks) -> Result<()> {
+        let state = &checkpoint.state;
+        self.check_settings(&state["settings"])?;
+        self.check_variables(&checkpoint.tensors)?;
+        for (name, value) in &checkpoint.tensors {
+            self.run.session.write(name, value)?;
+        }
+        self.at = Position::from_json(&state["position"])?;
+        self.run.session.set_run_index(state["run_index"].as_u64().unwrap_or(0))?;
+        self.nan.total = state["skipped_steps"].as_u64().unwrap_or(0);
+        callbacks.load_state(&state["callbacks"])?;
+        self.run.resumed = true;
+        Ok(())
+    }
+
+    /// Prints what differs from the run that is resumed; another seed is another run.
+    fn check_settings(&self, saved: &Value) -> Result<()> {
+        for (key, now) in &self.settings {
+            let before = &saved[key];
+            if before == now {
+                continue;
+            }
+            if key == "seed" {
+                return Err(self.another_run(format!("its seed is {before}, and this one's {now}")));
+            }
+            log::warn!("resuming with another {key}: {before} before, {now} now");
+        }
+        Ok(())
+    }
+
+    fn check_variables(&self, saved: &[(String, HostTensor)]) -> Result<()> {
+        let here = self.run.session.graph().variables();
+        let form = |dtype, sizes: &[usize]| format!("{dtype}{sizes:?}");
+        let mut differ = Vec::new();
+        for v in here {
+            match saved.iter().find(|(n, _)| *n == v.name) {
+                None => differ.push(format!("{} is new", v.name)),
+                Some((_, t)) if (t.dtype(), t.sizes()) != (v.dtype, v.sizes.as_slice()) => {
+                    let (before, now) = (form(t.dtype(), t.sizes()), form(v.dtype, &v.sizes));
+                    differ.push(format!("{} was {before} and is {now}", v.name));
+                }
+                Some(_) => {}
+            }
+        }
+        let gone = saved.iter().filter(|(n, _)| here.iter().all(|v| v.name != *n));
+        differ.extend(gone.map(|(n, _)| format!("{n} is gone")));
+        match differ.len() {
+            0 => Ok(()),
+            n => {
+                let more = if n > 8 { format!(" and {} more", n - 8) } else { String::new() };
+                differ.truncate(8);
+                Err(self.another_run(format!("its variables differ: {}{more}", differ.join(", "))))
+            }
+        }
+    }
+
+    fn another_run(&self, why: String) -> Error {
+        let dir = self.run.logdir.as_deref().map_or_else(String::new, |d| d.display().to_string());
+        Error::new(ErrorKind::Argument, format!("{dir} holds another run: {why}"))
+            .note("begin anew there with --fresh (`TrainConfig::fresh`), or elsewhere with --logdir")
+    }
+
+    /// Starts the input where the run is.
+    pub(super) fn start_input(&self, input: &mut dyn InputSource, saved: &Value) -> Result<()> {
+        if !saved.is_null()
+            && let Some(why) = input.cannot_resume()
+        {
+            log::warn!("this run does not resume exactly: {why}");
+        }
+        input.start(Start { seed: self.run.seed, at: saved, interrupt: &self.run.interrupt })
+    }
+}

@@ -1,0 +1,28 @@
+//! Trainers: what runs iterations, epoch after epoch, with callbacks around them.
+
+mod command_line;
+mod config;
+mod defaults;
+mod launch;
+mod live;
+mod main_loop;
+mod noop;
+mod position;
+mod queue_input;
+mod signals;
+mod simple;
+mod single_cost;
+mod step;
+mod trainer;
+
+pub use command_line::CommandLine;
+pub use config::TrainConfig;
+pub use defaults::{default_callbacks, default_monitors};
+pub use launch::launch_train_with_config;
+pub use main_loop::Ended;
+pub use noop::NoOpTrainer;
+pub use queue_input::QueueInputTrainer;
+pub use simple::SimpleTrainer;
+pub use single_cost::{Configured, Setup, SingleCostTrainer, Strategy};
+pub use step::{Iteration, NanPolicy, RunOp, StepCx};
+pub use trainer::{Trained, Trainer};

@@ -1,0 +1,258 @@
+//! The trainer: from a graph to a run.
+
+use super::live::Live;
+use super::main_loop::{Ended, MainLoop};
+use super::position::Position;
+use super::signals::{self, Signals};
+use super::step::{HookedOps, Iteration, NanCount};
+use super::{TrainConfig, default_callbacks, default_monitors};
+use crate::callback::{Callback, Callbacks, GraphCx, Progress, Run};
+use crate::graph::{FLUSH_OPS, Fetch, Graph};
+use crate::input::InputSource;
+use crate::io::{CheckpointStore, RunLock};
+use crate::logger;
+use crate::monitor::{Moment, Monitors};
+use crate::runtime::{Interrupt, Session};
+use crate::tower::{TowerFunc, Towers};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+use tensorpack_tensor::{Error, ErrorKind, Result};
+
+/// Training of any kind: a graph, callbacks and monitors, a session, and a loop of epochs and steps. What a step is,
+/// an [`Iteration`] says. It assumes neither batches nor gradients nor costs.
+///
+/// Build the graph, make the trainer of it, then [`train`](Trainer::train). Trainers for models with one cost do the
+/// first two: see [`SingleCostTrainer`](super::SingleCostTrainer).
+pub struct Trainer {
+    graph: Graph,
+    tower: Option<TowerFunc>,
+    input: Option<Box<dyn InputSource>>,
+    callbacks: Callbacks,
+}
+
+impl Trainer {
+    /// Of a graph that has been built, or will be before training begins.
+    pub fn new(graph: &Graph) -> Trainer {
+        Trainer { graph: graph.clone(), tower: None, input: None, callbacks: Callbacks::default() }
+    }
+
+    /// With the tower function that built the model: inference during training and predictors need it.
+    #[must_use]
+    pub fn tower_func(self, tower: TowerFunc) -> Trainer {
+        Trainer { tower: Some(tower), ..self }
+    }
+
+    /// With the source of what steps are fed with.
+    #[must_use]
+    pub fn input(self, input: Box<dyn InputSource>) -> Trainer {
+        Trainer { input: Some(input), ..self }
+    }
+
+    /// The graph.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// The replicas the tower function built, if there is one.
+    pub fn towers(&self) -> Option<Towers<'_>> {
+        self.tower.as_ref().map(TowerFunc::towers)
+    }
+
+    /// Adds a callback of the trainer's own. They come before the user's.
+    pub fn register_callback(&mut self, callback: impl Callback + 'static) {
+        self.callbacks.push(Box::new(callback));
+    }
+
+    /// Trains with the default callbacks and monitors added, unless the configuration has others: sets up callbacks and
+    /// monitors, freezes the graph, makes the session or takes up the run that is in the log directory, and runs
+    /// the loop. A signal that asked for the end ends the process once everything is saved.
+    pub fn train_with_defaults(self, mut config: TrainConfig, iteration: impl Iteration) -> Result<Trained> {
+        config.extra_callbacks.get_or_insert_with(default_callbacks);
+        config.monitors.get_or_insert_with(|| default_monitors(config.logdir.is_some()));
+        self.train(config, iteration)
+    }
+
+    /// Trains with the callbacks and monitors of the configuration alone.
+    pub fn train(self, config: TrainConfig, mut iteration: impl Iteration) -> Result<Trained> {
+        config.check()?;
+        let interrupt = Interrupt::new();
+        let signals = Signals::watch(&interrupt)?;
+        let ended = self.run(config, &interrupt, &mut iteration);
+        drop(signals);
+        let by_signal = match &ended {
+            Ok(trained) => matches!(trained.ended, Ended::Interrupted(_)),
+            Err(_) => true,
+        };
+        if let Some(signal) = interrupt.signal().filter(|_| by_signal) {
+            if let Err(e) = &ended {
+                log::error!("{e}");
+            }
+            log::logger().flush();
+            signals::die_by(signal);
+        }
+        ended
+    }
+
+    fn run(
+        mut self,
+        mut config: TrainConfig,
+        interrupt: &Interrupt,
+        iteration: &mut dyn Iteration,
+    ) -> Result<Trained> {
+        let steps_per_epoch = self.steps_per_epoch(&config)?;
+        logger::init();
+        let lock = config.logdir.as_deref().map(|dir| open_directory(dir, config.fresh)).transpose()?;
+        let ops = self.setup_callbacks(&mut config)?;
+        let store = lock.as_ref().map(|lock| Ok::<_, Error>(CheckpointStore::open(lock)?.keep(config.keep)));
+        let store = store.transpose()?;
+        let mut live = self.initialize(&mut config, interrupt, steps_per_epoch, ops, store)?;
+        let saved = match &live.store {
+            Some(store) => store.latest()?,
+            None => None,
+        };
+        if let Some((folder, checkpoint)) = &saved {
+            live.restore(checkpoint, &mut self.callbacks)?;
+            live.run.progress.epoch_num = live.at.epoch_num;
+            live.run.progress.global_step = live.at.global_step;
+            live.run.progress.local_step = live.at.steps as i64 - 1;
+            log::info!(
+                "resuming {} at epoch {}, step {}",
+                folder.display(),
+                live.at.epoch_num,
+                live.at.global_step
+            );
+            if live.at.ended && live.at.epoch_num >= config.max_epoch {
+                log::info!(
+                    "this run is finished: nothing to do. Begin anew with --fresh, or go on with more epochs"
+                );
+                return Ok(Trained { ended: Ended::Finished, session: live.run.session, tower: self.tower });
+            }
+        }
+        let state = saved.as_ref().map(|(_, c)| &c.state);
+        let Progress { epoch_num, global_step, .. } = live.run.progress;
+        live.run.monitors.start(
+            config.logdir.as_deref(),
+            state.map(|s| &s["monitors"]),
+            Moment { epoch_num, global_step },
+        );
+        live.run.monitors.put_graph(live.run.session.graph());
+        if let Some(input) = &mut self.input {
+            live.start_input(input.as_mut(), state.map_or(&Value::Null, |s| &s["input"]))?;
+        }
+        let counts_in_graph = live.run.session.graph().variables().iter().any(|v| v.name == "global_step");
+        let mut main_loop = MainLoop {
+            live: &mut live,
+            callbacks: &mut self.callbacks,
+            input: self.input,
+            iteration,
+            counts_in_graph,
+        };
+        let ended = main_loop.run()?;
+        Ok(Trained { ended, session: live.run.session, tower: self.tower })
+    }
+
+    fn steps_per_epoch(&self, config: &TrainConfig) -> Result<u64> {
+        let size = || self.input.as_ref().and_then(|i| i.size());
+        config.steps_per_epoch.or_else(size).ok_or_else(|| {
+            Error::argument("how many steps an epoch has is not known")
+                .note("the data do not say how many batches a pass has: give steps_per_epoch(..)")
+        })
+    }
+
+    /// Adds the callbacks and lets them build; returns what they declared.
+    fn setup_callbacks(&mut self, config: &mut TrainConfig) -> Result<HookedOps> {
+        self.graph.first_error()?;
+        let extra = config.extra_callbacks.take().unwrap_or_default();
+        for callback in config.callbacks.drain(..).chain(extra) {
+            self.callbacks.push(callback);
+        }
+        let (mut declared, mut along) = (Vec::new(), Vec::new());
+        self.callbacks.setup_graph(&mut GraphCx {
+            graph: &self.graph,
+            tower: self.tower.as_mut(),
+            declared: &mut declared,
+            along: &mut along,
+            logdir: config.logdir.as_deref(),
+        })?;
+        self.graph.first_error()?;
+        self.callbacks.check_statistics()?;
+        Ok(HookedOps::new(declared, along))
+    }
+
+    /// Freezes the graph and makes the session.
+    fn initialize(
+        &self,
+        config: &mut TrainConfig,
+        interrupt: &Interrupt,
+        steps_per_epoch: u64,
+        ops: HookedOps,
+        store: Option<CheckpointStore>,
+    ) -> Result<Live> {
+        let flush = self.graph.collection_ops(FLUSH_OPS);
+        let flush =
+            (!flush.is_empty()).then(|| Fetch::from(&self.graph.group(&flush.iter().collect::<Vec<_>>())));
+        let session = Session::with(self.graph.clone().freeze()?, config.session.clone())?;
+        let progress = Progress {
+            epoch_num: config.starting_epoch - 1,
+            local_step: -1,
+            global_step: 0,
+            steps_per_epoch,
+            starting_epoch: config.starting_epoch,
+            max_epoch: config.max_epoch,
+        };
+        let seed = config.session.seed;
+        let mut monitors = Monitors::new();
+        config.monitors.take().into_iter().flatten().for_each(|m| monitors.add_boxed(m));
+        let run = Run {
+            session,
+            monitors,
+            progress,
+            logdir: config.logdir.clone(),
+            interrupt: interrupt.clone(),
+            save: None,
+            stop: None,
+            resumed: false,
+            seed,
+        };
+        let settings = json!({
+            "seed": seed,
+            "steps_per_epoch": steps_per_epoch,
+            "max_epoch": config.max_epoch,
+            "device": config.session.device.to_string(),
+        });
+        Ok(Live {
+            run,
+            ops,
+            flush,
+            nan: NanCount { policy: config.nan, ..NanCount::default() },
+            store,
+            at: Position::start(config.starting_epoch),
+            settings: settings.as_object().cloned().unwrap_or_else(Map::new),
+        })
+    }
+}
+
+/// Locks the directory of a run; with `fresh`, what an earlier run left is moved aside first.
+fn open_directory(dir: &Path, fresh: bool) -> Result<RunLock> {
+    let lock = RunLock::acquire(dir)?;
+    logger::set_directory(dir)?;
+    let checkpoints = dir.join("checkpoints");
+    if fresh && checkpoints.exists() {
+        let aside = (1..).map(|i| dir.join(format!("checkpoints.{i}"))).find(|p| !p.exists());
+        let aside = aside.unwrap_or_else(|| dir.join("checkpoints.old"));
+        std::fs::rename(&checkpoints, &aside)
+            .map_err(|e| Error::new(ErrorKind::Io, format!("moving {} aside: {e}", checkpoints.display())))?;
+        log::info!("beginning anew: the earlier checkpoints are in {}", aside.display());
+    }
+    Ok(lock)
+}
+
+/// What is left when training is over.
+pub struct Trained {
+    /// How it ended.
+    pub ended: Ended,
+    /// The session, with the variables as training left them.
+    pub session: Session,
+    /// The tower function, for predictors.
+    pub tower: Option<TowerFunc>,
+}

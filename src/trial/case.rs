@@ -1,0 +1,150 @@
+//! The cases of an operation.
+
+use super::draw::{Domain, Draw};
+use super::input::{Elements, Input, Trial};
+use crate::graph::Tensor;
+
+/// Whether an operation can be differentiated.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Gradient {
+    /// Twice, on the inputs that are drawn. What is linear by parts has second gradients too: those of the weights.
+    Twice,
+    /// Not at all, and why.
+    Never(&'static str),
+}
+use Gradient::Never;
+
+/// One operation, or one use of it.
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) gradient: Gradient,
+    pub(crate) draw: Box<dyn Fn(&mut Draw<'_>) -> Trial>,
+    /// Whether each element of the result depends on the elements in its place alone: of nothing, nothing is made.
+    pub(crate) elementwise: bool,
+    pub(crate) empties: Vec<Empty>,
+}
+
+/// What a call makes of inputs without elements: a row of `docs/empty-inputs.md`.
+pub(crate) struct Empty {
+    pub(crate) call: &'static str,
+    pub(crate) inputs: &'static str,
+    pub(crate) result: &'static str,
+    pub(crate) build: fn(&[Tensor]) -> Tensor,
+}
+
+impl Case {
+    /// Adds that `build`, written `call`, makes `result` of `inputs`.
+    pub(crate) fn empty(
+        mut self,
+        call: &'static str,
+        inputs: &'static str,
+        result: &'static str,
+        build: fn(&[Tensor]) -> Tensor,
+    ) -> Case {
+        self.empties.push(Empty { call, inputs, result, build });
+        self
+    }
+
+    fn elementwise(self) -> Case {
+        Case { elementwise: true, ..self }
+    }
+}
+
+/// The cases of one file.
+pub(crate) struct Cases(pub(crate) fn() -> Vec<Case>);
+inventory::collect!(Cases);
+
+/// Lists the cases of a file, for [`all_cases`] to find.
+macro_rules! cases {
+    ($($case:expr),* $(,)?) => {
+        inventory::submit! { $crate::trial::Cases(|| vec![$($case),*]) }
+    };
+}
+pub(crate) use cases;
+
+/// The cases of all files, by name.
+pub(crate) fn all_cases() -> Vec<Case> {
+    let mut all: Vec<Case> = inventory::iter::<Cases>().flat_map(|cases| cases.0()).collect();
+    all.sort_by_key(|case| case.name);
+    all
+}
+
+/// A case whose trials are drawn by `draw`.
+pub(crate) fn case(
+    name: &'static str,
+    gradient: Gradient,
+    draw: impl Fn(&mut Draw<'_>) -> Trial + 'static,
+) -> Case {
+    Case { name, gradient, draw: Box::new(draw), elementwise: false, empties: Vec::new() }
+}
+
+/// A function of one float, element by element.
+pub(crate) fn unary(
+    name: &'static str,
+    gradient: Gradient,
+    domain: Domain,
+    op: fn(&Tensor) -> Tensor,
+) -> Case {
+    let draw = move |draw: &mut Draw<'_>| {
+        let rank = draw.below(4);
+        let sizes = draw.sizes(rank);
+        Trial::new(vec![Input::floats(draw, sizes, domain)], move |x| vec![op(&x[0])])
+    };
+    case(name, gradient, draw).elementwise()
+}
+
+/// A function of two floats, element by element.
+pub(crate) fn binary(
+    name: &'static str,
+    gradient: Gradient,
+    domains: [Domain; 2],
+    op: fn(&Tensor, &Tensor) -> Tensor,
+) -> Case {
+    let draw = move |draw: &mut Draw<'_>| {
+        let inputs = pair(draw, domains.map(Elements::Floats));
+        Trial::new(inputs, move |x| vec![op(&x[0], &x[1])])
+    };
+    case(name, gradient, draw).elementwise()
+}
+
+/// A function of two truth values, element by element.
+pub(crate) fn logical(name: &'static str, op: fn(&Tensor, &Tensor) -> Tensor) -> Case {
+    let draw = move |draw: &mut Draw<'_>| {
+        let inputs = pair(draw, [Elements::Bools; 2]);
+        Trial::new(inputs, move |x| vec![op(&x[0], &x[1])])
+    };
+    case(name, Never("a truth value"), draw).elementwise()
+}
+
+/// Two inputs that broadcast against each other.
+pub(crate) fn pair(draw: &mut Draw<'_>, elements: [Elements; 2]) -> Vec<Input> {
+    let rank = draw.below(4);
+    let full = draw.sizes(rank);
+    elements
+        .map(|e| {
+            let sizes = draw.broadcasting(&full);
+            Input::new(draw, sizes, e)
+        })
+        .into()
+}
+
+/// Something of all elements along some axes; which may have none of them only where `empty`.
+pub(crate) fn reduction(
+    name: &'static str,
+    gradient: Gradient,
+    domain: Domain,
+    empty: bool,
+    op: fn(&Tensor, &[isize]) -> Vec<Tensor>,
+) -> Case {
+    case(name, gradient, move |draw| {
+        let rank = draw.below(5);
+        let (mut sizes, axes) = (draw.sizes(rank), draw.axes(rank));
+        if !empty {
+            for a in &axes {
+                let n = &mut sizes[a.rem_euclid(rank as isize) as usize];
+                *n = (*n).max(1);
+            }
+        }
+        Trial::new(vec![Input::floats(draw, sizes, domain)], move |x| op(&x[0], &axes))
+    })
+}

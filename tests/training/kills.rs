@@ -1,0 +1,270 @@
+//! Runs that are killed and started again, against one that was not: the same bytes at the end.
+//!
+//! The tests run themselves as child processes: a child is `kills::child`, told by the environment what to do.
+
+use crate::models::line;
+use std::collections::BTreeMap;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tensorpack::callback::{HookCx, TrainCx};
+use tensorpack::dataflow::DataFlow;
+use tensorpack::io::Checkpoint;
+use tensorpack::optim::Optimizer;
+use tensorpack::prelude::*;
+use tensorpack::tensor::CounterRng;
+
+const DIR: &str = "TENSORPACK_TEST_RUN";
+const SLOW: &str = "TENSORPACK_TEST_SLOW";
+const EPOCHS: u64 = 4;
+const STEPS: u64 = 12;
+
+/// A net with everything that has state: dropout, batch normalisation, Adam, and weights large enough for a save to
+/// take a while.
+struct Net;
+
+impl ModelDesc for Net {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        vec![TensorSpec::f32("x", [None, Some(3)]), TensorSpec::f32("y", [None, Some(1)])]
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        let h = Linear::new(600).relu().apply(t, "fc0", &inputs[0]);
+        let h = BatchNorm::new().apply(t, "bn", &h);
+        let h = if t.is_training() { h.dropout(0.3) } else { h };
+        let h = Linear::new(600).relu().apply(t, "fc1", &h);
+        let out = Linear::new(1).apply(t, "fc2", &h);
+        let cost = (out - &inputs[1]).square().mean().named("cost");
+        t.moving_summary(&[&cost]);
+        cost
+    }
+
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Adam::new(1e-3).boxed()
+    }
+}
+
+/// Saves every few steps too, counts runs, and takes its time where the environment says so.
+#[derive(Default)]
+struct Often {
+    runs: u64,
+}
+
+fn slow(what: &str) {
+    if std::env::var(SLOW).is_ok_and(|s| s == what) {
+        std::thread::sleep(Duration::from_millis(400));
+    }
+}
+
+impl Callback for Often {
+    fn after_run(&mut self, _: &mut HookCx<'_>) -> Result<()> {
+        self.runs += 1;
+        slow("step");
+        Ok(())
+    }
+
+    fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        std::thread::sleep(Duration::from_millis(5));
+        if cx.global_step.is_multiple_of(5) {
+            cx.request_save();
+        }
+        if cx.global_step.is_multiple_of(4) {
+            cx.put_scalar("runs", self.runs as f64);
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> serde_json::Value {
+        self.runs.into()
+    }
+
+    fn load_state(&mut self, state: &serde_json::Value) -> Result<()> {
+        self.runs = state.as_u64().expect("a count");
+        Ok(())
+    }
+}
+
+fn train(dir: &Path) -> Result<()> {
+    let data = line(7).map_random(|mut sample, draws| {
+        slow("data");
+        let x = sample[0].as_mut_slice::<f32>()?;
+        x.iter_mut().for_each(|x| *x += 0.01 * draws.normal() as f32);
+        Ok(sample)
+    });
+    let check = line(5).map(|sample| {
+        slow("evaluation");
+        Ok(sample)
+    });
+    let config = TrainConfig::new(Net, data)
+        .callback(ModelSaver::new())
+        .callback(Often::default())
+        .callback(InferenceRunner::new(check, [ScalarStats::new("cost")]))
+        .callback(MinSaver::new("validation_cost"))
+        .session(SessionOptions { threads: Some(1), ..SessionOptions::default() })
+        .steps_per_epoch(STEPS)
+        .max_epoch(EPOCHS)
+        .seed(3)
+        .logdir(dir);
+    launch_train_with_config(config, SimpleTrainer::new()).map(|_| ())
+}
+
+/// What a child process runs; in an ordinary run of the tests it has nothing to do.
+#[test]
+fn child() {
+    if let Some(dir) = std::env::var_os(DIR) {
+        if let Err(e) = train(Path::new(&dir)) {
+            eprintln!("{e}");
+            std::process::exit(1);
+        }
+        std::process::exit(0);
+    }
+}
+
+fn start(dir: &Path, slow: &str) -> Child {
+    Command::new(std::env::current_exe().expect("this test has a file"))
+        .args(["--exact", "kills::child", "--nocapture"])
+        .env(DIR, dir)
+        .env(SLOW, slow)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the test can run itself")
+}
+
+/// The bytes a run ended with: the tensors of its last checkpoint, and its statistics.
+fn outcome(dir: &Path) -> (BTreeMap<String, Vec<u8>>, String) {
+    let latest = std::fs::read_to_string(dir.join("checkpoints/latest")).expect("a checkpoint");
+    let checkpoint = Checkpoint::load(dir.join("checkpoints").join(latest.trim())).expect("it is whole");
+    assert_eq!(checkpoint.global_step, EPOCHS * STEPS);
+    let tensors = checkpoint.tensors.iter().map(|(n, t)| (n.clone(), t.as_bytes().to_vec()));
+    (tensors.collect(), std::fs::read_to_string(dir.join("stats.jsonl")).expect("statistics"))
+}
+
+fn finish(dir: &Path) {
+    let output = start(dir, "").wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn assert_same(dir: &Path, whole: &(BTreeMap<String, Vec<u8>>, String), what: &str) {
+    let found = outcome(dir);
+    assert_eq!(found.1, whole.1, "{what}: other statistics");
+    for (name, bytes) in &whole.0 {
+        assert!(found.0[name] == *bytes, "{what}: {name} has other bytes");
+    }
+    assert_eq!(found.0.len(), whole.0.len());
+}
+
+fn uninterrupted(root: &Path) -> (BTreeMap<String, Vec<u8>>, String) {
+    let dir = root.join("whole");
+    finish(&dir);
+    let whole = outcome(&dir);
+    assert!(whole.1.lines().count() >= EPOCHS as usize, "{}", whole.1);
+    whole
+}
+
+/// Whether a checkpoint is being written.
+fn saving(dir: &Path) -> bool {
+    let Ok(entries) = std::fs::read_dir(dir.join("checkpoints")) else { return false };
+    entries.flatten().any(|e| e.file_name().to_string_lossy().starts_with('.'))
+}
+
+#[test]
+fn twenty_sigkills_change_nothing() {
+    let kills: u64 = std::env::var("TENSORPACK_TEST_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
+    let root = tempfile::tempdir().unwrap();
+    let whole = uninterrupted(root.path());
+    let rng = CounterRng::new(11, "kills");
+    let (mut killed, mut in_saves, mut run) = (0, 0, 0);
+    while killed < kills {
+        let dir = root.path().join(format!("run{run}"));
+        run += 1;
+        loop {
+            let mut child = start(&dir, "");
+            // Every third waits for a save; the others for a random while.
+            let in_save = killed % 3 == 2;
+            let wait = Duration::from_millis((rng.uniform(0, killed) * 700.0) as u64);
+            let begun = Instant::now();
+            let ended = loop {
+                if child.try_wait().unwrap().is_some() {
+                    break true;
+                }
+                if (in_save && begun.elapsed() >= wait / 3 && saving(&dir))
+                    || (!in_save && begun.elapsed() >= wait)
+                {
+                    break false;
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            };
+            if ended || killed == kills {
+                let output = child.wait_with_output().unwrap();
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+                break;
+            }
+            child.kill().unwrap();
+            assert_eq!(child.wait().unwrap().signal(), Some(9));
+            in_saves += u64::from(saving(&dir));
+            killed += 1;
+        }
+        assert_same(&dir, &whole, &format!("run {run}"));
+    }
+    println!("{killed} kills in {run} runs, {in_saves} of them inside a save");
+    assert!(in_saves >= 3.min(kills / 4), "only {in_saves} kills hit a save");
+}
+
+fn signal(child: &Child, signal: i32) {
+    // SAFETY: a signal to a child of this process that has not been waited for.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
+}
+
+#[test]
+fn a_polite_signal_saves_and_ends_by_that_signal() {
+    let root = tempfile::tempdir().unwrap();
+    let whole = uninterrupted(root.path());
+    for (i, place) in ["", "step", "evaluation", "data"].into_iter().enumerate() {
+        for number in [libc::SIGTERM, libc::SIGINT] {
+            let dir: PathBuf = root.path().join(format!("{place}{number}"));
+            let child = start(&dir, place);
+            std::thread::sleep(Duration::from_millis(350 + 150 * i as u64));
+            let sent = Instant::now();
+            signal(&child, number);
+            let output = child.wait_with_output().unwrap();
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.signal(), Some(number), "{place}: {text}");
+            assert!(text.contains("saving, then ending"), "{place}: {text}");
+            assert!(sent.elapsed() < Duration::from_secs(5), "{place}: {:?}", sent.elapsed());
+            assert!(dir.join("checkpoints/latest").exists(), "{place}: {text}");
+            finish(&dir);
+            assert_same(&dir, &whole, &format!("signal {number}, slow {place:?}"));
+        }
+    }
+}
+
+#[test]
+fn a_finished_run_says_so_and_another_seed_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    finish(root.path());
+    let output = start(root.path(), "").wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("this run is finished"));
+    let config = TrainConfig::new(Net, line(7)).logdir(root.path()).seed(4).max_epoch(9);
+    let e = launch_train_with_config(config, SimpleTrainer::new()).err().expect("an error");
+    assert!(e.message().contains("holds another run: its seed is 3, and this one's 4"), "{e}");
+    assert!(e.to_string().contains("--fresh"), "{e}");
+}
+
+#[test]
+fn a_second_process_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let mut child = start(root.path(), "step");
+    while !root.path().join("lock").exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    let second = start(root.path(), "").wait_with_output().unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&second.stderr);
+    assert!(text.contains(&format!("is in use by process {}", child.id())), "{text}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+}

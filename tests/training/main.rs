@@ -1,0 +1,5 @@
+//! The training interface, from the outside.
+
+mod kills;
+mod life_cycle;
+mod models;
