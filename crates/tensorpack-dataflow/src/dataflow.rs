@@ -1,7 +1,7 @@
 //! What a dataflow is.
 
-use crate::map::component;
-use crate::stack::Fit;
+use crate::adaptor::map::component;
+use crate::adaptor::stack::Fit;
 use crate::{
     Batch, BatchByShape, Cache, CacheOnDisk, ComponentSpec, Concat, Draws, Filter, FixedSize, Lookup, Map,
     MapBatch, MapParallel, Prefetch, Print, Repeat, RepeatEach, Seed, Shard, Shuffle, ShuffleWindow,
@@ -313,7 +313,7 @@ pub trait DataFlow: Send + Sync {
     where
         Self: Sized,
     {
-        let speed = crate::test_speed::measure(self, samples)?;
+        let speed = crate::adaptor::test_speed::measure(self, samples)?;
         println!("{speed}");
         Ok(speed)
     }

@@ -1,6 +1,6 @@
 //! A line of results: reserved in order, filled in any, taken in order.
 
-use super::stop;
+use crate::stop;
 use crate::{Sample, State};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

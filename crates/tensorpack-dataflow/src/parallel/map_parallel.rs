@@ -2,8 +2,8 @@
 
 use super::crew::{Crew, Plan, Task, guarded};
 use super::feed::{Feed, Ticket};
-use super::stop::DEADLINE;
-use crate::map::{Apply, Function};
+use crate::adaptor::map::{Apply, Function};
+use crate::stop::DEADLINE;
 use crate::{DataFlow, Draws, Flow, Lookup, Map, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Going on without the samples that fail.
 
-use crate::parallel::stop;
+use crate::stop;
 use crate::{DataFlow, Flow, Reader, Resume, Sample, Seed, State, replay};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,6 +1,6 @@
 //! The first samples of every pass.
 
-use crate::inputs::Inputs;
+use super::inputs::Inputs;
 use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::Result;

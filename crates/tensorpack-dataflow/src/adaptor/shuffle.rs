@@ -1,7 +1,7 @@
 //! All samples in random order.
 
+use super::permutation::Permutation;
 use crate::lookup::LookupReader;
-use crate::permutation::Permutation;
 use crate::{DataFlow, Flow, Lookup, Reader, Resume, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, Result};

@@ -1,7 +1,7 @@
 //! Samples side by side.
 
-use crate::gather::Gather;
-use crate::inputs::Inputs;
+use super::gather::Gather;
+use super::inputs::Inputs;
 use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, Result};

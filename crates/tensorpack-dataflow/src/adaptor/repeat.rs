@@ -1,6 +1,6 @@
 //! Several passes as one.
 
-use crate::fixed_size::{next_of_any_pass, nothing};
+use super::fixed_size::{next_of_any_pass, nothing};
 use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State, replay};
 use std::sync::Arc;
 use tensorpack_tensor::Result;

@@ -1,8 +1,8 @@
 //! Batches of samples that fit each other.
 
+use super::map::component;
+use super::stack::{Fit, stack};
 use crate::lookup::name_sample;
-use crate::map::component;
-use crate::stack::{Fit, stack};
 use crate::{DataFlow, Flow, Reader, Resume, Sample, Seed, State};
 use std::collections::VecDeque;
 use std::sync::Arc;

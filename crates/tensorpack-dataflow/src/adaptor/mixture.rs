@@ -1,6 +1,6 @@
 //! Samples of several dataflows in random turns.
 
-use crate::inputs::Inputs;
+use super::inputs::Inputs;
 use crate::{DataFlow, Draws, Flow, Reader, Resume, Sample, Seed, State, replay};
 use tensorpack_tensor::{Error, Result};
 

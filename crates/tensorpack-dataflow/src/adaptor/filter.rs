@@ -1,7 +1,7 @@
 //! Some of the samples.
 
 use crate::lookup::name_sample;
-use crate::parallel::stop;
+use crate::stop;
 use crate::{DataFlow, Flow, Reader, Resume, Sample, Seed, State, replay};
 use std::sync::Arc;
 use tensorpack_tensor::Result;

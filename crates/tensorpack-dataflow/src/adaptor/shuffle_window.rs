@@ -1,6 +1,6 @@
 //! Random order among neighbours.
 
-use crate::permutation::Permutation;
+use super::permutation::Permutation;
 use crate::replay;
 use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;

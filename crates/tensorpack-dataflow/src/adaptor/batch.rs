@@ -1,8 +1,8 @@
 //! Several samples as one.
 
-use crate::gather::{self, Gather};
+use super::gather::{self, Gather};
+use super::stack::{Fit, stack};
 use crate::lookup::name_sample;
-use crate::stack::{Fit, stack};
 use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::Result;

@@ -1,6 +1,6 @@
 //! One dataflow after another.
 
-use crate::inputs::Inputs;
+use super::inputs::Inputs;
 use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State, replay};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, Result};

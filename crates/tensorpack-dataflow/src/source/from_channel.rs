@@ -1,6 +1,6 @@
 //! Samples that another thread sends.
 
-use crate::parallel::{DEADLINE, stop};
+use crate::stop::{self, DEADLINE};
 use crate::{DataFlow, Reader, Resume, Sample, Seed, State};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
