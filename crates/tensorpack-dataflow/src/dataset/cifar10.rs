@@ -12,9 +12,9 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 const IMAGES: usize = 10_000;
 const PLANE: usize = 32 * 32;
 
-const FILES: Files = Files {
+const FILES: Files<6> = Files {
     name: "cifar10",
-    files: &[
+    files: [
         Piece("data_batch_1.bin", 30_730_000, Md5("5dd7e06a14cb22eb9f671a540d1b7c25")),
         Piece("data_batch_2.bin", 30_730_000, Md5("5ea93a67294ea407fff1d09f752e9692")),
         Piece("data_batch_3.bin", 30_730_000, Md5("942cd6a4bcdd0dd3c604fbe906cb4421")),

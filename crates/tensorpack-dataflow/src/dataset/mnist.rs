@@ -4,10 +4,9 @@ use super::archive::{tar, unpacked};
 use super::checksum::Checksum::{Md5, Sha256};
 use super::client::Origin;
 use super::install::{Files, Piece, Source};
-use crate::RandomAccess;
-use crate::Sample;
 use crate::format::{Rows, idx};
-use std::path::PathBuf;
+use crate::{RandomAccess, Sample};
+use std::path::Path;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
 /// The names under which the files of MNIST, and of sets in its form, are published.
@@ -18,9 +17,9 @@ pub(super) const PACKED: &[&str] = &[
     "t10k-labels-idx1-ubyte.gz",
 ];
 
-const FILES: Files = Files {
+const FILES: Files<4> = Files {
     name: "mnist",
-    files: &[
+    files: [
         Piece("train-images-idx3-ubyte", 47_040_016, Md5("6bbc9ace898e44ae57da46a324031adb")),
         Piece("train-labels-idx1-ubyte", 60_008, Md5("a25bea736e30d166cdddb491f175f624")),
         Piece("t10k-images-idx3-ubyte", 7_840_016, Md5("2646ac647ad5339dbf082846283269ea")),
@@ -57,12 +56,14 @@ const FILES: Files = Files {
 
 /// The 60,000 training images: `[image 28x28 f32 from 0 to 1, label i32]`.
 pub fn train() -> Result<Mnist> {
-    Mnist::open(&FILES.ready()?[..2])
+    let [images, labels, ..] = FILES.ready()?;
+    Mnist::open(images, labels)
 }
 
 /// The 10,000 test images: `[image 28x28 f32 from 0 to 1, label i32]`.
 pub fn test() -> Result<Mnist> {
-    Mnist::open(&FILES.ready()?[2..])
+    let [.., images, labels] = FILES.ready()?;
+    Mnist::open(images, labels)
 }
 
 /// Images with labels in the form of MNIST: samples `[image 28x28 f32 from 0 to 1, label i32]`. They are held in memory
@@ -72,7 +73,8 @@ pub struct Mnist(Rows);
 
 impl Mnist {
     /// From a file of images and a file of labels, packed with gzip or not.
-    pub fn open(files: &[PathBuf]) -> Result<Mnist> {
+    pub fn open(images: impl AsRef<Path>, labels: impl AsRef<Path>) -> Result<Mnist> {
+        let files = [images.as_ref(), labels.as_ref()];
         let rows = idx::rows(files)?;
         match rows.arrays() {
             [images, labels]
@@ -113,13 +115,13 @@ mod tests {
         bytes.extend((0..2 * 784).map(|i| if i < 784 { 0 } else { (i % 256) as u8 }));
         std::fs::write(&images, bytes).unwrap();
         std::fs::write(&labels, b"\0\0\x08\x01\0\0\0\x02\x03\x09").unwrap();
-        let set = Mnist::open(&[images.clone(), labels]).unwrap();
+        let set = Mnist::open(&images, labels).unwrap();
         assert_eq!(set.len(), 2);
         let sample = set.get(1).unwrap();
         assert_eq!(sample[1], HostTensor::scalar(9i32));
         let pixels = sample[0].as_slice::<f32>().unwrap();
         // The image begins with byte 784 % 256 = 16, and byte 255 is 239 later.
         assert_eq!((pixels[0], pixels[239]), (16.0 / 255.0, 1.0));
-        assert!(Mnist::open(&[images.clone(), images]).is_err());
+        assert!(Mnist::open(&images, &images).is_err());
     }
 }

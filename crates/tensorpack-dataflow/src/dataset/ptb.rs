@@ -4,17 +4,16 @@ use super::archive::zipped;
 use super::checksum::Checksum::Sha256;
 use super::client::Origin;
 use super::install::{Files, Piece, Source};
-use crate::RandomAccess;
-use crate::Sample;
+use crate::{RandomAccess, Sample};
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-const FILES: Files = Files {
+const FILES: Files<3> = Files {
     name: "ptb",
-    files: &[
+    files: [
         Piece(
             "ptb.train.txt",
             5_101_618,

@@ -63,7 +63,7 @@ impl Cifar {
                     bytes.len(),
                     labels.record()
                 );
-                return Err(Error::new(ErrorKind::Io, why).note("is it the binary version, and complete?"));
+                return Err(Error::new(ErrorKind::Data, why).note("is it the binary version, and complete?"));
             }
             let wrong = bytes.chunks_exact(labels.record()).position(|record| record[which] >= classes);
             if let Some(i) = wrong {
@@ -75,6 +75,30 @@ impl Cifar {
         }
         Ok(Cifar { records: records.into(), labels })
     }
+
+    /// The mean of every pixel over all images: 32x32x3, f32.
+    #[doc(alias = "get_per_pixel_mean")]
+    pub fn per_pixel_mean(&self) -> Result<HostTensor> {
+        let mut sums = vec![0u64; 3 * PLANE];
+        for record in self.records.chunks_exact(self.labels.record()) {
+            let planes = &record[self.labels.layout().0..];
+            sums.iter_mut().zip(pixels(planes)).for_each(|(sum, x)| *sum += u64::from(x));
+        }
+        let count = self.len().max(1) as f64;
+        HostTensor::new([SIDE, SIDE, 3], sums.iter().map(|&sum| (sum as f64 / count) as f32).collect())
+    }
+
+    /// The mean of every channel over all images: red, green, blue.
+    #[doc(alias = "get_per_channel_mean")]
+    pub fn per_channel_mean(&self) -> Result<[f32; 3]> {
+        let means = self.per_pixel_mean()?.to_f64_vec();
+        Ok([0, 1, 2].map(|c| (means.iter().skip(c).step_by(3).sum::<f64>() / PLANE as f64) as f32))
+    }
+}
+
+/// Planes of red, green and blue as pixels.
+fn pixels(planes: &[u8]) -> impl Iterator<Item = u8> {
+    (0..PLANE).flat_map(|i| [planes[i], planes[PLANE + i], planes[2 * PLANE + i]])
 }
 
 impl RandomAccess for Cifar {
@@ -87,8 +111,10 @@ impl RandomAccess for Cifar {
         let index = checked(index, self.records.len() / size)?;
         let (labels, which, _) = self.labels.layout();
         let (label, planes) = self.records[index * size..][..size].split_at(labels);
-        let image = (0..3 * PLANE).map(|i| planes[i % 3 * PLANE + i / 3]).collect();
-        Ok(vec![HostTensor::new([SIDE, SIDE, 3], image)?, HostTensor::scalar(i32::from(label[which]))])
+        Ok(vec![
+            HostTensor::new([SIDE, SIDE, 3], pixels(planes).collect())?,
+            HostTensor::scalar(i32::from(label[which])),
+        ])
     }
 }
 
@@ -122,6 +148,16 @@ mod tests {
         };
         assert_eq!(label(Labels::Cifar100).unwrap(), 99.0);
         assert_eq!(label(Labels::Cifar100Coarse).unwrap(), 19.0);
+    }
+
+    #[test]
+    fn means_of_pixels_and_channels() {
+        let mut files = [record(&[0]), record(&[1])];
+        files[1][1..].iter_mut().for_each(|x| *x += 1);
+        let cifar = Cifar::parse(&[Contents::memory("a", files.concat())], Labels::Cifar10).unwrap();
+        let mean = cifar.per_pixel_mean().unwrap();
+        assert_eq!(mean.as_slice::<f32>().unwrap()[5 * 32 * 3..][..3], [5.5, 105.5, 205.5]);
+        assert_eq!(cifar.per_channel_mean().unwrap(), [16.0, 116.0, 216.0]);
     }
 
     #[test]

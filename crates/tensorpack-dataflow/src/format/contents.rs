@@ -71,7 +71,8 @@ impl Contents {
             return Err(Error::new(ErrorKind::Memory, why).within(&self.name));
         };
         bytes.resize(room, 0);
-        self.fill(offset, &mut bytes).map_err(|e| self.error(offset, e.to_string()))?;
+        self.fill(offset, &mut bytes)
+            .map_err(|e| Error::from(e).within(format!("{}, byte {offset}", self.name)))?;
         Ok(bytes)
     }
 
@@ -85,9 +86,9 @@ impl Contents {
         ContentsReader { contents: self.clone(), offset }
     }
 
-    /// An error about what stands at `offset`.
+    /// An error that what stands at `offset` is not what it should be.
     pub fn error(&self, offset: u64, why: impl AsRef<str>) -> Error {
-        Error::new(ErrorKind::Io, format!("{}, byte {offset}: {}", self.name, why.as_ref()))
+        Error::new(ErrorKind::Data, format!("{}, byte {offset}: {}", self.name, why.as_ref()))
     }
 
     fn fill(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {

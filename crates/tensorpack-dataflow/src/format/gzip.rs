@@ -19,7 +19,7 @@ pub fn unpack(contents: Contents, max: u64) -> Result<Contents> {
     let mut bytes = Vec::new();
     let unpacked = MultiGzDecoder::new(packed).take(max.saturating_add(1)).read_to_end(&mut bytes);
     unpacked.map_err(|e| {
-        Error::new(ErrorKind::Io, format!("{} cannot be unpacked: {e}", contents.name()))
+        Error::new(ErrorKind::Data, format!("{} cannot be unpacked: {e}", contents.name()))
             .note("it is damaged or cut short: fetch or make it again")
     })?;
     if bytes.len() as u64 > max {

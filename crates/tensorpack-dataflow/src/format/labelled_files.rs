@@ -26,7 +26,7 @@ impl LabelledFiles {
         let root = root.as_ref();
         let mut classes = Vec::new();
         let mut files = Vec::new();
-        for folder in listed(root)?.into_iter().filter(|path| path.is_dir()) {
+        for (folder, _) in listed(root)?.into_iter().filter(|(_, is_folder)| *is_folder) {
             let label = classes.len() as i32;
             classes.push(file_name(&folder));
             let mut images = Vec::new();
@@ -80,16 +80,16 @@ pub fn parse_list(text: &str) -> Result<Vec<(PathBuf, i32)>> {
         let file = fields.and_then(|(path, label)| Some((path.trim().into(), label.parse().ok()?)));
         file.ok_or_else(|| {
             let why = format!("line {}: a path and a label should stand there, not {line:?}", i + 1);
-            Error::new(ErrorKind::Io, why)
+            Error::new(ErrorKind::Data, why)
         })
     });
     parsed.collect()
 }
 
 fn images_below(folder: &Path, images: &mut Vec<PathBuf>) -> Result<()> {
-    for path in listed(folder)? {
+    for (path, is_folder) in listed(folder)? {
         let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default().to_lowercase();
-        if path.is_dir() {
+        if is_folder {
             images_below(&path, images)?;
         } else if IMAGES.contains(&&extension[..]) {
             images.push(path);
@@ -98,12 +98,19 @@ fn images_below(folder: &Path, images: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// What is in a folder, in alphabetical order, without hidden files.
-fn listed(folder: &Path) -> Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(folder).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let entries = entries.map_err(|e| Error::from(e).within(folder.display()))?;
-    let mut paths: Vec<_> = entries.iter().map(fs::DirEntry::path).collect();
-    paths.retain(|path| !file_name(path).starts_with('.'));
+/// What is in a folder and whether it is one too, in alphabetical order, without hidden files.
+fn listed(folder: &Path) -> Result<Vec<(PathBuf, bool)>> {
+    let within = |e| Error::from(e).within(folder.display());
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(folder).map_err(within)? {
+        let entry = entry.map_err(within)?;
+        let (path, kind) = (entry.path(), entry.file_type().map_err(within)?);
+        // The listing knows what is a folder, without a look at each of a million files; only links need one.
+        let is_folder = kind.is_dir() || kind.is_symlink() && path.is_dir();
+        if !file_name(&path).starts_with('.') {
+            paths.push((path, is_folder));
+        }
+    }
     paths.sort();
     Ok(paths)
 }

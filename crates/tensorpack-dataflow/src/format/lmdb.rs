@@ -29,12 +29,12 @@ pub struct Lmdb {
 
 impl Lmdb {
     /// The entries of the database at `path`: a file, or a folder with `data.mdb`. Their order is that of the list kept
-    /// under `__keys__` if there is one, else that of the keys; without a list, all of them are read once to find it.
+    /// under `__keys__` if [`save`] wrote it, else that of the keys, for which all are read once.
     pub fn open(path: impl AsRef<Path>) -> Result<Lmdb> {
         let path = path.as_ref();
         let within = |e| failed(e, path);
         let env = shared_env(path)?;
-        let keys = list_keys(&env).map_err(within)?.map_err(|e| e.within(path.display()))?;
+        let keys = list_keys(&env).map_err(within)?;
         Ok(Lmdb { env, name: path.display().to_string(), keys: keys.into() })
     }
 
@@ -58,7 +58,7 @@ impl RandomAccess for Lmdb {
         })();
         let value = value.map_err(|e| failed(e, Path::new(&self.name)))?.ok_or_else(|| {
             let why = format!("{}: there is no entry with key {}", self.name, key.escape_ascii());
-            Error::new(ErrorKind::Io, why)
+            Error::new(ErrorKind::Data, why)
         })?;
         Ok(vec![HostTensor::new([key.len()], key.to_vec())?, HostTensor::new([value.len()], value)?])
     }
@@ -155,35 +155,30 @@ fn entries(env: &Env<WithoutTls>, txn: &RoTxn<'_>) -> heed::Result<Option<Databa
     env.open_database(txn, None)
 }
 
-fn list_keys(env: &Env<WithoutTls>) -> heed::Result<Result<Vec<Box<[u8]>>>> {
+fn list_keys(env: &Env<WithoutTls>) -> heed::Result<Vec<Box<[u8]>>> {
     let txn = env.read_txn()?;
-    let Some(db) = entries(env, &txn)? else { return Ok(Ok(Vec::new())) };
-    if let Some(list) = db.get(&txn, KEYS)? {
-        return Ok(parse_keys(list));
+    let Some(db) = entries(env, &txn)? else { return Ok(Vec::new()) };
+    // Other programs keep a list there in a form of their own: as good as none.
+    if let Some(keys) = db.get(&txn, KEYS)?.and_then(parse_keys) {
+        return Ok(keys);
     }
-    let mut keys = Vec::new();
-    for entry in db.iter(&txn)? {
-        keys.push(entry?.0.into());
-    }
-    Ok(Ok(keys))
+    let keys = db.iter(&txn)?.map(|entry| entry.map(|(key, _)| key));
+    keys.filter(|key| !matches!(key, Ok(KEYS))).map(|key| key.map(Box::from)).collect()
 }
 
 /// The list under `__keys__`: a sample of all keys, one behind the other, and of where each ends.
-fn parse_keys(list: &[u8]) -> Result<Vec<Box<[u8]>>> {
-    let wrong = || {
-        Error::new(ErrorKind::Io, "the list under __keys__ was not written by lmdb::save")
-            .note("remove that entry, and the keys are found by reading all of them")
-    };
-    let list = decode(list).map_err(|_| wrong())?;
-    let [keys, ends] = &list[..] else { return Err(wrong()) };
-    let (keys, mut start) = (keys.as_slice::<u8>()?, 0);
+fn parse_keys(list: &[u8]) -> Option<Vec<Box<[u8]>>> {
+    let list = decode(list).ok()?;
+    let [keys, ends] = &list[..] else { return None };
+    let (keys, ends) = (keys.as_slice::<u8>().ok()?, ends.as_slice::<i64>().ok()?);
+    let mut start = 0;
     let key = |&end: &i64| {
         let end = usize::try_from(end).ok()?;
         let key = keys.get(start..end)?;
         start = end;
         Some(key.into())
     };
-    ends.as_slice::<i64>()?.iter().map(key).collect::<Option<_>>().ok_or_else(wrong)
+    ends.iter().map(key).collect()
 }
 
 /// Writes a batch in one transaction, and makes room for it.
@@ -241,10 +236,11 @@ mod tests {
     }
 
     #[test]
-    fn without_a_list_all_keys_are_found() {
+    fn without_a_list_of_ours_all_keys_are_found() {
         let dir = tempfile::tempdir().unwrap();
         let env = open_env(dir.path(), EnvFlags::empty(), 0).unwrap();
-        put_all(&env, &[(b"b".to_vec(), b"2".to_vec()), (b"a".to_vec(), b"1".to_vec())]).unwrap();
+        let entries = [(&b"b"[..], &b"2"[..]), (b"a", b"1"), (KEYS, b"a pickled list")];
+        put_all(&env, &entries.map(|(k, v)| (k.to_vec(), v.to_vec()))).unwrap();
         env.prepare_for_closing().wait();
         let raw = Lmdb::open(dir.path()).unwrap();
         let keys: Vec<_> = raw.keys().iter().map(|k| &k[..]).collect();

@@ -3,6 +3,19 @@
 //! A reader finds its samples when it opens a file, and is a [`RandomAccess`] from then on. No file is trusted: sizes
 //! are checked against what the file can hold before memory is taken, and damage is an error that names the file and
 //! the place. `save` and `load` of [`tfrecord`], [`npz`], [`tar`] and `lmdb` keep the samples of any dataflow.
+//!
+//! ```
+//! use tensorpack_dataflow::format::tfrecord;
+//! use tensorpack_dataflow::tensor::HostTensor;
+//! use tensorpack_dataflow::{FromList, RandomAccess};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! let path = folder.path().join("squares.tfrecord");
+//! let squares = FromList::new((0..100i32).map(|i| vec![HostTensor::scalar(i * i)]).collect());
+//! tfrecord::save(&squares, &path)?;
+//! assert_eq!(tfrecord::load(&path)?.get(7)?, [HostTensor::scalar(49)]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod contents;
 mod elements;

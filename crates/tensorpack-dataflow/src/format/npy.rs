@@ -39,7 +39,8 @@ pub fn encode(array: &HostTensor) -> Vec<u8> {
 
 /// The array in the bytes of a `.npy` file.
 pub fn decode(bytes: &[u8]) -> Result<HostTensor> {
-    let damaged = |why: &str| Error::new(tensorpack_tensor::ErrorKind::Io, format!("not a .npy file: {why}"));
+    let damaged =
+        |why: &str| Error::new(tensorpack_tensor::ErrorKind::Data, format!("not a .npy file: {why}"));
     let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| damaged("it does not begin with \\x93NUMPY"))?;
     let (length, rest) = match rest {
         [1, _, a, b, rest @ ..] => (usize::from(u16::from_le_bytes([*a, *b])), rest),

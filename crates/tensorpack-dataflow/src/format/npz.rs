@@ -12,9 +12,11 @@ use std::path::Path;
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// All arrays of the file at `path`, by name; at most 4 GiB of them.
+/// All arrays of the file at `path`, by name: at most 4 GiB of them unpacked, or as much as the file is long.
 pub fn read(path: impl AsRef<Path>) -> Result<BTreeMap<String, HostTensor>> {
-    read_up_to(path, MAX_UNPACKED)
+    let contents = Contents::open(path)?;
+    let max = contents.len().max(MAX_UNPACKED);
+    parse(contents, max)
 }
 
 /// All arrays of the file at `path`, if they take at most `max` bytes unpacked: a small file can hold a lot of zeros.
@@ -89,7 +91,7 @@ pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
 /// The samples that [`save`] saved, held in memory.
 pub fn load(path: impl AsRef<Path>) -> Result<Serialized<Slices>> {
     let path = path.as_ref();
-    let records = read_up_to(path, u64::MAX).and_then(Slices::new).map_err(|e| e.within(path.display()))?;
+    let records = read(path).and_then(Slices::new).map_err(|e| e.within(path.display()))?;
     Ok(Serialized::new(records, path.display().to_string()))
 }
 
@@ -115,7 +117,7 @@ impl Slices {
         });
         let ends = ends
             .collect::<Option<_>>()
-            .ok_or_else(|| Error::new(ErrorKind::Io, "the array \"ends\" does not fit \"buffer\""))?;
+            .ok_or_else(|| Error::new(ErrorKind::Data, "the array \"ends\" does not fit \"buffer\""))?;
         Ok(Slices { buffer, ends })
     }
 }
@@ -153,6 +155,14 @@ mod tests {
         let read = read(&path).unwrap();
         assert_eq!(read.len(), arrays.len());
         names.iter().zip(&arrays).for_each(|(name, array)| assert_eq!(&read[name], array));
+    }
+
+    #[test]
+    fn reads_what_numpy_writes() {
+        // np.savez_compressed(x=np.arange(3, dtype="i4"), y=np.arange(3) > 1)
+        let arrays = read(Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/npz/packed")).unwrap();
+        assert_eq!(arrays["x"], HostTensor::new([3], vec![0i32, 1, 2]).unwrap());
+        assert_eq!(arrays["y"], HostTensor::new([3], vec![false, false, true]).unwrap());
     }
 
     #[test]

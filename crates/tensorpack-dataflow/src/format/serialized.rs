@@ -80,7 +80,7 @@ pub fn decode(bytes: &[u8]) -> Result<Sample> {
 }
 
 fn damaged(at: usize, why: String) -> Error {
-    Error::new(ErrorKind::Io, format!("not a serialized sample, byte {at}: {why}"))
+    Error::new(ErrorKind::Data, format!("not a serialized sample, byte {at}: {why}"))
 }
 
 /// Samples that were [encoded](encode), from a source whose samples end with a component of their bytes.

@@ -73,7 +73,7 @@ impl RandomAccess for TarShards {
         let component = |(span, extension): (&Option<Span>, &String)| {
             let Some(Span { offset, size }) = *span else {
                 let why = format!("{}: sample {key} has no file with extension {extension}", shard.name());
-                return Err(Error::new(ErrorKind::Io, why));
+                return Err(Error::new(ErrorKind::Data, why));
             };
             let bytes = shard.read(offset, size)?;
             HostTensor::new([bytes.len()], bytes)
@@ -145,7 +145,7 @@ impl SavedTar {
                 let names: Vec<_> = files.iter().map(|(e, _)| e).collect();
                 let why =
                     format!("{}: sample {key} has {names:?}, not 0.npy, 1.npy ...", tar.contents.name());
-                return Err(Error::new(ErrorKind::Io, why).note("TarShards reads archives of other files"));
+                return Err(Error::new(ErrorKind::Data, why).note("TarShards reads archives of other files"));
             }
             samples.push((key, files.into_iter().map(|(_, span)| span).collect()));
         }
@@ -211,6 +211,18 @@ mod tests {
         assert_eq!(shards.key(4), Some("a/2"));
         let e = shards.get(2).unwrap_err();
         assert_eq!(e.message(), "shard.tar: sample b/2 has no file with extension jpg;png");
+    }
+
+    #[test]
+    fn reads_what_other_programs_write() {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/tar");
+        // Python's tarfile wrote these, with arrays by numpy.save.
+        let saved = load(corpus.join("saved-packed")).unwrap();
+        let numbers = HostTensor::new([3], vec![0i32, 1, 2]).unwrap();
+        assert_eq!(saved.get(0).unwrap(), [numbers.clone(), HostTensor::scalar(1i64)]);
+        assert_eq!(saved.get(1).unwrap(), [numbers]);
+        let long = TarShards::open([corpus.join("pax-long-name-packed")], &["jpg"]).unwrap();
+        assert_eq!(long.key(0), Some(&*("d/".repeat(150) + "a")));
     }
 
     #[test]

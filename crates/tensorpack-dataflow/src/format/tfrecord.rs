@@ -189,6 +189,12 @@ mod tests {
         );
         assert_eq!(reader.read().unwrap().unwrap()[0].as_slice::<u8>().unwrap(), b"third");
         assert!(reader.read().unwrap().is_none());
+
+        let whole = records.skip_errors(1);
+        let mut reader = whole.open(Seed::new(0), &State::start()).unwrap();
+        assert!(reader.read().unwrap().is_some() && reader.read().unwrap().is_some());
+        assert!(reader.read().unwrap().is_none());
+        assert_eq!(whole.skipped(), 1);
     }
 
     impl TfRecord {

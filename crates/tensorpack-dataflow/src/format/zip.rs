@@ -111,7 +111,7 @@ fn find_directory(contents: &Contents) -> Result<(u64, u64)> {
     const MAX_COMMENT: u64 = 0xffff;
     let no_archive = || {
         let why = format!("{} is no zip archive, or is cut short", contents.name());
-        Error::new(ErrorKind::Io, why)
+        Error::new(ErrorKind::Data, why)
     };
     let tail = contents.len().min(RECORD + MAX_COMMENT);
     let tail_at = contents.len() - tail;
