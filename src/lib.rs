@@ -38,4 +38,6 @@ mod documentation {
     struct Readme;
     #[doc = include_str!("../docs/extend/op.md")]
     struct ExtendOp;
+    #[doc = include_str!("../docs/checkpoints.md")]
+    struct Checkpoints;
 }

@@ -258,3 +258,35 @@ fn what_a_checkpoint_says_of_itself_stays_with_the_state() {
     assert_eq!(checkpoint.state["epoch_num"], 7);
     assert!(checkpoint.tensor("conv0/W").is_some() && checkpoint.tensor("none").is_none());
 }
+
+/// `tests/torch/make_model.py` made the weights, the input and the output.
+#[test]
+fn weights_of_pytorch_compute_what_they_did_there() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/torch");
+    let values: Value = serde_json::from_slice(&std::fs::read(dir.join("values.json")).unwrap()).unwrap();
+    let floats = |key: &str| -> Vec<f64> { serde_json::from_value(values[key].clone()).unwrap() };
+
+    let graph = Graph::new();
+    let t = TowerContext::inference(&graph);
+    let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(4), Some(6), Some(2)]));
+    let y = Conv2d::new(3, 3).relu().apply(&t, "conv0", &x).mean_axes(&[1, 2]);
+    let y = Linear::new(5).apply(&t, "fc0", &y);
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+
+    let renamed = safetensors::read(dir.join("model.safetensors")).unwrap().into_iter().map(|(name, t)| {
+        let layer = if name.starts_with("0.") { "conv0" } else { "fc0" };
+        let part = if name.ends_with("weight") { "W" } else { "b" };
+        (format!("{layer}/{part}"), t)
+    });
+    DictRestore::new(renamed)
+        .map_layout("conv.*/W", Layout::OihwToHwio)
+        .map_layout("fc.*/W", Layout::OutInToInOut)
+        .init(&session)
+        .unwrap();
+    let x = HostTensor::from_f64(DType::F32, [2, 4, 6, 2], &floats("x")).unwrap();
+    let made = session.run(&[&y], &[("x", &x)]).unwrap().remove(0).to_f64_vec();
+    for (made, expected) in made.iter().zip(floats("y")) {
+        assert!((made - expected).abs() < 1e-6, "{made} instead of {expected}");
+    }
+    assert_eq!(made.len(), 10);
+}

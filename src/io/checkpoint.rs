@@ -123,7 +123,7 @@ impl Checkpoint {
 
     /// The files of its folder, in the order they are to be written: the manifest comes last.
     pub(super) fn encode(&self, sequence: u64) -> Result<Files<'_>> {
-        let state = vec![Cow::Owned(format!("{:#}\n", self.state).into_bytes())];
+        let state = vec![Cow::Owned(format!("{}\n", self.state).into_bytes())];
         let mut files = vec![(TENSORS, safetensors::encode(&self.tensors)?), (STATE, state)];
         let manifest = Manifest {
             sequence,

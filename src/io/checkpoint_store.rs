@@ -81,7 +81,9 @@ impl CheckpointStore {
     /// [`CheckpointStore::open`], writing through another [`Disk`].
     pub fn open_on(mut disk: Box<dyn Disk>, lock: &RunLock) -> Result<CheckpointStore> {
         let dir = lock.dir().join("checkpoints");
-        disk.create_dir(&dir).map_err(failed("make the directory", &dir))?;
+        disk.create_dir(&dir)
+            .and_then(|()| disk.sync_dir(lock.dir()))
+            .map_err(failed("make the directory", &dir))?;
         for path in entries(&dir)? {
             if file_name(&path).starts_with(UNFINISHED) {
                 log::info!("removing {}, which was not finished", path.display());
