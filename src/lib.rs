@@ -40,4 +40,6 @@ mod documentation {
     struct ExtendOp;
     #[doc = include_str!("../docs/checkpoints.md")]
     struct Checkpoints;
+    #[doc = include_str!("../docs/optimizers.md")]
+    struct Optimizers;
 }

@@ -4,7 +4,7 @@
 //! The checksum is CRC-32C: processors compute it as fast as they read, it finds every flipped bit and every torn page,
 //! and event files need it anyway. It guards against accidents, not against forgery.
 
-use super::disk::{Parts, failed};
+use super::disk::{Parts, failed, length};
 use super::safetensors;
 use crate::graph::{MODEL_VARIABLES, TRAINABLE_VARIABLES, VariableInfo};
 use crate::runtime::Session;
@@ -156,7 +156,7 @@ pub(super) struct Seal {
 impl Seal {
     fn of(parts: &Parts<'_>) -> Seal {
         let crc32c = parts.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part));
-        Seal { bytes: safetensors::length(parts), crc32c }
+        Seal { bytes: length(parts), crc32c }
     }
 }
 

@@ -7,7 +7,7 @@ use super::signals::{self, Signals};
 use super::step::{HookedOps, Iteration, NanCount};
 use super::{TrainConfig, default_callbacks, default_monitors};
 use crate::callback::{Callback, Callbacks, GraphCx, Progress, Run};
-use crate::graph::Graph;
+use crate::graph::{FLUSH_OPS, Fetch, Graph};
 use crate::input::InputSource;
 use crate::io::{CheckpointStore, RunLock};
 use crate::logger;
@@ -188,6 +188,9 @@ impl Trainer {
         ops: HookedOps,
         store: Option<CheckpointStore>,
     ) -> Result<Live> {
+        let flush = self.graph.collection_ops(FLUSH_OPS);
+        let flush =
+            (!flush.is_empty()).then(|| Fetch::from(&self.graph.group(&flush.iter().collect::<Vec<_>>())));
         let session = Session::with(self.graph.clone().freeze()?, config.session.clone())?;
         let progress = Progress {
             epoch_num: config.starting_epoch - 1,
@@ -220,6 +223,7 @@ impl Trainer {
         Ok(Live {
             run,
             ops,
+            flush,
             nan: NanCount { policy: config.nan, ..NanCount::default() },
             store,
             at: Position::start(config.starting_epoch),

@@ -1,8 +1,8 @@
 //! Samples that are in memory.
 
-use crate::{DataFlow, Reader, Resume, Sample, Seed, State};
+use crate::{RandomAccess, Sample};
 use std::sync::Arc;
-use tensorpack_tensor::Result;
+use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// The samples of a list, in its order.
 #[derive(Clone, Debug)]
@@ -18,37 +18,15 @@ impl FromList {
     }
 }
 
-impl DataFlow for FromList {
-    fn size(&self) -> Option<u64> {
-        Some(self.samples.len() as u64)
+impl RandomAccess for FromList {
+    fn len(&self) -> u64 {
+        self.samples.len() as u64
     }
 
-    fn resume(&self) -> Resume {
-        Resume::Seek
-    }
-
-    fn open(&self, _: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        Ok(Box::new(ListReader { samples: self.samples.clone(), epoch: at.epoch, index: at.index }))
-    }
-}
-
-struct ListReader {
-    samples: Arc<[Sample]>,
-    epoch: u64,
-    index: u64,
-}
-
-impl Reader for ListReader {
-    fn read(&mut self) -> Result<Option<Sample>> {
-        let sample = self.samples.get(self.index as usize).cloned();
-        match sample {
-            Some(_) => self.index += 1,
-            None => (self.epoch, self.index) = (self.epoch + 1, 0),
-        }
-        Ok(sample)
-    }
-
-    fn state(&self) -> State {
-        State::at(self.epoch, self.index)
+    fn get(&self, index: u64) -> Result<Sample> {
+        self.samples.get(index as usize).cloned().ok_or_else(|| {
+            let n = self.samples.len();
+            Error::new(ErrorKind::Data, format!("a list of {n} has no sample {index}"))
+        })
     }
 }

@@ -23,14 +23,75 @@
 mod dataflow;
 mod state;
 mod seed;
+mod lookup;
+mod replay;
+mod random_access;
+mod component_spec;
 mod from_list;
+mod from_fn;
+mod from_iter;
+mod from_channel;
+mod fake_data;
 mod map;
+mod filter;
+mod skip_errors;
+mod stack;
+mod gather;
+mod batch;
+mod batch_by_shape;
+mod permutation;
+mod shuffle;
+mod shuffle_window;
+mod shard;
+mod inputs;
+mod take;
+mod fixed_size;
+mod repeat;
+mod repeat_each;
+mod concat;
+mod zip;
+mod mixture;
+mod cache;
+mod print;
+mod test_speed;
+mod parallel;
 
+pub use batch::Batch;
+pub use batch_by_shape::BatchByShape;
+pub use cache::Cache;
+pub use component_spec::ComponentSpec;
+pub use concat::Concat;
 pub use dataflow::{DataFlow, Flow, Reader, Resume, Sample};
+pub use fake_data::FakeData;
+pub use filter::Filter;
+pub use fixed_size::FixedSize;
+pub use from_channel::FromChannel;
+pub use from_fn::FromFn;
+pub use from_iter::FromIter;
 pub use from_list::FromList;
+pub use lookup::Lookup;
 pub use map::Map;
+pub use mixture::{ChooseRandom, Mix};
+pub use parallel::{MapBatch, MapParallel, Prefetch, Slot};
+pub use print::{Print, describe};
+pub use random_access::RandomAccess;
+pub use repeat::Repeat;
+pub use repeat_each::RepeatEach;
 pub use seed::{Draws, Seed};
+pub use shard::Shard;
+pub use shuffle::Shuffle;
+pub use shuffle_window::ShuffleWindow;
+pub use skip_errors::SkipErrors;
 pub use state::State;
+pub use take::Take;
+pub use test_speed::Speed;
+pub use zip::Zip;
 
 /// The tensors that samples are made of, and the error type.
 pub use tensorpack_tensor as tensor;
+
+#[cfg(doctest)]
+mod documentation {
+    #[doc = include_str!("../../../docs/dataflow.md")]
+    struct DataflowGuide;
+}
