@@ -19,6 +19,7 @@ pub mod runtime;
 pub mod logger;
 pub mod io;
 pub mod monitor;
+pub mod predict;
 pub mod input;
 pub mod callback;
 pub mod train;
@@ -42,4 +43,6 @@ mod documentation {
     struct Checkpoints;
     #[doc = include_str!("../docs/optimizers.md")]
     struct Optimizers;
+    #[doc = include_str!("../docs/layers.md")]
+    struct Layers;
 }

@@ -1,6 +1,7 @@
 //! The options that every example understands.
 
 use super::{Configured, NoOpTrainer, QueueInputTrainer, SimpleTrainer, SingleCostTrainer, TrainConfig};
+use crate::io::smart_init;
 use crate::runtime::Device;
 use std::path::PathBuf;
 use tensorpack_tensor::{Error, Result};
@@ -109,8 +110,7 @@ impl CommandLine {
     }
 
     /// The configuration, with what was said here instead of what it said.
-    #[must_use]
-    pub fn apply(&self, mut config: TrainConfig) -> TrainConfig {
+    pub fn apply(&self, mut config: TrainConfig) -> Result<TrainConfig> {
         config.max_epoch = self.max_epoch.unwrap_or(config.max_epoch);
         config.steps_per_epoch = self.steps_per_epoch.or(config.steps_per_epoch);
         config.session.threads = self.threads_per_device.or(config.session.threads);
@@ -120,7 +120,10 @@ impl CommandLine {
         if let [device, ..] = self.devices[..] {
             config.session.device = device;
         }
-        config
+        if let Some(path) = &self.load {
+            config.session_init = Some(smart_init(path)?);
+        }
+        Ok(config)
     }
 
     /// The trainer that was asked for; [`SimpleTrainer`] if none was.
@@ -135,7 +138,7 @@ impl CommandLine {
 
     /// Configuration and trainer together.
     pub fn configure(&self, config: TrainConfig) -> Result<Configured> {
-        Ok(Configured { config: self.apply(config), trainer: self.trainer()? })
+        Ok(Configured { config: self.apply(config)?, trainer: self.trainer()? })
     }
 }
 
@@ -154,7 +157,7 @@ mod tests {
     #[test]
     fn options_are_read_and_applied() {
         let line = of("--max-epoch 3 --seed 7 --logdir /tmp/x --fresh --threads-per-device 2").unwrap();
-        let config = line.apply(TrainConfig::default());
+        let config = line.apply(TrainConfig::default()).unwrap();
         assert_eq!((config.max_epoch, config.session.seed, config.session.threads), (3, 7, Some(2)));
         assert_eq!(config.logdir.unwrap().to_str(), Some("/tmp/x"));
         assert!(config.fresh);

@@ -6,7 +6,7 @@ use tensorpack::graph::Tensor;
 use tensorpack::ops::CumsumOptions;
 
 /// What the operation `op` makes of `x`, if it is one of these.
-pub fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Option<Tensor> {
+pub(crate) fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Option<Tensor> {
     let number = |key: &str| attrs[key].as_u64().unwrap_or_else(|| panic!("{op} has no {key}")) as usize;
     let flag = |key: &str| attrs[key].as_bool().unwrap_or_else(|| panic!("{op} has no {key}"));
     let axis = || number("axis") as isize;

@@ -3,3 +3,4 @@
 mod kills;
 mod life_cycle;
 mod models;
+mod predictors;

@@ -1,12 +1,13 @@
 //! What a dataflow is.
 
-use crate::map::component;
-use crate::stack::Fit;
+use crate::adaptor::map::component;
+use crate::adaptor::stack::Fit;
 use crate::{
-    Batch, BatchByShape, Cache, ComponentSpec, Concat, Draws, Filter, FixedSize, Lookup, Map, MapBatch,
-    MapParallel, Prefetch, Print, Repeat, RepeatEach, Seed, Shard, Shuffle, ShuffleWindow, SkipErrors, Slot,
-    Speed, State, Take, Zip,
+    Batch, BatchByShape, Cache, CacheOnDisk, ComponentSpec, Concat, Draws, Filter, FixedSize, Lookup, Map,
+    MapBatch, MapParallel, Prefetch, Print, Repeat, RepeatEach, Seed, Shard, Shuffle, ShuffleWindow,
+    SkipErrors, Slot, Speed, State, Take, Zip,
 };
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 #[cfg(doc)]
@@ -289,6 +290,14 @@ pub trait DataFlow: Send + Sync {
         Cache::new(self)
     }
 
+    /// Keeps the first pass in a file, which is written when it is first opened, and reads it again in every pass.
+    fn cache_on_disk(self, path: impl Into<PathBuf>) -> CacheOnDisk
+    where
+        Self: Sized + 'static,
+    {
+        CacheOnDisk::new(self, path.into())
+    }
+
     /// Prints the first `samples` that are read.
     #[doc(alias = "PrintData")]
     fn print(self, samples: u64) -> Print
@@ -304,7 +313,7 @@ pub trait DataFlow: Send + Sync {
     where
         Self: Sized,
     {
-        let speed = crate::test_speed::measure(self, samples)?;
+        let speed = crate::adaptor::test_speed::measure(self, samples)?;
         println!("{speed}");
         Ok(speed)
     }

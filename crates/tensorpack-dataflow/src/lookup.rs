@@ -2,7 +2,7 @@
 
 use crate::{Reader, Sample, State};
 use std::sync::Arc;
-use tensorpack_tensor::{Error, Result};
+use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// Any sample of a dataflow by its place, opened with a seed: what shuffles and shards are made of, and what lets
 /// parallel workers read at the same time.
@@ -47,7 +47,12 @@ impl Reader for LookupReader {
     }
 }
 
-/// Names the sample that an error is about.
+/// Names the sample that making it failed for. A deadline that the function had of its own is a failure as any other:
+/// the sample has been read, and the reader does not wait for it.
 pub(crate) fn name_sample(error: Error, epoch: u64, index: u64) -> Error {
+    let error = match error.kind() {
+        ErrorKind::Deadline => Error::new(ErrorKind::Data, error.to_string()),
+        _ => error,
+    };
     error.within(format!("sample {index} of epoch {epoch}"))
 }

@@ -132,14 +132,14 @@ fn a_deadline_names_stage_and_sample_and_can_be_waited_out() {
         }
         Ok(sample)
     });
-    let mut reader = open(&flow.deadline(Duration::from_millis(30)));
+    let mut reader = open(&flow.deadline(Duration::from_millis(200)));
     for _ in 0..3 {
         assert!(reader.read().expect("in time").is_some());
     }
     for _ in 0..2 {
         let e = reader.read().expect_err("it hangs");
         assert_eq!(e.kind(), ErrorKind::Deadline);
-        assert_eq!(e.message(), "sample 3 of epoch 0: map_parallel did not give it within 30ms");
+        assert_eq!(e.message(), "sample 3 of epoch 0: map_parallel did not give it within 200ms");
         assert_eq!(reader.state(), State::at(0, 3));
     }
     release.store(true, Ordering::Relaxed);
@@ -206,6 +206,19 @@ fn a_deadline_loses_nothing_on_the_way() {
     }
 }
 
+#[test]
+fn a_deadline_inside_a_function_is_a_failed_sample() {
+    let flow = numbers(6).map(|sample| match value(&sample) {
+        1 => Err(Error::new(ErrorKind::Deadline, "the server did not answer")),
+        _ => Ok(sample),
+    });
+    let mut reader = open(&flow.batch(3));
+    let e = reader.read().expect_err("the second fails");
+    assert_eq!((e.kind(), e.message()), (ErrorKind::Data, "sample 1 of epoch 0: the server did not answer"));
+    let batch = reader.read().expect("no sample fails").expect("the second batch");
+    assert_eq!(batch[0].as_slice::<i64>().expect("numbers"), [3, 4, 5]);
+}
+
 fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
 }
@@ -235,7 +248,7 @@ fn dropping_a_blocked_reader_ends_its_threads() {
         thread::sleep(Duration::from_millis(30));
         let began = Instant::now();
         drop(reader);
-        assert!(began.elapsed() < Duration::from_millis(500), "{what}: {:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(2), "{what}: {:?}", began.elapsed());
         assert_eq!(threads(), before, "{what}");
     };
     // Blocked on a full line.
@@ -261,12 +274,12 @@ fn dropping_a_blocked_reader_ends_its_threads() {
         }
         Ok(sample)
     });
-    let mut reader = open(&stuck.deadline(Duration::from_millis(20)));
+    let mut reader = open(&stuck.deadline(Duration::from_millis(300)));
     assert!(reader.read().expect("the first").is_some());
     assert_eq!(reader.read().expect_err("stuck").kind(), ErrorKind::Deadline);
     let began = Instant::now();
     drop(reader);
-    assert!(began.elapsed() < Duration::from_millis(500));
+    assert!(began.elapsed() < Duration::from_secs(2));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The threads of one reader.
 
 use super::line::{Item, Line};
-use super::stop;
+use crate::stop;
 use crate::{Sample, State};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,6 +1,6 @@
 //! A line of results: reserved in order, filled in any, taken in order.
 
-use super::stop;
+use crate::stop;
 use crate::{Sample, State};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -113,7 +113,8 @@ impl Line {
             if let Some(item) = places.items.front_mut().and_then(Option::take) {
                 places.items.pop_front();
                 places.taken += 1;
-                let wake = places.producer_waits;
+                // Not for every single place: a thread that is woken should find work for a while.
+                let wake = places.producer_waits && places.items.len() <= self.room_for / 2;
                 drop(places);
                 if wake {
                     self.moved.notify_one();

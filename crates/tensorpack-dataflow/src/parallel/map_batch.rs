@@ -2,10 +2,10 @@
 
 use super::crew::{Crew, Plan, Task, guarded};
 use super::feed::{Feed, Ticket};
-use super::stop::DEADLINE;
-use crate::gather::{self, Gather};
+use crate::adaptor::gather::{self, Gather};
+use crate::adaptor::map::component;
 use crate::lookup::name_sample;
-use crate::map::component;
+use crate::stop::DEADLINE;
 use crate::{ComponentSpec, DataFlow, Draws, Flow, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,8 +2,8 @@
 
 use super::crew::{Crew, Plan, Task, guarded};
 use super::feed::{Feed, Ticket};
-use super::stop::DEADLINE;
-use crate::map::{Apply, Function};
+use crate::adaptor::map::{Apply, Function};
+use crate::stop::DEADLINE;
 use crate::{DataFlow, Draws, Flow, Lookup, Map, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,12 +28,13 @@ impl MapParallel {
         workers: usize,
         function: impl Fn(Sample, &mut Draws) -> Result<Sample> + Send + Sync + 'static,
     ) -> MapParallel {
-        let ahead = workers.saturating_mul(4);
+        let ahead = workers.saturating_mul(4).max(32);
         let plan = Plan { stage: "map_parallel", workers, ahead, keep_order: true, deadline: DEADLINE };
         MapParallel { inner: Arc::new(inner), function: Arc::new(function), plan }
     }
 
-    /// How many samples may be made ahead, those being made among them; four for each worker unless told otherwise.
+    /// How many samples may be made ahead, those being made among them; 32 unless told otherwise,
+    /// or four for each worker if that is more.
     #[doc(alias = "buffer_size")]
     #[must_use]
     pub fn buffer(mut self, samples: usize) -> MapParallel {

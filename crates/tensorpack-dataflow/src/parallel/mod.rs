@@ -10,9 +10,7 @@ mod line;
 mod map_batch;
 mod map_parallel;
 mod prefetch;
-pub(crate) mod stop;
 
 pub use map_batch::{MapBatch, Slot};
 pub use map_parallel::MapParallel;
 pub use prefetch::Prefetch;
-pub(crate) use stop::DEADLINE;

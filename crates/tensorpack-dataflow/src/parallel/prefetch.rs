@@ -3,7 +3,7 @@
 use super::crew::{Crew, Plan};
 use super::feed::{Feed, Ticket};
 use super::map_parallel::{ParallelReader, one_by_one};
-use super::stop::DEADLINE;
+use crate::stop::DEADLINE;
 use crate::{DataFlow, Flow, Lookup, Reader, Resume, Seed, State};
 use std::sync::Arc;
 use std::time::Duration;

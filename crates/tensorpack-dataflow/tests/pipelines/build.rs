@@ -1,6 +1,7 @@
 //! Puts pipelines together at random.
 
 use std::collections::BTreeSet;
+use tempfile::TempDir;
 use tensorpack_dataflow::tensor::{DType, Error, HostTensor, Result};
 use tensorpack_dataflow::{
     ChooseRandom, ComponentSpec, Concat, DataFlow, Draws, FakeData, Flow, FromFn, FromIter, FromList, Mix,
@@ -9,7 +10,7 @@ use tensorpack_dataflow::{
 
 /// Every source and adaptor that pipelines are made of. Channels, iterators that can be read once and unordered maps
 /// cannot be opened again, and have tests of their own.
-pub(crate) const KINDS: [&str; 37] = [
+pub(crate) const KINDS: [&str; 38] = [
     "FakeData",
     "FakeData.constant",
     "FromList",
@@ -47,6 +48,7 @@ pub(crate) const KINDS: [&str; 37] = [
     "map_parallel",
     "map_batch",
     "failing map",
+    "cache_on_disk",
 ];
 
 /// A pipeline in the making: the same for the same seed, but for the number of workers.
@@ -57,6 +59,8 @@ pub(crate) struct Build {
     kinds: BTreeSet<&'static str>,
     /// Whether what has been built so far never ends.
     endless: bool,
+    /// Where it keeps files, while it is read.
+    caches: Vec<TempDir>,
 }
 
 impl Build {
@@ -67,6 +71,7 @@ impl Build {
             text: String::new(),
             kinds: BTreeSet::new(),
             endless: false,
+            caches: Vec::new(),
         }
     }
 
@@ -143,7 +148,7 @@ impl Build {
 
     fn adaptor(&mut self, flow: Flow, depth: u32) -> Flow {
         let n = 2 + self.pick(5);
-        match self.pick(28) {
+        match self.pick(29) {
             0 => {
                 self.note("map");
                 flow.map(|s| Ok(s.into_iter().chain([HostTensor::scalar(7u8)]).collect())).into_flow()
@@ -280,7 +285,17 @@ impl Build {
                 self.note("cache");
                 flow.cache().into_flow()
             }
-            26 => {
+            26 if !self.endless => {
+                self.note("cache_on_disk");
+                // A file is not made of what fails.
+                let may_fail =
+                    ["failing map", "skip_errors", "fixed_size"].iter().any(|kind| self.kinds.contains(kind));
+                let flow = if may_fail { flow.skip_errors(1000).into_flow() } else { flow };
+                let number = self.caches.len();
+                self.caches.push(tempfile::tempdir().expect("a folder"));
+                flow.cache_on_disk(self.caches[number].path().join("cache")).into_flow()
+            }
+            27 => {
                 self.note("print");
                 flow.print(0).into_flow()
             }
