@@ -5,7 +5,7 @@ use std::path::Path;
 use tensorpack::graph::{Init, UPDATE_OPS};
 use tensorpack::io::{
     ChainInit, Checkpoint, CheckpointStore, DictRestore, Layout, RunLock, SaverRestore, SessionInit,
-    dump_model_variables, safetensors, smart_init,
+    dump_model_variables, npz, safetensors, smart_init,
 };
 use tensorpack::prelude::*;
 use tensorpack::tower::Mode;
@@ -125,17 +125,20 @@ fn a_tensor_that_no_variable_wants_is_an_error() {
 fn a_model_file_leaves_the_optimizer_as_it_was() {
     let first = trained();
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("model.safetensors");
-    dump_model_variables(&first.session, &path).unwrap();
-    let saved = safetensors::read(&path).unwrap();
-    let inference = model(Mode::Inference, 2);
-    assert_eq!(saved.len(), inference.values().len());
-    let second = model(Mode::Training, 2);
-    let before = second.values();
-    SaverRestore::new(&path).init(&second.session).unwrap();
-    for ((name, value), (_, before)) in second.values().into_iter().zip(before) {
-        let expected = saved.iter().find(|(n, _)| *n == name).map_or(before, |(_, v)| v.clone());
-        assert_eq!(value, expected, "{name}");
+    for file in ["model.safetensors", "model.npz"] {
+        let path = dir.path().join(file);
+        // The second time it is replaced.
+        dump_model_variables(&model(Mode::Training, 3).session, &path).unwrap();
+        dump_model_variables(&first.session, &path).unwrap();
+        let saved = if file.ends_with("npz") { npz::read(&path) } else { safetensors::read(&path) }.unwrap();
+        assert_eq!(saved.len(), model(Mode::Inference, 2).values().len());
+        let second = model(Mode::Training, 2);
+        let before = second.values();
+        SaverRestore::new(&path).init(&second.session).unwrap();
+        for ((name, value), (_, before)) in second.values().into_iter().zip(before) {
+            let expected = saved.iter().any(|(n, _)| *n == name);
+            assert_eq!(value, if expected { first.read(&name) } else { before }, "{file}: {name}");
+        }
     }
     assert!(dump_model_variables(&first.session, dir.path().join("model.txt")).is_err());
 }
