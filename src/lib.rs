@@ -39,6 +39,8 @@ mod documentation {
     struct Readme;
     #[doc = include_str!("../docs/extend/op.md")]
     struct ExtendOp;
+    #[doc = include_str!("../docs/checkpoints.md")]
+    struct Checkpoints;
     #[doc = include_str!("../docs/optimizers.md")]
     struct Optimizers;
     #[doc = include_str!("../docs/layers.md")]
