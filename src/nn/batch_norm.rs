@@ -177,40 +177,31 @@ impl BatchNorm {
         x: &Tensor,
         running: &[Variable; 2],
     ) -> (Tensor, Tensor) {
-        let rank = x.rank() as isize;
-        let by_channel = |s: &Tensor| s.reshape_like(&running[0]);
-        match whose {
-            Statistics::Running => (running[0].value().clone(), running[1].value().clone()),
-            Statistics::Groups(_) => {
-                let axes: Vec<isize> = (1..rank - 1).collect();
-                let (mean, variance) = x.moments(&axes);
-                let unbiased = unbiased(&variance, &x.count_per(&mean));
-                let over_groups = |s: &Tensor| s.merge_dims(0, x.rank() - 1).mean_axes(&[0]);
-                self.learn(t, running, [over_groups(&mean), over_groups(&unbiased)]);
-                (mean, variance)
-            }
-            Statistics::AllTowers if t.total() > 1 => {
-                let axes: Vec<isize> = (0..rank - 1).collect();
-                let (mean, variance) = x.moments(&axes);
-                let (own_mean, own_variance) = (by_channel(&mean), by_channel(&variance));
-                // Sums of squares are taken around the mean of all: E[x^2] - E[x]^2 would lose digits.
-                let own = x.count_per(&own_mean);
-                let [all, sum] = all_reduced(t, "sums", [own.broadcast_like(&own_mean), &own_mean * &own]);
-                let mean = sum / &all;
-                let around = own_variance + (own_mean - &mean).square();
-                let variance = t.all_reduce_sum("squares", &(around * &own)) / &all;
-                self.learn_alike(t, running, [mean.clone(), unbiased(&variance, &all)]);
-                (mean, variance)
-            }
-            Statistics::Batch | Statistics::AllTowers => {
-                let axes: Vec<isize> = (0..rank - 1).collect();
-                let (mean, variance) = x.moments(&axes);
-                let (mean, variance) = (by_channel(&mean), by_channel(&variance));
-                let unbiased = unbiased(&variance, &x.count_per(&mean));
-                self.learn(t, running, [mean.clone(), unbiased]);
-                (mean, variance)
-            }
+        if whose == Statistics::Running {
+            return (running[0].value().clone(), running[1].value().clone());
         }
+        let groups = isize::from(matches!(whose, Statistics::Groups(_)));
+        let axes: Vec<isize> = (groups..x.rank() as isize - 1).collect();
+        let (mean, variance) = x.moments(&axes);
+        if groups > 0 {
+            let unbiased = unbiased(&variance, &x.count_per(&mean));
+            let over_groups = |s: &Tensor| s.merge_dims(0, x.rank() - 1).mean_axes(&[0]);
+            self.learn(t, running, [over_groups(&mean), over_groups(&unbiased)]);
+            return (mean, variance);
+        }
+        let [own_mean, own_variance] = [mean, variance].map(|s| s.reshape_like(&running[0]));
+        let own = x.count_per(&own_mean);
+        if whose == Statistics::Batch || t.total() == 1 {
+            self.learn(t, running, [own_mean.clone(), unbiased(&own_variance, &own)]);
+            return (own_mean, own_variance);
+        }
+        // Sums of squares are taken around the mean of all: E[x^2] - E[x]^2 would lose digits.
+        let [all, sum] = all_reduced(t, "sums", [own.broadcast_like(&own_mean), &own_mean * &own]);
+        let mean = sum / &all;
+        let around = own_variance + (own_mean - &mean).square();
+        let variance = t.all_reduce_sum("squares", &(around * &own)) / &all;
+        self.learn_alike(t, running, [mean.clone(), unbiased(&variance, &all)]);
+        (mean, variance)
     }
 
     /// Moves the running statistics towards the average over all towers of what each has.

@@ -37,18 +37,16 @@ impl GruCell {
     /// the first time and sharing them from then on. The new state is the output.
     #[track_caller]
     pub fn step(&self, t: &TowerContext, name: &str, x: &Tensor, state: Option<&Tensor>) -> Tensor {
-        t.auto_reuse(|t| {
-            t.layer(name, x, |t| {
-                if x.is_poison() {
-                    return x.clone();
-                }
-                let Some(inputs) = channels(x, 2..=2) else {
-                    let why = format!("takes [batch, features] with known features, not {}", x.shape());
-                    return x.fail("GruCell", Error::shape(why));
-                };
-                let (projected, [u, c]) = self.projected(t, x, inputs);
-                self.advanced(&projected, [&u, &c], state)
-            })
+        t.auto_reusing().layer(name, x, |t| {
+            if x.is_poison() {
+                return x.clone();
+            }
+            let Some(inputs) = channels(x, 2..=2) else {
+                let why = format!("takes [batch, features] with known features, not {}", x.shape());
+                return x.fail("GruCell", Error::shape(why));
+            };
+            let (projected, [u, c]) = self.projected(t, x, inputs);
+            self.advanced(&projected, [&u, &c], state)
         })
     }
 

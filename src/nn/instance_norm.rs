@@ -48,6 +48,6 @@ impl InstanceNorm {
     /// Applies the layer, making (or sharing) `name/gamma` and `name/beta`.
     #[track_caller]
     pub fn apply(&self, t: &TowerContext, name: &str, x: &Tensor) -> Tensor {
-        self.affine.apply(t, ("InstanceNorm", name, 3), x, Tensor::instance_norm)
+        self.affine.apply(t, ("InstanceNorm", name, 3), x, |x, epsilon| x.instance_norm(epsilon))
     }
 }

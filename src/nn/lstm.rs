@@ -55,19 +55,17 @@ impl LstmCell {
     #[track_caller]
     pub fn step(&self, t: &TowerContext, name: &str, x: &Tensor, state: Option<&LstmState>) -> LstmState {
         let mut next = None;
-        let h = t.auto_reuse(|t| {
-            t.layer(name, x, |t| {
-                if x.is_poison() {
-                    return x.clone();
-                }
-                let Some(inputs) = channels(x, 2..=2) else {
-                    let why = format!("takes [batch, features] with known features, not {}", x.shape());
-                    return x.fail("LstmCell", Error::shape(why));
-                };
-                let (projected, [u]) = self.projected(t, x, inputs);
-                let state = self.advanced(&projected, &u, state);
-                next.insert(state).h.clone()
-            })
+        let h = t.auto_reusing().layer(name, x, |t| {
+            if x.is_poison() {
+                return x.clone();
+            }
+            let Some(inputs) = channels(x, 2..=2) else {
+                let why = format!("takes [batch, features] with known features, not {}", x.shape());
+                return x.fail("LstmCell", Error::shape(why));
+            };
+            let (projected, [u]) = self.projected(t, x, inputs);
+            let state = self.advanced(&projected, &u, state);
+            next.insert(state).h.clone()
         });
         next.unwrap_or(LstmState { c: h.clone(), h })
     }

@@ -10,22 +10,23 @@ use tensorpack_tensor::{Dim, Error, Result};
 impl Window {
     /// The size along axis `i` of the image that a transposed convolution makes of one of size `n`.
     fn transposed(&self, i: usize, n: Dim, k: usize) -> Result<Dim> {
-        let (stride, reach) = (self.stride[i], self.reach(i, k)?);
+        let (stride, reach) = (self.stride[i] as i128, self.reach(i, k)? as i128);
         let beyond = match self.padding {
             Padding::Same => 0,
-            Padding::Valid => reach.saturating_sub(stride) as isize,
-            Padding::Explicit(p) => reach as isize - stride as isize - (p[i][0] + p[i][1]) as isize,
+            Padding::Valid => (reach - stride).max(0),
+            Padding::Explicit(p) => reach - stride - p[i][0] as i128 - p[i][1] as i128,
         };
         match n {
             Dim::Known(0) => Ok(n),
             Dim::Known(n) => {
-                let size =
-                    n.checked_mul(stride).and_then(|n| n.checked_add_signed(beyond)).filter(|&n| n > 0);
+                let size = isize::try_from(n as i128 * stride + beyond).ok().filter(|&n| n > 0);
                 let why = || format!("a size of {n} has no transposed convolution with a window of {k}");
-                size.map(Dim::Known).ok_or_else(|| Error::shape(why()))
+                size.map(|n| Dim::Known(n as usize)).ok_or_else(|| Error::shape(why()))
             }
             Dim::Unknown(_) if (stride, beyond) == (1, 0) => Ok(n),
-            Dim::Unknown(_) => Ok(Dim::derived("transposed window", &[n], &[stride, beyond as usize])),
+            Dim::Unknown(_) => {
+                Ok(Dim::derived("transposed window", &[n], &[self.stride[i], beyond as usize]))
+            }
         }
     }
 }

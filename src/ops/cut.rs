@@ -51,7 +51,7 @@ impl OpDef for Cut {
 impl Tensor {
     /// `count` equal parts along `axis`, in order, as views.
     #[track_caller]
-    pub fn cut(&self, count: usize, axis: isize) -> Vec<Tensor> {
+    pub(crate) fn cut(&self, count: usize, axis: isize) -> Vec<Tensor> {
         let parts = match axis_in(axis, self.rank()) {
             _ if self.is_poison() => Vec::new(),
             Ok(axis) if count > 0 => Tensor::apply(Cut { count, axis }, &[self]),

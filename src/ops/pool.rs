@@ -180,7 +180,7 @@ impl Tensor {
     /// The average of every channel of every image of this layout.
     #[track_caller]
     pub fn global_average_pool_in(&self, layout: Layout) -> Tensor {
-        self.global("GlobalAveragePool", layout, Tensor::mean_axes)
+        self.global("GlobalAveragePool", layout, |x, axes| x.mean_axes(axes))
     }
 
     /// The largest element of every channel of every image: `[batch, channels]`.
@@ -192,7 +192,7 @@ impl Tensor {
     /// The largest element of every channel of every image of this layout.
     #[track_caller]
     pub fn global_max_pool_in(&self, layout: Layout) -> Tensor {
-        self.global("GlobalMaxPool", layout, Tensor::max_axes)
+        self.global("GlobalMaxPool", layout, |x, axes| x.max_axes(axes))
     }
 
     #[track_caller]

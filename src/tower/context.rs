@@ -156,8 +156,13 @@ impl TowerContext {
     /// what is called several times, such as one step of a recurrent net.
     #[doc(alias = "auto_reuse_variable_scope")]
     pub fn auto_reuse<R>(&self, build: impl FnOnce(&TowerContext) -> R) -> R {
+        build(&self.auto_reusing())
+    }
+
+    /// The context of [`TowerContext::auto_reuse`].
+    pub(crate) fn auto_reusing(&self) -> TowerContext {
         let sharing = if self.sharing == Sharing::Make { Sharing::Either } else { self.sharing };
-        build(&TowerContext { sharing, ..self.clone() })
+        TowerContext { sharing, ..self.clone() }
     }
 
     /// Runs `build` with variables that are not trained: what is computed from them has no gradient with respect to
