@@ -1,5 +1,12 @@
 //! The training interface, from the outside.
 
+mod dumps;
+mod hyper_params;
+mod inference;
 mod kills;
 mod life_cycle;
 mod models;
+mod remembered;
+mod schedules;
+mod statistics;
+mod trackers;
