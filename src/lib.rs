@@ -19,6 +19,7 @@ pub mod runtime;
 pub mod logger;
 pub mod io;
 pub mod monitor;
+pub mod predict;
 pub mod input;
 pub mod callback;
 pub mod train;
@@ -38,4 +39,6 @@ mod documentation {
     struct Readme;
     #[doc = include_str!("../docs/extend/op.md")]
     struct ExtendOp;
+    #[doc = include_str!("../docs/optimizers.md")]
+    struct Optimizers;
 }

@@ -7,8 +7,14 @@ pub use crate::callback::{
 };
 pub use crate::graph::{Graph, Init, Op, Tensor, TensorSpec, Variable, VariableSpec};
 pub use crate::nn::{BatchNorm, Conv2d, Linear};
-pub use crate::ops::{Conv2dOptions, Padding, PoolOptions};
-pub use crate::optim::{Adam, Optimizer, Sgd, minimize};
+pub use crate::ops::{Conv2dOptions, CumsumOptions, Padding, PoolOptions, Random};
+pub use crate::optim::gradproc::{
+    FilterGradient, GlobalNormClip, GradProcessor, MapGradient, ScaleGradient, SummaryGradient, ValueClip,
+};
+pub use crate::optim::{
+    Accumulate, Adagrad, Adam, AdamW, Ema, Gradient, Lamb, Momentum, Optimizer, ParamGroups, PostProcess,
+    Rate, RmsProp, Schedule, Sgd, apply_gradients, minimize,
+};
 pub use crate::runtime::{Device, Session, SessionOptions};
 pub use crate::tower::{ModelDesc, TowerContext};
 pub use crate::train::{NoOpTrainer, SimpleTrainer, TrainConfig, launch_train_with_config};

@@ -22,10 +22,10 @@ struct Trained {
 }
 
 /// `towers` towers, gradients averaged, one set of variables.
-fn build(towers: usize) -> Result<Trained> {
+fn build(towers: usize, optimizer: &dyn Optimizer) -> Result<Trained> {
     let graph = Graph::new();
     let mut costs = Vec::new();
-    let mut averaged = Vec::new();
+    let mut averaged: Vec<Gradient> = Vec::new();
     for i in 0..towers {
         let t = TowerContext::new(&graph, Mode::Training, i, towers);
         let x = graph.placeholder(&TensorSpec::new(format!("x{i}"), DType::F64, [None, Some(3)]));
@@ -43,14 +43,13 @@ fn build(towers: usize) -> Result<Trained> {
             let mean = |(v, g): (Variable, Option<Tensor>)| {
                 let g = g.expect("the cost depends on every variable");
                 let name = format!("average/{}", v.name());
-                (t.all_reduce_mean(&name, &g), v)
+                Gradient::new(v, t.all_reduce_mean(&name, &g))
             };
             variables.into_iter().zip(gradients).map(mean).collect()
         });
         costs.push(cost);
         if i == 0 {
-            let updates: Vec<Op> = averaged.iter().map(|(g, v)| v.update(|w| w - g * 0.1)).collect();
-            let step = graph.group(&updates.iter().collect::<Vec<_>>());
+            let step = apply_gradients(optimizer, &graph, &averaged)?;
             graph.add_op_to_collection("step", &step);
         }
     }
@@ -68,8 +67,8 @@ fn data(rows: std::ops::Range<u64>) -> (HostTensor, HostTensor) {
     (HostTensor::new([n, 3], x).unwrap(), HostTensor::new([n, 1], y).unwrap())
 }
 
-fn train(towers: usize, steps: u64) -> Vec<HostTensor> {
-    let trained = build(towers).unwrap();
+fn train(towers: usize, steps: u64, optimizer: &dyn Optimizer) -> Vec<HostTensor> {
+    let trained = build(towers, optimizer).unwrap();
     const TOTAL: u64 = 24;
     let each = TOTAL / towers as u64;
     for step in 0..steps {
@@ -90,20 +89,24 @@ fn train(towers: usize, steps: u64) -> Vec<HostTensor> {
 /// Dropout too: the rows of random tensors continue from tower to tower.
 #[test]
 fn towers_together_equal_one_big_batch() {
-    let one = train(1, 10);
-    for towers in [2, 3, 4] {
-        for (a, b) in one.iter().zip(&train(towers, 10)) {
-            let (a, b) = (a.to_f64_vec(), b.to_f64_vec());
-            let norm = |v: &[f64]| v.iter().map(|x| x * x).sum::<f64>().sqrt();
-            let difference: Vec<f64> = a.iter().zip(&b).map(|(x, y)| x - y).collect();
-            assert!(norm(&difference) <= 1e-12 * norm(&a), "{towers} towers differ by {}", norm(&difference));
+    let clipped = Momentum::new(0.1, 0.9).process(GlobalNormClip::new(0.5));
+    for optimizer in [Sgd::new(0.1).boxed(), Accumulate::new(clipped, 3).boxed()] {
+        let one = train(1, 10, &optimizer);
+        for towers in [2, 3, 4] {
+            for (a, b) in one.iter().zip(&train(towers, 10, &optimizer)) {
+                let (a, b) = (a.to_f64_vec(), b.to_f64_vec());
+                let norm = |v: &[f64]| v.iter().map(|x| x * x).sum::<f64>().sqrt();
+                let difference: Vec<f64> = a.iter().zip(&b).map(|(x, y)| x - y).collect();
+                let off = norm(&difference);
+                assert!(off <= 1e-12 * norm(&a), "{towers} towers with {optimizer:?} differ by {off}");
+            }
         }
     }
 }
 
 #[test]
 fn towers_may_have_different_batches() {
-    let trained = build(2).unwrap();
+    let trained = build(2, &Sgd::new(0.1)).unwrap();
     let ((x0, y0), (x1, y1)) = (data(0..4), data(4..11));
     let feeds = [("x0", &x0), ("y0", &y0), ("x1", &x1), ("y1", &y1)];
     let costs = trained.session.run(&[&trained.costs[0], &trained.costs[1], &trained.step], &feeds).unwrap();
@@ -114,7 +117,7 @@ fn towers_may_have_different_batches() {
 /// What one tower needs of a sum, all must compute; what it does not need, the others need not.
 #[test]
 fn a_fetch_is_closed_over_the_sums_it_needs() {
-    let trained = build(2).unwrap();
+    let trained = build(2, &Sgd::new(0.1)).unwrap();
     let (x, y) = data(0..4);
     let alone = [("x0", &x), ("y0", &y)];
     assert_eq!(trained.session.run(&[&trained.costs[0]], &alone).unwrap().len(), 1);

@@ -1,6 +1,10 @@
 //! `bench -- step --model mlp|mnist|resnet32 --devices cpu:0 --batch B [--threads-per-device N] [--steps N] [--json]`:
 //! the time of a training step of a reference model on synthetic data.
+//!
+//! `bench -- dataflow --jpegs DIR [--workers N] [--batch B] [--steps N] [--json]`: how fast photographs become batches.
 
+mod dataflow;
+mod memory;
 mod models;
 mod roof;
 mod step;
@@ -16,7 +20,9 @@ const USAGE: &str = "usage: bench -- step --model mlp|mnist|resnet32 [--devices 
               [--threads-per-device N] [--steps N] [--isa avx512|avx2|plain] [--json] [--profile] [--plan]
   --json     one line with the result
   --profile  a table of kernels: share of the step, speed, and share of what the machine can do
-  --plan     the plan of the step";
+  --plan     the plan of the step
+       bench -- dataflow --jpegs DIR [--workers 2] [--batch 64] [--steps 20] [--json]
+  decode, random-resized-crop 224, flip, brightness, contrast and saturation 0.4; batches of u8";
 
 /// What is measured.
 #[derive(Debug)]
@@ -35,8 +41,14 @@ struct Options {
 fn main() -> ExitCode {
     let started = Instant::now();
     let run = || -> Result<(), Box<dyn std::error::Error>> {
-        let options = parse()?;
-        Ok(step::measure(&options, started)?)
+        let mut args = lexopt::Parser::from_env();
+        match args.next()? {
+            Some(Value(v)) if v == "step" => Ok(step::measure(&parse(args)?, started)?),
+            Some(Value(v)) if v == "dataflow" => {
+                Ok(dataflow::measure(&dataflow::Options::parse(args)?, started)?)
+            }
+            _ => Err(USAGE.into()),
+        }
     };
     match run() {
         Ok(()) => ExitCode::SUCCESS,
@@ -47,12 +59,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn parse() -> Result<Options, Box<dyn std::error::Error>> {
-    let mut args = lexopt::Parser::from_env();
-    match args.next()? {
-        Some(Value(v)) if v == "step" => {}
-        _ => return Err(USAGE.into()),
-    }
+fn parse(mut args: lexopt::Parser) -> Result<Options, Box<dyn std::error::Error>> {
     let mut options = Options {
         model: Model::Mlp,
         device: Device::Cpu(0),

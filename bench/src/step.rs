@@ -1,5 +1,6 @@
 //! Runs training steps and says how long they take.
 
+use crate::memory::peak_rss_mb;
 use crate::{Options, roof};
 use std::time::Instant;
 use tensorpack::graph::Graph;
@@ -81,11 +82,4 @@ fn synthetic(options: &Options) -> Result<(HostTensor, HostTensor)> {
     let image = (0..n as u64).map(|i| rng.normal(0, i) as f32).collect();
     let label = (0..options.batch as u64).map(|i| (rng.word(1, i) % 10) as i32).collect();
     Ok((HostTensor::new(sizes, image)?, HostTensor::new([options.batch], label)?))
-}
-
-/// The most memory this process ever held, in MB.
-fn peak_rss_mb() -> f64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
-    line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<f64>().ok()).map_or(0.0, |kb| kb / 1024.0)
 }

@@ -22,6 +22,13 @@ pub const UPDATE_OPS: &str = "update_ops";
 /// Losses that regularisers made.
 pub const REGULARIZATION_LOSSES: &str = "regularization_losses";
 
+/// Operations to run once after the last step, such as applying gradients that were only accumulated so far.
+pub const FLUSH_OPS: &str = "flush_ops";
+/// Scalars that steer training and may be set while it runs, such as learning rates.
+pub const HYPER_PARAMS: &str = "hyper_params";
+/// Moving averages of trainable variables.
+pub const EMA_VARIABLES: &str = "ema_variables";
+
 /// One collection.
 #[derive(Clone, Debug, Default)]
 pub struct Collection {

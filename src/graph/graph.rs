@@ -3,6 +3,7 @@
 use super::call_site::CallSites;
 use super::collection::Collections;
 use super::frozen::LateError;
+use super::gate::Gate;
 use super::tensor::dims_of;
 use super::{
     Collection, Frozen, Node, NodeId, NodeKind, Op, OpDef, Role, Sharing, Spec, Tensor, TensorId, TensorSpec,
@@ -43,6 +44,8 @@ pub(super) struct Building {
     variable_names: HashMap<String, VariableId>,
     name_scope: Vec<String>,
     variable_scope: Vec<String>,
+    /// What updates pass through on their way to their variables, outermost first.
+    pub(super) gates: Vec<Gate>,
     tower: usize,
     error: Option<Error>,
     symbols: u32,
@@ -67,6 +70,7 @@ impl Graph {
             variable_names: HashMap::new(),
             name_scope: Vec::new(),
             variable_scope: Vec::new(),
+            gates: Vec::new(),
             tower: 0,
             error: None,
             symbols: 0,
@@ -81,7 +85,7 @@ impl Graph {
         self.0.uid
     }
 
-    fn building(&self) -> Option<RefMut<'_, Building>> {
+    pub(super) fn building(&self) -> Option<RefMut<'_, Building>> {
         RefMut::filter_map(self.0.state.borrow_mut(), |s| match s {
             State::Building(b) => Some(&mut **b),
             State::Frozen(_) => None,
@@ -236,7 +240,8 @@ impl Graph {
         if value.is_poison() || !fits {
             return Op::poison(self);
         }
-        self.add_node(kind, &[value], Some(Vec::new()));
+        let value = self.through_gates(variable, value);
+        self.add_node(kind, &[&value], Some(Vec::new()));
         Op { graph: self.clone(), node: self.last_node() }
     }
 
@@ -340,7 +345,10 @@ impl Graph {
                 format!("the graph is frozen: {} cannot be made", spec.name),
             ));
         };
-        let full = name::join(&b.variable_scope.join("/"), &spec.name);
+        let mut full = name::join(&b.variable_scope.join("/"), &spec.name);
+        if sharing == Sharing::Numbered {
+            full = b.free_variable_name(full);
+        }
         if let Some(&id) = b.variable_names.get(&full) {
             let there = &b.variables[id.0 as usize];
             if (there.dtype, &there.sizes) != (spec.dtype, &spec.sizes) {
@@ -397,6 +405,13 @@ impl Graph {
         Variable { id: value.id.map(|_| id), value, name }
     }
 
+    /// A handle to the variable of this full name, if there is one.
+    #[track_caller]
+    pub fn variable_named(&self, name: &str) -> Option<Variable> {
+        let id = self.built().and_then(|b| b.variable_names.get(name).copied())?;
+        Some(self.variable_handle(id))
+    }
+
     /// What is known of a variable.
     pub fn variable_info(&self, id: VariableId) -> Option<VariableInfo> {
         self.built().and_then(|b| b.variables.get(id.0 as usize).cloned())
@@ -435,6 +450,19 @@ impl Graph {
                 if variables {
                     b.variable_scope.pop();
                 }
+            }
+        });
+        build()
+    }
+
+    /// Runs `build` outside of all scopes: what is made there has the name it is given.
+    pub(crate) fn at_root<R>(&self, build: impl FnOnce() -> R) -> R {
+        let outer = self
+            .building()
+            .map(|mut b| (std::mem::take(&mut b.name_scope), std::mem::take(&mut b.variable_scope)));
+        let _guard = OnDrop(|| {
+            if let (Some(mut b), Some((names, variables))) = (self.building(), outer.clone()) {
+                (b.name_scope, b.variable_scope) = (names, variables);
             }
         });
         build()
@@ -610,6 +638,14 @@ impl Building {
         }
     }
 
+    /// `name`, or `name_1`, `name_2`... if there is such a variable.
+    fn free_variable_name(&self, name: String) -> String {
+        let numbered = (1..).map(|n| format!("{name}_{n}"));
+        let free =
+            std::iter::once(name.clone()).chain(numbered).find(|n| !self.variable_names.contains_key(n));
+        free.unwrap_or(name)
+    }
+
     fn rename(&mut self, id: TensorId, full: String) {
         if id.output == 0 {
             self.nodes[id.node.0 as usize].name = full.clone();
@@ -619,7 +655,7 @@ impl Building {
 }
 
 /// Runs a closure when it goes out of scope, so that scopes close on every way out.
-struct OnDrop<F: FnMut()>(F);
+pub(super) struct OnDrop<F: FnMut()>(pub(super) F);
 
 impl<F: FnMut()> Drop for OnDrop<F> {
     fn drop(&mut self) {

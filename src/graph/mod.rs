@@ -7,10 +7,12 @@
 mod call_site;
 mod collection;
 mod frozen;
+mod gate;
 #[expect(clippy::module_inception, reason = "the graph of the graph module")]
 mod graph;
 mod initializer;
 mod name;
+mod name_pattern;
 mod node;
 mod op_def;
 mod print;
@@ -18,13 +20,14 @@ mod tensor;
 mod variable;
 
 pub use collection::{
-    Collection, GLOBAL_VARIABLES, IMAGE_SUMMARIES, LOCAL_VARIABLES, MODEL_VARIABLES, MOVING_SUMMARIES,
-    REGULARIZATION_LOSSES, SUMMARIES, TRAINABLE_VARIABLES, UPDATE_OPS,
+    Collection, EMA_VARIABLES, FLUSH_OPS, GLOBAL_VARIABLES, HYPER_PARAMS, IMAGE_SUMMARIES, LOCAL_VARIABLES,
+    MODEL_VARIABLES, MOVING_SUMMARIES, REGULARIZATION_LOSSES, SUMMARIES, TRAINABLE_VARIABLES, UPDATE_OPS,
 };
 pub use frozen::{Fetch, Frozen};
 pub use graph::Graph;
 pub use initializer::{Fan, Init};
 pub(crate) use name::split_tower;
+pub use name_pattern::NamePattern;
 pub use node::{Node, NodeId, NodeKind, Role, TensorId, VariableId};
 pub use op_def::{GradCx, OpDef, OpIdentity, OpTraits, Spec};
 pub(crate) use tensor::axis_in;

@@ -1,8 +1,7 @@
 //! Variables: state that lives outside the graph, in a store keyed by name, and is read and updated by it.
 
 use super::{
-    GLOBAL_VARIABLES, Init, LOCAL_VARIABLES, MODEL_VARIABLES, NodeKind, Op, TRAINABLE_VARIABLES, Tensor,
-    VariableId,
+    GLOBAL_VARIABLES, Init, LOCAL_VARIABLES, MODEL_VARIABLES, Op, TRAINABLE_VARIABLES, Tensor, VariableId,
 };
 use std::ops::Deref;
 use tensorpack_tensor::{DType, Site};
@@ -94,6 +93,13 @@ impl VariableSpec {
         self
     }
 
+    /// In this collection as well.
+    #[must_use]
+    pub fn also_in(mut self, collection: &'static str) -> VariableSpec {
+        self.collections.push(collection);
+        self
+    }
+
     /// In the slab of this name, beside the other variables of that slab.
     #[must_use]
     pub fn slab(mut self, slab: impl Into<String>) -> VariableSpec {
@@ -111,6 +117,8 @@ pub(crate) enum Sharing {
     Share,
     /// Those that exist are shared, the others made.
     Either,
+    /// Every variable is new; where the name is taken, it gets a number.
+    Numbered,
 }
 
 /// A variable in a graph. It dereferences to the tensor of its value at the start of the run.
@@ -140,6 +148,17 @@ impl Variable {
         &self.value
     }
 
+    /// The value after the updates that were built before this and are part of the same run: what an average of a
+    /// weight reads to follow the weight as the optimizer leaves it.
+    #[track_caller]
+    pub fn current(&self) -> Tensor {
+        let graph = self.value.graph();
+        match self.id {
+            Some(id) => graph.current_value(id),
+            None => Tensor::poison(graph),
+        }
+    }
+
     /// Replaces the value at the end of a run that includes the result. Two of these for one variable in one run are
     /// an error, since neither could be said to win.
     #[track_caller]
@@ -158,14 +177,7 @@ impl Variable {
     fn next_value(&self, plain: bool, next: impl FnOnce(&Tensor) -> Tensor) -> Op {
         let graph = self.value.graph();
         let Some(variable) = self.id else { return Op::poison(graph) };
-        let current = if plain {
-            self.value.clone()
-        } else {
-            graph
-                .add_node(NodeKind::Current(variable), &[], None)
-                .pop()
-                .expect("a current value is one tensor")
-        };
+        let current = if plain { self.value.clone() } else { self.current() };
         let value = next(&current);
         graph.add_assign(variable, plain, &value)
     }

@@ -1,14 +1,20 @@
 //! Where training towers get their inputs from.
 
 mod batch;
+mod batch_queue;
 mod dummy;
 mod feed;
 mod input_source;
 mod pump;
 mod queue;
+mod remap;
 pub(crate) mod state;
+mod tensor;
 
+pub use batch_queue::batch_queue_input;
 pub use dummy::DummyConstantInput;
 pub use feed::FeedInput;
 pub use input_source::{InputSource, Start};
 pub use queue::QueueInput;
+pub use remap::RemapInput;
+pub use tensor::TensorInput;

@@ -6,8 +6,11 @@
 
 use super::disk::{Parts, failed};
 use super::safetensors;
+use crate::graph::{MODEL_VARIABLES, TRAINABLE_VARIABLES, VariableInfo};
+use crate::runtime::Session;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
@@ -25,21 +28,88 @@ pub struct Checkpoint {
     pub state: Value,
 }
 
-pub(super) const TENSORS: &str = "tensors.safetensors";
-pub(super) const STATE: &str = "state.json";
-pub(super) const MANIFEST: &str = "manifest.json";
+/// Files by name, and what they hold.
+pub(super) type Files<'a> = Vec<(&'static str, Vec<Cow<'a, [u8]>>)>;
+
+const TENSORS: &str = "tensors.safetensors";
+const STATE: &str = "state.json";
+const MANIFEST: &str = "manifest.json";
 /// Grows when an older program could not read what a newer one writes.
 const FORMAT: u64 = 1;
+/// The key of the state under which the names of what only training needs are.
+const TRAINING_ONLY: &str = "training_only_variables";
 /// No manifest is longer.
 const MAX_MANIFEST: u64 = 1 << 20;
 
 impl Checkpoint {
+    /// The values that `which` of a session's variables have now, and `state`, a JSON object. The names of those that
+    /// only training needs are noted in it, so that a graph for inference can load the rest without complaint.
+    pub fn capture(
+        session: &Session,
+        global_step: u64,
+        state: Map<String, Value>,
+        which: impl Fn(&VariableInfo) -> bool,
+    ) -> Result<Checkpoint> {
+        let graph = session.graph();
+        let mut model = graph.collection(MODEL_VARIABLES).variables;
+        model.extend(graph.collection(TRAINABLE_VARIABLES).variables);
+        let mut training_only = Vec::new();
+        let mut tensors = Vec::new();
+        for (i, v) in graph.variables().iter().enumerate().filter(|(_, v)| which(v)) {
+            tensors.push((v.name.clone(), session.read(&v.name)?));
+            if !model.iter().any(|id| id.0 as usize == i) {
+                training_only.push(v.name.clone());
+            }
+        }
+        let mut state = state;
+        state.insert(TRAINING_ONLY.into(), training_only.into());
+        Ok(Checkpoint { global_step, tensors, state: Value::Object(state) })
+    }
+
+    /// Gives `which` of a session's variables their values back, bit for bit. A name, shape or type that is not on both
+    /// sides is an error, and then nothing is changed: the checkpoint is another model's.
+    pub fn restore(&self, session: &Session, which: impl Fn(&VariableInfo) -> bool) -> Result<()> {
+        let variables: Vec<&VariableInfo> = session.graph().variables().iter().filter(|v| which(v)).collect();
+        let mut wrong = Vec::new();
+        for v in &variables {
+            let here = format!("{}{:?}", v.dtype, v.sizes);
+            match self.tensor(&v.name) {
+                None => wrong.push(format!("{} {here} is not in the checkpoint", v.name)),
+                Some(t) if (t.dtype(), t.sizes()) != (v.dtype, &v.sizes) => {
+                    let there = format!("{}{:?}", t.dtype(), t.sizes());
+                    wrong.push(format!("{} is {there} in the checkpoint, but {here} in the graph", v.name));
+                }
+                Some(_) => {}
+            }
+        }
+        for (name, t) in self.tensors.iter().filter(|(name, _)| !variables.iter().any(|v| v.name == *name)) {
+            wrong.push(format!("{name} {}{:?} is not in the graph", t.dtype(), t.sizes()));
+        }
+        if !wrong.is_empty() {
+            wrong.sort();
+            let error = Error::new(ErrorKind::Name, "the checkpoint is another model's");
+            return Err(wrong.into_iter().fold(error, Error::note));
+        }
+        self.tensors.iter().try_for_each(|(name, value)| session.write(name, value))
+    }
+
+    /// Whether a path is a checkpoint's folder.
+    pub(super) fn is_at(path: &Path) -> bool {
+        path.join(MANIFEST).is_file()
+    }
+
+    /// The names of tensors that only training needs, if [`Checkpoint::capture`] noted them.
+    pub(super) fn training_only(&self) -> Option<BTreeSet<String>> {
+        let names = self.state[TRAINING_ONLY].as_array()?;
+        Some(names.iter().filter_map(Value::as_str).map(str::to_string).collect())
+    }
+
     /// The checkpoint in a folder such as `checkpoints/step-0000001234`. Anything missing, cut short or changed is an
     /// error that says which file and how.
     pub fn load(folder: impl AsRef<Path>) -> Result<Checkpoint> {
         let folder = folder.as_ref();
         let manifest = Manifest::load(folder)?;
-        let tensors = manifest.read(folder, TENSORS, |from, length| safetensors::parse(from, length))?;
+        let tensors = manifest.read(folder, TENSORS, safetensors::parse)?;
         let state = manifest.read(folder, STATE, |from, _| {
             serde_json::from_reader(from).map_err(|e| Error::new(ErrorKind::Io, e.to_string()))
         })?;
@@ -52,7 +122,7 @@ impl Checkpoint {
     }
 
     /// The files of its folder, in the order they are to be written: the manifest comes last.
-    pub(super) fn encode(&self, sequence: u64) -> Result<Vec<(&'static str, Vec<Cow<'_, [u8]>>)>> {
+    pub(super) fn encode(&self, sequence: u64) -> Result<Files<'_>> {
         let state = vec![Cow::Owned(format!("{:#}\n", self.state).into_bytes())];
         let mut files = vec![(TENSORS, safetensors::encode(&self.tensors)?), (STATE, state)];
         let manifest = Manifest {

@@ -5,8 +5,8 @@
 //! only then older ones go. So wherever that stops, `latest` names a whole checkpoint.
 
 use super::RunLock;
-use super::checkpoint::{Checkpoint, Manifest};
-use super::disk::{Disk, Parts, RealDisk, UNFINISHED, failed, write_whole};
+use super::checkpoint::{Checkpoint, Files, Manifest};
+use super::disk::{Disk, RealDisk, UNFINISHED, failed, write_whole};
 use super::safetensors::length;
 use std::borrow::Cow;
 use std::fs;
@@ -161,7 +161,7 @@ impl CheckpointStore {
             .expect("there are fewer folders than numbers")
     }
 
-    fn write_folder(&mut self, path: &Path, files: &[(&str, Vec<Cow<'_, [u8]>>)]) -> Result<()> {
+    fn write_folder(&mut self, path: &Path, files: &Files<'_>) -> Result<()> {
         let unfinished = path.with_file_name(format!("{UNFINISHED}{}", file_name(path)));
         let disk = &mut *self.disk;
         let mut write = || {
@@ -171,7 +171,7 @@ impl CheckpointStore {
             disk.create_dir(&unfinished).map_err(failed("make the directory", &unfinished))?;
             for (name, parts) in files {
                 let file = unfinished.join(name);
-                disk.write(&file, parts as &Parts<'_>).map_err(failed("write", &file))?;
+                disk.write(&file, parts).map_err(failed("write", &file))?;
             }
             disk.sync_dir(&unfinished).map_err(failed("write", &unfinished))?;
             disk.rename(&unfinished, path).map_err(failed("rename a folder to", path))?;

@@ -59,6 +59,7 @@ impl Disk for RealDisk {
 }
 
 #[cfg(target_os = "linux")]
+#[allow(clippy::unnecessary_cast, reason = "the fields are smaller on 32-bit machines")]
 fn free_space(dir: &Path) -> io::Result<Option<u64>> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(dir.as_os_str().as_bytes())?;
@@ -69,7 +70,7 @@ fn free_space(dir: &Path) -> io::Result<Option<u64>> {
     }
     // SAFETY: the call succeeded, so it has filled the structure.
     let about = unsafe { about.assume_init() };
-    Ok(Some(u64::from(about.f_bavail).saturating_mul(u64::from(about.f_frsize))))
+    Ok(Some((about.f_bavail as u64).saturating_mul(about.f_frsize as u64)))
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -3,7 +3,9 @@
 use super::{Expr, ReduceKind, View};
 use std::fmt;
 use std::sync::Arc;
-use tensorpack_kernels::{Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, MatMul, Pool};
+use tensorpack_kernels::{
+    Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Cumulate, Lookup, MatMul, Order, Pool,
+};
 use tensorpack_tensor::{HostTensor, Result};
 
 /// A scalar expression over every element of an iteration space, and what it reads.
@@ -67,6 +69,15 @@ pub enum PoolKind {
     AverageGrad,
 }
 
+/// What is done with the rows of tables that are named by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LookupKind {
+    /// Reads tables; gives the rows named.
+    Gather,
+    /// Reads rows; gives tables of zeros with each added to the row named.
+    ScatterAdd,
+}
+
 /// A user's own kernel: a function of dense host tensors. See `docs/extend/op.md`.
 pub trait CustomKernel: fmt::Debug + Send + Sync {
     /// Computes the outputs, which come zeroed and with the right shapes. Runs on one thread.
@@ -120,6 +131,38 @@ pub enum Kernel {
         /// Zeros between neighbours.
         interior: Vec<usize>,
     },
+    /// Several tensors side by side.
+    Concat {
+        /// What is read, alike in all dimensions but one.
+        parts: Vec<View>,
+        /// That one.
+        axis: usize,
+    },
+    /// Rows of tables by number. A number that names no row ends the run with an error.
+    Lookup {
+        /// Whether they are read or added to.
+        kind: LookupKind,
+        /// The sizes.
+        lookup: Lookup,
+        /// The tables, or what is added; dense.
+        rows: View,
+        /// The numbers, dense i64.
+        indices: View,
+    },
+    /// Running sums of a dense tensor.
+    Cumulate {
+        /// The sizes, and from where to where.
+        sums: Cumulate,
+        /// What is summed.
+        input: View,
+    },
+    /// The places (i64) of a dense tensor's elements in the order of their values.
+    Order {
+        /// The sizes, and which come first.
+        order: Order,
+        /// What is ordered.
+        input: View,
+    },
     /// Uniform random numbers in `[0, 1)`.
     Random {
         /// The name of the stream: the op's, without the tower's.
@@ -127,6 +170,8 @@ pub enum Kernel {
         /// The number of the first element: those before belong to earlier towers, so that several towers draw
         /// together what one would for all their examples.
         first: usize,
+        /// Whether towers draw numbers of their own; else all draw the same.
+        continued: bool,
     },
     /// The sum of what all towers have here.
     AllReduce {
@@ -154,7 +199,14 @@ impl Kernel {
                 [lhs, rhs].into_iter().chain(more).collect()
             }
             Kernel::Pool { inputs, .. } | Kernel::Custom { inputs, .. } => inputs.iter().collect(),
-            Kernel::Copy(src) | Kernel::Pad { src, .. } | Kernel::AllReduce { input: src, .. } => vec![src],
+            Kernel::Concat { parts, .. } => parts.iter().collect(),
+            Kernel::Lookup { rows, indices, .. } => vec![rows, indices],
+            Kernel::Copy(src) | Kernel::Pad { src, .. } => vec![src],
+            Kernel::AllReduce { input, .. }
+            | Kernel::Cumulate { input, .. }
+            | Kernel::Order { input, .. } => {
+                vec![input]
+            }
             Kernel::Random { .. } => Vec::new(),
         }
     }
@@ -179,6 +231,11 @@ impl Kernel {
             },
             Kernel::Copy(_) => "copy",
             Kernel::Pad { .. } => "pad",
+            Kernel::Concat { .. } => "concat",
+            Kernel::Lookup { kind: LookupKind::Gather, .. } => "gather",
+            Kernel::Lookup { kind: LookupKind::ScatterAdd, .. } => "scatter-add",
+            Kernel::Cumulate { .. } => "running-sum",
+            Kernel::Order { .. } => "order",
             Kernel::Random { .. } => "random",
             Kernel::AllReduce { .. } => "all-reduce",
             Kernel::Custom { .. } => "custom",

@@ -1,11 +1,11 @@
 //! What an operation's `lower` writes with.
 
 use super::{
-    BufferKind, Class, ContractKind, CustomKernel, Expr, ExprBuilder, Kernel, KernelNode, MapBody, Origin,
-    PoolKind, Program, ReduceKind, Reg, View,
+    BufferKind, Class, ContractKind, CustomKernel, Expr, ExprBuilder, Kernel, KernelNode, LookupKind,
+    MapBody, Origin, PoolKind, Program, ReduceKind, Reg, View,
 };
 use std::sync::Arc;
-use tensorpack_kernels::Pool;
+use tensorpack_kernels::{Cumulate, Lookup, Order, Pool};
 use tensorpack_tensor::{DType, HostTensor};
 
 /// The lowering of one graph node, all shapes known: its inputs as views, and methods that emit kernels.
@@ -140,7 +140,13 @@ impl LowerCx<'_> {
     /// A contraction; its operands are made dense first if they are not. In bf16 only the operands and the result are
     /// rounded: products and sums are done in f32.
     pub fn contract(&mut self, kind: ContractKind, lhs: &View, rhs: &View) -> View {
-        let (dtype, sizes) = self.outputs[0].clone();
+        let sizes = self.output_sizes(0);
+        self.contract_to(kind, lhs, rhs, &sizes)
+    }
+
+    /// A contraction whose result, of output 0's type, is seen under these sizes.
+    pub fn contract_to(&mut self, kind: ContractKind, lhs: &View, rhs: &View, sizes: &[usize]) -> View {
+        let (dtype, sizes) = (self.outputs[0].0, sizes.to_vec());
         if sizes.contains(&0) {
             // Kernels cut work by products of sizes, which need not fit a number where one of them is zero.
             return self.map_to(dtype, &sizes, &[], |b, _| b.constant(0.0, Class::of(dtype)));
@@ -204,10 +210,49 @@ impl LowerCx<'_> {
         self.one(Kernel::Pad { src: src.clone(), low, high, interior }, dtype, sizes)
     }
 
-    /// Uniform random numbers for output 0, drawn from the stream of this name.
-    pub fn random(&mut self, stream: &str) -> View {
+    /// Several tensors side by side along `axis`, as output 0.
+    pub fn concat(&mut self, parts: &[View], axis: usize) -> View {
         let (dtype, sizes) = self.outputs[0].clone();
-        self.one(Kernel::Random { stream: stream.to_string(), first: 0 }, dtype, sizes)
+        self.one(Kernel::Concat { parts: parts.to_vec(), axis }, dtype, sizes)
+    }
+
+    /// Rows of tables by number, for output 0. Rows are added up in f32 where they are bf16.
+    pub fn lookup(&mut self, kind: LookupKind, lookup: Lookup, rows: &View, indices: &View) -> View {
+        let (dtype, sizes) = self.outputs[0].clone();
+        let indices = match indices.dtype {
+            DType::I64 => self.dense(indices),
+            _ => self.map_to(DType::I64, &indices.sizes, &[indices], |_, r| r[0]),
+        };
+        let rows = match kind {
+            LookupKind::Gather => self.dense(rows),
+            LookupKind::ScatterAdd => self.widened(rows),
+        };
+        let wide = rows.dtype;
+        let found = self.one(Kernel::Lookup { kind, lookup, rows, indices }, wide, sizes);
+        self.narrowed(found, dtype)
+    }
+
+    /// Running sums for output 0, in f32 where they are of bf16.
+    pub fn cumulate(&mut self, sums: Cumulate, input: &View) -> View {
+        let (dtype, sizes) = self.outputs[0].clone();
+        let input = self.widened(input);
+        let wide = input.dtype;
+        let found = self.one(Kernel::Cumulate { sums, input }, wide, sizes);
+        self.narrowed(found, dtype)
+    }
+
+    /// Places in the order of values, for output 0.
+    pub fn order(&mut self, order: Order, input: &View) -> View {
+        let (dtype, sizes) = self.outputs[0].clone();
+        let input = self.dense(input);
+        self.one(Kernel::Order { order, input }, dtype, sizes)
+    }
+
+    /// Uniform random numbers of output 0's type and these sizes, drawn from the stream of this name; `continued` from
+    /// tower to tower, or the same in all.
+    pub fn random(&mut self, stream: &str, sizes: &[usize], continued: bool) -> View {
+        let dtype = self.outputs[0].0;
+        self.one(Kernel::Random { stream: stream.to_string(), first: 0, continued }, dtype, sizes.to_vec())
     }
 
     /// The sum over all towers of what each has under `key`.

@@ -88,6 +88,17 @@ impl View {
         }
     }
 
+    /// With the indices of some dimensions running backwards.
+    pub fn reverse(&self, axes: &[usize]) -> View {
+        let mut turned = self.clone();
+        for &a in axes.iter().filter(|_| !self.is_empty()) {
+            let last = (self.sizes[a] - 1) as isize * turned.strides[a];
+            turned.offset = (turned.offset as isize + last) as usize;
+            turned.strides[a] = -turned.strides[a];
+        }
+        turned
+    }
+
     /// The same elements under other sizes, if that needs no copy.
     pub fn reshape(&self, sizes: &[usize]) -> Option<View> {
         if self.is_dense() {

@@ -1,9 +1,9 @@
 //! Statistics as lines of JSON.
 
-use super::number::to_json;
+use super::number::{from_json, to_json};
 use super::{Class, Moment, Monitor, Start};
 use crate::io::failed;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -18,7 +18,7 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 /// `stats.jsonl` holds what the program and its seed determine: two runs of one program write the same bytes, also if
 /// one was interrupted. What depends on the clock is in `timing.jsonl`.
 ///
-/// A run that goes on cuts both to where they were at its checkpoint. A new run moves files of an older one aside.
+/// A run that goes on cuts both to where they were at its checkpoint, and knows what was put but not yet written then. A new run moves files of an older one aside.
 #[doc(alias = "JSONWriter")]
 #[derive(Default)]
 pub struct JsonWriter {
@@ -57,6 +57,9 @@ impl Monitor for JsonWriter {
             return Err(Error::argument("the run has no directory to write stats.jsonl in"));
         };
         let length = |key: &str| start.resumed.and_then(|r| r[key].as_u64());
+        let pending = start.resumed.and_then(|r| r["pending"].as_object());
+        let scalar = |(name, value): (&String, &Value)| Some((name.clone(), from_json(value)?));
+        self.stats.pending = pending.into_iter().flatten().filter_map(scalar).collect();
         self.stats.lines = Some(Lines::open(&dir.join("stats.jsonl"), length("stats"))?);
         self.timing.lines = Some(Lines::open(&dir.join("timing.jsonl"), length("timing"))?);
         Ok(())
@@ -86,7 +89,12 @@ impl Monitor for JsonWriter {
 
     fn state(&self) -> Value {
         let length = |s: &Stream| s.lines.as_ref().map(|l| l.length);
-        json!({"stats": length(&self.stats), "timing": length(&self.timing)})
+        let pending = self.stats.pending.iter().map(|(name, &value)| (name.clone(), to_json(value)));
+        json!({
+            "stats": length(&self.stats),
+            "timing": length(&self.timing),
+            "pending": pending.collect::<Map<_, _>>(),
+        })
     }
 }
 

@@ -3,12 +3,19 @@
 mod number;
 mod image;
 mod histogram;
+#[expect(clippy::module_inception, reason = "the monitor of the monitor module")]
 mod monitor;
 mod monitors;
 mod json_writer;
+mod protobuf;
+mod event_file;
+mod event_writer;
+mod scalar_printer;
 
+pub use event_writer::EventWriter;
 pub use histogram::Histogram;
 pub use image::Image;
 pub use json_writer::JsonWriter;
 pub use monitor::{Class, Moment, Monitor, Start};
 pub use monitors::Monitors;
+pub use scalar_printer::ScalarPrinter;

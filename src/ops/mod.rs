@@ -3,30 +3,46 @@
 
 mod activation;
 mod all_reduce;
+mod any;
 mod binary;
 mod broadcast;
 mod cast;
+mod concat;
 mod constant;
 mod conv2d;
+mod cumsum;
+mod einsum;
+mod gather;
+mod iota;
 mod loss;
 mod matmul;
 mod moments;
 mod one_hot;
+mod order;
 mod pad;
 mod pool;
+mod print;
+mod prod;
 mod random;
 mod reduce;
 mod reshape;
+mod resize;
+mod reverse;
 mod select;
 mod silu;
 mod slice;
 mod softmax;
+mod split;
 mod stop_gradient;
+mod tile;
 mod transpose;
 mod unary;
+mod with_gradient;
 
 pub use conv2d::{Conv2dOptions, Padding};
+pub use cumsum::CumsumOptions;
 pub use pool::PoolOptions;
+pub use random::Random;
 
 use crate::graph::{Spec, Tensor};
 use std::panic::Location;

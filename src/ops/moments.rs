@@ -1,8 +1,10 @@
 //! Mean and variance in one pass.
 
+use super::composed;
 use super::reduce::{reduced_shape, resolve_axes};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, ReduceKind, View};
+use std::panic::Location;
 use tensorpack_tensor::{Error, Result};
 
 /// Mean and population variance over `axes`, which stay with size 1.
@@ -67,6 +69,28 @@ impl Tensor {
             }
         }
     }
+
+    /// The population variance over some axes (none: all), which vanish: the mean of squared distances from the mean.
+    #[track_caller]
+    pub fn variance_axes(&self, axes: &[isize]) -> Tensor {
+        if self.is_poison() {
+            return self.clone();
+        }
+        match resolve_axes(self, axes) {
+            Ok(axes) => composed(self, "Variance", Location::caller(), || {
+                let kept = Tensor::apply(Moments { axes: axes.clone() }, &[self]).pop();
+                let variance = kept.unwrap_or_else(|| Tensor::poison(self.graph()));
+                axes.iter().rev().fold(variance, |t, &a| t.squeeze(a as isize))
+            }),
+            Err(e) => self.fail("Variance", e),
+        }
+    }
+
+    /// The square root of [`Tensor::variance_axes`].
+    #[track_caller]
+    pub fn std_axes(&self, axes: &[isize]) -> Tensor {
+        composed(self, "Std", Location::caller(), || self.variance_axes(axes).sqrt())
+    }
 }
 
 #[cfg(test)]
@@ -82,6 +106,18 @@ mod tests {
             .moments(&[0])
             .0)
         .empty("x.moments([1]).1", "[0, 3]", "empty [0, 1]", |x| x[0].moments(&[1]).1),
+        reduction("Variance", Twice, Any, false, |x, axes| vec![x.exp().variance_axes(axes)]).empty(
+            "x.variance_axes([0])",
+            "[0, 3]",
+            "error: [0, 3] is empty along the axes reduced",
+            |x| x[0].variance_axes(&[0])
+        ),
+        reduction("Std", Twice, Apart, false, |x, axes| {
+            // Of one element alone it is zero, where the root has no slope.
+            let more = x.graph().stack(&[x.square(), x.exp() + 3.0], 0);
+            let axes: Vec<isize> = axes.iter().map(|&a| if a < 0 { a } else { a + 1 }).chain([0]).collect();
+            vec![more.std_axes(&axes)]
+        }),
         case("Batch normalisation", Twice, |draw| {
             let rank = draw.between(2, 4);
             let sizes = draw.solid(rank);

@@ -2,14 +2,21 @@
 //! [`CounterRng`](tensorpack_tensor::CounterRng).
 
 use super::composed;
-use crate::graph::{GradCx, OpDef, OpTraits, Spec, Tensor, split_tower};
+use crate::graph::{GradCx, Graph, OpDef, OpTraits, Spec, Tensor, split_tower};
 use crate::kir::{LowerCx, View};
+use std::f64::consts::TAU;
 use std::panic::Location;
+use std::sync::Arc;
 use tensorpack_tensor::{DType, Error, Result};
 
-/// Uniform numbers in `[0, 1)` in the shape of the input.
+/// Uniform numbers in `[0, 1)`, in the shape of the input or else of these sizes.
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct RandomUniform(DType);
+struct RandomUniform {
+    dtype: DType,
+    sizes: Vec<usize>,
+    /// The axis whose indices continue from tower to tower; without one, all towers draw the same.
+    batch_axis: Option<usize>,
+}
 
 impl OpDef for RandomUniform {
     fn name(&self) -> &str {
@@ -17,8 +24,13 @@ impl OpDef for RandomUniform {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        match self.0 {
-            DType::F32 | DType::F64 => Ok(vec![Spec { dtype: self.0, shape: inputs[0].shape.clone() }]),
+        let shape = inputs.first().map_or_else(|| (&self.sizes).into(), |x| x.shape.clone());
+        // A scalar is all of its own batch.
+        if let Some(axis) = self.batch_axis.filter(|&a| a > 0 && a >= shape.rank()) {
+            return Err(Error::argument(format!("{shape} has no batch axis {axis}")));
+        }
+        match self.dtype {
+            DType::F32 | DType::F64 => Ok(vec![Spec { dtype: self.dtype, shape }]),
             d => Err(Error::dtype(format!("draws f32 or f64, not {d}"))),
         }
     }
@@ -27,13 +39,22 @@ impl OpDef for RandomUniform {
         true
     }
 
-    fn grad(&self, _: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
-        Ok(vec![None])
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![None; cx.input_count()])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let stream = split_tower(cx.node_name()).1.to_string();
-        Ok(vec![cx.random(&stream)])
+        // Drawn with the batch axis first: so the numbers of one tower's rows follow those of the tower before.
+        let out = cx.output_sizes(0);
+        let axis = self.batch_axis.unwrap_or(0);
+        let (first, others): (Vec<usize>, Vec<usize>) = (0..out.len()).partition(|&d| d == axis);
+        let order = [first, others].concat();
+        let sizes: Vec<usize> = order.iter().map(|&d| out[d]).collect();
+        let drawn = cx.random(&stream, &sizes, self.batch_axis.is_some());
+        let mut back = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(i, &d)| back[d] = i);
+        Ok(vec![drawn.permute(&back)])
     }
 
     fn traits(&self) -> OpTraits {
@@ -41,11 +62,190 @@ impl OpDef for RandomUniform {
     }
 }
 
+/// Random numbers to draw: a distribution, an element type, and how towers share them. New ones in every run.
+///
+/// ```
+/// # use tensorpack::prelude::*;
+/// # let graph = Graph::new();
+/// # let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(3)]));
+/// let noisy = &x + Random::normal(0.0, 0.1).like(&x);
+/// let z = Random::uniform(-1.0, 1.0).shape(&graph, &[64, 100]);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Random {
+    what: Distribution,
+    dtype: DType,
+    batch_axis: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Distribution {
+    Uniform(f64, f64),
+    Normal(f64, f64),
+    TruncatedNormal(f64, f64),
+    Bernoulli(f64),
+}
+
+impl Random {
+    fn new(what: Distribution) -> Random {
+        Random { what, dtype: DType::F32, batch_axis: Some(0) }
+    }
+
+    /// Uniform numbers from `low` up to `high`, which is not reached but by rounding.
+    pub fn uniform(low: f64, high: f64) -> Random {
+        Random::new(Distribution::Uniform(low, high))
+    }
+
+    /// Normal numbers with this mean and standard deviation.
+    pub fn normal(mean: f64, deviation: f64) -> Random {
+        Random::new(Distribution::Normal(mean, deviation))
+    }
+
+    /// Normal numbers of which none is further than two deviations from the mean. (The deviation is that of the
+    /// normal distribution; what is left of it deviates by 0.88 of that.)
+    pub fn truncated_normal(mean: f64, deviation: f64) -> Random {
+        Random::new(Distribution::TruncatedNormal(mean, deviation))
+    }
+
+    /// 1 with probability `p`, else 0.
+    pub fn bernoulli(p: f64) -> Random {
+        Random::new(Distribution::Bernoulli(p))
+    }
+
+    /// Of this element type; f32 if nothing is said.
+    #[must_use]
+    pub fn dtype(self, dtype: DType) -> Random {
+        Random { dtype, ..self }
+    }
+
+    /// The axis along which examples lie; the first if nothing is said. Along it the towers' numbers continue: several
+    /// towers together draw what one would for all their examples.
+    #[must_use]
+    pub fn batch_axis(self, axis: usize) -> Random {
+        Random { batch_axis: Some(axis), ..self }
+    }
+
+    /// The same numbers on all towers.
+    #[must_use]
+    pub fn same_on_all_towers(self) -> Random {
+        Random { batch_axis: None, ..self }
+    }
+
+    /// A tensor of these sizes.
+    #[track_caller]
+    pub fn shape(self, graph: &Graph, sizes: &[usize]) -> Tensor {
+        self.draw(graph, Location::caller(), |op| graph.add_op(Arc::new(op), &[]), sizes)
+    }
+
+    /// A tensor of the shape of `like`.
+    #[track_caller]
+    pub fn like(self, like: &Tensor) -> Tensor {
+        let graph = like.graph();
+        self.draw(graph, Location::caller(), |op| graph.add_op(Arc::new(op), &[like]), &[])
+    }
+
+    fn draw(
+        self,
+        graph: &Graph,
+        caller: &'static Location<'static>,
+        add: impl Fn(RandomUniform) -> Vec<Tensor>,
+        sizes: &[usize],
+    ) -> Tensor {
+        // Small types are drawn in f32 and cast.
+        let drawn = if self.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let uniform = || {
+            let op = RandomUniform { dtype: drawn, sizes: sizes.to_vec(), batch_axis: self.batch_axis };
+            add(op).pop().unwrap_or_else(|| Tensor::poison(graph))
+        };
+        let name = match self.what {
+            Distribution::Uniform(..) => "Uniform",
+            Distribution::Normal(..) => "Normal",
+            Distribution::TruncatedNormal(..) => "TruncatedNormal",
+            Distribution::Bernoulli(_) => "Bernoulli",
+        };
+        graph.called_from(caller, || {
+            graph.scope(name, false, true, || {
+                if let Err(e) = self.check() {
+                    graph.record(name, &[], e);
+                    return Tensor::poison(graph);
+                }
+                let numbers = match self.what {
+                    Distribution::Uniform(low, high) => uniform() * (high - low) + low,
+                    Distribution::Normal(mean, deviation) => {
+                        normal(&uniform(), &uniform()) * deviation + mean
+                    }
+                    Distribution::TruncatedNormal(mean, deviation) => {
+                        truncated(&uniform()) * deviation + mean
+                    }
+                    Distribution::Bernoulli(p) => {
+                        let u = uniform();
+                        u.less(&u.constant_like(p))
+                    }
+                };
+                if numbers.dtype() == self.dtype { numbers } else { numbers.cast(self.dtype) }
+            })
+        })
+    }
+
+    fn check(&self) -> Result<()> {
+        let (numbers, sound) = match self.what {
+            Distribution::Uniform(low, high) => (vec![low, high], low <= high),
+            Distribution::Normal(mean, deviation) | Distribution::TruncatedNormal(mean, deviation) => {
+                (vec![mean, deviation], deviation >= 0.0)
+            }
+            Distribution::Bernoulli(p) => {
+                return match (0.0..=1.0).contains(&p) {
+                    true => Ok(()),
+                    false => Err(Error::argument(format!("{p} is no probability"))),
+                };
+            }
+        };
+        if !sound || numbers.iter().any(|v| !v.is_finite()) {
+            return Err(Error::argument(format!("there are no such numbers as {:?}", self.what)));
+        }
+        match self.dtype.is_float() {
+            true => Ok(()),
+            false => Err(Error::dtype(format!("draws floating point numbers, not {}", self.dtype))),
+        }
+    }
+}
+
+/// Standard normal numbers of two uniform ones (Box and Muller, 1958).
+fn normal(u: &Tensor, v: &Tensor) -> Tensor {
+    ((-u).log1p() * -2.0).sqrt() * (v * TAU).cos()
+}
+
+/// Standard normal numbers within two deviations, of uniform ones: the inverse of the distribution function, which is
+/// `x` times a smooth function of `-log(1 - x^2)` for `x` in `-1..1`.
+fn truncated(u: &Tensor) -> Tensor {
+    /// The error function of the square root of 2: how much of the distribution is left.
+    const LEFT: f64 = 0.954_499_736_103_641_6;
+    /// The polynomial through the Chebyshev nodes; its relative error is 1e-12.
+    const SMOOTH: [f64; 11] = [
+        1.2533141373163625,
+        0.328116873783651,
+        0.01633323750512269,
+        -0.0033023404848026862,
+        -0.0001810573983917041,
+        6.588389517744716e-05,
+        2.880720811570934e-06,
+        -1.4303258857447576e-06,
+        -6.903736624117769e-08,
+        4.512483015166979e-08,
+        -3.673466984584033e-09,
+    ];
+    let x = (u * 2.0 - 1.0) * LEFT;
+    let w = -(-x.square()).log1p();
+    let (last, others) = SMOOTH.split_last().expect("it has terms");
+    let smooth = others.iter().rev().fold(w.constant_like(*last), |sum, &term| sum * &w + term);
+    x * smooth
+}
+
 impl Tensor {
     /// Uniform random numbers in `[0, 1)`, of this tensor's shape, new ones in every run.
     #[track_caller]
     pub fn random_uniform_like(&self, dtype: DType) -> Tensor {
-        Tensor::apply_one(RandomUniform(dtype), &[self])
+        Tensor::apply_one(RandomUniform { dtype, sizes: Vec::new(), batch_axis: Some(0) }, &[self])
     }
 
     /// Every element zero with probability `rate`, the others divided by `1 - rate`.
@@ -67,10 +267,29 @@ mod tests {
     use super::*;
     use crate::trial::*;
 
+    fn drawn(name: &'static str, random: Random) -> Case {
+        case(name, Never("the input is there for its shape"), move |draw| {
+            let rank = draw.below(4);
+            let (sizes, axis) = (draw.sizes(rank), draw.below(rank.max(1)));
+            Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| {
+                vec![random.dtype(x[0].dtype()).batch_axis(axis).like(&x[0])]
+            })
+        })
+    }
+
     cases![
         unary("RandomUniform", Never("the input is there for its shape"), Any, |x| {
             x.random_uniform_like(DType::F32)
         })
         .empty("x.dropout(0.5)", "[0, 3]", "empty [0, 3]", |x| x[0].dropout(0.5)),
+        drawn("Random uniform", Random::uniform(-3.0, 2.0)),
+        drawn("Random normal", Random::normal(0.5, 2.0)).empty(
+            "Random::normal(0, 1).like(x)",
+            "[0, 3]",
+            "empty [0, 3]",
+            |x| { Random::normal(0.0, 1.0).like(&x[0]) }
+        ),
+        drawn("Random truncated normal", Random::truncated_normal(0.5, 2.0)),
+        drawn("Random bernoulli", Random::bernoulli(0.25)),
     ];
 }

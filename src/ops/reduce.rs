@@ -79,9 +79,9 @@ impl OpDef for Reduce {
                 &hit * spread(cx.dy()) / hit.sum_keep(&axes).broadcast_like(x)
             }
             ReduceKind::ArgMax | ReduceKind::ArgMin => return Ok(vec![None]),
-            // None would say that the cost does not depend on it.
-            ReduceKind::Prod | ReduceKind::Moments => {
-                return Err(Error::new(ErrorKind::Gradient, "a product of elements has no gradient so far"));
+            ReduceKind::Prod => spread(cx.dy()) * x.other_products(&self.axes),
+            ReduceKind::Moments => {
+                return Err(Error::new(ErrorKind::Gradient, "moments are an operation of their own"));
             }
         };
         Ok(vec![Some(dx)])
@@ -141,6 +141,13 @@ impl Tensor {
         &sum / self.count_per(&sum)
     }
 
+    /// The mean over some axes, which stay with size 1.
+    #[track_caller]
+    pub fn mean_keep(&self, axes: &[isize]) -> Tensor {
+        let sum = self.sum_keep(axes);
+        &sum / self.count_per(&sum)
+    }
+
     /// The largest element over some axes (none: all), which vanish.
     #[track_caller]
     pub fn max_axes(&self, axes: &[isize]) -> Tensor {
@@ -157,6 +164,12 @@ impl Tensor {
     #[track_caller]
     pub fn min_axes(&self, axes: &[isize]) -> Tensor {
         self.reduce(ReduceKind::Min, axes, false)
+    }
+
+    /// The smallest element over some axes, which stay with size 1.
+    #[track_caller]
+    pub fn min_keep(&self, axes: &[isize]) -> Tensor {
+        self.reduce(ReduceKind::Min, axes, true)
     }
 
     /// Where along `axis` the largest element is, as i64; the first if there are several.
@@ -201,33 +214,26 @@ mod tests {
         .empty("x.sum()", "[0, 3]", "zeros []", |x| x[0].sum())
         .empty("x.sum_axes([0])", "[0, 3]", "zeros [3]", |x| x[0].sum_axes(&[0]))
         .empty("x.sum_axes([1])", "[0, 3]", "empty [0]", |x| x[0].sum_axes(&[1])),
-        reduction("Mean", Twice, Any, false, |x, axes| vec![x.square().mean_axes(axes)])
-            .empty("x.mean()", "[0, 3]", "error: the mean of an empty tensor ([0, 3]) does not exist", |x| x
-                [0]
+        reduction("Mean", Twice, Any, false, |x, axes| vec![
+            x.square().mean_axes(axes),
+            x.exp().mean_keep(axes)
+        ])
+        .empty("x.mean()", "[0, 3]", "error: the mean of an empty tensor ([0, 3]) does not exist", |x| x[0]
             .mean())
-            .empty(
-                "x.mean_axes([0])",
-                "[0, 3]",
-                "error: the mean of an empty tensor ([0, 3]) does not exist",
-                |x| x[0].mean_axes(&[0])
-            )
-            .empty("x.mean_axes([1])", "[0, 3]", "empty [0]", |x| x[0].mean_axes(&[1]))
-            .empty("x.global_average_pool()", "[0, 4, 4, 3]", "empty [0, 3]", |x| x[0].global_average_pool())
-            .empty(
-                "x.global_average_pool()",
-                "[2, 0, 4, 3]",
-                "error: the mean of an empty tensor ([2, 0, 4, 3]) does not exist",
-                |x| x[0].global_average_pool()
-            ),
-        reduction("Prod", Never("not needed by any layer so far: an error"), Any, true, |x, axes| {
-            // Near 1, so that many of them have a product f32 holds.
-            vec![(x * 0.01 + 1.0).reduce(ReduceKind::Prod, axes, false)]
-        })
-        .empty("product over [0]", "[0, 3]", "1 [3]", |x| x[0].reduce(
-            ReduceKind::Prod,
-            &[0],
-            false
-        )),
+        .empty(
+            "x.mean_axes([0])",
+            "[0, 3]",
+            "error: the mean of an empty tensor ([0, 3]) does not exist",
+            |x| x[0].mean_axes(&[0])
+        )
+        .empty("x.mean_axes([1])", "[0, 3]", "empty [0]", |x| x[0].mean_axes(&[1]))
+        .empty("x.global_average_pool()", "[0, 4, 4, 3]", "empty [0, 3]", |x| x[0].global_average_pool())
+        .empty(
+            "x.global_average_pool()",
+            "[2, 0, 4, 3]",
+            "error: the mean of an empty tensor ([2, 0, 4, 3]) does not exist",
+            |x| x[0].global_average_pool()
+        ),
         reduction("Max", Twice, Apart, false, |x, axes| vec![x.max_axes(axes), x.exp().max_keep(axes)])
             .empty(
                 "x.max_axes([0])",
@@ -236,7 +242,7 @@ mod tests {
                 |x| x[0].max_axes(&[0])
             )
             .empty("x.max_axes([1])", "[0, 3]", "empty [0]", |x| x[0].max_axes(&[1])),
-        reduction("Min", Twice, Apart, false, |x, axes| vec![x.min_axes(axes)])
+        reduction("Min", Twice, Apart, false, |x, axes| vec![x.min_axes(axes), x.exp().min_keep(axes)])
             .empty(
                 "x.min_axes([0])",
                 "[0, 3]",

@@ -183,6 +183,14 @@ impl Tensor {
         Tensor::apply_one(Reshape(targets), &[self])
     }
 
+    /// The dims `axis` and `axis + 1` as one.
+    #[track_caller]
+    pub(super) fn merge_dims(&self, axis: usize) -> Tensor {
+        let after = (axis + 2..self.rank()).map(Target::Same);
+        let targets = (0..axis).map(Target::Same).chain([Target::Rest]).chain(after);
+        Tensor::apply_one(Reshape(targets.collect()), &[self])
+    }
+
     /// All dims but the last as one.
     #[track_caller]
     pub(super) fn as_matrix(&self) -> Tensor {

@@ -48,6 +48,7 @@ impl OpDef for Select {
 impl Tensor {
     /// `a` where this is true, else `b`, all three broadcast together.
     #[track_caller]
+    #[doc(alias = "where")]
     pub fn select(&self, a: &Tensor, b: &Tensor) -> Tensor {
         Tensor::apply_one(Select, &[self, a, b])
     }

@@ -1,6 +1,7 @@
-//! Softmax over the last dim, and the losses made of it.
+//! Softmax, and the losses made of it.
 
 use super::composed;
+use super::reduce::resolve_axes;
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{Binary, Class, LowerCx, View};
 use std::panic::Location;
@@ -57,30 +58,58 @@ impl OpDef for CheckLabels {
 }
 
 impl Tensor {
-    /// The logarithm of the sum of exponentials over the last dim, which stays with size 1.
+    /// The logarithm of the sum of exponentials over some axes, which stay with size 1.
     #[track_caller]
-    fn log_sum_exp_keep(&self) -> Tensor {
+    pub fn log_sum_exp_keep(&self, axes: &[isize]) -> Tensor {
         // The largest is taken out first, so that nothing overflows; as a constant, since it cancels.
-        let top = self.max_keep(&[-1]).stop_gradient();
-        (self - &top).exp().sum_keep(&[-1]).log() + top
+        let top = self.max_keep(axes).stop_gradient();
+        (self - &top).exp().sum_keep(axes).log() + top
+    }
+
+    /// The logarithm of the sum of exponentials over some axes (none: all), which vanish.
+    #[track_caller]
+    #[doc(alias = "logsumexp")]
+    pub fn log_sum_exp_axes(&self, axes: &[isize]) -> Tensor {
+        if self.is_poison() {
+            return self.clone();
+        }
+        match resolve_axes(self, axes) {
+            Ok(resolved) => composed(self, "LogSumExp", Location::caller(), || {
+                let kept = self.log_sum_exp_keep(axes);
+                resolved.iter().rev().fold(kept, |t, &a| t.squeeze(a as isize))
+            }),
+            Err(e) => self.fail("LogSumExp", e),
+        }
     }
 
     /// The logarithm of the sum of exponentials over the last dim.
     #[track_caller]
     pub fn log_sum_exp(&self) -> Tensor {
-        composed(self, "LogSumExp", Location::caller(), || self.log_sum_exp_keep().squeeze(-1))
+        self.log_sum_exp_axes(&[-1])
     }
 
     /// The logarithm of the softmax over the last dim.
     #[track_caller]
     pub fn log_softmax(&self) -> Tensor {
-        composed(self, "LogSoftmax", Location::caller(), || self - self.log_sum_exp_keep())
+        self.log_softmax_axis(-1)
+    }
+
+    /// The logarithm of the softmax over one axis.
+    #[track_caller]
+    pub fn log_softmax_axis(&self, axis: isize) -> Tensor {
+        composed(self, "LogSoftmax", Location::caller(), || self - self.log_sum_exp_keep(&[axis]))
     }
 
     /// The softmax over the last dim.
     #[track_caller]
     pub fn softmax(&self) -> Tensor {
-        composed(self, "Softmax", Location::caller(), || (self - self.log_sum_exp_keep()).exp())
+        self.softmax_axis(-1)
+    }
+
+    /// The softmax over one axis.
+    #[track_caller]
+    pub fn softmax_axis(&self, axis: isize) -> Tensor {
+        composed(self, "Softmax", Location::caller(), || (self - self.log_sum_exp_keep(&[axis])).exp())
     }
 
     /// The cross entropy of logits `[..., classes]` and integer labels `[...]`, one loss for each label. A label that
@@ -101,7 +130,7 @@ impl Tensor {
                 return self.fail("Labels", Error::shape(why));
             };
             let hit = labels.one_hot(classes, self.dtype());
-            let loss = self.log_sum_exp_keep().squeeze(-1) - (hit * self).sum_axes(&[-1]);
+            let loss = self.log_sum_exp_keep(&[-1]).squeeze(-1) - (hit * self).sum_axes(&[-1]);
             Tensor::apply_one(CheckLabels { classes }, &[&loss, labels])
         })
     }
@@ -147,6 +176,14 @@ mod tests {
                 "error: nothing to choose from: [3, 0] is empty along the axes reduced",
                 |x| x[0].softmax()
             ),
+        reduction("LogSumExp over axes", Twice, Any, false, |x, axes| vec![x.log_sum_exp_axes(axes)]),
+        case("Softmax over an axis", Twice, |draw| {
+            let rank = draw.between(1, 3);
+            let (sizes, axis) = (draw.solid(rank), draw.below(rank) as isize);
+            Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| {
+                vec![x[0].softmax_axis(axis), x[0].log_softmax_axis(axis)]
+            })
+        }),
         case("CheckLabels", Twice, |draw| {
             let (rank, classes) = (draw.between(1, 2), draw.between(1, 7));
             let labels = draw.sizes(rank);

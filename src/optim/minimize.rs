@@ -1,9 +1,10 @@
 //! From a cost to one operation that lowers it.
 
-use super::Optimizer;
+use super::{Gradient, Optimizer};
 use crate::autodiff::gradients;
 use crate::graph::{Graph, NodeId, NodeKind, Op, TRAINABLE_VARIABLES, Tensor, Variable};
 use std::collections::HashSet;
+use std::panic::Location;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// One operation that updates every trainable variable by the gradient of `cost`.
@@ -21,12 +22,12 @@ pub fn minimize(cost: &Tensor, optimizer: &dyn Optimizer) -> Result<Op> {
     let variables: Vec<Variable> = trainable.iter().map(|&id| graph.variable_handle(id)).collect();
     let tensors: Vec<&Tensor> = variables.iter().map(Variable::value).collect();
     let found = gradients(cost, &tensors)?;
-    let mut pairs = Vec::new();
+    let mut all = Vec::new();
     for ((variable, info), gradient) in variables.iter().zip(&infos).zip(found) {
         match gradient {
             Some(g) if !info.frozen => {
                 g.mark_gradient();
-                pairs.push((variable.clone(), g));
+                all.push(Gradient::new(variable.clone(), g));
             }
             None if !info.frozen && !stopped_on_purpose(graph, cost, variable) => {
                 return Err(Error::new(
@@ -43,13 +44,20 @@ pub fn minimize(cost: &Tensor, optimizer: &dyn Optimizer) -> Result<Op> {
             _ => {}
         }
     }
-    if pairs.is_empty() {
+    if all.is_empty() {
         return Err(Error::new(
             ErrorKind::Gradient,
             "there is no trainable variable to minimise the cost by",
         ));
     }
-    let updates = optimizer.apply(graph, &pairs);
+    apply_gradients(optimizer, graph, &all)
+}
+
+/// One operation that updates variables by these gradients. This is the second half of [`minimize`], for those who make
+/// the gradients themselves.
+#[track_caller]
+pub fn apply_gradients(optimizer: &dyn Optimizer, graph: &Graph, gradients: &[Gradient]) -> Result<Op> {
+    let updates = graph.called_from(Location::caller(), || optimizer.apply(graph, gradients));
     graph.first_error()?;
     Ok(graph.group(&updates.iter().collect::<Vec<_>>()))
 }

@@ -1,12 +1,43 @@
 //! Optimizers: rules that turn gradients into updates of variables. Their state is made of ordinary variables, saved
 //! like weights.
+//!
+//! Rules: [`Sgd`], [`Momentum`], [`RmsProp`], [`Adagrad`], [`Adam`], [`AdamW`], [`Lamb`]. Around a rule go [`ParamGroups`],
+//! [gradient processors](gradproc), [`Accumulate`], [`PostProcess`] and [`Ema`], which are optimizers too.
 
+mod accumulate;
+mod adagrad;
 mod adam;
+mod adamw;
+mod ema;
+mod global_step;
+mod gradient;
+pub mod gradproc;
+mod lamb;
 mod minimize;
+mod moments;
+mod momentum;
 mod optimizer;
+mod param_groups;
+mod post_process;
+mod rate;
+mod rmsprop;
+mod schedule;
+mod setting;
 mod sgd;
 
+pub use accumulate::Accumulate;
+pub use adagrad::Adagrad;
 pub use adam::Adam;
-pub use minimize::minimize;
-pub use optimizer::{Optimizer, Rate};
+pub use adamw::AdamW;
+pub use ema::Ema;
+pub use gradient::Gradient;
+pub use lamb::Lamb;
+pub use minimize::{apply_gradients, minimize};
+pub use momentum::Momentum;
+pub use optimizer::Optimizer;
+pub use param_groups::{Group, ParamGroups};
+pub use post_process::PostProcess;
+pub use rate::Rate;
+pub use rmsprop::RmsProp;
+pub use schedule::Schedule;
 pub use sgd::Sgd;

@@ -1,9 +1,10 @@
 //! Stochastic gradient descent.
 
-use super::{Optimizer, Rate};
-use crate::graph::{Graph, Op, Tensor, Variable};
+use super::{Gradient, Optimizer, Rate};
+use crate::graph::{Graph, Op};
 
-/// `w -= rate * g`.
+/// `w -= rate * g`: PyTorch's `SGD`, TensorFlow's `GradientDescentOptimizer`. See [`Momentum`](super::Momentum) for
+/// the one that gathers speed.
 #[derive(Clone, Debug)]
 pub struct Sgd {
     rate: Rate,
@@ -19,8 +20,8 @@ impl Sgd {
 
 impl Optimizer for Sgd {
     #[track_caller]
-    fn apply(&self, graph: &Graph, gradients: &[(Variable, Tensor)]) -> Vec<Op> {
-        let step = |(v, g): &(Variable, Tensor)| v.update(|w| w - g * self.rate.tensor(graph, v.dtype()));
+    fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
+        let step = |g: &Gradient| g.variable.update(|w| w - g.decayed() * self.rate.of(graph, g));
         gradients.iter().map(step).collect()
     }
 }

@@ -170,7 +170,7 @@ fn number_random_rows(programs: &mut [Program]) {
     for program in programs {
         for i in 0..program.kernels.len() {
             let len = program.kernels[i].outputs.iter().map(|&b| program.buffer(b).len()).sum::<usize>();
-            if let kir::Kernel::Random { stream, first } = &mut program.kernels[i].kernel {
+            if let kir::Kernel::Random { stream, first, continued: true } = &mut program.kernels[i].kernel {
                 let before = drawn.entry(stream.clone()).or_default();
                 *first = *before;
                 *before += len;

@@ -1,7 +1,11 @@
 //! What a tower function is told: which replica it builds, for training or inference, and where variables come from.
 
-use crate::graph::{Graph, MOVING_SUMMARIES, Sharing, Tensor, Variable, VariableSpec};
+use crate::graph::{
+    EMA_VARIABLES, Graph, HYPER_PARAMS, Init, MOVING_SUMMARIES, Sharing, Tensor, Variable, VariableSpec,
+};
+use crate::optim::Ema;
 use std::panic::Location;
+use tensorpack_tensor::{Error, ErrorKind};
 
 /// What a tower is built for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,6 +26,7 @@ pub struct TowerContext {
     total: usize,
     owns_variables: bool,
     sharing: Sharing,
+    averaged: bool,
 }
 
 impl TowerContext {
@@ -37,10 +42,31 @@ impl TowerContext {
         TowerContext { sharing: Sharing::Either, ..TowerContext::new(graph, Mode::Inference, 0, 1) }
     }
 
+    /// The same tower, reading the moving average of every variable that has one in place of the variable: those that
+    /// an optimizer in [`Ema`] keeps. It must exist already.
+    #[must_use]
+    #[track_caller]
+    pub fn averaged(self) -> TowerContext {
+        if self.graph.collection(EMA_VARIABLES).variables.is_empty() {
+            let error = Error::new(ErrorKind::Graph, "no variable has a moving average yet");
+            let note = "train with Ema::new(optimizer, decay), and build this tower after minimize";
+            self.graph.record("averaged", &[], error.note(note));
+        }
+        TowerContext { averaged: true, ..self }
+    }
+
     /// Tower `index` of `total`. The first makes the variables, the others share them.
     pub fn new(graph: &Graph, mode: Mode, index: usize, total: usize) -> TowerContext {
         let sharing = if index == 0 { Sharing::Make } else { Sharing::Share };
-        TowerContext { graph: graph.clone(), mode, index, total, owns_variables: index == 0, sharing }
+        TowerContext {
+            graph: graph.clone(),
+            mode,
+            index,
+            total,
+            owns_variables: index == 0,
+            sharing,
+            averaged: false,
+        }
     }
 
     /// The graph that is built.
@@ -126,7 +152,18 @@ impl TowerContext {
     #[track_caller]
     #[doc(alias = "get_variable")]
     pub fn variable(&self, spec: VariableSpec) -> Variable {
-        self.graph.variable(spec, self.sharing)
+        let variable = self.graph.variable(spec, self.sharing);
+        let average = if self.averaged { Ema::of(&variable) } else { None };
+        average.unwrap_or(variable)
+    }
+
+    /// A number that steers training and may be set while it runs: the f32 scalar `name` in the current scope, `value`
+    /// at first, not trained, in [`HYPER_PARAMS`]. Towers share it.
+    #[track_caller]
+    #[doc(alias = "GraphVarParam")]
+    pub fn hyper_param(&self, name: &str, value: f64) -> Variable {
+        let spec = VariableSpec::new(name, []).init(Init::Constant(value)).non_trainable();
+        self.graph.variable(spec.also_in(HYPER_PARAMS), Sharing::Either)
     }
 
     /// Keeps a moving average of scalars for the monitors. Only the main training tower's count.

@@ -39,6 +39,11 @@ impl TowerFunc {
         Ok(TowerFunc { signature, function: Box::new(function), towers: Vec::new() })
     }
 
+    /// The same function, with nothing built.
+    pub(crate) fn rebuilt(self) -> TowerFunc {
+        TowerFunc { towers: Vec::new(), ..self }
+    }
+
     /// The inputs it takes.
     #[doc(alias = "input_signature")]
     pub fn signature(&self) -> &[TensorSpec] {

@@ -3,7 +3,7 @@
 use super::NanPolicy;
 use crate::callback::Callback;
 use crate::input::InputSource;
-use crate::io::Keep;
+use crate::io::{Keep, SessionInit};
 use crate::monitor::Monitor;
 use crate::runtime::SessionOptions;
 use crate::tower::ModelDesc;
@@ -22,6 +22,7 @@ pub struct TrainConfig {
     pub(super) extra_callbacks: Option<Vec<Box<dyn Callback>>>,
     pub(super) monitors: Option<Vec<Box<dyn Monitor>>>,
     pub(super) session: SessionOptions,
+    pub(super) session_init: Option<Box<dyn SessionInit>>,
     pub(super) starting_epoch: u64,
     pub(super) steps_per_epoch: Option<u64>,
     pub(super) max_epoch: u64,
@@ -42,6 +43,7 @@ impl Default for TrainConfig {
             extra_callbacks: None,
             monitors: None,
             session: SessionOptions::default(),
+            session_init: None,
             starting_epoch: 1,
             steps_per_epoch: None,
             max_epoch: 99_999,
@@ -114,6 +116,12 @@ impl TrainConfig {
     pub fn seed(mut self, seed: u64) -> TrainConfig {
         self.session.seed = seed;
         self
+    }
+
+    /// Values of variables to begin with. A run that resumes does not need them.
+    #[must_use]
+    pub fn session_init(self, init: impl SessionInit + 'static) -> TrainConfig {
+        TrainConfig { session_init: Some(Box::new(init)), ..self }
     }
 
     /// The number of the first epoch, 1 unless said.

@@ -1,7 +1,7 @@
 //! What every run has unless it says otherwise.
 
 use crate::callback::{Callback, MergeAllSummaries, MovingAverageSummary, ProgressBar, RunUpdateOps};
-use crate::monitor::{JsonWriter, Monitor};
+use crate::monitor::{EventWriter, JsonWriter, Monitor, ScalarPrinter};
 
 /// Moving averages, a progress bar, summaries, update operations.
 #[doc(alias = "DEFAULT_CALLBACKS")]
@@ -14,8 +14,14 @@ pub fn default_callbacks() -> Vec<Box<dyn Callback>> {
     ]
 }
 
-/// `stats.jsonl` with `timing.jsonl`, if the run has a directory.
+/// Lines in the log and, if the run has a directory, TensorBoard event files and `stats.jsonl` with `timing.jsonl`.
 #[doc(alias = "DEFAULT_MONITORS")]
 pub fn default_monitors(has_logdir: bool) -> Vec<Box<dyn Monitor>> {
-    if has_logdir { vec![Box::new(JsonWriter::default())] } else { Vec::new() }
+    let mut monitors: Vec<Box<dyn Monitor>> = Vec::new();
+    if has_logdir {
+        monitors.push(Box::new(EventWriter::new()));
+        monitors.push(Box::new(JsonWriter::new()));
+    }
+    monitors.push(Box::new(ScalarPrinter::new()));
+    monitors
 }

@@ -3,6 +3,7 @@
 use super::position::Position;
 use super::step::{HookedOps, NanCount};
 use crate::callback::{Callbacks, Run};
+use crate::graph::Fetch;
 use crate::input::{InputSource, Start};
 use crate::io::{Checkpoint, CheckpointStore};
 use serde_json::{Map, Value, json};
@@ -12,6 +13,8 @@ use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 pub(super) struct Live {
     pub(super) run: Run,
     pub(super) ops: HookedOps,
+    /// Applies gradients that were gathered and not yet used, at the end of training.
+    pub(super) flush: Option<Fetch>,
     pub(super) nan: NanCount,
     /// Where checkpoints go, if anywhere.
     pub(super) store: Option<CheckpointStore>,

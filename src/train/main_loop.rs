@@ -116,7 +116,13 @@ impl MainLoop<'_> {
                 self.live.commit(self.callbacks, self.input.as_deref(), here)?;
             }
         }
-        self.live.run.progress.local_step = steps as i64 - 1;
+        let run = &mut self.live.run;
+        run.progress.local_step = steps as i64 - 1;
+        // Once: a run that resumes at this end has done it.
+        let last = run.progress.epoch_num == run.progress.max_epoch && at.steps < steps;
+        if let Some(flush) = self.live.flush.as_ref().filter(|_| last) {
+            run.session.run(&[flush], &[])?;
+        }
         self.boundary(begun, times)
     }
 

@@ -1,5 +1,6 @@
 //! Trainers: what runs iterations, epoch after epoch, with callbacks around them.
 
+mod command_line;
 mod config;
 mod defaults;
 mod launch;
@@ -14,6 +15,7 @@ mod single_cost;
 mod step;
 mod trainer;
 
+pub use command_line::CommandLine;
 pub use config::TrainConfig;
 pub use defaults::{default_callbacks, default_monitors};
 pub use launch::launch_train_with_config;

@@ -40,8 +40,8 @@ pub trait Strategy {
 
 /// A trainer with all it needs.
 pub struct Configured {
-    config: TrainConfig,
-    trainer: SingleCostTrainer,
+    pub(super) config: TrainConfig,
+    pub(super) trainer: SingleCostTrainer,
 }
 
 impl Configured {

@@ -7,11 +7,12 @@ use super::signals::{self, Signals};
 use super::step::{HookedOps, Iteration, NanCount};
 use super::{TrainConfig, default_callbacks, default_monitors};
 use crate::callback::{Callback, Callbacks, GraphCx, Progress, Run};
-use crate::graph::Graph;
+use crate::graph::{FLUSH_OPS, Fetch, Graph};
 use crate::input::InputSource;
 use crate::io::{CheckpointStore, RunLock};
 use crate::logger;
 use crate::monitor::{Moment, Monitors};
+use crate::predict::{OfflinePredictor, PredictConfig};
 use crate::runtime::{Interrupt, Session};
 use crate::tower::{TowerFunc, Towers};
 use serde_json::{Map, Value, json};
@@ -127,6 +128,8 @@ impl Trainer {
                 );
                 return Ok(Trained { ended: Ended::Finished, session: live.run.session, tower: self.tower });
             }
+        } else if let Some(init) = &config.session_init {
+            init.init(&live.run.session)?;
         }
         let state = saved.as_ref().map(|(_, c)| &c.state);
         let Progress { epoch_num, global_step, .. } = live.run.progress;
@@ -188,6 +191,9 @@ impl Trainer {
         ops: HookedOps,
         store: Option<CheckpointStore>,
     ) -> Result<Live> {
+        let flush = self.graph.collection_ops(FLUSH_OPS);
+        let flush =
+            (!flush.is_empty()).then(|| Fetch::from(&self.graph.group(&flush.iter().collect::<Vec<_>>())));
         let session = Session::with(self.graph.clone().freeze()?, config.session.clone())?;
         let progress = Progress {
             epoch_num: config.starting_epoch - 1,
@@ -220,6 +226,7 @@ impl Trainer {
         Ok(Live {
             run,
             ops,
+            flush,
             nan: NanCount { policy: config.nan, ..NanCount::default() },
             store,
             at: Position::start(config.starting_epoch),
@@ -251,4 +258,23 @@ pub struct Trained {
     pub session: Session,
     /// The tower function, for predictors.
     pub tower: Option<TowerFunc>,
+}
+
+impl Trained {
+    /// The model as training left it, in inference mode: the tensors of these names, given the inputs of those names.
+    pub fn get_predictor(self, inputs: &[&str], outputs: &[&str]) -> Result<OfflinePredictor> {
+        let tower = self.tower.ok_or_else(|| {
+            Error::new(
+                ErrorKind::Graph,
+                "this model was not made by a tower function: it cannot be built again",
+            )
+        })?;
+        let config =
+            PredictConfig::of(tower.rebuilt(), outputs.iter().copied()).inputs(inputs.iter().copied());
+        let predictor = OfflinePredictor::new(config)?;
+        for v in predictor.session().graph().variables() {
+            predictor.session().write(&v.name, &self.session.read(&v.name)?)?;
+        }
+        Ok(predictor)
+    }
 }

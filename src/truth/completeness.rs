@@ -8,14 +8,19 @@ use std::path::Path;
 use tensorpack_tensor::{CounterRng, DType};
 
 /// Operations that no method makes, only gradients do.
-pub(super) const OF_GRADIENTS: [&str; 7] = [
+pub(super) const OF_GRADIENTS: [&str; 12] = [
+    "AddAlongAxis",
     "AveragePoolGrad",
     "Conv2dFilterGrad",
     "Conv2dInputGrad",
     "MaxPoolGrad",
     "MaxPoolPick",
+    "OtherProducts",
+    "OtherProductsGrad",
+    "PartOf",
     "Unpad",
     "Unslice",
+    "Untile",
 ];
 
 /// Every name that a `fn name` in `src/ops` can return.

@@ -1,7 +1,6 @@
 //! Integers, truth values and bf16: where results are exact, they must be exact.
 
 use crate::graph::{Graph, Tensor, TensorSpec};
-use crate::kir::ReduceKind;
 use crate::runtime::{Session, SessionOptions};
 use tensorpack_kernels::Isa;
 use tensorpack_tensor::{CounterRng, DType, HostTensor, bf16};
@@ -137,11 +136,7 @@ fn reductions_are_exact() {
         let sums = tensor(dtype, &[12], &columns(i64::wrapping_add, 0));
         assert_eq!(run(&[&x], |t| t[0].sum_axes(&[0])), sums, "sum of {dtype}");
         let products = tensor(dtype, &[12], &columns(i64::wrapping_mul, 1));
-        assert_eq!(
-            run(&[&x], |t| t[0].reduce(ReduceKind::Prod, &[0], false)),
-            products,
-            "product of {dtype}"
-        );
+        assert_eq!(run(&[&x], |t| t[0].prod_axes(&[0])), products, "product of {dtype}");
         assert_eq!(run(&[&x], |t| t[0].max_axes(&[0])), tensor(dtype, &[12], &columns(i64::max, i64::MIN)));
         assert_eq!(run(&[&x], |t| t[0].min_axes(&[0])), tensor(dtype, &[12], &columns(i64::min, i64::MAX)));
         let top = values.iter().max().unwrap();
@@ -262,4 +257,47 @@ fn a_stopped_gradient_is_none() {
     let x = graph.placeholder(&TensorSpec::f32("x", [Some(3)]));
     let found = crate::autodiff::gradients(&x.stop_gradient().sum(), &[&x]).unwrap();
     assert!(found[0].is_none());
+}
+
+#[test]
+fn rows_of_integers_are_found_and_added() {
+    let places = tensor(DType::I32, &[4], &[2, 0, 2, 1]);
+    for dtype in [DType::I32, DType::I64, DType::U8] {
+        let x = tensor(dtype, &[3, 2], &[1, 2, 3, 4, 5, 6]);
+        let found = run(&[&x, &places], |t| t[0].gather(&t[1], 0));
+        assert_eq!(found, tensor(dtype, &[4, 2], &[5, 6, 1, 2, 5, 6, 3, 4]), "{dtype}");
+    }
+    for dtype in [DType::I32, DType::I64] {
+        let x = tensor(dtype, &[4], &[1, 10, 100, 1000]);
+        let found = run(&[&x, &places], |t| t[0].scatter_add(&t[1], 3, 0));
+        assert_eq!(found, tensor(dtype, &[3], &[10, 1000, 101]), "{dtype}");
+    }
+}
+
+#[test]
+fn an_index_that_names_no_row_is_an_error_with_the_users_line() {
+    let x = HostTensor::from_f64(DType::F32, [3, 2], &[0.0; 6]).unwrap();
+    let calls: [fn(&Tensor, &Tensor) -> Tensor; 3] = [
+        |x, i| x.gather(i, 0),
+        |x, i| x.scatter_add(i, 2, 0),
+        |x, i| x.take_along_axis(&i.expand_dims(1), 1),
+    ];
+    for (call, rows) in calls.into_iter().zip([3, 2, 2]) {
+        for bad in [-1, 3, i64::MAX, i64::MIN] {
+            let graph = Graph::new();
+            let tensor = graph.placeholder(&TensorSpec::f32("x", [None, Some(2)]));
+            let places = graph.placeholder(&TensorSpec::new("i", DType::I64, [None]));
+            let y = call(&tensor, &places);
+            let session = Session::new(graph.freeze().unwrap()).unwrap();
+            let run = |places: Vec<i64>| {
+                session.run(&[&y], &[("x", &x), ("i", &HostTensor::new([3], places).unwrap())])
+            };
+            let e = run(vec![0, bad, 99]).unwrap_err();
+            let right = format!("element 1 of the indices is {bad}, which is outside 0..{rows}");
+            assert!(e.to_string().contains(&right), "{e}");
+            assert!(e.to_string().contains(file!()), "{e}");
+            // The session goes on.
+            run(vec![0, 1, 1]).unwrap();
+        }
+    }
 }

@@ -9,6 +9,7 @@
 //! than the default, which is chosen so that a debug build is done within a minute; `TENSORPACK_TEST_OP=Conv` tries
 //! only the cases whose name has this in it. What is drawn depends on the case's name alone: a failure repeats.
 
+mod by_eye;
 mod chain;
 mod completeness;
 mod documented;

@@ -5,7 +5,8 @@ Run:    python tests/golden/make_golden.py            (needs `pip install torch`
 Check:  python tests/golden/make_golden.py --check    (recomputes, compares with the files, and compares
                                                        every gradient with finite differences)
 
-Writes ops.json, second.json and training.json; README.md beside this file describes the formats.
+Writes ops.json, more_ops.json, second.json, training.json and optimizers.json; README.md beside this file describes
+the formats.
 Inputs come from Python's own generator seeded by the case's name, so adding a case changes no other.
 """
 
@@ -15,11 +16,14 @@ import math
 import pathlib
 import platform
 import random
+import re
 import sys
 import zlib
 
 import torch
 import torch.nn.functional as F
+
+import more_ops
 
 HERE = pathlib.Path(__file__).resolve().parent
 F64 = torch.float64
@@ -204,6 +208,7 @@ OPS = {
     # Only in second.json.
     "mul_chain": lambda _, a, b: a * b * a,
     "linear_tanh_linear": lambda _, x, w1, b1, w2, b2: (x @ w1 + b1).tanh() @ w2 + b2,
+    **more_ops.OPS,
 }
 
 
@@ -464,9 +469,9 @@ def prepared(name, attrs, op, inputs):
     return variables, outputs, [source.normal(*y.shape) for y in outputs]
 
 
-def make_ops(check):
+def make_ops(check, of):
     cases = []
-    for name, op, attrs, inputs in op_cases():
+    for name, op, attrs, inputs in of:
         variables, outputs, seeds = prepared(name, attrs, op, inputs)
         wanted = [v for v in variables if v.requires_grad]
         loss = sum((y * s).sum() for y, s in zip(outputs, seeds))
@@ -483,9 +488,9 @@ def make_ops(check):
     return cases
 
 
-def make_second(check):
+def make_second(check, of):
     cases = []
-    for name, op, attrs, inputs, wrt in second_cases():
+    for name, op, attrs, inputs, wrt in of:
         variables, outputs, seeds = prepared("second_" + name, attrs, op, inputs)
         seeds = [s.requires_grad_() for s in seeds]
         loss = sum((y * s).sum() for y, s in zip(outputs, seeds))
@@ -627,16 +632,165 @@ def make_training(check):
     return runs
 
 
+# ---------------------------------------------------------------- optimizers
+
+OPTIMIZER_STEPS = 20
+
+
+class Lamb(torch.optim.Optimizer):
+    """Algorithm 2 of You et al. 2019, which PyTorch does not have."""
+
+    def __init__(self, params, lr, betas, eps, weight_decay):
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            (b1, b2), lr = group["betas"], group["lr"]
+            for w in group["params"]:
+                state = self.state[w]
+                if not state:
+                    state.update(t=0, m=torch.zeros_like(w), v=torch.zeros_like(w))
+                state["t"] += 1
+                state["m"] = b1 * state["m"] + (1 - b1) * w.grad
+                state["v"] = b2 * state["v"] + (1 - b2) * w.grad**2
+                mhat = state["m"] / (1 - b1 ** state["t"])
+                vhat = state["v"] / (1 - b2 ** state["t"])
+                update = mhat / (vhat**0.5 + group["eps"]) + group["weight_decay"] * w
+                w_norm, update_norm = w.norm().item(), update.norm().item()
+                trust = w_norm / update_norm if w_norm > 0 and update_norm > 0 else 1.0
+                w -= lr * trust * update
+
+
+RULES = {
+    "sgd": torch.optim.SGD, "rmsprop": torch.optim.RMSprop, "adagrad": torch.optim.Adagrad,
+    "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "lamb": Lamb,
+}
+
+SCHEDULERS = {
+    "piecewise": torch.optim.lr_scheduler.MultiStepLR, "staircase": torch.optim.lr_scheduler.StepLR,
+    "exponential": torch.optim.lr_scheduler.ExponentialLR, "cosine": torch.optim.lr_scheduler.CosineAnnealingLR,
+    "polynomial": torch.optim.lr_scheduler.PolynomialLR, "warm_up": torch.optim.lr_scheduler.LinearLR,
+}
+
+ADAM_BETAS = {"betas": [0.9, 0.99], "eps": 1e-6}
+WEIGHTS_DECAY = [{"pattern": "fc.*/W", "rate": 1.0, "decay": 0.05}]
+TWO_GROUPS = [{"pattern": "fc0/.*", "rate": 0.1, "decay": 0.02}, {"pattern": ".*/W", "rate": 2.0, "decay": 0.1}]
+
+# Name: rule, its arguments in PyTorch, and what is around it.
+OPTIMIZER_RUNS = {
+    "sgd": ("sgd", {"lr": 0.5}, {}),
+    "momentum": ("sgd", {"lr": 0.2, "momentum": 0.9}, {}),
+    "nesterov": ("sgd", {"lr": 0.2, "momentum": 0.9, "nesterov": True}, {}),
+    "rmsprop": ("rmsprop", {"lr": 0.02, "alpha": 0.95, "eps": 1e-6}, {}),
+    "rmsprop_momentum": ("rmsprop", {"lr": 0.01, "alpha": 0.9, "eps": 1e-6, "momentum": 0.8}, {}),
+    "rmsprop_centered": ("rmsprop", {"lr": 0.01, "alpha": 0.9, "eps": 1e-3, "centered": True}, {}),
+    "rmsprop_both": ("rmsprop", {"lr": 0.005, "alpha": 0.9, "eps": 1e-3, "momentum": 0.5, "centered": True}, {}),
+    "adagrad": ("adagrad", {"lr": 0.2, "eps": 1e-8}, {}),
+    "adagrad_first_sum": ("adagrad", {"lr": 0.2, "eps": 1e-8, "initial_accumulator_value": 0.1}, {}),
+    "adam": ("adam", {"lr": 0.02, **ADAM_BETAS}, {}),
+    "adamw": ("adamw", {"lr": 0.02, **ADAM_BETAS, "weight_decay": 0.1}, {}),
+    "lamb": ("lamb", {"lr": 0.05, **ADAM_BETAS, "weight_decay": 0.02}, {}),
+    "sgd_global_norm_clip": ("sgd", {"lr": 0.5}, {"clip_norm": 0.4}),
+    "adam_value_clip": ("adam", {"lr": 0.02, **ADAM_BETAS}, {"clip_value": 0.03}),
+    "sgd_weight_decay": ("sgd", {"lr": 0.5}, {"groups": WEIGHTS_DECAY}),
+    "momentum_groups": ("sgd", {"lr": 0.2, "momentum": 0.9}, {"groups": TWO_GROUPS}),
+    "rmsprop_groups": ("rmsprop", {"lr": 0.02, "alpha": 0.95, "eps": 1e-6}, {"groups": TWO_GROUPS}),
+    "adagrad_groups": ("adagrad", {"lr": 0.2, "eps": 1e-8}, {"groups": TWO_GROUPS}),
+    "adam_groups": ("adam", {"lr": 0.02, **ADAM_BETAS}, {"groups": TWO_GROUPS}),
+    "adamw_groups": ("adamw", {"lr": 0.02, **ADAM_BETAS, "weight_decay": 0.3}, {"groups": TWO_GROUPS}),
+    "lamb_groups": ("lamb", {"lr": 0.05, **ADAM_BETAS, "weight_decay": 0.3}, {"groups": TWO_GROUPS}),
+    "clip_and_groups": ("sgd", {"lr": 0.2, "momentum": 0.9}, {"clip_norm": 0.4, "groups": TWO_GROUPS}),
+    "adam_ema": ("adam", {"lr": 0.02, **ADAM_BETAS}, {"ema": 0.8}),
+    "adam_ema_debiased": ("adam", {"lr": 0.02, **ADAM_BETAS}, {"ema": 0.8, "debiased": True}),
+}
+for name, arguments in {
+    "piecewise": {"milestones": [5, 11], "gamma": 0.3},
+    "staircase": {"step_size": 6, "gamma": 0.3},
+    "exponential": {"gamma": 0.9},
+    "cosine": {"T_max": 20, "eta_min": 0.05},
+    "polynomial": {"total_iters": 15, "power": 2.0},
+    "warm_up": {"start_factor": 1 / 8, "total_iters": 7},
+}.items():
+    OPTIMIZER_RUNS[f"sgd_{name}"] = ("sgd", {"lr": 0.5}, {"schedule": name, "schedule_arguments": arguments})
+for name in ("sgd", "momentum", "nesterov", "rmsprop_both", "adagrad", "adam", "adamw", "lamb", "clip_and_groups"):
+    rule, arguments, around = OPTIMIZER_RUNS[name]
+    OPTIMIZER_RUNS[f"{name}_accumulated"] = (rule, arguments, {**around, "accumulate": 4})
+
+
+def optimizer_data():
+    source, sizes, batch = Source("optimizers"), [6, 5, 3], 4
+    weights = {}
+    for i, (fan_in, fan_out) in enumerate(zip(sizes, sizes[1:])):
+        weights[f"fc{i}/W"] = source.normal(fan_in, fan_out, scale=math.sqrt(1.0 / fan_in))
+        weights[f"fc{i}/b"] = source.normal(fan_out, scale=0.1)
+    x = source.normal(OPTIMIZER_STEPS, batch, sizes[0])
+    labels = source.labels(OPTIMIZER_STEPS * batch, sizes[-1]).reshape(OPTIMIZER_STEPS, batch)
+    return weights, x, labels
+
+
+def param_groups(weights, arguments, groups):
+    """PyTorch's groups for ours: the first whose pattern matches the whole name."""
+    found = []
+    for name, w in weights.items():
+        group = next((g for g in groups if re.fullmatch(g["pattern"], name)), None)
+        found.append({"params": [w]} if group is None else
+                     {"params": [w], "lr": arguments["lr"] * group["rate"], "weight_decay": group["decay"]})
+    return found
+
+
+def make_optimizers():
+    runs = []
+    for name, (rule, arguments, around) in OPTIMIZER_RUNS.items():
+        weights, x, labels = optimizer_data()
+        weights = {k: w.requires_grad_() for k, w in weights.items()}
+        optimizer = RULES[rule](param_groups(weights, arguments, around.get("groups", [])), **arguments)
+        scheduler = None
+        if "schedule" in around:
+            scheduler = SCHEDULERS[around["schedule"]](optimizer, **around["schedule_arguments"])
+        # Accumulation over n steps is one step on their batches together.
+        n, decay = around.get("accumulate", 1), around.get("ema")
+        averages = {k: w.detach() * (0.0 if around.get("debiased") else 1.0) for k, w in weights.items()}
+        losses = []
+        for step in range(0, OPTIMIZER_STEPS, n):
+            inputs, targets = x[step:step + n].flatten(0, 1), labels[step:step + n].flatten().long()
+            hidden = torch.tanh(inputs @ weights["fc0/W"] + weights["fc0/b"])
+            loss = F.cross_entropy(hidden @ weights["fc1/W"] + weights["fc1/b"], targets)
+            optimizer.zero_grad()
+            loss.backward()
+            losses.append(loss.item())
+            grads = [w.grad for w in weights.values()]
+            if "clip_norm" in around:
+                norm = torch.cat([g.flatten() for g in grads]).norm()
+                for g in grads:
+                    g *= around["clip_norm"] / max(norm.item(), around["clip_norm"])
+            if "clip_value" in around:
+                torch.nn.utils.clip_grad_value_(weights.values(), around["clip_value"])
+            optimizer.step()
+            if scheduler:
+                scheduler.step()
+            if decay is not None:
+                averages = {k: decay * averages[k] + (1 - decay) * w.detach() for k, w in weights.items()}
+        run = {"name": name, "rule": rule, "arguments": arguments, **around, "losses": losses, "final": named(weights)}
+        if decay is not None:
+            bias = 1 - decay**OPTIMIZER_STEPS if around.get("debiased") else 1.0
+            run["averages"] = named({k: a / bias for k, a in averages.items()})
+        runs.append(run)
+    weights, x, labels = optimizer_data()
+    return runs, {"x": described(x), "labels": described(labels), "initial": named(weights)}
+
+
 # ---------------------------------------------------------------- files
 
 
-def document(key, entries):
-    """JSON with one entry a line, so that a changed case is one changed line."""
+def document(key, entries, **shared):
+    """JSON with one entry a line, so that a changed case is one changed line; what entries share comes first."""
     names = [e["name"] for e in entries]
     assert len(names) == len(set(names)), "the names of cases are unique"
     made_by = {"torch": torch.__version__.split("+")[0], "python": platform.python_version()}
     lines = ",\n".join(json.dumps(e, separators=(",", ":"), allow_nan=False) for e in entries)
-    return f'{{"made_by":{json.dumps(made_by)},\n"{key}":[\n{lines}\n]}}\n'
+    shared = "".join(f'"{k}":{json.dumps(v, separators=(",", ":"))},\n' for k, v in shared.items())
+    return f'{{"made_by":{json.dumps(made_by)},\n{shared}"{key}":[\n{lines}\n]}}\n'
 
 
 def main():
@@ -645,10 +799,15 @@ def main():
     check = parser.parse_args().check
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
+    optimizer_runs, shared = make_optimizers()
     documents = {
-        "ops.json": document("cases", make_ops(check)),
-        "second.json": document("cases", make_second(check)),
+        "ops.json": document("cases", make_ops(check, op_cases())),
+        "more_ops.json": document(
+            "cases", make_ops(check, more_ops.cases(Source)) + make_second(check, more_ops.second_cases(Source))
+        ),
+        "second.json": document("cases", make_second(check, second_cases())),
         "training.json": document("runs", make_training(check)),
+        "optimizers.json": document("runs", optimizer_runs, **shared),
     }
     differing = 0
     for file, text in documents.items():

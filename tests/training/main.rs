@@ -6,6 +6,7 @@ mod inference;
 mod kills;
 mod life_cycle;
 mod models;
+mod predictors;
 mod remembered;
 mod schedules;
 mod statistics;

@@ -52,7 +52,7 @@ impl ModelDesc for Knobs {
 /// `n` batches of 4 examples of the line.
 pub(crate) fn line(n: usize) -> FromList {
     let batch = |b: usize| {
-        let x: Vec<f32> = (0..12).map(|i| ((b * 12 + i) as f32 * 0.7).sin()).collect();
+        let x: Vec<f32> = (0..12).map(|i| ((b * 12 + i).pow(2) as f32 * 0.37).sin()).collect();
         let y: Vec<f32> = x.chunks(3).map(|r| r[0] - 2.0 * r[1] + 0.5 * r[2]).collect();
         vec![HostTensor::new([4, 3], x).unwrap(), HostTensor::new([4, 1], y).unwrap()]
     };

@@ -23,14 +23,34 @@
 mod dataflow;
 mod state;
 mod seed;
-mod from_list;
-mod map;
+mod lookup;
+mod replay;
+mod stop;
+mod component_spec;
+mod source;
+pub mod format;
+mod adaptor;
+mod parallel;
+pub mod image;
+pub mod dataset;
 
+pub use adaptor::{
+    Batch, BatchByShape, Cache, CacheOnDisk, ChooseRandom, Concat, Filter, FixedSize, Map, Mix, Print,
+    Repeat, RepeatEach, Shard, Shuffle, ShuffleWindow, SkipErrors, Speed, Take, Zip, describe,
+};
+pub use component_spec::ComponentSpec;
 pub use dataflow::{DataFlow, Flow, Reader, Resume, Sample};
-pub use from_list::FromList;
-pub use map::Map;
+pub use lookup::Lookup;
+pub use parallel::{MapBatch, MapParallel, Prefetch, Slot};
 pub use seed::{Draws, Seed};
+pub use source::{FakeData, FromChannel, FromFn, FromIter, FromList, RandomAccess};
 pub use state::State;
 
 /// The tensors that samples are made of, and the error type.
 pub use tensorpack_tensor as tensor;
+
+#[cfg(doctest)]
+mod documentation {
+    #[doc = include_str!("../../../docs/dataflow.md")]
+    struct DataflowGuide;
+}

@@ -2,7 +2,8 @@
 
 use tensorpack_tensor::CounterRng;
 
-/// The seed of a dataflow. Adaptors open their inputs with seeds of their own, so that no two draw the same numbers.
+/// The seed of a dataflow. An adaptor that draws random numbers opens its input with another, so that no two draw the
+/// same; one that draws none passes on its own, so that putting it in or leaving it out changes no number elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed(u64);
 
@@ -21,9 +22,13 @@ impl Seed {
 
     /// Random numbers for one sample: the same ones whenever and wherever it is made.
     pub fn draws(self, epoch: u64, index: u64) -> Draws {
+        Draws { rng: self.generator(epoch), sample: index, next: 0 }
+    }
+
+    /// The generator of all samples of a pass: a draw is a sample.
+    pub(crate) fn generator(self, epoch: u64) -> CounterRng {
         let [low, high, ..] = CounterRng::new(self.0, "epoch").words(epoch, 0);
-        let rng = CounterRng::new(u64::from(high) << 32 | u64::from(low), "sample");
-        Draws { rng, sample: index, next: 0 }
+        CounterRng::new(u64::from(high) << 32 | u64::from(low), "sample")
     }
 }
 
@@ -55,11 +60,15 @@ impl Draws {
 
     /// One of `0..n`, each as likely; 0 if there is none.
     pub fn below(&mut self, n: u64) -> u64 {
+        // The high half of a product of 128 bits: its bias is below n / 2^64.
+        ((u128::from(self.word()) * u128::from(n)) >> 64) as u64
+    }
+
+    /// 64 random bits.
+    pub fn word(&mut self) -> u64 {
         let [low, high, ..] = self.rng.words(self.sample, self.next);
         self.next += 1;
-        // The high half of a product of 128 bits: its bias is below n / 2^64.
-        let word = u64::from(high) << 32 | u64::from(low);
-        ((u128::from(word) * u128::from(n)) >> 64) as u64
+        u64::from(high) << 32 | u64::from(low)
     }
 
     /// True with this probability.

@@ -1,5 +1,5 @@
-//! The CPU loops of tensorpack: matrix products, convolutions, fused elementwise programs, reductions, pooling and
-//! copies, over plain memory. Knows dtypes and sizes, and nothing of graphs.
+//! The CPU loops of tensorpack: matrix products, convolutions, fused elementwise programs, reductions, pooling,
+//! rows by number, running sums, orders and copies, over plain memory. Knows dtypes and sizes, and nothing of graphs.
 //!
 //! Every kernel is a plain description of sizes with the same three questions answered:
 //! - `chunks()`: into how many pieces the work is cut. The cut depends on the sizes alone, never on the number of
@@ -9,20 +9,25 @@
 //!   simple loops, for any float type, that the fast forms are tested against.
 
 mod accumulate;
+mod addend;
+mod concat;
 mod contract;
 mod conv2d;
 mod copy;
 mod correlation;
+mod cumulate;
 mod element;
 pub mod expr;
 mod filter_grad;
 mod finite;
 mod isa;
+mod lookup;
 mod machine;
 mod map;
 mod math;
 mod matmul;
 mod number;
+mod order;
 mod pad;
 mod per_isa;
 mod pool;
@@ -49,15 +54,19 @@ mod tile;
 #[cfg(target_arch = "x86_64")]
 mod window;
 
+pub use concat::Concat;
 pub use contract::{Bias, Contract, Operands};
 pub use conv2d::{Conv2d, Conv2dForward, Conv2dInputGrad};
 pub use copy::Copy;
+pub use cumulate::Cumulate;
 pub use filter_grad::Conv2dFilterGrad;
 pub use finite::all_finite;
 pub use isa::Isa;
+pub use lookup::Lookup;
 pub use machine::Machine;
 pub use map::{Map, Operand};
 pub use matmul::MatMul;
+pub use order::Order;
 pub use pad::Pad;
 pub use pool::Pool;
 pub use random::Random;

@@ -2,6 +2,7 @@
 
 use super::exchange::Exchange;
 use super::memory::padded;
+use super::row_work::RowWork;
 use crate::kir::{
     Binary, CustomKernel, Epilogue, Expr, Kernel, KernelNode, MapBody, PoolKind, Program, Reg, Step, Unary,
     View,
@@ -28,6 +29,7 @@ pub(super) enum Work {
     },
     Copy(kernels::Copy),
     Pad(kernels::Pad),
+    Rows(RowWork),
     Random {
         kernel: kernels::Random,
         stream: String,
@@ -162,7 +164,17 @@ impl Work {
             Kernel::Pad { src, low, high, interior } => {
                 Work::Pad(kernels::Pad::new(&src.sizes, src.dtype.size(), &src.strides, low, high, interior))
             }
-            Kernel::Random { stream, first } => {
+            Kernel::Concat { parts, axis } => Work::Rows(RowWork::concat(parts, *axis)),
+            Kernel::Lookup { kind, lookup, rows, .. } => {
+                Work::Rows(RowWork::Lookup { kind: *kind, lookup: lookup.clone(), dtype: rows.dtype })
+            }
+            Kernel::Cumulate { sums, input } => {
+                Work::Rows(RowWork::Cumulate { sums: sums.clone(), dtype: input.dtype })
+            }
+            Kernel::Order { order, input } => {
+                Work::Rows(RowWork::Order { order: order.clone(), dtype: input.dtype })
+            }
+            Kernel::Random { stream, first, .. } => {
                 let out = program.buffer(node.outputs[0]);
                 let kernel = kernels::Random::new(out.len(), out.dtype);
                 Work::Random { kernel, stream: stream.clone(), first: *first as u64 }
@@ -200,6 +212,7 @@ impl Work {
             Work::Pool { .. } => "pool",
             Work::Copy(_) => "copy",
             Work::Pad(_) => "pad",
+            Work::Rows(k) => k.name(),
             Work::Random { .. } => "random",
             Work::AllReduce { .. } => "all-reduce",
             Work::Custom { .. } => "custom",
@@ -236,6 +249,7 @@ impl Work {
             Work::Contract { kernel, epilogue, .. } => {
                 padded(kernel.scratch_bytes()) + epilogue.scratch_bytes()
             }
+            Work::Rows(k) => k.scratch_bytes(),
             _ => 0,
         }
     }
@@ -332,6 +346,12 @@ impl Work {
                 // SAFETY: the output is complete.
                 unsafe { m.check_all() };
             }
+            Work::Rows(k) => {
+                // SAFETY: as promised by the caller.
+                unsafe { k.run(team, m)? };
+                // SAFETY: the output is complete.
+                unsafe { m.check_all() };
+            }
             Work::Random { kernel, stream, first } => {
                 let rng = CounterRng::new(m.seed, stream);
                 // SAFETY: as promised by the caller.
@@ -386,7 +406,7 @@ impl Work {
 // Closures that several threads run capture a `&Memory`, which is shareable, and come to its pointers by these methods:
 // a field named in the closure would be captured by itself, and a bare pointer is not shareable.
 impl Memory<'_> {
-    fn reads(&self) -> &[*const u8] {
+    pub(super) fn reads(&self) -> &[*const u8] {
         self.reads
     }
 
@@ -394,11 +414,11 @@ impl Memory<'_> {
         self.writes
     }
 
-    fn read(&self, i: usize) -> *const u8 {
+    pub(super) fn read(&self, i: usize) -> *const u8 {
         self.reads[i]
     }
 
-    fn write(&self, i: usize) -> *mut u8 {
+    pub(super) fn write(&self, i: usize) -> *mut u8 {
         self.writes[i]
     }
 
@@ -419,7 +439,7 @@ impl Memory<'_> {
 
     /// The scratch of one member.
     #[expect(clippy::mut_from_ref, reason = "each member of the team takes its own block")]
-    fn scratch(&self, member: usize) -> &mut [u8] {
+    pub(super) fn scratch(&self, member: usize) -> &mut [u8] {
         // SAFETY: each member has a block of this size, and runs one chunk at a time.
         unsafe { std::slice::from_raw_parts_mut(self.scratch[member], self.scratch_bytes) }
     }

@@ -1,0 +1,149 @@
+//! Makes batches from photographs and says how fast.
+
+use crate::memory::peak_rss_mb;
+use lexopt::prelude::*;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::Instant;
+use tensorpack::{Error, HostTensor, Result};
+use tensorpack_dataflow::Seed;
+use tensorpack_dataflow::image::{
+    Augmentor, AugmentorList, BrightnessScale, Contrast, Flip, RandomResizedCrop, Saturation,
+};
+
+/// Batches before the clock starts.
+const WARM_UP: usize = 5;
+
+/// The side of the pictures in a batch.
+const SIDE: usize = 224;
+
+/// What is measured.
+#[derive(Debug)]
+pub(crate) struct Options {
+    jpegs: PathBuf,
+    workers: usize,
+    batch: usize,
+    steps: usize,
+    json: bool,
+}
+
+impl Options {
+    pub(crate) fn parse(mut args: lexopt::Parser) -> Result<Options, Box<dyn std::error::Error>> {
+        let mut options = Options { jpegs: PathBuf::new(), workers: 2, batch: 64, steps: 20, json: false };
+        while let Some(arg) = args.next()? {
+            match arg {
+                Long("jpegs") => options.jpegs = args.value()?.into(),
+                Long("workers") => options.workers = args.value()?.parse::<usize>()?.max(1),
+                Long("batch") => options.batch = args.value()?.parse::<usize>()?.max(1),
+                Long("steps") => options.steps = args.value()?.parse::<usize>()?.max(1),
+                Long("json") => options.json = true,
+                other => return Err(format!("{}\n{}", other.unexpected(), crate::USAGE).into()),
+            }
+        }
+        Ok(options)
+    }
+}
+
+pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
+    let files = photographs(&options.jpegs)?;
+    let pipeline = Pipeline::new(files, options.batch);
+    let (first_step, seconds) = pipeline.run(options.workers, options.steps, started)?;
+    let ms = seconds * 1e3 / options.steps as f64;
+    let rate = (options.batch * options.steps) as f64 / seconds;
+    let rss = peak_rss_mb();
+    if options.json {
+        println!(
+            "{{\"model\":\"dataflow\",\"workers\":{},\"batch\":{},\"ms_per_step\":{ms:.4},\"examples_per_s\":{rate:.1},\
+             \"first_step_s\":{first_step:.4},\"peak_rss_mb\":{rss:.1}}}",
+            options.workers, options.batch
+        );
+    } else {
+        println!(
+            "{} workers, batch {}: {rate:.0} images/s, {ms:.2} ms a batch; first batch after {first_step:.3} s; \
+             peak {rss:.0} MB",
+            options.workers, options.batch
+        );
+    }
+    Ok(())
+}
+
+/// The JPEG files of a folder, in the order of their names.
+fn photographs(folder: &Path) -> Result<Vec<PathBuf>> {
+    let place = || format!("--jpegs {}", folder.display());
+    let entries = std::fs::read_dir(folder).map_err(|e| Error::from(e).within(place()))?;
+    let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    let is_jpeg = |ending: &str| ending.eq_ignore_ascii_case("jpeg") || ending.eq_ignore_ascii_case("jpg");
+    files.retain(|file| file.extension().and_then(|e| e.to_str()).is_some_and(is_jpeg));
+    files.sort();
+    if files.is_empty() {
+        return Err(Error::argument("the folder has no .jpg or .jpeg file").within(place()));
+    }
+    Ok(files)
+}
+
+/// From files to batches.
+struct Pipeline {
+    files: Vec<PathBuf>,
+    batch: usize,
+    crop: RandomResizedCrop,
+    augmentors: AugmentorList,
+    seed: Seed,
+}
+
+impl Pipeline {
+    fn new(files: Vec<PathBuf>, batch: usize) -> Pipeline {
+        let augmentors = AugmentorList::new()
+            .then(Flip::horizontal())
+            .then(BrightnessScale::new(0.6, 1.4))
+            .then(Contrast::new(0.6, 1.4))
+            .then(Saturation::new(0.4));
+        Pipeline { files, batch, crop: RandomResizedCrop::new(SIDE), augmentors, seed: Seed::new(0) }
+    }
+
+    /// Batch number `step`.
+    fn batch(&self, step: usize) -> Result<HostTensor> {
+        let mut batch = Vec::with_capacity(self.batch * SIDE * SIDE * 3);
+        for i in step * self.batch..(step + 1) * self.batch {
+            let (epoch, index) = (i / self.files.len(), i % self.files.len());
+            let file = &self.files[index];
+            let bytes = std::fs::read(file)?;
+            let mut draws = self.seed.draws(epoch as u64, index as u64);
+            let image = self.crop.decode(&bytes, &mut draws).map_err(|e| e.within(file.display()))?;
+            let (image, _) = self.augmentors.augment(image, &mut draws)?;
+            batch.extend_from_slice(image.as_slice::<u8>()?);
+        }
+        HostTensor::new([self.batch, SIDE, SIDE, 3], batch)
+    }
+
+    /// Seconds until the first batch, and for `steps` batches after the warm-up.
+    fn run(&self, workers: usize, steps: usize, started: Instant) -> Result<(f64, f64)> {
+        let next = AtomicUsize::new(0);
+        let (sender, batches) = mpsc::sync_channel(workers);
+        std::thread::scope(|scope| {
+            for _ in 0..workers {
+                let (sender, next) = (sender.clone(), &next);
+                scope.spawn(move || {
+                    // Ends when nobody listens any more.
+                    while sender.send(self.batch(next.fetch_add(1, Ordering::Relaxed))).is_ok() {}
+                });
+            }
+            drop(sender);
+            let receive = |batches: &mpsc::Receiver<Result<HostTensor>>| -> Result<HostTensor> {
+                batches.recv().map_err(|_| Error::argument("a worker failed"))?
+            };
+            receive(&batches)?;
+            let first = started.elapsed().as_secs_f64();
+            for _ in 1..WARM_UP {
+                receive(&batches)?;
+            }
+            let began = Instant::now();
+            for _ in 0..steps {
+                receive(&batches)?;
+            }
+            let seconds = began.elapsed().as_secs_f64();
+            drop(batches);
+            Ok((first, seconds))
+        })
+    }
+}

@@ -1,0 +1,105 @@
+//! Every parser as a function over bytes: whatever they are, it must neither panic nor take memory that they cannot
+//! hold. `tests/corpus.rs` replays the corpus through these, and `cargo fuzz` looks for more.
+
+use tensorpack_dataflow::RandomAccess;
+use tensorpack_dataflow::format::cifar::{Cifar, Labels};
+use tensorpack_dataflow::format::lines::Lines;
+use tensorpack_dataflow::format::tar::{SavedTar, TarShards};
+use tensorpack_dataflow::format::tfrecord::TfRecord;
+use tensorpack_dataflow::format::{Contents, gzip, idx, labelled_files, npy, npz, serialized};
+
+/// A parser.
+type Target = fn(&[u8]);
+
+/// The parsers by name, which is that of their folder of the corpus.
+pub(crate) const TARGETS: [(&str, Target); 10] = [
+    ("cifar", cifar),
+    ("gzip", gzip),
+    ("idx", idx),
+    ("lines", lines),
+    ("list", list),
+    ("npy", npy),
+    ("npz", npz),
+    ("serialized", serialized),
+    ("tar", tar),
+    ("tfrecord", tfrecord),
+];
+
+/// What packed files may unpack to here.
+const MAX_UNPACKED: u64 = 1 << 20;
+
+pub(crate) fn cifar(bytes: &[u8]) {
+    for labels in [Labels::Cifar10, Labels::Cifar100, Labels::Cifar100Coarse] {
+        read_all(Cifar::parse(&[contents(bytes)], labels));
+    }
+}
+
+pub(crate) fn gzip(bytes: &[u8]) {
+    if let Ok(unpacked) = gzip::unpack(contents(bytes), MAX_UNPACKED) {
+        assert!(unpacked.len() <= MAX_UNPACKED.max(bytes.len() as u64));
+    }
+}
+
+pub(crate) fn idx(bytes: &[u8]) {
+    let _ = idx::parse(contents(bytes));
+}
+
+pub(crate) fn lines(bytes: &[u8]) {
+    read_all(Lines::parse(contents(bytes)));
+}
+
+pub(crate) fn list(bytes: &[u8]) {
+    let _ = labelled_files::parse_list(&String::from_utf8_lossy(bytes));
+}
+
+pub(crate) fn npy(bytes: &[u8]) {
+    if let Ok(array) = npy::decode(bytes) {
+        assert_eq!(
+            npy::decode(&npy::encode(&array)).map(|a| a.as_bytes().to_vec()).ok(),
+            Some(array.as_bytes().into())
+        );
+    }
+}
+
+pub(crate) fn npz(bytes: &[u8]) {
+    let _ = npz::parse(contents(bytes), MAX_UNPACKED);
+}
+
+pub(crate) fn serialized(bytes: &[u8]) {
+    if let Ok(sample) = serialized::decode(bytes) {
+        // A bool may have been any byte, and is 1 from then on.
+        let again = serialized::encode(&sample).expect("a sample that was read can be written");
+        assert_eq!(again.len(), bytes.len());
+    }
+}
+
+/// As it is, and with the checksums of its headers made right: few changes would get past them otherwise.
+pub(crate) fn tar(bytes: &[u8]) {
+    let mut mended = bytes.to_vec();
+    for header in mended.chunks_exact_mut(512) {
+        header[148..156].fill(b' ');
+        let sum: u32 = header.iter().map(|&b| u32::from(b)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    }
+    for bytes in [bytes, &mended] {
+        read_all(TarShards::parse(vec![contents(bytes)], &["jpg;png", "cls"]));
+        read_all(SavedTar::parse(contents(bytes)));
+    }
+}
+
+pub(crate) fn tfrecord(bytes: &[u8]) {
+    read_all(TfRecord::parse(contents(bytes)));
+}
+
+fn contents(bytes: &[u8]) -> Contents {
+    Contents::memory("fuzz", bytes.to_vec())
+}
+
+/// Reads every sample, or the first of very many, and one that is not there.
+fn read_all<S: RandomAccess, E>(source: Result<S, E>) {
+    let Ok(source) = source else { return };
+    for index in 0..source.len().min(64) {
+        let _ = source.get(index);
+    }
+    assert!(source.get(source.len()).is_err());
+}

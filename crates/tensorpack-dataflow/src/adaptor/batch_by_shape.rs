@@ -1,0 +1,115 @@
+//! Batches of samples that fit each other.
+
+use super::map::component;
+use super::stack::{Fit, stack};
+use crate::lookup::name_sample;
+use crate::{DataFlow, Flow, Reader, Resume, Sample, Seed, State};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use tensorpack_tensor::{Error, Result};
+
+/// Batches of samples whose component has one shape: [`DataFlow::batch_by_shape`].
+///
+/// A batch comes out when it is full. What is left at the end of a pass is dropped, or comes out in smaller batches; no
+/// sample waits for another pass.
+#[derive(Clone)]
+#[doc(alias = "BatchDataByShape")]
+pub struct BatchByShape {
+    inner: Flow,
+    batch: usize,
+    component: usize,
+    keep_remainder: bool,
+}
+
+impl BatchByShape {
+    pub(crate) fn new(inner: impl DataFlow + 'static, batch: usize, component: usize) -> BatchByShape {
+        BatchByShape { inner: Arc::new(inner), batch, component, keep_remainder: false }
+    }
+
+    /// Keeps what is left at the end of a pass, as smaller batches, in the order of their first samples.
+    #[must_use]
+    pub fn keep_remainder(self) -> BatchByShape {
+        BatchByShape { keep_remainder: true, ..self }
+    }
+}
+
+impl DataFlow for BatchByShape {
+    fn size(&self) -> Option<u64> {
+        None
+    }
+
+    fn resume(&self) -> Resume {
+        self.inner.resume().max(Resume::Replay)
+    }
+
+    fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
+        if self.batch == 0 {
+            return Err(Error::argument("batch_by_shape: a batch has at least one sample"));
+        }
+        let inner = self.inner.open(seed, &State::at(at.epoch, 0))?;
+        let reader = GroupReader {
+            flow: self.clone(),
+            inner,
+            groups: VecDeque::new(),
+            ended: false,
+            at: State::at(at.epoch, 0),
+        };
+        crate::replay::to(Box::new(reader), at)
+    }
+}
+
+struct GroupReader {
+    flow: BatchByShape,
+    inner: Box<dyn Reader>,
+    /// What waits to be a batch, by shape, the oldest first.
+    groups: VecDeque<Vec<Sample>>,
+    /// The input's pass is over, and the groups come out as they are.
+    ended: bool,
+    at: State,
+}
+
+impl GroupReader {
+    fn next(&mut self) -> Result<Option<Vec<Sample>>> {
+        while !self.ended {
+            let Some(mut sample) = self.inner.read()? else {
+                self.ended = true;
+                if !self.flow.keep_remainder {
+                    self.groups.clear();
+                }
+                break;
+            };
+            let State { epoch, index, .. } = self.at;
+            let component = component(&mut sample, self.flow.component);
+            let shape = component.map_err(|e| name_sample(e, epoch, index))?.sizes().to_vec();
+            let same = |group: &Vec<Sample>| group[0][self.flow.component].sizes() == shape;
+            let place = match self.groups.iter().position(same) {
+                Some(place) => place,
+                None => {
+                    self.groups.push_back(Vec::new());
+                    self.groups.len() - 1
+                }
+            };
+            self.groups[place].push(sample);
+            if self.groups[place].len() == self.flow.batch {
+                return Ok(self.groups.remove(place));
+            }
+        }
+        let group = self.groups.pop_front();
+        self.ended = group.is_some();
+        Ok(group)
+    }
+}
+
+impl Reader for GroupReader {
+    fn read(&mut self) -> Result<Option<Sample>> {
+        let State { epoch, index, .. } = self.at;
+        let batch = |group: Vec<Sample>| stack(&group, Fit::Equal).map_err(|e| name_sample(e, epoch, index));
+        let read = self.next().and_then(|group| group.map(batch).transpose());
+        self.at.advance(&read);
+        read
+    }
+
+    fn state(&self) -> State {
+        self.at.clone()
+    }
+}

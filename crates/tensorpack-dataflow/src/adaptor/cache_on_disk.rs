@@ -1,0 +1,238 @@
+//! A pass on disk.
+
+use crate::format::serialized::{decode, encode};
+use crate::format::tfrecord::{TfRecord, TfRecordWriter};
+use crate::lookup::{LookupReader, name_sample};
+use crate::{DataFlow, Flow, Lookup, RandomAccess, Reader, Resume, Seed, State};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use tensorpack_tensor::{Error, Result};
+
+/// What the first record begins with.
+const MAGIC: &[u8] = b"tensorpack cache 1\n";
+
+/// The samples of the input's first pass, kept in a file and read again in every pass: [`DataFlow::cache_on_disk`].
+///
+/// The file is written when the dataflow is first opened, and appears under its name when it is complete; a sample that
+/// fails ends that. It is written again if it was made with another seed or of another number of samples, or was cut
+/// short. What the functions before it do is not known to it: remove the file when they change. Every sample has a
+/// checksum; one that is damaged is an error.
+///
+/// The file holds TFRecords: what it was made for, a record for each sample, and how many there are.
+#[derive(Clone)]
+#[doc(alias = "DiskCache")]
+pub struct CacheOnDisk {
+    inner: Flow,
+    path: PathBuf,
+    opened: Arc<Mutex<Option<(Seed, Samples)>>>,
+}
+
+impl CacheOnDisk {
+    pub(crate) fn new(inner: impl DataFlow + 'static, path: PathBuf) -> CacheOnDisk {
+        CacheOnDisk { inner: Arc::new(inner), path, opened: Arc::default() }
+    }
+
+    /// The file's samples; if need be, once they are written.
+    fn samples(&self, seed: Seed) -> Result<Samples> {
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((of, samples)) = &*opened
+            && *of == seed
+        {
+            return Ok(samples.clone());
+        }
+        let made_for = self.made_for(seed);
+        let samples = match self.find(&made_for)? {
+            Some(samples) => samples,
+            None => {
+                self.write(seed, &made_for)
+                    .map_err(|e| e.within(format!("the cache {}", self.path.display())))?;
+                self.find(&made_for)?.ok_or_else(|| {
+                    Error::argument(format!("the cache {} was changed by another", self.path.display()))
+                })?
+            }
+        };
+        *opened = Some((seed, samples.clone()));
+        Ok(samples)
+    }
+
+    /// The first record.
+    fn made_for(&self, seed: Seed) -> Vec<u8> {
+        let size = self.inner.size().map_or("unknown".to_string(), |n| n.to_string());
+        [MAGIC, format!("{seed:?}, size {size}").as_bytes()].concat()
+    }
+
+    /// The file, if it is there and is what it should be. One that is a cache, but not this one, is removed; one that is
+    /// no cache is an error.
+    fn find(&self, made_for: &[u8]) -> Result<Option<Samples>> {
+        if !self.path.exists() {
+            return Ok(None);
+        }
+        let name = self.path.display();
+        let (records, lost) = TfRecord::salvage(&self.path)?;
+        let first = if records.is_empty() { Vec::new() } else { record(&records, 0)? };
+        if !first.starts_with(MAGIC) {
+            let why = format!(
+                "{name} is there, but is no cache (or its beginning is damaged), and is not overwritten"
+            );
+            return Err(Error::argument(why).note("remove it, or choose another name"));
+        }
+        let count = records.len().saturating_sub(2);
+        let complete = lost == 0 && record(&records, records.len() - 1)? == count.to_le_bytes();
+        if complete && first == made_for {
+            return Ok(Some(Samples { records, count }));
+        }
+        let why = if complete { "was made for another seed or size" } else { "is not complete" };
+        eprintln!("the cache {name} {why}: it is made again");
+        fs::remove_file(&self.path).map_err(|e| Error::from(e).within(name))?;
+        Ok(None)
+    }
+
+    fn write(&self, seed: Seed, made_for: &[u8]) -> Result<()> {
+        let mut file = TfRecordWriter::create(&self.path)?;
+        file.write(made_for)?;
+        let mut reader = self.inner.open(seed, &State::start())?;
+        let mut count = 0u64;
+        while let Some(sample) = reader.read().map_err(|e| e.note("skip_errors() leaves out what fails"))? {
+            file.write(&encode(&sample)?)?;
+            count += 1;
+        }
+        file.write(&count.to_le_bytes())?;
+        file.finish()
+    }
+}
+
+fn record(records: &TfRecord, index: u64) -> Result<Vec<u8>> {
+    let sample = records.get(index)?;
+    Ok(sample.first().map_or(&[][..], |bytes| bytes.as_bytes()).to_vec())
+}
+
+/// What is between the first record and the last.
+#[derive(Clone)]
+struct Samples {
+    records: TfRecord,
+    count: u64,
+}
+
+impl Samples {
+    fn places(self) -> Arc<dyn Lookup> {
+        Arc::new(move |epoch, index| {
+            let read = self.records.get(index + 1).and_then(|record| decode(record[0].as_bytes()));
+            read.map_err(|e| name_sample(e, epoch, index).note("remove the cache to have it made again"))
+        })
+    }
+}
+
+impl DataFlow for CacheOnDisk {
+    fn size(&self) -> Option<u64> {
+        self.inner.size()
+    }
+
+    fn resume(&self) -> Resume {
+        Resume::Seek
+    }
+
+    fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
+        let samples = self.samples(seed)?;
+        let count = samples.count;
+        Ok(LookupReader::open(samples.places(), Some(count), at))
+    }
+
+    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+        // Without a size, others would take it for endless.
+        if self.size().is_none() { Ok(None) } else { Ok(Some(self.samples(seed)?.places())) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FromFn, Sample};
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use tensorpack_tensor::HostTensor;
+
+    fn read(flow: &impl DataFlow, epoch: u64) -> Result<Vec<Sample>> {
+        let mut reader = flow.open(Seed::new(4), &State::at(epoch, 0))?;
+        std::iter::from_fn(|| reader.read().transpose()).collect()
+    }
+
+    #[test]
+    fn a_file_is_made_once_and_again_where_it_must() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cache");
+        let made = Arc::new(AtomicU64::new(0));
+        let flow = |size| {
+            let counter = made.clone();
+            let source = FromFn::new(size, move |i| {
+                counter.fetch_add(1, Ordering::Relaxed);
+                Ok(vec![HostTensor::scalar(i as i64), HostTensor::new([2], vec![0.5f32, i as f32])?])
+            });
+            source.map_random(|mut sample, draws| {
+                sample.push(HostTensor::scalar(draws.uniform()));
+                Ok(sample)
+            })
+        };
+        let made = || made.swap(0, Ordering::Relaxed);
+        let cached = flow(7).cache_on_disk(&path);
+        let all = read(&cached, 3).unwrap();
+        assert_eq!((made(), all.len()), (7, 7));
+        assert_eq!(all, read(&flow(7), 0).unwrap());
+        made();
+        // In another process it would be found as well.
+        assert_eq!((read(&flow(7).cache_on_disk(&path), 0).unwrap(), made()), (all.clone(), 0));
+        let mut reader = cached.clone().shuffle().open(Seed::new(4), &State::at(2, 6)).unwrap();
+        assert!(reader.read().unwrap().is_some() && reader.read().unwrap().is_none());
+        made();
+        // Another seed (that of the shuffle) made it anew; so does another size, and a file that was cut short.
+        assert_eq!((read(&flow(7).cache_on_disk(&path), 0).unwrap(), made()), (all.clone(), 7));
+        assert_eq!((read(&flow(5).cache_on_disk(&path), 0).unwrap().len(), made()), (5, 5));
+        read(&flow(7).cache_on_disk(&path), 0).unwrap();
+        made();
+        let whole = fs::read(&path).unwrap();
+        for cut in [whole.len() - 1, whole.len() - 24, whole.len() - 60] {
+            fs::write(&path, &whole[..cut]).unwrap();
+            assert_eq!((read(&flow(7).cache_on_disk(&path), 0).unwrap(), made()), (all.clone(), 7));
+            assert_eq!(fs::read(&path).unwrap(), whole);
+        }
+    }
+
+    #[test]
+    fn damage_and_foreign_files_are_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cache");
+        let flow =
+            || FromFn::new(3, |i| Ok(vec![HostTensor::new([50], vec![i as f32; 50])?])).cache_on_disk(&path);
+        read(&flow(), 0).unwrap();
+        let mut bytes = fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        let mut reader = flow().open(Seed::new(4), &State::start()).unwrap();
+        assert!(reader.read().is_ok());
+        let e = reader.read().unwrap_err().to_string();
+        assert!(
+            e.starts_with("sample 1 of epoch 0: ") && e.contains("cache") && e.contains("checksum"),
+            "{e}"
+        );
+        assert!(e.ends_with("remove the cache to have it made again"), "{e}");
+        assert!(reader.read().is_ok_and(|sample| sample.is_some()));
+
+        fs::write(&path, b"a letter").unwrap();
+        let e = read(&flow(), 0).unwrap_err();
+        assert!(e.message().contains("is no cache"), "{e}");
+        assert_eq!(fs::read(&path).unwrap(), b"a letter");
+    }
+
+    #[test]
+    fn a_sample_that_fails_leaves_no_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cache");
+        let flow = FromFn::new(3, |i| {
+            if i == 1 { Err(Error::argument("bad")) } else { Ok(vec![HostTensor::scalar(i as i64)]) }
+        });
+        let e = read(&flow.clone().cache_on_disk(&path), 0).unwrap_err();
+        assert!(e.message().ends_with("sample 1 of epoch 0: bad"), "{e}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert_eq!(read(&flow.skip_errors(1).cache_on_disk(&path), 0).unwrap().len(), 2);
+    }
+}

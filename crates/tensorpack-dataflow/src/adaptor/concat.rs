@@ -1,0 +1,115 @@
+//! One dataflow after another.
+
+use super::inputs::Inputs;
+use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State, replay};
+use std::sync::Arc;
+use tensorpack_tensor::{Error, Result};
+
+/// A pass of each of several dataflows, one after the other.
+#[derive(Clone)]
+#[doc(alias = "ConcatData")]
+pub struct Concat {
+    parts: Vec<Flow>,
+}
+
+impl Concat {
+    /// These, in this order.
+    pub fn new(parts: impl IntoIterator<Item = Flow>) -> Concat {
+        Concat { parts: parts.into_iter().collect() }
+    }
+
+    fn sizes(&self) -> Option<Vec<u64>> {
+        self.parts.iter().map(|p| p.size()).collect()
+    }
+}
+
+impl DataFlow for Concat {
+    fn size(&self) -> Option<u64> {
+        Some(self.sizes()?.iter().sum())
+    }
+
+    fn resume(&self) -> Resume {
+        self.parts.iter().map(|p| p.resume()).max().unwrap_or(Resume::Seek)
+    }
+
+    fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
+        let n = self.parts.len();
+        let (states, begin) = match self.sizes() {
+            _ if !at.inputs.is_empty() => (at.inputs.clone(), at.index),
+            Some(sizes) => {
+                let mut left = at.index;
+                // The parts before the current one have ended their pass; what lies beyond the last one is its end.
+                let mut place = |(i, &size)| {
+                    if left >= size && i + 1 < n {
+                        left -= size;
+                        return State::at(at.epoch + 1, 0);
+                    }
+                    State::at(at.epoch, std::mem::take(&mut left))
+                };
+                (sizes.iter().enumerate().map(&mut place).collect(), at.index)
+            }
+            None => (vec![State::at(at.epoch, 0); n], 0),
+        };
+        if states.len() != n {
+            let why = format!("a state of {} parts does not fit a concatenation of {n}", states.len());
+            return Err(Error::argument(why));
+        }
+        let inputs = Inputs::open(&self.parts, seed, &states)?;
+        let sized = self.size().is_some();
+        replay::to(Box::new(ConcatReader { inputs, sized, at: State::at(at.epoch, begin) }), at)
+    }
+
+    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+        let Some(sizes) = self.sizes() else { return Ok(None) };
+        let mut parts = Vec::new();
+        for (i, (part, size)) in self.parts.iter().zip(sizes).enumerate() {
+            let Some(lookup) = part.lookup(Inputs::seed(seed, i))? else { return Ok(None) };
+            parts.push((lookup, size));
+        }
+        Ok(Some(Arc::new(move |epoch, index| {
+            let mut index = index;
+            for (part, size) in &parts {
+                if index < *size {
+                    return part.get(epoch, index);
+                }
+                index -= size;
+            }
+            Err(Error::argument("a place behind the end of a concatenation"))
+        })))
+    }
+}
+
+struct ConcatReader {
+    inputs: Inputs,
+    sized: bool,
+    at: State,
+}
+
+impl ConcatReader {
+    fn next(&mut self) -> Result<Option<Sample>> {
+        for reader in &mut self.inputs.readers {
+            while reader.state().epoch == self.at.epoch {
+                if let Some(sample) = reader.read()? {
+                    return Ok(Some(sample));
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Reader for ConcatReader {
+    fn read(&mut self) -> Result<Option<Sample>> {
+        let read = self.next();
+        self.at.advance(&read);
+        read
+    }
+
+    fn state(&self) -> State {
+        if self.sized {
+            self.at.with(self.inputs.states_if_needed())
+        } else {
+            self.at.with(self.inputs.states())
+        }
+    }
+}

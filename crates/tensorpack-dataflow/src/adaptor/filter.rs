@@ -1,0 +1,76 @@
+//! Some of the samples.
+
+use crate::lookup::name_sample;
+use crate::stop;
+use crate::{DataFlow, Flow, Reader, Resume, Sample, Seed, State, replay};
+use std::sync::Arc;
+use tensorpack_tensor::Result;
+
+type Function = Arc<dyn Fn(Sample) -> Result<Option<Sample>> + Send + Sync>;
+
+/// The samples a function keeps: [`DataFlow::filter`], [`DataFlow::filter_map`].
+///
+/// Its state says where the input stands, so that it goes on without reading again what came before.
+#[derive(Clone)]
+pub struct Filter {
+    inner: Flow,
+    function: Function,
+}
+
+impl Filter {
+    pub(crate) fn new(
+        inner: impl DataFlow + 'static,
+        function: impl Fn(Sample) -> Result<Option<Sample>> + Send + Sync + 'static,
+    ) -> Filter {
+        Filter { inner: Arc::new(inner), function: Arc::new(function) }
+    }
+}
+
+impl DataFlow for Filter {
+    fn size(&self) -> Option<u64> {
+        None
+    }
+
+    fn resume(&self) -> Resume {
+        self.inner.resume()
+    }
+
+    fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
+        let begin = if at.inputs.is_empty() { 0 } else { at.index };
+        let inner = self.inner.open(seed, &at.input(at.epoch, 0))?;
+        let reader = FilterReader { inner, function: self.function.clone(), at: State::at(at.epoch, begin) };
+        replay::to(Box::new(reader), at)
+    }
+}
+
+struct FilterReader {
+    inner: Box<dyn Reader>,
+    function: Function,
+    at: State,
+}
+
+impl FilterReader {
+    fn next(&mut self) -> Result<Option<Sample>> {
+        loop {
+            let State { epoch, index, .. } = self.inner.state();
+            let Some(sample) = self.inner.read()? else { return Ok(None) };
+            let kept = (self.function)(sample).map_err(|e| name_sample(e, epoch, index))?;
+            if kept.is_some() {
+                return Ok(kept);
+            }
+            stop::check()?;
+        }
+    }
+}
+
+impl Reader for FilterReader {
+    fn read(&mut self) -> Result<Option<Sample>> {
+        let read = self.next();
+        self.at.advance(&read);
+        read
+    }
+
+    fn state(&self) -> State {
+        self.at.with(vec![self.inner.state()])
+    }
+}

@@ -1,0 +1,104 @@
+//! Passes of another length.
+
+use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State};
+use std::sync::Arc;
+use tensorpack_tensor::{Error, ErrorKind, Result};
+
+/// Passes of exactly so many samples, each going on where the last one stopped: [`DataFlow::fixed_size`].
+#[derive(Clone)]
+#[doc(alias = "FixedSizeData")]
+pub struct FixedSize {
+    inner: Flow,
+    size: u64,
+}
+
+impl FixedSize {
+    pub(crate) fn new(inner: impl DataFlow + 'static, size: u64) -> FixedSize {
+        FixedSize { inner: Arc::new(inner), size }
+    }
+
+    /// How many samples come before, from the first pass on.
+    fn before(size: u64, epoch: u64, index: u64) -> u64 {
+        epoch.saturating_mul(size).saturating_add(index.min(size))
+    }
+}
+
+impl DataFlow for FixedSize {
+    fn size(&self) -> Option<u64> {
+        Some(self.size)
+    }
+
+    fn resume(&self) -> Resume {
+        self.inner.resume()
+    }
+
+    fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
+        let before = FixedSize::before(self.size, at.epoch, at.index);
+        let (inner_at, mut missing) = match (at.inputs.first(), self.inner.size()) {
+            (Some(told), _) => (told.clone(), 0),
+            (None, Some(0)) => return Err(nothing()),
+            (None, Some(size)) => (State::at(before / size, before % size), 0),
+            (None, None) => (State::start(), before),
+        };
+        let mut inner = self.inner.open(seed, &inner_at)?;
+        while missing > 0 {
+            match next_of_any_pass(inner.as_mut()) {
+                Err(e) if e.kind() == ErrorKind::Deadline => return Err(e),
+                _ => missing -= 1,
+            }
+        }
+        let at = State::at(at.epoch, at.index.min(self.size));
+        Ok(Box::new(FixedReader { inner, sized: self.inner.size().is_some(), size: self.size, at }))
+    }
+
+    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+        let Some(inner) = self.inner.lookup(seed)? else { return Ok(None) };
+        let size = self.size;
+        Ok(match self.inner.size() {
+            Some(0) | None => None,
+            Some(pass) => Some(Arc::new(move |epoch, index| {
+                let before = FixedSize::before(size, epoch, index);
+                inner.get(before / pass, before % pass)
+            })),
+        })
+    }
+}
+
+/// The error of going on for ever with nothing.
+pub(crate) fn nothing() -> Error {
+    Error::new(ErrorKind::Data, "a pass without samples cannot be repeated: there is nothing to read")
+}
+
+/// The next sample, of the next pass if this one is over.
+pub(crate) fn next_of_any_pass(reader: &mut dyn Reader) -> Result<Sample> {
+    for _ in 0..2 {
+        if let Some(sample) = reader.read()? {
+            return Ok(sample);
+        }
+    }
+    Err(nothing())
+}
+
+struct FixedReader {
+    inner: Box<dyn Reader>,
+    sized: bool,
+    size: u64,
+    at: State,
+}
+
+impl Reader for FixedReader {
+    fn read(&mut self) -> Result<Option<Sample>> {
+        let read = if self.at.index < self.size {
+            next_of_any_pass(self.inner.as_mut()).map(Some)
+        } else {
+            Ok(None)
+        };
+        self.at.advance(&read);
+        read
+    }
+
+    fn state(&self) -> State {
+        let inner = self.inner.state();
+        if self.sized { self.at.over(inner) } else { self.at.with(vec![inner]) }
+    }
+}

@@ -1,0 +1,45 @@
+//! Dataflows made of others, in the thread that reads them.
+
+pub(crate) mod map;
+mod filter;
+mod skip_errors;
+pub(crate) mod stack;
+pub(crate) mod gather;
+mod batch;
+mod batch_by_shape;
+mod permutation;
+mod shuffle;
+mod shuffle_window;
+mod shard;
+mod inputs;
+mod take;
+mod fixed_size;
+mod repeat;
+mod repeat_each;
+mod concat;
+mod zip;
+mod mixture;
+mod cache;
+mod cache_on_disk;
+mod print;
+pub(crate) mod test_speed;
+
+pub use batch::Batch;
+pub use batch_by_shape::BatchByShape;
+pub use cache::Cache;
+pub use cache_on_disk::CacheOnDisk;
+pub use concat::Concat;
+pub use filter::Filter;
+pub use fixed_size::FixedSize;
+pub use map::Map;
+pub use mixture::{ChooseRandom, Mix};
+pub use print::{Print, describe};
+pub use repeat::Repeat;
+pub use repeat_each::RepeatEach;
+pub use shard::Shard;
+pub use shuffle::Shuffle;
+pub use shuffle_window::ShuffleWindow;
+pub use skip_errors::SkipErrors;
+pub use take::Take;
+pub use test_speed::Speed;
+pub use zip::Zip;

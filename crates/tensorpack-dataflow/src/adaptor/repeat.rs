@@ -1,0 +1,106 @@
+//! Several passes as one.
+
+use super::fixed_size::{next_of_any_pass, nothing};
+use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State, replay};
+use std::sync::Arc;
+use tensorpack_tensor::Result;
+
+/// So many passes of the input as one, or one without end: [`DataFlow::repeat`], [`DataFlow::repeat_forever`].
+///
+/// The passes differ as they would one by one: a shuffled input is in another order each time.
+#[derive(Clone)]
+#[doc(alias = "RepeatedData")]
+pub struct Repeat {
+    inner: Flow,
+    times: Option<u64>,
+}
+
+impl Repeat {
+    pub(crate) fn new(inner: impl DataFlow + 'static, times: Option<u64>) -> Repeat {
+        Repeat { inner: Arc::new(inner), times }
+    }
+
+    /// The input's pass with which pass `epoch` begins. Of an endless one, pass 1 is never read, but may be opened.
+    fn first(times: Option<u64>, epoch: u64) -> u64 {
+        epoch.saturating_mul(times.unwrap_or(1))
+    }
+}
+
+impl DataFlow for Repeat {
+    fn size(&self) -> Option<u64> {
+        self.inner.size()?.checked_mul(self.times?)
+    }
+
+    fn resume(&self) -> Resume {
+        self.inner.resume()
+    }
+
+    fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
+        let first = Repeat::first(self.times, at.epoch);
+        // No repetitions: every pass is over at once, and the input stands at the beginning.
+        let last = first + self.times.unwrap_or(u64::MAX - first).saturating_sub(1);
+        let (inner_at, begin) = match (at.inputs.first(), self.inner.size()) {
+            (Some(told), _) => (told.clone(), at.index),
+            (None, Some(0)) if self.times.is_none() => return Err(nothing()),
+            (None, Some(size)) => match at.index.checked_div(size) {
+                Some(passes) if first + passes <= last => {
+                    (State::at(first + passes, at.index % size), at.index)
+                }
+                _ => (State::at(last, size), at.index),
+            },
+            (None, None) => (State::at(first, 0), 0),
+        };
+        let inner = self.inner.open(seed, &inner_at)?;
+        let reader = RepeatReader {
+            inner,
+            times: self.times,
+            sized: self.inner.size().is_some(),
+            at: State::at(at.epoch, begin),
+        };
+        replay::to(Box::new(reader), at)
+    }
+
+    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+        let Some(inner) = self.inner.lookup(seed)? else { return Ok(None) };
+        let times = self.times;
+        Ok(match self.inner.size() {
+            Some(0) | None => None,
+            Some(size) => Some(Arc::new(move |epoch, index: u64| {
+                inner.get(Repeat::first(times, epoch) + index / size, index % size)
+            })),
+        })
+    }
+}
+
+struct RepeatReader {
+    inner: Box<dyn Reader>,
+    times: Option<u64>,
+    sized: bool,
+    at: State,
+}
+
+impl RepeatReader {
+    fn next(&mut self) -> Result<Option<Sample>> {
+        let Some(times) = self.times else { return next_of_any_pass(self.inner.as_mut()).map(Some) };
+        let end = Repeat::first(self.times, self.at.epoch) + times;
+        while self.inner.state().epoch < end {
+            if let Some(sample) = self.inner.read()? {
+                return Ok(Some(sample));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Reader for RepeatReader {
+    fn read(&mut self) -> Result<Option<Sample>> {
+        let read = self.next();
+        self.at.advance(&read);
+        read
+    }
+
+    fn state(&self) -> State {
+        let inner = self.inner.state();
+        if self.sized { self.at.over(inner) } else { self.at.with(vec![inner]) }
+    }
+}

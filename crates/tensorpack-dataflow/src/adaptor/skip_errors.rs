@@ -1,0 +1,98 @@
+//! Going on without the samples that fail.
+
+use crate::stop;
+use crate::{DataFlow, Flow, Reader, Resume, Sample, Seed, State, replay};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tensorpack_tensor::{ErrorKind, Result};
+
+/// How many failures of a pass are told in full.
+const TOLD: u64 = 3;
+
+/// Leaves out the samples that cannot be read or made, up to a number in each pass: [`DataFlow::skip_errors`].
+///
+/// The first few of each pass are told on standard error, and at its end how many there were.
+#[derive(Clone)]
+#[doc(alias = "catch_exceptions")]
+pub struct SkipErrors {
+    inner: Flow,
+    limit: u64,
+    skipped: Arc<AtomicU64>,
+}
+
+impl SkipErrors {
+    pub(crate) fn new(inner: impl DataFlow + 'static, limit: u64) -> SkipErrors {
+        SkipErrors { inner: Arc::new(inner), limit, skipped: Arc::default() }
+    }
+
+    /// How many samples were left out so far, by all readers.
+    pub fn skipped(&self) -> u64 {
+        self.skipped.load(Ordering::Relaxed)
+    }
+}
+
+impl DataFlow for SkipErrors {
+    fn size(&self) -> Option<u64> {
+        None
+    }
+
+    fn resume(&self) -> Resume {
+        self.inner.resume()
+    }
+
+    fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
+        let begin = if at.inputs.is_empty() { 0 } else { at.index };
+        let inner = self.inner.open(seed, &at.input(at.epoch, 0))?;
+        let reader = SkipReader { inner, flow: self.clone(), at: State::at(at.epoch, begin) };
+        replay::to(Box::new(reader), at)
+    }
+}
+
+struct SkipReader {
+    inner: Box<dyn Reader>,
+    flow: SkipErrors,
+    at: State,
+}
+
+impl SkipReader {
+    fn next(&mut self) -> Result<Option<Sample>> {
+        let SkipErrors { limit, ref skipped, .. } = self.flow;
+        loop {
+            stop::check()?;
+            // Every place of the input's pass before this one was either given or left out.
+            let State { epoch, index, .. } = self.inner.state();
+            let left_out = index.saturating_sub(self.at.index);
+            match self.inner.read() {
+                Err(e) if e.kind() == ErrorKind::Deadline => return Err(e),
+                Err(e) if left_out >= limit => {
+                    return Err(e.note(format!("more than {limit} samples of epoch {epoch} failed")));
+                }
+                Err(e) => {
+                    skipped.fetch_add(1, Ordering::Relaxed);
+                    if left_out < TOLD {
+                        eprintln!("left out: {e}");
+                    }
+                }
+                Ok(None) => {
+                    if left_out > 0 {
+                        eprintln!("left out of epoch {epoch}: {left_out} that failed");
+                    }
+                    return Ok(None);
+                }
+                sample => return sample,
+            }
+        }
+    }
+}
+
+impl Reader for SkipReader {
+    fn read(&mut self) -> Result<Option<Sample>> {
+        let read = self.next();
+        self.at.advance(&read);
+        read
+    }
+
+    fn state(&self) -> State {
+        self.at.with(vec![self.inner.state()])
+    }
+}

@@ -1,0 +1,161 @@
+//! Many tensors as one with an axis more.
+
+use crate::Sample;
+use tensorpack_tensor::{DType, Element, Error, HostTensor, Result, bf16};
+
+/// Runs `$body` with `$t` the Rust type of `$dtype`.
+macro_rules! with_type {
+    ($dtype:expr, $t:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $t = f32;
+                $body
+            }
+            DType::F64 => {
+                type $t = f64;
+                $body
+            }
+            DType::Bf16 => {
+                type $t = bf16;
+                $body
+            }
+            DType::I32 => {
+                type $t = i32;
+                $body
+            }
+            DType::I64 => {
+                type $t = i64;
+                $body
+            }
+            DType::U8 => {
+                type $t = u8;
+                $body
+            }
+            DType::Bool => {
+                type $t = bool;
+                $body
+            }
+        }
+    };
+}
+
+/// How tensors of different sizes become one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Fit {
+    /// They do not.
+    Equal,
+    /// Each is filled up at its ends, to the largest size on every axis, with this value.
+    Pad(f64),
+}
+
+/// One sample whose components are those of `samples` along a new first axis.
+pub(crate) fn stack(samples: &[Sample], fit: Fit) -> Result<Sample> {
+    let Some(first) = samples.first() else { return Ok(Sample::new()) };
+    if let Some(i) = samples.iter().position(|s| s.len() != first.len()) {
+        let (n, m) = (first.len(), samples[i].len());
+        return Err(Error::shape(format!("sample 0 of the batch has {n} components, sample {i} has {m}")));
+    }
+    let one = |i: usize| {
+        let parts: Vec<&HostTensor> = samples.iter().map(|sample| &sample[i]).collect();
+        component(&parts, fit).map_err(|e| e.within(format!("component {i}")))
+    };
+    (0..first.len()).map(one).collect()
+}
+
+fn component(parts: &[&HostTensor], fit: Fit) -> Result<HostTensor> {
+    let first = parts[0];
+    let fits = |part: &HostTensor| match fit {
+        Fit::Equal => part.sizes() == first.sizes(),
+        Fit::Pad(_) => part.sizes().len() == first.sizes().len(),
+    };
+    if let Some(i) = parts.iter().position(|p| p.dtype() != first.dtype() || !fits(p)) {
+        let (a, b) = (parts[0], parts[i]);
+        let (a, b) = (format!("{}{:?}", a.dtype(), a.sizes()), format!("{}{:?}", b.dtype(), b.sizes()));
+        let what = match fit {
+            Fit::Equal => "batch_padded fills them up, batch_by_shape batches those that fit",
+            Fit::Pad(_) => "padding cannot change the type, nor the number of dimensions",
+        };
+        return Err(Error::shape(format!("sample 0 of the batch is {a}, sample {i} is {b}")).note(what));
+    }
+    with_type!(first.dtype(), T => match fit {
+        Fit::Equal => stacked::<T>(parts),
+        Fit::Pad(value) => padded::<T>(parts, value),
+    })
+}
+
+fn stacked<T: Element>(parts: &[&HostTensor]) -> Result<HostTensor> {
+    let mut values = Vec::with_capacity(parts.len() * parts[0].len());
+    for part in parts {
+        values.extend_from_slice(part.as_slice::<T>()?);
+    }
+    HostTensor::new([&[parts.len()], parts[0].sizes()].concat(), values)
+}
+
+fn padded<T: Element>(parts: &[&HostTensor], value: f64) -> Result<HostTensor> {
+    let rank = parts[0].sizes().len();
+    let largest: Vec<usize> =
+        (0..rank).map(|axis| parts.iter().map(|p| p.sizes()[axis]).max().unwrap_or(0)).collect();
+    let room: usize = largest.iter().product();
+    let fill = HostTensor::from_f64(T::DTYPE, [], &[value])?.as_slice::<T>()?[0];
+    let mut values = vec![fill; parts.len() * room];
+    for (part, to) in parts.iter().zip(values.chunks_mut(room.max(1))) {
+        copy(part.as_slice::<T>()?, part.sizes(), to, &largest);
+    }
+    HostTensor::new([&[parts.len()], &largest[..]].concat(), values)
+}
+
+/// Copies a tensor into the corner of a larger one.
+fn copy<T: Copy>(from: &[T], sizes: &[usize], to: &mut [T], room: &[usize]) {
+    if from.is_empty() {
+        return;
+    }
+    match sizes {
+        [] | [_] => to[..from.len()].copy_from_slice(from),
+        [_, sizes @ ..] => {
+            let (step, room_step) = (sizes.iter().product(), room[1..].iter().product());
+            for (from, to) in from.chunks(step).zip(to.chunks_mut(room_step)) {
+                copy(from, sizes, to, &room[1..]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(sizes: &[usize], values: &[f64]) -> Sample {
+        vec![HostTensor::from_f64(DType::I32, sizes, values).unwrap()]
+    }
+
+    #[test]
+    fn a_new_axis_comes_first() {
+        for dtype in DType::ALL {
+            let one = HostTensor::from_f64(dtype, [2], &[1.0, 0.0]).unwrap();
+            let two = HostTensor::from_f64(dtype, [2], &[0.0, 1.0]).unwrap();
+            let both = stack(&[vec![one], vec![two]], Fit::Equal).unwrap();
+            assert_eq!(both, [HostTensor::from_f64(dtype, [2, 2], &[1.0, 0.0, 0.0, 1.0]).unwrap()]);
+        }
+        let scalars = stack(&[tensor(&[], &[3.0]), tensor(&[], &[4.0])], Fit::Equal).unwrap();
+        assert_eq!(scalars, tensor(&[2], &[3.0, 4.0]));
+        assert_eq!(stack(&[tensor(&[0, 3], &[])], Fit::Equal).unwrap()[0].sizes(), [1, 0, 3]);
+    }
+
+    #[test]
+    fn padding_fills_every_axis() {
+        let a = tensor(&[1, 3], &[1.0, 2.0, 3.0]);
+        let b = tensor(&[2, 2], &[4.0, 5.0, 6.0, 7.0]);
+        let both = stack(&[a, b, tensor(&[0, 0], &[])], Fit::Pad(-1.0)).unwrap();
+        let rows = [1.0, 2.0, 3.0, -1.0, -1.0, -1.0, 4.0, 5.0, -1.0, 6.0, 7.0, -1.0];
+        assert_eq!(both, tensor(&[3, 2, 3], &[&rows[..], &[-1.0; 6]].concat()));
+        assert_eq!(stack(&[tensor(&[0], &[])], Fit::Pad(0.0)).unwrap()[0].sizes(), [1, 0]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        let e = stack(&[tensor(&[1], &[1.0]), tensor(&[2], &[1.0, 2.0])], Fit::Equal).unwrap_err();
+        assert_eq!(e.message(), "component 0: sample 0 of the batch is i32[1], sample 1 is i32[2]");
+        assert!(stack(&[tensor(&[1], &[1.0]), tensor(&[], &[2.0])], Fit::Pad(0.0)).is_err());
+        assert!(stack(&[tensor(&[1], &[1.0]), Sample::new()], Fit::Equal).is_err());
+    }
+}

@@ -1,0 +1,62 @@
+//! The first samples of every pass.
+
+use super::inputs::Inputs;
+use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State};
+use std::sync::Arc;
+use tensorpack_tensor::Result;
+
+/// At most so many samples of every pass: [`DataFlow::take`].
+#[derive(Clone)]
+pub struct Take {
+    inner: Flow,
+    count: u64,
+}
+
+impl Take {
+    pub(crate) fn new(inner: impl DataFlow + 'static, count: u64) -> Take {
+        Take { inner: Arc::new(inner), count }
+    }
+}
+
+impl DataFlow for Take {
+    fn size(&self) -> Option<u64> {
+        self.inner.size().map(|size| size.min(self.count))
+    }
+
+    fn resume(&self) -> Resume {
+        self.inner.resume()
+    }
+
+    fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
+        let inner_at = at.input(at.epoch, at.index);
+        let inner = Inputs::open(std::slice::from_ref(&self.inner), seed, &[inner_at])?;
+        Ok(Box::new(TakeReader { inner, count: self.count, at: State::at(at.epoch, at.index) }))
+    }
+
+    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+        // Without a size, others would take it for endless.
+        if self.size().is_none() { Ok(None) } else { self.inner.lookup(seed) }
+    }
+}
+
+struct TakeReader {
+    inner: Inputs,
+    count: u64,
+    at: State,
+}
+
+impl Reader for TakeReader {
+    fn read(&mut self) -> Result<Option<Sample>> {
+        let read = if self.at.index < self.count {
+            self.inner.readers[0].read()
+        } else {
+            self.inner.begin(self.at.epoch + 1).map(|()| None)
+        };
+        self.at.advance(&read);
+        read
+    }
+
+    fn state(&self) -> State {
+        self.at.with(self.inner.states_if_needed())
+    }
+}

@@ -1,0 +1,106 @@
+//! Samples side by side.
+
+use super::gather::Gather;
+use super::inputs::Inputs;
+use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State};
+use std::sync::Arc;
+use tensorpack_tensor::{Error, Result};
+
+/// A sample of each of several dataflows as one, component after component. A pass ends with the shortest.
+#[derive(Clone)]
+#[doc(alias = "JoinData")]
+pub struct Zip {
+    parts: Vec<Flow>,
+}
+
+impl Zip {
+    /// These, in this order.
+    pub fn new(parts: impl IntoIterator<Item = Flow>) -> Zip {
+        Zip { parts: parts.into_iter().collect() }
+    }
+}
+
+impl DataFlow for Zip {
+    fn size(&self) -> Option<u64> {
+        let sizes: Option<Vec<u64>> = self.parts.iter().map(|p| p.size()).collect();
+        Some(sizes?.into_iter().min().unwrap_or(0))
+    }
+
+    fn resume(&self) -> Resume {
+        self.parts.iter().map(|p| p.resume()).max().unwrap_or(Resume::Seek)
+    }
+
+    fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
+        let n = self.parts.len();
+        let bare = || vec![State::at(at.epoch, at.index); n];
+        let states = if at.inputs.is_empty() { bare() } else { at.inputs.clone() };
+        if n == 0 || states.len() != n {
+            let why = format!("a zip of {n} dataflows cannot go on at a state of {}", states.len());
+            return Err(
+                Error::argument(why).note("zip at least one, and as many as when the state was taken")
+            );
+        }
+        let inputs = Inputs::open(&self.parts, seed, &states)?;
+        let gather = Gather::new(n, false, false);
+        Ok(Box::new(ZipReader {
+            start: inputs.states_if_needed(),
+            inputs,
+            gather,
+            ended: false,
+            at: State::at(at.epoch, at.index),
+        }))
+    }
+
+    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+        if self.size().is_none() {
+            return Ok(None);
+        }
+        let lookup = |(i, part): (usize, &Flow)| part.lookup(Inputs::seed(seed, i));
+        let parts: Option<Vec<_>> = self.parts.iter().enumerate().map(lookup).collect::<Result<_>>()?;
+        let Some(parts) = parts else { return Ok(None) };
+        Ok(Some(Arc::new(move |epoch, index| {
+            let samples: Vec<Sample> = parts.iter().map(|p| p.get(epoch, index)).collect::<Result<_>>()?;
+            Ok(samples.concat())
+        })))
+    }
+}
+
+struct ZipReader {
+    inputs: Inputs,
+    gather: Gather<Sample>,
+    /// Where the parts stood before the sample that is being put together, if ours does not say it.
+    start: Vec<State>,
+    /// One part's pass is over; the others have to be brought to the next.
+    ended: bool,
+    at: State,
+}
+
+impl ZipReader {
+    fn next(&mut self) -> Result<Option<Sample>> {
+        if !self.ended {
+            let readers = &mut self.inputs.readers;
+            match self.gather.next(|i| readers[i].read())? {
+                Some(samples) => return Ok(Some(samples.concat())),
+                None => self.ended = true,
+            }
+        }
+        self.inputs.begin(self.at.epoch + 1)?;
+        self.ended = false;
+        Ok(None)
+    }
+}
+
+impl Reader for ZipReader {
+    fn read(&mut self) -> Result<Option<Sample>> {
+        let read = self.next();
+        self.at.advance(&read);
+        if !self.gather.is_open() && !self.ended {
+            self.start = self.inputs.states_if_needed();
+        }
+        read
+    }
+
+    fn state(&self) -> State {
+        self.at.with(self.start.clone())
+    }
+}

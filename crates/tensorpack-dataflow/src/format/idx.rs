@@ -1,0 +1,86 @@
+//! IDX files: one array of numbers each, as MNIST comes in. Packed ones (`.gz`) are unpacked while reading.
+//!
+//! Two zero bytes, the type, the rank, the sizes (4 bytes each), the elements: all big-endian.
+
+use super::elements::{Order, byte_count, tensor};
+use super::gzip::{MAX_UNPACKED, unpack};
+use super::{Contents, Rows};
+use std::path::Path;
+use tensorpack_tensor::{DType, HostTensor, Result};
+
+/// The array in the file at `path`.
+pub fn read(path: impl AsRef<Path>) -> Result<HostTensor> {
+    parse(Contents::open(path)?)
+}
+
+/// The samples of two or more files, such as images and labels: sample `i` is row `i` of each.
+pub fn rows(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Rows> {
+    Rows::new(paths.into_iter().map(read).collect::<Result<_>>()?)
+}
+
+/// The array in `contents`.
+pub fn parse(contents: Contents) -> Result<HostTensor> {
+    let contents = unpack(contents, MAX_UNPACKED)?;
+    let header = contents.read(0, 4)?;
+    let [0, 0, kind, rank] = header[..] else {
+        return Err(contents.error(0, "an IDX file begins with two zero bytes, and this one does not"));
+    };
+    let dtype = match kind {
+        0x08 => DType::U8,
+        0x0c => DType::I32,
+        0x0d => DType::F32,
+        0x0e => DType::F64,
+        0x09 => return Err(contents.error(2, "its elements are i8, which tensors do not have")),
+        0x0b => return Err(contents.error(2, "its elements are i16, which tensors do not have")),
+        other => return Err(contents.error(2, format!("there is no element type {other:#04x}"))),
+    };
+    let sizes: Vec<usize> = contents
+        .read(4, 4 * u64::from(rank))?
+        .chunks_exact(4)
+        .map(|n| u32::from_be_bytes(n.try_into().expect("four bytes")) as usize)
+        .collect();
+    let start = 4 + 4 * u64::from(rank);
+    let needed = byte_count(dtype, &sizes).map_err(|e| e.within(contents.name()))? as u64;
+    if contents.len() - start != needed {
+        let why = format!(
+            "{dtype}{sizes:?} takes {needed} bytes, but {} follow: the file is damaged or cut short",
+            contents.len() - start
+        );
+        return Err(contents.error(start, why));
+    }
+    tensor(dtype, sizes, &contents.read(start, needed)?, Order::Big)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(bytes: &[u8]) -> Result<HostTensor> {
+        parse(Contents::memory("x-idx", bytes.to_vec()))
+    }
+
+    #[test]
+    fn reads_each_type_there_is() {
+        let bytes = b"\0\0\x08\x02\0\0\0\x02\0\0\0\x03abcdef";
+        assert_eq!(parsed(bytes).unwrap(), HostTensor::new([2, 3], b"abcdef".to_vec()).unwrap());
+        let ints = b"\0\0\x0c\x01\0\0\0\x01\xff\xff\xff\xfe";
+        assert_eq!(parsed(ints).unwrap(), HostTensor::new([1], vec![-2i32]).unwrap());
+        let float = b"\0\0\x0d\0\x3f\xc0\0\0";
+        assert_eq!(parsed(float).unwrap(), HostTensor::scalar(1.5f32));
+        let double = b"\0\0\x0e\x01\0\0\0\x01\x3f\xf8\0\0\0\0\0\0";
+        assert_eq!(parsed(double).unwrap(), HostTensor::new([1], vec![1.5f64]).unwrap());
+        assert!(parsed(b"\0\0\x09\0\x01").unwrap_err().message().contains("i8"));
+    }
+
+    #[test]
+    fn a_length_that_does_not_fit_is_an_error() {
+        let e = parsed(b"\0\0\x08\x01\0\0\0\x03ab").unwrap_err();
+        let why = "u8[3] takes 3 bytes, but 2 follow: the file is damaged or cut short";
+        assert_eq!(e.message(), format!("x-idx, byte 8: {why}"));
+        assert!(
+            parsed(b"\0\0\x0e\x04\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff").is_err()
+        );
+        assert!(parsed(b"\0\0\x08\xff").is_err());
+        assert!(parsed(b"").is_err());
+    }
+}

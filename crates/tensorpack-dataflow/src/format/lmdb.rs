@@ -1,0 +1,250 @@
+//! LMDB, a database in one file (cargo feature `lmdb`).
+//!
+//! Its C library maps the file into memory and trusts it: read files that you or people you trust have made.
+
+use super::RandomAccess;
+use super::index::checked;
+use super::serialized::{Serialized, decode, encode, one_pass};
+use crate::{DataFlow, Sample};
+use heed::types::Bytes;
+use heed::{Database, Env, EnvFlags, EnvOpenOptions, MdbError, RoTxn, WithoutTls};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+
+/// The key under which [`save`] keeps the list of all others.
+const KEYS: &[u8] = b"__keys__";
+/// A transaction holds about so many bytes.
+const BATCH: usize = 1 << 24;
+
+/// The entries of a database. A sample is `[key, value]`, both bytes.
+#[derive(Clone)]
+#[doc(alias = "LMDBData")]
+pub struct Lmdb {
+    env: Arc<Env<WithoutTls>>,
+    name: String,
+    keys: Arc<[Box<[u8]>]>,
+}
+
+impl Lmdb {
+    /// The entries of the database at `path`: a file, or a folder with `data.mdb`. Their order is that of the list kept
+    /// under `__keys__` if [`save`] wrote it, else that of the keys, for which all are read once.
+    pub fn open(path: impl AsRef<Path>) -> Result<Lmdb> {
+        let path = path.as_ref();
+        let within = |e| failed(e, path);
+        let env = shared_env(path)?;
+        let keys = list_keys(&env).map_err(within)?;
+        Ok(Lmdb { env, name: path.display().to_string(), keys: keys.into() })
+    }
+
+    /// The keys.
+    pub fn keys(&self) -> &[Box<[u8]>] {
+        &self.keys
+    }
+}
+
+impl RandomAccess for Lmdb {
+    fn len(&self) -> u64 {
+        self.keys.len() as u64
+    }
+
+    fn get(&self, index: u64) -> Result<Sample> {
+        let key = &self.keys[checked(index, self.keys.len())?];
+        let value = (|| {
+            let txn = self.env.read_txn()?;
+            let value = entries(&self.env, &txn)?.map(|db| db.get(&txn, key).map(|v| v.map(<[u8]>::to_vec)));
+            Ok(value.transpose()?.flatten())
+        })();
+        let value = value.map_err(|e| failed(e, Path::new(&self.name)))?.ok_or_else(|| {
+            let why = format!("{}: there is no entry with key {}", self.name, key.escape_ascii());
+            Error::new(ErrorKind::Data, why)
+        })?;
+        Ok(vec![HostTensor::new([key.len()], key.to_vec())?, HostTensor::new([value.len()], value)?])
+    }
+}
+
+/// Saves one pass of a dataflow to a new database, in one file: keys are the samples' indices with 8 digits. Returns how
+/// many there were.
+#[doc(alias = "LMDBSerializer")]
+pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
+    let path = path.as_ref();
+    if path.exists() {
+        let why = format!("{} exists, and is not overwritten", path.display());
+        return Err(Error::argument(why).note("remove it first, or choose another name"));
+    }
+    let partial = Partial::of(path);
+    let within = |e| failed(e, path);
+    // Nobody else sees the file before it has its name: no lock. It is synced once, at the end.
+    let env = open_env(&partial.0, EnvFlags::NO_LOCK | EnvFlags::NO_SYNC, BATCH).map_err(within)?;
+    let (mut batch, mut bytes) = (Vec::new(), 0);
+    let (mut keys, mut ends) = (Vec::<u8>::new(), Vec::new());
+    let count = one_pass(flow, |sample| {
+        let key = format!("{:08}", ends.len()).into_bytes();
+        keys.extend(&key);
+        ends.push(keys.len() as i64);
+        let value = encode(&sample)?;
+        bytes += value.len();
+        batch.push((key, value));
+        if bytes > BATCH {
+            put_all(&env, &batch).map_err(within)?;
+            (batch, bytes) = (Vec::new(), 0);
+        }
+        Ok(())
+    })?;
+    let list = [HostTensor::new([keys.len()], keys)?, HostTensor::new([ends.len()], ends)?];
+    batch.push((KEYS.to_vec(), encode(&list)?));
+    put_all(&env, &batch).and_then(|()| env.force_sync()).map_err(within)?;
+    env.prepare_for_closing().wait();
+    fs::rename(&partial.0, path).map_err(|e| Error::from(e).within(path.display()))?;
+    Ok(count)
+}
+
+/// The samples that [`save`] saved.
+pub fn load(path: impl AsRef<Path>) -> Result<Serialized<Lmdb>> {
+    let records = Lmdb::open(path)?;
+    let name = records.name.clone();
+    Ok(Serialized::new(records, name))
+}
+
+/// A file that is removed if it still has its temporary name.
+struct Partial(PathBuf);
+
+impl Partial {
+    fn of(path: &Path) -> Partial {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        Partial(path.with_file_name(format!(".{name}.{}.partial", std::process::id())))
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        // After `save` there is none; and an error here could help nobody.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// The database at `path`, opened for reading. The library allows a process to open it once: all readers share it.
+fn shared_env(path: &Path) -> Result<Arc<Env<WithoutTls>>> {
+    static OPEN: Mutex<Vec<(PathBuf, Weak<Env<WithoutTls>>)>> = Mutex::new(Vec::new());
+    let io = |e| Error::from(e).within(path.display());
+    let file = file_in(path).canonicalize().map_err(io)?;
+    let size = fs::metadata(&file).map_err(io)?.len();
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    open.retain(|(_, env)| env.strong_count() > 0);
+    if let Some(env) = open.iter().find(|(f, _)| *f == file).and_then(|(_, env)| env.upgrade()) {
+        return Ok(env);
+    }
+    let env = open_env(path, EnvFlags::READ_ONLY | EnvFlags::NO_LOCK, size as usize);
+    let env = Arc::new(env.map_err(|e| failed(e, path))?);
+    open.push((file, Arc::downgrade(&env)));
+    Ok(env)
+}
+
+fn open_env(path: &Path, flags: EnvFlags, size: usize) -> heed::Result<Env<WithoutTls>> {
+    let flags = if path.is_dir() { flags } else { flags | EnvFlags::NO_SUB_DIR };
+    // A map is a whole number of pages, of up to 64 KiB.
+    let size = size.next_multiple_of(1 << 16).max(1 << 20);
+    let mut options = EnvOpenOptions::new().read_txn_without_tls();
+    // SAFETY: a file that is read is not to be changed meanwhile, as the documentation says; one that is written has a
+    // name that only this process knows.
+    unsafe { options.flags(flags).map_size(size).open(path) }
+}
+
+fn entries(env: &Env<WithoutTls>, txn: &RoTxn<'_>) -> heed::Result<Option<Database<Bytes, Bytes>>> {
+    env.open_database(txn, None)
+}
+
+fn list_keys(env: &Env<WithoutTls>) -> heed::Result<Vec<Box<[u8]>>> {
+    let txn = env.read_txn()?;
+    let Some(db) = entries(env, &txn)? else { return Ok(Vec::new()) };
+    // Other programs keep a list there in a form of their own: as good as none.
+    if let Some(keys) = db.get(&txn, KEYS)?.and_then(parse_keys) {
+        return Ok(keys);
+    }
+    let keys = db.iter(&txn)?.map(|entry| entry.map(|(key, _)| key));
+    keys.filter(|key| !matches!(key, Ok(KEYS))).map(|key| key.map(Box::from)).collect()
+}
+
+/// The list under `__keys__`: a sample of all keys, one behind the other, and of where each ends.
+fn parse_keys(list: &[u8]) -> Option<Vec<Box<[u8]>>> {
+    let list = decode(list).ok()?;
+    let [keys, ends] = &list[..] else { return None };
+    let (keys, ends) = (keys.as_slice::<u8>().ok()?, ends.as_slice::<i64>().ok()?);
+    let mut start = 0;
+    let key = |&end: &i64| {
+        let end = usize::try_from(end).ok()?;
+        let key = keys.get(start..end)?;
+        start = end;
+        Some(key.into())
+    };
+    ends.iter().map(key).collect()
+}
+
+/// Writes a batch in one transaction, and makes room for it.
+fn put_all(env: &Env<WithoutTls>, batch: &[(Vec<u8>, Vec<u8>)]) -> heed::Result<()> {
+    loop {
+        let written = (|| {
+            let mut txn = env.write_txn()?;
+            let db: Database<Bytes, Bytes> = env.create_database(&mut txn, None)?;
+            batch.iter().try_for_each(|(key, value)| db.put(&mut txn, key, value))?;
+            txn.commit()
+        })();
+        match written {
+            Err(heed::Error::Mdb(MdbError::MapFull)) => {
+                // SAFETY: the transaction that failed is over, and there is no other.
+                unsafe { env.resize(2 * env.info().map_size)? }
+            }
+            other => return other,
+        }
+    }
+}
+
+fn file_in(path: &Path) -> PathBuf {
+    if path.is_dir() { path.join("data.mdb") } else { path.to_path_buf() }
+}
+
+fn failed(error: heed::Error, path: &Path) -> Error {
+    Error::new(ErrorKind::Io, format!("{}: LMDB: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FromList;
+    use crate::format::assert_round_trip;
+
+    #[test]
+    fn samples_come_back() {
+        assert_round_trip(save, load);
+    }
+
+    #[test]
+    fn keys_are_those_of_the_original_and_the_map_grows() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.lmdb");
+        let sample = |i: usize| vec![HostTensor::new([1 << 20], vec![i as u8; 1 << 20]).unwrap()];
+        save(&FromList::new((0..40).map(sample).collect()), &path).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing but the file is left");
+        let raw = Lmdb::open(&path).unwrap();
+        assert_eq!(Lmdb::open(&path).unwrap().len(), 40, "opened twice");
+        assert_eq!(raw.len(), 40);
+        assert_eq!(&*raw.keys()[39], b"00000039");
+        let entry = raw.get(7).unwrap();
+        assert_eq!(entry[0].as_slice::<u8>().unwrap(), b"00000007");
+        assert_eq!(decode(entry[1].as_slice().unwrap()).unwrap(), sample(7));
+    }
+
+    #[test]
+    fn without_a_list_of_ours_all_keys_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let env = open_env(dir.path(), EnvFlags::empty(), 0).unwrap();
+        let entries = [(&b"b"[..], &b"2"[..]), (b"a", b"1"), (KEYS, b"a pickled list")];
+        put_all(&env, &entries.map(|(k, v)| (k.to_vec(), v.to_vec()))).unwrap();
+        env.prepare_for_closing().wait();
+        let raw = Lmdb::open(dir.path()).unwrap();
+        let keys: Vec<_> = raw.keys().iter().map(|k| &k[..]).collect();
+        assert_eq!(keys, [b"a", b"b"]);
+        assert!(Lmdb::open(dir.path().join("missing")).is_err());
+    }
+}

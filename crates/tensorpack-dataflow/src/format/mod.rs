@@ -1,0 +1,49 @@
+//! File formats: readers that give any sample at once, and writers.
+//!
+//! A reader finds its samples when it opens a file, and is a [`RandomAccess`] from then on. No file is trusted: sizes
+//! are checked against what the file can hold before memory is taken, and damage is an error that names the file and
+//! the place. `save` and `load` of [`tfrecord`], [`npz`], [`tar`] and `lmdb` keep the samples of any dataflow.
+//!
+//! ```
+//! use tensorpack_dataflow::format::tfrecord;
+//! use tensorpack_dataflow::tensor::HostTensor;
+//! use tensorpack_dataflow::{FromList, RandomAccess};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! let path = folder.path().join("squares.tfrecord");
+//! let squares = FromList::new((0..100i32).map(|i| vec![HostTensor::scalar(i * i)]).collect());
+//! tfrecord::save(&squares, &path)?;
+//! assert_eq!(tfrecord::load(&path)?.get(7)?, [HostTensor::scalar(49)]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod contents;
+mod elements;
+mod index;
+mod new_file;
+mod rows;
+mod tar_archive;
+#[cfg(test)]
+mod round_trip;
+mod zip;
+pub mod serialized;
+pub mod gzip;
+pub mod cifar;
+pub mod idx;
+pub mod imagenet;
+pub mod labelled_files;
+pub mod lines;
+#[cfg(feature = "lmdb")]
+pub mod lmdb;
+pub mod npy;
+pub mod npz;
+pub mod tar;
+pub mod tfrecord;
+
+use crate::RandomAccess;
+pub use contents::{Contents, ContentsReader};
+#[cfg(test)]
+use round_trip::{assert_round_trip, test_samples};
+pub use rows::Rows;
+pub(crate) use tar_archive::Tar;
+pub(crate) use zip::Zip;

@@ -1,0 +1,78 @@
+//! Files that appear only when they are complete.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use tensorpack_tensor::{Error, Result};
+
+/// A file being written. It has a temporary name until [`NewFile::finish`]; dropped before, it is gone.
+pub(crate) struct NewFile {
+    path: PathBuf,
+    partial: PathBuf,
+    file: Option<BufWriter<File>>,
+}
+
+impl NewFile {
+    /// Begins the file `path`, which must not exist: nothing is overwritten.
+    pub(crate) fn create(path: impl AsRef<Path>) -> Result<NewFile> {
+        let path = path.as_ref().to_path_buf();
+        let Some(name) = path.file_name() else {
+            return Err(Error::argument(format!("{} names no file to write", path.display())));
+        };
+        if path.exists() {
+            let why = format!("{} exists, and is not overwritten", path.display());
+            return Err(Error::argument(why).note("remove it first, or choose another name"));
+        }
+        let name = format!(".{}.{}.partial", name.to_string_lossy(), std::process::id());
+        let partial = path.with_file_name(name);
+        let file = File::create(&partial).map_err(|e| Error::from(e).within(partial.display()))?;
+        Ok(NewFile { path, partial, file: Some(BufWriter::with_capacity(1 << 18, file)) })
+    }
+
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        let Some(file) = &mut self.file else { return Ok(()) };
+        file.write_all(bytes).map_err(|e| Error::from(e).within(self.path.display()))
+    }
+
+    /// Makes the file what its name says, once all of it is on disk.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        let Some(mut file) = self.file.take() else { return Ok(()) };
+        file.flush()
+            .and_then(|()| file.get_ref().sync_all())
+            .and_then(|()| fs::rename(&self.partial, &self.path))
+            .map_err(|e| Error::from(e).within(self.path.display()))
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        self.file = None;
+        // After `finish` there is none; and an error here could help nobody.
+        let _ = fs::remove_file(&self.partial);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn appears_complete_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let mut file = NewFile::create(&path).unwrap();
+        file.write(b"half").unwrap();
+        assert!(!path.exists());
+        drop(file);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+
+        let mut file = NewFile::create(&path).unwrap();
+        file.write(b"whole").unwrap();
+        file.finish().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"whole");
+        assert!(
+            NewFile::create(&path).is_err_and(|e| e.message().ends_with("exists, and is not overwritten"))
+        );
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,261 @@
+//! NumPy's `.npy` files: one array each.
+//!
+//! bf16 has no code of NumPy's own: it is written as `<V2`, which is what the package `ml_dtypes` writes for it, and
+//! two-byte voids are read as bf16.
+
+use super::Contents;
+use super::elements::{Order, byte_count, little_endian, tensor};
+use super::new_file::NewFile;
+use std::path::Path;
+use tensorpack_tensor::{DType, Error, HostTensor, Result, element_count};
+
+const MAGIC: &[u8] = b"\x93NUMPY";
+
+/// The array in the file at `path`.
+pub fn read(path: impl AsRef<Path>) -> Result<HostTensor> {
+    parse(Contents::open(path)?)
+}
+
+/// Writes an array to a new file.
+pub fn write(path: impl AsRef<Path>, array: &HostTensor) -> Result<()> {
+    let mut file = NewFile::create(path)?;
+    file.write(&header(array))?;
+    file.write(&little_endian(array))?;
+    file.finish()
+}
+
+/// The array in `contents`.
+pub fn parse(contents: Contents) -> Result<HostTensor> {
+    let bytes = contents.read_all()?;
+    decode(&bytes).map_err(|e| e.within(contents.name()))
+}
+
+/// The bytes of a `.npy` file with this array.
+pub fn encode(array: &HostTensor) -> Vec<u8> {
+    let mut bytes = header(array);
+    bytes.extend(&*little_endian(array));
+    bytes
+}
+
+/// The array in the bytes of a `.npy` file.
+pub fn decode(bytes: &[u8]) -> Result<HostTensor> {
+    let damaged =
+        |why: &str| Error::new(tensorpack_tensor::ErrorKind::Data, format!("not a .npy file: {why}"));
+    let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| damaged("it does not begin with \\x93NUMPY"))?;
+    let (length, rest) = match rest {
+        [1, _, a, b, rest @ ..] => (usize::from(u16::from_le_bytes([*a, *b])), rest),
+        [2 | 3, _, a, b, c, d, rest @ ..] => (u32::from_le_bytes([*a, *b, *c, *d]) as usize, rest),
+        _ => return Err(damaged("its version is unknown or its header cut short")),
+    };
+    let (text, elements) = rest.split_at_checked(length).ok_or_else(|| damaged("its header is cut short"))?;
+    let text = std::str::from_utf8(text).map_err(|_| damaged("its header is no text"))?;
+    let Header { descr, fortran_order, sizes } =
+        Header::parse(text).ok_or_else(|| damaged(&format!("its header cannot be read: {}", text.trim())))?;
+    let (dtype, order) = element_type(&descr)?;
+    let needed = byte_count(dtype, &sizes)?;
+    if elements.len() != needed {
+        let found = elements.len();
+        return Err(damaged(&format!(
+            "{dtype}{sizes:?} takes {needed} bytes, but {found} follow its header"
+        )));
+    }
+    if fortran_order && sizes.len() > 1 {
+        let elements = row_major(&sizes, dtype.size(), elements);
+        return tensor(dtype, sizes, &elements, order);
+    }
+    tensor(dtype, sizes, elements, order)
+}
+
+/// Magic, version, length and description, padded so that the elements begin at a multiple of 64.
+fn header(array: &HostTensor) -> Vec<u8> {
+    let descr = match array.dtype() {
+        DType::F32 => "<f4",
+        DType::F64 => "<f8",
+        DType::Bf16 => "<V2",
+        DType::I32 => "<i4",
+        DType::I64 => "<i8",
+        DType::U8 => "|u1",
+        DType::Bool => "|b1",
+    };
+    let shape: String = array.sizes().iter().map(|n| format!("{n},")).collect();
+    let mut text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}");
+    // Version 1 counts the text in two bytes, which only a rank of thousands needs more than.
+    let (version, prefix) = if text.len() < 65_000 { (1, 10) } else { (2, 12) };
+    let padding = 63 - (prefix + text.len()) % 64;
+    text.extend(std::iter::repeat_n(' ', padding));
+    text.push('\n');
+    let mut bytes = [MAGIC, &[version, 0]].concat();
+    match version {
+        1 => bytes.extend((text.len() as u16).to_le_bytes()),
+        _ => bytes.extend((text.len() as u32).to_le_bytes()),
+    }
+    bytes.extend(text.as_bytes());
+    bytes
+}
+
+fn element_type(descr: &str) -> Result<(DType, Order)> {
+    let (order, code) = match descr.split_at_checked(1) {
+        Some((">", code)) => (Order::Big, code),
+        Some(("<" | "|" | "=", code)) => (Order::Little, code),
+        _ => (Order::Little, descr),
+    };
+    let dtype = match code {
+        "f4" => DType::F32,
+        "f8" => DType::F64,
+        "V2" => DType::Bf16,
+        "i4" => DType::I32,
+        "i8" => DType::I64,
+        "u1" => DType::U8,
+        "b1" => DType::Bool,
+        _ => {
+            let (name, instead) = match (code, code.split_at_checked(1)) {
+                ("f2", _) => ("float16", "float32"),
+                ("i1", _) => ("int8", "int32"),
+                ("i2", _) => ("int16", "int32"),
+                ("u2", _) => ("uint16", "int32"),
+                ("u4", _) => ("uint32", "int64"),
+                ("u8", _) => ("uint64", "int64"),
+                ("c8" | "c16", _) => ("complex", "float32, real and imaginary parts apart"),
+                (_, Some(("U" | "S", _))) => ("text", "uint8"),
+                ("O", _) => ("Python objects", "numbers"),
+                _ => (descr, "one that tensors have"),
+            };
+            let why = format!("the array's elements are {name}, which tensors do not have");
+            return Err(Error::dtype(why).note(format!("save it as {instead}")));
+        }
+    };
+    Ok((dtype, order))
+}
+
+/// What the header says: `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`, in any order.
+struct Header {
+    descr: String,
+    fortran_order: bool,
+    sizes: Vec<usize>,
+}
+
+impl Header {
+    fn parse(text: &str) -> Option<Header> {
+        let mut rest = text.trim().strip_prefix('{')?.strip_suffix('}')?.trim_start();
+        let (mut descr, mut fortran_order, mut sizes) = (None, None, None);
+        while !rest.is_empty() {
+            let (key, value) = quoted(rest)?;
+            let value = value.trim_start().strip_prefix(':')?.trim_start();
+            rest = match key {
+                // Structured arrays have a list here: its text names it in the error.
+                "descr" if value.starts_with('[') => {
+                    let (list, rest) = value.split_at(value.rfind(']')? + 1);
+                    descr = Some(list.to_string());
+                    rest
+                }
+                "descr" => {
+                    let (code, rest) = quoted(value)?;
+                    descr = Some(code.to_string());
+                    rest
+                }
+                "fortran_order" => {
+                    fortran_order = Some(value.starts_with("True"));
+                    value.strip_prefix("True").or_else(|| value.strip_prefix("False"))?
+                }
+                "shape" => {
+                    let (inside, rest) = value.strip_prefix('(')?.split_once(')')?;
+                    let numbers = inside.split(',').map(str::trim).filter(|n| !n.is_empty());
+                    sizes =
+                        Some(numbers.map(|n| n.trim_end_matches('L').parse().ok()).collect::<Option<_>>()?);
+                    rest
+                }
+                _ => return None,
+            };
+            rest = rest.trim_start();
+            rest = rest.strip_prefix(',').unwrap_or(rest).trim_start();
+        }
+        Some(Header { descr: descr?, fortran_order: fortran_order?, sizes: sizes? })
+    }
+}
+
+/// A Python string without escapes, and what follows it.
+fn quoted(text: &str) -> Option<(&str, &str)> {
+    let quote = text.chars().next().filter(|c| matches!(c, '\'' | '"'))?;
+    text[1..].split_once(quote)
+}
+
+/// Elements that were stored with the first index fastest, with the last index fastest.
+fn row_major(sizes: &[usize], size: usize, elements: &[u8]) -> Vec<u8> {
+    let count = element_count(sizes).unwrap_or(0);
+    let mut strides: Vec<usize> = Vec::with_capacity(sizes.len());
+    let mut stride = size;
+    for &n in sizes {
+        strides.push(stride);
+        stride = stride.saturating_mul(n);
+    }
+    let mut bytes = Vec::with_capacity(elements.len());
+    let mut index = vec![0; sizes.len()];
+    for _ in 0..count {
+        let at: usize = index.iter().zip(&strides).map(|(i, s)| i * s).sum();
+        bytes.extend(&elements[at..at + size]);
+        for (i, &n) in index.iter_mut().zip(sizes).rev() {
+            *i += 1;
+            if *i < n {
+                break;
+            }
+            *i = 0;
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::test_samples;
+
+    #[test]
+    fn every_type_and_shape_comes_back() {
+        for array in test_samples().into_iter().flatten() {
+            let bytes = encode(&array);
+            assert_eq!((bytes.len() - array.as_bytes().len()) % 64, 0);
+            assert_eq!(decode(&bytes).unwrap(), array);
+        }
+    }
+
+    fn file(text: &str, elements: &[u8]) -> Vec<u8> {
+        let mut bytes = [MAGIC, &[1, 0]].concat();
+        bytes.extend((text.len() as u16).to_le_bytes());
+        [&bytes, text.as_bytes(), elements].concat()
+    }
+
+    #[test]
+    fn reads_what_numpy_writes() {
+        // np.save(np.array([1, 2], ml_dtypes.bfloat16)), without its padding.
+        let bf16 = file("{'descr': '<V2', 'fortran_order': False, 'shape': (2,), }\n", b"\x80?\0@");
+        let expected = HostTensor::from_f64(DType::Bf16, [2], &[1.0, 2.0]).unwrap();
+        assert_eq!(decode(&bf16).unwrap(), expected);
+        // np.asfortranarray(np.array([[1, 2, 3], [4, 5, 6]], '>i4'))
+        let elements: Vec<u8> = [1i32, 4, 2, 5, 3, 6].iter().flat_map(|n| n.to_be_bytes()).collect();
+        let fortran = file("{'shape': (2L, 3L), 'fortran_order': True, 'descr': \">i4\"}", &elements);
+        let expected = HostTensor::new([2, 3], vec![1, 2, 3, 4, 5, 6]).unwrap();
+        assert_eq!(decode(&fortran).unwrap(), expected);
+    }
+
+    #[test]
+    fn types_that_tensors_do_not_have_are_named() {
+        for (descr, name) in [("<f2", "float16"), ("|i1", "int8"), ("<U5", "text"), ("|O", "Python objects")]
+        {
+            let text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': (0,), }}");
+            let e = decode(&file(&text, b"")).unwrap_err();
+            assert!(e.message().contains(name), "{e}");
+        }
+        let record = "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (0,), }";
+        assert!(decode(&file(record, b"")).unwrap_err().message().contains("[('a', '<f4')]"));
+    }
+
+    #[test]
+    fn damage_is_an_error() {
+        let whole = encode(&HostTensor::new([2], vec![1i64, 2]).unwrap());
+        for cut in 0..whole.len() {
+            assert!(decode(&whole[..cut]).is_err(), "{cut} bytes");
+        }
+        let huge = "{'descr': '<f8', 'fortran_order': True, 'shape': (4294967295, 4294967295), }";
+        assert!(decode(&file(huge, b"")).is_err());
+    }
+}

@@ -1,0 +1,211 @@
+//! NumPy's `.npz` files: arrays by name, in a zip archive. Packed ones (`savez_compressed`) are read too.
+
+use super::gzip::MAX_UNPACKED;
+use super::index::checked;
+use super::npy;
+use super::serialized::{Serialized, encode, one_pass};
+use super::zip::{Zip, ZipWriter};
+use super::{Contents, RandomAccess, Rows};
+use crate::{DataFlow, Sample};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+
+/// All arrays of the file at `path`, by name: at most 4 GiB of them unpacked, or as much as the file is long.
+pub fn read(path: impl AsRef<Path>) -> Result<BTreeMap<String, HostTensor>> {
+    let contents = Contents::open(path)?;
+    let max = contents.len().max(MAX_UNPACKED);
+    parse(contents, max)
+}
+
+/// All arrays of the file at `path`, if they take at most `max` bytes unpacked: a small file can hold a lot of zeros.
+pub fn read_up_to(path: impl AsRef<Path>, max: u64) -> Result<BTreeMap<String, HostTensor>> {
+    parse(Contents::open(path)?, max)
+}
+
+/// All arrays in `contents`, if they take at most `max` bytes unpacked.
+pub fn parse(contents: Contents, max: u64) -> Result<BTreeMap<String, HostTensor>> {
+    let file = contents.name().to_string();
+    let zip = Zip::parse(contents)?;
+    let mut left = max;
+    let mut arrays = BTreeMap::new();
+    for entry in zip.entries() {
+        let bytes = zip.read(entry, left).map_err(|e| match e.kind() {
+            ErrorKind::Memory => e.note("npz::read_up_to takes another limit"),
+            _ => e,
+        })?;
+        left -= bytes.len() as u64;
+        let name = entry.name.strip_suffix(".npy").unwrap_or(&entry.name);
+        let array = npy::decode(&bytes).map_err(|e| e.within(format!("{file}, {name}")))?;
+        arrays.insert(name.to_string(), array);
+    }
+    Ok(arrays)
+}
+
+/// The samples of arrays in one file: sample `i` is row `i` of the arrays called `names`, in this order.
+pub fn rows(path: impl AsRef<Path>, names: &[&str]) -> Result<Rows> {
+    let path = path.as_ref();
+    let mut arrays = read(path)?;
+    let chosen = names.iter().map(|&name| {
+        arrays.remove(name).ok_or_else(|| {
+            let there: Vec<_> = arrays.keys().collect();
+            let why = format!("{} has no array {name:?} left to take: {there:?}", path.display());
+            Error::new(ErrorKind::Name, why)
+        })
+    });
+    let chosen = chosen.collect::<Result<_>>()?;
+    Rows::new(chosen).map_err(|e| e.within(path.display()))
+}
+
+/// Writes arrays to a new file, as `numpy.savez` does.
+pub fn write<'a>(
+    path: impl AsRef<Path>,
+    arrays: impl IntoIterator<Item = (&'a str, &'a HostTensor)>,
+) -> Result<()> {
+    let mut zip = ZipWriter::create(path)?;
+    for (name, array) in arrays {
+        zip.add(&format!("{name}.npy"), &npy::encode(array))?;
+    }
+    zip.finish()
+}
+
+/// Saves one pass of a dataflow to a new file: an array `buffer` of all samples' bytes, and an array `ends` of where
+/// each ends in it. Returns how many there were. They are gathered in memory, since an array's size comes first.
+#[doc(alias = "NumpySerializer")]
+pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
+    let zip = ZipWriter::create(path)?;
+    let (mut buffer, mut ends) = (Vec::new(), Vec::new());
+    let count = one_pass(flow, |sample| {
+        buffer.extend(encode(&sample)?);
+        ends.push(buffer.len() as i64);
+        Ok(())
+    })?;
+    let mut zip = zip;
+    zip.add("buffer.npy", &npy::encode(&HostTensor::new([buffer.len()], buffer)?))?;
+    zip.add("ends.npy", &npy::encode(&HostTensor::new([ends.len()], ends)?))?;
+    zip.finish()?;
+    Ok(count)
+}
+
+/// The samples that [`save`] saved, held in memory.
+pub fn load(path: impl AsRef<Path>) -> Result<Serialized<Slices>> {
+    let path = path.as_ref();
+    let records = read(path).and_then(Slices::new).map_err(|e| e.within(path.display()))?;
+    Ok(Serialized::new(records, path.display().to_string()))
+}
+
+/// Parts of one buffer, one after the other.
+#[derive(Clone, Debug)]
+pub struct Slices {
+    buffer: HostTensor,
+    ends: Arc<[usize]>,
+}
+
+impl Slices {
+    fn new(mut arrays: BTreeMap<String, HostTensor>) -> Result<Slices> {
+        let (Some(buffer), Some(ends)) = (arrays.remove("buffer"), arrays.remove("ends")) else {
+            let why = "the file was not written by npz::save: it has no arrays \"buffer\" and \"ends\"";
+            return Err(Error::new(ErrorKind::Name, why).note("npz::rows reads arrays row by row"));
+        };
+        let bytes = buffer.as_slice::<u8>()?.len();
+        let mut last = 0;
+        let ends = ends.as_slice::<i64>()?.iter().map(|&end| {
+            let end = usize::try_from(end).ok().filter(|&end| last <= end && end <= bytes);
+            last = end.unwrap_or(last);
+            end
+        });
+        let ends = ends
+            .collect::<Option<_>>()
+            .ok_or_else(|| Error::new(ErrorKind::Data, "the array \"ends\" does not fit \"buffer\""))?;
+        Ok(Slices { buffer, ends })
+    }
+}
+
+impl RandomAccess for Slices {
+    fn len(&self) -> u64 {
+        self.ends.len() as u64
+    }
+
+    fn get(&self, index: u64) -> Result<Sample> {
+        let index = checked(index, self.ends.len())?;
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        let bytes = self.buffer.as_slice::<u8>()?[start..self.ends[index]].to_vec();
+        Ok(vec![HostTensor::new([bytes.len()], bytes)?])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{assert_round_trip, test_samples};
+
+    #[test]
+    fn samples_come_back() {
+        assert_round_trip(save, load);
+    }
+
+    #[test]
+    fn arrays_come_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.npz");
+        let arrays: Vec<_> = test_samples().into_iter().flatten().collect();
+        let names: Vec<_> = (0..arrays.len()).map(|i| format!("array {i}")).collect();
+        write(&path, names.iter().map(|n| &n[..]).zip(&arrays)).unwrap();
+        let read = read(&path).unwrap();
+        assert_eq!(read.len(), arrays.len());
+        names.iter().zip(&arrays).for_each(|(name, array)| assert_eq!(&read[name], array));
+    }
+
+    #[test]
+    fn reads_what_numpy_writes() {
+        // np.savez_compressed(x=np.arange(3, dtype="i4"), y=np.arange(3) > 1)
+        let arrays = read(Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/npz/packed")).unwrap();
+        assert_eq!(arrays["x"], HostTensor::new([3], vec![0i32, 1, 2]).unwrap());
+        assert_eq!(arrays["y"], HostTensor::new([3], vec![false, false, true]).unwrap());
+    }
+
+    #[test]
+    fn rows_of_named_arrays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.npz");
+        let x = HostTensor::new([2, 2], vec![1f32, 2.0, 3.0, 4.0]).unwrap();
+        let y = HostTensor::new([2], vec![5i64, 6]).unwrap();
+        write(&path, [("x", &x), ("y", &y)]).unwrap();
+        let rows = super::rows(&path, &["y", "x"]).unwrap();
+        assert_eq!(rows.get(1).unwrap()[0], HostTensor::scalar(6i64));
+        assert_eq!(rows.get(1).unwrap()[1].as_slice::<f32>().unwrap(), [3.0, 4.0]);
+        assert!(super::rows(&path, &["z"]).unwrap_err().message().contains("no array \"z\""));
+    }
+
+    #[test]
+    fn more_than_is_allowed_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.npz");
+        let zeros = HostTensor::new([1000], vec![0u8; 1000]).unwrap();
+        write(&path, [("x", &zeros), ("y", &zeros)]).unwrap();
+        assert_eq!(read_up_to(&path, 2 * 1128).unwrap().len(), 2);
+        let e = read_up_to(&path, 2 * 1128 - 1).unwrap_err();
+        assert!(e.message().ends_with("y.npy unpacks to 1128 bytes, of which 1127 are allowed"), "{e}");
+    }
+
+    #[test]
+    fn every_flipped_byte_is_an_error_or_harmless() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.npz");
+        let array = HostTensor::new([3], vec![1i32, 2, 3]).unwrap();
+        write(&path, [("x", &array)]).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        let mut refused = 0;
+        for i in 0..bytes.len() {
+            let mut flipped = bytes.clone();
+            flipped[i] ^= 1;
+            match parse(Contents::memory("a", flipped), MAX_UNPACKED) {
+                // A time, an attribute or the name: never the elements.
+                Ok(arrays) => assert!(arrays.values().all(|a| *a == array), "byte {i}"),
+                Err(_) => refused += 1,
+            }
+        }
+        assert!(refused > array.as_bytes().len() + 128, "{refused}");
+    }
+}

@@ -1,0 +1,77 @@
+//! Arrays, row by row.
+
+use super::RandomAccess;
+use super::elements::byte_count;
+use super::index::checked;
+use crate::Sample;
+use std::sync::Arc;
+use tensorpack_tensor::{Error, HostTensor, Result};
+
+/// Arrays in memory whose first sizes agree: sample `i` is row `i` of each.
+#[derive(Clone, Debug)]
+#[doc(alias = "HDF5Data")]
+pub struct Rows {
+    arrays: Arc<[HostTensor]>,
+    len: usize,
+}
+
+impl Rows {
+    /// The rows of these arrays.
+    pub fn new(arrays: Vec<HostTensor>) -> Result<Rows> {
+        let sizes: Vec<_> = arrays.iter().map(|a| a.sizes()).collect();
+        let len = match sizes.first().and_then(|s| s.first()) {
+            Some(&len) if sizes.iter().all(|s| s.first() == Some(&len)) => len,
+            _ => {
+                let why = format!("arrays of shapes {sizes:?} do not have the same number of rows");
+                return Err(Error::shape(why));
+            }
+        };
+        Ok(Rows { arrays: arrays.into(), len })
+    }
+
+    /// The arrays.
+    pub fn arrays(&self) -> &[HostTensor] {
+        &self.arrays
+    }
+}
+
+impl RandomAccess for Rows {
+    fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    fn get(&self, index: u64) -> Result<Sample> {
+        let index = checked(index, self.len)?;
+        let row = |array: &HostTensor| {
+            let sizes = &array.sizes()[1..];
+            let bytes = byte_count(array.dtype(), sizes)?;
+            let mut row = HostTensor::zeros(array.dtype(), sizes)?;
+            row.copy_from_bytes(&array.as_bytes()[index * bytes..][..bytes])?;
+            Ok(row)
+        };
+        self.arrays.iter().map(row).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_a_row_of_each() {
+        let x = HostTensor::new([2, 3], vec![1i64, 2, 3, 4, 5, 6]).unwrap();
+        let y = HostTensor::new([2], vec![true, false]).unwrap();
+        let rows = Rows::new(vec![x, y]).unwrap();
+        assert_eq!(rows.len(), 2);
+        let expected = vec![HostTensor::new([3], vec![4i64, 5, 6]).unwrap(), HostTensor::scalar(false)];
+        assert_eq!(rows.get(1).unwrap(), expected);
+    }
+
+    #[test]
+    fn uneven_arrays_are_refused() {
+        let x = HostTensor::new([2], vec![1, 2]).unwrap();
+        assert!(Rows::new(vec![x.clone(), HostTensor::scalar(1)]).is_err());
+        assert!(Rows::new(vec![x, HostTensor::new([1], vec![1]).unwrap()]).is_err());
+        assert!(Rows::new(vec![]).is_err());
+    }
+}

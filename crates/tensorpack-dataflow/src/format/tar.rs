@@ -1,0 +1,236 @@
+//! Tar archives as shards of a data set: files of one name and different extensions are the components of a sample.
+//!
+//! `a/0001.jpg` and `a/0001.cls`, side by side in the archive, are sample `a/0001`; the extension is all that follows
+//! the first dot of the file's name. Archives packed with gzip are unpacked into memory; plain ones are read in place.
+
+use super::gzip::{MAX_UNPACKED, unpack};
+use super::index::checked;
+use super::new_file::NewFile;
+use super::serialized::one_pass;
+use super::tar_archive::{Span, Tar, header, padding};
+use super::{Contents, RandomAccess, npy};
+use crate::{DataFlow, Sample};
+use std::path::Path;
+use std::sync::Arc;
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+
+/// The samples of tar shards. A component is the bytes of a file.
+#[derive(Clone, Debug)]
+#[doc(alias = "WebDataset")]
+pub struct TarShards {
+    extensions: Arc<[String]>,
+    shards: Arc<[Contents]>,
+    samples: Arc<[TarSample]>,
+}
+
+#[derive(Debug)]
+struct TarSample {
+    shard: usize,
+    key: String,
+    /// One for each wanted component; `None` where no such file is there.
+    components: Vec<Option<Span>>,
+}
+
+impl TarShards {
+    /// The samples of these archives, one after the other. Each has a component for each of `extensions`; one such as
+    /// `"jpg;png"` takes what is there of these. A sample that lacks one is an error when it is read.
+    pub fn open(paths: impl IntoIterator<Item = impl AsRef<Path>>, extensions: &[&str]) -> Result<TarShards> {
+        TarShards::parse(paths.into_iter().map(Contents::open).collect::<Result<_>>()?, extensions)
+    }
+
+    /// The samples in `archives`.
+    pub fn parse(archives: Vec<Contents>, extensions: &[&str]) -> Result<TarShards> {
+        let (mut shards, mut samples) = (Vec::new(), Vec::new());
+        for (shard, archive) in archives.into_iter().enumerate() {
+            let tar = Tar::parse(unpack(archive, MAX_UNPACKED)?)?;
+            for (key, files) in groups(&tar) {
+                let find = |wanted: &&str| {
+                    wanted.split(';').find_map(|w| files.iter().find(|(extension, _)| *extension == w))
+                };
+                let components = extensions.iter().map(|e| find(e).map(|&(_, span)| span)).collect();
+                samples.push(TarSample { shard, key, components });
+            }
+            shards.push(tar.contents);
+        }
+        let extensions = extensions.iter().map(|e| e.to_string()).collect();
+        Ok(TarShards { extensions, shards: shards.into(), samples: samples.into() })
+    }
+
+    /// The name that the files of a sample share.
+    pub fn key(&self, index: u64) -> Option<&str> {
+        self.samples.get(index as usize).map(|s| &s.key[..])
+    }
+}
+
+impl RandomAccess for TarShards {
+    fn len(&self) -> u64 {
+        self.samples.len() as u64
+    }
+
+    fn get(&self, index: u64) -> Result<Sample> {
+        let TarSample { shard, key, components } = &self.samples[checked(index, self.samples.len())?];
+        let shard = &self.shards[*shard];
+        let component = |(span, extension): (&Option<Span>, &String)| {
+            let Some(Span { offset, size }) = *span else {
+                let why = format!("{}: sample {key} has no file with extension {extension}", shard.name());
+                return Err(Error::new(ErrorKind::Data, why));
+            };
+            let bytes = shard.read(offset, size)?;
+            HostTensor::new([bytes.len()], bytes)
+        };
+        components.iter().zip(&*self.extensions).map(component).collect()
+    }
+}
+
+/// The archive's files by the name they share, in order. Only neighbours form a sample.
+fn groups(tar: &Tar) -> Vec<(String, Vec<(&str, Span)>)> {
+    let mut groups: Vec<(String, Vec<(&str, Span)>)> = Vec::new();
+    for (name, span) in &tar.files {
+        let base = name.rfind('/').map_or(0, |slash| slash + 1);
+        // Without an extension, or with nothing before it: no part of a sample.
+        let Some(dot) = name[base..].find('.').filter(|&dot| dot > 0) else { continue };
+        let (key, extension) = (&name[..base + dot], &name[base + dot + 1..]);
+        match groups.last_mut() {
+            Some((last, files)) if last == key => files.push((extension, *span)),
+            _ => groups.push((key.to_string(), vec![(extension, *span)])),
+        }
+    }
+    groups
+}
+
+/// Saves one pass of a dataflow to a new archive: component 1 of the first sample is `00000000.1.npy`. Returns how many
+/// samples there were.
+pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
+    let mut file = NewFile::create(path)?;
+    let mut index = 0u64;
+    let count = one_pass(flow, |sample| {
+        if sample.is_empty() {
+            return Err(Error::argument(format!("sample {index} has no components: a tar cannot hold it")));
+        }
+        for (i, tensor) in sample.iter().enumerate() {
+            let bytes = npy::encode(tensor);
+            file.write(&header(&format!("{index:08}.{i}.npy"), bytes.len() as u64))?;
+            file.write(&bytes)?;
+            file.write(&vec![0; padding(bytes.len() as u64) as usize])?;
+        }
+        index += 1;
+        Ok(())
+    })?;
+    // Two empty blocks are the end.
+    file.write(&[0; 1024])?;
+    file.finish()?;
+    Ok(count)
+}
+
+/// The samples that [`save`] saved.
+pub fn load(path: impl AsRef<Path>) -> Result<SavedTar> {
+    SavedTar::parse(Contents::open(path)?)
+}
+
+/// The samples of an archive of `.npy` files, as [`save`] writes it.
+#[derive(Clone, Debug)]
+pub struct SavedTar {
+    contents: Contents,
+    samples: Arc<[(String, Vec<Span>)]>,
+}
+
+impl SavedTar {
+    /// The samples in `contents`.
+    pub fn parse(contents: Contents) -> Result<SavedTar> {
+        let tar = Tar::parse(unpack(contents, MAX_UNPACKED)?)?;
+        let mut samples = Vec::new();
+        for (key, files) in groups(&tar) {
+            let numbered = files.iter().enumerate().all(|(i, (e, _))| *e == format!("{i}.npy"));
+            if !numbered {
+                let names: Vec<_> = files.iter().map(|(e, _)| e).collect();
+                let why =
+                    format!("{}: sample {key} has {names:?}, not 0.npy, 1.npy ...", tar.contents.name());
+                return Err(Error::new(ErrorKind::Data, why).note("TarShards reads archives of other files"));
+            }
+            samples.push((key, files.into_iter().map(|(_, span)| span).collect()));
+        }
+        Ok(SavedTar { contents: tar.contents.clone(), samples: samples.into() })
+    }
+}
+
+impl RandomAccess for SavedTar {
+    fn len(&self) -> u64 {
+        self.samples.len() as u64
+    }
+
+    fn get(&self, index: u64) -> Result<Sample> {
+        let (key, components) = &self.samples[checked(index, self.samples.len())?];
+        let component = |span: &Span| {
+            let bytes = self.contents.read(span.offset, span.size)?;
+            npy::decode(&bytes).map_err(|e| self.contents.error(span.offset, format!("sample {key}: {e}")))
+        };
+        components.iter().map(component).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::assert_round_trip;
+
+    #[test]
+    fn samples_come_back() {
+        assert_round_trip(save, load);
+    }
+
+    fn archive(files: &[(&str, &[u8])]) -> Contents {
+        let mut bytes = Vec::new();
+        for (name, data) in files {
+            bytes.extend(header(name, data.len() as u64));
+            bytes.extend(*data);
+            bytes.extend(vec![0; padding(data.len() as u64) as usize]);
+        }
+        Contents::memory("shard.tar", bytes)
+    }
+
+    #[test]
+    fn neighbours_of_one_name_are_a_sample() {
+        let shard = archive(&[
+            ("a/1.cls", b"7"),
+            ("a/1.seg.png", b"mask"),
+            ("a/1.png", b"picture"),
+            ("README", b""),
+            ("a/2.jpg", b"photograph"),
+            ("a/2.cls", b"8"),
+            ("b/2.cls", b"9"),
+            ("b/.hidden", b""),
+        ]);
+        let shards = TarShards::parse(vec![shard.clone(), shard], &["jpg;png", "cls"]).unwrap();
+        assert_eq!(shards.len(), 6);
+        let texts = |i| -> Vec<String> {
+            let sample = shards.get(i).unwrap();
+            sample.iter().map(|t| String::from_utf8(t.as_slice().unwrap().to_vec()).unwrap()).collect()
+        };
+        assert_eq!(texts(0), ["picture", "7"]);
+        assert_eq!(texts(4), ["photograph", "8"]);
+        assert_eq!(shards.key(4), Some("a/2"));
+        let e = shards.get(2).unwrap_err();
+        assert_eq!(e.message(), "shard.tar: sample b/2 has no file with extension jpg;png");
+    }
+
+    #[test]
+    fn reads_what_other_programs_write() {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/tar");
+        // Python's tarfile wrote these, with arrays by numpy.save.
+        let saved = load(corpus.join("saved-packed")).unwrap();
+        let numbers = HostTensor::new([3], vec![0i32, 1, 2]).unwrap();
+        assert_eq!(saved.get(0).unwrap(), [numbers.clone(), HostTensor::scalar(1i64)]);
+        assert_eq!(saved.get(1).unwrap(), [numbers]);
+        let long = TarShards::open([corpus.join("pax-long-name-packed")], &["jpg"]).unwrap();
+        assert_eq!(long.key(0), Some(&*("d/".repeat(150) + "a")));
+    }
+
+    #[test]
+    fn a_damaged_component_is_named() {
+        let files = [("00000000.0.npy", &b"no array"[..])];
+        let saved = SavedTar::parse(archive(&files)).unwrap();
+        let e = saved.get(0).unwrap_err();
+        assert!(e.message().starts_with("shard.tar, byte 512: sample 00000000: not a .npy file"), "{e}");
+        assert!(SavedTar::parse(archive(&[("0.jpg", b"")])).is_err());
+    }
+}

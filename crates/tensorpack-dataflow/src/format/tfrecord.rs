@@ -1,0 +1,243 @@
+//! TFRecord files: records of any bytes, one after the other, each with checksums.
+//!
+//! A record is its length (8 bytes), the length's checksum (4), the data, and the data's checksum (4). The checksum is
+//! CRC-32C, rotated right by 15 bits, plus a constant. The file is read through once when opened, header by header, to
+//! learn where the records are; after that any of them is read at once.
+
+use super::index::checked;
+use super::new_file::NewFile;
+use super::serialized::{Serialized, encode, one_pass};
+use super::{Contents, RandomAccess};
+use crate::{DataFlow, Sample};
+use std::path::Path;
+use std::sync::Arc;
+use tensorpack_tensor::{HostTensor, Result};
+
+const HEADER: u64 = 12;
+const FOOTER: u64 = 4;
+
+/// The records of a TFRecord file. A sample is one component: the record's bytes.
+///
+/// A record whose data does not agree with its checksum is an error that names its offset; the records after it can
+/// still be read.
+#[derive(Clone, Debug)]
+pub struct TfRecord {
+    contents: Contents,
+    /// Where the headers are, and behind them the end of the last record.
+    offsets: Arc<[u64]>,
+}
+
+impl TfRecord {
+    /// The records of the file at `path`. A length that does not agree with its checksum is an error, and so is a file
+    /// cut short: nothing behind that place can be found.
+    pub fn open(path: impl AsRef<Path>) -> Result<TfRecord> {
+        TfRecord::parse(Contents::open(path)?)
+    }
+
+    /// The records in `contents`.
+    pub fn parse(contents: Contents) -> Result<TfRecord> {
+        let (records, error) = TfRecord::index(contents);
+        error.map_or(Ok(records), |e| Err(e.note("TfRecord::salvage reads the records before it")))
+    }
+
+    /// The records before the first damaged length or the place where the file was cut short; and how many bytes are
+    /// lost behind them, which is 0 if the file is whole.
+    pub fn salvage(path: impl AsRef<Path>) -> Result<(TfRecord, u64)> {
+        let contents = Contents::open(path)?;
+        let len = contents.len();
+        let (records, _) = TfRecord::index(contents);
+        let end = records.offsets.last().copied().unwrap_or(0);
+        Ok((records, len - end))
+    }
+
+    fn index(contents: Contents) -> (TfRecord, Option<tensorpack_tensor::Error>) {
+        // Headers are read through a small window, since many short records share one.
+        const WINDOW: u64 = 4096;
+        let (mut offsets, mut at) = (vec![0], 0);
+        let (mut window, mut window_at) = (Vec::new(), 0u64);
+        let mut header_at = |at: u64| -> Result<u64> {
+            if at < window_at || at + HEADER > window_at + window.len() as u64 {
+                window = contents.read(at, WINDOW.min(contents.len() - at).max(HEADER))?;
+                window_at = at;
+            }
+            let header = &window[(at - window_at) as usize..][..HEADER as usize];
+            let (length, checksum) = header.split_at(8);
+            if masked_crc(length) != u32::from_le_bytes(checksum.try_into().expect("four bytes")) {
+                return Err(contents.error(at, "the record's length does not agree with its checksum"));
+            }
+            let length = u64::from_le_bytes(length.try_into().expect("eight bytes"));
+            let left = contents.len() - at;
+            length.checked_add(HEADER + FOOTER).filter(|&n| n <= left).ok_or_else(|| {
+                let why = format!("a record of {length} bytes should follow, but {left} bytes are left");
+                contents.error(at, why)
+            })
+        };
+        let mut error = None;
+        while at < contents.len() && error.is_none() {
+            match header_at(at) {
+                Ok(length) => {
+                    at += length;
+                    offsets.push(at);
+                }
+                Err(e) => error = Some(e),
+            }
+        }
+        (TfRecord { contents, offsets: offsets.into() }, error)
+    }
+}
+
+impl RandomAccess for TfRecord {
+    fn len(&self) -> u64 {
+        self.offsets.len() as u64 - 1
+    }
+
+    fn get(&self, index: u64) -> Result<Sample> {
+        let i = checked(index, self.offsets.len() - 1)?;
+        let (start, end) = (self.offsets[i], self.offsets[i + 1]);
+        let mut data = self.contents.read(start + HEADER, end - start - HEADER)?;
+        let checksum = data.split_off(data.len() - FOOTER as usize);
+        if masked_crc(&data) != u32::from_le_bytes(checksum.try_into().expect("four bytes")) {
+            let why = format!("the data of record {index} does not agree with its checksum");
+            return Err(self.contents.error(start, why));
+        }
+        Ok(vec![HostTensor::new([data.len()], data)?])
+    }
+}
+
+/// Writes a TFRecord file. It appears under its name when [`finished`](TfRecordWriter::finish).
+pub struct TfRecordWriter(NewFile);
+
+impl TfRecordWriter {
+    /// A new file; one that exists is not overwritten.
+    pub fn create(path: impl AsRef<Path>) -> Result<TfRecordWriter> {
+        NewFile::create(path).map(TfRecordWriter)
+    }
+
+    /// Appends a record.
+    pub fn write(&mut self, record: &[u8]) -> Result<()> {
+        let length = (record.len() as u64).to_le_bytes();
+        self.0.write(&length)?;
+        self.0.write(&masked_crc(&length).to_le_bytes())?;
+        self.0.write(record)?;
+        self.0.write(&masked_crc(record).to_le_bytes())
+    }
+
+    /// Completes the file.
+    pub fn finish(self) -> Result<()> {
+        self.0.finish()
+    }
+}
+
+/// Saves one pass of a dataflow to a new file, a record a sample. Returns how many there were.
+#[doc(alias = "TFRecordSerializer")]
+pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
+    let mut file = TfRecordWriter::create(path)?;
+    let count = one_pass(flow, |sample| file.write(&encode(&sample)?))?;
+    file.finish()?;
+    Ok(count)
+}
+
+/// The samples that [`save`] saved.
+pub fn load(path: impl AsRef<Path>) -> Result<Serialized<TfRecord>> {
+    let records = TfRecord::open(path)?;
+    let name = records.contents.name().to_string();
+    Ok(Serialized::new(records, name))
+}
+
+fn masked_crc(bytes: &[u8]) -> u32 {
+    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{assert_round_trip, test_samples};
+    use crate::{FromList, Seed, State};
+
+    fn file(records: &[&[u8]]) -> Vec<u8> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("records");
+        let mut writer = TfRecordWriter::create(&path).unwrap();
+        records.iter().for_each(|r| writer.write(r).unwrap());
+        writer.finish().unwrap();
+        std::fs::read(path).unwrap()
+    }
+
+    #[test]
+    fn samples_come_back() {
+        assert_round_trip(save, load);
+    }
+
+    #[test]
+    fn the_bytes_are_those_of_tensorflow() {
+        // tf.io.TFRecordWriter wrote this for the record b"abc".
+        let expected = b"\x03\0\0\0\0\0\0\0\xb0\x99\x49\x0eabc\x6e\x57\xf1\x21";
+        assert_eq!(file(&[b"abc"]), expected);
+    }
+
+    #[test]
+    fn reading_goes_on_behind_damaged_data() {
+        let mut bytes = file(&[b"first", b"second", b"third"]);
+        bytes[21 + 12] ^= 1;
+        let records = TfRecord::parse(Contents::memory("r", bytes)).unwrap();
+        let mut reader = records.open_flow();
+        assert_eq!(reader.read().unwrap().unwrap()[0].as_slice::<u8>().unwrap(), b"first");
+        let e = reader.read().unwrap_err();
+        assert_eq!(
+            e.message(),
+            "sample 1 of epoch 0: r, byte 21: the data of record 1 does not agree with its checksum"
+        );
+        assert_eq!(reader.read().unwrap().unwrap()[0].as_slice::<u8>().unwrap(), b"third");
+        assert!(reader.read().unwrap().is_none());
+
+        let whole = records.skip_errors(1);
+        let mut reader = whole.open(Seed::new(0), &State::start()).unwrap();
+        assert!(reader.read().unwrap().is_some() && reader.read().unwrap().is_some());
+        assert!(reader.read().unwrap().is_none());
+        assert_eq!(whole.skipped(), 1);
+    }
+
+    impl TfRecord {
+        fn open_flow(&self) -> Box<dyn crate::Reader> {
+            DataFlow::open(self, Seed::new(0), &State::start()).unwrap()
+        }
+    }
+
+    #[test]
+    fn nothing_is_found_behind_a_damaged_length() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut bytes = file(&[b"first", b"second"]);
+        let cut = bytes[..30].to_vec();
+        bytes[21] ^= 1;
+        for (name, bytes) in [("flipped", bytes), ("cut", cut)] {
+            let path = dir.path().join(name);
+            let len = bytes.len() as u64;
+            std::fs::write(&path, bytes).unwrap();
+            let e = TfRecord::open(&path).unwrap_err();
+            assert!(e.message().contains(&format!("{name}, byte 21: ")), "{e}");
+            let (records, lost) = TfRecord::salvage(&path).unwrap();
+            assert_eq!((records.len(), lost), (1, len - 21));
+        }
+    }
+
+    #[test]
+    fn short_and_long_records_are_all_found() {
+        let sizes: Vec<usize> = (0..200).map(|i| i * i * 7 % 5000).collect();
+        let records: Vec<Vec<u8>> = sizes.iter().map(|&n| vec![n as u8; n]).collect();
+        let bytes = file(&records.iter().map(|r| &r[..]).collect::<Vec<_>>());
+        let read = TfRecord::parse(Contents::memory("r", bytes)).unwrap();
+        assert_eq!(read.len(), 200);
+        for i in [199, 0, 77, 198] {
+            assert_eq!(read.get(i).unwrap()[0].as_slice::<u8>().unwrap(), records[i as usize]);
+        }
+    }
+
+    #[test]
+    fn a_file_that_exists_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r");
+        std::fs::write(&path, b"mine").unwrap();
+        assert!(save(&FromList::new(test_samples()), &path).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"mine");
+    }
+}

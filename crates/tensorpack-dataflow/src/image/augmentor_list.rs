@@ -1,0 +1,76 @@
+//! Augmentors one after the other.
+
+use super::{Augmentor, Transform};
+use crate::Draws;
+use tensorpack_tensor::{HostTensor, Result};
+
+/// Augmentors one after the other, each of which sees what the ones before it made.
+///
+/// ```
+/// use tensorpack_dataflow::Seed;
+/// use tensorpack_dataflow::image::{Augmentor, AugmentorList, Brightness, Flip, RandomCrop};
+/// use tensorpack_dataflow::tensor::{DType, HostTensor};
+///
+/// let augmentors = AugmentorList::new().then(RandomCrop::new(24, 24)).then(Flip::horizontal()).then(Brightness::new(63.0));
+/// let image = HostTensor::zeros(DType::U8, [32, 32, 3])?;
+/// let (image, transform) = augmentors.augment(image, &mut Seed::new(0).draws(0, 0))?;
+/// assert_eq!(image.sizes(), [24, 24, 3]);
+///
+/// let mut corners = [[12.0, 12.0]];
+/// transform.apply_coords(&mut corners)?; // to where the crop and the flip have put the pixels there
+/// # Ok::<(), tensorpack_dataflow::tensor::Error>(())
+/// ```
+#[derive(Default)]
+pub struct AugmentorList {
+    augmentors: Vec<Box<dyn Augmentor>>,
+}
+
+impl AugmentorList {
+    /// None yet.
+    pub fn new() -> AugmentorList {
+        AugmentorList::default()
+    }
+
+    /// With one more.
+    #[must_use]
+    pub fn then(mut self, augmentor: impl Augmentor + 'static) -> AugmentorList {
+        self.augmentors.push(Box::new(augmentor));
+        self
+    }
+}
+
+impl From<Vec<Box<dyn Augmentor>>> for AugmentorList {
+    fn from(augmentors: Vec<Box<dyn Augmentor>>) -> AugmentorList {
+        AugmentorList { augmentors }
+    }
+}
+
+impl Augmentor for AugmentorList {
+    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        Ok(self.augment(image.clone(), draws)?.1)
+    }
+
+    fn augment(&self, mut image: HostTensor, draws: &mut Draws) -> Result<(HostTensor, Box<dyn Transform>)> {
+        let mut done = Vec::with_capacity(self.augmentors.len());
+        for augmentor in &self.augmentors {
+            let (after, transform) = augmentor.augment(image, draws)?;
+            image = after;
+            done.push(transform);
+        }
+        Ok((image, Box::new(TransformList(done))))
+    }
+}
+
+/// Transforms one after the other.
+#[derive(Debug)]
+pub struct TransformList(pub Vec<Box<dyn Transform>>);
+
+impl Transform for TransformList {
+    fn apply_image(&self, image: HostTensor) -> Result<HostTensor> {
+        self.0.iter().try_fold(image, |image, transform| transform.apply_image(image))
+    }
+
+    fn apply_coords(&self, coords: &mut [[f64; 2]]) -> Result<()> {
+        self.0.iter().try_for_each(|transform| transform.apply_coords(coords))
+    }
+}

@@ -1,0 +1,300 @@
+//! Augmentors of colour and brightness.
+
+use super::picture::{Value, channel_means, map_values, rgb_size, size, with_values};
+use super::{Augmentor, Transform, grey, photometric};
+use crate::Draws;
+use tensorpack_tensor::{DType, Error, HostTensor, Result};
+
+/// Adds a random number to all values.
+#[derive(Clone, Debug)]
+pub struct Brightness {
+    most: f64,
+    clip: bool,
+}
+
+impl Brightness {
+    /// Of at most this size, up or down.
+    pub fn new(most: f64) -> Brightness {
+        Brightness { most, clip: true }
+    }
+
+    /// Without holding f32 pictures to 0 to 255.
+    #[must_use]
+    pub fn no_clip(self) -> Brightness {
+        Brightness { clip: false, ..self }
+    }
+}
+
+impl Augmentor for Brightness {
+    fn transform(&self, _: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        let (by, clip) = (draws.between(-self.most, self.most) as f32, self.clip);
+        photometric("Brightness", move |image| map_values(image, clip, |_, x| x + by))
+    }
+}
+
+/// Multiplies all values with a random factor.
+#[derive(Clone, Debug)]
+pub struct BrightnessScale {
+    range: (f64, f64),
+    clip: bool,
+}
+
+impl BrightnessScale {
+    /// Between these.
+    pub fn new(least: f64, most: f64) -> BrightnessScale {
+        BrightnessScale { range: (least, most), clip: true }
+    }
+
+    /// Without holding f32 pictures to 0 to 255.
+    #[must_use]
+    pub fn no_clip(self) -> BrightnessScale {
+        BrightnessScale { clip: false, ..self }
+    }
+}
+
+impl Augmentor for BrightnessScale {
+    fn transform(&self, _: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        let (by, clip) = (draws.between(self.range.0, self.range.1) as f32, self.clip);
+        photometric("BrightnessScale", move |image| map_values(image, clip, |_, x| x * by))
+    }
+}
+
+/// Multiplies each channel's distance from its mean with a random factor.
+#[derive(Clone, Debug)]
+pub struct Contrast {
+    range: (f64, f64),
+    of_grey: bool,
+    clip: bool,
+}
+
+impl Contrast {
+    /// Between these.
+    pub fn new(least: f64, most: f64) -> Contrast {
+        Contrast { range: (least, most), of_grey: false, clip: true }
+    }
+
+    /// With one mean for all channels: that of the grey picture.
+    #[must_use]
+    pub fn of_grey(self) -> Contrast {
+        Contrast { of_grey: true, ..self }
+    }
+
+    /// Without holding f32 pictures to 0 to 255.
+    #[must_use]
+    pub fn no_clip(self) -> Contrast {
+        Contrast { clip: false, ..self }
+    }
+}
+
+impl Augmentor for Contrast {
+    fn transform(&self, _: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        let (by, clip, of_grey) = (draws.between(self.range.0, self.range.1), self.clip, self.of_grey);
+        photometric("Contrast", move |image| {
+            let mut means = channel_means(&image)?;
+            if of_grey {
+                rgb_size(&image)?;
+                // The mean of a sum is the sum of means.
+                means = vec![0.299 * means[0] + 0.587 * means[1] + 0.114 * means[2]; 3];
+            }
+            let offsets: Vec<f32> = means.iter().map(|mean| (mean * (1.0 - by)) as f32).collect();
+            map_values(image, clip, |c, x| x * by as f32 + offsets[c])
+        })
+    }
+}
+
+/// Mixes the picture with its grey one, or moves it away from it.
+#[derive(Clone, Debug)]
+pub struct Saturation {
+    most: f64,
+    clip: bool,
+}
+
+impl Saturation {
+    /// Keeps a share of colour between `1 - most` and `1 + most`.
+    pub fn new(most: f64) -> Saturation {
+        Saturation { most, clip: true }
+    }
+
+    /// Without holding f32 pictures to 0 to 255.
+    #[must_use]
+    pub fn no_clip(self) -> Saturation {
+        Saturation { clip: false, ..self }
+    }
+}
+
+impl Augmentor for Saturation {
+    fn transform(&self, _: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        if self.most >= 1.0 {
+            return Err(Error::argument("Saturation: colours change by less than 1"));
+        }
+        let (by, clip) = (1.0 + draws.between(-self.most, self.most) as f32, self.clip);
+        photometric("Saturation", move |mut image| {
+            rgb_size(&image)?;
+            match image.dtype() {
+                DType::U8 => saturate_u8(image.as_mut_slice()?, by),
+                _ => {
+                    for p in image.as_mut_slice::<f32>()?.as_chunks_mut::<3>().0 {
+                        let grey = grey::of_f32(p[0], p[1], p[2]) * (1.0 - by);
+                        *p = p.map(|x| x * by + grey);
+                        if clip {
+                            *p = p.map(|x| x.clamp(0.0, 255.0));
+                        }
+                    }
+                }
+            }
+            Ok(image)
+        })
+    }
+}
+
+/// In whole numbers of 2^-14, which vectors have more lanes for.
+fn saturate_u8(values: &mut [u8], by: f32) {
+    const ONE: i32 = 1 << 14;
+    let by = (by * ONE as f32).round() as i32;
+    for p in values.as_chunks_mut::<3>().0 {
+        let grey = i32::from(grey::of_u8(p[0], p[1], p[2])) * (ONE - by) + ONE / 2;
+        *p = p.map(|x| ((i32::from(x) * by + grey) >> 14).clamp(0, 255) as u8);
+    }
+}
+
+/// Turns the hue.
+#[derive(Clone, Debug)]
+pub struct Hue {
+    range: (f64, f64),
+}
+
+impl Hue {
+    /// By an angle between these, in units of two degrees: 180 is a full turn.
+    pub fn new(least: f64, most: f64) -> Hue {
+        Hue { range: (least, most) }
+    }
+}
+
+impl Augmentor for Hue {
+    fn transform(&self, _: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        let degrees = 2.0 * draws.between(self.range.0, self.range.1) as f32;
+        photometric("Hue", move |mut image| {
+            rgb_size(&image)?;
+            with_values!(image, T => {
+                for p in image.as_mut_slice::<T>()?.as_chunks_mut::<3>().0 {
+                    *p = turn_hue(p.map(T::to_f32), degrees).map(T::from_f32);
+                }
+            });
+            Ok(image)
+        })
+    }
+}
+
+/// A colour with its hue turned by an angle, its saturation and value kept.
+fn turn_hue([r, g, b]: [f32; 3], degrees: f32) -> [f32; 3] {
+    let value = r.max(g).max(b);
+    let chroma = value - r.min(g).min(b);
+    if chroma == 0.0 {
+        return [r, g, b];
+    }
+    // The hue in sixths of a turn.
+    let hue = if value == r {
+        (g - b) / chroma
+    } else if value == g {
+        2.0 + (b - r) / chroma
+    } else {
+        4.0 + (r - g) / chroma
+    };
+    let hue = (hue + degrees / 60.0).rem_euclid(6.0);
+    // Each channel is full for two sixths about its own hue, and falls to nothing over one more on either side.
+    [0.0, 2.0, 4.0].map(|own: f32| {
+        let distance = (hue - own).abs().min(6.0 - (hue - own).abs());
+        value - chroma * (distance - 1.0).clamp(0.0, 1.0)
+    })
+}
+
+/// Adds a random mixture of the principal colours of a data set, as AlexNet was trained with.
+#[derive(Clone, Debug)]
+pub struct Lighting {
+    deviation: f64,
+    values: [f64; 3],
+    vectors: [[f64; 3]; 3],
+    clip: bool,
+}
+
+impl Lighting {
+    /// With this standard deviation, of the eigenvalues and eigenvectors (one a column) of the colours of the data.
+    pub fn new(deviation: f64, eigenvalues: [f64; 3], eigenvectors: [[f64; 3]; 3]) -> Lighting {
+        Lighting { deviation, values: eigenvalues, vectors: eigenvectors, clip: true }
+    }
+
+    /// Without holding f32 pictures to 0 to 255.
+    #[must_use]
+    pub fn no_clip(self) -> Lighting {
+        Lighting { clip: false, ..self }
+    }
+}
+
+impl Augmentor for Lighting {
+    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        rgb_size(image).map_err(|e| e.within("Lighting"))?;
+        let weights = self.values.map(|value| value * draws.normal() * self.deviation);
+        let by = self.vectors.map(|row| row.iter().zip(weights).map(|(v, w)| v * w).sum::<f64>() as f32);
+        let clip = self.clip;
+        photometric("Lighting", move |image| map_values(image, clip, |c, x| x + by[c]))
+    }
+}
+
+/// Raises values to a random power.
+#[derive(Clone, Debug)]
+pub struct Gamma {
+    range: (f64, f64),
+}
+
+impl Gamma {
+    /// To the power `1 / (1 + gamma)` for a gamma between these; above 0 is brighter. f32 pictures are rounded down to
+    /// whole values.
+    pub fn new(least: f64, most: f64) -> Gamma {
+        Gamma { range: (least, most) }
+    }
+}
+
+impl Default for Gamma {
+    fn default() -> Gamma {
+        Gamma::new(-0.5, 0.5)
+    }
+}
+
+impl Augmentor for Gamma {
+    fn transform(&self, _: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        let power = 1.0 / (1.0 + draws.between(self.range.0, self.range.1));
+        photometric("Gamma", move |image| {
+            let level = |x: usize| (((x as f64 / 255.0).powf(power)) * 255.0) as f32;
+            let table: [f32; 256] = std::array::from_fn(|x| level(x).trunc());
+            map_values(image, true, |_, x| table[usize::from(x.clamp(0.0, 255.0) as u8)])
+        })
+    }
+}
+
+/// Holds values to a range.
+#[derive(Clone, Debug)]
+pub struct Clip {
+    least: f32,
+    most: f32,
+}
+
+impl Clip {
+    /// Between these.
+    pub fn new(least: f32, most: f32) -> Clip {
+        Clip { least, most }
+    }
+}
+
+impl Default for Clip {
+    fn default() -> Clip {
+        Clip::new(0.0, 255.0)
+    }
+}
+
+impl Augmentor for Clip {
+    fn transform(&self, image: &HostTensor, _: &mut Draws) -> Result<Box<dyn Transform>> {
+        size(image)?;
+        let (least, most) = (self.least, self.most);
+        photometric("Clip", move |image| map_values(image, false, |_, x| x.max(least).min(most)))
+    }
+}

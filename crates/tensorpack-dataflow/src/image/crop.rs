@@ -1,0 +1,167 @@
+//! Parts of pictures.
+
+use super::picture::{size, with_values};
+use super::{Augmentor, Rect, Transform};
+use crate::Draws;
+use tensorpack_tensor::{Error, HostTensor, Result};
+
+/// A part of this size, anywhere in the picture.
+#[derive(Clone, Debug)]
+pub struct RandomCrop {
+    height: usize,
+    width: usize,
+}
+
+impl RandomCrop {
+    /// Of this size.
+    pub fn new(height: usize, width: usize) -> RandomCrop {
+        RandomCrop { height, width }
+    }
+}
+
+impl Augmentor for RandomCrop {
+    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        let (free_y, free_x) = room(image, self.height, self.width).map_err(|e| e.within("RandomCrop"))?;
+        let (y, x) = (draws.below(free_y as u64 + 1) as usize, draws.below(free_x as u64 + 1) as usize);
+        Ok(Box::new(Crop(Rect { x, y, width: self.width, height: self.height })))
+    }
+}
+
+/// The part of this size in the middle of the picture.
+#[derive(Clone, Debug)]
+pub struct CenterCrop {
+    height: usize,
+    width: usize,
+}
+
+impl CenterCrop {
+    /// Of this size.
+    pub fn new(height: usize, width: usize) -> CenterCrop {
+        CenterCrop { height, width }
+    }
+}
+
+impl Augmentor for CenterCrop {
+    fn transform(&self, image: &HostTensor, _: &mut Draws) -> Result<Box<dyn Transform>> {
+        let (free_y, free_x) = room(image, self.height, self.width).map_err(|e| e.within("CenterCrop"))?;
+        Ok(Box::new(Crop(Rect { x: free_x / 2, y: free_y / 2, width: self.width, height: self.height })))
+    }
+}
+
+/// A part of random size, anywhere in the picture.
+#[derive(Clone, Debug)]
+pub struct RandomCropRandomShape {
+    least: (usize, usize),
+    most: Option<(usize, usize)>,
+}
+
+impl RandomCropRandomShape {
+    /// At least of this size, and at most as large as the picture.
+    pub fn new(height: usize, width: usize) -> RandomCropRandomShape {
+        RandomCropRandomShape { least: (height, width), most: None }
+    }
+
+    /// At most of this size.
+    #[must_use]
+    pub fn at_most(self, height: usize, width: usize) -> RandomCropRandomShape {
+        RandomCropRandomShape { most: Some((height, width)), ..self }
+    }
+}
+
+impl Augmentor for RandomCropRandomShape {
+    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        let (h, w, _) = size(image)?;
+        let most = self.most.unwrap_or((h, w));
+        let mut side =
+            |least: usize, most: usize| least + draws.below((most.saturating_sub(least) + 1) as u64) as usize;
+        let (height, width) = (side(self.least.0, most.0), side(self.least.1, most.1));
+        RandomCrop::new(height, width).transform(image, draws).map_err(|e| e.within("RandomCropRandomShape"))
+    }
+}
+
+/// How many more rows and columns than this the picture has.
+fn room(image: &HostTensor, height: usize, width: usize) -> Result<(usize, usize)> {
+    let (h, w, _) = size(image)?;
+    match (h.checked_sub(height), w.checked_sub(width)) {
+        (Some(y), Some(x)) if height > 0 && width > 0 => Ok((y, x)),
+        _ => Err(Error::shape(format!(
+            "{height} by {width} pixels cannot be cut out of a picture of {h} by {w}"
+        ))),
+    }
+}
+
+/// Cuts a part out.
+#[derive(Debug)]
+pub(super) struct Crop(pub(super) Rect);
+
+impl Transform for Crop {
+    fn apply_image(&self, image: HostTensor) -> Result<HostTensor> {
+        let Rect { x, y, width, height } = self.0;
+        let (h, w, c) = size(&image)?;
+        if !self.0.is_within(h, w) {
+            return Err(Error::shape(format!("Crop: {:?} is not within a picture of {h} by {w}", self.0)));
+        }
+        with_values!(image, T => {
+            let mut out = Vec::with_capacity(height * width * c);
+            for row in image.as_slice::<T>()?.chunks_exact(w * c).skip(y).take(height) {
+                out.extend_from_slice(&row[x * c..(x + width) * c]);
+            }
+            HostTensor::new([height, width, c], out)
+        })
+    }
+
+    fn apply_coords(&self, coords: &mut [[f64; 2]]) -> Result<()> {
+        for [x, y] in coords {
+            (*x, *y) = (*x - self.0.x as f64, *y - self.0.y as f64);
+        }
+        Ok(())
+    }
+}
+
+/// Fills a part of the picture, anywhere in it.
+#[derive(Clone, Debug)]
+pub struct RandomCutout {
+    heights: (usize, usize),
+    widths: (usize, usize),
+    fill: f32,
+}
+
+impl RandomCutout {
+    /// Of this size, with 0.
+    pub fn new(height: usize, width: usize) -> RandomCutout {
+        RandomCutout::between((height, height), (width, width))
+    }
+
+    /// Of a height and a width between these, ends included.
+    pub fn between(heights: (usize, usize), widths: (usize, usize)) -> RandomCutout {
+        RandomCutout { heights, widths, fill: 0.0 }
+    }
+
+    /// With this value.
+    #[must_use]
+    pub fn fill(self, fill: f32) -> RandomCutout {
+        RandomCutout { fill, ..self }
+    }
+}
+
+impl Augmentor for RandomCutout {
+    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        let mut side = |(least, most): (usize, usize)| {
+            least + draws.below((most.saturating_sub(least) + 1) as u64) as usize
+        };
+        let (height, width) = (side(self.heights), side(self.widths));
+        let (free_y, free_x) = room(image, height, width).map_err(|e| e.within("RandomCutout"))?;
+        let (y, x) = (draws.below(free_y as u64 + 1) as usize, draws.below(free_x as u64 + 1) as usize);
+        let fill = self.fill;
+        super::photometric("RandomCutout", move |mut image| {
+            let (_, w, c) = size(&image)?;
+            with_values!(image, T => {
+                use super::picture::Value;
+                for row in image.as_mut_slice::<T>()?.chunks_exact_mut(w * c).skip(y).take(height) {
+                    row[x * c..(x + width) * c].fill(T::from_f32(fill));
+                }
+            });
+            Ok(image)
+        })
+    }
+}

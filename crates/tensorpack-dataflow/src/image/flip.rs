@@ -1,0 +1,121 @@
+//! Mirrors.
+
+use super::picture::{rearrange, size, with_values};
+use super::{Augmentor, Identity, Transform};
+use crate::Draws;
+use tensorpack_tensor::{HostTensor, Result};
+
+/// Mirrors every other picture.
+#[derive(Clone, Debug)]
+pub struct Flip {
+    is_horizontal: bool,
+    probability: f64,
+}
+
+impl Flip {
+    /// Left to right.
+    pub fn horizontal() -> Flip {
+        Flip { is_horizontal: true, probability: 0.5 }
+    }
+
+    /// Top to bottom.
+    pub fn vertical() -> Flip {
+        Flip { is_horizontal: false, probability: 0.5 }
+    }
+
+    /// With this probability instead of a half.
+    #[must_use]
+    pub fn probability(self, probability: f64) -> Flip {
+        Flip { probability, ..self }
+    }
+}
+
+impl Augmentor for Flip {
+    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        let (h, w, _) = size(image)?;
+        Ok(match (draws.chance(self.probability), self.is_horizontal) {
+            (false, _) => Box::new(Identity),
+            (true, true) => Box::new(Mirror::LeftRight { width: w }),
+            (true, false) => Box::new(Mirror::TopBottom { height: h }),
+        })
+    }
+}
+
+#[derive(Debug)]
+enum Mirror {
+    LeftRight { width: usize },
+    TopBottom { height: usize },
+}
+
+impl Transform for Mirror {
+    fn apply_image(&self, mut image: HostTensor) -> Result<HostTensor> {
+        let (h, w, c) = size(&image)?;
+        with_values!(image, T => {
+            let values = image.as_mut_slice::<T>()?;
+            match self {
+                Mirror::LeftRight { .. } if c == 3 => {
+                    for row in values.chunks_exact_mut(w * 3) {
+                        row.as_chunks_mut::<3>().0.reverse();
+                    }
+                }
+                Mirror::LeftRight { .. } => {
+                    for row in values.chunks_exact_mut(w * c) {
+                        // All values turned round, and then those of each pixel back.
+                        row.reverse();
+                        row.chunks_exact_mut(c).for_each(<[T]>::reverse);
+                    }
+                }
+                Mirror::TopBottom { .. } => {
+                    let (top, rest) = values.split_at_mut(h / 2 * w * c);
+                    let bottom = rest.rchunks_exact_mut(w * c);
+                    top.chunks_exact_mut(w * c).zip(bottom).for_each(|(a, b)| a.swap_with_slice(b));
+                }
+            }
+        });
+        Ok(image)
+    }
+
+    fn apply_coords(&self, coords: &mut [[f64; 2]]) -> Result<()> {
+        for [x, y] in coords {
+            match *self {
+                Mirror::LeftRight { width } => *x = width as f64 - *x,
+                Mirror::TopBottom { height } => *y = height as f64 - *y,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Swaps rows and columns of every other picture.
+#[derive(Clone, Debug)]
+pub struct Transpose {
+    probability: f64,
+}
+
+impl Transpose {
+    /// With this probability.
+    pub fn new(probability: f64) -> Transpose {
+        Transpose { probability }
+    }
+}
+
+impl Augmentor for Transpose {
+    fn transform(&self, _: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        Ok(if draws.chance(self.probability) { Box::new(RowsForColumns) } else { Box::new(Identity) })
+    }
+}
+
+#[derive(Debug)]
+struct RowsForColumns;
+
+impl Transform for RowsForColumns {
+    fn apply_image(&self, image: HostTensor) -> Result<HostTensor> {
+        let (h, w, _) = size(&image)?;
+        rearrange(&image, w, h, |y, x| (x, y))
+    }
+
+    fn apply_coords(&self, coords: &mut [[f64; 2]]) -> Result<()> {
+        coords.iter_mut().for_each(|[x, y]| std::mem::swap(x, y));
+        Ok(())
+    }
+}

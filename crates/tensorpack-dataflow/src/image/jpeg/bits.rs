@@ -1,0 +1,126 @@
+//! The bits of entropy-coded data.
+
+/// Reads bits from the front of bytes, the high ones first. Behind the end come zeros.
+///
+/// The bytes are without stuffing (see [`unstuff`]), so that a refill is one load and has no branch to mispredict.
+#[derive(Clone, Copy)]
+pub(super) struct Bits<'a> {
+    bytes: &'a [u8],
+    next: usize,
+    window: u64,
+    count: u32,
+}
+
+/// How many bits a refill makes sure of.
+pub(super) const REFILLED: u32 = 56;
+
+impl<'a> Bits<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Bits<'a> {
+        Bits { bytes, next: 0, window: 0, count: 0 }
+    }
+
+    /// Makes sure of [`REFILLED`] bits.
+    #[inline(always)]
+    pub(super) fn refill(&mut self) {
+        let word = match self.bytes.get(self.next..) {
+            Some([a, b, c, d, e, f, g, h, ..]) => u64::from_be_bytes([*a, *b, *c, *d, *e, *f, *g, *h]),
+            rest => last_bytes(rest.unwrap_or_default()),
+        };
+        // What lies behind `count` bits of the window are the right bits already: to set them again changes nothing.
+        self.window |= word >> self.count;
+        self.next += ((63 - self.count) >> 3) as usize;
+        self.count |= REFILLED;
+    }
+
+    /// The next `n` bits, 1 to 32 of them.
+    #[inline(always)]
+    pub(super) fn peek(&self, n: u32) -> usize {
+        (self.window >> (64 - n)) as usize
+    }
+
+    /// Goes on by `n` bits, no more than the refill made sure of.
+    #[inline(always)]
+    pub(super) fn skip(&mut self, n: u32) {
+        self.window <<= n;
+        self.count -= n;
+    }
+
+    /// Whether more was read than there is.
+    pub(super) fn is_past_end(&self) -> bool {
+        self.next * 8 > self.bytes.len() * 8 + self.count as usize
+    }
+}
+
+#[cold]
+fn last_bytes(rest: &[u8]) -> u64 {
+    rest.iter().take(8).enumerate().fold(0, |word, (i, &b)| word | u64::from(b) << (56 - 8 * i))
+}
+
+/// Appends the entropy-coded bytes at the front of `data` to `out`, without the zeros that are stuffed behind every
+/// 0xFF, and returns what follows: the next marker, or nothing.
+pub(super) fn unstuff<'a>(data: &'a [u8], out: &mut Vec<u8>) -> &'a [u8] {
+    let mut rest = data;
+    while let Some(at) = position_of_ff(rest) {
+        match rest.get(at + 1) {
+            Some(0) => {
+                out.extend_from_slice(&rest[..=at]);
+                rest = &rest[at + 2..];
+            }
+            // Markers may have any number of 0xFF before them.
+            Some(0xFF) => {
+                out.extend_from_slice(&rest[..at]);
+                rest = &rest[at + 1..];
+            }
+            _ => {
+                out.extend_from_slice(&rest[..at]);
+                return &rest[at..];
+            }
+        }
+    }
+    out.extend_from_slice(rest);
+    &[]
+}
+
+/// Where the first 0xFF is, looked for 32 bytes at a time.
+fn position_of_ff(bytes: &[u8]) -> Option<usize> {
+    let blocks =
+        bytes.chunks_exact(32).take_while(|c| c.iter().fold(0, |any, &b| any | u8::from(b == 0xFF)) == 0);
+    let from = blocks.count() * 32;
+    bytes[from..].iter().position(|&b| b == 0xFF).map(|at| from + at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_come_in_order_and_zeros_behind_the_end() {
+        let bytes: Vec<u8> = (0..23).map(|i| (i * 89 + 5) as u8).collect();
+        let expected = |at: usize| bytes.get(at / 8).map_or(0, |b| b >> (7 - at % 8) & 1);
+        let (mut bits, mut at) = (Bits::new(&bytes), 0);
+        while at < 23 * 8 + 40 {
+            bits.refill();
+            let n = 1 + at as u32 % 17;
+            for i in 0..n {
+                assert_eq!(bits.peek(i + 1) as u8 & 1, expected(at + i as usize), "bit {}", at + i as usize);
+            }
+            bits.skip(n);
+            at += n as usize;
+            assert_eq!(bits.is_past_end(), at > 23 * 8);
+        }
+    }
+
+    #[test]
+    fn unstuffing_ends_at_a_marker() {
+        let mut out = Vec::new();
+        let data = [1, 0xFF, 0, 2, 0xFF, 0xFF, 0xD9, 7];
+        assert_eq!(unstuff(&data, &mut out), &[0xFF, 0xD9, 7]);
+        assert_eq!(out, [1, 0xFF, 2]);
+        let mut long = vec![3; 100];
+        long[70] = 0xFF;
+        long[71] = 0;
+        out.clear();
+        assert!(unstuff(&long, &mut out).is_empty());
+        assert_eq!(out.len(), 99);
+    }
+}

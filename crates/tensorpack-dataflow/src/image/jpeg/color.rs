@@ -1,0 +1,203 @@
+//! From planes to pixels: chroma to the size of luma, and YCbCr to RGB.
+
+use super::scan::Plane;
+
+/// A component's samples at the picture's own size, row by row.
+pub(super) struct Upsampler<'a> {
+    plane: &'a Plane,
+    /// The size of the whole component.
+    size: (usize, usize),
+    /// How many pixels a sample stands for, across and down.
+    factor: (usize, usize),
+    /// Rows of neighbours weighed 3 to 1, and the finished row.
+    weighed: Vec<u16>,
+    row: Vec<u8>,
+}
+
+impl<'a> Upsampler<'a> {
+    pub(super) fn new(plane: &'a Plane, size: (usize, usize), factor: (usize, usize)) -> Upsampler<'a> {
+        Upsampler { plane, size, factor, weighed: Vec::new(), row: Vec::new() }
+    }
+
+    /// `width` samples of row `y` from column `x` on.
+    ///
+    /// Where a component has half the samples, the missing ones are a quarter of the way between two, as libjpeg has
+    /// it; else samples are repeated.
+    pub(super) fn row(&mut self, x: usize, y: usize, width: usize) -> &[u8] {
+        let origin = self.plane.columns.start * self.plane.n;
+        match self.factor {
+            (1, 1) => &self.plane.row(y)[x - origin..x - origin + width],
+            (1 | 2, 1 | 2) => {
+                self.weigh(x, y, width);
+                self.spread(x, y, width)
+            }
+            (across, down) => {
+                let samples = self.plane.row(y / down);
+                self.row.clear();
+                self.row.extend((x..x + width).map(|x| samples[x / across - origin]));
+                &self.row
+            }
+        }
+    }
+
+    /// Four times the samples at the height of row `y`, from the one before `x` to the one behind the last.
+    fn weigh(&mut self, x: usize, y: usize, width: usize) {
+        let (across, down) = self.factor;
+        let near = y / down;
+        let far = match down {
+            1 => near,
+            _ if y.is_multiple_of(2) => near.saturating_sub(1),
+            _ => (near + 1).min(self.size.1 - 1),
+        };
+        let (near, far) = (self.plane.row(near), self.plane.row(far));
+        let origin = self.plane.columns.start * self.plane.n;
+        let (first, last) = (x / across, (x + width - 1) / across);
+        let weigh = |i: usize| 3 * u16::from(near[i - origin]) + u16::from(far[i - origin]);
+        self.weighed.clear();
+        self.weighed.push(weigh(first.saturating_sub(1)));
+        let inside = first - origin..last + 1 - origin;
+        let pairs = near[inside.clone()].iter().zip(&far[inside]);
+        self.weighed.extend(pairs.map(|(&near, &far)| 3 * u16::from(near) + u16::from(far)));
+        self.weighed.push(weigh((last + 1).min(self.size.0 - 1)));
+    }
+
+    /// The row from its weighed samples.
+    fn spread(&mut self, x: usize, y: usize, width: usize) -> &[u8] {
+        let samples = self.weighed.len() - 2;
+        if self.factor.0 == 1 {
+            // Rounded up and down by turns, so that the mean stays.
+            let rounding = 1 + (y % 2) as u16;
+            self.row.clear();
+            self.row.extend(self.weighed[1..=samples].iter().map(|&w| ((w + rounding) >> 2) as u8));
+            return &self.row;
+        }
+        let (left, right) = if self.factor.1 == 2 { (8, 7) } else { (4, 8) };
+        self.row.resize(2 * samples, 0);
+        let neighbours = self.weighed.iter().zip(&self.weighed[1..]).zip(&self.weighed[2..]);
+        for (pair, ((&before, &here), &behind)) in self.row.chunks_exact_mut(2).zip(neighbours) {
+            pair[0] = ((3 * here + before + left) >> 4) as u8;
+            pair[1] = ((3 * here + behind + right) >> 4) as u8;
+        }
+        &self.row[x % 2..x % 2 + width]
+    }
+}
+
+/// A row of RGB pixels from one of YCbCr.
+pub(super) fn to_rgb(y: &[u8], cb: &[u8], cr: &[u8], out: &mut [u8]) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the machine was just found to have AVX2.
+        return unsafe { avx2::to_rgb(y, cb, cr, out) };
+    }
+    to_rgb_plain(y, cb, cr, out);
+}
+
+fn to_rgb_plain(y: &[u8], cb: &[u8], cr: &[u8], out: &mut [u8]) {
+    for (((&y, &cb), &cr), out) in y.iter().zip(cb).zip(cr).zip(out.chunks_exact_mut(3)) {
+        out.copy_from_slice(&pixel(y, cb, cr));
+    }
+}
+
+/// One pixel, in steps of 16 bits that vectors have an instruction for: `x * factor / 2^15`, rounded.
+#[inline(always)]
+fn pixel(y: u8, cb: u8, cr: u8) -> [u8; 3] {
+    let times = |x: i16, factor: i16| ((i32::from(x) * i32::from(factor) + (1 << 14)) >> 15) as i16;
+    let (y, cb, cr) = (i16::from(y), i16::from(cb) - 128, i16::from(cr) - 128);
+    // 1.402 and 1.772 in 2^14ths; 0.344136 and 0.714136 in 2^12ths, for a sum in 16ths.
+    let r = y + times(cr * 2, 22970);
+    let g = y - ((times(cb * 128, 1410) + times(cr * 128, 2925) + 8) >> 4);
+    let b = y + times(cb * 2, 29032);
+    [r, g, b].map(|c| c.clamp(0, 255) as u8)
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::to_rgb_plain;
+    use std::arch::x86_64::*;
+
+    /// Sixteen pixels at a time.
+    #[target_feature(enable = "avx2")]
+    pub(super) fn to_rgb(y: &[u8], cb: &[u8], cr: &[u8], out: &mut [u8]) {
+        let n = y.len().min(cb.len()).min(cr.len()).min(out.len() / 3) / 16 * 16;
+        for i in (0..n).step_by(16) {
+            // SAFETY: i + 16 is no more than n, which no slice is shorter than, and three times n not more than `out`.
+            unsafe {
+                let load = |p: &[u8]| _mm256_cvtepu8_epi16(_mm_loadu_si128(p.as_ptr().add(i).cast()));
+                let pixels = pixels(load(y), load(cb), load(cr));
+                for (j, bytes) in interleave(pixels).into_iter().enumerate() {
+                    _mm_storeu_si128(out.as_mut_ptr().add(i * 3 + j * 16).cast(), bytes);
+                }
+            }
+        }
+        to_rgb_plain(&y[n..], &cb[n..], &cr[n..], &mut out[n * 3..]);
+    }
+
+    /// As [`super::pixel`], sixteen at once.
+    #[target_feature(enable = "avx2")]
+    fn pixels(y: __m256i, cb: __m256i, cr: __m256i) -> [__m128i; 3] {
+        let number = |x: i16| _mm256_set1_epi16(x);
+        let (cb, cr) = (_mm256_sub_epi16(cb, number(128)), _mm256_sub_epi16(cr, number(128)));
+        let times = |x: __m256i, factor: i16| _mm256_mulhrs_epi16(x, number(factor));
+        let r = _mm256_add_epi16(y, times(_mm256_slli_epi16::<1>(cr), 22970));
+        let b = _mm256_add_epi16(y, times(_mm256_slli_epi16::<1>(cb), 29032));
+        let green = _mm256_add_epi16(
+            times(_mm256_slli_epi16::<7>(cb), 1410),
+            times(_mm256_slli_epi16::<7>(cr), 2925),
+        );
+        let g = _mm256_sub_epi16(y, _mm256_srai_epi16::<4>(_mm256_add_epi16(green, number(8))));
+        [r, g, b].map(|c| _mm_packus_epi16(_mm256_castsi256_si128(c), _mm256_extracti128_si256::<1>(c)))
+    }
+
+    /// Sixteen reds, greens and blues as 48 bytes of pixels.
+    #[target_feature(enable = "avx2")]
+    fn interleave([r, g, b]: [__m128i; 3]) -> [__m128i; 3] {
+        // Byte i of part j is colour c of pixel p where 16 j + i = 3 p + c; 0x80 leaves a zero.
+        const PLACES: [[[i8; 16]; 3]; 3] = {
+            let mut places = [[[-128; 16]; 3]; 3];
+            let mut at = 0;
+            while at < 48 {
+                places[at / 16][at % 3][at % 16] = (at / 3) as i8;
+                at += 1;
+            }
+            places
+        };
+        std::array::from_fn(|j| {
+            let pick = |colour: __m128i, c: usize| {
+                // SAFETY: a place has sixteen bytes.
+                let places = unsafe { _mm_loadu_si128(PLACES[j][c].as_ptr().cast()) };
+                _mm_shuffle_epi8(colour, places)
+            };
+            _mm_or_si128(_mm_or_si128(pick(r, 0), pick(g, 1)), pick(b, 2))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_are_those_of_the_standard() {
+        for i in 0..4096u32 {
+            let [y, cb, cr] = [i, i / 16, i / 256].map(|x| (x % 16 * 17) as u8);
+            let (fy, fb, fr) = (f64::from(y), f64::from(cb) - 128.0, f64::from(cr) - 128.0);
+            let right = [fy + 1.402 * fr, fy - 0.344136 * fb - 0.714136 * fr, fy + 1.772 * fb];
+            for (is, right) in pixel(y, cb, cr).into_iter().zip(right) {
+                assert!(
+                    (f64::from(is) - right.clamp(0.0, 255.0)).abs() < 0.56,
+                    "{y} {cb} {cr}: {is}, not {right}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn vectors_compute_what_plain_loops_do() {
+        let plane = |k: usize| (0..77).map(|i| (i * k) as u8).collect::<Vec<u8>>();
+        let (y, cb, cr) = (plane(11), plane(29), plane(83));
+        let (mut a, mut b) = (vec![0; 77 * 3], vec![0; 77 * 3]);
+        to_rgb_plain(&y, &cb, &cr, &mut a);
+        to_rgb(&y, &cb, &cr, &mut b);
+        assert_eq!(a, b);
+    }
+}

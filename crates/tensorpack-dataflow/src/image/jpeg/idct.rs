@@ -1,0 +1,307 @@
+//! From coefficients to samples: blocks of 8 by 8, or scaled to 4, 2 or 1 by keeping the low frequencies alone.
+//!
+//! The 8 by 8 transform is the one of Arai, Agui and Nakajima in f32: all factors but five are moved into the
+//! quantisation table. No step is a fused multiply-add, so that every machine computes the same.
+
+use std::ops::{Add, Mul, Sub};
+
+/// Coefficients of a block, transposed (the horizontal frequency changes slowest), with room for what broken data
+/// puts behind the last.
+pub(super) type Coefficients = [i16; 64 + 16];
+
+/// What the coefficients are to be multiplied with, transposed as well.
+pub(super) type Factors = [f32; 64];
+
+/// The factors that the transform to `n` by `n` samples needs, from a quantisation table in natural order.
+pub(super) fn factors(table: &[u16; 64], n: usize) -> Factors {
+    use std::f64::consts::{PI, SQRT_2};
+    let scale = |k: usize| if k == 0 { 1.0 } else { SQRT_2 * (k as f64 * PI / 16.0).cos() };
+    std::array::from_fn(|i| {
+        let (u, v) = (i / 8, i % 8);
+        let own = f64::from(table[v * 8 + u]) / 8.0;
+        (if n == 8 { own * scale(u) * scale(v) } else { own }) as f32
+    })
+}
+
+/// Writes the `n` by `n` samples of a block to `out`, whose rows are `stride` apart. `out` reaches to the last.
+pub(super) fn inverse(
+    n: usize,
+    simd: Simd,
+    c: &Coefficients,
+    factors: &Factors,
+    out: &mut [u8],
+    stride: usize,
+) {
+    match n {
+        8 => simd.inverse(c, factors, out, stride),
+        _ => scaled(n, c, factors, out, stride),
+    }
+}
+
+/// Writes a block whose only coefficient is the first.
+pub(super) fn flat(n: usize, c: i16, factors: &Factors, out: &mut [u8], stride: usize) {
+    let sample = sample(f32::from(c) * factors[0]);
+    out.chunks_mut(stride).take(n).for_each(|row| row[..n].fill(sample));
+}
+
+fn sample(value: f32) -> u8 {
+    // As vector instructions round: ties to even.
+    (value + 128.0).round_ties_even() as u8
+}
+
+/// Which instructions transform blocks: found once a picture.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Simd {
+    /// Simple loops.
+    Plain,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+}
+
+impl Simd {
+    pub(super) fn detect() -> Simd {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") {
+            return Simd::Avx2;
+        }
+        Simd::Plain
+    }
+
+    fn inverse(self, c: &Coefficients, factors: &Factors, out: &mut [u8], stride: usize) {
+        match self {
+            Simd::Plain => plain(c, factors, out, stride),
+            // SAFETY: the machine was found to have AVX2.
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx2 => unsafe { avx2::inverse(c, factors, out, stride) },
+        }
+    }
+}
+
+/// Eight coefficients to eight samples.
+#[inline(always)]
+fn transform<T>(x: [T; 8], number: impl Fn(f32) -> T) -> [T; 8]
+where
+    T: Copy + Add<Output = T> + Sub<Output = T> + Mul<Output = T>,
+{
+    let root2 = number(std::f32::consts::SQRT_2);
+    let (a, b) = (x[0] + x[4], x[0] - x[4]);
+    let c = x[2] + x[6];
+    let d = (x[2] - x[6]) * root2 - c;
+    let (e0, e3, e1, e2) = (a + c, a - c, b + d, b - d);
+
+    let (p, q) = (x[5] + x[3], x[5] - x[3]);
+    let (r, s) = (x[1] + x[7], x[1] - x[7]);
+    let o0 = r + p;
+    // 2 cos(pi/8), and twice its sum and difference with cos(3 pi/8).
+    let z = (q + s) * number(1.847_759_1);
+    let o1 = z - q * number(2.613_126) - o0;
+    let o2 = (r - p) * root2 - o1;
+    let o3 = z - s * number(1.082_392_2) - o2;
+    [e0 + o0, e1 + o1, e2 + o2, e3 + o3, e3 - o3, e2 - o2, e1 - o1, e0 - o0]
+}
+
+fn plain(c: &Coefficients, factors: &Factors, out: &mut [u8], stride: usize) {
+    let mut half = [[0.0; 8]; 8];
+    for v in 0..8 {
+        let row = transform(std::array::from_fn(|u| f32::from(c[u * 8 + v]) * factors[u * 8 + v]), |x| x);
+        (0..8).for_each(|x| half[v][x] = row[x]);
+    }
+    for x in 0..8 {
+        let column = transform(std::array::from_fn(|v| half[v][x]), |x| x);
+        (0..8).for_each(|y| out[y * stride + x] = sample(column[y]));
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::{Coefficients, Factors, transform};
+    use std::arch::x86_64::*;
+    use std::ops::{Add, Mul, Sub};
+
+    /// Eight numbers. Its operators are inlined into functions that have AVX2, and used by those alone.
+    #[derive(Clone, Copy)]
+    struct Lanes(__m256);
+
+    impl Add for Lanes {
+        type Output = Lanes;
+        #[inline(always)]
+        fn add(self, other: Lanes) -> Lanes {
+            // SAFETY: see the type.
+            Lanes(unsafe { _mm256_add_ps(self.0, other.0) })
+        }
+    }
+
+    impl Sub for Lanes {
+        type Output = Lanes;
+        #[inline(always)]
+        fn sub(self, other: Lanes) -> Lanes {
+            // SAFETY: see the type.
+            Lanes(unsafe { _mm256_sub_ps(self.0, other.0) })
+        }
+    }
+
+    impl Mul for Lanes {
+        type Output = Lanes;
+        #[inline(always)]
+        fn mul(self, other: Lanes) -> Lanes {
+            // SAFETY: see the type.
+            Lanes(unsafe { _mm256_mul_ps(self.0, other.0) })
+        }
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn inverse(c: &Coefficients, factors: &Factors, out: &mut [u8], stride: usize) {
+        assert!(out.len() >= 7 * stride + 8, "a block's rows lie within the plane");
+        let number = |x: f32| Lanes(_mm256_set1_ps(x));
+        let row = |u: usize| {
+            // SAFETY: eight coefficients and eight factors from u * 8 on are within the arrays of 64.
+            let (c, f) = unsafe {
+                let c = _mm_loadu_si128(c.as_ptr().add(u * 8).cast());
+                (c, _mm256_loadu_ps(factors.as_ptr().add(u * 8)))
+            };
+            Lanes(_mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(c)), f))
+        };
+        let half = transform([row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)], number);
+        let rows = transform(transpose(half), number);
+        let bias = _mm256_set1_ps(128.0);
+        let word = |i: usize| _mm256_cvtps_epi32(_mm256_add_ps(rows[i].0, bias));
+        for i in (0..8).step_by(4) {
+            // Packing works within halves: the lanes come out as 0 1 2 3 of each row, then 4 5 6 7 of each.
+            let two = _mm256_packs_epi32(word(i), word(i + 1));
+            let other = _mm256_packs_epi32(word(i + 2), word(i + 3));
+            let bytes = _mm256_packus_epi16(two, other);
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let bytes = _mm256_permutevar8x32_epi32(bytes, order);
+            let (low, high) = (_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes));
+            // SAFETY: rows i to i + 3 are below 8, and eight bytes of each are within `out`, as asserted.
+            unsafe {
+                let mut at = |row: usize| out.as_mut_ptr().add(row * stride);
+                _mm_storel_epi64(at(i).cast(), low);
+                _mm_storel_epi64(at(i + 1).cast(), _mm_unpackhi_epi64(low, low));
+                _mm_storel_epi64(at(i + 2).cast(), high);
+                _mm_storel_epi64(at(i + 3).cast(), _mm_unpackhi_epi64(high, high));
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx2")]
+    fn transpose(r: [Lanes; 8]) -> [Lanes; 8] {
+        let pairs =
+            |a: usize, b: usize| (_mm256_unpacklo_ps(r[a].0, r[b].0), _mm256_unpackhi_ps(r[a].0, r[b].0));
+        let ((a0, a1), (b0, b1), (c0, c1), (d0, d1)) = (pairs(0, 1), pairs(2, 3), pairs(4, 5), pairs(6, 7));
+        let low = |a, b| _mm256_shuffle_ps::<0b01_00_01_00>(a, b);
+        let high = |a, b| _mm256_shuffle_ps::<0b11_10_11_10>(a, b);
+        let top = [low(a0, b0), high(a0, b0), low(a1, b1), high(a1, b1)];
+        let bottom = [low(c0, d0), high(c0, d0), low(c1, d1), high(c1, d1)];
+        std::array::from_fn(|i| {
+            let (t, b) = (top[i % 4], bottom[i % 4]);
+            Lanes(if i < 4 {
+                _mm256_permute2f128_ps::<0x20>(t, b)
+            } else {
+                _mm256_permute2f128_ps::<0x31>(t, b)
+            })
+        })
+    }
+}
+
+/// The low `n` by `n` frequencies to as many samples, by the definition of the transform.
+fn scaled(n: usize, c: &Coefficients, factors: &Factors, out: &mut [u8], stride: usize) {
+    let basis: &[[f32; 4]; 4] = match n {
+        4 => &BASIS_4,
+        2 => &BASIS_2,
+        _ => &[[1.0, 0.0, 0.0, 0.0]; 4],
+    };
+    let mut half = [[0.0; 4]; 4];
+    for v in 0..n {
+        for x in 0..n {
+            half[v][x] = (0..n).map(|u| f32::from(c[u * 8 + v]) * factors[u * 8 + v] * basis[x][u]).sum();
+        }
+    }
+    for y in 0..n {
+        for x in 0..n {
+            out[y * stride + x] = sample((0..n).map(|v| half[v][x] * basis[y][v]).sum());
+        }
+    }
+}
+
+/// `sqrt(2) cos((2 x + 1) u pi / 8)`, and 1 for u = 0.
+const BASIS_4: [[f32; 4]; 4] = [
+    [1.0, 1.306_563, 1.0, 0.541_196_1],
+    [1.0, 0.541_196_1, -1.0, -1.306_563],
+    [1.0, -0.541_196_1, -1.0, 1.306_563],
+    [1.0, -1.306_563, 1.0, -0.541_196_1],
+];
+
+/// The same for two samples: `sqrt(2) cos(pi / 4)` is 1.
+const BASIS_2: [[f32; 4]; 4] = [[1.0, 1.0, 0.0, 0.0], [1.0, -1.0, 0.0, 0.0], [0.0; 4], [0.0; 4]];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::f64::consts::PI;
+
+    fn block(seed: u64) -> Coefficients {
+        let rng = tensorpack_tensor::CounterRng::new(seed, "block");
+        std::array::from_fn(|i| {
+            let (u, v) = (i / 8, i % 8);
+            let size = if i == 0 { 400.0 } else { 300.0 / ((u + v) as f64) };
+            if i < 64 { (rng.normal(0, i as u64) * size / 4.0) as i16 } else { 0 }
+        })
+    }
+
+    /// The definition, with the coefficients of frequency `n` and above left out.
+    fn by_definition(n: usize, c: &Coefficients, table: &[u16; 64], x: usize, y: usize) -> f64 {
+        let a = |k: usize| if k == 0 { 0.5f64.sqrt() } else { 1.0 };
+        let wave = |x: usize, k: usize| ((2 * x + 1) as f64 * k as f64 * PI / (2 * n) as f64).cos();
+        let mut sum = 0.0;
+        for u in 0..n {
+            for v in 0..n {
+                let value = f64::from(c[u * 8 + v]) * f64::from(table[v * 8 + u]);
+                sum += a(u) * a(v) * value * wave(x, u) * wave(y, v) / 4.0;
+            }
+        }
+        (sum + 128.0).clamp(0.0, 255.0)
+    }
+
+    #[test]
+    fn every_size_is_the_cosine_transform() {
+        let table: [u16; 64] = std::array::from_fn(|i| 1 + (i % 7) as u16);
+        for n in [8, 4, 2, 1] {
+            let f = factors(&table, n);
+            for seed in 0..20 {
+                let c = block(seed);
+                let mut out = [0; 64 + 3 * 8];
+                inverse(n, Simd::detect(), &c, &f, &mut out, 11);
+                for (y, x) in (0..n * n).map(|i| (i / n, i % n)) {
+                    let right = by_definition(n, &c, &table, x, y);
+                    let is = f64::from(out[y * 11 + x]);
+                    assert!((right - is).abs() <= 0.51, "{n}: at {x}, {y} {is}, not {right}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn vectors_compute_what_plain_loops_do() {
+        let f = factors(&std::array::from_fn(|i| 1 + i as u16), 8);
+        for seed in 0..200 {
+            let c = block(seed);
+            let (mut a, mut b) = ([0; 64], [0; 64]);
+            plain(&c, &f, &mut a, 8);
+            Simd::detect().inverse(&c, &f, &mut b, 8);
+            assert_eq!(a, b);
+        }
+    }
+
+    #[test]
+    fn a_block_of_one_colour_is_flat() {
+        let f = factors(&[16; 64], 8);
+        let mut c = [0; 80];
+        c[0] = 21;
+        let (mut a, mut b) = ([0; 64], [0; 64]);
+        plain(&c, &f, &mut a, 8);
+        flat(8, 21, &f, &mut b, 8);
+        assert_eq!(a, [170; 64]);
+        assert_eq!(a, b);
+    }
+}

@@ -1,0 +1,169 @@
+//! JPEG decoding that does no more than it is asked for: a part of the picture, at a fraction of its size.
+//!
+//! Entropy-coded data has to be read up to the last block of the part; everything behind it is left alone, and blocks
+//! beside the part are read but not transformed. A picture at 1/2, 1/4 or 1/8 of its size is made from the low
+//! frequencies of each block. Sequential files of 8 bits in grey or YCbCr, in one scan, are read here; what else there
+//! is (progressive files, CMYK) `zune-jpeg` decodes whole.
+
+mod bits;
+mod huffman;
+mod idct;
+mod exif;
+mod header;
+mod scan;
+mod color;
+
+use super::{Channels, Rect};
+use color::Upsampler;
+use header::Header;
+use scan::Plane;
+use tensorpack_tensor::{Error, ErrorKind, Result};
+
+/// A JPEG file whose header has been read.
+pub(super) struct Jpeg<'a> {
+    file: &'a [u8],
+    header: Header<'a>,
+}
+
+/// Memory that one picture leaves to the next.
+#[derive(Default)]
+pub(super) struct Scratch {
+    planes: Vec<Plane>,
+    bytes: Vec<u8>,
+}
+
+impl<'a> Jpeg<'a> {
+    /// Reads the header.
+    pub(super) fn open(file: &'a [u8]) -> Result<Jpeg<'a>> {
+        Ok(Jpeg { file, header: Header::read(file)? })
+    }
+
+    /// Height and width.
+    pub(super) fn size(&self) -> (usize, usize) {
+        (self.header.height, self.header.width)
+    }
+
+    /// How the picture is to be turned: 1 to 8, as EXIF numbers it.
+    pub(super) fn orientation(&self) -> u8 {
+        self.header.orientation
+    }
+
+    /// Whether parts and fractions of the picture can be decoded. If not, it must be whole.
+    pub(super) fn is_divisible(&self) -> bool {
+        let (h, v) = scan::largest_sampling(&self.header);
+        self.header.is_simple && self.header.components.iter().all(|c| h % c.h == 0 && v % c.v == 0)
+    }
+
+    /// Decodes the samples that `part` of the picture needs at `n` eighths of its size. The part is inside the picture
+    /// and not empty.
+    pub(super) fn decode_samples(
+        &self,
+        n: usize,
+        part: Rect,
+        channels: Channels,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        scratch.planes.resize_with(self.header.components.len(), Plane::default);
+        for (i, plane) in scratch.planes.iter_mut().enumerate() {
+            let is_shown = i < self.shown(channels);
+            Layout::new(&self.header, i, n).ask(part, is_shown, plane);
+        }
+        scan::decode(&self.header, &mut scratch.planes, &mut scratch.bytes)
+    }
+
+    /// Writes the pixels of the same `part` to `out`, which is as large as it, once their samples are decoded.
+    pub(super) fn pixels(
+        &self,
+        n: usize,
+        part: Rect,
+        channels: Channels,
+        scratch: &mut Scratch,
+        out: &mut [u8],
+    ) {
+        let planes = scratch.planes[..self.shown(channels)].iter().enumerate();
+        let mut components: Vec<Upsampler> = planes
+            .map(|(i, plane)| {
+                let layout = Layout::new(&self.header, i, n);
+                Upsampler::new(plane, layout.size, layout.factor)
+            })
+            .collect();
+        for (row, out) in (part.y..).zip(out.chunks_exact_mut(part.width * channels.count())) {
+            match &mut components[..] {
+                [y, cb, cr] => {
+                    let [y, cb, cr] = [y, cb, cr].map(|c| c.row(part.x, row, part.width));
+                    color::to_rgb(y, cb, cr, out);
+                }
+                grey => {
+                    let samples = grey[0].row(part.x, row, part.width);
+                    for (pixel, &sample) in out.chunks_exact_mut(channels.count()).zip(samples) {
+                        pixel.fill(sample);
+                    }
+                }
+            }
+        }
+    }
+
+    /// How many components are looked at.
+    fn shown(&self, channels: Channels) -> usize {
+        if channels == Channels::Grey { 1 } else { self.header.components.len() }
+    }
+
+    /// Decodes the whole picture, of whatever kind.
+    pub(super) fn decode_any(&self, channels: Channels) -> Result<Vec<u8>> {
+        use zune_jpeg::JpegDecoder;
+        use zune_jpeg::zune_core::{bytestream::ZCursor, colorspace::ColorSpace, options::DecoderOptions};
+        let colours = match channels {
+            Channels::Grey => ColorSpace::Luma,
+            Channels::Rgb => ColorSpace::RGB,
+        };
+        let options = DecoderOptions::default()
+            .jpeg_set_out_colorspace(colours)
+            .set_max_width(self.header.width)
+            .set_max_height(self.header.height);
+        let decoded = JpegDecoder::new_with_options(ZCursor::new(self.file), options).decode();
+        decoded.map_err(|e| Error::new(ErrorKind::Io, format!("the JPEG file cannot be decoded: {e:?}")))
+    }
+}
+
+/// How a component lies in the picture.
+struct Layout {
+    /// Samples of a block, across and down.
+    n: usize,
+    /// The size of the component.
+    size: (usize, usize),
+    /// How many pixels a sample stands for, across and down.
+    factor: (usize, usize),
+}
+
+impl Layout {
+    /// Of component `i` where the picture is at `n` eighths of its size.
+    fn new(header: &Header, i: usize, n: usize) -> Layout {
+        let (h, v) = scan::largest_sampling(header);
+        let component = &header.components[i];
+        let (across, down) = (h / component.h, v / component.v);
+        // A component with fewer samples needs less scaling, and then less upsampling.
+        let mut more = 1;
+        while n * more < 8 && across % (2 * more) == 0 && down % (2 * more) == 0 {
+            more *= 2;
+        }
+        let size = |all: usize, factor: usize| (all.div_ceil(factor) * n * more).div_ceil(8);
+        Layout {
+            n: n * more,
+            size: (size(header.width, across), size(header.height, down)),
+            factor: (across / more, down / more),
+        }
+    }
+
+    /// Asks for the blocks under `part`, and for those that its edges are blended with.
+    fn ask(&self, part: Rect, is_shown: bool, plane: &mut Plane) {
+        let range = |from: usize, length: usize, factor: usize, size: usize| {
+            let margin = usize::from(factor > 1);
+            let first = (from / factor).saturating_sub(margin);
+            let end = ((from + length - 1) / factor + 1 + margin).min(size);
+            if is_shown { first / self.n..end.div_ceil(self.n) } else { 0..0 }
+        };
+        plane.n = self.n;
+        plane.columns = range(part.x, part.width, self.factor.0, self.size.0);
+        plane.rows = range(part.y, part.height, self.factor.1, self.size.1);
+    }
+}

@@ -1,0 +1,193 @@
+//! The scan: units of blocks, entropy-coded one after the other.
+
+use super::bits::{Bits, REFILLED, unstuff};
+use super::header::{Component, Header, ZIGZAG, broken};
+use super::huffman::Huffman;
+use super::idct::{self, Coefficients, Factors, Simd};
+use std::ops::Range;
+use tensorpack_tensor::{Error, ErrorKind, Result};
+
+/// The samples of one component, as far as they are asked for.
+#[derive(Default)]
+pub(super) struct Plane {
+    /// Samples of a block, across and down: 8, or less where the picture is scaled.
+    pub(super) n: usize,
+    /// The blocks that are there, of all of the component.
+    pub(super) columns: Range<usize>,
+    pub(super) rows: Range<usize>,
+    /// The samples of those blocks, row by row.
+    pub(super) samples: Vec<u8>,
+}
+
+impl Plane {
+    /// Samples in a row.
+    pub(super) fn stride(&self) -> usize {
+        self.columns.len() * self.n
+    }
+
+    /// Row `y` of the component, from the first column that is there.
+    pub(super) fn row(&self, y: usize) -> &[u8] {
+        let from = (y - self.rows.start * self.n) * self.stride();
+        &self.samples[from..from + self.stride()]
+    }
+}
+
+/// Where each coefficient goes, and a place for what broken data puts behind the last.
+const PLACES: [u8; 128] = {
+    let mut places = [64; 128];
+    let mut i = 0;
+    while i < 64 {
+        places[i] = ZIGZAG[i] % 8 * 8 + ZIGZAG[i] / 8;
+        i += 1;
+    }
+    places
+};
+
+/// A component while it is decoded.
+struct Decoder<'a> {
+    component: Component,
+    dc: &'a Huffman,
+    ac: &'a Huffman,
+    factors: Factors,
+    /// The first coefficient of the last block.
+    last: i16,
+}
+
+/// Decodes the blocks that `planes` ask for, and stops behind the last of them.
+///
+/// `bytes` is memory for the entropy-coded data.
+pub(super) fn decode(header: &Header, planes: &mut [Plane], bytes: &mut Vec<u8>) -> Result<()> {
+    let missing = || broken("it lacks a table");
+    let decoder = |(component, plane): (&Component, &Plane)| {
+        let table = header.quantisation[component.quantisation].as_ref()?;
+        Some(Decoder {
+            component: *component,
+            dc: header.dc[component.dc].as_ref()?,
+            ac: header.ac[component.ac].as_ref()?,
+            factors: idct::factors(table, plane.n),
+            last: 0,
+        })
+    };
+    let decoders: Option<Vec<Decoder>> = header.components.iter().zip(&*planes).map(decoder).collect();
+    let mut decoders = decoders.ok_or_else(missing)?;
+    let (across, down) = units(header);
+    let blocks: usize = header.components.iter().map(|c| c.h * c.v).sum();
+    // A block takes two bits at least: what is claimed to be larger than that must not cost its memory.
+    if (across * down * blocks).div_ceil(4) > header.scan.len() {
+        return Err(cut_short());
+    }
+    for plane in &mut *planes {
+        plane.samples.clear();
+        plane.samples.resize(plane.stride() * plane.rows.len() * plane.n, 0);
+    }
+    let ends = header.components.iter().zip(&*planes).map(|(c, p)| p.rows.end.div_ceil(c.v));
+    let units = ends.max().unwrap_or(0).min(down) * across;
+    let restart = if header.restart == 0 { units } else { header.restart };
+    let simd = Simd::detect();
+    let mut rest = header.scan;
+    for from in (0..units).step_by(restart.max(1)) {
+        bytes.clear();
+        rest = unstuff(rest, bytes);
+        if let [0xFF, 0xD0..=0xD7, after @ ..] = rest {
+            rest = after;
+        }
+        let mut bits = Bits::new(bytes);
+        decoders.iter_mut().for_each(|d| d.last = 0);
+        for unit in from..(from + restart).min(units) {
+            for (decoder, plane) in decoders.iter_mut().zip(&mut *planes) {
+                decoder.unit(&mut bits, plane, unit % across, unit / across, simd).ok_or_else(no_code)?;
+            }
+            if bits.is_past_end() {
+                return Err(cut_short());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// How many units a picture has, across and down.
+fn units(header: &Header) -> (usize, usize) {
+    let (h, v) = largest_sampling(header);
+    (header.width.div_ceil(8 * h), header.height.div_ceil(8 * v))
+}
+
+/// The most blocks that a component has in a unit, across and down.
+pub(super) fn largest_sampling(header: &Header) -> (usize, usize) {
+    header.components.iter().fold((1, 1), |(h, v), c| (h.max(c.h), v.max(c.v)))
+}
+
+fn cut_short() -> Error {
+    Error::new(ErrorKind::Io, "the JPEG file ends before its pixels do: it was cut short or changed")
+}
+
+fn no_code() -> Error {
+    broken("its pixels are not in its own Huffman codes")
+}
+
+impl Decoder<'_> {
+    /// The blocks of this component in a unit, or `None` if the bits are no code.
+    #[inline]
+    fn unit(&mut self, bits: &mut Bits, plane: &mut Plane, x: usize, y: usize, simd: Simd) -> Option<()> {
+        let Component { h, v, .. } = self.component;
+        for row in y * v..(y + 1) * v {
+            for column in x * h..(x + 1) * h {
+                if plane.rows.contains(&row) && plane.columns.contains(&column) {
+                    let (column, row) = (column - plane.columns.start, row - plane.rows.start);
+                    let stride = plane.stride();
+                    let at = (row * stride + column) * plane.n;
+                    self.block(bits, plane.n, &mut plane.samples[at..], stride, simd)?;
+                } else {
+                    self.skip(bits)?;
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// Decodes a block to samples.
+    #[inline(always)]
+    fn block(&mut self, bits: &mut Bits, n: usize, out: &mut [u8], stride: usize, simd: Simd) -> Option<()> {
+        bits.refill();
+        self.last = self.last.wrapping_add(self.dc.read(bits, true)?.value);
+        let mut coefficients: Coefficients = [0; 80];
+        coefficients[0] = self.last;
+        let mut any = 0;
+        each_other_coefficient(self.ac, bits, |k, value| {
+            coefficients[usize::from(PLACES[k & 127])] = value;
+            any |= value;
+        })?;
+        match any {
+            0 => idct::flat(n, self.last, &self.factors, out, stride),
+            _ => idct::inverse(n, simd, &coefficients, &self.factors, out, stride),
+        }
+        Some(())
+    }
+
+    /// Reads a block that nobody asks for.
+    #[inline(always)]
+    fn skip(&mut self, bits: &mut Bits) -> Option<()> {
+        bits.refill();
+        self.last = self.last.wrapping_add(self.dc.read(bits, true)?.value);
+        each_other_coefficient(self.ac, bits, |_, _| {})
+    }
+}
+
+/// Calls `visit` with position and value of every coefficient but the first; positions of 64 and above mean nothing.
+#[inline(always)]
+fn each_other_coefficient(ac: &Huffman, bits: &mut Bits, mut visit: impl FnMut(usize, i16)) -> Option<()> {
+    let mut own = *bits;
+    let mut k = 1;
+    loop {
+        own.refill();
+        for _ in 0..REFILLED / Huffman::FAST {
+            let c = ac.read(&mut own, false)?;
+            k += c.zeros;
+            visit(k, c.value);
+            k += 1;
+            if k > 63 {
+                *bits = own;
+                return Some(());
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Noise.
+
+use super::convert::to_f32;
+use super::picture::{Value, rgb_size, size, with_values};
+use super::{Augmentor, Channels, Transform, decode, photometric};
+use crate::Draws;
+use jpeg_encoder::{ColorType, Encoder};
+use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
+
+/// Adds a normal random number to every value.
+#[derive(Clone, Debug)]
+pub struct GaussianNoise {
+    sigma: f64,
+    clip: bool,
+}
+
+impl GaussianNoise {
+    /// Of this standard deviation.
+    pub fn new(sigma: f64) -> GaussianNoise {
+        GaussianNoise { sigma, clip: true }
+    }
+
+    /// Without holding f32 pictures to 0 to 255.
+    #[must_use]
+    pub fn no_clip(self) -> GaussianNoise {
+        GaussianNoise { clip: false, ..self }
+    }
+}
+
+impl Augmentor for GaussianNoise {
+    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        let noise: Vec<f32> = (0..image.len()).map(|_| (draws.normal() * self.sigma) as f32).collect();
+        let clip = self.clip;
+        photometric("GaussianNoise", move |image| {
+            each_with(image, &noise, |x, noise| if clip { (x + noise).clamp(0.0, 255.0) } else { x + noise })
+        })
+    }
+}
+
+/// Sets random values to 255 or 0.
+#[derive(Clone, Debug)]
+pub struct SaltPepperNoise {
+    white: f64,
+    black: f64,
+}
+
+impl SaltPepperNoise {
+    /// This share of them to 255, and this one to 0.
+    pub fn new(white: f64, black: f64) -> SaltPepperNoise {
+        SaltPepperNoise { white, black }
+    }
+}
+
+impl Augmentor for SaltPepperNoise {
+    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        let (white, black) = (self.white, self.black);
+        if white + black > 1.0 {
+            return Err(Error::argument(
+                "SaltPepperNoise: the shares of white and black add up to more than 1",
+            ));
+        }
+        let drawn: Vec<f32> = (0..image.len()).map(|_| draws.uniform() as f32).collect();
+        photometric("SaltPepperNoise", move |image| {
+            each_with(image, &drawn, |x, drawn| match f64::from(drawn) {
+                drawn if drawn < black => 0.0,
+                drawn if drawn > 1.0 - white => 255.0,
+                _ => x,
+            })
+        })
+    }
+}
+
+/// Every value with a number of its own through a function.
+fn each_with(mut image: HostTensor, numbers: &[f32], f: impl Fn(f32, f32) -> f32) -> Result<HostTensor> {
+    size(&image)?;
+    if image.len() != numbers.len() {
+        return Err(Error::shape(format!(
+            "the noise is for {} values, the picture has {}",
+            numbers.len(),
+            image.len()
+        )));
+    }
+    with_values!(image, T => {
+        for (x, &number) in image.as_mut_slice::<T>()?.iter_mut().zip(numbers) {
+            *x = T::from_f32(f(x.to_f32(), number));
+        }
+    });
+    Ok(image)
+}
+
+/// Encodes the picture as JPEG and decodes it again.
+#[derive(Clone, Debug)]
+pub struct JpegNoise {
+    quality: (u8, u8),
+}
+
+impl JpegNoise {
+    /// With a quality from `least` to below `end`, of 1 to 100.
+    pub fn new(least: u8, end: u8) -> JpegNoise {
+        JpegNoise { quality: (least, end) }
+    }
+}
+
+impl Augmentor for JpegNoise {
+    fn transform(&self, _: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        let (least, end) = self.quality;
+        let quality = (u64::from(least) + draws.below(end.saturating_sub(least).into())).clamp(1, 100) as u8;
+        photometric("JpegNoise", move |image| {
+            let (h, w) = rgb_size(&image)?;
+            let too_large = |_| Error::shape(format!("a picture of {h} by {w} is too large for JPEG"));
+            let (height, width) =
+                (u16::try_from(h).map_err(too_large)?, u16::try_from(w).map_err(too_large)?);
+            let is_f32 = image.dtype() == DType::F32;
+            let bytes: Vec<u8> = match is_f32 {
+                true => image.as_slice::<f32>()?.iter().map(|&x| u8::from_f32(x)).collect(),
+                false => image.as_slice::<u8>()?.to_vec(),
+            };
+            let mut file = Vec::new();
+            let encoded = Encoder::new(&mut file, quality).encode(&bytes, width, height, ColorType::Rgb);
+            encoded.map_err(|e| Error::new(ErrorKind::Io, e.to_string()))?;
+            let decoded = decode(&file, Channels::Rgb)?;
+            if is_f32 { to_f32(decoded) } else { Ok(decoded) }
+        })
+    }
+}

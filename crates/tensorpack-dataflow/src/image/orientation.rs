@@ -1,0 +1,79 @@
+//! How a picture lies in its file.
+
+use super::Rect;
+
+/// How the camera was held: 1 to 8, as EXIF numbers it. 1 is upright.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Orientation(pub(super) u8);
+
+impl Orientation {
+    /// Whether rows are stored as columns.
+    fn is_transposed(self) -> bool {
+        self.0 >= 5
+    }
+
+    /// Whether the order of stored rows, and of stored columns, is turned round.
+    fn flips(self) -> (bool, bool) {
+        (matches!(self.0, 3 | 4 | 6 | 7), matches!(self.0, 2 | 3 | 7 | 8))
+    }
+
+    /// The upright height and width of a picture stored with these; and the other way round.
+    pub(super) fn size(self, (height, width): (usize, usize)) -> (usize, usize) {
+        if self.is_transposed() { (width, height) } else { (height, width) }
+    }
+
+    /// Where in a stored picture of this size a part of the upright one lies.
+    pub(super) fn stored(self, part: Rect, (height, width): (usize, usize)) -> Rect {
+        let mut stored = part;
+        if self.is_transposed() {
+            stored = Rect { x: part.y, y: part.x, width: part.height, height: part.width };
+        }
+        let (rows, columns) = self.flips();
+        if rows {
+            stored.y = height - stored.y - stored.height;
+        }
+        if columns {
+            stored.x = width - stored.x - stored.width;
+        }
+        stored
+    }
+
+    /// Sets a stored picture of this size upright.
+    pub(super) fn upright(self, stored: &[u8], size: (usize, usize), channels: usize, out: &mut [u8]) {
+        let (height, width) = self.size(size);
+        let pixels = (0..height).flat_map(|y| (0..width).map(move |x| Rect { x, y, width: 1, height: 1 }));
+        for (out, pixel) in out.chunks_exact_mut(channels).zip(pixels) {
+            let from = self.stored(pixel, size);
+            let at = (from.y * size.1 + from.x) * channels;
+            out.copy_from_slice(&stored[at..at + channels]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_number_turns_the_picture_upright() {
+        // An F, and how it is stored under each number.
+        let stored = [
+            (["##", "#.", "#."], 1),
+            (["##", ".#", ".#"], 2),
+            ([".#", ".#", "##"], 3),
+            (["#.", "#.", "##"], 4),
+        ];
+        for (rows, number) in stored {
+            let mut out = [0; 6];
+            Orientation(number).upright(rows.concat().as_bytes(), (3, 2), 1, &mut out);
+            assert_eq!(&out, b"###.#.", "orientation {number}");
+        }
+        for (rows, number) in
+            [(["###", "#.."], 5), (["#..", "###"], 6), (["..#", "###"], 7), (["###", "..#"], 8)]
+        {
+            let mut out = [0; 6];
+            Orientation(number).upright(rows.concat().as_bytes(), (2, 3), 1, &mut out);
+            assert_eq!(&out, b"###.#.", "orientation {number}");
+        }
+    }
+}

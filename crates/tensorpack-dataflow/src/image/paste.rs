@@ -1,0 +1,86 @@
+//! Pictures on a larger canvas.
+
+use super::picture::{Value, size, with_values};
+use super::{Augmentor, Transform};
+use crate::Draws;
+use tensorpack_tensor::{Error, HostTensor, Result};
+
+/// Puts the picture on a larger canvas: in the middle of it, or anywhere.
+#[derive(Clone, Debug)]
+#[doc(alias = "CenterPaste")]
+#[doc(alias = "RandomPaste")]
+pub struct Paste {
+    height: usize,
+    width: usize,
+    is_random: bool,
+    fill: f32,
+}
+
+impl Paste {
+    /// In the middle of a black canvas of this size.
+    pub fn center(height: usize, width: usize) -> Paste {
+        Paste { height, width, is_random: false, fill: 0.0 }
+    }
+
+    /// Anywhere on a black canvas of this size.
+    pub fn random(height: usize, width: usize) -> Paste {
+        Paste { height, width, is_random: true, fill: 0.0 }
+    }
+
+    /// On a canvas of this value.
+    #[doc(alias = "ConstantBackgroundFiller")]
+    #[must_use]
+    pub fn fill(self, fill: f32) -> Paste {
+        Paste { fill, ..self }
+    }
+}
+
+impl Augmentor for Paste {
+    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        let (h, w, _) = size(image)?;
+        let (Some(free_y), Some(free_x)) = (self.height.checked_sub(h), self.width.checked_sub(w)) else {
+            let why = format!(
+                "Paste: a picture of {h} by {w} is larger than the canvas of {} by {}",
+                self.height, self.width
+            );
+            return Err(Error::shape(why));
+        };
+        let mut place =
+            |free: usize| if self.is_random { draws.below(free as u64 + 1) as usize } else { free / 2 };
+        let (y, x) = (place(free_y), place(free_x));
+        Ok(Box::new(Pasted { height: self.height, width: self.width, y, x, fill: self.fill }))
+    }
+}
+
+#[derive(Debug)]
+struct Pasted {
+    height: usize,
+    width: usize,
+    y: usize,
+    x: usize,
+    fill: f32,
+}
+
+impl Transform for Pasted {
+    fn apply_image(&self, image: HostTensor) -> Result<HostTensor> {
+        let (h, w, c) = size(&image)?;
+        if h + self.y > self.height || w + self.x > self.width {
+            return Err(Error::shape(format!("Paste: a picture of {h} by {w} does not fit where it is put")));
+        }
+        with_values!(image, T => {
+            let mut canvas = vec![T::from_f32(self.fill); self.height * self.width * c];
+            let rows = canvas.chunks_exact_mut(self.width * c).skip(self.y);
+            for (to, from) in rows.zip(image.as_slice::<T>()?.chunks_exact(w * c)) {
+                to[self.x * c..(self.x + w) * c].copy_from_slice(from);
+            }
+            HostTensor::new([self.height, self.width, c], canvas)
+        })
+    }
+
+    fn apply_coords(&self, coords: &mut [[f64; 2]]) -> Result<()> {
+        for [x, y] in coords {
+            (*x, *y) = (*x + self.x as f64, *y + self.y as f64);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,34 @@
+//! Changes of values that leave pixels where they are.
+
+use super::Transform;
+use std::fmt;
+use tensorpack_tensor::{HostTensor, Result};
+
+struct Photometric<F> {
+    name: &'static str,
+    function: F,
+}
+
+/// The transform that changes values with a function and leaves coordinates alone.
+pub(super) fn photometric<F>(name: &'static str, function: F) -> Result<Box<dyn Transform>>
+where
+    F: Fn(HostTensor) -> Result<HostTensor> + Send + Sync + 'static,
+{
+    Ok(Box::new(Photometric { name, function }))
+}
+
+impl<F: Fn(HostTensor) -> Result<HostTensor> + Send + Sync> Transform for Photometric<F> {
+    fn apply_image(&self, image: HostTensor) -> Result<HostTensor> {
+        (self.function)(image).map_err(|e| e.within(self.name))
+    }
+
+    fn apply_coords(&self, _: &mut [[f64; 2]]) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl<F> fmt::Debug for Photometric<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}

@@ -1,0 +1,104 @@
+//! Augmentors that choose among others.
+
+use super::{Augmentor, Identity, Transform, TransformList};
+use crate::Draws;
+use tensorpack_tensor::{Error, HostTensor, Result};
+
+/// Applies another augmentor with some probability, and else does nothing.
+#[doc(alias = "RandomApplyAug")]
+pub struct RandomApply {
+    augmentor: Box<dyn Augmentor>,
+    probability: f64,
+}
+
+impl RandomApply {
+    /// This one, with this probability.
+    pub fn new(augmentor: impl Augmentor + 'static, probability: f64) -> RandomApply {
+        RandomApply { augmentor: Box::new(augmentor), probability }
+    }
+}
+
+impl Augmentor for RandomApply {
+    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        match draws.chance(self.probability) {
+            true => self.augmentor.transform(image, draws),
+            false => Ok(Box::new(Identity)),
+        }
+    }
+}
+
+/// Applies one of several augmentors.
+#[derive(Default)]
+#[doc(alias = "RandomChooseAug")]
+pub struct RandomChoose {
+    choices: Vec<(Box<dyn Augmentor>, f64)>,
+}
+
+impl RandomChoose {
+    /// Among none yet.
+    pub fn new() -> RandomChoose {
+        RandomChoose::default()
+    }
+
+    /// Or this one, as likely as others of weight 1.
+    #[must_use]
+    pub fn or(self, augmentor: impl Augmentor + 'static) -> RandomChoose {
+        self.or_with_weight(augmentor, 1.0)
+    }
+
+    /// Or this one, as likely as its share of all weights.
+    #[must_use]
+    pub fn or_with_weight(mut self, augmentor: impl Augmentor + 'static, weight: f64) -> RandomChoose {
+        self.choices.push((Box::new(augmentor), weight));
+        self
+    }
+}
+
+impl Augmentor for RandomChoose {
+    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        let total: f64 = self.choices.iter().map(|(_, weight)| weight).sum();
+        let mut left = draws.uniform() * total;
+        let chosen = self.choices.iter().find(|(_, weight)| {
+            left -= weight;
+            left < 0.0
+        });
+        match chosen {
+            Some((augmentor, _)) => augmentor.transform(image, draws),
+            None => {
+                Err(Error::argument("RandomChoose: there is nothing to choose from with a weight above 0"))
+            }
+        }
+    }
+}
+
+/// Applies augmentors in random order. What each does is drawn from the original picture: none may change its size.
+#[derive(Default)]
+#[doc(alias = "RandomOrderAug")]
+pub struct RandomOrder {
+    augmentors: Vec<Box<dyn Augmentor>>,
+}
+
+impl RandomOrder {
+    /// None yet.
+    pub fn new() -> RandomOrder {
+        RandomOrder::default()
+    }
+
+    /// With one more.
+    #[must_use]
+    pub fn with(mut self, augmentor: impl Augmentor + 'static) -> RandomOrder {
+        self.augmentors.push(Box::new(augmentor));
+        self
+    }
+}
+
+impl Augmentor for RandomOrder {
+    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        let transforms: Result<Vec<_>> = self.augmentors.iter().map(|a| a.transform(image, draws)).collect();
+        let mut transforms = transforms?;
+        for i in (1..transforms.len()).rev() {
+            transforms.swap(i, draws.below(i as u64 + 1) as usize);
+        }
+        Ok(Box::new(TransformList(transforms)))
+    }
+}

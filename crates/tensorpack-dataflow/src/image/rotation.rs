@@ -1,0 +1,262 @@
+//! Pictures turned, shifted and sheared.
+
+use super::crop::Crop;
+use super::picture::size;
+use super::warp::WarpAffine;
+use super::{Augmentor, Border, Interpolation, Rect, Transform, TransformList};
+use crate::Draws;
+use tensorpack_tensor::{Error, HostTensor, Result};
+
+/// Moves the picture by whole pixels.
+#[derive(Clone, Debug)]
+pub struct Shift {
+    vertical: f64,
+    horizontal: f64,
+    border: Border,
+}
+
+impl Shift {
+    /// By at most these fractions of its height and width, in either direction.
+    pub fn new(vertical: f64, horizontal: f64) -> Shift {
+        Shift { vertical, horizontal, border: Border::Replicate }
+    }
+
+    /// With this beyond the edges.
+    #[must_use]
+    pub fn border(self, border: Border) -> Shift {
+        Shift { border, ..self }
+    }
+}
+
+impl Augmentor for Shift {
+    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        let (h, w, _) = size(image)?;
+        if self.vertical >= 1.0 || self.horizontal >= 1.0 {
+            return Err(Error::argument("Shift: the fractions are below 1"));
+        }
+        let mut by = |fraction: f64, side: usize| {
+            let most = fraction * side as f64;
+            draws.between(-most, most).round()
+        };
+        let (dx, dy) = (by(self.horizontal, w), by(self.vertical, h));
+        let matrix = [[1.0, 0.0, dx], [0.0, 1.0, dy]];
+        Ok(Box::new(WarpAffine { matrix, interpolation: Interpolation::Nearest, border: self.border }))
+    }
+}
+
+/// Turns the picture about a random point, and keeps its size.
+#[derive(Clone, Debug)]
+pub struct Rotation {
+    degrees: f64,
+    step: Option<f64>,
+    center: (f64, f64),
+    interpolation: Interpolation,
+    border: Border,
+}
+
+impl Rotation {
+    /// By at most so many degrees, in either direction.
+    pub fn new(degrees: f64) -> Rotation {
+        Rotation {
+            degrees,
+            step: None,
+            center: (0.0, 1.0),
+            interpolation: Interpolation::Linear,
+            border: Border::Replicate,
+        }
+    }
+
+    /// By multiples of this many degrees.
+    #[doc(alias = "step_deg")]
+    #[must_use]
+    pub fn step(self, degrees: f64) -> Rotation {
+        Rotation { step: Some(degrees), ..self }
+    }
+
+    /// About a point between these fractions of the height and of the width.
+    #[doc(alias = "center_range")]
+    #[must_use]
+    pub fn center(self, least: f64, most: f64) -> Rotation {
+        Rotation { center: (least, most), ..self }
+    }
+
+    /// With this interpolation: [`Interpolation::Linear`] or [`Interpolation::Nearest`].
+    #[must_use]
+    pub fn interpolation(self, interpolation: Interpolation) -> Rotation {
+        Rotation { interpolation, ..self }
+    }
+
+    /// With this beyond the edges.
+    #[must_use]
+    pub fn border(self, border: Border) -> Rotation {
+        Rotation { border, ..self }
+    }
+
+    fn draw(&self, draws: &mut Draws) -> f64 {
+        let degrees = draws.between(-self.degrees, self.degrees);
+        self.step.map_or(degrees, |step| (degrees / step).floor() * step)
+    }
+
+    fn warp(&self, center: (f64, f64), degrees: f64) -> WarpAffine {
+        let matrix = WarpAffine::rotation((center.0 - 0.5, center.1 - 0.5), degrees, 1.0);
+        WarpAffine { matrix, interpolation: self.interpolation, border: self.border }
+    }
+}
+
+impl Augmentor for Rotation {
+    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        let (h, w, _) = size(image)?;
+        let x = draws.between(self.center.0, self.center.1) * w as f64;
+        let y = draws.between(self.center.0, self.center.1) * h as f64;
+        let degrees = self.draw(draws);
+        Ok(Box::new(self.warp((x, y), degrees)))
+    }
+}
+
+/// Turns the picture about its middle, and keeps the largest part that has nothing from beyond the edges.
+#[derive(Clone, Debug)]
+pub struct RotationAndCropValid(Rotation);
+
+impl RotationAndCropValid {
+    /// By at most so many degrees, in either direction.
+    pub fn new(degrees: f64) -> RotationAndCropValid {
+        RotationAndCropValid(Rotation::new(degrees))
+    }
+
+    /// By multiples of this many degrees.
+    #[must_use]
+    pub fn step(self, degrees: f64) -> RotationAndCropValid {
+        RotationAndCropValid(self.0.step(degrees))
+    }
+
+    /// With this interpolation: [`Interpolation::Linear`] or [`Interpolation::Nearest`].
+    #[must_use]
+    pub fn interpolation(self, interpolation: Interpolation) -> RotationAndCropValid {
+        RotationAndCropValid(self.0.interpolation(interpolation))
+    }
+}
+
+impl Augmentor for RotationAndCropValid {
+    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        let (h, w, _) = size(image)?;
+        let degrees = self.0.draw(draws);
+        let center = (w as f64 * 0.5, h as f64 * 0.5);
+        let warp = self.0.warp(center, degrees);
+        let (height, width) = largest_inside(h as f64, w as f64, degrees);
+        let (height, width) = (height.clamp(1, h), width.clamp(1, w));
+        let corner = |center: f64, side: usize| (center - side as f64 * 0.5) as usize;
+        let part = Rect { x: corner(center.0, width), y: corner(center.1, height), width, height };
+        Ok(Box::new(TransformList(vec![Box::new(warp), Box::new(Crop(part))])))
+    }
+}
+
+/// Height and width of the largest upright rectangle inside a turned one.
+fn largest_inside(h: f64, w: f64, degrees: f64) -> (usize, usize) {
+    let (sin, cos) = degrees.to_radians().sin_cos();
+    let (sin, cos) = (sin.abs(), cos.abs());
+    let (long, short) = (h.max(w), h.min(w));
+    let (height, width) = if short <= 2.0 * sin * cos * long {
+        // Two corners touch the longer sides, the other two lie on the line between their middles.
+        let half = 0.5 * short;
+        if w >= h { (half / cos, half / sin) } else { (half / sin, half / cos) }
+    } else {
+        // All four corners touch a side.
+        let both = cos * cos - sin * sin;
+        ((h * cos - w * sin) / both, (w * cos - h * sin) / both)
+    };
+    (height.round_ties_even() as usize, width.round_ties_even() as usize)
+}
+
+/// Scales, shifts, turns and shears the picture about its middle.
+#[derive(Clone, Debug)]
+pub struct Affine {
+    scale: (f64, f64),
+    shift: (f64, f64),
+    degrees: f64,
+    shear: f64,
+    interpolation: Interpolation,
+    border: Border,
+}
+
+impl Affine {
+    /// None of it yet.
+    pub fn new() -> Affine {
+        Affine {
+            scale: (1.0, 1.0),
+            shift: (0.0, 0.0),
+            degrees: 0.0,
+            shear: 0.0,
+            interpolation: Interpolation::Linear,
+            border: Border::Replicate,
+        }
+    }
+
+    /// By a factor between these.
+    #[must_use]
+    pub fn scale(self, least: f64, most: f64) -> Affine {
+        Affine { scale: (least, most), ..self }
+    }
+
+    /// By at most these fractions of its height and width, in whole pixels and either direction.
+    #[doc(alias = "translate_frac")]
+    #[must_use]
+    pub fn shift(self, vertical: f64, horizontal: f64) -> Affine {
+        Affine { shift: (vertical, horizontal), ..self }
+    }
+
+    /// By at most so many degrees, in either direction.
+    #[doc(alias = "rotate_max_deg")]
+    #[must_use]
+    pub fn rotation(self, degrees: f64) -> Affine {
+        Affine { degrees, ..self }
+    }
+
+    /// With columns leaning by at most so many degrees, in either direction.
+    #[must_use]
+    pub fn shear(self, degrees: f64) -> Affine {
+        Affine { shear: degrees, ..self }
+    }
+
+    /// With this interpolation: [`Interpolation::Linear`] or [`Interpolation::Nearest`].
+    #[must_use]
+    pub fn interpolation(self, interpolation: Interpolation) -> Affine {
+        Affine { interpolation, ..self }
+    }
+
+    /// With this beyond the edges.
+    #[must_use]
+    pub fn border(self, border: Border) -> Affine {
+        Affine { border, ..self }
+    }
+}
+
+impl Default for Affine {
+    fn default() -> Affine {
+        Affine::new()
+    }
+}
+
+impl Augmentor for Affine {
+    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+        let (h, w, _) = size(image)?;
+        let scale = draws.between(self.scale.0, self.scale.1);
+        let mut within = |most: f64| draws.between(-most, most);
+        let shift = (within(self.shift.1 * w as f64).round(), within(self.shift.0 * h as f64).round());
+        let (shear, degrees) = (within(self.shear), within(self.degrees));
+        let center = (w as f64 * 0.5 - 0.5, h as f64 * 0.5 - 0.5);
+        let matrix = affine(center, scale, degrees, shear, shift);
+        Ok(Box::new(WarpAffine { matrix, interpolation: self.interpolation, border: self.border }))
+    }
+}
+
+/// A rotation about `center`, with its second column sheared, and then a shift.
+fn affine(center: (f64, f64), scale: f64, degrees: f64, shear: f64, shift: (f64, f64)) -> [[f64; 3]; 2] {
+    let (sin, cos) = shear.to_radians().sin_cos();
+    let mut matrix = WarpAffine::rotation(center, degrees, scale);
+    for ([a, b, c], (own, shift)) in matrix.iter_mut().zip([(center.0, shift.0), (center.1, shift.1)]) {
+        *b = *b * cos + *a * sin;
+        // The middle stays, but for the shift.
+        *c = own - *a * center.0 - *b * center.1 + shift;
+    }
+    matrix
+}

@@ -1,0 +1,117 @@
+//! Affine maps of pictures: what shifts, turns and shears them.
+
+use super::picture::{Value, size, with_values};
+use super::{Interpolation, Transform};
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+
+/// What lies beyond the edges of a picture.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Border {
+    /// The nearest pixel of the picture.
+    #[default]
+    Replicate,
+    /// This value.
+    Constant(f32),
+}
+
+/// Moves the point (x, y) to `matrix` times (x, y, 1), with centres of pixels at whole numbers.
+#[derive(Clone, Debug)]
+pub(super) struct WarpAffine {
+    pub(super) matrix: [[f64; 3]; 2],
+    pub(super) interpolation: Interpolation,
+    pub(super) border: Border,
+}
+
+impl WarpAffine {
+    /// Turns by `degrees` against the clock about (x, y), and scales.
+    pub(super) fn rotation((x, y): (f64, f64), degrees: f64, scale: f64) -> [[f64; 3]; 2] {
+        let (sin, cos) = degrees.to_radians().sin_cos();
+        let (a, b) = (scale * cos, scale * sin);
+        [[a, b, (1.0 - a) * x - b * y], [-b, a, b * x + (1.0 - a) * y]]
+    }
+
+    /// The matrix of the way back.
+    fn inverse(&self) -> Option<[[f64; 3]; 2]> {
+        let [[a, b, x], [c, d, y]] = self.matrix;
+        let determinant = a * d - b * c;
+        if determinant == 0.0 || !determinant.is_finite() {
+            return None;
+        }
+        let [a, b, c, d] = [d, -b, -c, a].map(|m| m / determinant);
+        Some([[a, b, -a * x - b * y], [c, d, -c * x - d * y]])
+    }
+}
+
+impl Transform for WarpAffine {
+    fn apply_image(&self, image: HostTensor) -> Result<HostTensor> {
+        let (h, w, c) = size(&image)?;
+        let is_linear = match self.interpolation {
+            Interpolation::Nearest => false,
+            Interpolation::Linear => true,
+            other => {
+                let why = format!("pictures are turned and shifted with Nearest or Linear, not {other:?}");
+                return Err(Error::new(ErrorKind::Unsupported, why));
+            }
+        };
+        let back = self.inverse().ok_or_else(|| Error::argument("the picture would be shrunk to nothing"))?;
+        with_values!(image, T => {
+            let source = Source { values: image.as_slice::<T>()?, h, w, c, border: self.border };
+            let mut out = vec![T::default(); h * w * c];
+            for (i, pixel) in out.chunks_exact_mut(c).enumerate() {
+                let (x, y) = ((i % w) as f64, (i / w) as f64);
+                let [x, y] = back.map(|[a, b, c]| a * x + b * y + c);
+                match is_linear {
+                    true => source.linear(x, y, pixel),
+                    false => source.nearest(x, y, pixel),
+                }
+            }
+            HostTensor::new([h, w, c], out)
+        })
+    }
+
+    fn apply_coords(&self, coords: &mut [[f64; 2]]) -> Result<()> {
+        for point in coords {
+            // Coordinates count from the corner of the first pixel, the matrix from its centre.
+            let [x, y] = point.map(|p| p - 0.5);
+            *point = self.matrix.map(|[a, b, c]| a * x + b * y + c + 0.5);
+        }
+        Ok(())
+    }
+}
+
+/// A picture that is read at any place.
+struct Source<'a, T> {
+    values: &'a [T],
+    h: usize,
+    w: usize,
+    c: usize,
+    border: Border,
+}
+
+impl<T: Value> Source<'_, T> {
+    /// One channel of the pixel in this row and column, which may be beyond the edges.
+    fn at(&self, y: f64, x: f64, channel: usize) -> f32 {
+        let (last_y, last_x) = ((self.h - 1) as f64, (self.w - 1) as f64);
+        match self.border {
+            Border::Constant(value) if y < 0.0 || x < 0.0 || y > last_y || x > last_x => value,
+            _ => {
+                let (y, x) = (y.clamp(0.0, last_y) as usize, x.clamp(0.0, last_x) as usize);
+                self.values[(y * self.w + x) * self.c + channel].to_f32()
+            }
+        }
+    }
+
+    fn linear(&self, x: f64, y: f64, out: &mut [T]) {
+        let (left, top) = (x.floor(), y.floor());
+        let (dx, dy) = ((x - left) as f32, (y - top) as f32);
+        for (channel, out) in out.iter_mut().enumerate() {
+            let row = |y: f64| self.at(y, left, channel) * (1.0 - dx) + self.at(y, left + 1.0, channel) * dx;
+            *out = T::from_f32(row(top) * (1.0 - dy) + row(top + 1.0) * dy);
+        }
+    }
+
+    fn nearest(&self, x: f64, y: f64, out: &mut [T]) {
+        let (x, y) = ((x + 0.5).floor(), (y + 0.5).floor());
+        out.iter_mut().enumerate().for_each(|(channel, out)| *out = T::from_f32(self.at(y, x, channel)));
+    }
+}

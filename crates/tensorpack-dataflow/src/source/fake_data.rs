@@ -1,0 +1,100 @@
+//! Data for trying things out.
+
+use crate::lookup::{LookupReader, name_sample};
+use crate::{ComponentSpec, DataFlow, Lookup, Reader, Resume, Sample, Seed, State};
+use std::sync::Arc;
+use tensorpack_tensor::{CounterRng, DType, Error, HostTensor, Result};
+
+/// Random numbers of given shapes, uniform in `[0, 1)` unless told otherwise, new in every pass.
+#[derive(Clone, Debug)]
+pub struct FakeData {
+    size: u64,
+    components: Vec<ComponentSpec>,
+    low: f64,
+    high: f64,
+    constant: bool,
+}
+
+impl FakeData {
+    /// Passes of `size` samples with these components.
+    pub fn new(size: u64, components: impl Into<Vec<ComponentSpec>>) -> FakeData {
+        FakeData { size, components: components.into(), low: 0.0, high: 1.0, constant: false }
+    }
+
+    /// Uniform in `[low, high)`; integers are rounded down.
+    #[doc(alias = "domain")]
+    #[must_use]
+    pub fn between(self, low: f64, high: f64) -> FakeData {
+        FakeData { low, high, ..self }
+    }
+
+    /// One random sample, again and again: costs nothing to make.
+    #[must_use]
+    pub fn constant(self) -> FakeData {
+        FakeData { constant: true, ..self }
+    }
+
+    fn make(&self, seed: Seed, epoch: u64, index: u64) -> Result<Sample> {
+        let rng = |i: usize| seed.of(&format!("component {i}")).generator(epoch);
+        self.components.iter().enumerate().map(|(i, c)| self.tensor(c, rng(i), index)).collect()
+    }
+
+    fn tensor(&self, component: &ComponentSpec, rng: CounterRng, index: u64) -> Result<HostTensor> {
+        let mut tensor = HostTensor::zeros(component.dtype, component.sizes.clone())?;
+        let wide = self.high - self.low;
+        let value = |word: u32| self.low + wide * (f64::from(word >> 8) / f64::from(1u32 << 24));
+        macro_rules! fill {
+            ($t:ty, $from:expr) => {
+                for (i, four) in tensor.as_mut_slice::<$t>()?.chunks_mut(4).enumerate() {
+                    let words = rng.words(index, i as u64);
+                    four.iter_mut().zip(words).for_each(|(x, word)| *x = $from(value(word)));
+                }
+            };
+        }
+        match component.dtype {
+            DType::F32 => fill!(f32, |x| x as f32),
+            DType::F64 => fill!(f64, |x| x),
+            DType::Bf16 => fill!(tensorpack_tensor::bf16, tensorpack_tensor::bf16::from_f64),
+            DType::I32 => fill!(i32, |x: f64| x.floor() as i32),
+            DType::I64 => fill!(i64, |x: f64| x.floor() as i64),
+            DType::U8 => fill!(u8, |x: f64| x.floor() as u8),
+            DType::Bool => fill!(bool, |x| x >= (self.low + self.high) / 2.0),
+        }
+        Ok(tensor)
+    }
+}
+
+impl DataFlow for FakeData {
+    fn size(&self) -> Option<u64> {
+        Some(self.size)
+    }
+
+    fn resume(&self) -> Resume {
+        Resume::Seek
+    }
+
+    fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
+        Ok(LookupReader::open(self.samples(seed)?, self.size(), at))
+    }
+
+    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+        self.samples(seed).map(Some)
+    }
+}
+
+impl FakeData {
+    fn samples(&self, seed: Seed) -> Result<Arc<dyn Lookup>> {
+        if !(self.low <= self.high && (self.high - self.low).is_finite()) {
+            let why = format!("FakeData between {} and {}: there are no such numbers", self.low, self.high);
+            return Err(Error::argument(why));
+        }
+        if self.constant {
+            let sample = self.make(seed, 0, 0)?;
+            return Ok(Arc::new(move |_, _| Ok(sample.clone())));
+        }
+        let data = self.clone();
+        Ok(Arc::new(move |epoch, index| {
+            data.make(seed, epoch, index).map_err(|e| name_sample(e, epoch, index))
+        }))
+    }
+}

@@ -1,0 +1,103 @@
+//! Samples that another thread sends.
+
+use crate::stop::{self, DEADLINE};
+use crate::{DataFlow, Reader, Resume, Sample, Seed, State};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tensorpack_tensor::{Error, ErrorKind, Result};
+
+/// What comes out of a channel. The pass ends when all senders are gone; there is no other.
+#[derive(Clone)]
+#[doc(alias = "DataFromQueue")]
+pub struct FromChannel {
+    receiver: Arc<Mutex<Option<Receiver<Sample>>>>,
+    deadline: Duration,
+}
+
+impl FromChannel {
+    /// The samples that come out of `receiver`.
+    pub fn new(receiver: Receiver<Sample>) -> FromChannel {
+        FromChannel { receiver: Arc::new(Mutex::new(Some(receiver))), deadline: DEADLINE }
+    }
+
+    /// How long to wait for a sample before that is an error; 300 seconds unless told otherwise.
+    #[must_use]
+    pub fn deadline(self, deadline: Duration) -> FromChannel {
+        FromChannel { deadline, ..self }
+    }
+}
+
+impl DataFlow for FromChannel {
+    fn size(&self) -> Option<u64> {
+        None
+    }
+
+    fn resume(&self) -> Resume {
+        Resume::Never
+    }
+
+    fn open(&self, _: Seed, at: &State) -> Result<Box<dyn Reader>> {
+        let State { epoch, index, .. } = *at;
+        if (epoch, index) != (0, 0) {
+            let why =
+                format!("a channel cannot go on at sample {index} of epoch {epoch}: what was sent is gone");
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
+        let taken = self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(receiver) = taken else {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "a channel can be read once, and already has a reader",
+            ));
+        };
+        Ok(Box::new(ChannelReader { receiver: Some(receiver), deadline: self.deadline, at: State::start() }))
+    }
+}
+
+struct ChannelReader {
+    /// Until all senders are gone.
+    receiver: Option<Receiver<Sample>>,
+    deadline: Duration,
+    at: State,
+}
+
+impl ChannelReader {
+    fn next(&mut self) -> Result<Option<Sample>> {
+        let Some(receiver) = &self.receiver else {
+            return Err(Error::new(
+                ErrorKind::Data,
+                "all senders of the channel are gone: there is no other pass",
+            ));
+        };
+        let end = Instant::now() + self.deadline;
+        loop {
+            stop::check()?;
+            let left = end.saturating_duration_since(Instant::now());
+            match receiver.recv_timeout(left.min(stop::LOOK)) {
+                Ok(sample) => return Ok(Some(sample)),
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.receiver = None;
+                    return Ok(None);
+                }
+                Err(RecvTimeoutError::Timeout) if left.is_zero() => {
+                    let State { epoch, index, .. } = self.at;
+                    return Err(stop::too_late("the channel", self.deadline, epoch, index));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+}
+
+impl Reader for ChannelReader {
+    fn read(&mut self) -> Result<Option<Sample>> {
+        let read = self.next();
+        self.at.advance(&read);
+        read
+    }
+
+    fn state(&self) -> State {
+        self.at.clone()
+    }
+}

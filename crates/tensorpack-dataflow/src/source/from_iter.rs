@@ -1,0 +1,139 @@
+//! Samples that come one after the other.
+
+use crate::lookup::name_sample;
+use crate::{DataFlow, Reader, Resume, Sample, Seed, State};
+use std::sync::{Arc, Mutex, PoisonError};
+use tensorpack_tensor::{Error, ErrorKind, Result};
+
+type Samples = Box<dyn Iterator<Item = Result<Sample>> + Send>;
+
+/// The samples of an iterator: of one that a function makes anew for every pass, or of one that can be read once.
+#[derive(Clone)]
+#[doc(alias = "DataFromGenerator")]
+#[doc(alias = "DataFromIterable")]
+pub struct FromIter {
+    passes: Passes,
+    size: Option<u64>,
+}
+
+#[derive(Clone)]
+enum Passes {
+    Made(Arc<dyn Fn(u64) -> Samples + Send + Sync>),
+    Once(Arc<Mutex<Option<Samples>>>),
+}
+
+impl FromIter {
+    /// Passes that `make` gives an iterator for. It gets the number of the pass; for the same number it must give the
+    /// same samples, since that is how a reader comes back to where it was.
+    pub fn new<I>(make: impl Fn(u64) -> I + Send + Sync + 'static) -> FromIter
+    where
+        I: Iterator<Item = Result<Sample>> + Send + 'static,
+    {
+        FromIter { passes: Passes::Made(Arc::new(move |epoch| Box::new(make(epoch).fuse()))), size: None }
+    }
+
+    /// The one pass of an iterator that cannot be had again.
+    pub fn once(samples: impl Iterator<Item = Result<Sample>> + Send + 'static) -> FromIter {
+        let samples: Samples = Box::new(samples.fuse());
+        FromIter { passes: Passes::Once(Arc::new(Mutex::new(Some(samples)))), size: None }
+    }
+
+    /// Says how many samples every pass has. A pass that ends before, or does not end there, is an error.
+    #[must_use]
+    pub fn sized(self, size: u64) -> FromIter {
+        FromIter { size: Some(size), ..self }
+    }
+
+    fn pass(&self, epoch: u64) -> Result<Samples> {
+        match &self.passes {
+            Passes::Made(make) => Ok(make(epoch)),
+            Passes::Once(samples) => {
+                let taken = samples.lock().unwrap_or_else(PoisonError::into_inner).take();
+                taken.filter(|_| epoch == 0).ok_or_else(|| {
+                    let why =
+                        format!("pass {epoch} of an iterator that can be read once: its samples are gone");
+                    Error::new(ErrorKind::Data, why)
+                        .note("give FromIter::new a function that makes the iterator")
+                })
+            }
+        }
+    }
+}
+
+impl DataFlow for FromIter {
+    fn size(&self) -> Option<u64> {
+        self.size
+    }
+
+    fn resume(&self) -> Resume {
+        match self.passes {
+            Passes::Made(_) => Resume::Replay,
+            Passes::Once(_) => Resume::Never,
+        }
+    }
+
+    fn open(&self, _: Seed, at: &State) -> Result<Box<dyn Reader>> {
+        if self.resume() == Resume::Never && (at.epoch, at.index) != (0, 0) {
+            let State { epoch, index, .. } = at;
+            let why =
+                format!("an iterator that can be read once cannot go on at sample {index} of epoch {epoch}");
+            let what = "give FromIter::new a function that makes the iterator";
+            return Err(Error::new(ErrorKind::Unsupported, why).note(what));
+        }
+        let mut samples = self.pass(at.epoch)?;
+        for _ in 0..at.index {
+            // What failed then has its place too.
+            if samples.next().is_none() {
+                break;
+            }
+        }
+        let at = State::at(at.epoch, at.index);
+        Ok(Box::new(IterReader { flow: self.clone(), samples: Some(samples), at }))
+    }
+}
+
+struct IterReader {
+    flow: FromIter,
+    /// Of the current pass; made when it is read.
+    samples: Option<Samples>,
+    at: State,
+}
+
+impl IterReader {
+    fn next(&mut self) -> Result<Option<Sample>> {
+        let State { epoch, index, .. } = self.at;
+        let samples = match &mut self.samples {
+            Some(samples) => samples,
+            None => self.samples.insert(self.flow.pass(epoch)?),
+        };
+        let next = samples.next();
+        match self.flow.size {
+            Some(size) if next.is_none() && index < size => {
+                let why = format!("pass {epoch} ended after {index} samples, but {size} were said to come");
+                Err(Error::new(ErrorKind::Data, why))
+            }
+            // One sample more than were said: told once, then the pass is over.
+            Some(size) if next.is_some() && index == size => {
+                let why = format!("pass {epoch} goes on after the {size} samples that were said to come");
+                Err(Error::new(ErrorKind::Data, why))
+            }
+            Some(size) if index > size => Ok(None),
+            _ => next.transpose().map_err(|e| name_sample(e, epoch, index)),
+        }
+    }
+}
+
+impl Reader for IterReader {
+    fn read(&mut self) -> Result<Option<Sample>> {
+        let read = self.next();
+        if let Ok(None) = read {
+            self.samples = None;
+        }
+        self.at.advance(&read);
+        read
+    }
+
+    fn state(&self) -> State {
+        self.at.clone()
+    }
+}

@@ -1,0 +1,83 @@
+//! Running sums and orders against one element at a time.
+
+mod oracle;
+
+use oracle::{Dice, Memory, Scalar, isas};
+use proptest::prelude::*;
+use tensorpack_kernels::{Cumulate, Order};
+use tensorpack_tensor::DType;
+
+proptest! {
+    #![proptest_config(oracle::cases(200))]
+
+    #[test]
+    fn sums_up_to_each_place(
+        (outer, len, inner) in prop_oneof![
+            4 => (0usize..6, 0usize..9, 0usize..9),
+            1 => (1usize..40, 1usize..300, 1usize..3),
+            1 => (1usize..3, 1usize..20, 900usize..3000),
+            1 => (1usize..3, 20_000usize..50_000, 1usize..2),
+        ],
+        exclusive: bool, reverse: bool, seed: u64,
+    ) {
+        let mut dice = Dice::new(seed);
+        let sums = Cumulate { outer, len, inner, exclusive, reverse };
+        let n = outer * len * inner;
+        for dtype in [DType::F32, DType::F64, DType::I32, DType::I64] {
+            let mut src = Memory::new(n * dtype.size());
+            let values: Vec<i64> = (0..n).map(|_| dice.below(9) as i64 - 4).collect();
+            values.iter().enumerate().for_each(|(i, &v)| src.set(dtype, i, Scalar::I(v)));
+            let mut want = vec![0i64; n];
+            for o in 0..outer {
+                for c in 0..inner {
+                    let mut sum = 0;
+                    for k in 0..len {
+                        let at = (o * len + if reverse { len - 1 - k } else { k }) * inner + c;
+                        want[at] = if exclusive { sum } else { sum + values[at] };
+                        sum += values[at];
+                    }
+                }
+            }
+            for isa in isas() {
+                let mut dst = Memory::new(n * dtype.size());
+                for chunk in (0..sums.chunks()).rev() {
+                    // SAFETY: the memory is as large as the sizes say.
+                    unsafe { sums.run(isa, dtype, chunk, src.ptr(), dst.ptr_mut()) };
+                }
+                for (i, w) in want.iter().enumerate() {
+                    prop_assert_eq!(dst.get(dtype, i).f(), *w as f64, "{} {:?} at {}", isa, sums, i);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn orders_as_a_stable_sort(
+        (rows, len) in prop_oneof![4 => (0usize..6, 0usize..20), 1 => (1usize..4, 1usize..20_000)],
+        descending: bool, seed: u64,
+    ) {
+        let mut dice = Dice::new(seed);
+        let take = dice.below(len + 1);
+        let order = Order { rows, len, take, descending };
+        let values: Vec<f32> = (0..rows * len)
+            .map(|_| if dice.chance(9) { f32::NAN } else { dice.below(30) as f32 - 15.0 })
+            .collect();
+        let mut found = vec![-1i64; rows * take];
+        let mut scratch = Memory::new(order.scratch_bytes());
+        for chunk in 0..order.chunks() {
+            // SAFETY: the memory is as large as the sizes say.
+            unsafe {
+                let src = values.as_ptr().cast();
+                order.run(DType::F32, chunk, src, found.as_mut_ptr(), scratch.bytes_mut());
+            }
+        }
+        for r in 0..rows {
+            let row = &values[r * len..][..len];
+            // NaN counts as more than any number.
+            let key = |i: &i64| if row[*i as usize].is_nan() { 1000 } else { row[*i as usize] as i64 };
+            let mut want: Vec<i64> = (0..len as i64).collect();
+            want.sort_by_key(|i| if descending { -key(i) } else { key(i) });
+            prop_assert_eq!(&found[r * take..][..take], &want[..take], "{:?}", order);
+        }
+    }
+}

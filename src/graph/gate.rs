@@ -1,0 +1,45 @@
+//! Gates: what updates of variables pass through before they take effect.
+
+use super::graph::OnDrop;
+use super::{Graph, NodeKind, Tensor, VariableId};
+use std::rc::Rc;
+
+/// Of a variable's current value and the next one that an update has for it, makes the next value it gets.
+pub(super) type Gate = Rc<dyn Fn(&Tensor, &Tensor) -> Tensor>;
+
+impl Graph {
+    /// Runs `build` with every update built in it passing through `gate`, whoever builds it: this is how an optimizer
+    /// is held back, state and all, without knowing of it.
+    pub(crate) fn updates_through<R>(
+        &self,
+        gate: impl Fn(&Tensor, &Tensor) -> Tensor + 'static,
+        build: impl FnOnce() -> R,
+    ) -> R {
+        if let Some(mut b) = self.building() {
+            b.gates.push(Rc::new(gate));
+        }
+        let _guard = OnDrop(|| {
+            if let Some(mut b) = self.building() {
+                b.gates.pop();
+            }
+        });
+        build()
+    }
+
+    /// What `next` becomes on its way to `variable`.
+    #[track_caller]
+    pub(super) fn through_gates(&self, variable: VariableId, next: &Tensor) -> Tensor {
+        let gates = self.built().map_or_else(Vec::new, |b| b.gates.clone());
+        if gates.is_empty() {
+            return next.clone();
+        }
+        let current = self.current_value(variable);
+        gates.iter().rev().fold(next.clone(), |next, gate| gate(&current, &next))
+    }
+
+    /// A variable's value after the updates built so far.
+    #[track_caller]
+    pub(super) fn current_value(&self, variable: VariableId) -> Tensor {
+        self.add_node(NodeKind::Current(variable), &[], None).swap_remove(0)
+    }
+}

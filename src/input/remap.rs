@@ -1,0 +1,73 @@
+//! A source for some of a model's inputs.
+
+use super::input_source::scope;
+use super::{InputSource, Start};
+use crate::graph::{Tensor, TensorSpec};
+use crate::tower::TowerContext;
+use serde_json::Value;
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+
+/// A source whose tensors are only some of the model's inputs, in another order perhaps. The others become inputs that
+/// somebody else must feed, if what is run needs them.
+#[doc(alias = "remap_input_source")]
+pub struct RemapInput {
+    inner: Box<dyn InputSource>,
+    names: Vec<String>,
+}
+
+impl RemapInput {
+    /// What `inner` gives are the inputs of these names.
+    pub fn new<S: Into<String>>(
+        inner: impl InputSource + 'static,
+        names: impl IntoIterator<Item = S>,
+    ) -> RemapInput {
+        RemapInput { inner: Box::new(inner), names: names.into_iter().map(Into::into).collect() }
+    }
+}
+
+impl InputSource for RemapInput {
+    fn size(&self) -> Option<u64> {
+        self.inner.size()
+    }
+
+    fn tensors(&mut self, t: &TowerContext, signature: &[TensorSpec]) -> Result<Vec<Tensor>> {
+        let find =
+            |name: &String| {
+                signature.iter().find(|s| s.name == *name).cloned().ok_or_else(|| {
+                    Error::new(ErrorKind::Name, format!("the model has no input named {name:?}"))
+                })
+            };
+        let own: Vec<TensorSpec> = self.names.iter().map(find).collect::<Result<_>>()?;
+        let tensors = self.inner.tensors(t, &own)?;
+        let scope = scope(t);
+        let pick = |spec: &TensorSpec| match self.names.iter().position(|n| *n == spec.name) {
+            Some(i) => tensors[i].clone(),
+            None => t.graph().placeholder(&spec.within(&scope)),
+        };
+        Ok(signature.iter().map(pick).collect())
+    }
+
+    fn start(&mut self, start: Start<'_>) -> Result<()> {
+        self.inner.start(start)
+    }
+
+    fn next(&mut self) -> Result<&[(String, HostTensor)]> {
+        self.inner.next()
+    }
+
+    fn state(&self) -> Value {
+        self.inner.state()
+    }
+
+    fn cannot_resume(&self) -> Option<String> {
+        self.inner.cannot_resume()
+    }
+
+    fn report(&self) -> Vec<(String, f64)> {
+        self.inner.report()
+    }
+
+    fn stop(&mut self) {
+        self.inner.stop();
+    }
+}

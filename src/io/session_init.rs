@@ -1,0 +1,162 @@
+//! What the variables of a session start from, beside their initialisers.
+
+use super::matching::Matching;
+use super::safetensors::Named;
+use super::{Layout, Source, tensor_file};
+use crate::graph::{MODEL_VARIABLES, TRAINABLE_VARIABLES};
+use crate::runtime::Session;
+use std::path::{Path, PathBuf};
+use tensorpack_tensor::{Error, HostTensor, Result};
+
+/// Gives the variables of a new session their values. Without one, they have those of their initialisers.
+pub trait SessionInit: Send {
+    /// Writes the variables.
+    fn init(&self, session: &Session) -> Result<()>;
+}
+
+/// Changes nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct JustCurrentSession;
+
+impl SessionInit for JustCurrentSession {
+    fn init(&self, _: &Session) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Loads a checkpoint (its folder, or a run's directory for the latest one) or a `.safetensors` file.
+///
+/// Every variable that inference needs must be there, with its shape, and nothing else: otherwise the error lists what
+/// is missing, what is unexpected and what has another shape, and nothing is loaded. What only training needs, such as
+/// an optimizer's slots, is loaded where it is on both sides.
+#[derive(Clone, Debug)]
+pub struct SaverRestore {
+    path: PathBuf,
+    matching: Matching,
+}
+
+impl SaverRestore {
+    /// From this path.
+    pub fn new(path: impl Into<PathBuf>) -> SaverRestore {
+        SaverRestore { path: path.into(), matching: Matching::default() }
+    }
+}
+
+impl SessionInit for SaverRestore {
+    fn init(&self, session: &Session) -> Result<()> {
+        self.matching.load(&tensor_file::open(&self.path)?, session)
+    }
+}
+
+/// Loads tensors by name. The rules are those of [`SaverRestore`].
+///
+/// For weights of other frameworks: read their file with [`safetensors::read`](super::safetensors::read), give each
+/// tensor the name it has here, and say with `map_layout` what is to be transposed.
+#[derive(Clone, Debug)]
+pub struct DictRestore {
+    tensors: Named,
+    matching: Matching,
+}
+
+impl DictRestore {
+    /// From these tensors.
+    pub fn new<N: Into<String>>(tensors: impl IntoIterator<Item = (N, HostTensor)>) -> DictRestore {
+        let tensors = tensors.into_iter().map(|(name, t)| (name.into(), t)).collect();
+        DictRestore { tensors, matching: Matching::default() }
+    }
+}
+
+impl SessionInit for DictRestore {
+    fn init(&self, session: &Session) -> Result<()> {
+        self.matching.load(&Source::new("what was given", self.tensors.iter().cloned()), session)
+    }
+}
+
+/// What both of them can be told.
+macro_rules! matching_setters {
+    ($($restore:ident),*) => {$(impl $restore {
+        /// Loads only variables under `prefix/`, which is not part of the saved names.
+        #[must_use]
+        pub fn prefix(mut self, prefix: impl Into<String>) -> $restore {
+            self.matching.prefix = Some(prefix.into());
+            self
+        }
+
+        /// Leaves out these names.
+        #[must_use]
+        pub fn ignore<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> $restore {
+            self.matching.ignore.extend(names.into_iter().map(Into::into));
+            self
+        }
+
+        /// Loads what fits, and warns of the rest.
+        #[must_use]
+        pub fn ignore_mismatch(mut self) -> $restore {
+            self.matching.ignore_mismatch = true;
+            self
+        }
+
+        /// Rearranges tensors whose whole saved name matches a regular expression; the first one that matches counts.
+        #[must_use]
+        pub fn map_layout(mut self, names: impl Into<String>, layout: Layout) -> $restore {
+            self.matching.layouts.push((names.into(), layout));
+            self
+        }
+    })*};
+}
+matching_setters!(SaverRestore, DictRestore);
+
+/// One after the other: later ones overwrite what earlier ones wrote.
+#[derive(Default)]
+pub struct ChainInit {
+    inits: Vec<Box<dyn SessionInit>>,
+}
+
+impl ChainInit {
+    /// All of these, in order.
+    pub fn new(inits: impl IntoIterator<Item = Box<dyn SessionInit>>) -> ChainInit {
+        ChainInit { inits: inits.into_iter().collect() }
+    }
+}
+
+impl SessionInit for ChainInit {
+    fn init(&self, session: &Session) -> Result<()> {
+        self.inits.iter().try_for_each(|init| init.init(session))
+    }
+}
+
+/// What a path on a command line means: nothing if it is empty, otherwise a [`SaverRestore`]. `~` is the home
+/// directory.
+#[doc(alias = "SmartInit")]
+#[doc(alias = "get_model_loader")]
+pub fn smart_init(path: impl AsRef<Path>) -> Result<Box<dyn SessionInit>> {
+    let path = path.as_ref();
+    if path.as_os_str().is_empty() {
+        return Ok(Box::new(JustCurrentSession));
+    }
+    let path = match path.strip_prefix("~") {
+        Ok(inside) => std::env::home_dir()
+            .ok_or_else(|| Error::argument("there is no home directory, which ~ stands for"))?
+            .join(inside),
+        Err(_) => path.to_path_buf(),
+    };
+    if !path.exists() {
+        return Err(Error::argument(format!("there is nothing to load at {}", path.display())));
+    }
+    Ok(Box::new(SaverRestore::new(path)))
+}
+
+/// Writes the variables that inference needs to a `.safetensors` file, replacing one of this name.
+#[doc(alias = "dump_session_params")]
+pub fn dump_model_variables(session: &Session, path: impl AsRef<Path>) -> Result<()> {
+    let graph = session.graph();
+    let mut ids = graph.collection(TRAINABLE_VARIABLES).variables;
+    ids.extend(graph.collection(MODEL_VARIABLES).variables);
+    ids.sort();
+    ids.dedup();
+    let read = |id: &crate::graph::VariableId| {
+        let name = &graph.variables()[id.0 as usize].name;
+        Ok((name.clone(), session.read(name)?))
+    };
+    tensor_file::write(path.as_ref(), &ids.iter().map(read).collect::<Result<Named>>()?)
+}

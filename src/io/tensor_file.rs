@@ -1,0 +1,54 @@
+//! Files of named tensors, by the ending of their name.
+
+use super::checkpoint_store::latest;
+use super::safetensors::{self, Named};
+use super::{Checkpoint, Source};
+use std::path::Path;
+use tensorpack_tensor::{Error, HostTensor, Result};
+
+/// The tensors at a path: a checkpoint's folder, a run's directory (its latest checkpoint) or a tensor file.
+pub(super) fn open(path: &Path) -> Result<Source> {
+    // A file in a checkpoint's folder is not read alone: the manifest guards all of it.
+    if let Some(folder) = [Some(path), path.parent()].into_iter().flatten().find(|p| Checkpoint::is_at(p)) {
+        return Ok(Source::checkpoint(folder, Checkpoint::load(folder)?));
+    }
+    let checkpoints = path.join("checkpoints");
+    if path.is_dir() {
+        return match latest(if checkpoints.is_dir() { &checkpoints } else { path })? {
+            Some((folder, checkpoint)) => Ok(Source::checkpoint(&folder, checkpoint)),
+            None => Err(Error::argument(format!("there is no checkpoint in {}", path.display()))),
+        };
+    }
+    Ok(Source::new(path.display(), read(path)?))
+}
+
+/// The tensors of a file.
+fn read(path: &Path) -> Result<Named> {
+    match Format::of(path)? {
+        Format::Safetensors => safetensors::read(path),
+    }
+}
+
+/// Writes tensors to a file, replacing one of this name.
+pub(super) fn write(path: &Path, tensors: &[(String, HostTensor)]) -> Result<()> {
+    match Format::of(path)? {
+        Format::Safetensors => safetensors::write(path, tensors),
+    }
+}
+
+enum Format {
+    Safetensors,
+}
+
+impl Format {
+    fn of(path: &Path) -> Result<Format> {
+        match path.extension().and_then(|e| e.to_str()) {
+            Some("safetensors") => Ok(Format::Safetensors),
+            _ => {
+                let why = format!("{} is no file of tensors", path.display());
+                Err(Error::argument(why)
+                    .note("tensors are in .safetensors files, or in checkpoints' folders"))
+            }
+        }
+    }
+}

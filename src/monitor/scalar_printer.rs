@@ -1,0 +1,215 @@
+//! Scalars in the log.
+
+use super::{Class, Moment, Monitor, Start};
+use regex_lite::Regex;
+use std::collections::BTreeMap;
+use tensorpack_tensor::{Error, Result};
+
+/// Logs `name: value`, with five significant digits and in the order of names, after each epoch.
+#[derive(Debug)]
+pub struct ScalarPrinter {
+    each_step: bool,
+    each_epoch: bool,
+    whitelist: Option<Vec<String>>,
+    blacklist: Vec<String>,
+    chosen: Patterns,
+    pending: BTreeMap<String, f64>,
+}
+
+/// Which names are printed, ready to be asked.
+#[derive(Debug, Default)]
+struct Patterns {
+    only: Option<Vec<Regex>>,
+    never: Vec<Regex>,
+}
+
+impl Default for ScalarPrinter {
+    fn default() -> ScalarPrinter {
+        ScalarPrinter {
+            each_step: false,
+            each_epoch: true,
+            whitelist: None,
+            blacklist: Vec::new(),
+            chosen: Patterns::default(),
+            pending: BTreeMap::new(),
+        }
+    }
+}
+
+impl ScalarPrinter {
+    /// After each epoch, all scalars.
+    pub fn new() -> ScalarPrinter {
+        ScalarPrinter::default()
+    }
+
+    /// After each step too. What was put in the last step of an epoch is printed with the epoch.
+    #[must_use]
+    pub fn each_step(self, each_step: bool) -> ScalarPrinter {
+        ScalarPrinter { each_step, ..self }
+    }
+
+    /// After each epoch or not.
+    #[must_use]
+    pub fn each_epoch(self, each_epoch: bool) -> ScalarPrinter {
+        ScalarPrinter { each_epoch, ..self }
+    }
+
+    /// Only names in which one of these regular expressions is found.
+    #[must_use]
+    pub fn whitelist<P: Into<String>>(self, patterns: impl IntoIterator<Item = P>) -> ScalarPrinter {
+        ScalarPrinter { whitelist: Some(patterns.into_iter().map(Into::into).collect()), ..self }
+    }
+
+    /// No name in which one of these regular expressions is found.
+    #[must_use]
+    pub fn blacklist<P: Into<String>>(self, patterns: impl IntoIterator<Item = P>) -> ScalarPrinter {
+        ScalarPrinter { blacklist: patterns.into_iter().map(Into::into).collect(), ..self }
+    }
+
+    /// What is to be printed of what was put since the last time.
+    fn take_lines(&mut self) -> Vec<String> {
+        let line = |(name, value): (String, f64)| format!("{name}: {}", significant(value));
+        std::mem::take(&mut self.pending).into_iter().map(line).collect()
+    }
+
+    fn print(&mut self) {
+        for line in self.take_lines() {
+            log::info!("{line}");
+        }
+    }
+}
+
+impl Monitor for ScalarPrinter {
+    fn name(&self) -> String {
+        "ScalarPrinter".into()
+    }
+
+    fn start(&mut self, _: &Start<'_>) -> Result<()> {
+        let compile = |patterns: &[String]| -> Result<Vec<Regex>> {
+            let one = |p: &String| {
+                Regex::new(p).map_err(|e| Error::argument(format!("{p:?} is no regular expression: {e}")))
+            };
+            patterns.iter().map(one).collect()
+        };
+        let only = self.whitelist.as_deref().map(compile).transpose()?;
+        self.chosen = Patterns { only, never: compile(&self.blacklist)? };
+        Ok(())
+    }
+
+    fn scalar(&mut self, name: &str, value: f64, _: Class, _: Moment) -> Result<()> {
+        if self.chosen.has(name) {
+            self.pending.insert(name.to_string(), value);
+        }
+        Ok(())
+    }
+
+    fn end_step(&mut self, _: Moment) -> Result<()> {
+        if self.each_step {
+            self.print();
+        }
+        Ok(())
+    }
+
+    fn end_epoch(&mut self, _: Moment) -> Result<()> {
+        if self.each_epoch || self.each_step {
+            self.print();
+        }
+        Ok(())
+    }
+}
+
+impl Patterns {
+    fn has(&self, name: &str) -> bool {
+        let found = |patterns: &[Regex]| patterns.iter().any(|p| p.is_match(name));
+        self.only.as_deref().is_none_or(found) && !found(&self.never)
+    }
+}
+
+/// A number with five significant digits, without zeros at its end, and as a power of ten where it is very large or
+/// very small.
+fn significant(x: f64) -> String {
+    const DIGITS: usize = 5;
+    if !x.is_finite() {
+        return x.to_string();
+    }
+    let scientific = format!("{x:.*e}", DIGITS - 1);
+    // Rounding may have made one more digit of it, so the exponent is read from the result.
+    let (digits, exponent) = scientific.split_once('e').expect("this is how numbers are formatted");
+    let power: i32 = exponent.parse().expect("an exponent is a number");
+    let trimmed = |digits: &str| match digits.contains('.') {
+        true => digits.trim_end_matches('0').trim_end_matches('.').to_string(),
+        false => digits.to_string(),
+    };
+    if (-4..DIGITS as i32).contains(&power) {
+        trimmed(&format!("{x:.*}", (DIGITS as i32 - 1 - power) as usize))
+    } else {
+        let sign = if power < 0 { '-' } else { '+' };
+        format!("{}e{sign}{:02}", trimmed(digits), power.abs())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn five_significant_digits() {
+        // As Python's '%.5g' prints them.
+        for (x, text) in [
+            (0.0, "0"),
+            (1.0, "1"),
+            (0.1, "0.1"),
+            (123456.0, "1.2346e+05"),
+            (99999.5, "1e+05"),
+            (12345.4, "12345"),
+            (-2.5, "-2.5"),
+            (0.000123456, "0.00012346"),
+            (0.00001234567, "1.2346e-05"),
+            (100.0, "100"),
+            (1e100, "1e+100"),
+            (f64::NAN, "NaN"),
+            (f64::INFINITY, "inf"),
+        ] {
+            assert_eq!(significant(x), text);
+        }
+    }
+
+    fn printer(p: ScalarPrinter) -> ScalarPrinter {
+        let mut p = p;
+        p.start(&Start { logdir: None, resumed: None, at: Moment::default() }).unwrap();
+        for (name, value) in [("val/error", 0.25), ("cost", 1.5), ("val/cost", 2.0)] {
+            p.scalar(name, value, Class::Deterministic, Moment::default()).unwrap();
+        }
+        p
+    }
+
+    #[test]
+    fn sorted_and_chosen() {
+        let lines = |p| printer(p).take_lines();
+        assert_eq!(lines(ScalarPrinter::new()), ["cost: 1.5", "val/cost: 2", "val/error: 0.25"]);
+        assert_eq!(
+            lines(ScalarPrinter::new().whitelist(["^cost", "error"])),
+            ["cost: 1.5", "val/error: 0.25"]
+        );
+        assert_eq!(lines(ScalarPrinter::new().blacklist(["cost"])), ["val/error: 0.25"]);
+        assert_eq!(lines(ScalarPrinter::new().whitelist([""; 0])), [""; 0]);
+        let bad = ScalarPrinter::new().blacklist(["("]).start(&Start {
+            logdir: None,
+            resumed: None,
+            at: Moment::default(),
+        });
+        assert!(bad.unwrap_err().message().starts_with("\"(\" is no regular expression"));
+    }
+
+    #[test]
+    fn the_end_of_an_epoch_takes_what_its_last_step_put() {
+        let mut p = printer(ScalarPrinter::new().each_step(true));
+        p.end_step(Moment::default()).unwrap();
+        assert!(p.take_lines().is_empty());
+        let mut p = printer(ScalarPrinter::new());
+        p.end_step(Moment::default()).unwrap();
+        assert_eq!(p.pending.len(), 3);
+        p.end_epoch(Moment::default()).unwrap();
+        assert!(p.pending.is_empty());
+    }
+}

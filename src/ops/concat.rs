@@ -1,0 +1,195 @@
+//! Several tensors as one: side by side along an axis, or stacked along a new one.
+
+use crate::graph::{GradCx, Graph, OpDef, Spec, Tensor, axis_in};
+use crate::kir::{LowerCx, View};
+use std::borrow::Borrow;
+use std::sync::Arc;
+use tensorpack_tensor::{Dim, Error, Result};
+
+/// The inputs side by side along an axis.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Concat {
+    axis: usize,
+}
+
+impl OpDef for Concat {
+    fn name(&self) -> &str {
+        "Concat"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        let first = &inputs[0];
+        let mut dims: Vec<Dim> = first.shape.to_vec();
+        for part in &inputs[1..] {
+            if part.dtype != first.dtype {
+                return Err(Error::dtype(format!(
+                    "joins tensors of one element type, not {} and {}",
+                    first.dtype, part.dtype
+                )));
+            }
+            let differ = || {
+                Error::shape(format!(
+                    "{} and {} cannot be joined along axis {}: their other sizes differ",
+                    first.shape, part.shape, self.axis
+                ))
+            };
+            if part.shape.rank() != dims.len() {
+                return Err(differ());
+            }
+            for (i, (mine, &other)) in dims.iter_mut().zip(part.shape.iter()).enumerate() {
+                match (*mine, other) {
+                    _ if i == self.axis => {}
+                    (Dim::Known(a), Dim::Known(b)) if a != b => return Err(differ()),
+                    (Dim::Unknown(_), Dim::Known(_)) => *mine = other,
+                    _ => {}
+                }
+            }
+        }
+        let along: Vec<Dim> = inputs.iter().map(|s| s.shape[self.axis]).collect();
+        let known = along.iter().filter_map(|d| d.known()).try_fold(0usize, usize::checked_add);
+        let unknown: Vec<Dim> = along.iter().copied().filter(|d| d.known().is_none()).collect();
+        dims[self.axis] = match (known, unknown.as_slice()) {
+            (None, _) => return Err(Error::shape("the joined tensor is too large")),
+            (Some(n), []) => Dim::Known(n),
+            (Some(0), [one]) => *one,
+            (Some(n), _) => Dim::derived("concat", &unknown, &[n]),
+        };
+        Ok(vec![Spec { dtype: first.dtype, shape: dims.into() }])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        let dx = |i: usize| {
+            let all: Vec<&Tensor> = (0..cx.input_count()).map(|j| cx.input(j)).collect();
+            let inputs: Vec<&Tensor> = [cx.dy()].into_iter().chain(all).collect();
+            Tensor::apply_one(PartOf { axis: self.axis, part: i }, &inputs)
+        };
+        Ok((0..cx.input_count()).map(|i| cx.needs(i).then(|| dx(i))).collect())
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let parts: Vec<View> = (0..cx.input_count()).map(|i| cx.input(i)).collect();
+        Ok(vec![if parts.len() == 1 { parts[0].clone() } else { cx.concat(&parts, self.axis) }])
+    }
+}
+
+/// Of input 0, which joins tensors of the shapes of the others, the part of the one numbered `part`.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct PartOf {
+    axis: usize,
+    part: usize,
+}
+
+impl OpDef for PartOf {
+    fn name(&self) -> &str {
+        "PartOf"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![Spec { dtype: inputs[0].dtype, shape: inputs[1 + self.part].shape.clone() }])
+    }
+
+    fn shape_only(&self, i: usize) -> bool {
+        i > 0
+    }
+
+    /// Zeros, with the gradient of the part in its place.
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        let parts: Vec<Tensor> = (1..cx.input_count())
+            .map(|i| match i - 1 == self.part {
+                true => cx.dy().clone(),
+                false => cx.dy().zero().broadcast_like(cx.input(i)),
+            })
+            .collect();
+        let whole = cx.dy().graph().concat(&parts, self.axis as isize);
+        Ok([Some(whole)].into_iter().chain((1..cx.input_count()).map(|_| None)).collect())
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let sizes = cx.output_sizes(0);
+        let mut begin = vec![0; sizes.len()];
+        begin[self.axis] = (1..=self.part).map(|i| cx.input_sizes(i)[self.axis]).sum();
+        Ok(vec![cx.input(0).slice(&begin, &vec![1; sizes.len()], &sizes)])
+    }
+}
+
+impl Graph {
+    /// Tensors side by side along `axis`; their other sizes must be equal.
+    #[track_caller]
+    #[doc(alias = "ConcatWith")]
+    pub fn concat(&self, parts: &[impl Borrow<Tensor>], axis: isize) -> Tensor {
+        self.joined("Concat", parts.iter().map(|p| p.borrow().clone()).collect(), axis, 0)
+    }
+
+    /// Tensors of one shape along a new axis.
+    #[track_caller]
+    pub fn stack(&self, parts: &[impl Borrow<Tensor>], axis: isize) -> Tensor {
+        self.joined("Stack", parts.iter().map(|p| p.borrow().clone()).collect(), axis, 1)
+    }
+
+    /// `parts` along `axis`, each with `new` dims of size 1 put in there.
+    #[track_caller]
+    fn joined(&self, name: &str, parts: Vec<Tensor>, axis: isize, new: usize) -> Tensor {
+        let Some(first) = parts.first() else {
+            self.record(name, &[], Error::argument("there is nothing to join: the list is empty"));
+            return Tensor::poison(self);
+        };
+        if parts.iter().any(Tensor::is_poison) {
+            return Tensor::poison(self);
+        }
+        let axis = match axis_in(axis, first.rank() + new) {
+            Ok(axis) => axis,
+            Err(e) => return first.fail(name, e),
+        };
+        let parts: Vec<Tensor> = match new {
+            0 => parts,
+            _ => parts.iter().map(|p| p.expand_dims(axis.min(p.rank()) as isize)).collect(),
+        };
+        let inputs: Vec<&Tensor> = parts.iter().collect();
+        self.add_op(Arc::new(Concat { axis }), &inputs).pop().unwrap_or_else(|| Tensor::poison(self))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::TensorSpec;
+    use crate::trial::*;
+
+    cases![
+        case("Concat", Twice, |draw| {
+            let rank = draw.between(1, 4);
+            let (mut sizes, axis) = (draw.sizes(rank), draw.below(rank));
+            let inputs = (0..draw.between(1, 4)).map(|_| {
+                sizes[axis] = draw.of(&[1, 2, 3, 0, 7, 19]);
+                Input::floats(draw, sizes.clone(), Any)
+            });
+            let inputs: Vec<Input> = inputs.collect();
+            Trial::new(inputs, move |x| vec![x[0].graph().concat(x, axis as isize).square()])
+        })
+        .empty("concat([x, y], 0)", "[0, 3], [2, 3]", "1 [2, 3]", |x| x[0].graph().concat(x, 0))
+        .empty("concat([x, y], 1)", "[0, 3], [0, 2]", "empty [0, 5]", |x| x[0].graph().concat(x, 1)),
+        case("Stack", Twice, |draw| {
+            let rank = draw.below(3);
+            let (sizes, axis) = (draw.sizes(rank), draw.below(rank + 1) as isize);
+            let inputs =
+                (0..draw.between(1, 3)).map(|_| Input::floats(draw, sizes.clone(), Any)).collect::<Vec<_>>();
+            Trial::new(inputs, move |x| vec![x[0].graph().stack(x, axis).square()])
+        })
+        .empty("stack([x, y], 0)", "[0, 3], [0, 3]", "empty [2, 0, 3]", |x| x[0].graph().stack(x, 0)),
+    ];
+
+    #[test]
+    fn errors_say_what_does_not_fit() {
+        let message = |build: fn(&Graph, &[Tensor])| {
+            let g = Graph::new();
+            let x = [("a", [Some(2), Some(3)]), ("b", [Some(4), Some(5)])];
+            let x = x.map(|(name, sizes)| g.placeholder(&TensorSpec::f32(name, sizes)));
+            build(&g, &x);
+            g.freeze().unwrap_err().message().to_string()
+        };
+        assert!(message(|g, _| drop(g.concat(&[] as &[Tensor], 0))).contains("the list is empty"));
+        let said = message(|g, x| drop(g.concat(x, 0)));
+        assert!(said.contains("[2, 3] and [4, 5] cannot be joined along axis 0"), "{said}");
+        assert!(message(|g, x| drop(g.concat(x, 2))).contains("axis 2 is outside"));
+    }
+}

@@ -1,0 +1,93 @@
+//! Running sums along an axis.
+
+use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
+use crate::kir::{LowerCx, View};
+use tensorpack_kernels::Cumulate;
+use tensorpack_tensor::{DType, Error, Result};
+
+/// How running sums are made: by default from the first to the last, each with the element in its own place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CumsumOptions {
+    /// Without the element in its own place: the first sum is 0.
+    pub exclusive: bool,
+    /// From the last to the first.
+    pub reverse: bool,
+}
+
+/// Running sums along an axis.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Cumsum {
+    axis: usize,
+    options: CumsumOptions,
+}
+
+impl OpDef for Cumsum {
+    fn name(&self) -> &str {
+        "Cumsum"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        match inputs[0].dtype {
+            d @ (DType::U8 | DType::Bool) => {
+                Err(Error::dtype(format!("does not add up {d} elements; cast them first")))
+            }
+            _ => Ok(vec![inputs[0].clone()]),
+        }
+    }
+
+    /// An element is part of all sums from its place on: of their gradients it gets the sum, from the other end.
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        let options = CumsumOptions { reverse: !self.options.reverse, ..self.options };
+        Ok(vec![Some(Tensor::apply_one(Cumsum { axis: self.axis, options }, &[cx.dy()]))])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let (x, CumsumOptions { exclusive, reverse }) = (cx.input(0), self.options);
+        let sums = Cumulate {
+            outer: x.sizes[..self.axis].iter().product(),
+            len: x.sizes[self.axis],
+            inner: x.sizes[self.axis + 1..].iter().product(),
+            exclusive,
+            reverse,
+        };
+        Ok(vec![cx.cumulate(sums, &x)])
+    }
+}
+
+impl Tensor {
+    /// Every element plus all before it along `axis`.
+    #[track_caller]
+    pub fn cumsum(&self, axis: isize) -> Tensor {
+        self.cumsum_with(axis, CumsumOptions::default())
+    }
+
+    /// Running sums along `axis`, from either end, with or without the element in its own place.
+    #[track_caller]
+    pub fn cumsum_with(&self, axis: isize, options: CumsumOptions) -> Tensor {
+        if self.is_poison() {
+            return self.clone();
+        }
+        match axis_in(axis, self.rank()) {
+            Ok(axis) => Tensor::apply_one(Cumsum { axis, options }, &[self]),
+            Err(e) => self.fail("Cumsum", e),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::*;
+
+    cases![
+        case("Cumsum", Twice, |draw| {
+            let rank = draw.between(1, 3);
+            let (sizes, axis) = (draw.sizes(rank), draw.below(rank) as isize);
+            let options = CumsumOptions { exclusive: draw.below(2) == 1, reverse: draw.below(2) == 1 };
+            Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| {
+                vec![x[0].square().cumsum_with(axis, options)]
+            })
+        })
+        .empty("x.cumsum(0)", "[0, 3]", "empty [0, 3]", |x| x[0].cumsum(0)),
+    ];
+}

@@ -1,0 +1,322 @@
+//! Sums of products written by their indices: `ij,jk->ik` is a matrix product. The gradient of one is another.
+
+use crate::graph::{GradCx, Graph, OpDef, Spec, Tensor};
+use crate::kir::{Binary, ContractKind, LowerCx, ReduceKind, View};
+use std::borrow::Borrow;
+use std::sync::Arc;
+use tensorpack_kernels::MatMul;
+use tensorpack_tensor::{Dim, Error, Result};
+
+/// A letter for each dim of one or two inputs, and of the output.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Einsum {
+    inputs: Vec<Vec<char>>,
+    output: Vec<char>,
+}
+
+impl Einsum {
+    /// Reads `ij,jk->ik`.
+    fn parse(equation: &str, count: usize) -> Result<Einsum> {
+        let wrong = |why: String| Err(Error::argument(format!("in the equation {equation:?} {why}")));
+        let plain: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
+        let Some((left, right)) = plain.split_once("->") else {
+            return wrong("what is wanted is missing: end it with ->, as in \"ij,jk->ik\"".into());
+        };
+        let inputs: Vec<Vec<char>> = left.split(',').map(|part| part.chars().collect()).collect();
+        let output: Vec<char> = right.chars().collect();
+        if inputs.len() != count || !matches!(count, 1 | 2) {
+            return wrong(format!(
+                "there are {} inputs, but {count} tensors are given; it takes one or two",
+                inputs.len()
+            ));
+        }
+        for part in inputs.iter().chain([&output]) {
+            if let Some(c) = part.iter().find(|c| !c.is_alphabetic()) {
+                return wrong(format!("{c:?} is not a letter; every dim has one letter of its own"));
+            }
+            if let Some(c) = (0..part.len()).find(|&i| part[..i].contains(&part[i])) {
+                return wrong(format!("{:?} stands twice in one tensor, which is not supported", part[c]));
+            }
+        }
+        match output.iter().find(|c| !inputs.iter().any(|i| i.contains(c))) {
+            Some(c) => wrong(format!("{c:?} is wanted, but no input has it")),
+            None => Ok(Einsum { inputs, output }),
+        }
+    }
+
+    fn is_wanted(&self, label: char) -> bool {
+        self.output.contains(&label)
+    }
+
+    /// The gradient with respect to input `i`: the output's gradient takes the place of that input, which takes that of
+    /// the output. Along what only this input had, and was summed, it is the same for all.
+    fn input_grad(&self, cx: &GradCx<'_>, i: usize) -> Tensor {
+        let own = &self.inputs[i];
+        let mut parts = vec![(self.output.clone(), cx.dy().clone())];
+        parts.extend(
+            (0..self.inputs.len()).filter(|&j| j != i).map(|j| (self.inputs[j].clone(), cx.input(j).clone())),
+        );
+        let reached = |c: &char| parts.iter().any(|(labels, _)| labels.contains(c));
+        let output: Vec<char> = own.iter().copied().filter(reached).collect();
+        let lost: Vec<usize> = (0..own.len()).filter(|&d| !reached(&own[d])).collect();
+        let (inputs, tensors): (Vec<Vec<char>>, Vec<Tensor>) = parts.into_iter().unzip();
+        let tensors: Vec<&Tensor> = tensors.iter().collect();
+        let dx = Tensor::apply_one(Einsum { inputs, output }, &tensors);
+        dx.keep_axes(&lost, false).broadcast_like(cx.input(i))
+    }
+}
+
+/// A view with a letter for each dim.
+struct Labelled {
+    view: View,
+    labels: Vec<char>,
+}
+
+impl Labelled {
+    /// With only these letters, in their order; each must be there.
+    fn ordered(&self, labels: &[char]) -> View {
+        let at = |c: &char| self.labels.iter().position(|l| l == c).expect("a letter of this view");
+        self.view.permute(&labels.iter().map(at).collect::<Vec<_>>())
+    }
+
+    /// With these letters in their order, those that are not here as dims of size 1.
+    fn spread(&self, cx: &mut LowerCx<'_>, labels: &[char]) -> View {
+        let here: Vec<char> = labels.iter().copied().filter(|c| self.labels.contains(c)).collect();
+        let ordered = self.ordered(&here);
+        let sizes: Vec<usize> =
+            labels.iter().map(|&c| if here.contains(&c) { self.size(c) } else { 1 }).collect();
+        cx.reshape(&ordered, &sizes)
+    }
+
+    fn size(&self, label: char) -> usize {
+        self.labels.iter().position(|&l| l == label).map_or(1, |d| self.view.sizes[d])
+    }
+
+    fn count(&self, labels: &[char]) -> usize {
+        labels.iter().map(|&c| self.size(c)).product()
+    }
+
+    /// Summed over all letters that `keep` does not want.
+    fn summed(self, cx: &mut LowerCx<'_>, keep: impl Fn(char) -> bool) -> Labelled {
+        let Labelled { view, labels } = self;
+        let reduced: Vec<bool> = labels.iter().map(|&c| !keep(c)).collect();
+        if !reduced.contains(&true) {
+            return Labelled { view, labels };
+        }
+        let sums = cx.reduce(ReduceKind::Sum, view.dtype, &view.sizes, &reduced, &[&view], |_, r| r[0]);
+        Labelled { view: sums[0].clone(), labels: labels.into_iter().filter(|&c| keep(c)).collect() }
+    }
+
+    /// As the operand of a matrix product, `[batch, rows, columns]`, or transposed if it lies so already.
+    fn matrix(&self, cx: &mut LowerCx<'_>, batch: &[char], rows: &[char], columns: &[char]) -> (View, bool) {
+        let straight = self.ordered(&[batch, rows, columns].concat());
+        let turned = self.ordered(&[batch, columns, rows].concat());
+        let sizes = [batch, rows, columns].map(|l| self.count(l));
+        match !straight.is_dense() && turned.is_dense() {
+            true => (cx.reshape(&turned, &[sizes[0], sizes[2], sizes[1]]), true),
+            false => (cx.reshape(&straight, &sizes), false),
+        }
+    }
+}
+
+impl OpDef for Einsum {
+    fn name(&self) -> &str {
+        "Einsum"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        let mut known: Vec<(char, Dim)> = Vec::new();
+        for (spec, labels) in inputs.iter().zip(&self.inputs) {
+            super::float_input(spec)?;
+            if spec.dtype != inputs[0].dtype {
+                return Err(Error::dtype(format!(
+                    "element types {} and {} differ",
+                    inputs[0].dtype, spec.dtype
+                )));
+            }
+            if spec.shape.rank() != labels.len() {
+                let labels: String = labels.iter().collect();
+                return Err(Error::shape(format!(
+                    "{labels:?} has not a letter for each dim of {}",
+                    spec.shape
+                )));
+            }
+            for (&c, &d) in labels.iter().zip(spec.shape.iter()) {
+                match known.iter_mut().find(|(l, _)| *l == c) {
+                    None => known.push((c, d)),
+                    Some((_, before)) => match (*before, d) {
+                        (Dim::Known(a), Dim::Known(b)) if a != b => {
+                            return Err(Error::shape(format!(
+                                "{c:?} is {a} in one tensor and {b} in the other"
+                            )));
+                        }
+                        (Dim::Unknown(_), Dim::Known(_)) => *before = d,
+                        _ => {}
+                    },
+                }
+            }
+        }
+        let dim = |c: &char| known.iter().find(|(l, _)| l == c).map_or(Dim::Known(1), |&(_, d)| d);
+        Ok(vec![Spec {
+            dtype: inputs[0].dtype,
+            shape: self.output.iter().map(dim).collect::<Vec<_>>().into(),
+        }])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok((0..self.inputs.len()).map(|i| cx.needs(i).then(|| self.input_grad(cx, i))).collect())
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let labelled =
+            |cx: &LowerCx<'_>, i: usize| Labelled { view: cx.input(i), labels: self.inputs[i].clone() };
+        let a = labelled(cx, 0);
+        if self.inputs.len() == 1 {
+            let sum = a.summed(cx, |c| self.is_wanted(c));
+            return Ok(vec![sum.ordered(&self.output)]);
+        }
+        let b = labelled(cx, 1);
+        // What one input alone has is summed first.
+        let a = a.summed(cx, |c| self.is_wanted(c) || b.labels.contains(&c));
+        let b = b.summed(cx, |c| self.is_wanted(c) || a.labels.contains(&c));
+        let of = |from: &[char], test: &dyn Fn(char) -> bool| -> Vec<char> {
+            from.iter().copied().filter(|&c| test(c)).collect()
+        };
+        let in_both = |c: char| a.labels.contains(&c) && b.labels.contains(&c);
+        let batch = of(&self.output, &in_both);
+        let rows = of(&a.labels, &|c| !in_both(c));
+        let columns = of(&b.labels, &|c| !in_both(c));
+        let inner = of(&a.labels, &|c| in_both(c) && !self.is_wanted(c));
+        if inner.is_empty() {
+            let (a, b) = (a.spread(cx, &self.output), b.spread(cx, &self.output));
+            return Ok(vec![cx.map(&[&a, &b], |e, r| e.binary(Binary::Mul, r[0], r[1]))]);
+        }
+        if rows.is_empty() && columns.is_empty() {
+            let all = [batch.as_slice(), &inner].concat();
+            let (a, b) = (a.ordered(&all), b.ordered(&all));
+            let reduced: Vec<bool> = (0..all.len()).map(|i| i >= batch.len()).collect();
+            let (dtype, sizes) = (a.dtype, a.sizes.clone());
+            return Ok(cx.reduce(ReduceKind::Sum, dtype, &sizes, &reduced, &[&a, &b], |e, r| {
+                e.binary(Binary::Mul, r[0], r[1])
+            }));
+        }
+        let (lhs, lhs_transposed) = a.matrix(cx, &batch, &rows, &inner);
+        let (rhs, rhs_transposed) = b.matrix(cx, &batch, &inner, &columns);
+        let [count, m, k, n] = [a.count(&batch), a.count(&rows), a.count(&inner), b.count(&columns)];
+        let kind = MatMul {
+            batch: count,
+            m,
+            n,
+            k,
+            lhs_transposed,
+            rhs_transposed,
+            lhs_shared: false,
+            rhs_shared: false,
+        };
+        // The columns are one dim while it is a matrix product, so that what follows can be done on its blocks.
+        let leading = [batch, rows].concat();
+        let mut sizes: Vec<usize> = leading.iter().map(|&c| a.size(c)).collect();
+        let made = cx.contract_to(ContractKind::MatMul(kind), &lhs, &rhs, &[&sizes[..], &[n]].concat());
+        sizes.extend(columns.iter().map(|&c| b.size(c)));
+        let view = cx.reshape(&made, &sizes);
+        let labels = [leading, columns].concat();
+        Ok(vec![Labelled { view, labels }.ordered(&self.output)])
+    }
+}
+
+impl Graph {
+    /// A sum of products of one or two tensors, written by a letter for each of their dims: letters that are not
+    /// wanted after `->` are summed over.
+    ///
+    /// `"ij,jk->ik"` is a matrix product, `"bij->bji"` a transposition, `"bi,bi->b"` the scalar product of every row,
+    /// `"bqhd,bkhd->bhqk"` the scores of an attention.
+    #[track_caller]
+    pub fn einsum(&self, equation: &str, inputs: &[impl Borrow<Tensor>]) -> Tensor {
+        let inputs: Vec<&Tensor> = inputs.iter().map(Borrow::borrow).collect();
+        if inputs.iter().any(|t| t.is_poison()) {
+            return Tensor::poison(self);
+        }
+        match Einsum::parse(equation, inputs.len()) {
+            Ok(op) => self.add_op(Arc::new(op), &inputs).pop().unwrap_or_else(|| Tensor::poison(self)),
+            Err(e) => {
+                self.record("Einsum", &inputs, e);
+                Tensor::poison(self)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::TensorSpec;
+    use crate::trial::*;
+
+    const EQUATIONS: [&str; 14] = [
+        "ij,jk->ik",
+        "ij,kj->ki",
+        "ji,jk->ik",
+        "bij,bjk->bik",
+        "bqhd,bkhd->bhqk",
+        "bhqk,bkhd->bqhd",
+        "i,i->",
+        "i,j->ji",
+        "bi,bi->b",
+        "ij,i->j",
+        "abc,cd->ab",
+        "ab,cd->d",
+        "abc,abc->ca",
+        "ab,bac->c",
+    ];
+
+    cases![
+        case("Einsum", Twice, |draw| {
+            let equation = draw.of(&EQUATIONS);
+            let sizes: Vec<usize> = (0..26).map(|_| draw.of(&[1, 2, 3, 5, 0])).collect();
+            let (left, _) = equation.split_once("->").expect("an arrow");
+            let inputs: Vec<Input> = left
+                .split(',')
+                .map(|labels| {
+                    let of: Vec<usize> = labels.bytes().map(|c| sizes[usize::from(c - b'a')]).collect();
+                    Input::floats(draw, of, Any)
+                })
+                .collect();
+            Trial::new(inputs, move |x| vec![x[0].graph().einsum(equation, &[x[0].square(), x[1].clone()])])
+        })
+        .empty("einsum(\"ij,jk->ik\", [x, y])", "[2, 0], [0, 3]", "zeros [2, 3]", |x| {
+            x[0].graph().einsum("ij,jk->ik", x)
+        })
+        .empty("einsum(\"ij,jk->ik\", [x, y])", "[0, 2], [2, 3]", "empty [0, 3]", |x| {
+            x[0].graph().einsum("ij,jk->ik", x)
+        }),
+        case("Einsum of one", Twice, |draw| {
+            let equation = draw.of(&["abc->cab", "abc->b", "abc->", "abc->ca"]);
+            let sizes = draw.sizes(3);
+            Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| {
+                vec![x[0].graph().einsum(equation, &[x[0].square()])]
+            })
+        }),
+    ];
+
+    #[test]
+    fn errors_are_in_the_users_terms() {
+        let message = |equation: &str| {
+            let g = Graph::new();
+            let a = g.placeholder(&TensorSpec::f32("a", [Some(2), Some(3)]));
+            let _ = g.einsum(equation, &[&a, &a]);
+            g.freeze().unwrap_err().message().to_string()
+        };
+        for (equation, said) in [
+            ("ij,jk", "what is wanted is missing"),
+            ("ij->i", "there are 1 inputs, but 2 tensors are given"),
+            ("i.,ij->i", "'.' is not a letter"),
+            ("ii,ij->i", "'i' stands twice in one tensor"),
+            ("ij,jk->il", "'l' is wanted, but no input has it"),
+            ("ij,jk->ik", "'j' is 3 in one tensor and 2 in the other"),
+            ("ijk,jk->ik", "\"ijk\" has not a letter for each dim of [2, 3]"),
+        ] {
+            let found = message(equation);
+            assert!(found.contains(said), "{equation}: {found}");
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Rows by number, and the opposite: rows added up by number. Each is the other's gradient.
+
+use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
+use crate::kir::{LookupKind, LowerCx, View};
+use tensorpack_kernels::Lookup;
+use tensorpack_tensor::{DType, Dim, Error, Result, Shape};
+
+/// Which indices choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Along {
+    /// The same for all: the dims of the indices take the place of this axis.
+    Axis(usize),
+    /// Their own for every row of the last axis.
+    Last,
+}
+
+impl Along {
+    /// The axis chosen from.
+    fn axis(self, rank: usize) -> usize {
+        match self {
+            Along::Axis(axis) => axis,
+            Along::Last => rank - 1,
+        }
+    }
+
+    /// The sizes of the loops: `tables` are those chosen from, `chosen` what is chosen.
+    fn lookup(self, tables: &[usize], chosen: &[usize]) -> Lookup {
+        let axis = self.axis(tables.len());
+        let width: usize = tables[axis + 1..].iter().product();
+        let counted = chosen.len() - (tables.len() - axis - 1);
+        Lookup {
+            batch: tables[..axis].iter().product(),
+            rows: tables[axis],
+            width,
+            count: chosen[axis..counted].iter().product(),
+            shared: self != Along::Last,
+        }
+    }
+}
+
+fn integer_indices(indices: &Spec) -> Result<()> {
+    match indices.dtype.is_int() {
+        true => Ok(()),
+        false => Err(Error::dtype(format!("takes integer indices, not {}", indices.dtype))),
+    }
+}
+
+/// That two shapes agree in all dims but the last.
+fn alike_but_last(x: &Shape, indices: &Shape) -> Result<()> {
+    let n = x.rank();
+    let differ = |i: usize| matches!((x[i], indices[i]), (Dim::Known(a), Dim::Known(b)) if a != b);
+    match n == 0 || indices.rank() != n || (0..n - 1).any(differ) {
+        true => Err(Error::shape(format!(
+            "the indices {indices} must be as many as the elements {x}, but along the axis chosen from"
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// Input 0 at the places that input 1 names.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Gather(Along);
+
+impl OpDef for Gather {
+    fn name(&self) -> &str {
+        match self.0 {
+            Along::Axis(_) => "Gather",
+            Along::Last => "TakeAlongAxis",
+        }
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        let (x, indices) = (&inputs[0], &inputs[1]);
+        integer_indices(indices)?;
+        let shape = match self.0 {
+            Along::Axis(axis) => {
+                let parts = [&x.shape[..axis], &indices.shape, &x.shape[axis + 1..]];
+                parts.concat().into()
+            }
+            Along::Last => {
+                alike_but_last(&x.shape, &indices.shape)?;
+                indices.shape.clone()
+            }
+        };
+        Ok(vec![Spec { dtype: x.dtype, shape }])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        let op = ScatterAdd { along: self.0, rows: None };
+        Ok(vec![Some(Tensor::apply_one(op, &[cx.dy(), cx.input(1), cx.input(0)])), None])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let (x, indices) = (cx.input(0), cx.input(1));
+        let lookup = self.0.lookup(&x.sizes, &cx.output_sizes(0));
+        Ok(vec![cx.lookup(LookupKind::Gather, lookup, &x, &indices)])
+    }
+}
+
+/// Zeros, with input 0 added at the places that input 1 names. How many rows there are is said by `rows`, or else by the
+/// shape of input 2.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct ScatterAdd {
+    along: Along,
+    rows: Option<usize>,
+}
+
+impl OpDef for ScatterAdd {
+    fn name(&self) -> &str {
+        match self.along {
+            Along::Axis(_) => "ScatterAdd",
+            Along::Last => "AddAlongAxis",
+        }
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        let (updates, indices) = (&inputs[0], &inputs[1]);
+        integer_indices(indices)?;
+        if matches!(updates.dtype, DType::U8 | DType::Bool) {
+            return Err(Error::dtype(format!("does not add up {} elements; cast them first", updates.dtype)));
+        }
+        let shape = match (self.rows, self.along) {
+            (Some(rows), Along::Axis(axis)) => {
+                let after = axis + indices.shape.rank();
+                let differ = || {
+                    Error::shape(format!(
+                        "the updates {} must have the indices' dims {} at axis {axis}",
+                        updates.shape, indices.shape
+                    ))
+                };
+                let own = updates.shape.get(axis..after).ok_or_else(differ)?;
+                let apart = |(a, b): (&Dim, &Dim)| matches!((a, b), (Dim::Known(a), Dim::Known(b)) if a != b);
+                if own.iter().zip(indices.shape.iter()).any(apart) {
+                    return Err(differ());
+                }
+                [&updates.shape[..axis], &[Dim::Known(rows)], &updates.shape[after..]].concat().into()
+            }
+            _ => inputs[2].shape.clone(),
+        };
+        Ok(vec![Spec { dtype: updates.dtype, shape }])
+    }
+
+    fn shape_only(&self, i: usize) -> bool {
+        i == 2
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        let dx = Tensor::apply_one(Gather(self.along), &[cx.dy(), cx.input(1)]);
+        Ok([Some(dx)].into_iter().chain((1..cx.input_count()).map(|_| None)).collect())
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let (updates, indices) = (cx.input(0), cx.input(1));
+        let lookup = self.along.lookup(&cx.output_sizes(0), &updates.sizes);
+        Ok(vec![cx.lookup(LookupKind::ScatterAdd, lookup, &updates, &indices)])
+    }
+}
+
+impl Tensor {
+    /// The rows of `axis` that integer `indices` name, of any shape: it takes the place of the axis. An index that
+    /// names no row is an error when the graph runs.
+    ///
+    /// A table of vectors `[words, size]` and word numbers `[batch, time]` give vectors `[batch, time, size]`.
+    #[track_caller]
+    #[doc(alias = "embedding_lookup")]
+    pub fn gather(&self, indices: &Tensor, axis: isize) -> Tensor {
+        if self.is_poison() {
+            return self.clone();
+        }
+        match axis_in(axis, self.rank()) {
+            Ok(axis) => Tensor::apply_one(Gather(Along::Axis(axis)), &[self, indices]),
+            Err(e) => self.fail("Gather", e),
+        }
+    }
+
+    /// The elements that integer `indices` name along `axis`, by indices of their own for every other place: all sizes
+    /// but that of the axis are the same for both. An index outside is an error when the graph runs.
+    #[track_caller]
+    pub fn take_along_axis(&self, indices: &Tensor, axis: isize) -> Tensor {
+        if self.is_poison() {
+            return self.clone();
+        }
+        let axis = match axis_in(axis, self.rank()) {
+            Ok(axis) if indices.rank() == self.rank() => axis,
+            Ok(_) => {
+                let why = format!("indices {} do not fit {}", indices.shape(), self.shape());
+                return self.fail("TakeAlongAxis", Error::shape(why));
+            }
+            Err(e) => return self.fail("TakeAlongAxis", e),
+        };
+        let mut order: Vec<usize> = (0..self.rank()).collect();
+        order.swap(axis, self.rank() - 1);
+        let last = |t: &Tensor| if axis + 1 == t.rank() { t.clone() } else { t.transpose(&order) };
+        last(&Tensor::apply_one(Gather(Along::Last), &[&last(self), &last(indices)]))
+    }
+
+    /// Zeros with `rows` rows at `axis`, and every row of this added to the row that `indices` names: the opposite of
+    /// [`Tensor::gather`]. Rows of one index add up, in the order of the indices, whatever the number of threads. An
+    /// index that names no row is an error when the graph runs.
+    #[track_caller]
+    #[doc(alias = "segment_sum")]
+    #[doc(alias = "index_add")]
+    pub fn scatter_add(&self, indices: &Tensor, rows: usize, axis: isize) -> Tensor {
+        if self.is_poison() {
+            return self.clone();
+        }
+        match axis_in(axis, self.rank().max(1)) {
+            Ok(axis) => {
+                let op = ScatterAdd { along: Along::Axis(axis), rows: Some(rows) };
+                Tensor::apply_one(op, &[self, indices])
+            }
+            Err(e) => self.fail("ScatterAdd", e),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::*;
+
+    fn integers(draw: &mut Draw<'_>, sizes: Vec<usize>, below: usize) -> Input {
+        let dtype = draw.of(&[DType::I64, DType::I32, DType::U8]);
+        Input::new(draw, sizes, Elements::Below(dtype, below))
+    }
+
+    cases![
+        case("Gather", Twice, |draw| {
+            let (rank, of_indices) = (draw.between(1, 3), draw.below(3));
+            let (sizes, axis) = (draw.solid(rank), draw.below(rank));
+            let indices = draw.sizes(of_indices);
+            let inputs =
+                vec![Input::floats(draw, sizes.clone(), Any), integers(draw, indices, sizes[axis].min(200))];
+            Trial::new(inputs, move |x| vec![x[0].square().gather(&x[1], axis as isize)])
+        })
+        .empty("x.gather(y, 0)", "[2, 3], i32[0]", "empty [0, 3]", |x| x[0].gather(&x[1], 0))
+        .empty(
+            "x.gather(y, 0)",
+            "[0, 3], i32[1]",
+            "error: element 0 of the indices is 1, and there are no rows at all",
+            |x| x[0].gather(&x[1], 0)
+        ),
+        case("TakeAlongAxis", Twice, |draw| {
+            let rank = draw.between(1, 3);
+            let (sizes, axis) = (draw.solid(rank), draw.below(rank));
+            let mut indices = sizes.clone();
+            indices[axis] = draw.of(&[1, 2, 0, 5]);
+            let inputs =
+                vec![Input::floats(draw, sizes.clone(), Any), integers(draw, indices, sizes[axis].min(200))];
+            Trial::new(inputs, move |x| vec![x[0].square().take_along_axis(&x[1], axis as isize)])
+        })
+        .empty("x.take_along_axis(y, 1)", "[0, 3], i32[0, 2]", "empty [0, 2]", |x| {
+            x[0].take_along_axis(&x[1], 1)
+        }),
+        case("ScatterAdd", Twice, |draw| {
+            let (rank, axis, of_indices) = (draw.below(2), draw.below(2), draw.below(3));
+            let (before, indices, after) = (draw.sizes(axis), draw.sizes(of_indices), draw.sizes(rank));
+            let sizes = [before, indices.clone(), after].concat();
+            // Few rows, so that many add up.
+            let rows = draw.between(1, 5);
+            let inputs = vec![Input::floats(draw, sizes.clone(), Any), integers(draw, indices, rows)];
+            let axis = if axis < sizes.len() { axis as isize } else { 0 };
+            Trial::new(inputs, move |x| vec![x[0].square().scatter_add(&x[1], rows, axis)])
+        })
+        .empty("x.scatter_add(y, 4, 0)", "[0, 3], i32[0]", "zeros [4, 3]", |x| x[0].scatter_add(&x[1], 4, 0))
+        .empty(
+            "x.scatter_add(y, 0, 0)",
+            "[1, 3], i32[1]",
+            "error: element 0 of the indices is 1, and there are no rows at all",
+            |x| x[0].scatter_add(&x[1], 0, 0)
+        ),
+    ];
+}

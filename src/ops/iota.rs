@@ -1,0 +1,85 @@
+//! Numbers that count.
+
+use crate::graph::{GradCx, Graph, OpDef, Spec, Tensor, axis_in};
+use crate::kir::{Class, LowerCx, View};
+use std::sync::Arc;
+use tensorpack_tensor::{DType, Error, Result};
+
+/// The index along an axis, in the shape of the input, or if there is none of the length given.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Iota {
+    axis: usize,
+    dtype: DType,
+    len: usize,
+}
+
+impl OpDef for Iota {
+    fn name(&self) -> &str {
+        "Iota"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        if self.dtype == DType::Bool {
+            return Err(Error::dtype("truth values do not count"));
+        }
+        let shape = inputs.first().map_or_else(|| [self.len].into(), |x| x.shape.clone());
+        Ok(vec![Spec { dtype: self.dtype, shape }])
+    }
+
+    fn shape_only(&self, _: usize) -> bool {
+        true
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![None; cx.input_count()])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let class = Class::of(self.dtype);
+        Ok(vec![cx.map(&[], |e, _| e.index(self.axis, class))])
+    }
+}
+
+impl Graph {
+    /// The numbers 0, 1, .. up to below `len`.
+    #[track_caller]
+    #[doc(alias = "range")]
+    #[doc(alias = "arange")]
+    pub fn iota(&self, len: usize, dtype: DType) -> Tensor {
+        let op = Arc::new(Iota { axis: 0, dtype, len });
+        self.add_op(op, &[]).pop().unwrap_or_else(|| Tensor::poison(self))
+    }
+}
+
+impl Tensor {
+    /// In this tensor's shape, every place's index along `axis`.
+    #[track_caller]
+    pub fn iota_like(&self, axis: isize, dtype: DType) -> Tensor {
+        if self.is_poison() {
+            return self.clone();
+        }
+        match axis_in(axis, self.rank()) {
+            Ok(axis) => Tensor::apply_one(Iota { axis, dtype, len: 0 }, &[self]),
+            Err(e) => self.fail("Iota", e),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::*;
+
+    cases![
+        case("Iota", Twice, |draw| {
+            let rank = draw.between(1, 3);
+            let (sizes, axis) = (draw.sizes(rank), draw.below(rank) as isize);
+            Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| {
+                let places = x[0].iota_like(axis, x[0].dtype());
+                vec![(&x[0] * places).square()]
+            })
+        })
+        .empty("x.iota_like(1, I32)", "[0, 3]", "empty [0, 3]", |x| x[0].iota_like(1, DType::I32))
+        .empty("iota(0, I32)", "[1]", "empty [0]", |x| x[0].graph().iota(0, DType::I32)),
+    ];
+}

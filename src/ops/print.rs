@@ -1,0 +1,124 @@
+//! A look at a value while the graph runs.
+
+use crate::graph::{GradCx, OpDef, OpTraits, Spec, Tensor};
+use crate::kir::{CustomKernel, LowerCx, View};
+use std::hash::{Hash, Hasher};
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tensorpack_tensor::{HostTensor, Result};
+
+/// The input, printed in every n-th run.
+#[derive(Debug)]
+struct Print(Arc<Printer>);
+
+#[derive(Debug)]
+struct Printer {
+    label: String,
+    every: u64,
+    runs: AtomicU64,
+}
+
+/// How many values are printed of a tensor.
+const VALUES: usize = 8;
+
+// Each print is its own, whatever it prints.
+impl PartialEq for Print {
+    fn eq(&self, other: &Print) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+impl Eq for Print {}
+impl Hash for Print {
+    fn hash<H: Hasher>(&self, h: &mut H) {
+        Arc::as_ptr(&self.0).hash(h);
+    }
+}
+
+impl OpDef for Print {
+    fn name(&self) -> &str {
+        "Print"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![Some(cx.dy().clone())])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        Ok(cx.custom(self.0.clone()))
+    }
+
+    fn traits(&self) -> OpTraits {
+        OpTraits::UNIQUE
+    }
+}
+
+impl Printer {
+    /// Counts a run, and tells whether it is one that prints.
+    fn is_due(&self) -> bool {
+        self.runs.fetch_add(1, Ordering::Relaxed).is_multiple_of(self.every)
+    }
+
+    fn line(&self, x: &HostTensor) -> String {
+        let values: Vec<String> = x.to_f64_vec().iter().take(VALUES).map(f64::to_string).collect();
+        let more = if x.len() > VALUES { ", .." } else { "" };
+        format!("{}: {}{:?} [{}{more}]", self.label, x.dtype(), x.sizes(), values.join(", "))
+    }
+}
+
+impl CustomKernel for Printer {
+    fn run(&self, inputs: &[HostTensor], outputs: &mut [HostTensor]) -> Result<()> {
+        if self.is_due() {
+            // A look that cannot be shown must not end a training.
+            let _ = writeln!(std::io::stderr(), "{}", self.line(&inputs[0]));
+        }
+        outputs[0].copy_from_bytes(inputs[0].as_bytes())
+    }
+}
+
+impl Tensor {
+    /// This tensor; whenever a run computes it, its name, type, sizes and first values go to standard error.
+    ///
+    /// What is printed is what comes after: use the tensor returned.
+    #[track_caller]
+    #[doc(alias = "print_stat")]
+    pub fn print(&self) -> Tensor {
+        self.print_every(1)
+    }
+
+    /// [`Tensor::print`] in the first run, and every `n`-th after it.
+    #[track_caller]
+    pub fn print_every(&self, n: u64) -> Tensor {
+        if self.is_poison() {
+            return self.clone();
+        }
+        let printer = Printer { label: self.name(), every: n.max(1), runs: AtomicU64::new(0) };
+        Tensor::apply_one(Print(Arc::new(printer)), &[self])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::*;
+
+    cases![unary("Print", Twice, Any, |x| {
+        // As far as tests go, never: from the second run on.
+        let printer = Printer { label: String::new(), every: u64::MAX, runs: AtomicU64::new(1) };
+        Tensor::apply_one(Print(Arc::new(printer)), &[x]).square()
+    }),];
+
+    #[test]
+    fn a_line_has_name_form_and_first_values_every_so_often() {
+        let printer = Printer { label: "fc0/output".into(), every: 3, runs: AtomicU64::new(0) };
+        let few = HostTensor::new([2], vec![1.5f32, -2.0]).unwrap();
+        assert_eq!(printer.line(&few), "fc0/output: f32[2] [1.5, -2]");
+        assert_eq!([(); 7].map(|()| printer.is_due()), [true, false, false, true, false, false, true]);
+        let many = HostTensor::new([3, 3], (0..9).collect::<Vec<i32>>()).unwrap();
+        assert_eq!(printer.line(&many), "fc0/output: i32[3, 3] [0, 1, 2, 3, 4, 5, 6, 7, ..]");
+    }
+}

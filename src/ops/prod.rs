@@ -1,0 +1,171 @@
+//! The gradient of a product: for every element the product of all others, zeros among them or not, and no division
+//! by one.
+
+use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::kir::{Binary, Class, ExprBuilder, LowerCx, ReduceKind, Reg, View};
+use tensorpack_tensor::Result;
+
+/// For every element the product of all others along `axes`.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct OtherProducts {
+    axes: Vec<usize>,
+}
+
+/// Input 1 times the derivative of [`OtherProducts`] of input 0, which is the product of all but two.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct OtherProductsGrad {
+    axes: Vec<usize>,
+}
+
+/// Whether an element is zero, and what is divided by: the element, or 1 if it is zero.
+fn divisor(e: &mut ExprBuilder, x: Reg, class: Class) -> [Reg; 2] {
+    let (zero, one) = (e.constant(0.0, class), e.constant(1.0, class));
+    let is_zero = e.binary(Binary::Eq, x, zero);
+    [is_zero, e.select(is_zero, one, x)]
+}
+
+/// A reduction over `axes` of an expression of `operands`, which stay with size 1.
+fn reduced(
+    cx: &mut LowerCx<'_>,
+    kind: ReduceKind,
+    axes: &[usize],
+    operands: &[&View],
+    build: impl FnOnce(&mut ExprBuilder, &[Reg]) -> Reg,
+) -> View {
+    let sizes = operands[0].sizes.clone();
+    let over: Vec<bool> = (0..sizes.len()).map(|i| axes.contains(&i)).collect();
+    let kept: Vec<usize> = sizes.iter().zip(&over).map(|(&n, &r)| if r { 1 } else { n }).collect();
+    let views = cx.reduce(kind, operands[0].dtype, &sizes, &over, operands, build);
+    cx.reshape(&views[0], &kept)
+}
+
+/// The number of zeros, and the product of all else.
+fn zeros_and_product(cx: &mut LowerCx<'_>, axes: &[usize], x: &View) -> [View; 2] {
+    let class = Class::of(x.dtype);
+    let zeros = reduced(cx, ReduceKind::Sum, axes, &[x], |e, r| divisor(e, r[0], class)[0]);
+    [zeros, reduced(cx, ReduceKind::Prod, axes, &[x], |e, r| divisor(e, r[0], class)[1])]
+}
+
+impl OpDef for OtherProducts {
+    fn name(&self) -> &str {
+        "OtherProducts"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        let op = OtherProductsGrad { axes: self.axes.clone() };
+        Ok(vec![Some(Tensor::apply_one(op, &[cx.input(0), cx.dy()]))])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let x = cx.input(0);
+        let class = Class::of(x.dtype);
+        let [zeros, product] = zeros_and_product(cx, &self.axes, &x);
+        Ok(vec![cx.map(&[&x, &zeros, &product], |e, r| {
+            let &[x, zeros, product] = r else { unreachable!("three operands were given") };
+            let (none, one) = (e.constant(0.0, class), e.constant(1.0, class));
+            let [is_zero, divisor] = divisor(e, x, class);
+            let without_zeros = e.binary(Binary::Div, product, divisor);
+            let of_the_zero = e.select(is_zero, product, none);
+            let single = e.binary(Binary::Eq, zeros, one);
+            let with_zeros = e.select(single, of_the_zero, none);
+            let free = e.binary(Binary::Eq, zeros, none);
+            e.select(free, without_zeros, with_zeros)
+        })])
+    }
+}
+
+impl OpDef for OtherProductsGrad {
+    fn name(&self) -> &str {
+        "OtherProductsGrad"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let (x, g) = (cx.input(0), cx.input(1));
+        let class = Class::of(x.dtype);
+        let [zeros, product] = zeros_and_product(cx, &self.axes, &x);
+        // The sum of g at zeros, and of g / x elsewhere.
+        let at_zeros = reduced(cx, ReduceKind::Sum, &self.axes, &[&x, &g], |e, r| {
+            let none = e.constant(0.0, class);
+            let [is_zero, _] = divisor(e, r[0], class);
+            e.select(is_zero, r[1], none)
+        });
+        let ratios = reduced(cx, ReduceKind::Sum, &self.axes, &[&x, &g], |e, r| {
+            let none = e.constant(0.0, class);
+            let [is_zero, divisor] = divisor(e, r[0], class);
+            let ratio = e.binary(Binary::Div, r[1], divisor);
+            e.select(is_zero, none, ratio)
+        });
+        Ok(vec![cx.map(&[&x, &g, &zeros, &product, &at_zeros, &ratios], |e, r| {
+            let &[x, g, zeros, product, at_zeros, ratios] = r else {
+                unreachable!("six operands were given")
+            };
+            let [none, one, two] = [0.0, 1.0, 2.0].map(|v| e.constant(v, class));
+            let [is_zero, divisor] = divisor(e, x, class);
+            let others = e.binary(Binary::Div, product, divisor);
+            // Without zeros: the ratios of all others.
+            let ratio = e.binary(Binary::Div, g, divisor);
+            let rest = e.binary(Binary::Sub, ratios, ratio);
+            let without_zeros = e.binary(Binary::Mul, others, rest);
+            // With one: it alone sees all others, and they see it alone.
+            let of_the_zero = e.binary(Binary::Mul, product, ratios);
+            let of_the_rest = e.binary(Binary::Mul, others, at_zeros);
+            let with_one = e.select(is_zero, of_the_zero, of_the_rest);
+            // With two: they see each other.
+            let other = e.binary(Binary::Sub, at_zeros, g);
+            let of_each = e.binary(Binary::Mul, product, other);
+            let with_two = e.select(is_zero, of_each, none);
+            let [is_none, is_one, is_two] = [none, one, two].map(|n| e.binary(Binary::Eq, zeros, n));
+            let several = e.select(is_two, with_two, none);
+            let some = e.select(is_one, with_one, several);
+            e.select(is_none, without_zeros, some)
+        })])
+    }
+}
+
+impl Tensor {
+    /// For every element the product of all others along `axes`.
+    #[track_caller]
+    pub(super) fn other_products(&self, axes: &[usize]) -> Tensor {
+        Tensor::apply_one(OtherProducts { axes: axes.to_vec() }, &[self])
+    }
+
+    /// The product of all elements.
+    #[track_caller]
+    pub fn prod(&self) -> Tensor {
+        self.prod_axes(&[])
+    }
+
+    /// The product over some axes (none: all), which vanish. It can be differentiated twice.
+    #[track_caller]
+    pub fn prod_axes(&self, axes: &[isize]) -> Tensor {
+        self.reduce(ReduceKind::Prod, axes, false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::trial::*;
+
+    cases![
+        reduction("Prod", Twice, Any, true, |x, axes| {
+            // Near 1, so that many of them have a product f32 holds.
+            let x = x * 0.01 + 1.0;
+            vec![x.prod_axes(axes), x.prod()]
+        })
+        .empty("x.prod_axes([0])", "[0, 3]", "1 [3]", |x| x[0].prod_axes(&[0]))
+        .empty("x.prod()", "[0, 3]", "1 []", |x| x[0].prod()),
+        // No zero, one, two and three of them in a row.
+        case("Prod of zeros", Twice, |draw| {
+            let sizes = [draw.between(1, 6), draw.between(1, 6)];
+            Trial::new(vec![Input::floats(draw, sizes, Halves)], |x| vec![x[0].prod_axes(&[1])])
+        }),
+    ];
+}

@@ -1,0 +1,153 @@
+//! Images of another size. Pixels are areas: the centre of the first is half a pixel from the edge, before and after.
+
+use super::composed;
+use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::kir::{LowerCx, View};
+use std::panic::Location;
+use tensorpack_tensor::{DType, Error, HostTensor, Result};
+
+/// Where along an axis of the input the samples of the output lie: constants, known once the axis's size is.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct SamplePlaces {
+    axis: usize,
+    to: usize,
+    what: Place,
+    dtype: DType,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Place {
+    /// The pixel the sample lies in.
+    Nearest,
+    /// The last pixel whose centre is not after the sample, or the first.
+    Before,
+    /// The next, or the last.
+    After,
+    /// How far the sample is from the one towards the other, from 0 to 1.
+    Between,
+}
+
+impl Place {
+    /// For sample `i` of `to`, of `from` pixels.
+    fn of(self, i: usize, from: usize, to: usize) -> f64 {
+        let last = from as f64 - 1.0;
+        let edge = (i as f64 + 0.5) * from as f64 / to as f64;
+        let centre = (edge - 0.5).clamp(0.0, last);
+        match self {
+            Place::Nearest => edge.floor().min(last),
+            Place::Before => centre.floor(),
+            Place::After => (centre.floor() + 1.0).min(last),
+            Place::Between => centre - centre.floor(),
+        }
+    }
+}
+
+impl OpDef for SamplePlaces {
+    fn name(&self) -> &str {
+        "SamplePlaces"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        if self.to > 0 && inputs[0].shape[self.axis].known() == Some(0) {
+            return Err(Error::shape(format!("{} has no pixels to resize", inputs[0].shape)));
+        }
+        Ok(vec![Spec::new(self.dtype, [self.to])])
+    }
+
+    fn shape_only(&self, _: usize) -> bool {
+        true
+    }
+
+    fn grad(&self, _: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![None])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let from = cx.input_sizes(0)[self.axis];
+        let places: Vec<f64> = (0..self.to).map(|i| self.what.of(i, from, self.to)).collect();
+        Ok(vec![cx.constant(HostTensor::from_f64(self.dtype, [self.to], &places)?)])
+    }
+}
+
+impl Tensor {
+    /// Images `[batch, height, width, channels]` of this height and width, every pixel that of the input it lies in.
+    #[track_caller]
+    pub fn resize_nearest(&self, size: [usize; 2]) -> Tensor {
+        self.resized("ResizeNearest", Location::caller(), size, |x, axis, to| {
+            x.gather(&x.places(axis, to, Place::Nearest, DType::I64), axis as isize)
+        })
+    }
+
+    /// Images `[batch, height, width, channels]` of this height and width, every pixel interpolated linearly between
+    /// the four nearest of the input.
+    #[track_caller]
+    #[doc(alias = "interpolate")]
+    pub fn resize_bilinear(&self, size: [usize; 2]) -> Tensor {
+        self.resized("ResizeBilinear", Location::caller(), size, |x, axis, to| {
+            let at = |place| x.gather(&x.places(axis, to, place, DType::I64), axis as isize);
+            let (before, after) = (at(Place::Before), at(Place::After));
+            let between = x.places(axis, to, Place::Between, x.dtype());
+            let between = (axis + 1..x.rank()).fold(between, |t, _| t.expand_dims(-1));
+            &before + (after - &before) * between
+        })
+    }
+
+    /// One axis after the other.
+    #[track_caller]
+    fn resized(
+        &self,
+        name: &str,
+        caller: &'static Location<'static>,
+        size: [usize; 2],
+        along: impl Fn(&Tensor, usize, usize) -> Tensor,
+    ) -> Tensor {
+        if self.is_poison() {
+            return self.clone();
+        }
+        if self.rank() != 4 || !self.dtype().is_float() {
+            let why = "takes images [batch, height, width, channels] of floating point elements";
+            let found = format!("{why}, not {}{}", self.dtype(), self.shape());
+            return self.fail(name, Error::shape(found));
+        }
+        composed(self, name, caller, || along(&along(self, 1, size[0]), 2, size[1]))
+    }
+
+    #[track_caller]
+    fn places(&self, axis: usize, to: usize, what: Place, dtype: DType) -> Tensor {
+        Tensor::apply_one(SamplePlaces { axis, to, what, dtype }, &[self])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::*;
+
+    fn resize(name: &'static str, op: fn(&Tensor, [usize; 2]) -> Tensor) -> Case {
+        case(name, Twice, move |draw| {
+            let mut size = || draw.of(&[1, 2, 3, 5, 4, 7]);
+            let sizes = [size() % 4, size(), size(), size() % 4];
+            let to = [size(), size() - 1];
+            Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| vec![op(&x[0].square(), to)])
+        })
+    }
+
+    cases![
+        resize("ResizeNearest", Tensor::resize_nearest)
+            .empty("x.resize_nearest([2, 2])", "[0, 4, 4, 3]", "empty [0, 2, 2, 3]", |x| {
+                x[0].resize_nearest([2, 2])
+            })
+            .empty(
+                "x.resize_nearest([2, 2])",
+                "[1, 0, 4, 3]",
+                "error: [1, 0, 4, 3] has no pixels to resize",
+                |x| x[0].resize_nearest([2, 2])
+            ),
+        resize("ResizeBilinear", Tensor::resize_bilinear).empty(
+            "x.resize_bilinear([0, 2])",
+            "[1, 4, 4, 3]",
+            "empty [1, 0, 2, 3]",
+            |x| x[0].resize_bilinear([0, 2])
+        ),
+    ];
+}

@@ -1,0 +1,56 @@
+//! Some dims backwards. No element moves.
+
+use super::reduce::resolve_axes;
+use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::kir::{LowerCx, View};
+use tensorpack_tensor::Result;
+
+/// The indices of these dims from last to first.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Reverse(Vec<usize>);
+
+impl OpDef for Reverse {
+    fn name(&self) -> &str {
+        "Reverse"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![Some(Tensor::apply_one(Reverse(self.0.clone()), &[cx.dy()]))])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        Ok(vec![cx.input(0).reverse(&self.0)])
+    }
+}
+
+impl Tensor {
+    /// The indices of some axes (none: all) from last to first.
+    #[track_caller]
+    #[doc(alias = "flip")]
+    pub fn reverse(&self, axes: &[isize]) -> Tensor {
+        if self.is_poison() {
+            return self.clone();
+        }
+        match resolve_axes(self, axes) {
+            Ok(axes) => Tensor::apply_one(Reverse(axes), &[self]),
+            Err(e) => self.fail("Reverse", e),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::trial::*;
+
+    cases![
+        reduction("Reverse", Twice, Any, true, |x, axes| vec![
+            x.square().reverse(axes).exp(),
+            x.reverse(axes)
+        ])
+        .empty("x.reverse([0])", "[0, 3]", "empty [0, 3]", |x| x[0].reverse(&[0])),
+    ];
+}

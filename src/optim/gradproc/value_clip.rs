@@ -1,0 +1,32 @@
+//! Gradients with their elements limited.
+
+use super::GradProcessor;
+use crate::graph::Graph;
+use crate::optim::Gradient;
+use crate::optim::setting::{Allowed, check_setting};
+
+/// Every element of every gradient limited to between `-limit` and `limit`.
+#[derive(Clone, Debug)]
+pub struct ValueClip {
+    limit: f64,
+}
+
+impl ValueClip {
+    /// With this largest absolute value.
+    #[doc(alias = "clip_grad_value")]
+    pub fn new(limit: f64) -> ValueClip {
+        ValueClip { limit }
+    }
+}
+
+impl GradProcessor for ValueClip {
+    #[track_caller]
+    fn process(&self, graph: &Graph, gradients: Vec<Gradient>) -> Vec<Gradient> {
+        check_setting(graph, "ValueClip", "the limit", self.limit, Allowed::Positive);
+        let clip = |g: Gradient| {
+            let value = g.value.clip(-self.limit, self.limit);
+            g.with_value(value)
+        };
+        gradients.into_iter().map(clip).collect()
+    }
+}

@@ -1,0 +1,50 @@
+//! Gradient descent that gathers speed.
+
+use super::setting::{Allowed, check_setting};
+use super::{Gradient, Optimizer, Rate};
+use crate::graph::{Graph, Op};
+
+/// PyTorch's `SGD` with momentum and no dampening, which is TensorFlow's `MomentumOptimizer`:
+///
+/// ```text
+/// v = momentum v + g
+/// w -= rate v                       or, with nesterov,
+/// w -= rate (g + momentum v)
+/// ```
+#[derive(Clone, Debug)]
+pub struct Momentum {
+    rate: Rate,
+    momentum: f64,
+    nesterov: bool,
+}
+
+impl Momentum {
+    /// With this learning rate and momentum, such as 0.9.
+    #[doc(alias = "MomentumOptimizer")]
+    pub fn new(rate: impl Into<Rate>, momentum: f64) -> Momentum {
+        Momentum { rate: rate.into(), momentum, nesterov: false }
+    }
+
+    /// Looking one step ahead (Sutskever et al., 2013).
+    #[must_use]
+    pub fn nesterov(self) -> Momentum {
+        Momentum { nesterov: true, ..self }
+    }
+}
+
+impl Optimizer for Momentum {
+    #[track_caller]
+    fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
+        check_setting(graph, "Momentum", "the momentum", self.momentum, Allowed::Share);
+        let mut updates = Vec::new();
+        for gradient in gradients {
+            let g = gradient.decayed();
+            let v = gradient.slot("momentum");
+            let next = v.value() * self.momentum + &g;
+            updates.push(v.assign(&next));
+            let direction = if self.nesterov { g + next * self.momentum } else { next };
+            updates.push(gradient.variable.update(|w| w - direction * self.rate.of(graph, gradient)));
+        }
+        updates
+    }
+}

@@ -1,0 +1,50 @@
+//! What is done to variables after each update.
+
+use super::{Gradient, Optimizer};
+use crate::graph::{Graph, Op, Tensor, Variable};
+use std::fmt;
+
+type Rule = Box<dyn Fn(&Variable, &Tensor) -> Option<Tensor>>;
+
+/// An optimizer whose updates are followed by a rule: of each variable and the value the optimizer gives it, the rule
+/// makes the value it gets, or `None` to let it be. The weights of a critic, kept small:
+///
+/// ```
+/// # use tensorpack::optim::{PostProcess, RmsProp};
+/// let optimizer = PostProcess::new(RmsProp::new(5e-5), |_, w| Some(w.clip(-0.01, 0.01)));
+/// ```
+pub struct PostProcess {
+    inner: Box<dyn Optimizer>,
+    rule: Rule,
+}
+
+impl PostProcess {
+    /// `inner`, followed by `rule`.
+    #[doc(alias = "VariableAssignmentOptimizer")]
+    #[doc(alias = "PostProcessOptimizer")]
+    pub fn new(
+        inner: impl Optimizer + 'static,
+        rule: impl Fn(&Variable, &Tensor) -> Option<Tensor> + 'static,
+    ) -> PostProcess {
+        PostProcess { inner: inner.boxed(), rule: Box::new(rule) }
+    }
+}
+
+impl Optimizer for PostProcess {
+    #[track_caller]
+    fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
+        let mut updates = self.inner.apply(graph, gradients);
+        for Gradient { variable, .. } in gradients {
+            if let Some(next) = (self.rule)(variable, &variable.current()) {
+                updates.push(variable.update(|_| next));
+            }
+        }
+        updates
+    }
+}
+
+impl fmt::Debug for PostProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostProcess").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}

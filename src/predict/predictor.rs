@@ -1,0 +1,112 @@
+//! Running a model that has been trained.
+
+use crate::graph::{Fetch, Graph};
+use crate::io::SessionInit;
+use crate::runtime::{IntoFetch, Prepared, Session, SessionOptions};
+use crate::tower::{ModelDesc, TowerFunc};
+use std::rc::Rc;
+use tensorpack_tensor::{Error, HostTensor, Result};
+
+/// What a predictor is made of: the model, which of its inputs are given, which of its tensors are wanted, and where the
+/// values of its variables come from.
+pub struct PredictConfig {
+    tower: TowerFunc,
+    inputs: Option<Vec<String>>,
+    outputs: Vec<String>,
+    session: SessionOptions,
+    session_init: Option<Box<dyn SessionInit>>,
+}
+
+impl PredictConfig {
+    /// The tensors of these names, of a model.
+    pub fn new<S: Into<String>>(
+        model: impl ModelDesc + 'static,
+        outputs: impl IntoIterator<Item = S>,
+    ) -> Result<PredictConfig> {
+        let model: Rc<dyn ModelDesc> = Rc::new(model);
+        let tower = TowerFunc::new(model.inputs(), move |t, inputs| vec![model.build_graph(t, inputs)])?;
+        Ok(PredictConfig::of(tower, outputs))
+    }
+
+    /// The tensors of these names, of what a tower function builds.
+    pub fn of<S: Into<String>>(tower: TowerFunc, outputs: impl IntoIterator<Item = S>) -> PredictConfig {
+        PredictConfig {
+            tower,
+            inputs: None,
+            outputs: outputs.into_iter().map(Into::into).collect(),
+            session: SessionOptions::default(),
+            session_init: None,
+        }
+    }
+
+    /// Given these inputs alone, in this order: those the outputs need.
+    #[must_use]
+    pub fn inputs<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> PredictConfig {
+        PredictConfig { inputs: Some(names.into_iter().map(Into::into).collect()), ..self }
+    }
+
+    /// Where variables get their values from.
+    #[must_use]
+    pub fn session_init(self, init: impl SessionInit + 'static) -> PredictConfig {
+        PredictConfig { session_init: Some(Box::new(init)), ..self }
+    }
+
+    /// Device, threads, memory.
+    #[must_use]
+    pub fn session(self, session: SessionOptions) -> PredictConfig {
+        PredictConfig { session, ..self }
+    }
+}
+
+/// A model in inference mode, in a graph and session of its own.
+pub struct OfflinePredictor {
+    session: Session,
+    inputs: Vec<String>,
+    outputs: Prepared,
+}
+
+impl OfflinePredictor {
+    /// Builds the model and gives its variables their values.
+    pub fn new(mut config: PredictConfig) -> Result<OfflinePredictor> {
+        if config.outputs.is_empty() {
+            return Err(Error::argument("a predictor without outputs predicts nothing"));
+        }
+        let graph = Graph::new();
+        let tower = config.tower.infer(&graph, "")?;
+        let outputs = config.outputs.iter().map(|name| Ok(Fetch::from(&tower.get_tensor(name)?)));
+        let outputs: Vec<Fetch> = outputs.collect::<Result<_>>()?;
+        let all = || tower.inputs().iter().map(|(name, _)| name.clone()).collect();
+        let inputs: Vec<String> = config.inputs.unwrap_or_else(all);
+        if let Some(name) = inputs.iter().find(|n| tower.inputs().iter().all(|(have, _)| have != *n)) {
+            return Err(Error::argument(format!("the model has no input named {name:?}")));
+        }
+        let session = Session::with(graph.freeze()?, config.session)?;
+        if let Some(init) = &config.session_init {
+            init.init(&session)?;
+        }
+        let outputs = session.prepare(&outputs.iter().map(|f| f as &dyn IntoFetch).collect::<Vec<_>>())?;
+        Ok(OfflinePredictor { session, inputs, outputs })
+    }
+
+    /// The outputs for these inputs, in the order of the configuration.
+    pub fn predict(&self, inputs: &[&HostTensor]) -> Result<Vec<HostTensor>> {
+        if inputs.len() != self.inputs.len() {
+            let names = self.inputs.join(", ");
+            return Err(Error::argument(format!(
+                "the predictor takes {} inputs ({names}), but {} were given",
+                self.inputs.len(),
+                inputs.len()
+            )));
+        }
+        let feeds: Vec<(&str, &HostTensor)> =
+            self.inputs.iter().map(String::as_str).zip(inputs.iter().copied()).collect();
+        let mut outputs = Vec::new();
+        self.session.run_prepared(&self.outputs, &feeds, &mut outputs)?;
+        Ok(outputs)
+    }
+
+    /// The session, to read and write variables.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+}

@@ -1,0 +1,99 @@
+//! Work on whole rows: joining them, finding them by number, adding them up, ordering them.
+
+use super::work::Memory;
+use crate::kir::{LookupKind, View};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tensorpack_kernels::{Concat, Cumulate, Lookup, Order, Team};
+use tensorpack_tensor::{DType, Error, ErrorKind, Result};
+
+/// What is done with rows.
+#[derive(Debug)]
+pub(super) enum RowWork {
+    Concat(Concat),
+    Lookup { kind: LookupKind, lookup: Lookup, dtype: DType },
+    Cumulate { sums: Cumulate, dtype: DType },
+    Order { order: Order, dtype: DType },
+}
+
+impl RowWork {
+    pub(super) fn concat(parts: &[View], axis: usize) -> RowWork {
+        let sources: Vec<(&[usize], &[isize])> =
+            parts.iter().map(|v| (&v.sizes[..], &v.strides[..])).collect();
+        RowWork::Concat(Concat::new(parts[0].dtype.size(), axis, &sources))
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            RowWork::Concat(_) => "concat",
+            RowWork::Lookup { .. } => "lookup",
+            RowWork::Cumulate { .. } => "running-sum",
+            RowWork::Order { .. } => "order",
+        }
+    }
+
+    pub(super) fn scratch_bytes(&self) -> usize {
+        match self {
+            RowWork::Order { order, .. } => order.scratch_bytes(),
+            _ => 0,
+        }
+    }
+
+    /// Runs on the whole team.
+    ///
+    /// # Safety
+    /// The memory must be what this work was planned with.
+    pub(super) unsafe fn run(&self, team: &mut Team, m: &Memory<'_>) -> Result<()> {
+        let isa = m.isa;
+        match self {
+            RowWork::Concat(k) => team.run(k.chunks(), &|chunk, _| {
+                // SAFETY: as promised by the caller; chunks write apart from each other.
+                unsafe { k.run(isa, chunk, m.reads(), m.write(0)) }
+            }),
+            RowWork::Lookup { kind, lookup, dtype } => {
+                let chunks = match kind {
+                    LookupKind::Gather => lookup.gather_chunks(),
+                    LookupKind::ScatterAdd => lookup.scatter_chunks(),
+                };
+                // The first of all, so that the error is the same for any number of threads.
+                let bad = AtomicUsize::new(usize::MAX);
+                team.run(chunks, &|chunk, _| {
+                    let (rows, indices, out) = (m.read(0), m.read(1).cast::<i64>(), m.write(0));
+                    // SAFETY: as above.
+                    let place = unsafe {
+                        match kind {
+                            LookupKind::Gather => lookup.gather(dtype.size(), chunk, rows, indices, out),
+                            LookupKind::ScatterAdd => {
+                                lookup.scatter_add(isa, *dtype, chunk, rows, indices, out)
+                            }
+                        }
+                    };
+                    bad.fetch_min(place.unwrap_or(usize::MAX), Ordering::Relaxed);
+                });
+                let place = bad.into_inner();
+                if place != usize::MAX {
+                    // SAFETY: the place is one of the indices.
+                    let index = unsafe { *m.read(1).cast::<i64>().add(place) };
+                    return Err(no_such_row(index, place, lookup.rows));
+                }
+            }
+            RowWork::Cumulate { sums, dtype } => team.run(sums.chunks(), &|chunk, _| {
+                // SAFETY: as above.
+                unsafe { sums.run(isa, *dtype, chunk, m.read(0), m.write(0)) }
+            }),
+            RowWork::Order { order, dtype } => team.run(order.chunks(), &|chunk, member| {
+                // SAFETY: as above; the scratch is aligned for any number.
+                unsafe { order.run(*dtype, chunk, m.read(0), m.write(0).cast(), m.scratch(member)) }
+            }),
+        }
+        Ok(())
+    }
+}
+
+fn no_such_row(index: i64, place: usize, rows: usize) -> Error {
+    let what = match rows {
+        0 => "and there are no rows at all".to_string(),
+        _ => format!("which is outside 0..{rows}"),
+    };
+    Error::new(ErrorKind::Argument, format!("element {place} of the indices is {index}, {what}"))
+        .note("an index counts from 0 and must be below the size of the axis it chooses from")
+}

@@ -1,0 +1,130 @@
+//! The small net of `tests/golden/optimizers.json`, its data, and any optimizer.
+
+use serde_json::Value;
+use std::sync::OnceLock;
+use tensorpack::graph::{FLUSH_OPS, Fetch, Graph, TensorSpec};
+use tensorpack::nn::Linear;
+use tensorpack::optim::{Optimizer, minimize};
+use tensorpack::runtime::cpu::Isa;
+use tensorpack::runtime::{Session, SessionOptions};
+use tensorpack::tower::TowerContext;
+use tensorpack::{DType, HostTensor, Result};
+
+/// The names of the net's weights.
+pub(crate) const WEIGHTS: [&str; 4] = ["fc0/W", "fc0/b", "fc1/W", "fc1/b"];
+
+pub(crate) fn file() -> &'static Value {
+    static FILE: OnceLock<Value> = OnceLock::new();
+    FILE.get_or_init(|| {
+        let path = format!("{}/tests/golden/optimizers.json", env!("CARGO_MANIFEST_DIR"));
+        serde_json::from_str(&std::fs::read_to_string(path).expect("the golden file is there"))
+            .expect("it is JSON")
+    })
+}
+
+pub(crate) fn list(v: &Value) -> &[Value] {
+    v.as_array().unwrap_or_else(|| panic!("{v} is no list"))
+}
+
+pub(crate) fn floats(v: &Value) -> Vec<f64> {
+    list(v).iter().map(|x| x.as_f64().expect("a number")).collect()
+}
+
+pub(crate) fn text(v: &Value) -> &str {
+    v.as_str().unwrap_or_else(|| panic!("{v} is no text"))
+}
+
+/// The net, its optimizer, and a session with the file's weights.
+pub(crate) struct Net {
+    pub(crate) session: Session,
+    float: DType,
+    cost: Fetch,
+    train: Fetch,
+    flush: Vec<Fetch>,
+}
+
+/// What is built: the graph, and the operation that makes a step.
+pub(crate) fn build(graph: &Graph, float: DType, optimizer: &dyn Optimizer) -> Result<[Fetch; 2]> {
+    let t = TowerContext::training(graph);
+    let x = graph.placeholder(&TensorSpec::new("x", float, [None, Some(6)]));
+    let label = graph.placeholder(&TensorSpec::i32("label", [None]));
+    // Gradients are divided by this, which a test may make 0.
+    let divisor = graph.placeholder(&TensorSpec::new("divisor", float, []));
+    let hidden = Linear::new(5).apply(&t, "fc0", &x).tanh();
+    let logits = Linear::new(3).apply(&t, "fc1", &hidden);
+    let cost = (logits / &divisor).sparse_softmax_cross_entropy(&label).mean().named("cost");
+    let train = minimize(&cost, optimizer)?;
+    let train = graph.group(&[&train, &graph.count_step()]);
+    Ok([Fetch::from(&cost), Fetch::from(&train)])
+}
+
+impl Net {
+    pub(crate) fn new(float: DType, optimizer: &dyn Optimizer) -> Net {
+        Net::on(Isa::detect(), float, optimizer)
+    }
+
+    /// With kernels of this instruction set.
+    pub(crate) fn on(isa: Isa, float: DType, optimizer: &dyn Optimizer) -> Net {
+        let graph = Graph::new();
+        let [cost, train] = build(&graph, float, optimizer).unwrap();
+        Net::around(graph, isa, float, [cost, train])
+    }
+
+    /// A net that is built, whose steps give `cost`.
+    pub(crate) fn around(graph: Graph, isa: Isa, float: DType, [cost, train]: [Fetch; 2]) -> Net {
+        let flush = graph.collection_ops(FLUSH_OPS).iter().map(Fetch::from).collect();
+        let options = SessionOptions { isa: Some(isa), threads: Some(1), ..SessionOptions::default() };
+        let session = Session::with(graph.freeze().unwrap(), options).unwrap();
+        for v in list(&file()["initial"]) {
+            let sizes: Vec<usize> = floats(&v["shape"]).iter().map(|&n| n as usize).collect();
+            let value = HostTensor::from_f64(float, sizes, &floats(&v["data"])).unwrap();
+            session.write(text(&v["name"]), &value).unwrap();
+        }
+        Net { session, float, cost, train, flush }
+    }
+
+    /// A step on the batches of these steps of the file, as one batch; its loss before the update.
+    pub(crate) fn step(&self, steps: std::ops::Range<usize>) -> f64 {
+        self.try_step(steps, 1.0).unwrap()
+    }
+
+    /// A step on the batch of each of these steps of the file; the losses before the updates.
+    pub(crate) fn steps(&self, steps: std::ops::Range<usize>) -> Vec<f64> {
+        steps.map(|k| self.step(k..k + 1)).collect()
+    }
+
+    /// A step with logits divided by `divisor`.
+    pub(crate) fn try_step(&self, steps: std::ops::Range<usize>, divisor: f64) -> Result<f64> {
+        let (x, labels) = (floats(&file()["x"]["data"]), floats(&file()["labels"]["data"]));
+        let rows = 4 * steps.len();
+        let x = HostTensor::from_f64(self.float, [rows, 6], &x[24 * steps.start..24 * steps.end])?;
+        let labels = HostTensor::from_f64(DType::I32, [rows], &labels[4 * steps.start..4 * steps.end])?;
+        let divisor = HostTensor::from_f64(self.float, [], &[divisor])?;
+        let feeds = [("x", &x), ("label", &labels), ("divisor", &divisor)];
+        Ok(self.session.run(&[&self.cost, &self.train], &feeds)?[0].to_f64_vec()[0])
+    }
+
+    /// Applies what was only accumulated.
+    pub(crate) fn flush(&self) {
+        assert!(!self.flush.is_empty(), "nothing to flush");
+        self.flush.iter().for_each(|op| drop(self.session.run(&[op], &[]).unwrap()));
+    }
+
+    pub(crate) fn read(&self, name: &str) -> Vec<f64> {
+        self.session.read(name).unwrap_or_else(|e| panic!("{e}")).to_f64_vec()
+    }
+
+    /// Every variable with its bytes.
+    pub(crate) fn variables(&self) -> Vec<(String, Vec<u8>)> {
+        let names = self.session.graph().variables().iter().map(|v| v.name.clone());
+        names.map(|n| (n.clone(), self.session.read(&n).unwrap().as_bytes().to_vec())).collect()
+    }
+}
+
+#[track_caller]
+pub(crate) fn assert_close(what: &str, found: &[f64], right: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), right.len(), "{what}");
+    for (k, (a, b)) in found.iter().zip(right).enumerate() {
+        assert!((a - b).abs() <= tolerance * b.abs().max(1e-2), "{what}: element {k} is {a}, not {b}");
+    }
+}

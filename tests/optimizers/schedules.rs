@@ -1,0 +1,108 @@
+//! Schedules against their formulas in Rust's own f64, at small steps and at ten million.
+
+use std::f64::consts::PI;
+use tensorpack::graph::{GLOBAL_VARIABLES, Graph, HYPER_PARAMS, TRAINABLE_VARIABLES, TensorSpec};
+use tensorpack::optim::{Rate, Schedule};
+use tensorpack::runtime::Session;
+use tensorpack::tower::{Mode, TowerContext};
+use tensorpack::{DType, HostTensor};
+
+const STEPS: [i64; 12] = [0, 1, 2, 99, 100, 101, 4679, 4680, 4681, 9_999_999, 10_000_000, 10_000_001];
+
+fn check(schedule: Schedule, right: impl Fn(f64) -> f64) {
+    let graph = Graph::new();
+    let step = graph.placeholder(&TensorSpec::new("step", DType::I64, []));
+    let value = schedule.at(&step);
+    assert_eq!(value.dtype(), DType::F64);
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    for step in STEPS {
+        let found =
+            session.run(&[&value], &[("step", &HostTensor::scalar(step))]).unwrap()[0].to_f64_vec()[0];
+        let right = right(step as f64);
+        let close = (found - right).abs() <= 1e-12 * right.abs().max(1e-6);
+        assert!(close, "{schedule:?} at step {step} is {found}, not {right}");
+    }
+}
+
+#[test]
+fn every_curve_at_every_step() {
+    check(Schedule::constant(0.25), |_| 0.25);
+    check(Schedule::piecewise(0.1, [(100, 0.01), (10_000_000, 0.001)]), |s| match s as u64 {
+        0..100 => 0.1,
+        100..10_000_000 => 0.01,
+        _ => 0.001,
+    });
+    check(Schedule::staircase(1e-3, 0.3, 4680), |s| 1e-3 * 0.3f64.powf((s / 4680.0).floor()));
+    check(Schedule::exponential(1e-3, 0.3, 4_680_000), |s| 1e-3 * 0.3f64.powf(s / 4_680_000.0));
+    check(Schedule::polynomial(0.1, 0.01, 10_000_000, 1.0), |s| 0.01 + 0.09 * (1.0 - s / 1e7).max(0.0));
+    check(Schedule::polynomial(0.1, 0.01, 200, 2.0), |s| 0.01 + 0.09 * (1.0 - s / 200.0).max(0.0).powi(2));
+    check(Schedule::cosine(0.1, 0.01, 10_000_001), |s| {
+        0.01 + 0.09 * 0.5 * (1.0 + (PI * (s / 10_000_001.0).min(1.0)).cos())
+    });
+    check(Schedule::staircase(1e-3, 0.3, 4680).warm_up(101), |s| {
+        1e-3 * 0.3f64.powf((s / 4680.0).floor()) * ((s + 1.0) / 101.0).min(1.0)
+    });
+}
+
+#[test]
+fn a_staircase_falls_at_the_step_itself() {
+    let graph = Graph::new();
+    let step = graph.placeholder(&TensorSpec::new("step", DType::I64, []));
+    let value = Schedule::staircase(1.0, 0.5, 3).at(&step);
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    let at = |s: i64| session.run(&[&value], &[("step", &HostTensor::scalar(s))]).unwrap()[0].to_f64_vec()[0];
+    assert_eq!((0..9).map(at).collect::<Vec<_>>(), [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]);
+}
+
+#[test]
+fn a_schedule_without_sense_is_an_error_at_its_use() {
+    for (schedule, message) in [
+        (Schedule::cosine(0.1, 0.0, 0), "Schedule: a schedule over 0 steps has no value; give at least 1"),
+        (
+            Schedule::piecewise(0.1, [(20, 0.01), (10, 0.001)]),
+            "Schedule: the steps of a piecewise schedule must grow, not [20, 10]",
+        ),
+    ] {
+        let graph = Graph::new();
+        let line = line!() + 1;
+        schedule.at(&graph.global_step());
+        let e = graph.freeze().unwrap_err();
+        assert_eq!((e.message(), e.site().unwrap().line), (message, line));
+    }
+}
+
+#[test]
+fn the_global_step_is_one_variable_and_counts_when_told() {
+    let graph = Graph::new();
+    let t = TowerContext::training(&graph);
+    let rate = Rate::from(Schedule::staircase(1.0, 0.5, 2)).tensor(&graph, DType::F32);
+    let inside = t.scope("inside", |_| graph.global_step());
+    assert_eq!(inside.name(), "global_step");
+    assert_eq!(graph.collection(GLOBAL_VARIABLES).variables.len(), 1);
+    assert!(graph.collection(TRAINABLE_VARIABLES).variables.is_empty());
+    let count = graph.count_step();
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    let mut rates = Vec::new();
+    for _ in 0..5 {
+        rates.push(session.run(&[&rate, &count], &[]).unwrap()[0].to_f64_vec()[0]);
+    }
+    assert_eq!(rates, [1.0, 1.0, 0.5, 0.5, 0.25]);
+    assert_eq!(session.read("global_step").unwrap().as_slice::<i64>().unwrap(), [5]);
+}
+
+#[test]
+fn towers_share_a_hyper_parameter() {
+    let graph = Graph::new();
+    let rates: Vec<_> = (0..2)
+        .map(|index| {
+            let t = TowerContext::new(&graph, Mode::Training, index, 2);
+            t.build(|t| t.hyper_param("learning_rate", 0.125))
+        })
+        .collect();
+    assert!(rates.iter().all(|r| r.name() == "learning_rate"));
+    assert_eq!(graph.collection(HYPER_PARAMS).variables.len(), 1);
+    assert_eq!(graph.collection(GLOBAL_VARIABLES).variables.len(), 1);
+    assert!(graph.collection(TRAINABLE_VARIABLES).variables.is_empty());
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    assert_eq!(session.read("learning_rate").unwrap().as_slice::<f32>().unwrap(), [0.125]);
+}

@@ -1,0 +1,235 @@
+//! Groups, post-processing, averages, several optimizers in one graph, bad settings, and steps that fail.
+
+use crate::net::{Net, WEIGHTS, assert_close, build};
+use tensorpack::graph::{Graph, Init, TensorSpec, VariableSpec};
+use tensorpack::nn::Linear;
+use tensorpack::optim::gradproc::{FilterGradient, GlobalNormClip, ValueClip};
+use tensorpack::optim::{
+    Accumulate, Adagrad, Adam, AdamW, Ema, Lamb, Momentum, Optimizer, ParamGroups, PostProcess, RmsProp, Sgd,
+    minimize,
+};
+use tensorpack::runtime::Session;
+use tensorpack::tower::TowerContext;
+use tensorpack::{DType, ErrorKind, HostTensor, Result};
+
+#[test]
+fn a_bad_step_leaves_every_slot_as_it_was() {
+    let all: Vec<Box<dyn Optimizer>> = vec![
+        Momentum::new(0.1, 0.9).nesterov().boxed(),
+        RmsProp::new(0.01).momentum(0.9).centered().boxed(),
+        Adagrad::new(0.1).boxed(),
+        AdamW::new(0.01).boxed(),
+        Lamb::new(0.01).boxed(),
+        Adam::new(0.01).process(ValueClip::new(0.1)).boxed(),
+        Adam::new(0.01).process(GlobalNormClip::new(0.1)).boxed(),
+        ParamGroups::new(Adam::new(0.01)).group(".*/W", |g| g.rate(0.5).decay(0.1)).boxed(),
+        PostProcess::new(Adam::new(0.01), |_, w| Some(w.clip(-0.1, 0.1))).boxed(),
+        Ema::new(Adam::new(0.01), 0.9).boxed(),
+        Accumulate::new(Adam::new(0.01), 2).boxed(),
+    ];
+    for optimizer in all {
+        let (tried, spared) = (Net::new(DType::F32, &*optimizer), Net::new(DType::F32, &*optimizer));
+        for step in 0..6 {
+            if step == 0 || step == 3 {
+                let before = tried.variables();
+                let e = tried.try_step(step..step + 1, 0.0).unwrap_err();
+                assert_eq!(e.kind(), ErrorKind::NotFinite, "{optimizer:?}: {e}");
+                assert_eq!(tried.variables(), before, "{optimizer:?}");
+            }
+            tried.step(step..step + 1);
+            spared.step(step..step + 1);
+        }
+        assert_eq!(tried.variables(), spared.variables(), "{optimizer:?}");
+    }
+}
+
+#[test]
+fn groups_nest_and_the_first_match_counts() {
+    let net = |o: &dyn Optimizer| {
+        let net = Net::new(DType::F64, o);
+        net.steps(0..3);
+        net
+    };
+    let nested = ParamGroups::new(ParamGroups::new(Sgd::new(0.4)).group("fc0/.*", |g| g.rate(0.5)))
+        .group("fc0/W", |g| g.rate(0.5))
+        .group("fc.*", |g| g.rate(0.0));
+    let (nested, slow) = (net(&nested), net(&Sgd::new(0.1).process(FilterGradient::keep("fc0/W"))));
+    for w in WEIGHTS {
+        assert_close(w, &nested.read(w), &slow.read(w), 1e-12);
+    }
+}
+
+#[test]
+fn post_processing_sees_what_the_optimizer_made() {
+    let rule = |v: &tensorpack::graph::Variable, w: &tensorpack::graph::Tensor| {
+        v.name().ends_with('W').then(|| w.clip(-0.01, 0.01))
+    };
+    let (plain, clipped) =
+        (Net::new(DType::F64, &Sgd::new(0.5)), Net::new(DType::F64, &PostProcess::new(Sgd::new(0.5), rule)));
+    plain.step(0..1);
+    clipped.step(0..1);
+    let limited: Vec<f64> = plain.read("fc0/W").iter().map(|w| w.clamp(-0.01, 0.01)).collect();
+    assert_close("fc0/W", &clipped.read("fc0/W"), &limited, 1e-12);
+    assert_close("fc0/b", &clipped.read("fc0/b"), &plain.read("fc0/b"), 1e-12);
+}
+
+#[test]
+fn averages_come_in_pairs_with_their_variables() {
+    let graph = Graph::new();
+    let optimizer = Ema::new(Sgd::new(0.5).process(FilterGradient::keep(".*/W")), 0.5);
+    build(&graph, DType::F64, &optimizer).unwrap();
+    let pairs = Ema::pairs(&graph);
+    let names: Vec<(&str, &str)> = pairs.iter().map(|(v, e)| (v.name(), e.name())).collect();
+    let right =
+        [("fc0/W", "EMA/fc0/W"), ("fc0/b", "EMA/fc0/b"), ("fc1/W", "EMA/fc1/W"), ("fc1/b", "EMA/fc1/b")];
+    assert_eq!(names, right);
+    // The average of what does not change is the thing itself.
+    let net = Net::new(DType::F64, &optimizer);
+    net.steps(0..3);
+    assert_close("fc0/b", &net.read("EMA/fc0/b"), &net.read("fc0/b"), 1e-12);
+    assert_ne!(net.read("EMA/fc0/W"), net.read("fc0/W"));
+}
+
+#[test]
+fn an_averaged_tower_reads_averages() -> Result<()> {
+    let graph = Graph::new();
+    let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(6)]));
+    let model = |t: &TowerContext| Linear::new(2).apply(t, "fc", &x);
+    let cost = model(&TowerContext::training(&graph)).square().mean();
+    let train = minimize(&cost, &Ema::new(Sgd::new(0.5), 0.9))?;
+    let plain = model(&TowerContext::inference(&graph));
+    let averaged = model(&TowerContext::inference(&graph).averaged());
+    let session = Session::new(graph.freeze()?)?;
+    let batch = HostTensor::new([1, 6], vec![1.0f32; 6])?;
+    (0..3).for_each(|_| drop(session.run(&[&train], &[("x", &batch)]).unwrap()));
+    let run = |y| session.run(&[y], &[("x", &batch)]).unwrap()[0].to_f64_vec();
+    let of_averages = run(&averaged);
+    assert_ne!(of_averages, run(&plain));
+    for name in ["fc/W", "fc/b"] {
+        session.write(name, &session.read(&format!("EMA/{name}"))?)?;
+    }
+    assert_eq!(of_averages, run(&plain));
+    Ok(())
+}
+
+#[test]
+fn an_averaged_tower_without_averages_is_an_error_at_its_line() {
+    let graph = Graph::new();
+    let line = line!() + 1;
+    let t = TowerContext::inference(&graph).averaged();
+    t.variable(VariableSpec::new("w", [3]));
+    let e = graph.freeze().unwrap_err();
+    assert_eq!(
+        (e.message(), e.site().unwrap().line),
+        ("averaged: no variable has a moving average yet", line)
+    );
+}
+
+#[test]
+fn averages_follow_what_is_clipped() {
+    let clip = |o: Sgd| PostProcess::new(o, |_, w| Some(w.clip(-0.01, 0.01)));
+    let net = Net::new(DType::F64, &Ema::new(clip(Sgd::new(0.5)), 0.0));
+    net.step(0..1);
+    for w in WEIGHTS {
+        assert_eq!(net.read(&format!("EMA/{w}")), net.read(w), "{w}");
+    }
+}
+
+#[test]
+fn two_optimizers_in_a_graph_have_state_of_their_own() {
+    let graph = Graph::new();
+    let t = TowerContext::training(&graph);
+    let w = t.scope("made", |t| t.variable(VariableSpec::new("w", [3])));
+    let (near, far) = ((w.value() - 1.0).square().sum(), (w.value() + 9.0).square().sum());
+    let first = minimize(&near, &Adam::new(0.1)).unwrap();
+    let second = t.scope("second", |_| minimize(&far, &Adam::new(0.2)).unwrap());
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    let names: Vec<&str> = session.graph().variables().iter().map(|v| v.name.as_str()).collect();
+    for name in ["made/w/adam_m", "made/w/adam_m_1", "adam_beta1_power", "adam_beta1_power_1"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    let read = |name: &str| session.read(name).unwrap().to_f64_vec();
+    let before = read("made/w/adam_m_1");
+    session.run(&[&first], &[]).unwrap();
+    assert_eq!(read("made/w/adam_m_1"), before);
+    session.run(&[&second], &[]).unwrap();
+    assert_ne!(read("made/w/adam_m_1"), before);
+}
+
+#[test]
+fn settings_that_make_no_sense_are_errors() {
+    let all: [(Box<dyn Optimizer>, &str); 12] = [
+        (Momentum::new(0.1, 1.0).boxed(), "Momentum: the momentum is 1, but must be 0 or more, and below 1"),
+        (RmsProp::new(0.1).alpha(-0.1).boxed(), "RmsProp: alpha is -0.1, but must be 0 or more, and below 1"),
+        (
+            Adagrad::new(0.1).first_sum(-1.0).boxed(),
+            "Adagrad: the first sum is -1, but must be a number not below 0",
+        ),
+        (Adam::new(0.1).betas(1.5, 0.9).boxed(), "Adam: beta1 is 1.5, but must be 0 or more, and below 1"),
+        (AdamW::new(0.1).betas(0.9, 1.0).boxed(), "AdamW: beta2 is 1, but must be 0 or more, and below 1"),
+        (
+            Lamb::new(0.1).betas(0.9, f64::NAN).boxed(),
+            "Lamb: beta2 is NaN, but must be 0 or more, and below 1",
+        ),
+        (Ema::new(Sgd::new(0.1), 1.0).boxed(), "Ema: the decay is 1, but must be 0 or more, and below 1"),
+        (
+            Accumulate::new(Sgd::new(0.1), 0).boxed(),
+            "Accumulate: the number of steps is 0, but must be a number above 0",
+        ),
+        (
+            ParamGroups::new(Sgd::new(0.1)).group("fc.*", |g| g.rate(f64::NAN)).boxed(),
+            "ParamGroups: a rate is NaN, but must be a number",
+        ),
+        (Sgd::new(f64::INFINITY).boxed(), "Rate: the learning rate is inf, but must be a number"),
+        (AdamW::new(0.1).decay(-0.1).boxed(), "AdamW: the decay is -0.1, but must be a number not below 0"),
+        (
+            ParamGroups::new(Sgd::new(0.1)).group("fc(", |g| g).boxed(),
+            "ParamGroups: \"fc(\" is no pattern of names",
+        ),
+    ];
+    for (optimizer, message) in all {
+        let e = build(&Graph::new(), DType::F32, &*optimizer).unwrap_err();
+        assert!(e.message().starts_with(message), "{e}");
+        assert!(e.site().unwrap().file.starts_with("tests/optimizers/"), "{e}");
+    }
+}
+
+#[test]
+fn a_rate_that_is_no_scalar_is_an_error() {
+    let graph = Graph::new();
+    let t = TowerContext::training(&graph);
+    let w = t.variable(VariableSpec::new("w", [3]));
+    let e = minimize(&w.square().sum(), &Sgd::new(w.value())).unwrap_err();
+    assert!(e.message().ends_with("a learning rate is a scalar, not [3]"), "{e}");
+}
+
+#[test]
+fn variables_may_be_of_any_size() {
+    let all: Vec<Box<dyn Optimizer>> = vec![
+        Momentum::new(0.1, 0.9).boxed(),
+        RmsProp::new(0.01).centered().momentum(0.5).boxed(),
+        Adagrad::new(0.1).boxed(),
+        AdamW::new(0.01).boxed(),
+        Lamb::new(0.01).process(GlobalNormClip::new(1.0)).boxed(),
+        Ema::new(Accumulate::new(Adam::new(0.01), 2), 0.9).boxed(),
+    ];
+    for optimizer in all {
+        let graph = Graph::new();
+        let t = TowerContext::training(&graph);
+        let sizes: [&[usize]; 5] = [&[], &[1], &[0], &[7], &[2, 3]];
+        let spec = |(k, sizes): (usize, &&[usize])| {
+            VariableSpec::new(format!("w{k}"), *sizes).dtype(DType::F64).init(Init::Constant(2.0))
+        };
+        let weights: Vec<_> = sizes.iter().enumerate().map(|k| t.variable(spec(k))).collect();
+        let cost = weights.iter().map(|w| w.square().sum()).reduce(|a, b| a + b).unwrap();
+        let train = minimize(&cost, &*optimizer).unwrap();
+        let session = Session::new(graph.freeze().unwrap()).unwrap();
+        (0..4).for_each(|_| drop(session.run(&[&train], &[]).unwrap()));
+        // Every element began alike and has the same gradient: only the norms of variables may tell them apart.
+        let read = |k: usize| session.read(&format!("w{k}")).unwrap().to_f64_vec();
+        assert!(read(0)[0] < 2.0, "{optimizer:?}");
+        for k in 1..sizes.len() {
+            assert_close(&format!("{optimizer:?}: w{k}"), &read(k), &vec![read(0)[0]; read(k).len()], 1e-12);
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! What a session starts from: whole checkpoints, model files, and tensors of one's own.
+
+use serde_json::{Map, Value};
+use std::path::Path;
+use tensorpack::graph::{Init, UPDATE_OPS};
+use tensorpack::io::{
+    ChainInit, Checkpoint, CheckpointStore, DictRestore, Layout, RunLock, SaverRestore, SessionInit,
+    dump_model_variables, safetensors, smart_init,
+};
+use tensorpack::prelude::*;
+use tensorpack::tower::Mode;
+
+struct Model {
+    session: Session,
+    train: Option<Op>,
+}
+
+/// A small net: `conv0/{W,b}`, `bn0/..`, `fc0/{W,b}`; for training with Adam.
+fn model(mode: Mode, seed: u64) -> Model {
+    let graph = Graph::new();
+    let t = TowerContext::new(&graph, mode, 0, 1);
+    let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(4), Some(4), Some(2)]));
+    let y = Conv2d::new(3, 3).relu().apply(&t, "conv0", &x);
+    let y = Linear::new(5).apply(&t, "fc0", &BatchNorm::new().apply(&t, "bn0", &y));
+    let cost = y.square().mean().named("cost");
+    let train = (mode == Mode::Training).then(|| {
+        let step = minimize(&cost, &Adam::new(1e-2)).unwrap();
+        let updates = graph.collection_ops(UPDATE_OPS);
+        graph.group(&updates.iter().chain([&step]).collect::<Vec<_>>())
+    });
+    let options = SessionOptions { seed, threads: Some(1), ..SessionOptions::default() };
+    Model { session: Session::with(graph.freeze().unwrap(), options).unwrap(), train }
+}
+
+impl Model {
+    fn step(&self) {
+        let x = (0..64).map(|i| (i % 7) as f32 - 3.0).collect();
+        let x = HostTensor::new([2, 4, 4, 2], x).unwrap();
+        self.session.run(&[self.train.as_ref().expect("made for training")], &[("x", &x)]).unwrap();
+    }
+
+    fn values(&self) -> Vec<(String, HostTensor)> {
+        let names = self.session.graph().variables().iter().map(|v| v.name.clone());
+        names.map(|n| (n.clone(), self.session.read(&n).unwrap())).collect()
+    }
+
+    fn read(&self, name: &str) -> HostTensor {
+        self.session.read(name).unwrap()
+    }
+}
+
+fn trained() -> Model {
+    let model = model(Mode::Training, 1);
+    (0..3).for_each(|_| model.step());
+    model
+}
+
+fn capture(model: &Model) -> Checkpoint {
+    Checkpoint::capture(&model.session, 3, Map::new(), |_| true).unwrap()
+}
+
+fn save(dir: &Path, model: &Model) -> std::path::PathBuf {
+    let mut store = CheckpointStore::open(&RunLock::acquire(dir).unwrap()).unwrap();
+    store.save(&capture(model), &[]).unwrap()
+}
+
+#[test]
+fn a_run_goes_on_bit_for_bit() {
+    let first = trained();
+    let dir = tempfile::tempdir().unwrap();
+    let folder = save(dir.path(), &first);
+    let second = model(Mode::Training, 2);
+    Checkpoint::load(folder).unwrap().restore(&second.session, |_| true).unwrap();
+    assert_eq!(first.values(), second.values());
+    [&first, &second].iter().for_each(|m| m.step());
+    assert_eq!(first.values(), second.values());
+}
+
+#[test]
+fn another_models_checkpoint_is_not_resumed_from() {
+    let checkpoint = capture(&trained());
+    let inference = model(Mode::Inference, 2);
+    let before = inference.values();
+    let e = checkpoint.restore(&inference.session, |_| true).unwrap_err().to_string();
+    assert!(e.starts_with("the checkpoint is another model's") && e.contains("is not in the graph"), "{e}");
+    assert_eq!(inference.values(), before);
+    let mut checkpoint = checkpoint;
+    checkpoint.tensors.retain(|(name, _)| name != "fc0/b");
+    let e = checkpoint.restore(&model(Mode::Training, 2).session, |_| true).unwrap_err().to_string();
+    assert_eq!(e, "the checkpoint is another model's\n  fc0/b f32[5] is not in the checkpoint");
+}
+
+#[test]
+fn a_graph_for_inference_takes_what_it_needs() {
+    let first = trained();
+    let dir = tempfile::tempdir().unwrap();
+    let folder = save(dir.path(), &first);
+    // The folder, a file in it, the directory of checkpoints, the directory of the run.
+    for path in [&folder, &folder.join("tensors.safetensors"), folder.parent().unwrap(), dir.path()] {
+        let second = model(Mode::Inference, 2);
+        smart_init(path).unwrap().init(&second.session).unwrap();
+        for (name, value) in second.values() {
+            assert_eq!(value, first.read(&name), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_tensor_that_no_variable_wants_is_an_error() {
+    let mut checkpoint = capture(&trained());
+    checkpoint.tensors.push(("fc9/W".into(), ones(DType::F32, &[2])));
+    let dir = tempfile::tempdir().unwrap();
+    let lock = RunLock::acquire(dir.path()).unwrap();
+    CheckpointStore::open(&lock).unwrap().save(&checkpoint, &[]).unwrap();
+    let inference = model(Mode::Inference, 2);
+    let e = SaverRestore::new(dir.path()).init(&inference.session).unwrap_err().to_string();
+    assert!(e.contains("there, but not in the graph (1):\n    fc9/W f32[2]"), "{e}");
+    // Without the note of what only training needs nobody can tell.
+    checkpoint.state = Value::Null;
+    CheckpointStore::open(&lock).unwrap().save(&checkpoint, &[]).unwrap();
+    SaverRestore::new(dir.path()).init(&inference.session).unwrap();
+}
+
+#[test]
+fn a_model_file_leaves_the_optimizer_as_it_was() {
+    let first = trained();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.safetensors");
+    dump_model_variables(&first.session, &path).unwrap();
+    let saved = safetensors::read(&path).unwrap();
+    let inference = model(Mode::Inference, 2);
+    assert_eq!(saved.len(), inference.values().len());
+    let second = model(Mode::Training, 2);
+    let before = second.values();
+    SaverRestore::new(&path).init(&second.session).unwrap();
+    for ((name, value), (_, before)) in second.values().into_iter().zip(before) {
+        let expected = saved.iter().find(|(n, _)| *n == name).map_or(before, |(_, v)| v.clone());
+        assert_eq!(value, expected, "{name}");
+    }
+    assert!(dump_model_variables(&first.session, dir.path().join("model.txt")).is_err());
+}
+
+fn ones(dtype: DType, sizes: &[usize]) -> HostTensor {
+    let n: usize = sizes.iter().product();
+    HostTensor::from_f64(dtype, sizes, &vec![1.0; n]).unwrap()
+}
+
+/// Two variables, `net/fc0/W` f32[3, 2] and `net/count` i64[], made with zeros.
+fn two_variables() -> Session {
+    let graph = Graph::new();
+    let t = TowerContext::inference(&graph);
+    t.scope("net", |t| {
+        t.variable(VariableSpec::new("fc0/W", [3, 2]).init(Init::zeros()));
+        t.variable(VariableSpec::new("count", []).dtype(DType::I64).init(Init::zeros()).model());
+    });
+    Session::new(graph.freeze().unwrap()).unwrap()
+}
+
+fn sum(session: &Session, name: &str) -> f64 {
+    session.read(name).unwrap().to_f64_vec().iter().sum()
+}
+
+#[test]
+fn what_does_not_fit_is_listed() {
+    let session = two_variables();
+    let given = [
+        ("net/fc0/W", ones(DType::F32, &[2, 3])),
+        ("z", ones(DType::U8, &[])),
+        ("a", ones(DType::Bf16, &[4])),
+    ];
+    let init = DictRestore::new(given);
+    assert_eq!(
+        init.init(&session).unwrap_err().to_string(),
+        "what was given does not fit the graph\n  \
+         in the graph, but not there (1):\n    net/count i64[]\n  \
+         there, but not in the graph (2):\n    a bf16[4]\n    z u8[]\n  \
+         of another shape or type (1):\n    net/fc0/W is f32[2, 3] there, but f32[3, 2] in the graph\n  \
+         to load what fits and leave the rest, use ignore_mismatch"
+    );
+    // What fits nowhere at all was surely meant for something else.
+    let e = init.clone().ignore_mismatch().init(&session).unwrap_err();
+    assert_eq!(e.message(), "nothing in what was given fits a variable of the graph");
+    init.map_layout(".*/W", Layout::OutInToInOut).ignore_mismatch().init(&session).unwrap();
+    assert_eq!((sum(&session, "net/fc0/W"), sum(&session, "net/count")), (6.0, 0.0));
+}
+
+#[test]
+fn one_misfit_and_nothing_is_loaded() {
+    let session = two_variables();
+    let given = [("net/fc0/W", ones(DType::F32, &[3, 2])), ("net/count", ones(DType::F32, &[]))];
+    let init = DictRestore::new(given);
+    let e = init.init(&session).unwrap_err().to_string();
+    assert!(e.contains("net/count is f32[] there, but i64[] in the graph"), "{e}");
+    assert_eq!(sum(&session, "net/fc0/W"), 0.0);
+    init.ignore(["net/count"]).init(&session).unwrap();
+    assert_eq!(sum(&session, "net/fc0/W"), 6.0);
+}
+
+#[test]
+fn a_prefix_is_not_part_of_saved_names() {
+    for prefix in ["net", "net/"] {
+        let session = two_variables();
+        let given = [("fc0/W", ones(DType::F32, &[3, 2])), ("count", ones(DType::I64, &[]))];
+        DictRestore::new(given).prefix(prefix).init(&session).unwrap();
+        assert_eq!((sum(&session, "net/fc0/W"), sum(&session, "net/count")), (6.0, 1.0));
+    }
+}
+
+#[test]
+fn floats_become_floats_and_integers_only_grow() {
+    for (weights, count, fits) in [
+        (DType::Bf16, DType::I32, true),
+        (DType::F64, DType::U8, true),
+        (DType::I32, DType::I64, false),
+        (DType::F32, DType::Bool, false),
+    ] {
+        let session = two_variables();
+        let given = [("net/fc0/W", ones(weights, &[3, 2])), ("net/count", ones(count, &[]))];
+        assert_eq!(DictRestore::new(given).init(&session).is_ok(), fits, "{weights}, {count}");
+        assert_eq!(sum(&session, "net/fc0/W"), if fits { 6.0 } else { 0.0 });
+    }
+}
+
+#[test]
+fn a_chain_is_done_in_order() {
+    let session = two_variables();
+    let one = |value: f64| {
+        let w = HostTensor::from_f64(DType::F32, [3, 2], &[value; 6]).unwrap();
+        Box::new(DictRestore::new([("net/fc0/W", w)]).ignore_mismatch()) as Box<dyn SessionInit>
+    };
+    ChainInit::new([one(1.0), one(2.0)]).init(&session).unwrap();
+    assert_eq!(sum(&session, "net/fc0/W"), 12.0);
+}
+
+#[test]
+fn a_path_that_means_nothing_is_an_error() {
+    let session = two_variables();
+    smart_init("").unwrap().init(&session).unwrap();
+    assert_eq!(sum(&session, "net/fc0/W"), 0.0);
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("none.safetensors");
+    assert!(smart_init(&missing).err().unwrap().message().starts_with("there is nothing to load at "));
+    let e = smart_init(dir.path()).unwrap().init(&session).unwrap_err();
+    assert!(e.message().starts_with("there is no checkpoint in "), "{e}");
+    std::fs::write(dir.path().join("model.pth"), "").unwrap();
+    assert!(smart_init(dir.path().join("model.pth")).unwrap().init(&session).is_err());
+    let e = DictRestore::new([("net/fc0/W", ones(DType::F32, &[3, 2]))])
+        .map_layout("(", Layout::OihwToHwio)
+        .init(&session)
+        .unwrap_err();
+    assert!(e.message().contains("is no regular expression"), "{e}");
+}
+
+#[test]
+fn what_a_checkpoint_says_of_itself_stays_with_the_state() {
+    let state: Map<String, Value> = [("epoch_num".to_string(), 7.into())].into_iter().collect();
+    let checkpoint = Checkpoint::capture(&trained().session, 3, state, |v| v.trainable).unwrap();
+    assert_eq!(checkpoint.state["epoch_num"], 7);
+    assert!(checkpoint.tensor("conv0/W").is_some() && checkpoint.tensor("none").is_none());
+}
