@@ -41,4 +41,6 @@ mod documentation {
     struct ExtendOp;
     #[doc = include_str!("../docs/optimizers.md")]
     struct Optimizers;
+    #[doc = include_str!("../docs/callbacks.md")]
+    struct Callbacks;
 }

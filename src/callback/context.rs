@@ -3,7 +3,7 @@
 use crate::graph::{Fetch, Graph, Op, Tensor, VariableId, VariableInfo, split_tower};
 use crate::monitor::{Moment, Monitors};
 use crate::runtime::{Cadence, Declared, HookedRun, Interrupt, Session};
-use crate::tower::{TowerFunc, TowerHandle, Towers};
+use crate::tower::{TowerContext, TowerFunc, TowerHandle, Towers};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
@@ -122,8 +122,18 @@ impl GraphCx<'_> {
 
     /// One more replica of the model, for inference, under `scope`: its inputs are fed as `scope/NAME`.
     pub fn inference_tower(&mut self, scope: &str) -> Result<TowerHandle> {
+        self.build_tower(scope, TowerContext::inference)
+    }
+
+    /// The same, reading the moving averages that an optimizer in [`Ema`](crate::optim::Ema) keeps in place of the
+    /// variables.
+    pub fn averaged_tower(&mut self, scope: &str) -> Result<TowerHandle> {
+        self.build_tower(scope, |graph| TowerContext::inference(graph).averaged())
+    }
+
+    fn build_tower(&mut self, scope: &str, t: impl Fn(&Graph) -> TowerContext) -> Result<TowerHandle> {
         match &mut self.tower {
-            Some(tower) => tower.infer(self.graph, scope),
+            Some(tower) => tower.infer_in(&t(self.graph), scope),
             None => Err(Error::new(
                 ErrorKind::Graph,
                 format!("{scope} needs a model made by a tower function, which this trainer does not have"),

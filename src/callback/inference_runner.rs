@@ -1,6 +1,5 @@
 //! Inference during training.
 
-use super::averaged::{self, Averaged};
 use super::{Callback, GraphCx, Inferencer, Statistic, TrainCx, When};
 use crate::graph::Fetch;
 use crate::runtime::{IntoFetch, Prepared};
@@ -56,8 +55,8 @@ impl InferenceRunner {
         InferenceRunner { scope: name.into(), ..self }
     }
 
-    /// With the moving averages of the variables in their place, which an optimizer in an `Ema` keeps. Before the first
-    /// update there are none, and variables are taken as they are. Training goes on with the variables as they were.
+    /// With the moving averages of the variables in their place, which an optimizer in [`Ema`](crate::optim::Ema) keeps.
+    /// The tower reads them; the variables themselves stay as they are.
     #[must_use]
     pub fn on_ema(self) -> InferenceRunner {
         InferenceRunner { on_ema: true, ..self }
@@ -65,7 +64,6 @@ impl InferenceRunner {
 
     /// One pass, or its first few batches; returns the statistics.
     pub(super) fn pass(&mut self, cx: &TrainCx<'_>, most: Option<u64>) -> Result<Vec<(String, f64)>> {
-        let averaged = if self.on_ema { Some(Averaged::begin(cx.session())?) } else { None };
         self.inferencers.iter_mut().for_each(|i| i.start());
         let mut reader = self.flow.open(Seed::new(cx.seed()).of("inference"), &State::start())?;
         let mut batches = 0;
@@ -79,7 +77,6 @@ impl InferenceRunner {
         if batches == 0 {
             return Err(Error::new(ErrorKind::Data, "the dataflow has no sample"));
         }
-        averaged.map_or(Ok(()), Averaged::end)?;
         Ok(self.inferencers.iter_mut().flat_map(|i| i.finish()).collect())
     }
 
@@ -119,11 +116,10 @@ impl Callback for InferenceRunner {
     }
 
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
-        if self.on_ema && !g.variables().any(|v| v.name.starts_with(averaged::PREFIX)) {
-            return Err(Error::argument("there are no moving averages of variables to run on")
-                .note("put the model's optimizer into an Ema, or leave out on_ema()"));
-        }
-        let tower = g.inference_tower(&self.scope)?;
+        let tower = match self.on_ema {
+            true => g.averaged_tower(&self.scope)?,
+            false => g.inference_tower(&self.scope)?,
+        };
         self.inputs = tower.inputs().iter().map(|(_, t)| t.name()).collect();
         for inferencer in &mut self.inferencers {
             let tensors = inferencer.fetches(&tower)?;

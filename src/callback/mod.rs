@@ -4,7 +4,6 @@
 mod callback;
 mod context;
 mod group;
-mod averaged;
 mod best_saver;
 mod check_numerics;
 mod dump_tensor_as_image;
