@@ -45,4 +45,6 @@ mod documentation {
     struct Optimizers;
     #[doc = include_str!("../docs/layers.md")]
     struct Layers;
+    #[doc = include_str!("../docs/callbacks.md")]
+    struct Callbacks;
 }

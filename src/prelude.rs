@@ -2,7 +2,8 @@
 
 pub use crate::autodiff::gradients;
 pub use crate::callback::{
-    Callback, ClassificationError, InferenceRunner, MaxSaver, MinSaver, ModelSaver, ScalarStats,
+    Callback, ClassificationError, EarlyStopping, InferenceRunner, MaxSaver, MinSaver, ModelSaver,
+    PeriodicTrigger, ScalarStats, ScheduledHyperParamSetter,
 };
 pub use crate::graph::{Graph, Init, Op, Tensor, TensorSpec, Variable, VariableSpec};
 pub use crate::nn::{
@@ -20,5 +21,5 @@ pub use crate::optim::{
 };
 pub use crate::runtime::{Device, Session, SessionOptions};
 pub use crate::tower::{ModelDesc, TowerContext};
-pub use crate::train::{SimpleTrainer, TrainConfig, launch_train_with_config};
+pub use crate::train::{NoOpTrainer, SimpleTrainer, TrainConfig, launch_train_with_config};
 pub use crate::{DType, Error, HostTensor, Result};

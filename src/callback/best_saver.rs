@@ -19,6 +19,8 @@ struct BestSaver {
     /// 1 if larger is better, else -1.
     sign: f64,
     best: Option<f64>,
+    /// Of the few best, if those are kept: what each tag names. Their order means nothing.
+    top: Vec<Option<f64>>,
 }
 
 impl MinSaver {
@@ -32,6 +34,13 @@ impl MinSaver {
     #[doc(alias = "filename")]
     pub fn tag(mut self, tag: impl Into<String>) -> MinSaver {
         self.0.tag = tag.into();
+        self
+    }
+
+    /// The `k` best, under the tags `TAG-1` to `TAG-k` in no order; the best of them has the plain tag, too.
+    #[must_use]
+    pub fn best(mut self, k: usize) -> MinSaver {
+        self.0.top = vec![None; k];
         self
     }
 }
@@ -49,20 +58,42 @@ impl MaxSaver {
         self.0.tag = tag.into();
         self
     }
+
+    /// The `k` best, under the tags `TAG-1` to `TAG-k` in no order; the best of them has the plain tag, too.
+    #[must_use]
+    pub fn best(mut self, k: usize) -> MaxSaver {
+        self.0.top = vec![None; k];
+        self
+    }
 }
 
 impl BestSaver {
     fn new(kind: &str, statistic: String, sign: f64) -> BestSaver {
-        BestSaver { tag: format!("{kind}-{statistic}"), statistic, sign, best: None }
+        BestSaver { tag: format!("{kind}-{statistic}"), statistic, sign, best: None, top: Vec::new() }
     }
 
     fn trigger(&mut self, cx: &mut TrainCx<'_>) {
-        let Some(value) = cx.monitors().latest(&self.statistic) else { return };
-        // NaN is never better.
-        if self.best.is_none_or(|best| (value - best) * self.sign > 0.0) && !value.is_nan() {
-            self.best = Some(value);
-            cx.tag_save(self.tag.as_str());
+        if let Some(value) = cx.monitors().latest(&self.statistic) {
+            self.tags(value).into_iter().for_each(|tag| cx.tag_save(tag));
         }
+    }
+
+    /// The tags that the checkpoint of a value gets.
+    fn tags(&mut self, value: f64) -> Vec<String> {
+        // NaN is never better.
+        let better = |than: Option<f64>| than.map_or(!value.is_nan(), |t| (value - t) * self.sign > 0.0);
+        let mut tags = Vec::new();
+        if better(self.best) {
+            self.best = Some(value);
+            tags.push(self.tag.clone());
+        }
+        let rank = |v: Option<f64>| v.map_or(f64::NEG_INFINITY, |v| v * self.sign);
+        let worst = (0..self.top.len()).min_by(|&i, &j| rank(self.top[i]).total_cmp(&rank(self.top[j])));
+        if let Some(i) = worst.filter(|&i| better(self.top[i])) {
+            self.top[i] = Some(value);
+            tags.push(format!("{}-{}", self.tag, i + 1));
+        }
+        tags
     }
 
     fn reads(&self) -> Vec<Statistic> {
@@ -70,11 +101,16 @@ impl BestSaver {
     }
 
     fn state(&self) -> Value {
-        self.best.map_or(Value::Null, |b| json!(b.to_bits()))
+        let top: Vec<Option<u64>> = self.top.iter().map(|v| v.map(f64::to_bits)).collect();
+        json!({"best": self.best.map(f64::to_bits), "top": top})
     }
 
     fn load_state(&mut self, state: &Value) {
-        self.best = state.as_u64().map(f64::from_bits);
+        self.best = state["best"].as_u64().map(f64::from_bits);
+        let top = state["top"].as_array().into_iter().flatten();
+        for (slot, saved) in self.top.iter_mut().zip(top) {
+            *slot = saved.as_u64().map(f64::from_bits);
+        }
     }
 }
 
@@ -111,3 +147,36 @@ macro_rules! callback {
 }
 callback!(MinSaver);
 callback!(MaxSaver);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_and_the_few_best_are_tagged() {
+        let mut saver = MaxSaver::new("a").best(2).0;
+        let mut tags = |value| saver.tags(value).join(" ");
+        assert_eq!(tags(1.0), "max-a max-a-1");
+        assert_eq!(tags(f64::NAN), "");
+        assert_eq!(tags(0.5), "max-a-2");
+        assert_eq!(tags(0.5), "");
+        assert_eq!(tags(0.7), "max-a-2");
+        assert_eq!(tags(2.0), "max-a max-a-2");
+        assert_eq!(tags(1.5), "max-a-1");
+        let mut saver = MinSaver::new("a").tag("least").0;
+        assert_eq!([3.0, 4.0, 2.0].map(|v| saver.tags(v).join(" ")), ["least", "", "least"]);
+    }
+
+    #[test]
+    fn what_was_best_is_remembered() {
+        let mut saver = MinSaver::new("a").best(2).0;
+        for value in [3.0, 2.0, 2.5] {
+            saver.tags(value);
+        }
+        let mut again = MinSaver::new("a").best(2).0;
+        again.load_state(&saver.state());
+        for value in [2.6, 2.2, 1.0, 2.1] {
+            assert_eq!(again.tags(value), saver.tags(value), "{value}");
+        }
+    }
+}

@@ -123,6 +123,17 @@ pub enum When {
     Epoch,
 }
 
+impl When {
+    /// For messages.
+    pub(super) fn in_words(self) -> &'static str {
+        match self {
+            When::Run => "with runs",
+            When::Step => "after steps",
+            When::Epoch => "after epochs",
+        }
+    }
+}
+
 /// `MaxSaver` of `tensorpack::callback::max_saver::MaxSaver`, `PeriodicTrigger<MaxSaver>` of what is longer.
 fn short_type_name(full: &str) -> String {
     let word = |w: &str| w.rsplit("::").next().unwrap_or(w).to_string();

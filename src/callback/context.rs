@@ -1,9 +1,9 @@
 //! What callbacks can see and do, at each stage of training.
 
-use crate::graph::{Fetch, Graph, Op, Tensor, split_tower};
+use crate::graph::{Fetch, Graph, Op, Tensor, VariableId, VariableInfo, split_tower};
 use crate::monitor::{Moment, Monitors};
 use crate::runtime::{Cadence, Declared, HookedRun, Interrupt, Session};
-use crate::tower::{TowerFunc, TowerHandle, Towers};
+use crate::tower::{TowerContext, TowerFunc, TowerHandle, Towers};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
@@ -110,6 +110,11 @@ impl GraphCx<'_> {
         tensors.map(|t| (split_tower(&t.name()).1.to_string(), t)).collect()
     }
 
+    /// All variables made so far.
+    pub(super) fn variables(&self) -> impl Iterator<Item = VariableInfo> {
+        (0..).map_while(|i| self.graph.variable_info(VariableId(i)))
+    }
+
     /// The replicas built so far; none if the graph was not built by a tower function.
     pub fn towers(&self) -> Option<Towers<'_>> {
         self.tower.as_ref().map(|t| t.towers())
@@ -117,8 +122,18 @@ impl GraphCx<'_> {
 
     /// One more replica of the model, for inference, under `scope`: its inputs are fed as `scope/NAME`.
     pub fn inference_tower(&mut self, scope: &str) -> Result<TowerHandle> {
+        self.build_tower(scope, TowerContext::inference)
+    }
+
+    /// The same, reading the moving averages that an optimizer in [`Ema`](crate::optim::Ema) keeps in place of the
+    /// variables.
+    pub fn averaged_tower(&mut self, scope: &str) -> Result<TowerHandle> {
+        self.build_tower(scope, |graph| TowerContext::inference(graph).averaged())
+    }
+
+    fn build_tower(&mut self, scope: &str, t: impl Fn(&Graph) -> TowerContext) -> Result<TowerHandle> {
         match &mut self.tower {
-            Some(tower) => tower.infer(self.graph, scope),
+            Some(tower) => tower.infer_in(&t(self.graph), scope),
             None => Err(Error::new(
                 ErrorKind::Graph,
                 format!("{scope} needs a model made by a tower function, which this trainer does not have"),
@@ -159,6 +174,11 @@ impl HookCx<'_> {
     /// Gives the monitors the distribution of a tensor's elements.
     pub fn put_histogram(&mut self, name: &str, values: &HostTensor) {
         self.run.monitors.put_histogram(name, values);
+    }
+
+    /// The directory of this run, if it has one.
+    pub fn logdir(&self) -> Option<&Path> {
+        self.run.logdir.as_deref()
     }
 
     /// Ends training after this step, for this reason. That is no error.
@@ -264,5 +284,44 @@ impl Run {
     /// Tells the monitors the time: the step that runs or, between steps, ran last.
     pub(crate) fn set_moment(&mut self, global_step: u64) {
         self.monitors.set_moment(Moment { epoch_num: self.progress.epoch_num, global_step });
+    }
+}
+
+#[cfg(test)]
+impl Run {
+    /// A run of nothing, before its first epoch, for tests of single callbacks.
+    pub(super) fn of_nothing() -> Run {
+        let graph = Graph::new().freeze().expect("an empty graph is whole");
+        Run::of(Session::new(graph).expect("an empty graph needs nothing"))
+    }
+
+    /// A run of this session's graph, before its first epoch.
+    pub(super) fn of(session: Session) -> Run {
+        Run {
+            session,
+            monitors: Monitors::new(),
+            progress: Progress {
+                epoch_num: 0,
+                local_step: -1,
+                global_step: 0,
+                steps_per_epoch: 1,
+                starting_epoch: 1,
+                max_epoch: 100,
+            },
+            logdir: None,
+            interrupt: Interrupt::default(),
+            save: None,
+            stop: None,
+            resumed: false,
+            seed: 0,
+        }
+    }
+
+    /// Goes to the end of the epoch of this number, of one step.
+    pub(super) fn at_epoch(&mut self, epoch: u64) -> TrainCx<'_> {
+        self.progress.epoch_num = epoch;
+        self.progress.global_step = epoch;
+        self.set_moment(epoch);
+        TrainCx { run: self }
     }
 }

@@ -133,14 +133,15 @@ impl Callbacks {
                         error.note("no callback makes it").note(format!("there are: {}", known.join(", ")))
                     }
                     Some((maker, s)) => {
-                        let maker = self.list[*maker].name();
-                        let why = match s.when == read.when {
-                            true => format!("{maker} makes it, but stands later in the list"),
-                            false => {
-                                format!("{maker} makes it, but later ({:?}, read at {:?})", s.when, read.when)
-                            }
-                        };
-                        error.note(why).note(format!("put {maker} before {}", callback.name()))
+                        let (maker, reader) = (self.list[*maker].name(), callback.name());
+                        if s.when == read.when {
+                            let why = format!("{maker} makes it, but stands later in the list");
+                            error.note(why).note(format!("put {maker} before {reader}"))
+                        } else {
+                            let (made, read) = (s.when.in_words(), read.when.in_words());
+                            let why = format!("{maker} makes it {made}, but it is read {read}");
+                            error.note(why).note(format!("trigger {reader} {made}, or {maker} {read}"))
+                        }
                     }
                 });
             }

@@ -19,6 +19,7 @@ pub struct InferenceRunner {
     inputs: Vec<String>,
     prepared: Option<Prepared>,
     outputs: Vec<HostTensor>,
+    on_ema: bool,
 }
 
 impl InferenceRunner {
@@ -37,6 +38,7 @@ impl InferenceRunner {
             inputs: Vec::new(),
             prepared: None,
             outputs: Vec::new(),
+            on_ema: false,
         }
     }
 
@@ -51,6 +53,31 @@ impl InferenceRunner {
     #[must_use]
     pub fn tower_name(self, name: impl Into<String>) -> InferenceRunner {
         InferenceRunner { scope: name.into(), ..self }
+    }
+
+    /// With the moving averages of the variables in their place, which an optimizer in [`Ema`](crate::optim::Ema) keeps.
+    /// The tower reads them; the variables themselves stay as they are.
+    #[must_use]
+    pub fn on_ema(self) -> InferenceRunner {
+        InferenceRunner { on_ema: true, ..self }
+    }
+
+    /// One pass, or its first few batches; returns the statistics.
+    pub(super) fn pass(&mut self, cx: &TrainCx<'_>, most: Option<u64>) -> Result<Vec<(String, f64)>> {
+        self.inferencers.iter_mut().for_each(|i| i.start());
+        let mut reader = self.flow.open(Seed::new(cx.seed()).of("inference"), &State::start())?;
+        let mut batches = 0;
+        while most.is_none_or(|most| batches < most)
+            && let Some(sample) = reader.read()?
+        {
+            cx.check_interrupt()?;
+            self.batch(cx, &sample).map_err(|e| e.within(format!("batch {batches}")))?;
+            batches += 1;
+        }
+        if batches == 0 {
+            return Err(Error::new(ErrorKind::Data, "the dataflow has no sample"));
+        }
+        Ok(self.inferencers.iter_mut().flat_map(|i| i.finish()).collect())
     }
 
     fn batch(&mut self, cx: &TrainCx<'_>, sample: &[HostTensor]) -> Result<()> {
@@ -89,7 +116,10 @@ impl Callback for InferenceRunner {
     }
 
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
-        let tower = g.inference_tower(&self.scope)?;
+        let tower = match self.on_ema {
+            true => g.averaged_tower(&self.scope)?,
+            false => g.inference_tower(&self.scope)?,
+        };
         self.inputs = tower.inputs().iter().map(|(_, t)| t.name()).collect();
         for inferencer in &mut self.inferencers {
             let tensors = inferencer.fetches(&tower)?;
@@ -100,18 +130,7 @@ impl Callback for InferenceRunner {
     }
 
     fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        self.inferencers.iter_mut().for_each(|i| i.start());
-        let mut reader = self.flow.open(Seed::new(cx.seed()).of("inference"), &State::start())?;
-        let mut batches = 0;
-        while let Some(sample) = reader.read()? {
-            cx.check_interrupt()?;
-            self.batch(cx, &sample).map_err(|e| e.within(format!("batch {batches}")))?;
-            batches += 1;
-        }
-        if batches == 0 {
-            return Err(Error::new(ErrorKind::Data, "the dataflow has no sample"));
-        }
-        for (name, value) in self.inferencers.iter_mut().flat_map(|i| i.finish()).collect::<Vec<_>>() {
+        for (name, value) in self.pass(cx, None)? {
             cx.put_scalar(&name, value);
         }
         Ok(())

@@ -67,14 +67,20 @@ impl TowerFunc {
     /// Builds an inference tower under `scope` on inputs that are fed as `scope/NAME`, sharing the variables there are.
     #[track_caller]
     pub fn infer(&mut self, graph: &Graph, scope: &str) -> Result<TowerHandle> {
+        self.infer_in(&TowerContext::inference(graph), scope)
+    }
+
+    /// [`TowerFunc::infer`] in this context, such as one that reads averages in place of variables.
+    #[track_caller]
+    pub fn infer_in(&mut self, t: &TowerContext, scope: &str) -> Result<TowerHandle> {
+        let graph = t.graph();
         if self.towers.iter().any(|t| t.scope == scope) {
             return Err(Error::new(ErrorKind::Name, format!("there is a tower named {scope:?} already")));
         }
         let inputs: Vec<Tensor> =
             self.signature.iter().map(|s| graph.placeholder(&s.within(scope))).collect();
         let guarded = [SUMMARIES, MOVING_SUMMARIES, UPDATE_OPS];
-        let t = TowerContext::inference(graph);
-        self.call(&t, scope.to_string(), &guarded, &inputs, |t, build| {
+        self.call(t, scope.to_string(), &guarded, &inputs, |t, build| {
             if scope.is_empty() { build(t) } else { t.graph().scope(scope, false, true, || build(t)) }
         })
     }

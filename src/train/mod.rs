@@ -24,5 +24,5 @@ pub use noop::NoOpTrainer;
 pub use queue_input::QueueInputTrainer;
 pub use simple::SimpleTrainer;
 pub use single_cost::{Configured, Setup, SingleCostTrainer, Strategy};
-pub use step::{Iteration, NanPolicy, RunOp, StepCx};
+pub use step::{Iteration, NanPolicy, RunTrainOp, StepCx};
 pub use trainer::{Trained, Trainer};

@@ -1,6 +1,6 @@
 //! Trainers of models with one cost.
 
-use super::{RunOp, TrainConfig, Trained, Trainer};
+use super::{RunTrainOp, TrainConfig, Trained, Trainer};
 use crate::graph::{Fetch, Graph, Op, Tensor, TensorSpec};
 use crate::input::{FeedInput, InputSource, QueueInput};
 use crate::optim::Optimizer;
@@ -134,13 +134,13 @@ impl SingleCostTrainer {
     /// Trains with the default callbacks and monitors added, unless the configuration has others.
     pub fn train_with_defaults(self, config: TrainConfig) -> Result<Trained> {
         let (trainer, step) = self.built()?;
-        trainer.train_with_defaults(config, RunOp(step))
+        trainer.train_with_defaults(config, RunTrainOp(step))
     }
 
     /// Trains with the callbacks and monitors of the configuration alone.
     pub fn train(self, config: TrainConfig) -> Result<Trained> {
         let (trainer, step) = self.built()?;
-        trainer.train(config, RunOp(step))
+        trainer.train(config, RunTrainOp(step))
     }
 
     /// The trainer and its step, to run something else around it.

@@ -17,9 +17,9 @@ pub trait Iteration {
 
 /// Runs one operation at every step: what most training is.
 #[derive(Clone, Debug)]
-pub struct RunOp(pub Fetch);
+pub struct RunTrainOp(pub Fetch);
 
-impl Iteration for RunOp {
+impl Iteration for RunTrainOp {
     fn run_step(&mut self, cx: &mut StepCx<'_>) -> Result<()> {
         cx.run(&self.0).map(|_| ())
     }

@@ -10,7 +10,7 @@ type Calls = Arc<Mutex<Vec<String>>>;
 
 /// Notes every call with the counters.
 #[derive(Clone, Default)]
-struct Recorder {
+pub(crate) struct Recorder {
     calls: Calls,
     /// Where to ask for the end, such as `trigger_step 1 0`.
     stop_at: Option<&'static str>,
@@ -43,7 +43,7 @@ impl Recorder {
         result
     }
 
-    fn take(&self) -> Vec<String> {
+    pub(crate) fn take(&self) -> Vec<String> {
         std::mem::take(&mut *self.calls.lock().unwrap())
     }
 }
@@ -75,11 +75,11 @@ impl Callback for Recorder {
     }
 }
 
-fn config() -> TrainConfig {
+pub(crate) fn config() -> TrainConfig {
     TrainConfig::new(Line, line(2)).no_logdir().max_epoch(2)
 }
 
-const TWO_EPOCHS: [&str; 20] = [
+pub(crate) const TWO_EPOCHS: [&str; 20] = [
     "before_train 0 -1 0",
     "before_epoch 1 -1 0",
     "before_run 1 0 0",

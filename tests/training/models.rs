@@ -25,6 +25,30 @@ impl ModelDesc for Line {
     }
 }
 
+/// [`Line`], with variables that callbacks play with: `knob` and `other`, at 1, and `count`, an integer at 3.
+#[derive(Clone)]
+pub(crate) struct Knobs;
+
+impl ModelDesc for Knobs {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        Line.inputs()
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        for name in ["knob", "other"] {
+            t.variable(VariableSpec::new(name, []).init(Init::Constant(1.0)).non_trainable());
+        }
+        t.variable(
+            VariableSpec::new("count", []).dtype(DType::I64).init(Init::Constant(3.0)).non_trainable(),
+        );
+        Line.build_graph(t, inputs)
+    }
+
+    fn optimizer(&self, t: &TowerContext) -> Box<dyn Optimizer> {
+        Line.optimizer(t)
+    }
+}
+
 /// `n` batches of 4 examples of the line.
 pub(crate) fn line(n: usize) -> FromList {
     let batch = |b: usize| {

@@ -1,0 +1,77 @@
+//! Pictures of tensors.
+
+use super::{Callback, GraphCx, TrainCx};
+use crate::graph::Fetch;
+use crate::io::failed;
+use crate::monitor::Image;
+use tensorpack_tensor::{DType, HostTensor, Result};
+
+/// Shows a tensor, such as a layer's filters, as pictures: at every trigger, as `PREFIX-epEPOCH.png` (of several, the
+/// others as `PREFIX-epEPOCH-1.png` and so on) in the directory of the run, and to the monitors.
+///
+/// The tensor is computed on its own, so it must not depend on inputs that are fed.
+#[doc(alias = "DumpParamAsImage")]
+pub struct DumpTensorAsImage {
+    name: String,
+    prefix: String,
+    map: Map,
+    scale: f64,
+    tensor: Option<Fetch>,
+}
+
+type Map = Box<dyn FnMut(HostTensor) -> Result<HostTensor>>;
+
+impl DumpTensorAsImage {
+    /// Of the tensor or variable of this name, with values from 0 to 1: `[height, width]`,
+    /// `[height, width, channels]` or `[batch, height, width, channels]`. The prefix is its name.
+    pub fn new(name: impl Into<String>) -> DumpTensorAsImage {
+        let name = name.into();
+        let prefix = name.replace('/', "-");
+        DumpTensorAsImage { name, prefix, map: Box::new(Ok), scale: 255.0, tensor: None }
+    }
+
+    /// Under another prefix.
+    #[must_use]
+    pub fn prefix(self, prefix: impl Into<String>) -> DumpTensorAsImage {
+        DumpTensorAsImage { prefix: prefix.into(), ..self }
+    }
+
+    /// What is shown is what `map` makes of the value.
+    #[must_use]
+    #[doc(alias = "map_func")]
+    pub fn map(self, map: impl FnMut(HostTensor) -> Result<HostTensor> + 'static) -> DumpTensorAsImage {
+        DumpTensorAsImage { map: Box::new(map), ..self }
+    }
+
+    /// Values are multiplied by this, 255 unless said, and then cut to 0..255.
+    #[must_use]
+    pub fn scale(self, scale: f64) -> DumpTensorAsImage {
+        DumpTensorAsImage { scale, ..self }
+    }
+}
+
+impl Callback for DumpTensorAsImage {
+    fn name(&self) -> String {
+        format!("DumpTensorAsImage({})", self.name)
+    }
+
+    fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
+        g.need_logdir("DumpTensorAsImage")?;
+        self.tensor = Some(Fetch::from(&g.tensor(&self.name)?));
+        Ok(())
+    }
+
+    fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        let (Some(tensor), Some(dir)) = (&self.tensor, cx.logdir()) else { return Ok(()) };
+        let value = cx.session().run(&[tensor], &[])?.swap_remove(0);
+        let value = (self.map)(value)?;
+        let scaled: Vec<f64> = value.to_f64_vec().iter().map(|x| x * self.scale).collect();
+        let scaled = HostTensor::from_f64(DType::F64, value.sizes(), &scaled)?;
+        for (i, image) in Image::from_tensor(&scaled)?.iter().enumerate() {
+            let which = if i > 0 { format!("-{i}") } else { String::new() };
+            let path = dir.join(format!("{}-ep{:03}{which}.png", self.prefix, cx.epoch_num));
+            std::fs::write(&path, image.to_png()?).map_err(failed("write", &path))?;
+        }
+        cx.put_image(&self.prefix, &scaled)
+    }
+}

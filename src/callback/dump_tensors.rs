@@ -1,0 +1,34 @@
+//! Tensors to files.
+
+use super::proxy::forward;
+use super::{Callback, GraphCx, ProcessTensors};
+use crate::io::safetensors;
+use tensorpack_tensor::Result;
+
+/// Writes the values of tensors at every step to `DumpTensor-STEP.safetensors` in the directory of the run. Best within
+/// a [`PeriodicCallback`](super::PeriodicCallback): files add up.
+#[derive(Debug)]
+#[doc(alias = "DumpTensor")]
+pub struct DumpTensors(ProcessTensors);
+
+impl DumpTensors {
+    /// Of the tensors of these names, in the graph or in the first training tower; they keep their names.
+    pub fn new<S: Into<String>>(names: impl IntoIterator<Item = S>) -> DumpTensors {
+        let names: Vec<String> = names.into_iter().map(Into::into).collect();
+        let keys = names.clone();
+        DumpTensors(ProcessTensors::new(names, move |cx, values| {
+            let Some(dir) = cx.logdir() else { return Ok(()) };
+            let named: Vec<_> = keys.iter().cloned().zip(values.iter().cloned()).collect();
+            safetensors::write(dir.join(format!("DumpTensor-{}.safetensors", cx.global_step + 1)), &named)
+        }))
+    }
+}
+
+impl Callback for DumpTensors {
+    forward!(0: before_run after_run);
+
+    fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
+        g.need_logdir("DumpTensors")?;
+        self.0.setup_graph(g)
+    }
+}

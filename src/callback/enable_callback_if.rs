@@ -1,0 +1,58 @@
+//! Callbacks that are there some of the time.
+
+use super::proxy::forward;
+use super::{Callback, HookCx, Progress, TrainCx};
+use std::fmt;
+use tensorpack_tensor::Result;
+
+/// Lets a callback take part in runs, steps and epochs only where a condition holds. The beginning and the end of
+/// training, and triggers by others, are as ever.
+///
+/// The condition is looked at before a run, and holds for what comes after that run, too.
+pub struct EnableCallbackIf<C> {
+    callback: C,
+    pub(super) condition: Box<dyn Fn(&Progress) -> bool>,
+    in_run: bool,
+}
+
+impl<C: Callback> EnableCallbackIf<C> {
+    /// This callback, while `condition` holds.
+    pub fn new(callback: C, condition: impl Fn(&Progress) -> bool + 'static) -> EnableCallbackIf<C> {
+        EnableCallbackIf { callback, condition: Box::new(condition), in_run: false }
+    }
+}
+
+impl<C: Callback> Callback for EnableCallbackIf<C> {
+    forward!(callback: name setup_graph before_train trigger after_train reads makes state load_state);
+
+    fn before_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        if (self.condition)(cx) { self.callback.before_epoch(cx) } else { Ok(()) }
+    }
+
+    fn before_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+        self.in_run = (self.condition)(cx);
+        if self.in_run { self.callback.before_run(cx) } else { Ok(()) }
+    }
+
+    fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+        if self.in_run { self.callback.after_run(cx) } else { Ok(()) }
+    }
+
+    fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        if (self.condition)(cx) { self.callback.trigger_step(cx) } else { Ok(()) }
+    }
+
+    fn after_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        if (self.condition)(cx) { self.callback.after_epoch(cx) } else { Ok(()) }
+    }
+
+    fn trigger_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        if (self.condition)(cx) { self.callback.trigger_epoch(cx) } else { Ok(()) }
+    }
+}
+
+impl<C: fmt::Debug> fmt::Debug for EnableCallbackIf<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EnableCallbackIf").field("callback", &self.callback).finish_non_exhaustive()
+    }
+}

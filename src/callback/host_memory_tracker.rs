@@ -1,0 +1,44 @@
+//! How much memory is left.
+
+use super::{Callback, Statistic, TrainCx, When};
+use crate::runtime::available_memory;
+use tensorpack_tensor::Result;
+
+/// Puts how much memory this process may still take, of the machine's or of what its cgroup allows, as
+/// `HostFreeMemory (GB)`. Where that cannot be known, it puts nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostMemoryTracker {}
+
+const TAG: &str = "HostFreeMemory (GB)";
+
+impl HostMemoryTracker {
+    /// The callback.
+    pub fn new() -> HostMemoryTracker {
+        HostMemoryTracker::default()
+    }
+}
+
+fn free_gigabytes() -> Option<f64> {
+    available_memory().map(|bytes| bytes as f64 / 1e9)
+}
+
+impl Callback for HostMemoryTracker {
+    fn before_train(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+        match free_gigabytes() {
+            Some(gb) => log::info!("free memory before training: {gb:.2} GB"),
+            None => log::warn!("how much memory is free cannot be known on this system"),
+        }
+        Ok(())
+    }
+
+    fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        if let Some(gb) = free_gigabytes() {
+            cx.put_timing(TAG, gb);
+        }
+        Ok(())
+    }
+
+    fn makes(&self) -> Vec<Statistic> {
+        vec![Statistic::new(TAG, When::Epoch)]
+    }
+}

@@ -1,0 +1,79 @@
+//! Hyper-parameters by hand.
+
+use super::hyper_param::{HyperParam, Setter};
+use super::{Callback, GraphCx, TrainCx};
+use crate::io::failed;
+use serde_json::Value;
+use std::io::ErrorKind::NotFound;
+use tensorpack_tensor::Result;
+
+/// Sets a hyper-parameter to what somebody wrote into a file while training runs: a line such as `learning_rate: 0.01`
+/// in `hyper.txt` in the directory of the run. Without such a line, nothing happens.
+#[derive(Debug)]
+pub struct HumanHyperParamSetter {
+    setter: Setter,
+    file: String,
+}
+
+impl HumanHyperParamSetter {
+    /// Of this parameter.
+    pub fn new(param: impl Into<HyperParam>) -> HumanHyperParamSetter {
+        HumanHyperParamSetter { setter: Setter::of(param.into()), file: "hyper.txt".into() }
+    }
+
+    /// In a file of another name.
+    #[must_use]
+    #[doc(alias = "file_name")]
+    pub fn file(self, name: impl Into<String>) -> HumanHyperParamSetter {
+        HumanHyperParamSetter { file: name.into(), ..self }
+    }
+
+    /// What the file says, if anything.
+    fn written(&self, cx: &TrainCx<'_>) -> Result<Option<f64>> {
+        let Some(path) = cx.logdir().map(|dir| dir.join(&self.file)) else { return Ok(None) };
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == NotFound => return Ok(None),
+            Err(e) => return Err(failed("read", &path)(e)),
+        };
+        let name = self.setter.param();
+        let mut lines = text.lines().filter_map(|l| l.rsplit_once(':'));
+        let written = lines.find(|(n, _)| n.trim() == name).map(|(_, value)| value.trim());
+        let value = written.and_then(|w| w.parse().ok()).filter(|v: &f64| v.is_finite());
+        match (value, written) {
+            (Some(_), _) => {}
+            (None, Some(w)) => log::warn!("{}: {w:?}, given for {name}, is no number", path.display()),
+            (None, None) => log::warn!("{} has no line for {name}", path.display()),
+        }
+        Ok(value)
+    }
+}
+
+impl Callback for HumanHyperParamSetter {
+    fn name(&self) -> String {
+        self.setter.name("HumanHyperParamSetter")
+    }
+
+    fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
+        g.need_logdir("HumanHyperParamSetter")?;
+        self.setter.setup_graph(g)
+    }
+
+    fn before_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        // A checkpoint has the value.
+        if cx.resumed() { Ok(()) } else { self.trigger(cx) }
+    }
+
+    fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        self.written(cx)?.map_or(Ok(()), |value| self.setter.set(cx, value))
+    }
+
+    fn state(&self) -> Value {
+        self.setter.state()
+    }
+
+    fn load_state(&mut self, state: &Value) -> Result<()> {
+        self.setter.load_state(state);
+        Ok(())
+    }
+}

@@ -1,0 +1,62 @@
+//! Callbacks that are there every now and then.
+
+use super::period::Period;
+use super::proxy::forward;
+use super::{Callback, EnableCallbackIf, GraphCx};
+use tensorpack_tensor::{Error, Result};
+
+/// Makes a callback rarer: it takes part only in steps and epochs whose number is a multiple of `k`.
+///
+/// Before and in a run, the number of a step is that of the steps finished. With epochs, the last step of the last
+/// epoch counts, too. What is to be triggered after steps instead of epochs needs a
+/// [`PeriodicTrigger`](super::PeriodicTrigger): this one adds nothing to what a callback does.
+#[derive(Debug)]
+pub struct PeriodicCallback<C> {
+    enabled: EnableCallbackIf<C>,
+    period: Period,
+}
+
+impl<C: Callback> PeriodicCallback<C> {
+    /// Of this callback; say how often.
+    pub fn new(callback: C) -> PeriodicCallback<C> {
+        PeriodicCallback { enabled: EnableCallbackIf::new(callback, |_| false), period: Period::default() }
+    }
+
+    /// While the number of finished steps is a multiple of `k`.
+    #[must_use]
+    pub fn every_k_steps(self, k: u64) -> PeriodicCallback<C> {
+        let period = Period { steps: Some(k), ..self.period };
+        self.with(period)
+    }
+
+    /// In epochs whose number is a multiple of `k`.
+    #[must_use]
+    pub fn every_k_epochs(self, k: u64) -> PeriodicCallback<C> {
+        let period = Period { epochs: Some(k), ..self.period };
+        self.with(period)
+    }
+
+    fn with(mut self, period: Period) -> PeriodicCallback<C> {
+        self.enabled.condition = Box::new(move |at| {
+            let at_the_end = at.last_of_epoch() && at.epoch_num == at.max_epoch;
+            period.due_by_step(at) || period.due_by_epoch(at) || (period.epochs.is_some() && at_the_end)
+        });
+        PeriodicCallback { period, ..self }
+    }
+}
+
+impl<C: Callback> Callback for PeriodicCallback<C> {
+    forward!(enabled:
+        name before_train before_epoch before_run after_run trigger_step after_epoch trigger_epoch trigger
+        after_train reads makes state load_state
+    );
+
+    fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
+        self.period.check()?;
+        if self.period == Period::default() {
+            let why = format!("the PeriodicCallback of {} is never due", self.enabled.name());
+            return Err(Error::argument(why).note("say every_k_steps(..) or every_k_epochs(..)"));
+        }
+        self.enabled.setup_graph(g)
+    }
+}

@@ -1,0 +1,93 @@
+//! When a callback is triggered.
+
+use super::period::Period;
+use super::proxy::forward;
+use super::{Callback, GraphCx, Statistic, TrainCx, When};
+use tensorpack_tensor::{Error, Result};
+
+/// Triggers a callback every few steps or epochs, instead of after every epoch. All else it does stays as it is: its
+/// other hooks are called as ever.
+///
+/// What it makes and reads is then made and read after steps, if it is triggered there.
+///
+/// ```
+/// use tensorpack::callback::{ModelSaver, PeriodicTrigger};
+/// let saver = PeriodicTrigger::new(ModelSaver::new()).every_k_steps(1000).every_k_epochs(1);
+/// ```
+#[derive(Clone, Debug)]
+pub struct PeriodicTrigger<C> {
+    callback: C,
+    period: Period,
+    at_start: bool,
+}
+
+impl<C: Callback> PeriodicTrigger<C> {
+    /// Triggers this callback; say when.
+    pub fn new(callback: C) -> PeriodicTrigger<C> {
+        PeriodicTrigger { callback, period: Period::default(), at_start: false }
+    }
+
+    /// After every step whose number (of all steps) is a multiple of `k`.
+    #[must_use]
+    pub fn every_k_steps(mut self, k: u64) -> PeriodicTrigger<C> {
+        self.period.steps = Some(k);
+        self
+    }
+
+    /// After every epoch whose number is a multiple of `k`.
+    #[must_use]
+    pub fn every_k_epochs(mut self, k: u64) -> PeriodicTrigger<C> {
+        self.period.epochs = Some(k);
+        self
+    }
+
+    /// Once before training, too. A run that is resumed has done so already.
+    #[must_use]
+    #[doc(alias = "before_train")]
+    pub fn at_start(self) -> PeriodicTrigger<C> {
+        PeriodicTrigger { at_start: true, ..self }
+    }
+
+    /// What happens at a trigger happens after steps, if it is triggered there.
+    fn when(&self, mut statistics: Vec<Statistic>) -> Vec<Statistic> {
+        if self.period.steps.is_some() {
+            statistics.iter_mut().for_each(|s| s.when = s.when.min(When::Step));
+        }
+        statistics
+    }
+}
+
+impl<C: Callback> Callback for PeriodicTrigger<C> {
+    forward!(callback: name before_epoch before_run after_run after_epoch trigger after_train state load_state);
+
+    fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
+        self.period.check()?;
+        if self.period == Period::default() && !self.at_start {
+            let why = format!("the PeriodicTrigger of {} is never due", self.callback.name());
+            return Err(Error::argument(why).note("say every_k_steps(..), every_k_epochs(..) or at_start()"));
+        }
+        self.callback.setup_graph(g)
+    }
+
+    fn before_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        self.callback.before_train(cx)?;
+        if self.at_start && !cx.resumed() { self.callback.trigger(cx) } else { Ok(()) }
+    }
+
+    fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        self.callback.trigger_step(cx)?;
+        if self.period.due_by_step(cx) { self.callback.trigger(cx) } else { Ok(()) }
+    }
+
+    fn trigger_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        if self.period.due_by_epoch(cx) { self.callback.trigger(cx) } else { Ok(()) }
+    }
+
+    fn reads(&self) -> Vec<Statistic> {
+        self.when(self.callback.reads())
+    }
+
+    fn makes(&self) -> Vec<Statistic> {
+        self.when(self.callback.makes())
+    }
+}

@@ -1,0 +1,50 @@
+//! A function of what runs compute.
+
+use super::{Callback, Fetched, GraphCx, HookCx};
+use crate::runtime::Cadence;
+use std::fmt;
+use tensorpack_tensor::{HostTensor, Result};
+
+/// Fetches tensors with the first hooked run of every step, and gives their values to a function.
+pub struct ProcessTensors {
+    names: Vec<String>,
+    fetched: Vec<Fetched>,
+    function: Function,
+}
+
+/// What is done with the values, which are in the order of the names.
+type Function = Box<dyn FnMut(&mut HookCx<'_>, &[HostTensor]) -> Result<()>>;
+
+impl ProcessTensors {
+    /// Of the tensors of these names, in the graph or in the first training tower.
+    pub fn new<S: Into<String>>(
+        names: impl IntoIterator<Item = S>,
+        function: impl FnMut(&mut HookCx<'_>, &[HostTensor]) -> Result<()> + 'static,
+    ) -> ProcessTensors {
+        let names = names.into_iter().map(Into::into).collect();
+        ProcessTensors { names, fetched: Vec::new(), function: Box::new(function) }
+    }
+}
+
+impl Callback for ProcessTensors {
+    fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
+        for name in &self.names {
+            let tensor = g.tensor(name)?;
+            self.fetched.push(g.fetch(&tensor, Cadence::EveryRun));
+        }
+        Ok(())
+    }
+
+    fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+        // A clone shares its elements.
+        let values: Option<Vec<HostTensor>> = self.fetched.iter().map(|f| cx.value(*f).cloned()).collect();
+        // There are none in further runs of a step.
+        values.map_or(Ok(()), |values| (self.function)(cx, &values))
+    }
+}
+
+impl fmt::Debug for ProcessTensors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessTensors").field("names", &self.names).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,201 @@
+//! Callbacks around callbacks: hooks that go on to what is wrapped.
+
+/// Hooks of a callback that `self.$inner` does.
+macro_rules! forward {
+    ($inner:tt: $($hook:ident)*) => { $( $crate::callback::proxy::forward!(@ $hook $inner); )* };
+    (@ name $inner:tt) => {
+        fn name(&self) -> String {
+            self.$inner.name()
+        }
+    };
+    (@ setup_graph $inner:tt) => {
+        fn setup_graph(&mut self, g: &mut $crate::callback::GraphCx<'_>) -> tensorpack_tensor::Result<()> {
+            self.$inner.setup_graph(g)
+        }
+    };
+    (@ reads $inner:tt) => {
+        fn reads(&self) -> Vec<$crate::callback::Statistic> {
+            self.$inner.reads()
+        }
+    };
+    (@ makes $inner:tt) => {
+        fn makes(&self) -> Vec<$crate::callback::Statistic> {
+            self.$inner.makes()
+        }
+    };
+    (@ state $inner:tt) => {
+        fn state(&self) -> serde_json::Value {
+            self.$inner.state()
+        }
+    };
+    (@ load_state $inner:tt) => {
+        fn load_state(&mut self, state: &serde_json::Value) -> tensorpack_tensor::Result<()> {
+            self.$inner.load_state(state)
+        }
+    };
+    (@ before_run $inner:tt) => {
+        fn before_run(&mut self, cx: &mut $crate::callback::HookCx<'_>) -> tensorpack_tensor::Result<()> {
+            self.$inner.before_run(cx)
+        }
+    };
+    (@ after_run $inner:tt) => {
+        fn after_run(&mut self, cx: &mut $crate::callback::HookCx<'_>) -> tensorpack_tensor::Result<()> {
+            self.$inner.after_run(cx)
+        }
+    };
+    (@ $hook:ident $inner:tt) => {
+        fn $hook(&mut self, cx: &mut $crate::callback::TrainCx<'_>) -> tensorpack_tensor::Result<()> {
+            self.$inner.$hook(cx)
+        }
+    };
+}
+pub(super) use forward;
+
+#[cfg(test)]
+mod tests {
+    use crate::callback::callback::Callback;
+    use crate::callback::context::{GraphCx, HookCx, Run, TrainCx};
+    use crate::callback::{EnableCallbackIf, PeriodicCallback, PeriodicTrigger};
+    use crate::callback::{Statistic, When};
+    use crate::graph::Graph;
+    use serde_json::{Value, json};
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+    use std::rc::Rc;
+    use tensorpack_tensor::Result;
+
+    /// Notes which of its hooks were called. A hook that it lacks fails the test below.
+    #[derive(Clone, Default)]
+    struct Recorder(Rc<RefCell<BTreeSet<&'static str>>>);
+
+    impl Recorder {
+        fn note(&self, hook: &'static str) -> Result<()> {
+            self.0.borrow_mut().insert(hook);
+            Ok(())
+        }
+    }
+
+    impl Callback for Recorder {
+        fn name(&self) -> String {
+            self.0.borrow_mut().insert("name");
+            "Recorder".into()
+        }
+        fn setup_graph(&mut self, _: &mut GraphCx<'_>) -> Result<()> {
+            self.note("setup_graph")
+        }
+        fn before_train(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+            self.note("before_train")
+        }
+        fn before_epoch(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+            self.note("before_epoch")
+        }
+        fn before_run(&mut self, _: &mut HookCx<'_>) -> Result<()> {
+            self.note("before_run")
+        }
+        fn after_run(&mut self, _: &mut HookCx<'_>) -> Result<()> {
+            self.note("after_run")
+        }
+        fn trigger_step(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+            self.note("trigger_step")
+        }
+        fn after_epoch(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+            self.note("after_epoch")
+        }
+        fn trigger_epoch(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+            self.note("trigger_epoch")
+        }
+        fn trigger(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+            self.note("trigger")
+        }
+        fn after_train(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+            self.note("after_train")
+        }
+        fn reads(&self) -> Vec<Statistic> {
+            self.0.borrow_mut().insert("reads");
+            vec![Statistic::new("read", When::Epoch)]
+        }
+        fn makes(&self) -> Vec<Statistic> {
+            self.0.borrow_mut().insert("makes");
+            vec![Statistic::new("made", When::Run), Statistic::new("late", When::Epoch)]
+        }
+        fn state(&self) -> Value {
+            self.0.borrow_mut().insert("state");
+            json!(7)
+        }
+        fn load_state(&mut self, state: &Value) -> Result<()> {
+            assert_eq!(*state, json!(7));
+            self.note("load_state")
+        }
+    }
+
+    /// The hooks of the trait, as its file has them.
+    fn hooks() -> BTreeSet<&'static str> {
+        let text = include_str!("callback.rs");
+        let body = text.split("pub trait Callback {").nth(1).unwrap().split("\n}\n").next().unwrap();
+        body.lines().filter_map(|l| l.strip_prefix("    fn ")?.split('(').next()).collect()
+    }
+
+    /// Calls every hook once, at the end of the first epoch of one step.
+    fn call_all(callback: &mut dyn Callback) {
+        let graph = Graph::new();
+        let (mut declared, mut along) = (Vec::new(), Vec::new());
+        let mut g =
+            GraphCx { graph: &graph, tower: None, declared: &mut declared, along: &mut along, logdir: None };
+        callback.setup_graph(&mut g).unwrap();
+        let _ = (callback.name(), callback.reads(), callback.makes());
+        let state = callback.state();
+        callback.load_state(&state).unwrap();
+        let mut run = Run::of_nothing();
+        callback.before_train(&mut TrainCx { run: &mut run }).unwrap();
+        run.at_epoch(1);
+        let mut hook = HookCx { run: &mut run, hooked: None };
+        callback.before_run(&mut hook).unwrap();
+        callback.after_run(&mut hook).unwrap();
+        let mut cx = TrainCx { run: &mut run };
+        callback.before_epoch(&mut cx).unwrap();
+        callback.trigger_step(&mut cx).unwrap();
+        callback.after_epoch(&mut cx).unwrap();
+        callback.trigger_epoch(&mut cx).unwrap();
+        callback.trigger(&mut cx).unwrap();
+        callback.after_train(&mut cx).unwrap();
+    }
+
+    #[test]
+    fn wrappers_pass_on_every_hook() {
+        let plain = Recorder::default();
+        call_all(&mut plain.clone());
+        assert_eq!(*plain.0.borrow(), hooks(), "the recorder must know every hook");
+
+        let r = Recorder::default();
+        call_all(&mut EnableCallbackIf::new(r.clone(), |_| true));
+        assert_eq!(*r.0.borrow(), hooks());
+
+        let r = Recorder::default();
+        call_all(&mut PeriodicCallback::new(r.clone()).every_k_steps(1));
+        assert_eq!(*r.0.borrow(), hooks());
+
+        // It triggers instead of the callback's own end of an epoch.
+        let r = Recorder::default();
+        call_all(&mut PeriodicTrigger::new(r.clone()).every_k_epochs(1));
+        let but_trigger_epoch = hooks().into_iter().filter(|h| *h != "trigger_epoch").collect();
+        assert_eq!(*r.0.borrow(), but_trigger_epoch);
+    }
+
+    #[test]
+    fn what_is_disabled_still_begins_and_ends() {
+        let r = Recorder::default();
+        call_all(&mut EnableCallbackIf::new(r.clone(), |_| false));
+        let off = ["before_epoch", "before_run", "after_run", "trigger_step", "after_epoch", "trigger_epoch"];
+        assert_eq!(*r.0.borrow(), hooks().into_iter().filter(|h| !off.contains(h)).collect());
+    }
+
+    #[test]
+    fn statistics_of_triggers_move_to_steps() {
+        let by_steps = PeriodicTrigger::new(Recorder::default()).every_k_steps(2);
+        assert_eq!(by_steps.reads(), [Statistic::new("read", When::Step)]);
+        let made = [Statistic::new("made", When::Run), Statistic::new("late", When::Step)];
+        assert_eq!(by_steps.makes(), made);
+        let by_epochs = PeriodicTrigger::new(Recorder::default()).every_k_epochs(2);
+        assert_eq!(by_epochs.reads(), [Statistic::new("read", When::Epoch)]);
+    }
+}

@@ -1,0 +1,86 @@
+//! An operation beside the steps.
+
+use super::{Callback, GraphCx, TrainCx};
+use crate::graph::{Fetch, Op};
+use crate::runtime::IntoFetch;
+use tensorpack_tensor::{Error, ErrorKind, Result};
+
+/// Runs an operation before training and at every trigger, or along with every step.
+///
+/// ```
+/// use tensorpack::callback::RunOp;
+/// // Once before training, and again after every epoch.
+/// let op = RunOp::new(|g| Ok(g.graph().group(&[])));
+/// // With every step alone.
+/// let op = RunOp::new(|g| Ok(g.graph().group(&[]))).before(false).as_trigger(false).with_steps(true);
+/// ```
+pub struct RunOp {
+    make: Option<MakeOp>,
+    op: Option<Fetch>,
+    before: bool,
+    as_trigger: bool,
+    with_steps: bool,
+}
+
+type MakeOp = Box<dyn FnOnce(&mut GraphCx<'_>) -> Result<Op>>;
+
+impl RunOp {
+    /// The operation that `make` returns; it is called while the graph can still be added to.
+    pub fn new(make: impl FnOnce(&mut GraphCx<'_>) -> Result<Op> + 'static) -> RunOp {
+        RunOp { make: Some(Box::new(make)), op: None, before: true, as_trigger: true, with_steps: false }
+    }
+
+    /// An operation that is there already.
+    pub fn of(op: &Op) -> RunOp {
+        let op = op.clone();
+        RunOp::new(move |_| Ok(op))
+    }
+
+    /// Whether before training, once: it is, unless said. A run that is resumed has done so already.
+    #[must_use]
+    #[doc(alias = "run_before")]
+    pub fn before(self, before: bool) -> RunOp {
+        RunOp { before, ..self }
+    }
+
+    /// Whether at triggers: it is, unless said.
+    #[must_use]
+    #[doc(alias = "run_as_trigger")]
+    pub fn as_trigger(self, as_trigger: bool) -> RunOp {
+        RunOp { as_trigger, ..self }
+    }
+
+    /// Whether along with the first hooked run of every step: it is not, unless said.
+    #[must_use]
+    #[doc(alias = "run_step")]
+    pub fn with_steps(self, with_steps: bool) -> RunOp {
+        RunOp { with_steps, ..self }
+    }
+
+    fn run(&self, cx: &TrainCx<'_>) -> Result<()> {
+        let what = self.op.as_ref().map(|op| op as &dyn IntoFetch);
+        cx.session().run(what.as_slice(), &[]).map(|_| ())
+    }
+}
+
+impl Callback for RunOp {
+    fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
+        let make = self.make.take().ok_or_else(|| {
+            Error::new(ErrorKind::Graph, "the operation was made before: a RunOp serves one training")
+        })?;
+        let op = make(g)?;
+        if self.with_steps {
+            g.run_along(&op);
+        }
+        self.op = Some(Fetch::from(&op));
+        Ok(())
+    }
+
+    fn before_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        if self.before && !cx.resumed() { self.run(cx) } else { Ok(()) }
+    }
+
+    fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        if self.as_trigger { self.run(cx) } else { Ok(()) }
+    }
+}

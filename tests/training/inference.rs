@@ -1,0 +1,158 @@
+//! Inference during training: each sample once, on averages too, and training does not notice.
+
+use crate::models::{Line, line};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tensorpack::callback::{Inferencer, SanityValidation, TrainCx};
+use tensorpack::dataflow::{DataFlow, FromList};
+use tensorpack::optim::Optimizer;
+use tensorpack::prelude::*;
+use tensorpack::tower::TowerHandle;
+
+/// [`Line`], whose optimizer keeps averages.
+struct Averaged;
+
+impl ModelDesc for Averaged {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        Line.inputs()
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        Line.build_graph(t, inputs)
+    }
+
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Ema::new(Sgd::new(0.05), 0.9).boxed()
+    }
+}
+
+/// The cost over all examples of a line with these weights.
+fn cost_of(w: &[f64], b: f64, samples: &[Vec<HostTensor>]) -> f64 {
+    let mut errors = Vec::new();
+    for sample in samples {
+        let (x, y) = (sample[0].to_f64_vec(), sample[1].to_f64_vec());
+        for (x, y) in x.chunks(3).zip(y) {
+            errors.push((x.iter().zip(w).map(|(x, w)| x * w).sum::<f64>() + b - y).powi(2));
+        }
+    }
+    errors.iter().sum::<f64>() / errors.len() as f64
+}
+
+fn samples(batches: usize) -> Vec<Vec<HostTensor>> {
+    let flow = line(batches);
+    let mut reader =
+        flow.open(tensorpack::dataflow::Seed::new(0), &tensorpack::dataflow::State::start()).unwrap();
+    std::iter::from_fn(|| reader.read().unwrap()).collect()
+}
+
+fn weights(session: &Session) -> [HostTensor; 2] {
+    ["fc/W", "fc/b"].map(|name| session.read(name).unwrap())
+}
+
+fn config(model: impl ModelDesc + 'static) -> TrainConfig {
+    TrainConfig::new(model, line(2)).no_logdir().max_epoch(2)
+}
+
+/// Looks at a statistic at the end.
+struct Look(&'static str, Arc<AtomicU64>);
+
+impl Callback for Look {
+    fn after_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        self.1.store(cx.monitors().latest(self.0).unwrap_or(f64::NAN).to_bits(), Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+#[test]
+fn averages_are_validated_and_weights_trained() {
+    let found = Arc::new(AtomicU64::new(0));
+    let runner = InferenceRunner::new(line(3), [ScalarStats::new("cost")]).on_ema();
+    let on_ema = config(Averaged).callback(runner).callback(Look("validation_cost", found.clone()));
+    let trained = launch_train_with_config(on_ema, SimpleTrainer::new()).unwrap();
+    let cost = f64::from_bits(found.load(Ordering::Relaxed));
+    let read = |name: &str| trained.session.read(name).unwrap().to_f64_vec();
+    let right = cost_of(&read("EMA/fc/W"), read("EMA/fc/b")[0], &samples(3));
+    assert!((cost - right).abs() < 1e-5 * right, "{cost} is not {right}");
+    let of_weights = cost_of(&read("fc/W"), read("fc/b")[0], &samples(3));
+    assert!((cost - of_weights).abs() > 1e-2 * right, "{cost} is that of the weights themselves");
+    let plain = launch_train_with_config(config(Averaged), SimpleTrainer::new()).unwrap();
+    assert_eq!(weights(&trained.session), weights(&plain.session));
+}
+
+/// Fails after the first batch.
+struct Fails;
+
+impl Inferencer for Fails {
+    fn fetches(&mut self, tower: &TowerHandle) -> Result<Vec<Tensor>> {
+        Ok(vec![tower.get_tensor("cost")?])
+    }
+    fn start(&mut self) {}
+    fn batch(&mut self, _: &[HostTensor], _: usize) -> Result<()> {
+        Err(Error::argument("no good"))
+    }
+    fn finish(&mut self) -> Vec<(String, f64)> {
+        Vec::new()
+    }
+    fn names(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn averages_that_are_not_there_are_an_error() {
+    let runner = InferenceRunner::new(line(3), [ScalarStats::new("cost")]).on_ema();
+    let e = launch_train_with_config(config(Line).callback(runner), SimpleTrainer::new()).err().unwrap();
+    assert!(e.to_string().contains("no variable has a moving average"), "{e}");
+    assert!(e.to_string().contains("Ema::new(optimizer, decay)"), "{e}");
+}
+
+#[test]
+fn a_smaller_last_batch_counts_by_its_size() {
+    // The same examples in batches of 4, 4 and 4, and of 4, 4, 3 and 1.
+    let mut ragged = samples(3);
+    let last = ragged.pop().unwrap();
+    let cut = |from: usize, to: usize| {
+        let rows = |t: &HostTensor, n: usize| {
+            HostTensor::new([to - from, n], t.as_slice::<f32>().unwrap()[from * n..to * n].to_vec()).unwrap()
+        };
+        vec![rows(&last[0], 3), rows(&last[1], 1)]
+    };
+    ragged.extend([cut(0, 3), cut(3, 4)]);
+    let cost = |flow: FromList| {
+        let found = Arc::new(AtomicU64::new(0));
+        let runner = InferenceRunner::new(flow, [ScalarStats::new("cost")]);
+        let config = config(Line).callback(runner).callback(Look("validation_cost", found.clone()));
+        launch_train_with_config(config, SimpleTrainer::new()).unwrap();
+        f64::from_bits(found.load(Ordering::Relaxed))
+    };
+    let (even, uneven) = (cost(line(3)), cost(FromList::new(ragged)));
+    assert!((even - uneven).abs() < 1e-6 * even, "{even} is not {uneven}");
+}
+
+#[test]
+fn validation_is_tried_before_training() {
+    /// What was put and read before the first epoch.
+    struct Before(Arc<AtomicU64>, Arc<AtomicU64>);
+    impl Callback for Before {
+        fn before_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+            if cx.epoch_num == 1 {
+                assert_eq!(cx.monitors().latest("validation_cost"), None);
+                self.1.store(self.0.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+            Ok(())
+        }
+    }
+    let (read, before) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let counter = read.clone();
+    let flow = line(5).map(move |sample| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        Ok(sample)
+    });
+    let runner = SanityValidation::new(InferenceRunner::new(flow, [ScalarStats::new("cost")])).batches(3);
+    let config_before = config(Line).callback(runner).callback(Before(read.clone(), before.clone()));
+    launch_train_with_config(config_before, SimpleTrainer::new()).unwrap();
+    assert_eq!((before.load(Ordering::Relaxed), read.load(Ordering::Relaxed)), (3, 3 + 2 * 5));
+    let broken = SanityValidation::new(InferenceRunner::new(line(1), [Fails]));
+    let e = launch_train_with_config(config(Line).callback(broken), SimpleTrainer::new()).err().unwrap();
+    assert!(e.message().contains("before training: batch 0: no good"), "{e}");
+}

@@ -1,0 +1,89 @@
+//! What callbacks remember: a run in two parts is the same as one in one.
+
+use crate::models::{Knobs, line};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::rc::Rc;
+use tensorpack::callback::{
+    HyperParam, HyperParamSetterWithFunc, SimpleMovingAverage, StatMonitorParamSetter, TrainCx,
+};
+use tensorpack::io::Keep;
+use tensorpack::prelude::*;
+use tensorpack::train::Ended;
+
+/// Puts the knobs after each epoch.
+struct PutKnobs(Rc<Cell<f64>>);
+
+impl Callback for PutKnobs {
+    fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        for name in ["knob", "other", "count"] {
+            let value = cx.session().read(name)?.to_scalar()?;
+            cx.put_scalar(name, value);
+        }
+        cx.put_scalar("attribute", self.0.get());
+        Ok(())
+    }
+}
+
+/// Trains up to an epoch, with every callback that remembers something.
+fn train(dir: &Path, max_epoch: u64) -> Ended {
+    let attribute = Rc::new(Cell::new(1.0));
+    let (get, set) = (attribute.clone(), attribute.clone());
+    let param = HyperParam::attribute("attribute", move || get.get(), move |v| set.set(v));
+    let config = TrainConfig::new(Knobs, line(3))
+        .callback(ModelSaver::new())
+        .callback(SimpleMovingAverage::new(["cost"], 4))
+        .callback(InferenceRunner::new(line(2), [ScalarStats::new("cost")]))
+        .callback(MinSaver::new("cost").best(3))
+        .callback(MaxSaver::new("cost/SMA").tag("costly"))
+        // Never better by so much: 3 values, and the first change.
+        .callback(StatMonitorParamSetter::new("knob", "validation_cost", |x| x / 2.0, 1e9, 3))
+        .callback(StatMonitorParamSetter::new(param, "cost", |x| x + 0.3, 1e9, 2))
+        .callback(HyperParamSetterWithFunc::new("other", |epoch, x| 0.5 * x + epoch as f64))
+        .callback(ScheduledHyperParamSetter::new("count", [(0, 5.0), (4, 9.0)]))
+        .callback(PutKnobs(attribute))
+        .callback(
+            PeriodicTrigger::new(EarlyStopping::min("validation_cost").min_delta(1e9).patience(3))
+                .every_k_epochs(1),
+        )
+        .keep(Keep::last(100))
+        .max_epoch(max_epoch)
+        .logdir(dir);
+    launch_train_with_config(config, SimpleTrainer::new()).unwrap().ended
+}
+
+/// Statistics, and what each tag names.
+fn left(dir: &Path) -> (String, BTreeMap<String, String>) {
+    let mut tags = BTreeMap::new();
+    for entry in std::fs::read_dir(dir.join("checkpoints")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            tags.insert(name, std::fs::read_to_string(path).unwrap());
+        }
+    }
+    (std::fs::read_to_string(dir.join("stats.jsonl")).unwrap(), tags)
+}
+
+#[test]
+fn a_run_in_two_parts_is_the_same_as_one() {
+    let whole = tempfile::tempdir().unwrap();
+    let ended = train(whole.path(), 8);
+    assert!(matches!(&ended, Ended::Stopped(why) if why.contains("validation_cost")), "{ended:?}");
+    let (stats, tags) = left(whole.path());
+    // The run has what is to be compared.
+    assert!(tags.keys().any(|t| t.contains("min-cost-3")) && tags.contains_key("latest"), "{tags:?}");
+    for part in [r#""cost/SMA":"#, r#""knob":0.5"#, r#""attribute":1.6"#, r#""count":9.0"#, r#""other":"#] {
+        assert!(stats.contains(part), "{part} in {stats}");
+    }
+    assert_eq!(stats.lines().last().unwrap().split(',').next(), Some(r#"{"epoch_num":5"#));
+    for first in 1..5 {
+        let parts = tempfile::tempdir().unwrap();
+        assert_eq!(train(parts.path(), first), Ended::Finished);
+        assert_eq!(train(parts.path(), 8), ended, "after {first}");
+        let (in_parts, tags_in_parts) = left(parts.path());
+        assert_eq!(in_parts, stats, "after {first}");
+        assert_eq!(tags_in_parts, tags, "after {first}");
+    }
+}

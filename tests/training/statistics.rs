@@ -1,0 +1,57 @@
+//! Who reads which statistic, and who makes it: what does not fit is an error before training.
+
+use crate::models::{Line, line};
+use tensorpack::callback::SimpleMovingAverage;
+use tensorpack::prelude::*;
+
+fn config() -> TrainConfig {
+    TrainConfig::new(Line, line(2)).no_logdir().max_epoch(1)
+}
+
+fn runner() -> InferenceRunner {
+    InferenceRunner::new(line(1), [ScalarStats::new("cost")])
+}
+
+fn error(config: TrainConfig) -> String {
+    launch_train_with_config(config, SimpleTrainer::new()).err().expect("an error").to_string()
+}
+
+#[test]
+fn a_statistic_nobody_makes() {
+    let e = error(config().callback(runner()).callback(EarlyStopping::max("accuracy")));
+    assert!(e.contains("EarlyStopping(accuracy) reads the statistic \"accuracy\""), "{e}");
+    assert!(e.contains("no callback makes it"), "{e}");
+    assert!(e.contains("there are: cost, validation_cost"), "{e}");
+}
+
+#[test]
+fn a_statistic_made_later_in_the_list() {
+    let e = error(config().callback(EarlyStopping::min("validation_cost")).callback(runner()));
+    assert!(e.contains("InferenceRunner(InferenceTower) makes it, but stands later in the list"), "{e}");
+    assert!(e.contains("put InferenceRunner(InferenceTower) before EarlyStopping(validation_cost)"), "{e}");
+}
+
+#[test]
+fn a_statistic_made_at_a_later_moment() {
+    let early = PeriodicTrigger::new(EarlyStopping::min("validation_cost")).every_k_steps(1);
+    let e = error(config().callback(runner()).callback(early));
+    assert!(e.contains("makes it after epochs, but it is read after steps"), "{e}");
+    let advice =
+        "trigger EarlyStopping(validation_cost) after epochs, or InferenceRunner(InferenceTower) after steps";
+    assert!(e.contains(advice), "{e}");
+}
+
+#[test]
+fn what_is_there_in_time() {
+    let by_steps = || PeriodicTrigger::new(EarlyStopping::min("validation_cost")).every_k_steps(1);
+    let runner_by_steps = PeriodicTrigger::new(runner()).every_k_steps(1);
+    for config in [
+        config().callback(runner()).callback(EarlyStopping::min("validation_cost")),
+        // What is made with runs is there wherever its maker stands: moving averages come last.
+        config().callback(EarlyStopping::min("cost")),
+        config().callback(EarlyStopping::min("cost/SMA")).callback(SimpleMovingAverage::new(["cost"], 1)),
+        config().callback(runner_by_steps).callback(by_steps()),
+    ] {
+        launch_train_with_config(config, SimpleTrainer::new()).unwrap();
+    }
+}

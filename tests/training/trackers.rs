@@ -1,0 +1,120 @@
+//! Callbacks that watch.
+
+use crate::models::{Line, line};
+use serde_json::Value;
+use std::path::Path;
+use tensorpack::callback::{
+    EstimatedTimeLeft, HostMemoryTracker, ParamSummary, ProcessTensors, Profiler, SendStat,
+    SimpleMovingAverage, Summary, ThroughputTracker,
+};
+use tensorpack::prelude::*;
+
+fn config(dir: &Path) -> TrainConfig {
+    TrainConfig::new(Line, line(3)).logdir(dir).max_epoch(3)
+}
+
+fn lines(dir: &Path, file: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(dir.join(file)).unwrap();
+    text.lines().map(|l| serde_json::from_str(l).unwrap()).collect()
+}
+
+#[test]
+fn what_depends_on_the_clock_is_kept_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path())
+        .callback(ThroughputTracker::new())
+        .callback(PeriodicTrigger::new(ThroughputTracker::samples(4)).every_k_steps(2))
+        .callback(EstimatedTimeLeft::default())
+        .callback(HostMemoryTracker::new());
+    launch_train_with_config(config, SimpleTrainer::new()).unwrap();
+    let timing = lines(dir.path(), "timing.jsonl");
+    let steps_with = |name: &str| {
+        let with = timing.iter().filter(|l| l[name].is_number());
+        with.map(|l| l["global_step"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(steps_with("Throughput (steps/sec)"), [3, 6, 9]);
+    assert_eq!(steps_with("Throughput (samples/sec)"), [2, 4, 6, 8]);
+    assert_eq!(steps_with("EstimatedTimeLeft (sec)"), [3, 6, 9]);
+    assert!(timing.iter().filter_map(|l| l["Throughput (steps/sec)"].as_f64()).all(|x| x > 0.0));
+    let left: Vec<f64> = timing.iter().filter_map(|l| l["EstimatedTimeLeft (sec)"].as_f64()).collect();
+    assert!(left[0] > 0.0 && left[2] == 0.0, "{left:?}");
+    if cfg!(target_os = "linux") {
+        assert_eq!(steps_with("HostFreeMemory (GB)"), [3, 6, 9]);
+    }
+    let stats = std::fs::read_to_string(dir.path().join("stats.jsonl")).unwrap();
+    assert!(!stats.contains("Throughput") && !stats.contains("Memory"), "{stats}");
+}
+
+#[test]
+fn means_over_a_window_of_steps() {
+    let dir = tempfile::tempdir().unwrap();
+    let costs = std::rc::Rc::new(std::cell::RefCell::new(Vec::new()));
+    let noted = costs.clone();
+    let config = config(dir.path()).callback(SimpleMovingAverage::new(["cost"], 4)).callback(
+        ProcessTensors::new(["cost"], move |_, values| {
+            noted.borrow_mut().push(values[0].to_scalar()?);
+            Ok(())
+        }),
+    );
+    launch_train_with_config(config, SimpleTrainer::new()).unwrap();
+    let costs = costs.take();
+    let mean = |to: usize| costs[to - 4..to].iter().sum::<f64>() / 4.0;
+    let put: Vec<(u64, f64)> = lines(dir.path(), "stats.jsonl")
+        .iter()
+        .filter_map(|l| Some((l["global_step"].as_u64()?, l["cost/SMA"].as_f64()?)))
+        .collect();
+    assert_eq!(put, [(4, mean(4)), (8, mean(8))]);
+}
+
+#[test]
+fn summaries_of_variables() {
+    let dir = tempfile::tempdir().unwrap();
+    let summary = ParamSummary::new("fc/W", [Summary::Rms, Summary::Mean]).and(".*", [Summary::Histogram]);
+    let config = config(dir.path()).callback(summary).callback(MinSaver::new("param-summary/fc/W-rms"));
+    let trained = launch_train_with_config(config, SimpleTrainer::new()).unwrap();
+    let w = trained.session.read("fc/W").unwrap().to_f64_vec();
+    let stats = lines(dir.path(), "stats.jsonl");
+    let last = stats.last().unwrap();
+    let put = |kind: &str| last[format!("param-summary/fc/W-{kind}")].as_f64().unwrap();
+    assert!((put("mean") - w.iter().sum::<f64>() / 3.0).abs() < 1e-12);
+    assert!((put("rms") - (w.iter().map(|x| x * x).sum::<f64>() / 3.0).sqrt()).abs() < 1e-12);
+    assert!(last.get("param-summary/fc/b-mean").is_none());
+    let e = launch_train_with_config(
+        TrainConfig::new(Line, line(3)).no_logdir().callback(ParamSummary::new("(", [Summary::Mean])),
+        SimpleTrainer::new(),
+    );
+    assert!(e.err().unwrap().to_string().contains("is no regular expression"));
+}
+
+#[test]
+fn a_trace_of_kernels() {
+    let dir = tempfile::tempdir().unwrap();
+    let profiled = SessionOptions { profile: true, ..SessionOptions::default() };
+    let with_profile = config(dir.path()).session(profiled).callback(Profiler::new());
+    launch_train_with_config(with_profile, SimpleTrainer::new()).unwrap();
+    for step in [3, 6, 9] {
+        let text = std::fs::read_to_string(dir.path().join(format!("chrome-trace-{step}.json"))).unwrap();
+        let trace: Value = serde_json::from_str(&text).unwrap();
+        let events = trace["traceEvents"].as_array().unwrap();
+        assert!(!events.is_empty());
+        assert!(events.iter().all(|e| e["ph"] == "X" && e["dur"].as_f64() > Some(0.0)), "{text}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let e = launch_train_with_config(config(dir.path()).callback(Profiler::new()), SimpleTrainer::new());
+    let e = e.err().expect("an error").to_string();
+    assert!(e.contains("no kernel's time was counted") && e.contains("profile: true"), "{e}");
+}
+
+#[test]
+fn a_command_gets_statistics() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("sent");
+    // A command that fails is no reason to end training.
+    let send = SendStat::new(format!("echo {{cost}} >> '{}'; exit 3", file.display()), ["cost"]);
+    launch_train_with_config(config(dir.path()).callback(send), SimpleTrainer::new()).unwrap();
+    let sent = std::fs::read_to_string(file).unwrap();
+    let sent: Vec<f64> = sent.lines().map(|l| l.parse().unwrap()).collect();
+    let put: Vec<f64> = lines(dir.path(), "stats.jsonl").iter().filter_map(|l| l["cost"].as_f64()).collect();
+    assert_eq!(sent, put);
+    assert_eq!(sent.len(), 3);
+}
