@@ -183,6 +183,10 @@ impl TowerContext {
         if y.id().is_some() && self.graph.first_time(&format!("layer {}", self.graph.name_in_towers(name))) {
             self.lines.borrow_mut().insert(place, line());
         }
+        // A model that is built again to be used has nothing new to say.
+        if self.depth == 0 && !self.is_training() {
+            self.lines.borrow_mut().clear();
+        }
         if self.depth == 0 {
             self.lines.borrow_mut().drain(..).for_each(|line| log::info!("{line}"));
         }

@@ -1,6 +1,7 @@
 //! From a configuration to a trained model.
 
 use super::{SingleCostTrainer, TrainConfig, Trained};
+use crate::logger;
 use std::rc::Rc;
 use tensorpack_tensor::{Error, Result};
 
@@ -10,6 +11,7 @@ pub fn launch_train_with_config(
     trainer: impl Into<SingleCostTrainer>,
 ) -> Result<Trained> {
     config.check()?;
+    logger::init();
     let mut trainer = trainer.into();
     let model = config.model.take().ok_or_else(|| {
         Error::argument("there is no model to train").note("give one with TrainConfig::new(model, data)")

@@ -7,7 +7,7 @@ use crate::graph::Fetch;
 use crate::input::{InputSource, Start};
 use crate::io::{Checkpoint, CheckpointStore};
 use serde_json::{Map, Value, json};
-use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// What training consists of once the session is there.
 pub(super) struct Live {
@@ -32,10 +32,6 @@ impl Live {
         at: Position,
     ) -> Result<Checkpoint> {
         let session = &self.run.session;
-        let mut tensors = Vec::with_capacity(session.graph().variables().len());
-        for v in session.graph().variables() {
-            tensors.push((v.name.clone(), session.read(&v.name)?));
-        }
         let state = json!({
             "position": at.to_json(),
             "run_index": session.run_index()?,
@@ -45,7 +41,8 @@ impl Live {
             "callbacks": callbacks.state(),
             "monitors": self.run.monitors.state(),
         });
-        Ok(Checkpoint { global_step: at.global_step, tensors, state })
+        let state = state.as_object().cloned().unwrap_or_default();
+        Checkpoint::capture(session, at.global_step, state, |_| true)
     }
 
     /// Writes the checkpoint that was asked for, if one was.
@@ -77,10 +74,7 @@ impl Live {
     pub(super) fn restore(&mut self, checkpoint: &Checkpoint, callbacks: &mut Callbacks) -> Result<()> {
         let state = &checkpoint.state;
         self.check_settings(&state["settings"])?;
-        self.check_variables(&checkpoint.tensors)?;
-        for (name, value) in &checkpoint.tensors {
-            self.run.session.write(name, value)?;
-        }
+        checkpoint.restore(&self.run.session, |_| true).map_err(|e| self.another_run(e.to_string()))?;
         self.at = Position::from_json(&state["position"])?;
         self.run.session.set_run_index(state["run_index"].as_u64().unwrap_or(0))?;
         self.nan.total = state["skipped_steps"].as_u64().unwrap_or(0);
@@ -102,32 +96,6 @@ impl Live {
             log::warn!("resuming with another {key}: {before} before, {now} now");
         }
         Ok(())
-    }
-
-    fn check_variables(&self, saved: &[(String, HostTensor)]) -> Result<()> {
-        let here = self.run.session.graph().variables();
-        let form = |dtype, sizes: &[usize]| format!("{dtype}{sizes:?}");
-        let mut differ = Vec::new();
-        for v in here {
-            match saved.iter().find(|(n, _)| *n == v.name) {
-                None => differ.push(format!("{} is new", v.name)),
-                Some((_, t)) if (t.dtype(), t.sizes()) != (v.dtype, v.sizes.as_slice()) => {
-                    let (before, now) = (form(t.dtype(), t.sizes()), form(v.dtype, &v.sizes));
-                    differ.push(format!("{} was {before} and is {now}", v.name));
-                }
-                Some(_) => {}
-            }
-        }
-        let gone = saved.iter().filter(|(n, _)| here.iter().all(|v| v.name != *n));
-        differ.extend(gone.map(|(n, _)| format!("{n} is gone")));
-        match differ.len() {
-            0 => Ok(()),
-            n => {
-                let more = if n > 8 { format!(" and {} more", n - 8) } else { String::new() };
-                differ.truncate(8);
-                Err(self.another_run(format!("its variables differ: {}{more}", differ.join(", "))))
-            }
-        }
     }
 
     fn another_run(&self, why: String) -> Error {

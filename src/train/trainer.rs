@@ -12,6 +12,7 @@ use crate::input::InputSource;
 use crate::io::{CheckpointStore, RunLock};
 use crate::logger;
 use crate::monitor::{Moment, Monitors};
+use crate::nn::describe_trainables;
 use crate::predict::{OfflinePredictor, PredictConfig};
 use crate::runtime::{Interrupt, Session};
 use crate::tower::{TowerFunc, Towers};
@@ -179,6 +180,7 @@ impl Trainer {
         })?;
         self.graph.first_error()?;
         self.callbacks.check_statistics()?;
+        log::info!("{}", describe_trainables(&self.graph));
         Ok(HookedOps::new(declared, along))
     }
 
