@@ -4,9 +4,10 @@ use crate::models::{Line, line};
 use serde_json::Value;
 use std::path::Path;
 use tensorpack::callback::{
-    EstimatedTimeLeft, HostMemoryTracker, ParamSummary, ProcessTensors, Profiler, SendStat,
-    SimpleMovingAverage, Summary, ThroughputTracker,
+    EstimatedTimeLeft, HostMemoryTracker, MergeAllSummaries, ParamSummary, ProcessTensors, Profiler,
+    SendStat, SimpleMovingAverage, Summary, ThroughputTracker,
 };
+use tensorpack::graph::SUMMARIES;
 use tensorpack::prelude::*;
 
 fn config(dir: &Path) -> TrainConfig {
@@ -43,6 +44,36 @@ fn what_depends_on_the_clock_is_kept_apart() {
     }
     let stats = std::fs::read_to_string(dir.path().join("stats.jsonl")).unwrap();
     assert!(!stats.contains("Throughput") && !stats.contains("Memory"), "{stats}");
+}
+
+#[test]
+fn summaries_at_the_end_of_epochs_and_every_few_steps() {
+    /// [`Line`] with summaries.
+    struct Summed;
+    impl ModelDesc for Summed {
+        fn inputs(&self) -> Vec<TensorSpec> {
+            Line.inputs()
+        }
+        fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+            let cost = Line.build_graph(t, inputs);
+            t.graph().add_to_collection(SUMMARIES, &cost.sqrt().named("root"));
+            cost
+        }
+        fn optimizer(&self, t: &TowerContext) -> Box<dyn Optimizer> {
+            Line.optimizer(t)
+        }
+    }
+    let steps = |summaries: MergeAllSummaries| {
+        let dir = tempfile::tempdir().unwrap();
+        let config = TrainConfig::new(Summed, line(3)).logdir(dir.path()).max_epoch(2);
+        let config = config.extra_callbacks(vec![Box::new(summaries)]);
+        launch_train_with_config(config, SimpleTrainer::new()).unwrap();
+        let stats = lines(dir.path(), "stats.jsonl");
+        let with = stats.iter().filter(|l| l["root"].is_number());
+        with.map(|l| l["global_step"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(steps(MergeAllSummaries::default()), [3, 6]);
+    assert_eq!(steps(MergeAllSummaries::default().every_steps(2)), [2, 3, 4, 6]);
 }
 
 #[test]
