@@ -39,8 +39,12 @@ mod documentation {
     struct Readme;
     #[doc = include_str!("../docs/extend/op.md")]
     struct ExtendOp;
+    #[doc = include_str!("../docs/checkpoints.md")]
+    struct Checkpoints;
     #[doc = include_str!("../docs/optimizers.md")]
     struct Optimizers;
+    #[doc = include_str!("../docs/layers.md")]
+    struct Layers;
     #[doc = include_str!("../docs/callbacks.md")]
     struct Callbacks;
 }

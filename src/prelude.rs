@@ -6,8 +6,12 @@ pub use crate::callback::{
     PeriodicTrigger, ScalarStats, ScheduledHyperParamSetter,
 };
 pub use crate::graph::{Graph, Init, Op, Tensor, TensorSpec, Variable, VariableSpec};
-pub use crate::nn::{BatchNorm, Conv2d, Linear};
-pub use crate::ops::{Conv2dOptions, CumsumOptions, Padding, PoolOptions, Random};
+pub use crate::nn::{
+    Activation, BatchNorm, Conv1d, Conv2d, Conv2dTranspose, DepthwiseConv2d, Dropout, Embedding, GroupNorm,
+    Gru, GruCell, InstanceNorm, LayerNorm, Linear, Lstm, LstmCell, LstmState, Maxout, MultiHeadAttention,
+    PRelu, describe_trainables, l1_regularizer, l2_regularizer, regularize_cost,
+};
+pub use crate::ops::{Conv1dOptions, Conv2dOptions, CumsumOptions, Layout, Padding, PoolOptions, Random};
 pub use crate::optim::gradproc::{
     FilterGradient, GlobalNormClip, GradProcessor, MapGradient, ScaleGradient, SummaryGradient, ValueClip,
 };

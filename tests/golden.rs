@@ -8,7 +8,7 @@ use serde_json::Value;
 use tensorpack::autodiff::gradients;
 use tensorpack::graph::{Graph, Init, Tensor, TensorSpec, UPDATE_OPS};
 use tensorpack::nn::{BatchNorm, Conv2d, Linear};
-use tensorpack::ops::{Conv2dOptions, Padding, PoolOptions};
+use tensorpack::ops::{Conv2dOptions, Layout, Padding, PoolOptions};
 use tensorpack::optim::{Adam, minimize};
 use tensorpack::runtime::cpu::Isa;
 use tensorpack::runtime::{IntoFetch, Session, SessionOptions};
@@ -73,6 +73,7 @@ fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Vec<Tensor> {
         window: pair(&attrs["window"]),
         stride: pair(&attrs["stride"]),
         padding: padding(&attrs["padding"]),
+        layout: Layout::Nhwc,
     };
     let (axes, keep) = (&attrs["axes"], attrs["keep"].as_bool().unwrap_or(false));
     let reduced =
@@ -133,6 +134,7 @@ fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Vec<Tensor> {
                 stride: pair(&attrs["stride"]),
                 dilation: pair(&attrs["dilation"]),
                 padding: padding(&attrs["padding"]),
+                ..Conv2dOptions::default()
             };
             x[0].conv2d(&x[1], options)
         }

@@ -88,6 +88,19 @@ fn bernoulli() {
     }
 }
 
+#[test]
+fn dropout_of_every_float_type_keeps_the_mean() {
+    for dtype in [DType::F32, DType::F64, DType::Bf16] {
+        let graph = Graph::new();
+        let ones = Random::bernoulli(1.0).dtype(dtype).shape(&graph, &[1000, 100]);
+        let kept = ones.dropout(0.25).cast(DType::F64);
+        let session = Session::new(graph.freeze().unwrap()).unwrap();
+        let x = session.run(&[&kept], &[]).unwrap()[0].to_f64_vec();
+        check("zeros", &[share(&x, |v| v == 0.0)], &[0.25], 0.007);
+        assert!(x.iter().all(|&v| v == 0.0 || (v - 4.0 / 3.0).abs() < 0.01), "{dtype}");
+    }
+}
+
 /// What `towers` towers with `rows` examples each draw, the towers one after the other along `axis`.
 fn by_towers(random: Random, towers: usize, rows: usize, axis: usize) -> Vec<HostTensor> {
     let graph = Graph::new();

@@ -5,7 +5,7 @@ use std::path::Path;
 use tensorpack::graph::{Init, UPDATE_OPS};
 use tensorpack::io::{
     ChainInit, Checkpoint, CheckpointStore, DictRestore, Layout, RunLock, SaverRestore, SessionInit,
-    dump_model_variables, safetensors, smart_init,
+    dump_model_variables, npz, safetensors, smart_init,
 };
 use tensorpack::prelude::*;
 use tensorpack::tower::Mode;
@@ -125,17 +125,20 @@ fn a_tensor_that_no_variable_wants_is_an_error() {
 fn a_model_file_leaves_the_optimizer_as_it_was() {
     let first = trained();
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("model.safetensors");
-    dump_model_variables(&first.session, &path).unwrap();
-    let saved = safetensors::read(&path).unwrap();
-    let inference = model(Mode::Inference, 2);
-    assert_eq!(saved.len(), inference.values().len());
-    let second = model(Mode::Training, 2);
-    let before = second.values();
-    SaverRestore::new(&path).init(&second.session).unwrap();
-    for ((name, value), (_, before)) in second.values().into_iter().zip(before) {
-        let expected = saved.iter().find(|(n, _)| *n == name).map_or(before, |(_, v)| v.clone());
-        assert_eq!(value, expected, "{name}");
+    for file in ["model.safetensors", "model.npz"] {
+        let path = dir.path().join(file);
+        // The second time it is replaced.
+        dump_model_variables(&model(Mode::Training, 3).session, &path).unwrap();
+        dump_model_variables(&first.session, &path).unwrap();
+        let saved = if file.ends_with("npz") { npz::read(&path) } else { safetensors::read(&path) }.unwrap();
+        assert_eq!(saved.len(), model(Mode::Inference, 2).values().len());
+        let second = model(Mode::Training, 2);
+        let before = second.values();
+        SaverRestore::new(&path).init(&second.session).unwrap();
+        for ((name, value), (_, before)) in second.values().into_iter().zip(before) {
+            let expected = saved.iter().any(|(n, _)| *n == name);
+            assert_eq!(value, if expected { first.read(&name) } else { before }, "{file}: {name}");
+        }
     }
     assert!(dump_model_variables(&first.session, dir.path().join("model.txt")).is_err());
 }
@@ -257,4 +260,36 @@ fn what_a_checkpoint_says_of_itself_stays_with_the_state() {
     let checkpoint = Checkpoint::capture(&trained().session, 3, state, |v| v.trainable).unwrap();
     assert_eq!(checkpoint.state["epoch_num"], 7);
     assert!(checkpoint.tensor("conv0/W").is_some() && checkpoint.tensor("none").is_none());
+}
+
+/// `tests/torch/make_model.py` made the weights, the input and the output.
+#[test]
+fn weights_of_pytorch_compute_what_they_did_there() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/torch");
+    let values: Value = serde_json::from_slice(&std::fs::read(dir.join("values.json")).unwrap()).unwrap();
+    let floats = |key: &str| -> Vec<f64> { serde_json::from_value(values[key].clone()).unwrap() };
+
+    let graph = Graph::new();
+    let t = TowerContext::inference(&graph);
+    let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(4), Some(6), Some(2)]));
+    let y = Conv2d::new(3, 3).relu().apply(&t, "conv0", &x).mean_axes(&[1, 2]);
+    let y = Linear::new(5).apply(&t, "fc0", &y);
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+
+    let renamed = safetensors::read(dir.join("model.safetensors")).unwrap().into_iter().map(|(name, t)| {
+        let layer = if name.starts_with("0.") { "conv0" } else { "fc0" };
+        let part = if name.ends_with("weight") { "W" } else { "b" };
+        (format!("{layer}/{part}"), t)
+    });
+    DictRestore::new(renamed)
+        .map_layout("conv.*/W", Layout::OihwToHwio)
+        .map_layout("fc.*/W", Layout::OutInToInOut)
+        .init(&session)
+        .unwrap();
+    let x = HostTensor::from_f64(DType::F32, [2, 4, 6, 2], &floats("x")).unwrap();
+    let made = session.run(&[&y], &[("x", &x)]).unwrap().remove(0).to_f64_vec();
+    for (made, expected) in made.iter().zip(floats("y")) {
+        assert!((made - expected).abs() < 1e-6, "{made} instead of {expected}");
+    }
+    assert_eq!(made.len(), 10);
 }

@@ -63,7 +63,11 @@ pub fn gradients(cost: &Tensor, xs: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
         {
             let Some(grad) = grad else { continue };
             let sum = match grads.remove(at) {
-                Some(earlier) => graph.on_behalf_of(at.node, || earlier + grad),
+                Some(earlier) => {
+                    // Variables and inputs may belong to another tower than what is computed of them.
+                    let own = graph.node(at.node).is_some_and(|n| matches!(n.kind, NodeKind::Op(_)));
+                    graph.on_behalf_of(if own { at.node } else { id }, || earlier + grad)
+                }
                 None => grad,
             };
             grads.insert(*at, sum);

@@ -10,7 +10,7 @@ use super::{
     Variable, VariableId, VariableInfo, VariableSpec, name,
 };
 use std::cell::{Ref, RefCell, RefMut};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -49,6 +49,8 @@ pub(super) struct Building {
     tower: usize,
     error: Option<Error>,
     symbols: u32,
+    /// What was logged, so that it is once.
+    said: HashSet<String>,
 }
 
 impl Default for Graph {
@@ -74,6 +76,7 @@ impl Graph {
             tower: 0,
             error: None,
             symbols: 0,
+            said: HashSet::new(),
         };
         let state = RefCell::new(State::Building(Box::new(building)));
         let sites = RefCell::default();
@@ -509,6 +512,11 @@ impl Graph {
             }
         });
         if several { self.scope(&format!("tower{index}"), false, true, build) } else { build() }
+    }
+
+    /// Whether this is the first time that `what` is asked of this graph: what is logged once, not for every tower.
+    pub(crate) fn first_time(&self, what: &str) -> bool {
+        self.building().is_some_and(|mut b| b.said.insert(what.to_string()))
     }
 
     /// What `part` is called in the current scope of every tower: its full name without the tower's.

@@ -20,6 +20,18 @@ pub enum Init {
         /// Which fan divides.
         fan: Fan,
     },
+    /// Uniform with variance `scale / fan`.
+    UniformScaling {
+        /// 2 for ReLU nets (He), 1 otherwise (Glorot, LeCun).
+        scale: f64,
+        /// Which fan divides.
+        fan: Fan,
+    },
+    /// A random matrix with orthonormal columns, or rows if it has more columns, times this. The last dim is the
+    /// columns, all others together the rows (Saxe et al., 2013).
+    Orthogonal(f64),
+    /// Ones where all but the last dim's index, as one number, is the last dim's, and zeros elsewhere.
+    Identity,
     /// Exactly these values.
     Value(HostTensor),
 }
@@ -33,6 +45,21 @@ pub enum Fan {
     Out,
     /// The mean of both.
     Average,
+}
+
+impl Fan {
+    /// The number of connections of a weight of these sizes; at least 1.
+    fn of(self, sizes: &[usize]) -> f64 {
+        let receptive: usize = sizes[..sizes.len().saturating_sub(2)].iter().product();
+        let inner = |k: usize| sizes.len().checked_sub(k).map_or(1, |i| sizes[i]) * receptive;
+        let (fan_in, fan_out) = (inner(2) as f64, inner(1) as f64);
+        let fan = match self {
+            Fan::In => fan_in,
+            Fan::Out => fan_out,
+            Fan::Average => (fan_in + fan_out) / 2.0,
+        };
+        fan.max(1.0)
+    }
 }
 
 impl Init {
@@ -54,6 +81,21 @@ impl Init {
     /// Glorot and Bengio 2010: variance 1 / mean of fan-in and fan-out.
     pub fn xavier() -> Init {
         Init::VarianceScaling { scale: 1.0, fan: Fan::Average }
+    }
+
+    /// He et al. 2015, uniform.
+    pub fn he_uniform() -> Init {
+        Init::UniformScaling { scale: 2.0, fan: Fan::In }
+    }
+
+    /// Glorot and Bengio 2010, uniform.
+    pub fn xavier_uniform() -> Init {
+        Init::UniformScaling { scale: 1.0, fan: Fan::Average }
+    }
+
+    /// An orthogonal matrix.
+    pub fn orthogonal() -> Init {
+        Init::Orthogonal(1.0)
     }
 
     /// That given values are of a variable's own type and sizes.
@@ -83,17 +125,21 @@ impl Init {
                 (0..n as u64).map(|i| mean + std * truncated(&rng, i)).collect()
             }
             Init::VarianceScaling { scale, fan } => {
-                let receptive: usize = sizes[..sizes.len().saturating_sub(2)].iter().product();
-                let inner = |k: usize| sizes.len().checked_sub(k).map_or(1, |i| sizes[i]) * receptive;
-                let (fan_in, fan_out) = (inner(2) as f64, inner(1) as f64);
-                let fan = match fan {
-                    Fan::In => fan_in,
-                    Fan::Out => fan_out,
-                    Fan::Average => (fan_in + fan_out) / 2.0,
-                };
                 // 0.8796 is the standard deviation of a standard normal cut at two.
-                let std = (scale / fan.max(1.0)).sqrt() / 0.879_625_661_034_239_8;
+                let std = (scale / fan.of(sizes)).sqrt() / 0.879_625_661_034_239_8;
                 (0..n as u64).map(|i| std * truncated(&rng, i)).collect()
+            }
+            Init::UniformScaling { scale, fan } => {
+                let limit = (3.0 * scale / fan.of(sizes)).sqrt();
+                (0..n as u64).map(|i| limit * (2.0 * rng.uniform(0, i) - 1.0)).collect()
+            }
+            Init::Orthogonal(gain) => {
+                let cols = sizes.last().copied().unwrap_or(1);
+                orthogonal(&rng, n / cols.max(1), cols).iter().map(|v| v * gain).collect()
+            }
+            Init::Identity => {
+                let cols = sizes.last().copied().unwrap_or(1).max(1);
+                (0..n).map(|i| f64::from(u8::from(i / cols == i % cols))).collect()
             }
             Init::Value(ref value) => return Ok(value.clone()),
         };
@@ -106,9 +152,59 @@ fn truncated(rng: &CounterRng, i: u64) -> f64 {
     (0..64).map(|draw| rng.normal(draw, i)).find(|z| z.abs() <= 2.0).unwrap_or(0.0)
 }
 
+/// A matrix with orthonormal rows or columns, whichever are fewer: normal vectors, each made orthogonal to those before
+/// it. Twice is enough (Giraud et al., 2005).
+fn orthogonal(rng: &CounterRng, rows: usize, cols: usize) -> Vec<f64> {
+    let (count, size) = (rows.min(cols), rows.max(cols));
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
+    let mut basis: Vec<Vec<f64>> = Vec::with_capacity(count);
+    for i in 0..count {
+        let mut v: Vec<f64> = (0..size).map(|j| rng.normal(0, (i * size + j) as u64)).collect();
+        for u in basis.iter().chain(&basis) {
+            let along = dot(u, &v);
+            v.iter_mut().zip(u).for_each(|(x, y)| *x -= along * y);
+        }
+        let length = dot(&v, &v).sqrt();
+        v.iter_mut().for_each(|x| *x /= length);
+        basis.push(v);
+    }
+    let at = |i: usize| if rows <= cols { basis[i / cols][i % cols] } else { basis[i % cols][i / cols] };
+    (0..rows * cols).map(at).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn orthogonal_is_orthogonal() {
+        for sizes in [vec![12, 7], vec![7, 12], vec![3, 2, 5, 8], vec![9, 9], vec![4], vec![0, 3]] {
+            let v = Init::Orthogonal(2.0).value(1, "w", DType::F64, &sizes).unwrap().to_f64_vec();
+            let cols = *sizes.last().unwrap();
+            let rows = v.len() / cols;
+            let across = |i: usize, k: usize| if rows <= cols { v[i * cols + k] } else { v[k * cols + i] };
+            for (i, j) in (0..rows.min(cols)).flat_map(|i| (0..=i).map(move |j| (i, j))) {
+                let product: f64 = (0..rows.max(cols)).map(|k| across(i, k) * across(j, k)).sum();
+                let right = if i == j { 4.0 } else { 0.0 };
+                assert!((product - right).abs() < 1e-12, "{sizes:?}: {i} and {j} give {product}");
+            }
+        }
+    }
+
+    #[test]
+    fn uniform_scaling_has_the_variance_of_its_name() {
+        let v = Init::xavier_uniform().value(1, "w", DType::F64, &[60, 140]).unwrap().to_f64_vec();
+        let limit = (3.0f64 / 100.0).sqrt();
+        assert!(v.iter().all(|x| x.abs() <= limit) && v.iter().any(|x| x.abs() > 0.99 * limit));
+        let var = v.iter().map(|x| x * x).sum::<f64>() / v.len() as f64;
+        assert!((var * 100.0 - 1.0).abs() < 0.05, "variance {var}");
+    }
+
+    #[test]
+    fn identity_is_the_identity() {
+        let v = Init::Identity.value(0, "w", DType::F64, &[2, 3]).unwrap().to_f64_vec();
+        assert_eq!(v, [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
+    }
 
     #[test]
     fn he_has_the_right_spread_and_repeats() {

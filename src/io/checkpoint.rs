@@ -4,7 +4,7 @@
 //! The checksum is CRC-32C: processors compute it as fast as they read, it finds every flipped bit and every torn page,
 //! and event files need it anyway. It guards against accidents, not against forgery.
 
-use super::disk::{Parts, failed};
+use super::disk::{Parts, failed, length};
 use super::safetensors;
 use crate::graph::{MODEL_VARIABLES, TRAINABLE_VARIABLES, VariableInfo};
 use crate::runtime::Session;
@@ -123,7 +123,7 @@ impl Checkpoint {
 
     /// The files of its folder, in the order they are to be written: the manifest comes last.
     pub(super) fn encode(&self, sequence: u64) -> Result<Files<'_>> {
-        let state = vec![Cow::Owned(format!("{:#}\n", self.state).into_bytes())];
+        let state = vec![Cow::Owned(format!("{}\n", self.state).into_bytes())];
         let mut files = vec![(TENSORS, safetensors::encode(&self.tensors)?), (STATE, state)];
         let manifest = Manifest {
             sequence,
@@ -156,7 +156,7 @@ pub(super) struct Seal {
 impl Seal {
     fn of(parts: &Parts<'_>) -> Seal {
         let crc32c = parts.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part));
-        Seal { bytes: safetensors::length(parts), crc32c }
+        Seal { bytes: length(parts), crc32c }
     }
 }
 

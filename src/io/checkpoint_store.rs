@@ -6,8 +6,7 @@
 
 use super::RunLock;
 use super::checkpoint::{Checkpoint, Files, Manifest};
-use super::disk::{Disk, RealDisk, UNFINISHED, failed, write_whole};
-use super::safetensors::length;
+use super::disk::{Disk, RealDisk, UNFINISHED, failed, length, write_whole};
 use std::borrow::Cow;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -81,7 +80,9 @@ impl CheckpointStore {
     /// [`CheckpointStore::open`], writing through another [`Disk`].
     pub fn open_on(mut disk: Box<dyn Disk>, lock: &RunLock) -> Result<CheckpointStore> {
         let dir = lock.dir().join("checkpoints");
-        disk.create_dir(&dir).map_err(failed("make the directory", &dir))?;
+        disk.create_dir(&dir)
+            .and_then(|()| disk.sync_dir(lock.dir()))
+            .map_err(failed("make the directory", &dir))?;
         for path in entries(&dir)? {
             if file_name(&path).starts_with(UNFINISHED) {
                 log::info!("removing {}, which was not finished", path.display());
@@ -162,7 +163,7 @@ impl CheckpointStore {
     }
 
     fn write_folder(&mut self, path: &Path, files: &Files<'_>) -> Result<()> {
-        let unfinished = path.with_file_name(format!("{UNFINISHED}{}", file_name(path)));
+        let unfinished = unfinished(path);
         let disk = &mut *self.disk;
         let mut write = || {
             if unfinished.exists() {
@@ -191,15 +192,17 @@ impl CheckpointStore {
 
     fn remove_old(&mut self, latest: &str) -> Result<()> {
         let saved = list(&self.dir)?;
+        let mut going = Vec::new();
         for old in not_kept(&saved, self.keep).filter(|s| file_name(&s.path) != latest) {
-            // Renamed first: a folder that has its name is whole.
-            let going = old.path.with_file_name(format!("{UNFINISHED}{}", file_name(&old.path)));
-            self.disk
-                .rename(&old.path, &going)
-                .and_then(|()| self.disk.remove(&going))
-                .map_err(failed("remove", &old.path))?;
+            let renamed = unfinished(&old.path);
+            self.disk.rename(&old.path, &renamed).map_err(failed("remove", &old.path))?;
+            going.push(renamed);
         }
-        Ok(())
+        if !going.is_empty() {
+            // Before the first file goes: a folder that has its name is whole, also when the power fails.
+            self.disk.sync_dir(&self.dir).map_err(failed("write", &self.dir))?;
+        }
+        going.iter().try_for_each(|path| self.disk.remove(path).map_err(failed("remove", path)))
     }
 }
 
@@ -320,6 +323,11 @@ fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
         .map_err(failed("read", dir))?;
     paths.sort();
     Ok(paths)
+}
+
+/// What a path is called while it is made or removed.
+fn unfinished(path: &Path) -> PathBuf {
+    path.with_file_name(format!("{UNFINISHED}{}", file_name(path)))
 }
 
 fn file_name(path: &Path) -> String {

@@ -78,6 +78,11 @@ fn free_space(_: &Path) -> io::Result<Option<u64>> {
     Ok(None)
 }
 
+/// How many bytes a file takes.
+pub(super) fn length(parts: &Parts<'_>) -> u64 {
+    parts.iter().map(|p| p.len() as u64).sum()
+}
+
 /// Names of what is not finished begin with this. Whoever finds one may remove it.
 pub(super) const UNFINISHED: &str = ".tmp-";
 

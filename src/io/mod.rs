@@ -3,6 +3,7 @@
 mod disk;
 mod run_lock;
 pub mod safetensors;
+pub mod npz;
 mod checkpoint;
 mod checkpoint_store;
 mod layout;

@@ -1,7 +1,7 @@
 //! Safetensors files: tensors by name, as other frameworks read and write them. Eight bytes that count the header, the
 //! header as JSON, and the elements, little-endian, one tensor behind the other.
 
-use super::disk::{Parts, RealDisk, failed, write_whole};
+use super::disk::{RealDisk, failed, write_whole};
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::fs::File;
@@ -181,11 +181,6 @@ fn little_endian(t: &HostTensor) -> Cow<'_, [u8]> {
 
 fn damaged(why: String) -> Error {
     Error::new(ErrorKind::Io, format!("not a whole safetensors file: {why}"))
-}
-
-/// How many bytes a file takes.
-pub(super) fn length(parts: &Parts<'_>) -> u64 {
-    parts.iter().map(|p| p.len() as u64).sum()
 }
 
 #[cfg(test)]

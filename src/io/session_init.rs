@@ -24,7 +24,7 @@ impl SessionInit for JustCurrentSession {
     }
 }
 
-/// Loads a checkpoint (its folder, or a run's directory for the latest one) or a `.safetensors` file.
+/// Loads a checkpoint (its folder, or a run's directory for the latest one) or a `.safetensors` or `.npz` file.
 ///
 /// Every variable that inference needs must be there, with its shape, and nothing else: otherwise the error lists what
 /// is missing, what is unexpected and what has another shape, and nothing is loaded. What only training needs, such as
@@ -146,7 +146,7 @@ pub fn smart_init(path: impl AsRef<Path>) -> Result<Box<dyn SessionInit>> {
     Ok(Box::new(SaverRestore::new(path)))
 }
 
-/// Writes the variables that inference needs to a `.safetensors` file, replacing one of this name.
+/// Writes the variables that inference needs to a `.safetensors` or `.npz` file, replacing one of this name.
 #[doc(alias = "dump_session_params")]
 pub fn dump_model_variables(session: &Session, path: impl AsRef<Path>) -> Result<()> {
     let graph = session.graph();

@@ -2,7 +2,7 @@
 
 use super::checkpoint_store::latest;
 use super::safetensors::{self, Named};
-use super::{Checkpoint, Source};
+use super::{Checkpoint, Source, npz};
 use std::path::Path;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
@@ -26,6 +26,7 @@ pub(super) fn open(path: &Path) -> Result<Source> {
 fn read(path: &Path) -> Result<Named> {
     match Format::of(path)? {
         Format::Safetensors => safetensors::read(path),
+        Format::Npz => npz::read(path),
     }
 }
 
@@ -33,21 +34,24 @@ fn read(path: &Path) -> Result<Named> {
 pub(super) fn write(path: &Path, tensors: &[(String, HostTensor)]) -> Result<()> {
     match Format::of(path)? {
         Format::Safetensors => safetensors::write(path, tensors),
+        Format::Npz => npz::write(path, tensors),
     }
 }
 
 enum Format {
     Safetensors,
+    Npz,
 }
 
 impl Format {
     fn of(path: &Path) -> Result<Format> {
         match path.extension().and_then(|e| e.to_str()) {
             Some("safetensors") => Ok(Format::Safetensors),
+            Some("npz") => Ok(Format::Npz),
             _ => {
                 let why = format!("{} is no file of tensors", path.display());
                 Err(Error::argument(why)
-                    .note("tensors are in .safetensors files, or in checkpoints' folders"))
+                    .note("tensors are in .safetensors and .npz files, or in checkpoints' folders"))
             }
         }
     }

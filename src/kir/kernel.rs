@@ -4,7 +4,8 @@ use super::{Expr, ReduceKind, View};
 use std::fmt;
 use std::sync::Arc;
 use tensorpack_kernels::{
-    Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Cumulate, Lookup, MatMul, Order, Pool,
+    Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Cumulate, DepthwiseFilterGrad,
+    DepthwiseForward, DepthwiseInputGrad, Lookup, MatMul, Order, Pool,
 };
 use tensorpack_tensor::{HostTensor, Result};
 
@@ -40,6 +41,12 @@ pub enum ContractKind {
     Conv2dInputGrad(Conv2d),
     /// Its gradient with respect to the filter.
     Conv2dFilterGrad(Conv2d),
+    /// A convolution of each channel with a filter of its own.
+    Depthwise(Conv2d),
+    /// Its gradient with respect to the input.
+    DepthwiseInputGrad(Conv2d),
+    /// Its gradient with respect to the filters.
+    DepthwiseFilterGrad(Conv2d),
 }
 
 impl ContractKind {
@@ -50,6 +57,9 @@ impl ContractKind {
             ContractKind::Conv2d(k) => Box::new(Conv2dForward(k)),
             ContractKind::Conv2dInputGrad(k) => Box::new(Conv2dInputGrad(k)),
             ContractKind::Conv2dFilterGrad(k) => Box::new(Conv2dFilterGrad(k)),
+            ContractKind::Depthwise(k) => Box::new(DepthwiseForward(k)),
+            ContractKind::DepthwiseInputGrad(k) => Box::new(DepthwiseInputGrad(k)),
+            ContractKind::DepthwiseFilterGrad(k) => Box::new(DepthwiseFilterGrad(k)),
         }
     }
 }
@@ -221,6 +231,9 @@ impl Kernel {
                 ContractKind::Conv2d(_) => "conv2d",
                 ContractKind::Conv2dInputGrad(_) => "conv2d-input-grad",
                 ContractKind::Conv2dFilterGrad(_) => "conv2d-filter-grad",
+                ContractKind::Depthwise(_) => "depthwise",
+                ContractKind::DepthwiseInputGrad(_) => "depthwise-input-grad",
+                ContractKind::DepthwiseFilterGrad(_) => "depthwise-filter-grad",
             },
             Kernel::Pool { kind, .. } => match kind {
                 PoolKind::Max => "max-pool",

@@ -3,7 +3,7 @@
 use super::event_file::{Event, What};
 use super::{Class, Histogram, Image, Moment, Monitor, Start};
 use crate::graph::Frozen;
-use crate::io::failed;
+use crate::io::{Disk, RealDisk, failed};
 use serde_json::{Value, json};
 use std::cmp::Ordering;
 use std::fs::{self, File};
@@ -93,7 +93,8 @@ impl Monitor for EventWriter {
         // All steps are another run's, unless this one goes on.
         let first = start.resumed.map_or(0, |_| start.at.global_step + 1);
         self.write(first, What::Start)?;
-        self.flush()
+        self.flush()?;
+        RealDisk.sync_dir(dir).map_err(failed("write", dir))
     }
 
     fn scalar(&mut self, name: &str, value: f64, _: Class, at: Moment) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use super::number::{from_json, to_json};
 use super::{Class, Moment, Monitor, Start};
-use crate::io::failed;
+use crate::io::{Disk, RealDisk, failed};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -62,7 +62,7 @@ impl Monitor for JsonWriter {
         self.stats.pending = pending.into_iter().flatten().filter_map(scalar).collect();
         self.stats.lines = Some(Lines::open(&dir.join("stats.jsonl"), length("stats"))?);
         self.timing.lines = Some(Lines::open(&dir.join("timing.jsonl"), length("timing"))?);
-        Ok(())
+        RealDisk.sync_dir(dir).map_err(failed("write", dir))
     }
 
     fn scalar(&mut self, name: &str, value: f64, class: Class, _: Moment) -> Result<()> {

@@ -13,11 +13,44 @@
 //! ```
 
 mod activation;
+mod affine;
 mod batch_norm;
+mod bias;
+mod conv1d;
 mod conv2d;
+mod conv2d_transpose;
+mod depthwise_conv2d;
+mod dropout;
+mod embedding;
+mod group_norm;
+mod gru;
+mod instance_norm;
+mod layer_norm;
 mod linear;
+mod lstm;
+mod maxout;
+mod multi_head_attention;
+mod p_relu;
+mod regularize;
+mod sequence;
+mod trainables;
 
 pub use activation::Activation;
 pub use batch_norm::BatchNorm;
+pub use conv1d::Conv1d;
 pub use conv2d::Conv2d;
+pub use conv2d_transpose::Conv2dTranspose;
+pub use depthwise_conv2d::DepthwiseConv2d;
+pub use dropout::Dropout;
+pub use embedding::Embedding;
+pub use group_norm::GroupNorm;
+pub use gru::{Gru, GruCell};
+pub use instance_norm::InstanceNorm;
+pub use layer_norm::LayerNorm;
 pub use linear::Linear;
+pub use lstm::{Lstm, LstmCell, LstmState};
+pub use maxout::Maxout;
+pub use multi_head_attention::MultiHeadAttention;
+pub use p_relu::PRelu;
+pub use regularize::{l1_regularizer, l2_regularizer, regularize_cost};
+pub use trainables::describe_trainables;

@@ -3,7 +3,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, ReduceKind, View};
-use tensorpack_tensor::{DType, Error, HostTensor, Result};
+use tensorpack_tensor::{DType, Dim, Error, HostTensor, Result};
 
 /// Input 0 repeated to the shape of input 1.
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -29,6 +29,43 @@ impl OpDef for BroadcastLike {
 
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
         Ok(vec![Some(cx.dy().sum_like(cx.input(0))), None])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        Ok(vec![cx.input(0).broadcast_to(&cx.output_sizes(0))])
+    }
+}
+
+/// The input repeated to these sizes; without a number a dim stays as it is.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct BroadcastTo(Vec<Option<usize>>);
+
+impl OpDef for BroadcastTo {
+    fn name(&self) -> &str {
+        "BroadcastTo"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        let x = &inputs[0];
+        let new = self.0.len().checked_sub(x.shape.rank()).unwrap_or(usize::MAX);
+        let fits = |(i, &to): (usize, &Option<usize>)| match (i.checked_sub(new).map(|d| x.shape[d]), to) {
+            (Some(own), None) => Some(own),
+            (Some(Dim::Known(n)), Some(to)) if n != to && n != 1 => None,
+            (_, to) => to.map(Dim::Known),
+        };
+        let dims = self.0.iter().enumerate().map(fits).collect::<Option<Vec<Dim>>>();
+        match dims.filter(|d| d.len() >= x.shape.rank()) {
+            Some(dims) => Ok(vec![Spec { dtype: x.dtype, shape: dims.into() }]),
+            None => {
+                let to: Vec<String> =
+                    self.0.iter().map(|n| n.map_or("-1".into(), |n| n.to_string())).collect();
+                Err(Error::shape(format!("{} cannot be repeated to [{}]", x.shape, to.join(", "))))
+            }
+        }
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![Some(cx.dy().sum_like(cx.input(0)))])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
@@ -126,6 +163,21 @@ impl Tensor {
         }
     }
 
+    /// This tensor repeated to other sizes, aligned at the last dim: its own sizes must be equal to them or 1. A size
+    /// of -1 is the tensor's own.
+    #[track_caller]
+    #[doc(alias = "expand")]
+    pub fn broadcast_to(&self, sizes: &[isize]) -> Tensor {
+        let target = |&n: &isize| match n {
+            -1 => Ok(None),
+            n => usize::try_from(n).map(Some),
+        };
+        match sizes.iter().map(target).collect::<std::result::Result<Vec<_>, _>>() {
+            Ok(sizes) => Tensor::apply_one(BroadcastTo(sizes), &[self]),
+            Err(_) => self.fail("BroadcastTo", Error::argument(format!("{sizes:?} are not sizes"))),
+        }
+    }
+
     /// This tensor summed over the dims in which it is larger than `like`: the opposite of broadcasting.
     #[track_caller]
     pub fn sum_like(&self, like: &Tensor) -> Tensor {
@@ -171,6 +223,29 @@ mod tests {
             "[0, 3], [2, 3]",
             "error: shapes [0, 3] and [2, 3] cannot be broadcast together",
             |x| x[0].broadcast_like(&x[1])
+        ),
+        case("BroadcastTo", Twice, |draw| {
+            let rank = draw.below(4);
+            let full = draw.sizes(rank);
+            let sizes = draw.broadcasting(&full);
+            let new = full.len() - sizes.len();
+            let to: Vec<isize> = (0..rank)
+                .map(|i| {
+                    if i >= new && sizes[i - new] == full[i] && draw.below(2) == 1 {
+                        -1
+                    } else {
+                        full[i] as isize
+                    }
+                })
+                .collect();
+            Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| vec![x[0].square().broadcast_to(&to)])
+        })
+        .empty("x.broadcast_to([0, 3])", "[1, 3]", "empty [0, 3]", |x| x[0].broadcast_to(&[0, 3]))
+        .empty(
+            "x.broadcast_to([2, 3])",
+            "[0, 3]",
+            "error: [0, 3] cannot be repeated to [2, 3]",
+            |x| { x[0].broadcast_to(&[2, 3]) }
         ),
         case("SumLike", Twice, |draw| {
             let rank = draw.below(4);

@@ -8,7 +8,7 @@ use tensorpack_tensor::{Dim, Error, Result};
 /// The product of the last two dims, for every index of the leading ones. The leading dims are those of both
 /// inputs, or one input is a plain matrix.
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct MatMul;
+pub(super) struct MatMul;
 
 impl OpDef for MatMul {
     fn name(&self) -> &str {

@@ -9,14 +9,21 @@ mod broadcast;
 mod cast;
 mod concat;
 mod constant;
+mod conv1d;
 mod conv2d;
+mod conv2d_transpose;
 mod cumsum;
+mod cut;
+mod depthwise_conv2d;
 mod einsum;
+mod fan_out;
 mod gather;
 mod iota;
+mod layout;
 mod loss;
 mod matmul;
 mod moments;
+mod normalize;
 mod one_hot;
 mod order;
 mod pad;
@@ -37,16 +44,22 @@ mod stop_gradient;
 mod tile;
 mod transpose;
 mod unary;
+mod unpool;
+mod window;
 mod with_gradient;
 
-pub use conv2d::{Conv2dOptions, Padding};
+pub use conv1d::Conv1dOptions;
+pub use conv2d::Conv2dOptions;
 pub use cumsum::CumsumOptions;
+pub use layout::Layout;
 pub use pool::PoolOptions;
 pub use random::Random;
+pub use window::Padding;
 
 use crate::graph::{Spec, Tensor};
 use std::panic::Location;
 use tensorpack_tensor::{Error, Result};
+use window::Window;
 
 /// Builds something of several operations under one name, so that errors in it point at the caller's line.
 fn composed(

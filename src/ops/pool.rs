@@ -1,8 +1,9 @@
 //! Maxima and averages over windows of images `[batch, height, width, channels]`.
 
-use super::conv2d::{Padding, Window};
+use super::{Layout, Padding, Window, composed};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, PoolKind, View};
+use std::panic::Location;
 use tensorpack_kernels as kernels;
 use tensorpack_tensor::{DType, Error, Result};
 
@@ -15,12 +16,14 @@ pub struct PoolOptions {
     pub stride: [usize; 2],
     /// What surrounds the image; padding never takes part in a maximum or an average.
     pub padding: Padding,
+    /// The order of the image's dims, and of the result's.
+    pub layout: Layout,
 }
 
 impl PoolOptions {
     /// A square window that moves by its own size.
     pub fn square(size: usize) -> PoolOptions {
-        PoolOptions { window: [size; 2], stride: [size; 2], padding: Padding::Valid }
+        PoolOptions { window: [size; 2], stride: [size; 2], padding: Padding::Valid, layout: Layout::Nhwc }
     }
 
     fn slide(&self) -> Window {
@@ -145,22 +148,62 @@ impl Tensor {
     /// The maxima over windows.
     #[track_caller]
     pub fn max_pool_with(&self, options: PoolOptions) -> Tensor {
-        Tensor::apply(Pool { kind: PoolKind::Max, options }, &[self]).swap_remove(0)
+        self.pool(PoolKind::Max, options)
     }
 
     /// The averages over windows.
     #[track_caller]
     pub fn average_pool_with(&self, options: PoolOptions) -> Tensor {
-        Tensor::apply_one(Pool { kind: PoolKind::Average, options }, &[self])
+        self.pool(PoolKind::Average, options)
+    }
+
+    #[track_caller]
+    fn pool(&self, kind: PoolKind, options: PoolOptions) -> Tensor {
+        let x = options.layout.to_nhwc(self);
+        let y = Tensor::apply(Pool { kind, options }, &[&x]).swap_remove(0);
+        options.layout.from_nhwc(&y)
+    }
+
+    /// The averages over windows of `size` by `size` that do not overlap.
+    #[track_caller]
+    pub fn average_pool(&self, size: usize) -> Tensor {
+        self.average_pool_with(PoolOptions::square(size))
     }
 
     /// The average of every channel of every image: `[batch, channels]`.
     #[track_caller]
+    #[doc(alias = "GlobalAvgPooling")]
     pub fn global_average_pool(&self) -> Tensor {
+        self.global_average_pool_in(Layout::Nhwc)
+    }
+
+    /// The average of every channel of every image of this layout.
+    #[track_caller]
+    pub fn global_average_pool_in(&self, layout: Layout) -> Tensor {
+        self.global("GlobalAveragePool", layout, |x, axes| x.mean_axes(axes))
+    }
+
+    /// The largest element of every channel of every image: `[batch, channels]`.
+    #[track_caller]
+    pub fn global_max_pool(&self) -> Tensor {
+        self.global_max_pool_in(Layout::Nhwc)
+    }
+
+    /// The largest element of every channel of every image of this layout.
+    #[track_caller]
+    pub fn global_max_pool_in(&self, layout: Layout) -> Tensor {
+        self.global("GlobalMaxPool", layout, |x, axes| x.max_axes(axes))
+    }
+
+    #[track_caller]
+    fn global(&self, name: &str, layout: Layout, reduce: fn(&Tensor, &[isize]) -> Tensor) -> Tensor {
         match self.rank() {
             _ if self.is_poison() => self.clone(),
-            4 => self.mean_axes(&[1, 2]),
-            _ => self.fail("GlobalAveragePool", Error::shape(format!("takes images, not {}", self.shape()))),
+            4 => composed(self, name, Location::caller(), || match layout {
+                Layout::Nhwc => reduce(self, &[1, 2]),
+                Layout::Nchw => reduce(self, &[2, 3]),
+            }),
+            _ => self.fail(name, Error::shape(format!("takes images, not {}", self.shape()))),
         }
     }
 }
@@ -168,7 +211,7 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::conv2d::tests::draw_padding;
+    use crate::ops::window::tests::draw_padding;
     use crate::trial::*;
 
     fn pool(name: &'static str, domain: Domain, op: fn(&Tensor, PoolOptions) -> Tensor) -> Case {
@@ -176,8 +219,13 @@ mod tests {
             let mut two = |low, high| [draw.between(low, high), draw.between(low, high)];
             let (mut n, window, stride) = (two(1, 7), two(1, 4), two(1, 3));
             let padding = draw_padding(draw, &mut n, window, window);
-            let sizes = [draw.of(&[1, 2, 0]), n[0], n[1], draw.of(&[1, 3, 2, 0, 17])];
-            let options = PoolOptions { window, stride, padding };
+            let (batch, channels) = (draw.of(&[1, 2, 0]), draw.of(&[1, 3, 2, 0, 17]));
+            let layout = draw.of(&[Layout::Nhwc, Layout::Nchw]);
+            let sizes = match layout {
+                Layout::Nhwc => [batch, n[0], n[1], channels],
+                Layout::Nchw => [batch, channels, n[0], n[1]],
+            };
+            let options = PoolOptions { window, stride, padding, layout };
             Trial::new(vec![Input::floats(draw, sizes, domain)], move |x| vec![op(&x[0], options)])
         })
     }
@@ -188,15 +236,20 @@ mod tests {
             .empty("x.max_pool(2)", "[1, 0, 4, 3]", "empty [1, 0, 2, 3]", |x| x[0].max_pool(2))
             .empty("x.max_pool(2)", "[1, 4, 4, 0]", "empty [1, 2, 2, 0]", |x| x[0].max_pool(2)),
         pool("AveragePool", Any, Tensor::average_pool_with)
-            .empty("x.average_pool_with(2)", "[0, 4, 4, 3]", "empty [0, 2, 2, 3]", |x| x[0]
-                .average_pool_with(PoolOptions::square(2)))
-            .empty("x.average_pool_with(2)", "[1, 0, 4, 3]", "empty [1, 0, 2, 3]", |x| x[0]
-                .average_pool_with(PoolOptions::square(2)))
-            .empty("x.average_pool_with(2)", "[1, 4, 4, 0]", "empty [1, 2, 2, 0]", |x| x[0]
-                .average_pool_with(PoolOptions::square(2))),
+            .empty("x.average_pool(2)", "[0, 4, 4, 3]", "empty [0, 2, 2, 3]", |x| x[0].average_pool(2))
+            .empty("x.average_pool(2)", "[1, 0, 4, 3]", "empty [1, 0, 2, 3]", |x| x[0].average_pool(2))
+            .empty("x.average_pool(2)", "[1, 4, 4, 0]", "empty [1, 2, 2, 0]", |x| x[0].average_pool(2)),
         case("Global average pool", Twice, |draw| {
-            let sizes = draw.solid(4);
-            Trial::new(vec![Input::floats(draw, sizes, Any)], |x| vec![x[0].global_average_pool().square()])
+            let (sizes, layout) = (draw.solid(4), draw.of(&[Layout::Nhwc, Layout::Nchw]));
+            Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| {
+                vec![x[0].global_average_pool_in(layout).square()]
+            })
+        }),
+        case("Global max pool", Twice, |draw| {
+            let (sizes, layout) = (draw.solid(4), draw.of(&[Layout::Nhwc, Layout::Nchw]));
+            Trial::new(vec![Input::floats(draw, sizes, Apart)], move |x| {
+                vec![x[0].global_max_pool_in(layout).square()]
+            })
         }),
     ];
 }

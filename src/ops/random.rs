@@ -151,10 +151,12 @@ impl Random {
         add: impl Fn(RandomUniform) -> Vec<Tensor>,
         sizes: &[usize],
     ) -> Tensor {
-        // Small types are drawn in f32 and cast.
-        let drawn = if self.dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let uniform = || {
-            let op = RandomUniform { dtype: drawn, sizes: sizes.to_vec(), batch_axis: self.batch_axis };
+            let op = RandomUniform {
+                dtype: drawn_in(self.dtype),
+                sizes: sizes.to_vec(),
+                batch_axis: self.batch_axis,
+            };
             add(op).pop().unwrap_or_else(|| Tensor::poison(graph))
         };
         let name = match self.what {
@@ -210,6 +212,11 @@ impl Random {
     }
 }
 
+/// The type that uniform numbers are drawn in to make numbers of `dtype`: small types by way of f32.
+fn drawn_in(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
 /// Standard normal numbers of two uniform ones (Box and Muller, 1958).
 fn normal(u: &Tensor, v: &Tensor) -> Tensor {
     ((-u).log1p() * -2.0).sqrt() * (v * TAU).cos()
@@ -254,9 +261,12 @@ impl Tensor {
         if !(0.0..1.0).contains(&rate) {
             return self.fail("Dropout", Error::argument(format!("a rate of {rate} is not in 0..1")));
         }
+        if let Err(e) = super::float_input(self.spec()) {
+            return if self.is_poison() { self.clone() } else { self.fail("Dropout", e) };
+        }
         composed(self, "Dropout", Location::caller(), || {
-            let drawn = self.random_uniform_like(self.dtype());
-            let kept = drawn.greater_equal(&self.constant_like(rate));
+            let drawn = self.random_uniform_like(drawn_in(self.dtype()));
+            let kept = drawn.greater_equal(&drawn.constant_like(rate));
             kept.select(&(self * (1.0 / (1.0 - rate))), &self.zero())
         })
     }

@@ -183,12 +183,38 @@ impl Tensor {
         Tensor::apply_one(Reshape(targets), &[self])
     }
 
-    /// The dims `axis` and `axis + 1` as one.
+    /// The dim at `axis` as several, in row-major order; one of the sizes may be -1: whatever is left.
     #[track_caller]
-    pub(super) fn merge_dims(&self, axis: usize) -> Tensor {
-        let after = (axis + 2..self.rank()).map(Target::Same);
-        let targets = (0..axis).map(Target::Same).chain([Target::Rest]).chain(after);
-        Tensor::apply_one(Reshape(targets.collect()), &[self])
+    pub fn split_dim(&self, axis: isize, sizes: &[isize]) -> Tensor {
+        let at = match axis_in(axis, self.rank()) {
+            _ if self.is_poison() => return self.clone(),
+            Ok(at) => at,
+            Err(e) => return self.fail("SplitDim", e),
+        };
+        let parts = sizes.iter().map(|&n| usize::try_from(n).map_or(Target::Rest, Target::Size));
+        let parts: Vec<Target> = parts.collect();
+        if sizes.iter().any(|&n| n < -1) || parts.iter().filter(|&&t| t == Target::Rest).count() > 1 {
+            let e = Error::argument(format!("sizes {sizes:?} are not sizes (-1 may occur once)"));
+            return self.fail("SplitDim", e);
+        }
+        let (before, after) = ((0..at).map(Target::Same), (at + 1..self.rank()).map(Target::Same));
+        Tensor::apply_one(Reshape(before.chain(parts).chain(after).collect()), &[self])
+    }
+
+    /// `count` neighbouring dims, from `axis` on, as one.
+    #[track_caller]
+    pub fn merge_dims(&self, axis: isize, count: usize) -> Tensor {
+        let at = match axis_in(axis, self.rank()) {
+            _ if self.is_poison() => return self.clone(),
+            Ok(at) if count > 0 && at + count <= self.rank() => at,
+            Ok(at) => {
+                let e = format!("{count} dims from {at} on are not in a tensor of rank {}", self.rank());
+                return self.fail("MergeDims", Error::shape(e));
+            }
+            Err(e) => return self.fail("MergeDims", e),
+        };
+        let (before, after) = ((0..at).map(Target::Same), (at + count..self.rank()).map(Target::Same));
+        Tensor::apply_one(Reshape(before.chain([Target::Rest]).chain(after).collect()), &[self])
     }
 
     /// All dims but the last as one.
@@ -233,6 +259,15 @@ mod tests {
             let axis = draw.between(0, rank);
             let sizes = draw.solid(rank);
             Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| vec![x[0].flatten(axis).square()])
+        }),
+        case("Dims split and merged", Twice, |draw| {
+            let rank = draw.between(1, 3);
+            let (mut sizes, axis) = (draw.solid(rank), draw.below(rank));
+            sizes[axis] *= 3;
+            Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| {
+                let split = x[0].split_dim(axis as isize, &[-1, 3]);
+                vec![split.square(), split.sum_axes(&[0]), split.merge_dims(axis as isize, 2).square()]
+            })
         }),
         case("Dims of size 1", Twice, |draw| {
             let rank = draw.below(4);

@@ -55,15 +55,12 @@ impl Tensor {
         }
     }
 
-    /// One tensor for each index of `axis`, without that axis.
+    /// One tensor for each index of `axis`, without that axis. Its size must be known while the graph is built.
     #[track_caller]
     pub fn unstack(&self, axis: isize) -> Vec<Tensor> {
         match self.known_axis(axis) {
             Ok((axis, n)) => (0..n).map(|i| self.part(axis, i, Some(i + 1)).squeeze(axis as isize)).collect(),
-            Err(e) => {
-                let _ = self.broken("Unstack", e);
-                Vec::new()
-            }
+            Err(e) => vec![self.broken("Unstack", e)],
         }
     }
 

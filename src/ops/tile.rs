@@ -97,7 +97,7 @@ impl Tensor {
             let apart = self.expand_dims(axis as isize + 1);
             let counts: Vec<usize> =
                 (0..=self.rank()).map(|i| if i == axis + 1 { count } else { 1 }).collect();
-            apart.tile(&counts).merge_dims(axis)
+            apart.tile(&counts).merge_dims(axis as isize, 2)
         })
     }
 }

@@ -1,10 +1,13 @@
 //! What a tower function is told: which replica it builds, for training or inference, and where variables come from.
 
 use crate::graph::{
-    EMA_VARIABLES, Graph, HYPER_PARAMS, Init, MOVING_SUMMARIES, Sharing, Tensor, Variable, VariableSpec,
+    EMA_VARIABLES, Graph, HYPER_PARAMS, IMAGE_SUMMARIES, Init, MOVING_SUMMARIES, SUMMARIES, Sharing, Tensor,
+    Variable, VariableSpec,
 };
 use crate::optim::Ema;
+use std::cell::RefCell;
 use std::panic::Location;
+use std::rc::Rc;
 use tensorpack_tensor::{Error, ErrorKind};
 
 /// What a tower is built for.
@@ -27,6 +30,11 @@ pub struct TowerContext {
     owns_variables: bool,
     sharing: Sharing,
     averaged: bool,
+    frozen: bool,
+    /// Layers around this.
+    depth: usize,
+    /// Lines of layers within the one that is built, which wait for its own.
+    lines: Rc<RefCell<Vec<String>>>,
 }
 
 impl TowerContext {
@@ -66,6 +74,9 @@ impl TowerContext {
             owns_variables: index == 0,
             sharing,
             averaged: false,
+            frozen: false,
+            depth: 0,
+            lines: Rc::default(),
         }
     }
 
@@ -141,11 +152,41 @@ impl TowerContext {
         build(&TowerContext { sharing: Sharing::Share, ..self.clone() })
     }
 
-    /// Runs `build` as a layer called `name`: in a scope of that name, with errors pointing at the line that called
-    /// the function this is called in (which is `#[track_caller]`).
+    /// Runs `build` so that variables that exist are shared and, where this tower makes variables, the others made: for
+    /// what is called several times, such as one step of a recurrent net.
+    #[doc(alias = "auto_reuse_variable_scope")]
+    pub fn auto_reuse<R>(&self, build: impl FnOnce(&TowerContext) -> R) -> R {
+        build(&self.auto_reusing())
+    }
+
+    /// The context of [`TowerContext::auto_reuse`].
+    pub(crate) fn auto_reusing(&self) -> TowerContext {
+        let sharing = if self.sharing == Sharing::Make { Sharing::Either } else { self.sharing };
+        TowerContext { sharing, ..self.clone() }
+    }
+
+    /// Runs `build` with variables that are not trained: what is computed from them has no gradient with respect to
+    /// them, and [`minimize`](crate::optim::minimize) leaves them as they are.
+    pub fn freeze_variables<R>(&self, build: impl FnOnce(&TowerContext) -> R) -> R {
+        build(&TowerContext { frozen: true, ..self.clone() })
+    }
+
+    /// Runs `build` as a layer called `name`, applied to `x`: in a scope of that name, with errors pointing at the line
+    /// that called the function this is called in (which is `#[track_caller]`). How the layer changes the shape is
+    /// logged, once for all towers, with the layers it is made of indented below.
     #[track_caller]
-    pub fn layer<R>(&self, name: &str, build: impl FnOnce(&TowerContext) -> R) -> R {
-        self.graph.called_from(Location::caller(), || self.scope(name, build))
+    pub fn layer(&self, name: &str, x: &Tensor, build: impl FnOnce(&TowerContext) -> Tensor) -> Tensor {
+        let inside = TowerContext { depth: self.depth + 1, ..self.clone() };
+        let place = self.lines.borrow().len();
+        let y = self.graph.called_from(Location::caller(), || self.scope(name, |_| build(&inside)));
+        let line = || format!("{:1$}{name}: {x} -> {y}", "", 2 * self.depth, x = x.shape(), y = y.shape());
+        if y.id().is_some() && self.graph.first_time(&format!("layer {}", self.graph.name_in_towers(name))) {
+            self.lines.borrow_mut().insert(place, line());
+        }
+        if self.depth == 0 {
+            self.lines.borrow_mut().drain(..).for_each(|line| log::info!("{line}"));
+        }
+        y
     }
 
     /// The variable of this spec in the current scope: made here, or shared if this tower shares.
@@ -153,8 +194,14 @@ impl TowerContext {
     #[doc(alias = "get_variable")]
     pub fn variable(&self, spec: VariableSpec) -> Variable {
         let variable = self.graph.variable(spec, self.sharing);
-        let average = if self.averaged { Ema::of(&variable) } else { None };
-        average.unwrap_or(variable)
+        let variable = match self.averaged {
+            true => Ema::of(&variable).unwrap_or(variable),
+            false => variable,
+        };
+        match self.frozen {
+            true => Variable { value: variable.value.stop_gradient(), ..variable },
+            false => variable,
+        }
     }
 
     /// A number that steers training and may be set while it runs: the f32 scalar `name` in the current scope, `value`
@@ -171,6 +218,23 @@ impl TowerContext {
     pub fn moving_summary(&self, scalars: &[&Tensor]) {
         if self.is_main_training_tower() {
             scalars.iter().for_each(|t| self.graph.add_to_collection(MOVING_SUMMARIES, t));
+        }
+    }
+
+    /// Shows tensors to the monitors once an epoch: scalars as they are, others as histograms of their elements. Only the
+    /// main training tower's count.
+    #[doc(alias = "add_tensor_summary")]
+    pub fn summary(&self, tensors: &[&Tensor]) {
+        if self.is_main_training_tower() {
+            tensors.iter().for_each(|t| self.graph.add_to_collection(SUMMARIES, t));
+        }
+    }
+
+    /// Shows images `[batch, height, width, channels]` of 0..255 to the monitors once an epoch. Only the main training
+    /// tower's count.
+    pub fn image_summary(&self, images: &Tensor) {
+        if self.is_main_training_tower() {
+            self.graph.add_to_collection(IMAGE_SUMMARIES, images);
         }
     }
 }

@@ -87,3 +87,14 @@ fn ranks_of_targets() {
         assert!(!among(&[0.1, bad, 0.2, 0.3], 3, 4), "a row with {bad} says nothing");
     }
 }
+
+#[test]
+fn small_floats_are_added_up_in_larger_ones() {
+    // 256 + 1 is 256 in bf16; a thousand ones are a thousand all the same.
+    let ones = |x: &Tensor| x.cast(DType::Bf16).broadcast_to(&[1000]);
+    let places = |x: &Tensor| x.graph().iota(1000, DType::I32) * x.zero().cast(DType::I32);
+    assert_eq!(made(&[], &[1.0], |x| ones(x).scatter_add(&places(x), 1, 0).cast(DType::F32)), [1000.0]);
+    let last = made(&[], &[1.0], |x| ones(x).cumsum(0).slice_axis(0, 999, None).cast(DType::F32));
+    assert_eq!(last, [1000.0]);
+    assert_eq!(made(&[3], &[1.0, 3.0, 2.0], |x| x.cast(DType::Bf16).top_k(2).1), [1.0, 2.0]);
+}

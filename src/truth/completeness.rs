@@ -8,11 +8,13 @@ use std::path::Path;
 use tensorpack_tensor::{CounterRng, DType};
 
 /// Operations that no method makes, only gradients do.
-pub(super) const OF_GRADIENTS: [&str; 12] = [
+pub(super) const OF_GRADIENTS: [&str; 14] = [
     "AddAlongAxis",
     "AveragePoolGrad",
     "Conv2dFilterGrad",
     "Conv2dInputGrad",
+    "DepthwiseConv2dFilterGrad",
+    "DepthwiseConv2dInputGrad",
     "MaxPoolGrad",
     "MaxPoolPick",
     "OtherProducts",

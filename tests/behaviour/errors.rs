@@ -98,7 +98,7 @@ fn inside_a_closure_the_line_is_the_closures() {
 /// A layer of the user's own.
 #[track_caller]
 fn scaled(t: &TowerContext, name: &str, x: &Tensor) -> Tensor {
-    t.layer(name, |t| Linear::new(3).apply(t, "fc", x))
+    t.layer(name, x, |t| Linear::new(3).apply(t, "fc", x))
 }
 
 #[test]

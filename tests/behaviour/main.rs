@@ -12,4 +12,5 @@ mod hooked;
 mod null_device;
 mod threads;
 mod plan;
+mod rows;
 mod dumps;

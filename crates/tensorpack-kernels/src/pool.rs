@@ -4,6 +4,7 @@
 //! other and nothing has to be cleared first.
 
 use crate::Isa;
+use crate::lanes::by_lanes;
 use crate::number::Number;
 use crate::per_isa::per_isa;
 use std::ops::Range;
@@ -11,9 +12,6 @@ use tensorpack_tensor::DType;
 
 /// Elements of one chunk, more or less.
 const CHUNK: usize = 32 * 1024;
-
-/// Channels that are done side by side.
-const LANES: usize = 16;
 
 /// The sizes of a pooling, each with height before width. Windows may reach into padding, which counts as not there.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -191,23 +189,6 @@ impl Float for f64 {
     fn share(n: usize) -> f64 {
         1.0 / n as f64
     }
-}
-
-/// Calls `$body` for all channels, `LANES` at a time and the rest one by one, with `$n` the constant number of them.
-macro_rules! by_lanes {
-    ($channels:expr, |$c:ident, $n:ident| $body:expr) => {{
-        let mut $c = 0;
-        while $c + LANES <= $channels {
-            const $n: usize = LANES;
-            $body;
-            $c += LANES;
-        }
-        while $c < $channels {
-            const $n: usize = 1;
-            $body;
-            $c += 1;
-        }
-    }};
 }
 
 per_isa! {

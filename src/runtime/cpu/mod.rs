@@ -10,6 +10,7 @@ mod commit;
 mod arena;
 mod plan;
 mod exchange;
+mod epilogue;
 mod row_work;
 mod work;
 mod engine;

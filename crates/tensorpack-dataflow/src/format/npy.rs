@@ -7,7 +7,7 @@ use super::Contents;
 use super::elements::{Order, byte_count, little_endian, tensor};
 use super::new_file::NewFile;
 use std::path::Path;
-use tensorpack_tensor::{DType, Error, HostTensor, Result, element_count};
+use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result, element_count};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 
@@ -39,8 +39,7 @@ pub fn encode(array: &HostTensor) -> Vec<u8> {
 
 /// The array in the bytes of a `.npy` file.
 pub fn decode(bytes: &[u8]) -> Result<HostTensor> {
-    let damaged =
-        |why: &str| Error::new(tensorpack_tensor::ErrorKind::Data, format!("not a .npy file: {why}"));
+    let damaged = |why: &str| Error::new(ErrorKind::Data, format!("not a .npy file: {why}"));
     let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| damaged("it does not begin with \\x93NUMPY"))?;
     let (length, rest) = match rest {
         [1, _, a, b, rest @ ..] => (usize::from(u16::from_le_bytes([*a, *b])), rest),

@@ -74,14 +74,13 @@ pub fn write<'a>(
 /// each ends in it. Returns how many there were. They are gathered in memory, since an array's size comes first.
 #[doc(alias = "NumpySerializer")]
 pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
-    let zip = ZipWriter::create(path)?;
+    let mut zip = ZipWriter::create(path)?;
     let (mut buffer, mut ends) = (Vec::new(), Vec::new());
     let count = one_pass(flow, |sample| {
         buffer.extend(encode(&sample)?);
         ends.push(buffer.len() as i64);
         Ok(())
     })?;
-    let mut zip = zip;
     zip.add("buffer.npy", &npy::encode(&HostTensor::new([buffer.len()], buffer)?))?;
     zip.add("ends.npy", &npy::encode(&HostTensor::new([ends.len()], ends)?))?;
     zip.finish()?;

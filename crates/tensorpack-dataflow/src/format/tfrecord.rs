@@ -11,7 +11,7 @@ use super::{Contents, RandomAccess};
 use crate::{DataFlow, Sample};
 use std::path::Path;
 use std::sync::Arc;
-use tensorpack_tensor::{HostTensor, Result};
+use tensorpack_tensor::{Error, HostTensor, Result};
 
 const HEADER: u64 = 12;
 const FOOTER: u64 = 4;
@@ -50,7 +50,7 @@ impl TfRecord {
         Ok((records, len - end))
     }
 
-    fn index(contents: Contents) -> (TfRecord, Option<tensorpack_tensor::Error>) {
+    fn index(contents: Contents) -> (TfRecord, Option<Error>) {
         // Headers are read through a small window, since many short records share one.
         const WINDOW: u64 = 4096;
         let (mut offsets, mut at) = (vec![0], 0);
@@ -180,7 +180,7 @@ mod tests {
         let mut bytes = file(&[b"first", b"second", b"third"]);
         bytes[21 + 12] ^= 1;
         let records = TfRecord::parse(Contents::memory("r", bytes)).unwrap();
-        let mut reader = records.open_flow();
+        let mut reader = records.open(Seed::new(0), &State::start()).unwrap();
         assert_eq!(reader.read().unwrap().unwrap()[0].as_slice::<u8>().unwrap(), b"first");
         let e = reader.read().unwrap_err();
         assert_eq!(
@@ -195,12 +195,6 @@ mod tests {
         assert!(reader.read().unwrap().is_some() && reader.read().unwrap().is_some());
         assert!(reader.read().unwrap().is_none());
         assert_eq!(whole.skipped(), 1);
-    }
-
-    impl TfRecord {
-        fn open_flow(&self) -> Box<dyn crate::Reader> {
-            DataFlow::open(self, Seed::new(0), &State::start()).unwrap()
-        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use tensorpack_kernels::{Bias, Contract, Conv2d, Conv2dFilterGrad, Conv2dForward
 use crate::{check, numbers, run, run_with};
 
 /// Calls `product` with the positions in x, w and y of every product of a convolution.
-fn products(c: &Conv2d, product: &mut dyn FnMut(usize, usize, usize)) {
+pub(crate) fn products(c: &Conv2d, product: &mut dyn FnMut(usize, usize, usize)) {
     let index = |at: &[usize], sizes: &[usize]| at.iter().zip(sizes).fold(0, |i, (at, size)| i * size + at);
     let Conv2d { in_size: [h, w], out_size: [oh, ow], kernel: [kh, kw], .. } = *c;
     let mut taps = Vec::new();
@@ -62,7 +62,7 @@ fn channels() -> impl Strategy<Value = usize> {
     prop_oneof![1 => Just(0usize), 3 => Just(1usize), 6 => 2usize..20, 2 => 20usize..50]
 }
 
-fn convolution() -> impl Strategy<Value = Conv2d> {
+pub(crate) fn convolution() -> impl Strategy<Value = Conv2d> {
     (0usize..4, channels(), channels(), axis(), axis()).prop_map(
         |(batch, in_channels, out_channels, y, x)| Conv2d {
             batch,
@@ -117,7 +117,7 @@ proptest! {
 }
 
 /// A square convolution with padding that keeps the size, but for the stride.
-fn same(batch: usize, size: usize, kernel: usize, stride: usize, channels: [usize; 2]) -> Conv2d {
+pub(crate) fn same(batch: usize, size: usize, kernel: usize, stride: usize, channels: [usize; 2]) -> Conv2d {
     Conv2d {
         batch,
         in_size: [size; 2],

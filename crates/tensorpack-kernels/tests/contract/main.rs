@@ -3,6 +3,7 @@
 //! of chunks leave no trace in the bits.
 
 mod conv2d;
+mod depthwise;
 mod matmul;
 
 use tensorpack_kernels::{Bias, Block, Contract, Isa, Operands};

@@ -1,0 +1,157 @@
+//! Long short-term memory (Hochreiter and Schmidhuber, 1997; with a forget gate, Gers et al., 2000).
+
+use super::bias::{add_bias, channels};
+use super::sequence::unrolled;
+use crate::graph::{Init, Tensor, Variable, VariableSpec};
+use crate::tower::TowerContext;
+use tensorpack_tensor::Error;
+
+/// What an LSTM remembers from step to step, both `[batch, units]`.
+#[derive(Clone, Debug)]
+pub struct LstmState {
+    /// The memory.
+    pub c: Tensor,
+    /// The last output.
+    pub h: Tensor,
+}
+
+/// One step of an LSTM: of `x W + h U + b`, whose quarters are the gates i, f, g, o, makes
+/// `c = sigmoid(f + forget bias) c + sigmoid(i) tanh(g)` and `h = sigmoid(o) tanh(c)`.
+#[derive(Clone, Debug)]
+#[doc(alias = "BasicLSTMCell")]
+pub struct LstmCell {
+    units: usize,
+    forget_bias: f64,
+    init: Init,
+    recurrent_init: Init,
+}
+
+impl LstmCell {
+    /// With this many units and a forget bias of 1.
+    pub fn new(units: usize) -> LstmCell {
+        LstmCell { units, forget_bias: 1.0, init: Init::xavier(), recurrent_init: Init::xavier() }
+    }
+
+    /// With this added to the forget gate, so that a new net remembers.
+    #[must_use]
+    pub fn forget_bias(self, forget_bias: f64) -> LstmCell {
+        LstmCell { forget_bias, ..self }
+    }
+
+    /// With `W` drawn like this.
+    #[must_use]
+    pub fn init(self, init: Init) -> LstmCell {
+        LstmCell { init, ..self }
+    }
+
+    /// With `U` drawn like this.
+    #[must_use]
+    pub fn recurrent_init(self, init: Init) -> LstmCell {
+        LstmCell { recurrent_init: init, ..self }
+    }
+
+    /// One step on `x [batch, features]`, from a state or from zeros, making `name/W`, `name/U` and `name/b` the first
+    /// time and sharing them from then on.
+    #[track_caller]
+    pub fn step(&self, t: &TowerContext, name: &str, x: &Tensor, state: Option<&LstmState>) -> LstmState {
+        let mut next = None;
+        let h = t.auto_reusing().layer(name, x, |t| {
+            if x.is_poison() {
+                return x.clone();
+            }
+            let Some(inputs) = channels(x, 2..=2) else {
+                let why = format!("takes [batch, features] with known features, not {}", x.shape());
+                return x.fail("LstmCell", Error::shape(why));
+            };
+            let (projected, [u]) = self.projected(t, x, inputs);
+            let state = self.advanced(&projected, &u, state);
+            next.insert(state).h.clone()
+        });
+        next.unwrap_or(LstmState { c: h.clone(), h })
+    }
+
+    /// `x W + b`, for one step or many, and `U`.
+    #[track_caller]
+    fn projected(&self, t: &TowerContext, x: &Tensor, inputs: usize) -> (Tensor, [Variable; 1]) {
+        let weight = |name: &str, rows: usize, init: &Init| {
+            let spec = VariableSpec::new(name, [rows, 4 * self.units]).dtype(x.dtype());
+            t.variable(spec.init(init.clone()))
+        };
+        let w = weight("W", inputs, &self.init);
+        let u = weight("U", self.units, &self.recurrent_init);
+        (add_bias(t, &x.matmul(&w), 4 * self.units), [u])
+    }
+
+    /// The state after a step.
+    #[track_caller]
+    fn advanced(&self, projected: &Tensor, u: &Tensor, state: Option<&LstmState>) -> LstmState {
+        let gates = match state {
+            Some(state) => state.h.matmul(u) + projected,
+            None => projected.clone(),
+        };
+        let gates = gates.cut(4, 1);
+        let [i, f, g, o] = [&gates[0], &gates[1], &gates[2], &gates[3]];
+        let new = i.sigmoid() * g.tanh();
+        let c = match state {
+            Some(state) => (f + self.forget_bias).sigmoid() * &state.c + new,
+            None => new,
+        };
+        LstmState { h: o.sigmoid() * c.tanh(), c }
+    }
+}
+
+/// An LSTM over sequences `[batch, time, features]` of a known number of steps.
+#[derive(Clone, Debug)]
+pub struct Lstm {
+    cell: LstmCell,
+}
+
+impl Lstm {
+    /// With this many units and a forget bias of 1.
+    pub fn new(units: usize) -> Lstm {
+        Lstm { cell: LstmCell::new(units) }
+    }
+
+    /// With this added to the forget gate.
+    #[must_use]
+    pub fn forget_bias(self, forget_bias: f64) -> Lstm {
+        Lstm { cell: self.cell.forget_bias(forget_bias) }
+    }
+
+    /// With `W` drawn like this.
+    #[must_use]
+    pub fn init(self, init: Init) -> Lstm {
+        Lstm { cell: self.cell.init(init) }
+    }
+
+    /// With `U` drawn like this.
+    #[must_use]
+    pub fn recurrent_init(self, init: Init) -> Lstm {
+        Lstm { cell: self.cell.recurrent_init(init) }
+    }
+
+    /// Applies the layer from a state or from zeros, making (or sharing) `name/W`, `name/U` and `name/b`; returns the
+    /// outputs `[batch, time, units]` and the last state.
+    #[track_caller]
+    pub fn apply(
+        &self,
+        t: &TowerContext,
+        name: &str,
+        x: &Tensor,
+        state: Option<&LstmState>,
+    ) -> (Tensor, LstmState) {
+        let mut last = None;
+        let y = t.layer(name, x, |t| {
+            let project = |inputs: usize| self.cell.projected(t, x, inputs);
+            let advance = |projected: &Tensor, [u]: &[Tensor; 1], state: Option<&LstmState>| {
+                let next = self.cell.advanced(projected, u, state);
+                (next.h.clone(), next)
+            };
+            let (y, state) = unrolled("Lstm", x, project, state.cloned(), advance);
+            last = state;
+            y
+        });
+        let last = last.unwrap_or_else(|| LstmState { c: y.clone(), h: y.clone() });
+        (y, last)
+    }
+}

@@ -1,0 +1,42 @@
+//! ReLU with a slope that is learned (He et al., 2015).
+
+use crate::graph::{Init, Tensor, VariableSpec};
+use crate::tower::TowerContext;
+
+/// `x` where positive, else `alpha * x`, with one `alpha` for all.
+#[derive(Clone, Copy, Debug)]
+pub struct PRelu {
+    init: f64,
+}
+
+impl Default for PRelu {
+    fn default() -> PRelu {
+        PRelu::new()
+    }
+}
+
+impl PRelu {
+    /// With a slope that begins at 0.001.
+    pub fn new() -> PRelu {
+        PRelu { init: 0.001 }
+    }
+
+    /// With a slope that begins at this.
+    #[must_use]
+    pub fn init(self, slope: f64) -> PRelu {
+        PRelu { init: slope }
+    }
+
+    /// Applies the layer, making (or sharing) `name/alpha`.
+    #[track_caller]
+    pub fn apply(&self, t: &TowerContext, name: &str, x: &Tensor) -> Tensor {
+        t.layer(name, x, |t| {
+            if x.is_poison() {
+                return x.clone();
+            }
+            let spec = VariableSpec::new("alpha", []).dtype(x.dtype()).init(Init::Constant(self.init));
+            let alpha = t.variable(spec);
+            x.greater(&x.zero()).select(x, &(x * alpha.value()))
+        })
+    }
+}

@@ -1,0 +1,36 @@
+//! Steps of a recurrent layer, one after the other.
+
+use super::bias::channels;
+use crate::graph::{Tensor, Variable};
+use tensorpack_tensor::Error;
+
+/// Runs a cell over `x [batch, time, features]`. `project` makes, of the number of features, what of each step depends
+/// on the input alone, for all steps in one product, and the recurrent weights, the first of which all steps multiply
+/// by; `advance` makes output and state of one step. Returns the outputs `[batch, time, units]` and the last state.
+#[track_caller]
+pub(super) fn unrolled<S, const N: usize>(
+    kind: &str,
+    x: &Tensor,
+    project: impl FnOnce(usize) -> (Tensor, [Variable; N]),
+    mut state: Option<S>,
+    advance: impl Fn(&Tensor, &[Tensor; N], Option<&S>) -> (Tensor, S),
+) -> (Tensor, Option<S>) {
+    if x.is_poison() {
+        return (x.clone(), None);
+    }
+    let known = channels(x, 3..=3).and_then(|f| Some((f, x.shape()[1].known().filter(|&n| n > 0)?)));
+    let Some((features, steps)) = known else {
+        let why = format!("takes [batch, time, features] with known time and features, not {}", x.shape());
+        return (x.fail(kind, Error::shape(why)), None);
+    };
+    let (projected, weights) = project(features);
+    let mut outputs = Vec::with_capacity(steps);
+    let mut weights = weights.map(|w| w.value().clone());
+    for (step, multiplied) in projected.cut(steps, 1).iter().zip(weights[0].fan_out(steps)) {
+        weights[0] = multiplied;
+        let (output, next) = advance(&step.squeeze(1), &weights, state.as_ref());
+        outputs.push(output);
+        state = Some(next);
+    }
+    (x.graph().stack(&outputs, 1), state)
+}

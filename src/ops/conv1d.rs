@@ -1,0 +1,94 @@
+//! Convolution along sequences: that of images one pixel high.
+
+use super::{Conv2dOptions, Padding, composed};
+use crate::graph::Tensor;
+use std::panic::Location;
+use tensorpack_tensor::Error;
+
+/// How a convolution slides along a sequence, and how its channels are grouped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Conv1dOptions {
+    /// How far the window moves.
+    pub stride: usize,
+    /// How far apart its taps are.
+    pub dilation: usize,
+    /// Zeros before and after the sequence: [`Padding::Same`], [`Padding::Valid`], or as many as the second pair of
+    /// [`Padding::Explicit`] says.
+    pub padding: Padding,
+    /// Into how many groups channels are cut, each convolved alone.
+    pub groups: usize,
+}
+
+impl Default for Conv1dOptions {
+    fn default() -> Conv1dOptions {
+        Conv1dOptions { stride: 1, dilation: 1, padding: Padding::Same, groups: 1 }
+    }
+}
+
+impl Conv1dOptions {
+    /// Zeros only before the sequence, as many as a window of `taps` reaches back: no result sees what comes later.
+    #[must_use]
+    pub fn causal(self, taps: usize) -> Conv1dOptions {
+        let back = taps.saturating_sub(1).saturating_mul(self.dilation);
+        Conv1dOptions { padding: Padding::Explicit([[0, 0], [back, 0]]), ..self }
+    }
+}
+
+impl Tensor {
+    /// The convolution of sequences `[batch, time, in]` with a filter `[taps, in / groups, out]`.
+    #[track_caller]
+    pub fn conv1d(&self, filter: &Tensor, options: Conv1dOptions) -> Tensor {
+        if self.is_poison() || filter.is_poison() {
+            return Tensor::poison(self.graph());
+        }
+        if (self.rank(), filter.rank()) != (3, 3) {
+            let why = format!(
+                "takes sequences [batch, time, channels] and a filter [taps, in, out], not {} and {}",
+                self.shape(),
+                filter.shape()
+            );
+            return self.fail("Conv1d", Error::shape(why));
+        }
+        let padding = match options.padding {
+            Padding::Explicit([_, along]) => Padding::Explicit([[0, 0], along]),
+            padding => padding,
+        };
+        let options = Conv2dOptions {
+            stride: [1, options.stride],
+            dilation: [1, options.dilation],
+            padding,
+            groups: options.groups,
+            ..Conv2dOptions::default()
+        };
+        composed(self, "Conv1d", Location::caller(), || {
+            self.expand_dims(1).conv2d(&filter.expand_dims(0), options).squeeze(1)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::*;
+
+    cases![
+        case("Conv1d", Twice, |draw| {
+            let (taps, stride, dilation) = (draw.between(1, 3), draw.between(1, 3), draw.between(1, 2));
+            let n = draw.between((taps - 1) * dilation + 1, 9);
+            let (groups, inner, outer) = (draw.of(&[1, 2]), draw.of(&[1, 2, 3]), draw.of(&[1, 2, 5]));
+            let padding = draw.of(&[Padding::Same, Padding::Valid, Padding::Explicit([[0, 0], [1, 2]])]);
+            let options = Conv1dOptions { stride, dilation, padding, groups };
+            let options = if draw.below(4) == 3 { options.causal(taps) } else { options };
+            let batch = draw.of(&[1, 2, 3]);
+            let inputs = vec![
+                Input::floats(draw, [batch, n, groups * inner], Any),
+                Input::floats(draw, [taps, inner, groups * outer], Any).closed(),
+            ];
+            Trial::new(inputs, move |x| vec![x[0].conv1d(&x[1], options)])
+        })
+        .empty("x.conv1d(y)", "[0, 5, 2], [3, 2, 4]", "empty [0, 5, 4]", |x| x[0]
+            .conv1d(&x[1], Conv1dOptions::default()))
+        .empty("x.conv1d(y)", "[2, 0, 2], [3, 2, 4]", "empty [2, 0, 4]", |x| x[0]
+            .conv1d(&x[1], Conv1dOptions::default())),
+    ];
+}

@@ -1,0 +1,128 @@
+//! Transposed convolution: the gradient of a convolution by its image, as an operation of its own, with an output size
+//! that follows from the input's.
+
+use super::conv2d::{Conv2d, Conv2dFilterGrad};
+use super::{Conv2dOptions, Padding, Window};
+use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::kir::{ContractKind, LowerCx, View};
+use tensorpack_tensor::{Dim, Error, Result};
+
+impl Window {
+    /// The size along axis `i` of the image that a transposed convolution makes of one of size `n`.
+    fn transposed(&self, i: usize, n: Dim, k: usize) -> Result<Dim> {
+        let (stride, reach) = (self.stride[i] as i128, self.reach(i, k)? as i128);
+        let beyond = match self.padding {
+            Padding::Same => 0,
+            Padding::Valid => (reach - stride).max(0),
+            Padding::Explicit(p) => reach - stride - p[i][0] as i128 - p[i][1] as i128,
+        };
+        match n {
+            Dim::Known(0) => Ok(n),
+            Dim::Known(n) => {
+                let size = isize::try_from(n as i128 * stride + beyond).ok().filter(|&n| n > 0);
+                let why = || format!("a size of {n} has no transposed convolution with a window of {k}");
+                size.map(|n| Dim::Known(n as usize)).ok_or_else(|| Error::shape(why()))
+            }
+            Dim::Unknown(_) if (stride, beyond) == (1, 0) => Ok(n),
+            Dim::Unknown(_) => {
+                Ok(Dim::derived("transposed window", &[n], &[self.stride[i], beyond as usize]))
+            }
+        }
+    }
+}
+
+/// Image `[batch, height, width, in]` and filter `[height, width, out, in]` to output.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Conv2dTranspose(Window);
+
+impl OpDef for Conv2dTranspose {
+    fn name(&self) -> &str {
+        "Conv2dTranspose"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        let (x, w) = (&inputs[0], &inputs[1]);
+        let filter = Window::filter(x, w)?;
+        if x.shape[3].known().is_some_and(|c| c != filter[3]) {
+            return Err(Error::shape(format!(
+                "the image {} has {} channels, the filter {} ([height, width, out, in]) takes {}",
+                x.shape, x.shape[3], w.shape, filter[3]
+            )));
+        }
+        let size = |i: usize| self.0.transposed(i, x.shape[i + 1], filter[i]);
+        let shape = vec![x.shape[0], size(0)?, size(1)?, Dim::Known(filter[2])];
+        Ok(vec![Spec { dtype: x.dtype, shape: shape.into() }])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        let (x, w, dy) = (cx.input(0), cx.input(1), cx.dy());
+        Ok(vec![
+            cx.needs(0).then(|| Tensor::apply_one(Conv2d(self.0), &[dy, w])),
+            cx.needs(1).then(|| Tensor::apply_one(Conv2dFilterGrad(self.0), &[dy, x, w])),
+        ])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let (x, w) = (cx.input(0), cx.input(1));
+        let kernel = self.0.kernel(&cx.output_sizes(0), &w.sizes, &x.sizes)?;
+        Ok(vec![cx.contract(ContractKind::Conv2dInputGrad(kernel), &x, &w)])
+    }
+}
+
+impl Tensor {
+    /// The transposed convolution of images `[batch, height, width, in]` with a filter `[height, width, out, in]`.
+    /// With [`Padding::Same`] an image grows by the stride, with [`Padding::Valid`] by what the window reaches beyond
+    /// it too. There are no groups.
+    #[track_caller]
+    #[doc(alias = "Deconv2D")]
+    pub fn conv2d_transpose(&self, filter: &Tensor, options: Conv2dOptions) -> Tensor {
+        if options.groups != 1 {
+            let e = Error::argument("a transposed convolution has no groups: set groups to 1");
+            return self.fail("Conv2dTranspose", e);
+        }
+        let x = options.layout.to_nhwc(self);
+        let y = Tensor::apply_one(Conv2dTranspose(options.window()), &[&x, filter]);
+        options.layout.from_nhwc(&y)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::Layout;
+    use crate::trial::*;
+
+    cases![
+        case("Conv2dTranspose", Twice, |draw| {
+            let mut two = |low, high| [draw.between(low, high), draw.between(low, high)];
+            let (n, kernel, stride, dilation) = (two(1, 4), two(1, 3), two(1, 3), two(1, 2));
+            let reach = [0, 1].map(|i| (kernel[i] - 1) * dilation[i] + 1);
+            let around = |draw: &mut Draw<'_>, i: usize| {
+                let low = draw.below(reach[i]);
+                [low, draw.below(reach[i] - low)]
+            };
+            let padding = match draw.below(3) {
+                0 => Padding::Same,
+                1 => Padding::Valid,
+                _ => Padding::Explicit([around(draw, 0), around(draw, 1)]),
+            };
+            let (inner, outer) = (draw.of(&[1, 2, 3, 0]), draw.of(&[1, 2, 5, 17, 0]));
+            let layout = draw.of(&[Layout::Nhwc, Layout::Nchw]);
+            let batch = draw.of(&[1, 2, 0]);
+            let image = match layout {
+                Layout::Nhwc => [batch, n[0], n[1], inner],
+                Layout::Nchw => [batch, inner, n[0], n[1]],
+            };
+            let filter = [kernel[0], kernel[1], outer, inner];
+            let inputs = vec![Input::floats(draw, image, Any), Input::floats(draw, filter, Any).closed()];
+            let options = Conv2dOptions { stride, dilation, padding, groups: 1, layout };
+            Trial::new(inputs, move |x| vec![x[0].conv2d_transpose(&x[1], options)])
+        })
+        .empty("x.conv2d_transpose(y)", "[0, 5, 5, 2], [3, 3, 4, 2]", "empty [0, 5, 5, 4]", |x| x[0]
+            .conv2d_transpose(&x[1], Conv2dOptions::default()))
+        .empty("x.conv2d_transpose(y)", "[1, 0, 5, 2], [3, 3, 4, 2]", "empty [1, 0, 5, 4]", |x| x[0]
+            .conv2d_transpose(&x[1], Conv2dOptions::default()))
+        .empty("x.conv2d_transpose(y)", "[1, 5, 5, 0], [3, 3, 4, 0]", "zeros [1, 5, 5, 4]", |x| x[0]
+            .conv2d_transpose(&x[1], Conv2dOptions::default())),
+    ];
+}

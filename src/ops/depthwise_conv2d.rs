@@ -1,0 +1,161 @@
+//! Convolution in groups of channels. Where each channel is a group of its own there are loops for that; other groups
+//! are convolved one by one.
+
+use super::conv2d::Conv2d;
+use super::{Window, composed};
+use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::kir::{ContractKind, LowerCx, View};
+use std::panic::Location;
+use tensorpack_tensor::{Error, Result};
+
+/// The three operations, each linear in both inputs, and the gradients of each the other two: the output takes
+/// (image, filter), the image's gradient (output's gradient, filter, image for its shape), the filter's gradient
+/// (image, output's gradient, filter for its shape). Filters are `[height, width, 1, channels]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Part {
+    Output,
+    InputGrad,
+    FilterGrad,
+}
+use Part::{FilterGrad, InputGrad, Output};
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Depthwise {
+    part: Part,
+    window: Window,
+}
+
+impl Depthwise {
+    fn part(&self, part: Part, inputs: &[&Tensor]) -> Tensor {
+        Tensor::apply_one(Depthwise { part, window: self.window }, inputs)
+    }
+}
+
+impl OpDef for Depthwise {
+    fn name(&self) -> &str {
+        match self.part {
+            Output => "DepthwiseConv2d",
+            InputGrad => "DepthwiseConv2dInputGrad",
+            FilterGrad => "DepthwiseConv2dFilterGrad",
+        }
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        if self.part != Output {
+            return Ok(vec![inputs[2].clone()]);
+        }
+        let (x, w) = (&inputs[0], &inputs[1]);
+        let filter = Window::filter(x, w)?;
+        if filter[2] != 1 || x.shape[3].known().is_some_and(|c| c != filter[3]) {
+            return Err(Error::shape(format!(
+                "the image {} has {} channels, the filters {} are for {}",
+                x.shape, x.shape[3], w.shape, filter[3]
+            )));
+        }
+        Ok(vec![self.window.convolved(x, &filter, filter[3])?])
+    }
+
+    fn shape_only(&self, i: usize) -> bool {
+        i == 2
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        let (a, b, g) = (cx.input(0), cx.input(1), cx.dy());
+        let by = |i: usize, part: Part, inputs: &[&Tensor]| cx.needs(i).then(|| self.part(part, inputs));
+        Ok(match self.part {
+            Output => vec![by(0, InputGrad, &[g, b, a]), by(1, FilterGrad, &[a, g, b])],
+            InputGrad => vec![by(0, Output, &[g, b]), by(1, FilterGrad, &[g, a, b]), None],
+            FilterGrad => vec![by(0, InputGrad, &[b, g, a]), by(1, Output, &[a, g]), None],
+        })
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let (a, b, out) = (cx.input(0), cx.input(1), cx.output_sizes(0));
+        let kernel = |x: &[usize], w: &[usize], y: &[usize]| self.window.kernel(x, w, y);
+        let kind = match self.part {
+            Output => ContractKind::Depthwise(kernel(&a.sizes, &b.sizes, &out)?),
+            InputGrad => ContractKind::DepthwiseInputGrad(kernel(&out, &b.sizes, &a.sizes)?),
+            FilterGrad => ContractKind::DepthwiseFilterGrad(kernel(&a.sizes, &out, &b.sizes)?),
+        };
+        Ok(vec![cx.contract(kind, &a, &b)])
+    }
+}
+
+/// The convolution of images, channels last, in groups: filters are `[height, width, in / groups, out]`, and the
+/// `i`-th part of the outputs is made of the `i`-th part of the channels.
+#[track_caller]
+pub(super) fn grouped(x: &Tensor, filter: &Tensor, groups: usize, window: Window) -> Tensor {
+    if x.is_poison() || filter.is_poison() {
+        return Tensor::poison(x.graph());
+    }
+    let channels = match Window::filter(x.spec(), filter.spec()).map(|f| (f, x.shape()[3].known())) {
+        Ok((f, Some(c))) if groups > 0 && c == f[2] * groups && f[3].is_multiple_of(groups) => (c, f[3]),
+        Ok((f, _)) => {
+            let why = format!(
+                "{groups} groups: the image {} must have {} channels, and the filter {} outputs that {groups} divides",
+                x.shape(),
+                f[2] * groups,
+                filter.shape()
+            );
+            return x.fail("Conv2d", Error::shape(why));
+        }
+        Err(e) => return x.fail("Conv2d", e),
+    };
+    let depthwise = |x: &Tensor| Tensor::apply_one(Depthwise { part: Output, window }, &[x, filter]);
+    match channels {
+        (inputs, outputs) if inputs == groups && outputs == groups => depthwise(x),
+        (inputs, outputs) if inputs == groups => {
+            composed(x, "DepthwiseConv2d", Location::caller(), || depthwise(&x.repeat(outputs / inputs, 3)))
+        }
+        _ => composed(x, "GroupedConv2d", Location::caller(), || {
+            let convolved = |(x, w): (Tensor, Tensor)| Tensor::apply_one(Conv2d(window), &[&x, &w]);
+            let parts = x.cut(groups, 3).into_iter().zip(filter.cut(groups, 3)).map(convolved);
+            x.graph().concat(&parts.collect::<Vec<Tensor>>(), 3)
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::ops::window::tests::draw_padding;
+    use crate::ops::{Conv2dOptions, Layout};
+    use crate::trial::*;
+
+    cases![
+        case("DepthwiseConv2d", Twice, |draw| {
+            let multiple = draw.of(&[1, 1, 2, 3]);
+            let channels = draw.of(&[2, 3, 5, 18]);
+            in_groups(draw, channels, [1, multiple])
+        })
+        .empty("x.conv2d(y), in 2 groups", "[0, 5, 5, 2], [3, 3, 1, 2]", "empty [0, 5, 5, 2]", |x| x[0]
+            .conv2d(&x[1], Conv2dOptions { groups: 2, ..Conv2dOptions::default() }))
+        .empty(
+            "x.conv2d(y), in 2 groups",
+            "[1, 0, 5, 2], [3, 3, 1, 2]",
+            "empty [1, 0, 5, 2]",
+            |x| x[0].conv2d(&x[1], Conv2dOptions { groups: 2, ..Conv2dOptions::default() })
+        ),
+        case("Conv2d in groups", Twice, |draw| {
+            let (groups, inner, outer) = (draw.of(&[2, 3]), draw.of(&[2, 3]), draw.of(&[1, 2, 5]));
+            in_groups(draw, groups, [inner, outer])
+        }),
+    ];
+
+    /// A convolution in `groups` groups, each with these channels in and out.
+    fn in_groups(draw: &mut Draw<'_>, groups: usize, [inner, outer]: [usize; 2]) -> Trial {
+        let mut two = |low, high| [draw.between(low, high), draw.between(low, high)];
+        let (mut n, kernel, stride, dilation) = (two(1, 6), two(1, 3), two(1, 3), two(1, 2));
+        let reach = [0, 1].map(|i| (kernel[i] - 1) * dilation[i] + 1);
+        let padding = draw_padding(draw, &mut n, reach, [4, 4]);
+        let layout = draw.of(&[Layout::Nhwc, Layout::Nchw]);
+        let (batch, channels) = (draw.of(&[1, 2]), groups * inner);
+        let image = match layout {
+            Layout::Nhwc => [batch, n[0], n[1], channels],
+            Layout::Nchw => [batch, channels, n[0], n[1]],
+        };
+        let filter = [kernel[0], kernel[1], inner, groups * outer];
+        let inputs = vec![Input::floats(draw, image, Any), Input::floats(draw, filter, Any).closed()];
+        let options = Conv2dOptions { stride, dilation, padding, groups, layout };
+        Trial::new(inputs, move |x| vec![x[0].conv2d(&x[1], options)])
+    }
+}

@@ -1,0 +1,102 @@
+//! A weight that is used many times, such as once a step of a recurrent net, whose gradient is one product instead of
+//! many: `sum a_i^T b_i` of all uses is `A^T B` of all `a_i` and all `b_i` one below the other. As many products would
+//! each write a whole weight, to be added up.
+
+use super::matmul::MatMul;
+use crate::graph::{GradCx, NodeKind, OpDef, OpIdentity, Spec, Tensor};
+use crate::kir::{LowerCx, View};
+use tensorpack_tensor::Result;
+
+/// The input, `.0` times.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct FanOut(usize);
+
+impl OpDef for FanOut {
+    fn name(&self) -> &str {
+        "FanOut"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![inputs[0].clone(); self.0])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        let grads: Vec<&Tensor> = (0..self.0).filter_map(|i| cx.output_grad(i)).collect();
+        let products: Option<Vec<[Tensor; 2]>> = grads.iter().map(|g| operands(g)).collect();
+        let sum = match products {
+            Some(products) if products.len() > 1 => {
+                let graph = cx.input(0).graph();
+                let (a, b): (Vec<Tensor>, Vec<Tensor>) =
+                    products.into_iter().map(|[a, b]| (a.matrix_transpose(), b)).unzip();
+                Some(graph.concat(&a, 0).matrix_transpose().matmul(&graph.concat(&b, 0)))
+            }
+            _ => grads.into_iter().cloned().reduce(|a, b| a + b),
+        };
+        Ok(vec![sum])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        Ok(vec![cx.input(0); self.0])
+    }
+}
+
+/// The matrices that this is the product of, if it is one of plain matrices.
+fn operands(product: &Tensor) -> Option<[Tensor; 2]> {
+    let node = product.graph().node(product.id()?.node)?;
+    match (&node.kind, &node.inputs[..]) {
+        (NodeKind::Op(op), &[a, b]) if MatMul.same(op.as_ref()) => {
+            let operands = [a, b].map(|t| product.graph().tensor_at(t));
+            operands.iter().all(|t| t.rank() == 2).then_some(operands)
+        }
+        _ => None,
+    }
+}
+
+impl Tensor {
+    /// This tensor `count` times, for as many uses.
+    #[track_caller]
+    pub(crate) fn fan_out(&self, count: usize) -> Vec<Tensor> {
+        match self.is_poison() || count == 0 {
+            true => vec![self.clone(); count],
+            false => Tensor::apply(FanOut(count), &[self]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::trial::*;
+
+    cases![
+        case("FanOut", Twice, |draw| {
+            let [n, m] = [draw.of(&[1, 2, 3, 5]), draw.of(&[1, 2, 3])];
+            let (uses, plain) = (draw.between(1, 4), draw.below(4) == 3);
+            let mut inputs = vec![Input::floats(draw, [n, n], Any)];
+            inputs.extend((0..uses).map(|_| Input::floats(draw, [m, n], Any)));
+            Trial::new(inputs, move |x| {
+                let weights = x[0].fan_out(x.len() - 1);
+                let uses = x[1..].iter().zip(&weights).enumerate();
+                uses.map(|(i, (x, w))| if i == 0 && plain { w.square() } else { x.matmul(w) }).collect()
+            })
+        })
+        .empty("x.fan_out(2)[1]", "[0, 3]", "empty [0, 3]", |x| x[0].fan_out(2).remove(1)),
+    ];
+
+    /// The gradient of many uses is one product.
+    #[test]
+    fn uses_are_summed_in_one_product() {
+        use crate::autodiff::gradients;
+        use crate::graph::{Graph, TensorSpec};
+        use crate::runtime::Session;
+        use tensorpack_tensor::{DType, HostTensor};
+        let graph = Graph::new();
+        let [x, w] = ["x", "w"].map(|n| graph.placeholder(&TensorSpec::f32(n, [Some(4), Some(4)])));
+        let y = w.fan_out(6).iter().fold(x.clone(), |x, w| x.matmul(w).tanh());
+        let dw = gradients(&y.sum(), &[&w]).unwrap().remove(0).unwrap();
+        let session = Session::new(graph.freeze().unwrap()).unwrap();
+        let fed = HostTensor::zeros(DType::F32, [4, 4]).unwrap();
+        let plan = session.plan_text(&[&dw], &[("x", &fed), ("w", &fed)]).unwrap();
+        // Six forwards, five backwards through the inputs, one for the weight.
+        assert_eq!(plan.matches(" = matmul(").count(), 12, "{plan}");
+    }
+}

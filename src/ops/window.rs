@@ -1,0 +1,112 @@
+//! What slides over an image: the sizes of convolution, transposed convolution and pooling.
+
+use tensorpack_tensor::{Dim, Error, Result};
+
+/// How many zeros are put around an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Padding {
+    /// As many as make the output as large as the input divided by the stride, rounded up; an odd one goes after.
+    #[default]
+    Same,
+    /// None.
+    Valid,
+    /// Before and after, for height and width.
+    Explicit([[usize; 2]; 2]),
+}
+
+/// What a window slides over, for convolution and pooling alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Window {
+    pub(super) stride: [usize; 2],
+    pub(super) dilation: [usize; 2],
+    pub(super) padding: Padding,
+}
+
+impl Window {
+    /// Zeros before and after axis `i`, whose size is `n`, for a window of `k`.
+    fn around(&self, i: usize, n: usize, k: usize) -> Result<[usize; 2]> {
+        let reach = self.reach(i, k)?;
+        Ok(match self.padding {
+            Padding::Valid => [0, 0],
+            Padding::Explicit(p) => p[i],
+            Padding::Same => {
+                let out = n.div_ceil(self.stride[i]);
+                let total = (out.saturating_sub(1) * self.stride[i] + reach).saturating_sub(n);
+                [total / 2, total - total / 2]
+            }
+        })
+    }
+
+    /// How far a window of `k` taps reaches.
+    pub(super) fn reach(&self, i: usize, k: usize) -> Result<usize> {
+        if self.stride[i] == 0 || self.dilation[i] == 0 || k == 0 {
+            return Err(Error::argument("stride, dilation and window must be at least 1"));
+        }
+        (k - 1)
+            .checked_mul(self.dilation[i])
+            .and_then(|r| r.checked_add(1))
+            .ok_or_else(|| Error::argument("the window is too large"))
+    }
+
+    /// The output's size along axis `i`.
+    pub(super) fn out(&self, i: usize, n: Dim, k: usize) -> Result<Dim> {
+        let reach = self.reach(i, k)?;
+        let Dim::Known(n) = n else {
+            if let Padding::Same = self.padding
+                && self.stride[i] == 1
+            {
+                return Ok(n);
+            }
+            let p = match self.padding {
+                Padding::Same => [usize::MAX; 2],
+                Padding::Valid => [0, 0],
+                Padding::Explicit(p) => p[i],
+            };
+            return Ok(Dim::derived("window", &[n], &[self.stride[i], reach, p[0], p[1]]));
+        };
+        let [low, high] = self.around(i, n, k)?;
+        let padded = n.checked_add(low).and_then(|x| x.checked_add(high));
+        match padded {
+            _ if n == 0 => Ok(Dim::Known(0)),
+            Some(padded) if padded >= reach => Ok(Dim::Known((padded - reach) / self.stride[i] + 1)),
+            Some(padded) => Err(Error::shape(format!(
+                "a window reaching over {reach} does not fit a size of {n} padded to {padded}"
+            ))),
+            None => Err(Error::argument(format!("padding by {low} and {high} is too large"))),
+        }
+    }
+
+    /// Zeros before both axes, all sizes known.
+    pub(super) fn pad_low(&self, size: [usize; 2], k: [usize; 2]) -> Result<[usize; 2]> {
+        Ok([self.around(0, size[0], k[0])?[0], self.around(1, size[1], k[1])?[0]])
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::trial::*;
+
+    /// A padding under which a window of `reach` fits an image of `n`; the image grows if it must.
+    pub(in crate::ops) fn draw_padding(
+        draw: &mut Draw<'_>,
+        n: &mut [usize; 2],
+        reach: [usize; 2],
+        at_most: [usize; 2],
+    ) -> Padding {
+        let padding = match draw.below(3) {
+            0 => Padding::Valid,
+            1 => Padding::Same,
+            _ => Padding::Explicit([0, 1].map(|i| [0, 1].map(|_| draw.below(at_most[i].min(4))))),
+        };
+        for i in 0..2 {
+            let around = match padding {
+                Padding::Same => continue,
+                Padding::Valid => 0,
+                Padding::Explicit(p) => p[i][0] + p[i][1],
+            };
+            n[i] = n[i].max(reach[i].saturating_sub(around)).max(1);
+        }
+        padding
+    }
+}

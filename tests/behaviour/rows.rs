@@ -1,0 +1,67 @@
+//! Rows by number: the same bits for any number of threads, and a number that names no row changes nothing.
+
+use tensorpack::prelude::*;
+use tensorpack::runtime::cpu::Isa;
+use tensorpack::tensor::CounterRng;
+
+const WORDS: usize = 3000;
+const LOOKED_UP: usize = 5000;
+
+/// A table of vectors, trained so that a running sum over what is looked up, in order, comes near a target.
+fn train(isa: Isa, threads: usize, indices: &[i32], steps: usize) -> (Vec<Result<f32>>, HostTensor) {
+    let graph = Graph::new();
+    let table = TowerContext::training(&graph)
+        .variable(VariableSpec::new("table", [WORDS, 24]).init(Init::Normal(0.0, 1.0)));
+    let words = graph.placeholder(&TensorSpec::i32("words", [None]));
+    let found = table.value().gather(&words, 0);
+    let cost = (found.cumsum(0) * 0.01 + found.sort(1, true)).square().mean();
+    let train = minimize(&cost, &Sgd::new(0.1)).unwrap();
+    let options = SessionOptions { threads: Some(threads), isa: Some(isa), ..SessionOptions::default() };
+    let session = Session::with(graph.freeze().unwrap(), options).unwrap();
+    let fed = HostTensor::new([indices.len()], indices.to_vec()).unwrap();
+    let run = || -> Result<f32> {
+        let made = session.run(&[&cost, &train], &[("words", &fed)])?;
+        Ok(made[0].as_slice::<f32>()?[0])
+    };
+    let losses = (0..steps).map(|_| run()).collect();
+    (losses, session.read("table").unwrap())
+}
+
+fn words() -> Vec<i32> {
+    let rng = CounterRng::new(1, "words");
+    // Few of them often, so that many gradients add up in one row.
+    (0..LOOKED_UP as u64).map(|i| (rng.uniform(0, i).powi(3) * WORDS as f64) as i32).collect()
+}
+
+#[test]
+fn the_same_bits_for_any_team() {
+    for isa in Isa::available() {
+        let (losses, table) = train(isa, 1, &words(), 3);
+        let losses: Vec<f32> = losses.into_iter().map(Result::unwrap).collect();
+        assert!(losses[2] < losses[0], "{isa}: training must lower the loss: {losses:?}");
+        for threads in [2, 3] {
+            let (others, other_table) = train(isa, threads, &words(), 3);
+            let others: Vec<f32> = others.into_iter().map(Result::unwrap).collect();
+            assert_eq!(losses, others, "{isa}: losses with 1 and {threads} threads");
+            assert!(
+                table.as_bytes() == other_table.as_bytes(),
+                "{isa}: the table with 1 and {threads} threads"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_wrong_number_leaves_every_variable_as_it_was() {
+    let isa = Isa::available().last().unwrap();
+    let (_, before) = train(isa, 2, &words(), 0);
+    let mut wrong = words();
+    wrong[4321] = WORDS as i32;
+    let (losses, after) = train(isa, 2, &wrong, 2);
+    for loss in losses {
+        let said = loss.unwrap_err().to_string();
+        let right = format!("element 4321 of the indices is {WORDS}, which is outside 0..{WORDS}");
+        assert!(said.contains(&right) && said.contains(file!()), "{said}");
+    }
+    assert!(before.as_bytes() == after.as_bytes());
+}
