@@ -149,3 +149,38 @@ fn a_command_gets_statistics() {
     assert_eq!(sent, put);
     assert_eq!(sent.len(), 3);
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_process_runs_as_long_as_training() {
+    use std::cell::RefCell;
+    use std::process::Command;
+    use std::rc::Rc;
+    use tensorpack::callback::{StartProcess, TrainCx};
+    /// How many processes have this argument.
+    fn with_argument(mark: &str) -> usize {
+        let of = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let all = std::fs::read_dir("/proc").unwrap().map(|e| e.unwrap().file_name());
+        all.filter(|pid| of(&pid.to_string_lossy()).split('\0').any(|a| a == mark)).count()
+    }
+    struct Look(String, Rc<RefCell<Vec<usize>>>);
+    impl Callback for Look {
+        fn trigger(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+            self.1.borrow_mut().push(with_argument(&self.0));
+            Ok(())
+        }
+    }
+    // Its own, also if the tests run twice at a time.
+    let mark = format!("61.{}", std::process::id());
+    let seen = Rc::new(RefCell::new(Vec::new()));
+    let mut sleep = Command::new("sleep");
+    sleep.arg(&mark);
+    let config = || TrainConfig::new(Line, line(1)).no_logdir().max_epoch(2);
+    let with_process = config().callback(StartProcess::new(sleep)).callback(Look(mark.clone(), seen.clone()));
+    launch_train_with_config(with_process, SimpleTrainer::new()).unwrap();
+    assert_eq!(seen.take(), [1, 1]);
+    assert_eq!(with_argument(&mark), 0);
+    let missing = config().callback(StartProcess::new(Command::new("no-such-program")));
+    let e = launch_train_with_config(missing, SimpleTrainer::new()).err().expect("an error");
+    assert!(e.message().contains("no-such-program cannot be started"), "{e}");
+}
