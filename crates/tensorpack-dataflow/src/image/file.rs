@@ -176,7 +176,7 @@ impl<'a> ImageFile<'a> {
                 let (around, exact) = scaled(part, n);
                 let (h, w) = (around.height, around.width);
                 jpeg.decode_samples(n, around, channels, &mut scratch.jpeg)?;
-                if (h, w, n) == (height, width, 8) {
+                if (h, w) == (height, width) && exact.is_all(h, w) {
                     jpeg.pixels(n, around, channels, &mut scratch.jpeg, out);
                     return Ok(());
                 }
