@@ -9,7 +9,7 @@ use std::time::Instant;
 use tensorpack::{Error, HostTensor, Result};
 use tensorpack_dataflow::Seed;
 use tensorpack_dataflow::image::{
-    Augmentor, AugmentorList, BrightnessScale, Contrast, Flip, RandomResizedCrop, Saturation,
+    Augmentor, AugmentorList, BrightnessScale, Contrast, Flip, ImageFile, RandomResizedCrop, Rect, Saturation,
 };
 
 /// Batches before the clock starts.
@@ -26,11 +26,13 @@ pub(crate) struct Options {
     batch: usize,
     steps: usize,
     json: bool,
+    crops: Option<PathBuf>,
 }
 
 impl Options {
     pub(crate) fn parse(mut args: lexopt::Parser) -> Result<Options, Box<dyn std::error::Error>> {
-        let mut options = Options { jpegs: PathBuf::new(), workers: 2, batch: 64, steps: 20, json: false };
+        let mut options =
+            Options { jpegs: PathBuf::new(), workers: 2, batch: 64, steps: 20, json: false, crops: None };
         while let Some(arg) = args.next()? {
             match arg {
                 Long("jpegs") => options.jpegs = args.value()?.into(),
@@ -38,6 +40,7 @@ impl Options {
                 Long("batch") => options.batch = args.value()?.parse::<usize>()?.max(1),
                 Long("steps") => options.steps = args.value()?.parse::<usize>()?.max(1),
                 Long("json") => options.json = true,
+                Long("crops") => options.crops = Some(args.value()?.into()),
                 other => return Err(format!("{}\n{}", other.unexpected(), crate::USAGE).into()),
             }
         }
@@ -48,6 +51,9 @@ impl Options {
 pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
     let files = photographs(&options.jpegs)?;
     let pipeline = Pipeline::new(files, options.batch);
+    if let Some(folder) = &options.crops {
+        return pipeline.write_crops(folder);
+    }
     let (first_step, seconds) = pipeline.run(options.workers, options.steps, started)?;
     let ms = seconds * 1e3 / options.steps as f64;
     let rate = (options.batch * options.steps) as f64 / seconds;
@@ -145,5 +151,22 @@ impl Pipeline {
             drop(batches);
             Ok((first, seconds))
         })
+    }
+
+    /// Writes one crop of every photograph as it is before the colours change: the pixels to `crops.rgb`, and file,
+    /// left, top, width and height to `crops.tsv`.
+    fn write_crops(&self, folder: &Path) -> Result<()> {
+        std::fs::create_dir_all(folder)?;
+        let (mut pixels, mut lines) = (Vec::new(), String::new());
+        for (index, file) in self.files.iter().enumerate() {
+            let bytes = std::fs::read(file)?;
+            let draws = self.seed.draws(0, index as u64);
+            let (height, width) = ImageFile::open(&bytes)?.size();
+            let Rect { x, y, width, height } = self.crop.draw(height, width, &mut draws.clone());
+            lines += &format!("{}\t{x}\t{y}\t{width}\t{height}\n", file.display());
+            pixels.extend_from_slice(self.crop.decode(&bytes, &mut draws.clone())?.as_slice::<u8>()?);
+        }
+        std::fs::write(folder.join("crops.tsv"), lines)?;
+        Ok(std::fs::write(folder.join("crops.rgb"), pixels)?)
     }
 }

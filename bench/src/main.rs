@@ -22,7 +22,8 @@ const USAGE: &str = "usage: bench -- step --model mlp|mnist|resnet32 [--devices 
   --profile  a table of kernels: share of the step, speed, and share of what the machine can do
   --plan     the plan of the step
        bench -- dataflow --jpegs DIR [--workers 2] [--batch 64] [--steps 20] [--json]
-  decode, random-resized-crop 224, flip, brightness, contrast and saturation 0.4; batches of u8";
+  decode, random-resized-crop 224, flip, brightness, contrast and saturation 0.4; batches of u8
+  --crops DIR  instead, write one crop of every photograph for bench/peers/opencv_crops.py";
 
 /// What is measured.
 #[derive(Debug)]
