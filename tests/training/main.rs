@@ -10,4 +10,5 @@ mod predictors;
 mod remembered;
 mod schedules;
 mod statistics;
+mod towers;
 mod trackers;
