@@ -17,7 +17,10 @@ CLASSES = 10
 LEARNING_RATE = 1e-3
 BN_MOMENTUM = 0.9
 BN_EPSILON = 1e-5
-INPUT_SHAPE = {"mlp": (784,), "mnist": (28, 28, 1), "resnet32": (32, 32, 3)}  # images are height, width, channels
+WORDS = 10_000  # of ptb
+STEPS = 35  # of ptb
+# Images are height, width, channels.
+INPUT_SHAPE = {"mlp": (784,), "mnist": (28, 28, 1), "resnet32": (32, 32, 3), "ptb": (STEPS,), "dcgan": (32, 32, 3)}
 
 
 def arguments(description, forms):
@@ -36,12 +39,15 @@ def arguments(description, forms):
 
 
 def synthetic(args):
-    """(x, labels) as NumPy arrays: normal f32 NHWC (or flat) inputs and i32 labels."""
+    """What a model takes, as NumPy arrays: normal f32 NHWC (or flat) inputs and i32 labels; for ptb words and the words
+    that follow; for dcgan images alone."""
     import numpy
 
     rng = numpy.random.default_rng(0)
+    if args.model == "ptb":
+        return tuple(rng.integers(0, WORDS, (args.batch, STEPS), dtype=numpy.int32) for _ in range(2))
     x = rng.standard_normal((args.batch, *INPUT_SHAPE[args.model]), dtype=numpy.float32)
-    return x, rng.integers(0, CLASSES, args.batch, dtype=numpy.int32)
+    return (x,) if args.model == "dcgan" else (x, rng.integers(0, CLASSES, args.batch, dtype=numpy.int32))
 
 
 def since_process_start():

@@ -67,31 +67,130 @@ class Resnet32(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
-model = {"mlp": mlp, "mnist": mnist, "resnet32": Resnet32}[args.model]().train()
-x, labels = (torch.from_numpy(a) for a in step_timer.synthetic(args))
-labels = labels.long()
-if x.dim() == 4:
+class Ptb(nn.Module):
+    def __init__(self):
+        super().__init__()
+        units, words = 650, step_timer.WORDS
+        self.embedding = nn.Embedding(words, units)
+        self.lstm = nn.LSTM(units, units, 2, batch_first=True, dropout=0.5)
+        self.fc = nn.Linear(units, words)
+        for p in self.parameters():
+            nn.init.uniform_(p, -0.05, 0.05)
+
+    def forward(self, words):
+        x = F.dropout(self.embedding(words), 0.5)
+        return self.fc(F.dropout(self.lstm(x)[0], 0.5))
+
+
+def dcgan_generator():
+    def up(a, b, stride, padding):
+        return nn.ConvTranspose2d(a, b, 4, stride, padding, bias=False)
+
+    def bn(channels):
+        return [nn.BatchNorm2d(channels, step_timer.BN_EPSILON, 1 - step_timer.BN_MOMENTUM), nn.ReLU()]
+
+    return nn.Sequential(
+        up(100, 256, 1, 0), *bn(256), up(256, 128, 2, 1), *bn(128), up(128, 64, 2, 1), *bn(64), up(64, 3, 2, 1), nn.Tanh(),
+    )  # fmt: skip
+
+
+def dcgan_discriminator():
+    def down(a, b):
+        return nn.Conv2d(a, b, 4, 2, 1, bias=False)
+
+    def bn(channels):
+        return nn.BatchNorm2d(channels, step_timer.BN_EPSILON, 1 - step_timer.BN_MOMENTUM)
+
+    return nn.Sequential(
+        down(3, 64), nn.LeakyReLU(0.2), down(64, 128), bn(128), nn.LeakyReLU(0.2), down(128, 256), bn(256),
+        nn.LeakyReLU(0.2), nn.Conv2d(256, 1, 4, bias=False),
+    )  # fmt: skip
+
+
+def images(x, *models):
+    """The images as NCHW, in the memory format of the form, and the models with them."""
     x = x.permute(0, 3, 1, 2).contiguous()
-    if args.form.endswith("channels-last"):
-        model = model.to(memory_format=torch.channels_last)
-        x = x.to(memory_format=torch.channels_last)
-optimizer = torch.optim.Adam(model.parameters(), step_timer.LEARNING_RATE, fused=True)
+    if not args.form.endswith("channels-last"):
+        return x, *models
+    return x.to(memory_format=torch.channels_last), *(m.to(memory_format=torch.channels_last) for m in models)
 
 
-def cost(x, labels):
-    return F.cross_entropy(model(x), labels)
+def compiled(function):
+    return torch.compile(function) if args.form.startswith("compile") else function
 
 
-if args.form.startswith("compile"):
-    cost = torch.compile(cost)
+def classifier():
+    model = {"mlp": mlp, "mnist": mnist, "resnet32": Resnet32}[args.model]().train()
+    x, labels = (torch.from_numpy(a) for a in step_timer.synthetic(args))
+    labels = labels.long()
+    if x.dim() == 4:
+        x, model = images(x, model)
+    optimizer = torch.optim.Adam(model.parameters(), step_timer.LEARNING_RATE, fused=True)
+    cost = compiled(lambda: F.cross_entropy(model(x), labels))
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        loss = cost()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return [model], step
 
 
-def step():
-    optimizer.zero_grad(set_to_none=True)
-    loss = cost(x, labels)
-    loss.backward()
-    optimizer.step()
-    return loss.item()
+def ptb():
+    model = Ptb().train()
+    words, following = (torch.from_numpy(a).long() for a in step_timer.synthetic(args))
+    optimizer = torch.optim.SGD(model.parameters(), 1.0, fused=True)
+
+    def mean_over_batch_summed_over_time():
+        logits = model(words)
+        return F.cross_entropy(logits.flatten(0, 1), following.flatten()) * step_timer.STEPS
+
+    cost = compiled(mean_over_batch_summed_over_time)
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        loss = cost()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimizer.step()
+        return loss.item()
+
+    return [model], step
 
 
-step_timer.measure(args, "torch", torch.__version__, sum(p.numel() for p in model.parameters()), step)
+def dcgan():
+    (x,) = (torch.from_numpy(a) for a in step_timer.synthetic(args))
+    x, generator, discriminator = images(x, dcgan_generator().train(), dcgan_discriminator().train())
+    g_parameters, d_parameters = list(generator.parameters()), list(discriminator.parameters())
+    optimizers = [
+        torch.optim.Adam(parameters, 2e-4, (0.5, 0.999), fused=True) for parameters in (g_parameters, d_parameters)
+    ]
+
+    def both_costs():
+        fake = generator(torch.randn(args.batch, 100, 1, 1))
+        on_real, on_fake = discriminator(x), discriminator(fake)
+        d_cost = F.softplus(-on_real).mean() + F.softplus(on_fake).mean()
+        return d_cost, F.softplus(-on_fake).mean()
+
+    costs = compiled(both_costs)
+
+    def step():
+        d_cost, g_cost = costs()
+        # Each side's gradients alone, of one forward pass, both at the step's starting weights.
+        d_gradients = torch.autograd.grad(d_cost, d_parameters, retain_graph=True)
+        g_gradients = torch.autograd.grad(g_cost, g_parameters)
+        for parameters, gradients in ((d_parameters, d_gradients), (g_parameters, g_gradients)):
+            for p, g in zip(parameters, gradients):
+                p.grad = g
+        for optimizer in optimizers:
+            optimizer.step()
+        return d_cost.item()
+
+    return [generator, discriminator], step
+
+
+models, step = {"ptb": ptb, "dcgan": dcgan}.get(args.model, classifier)()
+parameters = sum(p.numel() for model in models for p in model.parameters())
+step_timer.measure(args, "torch", torch.__version__, parameters, step)

@@ -1,4 +1,4 @@
-//! `bench -- step --model mlp|mnist|resnet32 --devices cpu:0 --batch B [--threads-per-device N] [--steps N] [--json]`:
+//! `bench -- step --model mlp|mnist|resnet32|ptb|dcgan --devices cpu:0 --batch B [--threads-per-device N] [--steps N] [--json]`:
 //! the time of a training step of a reference model on synthetic data.
 //!
 //! `bench -- dataflow --jpegs DIR [--workers N] [--batch B] [--steps N] [--json]`: how fast photographs become batches.
@@ -6,11 +6,14 @@
 //! `bench -- loop [--steps N] [--json]`: what the loop around a step costs. `bench -- input [--steps N] [--json]`: what
 //! waiting for data costs behind each kind of input.
 
+mod classifiers;
 mod dataflow;
+mod dcgan;
 mod input;
 mod loop_overhead;
 mod memory;
 mod models;
+mod ptb;
 mod roof;
 mod step;
 
@@ -21,7 +24,7 @@ use std::time::Instant;
 use tensorpack::runtime::Device;
 use tensorpack::runtime::cpu::Isa;
 
-const USAGE: &str = "usage: bench -- step --model mlp|mnist|resnet32 [--devices cpu:0] [--batch B]
+const USAGE: &str = "usage: bench -- step --model mlp|mnist|resnet32|ptb|dcgan [--devices cpu:0] [--batch B]
               [--threads-per-device N] [--steps N] [--isa avx512|avx2|plain] [--json] [--profile] [--plan]
   --json     one line with the result
   --profile  a table of kernels: share of the step, speed, and share of what the machine can do
@@ -37,7 +40,8 @@ const USAGE: &str = "usage: bench -- step --model mlp|mnist|resnet32 [--devices 
 struct Options {
     model: Model,
     device: Device,
-    batch: usize,
+    /// `None`: the model's own.
+    batch: Option<usize>,
     threads: Option<usize>,
     isa: Option<Isa>,
     steps: usize,
@@ -73,7 +77,7 @@ fn parse(mut args: lexopt::Parser) -> Result<Options, Box<dyn std::error::Error>
     let mut options = Options {
         model: Model::Mlp,
         device: Device::Cpu(0),
-        batch: 128,
+        batch: None,
         threads: None,
         isa: None,
         steps: 50,
@@ -85,7 +89,7 @@ fn parse(mut args: lexopt::Parser) -> Result<Options, Box<dyn std::error::Error>
         match arg {
             Long("model") => options.model = args.value()?.parse()?,
             Long("devices") => options.device = args.value()?.parse()?,
-            Long("batch") => options.batch = args.value()?.parse()?,
+            Long("batch") => options.batch = Some(args.value()?.parse()?),
             Long("threads-per-device") => options.threads = Some(args.value()?.parse()?),
             Long("steps") => options.steps = args.value()?.parse()?,
             Long("isa") => {

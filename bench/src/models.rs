@@ -1,11 +1,12 @@
 //! The reference models, as the peers in `bench/peers` have them too.
 
+use crate::{classifiers, dcgan, ptb};
 use std::str::FromStr;
 use tensorpack::graph::{Graph, Op, Tensor, TensorSpec, UPDATE_OPS};
-use tensorpack::nn::{BatchNorm, Conv2d, Linear};
 use tensorpack::optim::{Adam, minimize};
+use tensorpack::tensor::CounterRng;
 use tensorpack::tower::TowerContext;
-use tensorpack::{Error, Result};
+use tensorpack::{Error, HostTensor, Result};
 
 /// A reference model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,17 +17,23 @@ pub(crate) enum Model {
     Mnist,
     /// The residual net of 32 layers for 32x32 images.
     Resnet32,
+    /// Two layers of LSTM over 35 words.
+    Ptb,
+    /// A generator and a discriminator of 32x32 images, both updated in a step.
+    Dcgan,
 }
+
+/// What is fed, by name.
+pub(crate) type Feeds = Vec<(&'static str, HostTensor)>;
+
+const ALL: [Model; 5] = [Model::Mlp, Model::Mnist, Model::Resnet32, Model::Ptb, Model::Dcgan];
 
 impl FromStr for Model {
     type Err = Error;
     fn from_str(name: &str) -> Result<Model> {
-        match name {
-            "mlp" => Ok(Model::Mlp),
-            "mnist" => Ok(Model::Mnist),
-            "resnet32" => Ok(Model::Resnet32),
-            _ => Err(Error::argument(format!("{name} is none of mlp, mnist, resnet32"))),
-        }
+        let names = ALL.map(Model::name).join(", ");
+        let model = ALL.into_iter().find(|m| m.name() == name);
+        model.ok_or_else(|| Error::argument(format!("{name} is none of {names}")))
     }
 }
 
@@ -36,76 +43,73 @@ impl Model {
             Model::Mlp => "mlp",
             Model::Mnist => "mnist",
             Model::Resnet32 => "resnet32",
+            Model::Ptb => "ptb",
+            Model::Dcgan => "dcgan",
         }
     }
 
-    /// The sizes of one example.
-    pub(crate) fn example(self) -> &'static [usize] {
+    /// The batch it is measured with.
+    pub(crate) fn batch(self) -> usize {
         match self {
-            Model::Mlp => &[784],
-            Model::Mnist => &[28, 28, 1],
-            Model::Resnet32 => &[32, 32, 3],
+            Model::Mlp | Model::Mnist | Model::Resnet32 => 128,
+            Model::Ptb => 20,
+            Model::Dcgan => 64,
         }
     }
 
-    /// Builds the model with its training step; returns the cost and the step.
-    pub(crate) fn build(self, graph: &Graph) -> Result<(Tensor, Op)> {
+    /// Builds the model with its training step, for batches of this size; returns the cost and the step.
+    pub(crate) fn build(self, graph: &Graph, batch: usize) -> Result<(Tensor, Op)> {
         let t = &TowerContext::training(graph);
-        let sizes: Vec<Option<usize>> =
-            [None].into_iter().chain(self.example().iter().map(|&n| Some(n))).collect();
-        let image = graph.placeholder(&TensorSpec::f32("image", sizes));
-        let label = graph.placeholder(&TensorSpec::i32("label", [None]));
-        let logits = match self {
-            Model::Mlp => mlp(t, &image),
-            Model::Mnist => mnist(t, &image),
-            Model::Resnet32 => resnet32(t, &image),
+        let (cost, train) = match self {
+            Model::Mlp => self.classify(t, &[784], classifiers::mlp)?,
+            Model::Mnist => self.classify(t, &[28, 28, 1], classifiers::mnist)?,
+            Model::Resnet32 => self.classify(t, &[32, 32, 3], classifiers::resnet32)?,
+            Model::Ptb => ptb::build(t)?,
+            Model::Dcgan => dcgan::build(t, batch)?,
         };
-        let cost = logits.sparse_softmax_cross_entropy(&label).mean().named("cost");
-        let train = minimize(&cost, &Adam::new(1e-3))?;
         let updates = graph.collection_ops(UPDATE_OPS);
         Ok((cost, graph.group(&updates.iter().chain([&train]).collect::<Vec<_>>())))
     }
-}
 
-fn mlp(t: &TowerContext, x: &Tensor) -> Tensor {
-    let hidden = Linear::new(512).relu();
-    let x = hidden.apply(t, "fc0", x);
-    let x = hidden.apply(t, "fc1", &x);
-    Linear::new(10).apply(t, "fc2", &x)
-}
-
-fn mnist(t: &TowerContext, x: &Tensor) -> Tensor {
-    let conv = Conv2d::new(32, 3).relu();
-    let x = conv.apply(t, "conv0", x).max_pool(2);
-    let x = conv.apply(t, "conv1", &x);
-    let x = conv.apply(t, "conv2", &x).max_pool(2);
-    let x = conv.apply(t, "conv3", &x);
-    let x = Linear::new(512).relu().apply(t, "fc0", &x);
-    Linear::new(10).apply(t, "fc1", &x)
-}
-
-fn resnet32(t: &TowerContext, x: &Tensor) -> Tensor {
-    let conv = |channels: usize, stride: usize| Conv2d::new(channels, 3).no_bias().stride(stride);
-    let bn = BatchNorm::new();
-    let x = conv(16, 1).apply(t, "conv0", x);
-    let mut x = bn.clone().relu().apply(t, "bn0", &x);
-    for (stage, channels) in [16, 32, 64].into_iter().enumerate() {
-        for block in 0..5 {
-            let stride = if stage > 0 && block == 0 { 2 } else { 1 };
-            x = t.scope(&format!("block{stage}.{block}"), |t| {
-                let y = conv(channels, stride).apply(t, "conv1", &x);
-                let y = bn.clone().relu().apply(t, "bn1", &y);
-                let y = conv(channels, 1).apply(t, "conv2", &y);
-                let y = bn.apply(t, "bn2", &y);
-                let shortcut = if stride == 1 {
-                    x.clone()
-                } else {
-                    let every_other = x.strided_slice(&[0; 4], &[None; 4], &[1, 2, 2, 1]);
-                    every_other.pad(&[0; 4], &[0, 0, 0, channels / 2], &[0; 4])
-                };
-                (y + shortcut).relu()
-            });
+    /// A batch that means nothing but is always the same.
+    pub(crate) fn synthetic(self, batch: usize) -> Result<Feeds> {
+        let rng = CounterRng::new(0, "synthetic");
+        let image = |sizes: &[usize]| {
+            let sizes: Vec<usize> = [batch].into_iter().chain(sizes.iter().copied()).collect();
+            let n = sizes.iter().try_fold(1usize, |n, &s| n.checked_mul(s));
+            let n = n.ok_or_else(|| Error::argument("the batch is too large"))?;
+            HostTensor::new(sizes, (0..n as u64).map(|i| rng.normal(0, i) as f32).collect())
+        };
+        let whole = |stream: u64, sizes: &[usize], below: u32| {
+            let n: usize = sizes.iter().product();
+            HostTensor::new(sizes, (0..n as u64).map(|i| (rng.word(stream, i) % below) as i32).collect())
+        };
+        let classify = |sizes: &[usize]| {
+            Ok(vec![("image", image(sizes)?), ("label", whole(1, &[batch], classifiers::CLASSES as u32)?)])
+        };
+        match self {
+            Model::Mlp => classify(&[784]),
+            Model::Mnist => classify(&[28, 28, 1]),
+            Model::Resnet32 => classify(&[32, 32, 3]),
+            Model::Ptb => {
+                let words = |stream| whole(stream, &[batch, ptb::STEPS], ptb::WORDS as u32);
+                Ok(vec![("words", words(1)?), ("next", words(2)?)])
+            }
+            Model::Dcgan => Ok(vec![("image", image(&dcgan::IMAGE)?)]),
         }
     }
-    Linear::new(10).apply(t, "fc", &x.global_average_pool())
+
+    fn classify(
+        self,
+        t: &TowerContext,
+        sizes: &[usize],
+        net: fn(&TowerContext, &Tensor) -> Tensor,
+    ) -> Result<(Tensor, Op)> {
+        let sizes: Vec<Option<usize>> = [None].into_iter().chain(sizes.iter().map(|&n| Some(n))).collect();
+        let image = t.graph().placeholder(&TensorSpec::f32("image", sizes));
+        let label = t.graph().placeholder(&TensorSpec::i32("label", [None]));
+        let cost = net(t, &image).sparse_softmax_cross_entropy(&label).mean().named("cost");
+        let train = minimize(&cost, &Adam::new(1e-3))?;
+        Ok((cost, train))
+    }
 }

@@ -5,15 +5,15 @@ use crate::{Options, roof};
 use std::time::Instant;
 use tensorpack::graph::Graph;
 use tensorpack::runtime::{Session, SessionOptions};
-use tensorpack::tensor::CounterRng;
-use tensorpack::{Error, HostTensor, Result};
+use tensorpack::{HostTensor, Result};
 
 /// Steps before the clock starts.
 const WARM_UP: usize = 3;
 
 pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
     let graph = Graph::new();
-    let (cost, train) = options.model.build(&graph)?;
+    let batch = options.batch.unwrap_or(options.model.batch());
+    let (cost, train) = options.model.build(&graph, batch)?;
     let session_options = SessionOptions {
         device: options.device,
         threads: options.threads,
@@ -22,8 +22,8 @@ pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
         ..SessionOptions::default()
     };
     let session = Session::with(graph.freeze()?, session_options)?;
-    let (image, label) = synthetic(options)?;
-    let feeds = [("image", &image), ("label", &label)];
+    let synthetic = options.model.synthetic(batch)?;
+    let feeds: Vec<(&str, &HostTensor)> = synthetic.iter().map(|(name, value)| (*name, value)).collect();
     if options.plan {
         print!("{}", session.plan_text(&[&cost, &train], &feeds)?);
         return Ok(());
@@ -44,7 +44,7 @@ pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
     let loss = outputs[0].to_scalar()?;
-    let (ms, rate) = (median * 1e3, options.batch as f64 / median);
+    let (ms, rate) = (median * 1e3, batch as f64 / median);
     let rss = peak_rss_mb();
     if options.json {
         println!(
@@ -52,7 +52,7 @@ pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
              \"first_step_s\":{first_step:.4},\"peak_rss_mb\":{rss:.1}}}",
             options.model.name(),
             options.device,
-            options.batch
+            batch
         );
     } else {
         println!(
@@ -60,7 +60,7 @@ pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
              peak {rss:.0} MB; loss {loss:.4}",
             options.model.name(),
             options.device,
-            options.batch,
+            batch,
             times[0] * 1e3
         );
     }
@@ -68,18 +68,4 @@ pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
         roof::print_table(&session.profile()?, options.threads)?;
     }
     Ok(())
-}
-
-/// Images and labels that mean nothing but are always the same.
-fn synthetic(options: &Options) -> Result<(HostTensor, HostTensor)> {
-    let sizes: Vec<usize> =
-        [options.batch].into_iter().chain(options.model.example().iter().copied()).collect();
-    let n: usize = sizes
-        .iter()
-        .try_fold(1usize, |n, &s| n.checked_mul(s))
-        .ok_or_else(|| Error::argument("the batch is too large"))?;
-    let rng = CounterRng::new(0, "synthetic");
-    let image = (0..n as u64).map(|i| rng.normal(0, i) as f32).collect();
-    let label = (0..options.batch as u64).map(|i| (rng.word(1, i) % 10) as i32).collect();
-    Ok((HostTensor::new(sizes, image)?, HostTensor::new([options.batch], label)?))
 }

@@ -221,11 +221,17 @@ fn signal(child: &Child, signal: i32) {
 fn a_polite_signal_saves_and_ends_by_that_signal() {
     let root = tempfile::tempdir().unwrap();
     let whole = uninterrupted(root.path());
-    for (i, place) in ["", "step", "evaluation", "data"].into_iter().enumerate() {
+    for (i, place) in ["", "step", "evaluation", "data", "save"].into_iter().enumerate() {
         for number in [libc::SIGTERM, libc::SIGINT] {
             let dir: PathBuf = root.path().join(format!("{place}{number}"));
-            let child = start(&dir, place);
-            std::thread::sleep(Duration::from_millis(350 + 150 * i as u64));
+            let mut child = start(&dir, place);
+            if place == "save" {
+                while !saving(&dir) && child.try_wait().unwrap().is_none() {
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+            } else {
+                std::thread::sleep(Duration::from_millis(350 + 150 * i as u64));
+            }
             let sent = Instant::now();
             signal(&child, number);
             let output = child.wait_with_output().unwrap();

@@ -7,15 +7,17 @@ use tensorpack_dataflow::format::lines::Lines;
 use tensorpack_dataflow::format::tar::{SavedTar, TarShards};
 use tensorpack_dataflow::format::tfrecord::TfRecord;
 use tensorpack_dataflow::format::{Contents, gzip, idx, labelled_files, npy, npz, serialized};
+use tensorpack_dataflow::image::{Channels, ImageFile, Interpolation, Rect};
 
 /// A parser.
 type Target = fn(&[u8]);
 
 /// The parsers by name, which is that of their folder of the corpus.
-pub(crate) const TARGETS: [(&str, Target); 10] = [
+pub(crate) const TARGETS: [(&str, Target); 11] = [
     ("cifar", cifar),
     ("gzip", gzip),
     ("idx", idx),
+    ("image", image),
     ("lines", lines),
     ("list", list),
     ("npy", npy),
@@ -42,6 +44,22 @@ pub(crate) fn gzip(bytes: &[u8]) {
 
 pub(crate) fn idx(bytes: &[u8]) {
     let _ = idx::parse(contents(bytes));
+}
+
+/// Whole, and a part at a fraction of its size.
+pub(crate) fn image(bytes: &[u8]) {
+    let Ok(file) = ImageFile::open(bytes) else { return };
+    let (height, width) = file.size();
+    // Larger ones are right to take more memory than is allowed here.
+    if height * width > 1 << 16 {
+        return;
+    }
+    if let Ok(picture) = file.decode(Channels::Rgb) {
+        assert_eq!(picture.sizes(), [height, width, 3]);
+    }
+    let part = Rect { x: 0, y: height / 3, width, height: height - height / 3 };
+    let mut out = [0; 4 * 4 * 3];
+    let _ = file.decode_part(part, (4, 4), Channels::Rgb, Interpolation::Linear, &mut out);
 }
 
 pub(crate) fn lines(bytes: &[u8]) {
