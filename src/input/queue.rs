@@ -60,7 +60,10 @@ impl InputSource for QueueInput {
         self.fill = 0.5 * (self.fill + pump.ready() as f64);
         for tower in 0..self.feeds.towers() {
             let sample = pump.take()?;
-            self.feeds.fill(tower, sample)?;
+            self.feeds.fill(tower, sample).map_err(|e| {
+                let State { epoch, index, .. } = *pump.state();
+                e.within(format!("sample {} of epoch {epoch}", index.saturating_sub(1)))
+            })?;
         }
         self.taken = pump.state().clone();
         Ok(self.feeds.feeds())

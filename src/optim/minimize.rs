@@ -39,6 +39,7 @@ pub fn minimize(cost: &Tensor, optimizer: &dyn Optimizer) -> Result<Op> {
                     ),
                 )
                 .at(info.site)
+                .note("what gradients do not train is not trainable (rule 2 of tower functions)")
                 .note("use it, make it non-trainable, or freeze it with freeze_variables"));
             }
             _ => {}

@@ -36,6 +36,7 @@ impl Live {
             "position": at.to_json(),
             "run_index": session.run_index()?,
             "skipped_steps": self.nan.total,
+            "skipped_in_a_row": self.nan.in_a_row,
             "settings": self.settings,
             "input": input.map_or(Value::Null, |i| i.state()),
             "callbacks": callbacks.state(),
@@ -78,6 +79,7 @@ impl Live {
         self.at = Position::from_json(&state["position"])?;
         self.run.session.set_run_index(state["run_index"].as_u64().unwrap_or(0))?;
         self.nan.total = state["skipped_steps"].as_u64().unwrap_or(0);
+        self.nan.in_a_row = state["skipped_in_a_row"].as_u64().unwrap_or(0) as u32;
         callbacks.load_state(&state["callbacks"])?;
         self.run.resumed = true;
         Ok(())
