@@ -42,7 +42,7 @@ impl ModelDesc for Model {
     }
 }
 
-/// Training and test images, the error to be reached, and what they are.
+/// Training images, test images, and the error to be reached.
 fn data() -> Result<(Flow, Flow, f64)> {
     match (mnist::train(), mnist::test()) {
         (Ok(train), Ok(test)) => Ok((train.into_flow(), test.into_flow(), 0.009)),
@@ -61,23 +61,13 @@ fn main() -> Result<()> {
     let validation = ScalarStats::of(["cross_entropy_loss", "accuracy"]).prefix("val");
     let config = TrainConfig::new(Model, train.shuffle().batch(128))
         .callback(ModelSaver::new())
-        .callback(InferenceRunner::new(test.clone().batch(256).keep_remainder(), [validation]))
+        .callback(InferenceRunner::new(test.batch(256).keep_remainder(), [validation]))
         .callback(MaxSaver::new("val_accuracy"))
         .max_epoch(if line.full { 100 } else { 12 });
     let trained = line.configure(config)?.train()?;
 
-    let mut wrong = 0.0;
-    let predictor = trained.get_predictor(&["input"], &["logits"])?;
-    let mut reader =
-        test.batch(256).keep_remainder().open(tensorpack::dataflow::Seed::new(0), &Default::default())?;
-    while let Some(sample) = reader.read()? {
-        let logits = predictor.predict(&[&sample[0]])?.remove(0).to_f64_vec();
-        let best = |row: &[f64]| (0..10).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap_or(0);
-        let labels = sample[1].to_f64_vec();
-        wrong +=
-            logits.chunks(10).zip(labels).filter(|(row, label)| best(row) as f64 != *label).count() as f64;
-    }
-    let error = wrong / 10_000.0;
+    let accuracy = trained.monitors.latest("val_accuracy");
+    let error = 1.0 - accuracy.ok_or_else(|| Error::argument("no epoch was trained"))?;
     println!("test error {:.2} %", 100.0 * error);
     if line.assert && error > target {
         return Err(Error::argument(format!("the error was to be at most {:.2} %", 100.0 * target)));

@@ -3,14 +3,13 @@
 use crate::memory::peak_rss_mb;
 use lexopt::prelude::*;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::Arc;
 use std::time::Instant;
-use tensorpack::{Error, HostTensor, Result};
-use tensorpack_dataflow::Seed;
-use tensorpack_dataflow::image::{
-    Augmentor, AugmentorList, BrightnessScale, Contrast, Flip, RandomResizedCrop, Saturation,
+use tensorpack::dataflow::image::{
+    Augmentor, AugmentorList, BrightnessScale, Contrast, Flip, ImageFile, RandomResizedCrop, Rect, Saturation,
 };
+use tensorpack::dataflow::{ComponentSpec, DataFlow, FromFn, MapBatch, Seed, State};
+use tensorpack::{DType, Error, HostTensor, Result};
 
 /// Batches before the clock starts.
 const WARM_UP: usize = 5;
@@ -26,11 +25,13 @@ pub(crate) struct Options {
     batch: usize,
     steps: usize,
     json: bool,
+    crops: Option<PathBuf>,
 }
 
 impl Options {
     pub(crate) fn parse(mut args: lexopt::Parser) -> Result<Options, Box<dyn std::error::Error>> {
-        let mut options = Options { jpegs: PathBuf::new(), workers: 2, batch: 64, steps: 20, json: false };
+        let mut options =
+            Options { jpegs: PathBuf::new(), workers: 2, batch: 64, steps: 20, json: false, crops: None };
         while let Some(arg) = args.next()? {
             match arg {
                 Long("jpegs") => options.jpegs = args.value()?.into(),
@@ -38,6 +39,7 @@ impl Options {
                 Long("batch") => options.batch = args.value()?.parse::<usize>()?.max(1),
                 Long("steps") => options.steps = args.value()?.parse::<usize>()?.max(1),
                 Long("json") => options.json = true,
+                Long("crops") => options.crops = Some(args.value()?.into()),
                 other => return Err(format!("{}\n{}", other.unexpected(), crate::USAGE).into()),
             }
         }
@@ -47,7 +49,10 @@ impl Options {
 
 pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
     let files = photographs(&options.jpegs)?;
-    let pipeline = Pipeline::new(files, options.batch);
+    let pipeline = Arc::new(Pipeline::new(files, options.batch));
+    if let Some(folder) = &options.crops {
+        return pipeline.write_crops(folder);
+    }
     let (first_step, seconds) = pipeline.run(options.workers, options.steps, started)?;
     let ms = seconds * 1e3 / options.steps as f64;
     let rate = (options.batch * options.steps) as f64 / seconds;
@@ -101,49 +106,52 @@ impl Pipeline {
         Pipeline { files, batch, crop: RandomResizedCrop::new(SIDE), augmentors, seed: Seed::new(0) }
     }
 
-    /// Batch number `step`.
-    fn batch(&self, step: usize) -> Result<HostTensor> {
-        let mut batch = Vec::with_capacity(self.batch * SIDE * SIDE * 3);
-        for i in step * self.batch..(step + 1) * self.batch {
-            let (epoch, index) = (i / self.files.len(), i % self.files.len());
-            let file = &self.files[index];
-            let bytes = std::fs::read(file)?;
-            let mut draws = self.seed.draws(epoch as u64, index as u64);
-            let image = self.crop.decode(&bytes, &mut draws).map_err(|e| e.within(file.display()))?;
-            let (image, _) = self.augmentors.augment(image, &mut draws)?;
-            batch.extend_from_slice(image.as_slice::<u8>()?);
-        }
-        HostTensor::new([self.batch, SIDE, SIDE, 3], batch)
+    /// Batches of this pipeline, made by so many threads.
+    fn batches(self: &Arc<Self>, workers: usize) -> MapBatch {
+        let (read, make) = (self.clone(), self.clone());
+        let files = FromFn::new(self.files.len() as u64, move |index| {
+            let file = &read.files[index as usize];
+            let bytes = std::fs::read(file).map_err(|e| Error::from(e).within(file.display()))?;
+            Ok(vec![HostTensor::new([bytes.len()], bytes)?])
+        });
+        let picture = ComponentSpec::new(DType::U8, [SIDE, SIDE, 3]);
+        files.map_batch(workers, self.batch, [picture], move |sample, draws, slot| {
+            let image = make.crop.decode(sample[0].as_slice()?, draws)?;
+            let (image, _) = make.augmentors.augment(image, draws)?;
+            slot.component::<u8>(0)?.copy_from_slice(image.as_slice()?);
+            Ok(())
+        })
     }
 
     /// Seconds until the first batch, and for `steps` batches after the warm-up.
-    fn run(&self, workers: usize, steps: usize, started: Instant) -> Result<(f64, f64)> {
-        let next = AtomicUsize::new(0);
-        let (sender, batches) = mpsc::sync_channel(workers);
-        std::thread::scope(|scope| {
-            for _ in 0..workers {
-                let (sender, next) = (sender.clone(), &next);
-                scope.spawn(move || {
-                    // Ends when nobody listens any more.
-                    while sender.send(self.batch(next.fetch_add(1, Ordering::Relaxed))).is_ok() {}
-                });
-            }
-            drop(sender);
-            let receive = |batches: &mpsc::Receiver<Result<HostTensor>>| -> Result<HostTensor> {
-                batches.recv().map_err(|_| Error::argument("a worker failed"))?
-            };
-            receive(&batches)?;
-            let first = started.elapsed().as_secs_f64();
-            for _ in 1..WARM_UP {
-                receive(&batches)?;
-            }
-            let began = Instant::now();
-            for _ in 0..steps {
-                receive(&batches)?;
-            }
-            let seconds = began.elapsed().as_secs_f64();
-            drop(batches);
-            Ok((first, seconds))
-        })
+    fn run(self: &Arc<Self>, workers: usize, steps: usize, started: Instant) -> Result<(f64, f64)> {
+        let mut reader = self.batches(workers).repeat_forever().open(self.seed, &State::start())?;
+        reader.read()?;
+        let first = started.elapsed().as_secs_f64();
+        for _ in 1..WARM_UP {
+            reader.read()?;
+        }
+        let began = Instant::now();
+        for _ in 0..steps {
+            reader.read()?;
+        }
+        Ok((first, began.elapsed().as_secs_f64()))
+    }
+
+    /// Writes one crop of every photograph as it is before the colours change: the pixels to `crops.rgb`, and file,
+    /// left, top, width and height to `crops.tsv`.
+    fn write_crops(&self, folder: &Path) -> Result<()> {
+        std::fs::create_dir_all(folder)?;
+        let (mut pixels, mut lines) = (Vec::new(), String::new());
+        for (index, file) in self.files.iter().enumerate() {
+            let bytes = std::fs::read(file)?;
+            let draws = self.seed.draws(0, index as u64);
+            let (height, width) = ImageFile::open(&bytes)?.size();
+            let Rect { x, y, width, height } = self.crop.draw(height, width, &mut draws.clone());
+            lines += &format!("{}\t{x}\t{y}\t{width}\t{height}\n", file.display());
+            pixels.extend_from_slice(self.crop.decode(&bytes, &mut draws.clone())?.as_slice::<u8>()?);
+        }
+        std::fs::write(folder.join("crops.tsv"), lines)?;
+        Ok(std::fs::write(folder.join("crops.rgb"), pixels)?)
     }
 }

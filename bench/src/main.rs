@@ -2,8 +2,13 @@
 //! the time of a training step of a reference model on synthetic data.
 //!
 //! `bench -- dataflow --jpegs DIR [--workers N] [--batch B] [--steps N] [--json]`: how fast photographs become batches.
+//!
+//! `bench -- loop [--steps N] [--json]`: what the loop around a step costs. `bench -- input [--steps N] [--json]`: what
+//! waiting for data costs behind each kind of input.
 
 mod dataflow;
+mod input;
+mod loop_overhead;
 mod memory;
 mod models;
 mod roof;
@@ -22,7 +27,10 @@ const USAGE: &str = "usage: bench -- step --model mlp|mnist|resnet32 [--devices 
   --profile  a table of kernels: share of the step, speed, and share of what the machine can do
   --plan     the plan of the step
        bench -- dataflow --jpegs DIR [--workers 2] [--batch 64] [--steps 20] [--json]
-  decode, random-resized-crop 224, flip, brightness, contrast and saturation 0.4; batches of u8";
+  decode, random-resized-crop 224, flip, brightness, contrast and saturation 0.4; batches of u8
+  --crops DIR  instead, write one crop of every photograph for bench/peers/opencv_crops.py
+       bench -- loop [--steps 1000000] [--json]
+       bench -- input [--steps 200] [--json]";
 
 /// What is measured.
 #[derive(Debug)]
@@ -47,6 +55,8 @@ fn main() -> ExitCode {
             Some(Value(v)) if v == "dataflow" => {
                 Ok(dataflow::measure(&dataflow::Options::parse(args)?, started)?)
             }
+            Some(Value(v)) if v == "loop" => loop_overhead::measure(args),
+            Some(Value(v)) if v == "input" => input::measure(args),
             _ => Err(USAGE.into()),
         }
     };

@@ -292,13 +292,8 @@ impl Run {
     /// A run of nothing, before its first epoch, for tests of single callbacks.
     pub(super) fn of_nothing() -> Run {
         let graph = Graph::new().freeze().expect("an empty graph is whole");
-        Run::of(Session::new(graph).expect("an empty graph needs nothing"))
-    }
-
-    /// A run of this session's graph, before its first epoch.
-    pub(super) fn of(session: Session) -> Run {
         Run {
-            session,
+            session: Session::new(graph).expect("an empty graph needs nothing"),
             monitors: Monitors::new(),
             progress: Progress {
                 epoch_num: 0,

@@ -5,12 +5,20 @@ use crate::graph::{IMAGE_SUMMARIES, SUMMARIES};
 use crate::runtime::Cadence;
 use tensorpack_tensor::Result;
 
-/// Puts every tensor of the summary collections with the last run of an epoch (or every few steps): scalars as they
+/// Puts every tensor of the summary collections with the last run of an epoch (and every few steps): scalars as they
 /// are, others as histograms or images.
 #[derive(Debug, Default)]
 pub struct MergeAllSummaries {
     every_steps: Option<u64>,
-    summaries: Vec<(String, Fetched, Kind)>,
+    summaries: Vec<Summary>,
+}
+
+#[derive(Debug)]
+struct Summary {
+    name: String,
+    kind: Kind,
+    /// At the end of epochs, and every few steps.
+    fetched: Vec<Fetched>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,22 +38,22 @@ impl MergeAllSummaries {
 
 impl Callback for MergeAllSummaries {
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
-        let cadence = self.every_steps.map_or(Cadence::EveryEpoch, Cadence::EverySteps);
+        let cadences = std::iter::once(Cadence::EveryEpoch).chain(self.every_steps.map(Cadence::EverySteps));
         let plain = g.summaries(SUMMARIES).into_iter().map(|(name, t)| {
             let kind = if t.rank() == 0 { Kind::Scalar } else { Kind::Histogram };
             (name, t, kind)
         });
         let images = g.summaries(IMAGE_SUMMARIES).into_iter().map(|(name, t)| (name, t, Kind::Image));
         for (name, tensor, kind) in plain.chain(images).collect::<Vec<_>>() {
-            let fetched = g.fetch(&tensor, cadence);
-            self.summaries.push((name, fetched, kind));
+            let fetched = cadences.clone().map(|cadence| g.fetch(&tensor, cadence)).collect();
+            self.summaries.push(Summary { name, kind, fetched });
         }
         Ok(())
     }
 
     fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
-        for (name, fetched, kind) in &self.summaries {
-            let Some(value) = cx.value(*fetched).cloned() else { continue };
+        for Summary { name, kind, fetched } in &self.summaries {
+            let Some(value) = fetched.iter().find_map(|f| cx.value(*f)).cloned() else { continue };
             match kind {
                 Kind::Scalar => cx.put_scalar(name, value.to_scalar()?),
                 Kind::Histogram => cx.put_histogram(name, &value),
@@ -56,7 +64,7 @@ impl Callback for MergeAllSummaries {
     }
 
     fn makes(&self) -> Vec<Statistic> {
-        let scalars = self.summaries.iter().filter(|(_, _, kind)| *kind == Kind::Scalar);
-        scalars.map(|(name, ..)| Statistic::new(name.as_str(), When::Run)).collect()
+        let scalars = self.summaries.iter().filter(|s| s.kind == Kind::Scalar);
+        scalars.map(|s| Statistic::new(s.name.as_str(), When::Run)).collect()
     }
 }

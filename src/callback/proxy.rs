@@ -181,6 +181,14 @@ mod tests {
         assert_eq!(*r.0.borrow(), but_trigger_epoch);
     }
 
+    /// What wraps one kind of callback alone cannot wrap the recorder.
+    #[test]
+    fn wrappers_of_one_kind_name_every_hook() {
+        let words: BTreeSet<&str> =
+            include_str!("sanity_validation.rs").split(|c: char| !c.is_alphabetic() && c != '_').collect();
+        assert!(words.is_superset(&hooks()), "{:?}", hooks().difference(&words).collect::<Vec<_>>());
+    }
+
     #[test]
     fn what_is_disabled_still_begins_and_ends() {
         let r = Recorder::default();

@@ -8,7 +8,8 @@ use tensorpack_tensor::{Error, Result};
 /// Sets a hyper-parameter to planned values at planned epochs or steps.
 ///
 /// A value is set when the epoch (or step) of its point is done; that of point 0 before training. A run that starts
-/// later begins with the value the plan has for that moment.
+/// later begins with the value the plan has for that moment; one that is resumed, with what the checkpoint has, and a
+/// warning if the plan has another.
 ///
 /// ```
 /// use tensorpack::callback::ScheduledHyperParamSetter;
@@ -101,11 +102,10 @@ impl Callback for ScheduledHyperParamSetter {
     }
 
     fn before_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        // A checkpoint has the value.
-        if cx.resumed() {
-            return Ok(());
+        // A checkpoint has the value, which nothing changes here.
+        if !cx.resumed() {
+            self.trigger(cx)?;
         }
-        self.trigger(cx)?;
         let now = self.now(cx);
         let Some(planned) = self.value_since(now) else { return Ok(()) };
         let actual = self.setter.value(cx)?;
@@ -114,7 +114,7 @@ impl Callback for ScheduledHyperParamSetter {
         }
         let (name, unit) = (self.setter.param(), if self.step_based { "step" } else { "epoch" });
         let what = format!("{name} is {actual}, but the schedule has {planned} for {unit} {now}");
-        if self.set_at_beginning {
+        if self.set_at_beginning && !cx.resumed() {
             log::warn!("{what}, which is set now");
             self.setter.set(cx, planned)
         } else {

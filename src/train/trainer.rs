@@ -129,7 +129,14 @@ impl Trainer {
                 log::info!(
                     "this run is finished: nothing to do. Begin anew with --fresh, or go on with more epochs"
                 );
-                return Ok(Trained { ended: Ended::Finished, session: live.run.session, tower: self.tower });
+                let mut monitors = Monitors::new();
+                monitors.start(None, Some(&checkpoint.state["monitors"]), Moment::default());
+                return Ok(Trained {
+                    ended: Ended::Finished,
+                    session: live.run.session,
+                    monitors,
+                    tower: self.tower,
+                });
             }
         } else if let Some(init) = &config.session_init {
             init.init(&live.run.session)?;
@@ -154,7 +161,8 @@ impl Trainer {
             counts_in_graph,
         };
         let ended = main_loop.run()?;
-        Ok(Trained { ended, session: live.run.session, tower: self.tower })
+        let Run { session, monitors, .. } = live.run;
+        Ok(Trained { ended, session, monitors, tower: self.tower })
     }
 
     fn steps_per_epoch(&self, config: &TrainConfig) -> Result<u64> {
@@ -260,6 +268,8 @@ pub struct Trained {
     pub ended: Ended,
     /// The session, with the variables as training left them.
     pub session: Session,
+    /// The statistics.
+    pub monitors: Monitors,
     /// The tower function, for predictors.
     pub tower: Option<TowerFunc>,
 }

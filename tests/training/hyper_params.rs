@@ -121,6 +121,33 @@ fn a_schedule_sets_a_variable() {
 }
 
 #[test]
+fn a_rate_that_is_set_is_the_rate_of_the_optimizer() {
+    /// [`Line`](crate::models::Line) with a rate to be set.
+    struct Steered;
+    impl ModelDesc for Steered {
+        fn inputs(&self) -> Vec<TensorSpec> {
+            Knobs.inputs()
+        }
+        fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+            Knobs.build_graph(t, inputs)
+        }
+        fn optimizer(&self, t: &TowerContext) -> Box<dyn Optimizer> {
+            Sgd::new(t.hyper_param("learning_rate", 0.05)).boxed()
+        }
+    }
+    // The weights after some epochs, of which those after the first `still` have a rate of 0.
+    let weights = |epochs, still| {
+        let setter = ScheduledHyperParamSetter::new("learning_rate", [(still, 0.0)]);
+        let config = TrainConfig::new(Steered, line(2)).no_logdir().max_epoch(epochs).callback(setter);
+        let trained = launch_train_with_config(config, SimpleTrainer::new()).unwrap();
+        trained.session.read("fc/W").unwrap()
+    };
+    assert_eq!(weights(1, 9), weights(4, 1));
+    assert_ne!(weights(1, 9), weights(2, 9));
+    assert_ne!(weights(1, 9), weights(1, 0));
+}
+
+#[test]
 fn what_cannot_be_set_is_an_error_in_words() {
     let schedule = |name: &str| ScheduledHyperParamSetter::new(name, [(0, 2.5)]);
     let e = error(config().callback(schedule("knobb")));

@@ -87,3 +87,18 @@ fn a_run_in_two_parts_is_the_same_as_one() {
         assert_eq!(tags_in_parts, tags, "after {first}");
     }
 }
+
+#[test]
+fn a_resumed_run_keeps_what_the_checkpoint_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let train = |setter: ScheduledHyperParamSetter, max_epoch| {
+        let config = TrainConfig::new(Knobs, line(1)).logdir(dir.path()).max_epoch(max_epoch);
+        let config = config.callback(ModelSaver::new()).callback(setter);
+        let trained = launch_train_with_config(config, NoOpTrainer::new()).unwrap();
+        trained.session.read("knob").unwrap().to_scalar().unwrap()
+    };
+    assert_eq!(train(ScheduledHyperParamSetter::new("knob", [(0, 5.0)]), 1), 5.0);
+    // Point 1 is done: another plan for it comes too late.
+    assert_eq!(train(ScheduledHyperParamSetter::new("knob", [(0, 6.0), (1, 7.0)]), 2), 5.0);
+    assert_eq!(train(ScheduledHyperParamSetter::new("knob", [(0, 6.0), (3, 8.0)]), 3), 8.0);
+}

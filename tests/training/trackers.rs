@@ -4,9 +4,10 @@ use crate::models::{Line, line};
 use serde_json::Value;
 use std::path::Path;
 use tensorpack::callback::{
-    EstimatedTimeLeft, HostMemoryTracker, ParamSummary, ProcessTensors, Profiler, SendStat,
-    SimpleMovingAverage, Summary, ThroughputTracker,
+    EstimatedTimeLeft, HostMemoryTracker, MergeAllSummaries, ParamSummary, ProcessTensors, Profiler,
+    SendStat, SimpleMovingAverage, Summary, ThroughputTracker,
 };
+use tensorpack::graph::SUMMARIES;
 use tensorpack::prelude::*;
 
 fn config(dir: &Path) -> TrainConfig {
@@ -43,6 +44,36 @@ fn what_depends_on_the_clock_is_kept_apart() {
     }
     let stats = std::fs::read_to_string(dir.path().join("stats.jsonl")).unwrap();
     assert!(!stats.contains("Throughput") && !stats.contains("Memory"), "{stats}");
+}
+
+#[test]
+fn summaries_at_the_end_of_epochs_and_every_few_steps() {
+    /// [`Line`] with summaries.
+    struct Summed;
+    impl ModelDesc for Summed {
+        fn inputs(&self) -> Vec<TensorSpec> {
+            Line.inputs()
+        }
+        fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+            let cost = Line.build_graph(t, inputs);
+            t.graph().add_to_collection(SUMMARIES, &cost.sqrt().named("root"));
+            cost
+        }
+        fn optimizer(&self, t: &TowerContext) -> Box<dyn Optimizer> {
+            Line.optimizer(t)
+        }
+    }
+    let steps = |summaries: MergeAllSummaries| {
+        let dir = tempfile::tempdir().unwrap();
+        let config = TrainConfig::new(Summed, line(3)).logdir(dir.path()).max_epoch(2);
+        let config = config.extra_callbacks(vec![Box::new(summaries)]);
+        launch_train_with_config(config, SimpleTrainer::new()).unwrap();
+        let stats = lines(dir.path(), "stats.jsonl");
+        let with = stats.iter().filter(|l| l["root"].is_number());
+        with.map(|l| l["global_step"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(steps(MergeAllSummaries::default()), [3, 6]);
+    assert_eq!(steps(MergeAllSummaries::default().every_steps(2)), [2, 3, 4, 6]);
 }
 
 #[test]
@@ -117,4 +148,39 @@ fn a_command_gets_statistics() {
     let put: Vec<f64> = lines(dir.path(), "stats.jsonl").iter().filter_map(|l| l["cost"].as_f64()).collect();
     assert_eq!(sent, put);
     assert_eq!(sent.len(), 3);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_process_runs_as_long_as_training() {
+    use std::cell::RefCell;
+    use std::process::Command;
+    use std::rc::Rc;
+    use tensorpack::callback::{StartProcess, TrainCx};
+    /// How many processes have this argument.
+    fn with_argument(mark: &str) -> usize {
+        let of = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let all = std::fs::read_dir("/proc").unwrap().map(|e| e.unwrap().file_name());
+        all.filter(|pid| of(&pid.to_string_lossy()).split('\0').any(|a| a == mark)).count()
+    }
+    struct Look(String, Rc<RefCell<Vec<usize>>>);
+    impl Callback for Look {
+        fn trigger(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+            self.1.borrow_mut().push(with_argument(&self.0));
+            Ok(())
+        }
+    }
+    // Its own, also if the tests run twice at a time.
+    let mark = format!("61.{}", std::process::id());
+    let seen = Rc::new(RefCell::new(Vec::new()));
+    let mut sleep = Command::new("sleep");
+    sleep.arg(&mark);
+    let config = || TrainConfig::new(Line, line(1)).no_logdir().max_epoch(2);
+    let with_process = config().callback(StartProcess::new(sleep)).callback(Look(mark.clone(), seen.clone()));
+    launch_train_with_config(with_process, SimpleTrainer::new()).unwrap();
+    assert_eq!(seen.take(), [1, 1]);
+    assert_eq!(with_argument(&mark), 0);
+    let missing = config().callback(StartProcess::new(Command::new("no-such-program")));
+    let e = launch_train_with_config(missing, SimpleTrainer::new()).err().expect("an error");
+    assert!(e.message().contains("no-such-program cannot be started"), "{e}");
 }

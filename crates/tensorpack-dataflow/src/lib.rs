@@ -53,4 +53,6 @@ pub use tensorpack_tensor as tensor;
 mod documentation {
     #[doc = include_str!("../../../docs/dataflow.md")]
     struct DataflowGuide;
+    #[doc = include_str!("../../../docs/images.md")]
+    struct Images;
 }

@@ -8,14 +8,19 @@ use tensorpack_tensor::{DType, Error, HostTensor, Result};
 /// Adds a random number to all values.
 #[derive(Clone, Debug)]
 pub struct Brightness {
-    most: f64,
+    range: (f64, f64),
     clip: bool,
 }
 
 impl Brightness {
     /// Of at most this size, up or down.
     pub fn new(most: f64) -> Brightness {
-        Brightness { most, clip: true }
+        Brightness::between(-most, most)
+    }
+
+    /// Between these.
+    pub fn between(least: f64, most: f64) -> Brightness {
+        Brightness { range: (least, most), clip: true }
     }
 
     /// Without holding f32 pictures to 0 to 255.
@@ -27,7 +32,7 @@ impl Brightness {
 
 impl Augmentor for Brightness {
     fn transform(&self, _: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let (by, clip) = (draws.between(-self.most, self.most) as f32, self.clip);
+        let (by, clip) = (draws.between(self.range.0, self.range.1) as f32, self.clip);
         photometric("Brightness", move |image| map_values(image, clip, |_, x| x + by))
     }
 }
@@ -105,14 +110,19 @@ impl Augmentor for Contrast {
 /// Mixes the picture with its grey one, or moves it away from it.
 #[derive(Clone, Debug)]
 pub struct Saturation {
-    most: f64,
+    range: (f64, f64),
     clip: bool,
 }
 
 impl Saturation {
     /// Keeps a share of colour between `1 - most` and `1 + most`.
     pub fn new(most: f64) -> Saturation {
-        Saturation { most, clip: true }
+        Saturation::between(1.0 - most, 1.0 + most)
+    }
+
+    /// Keeps a share of colour between these: 0 is grey, 1 as it was.
+    pub fn between(least: f64, most: f64) -> Saturation {
+        Saturation { range: (least, most), clip: true }
     }
 
     /// Without holding f32 pictures to 0 to 255.
@@ -124,10 +134,10 @@ impl Saturation {
 
 impl Augmentor for Saturation {
     fn transform(&self, _: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        if self.most >= 1.0 {
-            return Err(Error::argument("Saturation: colours change by less than 1"));
+        if self.range.0 < 0.0 {
+            return Err(Error::argument("Saturation: a share of colour below 0"));
         }
-        let (by, clip) = (1.0 + draws.between(-self.most, self.most) as f32, self.clip);
+        let (by, clip) = (draws.between(self.range.0, self.range.1) as f32, self.clip);
         photometric("Saturation", move |mut image| {
             rgb_size(&image)?;
             match image.dtype() {
@@ -230,12 +240,18 @@ impl Lighting {
     }
 }
 
+impl Lighting {
+    /// What is added to red, green and blue.
+    fn mixture(&self, normals: [f64; 3]) -> [f32; 3] {
+        let weight = |i: usize| self.values[i] * normals[i] * self.deviation;
+        self.vectors.map(|row| row.iter().enumerate().map(|(i, v)| v * weight(i)).sum::<f64>() as f32)
+    }
+}
+
 impl Augmentor for Lighting {
     fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
         rgb_size(image).map_err(|e| e.within("Lighting"))?;
-        let weights = self.values.map(|value| value * draws.normal() * self.deviation);
-        let by = self.vectors.map(|row| row.iter().zip(weights).map(|(v, w)| v * w).sum::<f64>() as f32);
-        let clip = self.clip;
+        let (by, clip) = (self.mixture([(); 3].map(|()| draws.normal())), self.clip);
         photometric("Lighting", move |image| map_values(image, clip, |c, x| x + by[c]))
     }
 }
@@ -296,5 +312,37 @@ impl Augmentor for Clip {
         size(image)?;
         let (least, most) = (self.least, self.most);
         photometric("Clip", move |image| map_values(image, false, |_, x| x.max(least).min(most)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lighting_mixes_the_principal_colours() {
+        let values = [0.2175, 0.0188, 0.0045].map(|v| v * 255.0);
+        let vectors = [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]];
+        let is = Lighting::new(1.0, values, vectors).mixture([0.5, -1.5, 0.8]);
+        // From tests/golden/make_golden.py.
+        for (is, right) in is.into_iter().zip([-20.5412, -16.8212, -10.8018]) {
+            assert!((is - right).abs() < 1e-3, "{is}, not {right}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_saturated_as_numbers_are() {
+        for i in 0..4096u32 {
+            let pixel = [i, i / 16, i / 256].map(|x| (x % 16 * 17) as u8);
+            for by in [0.0, 0.61, 1.0, 1.4] {
+                let mut is = pixel;
+                saturate_u8(&mut is, by);
+                let grey = f32::from(grey::of_u8(pixel[0], pixel[1], pixel[2]));
+                for (is, x) in is.into_iter().zip(pixel) {
+                    let right = (f32::from(x) * by + grey * (1.0 - by)).clamp(0.0, 255.0);
+                    assert!((f32::from(is) - right).abs() < 0.52, "{pixel:?} by {by}: {is}, not {right}");
+                }
+            }
+        }
     }
 }

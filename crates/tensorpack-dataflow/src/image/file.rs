@@ -176,7 +176,7 @@ impl<'a> ImageFile<'a> {
                 let (around, exact) = scaled(part, n);
                 let (h, w) = (around.height, around.width);
                 jpeg.decode_samples(n, around, channels, &mut scratch.jpeg)?;
-                if (h, w, n) == (height, width, 8) {
+                if (h, w) == (height, width) && exact.is_all(h, w) {
                     jpeg.pixels(n, around, channels, &mut scratch.jpeg, out);
                     return Ok(());
                 }
@@ -201,12 +201,16 @@ impl<'a> ImageFile<'a> {
 
 /// At how many eighths of its size a part is to be decoded, so that it is still no smaller than asked for.
 fn eighths(part: Rect, (height, width): (usize, usize), interpolation: Interpolation) -> usize {
-    let is_enough = |&n: &usize| part.height * n >= height * 8 && part.width * n >= width * 8;
-    match interpolation {
+    let pixels = match interpolation {
         // It picks pixels that are in the picture, and makes none.
-        Interpolation::Nearest => 8,
-        _ => [1, 2, 4].into_iter().find(is_enough).unwrap_or(8),
-    }
+        Interpolation::Nearest => return 8,
+        // The edges of a mean lie between pixels: at least two of them make one.
+        Interpolation::Area => 2,
+        _ => 1,
+    };
+    let is_enough =
+        |&n: &usize| part.height * n >= height * 8 * pixels && part.width * n >= width * 8 * pixels;
+    [1, 2, 4].into_iter().find(is_enough).unwrap_or(8)
 }
 
 /// Where a part lies at `n` eighths of the size: the pixels that it touches, and its place among them.

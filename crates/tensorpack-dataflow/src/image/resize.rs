@@ -88,7 +88,7 @@ pub fn resize(
 }
 
 /// A part of a picture with edges between pixels.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub(super) struct Part {
     pub(super) left: f64,
     pub(super) top: f64,
@@ -100,6 +100,11 @@ impl Part {
     /// All of a picture.
     pub(super) fn all(height: usize, width: usize) -> Part {
         Part { left: 0.0, top: 0.0, width: width as f64, height: height as f64 }
+    }
+
+    /// Whether it is all of a picture.
+    pub(super) fn is_all(self, height: usize, width: usize) -> bool {
+        self == Part::all(height, width)
     }
 }
 

@@ -47,7 +47,7 @@ impl Augmentor for Shift {
 /// Turns the picture about a random point, and keeps its size.
 #[derive(Clone, Debug)]
 pub struct Rotation {
-    degrees: f64,
+    degrees: (f64, f64),
     step: Option<f64>,
     center: (f64, f64),
     interpolation: Interpolation,
@@ -57,8 +57,13 @@ pub struct Rotation {
 impl Rotation {
     /// By at most so many degrees, in either direction.
     pub fn new(degrees: f64) -> Rotation {
+        Rotation::between(-degrees, degrees)
+    }
+
+    /// By an angle between these, in degrees against the clock.
+    pub fn between(least: f64, most: f64) -> Rotation {
         Rotation {
-            degrees,
+            degrees: (least, most),
             step: None,
             center: (0.0, 1.0),
             interpolation: Interpolation::Linear,
@@ -93,7 +98,7 @@ impl Rotation {
     }
 
     fn draw(&self, draws: &mut Draws) -> f64 {
-        let degrees = draws.between(-self.degrees, self.degrees);
+        let degrees = draws.between(self.degrees.0, self.degrees.1);
         self.step.map_or(degrees, |step| (degrees / step).floor() * step)
     }
 
@@ -259,4 +264,30 @@ fn affine(center: (f64, f64), scale: f64, degrees: f64, shear: f64, shift: (f64,
         *c = own - *a * center.0 - *b * center.1 + shift;
     }
     matrix
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Numbers of the original, from tests/golden/make_golden.py.
+
+    #[test]
+    fn the_affine_matrix_is_the_original_one() {
+        let is = affine((4.0, 3.0), 1.1, 20.0, 12.0, (2.0, -3.0));
+        let right = [[1.0337, 0.5829, 0.1166], [-0.3762, 0.9329, -1.2937]];
+        for (is, right) in is.as_flattened().iter().zip(right.as_flattened()) {
+            assert!((is - right).abs() < 1e-4, "{is}, not {right}");
+        }
+    }
+
+    #[test]
+    fn the_largest_part_inside_is_the_original_one() {
+        let cases =
+            [(100, 60, 10, 94, 44), (60, 100, 30, 35, 60), (100, 100, 45, 71, 71), (500, 375, -77, 281, 448)];
+        for (w, h, degrees, width, height) in cases {
+            let is = largest_inside(f64::from(h), f64::from(w), f64::from(degrees));
+            assert_eq!(is, (height, width), "{w} by {h} turned by {degrees}");
+        }
+    }
 }

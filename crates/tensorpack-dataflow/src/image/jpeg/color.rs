@@ -40,7 +40,8 @@ impl<'a> Upsampler<'a> {
         }
     }
 
-    /// Four times the samples at the height of row `y`, from the one before `x` to the one behind the last.
+    /// Four times the samples at the height of row `y`, from the one before `x` to the one behind the last (which
+    /// mean nothing where samples are as wide as pixels).
     fn weigh(&mut self, x: usize, y: usize, width: usize) {
         let (across, down) = self.factor;
         let near = y / down;
@@ -54,11 +55,11 @@ impl<'a> Upsampler<'a> {
         let (first, last) = (x / across, (x + width - 1) / across);
         let weigh = |i: usize| 3 * u16::from(near[i - origin]) + u16::from(far[i - origin]);
         self.weighed.clear();
-        self.weighed.push(weigh(first.saturating_sub(1)));
+        self.weighed.push(weigh(first.saturating_sub(across - 1)));
         let inside = first - origin..last + 1 - origin;
         let pairs = near[inside.clone()].iter().zip(&far[inside]);
         self.weighed.extend(pairs.map(|(&near, &far)| 3 * u16::from(near) + u16::from(far)));
-        self.weighed.push(weigh((last + 1).min(self.size.0 - 1)));
+        self.weighed.push(weigh((last + across - 1).min(self.size.0 - 1)));
     }
 
     /// The row from its weighed samples.

@@ -34,7 +34,9 @@ pub(super) fn inverse(
 ) {
     match n {
         8 => simd.inverse(c, factors, out, stride),
-        _ => scaled(n, c, factors, out, stride),
+        4 => scaled(&BASIS_4, c, factors, out, stride),
+        2 => scaled(&[[1.0, 1.0], [1.0, -1.0]], c, factors, out, stride),
+        _ => scaled(&[[1.0]], c, factors, out, stride),
     }
 }
 
@@ -45,8 +47,10 @@ pub(super) fn flat(n: usize, c: i16, factors: &Factors, out: &mut [u8], stride: 
 }
 
 fn sample(value: f32) -> u8 {
-    // As vector instructions round: ties to even.
-    (value + 128.0).round_ties_even() as u8
+    // As vector instructions round, ties to even: a float of this size has no place for less than ones. Without SSE4
+    // this is much faster than `round_ties_even`.
+    const ONES: f32 = (1 << 23) as f32;
+    ((value + 128.0).clamp(0.0, 255.0) + ONES - ONES) as u8
 }
 
 /// Which instructions transform blocks: found once a picture.
@@ -204,22 +208,31 @@ mod avx2 {
     }
 }
 
-/// The low `n` by `n` frequencies to as many samples, by the definition of the transform.
-fn scaled(n: usize, c: &Coefficients, factors: &Factors, out: &mut [u8], stride: usize) {
-    let basis: &[[f32; 4]; 4] = match n {
-        4 => &BASIS_4,
-        2 => &BASIS_2,
-        _ => &[[1.0, 0.0, 0.0, 0.0]; 4],
-    };
-    let mut half = [[0.0; 4]; 4];
-    for v in 0..n {
-        for x in 0..n {
-            half[v][x] = (0..n).map(|u| f32::from(c[u * 8 + v]) * factors[u * 8 + v] * basis[x][u]).sum();
+/// The low `N` by `N` frequencies to as many samples, by the definition of the transform: `basis[x][u]` is what
+/// frequency `u` adds to sample `x`.
+#[inline(always)]
+fn scaled<const N: usize>(
+    basis: &[[f32; N]; N],
+    c: &Coefficients,
+    factors: &Factors,
+    out: &mut [u8],
+    stride: usize,
+) {
+    let mut half = [[0.0; N]; N];
+    for u in 0..N {
+        for x in 0..N {
+            for v in 0..N {
+                half[x][v] += f32::from(c[u * 8 + v]) * factors[u * 8 + v] * basis[x][u];
+            }
         }
     }
-    for y in 0..n {
-        for x in 0..n {
-            out[y * stride + x] = sample((0..n).map(|v| half[v][x] * basis[y][v]).sum());
+    for (y, row) in out.chunks_mut(stride).take(N).enumerate() {
+        for x in 0..N {
+            let mut sum = 0.0;
+            for v in 0..N {
+                sum += half[x][v] * basis[y][v];
+            }
+            row[x] = sample(sum);
         }
     }
 }
@@ -231,9 +244,6 @@ const BASIS_4: [[f32; 4]; 4] = [
     [1.0, -0.541_196_1, -1.0, 1.306_563],
     [1.0, -1.306_563, 1.0, -0.541_196_1],
 ];
-
-/// The same for two samples: `sqrt(2) cos(pi / 4)` is 1.
-const BASIS_2: [[f32; 4]; 4] = [[1.0, 1.0, 0.0, 0.0], [1.0, -1.0, 0.0, 0.0], [0.0; 4], [0.0; 4]];
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,286 @@
+//! Augmentors against the original's, with fixed parameters; and coordinates against pixels.
+
+use serde_json::Value;
+use tensorpack_dataflow::image::*;
+use tensorpack_dataflow::tensor::{DType, HostTensor};
+use tensorpack_dataflow::{DataFlow, Draws, FromList, Seed, State};
+
+fn golden() -> Value {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/augmentors.json");
+    serde_json::from_str(&std::fs::read_to_string(path).expect("the golden file")).expect("JSON")
+}
+
+fn sizes(v: &Value) -> Vec<usize> {
+    v["shape"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap() as usize).collect()
+}
+
+fn values(v: &Value) -> Vec<f64> {
+    v["values"].as_array().unwrap().iter().map(|n| n.as_f64().unwrap()).collect()
+}
+
+fn tensor(v: &Value, dtype: DType) -> HostTensor {
+    HostTensor::from_f64(dtype, sizes(v), &values(v)).unwrap()
+}
+
+fn draws() -> Draws {
+    Seed::new(3).draws(0, 0)
+}
+
+fn augment(augmentor: &dyn Augmentor, image: &HostTensor) -> HostTensor {
+    augmentor.augment(image.clone(), &mut draws()).unwrap().0
+}
+
+fn assert_close(is: &HostTensor, right: &Value, tolerance: f64, name: &str) {
+    assert_eq!(is.sizes(), sizes(right), "{name}");
+    for (i, (is, right)) in is.to_f64_vec().iter().zip(values(right)).enumerate() {
+        assert!((is - right).abs() <= tolerance, "{name}: value {i} is {is}, not {right}");
+    }
+}
+
+#[test]
+fn values_are_changed_as_by_the_original() {
+    let golden = golden();
+    let image = tensor(&golden["image"], DType::F32);
+    let bytes = tensor(&golden["image"], DType::U8);
+    let cases: [(&str, Box<dyn Augmentor>); 18] = [
+        ("brightness", Box::new(Brightness::between(-33.5, -33.5))),
+        ("brightness_scale", Box::new(BrightnessScale::new(1.3, 1.3))),
+        ("contrast", Box::new(Contrast::new(0.7, 0.7))),
+        ("contrast_of_grey", Box::new(Contrast::new(1.4, 1.4).of_grey())),
+        ("saturation", Box::new(Saturation::between(0.65, 0.65))),
+        ("saturation_up", Box::new(Saturation::between(1.35, 1.35))),
+        ("hue", Box::new(Hue::new(35.0, 35.0))),
+        ("gamma", Box::new(Gamma::new(0.3, 0.3))),
+        ("clip", Box::new(Clip::new(30.0, 200.0))),
+        ("mean_variance", Box::new(MeanVarianceNormalize::new())),
+        ("mean_variance_by_channel", Box::new(MeanVarianceNormalize::new().by_channel())),
+        ("min_max", Box::new(MinMaxNormalize::new(-1.0, 1.0))),
+        ("min_max_by_channel", Box::new(MinMaxNormalize::new(0.0, 1.0).by_channel())),
+        ("blur_5", Box::new(GaussianBlur::new(2, 3))),
+        ("blur_9", Box::new(GaussianBlur::new(4, 5))),
+        ("blur_11", Box::new(GaussianBlur::new(5, 6))),
+        ("blur_sigma", Box::new(GaussianBlur::new(3, 4).sigma(1.2, 1.2))),
+        ("grayscale", Box::new(Grayscale::new())),
+    ];
+    for (name, augmentor) in &cases {
+        let right = &golden["photometric"][name];
+        assert_close(&augment(&**augmentor, &image), right, 2e-3, name);
+        // Bytes are rounded once, but for the grey that saturation mixes in, which is rounded before.
+        let tolerance = if name.starts_with("saturation") { 0.75 } else { 0.51 };
+        assert_close(&augment(&**augmentor, &bytes), right, tolerance, name);
+    }
+}
+
+#[test]
+fn pixels_and_coordinates_move_as_by_the_original() {
+    let golden = golden();
+    let image = tensor(&golden["image"], DType::F32);
+    let points: Vec<[f64; 2]> = values(&golden["points"]).as_chunks::<2>().0.to_vec();
+    let turn = || Rotation::between(25.0, 25.0).center(0.5, 0.5);
+    // OpenCV finds places between pixels to a 32nd, of values that differ by up to 160.
+    let cases: [(&str, Box<dyn Augmentor>, f64); 5] = [
+        ("flip_horizontal", Box::new(Flip::horizontal().probability(1.0)), 0.0),
+        ("flip_vertical", Box::new(Flip::vertical().probability(1.0)), 0.0),
+        ("resize", Box::new(Resize::new(13, 17)), 1e-3),
+        ("rotation", Box::new(turn()), 160.0 / 32.0),
+        ("rotation_constant", Box::new(turn().border(Border::Constant(60.0))), 160.0 / 32.0),
+    ];
+    for (name, augmentor, tolerance) in cases {
+        let right = &golden["geometric"][name];
+        let (out, transform) = augmentor.augment(image.clone(), &mut draws()).unwrap();
+        assert_close(&out, &right["image"], tolerance, name);
+        let mut moved = points.clone();
+        transform.apply_coords(&mut moved).unwrap();
+        for (is, right) in moved.as_flattened().iter().zip(values(&right["coords"])) {
+            assert!((is - right).abs() < 1e-4, "{name}: {is}, not {right}");
+        }
+    }
+}
+
+#[test]
+fn resizing_is_that_of_opencv() {
+    let golden = golden();
+    let image = tensor(&golden["larger"], DType::U8);
+    for case in golden["resize"].as_array().unwrap() {
+        let method = match case["method"].as_str().unwrap() {
+            "Linear" => Interpolation::Linear,
+            "Cubic" => Interpolation::Cubic,
+            "Lanczos" => Interpolation::Lanczos,
+            "Nearest" => Interpolation::Nearest,
+            _ => Interpolation::Area,
+        };
+        let &[h, w, _] = &sizes(&case["out"])[..] else { panic!("a picture") };
+        // Two roundings in one of the libraries, one in the other.
+        let tolerance = if method == Interpolation::Nearest { 0.0 } else { 2.0 };
+        let name = format!("{method:?} to {h} by {w}");
+        assert_close(&resize(&image, h, w, method).unwrap(), &case["out"], tolerance, &name);
+    }
+}
+
+#[test]
+fn the_shortest_edge_decides_the_size() {
+    for case in golden()["shortest_edge"].as_array().unwrap() {
+        let n: Vec<usize> = case.as_array().unwrap().iter().map(|n| n.as_u64().unwrap() as usize).collect();
+        let image = HostTensor::zeros(DType::U8, [n[0], n[1], 1]).unwrap();
+        let out = augment(&ResizeShortestEdge::new(n[2]), &image);
+        assert_eq!(out.sizes(), [n[3], n[4], 1], "{n:?}");
+    }
+}
+
+/// A black picture with a bright blob, smooth enough to survive interpolation, at (x, y).
+fn blob(h: usize, w: usize, x: f64, y: f64) -> HostTensor {
+    let at = |i: usize| ((i % w) as f64 + 0.5 - x, (i / w) as f64 + 0.5 - y);
+    let value = |(dx, dy): (f64, f64)| 200.0 * (-(dx * dx + dy * dy) / 8.0).exp();
+    let values: Vec<f64> = (0..h * w).map(|i| value(at(i))).collect();
+    HostTensor::from_f64(DType::F32, [h, w, 1], &values).unwrap()
+}
+
+/// The centre of what is bright.
+fn centre(image: &HostTensor) -> [f64; 2] {
+    let w = image.sizes()[1];
+    let (mut sum, mut x, mut y) = (0.0, 0.0, 0.0);
+    for (i, v) in image.to_f64_vec().into_iter().enumerate() {
+        let v = if v > 2.0 { v } else { 0.0 };
+        (sum, x, y) = (sum + v, x + v * ((i % w) as f64 + 0.5), y + v * ((i / w) as f64 + 0.5));
+    }
+    [x / sum, y / sum]
+}
+
+#[test]
+fn coordinates_follow_the_pixels() {
+    let augmentors: Vec<(&str, Box<dyn Augmentor>)> = vec![
+        ("flip", Box::new(Flip::horizontal())),
+        ("flip down", Box::new(Flip::vertical())),
+        ("transpose", Box::new(Transpose::new(0.5))),
+        ("crop", Box::new(RandomCrop::new(50, 60))),
+        ("center crop", Box::new(CenterCrop::new(50, 60))),
+        ("resize", Box::new(Resize::new(91, 83))),
+        ("shortest edge", Box::new(ResizeShortestEdge::new(90))),
+        ("random resize", Box::new(RandomResize::scale((0.9, 1.3), (0.9, 1.3)))),
+        ("random-resized crop", Box::new(RandomResizedCrop::new(96).area(0.8, 1.0))),
+        ("paste", Box::new(Paste::random(100, 110))),
+        ("shift", Box::new(Shift::new(0.1, 0.1))),
+        ("rotation", Box::new(Rotation::new(15.0))),
+        ("rotation and crop", Box::new(RotationAndCropValid::new(10.0))),
+        ("affine", Box::new(Affine::new().scale(0.9, 1.2).shift(0.05, 0.05).rotation(15.0).shear(10.0))),
+        (
+            "list",
+            Box::new(
+                AugmentorList::new()
+                    .then(Rotation::new(9.0))
+                    .then(Flip::horizontal())
+                    .then(Resize::new(88, 90)),
+            ),
+        ),
+        ("order", Box::new(RandomOrder::new().with(Brightness::new(1.0)).with(Shift::new(0.05, 0.05)))),
+    ];
+    for (name, augmentor) in &augmentors {
+        for seed in 0..12 {
+            let mut draws = Seed::new(seed).draws(0, 0);
+            let (x, y) = (36.0 + draws.between(-5.0, 5.0), 32.0 + draws.between(-5.0, 5.0));
+            let (out, transform) = augmentor.augment(blob(66, 74, x, y), &mut draws).unwrap();
+            let mut point = [[x, y]];
+            transform.apply_coords(&mut point).unwrap();
+            let is = centre(&out);
+            let error = (is[0] - point[0][0]).hypot(is[1] - point[0][1]);
+            assert!(error < 0.2, "{name}, seed {seed}: the blob is at {is:?}, the point at {:?}", point[0]);
+        }
+    }
+}
+
+#[test]
+fn choices_are_as_likely_as_asked() {
+    let image = HostTensor::zeros(DType::U8, [1, 1, 1]).unwrap();
+    let to = |value: f32| MapImage::new(move |_| HostTensor::new([1, 1, 1], vec![value]));
+    let choice = RandomChoose::new().or_with_weight(to(1.0), 1.0).or_with_weight(to(2.0), 3.0);
+    let apply = RandomApply::new(to(5.0), 0.25);
+    let order = RandomOrder::new().with(to(1.0)).with(to(2.0)).with(to(3.0));
+    let mut counts = [0; 6];
+    for i in 0..4000 {
+        let mut draws = Seed::new(9).draws(0, i);
+        let mut value =
+            |a: &dyn Augmentor| a.augment(image.clone(), &mut draws).unwrap().0.to_scalar().unwrap();
+        counts[0] += i32::from(value(&choice) == 1.0);
+        counts[1] += i32::from(value(&apply) == 5.0);
+        counts[1 + value(&order) as usize] += 1;
+    }
+    for (is, right) in counts.into_iter().zip([1000, 1000, 1333, 1333, 1333]) {
+        assert!((is - right).abs() < 120, "{counts:?}");
+    }
+}
+
+#[test]
+fn noise_has_the_strength_asked_for() {
+    let image = HostTensor::from_f64(DType::F32, [40, 50, 3], &vec![128.0; 6000]).unwrap();
+    let noisy = augment(&GaussianNoise::new(10.0), &image).to_f64_vec();
+    let mean = noisy.iter().sum::<f64>() / 6000.0;
+    let deviation = (noisy.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / 6000.0).sqrt();
+    assert!((mean - 128.0).abs() < 0.6 && (deviation - 10.0).abs() < 0.4, "{mean} {deviation}");
+    let salted = augment(&SaltPepperNoise::new(0.1, 0.05), &image).to_f64_vec();
+    let share = |value: f64| salted.iter().filter(|&&x| x == value).count() as f64 / 6000.0;
+    assert!((share(255.0) - 0.1).abs() < 0.02 && (share(0.0) - 0.05).abs() < 0.015);
+    let golden = golden();
+    let picture = tensor(&golden["larger"], DType::U8);
+    let compressed = augment(&JpegNoise::new(60, 61), &picture);
+    assert_ne!(compressed, picture);
+    let errors = compressed.to_f64_vec().into_iter().zip(picture.to_f64_vec()).map(|(a, b)| (a - b).abs());
+    assert!(errors.sum::<f64>() / (picture.len() as f64) < 12.0);
+}
+
+#[test]
+fn a_cutout_fills_its_rectangle_alone() {
+    let image = HostTensor::from_f64(DType::U8, [20, 30, 3], &vec![9.0; 1800]).unwrap();
+    let out = augment(&RandomCutout::new(4, 6).fill(77.0), &image).to_f64_vec();
+    assert_eq!(out.iter().filter(|&&x| x == 77.0).count(), 4 * 6 * 3);
+    assert_eq!(out.iter().filter(|&&x| x == 9.0).count(), 1800 - 72);
+}
+
+#[test]
+fn wrong_pictures_are_errors_that_say_so() {
+    let message = |augmentor: &dyn Augmentor, sizes: &[usize]| {
+        let image = HostTensor::zeros(DType::U8, sizes).unwrap();
+        augmentor.augment(image, &mut draws()).unwrap_err().message().to_string()
+    };
+    assert_eq!(
+        message(&RandomCrop::new(30, 30), &[20, 40, 3]),
+        "RandomCrop: 30 by 30 pixels cannot be cut out of a picture of 20 by 40"
+    );
+    assert!(message(&Flip::horizontal(), &[20, 40]).starts_with("a picture is [height, width, channels]"));
+    assert!(message(&Saturation::new(0.4), &[2, 2, 1]).contains("3 channels"));
+    assert!(message(&Resize::new(0, 4), &[2, 2, 1]).contains("0 by 4"));
+    assert!(message(&Paste::center(3, 3), &[4, 2, 1]).contains("larger than the canvas"));
+    assert!(message(&RandomChoose::new(), &[4, 2, 1]).contains("nothing to choose"));
+}
+
+#[test]
+fn samples_are_augmented_with_all_that_belongs_to_them() {
+    let image = blob(40, 50, 20.0, 15.0);
+    let points = HostTensor::new([1, 2], vec![20.0f32, 15.0]).unwrap();
+    let data = FromList::new(vec![vec![image.clone(), image, points, HostTensor::scalar(1i32)]; 8]);
+    let augmentors = AugmentorList::new().then(RandomCrop::new(34, 42)).then(Flip::horizontal());
+    let mut reader =
+        data.augment_images([0, 1], [2], augmentors).open(Seed::new(1), &State::start()).unwrap();
+    let mut seen = Vec::new();
+    while let Some(sample) = reader.read().unwrap() {
+        assert_eq!(sample[0], sample[1]);
+        let point = sample[2].to_f64_vec();
+        let is = centre(&sample[0]);
+        assert!((is[0] - point[0]).hypot(is[1] - point[1]) < 0.3, "{is:?}, {point:?}");
+        seen.push(point);
+    }
+    seen.dedup();
+    assert!(seen.len() > 3, "samples differ in what is drawn for them");
+}
+
+#[test]
+fn a_random_crop_of_a_file_is_that_of_its_picture() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/images/444_29x43.jpg");
+    let file = std::fs::read(path).unwrap();
+    let whole = decode(&file, Channels::Rgb).unwrap();
+    let crop = RandomResizedCrop::new(30);
+    for i in 0..30 {
+        let of_file = crop.decode(&file, &mut Seed::new(5).draws(0, i)).unwrap();
+        let (of_picture, _) = crop.augment(whole.clone(), &mut Seed::new(5).draws(0, i)).unwrap();
+        assert_eq!(of_file, of_picture);
+    }
+}
