@@ -125,18 +125,21 @@ impl Trainer {
                 live.at.epoch_num,
                 live.at.global_step
             );
-            if live.at.ended && live.at.epoch_num >= config.max_epoch {
+            let ended = match live.run.stop.take_if(|_| live.at.ended) {
+                Some(reason) => Some(Ended::Stopped(reason)),
+                None => (live.at.ended && live.at.epoch_num >= config.max_epoch).then_some(Ended::Finished),
+            };
+            if let Some(ended) = ended {
+                let how = match &ended {
+                    Ended::Stopped(reason) => format!("was stopped ({reason})"),
+                    _ => "is finished".into(),
+                };
                 log::info!(
-                    "this run is finished: nothing to do. Begin anew with --fresh, or go on with more epochs"
+                    "this run {how}: nothing to do. Begin anew with --fresh, or go on with more epochs"
                 );
                 let mut monitors = Monitors::new();
                 monitors.start(None, Some(&checkpoint.state["monitors"]), Moment::default());
-                return Ok(Trained {
-                    ended: Ended::Finished,
-                    session: live.run.session,
-                    monitors,
-                    tower: self.tower,
-                });
+                return Ok(Trained { ended, session: live.run.session, monitors, tower: self.tower });
             }
         } else if let Some(init) = &config.session_init {
             init.init(&live.run.session)?;

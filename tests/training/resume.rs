@@ -146,3 +146,29 @@ fn hooks_are_told_that_the_run_goes_on() {
     let told = told.0.lock().unwrap();
     assert_eq!(told.iter().map(|(what, resumed)| (what.as_str(), *resumed)).collect::<Vec<_>>(), right);
 }
+
+/// Who asks for the end means the run, not the process.
+#[test]
+fn a_run_that_was_stopped_stays_stopped() {
+    // After an epoch, and in the middle of one.
+    for (at, save_after, calls) in [
+        ("trigger 1", 2, &[][..]),
+        ("trigger_step 2 0", 3, &["before_train 2 0 3", "before_epoch 2 0 3", "after_train 2 0 3"]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let stopping = Recorder { stop_at: Some(at), ..Recorder::default() };
+        let first = train(config(dir.path(), &stopping).callback(SaveAfter(save_after))).unwrap();
+        let again = Recorder::default();
+        let second = train(config(dir.path(), &again)).unwrap();
+        assert!(matches!(&second.ended, Ended::Stopped(_)), "{at}");
+        assert_eq!(
+            (&second.ended, again.take()),
+            (&first.ended, calls.iter().map(|c| c.to_string()).collect())
+        );
+        assert_eq!(left(&second, dir.path()), left(&first, dir.path()));
+        // Told to be longer, it goes on.
+        let longer = train(config(dir.path(), &again).max_epoch(3)).unwrap();
+        assert_eq!(longer.ended, Ended::Finished);
+        assert_eq!(again.take().last().unwrap(), "after_train 3 1 6");
+    }
+}
