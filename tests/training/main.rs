@@ -1,6 +1,7 @@
 //! The training interface, from the outside.
 
 mod custom;
+mod cut_short;
 mod dumps;
 mod faults;
 mod hyper_params;

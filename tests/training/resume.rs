@@ -6,8 +6,9 @@ use crate::processes;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use tensorpack::callback::TrainCx;
+use tensorpack::dataflow::DataFlow;
 use tensorpack::prelude::*;
-use tensorpack::train::{Ended, Trained};
+use tensorpack::train::{Ended, QueueInputTrainer, SingleCostTrainer, Trained};
 
 /// Asks for a checkpoint after one step.
 struct SaveAfter(u64);
@@ -118,6 +119,32 @@ fn at_the_end_of_an_epoch_that_a_signal_cut_short() {
     let trained = train(config(dir.path(), &recorder)).unwrap();
     assert_eq!(recorder.take(), rest("before_train 1 1 2", &[], "after_epoch 1 1 2"));
     assert_eq!(left(&trained, dir.path()), uninterrupted());
+}
+
+/// A checkpoint has what was taken, not what was read ahead; and who reads ahead may change on the way.
+#[test]
+fn what_was_read_ahead_is_read_again() {
+    let data = || {
+        line(5).shuffle().map_random(|mut sample, draws| {
+            sample[0].as_mut_slice::<f32>()?[0] += draws.normal() as f32;
+            Ok(sample)
+        })
+    };
+    let config = |dir: &Path| {
+        TrainConfig::new(Line, data()).callback(SaveAfter(7)).steps_per_epoch(4).max_epoch(4).logdir(dir)
+    };
+    let whole = tempfile::tempdir().unwrap();
+    let at_once = train(config(whole.path())).unwrap();
+    let trainer = |queue: bool| -> SingleCostTrainer {
+        if queue { QueueInputTrainer::new().into() } else { SimpleTrainer::new().into() }
+    };
+    for (first, second) in [(true, true), (true, false), (false, true)] {
+        let dir = tempfile::tempdir().unwrap();
+        let failing = config(dir.path()).callback(failing_at("before_run 3"));
+        assert!(launch_train_with_config(failing, trainer(first)).is_err());
+        let resumed = launch_train_with_config(config(dir.path()), trainer(second)).unwrap();
+        assert_eq!(left(&resumed, dir.path()), left(&at_once, whole.path()), "{first} then {second}");
+    }
 }
 
 /// Notes whether hooks were told that the run goes on.
