@@ -7,7 +7,7 @@ use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 /// Ends training with an error that names the variable if one that is trained holds a NaN or an infinity: looked at
 /// before training and at every trigger, or after every step.
 ///
-/// Updates that are not finite are stopped before they happen, see [`NanPolicy`](crate::train::NanPolicy); this finds
+/// Updates that are not finite are stopped before they happen, see `NanPolicy`; this finds
 /// what came in otherwise, such as from a checkpoint.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CheckNumerics {

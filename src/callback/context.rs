@@ -160,38 +160,6 @@ impl HookCx<'_> {
     pub fn scalar(&self, fetched: Fetched) -> Option<f64> {
         self.value(fetched).and_then(|v| v.to_scalar().ok())
     }
-
-    /// Gives the monitors a number.
-    pub fn put_scalar(&mut self, name: &str, value: f64) {
-        self.run.monitors.put_scalar(name, value);
-    }
-
-    /// Gives the monitors images: `[height, width, channels]`, or several with one more dim, in 0..255.
-    pub fn put_image(&mut self, name: &str, image: &HostTensor) -> Result<()> {
-        self.run.monitors.put_image(name, image)
-    }
-
-    /// Gives the monitors the distribution of a tensor's elements.
-    pub fn put_histogram(&mut self, name: &str, values: &HostTensor) {
-        self.run.monitors.put_histogram(name, values);
-    }
-
-    /// The directory of this run, if it has one.
-    pub fn logdir(&self) -> Option<&Path> {
-        self.run.logdir.as_deref()
-    }
-
-    /// Ends training after this step, for this reason. That is no error.
-    pub fn stop(&mut self, reason: impl Into<String>) {
-        self.run.stop.get_or_insert(reason.into());
-    }
-}
-
-impl Deref for HookCx<'_> {
-    type Target = Progress;
-    fn deref(&self) -> &Progress {
-        &self.run.progress
-    }
 }
 
 /// Between runs.
@@ -210,29 +178,9 @@ impl TrainCx<'_> {
         &self.run.monitors
     }
 
-    /// Gives the monitors a number.
-    pub fn put_scalar(&mut self, name: &str, value: f64) {
-        self.run.monitors.put_scalar(name, value);
-    }
-
     /// Gives the monitors a number that depends on the clock: it is not part of what a resumed run repeats.
     pub fn put_timing(&mut self, name: &str, value: f64) {
         self.run.monitors.put_timing(name, value);
-    }
-
-    /// Gives the monitors images: `[height, width, channels]`, or several with one more dim, in 0..255.
-    pub fn put_image(&mut self, name: &str, image: &HostTensor) -> Result<()> {
-        self.run.monitors.put_image(name, image)
-    }
-
-    /// Gives the monitors the distribution of a tensor's elements.
-    pub fn put_histogram(&mut self, name: &str, values: &HostTensor) {
-        self.run.monitors.put_histogram(name, values);
-    }
-
-    /// The directory of this run, if it has one.
-    pub fn logdir(&self) -> Option<&Path> {
-        self.run.logdir.as_deref()
     }
 
     /// What the run's randomness is drawn from.
@@ -244,12 +192,6 @@ impl TrainCx<'_> {
     /// or statistics was done already.
     pub fn resumed(&self) -> bool {
         self.run.resumed
-    }
-
-    /// Ends training at the end of this moment, for this reason. That is no error.
-    #[doc(alias = "StopTraining")]
-    pub fn stop(&mut self, reason: impl Into<String>) {
-        self.run.stop.get_or_insert(reason.into());
     }
 
     /// Asks for a checkpoint, which is written when all callbacks and monitors of this moment are done.
@@ -273,12 +215,46 @@ impl TrainCx<'_> {
     }
 }
 
-impl Deref for TrainCx<'_> {
-    type Target = Progress;
-    fn deref(&self) -> &Progress {
-        &self.run.progress
-    }
+/// What can be done around a run as well as between runs.
+macro_rules! during_training {
+    ($($cx:ident),*) => {$(
+        impl $cx<'_> {
+            /// Gives the monitors a number.
+            pub fn put_scalar(&mut self, name: &str, value: f64) {
+                self.run.monitors.put_scalar(name, value);
+            }
+
+            /// Gives the monitors images: `[height, width, channels]`, or several with one more dim, in 0..255.
+            pub fn put_image(&mut self, name: &str, image: &HostTensor) -> Result<()> {
+                self.run.monitors.put_image(name, image)
+            }
+
+            /// Gives the monitors the distribution of a tensor's elements.
+            pub fn put_histogram(&mut self, name: &str, values: &HostTensor) {
+                self.run.monitors.put_histogram(name, values);
+            }
+
+            /// The directory of this run, if it has one.
+            pub fn logdir(&self) -> Option<&Path> {
+                self.run.logdir.as_deref()
+            }
+
+            /// Ends training at the end of this moment, for this reason. That is no error.
+            #[doc(alias = "StopTraining")]
+            pub fn stop(&mut self, reason: impl Into<String>) {
+                self.run.stop.get_or_insert(reason.into());
+            }
+        }
+
+        impl Deref for $cx<'_> {
+            type Target = Progress;
+            fn deref(&self) -> &Progress {
+                &self.run.progress
+            }
+        }
+    )*};
 }
+during_training!(HookCx, TrainCx);
 
 impl Run {
     /// Tells the monitors the time: the step that runs or, between steps, ran last.

@@ -5,7 +5,7 @@ use tensorpack_tensor::Result;
 
 /// Saves everything the run needs to go on: after every epoch, or as a
 /// [`PeriodicTrigger`](super::PeriodicTrigger) says. Which checkpoints stay,
-/// [`TrainConfig::keep`](crate::train::TrainConfig::keep) says.
+/// `TrainConfig::keep` says.
 ///
 /// The checkpoint is written when all callbacks and monitors of the moment are done, so its place in the list does not
 /// matter. A failed save ends training with an error.

@@ -7,12 +7,20 @@ use std::collections::HashSet;
 use std::panic::Location;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// One operation that updates every trainable variable by the gradient of `cost`.
+/// One operation that updates every trainable variable by the gradient of `cost`: [`compute_gradients`], then
+/// [`apply_gradients`].
+#[track_caller]
+pub fn minimize(cost: &Tensor, optimizer: &dyn Optimizer) -> Result<Op> {
+    let gradients = compute_gradients(cost)?;
+    apply_gradients(optimizer, cost.graph(), &gradients)
+}
+
+/// The gradients of `cost` with respect to every trainable variable that is not frozen.
 ///
 /// A trainable variable that the cost does not depend on is an error, for it would silently stay as it was drawn:
 /// unless that was said, by [`Tensor::stop_gradient`] on the way or by [`Graph::freeze_variables`].
 #[track_caller]
-pub fn minimize(cost: &Tensor, optimizer: &dyn Optimizer) -> Result<Op> {
+pub fn compute_gradients(cost: &Tensor) -> Result<Vec<Gradient>> {
     let graph = cost.graph();
     graph.still_open("minimize")?;
     graph.first_error()?;
@@ -51,11 +59,10 @@ pub fn minimize(cost: &Tensor, optimizer: &dyn Optimizer) -> Result<Op> {
             "there is no trainable variable to minimise the cost by",
         ));
     }
-    apply_gradients(optimizer, graph, &all)
+    Ok(all)
 }
 
-/// One operation that updates variables by these gradients. This is the second half of [`minimize`], for those who make
-/// the gradients themselves.
+/// One operation that updates variables by these gradients.
 #[track_caller]
 pub fn apply_gradients(optimizer: &dyn Optimizer, graph: &Graph, gradients: &[Gradient]) -> Result<Op> {
     let updates = graph.called_from(Location::caller(), || optimizer.apply(graph, gradients));

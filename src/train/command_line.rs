@@ -1,6 +1,9 @@
 //! The options that every example understands.
 
-use super::{Configured, NoOpTrainer, QueueInputTrainer, SimpleTrainer, SingleCostTrainer, TrainConfig};
+use super::{
+    Configured, NoOpTrainer, QueueInputTrainer, SimpleTrainer, SingleCostTrainer,
+    SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated, TrainConfig,
+};
 use crate::io::smart_init;
 use crate::runtime::Device;
 use std::path::PathBuf;
@@ -9,7 +12,7 @@ use tensorpack_tensor::{Error, Result};
 /// What was said on the command line of a training program.
 ///
 /// ```text
-/// --max-epoch N  --steps-per-epoch N  --trainer simple|queue  --devices cpu:0
+/// --max-epoch N  --steps-per-epoch N  --trainer simple|queue|sync-ps|sync-replicated  --devices cpu:0,cpu:1
 /// --threads-per-device N  --logdir DIR  --load PATH  --fresh  --seed N  --fake  --full  --assert
 /// ```
 #[derive(Clone, Debug, Default)]
@@ -43,8 +46,8 @@ pub struct CommandLine {
 const HELP: &str = "\
 --max-epoch N            the last epoch
 --steps-per-epoch N      steps in an epoch
---trainer NAME           simple, queue
---devices LIST           such as cpu:0
+--trainer NAME           simple, queue, sync-ps, sync-replicated
+--devices LIST           such as cpu:0,cpu:1: a tower on each
 --threads-per-device N   threads of each device
 --logdir DIR             where the run is written; one that is there is resumed
 --load PATH              values of variables to begin from
@@ -132,8 +135,15 @@ impl CommandLine {
             None | Some("simple") => Ok(SimpleTrainer::new().into()),
             Some("queue") => Ok(QueueInputTrainer::new().into()),
             Some("noop") => Ok(NoOpTrainer::new().into()),
+            Some("sync-ps") => Ok(SyncMultiGpuTrainerParameterServer::on(self.devices()).into()),
+            Some("sync-replicated") => Ok(SyncMultiGpuTrainerReplicated::on(self.devices()).into()),
             Some(other) => Err(Error::argument(format!("there is no trainer {other:?}"))),
         }
+    }
+
+    /// The devices that were named; the first if none was.
+    fn devices(&self) -> Vec<Device> {
+        if self.devices.is_empty() { vec![Device::Cpu(0)] } else { self.devices.clone() }
     }
 
     /// Configuration and trainer together.

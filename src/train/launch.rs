@@ -25,7 +25,6 @@ pub fn launch_train_with_config(
             ));
         }
     };
-    let passes = input.size();
     let model: Rc<dyn crate::tower::ModelDesc> = Rc::from(model);
     let builder = model.clone();
     trainer.setup_graph(
@@ -34,19 +33,5 @@ pub fn launch_train_with_config(
         move |t, inputs| builder.build_graph(t, inputs),
         |t| model.optimizer(t),
     )?;
-    say_how_much(&trainer, &config, passes);
     trainer.train_with_defaults(config)
-}
-
-/// One line that says how much data a step and an epoch take.
-fn say_how_much(trainer: &SingleCostTrainer, config: &TrainConfig, size: Option<u64>) {
-    let towers = trainer.strategy().towers() as u64;
-    let Some(steps) = config.steps_per_epoch.or(size) else { return };
-    let taken = steps * towers;
-    let passes =
-        size.filter(|n| *n > 0).map(|n| format!(", {:.2} passes over the data", taken as f64 / n as f64));
-    let passes = passes.unwrap_or_default();
-    log::info!(
-        "every step takes {towers} batch(es), one for each tower; an epoch is {steps} steps, {taken} batches{passes}"
-    );
 }

@@ -1,7 +1,7 @@
 //! A run that goes on: what can be saved of it, and how it is taken up again.
 
 use super::position::Position;
-use super::step::{HookedOps, NanCount};
+use super::step::{HookedOps, NanCount, Opening};
 use crate::callback::{Callbacks, Run};
 use crate::graph::Fetch;
 use crate::input::{InputSource, Start};
@@ -16,6 +16,8 @@ pub(super) struct Live {
     /// Applies gradients that were gathered and not yet used, at the end of training.
     pub(super) flush: Option<Fetch>,
     pub(super) nan: NanCount,
+    /// What is to be said with the first batch.
+    pub(super) opening: Option<Opening>,
     /// Where checkpoints go, if anywhere.
     pub(super) store: Option<CheckpointStore>,
     pub(super) at: Position,

@@ -127,7 +127,7 @@ impl MainLoop<'_> {
     }
 
     fn step(&mut self, times: &mut Times) -> Result<Step> {
-        let Live { run, ops, nan, .. } = &mut *self.live;
+        let Live { run, ops, nan, opening, .. } = &mut *self.live;
         run.set_moment(run.progress.global_step + 1);
         let mut cx = StepCx {
             run,
@@ -136,6 +136,7 @@ impl MainLoop<'_> {
             ops,
             times,
             nan,
+            opening,
             runs: 0,
             runs_done: 0,
         };

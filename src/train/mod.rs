@@ -2,6 +2,7 @@
 
 mod command_line;
 mod config;
+mod data_parallel;
 mod defaults;
 mod launch;
 mod live;
@@ -13,6 +14,7 @@ mod signals;
 mod simple;
 mod single_cost;
 mod step;
+mod sync_multi;
 mod trainer;
 
 pub use command_line::CommandLine;
@@ -25,4 +27,7 @@ pub use queue_input::QueueInputTrainer;
 pub use simple::SimpleTrainer;
 pub use single_cost::{Configured, Setup, SingleCostTrainer, Strategy};
 pub use step::{Iteration, NanPolicy, RunTrainOp, StepCx};
+pub use sync_multi::{
+    SyncMultiGpuTrainer, SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated,
+};
 pub use trainer::{Trained, Trainer};

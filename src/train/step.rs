@@ -101,6 +101,34 @@ fn needs_input<'a>(graph: &Frozen, what: impl Iterator<Item = &'a Fetch>) -> boo
     false
 }
 
+/// What is said once, with the first batch: how much data a step and an epoch take.
+pub(super) struct Opening {
+    pub(super) towers: usize,
+    pub(super) steps_per_epoch: u64,
+    /// Batches in a pass over the data, if that is known.
+    pub(super) pass: Option<u64>,
+}
+
+impl Opening {
+    /// `batch 128 = 1 tower x 128; an epoch is 468 steps, 468 batches, 1.00 passes over the data`.
+    fn text(&self, batch: &[(String, HostTensor)]) -> String {
+        let Opening { towers, steps_per_epoch: steps, pass } = *self;
+        let inputs = (batch.len() / towers.max(1)).max(1);
+        let rows = batch.iter().step_by(inputs).map(|(_, value)| value.sizes().first().copied().unwrap_or(1));
+        let rows: Vec<usize> = rows.collect();
+        let each = rows.first().copied().unwrap_or(0);
+        let total: usize = rows.iter().sum();
+        let taken = steps * towers as u64;
+        let passes = pass
+            .filter(|n| *n > 0)
+            .map_or_else(String::new, |n| format!(", {:.2} passes over the data", taken as f64 / n as f64));
+        let s = if towers == 1 { "" } else { "s" };
+        format!(
+            "batch {total} = {towers} tower{s} x {each}; an epoch is {steps} steps, {taken} batches{passes}"
+        )
+    }
+}
+
 /// Where the time of an epoch went.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Times {
@@ -116,6 +144,7 @@ pub struct StepCx<'a> {
     pub(super) ops: &'a mut HookedOps,
     pub(super) times: &'a mut Times,
     pub(super) nan: &'a mut NanCount,
+    pub(super) opening: &'a mut Option<Opening>,
     /// Hooked runs of this step so far.
     pub(super) runs: u32,
     /// Runs of any kind after which this step cannot be taken back.
@@ -153,6 +182,9 @@ impl StepCx<'_> {
             Some(input) if needs_input => input.next()?,
             _ => &[],
         };
+        if let Some(opening) = self.opening.take_if(|_| !batch.is_empty()) {
+            log::info!("{}", opening.text(batch));
+        }
         if batch.len() > MAX_FEEDS {
             let why = format!("all towers together take at most {MAX_FEEDS} inputs, not {}", batch.len());
             return Err(Error::argument(why));

@@ -4,7 +4,7 @@ use super::live::Live;
 use super::main_loop::{Ended, MainLoop};
 use super::position::Position;
 use super::signals::{self, Signals};
-use super::step::{HookedOps, Iteration, NanCount};
+use super::step::{HookedOps, Iteration, NanCount, Opening};
 use super::{TrainConfig, default_callbacks, default_monitors};
 use crate::callback::{Callback, Callbacks, GraphCx, Progress, Run};
 use crate::graph::{FLUSH_OPS, Fetch, Graph};
@@ -242,6 +242,11 @@ impl Trainer {
             run,
             ops,
             flush,
+            opening: Some(Opening {
+                towers: self.towers().map_or(1, |t| t.training().len()),
+                steps_per_epoch,
+                pass: self.input.as_ref().and_then(|i| i.size()),
+            }),
             nan: NanCount { policy: config.nan, ..NanCount::default() },
             store,
             at: Position::start(config.starting_epoch),

@@ -19,4 +19,5 @@ mod resume;
 mod schedules;
 mod statistics;
 mod tower_functions;
+mod towers;
 mod trackers;

@@ -1,0 +1,77 @@
+//! Several towers that minimise one cost together: each on a batch of its own, with one set of variables.
+
+use super::single_cost::Setup;
+use crate::graph::Op;
+use crate::optim::{Gradient, apply_gradients, compute_gradients};
+use crate::runtime::Device;
+use crate::tower::{Mode, TowerContext};
+use tensorpack_tensor::{Error, ErrorKind, Result};
+
+/// The devices of the towers, one each.
+#[derive(Clone, Debug)]
+pub(super) struct Devices(Vec<Device>);
+
+impl Devices {
+    /// `count` thread teams of this process, which share its cores.
+    pub(super) fn teams(count: usize) -> Devices {
+        Devices((0..count).map(Device::Cpu).collect())
+    }
+
+    /// These.
+    pub(super) fn of(devices: impl IntoIterator<Item = Device>) -> Devices {
+        Devices(devices.into_iter().collect())
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// That there is one at least.
+    fn check(&self) -> Result<()> {
+        match self.0.is_empty() {
+            true => Err(Error::argument("a trainer needs at least one device")),
+            false => Ok(()),
+        }
+    }
+}
+
+/// One step: every tower's gradients, averaged over the towers, and one update of the variables they share.
+pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices) -> Result<Op> {
+    devices.check()?;
+    let graph = setup.graph().clone();
+    let total = devices.count();
+    let names: Vec<String> = devices.0.iter().map(Device::to_string).collect();
+    log::info!("{total} towers, on {}", names.join(", "));
+    let mut averaged: Option<Vec<Gradient>> = None;
+    for index in 0..total {
+        let t = TowerContext::new(&graph, Mode::Training, index, total);
+        let cost = setup.tower(&t)?;
+        let gradients = compute_gradients(&cost)?;
+        let mean = |t: &TowerContext, g: Gradient| {
+            let value = t.all_reduce_mean(&format!("average/{}", g.variable.name()), &g.value);
+            g.with_value(value)
+        };
+        let gradients: Vec<Gradient> = t.build(|t| gradients.into_iter().map(|g| mean(t, g)).collect());
+        match &averaged {
+            None => averaged = Some(gradients),
+            Some(first) => same_variables(first, &gradients, index)?,
+        }
+    }
+    let first = TowerContext::new(&graph, Mode::Training, 0, total);
+    apply_gradients(&*setup.optimizer(&first), &graph, &averaged.unwrap_or_default())
+}
+
+/// That a tower has gradients of the same variables as the first: else the sums would wait for each other.
+fn same_variables(first: &[Gradient], other: &[Gradient], index: usize) -> Result<()> {
+    let names = |gs: &[Gradient]| gs.iter().map(|g| g.variable.name().to_string()).collect::<Vec<_>>();
+    let (first, other) = (names(first), names(other));
+    if first == other {
+        return Ok(());
+    }
+    let only = |a: &[String], b: &[String]| {
+        a.iter().filter(|n| !b.contains(n)).cloned().collect::<Vec<_>>().join(", ")
+    };
+    Err(Error::new(ErrorKind::Graph, format!("tower {index} trains other variables than tower 0"))
+        .note(format!("only tower 0: {}; only tower {index}: {}", only(&first, &other), only(&other, &first)))
+        .note("a tower function must build the same model in every tower"))
+}

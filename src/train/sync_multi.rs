@@ -1,0 +1,57 @@
+//! Synchronous data-parallel trainers: total batch = batch of the input times towers.
+
+use super::data_parallel::{Devices, averaged_step};
+use super::single_cost::{Setup, Strategy};
+use crate::graph::Op;
+use crate::runtime::Device;
+use tensorpack_tensor::Result;
+
+/// Defines a trainer that averages the gradients of its towers and updates once.
+macro_rules! sync_trainer {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug)]
+        pub struct $name {
+            devices: Devices,
+        }
+
+        impl $name {
+            /// With this many towers, each on a thread team of this process; the teams share its cores.
+            pub fn new(towers: usize) -> $name {
+                $name { devices: Devices::teams(towers) }
+            }
+
+            /// With one tower on each of these devices.
+            pub fn on(devices: impl IntoIterator<Item = Device>) -> $name {
+                $name { devices: Devices::of(devices) }
+            }
+        }
+
+        impl Strategy for $name {
+            fn build(&self, setup: &mut Setup<'_>) -> Result<Op> {
+                averaged_step(setup, &self.devices)
+            }
+
+            fn towers(&self) -> usize {
+                self.devices.count()
+            }
+        }
+    };
+}
+
+sync_trainer! {
+    /// One set of variables that all towers share; gradients are averaged where the variables are, and applied once.
+    #[doc(alias = "SyncMultiGPUTrainerParameterServer")]
+    SyncMultiGpuTrainerParameterServer
+}
+
+sync_trainer! {
+    /// Every device has all variables, and gradients are averaged over all of them. Thread teams of one process read the
+    /// same memory, so there the copies are one, and the bits are those of [`SyncMultiGpuTrainerParameterServer`].
+    #[doc(alias = "SyncMultiGPUTrainerReplicated")]
+    SyncMultiGpuTrainerReplicated
+}
+
+/// The synchronous trainer people mean when they do not care which: variables in shared memory.
+#[doc(alias = "SyncMultiGPUTrainer")]
+pub type SyncMultiGpuTrainer = SyncMultiGpuTrainerParameterServer;
