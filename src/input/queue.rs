@@ -49,7 +49,11 @@ impl InputSource for QueueInput {
     }
 
     fn start(&mut self, start: Start<'_>) -> Result<()> {
-        let at = state::from_json(start.at)?;
+        // Who cannot go on begins anew, and says so: see `cannot_resume`.
+        let at = match self.flow.resume() {
+            Resume::Never => State::start(),
+            _ => state::from_json(start.at)?,
+        };
         self.taken = at.clone();
         self.pump = Some(Pump::start(&self.flow, start.seed, at, self.ahead, start.interrupt)?);
         Ok(())
@@ -75,7 +79,7 @@ impl InputSource for QueueInput {
 
     fn cannot_resume(&self) -> Option<String> {
         let never = self.flow.resume() == Resume::Never;
-        never.then(|| "the dataflow can be read only once".to_string())
+        never.then(|| "the dataflow can be read only once, and begins anew".to_string())
     }
 
     fn report(&self) -> Vec<(String, f64)> {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fs, io};
 use tensorpack::callback::TrainCx;
+use tensorpack::dataflow::FromIter;
 use tensorpack::io::{Checkpoint, Disk, Keep, Parts, RealDisk};
 use tensorpack::monitor::{Class, JsonWriter, Moment, Monitor};
 use tensorpack::prelude::*;
@@ -257,4 +258,28 @@ fn a_monitor_that_fails_is_switched_off_loudly() {
     assert!(loud[0].contains("ERR") && loud[0].contains("is switched off"), "{text}");
     assert!(loud[0].contains("the network is down"), "{text}");
     assert_eq!(fs::read_to_string(dir.path().join("stats.jsonl")).unwrap(), uninterrupted().1);
+}
+
+/// Data that are gone once they are read.
+fn once(dir: &Path) -> TrainConfig {
+    let batch = || Ok(vec![HostTensor::zeros(DType::F32, [4, 3])?, HostTensor::zeros(DType::F32, [4, 1])?]);
+    let flow = FromIter::once(std::iter::repeat_with(batch));
+    TrainConfig::new(Line, flow).callback(ModelSaver::new()).logdir(dir).steps_per_epoch(2)
+}
+
+#[test]
+fn child_with_data_that_are_gone() {
+    if let Some(dir) = processes::dir() {
+        train(once(&dir).max_epoch(2)).unwrap();
+    }
+}
+
+#[test]
+fn data_that_cannot_be_read_again_are_said_to_be_so() {
+    let dir = tempfile::tempdir().unwrap();
+    train(once(dir.path()).max_epoch(1)).unwrap();
+    let output = processes::alone("faults::child_with_data_that_are_gone", dir.path());
+    let text = processes::text(&output);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("this run does not resume exactly: the dataflow can be read only once"), "{text}");
 }

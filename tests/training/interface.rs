@@ -5,7 +5,7 @@ use crate::models::{Line, line};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use tensorpack::callback::ProgressBar;
+use tensorpack::callback::{ProgressBar, TrainCx};
 use tensorpack::dataflow::{DataFlow, FromIter};
 use tensorpack::input::{FeedInput, InputSource};
 use tensorpack::io::{DictRestore, Keep};
@@ -226,4 +226,36 @@ fn what_a_run_leaves_in_its_directory() {
     let names = files(dir.path());
     assert!(names.contains(&"checkpoints.1".to_string()), "{names:?}");
     assert_eq!(files(&dir.path().join("checkpoints.1")), ["latest", "step-0000000004"]);
+}
+
+/// The list of a configuration is called in its order, however it was given; what comes by default comes after it.
+#[test]
+fn callbacks_are_called_in_the_order_they_were_given() {
+    struct Named(&'static str, Arc<Mutex<Vec<&'static str>>>);
+    impl Callback for Named {
+        fn trigger(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+            self.1.lock().unwrap().push(self.0);
+            Ok(())
+        }
+    }
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let named = |name| Named(name, calls.clone());
+    let config = config()
+        .max_epoch(1)
+        .callback(named("a"))
+        .extra_callbacks(vec![Box::new(named("extra"))])
+        .callbacks(vec![Box::new(named("b")), Box::new(named("c"))])
+        .callback(named("d"));
+    launch_train_with_config(config, SimpleTrainer::new()).unwrap();
+    assert_eq!(*calls.lock().unwrap(), ["a", "b", "c", "d", "extra"]);
+}
+
+/// The same bits, with one thread or several.
+#[test]
+fn threads_change_no_bit() {
+    let with = |threads| {
+        let options = SessionOptions { threads: Some(threads), ..SessionOptions::default() };
+        weights(&launch_train_with_config(config().session(options), SimpleTrainer::new()).unwrap())
+    };
+    assert_eq!(with(1), with(3));
 }
