@@ -47,4 +47,6 @@ mod documentation {
     struct Layers;
     #[doc = include_str!("../docs/callbacks.md")]
     struct Callbacks;
+    #[doc = include_str!("../docs/training.md")]
+    struct Training;
 }

@@ -364,6 +364,7 @@ impl Graph {
             if sharing == Sharing::Make {
                 return Err(Error::new(ErrorKind::Name, format!("the variable {full} exists already"))
                     .note(format!("it was made at {}", there.site))
+                    .note("each variable has a name of its own (rule 3 of tower functions)")
                     .note("to share it, open the scope with reuse"));
             }
             return Ok((id, full));
@@ -374,7 +375,8 @@ impl Graph {
                 format!(
                     "the variable {full} does not exist, and this tower shares variables instead of making them (rule 4 of tower functions)"
                 ),
-            ));
+            )
+            .note("a tower function makes the same variables whenever it is called: their names depend on no state (rule 1), name scope or tensor (rule 3)"));
         }
         spec.init.check(&full, spec.dtype, &spec.sizes)?;
         // Variables are read under their own name: another tensor of that name would be taken for the variable.

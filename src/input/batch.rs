@@ -37,11 +37,7 @@ impl Feeds {
         if sample.len() != self.inputs {
             return Err(Error::new(
                 ErrorKind::Data,
-                format!(
-                    "a sample has {} components, but the model takes {} inputs",
-                    sample.len(),
-                    self.inputs
-                ),
+                format!("it has {} components, but the model takes {} inputs", sample.len(), self.inputs),
             ));
         }
         let from = tower * self.inputs;
@@ -53,7 +49,7 @@ impl Feeds {
                 return Err(Error::new(
                     ErrorKind::Data,
                     format!(
-                        "component {i} of a sample is {}{:?}, but the input {} takes {}{}",
+                        "its component {i} is {}{:?}, but the input {} takes {}{}",
                         value.dtype(),
                         value.sizes(),
                         spec.name,

@@ -53,7 +53,9 @@ impl Pump {
                     let text = panic.downcast_ref::<String>().cloned();
                     let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
                     let text = text.unwrap_or_else(|| "no message".into());
-                    Err(Error::new(ErrorKind::Data, format!("the dataflow panicked: {text}")))
+                    let State { epoch, index, .. } = passes.at;
+                    let why = format!("sample {index} of epoch {epoch}: the dataflow panicked: {text}");
+                    Err(Error::new(ErrorKind::Data, why))
                 });
                 let last = sample.is_err();
                 count.fetch_add(1, Ordering::Relaxed);
@@ -141,6 +143,8 @@ impl Drop for Pump {
 struct Passes {
     /// Whether the last thing read was the end of a pass.
     between: bool,
+    /// What is read.
+    at: State,
 }
 
 impl Passes {
@@ -156,6 +160,7 @@ impl Passes {
             None => reader.insert(flow.open(Seed::new(seed), from)?),
         };
         loop {
+            self.at = reader.state();
             match reader.read()? {
                 Some(sample) => {
                     self.between = false;

@@ -49,7 +49,11 @@ impl InputSource for QueueInput {
     }
 
     fn start(&mut self, start: Start<'_>) -> Result<()> {
-        let at = state::from_json(start.at)?;
+        // Who cannot go on begins anew, and says so: see `cannot_resume`.
+        let at = match self.flow.resume() {
+            Resume::Never => State::start(),
+            _ => state::from_json(start.at)?,
+        };
         self.taken = at.clone();
         self.pump = Some(Pump::start(&self.flow, start.seed, at, self.ahead, start.interrupt)?);
         Ok(())
@@ -60,7 +64,10 @@ impl InputSource for QueueInput {
         self.fill = 0.5 * (self.fill + pump.ready() as f64);
         for tower in 0..self.feeds.towers() {
             let sample = pump.take()?;
-            self.feeds.fill(tower, sample)?;
+            self.feeds.fill(tower, sample).map_err(|e| {
+                let State { epoch, index, .. } = *pump.state();
+                e.within(format!("sample {} of epoch {epoch}", index.saturating_sub(1)))
+            })?;
         }
         self.taken = pump.state().clone();
         Ok(self.feeds.feeds())
@@ -72,7 +79,7 @@ impl InputSource for QueueInput {
 
     fn cannot_resume(&self) -> Option<String> {
         let never = self.flow.resume() == Resume::Never;
-        never.then(|| "the dataflow can be read only once".to_string())
+        never.then(|| "the dataflow can be read only once, and begins anew".to_string())
     }
 
     fn report(&self) -> Vec<(String, f64)> {

@@ -12,7 +12,19 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 #[derive(Clone, Debug)]
 pub struct RunLock {
     dir: PathBuf,
-    _file: Arc<File>,
+    _file: Arc<Locked>,
+}
+
+/// A file that is unlocked when it is dropped. To close it is not enough: a process that is just being started has it
+/// open, too, until its program is loaded.
+#[derive(Debug)]
+struct Locked(File);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // If that fails, it is unlocked once everybody has closed it.
+        let _ = self.0.unlock();
+    }
 }
 
 impl RunLock {
@@ -37,7 +49,7 @@ impl RunLock {
             .and_then(|()| file.rewind())
             .and_then(|()| writeln!(file, "{}", std::process::id()))
             .map_err(failed("write", &path))?;
-        Ok(RunLock { dir, _file: Arc::new(file) })
+        Ok(RunLock { dir, _file: Arc::new(Locked(file)) })
     }
 
     /// The directory.
@@ -71,5 +83,16 @@ mod tests {
         assert!(e.message().ends_with(&format!("is in use by process {}", std::process::id())), "{e}");
         drop(again);
         RunLock::acquire(&run).unwrap();
+    }
+
+    #[test]
+    fn it_is_free_at_once_though_a_child_has_the_file_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = RunLock::acquire(dir.path()).unwrap();
+        // What a fork does.
+        let held = first._file.0.try_clone().unwrap();
+        drop(first);
+        RunLock::acquire(dir.path()).unwrap();
+        drop(held);
     }
 }

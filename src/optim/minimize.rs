@@ -47,6 +47,7 @@ pub fn compute_gradients(cost: &Tensor) -> Result<Vec<Gradient>> {
                     ),
                 )
                 .at(info.site)
+                .note("what gradients do not train is not trainable (rule 2 of tower functions)")
                 .note("use it, make it non-trainable, or freeze it with freeze_variables"));
             }
             _ => {}

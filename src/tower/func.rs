@@ -77,12 +77,17 @@ impl TowerFunc {
         if self.towers.iter().any(|t| t.scope == scope) {
             return Err(Error::new(ErrorKind::Name, format!("there is a tower named {scope:?} already")));
         }
+        let trained = self.towers.iter().any(|t| t.mode == Mode::Training && t.graph.uid() == graph.uid());
         let inputs: Vec<Tensor> =
             self.signature.iter().map(|s| graph.placeholder(&s.within(scope))).collect();
         let guarded = [SUMMARIES, MOVING_SUMMARIES, UPDATE_OPS];
-        self.call(t, scope.to_string(), &guarded, &inputs, |t, build| {
-            if scope.is_empty() { build(t) } else { t.graph().scope(scope, false, true, || build(t)) }
-        })
+        let mut build = |t: &TowerContext| {
+            self.call(t, scope.to_string(), &guarded, &inputs, |t, build| {
+                if scope.is_empty() { build(t) } else { t.graph().scope(scope, false, true, || build(t)) }
+            })
+        };
+        // What a training tower made is all there is: another variable would never be trained.
+        if trained { t.reuse(build) } else { build(t) }
     }
 
     /// Calls the function through `within`, which opens its scope; `guarded` collections are afterwards as they were.

@@ -3,7 +3,7 @@
 use super::NanPolicy;
 use crate::callback::Callback;
 use crate::input::InputSource;
-use crate::io::{Keep, SessionInit};
+use crate::io::{Disk, Keep, SessionInit};
 use crate::monitor::Monitor;
 use crate::runtime::SessionOptions;
 use crate::tower::ModelDesc;
@@ -29,6 +29,7 @@ pub struct TrainConfig {
     pub(super) logdir: Option<PathBuf>,
     pub(super) fresh: bool,
     pub(super) keep: Keep,
+    pub(super) disk: Option<Box<dyn Disk>>,
     pub(super) nan: NanPolicy,
 }
 
@@ -50,6 +51,7 @@ impl Default for TrainConfig {
             logdir: Some(default_logdir()),
             fresh: false,
             keep: Keep::default(),
+            disk: None,
             nan: NanPolicy::default(),
         }
     }
@@ -166,10 +168,30 @@ impl TrainConfig {
         TrainConfig { keep, ..self }
     }
 
+    /// Writes checkpoints through this, for unusual storage and for tests; to the machine's disk unless said.
+    #[must_use]
+    pub fn disk(self, disk: Box<dyn Disk>) -> TrainConfig {
+        TrainConfig { disk: Some(disk), ..self }
+    }
+
     /// What to do when a cost or gradient is not finite: to stop, unless said.
     #[must_use]
     pub fn nan_policy(self, nan: NanPolicy) -> TrainConfig {
         TrainConfig { nan, ..self }
+    }
+
+    /// That nothing is asked of a trainer that it would not do: it has its graph and its input already.
+    pub(super) fn check_unused(&self) -> Result<()> {
+        let unused = match (&self.model, &self.dataflow, &self.data) {
+            (Some(_), ..) => "a model",
+            (None, Some(_), _) => "a dataflow",
+            (None, None, Some(_)) => "an input source",
+            (None, None, None) => return Ok(()),
+        };
+        let why =
+            format!("the configuration has {unused}, but this trainer's graph and input are made already");
+        Err(Error::argument(why)
+            .note("begin with TrainConfig::default(), or let launch_train_with_config make them"))
     }
 
     /// What does not fit together.

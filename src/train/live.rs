@@ -38,7 +38,9 @@ impl Live {
             "position": at.to_json(),
             "run_index": session.run_index()?,
             "skipped_steps": self.nan.total,
+            "skipped_in_a_row": self.nan.in_a_row,
             "settings": self.settings,
+            "stop": self.run.stop,
             "input": input.map_or(Value::Null, |i| i.state()),
             "callbacks": callbacks.state(),
             "monitors": self.run.monitors.state(),
@@ -80,6 +82,10 @@ impl Live {
         self.at = Position::from_json(&state["position"])?;
         self.run.session.set_run_index(state["run_index"].as_u64().unwrap_or(0))?;
         self.nan.total = state["skipped_steps"].as_u64().unwrap_or(0);
+        self.nan.in_a_row = state["skipped_in_a_row"].as_u64().unwrap_or(0) as u32;
+        // Who stopped it meant this run, unless it is now told to be longer.
+        let as_long = state["settings"]["max_epoch"] == self.settings["max_epoch"];
+        self.run.stop = state["stop"].as_str().filter(|_| as_long).map(String::from);
         callbacks.load_state(&state["callbacks"])?;
         self.run.resumed = true;
         Ok(())

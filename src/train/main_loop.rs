@@ -25,7 +25,7 @@ enum Step {
     Done,
     /// A signal came before it changed anything.
     NotBegun,
-    /// A signal came between two of its runs.
+    /// A signal came after it had changed something.
     Half,
 }
 
@@ -151,7 +151,11 @@ impl MainLoop<'_> {
         if self.counts_in_graph {
             run.session.write("global_step", &HostTensor::scalar(run.progress.global_step as i64))?;
         }
-        self.callbacks.trigger_step(&mut TrainCx { run })?;
+        match self.callbacks.trigger_step(&mut TrainCx { run }) {
+            Err(e) if e.kind() == ErrorKind::Interrupted => return Ok(Step::Half),
+            done => done?,
+        }
+        let run = &mut self.live.run;
         if !run.progress.last_of_epoch() {
             run.monitors.end_step();
         }
@@ -206,9 +210,11 @@ impl MainLoop<'_> {
 
     fn interrupted(&mut self, copy: Option<Checkpoint>) -> Result<Option<Ended>> {
         let signal = self.live.run.interrupt.signal().unwrap_or_default();
-        log::warn!("signal {signal}: saving, then ending");
         if let Some(copy) = copy {
+            log::warn!("signal {signal}: saving, then ending");
             self.live.write(&copy, &[])?;
+        } else {
+            log::warn!("signal {signal}: ending in the middle of a step; what was saved before stands");
         }
         Ok(Some(Ended::Interrupted(signal)))
     }

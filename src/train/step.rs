@@ -145,8 +145,9 @@ pub struct StepCx<'a> {
     pub(super) times: &'a mut Times,
     pub(super) nan: &'a mut NanCount,
     pub(super) opening: &'a mut Option<Opening>,
-    /// Hooked runs of this step so far, begun and finished.
+    /// Hooked runs of this step so far.
     pub(super) runs: u32,
+    /// Runs of any kind after which this step cannot be taken back.
     pub(super) runs_done: u32,
 }
 
@@ -175,8 +176,8 @@ impl StepCx<'_> {
             true => (&mut op.first, op.first_needs_input, op.fetches.as_slice()),
             false => (&mut op.alone, op.alone_needs_input, &[][..]),
         };
-        self.callbacks.before_run(&mut HookCx { run: self.run, hooked: None })?;
         let begun = Instant::now();
+        // First, for a wait may be cut short, and then nothing of this run has happened.
         let batch = match &mut self.input {
             Some(input) if needs_input => input.next()?,
             _ => &[],
@@ -188,6 +189,8 @@ impl StepCx<'_> {
             let why = format!("all towers together take at most {MAX_FEEDS} inputs, not {}", batch.len());
             return Err(Error::argument(why));
         }
+        self.times.input += begun.elapsed();
+        self.callbacks.before_run(&mut HookCx { run: self.run, hooked: None })?;
         let drawn = Instant::now();
         let nothing = HostTensor::scalar(0u8);
         let mut feeds = [("", &nothing); MAX_FEEDS];
@@ -195,7 +198,6 @@ impl StepCx<'_> {
         let progress = &self.run.progress;
         let clock = Clock { global_step: progress.global_step + 1, last_of_epoch: progress.last_of_epoch() };
         let ran = hooked.run(&self.run.session, clock, &feeds[..batch.len()]);
-        self.times.input += drawn - begun;
         self.times.compute += drawn.elapsed();
         match ran {
             Err(e) if e.kind() == ErrorKind::NotFinite && self.nan.skips() => {
@@ -204,6 +206,7 @@ impl StepCx<'_> {
                 // Its random numbers are spent, as those of any run.
                 let session = &self.run.session;
                 session.set_run_index(session.run_index()? + 1)?;
+                self.runs_done += 1;
                 return Ok(&[]);
             }
             Err(e) if e.kind() == ErrorKind::NotFinite => {
@@ -224,6 +227,8 @@ impl StepCx<'_> {
         what: &[&dyn IntoFetch],
         feeds: &[(&str, &HostTensor)],
     ) -> Result<Vec<HostTensor>> {
+        // It may have changed variables.
+        self.runs_done += 1;
         self.run.session.run(what, feeds)
     }
 

@@ -9,7 +9,7 @@ use super::{TrainConfig, default_callbacks, default_monitors};
 use crate::callback::{Callback, Callbacks, GraphCx, Progress, Run};
 use crate::graph::{FLUSH_OPS, Fetch, Graph};
 use crate::input::InputSource;
-use crate::io::{CheckpointStore, RunLock};
+use crate::io::{CheckpointStore, RealDisk, RunLock};
 use crate::logger;
 use crate::monitor::{Moment, Monitors};
 use crate::nn::describe_trainables;
@@ -77,6 +77,7 @@ impl Trainer {
     /// Trains with the callbacks and monitors of the configuration alone.
     pub fn train(self, config: TrainConfig, mut iteration: impl Iteration) -> Result<Trained> {
         config.check()?;
+        config.check_unused()?;
         let interrupt = Interrupt::new();
         let signals = Signals::watch(&interrupt)?;
         let ended = self.run(config, &interrupt, &mut iteration);
@@ -105,8 +106,9 @@ impl Trainer {
         logger::init();
         let lock = config.logdir.as_deref().map(|dir| open_directory(dir, config.fresh)).transpose()?;
         let ops = self.setup_callbacks(&mut config)?;
-        let store = lock.as_ref().map(|lock| Ok::<_, Error>(CheckpointStore::open(lock)?.keep(config.keep)));
-        let store = store.transpose()?;
+        let disk = config.disk.take().unwrap_or_else(|| Box::new(RealDisk));
+        let store = lock.as_ref().map(|lock| CheckpointStore::open_on(disk, lock)).transpose()?;
+        let store = store.map(|store| store.keep(config.keep));
         let mut live = self.initialize(&mut config, interrupt, steps_per_epoch, ops, store)?;
         let saved = match &live.store {
             Some(store) => store.latest()?,
@@ -123,18 +125,21 @@ impl Trainer {
                 live.at.epoch_num,
                 live.at.global_step
             );
-            if live.at.ended && live.at.epoch_num >= config.max_epoch {
+            let ended = match live.run.stop.take_if(|_| live.at.ended) {
+                Some(reason) => Some(Ended::Stopped(reason)),
+                None => (live.at.ended && live.at.epoch_num >= config.max_epoch).then_some(Ended::Finished),
+            };
+            if let Some(ended) = ended {
+                let how = match &ended {
+                    Ended::Stopped(reason) => format!("was stopped ({reason})"),
+                    _ => "is finished".into(),
+                };
                 log::info!(
-                    "this run is finished: nothing to do. Begin anew with --fresh, or go on with more epochs"
+                    "this run {how}: nothing to do. Begin anew with --fresh, or go on with more epochs"
                 );
                 let mut monitors = Monitors::new();
                 monitors.start(None, Some(&checkpoint.state["monitors"]), Moment::default());
-                return Ok(Trained {
-                    ended: Ended::Finished,
-                    session: live.run.session,
-                    monitors,
-                    tower: self.tower,
-                });
+                return Ok(Trained { ended, session: live.run.session, monitors, tower: self.tower });
             }
         } else if let Some(init) = &config.session_init {
             init.init(&live.run.session)?;

@@ -11,11 +11,11 @@ type Calls = Arc<Mutex<Vec<String>>>;
 /// Notes every call with the counters.
 #[derive(Clone, Default)]
 pub(crate) struct Recorder {
-    calls: Calls,
+    pub(crate) calls: Calls,
     /// Where to ask for the end, such as `trigger_step 1 0`.
-    stop_at: Option<&'static str>,
+    pub(crate) stop_at: Option<&'static str>,
     /// Where to fail.
-    fail_at: Option<&'static str>,
+    pub(crate) fail_at: Option<&'static str>,
 }
 
 impl Recorder {

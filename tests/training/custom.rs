@@ -1,0 +1,236 @@
+//! Trainers of one's own: a graph built by hand, and a step that is whatever one likes.
+
+use crate::life_cycle::Recorder;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tensorpack::callback::{Fetched, GraphCx, HookCx};
+use tensorpack::dataflow::{DataFlow, FromFn};
+use tensorpack::graph::{Fetch, TRAINABLE_VARIABLES};
+use tensorpack::input::{FeedInput, InputSource};
+use tensorpack::prelude::*;
+use tensorpack::runtime::Cadence;
+use tensorpack::train::{Iteration, RunTrainOp, StepCx, Trainer};
+
+fn config() -> TrainConfig {
+    TrainConfig::default().no_logdir().steps_per_epoch(3).max_epoch(2)
+}
+
+fn counter(t: &TowerContext, name: &str) -> Variable {
+    t.variable(VariableSpec::new(name, []).init(Init::zeros()).non_trainable())
+}
+
+/// No batches, no gradients, no cost, no data: one operation, again and again.
+#[test]
+fn training_is_running_something_again_and_again() {
+    let graph = Graph::new();
+    let t = &TowerContext::training(&graph);
+    let v = t.variable(VariableSpec::new("v", []).init(Init::Constant(64.0)));
+    let halve = v.update(|v| v * 0.5);
+    let trained =
+        Trainer::new(&graph).train_with_defaults(config(), RunTrainOp(Fetch::from(&halve))).unwrap();
+    assert_eq!(trained.session.read("v").unwrap().to_scalar().unwrap(), 1.0);
+    let e = trained.get_predictor(&[], &["v"]).err().unwrap();
+    assert!(e.message().contains("not made by a tower function"), "{e}");
+}
+
+/// A graph whose operation `learn` takes input, and `tick` takes none.
+struct Parts {
+    graph: Graph,
+    input: Box<dyn InputSource>,
+    learn: Fetch,
+    tick: Fetch,
+    ticks: Tensor,
+    /// Batches that were drawn.
+    drawn: Arc<AtomicU64>,
+}
+
+fn parts() -> Parts {
+    let drawn = Arc::new(AtomicU64::new(0));
+    let counted = drawn.clone();
+    let flow = FromFn::new(4, |i| Ok(vec![HostTensor::new([2], vec![i as f32, 1.0])?])).map(move |sample| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Ok(sample)
+    });
+    let graph = Graph::new();
+    let t = &TowerContext::training(&graph);
+    let mut input = FeedInput::new(flow);
+    let x = input.tensors(t, &[TensorSpec::f32("x", [None])]).unwrap().remove(0);
+    let learn = counter(t, "sum").update(|s| s + x.sum());
+    let ticks = counter(t, "ticks");
+    let tick = ticks.update(|n| n + 1.0);
+    graph.global_step();
+    Parts {
+        learn: Fetch::from(&learn),
+        tick: Fetch::from(&tick),
+        ticks: ticks.value().clone(),
+        input: input.boxed(),
+        graph,
+        drawn,
+    }
+}
+
+/// Fetches `ticks` with every first run of a step.
+#[derive(Default)]
+struct Watch {
+    ticks: Option<Fetched>,
+    seen: Arc<std::sync::Mutex<Vec<Option<f64>>>>,
+}
+
+impl Callback for Watch {
+    fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
+        let ticks = g.tensor("ticks")?;
+        self.ticks = Some(g.fetch(&ticks, Cadence::EveryRun));
+        Ok(())
+    }
+    fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+        self.seen.lock().unwrap().push(self.ticks.and_then(|t| cx.scalar(t)));
+        Ok(())
+    }
+}
+
+#[test]
+fn a_step_of_two_hooked_runs_and_a_plain_one() {
+    let Parts { graph, input, learn, tick, ticks, drawn } = parts();
+    let (recorder, watch) = (Recorder::default(), Watch::default());
+    let seen = watch.seen.clone();
+    let mut plain = Vec::new();
+    let step = |cx: &mut StepCx<'_>| {
+        cx.run(&learn)?;
+        cx.run(&tick)?;
+        plain.push(cx.run_plain(&[&ticks], &[])?[0].to_scalar()?);
+        Ok(())
+    };
+    let config = config().callback(recorder.clone()).callback(watch);
+    let trained = Trainer::new(&graph).input(input).train_with_defaults(config, step).unwrap();
+    let of_a_step = |epoch: u64, local: u64, global: u64| {
+        let run = ["before_run", "after_run", "before_run", "after_run"];
+        let runs = run.map(|what| format!("{what} {epoch} {local} {global}"));
+        runs.into_iter().chain([format!("trigger_step {epoch} {local} {}", global + 1)])
+    };
+    let mut right = vec!["before_train 0 -1 0".to_string()];
+    for epoch in 1..=2 {
+        let before = 3 * (epoch - 1);
+        right.push(format!("before_epoch {epoch} {} {before}", if epoch == 1 { -1 } else { 2 }));
+        right.extend((0..3).flat_map(|i| of_a_step(epoch, i, before + i)));
+        right.extend(["after_epoch", "trigger"].map(|what| format!("{what} {epoch} 2 {}", before + 3)));
+    }
+    right.push("after_train 2 2 6".to_string());
+    assert_eq!(recorder.take(), right);
+    // The first run of a step carries what callbacks fetch, the others do not.
+    let fetched = (0..6).flat_map(|n| [Some(n as f64), None]);
+    assert_eq!(*seen.lock().unwrap(), fetched.collect::<Vec<_>>());
+    assert_eq!(plain, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let read = |name: &str| trained.session.read(name).unwrap().to_scalar().unwrap();
+    // Steps are counted as steps, hooked runs as runs; a batch goes to the run that needs one.
+    assert_eq!((read("global_step"), trained.session.run_index().unwrap()), (6.0, 12));
+    assert_eq!((read("ticks"), drawn.load(Ordering::Relaxed)), (6.0, 6));
+    // 0, 1, 2, 3, 0, 1, each with 1 beside it.
+    assert_eq!(read("sum"), 7.0 + 6.0);
+}
+
+#[test]
+fn a_batch_is_drawn_only_by_what_needs_one() {
+    let Parts { graph, input, learn, tick, drawn, .. } = parts();
+    let step = |cx: &mut StepCx<'_>| {
+        let what = if cx.global_step.is_multiple_of(3) { &learn } else { &tick };
+        cx.run(what).map(|_| ())
+    };
+    let trained = Trainer::new(&graph).input(input).train(config(), step).unwrap();
+    assert_eq!(drawn.load(Ordering::Relaxed), 2);
+    assert_eq!(trained.session.read("ticks").unwrap().to_scalar().unwrap(), 4.0);
+}
+
+#[test]
+fn a_plain_run_must_be_fed() {
+    let Parts { graph, input, learn, drawn, .. } = parts();
+    let step = |cx: &mut StepCx<'_>| {
+        let x = HostTensor::new([3], vec![1.0f32, 2.0, 3.0])?;
+        cx.run_plain(&[&learn], &[("x", &x)])?;
+        cx.run_plain(&[&learn], &[]).map(|_| ())
+    };
+    let e = Trainer::new(&graph).input(input).train(config(), step).err().unwrap();
+    assert!(e.message().contains("x must be fed"), "{e}");
+    assert_eq!(drawn.load(Ordering::Relaxed), 0);
+}
+
+/// A step may end training, and a run gives back what was run.
+#[test]
+fn a_step_reads_its_results_and_stops() {
+    let graph = Graph::new();
+    let t = &TowerContext::training(&graph);
+    let v = counter(t, "v");
+    let up = v.update(|v| v + 1.0);
+    let next = (v.value() + 1.0).named("next");
+    let both = (Fetch::from(&next), Fetch::from(&up));
+    let step = |cx: &mut StepCx<'_>| {
+        cx.run(&both.1)?;
+        let next = cx.run(&both.0)?[0].to_scalar()?;
+        if next > 4.5 {
+            cx.stop(format!("next is {next}"));
+        }
+        Ok(())
+    };
+    let trained = Trainer::new(&graph).train(config().max_epoch(100), step).unwrap();
+    assert_eq!(trained.ended, tensorpack::train::Ended::Stopped("next is 5".into()));
+    assert_eq!(trained.session.read("v").unwrap().to_scalar().unwrap(), 4.0);
+}
+
+/// Two costs, minimised in turn: `critic` at every step, `maker` at every `period`th.
+struct Turns {
+    critic: Fetch,
+    maker: Fetch,
+    period: u64,
+}
+
+impl Iteration for Turns {
+    fn run_step(&mut self, cx: &mut StepCx<'_>) -> Result<()> {
+        cx.run(&self.critic)?;
+        if (cx.global_step + 1).is_multiple_of(self.period) {
+            cx.run(&self.maker)?;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn two_costs_in_turn() {
+    let graph = Graph::new();
+    let t = &TowerContext::training(&graph);
+    for name in ["maker/w", "critic/w"] {
+        t.variable(VariableSpec::new(name, []).init(Init::Constant(8.0)));
+    }
+    let trainable = graph.collection(TRAINABLE_VARIABLES).variables;
+    let step_of = |scope: &str| {
+        let ids = trainable.iter().map(|&id| graph.variable_handle(id));
+        let own = ids.filter(|v| v.name().starts_with(scope)).collect::<Vec<_>>().remove(0);
+        // Its slope is the variable: a step of size 1/2 halves it.
+        let cost = own.square() * 0.5;
+        let slope = gradients(&cost, &[own.value()]).unwrap().remove(0).unwrap();
+        apply_gradients(&Sgd::new(0.5), &graph, &[Gradient::new(own, slope)]).unwrap()
+    };
+    let (maker, critic) = (step_of("maker"), step_of("critic"));
+    let turns = Turns { critic: Fetch::from(&critic), maker: Fetch::from(&maker), period: 3 };
+    let trained = Trainer::new(&graph).train_with_defaults(config(), turns).unwrap();
+    let read = |name: &str| trained.session.read(name).unwrap().to_scalar().unwrap();
+    assert_eq!((read("critic/w"), read("maker/w")), (8.0 / 64.0, 8.0 / 4.0));
+    assert_eq!(trained.session.run_index().unwrap(), 6 + 2);
+}
+
+/// What a configuration says and this trainer would not do is an error, not silence.
+#[test]
+fn a_model_for_a_trainer_that_has_its_graph() {
+    use crate::models::{Line, line};
+    let train = |config: TrainConfig| {
+        let graph = Graph::new();
+        let nothing = |_: &mut StepCx<'_>| Ok(());
+        Trainer::new(&graph).train(config.no_logdir().steps_per_epoch(1).max_epoch(1), nothing)
+    };
+    assert!(train(TrainConfig::default()).is_ok());
+    for (config, what) in [
+        (TrainConfig::new(Line, line(1)), "a model"),
+        (TrainConfig::default().data(FeedInput::new(line(1))), "an input source"),
+    ] {
+        let e = train(config).err().unwrap();
+        assert!(e.message().contains(&format!("the configuration has {what}")), "{e}");
+    }
+}

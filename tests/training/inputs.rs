@@ -1,0 +1,249 @@
+//! Where inputs come from, and what happens when they do not.
+
+use crate::models::{Line, line};
+use std::path::Path;
+use tensorpack::ErrorKind;
+use tensorpack::callback::ProcessTensors;
+use tensorpack::dataflow::{DataFlow, Flow, FromFn, FromList};
+use tensorpack::graph::UPDATE_OPS;
+use tensorpack::input::{
+    DummyConstantInput, FeedInput, InputSource, QueueInput, RemapInput, TensorInput, batch_queue_input,
+};
+use tensorpack::prelude::*;
+use tensorpack::train::Trained;
+
+fn on(input: impl InputSource + 'static) -> TrainConfig {
+    TrainConfig::of(Line).data(input).no_logdir().max_epoch(2)
+}
+
+fn train(config: TrainConfig) -> Result<Trained> {
+    launch_train_with_config(config, SimpleTrainer::new())
+}
+
+fn weight(trained: &Trained) -> HostTensor {
+    trained.session.read("fc/W").unwrap()
+}
+
+#[test]
+fn reading_ahead_changes_nothing_but_time() {
+    let feed = weight(&train(on(FeedInput::new(line(3)))).unwrap());
+    for ahead in [1, 2, 50] {
+        let queue = train(on(QueueInput::new(line(3)).capacity(ahead))).unwrap();
+        assert_eq!(weight(&queue), feed, "{ahead} ahead");
+    }
+}
+
+#[test]
+fn a_queue_of_single_examples() {
+    let rows: Vec<Vec<HostTensor>> = (0..12)
+        .map(|i| {
+            let x = vec![i as f32, 1.0, -1.0];
+            vec![HostTensor::new([3], x).unwrap(), HostTensor::new([1], vec![1.0f32]).unwrap()]
+        })
+        .collect();
+    let single = || FromList::new(rows.clone());
+    let one = train(on(batch_queue_input(single(), 5))).unwrap();
+    let other = train(on(FeedInput::new(single().batch(5)))).unwrap();
+    assert_eq!(batch_queue_input(single(), 5).size(), Some(2));
+    assert_eq!(weight(&one), weight(&other));
+}
+
+fn timing(dir: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(dir.join("timing.jsonl")).unwrap();
+    text.lines().map(|l| serde_json::from_str(l).unwrap()).collect()
+}
+
+#[test]
+fn how_full_the_queue_is_goes_to_the_timing() {
+    let dir = tempfile::tempdir().unwrap();
+    train(on(QueueInput::new(line(40)).capacity(8)).logdir(dir.path())).unwrap();
+    let fill: Vec<f64> =
+        timing(dir.path()).iter().map(|l| l["QueueInput/queue_size"].as_f64().unwrap()).collect();
+    assert_eq!(fill.len(), 2);
+    // One more is held by the thread, which waits to put it.
+    assert!(fill.iter().all(|f| (0.0..=9.0).contains(f)), "{fill:?}");
+    let stats = std::fs::read_to_string(dir.path().join("stats.jsonl")).unwrap();
+    assert!(!stats.contains("queue_size"), "{stats}");
+}
+
+#[test]
+fn constants_cost_nothing_and_are_checked() {
+    let input =
+        |sizes: &[&[usize]]| DummyConstantInput::new(sizes.iter().map(|s| s.to_vec()).collect::<Vec<_>>());
+    let trained = train(on(input(&[&[4, 3], &[4, 1]])).steps_per_epoch(3)).unwrap();
+    assert_eq!(trained.session.run_index().unwrap(), 6);
+    let e = train(on(input(&[&[4, 3]])).steps_per_epoch(3)).err().unwrap();
+    assert!(e.message().contains("has sizes for 1 inputs, but the model takes 2"), "{e}");
+    let e = train(on(input(&[&[4, 3], &[4, 1]]))).err().unwrap();
+    assert!(e.message().contains("how many steps an epoch has is not known"), "{e}");
+}
+
+/// A data set in the graph, and where in it the next batch begins.
+fn in_graph() -> TensorInput {
+    TensorInput::new(|t| {
+        let rows = |width: usize, scale: f32| {
+            let values = (0..8 * 2 * width).map(|i| (i as f32 * scale).sin()).collect();
+            t.graph().constant(HostTensor::new([8, 2, width], values).unwrap())
+        };
+        let position = t.variable(
+            VariableSpec::new("position", []).dtype(DType::I64).init(Init::zeros()).non_trainable(),
+        );
+        let at = position.value().cast(DType::I32);
+        let pick = |data: Tensor| data.gather(&at, 0);
+        let inputs = vec![pick(rows(3, 0.7)), pick(rows(1, 0.3))];
+        let next = position.update(|p| {
+            let next = p + 1.0;
+            let wraps = next.equal(&(next.clone() * 0.0 + 8.0)).cast(DType::I64);
+            &next - &wraps * 8.0
+        });
+        t.graph().add_op_to_collection(UPDATE_OPS, &next);
+        inputs
+    })
+    .with_size(8)
+}
+
+#[test]
+fn tensors_of_the_graph_resume_where_they_were() {
+    let run = |dir: &Path, epochs: u64| {
+        let config = TrainConfig::of(Line).data(in_graph()).callback(ModelSaver::new()).logdir(dir);
+        train(config.steps_per_epoch(3).max_epoch(epochs)).unwrap()
+    };
+    let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let at_once = run(whole.path(), 5);
+    let position = |trained: &Trained| trained.session.read("position").unwrap().to_scalar().unwrap();
+    assert_eq!(position(&at_once), 7.0);
+    assert_eq!(position(&run(parts.path(), 3)), 1.0);
+    let resumed = run(parts.path(), 5);
+    assert_eq!((position(&resumed), weight(&resumed)), (7.0, weight(&at_once)));
+    let stats = |dir: &Path| std::fs::read_to_string(dir.join("stats.jsonl")).unwrap();
+    assert_eq!(stats(parts.path()), stats(whole.path()));
+}
+
+#[test]
+fn tensors_of_the_graph_are_what_the_model_takes() {
+    let made = |make: fn(&Graph) -> Vec<Tensor>| {
+        let input = TensorInput::new(move |t| make(t.graph())).with_size(1);
+        train(on(input)).err().unwrap().to_string()
+    };
+    let e = made(|g| vec![g.constant(HostTensor::zeros(DType::F32, [4, 3]).unwrap())]);
+    assert!(e.contains("made 1 tensors, but the model takes 2 inputs"), "{e}");
+    let e = made(|g| {
+        let zeros = |dtype, sizes: [usize; 2]| g.constant(HostTensor::zeros(dtype, sizes).unwrap());
+        vec![zeros(DType::F32, [4, 3]), zeros(DType::F64, [4, 1])]
+    });
+    assert!(e.contains("the input y takes f32") && e.contains("f64"), "{e}");
+    let e = made(|g| {
+        let zeros = |dtype, sizes: [usize; 2]| g.constant(HostTensor::zeros(dtype, sizes).unwrap());
+        vec![zeros(DType::F32, [4, 2]), zeros(DType::F32, [4, 1])]
+    });
+    assert!(e.contains("the input x takes f32"), "{e}");
+}
+
+/// The dataflow's components are the inputs of these names, in this order.
+#[test]
+fn some_inputs_of_a_source_by_name() {
+    let swapped = line(3).select([1, 0]);
+    let right = weight(&train(on(FeedInput::new(line(3)))).unwrap());
+    let remapped = RemapInput::new(FeedInput::new(swapped), ["y", "x"]);
+    assert_eq!(weight(&train(on(remapped)).unwrap()), right);
+    let e = train(on(RemapInput::new(FeedInput::new(line(3)), ["x", "z"]))).err().unwrap();
+    assert!(e.message().contains("the model has no input named \"z\""), "{e}");
+    // What nobody gives must be fed by somebody.
+    let only_x = RemapInput::new(FeedInput::new(line(3).select([0])), ["x"]);
+    let e = train(on(only_x)).err().unwrap();
+    assert!(e.message().contains("y must be fed"), "{e}");
+}
+
+/// A source read when needed, and one that reads ahead.
+fn both(flow: impl DataFlow + Clone + 'static) -> [TrainConfig; 2] {
+    [on(FeedInput::new(flow.clone())), on(QueueInput::new(flow))]
+}
+
+/// Notes how many steps were done.
+fn counted(config: TrainConfig) -> (TrainConfig, std::rc::Rc<std::cell::Cell<u64>>) {
+    let steps = std::rc::Rc::new(std::cell::Cell::new(0));
+    let count = steps.clone();
+    let counter = ProcessTensors::new(["cost"], move |_, _| {
+        count.set(count.get() + 1);
+        Ok(())
+    });
+    (config.callback(counter), steps)
+}
+
+#[test]
+fn a_data_error_ends_training_and_names_the_sample() {
+    let flow: Flow = line(5)
+        .zip(FromFn::new(5, |i| match i {
+            3 => Err(Error::new(ErrorKind::Data, "the file is damaged")),
+            _ => Ok(vec![]),
+        }))
+        .into_flow();
+    let mapped =
+        line(5).zip(FromFn::new(5, |i| Ok(vec![HostTensor::scalar(i as f32)]))).map(
+            |mut sample| match sample.pop().map(|last| last.to_scalar()) {
+                Some(Ok(3.0)) => Err(Error::new(ErrorKind::Data, "the file is damaged")),
+                _ => Ok(sample),
+            },
+        );
+    for config in both(flow).into_iter().chain(both(mapped)) {
+        let (config, steps) = counted(config);
+        let e = train(config).err().expect("an error");
+        assert!(e.message().contains("the file is damaged"), "{e}");
+        assert!(e.message().contains("sample 3 of epoch 0"), "{e}");
+        assert_eq!((e.kind(), steps.get()), (ErrorKind::Data, 3));
+    }
+}
+
+#[test]
+fn a_panic_in_a_map_is_an_error_that_names_the_sample() {
+    let flow = line(5).zip(FromFn::new(5, |i| Ok(vec![HostTensor::scalar(i as f32)]))).map(|mut sample| {
+        let i = sample.pop().unwrap().to_scalar()?;
+        assert!(i < 2.0, "no such picture");
+        Ok(sample)
+    });
+    for config in both(flow) {
+        let (config, steps) = counted(config);
+        let e = train(config).err().expect("an error");
+        assert!(
+            e.message().contains("sample 2 of epoch 0") && e.message().contains("no such picture"),
+            "{e}"
+        );
+        assert_eq!((e.kind(), steps.get()), (ErrorKind::Data, 2));
+    }
+}
+
+#[test]
+fn samples_that_do_not_fit_the_model_are_named() {
+    type Change = fn(Vec<HostTensor>) -> Result<Vec<HostTensor>>;
+    let cases: [(Change, &str); 4] = [
+        (|sample| Ok(sample[..1].to_vec()), "it has 1 components, but the model takes 2 inputs"),
+        (
+            |s| Ok(vec![HostTensor::zeros(DType::F64, [4, 3])?, s[1].clone()]),
+            "its component 0 is f64[4, 3], but the input x takes f32[?, 3]",
+        ),
+        (
+            |s| Ok(vec![s[1].clone(), s[0].clone()]),
+            "its component 0 is f32[4, 1], but the input x takes f32[?, 3]",
+        ),
+        (|s| Ok(vec![s[0].clone(), HostTensor::scalar(1.0f32)]), "but the input y takes f32[?, 1]"),
+    ];
+    for (change, why) in cases {
+        let flow =
+            line(5).zip(FromFn::new(5, |i| Ok(vec![HostTensor::scalar(i as f32)]))).map(move |mut s| {
+                let last = s.pop().unwrap().to_scalar()?;
+                if last == 4.0 { change(s) } else { Ok(s) }
+            });
+        for config in both(flow) {
+            let e = train(config).err().expect("an error");
+            assert!(e.message().contains("sample 4 of epoch 0") && e.message().contains(why), "{e}");
+        }
+    }
+}
+
+#[test]
+fn data_without_a_sample_are_an_error() {
+    for config in both(FromList::new(vec![])) {
+        let e = train(config.steps_per_epoch(1)).err().expect("an error");
+        assert!(e.message().contains("no sample"), "{e}");
+    }
+}

@@ -1,0 +1,261 @@
+//! A model, a configuration and a trainer: what each of them says, and what is checked.
+
+use crate::life_cycle::{Recorder, TWO_EPOCHS, config};
+use crate::models::{Line, line};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use tensorpack::callback::{ProgressBar, TrainCx};
+use tensorpack::dataflow::{DataFlow, FromIter};
+use tensorpack::input::{FeedInput, InputSource};
+use tensorpack::io::{DictRestore, Keep};
+use tensorpack::monitor::{Class, Moment, Monitor};
+use tensorpack::prelude::*;
+use tensorpack::train::{
+    Ended, QueueInputTrainer, SingleCostTrainer, Strategy, Trained, default_callbacks, default_monitors,
+};
+
+fn weights(trained: &Trained) -> Vec<HostTensor> {
+    ["fc/W", "fc/b"].map(|name| trained.session.read(name).unwrap()).to_vec()
+}
+
+fn error(result: Result<Trained>) -> Error {
+    result.err().expect("an error")
+}
+
+#[test]
+fn a_trainer_of_a_configuration_trains() {
+    let launched = launch_train_with_config(config(), SimpleTrainer::new()).unwrap();
+    let simple = SimpleTrainer::from_config(config()).train().unwrap();
+    let queue = QueueInputTrainer::from_config(config()).train().unwrap();
+    for trained in [&simple, &queue] {
+        assert_eq!(trained.ended, Ended::Finished);
+        assert_eq!(weights(trained), weights(&launched));
+    }
+    let untrained = launch_train_with_config(config().max_epoch(0), SimpleTrainer::new()).unwrap();
+    assert_ne!(weights(&untrained), weights(&launched));
+}
+
+/// Signature, input, cost and optimizer, by hand: a closure does what a [`ModelDesc`] does.
+#[test]
+fn the_four_things_of_setup_graph() {
+    let set_up = |trainer: &mut SingleCostTrainer| {
+        let cost = |t: &TowerContext, inputs: &[Tensor]| Line.build_graph(t, inputs);
+        trainer.setup_graph(Line.inputs(), FeedInput::new(line(2)).boxed(), cost, |t| Line.optimizer(t))
+    };
+    let launched = launch_train_with_config(config(), SimpleTrainer::new()).unwrap();
+    let two_epochs = || TrainConfig::default().no_logdir().max_epoch(2);
+    let mut trainer = SingleCostTrainer::from(SimpleTrainer::new());
+    assert!(trainer.towers().is_none());
+    set_up(&mut trainer).unwrap();
+    assert_eq!(trainer.towers().unwrap().training().len(), 1);
+    let e = set_up(&mut trainer).unwrap_err();
+    assert!(e.message().contains("builds the graph once"), "{e}");
+    assert_eq!(weights(&trainer.train_with_defaults(two_epochs()).unwrap()), weights(&launched));
+
+    let mut trainer = SingleCostTrainer::from(SimpleTrainer::new());
+    set_up(&mut trainer).unwrap();
+    let recorder = Recorder::default();
+    assert_eq!(weights(&trainer.train(two_epochs().callback(recorder.clone())).unwrap()), weights(&launched));
+    assert_eq!(recorder.take(), TWO_EPOCHS);
+
+    let e = error(SingleCostTrainer::from(SimpleTrainer::new()).train(two_epochs()));
+    assert!(e.message().contains("call setup_graph first"), "{e}");
+}
+
+#[test]
+fn a_cost_is_a_scalar() {
+    let mut trainer = SingleCostTrainer::from(SimpleTrainer::new());
+    let cost = |t: &TowerContext, inputs: &[Tensor]| Linear::new(1).apply(t, "fc", &inputs[0]);
+    let input = FeedInput::new(line(2)).boxed();
+    let e = trainer.setup_graph(Line.inputs(), input, cost, |t| Line.optimizer(t)).unwrap_err();
+    assert!(e.message().contains("not a scalar") && e.to_string().contains("take its mean"), "{e}");
+}
+
+#[test]
+fn a_trainer_that_trains_nothing_runs_callbacks() {
+    let drawn = Arc::new(AtomicU64::new(0));
+    let counted = drawn.clone();
+    let flow = line(2).map(move |sample| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Ok(sample)
+    });
+    let recorder = Recorder::default();
+    let config = || TrainConfig::of(Line).no_logdir().max_epoch(2);
+    let nothing =
+        config().data(FeedInput::new(flow)).callback(recorder.clone()).extra_callbacks(vec![]).max_epoch(2);
+    let trained = launch_train_with_config(nothing, NoOpTrainer::new()).unwrap();
+    assert_eq!(recorder.take(), TWO_EPOCHS);
+    assert_eq!(drawn.load(Ordering::Relaxed), 0);
+    let fresh = config().data(FeedInput::new(line(2))).max_epoch(0);
+    assert_eq!(weights(&trained), weights(&launch_train_with_config(fresh, SimpleTrainer::new()).unwrap()));
+}
+
+fn steps(recorder: &Recorder) -> usize {
+    recorder.take().iter().filter(|c| c.starts_with("trigger_step")).count()
+}
+
+#[test]
+fn an_epoch_is_a_pass_over_the_data_unless_said() {
+    let recorder = Recorder::default();
+    let config =
+        |n: usize| TrainConfig::new(Line, line(n)).no_logdir().max_epoch(1).callback(recorder.clone());
+    launch_train_with_config(config(5), SimpleTrainer::new()).unwrap();
+    assert_eq!(steps(&recorder), 5);
+    launch_train_with_config(config(5).steps_per_epoch(7), SimpleTrainer::new()).unwrap();
+    assert_eq!(steps(&recorder), 7);
+    let unknown = FromIter::new(|_| {
+        std::iter::once_with(|| {
+            Ok(vec![HostTensor::zeros(DType::F32, [4, 3])?, HostTensor::zeros(DType::F32, [4, 1])?])
+        })
+    });
+    let unsized_config = || TrainConfig::new(Line, unknown.clone()).no_logdir().max_epoch(1);
+    let e = error(launch_train_with_config(unsized_config(), SimpleTrainer::new()));
+    assert!(e.message().contains("how many steps an epoch has is not known"), "{e}");
+    assert!(e.to_string().contains("steps_per_epoch"), "{e}");
+    launch_train_with_config(unsized_config().steps_per_epoch(3), SimpleTrainer::new()).unwrap();
+}
+
+/// The size of an epoch sets when callbacks are called; the order of data is what it was.
+#[test]
+fn the_size_of_an_epoch_changes_no_weight() {
+    let train = |steps: u64, epochs: u64| {
+        let config = TrainConfig::new(Line, line(5).shuffle()).no_logdir();
+        let config = config.steps_per_epoch(steps).max_epoch(epochs);
+        weights(&launch_train_with_config(config, SimpleTrainer::new()).unwrap())
+    };
+    assert_eq!(train(3, 4), train(12, 1));
+    assert_eq!(train(4, 3), train(12, 1));
+}
+
+#[test]
+fn epochs_are_numbered_from_where_it_is_said() {
+    let recorder = Recorder::default();
+    let numbered = || config().starting_epoch(3).callback(recorder.clone());
+    launch_train_with_config(numbered().max_epoch(4), SimpleTrainer::new()).unwrap();
+    let calls = recorder.take();
+    assert_eq!(calls[0], "before_train 2 -1 0");
+    let epochs: Vec<&String> = calls.iter().filter(|c| c.starts_with("before_epoch")).collect();
+    assert_eq!(epochs, ["before_epoch 3 -1 0", "before_epoch 4 1 2"]);
+    let trained = launch_train_with_config(numbered().max_epoch(2), SimpleTrainer::new()).unwrap();
+    assert_eq!(trained.ended, Ended::Finished);
+    assert_eq!(recorder.take(), ["before_train 2 -1 0", "after_train 2 -1 0"]);
+}
+
+#[test]
+fn what_does_not_fit_together_is_an_error() {
+    let of = |config: TrainConfig| error(launch_train_with_config(config, SimpleTrainer::new())).to_string();
+    let input = || FeedInput::new(line(2));
+    for (config, what) in [
+        (TrainConfig::default().data(input()), "there is no model to train"),
+        (TrainConfig::of(Line), "there is nothing to train on"),
+        (TrainConfig::new(Line, line(2)).data(input()), "a dataflow and an input source were given"),
+        (TrainConfig::new(Line, line(2)).starting_epoch(0), "epochs are counted from 1"),
+    ] {
+        let e = of(config.no_logdir());
+        assert!(e.contains(what), "{e}");
+    }
+}
+
+#[test]
+fn values_and_seeds_to_begin_with() {
+    let start =
+        |config: TrainConfig| launch_train_with_config(config.max_epoch(0), SimpleTrainer::new()).unwrap();
+    assert_eq!(weights(&start(config())), weights(&start(config().seed(0))));
+    assert_ne!(weights(&start(config())), weights(&start(config().seed(1))));
+    let w = HostTensor::new([3, 1], vec![1.0f32, -2.0, 0.5]).unwrap();
+    let b = HostTensor::new([1], vec![0.25f32]).unwrap();
+    let init = DictRestore::new([("fc/W".to_string(), w.clone()), ("fc/b".to_string(), b.clone())]);
+    assert_eq!(weights(&start(config().session_init(init))), [w, b]);
+}
+
+/// Notes the names of scalars.
+struct Names(Arc<Mutex<Vec<String>>>);
+
+impl Monitor for Names {
+    fn name(&self) -> String {
+        "Names".into()
+    }
+    fn scalar(&mut self, name: &str, _: f64, _: Class, at: Moment) -> Result<()> {
+        self.0.lock().unwrap().push(format!("{name} {}", at.global_step));
+        Ok(())
+    }
+}
+
+#[test]
+fn default_callbacks_and_monitors_can_be_others() {
+    let names: Vec<String> = default_callbacks().iter().map(|c| c.name()).collect();
+    assert_eq!(names, ["MovingAverageSummary", "ProgressBar", "MergeAllSummaries", "RunUpdateOps"]);
+    let names = |has_logdir| default_monitors(has_logdir).iter().map(|m| m.name()).collect::<Vec<_>>();
+    assert_eq!(names(true), ["EventWriter", "JsonWriter", "ScalarPrinter"]);
+    assert_eq!(names(false), ["ScalarPrinter"]);
+
+    let put = Arc::new(Mutex::new(Vec::new()));
+    let watched = || config().monitors(vec![Box::new(Names(put.clone()))]);
+    launch_train_with_config(watched(), SimpleTrainer::new()).unwrap();
+    assert_eq!(std::mem::take(&mut *put.lock().unwrap()), ["cost 2", "cost 4"]);
+    // Without the moving averages, nobody puts the cost.
+    let bar: Vec<Box<dyn Callback>> = vec![Box::new(ProgressBar::default())];
+    launch_train_with_config(watched().extra_callbacks(bar), SimpleTrainer::new()).unwrap();
+    assert!(put.lock().unwrap().is_empty());
+}
+
+fn files(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    // An event file is named by the time and the machine.
+    let short = |name: String| if name.contains("tfevents") { "events".to_string() } else { name };
+    let mut names: Vec<String> = entries.map(short).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn what_a_run_leaves_in_its_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let train = |config: TrainConfig| {
+        let config = config.logdir(dir.path()).callback(ModelSaver::new()).keep(Keep::last(1));
+        launch_train_with_config(config, SimpleTrainer::new()).unwrap()
+    };
+    train(config());
+    let left = ["checkpoints", "events", "lock", "log.log", "stats.jsonl", "timing.jsonl"];
+    assert_eq!(files(dir.path()), left);
+    assert_eq!(files(&dir.path().join("checkpoints")), ["latest", "step-0000000004"]);
+    // Anew: what was there is moved aside, nothing is lost.
+    let untrained = train(config().fresh(true).max_epoch(0));
+    assert_eq!(untrained.session.run_index().unwrap(), 0);
+    let names = files(dir.path());
+    assert!(names.contains(&"checkpoints.1".to_string()), "{names:?}");
+    assert_eq!(files(&dir.path().join("checkpoints.1")), ["latest", "step-0000000004"]);
+}
+
+/// The list of a configuration is called in its order, however it was given; what comes by default comes after it.
+#[test]
+fn callbacks_are_called_in_the_order_they_were_given() {
+    struct Named(&'static str, Arc<Mutex<Vec<&'static str>>>);
+    impl Callback for Named {
+        fn trigger(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+            self.1.lock().unwrap().push(self.0);
+            Ok(())
+        }
+    }
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let named = |name| Named(name, calls.clone());
+    let config = config()
+        .max_epoch(1)
+        .callback(named("a"))
+        .extra_callbacks(vec![Box::new(named("extra"))])
+        .callbacks(vec![Box::new(named("b")), Box::new(named("c"))])
+        .callback(named("d"));
+    launch_train_with_config(config, SimpleTrainer::new()).unwrap();
+    assert_eq!(*calls.lock().unwrap(), ["a", "b", "c", "d", "extra"]);
+}
+
+/// The same bits, with one thread or several.
+#[test]
+fn threads_change_no_bit() {
+    let with = |threads| {
+        let options = SessionOptions { threads: Some(threads), ..SessionOptions::default() };
+        weights(&launch_train_with_config(config().session(options), SimpleTrainer::new()).unwrap())
+    };
+    assert_eq!(with(1), with(3));
+}

@@ -1,0 +1,201 @@
+//! A run that is taken up again does what was left to do, call by call.
+
+use crate::life_cycle::{Recorder, TWO_EPOCHS};
+use crate::models::{Line, line};
+use crate::processes;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use tensorpack::callback::TrainCx;
+use tensorpack::dataflow::DataFlow;
+use tensorpack::prelude::*;
+use tensorpack::train::{Ended, QueueInputTrainer, SingleCostTrainer, Trained};
+
+/// Asks for a checkpoint after one step.
+struct SaveAfter(u64);
+
+impl Callback for SaveAfter {
+    fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        if cx.global_step == self.0 {
+            cx.request_save();
+        }
+        Ok(())
+    }
+}
+
+fn config(dir: &Path, recorder: &Recorder) -> TrainConfig {
+    TrainConfig::new(Line, line(2)).logdir(dir).max_epoch(2).callback(recorder.clone())
+}
+
+fn train(config: TrainConfig) -> Result<Trained> {
+    launch_train_with_config(config, SimpleTrainer::new())
+}
+
+fn failing_at(at: &'static str) -> Recorder {
+    Recorder { fail_at: Some(at), ..Recorder::default() }
+}
+
+/// The weights and statistics of a run that nothing happened to.
+fn uninterrupted() -> (HostTensor, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let trained = train(config(dir.path(), &Recorder::default())).unwrap();
+    left(&trained, dir.path())
+}
+
+fn left(trained: &Trained, dir: &Path) -> (HostTensor, String) {
+    let stats = std::fs::read_to_string(dir.join("stats.jsonl")).unwrap();
+    (trained.session.read("fc/W").unwrap(), stats)
+}
+
+/// `TWO_EPOCHS` from a call on, after `before_train` with the counters as they were left.
+fn rest(before_train: &str, again: &[&str], from: &str) -> Vec<String> {
+    let at = TWO_EPOCHS.iter().position(|call| *call == from).expect("one of the calls");
+    let calls =
+        std::iter::once(before_train).chain(again.iter().copied()).chain(TWO_EPOCHS[at..].iter().copied());
+    calls.map(String::from).collect()
+}
+
+#[test]
+fn in_the_middle_of_an_epoch() {
+    let dir = tempfile::tempdir().unwrap();
+    let e = train(config(dir.path(), &failing_at("before_run 2 1")).callback(SaveAfter(3))).err().unwrap();
+    assert!(e.message().contains("failed in before_run"), "{e}");
+    let recorder = Recorder::default();
+    let trained = train(config(dir.path(), &recorder)).unwrap();
+    // The epoch is begun again for the callbacks, which can ask whether that is so; its first step is not.
+    assert_eq!(recorder.take(), rest("before_train 2 0 3", &["before_epoch 2 0 3"], "before_run 2 1 3"));
+    assert_eq!(left(&trained, dir.path()), uninterrupted());
+}
+
+#[test]
+fn between_two_epochs() {
+    let dir = tempfile::tempdir().unwrap();
+    let saver = || ModelSaver::new();
+    train(config(dir.path(), &failing_at("before_epoch 2")).callback(saver())).err().unwrap();
+    let recorder = Recorder::default();
+    let trained = train(config(dir.path(), &recorder).callback(saver())).unwrap();
+    assert_eq!(recorder.take(), rest("before_train 1 1 2", &[], "before_epoch 2 1 2"));
+    assert_eq!(left(&trained, dir.path()), uninterrupted());
+    // And when all is done, nothing is called.
+    let trained = train(config(dir.path(), &recorder).callback(saver())).unwrap();
+    assert_eq!((trained.ended, recorder.take()), (Ended::Finished, vec![]));
+}
+
+/// A save that is asked for in the last step of an epoch is made when its end is done, too.
+#[test]
+fn after_a_save_in_the_last_step() {
+    let dir = tempfile::tempdir().unwrap();
+    train(config(dir.path(), &failing_at("before_run 2 0")).callback(SaveAfter(2))).err().unwrap();
+    let recorder = Recorder::default();
+    let trained = train(config(dir.path(), &recorder)).unwrap();
+    assert_eq!(recorder.take(), rest("before_train 1 1 2", &[], "before_epoch 2 1 2"));
+    assert_eq!(left(&trained, dir.path()), uninterrupted());
+}
+
+/// Is told to end while the end of an epoch is at work.
+struct InterruptedAtTheEnd;
+
+impl Callback for InterruptedAtTheEnd {
+    fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        cx.interrupt().set(libc::SIGTERM);
+        cx.check_interrupt()
+    }
+}
+
+#[test]
+fn child() {
+    if let Some(dir) = processes::dir() {
+        let config = config(&dir, &Recorder::default()).callback(InterruptedAtTheEnd);
+        panic!("training went on: {:?}", train(config).map(|t| t.ended));
+    }
+}
+
+/// All of the end is done, by the run that goes on.
+#[test]
+fn at_the_end_of_an_epoch_that_a_signal_cut_short() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = processes::alone("resume::child", dir.path());
+    assert_eq!(output.status.signal(), Some(libc::SIGTERM), "{}", processes::text(&output));
+    let recorder = Recorder::default();
+    let trained = train(config(dir.path(), &recorder)).unwrap();
+    assert_eq!(recorder.take(), rest("before_train 1 1 2", &[], "after_epoch 1 1 2"));
+    assert_eq!(left(&trained, dir.path()), uninterrupted());
+}
+
+/// A checkpoint has what was taken, not what was read ahead; and who reads ahead may change on the way.
+#[test]
+fn what_was_read_ahead_is_read_again() {
+    let data = || {
+        line(5).shuffle().map_random(|mut sample, draws| {
+            sample[0].as_mut_slice::<f32>()?[0] += draws.normal() as f32;
+            Ok(sample)
+        })
+    };
+    let config = |dir: &Path| {
+        TrainConfig::new(Line, data()).callback(SaveAfter(7)).steps_per_epoch(4).max_epoch(4).logdir(dir)
+    };
+    let whole = tempfile::tempdir().unwrap();
+    let at_once = train(config(whole.path())).unwrap();
+    let trainer = |queue: bool| -> SingleCostTrainer {
+        if queue { QueueInputTrainer::new().into() } else { SimpleTrainer::new().into() }
+    };
+    for (first, second) in [(true, true), (true, false), (false, true)] {
+        let dir = tempfile::tempdir().unwrap();
+        let failing = config(dir.path()).callback(failing_at("before_run 3"));
+        assert!(launch_train_with_config(failing, trainer(first)).is_err());
+        let resumed = launch_train_with_config(config(dir.path()), trainer(second)).unwrap();
+        assert_eq!(left(&resumed, dir.path()), left(&at_once, whole.path()), "{first} then {second}");
+    }
+}
+
+/// Notes whether hooks were told that the run goes on.
+#[derive(Clone, Default)]
+struct Told(std::sync::Arc<std::sync::Mutex<Vec<(String, bool)>>>);
+
+impl Callback for Told {
+    fn before_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        self.0.lock().unwrap().push(("before_train".into(), cx.resumed()));
+        Ok(())
+    }
+    fn before_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        self.0.lock().unwrap().push((format!("before_epoch {}", cx.epoch_num), cx.resumed()));
+        Ok(())
+    }
+}
+
+/// What was done before is told apart from what was not: the second epoch had begun, the third had not.
+#[test]
+fn hooks_are_told_that_the_run_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    train(config(dir.path(), &failing_at("before_run 2 1")).callback(SaveAfter(3))).err().unwrap();
+    let told = Told::default();
+    train(config(dir.path(), &Recorder::default()).callback(told.clone()).max_epoch(3)).unwrap();
+    let right = [("before_train", true), ("before_epoch 2", true), ("before_epoch 3", false)];
+    let told = told.0.lock().unwrap();
+    assert_eq!(told.iter().map(|(what, resumed)| (what.as_str(), *resumed)).collect::<Vec<_>>(), right);
+}
+
+/// Who asks for the end means the run, not the process.
+#[test]
+fn a_run_that_was_stopped_stays_stopped() {
+    // After an epoch, and in the middle of one.
+    for (at, save_after, calls) in [
+        ("trigger 1", 2, &[][..]),
+        ("trigger_step 2 0", 3, &["before_train 2 0 3", "before_epoch 2 0 3", "after_train 2 0 3"]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let stopping = Recorder { stop_at: Some(at), ..Recorder::default() };
+        let first = train(config(dir.path(), &stopping).callback(SaveAfter(save_after))).unwrap();
+        let again = Recorder::default();
+        let second = train(config(dir.path(), &again)).unwrap();
+        assert!(matches!(&second.ended, Ended::Stopped(_)), "{at}");
+        assert_eq!(
+            (&second.ended, again.take()),
+            (&first.ended, calls.iter().map(|c| c.to_string()).collect())
+        );
+        assert_eq!(left(&second, dir.path()), left(&first, dir.path()));
+        // Told to be longer, it goes on.
+        let longer = train(config(dir.path(), &again).max_epoch(3)).unwrap();
+        assert_eq!(longer.ended, Ended::Finished);
+        assert_eq!(again.take().last().unwrap(), "after_train 3 1 6");
+    }
+}
