@@ -27,6 +27,10 @@ pub mod prelude;
 #[cfg(test)]
 mod truth;
 
+/// What [`exported!`] registers operations with.
+#[doc(hidden)]
+pub use inventory;
+
 /// The data library.
 pub use tensorpack_dataflow as dataflow;
 pub use tensorpack_tensor as tensor;
