@@ -51,4 +51,6 @@ mod documentation {
     struct Layers;
     #[doc = include_str!("../docs/callbacks.md")]
     struct Callbacks;
+    #[doc = include_str!("../docs/predict.md")]
+    struct Predict;
 }

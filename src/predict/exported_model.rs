@@ -5,6 +5,7 @@ use super::written::{KEY, Rebuilt, WrittenGraph};
 use crate::graph::TensorSpec;
 use crate::io::safetensors;
 use crate::runtime::{Session, SessionOptions};
+use std::panic::Location;
 use std::path::Path;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
@@ -25,10 +26,10 @@ impl ExportedModel {
     /// [`ExportedModel::load`], to run on this device, with so many threads.
     #[track_caller]
     pub fn load_with(path: impl AsRef<Path>, options: SessionOptions) -> Result<ExportedModel> {
-        let path = path.as_ref();
+        let (path, caller) = (path.as_ref(), Location::caller());
         let (tensors, said) = safetensors::read_with_metadata(path)?;
         let rebuilt = match said.get(KEY) {
-            Some(text) => WrittenGraph::parse(text).and_then(|graph| graph.rebuild(tensors)),
+            Some(text) => WrittenGraph::parse(text).and_then(|graph| graph.rebuild(tensors, caller)),
             None => Err(Error::new(ErrorKind::Io, "it holds tensors, but no model")
                 .note("export a model with OfflinePredictor::export")),
         };

@@ -5,6 +5,7 @@ use crate::io::safetensors::Named;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::HashMap;
+use std::panic::Location;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
 /// The key of the file's metadata that the graph stands under.
@@ -81,9 +82,12 @@ impl WrittenGraph {
     }
 
     /// Builds the graph anew. All shape rules run again: what a damaged file makes of them is an error.
-    #[track_caller]
-    pub(super) fn rebuild(self, tensors: Named) -> Result<Rebuilt> {
+    pub(super) fn rebuild(self, tensors: Named, caller: &'static Location<'static>) -> Result<Rebuilt> {
         let graph = Graph::new();
+        graph.called_from(caller, || self.rebuild_in(&graph, tensors))
+    }
+
+    fn rebuild_in(self, graph: &Graph, tensors: Named) -> Result<Rebuilt> {
         let mut tensors: HashMap<String, HostTensor> = tensors.into_iter().collect();
         let mut made: Vec<Vec<Tensor>> = Vec::new();
         let mut inputs = Vec::new();
@@ -104,7 +108,7 @@ impl WrittenGraph {
         }
         for operation in self.operations {
             let name = operation.name.clone();
-            let outputs = operation.add_to(&graph, &made, &mut tensors);
+            let outputs = operation.add_to(graph, &made, &mut tensors);
             made.push(outputs.and_then(|o| graph.first_error().map(|()| o)).map_err(|e| e.within(name))?);
         }
         let output = |o: WrittenOutput| {
@@ -112,12 +116,11 @@ impl WrittenGraph {
             Ok((o.name, fetch))
         };
         let outputs = self.outputs.into_iter().map(output).collect::<Result<_>>()?;
-        Ok(Rebuilt { graph, inputs, outputs, variables })
+        Ok(Rebuilt { graph: graph.clone(), inputs, outputs, variables })
     }
 }
 
 impl WrittenOperation {
-    #[track_caller]
     fn add_to(
         self,
         graph: &Graph,

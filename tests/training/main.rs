@@ -1,6 +1,7 @@
 //! The training interface, from the outside.
 
 mod dumps;
+mod exports;
 mod hyper_params;
 mod inference;
 mod kills;
