@@ -1,7 +1,7 @@
 //! Running a model from its file alone.
 
-use super::OfflinePredictor;
 use super::written::{KEY, Rebuilt, WrittenGraph};
+use super::{OfflinePredictor, Predictor};
 use crate::graph::TensorSpec;
 use crate::io::safetensors;
 use crate::runtime::{Session, SessionOptions};
@@ -60,5 +60,11 @@ impl ExportedModel {
     /// The outputs for these inputs.
     pub fn predict(&self, inputs: &[&HostTensor]) -> Result<Vec<HostTensor>> {
         self.predictor.predict(inputs)
+    }
+}
+
+impl Predictor for ExportedModel {
+    fn predict(&self, inputs: &[&HostTensor]) -> Result<Vec<HostTensor>> {
+        ExportedModel::predict(self, inputs)
     }
 }

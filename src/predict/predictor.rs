@@ -58,6 +58,19 @@ impl PredictConfig {
     }
 }
 
+/// What makes outputs of inputs.
+#[doc(alias = "PredictorBase")]
+pub trait Predictor: Send {
+    /// The outputs for these inputs, both in an order of its own.
+    fn predict(&self, inputs: &[&HostTensor]) -> Result<Vec<HostTensor>>;
+}
+
+impl Predictor for OfflinePredictor {
+    fn predict(&self, inputs: &[&HostTensor]) -> Result<Vec<HostTensor>> {
+        OfflinePredictor::predict(self, inputs)
+    }
+}
+
 /// A model in inference mode, in a graph and session of its own.
 pub struct OfflinePredictor {
     pub(super) session: Session,
