@@ -27,6 +27,10 @@ pub mod prelude;
 #[cfg(test)]
 mod truth;
 
+/// What [`exported!`] registers operations with.
+#[doc(hidden)]
+pub use inventory;
+
 /// The data library.
 pub use tensorpack_dataflow as dataflow;
 pub use tensorpack_tensor as tensor;
@@ -49,4 +53,6 @@ mod documentation {
     struct Callbacks;
     #[doc = include_str!("../docs/training.md")]
     struct Training;
+    #[doc = include_str!("../docs/predict.md")]
+    struct Predict;
 }

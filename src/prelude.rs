@@ -19,6 +19,7 @@ pub use crate::optim::{
     Accumulate, Adagrad, Adam, AdamW, Ema, Gradient, Lamb, Momentum, Optimizer, ParamGroups, PostProcess,
     Rate, RmsProp, Schedule, Sgd, apply_gradients, compute_gradients, minimize,
 };
+pub use crate::predict::{ExportedModel, OfflinePredictor, PredictConfig};
 pub use crate::runtime::{Device, Session, SessionOptions};
 pub use crate::tower::{ModelDesc, TowerContext};
 pub use crate::train::{

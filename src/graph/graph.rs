@@ -548,6 +548,20 @@ impl Graph {
         }
     }
 
+    /// Gives a node the full name that it had in another graph, in place of the one it was made under.
+    pub(crate) fn restore_name(&self, tensor: &Tensor, full: &str) -> Result<()> {
+        name::check(full)?;
+        if let (Some(mut b), Some(id)) = (self.building(), tensor.id) {
+            let made_under = b.nodes[id.node.0 as usize].name.clone();
+            b.names.remove(&made_under);
+            if b.names.contains_key(full) {
+                return Err(Error::new(ErrorKind::Name, format!("the name {full:?} is taken")));
+            }
+            b.rename(id, full.to_string());
+        }
+        Ok(())
+    }
+
     pub(super) fn set_role(&self, tensor: &Tensor, role: Role) {
         if let (Some(mut b), Some(id)) = (self.building(), tensor.id) {
             b.nodes[id.node.0 as usize].role = role;

@@ -6,6 +6,7 @@
 
 mod call_site;
 mod collection;
+mod exported;
 mod frozen;
 mod gate;
 #[expect(clippy::module_inception, reason = "the graph of the graph module")]
@@ -23,6 +24,7 @@ pub use collection::{
     Collection, EMA_VARIABLES, FLUSH_OPS, GLOBAL_VARIABLES, HYPER_PARAMS, IMAGE_SUMMARIES, LOCAL_VARIABLES,
     MODEL_VARIABLES, MOVING_SUMMARIES, REGULARIZATION_LOSSES, SUMMARIES, TRAINABLE_VARIABLES, UPDATE_OPS,
 };
+pub use exported::Exported;
 pub use frozen::{Fetch, Frozen};
 pub use graph::Graph;
 pub use initializer::{Fan, Init};

@@ -5,7 +5,7 @@
 //! and event files need it anyway. It guards against accidents, not against forgery.
 
 use super::disk::{Parts, failed, length};
-use super::safetensors;
+use super::safetensors::{self, Metadata};
 use crate::graph::{MODEL_VARIABLES, TRAINABLE_VARIABLES, VariableInfo};
 use crate::runtime::Session;
 use serde_json::{Map, Value, json};
@@ -109,7 +109,7 @@ impl Checkpoint {
     pub fn load(folder: impl AsRef<Path>) -> Result<Checkpoint> {
         let folder = folder.as_ref();
         let manifest = Manifest::load(folder)?;
-        let tensors = manifest.read(folder, TENSORS, safetensors::parse)?;
+        let (tensors, _) = manifest.read(folder, TENSORS, safetensors::parse)?;
         let state = manifest.read(folder, STATE, |from, _| {
             serde_json::from_reader(from).map_err(|e| Error::new(ErrorKind::Io, e.to_string()))
         })?;
@@ -124,7 +124,8 @@ impl Checkpoint {
     /// The files of its folder, in the order they are to be written: the manifest comes last.
     pub(super) fn encode(&self, sequence: u64) -> Result<Files<'_>> {
         let state = vec![Cow::Owned(format!("{}\n", self.state).into_bytes())];
-        let mut files = vec![(TENSORS, safetensors::encode(&self.tensors)?), (STATE, state)];
+        let mut files =
+            vec![(TENSORS, safetensors::encode(&self.tensors, &Metadata::new())?), (STATE, state)];
         let manifest = Manifest {
             sequence,
             global_step: self.global_step,

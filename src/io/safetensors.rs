@@ -4,6 +4,7 @@
 use super::disk::{RealDisk, failed, write_whole};
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
@@ -11,6 +12,8 @@ use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result, element_cou
 
 /// Tensors with their names.
 pub type Named = Vec<(String, HostTensor)>;
+/// What a file says beside its tensors.
+pub type Metadata = BTreeMap<String, String>;
 
 /// No header is longer; what claims to be is no safetensors file.
 const MAX_HEADER: u64 = 100 << 20;
@@ -19,6 +22,11 @@ const METADATA: &str = "__metadata__";
 
 /// All tensors of a file, in the order they lie in it. f16, which tensors do not have, is read as f32.
 pub fn read(path: impl AsRef<Path>) -> Result<Named> {
+    Ok(read_with_metadata(path)?.0)
+}
+
+/// [`read`], and what the file says beside its tensors.
+pub fn read_with_metadata(path: impl AsRef<Path>) -> Result<(Named, Metadata)> {
     let path = path.as_ref();
     let file = File::open(path).map_err(failed("read", path))?;
     let length = file.metadata().map_err(failed("read", path))?.len();
@@ -27,14 +35,29 @@ pub fn read(path: impl AsRef<Path>) -> Result<Named> {
 
 /// Writes a file, replacing one of this name. Tensors with large elements come first, so that all are aligned.
 pub fn write(path: impl AsRef<Path>, tensors: &[(String, HostTensor)]) -> Result<()> {
-    write_whole(&mut RealDisk, path.as_ref(), &encode(tensors)?)
+    write_with_metadata(path, tensors, &Metadata::new())
+}
+
+/// [`write`], with something to say beside the tensors.
+pub fn write_with_metadata(
+    path: impl AsRef<Path>,
+    tensors: &[(String, HostTensor)],
+    metadata: &Metadata,
+) -> Result<()> {
+    write_whole(&mut RealDisk, path.as_ref(), &encode(tensors, metadata)?)
 }
 
 /// The contents of a file that holds these tensors.
-pub(super) fn encode(tensors: &[(String, HostTensor)]) -> Result<Vec<Cow<'_, [u8]>>> {
+pub(super) fn encode<'a>(
+    tensors: &'a [(String, HostTensor)],
+    metadata: &Metadata,
+) -> Result<Vec<Cow<'a, [u8]>>> {
     let mut order: Vec<&(String, HostTensor)> = tensors.iter().collect();
     order.sort_by_key(|(_, t)| std::cmp::Reverse(t.dtype().size()));
     let mut header = Map::new();
+    if !metadata.is_empty() {
+        header.insert(METADATA.into(), json!(metadata));
+    }
     let mut at = 0;
     for (name, t) in &order {
         let end = at + t.as_bytes().len();
@@ -52,8 +75,8 @@ pub(super) fn encode(tensors: &[(String, HostTensor)]) -> Result<Vec<Cow<'_, [u8
     Ok(parts)
 }
 
-/// The tensors in `length` bytes. Nothing is allocated before it is known to be there.
-pub(super) fn parse(from: &mut impl Read, length: u64) -> Result<Named> {
+/// The tensors in `length` bytes, and what is said beside them. Nothing is allocated before it is known to be there.
+pub(super) fn parse(from: &mut impl Read, length: u64) -> Result<(Named, Metadata)> {
     let mut count = [0; 8];
     from.read_exact(&mut count)?;
     let header = u64::from_le_bytes(count);
@@ -84,7 +107,10 @@ pub(super) fn parse(from: &mut impl Read, length: u64) -> Result<Named> {
     if at != elements {
         return Err(damaged(format!("{} bytes belong to no tensor", elements - at)));
     }
-    entries.into_iter().map(|e| e.read(from)).collect()
+    let tensors = entries.into_iter().map(|e| e.read(from)).collect::<Result<Named>>()?;
+    let said = header.get(METADATA).and_then(Value::as_object).into_iter().flatten();
+    let said = said.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_string())));
+    Ok((tensors, said.collect()))
 }
 
 /// What the header says of a tensor.
@@ -189,11 +215,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn file(tensors: &[(String, HostTensor)]) -> Vec<u8> {
-        encode(tensors).unwrap().concat()
+        encode(tensors, &Metadata::new()).unwrap().concat()
     }
 
     fn read_bytes(bytes: &[u8]) -> Result<Named> {
-        parse(&mut &bytes[..], bytes.len() as u64)
+        parse(&mut &bytes[..], bytes.len() as u64).map(|(tensors, _)| tensors)
     }
 
     fn with_header(header: &str, elements: &[u8]) -> Vec<u8> {
@@ -241,6 +267,14 @@ mod tests {
     }
 
     #[test]
+    fn what_is_said_beside_the_tensors_comes_back() {
+        let said = Metadata::from([("model".to_string(), "{\"a\": [1]}".to_string())]);
+        let bytes = encode(&some(), &said).unwrap().concat();
+        let (tensors, back) = parse(&mut &bytes[..], bytes.len() as u64).unwrap();
+        assert_eq!((tensors.len(), back), (some().len(), said));
+    }
+
+    #[test]
     fn hostile_headers_are_errors() {
         let entry = |dtype: &str, shape: &str, offsets: &str| {
             format!(r#"{{"a":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}"#)
@@ -271,6 +305,7 @@ mod tests {
     #[test]
     fn names_that_cannot_be_written_are_errors() {
         let t = HostTensor::scalar(1.0f32);
+        let encode = |tensors: &[(String, HostTensor)]| encode(tensors, &Metadata::new()).map(|_| ());
         assert!(encode(&[("__metadata__".into(), t.clone())]).is_err());
         assert!(encode(&[("a".into(), t.clone()), ("a".into(), t)]).is_err());
     }

@@ -1,6 +1,7 @@
 //! The kinds of kernel.
 
 use super::{Expr, ReduceKind, View};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 use tensorpack_kernels::{
@@ -65,7 +66,7 @@ impl ContractKind {
 }
 
 /// What pooling does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PoolKind {
     /// Reads x; gives the maxima and, as u8, where in its window each was found.
     Max,

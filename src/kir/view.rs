@@ -81,7 +81,8 @@ impl View {
         let ahead: isize = begin.iter().zip(&self.strides).map(|(&b, &s)| b as isize * s).sum();
         View {
             sizes: sizes.to_vec(),
-            strides: self.strides.iter().zip(step).map(|(&s, &k)| s * k as isize).collect(),
+            // A step past everything is never taken.
+            strides: self.strides.iter().zip(step).map(|(&s, &k)| s.wrapping_mul(k as isize)).collect(),
             // An empty slice may begin past the end: keep its offset inside.
             offset: if sizes.contains(&0) { self.offset } else { (self.offset as isize + ahead) as usize },
             ..self.clone()

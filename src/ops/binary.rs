@@ -2,11 +2,13 @@
 
 use crate::graph::{GradCx, NodeKind, OpDef, OpIdentity, Spec, Tensor};
 use crate::kir::{self, LowerCx, View};
+use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Error, Result};
 
 /// A function of every pair of elements.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Binary(kir::Binary);
+crate::exported!(Binary, 2..=2);
 
 impl Binary {
     fn is_comparison(&self) -> bool {

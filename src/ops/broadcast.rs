@@ -3,11 +3,13 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, ReduceKind, View};
+use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Dim, Error, HostTensor, Result};
 
 /// Input 0 repeated to the shape of input 1.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct BroadcastLike;
+crate::exported!(BroadcastLike, 2..=2);
 
 impl OpDef for BroadcastLike {
     fn name(&self) -> &str {
@@ -37,8 +39,9 @@ impl OpDef for BroadcastLike {
 }
 
 /// The input repeated to these sizes; without a number a dim stays as it is.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct BroadcastTo(Vec<Option<usize>>);
+crate::exported!(BroadcastTo, 1..=1);
 
 impl OpDef for BroadcastTo {
     fn name(&self) -> &str {
@@ -74,8 +77,9 @@ impl OpDef for BroadcastTo {
 }
 
 /// Input 0 summed over the dims in which it is larger than input 1.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct SumLike;
+crate::exported!(SumLike, 2..=2);
 
 impl OpDef for SumLike {
     fn name(&self) -> &str {
@@ -87,7 +91,10 @@ impl OpDef for SumLike {
         if like.shape.rank() > x.shape.rank() {
             return Err(Error::shape(format!("{} cannot be summed to {}", x.shape, like.shape)));
         }
-        x.shape.broadcast(&like.shape)?;
+        let whole = x.shape.broadcast(&like.shape)?;
+        if whole.known().zip(x.shape.known()).is_some_and(|(whole, own)| whole != own) {
+            return Err(Error::shape(format!("{} cannot be summed to {}", x.shape, like.shape)));
+        }
         Ok(vec![Spec { dtype: x.dtype, shape: like.shape.clone() }])
     }
 
@@ -117,8 +124,9 @@ impl OpDef for SumLike {
 }
 
 /// How many elements of input 0 there are for each of input 1: a scalar that is known once shapes are.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct CountRatio(DType);
+crate::exported!(CountRatio, 2..=2);
 
 impl OpDef for CountRatio {
     fn name(&self) -> &str {

@@ -2,11 +2,13 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{Binary, Class, LowerCx, View};
+use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Result};
 
 /// Every element in another type, as Rust's `as` converts; to bool, whether it is not zero.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Cast(DType);
+crate::exported!(Cast, 1..=1);
 
 impl OpDef for Cast {
     fn name(&self) -> &str {

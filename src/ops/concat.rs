@@ -2,15 +2,17 @@
 
 use crate::graph::{GradCx, Graph, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, View};
+use serde::{Deserialize, Serialize};
 use std::borrow::Borrow;
 use std::sync::Arc;
 use tensorpack_tensor::{Dim, Error, Result};
 
 /// The inputs side by side along an axis.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Concat {
     axis: usize,
 }
+crate::exported!(Concat, 1..=usize::MAX);
 
 impl OpDef for Concat {
     fn name(&self) -> &str {
@@ -19,6 +21,7 @@ impl OpDef for Concat {
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         let first = &inputs[0];
+        super::axis_of(&first.shape, self.axis)?;
         let mut dims: Vec<Dim> = first.shape.to_vec();
         for part in &inputs[1..] {
             if part.dtype != first.dtype {
@@ -73,11 +76,12 @@ impl OpDef for Concat {
 }
 
 /// Of input 0, which joins tensors of the shapes of the others, the part of the one numbered `part`.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct PartOf {
     axis: usize,
     part: usize,
 }
+crate::exported!(PartOf, 2..=usize::MAX);
 
 impl OpDef for PartOf {
     fn name(&self) -> &str {
@@ -85,7 +89,12 @@ impl OpDef for PartOf {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        Ok(vec![Spec { dtype: inputs[0].dtype, shape: inputs[1 + self.part].shape.clone() }])
+        let (whole, parts) = (&inputs[0], &inputs[1..]);
+        let Some(part) = parts.get(self.part) else {
+            return Err(Error::argument(format!("there is no part {} of {}", self.part, parts.len())));
+        };
+        super::same_spec(whole, &Concat { axis: self.axis }.infer(parts)?[0])?;
+        Ok(vec![Spec { dtype: whole.dtype, shape: part.shape.clone() }])
     }
 
     fn shape_only(&self, i: usize) -> bool {

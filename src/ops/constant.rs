@@ -1,14 +1,17 @@
 //! Values written into the graph.
 
-use crate::graph::{Graph, OpDef, Spec, Tensor};
+use crate::graph::{Exported, Graph, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
-use tensorpack_tensor::{HostTensor, Result};
+use tensorpack_tensor::{DType, HostTensor, Result};
 
 /// A tensor that is the same in every run.
 #[derive(Debug)]
 struct Constant(HostTensor);
+crate::exported!(Constant, 0..=0, Constant::save, Constant::load);
 
 // By bits, so that a NaN equals itself and 0 differs from -0.
 impl PartialEq for Constant {
@@ -21,6 +24,46 @@ impl Eq for Constant {}
 impl Hash for Constant {
     fn hash<H: Hasher>(&self, h: &mut H) {
         (self.0.dtype(), self.0.sizes(), self.0.as_bytes()).hash(h);
+    }
+}
+
+/// How many numbers are written among the attributes; more are a tensor of the file.
+const WRITTEN_OUT: usize = 16;
+
+/// A constant among the attributes.
+#[derive(Serialize, Deserialize)]
+struct Written {
+    dtype: DType,
+    sizes: Vec<usize>,
+    values: Vec<f64>,
+}
+
+impl Written {
+    fn tensor(&self) -> Result<HostTensor> {
+        HostTensor::from_f64(self.dtype, self.sizes.clone(), &self.values)
+    }
+}
+
+impl Constant {
+    fn save(&self, tensors: &mut Vec<HostTensor>) -> Result<Value> {
+        if self.0.len() <= WRITTEN_OUT {
+            let (dtype, sizes) = (self.0.dtype(), self.0.sizes().to_vec());
+            let written = Written { dtype, sizes, values: self.0.to_f64_vec() };
+            // JSON has no NaN, and f64 not every i64.
+            let finite = written.values.iter().all(|v| v.is_finite());
+            if finite && written.tensor()?.as_bytes() == self.0.as_bytes() {
+                return Exported::attributes(&written);
+            }
+        }
+        tensors.push(self.0.clone());
+        Ok(Value::Null)
+    }
+
+    fn load(value: Value, mut tensors: Vec<HostTensor>) -> Result<Constant> {
+        match tensors.pop() {
+            Some(tensor) => Ok(Constant(tensor)),
+            None => Exported::from_attributes::<Written>(value)?.tensor().map(Constant),
+        }
     }
 }
 
@@ -74,7 +117,6 @@ impl Tensor {
 mod tests {
     use super::*;
     use crate::trial::*;
-    use tensorpack_tensor::DType;
 
     cases![
         case("Constant", Twice, |draw| {

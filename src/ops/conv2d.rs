@@ -1,9 +1,10 @@
 //! Convolution over images `[batch, height, width, channels]` with filters `[height, width, in, out]`, and its two
 //! gradients. Each of the three is linear in both inputs, and the gradients of each are the other two.
 
-use super::{Layout, Padding, Window, depthwise_conv2d};
+use super::{Layout, Padding, Window, depthwise_conv2d, same_spec};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{ContractKind, LowerCx, View};
+use serde::{Deserialize, Serialize};
 use tensorpack_kernels as kernels;
 use tensorpack_tensor::{Dim, Error, Result};
 
@@ -81,8 +82,9 @@ impl Window {
 }
 
 /// Image and filter to output.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Conv2d(pub(super) Window);
+crate::exported!(Conv2d, 2..=2);
 
 impl OpDef for Conv2d {
     fn name(&self) -> &str {
@@ -117,8 +119,9 @@ impl OpDef for Conv2d {
 }
 
 /// Output gradient and filter to image gradient; the image is there for its shape.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Conv2dInputGrad(Window);
+crate::exported!(Conv2dInputGrad, 3..=3);
 
 impl OpDef for Conv2dInputGrad {
     fn name(&self) -> &str {
@@ -126,7 +129,9 @@ impl OpDef for Conv2dInputGrad {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        Ok(vec![inputs[2].clone()])
+        let (dy, w, x) = (&inputs[0], &inputs[1], &inputs[2]);
+        same_spec(dy, &Conv2d(self.0).infer(&[x.clone(), w.clone()])?[0])?;
+        Ok(vec![x.clone()])
     }
 
     fn shape_only(&self, i: usize) -> bool {
@@ -150,8 +155,9 @@ impl OpDef for Conv2dInputGrad {
 }
 
 /// Image and output gradient to filter gradient; the filter is there for its shape.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Conv2dFilterGrad(pub(super) Window);
+crate::exported!(Conv2dFilterGrad, 3..=3);
 
 impl OpDef for Conv2dFilterGrad {
     fn name(&self) -> &str {
@@ -159,7 +165,9 @@ impl OpDef for Conv2dFilterGrad {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        Ok(vec![inputs[2].clone()])
+        let (x, dy, w) = (&inputs[0], &inputs[1], &inputs[2]);
+        same_spec(dy, &Conv2d(self.0).infer(&[x.clone(), w.clone()])?[0])?;
+        Ok(vec![w.clone()])
     }
 
     fn shape_only(&self, i: usize) -> bool {

@@ -5,6 +5,7 @@ use super::conv2d::{Conv2d, Conv2dFilterGrad};
 use super::{Conv2dOptions, Padding, Window};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{ContractKind, LowerCx, View};
+use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
 
 impl Window {
@@ -32,8 +33,9 @@ impl Window {
 }
 
 /// Image `[batch, height, width, in]` and filter `[height, width, out, in]` to output.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Conv2dTranspose(Window);
+crate::exported!(Conv2dTranspose, 2..=2);
 
 impl OpDef for Conv2dTranspose {
     fn name(&self) -> &str {

@@ -2,11 +2,12 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, View};
+use serde::{Deserialize, Serialize};
 use tensorpack_kernels::Cumulate;
 use tensorpack_tensor::{DType, Error, Result};
 
 /// How running sums are made: by default from the first to the last, each with the element in its own place.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CumsumOptions {
     /// Without the element in its own place: the first sum is 0.
     pub exclusive: bool,
@@ -15,11 +16,12 @@ pub struct CumsumOptions {
 }
 
 /// Running sums along an axis.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Cumsum {
     axis: usize,
     options: CumsumOptions,
 }
+crate::exported!(Cumsum, 1..=1);
 
 impl OpDef for Cumsum {
     fn name(&self) -> &str {
@@ -27,6 +29,7 @@ impl OpDef for Cumsum {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        super::axis_of(&inputs[0].shape, self.axis)?;
         match inputs[0].dtype {
             d @ (DType::U8 | DType::Bool) => {
                 Err(Error::dtype(format!("does not add up {d} elements; cast them first")))

@@ -3,14 +3,19 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, View};
+use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
 
 /// `count` views, in order.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Cut {
     count: usize,
     axis: usize,
 }
+crate::exported!(Cut, 1..=1);
+
+/// The most parts there can be.
+const MOST: usize = 1 << 16;
 
 impl OpDef for Cut {
     fn name(&self) -> &str {
@@ -19,6 +24,13 @@ impl OpDef for Cut {
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         let x = &inputs[0];
+        super::axis_of(&x.shape, self.axis)?;
+        if !(1..=MOST).contains(&self.count) {
+            return Err(Error::argument(format!(
+                "a tensor falls into 1 to {MOST} parts, not {}",
+                self.count
+            )));
+        }
         let mut dims: Vec<Dim> = x.shape.to_vec();
         dims[self.axis] = match dims[self.axis] {
             Dim::Known(n) if n.is_multiple_of(self.count) => Dim::Known(n / self.count),

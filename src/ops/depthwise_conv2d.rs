@@ -2,16 +2,17 @@
 //! are convolved one by one.
 
 use super::conv2d::Conv2d;
-use super::{Window, composed};
+use super::{Window, composed, same_spec};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{ContractKind, LowerCx, View};
+use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_tensor::{Error, Result};
 
 /// The three operations, each linear in both inputs, and the gradients of each the other two: the output takes
 /// (image, filter), the image's gradient (output's gradient, filter, image for its shape), the filter's gradient
 /// (image, output's gradient, filter for its shape). Filters are `[height, width, 1, channels]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum Part {
     Output,
     InputGrad,
@@ -19,11 +20,12 @@ enum Part {
 }
 use Part::{FilterGrad, InputGrad, Output};
 
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Depthwise {
     part: Part,
     window: Window,
 }
+crate::exported!(Depthwise, 2..=3);
 
 impl Depthwise {
     fn part(&self, part: Part, inputs: &[&Tensor]) -> Tensor {
@@ -41,10 +43,22 @@ impl OpDef for Depthwise {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        if self.part != Output {
-            return Ok(vec![inputs[2].clone()]);
-        }
-        let (x, w) = (&inputs[0], &inputs[1]);
+        let output = |x: &Spec, w: &Spec| {
+            let forward = Depthwise { part: Output, window: self.window };
+            Ok::<Spec, Error>(forward.infer(&[x.clone(), w.clone()])?.swap_remove(0))
+        };
+        let (x, w) = match (self.part, inputs) {
+            (Output, [x, w]) => (x, w),
+            (InputGrad, [dy, w, x]) => {
+                same_spec(dy, &output(x, w)?)?;
+                return Ok(vec![x.clone()]);
+            }
+            (FilterGrad, [x, dy, w]) => {
+                same_spec(dy, &output(x, w)?)?;
+                return Ok(vec![w.clone()]);
+            }
+            _ => return Err(Error::argument(format!("does not take {} inputs", inputs.len()))),
+        };
         let filter = Window::filter(x, w)?;
         if filter[2] != 1 || x.shape[3].known().is_some_and(|c| c != filter[3]) {
             return Err(Error::shape(format!(

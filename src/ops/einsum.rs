@@ -2,16 +2,33 @@
 
 use crate::graph::{GradCx, Graph, OpDef, Spec, Tensor};
 use crate::kir::{Binary, ContractKind, LowerCx, ReduceKind, View};
+use serde::{Deserialize, Serialize};
 use std::borrow::Borrow;
 use std::sync::Arc;
 use tensorpack_kernels::MatMul;
 use tensorpack_tensor::{Dim, Error, Result};
 
 /// A letter for each dim of one or two inputs, and of the output.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 struct Einsum {
     inputs: Vec<Vec<char>>,
     output: Vec<char>,
+}
+crate::exported!(Einsum, 1..=2);
+
+impl From<Einsum> for String {
+    fn from(e: Einsum) -> String {
+        let inputs: Vec<String> = e.inputs.iter().map(|part| part.iter().collect()).collect();
+        format!("{}->{}", inputs.join(","), e.output.iter().collect::<String>())
+    }
+}
+
+impl TryFrom<String> for Einsum {
+    type Error = Error;
+    fn try_from(equation: String) -> Result<Einsum> {
+        Einsum::parse(&equation, equation.matches(',').count() + 1)
+    }
 }
 
 impl Einsum {
@@ -125,6 +142,9 @@ impl OpDef for Einsum {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        if inputs.len() != self.inputs.len() {
+            return Err(Error::argument(format!("takes {} inputs, not {}", self.inputs.len(), inputs.len())));
+        }
         let mut known: Vec<(char, Dim)> = Vec::new();
         for (spec, labels) in inputs.iter().zip(&self.inputs) {
             super::float_input(spec)?;

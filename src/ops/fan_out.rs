@@ -5,11 +5,16 @@
 use super::matmul::MatMul;
 use crate::graph::{GradCx, NodeKind, OpDef, OpIdentity, Spec, Tensor};
 use crate::kir::{LowerCx, View};
-use tensorpack_tensor::Result;
+use serde::{Deserialize, Serialize};
+use tensorpack_tensor::{Error, Result};
 
 /// The input, `.0` times.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct FanOut(usize);
+crate::exported!(FanOut, 1..=1);
+
+/// The most uses there can be.
+const MOST: usize = 1 << 16;
 
 impl OpDef for FanOut {
     fn name(&self) -> &str {
@@ -17,7 +22,10 @@ impl OpDef for FanOut {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        Ok(vec![inputs[0].clone(); self.0])
+        match self.0 <= MOST {
+            true => Ok(vec![inputs[0].clone(); self.0]),
+            false => Err(Error::argument(format!("a tensor goes to at most {MOST} places, not {}", self.0))),
+        }
     }
 
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {

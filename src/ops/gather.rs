@@ -2,11 +2,12 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LookupKind, LowerCx, View};
+use serde::{Deserialize, Serialize};
 use tensorpack_kernels::Lookup;
 use tensorpack_tensor::{DType, Dim, Error, Result, Shape};
 
 /// Which indices choose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum Along {
     /// The same for all: the dims of the indices take the place of this axis.
     Axis(usize),
@@ -58,8 +59,9 @@ fn alike_but_last(x: &Shape, indices: &Shape) -> Result<()> {
 }
 
 /// Input 0 at the places that input 1 names.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Gather(Along);
+crate::exported!(Gather, 2..=2);
 
 impl OpDef for Gather {
     fn name(&self) -> &str {
@@ -74,6 +76,7 @@ impl OpDef for Gather {
         integer_indices(indices)?;
         let shape = match self.0 {
             Along::Axis(axis) => {
+                super::axis_of(&x.shape, axis)?;
                 let parts = [&x.shape[..axis], &indices.shape, &x.shape[axis + 1..]];
                 parts.concat().into()
             }
@@ -99,11 +102,12 @@ impl OpDef for Gather {
 
 /// Zeros, with input 0 added at the places that input 1 names. How many rows there are is said by `rows`, or else by the
 /// shape of input 2.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct ScatterAdd {
     along: Along,
     rows: Option<usize>,
 }
+crate::exported!(ScatterAdd, 2..=3);
 
 impl OpDef for ScatterAdd {
     fn name(&self) -> &str {
@@ -119,9 +123,9 @@ impl OpDef for ScatterAdd {
         if matches!(updates.dtype, DType::U8 | DType::Bool) {
             return Err(Error::dtype(format!("does not add up {} elements; cast them first", updates.dtype)));
         }
-        let shape = match (self.rows, self.along) {
-            (Some(rows), Along::Axis(axis)) => {
-                let after = axis + indices.shape.rank();
+        let shape = match (self.rows, self.along, &inputs[2..]) {
+            (Some(rows), Along::Axis(axis), []) => {
+                let after = axis.saturating_add(indices.shape.rank());
                 let differ = || {
                     Error::shape(format!(
                         "the updates {} must have the indices' dims {} at axis {axis}",
@@ -135,7 +139,12 @@ impl OpDef for ScatterAdd {
                 }
                 [&updates.shape[..axis], &[Dim::Known(rows)], &updates.shape[after..]].concat().into()
             }
-            _ => inputs[2].shape.clone(),
+            (None, along, [like]) => {
+                let whole = Spec { dtype: updates.dtype, shape: like.shape.clone() };
+                super::same_spec(updates, &Gather(along).infer(&[whole, indices.clone()])?[0])?;
+                like.shape.clone()
+            }
+            _ => return Err(Error::argument("the number of rows is said once, or by the shape of a tensor")),
         };
         Ok(vec![Spec { dtype: updates.dtype, shape }])
     }

@@ -2,16 +2,18 @@
 
 use crate::graph::{GradCx, Graph, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{Class, LowerCx, View};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tensorpack_tensor::{DType, Error, Result};
 
 /// The index along an axis, in the shape of the input, or if there is none of the length given.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Iota {
     axis: usize,
     dtype: DType,
     len: usize,
 }
+crate::exported!(Iota, 0..=1);
 
 impl OpDef for Iota {
     fn name(&self) -> &str {
@@ -23,6 +25,7 @@ impl OpDef for Iota {
             return Err(Error::dtype("truth values do not count"));
         }
         let shape = inputs.first().map_or_else(|| [self.len].into(), |x| x.shape.clone());
+        super::axis_of(&shape, self.axis)?;
         Ok(vec![Spec { dtype: self.dtype, shape }])
     }
 

@@ -1,10 +1,11 @@
 //! Where the channels of images are.
 
 use crate::graph::Tensor;
+use serde::{Deserialize, Serialize};
 
 /// The order of an image's dims. Kernels work on channels last; tensors in the other order are looked at through a
 /// transposed view, so that between two layers of the same layout nothing is moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[doc(alias = "data_format")]
 pub enum Layout {
     /// `[batch, height, width, channels]`.

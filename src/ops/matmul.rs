@@ -2,13 +2,15 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{ContractKind, LowerCx, View};
+use serde::{Deserialize, Serialize};
 use tensorpack_kernels as kernels;
 use tensorpack_tensor::{Dim, Error, Result};
 
 /// The product of the last two dims, for every index of the leading ones. The leading dims are those of both
 /// inputs, or one input is a plain matrix.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct MatMul;
+crate::exported!(MatMul, 2..=2);
 
 impl OpDef for MatMul {
     fn name(&self) -> &str {

@@ -58,7 +58,7 @@ pub use window::Padding;
 
 use crate::graph::{Spec, Tensor};
 use std::panic::Location;
-use tensorpack_tensor::{Error, Result};
+use tensorpack_tensor::{Dim, Error, Result, Shape};
 use window::Window;
 
 /// Builds something of several operations under one name, so that errors in it point at the caller's line.
@@ -70,6 +70,24 @@ fn composed(
 ) -> Tensor {
     let graph = x.graph();
     graph.called_from(caller, || graph.scope(name, false, true, build))
+}
+
+/// That an axis is one of a shape's.
+fn axis_of(shape: &Shape, axis: usize) -> Result<()> {
+    match axis < shape.rank() {
+        true => Ok(()),
+        false => Err(Error::shape(format!("{shape} has no axis {axis}"))),
+    }
+}
+
+/// That a tensor is of the type and, as far as both are known, of the shape it must be.
+fn same_spec(found: &Spec, wanted: &Spec) -> Result<()> {
+    let apart = |(a, b): (&Dim, &Dim)| matches!((a, b), (Dim::Known(a), Dim::Known(b)) if a != b);
+    let (is, must) = (&found.shape, &wanted.shape);
+    match found.dtype == wanted.dtype && is.rank() == must.rank() && !is.iter().zip(must.iter()).any(apart) {
+        true => Ok(()),
+        false => Err(Error::shape(format!("takes {}{must}, not {}{is}", wanted.dtype, found.dtype))),
+    }
 }
 
 /// That a tensor's elements are floats.

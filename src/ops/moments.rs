@@ -1,17 +1,19 @@
 //! Mean and variance in one pass.
 
 use super::composed;
-use super::reduce::{reduced_shape, resolve_axes};
+use super::reduce::{check_axes, reduced_shape, resolve_axes};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, ReduceKind, View};
+use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_tensor::{Error, Result};
 
 /// Mean and population variance over `axes`, which stay with size 1.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Moments {
     axes: Vec<usize>,
 }
+crate::exported!(Moments, 1..=1);
 
 impl OpDef for Moments {
     fn name(&self) -> &str {
@@ -21,6 +23,7 @@ impl OpDef for Moments {
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         let x = &inputs[0];
         super::float_input(x)?;
+        check_axes(&x.shape, &self.axes)?;
         if self.axes.iter().any(|&a| x.shape[a].known() == Some(0)) {
             return Err(Error::shape(format!("{} is empty along the axes reduced", x.shape)));
         }

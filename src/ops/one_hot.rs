@@ -2,14 +2,16 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{Binary, Class, LowerCx, View};
+use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Dim, Error, Result};
 
 /// A new last dim in which the place named by the input is 1 and all else 0.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct OneHot {
     classes: usize,
     dtype: DType,
 }
+crate::exported!(OneHot, 1..=1);
 
 impl OpDef for OneHot {
     fn name(&self) -> &str {

@@ -3,16 +3,18 @@
 use super::composed;
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, View};
+use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_kernels as kernels;
 use tensorpack_tensor::{DType, Dim, Error, Result};
 
 /// The places of elements along the last dim in the order of their values, the first `take` of them or all.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Order {
     take: Option<usize>,
     descending: bool,
 }
+crate::exported!(Order, 1..=1);
 
 impl OpDef for Order {
     fn name(&self) -> &str {

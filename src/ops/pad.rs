@@ -2,15 +2,17 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
-use tensorpack_tensor::{Dim, Error, Result};
+use serde::{Deserialize, Serialize};
+use tensorpack_tensor::{Dim, Error, Result, Shape};
 
 /// Zeros before, after and between the elements of each dim.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Pad {
     low: Vec<usize>,
     high: Vec<usize>,
     interior: Vec<usize>,
 }
+crate::exported!(Pad, 1..=1);
 
 fn padded(n: usize, low: usize, high: usize, interior: usize) -> Option<usize> {
     let inside = n.saturating_sub(1).checked_mul(interior)?.checked_add(n)?;
@@ -57,12 +59,36 @@ impl OpDef for Pad {
     }
 }
 
+/// That `part`, every `step`-th element from `begin`, lies within `whole`.
+fn lies_within(
+    part: &Shape,
+    begin: &[usize],
+    step: impl Iterator<Item = Option<usize>>,
+    whole: &Shape,
+) -> Result<()> {
+    let inside = |(i, step): (usize, Option<usize>)| match (part[i], whole[i]) {
+        (Dim::Known(0), _) => true,
+        (Dim::Known(n), Dim::Known(all)) => {
+            let last = step.and_then(|s| (n - 1).checked_mul(s)).and_then(|far| far.checked_add(begin[i]));
+            last.is_some_and(|last| last < all)
+        }
+        _ => true,
+    };
+    let step: Vec<Option<usize>> = step.collect();
+    let ranks = [part.rank(), begin.len(), step.len()];
+    match ranks.iter().all(|&n| n == whole.rank()) && step.into_iter().enumerate().all(inside) {
+        true => Ok(()),
+        false => Err(Error::shape(format!("{part} from {begin:?} on does not lie within {whole}"))),
+    }
+}
+
 /// The elements of input 0 that padding put there, in the shape of input 1.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Unpad {
     low: Vec<usize>,
     interior: Vec<usize>,
 }
+crate::exported!(Unpad, 2..=2);
 
 impl Unpad {
     fn step(&self) -> Vec<usize> {
@@ -76,7 +102,9 @@ impl OpDef for Unpad {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        Ok(vec![Spec { dtype: inputs[0].dtype, shape: inputs[1].shape.clone() }])
+        let (whole, part) = (&inputs[0], &inputs[1].shape);
+        lies_within(part, &self.low, self.interior.iter().map(|i| i.checked_add(1)), &whole.shape)?;
+        Ok(vec![Spec { dtype: whole.dtype, shape: part.clone() }])
     }
 
     fn shape_only(&self, i: usize) -> bool {
@@ -93,11 +121,12 @@ impl OpDef for Unpad {
 }
 
 /// Input 0 spread into zeros of the shape of input 1: the opposite of a slice.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Unslice {
     begin: Vec<usize>,
     step: Vec<usize>,
 }
+crate::exported!(Unslice, 2..=2);
 
 impl OpDef for Unslice {
     fn name(&self) -> &str {
@@ -105,7 +134,9 @@ impl OpDef for Unslice {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        Ok(vec![Spec { dtype: inputs[0].dtype, shape: inputs[1].shape.clone() }])
+        let (part, whole) = (&inputs[0], &inputs[1].shape);
+        lies_within(&part.shape, &self.begin, self.step.iter().map(|&s| (s > 0).then_some(s)), whole)?;
+        Ok(vec![Spec { dtype: part.dtype, shape: whole.clone() }])
     }
 
     fn shape_only(&self, i: usize) -> bool {

@@ -1,14 +1,15 @@
 //! Maxima and averages over windows of images `[batch, height, width, channels]`.
 
-use super::{Layout, Padding, Window, composed};
+use super::{Layout, Padding, Window, composed, same_spec};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, PoolKind, View};
+use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_kernels as kernels;
 use tensorpack_tensor::{DType, Error, Result};
 
 /// Window, stride and padding of pooling.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PoolOptions {
     /// The window's height and width.
     pub window: [usize; 2],
@@ -69,11 +70,12 @@ impl PoolOptions {
 
 /// Pooling and its gradients: `MaxGrad` takes (dy, places, x for its shape), `MaxPick` (x, places), `AverageGrad`
 /// (dy, x for its shape).
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Pool {
     kind: PoolKind,
     options: PoolOptions,
 }
+crate::exported!(Pool, 1..=3);
 
 impl Pool {
     fn with(&self, kind: PoolKind) -> Pool {
@@ -93,16 +95,30 @@ impl OpDef for Pool {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        match self.kind {
-            PoolKind::Max => {
-                let y = self.options.infer(&inputs[0])?;
-                let places = Spec { dtype: DType::U8, shape: y.shape.clone() };
-                Ok(vec![y, places])
+        let with_places = |x: &Spec| {
+            let y = self.options.infer(x)?;
+            let places = Spec { dtype: DType::U8, shape: y.shape.clone() };
+            Ok::<[Spec; 2], Error>([y, places])
+        };
+        match (self.kind, inputs) {
+            (PoolKind::Max, [x]) => Ok(with_places(x)?.into()),
+            (PoolKind::Average, [x]) => Ok(vec![self.options.infer(x)?]),
+            (PoolKind::MaxPick, [x, at]) => {
+                let [y, places] = with_places(x)?;
+                same_spec(at, &places)?;
+                Ok(vec![y])
             }
-            PoolKind::Average => Ok(vec![self.options.infer(&inputs[0])?]),
-            PoolKind::MaxPick => Ok(vec![Spec { dtype: inputs[0].dtype, shape: inputs[1].shape.clone() }]),
-            PoolKind::MaxGrad => Ok(vec![inputs[2].clone()]),
-            PoolKind::AverageGrad => Ok(vec![inputs[1].clone()]),
+            (PoolKind::MaxGrad, [dy, at, x]) => {
+                let [y, places] = with_places(x)?;
+                same_spec(dy, &y)?;
+                same_spec(at, &places)?;
+                Ok(vec![x.clone()])
+            }
+            (PoolKind::AverageGrad, [dy, x]) => {
+                same_spec(dy, &self.options.infer(x)?)?;
+                Ok(vec![x.clone()])
+            }
+            _ => Err(Error::argument(format!("does not take {} inputs", inputs.len()))),
         }
     }
 

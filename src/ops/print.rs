@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, OpTraits, Spec, Tensor};
 use crate::kir::{CustomKernel, LowerCx, View};
+use serde::{Deserialize, Serialize};
 use std::hash::{Hash, Hasher};
 use std::io::Write;
 use std::sync::Arc;
@@ -9,10 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tensorpack_tensor::{HostTensor, Result};
 
 /// The input, printed in every n-th run.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Print(Arc<Printer>);
+crate::exported!(Print, 1..=1);
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Printer {
     label: String,
     every: u64,

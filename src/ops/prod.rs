@@ -1,21 +1,26 @@
 //! The gradient of a product: for every element the product of all others, zeros among them or not, and no division
 //! by one.
 
+use super::reduce::check_axes;
+use super::{float_input, same_spec};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{Binary, Class, ExprBuilder, LowerCx, ReduceKind, Reg, View};
+use serde::{Deserialize, Serialize};
 use tensorpack_tensor::Result;
 
 /// For every element the product of all others along `axes`.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct OtherProducts {
     axes: Vec<usize>,
 }
+crate::exported!(OtherProducts, 1..=1);
 
 /// Input 1 times the derivative of [`OtherProducts`] of input 0, which is the product of all but two.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct OtherProductsGrad {
     axes: Vec<usize>,
 }
+crate::exported!(OtherProductsGrad, 2..=2);
 
 /// Whether an element is zero, and what is divided by: the element, or 1 if it is zero.
 fn divisor(e: &mut ExprBuilder, x: Reg, class: Class) -> [Reg; 2] {
@@ -52,6 +57,8 @@ impl OpDef for OtherProducts {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        float_input(&inputs[0])?;
+        check_axes(&inputs[0].shape, &self.axes)?;
         Ok(vec![inputs[0].clone()])
     }
 
@@ -84,6 +91,9 @@ impl OpDef for OtherProductsGrad {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        float_input(&inputs[0])?;
+        check_axes(&inputs[0].shape, &self.axes)?;
+        same_spec(&inputs[1], &inputs[0])?;
         Ok(vec![inputs[0].clone()])
     }
 

@@ -4,19 +4,21 @@
 use super::composed;
 use crate::graph::{GradCx, Graph, OpDef, OpTraits, Spec, Tensor, split_tower};
 use crate::kir::{LowerCx, View};
+use serde::{Deserialize, Serialize};
 use std::f64::consts::TAU;
 use std::panic::Location;
 use std::sync::Arc;
 use tensorpack_tensor::{DType, Error, Result};
 
 /// Uniform numbers in `[0, 1)`, in the shape of the input or else of these sizes.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct RandomUniform {
     dtype: DType,
     sizes: Vec<usize>,
     /// The axis whose indices continue from tower to tower; without one, all towers draw the same.
     batch_axis: Option<usize>,
 }
+crate::exported!(RandomUniform, 0..=1);
 
 impl OpDef for RandomUniform {
     fn name(&self) -> &str {

@@ -2,15 +2,17 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, ReduceKind, View};
+use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Dim, Error, ErrorKind, Result, Shape};
 
 /// A reduction over `axes`, which are sorted and unique.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Reduce {
     kind: ReduceKind,
     axes: Vec<usize>,
     keep: bool,
 }
+crate::exported!(Reduce, 1..=1);
 
 /// Axes as users write them (negative from the end, none for all), sorted.
 pub(super) fn resolve_axes(x: &Tensor, axes: &[isize]) -> Result<Vec<usize>> {
@@ -24,6 +26,14 @@ pub(super) fn resolve_axes(x: &Tensor, axes: &[isize]) -> Result<Vec<usize>> {
         return Err(Error::argument(format!("the axes {axes:?} name one twice")));
     }
     Ok(resolved)
+}
+
+/// That axes are those of a shape, sorted, each once.
+pub(super) fn check_axes(shape: &Shape, axes: &[usize]) -> Result<()> {
+    match axes.is_sorted_by(|a, b| a < b) && axes.last().is_none_or(|&a| a < shape.rank()) {
+        true => Ok(()),
+        false => Err(Error::argument(format!("{axes:?} are not axes of {shape}"))),
+    }
 }
 
 /// The shape left after reducing `axes`: they vanish, or stay with size 1.
@@ -53,6 +63,10 @@ impl OpDef for Reduce {
         if x.dtype == DType::Bool {
             return Err(Error::dtype("does not take bool elements; cast them first"));
         }
+        if self.kind == ReduceKind::Moments {
+            return Err(Error::argument("moments are an operation of their own"));
+        }
+        check_axes(&x.shape, &self.axes)?;
         let empty = self.axes.iter().any(|&a| x.shape[a].known() == Some(0));
         if empty && !matches!(self.kind, ReduceKind::Sum | ReduceKind::Prod) {
             return Err(Error::shape(format!(

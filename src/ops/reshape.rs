@@ -2,10 +2,11 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, View};
+use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
 
 /// What one dim of the result is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum Target {
     /// This size.
     Size(usize),
@@ -16,8 +17,9 @@ enum Target {
 }
 
 /// Sizes as given.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Reshape(Vec<Target>);
+crate::exported!(Reshape, 1..=1);
 
 impl OpDef for Reshape {
     fn name(&self) -> &str {
@@ -28,6 +30,11 @@ impl OpDef for Reshape {
         let from = &inputs[0].shape;
         let mut rest: Vec<Dim> = from.to_vec();
         let mut given = 1usize;
+        let once = |i: usize| i < rest.len() && self.0.iter().filter(|&&t| t == Target::Same(i)).count() == 1;
+        let sane = |t: &Target| !matches!(t, Target::Same(i) if !once(*i));
+        if !self.0.iter().all(sane) || self.0.iter().filter(|&&t| t == Target::Rest).count() > 1 {
+            return Err(Error::argument(format!("{from} cannot be reshaped to {:?}", self.0)));
+        }
         for t in &self.0 {
             match *t {
                 Target::Same(i) => rest[i] = Dim::Known(1),
@@ -81,8 +88,9 @@ impl OpDef for Reshape {
 }
 
 /// Input 0 under the shape of input 1.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct ReshapeLike;
+crate::exported!(ReshapeLike, 2..=2);
 
 impl OpDef for ReshapeLike {
     fn name(&self) -> &str {

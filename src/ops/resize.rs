@@ -3,19 +3,24 @@
 use super::composed;
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_tensor::{DType, Error, HostTensor, Result};
 
 /// Where along an axis of the input the samples of the output lie: constants, known once the axis's size is.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct SamplePlaces {
     axis: usize,
     to: usize,
     what: Place,
     dtype: DType,
 }
+crate::exported!(SamplePlaces, 1..=1);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// The most pixels along an axis.
+const LARGEST: usize = 1 << 24;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum Place {
     /// The pixel the sample lies in.
     Nearest,
@@ -48,6 +53,10 @@ impl OpDef for SamplePlaces {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        super::axis_of(&inputs[0].shape, self.axis)?;
+        if self.to > LARGEST {
+            return Err(Error::argument(format!("{} pixels are more than {LARGEST}", self.to)));
+        }
         if self.to > 0 && inputs[0].shape[self.axis].known() == Some(0) {
             return Err(Error::shape(format!("{} has no pixels to resize", inputs[0].shape)));
         }

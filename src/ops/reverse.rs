@@ -1,13 +1,15 @@
 //! Some dims backwards. No element moves.
 
-use super::reduce::resolve_axes;
+use super::reduce::{check_axes, resolve_axes};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use serde::{Deserialize, Serialize};
 use tensorpack_tensor::Result;
 
 /// The indices of these dims from last to first.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Reverse(Vec<usize>);
+crate::exported!(Reverse, 1..=1);
 
 impl OpDef for Reverse {
     fn name(&self) -> &str {
@@ -15,6 +17,7 @@ impl OpDef for Reverse {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        check_axes(&inputs[0].shape, &self.0)?;
         Ok(vec![inputs[0].clone()])
     }
 

@@ -2,11 +2,13 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{Class, LowerCx, View};
+use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Error, Result};
 
 /// The second where the first is true, else the third.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Select;
+crate::exported!(Select, 3..=3);
 
 impl OpDef for Select {
     fn name(&self) -> &str {

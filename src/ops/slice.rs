@@ -2,15 +2,17 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
 
 /// Every `step`-th index from `begin` to `end` of each dim; `end` is `None` for as far as it goes.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Slice {
     begin: Vec<usize>,
     end: Vec<Option<usize>>,
     step: Vec<usize>,
 }
+crate::exported!(Slice, 1..=1);
 
 impl OpDef for Slice {
     fn name(&self) -> &str {

@@ -4,14 +4,16 @@ use super::composed;
 use super::reduce::resolve_axes;
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{Binary, Class, LowerCx, View};
+use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_tensor::{Error, Result};
 
 /// The loss where the label is a class, NaN where it is none: a wrong label must not train silently.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct CheckLabels {
     classes: usize,
 }
+crate::exported!(CheckLabels, 2..=2);
 
 impl OpDef for CheckLabels {
     fn name(&self) -> &str {
@@ -20,6 +22,10 @@ impl OpDef for CheckLabels {
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         let (loss, labels) = (&inputs[0], &inputs[1]);
+        super::float_input(loss)?;
+        if !labels.dtype.is_int() {
+            return Err(Error::dtype(format!("takes integer labels, not {}", labels.dtype)));
+        }
         if loss.shape.broadcast(&labels.shape)?.rank() != labels.shape.rank() {
             return Err(Error::shape(format!("losses {} and labels {} differ", loss.shape, labels.shape)));
         }

@@ -2,11 +2,13 @@
 
 use crate::graph::{GradCx, OpDef, OpTraits, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use serde::{Deserialize, Serialize};
 use tensorpack_tensor::Result;
 
 /// The input, as if it were a constant.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct StopGradient;
+crate::exported!(StopGradient, 1..=1);
 
 impl OpDef for StopGradient {
     fn name(&self) -> &str {

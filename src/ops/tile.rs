@@ -3,12 +3,14 @@
 use super::composed;
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, ReduceKind, View};
+use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_tensor::{Dim, Error, Result};
 
 /// Dim `i` repeated `.0[i]` times.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Tile(Vec<usize>);
+crate::exported!(Tile, 1..=1);
 
 /// Every dim of `sizes` with its number of repeats before it.
 fn with_repeats(repeats: &[usize], sizes: &[usize]) -> Vec<usize> {
@@ -47,8 +49,9 @@ impl OpDef for Tile {
 }
 
 /// The sum of all repeats in input 0, in the shape of input 1.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Untile(Vec<usize>);
+crate::exported!(Untile, 2..=2);
 
 impl OpDef for Untile {
     fn name(&self) -> &str {
@@ -56,7 +59,9 @@ impl OpDef for Untile {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        Ok(vec![Spec { dtype: inputs[0].dtype, shape: inputs[1].shape.clone() }])
+        let whole = Spec { dtype: inputs[0].dtype, shape: inputs[1].shape.clone() };
+        super::same_spec(&inputs[0], &Tile(self.0.clone()).infer(std::slice::from_ref(&whole))?[0])?;
+        Ok(vec![whole])
     }
 
     fn shape_only(&self, i: usize) -> bool {

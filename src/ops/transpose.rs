@@ -2,11 +2,13 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Error, Result};
 
 /// Dimension `i` of the result is dimension `.0[i]` of the input.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Transpose(Vec<usize>);
+crate::exported!(Transpose, 1..=1);
 
 impl OpDef for Transpose {
     fn name(&self) -> &str {

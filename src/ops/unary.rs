@@ -2,11 +2,13 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{self, LowerCx, View};
+use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
 /// A function of every element.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Unary(kir::Unary);
+crate::exported!(Unary, 1..=1);
 
 impl OpDef for Unary {
     fn name(&self) -> &str {

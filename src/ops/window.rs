@@ -1,9 +1,10 @@
 //! What slides over an image: the sizes of convolution, transposed convolution and pooling.
 
+use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
 
 /// How many zeros are put around an image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum Padding {
     /// As many as make the output as large as the input divided by the stride, rounded up; an odd one goes after.
     #[default]
@@ -15,12 +16,15 @@ pub enum Padding {
 }
 
 /// What a window slides over, for convolution and pooling alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Window {
     pub(super) stride: [usize; 2],
     pub(super) dilation: [usize; 2],
     pub(super) padding: Padding,
 }
+
+/// No window reaches or moves farther.
+const FARTHEST: usize = 1 << 31;
 
 impl Window {
     /// Zeros before and after axis `i`, whose size is `n`, for a window of `k`.
@@ -42,10 +46,11 @@ impl Window {
         if self.stride[i] == 0 || self.dilation[i] == 0 || k == 0 {
             return Err(Error::argument("stride, dilation and window must be at least 1"));
         }
-        (k - 1)
-            .checked_mul(self.dilation[i])
-            .and_then(|r| r.checked_add(1))
-            .ok_or_else(|| Error::argument("the window is too large"))
+        let reach = (k - 1).checked_mul(self.dilation[i]).and_then(|r| r.checked_add(1));
+        match reach.filter(|&r| r.max(self.stride[i]).max(self.dilation[i]) <= FARTHEST) {
+            Some(reach) => Ok(reach),
+            None => Err(Error::argument("the window is too large")),
+        }
     }
 
     /// The output's size along axis `i`.

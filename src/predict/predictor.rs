@@ -58,11 +58,25 @@ impl PredictConfig {
     }
 }
 
+/// What makes outputs of inputs.
+#[doc(alias = "PredictorBase")]
+pub trait Predictor: Send {
+    /// The outputs for these inputs, both in an order of its own.
+    fn predict(&self, inputs: &[&HostTensor]) -> Result<Vec<HostTensor>>;
+}
+
+impl Predictor for OfflinePredictor {
+    fn predict(&self, inputs: &[&HostTensor]) -> Result<Vec<HostTensor>> {
+        OfflinePredictor::predict(self, inputs)
+    }
+}
+
 /// A model in inference mode, in a graph and session of its own.
 pub struct OfflinePredictor {
-    session: Session,
-    inputs: Vec<String>,
-    outputs: Prepared,
+    pub(super) session: Session,
+    pub(super) inputs: Vec<String>,
+    pub(super) outputs: Vec<(String, Fetch)>,
+    prepared: Prepared,
 }
 
 impl OfflinePredictor {
@@ -73,8 +87,9 @@ impl OfflinePredictor {
         }
         let graph = Graph::new();
         let tower = config.tower.infer(&graph, "")?;
-        let outputs = config.outputs.iter().map(|name| Ok(Fetch::from(&tower.get_tensor(name)?)));
-        let outputs: Vec<Fetch> = outputs.collect::<Result<_>>()?;
+        let outputs =
+            config.outputs.iter().map(|name| Ok((name.clone(), Fetch::from(&tower.get_tensor(name)?))));
+        let outputs: Vec<(String, Fetch)> = outputs.collect::<Result<_>>()?;
         let all = || tower.inputs().iter().map(|(name, _)| name.clone()).collect();
         let inputs: Vec<String> = config.inputs.unwrap_or_else(all);
         if let Some(name) = inputs.iter().find(|n| tower.inputs().iter().all(|(have, _)| have != *n)) {
@@ -84,8 +99,18 @@ impl OfflinePredictor {
         if let Some(init) = &config.session_init {
             init.init(&session)?;
         }
-        let outputs = session.prepare(&outputs.iter().map(|f| f as &dyn IntoFetch).collect::<Vec<_>>())?;
-        Ok(OfflinePredictor { session, inputs, outputs })
+        OfflinePredictor::of(session, inputs, outputs)
+    }
+
+    /// Outputs, with the names they go by, of inputs in a session's graph.
+    pub(crate) fn of(
+        session: Session,
+        inputs: Vec<String>,
+        outputs: Vec<(String, Fetch)>,
+    ) -> Result<OfflinePredictor> {
+        let fetches: Vec<&dyn IntoFetch> = outputs.iter().map(|(_, f)| f as &dyn IntoFetch).collect();
+        let prepared = session.prepare(&fetches)?;
+        Ok(OfflinePredictor { session, inputs, outputs, prepared })
     }
 
     /// The outputs for these inputs, in the order of the configuration.
@@ -101,7 +126,7 @@ impl OfflinePredictor {
         let feeds: Vec<(&str, &HostTensor)> =
             self.inputs.iter().map(String::as_str).zip(inputs.iter().copied()).collect();
         let mut outputs = Vec::new();
-        self.session.run_prepared(&self.outputs, &feeds, &mut outputs)?;
+        self.session.run_prepared(&self.prepared, &feeds, &mut outputs)?;
         Ok(outputs)
     }
 

@@ -14,6 +14,7 @@ mod chain;
 mod completeness;
 mod documented;
 mod empty;
+mod exported;
 mod integers;
 
 use crate::trial::{Draw, all_cases};

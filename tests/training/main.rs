@@ -4,6 +4,7 @@ mod custom;
 mod cut_short;
 mod dumps;
 mod faults;
+mod exports;
 mod hyper_params;
 mod inference;
 mod inputs;

@@ -2,7 +2,7 @@
 
 use crate::models::{Line, line};
 use tensorpack::io::SaverRestore;
-use tensorpack::predict::{OfflinePredictor, PredictConfig};
+use tensorpack::predict::{AsyncPredictor, Predictor};
 use tensorpack::prelude::*;
 
 #[test]
@@ -29,4 +29,70 @@ fn what_is_asked_of_a_predictor_is_checked() {
     assert!(OfflinePredictor::new(PredictConfig::new(Line, none).unwrap()).is_err());
     let p = OfflinePredictor::new(PredictConfig::new(Line, ["cost"]).unwrap()).unwrap();
     assert!(p.predict(&[]).unwrap_err().message().contains("takes 2 inputs (x, y)"));
+}
+
+#[test]
+fn single_examples_from_many_threads_get_their_own_answers() {
+    let config = || PredictConfig::new(Line, ["fc/Add"]).unwrap().inputs(["x"]);
+    let (alone, together) =
+        (OfflinePredictor::new(config()).unwrap(), OfflinePredictor::new(config()).unwrap());
+    let together = AsyncPredictor::new(together, 8).unwrap();
+    let ask = |thread: usize| {
+        let example =
+            |i: usize| (0..3).map(|k| ((thread * 100 + i * 3 + k) as f32).sin()).collect::<Vec<f32>>();
+        let one = |i| together.predict(vec![HostTensor::new([3], example(i)).unwrap()]).unwrap();
+        let pending: Vec<_> = (0..40).map(one).collect();
+        pending.into_iter().enumerate().map(|(i, p)| (example(i), p.wait().unwrap())).collect::<Vec<_>>()
+    };
+    let answers: Vec<_> = std::thread::scope(|s| {
+        let threads: Vec<_> = (0..4).map(|t| s.spawn(move || ask(t))).collect();
+        threads.into_iter().flat_map(|t| t.join().unwrap()).collect()
+    });
+    assert_eq!(answers.len(), 160);
+    for (x, y) in answers {
+        let wanted = alone.predict(&[&HostTensor::new([1, 3], x).unwrap()]).unwrap().remove(0).to_f64_vec();
+        assert_eq!(y[0].sizes(), [1]);
+        assert!((y[0].to_f64_vec()[0] - wanted[0]).abs() < 1e-5, "{y:?} for {wanted:?}");
+    }
+}
+
+/// Holds every batch until it is told to go on, and keeps its size.
+struct Slow {
+    go: std::sync::mpsc::Receiver<()>,
+    sizes: std::sync::Arc<std::sync::Mutex<Vec<usize>>>,
+}
+
+impl Predictor for Slow {
+    fn predict(&self, inputs: &[&HostTensor]) -> Result<Vec<HostTensor>> {
+        let _ = self.go.recv();
+        self.sizes.lock().unwrap().push(inputs[0].sizes()[0]);
+        match inputs[0].to_f64_vec().contains(&-1.0) {
+            true => Err(Error::argument("no negative numbers")),
+            false => Ok(vec![inputs[0].clone()]),
+        }
+    }
+}
+
+#[test]
+fn what_waits_is_one_batch_and_errors_reach_those_they_are_of() {
+    let (on, go) = std::sync::mpsc::channel();
+    let sizes = std::sync::Arc::default();
+    let slow = AsyncPredictor::new(Slow { go, sizes: std::sync::Arc::clone(&sizes) }, 3).unwrap();
+    let ask = |v: f32| slow.predict(vec![HostTensor::scalar(v)]).unwrap();
+    // The first is taken alone or with some that follow; the queue holds the others.
+    let pending: Vec<_> = [1.0, 2.0, -1.0, 3.0, 4.0, 5.0].map(ask).into();
+    let other = slow.predict(vec![HostTensor::new([2], vec![6.0f32, 7.0]).unwrap()]).unwrap();
+    drop(on);
+    let answers: Vec<_> = pending.into_iter().map(|p| p.wait().map(|y| y[0].to_f64_vec()[0])).collect();
+    let found: Vec<_> = answers.iter().map(|a| a.as_ref().ok().copied()).collect();
+    assert_eq!(found, [Some(1.0), Some(2.0), None, Some(3.0), Some(4.0), Some(5.0)]);
+    assert!(answers[2].as_ref().unwrap_err().message().contains("no negative"));
+    assert_eq!(other.wait().unwrap()[0].sizes(), [2]);
+    drop(slow);
+    let sizes = sizes.lock().unwrap();
+    assert!(sizes.iter().all(|&n| n <= 3) && sizes.iter().any(|&n| n > 1), "{sizes:?}");
+    assert!(
+        AsyncPredictor::new(OfflinePredictor::new(PredictConfig::new(Line, ["cost"]).unwrap()).unwrap(), 0)
+            .is_err()
+    );
 }

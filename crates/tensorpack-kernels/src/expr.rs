@@ -2,6 +2,7 @@
 //! steps, each using the results of earlier ones; a kernel runs it over a tile of elements at a time, step by step,
 //! so that a chain of operations reads and writes memory once.
 
+use serde::{Deserialize, Serialize};
 use tensorpack_tensor::DType;
 
 /// The types arithmetic is done in. Elements are converted when loaded and stored: bf16 computes in f32, all
@@ -33,7 +34,7 @@ pub struct Reg(pub u16);
 
 /// A function of one number. Truth values are numbers of the same class: 0 is false, all else true, and what yields
 /// a truth value yields 0 or 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are the functions")]
 pub enum Unary {
     Neg,
@@ -63,7 +64,7 @@ pub enum Unary {
 }
 
 /// A function of two numbers of one class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are the functions")]
 pub enum Binary {
     Add,

@@ -14,6 +14,7 @@ use crate::space::Space;
 use crate::state::{self, State};
 use crate::steps;
 use crate::tile_program::{Program, Run, TileSize};
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use tensorpack_tensor::DType;
 
@@ -32,7 +33,7 @@ const TILE: TileSize = TileSize::Elements(2048);
 
 /// How numbers become one. Over nothing, sums are 0, products 1, maxima the lowest and minima the highest number of
 /// the type (infinite for floats), positions 0, and moments NaN.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ReduceKind {
     /// Their sum.
     Sum,

@@ -1,10 +1,12 @@
 //! Element types.
 
 use half::bf16;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The type of a tensor's elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum DType {
     /// 32-bit float: what training computes in unless told otherwise.
     F32,

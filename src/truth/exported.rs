@@ -1,0 +1,155 @@
+//! That what is exported is what was built: every case, written to a file and read back, gives the same bits; and that
+//! no file, whatever it says, makes the program panic.
+
+use super::trials;
+use crate::autodiff::gradients;
+use crate::graph::{Fetch, Graph, Tensor};
+use crate::io::safetensors;
+use crate::predict::{ExportedModel, OfflinePredictor};
+use crate::runtime::{Session, SessionOptions};
+use crate::trial::{Case, Draw, Gradient, all_cases};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::Path;
+use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
+
+/// The cases; but what sums over towers is for training alone.
+fn cases() -> impl Iterator<Item = Case> {
+    all_cases().into_iter().filter(|case| case.name != "AllReduce")
+}
+
+/// A trial of a case as a predictor, with its gradients if it has any, and what is fed to it.
+fn predictor(case: &Case, seed: u64) -> (OfflinePredictor, Vec<HostTensor>) {
+    let rng = CounterRng::new(seed, case.name);
+    let choices: Vec<u32> = (0..48).map(|i| rng.word(0, i)).collect();
+    let trial = (case.draw)(&mut Draw::new(&choices));
+    let graph = Graph::new();
+    let names: Vec<String> = (0..trial.inputs.len()).map(|i| format!("x{i}")).collect();
+    let place = |(name, x): (&String, &crate::trial::Input)| x.tensor(&graph, name, DType::F32);
+    let inputs: Vec<Tensor> = names.iter().zip(&trial.inputs).map(place).collect();
+    let mut outputs = (trial.build)(&inputs);
+    if matches!(case.gradient, Gradient::Twice) {
+        let xs: Vec<&Tensor> = inputs.iter().filter(|x| x.dtype().is_float()).collect();
+        let mut latest = outputs.clone();
+        for _ in 0..2 {
+            let cost =
+                latest.iter().map(|y| y.square().sum()).reduce(|a, b| a + b).expect("a case has outputs");
+            latest = gradients(&cost, &xs).expect("a gradient").into_iter().flatten().collect();
+            outputs.extend(latest.iter().cloned());
+        }
+    }
+    let outputs = outputs.iter().enumerate().map(|(i, y)| (format!("y{i}"), Fetch::from(y))).collect();
+    let total = trial.inputs.iter().map(|x| x.len()).sum();
+    let mut before = 0;
+    let mut fed = Vec::new();
+    for x in &trial.inputs {
+        fed.push(x.feed(DType::F32, &x.values(&rng, before, total)));
+        before += x.len();
+    }
+    let session = Session::with(graph.freeze().expect("a graph that can be built"), options()).unwrap();
+    (OfflinePredictor::of(session, names, outputs).unwrap(), fed)
+}
+
+fn options() -> SessionOptions {
+    SessionOptions { threads: Some(1), memory_limit: Some(64 << 20), ..SessionOptions::default() }
+}
+
+/// Runs the model of a file on those of `fed` that it takes.
+fn run(path: &Path, fed: &[HostTensor]) -> Result<Vec<HostTensor>> {
+    let model = ExportedModel::load_with(path, options())?;
+    let taken = model.inputs().iter().filter_map(|spec| fed.get(spec.name[1..].parse::<usize>().ok()?));
+    model.predict(&taken.collect::<Vec<_>>())
+}
+
+/// The operations that a file names.
+fn said(path: &Path) -> Value {
+    let (_, said) = safetensors::read_with_metadata(path).unwrap();
+    serde_json::from_str(said.values().next().unwrap()).unwrap()
+}
+
+#[test]
+fn every_case_is_the_same_when_it_is_read_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.safetensors");
+    for case in cases() {
+        for seed in 0..4 {
+            let (direct, fed) = predictor(&case, seed);
+            let wanted = direct.predict(&fed.iter().collect::<Vec<_>>());
+            direct.export(&path).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+            let found = run(&path, &fed);
+            match (wanted, found) {
+                (Ok(wanted), Ok(found)) => {
+                    let bits = |all: &[HostTensor]| {
+                        all.iter().map(|t| (t.sizes().to_vec(), t.as_bytes().to_vec())).collect::<Vec<_>>()
+                    };
+                    assert!(bits(&wanted) == bits(&found), "{}: {wanted:?} became {found:?}", case.name);
+                }
+                (wanted, found) => panic!("{}: {wanted:?} became {found:?}", case.name),
+            }
+        }
+    }
+}
+
+/// Changes one thing in what a file says: the `n`-th there is.
+fn changed(value: &mut Value, n: &mut usize, rng: &CounterRng) {
+    let pick = |of: usize| (rng.uniform(7, 0) * of as f64) as usize;
+    if *n == 0 {
+        const NUMBERS: [u64; 9] = [0, 1, 2, 3, 7, 1 << 20, 1 << 40, 1 << 62, u64::MAX];
+        match value {
+            Value::Number(_) => *value = json!(NUMBERS[pick(NUMBERS.len())]),
+            Value::String(s) if DType::ALL.iter().any(|d| d.to_string() == *s) => {
+                *value = json!(DType::ALL[pick(DType::ALL.len())]);
+            }
+            Value::String(s) => {
+                *s = ["Add", "Max", "Rest", "MatMul", "Last", "x0", "Valid", ""][pick(8)].into()
+            }
+            Value::Array(a) if pick(3) == 0 => a.reverse(),
+            Value::Array(a) if pick(2) == 0 => drop(a.pop()),
+            Value::Array(a) => a.extend(a.last().cloned()),
+            Value::Bool(b) => *b = !*b,
+            Value::Null => *value = json!(3),
+            Value::Object(o) => o.clear(),
+        }
+    }
+    *n = n.wrapping_sub(1);
+    match value {
+        Value::Array(a) => a.iter_mut().for_each(|v| changed(v, n, rng)),
+        Value::Object(o) => o.values_mut().for_each(|v| changed(v, n, rng)),
+        _ => {}
+    }
+}
+
+fn count(value: &Value) -> usize {
+    1 + match value {
+        Value::Array(a) => a.iter().map(count).sum::<usize>(),
+        Value::Object(o) => o.values().map(count).sum(),
+        _ => 0,
+    }
+}
+
+#[test]
+fn no_file_makes_the_program_panic() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.safetensors");
+    let mut panics = BTreeSet::new();
+    for case in cases() {
+        let (direct, fed) = predictor(&case, 1);
+        direct.export(&path).unwrap();
+        let (tensors, metadata) = safetensors::read_with_metadata(&path).unwrap();
+        let whole = said(&path);
+        for attempt in 0..u64::from(trials().div_ceil(3)) {
+            let rng = CounterRng::new(attempt, case.name);
+            let mut changes = whole.clone();
+            changed(&mut changes, &mut ((rng.uniform(8, 0) * count(&whole) as f64) as usize), &rng);
+            let key = metadata.keys().next().unwrap().clone();
+            let damaged = safetensors::Metadata::from([(key, changes.to_string())]);
+            safetensors::write_with_metadata(&path, &tensors, &damaged).unwrap();
+            let outcome = std::panic::catch_unwind(|| run(&path, &fed).map(|_| ()));
+            // A session turns a kernel's panic into an error.
+            if outcome.is_err() || matches!(outcome, Ok(Err(e)) if e.message().contains("panicked")) {
+                panics.insert(format!("{}, attempt {attempt}", case.name));
+            }
+        }
+    }
+    assert!(panics.is_empty(), "{panics:#?}");
+}
