@@ -25,7 +25,7 @@ pub fn read(path: impl AsRef<Path>) -> Result<Named> {
     Ok(read_with_metadata(path)?.0)
 }
 
-/// [`read`], and what the file says beside its tensors.
+/// [`read()`], and what the file says beside its tensors.
 pub fn read_with_metadata(path: impl AsRef<Path>) -> Result<(Named, Metadata)> {
     let path = path.as_ref();
     let file = File::open(path).map_err(failed("read", path))?;
@@ -38,7 +38,7 @@ pub fn write(path: impl AsRef<Path>, tensors: &[(String, HostTensor)]) -> Result
     write_with_metadata(path, tensors, &Metadata::new())
 }
 
-/// [`write`], with something to say beside the tensors.
+/// [`write()`], with something to say beside the tensors.
 pub fn write_with_metadata(
     path: impl AsRef<Path>,
     tensors: &[(String, HostTensor)],
