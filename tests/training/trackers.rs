@@ -156,6 +156,7 @@ fn a_process_runs_as_long_as_training() {
     use std::cell::RefCell;
     use std::process::Command;
     use std::rc::Rc;
+    use std::time::{Duration, Instant};
     use tensorpack::callback::{StartProcess, TrainCx};
     /// How many processes have this argument.
     fn with_argument(mark: &str) -> usize {
@@ -166,6 +167,11 @@ fn a_process_runs_as_long_as_training() {
     struct Look(String, Rc<RefCell<Vec<usize>>>);
     impl Callback for Look {
         fn trigger(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+            // A process exists before its arguments can be read: longer if its program comes from a cold disk.
+            let begun = Instant::now();
+            while with_argument(&self.0) == 0 && begun.elapsed() < Duration::from_secs(10) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             self.1.borrow_mut().push(with_argument(&self.0));
             Ok(())
         }
