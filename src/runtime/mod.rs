@@ -3,14 +3,16 @@
 pub mod cpu;
 mod device;
 mod executor;
+mod faults;
 mod hooked;
 mod interrupt;
 mod lowering;
 mod memory_limit;
 mod null;
 mod session;
+mod xla;
 
-pub use device::Device;
+pub use device::{Device, Platform};
 pub use executor::{Executable, Executor, Feed, KernelTime, Outcome, RunInfo};
 pub use hooked::{Cadence, Clock, Declared, HookedRun};
 pub use interrupt::Interrupt;

@@ -3,7 +3,7 @@
 use super::executor::{Executable, Executor, Feed, KernelTime, Outcome, RunInfo};
 use super::lowering::{self, Request};
 use super::null::NullEngine;
-use super::{Device, cpu};
+use super::{Device, cpu, xla};
 use crate::graph::{Fetch, Frozen, Op, Tensor, Variable};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard};
@@ -117,6 +117,10 @@ impl Session {
                 profile: options.profile,
             }),
             Device::Null => Box::new(NullEngine::new(options.memory_limit)),
+            Device::Xla { platform, index } => {
+                let limits = xla::Limits { memory: options.memory_limit, wait: options.deadline };
+                Box::new(xla::XlaEngine::open(platform, index, limits)?)
+            }
         };
         executor.create_variables(graph.variables(), options.seed)?;
         let state = State { executor, programs: Vec::new(), run_index: 0, plain_runs: 0, poisoned: None };

@@ -8,7 +8,7 @@ use super::work::{Meeting, Memory};
 use crate::graph::VariableInfo;
 use crate::kir::{BufferKind, Program, View};
 use crate::runtime::executor::{Executable, Executor, Feed, KernelTime, Outcome, RunInfo};
-use crate::runtime::{Lowered, memory_limit};
+use crate::runtime::{Lowered, faults, memory_limit};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -495,13 +495,7 @@ impl TowerRun {
                 unsafe { !tensorpack_kernels::all_finite(cx.isa, dtype, self.writes[first + k], n) }
             });
             if bad && found.is_none() {
-                let name = &step.origin.name;
-                let e = Error::new(
-                    ErrorKind::NotFinite,
-                    format!("{name} is not finite: it holds a NaN or an infinity"),
-                );
-                found =
-                    Some(hints.get(name).into_iter().fold(e.at(step.origin.site), |e, hint| e.note(hint)));
+                found = Some(faults::not_finite(&step.origin, hints));
             }
         }
         Ok(found)
