@@ -27,4 +27,6 @@ pub mod fashion_mnist;
 pub mod mnist;
 pub mod ptb;
 
+#[doc(hidden)]
+pub use client::pip;
 pub use folder::folder;
