@@ -109,7 +109,7 @@ pub enum Kernel {
         /// How.
         kinds: Vec<ReduceKind>,
     },
-    /// A sum of products of two dense tensors.
+    /// A sum of products of two tensors, which are dense or bf16.
     Contract {
         /// What and how large.
         kind: ContractKind,
@@ -120,7 +120,7 @@ pub enum Kernel {
         /// What is done to the result before it leaves the cache.
         epilogue: Option<Epilogue>,
     },
-    /// Pooling over windows of dense NHWC tensors.
+    /// Pooling over windows of NHWC tensors, which are dense or bf16.
     Pool {
         /// What it does.
         kind: PoolKind,
@@ -155,12 +155,12 @@ pub enum Kernel {
         kind: LookupKind,
         /// The sizes.
         lookup: Lookup,
-        /// The tables, or what is added; dense.
+        /// The tables, or what is added; dense, or bf16 that is added.
         rows: View,
         /// The numbers, dense i64.
         indices: View,
     },
-    /// Running sums of a dense tensor.
+    /// Running sums of a tensor that is dense or bf16.
     Cumulate {
         /// The sizes, and from where to where.
         sums: Cumulate,

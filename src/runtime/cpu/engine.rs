@@ -4,6 +4,7 @@ use super::exchange::Exchange;
 use super::memory::{Block, padded};
 use super::plan::{Base, Loc, Mode, Plan};
 use super::variables::Variables;
+use super::widen::widen;
 use super::work::{Meeting, Memory};
 use crate::graph::VariableInfo;
 use crate::kir::{BufferKind, Program, View};
@@ -106,6 +107,7 @@ impl Engine {
     fn plan(&self, lowered: Lowered, mode: Mode) -> Result<CpuProgram> {
         let mut shared = self.lock()?;
         let mut programs = lowered.programs;
+        programs.iter_mut().for_each(widen);
         self.crew(&mut shared, 1)?;
         if mode == Mode::Fast {
             for program in &mut programs {

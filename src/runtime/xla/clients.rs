@@ -1,7 +1,6 @@
 //! Clients of plugins: one for each platform, for the whole process, as a client takes hold of its devices.
 
 use crate::runtime::Platform;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_pjrt::{Client, OptionValue, Plugin};
 use tensorpack_tensor::{Error, ErrorKind, Result};
@@ -16,17 +15,13 @@ pub(super) fn client(platform: Platform) -> Result<Arc<Client>> {
     if let Some((_, client)) = clients.iter().find(|(p, _)| *p == platform) {
         return Ok(client.clone());
     }
-    let client = Arc::new(open(platform).map_err(|e| e.within(format!("xla:{}", platform.name())))?);
+    let client = Arc::new(open(platform)?);
     clients.push((platform, client.clone()));
     Ok(client)
 }
 
 fn open(platform: Platform) -> Result<Client> {
-    let path = std::env::var_os("TENSORPACK_PJRT_PLUGIN").ok_or_else(|| {
-        Error::new(ErrorKind::Unsupported, "there is no plugin")
-            .note("set TENSORPACK_PJRT_PLUGIN to the path of its shared library")
-    })?;
-    let plugin = Plugin::open(Path::new(&path))?;
+    let plugin = Plugin::find(platform.name())?;
     let options: &[(&str, OptionValue)] = match platform {
         Platform::Cpu => &[("cpu_device_count", OptionValue::Int(CPU_DEVICES))],
         _ => &[],
