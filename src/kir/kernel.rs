@@ -222,6 +222,25 @@ impl Kernel {
         }
     }
 
+    /// Every view the kernel reads, to be changed; in the same order.
+    pub(crate) fn reads_mut(&mut self) -> Vec<&mut View> {
+        match self {
+            Kernel::Map(body) | Kernel::Reduce { body, .. } => body.operands.iter_mut().collect(),
+            Kernel::Contract { lhs, rhs, epilogue, .. } => {
+                let more = epilogue.iter_mut().flat_map(|e| &mut e.operands);
+                [lhs, rhs].into_iter().chain(more).collect()
+            }
+            Kernel::Pool { inputs, .. } | Kernel::Custom { inputs, .. } => inputs.iter_mut().collect(),
+            Kernel::Concat { parts, .. } => parts.iter_mut().collect(),
+            Kernel::Lookup { rows, indices, .. } => vec![rows, indices],
+            Kernel::Copy(src) | Kernel::Pad { src, .. } => vec![src],
+            Kernel::AllReduce { input, .. }
+            | Kernel::Cumulate { input, .. }
+            | Kernel::Order { input, .. } => vec![input],
+            Kernel::Random { .. } => Vec::new(),
+        }
+    }
+
     /// The kind, in a word.
     pub fn name(&self) -> &'static str {
         match self {

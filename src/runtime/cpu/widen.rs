@@ -13,7 +13,7 @@ pub(super) fn widen(program: &mut Program) {
             program.kernels.push(node);
             continue;
         }
-        for view in reads_mut(&mut node.kernel).into_iter().filter(|v| v.dtype == DType::Bf16) {
+        for view in node.kernel.reads_mut().into_iter().filter(|v| v.dtype == DType::Bf16) {
             *view = converted(program, view, DType::F32, &node.origin);
         }
         let mut after = Vec::new();
@@ -35,17 +35,6 @@ fn sums(kernel: &Kernel) -> bool {
         Kernel::Lookup { kind, .. } => *kind == LookupKind::ScatterAdd,
         Kernel::Contract { .. } | Kernel::Pool { .. } | Kernel::Cumulate { .. } => true,
         _ => false,
-    }
-}
-
-/// What a kernel that sums reads.
-fn reads_mut(kernel: &mut Kernel) -> Vec<&mut View> {
-    match kernel {
-        Kernel::Contract { lhs, rhs, .. } => vec![lhs, rhs],
-        Kernel::Pool { inputs, .. } => inputs.iter_mut().collect(),
-        Kernel::Lookup { rows, .. } => vec![rows],
-        Kernel::Cumulate { input, .. } => vec![input],
-        _ => Vec::new(),
     }
 }
 

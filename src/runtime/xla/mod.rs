@@ -3,18 +3,25 @@
 //! The text is written from the kernel IR, whose kinds are few and closed: a new operation costs this engine no line.
 //! Nothing is fused or planned here; that is the compiler's work. See `docs/xla.md`.
 
+mod alike;
 mod check;
 mod clients;
 mod compile;
 mod contract;
 mod engine;
 mod expr;
+mod launch;
 mod module;
 mod pool;
+mod program;
 mod random;
 mod reduce;
 mod rows;
+mod target;
 mod text;
+mod towers;
+mod variables;
 mod view;
 
-pub(super) use engine::{Limits, XlaEngine};
+pub(super) use engine::XlaEngine;
+pub(super) use target::Limits;

@@ -1,10 +1,11 @@
 //! A whole program as a module of StableHLO: its arguments, what it computes, and what comes back.
 
+use super::alike::Joint;
 use super::check;
-use super::random::{self, Key};
+use super::random::{self, First, Key};
 use super::rows::{self, BadIndex};
 use super::text::{Element, Value, Writer, tensor_type};
-use super::{contract, expr, pool, reduce, view};
+use super::{contract, expr, pool, reduce, towers, view};
 use crate::kir::{BufferId, BufferKind, ContractKind, Kernel, KernelNode, MapBody, Origin, Program, View};
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
@@ -35,6 +36,8 @@ pub(super) enum Argument {
     Seed,
     /// Which draw of random streams this run takes, likewise.
     Draw,
+    /// The number of the tower's first random element, by stream.
+    First(String),
 }
 
 /// A lookup whose numbers are checked.
@@ -61,11 +64,11 @@ pub(super) struct Module {
     pub(super) searched: Vec<Origin>,
 }
 
-/// Writes a program as a module.
-pub(super) fn module(program: &Program, purpose: Purpose) -> Result<Module> {
-    let mut cx = Modules::new(program);
+/// Writes a program as a module, which as many devices run as there are towers.
+pub(super) fn module(joint: &Joint, purpose: Purpose) -> Result<Module> {
+    let mut cx = Modules::new(joint);
     cx.bind_arguments(purpose);
-    for node in &program.kernels {
+    for node in &joint.program.kernels {
         cx.kernel(node).map_err(|e| e.within(&node.origin.name).at(node.origin.site))?;
     }
     Ok(match purpose {
@@ -75,22 +78,26 @@ pub(super) fn module(program: &Program, purpose: Purpose) -> Result<Module> {
 }
 
 struct Modules<'a> {
+    joint: &'a Joint,
     program: &'a Program,
     w: Writer,
     values: HashMap<BufferId, Value>,
     arguments: Vec<(Argument, Value)>,
     key: Option<Key>,
+    firsts: HashMap<String, Value>,
     bad: Vec<(Checked, BadIndex)>,
 }
 
 impl<'a> Modules<'a> {
-    fn new(program: &'a Program) -> Modules<'a> {
+    fn new(joint: &'a Joint) -> Modules<'a> {
         Modules {
-            program,
+            joint,
+            program: &joint.program,
             w: Writer::default(),
             values: HashMap::new(),
             arguments: Vec::new(),
             key: None,
+            firsts: HashMap::new(),
             bad: Vec::new(),
         }
     }
@@ -133,14 +140,7 @@ impl<'a> Modules<'a> {
                 self.argument(Argument::Variable(u.variable), u.value.dtype, &u.value.sizes);
             }
         }
-        let draws = program.kernels.iter().any(|n| matches!(n.kernel, Kernel::Random { .. }));
-        if draws {
-            let seed = self.argument(Argument::Seed, DType::I64, &[]);
-            let draw = self.argument(Argument::Draw, DType::I64, &[]);
-            let [seed, draw] =
-                [seed, draw].map(|v| self.w.op("bitcast_convert", &[&v], "", Element::U64, &[]));
-            self.key = Some(Key { seed, draw });
-        }
+        self.bind_key();
         for (i, buffer) in program.buffers.iter().enumerate() {
             let id = BufferId(i as u32);
             if let BufferKind::Constant(t) = &buffer.kind
@@ -151,6 +151,33 @@ impl<'a> Modules<'a> {
                 self.values.insert(id, value);
             }
         }
+    }
+
+    /// What random numbers are keyed by, if the program draws any.
+    fn bind_key(&mut self) {
+        let random: Vec<(&String, bool)> = self
+            .program
+            .kernels
+            .iter()
+            .filter_map(|n| match &n.kernel {
+                Kernel::Random { stream, continued, .. } => Some((stream, *continued)),
+                _ => None,
+            })
+            .collect();
+        if random.is_empty() {
+            return;
+        }
+        let seed = self.argument(Argument::Seed, DType::I64, &[]);
+        let draw = self.argument(Argument::Draw, DType::I64, &[]);
+        let of_towers = random.into_iter().filter(|(_, continued)| *continued && self.joint.towers.len() > 1);
+        let streams: Vec<&String> = of_towers.map(|(stream, _)| stream).collect();
+        let given: Vec<Value> = streams
+            .iter()
+            .map(|stream| self.argument(Argument::First((*stream).clone()), DType::I64, &[]))
+            .collect();
+        let mut bits = |v: &Value| self.w.op("bitcast_convert", &[v], "", Element::U64, &[]);
+        self.key = Some(Key { seed: bits(&seed), draw: bits(&draw) });
+        self.firsts = streams.into_iter().cloned().zip(given.iter().map(bits)).collect();
     }
 
     fn see(&mut self, v: &View) -> Value {
@@ -242,10 +269,16 @@ impl<'a> Modules<'a> {
             Kernel::Random { stream, first, .. } => {
                 let key = self.key.clone().expect("a program that draws is given its key");
                 let len = sizes.iter().product();
-                vec![random::uniform(&mut self.w, &key, stream, *first, len, *dtype)]
+                let first = match self.firsts.get(stream) {
+                    Some(given) => First::Given(given.clone()),
+                    None => First::Known(*first),
+                };
+                vec![random::uniform(&mut self.w, &key, stream, &first, len, *dtype)]
             }
-            // One tower's sum is what it has.
-            Kernel::AllReduce { input, .. } => vec![self.see(input)],
+            Kernel::AllReduce { input, .. } => {
+                let input = self.see(input);
+                vec![towers::all_reduce(&mut self.w, "add", &input, self.joint.towers.len())]
+            }
             Kernel::Custom { .. } => {
                 return Err(Error::new(ErrorKind::Unsupported, "this operation has no XLA form")
                     .note("a kernel of one's own runs on the CPU engine alone: use a device cpu:N"));
@@ -285,12 +318,18 @@ impl<'a> Modules<'a> {
             finite = self.w.like("and", &[&finite, &fine]);
         }
         let ok = self.without_bad_indices(&finite);
+        let count = self.joint.towers.len();
+        let ok = if program.updates.is_empty() { ok } else { towers::all_agree(&mut self.w, &ok, count) };
+        let varying = towers::varying(self.joint);
         let mut results = Vec::new();
         for u in &program.updates {
             let is_it = |(a, _): &&(Argument, Value)| matches!(a, Argument::Variable(v) if *v == u.variable);
             let old =
                 self.arguments.iter().find(is_it).expect("variables that are updated come in").1.clone();
-            let new = self.see(&u.value);
+            let mut new = self.see(&u.value);
+            if varying.contains(&u.value.buffer) {
+                new = towers::of_the_first(&mut self.w, &new, count);
+            }
             results.push(self.w.select(&ok, &new, &old));
         }
         let updated: Vec<usize> = program.updates.iter().map(|u| u.variable).collect();

@@ -13,23 +13,40 @@ pub(super) struct Key {
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
+/// The number of a random tensor's first element.
+#[derive(Clone, Debug)]
+pub(super) enum First {
+    Known(usize),
+    /// A u64 scalar: each tower has its own.
+    Given(Value),
+}
+
 /// `len` numbers in `[0, 1)` of the stream, from element `first` on.
 pub(super) fn uniform(
     w: &mut Writer,
     key: &Key,
     stream: &str,
-    first: usize,
+    first: &First,
     len: usize,
     dtype: DType,
 ) -> Value {
-    let (begin, end) = (first / 4, (first + len).div_ceil(4));
-    let counters = [end - begin];
+    // Four numbers to a counter; an unknown first may lie anywhere in its four.
+    let (counters, begin) = match first {
+        First::Known(first) => {
+            let begin = first / 4;
+            ([(first + len).div_ceil(4) - begin], w.integer(begin as i128, Element::U64, &[]))
+        }
+        First::Given(first) => {
+            let two = w.integer(2, Element::U64, &[]);
+            ([len.div_ceil(4) + 1], w.like("shift_right_logical", &[first, &two]))
+        }
+    };
     let hash = w.integer(i128::from(hash_name(stream)), Element::U64, &[]);
     let stream = w.like("xor", &[&key.seed, &hash]);
     let mut k = halves(w, &stream).map(|half| w.broadcast(&half, &[], &counters));
     let index = w.iota(0, Element::U64, &counters);
-    let begin_value = w.integer(begin as i128, Element::U64, &counters);
-    let counter = w.like("add", &[&index, &begin_value]);
+    let begin = w.broadcast(&begin, &[], &counters);
+    let counter = w.like("add", &[&index, &begin]);
     let [low, high] = halves(w, &counter);
     let [draw_low, draw_high] = halves(w, &key.draw).map(|half| w.broadcast(&half, &[], &counters));
     let mut c = [low, high, draw_low, draw_high];
@@ -54,7 +71,15 @@ pub(super) fn uniform(
     let all = columns.iter().collect::<Vec<_>>();
     let words = w.op("concatenate", &all, "dimension = 1 : i64", Element::U32, &[counters[0], 4]);
     let words = w.reshape(&words, &[counters[0] * 4]);
-    let words = w.slice(&words, &[first - 4 * begin], &[1], &[len]);
+    let words = match first {
+        First::Known(first) => w.slice(&words, &[first % 4], &[1], &[len]),
+        First::Given(first) => {
+            let three = w.integer(3, Element::U64, &[]);
+            let at = w.like("and", &[first, &three]);
+            let attribute = format!("slice_sizes = array<i64: {len}>");
+            w.op("dynamic_slice", &[&words, &at], &attribute, Element::U32, &[len])
+        }
+    };
     let eight = w.integer(8, Element::U32, &[len]);
     let bits = w.like("shift_right_logical", &[&words, &eight]);
     let number = w.convert(&bits, dtype);
