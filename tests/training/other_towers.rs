@@ -6,6 +6,7 @@ use crate::processes;
 use crate::resume::SaveAfter;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use tensorpack::callback::ProcessTensors;
 use tensorpack::dataflow::{DataFlow, FromFn};
 use tensorpack::prelude::*;
 use tensorpack::train::SingleCostTrainer;

@@ -2,6 +2,7 @@
 
 use crate::models::{Line, line};
 use std::sync::{Arc, Mutex};
+use tensorpack::callback::ProcessTensors;
 use tensorpack::dataflow::{DataFlow, Seed, State};
 use tensorpack::graph::UPDATE_OPS;
 use tensorpack::optim::Optimizer;
