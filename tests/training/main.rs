@@ -7,6 +7,7 @@ mod faults;
 mod exports;
 mod hyper_params;
 mod inference;
+mod inference_towers;
 mod inputs;
 mod interface;
 mod kills;
