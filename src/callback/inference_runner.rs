@@ -140,7 +140,7 @@ impl Callback for InferenceRunner {
                 fetches: wanted.iter().flatten().map(Fetch::from).collect(),
             });
         }
-        self.towers = ParallelTowers::new(parts);
+        self.towers = ParallelTowers::new(parts).map_err(|e| e.within(&self.scope))?;
         Ok(())
     }
 
