@@ -20,6 +20,7 @@ pub struct InferenceRunner {
     prepared: Option<Prepared>,
     outputs: Vec<HostTensor>,
     on_ema: bool,
+    with_updates: bool,
 }
 
 impl InferenceRunner {
@@ -39,6 +40,7 @@ impl InferenceRunner {
             prepared: None,
             outputs: Vec::new(),
             on_ema: false,
+            with_updates: false,
         }
     }
 
@@ -60,6 +62,14 @@ impl InferenceRunner {
     #[must_use]
     pub fn on_ema(self) -> InferenceRunner {
         InferenceRunner { on_ema: true, ..self }
+    }
+
+    /// With the updates of its tower run along with every batch, for a model that carries something over from batch to
+    /// batch: the state of a recurrent net. Such a state is the training's too; see to it that it begins anew before
+    /// and after, with a [`RunOp`](super::RunOp) on either side.
+    #[must_use]
+    pub fn with_updates(self) -> InferenceRunner {
+        InferenceRunner { with_updates: true, ..self }
     }
 
     /// One pass, or its first few batches; returns the statistics.
@@ -125,6 +135,9 @@ impl Callback for InferenceRunner {
             let tensors = inferencer.fetches(&tower)?;
             self.counts.push(tensors.len());
             self.fetches.extend(tensors.iter().map(Fetch::from));
+        }
+        if self.with_updates {
+            self.fetches.extend(tower.updates().iter().map(Fetch::from));
         }
         Ok(())
     }
