@@ -90,6 +90,23 @@ impl TowerFunc {
         if trained { t.reuse(build) } else { build(t) }
     }
 
+    /// Builds `count` inference towers that can run at the same time, each on inputs of its own: under `scope0`, `scope1`
+    /// and so on, or under `scope` itself if there is one. Each is the tower that [`TowerFunc::infer_in`] builds: it
+    /// knows nothing of the others.
+    #[track_caller]
+    pub fn infer_towers(&mut self, t: &TowerContext, scope: &str, count: usize) -> Result<Vec<TowerHandle>> {
+        if count == 0 {
+            return Err(Error::argument(format!("{scope} needs at least one tower")));
+        }
+        let name = |i| if count == 1 { scope.to_string() } else { format!("{scope}{i}") };
+        let mut towers = Vec::new();
+        for i in 0..count {
+            // Numbered for the engine alone, which gives each number a team of its own.
+            towers.push(t.graph().in_tower(i, false, || self.infer_in(t, &name(i)))?);
+        }
+        Ok(towers)
+    }
+
     /// Calls the function through `within`, which opens its scope; `guarded` collections are afterwards as they were.
     #[track_caller]
     fn call(
