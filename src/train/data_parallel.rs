@@ -26,11 +26,29 @@ impl Devices {
         self.0.len()
     }
 
-    /// That there is one at least.
+    /// The first, unless it is a thread team.
+    pub(super) fn first_of_engine(&self) -> Option<Device> {
+        self.0.first().copied().filter(|device| !matches!(device, Device::Cpu(_)))
+    }
+
+    /// That there is one at least, that one engine has them all, and that XLA's are neighbours.
     fn check(&self) -> Result<()> {
-        match self.0.is_empty() {
-            true => Err(Error::argument("a trainer needs at least one device")),
-            false => Ok(()),
+        let Some(first) = self.0.first() else {
+            return Err(Error::argument("a trainer needs at least one device"));
+        };
+        let follows = |(tower, device): (usize, &Device)| match (*first, *device) {
+            (Device::Cpu(_), Device::Cpu(_)) | (Device::Null, Device::Null) => true,
+            (Device::Xla { platform, index }, Device::Xla { platform: other, index: i }) => {
+                platform == other && i == index + tower
+            }
+            _ => false,
+        };
+        match self.0.iter().enumerate().find(|&at| !follows(at)) {
+            None => Ok(()),
+            Some((tower, device)) => Err(Error::argument(format!(
+                "tower {tower} cannot run on {device} where the first runs on {first}"
+            ))
+            .note("name thread teams (cpu:N) alone, or XLA devices in a row: xla:cuda:0, xla:cuda:1")),
         }
     }
 }

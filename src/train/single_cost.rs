@@ -4,6 +4,7 @@ use super::{RunTrainOp, TrainConfig, Trained, Trainer};
 use crate::graph::{Fetch, Graph, Op, Tensor, TensorSpec};
 use crate::input::{FeedInput, InputSource, QueueInput};
 use crate::optim::Optimizer;
+use crate::runtime::Device;
 use crate::tower::{TowerContext, TowerFunc, Towers};
 use tensorpack_dataflow::Flow;
 use tensorpack_tensor::{Error, Result};
@@ -16,6 +17,11 @@ pub trait Strategy {
     /// How many towers there are.
     fn towers(&self) -> usize {
         1
+    }
+
+    /// The first tower's device, if the trainer names any but thread teams of this process.
+    fn device(&self) -> Option<Device> {
+        None
     }
 
     /// How a dataflow is read if nothing else is said: ahead of the model, in a thread of its own.
@@ -139,14 +145,22 @@ impl SingleCostTrainer {
 
     /// Trains with the default callbacks and monitors added, unless the configuration has others.
     pub fn train_with_defaults(self, config: TrainConfig) -> Result<Trained> {
+        let config = self.on_device(config);
         let (trainer, step) = self.built()?;
         trainer.train_with_defaults(config, RunTrainOp(step))
     }
 
     /// Trains with the callbacks and monitors of the configuration alone.
     pub fn train(self, config: TrainConfig) -> Result<Trained> {
+        let config = self.on_device(config);
         let (trainer, step) = self.built()?;
         trainer.train(config, RunTrainOp(step))
+    }
+
+    /// The configuration with the device that the trainer names.
+    fn on_device(&self, mut config: TrainConfig) -> TrainConfig {
+        config.session.device = self.strategy.device().unwrap_or(config.session.device);
+        config
     }
 
     /// The trainer and its step, to run something else around it.

@@ -6,6 +6,7 @@ mod models;
 mod not_finite;
 mod rows;
 mod steps;
+mod towers;
 
 use tensorpack::runtime::{Device, Platform};
 
