@@ -4,7 +4,7 @@ mod cpu;
 
 use cpu::client;
 use std::time::Duration;
-use tensorpack_pjrt::{Buffer, Client, CompileOptions, OptionValue, Plugin, plugin_for_tests};
+use tensorpack_pjrt::{Buffer, Client, CompileOptions, Execution, OptionValue, Plugin, plugin_for_tests};
 use tensorpack_tensor::{DType, ErrorKind, HostTensor, bf16};
 
 /// Long enough for a loaded machine; what hangs fails.
@@ -222,4 +222,24 @@ fn buffers_outlive_their_client_and_go_to_other_threads() {
     let sum =
         std::thread::spawn(move || program.execute(&[vec![&a, &a]]).unwrap().outputs.remove(0).remove(0));
     assert_eq!(sum.join().unwrap().download(LIMIT).unwrap(), matrix([2.0; 6]));
+}
+
+#[test]
+fn too_much_memory_is_an_error_with_what_was_planned() {
+    let Some(client) = client(1) else { return };
+    let text = "module @huge {
+      func.func public @main(%x: tensor<f32>) -> tensor<35184372088832xf32> {
+        %y = stablehlo.broadcast_in_dim %x, dims = [] : (tensor<f32>) -> tensor<35184372088832xf32>
+        return %y : tensor<35184372088832xf32>
+      }
+    }";
+    let program = client.compile(text, &CompileOptions::new()).unwrap();
+    let planned = program.memory().unwrap();
+    assert_eq!(planned.outputs, 1 << 47);
+    let x = client.upload(&HostTensor::scalar(1.0f32), &client.devices()[0]).unwrap();
+    // Whether the run cannot begin, or its result comes to nothing, is the plugin's choice.
+    let done = |run: Execution| run.done[0].await_for(LIMIT).map_err(|e| program.explain(e));
+    let e = program.execute(&[vec![&x]]).and_then(done).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Memory, "{e}");
+    assert!(e.to_string().contains("140737488.4 of results (0.0 in place)"), "{e}");
 }
