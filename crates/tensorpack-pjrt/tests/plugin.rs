@@ -174,6 +174,36 @@ fn replicas_sum_over_all_devices() {
 }
 
 #[test]
+fn a_program_is_cut_into_partitions() {
+    let Some(client) = client(4) else { return };
+    let text = "module @cut attributes {mhlo.num_partitions = 2 : i32} {
+      func.func public @main(%x: tensor<6xf32> {mhlo.sharding = \"{devices=[2]<=[2]}\"})
+        -> (tensor<6xf32> {mhlo.sharding = \"{devices=[2]<=[2]}\"}, tensor<f32> {mhlo.sharding = \"{replicated}\"}) {
+        %double = stablehlo.add %x, %x : tensor<6xf32>
+        %zero = stablehlo.constant dense<0.0> : tensor<f32>
+        %all = stablehlo.reduce(%x init: %zero) applies stablehlo.add across dimensions = [0]
+          : (tensor<6xf32>, tensor<f32>) -> tensor<f32>
+        return %double, %all : tensor<6xf32>, tensor<f32>
+      }
+    }";
+    let places = [3, 1];
+    let options = CompileOptions::new().partitions(2).devices(places.map(|place| place as i64));
+    let program = client.compile(text, &options).unwrap();
+    assert_eq!(program.outputs(), [(DType::F32, vec![3]), (DType::F32, vec![])]);
+    let part = |values: [f32; 3], place: usize| {
+        client.upload(&HostTensor::new([3], values.to_vec()).unwrap(), &client.devices()[place]).unwrap()
+    };
+    let (left, right) = (part([1.0, 2.0, 3.0], places[0]), part([4.0, 5.0, 6.0], places[1]));
+    let run = program.execute(&[vec![&left], vec![&right]]).unwrap();
+    for (outputs, double) in run.outputs.iter().zip([[2.0, 4.0, 6.0], [8.0, 10.0, 12.0]]) {
+        assert_eq!(outputs[0].download(LIMIT).unwrap().to_f64_vec(), double);
+        assert_eq!(outputs[1].download(LIMIT).unwrap().to_scalar().unwrap(), 21.0);
+    }
+    let swapped = program.execute(&[vec![&right], vec![&left]]).unwrap_err();
+    assert!(swapped.message().starts_with("XLA says INVALID_ARGUMENT"), "{swapped}");
+}
+
+#[test]
 fn bad_text_is_an_error_in_xlas_words() {
     let Some(client) = client(1) else { return };
     let e = client.compile("module { not stablehlo }", &CompileOptions::new()).unwrap_err();
