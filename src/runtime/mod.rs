@@ -9,12 +9,17 @@ mod lowering;
 mod memory_limit;
 mod null;
 mod session;
+mod snapshot;
+mod turns;
+mod whereabouts;
 
 pub use device::Device;
-pub use executor::{Executable, Executor, Feed, KernelTime, Outcome, RunInfo};
+pub use executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo};
 pub use hooked::{Cadence, Clock, Declared, HookedRun};
 pub use interrupt::Interrupt;
 pub use lowering::{Lowered, Request};
 pub use memory_limit::available_memory;
 pub use session::{IntoFetch, Prepared, Session, SessionOptions};
 pub use tensorpack_kernels::Machine;
+pub use turns::Turns;
+pub use whereabouts::Whereabouts;

@@ -244,6 +244,7 @@ impl Trainer {
             flush,
             opening: Some(Opening {
                 towers: self.towers().map_or(1, |t| t.training().len()),
+                apart: 1,
                 steps_per_epoch,
                 pass: self.input.as_ref().and_then(|i| i.size()),
             }),
