@@ -26,12 +26,14 @@ impl Devices {
         self.0.len()
     }
 
-    /// That there is one at least.
-    fn check(&self) -> Result<()> {
-        match self.0.is_empty() {
-            true => Err(Error::argument("a trainer needs at least one device")),
-            false => Ok(()),
+    /// That there is one at least; says which they are.
+    pub(super) fn announce(&self) -> Result<()> {
+        if self.0.is_empty() {
+            return Err(Error::argument("a trainer needs at least one device"));
         }
+        let names: Vec<String> = self.0.iter().map(Device::to_string).collect();
+        log::info!("{} towers, on {}", self.count(), names.join(", "));
+        Ok(())
     }
 }
 
@@ -46,11 +48,9 @@ pub(super) enum Weights {
 
 /// One step: every tower's gradients, averaged over the towers, and one update of the variables they share.
 pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices, weights: Weights) -> Result<Op> {
-    devices.check()?;
+    devices.announce()?;
     let graph = setup.graph().clone();
     let total = devices.count();
-    let names: Vec<String> = devices.0.iter().map(Device::to_string).collect();
-    log::info!("{total} towers, on {}", names.join(", "));
     let mut averaged: Option<Vec<Gradient>> = None;
     for index in 0..total {
         let t = TowerContext::new(&graph, Mode::Training, index, total);
