@@ -1,24 +1,30 @@
 //! The training interface, from the outside.
 
+mod asynchronous;
 mod custom;
 mod cut_short;
 mod dumps;
 mod faults;
 mod exports;
+mod gans;
 mod hyper_params;
 mod inference;
+mod inference_towers;
 mod inputs;
 mod interface;
 mod kills;
 mod life_cycle;
 mod models;
 mod not_finite;
+mod other_towers;
 mod predictors;
 mod processes;
 mod remembered;
+mod replicas;
 mod resume;
 mod schedules;
 mod statistics;
 mod tower_functions;
 mod towers;
 mod trackers;
+mod unlike_towers;

@@ -6,7 +6,9 @@
 
 mod fuse;
 mod variables;
+mod sharing;
 mod commit;
+mod snapshot;
 mod arena;
 mod plan;
 mod exchange;
