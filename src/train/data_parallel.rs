@@ -31,8 +31,8 @@ impl Devices {
         self.0.first().copied().filter(|device| !matches!(device, Device::Cpu(_)))
     }
 
-    /// That there is one at least, that one engine has them all, and that XLA's are neighbours.
-    fn check(&self) -> Result<()> {
+    /// That there is one at least, that one engine has them all, and that XLA's are neighbours; says which they are.
+    pub(super) fn announce(&self) -> Result<()> {
         let Some(first) = self.0.first() else {
             return Err(Error::argument("a trainer needs at least one device"));
         };
@@ -43,13 +43,14 @@ impl Devices {
             }
             _ => false,
         };
-        match self.0.iter().enumerate().find(|&at| !follows(at)) {
-            None => Ok(()),
-            Some((tower, device)) => Err(Error::argument(format!(
-                "tower {tower} cannot run on {device} where the first runs on {first}"
-            ))
-            .note("name thread teams (cpu:N) alone, or XLA devices in a row: xla:cuda:0, xla:cuda:1")),
+        if let Some((tower, device)) = self.0.iter().enumerate().find(|&at| !follows(at)) {
+            let why = format!("tower {tower} cannot run on {device} where the first runs on {first}");
+            let note = "name thread teams (cpu:N) alone, or XLA devices in a row: xla:cuda:0, xla:cuda:1";
+            return Err(Error::argument(why).note(note));
         }
+        let names: Vec<String> = self.0.iter().map(Device::to_string).collect();
+        log::info!("{} towers, on {}", self.count(), names.join(", "));
+        Ok(())
     }
 }
 
@@ -64,11 +65,9 @@ pub(super) enum Weights {
 
 /// One step: every tower's gradients, averaged over the towers, and one update of the variables they share.
 pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices, weights: Weights) -> Result<Op> {
-    devices.check()?;
+    devices.announce()?;
     let graph = setup.graph().clone();
     let total = devices.count();
-    let names: Vec<String> = devices.0.iter().map(Device::to_string).collect();
-    log::info!("{total} towers, on {}", names.join(", "));
     let mut averaged: Option<Vec<Gradient>> = None;
     for index in 0..total {
         let t = TowerContext::new(&graph, Mode::Training, index, total);

@@ -1,5 +1,6 @@
 //! The training interface, from the outside.
 
+mod asynchronous;
 mod custom;
 mod cut_short;
 mod dumps;

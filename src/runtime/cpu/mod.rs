@@ -7,7 +7,9 @@
 mod widen;
 mod fuse;
 mod variables;
+mod sharing;
 mod commit;
+mod snapshot;
 mod arena;
 mod plan;
 mod exchange;

@@ -139,7 +139,8 @@ fn leaves(first: &Program, other: &Program, own: &mut Own) -> Option<HashMap<Buf
     for id in ids(other) {
         let buffer = other.buffer(id);
         let found = match &buffer.kind {
-            BufferKind::Temp => continue,
+            // Snapshots are those of towers that run each on its own, which this engine does not have.
+            BufferKind::Temp | BufferKind::Snapshot(_) => continue,
             BufferKind::Feed(mine) => {
                 let found = feeds.next()?;
                 let theirs = first.buffer(found);

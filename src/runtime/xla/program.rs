@@ -89,8 +89,8 @@ impl XlaProgram {
 
     /// Waits for a run, and takes what it gives if all went well.
     fn end(&self, started: Started, outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
-        let wait = self.target.limits.wait;
-        let mut outcome = Outcome::Committed;
+        let wait = self.target.options.deadline;
+        let mut outcome = Outcome::Committed { behind: 0 };
         for (launch, reports) in self.launches.iter().zip(started.reports) {
             for report in reports {
                 if launch.judge(&report.wait(wait)?)? == Outcome::NotFinite {
@@ -98,7 +98,7 @@ impl XlaProgram {
                 }
             }
         }
-        if outcome == Outcome::Committed {
+        if outcome != Outcome::NotFinite {
             outputs.clear();
             for fetch in started.fetches {
                 outputs.push(fetch.wait(wait)?);
