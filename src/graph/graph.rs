@@ -480,6 +480,13 @@ impl Graph {
         build()
     }
 
+    /// Runs `build` with every new node on this line.
+    pub(crate) fn on_line<R>(&self, site: Site, build: impl FnOnce() -> R) -> R {
+        let outer = self.0.sites.borrow_mut().inherited.replace(site);
+        let _guard = OnDrop(|| self.0.sites.borrow_mut().inherited = outer);
+        build()
+    }
+
     /// Runs `build` with every new node on the line and under the name of `node`: gradients belong to what they are
     /// the gradient of.
     pub(crate) fn on_behalf_of<R>(&self, node: NodeId, build: impl FnOnce() -> R) -> R {

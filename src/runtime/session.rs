@@ -62,7 +62,7 @@ struct State {
     run_index: u64,
     /// Plain runs since the last hooked one.
     plain_runs: u64,
-    /// Set for good when a kernel panicked.
+    /// Set for good when a kernel panicked, or a tower never came back.
     poisoned: Option<Error>,
 }
 
@@ -197,12 +197,14 @@ impl Session {
         values.iter_mut().zip(feeds).for_each(|(v, (_, t))| *v = t);
         let executable = &mut state.programs[at].executable;
         let ran = catch_unwind(AssertUnwindSafe(|| executable.run(&run, &values[..feeds.len()], outputs)));
-        let outcome = ran.unwrap_or_else(|panic| Err(state.poison(&*panic)))?;
+        let ran = ran.unwrap_or_else(|panic| Err(state.poison(&*panic)));
+        let outcome = ran.map_err(|e| state.end_if_lost(e))?;
         if outcome == Outcome::NotFinite {
             let search = || self.name_the_bad(&mut state, fetches, feeds, &run, &values[..feeds.len()]);
             // What searches is a run as well, and users' kernels may do anything in it.
             let named = catch_unwind(AssertUnwindSafe(search));
-            return Err(named.unwrap_or_else(|panic| state.poison(&*panic)));
+            let named = named.unwrap_or_else(|panic| state.poison(&*panic));
+            return Err(state.end_if_lost(named));
         }
         match kind {
             RunKind::Hooked => (state.run_index, state.plain_runs) = (state.run_index + 1, 0),
@@ -321,11 +323,19 @@ impl Session {
 static EMPTY: std::sync::OnceLock<HostTensor> = std::sync::OnceLock::new();
 
 impl State {
-    /// Ends the session: who knows what a kernel that panicked left behind.
+    /// Ends the session: who knows what a kernel that panicked left behind. The engine says which one, if it can.
     fn poison(&mut self, panic: &(dyn std::any::Any + Send)) -> Error {
-        let e = Error::new(ErrorKind::Engine, format!("a kernel panicked: {}", panic_text(panic)))
-            .note("this session cannot go on; the last checkpoint stands");
-        self.poisoned.get_or_insert(e).clone()
+        let unknown = || Error::new(ErrorKind::Engine, format!("the engine panicked: {}", panic_text(panic)));
+        let e = panic.downcast_ref::<Error>().cloned().unwrap_or_else(unknown);
+        self.poisoned.get_or_insert(e.note("this session cannot go on; the last checkpoint stands")).clone()
+    }
+
+    /// Ends the session if the engine is lost, with the error of the run that lost it.
+    fn end_if_lost(&mut self, e: Error) -> Error {
+        if self.executor.lost() {
+            self.poisoned.get_or_insert(e.clone());
+        }
+        e
     }
 
     /// The place of the program for these fetches and shapes, made if there is none yet.

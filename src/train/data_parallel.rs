@@ -60,11 +60,8 @@ pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices, weights: W
             Weights::Examples => weighted(&t, &setup.inputs(), &cost)?,
         };
         let gradients = compute_gradients(&cost)?;
-        let mean = |t: &TowerContext, g: Gradient| {
-            let value = t.all_reduce_mean(&format!("average/{}", g.variable.name()), &g.value);
-            g.with_value(value)
-        };
-        let gradients: Vec<Gradient> = t.build(|t| gradients.into_iter().map(|g| mean(t, g)).collect());
+        let gradients: Vec<Gradient> =
+            t.build(|t| gradients.into_iter().map(|g| averaged_gradient(t, g)).collect());
         match &averaged {
             None => averaged = Some(gradients),
             Some(first) => same_variables(first, &gradients, index)?,
@@ -72,6 +69,14 @@ pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices, weights: W
     }
     let first = TowerContext::new(&graph, Mode::Training, 0, total);
     apply_gradients(&*setup.optimizer(&first), &graph, &averaged.unwrap_or_default())
+}
+
+/// The mean of the towers' gradients. If one waits here in vain, the error points at the line that made the variable.
+fn averaged_gradient(t: &TowerContext, g: Gradient) -> Gradient {
+    let site = g.variable.id.and_then(|id| t.graph().variable_info(id)).map(|v| v.site);
+    let mean = || t.all_reduce_mean(&format!("average/{}", g.variable.name()), &g.value);
+    let value = site.map_or_else(mean, |site| t.graph().on_line(site, mean));
+    g.with_value(value)
 }
 
 /// The cost times the tower's share of all examples, so that the mean over the towers is that over the examples. It is
