@@ -8,6 +8,7 @@ mod exports;
 mod hangs;
 mod hyper_params;
 mod inference;
+mod inference_towers;
 mod inputs;
 mod interface;
 mod kills;
