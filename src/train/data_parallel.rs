@@ -26,12 +26,30 @@ impl Devices {
         self.0.len()
     }
 
-    /// That there is one at least.
-    fn check(&self) -> Result<()> {
-        match self.0.is_empty() {
-            true => Err(Error::argument("a trainer needs at least one device")),
-            false => Ok(()),
+    /// What the session runs on, if that is more than teams of the CPU.
+    pub(super) fn of_session(&self) -> Option<Device> {
+        self.0.first().copied().filter(|device| !matches!(device, Device::Cpu(_)))
+    }
+
+    /// That there is one at least, of one kind, and none twice; says which they are.
+    pub(super) fn announce(&self) -> Result<()> {
+        let Some(first) = self.0.first() else {
+            return Err(Error::argument("a trainer needs at least one device"));
+        };
+        let kind = std::mem::discriminant(first);
+        for (i, device) in self.0.iter().enumerate() {
+            if std::mem::discriminant(device) != kind {
+                let why = format!("towers run on devices of one kind, not on {first} and {device}");
+                return Err(Error::argument(why));
+            }
+            if matches!(device, Device::Cpu(_)) && self.0[..i].contains(device) {
+                let why = format!("each tower has a device of its own, but {device} is named twice");
+                return Err(Error::argument(why));
+            }
         }
+        let names: Vec<String> = self.0.iter().map(Device::to_string).collect();
+        log::info!("{} towers, on {}", self.count(), names.join(", "));
+        Ok(())
     }
 }
 
@@ -46,11 +64,9 @@ pub(super) enum Weights {
 
 /// One step: every tower's gradients, averaged over the towers, and one update of the variables they share.
 pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices, weights: Weights) -> Result<Op> {
-    devices.check()?;
+    devices.announce()?;
     let graph = setup.graph().clone();
     let total = devices.count();
-    let names: Vec<String> = devices.0.iter().map(Device::to_string).collect();
-    log::info!("{total} towers, on {}", names.join(", "));
     let mut averaged: Option<Vec<Gradient>> = None;
     for index in 0..total {
         let t = TowerContext::new(&graph, Mode::Training, index, total);
