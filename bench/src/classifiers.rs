@@ -1,11 +1,38 @@
 //! The reference models that tell ten classes of images apart.
 
-use tensorpack::graph::Tensor;
+use tensorpack::graph::{Tensor, TensorSpec};
 use tensorpack::nn::{BatchNorm, Conv2d, Linear};
+use tensorpack::optim::Adam;
 use tensorpack::tower::TowerContext;
 
 /// How many classes there are.
 pub(crate) const CLASSES: usize = 10;
+
+/// From images to a score for each class.
+pub(crate) type Net = fn(&TowerContext, &Tensor) -> Tensor;
+
+/// A net, and what it is trained with.
+pub(crate) struct Classifier {
+    /// Of an image.
+    pub(crate) sizes: Vec<usize>,
+    pub(crate) net: Net,
+}
+
+impl Classifier {
+    pub(crate) fn inputs(&self) -> Vec<TensorSpec> {
+        let sizes: Vec<Option<usize>> =
+            std::iter::once(None).chain(self.sizes.iter().map(|&n| Some(n))).collect();
+        vec![TensorSpec::f32("image", sizes), TensorSpec::i32("label", [None])]
+    }
+
+    pub(crate) fn cost(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        (self.net)(t, &inputs[0]).sparse_softmax_cross_entropy(&inputs[1]).mean().named("cost")
+    }
+
+    pub(crate) fn optimizer(&self) -> Adam {
+        Adam::new(1e-3)
+    }
+}
 
 pub(crate) fn mlp(t: &TowerContext, x: &Tensor) -> Tensor {
     let hidden = Linear::new(512).relu();

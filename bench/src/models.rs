@@ -1,9 +1,10 @@
 //! The reference models, as the peers in `bench/peers` have them too.
 
-use crate::{classifiers, dcgan, ptb};
+use crate::classifiers::{self, Classifier, Net};
+use crate::{dcgan, ptb};
 use std::str::FromStr;
-use tensorpack::graph::{Graph, Op, Tensor, TensorSpec, UPDATE_OPS};
-use tensorpack::optim::{Adam, minimize};
+use tensorpack::graph::{Graph, Op, Tensor, UPDATE_OPS};
+use tensorpack::optim::minimize;
 use tensorpack::tensor::CounterRng;
 use tensorpack::tower::TowerContext;
 use tensorpack::{Error, HostTensor, Result};
@@ -60,12 +61,15 @@ impl Model {
     /// Builds the model with its training step, for batches of this size; returns the cost and the step.
     pub(crate) fn build(self, graph: &Graph, batch: usize) -> Result<(Tensor, Op)> {
         let t = &TowerContext::training(graph);
-        let (cost, train) = match self {
-            Model::Mlp => self.classify(t, &[784], classifiers::mlp)?,
-            Model::Mnist => self.classify(t, &[28, 28, 1], classifiers::mnist)?,
-            Model::Resnet32 => self.classify(t, &[32, 32, 3], classifiers::resnet32)?,
-            Model::Ptb => ptb::build(t)?,
-            Model::Dcgan => dcgan::build(t, batch)?,
+        let (cost, train) = match (self.classifier(), self) {
+            (Some(classifier), _) => {
+                let inputs: Vec<Tensor> = classifier.inputs().iter().map(|s| graph.placeholder(s)).collect();
+                let cost = classifier.cost(t, &inputs);
+                let train = minimize(&cost, &classifier.optimizer())?;
+                (cost, train)
+            }
+            (None, Model::Ptb) => ptb::build(t)?,
+            (None, _) => dcgan::build(t, batch)?,
         };
         let updates = graph.collection_ops(UPDATE_OPS);
         Ok((cost, graph.group(&updates.iter().chain([&train]).collect::<Vec<_>>())))
@@ -99,17 +103,14 @@ impl Model {
         }
     }
 
-    fn classify(
-        self,
-        t: &TowerContext,
-        sizes: &[usize],
-        net: fn(&TowerContext, &Tensor) -> Tensor,
-    ) -> Result<(Tensor, Op)> {
-        let sizes: Vec<Option<usize>> = [None].into_iter().chain(sizes.iter().map(|&n| Some(n))).collect();
-        let image = t.graph().placeholder(&TensorSpec::f32("image", sizes));
-        let label = t.graph().placeholder(&TensorSpec::i32("label", [None]));
-        let cost = net(t, &image).sparse_softmax_cross_entropy(&label).mean().named("cost");
-        let train = minimize(&cost, &Adam::new(1e-3))?;
-        Ok((cost, train))
+    /// The model as one that tells images apart, if it is one.
+    pub(crate) fn classifier(self) -> Option<Classifier> {
+        let (sizes, net): (&[usize], Net) = match self {
+            Model::Mlp => (&[784], classifiers::mlp),
+            Model::Mnist => (&[28, 28, 1], classifiers::mnist),
+            Model::Resnet32 => (&[32, 32, 3], classifiers::resnet32),
+            Model::Ptb | Model::Dcgan => return None,
+        };
+        Some(Classifier { sizes: sizes.to_vec(), net })
     }
 }

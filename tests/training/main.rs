@@ -7,6 +7,7 @@ mod dumps;
 mod faults;
 mod exports;
 mod gans;
+mod hangs;
 mod hyper_params;
 mod inference;
 mod inference_towers;
