@@ -9,7 +9,7 @@ use tensorpack::dataflow::{DataFlow, Flow};
 use tensorpack::prelude::*;
 use tensorpack::train::CommandLine;
 
-struct Model;
+pub(crate) struct Model;
 
 impl ModelDesc for Model {
     fn inputs(&self) -> Vec<TensorSpec> {
@@ -43,7 +43,7 @@ impl ModelDesc for Model {
 }
 
 /// Training images, test images, and the error to be reached.
-fn data() -> Result<(Flow, Flow, f64)> {
+pub(crate) fn data() -> Result<(Flow, Flow, f64)> {
     match (mnist::train(), mnist::test()) {
         (Ok(train), Ok(test)) => Ok((train.into_flow(), test.into_flow(), 0.009)),
         (Err(e), _) | (_, Err(e)) => {

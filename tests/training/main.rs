@@ -5,6 +5,7 @@ mod cut_short;
 mod dumps;
 mod faults;
 mod exports;
+mod gans;
 mod hyper_params;
 mod inference;
 mod inference_towers;
