@@ -12,6 +12,7 @@ mod interface;
 mod kills;
 mod life_cycle;
 mod models;
+mod modules;
 mod not_finite;
 mod predictors;
 mod processes;
