@@ -1,4 +1,4 @@
-//! `bench -- step --model mlp|mnist|resnet32|ptb|dcgan --devices cpu:0 --batch B [--threads-per-device N] [--steps N] [--json]`:
+//! `bench -- step --model mlp|mnist|resnet32|resnet50|ptb|dcgan --devices cpu:0 --batch B [--threads-per-device N] [--steps N] [--json]`:
 //! the time of a training step of a reference model on synthetic data.
 //!
 //! `bench -- dataflow --jpegs DIR [--workers N] [--batch B] [--steps N] [--json]`: how fast photographs become batches.
@@ -14,6 +14,8 @@ mod loop_overhead;
 mod memory;
 mod models;
 mod ptb;
+#[path = "../../examples/resnet50/net.rs"]
+mod resnet50;
 mod roof;
 mod step;
 
@@ -24,8 +26,8 @@ use std::time::Instant;
 use tensorpack::runtime::Device;
 use tensorpack::runtime::cpu::Isa;
 
-const USAGE: &str = "usage: bench -- step --model mlp|mnist|resnet32|ptb|dcgan [--devices cpu:0] [--batch B]
-              [--threads-per-device N] [--steps N] [--isa avx512|avx2|plain] [--json] [--profile] [--plan]
+const USAGE: &str = "usage: bench -- step --model mlp|mnist|resnet32|resnet50|ptb|dcgan [--devices cpu:0] [--batch B]
+              [--dtype f32|bf16] [--threads-per-device N] [--steps N] [--isa avx512|avx2|plain] [--json] [--profile] [--plan]
   --json     one line with the result
   --profile  a table of kernels: share of the step, speed, and share of what the machine can do
   --plan     the plan of the step
@@ -92,6 +94,11 @@ fn parse(mut args: lexopt::Parser) -> Result<Options, Box<dyn std::error::Error>
             Long("batch") => options.batch = Some(args.value()?.parse()?),
             Long("threads-per-device") => options.threads = Some(args.value()?.parse()?),
             Long("steps") => options.steps = args.value()?.parse()?,
+            Long("dtype") => match args.value()?.string()?.as_str() {
+                "f32" => {}
+                "bf16" => return Err("bf16 needs the XLA engine, which is not there yet".into()),
+                other => return Err(format!("{other} is none of f32, bf16").into()),
+            },
             Long("isa") => {
                 let name = args.value()?.string()?;
                 let isa = [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().find(|i| i.to_string() == name);

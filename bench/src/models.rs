@@ -1,9 +1,9 @@
 //! The reference models, as the peers in `bench/peers` have them too.
 
-use crate::{classifiers, dcgan, ptb};
+use crate::{classifiers, dcgan, ptb, resnet50};
 use std::str::FromStr;
 use tensorpack::graph::{Graph, Op, Tensor, TensorSpec, UPDATE_OPS};
-use tensorpack::optim::{Adam, minimize};
+use tensorpack::optim::{Adam, Momentum, Optimizer, ParamGroups, minimize};
 use tensorpack::tensor::CounterRng;
 use tensorpack::tower::TowerContext;
 use tensorpack::{Error, HostTensor, Result};
@@ -17,6 +17,8 @@ pub(crate) enum Model {
     Mnist,
     /// The residual net of 32 layers for 32x32 images.
     Resnet32,
+    /// The residual net of 50 layers for 224x224 images.
+    Resnet50,
     /// Two layers of LSTM over 35 words.
     Ptb,
     /// A generator and a discriminator of 32x32 images, both updated in a step.
@@ -26,7 +28,8 @@ pub(crate) enum Model {
 /// What is fed, by name.
 pub(crate) type Feeds = Vec<(&'static str, HostTensor)>;
 
-const ALL: [Model; 5] = [Model::Mlp, Model::Mnist, Model::Resnet32, Model::Ptb, Model::Dcgan];
+const ALL: [Model; 6] =
+    [Model::Mlp, Model::Mnist, Model::Resnet32, Model::Resnet50, Model::Ptb, Model::Dcgan];
 
 impl FromStr for Model {
     type Err = Error;
@@ -43,6 +46,7 @@ impl Model {
             Model::Mlp => "mlp",
             Model::Mnist => "mnist",
             Model::Resnet32 => "resnet32",
+            Model::Resnet50 => "resnet50",
             Model::Ptb => "ptb",
             Model::Dcgan => "dcgan",
         }
@@ -53,17 +57,22 @@ impl Model {
         match self {
             Model::Mlp | Model::Mnist | Model::Resnet32 => 128,
             Model::Ptb => 20,
-            Model::Dcgan => 64,
+            Model::Resnet50 | Model::Dcgan => 64,
         }
     }
 
     /// Builds the model with its training step, for batches of this size; returns the cost and the step.
     pub(crate) fn build(self, graph: &Graph, batch: usize) -> Result<(Tensor, Op)> {
         let t = &TowerContext::training(graph);
+        let adam = Adam::new(1e-3);
         let (cost, train) = match self {
-            Model::Mlp => self.classify(t, &[784], classifiers::mlp)?,
-            Model::Mnist => self.classify(t, &[28, 28, 1], classifiers::mnist)?,
-            Model::Resnet32 => self.classify(t, &[32, 32, 3], classifiers::resnet32)?,
+            Model::Mlp => classify(t, &[784], |t, x| classifiers::mlp(t, x, 512), &adam)?,
+            Model::Mnist => classify(t, &[28, 28, 1], classifiers::mnist, &adam)?,
+            Model::Resnet32 => classify(t, &[32, 32, 3], |t, x| classifiers::resnet(t, x, 5), &adam)?,
+            Model::Resnet50 => {
+                let descent = ParamGroups::new(Momentum::new(1e-3, 0.9)).group(".*", |g| g.decay(1e-4));
+                classify(t, &[224, 224, 3], resnet50::resnet50, &descent)?
+            }
             Model::Ptb => ptb::build(t)?,
             Model::Dcgan => dcgan::build(t, batch)?,
         };
@@ -84,13 +93,14 @@ impl Model {
             let n: usize = sizes.iter().product();
             HostTensor::new(sizes, (0..n as u64).map(|i| (rng.word(stream, i) % below) as i32).collect())
         };
-        let classify = |sizes: &[usize]| {
-            Ok(vec![("image", image(sizes)?), ("label", whole(1, &[batch], classifiers::CLASSES as u32)?)])
+        let classify = |sizes: &[usize], classes: usize| {
+            Ok(vec![("image", image(sizes)?), ("label", whole(1, &[batch], classes as u32)?)])
         };
         match self {
-            Model::Mlp => classify(&[784]),
-            Model::Mnist => classify(&[28, 28, 1]),
-            Model::Resnet32 => classify(&[32, 32, 3]),
+            Model::Mlp => classify(&[784], classifiers::CLASSES),
+            Model::Mnist => classify(&[28, 28, 1], classifiers::CLASSES),
+            Model::Resnet32 => classify(&[32, 32, 3], classifiers::CLASSES),
+            Model::Resnet50 => classify(&[224, 224, 3], resnet50::CLASSES),
             Model::Ptb => {
                 let words = |stream| whole(stream, &[batch, ptb::STEPS], ptb::WORDS as u32);
                 Ok(vec![("words", words(1)?), ("next", words(2)?)])
@@ -98,18 +108,19 @@ impl Model {
             Model::Dcgan => Ok(vec![("image", image(&dcgan::IMAGE)?)]),
         }
     }
+}
 
-    fn classify(
-        self,
-        t: &TowerContext,
-        sizes: &[usize],
-        net: fn(&TowerContext, &Tensor) -> Tensor,
-    ) -> Result<(Tensor, Op)> {
-        let sizes: Vec<Option<usize>> = [None].into_iter().chain(sizes.iter().map(|&n| Some(n))).collect();
-        let image = t.graph().placeholder(&TensorSpec::f32("image", sizes));
-        let label = t.graph().placeholder(&TensorSpec::i32("label", [None]));
-        let cost = net(t, &image).sparse_softmax_cross_entropy(&label).mean().named("cost");
-        let train = minimize(&cost, &Adam::new(1e-3))?;
-        Ok((cost, train))
-    }
+/// A net that classifies images of these sizes, and its training step.
+fn classify(
+    t: &TowerContext,
+    sizes: &[usize],
+    net: fn(&TowerContext, &Tensor) -> Tensor,
+    optimizer: &dyn Optimizer,
+) -> Result<(Tensor, Op)> {
+    let sizes: Vec<Option<usize>> = [None].into_iter().chain(sizes.iter().map(|&n| Some(n))).collect();
+    let image = t.graph().placeholder(&TensorSpec::f32("image", sizes));
+    let label = t.graph().placeholder(&TensorSpec::i32("label", [None]));
+    let cost = net(t, &image).sparse_softmax_cross_entropy(&label).mean().named("cost");
+    let train = minimize(&cost, optimizer)?;
+    Ok((cost, train))
 }
