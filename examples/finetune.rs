@@ -6,6 +6,9 @@
 //! later, the one with the module reads at least 80 % of the test images, and 5 % more of them than the other; with
 //! `--assert` it fails if it does not. `--load FILE` takes the module from elsewhere.
 
+#[allow(dead_code)] // what is used of it is its convolutions
+mod mnist_convnet;
+
 use std::path::{Path, PathBuf};
 use tensorpack::dataflow::{DataFlow, dataset::digits};
 use tensorpack::predict::Module;
@@ -34,7 +37,7 @@ impl ModelDesc for Features {
         let (image, label) = (&inputs[0], &inputs[1]);
         let features = match self {
             Features::Learnt(module) => module.apply(t, "features", image),
-            Features::Drawn => t.scope("features", |t| convolutions(t, image)),
+            Features::Drawn => t.scope("features", |t| mnist_convnet::convolutions(t, image)),
         };
         let x = Dropout::new(0.5).apply(t, "dropout", &features);
         let logits = Linear::new(10).apply(t, "linear", &x).named("logits");
@@ -49,16 +52,6 @@ impl ModelDesc for Features {
     fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
         Adam::new(1e-3).boxed()
     }
-}
-
-/// Those of `mnist_convnet`.
-fn convolutions(t: &TowerContext, image: &Tensor) -> Tensor {
-    let conv = Conv2d::new(32, 3).relu();
-    let x = image.expand_dims(3) * 2.0 - 1.0;
-    let x = conv.apply(t, "conv0", &x).max_pool(2);
-    let x = conv.apply(t, "conv1", &x);
-    let x = conv.apply(t, "conv2", &x).max_pool(2);
-    conv.apply(t, "conv3", &x)
 }
 
 /// The module in a file, with its first two convolutions frozen.

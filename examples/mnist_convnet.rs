@@ -10,7 +10,7 @@ use tensorpack::dataflow::{DataFlow, Flow};
 use tensorpack::prelude::*;
 use tensorpack::train::CommandLine;
 
-struct Model;
+pub(crate) struct Model;
 
 impl ModelDesc for Model {
     fn inputs(&self) -> Vec<TensorSpec> {
@@ -19,12 +19,7 @@ impl ModelDesc for Model {
 
     fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
         let (image, label) = (&inputs[0], &inputs[1]);
-        let conv = Conv2d::new(32, 3).relu();
-        let x = image.expand_dims(3) * 2.0 - 1.0;
-        let x = conv.apply(t, "conv0", &x).max_pool(2);
-        let x = conv.apply(t, "conv1", &x);
-        let x = conv.apply(t, "conv2", &x).max_pool(2);
-        let x = conv.apply(t, "conv3", &x).named("features");
+        let x = convolutions(t, image).named("features");
         let x = Linear::new(512).relu().apply(t, "fc0", &x);
         let x = Dropout::new(0.5).apply(t, "dropout", &x);
         let logits = Linear::new(10).apply(t, "fc1", &x).named("logits");
@@ -43,8 +38,18 @@ impl ModelDesc for Model {
     }
 }
 
+/// What the net makes of an image before it judges.
+pub(crate) fn convolutions(t: &TowerContext, image: &Tensor) -> Tensor {
+    let conv = Conv2d::new(32, 3).relu();
+    let x = image.expand_dims(3) * 2.0 - 1.0;
+    let x = conv.apply(t, "conv0", &x).max_pool(2);
+    let x = conv.apply(t, "conv1", &x);
+    let x = conv.apply(t, "conv2", &x).max_pool(2);
+    conv.apply(t, "conv3", &x)
+}
+
 /// Training images, test images, and the error to be reached.
-fn data() -> Result<(Flow, Flow, f64)> {
+pub(crate) fn data() -> Result<(Flow, Flow, f64)> {
     match (mnist::train(), mnist::test()) {
         (Ok(train), Ok(test)) => Ok((train.into_flow(), test.into_flow(), 0.009)),
         (Err(e), _) | (_, Err(e)) => {

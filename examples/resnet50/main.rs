@@ -100,7 +100,7 @@ fn workers() -> usize {
 
 fn train_on_images(line: &CommandLine, root: &str) -> Result<()> {
     let towers = line.towers();
-    if TOTAL_BATCH % towers != 0 {
+    if !TOTAL_BATCH.is_multiple_of(towers) {
         return Err(Error::argument(format!("{towers} towers cannot share a batch of {TOTAL_BATCH}")));
     }
     let data = training_data(root, TOTAL_BATCH / towers)?;

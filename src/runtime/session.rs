@@ -90,6 +90,9 @@ macro_rules! into_fetch {
 }
 into_fetch!(Tensor, Op, Variable, Fetch);
 
+/// The most inputs that one run is fed with, those of all towers together.
+pub(crate) const MAX_FEEDS: usize = 64;
+
 /// Which numbers a run draws from random streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RunKind {
@@ -186,7 +189,6 @@ impl Session {
             RunKind::Plain => 1 << 63 | state.run_index << 20 | state.plain_runs,
         };
         let run = RunInfo { seed: self.options.seed, draw };
-        const MAX_FEEDS: usize = 64;
         let mut values: [Feed<'_>; MAX_FEEDS] = [EMPTY.get_or_init(|| HostTensor::scalar(0u8)); MAX_FEEDS];
         if feeds.len() > MAX_FEEDS {
             return Err(Error::argument(format!(

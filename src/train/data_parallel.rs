@@ -1,7 +1,7 @@
 //! Several towers that minimise one cost together: each on a batch of its own, with one set of variables.
 
 use super::single_cost::Setup;
-use crate::graph::Op;
+use crate::graph::{Op, Tensor};
 use crate::optim::{Gradient, apply_gradients, compute_gradients};
 use crate::runtime::Device;
 use crate::tower::{Mode, TowerContext};
@@ -35,8 +35,17 @@ impl Devices {
     }
 }
 
+/// How much each tower counts in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Weights {
+    /// All alike: the mean of the towers' means.
+    Equal,
+    /// By the examples of its batch: the mean over all examples.
+    Examples,
+}
+
 /// One step: every tower's gradients, averaged over the towers, and one update of the variables they share.
-pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices) -> Result<Op> {
+pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices, weights: Weights) -> Result<Op> {
     devices.check()?;
     let graph = setup.graph().clone();
     let total = devices.count();
@@ -46,6 +55,10 @@ pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices) -> Result<
     for index in 0..total {
         let t = TowerContext::new(&graph, Mode::Training, index, total);
         let cost = setup.tower(&t)?;
+        let cost = match weights {
+            Weights::Equal => cost,
+            Weights::Examples => weighted(&t, &setup.inputs(), &cost)?,
+        };
         let gradients = compute_gradients(&cost)?;
         let mean = |t: &TowerContext, g: Gradient| {
             let value = t.all_reduce_mean(&format!("average/{}", g.variable.name()), &g.value);
@@ -59,6 +72,20 @@ pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices) -> Result<
     }
     let first = TowerContext::new(&graph, Mode::Training, 0, total);
     apply_gradients(&*setup.optimizer(&first), &graph, &averaged.unwrap_or_default())
+}
+
+/// The cost times the tower's share of all examples, so that the mean over the towers is that over the examples. It is
+/// the cost that is weighted, not its gradients: those of synchronised layers are of all towers' costs together.
+fn weighted(t: &TowerContext, inputs: &[Tensor], cost: &Tensor) -> Result<Tensor> {
+    let batch = inputs.iter().find(|x| x.rank() > 0).ok_or_else(|| {
+        Error::shape("weighted_by_batch counts the examples of a batch, but no input has a dim for them")
+    })?;
+    Ok(t.build(|t| {
+        let batch = batch.cast(cost.dtype());
+        let own = batch.count_per(&batch.sum_axes(&[0]));
+        let all = t.all_reduce_sum("examples", &own);
+        cost * (own * t.total() as f64 / all)
+    }))
 }
 
 /// That a tower has gradients of the same variables as the first: else the sums would wait for each other.

@@ -79,6 +79,12 @@ impl Setup<'_> {
         }
     }
 
+    /// The inputs of the tower that was built last.
+    pub fn inputs(&self) -> Vec<Tensor> {
+        let last = self.tower.towers().training().pop();
+        last.map_or_else(Vec::new, |tower| tower.inputs().iter().map(|(_, x)| x.clone()).collect())
+    }
+
     /// The optimizer. To be asked for once.
     pub fn optimizer(&self, t: &TowerContext) -> Box<dyn Optimizer> {
         (self.optimizer)(t)
