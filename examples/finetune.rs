@@ -3,10 +3,10 @@
 //! `cargo run --release --example mnist_convnet` leaves its convolutions in one file: a module. `cargo run --release
 //! --example finetune` makes a model of that module and a new last layer, and trains it on 50 of the digits that this
 //! library draws, with the first two convolutions frozen; then the same net from scratch, on the same images. A minute
-//! later, the one with the module reads at least 80 % of the test images, and 5 % more of them than the other; with
-//! `--assert` it fails if it does not. `--load FILE` takes the module from elsewhere.
+//! later, the one with the module reads at least 88 % of the test images, and 10 % more of them than the other;
+//! with `--assert` it fails if it does not. `--load FILE` takes the module from elsewhere.
 
-#[allow(dead_code)] // what is used of it is its convolutions
+#[allow(dead_code, reason = "only its convolutions are used")]
 mod mnist_convnet;
 
 use std::path::{Path, PathBuf};
@@ -20,24 +20,21 @@ const MODULE: &str = "train_log/mnist_convnet/features.safetensors";
 /// So many images are trained on.
 const IMAGES: u64 = 50;
 
-/// Where features of images come from.
-enum Features {
-    /// A module that was trained: made outside the tower function, called inside it.
-    Learnt(Module),
-    /// The same convolutions, as they are drawn.
-    Drawn,
+struct Model {
+    /// Made outside the tower function, called inside it. `None`: the same convolutions, as they are drawn.
+    module: Option<Module>,
 }
 
-impl ModelDesc for Features {
+impl ModelDesc for Model {
     fn inputs(&self) -> Vec<TensorSpec> {
         vec![TensorSpec::f32("input", [None, Some(28), Some(28)]), TensorSpec::i32("label", [None])]
     }
 
     fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
         let (image, label) = (&inputs[0], &inputs[1]);
-        let features = match self {
-            Features::Learnt(module) => module.apply(t, "features", image),
-            Features::Drawn => t.scope("features", |t| mnist_convnet::convolutions(t, image)),
+        let features = match &self.module {
+            Some(module) => module.apply(t, "features", image),
+            None => t.scope("features", |t| mnist_convnet::convolutions(t, image)),
         };
         let x = Dropout::new(0.5).apply(t, "dropout", &features);
         let logits = Linear::new(10).apply(t, "linear", &x).named("logits");
@@ -63,9 +60,9 @@ fn module(path: &Path) -> Result<Module> {
     Ok(Module::load(path)?.freeze("conv[01]/.*"))
 }
 
-/// Trains a net on these features; the share of test images that it reads.
-fn accuracy_of(features: Features, line: &CommandLine, name: &str) -> Result<f64> {
-    let config = TrainConfig::new(features, digits::train().take(IMAGES).shuffle().batch(25))
+/// Trains a net with this module, or from scratch; the share of test images that it reads.
+fn accuracy_with(module: Option<Module>, line: &CommandLine, name: &str) -> Result<f64> {
+    let config = TrainConfig::new(Model { module }, digits::train().take(IMAGES).shuffle().batch(25))
         .callback(ModelSaver::new())
         .callback(InferenceRunner::new(digits::test().batch(250), [ScalarStats::new("accuracy")]))
         .steps_per_epoch(100)
@@ -80,11 +77,11 @@ fn main() -> Result<()> {
     let mut line = CommandLine::parse()?;
     line.without(&["--fake", "--full"])?;
     let path = line.load.take().unwrap_or_else(|| MODULE.into());
-    let learnt = accuracy_of(Features::Learnt(module(&path)?), &line, "module")?;
-    let drawn = accuracy_of(Features::Drawn, &line, "scratch")?;
+    let learnt = accuracy_with(Some(module(&path)?), &line, "module")?;
+    let drawn = accuracy_with(None, &line, "scratch")?;
     println!("read with the module: {:.1} %, from scratch: {:.1} %", 100.0 * learnt, 100.0 * drawn);
-    if line.assert && (learnt < 0.8 || learnt < drawn + 0.05) {
-        return Err(Error::argument("the module was to reach 80 %, and 5 % more than without it"));
+    if line.assert && (learnt < 0.88 || learnt < drawn + 0.1) {
+        return Err(Error::argument("the module was to reach 88 %, and 10 % more than without it"));
     }
     Ok(())
 }

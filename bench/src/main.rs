@@ -23,6 +23,7 @@ use lexopt::prelude::*;
 use models::Model;
 use std::process::ExitCode;
 use std::time::Instant;
+use tensorpack::DType;
 use tensorpack::runtime::Device;
 use tensorpack::runtime::cpu::Isa;
 
@@ -42,6 +43,8 @@ const USAGE: &str = "usage: bench -- step --model mlp|mnist|resnet32|resnet50|pt
 struct Options {
     model: Model,
     device: Device,
+    /// Of activations and products.
+    dtype: DType,
     /// `None`: the model's own.
     batch: Option<usize>,
     threads: Option<usize>,
@@ -79,6 +82,7 @@ fn parse(mut args: lexopt::Parser) -> Result<Options, Box<dyn std::error::Error>
     let mut options = Options {
         model: Model::Mlp,
         device: Device::Cpu(0),
+        dtype: DType::F32,
         batch: None,
         threads: None,
         isa: None,
@@ -94,11 +98,11 @@ fn parse(mut args: lexopt::Parser) -> Result<Options, Box<dyn std::error::Error>
             Long("batch") => options.batch = Some(args.value()?.parse()?),
             Long("threads-per-device") => options.threads = Some(args.value()?.parse()?),
             Long("steps") => options.steps = args.value()?.parse()?,
-            Long("dtype") => match args.value()?.string()?.as_str() {
-                "f32" => {}
-                "bf16" => return Err("bf16 needs the XLA engine, which is not there yet".into()),
-                other => return Err(format!("{other} is none of f32, bf16").into()),
-            },
+            Long("dtype") => {
+                let name = args.value()?.string()?;
+                let dtype = [DType::F32, DType::Bf16].into_iter().find(|d| d.to_string() == name);
+                options.dtype = dtype.ok_or_else(|| format!("{name} is none of f32, bf16"))?;
+            }
             Long("isa") => {
                 let name = args.value()?.string()?;
                 let isa = [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().find(|i| i.to_string() == name);

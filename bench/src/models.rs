@@ -6,7 +6,7 @@ use tensorpack::graph::{Graph, Op, Tensor, TensorSpec, UPDATE_OPS};
 use tensorpack::optim::{Adam, Momentum, Optimizer, ParamGroups, minimize};
 use tensorpack::tensor::CounterRng;
 use tensorpack::tower::TowerContext;
-use tensorpack::{Error, HostTensor, Result};
+use tensorpack::{DType, Error, HostTensor, Result};
 
 /// A reference model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,9 @@ pub(crate) enum Model {
 
 /// What is fed, by name.
 pub(crate) type Feeds = Vec<(&'static str, HostTensor)>;
+
+/// Makes logits of images.
+type Net = fn(&TowerContext, &Tensor) -> Tensor;
 
 const ALL: [Model; 6] =
     [Model::Mlp, Model::Mnist, Model::Resnet32, Model::Resnet50, Model::Ptb, Model::Dcgan];
@@ -61,17 +64,23 @@ impl Model {
         }
     }
 
-    /// Builds the model with its training step, for batches of this size; returns the cost and the step.
-    pub(crate) fn build(self, graph: &Graph, batch: usize) -> Result<(Tensor, Op)> {
+    /// Builds the model with its training step, for batches of this size, computing in this type; returns the cost and
+    /// the step.
+    pub(crate) fn build(self, graph: &Graph, batch: usize, dtype: DType) -> Result<(Tensor, Op)> {
+        if matches!(self, Model::Ptb | Model::Dcgan) && dtype != DType::F32 {
+            return Err(Error::argument(format!("{} is measured in f32 alone", self.name())));
+        }
         let t = &TowerContext::training(graph);
+        let classify =
+            |sizes: &[usize], net: Net, optimizer: &dyn Optimizer| classify(t, sizes, dtype, net, optimizer);
         let adam = Adam::new(1e-3);
         let (cost, train) = match self {
-            Model::Mlp => classify(t, &[784], |t, x| classifiers::mlp(t, x, 512), &adam)?,
-            Model::Mnist => classify(t, &[28, 28, 1], classifiers::mnist, &adam)?,
-            Model::Resnet32 => classify(t, &[32, 32, 3], |t, x| classifiers::resnet(t, x, 5), &adam)?,
+            Model::Mlp => classify(&[784], |t, x| classifiers::mlp(t, x, 512), &adam)?,
+            Model::Mnist => classify(&[28, 28, 1], classifiers::mnist, &adam)?,
+            Model::Resnet32 => classify(&[32, 32, 3], |t, x| classifiers::resnet(t, x, 5), &adam)?,
             Model::Resnet50 => {
                 let descent = ParamGroups::new(Momentum::new(1e-3, 0.9)).group(".*", |g| g.decay(1e-4));
-                classify(t, &[224, 224, 3], resnet50::resnet50, &descent)?
+                classify(&[224, 224, 3], resnet50::resnet50, &descent)?
             }
             Model::Ptb => ptb::build(t)?,
             Model::Dcgan => dcgan::build(t, batch)?,
@@ -114,13 +123,14 @@ impl Model {
 fn classify(
     t: &TowerContext,
     sizes: &[usize],
-    net: fn(&TowerContext, &Tensor) -> Tensor,
+    dtype: DType,
+    net: Net,
     optimizer: &dyn Optimizer,
 ) -> Result<(Tensor, Op)> {
     let sizes: Vec<Option<usize>> = [None].into_iter().chain(sizes.iter().map(|&n| Some(n))).collect();
     let image = t.graph().placeholder(&TensorSpec::f32("image", sizes));
     let label = t.graph().placeholder(&TensorSpec::i32("label", [None]));
-    let cost = net(t, &image).sparse_softmax_cross_entropy(&label).mean().named("cost");
+    let cost = net(t, &image.cast(dtype)).sparse_softmax_cross_entropy(&label).mean().named("cost");
     let train = minimize(&cost, optimizer)?;
     Ok((cost, train))
 }

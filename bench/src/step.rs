@@ -13,7 +13,7 @@ const WARM_UP: usize = 3;
 pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
     let graph = Graph::new();
     let batch = options.batch.unwrap_or(options.model.batch());
-    let (cost, train) = options.model.build(&graph, batch)?;
+    let (cost, train) = options.model.build(&graph, batch, options.dtype)?;
     let session_options = SessionOptions {
         device: options.device,
         threads: options.threads,
