@@ -16,6 +16,7 @@ mod interface;
 mod kills;
 mod life_cycle;
 mod models;
+mod modules;
 mod not_finite;
 mod other_towers;
 mod predictors;
