@@ -4,7 +4,7 @@ use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, Run
 use super::lowering::{self, Request};
 use super::null::NullEngine;
 use super::snapshot::Reading;
-use super::{Device, Turns, Whereabouts, cpu};
+use super::{Device, Turns, Whereabouts, cpu, xla};
 use crate::graph::{Fetch, Frozen, Op, Tensor, Variable};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -130,6 +130,10 @@ impl Session {
                 &turns,
             ),
             Device::Null => Box::new(NullEngine::new(options.memory_limit)),
+            Device::Xla { platform, index } => {
+                let limits = xla::Limits { memory: options.memory_limit, wait: options.deadline };
+                Box::new(xla::XlaEngine::open(platform, index, limits)?)
+            }
         };
         executor.create_variables(graph.variables(), options.seed)?;
         Ok(Session {

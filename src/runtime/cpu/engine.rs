@@ -9,11 +9,12 @@ use super::memory::{Block, padded};
 use super::plan::{Base, Loc, Mode, Plan};
 use super::sharing::SharedVariables;
 use super::variables::Variables;
+use super::widen::widen;
 use super::work::{Meeting, Memory};
 use crate::graph::VariableInfo;
 use crate::kir::{BufferKind, Origin, Program, View};
 use crate::runtime::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo};
-use crate::runtime::{Lowered, Turns, Whereabouts, memory_limit};
+use crate::runtime::{Lowered, Turns, Whereabouts, faults, memory_limit};
 use std::any::Any;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -129,6 +130,7 @@ impl Engine {
         let mut shared = self.lock()?;
         let mut variables = self.variables.take()?;
         let mut programs = lowered.programs;
+        programs.iter_mut().for_each(widen);
         self.crew(&mut shared, 1)?;
         if mode != Mode::Inspect {
             for program in &mut programs {
@@ -645,13 +647,7 @@ impl TowerRun {
                 unsafe { !tensorpack_kernels::all_finite(cx.isa, dtype, self.writes[first + k], n) }
             });
             if bad && found.is_none() {
-                let name = &step.origin.name;
-                let e = Error::new(
-                    ErrorKind::NotFinite,
-                    format!("{name} is not finite: it holds a NaN or an infinity"),
-                );
-                found =
-                    Some(hints.get(name).into_iter().fold(e.at(step.origin.site), |e, hint| e.note(hint)));
+                found = Some(faults::not_finite(&step.origin, hints));
             }
         }
         Ok(found)
