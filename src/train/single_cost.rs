@@ -24,7 +24,7 @@ pub trait Strategy {
         1
     }
 
-    /// The first tower's device, if the trainer names any but thread teams of this process.
+    /// What the session runs on, if the trainer says so.
     fn device(&self) -> Option<Device> {
         None
     }

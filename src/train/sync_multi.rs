@@ -53,7 +53,7 @@ macro_rules! sync_trainer {
             }
 
             fn device(&self) -> Option<Device> {
-                self.devices.first_of_engine()
+                self.devices.of_session()
             }
         }
     };

@@ -17,6 +17,7 @@ mod epilogue;
 mod row_work;
 mod work;
 mod engine;
+mod conductor;
 mod memory;
 
 pub use engine::{CpuOptions, cpu_executor};

@@ -139,8 +139,7 @@ fn leaves(first: &Program, other: &Program, own: &mut Own) -> Option<HashMap<Buf
     for id in ids(other) {
         let buffer = other.buffer(id);
         let found = match &buffer.kind {
-            // Snapshots are those of towers that run each on its own, which this engine does not have.
-            BufferKind::Temp | BufferKind::Snapshot(_) => continue,
+            BufferKind::Temp => continue,
             BufferKind::Feed(mine) => {
                 let found = feeds.next()?;
                 let theirs = first.buffer(found);
@@ -152,6 +151,7 @@ fn leaves(first: &Program, other: &Program, own: &mut Own) -> Option<HashMap<Buf
                 }
                 Some(found)
             }
+            BufferKind::Snapshot(_) => return None,
             BufferKind::Variable(v) => {
                 ids(first).find(|&b| matches!(first.buffer(b).kind, BufferKind::Variable(w) if w == *v))
             }

@@ -5,7 +5,7 @@ use super::compile::compile;
 use super::module::{Argument, Module, Purpose, module};
 use super::target::Target;
 use super::variables::Variables;
-use crate::runtime::executor::{Feed, Outcome, RunInfo};
+use crate::runtime::executor::{Feed, RunInfo};
 use crate::runtime::faults;
 use tensorpack_pjrt as pjrt;
 use tensorpack_tensor::{HostTensor, Result};
@@ -98,7 +98,7 @@ impl Launch {
 
     /// What a tower's report says: an error if a lookup's number names no row, else whether all that was checked is
     /// finite.
-    pub(super) fn judge(&self, report: &HostTensor) -> Result<Outcome> {
+    pub(super) fn judge(&self, report: &HostTensor) -> Result<bool> {
         let numbers = report.as_slice::<i64>()?;
         for (lookup, found) in self.module.lookups.iter().zip(numbers[1..].chunks(2)) {
             if found[0] != i64::MAX {
@@ -106,7 +106,7 @@ impl Launch {
                 return Err(e.within(&lookup.origin.name).at(lookup.origin.site));
             }
         }
-        Ok(if numbers[0] == 1 { Outcome::Committed { behind: 0 } } else { Outcome::NotFinite })
+        Ok(numbers[0] == 1)
     }
 
     /// The text, with the memory that was planned for it.

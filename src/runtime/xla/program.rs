@@ -90,21 +90,20 @@ impl XlaProgram {
     /// Waits for a run, and takes what it gives if all went well.
     fn end(&self, started: Started, outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
         let wait = self.target.options.deadline;
-        let mut outcome = Outcome::Committed { behind: 0 };
+        let mut finite = true;
         for (launch, reports) in self.launches.iter().zip(started.reports) {
             for report in reports {
-                if launch.judge(&report.wait(wait)?)? == Outcome::NotFinite {
-                    outcome = Outcome::NotFinite;
-                }
+                finite &= launch.judge(&report.wait(wait)?)?;
             }
         }
-        if outcome != Outcome::NotFinite {
-            outputs.clear();
-            for fetch in started.fetches {
-                outputs.push(fetch.wait(wait)?);
-            }
+        if !finite {
+            return Ok(Outcome::NotFinite);
         }
-        Ok(outcome)
+        outputs.clear();
+        for fetch in started.fetches {
+            outputs.push(fetch.wait(wait)?);
+        }
+        Ok(Outcome::Committed { behind: 0 })
     }
 }
 
