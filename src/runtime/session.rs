@@ -4,7 +4,7 @@ use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, Run
 use super::lowering::{self, Request};
 use super::null::NullEngine;
 use super::snapshot::Reading;
-use super::{Device, Turns, Whereabouts, cpu};
+use super::{Device, Turns, Whereabouts, cpu, xla};
 use crate::graph::{Fetch, Frozen, Op, Tensor, Variable};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -68,7 +68,7 @@ struct State {
     plain_runs: u64,
     /// How many updates by others there were while the last run computed.
     behind: u64,
-    /// Set for good when a kernel panicked.
+    /// Set for good when a kernel panicked, or a tower never came back.
     poisoned: Option<Error>,
 }
 
@@ -130,6 +130,10 @@ impl Session {
                 &turns,
             ),
             Device::Null => Box::new(NullEngine::new(options.memory_limit)),
+            Device::Xla { platform, index } => {
+                let limits = xla::Limits { memory: options.memory_limit, wait: options.deadline };
+                Box::new(xla::XlaEngine::open(platform, index, limits)?)
+            }
         };
         executor.create_variables(graph.variables(), options.seed)?;
         Ok(Session {
@@ -254,12 +258,14 @@ impl Session {
         values.iter_mut().zip(feeds).for_each(|(v, (_, t))| *v = t);
         let executable = &mut state.programs[at].executable;
         let ran = catch_unwind(AssertUnwindSafe(|| executable.run(&run, &values[..feeds.len()], outputs)));
-        let outcome = ran.unwrap_or_else(|panic| Err(state.poison(&*panic)))?;
+        let ran = ran.unwrap_or_else(|panic| Err(state.poison(&*panic)));
+        let outcome = ran.map_err(|e| state.end_if_lost(e))?;
         let Outcome::Committed { behind } = outcome else {
             let search = || self.name_the_bad(&mut state, fetches, feeds, &run, &values[..feeds.len()]);
             // What searches is a run as well, and users' kernels may do anything in it.
             let named = catch_unwind(AssertUnwindSafe(search));
-            return Err(named.unwrap_or_else(|panic| state.poison(&*panic)));
+            let named = named.unwrap_or_else(|panic| state.poison(&*panic));
+            return Err(state.end_if_lost(named));
         };
         state.behind = behind;
         match kind {
@@ -383,11 +389,19 @@ impl State {
         State { executor, programs: Vec::new(), run_index: 0, plain_runs: 0, behind: 0, poisoned: None }
     }
 
-    /// Ends the session: who knows what a kernel that panicked left behind.
+    /// Ends the session: who knows what a kernel that panicked left behind. The engine says which one, if it can.
     fn poison(&mut self, panic: &(dyn std::any::Any + Send)) -> Error {
-        let e = Error::new(ErrorKind::Engine, format!("a kernel panicked: {}", panic_text(panic)))
-            .note("this session cannot go on; the last checkpoint stands");
-        self.poisoned.get_or_insert(e).clone()
+        let unknown = || Error::new(ErrorKind::Engine, format!("the engine panicked: {}", panic_text(panic)));
+        let e = panic.downcast_ref::<Error>().cloned().unwrap_or_else(unknown);
+        self.poisoned.get_or_insert(e.note("this session cannot go on; the last checkpoint stands")).clone()
+    }
+
+    /// Ends the session if the engine is lost, with the error of the run that lost it.
+    fn end_if_lost(&mut self, e: Error) -> Error {
+        if self.executor.lost() {
+            self.poisoned.get_or_insert(e.clone());
+        }
+        e
     }
 
     /// The place of the program for these fetches and shapes, made if there is none yet.

@@ -4,6 +4,7 @@ use super::{Iteration, RunTrainOp, StepCx, TrainConfig, Trained, Trainer};
 use crate::graph::{Fetch, Graph, Op, Tensor, TensorSpec};
 use crate::input::{FeedInput, InputSource, QueueInput};
 use crate::optim::Optimizer;
+use crate::runtime::Device;
 use crate::tower::{TowerContext, TowerFunc, Towers};
 use tensorpack_dataflow::Flow;
 use tensorpack_tensor::{Error, Result};
@@ -21,6 +22,11 @@ pub trait Strategy {
     /// How many towers there are.
     fn towers(&self) -> usize {
         1
+    }
+
+    /// What the session runs on, if the trainer says so.
+    fn device(&self) -> Option<Device> {
+        None
     }
 
     /// How a dataflow is read if nothing else is said: ahead of the model, in a thread of its own.
@@ -144,12 +150,14 @@ impl SingleCostTrainer {
 
     /// Trains with the default callbacks and monitors added, unless the configuration has others.
     pub fn train_with_defaults(self, config: TrainConfig) -> Result<Trained> {
+        let config = self.on_device(config);
         let (trainer, mut iteration) = self.ready()?;
         trainer.train_with_defaults(config, move |cx: &mut StepCx<'_>| iteration.run_step(cx))
     }
 
     /// Trains with the callbacks and monitors of the configuration alone.
     pub fn train(self, config: TrainConfig) -> Result<Trained> {
+        let config = self.on_device(config);
         let (trainer, mut iteration) = self.ready()?;
         trainer.train(config, move |cx: &mut StepCx<'_>| iteration.run_step(cx))
     }
@@ -157,6 +165,12 @@ impl SingleCostTrainer {
     fn ready(mut self) -> Result<(Trainer, Box<dyn Iteration>)> {
         let built = self.built.take().ok_or_else(no_graph)?;
         Ok((built.0, self.strategy.iteration(built.1)))
+    }
+
+    /// The configuration with the device that the trainer names.
+    fn on_device(&self, mut config: TrainConfig) -> TrainConfig {
+        config.session.device = self.strategy.device().unwrap_or(config.session.device);
+        config
     }
 
     /// The trainer and its step, to run something else around it.
