@@ -157,7 +157,7 @@ impl Windows<'_> {
 
     fn average(&self, w: &mut Writer, x: &Value) -> Result<Value> {
         let element = x.element;
-        let x = w.widened(&x);
+        let x = w.widened(x);
         let x = self.padded(w, &x, 0.0);
         let zero = w.splat(0.0, x.element, &[]);
         let [height, width] = self.pool.window;
