@@ -17,9 +17,11 @@ pub use crate::optim::gradproc::{
 };
 pub use crate::optim::{
     Accumulate, Adagrad, Adam, AdamW, Ema, Gradient, Lamb, Momentum, Optimizer, ParamGroups, PostProcess,
-    Rate, RmsProp, Schedule, Sgd, apply_gradients, compute_gradients, minimize,
+    Rate, RmsProp, Schedule, Sgd, apply_gradients, compute_gradients, compute_gradients_of, minimize,
 };
-pub use crate::predict::{ExportedModel, OfflinePredictor, PredictConfig};
+pub use crate::predict::{
+    DatasetPredictor, ExportedModel, MultiTowerOfflinePredictor, OfflinePredictor, PredictConfig, Predictor,
+};
 pub use crate::runtime::{Device, Session, SessionOptions};
 pub use crate::tower::{ModelDesc, TowerContext};
 pub use crate::train::{

@@ -122,23 +122,17 @@ impl GraphCx<'_> {
 
     /// One more replica of the model, for inference, under `scope`: its inputs are fed as `scope/NAME`.
     pub fn inference_tower(&mut self, scope: &str) -> Result<TowerHandle> {
-        self.build_tower(scope, TowerContext::inference)
+        let t = TowerContext::inference(self.graph);
+        self.tower_func(scope)?.infer_in(&t, scope)
     }
 
-    /// The same, reading the moving averages that an optimizer in [`Ema`](crate::optim::Ema) keeps in place of the
-    /// variables.
-    pub fn averaged_tower(&mut self, scope: &str) -> Result<TowerHandle> {
-        self.build_tower(scope, |graph| TowerContext::inference(graph).averaged())
-    }
-
-    fn build_tower(&mut self, scope: &str, t: impl Fn(&Graph) -> TowerContext) -> Result<TowerHandle> {
-        match &mut self.tower {
-            Some(tower) => tower.infer_in(&t(self.graph), scope),
-            None => Err(Error::new(
-                ErrorKind::Graph,
-                format!("{scope} needs a model made by a tower function, which this trainer does not have"),
-            )),
-        }
+    /// The function that built the model, for replicas of other kinds: several that run at the same time, or one that
+    /// reads averages ([`TowerContext::averaged`]). An error that says who needs it if there is none.
+    pub fn tower_func(&mut self, who: &str) -> Result<&mut TowerFunc> {
+        self.tower.as_deref_mut().ok_or_else(|| {
+            let why = "needs a model made by a tower function, which this trainer does not have";
+            Error::new(ErrorKind::Graph, format!("{who} {why}"))
+        })
     }
 }
 

@@ -6,7 +6,7 @@ use tensorpack_tensor::{Error, HostTensor, Result};
 
 /// Makes statistics of the results of a pass of inference.
 pub trait Inferencer {
-    /// What it wants to see of every batch.
+    /// What it wants to see of every batch. Asked once of every tower that batches may run on.
     fn fetches(&mut self, tower: &TowerHandle) -> Result<Vec<Tensor>>;
 
     /// Before a pass.

@@ -1,6 +1,6 @@
 //! Gates: what updates of variables pass through before they take effect.
 
-use super::graph::OnDrop;
+use super::scope::OnDrop;
 use super::{Graph, NodeKind, Tensor, VariableId};
 use std::rc::Rc;
 

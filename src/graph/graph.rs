@@ -6,8 +6,8 @@ use super::frozen::LateError;
 use super::gate::Gate;
 use super::tensor::dims_of;
 use super::{
-    Collection, Frozen, Node, NodeId, NodeKind, Op, OpDef, Role, Sharing, Spec, Tensor, TensorId, TensorSpec,
-    Variable, VariableId, VariableInfo, VariableSpec, name,
+    Collection, Frozen, Node, NodeId, NodeKind, Op, OpDef, Role, Spec, Tensor, TensorId, TensorSpec,
+    VariableId, VariableInfo, name,
 };
 use std::cell::{Ref, RefCell, RefMut};
 use std::collections::{HashMap, HashSet};
@@ -41,12 +41,12 @@ pub(super) struct Building {
     /// Tensors by the names users gave them and nodes' own.
     pub(super) names: HashMap<String, TensorId>,
     taken: HashMap<String, u32>,
-    variable_names: HashMap<String, VariableId>,
-    name_scope: Vec<String>,
-    variable_scope: Vec<String>,
+    pub(super) variable_names: HashMap<String, VariableId>,
+    pub(super) name_scope: Vec<String>,
+    pub(super) variable_scope: Vec<String>,
     /// What updates pass through on their way to their variables, outermost first.
     pub(super) gates: Vec<Gate>,
-    tower: usize,
+    pub(super) tower: usize,
     error: Option<Error>,
     symbols: u32,
     /// What was logged, so that it is once.
@@ -118,8 +118,12 @@ impl Graph {
         building
     }
 
+    pub(super) fn sites(&self) -> RefMut<'_, CallSites> {
+        self.0.sites.borrow_mut()
+    }
+
     /// The user's line behind a call from `caller`.
-    fn site(&self, caller: &'static Location<'static>) -> Site {
+    pub(super) fn site(&self, caller: &'static Location<'static>) -> Site {
         self.0.sites.borrow().resolve(caller)
     }
 
@@ -300,231 +304,9 @@ impl Graph {
         tensor
     }
 
-    /// Makes the variable `scope/name`, or returns the one there is, as `sharing` says.
-    #[track_caller]
-    pub(crate) fn variable(&self, spec: VariableSpec, sharing: Sharing) -> Variable {
-        let caller = Location::caller();
-        let made = self.make_variable(&spec, sharing, caller);
-        let (id, full) = match made {
-            Ok(made) => made,
-            Err(e) => {
-                self.record("Variable", &[], e);
-                return Variable { value: Tensor::poison(self), id: None, name: spec.name };
-            }
-        };
-        Variable { value: self.read_variable(id), id: Some(id), name: full }
-    }
-
-    /// The one node that reads a variable, under the variable's own name.
-    #[track_caller]
-    fn read_variable(&self, id: VariableId) -> Tensor {
-        let there = self.built().and_then(|b| {
-            let name = &b.variables.get(id.0 as usize)?.name;
-            b.names.get(name).copied()
-        });
-        if let Some(there) = there {
-            return self.tensor_at(there);
-        }
-        let value = self.add_node(NodeKind::Read(id), &[], None).swap_remove(0);
-        if let (Some(mut b), Some(at)) = (self.building(), value.id) {
-            let name = b.variables[id.0 as usize].name.clone();
-            b.rename(at, name);
-        }
-        value
-    }
-
-    fn make_variable(
-        &self,
-        spec: &VariableSpec,
-        sharing: Sharing,
-        caller: &'static Location<'static>,
-    ) -> Result<(VariableId, String)> {
-        name::check(&spec.name)?;
-        name::check_not_reserved(&spec.name)?;
-        element_count(&spec.sizes)?;
-        let Some(mut b) = self.building() else {
-            return Err(Error::new(
-                ErrorKind::Graph,
-                format!("the graph is frozen: {} cannot be made", spec.name),
-            ));
-        };
-        let mut full = name::join(&b.variable_scope.join("/"), &spec.name);
-        if sharing == Sharing::Numbered {
-            full = b.free_variable_name(full);
-        }
-        if let Some(&id) = b.variable_names.get(&full) {
-            let there = &b.variables[id.0 as usize];
-            if (there.dtype, &there.sizes) != (spec.dtype, &spec.sizes) {
-                return Err(Error::shape(format!(
-                    "the variable {full} is {}{:?}, but {}{:?} was asked for",
-                    there.dtype, there.sizes, spec.dtype, spec.sizes
-                ))
-                .note(format!("it was made at {}", there.site)));
-            }
-            if sharing == Sharing::Make {
-                return Err(Error::new(ErrorKind::Name, format!("the variable {full} exists already"))
-                    .note(format!("it was made at {}", there.site))
-                    .note("each variable has a name of its own (rule 3 of tower functions)")
-                    .note("to share it, open the scope with reuse"));
-            }
-            return Ok((id, full));
-        }
-        if sharing == Sharing::Share && spec.trainable {
-            return Err(Error::new(
-                ErrorKind::Name,
-                format!(
-                    "the variable {full} does not exist, and this tower shares variables instead of making them (rule 4 of tower functions)"
-                ),
-            )
-            .note("a tower function makes the same variables whenever it is called: their names depend on no state (rule 1), name scope or tensor (rule 3)"));
-        }
-        spec.init.check(&full, spec.dtype, &spec.sizes)?;
-        // Variables are read under their own name: another tensor of that name would be taken for the variable.
-        if b.names.contains_key(&full) {
-            return Err(Error::new(ErrorKind::Name, format!("the name {full:?} is taken")));
-        }
-        let id = VariableId(b.variables.len() as u32);
-        let site = self.site(caller);
-        b.variables.push(VariableInfo {
-            name: full.clone(),
-            dtype: spec.dtype,
-            sizes: spec.sizes.clone(),
-            init: spec.init.clone(),
-            trainable: spec.trainable,
-            frozen: false,
-            slab: spec.slab.clone(),
-            site,
-        });
-        b.variable_names.insert(full.clone(), id);
-        for key in &spec.collections {
-            b.collections.entry(key.to_string()).or_default().variables.push(id);
-        }
-        Ok((id, full))
-    }
-
-    /// A handle to an existing variable.
-    #[track_caller]
-    pub fn variable_handle(&self, id: VariableId) -> Variable {
-        let name = self.built().map_or_else(String::new, |b| b.variables[id.0 as usize].name.clone());
-        let value = self.read_variable(id);
-        Variable { id: value.id.map(|_| id), value, name }
-    }
-
-    /// A handle to the variable of this full name, if there is one.
-    #[track_caller]
-    pub fn variable_named(&self, name: &str) -> Option<Variable> {
-        let id = self.built().and_then(|b| b.variable_names.get(name).copied())?;
-        Some(self.variable_handle(id))
-    }
-
-    /// What is known of a variable.
-    pub fn variable_info(&self, id: VariableId) -> Option<VariableInfo> {
-        self.built().and_then(|b| b.variables.get(id.0 as usize).cloned())
-    }
-
-    /// Trainable variables that may be without a path to the cost: all whose name `pattern` accepts.
-    pub fn freeze_variables(&self, pattern: impl Fn(&str) -> bool) {
-        if let Some(mut b) = self.building() {
-            b.variables.iter_mut().filter(|v| pattern(&v.name)).for_each(|v| v.frozen = true);
-        }
-    }
-
-    /// Runs `build` with a scope opened for names, and one for variables too if `variables` says so.
-    #[track_caller]
-    pub(crate) fn scope<R>(
-        &self,
-        part: &str,
-        variables: bool,
-        reserved: bool,
-        build: impl FnOnce() -> R,
-    ) -> R {
-        let checked =
-            name::check(part).and_then(|()| if reserved { Ok(()) } else { name::check_not_reserved(part) });
-        if let Err(e) = checked {
-            self.record("scope", &[], e);
-        }
-        if let Some(mut b) = self.building() {
-            b.name_scope.push(part.to_string());
-            if variables {
-                b.variable_scope.push(part.to_string());
-            }
-        }
-        let _guard = OnDrop(|| {
-            if let Some(mut b) = self.building() {
-                b.name_scope.pop();
-                if variables {
-                    b.variable_scope.pop();
-                }
-            }
-        });
-        build()
-    }
-
-    /// Runs `build` outside of all scopes: what is made there has the name it is given.
-    pub(crate) fn at_root<R>(&self, build: impl FnOnce() -> R) -> R {
-        let outer = self
-            .building()
-            .map(|mut b| (std::mem::take(&mut b.name_scope), std::mem::take(&mut b.variable_scope)));
-        let _guard = OnDrop(|| {
-            if let (Some(mut b), Some((names, variables))) = (self.building(), outer.clone()) {
-                (b.name_scope, b.variable_scope) = (names, variables);
-            }
-        });
-        build()
-    }
-
-    /// Runs `build` as the inside of a layer that was called from `caller`: errors point there.
-    pub(crate) fn called_from<R>(&self, caller: &'static Location<'static>, build: impl FnOnce() -> R) -> R {
-        self.0.sites.borrow_mut().push(caller);
-        let _guard = OnDrop(|| self.0.sites.borrow_mut().pop());
-        build()
-    }
-
-    /// Runs `build` with every new node on the line and under the name of `node`: gradients belong to what they are
-    /// the gradient of.
-    pub(crate) fn on_behalf_of<R>(&self, node: NodeId, build: impl FnOnce() -> R) -> R {
-        let Some((site, scope, tower)) = self.built().map(|b| {
-            let n = &b.nodes[node.0 as usize];
-            let (prefix, own) = name::split_tower(&n.name);
-            (n.site, format!("{prefix}gradients/{own}"), n.tower)
-        }) else {
-            return build();
-        };
-        let outer = self.building().map(|mut b| {
-            let scope = std::mem::replace(&mut b.name_scope, vec![scope]);
-            let tower = std::mem::replace(&mut b.tower, tower);
-            (self.0.sites.borrow_mut().inherited.replace(site), scope, tower)
-        });
-        let _guard = OnDrop(|| {
-            if let (Some(mut b), Some((site, scope, tower))) = (self.building(), outer.clone()) {
-                self.0.sites.borrow_mut().inherited = site;
-                b.name_scope = scope;
-                b.tower = tower;
-            }
-        });
-        build()
-    }
-
-    /// Runs `build` with every new node belonging to tower `index`, and named after it if there are several.
-    pub(crate) fn in_tower<R>(&self, index: usize, several: bool, build: impl FnOnce() -> R) -> R {
-        let outer = self.building().map(|mut b| std::mem::replace(&mut b.tower, index));
-        let _guard = OnDrop(|| {
-            if let (Some(mut b), Some(tower)) = (self.building(), outer) {
-                b.tower = tower;
-            }
-        });
-        if several { self.scope(&format!("tower{index}"), false, true, build) } else { build() }
-    }
-
     /// Whether this is the first time that `what` is asked of this graph: what is logged once, not for every tower.
     pub(crate) fn first_time(&self, what: &str) -> bool {
         self.building().is_some_and(|mut b| b.said.insert(what.to_string()))
-    }
-
-    /// What `part` is called in the current scope of every tower: its full name without the tower's.
-    pub(crate) fn name_in_towers(&self, part: &str) -> String {
-        let scope = self.built().map_or_else(String::new, |b| b.name_scope.join("/"));
-        name::split_tower(&name::join(&scope, part)).1.to_string()
     }
 
     #[track_caller]
@@ -662,28 +444,11 @@ impl Building {
         }
     }
 
-    /// `name`, or `name_1`, `name_2`... if there is such a variable.
-    fn free_variable_name(&self, name: String) -> String {
-        let numbered = (1..).map(|n| format!("{name}_{n}"));
-        let free =
-            std::iter::once(name.clone()).chain(numbered).find(|n| !self.variable_names.contains_key(n));
-        free.unwrap_or(name)
-    }
-
-    fn rename(&mut self, id: TensorId, full: String) {
+    pub(super) fn rename(&mut self, id: TensorId, full: String) {
         if id.output == 0 {
             self.nodes[id.node.0 as usize].name = full.clone();
         }
         self.names.insert(full, id);
-    }
-}
-
-/// Runs a closure when it goes out of scope, so that scopes close on every way out.
-pub(super) struct OnDrop<F: FnMut()>(pub(super) F);
-
-impl<F: FnMut()> Drop for OnDrop<F> {
-    fn drop(&mut self) {
-        (self.0)();
     }
 }
 

@@ -17,6 +17,7 @@ mod name_pattern;
 mod node;
 mod op_def;
 mod print;
+mod scope;
 mod tensor;
 mod variable;
 

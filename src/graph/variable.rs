@@ -1,10 +1,13 @@
 //! Variables: state that lives outside the graph, in a store keyed by name, and is read and updated by it.
 
+use super::graph::Building;
 use super::{
-    GLOBAL_VARIABLES, Init, LOCAL_VARIABLES, MODEL_VARIABLES, Op, TRAINABLE_VARIABLES, Tensor, VariableId,
+    GLOBAL_VARIABLES, Graph, Init, LOCAL_VARIABLES, MODEL_VARIABLES, NodeKind, Op, TRAINABLE_VARIABLES,
+    Tensor, VariableId, name,
 };
 use std::ops::Deref;
-use tensorpack_tensor::{DType, Site};
+use std::panic::Location;
+use tensorpack_tensor::{DType, Error, ErrorKind, Result, Site, element_count};
 
 /// What is to be known of a variable.
 #[derive(Clone, Debug)]
@@ -180,5 +183,146 @@ impl Variable {
         let current = if plain { self.value.clone() } else { self.current() };
         let value = next(&current);
         graph.add_assign(variable, plain, &value)
+    }
+}
+
+impl Graph {
+    /// Makes the variable `scope/name`, or returns the one there is, as `sharing` says.
+    #[track_caller]
+    pub(crate) fn variable(&self, spec: VariableSpec, sharing: Sharing) -> Variable {
+        let caller = Location::caller();
+        let made = self.make_variable(&spec, sharing, caller);
+        let (id, full) = match made {
+            Ok(made) => made,
+            Err(e) => {
+                self.record("Variable", &[], e);
+                return Variable { value: Tensor::poison(self), id: None, name: spec.name };
+            }
+        };
+        Variable { value: self.read_variable(id), id: Some(id), name: full }
+    }
+
+    /// The one node that reads a variable, under the variable's own name.
+    #[track_caller]
+    fn read_variable(&self, id: VariableId) -> Tensor {
+        let there = self.built().and_then(|b| {
+            let name = &b.variables.get(id.0 as usize)?.name;
+            b.names.get(name).copied()
+        });
+        if let Some(there) = there {
+            return self.tensor_at(there);
+        }
+        let value = self.add_node(NodeKind::Read(id), &[], None).swap_remove(0);
+        if let (Some(mut b), Some(at)) = (self.building(), value.id) {
+            let name = b.variables[id.0 as usize].name.clone();
+            b.rename(at, name);
+        }
+        value
+    }
+
+    fn make_variable(
+        &self,
+        spec: &VariableSpec,
+        sharing: Sharing,
+        caller: &'static Location<'static>,
+    ) -> Result<(VariableId, String)> {
+        name::check(&spec.name)?;
+        name::check_not_reserved(&spec.name)?;
+        element_count(&spec.sizes)?;
+        let Some(mut b) = self.building() else {
+            return Err(Error::new(
+                ErrorKind::Graph,
+                format!("the graph is frozen: {} cannot be made", spec.name),
+            ));
+        };
+        let mut full = name::join(&b.variable_scope.join("/"), &spec.name);
+        if sharing == Sharing::Numbered {
+            full = b.free_variable_name(full);
+        }
+        if let Some(&id) = b.variable_names.get(&full) {
+            let there = &b.variables[id.0 as usize];
+            if (there.dtype, &there.sizes) != (spec.dtype, &spec.sizes) {
+                return Err(Error::shape(format!(
+                    "the variable {full} is {}{:?}, but {}{:?} was asked for",
+                    there.dtype, there.sizes, spec.dtype, spec.sizes
+                ))
+                .note(format!("it was made at {}", there.site)));
+            }
+            if sharing == Sharing::Make {
+                return Err(Error::new(ErrorKind::Name, format!("the variable {full} exists already"))
+                    .note(format!("it was made at {}", there.site))
+                    .note("each variable has a name of its own (rule 3 of tower functions)")
+                    .note("to share it, open the scope with reuse"));
+            }
+            return Ok((id, full));
+        }
+        if sharing == Sharing::Share && spec.trainable {
+            return Err(Error::new(
+                ErrorKind::Name,
+                format!(
+                    "the variable {full} does not exist, and this tower shares variables instead of making them (rule 4 of tower functions)"
+                ),
+            )
+            .note("a tower function makes the same variables whenever it is called: their names depend on no state (rule 1), name scope or tensor (rule 3)"));
+        }
+        spec.init.check(&full, spec.dtype, &spec.sizes)?;
+        // Variables are read under their own name: another tensor of that name would be taken for the variable.
+        if b.names.contains_key(&full) {
+            return Err(Error::new(ErrorKind::Name, format!("the name {full:?} is taken")));
+        }
+        let id = VariableId(b.variables.len() as u32);
+        let site = self.site(caller);
+        b.variables.push(VariableInfo {
+            name: full.clone(),
+            dtype: spec.dtype,
+            sizes: spec.sizes.clone(),
+            init: spec.init.clone(),
+            trainable: spec.trainable,
+            frozen: false,
+            slab: spec.slab.clone(),
+            site,
+        });
+        b.variable_names.insert(full.clone(), id);
+        for key in &spec.collections {
+            b.collections.entry(key.to_string()).or_default().variables.push(id);
+        }
+        Ok((id, full))
+    }
+
+    /// A handle to an existing variable.
+    #[track_caller]
+    pub fn variable_handle(&self, id: VariableId) -> Variable {
+        let name = self.built().map_or_else(String::new, |b| b.variables[id.0 as usize].name.clone());
+        let value = self.read_variable(id);
+        Variable { id: value.id.map(|_| id), value, name }
+    }
+
+    /// A handle to the variable of this full name, if there is one.
+    #[track_caller]
+    pub fn variable_named(&self, name: &str) -> Option<Variable> {
+        let id = self.built().and_then(|b| b.variable_names.get(name).copied())?;
+        Some(self.variable_handle(id))
+    }
+
+    /// What is known of a variable.
+    pub fn variable_info(&self, id: VariableId) -> Option<VariableInfo> {
+        self.built().and_then(|b| b.variables.get(id.0 as usize).cloned())
+    }
+
+    /// Trainable variables that may be without a path to the cost: all whose name `pattern` accepts.
+    pub fn freeze_variables(&self, pattern: impl Fn(&str) -> bool) {
+        if let Some(mut b) = self.building() {
+            b.variables.iter_mut().filter(|v| pattern(&v.name)).for_each(|v| v.frozen = true);
+        }
+    }
+}
+
+impl Building {
+    /// `name`, or `name_1`, `name_2`... if there is such a variable.
+    fn free_variable_name(&self, name: String) -> String {
+        let numbered = (1..).map(|n| format!("{name}_{n}"));
+        let free =
+            std::iter::once(name.clone()).chain(numbered).find(|n| !self.variable_names.contains_key(n));
+        free.unwrap_or(name)
     }
 }

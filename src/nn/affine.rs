@@ -1,6 +1,7 @@
 //! What normalisation layers do after they normalised: a scale and a shift for each channel.
 
 use super::bias::channels;
+use super::parameter::stored;
 use crate::graph::{Init, Tensor, Variable, VariableSpec};
 use crate::ops::Layout;
 use crate::tower::TowerContext;
@@ -12,12 +13,14 @@ pub(super) struct Affine {
     pub(super) epsilon: f64,
     pub(super) center: bool,
     pub(super) scale: bool,
+    /// How `gamma` is drawn.
+    pub(super) gamma: Init,
     pub(super) layout: Layout,
 }
 
 impl Default for Affine {
     fn default() -> Affine {
-        Affine { epsilon: 1e-5, center: true, scale: true, layout: Layout::Nhwc }
+        Affine { epsilon: 1e-5, center: true, scale: true, gamma: Init::ones(), layout: Layout::Nhwc }
     }
 }
 
@@ -25,19 +28,19 @@ impl Affine {
     /// `gamma`, if there is to be one.
     #[track_caller]
     pub(super) fn gamma(&self, t: &TowerContext, x: &Tensor, channels: usize) -> Option<Variable> {
-        let spec = VariableSpec::new("gamma", [channels]).dtype(x.dtype()).init(Init::ones());
+        let spec = VariableSpec::new("gamma", [channels]).dtype(stored(x.dtype())).init(self.gamma.clone());
         self.scale.then(|| t.variable(spec))
     }
 
     /// `beta`, if there is to be one.
     #[track_caller]
     pub(super) fn beta(&self, t: &TowerContext, x: &Tensor, channels: usize) -> Option<Variable> {
-        let spec = VariableSpec::new("beta", [channels]).dtype(x.dtype()).init(Init::zeros());
+        let spec = VariableSpec::new("beta", [channels]).dtype(stored(x.dtype())).init(Init::zeros());
         self.center.then(|| t.variable(spec))
     }
 
     /// The layer `name` of the kind `kind`: `x`, of at least `rank` dims, normalised with channels last, then scaled and
-    /// shifted.
+    /// shifted, all in f32 where it is bf16.
     #[track_caller]
     pub(super) fn apply(
         &self,
@@ -50,7 +53,7 @@ impl Affine {
             if x.is_poison() {
                 return x.clone();
             }
-            let rows = self.layout.to_nhwc(x);
+            let rows = self.layout.to_nhwc(x).cast(stored(x.dtype()));
             let Some(channels) = channels(&rows, rank..) else {
                 let why = format!("takes at least {rank} dims, and known channels, not {}", x.shape());
                 return x.fail(kind, Error::shape(why));
@@ -62,7 +65,7 @@ impl Affine {
             if let Some(beta) = self.beta(t, x, channels) {
                 y = y + beta.value();
             }
-            self.layout.from_nhwc(&y)
+            self.layout.from_nhwc(&y.cast(x.dtype()))
         })
     }
 }

@@ -3,6 +3,7 @@
 use super::Activation;
 use super::affine::Affine;
 use super::bias::channels;
+use super::parameter::stored;
 use crate::graph::{Init, Tensor, UPDATE_OPS, Variable, VariableSpec};
 use crate::ops::Layout;
 use crate::tower::TowerContext;
@@ -80,6 +81,14 @@ impl BatchNorm {
         self
     }
 
+    /// With a scale drawn like this; ones unless said. Zeros let a residual block begin as its shortcut alone.
+    #[must_use]
+    #[doc(alias = "gamma_initializer")]
+    pub fn gamma(mut self, init: Init) -> BatchNorm {
+        self.affine.gamma = init;
+        self
+    }
+
     /// For images of this layout, input and output alike.
     #[must_use]
     #[doc(alias = "axis")]
@@ -140,8 +149,8 @@ impl BatchNorm {
             let gamma = self.affine.gamma(t, x, channels);
             let beta = self.affine.beta(t, x, channels);
             let model = |name: &str, init: f64| {
-                let spec = VariableSpec::new(name, [channels]).dtype(x.dtype()).init(Init::Constant(init));
-                t.variable(spec.model())
+                let spec = VariableSpec::new(name, [channels]).init(Init::Constant(init));
+                t.variable(spec.dtype(stored(x.dtype())).model())
             };
             let running = [model("mean/EMA", 0.0), model("variance/EMA", 1.0)];
             let whose = if t.is_training() { self.whose } else { Statistics::Running };
@@ -157,9 +166,11 @@ impl BatchNorm {
             if let Some(gamma) = gamma {
                 scale = scale * gamma.value();
             }
+            // Statistics, scale and shift are f32 where the layer computes in bf16, and rounded to be applied.
+            let [mean, scale] = [mean, scale].map(|s| s.cast(x.dtype()));
             let mut y = (&rows - mean) * scale;
             if let Some(beta) = beta {
-                y = y + beta.value();
+                y = y + beta.cast(x.dtype());
             }
             if let Statistics::Groups(_) = whose {
                 y = y.merge_dims(0, 2);
@@ -180,6 +191,7 @@ impl BatchNorm {
         if whose == Statistics::Running {
             return (running[0].value().clone(), running[1].value().clone());
         }
+        let x = &x.cast(stored(x.dtype()));
         let groups = isize::from(matches!(whose, Statistics::Groups(_)));
         let axes: Vec<isize> = (groups..x.rank() as isize - 1).collect();
         let (mean, variance) = x.moments(&axes);

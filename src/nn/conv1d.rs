@@ -2,6 +2,7 @@
 
 use super::Activation;
 use super::bias::{add_bias, channels};
+use super::parameter::parameter;
 use crate::graph::{Init, Tensor, VariableSpec};
 use crate::ops::{Conv1dOptions, Padding};
 use crate::tower::TowerContext;
@@ -108,9 +109,10 @@ impl Conv1d {
                 let why = format!("{inputs} channels cannot be cut into {groups} groups");
                 return x.fail("Conv1d", Error::argument(why));
             }
-            let filter = VariableSpec::new("W", [self.taps, inputs / groups, self.channels]).dtype(x.dtype());
+            let filter =
+                VariableSpec::new("W", [self.taps, inputs / groups, self.channels]).init(self.init.clone());
             let options = if self.causal { self.options.causal(self.taps) } else { self.options };
-            let mut y = x.conv1d(&t.variable(filter.init(self.init.clone())), options);
+            let mut y = x.conv1d(&parameter(t, filter, x), options);
             if self.bias {
                 y = add_bias(t, &y, self.channels);
             }

@@ -2,6 +2,7 @@
 
 use super::Activation;
 use super::bias::{add_bias, channels};
+use super::parameter::parameter;
 use crate::graph::{Init, Tensor, VariableSpec};
 use crate::ops::{Conv2dOptions, Layout, Padding};
 use crate::tower::TowerContext;
@@ -130,8 +131,8 @@ impl Conv2d {
                 return x.fail("Conv2d", Error::argument(why));
             }
             let [h, w] = self.kernel;
-            let filter = VariableSpec::new("W", [h, w, inputs / groups, self.channels]).dtype(x.dtype());
-            let mut y = rows.conv2d(&t.variable(filter.init(self.init.clone())), self.options);
+            let filter = VariableSpec::new("W", [h, w, inputs / groups, self.channels]);
+            let mut y = rows.conv2d(&parameter(t, filter.init(self.init.clone()), x), self.options);
             if self.bias {
                 y = add_bias(t, &y, self.channels);
             }

@@ -2,6 +2,7 @@
 
 use super::Activation;
 use super::bias::{add_bias, channels};
+use super::parameter::parameter;
 use crate::graph::{Init, Tensor, VariableSpec};
 use crate::ops::{Conv2dOptions, Layout, Padding};
 use crate::tower::TowerContext;
@@ -93,8 +94,8 @@ impl Conv2dTranspose {
                 return x.fail("Conv2dTranspose", Error::shape(why));
             };
             let [h, w] = self.kernel;
-            let filter = VariableSpec::new("W", [h, w, self.channels, inputs]).dtype(x.dtype());
-            let mut y = rows.conv2d_transpose(&t.variable(filter.init(self.init.clone())), self.options);
+            let filter = VariableSpec::new("W", [h, w, self.channels, inputs]).init(self.init.clone());
+            let mut y = rows.conv2d_transpose(&parameter(t, filter, x), self.options);
             if self.bias {
                 y = add_bias(t, &y, self.channels);
             }

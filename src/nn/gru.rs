@@ -1,8 +1,9 @@
 //! Gated recurrent units (Cho et al., 2014), with the reset gate after the product, so that a step has one.
 
 use super::bias::{add_bias, channels};
+use super::parameter::parameter;
 use super::sequence::unrolled;
-use crate::graph::{Init, Tensor, Variable, VariableSpec};
+use crate::graph::{Init, Tensor, VariableSpec};
 use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
 
@@ -52,14 +53,14 @@ impl GruCell {
 
     /// `x W + b`, for one step or many, and `U` and `c`.
     #[track_caller]
-    fn projected(&self, t: &TowerContext, x: &Tensor, inputs: usize) -> (Tensor, [Variable; 2]) {
+    fn projected(&self, t: &TowerContext, x: &Tensor, inputs: usize) -> (Tensor, [Tensor; 2]) {
         let weight = |name: &str, rows: usize, init: &Init| {
-            let spec = VariableSpec::new(name, [rows, 3 * self.units]).dtype(x.dtype());
-            t.variable(spec.init(init.clone()))
+            let spec = VariableSpec::new(name, [rows, 3 * self.units]).init(init.clone());
+            parameter(t, spec, x)
         };
         let w = weight("W", inputs, &self.init);
         let u = weight("U", self.units, &self.recurrent_init);
-        let c = t.variable(VariableSpec::new("c", [self.units]).dtype(x.dtype()).init(Init::zeros()));
+        let c = parameter(t, VariableSpec::new("c", [self.units]).init(Init::zeros()), x);
         (add_bias(t, &x.matmul(&w), 3 * self.units), [u, c])
     }
 

@@ -2,6 +2,7 @@
 
 use super::Activation;
 use super::bias::{add_bias, channels};
+use super::parameter::parameter;
 use crate::graph::{Init, Tensor, VariableSpec};
 use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
@@ -67,10 +68,8 @@ impl Linear {
                 let why = format!("takes [batch, features] with known features, not {}", x.shape());
                 return x.fail("Linear", Error::shape(why));
             };
-            let w = t.variable(
-                VariableSpec::new("W", [inputs, self.units]).dtype(x.dtype()).init(self.init.clone()),
-            );
-            let mut y = x.matmul(&w);
+            let w = VariableSpec::new("W", [inputs, self.units]).init(self.init.clone());
+            let mut y = x.matmul(&parameter(t, w, &x));
             if self.bias {
                 y = add_bias(t, &y, self.units);
             }

@@ -1,8 +1,9 @@
 //! Long short-term memory (Hochreiter and Schmidhuber, 1997; with a forget gate, Gers et al., 2000).
 
 use super::bias::{add_bias, channels};
+use super::parameter::parameter;
 use super::sequence::unrolled;
-use crate::graph::{Init, Tensor, Variable, VariableSpec};
+use crate::graph::{Init, Tensor, VariableSpec};
 use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
 
@@ -72,10 +73,10 @@ impl LstmCell {
 
     /// `x W + b`, for one step or many, and `U`.
     #[track_caller]
-    fn projected(&self, t: &TowerContext, x: &Tensor, inputs: usize) -> (Tensor, [Variable; 1]) {
+    fn projected(&self, t: &TowerContext, x: &Tensor, inputs: usize) -> (Tensor, [Tensor; 1]) {
         let weight = |name: &str, rows: usize, init: &Init| {
-            let spec = VariableSpec::new(name, [rows, 4 * self.units]).dtype(x.dtype());
-            t.variable(spec.init(init.clone()))
+            let spec = VariableSpec::new(name, [rows, 4 * self.units]).init(init.clone());
+            parameter(t, spec, x)
         };
         let w = weight("W", inputs, &self.init);
         let u = weight("U", self.units, &self.recurrent_init);

@@ -31,6 +31,7 @@ mod lstm;
 mod maxout;
 mod multi_head_attention;
 mod p_relu;
+mod parameter;
 mod regularize;
 mod sequence;
 mod trainables;

@@ -1,5 +1,6 @@
 //! ReLU with a slope that is learned (He et al., 2015).
 
+use super::parameter::parameter;
 use crate::graph::{Init, Tensor, VariableSpec};
 use crate::tower::TowerContext;
 
@@ -34,9 +35,8 @@ impl PRelu {
             if x.is_poison() {
                 return x.clone();
             }
-            let spec = VariableSpec::new("alpha", []).dtype(x.dtype()).init(Init::Constant(self.init));
-            let alpha = t.variable(spec);
-            x.greater(&x.zero()).select(x, &(x * alpha.value()))
+            let spec = VariableSpec::new("alpha", []).init(Init::Constant(self.init));
+            x.greater(&x.zero()).select(x, &(x * parameter(t, spec, x)))
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Steps of a recurrent layer, one after the other.
 
 use super::bias::channels;
-use crate::graph::{Tensor, Variable};
+use crate::graph::Tensor;
 use tensorpack_tensor::Error;
 
 /// Runs a cell over `x [batch, time, features]`. `project` makes, of the number of features, what of each step depends
@@ -11,7 +11,7 @@ use tensorpack_tensor::Error;
 pub(super) fn unrolled<S, const N: usize>(
     kind: &str,
     x: &Tensor,
-    project: impl FnOnce(usize) -> (Tensor, [Variable; N]),
+    project: impl FnOnce(usize) -> (Tensor, [Tensor; N]),
     mut state: Option<S>,
     advance: impl Fn(&Tensor, &[Tensor; N], Option<&S>) -> (Tensor, S),
 ) -> (Tensor, Option<S>) {
@@ -23,9 +23,8 @@ pub(super) fn unrolled<S, const N: usize>(
         let why = format!("takes [batch, time, features] with known time and features, not {}", x.shape());
         return (x.fail(kind, Error::shape(why)), None);
     };
-    let (projected, weights) = project(features);
+    let (projected, mut weights) = project(features);
     let mut outputs = Vec::with_capacity(steps);
-    let mut weights = weights.map(|w| w.value().clone());
     for (step, multiplied) in projected.cut(steps, 1).iter().zip(weights[0].fan_out(steps)) {
         weights[0] = multiplied;
         let (output, next) = advance(&step.squeeze(1), &weights, state.as_ref());

@@ -1,9 +1,16 @@
-//! Losses, one for each element or example; the cost is usually their mean.
+//! Losses, one for each element or example; the cost is usually their mean. What is bf16 is compared in f32, for a
+//! mean of many losses needs more than bf16's eight bits.
 
 use super::composed;
 use crate::graph::Tensor;
 use std::panic::Location;
-use tensorpack_tensor::Error;
+use tensorpack_tensor::{DType, Error};
+
+/// The tensor as losses are computed: bf16 as f32.
+#[track_caller]
+pub(super) fn wide(x: &Tensor) -> Tensor {
+    if x.dtype() == DType::Bf16 { x.cast(DType::F32) } else { x.clone() }
+}
 
 impl Tensor {
     /// The cross entropy of logits and a distribution over the classes, both `[..., classes]`: one loss for each
@@ -11,7 +18,7 @@ impl Tensor {
     #[track_caller]
     pub fn softmax_cross_entropy(&self, labels: &Tensor) -> Tensor {
         composed(self, "SoftmaxCrossEntropy", Location::caller(), || {
-            -(self.log_softmax() * labels).sum_axes(&[-1])
+            -(wide(self).log_softmax() * wide(labels)).sum_axes(&[-1])
         })
     }
 
@@ -20,13 +27,16 @@ impl Tensor {
     #[doc(alias = "sigmoid_cross_entropy_with_logits")]
     pub fn sigmoid_cross_entropy(&self, labels: &Tensor) -> Tensor {
         // -z log(sigmoid(x)) - (1 - z) log(1 - sigmoid(x)), with nothing that overflows.
-        composed(self, "SigmoidCrossEntropy", Location::caller(), || self.softplus() - self * labels)
+        composed(self, "SigmoidCrossEntropy", Location::caller(), || {
+            let x = wide(self);
+            x.softplus() - &x * wide(labels)
+        })
     }
 
     /// The square of the difference.
     #[track_caller]
     pub fn squared_error(&self, target: &Tensor) -> Tensor {
-        composed(self, "SquaredError", Location::caller(), || (self - target).square())
+        composed(self, "SquaredError", Location::caller(), || (wide(self) - wide(target)).square())
     }
 
     /// Half the square of the difference where that is at most `delta`, and linear beyond (Huber, 1964).
@@ -36,7 +46,7 @@ impl Tensor {
             return self.fail("HuberLoss", Error::argument(format!("a delta of {delta} is not positive")));
         }
         composed(self, "HuberLoss", Location::caller(), || {
-            let far = (self - target).abs();
+            let far = (wide(self) - wide(target)).abs();
             let near = far.minimum(&far.constant_like(delta));
             // With the part up to delta called q: q^2 / 2 + delta (|d| - q).
             near.square() * 0.5 + (far - near) * delta

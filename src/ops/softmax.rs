@@ -1,6 +1,7 @@
 //! Softmax, and the losses made of it.
 
 use super::composed;
+use super::loss::wide;
 use super::reduce::resolve_axes;
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{Binary, Class, LowerCx, View};
@@ -135,8 +136,9 @@ impl Tensor {
                 );
                 return self.fail("Labels", Error::shape(why));
             };
-            let hit = labels.one_hot(classes, self.dtype());
-            let loss = self.log_sum_exp_keep(&[-1]).squeeze(-1) - (hit * self).sum_axes(&[-1]);
+            let x = wide(self);
+            let hit = labels.one_hot(classes, x.dtype());
+            let loss = x.log_sum_exp_keep(&[-1]).squeeze(-1) - (hit * &x).sum_axes(&[-1]);
             Tensor::apply_one(CheckLabels { classes }, &[&loss, labels])
         })
     }

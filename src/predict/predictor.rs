@@ -1,10 +1,12 @@
 //! Running a model that has been trained.
 
+use super::Part;
 use crate::graph::{Fetch, Graph};
 use crate::io::SessionInit;
 use crate::runtime::{IntoFetch, Prepared, Session, SessionOptions};
-use crate::tower::{ModelDesc, TowerFunc};
+use crate::tower::{ModelDesc, TowerContext, TowerFunc, TowerHandle};
 use std::rc::Rc;
+use tensorpack_dataflow::Sample;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
 /// What a predictor is made of: the model, which of its inputs are given, which of its tensors are wanted, and where the
@@ -56,6 +58,36 @@ impl PredictConfig {
     pub fn session(self, session: SessionOptions) -> PredictConfig {
         PredictConfig { session, ..self }
     }
+
+    /// Builds so many towers of the model, under `scope`, and gives its variables their values.
+    pub(super) fn open(mut self, scope: &str, towers: usize) -> Result<(Session, Vec<Part>)> {
+        if self.outputs.is_empty() {
+            return Err(Error::argument("a predictor without outputs predicts nothing"));
+        }
+        let graph = Graph::new();
+        let towers = self.tower.infer_towers(&TowerContext::inference(&graph), scope, towers)?;
+        let parts = towers.iter().map(|tower| self.part(tower)).collect::<Result<_>>()?;
+        let session = Session::with(graph.freeze()?, self.session)?;
+        if let Some(init) = &self.session_init {
+            init.init(&session)?;
+        }
+        Ok((session, parts))
+    }
+
+    /// What is given to a tower and wanted of it.
+    fn part(&self, tower: &TowerHandle) -> Result<Part> {
+        let given = |name: &String| {
+            let found = tower.inputs().iter().find(|(have, _)| have == name);
+            let missing = || Error::argument(format!("the model has no input named {name:?}"));
+            found.map(|(_, tensor)| tensor.name()).ok_or_else(missing)
+        };
+        let inputs = match &self.inputs {
+            Some(names) => names.iter().map(given).collect::<Result<_>>()?,
+            None => tower.inputs().iter().map(|(_, tensor)| tensor.name()).collect(),
+        };
+        let wanted = |name: &String| tower.get_tensor(name).map(|tensor| Fetch::from(&tensor));
+        Ok(Part { inputs, fetches: self.outputs.iter().map(wanted).collect::<Result<_>>()? })
+    }
 }
 
 /// What makes outputs of inputs.
@@ -63,6 +95,16 @@ impl PredictConfig {
 pub trait Predictor: Send {
     /// The outputs for these inputs, both in an order of its own.
     fn predict(&self, inputs: &[&HostTensor]) -> Result<Vec<HostTensor>>;
+
+    /// How many batches it predicts at the same time.
+    fn towers(&self) -> usize {
+        1
+    }
+
+    /// The outputs for each of these batches of inputs, [`towers`](Predictor::towers) of them at the same time.
+    fn predict_batches(&self, batches: &[Sample]) -> Result<Vec<Vec<HostTensor>>> {
+        batches.iter().map(|batch| self.predict(&batch.iter().collect::<Vec<_>>())).collect()
+    }
 }
 
 impl Predictor for OfflinePredictor {
@@ -81,25 +123,11 @@ pub struct OfflinePredictor {
 
 impl OfflinePredictor {
     /// Builds the model and gives its variables their values.
-    pub fn new(mut config: PredictConfig) -> Result<OfflinePredictor> {
-        if config.outputs.is_empty() {
-            return Err(Error::argument("a predictor without outputs predicts nothing"));
-        }
-        let graph = Graph::new();
-        let tower = config.tower.infer(&graph, "")?;
-        let outputs =
-            config.outputs.iter().map(|name| Ok((name.clone(), Fetch::from(&tower.get_tensor(name)?))));
-        let outputs: Vec<(String, Fetch)> = outputs.collect::<Result<_>>()?;
-        let all = || tower.inputs().iter().map(|(name, _)| name.clone()).collect();
-        let inputs: Vec<String> = config.inputs.unwrap_or_else(all);
-        if let Some(name) = inputs.iter().find(|n| tower.inputs().iter().all(|(have, _)| have != *n)) {
-            return Err(Error::argument(format!("the model has no input named {name:?}")));
-        }
-        let session = Session::with(graph.freeze()?, config.session)?;
-        if let Some(init) = &config.session_init {
-            init.init(&session)?;
-        }
-        OfflinePredictor::of(session, inputs, outputs)
+    pub fn new(config: PredictConfig) -> Result<OfflinePredictor> {
+        let names = config.outputs.clone();
+        let (session, mut towers) = config.open("", 1)?;
+        let Part { inputs, fetches } = towers.remove(0);
+        OfflinePredictor::of(session, inputs, names.into_iter().zip(fetches).collect())
     }
 
     /// Outputs, with the names they go by, of inputs in a session's graph.

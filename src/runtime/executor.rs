@@ -17,6 +17,10 @@ pub trait Executor: Send {
     /// Runs the program kernel by kernel, without changing a variable, until a result is not finite; returns the
     /// error that names it, or `None` if all are finite.
     fn find_bad(&mut self, lowered: Lowered, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>>;
+    /// Whether a tower that did not come back has the engine's memory: then nothing can be run or read any more.
+    fn lost(&self) -> bool {
+        false
+    }
     /// Another engine over the same variables, whose runs compute on a snapshot of them while others do the same.
     fn fork(&self, fork: Fork) -> Result<Box<dyn Executor>> {
         let _ = fork;

@@ -19,6 +19,7 @@ pub use hooked::{Cadence, Clock, Declared, HookedRun};
 pub use interrupt::Interrupt;
 pub use lowering::{Lowered, Request};
 pub use memory_limit::available_memory;
+pub(crate) use session::MAX_FEEDS;
 pub use session::{IntoFetch, Prepared, Session, SessionOptions};
 pub use tensorpack_kernels::Machine;
 pub use turns::Turns;

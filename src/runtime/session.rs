@@ -68,7 +68,7 @@ struct State {
     plain_runs: u64,
     /// How many updates by others there were while the last run computed.
     behind: u64,
-    /// Set for good when a kernel panicked.
+    /// Set for good when a kernel panicked, or a tower never came back.
     poisoned: Option<Error>,
 }
 
@@ -95,6 +95,9 @@ macro_rules! into_fetch {
     })*};
 }
 into_fetch!(Tensor, Op, Variable, Fetch);
+
+/// The most inputs that one run is fed with, those of all towers together.
+pub(crate) const MAX_FEEDS: usize = 64;
 
 /// Which numbers a run draws from random streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -241,7 +244,6 @@ impl Session {
             RunKind::Plain => 1 << 63 | state.run_index << 20 | state.plain_runs,
         };
         let run = RunInfo { seed: self.options.seed, draw };
-        const MAX_FEEDS: usize = 64;
         let mut values: [Feed<'_>; MAX_FEEDS] = [EMPTY.get_or_init(|| HostTensor::scalar(0u8)); MAX_FEEDS];
         if feeds.len() > MAX_FEEDS {
             return Err(Error::argument(format!(
@@ -252,12 +254,14 @@ impl Session {
         values.iter_mut().zip(feeds).for_each(|(v, (_, t))| *v = t);
         let executable = &mut state.programs[at].executable;
         let ran = catch_unwind(AssertUnwindSafe(|| executable.run(&run, &values[..feeds.len()], outputs)));
-        let outcome = ran.unwrap_or_else(|panic| Err(state.poison(&*panic)))?;
+        let ran = ran.unwrap_or_else(|panic| Err(state.poison(&*panic)));
+        let outcome = ran.map_err(|e| state.end_if_lost(e))?;
         let Outcome::Committed { behind } = outcome else {
             let search = || self.name_the_bad(&mut state, fetches, feeds, &run, &values[..feeds.len()]);
             // What searches is a run as well, and users' kernels may do anything in it.
             let named = catch_unwind(AssertUnwindSafe(search));
-            return Err(named.unwrap_or_else(|panic| state.poison(&*panic)));
+            let named = named.unwrap_or_else(|panic| state.poison(&*panic));
+            return Err(state.end_if_lost(named));
         };
         state.behind = behind;
         match kind {
@@ -381,11 +385,19 @@ impl State {
         State { executor, programs: Vec::new(), run_index: 0, plain_runs: 0, behind: 0, poisoned: None }
     }
 
-    /// Ends the session: who knows what a kernel that panicked left behind.
+    /// Ends the session: who knows what a kernel that panicked left behind. The engine says which one, if it can.
     fn poison(&mut self, panic: &(dyn std::any::Any + Send)) -> Error {
-        let e = Error::new(ErrorKind::Engine, format!("a kernel panicked: {}", panic_text(panic)))
-            .note("this session cannot go on; the last checkpoint stands");
-        self.poisoned.get_or_insert(e).clone()
+        let unknown = || Error::new(ErrorKind::Engine, format!("the engine panicked: {}", panic_text(panic)));
+        let e = panic.downcast_ref::<Error>().cloned().unwrap_or_else(unknown);
+        self.poisoned.get_or_insert(e.note("this session cannot go on; the last checkpoint stands")).clone()
+    }
+
+    /// Ends the session if the engine is lost, with the error of the run that lost it.
+    fn end_if_lost(&mut self, e: Error) -> Error {
+        if self.executor.lost() {
+            self.poisoned.get_or_insert(e.clone());
+        }
+        e
     }
 
     /// The place of the program for these fetches and shapes, made if there is none yet.

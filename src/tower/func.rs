@@ -90,6 +90,23 @@ impl TowerFunc {
         if trained { t.reuse(build) } else { build(t) }
     }
 
+    /// Builds `count` inference towers that can run at the same time, each on inputs of its own: under `scope0`, `scope1`
+    /// and so on, or under `scope` itself if there is one. Each is the tower that [`TowerFunc::infer_in`] builds: it
+    /// knows nothing of the others.
+    #[track_caller]
+    pub fn infer_towers(&mut self, t: &TowerContext, scope: &str, count: usize) -> Result<Vec<TowerHandle>> {
+        if count == 0 {
+            return Err(Error::argument(format!("{scope} needs at least one tower")));
+        }
+        let name = |i| if count == 1 { scope.to_string() } else { format!("{scope}{i}") };
+        let mut towers = Vec::new();
+        for i in 0..count {
+            // Numbered for the engine alone, which gives each number a team of its own.
+            towers.push(t.graph().in_tower(i, false, || self.infer_in(t, &name(i)))?);
+        }
+        Ok(towers)
+    }
+
     /// Calls the function through `within`, which opens its scope; `guarded` collections are afterwards as they were.
     #[track_caller]
     fn call(
@@ -109,7 +126,9 @@ impl TowerFunc {
         }
         let graph = t.graph();
         let before: Vec<_> = guarded.iter().map(|&key| (key, graph.collection(key))).collect();
+        let updates_before = graph.collection(UPDATE_OPS).ops.len();
         let outputs = within(t, &mut |t| (self.function)(t, inputs));
+        let updates = graph.collection_ops(UPDATE_OPS).split_off(updates_before);
         for (key, collection) in before {
             graph.restore_collection(key, collection);
         }
@@ -121,6 +140,7 @@ impl TowerFunc {
             mode: if t.is_training() { Mode::Training } else { Mode::Inference },
             inputs: names.zip(inputs.iter().cloned()).collect(),
             outputs,
+            updates,
         };
         self.towers.push(handle.clone());
         Ok(handle)

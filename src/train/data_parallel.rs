@@ -1,7 +1,7 @@
 //! Several towers that minimise one cost together: each on a batch of its own, with one set of variables.
 
 use super::single_cost::Setup;
-use crate::graph::Op;
+use crate::graph::{Op, Tensor};
 use crate::optim::{Gradient, apply_gradients, compute_gradients};
 use crate::runtime::Device;
 use crate::tower::{Mode, TowerContext};
@@ -26,10 +26,26 @@ impl Devices {
         self.0.len()
     }
 
-    /// That there is one at least; says which they are.
+    /// What the session runs on, if that is more than teams of the CPU.
+    pub(super) fn of_session(&self) -> Option<Device> {
+        self.0.first().copied().filter(|device| !matches!(device, Device::Cpu(_)))
+    }
+
+    /// That there is one at least, of one kind, and none twice; says which they are.
     pub(super) fn announce(&self) -> Result<()> {
-        if self.0.is_empty() {
+        let Some(first) = self.0.first() else {
             return Err(Error::argument("a trainer needs at least one device"));
+        };
+        let kind = std::mem::discriminant(first);
+        for (i, device) in self.0.iter().enumerate() {
+            if std::mem::discriminant(device) != kind {
+                let why = format!("towers run on devices of one kind, not on {first} and {device}");
+                return Err(Error::argument(why));
+            }
+            if matches!(device, Device::Cpu(_)) && self.0[..i].contains(device) {
+                let why = format!("each tower has a device of its own, but {device} is named twice");
+                return Err(Error::argument(why));
+            }
         }
         let names: Vec<String> = self.0.iter().map(Device::to_string).collect();
         log::info!("{} towers, on {}", self.count(), names.join(", "));
@@ -37,8 +53,17 @@ impl Devices {
     }
 }
 
+/// How much each tower counts in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Weights {
+    /// All alike: the mean of the towers' means.
+    Equal,
+    /// By the examples of its batch: the mean over all examples.
+    Examples,
+}
+
 /// One step: every tower's gradients, averaged over the towers, and one update of the variables they share.
-pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices) -> Result<Op> {
+pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices, weights: Weights) -> Result<Op> {
     devices.announce()?;
     let graph = setup.graph().clone();
     let total = devices.count();
@@ -46,12 +71,13 @@ pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices) -> Result<
     for index in 0..total {
         let t = TowerContext::new(&graph, Mode::Training, index, total);
         let cost = setup.tower(&t)?;
-        let gradients = compute_gradients(&cost)?;
-        let mean = |t: &TowerContext, g: Gradient| {
-            let value = t.all_reduce_mean(&format!("average/{}", g.variable.name()), &g.value);
-            g.with_value(value)
+        let cost = match weights {
+            Weights::Equal => cost,
+            Weights::Examples => weighted(&t, &setup.inputs(), &cost)?,
         };
-        let gradients: Vec<Gradient> = t.build(|t| gradients.into_iter().map(|g| mean(t, g)).collect());
+        let gradients = compute_gradients(&cost)?;
+        let gradients: Vec<Gradient> =
+            t.build(|t| gradients.into_iter().map(|g| averaged_gradient(t, g)).collect());
         match &averaged {
             None => averaged = Some(gradients),
             Some(first) => same_variables(first, &gradients, index)?,
@@ -59,6 +85,28 @@ pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices) -> Result<
     }
     let first = TowerContext::new(&graph, Mode::Training, 0, total);
     apply_gradients(&*setup.optimizer(&first), &graph, &averaged.unwrap_or_default())
+}
+
+/// The mean of the towers' gradients. If one waits here in vain, the error points at the line that made the variable.
+fn averaged_gradient(t: &TowerContext, g: Gradient) -> Gradient {
+    let site = g.variable.id.and_then(|id| t.graph().variable_info(id)).map(|v| v.site);
+    let mean = || t.all_reduce_mean(&format!("average/{}", g.variable.name()), &g.value);
+    let value = site.map_or_else(mean, |site| t.graph().on_line(site, mean));
+    g.with_value(value)
+}
+
+/// The cost times the tower's share of all examples, so that the mean over the towers is that over the examples. It is
+/// the cost that is weighted, not its gradients: those of synchronised layers are of all towers' costs together.
+fn weighted(t: &TowerContext, inputs: &[Tensor], cost: &Tensor) -> Result<Tensor> {
+    let batch = inputs.iter().find(|x| x.rank() > 0).ok_or_else(|| {
+        Error::shape("weighted_by_batch counts the examples of a batch, but no input has a dim for them")
+    })?;
+    Ok(t.build(|t| {
+        let batch = batch.cast(cost.dtype());
+        let own = batch.count_per(&batch.sum_axes(&[0]));
+        let all = t.all_reduce_sum("examples", &own);
+        cost * (own * t.total() as f64 / all)
+    }))
 }
 
 /// That a tower has gradients of the same variables as the first: else the sums would wait for each other.

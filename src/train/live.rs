@@ -93,15 +93,19 @@ impl Live {
 
     /// Prints what differs from the run that is resumed; another seed is another run.
     fn check_settings(&self, saved: &Value) -> Result<()> {
+        let mut other = Vec::new();
         for (key, now) in &self.settings {
             let before = &saved[key];
-            if before == now {
+            if before == now || before.is_null() {
                 continue;
             }
             if key == "seed" {
                 return Err(self.another_run(format!("its seed is {before}, and this one's {now}")));
             }
-            log::warn!("resuming with another {key}: {before} before, {now} now");
+            other.push(format!("{key} {now}, before {before}"));
+        }
+        if !other.is_empty() {
+            log::warn!("resuming with other settings: {}", other.join("; "));
         }
         Ok(())
     }

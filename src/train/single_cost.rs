@@ -4,6 +4,7 @@ use super::{Iteration, RunTrainOp, StepCx, TrainConfig, Trained, Trainer};
 use crate::graph::{Fetch, Graph, Op, Tensor, TensorSpec};
 use crate::input::{FeedInput, InputSource, QueueInput};
 use crate::optim::Optimizer;
+use crate::runtime::Device;
 use crate::tower::{TowerContext, TowerFunc, Towers};
 use tensorpack_dataflow::Flow;
 use tensorpack_tensor::{Error, Result};
@@ -21,6 +22,11 @@ pub trait Strategy {
     /// How many towers there are.
     fn towers(&self) -> usize {
         1
+    }
+
+    /// What the session runs on, if the trainer says so.
+    fn device(&self) -> Option<Device> {
+        None
     }
 
     /// How a dataflow is read if nothing else is said: ahead of the model, in a thread of its own.
@@ -82,6 +88,12 @@ impl Setup<'_> {
             _ => Err(Error::shape(format!("the cost {} is {}, not a scalar", cost.name(), cost.shape()))
                 .note("take its mean")),
         }
+    }
+
+    /// The inputs of the tower that was built last.
+    pub fn inputs(&self) -> Vec<Tensor> {
+        let last = self.tower.towers().training().pop();
+        last.map_or_else(Vec::new, |tower| tower.inputs().iter().map(|(_, x)| x.clone()).collect())
     }
 
     /// The optimizer. To be asked for once.

@@ -3,7 +3,7 @@
 use crate::callback::{Callbacks, HookCx, Progress, Run};
 use crate::graph::{Fetch, Frozen, NodeId, NodeKind};
 use crate::input::InputSource;
-use crate::runtime::{Cadence, Clock, Declared, HookedRun, IntoFetch, Session};
+use crate::runtime::{Cadence, Clock, Declared, HookedRun, IntoFetch, MAX_FEEDS, Session};
 use std::collections::HashSet;
 use std::ops::Deref;
 use std::time::{Duration, Instant};
@@ -175,9 +175,6 @@ pub(super) struct NanCount {
     pub(super) total: u64,
     pub(super) in_a_row: u32,
 }
-
-/// The most inputs of all towers together.
-const MAX_FEEDS: usize = 64;
 
 impl StepCx<'_> {
     /// A hooked run: callbacks see it, it takes a batch of the input if it needs one, and it counts for random

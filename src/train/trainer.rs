@@ -232,8 +232,10 @@ impl Trainer {
             resumed: false,
             seed,
         };
+        let towers = self.towers().map_or(1, |t| t.training().len());
         let settings = json!({
             "seed": seed,
+            "towers": towers,
             "steps_per_epoch": steps_per_epoch,
             "max_epoch": config.max_epoch,
             "device": config.session.device.to_string(),
@@ -243,7 +245,7 @@ impl Trainer {
             ops,
             flush,
             opening: Some(Opening {
-                towers: self.towers().map_or(1, |t| t.training().len()),
+                towers,
                 apart: 1,
                 steps_per_epoch,
                 pass: self.input.as_ref().and_then(|i| i.size()),

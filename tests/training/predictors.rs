@@ -1,8 +1,9 @@
 //! The model as training left it, built again for inference.
 
 use crate::models::{Line, line};
+use tensorpack::dataflow::{DataFlow, FromList};
 use tensorpack::io::SaverRestore;
-use tensorpack::predict::{AsyncPredictor, Predictor};
+use tensorpack::predict::AsyncPredictor;
 use tensorpack::prelude::*;
 
 #[test]
@@ -95,4 +96,152 @@ fn what_waits_is_one_batch_and_errors_reach_those_they_are_of() {
         AsyncPredictor::new(OfflinePredictor::new(PredictConfig::new(Line, ["cost"]).unwrap()).unwrap(), 0)
             .is_err()
     );
+}
+
+/// Two outputs of the line.
+fn line_config() -> PredictConfig {
+    PredictConfig::new(Line, ["fc/Add", "cost"]).unwrap()
+}
+
+/// The line, in batches of 4, 4, 4, 4, 2 and 0 examples.
+fn ragged() -> FromList {
+    let mut batches: Vec<Vec<HostTensor>> = (0..4u64).map(|i| batch(i, 4)).collect();
+    batches.extend([batch(4, 2), batch(5, 0)]);
+    FromList::new(batches)
+}
+
+fn batch(seed: u64, rows: usize) -> Vec<HostTensor> {
+    let part = |width: usize| {
+        let values = (0..rows * width).map(|i| (seed as f32 + i as f32).sin()).collect::<Vec<f32>>();
+        HostTensor::new([rows, width], values).unwrap()
+    };
+    vec![part(3), part(1)]
+}
+
+/// One set of variables, and as many batches at a time as there are towers.
+#[test]
+fn towers_predict_what_one_does() {
+    let one = OfflinePredictor::new(line_config()).unwrap();
+    let batches: Vec<Vec<HostTensor>> = (0..5u64).map(|i| batch(i, 1 + i as usize)).collect();
+    let right = one.predict_batches(&batches).unwrap();
+    assert_eq!((right.len(), one.towers()), (5, 1));
+    for towers in [1, 2, 3, 5, 8] {
+        let several = MultiTowerOfflinePredictor::new(line_config(), towers).unwrap();
+        assert_eq!(several.towers(), towers);
+        assert_eq!(several.predict_batches(&batches).unwrap(), right, "{towers} towers");
+        assert_eq!(several.predict(&batches[4].iter().collect::<Vec<_>>()).unwrap(), right[4]);
+        assert_eq!(several.predict_batches(&[]).unwrap(), Vec::<Vec<HostTensor>>::new());
+        let names = several.session().graph().variables().iter().map(|v| v.name.clone());
+        assert_eq!(names.collect::<Vec<_>>(), ["fc/W", "fc/b"], "towers share variables");
+    }
+    // Written once, the variables are those of all towers.
+    let several = MultiTowerOfflinePredictor::new(line_config(), 3).unwrap();
+    several.session().write("fc/b", &HostTensor::new([1], vec![100.0f32]).unwrap()).unwrap();
+    let moved = several.predict_batches(&batches).unwrap();
+    assert!(moved.iter().all(|outputs| outputs[0].to_f64_vec().iter().all(|y| *y > 50.0)));
+}
+
+#[test]
+fn predictors_of_several_towers_say_what_is_wrong() {
+    let e = MultiTowerOfflinePredictor::new(line_config(), 0).err().unwrap();
+    assert!(e.message().contains("at least one tower"), "{e}");
+    let e = MultiTowerOfflinePredictor::new(line_config().inputs(["z"]), 2).err().unwrap();
+    assert!(e.message().contains("no input named \"z\""), "{e}");
+    let none: [&str; 0] = [];
+    let e = MultiTowerOfflinePredictor::new(PredictConfig::new(Line, none).unwrap(), 2).err().unwrap();
+    assert!(e.message().contains("without outputs"), "{e}");
+    let two = MultiTowerOfflinePredictor::new(line_config(), 2).unwrap();
+    let e = two.predict_batches(&[batch(0, 2), batch(0, 2)[..1].to_vec()]).unwrap_err();
+    assert_eq!(e.message(), "tower 1: a sample has 1 components, but the model takes 2 inputs");
+    let wide =
+        vec![HostTensor::zeros(DType::F32, [2, 4]).unwrap(), HostTensor::zeros(DType::F32, [2, 1]).unwrap()];
+    let e = two.predict_batches(&[batch(0, 2), wide]).unwrap_err();
+    assert!(e.message().contains("the input tower1/x is [?, 3], but [2, 4] was fed"), "{e}");
+}
+
+/// With any predictor, and in the order of the data.
+#[test]
+fn all_of_a_dataflow_is_predicted_in_order() {
+    let config = || PredictConfig::new(Line, ["fc/Add"]).unwrap().inputs(["x"]);
+    let flow = || ragged().select([0]);
+    let one = DatasetPredictor::new(OfflinePredictor::new(config()).unwrap(), flow());
+    let right = one.all_results().unwrap();
+    let rows = right.iter().map(|outputs| outputs[0].sizes()[0]);
+    assert_eq!(rows.collect::<Vec<_>>(), [4, 4, 4, 4, 2, 0]);
+    for towers in [1, 2, 4, 7] {
+        let predictor = MultiTowerOfflinePredictor::new(config(), towers).unwrap();
+        let several = DatasetPredictor::new(predictor, flow());
+        assert_eq!(several.all_results().unwrap(), right, "{towers} towers");
+        // Every pass begins anew.
+        let first = several.results().unwrap().take(2).collect::<Result<Vec<_>>>().unwrap();
+        assert_eq!(first, right[..2]);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("line.safetensors");
+    OfflinePredictor::new(config()).unwrap().export(&path).unwrap();
+    let exported = DatasetPredictor::new(ExportedModel::load(&path).unwrap(), flow());
+    assert_eq!(exported.all_results().unwrap(), right);
+}
+
+#[test]
+fn an_error_ends_the_predictions_of_a_dataflow() {
+    let list = vec![batch(0, 2), batch(1, 2), batch(2, 2), batch(3, 2)[..1].to_vec(), batch(4, 2)];
+    let predictor = MultiTowerOfflinePredictor::new(line_config(), 2).unwrap();
+    let all = DatasetPredictor::new(predictor, FromList::new(list));
+    let results: Vec<_> = all.results().unwrap().collect();
+    assert_eq!(results.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, true, false]);
+    let e = results[2].as_ref().unwrap_err();
+    assert!(e.message().starts_with("batches 2 to 3: tower 1: a sample has 1 components"), "{e}");
+    assert!(all.all_results().is_err());
+}
+
+/// What waits is shared among the towers of a predictor, and everybody gets the answer to what he asked.
+#[test]
+fn single_examples_are_shared_among_towers() {
+    let line = || PredictConfig::new(Line, ["fc/Add"]).unwrap().inputs(["x"]);
+    let one = OfflinePredictor::new(line()).unwrap();
+    let several = MultiTowerOfflinePredictor::new(line(), 3).unwrap();
+    let predictor = AsyncPredictor::new(several, 4).unwrap();
+    let example = |i: u64| batch(i, 1)[0].clone();
+    let row = |x: &HostTensor| HostTensor::new([3], x.as_slice::<f32>().unwrap().to_vec()).unwrap();
+    let pending: Vec<_> = (0..30).map(|i| predictor.predict(vec![row(&example(i))]).unwrap()).collect();
+    for (i, answer) in pending.into_iter().enumerate() {
+        let right = &one.predict(&[&example(i as u64)]).unwrap()[0];
+        let answer = &answer.wait().unwrap()[0];
+        assert_eq!(answer.sizes(), [1]);
+        let off = (answer.to_f64_vec()[0] - right.to_f64_vec()[0]).abs();
+        assert!(off < 1e-5, "example {i} differs by {off}");
+    }
+
+    /// Two towers, that remember how many examples each got.
+    struct Two {
+        go: std::sync::mpsc::Receiver<()>,
+        shares: std::sync::Arc<std::sync::Mutex<Vec<Vec<usize>>>>,
+    }
+    impl Predictor for Two {
+        fn predict(&self, inputs: &[&HostTensor]) -> Result<Vec<HostTensor>> {
+            Ok(inputs.iter().copied().cloned().collect())
+        }
+        fn towers(&self) -> usize {
+            2
+        }
+        fn predict_batches(&self, batches: &[Vec<HostTensor>]) -> Result<Vec<Vec<HostTensor>>> {
+            let _ = self.go.recv();
+            self.shares.lock().unwrap().push(batches.iter().map(|b| b[0].sizes()[0]).collect());
+            Ok(batches.to_vec())
+        }
+    }
+    let (on, go) = std::sync::mpsc::channel();
+    let shares = std::sync::Arc::default();
+    let two = AsyncPredictor::new(Two { go, shares: std::sync::Arc::clone(&shares) }, 4).unwrap();
+    let pending: Vec<_> = (0..20).map(|i| two.predict(vec![HostTensor::scalar(i as f32)]).unwrap()).collect();
+    drop(on);
+    let answers = pending.into_iter().map(|p| p.wait().unwrap()[0].to_scalar().unwrap());
+    assert_eq!(answers.collect::<Vec<_>>(), (0..20).map(f64::from).collect::<Vec<_>>());
+    drop(two);
+    let shares = shares.lock().unwrap();
+    // The first call takes what is there by then; the next finds eight at least, four for each tower.
+    assert_eq!(shares[1], [4, 4], "{shares:?}");
+    assert_eq!(shares.iter().flatten().sum::<usize>(), 20);
+    assert!(shares.iter().flatten().all(|&n| n <= 4), "{shares:?}");
 }

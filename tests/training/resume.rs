@@ -11,7 +11,7 @@ use tensorpack::prelude::*;
 use tensorpack::train::{Ended, QueueInputTrainer, SingleCostTrainer, Trained};
 
 /// Asks for a checkpoint after one step.
-struct SaveAfter(u64);
+pub(crate) struct SaveAfter(pub(crate) u64);
 
 impl Callback for SaveAfter {
     fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {

@@ -12,10 +12,22 @@ const STEPS: u64 = 20;
 
 type MakeOptimizer = Arc<dyn Fn() -> Box<dyn Optimizer>>;
 
-/// A net with dropout and, if asked, synchronised batch normalisation.
+/// How the net's first layer is normalised.
+#[derive(Clone, Copy, Debug)]
+enum Normalised {
+    Not,
+    /// Over the batches of all towers.
+    Together,
+    /// Over each tower's own batch.
+    Alone,
+    /// In groups of so many examples.
+    Ghost(usize),
+}
+
+/// A net with dropout, weight decay, and batch normalisation if asked.
 struct Net {
     dtype: DType,
-    normalised: bool,
+    normalised: Normalised,
     optimizer: MakeOptimizer,
 }
 
@@ -26,10 +38,14 @@ impl ModelDesc for Net {
     }
 
     fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
-        let mut x = Linear::new(16).no_bias().apply(t, "fc0", &inputs[0]);
-        if self.normalised {
-            x = BatchNorm::new().synchronized().apply(t, "bn", &x);
-        }
+        let x = Linear::new(16).no_bias().apply(t, "fc0", &inputs[0]);
+        let norm = match self.normalised {
+            Normalised::Not => None,
+            Normalised::Together => Some(BatchNorm::new().synchronized()),
+            Normalised::Alone => Some(BatchNorm::new()),
+            Normalised::Ghost(examples) => Some(BatchNorm::new().virtual_batch_size(examples)),
+        };
+        let x = norm.map_or(x.clone(), |norm| norm.apply(t, "bn", &x));
         let x = Dropout::new(0.25).apply(t, "dropout", &x.tanh());
         let out = Linear::new(2).apply(t, "fc1", &x);
         (out - &inputs[1]).square().mean().named("cost") + regularize_cost(t, "fc.*/W", l2_regularizer(1e-3))
@@ -57,7 +73,7 @@ fn batches(dtype: DType, rows: usize) -> FromFn {
 /// All variables after twenty steps.
 fn train(
     dtype: DType,
-    normalised: bool,
+    normalised: Normalised,
     optimizer: &MakeOptimizer,
     towers: usize,
     trainer: impl Into<SingleCostTrainer>,
@@ -73,14 +89,25 @@ fn train(
     names.into_iter().map(|n| (n.clone(), trained.session.read(&n).unwrap())).collect()
 }
 
-/// `|a - b| / |b|` for each variable.
-fn assert_close(found: &[(String, HostTensor)], right: &[(String, HostTensor)], at_most: f64, what: &str) {
+/// `|a - b| / |b|`.
+pub(crate) fn distance(a: &HostTensor, b: &HostTensor) -> f64 {
+    let norm = |v: &[f64]| v.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let (a, b) = (a.to_f64_vec(), b.to_f64_vec());
+    let difference: Vec<f64> = a.iter().zip(&b).map(|(a, b)| a - b).collect();
+    norm(&difference) / norm(&b).max(1e-30)
+}
+
+/// That the [`distance`] of each variable is small.
+pub(crate) fn assert_close(
+    found: &[(String, HostTensor)],
+    right: &[(String, HostTensor)],
+    at_most: f64,
+    what: &str,
+) {
     assert_eq!(found.len(), right.len(), "{what}");
-    for ((name, a), (_, b)) in found.iter().zip(right) {
-        let norm = |v: &[f64]| v.iter().map(|x| x * x).sum::<f64>().sqrt();
-        let (a, b) = (a.to_f64_vec(), b.to_f64_vec());
-        let difference: Vec<f64> = a.iter().zip(&b).map(|(a, b)| a - b).collect();
-        let relative = norm(&difference) / norm(&b).max(1e-30);
+    for ((name, a), (other, b)) in found.iter().zip(right) {
+        let relative = distance(a, b);
+        assert_eq!(name, other, "{what}");
         assert!(relative <= at_most, "{what}: {name} differs by {relative}");
     }
 }
@@ -96,16 +123,19 @@ fn optimizers() -> Vec<(&'static str, MakeOptimizer)> {
     ]
 }
 
+const TYPES: [(DType, f64); 2] = [(DType::F64, 1e-9), (DType::F32, 1e-4)];
+const TOWERS: [usize; 5] = [1, 2, 3, 4, 8];
+
 #[test]
 fn k_towers_are_one_with_k_times_the_batch() {
     for (name, optimizer) in optimizers() {
-        for normalised in [false, true] {
-            for (dtype, at_most) in [(DType::F64, 1e-9), (DType::F32, 1e-4)] {
+        for normalised in [Normalised::Not, Normalised::Together] {
+            for (dtype, at_most) in TYPES {
                 let one = train(dtype, normalised, &optimizer, 1, SimpleTrainer::new());
-                for towers in [1, 2, 3, 4, 8] {
+                for towers in TOWERS {
                     let trainer = SyncMultiGpuTrainerReplicated::new(towers);
                     let several = train(dtype, normalised, &optimizer, towers, trainer);
-                    let what = format!("{name}, {towers} towers, {dtype}, normalised {normalised}");
+                    let what = format!("{name}, {towers} towers, {dtype}, normalised {normalised:?}");
                     assert_close(&several, &one, at_most, &what);
                 }
             }
@@ -113,23 +143,75 @@ fn k_towers_are_one_with_k_times_the_batch() {
     }
 }
 
+/// Each tower normalises its own batch: so does one tower each group of so many examples. The running statistics are
+/// among the variables that are compared.
 #[test]
-fn parameter_server_and_replicated_are_bit_equal() {
-    let (_, adam) = optimizers().swap_remove(2);
-    for towers in [2, 3] {
-        let a = train(DType::F32, true, &adam, towers, SyncMultiGpuTrainerReplicated::new(towers));
-        let b = train(DType::F32, true, &adam, towers, SyncMultiGpuTrainerParameterServer::new(towers));
-        for ((name, a), (_, b)) in a.iter().zip(&b) {
-            assert_eq!(a.as_bytes(), b.as_bytes(), "{name}");
+fn batch_norm_of_each_tower_alone_is_ghost_batch_norm_of_one() {
+    for (name, optimizer) in optimizers() {
+        for (dtype, at_most) in TYPES {
+            for towers in TOWERS {
+                let ghost = Normalised::Ghost(TOTAL / towers);
+                let one = train(dtype, ghost, &optimizer, 1, SimpleTrainer::new());
+                let trainer = SyncMultiGpuTrainerReplicated::new(towers);
+                let several = train(dtype, Normalised::Alone, &optimizer, towers, trainer);
+                assert!(one.iter().any(|(name, _)| name == "bn/variance/EMA"));
+                assert_close(&several, &one, at_most, &format!("{name}, {towers} towers, {dtype}"));
+            }
         }
     }
 }
 
 #[test]
+fn parameter_server_and_replicated_are_bit_equal() {
+    for (name, optimizer) in optimizers() {
+        for normalised in [Normalised::Alone, Normalised::Together] {
+            for towers in [2, 3] {
+                let replicated = SyncMultiGpuTrainerReplicated::new(towers);
+                let a = train(DType::F32, normalised, &optimizer, towers, replicated);
+                let server = SyncMultiGpuTrainerParameterServer::new(towers);
+                let b = train(DType::F32, normalised, &optimizer, towers, server);
+                for ((variable, a), (_, b)) in a.iter().zip(&b) {
+                    assert_eq!(a.as_bytes(), b.as_bytes(), "{name}, {normalised:?}: {variable}");
+                }
+            }
+        }
+    }
+}
+
+fn small() -> TrainConfig {
+    let (_, optimizer) = optimizers().swap_remove(0);
+    let model = Net { dtype: DType::F32, normalised: Normalised::Together, optimizer };
+    TrainConfig::new(model, batches(DType::F32, 4)).steps_per_epoch(2).max_epoch(1).no_logdir()
+}
+
+#[test]
 fn a_trainer_without_devices_is_refused() {
-    let (_, sgd) = optimizers().swap_remove(0);
-    let model = Net { dtype: DType::F32, normalised: false, optimizer: sgd };
-    let config = TrainConfig::new(model, batches(DType::F32, 4)).steps_per_epoch(1).max_epoch(1).no_logdir();
-    let e = launch_train_with_config(config, SyncMultiGpuTrainer::new(0)).err().unwrap();
+    let e = launch_train_with_config(small(), SyncMultiGpuTrainer::new(0)).err().unwrap();
     assert!(e.message().contains("at least one device"), "{e}");
+}
+
+#[test]
+fn devices_that_do_not_go_together_are_refused() {
+    for (devices, why) in [
+        ([Device::Cpu(0), Device::Null], "devices of one kind, not on cpu:0 and null"),
+        ([Device::Cpu(1), Device::Cpu(1)], "cpu:1 is named twice"),
+    ] {
+        let e = launch_train_with_config(small(), SyncMultiGpuTrainer::on(devices)).err().unwrap();
+        assert!(e.message().contains(why), "{e}");
+    }
+}
+
+/// What surrounds the computation, without it.
+#[test]
+fn towers_on_the_null_device_compute_nothing() {
+    let trained = launch_train_with_config(small(), SyncMultiGpuTrainer::on([Device::Null; 3])).unwrap();
+    assert_eq!(trained.tower.unwrap().towers().training().len(), 3);
+    assert_eq!(trained.session.run_index().unwrap(), 2);
+    assert!(format!("{:?}", trained.session).contains("null"));
+}
+
+#[test]
+fn a_configuration_makes_its_trainer() {
+    let trained = SyncMultiGpuTrainer::from_config(small(), 3).train().unwrap();
+    assert_eq!(trained.tower.unwrap().towers().training().len(), 3);
 }

@@ -3,6 +3,7 @@
 //! An engine can be forked: the forks have threads and memory of their own, share the variables, and run at the same
 //! time. Each run of a fork computes on a snapshot, and takes its turn with the variables to update them.
 
+use super::conductor::{Conducted, Conductor};
 use super::exchange::Exchange;
 use super::memory::{Block, padded};
 use super::plan::{Base, Loc, Mode, Plan};
@@ -10,10 +11,12 @@ use super::sharing::SharedVariables;
 use super::variables::Variables;
 use super::work::{Meeting, Memory};
 use crate::graph::VariableInfo;
-use crate::kir::{BufferKind, Program, View};
+use crate::kir::{BufferKind, Origin, Program, View};
 use crate::runtime::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo};
 use crate::runtime::{Lowered, Turns, Whereabouts, memory_limit};
+use std::any::Any;
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -42,12 +45,15 @@ pub fn cpu_executor(options: &CpuOptions, turns: &Turns) -> Box<dyn Executor> {
         variables: SharedVariables::new(turns),
         shared: Shared::new(options, Variables::default()),
         fork: None,
+        conductor: None,
     })
 }
 
 struct Engine {
     options: CpuOptions,
     variables: SharedVariables,
+    /// Who runs programs of several towers, if there are any.
+    conductor: Option<Arc<Conductor>>,
     shared: Arc<Mutex<Shared>>,
     fork: Option<Fork>,
 }
@@ -79,7 +85,7 @@ struct Crew {
     /// One member for each tower, which leads that tower's team.
     leaders: Team,
     teams: Vec<Mutex<Team>>,
-    exchange: Exchange,
+    exchange: Arc<Exchange>,
 }
 
 /// The working memory of one tower.
@@ -114,7 +120,7 @@ impl Engine {
         shared.crews.push(Crew {
             leaders,
             teams: (0..towers).map(|_| Mutex::new(Team::among(threads, all))).collect(),
-            exchange: Exchange::new(towers, self.options.deadline, all <= cores),
+            exchange: Arc::new(Exchange::new(towers, self.options.deadline, all <= cores)),
         });
         Ok(())
     }
@@ -168,6 +174,16 @@ impl Engine {
             variables: self.variables.clone(),
             at: self.fork.as_ref().map(|fork| fork.at.clone()),
         })
+    }
+
+    /// The program, with who runs it, if it has several towers.
+    fn conducted(&mut self, program: CpuProgram) -> Result<Conducted> {
+        let conductor = match &self.conductor {
+            Some(conductor) => conductor.clone(),
+            None => self.conductor.insert(Conductor::new()?).clone(),
+        };
+        let exchange = crew_and_lanes(&mut *self.lock()?, program.towers.len())?.0.exchange.clone();
+        Ok(Conducted::new(program, exchange, conductor))
     }
 
     /// Runs kernels that read constants alone now, and makes their results constants.
@@ -270,24 +286,24 @@ impl Executor for Engine {
 
     fn compile(&mut self, lowered: Lowered) -> Result<Box<dyn Executable>> {
         let mode = if self.fork.is_some() { Mode::Apart } else { Mode::Fast };
-        Ok(Box::new(self.plan(lowered, mode)?))
+        let program = self.plan(lowered, mode)?;
+        Ok(match program.towers.len() {
+            1 => Box::new(program),
+            _ => Box::new(self.conducted(program)?),
+        })
     }
 
     fn find_bad(&mut self, lowered: Lowered, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
         let hints = lowered.hints.clone();
         let program = self.plan(lowered, Mode::Inspect)?;
-        let mut shared = self.lock()?;
-        let variables = self.variables.take()?;
-        let found = Mutex::new(None);
-        program.resolve(&mut shared, &variables, feeds);
-        program.on_all_towers(&mut shared, &|tower, cx| {
-            if let Some(e) = tower.find_bad(cx, run, &hints)? {
-                // Of several towers the first to find something names it; the others find the same a moment later.
-                own(&found).get_or_insert(e);
-            }
-            Ok(())
-        })?;
-        Ok(own(&found).take())
+        match program.towers.len() {
+            1 => program.find_bad(run, feeds, &hints),
+            _ => self.conducted(program)?.find_bad(run, feeds, hints),
+        }
+    }
+
+    fn lost(&self) -> bool {
+        self.conductor.as_ref().is_some_and(|c| c.lost())
     }
 
     fn fork(&self, fork: Fork) -> Result<Box<dyn Executor>> {
@@ -297,12 +313,13 @@ impl Executor for Engine {
             variables: self.variables.of_tower(fork.tower),
             shared: Shared::new(&self.options, snapshot),
             fork: Some(fork),
+            conductor: None,
         }))
     }
 }
 
 /// A program: a plan for each tower.
-struct CpuProgram {
+pub(super) struct CpuProgram {
     towers: Vec<Mutex<TowerRun>>,
     /// For each value the caller gets, which tower has it, and as which of its fetches.
     fetches: Vec<(usize, usize)>,
@@ -319,17 +336,6 @@ struct TowerCx<'a> {
     isa: Isa,
     meeting: Meeting<'a>,
     at: Option<&'a Whereabouts>,
-}
-
-/// Ends the waits of all other towers if this one leaves without being done.
-struct FailOnDrop<'a>(Option<&'a Exchange>);
-
-impl Drop for FailOnDrop<'_> {
-    fn drop(&mut self) {
-        if let Some(exchange) = self.0 {
-            exchange.fail();
-        }
-    }
 }
 
 impl CpuProgram {
@@ -358,24 +364,65 @@ impl CpuProgram {
         let crew = crews.iter_mut().find(|c| c.teams.len() == self.towers.len());
         let Crew { leaders, teams, exchange } =
             crew.ok_or_else(|| Error::new(ErrorKind::Engine, "the program's teams are gone"))?;
-        let (lanes, teams, meeting_place) = (&*lanes, &*teams, &*exchange);
-        let first_error: Mutex<Option<Error>> = Mutex::new(None);
+        let (lanes, teams, exchange) = (&*lanes, &*teams, &**exchange);
+        exchange.begin();
         leaders.run(self.towers.len(), &|i, _| {
-            let mut alarm = FailOnDrop(Some(meeting_place));
+            let mut at_work = exchange.enter(i);
             let mut team = own(&teams[i]);
-            let meeting = Meeting { exchange: meeting_place, tower: i };
+            let meeting = Meeting { exchange, tower: i };
             let mut cx = TowerCx { team: &mut team, lane: &lanes[i], isa, meeting, at: self.at.as_ref() };
-            match job(&mut own(&self.towers[i]), &mut cx) {
-                Ok(()) => alarm.0 = None,
-                Err(e) => {
-                    own(&first_error).get_or_insert(e);
+            match catch_unwind(AssertUnwindSafe(|| job(&mut own(&self.towers[i]), &mut cx))) {
+                Ok(outcome) => at_work.outcome = Some(outcome),
+                Err(panic) => {
+                    at_work.outcome = panic.downcast_ref::<Error>().cloned().map(Err);
+                    drop(at_work);
+                    resume_unwind(panic)
                 }
             }
         });
-        let Some(e) = own(&first_error).take() else { return Ok(()) };
-        // All have left: the next run finds the meeting place empty again.
-        exchange.reset();
-        Err(e)
+        exchange.end()
+    }
+
+    /// Runs, result by result, until one is not finite; returns the error that names it.
+    pub(super) fn find_bad(
+        &self,
+        run: &RunInfo,
+        feeds: &[Feed<'_>],
+        hints: &HashMap<String, String>,
+    ) -> Result<Option<Error>> {
+        let mut shared = lock(&self.shared)?;
+        let variables = self.variables.take()?;
+        let found = Mutex::new(None);
+        self.resolve(&mut shared, &variables, feeds);
+        self.on_all_towers(&mut shared, &|tower, cx| {
+            if let Some(e) = tower.find_bad(cx, run, hints)? {
+                // Of several towers the first to find something names it; the others find the same a moment later.
+                own(&found).get_or_insert(e);
+            }
+            Ok(())
+        })?;
+        Ok(own(&found).take())
+    }
+
+    /// Runs once.
+    pub(super) fn run(
+        &self,
+        run: &RunInfo,
+        feeds: &[Feed<'_>],
+        outputs: &mut Vec<HostTensor>,
+    ) -> Result<Outcome> {
+        let outcome = self.execute(&mut *lock(&self.shared)?, run, feeds, outputs);
+        if let Some(at) = &self.at {
+            at.set(None);
+        }
+        outcome
+    }
+
+    /// What each step of each tower was lowered from.
+    pub(super) fn origins(&self) -> Vec<Vec<Arc<Origin>>> {
+        let steps =
+            |tower: &Mutex<TowerRun>| own(tower).plan.steps.iter().map(|s| s.origin.clone()).collect();
+        self.towers.iter().map(steps).collect()
     }
 
     fn execute(
@@ -548,14 +595,16 @@ impl TowerRun {
             meeting: cx.meeting,
         };
         at.skip(step);
+        cx.meeting.exchange.at_step(cx.meeting.tower, i);
         if let Some(whereabouts) = cx.at {
             whereabouts.set(Some(&step.origin));
         }
         let started = (!self.times.is_empty()).then(Instant::now);
         // SAFETY: the plan gave every buffer its own place for as long as it lives, `resolve` has just filled the
         // tables, the engine's lock keeps everyone else away, and whoever runs steps that touch variables has the turn.
-        unsafe { step.work.run(cx.team, &memory) }
-            .map_err(|e| e.within(&step.origin.name).at(step.origin.site))?;
+        let ran = catch_unwind(AssertUnwindSafe(|| unsafe { step.work.run(cx.team, &memory) }));
+        let here = |e: Error| e.within(&step.origin.name).at(step.origin.site);
+        ran.unwrap_or_else(|panic| resume_unwind(Box::new(here(panicked(&*panic))))).map_err(here)?;
         if let Some(started) = started {
             let (tally, seconds) = (&mut self.times[i], started.elapsed().as_secs_f64());
             tally.runs += 1;
@@ -609,6 +658,13 @@ impl TowerRun {
     }
 }
 
+/// What a kernel that panicked said.
+fn panicked(panic: &(dyn Any + Send)) -> Error {
+    let text = panic.downcast_ref::<String>().cloned();
+    let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
+    Error::new(ErrorKind::Engine, format!("a kernel panicked: {}", text.as_deref().unwrap_or("no message")))
+}
+
 /// How far the tables have been used.
 #[derive(Default)]
 struct Cursor {
@@ -625,13 +681,7 @@ impl Cursor {
 
 impl Executable for CpuProgram {
     fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
-        let shared = self.shared.clone();
-        let mut shared = lock(&shared)?;
-        let outcome = self.execute(&mut shared, run, feeds, outputs);
-        if let Some(at) = &self.at {
-            at.set(None);
-        }
-        outcome
+        CpuProgram::run(self, run, feeds, outputs)
     }
 
     fn plan_text(&self) -> String {

@@ -16,6 +16,7 @@ mod epilogue;
 mod row_work;
 mod work;
 mod engine;
+mod conductor;
 mod memory;
 
 pub use engine::{CpuOptions, cpu_executor};

@@ -1,0 +1,225 @@
+//! The wrapper, on XLA's plugin for CPUs.
+
+mod cpu;
+
+use cpu::client;
+use std::time::Duration;
+use tensorpack_pjrt::{Buffer, Client, CompileOptions, OptionValue, Plugin, plugin_for_tests};
+use tensorpack_tensor::{DType, ErrorKind, HostTensor, bf16};
+
+/// Long enough for a loaded machine; what hangs fails.
+const LIMIT: Duration = Duration::from_secs(120);
+
+const ADD: &str = "module @add {
+  func.func public @main(%a: tensor<2x3xf32>, %b: tensor<2x3xf32>) -> (tensor<2x3xf32>, tensor<f32>) {
+    %sum = stablehlo.add %a, %b : tensor<2x3xf32>
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %all = stablehlo.reduce(%sum init: %zero) applies stablehlo.add across dimensions = [0, 1]
+      : (tensor<2x3xf32>, tensor<f32>) -> tensor<f32>
+    return %sum, %all : tensor<2x3xf32>, tensor<f32>
+  }
+}";
+
+fn matrix(values: [f32; 6]) -> HostTensor {
+    HostTensor::new([2, 3], values.to_vec()).unwrap()
+}
+
+#[test]
+fn a_plugin_says_what_it_is() {
+    let Some(plugin) = plugin_for_tests("cpu") else { return };
+    let (major, minor) = plugin.api_version();
+    assert_eq!(major, 0);
+    assert!(minor >= 57);
+    assert!(std::sync::Arc::ptr_eq(&plugin, &Plugin::open(plugin.path()).unwrap()));
+    let client = Client::new(&plugin, &[("cpu_device_count", OptionValue::Int(3))]).unwrap();
+    assert_eq!(client.platform_name().unwrap(), "cpu");
+    assert_eq!(client.devices().len(), 3);
+    let ids: Vec<_> = client.devices().iter().map(|device| device.id()).collect();
+    assert_eq!(ids, [0, 1, 2]);
+    assert!(!client.devices()[0].kind().is_empty());
+}
+
+#[test]
+fn sums_come_back() {
+    let Some(client) = client(1) else { return };
+    let program = client.compile(ADD, &CompileOptions::new()).unwrap();
+    assert_eq!(program.devices(), 1);
+    assert_eq!(program.outputs(), [(DType::F32, vec![2, 3]), (DType::F32, vec![])]);
+    let memory = program.memory().unwrap();
+    assert_eq!((memory.arguments, memory.aliased), (48, 0));
+    assert!(memory.total() >= 76, "{memory:?}");
+    let device = &client.devices()[0];
+    let a = client.upload(&matrix([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), device).unwrap();
+    let b = client.upload(&matrix([0.5; 6]), device).unwrap();
+    for _ in 0..3 {
+        let run = program.execute(&[vec![&a, &b]]).unwrap();
+        run.done[0].await_for(LIMIT).unwrap();
+        let sum = run.outputs[0][0].download(LIMIT).unwrap();
+        assert_eq!(sum, matrix([1.5, 2.5, 3.5, 4.5, 5.5, 6.5]));
+        assert_eq!(run.outputs[0][1].download(LIMIT).unwrap().to_scalar().unwrap(), 24.0);
+    }
+}
+
+#[test]
+fn every_type_and_size_makes_the_round_trip() {
+    let Some(client) = client(2) else { return };
+    let device = &client.devices()[1];
+    for dtype in DType::ALL {
+        for sizes in [vec![], vec![5], vec![0, 3], vec![2, 3, 4], vec![1000, 100]] {
+            let n: usize = sizes.iter().product();
+            let values: Vec<f64> = (0..n).map(|i| (i % 2) as f64).collect();
+            let tensor = HostTensor::from_f64(dtype, sizes, &values).unwrap();
+            let buffer = client.upload(&tensor, device).unwrap();
+            assert_eq!((buffer.dtype(), buffer.sizes()), (dtype, tensor.sizes()));
+            assert_eq!(buffer.download(LIMIT).unwrap(), tensor);
+            let there = buffer.copy_to(&client.devices()[0]).unwrap();
+            assert_eq!(there.download(LIMIT).unwrap(), tensor);
+        }
+    }
+    let odd = HostTensor::new([3], vec![bf16::NAN, bf16::MIN, bf16::from_f32(1.5)]).unwrap();
+    let back = client.upload(&odd, device).unwrap().download(LIMIT).unwrap();
+    assert_eq!(odd.as_bytes(), back.as_bytes());
+}
+
+#[test]
+fn a_tensor_may_go_as_soon_as_its_copy_has_begun() {
+    let Some(client) = client(1) else { return };
+    let program = client.compile(ADD, &CompileOptions::new()).unwrap();
+    let upload = |i: usize| client.upload(&matrix([i as f32; 6]), &client.devices()[0]).unwrap();
+    let runs: Vec<_> = (0..200)
+        .map(|i| program.execute(&[vec![&upload(i), &upload(1)]]).unwrap().outputs.remove(0).remove(0))
+        .map(|sum| sum.start_download().unwrap())
+        .collect();
+    drop(program);
+    for (i, run) in runs.into_iter().enumerate() {
+        if i % 3 > 0 {
+            assert_eq!(run.wait(LIMIT).unwrap(), matrix([i as f32 + 1.0; 6]));
+        }
+    }
+}
+
+#[test]
+fn an_aliased_argument_is_donated() {
+    let Some(client) = client(1) else { return };
+    let text = "module @count {
+      func.func public @main(%n: tensor<1024xi32> {tf.aliasing_output = 0 : i32}, %one: tensor<1024xi32>)
+        -> tensor<1024xi32> {
+        %next = stablehlo.add %n, %one : tensor<1024xi32>
+        return %next : tensor<1024xi32>
+      }
+    }";
+    let program = client.compile(text, &CompileOptions::new()).unwrap();
+    assert_eq!(program.memory().unwrap().aliased, 4096);
+    let upload = |value: i32| {
+        client.upload(&HostTensor::new([1024], vec![value; 1024]).unwrap(), &client.devices()[0]).unwrap()
+    };
+    let (first, one) = (upload(0), upload(1));
+    let next = |n: &Buffer| program.execute(&[vec![n, &one]]).unwrap().outputs.remove(0).remove(0);
+    let mut n = next(&first);
+    for _ in 0..9 {
+        n = next(&n);
+    }
+    assert_eq!(n.download(LIMIT).unwrap().as_slice::<i32>().unwrap(), [10; 1024]);
+    assert!(first.is_donated().unwrap() && !one.is_donated().unwrap());
+    let again = first.download(LIMIT).unwrap_err();
+    assert!(again.message().starts_with("XLA says"), "{again}");
+    assert!(program.execute(&[vec![&first, &one]]).is_err());
+}
+
+/// The sum of a number over all replicas, and each one's own number.
+fn all_reduce(n: usize) -> String {
+    let replicas: Vec<_> = (0..n).map(|i| i.to_string()).collect();
+    let groups = replicas.join(", ");
+    format!(
+        "module @sum attributes {{mhlo.num_replicas = {n} : i32}} {{
+          func.func public @main(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<i32>) {{
+            %sum = \"stablehlo.all_reduce\"(%x) ({{
+              ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+                %c = stablehlo.add %a, %b : tensor<f32>
+                stablehlo.return %c : tensor<f32>
+            }}) {{replica_groups = dense<[[{groups}]]> : tensor<1x{n}xi64>}} : (tensor<4xf32>) -> tensor<4xf32>
+            %id = stablehlo.replica_id : tensor<ui32>
+            %own = stablehlo.convert %id : (tensor<ui32>) -> tensor<i32>
+            return %sum, %own : tensor<4xf32>, tensor<i32>
+          }}
+        }}"
+    )
+}
+
+#[test]
+fn replicas_sum_over_all_devices() {
+    let Some(client) = client(8) else { return };
+    for (n, devices) in [(8, Vec::new()), (4, vec![6, 4, 2, 0]), (1, vec![5])] {
+        let options = CompileOptions::new().replicas(n).devices(devices.clone());
+        let program = client.compile(&all_reduce(n), &options).unwrap();
+        assert_eq!(program.devices(), n);
+        let places: Vec<usize> = match devices.is_empty() {
+            true => (0..n).collect(),
+            false => devices.iter().map(|&id| id as usize).collect(),
+        };
+        let upload = |(replica, &place): (usize, &usize)| {
+            let x = HostTensor::new([4], vec![replica as f32 + 1.0; 4]).unwrap();
+            client.upload(&x, &client.devices()[place]).unwrap()
+        };
+        let inputs: Vec<_> = places.iter().enumerate().map(upload).collect();
+        let arguments: Vec<_> = inputs.iter().map(|x| vec![x]).collect();
+        let run = program.execute(&arguments).unwrap();
+        let sum = (n * (n + 1) / 2) as f64;
+        for (replica, (outputs, done)) in run.outputs.iter().zip(&run.done).enumerate() {
+            done.await_for(LIMIT).unwrap();
+            assert_eq!(outputs[0].download(LIMIT).unwrap().to_f64_vec(), [sum; 4]);
+            assert_eq!(outputs[1].download(LIMIT).unwrap().to_scalar().unwrap(), replica as f64);
+        }
+    }
+}
+
+#[test]
+fn bad_text_is_an_error_in_xlas_words() {
+    let Some(client) = client(1) else { return };
+    let e = client.compile("module { not stablehlo }", &CompileOptions::new()).unwrap_err();
+    assert!(
+        e.message().starts_with("XLA says ") && e.message().contains("custom op 'not' is unknown"),
+        "{e}"
+    );
+    let wrong = ADD.replace("return %sum, %all", "return %sum, %sum");
+    let e = client.compile(&wrong, &CompileOptions::new()).unwrap_err();
+    assert!(e.message().contains("type"), "{e}");
+}
+
+#[test]
+fn settings_reach_the_compiler() {
+    let Some(client) = client(1) else { return };
+    let options = CompileOptions::new().setting("xla_cpu_enable_fast_math", true);
+    client.compile(ADD, &options.setting("xla_backend_optimization_level", 1)).unwrap();
+    let e = client.compile(ADD, &CompileOptions::new().setting("xla_no_such_thing", true)).unwrap_err();
+    assert!(e.message().contains("xla_no_such_thing"), "{e}");
+}
+
+#[test]
+fn what_does_not_fit_is_an_error() {
+    let Some(client) = client(2) else { return };
+    let e = client.compile(&all_reduce(3), &CompileOptions::new().replicas(3)).unwrap_err();
+    assert!(e.message().starts_with("XLA says"), "{e}");
+    let program = client.compile(ADD, &CompileOptions::new()).unwrap();
+    let a = client.upload(&matrix([0.0; 6]), &client.devices()[0]).unwrap();
+    assert!(program.execute(&[vec![&a]]).is_err());
+    assert_eq!(program.execute(&[]).unwrap_err().kind(), ErrorKind::Argument);
+    let small = client.upload(&HostTensor::scalar(0.0f32), &client.devices()[0]).unwrap();
+    assert!(program.execute(&[vec![&a, &small]]).is_err());
+    let other = cpu::client(1).unwrap();
+    let foreign = other.upload(&matrix([0.0; 6]), &other.devices()[0]).unwrap();
+    let e = program.execute(&[vec![&a, &foreign]]).unwrap_err();
+    assert_eq!(e.message(), "an argument is a buffer of another client");
+    assert!(client.upload(&matrix([0.0; 6]), &other.devices()[0]).is_err());
+}
+
+#[test]
+fn buffers_outlive_their_client_and_go_to_other_threads() {
+    let Some(client) = client(1) else { return };
+    let program = client.compile(ADD, &CompileOptions::new()).unwrap();
+    let a = client.upload(&matrix([1.0; 6]), &client.devices()[0]).unwrap();
+    drop(client);
+    let sum =
+        std::thread::spawn(move || program.execute(&[vec![&a, &a]]).unwrap().outputs.remove(0).remove(0));
+    assert_eq!(sum.join().unwrap().download(LIMIT).unwrap(), matrix([2.0; 6]));
+}

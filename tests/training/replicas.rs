@@ -1,0 +1,112 @@
+//! Towers of one process share their variables: nothing can make copies differ, and who tries is told.
+
+use crate::models::{Line, line};
+use std::sync::{Arc, Mutex};
+use tensorpack::callback::ProcessTensors;
+use tensorpack::dataflow::{DataFlow, Seed, State};
+use tensorpack::graph::UPDATE_OPS;
+use tensorpack::optim::Optimizer;
+use tensorpack::prelude::*;
+use tensorpack::train::Trained;
+
+/// What a tower does with a statistic beside training.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keeps {
+    /// Every tower moves the one variable towards the mean of its own batch.
+    Alone,
+    /// The first tower moves it towards the average of what all have.
+    Together,
+    /// Every tower has a variable of its own.
+    Apart,
+}
+
+/// [`Line`], which also keeps the mean of what it was fed.
+struct Watching(Keeps);
+
+impl ModelDesc for Watching {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        Line.inputs()
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        let name = if self.0 == Keeps::Apart { format!("seen{}", t.index()) } else { "seen".into() };
+        let seen = t.variable(VariableSpec::new(name, []).init(Init::zeros()).local());
+        let own = inputs[0].mean();
+        let now = if self.0 == Keeps::Together { t.all_reduce_mean("seen", &own).named("all") } else { own };
+        if self.0 != Keeps::Together || t.is_main_training_tower() {
+            let update = seen.update(|seen| seen * 0.5 + now * 0.5);
+            t.graph().add_op_to_collection(UPDATE_OPS, &update);
+        }
+        Line.build_graph(t, inputs)
+    }
+
+    fn optimizer(&self, t: &TowerContext) -> Box<dyn Optimizer> {
+        Line.optimizer(t)
+    }
+}
+
+fn config(keeps: Keeps) -> TrainConfig {
+    TrainConfig::new(Watching(keeps), line(4)).steps_per_epoch(2).max_epoch(1).no_logdir()
+}
+
+fn seen(trained: &Trained, name: &str) -> f64 {
+    trained.session.read(name).unwrap().to_scalar().unwrap()
+}
+
+/// The moving average after steps in each of which these batches counted at once.
+fn average(steps: &[&[usize]]) -> f64 {
+    let mut reader = line(4).open(Seed::new(0), &State::start()).unwrap();
+    let batches: Vec<Vec<HostTensor>> = (0..4).map(|_| reader.read().unwrap().unwrap()).collect();
+    steps.iter().fold(0.0, |seen, step| {
+        let values: Vec<f64> = step.iter().flat_map(|&i| batches[i][0].to_f64_vec()).collect();
+        0.5 * seen + 0.5 * values.iter().sum::<f64>() / values.len() as f64
+    })
+}
+
+/// One tower's would be lost, and which one is chance: nothing runs.
+#[test]
+fn an_update_of_one_variable_in_every_tower_is_refused() {
+    let runs = Arc::new(Mutex::new(0));
+    let counted = runs.clone();
+    let count = ProcessTensors::new(["cost"], move |_, _| {
+        *counted.lock().unwrap() += 1;
+        Ok(())
+    });
+    let config = config(Keeps::Alone).callback(count);
+    let e = launch_train_with_config(config, SyncMultiGpuTrainerReplicated::new(2)).err().unwrap();
+    assert!(e.message().contains("the variable seen is updated by two towers"), "{e}");
+    assert!(e.site().is_some_and(|s| s.file.ends_with("replicas.rs")), "{e}");
+    assert!(e.to_string().contains("sum what they have over the towers, and update it in one"), "{e}");
+    assert_eq!(*runs.lock().unwrap(), 0);
+}
+
+#[test]
+fn what_all_towers_have_is_averaged_and_updated_once() {
+    let trained =
+        launch_train_with_config(config(Keeps::Together), SyncMultiGpuTrainerReplicated::new(2)).unwrap();
+    assert!((seen(&trained, "seen") - average(&[&[0, 1], &[2, 3]])).abs() < 1e-6);
+}
+
+/// The average is the same number, bit for bit, in every tower.
+#[test]
+fn all_towers_read_the_same_sums() {
+    let names: Vec<String> = (0..3).map(|i| format!("tower{i}/all")).collect();
+    let runs = Arc::new(Mutex::new(0));
+    let counted = runs.clone();
+    let compare = ProcessTensors::new(names, move |_, values| {
+        *counted.lock().unwrap() += 1;
+        assert!(values.iter().all(|v| v.as_bytes() == values[0].as_bytes()), "{values:?}");
+        Ok(())
+    });
+    let config = config(Keeps::Together).callback(compare);
+    launch_train_with_config(config, SyncMultiGpuTrainerReplicated::new(3)).unwrap();
+    assert_eq!(*runs.lock().unwrap(), 2);
+}
+
+#[test]
+fn what_is_a_towers_own_is_kept_by_that_tower() {
+    let trained =
+        launch_train_with_config(config(Keeps::Apart), SyncMultiGpuTrainerReplicated::new(2)).unwrap();
+    assert!((seen(&trained, "seen0") - average(&[&[0], &[2]])).abs() < 1e-6);
+    assert!((seen(&trained, "seen1") - average(&[&[1], &[3]])).abs() < 1e-6);
+}
