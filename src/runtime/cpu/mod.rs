@@ -15,6 +15,7 @@ mod exchange;
 mod epilogue;
 mod row_work;
 mod work;
+mod tower_run;
 mod engine;
 mod conductor;
 mod memory;
