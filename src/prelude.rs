@@ -17,7 +17,7 @@ pub use crate::optim::gradproc::{
 };
 pub use crate::optim::{
     Accumulate, Adagrad, Adam, AdamW, Ema, Gradient, Lamb, Momentum, Optimizer, ParamGroups, PostProcess,
-    Rate, RmsProp, Schedule, Sgd, apply_gradients, compute_gradients, minimize,
+    Rate, RmsProp, Schedule, Sgd, apply_gradients, compute_gradients, compute_gradients_of, minimize,
 };
 pub use crate::predict::{
     DatasetPredictor, ExportedModel, MultiTowerOfflinePredictor, OfflinePredictor, PredictConfig, Predictor,
@@ -25,7 +25,7 @@ pub use crate::predict::{
 pub use crate::runtime::{Device, Session, SessionOptions};
 pub use crate::tower::{ModelDesc, TowerContext};
 pub use crate::train::{
-    NoOpTrainer, SimpleTrainer, SyncMultiGpuTrainer, SyncMultiGpuTrainerParameterServer,
-    SyncMultiGpuTrainerReplicated, TrainConfig, launch_train_with_config,
+    AsyncMultiGpuTrainer, NoOpTrainer, SimpleTrainer, SyncMultiGpuTrainer,
+    SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated, TrainConfig, launch_train_with_config,
 };
 pub use crate::{DType, Error, HostTensor, Result};

@@ -1,9 +1,9 @@
 //! The generative adversarial net: both sides take a step at once, from the same weights.
 
-use tensorpack::graph::{Op, TRAINABLE_VARIABLES, Tensor, TensorSpec, Variable};
+use tensorpack::graph::{Op, Tensor, TensorSpec};
 use tensorpack::nn::{Activation, BatchNorm, Conv2d, Conv2dTranspose};
 use tensorpack::ops::{Padding, Random};
-use tensorpack::optim::{Adam, Gradient, apply_gradients};
+use tensorpack::optim::{Adam, apply_gradients, compute_gradients_of};
 use tensorpack::tower::TowerContext;
 use tensorpack::{DType, Result};
 
@@ -22,20 +22,14 @@ pub(crate) fn build(t: &TowerContext, batch: usize) -> Result<(Tensor, Op)> {
     // The cross entropy of yes is softplus(-x), that of no softplus(x).
     let d_cost = ((-&on_real).softplus().mean() + on_fake.softplus().mean()).named("d_cost");
     let g_cost = (-&on_fake).softplus().mean().named("g_cost");
-    let steps = [minimize(t, &d_cost, "discrim/")?, minimize(t, &g_cost, "gen/")?];
+    let steps = [minimize(&d_cost, "discrim/.*")?, minimize(&g_cost, "gen/.*")?];
     Ok((d_cost, graph.group(&steps.iter().collect::<Vec<_>>())))
 }
 
-/// One step of Adam on the variables whose names begin with `prefix`.
-fn minimize(t: &TowerContext, cost: &Tensor, prefix: &str) -> Result<Op> {
-    let graph = t.graph();
-    cost.mark_cost();
-    let all = graph.collection(TRAINABLE_VARIABLES).variables.into_iter().map(|id| graph.variable_handle(id));
-    let variables: Vec<Variable> = all.filter(|v| v.name().starts_with(prefix)).collect();
-    let values: Vec<&Tensor> = variables.iter().map(Variable::value).collect();
-    let found = tensorpack::autodiff::gradients(cost, &values)?;
-    let gradients = variables.iter().zip(found).filter_map(|(v, g)| Some(Gradient::new(v.clone(), g?)));
-    apply_gradients(&Adam::new(2e-4).betas(0.5, 0.999), graph, &gradients.collect::<Vec<_>>())
+/// One step of Adam on the variables whose names match.
+fn minimize(cost: &Tensor, pattern: &str) -> Result<Op> {
+    let gradients = compute_gradients_of(cost, pattern)?;
+    apply_gradients(&Adam::new(2e-4).betas(0.5, 0.999), cost.graph(), &gradients)
 }
 
 fn generator(t: &TowerContext, noise: &Tensor) -> Tensor {

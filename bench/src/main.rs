@@ -1,4 +1,4 @@
-//! `bench -- step --model mlp|mnist|resnet32|ptb|dcgan --devices cpu:0 --batch B [--threads-per-device N] [--steps N] [--json]`:
+//! `bench -- step --model mlp|mnist|resnet32|resnet50|ptb|dcgan --devices cpu:0 --batch B [--threads-per-device N] [--steps N] [--json]`:
 //! the time of a training step of a reference model on synthetic data; on several devices (`cpu:0,cpu:1`) of a tower on
 //! each, with a batch of its own.
 //!
@@ -7,6 +7,7 @@
 //! `bench -- loop [--steps N] [--json]`: what the loop around a step costs. `bench -- input [--steps N] [--json]`: what
 //! waiting for data costs behind each kind of input.
 
+mod classifier;
 mod classifiers;
 mod dataflow;
 mod dcgan;
@@ -15,6 +16,8 @@ mod loop_overhead;
 mod memory;
 mod models;
 mod ptb;
+#[path = "../../examples/resnet50/net.rs"]
+mod resnet50;
 mod roof;
 mod step;
 mod towers;
@@ -23,12 +26,12 @@ use lexopt::prelude::*;
 use models::Model;
 use std::process::ExitCode;
 use std::time::Instant;
+use tensorpack::DType;
 use tensorpack::runtime::Device;
 use tensorpack::runtime::cpu::Isa;
 
-const USAGE: &str =
-    "usage: bench -- step --model mlp|mnist|resnet32|ptb|dcgan [--devices cpu:0,..] [--batch B]
-              [--threads-per-device N] [--steps N] [--isa avx512|avx2|plain] [--json] [--profile] [--plan]
+const USAGE: &str = "usage: bench -- step --model mlp|mnist|resnet32|resnet50|ptb|dcgan [--devices cpu:0,..] [--batch B]
+              [--dtype f32|bf16] [--threads-per-device N] [--steps N] [--isa avx512|avx2|plain] [--json] [--profile] [--plan]
   --json     one line with the result
   --profile  a table of kernels: share of the step, speed, and share of what the machine can do
   --plan     the plan of the step
@@ -44,6 +47,8 @@ struct Options {
     model: Model,
     /// A tower on each.
     devices: Vec<Device>,
+    /// Of activations and products.
+    dtype: DType,
     /// Of each tower; `None`: the model's own.
     batch: Option<usize>,
     threads: Option<usize>,
@@ -81,6 +86,7 @@ fn parse(mut args: lexopt::Parser) -> Result<Options, Box<dyn std::error::Error>
     let mut options = Options {
         model: Model::Mlp,
         devices: vec![Device::Cpu(0)],
+        dtype: DType::F32,
         batch: None,
         threads: None,
         isa: None,
@@ -99,6 +105,11 @@ fn parse(mut args: lexopt::Parser) -> Result<Options, Box<dyn std::error::Error>
             Long("batch") => options.batch = Some(args.value()?.parse()?),
             Long("threads-per-device") => options.threads = Some(args.value()?.parse()?),
             Long("steps") => options.steps = args.value()?.parse()?,
+            Long("dtype") => {
+                let name = args.value()?.string()?;
+                let dtype = [DType::F32, DType::Bf16].into_iter().find(|d| d.to_string() == name);
+                options.dtype = dtype.ok_or_else(|| format!("{name} is none of f32, bf16"))?;
+            }
             Long("isa") => {
                 let name = args.value()?.string()?;
                 let isa = [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().find(|i| i.to_string() == name);

@@ -1,13 +1,13 @@
 //! The reference models, as the peers in `bench/peers` have them too.
 
-use crate::classifiers::{self, Classifier, Net};
+use crate::classifier::Classifier;
 use crate::{dcgan, ptb};
 use std::str::FromStr;
 use tensorpack::graph::{Graph, Op, Tensor, UPDATE_OPS};
 use tensorpack::optim::minimize;
 use tensorpack::tensor::CounterRng;
 use tensorpack::tower::TowerContext;
-use tensorpack::{Error, HostTensor, Result};
+use tensorpack::{DType, Error, HostTensor, Result};
 
 /// A reference model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub(crate) enum Model {
     Mnist,
     /// The residual net of 32 layers for 32x32 images.
     Resnet32,
+    /// The residual net of 50 layers for 224x224 images.
+    Resnet50,
     /// Two layers of LSTM over 35 words.
     Ptb,
     /// A generator and a discriminator of 32x32 images, both updated in a step.
@@ -27,7 +29,8 @@ pub(crate) enum Model {
 /// What is fed, by name.
 pub(crate) type Feeds = Vec<(&'static str, HostTensor)>;
 
-const ALL: [Model; 5] = [Model::Mlp, Model::Mnist, Model::Resnet32, Model::Ptb, Model::Dcgan];
+const ALL: [Model; 6] =
+    [Model::Mlp, Model::Mnist, Model::Resnet32, Model::Resnet50, Model::Ptb, Model::Dcgan];
 
 impl FromStr for Model {
     type Err = Error;
@@ -44,6 +47,7 @@ impl Model {
             Model::Mlp => "mlp",
             Model::Mnist => "mnist",
             Model::Resnet32 => "resnet32",
+            Model::Resnet50 => "resnet50",
             Model::Ptb => "ptb",
             Model::Dcgan => "dcgan",
         }
@@ -54,18 +58,22 @@ impl Model {
         match self {
             Model::Mlp | Model::Mnist | Model::Resnet32 => 128,
             Model::Ptb => 20,
-            Model::Dcgan => 64,
+            Model::Resnet50 | Model::Dcgan => 64,
         }
     }
 
-    /// Builds the model with its training step, for batches of this size; returns the cost and the step.
-    pub(crate) fn build(self, graph: &Graph, batch: usize) -> Result<(Tensor, Op)> {
+    /// Builds the model with its training step, for batches of this size, computing in this type; returns the cost and
+    /// the step.
+    pub(crate) fn build(self, graph: &Graph, batch: usize, dtype: DType) -> Result<(Tensor, Op)> {
+        if matches!(self, Model::Ptb | Model::Dcgan) && dtype != DType::F32 {
+            return Err(Error::argument(format!("{} is measured in f32 alone", self.name())));
+        }
         let t = &TowerContext::training(graph);
-        let (cost, train) = match (self.classifier(), self) {
+        let (cost, train) = match (Classifier::of(self), self) {
             (Some(classifier), _) => {
                 let inputs: Vec<Tensor> = classifier.inputs().iter().map(|s| graph.placeholder(s)).collect();
-                let cost = classifier.cost(t, &inputs);
-                let train = minimize(&cost, &classifier.optimizer())?;
+                let cost = classifier.cost(t, &inputs, dtype);
+                let train = minimize(&cost, &*classifier.optimizer())?;
                 (cost, train)
             }
             (None, Model::Ptb) => ptb::build(t)?,
@@ -88,29 +96,15 @@ impl Model {
             let n: usize = sizes.iter().product();
             HostTensor::new(sizes, (0..n as u64).map(|i| (rng.word(stream, i) % below) as i32).collect())
         };
-        let classify = |sizes: &[usize]| {
-            Ok(vec![("image", image(sizes)?), ("label", whole(1, &[batch], classifiers::CLASSES as u32)?)])
-        };
+        if let Some(Classifier { sizes, classes, .. }) = Classifier::of(self) {
+            return Ok(vec![("image", image(sizes)?), ("label", whole(1, &[batch], classes as u32)?)]);
+        }
         match self {
-            Model::Mlp => classify(&[784]),
-            Model::Mnist => classify(&[28, 28, 1]),
-            Model::Resnet32 => classify(&[32, 32, 3]),
             Model::Ptb => {
                 let words = |stream| whole(stream, &[batch, ptb::STEPS], ptb::WORDS as u32);
                 Ok(vec![("words", words(1)?), ("next", words(2)?)])
             }
-            Model::Dcgan => Ok(vec![("image", image(&dcgan::IMAGE)?)]),
+            _ => Ok(vec![("image", image(&dcgan::IMAGE)?)]),
         }
-    }
-
-    /// The model as one that tells images apart, if it is one.
-    pub(crate) fn classifier(self) -> Option<Classifier> {
-        let (sizes, net): (&[usize], Net) = match self {
-            Model::Mlp => (&[784], classifiers::mlp),
-            Model::Mnist => (&[28, 28, 1], classifiers::mnist),
-            Model::Resnet32 => (&[32, 32, 3], classifiers::resnet32),
-            Model::Ptb | Model::Dcgan => return None,
-        };
-        Some(Classifier { sizes: sizes.to_vec(), net })
     }
 }

@@ -6,7 +6,7 @@ use crate::{Options, roof, towers};
 use std::time::Instant;
 use tensorpack::graph::{Fetch, Graph};
 use tensorpack::runtime::{Device, IntoFetch, Session, SessionOptions};
-use tensorpack::{HostTensor, Result};
+use tensorpack::{DType, HostTensor, Result};
 
 /// Steps before the clock starts.
 const WARM_UP: usize = 3;
@@ -20,9 +20,9 @@ pub(crate) struct Built {
     pub(crate) inputs: Vec<(String, HostTensor)>,
 }
 
-fn one_tower(model: Model, batch: usize) -> Result<Built> {
+fn one_tower(model: Model, batch: usize, dtype: DType) -> Result<Built> {
     let graph = Graph::new();
-    let (cost, train) = model.build(&graph, batch)?;
+    let (cost, train) = model.build(&graph, batch, dtype)?;
     let inputs = model.synthetic(batch)?.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
     Ok(Built { graph, cost: Fetch::from(&cost), step: vec![Fetch::from(&train)], inputs })
 }
@@ -30,8 +30,8 @@ fn one_tower(model: Model, batch: usize) -> Result<Built> {
 pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
     let batch = options.batch.unwrap_or(options.model.batch());
     let Built { graph, cost, step, inputs } = match options.devices[..] {
-        [_] => one_tower(options.model, batch)?,
-        _ => towers::build(options.model, batch, &options.devices)?,
+        [_] => one_tower(options.model, batch, options.dtype)?,
+        _ => towers::build(options.model, batch, options.dtype, &options.devices)?,
     };
     let session_options = SessionOptions {
         device: options.devices[0],

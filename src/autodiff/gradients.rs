@@ -77,6 +77,22 @@ pub fn gradients(cost: &Tensor, xs: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
     Ok(xs.iter().map(|x| x.id().and_then(|id| grads.get(&id).cloned())).collect())
 }
 
+impl Tensor {
+    /// The gradient of this scalar with respect to `x`, as a tensor to compute with: for costs that depend on slopes, such
+    /// as a gradient penalty. A scalar that does not depend on `x` is an error.
+    #[track_caller]
+    pub fn gradient(&self, x: &Tensor) -> Tensor {
+        match gradients(self, &[x]).map(|mut found| found.pop().flatten()) {
+            Ok(Some(gradient)) => gradient,
+            Ok(None) => {
+                let why = format!("{} does not depend on {}", self.name(), x.name());
+                self.fail("gradient", Error::new(ErrorKind::Gradient, why))
+            }
+            Err(e) => self.fail("gradient", e),
+        }
+    }
+}
+
 /// The nodes through which `root` depends on a wanted tensor, `root`'s included if it does.
 fn nodes_between(graph: &crate::graph::Graph, root: NodeId, wanted: &HashSet<TensorId>) -> BTreeSet<NodeId> {
     let mut ancestors = BTreeSet::new();
@@ -104,4 +120,40 @@ fn nodes_between(graph: &crate::graph::Graph, root: NodeId, wanted: &HashSet<Ten
         }
     }
     path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Graph, TensorSpec};
+    use crate::runtime::Session;
+
+    /// The penalty `(|d sum(x^3) / dx| - 1)^2` has the slope `2 (3 x^2 - 1) 6 x` by its one element.
+    #[test]
+    fn a_cost_of_a_slope_has_a_slope() {
+        let graph = Graph::new();
+        let x = graph.placeholder(&TensorSpec::f32("x", [Some(1)]));
+        let slope = (&x * &x * &x).sum().gradient(&x);
+        let penalty = (slope.square().sum().sqrt() - 1.0).square();
+        let of_penalty = penalty.gradient(&x);
+        let session = Session::new(graph.freeze().unwrap()).unwrap();
+        let at = HostTensor::new([1], vec![0.8f32]).unwrap();
+        let found = session.run(&[&slope, &of_penalty], &[("x", &at)]).unwrap();
+        let right = [3.0 * 0.8 * 0.8, 2.0 * (3.0 * 0.8 * 0.8 - 1.0) * 6.0 * 0.8];
+        for (found, right) in found.iter().zip(right) {
+            assert!((found.to_f64_vec()[0] - right).abs() < 1e-5, "{found:?} {right}");
+        }
+    }
+
+    #[test]
+    fn a_scalar_that_does_not_depend_on_it_is_an_error_at_the_line() {
+        let graph = Graph::new();
+        let x = graph.placeholder(&TensorSpec::f32("x", [Some(2)]));
+        let y = graph.placeholder(&TensorSpec::f32("y", [Some(2)]));
+        let line = line!() + 1;
+        x.sum().gradient(&y);
+        let e = graph.first_error().unwrap_err();
+        assert!(e.message().contains("does not depend on y"), "{e}");
+        assert_eq!(e.site().map(|s| s.line), Some(line));
+    }
 }

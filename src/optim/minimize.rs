@@ -2,7 +2,7 @@
 
 use super::{Gradient, Optimizer};
 use crate::autodiff::gradients;
-use crate::graph::{Graph, NodeId, NodeKind, Op, TRAINABLE_VARIABLES, Tensor, Variable};
+use crate::graph::{Graph, NamePattern, NodeId, NodeKind, Op, TRAINABLE_VARIABLES, Tensor, Variable};
 use std::collections::HashSet;
 use std::panic::Location;
 use tensorpack_tensor::{Error, ErrorKind, Result};
@@ -21,13 +21,28 @@ pub fn minimize(cost: &Tensor, optimizer: &dyn Optimizer) -> Result<Op> {
 /// unless that was said, by [`Tensor::stop_gradient`] on the way or by [`Graph::freeze_variables`].
 #[track_caller]
 pub fn compute_gradients(cost: &Tensor) -> Result<Vec<Gradient>> {
+    of_variables(cost, None)
+}
+
+/// The same with respect to those variables alone whose whole name matches the regular expression `pattern`: for models
+/// in which each of several costs trains a part, such as `gen/.*` and `discrim/.*`.
+#[track_caller]
+pub fn compute_gradients_of(cost: &Tensor, pattern: &str) -> Result<Vec<Gradient>> {
+    of_variables(cost, Some(NamePattern::new(pattern)))
+}
+
+fn of_variables(cost: &Tensor, pattern: Option<NamePattern>) -> Result<Vec<Gradient>> {
     let graph = cost.graph();
     graph.still_open("minimize")?;
     graph.first_error()?;
     cost.mark_cost();
-    let trainable = graph.collection(TRAINABLE_VARIABLES).variables;
-    let infos: Vec<_> = trainable.iter().filter_map(|&id| graph.variable_info(id)).collect();
-    let variables: Vec<Variable> = trainable.iter().map(|&id| graph.variable_handle(id)).collect();
+    let trainable = graph.collection(TRAINABLE_VARIABLES).variables.into_iter();
+    let mut variables: Vec<Variable> = trainable.map(|id| graph.variable_handle(id)).collect();
+    if let Some(pattern) = pattern {
+        pattern.check(variables.iter().map(Variable::name))?;
+        variables.retain(|v| pattern.matches(v.name()));
+    }
+    let infos: Vec<_> = variables.iter().filter_map(|v| graph.variable_info(v.id?)).collect();
     let tensors: Vec<&Tensor> = variables.iter().map(Variable::value).collect();
     let found = gradients(cost, &tensors)?;
     let mut all = Vec::new();
@@ -85,4 +100,42 @@ fn stopped_on_purpose(graph: &Graph, cost: &Tensor, variable: &Variable) -> bool
         variable.value().id().is_some_and(|t| seen.contains(&t.node))
     };
     depends(true) && !depends(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::VariableSpec;
+    use crate::tower::TowerContext;
+
+    /// Two variables, the second of which the first's cost does not need.
+    fn players() -> (Graph, [Tensor; 2]) {
+        let graph = Graph::new();
+        let t = &TowerContext::training(&graph);
+        let square = |name: &str| t.variable(VariableSpec::new(name, [])).value().square();
+        let costs = [square("gen/w"), square("discrim/w")];
+        (graph, costs)
+    }
+
+    #[test]
+    fn a_cost_trains_the_variables_that_are_named() {
+        let (_, [g, d]) = players();
+        let names = |found: Vec<Gradient>| -> Vec<String> {
+            found.iter().map(|g| g.variable.name().to_string()).collect()
+        };
+        let both = &g + &d;
+        assert_eq!(names(compute_gradients(&both).unwrap()), ["gen/w", "discrim/w"]);
+        assert_eq!(names(compute_gradients_of(&both, "gen/.*").unwrap()), ["gen/w"]);
+        assert_eq!(names(compute_gradients_of(&d, "discrim/.*").unwrap()), ["discrim/w"]);
+    }
+
+    #[test]
+    fn what_is_named_must_be_there_and_be_trained() {
+        let (_, [g, _]) = players();
+        let e = compute_gradients_of(&g, "gem/.*").unwrap_err();
+        assert_eq!(e.message(), "the pattern \"gem/.*\" matches no variable");
+        assert_eq!(e.site().map(|s| s.file), Some(file!()));
+        let e = compute_gradients_of(&g, ".*").unwrap_err();
+        assert!(e.message().contains("no gradient with respect to the trainable variable discrim/w"), "{e}");
+    }
 }

@@ -32,7 +32,7 @@ pub use adamw::AdamW;
 pub use ema::Ema;
 pub use gradient::Gradient;
 pub use lamb::Lamb;
-pub use minimize::{apply_gradients, compute_gradients, minimize};
+pub use minimize::{apply_gradients, compute_gradients, compute_gradients_of, minimize};
 pub use momentum::Momentum;
 pub use optimizer::Optimizer;
 pub use param_groups::{Group, ParamGroups};

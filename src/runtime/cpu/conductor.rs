@@ -77,7 +77,7 @@ pub(super) struct Conducted {
     exchange: Arc<Exchange>,
     conductor: Arc<Conductor>,
     /// What the steps of each tower are, for errors.
-    steps: Vec<Vec<Origin>>,
+    steps: Vec<Vec<Arc<Origin>>>,
 }
 
 impl Conducted {
@@ -100,9 +100,7 @@ impl Conducted {
 
     fn explain(&self, Overdue { error, towers }: Overdue) -> Error {
         let e = towers.into_iter().fold(error, |e, (tower, step)| match self.steps[tower].get(step) {
-            Some(Origin { name, site }) => {
-                e.note(format!("tower {tower} is in {name}, made at {site}")).at(*site)
-            }
+            Some(at) => e.note(format!("tower {tower} is in {}, made at {}", at.name, at.site)).at(at.site),
             None => e,
         });
         e.note("it was left behind: this session cannot go on; the last checkpoint stands")

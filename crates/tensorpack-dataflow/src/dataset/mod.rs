@@ -28,4 +28,6 @@ pub mod mnist;
 pub mod ptb;
 pub mod sentences;
 
+#[doc(hidden)]
+pub use client::pip;
 pub use folder::folder;

@@ -1,0 +1,30 @@
+//! Digits to imitate.
+
+use super::mnist_convnet;
+use tensorpack::dataflow::DataFlow;
+use tensorpack::input::{DummyConstantInput, InputSource, QueueInput};
+use tensorpack::prelude::*;
+use tensorpack::train::CommandLine;
+
+/// Shuffled images of MNIST in batches, or of drawn digits where MNIST is not to be had; zeros with `--fake`.
+pub(crate) fn data(line: &CommandLine, batch: usize) -> Result<Box<dyn InputSource>> {
+    if line.fake {
+        return Ok(DummyConstantInput::new([vec![batch, 28, 28]]).boxed());
+    }
+    let (train, ..) = mnist_convnet::data()?;
+    let images = train.map(|mut sample| {
+        sample.truncate(1);
+        Ok(sample)
+    });
+    Ok(QueueInput::new(images.shuffle().batch(batch)).boxed())
+}
+
+/// What a batch of it is.
+pub(crate) fn image_spec() -> TensorSpec {
+    TensorSpec::f32("image", [None, Some(28), Some(28)])
+}
+
+/// Such a batch as a generator has to make it: padded to `[batch, 32, 32, 1]`, from -1 to 1.
+pub(crate) fn real_images(image: &Tensor) -> Tensor {
+    image.expand_dims(3).pad(&[0, 2, 2, 0], &[0, 2, 2, 0], &[0; 4]) * 2.0 - 1.0
+}

@@ -1,0 +1,79 @@
+//! A classifier of digits looks at what the generator made.
+
+use super::mnist_convnet;
+use std::path::Path;
+use tensorpack::dataflow::DataFlow;
+use tensorpack::io::SaverRestore;
+use tensorpack::prelude::*;
+use tensorpack::train::{CommandLine, Trained};
+
+const CLASSES: usize = 10;
+/// A sample counts as a digit if the classifier is as sure as this.
+const SURE: f64 = 0.9;
+/// A class is found if at least one sample in a hundred counts as it.
+const SHARE: usize = 100;
+/// What is asked for with `--assert`: this many classes, and more than half of the samples count.
+const ENOUGH: usize = 8;
+
+/// Prints what the classifier finds in the samples of a trained generator; with `--assert`, too little is an error.
+pub(crate) fn judge(line: &CommandLine, trained: &Trained) -> Result<()> {
+    if line.fake {
+        return line.without(&["--assert"]);
+    }
+    let samples = trained.session.graph().fetch("samples")?;
+    let samples = trained.session.run(&[&samples], &[])?.swap_remove(0);
+    let found = look(&classifier(line)?, &samples)?;
+    let sure: usize = found.iter().sum();
+    let of = samples.sizes()[0];
+    let classes = found.iter().filter(|&&n| n * SHARE >= of).count();
+    println!("of {of} samples {sure} are digits with confidence over {SURE}; for each digit {found:?}");
+    println!("classes found: {classes} of {CLASSES}");
+    if line.assert && (classes < ENOUGH || 2 * sure <= of) {
+        let why = format!("there were to be {ENOUGH} classes, and confidence over {SURE} in most samples");
+        return Err(Error::argument(why));
+    }
+    Ok(())
+}
+
+/// The net of `mnist_convnet`, with the weights of its last run if there is one in `train_log`. Otherwise it is trained
+/// for two epochs, which takes about a minute, and kept for the next time.
+fn classifier(line: &CommandLine) -> Result<OfflinePredictor> {
+    let trained = Path::new("train_log/mnist_convnet");
+    let quick = Path::new("train_log/digit_classifier");
+    let weights = if trained.join("checkpoints/latest").exists() { trained } else { quick };
+    if !weights.join("checkpoints/latest").exists() {
+        println!("training a classifier of digits, to judge the samples with");
+        let (train, ..) = mnist_convnet::data()?;
+        let config = TrainConfig::new(mnist_convnet::Model, train.shuffle().batch(128))
+            .callback(ModelSaver::new())
+            .session(SessionOptions { threads: line.threads_per_device, ..SessionOptions::default() })
+            .max_epoch(2)
+            .logdir(quick);
+        launch_train_with_config(config, SimpleTrainer::new())?;
+    }
+    println!("judged by the classifier in {}", weights.display());
+    let config = PredictConfig::new(mnist_convnet::Model, ["logits"])?.inputs(["input"]);
+    OfflinePredictor::new(config.session_init(SaverRestore::new(weights)))
+}
+
+/// How many samples `[n, 32, 32, 1]` the classifier surely takes for each digit.
+fn look(classifier: &OfflinePredictor, samples: &HostTensor) -> Result<[usize; CLASSES]> {
+    let pixels = samples.as_slice::<f32>()?;
+    let of = samples.sizes()[0];
+    // Digits of MNIST are 28x28: the border that they were padded with goes.
+    let inside = |image: &[f32]| image.chunks(32).skip(2).take(28).flat_map(|r| r[2..30].to_vec()).collect();
+    let images: Vec<Vec<f32>> = pixels.chunks(32 * 32).map(inside).collect();
+    let logits = classifier.predict(&[&HostTensor::new([of, 28, 28], images.concat())?])?.swap_remove(0);
+    let mut found = [0; CLASSES];
+    for row in logits.to_f64_vec().chunks(CLASSES) {
+        let (class, largest) = row
+            .iter()
+            .enumerate()
+            .fold((0, f64::MIN), |best, (i, &x)| if x > best.1 { (i, x) } else { best });
+        let confidence = 1.0 / row.iter().map(|x| (x - largest).exp()).sum::<f64>();
+        if confidence > SURE {
+            found[class] += 1;
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,40 @@
+//! What the two players minimise.
+
+use tensorpack::prelude::*;
+
+/// A loss for each player.
+pub(crate) struct Losses {
+    /// The discriminator's.
+    pub(crate) d_loss: Tensor,
+    /// The generator's.
+    pub(crate) g_loss: Tensor,
+}
+
+impl Losses {
+    /// Of a discriminator that says whether an image is real, given its logits for real images and for fakes
+    /// (Goodfellow et al., 2014; the generator's is the one that does not saturate).
+    #[doc(alias = "build_losses")]
+    pub(crate) fn cross_entropy(t: &TowerContext, real: &Tensor, fake: &Tensor) -> Losses {
+        // The cross entropy of "real" is softplus(-x), that of "fake" softplus(x).
+        let on_real = (-real).softplus().mean();
+        let on_fake = fake.softplus().mean();
+        let d_loss = ((on_real + on_fake) * 0.5).named("d_loss");
+        let g_loss = (-fake).softplus().mean().named("g_loss");
+        let share = |right: Tensor, name: &str| right.cast(DType::F32).mean().named(name);
+        let undecided = t.graph().constant(HostTensor::scalar(0.0f32));
+        let accuracy_real = share(real.greater(&undecided), "accuracy_real");
+        let accuracy_fake = share(fake.less(&undecided), "accuracy_fake");
+        t.moving_summary(&[&d_loss, &g_loss, &accuracy_real, &accuracy_fake]);
+        Losses { d_loss, g_loss }
+    }
+
+    /// Of a critic whose outputs on real images and on fakes differ by a distance of the two, as far as its slope is
+    /// held near 1; `penalty` is for slopes that are not (Gulrajani et al., 2017).
+    pub(crate) fn wasserstein(t: &TowerContext, real: &Tensor, fake: &Tensor, penalty: &Tensor) -> Losses {
+        let distance = (real.mean() - fake.mean()).named("distance");
+        let d_loss = (penalty - &distance).named("d_loss");
+        let g_loss = (-fake.mean()).named("g_loss");
+        t.moving_summary(&[&d_loss, &g_loss, &distance]);
+        Losses { d_loss, g_loss }
+    }
+}

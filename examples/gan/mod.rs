@@ -1,0 +1,24 @@
+//! What the adversarial nets share: two players with a loss each, the trainer of both, nets for 32x32 digits, pictures
+//! of samples, and a classifier that judges them. See `docs/gans.md`.
+
+#![allow(dead_code, unused_imports, reason = "each example uses a part of this")]
+
+mod data;
+mod dcgan;
+mod judge;
+mod losses;
+#[path = "../mnist_convnet.rs"]
+mod mnist_convnet;
+mod model;
+mod nets;
+mod samples;
+mod trainer;
+
+pub(crate) use data::{data, image_spec, real_images};
+pub(crate) use dcgan::Dcgan;
+pub(crate) use judge::judge;
+pub(crate) use losses::Losses;
+pub(crate) use model::GanModelDesc;
+pub(crate) use nets::{discriminator, generator};
+pub(crate) use samples::{add_samples, sample_grid};
+pub(crate) use trainer::{GanTrainer, towers};

@@ -1,0 +1,33 @@
+//! What a generator makes, to look at.
+
+use tensorpack::callback::DumpTensorAsImage;
+use tensorpack::prelude::*;
+
+/// How many are made.
+const SAMPLES: usize = 1000;
+/// How many the picture shows, in each direction.
+const SIDE: usize = 8;
+
+/// Adds `samples` to the graph: what the generator makes, in inference, of 1,000 vectors `z` that stay the same over the
+/// whole run; and `grid`, a picture of the first 64.
+pub(crate) fn add_samples(
+    graph: &Graph,
+    z: Init,
+    length: usize,
+    generator: impl Fn(&TowerContext, &Tensor) -> Tensor,
+) -> Result<()> {
+    let z = graph.constant(z.value(0, "samples", DType::F32, &[SAMPLES, length])?);
+    let t = TowerContext::inference(graph);
+    let images = t.name_scope("look", |t| t.reuse(|t| generator(t, &z)));
+    let samples = ((images + 1.0) * 0.5).named("samples");
+    let first = samples.strided_slice(&[0; 4], &[Some(SIDE * SIDE), None, None, None], &[1; 4]);
+    let side = SIDE as isize;
+    let rows = first.squeeze(3).split_dim(0, &[side, side]).transpose(&[0, 2, 1, 3]);
+    rows.merge_dims(0, 2).merge_dims(1, 2).named("grid");
+    Ok(())
+}
+
+/// Writes the picture after every epoch, as `samples-epEPOCH.png` in the directory of the run.
+pub(crate) fn sample_grid() -> impl Callback {
+    DumpTensorAsImage::new("grid").prefix("samples")
+}

@@ -1,0 +1,115 @@
+//! Trains two players, on one tower or several: both in one operation, or in turn.
+
+use super::GanModelDesc;
+use std::rc::Rc;
+use tensorpack::graph::Fetch;
+use tensorpack::input::InputSource;
+use tensorpack::prelude::*;
+use tensorpack::tower::{Mode, TowerFunc};
+use tensorpack::train::{CommandLine, Iteration, RunTrainOp, StepCx, Trained, Trainer};
+
+/// A [`Trainer`] of a [`GanModelDesc`], with one operation for each player's update.
+pub(crate) struct GanTrainer {
+    trainer: Trainer,
+    update_d: Op,
+    update_g: Op,
+}
+
+impl GanTrainer {
+    /// Builds the model on this many towers, each with a batch of its own. What a player learns from is the mean over
+    /// the towers; batch normalisation is each tower's own.
+    pub(crate) fn new(
+        model: impl GanModelDesc + 'static,
+        mut input: Box<dyn InputSource>,
+        towers: usize,
+    ) -> Result<GanTrainer> {
+        let graph = Graph::new();
+        let model = Rc::new(model);
+        let builder = model.clone();
+        let mut tower = TowerFunc::new(model.inputs(), move |t, inputs| {
+            let losses = builder.build_graph(t, inputs);
+            vec![losses.d_loss, losses.g_loss]
+        })?;
+        let mut first = None;
+        for index in 0..towers {
+            let t = TowerContext::new(&graph, Mode::Training, index, towers);
+            let inputs = input.tensors(&t, tower.signature())?;
+            let built = tower.train(&t, &inputs)?;
+            let losses = built.outputs();
+            let d = averaged(&t, compute_gradients_of(&losses[0], "discrim/.*")?);
+            let g = averaged(&t, compute_gradients_of(&losses[1], "gen/.*")?);
+            first.get_or_insert((d, g));
+        }
+        let (d, g) = first.ok_or_else(|| Error::argument("a trainer needs at least one tower"))?;
+        let optimizer = model.optimizer(&TowerContext::new(&graph, Mode::Training, 0, towers));
+        let update_d = apply_gradients(&*optimizer, &graph, &d)?;
+        let update_g = apply_gradients(&*optimizer, &graph, &g)?;
+        let trainer = Trainer::new(&graph).tower_func(tower).input(input);
+        Ok(GanTrainer { trainer, update_d, update_g })
+    }
+
+    /// The graph.
+    pub(crate) fn graph(&self) -> &Graph {
+        self.trainer.graph()
+    }
+
+    /// A step is one operation: both players see the same batch and the same fakes, and both move from where they were
+    /// at the step's start.
+    #[doc(alias = "GANTrainer")]
+    pub(crate) fn train_together(self, config: TrainConfig) -> Result<Trained> {
+        let both = self.graph().group(&[&self.update_g, &self.update_d]);
+        self.trainer.train_with_defaults(config, RunTrainOp(Fetch::from(&both)))
+    }
+
+    /// A step is a run of the discriminator's update, then one of the generator's, each with a batch of its own. The
+    /// discriminator moves at every `d_period`-th step, the generator at every `g_period`-th.
+    #[doc(alias = "SeparateGANTrainer")]
+    pub(crate) fn train_in_turn(self, config: TrainConfig, d_period: u64, g_period: u64) -> Result<Trained> {
+        if d_period.min(g_period) != 1 {
+            return Err(Error::argument(format!("one of the periods {d_period} and {g_period} must be 1"))
+                .note("otherwise there are steps in which nobody moves"));
+        }
+        let turn = |op: &Op, period| Turn { update: Fetch::from(op), period };
+        let turns = InTurn([turn(&self.update_d, d_period), turn(&self.update_g, g_period)]);
+        self.trainer.train_with_defaults(config, turns)
+    }
+}
+
+/// The means over all towers of what each has.
+fn averaged(t: &TowerContext, gradients: Vec<Gradient>) -> Vec<Gradient> {
+    let mean = |t: &TowerContext, g: Gradient| {
+        let value = t.all_reduce_mean(&format!("average/{}", g.variable.name()), &g.value);
+        g.with_value(value)
+    };
+    t.build(|t| gradients.into_iter().map(|g| mean(t, g)).collect())
+}
+
+/// One player's update, and how often it is due.
+struct Turn {
+    update: Fetch,
+    period: u64,
+}
+
+/// The players one after the other.
+struct InTurn([Turn; 2]);
+
+impl Iteration for InTurn {
+    fn run_step(&mut self, cx: &mut StepCx<'_>) -> Result<()> {
+        // Steps, not runs, are counted: with a period of 5 there are five steps of the other player to one of this.
+        let step = cx.global_step + 1;
+        for turn in self.0.iter().filter(|turn| step.is_multiple_of(turn.period)) {
+            cx.run(&turn.update)?;
+        }
+        Ok(())
+    }
+}
+
+/// How many towers the command line asks for.
+pub(crate) fn towers(line: &CommandLine) -> Result<usize> {
+    match line.trainer.as_deref() {
+        None | Some("simple" | "queue") => Ok(1),
+        Some("sync-ps" | "sync-replicated") => Ok(line.devices.len().max(1)),
+        Some(other) => Err(Error::argument(format!("two players are not trained by {other:?}"))
+            .note("use simple, queue, sync-ps or sync-replicated")),
+    }
+}

@@ -1,0 +1,62 @@
+//! A Wasserstein GAN with gradient penalty (Gulrajani et al., 2017) on MNIST padded to 32x32. The critic's slope is part of
+//! its loss, so training it takes second derivatives; it moves five times as often as the generator.
+//!
+//! `cargo run --release --example gan_wgan_gp`
+
+mod gan;
+
+use gan::{GanModelDesc, GanTrainer, Losses};
+use tensorpack::prelude::*;
+use tensorpack::train::CommandLine;
+
+/// The length of the noise that an image is made of.
+const Z: usize = 128;
+/// The weight of the penalty.
+const PENALTY: f64 = 10.0;
+
+struct WganGp {
+    batch: usize,
+}
+
+impl GanModelDesc for WganGp {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        vec![gan::image_spec()]
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Losses {
+        // A slope of one image's score must not depend on other images: no batch normalisation in the critic.
+        let critic =
+            |images: &Tensor| gan::discriminator(t, images, |t, name, x| LayerNorm::new().apply(t, name, x));
+        let real = gan::real_images(&inputs[0]);
+        let fake = gan::generator(t, &Random::normal(0.0, 1.0).shape(t.graph(), &[self.batch, Z]));
+        let (on_real, on_fake) = (critic(&real), critic(&fake));
+
+        // The slope is to be 1 on the lines between real images and fakes.
+        let along = Random::uniform(0.0, 1.0).shape(t.graph(), &[self.batch, 1, 1, 1]);
+        let between = &real + along * (&fake - &real);
+        let slope = critic(&between).sum().gradient(&between);
+        let length = (slope.square().sum_axes(&[1, 2, 3]) + 1e-12).sqrt();
+        let penalty = (&length - 1.0).square().mean().named("penalty");
+        t.moving_summary(&[&length.mean().named("slope"), &penalty]);
+        Losses::wasserstein(t, &on_real, &on_fake, &(penalty * PENALTY))
+    }
+
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Adam::new(1e-4).betas(0.5, 0.9).boxed()
+    }
+}
+
+fn main() -> Result<()> {
+    let line = CommandLine::parse()?;
+    // The original's schedule is 200 epochs of 300 steps with 64 images each.
+    let (batch, steps, epochs) = if line.full { (64, 300, 200) } else { (32, 500, 16) };
+    let gan = GanTrainer::new(WganGp { batch }, gan::data(&line, batch)?, gan::towers(&line)?)?;
+    gan::add_samples(gan.graph(), Init::Normal(0.0, 1.0), Z, gan::generator)?;
+    let config = TrainConfig::default()
+        .callback(ModelSaver::new())
+        .callback(gan::sample_grid())
+        .steps_per_epoch(steps)
+        .max_epoch(epochs);
+    let trained = gan.train_in_turn(line.apply(config)?, 1, 5)?;
+    gan::judge(&line, &trained)
+}

@@ -1,0 +1,99 @@
+//! The trainer of two players that the adversarial examples share.
+
+#[path = "../../examples/gan/mod.rs"]
+mod gan;
+
+use gan::{GanModelDesc, GanTrainer, Losses};
+use tensorpack::dataflow::FromFn;
+use tensorpack::input::{FeedInput, InputSource};
+use tensorpack::prelude::*;
+use tensorpack::tensor::CounterRng;
+use tensorpack::train::Trained;
+
+/// Examples of a step, over all towers.
+const TOTAL: usize = 12;
+const Z: usize = 3;
+
+/// Points of two numbers, and a critic whose slope is part of its loss. Nothing in it mixes examples.
+struct Points {
+    batch: usize,
+}
+
+impl GanModelDesc for Points {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        vec![TensorSpec::f32("point", [None, Some(2)])]
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Losses {
+        let z = Random::normal(0.0, 1.0).shape(t.graph(), &[self.batch, Z]);
+        let fake = t.scope("gen", |t| Linear::new(2).apply(t, "out", &z));
+        let critic = |x: &Tensor| {
+            t.auto_reuse(|t| {
+                t.scope("discrim", |t| {
+                    let x = Linear::new(4).activation(Activation::Tanh).apply(t, "hidden", x);
+                    Linear::new(1).apply(t, "out", &x)
+                })
+            })
+        };
+        let slope = critic(&fake).sum().gradient(&fake);
+        let penalty = (slope.square().sum_axes(&[1]) - 1.0).square().mean();
+        Losses::wasserstein(t, &critic(&inputs[0]), &critic(&fake), &penalty)
+    }
+
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Sgd::new(0.1).boxed()
+    }
+}
+
+/// The same points in the same order, however many make a batch.
+fn points(batch: usize) -> Box<dyn InputSource> {
+    let flow = FromFn::new(u64::MAX / 2, move |index| {
+        let rng = CounterRng::new(4, "points");
+        let first = index * 2 * batch as u64;
+        let values = (0..2 * batch as u64).map(|i| rng.normal(0, first + i) as f32 + 2.0).collect();
+        Ok(vec![HostTensor::new([batch, 2], values)?])
+    });
+    FeedInput::new(flow).boxed()
+}
+
+fn trainer(towers: usize) -> GanTrainer {
+    let batch = TOTAL / towers;
+    GanTrainer::new(Points { batch }, points(batch), towers).unwrap()
+}
+
+fn config() -> TrainConfig {
+    TrainConfig::default().no_logdir().steps_per_epoch(10).max_epoch(1)
+}
+
+fn weights(trained: &Trained) -> Vec<f64> {
+    let names = ["gen/out/W", "gen/out/b", "discrim/hidden/W", "discrim/hidden/b", "discrim/out/W"];
+    names.iter().flat_map(|n| trained.session.read(n).unwrap().to_f64_vec()).collect()
+}
+
+#[test]
+fn several_towers_of_players_are_one_with_the_large_batch() {
+    let one = weights(&trainer(1).train_together(config()).unwrap());
+    for towers in [2, 3] {
+        let several = weights(&trainer(towers).train_together(config()).unwrap());
+        let difference = one.iter().zip(&several).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(difference < 1e-5, "{towers} towers: {one:?} {several:?}");
+    }
+}
+
+/// Five steps of one player to one of the other, exactly: steps are counted, not runs.
+#[test]
+fn players_move_in_turn_by_steps() {
+    let start = weights(&trainer(1).train_together(config().max_epoch(0)).unwrap());
+    let generator = |weights: &[f64]| weights[..2 * Z + 2].to_vec();
+    let four = trainer(1).train_in_turn(config().steps_per_epoch(4), 1, 5).unwrap();
+    assert_eq!(generator(&weights(&four)), generator(&start));
+    assert_ne!(weights(&four), start);
+    assert_eq!(four.session.run_index().unwrap(), 4);
+    let ten = trainer(1).train_in_turn(config(), 1, 5).unwrap();
+    assert_ne!(generator(&weights(&ten)), generator(&start));
+    assert_eq!(ten.session.run_index().unwrap(), 10 + 2);
+    let second = trainer(1).train_in_turn(config(), 2, 1).unwrap();
+    assert_eq!(second.session.run_index().unwrap(), 10 + 5);
+    let e = trainer(1).train_in_turn(config(), 2, 3).err().unwrap();
+    assert_eq!(e.message(), "one of the periods 2 and 3 must be 1");
+}
