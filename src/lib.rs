@@ -53,6 +53,8 @@ mod documentation {
     struct Callbacks;
     #[doc = include_str!("../docs/training.md")]
     struct Training;
+    #[doc = include_str!("../docs/write-a-trainer.md")]
+    struct WriteATrainer;
     #[doc = include_str!("../docs/predict.md")]
     struct Predict;
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One training step of the reference models in JAX on the CPU, compiled whole, with donated state."""
+"""One training step of the reference models in JAX, compiled whole, with donated state."""
 
 import os
 
@@ -7,7 +7,7 @@ import step_timer
 
 FORMS = ["jit", "jit-reshape-pool"]
 args = step_timer.arguments(__doc__, FORMS)
-os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_PLATFORMS"] = args.device
 
 import functools
 import math
@@ -26,7 +26,7 @@ def he_normal(*shape):
 
 
 def conv(x, w, stride=1):
-    return lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return lax.conv_general_dilated(x, w.astype(x.dtype), (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
 def max_pool(x):
@@ -41,7 +41,7 @@ def dense_params(fan_in, fan_out):
 
 
 def dense(p, x):
-    return x @ p["w"] + p["b"]
+    return x @ p["w"].astype(x.dtype) + p["b"].astype(x.dtype)
 
 
 # Each model: (weights, running statistics) and apply(weights, statistics, x) -> (logits, new statistics).
@@ -76,22 +76,43 @@ def mnist():
     return weights, [], apply
 
 
-def conv_bn_params(channels_in, channels_out):
-    weights = {"w": he_normal(3, 3, channels_in, channels_out), "gamma": jnp.ones(channels_out), "beta": jnp.zeros(channels_out)}
+def conv_bn_params(channels_in, channels_out, kernel=3):
+    weights = {
+        "w": he_normal(kernel, kernel, channels_in, channels_out),
+        "gamma": jnp.ones(channels_out),
+        "beta": jnp.zeros(channels_out),
+    }
     return weights, {"mean": jnp.zeros(channels_out), "var": jnp.ones(channels_out)}
 
 
 def conv_bn(p, running, x, stride=1):
+    """Statistics in f32, scale and shift in the type of the activations."""
     x = conv(x, p["w"], stride)
     count = math.prod(x.shape[:3])
-    mean = x.mean((0, 1, 2))
-    var = jnp.maximum((x * x).mean((0, 1, 2)) - mean * mean, 0)
+    wide = x.astype(jnp.float32)
+    mean = wide.mean((0, 1, 2))
+    var = jnp.maximum((wide * wide).mean((0, 1, 2)) - mean * mean, 0)
     keep = step_timer.BN_MOMENTUM
     running = {
         "mean": keep * running["mean"] + (1 - keep) * mean,
         "var": keep * running["var"] + (1 - keep) * var * (count / (count - 1)),
     }
-    return (x - mean) * (lax.rsqrt(var + step_timer.BN_EPSILON) * p["gamma"]) + p["beta"], running
+    scale = lax.rsqrt(var + step_timer.BN_EPSILON) * p["gamma"]
+    mean, scale, shift = (a.astype(x.dtype) for a in (mean, scale, p["beta"]))
+    return (x - mean) * scale + shift, running
+
+
+class ConvBns:
+    """The convolutions of a net in the order they are applied, and what becomes of their statistics."""
+
+    def __init__(self, weights, stats):
+        self.weights, self.stats, self.updated = weights, stats, []
+
+    def __call__(self, x, stride=1):
+        i = len(self.updated)
+        x, running = conv_bn(self.weights[i], self.stats[i], x, stride)
+        self.updated.append(running)
+        return x
 
 
 def resnet32():
@@ -100,27 +121,49 @@ def resnet32():
     weights, stats = zip(*[conv_bn_params(a, b) for a, b in pairs])
 
     def apply(weights, stats, x):
-        convs, updated = weights["conv"], []
-
-        def next_conv_bn(x, stride=1):
-            i = len(updated)
-            x, running = conv_bn(convs[i], stats[i], x, stride)
-            updated.append(running)
-            return x
-
-        x = jax.nn.relu(next_conv_bn(x))
+        conv_bn = ConvBns(weights["conv"], stats)
+        x = jax.nn.relu(conv_bn(x))
         for a, b in zip(widths, widths[1:]):
-            y = next_conv_bn(jax.nn.relu(next_conv_bn(x, 1 if a == b else 2)))
+            y = conv_bn(jax.nn.relu(conv_bn(x, 1 if a == b else 2)))
             if a != b:
                 before = (b - a) // 2
                 x = jnp.pad(x[:, ::2, ::2], ((0, 0), (0, 0), (0, 0), (before, b - a - before)))
             x = jax.nn.relu(x + y)
-        return dense(weights["fc"], x.mean((1, 2))), updated
+        return dense(weights["fc"], x.mean((1, 2))), conv_bn.updated
 
     return {"conv": list(weights), "fc": dense_params(64, step_timer.CLASSES)}, list(stats), apply
 
 
-weights, stats, apply = {"mlp": mlp, "mnist": mnist, "resnet32": resnet32}[args.model]()
+def resnet50():
+    """v1.5: the stride of a block is on its 3x3 convolution."""
+    blocks, channels = [], 64  # (channels in, width, stride) of each
+    for stage, count in enumerate([3, 4, 6, 3]):
+        for i in range(count):
+            blocks.append((channels, 64 << stage, 2 if stage > 0 and i == 0 else 1))
+            channels = 256 << stage
+    shapes = [(3, 64, 7)]
+    for a, width, _ in blocks:
+        shapes += [(a, width, 1), (width, width, 3), (width, 4 * width, 1)]
+        if a != 4 * width:
+            shapes.append((a, 4 * width, 1))
+    weights, stats = zip(*[conv_bn_params(*shape) for shape in shapes])
+
+    def apply(weights, stats, x):
+        x = x.astype(jnp.bfloat16 if args.dtype == "bf16" else jnp.float32)
+        conv_bn = ConvBns(weights["conv"], stats)
+        x = jax.nn.relu(conv_bn(x, 2))
+        x = lax.reduce_window(x, jnp.array(-jnp.inf, x.dtype), lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+        for a, width, stride in blocks:
+            y = jax.nn.relu(conv_bn(x))
+            y = jax.nn.relu(conv_bn(y, stride))
+            y = conv_bn(y)
+            x = jax.nn.relu(y + (x if a == 4 * width else conv_bn(x, stride)))
+        return dense(weights["fc"], x.mean((1, 2))).astype(jnp.float32), conv_bn.updated
+
+    return {"conv": list(weights), "fc": dense_params(channels, step_timer.IMAGENET_CLASSES)}, list(stats), apply
+
+
+weights, stats, apply = {"mlp": mlp, "mnist": mnist, "resnet32": resnet32, "resnet50": resnet50}[args.model]()
 
 
 def cost(weights, stats, x, labels):
@@ -129,20 +172,38 @@ def cost(weights, stats, x, labels):
     return (jax.nn.logsumexp(logits, axis=1) - picked).mean(), stats
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def train(state, x, labels):
-    weights, stats, m, v, t = state
-    (loss, stats), grads = jax.value_and_grad(cost, has_aux=True)(weights, stats, x, labels)
+def adam(weights, grads, slots):
+    m, v, t = slots
     t = t + 1
     m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, grads)
     v = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, v, grads)
     rate, scale = step_timer.LEARNING_RATE / (1 - 0.9**t), 1 / (1 - 0.999**t)
     weights = jax.tree.map(lambda w, m, v: w - rate * m / (jnp.sqrt(v * scale) + 1e-8), weights, m, v)
-    return (weights, stats, m, v, t), loss
+    return weights, (m, v, t)
+
+
+def momentum(weights, grads, v):
+    v = jax.tree.map(lambda v, g, w: step_timer.MOMENTUM * v + g + step_timer.WEIGHT_DECAY * w, v, grads, weights)
+    return jax.tree.map(lambda w, v: w - step_timer.LEARNING_RATE * v, weights, v), v
+
+
+def zeros():
+    return jax.tree.map(jnp.zeros_like, weights)
+
+
+update, slots = (momentum, zeros()) if args.model == "resnet50" else (adam, (zeros(), zeros(), jnp.zeros(())))
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def train(state, x, labels):
+    weights, stats, slots = state
+    (loss, stats), grads = jax.value_and_grad(cost, has_aux=True)(weights, stats, x, labels)
+    weights, slots = update(weights, grads, slots)
+    return (weights, stats, slots), loss
 
 
 x, labels = map(jnp.asarray, step_timer.synthetic(args))
-state = (weights, stats, jax.tree.map(jnp.zeros_like, weights), jax.tree.map(jnp.zeros_like, weights), jnp.zeros(()))
+state = (weights, stats, slots)
 parameters = sum(w.size for w in jax.tree.leaves(weights))
 
 

@@ -14,13 +14,23 @@ import time
 IMPORTED_AT = time.monotonic()
 WARM_UP = 5  # the first step included
 CLASSES = 10
+IMAGENET_CLASSES = 1000  # of resnet50
 LEARNING_RATE = 1e-3
+MOMENTUM = 0.9  # of resnet50, as is the decay of all its weights
+WEIGHT_DECAY = 1e-4
 BN_MOMENTUM = 0.9
 BN_EPSILON = 1e-5
 WORDS = 10_000  # of ptb
 STEPS = 35  # of ptb
 # Images are height, width, channels.
-INPUT_SHAPE = {"mlp": (784,), "mnist": (28, 28, 1), "resnet32": (32, 32, 3), "ptb": (STEPS,), "dcgan": (32, 32, 3)}
+INPUT_SHAPE = {
+    "mlp": (784,),
+    "mnist": (28, 28, 1),
+    "resnet32": (32, 32, 3),
+    "resnet50": (224, 224, 3),
+    "ptb": (STEPS,),
+    "dcgan": (32, 32, 3),
+}
 
 
 def arguments(description, forms):
@@ -30,10 +40,14 @@ def arguments(description, forms):
     parser.add_argument("--steps", type=int, default=20, help="timed steps, after the warm-up")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--form", choices=forms, default=forms[0])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="of activations and products, for resnet50")
     parser.add_argument("--json", action="store_true", help="print one JSON line")
     args = parser.parse_args()
     if args.batch < 1 or args.steps < 1 or args.threads < 1:
         parser.error("--batch, --steps and --threads are at least 1")
+    if args.dtype == "bf16" and args.model != "resnet50":
+        parser.error("only resnet50 is measured in bf16")
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
     return args
 
@@ -47,7 +61,10 @@ def synthetic(args):
     if args.model == "ptb":
         return tuple(rng.integers(0, WORDS, (args.batch, STEPS), dtype=numpy.int32) for _ in range(2))
     x = rng.standard_normal((args.batch, *INPUT_SHAPE[args.model]), dtype=numpy.float32)
-    return (x,) if args.model == "dcgan" else (x, rng.integers(0, CLASSES, args.batch, dtype=numpy.int32))
+    if args.model == "dcgan":
+        return (x,)
+    classes = IMAGENET_CLASSES if args.model == "resnet50" else CLASSES
+    return x, rng.integers(0, classes, args.batch, dtype=numpy.int32)
 
 
 def since_process_start():
@@ -88,6 +105,8 @@ def measure(args, peer, version, parameters, step):
         "peer": peer,
         "form": args.form,
         "model": args.model,
+        "device": args.device,
+        "dtype": args.dtype,
         "batch": args.batch,
         "ms_per_step": round(median * 1e3, 4),
         "examples_per_s": round(args.batch / median, 1),

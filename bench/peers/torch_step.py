@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One training step of the reference models in PyTorch on the CPU."""
+"""One training step of the reference models in PyTorch."""
 
 import step_timer
 
@@ -31,9 +31,9 @@ def mnist():
     )  # fmt: skip
 
 
-def conv_bn(channels_in, channels_out, stride):
+def conv_bn(channels_in, channels_out, stride, kernel=3):
     return (
-        nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False),
+        nn.Conv2d(channels_in, channels_out, kernel, stride, padding=kernel // 2, bias=False),
         nn.BatchNorm2d(channels_out, step_timer.BN_EPSILON, 1 - step_timer.BN_MOMENTUM),
     )
 
@@ -65,6 +65,38 @@ class Resnet32(nn.Module):
     def forward(self, x):
         x = self.blocks(F.relu(self.bn(self.conv(x))))
         return self.fc(x.mean((2, 3)))
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, channels_in, width, stride):
+        super().__init__()
+        self.conv1, self.bn1 = conv_bn(channels_in, width, 1, 1)
+        self.conv2, self.bn2 = conv_bn(width, width, stride)
+        self.conv3, self.bn3 = conv_bn(width, 4 * width, 1, 1)
+        is_same = channels_in == 4 * width
+        self.shortcut = nn.Identity() if is_same else nn.Sequential(*conv_bn(channels_in, 4 * width, stride, 1))
+
+    def forward(self, x):
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        return F.relu(self.bn3(self.conv3(y)) + self.shortcut(x))
+
+
+class Resnet50(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = conv_bn(3, 64, 2, 7)
+        blocks, channels = [], 64
+        for stage, count in enumerate([3, 4, 6, 3]):
+            for i in range(count):
+                blocks.append(Bottleneck(channels, 64 << stage, 2 if stage > 0 and i == 0 else 1))
+                channels = 256 << stage
+        self.blocks = nn.Sequential(*blocks)
+        self.fc = nn.Linear(channels, step_timer.IMAGENET_CLASSES)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.bn(self.conv(x))), 3, 2, padding=1)
+        return self.fc(self.blocks(x).mean((2, 3)))
 
 
 class Ptb(nn.Module):
@@ -120,13 +152,27 @@ def compiled(function):
 
 
 def classifier():
-    model = {"mlp": mlp, "mnist": mnist, "resnet32": Resnet32}[args.model]().train()
-    x, labels = (torch.from_numpy(a) for a in step_timer.synthetic(args))
+    model = {"mlp": mlp, "mnist": mnist, "resnet32": Resnet32, "resnet50": Resnet50}[args.model]()
+    model = model.train().to(args.device)
+    x, labels = (torch.from_numpy(a).to(args.device) for a in step_timer.synthetic(args))
     labels = labels.long()
     if x.dim() == 4:
         x, model = images(x, model)
-    optimizer = torch.optim.Adam(model.parameters(), step_timer.LEARNING_RATE, fused=True)
-    cost = compiled(lambda: F.cross_entropy(model(x), labels))
+    if args.model == "resnet50":
+        optimizer = torch.optim.SGD(
+            model.parameters(), step_timer.LEARNING_RATE, step_timer.MOMENTUM, weight_decay=step_timer.WEIGHT_DECAY, fused=True
+        )
+    else:
+        optimizer = torch.optim.Adam(model.parameters(), step_timer.LEARNING_RATE, fused=True)
+    # Convolutions and products in bf16, statistics of batch norm and weights in f32.
+    mixed = torch.autocast(args.device, torch.bfloat16, enabled=args.dtype == "bf16")
+
+    def mean_over_batch():
+        with mixed:
+            logits = model(x)
+        return F.cross_entropy(logits.float(), labels)
+
+    cost = compiled(mean_over_batch)
 
     def step():
         optimizer.zero_grad(set_to_none=True)
@@ -138,7 +184,13 @@ def classifier():
     return [model], step
 
 
+def only_on_cpu():
+    if args.device != "cpu":
+        raise SystemExit(f"{args.model} is measured on the CPU alone")
+
+
 def ptb():
+    only_on_cpu()
     model = Ptb().train()
     words, following = (torch.from_numpy(a).long() for a in step_timer.synthetic(args))
     optimizer = torch.optim.SGD(model.parameters(), 1.0, fused=True)
@@ -161,6 +213,7 @@ def ptb():
 
 
 def dcgan():
+    only_on_cpu()
     (x,) = (torch.from_numpy(a) for a in step_timer.synthetic(args))
     x, generator, discriminator = images(x, dcgan_generator().train(), dcgan_discriminator().train())
     g_parameters, d_parameters = list(generator.parameters()), list(discriminator.parameters())

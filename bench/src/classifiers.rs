@@ -1,4 +1,4 @@
-//! The reference models that tell ten classes of images apart.
+//! The reference models that tell ten classes of images apart. Tests build them too, at their own size.
 
 use tensorpack::graph::Tensor;
 use tensorpack::nn::{BatchNorm, Conv2d, Linear};
@@ -7,13 +7,15 @@ use tensorpack::tower::TowerContext;
 /// How many classes there are.
 pub(crate) const CLASSES: usize = 10;
 
-pub(crate) fn mlp(t: &TowerContext, x: &Tensor) -> Tensor {
-    let hidden = Linear::new(512).relu();
+/// Two hidden layers of so many units.
+pub(crate) fn mlp(t: &TowerContext, x: &Tensor, units: usize) -> Tensor {
+    let hidden = Linear::new(units).relu();
     let x = hidden.apply(t, "fc0", x);
     let x = hidden.apply(t, "fc1", &x);
     Linear::new(CLASSES).apply(t, "fc2", &x)
 }
 
+/// Four convolutions, two poolings, two fully connected layers.
 pub(crate) fn mnist(t: &TowerContext, x: &Tensor) -> Tensor {
     let conv = Conv2d::new(32, 3).relu();
     let x = conv.apply(t, "conv0", x).max_pool(2);
@@ -24,13 +26,14 @@ pub(crate) fn mnist(t: &TowerContext, x: &Tensor) -> Tensor {
     Linear::new(CLASSES).apply(t, "fc1", &x)
 }
 
-pub(crate) fn resnet32(t: &TowerContext, x: &Tensor) -> Tensor {
+/// A residual net of three stages of so many blocks: 5 make 32 layers.
+pub(crate) fn resnet(t: &TowerContext, x: &Tensor, blocks: usize) -> Tensor {
     let conv = |channels: usize, stride: usize| Conv2d::new(channels, 3).no_bias().stride(stride);
     let bn = BatchNorm::new();
     let x = conv(16, 1).apply(t, "conv0", x);
     let mut x = bn.clone().relu().apply(t, "bn0", &x);
     for (stage, channels) in [16, 32, 64].into_iter().enumerate() {
-        for block in 0..5 {
+        for block in 0..blocks {
             let stride = if stage > 0 && block == 0 { 2 } else { 1 };
             x = t.scope(&format!("block{stage}.{block}"), |t| {
                 let y = conv(channels, stride).apply(t, "conv1", &x);

@@ -1,12 +1,13 @@
 //! The reference models, as the peers in `bench/peers` have them too.
 
-use crate::{classifiers, dcgan, ptb};
+use crate::classifier::Classifier;
+use crate::{dcgan, ptb};
 use std::str::FromStr;
-use tensorpack::graph::{Graph, Op, Tensor, TensorSpec, UPDATE_OPS};
-use tensorpack::optim::{Adam, minimize};
+use tensorpack::graph::{Graph, Op, Tensor, UPDATE_OPS};
+use tensorpack::optim::minimize;
 use tensorpack::tensor::CounterRng;
 use tensorpack::tower::TowerContext;
-use tensorpack::{Error, HostTensor, Result};
+use tensorpack::{DType, Error, HostTensor, Result};
 
 /// A reference model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub(crate) enum Model {
     Mnist,
     /// The residual net of 32 layers for 32x32 images.
     Resnet32,
+    /// The residual net of 50 layers for 224x224 images.
+    Resnet50,
     /// Two layers of LSTM over 35 words.
     Ptb,
     /// A generator and a discriminator of 32x32 images, both updated in a step.
@@ -26,7 +29,8 @@ pub(crate) enum Model {
 /// What is fed, by name.
 pub(crate) type Feeds = Vec<(&'static str, HostTensor)>;
 
-const ALL: [Model; 5] = [Model::Mlp, Model::Mnist, Model::Resnet32, Model::Ptb, Model::Dcgan];
+const ALL: [Model; 6] =
+    [Model::Mlp, Model::Mnist, Model::Resnet32, Model::Resnet50, Model::Ptb, Model::Dcgan];
 
 impl FromStr for Model {
     type Err = Error;
@@ -43,6 +47,7 @@ impl Model {
             Model::Mlp => "mlp",
             Model::Mnist => "mnist",
             Model::Resnet32 => "resnet32",
+            Model::Resnet50 => "resnet50",
             Model::Ptb => "ptb",
             Model::Dcgan => "dcgan",
         }
@@ -53,19 +58,26 @@ impl Model {
         match self {
             Model::Mlp | Model::Mnist | Model::Resnet32 => 128,
             Model::Ptb => 20,
-            Model::Dcgan => 64,
+            Model::Resnet50 | Model::Dcgan => 64,
         }
     }
 
-    /// Builds the model with its training step, for batches of this size; returns the cost and the step.
-    pub(crate) fn build(self, graph: &Graph, batch: usize) -> Result<(Tensor, Op)> {
+    /// Builds the model with its training step, for batches of this size, computing in this type; returns the cost and
+    /// the step.
+    pub(crate) fn build(self, graph: &Graph, batch: usize, dtype: DType) -> Result<(Tensor, Op)> {
+        if matches!(self, Model::Ptb | Model::Dcgan) && dtype != DType::F32 {
+            return Err(Error::argument(format!("{} is measured in f32 alone", self.name())));
+        }
         let t = &TowerContext::training(graph);
-        let (cost, train) = match self {
-            Model::Mlp => self.classify(t, &[784], classifiers::mlp)?,
-            Model::Mnist => self.classify(t, &[28, 28, 1], classifiers::mnist)?,
-            Model::Resnet32 => self.classify(t, &[32, 32, 3], classifiers::resnet32)?,
-            Model::Ptb => ptb::build(t)?,
-            Model::Dcgan => dcgan::build(t, batch)?,
+        let (cost, train) = match (Classifier::of(self), self) {
+            (Some(classifier), _) => {
+                let inputs: Vec<Tensor> = classifier.inputs().iter().map(|s| graph.placeholder(s)).collect();
+                let cost = classifier.cost(t, &inputs, dtype);
+                let train = minimize(&cost, &*classifier.optimizer())?;
+                (cost, train)
+            }
+            (None, Model::Ptb) => ptb::build(t)?,
+            (None, _) => dcgan::build(t, batch)?,
         };
         let updates = graph.collection_ops(UPDATE_OPS);
         Ok((cost, graph.group(&updates.iter().chain([&train]).collect::<Vec<_>>())))
@@ -84,32 +96,15 @@ impl Model {
             let n: usize = sizes.iter().product();
             HostTensor::new(sizes, (0..n as u64).map(|i| (rng.word(stream, i) % below) as i32).collect())
         };
-        let classify = |sizes: &[usize]| {
-            Ok(vec![("image", image(sizes)?), ("label", whole(1, &[batch], classifiers::CLASSES as u32)?)])
-        };
+        if let Some(Classifier { sizes, classes, .. }) = Classifier::of(self) {
+            return Ok(vec![("image", image(sizes)?), ("label", whole(1, &[batch], classes as u32)?)]);
+        }
         match self {
-            Model::Mlp => classify(&[784]),
-            Model::Mnist => classify(&[28, 28, 1]),
-            Model::Resnet32 => classify(&[32, 32, 3]),
             Model::Ptb => {
                 let words = |stream| whole(stream, &[batch, ptb::STEPS], ptb::WORDS as u32);
                 Ok(vec![("words", words(1)?), ("next", words(2)?)])
             }
-            Model::Dcgan => Ok(vec![("image", image(&dcgan::IMAGE)?)]),
+            _ => Ok(vec![("image", image(&dcgan::IMAGE)?)]),
         }
-    }
-
-    fn classify(
-        self,
-        t: &TowerContext,
-        sizes: &[usize],
-        net: fn(&TowerContext, &Tensor) -> Tensor,
-    ) -> Result<(Tensor, Op)> {
-        let sizes: Vec<Option<usize>> = [None].into_iter().chain(sizes.iter().map(|&n| Some(n))).collect();
-        let image = t.graph().placeholder(&TensorSpec::f32("image", sizes));
-        let label = t.graph().placeholder(&TensorSpec::i32("label", [None]));
-        let cost = net(t, &image).sparse_softmax_cross_entropy(&label).mean().named("cost");
-        let train = minimize(&cost, &Adam::new(1e-3))?;
-        Ok((cost, train))
     }
 }

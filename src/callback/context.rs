@@ -126,14 +126,8 @@ impl GraphCx<'_> {
         self.tower_func(scope)?.infer_in(&t, scope)
     }
 
-    /// The same, reading the moving averages that an optimizer in [`Ema`](crate::optim::Ema) keeps in place of the
-    /// variables.
-    pub fn averaged_tower(&mut self, scope: &str) -> Result<TowerHandle> {
-        let t = TowerContext::inference(self.graph).averaged();
-        self.tower_func(scope)?.infer_in(&t, scope)
-    }
-
-    /// The function that built the model, to build more replicas with; an error that says who needs it if there is none.
+    /// The function that built the model, for replicas of other kinds: several that run at the same time, or one that
+    /// reads averages ([`TowerContext::averaged`]). An error that says who needs it if there is none.
     pub fn tower_func(&mut self, who: &str) -> Result<&mut TowerFunc> {
         self.tower.as_deref_mut().ok_or_else(|| {
             let why = "needs a model made by a tower function, which this trainer does not have";

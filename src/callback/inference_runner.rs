@@ -17,6 +17,7 @@ pub struct InferenceRunner {
     scope: String,
     count: usize,
     on_ema: bool,
+    with_updates: bool,
     towers: ParallelTowers,
     /// For each tower, how much of what it fetches belongs to each inferencer.
     counts: Vec<Vec<usize>>,
@@ -36,6 +37,7 @@ impl InferenceRunner {
             scope: "InferenceTower".into(),
             count: 1,
             on_ema: false,
+            with_updates: false,
             towers: ParallelTowers::default(),
             counts: Vec::new(),
             outputs: Vec::new(),
@@ -69,6 +71,14 @@ impl InferenceRunner {
     #[must_use]
     pub fn on_ema(self) -> InferenceRunner {
         InferenceRunner { on_ema: true, ..self }
+    }
+
+    /// With the updates of its tower run along with every batch, for a model that carries something over from batch to
+    /// batch: the state of a recurrent net. Such a state is the training's too: let it begin anew before and after, with a
+    /// [`RunOp`](super::RunOp) on either side. It follows one batch after the other, so there can be only one tower.
+    #[must_use]
+    pub fn with_updates(self) -> InferenceRunner {
+        InferenceRunner { with_updates: true, ..self }
     }
 
     /// One pass, or its first few batches; returns the statistics.
@@ -124,6 +134,10 @@ impl Callback for InferenceRunner {
     }
 
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
+        if self.with_updates && self.count != 1 {
+            let why = format!("{} has updates, which follow one batch after the other", self.scope);
+            return Err(Error::argument(why).note("give it one tower"));
+        }
         let t = TowerContext::inference(g.graph());
         let t = if self.on_ema { t.averaged() } else { t };
         let towers = g.tower_func(&self.scope)?.infer_towers(&t, &self.scope, self.count)?;
@@ -135,12 +149,13 @@ impl Callback for InferenceRunner {
                 .graph()
                 .in_tower(i, false, || self.inferencers.iter_mut().map(tensors).collect::<Result<_>>())?;
             self.counts.push(wanted.iter().map(Vec::len).collect());
+            let updates = tower.updates().iter().filter(|_| self.with_updates).map(Fetch::from);
             parts.push(Part {
                 inputs: tower.inputs().iter().map(|(_, t)| t.name()).collect(),
-                fetches: wanted.iter().flatten().map(Fetch::from).collect(),
+                fetches: wanted.iter().flatten().map(Fetch::from).chain(updates).collect(),
             });
         }
-        self.towers = ParallelTowers::new(parts);
+        self.towers = ParallelTowers::new(parts).map_err(|e| e.within(&self.scope))?;
         Ok(())
     }
 

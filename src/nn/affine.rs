@@ -13,12 +13,14 @@ pub(super) struct Affine {
     pub(super) epsilon: f64,
     pub(super) center: bool,
     pub(super) scale: bool,
+    /// How `gamma` is drawn.
+    pub(super) gamma: Init,
     pub(super) layout: Layout,
 }
 
 impl Default for Affine {
     fn default() -> Affine {
-        Affine { epsilon: 1e-5, center: true, scale: true, layout: Layout::Nhwc }
+        Affine { epsilon: 1e-5, center: true, scale: true, gamma: Init::ones(), layout: Layout::Nhwc }
     }
 }
 
@@ -26,7 +28,7 @@ impl Affine {
     /// `gamma`, if there is to be one.
     #[track_caller]
     pub(super) fn gamma(&self, t: &TowerContext, x: &Tensor, channels: usize) -> Option<Variable> {
-        let spec = VariableSpec::new("gamma", [channels]).dtype(stored(x.dtype())).init(Init::ones());
+        let spec = VariableSpec::new("gamma", [channels]).dtype(stored(x.dtype())).init(self.gamma.clone());
         self.scale.then(|| t.variable(spec))
     }
 

@@ -81,6 +81,14 @@ impl BatchNorm {
         self
     }
 
+    /// With a scale drawn like this; ones unless said. Zeros let a residual block begin as its shortcut alone.
+    #[must_use]
+    #[doc(alias = "gamma_initializer")]
+    pub fn gamma(mut self, init: Init) -> BatchNorm {
+        self.affine.gamma = init;
+        self
+    }
+
     /// For images of this layout, input and output alike.
     #[must_use]
     #[doc(alias = "axis")]

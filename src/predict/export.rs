@@ -40,9 +40,13 @@ impl OfflinePredictor {
             let why = format!("the outputs need the input {:?}, which is not given", frozen.node(*id).name);
             return Err(Error::new(ErrorKind::Name, why));
         }
-        let (mut variables, mut tensors) = (Vec::new(), Vec::new());
+        let (mut variables, mut trainable, mut tensors) = (Vec::new(), Vec::new(), Vec::new());
         for (variable, readers) in &needed.variables {
-            let name = &frozen.variables()[variable.0 as usize].name;
+            let info = &frozen.variables()[variable.0 as usize];
+            let name = &info.name;
+            if info.trainable {
+                trainable.push(name.clone());
+            }
             let place = inputs.len() + variables.len();
             places.extend(readers.iter().map(|&id| (id, place)));
             tensors.push((name.clone(), self.session.read(name)?));
@@ -59,7 +63,7 @@ impl OfflinePredictor {
             tensor: (places[&f.node], f.output.unwrap_or(0) as usize),
         });
         let outputs = outputs.collect();
-        Ok((WrittenGraph { format: FORMAT, inputs, outputs, variables, operations }, tensors))
+        Ok((WrittenGraph { format: FORMAT, inputs, outputs, variables, trainable, operations }, tensors))
     }
 }
 

@@ -1,13 +1,12 @@
 //! Running a model from its file alone.
 
-use super::written::{KEY, Rebuilt, WrittenGraph};
+use super::written::{Rebuilt, read};
 use super::{OfflinePredictor, Predictor};
 use crate::graph::TensorSpec;
-use crate::io::safetensors;
 use crate::runtime::{Session, SessionOptions};
 use std::panic::Location;
 use std::path::Path;
-use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{HostTensor, Result};
 
 /// A model that [`OfflinePredictor::export`] wrote. It needs none of the code that built it, and takes batches of any
 /// size where the model did.
@@ -27,12 +26,7 @@ impl ExportedModel {
     #[track_caller]
     pub fn load_with(path: impl AsRef<Path>, options: SessionOptions) -> Result<ExportedModel> {
         let (path, caller) = (path.as_ref(), Location::caller());
-        let (tensors, said) = safetensors::read_with_metadata(path)?;
-        let rebuilt = match said.get(KEY) {
-            Some(text) => WrittenGraph::parse(text).and_then(|graph| graph.rebuild(tensors, caller)),
-            None => Err(Error::new(ErrorKind::Io, "it holds tensors, but no model")
-                .note("export a model with OfflinePredictor::export")),
-        };
+        let rebuilt = read(path).and_then(|(graph, tensors)| graph.rebuild(tensors, caller));
         let model = rebuilt.and_then(|rebuilt| ExportedModel::of(rebuilt, options));
         model.map_err(|e| e.within(path.display()))
     }

@@ -1,10 +1,12 @@
-//! Predictors: a model built in inference mode, and run; or written to a file, and run without its code.
+//! Predictors: a model built in inference mode, and run; or written to a file, and run without its code,
+//! alone or as a part of another model.
 
 mod async_predictor;
 mod batch_groups;
 mod dataset_predictor;
 mod export;
 mod exported_model;
+mod module;
 mod multi_tower;
 mod parallel_towers;
 mod predictor;
@@ -12,8 +14,9 @@ mod written;
 
 pub use async_predictor::{AsyncPredictor, Pending};
 pub(crate) use batch_groups::BatchGroups;
-pub use dataset_predictor::{DatasetPredictor, Results};
+pub use dataset_predictor::{DatasetPredictor, Predictions};
 pub use exported_model::ExportedModel;
+pub use module::Module;
 pub use multi_tower::MultiTowerOfflinePredictor;
 pub(crate) use parallel_towers::{ParallelTowers, Part};
 pub use predictor::{OfflinePredictor, PredictConfig, Predictor};

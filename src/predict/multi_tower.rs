@@ -20,7 +20,7 @@ impl MultiTowerOfflinePredictor {
     pub fn new(config: PredictConfig, towers: usize) -> Result<MultiTowerOfflinePredictor> {
         let (session, parts) = config.open("tower", towers)?;
         let outputs = parts.first().map_or(0, |part| part.fetches.len());
-        Ok(MultiTowerOfflinePredictor { session, towers: ParallelTowers::new(parts), outputs })
+        Ok(MultiTowerOfflinePredictor { session, towers: ParallelTowers::new(parts)?, outputs })
     }
 
     /// The session, to read and write variables.

@@ -1,7 +1,7 @@
 //! Inference towers that run at the same time, each on a batch of its own.
 
 use crate::graph::Fetch;
-use crate::runtime::{IntoFetch, Prepared, Session};
+use crate::runtime::{IntoFetch, MAX_FEEDS, Prepared, Session};
 use std::sync::OnceLock;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
@@ -21,8 +21,14 @@ pub(crate) struct ParallelTowers {
 }
 
 impl ParallelTowers {
-    pub(crate) fn new(parts: Vec<Part>) -> ParallelTowers {
-        ParallelTowers { parts, prepared: OnceLock::new() }
+    /// Too many for one run are an error.
+    pub(crate) fn new(parts: Vec<Part>) -> Result<ParallelTowers> {
+        let inputs: usize = parts.iter().map(|part| part.inputs.len()).sum();
+        if inputs > MAX_FEEDS {
+            let why = format!("{} towers have {inputs} inputs together, but a run takes", parts.len());
+            return Err(Error::argument(format!("{why} at most {MAX_FEEDS}")).note("use fewer towers"));
+        }
+        Ok(ParallelTowers { parts, prepared: OnceLock::new() })
     }
 
     /// How many there are.

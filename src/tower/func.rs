@@ -126,7 +126,9 @@ impl TowerFunc {
         }
         let graph = t.graph();
         let before: Vec<_> = guarded.iter().map(|&key| (key, graph.collection(key))).collect();
+        let updates_before = graph.collection(UPDATE_OPS).ops.len();
         let outputs = within(t, &mut |t| (self.function)(t, inputs));
+        let updates = graph.collection_ops(UPDATE_OPS).split_off(updates_before);
         for (key, collection) in before {
             graph.restore_collection(key, collection);
         }
@@ -138,6 +140,7 @@ impl TowerFunc {
             mode: if t.is_training() { Mode::Training } else { Mode::Inference },
             inputs: names.zip(inputs.iter().cloned()).collect(),
             outputs,
+            updates,
         };
         self.towers.push(handle.clone());
         Ok(handle)

@@ -1,7 +1,7 @@
 //! What a tower function built, to be looked at later.
 
 use super::Mode;
-use crate::graph::{Graph, Tensor};
+use crate::graph::{Graph, Op, Tensor};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// One replica that a tower function built.
@@ -13,6 +13,7 @@ pub struct TowerHandle {
     pub(super) mode: Mode,
     pub(super) inputs: Vec<(String, Tensor)>,
     pub(super) outputs: Vec<Tensor>,
+    pub(super) updates: Vec<Op>,
 }
 
 impl TowerHandle {
@@ -35,6 +36,12 @@ impl TowerHandle {
     /// What the tower function returned.
     pub fn outputs(&self) -> &[Tensor] {
         &self.outputs
+    }
+
+    /// What the tower function put into [`UPDATE_OPS`](crate::graph::UPDATE_OPS). Those of a training tower run with
+    /// every step; those of an inference tower run only where somebody asks for them.
+    pub fn updates(&self) -> &[Op] {
+        &self.updates
     }
 
     /// The input of this name, else the tensor of this name in the tower, else the variable of this name.

@@ -1,7 +1,7 @@
 //! The options that every example understands.
 
 use super::{
-    Configured, NoOpTrainer, QueueInputTrainer, SimpleTrainer, SingleCostTrainer,
+    AsyncMultiGpuTrainer, Configured, NoOpTrainer, QueueInputTrainer, SimpleTrainer, SingleCostTrainer,
     SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated, TrainConfig,
 };
 use crate::io::smart_init;
@@ -12,7 +12,7 @@ use tensorpack_tensor::{Error, Result};
 /// What was said on the command line of a training program.
 ///
 /// ```text
-/// --max-epoch N  --steps-per-epoch N  --trainer simple|queue|sync-ps|sync-replicated  --devices cpu:0,cpu:1
+/// --max-epoch N  --steps-per-epoch N  --trainer simple|queue|sync-ps|sync-replicated|async  --devices cpu:0,cpu:1
 /// --threads-per-device N  --logdir DIR  --load PATH  --fresh  --seed N  --fake  --full  --assert
 /// ```
 #[derive(Clone, Debug, Default)]
@@ -46,7 +46,7 @@ pub struct CommandLine {
 const HELP: &str = "\
 --max-epoch N            the last epoch
 --steps-per-epoch N      steps in an epoch
---trainer NAME           simple, queue, sync-ps, sync-replicated
+--trainer NAME           simple, queue, sync-ps, sync-replicated, async
 --devices LIST           such as cpu:0,cpu:1: a tower on each
 --threads-per-device N   threads of each device
 --logdir DIR             where the run is written; one that is there is resumed
@@ -61,6 +61,24 @@ impl CommandLine {
     /// The options of this program. `--help` prints them and ends the program; an unknown one is an error.
     pub fn parse() -> Result<CommandLine> {
         CommandLine::of(std::env::args().skip(1))
+    }
+
+    /// The options of this program, which has this one more; and its value, if it was given.
+    pub fn parse_with(option: &str) -> Result<(CommandLine, Option<String>)> {
+        CommandLine::of_with(std::env::args().skip(1), option)
+    }
+
+    fn of_with(
+        options: impl IntoIterator<Item = String>,
+        own: &str,
+    ) -> Result<(CommandLine, Option<String>)> {
+        let mut options: Vec<String> = options.into_iter().collect();
+        let Some(at) = options.iter().position(|option| option == own) else {
+            return Ok((CommandLine::of(options)?, None));
+        };
+        let value = options.drain(at..options.len().min(at + 2)).nth(1);
+        let value = value.ok_or_else(|| Error::argument(format!("{own} needs a value")))?;
+        Ok((CommandLine::of(options)?, Some(value)))
     }
 
     /// The options in a list.
@@ -137,7 +155,16 @@ impl CommandLine {
             Some("noop") => Ok(NoOpTrainer::new().into()),
             Some("sync-ps") => Ok(SyncMultiGpuTrainerParameterServer::on(self.devices()).into()),
             Some("sync-replicated") => Ok(SyncMultiGpuTrainerReplicated::on(self.devices()).into()),
+            Some("async") => Ok(AsyncMultiGpuTrainer::on(self.devices()).into()),
             Some(other) => Err(Error::argument(format!("there is no trainer {other:?}"))),
+        }
+    }
+
+    /// How many towers that trainer builds, each taking a batch of its own.
+    pub fn towers(&self) -> usize {
+        match self.trainer.as_deref() {
+            Some("sync-ps" | "sync-replicated") => self.devices().len(),
+            _ => 1,
         }
     }
 
@@ -171,6 +198,24 @@ mod tests {
         assert_eq!((config.max_epoch, config.session.seed, config.session.threads), (3, 7, Some(2)));
         assert_eq!(config.logdir.unwrap().to_str(), Some("/tmp/x"));
         assert!(config.fresh);
+    }
+
+    #[test]
+    fn a_tower_on_each_device_where_the_trainer_has_several() {
+        let towers = |text: &str| of(text).unwrap().towers();
+        assert_eq!(towers("--trainer sync-replicated --devices cpu:0,cpu:1"), 2);
+        assert_eq!(towers("--trainer sync-ps"), 1);
+        assert_eq!(towers("--devices cpu:0,cpu:1"), 1);
+    }
+
+    #[test]
+    fn a_program_may_have_an_option_of_its_own() {
+        let with = |text: &str| CommandLine::of_with(text.split_whitespace().map(String::from), "--data");
+        let (line, data) = with("--seed 7 --data folder --fresh").unwrap();
+        assert_eq!((line.seed, line.fresh, data.as_deref()), (Some(7), true, Some("folder")));
+        assert_eq!(with("--fresh").unwrap().1, None);
+        assert!(with("--fresh --data").unwrap_err().message().contains("--data needs a value"));
+        assert!(with("--data a --data b").unwrap_err().message().contains("no option --data"));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tensorpack::callback::{Inferencer, SanityValidation, TrainCx};
 use tensorpack::dataflow::{DataFlow, FromList};
+use tensorpack::graph::UPDATE_OPS;
 use tensorpack::optim::Optimizer;
 use tensorpack::prelude::*;
 use tensorpack::tower::TowerHandle;
@@ -127,6 +128,45 @@ fn a_smaller_last_batch_counts_by_its_size() {
     };
     let (even, uneven) = (cost(line(3)), cost(FromList::new(ragged)));
     assert!((even - uneven).abs() < 1e-6 * even, "{even} is not {uneven}");
+}
+
+/// [`Line`], which counts how often it was called.
+struct Counting;
+
+impl ModelDesc for Counting {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        Line.inputs()
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        let calls = t.variable(VariableSpec::new("calls", []).init(Init::zeros()).non_trainable());
+        (calls.value() * 1.0).named("calls_before");
+        t.graph().add_op_to_collection(UPDATE_OPS, &calls.update(|n| n + 1.0));
+        Line.build_graph(t, inputs)
+    }
+
+    fn optimizer(&self, t: &TowerContext) -> Box<dyn Optimizer> {
+        Line.optimizer(t)
+    }
+}
+
+#[test]
+fn what_a_model_carries_from_batch_to_batch() {
+    let run = |with: fn(InferenceRunner) -> InferenceRunner| {
+        let found = Arc::new(AtomicU64::new(0));
+        let runner = with(InferenceRunner::new(line(3), [ScalarStats::new("calls_before")]));
+        let look = Look("validation_calls_before", found.clone());
+        let config = config(Counting).callback(runner).callback(look).max_epoch(1);
+        let trained = launch_train_with_config(config, SimpleTrainer::new()).unwrap();
+        let calls = trained.session.read("calls").unwrap().to_scalar().unwrap();
+        (f64::from_bits(found.load(Ordering::Relaxed)), calls, weights(&trained.session))
+    };
+    // Two steps, then three batches: without updates every batch finds what training left.
+    let (mean, calls, without) = run(|runner| runner);
+    assert_eq!((mean, calls), (2.0, 2.0));
+    let (mean, calls, with) = run(InferenceRunner::with_updates);
+    assert_eq!((mean, calls), (3.0, 5.0));
+    assert_eq!(with, without);
 }
 
 #[test]

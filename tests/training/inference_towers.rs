@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use tensorpack::callback::{BinaryClassificationStats, Inferencer, SanityValidation, TrainCx};
-use tensorpack::dataflow::{DataFlow, FromList};
+use tensorpack::callback::{BinaryClassificationStats, GraphCx, Inferencer, SanityValidation, TrainCx};
+use tensorpack::dataflow::{DataFlow, FromList, Seed, State};
+use tensorpack::graph::Fetch;
 use tensorpack::optim::Optimizer;
 use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
@@ -46,6 +47,12 @@ fn batches(sizes: &[usize]) -> FromList {
         vec![HostTensor::new([n], rows).unwrap(), HostTensor::new([n], labels).unwrap()]
     };
     FromList::new(sizes.iter().map(batch).collect())
+}
+
+/// The samples of a dataflow.
+fn open(flow: &FromList) -> Vec<Vec<HostTensor>> {
+    let mut reader = flow.open(Seed::new(0), &State::start()).unwrap();
+    std::iter::from_fn(|| reader.read().unwrap()).collect()
 }
 
 /// Remembers the rows of every batch.
@@ -116,6 +123,22 @@ fn every_example_counts_once_on_any_number_of_towers() {
     }
 }
 
+/// However many examples each batch has, with and without nothing in it.
+#[test]
+fn batches_of_any_sizes() {
+    let rng = CounterRng::new(12, "sizes");
+    for case in 0..6 {
+        let sizes: Vec<usize> =
+            (0..1 + case).map(|i| (rng.uniform(case, i) * 7.0) as usize).chain([1]).collect();
+        let towers = 2 + (rng.uniform(100, case) * 6.0) as usize;
+        let rows = Rows::default();
+        let one = found(runner(&sizes, 1, &rows), &rows, SimpleTrainer::new()).unwrap();
+        assert_eq!(one.1.len(), sizes.iter().sum::<usize>());
+        let several = found(runner(&sizes, towers, &rows), &rows, SimpleTrainer::new()).unwrap();
+        assert_eq!(several, one, "{towers} towers, {sizes:?}");
+    }
+}
+
 #[test]
 fn inference_and_training_have_towers_of_their_own() {
     let (sizes, rows) = ([4, 4, 4, 4, 3], Rows::default());
@@ -156,7 +179,46 @@ fn any_trainer_that_has_a_tower_function_will_do() {
     assert!(e.message().contains("InferenceTower needs a model made by a tower function"), "{e}");
 }
 
-/// Nothing of training changes, and no more is read than is asked for.
+/// A callback of one's own that builds a replica and runs it.
+#[test]
+fn a_callback_may_build_a_tower_of_its_own() {
+    #[derive(Default)]
+    struct Own {
+        cost: Option<Fetch>,
+        averaged: Option<Fetch>,
+    }
+    impl Callback for Own {
+        fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
+            self.cost = Some(Fetch::from(&g.inference_tower("Own")?.get_tensor("cost")?));
+            let t = TowerContext::inference(g.graph()).averaged();
+            let tower = g.tower_func("Averaged")?.infer_in(&t, "Averaged")?;
+            self.averaged = Some(Fetch::from(&tower.get_tensor("cost")?));
+            Ok(())
+        }
+        fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+            let batch = open(&batches(&[5])).remove(0);
+            for (name, what) in [("Own", &self.cost), ("Averaged", &self.averaged)] {
+                let names = [format!("{name}/row"), format!("{name}/label")];
+                let feeds = [(names[0].as_str(), &batch[0]), (names[1].as_str(), &batch[1])];
+                let what = what.as_ref().unwrap();
+                let cost = cx.session().run(&[what], &feeds)?[0].to_scalar()?;
+                cx.put_scalar(name, cost);
+            }
+            Ok(())
+        }
+    }
+    let five = |name: &str| InferenceRunner::new(batches(&[5]), [ScalarStats::new("cost").prefix(name)]);
+    let config = config()
+        .callback(five("plain"))
+        .callback(five("averaged").tower_name("Ema").on_ema())
+        .callback(Own::default());
+    let trained = launch_train_with_config(config, SimpleTrainer::new()).unwrap();
+    let found = |name: &str| trained.monitors.latest(name).unwrap();
+    assert_eq!((found("Own"), found("Averaged")), (found("plain_cost"), found("averaged_cost")));
+    assert_ne!(found("Own"), found("Averaged"));
+}
+
+/// Nothing of training changes.
 #[test]
 fn training_does_not_notice_towers_of_inference() {
     let weights = |runner: Option<InferenceRunner>| {
@@ -197,6 +259,14 @@ fn what_goes_wrong_in_one_tower_names_it() {
         let e = fails(FromList::new(nothing), 2);
         assert!(e.contains("the dataflow has no sample"), "{e}");
     }
+    let carrying = runner(&[4], 2, &rows).with_updates();
+    let e = launch_train_with_config(config().callback(carrying), SimpleTrainer::new()).err().unwrap();
+    assert!(e.to_string().contains("updates, which follow one batch after the other"), "{e}");
+    let e = fails(FromList::new(vec![good()]), 33);
+    assert!(
+        e.contains("InferenceTower: 33 towers have 66 inputs together, but a run takes at most 64"),
+        "{e}"
+    );
     let e = fails(FromList::new(vec![good()]), 0);
     assert!(e.contains("InferenceTower needs at least one tower"), "{e}");
 }

@@ -1,11 +1,13 @@
 //! The training interface, from the outside.
 
+mod asynchronous;
 mod custom;
 mod cut_short;
 mod dumps;
 mod faults;
 mod exports;
 mod gans;
+mod hangs;
 mod hyper_params;
 mod inference;
 mod inference_towers;
@@ -14,6 +16,7 @@ mod interface;
 mod kills;
 mod life_cycle;
 mod models;
+mod modules;
 mod not_finite;
 mod other_towers;
 mod predictors;

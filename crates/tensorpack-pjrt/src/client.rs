@@ -2,7 +2,7 @@
 
 use crate::c_api::{Args, BufferFromHost, ClientCompile, ClientCreate, List, Program, RawClient, Text};
 use crate::c_api::{UNTIL_TRANSFERRED, zero};
-use crate::{Buffer, CompileOptions, Device, Event, Executable, OptionValue, Plugin, dtype};
+use crate::{Buffer, CompileOptions, Device, Event, Executable, OptionValue, Plugin, dtype, exit};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,6 +42,7 @@ impl Handle {
 
     pub(crate) fn give_up(&self) {
         self.lost.store(true, Ordering::Relaxed);
+        exit::end_without_cleanup();
     }
 }
 

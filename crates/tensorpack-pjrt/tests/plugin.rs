@@ -2,9 +2,9 @@
 
 mod cpu;
 
-use cpu::{client, plugin};
+use cpu::client;
 use std::time::Duration;
-use tensorpack_pjrt::{Buffer, Client, CompileOptions, OptionValue, Plugin};
+use tensorpack_pjrt::{Buffer, Client, CompileOptions, OptionValue, Plugin, plugin_for_tests};
 use tensorpack_tensor::{DType, ErrorKind, HostTensor, bf16};
 
 /// Long enough for a loaded machine; what hangs fails.
@@ -26,7 +26,7 @@ fn matrix(values: [f32; 6]) -> HostTensor {
 
 #[test]
 fn a_plugin_says_what_it_is() {
-    let Some(plugin) = plugin() else { return };
+    let Some(plugin) = plugin_for_tests("cpu") else { return };
     let (major, minor) = plugin.api_version();
     assert_eq!(major, 0);
     assert!(minor >= 57);

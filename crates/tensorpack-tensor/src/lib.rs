@@ -10,6 +10,7 @@ mod host_tensor;
 mod rng;
 mod shape;
 mod site;
+mod user_folder;
 
 pub use dim::{Dim, Symbol};
 pub use dtype::{DType, Element};
@@ -19,3 +20,4 @@ pub use host_tensor::HostTensor;
 pub use rng::{CounterRng, hash_name};
 pub use shape::{Shape, element_count};
 pub use site::Site;
+pub use user_folder::user_folder;

@@ -6,7 +6,9 @@
 
 mod fuse;
 mod variables;
+mod sharing;
 mod commit;
+mod snapshot;
 mod arena;
 mod plan;
 mod exchange;
@@ -14,6 +16,7 @@ mod epilogue;
 mod row_work;
 mod work;
 mod engine;
+mod conductor;
 mod memory;
 
 pub use engine::{CpuOptions, cpu_executor};

@@ -31,7 +31,8 @@ pub(super) enum Origin {
 impl Origin {
     /// Fetches a part of the data set `what` into `folder`, which is empty. Returns the files, in order.
     pub(super) fn fetch(self, what: &str, folder: &Path) -> Result<Vec<PathBuf>> {
-        let run = |program: &str, args: &[&str]| run(what, program, args, folder);
+        let task = format!("fetching {what}");
+        let run = |program: &str, args: &[&str]| run(&task, program, args, folder);
         match self {
             Origin::Web { base, files } => {
                 files.iter().try_for_each(|name| from_web(run, base, name))?;
@@ -45,11 +46,7 @@ impl Origin {
             }
             Origin::Pip(name, version) => {
                 let package = format!("{name}=={version}");
-                let args = ["download", "--quiet", "--no-deps", "--retries=1", &package];
-                let as_module = [&["-m", "pip"][..], &args].concat();
-                let tries: [(&str, &[&str]); 4] =
-                    [("pip", &args), ("pip3", &args), ("python3", &as_module), ("python", &as_module)];
-                first(tries.map(|(program, args)| move || run(program, args)))?;
+                pip(&task, None, &["download", "--no-deps", &package], folder)?;
                 the_file(folder)
             }
             Origin::Apt(name) => {
@@ -64,6 +61,23 @@ impl Origin {
             }
         }
     }
+}
+
+/// Runs `pip` in `folder`, in whatever form this machine has it. `task` says what for, and `bytes` what it will take.
+#[doc(hidden)]
+pub fn pip(task: &str, bytes: Option<u64>, args: &[&str], folder: &Path) -> Result<()> {
+    let args = [args, &["--quiet", "--retries=1", "--disable-pip-version-check"]].concat();
+    let as_module = [&["-m", "pip"][..], &args].concat();
+    let tries: [(&str, &[&str]); 4] =
+        [("pip", &args), ("pip3", &args), ("python3", &as_module), ("python", &as_module)];
+    first(tries.map(|(program, args)| {
+        move || {
+            let mut command = Command::new(program);
+            // What is on its way lies there, too: it is on the right disk, and seen to grow.
+            command.args(args).env("TMPDIR", folder);
+            wait_for(task, bytes, command, folder)
+        }
+    }))
 }
 
 fn from_web(run: impl Fn(&str, &[&str]) -> Result<()> + Copy, base: &str, name: &str) -> Result<()> {
@@ -88,25 +102,27 @@ fn first(tries: impl IntoIterator<Item = impl FnOnce() -> Result<()>>) -> Result
     Err(Error::new(ErrorKind::Unsupported, missing.join(", ")))
 }
 
-/// Runs a program in `folder`, to fetch `what`, and waits for it.
-fn run(what: &str, program: &str, args: &[&str], folder: &Path) -> Result<()> {
+/// Runs a program in `folder` and waits for it.
+fn run(task: &str, program: &str, args: &[&str], folder: &Path) -> Result<()> {
+    let mut command = Command::new(program);
+    command.args(args);
+    wait_for(task, None, command, folder)
+}
+
+/// Runs a command in `folder` and waits for it, saying how far the task is.
+fn wait_for(task: &str, bytes: Option<u64>, mut command: Command, folder: &Path) -> Result<()> {
     let said = folder.join(".said");
     let output = File::create(&said).and_then(|file| Ok((file.try_clone()?, file)));
     let (out, err) = output.map_err(|e| Error::from(e).within(said.display()))?;
-    let command = Command::new(program)
-        .args(args)
-        .current_dir(folder)
-        .stdin(Stdio::null())
-        .stdout(out)
-        .stderr(err)
-        .spawn();
-    let mut child = command.map_err(|e| match e.kind() {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let spawned = command.current_dir(folder).stdin(Stdio::null()).stdout(out).stderr(err).spawn();
+    let mut child = spawned.map_err(|e| match e.kind() {
         io::ErrorKind::NotFound => {
             Error::new(ErrorKind::Unsupported, format!("{program} is not on this machine"))
         }
-        _ => Error::from(e).within(program),
+        _ => Error::from(e).within(&program),
     })?;
-    let status = wait(&mut child, folder, Progress::new(format!("fetching {what} with {program}")));
+    let status = wait(&mut child, folder, Progress::new(format!("{task} with {program}"), bytes));
     let text = fs::read_to_string(&said).unwrap_or_default();
     let _ = fs::remove_file(&said);
     match status {
@@ -140,7 +156,11 @@ fn wait(child: &mut Child, folder: &Path, mut progress: Progress) -> io::Result<
 
 fn bytes_in(folder: &Path) -> u64 {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.metadata().ok()).map(|meta| meta.len()).sum()
+    let bytes = |entry: fs::DirEntry| match entry.metadata().ok()? {
+        meta if meta.is_dir() => Some(bytes_in(&entry.path())),
+        meta => Some(meta.len()),
+    };
+    entries.filter_map(bytes).sum()
 }
 
 /// The one file that a client has left.

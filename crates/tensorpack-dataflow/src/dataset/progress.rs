@@ -7,15 +7,17 @@ use std::time::{Duration, Instant};
 /// then elsewhere.
 pub(super) struct Progress {
     what: String,
+    /// What there will be in the end, where that is known.
+    total: Option<u64>,
     started: Instant,
     shown: Option<Instant>,
     terminal: bool,
 }
 
 impl Progress {
-    pub(super) fn new(what: impl Into<String>) -> Progress {
+    pub(super) fn new(what: impl Into<String>, total: Option<u64>) -> Progress {
         let terminal = std::io::stderr().is_terminal();
-        Progress { what: what.into(), started: Instant::now(), shown: None, terminal }
+        Progress { what: what.into(), total, started: Instant::now(), shown: None, terminal }
     }
 
     /// So many bytes are there by now.
@@ -25,7 +27,7 @@ impl Progress {
             return;
         }
         self.shown = Some(now);
-        let line = line(&self.what, bytes, now - self.started);
+        let line = line(&self.what, bytes, self.total, now - self.started);
         // Who cannot be told is not to be stopped.
         let _ = match self.terminal {
             true => write!(std::io::stderr(), "\r{line}\x1b[K"),
@@ -53,11 +55,20 @@ impl Drop for Progress {
     }
 }
 
-fn line(what: &str, bytes: u64, time: Duration) -> String {
+fn line(what: &str, bytes: u64, total: Option<u64>, time: Duration) -> String {
+    const WIDTH: usize = 20;
     let seconds = time.as_secs();
-    match bytes {
-        0 => format!("{what}: {seconds} s"),
-        _ => format!("{what}: {:.1} MB, {seconds} s", bytes as f64 / 1e6),
+    let megabytes = |bytes| bytes as f64 / 1e6;
+    match (bytes, total) {
+        (0, None) => format!("{what}: {seconds} s"),
+        (_, None) => format!("{what}: {:.1} MB, {seconds} s", megabytes(bytes)),
+        (_, Some(total)) => {
+            // What a total leaves out, such as what is written twice, is not to make the bar longer.
+            let done = (WIDTH as f64 * (bytes as f64 / total.max(1) as f64).min(1.0)) as usize;
+            let bar = "=".repeat(done);
+            let (there, all) = (megabytes(bytes.min(total)), megabytes(total));
+            format!("{what} [{bar:WIDTH$}] {there:.1} of {all:.1} MB, {seconds} s")
+        }
     }
 }
 
@@ -67,7 +78,7 @@ mod tests {
 
     #[test]
     fn what_is_quick_is_not_mentioned() {
-        let mut progress = Progress::new("x");
+        let mut progress = Progress::new("x", None);
         progress.terminal = false;
         let start = progress.started;
         let seconds = |s| start + Duration::from_secs(s);
@@ -76,6 +87,10 @@ mod tests {
         progress.shown = Some(seconds(5));
         assert!(!progress.due(seconds(19)));
         assert!(progress.due(seconds(20)));
-        assert_eq!(line("x", 1_250_000, Duration::from_secs(6)), "x: 1.2 MB, 6 s");
+        let six = Duration::from_secs(6);
+        assert_eq!(line("x", 1_250_000, None, six), "x: 1.2 MB, 6 s");
+        let half = "x [==========          ] 1.0 of 2.0 MB, 6 s";
+        assert_eq!(line("x", 1_000_000, Some(2_000_000), six), half);
+        assert!(line("x", 5_000_000, Some(2_000_000), six).contains("====] 2.0 of 2.0 MB"));
     }
 }

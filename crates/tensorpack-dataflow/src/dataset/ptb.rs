@@ -60,22 +60,28 @@ pub enum Split {
 
 /// The words of a text as numbers, i32: the index of each in the [`vocabulary`]. The end of a line is the word `<eos>`.
 pub fn words(split: Split) -> Result<HostTensor> {
-    let files = FILES.ready()?;
-    let train = read(&files[0])?;
+    let (train, text) = (text(Split::Train)?, text(split)?);
     let numbers: HashMap<&str, i32> = by_count(&train).into_iter().zip(0..).collect();
-    let text = match split {
-        Split::Train => train.clone(),
-        Split::Valid => read(&files[1])?,
-        Split::Test => read(&files[2])?,
-    };
     // A word that the training text does not have is left out, as in the original; there is none here.
     let words: Vec<i32> = tokens(&text).filter_map(|word| numbers.get(word).copied()).collect();
     HostTensor::new([words.len()], words)
 }
 
+/// The text itself: a sentence a line, words between spaces.
+pub fn text(split: Split) -> Result<String> {
+    let files = FILES.ready()?;
+    read(
+        &files[match split {
+            Split::Train => 0,
+            Split::Valid => 1,
+            Split::Test => 2,
+        }],
+    )
+}
+
 /// The 10,000 words: the most frequent first, equally frequent ones in alphabetical order.
 pub fn vocabulary() -> Result<Vec<String>> {
-    let train = read(&FILES.ready()?[0])?;
+    let train = text(Split::Train)?;
     Ok(by_count(&train).into_iter().map(str::to_string).collect())
 }
 

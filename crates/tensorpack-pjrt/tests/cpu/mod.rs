@@ -1,15 +1,9 @@
 //! XLA's plugin for CPUs, for tests.
 
-use std::path::Path;
-use std::sync::Arc;
-use tensorpack_pjrt::{Client, OptionValue, Plugin};
+use tensorpack_pjrt::{Client, OptionValue, plugin_for_tests};
 
-pub(crate) fn plugin() -> Option<Arc<Plugin>> {
-    let path = std::env::var_os("TENSORPACK_PJRT_PLUGIN")?;
-    Some(Plugin::open(Path::new(&path)).unwrap())
-}
-
-/// A client with `n` devices.
+/// A client with `n` devices, where there is a plugin.
 pub(crate) fn client(n: i64) -> Option<Client> {
-    Some(Client::new(&plugin()?, &[("cpu_device_count", OptionValue::Int(n))]).unwrap())
+    let plugin = plugin_for_tests("cpu")?;
+    Some(Client::new(&plugin, &[("cpu_device_count", OptionValue::Int(n))]).unwrap())
 }

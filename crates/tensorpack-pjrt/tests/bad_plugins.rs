@@ -1,0 +1,82 @@
+//! Files that are no plugins, and plugins that will not do.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tensorpack_pjrt::{Client, Plugin};
+use tensorpack_tensor::ErrorKind;
+
+/// A plugin of the given version, whose functions all do nothing; `functions` of them are there.
+fn fake(folder: &Path, name: &str, (major, minor): (i32, i32), functions: usize) -> PathBuf {
+    let source = folder.join(format!("{name}.rs"));
+    let text = format!(
+        "#[repr(C)]
+        pub struct Table {{ size: usize, more: usize, version: [usize; 2], major: i32, minor: i32, functions: [usize; 300] }}
+        unsafe extern \"C\" fn nothing() -> usize {{ 0 }}
+        #[unsafe(no_mangle)]
+        pub extern \"C\" fn GetPjrtApi() -> *const Table {{
+            Box::into_raw(Box::new(Table {{
+                size: 40 + 8 * {functions}, more: 0, version: [24, 0], major: {major}, minor: {minor},
+                functions: [nothing as *const () as usize; 300],
+            }}))
+        }}"
+    );
+    fs::write(&source, text).unwrap();
+    let library = folder.join(format!("lib{name}.so"));
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let built = Command::new(rustc)
+        .args(["--edition=2024", "--crate-type=cdylib", "-Cpanic=abort", "-o"])
+        .args([&library, &source])
+        .status();
+    assert!(built.unwrap().success());
+    library
+}
+
+#[test]
+fn a_missing_file_is_an_error() {
+    let e = Plugin::open(Path::new("/no/such/plugin.so")).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Io);
+    assert!(e.message().starts_with("/no/such/plugin.so: "), "{e}");
+}
+
+#[test]
+fn a_file_that_is_no_library_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("plugin.so");
+    fs::write(&file, "words").unwrap();
+    let e = Plugin::open(&file).unwrap_err();
+    assert!(e.message().contains("cannot be opened as a plugin: "), "{e}");
+}
+
+#[test]
+fn a_library_that_is_no_plugin_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("other.rs");
+    fs::write(&source, "").unwrap();
+    let library = dir.path().join("libother.so");
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let built = Command::new(rustc).args(["--crate-type=cdylib", "-o"]).args([&library, &source]).status();
+    assert!(built.unwrap().success());
+    let e = Plugin::open(&library).unwrap_err();
+    assert!(e.message().ends_with("is a library, but no PJRT plugin: it has no function GetPjrtApi"), "{e}");
+}
+
+#[test]
+fn versions_that_will_not_do_are_errors() {
+    let dir = tempfile::tempdir().unwrap();
+    let e = Plugin::open(&fake(dir.path(), "major", (1, 3), 300)).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unsupported);
+    assert!(e.message().contains("the plugin is too new: it has version 1.3 of the PJRT API"), "{e}");
+    let e = Plugin::open(&fake(dir.path(), "minor", (0, 30), 300)).unwrap_err();
+    assert!(e.message().contains("the plugin is too old: it has version 0.30 of the PJRT API"), "{e}");
+}
+
+#[test]
+fn a_function_that_is_not_there_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let plugin = Plugin::open(&fake(dir.path(), "short", (0, 99), 10)).unwrap();
+    assert_eq!(plugin.api_version(), (0, 99));
+    let e = Client::new(&plugin, &[]).unwrap_err();
+    assert_eq!(e.message(), "the plugin libshort (API 0.99) does not offer client_create");
+}

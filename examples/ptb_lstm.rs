@@ -1,0 +1,202 @@
+//! A language model on the Penn Treebank: two layers of LSTM read 20 parts of the text side by side, 35 words at a time,
+//! and remember what came before.
+//!
+//! `cargo run --release --example ptb_lstm` fetches the text (or, on a machine without network, strings sentences
+//! together), trains a net of 200 units for 8 epochs and reaches a perplexity of at most 130 on the validation text; with
+//! `--assert` it fails if it does not. `--full` is the net of 650 units and its schedule of 70 epochs.
+//!
+//! The words are in the graph, and a variable says where in them training is. Between steps, the state of the net is in
+//! variables that no gradient trains. So both are in checkpoints: stop it at any moment and start it again.
+
+use tensorpack::callback::{HyperParamSetterWithFunc, RunOp, Statistic, TrainCx, When};
+use tensorpack::dataflow::dataset::ptb::{self, Split, Unrolled};
+use tensorpack::dataflow::dataset::sentences;
+use tensorpack::graph::UPDATE_OPS;
+use tensorpack::input::TensorInput;
+use tensorpack::prelude::*;
+use tensorpack::train::CommandLine;
+
+/// Words there are.
+pub(crate) const WORDS: usize = 10_000;
+/// Parts of the text that are read side by side.
+pub(crate) const BATCH: usize = 20;
+/// Words of each part in a step.
+pub(crate) const STEPS: usize = 35;
+
+/// The perplexity that is reached on the validation text.
+const TARGET: f64 = 130.0;
+
+/// What the net remembers from step to step, layer by layer.
+const STATE: [[&str; 2]; 2] = [["c0", "h0"], ["c1", "h1"]];
+
+pub(crate) struct Model {
+    pub(crate) units: usize,
+    pub(crate) dropout: f64,
+}
+
+impl ModelDesc for Model {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        ["words", "next"].map(|name| TensorSpec::i32(name, [Some(BATCH), Some(STEPS)])).into()
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        let (words, next) = (&inputs[0], &inputs[1]);
+        let init = || Init::Uniform(-0.05, 0.05);
+        let dropout = Dropout::new(self.dropout);
+        let lstm = Lstm::new(self.units).forget_bias(0.0).init(init()).recurrent_init(init());
+
+        let x = Embedding::new(WORDS, self.units).init(init()).apply(t, "embedding", words);
+        let mut x = dropout.apply(t, "dropout", &x);
+        for (layer, names) in STATE.iter().enumerate() {
+            let [c, h] = names.map(|name| {
+                let zeros = VariableSpec::new(name, [BATCH, self.units]).init(Init::zeros());
+                t.variable(zeros.non_trainable())
+            });
+            let before = LstmState { c: c.value().clone(), h: h.value().clone() };
+            let (y, after) = lstm.apply(t, &format!("lstm{layer}"), &x, Some(&before));
+            t.graph().add_op_to_collection(UPDATE_OPS, &c.assign(&after.c));
+            t.graph().add_op_to_collection(UPDATE_OPS, &h.assign(&after.h));
+            x = dropout.apply(t, &format!("dropout{layer}"), &y);
+        }
+        let logits = Linear::new(WORDS).last_axis().init(init()).apply(t, "fc", &x);
+
+        // The sum over time of the mean over the batch.
+        let cost = (logits.sparse_softmax_cross_entropy(next).mean() * STEPS as f64).named("cost");
+        let perplexity = (&cost / STEPS as f64).exp().named("perplexity");
+        t.moving_summary(&[&cost, &perplexity]);
+        cost
+    }
+
+    fn optimizer(&self, t: &TowerContext) -> Box<dyn Optimizer> {
+        Sgd::new(t.hyper_param("learning_rate", 1.0)).process(GlobalNormClip::new(5.0)).boxed()
+    }
+}
+
+/// The words in the graph, as [`Unrolled`] cuts them: step `i` takes columns `35 i` to `35 (i + 1)` of all parts, and
+/// those one word on.
+pub(crate) fn unrolled(words: &HostTensor) -> Result<TensorInput> {
+    let part = words.len() / BATCH;
+    let rows = HostTensor::new([BATCH, part], words.as_slice::<i32>()?[..BATCH * part].to_vec())?;
+    let steps = (part.saturating_sub(1) / STEPS) as u64;
+    let input = TensorInput::new(move |t| {
+        let rows = t.graph().constant(rows.clone());
+        let position = VariableSpec::new("position", []).dtype(DType::I64).init(Init::zeros());
+        let position = t.variable(position.non_trainable());
+        let columns = position.value() * STEPS as f64 + t.graph().iota(STEPS, DType::I64);
+        let end = t.graph().constant(HostTensor::scalar(steps as i64));
+        let on = position.update(|p| {
+            let next = p + 1.0;
+            // After the last step comes the first.
+            &next * next.less(&end).cast(DType::I64)
+        });
+        t.graph().add_op_to_collection(UPDATE_OPS, &on);
+        vec![rows.gather(&columns, 1), rows.gather(&(columns + 1.0), 1)]
+    });
+    Ok(input.with_size(steps))
+}
+
+/// Forgets what was read.
+pub(crate) fn reset() -> RunOp {
+    RunOp::new(|g| {
+        let graph = g.graph();
+        let zeros = |variable: Variable| {
+            let sizes = variable.shape().known().unwrap_or_default();
+            Ok(variable.assign(&graph.constant(HostTensor::zeros(variable.dtype(), sizes)?)))
+        };
+        let state = STATE.iter().flatten().filter_map(|name| graph.variable_named(name));
+        let zeros: Vec<Op> = state.map(zeros).collect::<Result<_>>()?;
+        Ok(graph.group(&zeros.iter().collect::<Vec<_>>()))
+    })
+}
+
+/// Reads another text, from its beginning, with what was read so far in mind.
+fn reader(text: HostTensor, name: &str) -> Result<InferenceRunner> {
+    let runner =
+        InferenceRunner::new(Unrolled::new(text, BATCH, STEPS)?, [ScalarStats::new("cost").prefix(name)]);
+    Ok(runner.tower_name(format!("Inference_{name}")).with_updates())
+}
+
+/// Puts the perplexity of each text: of how many words, equally likely, the next one might have been drawn.
+struct Perplexity;
+
+const TEXTS: [&str; 2] = ["validation", "test"];
+
+impl Callback for Perplexity {
+    fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        for text in TEXTS {
+            if let Some(cost) = cx.monitors().latest(&format!("{text}_cost")) {
+                cx.put_scalar(&format!("{text}_perplexity"), (cost / STEPS as f64).exp());
+            }
+        }
+        Ok(())
+    }
+
+    fn reads(&self) -> Vec<Statistic> {
+        TEXTS.map(|text| Statistic::new(format!("{text}_cost"), When::Epoch)).into()
+    }
+
+    fn makes(&self) -> Vec<Statistic> {
+        TEXTS.map(|text| Statistic::new(format!("{text}_perplexity"), When::Epoch)).into()
+    }
+}
+
+/// The three texts: of the Treebank, or, where it is not to be had and need not be, generated ones.
+fn texts(needed: bool) -> Result<[HostTensor; 3]> {
+    let all = |words: fn(Split) -> Result<HostTensor>| -> Result<[HostTensor; 3]> {
+        Ok([words(Split::Train)?, words(Split::Valid)?, words(Split::Test)?])
+    };
+    match all(ptb::words) {
+        Err(e) if !needed => {
+            eprintln!("{e}");
+            eprintln!("the Penn Treebank is not to be had: generated sentences take over");
+            all(sentences::words)
+        }
+        texts => texts,
+    }
+}
+
+/// A net, and how it is trained: with a learning rate of 1, times `factor` after every epoch but the first few.
+pub(crate) struct Plan {
+    pub(crate) model: Model,
+    pub(crate) constant: u64,
+    pub(crate) factor: f64,
+    pub(crate) epochs: u64,
+}
+
+const SHORT: Plan = Plan { model: Model { units: 200, dropout: 0.2 }, constant: 3, factor: 0.5, epochs: 8 };
+const FULL: Plan = Plan { model: Model { units: 650, dropout: 0.5 }, constant: 6, factor: 0.8, epochs: 70 };
+
+/// Trains on the first text, and looks at the two others after every epoch, each from its beginning.
+pub(crate) fn config(plan: Plan, [train, validation, test]: [HostTensor; 3]) -> Result<TrainConfig> {
+    let Plan { model, constant, factor, epochs } = plan;
+    let lower = move |epoch: u64, rate: f64| if epoch > constant { factor * rate } else { rate };
+    Ok(TrainConfig::of(model)
+        .data(unrolled(&train)?)
+        .callback(ModelSaver::new())
+        .callback(HyperParamSetterWithFunc::new("learning_rate", lower))
+        .callback(reset())
+        .callback(reader(validation, "validation")?)
+        .callback(reset().before(false))
+        .callback(reader(test, "test")?)
+        .callback(reset().before(false))
+        .callback(Perplexity)
+        .callback(MinSaver::new("validation_perplexity"))
+        .max_epoch(epochs))
+}
+
+fn main() -> Result<()> {
+    let line = CommandLine::parse()?;
+    line.without(&["--fake", "--trainer"])?;
+    let config = config(if line.full { FULL } else { SHORT }, texts(line.assert)?)?;
+    let trained = line.configure(config)?.train()?;
+
+    let [validation, test] = TEXTS.map(|text| trained.monitors.latest(&format!("{text}_perplexity")));
+    let (Some(validation), Some(test)) = (validation, test) else {
+        return Err(Error::argument("no epoch was trained"));
+    };
+    println!("perplexity {validation:.1} on the validation text, {test:.1} on the test text");
+    if line.assert && validation > TARGET {
+        return Err(Error::argument(format!("the perplexity was to be at most {TARGET}")));
+    }
+    Ok(())
+}

@@ -1,0 +1,11 @@
+//! The language models of `examples/`, as they stand there.
+
+mod attention;
+#[expect(dead_code, reason = "only the model is looked at")]
+#[path = "../../examples/char_lm.rs"]
+mod char_lm;
+mod curve;
+#[expect(dead_code, reason = "only model, input and callbacks are looked at")]
+#[path = "../../examples/ptb_lstm.rs"]
+mod ptb_lstm;
+mod recurrence;

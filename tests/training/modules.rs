@@ -1,0 +1,159 @@
+//! Modules: parts of models that were trained elsewhere, made outside the tower function and called inside it.
+
+use std::path::{Path, PathBuf};
+use tensorpack::ErrorKind;
+use tensorpack::graph::{MODEL_VARIABLES, TRAINABLE_VARIABLES};
+use tensorpack::io::dump_model_variables;
+use tensorpack::predict::{Module, OfflinePredictor, PredictConfig};
+use tensorpack::prelude::*;
+use tensorpack::tower::{Mode, TowerFunc};
+
+/// A net whose features are worth keeping.
+fn net() -> TowerFunc {
+    let inputs = vec![TensorSpec::f32("image", [None, Some(6), Some(6), Some(2)])];
+    let build = |t: &TowerContext, inputs: &[Tensor]| {
+        let x = Conv2d::new(4, 3).no_bias().apply(t, "conv0", &inputs[0]);
+        let x = BatchNorm::new().relu().apply(t, "bn0", &x);
+        let x = Conv2d::new(3, 3).relu().apply(t, "conv1", &x);
+        let features = x.global_average_pool().named("features");
+        vec![features.square().sum().named("energy")]
+    };
+    TowerFunc::new(inputs, build).unwrap()
+}
+
+/// The net with weights of its own, and the file it is exported to.
+fn exported(dir: &Path, outputs: &[&str]) -> (OfflinePredictor, PathBuf) {
+    let session = SessionOptions { seed: 7, ..SessionOptions::default() };
+    let config = PredictConfig::of(net(), outputs.iter().copied()).session(session);
+    let predictor = OfflinePredictor::new(config).unwrap();
+    // Statistics as training would leave them.
+    let statistics = HostTensor::new([4], vec![0.1f32, -0.2, 0.3, 0.0]).unwrap();
+    predictor.session().write("bn0/mean/EMA", &statistics).unwrap();
+    let path = dir.join("features.safetensors");
+    predictor.export(&path).unwrap();
+    (predictor, path)
+}
+
+fn images(n: usize) -> HostTensor {
+    HostTensor::new([n, 6, 6, 2], (0..n * 72).map(|i| (i as f32 * 0.7).sin()).collect::<Vec<f32>>()).unwrap()
+}
+
+fn image(graph: &Graph, name: &str) -> Tensor {
+    graph.placeholder(&TensorSpec::f32(name, [None, Some(6), Some(6), Some(2)]))
+}
+
+fn names(graph: &Graph, key: &str) -> Vec<String> {
+    let ids = graph.collection(key).variables;
+    ids.iter().map(|&id| graph.variable_handle(id).name().to_string()).collect()
+}
+
+/// The first error of building something on a module and an image.
+fn error_of(build: impl FnOnce(&TowerContext, &Tensor)) -> Error {
+    let graph = Graph::new();
+    let x = image(&graph, "image");
+    build(&TowerContext::training(&graph), &x);
+    graph.first_error().unwrap_err()
+}
+
+#[test]
+fn a_module_computes_what_the_model_did() {
+    let dir = tempfile::tempdir().unwrap();
+    let (predictor, path) = exported(dir.path(), &["features", "energy"]);
+    let module = Module::load(path).unwrap();
+    assert_eq!(module.inputs(), [TensorSpec::f32("image", [None, Some(6), Some(6), Some(2)])]);
+    assert_eq!(module.outputs().collect::<Vec<_>>(), ["features", "energy"]);
+    let graph = Graph::new();
+    let x = image(&graph, "x");
+    let outputs = module.apply_all(&TowerContext::training(&graph), "backbone", &[&x]);
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    let there = session.run(&[&outputs[0], &outputs[1]], &[("x", &images(3))]).unwrap();
+    assert_eq!(there, predictor.predict(&[&images(3)]).unwrap());
+}
+
+#[test]
+fn towers_share_a_module() {
+    let dir = tempfile::tempdir().unwrap();
+    let module = Module::load(exported(dir.path(), &["features"]).1).unwrap();
+    let signature = vec![TensorSpec::f32("image", [None, Some(6), Some(6), Some(2)])];
+    let mut tower = TowerFunc::new(signature, move |t, inputs| {
+        let x = module.apply(t, "backbone", &inputs[0]);
+        vec![Linear::new(2).apply(t, "fc", &x).square().mean().named("cost")]
+    })
+    .unwrap();
+    let graph = Graph::new();
+    for i in 0..2 {
+        let x = image(&graph, &format!("image{i}"));
+        tower.train(&TowerContext::new(&graph, Mode::Training, i, 2), &[x]).unwrap();
+    }
+    tower.infer(&graph, "validation").unwrap();
+    let mine = ["conv0/W", "bn0/gamma", "bn0/beta", "conv1/W", "conv1/b"].map(|n| format!("backbone/{n}"));
+    assert_eq!(names(&graph, TRAINABLE_VARIABLES)[..5], mine);
+    // What is not trained, inference needs all the same.
+    let statistics = ["backbone/bn0/mean/EMA", "backbone/bn0/variance/EMA"];
+    let all = names(&graph, MODEL_VARIABLES);
+    assert!(statistics.iter().all(|n| all.iter().any(|have| have == n)), "{all:?}");
+    assert_eq!(all.len(), 5 + 2 + 2);
+}
+
+#[test]
+fn what_is_frozen_stays_and_the_rest_learns() {
+    let dir = tempfile::tempdir().unwrap();
+    let (before, path) = exported(dir.path(), &["features"]);
+    let module = Module::load(path).unwrap().freeze("conv0/.*");
+    let graph = Graph::new();
+    let t = &TowerContext::training(&graph);
+    let x = module.apply(t, "backbone", &image(&graph, "x"));
+    let cost = Linear::new(2).apply(t, "fc", &x).square().mean();
+    let train = minimize(&cost, &Momentum::new(0.1, 0.9)).unwrap();
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    for _ in 0..3 {
+        session.run(&[&train], &[("x", &images(4))]).unwrap();
+    }
+    let moved = |name: &str| {
+        session.read(&format!("backbone/{name}")).unwrap() != before.session().read(name).unwrap()
+    };
+    for (name, should_move) in [
+        ("conv0/W", false),
+        ("bn0/mean/EMA", false),
+        ("bn0/gamma", true),
+        ("conv1/W", true),
+        ("conv1/b", true),
+    ] {
+        assert_eq!(moved(name), should_move, "{name}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_a_module_is_an_error_at_its_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, path) = exported(dir.path(), &["features"]);
+    let module = || Module::load(&path).unwrap();
+    let e = error_of(|t, x| drop(module().apply(t, "backbone", &x.global_average_pool())));
+    assert_eq!((e.kind(), e.site().unwrap().line), (ErrorKind::Shape, line!() - 1));
+    assert!(e.message().contains("its input image is f32[?, 6, 6, 2], not f32["), "{e}");
+    let e = error_of(|t, x| drop(module().apply_all(t, "backbone", &[x, x])));
+    assert!(e.message().contains("takes 1 inputs (image), but 2 were given"), "{e}");
+    let e = error_of(|t, x| drop(module().freeze("conv9/.*").apply(t, "backbone", x)));
+    assert!(e.message().contains("\"conv9/.*\" matches no variable"), "{e}");
+    // Rule 3 of tower functions: no name is given twice.
+    let e = error_of(|t, x| {
+        module().apply(t, "backbone", x);
+        module().apply(t, "backbone", x);
+    });
+    assert!(e.message().contains("backbone/conv0/W exists already"), "{e}");
+
+    let (_, both) = exported(dir.path(), &["features", "energy"]);
+    let e = error_of(|t, x| drop(Module::load(both).unwrap().apply(t, "backbone", x)));
+    assert!(e.message().contains("it has 2 outputs"), "{e}");
+}
+
+#[test]
+fn a_file_without_a_model_is_no_module() {
+    let dir = tempfile::tempdir().unwrap();
+    let (predictor, _) = exported(dir.path(), &["features"]);
+    let path = dir.path().join("weights.safetensors");
+    dump_model_variables(predictor.session(), &path).unwrap();
+    let e = Module::load(&path).unwrap_err();
+    assert!(e.to_string().contains("it holds tensors, but no model"), "{e}");
+    assert!(Module::load(dir.path().join("nothing.safetensors")).is_err());
+}
