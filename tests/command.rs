@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 /// Runs the command. `pip` is what a program of that name does; nothing else is on the path.
-fn tensorpack(words: &[&str], cache: &Path, pip: Option<&str>) -> Output {
+fn tensorpack_with(variables: &[(&str, &str)], words: &[&str], cache: &Path, pip: Option<&str>) -> Output {
     let programs = cache.join("programs");
     fs::create_dir_all(&programs).unwrap();
     if let Some(text) = pip {
@@ -20,7 +20,11 @@ fn tensorpack(words: &[&str], cache: &Path, pip: Option<&str>) -> Output {
     for name in ["VIRTUAL_ENV", "TENSORPACK_PJRT_PLUGIN", "PJRT_NAMES_AND_LIBRARY_PATHS"] {
         command.env_remove(name);
     }
-    command.output().unwrap()
+    command.envs(variables.iter().copied()).output().unwrap()
+}
+
+fn tensorpack(words: &[&str], cache: &Path, pip: Option<&str>) -> Output {
+    tensorpack_with(&[], words, cache, pip)
 }
 
 fn out(output: &Output) -> String {
@@ -87,13 +91,36 @@ fn the_doctor_says_what_is_missing_and_what_is_broken() {
     let text = out(&tensorpack(&["doctor"], dir.path(), None));
     assert!(text.contains("cpu engine: "), "{text}");
     assert!(text.contains("no plugin for cpu; to get one: tensorpack plugin install cpu\n"), "{text}");
-    assert!(text.contains("no plugin for cuda; to get one: tensorpack plugin install cuda13"), "{text}");
+    assert!(text.contains("no plugin for cuda; to get one: tensorpack plugin install cuda1"), "{text}");
     let file = dir.path().join("plugins/cpu/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so");
     fs::create_dir_all(file.parent().unwrap()).unwrap();
     fs::write(&file, "words").unwrap();
     let text = out(&tensorpack(&["doctor"], dir.path(), None));
     assert!(text.contains("xla_cpu_pjrt.so (installed by tensorpack)\n    it cannot be used:\n"), "{text}");
     assert!(!text.contains("no plugin for cpu"), "{text}");
+}
+
+#[test]
+fn plugins_that_the_environment_names_come_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = [("TENSORPACK_PJRT_PLUGIN", "/no/such.so")];
+    let text = out(&tensorpack_with(&one, &["doctor"], dir.path(), None));
+    assert!(
+        text.contains("  /no/such.so (named by TENSORPACK_PJRT_PLUGIN)\n    it cannot be used:\n"),
+        "{text}"
+    );
+    assert!(!text.contains("no plugin for"), "{text}");
+    let many = [("PJRT_NAMES_AND_LIBRARY_PATHS", "cuda:/no/cuda.so")];
+    let text = out(&tensorpack_with(&many, &["doctor"], dir.path(), None));
+    assert!(text.contains("  /no/cuda.so (named by PJRT_NAMES_AND_LIBRARY_PATHS)\n"), "{text}");
+    assert!(text.contains("no plugin for cpu") && !text.contains("no plugin for cuda"), "{text}");
+    let environment = dir.path().join("environment");
+    let file = environment.join("lib/python3.12/site-packages/jax_plugins/xla_cuda12/xla_cuda_plugin.so");
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(&file, "words").unwrap();
+    let active = [("VIRTUAL_ENV", environment.to_str().unwrap())];
+    let text = out(&tensorpack_with(&active, &["doctor"], dir.path(), None));
+    assert!(text.contains(&format!("  {} (in the virtual environment)\n", file.display())), "{text}");
 }
 
 #[test]

@@ -255,6 +255,24 @@ fn buffers_outlive_their_client_and_go_to_other_threads() {
 }
 
 #[test]
+fn threads_share_a_client() {
+    let Some(client) = client(2) else { return };
+    let program = client.compile(ADD, &CompileOptions::new().devices([1])).unwrap();
+    let work = &|thread: usize| {
+        for i in 0..50 {
+            let x = matrix([(100 * thread + i) as f32; 6]);
+            let buffer = client.upload(&x, &client.devices()[1]).unwrap();
+            let run = program.execute(&[vec![&buffer, &buffer]]).unwrap();
+            let double = run.outputs[0][0].download(LIMIT).unwrap();
+            assert_eq!(double, matrix([(200 * thread + 2 * i) as f32; 6]));
+            run.done[0].await_for(LIMIT).unwrap();
+        }
+        client.compile(ADD, &CompileOptions::new()).unwrap();
+    };
+    std::thread::scope(|scope| (0..4).for_each(|thread| drop(scope.spawn(move || work(thread)))));
+}
+
+#[test]
 fn too_much_memory_is_an_error_with_what_was_planned() {
     let Some(client) = client(1) else { return };
     let text = "module @huge {

@@ -1,14 +1,12 @@
 //! Says which engines and devices there are, and how to get what is missing.
 
+use crate::nvidia;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 use tensorpack::runtime::available_memory;
 use tensorpack::{Error, Result};
 use tensorpack_kernels::Isa;
 use tensorpack_pjrt::{Client, Device, FoundPlugin, OptionValue, Plugin, find_plugins};
-
-/// Platforms that the command can get a plugin for, and what to ask it for.
-const PLATFORMS: [(&str, &str); 2] = [("cpu", "cpu"), ("cuda", "cuda13 (or cuda12)")];
 
 /// Prints all that was found.
 pub(crate) fn examine() {
@@ -22,7 +20,9 @@ pub(crate) fn examine() {
             println!("    {line}");
         }
     }
-    for (platform, name) in PLATFORMS {
+    let driver = nvidia::driver();
+    println!("  NVIDIA's driver: {}", driver.as_deref().unwrap_or("none"));
+    for (platform, name) in [("cpu", "cpu"), ("cuda", nvidia::plugin_for(driver.as_deref()))] {
         if !found.iter().any(|plugin| plugin.platform.as_deref().is_none_or(|found| found == platform)) {
             println!("  no plugin for {platform}; to get one: tensorpack plugin install {name}");
         }

@@ -2,6 +2,7 @@
 
 mod doctor;
 mod install;
+mod nvidia;
 mod packages;
 
 use tensorpack::{Error, Result};

@@ -8,7 +8,7 @@ use super::variables::Variables;
 use crate::runtime::executor::{Feed, RunInfo};
 use crate::runtime::faults;
 use tensorpack_pjrt as pjrt;
-use tensorpack_tensor::{HostTensor, Result};
+use tensorpack_tensor::{Error, HostTensor, Result};
 
 /// A program that can be launched.
 pub(super) struct Launch {
@@ -107,6 +107,11 @@ impl Launch {
             }
         }
         Ok(numbers[0] == 1)
+    }
+
+    /// Adds to a run's error what was planned, if memory ran out.
+    pub(super) fn explain(&self, error: Error) -> Error {
+        self.executable.explain(error)
     }
 
     /// The text, with the memory that was planned for it.

@@ -93,7 +93,7 @@ impl XlaProgram {
         let mut finite = true;
         for (launch, reports) in self.launches.iter().zip(started.reports) {
             for report in reports {
-                finite &= launch.judge(&report.wait(wait)?)?;
+                finite &= launch.judge(&report.wait(wait).map_err(|e| launch.explain(e))?)?;
             }
         }
         if !finite {
