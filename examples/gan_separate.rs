@@ -12,7 +12,7 @@ use tensorpack::train::CommandLine;
 fn main() -> Result<()> {
     let line = CommandLine::parse()?;
     // The original's schedule is 200 epochs of 300 steps with 128 images each.
-    let (batch, steps, epochs) = if line.full { (128, 300, 200) } else { (64, 500, 5) };
+    let (batch, steps, epochs) = if line.full { (128, 300, 200) } else { (64, 500, 8) };
     let gan = GanTrainer::new(Dcgan { batch }, gan::data(&line, batch)?, gan::towers(&line)?)?;
     gan::add_samples(gan.graph(), Init::Uniform(-1.0, 1.0), Dcgan::Z, gan::generator)?;
     let config = TrainConfig::default()
