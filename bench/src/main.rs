@@ -1,11 +1,13 @@
 //! `bench -- step --model mlp|mnist|resnet32|resnet50|ptb|dcgan --devices cpu:0 --batch B [--threads-per-device N] [--steps N] [--json]`:
-//! the time of a training step of a reference model on synthetic data.
+//! the time of a training step of a reference model on synthetic data; on several devices (`cpu:0,cpu:1`) of a tower on
+//! each, with a batch of its own.
 //!
 //! `bench -- dataflow --jpegs DIR [--workers N] [--batch B] [--steps N] [--json]`: how fast photographs become batches.
 //!
 //! `bench -- loop [--steps N] [--json]`: what the loop around a step costs. `bench -- input [--steps N] [--json]`: what
 //! waiting for data costs behind each kind of input.
 
+mod classifier;
 mod classifiers;
 mod dataflow;
 mod dcgan;
@@ -18,6 +20,7 @@ mod ptb;
 mod resnet50;
 mod roof;
 mod step;
+mod towers;
 
 use lexopt::prelude::*;
 use models::Model;
@@ -27,7 +30,7 @@ use tensorpack::DType;
 use tensorpack::runtime::Device;
 use tensorpack::runtime::cpu::Isa;
 
-const USAGE: &str = "usage: bench -- step --model mlp|mnist|resnet32|resnet50|ptb|dcgan [--devices cpu:0] [--batch B]
+const USAGE: &str = "usage: bench -- step --model mlp|mnist|resnet32|resnet50|ptb|dcgan [--devices cpu:0,..] [--batch B]
               [--dtype f32|bf16] [--threads-per-device N] [--steps N] [--isa avx512|avx2|plain] [--json] [--profile] [--plan]
   --json     one line with the result
   --profile  a table of kernels: share of the step, speed, and share of what the machine can do
@@ -42,10 +45,11 @@ const USAGE: &str = "usage: bench -- step --model mlp|mnist|resnet32|resnet50|pt
 #[derive(Debug)]
 struct Options {
     model: Model,
-    device: Device,
+    /// A tower on each.
+    devices: Vec<Device>,
     /// Of activations and products.
     dtype: DType,
-    /// `None`: the model's own.
+    /// Of each tower; `None`: the model's own.
     batch: Option<usize>,
     threads: Option<usize>,
     isa: Option<Isa>,
@@ -81,7 +85,7 @@ fn main() -> ExitCode {
 fn parse(mut args: lexopt::Parser) -> Result<Options, Box<dyn std::error::Error>> {
     let mut options = Options {
         model: Model::Mlp,
-        device: Device::Cpu(0),
+        devices: vec![Device::Cpu(0)],
         dtype: DType::F32,
         batch: None,
         threads: None,
@@ -94,7 +98,10 @@ fn parse(mut args: lexopt::Parser) -> Result<Options, Box<dyn std::error::Error>
     while let Some(arg) = args.next()? {
         match arg {
             Long("model") => options.model = args.value()?.parse()?,
-            Long("devices") => options.device = args.value()?.parse()?,
+            Long("devices") => {
+                let names = args.value()?.string()?;
+                options.devices = names.split(',').map(str::parse).collect::<tensorpack::Result<_>>()?;
+            }
             Long("batch") => options.batch = Some(args.value()?.parse()?),
             Long("threads-per-device") => options.threads = Some(args.value()?.parse()?),
             Long("steps") => options.steps = args.value()?.parse()?,

@@ -1,9 +1,10 @@
 //! The reference models, as the peers in `bench/peers` have them too.
 
-use crate::{classifiers, dcgan, ptb, resnet50};
+use crate::classifier::Classifier;
+use crate::{dcgan, ptb};
 use std::str::FromStr;
-use tensorpack::graph::{Graph, Op, Tensor, TensorSpec, UPDATE_OPS};
-use tensorpack::optim::{Adam, Momentum, Optimizer, ParamGroups, minimize};
+use tensorpack::graph::{Graph, Op, Tensor, UPDATE_OPS};
+use tensorpack::optim::minimize;
 use tensorpack::tensor::CounterRng;
 use tensorpack::tower::TowerContext;
 use tensorpack::{DType, Error, HostTensor, Result};
@@ -27,9 +28,6 @@ pub(crate) enum Model {
 
 /// What is fed, by name.
 pub(crate) type Feeds = Vec<(&'static str, HostTensor)>;
-
-/// Makes logits of images.
-type Net = fn(&TowerContext, &Tensor) -> Tensor;
 
 const ALL: [Model; 6] =
     [Model::Mlp, Model::Mnist, Model::Resnet32, Model::Resnet50, Model::Ptb, Model::Dcgan];
@@ -71,19 +69,15 @@ impl Model {
             return Err(Error::argument(format!("{} is measured in f32 alone", self.name())));
         }
         let t = &TowerContext::training(graph);
-        let classify =
-            |sizes: &[usize], net: Net, optimizer: &dyn Optimizer| classify(t, sizes, dtype, net, optimizer);
-        let adam = Adam::new(1e-3);
-        let (cost, train) = match self {
-            Model::Mlp => classify(&[784], |t, x| classifiers::mlp(t, x, 512), &adam)?,
-            Model::Mnist => classify(&[28, 28, 1], classifiers::mnist, &adam)?,
-            Model::Resnet32 => classify(&[32, 32, 3], |t, x| classifiers::resnet(t, x, 5), &adam)?,
-            Model::Resnet50 => {
-                let descent = ParamGroups::new(Momentum::new(1e-3, 0.9)).group(".*", |g| g.decay(1e-4));
-                classify(&[224, 224, 3], resnet50::resnet50, &descent)?
+        let (cost, train) = match (Classifier::of(self), self) {
+            (Some(classifier), _) => {
+                let inputs: Vec<Tensor> = classifier.inputs().iter().map(|s| graph.placeholder(s)).collect();
+                let cost = classifier.cost(t, &inputs, dtype);
+                let train = minimize(&cost, &*classifier.optimizer())?;
+                (cost, train)
             }
-            Model::Ptb => ptb::build(t)?,
-            Model::Dcgan => dcgan::build(t, batch)?,
+            (None, Model::Ptb) => ptb::build(t)?,
+            (None, _) => dcgan::build(t, batch)?,
         };
         let updates = graph.collection_ops(UPDATE_OPS);
         Ok((cost, graph.group(&updates.iter().chain([&train]).collect::<Vec<_>>())))
@@ -102,35 +96,15 @@ impl Model {
             let n: usize = sizes.iter().product();
             HostTensor::new(sizes, (0..n as u64).map(|i| (rng.word(stream, i) % below) as i32).collect())
         };
-        let classify = |sizes: &[usize], classes: usize| {
-            Ok(vec![("image", image(sizes)?), ("label", whole(1, &[batch], classes as u32)?)])
-        };
+        if let Some(Classifier { sizes, classes, .. }) = Classifier::of(self) {
+            return Ok(vec![("image", image(sizes)?), ("label", whole(1, &[batch], classes as u32)?)]);
+        }
         match self {
-            Model::Mlp => classify(&[784], classifiers::CLASSES),
-            Model::Mnist => classify(&[28, 28, 1], classifiers::CLASSES),
-            Model::Resnet32 => classify(&[32, 32, 3], classifiers::CLASSES),
-            Model::Resnet50 => classify(&[224, 224, 3], resnet50::CLASSES),
             Model::Ptb => {
                 let words = |stream| whole(stream, &[batch, ptb::STEPS], ptb::WORDS as u32);
                 Ok(vec![("words", words(1)?), ("next", words(2)?)])
             }
-            Model::Dcgan => Ok(vec![("image", image(&dcgan::IMAGE)?)]),
+            _ => Ok(vec![("image", image(&dcgan::IMAGE)?)]),
         }
     }
-}
-
-/// A net that classifies images of these sizes, and its training step.
-fn classify(
-    t: &TowerContext,
-    sizes: &[usize],
-    dtype: DType,
-    net: Net,
-    optimizer: &dyn Optimizer,
-) -> Result<(Tensor, Op)> {
-    let sizes: Vec<Option<usize>> = [None].into_iter().chain(sizes.iter().map(|&n| Some(n))).collect();
-    let image = t.graph().placeholder(&TensorSpec::f32("image", sizes));
-    let label = t.graph().placeholder(&TensorSpec::i32("label", [None]));
-    let cost = net(t, &image.cast(dtype)).sparse_softmax_cross_entropy(&label).mean().named("cost");
-    let train = minimize(&cost, optimizer)?;
-    Ok((cost, train))
 }

@@ -1,34 +1,53 @@
 //! Runs training steps and says how long they take.
 
 use crate::memory::peak_rss_mb;
-use crate::{Options, roof};
+use crate::models::Model;
+use crate::{Options, roof, towers};
 use std::time::Instant;
-use tensorpack::graph::Graph;
-use tensorpack::runtime::{Session, SessionOptions};
-use tensorpack::{HostTensor, Result};
+use tensorpack::graph::{Fetch, Graph};
+use tensorpack::runtime::{Device, IntoFetch, Session, SessionOptions};
+use tensorpack::{DType, HostTensor, Result};
 
 /// Steps before the clock starts.
 const WARM_UP: usize = 3;
 
-pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
+/// A training step with what it is fed.
+pub(crate) struct Built {
+    pub(crate) graph: Graph,
+    pub(crate) cost: Fetch,
+    /// The operations of a step.
+    pub(crate) step: Vec<Fetch>,
+    pub(crate) inputs: Vec<(String, HostTensor)>,
+}
+
+fn one_tower(model: Model, batch: usize, dtype: DType) -> Result<Built> {
     let graph = Graph::new();
+    let (cost, train) = model.build(&graph, batch, dtype)?;
+    let inputs = model.synthetic(batch)?.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
+    Ok(Built { graph, cost: Fetch::from(&cost), step: vec![Fetch::from(&train)], inputs })
+}
+
+pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
     let batch = options.batch.unwrap_or(options.model.batch());
-    let (cost, train) = options.model.build(&graph, batch, options.dtype)?;
+    let Built { graph, cost, step, inputs } = match options.devices[..] {
+        [_] => one_tower(options.model, batch, options.dtype)?,
+        _ => towers::build(options.model, batch, options.dtype, &options.devices)?,
+    };
     let session_options = SessionOptions {
-        device: options.device,
+        device: options.devices[0],
         threads: options.threads,
         isa: options.isa,
         profile: options.profile,
         ..SessionOptions::default()
     };
     let session = Session::with(graph.freeze()?, session_options)?;
-    let synthetic = options.model.synthetic(batch)?;
-    let feeds: Vec<(&str, &HostTensor)> = synthetic.iter().map(|(name, value)| (*name, value)).collect();
+    let feeds: Vec<(&str, &HostTensor)> = inputs.iter().map(|(name, value)| (name.as_str(), value)).collect();
+    let all: Vec<&dyn IntoFetch> = std::iter::once(&cost).chain(&step).map(|f| f as &dyn IntoFetch).collect();
     if options.plan {
-        print!("{}", session.plan_text(&[&cost, &train], &feeds)?);
+        print!("{}", session.plan_text(&all, &feeds)?);
         return Ok(());
     }
-    let step = session.prepare(&[&cost, &train])?;
+    let step = session.prepare(&all)?;
     let mut outputs = Vec::new();
     session.run_prepared(&step, &feeds, &mut outputs)?;
     let first_step = started.elapsed().as_secs_f64();
@@ -44,14 +63,15 @@ pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
     let loss = outputs[0].to_scalar()?;
-    let (ms, rate) = (median * 1e3, batch as f64 / median);
+    let (ms, rate) = (median * 1e3, (batch * options.devices.len()) as f64 / median);
+    let devices = options.devices.iter().map(Device::to_string).collect::<Vec<_>>().join(",");
     let rss = peak_rss_mb();
     if options.json {
         println!(
             "{{\"model\":\"{}\",\"devices\":\"{}\",\"batch\":{},\"ms_per_step\":{ms:.4},\"examples_per_s\":{rate:.1},\
              \"first_step_s\":{first_step:.4},\"peak_rss_mb\":{rss:.1}}}",
             options.model.name(),
-            options.device,
+            devices,
             batch
         );
     } else {
@@ -59,7 +79,7 @@ pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
             "{} on {}, batch {}: {ms:.3} ms a step (best {:.3}), {rate:.0} examples/s; first step after {first_step:.3} s; \
              peak {rss:.0} MB; loss {loss:.4}",
             options.model.name(),
-            options.device,
+            devices,
             batch,
             times[0] * 1e3
         );

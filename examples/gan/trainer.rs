@@ -65,6 +65,10 @@ impl GanTrainer {
     /// discriminator moves at every `d_period`-th step, the generator at every `g_period`-th.
     #[doc(alias = "SeparateGANTrainer")]
     pub(crate) fn train_in_turn(self, config: TrainConfig, d_period: u64, g_period: u64) -> Result<Trained> {
+        if d_period.min(g_period) != 1 {
+            return Err(Error::argument(format!("one of the periods {d_period} and {g_period} must be 1"))
+                .note("otherwise there are steps in which nobody moves"));
+        }
         let turn = |op: &Op, period| Turn { update: Fetch::from(op), period };
         let turns = InTurn([turn(&self.update_d, d_period), turn(&self.update_g, g_period)]);
         self.trainer.train_with_defaults(config, turns)

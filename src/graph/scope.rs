@@ -2,6 +2,7 @@
 
 use super::{Graph, NodeId, name};
 use std::panic::Location;
+use tensorpack_tensor::Site;
 
 impl Graph {
     /// Runs `build` with a scope opened for names, and one for variables too if `variables` says so.
@@ -52,6 +53,13 @@ impl Graph {
     pub(crate) fn called_from<R>(&self, caller: &'static Location<'static>, build: impl FnOnce() -> R) -> R {
         self.sites().push(caller);
         let _guard = OnDrop(|| self.sites().pop());
+        build()
+    }
+
+    /// Runs `build` with every new node on this line.
+    pub(crate) fn on_line<R>(&self, site: Site, build: impl FnOnce() -> R) -> R {
+        let outer = self.sites().inherited.replace(site);
+        let _guard = OnDrop(|| self.sites().inherited = outer);
         build()
     }
 

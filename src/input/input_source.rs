@@ -28,6 +28,12 @@ pub trait InputSource {
         None
     }
 
+    /// Whether batches are made inside the graph, which then keeps the position: towers that update variables each on
+    /// its own cannot share it.
+    fn in_graph(&self) -> bool {
+        false
+    }
+
     /// Numbers worth watching, such as how full a queue is.
     fn report(&self) -> Vec<(String, f64)> {
         Vec::new()

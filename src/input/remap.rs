@@ -63,6 +63,10 @@ impl InputSource for RemapInput {
         self.inner.cannot_resume()
     }
 
+    fn in_graph(&self) -> bool {
+        self.inner.in_graph()
+    }
+
     fn report(&self) -> Vec<(String, f64)> {
         self.inner.report()
     }

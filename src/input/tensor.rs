@@ -74,4 +74,8 @@ impl InputSource for TensorInput {
     fn state(&self) -> Value {
         Value::Null
     }
+
+    fn in_graph(&self) -> bool {
+        true
+    }
 }

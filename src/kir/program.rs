@@ -17,6 +17,8 @@ pub enum BufferKind {
     Feed(usize),
     /// A variable's value at the start of the run, by the variable's number in the graph.
     Variable(usize),
+    /// A variable's value when the tower last looked, where towers update variables without waiting for each other.
+    Snapshot(usize),
     /// The same in every run.
     Constant(HostTensor),
 }
@@ -116,7 +118,8 @@ impl Program {
 
     /// Whether the program reads the variable of this number.
     pub fn reads(&self, variable: usize) -> bool {
-        self.buffers.iter().any(|b| matches!(b.kind, BufferKind::Variable(v) if v == variable))
+        let is_it = |kind: &BufferKind| matches!(kind, BufferKind::Variable(v) | BufferKind::Snapshot(v) if *v == variable);
+        self.buffers.iter().any(|b| is_it(&b.kind))
     }
 
     /// The value of a constant with a single element, if `view` is one. Integers that f64 cannot hold are none.
@@ -170,6 +173,7 @@ impl Program {
             BufferKind::Temp => format!("%{}", view.buffer.0),
             BufferKind::Feed(i) => format!("feed{i}"),
             BufferKind::Variable(i) => format!("var{i}"),
+            BufferKind::Snapshot(i) => format!("snap{i}"),
             BufferKind::Constant(_) => format!("const{}", view.buffer.0),
         };
         let whole = view.is_dense() && view.len() == self.buffer(view.buffer).len();

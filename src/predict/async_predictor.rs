@@ -3,13 +3,15 @@
 use super::Predictor;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
+use tensorpack_dataflow::Sample;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
 /// How many examples may wait; then callers do.
 const QUEUE: usize = 100;
 
 /// Predicts single examples on a thread of its own. Whatever waits when the thread is free becomes one batch, which
-/// costs little more than one example. Each caller gets the outputs, or the error, of its own example.
+/// costs little more than one example; for a predictor with several towers, a batch for each. Each caller gets the
+/// outputs, or the error, of its own example.
 ///
 /// Dropping it ends the thread, once all that waits has its answer.
 #[doc(alias = "MultiThreadAsyncPredictor")]
@@ -74,10 +76,11 @@ fn ended() -> Error {
 
 /// Answers until nobody can ask any more.
 fn answer_all(predictor: &dyn Predictor, batch: usize, waiting: &Receiver<Request>) {
+    let most = batch.saturating_mul(predictor.towers().max(1));
     let mut next = waiting.recv().ok();
     while let Some(first) = next.take() {
         let mut gathered = vec![first];
-        while gathered.len() < batch
+        while gathered.len() < most
             && let Ok(request) = waiting.try_recv()
         {
             if form(&request.inputs) != form(&gathered[0].inputs) {
@@ -113,13 +116,22 @@ fn answer(predictor: &dyn Predictor, requests: &[Request]) {
     }
 }
 
-/// The outputs of each request, all run at once.
+/// The outputs of each request, all run at once: an equal share of them on each tower.
 fn run(predictor: &dyn Predictor, requests: &[Request]) -> Result<Vec<Vec<HostTensor>>> {
-    let batches = (0..requests[0].inputs.len())
-        .map(|i| stacked(&requests.iter().map(|r| &r.inputs[i]).collect::<Vec<_>>()))
-        .collect::<Result<Vec<HostTensor>>>()?;
-    let outputs = predictor.predict(&batches.iter().collect::<Vec<_>>())?;
-    (0..requests.len()).map(|k| outputs.iter().map(|y| row(y, k, requests.len())).collect()).collect()
+    let share = requests.len().div_ceil(predictor.towers().max(1));
+    let batches = requests.chunks(share).map(batch_of).collect::<Result<Vec<Sample>>>()?;
+    let outputs = predictor.predict_batches(&batches)?;
+    let rows = |(requests, outputs): (&[Request], &Vec<HostTensor>)| -> Vec<Result<Vec<HostTensor>>> {
+        let n = requests.len();
+        (0..n).map(|k| outputs.iter().map(|y| row(y, k, n)).collect()).collect()
+    };
+    requests.chunks(share).zip(&outputs).flat_map(rows).collect()
+}
+
+/// The examples of these requests, input by input.
+fn batch_of(requests: &[Request]) -> Result<Sample> {
+    let input = |i: usize| stacked(&requests.iter().map(|r| &r.inputs[i]).collect::<Vec<_>>());
+    (0..requests[0].inputs.len()).map(input).collect()
 }
 
 /// Tensors of one form, one below the other.

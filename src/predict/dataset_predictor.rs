@@ -23,9 +23,9 @@ impl<P: Predictor> DatasetPredictor<P> {
 
     /// The outputs of one batch after the other, made as they are asked for. After an error there are no more.
     #[doc(alias = "get_result")]
-    pub fn results(&self) -> Result<Results<'_, P>> {
+    pub fn results(&self) -> Result<Predictions<'_, P>> {
         let groups = BatchGroups::open(&self.flow, Seed::new(0), self.predictor.towers().max(1))?;
-        Ok(Results { predictor: &self.predictor, groups, made: Vec::new().into_iter(), failed: false })
+        Ok(Predictions { predictor: &self.predictor, groups, made: Vec::new().into_iter(), failed: false })
     }
 
     /// The outputs of all batches.
@@ -36,7 +36,7 @@ impl<P: Predictor> DatasetPredictor<P> {
 }
 
 /// What [`DatasetPredictor::results`] gives.
-pub struct Results<'a, P> {
+pub struct Predictions<'a, P> {
     predictor: &'a P,
     groups: BatchGroups,
     /// Of the batches that were predicted together, what was not yet asked for.
@@ -44,7 +44,7 @@ pub struct Results<'a, P> {
     failed: bool,
 }
 
-impl<P: Predictor> Iterator for Results<'_, P> {
+impl<P: Predictor> Iterator for Predictions<'_, P> {
     type Item = Result<Vec<HostTensor>>;
 
     fn next(&mut self) -> Option<Result<Vec<HostTensor>>> {

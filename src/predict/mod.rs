@@ -14,7 +14,7 @@ mod written;
 
 pub use async_predictor::{AsyncPredictor, Pending};
 pub(crate) use batch_groups::BatchGroups;
-pub use dataset_predictor::{DatasetPredictor, Results};
+pub use dataset_predictor::{DatasetPredictor, Predictions};
 pub use exported_model::ExportedModel;
 pub use module::Module;
 pub use multi_tower::MultiTowerOfflinePredictor;

@@ -1,8 +1,8 @@
 //! What an engine is: it keeps variables, compiles parts of a frozen graph, and runs them.
 
-use super::Lowered;
+use super::{Lowered, Whereabouts};
 use crate::graph::VariableInfo;
-use tensorpack_tensor::{Error, HostTensor, Result};
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
 /// An engine with its variables.
 pub trait Executor: Send {
@@ -17,6 +17,26 @@ pub trait Executor: Send {
     /// Runs the program kernel by kernel, without changing a variable, until a result is not finite; returns the
     /// error that names it, or `None` if all are finite.
     fn find_bad(&mut self, lowered: Lowered, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>>;
+    /// Whether a tower that did not come back has the engine's memory: then nothing can be run or read any more.
+    fn lost(&self) -> bool {
+        false
+    }
+    /// Another engine over the same variables, whose runs compute on a snapshot of them while others do the same.
+    fn fork(&self, fork: Fork) -> Result<Box<dyn Executor>> {
+        let _ = fork;
+        Err(Error::new(ErrorKind::Unsupported, "this device has no towers that run each on its own"))
+    }
+}
+
+/// Which of several engines over the same variables one is.
+#[derive(Clone, Debug)]
+pub struct Fork {
+    /// The tower it is for.
+    pub tower: usize,
+    /// How many towers there are.
+    pub towers: usize,
+    /// Where to say what it is at.
+    pub at: Whereabouts,
 }
 
 /// A value fed to an input.
@@ -35,7 +55,10 @@ pub struct RunInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Everything was finite, and the variables have their next values.
-    Committed,
+    Committed {
+        /// How many updates by others there were since this run read the variables.
+        behind: u64,
+    },
     /// Something was not finite; no variable was changed.
     NotFinite,
 }

@@ -1,6 +1,7 @@
 //! From a frozen graph to kernel IR: picks the nodes a run needs, makes their shapes concrete, merges equal ones, and
 //! lowers each.
 
+use super::snapshot::{self, Reading};
 use crate::graph::{Fetch, Frozen, Node, NodeId, NodeKind, Role, Spec, TensorId, VariableId};
 use crate::kir::{self, BufferKind, LowerCx, Origin, Program, Update, View};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -31,7 +32,7 @@ pub struct Lowered {
 type Concrete = Vec<(DType, Vec<usize>)>;
 
 /// Lowers what `request` asks for.
-pub(super) fn lower(graph: &Frozen, request: &Request) -> Result<Lowered> {
+pub(super) fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Result<Lowered> {
     let assigns = assigns_in_run(graph, request)?;
     let fetched: Vec<TensorId> = request
         .fetches
@@ -48,6 +49,9 @@ pub(super) fn lower(graph: &Frozen, request: &Request) -> Result<Lowered> {
             assigns: &assigns,
             concrete: HashMap::new(),
             views: HashMap::new(),
+            reading,
+            snapshots: HashMap::new(),
+            live: BTreeSet::new(),
             merged: HashMap::new(),
             feeds: HashMap::new(),
             program: Program::default(),
@@ -254,6 +258,10 @@ struct Lowering<'a> {
     assigns: &'a BTreeSet<NodeId>,
     concrete: HashMap<NodeId, Concrete>,
     views: HashMap<TensorId, View>,
+    reading: Reading,
+    /// Of variables that are read: what all nodes read but those of `live`, which read the variables themselves.
+    snapshots: HashMap<TensorId, View>,
+    live: BTreeSet<NodeId>,
     /// Nodes by identity: hash of op and inputs to the nodes lowered under it.
     merged: HashMap<u64, Vec<NodeId>>,
     feeds: HashMap<NodeId, usize>,
@@ -276,10 +284,14 @@ impl Lowering<'_> {
         for &id in &shapes {
             self.bind(id)?;
         }
+        if self.reading == Reading::Snapshot {
+            self.live = snapshot::of_updates_alone(graph, self.assigns, &values);
+        }
         for &id in &values {
             self.lower_node(id)?;
         }
-        self.program.fetches = fetched.iter().map(|t| self.views[t].clone()).collect();
+        let seen = |t: &TensorId| self.snapshots.get(t).unwrap_or(&self.views[t]).clone();
+        self.program.fetches = fetched.iter().map(seen).collect();
         self.program.updates = self.updates(tower)?;
         if !self.assigns.is_empty() {
             let with = |role: Role| {
@@ -389,17 +401,23 @@ impl Lowering<'_> {
                 let buffer = self.program.add_buffer(dtype, &sizes, BufferKind::Feed(self.feeds[&id]));
                 vec![View::dense(buffer, dtype, &sizes)]
             }
-            NodeKind::Read(v) => vec![self.variable(*v)],
+            NodeKind::Read(v) => {
+                if self.reading == Reading::Snapshot {
+                    let snapshot = self.variable(BufferKind::Snapshot(v.0 as usize), *v);
+                    self.snapshots.insert(TensorId { node: id, output: 0 }, snapshot);
+                }
+                vec![self.variable(BufferKind::Variable(v.0 as usize), *v)]
+            }
             NodeKind::Current(v) => vec![match assigned_before(self.graph, self.assigns, id, *v) {
                 Some(assign) => self.views[&self.graph.node(assign).inputs[0]].clone(),
-                None => self.variable(*v),
+                None => self.variable(BufferKind::Variable(v.0 as usize), *v),
             }],
             NodeKind::Op(op) => {
                 let inputs: Vec<Option<View>> = node
                     .inputs
                     .iter()
                     .enumerate()
-                    .map(|(i, t)| if op.shape_only(i) { None } else { Some(self.views[t].clone()) })
+                    .map(|(i, t)| if op.shape_only(i) { None } else { Some(self.read_by(id, t).clone()) })
                     .collect();
                 if let Some(twin) = self.twin(id, node, op.as_ref(), &inputs) {
                     twin
@@ -440,17 +458,22 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    fn variable(&mut self, v: VariableId) -> View {
+    /// What `reader` sees of a tensor.
+    fn read_by(&self, reader: NodeId, t: &TensorId) -> &View {
+        let snapshot = self.snapshots.get(t).filter(|_| !self.live.contains(&reader));
+        snapshot.unwrap_or_else(|| &self.views[t])
+    }
+
+    /// A variable, or a snapshot of it.
+    fn variable(&mut self, kind: BufferKind, v: VariableId) -> View {
         let info = &self.graph.variables()[v.0 as usize];
-        let index = v.0 as usize;
-        let there = self
-            .program
-            .buffers
-            .iter()
-            .position(|b| matches!(b.kind, BufferKind::Variable(i) if i == index))
-            .map(|i| kir::BufferId(i as u32));
-        let buffer = there
-            .unwrap_or_else(|| self.program.add_buffer(info.dtype, &info.sizes, BufferKind::Variable(index)));
+        let same = |b: &kir::Buffer| match (&b.kind, &kind) {
+            (BufferKind::Variable(a), BufferKind::Variable(b)) => a == b,
+            (BufferKind::Snapshot(a), BufferKind::Snapshot(b)) => a == b,
+            _ => false,
+        };
+        let there = self.program.buffers.iter().position(same).map(|i| kir::BufferId(i as u32));
+        let buffer = there.unwrap_or_else(|| self.program.add_buffer(info.dtype, &info.sizes, kind));
         View::dense(buffer, info.dtype, &info.sizes)
     }
 
@@ -471,15 +494,15 @@ impl Lowering<'_> {
         for (view, t) in inputs.iter().zip(&node.inputs) {
             (view, &self.concrete[&t.node][t.output as usize]).hash(&mut h);
         }
-        let alike = self.merged.entry(h.finish()).or_default();
-        let twin = alike.iter().copied().find(|&other| {
+        let key = h.finish();
+        let twin = self.merged.get(&key).into_iter().flatten().copied().find(|&other| {
             let other_node = self.graph.node(other);
             let same_op = matches!(&other_node.kind, NodeKind::Op(o) if o.same(op));
             same_op
                 && other_node.inputs.len() == node.inputs.len()
                 && inputs.iter().zip(node.inputs.iter().zip(&other_node.inputs)).all(|(view, (t, u))| {
                     match view {
-                        Some(view) => Some(view) == self.views.get(u),
+                        Some(view) => view == self.read_by(other, u),
                         None => {
                             self.concrete[&t.node][t.output as usize]
                                 == self.concrete[&u.node][u.output as usize]
@@ -488,7 +511,7 @@ impl Lowering<'_> {
                 })
         });
         if twin.is_none() {
-            alike.push(id);
+            self.merged.entry(key).or_default().push(id);
         }
         let outputs = node.outputs.len() as u32;
         twin.map(|node| (0..outputs).map(|output| self.views[&TensorId { node, output }].clone()).collect())

@@ -3,15 +3,20 @@
 pub mod cpu;
 mod device;
 mod executor;
+mod faults;
 mod hooked;
 mod interrupt;
 mod lowering;
 mod memory_limit;
 mod null;
 mod session;
+mod snapshot;
+mod turns;
+mod whereabouts;
+mod xla;
 
-pub use device::Device;
-pub use executor::{Executable, Executor, Feed, KernelTime, Outcome, RunInfo};
+pub use device::{Device, Platform};
+pub use executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo};
 pub use hooked::{Cadence, Clock, Declared, HookedRun};
 pub use interrupt::Interrupt;
 pub use lowering::{Lowered, Request};
@@ -19,3 +24,5 @@ pub use memory_limit::available_memory;
 pub(crate) use session::MAX_FEEDS;
 pub use session::{IntoFetch, Prepared, Session, SessionOptions};
 pub use tensorpack_kernels::Machine;
+pub use turns::Turns;
+pub use whereabouts::Whereabouts;

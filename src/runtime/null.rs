@@ -1,7 +1,7 @@
 //! An engine that computes nothing: every result is zeros of the right shape, and variables keep their values. For
 //! testing trainers, callbacks and graphs without waiting for arithmetic.
 
-use super::executor::{Executable, Executor, Feed, Outcome, RunInfo};
+use super::executor::{Executable, Executor, Feed, Fork, Outcome, RunInfo};
 use super::lowering::Lowered;
 use super::memory_limit;
 use crate::graph::VariableInfo;
@@ -59,6 +59,10 @@ impl Executor for NullEngine {
     fn find_bad(&mut self, _: Lowered, _: &RunInfo, _: &[Feed<'_>]) -> Result<Option<Error>> {
         Ok(None)
     }
+
+    fn fork(&self, _: Fork) -> Result<Box<dyn Executor>> {
+        Ok(Box::new(NullEngine { limit: self.limit, variables: self.variables.clone() }))
+    }
 }
 
 /// The bytes of all these together, or as many as can be counted.
@@ -80,7 +84,7 @@ impl Executable for NullProgram {
             let zeros = self.fetches.iter().map(|(dtype, sizes)| HostTensor::zeros(*dtype, sizes.as_slice()));
             *outputs = zeros.collect::<Result<_>>()?;
         }
-        Ok(Outcome::Committed)
+        Ok(Outcome::Committed { behind: 0 })
     }
 
     fn plan_text(&self) -> String {

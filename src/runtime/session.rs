@@ -1,12 +1,13 @@
 //! A session: a frozen graph, its variables' values, and the programs made from it.
 
-use super::executor::{Executable, Executor, Feed, KernelTime, Outcome, RunInfo};
+use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo};
 use super::lowering::{self, Request};
 use super::null::NullEngine;
-use super::{Device, cpu};
+use super::snapshot::Reading;
+use super::{Device, Turns, Whereabouts, cpu, xla};
 use crate::graph::{Fetch, Frozen, Op, Tensor, Variable};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tensorpack_kernels::Isa;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
@@ -49,8 +50,11 @@ impl Default for SessionOptions {
 
 /// Runs a frozen graph. Every method takes `&self`; runs of several threads wait for each other.
 pub struct Session {
-    graph: Frozen,
+    graph: Arc<Frozen>,
     options: SessionOptions,
+    reading: Reading,
+    turns: Turns,
+    at: Whereabouts,
     state: Mutex<State>,
 }
 
@@ -62,7 +66,9 @@ struct State {
     run_index: u64,
     /// Plain runs since the last hooked one.
     plain_runs: u64,
-    /// Set for good when a kernel panicked.
+    /// How many updates by others there were while the last run computed.
+    behind: u64,
+    /// Set for good when a kernel panicked, or a tower never came back.
     poisoned: Option<Error>,
 }
 
@@ -111,19 +117,72 @@ impl Session {
     /// A session on the device the options name, with variables at their first values.
     pub fn with(graph: Frozen, options: SessionOptions) -> Result<Session> {
         graph.take_late_error()?;
+        let turns = Turns::new(options.deadline);
         let mut executor: Box<dyn Executor> = match options.device {
-            Device::Cpu(_) => cpu::cpu_executor(&cpu::CpuOptions {
-                threads: options.threads,
-                isa: options.isa,
-                memory_limit: options.memory_limit,
-                deadline: options.deadline,
-                profile: options.profile,
-            }),
+            Device::Cpu(_) => cpu::cpu_executor(
+                &cpu::CpuOptions {
+                    threads: options.threads,
+                    isa: options.isa,
+                    memory_limit: options.memory_limit,
+                    deadline: options.deadline,
+                    profile: options.profile,
+                },
+                &turns,
+            ),
             Device::Null => Box::new(NullEngine::new(options.memory_limit)),
+            Device::Xla { platform, index } => {
+                let limits = xla::Limits { memory: options.memory_limit, wait: options.deadline };
+                Box::new(xla::XlaEngine::open(platform, index, limits)?)
+            }
         };
         executor.create_variables(graph.variables(), options.seed)?;
-        let state = State { executor, programs: Vec::new(), run_index: 0, plain_runs: 0, poisoned: None };
-        Ok(Session { graph, options, state: Mutex::new(state) })
+        Ok(Session {
+            graph: Arc::new(graph),
+            options,
+            reading: Reading::InPlace,
+            turns,
+            at: Whereabouts::new(),
+            state: Mutex::new(State::new(executor)),
+        })
+    }
+
+    /// A session for tower `tower` of `towers` that shares this one's graph and variables, and runs at the same time as
+    /// the others: each run computes on a snapshot of the variables, then has them for itself for as long as it takes to
+    /// update them. Whatever only updates need, such as an optimizer's state, is read then.
+    ///
+    /// This session's own runs, reads and writes take their turn likewise; [`Turns`] can hold back the towers.
+    pub fn fork(&self, tower: usize, towers: usize) -> Result<Session> {
+        let at = Whereabouts::new();
+        let executor = self.lock()?.executor.fork(Fork { tower, towers, at: at.clone() })?;
+        Ok(Session {
+            graph: self.graph.clone(),
+            options: self.options.clone(),
+            reading: Reading::Snapshot,
+            turns: self.turns.clone(),
+            at,
+            state: Mutex::new(State::new(executor)),
+        })
+    }
+
+    /// Who may touch the variables when, if this session was [forked](Session::fork).
+    pub fn turns(&self) -> &Turns {
+        &self.turns
+    }
+
+    /// Where this session is in its run.
+    pub(crate) fn at(&self) -> &Whereabouts {
+        &self.at
+    }
+
+    /// The longest one tower waits for another.
+    pub(crate) fn deadline(&self) -> Duration {
+        self.options.deadline
+    }
+
+    /// How many updates by others there were while the last run computed: 0 unless this is a [fork](Session::fork).
+    #[doc(alias = "staleness")]
+    pub fn behind(&self) -> Result<u64> {
+        Ok(self.lock()?.behind)
     }
 
     /// The graph.
@@ -199,13 +258,16 @@ impl Session {
         values.iter_mut().zip(feeds).for_each(|(v, (_, t))| *v = t);
         let executable = &mut state.programs[at].executable;
         let ran = catch_unwind(AssertUnwindSafe(|| executable.run(&run, &values[..feeds.len()], outputs)));
-        let outcome = ran.unwrap_or_else(|panic| Err(state.poison(&*panic)))?;
-        if outcome == Outcome::NotFinite {
+        let ran = ran.unwrap_or_else(|panic| Err(state.poison(&*panic)));
+        let outcome = ran.map_err(|e| state.end_if_lost(e))?;
+        let Outcome::Committed { behind } = outcome else {
             let search = || self.name_the_bad(&mut state, fetches, feeds, &run, &values[..feeds.len()]);
             // What searches is a run as well, and users' kernels may do anything in it.
             let named = catch_unwind(AssertUnwindSafe(search));
-            return Err(named.unwrap_or_else(|panic| state.poison(&*panic)));
-        }
+            let named = named.unwrap_or_else(|panic| state.poison(&*panic));
+            return Err(state.end_if_lost(named));
+        };
+        state.behind = behind;
         match kind {
             RunKind::Hooked => (state.run_index, state.plain_runs) = (state.run_index + 1, 0),
             RunKind::Plain => state.plain_runs += 1,
@@ -225,7 +287,7 @@ impl Session {
     ) -> Error {
         let bad = |what: &str| Error::new(ErrorKind::NotFinite, what);
         let mut search = || {
-            let lowered = lowering::lower(&self.graph, &request(fetches, feeds))?;
+            let lowered = lowering::lower(&self.graph, &request(fetches, feeds), self.reading)?;
             // Only variables that the run reads: others may be infinite for a reason.
             for (i, v) in self
                 .graph
@@ -323,11 +385,23 @@ impl Session {
 static EMPTY: std::sync::OnceLock<HostTensor> = std::sync::OnceLock::new();
 
 impl State {
-    /// Ends the session: who knows what a kernel that panicked left behind.
+    fn new(executor: Box<dyn Executor>) -> State {
+        State { executor, programs: Vec::new(), run_index: 0, plain_runs: 0, behind: 0, poisoned: None }
+    }
+
+    /// Ends the session: who knows what a kernel that panicked left behind. The engine says which one, if it can.
     fn poison(&mut self, panic: &(dyn std::any::Any + Send)) -> Error {
-        let e = Error::new(ErrorKind::Engine, format!("a kernel panicked: {}", panic_text(panic)))
-            .note("this session cannot go on; the last checkpoint stands");
-        self.poisoned.get_or_insert(e).clone()
+        let unknown = || Error::new(ErrorKind::Engine, format!("the engine panicked: {}", panic_text(panic)));
+        let e = panic.downcast_ref::<Error>().cloned().unwrap_or_else(unknown);
+        self.poisoned.get_or_insert(e.note("this session cannot go on; the last checkpoint stands")).clone()
+    }
+
+    /// Ends the session if the engine is lost, with the error of the run that lost it.
+    fn end_if_lost(&mut self, e: Error) -> Error {
+        if self.executor.lost() {
+            self.poisoned.get_or_insert(e.clone());
+        }
+        e
     }
 
     /// The place of the program for these fetches and shapes, made if there is none yet.
@@ -344,7 +418,7 @@ impl State {
             Some(at) => self.programs.remove(at),
             None => {
                 let request = request(fetches, feeds);
-                let lowered = lowering::lower(&session.graph, &request)?;
+                let lowered = lowering::lower(&session.graph, &request, session.reading)?;
                 let executable = self.executor.compile(lowered)?;
                 if self.programs.len() >= session.options.programs.max(1) {
                     self.programs.remove(0);

@@ -1,7 +1,7 @@
 //! The options that every example understands.
 
 use super::{
-    Configured, NoOpTrainer, QueueInputTrainer, SimpleTrainer, SingleCostTrainer,
+    AsyncMultiGpuTrainer, Configured, NoOpTrainer, QueueInputTrainer, SimpleTrainer, SingleCostTrainer,
     SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated, TrainConfig,
 };
 use crate::io::smart_init;
@@ -12,7 +12,7 @@ use tensorpack_tensor::{Error, Result};
 /// What was said on the command line of a training program.
 ///
 /// ```text
-/// --max-epoch N  --steps-per-epoch N  --trainer simple|queue|sync-ps|sync-replicated  --devices cpu:0,cpu:1
+/// --max-epoch N  --steps-per-epoch N  --trainer simple|queue|sync-ps|sync-replicated|async  --devices cpu:0,cpu:1
 /// --threads-per-device N  --logdir DIR  --load PATH  --fresh  --seed N  --fake  --full  --assert
 /// ```
 #[derive(Clone, Debug, Default)]
@@ -46,7 +46,7 @@ pub struct CommandLine {
 const HELP: &str = "\
 --max-epoch N            the last epoch
 --steps-per-epoch N      steps in an epoch
---trainer NAME           simple, queue, sync-ps, sync-replicated
+--trainer NAME           simple, queue, sync-ps, sync-replicated, async
 --devices LIST           such as cpu:0,cpu:1: a tower on each
 --threads-per-device N   threads of each device
 --logdir DIR             where the run is written; one that is there is resumed
@@ -155,6 +155,7 @@ impl CommandLine {
             Some("noop") => Ok(NoOpTrainer::new().into()),
             Some("sync-ps") => Ok(SyncMultiGpuTrainerParameterServer::on(self.devices()).into()),
             Some("sync-replicated") => Ok(SyncMultiGpuTrainerReplicated::on(self.devices()).into()),
+            Some("async") => Ok(AsyncMultiGpuTrainer::on(self.devices()).into()),
             Some(other) => Err(Error::argument(format!("there is no trainer {other:?}"))),
         }
     }

@@ -9,6 +9,7 @@ use crate::runtime::SessionOptions;
 use crate::tower::ModelDesc;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use tensorpack_dataflow::{DataFlow, Flow};
 use tensorpack_tensor::{Error, Result};
 
@@ -117,6 +118,14 @@ impl TrainConfig {
     #[must_use]
     pub fn seed(mut self, seed: u64) -> TrainConfig {
         self.session.seed = seed;
+        self
+    }
+
+    /// The longest one tower waits for another, 300 s unless said: then training ends with an error that names the tower,
+    /// what it waited for, and where the other one is.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> TrainConfig {
+        self.session.deadline = deadline;
         self
     }
 

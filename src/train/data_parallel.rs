@@ -26,12 +26,39 @@ impl Devices {
         self.0.len()
     }
 
-    /// That there is one at least.
-    fn check(&self) -> Result<()> {
-        match self.0.is_empty() {
-            true => Err(Error::argument("a trainer needs at least one device")),
-            false => Ok(()),
+    /// What the session runs on, if that is more than teams of the CPU.
+    pub(super) fn of_session(&self) -> Option<Device> {
+        self.0.first().copied().filter(|device| !matches!(device, Device::Cpu(_)))
+    }
+
+    /// That there is one at least, that one engine has them all, none twice, and that XLA's are neighbours; says which
+    /// they are.
+    pub(super) fn announce(&self) -> Result<()> {
+        let Some(first) = self.0.first() else {
+            return Err(Error::argument("a trainer needs at least one device"));
+        };
+        let follows = |tower: usize, device: Device| match (*first, device) {
+            (Device::Cpu(_), Device::Cpu(_)) | (Device::Null, Device::Null) => true,
+            (Device::Xla { platform, index }, Device::Xla { platform: other, index: i }) => {
+                platform == other && i == index + tower
+            }
+            _ => false,
+        };
+        for (i, &device) in self.0.iter().enumerate() {
+            if !follows(i, device) {
+                let why = format!("tower {i} cannot run on {device} where the first runs on {first}");
+                return Err(Error::argument(why).note(
+                    "name thread teams (cpu:N) alone, or XLA devices in a row: xla:cuda:0, xla:cuda:1",
+                ));
+            }
+            if matches!(device, Device::Cpu(_)) && self.0[..i].contains(&device) {
+                let why = format!("each tower has a device of its own, but {device} is named twice");
+                return Err(Error::argument(why));
+            }
         }
+        let names: Vec<String> = self.0.iter().map(Device::to_string).collect();
+        log::info!("{} towers, on {}", self.count(), names.join(", "));
+        Ok(())
     }
 }
 
@@ -46,11 +73,9 @@ pub(super) enum Weights {
 
 /// One step: every tower's gradients, averaged over the towers, and one update of the variables they share.
 pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices, weights: Weights) -> Result<Op> {
-    devices.check()?;
+    devices.announce()?;
     let graph = setup.graph().clone();
     let total = devices.count();
-    let names: Vec<String> = devices.0.iter().map(Device::to_string).collect();
-    log::info!("{total} towers, on {}", names.join(", "));
     let mut averaged: Option<Vec<Gradient>> = None;
     for index in 0..total {
         let t = TowerContext::new(&graph, Mode::Training, index, total);
@@ -60,11 +85,8 @@ pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices, weights: W
             Weights::Examples => weighted(&t, &setup.inputs(), &cost)?,
         };
         let gradients = compute_gradients(&cost)?;
-        let mean = |t: &TowerContext, g: Gradient| {
-            let value = t.all_reduce_mean(&format!("average/{}", g.variable.name()), &g.value);
-            g.with_value(value)
-        };
-        let gradients: Vec<Gradient> = t.build(|t| gradients.into_iter().map(|g| mean(t, g)).collect());
+        let gradients: Vec<Gradient> =
+            t.build(|t| gradients.into_iter().map(|g| averaged_gradient(t, g)).collect());
         match &averaged {
             None => averaged = Some(gradients),
             Some(first) => same_variables(first, &gradients, index)?,
@@ -72,6 +94,14 @@ pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices, weights: W
     }
     let first = TowerContext::new(&graph, Mode::Training, 0, total);
     apply_gradients(&*setup.optimizer(&first), &graph, &averaged.unwrap_or_default())
+}
+
+/// The mean of the towers' gradients. If one waits here in vain, the error points at the line that made the variable.
+fn averaged_gradient(t: &TowerContext, g: Gradient) -> Gradient {
+    let site = g.variable.id.and_then(|id| t.graph().variable_info(id)).map(|v| v.site);
+    let mean = || t.all_reduce_mean(&format!("average/{}", g.variable.name()), &g.value);
+    let value = site.map_or_else(mean, |site| t.graph().on_line(site, mean));
+    g.with_value(value)
 }
 
 /// The cost times the tower's share of all examples, so that the mean over the towers is that over the examples. It is

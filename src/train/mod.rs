@@ -1,5 +1,7 @@
 //! Trainers: what runs iterations, epoch after epoch, with callbacks around them.
 
+mod async_multi;
+mod async_towers;
 mod command_line;
 mod config;
 mod data_parallel;
@@ -17,6 +19,7 @@ mod step;
 mod sync_multi;
 mod trainer;
 
+pub use async_multi::AsyncMultiGpuTrainer;
 pub use command_line::CommandLine;
 pub use config::TrainConfig;
 pub use defaults::{default_callbacks, default_monitors};

@@ -1,9 +1,10 @@
 //! Trainers of models with one cost.
 
-use super::{RunTrainOp, TrainConfig, Trained, Trainer};
+use super::{Iteration, RunTrainOp, StepCx, TrainConfig, Trained, Trainer};
 use crate::graph::{Fetch, Graph, Op, Tensor, TensorSpec};
 use crate::input::{FeedInput, InputSource, QueueInput};
 use crate::optim::Optimizer;
+use crate::runtime::Device;
 use crate::tower::{TowerContext, TowerFunc, Towers};
 use tensorpack_dataflow::Flow;
 use tensorpack_tensor::{Error, Result};
@@ -13,9 +14,19 @@ pub trait Strategy {
     /// Builds the training towers on inputs of `input`, and the operation that is one step.
     fn build(&self, setup: &mut Setup<'_>) -> Result<Op>;
 
+    /// What a step does, of the operation that was built: to run it, unless said.
+    fn iteration(&self, step: Fetch) -> Box<dyn Iteration> {
+        Box::new(RunTrainOp(step))
+    }
+
     /// How many towers there are.
     fn towers(&self) -> usize {
         1
+    }
+
+    /// What the session runs on, if the trainer says so.
+    fn device(&self) -> Option<Device> {
+        None
     }
 
     /// How a dataflow is read if nothing else is said: ahead of the model, in a thread of its own.
@@ -139,20 +150,37 @@ impl SingleCostTrainer {
 
     /// Trains with the default callbacks and monitors added, unless the configuration has others.
     pub fn train_with_defaults(self, config: TrainConfig) -> Result<Trained> {
-        let (trainer, step) = self.built()?;
-        trainer.train_with_defaults(config, RunTrainOp(step))
+        let config = self.on_device(config);
+        let (trainer, mut iteration) = self.ready()?;
+        trainer.train_with_defaults(config, move |cx: &mut StepCx<'_>| iteration.run_step(cx))
     }
 
     /// Trains with the callbacks and monitors of the configuration alone.
     pub fn train(self, config: TrainConfig) -> Result<Trained> {
-        let (trainer, step) = self.built()?;
-        trainer.train(config, RunTrainOp(step))
+        let config = self.on_device(config);
+        let (trainer, mut iteration) = self.ready()?;
+        trainer.train(config, move |cx: &mut StepCx<'_>| iteration.run_step(cx))
+    }
+
+    fn ready(mut self) -> Result<(Trainer, Box<dyn Iteration>)> {
+        let built = self.built.take().ok_or_else(no_graph)?;
+        Ok((built.0, self.strategy.iteration(built.1)))
+    }
+
+    /// The configuration with the device that the trainer names.
+    fn on_device(&self, mut config: TrainConfig) -> TrainConfig {
+        config.session.device = self.strategy.device().unwrap_or(config.session.device);
+        config
     }
 
     /// The trainer and its step, to run something else around it.
     pub fn built(self) -> Result<(Trainer, Fetch)> {
-        self.built.ok_or_else(|| Error::argument("there is no graph yet: call setup_graph first"))
+        self.built.ok_or_else(no_graph)
     }
+}
+
+fn no_graph() -> Error {
+    Error::argument("there is no graph yet: call setup_graph first")
 }
 
 /// A feed of the dataflow, read while the model waits.

@@ -3,7 +3,7 @@
 use crate::callback::{Callbacks, HookCx, Progress, Run};
 use crate::graph::{Fetch, Frozen, NodeId, NodeKind};
 use crate::input::InputSource;
-use crate::runtime::{Cadence, Clock, Declared, HookedRun, IntoFetch, MAX_FEEDS};
+use crate::runtime::{Cadence, Clock, Declared, HookedRun, IntoFetch, MAX_FEEDS, Session};
 use std::collections::HashSet;
 use std::ops::Deref;
 use std::time::{Duration, Instant};
@@ -51,12 +51,22 @@ pub(super) struct HookedOps {
 struct HookedOp {
     what: Fetch,
     /// With all that is fetched and run along, for the first run of a step.
-    first: HookedRun,
-    fetches: Vec<Declared>,
-    first_needs_input: bool,
+    first: HookedPart,
     /// Alone, for further runs of a step.
-    alone: HookedRun,
-    alone_needs_input: bool,
+    alone: HookedPart,
+}
+
+struct HookedPart {
+    run: HookedRun,
+    fetches: Vec<Declared>,
+    needs_input: bool,
+}
+
+/// Which part of which operation a run is.
+#[derive(Clone, Copy)]
+struct Chosen {
+    at: usize,
+    first: bool,
 }
 
 impl HookedOps {
@@ -75,15 +85,19 @@ impl HookedOps {
         let fetches =
             self.declared.iter().map(|(f, cadence)| first.declare(f, *cadence)).collect::<Result<_>>()?;
         let all = std::iter::once(what).chain(&self.along).chain(self.declared.iter().map(|(f, _)| f));
-        self.ops.push(HookedOp {
-            first_needs_input: needs_input(graph, all),
-            alone_needs_input: needs_input(graph, std::iter::once(what)),
-            alone: HookedRun::new(&[what]),
-            what: what.clone(),
-            first,
-            fetches,
-        });
+        let first = HookedPart { run: first, fetches, needs_input: needs_input(graph, all) };
+        let alone = HookedPart {
+            run: HookedRun::new(&[what]),
+            fetches: Vec::new(),
+            needs_input: needs_input(graph, std::iter::once(what)),
+        };
+        self.ops.push(HookedOp { what: what.clone(), first, alone });
         Ok(self.ops.len() - 1)
+    }
+
+    fn part(&mut self, chosen: Chosen) -> &mut HookedPart {
+        let op = &mut self.ops[chosen.at];
+        if chosen.first { &mut op.first } else { &mut op.alone }
     }
 }
 
@@ -104,6 +118,8 @@ fn needs_input<'a>(graph: &Frozen, what: impl Iterator<Item = &'a Fetch>) -> boo
 /// What is said once, with the first batch: how much data a step and an epoch take.
 pub(super) struct Opening {
     pub(super) towers: usize,
+    /// How many times as many there are in all: those that run each on its own.
+    pub(super) apart: usize,
     pub(super) steps_per_epoch: u64,
     /// Batches in a pass over the data, if that is known.
     pub(super) pass: Option<u64>,
@@ -112,12 +128,13 @@ pub(super) struct Opening {
 impl Opening {
     /// `batch 128 = 1 tower x 128; an epoch is 468 steps, 468 batches, 1.00 passes over the data`.
     fn text(&self, batch: &[(String, HostTensor)]) -> String {
-        let Opening { towers, steps_per_epoch: steps, pass } = *self;
+        let Opening { towers, apart, steps_per_epoch: steps, pass } = *self;
         let inputs = (batch.len() / towers.max(1)).max(1);
         let rows = batch.iter().step_by(inputs).map(|(_, value)| value.sizes().first().copied().unwrap_or(1));
         let rows: Vec<usize> = rows.collect();
         let each = rows.first().copied().unwrap_or(0);
-        let total: usize = rows.iter().sum();
+        let total = rows.iter().sum::<usize>() * apart;
+        let towers = towers * apart;
         let taken = steps * towers as u64;
         let passes = pass
             .filter(|n| *n > 0)
@@ -165,40 +182,60 @@ impl StepCx<'_> {
     /// callbacks fetch and run along.
     #[doc(alias = "hooked_sess")]
     pub fn run(&mut self, what: &Fetch) -> Result<&[HostTensor]> {
-        let at = self.ops.find(self.run.session.graph(), what)?;
-        let op = &mut self.ops.ops[at];
-        let first = self.runs == 0;
-        self.runs += 1;
-        let (hooked, needs_input, fetches) = match first {
-            true => (&mut op.first, op.first_needs_input, op.fetches.as_slice()),
-            false => (&mut op.alone, op.alone_needs_input, &[][..]),
-        };
-        let begun = Instant::now();
+        let chosen = self.choose(what)?;
         // First, for a wait may be cut short, and then nothing of this run has happened.
-        let batch = match &mut self.input {
-            Some(input) if needs_input => input.next()?,
-            _ => &[],
-        };
-        if let Some(opening) = self.opening.take_if(|_| !batch.is_empty()) {
-            log::info!("{}", opening.text(batch));
-        }
-        if batch.len() > MAX_FEEDS {
-            let why = format!("all towers together take at most {MAX_FEEDS} inputs, not {}", batch.len());
-            return Err(Error::argument(why));
-        }
-        self.times.input += begun.elapsed();
+        let needs_input = self.ops.part(chosen).needs_input;
+        let batch = draw(&mut self.input, needs_input, self.times, self.opening)?;
         self.callbacks.before_run(&mut HookCx { run: self.run, hooked: None })?;
         let drawn = Instant::now();
         let nothing = HostTensor::scalar(0u8);
         let mut feeds = [("", &nothing); MAX_FEEDS];
         feeds.iter_mut().zip(batch).for_each(|(feed, (name, value))| *feed = (name, value));
-        let progress = &self.run.progress;
-        let clock = Clock { global_step: progress.global_step + 1, last_of_epoch: progress.last_of_epoch() };
-        let ran = hooked.run(&self.run.session, clock, &feeds[..batch.len()]);
+        let clock = clock(&self.run.progress);
+        let ran = self.ops.part(chosen).run.run(&self.run.session, clock, &feeds[..batch.len()]);
         self.times.compute += drawn.elapsed();
+        self.settle(chosen, ran)
+    }
+
+    /// A hooked run that is done elsewhere: `by` gets what is to be run, has it run, and gives it back with how that
+    /// went.
+    pub(super) fn run_by(
+        &mut self,
+        what: &Fetch,
+        by: impl FnOnce(&mut StepCx<'_>, Job) -> Result<(HookedRun, Result<()>)>,
+    ) -> Result<()> {
+        let chosen = self.choose(what)?;
+        let needs_input = self.ops.part(chosen).needs_input;
+        let feeds = draw(&mut self.input, needs_input, self.times, self.opening)?.to_vec();
+        self.callbacks.before_run(&mut HookCx { run: self.run, hooked: None })?;
+        let drawn = Instant::now();
+        let hooked = std::mem::replace(&mut self.ops.part(chosen).run, HookedRun::new(&[]));
+        let (hooked, ran) = by(self, Job { hooked, clock: clock(&self.run.progress), feeds })?;
+        self.ops.part(chosen).run = hooked;
+        self.times.compute += drawn.elapsed();
+        self.settle(chosen, ran).map(|_| ())
+    }
+
+    /// A job for somebody who runs `what` beside this step's own runs: no callback sees it.
+    pub(super) fn job_beside(&mut self, what: &Fetch, hooked: HookedRun) -> Result<Job> {
+        let at = self.ops.find(self.run.session.graph(), what)?;
+        let needs_input = self.ops.part(Chosen { at, first: false }).needs_input;
+        let feeds = draw(&mut self.input, needs_input, self.times, self.opening)?.to_vec();
+        Ok(Job { hooked, clock: clock(&self.run.progress), feeds })
+    }
+
+    /// Counts one more hooked run.
+    fn choose(&mut self, what: &Fetch) -> Result<Chosen> {
+        let at = self.ops.find(self.run.session.graph(), what)?;
+        self.runs += 1;
+        Ok(Chosen { at, first: self.runs == 1 })
+    }
+
+    /// What comes after a hooked run, however it went.
+    fn settle(&mut self, chosen: Chosen, ran: Result<()>) -> Result<&[HostTensor]> {
+        let step = self.run.progress.global_step + 1;
         match ran {
             Err(e) if e.kind() == ErrorKind::NotFinite && self.nan.skips() => {
-                let step = progress.global_step + 1;
                 log::warn!("step {step} was skipped, {} so far: {e}", self.nan.total);
                 // Its random numbers are spent, as those of any run.
                 let session = &self.run.session;
@@ -206,13 +243,12 @@ impl StepCx<'_> {
                 self.runs_done += 1;
                 return Ok(&[]);
             }
-            Err(e) if e.kind() == ErrorKind::NotFinite => {
-                return Err(e.within(format!("step {}", progress.global_step + 1)));
-            }
+            Err(e) if e.kind() == ErrorKind::NotFinite => return Err(e.within(format!("step {step}"))),
             ran => ran?,
         }
         self.nan.in_a_row = 0;
         self.runs_done += 1;
+        let HookedPart { run: hooked, fetches, .. } = self.ops.part(chosen);
         self.callbacks.after_run(&mut HookCx { run: self.run, hooked: Some((hooked, fetches)) })?;
         Ok(hooked.results())
     }
@@ -235,9 +271,51 @@ impl StepCx<'_> {
     }
 }
 
+/// Something to be run elsewhere, with all it takes.
+pub(super) struct Job {
+    pub(super) hooked: HookedRun,
+    pub(super) clock: Clock,
+    pub(super) feeds: Vec<(String, HostTensor)>,
+}
+
+impl Job {
+    pub(super) fn run(&mut self, session: &Session) -> Result<()> {
+        let feeds: Vec<(&str, &HostTensor)> = self.feeds.iter().map(|(n, v)| (n.as_str(), v)).collect();
+        self.hooked.run(session, self.clock, &feeds)
+    }
+}
+
+/// When the step that runs is.
+fn clock(progress: &Progress) -> Clock {
+    Clock { global_step: progress.global_step + 1, last_of_epoch: progress.last_of_epoch() }
+}
+
+/// Takes a batch of the input, for a run that needs one.
+fn draw<'a>(
+    input: &'a mut Option<&mut dyn InputSource>,
+    needed: bool,
+    times: &mut Times,
+    opening: &mut Option<Opening>,
+) -> Result<&'a [(String, HostTensor)]> {
+    let begun = Instant::now();
+    let batch = match input {
+        Some(input) if needed => input.next()?,
+        _ => &[],
+    };
+    if let Some(opening) = opening.take_if(|_| !batch.is_empty()) {
+        log::info!("{}", opening.text(batch));
+    }
+    if batch.len() > MAX_FEEDS {
+        let why = format!("all towers together take at most {MAX_FEEDS} inputs, not {}", batch.len());
+        return Err(Error::argument(why));
+    }
+    times.input += begun.elapsed();
+    Ok(batch)
+}
+
 impl NanCount {
     /// Counts one, and says whether to go on.
-    fn skips(&mut self) -> bool {
+    pub(super) fn skips(&mut self) -> bool {
         self.total += 1;
         self.in_a_row += 1;
         matches!(self.policy, NanPolicy::Skip(most) if self.in_a_row <= most)

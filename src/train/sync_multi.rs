@@ -51,6 +51,10 @@ macro_rules! sync_trainer {
             fn towers(&self) -> usize {
                 self.devices.count()
             }
+
+            fn device(&self) -> Option<Device> {
+                self.devices.of_session()
+            }
         }
     };
 }

@@ -246,6 +246,7 @@ impl Trainer {
             flush,
             opening: Some(Opening {
                 towers,
+                apart: 1,
                 steps_per_epoch,
                 pass: self.input.as_ref().and_then(|i| i.size()),
             }),

@@ -579,12 +579,13 @@ fn a_users_kernel_that_fails() {
 fn a_users_kernel_that_panics() {
     for does in [Does::Panics, Does::MakesNanThenPanics] {
         RUNS.set(0);
-        let (session, op, _) = own(does);
+        let (session, op, line) = own(does);
         let x = zeros(&[2]);
         // Where a NaN came from is found by running again: that may panic as well.
         let first = session.run(&[&op], &[("x", &x)]).unwrap_err();
         assert_eq!(first.kind(), ErrorKind::Engine, "{does:?}: {first}");
-        assert_eq!(first.message(), "a kernel panicked: the roof fell in");
+        assert_eq!(first.message(), "net/Own: a kernel panicked: the roof fell in");
+        assert_eq!(first.site().unwrap().line, line);
         assert!(
             first.to_string().ends_with("this session cannot go on; the last checkpoint stands"),
             "{first}"

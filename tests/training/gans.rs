@@ -94,4 +94,6 @@ fn players_move_in_turn_by_steps() {
     assert_eq!(ten.session.run_index().unwrap(), 10 + 2);
     let second = trainer(1).train_in_turn(config(), 2, 1).unwrap();
     assert_eq!(second.session.run_index().unwrap(), 10 + 5);
+    let e = trainer(1).train_in_turn(config(), 2, 3).err().unwrap();
+    assert_eq!(e.message(), "one of the periods 2 and 3 must be 1");
 }

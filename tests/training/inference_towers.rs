@@ -259,6 +259,9 @@ fn what_goes_wrong_in_one_tower_names_it() {
         let e = fails(FromList::new(nothing), 2);
         assert!(e.contains("the dataflow has no sample"), "{e}");
     }
+    let carrying = runner(&[4], 2, &rows).with_updates();
+    let e = launch_train_with_config(config().callback(carrying), SimpleTrainer::new()).err().unwrap();
+    assert!(e.to_string().contains("updates, which follow one batch after the other"), "{e}");
     let e = fails(FromList::new(vec![good()]), 33);
     assert!(
         e.contains("InferenceTower: 33 towers have 66 inputs together, but a run takes at most 64"),

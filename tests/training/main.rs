@@ -1,11 +1,13 @@
 //! The training interface, from the outside.
 
+mod asynchronous;
 mod custom;
 mod cut_short;
 mod dumps;
 mod faults;
 mod exports;
 mod gans;
+mod hangs;
 mod hyper_params;
 mod inference;
 mod inference_towers;

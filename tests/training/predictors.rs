@@ -194,3 +194,54 @@ fn an_error_ends_the_predictions_of_a_dataflow() {
     assert!(e.message().starts_with("batches 2 to 3: tower 1: a sample has 1 components"), "{e}");
     assert!(all.all_results().is_err());
 }
+
+/// What waits is shared among the towers of a predictor, and everybody gets the answer to what he asked.
+#[test]
+fn single_examples_are_shared_among_towers() {
+    let line = || PredictConfig::new(Line, ["fc/Add"]).unwrap().inputs(["x"]);
+    let one = OfflinePredictor::new(line()).unwrap();
+    let several = MultiTowerOfflinePredictor::new(line(), 3).unwrap();
+    let predictor = AsyncPredictor::new(several, 4).unwrap();
+    let example = |i: u64| batch(i, 1)[0].clone();
+    let row = |x: &HostTensor| HostTensor::new([3], x.as_slice::<f32>().unwrap().to_vec()).unwrap();
+    let pending: Vec<_> = (0..30).map(|i| predictor.predict(vec![row(&example(i))]).unwrap()).collect();
+    for (i, answer) in pending.into_iter().enumerate() {
+        let right = &one.predict(&[&example(i as u64)]).unwrap()[0];
+        let answer = &answer.wait().unwrap()[0];
+        assert_eq!(answer.sizes(), [1]);
+        let off = (answer.to_f64_vec()[0] - right.to_f64_vec()[0]).abs();
+        assert!(off < 1e-5, "example {i} differs by {off}");
+    }
+
+    /// Two towers, that remember how many examples each got.
+    struct Two {
+        go: std::sync::mpsc::Receiver<()>,
+        shares: std::sync::Arc<std::sync::Mutex<Vec<Vec<usize>>>>,
+    }
+    impl Predictor for Two {
+        fn predict(&self, inputs: &[&HostTensor]) -> Result<Vec<HostTensor>> {
+            Ok(inputs.iter().copied().cloned().collect())
+        }
+        fn towers(&self) -> usize {
+            2
+        }
+        fn predict_batches(&self, batches: &[Vec<HostTensor>]) -> Result<Vec<Vec<HostTensor>>> {
+            let _ = self.go.recv();
+            self.shares.lock().unwrap().push(batches.iter().map(|b| b[0].sizes()[0]).collect());
+            Ok(batches.to_vec())
+        }
+    }
+    let (on, go) = std::sync::mpsc::channel();
+    let shares = std::sync::Arc::default();
+    let two = AsyncPredictor::new(Two { go, shares: std::sync::Arc::clone(&shares) }, 4).unwrap();
+    let pending: Vec<_> = (0..20).map(|i| two.predict(vec![HostTensor::scalar(i as f32)]).unwrap()).collect();
+    drop(on);
+    let answers = pending.into_iter().map(|p| p.wait().unwrap()[0].to_scalar().unwrap());
+    assert_eq!(answers.collect::<Vec<_>>(), (0..20).map(f64::from).collect::<Vec<_>>());
+    drop(two);
+    let shares = shares.lock().unwrap();
+    // The first call takes what is there by then; the next finds eight at least, four for each tower.
+    assert_eq!(shares[1], [4, 4], "{shares:?}");
+    assert_eq!(shares.iter().flatten().sum::<usize>(), 20);
+    assert!(shares.iter().flatten().all(|&n| n <= 4), "{shares:?}");
+}

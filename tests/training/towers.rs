@@ -178,20 +178,40 @@ fn parameter_server_and_replicated_are_bit_equal() {
     }
 }
 
+fn small() -> TrainConfig {
+    let (_, optimizer) = optimizers().swap_remove(0);
+    let model = Net { dtype: DType::F32, normalised: Normalised::Together, optimizer };
+    TrainConfig::new(model, batches(DType::F32, 4)).steps_per_epoch(2).max_epoch(1).no_logdir()
+}
+
 #[test]
 fn a_trainer_without_devices_is_refused() {
-    let (_, sgd) = optimizers().swap_remove(0);
-    let model = Net { dtype: DType::F32, normalised: Normalised::Not, optimizer: sgd };
-    let config = TrainConfig::new(model, batches(DType::F32, 4)).steps_per_epoch(1).max_epoch(1).no_logdir();
-    let e = launch_train_with_config(config, SyncMultiGpuTrainer::new(0)).err().unwrap();
+    let e = launch_train_with_config(small(), SyncMultiGpuTrainer::new(0)).err().unwrap();
     assert!(e.message().contains("at least one device"), "{e}");
 }
 
 #[test]
+fn devices_that_do_not_go_together_are_refused() {
+    for (devices, why) in [
+        ([Device::Cpu(0), Device::Null], "devices of one kind, not on cpu:0 and null"),
+        ([Device::Cpu(1), Device::Cpu(1)], "cpu:1 is named twice"),
+    ] {
+        let e = launch_train_with_config(small(), SyncMultiGpuTrainer::on(devices)).err().unwrap();
+        assert!(e.message().contains(why), "{e}");
+    }
+}
+
+/// What surrounds the computation, without it.
+#[test]
+fn towers_on_the_null_device_compute_nothing() {
+    let trained = launch_train_with_config(small(), SyncMultiGpuTrainer::on([Device::Null; 3])).unwrap();
+    assert_eq!(trained.tower.unwrap().towers().training().len(), 3);
+    assert_eq!(trained.session.run_index().unwrap(), 2);
+    assert!(format!("{:?}", trained.session).contains("null"));
+}
+
+#[test]
 fn a_configuration_makes_its_trainer() {
-    let (_, sgd) = optimizers().swap_remove(0);
-    let model = Net { dtype: DType::F32, normalised: Normalised::Not, optimizer: sgd };
-    let config = TrainConfig::new(model, batches(DType::F32, 4)).steps_per_epoch(2).max_epoch(1).no_logdir();
-    let trained = SyncMultiGpuTrainer::from_config(config, 3).train().unwrap();
+    let trained = SyncMultiGpuTrainer::from_config(small(), 3).train().unwrap();
     assert_eq!(trained.tower.unwrap().towers().training().len(), 3);
 }

@@ -1,15 +1,19 @@
 //! Where towers meet: each brings its part of a sum, each adds up its share of the elements for all.
 //!
 //! Every wait has a deadline, and ends at once when another tower failed: a tower that never comes is an error that
-//! names what was waited for, not a hang.
+//! names what was waited for, not a hang. Towers say when they leave, so that who waits for all of them knows how long
+//! to wait for the last.
 
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
 /// How often a tower looks before it sleeps.
 const SPINS: u32 = 20_000;
+
+/// How long a tower that others waited for in vain has to come back.
+const GRACE: Duration = Duration::from_millis(100);
 
 /// The meeting place of a number of towers.
 #[derive(Debug)]
@@ -21,8 +25,44 @@ pub(super) struct Exchange {
     waiting: Mutex<usize>,
     all_here: Condvar,
     failed: AtomicBool,
+    round: Mutex<Round>,
+    /// The step each tower is in.
+    steps: Vec<AtomicUsize>,
     deadline: Duration,
     spins: u32,
+}
+
+/// What became of the towers that began together.
+#[derive(Debug, Default)]
+struct Round {
+    left: Vec<bool>,
+    /// When nobody waits any longer for those that have not left.
+    until: Option<Instant>,
+    /// Why the first that failed did.
+    cause: Option<Error>,
+}
+
+/// A tower at work. However it leaves, the others are told.
+pub(super) struct AtWork<'a> {
+    exchange: &'a Exchange,
+    tower: usize,
+    /// How it went; nothing yet if it leaves by a panic.
+    pub(super) outcome: Option<Result<()>>,
+}
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        self.exchange.left(self.tower, self.outcome.take());
+    }
+}
+
+/// Towers that did not come back in time.
+#[derive(Debug)]
+pub(super) struct Overdue {
+    /// What is wrong: why another failed, if one did.
+    pub(super) error: Error,
+    /// Which they are, and the steps they are in.
+    pub(super) towers: Vec<(usize, usize)>,
 }
 
 impl Exchange {
@@ -35,19 +75,82 @@ impl Exchange {
             waiting: Mutex::new(0),
             all_here: Condvar::new(),
             failed: AtomicBool::new(false),
+            round: Mutex::default(),
+            steps: (0..towers).map(|_| AtomicUsize::new(0)).collect(),
             deadline,
             spins: if spin { SPINS } else { 0 },
         }
     }
 
-    /// As if nobody had ever waited here; for when all towers have left.
-    pub(super) fn reset(&mut self) {
-        *self.waiting.get_mut().unwrap_or_else(PoisonError::into_inner) = 0;
-        *self.failed.get_mut() = false;
+    fn round(&self) -> MutexGuard<'_, Round> {
+        self.round.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Before all towers begin: as if nobody had ever waited here.
+    pub(super) fn begin(&self) {
+        let mut round = self.round();
+        round.left.clear();
+        round.left.resize(self.parts.len(), false);
+        (round.until, round.cause) = (None, None);
+        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = 0;
+        self.failed.store(false, Ordering::SeqCst);
+    }
+
+    /// A tower begins.
+    pub(super) fn enter(&self, tower: usize) -> AtWork<'_> {
+        AtWork { exchange: self, tower, outcome: None }
+    }
+
+    /// A tower begins a step of its plan.
+    pub(super) fn at_step(&self, tower: usize, step: usize) {
+        self.steps[tower].store(step, Ordering::Relaxed);
+    }
+
+    /// A tower is done, failed, or panicked. The cause is kept before others are told: they only follow.
+    fn left(&self, tower: usize, outcome: Option<Result<()>>) {
+        let failed = !matches!(outcome, Some(Ok(())));
+        let mut round = self.round();
+        round.left[tower] = true;
+        let mut patience = self.deadline;
+        if let Some(Err(e)) = outcome {
+            if e.kind() == ErrorKind::Deadline {
+                patience = GRACE;
+            }
+            round.cause.get_or_insert(e);
+        }
+        let until = Instant::now() + patience;
+        round.until = Some(round.until.map_or(until, |earlier| earlier.min(until)));
+        drop(round);
+        if failed {
+            self.fail();
+        }
+    }
+
+    /// After all towers have left: why the first that failed did, if one did.
+    pub(super) fn end(&self) -> Result<()> {
+        let mut round = self.round();
+        round.until = None;
+        round.cause.take().map_or(Ok(()), Err)
+    }
+
+    /// The towers that should have left by now, if there are any.
+    pub(super) fn overdue(&self) -> Option<Overdue> {
+        let round = self.round();
+        round.until.filter(|until| Instant::now() > *until)?;
+        let away = (0..self.parts.len()).filter(|&t| !round.left[t]);
+        let towers: Vec<_> = away.map(|t| (t, self.steps[t].load(Ordering::Relaxed))).collect();
+        let names = towers.iter().map(|(t, _)| t.to_string()).collect::<Vec<_>>().join(" and ");
+        let late = || {
+            let waited = self.deadline.as_secs_f64();
+            let why = format!("tower {names} did not come to the end within {waited:.0} s of the others");
+            Error::new(ErrorKind::Deadline, why)
+        };
+        let error = round.cause.clone().unwrap_or_else(late);
+        (!towers.is_empty()).then_some(Overdue { error, towers })
     }
 
     /// Makes every wait end with an error: a tower cannot go on.
-    pub(super) fn fail(&self) {
+    fn fail(&self) {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         self.failed.store(true, Ordering::SeqCst);
         drop(waiting);
@@ -57,7 +160,14 @@ impl Exchange {
     /// Waits until all towers are here. `what` is what an error says was waited for.
     fn meet(&self, tower: usize, what: &str) -> Result<()> {
         let begun = Instant::now();
+        let gave_up = || {
+            let why = format!("tower {tower} gave up at {what}: another tower failed");
+            Err(Error::new(ErrorKind::Engine, why))
+        };
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.failed.load(Ordering::SeqCst) {
+            return gave_up();
+        }
         let met = self.met.load(Ordering::SeqCst);
         *waiting += 1;
         if *waiting == self.parts.len() {
@@ -77,25 +187,17 @@ impl Exchange {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         while !here() {
             let Some(left) = self.deadline.checked_sub(begun.elapsed()) else {
-                drop(waiting);
-                self.fail();
-                return Err(Error::new(
-                    ErrorKind::Engine,
-                    format!(
-                        "tower {tower} waited {:.0} s at {what} for the others",
-                        self.deadline.as_secs_f64()
-                    ),
-                )
-                .note("another tower is stuck or far behind"));
+                let why = format!(
+                    "tower {tower} waited {:.0} s at {what} for the others",
+                    self.deadline.as_secs_f64()
+                );
+                return Err(Error::new(ErrorKind::Deadline, why).note("another tower is stuck or far behind"));
             };
             waiting = self.all_here.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         match self.met.load(Ordering::SeqCst) != met {
             true => Ok(()),
-            false => Err(Error::new(
-                ErrorKind::Engine,
-                format!("tower {tower} gave up at {what}: another tower failed"),
-            )),
+            false => gave_up(),
         }
     }
 
@@ -194,7 +296,43 @@ mod tests {
             let waiter = s.spawn(|| exchange.meet(0, "sum"));
             std::thread::sleep(Duration::from_millis(20));
             exchange.fail();
+            // Who comes later does not wait either.
+            assert!(exchange.meet(1, "sum").unwrap_err().message().contains("another tower failed"));
             assert!(waiter.join().unwrap().unwrap_err().message().contains("another tower failed"));
         });
+    }
+
+    /// The first cause is the one that is told, and who is missing is known.
+    #[test]
+    fn towers_that_do_not_leave_are_overdue() {
+        let exchange = Exchange::new(3, Duration::from_millis(50), false);
+        exchange.begin();
+        let (mut first, _stuck, mut third) = (exchange.enter(0), exchange.enter(1), exchange.enter(2));
+        exchange.at_step(1, 7);
+        assert!(exchange.overdue().is_none());
+        first.outcome = Some(exchange.meet(0, "sum"));
+        drop(first);
+        third.outcome = Some(exchange.meet(2, "sum"));
+        drop(third);
+        std::thread::sleep(2 * GRACE);
+        let Overdue { error, towers } = exchange.overdue().unwrap();
+        assert!(error.message().starts_with("tower 0 waited 0 s at sum"), "{error}");
+        assert_eq!(towers, [(1, 7)]);
+    }
+
+    #[test]
+    fn a_tower_that_stays_after_all_others_are_done_is_overdue_too() {
+        let exchange = Exchange::new(2, Duration::from_millis(50), false);
+        exchange.begin();
+        let (mut first, second) = (exchange.enter(0), exchange.enter(1));
+        first.outcome = Some(Ok(()));
+        drop(first);
+        std::thread::sleep(Duration::from_millis(60));
+        let late = exchange.overdue().unwrap().error;
+        assert!(late.message().starts_with("tower 1 did not come to the end within 0 s"), "{late}");
+        drop(second);
+        assert!(exchange.overdue().is_none());
+        exchange.begin();
+        assert!(exchange.overdue().is_none() && exchange.end().is_ok());
     }
 }

@@ -4,11 +4,13 @@ use super::arena::{self, Lifetime};
 use super::commit::{self, Pass};
 use super::fuse;
 use super::memory::padded;
+use super::snapshot;
 use super::variables::Variables;
 use super::work::Work;
 use crate::kir::{BufferId, BufferKind, Kernel, KernelNode, MapBody, Origin, Program, View};
 use std::collections::HashMap;
 use std::fmt::Write;
+use std::sync::Arc;
 use tensorpack_tensor::{DType, HostTensor, Result};
 
 /// Where something begins.
@@ -17,6 +19,8 @@ pub(super) enum Base {
     Arena,
     Feed(usize),
     Slab(usize),
+    /// The tower's own copy of a slab.
+    Snapshot(usize),
     Constant(usize),
 }
 
@@ -39,7 +43,7 @@ pub(super) struct Step {
     pub(super) checked: Vec<bool>,
     /// Room shared by all threads while the step runs.
     pub(super) shared: Option<usize>,
-    pub(super) origin: Origin,
+    pub(super) origin: Arc<Origin>,
     pub(super) bytes: f64,
 }
 
@@ -55,8 +59,12 @@ pub(super) struct FetchAt {
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) steps: Vec<Step>,
+    /// Steps before this one read no variable, at most a snapshot.
+    pub(super) live_from: usize,
     /// Steps from here on change variables.
     pub(super) commit_from: usize,
+    /// Variables of which a snapshot is read.
+    pub(super) snapshots: Vec<usize>,
     pub(super) fetches: Vec<FetchAt>,
     pub(super) constants: Vec<HostTensor>,
     pub(super) arena_bytes: usize,
@@ -71,6 +79,8 @@ pub(super) struct Plan {
 pub(super) enum Mode {
     /// Everything fused, variables updated at the end.
     Fast,
+    /// The same, with what needs the variables themselves at the end: others may have them until then.
+    Apart,
     /// Every result stored by itself, no variable touched: for finding where a NaN comes from.
     Inspect,
 }
@@ -78,17 +88,24 @@ pub(super) enum Mode {
 impl Plan {
     pub(super) fn new(mut program: Program, variables: &Variables, mode: Mode) -> Result<Plan> {
         dense_fetches(&mut program);
-        let commit = match mode {
-            Mode::Fast => {
+        let (commit, live_from) = match mode {
+            Mode::Fast | Mode::Apart => {
                 fuse::fuse(&mut program);
-                commit::split(&mut program, variables)
+                let commit = commit::split(&mut program, variables);
+                let live_from = if mode == Mode::Apart { snapshot::split_live(&mut program) } else { 0 };
+                (commit, live_from)
             }
             Mode::Inspect => {
                 program.updates.clear();
-                commit::Commit::default()
+                (commit::Commit::default(), 0)
             }
         };
-        Planner::new(program, variables, commit).plan()
+        Planner::new(program, variables, commit, live_from).plan()
+    }
+
+    /// Whether a run leaves any variable other than it was.
+    pub(super) fn changes_variables(&self) -> bool {
+        self.commit_from < self.steps.len()
     }
 
     pub(super) fn text(&self) -> String {
@@ -118,6 +135,8 @@ fn dense_fetches(program: &mut Program) {
 
 struct Planner<'a> {
     program: Program,
+    live_from: usize,
+    snapshots: Vec<usize>,
     variables: &'a Variables,
     passes: Vec<Pass>,
     copies: Vec<(usize, View)>,
@@ -129,8 +148,15 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(program: Program, variables: &'a Variables, commit: commit::Commit) -> Planner<'a> {
+    fn new(
+        program: Program,
+        variables: &'a Variables,
+        commit: commit::Commit,
+        live_from: usize,
+    ) -> Planner<'a> {
         Planner {
+            live_from,
+            snapshots: snapshot::snapshots(&program, &commit),
             program,
             variables,
             passes: commit.passes,
@@ -223,6 +249,10 @@ impl<'a> Planner<'a> {
                     let place = self.variables.place(*v);
                     Loc { base: Base::Slab(place.slab), offset: place.offset }
                 }
+                BufferKind::Snapshot(v) => {
+                    let place = self.variables.place(*v);
+                    Loc { base: Base::Snapshot(place.slab), offset: place.offset }
+                }
                 BufferKind::Constant(value) => {
                     constants.push(value.clone());
                     Loc { base: Base::Constant(constants.len() - 1), offset: 0 }
@@ -260,7 +290,7 @@ impl<'a> Planner<'a> {
                 forms: outputs.clone().map(form).collect(),
                 checked: outputs.map(|b| checked.contains(b)).collect(),
                 shared: shared.map(|item| offsets[item]),
-                origin: node.origin.clone(),
+                origin: node.origin.clone().into(),
                 bytes: (read + written) as f64,
                 work,
             });
@@ -288,10 +318,10 @@ impl<'a> Planner<'a> {
                 forms: vec![(value.dtype, n)],
                 checked: vec![false],
                 shared: None,
-                origin: Origin {
+                origin: Arc::new(Origin {
                     name: "assign".into(),
                     site: tensorpack_tensor::Site { file: file!(), line: line!() },
-                },
+                }),
                 bytes,
             });
         }
@@ -302,7 +332,18 @@ impl<'a> Planner<'a> {
             .map(|v| FetchAt { loc: at(v), dtype: v.dtype, sizes: v.sizes.clone() })
             .collect();
         let scratch_bytes = steps.iter().map(|s| s.work.scratch_bytes()).max().unwrap_or(0);
-        Ok(Plan { steps, commit_from, fetches, constants, arena_bytes, scratch_bytes, live_bytes, text })
+        Ok(Plan {
+            steps,
+            live_from: self.live_from,
+            commit_from,
+            snapshots: self.snapshots,
+            fetches,
+            constants,
+            arena_bytes,
+            scratch_bytes,
+            live_bytes,
+            text,
+        })
     }
 
     /// What a kernel is handed to read: its views and, for a contraction, its own result before the epilogue's operands.
@@ -395,7 +436,7 @@ impl<'a> Planner<'a> {
             forms: dtypes.iter().map(|&d| (d, n)).collect(),
             checked: vec![false; dtypes.len()],
             shared: None,
-            origin: pass.origin.clone(),
+            origin: pass.origin.clone().into(),
             bytes: (read + written) as f64,
             work: Work::map(&body, dtypes),
         }
@@ -440,6 +481,7 @@ impl<'a> Planner<'a> {
                 BufferKind::Temp => format!("%{}", v.buffer.0),
                 BufferKind::Feed(i) => format!("feed{i}"),
                 BufferKind::Variable(i) => format!("var{i}"),
+                BufferKind::Snapshot(i) => format!("snap{i}"),
                 BufferKind::Constant(_) => "const".into(),
             };
             if !names.contains(&name) {

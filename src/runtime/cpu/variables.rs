@@ -20,6 +20,8 @@ pub(super) struct Variables {
     slabs: Vec<Block>,
     places: Vec<Place>,
     forms: Vec<(DType, Vec<usize>)>,
+    /// How often a run has changed them.
+    pub(super) version: u64,
 }
 
 impl Variables {
@@ -41,11 +43,30 @@ impl Variables {
         memory_limit::check(sizes.iter().fold(0, |n, &s| n.saturating_add(s)), "the variables", limit)?;
         let slabs = sizes.iter().map(|&n| Block::zeroed(n)).collect::<Result<Vec<Block>>>()?;
         let forms = infos.iter().map(|v| (v.dtype, v.sizes.clone())).collect();
-        let mut variables = Variables { slabs, places, forms };
+        let mut variables = Variables { slabs, places, forms, version: 0 };
         for (i, v) in infos.iter().enumerate() {
             variables.write(i, &v.init.value(seed, &v.name, v.dtype, &v.sizes)?)?;
         }
         Ok(variables)
+    }
+
+    /// Room for a copy of these, all zero.
+    pub(super) fn room(&self) -> Result<Variables> {
+        let slabs = self.slabs.iter().map(|b| Block::zeroed(b.len())).collect::<Result<Vec<Block>>>()?;
+        Ok(Variables { slabs, places: self.places.clone(), forms: self.forms.clone(), version: 0 })
+    }
+
+    /// Copies the values of some variables of `others`, which lie as these do.
+    pub(super) fn copy_some(&mut self, others: &Variables, some: &[usize]) {
+        for &index in some {
+            let (place, (dtype, sizes)) = (self.places[index], &self.forms[index]);
+            let bytes = sizes.iter().product::<usize>() * dtype.size();
+            let (from, to) = (others.slab(place.slab), self.slab(place.slab));
+            // SAFETY: both slabs were made with room for this variable at its place; they are two pieces of memory, one
+            // borrowed for reading and one for writing.
+            unsafe { std::ptr::copy_nonoverlapping(from.add(place.offset), to.add(place.offset), bytes) };
+        }
+        self.version = others.version;
     }
 
     pub(super) fn place(&self, index: usize) -> Place {

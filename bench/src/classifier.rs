@@ -1,0 +1,65 @@
+//! Reference models that tell images apart, with what they are trained with.
+
+use crate::models::Model;
+use crate::{classifiers, resnet50};
+use tensorpack::DType;
+use tensorpack::graph::{Tensor, TensorSpec};
+use tensorpack::optim::{Adam, Momentum, Optimizer, ParamGroups};
+use tensorpack::tower::TowerContext;
+
+/// From images to a score for each class.
+type Net = fn(&TowerContext, &Tensor) -> Tensor;
+
+/// A net, and what it is trained with.
+#[derive(Clone)]
+pub(crate) struct Classifier {
+    /// Of an image.
+    pub(crate) sizes: &'static [usize],
+    pub(crate) classes: usize,
+    net: Net,
+    optimizer: fn() -> Box<dyn Optimizer>,
+}
+
+impl Classifier {
+    /// The model as one, if it is one.
+    pub(crate) fn of(model: Model) -> Option<Classifier> {
+        let small = |sizes, net| Classifier { sizes, classes: classifiers::CLASSES, net, optimizer: adam };
+        match model {
+            Model::Mlp => Some(small(&[784], |t, x| classifiers::mlp(t, x, 512))),
+            Model::Mnist => Some(small(&[28, 28, 1], classifiers::mnist)),
+            Model::Resnet32 => Some(small(&[32, 32, 3], |t, x| classifiers::resnet(t, x, 5))),
+            Model::Resnet50 => Some(Classifier {
+                sizes: &[224, 224, 3],
+                classes: resnet50::CLASSES,
+                net: resnet50::resnet50,
+                optimizer: descent,
+            }),
+            Model::Ptb | Model::Dcgan => None,
+        }
+    }
+
+    pub(crate) fn inputs(&self) -> Vec<TensorSpec> {
+        let sizes: Vec<Option<usize>> =
+            std::iter::once(None).chain(self.sizes.iter().map(|&n| Some(n))).collect();
+        vec![TensorSpec::f32("image", sizes), TensorSpec::i32("label", [None])]
+    }
+
+    /// The cost of a batch, computed in this type.
+    pub(crate) fn cost(&self, t: &TowerContext, inputs: &[Tensor], dtype: DType) -> Tensor {
+        let logits = (self.net)(t, &inputs[0].cast(dtype));
+        logits.sparse_softmax_cross_entropy(&inputs[1]).mean().named("cost")
+    }
+
+    pub(crate) fn optimizer(&self) -> Box<dyn Optimizer> {
+        (self.optimizer)()
+    }
+}
+
+fn adam() -> Box<dyn Optimizer> {
+    Adam::new(1e-3).boxed()
+}
+
+/// As residual nets of large images are trained.
+fn descent() -> Box<dyn Optimizer> {
+    ParamGroups::new(Momentum::new(1e-3, 0.9)).group(".*", |g| g.decay(1e-4)).boxed()
+}

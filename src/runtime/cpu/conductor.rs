@@ -1,0 +1,138 @@
+//! Runs of several towers, on a thread of their own.
+//!
+//! Who asks for a run does not take part in it: it waits, and is told when a tower is overdue. So it gets its answer
+//! though a tower never comes back. The thread that conducts waits for all towers, forever if need be, and owns all that
+//! they use; so what a tower that was left behind touches stays where it is.
+
+use super::engine::CpuProgram;
+use super::exchange::{Exchange, Overdue};
+use crate::kir::Origin;
+use crate::runtime::executor::{Executable, Feed, KernelTime, Outcome, RunInfo};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
+use std::time::Duration;
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+
+/// How often a wait looks for towers that are overdue.
+const GLANCE: Duration = Duration::from_millis(20);
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The thread that runs several towers for others.
+#[derive(Debug)]
+pub(super) struct Conductor {
+    jobs: Sender<Job>,
+    lost: AtomicBool,
+}
+
+impl Conductor {
+    pub(super) fn new() -> Result<Arc<Conductor>> {
+        let (jobs, asked) = channel::<Job>();
+        let work = move || asked.into_iter().for_each(|job| job());
+        std::thread::Builder::new().name("tensorpack-towers".into()).spawn(work)?;
+        Ok(Arc::new(Conductor { jobs, lost: AtomicBool::new(false) }))
+    }
+
+    /// Whether a tower was left behind, with the memory of all.
+    pub(super) fn lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Has `job` done, in which towers meet at `exchange`. The towers that are overdue are an error.
+    fn conduct<R: Send + 'static>(
+        &self,
+        exchange: &Exchange,
+        job: impl FnOnce() -> R + Send + 'static,
+    ) -> std::result::Result<R, Overdue> {
+        let (answer, answered) = sync_channel(1);
+        let gone = || Overdue {
+            error: Error::new(ErrorKind::Engine, "the thread that runs the towers is gone"),
+            towers: Vec::new(),
+        };
+        let job = move || {
+            // Nobody takes the answer of a run that was given up.
+            let _ = answer.send(catch_unwind(AssertUnwindSafe(job)));
+        };
+        self.jobs.send(Box::new(job)).map_err(|_| gone())?;
+        loop {
+            match answered.recv_timeout(GLANCE) {
+                Ok(done) => return Ok(done.unwrap_or_else(|panic| resume_unwind(panic))),
+                Err(RecvTimeoutError::Disconnected) => return Err(gone()),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if let Some(overdue) = exchange.overdue() {
+                self.lost.store(true, Ordering::Relaxed);
+                return Err(overdue);
+            }
+        }
+    }
+}
+
+/// A program of several towers, run by a conductor.
+pub(super) struct Conducted {
+    program: Arc<CpuProgram>,
+    exchange: Arc<Exchange>,
+    conductor: Arc<Conductor>,
+    /// What the steps of each tower are, for errors.
+    steps: Vec<Vec<Arc<Origin>>>,
+}
+
+impl Conducted {
+    pub(super) fn new(program: CpuProgram, exchange: Arc<Exchange>, conductor: Arc<Conductor>) -> Conducted {
+        Conducted { steps: program.origins(), program: Arc::new(program), exchange, conductor }
+    }
+
+    /// Has `job` done with the program and copies of what is fed.
+    fn conduct<R: Send + 'static>(
+        &self,
+        feeds: &[Feed<'_>],
+        job: impl FnOnce(&CpuProgram, &[Feed<'_>]) -> Result<R> + Send + 'static,
+    ) -> Result<R> {
+        let program = self.program.clone();
+        // A copy shares its elements. They must outlive a tower that is left behind.
+        let feeds: Vec<HostTensor> = feeds.iter().map(|&feed| feed.clone()).collect();
+        let job = move || job(&program, &feeds.iter().collect::<Vec<_>>());
+        self.conductor.conduct(&self.exchange, job).unwrap_or_else(|overdue| Err(self.explain(overdue)))
+    }
+
+    fn explain(&self, Overdue { error, towers }: Overdue) -> Error {
+        let e = towers.into_iter().fold(error, |e, (tower, step)| match self.steps[tower].get(step) {
+            Some(at) => e.note(format!("tower {tower} is in {}, made at {}", at.name, at.site)).at(at.site),
+            None => e,
+        });
+        e.note("it was left behind: this session cannot go on; the last checkpoint stands")
+    }
+
+    /// [`CpuProgram::find_bad`].
+    pub(super) fn find_bad(
+        &self,
+        run: &RunInfo,
+        feeds: &[Feed<'_>],
+        hints: std::collections::HashMap<String, String>,
+    ) -> Result<Option<Error>> {
+        let run = *run;
+        self.conduct(feeds, move |program, feeds| program.find_bad(&run, feeds, &hints))
+    }
+}
+
+impl Executable for Conducted {
+    fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
+        let (run, mut made) = (*run, std::mem::take(outputs));
+        let (made, outcome) = self.conduct(feeds, move |program, feeds| {
+            let outcome = program.run(&run, feeds, &mut made);
+            Ok((made, outcome))
+        })?;
+        *outputs = made;
+        outcome
+    }
+
+    fn plan_text(&self) -> String {
+        self.program.plan_text()
+    }
+
+    fn profile(&self) -> Vec<KernelTime> {
+        self.program.profile()
+    }
+}

@@ -1,0 +1,38 @@
+//! Where a run reads variables, when others may change them while it computes.
+
+use crate::graph::{Frozen, NodeId, NodeKind, Role};
+use std::collections::BTreeSet;
+
+/// Where the variables that a run reads are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// In place: nobody changes them while it runs.
+    InPlace,
+    /// In a copy made when it begins, except for what only updates need: that is computed from the variables as they are
+    /// when they are updated, so that no update of another tower is lost.
+    Snapshot,
+}
+
+/// The nodes that only updates need, of those whose `values` are computed: neither a cost nor a gradient depends on them.
+pub(super) fn of_updates_alone(
+    graph: &Frozen,
+    assigns: &BTreeSet<NodeId>,
+    values: &BTreeSet<NodeId>,
+) -> BTreeSet<NodeId> {
+    let is_learned_from = |id: &&NodeId| matches!(graph.node(**id).role, Role::Cost | Role::Gradient);
+    let learned_from = behind(graph, values.iter().filter(is_learned_from).copied());
+    behind(graph, assigns.iter().copied()).difference(&learned_from).copied().collect()
+}
+
+/// These nodes and all whose values they are computed from.
+fn behind(graph: &Frozen, roots: impl Iterator<Item = NodeId>) -> BTreeSet<NodeId> {
+    let (mut seen, mut stack) = (BTreeSet::new(), roots.collect::<Vec<_>>());
+    while let Some(id) = stack.pop() {
+        if seen.insert(id) {
+            let node = graph.node(id);
+            let value = |i: usize| !matches!(&node.kind, NodeKind::Op(op) if op.shape_only(i));
+            stack.extend(node.inputs.iter().enumerate().filter(|(i, _)| value(*i)).map(|(_, t)| t.node));
+        }
+    }
+    seen
+}

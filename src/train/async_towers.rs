@@ -1,0 +1,250 @@
+//! Towers that train each at its own pace: a thread each, and the trainer's thread, which hands out batches and lets
+//! callbacks follow the first of them.
+
+use super::step::{Iteration, Job, StepCx};
+use crate::graph::Fetch;
+use crate::runtime::{HookedRun, Session, Turns, Whereabouts};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+use tensorpack_tensor::{Error, ErrorKind, Result};
+
+/// One step is one of the first tower. The others run beside it, as many steps in an epoch as it does, and do not update
+/// variables while no step runs.
+pub(super) struct AsyncTowers {
+    step: Fetch,
+    count: usize,
+    /// The threads, from the first step on.
+    crew: Option<Crew>,
+}
+
+impl AsyncTowers {
+    pub(super) fn new(step: Fetch, count: usize) -> AsyncTowers {
+        AsyncTowers { step, count, crew: None }
+    }
+}
+
+impl Iteration for AsyncTowers {
+    fn run_step(&mut self, cx: &mut StepCx<'_>) -> Result<()> {
+        let begins = self.crew.is_none() || cx.local_step == 0;
+        let crew = match &mut self.crew {
+            Some(crew) => crew,
+            None => self.crew.insert(Crew::start(&cx.run.session, &self.step, self.count)?),
+        };
+        if begins {
+            crew.begin_epoch(cx);
+        }
+        crew.turns.release();
+        let ran = crew.step(cx);
+        crew.turns.hold();
+        ran
+    }
+}
+
+/// The threads of all towers, as the trainer sees them.
+struct Crew {
+    step: Fetch,
+    towers: Vec<Tower>,
+    done: Receiver<Done>,
+    turns: Turns,
+    deadline: Duration,
+    /// The run that random operations began at: run `i` of tower `t` of `n` draws the numbers of run `i * n + t` after it.
+    first_run: u64,
+    /// What the first tower gave back.
+    first: Option<(HookedRun, Result<()>)>,
+    staleness: Staleness,
+}
+
+struct Tower {
+    jobs: Sender<(u64, Job)>,
+    at: Whereabouts,
+    /// Runs it was given so far.
+    runs: u64,
+    /// Runs it is still to be given in this epoch.
+    left: u64,
+    busy: bool,
+    /// What it runs beside the first tower; not here while it does.
+    hooked: Option<HookedRun>,
+}
+
+/// What a tower gives back.
+struct Done {
+    tower: usize,
+    hooked: HookedRun,
+    /// How many updates by others there were meanwhile.
+    ran: Result<u64>,
+}
+
+impl Crew {
+    fn start(session: &Session, step: &Fetch, count: usize) -> Result<Crew> {
+        let (send, done) = channel();
+        let tower = |i: usize| {
+            let fork = session.fork(i, count)?;
+            let at = fork.at().clone();
+            let (jobs, given) = channel();
+            let send = send.clone();
+            // Never joined: one that is stuck must not hold up the error that says so.
+            std::thread::Builder::new()
+                .name(format!("tower {i}"))
+                .spawn(move || work(i, &fork, &given, &send))?;
+            Ok(Tower { jobs, at, runs: 0, left: 0, busy: false, hooked: Some(HookedRun::new(&[step])) })
+        };
+        Ok(Crew {
+            step: step.clone(),
+            towers: (0..count).map(tower).collect::<Result<_>>()?,
+            done,
+            turns: session.turns().clone(),
+            deadline: session.deadline(),
+            first_run: session.run_index()?,
+            first: None,
+            staleness: Staleness::default(),
+        })
+    }
+
+    /// Every tower has the same number of steps to do.
+    fn begin_epoch(&mut self, cx: &mut StepCx<'_>) {
+        if let Some(opening) = cx.opening {
+            opening.apart = self.towers.len();
+        }
+        let steps = cx.steps_per_epoch - cx.local_step.max(0) as u64;
+        self.towers[1..].iter_mut().for_each(|tower| tower.left = steps);
+        self.staleness = Staleness::default();
+    }
+
+    /// A step of the first tower; the others go on meanwhile, and at the end of an epoch until all are done.
+    fn step(&mut self, cx: &mut StepCx<'_>) -> Result<()> {
+        for tower in 1..self.towers.len() {
+            self.give(cx, tower)?;
+        }
+        let step = self.step.clone();
+        cx.run_by(&step, |cx, job| {
+            self.send(0, job)?;
+            self.wait(cx, |crew| crew.first.is_some())?;
+            self.first.take().ok_or_else(gone)
+        })?;
+        let runs = self.towers[0].runs * self.towers.len() as u64;
+        cx.run.session.set_run_index(self.first_run + runs)?;
+        if cx.last_of_epoch() {
+            self.wait(cx, |crew| crew.towers.iter().all(|t| !t.busy))?;
+            cx.run.monitors.put_timing("staleness/mean", self.staleness.mean());
+            cx.run.monitors.put_timing("staleness/max", self.staleness.most as f64);
+        }
+        Ok(())
+    }
+
+    /// Gives a tower its next batch, if it has nothing to do and is not done with the epoch.
+    fn give(&mut self, cx: &mut StepCx<'_>, tower: usize) -> Result<()> {
+        let Tower { busy, left, hooked, .. } = &mut self.towers[tower];
+        if *busy || *left == 0 || cx.run.interrupt.signal().is_some() {
+            return Ok(());
+        }
+        let Some(hooked) = hooked.take() else { return Ok(()) };
+        *left -= 1;
+        match cx.job_beside(&self.step, hooked) {
+            Ok(job) => self.send(tower, job),
+            // The step of the first tower goes on, and the main loop finds out by itself.
+            Err(e) if e.kind() == ErrorKind::Interrupted => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn send(&mut self, tower: usize, job: Job) -> Result<()> {
+        let count = self.towers.len() as u64;
+        let t = &mut self.towers[tower];
+        let run = self.first_run + t.runs * count + tower as u64;
+        t.runs += 1;
+        t.busy = true;
+        t.jobs.send((run, job)).map_err(|_| gone())
+    }
+
+    /// Waits for towers, and gives them more to do, until `enough`.
+    fn wait(&mut self, cx: &mut StepCx<'_>, enough: impl Fn(&Crew) -> bool) -> Result<()> {
+        // Before this, towers may have been held back: that is not their fault.
+        let begun = Instant::now();
+        while !enough(self) {
+            let quiet = |t: &Tower| t.at.since().max(begun).elapsed();
+            let busy = self.towers.iter().enumerate().filter(|(_, t)| t.busy);
+            let longest = busy.map(|(i, t)| (quiet(t), i)).max().ok_or_else(gone)?;
+            match self.done.recv_timeout(self.deadline.saturating_sub(longest.0)) {
+                Ok(done) => self.receive(cx, done)?,
+                Err(RecvTimeoutError::Disconnected) => return Err(gone()),
+                Err(RecvTimeoutError::Timeout) => {
+                    let tower = &self.towers[longest.1];
+                    if quiet(tower) >= self.deadline {
+                        let (i, seconds) = (longest.1, self.deadline.as_secs_f64());
+                        let why = format!("tower {i} got no further for {seconds:.0} s");
+                        return Err(tower.at.name(Error::new(ErrorKind::Deadline, why)));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A tower is done with a run.
+    fn receive(&mut self, cx: &mut StepCx<'_>, done: Done) -> Result<()> {
+        let Done { tower, hooked, ran } = done;
+        self.towers[tower].busy = false;
+        let several = self.towers.len() > 1;
+        let ran = ran.map_err(|e| if several { e.within(format!("tower {tower}")) } else { e });
+        let ran = ran.map(|behind| self.staleness.add(behind));
+        if tower == 0 {
+            self.first = Some((hooked, ran));
+            return Ok(());
+        }
+        self.towers[tower].hooked = Some(hooked);
+        match ran {
+            Ok(()) => cx.nan.in_a_row = 0,
+            Err(e) if e.kind() == ErrorKind::NotFinite && cx.nan.skips() => {
+                log::warn!("a step of tower {tower} was skipped, {} so far: {e}", cx.nan.total);
+            }
+            Err(e) => return Err(e),
+        }
+        self.give(cx, tower)
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.turns.end();
+    }
+}
+
+/// What the thread of a tower does: runs what it is given, until there is nobody to give.
+fn work(tower: usize, session: &Session, jobs: &Receiver<(u64, Job)>, send: &Sender<Done>) {
+    for (run, mut job) in jobs {
+        let ran = catch_unwind(AssertUnwindSafe(|| {
+            session.set_run_index(run)?;
+            job.run(session)?;
+            session.behind()
+        }));
+        let ran = ran.unwrap_or_else(|_| Err(Error::new(ErrorKind::Engine, "it panicked")));
+        if send.send(Done { tower, hooked: job.hooked, ran }).is_err() {
+            return;
+        }
+    }
+}
+
+fn gone() -> Error {
+    Error::new(ErrorKind::Engine, "a tower's thread is gone")
+}
+
+/// How many updates by others came between reading and updating, in an epoch.
+#[derive(Clone, Copy, Debug, Default)]
+struct Staleness {
+    updates: u64,
+    sum: u64,
+    most: u64,
+}
+
+impl Staleness {
+    fn add(&mut self, behind: u64) {
+        self.updates += 1;
+        self.sum += behind;
+        self.most = self.most.max(behind);
+    }
+
+    fn mean(&self) -> f64 {
+        self.sum as f64 / self.updates.max(1) as f64
+    }
+}

@@ -1,0 +1,99 @@
+//! Sessions that share variables: each run computes on a snapshot of them, and updates what is there by then.
+
+use std::sync::{Arc, Barrier};
+use tensorpack::graph::{Fetch, OpDef, Spec};
+use tensorpack::kir::{CustomKernel, LowerCx, View};
+use tensorpack::prelude::*;
+
+static COMPUTES: Barrier = Barrier::new(2);
+static GOES_ON: Barrier = Barrier::new(2);
+
+/// Passes its input on; where that is 2, not before the other thread says so.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Wait;
+
+impl OpDef for Wait {
+    fn name(&self) -> &str {
+        "Wait"
+    }
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![inputs[0].clone()])
+    }
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        Ok(cx.custom(Arc::new(Wait)))
+    }
+}
+
+impl CustomKernel for Wait {
+    fn run(&self, inputs: &[HostTensor], outputs: &mut [HostTensor]) -> Result<()> {
+        if inputs[0].to_scalar()? == 2.0 {
+            COMPUTES.wait();
+            GOES_ON.wait();
+        }
+        outputs[0].copy_from_bytes(inputs[0].as_bytes())
+    }
+}
+
+/// Gradients are of the weights at the beginning of a run; momentum and weights are updated as they are at its end.
+#[test]
+fn a_run_computes_on_a_snapshot_and_loses_no_update() {
+    let graph = Graph::new();
+    let w = TowerContext::training(&graph).variable(VariableSpec::new("w", []).init(Init::ones()));
+    let x = graph.placeholder(&TensorSpec::f32("x", []));
+    let x = Tensor::apply_one(Wait, &[&x]);
+    let cost = w.square() * x * 0.5;
+    let step = Fetch::from(&minimize(&cost, &Momentum::new(0.5, 0.5)).unwrap());
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    let (slow, fast) = (session.fork(0, 2).unwrap(), session.fork(1, 2).unwrap());
+    let (one, two) = (HostTensor::scalar(1f32), HostTensor::scalar(2f32));
+    std::thread::scope(|s| {
+        let slow = &slow;
+        let run = s.spawn(|| slow.run(&[&step], &[("x", &two)]).map(|_| ()));
+        COMPUTES.wait();
+        // Gradient 1: v = 1, w = 1 - 0.5. Then gradient 0.5: v = 1, w = 0.
+        for _ in 0..2 {
+            fast.run(&[&step], &[("x", &one)]).unwrap();
+            assert_eq!(fast.behind().unwrap(), 0);
+        }
+        assert_eq!(session.read("w").unwrap(), HostTensor::scalar(0f32));
+        GOES_ON.wait();
+        run.join().unwrap().unwrap();
+    });
+    // The gradient is 2, of the weight 1 that it began with: v = 0.5 + 2, w = 0 - 0.5 * 2.5.
+    assert_eq!(slow.behind().unwrap(), 2);
+    assert_eq!(session.read("w/momentum").unwrap(), HostTensor::scalar(2.5f32));
+    assert_eq!(session.read("w").unwrap(), HostTensor::scalar(-1.25f32));
+    // The session itself reads what is there, and so does the next run of a fork.
+    session.write("w", &HostTensor::scalar(8f32)).unwrap();
+    slow.run(&[&step], &[("x", &one)]).unwrap();
+    assert_eq!(slow.behind().unwrap(), 0);
+    assert_eq!(slow.read("w").unwrap(), HostTensor::scalar(8f32 - 0.5 * (0.5 * 2.5 + 8.0)));
+}
+
+/// Many runs at once: what is counted is counted once.
+#[test]
+fn all_updates_are_there_in_the_end() {
+    let graph = Graph::new();
+    let t = TowerContext::training(&graph);
+    let w = t.variable(VariableSpec::new("w", [33, 31]).init(Init::zeros()));
+    let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(33)]));
+    let cost = x.matmul(&w).sum();
+    let step = Fetch::from(&minimize(&cost, &Adam::new(1e-3)).unwrap());
+    let options = SessionOptions { threads: Some(2), ..SessionOptions::default() };
+    let session = Session::with(graph.freeze().unwrap(), options).unwrap();
+    let x = HostTensor::new([4, 33], vec![1f32; 4 * 33]).unwrap();
+    let forks: Vec<Session> = (0..3).map(|i| session.fork(i, 3).unwrap()).collect();
+    std::thread::scope(|s| {
+        for fork in &forks {
+            let (x, step) = (&x, &step);
+            s.spawn(move || (0..20).for_each(|_| drop(fork.run(&[step], &[("x", x)]).unwrap())));
+        }
+        for _ in 0..20 {
+            let seen = session.read("w").unwrap().to_f64_vec();
+            // All or none of an update: every element has had the same.
+            assert!(seen.iter().all(|w| *w == seen[0]));
+        }
+    });
+    let power = session.read("adam_beta1_power").unwrap().to_f64_vec()[0];
+    assert!((power - 0.9f64.powi(61)).abs() < 1e-12, "{power}");
+}

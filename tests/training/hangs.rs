@@ -1,0 +1,289 @@
+//! A tower that stalls, panics or fails, between any two sums over towers: an error that names it, and the end of the
+//! process. Never a hang.
+//!
+//! The tests run themselves as child processes: a child is `hangs::child`, told by the environment what goes wrong.
+
+use crate::models::line;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tensorpack::callback::ProcessTensors;
+use tensorpack::graph::{GradCx, OpDef, Spec};
+use tensorpack::kir::{CustomKernel, LowerCx, View};
+use tensorpack::prelude::*;
+
+/// What goes wrong, where, and in which tower: `stall fc0/forward 1`.
+const TROUBLE: &str = "TENSORPACK_TEST_TROUBLE";
+const MARK: &str = "in trouble";
+const DEADLINE: Duration = Duration::from_secs(2);
+const STEPS: u64 = 5;
+
+/// Passes its input on, and the gradient back; in the third step, in trouble.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Trouble {
+    what: String,
+    place: String,
+    /// Where it is trouble.
+    at: String,
+}
+
+impl OpDef for Trouble {
+    fn name(&self) -> &str {
+        "Trouble"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        let place = self.place.replace("forward", "backward");
+        Ok(vec![Some(Tensor::apply_one(Trouble { place, ..self.clone() }, &[cx.dy()]))])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        Ok(cx.custom(Arc::new(self.clone())))
+    }
+}
+
+impl CustomKernel for Trouble {
+    fn run(&self, inputs: &[HostTensor], outputs: &mut [HostTensor]) -> Result<()> {
+        static CALLS: AtomicUsize = AtomicUsize::new(0);
+        outputs[0].clone_from(&inputs[0]);
+        if self.place != self.at || CALLS.fetch_add(1, Ordering::Relaxed) < 2 {
+            return Ok(());
+        }
+        eprintln!("{MARK}");
+        match self.what.as_str() {
+            "stall" => loop {
+                std::thread::sleep(Duration::from_secs(3600));
+            },
+            "panic" => panic!("the roof fell in"),
+            _ => Err(Error::argument("the sensor is unplugged")),
+        }
+    }
+}
+
+/// A net in which towers meet often: two layers of synchronised normalisation, forward and backward, and the gradients.
+#[derive(Clone, Debug)]
+struct Net {
+    what: String,
+    at: String,
+    tower: usize,
+}
+
+impl Net {
+    fn trouble(&self, x: &Tensor, place: &str) -> Tensor {
+        let (what, at) = (self.what.clone(), self.at.clone());
+        Tensor::apply_one(Trouble { what, place: place.into(), at }, &[x])
+    }
+
+    fn here(&self, t: &TowerContext, x: &Tensor, layer: &str) -> Tensor {
+        let here = t.index() == self.tower && self.at.starts_with(layer);
+        if here { self.trouble(x, &format!("{layer}/forward")) } else { x.clone() }
+    }
+}
+
+impl ModelDesc for Net {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        crate::models::Line.inputs()
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        let mut x = inputs[0].clone();
+        for i in 0..2 {
+            let (fc, bn) = (format!("fc{i}"), format!("bn{i}"));
+            x = self.here(t, &Linear::new(4).no_bias().apply(t, &fc, &x), &fc);
+            x = self.here(t, &BatchNorm::new().synchronized().apply(t, &bn, &x), &bn);
+        }
+        (Linear::new(1).apply(t, "fc2", &x) - &inputs[1]).square().mean().named("cost")
+    }
+
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Sgd::new(0.01).process(self.clone()).boxed()
+    }
+}
+
+/// The update comes when all towers have met for the last time.
+impl GradProcessor for Net {
+    fn process(&self, _: &Graph, gradients: Vec<Gradient>) -> Vec<Gradient> {
+        let through = |g: Gradient| match self.at == "update" && g.variable.name() == "fc0/W" {
+            true => {
+                let value = self.trouble(&g.value, "update");
+                g.with_value(value)
+            }
+            false => g,
+        };
+        gradients.into_iter().map(through).collect()
+    }
+}
+
+fn config(model: impl ModelDesc + 'static) -> TrainConfig {
+    TrainConfig::new(model, line(4))
+        .session(SessionOptions { threads: Some(1), ..SessionOptions::default() })
+        .deadline(DEADLINE)
+        .steps_per_epoch(STEPS)
+        .max_epoch(1)
+        .no_logdir()
+}
+
+#[test]
+fn child() {
+    let Ok(trouble) = std::env::var(TROUBLE) else { return };
+    let [what, at, tower] = trouble.split(' ').collect::<Vec<_>>()[..] else { panic!("{trouble:?}") };
+    let model = Net { what: what.into(), at: at.into(), tower: tower.parse().unwrap() };
+    match launch_train_with_config(config(model), SyncMultiGpuTrainerReplicated::new(3)) {
+        Ok(_) => std::process::exit(0),
+        Err(e) => eprintln!("{e}"),
+    }
+    std::process::exit(1);
+}
+
+/// What a child in this trouble says, and how long it lives on.
+fn run(trouble: &str) -> (String, Duration) {
+    let mut child = Command::new(std::env::current_exe().expect("this test has a file"))
+        .args(["--exact", "hangs::child", "--nocapture"])
+        .env(TROUBLE, trouble)
+        // Where a panic was can take longer to find out than the deadline.
+        .env("RUST_BACKTRACE", "0")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the test can run itself");
+    let (mut marked, mut text) = (None, String::new());
+    for line in BufReader::new(child.stderr.take().expect("it is piped")).lines() {
+        let line = line.expect("text");
+        if line == MARK {
+            marked = Some(Instant::now());
+        }
+        text += &format!("{line}\n");
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{trouble}: {text}");
+    let marked = marked.unwrap_or_else(|| panic!("{trouble}: {text}"));
+    (text, marked.elapsed())
+}
+
+/// Every place between two meetings of the towers where there is something of the user's, and what the others wait for.
+const PLACES: [(&str, &str); 8] = [
+    ("fc0/forward", "bn0/sums"),
+    ("bn0/forward", "bn1/sums"),
+    ("fc1/forward", "bn1/sums"),
+    ("bn1/forward", "bn1/squares/grad"),
+    ("bn1/backward", "bn1/squares/grad"),
+    ("fc1/backward", "bn0/squares/grad"),
+    ("bn0/backward", "bn0/squares/grad"),
+    ("fc0/backward", "average/fc0/W"),
+];
+
+/// All children of one kind at the same time. Each is to say what is `right` and be gone in time; if not, it is tried
+/// again, for the machine may be too busy to run three towers within their deadline.
+fn try_all(what: &'static str, right: fn(&str, &str, usize) -> bool) {
+    let ends_well = |place: &str, waited_for: &str, tower: usize| {
+        let trouble = format!("{what} {place} {tower}");
+        for attempt in 1.. {
+            let (text, lived) = run(&trouble);
+            println!("{trouble}: gone after {lived:?}");
+            // The error points at a line of the model.
+            let named = text.contains("Trouble") && text.contains("at tests/training/hangs.rs:");
+            if named && right(&text, waited_for, tower) && lived <= DEADLINE + Duration::from_secs(1) {
+                break;
+            }
+            assert!(attempt < 4, "{trouble}: gone after {lived:?}\n{text}");
+        }
+    };
+    std::thread::scope(|s| {
+        for tower in [0, 2] {
+            for (place, waited_for) in PLACES {
+                s.spawn(move || ends_well(place, waited_for, tower));
+            }
+        }
+        s.spawn(move || ends_well("update", "the end", 0));
+    });
+}
+
+#[test]
+fn a_tower_that_stalls_is_named_and_the_process_ends() {
+    try_all("stall", |text, waited_for, tower| {
+        let waited = match waited_for {
+            "the end" => "tower 0 did not come to the end within 2 s of the others".to_string(),
+            _ => format!("waited 2 s at {waited_for} for the others"),
+        };
+        text.contains(&waited)
+            && !text.contains(&format!("tower {tower} waited"))
+            && text.contains(&format!("tower {tower} is in "))
+    });
+}
+
+#[test]
+fn a_tower_that_panics_ends_all() {
+    try_all("panic", |text, _, _| text.contains("Trouble: a kernel panicked: the roof fell in"));
+}
+
+#[test]
+fn a_tower_that_fails_ends_all_with_its_error() {
+    try_all("error", |text, _, _| text.contains("Trouble: the sensor is unplugged"));
+}
+
+type Layer = fn(&TowerContext, &Tensor) -> Tensor;
+
+/// Builds something else in the second tower.
+struct Unlike(Layer);
+
+impl ModelDesc for Unlike {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        crate::models::Line.inputs()
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        let x = (self.0)(t, &Linear::new(2).apply(t, "fc", &inputs[0]));
+        (x.mean_axes(&[1]).expand_dims(1) - &inputs[1]).square().mean().named("cost")
+    }
+
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Sgd::new(0.01).boxed()
+    }
+}
+
+#[test]
+fn towers_that_would_wait_for_each_other_are_refused_before_the_first_step() {
+    let cases: [(Layer, &str); 3] = [
+        (
+            |t, x| {
+                let sum = |name: &str, x: &Tensor| t.all_reduce_sum(name, x).stop_gradient();
+                let names = if t.index() == 0 { ["a", "b"] } else { ["b", "a"] };
+                names
+                    .iter()
+                    .fold(x.clone(), |x, name| x + sum(name, &t.graph().constant(HostTensor::scalar(1.0f32))))
+            },
+            "towers disagree on what they sum: as number 1 tower 0 has a, tower 1 has b",
+        ),
+        (
+            |t, x| {
+                let mean = |t: &TowerContext| t.all_reduce_mean("shift", &x.mean());
+                if t.index() == 0 { x - mean(t) } else { x.clone() }
+            },
+            "towers disagree on what they sum: as number 1 tower 0 has shift, tower 1 has average/fc/W",
+        ),
+        (
+            |t, x| {
+                let w = t.variable(VariableSpec::new("extra", []).init(Init::ones()));
+                if t.index() == 0 { x * w.value() } else { x * w.value().stop_gradient() }
+            },
+            "tower 1 trains other variables than tower 0",
+        ),
+    ];
+    for (unlike, why) in cases {
+        let runs = Arc::new(AtomicUsize::new(0));
+        let counted = runs.clone();
+        let count = ProcessTensors::new(["cost"], move |_, _| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        });
+        let trainer = SyncMultiGpuTrainerReplicated::new(2);
+        let e = launch_train_with_config(config(Unlike(unlike)).callback(count), trainer).err().unwrap();
+        assert!(e.message().contains(why), "{e}");
+        assert_eq!(runs.load(Ordering::Relaxed), 0);
+    }
+}
