@@ -163,7 +163,7 @@ impl CommandLine {
     /// How many towers that trainer builds, each taking a batch of its own.
     pub fn towers(&self) -> usize {
         match self.trainer.as_deref() {
-            Some("sync-ps" | "sync-replicated") => self.devices().len(),
+            Some("sync-ps" | "sync-replicated" | "async") => self.devices().len(),
             _ => 1,
         }
     }
