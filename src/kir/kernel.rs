@@ -109,7 +109,7 @@ pub enum Kernel {
         /// How.
         kinds: Vec<ReduceKind>,
     },
-    /// A sum of products of two dense tensors.
+    /// A sum of products of two tensors, which are dense or bf16.
     Contract {
         /// What and how large.
         kind: ContractKind,
@@ -120,7 +120,7 @@ pub enum Kernel {
         /// What is done to the result before it leaves the cache.
         epilogue: Option<Epilogue>,
     },
-    /// Pooling over windows of dense NHWC tensors.
+    /// Pooling over windows of NHWC tensors, which are dense or bf16.
     Pool {
         /// What it does.
         kind: PoolKind,
@@ -155,12 +155,12 @@ pub enum Kernel {
         kind: LookupKind,
         /// The sizes.
         lookup: Lookup,
-        /// The tables, or what is added; dense.
+        /// The tables, or what is added; dense, or bf16 that is added.
         rows: View,
         /// The numbers, dense i64.
         indices: View,
     },
-    /// Running sums of a dense tensor.
+    /// Running sums of a tensor that is dense or bf16.
     Cumulate {
         /// The sizes, and from where to where.
         sums: Cumulate,
@@ -218,6 +218,25 @@ impl Kernel {
             | Kernel::Order { input, .. } => {
                 vec![input]
             }
+            Kernel::Random { .. } => Vec::new(),
+        }
+    }
+
+    /// Every view the kernel reads, to be changed; in the same order.
+    pub(crate) fn reads_mut(&mut self) -> Vec<&mut View> {
+        match self {
+            Kernel::Map(body) | Kernel::Reduce { body, .. } => body.operands.iter_mut().collect(),
+            Kernel::Contract { lhs, rhs, epilogue, .. } => {
+                let more = epilogue.iter_mut().flat_map(|e| &mut e.operands);
+                [lhs, rhs].into_iter().chain(more).collect()
+            }
+            Kernel::Pool { inputs, .. } | Kernel::Custom { inputs, .. } => inputs.iter_mut().collect(),
+            Kernel::Concat { parts, .. } => parts.iter_mut().collect(),
+            Kernel::Lookup { rows, indices, .. } => vec![rows, indices],
+            Kernel::Copy(src) | Kernel::Pad { src, .. } => vec![src],
+            Kernel::AllReduce { input, .. }
+            | Kernel::Cumulate { input, .. }
+            | Kernel::Order { input, .. } => vec![input],
             Kernel::Random { .. } => Vec::new(),
         }
     }

@@ -138,7 +138,7 @@ impl LowerCx<'_> {
     }
 
     /// A contraction; its operands are made dense first if they are not. In bf16 only the operands and the result are
-    /// rounded: products and sums are done in f32.
+    /// rounded: products and sums are done in f32, which is each engine's own business.
     pub fn contract(&mut self, kind: ContractKind, lhs: &View, rhs: &View) -> View {
         let sizes = self.output_sizes(0);
         self.contract_to(kind, lhs, rhs, &sizes)
@@ -151,36 +151,23 @@ impl LowerCx<'_> {
             // Kernels cut work by products of sizes, which need not fit a number where one of them is zero.
             return self.map_to(dtype, &sizes, &[], |b, _| b.constant(0.0, Class::of(dtype)));
         }
-        let (lhs, rhs) = (self.widened(lhs), self.widened(rhs));
-        let wide = if dtype == DType::Bf16 { DType::F32 } else { dtype };
-        let y = self.one(Kernel::Contract { kind, lhs, rhs, epilogue: None }, wide, sizes);
-        self.narrowed(y, dtype)
+        let (lhs, rhs) = (self.operand(lhs), self.operand(rhs));
+        self.one(Kernel::Contract { kind, lhs, rhs, epilogue: None }, dtype, sizes)
     }
 
     /// Pooling; its operands are made dense first if they are not. In bf16 it is done in f32.
     pub fn pool(&mut self, kind: PoolKind, pool: Pool, inputs: &[View]) -> Vec<View> {
-        let inputs = inputs.iter().map(|v| self.widened(v)).collect();
+        let inputs = inputs.iter().map(|v| self.operand(v)).collect();
         let outputs = self.outputs.to_vec();
-        let widen =
-            |(d, s): &(DType, Vec<usize>)| (if *d == DType::Bf16 { DType::F32 } else { *d }, s.clone());
-        let wide: Vec<(DType, Vec<usize>)> = outputs.iter().map(widen).collect();
-        let views = self.emit(Kernel::Pool { kind, pool, inputs }, &wide);
-        views.into_iter().zip(outputs).map(|(v, (dtype, _))| self.narrowed(v, dtype)).collect()
+        self.emit(Kernel::Pool { kind, pool, inputs }, &outputs)
     }
 
-    /// The view, dense, with bf16 as f32.
-    fn widened(&mut self, view: &View) -> View {
+    /// What a kernel that computes in f32 reads: dense, unless it is bf16 and so converted by the engine first, or by
+    /// the kernel as it reads.
+    fn operand(&mut self, view: &View) -> View {
         match view.dtype {
-            DType::Bf16 => self.map_to(DType::F32, &view.sizes, &[view], |_, r| r[0]),
+            DType::Bf16 => view.clone(),
             _ => self.dense(view),
-        }
-    }
-
-    fn narrowed(&mut self, view: View, dtype: DType) -> View {
-        if view.dtype == dtype {
-            view
-        } else {
-            self.map_to(dtype, &view.sizes.clone(), &[&view], |_, r| r[0])
         }
     }
 
@@ -225,20 +212,16 @@ impl LowerCx<'_> {
         };
         let rows = match kind {
             LookupKind::Gather => self.dense(rows),
-            LookupKind::ScatterAdd => self.widened(rows),
+            LookupKind::ScatterAdd => self.operand(rows),
         };
-        let wide = rows.dtype;
-        let found = self.one(Kernel::Lookup { kind, lookup, rows, indices }, wide, sizes);
-        self.narrowed(found, dtype)
+        self.one(Kernel::Lookup { kind, lookup, rows, indices }, dtype, sizes)
     }
 
     /// Running sums for output 0, in f32 where they are of bf16.
     pub fn cumulate(&mut self, sums: Cumulate, input: &View) -> View {
         let (dtype, sizes) = self.outputs[0].clone();
-        let input = self.widened(input);
-        let wide = input.dtype;
-        let found = self.one(Kernel::Cumulate { sums, input }, wide, sizes);
-        self.narrowed(found, dtype)
+        let input = self.operand(input);
+        self.one(Kernel::Cumulate { sums, input }, dtype, sizes)
     }
 
     /// Places in the order of values, for output 0.

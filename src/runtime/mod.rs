@@ -3,6 +3,7 @@
 pub mod cpu;
 mod device;
 mod executor;
+mod faults;
 mod hooked;
 mod interrupt;
 mod lowering;
@@ -12,8 +13,9 @@ mod session;
 mod snapshot;
 mod turns;
 mod whereabouts;
+mod xla;
 
-pub use device::Device;
+pub use device::{Device, Platform};
 pub use executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo};
 pub use hooked::{Cadence, Clock, Declared, HookedRun};
 pub use interrupt::Interrupt;

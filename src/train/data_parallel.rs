@@ -31,18 +31,27 @@ impl Devices {
         self.0.first().copied().filter(|device| !matches!(device, Device::Cpu(_)))
     }
 
-    /// That there is one at least, of one kind, and none twice; says which they are.
+    /// That there is one at least, that one engine has them all, none twice, and that XLA's are neighbours; says which
+    /// they are.
     pub(super) fn announce(&self) -> Result<()> {
         let Some(first) = self.0.first() else {
             return Err(Error::argument("a trainer needs at least one device"));
         };
-        let kind = std::mem::discriminant(first);
-        for (i, device) in self.0.iter().enumerate() {
-            if std::mem::discriminant(device) != kind {
-                let why = format!("towers run on devices of one kind, not on {first} and {device}");
-                return Err(Error::argument(why));
+        let follows = |tower: usize, device: Device| match (*first, device) {
+            (Device::Cpu(_), Device::Cpu(_)) | (Device::Null, Device::Null) => true,
+            (Device::Xla { platform, index }, Device::Xla { platform: other, index: i }) => {
+                platform == other && i == index + tower
             }
-            if matches!(device, Device::Cpu(_)) && self.0[..i].contains(device) {
+            _ => false,
+        };
+        for (i, &device) in self.0.iter().enumerate() {
+            if !follows(i, device) {
+                let why = format!("tower {i} cannot run on {device} where the first runs on {first}");
+                return Err(Error::argument(why).note(
+                    "name thread teams (cpu:N) alone, or XLA devices in a row: xla:cuda:0, xla:cuda:1",
+                ));
+            }
+            if matches!(device, Device::Cpu(_)) && self.0[..i].contains(&device) {
                 let why = format!("each tower has a device of its own, but {device} is named twice");
                 return Err(Error::argument(why));
             }

@@ -13,7 +13,6 @@ pub fn launch_train_with_config(
     config.check()?;
     logger::init();
     let mut trainer = trainer.into();
-    config.session.device = trainer.strategy().device().unwrap_or(config.session.device);
     let model = config.model.take().ok_or_else(|| {
         Error::argument("there is no model to train").note("give one with TrainConfig::new(model, data)")
     })?;

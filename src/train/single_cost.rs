@@ -150,12 +150,14 @@ impl SingleCostTrainer {
 
     /// Trains with the default callbacks and monitors added, unless the configuration has others.
     pub fn train_with_defaults(self, config: TrainConfig) -> Result<Trained> {
+        let config = self.on_device(config);
         let (trainer, mut iteration) = self.ready()?;
         trainer.train_with_defaults(config, move |cx: &mut StepCx<'_>| iteration.run_step(cx))
     }
 
     /// Trains with the callbacks and monitors of the configuration alone.
     pub fn train(self, config: TrainConfig) -> Result<Trained> {
+        let config = self.on_device(config);
         let (trainer, mut iteration) = self.ready()?;
         trainer.train(config, move |cx: &mut StepCx<'_>| iteration.run_step(cx))
     }
@@ -163,6 +165,12 @@ impl SingleCostTrainer {
     fn ready(mut self) -> Result<(Trainer, Box<dyn Iteration>)> {
         let built = self.built.take().ok_or_else(no_graph)?;
         Ok((built.0, self.strategy.iteration(built.1)))
+    }
+
+    /// The configuration with the device that the trainer names.
+    fn on_device(&self, mut config: TrainConfig) -> TrainConfig {
+        config.session.device = self.strategy.device().unwrap_or(config.session.device);
+        config
     }
 
     /// The trainer and its step, to run something else around it.

@@ -33,7 +33,7 @@ fn run(inputs: &[&HostTensor], build: impl Fn(&[Tensor]) -> Tensor) -> HostTenso
 }
 
 /// Integers with the extremes of their type among them.
-fn integers(dtype: DType, stream: &str, n: usize) -> (HostTensor, Vec<i64>) {
+pub(super) fn integers(dtype: DType, stream: &str, n: usize) -> (HostTensor, Vec<i64>) {
     let rng = CounterRng::new(5, stream);
     let word = |i: usize| (i64::from(rng.word(0, i as u64)) << 32) | i64::from(rng.word(1, i as u64));
     let narrow = |v: i64| match dtype {
@@ -61,10 +61,10 @@ fn tensor(dtype: DType, sizes: &[usize], values: &[i64]) -> HostTensor {
     .unwrap()
 }
 
-type Pair = (&'static str, fn(&Tensor, &Tensor) -> Tensor, fn(i64, i64) -> i64);
-type Single = (&'static str, fn(&Tensor) -> Tensor, fn(i64) -> i64);
+pub(super) type Pair = (&'static str, fn(&Tensor, &Tensor) -> Tensor, fn(i64, i64) -> i64);
+pub(super) type Single = (&'static str, fn(&Tensor) -> Tensor, fn(i64) -> i64);
 
-const PAIRS: [Pair; 12] = [
+pub(super) const PAIRS: [Pair; 12] = [
     ("Add", |a, b| a + b, i64::wrapping_add),
     ("Sub", |a, b| a - b, i64::wrapping_sub),
     ("Mul", |a, b| a * b, i64::wrapping_mul),
@@ -79,7 +79,7 @@ const PAIRS: [Pair; 12] = [
     ("GreaterEqual", Tensor::greater_equal, |a, b| i64::from(a >= b)),
 ];
 
-const SINGLES: [Single; 5] = [
+pub(super) const SINGLES: [Single; 5] = [
     ("Neg", |x| -x, i64::wrapping_neg),
     ("Abs", Tensor::abs, i64::wrapping_abs),
     ("Sign", Tensor::sign, i64::signum),
@@ -191,7 +191,7 @@ fn cast(from: &HostTensor, to: DType) -> HostTensor {
 }
 
 /// Values of a type, some of which most other types cannot hold.
-fn samples(dtype: DType) -> HostTensor {
+pub(super) fn samples(dtype: DType) -> HostTensor {
     let floats = [
         0.0, -0.0, 1.0, -1.0, 0.5, -1.5, 2.5, 100.7, 255.4, 256.0, 300.0, -7.9, 1e6, 3e9, -3e9, 1e-3, 1.0009,
     ];

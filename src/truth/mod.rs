@@ -16,6 +16,7 @@ mod documented;
 mod empty;
 mod exported;
 mod integers;
+mod xla;
 
 use crate::trial::{Draw, all_cases};
 use proptest::collection::vec;

@@ -21,7 +21,8 @@ impl Download {
         // A device may keep dims in another order; host tensors are row-major.
         let order: Vec<i64> = (0..buffer.sizes().len() as i64).rev().collect();
         let mut layout = Args::new(Layout::new(&order));
-        let (target, target_size) = (elements(&mut tensor)?, tensor.as_bytes().len());
+        let target_size = tensor.as_bytes().len();
+        let target = elements(&mut tensor)?;
         let to = ToHost { source: buffer.raw(), layout: &mut layout, target, target_size, ..zero() };
         // SAFETY: the buffer is the plugin's; the layout lives until the call returns; the target has that many bytes,
         // which stay where they are until the event, since `keep_until` holds on to them, and nobody else reads or

@@ -8,7 +8,7 @@ use crate::{Buffer, Event, dtype};
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
-use tensorpack_tensor::{DType, Error, Result};
+use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
 /// A compiled program, on the devices it runs on.
 pub struct Executable {
@@ -43,6 +43,19 @@ impl PlannedMemory {
     /// All that must be there at once.
     pub fn total(&self) -> u64 {
         (self.arguments + self.outputs + self.temporary + self.code).saturating_sub(self.aliased)
+    }
+}
+
+impl fmt::Display for PlannedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let megabytes = |bytes: u64| bytes as f64 / 1e6;
+        let [all, arguments, outputs, aliased, temporary] =
+            [self.total(), self.arguments, self.outputs, self.aliased, self.temporary].map(megabytes);
+        write!(
+            f,
+            "{all:.1} MB: {arguments:.1} of arguments, {outputs:.1} of results ({aliased:.1} in place), "
+        )?;
+        write!(f, "{temporary:.1} in between")
     }
 }
 
@@ -121,13 +134,26 @@ impl Executable {
         };
         // SAFETY: executable and arguments are the plugin's; all lists have the lengths that are said and live until the
         // call returns; those that it fills have room for what the program makes.
-        unsafe { plugin.call("loaded_execute", plugin.table().loaded_execute, execute) }?;
+        unsafe { plugin.call("loaded_execute", plugin.table().loaded_execute, execute) }
+            .map_err(|e| self.explain(e))?;
         let buffer = |(raw, (dtype, sizes)): (_, &(DType, Vec<usize>))| {
             Buffer::new(&self.handle, raw, *dtype, sizes.clone())
         };
         let outputs = made.into_iter().map(|list| list.into_iter().zip(&self.outputs).map(buffer).collect());
         let done = done.into_iter().map(|raw| Event::new(&self.handle, raw));
         Ok(Execution { outputs: outputs.collect(), done: done.collect() })
+    }
+
+    /// Adds to an error of a run what the program planned, if memory ran out. [`execute`](Executable::execute) does so; an
+    /// error that only comes with a result may need it, too.
+    #[must_use]
+    pub fn explain(&self, error: Error) -> Error {
+        match &self.memory {
+            Ok(planned) if error.kind() == ErrorKind::Memory => {
+                error.note(format!("on each device the program takes {planned}"))
+            }
+            _ => error,
+        }
     }
 
     fn check(&self, arguments: &[Vec<&Buffer>]) -> Result<()> {

@@ -5,6 +5,8 @@
 //! memory. Whatever takes time is asynchronous and ends in an [`Event`], and every wait has a deadline. Errors carry XLA's
 //! own message.
 //!
+//! [`Plugin::find`] looks for a plugin where `tensorpack plugin install` and Python put them.
+//!
 //! All of it may be used from any thread, and nothing need be dropped in order: whatever belongs to a client keeps it.
 
 mod buffer;
@@ -36,3 +38,8 @@ pub use event::Event;
 pub use executable::{Executable, Execution, PlannedMemory};
 pub use option_value::OptionValue;
 pub use plugin::Plugin;
+
+/// The documentation's code, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/xla.md")]
+struct Xla;

@@ -4,7 +4,7 @@ mod cpu;
 
 use cpu::client;
 use std::time::Duration;
-use tensorpack_pjrt::{Buffer, Client, CompileOptions, OptionValue, Plugin, plugin_for_tests};
+use tensorpack_pjrt::{Buffer, Client, CompileOptions, Execution, OptionValue, Plugin, plugin_for_tests};
 use tensorpack_tensor::{DType, ErrorKind, HostTensor, bf16};
 
 /// Long enough for a loaded machine; what hangs fails.
@@ -174,6 +174,36 @@ fn replicas_sum_over_all_devices() {
 }
 
 #[test]
+fn a_program_is_cut_into_partitions() {
+    let Some(client) = client(4) else { return };
+    let text = "module @cut attributes {mhlo.num_partitions = 2 : i32} {
+      func.func public @main(%x: tensor<6xf32> {mhlo.sharding = \"{devices=[2]<=[2]}\"})
+        -> (tensor<6xf32> {mhlo.sharding = \"{devices=[2]<=[2]}\"}, tensor<f32> {mhlo.sharding = \"{replicated}\"}) {
+        %double = stablehlo.add %x, %x : tensor<6xf32>
+        %zero = stablehlo.constant dense<0.0> : tensor<f32>
+        %all = stablehlo.reduce(%x init: %zero) applies stablehlo.add across dimensions = [0]
+          : (tensor<6xf32>, tensor<f32>) -> tensor<f32>
+        return %double, %all : tensor<6xf32>, tensor<f32>
+      }
+    }";
+    let places = [3, 1];
+    let options = CompileOptions::new().partitions(2).devices(places.map(|place| place as i64));
+    let program = client.compile(text, &options).unwrap();
+    assert_eq!(program.outputs(), [(DType::F32, vec![3]), (DType::F32, vec![])]);
+    let part = |values: [f32; 3], place: usize| {
+        client.upload(&HostTensor::new([3], values.to_vec()).unwrap(), &client.devices()[place]).unwrap()
+    };
+    let (left, right) = (part([1.0, 2.0, 3.0], places[0]), part([4.0, 5.0, 6.0], places[1]));
+    let run = program.execute(&[vec![&left], vec![&right]]).unwrap();
+    for (outputs, double) in run.outputs.iter().zip([[2.0, 4.0, 6.0], [8.0, 10.0, 12.0]]) {
+        assert_eq!(outputs[0].download(LIMIT).unwrap().to_f64_vec(), double);
+        assert_eq!(outputs[1].download(LIMIT).unwrap().to_scalar().unwrap(), 21.0);
+    }
+    let swapped = program.execute(&[vec![&right], vec![&left]]).unwrap_err();
+    assert!(swapped.message().starts_with("XLA says INVALID_ARGUMENT"), "{swapped}");
+}
+
+#[test]
 fn bad_text_is_an_error_in_xlas_words() {
     let Some(client) = client(1) else { return };
     let e = client.compile("module { not stablehlo }", &CompileOptions::new()).unwrap_err();
@@ -222,4 +252,42 @@ fn buffers_outlive_their_client_and_go_to_other_threads() {
     let sum =
         std::thread::spawn(move || program.execute(&[vec![&a, &a]]).unwrap().outputs.remove(0).remove(0));
     assert_eq!(sum.join().unwrap().download(LIMIT).unwrap(), matrix([2.0; 6]));
+}
+
+#[test]
+fn threads_share_a_client() {
+    let Some(client) = client(2) else { return };
+    let program = client.compile(ADD, &CompileOptions::new().devices([1])).unwrap();
+    let work = &|thread: usize| {
+        for i in 0..50 {
+            let x = matrix([(100 * thread + i) as f32; 6]);
+            let buffer = client.upload(&x, &client.devices()[1]).unwrap();
+            let run = program.execute(&[vec![&buffer, &buffer]]).unwrap();
+            let double = run.outputs[0][0].download(LIMIT).unwrap();
+            assert_eq!(double, matrix([(200 * thread + 2 * i) as f32; 6]));
+            run.done[0].await_for(LIMIT).unwrap();
+        }
+        client.compile(ADD, &CompileOptions::new()).unwrap();
+    };
+    std::thread::scope(|scope| (0..4).for_each(|thread| drop(scope.spawn(move || work(thread)))));
+}
+
+#[test]
+fn too_much_memory_is_an_error_with_what_was_planned() {
+    let Some(client) = client(1) else { return };
+    let text = "module @huge {
+      func.func public @main(%x: tensor<f32>) -> tensor<35184372088832xf32> {
+        %y = stablehlo.broadcast_in_dim %x, dims = [] : (tensor<f32>) -> tensor<35184372088832xf32>
+        return %y : tensor<35184372088832xf32>
+      }
+    }";
+    let program = client.compile(text, &CompileOptions::new()).unwrap();
+    let planned = program.memory().unwrap();
+    assert_eq!(planned.outputs, 1 << 47);
+    let x = client.upload(&HostTensor::scalar(1.0f32), &client.devices()[0]).unwrap();
+    // Whether the run cannot begin, or its result comes to nothing, is the plugin's choice.
+    let done = |run: Execution| run.done[0].await_for(LIMIT).map_err(|e| program.explain(e));
+    let e = program.execute(&[vec![&x]]).and_then(done).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Memory, "{e}");
+    assert!(e.to_string().contains("140737488.4 of results (0.0 in place)"), "{e}");
 }

@@ -1,9 +1,10 @@
 //! Our own CPU engine: kernel IR in, results out, nothing to install.
 //!
-//! A program goes through here in the order of this list: elementwise chains are fused, updates of variables gathered
-//! into passes over slabs, buffers placed in one arena, kernels made; then it is run, again and again, by a team of
+//! A program goes through here in the order of this list: sums of bf16 are done in f32, elementwise chains fused,
+//! updates of variables gathered into passes over slabs, buffers placed in one arena, kernels made; then it is run, again and again, by a team of
 //! threads.
 
+mod widen;
 mod fuse;
 mod variables;
 mod sharing;
@@ -15,6 +16,7 @@ mod exchange;
 mod epilogue;
 mod row_work;
 mod work;
+mod tower_run;
 mod engine;
 mod conductor;
 mod memory;

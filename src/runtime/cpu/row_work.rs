@@ -2,9 +2,10 @@
 
 use super::work::Memory;
 use crate::kir::{LookupKind, View};
+use crate::runtime::faults::no_such_row;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tensorpack_kernels::{Concat, Cumulate, Lookup, Order, Team};
-use tensorpack_tensor::{DType, Error, ErrorKind, Result};
+use tensorpack_tensor::{DType, Result};
 
 /// What is done with rows.
 #[derive(Debug)]
@@ -87,13 +88,4 @@ impl RowWork {
         }
         Ok(())
     }
-}
-
-fn no_such_row(index: i64, place: usize, rows: usize) -> Error {
-    let what = match rows {
-        0 => "and there are no rows at all".to_string(),
-        _ => format!("which is outside 0..{rows}"),
-    };
-    Error::new(ErrorKind::Argument, format!("element {place} of the indices is {index}, {what}"))
-        .note("an index counts from 0 and must be below the size of the axis it chooses from")
 }

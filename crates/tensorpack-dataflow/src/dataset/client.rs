@@ -9,8 +9,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// A client that has not finished by then hangs.
-const DEADLINE: Duration = Duration::from_secs(3600);
+/// A client that has brought nothing for so long hangs. One that brings much, slowly, does not.
+const STALL: Duration = Duration::from_secs(900);
+/// How often to look what is there: a folder may hold thousands of files.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Where a file comes from. Every way ends in files in a folder of their own.
 #[derive(Clone, Copy, Debug)]
@@ -139,17 +141,25 @@ fn wait_for(task: &str, bytes: Option<u64>, mut command: Command, folder: &Path)
 }
 
 fn wait(child: &mut Child, folder: &Path, mut progress: Progress) -> io::Result<ExitStatus> {
-    let started = Instant::now();
+    let (mut bytes, mut grown, mut looked) = (0, Instant::now(), Instant::now());
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
-        if started.elapsed() > DEADLINE {
+        if looked.elapsed() >= LOOK {
+            let there = bytes_in(folder);
+            looked = Instant::now();
+            if there != bytes {
+                (bytes, grown) = (there, looked);
+            }
+            progress.at(bytes);
+        }
+        if grown.elapsed() > STALL {
             child.kill()?;
             child.wait()?;
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "it did not finish within an hour"));
+            let why = format!("it brought nothing for {} minutes", STALL.as_secs() / 60);
+            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
         }
-        progress.at(bytes_in(folder));
         thread::sleep(Duration::from_millis(50));
     }
 }

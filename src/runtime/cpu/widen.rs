@@ -1,0 +1,54 @@
+//! bf16 in f32: kernels that sum have loops for f32 and f64 alone, so what they read is converted before them, and
+//! what they write after. Both are maps, for fusion to find.
+
+use crate::kir::{
+    BufferId, BufferKind, Class, ExprBuilder, Kernel, KernelNode, LookupKind, MapBody, Origin, Program, View,
+};
+use tensorpack_tensor::DType;
+
+/// Puts conversions around the kernels that sum bf16.
+pub(super) fn widen(program: &mut Program) {
+    for mut node in std::mem::take(&mut program.kernels) {
+        if !sums(&node.kernel) {
+            program.kernels.push(node);
+            continue;
+        }
+        for view in node.kernel.reads_mut().into_iter().filter(|v| v.dtype == DType::Bf16) {
+            *view = converted(program, view, DType::F32, &node.origin);
+        }
+        let mut after = Vec::new();
+        for output in &mut node.outputs {
+            let made = program.buffer(*output).clone();
+            if made.dtype == DType::Bf16 {
+                let wide = program.add_buffer(DType::F32, &made.sizes, BufferKind::Temp);
+                let from = View::dense(wide, DType::F32, &made.sizes);
+                after.push(conversion(&from, std::mem::replace(output, wide), &node.origin));
+            }
+        }
+        program.kernels.push(node);
+        program.kernels.extend(after);
+    }
+}
+
+fn sums(kernel: &Kernel) -> bool {
+    match kernel {
+        Kernel::Lookup { kind, .. } => *kind == LookupKind::ScatterAdd,
+        Kernel::Contract { .. } | Kernel::Pool { .. } | Kernel::Cumulate { .. } => true,
+        _ => false,
+    }
+}
+
+/// The view's elements in another type, dense.
+fn converted(program: &mut Program, view: &View, dtype: DType, origin: &Origin) -> View {
+    let buffer = program.add_buffer(dtype, &view.sizes, BufferKind::Temp);
+    program.kernels.push(conversion(view, buffer, origin));
+    View::dense(buffer, dtype, &view.sizes)
+}
+
+/// A map that copies; types are those of the view and the buffer.
+fn conversion(from: &View, to: BufferId, origin: &Origin) -> KernelNode {
+    let mut b = ExprBuilder::default();
+    let x = b.operand(0, from.dtype, Class::F32);
+    let body = MapBody { sizes: from.sizes.clone(), operands: vec![from.clone()], expr: b.finish(&[x]) };
+    KernelNode { kernel: Kernel::Map(body), outputs: vec![to], origin: origin.clone() }
+}

@@ -1,0 +1,74 @@
+//! The engine: variables that stay on devices, and programs that run there.
+
+use super::module::Purpose;
+use super::program::{XlaProgram, lock};
+use super::target::{Target, XlaOptions};
+use super::variables::Variables;
+use crate::graph::VariableInfo;
+use crate::runtime::executor::{Executable, Executor, Feed, RunInfo};
+use crate::runtime::{Lowered, Platform, faults};
+use std::sync::{Arc, Mutex};
+use tensorpack_pjrt::Buffer;
+use tensorpack_tensor::{Error, HostTensor, Result, element_count};
+
+/// An engine on the devices of a platform.
+pub(in crate::runtime) struct XlaEngine {
+    target: Target,
+    variables: Arc<Mutex<Variables>>,
+}
+
+impl XlaEngine {
+    /// An engine whose first tower runs on the platform's device `index`, the next on the next.
+    pub(in crate::runtime) fn open(
+        platform: Platform,
+        index: usize,
+        options: XlaOptions,
+    ) -> Result<XlaEngine> {
+        Ok(XlaEngine { target: Target::open(platform, index, options)?, variables: Arc::default() })
+    }
+
+    fn program(&self, lowered: &Lowered, purpose: Purpose) -> Result<XlaProgram> {
+        XlaProgram::new(lowered, purpose, &self.target, &self.variables)
+    }
+}
+
+impl Executor for XlaEngine {
+    fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()> {
+        let mut bytes = 0usize;
+        for v in variables {
+            bytes = bytes.saturating_add(element_count(&v.sizes)?.saturating_mul(v.dtype.size()));
+        }
+        self.target.check_memory(bytes, "the variables", 0)?;
+        let first = variables.iter().map(|v| v.init.value(seed, &v.name, v.dtype, &v.sizes));
+        let made = first.map(|value| self.target.upload(&value?, 0)).collect::<Result<Vec<Buffer>>>()?;
+        *lock(&self.variables) = Variables::new(made);
+        Ok(())
+    }
+
+    fn read(&self, index: usize) -> Result<HostTensor> {
+        lock(&self.variables).read(index, &self.target)
+    }
+
+    fn write(&mut self, index: usize, value: &HostTensor) -> Result<()> {
+        lock(&self.variables).write(index, value, &self.target)
+    }
+
+    fn compile(&mut self, lowered: Lowered) -> Result<Box<dyn Executable>> {
+        Ok(Box::new(self.program(&lowered, Purpose::Run)?))
+    }
+
+    fn find_bad(&mut self, lowered: Lowered, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
+        let program = self.program(&lowered, Purpose::Search)?;
+        for (launch, towers) in program.launches.iter().zip(program.start(run, feeds)?) {
+            for made in towers {
+                let finite = made[0].download(self.target.options.deadline)?;
+                let finite = finite.as_slice::<bool>()?;
+                let mut results = launch.module.searched.iter().zip(finite);
+                if let Some((origin, _)) = results.find(|(_, fine)| !**fine) {
+                    return Ok(Some(faults::not_finite(origin, &lowered.hints)));
+                }
+            }
+        }
+        Ok(None)
+    }
+}

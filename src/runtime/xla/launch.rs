@@ -1,0 +1,125 @@
+//! A compiled module with all it is called with: one launch, on one device or on several at once.
+
+use super::alike::{Joint, Own};
+use super::compile::compile;
+use super::module::{Argument, Module, Purpose, module};
+use super::target::Target;
+use super::variables::Variables;
+use crate::runtime::executor::{Feed, RunInfo};
+use crate::runtime::faults;
+use tensorpack_pjrt as pjrt;
+use tensorpack_tensor::{Error, HostTensor, Result};
+
+/// A program that can be launched.
+pub(super) struct Launch {
+    pub(super) module: Module,
+    executable: pjrt::Executable,
+    /// Which device the first of its towers runs on, counted in towers.
+    first: usize,
+    towers: Vec<Own>,
+    /// By tower, those of the arguments that never change, in order.
+    constants: Vec<Vec<pjrt::Buffer>>,
+}
+
+impl Launch {
+    /// Compiles for the devices of the towers from `first` on.
+    pub(super) fn new(joint: &Joint, purpose: Purpose, target: &Target, first: usize) -> Result<Launch> {
+        let module = module(joint, purpose, target.options.full_precision)?;
+        let towers = first..first + joint.towers.len();
+        let options = target.compile_options(towers.clone())?;
+        let executable = compile(&target.client, &module.text, &options, &target.name(first))?;
+        if let Ok(planned) = executable.memory() {
+            // Arguments are there already, or are small beside the rest.
+            let more = planned.total().saturating_sub(planned.arguments) as usize;
+            towers.clone().try_for_each(|tower| target.check_memory(more, "this program", tower))?;
+        }
+        let constants = |tower: usize| {
+            let constants = module.arguments.iter().filter_map(|argument| match argument {
+                Argument::Constant(value) => Some(target.upload(value, tower)),
+                _ => None,
+            });
+            constants.collect::<Result<Vec<_>>>()
+        };
+        let constants = towers.map(constants).collect::<Result<_>>()?;
+        Ok(Launch { executable, first, towers: joint.towers.clone(), constants, module })
+    }
+
+    /// Starts it. What comes back, by tower, need not be there yet; variables have their next values.
+    pub(super) fn start(
+        &self,
+        run: &RunInfo,
+        feeds: &[Feed<'_>],
+        variables: &mut Variables,
+        target: &Target,
+    ) -> Result<Vec<Vec<pjrt::Buffer>>> {
+        let fresh = (0..self.towers.len())
+            .map(|t| self.fresh(t, run, feeds, target))
+            .collect::<Result<Vec<Vec<pjrt::Buffer>>>>()?;
+        let arguments: Vec<Vec<&pjrt::Buffer>> = (0..self.towers.len())
+            .map(|t| {
+                let (mut fresh, mut constants) = (fresh[t].iter(), self.constants[t].iter());
+                let next = "one buffer was made for each such argument";
+                let argument = |argument: &Argument| match argument {
+                    Argument::Variable(v) => variables.of(self.first + t, *v),
+                    Argument::Constant(_) => constants.next().expect(next),
+                    _ => fresh.next().expect(next),
+                };
+                self.module.arguments.iter().map(argument).collect()
+            })
+            .collect();
+        let mut results = self.executable.execute(&arguments)?.outputs;
+        let updated = &self.module.updated;
+        let rest = results.iter_mut().map(|made| made.split_off(updated.len())).collect();
+        if !updated.is_empty() {
+            variables.update(updated, results, target)?;
+        }
+        Ok(rest)
+    }
+
+    /// The arguments that are new in every run.
+    fn fresh(
+        &self,
+        tower: usize,
+        run: &RunInfo,
+        feeds: &[Feed<'_>],
+        target: &Target,
+    ) -> Result<Vec<pjrt::Buffer>> {
+        let own = &self.towers[tower];
+        let number = |n: u64| target.upload(&HostTensor::scalar(n as i64), self.first + tower);
+        let buffer = |argument: &Argument| match argument {
+            Argument::Feed(i) => Some(target.upload(feeds[own.feed(*i)], self.first + tower)),
+            Argument::Seed => Some(number(run.seed)),
+            Argument::Draw => Some(number(run.draw)),
+            Argument::First(stream) => Some(number(own.firsts.get(stream).copied().unwrap_or(0) as u64)),
+            Argument::Variable(_) | Argument::Constant(_) => None,
+        };
+        self.module.arguments.iter().filter_map(buffer).collect()
+    }
+
+    /// What a tower's report says: an error if a lookup's number names no row, else whether all that was checked is
+    /// finite.
+    pub(super) fn judge(&self, report: &HostTensor) -> Result<bool> {
+        let numbers = report.as_slice::<i64>()?;
+        for (lookup, found) in self.module.lookups.iter().zip(numbers[1..].chunks(2)) {
+            if found[0] != i64::MAX {
+                let e = faults::no_such_row(found[1], found[0] as usize, lookup.rows);
+                return Err(e.within(&lookup.origin.name).at(lookup.origin.site));
+            }
+        }
+        Ok(numbers[0] == 1)
+    }
+
+    /// Adds to a run's error what was planned, if memory ran out.
+    pub(super) fn explain(&self, error: Error) -> Error {
+        self.executable.explain(error)
+    }
+
+    /// The text, with the memory that was planned for it.
+    pub(super) fn text(&self) -> String {
+        let planned = self.executable.memory().map_or(String::new(), |m| {
+            let pjrt::PlannedMemory { arguments, outputs, aliased, temporary, .. } = m;
+            format!("// bytes: arguments {arguments}, results {outputs} ({aliased} in place), between {temporary}\n")
+        });
+        planned + &self.module.text
+    }
+}

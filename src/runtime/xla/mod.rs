@@ -1,0 +1,27 @@
+//! The XLA engine: programs are written as StableHLO, compiled by a PJRT plugin, and run in one launch on its device.
+//!
+//! The text is written from the kernel IR, whose kinds are few and closed: a new operation costs this engine no line.
+//! Nothing is fused or planned here; that is the compiler's work. See `docs/xla.md`.
+
+mod alike;
+mod check;
+mod clients;
+mod compile;
+mod contract;
+mod engine;
+mod expr;
+mod launch;
+mod module;
+mod pool;
+mod program;
+mod random;
+mod reduce;
+mod rows;
+mod target;
+mod text;
+mod towers;
+mod variables;
+mod view;
+
+pub(super) use engine::XlaEngine;
+pub(super) use target::XlaOptions;

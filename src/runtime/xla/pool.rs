@@ -1,0 +1,188 @@
+//! Pooling as StableHLO: the places of a window one after the other, each a slice of all images, so that a compiler
+//! makes one loop of them.
+
+use super::text::{Value, Writer};
+use crate::kir::PoolKind;
+use tensorpack_kernels::Pool;
+use tensorpack_tensor::{DType, Error, HostTensor, Result};
+
+/// Pooling of dense inputs; results are of the first input's type, places are u8.
+pub(super) fn write(w: &mut Writer, kind: PoolKind, pool: &Pool, inputs: &[Value]) -> Result<Vec<Value>> {
+    let windows = Windows { pool };
+    Ok(match kind {
+        PoolKind::Max => windows.max(w, &inputs[0])?.into(),
+        PoolKind::MaxGrad => vec![windows.max_grad(w, &inputs[0], &inputs[1])],
+        PoolKind::MaxPick => vec![windows.max_pick(w, &inputs[0], &inputs[1])],
+        PoolKind::Average => vec![windows.average(w, &inputs[0])?],
+        PoolKind::AverageGrad => vec![windows.average_grad(w, &inputs[0])?],
+    })
+}
+
+struct Windows<'a> {
+    pool: &'a Pool,
+}
+
+impl Windows<'_> {
+    fn images(&self) -> [usize; 4] {
+        [self.pool.batch, self.pool.in_size[0], self.pool.in_size[1], self.pool.channels]
+    }
+
+    fn results(&self) -> [usize; 4] {
+        [self.pool.batch, self.pool.out_size[0], self.pool.out_size[1], self.pool.channels]
+    }
+
+    /// Every place in a window with its number, by rows.
+    fn places(&self) -> impl Iterator<Item = ([usize; 2], usize)> {
+        let [height, width] = self.pool.window;
+        (0..height).flat_map(move |i| (0..width).map(move |j| ([i, j], i * width + j)))
+    }
+
+    /// From the first to the last pixel that windows read, along an axis.
+    fn span(&self, axis: usize) -> i64 {
+        ((self.pool.out_size[axis] - 1) * self.pool.stride[axis] + self.pool.window[axis]) as i64
+    }
+
+    /// The images with `fill` around them, as far as windows reach.
+    fn padded(&self, w: &mut Writer, x: &Value, fill: f64) -> Value {
+        let x = w.reshape(x, &self.images());
+        let around = |axis: usize| {
+            let low = self.pool.pad_low[axis] as i64;
+            [low, self.span(axis) - self.pool.in_size[axis] as i64 - low]
+        };
+        w.pad(&x, fill, &[[0, 0], around(0), around(1), [0, 0]], &[0; 4])
+    }
+
+    /// What all windows have in one place.
+    fn at(&self, w: &mut Writer, padded: &Value, [i, j]: [usize; 2]) -> Value {
+        let [down, across] = self.pool.stride;
+        w.slice(padded, &[0, i, j, 0], &[1, down, across, 1], &self.results())
+    }
+
+    /// The window's first place inside the image, for each output along an axis.
+    fn first_real(&self, axis: usize) -> Vec<f64> {
+        let Pool { pad_low, stride, window, .. } = self.pool;
+        let first = |o: usize| pad_low[axis].saturating_sub(o * stride[axis]).min(window[axis]);
+        (0..self.pool.out_size[axis]).map(|o| first(o) as f64).collect()
+    }
+
+    /// How many places of the window are inside, for each output along an axis; 1 where there is none.
+    fn real(&self, axis: usize) -> Vec<f64> {
+        let Pool { pad_low, stride, window, in_size, .. } = self.pool;
+        let end =
+            |o: usize| (in_size[axis] + pad_low[axis]).saturating_sub(o * stride[axis]).min(window[axis]);
+        let first = self.first_real(axis);
+        (0..self.pool.out_size[axis]).map(|o| (end(o) as f64 - first[o]).max(1.0)).collect()
+    }
+
+    /// A number for each output along height, and one along width, each repeated to all results.
+    fn by_axes(&self, w: &mut Writer, dtype: DType, numbers: [Vec<f64>; 2]) -> Result<[Value; 2]> {
+        let [rows, cols] = numbers;
+        let mut repeated = |numbers: Vec<f64>, dim: usize| {
+            let line = w.tensor(&HostTensor::from_f64(dtype, [numbers.len()], &numbers)?);
+            Ok::<Value, Error>(w.broadcast(&line, &[dim], &self.results()))
+        };
+        Ok([repeated(rows, 1)?, repeated(cols, 2)?])
+    }
+
+    /// The largest of each window and where it is: the first such, NaN before all, padding never.
+    fn max(&self, w: &mut Writer, x: &Value) -> Result<[Value; 2]> {
+        let x = self.padded(w, x, f64::NEG_INFINITY);
+        let rows = self.first_real(0).iter().map(|&i| i * self.pool.window[1] as f64).collect();
+        let [row, col] = self.by_axes(w, DType::U8, [rows, self.first_real(1)])?;
+        let mut place = w.like("add", &[&row, &col]);
+        let mut best = self.at(w, &x, [0, 0]);
+        for (at, number) in self.places().skip(1) {
+            let v = self.at(w, &x, at);
+            let larger = w.compare("GT", &v, &best);
+            let (nan, no_nan_yet) = (w.compare("NE", &v, &v), w.compare("EQ", &best, &best));
+            let first_nan = w.like("and", &[&nan, &no_nan_yet]);
+            let wins = w.like("or", &[&larger, &first_nan]);
+            best = w.select(&wins, &v, &best);
+            let number = w.splat(number as f64, DType::U8, &place.sizes);
+            place = w.select(&wins, &number, &place);
+        }
+        Ok([best, place])
+    }
+
+    /// The elements of `x` in their window's place, 0 where it is another.
+    fn in_place(&self, w: &mut Writer, x: &Value, places: &Value, number: usize) -> Value {
+        let number = w.splat(number as f64, DType::U8, &places.sizes);
+        let is_it = w.compare("EQ", places, &number);
+        let zero = w.splat(0.0, x.element, &x.sizes);
+        w.select(&is_it, x, &zero)
+    }
+
+    fn max_grad(&self, w: &mut Writer, dy: &Value, places: &Value) -> Value {
+        let (dy, places) = (w.reshape(dy, &self.results()), w.reshape(places, &self.results()));
+        let wide = w.widened(&dy);
+        let mut sum: Option<Value> = None;
+        for (at, number) in self.places() {
+            let share = self.in_place(w, &wide, &places, number);
+            // Back to where the slice was taken from.
+            let around = |axis: usize| {
+                let low = at[axis] as i64 - self.pool.pad_low[axis] as i64;
+                let spread = ((self.pool.out_size[axis] - 1) * self.pool.stride[axis] + 1) as i64;
+                [low, self.pool.in_size[axis] as i64 - low - spread]
+            };
+            let between = [0, self.pool.stride[0] - 1, self.pool.stride[1] - 1, 0];
+            let share = w.pad(&share, 0.0, &[[0, 0], around(0), around(1), [0, 0]], &between);
+            sum = Some(match sum {
+                Some(sum) => w.like("add", &[&sum, &share]),
+                None => share,
+            });
+        }
+        let sum = sum.unwrap_or_else(|| w.splat(0.0, wide.element, &self.images()));
+        w.convert(&sum, dy.element)
+    }
+
+    fn max_pick(&self, w: &mut Writer, x: &Value, places: &Value) -> Value {
+        let (x, places) = (self.padded(w, x, 0.0), w.reshape(places, &self.results()));
+        let mut picked = w.splat(0.0, x.element, &self.results());
+        for (at, number) in self.places() {
+            let v = self.at(w, &x, at);
+            let number = w.splat(number as f64, DType::U8, &places.sizes);
+            let is_it = w.compare("EQ", &places, &number);
+            picked = w.select(&is_it, &v, &picked);
+        }
+        picked
+    }
+
+    /// Divides by how many real elements each window has.
+    fn shared(&self, w: &mut Writer, x: &Value) -> Result<Value> {
+        let dtype = if x.element == DType::F64.into() { DType::F64 } else { DType::F32 };
+        let [rows, cols] = self.by_axes(w, dtype, [self.real(0), self.real(1)])?;
+        let count = w.like("multiply", &[&rows, &cols]);
+        Ok(w.like("divide", &[x, &count]))
+    }
+
+    fn average(&self, w: &mut Writer, x: &Value) -> Result<Value> {
+        let element = x.element;
+        let x = w.widened(x);
+        let x = self.padded(w, &x, 0.0);
+        let zero = w.splat(0.0, x.element, &[]);
+        let [height, width] = self.pool.window;
+        let strides = [1, self.pool.stride[0], self.pool.stride[1], 1];
+        let sum = w.reduce_window("add", &x, &zero, &[1, height, width, 1], &strides, &[[0, 0]; 4]);
+        let mean = self.shared(w, &sum)?;
+        Ok(w.convert(&mean, element))
+    }
+
+    fn average_grad(&self, w: &mut Writer, dy: &Value) -> Result<Value> {
+        let element = dy.element;
+        let dy = w.reshape(dy, &self.results());
+        let dy = w.widened(&dy);
+        let share = self.shared(w, &dy)?;
+        let around = |axis: usize| {
+            let reach = self.pool.window[axis] as i64 - 1;
+            let low = reach - self.pool.pad_low[axis] as i64;
+            let spread = ((self.pool.out_size[axis] - 1) * self.pool.stride[axis] + 1) as i64;
+            [low, self.pool.in_size[axis] as i64 + reach - low - spread]
+        };
+        let between = [0, self.pool.stride[0] - 1, self.pool.stride[1] - 1, 0];
+        let spread = w.pad(&share, 0.0, &[[0, 0], around(0), around(1), [0, 0]], &between);
+        let zero = w.splat(0.0, spread.element, &[]);
+        let [height, width] = self.pool.window;
+        let dx = w.reduce_window("add", &spread, &zero, &[1, height, width, 1], &[1; 4], &[[0, 0]; 4]);
+        Ok(w.convert(&dx, element))
+    }
+}

@@ -1,0 +1,125 @@
+//! A program of a session: one launch for all its towers or, where they have nothing to do with each other, one each.
+
+use super::alike::{Joint, join};
+use super::launch::Launch;
+use super::module::Purpose;
+use super::target::Target;
+use super::variables::Variables;
+use crate::kir::{Kernel, Program};
+use crate::runtime::Lowered;
+use crate::runtime::executor::{Executable, Feed, Outcome, RunInfo};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tensorpack_pjrt as pjrt;
+use tensorpack_tensor::{HostTensor, Result};
+
+/// A compiled program.
+pub(super) struct XlaProgram {
+    pub(super) launches: Vec<Launch>,
+    fetches: Vec<Place>,
+    target: Target,
+    variables: Arc<Mutex<Variables>>,
+}
+
+/// Where a value that the caller gets comes from.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    launch: usize,
+    /// Which of the launch's towers.
+    tower: usize,
+    /// Which of its fetches.
+    at: usize,
+}
+
+/// A run that was started: what it will say, and what it will give.
+struct Started {
+    /// By launch, the report of each tower.
+    reports: Vec<Vec<pjrt::Download>>,
+    fetches: Vec<pjrt::Download>,
+}
+
+pub(super) fn lock(variables: &Mutex<Variables>) -> MutexGuard<'_, Variables> {
+    variables.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl XlaProgram {
+    pub(super) fn new(
+        lowered: &Lowered,
+        purpose: Purpose,
+        target: &Target,
+        variables: &Arc<Mutex<Variables>>,
+    ) -> Result<XlaProgram> {
+        lock(variables).spread(target, lowered.programs.len())?;
+        let joined = join(lowered);
+        let (joints, fetches) = match joined {
+            Ok(joint) => {
+                let place = |&(tower, at): &(usize, usize)| Place { launch: 0, tower, at };
+                let fetches = joint.fetches.iter().map(place).collect();
+                (vec![joint], fetches)
+            }
+            Err(_) if lowered.programs.iter().all(stands_alone) => {
+                let place = |&(launch, at): &(usize, usize)| Place { launch, tower: 0, at };
+                let joints = lowered.programs.iter().map(|p| Joint::single(p, Vec::new())).collect();
+                (joints, lowered.fetches.iter().map(place).collect())
+            }
+            Err(e) => return Err(e),
+        };
+        let launch = |(first, joint): (usize, &Joint)| Launch::new(joint, purpose, target, first);
+        let launches = joints.iter().enumerate().map(launch).collect::<Result<_>>()?;
+        Ok(XlaProgram { launches, fetches, target: target.clone(), variables: variables.clone() })
+    }
+
+    /// Starts all launches: by launch and tower, what will be there.
+    pub(super) fn start(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Vec<Vec<Vec<pjrt::Buffer>>>> {
+        let mut variables = lock(&self.variables);
+        self.launches.iter().map(|launch| launch.start(run, feeds, &mut variables, &self.target)).collect()
+    }
+
+    /// Starts a run, and all copies of what it makes.
+    fn begin(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Started> {
+        let made = self.start(run, feeds)?;
+        let report = |(launch, towers): (&Launch, &Vec<Vec<pjrt::Buffer>>)| {
+            towers.iter().map(|made| made[launch.module.fetches].start_download()).collect::<Result<_>>()
+        };
+        let fetch = |p: &Place| made[p.launch][p.tower][p.at].start_download();
+        Ok(Started {
+            reports: self.launches.iter().zip(&made).map(report).collect::<Result<_>>()?,
+            fetches: self.fetches.iter().map(fetch).collect::<Result<_>>()?,
+        })
+    }
+
+    /// Waits for a run, and takes what it gives if all went well.
+    fn end(&self, started: Started, outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
+        let wait = self.target.options.deadline;
+        let mut finite = true;
+        for (launch, reports) in self.launches.iter().zip(started.reports) {
+            for report in reports {
+                finite &= launch.judge(&report.wait(wait).map_err(|e| launch.explain(e))?)?;
+            }
+        }
+        if !finite {
+            return Ok(Outcome::NotFinite);
+        }
+        outputs.clear();
+        for fetch in started.fetches {
+            outputs.push(fetch.wait(wait)?);
+        }
+        Ok(Outcome::Committed { behind: 0 })
+    }
+}
+
+/// Whether a tower's program neither meets others nor changes a variable.
+fn stands_alone(program: &Program) -> bool {
+    let meets = program.kernels.iter().any(|n| matches!(n.kernel, Kernel::AllReduce { .. }));
+    !meets && program.updates.is_empty()
+}
+
+impl Executable for XlaProgram {
+    fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
+        let started = self.begin(run, feeds)?;
+        self.end(started, outputs)
+    }
+
+    fn plan_text(&self) -> String {
+        self.launches.iter().map(Launch::text).collect()
+    }
+}

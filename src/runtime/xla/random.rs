@@ -1,0 +1,103 @@
+//! Uniform random numbers as StableHLO: the bits of [`CounterRng`](tensorpack_tensor::CounterRng), computed in integers.
+
+use super::text::{Element, Value, Writer};
+use tensorpack_tensor::{DType, hash_name};
+
+/// What random numbers of a run are keyed by, u64 scalars.
+#[derive(Clone, Debug)]
+pub(super) struct Key {
+    pub(super) seed: Value,
+    pub(super) draw: Value,
+}
+
+const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+
+/// The number of a random tensor's first element.
+#[derive(Clone, Debug)]
+pub(super) enum First {
+    Known(usize),
+    /// A u64 scalar: each tower has its own.
+    Given(Value),
+}
+
+/// `len` numbers in `[0, 1)` of the stream, from element `first` on.
+pub(super) fn uniform(
+    w: &mut Writer,
+    key: &Key,
+    stream: &str,
+    first: &First,
+    len: usize,
+    dtype: DType,
+) -> Value {
+    // Four numbers to a counter; an unknown first may lie anywhere in its four.
+    let (counters, begin) = match first {
+        First::Known(first) => {
+            let begin = first / 4;
+            ([(first + len).div_ceil(4) - begin], w.integer(begin as i128, Element::U64, &[]))
+        }
+        First::Given(first) => {
+            let two = w.integer(2, Element::U64, &[]);
+            ([len.div_ceil(4) + 1], w.like("shift_right_logical", &[first, &two]))
+        }
+    };
+    let hash = w.integer(i128::from(hash_name(stream)), Element::U64, &[]);
+    let stream = w.like("xor", &[&key.seed, &hash]);
+    let mut k = halves(w, &stream).map(|half| w.broadcast(&half, &[], &counters));
+    let index = w.iota(0, Element::U64, &counters);
+    let begin = w.broadcast(&begin, &[], &counters);
+    let counter = w.like("add", &[&index, &begin]);
+    let [low, high] = halves(w, &counter);
+    let [draw_low, draw_high] = halves(w, &key.draw).map(|half| w.broadcast(&half, &[], &counters));
+    let mut c = [low, high, draw_low, draw_high];
+    for round in 0..10 {
+        if round > 0 {
+            for (k, weyl) in k.iter_mut().zip(WEYL) {
+                let weyl = w.integer(i128::from(weyl), Element::U32, &counters);
+                *k = w.like("add", &[k, &weyl]);
+            }
+        }
+        let [low0, high0] = product(w, &c[0], MULTIPLIERS[0]);
+        let [low1, high1] = product(w, &c[2], MULTIPLIERS[1]);
+        let mixed = |w: &mut Writer, high: &Value, word: &Value, key: &Value| {
+            let mixed = w.like("xor", &[high, word]);
+            w.like("xor", &[&mixed, key])
+        };
+        let (c0, c2) = (mixed(w, &high1, &c[1], &k[0]), mixed(w, &high0, &c[3], &k[1]));
+        c = [c0, low1, c2, low0];
+    }
+    // The words of a counter are neighbours.
+    let columns = c.map(|word| w.reshape(&word, &[counters[0], 1]));
+    let all = columns.iter().collect::<Vec<_>>();
+    let words = w.op("concatenate", &all, "dimension = 1 : i64", Element::U32, &[counters[0], 4]);
+    let words = w.reshape(&words, &[counters[0] * 4]);
+    let words = match first {
+        First::Known(first) => w.slice(&words, &[first % 4], &[1], &[len]),
+        First::Given(first) => {
+            let three = w.integer(3, Element::U64, &[]);
+            let at = w.like("and", &[first, &three]);
+            let attribute = format!("slice_sizes = array<i64: {len}>");
+            w.op("dynamic_slice", &[&words, &at], &attribute, Element::U32, &[len])
+        }
+    };
+    let eight = w.integer(8, Element::U32, &[len]);
+    let bits = w.like("shift_right_logical", &[&words, &eight]);
+    let number = w.convert(&bits, dtype);
+    let unit = w.splat(1.0 / f64::from(1u32 << 24), dtype, &[len]);
+    w.like("multiply", &[&number, &unit])
+}
+
+/// The lower and the upper 32 bits.
+fn halves(w: &mut Writer, x: &Value) -> [Value; 2] {
+    let by = w.integer(32, Element::U64, &x.sizes);
+    let upper = w.like("shift_right_logical", &[x, &by]);
+    [w.convert(x, Element::U32), w.convert(&upper, Element::U32)]
+}
+
+/// The lower and the upper half of a product.
+fn product(w: &mut Writer, x: &Value, by: u32) -> [Value; 2] {
+    let wide = w.convert(x, Element::U64);
+    let by = w.integer(i128::from(by), Element::U64, &x.sizes);
+    let product = w.like("multiply", &[&wide, &by]);
+    halves(w, &product)
+}

@@ -1,0 +1,108 @@
+//! Reductions as StableHLO.
+
+use super::text::{Element, Value, Writer};
+use crate::kir::ReduceKind;
+use tensorpack_tensor::{DType, HostTensor};
+
+/// The results of one reduction of `x`, whose elements are of a class's type, over `dims`; `dtype` is that of the
+/// outputs, which are yet to be stored in it.
+pub(super) fn write(w: &mut Writer, kind: ReduceKind, x: &Value, dims: &[usize], dtype: DType) -> Vec<Value> {
+    let count: usize = dims.iter().map(|&d| x.sizes[d]).product();
+    if count == 0 {
+        return over_nothing(w, kind, x, dims, dtype);
+    }
+    match kind {
+        ReduceKind::Sum => vec![fold(w, "add", 0.0, x, dims)],
+        ReduceKind::Prod => vec![fold(w, "multiply", 1.0, x, dims)],
+        ReduceKind::Max => vec![extreme(w, true, x, dims)],
+        ReduceKind::Min => vec![extreme(w, false, x, dims)],
+        ReduceKind::ArgMax => vec![place(w, true, x, dims)],
+        ReduceKind::ArgMin => vec![place(w, false, x, dims)],
+        ReduceKind::Moments => moments(w, x, dims, count),
+    }
+}
+
+fn fold(w: &mut Writer, name: &str, first: f64, x: &Value, dims: &[usize]) -> Value {
+    let first = w.splat(first, x.element, &[]);
+    w.reduce(name, x, &first, dims)
+}
+
+fn extreme(w: &mut Writer, largest: bool, x: &Value, dims: &[usize]) -> Value {
+    // As an integer, infinity is the last number there is.
+    let first = if largest { f64::NEG_INFINITY } else { f64::INFINITY };
+    fold(w, if largest { "maximum" } else { "minimum" }, first, x, dims)
+}
+
+/// The first place of the largest or smallest, in row-major order over `dims`; NaN comes before all.
+fn place(w: &mut Writer, largest: bool, x: &Value, dims: &[usize]) -> Value {
+    let best = extreme(w, largest, x, dims);
+    let kept: Vec<usize> = (0..x.sizes.len()).filter(|d| !dims.contains(d)).collect();
+    let best = w.broadcast(&best, &kept, &x.sizes);
+    let equal = w.compare("EQ", x, &best);
+    let is_it = if x.element.is_float() {
+        let nan = w.compare("NE", x, x);
+        w.like("or", &[&equal, &nan])
+    } else {
+        equal
+    };
+    let reduced: Vec<usize> = dims.iter().map(|&d| x.sizes[d]).collect();
+    let places = w.iota(0, DType::I64, &[reduced.iter().product()]);
+    let places = w.reshape(&places, &reduced);
+    let places = w.broadcast(&places, dims, &x.sizes);
+    let never = w.integer(i64::MAX as i128, DType::I64, &x.sizes);
+    let found = w.select(&is_it, &places, &never);
+    extreme(w, false, &found, dims)
+}
+
+/// Mean, and variance around it.
+fn moments(w: &mut Writer, x: &Value, dims: &[usize], count: usize) -> Vec<Value> {
+    let x = if x.element.is_float() { x.clone() } else { w.convert(x, DType::F64) };
+    let kept: Vec<usize> = (0..x.sizes.len()).filter(|d| !dims.contains(d)).collect();
+    let mean_of = |w: &mut Writer, x: &Value| {
+        let sum = fold(w, "add", 0.0, x, dims);
+        let count = w.splat(count as f64, sum.element, &sum.sizes);
+        w.like("divide", &[&sum, &count])
+    };
+    let mean = mean_of(w, &x);
+    let wide = w.broadcast(&mean, &kept, &x.sizes);
+    let off = w.like("subtract", &[&x, &wide]);
+    let squares = w.like("multiply", &[&off, &off]);
+    let variance = mean_of(w, &squares);
+    vec![mean, variance]
+}
+
+/// What a reduction of no numbers gives.
+fn over_nothing(w: &mut Writer, kind: ReduceKind, x: &Value, dims: &[usize], dtype: DType) -> Vec<Value> {
+    let sizes: Vec<usize> = (0..x.sizes.len()).filter(|d| !dims.contains(d)).map(|d| x.sizes[d]).collect();
+    let whole = !x.element.is_float();
+    let (low, high) = match dtype {
+        DType::I32 => (i32::MIN as f64, i32::MAX as f64),
+        DType::U8 => (0.0, 255.0),
+        DType::Bool => (0.0, 1.0),
+        _ => (f64::NEG_INFINITY, f64::INFINITY),
+    };
+    let number = match kind {
+        ReduceKind::Sum | ReduceKind::ArgMax | ReduceKind::ArgMin => 0.0,
+        ReduceKind::Prod => 1.0,
+        ReduceKind::Max if whole => low,
+        ReduceKind::Min if whole => high,
+        ReduceKind::Max => f64::NEG_INFINITY,
+        ReduceKind::Min => f64::INFINITY,
+        ReduceKind::Moments => f64::NAN,
+    };
+    let element = match kind {
+        ReduceKind::ArgMax | ReduceKind::ArgMin => Element::Of(DType::I64),
+        ReduceKind::Moments if whole => Element::Of(DType::F64),
+        _ => x.element,
+    };
+    let value = w.splat(number, element, &sizes);
+    vec![value; if kind == ReduceKind::Moments { 2 } else { 1 }]
+}
+
+/// Whether all of these floats are finite: one truth value.
+pub(super) fn all_finite(w: &mut Writer, x: &Value) -> Value {
+    let finite = w.op("is_finite", &[x], "", DType::Bool, &x.sizes);
+    let yes = w.tensor(&HostTensor::scalar(true));
+    let dims: Vec<usize> = (0..x.sizes.len()).collect();
+    w.reduce("and", &finite, &yes, &dims)
+}

@@ -1,0 +1,68 @@
+//! Where the devices of a program meet, as StableHLO.
+
+use super::alike::Joint;
+use super::text::{Element, Value, Writer};
+use crate::kir::{BufferId, BufferKind, Kernel};
+use std::collections::HashSet;
+use tensorpack_tensor::DType;
+
+/// What all towers have, folded into one by an operation of two numbers. One tower's is its own.
+pub(super) fn all_reduce(w: &mut Writer, name: &str, x: &Value, towers: usize) -> Value {
+    if towers == 1 {
+        return x.clone();
+    }
+    let group: Vec<String> = (0..towers).map(|t| t.to_string()).collect();
+    let attributes = format!("replica_groups = dense<[[{}]]> : tensor<1x{towers}xi64>", group.join(", "));
+    let region = w.fold(name, x.element);
+    w.with_region("all_reduce", &[x], &attributes, &region, &[(x.element, x.sizes.clone())]).swap_remove(0)
+}
+
+/// Whether it is so for all towers.
+pub(super) fn all_agree(w: &mut Writer, so: &Value, towers: usize) -> Value {
+    if towers == 1 {
+        return so.clone();
+    }
+    let number = w.convert(so, DType::I32);
+    let least = all_reduce(w, "minimum", &number, towers);
+    let zero = w.integer(0, DType::I32, &[]);
+    w.compare("NE", &least, &zero)
+}
+
+/// The first tower's value, for all towers.
+pub(super) fn of_the_first(w: &mut Writer, x: &Value, towers: usize) -> Value {
+    let is_truth = x.element == DType::Bool.into();
+    let number = if is_truth { w.convert(x, DType::I32) } else { x.clone() };
+    let tower = w.op("replica_id", &[], "", Element::U32, &[]);
+    let zero = w.integer(0, Element::U32, &[]);
+    let is_first = w.compare("EQ", &tower, &zero);
+    let nothing = w.splat(0.0, number.element, &x.sizes);
+    let part = w.select(&is_first, &number, &nothing);
+    let sum = all_reduce(w, "add", &part, towers);
+    if !is_truth {
+        return sum;
+    }
+    let none = w.splat(0.0, sum.element, &x.sizes);
+    w.compare("NE", &sum, &none)
+}
+
+/// Buffers that differ from tower to tower: made from what each is fed or draws, but not from sums over all of them.
+pub(super) fn varying(joint: &Joint) -> HashSet<BufferId> {
+    let program = &joint.program;
+    let mut varying = HashSet::new();
+    if joint.towers.len() == 1 {
+        return varying;
+    }
+    let fed = |b: &BufferId| matches!(program.buffer(*b).kind, BufferKind::Feed(i) if joint.differs(i));
+    varying.extend((0..program.buffers.len() as u32).map(BufferId).filter(fed));
+    for node in &program.kernels {
+        let differs = match &node.kernel {
+            Kernel::AllReduce { .. } => false,
+            Kernel::Random { continued, .. } => *continued,
+            kernel => kernel.reads().iter().any(|v| varying.contains(&v.buffer)),
+        };
+        if differs {
+            varying.extend(&node.outputs);
+        }
+    }
+    varying
+}

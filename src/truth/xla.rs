@@ -1,0 +1,258 @@
+//! The XLA engine against the CPU engine, over the same cases: outputs, gradients, and gradients of gradients.
+//!
+//! Compiling takes longer than running, so many trials share a module. Needs XLA's plugin for CPUs: without it nothing
+//! is tried, which is said, or fails where `TENSORPACK_REQUIRE_PLUGIN` is set. `TENSORPACK_XLA_TEST_CASES` sets
+//! how often each case is tried, `TENSORPACK_TEST_OP` which.
+
+use super::chain::close;
+use super::integers::{PAIRS, SINGLES, integers, samples};
+use crate::autodiff::gradients;
+use crate::graph::{Graph, Tensor, TensorSpec};
+use crate::runtime::{Device, IntoFetch, Session, SessionOptions};
+use crate::trial::{Draw, Gradient, Trial, all_cases};
+use tensorpack_kernels::Isa;
+use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
+
+/// How far results may lie apart, relative to the largest of the tensor (or 1).
+const F32_TOLERANCE: f64 = 1e-5;
+const F64_TOLERANCE: f64 = 1e-12;
+/// A few times the 8 bits of bf16: compilers leave roundings out where they fuse.
+const BF16_TOLERANCE: f64 = 0.02;
+
+/// Cases of kernels that run on the host: XLA has no form for them, and says so.
+const ON_THE_HOST: [&str; 1] = ["Print"];
+
+/// The most inputs of a group: a run takes no more than 64.
+const GROUP_INPUTS: usize = 60;
+/// The most trials of a group.
+const GROUP_TRIALS: usize = 40;
+
+/// XLA's first device, of the platform that `TENSORPACK_XLA_TEST_DEVICE` names or this machine's processor, if there
+/// is a plugin for it.
+fn device() -> Option<Device> {
+    let name = std::env::var("TENSORPACK_XLA_TEST_DEVICE").unwrap_or("xla:cpu:0".into());
+    let device: Device = name.parse().unwrap();
+    let Device::Xla { platform, .. } = device else { panic!("{name} is no XLA device") };
+    tensorpack_pjrt::plugin_for_tests(platform.name()).map(|_| device)
+}
+
+/// A trial with its values.
+struct Tried {
+    name: String,
+    trial: Trial,
+    values: Vec<Vec<f64>>,
+    differentiate: bool,
+}
+
+impl Tried {
+    fn elements(&self) -> usize {
+        self.values.iter().map(Vec::len).sum()
+    }
+
+    /// What is compared: outputs, gradients, and in f64 second gradients.
+    fn build(&self, graph: &Graph, prefix: &str, float: DType) -> Result<Vec<(String, Tensor)>> {
+        let inputs: Vec<Tensor> = self
+            .trial
+            .inputs
+            .iter()
+            .enumerate()
+            .map(|(i, input)| input.tensor(graph, &format!("{prefix}x{i}"), float))
+            .collect();
+        let outputs = (self.trial.build)(&inputs);
+        let mut wanted: Vec<(String, Tensor)> =
+            outputs.iter().enumerate().map(|(i, y)| (format!("output {i}"), y.clone())).collect();
+        let xs: Vec<&Tensor> =
+            inputs.iter().zip(&self.trial.inputs).filter(|(_, i)| i.is_float()).map(|(x, _)| x).collect();
+        let mut of = outputs;
+        for order in ["gradient", "second gradient"] {
+            if !self.differentiate || of.is_empty() {
+                break;
+            }
+            let cost = of.iter().map(|y| (y.square() * 0.5 + y).sum()).reduce(|a, b| a + b);
+            of = gradients(&cost.expect("there is an output"), &xs)?.into_iter().flatten().collect();
+            // Second gradients add up cancelling terms, for which f32 has not the digits.
+            if order == "gradient" || float == DType::F64 {
+                wanted.extend(of.iter().enumerate().map(|(i, g)| (format!("{order} {i}"), g.clone())));
+            }
+        }
+        Ok(wanted)
+    }
+}
+
+/// The results of all trials of a group, on one device.
+fn run(group: &[&Tried], float: DType, device: Device) -> Result<Vec<Vec<(String, HostTensor)>>> {
+    let graph = Graph::new();
+    let mut wanted = Vec::new();
+    let mut feeds = Vec::new();
+    for (t, tried) in group.iter().enumerate() {
+        let prefix = format!("t{t}");
+        wanted.push(tried.build(&graph, &prefix, float)?);
+        for (i, (input, values)) in tried.trial.inputs.iter().zip(&tried.values).enumerate() {
+            feeds.push((format!("{prefix}x{i}"), input.feed(float, values)));
+        }
+    }
+    let options = SessionOptions {
+        device,
+        isa: Some(Isa::Plain),
+        threads: Some(1),
+        full_precision: true,
+        ..SessionOptions::default()
+    };
+    let session = Session::with(graph.freeze()?, options)?;
+    let fetches: Vec<&dyn IntoFetch> = wanted.iter().flatten().map(|(_, t)| t as &dyn IntoFetch).collect();
+    let feeds: Vec<(&str, &HostTensor)> = feeds.iter().map(|(n, v)| (n.as_str(), v)).collect();
+    let mut values = session.run(&fetches, &feeds)?.into_iter();
+    let mut named = |list: Vec<(String, Tensor)>| {
+        list.into_iter().map(|(label, _)| label).zip(values.by_ref()).collect::<Vec<_>>()
+    };
+    Ok(wanted.into_iter().map(|list| named(list.into_iter().collect())).collect())
+}
+
+/// Compares a group; one that cannot be run at all is tried one by one, to say which it was.
+fn check(group: &[&Tried], float: DType, device: Device, failures: &mut Vec<String>) {
+    let right = match run(group, float, Device::Cpu(0)) {
+        Ok(right) => right,
+        // Not every operation takes bf16.
+        Err(_) if float == DType::Bf16 && group.len() == 1 => return,
+        Err(_) if float == DType::Bf16 => {
+            group.iter().for_each(|tried| check(&[tried], float, device, failures));
+            return;
+        }
+        Err(e) => panic!("the CPU engine cannot run a case: {e}"),
+    };
+    let found = match run(group, float, device) {
+        Ok(found) => found,
+        Err(e) if group.len() == 1 => {
+            failures.push(format!("{} in {float}: {e}", group[0].name));
+            return;
+        }
+        Err(_) => {
+            group.iter().for_each(|tried| check(&[tried], float, device, failures));
+            return;
+        }
+    };
+    for ((tried, right), found) in group.iter().zip(right).zip(found) {
+        // The error of a sum grows with its length.
+        let tolerance = match float {
+            DType::F64 => F64_TOLERANCE,
+            DType::Bf16 => BF16_TOLERANCE,
+            _ => F32_TOLERANCE,
+        } * (tried.elements() as f64 / 200.0).max(1.0);
+        for ((label, a), (_, b)) in right.iter().zip(&found) {
+            let same = close(&a.to_f64_vec(), &b.to_f64_vec(), tolerance);
+            if let Err(e) = same.and_then(|()| (a.sizes() == b.sizes()).then_some(()).ok_or("sizes".into())) {
+                failures.push(format!(
+                    "{} in {float}, {label} to {tolerance}: {e}, of {:?}",
+                    tried.name, tried.trial.inputs
+                ));
+            }
+        }
+    }
+}
+
+#[test]
+fn every_case_agrees_with_the_cpu_engine() {
+    let Some(device) = device() else { return };
+    let wanted = std::env::var("TENSORPACK_TEST_OP").unwrap_or_default();
+    let trials = std::env::var("TENSORPACK_XLA_TEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(3);
+    let mut all = Vec::new();
+    let has_form = |name: &str| name.contains(&wanted) && !ON_THE_HOST.contains(&name);
+    for case in all_cases().into_iter().filter(|case| has_form(case.name)) {
+        for k in 0..trials {
+            let rng = CounterRng::new(k, case.name);
+            let choices: Vec<u32> = (0..48).map(|i| rng.word(9, i)).collect();
+            let trial = (case.draw)(&mut Draw::new(&choices));
+            let total: usize = trial.inputs.iter().map(|i| i.len()).sum();
+            let mut before = 0;
+            let mut values = Vec::new();
+            for input in &trial.inputs {
+                values.push(input.values(&rng, before, total));
+                before += input.len();
+            }
+            let differentiate = matches!(case.gradient, Gradient::Twice);
+            all.push(Tried { name: format!("{} ({k})", case.name), trial, values, differentiate });
+        }
+    }
+    assert!(!all.is_empty(), "no case is called {wanted}");
+    let mut failures = Vec::new();
+    let mut group: Vec<&Tried> = Vec::new();
+    let inputs = |group: &[&Tried]| group.iter().map(|t| t.trial.inputs.len()).sum::<usize>();
+    for (i, tried) in all.iter().enumerate() {
+        group.push(tried);
+        let next = all.get(i + 1).map_or(GROUP_INPUTS, |t| t.trial.inputs.len());
+        if inputs(&group) + next > GROUP_INPUTS || group.len() >= GROUP_TRIALS || i + 1 == all.len() {
+            for float in [DType::F32, DType::F64, DType::Bf16] {
+                check(&group, float, device, &mut failures);
+            }
+            group.clear();
+        }
+    }
+    assert!(failures.is_empty(), "{} differ\n{}", failures.len(), failures.join("\n\n"));
+}
+
+/// What `build` makes of inputs with these values, on one device.
+fn made(values: &[HostTensor], device: Device, build: impl Fn(&[Tensor]) -> Vec<Tensor>) -> Vec<HostTensor> {
+    let graph = Graph::new();
+    let names: Vec<String> = (0..values.len()).map(|i| format!("x{i}")).collect();
+    let input = |(name, v): (&String, &HostTensor)| {
+        let sizes: Vec<Option<usize>> = v.sizes().iter().map(|&n| Some(n)).collect();
+        graph.placeholder(&TensorSpec::new(name.as_str(), v.dtype(), sizes))
+    };
+    let results = build(&names.iter().zip(values).map(input).collect::<Vec<_>>());
+    let options = SessionOptions { device, ..SessionOptions::default() };
+    let session = Session::with(graph.freeze().unwrap(), options).unwrap();
+    let fetches: Vec<&dyn IntoFetch> = results.iter().map(|t| t as &dyn IntoFetch).collect();
+    let feeds: Vec<(&str, &HostTensor)> = names.iter().map(String::as_str).zip(values).collect();
+    session.run(&fetches, &feeds).unwrap()
+}
+
+/// That both devices make the same bits of it.
+fn same_bits(what: &str, values: &[HostTensor], device: Device, build: impl Fn(&[Tensor]) -> Vec<Tensor>) {
+    let (right, found) = (made(values, Device::Cpu(0), &build), made(values, device, &build));
+    for (i, (right, found)) in right.iter().zip(&found).enumerate() {
+        assert_eq!(right, found, "{what}, result {i}");
+    }
+}
+
+#[test]
+fn casts_are_those_of_rust() {
+    let Some(device) = device() else { return };
+    let values = DType::ALL.map(samples);
+    same_bits("casts", &values, device, |x| x.iter().flat_map(|x| DType::ALL.map(|to| x.cast(to))).collect());
+}
+
+#[test]
+fn integer_arithmetic_is_exact() {
+    let Some(device) = device() else { return };
+    for dtype in [DType::I32, DType::I64, DType::U8] {
+        let values = [integers(dtype, "a", 83).0, integers(dtype, "b", 83).0];
+        same_bits(&format!("arithmetic on {dtype}"), &values, device, |x| {
+            let pairs = PAIRS.iter().map(|(_, op, _)| op(&x[0], &x[1]));
+            pairs.chain(SINGLES.iter().map(|(_, op, _)| op(&x[0]))).collect()
+        });
+    }
+}
+
+#[test]
+fn random_bits_are_the_same() {
+    let Some(device) = device() else { return };
+    let shape = HostTensor::zeros(DType::F32, [7, 3]).unwrap();
+    same_bits("random numbers", &[shape], device, |x| {
+        let uniform = [DType::F32, DType::F64].map(|dtype| x[0].random_uniform_like(dtype));
+        uniform.into_iter().chain([(&x[0] + 1.0).dropout(0.3)]).collect()
+    });
+}
+
+#[test]
+fn what_runs_on_the_host_alone_says_so() {
+    let Some(device) = device() else { return };
+    let graph = Graph::new();
+    let x = graph.constant(HostTensor::scalar(1.0f32));
+    let line = line!() + 1;
+    let printed = x.print();
+    let options = SessionOptions { device, ..SessionOptions::default() };
+    let session = Session::with(graph.freeze().unwrap(), options).unwrap();
+    let e = session.run(&[&printed], &[]).unwrap_err();
+    assert_eq!(e.message(), "Print: this operation has no XLA form");
+    assert_eq!(e.site().map(|s| s.line), Some(line), "{e}");
+}

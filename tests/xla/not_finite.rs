@@ -1,0 +1,46 @@
+//! A NaN stops the step: the error names the first bad result and its line, and no variable has changed.
+
+use crate::device;
+use tensorpack::graph::{Fetch, Graph, TensorSpec};
+use tensorpack::nn::Linear;
+use tensorpack::optim::{Adam, minimize};
+use tensorpack::runtime::{Session, SessionOptions};
+use tensorpack::tower::TowerContext;
+use tensorpack::{ErrorKind, HostTensor};
+
+#[test]
+fn a_bad_step_names_the_tensor_and_changes_nothing() {
+    let Some(device) = device() else { return };
+    let g = Graph::new();
+    let t = TowerContext::training(&g);
+    let x = g.placeholder(&TensorSpec::f32("x", [None, Some(6)]));
+    let divisor = g.placeholder(&TensorSpec::f32("divisor", []));
+    let y = Linear::new(16).relu().apply(&t, "fc0", &x);
+    let line = line!() + 1;
+    let y = t.scope("head", |_| (&y / &divisor).named("ratio"));
+    let cost = Linear::new(1).apply(&t, "fc1", &y).square().mean().named("cost");
+    let train = minimize(&cost, &Adam::new(0.01)).unwrap();
+    let (cost, train) = (Fetch::from(&cost), Fetch::from(&train));
+    let options = SessionOptions { device, ..SessionOptions::default() };
+    let session = Session::with(g.freeze().unwrap(), options).unwrap();
+    let x = HostTensor::from_f64(tensorpack::DType::F32, [2, 6], &[0.5; 12]).unwrap();
+    let step =
+        |divisor: f32| session.run(&[&cost, &train], &[("x", &x), ("divisor", &HostTensor::scalar(divisor))]);
+    let variables = || -> Vec<HostTensor> {
+        session.graph().variables().iter().map(|v| session.read(&v.name).unwrap()).collect()
+    };
+    let first = step(1.0).unwrap();
+    let before = variables();
+    let e = step(0.0).unwrap_err();
+    assert_eq!(
+        (e.kind(), e.message()),
+        (ErrorKind::NotFinite, "head/ratio is not finite: it holds a NaN or an infinity")
+    );
+    assert_eq!(e.site().map(|s| s.line), Some(line), "{e}");
+    assert!(e.to_string().contains("a divisor is zero"), "{e}");
+    assert!(e.to_string().ends_with("no variable was changed by this run"), "{e}");
+    assert!(variables() == before, "a bad step changed a variable");
+    let second = step(1.0).unwrap();
+    assert!(second[0].to_scalar().unwrap() < first[0].to_scalar().unwrap());
+    assert!(variables() != before);
+}

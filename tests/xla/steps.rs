@@ -1,0 +1,79 @@
+//! The reference models take the same way as on the CPU engine.
+
+use crate::device;
+use crate::models::{Model, mlp, mnist, small_resnet};
+use tensorpack::graph::Fetch;
+use tensorpack::runtime::{Device, Session, SessionOptions};
+
+/// A model in a session.
+struct Run {
+    model: Model,
+    session: Session,
+    cost: Fetch,
+    train: Fetch,
+}
+
+impl Run {
+    fn new(build: fn() -> Model, device: Device) -> Run {
+        let model = build();
+        let (cost, train) = (Fetch::from(&model.cost), Fetch::from(&model.train));
+        let options = SessionOptions {
+            device,
+            seed: 3,
+            full_precision: true,
+            deterministic: true,
+            ..SessionOptions::default()
+        };
+        let session = Session::with(model.graph.clone().freeze().unwrap(), options).unwrap();
+        Run { model, session, cost, train }
+    }
+
+    fn cost(&self, step: u64) -> f64 {
+        let [image, label] = self.model.batch(16, step);
+        let feeds = [("image", &image), ("label", &label)];
+        self.session.run(&[&self.cost, &self.train], &feeds).unwrap()[0].to_scalar().unwrap()
+    }
+}
+
+fn compare(name: &str, build: fn() -> Model, steps: u64) {
+    let Some(device) = device() else { return };
+    let (right, found) = (Run::new(build, Device::Cpu(0)), Run::new(build, device));
+    for step in 0..steps {
+        let (a, b) = (right.cost(step), found.cost(step));
+        assert!((a - b).abs() <= 1e-4 * a.abs(), "{name}, step {step}: {b}, on the CPU engine {a}");
+    }
+}
+
+#[test]
+fn fully_connected() {
+    compare("mlp", mlp, 20);
+}
+
+#[test]
+fn convolutions_and_pooling() {
+    compare("mnist", mnist, 20);
+}
+
+#[test]
+fn residuals_and_batch_norm() {
+    compare("small_resnet", small_resnet, 20);
+}
+
+#[test]
+fn what_is_read_and_written_back_goes_on_to_the_bit() {
+    let Some(device) = device() else { return };
+    let straight = Run::new(mlp, device);
+    let (first, second) = (Run::new(mlp, device), Run::new(mlp, device));
+    let names: Vec<String> = straight.session.graph().variables().iter().map(|v| v.name.clone()).collect();
+    let costs: Vec<f64> = (0..6).map(|step| straight.cost(step)).collect();
+    let mut again: Vec<f64> = (0..3).map(|step| first.cost(step)).collect();
+    for name in &names {
+        second.session.write(name, &first.session.read(name).unwrap()).unwrap();
+    }
+    again.extend((3..6).map(|step| second.cost(step)));
+    assert_eq!(costs, again);
+    for name in &names {
+        let (a, b) = (straight.session.read(name).unwrap(), second.session.read(name).unwrap());
+        assert_eq!(a, b, "{name}");
+    }
+}

@@ -1,0 +1,108 @@
+//! Several towers on several XLA devices: k towers of batch b are one tower of batch k b, on either engine.
+
+use tensorpack::dataflow::FromFn;
+use tensorpack::graph::Graph;
+use tensorpack::optim::Optimizer;
+use tensorpack::prelude::*;
+use tensorpack::runtime::{Device, Platform};
+use tensorpack::tensor::CounterRng;
+use tensorpack::train::SingleCostTrainer;
+
+const TOTAL: usize = 24;
+
+/// A net with dropout and synchronised batch normalisation.
+struct Net;
+
+impl ModelDesc for Net {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        ["x", "y"].map(|name| TensorSpec::new(name, DType::F64, [None, Some(5)])).into()
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        let x = Linear::new(16).no_bias().apply(t, "fc0", &inputs[0]);
+        let x = BatchNorm::new().synchronized().apply(t, "bn", &x);
+        let x = Dropout::new(0.25).apply(t, "dropout", &x.tanh());
+        let cost = (Linear::new(5).apply(t, "fc1", &x) - &inputs[1]).square().mean().named("cost");
+        t.moving_summary(&[&cost]);
+        cost
+    }
+
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Adam::new(0.01).boxed()
+    }
+}
+
+fn on_xla(index: usize) -> Device {
+    Device::Xla { platform: Platform::Cpu, index }
+}
+
+/// Batches of `rows` examples: the same examples in the same order, however many make a batch.
+fn batches(rows: usize) -> FromFn {
+    FromFn::new(u64::MAX / 2, move |index| {
+        let rng = CounterRng::new(9, "examples");
+        let part = |stream: u64| {
+            let first = index * (rows * 5) as u64;
+            let values: Vec<f64> = (0..(rows * 5) as u64).map(|i| rng.normal(stream, first + i)).collect();
+            HostTensor::from_f64(DType::F64, [rows, 5], &values)
+        };
+        Ok(vec![part(0)?, part(1)?])
+    })
+}
+
+/// All variables of the model after some steps.
+fn train(towers: usize, device: Device, trainer: impl Into<SingleCostTrainer>) -> Vec<(String, Vec<f64>)> {
+    let config = TrainConfig::new(Net, batches(TOTAL / towers))
+        .session(SessionOptions { device, ..SessionOptions::default() })
+        .steps_per_epoch(12)
+        .max_epoch(1)
+        .no_logdir();
+    let trained = launch_train_with_config(config, trainer).unwrap();
+    // The moving average of the cost is the first tower's alone.
+    let names = trained.session.graph().variables().iter().map(|v| v.name.clone());
+    let names: Vec<String> = names.filter(|n| !n.contains("cost")).collect();
+    names.into_iter().map(|n| (n.clone(), trained.session.read(&n).unwrap().to_f64_vec())).collect()
+}
+
+fn assert_close(found: &[(String, Vec<f64>)], right: &[(String, Vec<f64>)], what: &str) {
+    assert_eq!(found.len(), right.len(), "{what}");
+    for ((name, a), (_, b)) in found.iter().zip(right) {
+        let norm = b.iter().map(|x| x * x).sum::<f64>().sqrt().max(1e-30);
+        let off = a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt() / norm;
+        assert!(off <= 1e-9, "{what}: {name} differs by {off}");
+    }
+}
+
+#[test]
+fn k_towers_are_one_with_k_times_the_batch() {
+    if crate::device().is_none() {
+        return;
+    }
+    let right = train(1, Device::Cpu(0), SimpleTrainer::new());
+    assert_close(&train(1, on_xla(0), SimpleTrainer::new()), &right, "one tower");
+    for towers in [2, 3, 8] {
+        // The trainer's devices are where it runs, whatever the session says.
+        let trainer = SyncMultiGpuTrainerReplicated::on((0..towers).map(on_xla));
+        assert_close(&train(towers, Device::Cpu(0), trainer), &right, &format!("{towers} towers"));
+    }
+}
+
+#[test]
+fn towers_need_devices_in_a_row() {
+    if crate::device().is_none() {
+        return;
+    }
+    let config = || TrainConfig::new(Net, batches(4)).steps_per_epoch(1).max_epoch(1).no_logdir();
+    let on = |devices: Vec<Device>| {
+        launch_train_with_config(config(), SyncMultiGpuTrainerReplicated::on(devices)).err().unwrap()
+    };
+    let e = on(vec![on_xla(0), on_xla(2)]);
+    assert_eq!(e.message(), "tower 1 cannot run on xla:cpu:2 where the first runs on xla:cpu:0");
+    let e = on(vec![on_xla(0), Device::Cpu(1)]);
+    assert_eq!(e.message(), "tower 1 cannot run on cpu:1 where the first runs on xla:cpu:0");
+    let e = on((0..9).map(on_xla).collect());
+    assert_eq!(e.message(), "xla:cpu:8 is not there: xla:cpu has 8 devices");
+    let graph = Graph::new().freeze().unwrap();
+    let options = SessionOptions { device: on_xla(8), ..SessionOptions::default() };
+    let e = Session::with(graph, options).err().unwrap();
+    assert_eq!(e.message(), "xla:cpu:8 is not there: xla:cpu has 8 devices");
+}
