@@ -185,49 +185,58 @@ impl OpDef for Trouble {
 impl CustomKernel for Trouble {
     fn run(&self, _: &[HostTensor], _: &mut [HostTensor]) -> Result<()> {
         if self.sleep {
-            std::thread::sleep(Duration::from_millis(600));
+            std::thread::sleep(Duration::from_secs(20));
             return Ok(());
         }
         Err(Error::argument("the sensor is unplugged"))
     }
 }
 
-/// What two runs of a session come to, if the second tower is in trouble.
-fn troubled(sleep: bool, deadline: Duration) -> Result<[Result<Vec<HostTensor>>; 2]> {
+const SUMS: usize = 4;
+
+/// What two runs of a session come to, if the second tower is in trouble before one of its sums.
+fn troubled(sleep: bool, deadline: Duration, before: usize) -> Result<[Result<Vec<HostTensor>>; 2]> {
     let graph = Graph::new();
-    let mut sums = Vec::new();
+    let mut totals = Vec::new();
     for i in 0..2 {
         let t = TowerContext::new(&graph, Mode::Training, i, 2);
         let x = graph.placeholder(&TensorSpec::f32(format!("x{i}"), []));
-        sums.push(t.build(|t| {
-            let x = if i == 1 { Tensor::apply_one(Trouble { sleep }, &[&x]) } else { x };
-            t.all_reduce_sum("total", &x)
+        totals.push(t.build(|t| {
+            (0..SUMS).fold(x, |x, k| {
+                let x = if (i, k) == (1, before) { Tensor::apply_one(Trouble { sleep }, &[&x]) } else { x };
+                t.all_reduce_sum(&format!("total{k}"), &x)
+            })
         }));
     }
     let options = SessionOptions { deadline, ..SessionOptions::default() };
     let session = Session::with(graph.freeze()?, options)?;
     let one = HostTensor::scalar(1.0f32);
-    Ok([(); 2].map(|()| session.run(&[&sums[0]], &[("x0", &one), ("x1", &one)])))
+    Ok([(); 2].map(|()| session.run(&[&totals[0]], &[("x0", &one), ("x1", &one)])))
 }
 
 /// The run's error alone: the session goes on.
 #[test]
 fn an_error_in_one_tower_ends_all_with_its_cause() {
-    for e in troubled(false, Duration::from_secs(60)).unwrap() {
-        let e = e.unwrap_err();
-        assert!(e.message().contains("the sensor is unplugged"), "{e}");
+    for before in 0..SUMS {
+        for e in troubled(false, Duration::from_secs(60), before).unwrap() {
+            let e = e.unwrap_err();
+            assert!(e.message().contains("the sensor is unplugged"), "{e}");
+        }
     }
 }
 
 #[test]
 fn a_tower_that_comes_too_late_is_an_error_that_names_the_sum() {
-    let [first, second] = troubled(true, Duration::from_millis(100)).unwrap().map(Result::unwrap_err);
-    // Who knows what the other tower still does: the session is over.
-    assert_eq!(first.to_string(), second.to_string());
-    let e = first;
-    assert!(e.to_string().contains("tower 1 is in tower1/Trouble, made at tests/towers.rs"), "{e}");
-    assert!(e.message().contains("tower 0 waited") && e.message().contains("total"), "{e}");
-    assert!(e.site().is_some_and(|s| s.file.ends_with("towers.rs")), "{e}");
+    let late = |before: usize| {
+        let runs = troubled(true, Duration::from_secs(2), before).unwrap();
+        let [e, again] = runs.map(Result::unwrap_err);
+        assert!(e.message().ends_with(&format!("tower 0 waited 2 s at total{before} for the others")), "{e}");
+        assert!(e.site().is_some_and(|s| s.file.ends_with("towers.rs")), "{e}");
+        assert!(e.to_string().contains("tower 1 is in tower1/Trouble, made at tests/towers.rs"), "{e}");
+        // Who knows what the other tower still does: the session is over.
+        assert_eq!(e.to_string(), again.to_string());
+    };
+    std::thread::scope(|s| (0..SUMS).for_each(|before| drop(s.spawn(move || late(before)))));
 }
 
 /// What one tower makes of a variable at the end of a run is made of its start value, though another tower changes it at

@@ -1,12 +1,12 @@
 //! A classifier of digits looks at what the generator made.
 
 use super::mnist_convnet;
-use std::path::Path;
 use tensorpack::dataflow::DataFlow;
-use tensorpack::io::SaverRestore;
 use tensorpack::prelude::*;
 use tensorpack::train::{CommandLine, Trained};
 
+/// The directory of the classifier's run.
+const CLASSIFIER: &str = "train_log/digit_classifier";
 const CLASSES: usize = 10;
 /// A sample counts as a digit if the classifier is as sure as this.
 const SURE: f64 = 0.9;
@@ -35,25 +35,17 @@ pub(crate) fn judge(line: &CommandLine, trained: &Trained) -> Result<()> {
     Ok(())
 }
 
-/// The net of `mnist_convnet`, with the weights of its last run if there is one in `train_log`. Otherwise it is trained
-/// for two epochs, which takes about a minute, and kept for the next time.
+/// The net of `mnist_convnet`, trained for two epochs. That takes about a minute, once: the run is kept, and the next
+/// call finds it finished.
 fn classifier(line: &CommandLine) -> Result<OfflinePredictor> {
-    let trained = Path::new("train_log/mnist_convnet");
-    let quick = Path::new("train_log/digit_classifier");
-    let weights = if trained.join("checkpoints/latest").exists() { trained } else { quick };
-    if !weights.join("checkpoints/latest").exists() {
-        println!("training a classifier of digits, to judge the samples with");
-        let (train, ..) = mnist_convnet::data()?;
-        let config = TrainConfig::new(mnist_convnet::Model, train.shuffle().batch(128))
-            .callback(ModelSaver::new())
-            .session(SessionOptions { threads: line.threads_per_device, ..SessionOptions::default() })
-            .max_epoch(2)
-            .logdir(quick);
-        launch_train_with_config(config, SimpleTrainer::new())?;
-    }
-    println!("judged by the classifier in {}", weights.display());
-    let config = PredictConfig::new(mnist_convnet::Model, ["logits"])?.inputs(["input"]);
-    OfflinePredictor::new(config.session_init(SaverRestore::new(weights)))
+    println!("a classifier of digits judges the samples: it is in {CLASSIFIER}, or trained now");
+    let (train, ..) = mnist_convnet::data()?;
+    let config = TrainConfig::new(mnist_convnet::Model, train.shuffle().batch(128))
+        .callback(ModelSaver::new())
+        .session(SessionOptions { threads: line.threads_per_device, ..SessionOptions::default() })
+        .max_epoch(2)
+        .logdir(CLASSIFIER);
+    launch_train_with_config(config, SimpleTrainer::new())?.get_predictor(&["input"], &["logits"])
 }
 
 /// How many samples `[n, 32, 32, 1]` the classifier surely takes for each digit.

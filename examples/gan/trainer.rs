@@ -107,8 +107,7 @@ impl Iteration for InTurn {
 /// How many towers the command line asks for.
 pub(crate) fn towers(line: &CommandLine) -> Result<usize> {
     match line.trainer.as_deref() {
-        None | Some("simple" | "queue") => Ok(1),
-        Some("sync-ps" | "sync-replicated") => Ok(line.devices.len().max(1)),
+        None | Some("simple" | "queue" | "sync-ps" | "sync-replicated") => Ok(line.towers()),
         Some(other) => Err(Error::argument(format!("two players are not trained by {other:?}"))
             .note("use simple, queue, sync-ps or sync-replicated")),
     }

@@ -31,6 +31,11 @@ pub struct SessionOptions {
     pub programs: usize,
     /// Whether to count the time of each kernel.
     pub profile: bool,
+    /// Whether products of f32 keep all digits on accelerators. Without, they are done as fast as the device can: with
+    /// the 10 bits of TF32, on NVIDIA's.
+    pub full_precision: bool,
+    /// Whether two runs give the same bits on accelerators too, at some cost. The CPU engine always does.
+    pub deterministic: bool,
 }
 
 impl Default for SessionOptions {
@@ -44,6 +49,8 @@ impl Default for SessionOptions {
             deadline: Duration::from_secs(300),
             programs: 16,
             profile: false,
+            full_precision: false,
+            deterministic: false,
         }
     }
 }
@@ -131,8 +138,13 @@ impl Session {
             ),
             Device::Null => Box::new(NullEngine::new(options.memory_limit)),
             Device::Xla { platform, index } => {
-                let limits = xla::Limits { memory: options.memory_limit, wait: options.deadline };
-                Box::new(xla::XlaEngine::open(platform, index, limits)?)
+                let xla = xla::XlaOptions {
+                    memory_limit: options.memory_limit,
+                    deadline: options.deadline,
+                    full_precision: options.full_precision,
+                    deterministic: options.deterministic,
+                };
+                Box::new(xla::XlaEngine::open(platform, index, xla)?)
             }
         };
         executor.create_variables(graph.variables(), options.seed)?;

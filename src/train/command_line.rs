@@ -219,6 +219,14 @@ mod tests {
     }
 
     #[test]
+    fn trainers_have_a_tower_on_each_device() {
+        for name in ["sync-ps", "sync-replicated", "async"] {
+            let line = of(&format!("--trainer {name} --devices cpu:0,cpu:1,cpu:2")).unwrap();
+            assert_eq!(line.trainer().unwrap().strategy().towers(), 3, "{name}");
+        }
+    }
+
+    #[test]
     fn what_means_nothing_is_an_error() {
         assert!(of("--max-epoch").unwrap_err().message().contains("needs a value"));
         assert!(of("--seed x").unwrap_err().message().contains("takes a number"));

@@ -8,7 +8,7 @@ use super::chain::close;
 use super::integers::{PAIRS, SINGLES, integers, samples};
 use crate::autodiff::gradients;
 use crate::graph::{Graph, Tensor, TensorSpec};
-use crate::runtime::{Device, IntoFetch, Platform, Session, SessionOptions};
+use crate::runtime::{Device, IntoFetch, Session, SessionOptions};
 use crate::trial::{Draw, Gradient, Trial, all_cases};
 use tensorpack_kernels::Isa;
 use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
@@ -27,9 +27,13 @@ const GROUP_INPUTS: usize = 60;
 /// The most trials of a group.
 const GROUP_TRIALS: usize = 40;
 
-/// XLA on this machine's processor, if the plugin is there.
+/// XLA's first device, of the platform that `TENSORPACK_XLA_TEST_DEVICE` names or this machine's processor, if there
+/// is a plugin for it.
 fn device() -> Option<Device> {
-    tensorpack_pjrt::plugin_for_tests("cpu").map(|_| Device::Xla { platform: Platform::Cpu, index: 0 })
+    let name = std::env::var("TENSORPACK_XLA_TEST_DEVICE").unwrap_or("xla:cpu:0".into());
+    let device: Device = name.parse().unwrap();
+    let Device::Xla { platform, .. } = device else { panic!("{name} is no XLA device") };
+    tensorpack_pjrt::plugin_for_tests(platform.name()).map(|_| device)
 }
 
 /// A trial with its values.
@@ -87,8 +91,13 @@ fn run(group: &[&Tried], float: DType, device: Device) -> Result<Vec<Vec<(String
             feeds.push((format!("{prefix}x{i}"), input.feed(float, values)));
         }
     }
-    let options =
-        SessionOptions { device, isa: Some(Isa::Plain), threads: Some(1), ..SessionOptions::default() };
+    let options = SessionOptions {
+        device,
+        isa: Some(Isa::Plain),
+        threads: Some(1),
+        full_precision: true,
+        ..SessionOptions::default()
+    };
     let session = Session::with(graph.freeze()?, options)?;
     let fetches: Vec<&dyn IntoFetch> = wanted.iter().flatten().map(|(_, t)| t as &dyn IntoFetch).collect();
     let feeds: Vec<(&str, &HostTensor)> = feeds.iter().map(|(n, v)| (n.as_str(), v)).collect();

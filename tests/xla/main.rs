@@ -4,13 +4,18 @@
 #[path = "../models/mod.rs"]
 mod models;
 mod not_finite;
+mod resume;
 mod rows;
 mod steps;
 mod towers;
 
-use tensorpack::runtime::{Device, Platform};
+use tensorpack::runtime::Device;
 
-/// XLA on this machine's processor, if the plugin is there.
+/// XLA's first device, of the platform that `TENSORPACK_XLA_TEST_DEVICE` names or this machine's processor, if there
+/// is a plugin for it.
 fn device() -> Option<Device> {
-    tensorpack_pjrt::plugin_for_tests("cpu").map(|_| Device::Xla { platform: Platform::Cpu, index: 0 })
+    let name = std::env::var("TENSORPACK_XLA_TEST_DEVICE").unwrap_or("xla:cpu:0".into());
+    let device: Device = name.parse().unwrap();
+    let Device::Xla { platform, .. } = device else { panic!("{name} is no XLA device") };
+    tensorpack_pjrt::plugin_for_tests(platform.name()).map(|_| device)
 }

@@ -17,7 +17,13 @@ impl Run {
     fn new(build: fn() -> Model, device: Device) -> Run {
         let model = build();
         let (cost, train) = (Fetch::from(&model.cost), Fetch::from(&model.train));
-        let options = SessionOptions { device, seed: 3, ..SessionOptions::default() };
+        let options = SessionOptions {
+            device,
+            seed: 3,
+            full_precision: true,
+            deterministic: true,
+            ..SessionOptions::default()
+        };
         let session = Session::with(model.graph.clone().freeze().unwrap(), options).unwrap();
         Run { model, session, cost, train }
     }

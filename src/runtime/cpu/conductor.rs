@@ -8,6 +8,7 @@ use super::engine::CpuProgram;
 use super::exchange::{Exchange, Overdue};
 use crate::kir::Origin;
 use crate::runtime::executor::{Executable, Feed, KernelTime, Outcome, RunInfo};
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -110,7 +111,7 @@ impl Conducted {
         &self,
         run: &RunInfo,
         feeds: &[Feed<'_>],
-        hints: std::collections::HashMap<String, String>,
+        hints: HashMap<String, String>,
     ) -> Result<Option<Error>> {
         let run = *run;
         self.conduct(feeds, move |program, feeds| program.find_bad(&run, feeds, &hints))

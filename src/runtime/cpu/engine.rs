@@ -5,22 +5,21 @@
 
 use super::conductor::{Conducted, Conductor};
 use super::exchange::Exchange;
-use super::memory::{Block, padded};
-use super::plan::{Base, Loc, Mode, Plan};
+use super::plan::{Mode, Plan};
 use super::sharing::SharedVariables;
+use super::tower_run::{Lane, Phase, TowerCx, TowerRun};
 use super::variables::Variables;
 use super::widen::widen;
-use super::work::{Meeting, Memory};
+use super::work::Meeting;
 use crate::graph::VariableInfo;
 use crate::kir::{BufferKind, Origin, Program, View};
 use crate::runtime::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo};
-use crate::runtime::{Lowered, Turns, Whereabouts, faults, memory_limit};
-use std::any::Any;
+use crate::runtime::{Lowered, Turns, Whereabouts, memory_limit};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tensorpack_kernels::{Isa, Team};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
@@ -89,14 +88,6 @@ struct Crew {
     exchange: Arc<Exchange>,
 }
 
-/// The working memory of one tower.
-#[derive(Default)]
-struct Lane {
-    arena: Option<Block>,
-    scratch: Vec<Block>,
-    scratch_bytes: usize,
-}
-
 impl Engine {
     fn lock(&self) -> Result<MutexGuard<'_, Shared>> {
         lock(&self.shared)
@@ -156,13 +147,10 @@ impl Engine {
         self.crew(shared, plans.len())?;
         shared.lanes.resize_with(plans.len().max(shared.lanes.len()), Lane::default);
         let (crew, lanes) = crew_and_lanes(shared, plans.len())?;
-        let mut more = 0usize;
-        for (plan, lane) in plans.iter().zip(lanes.iter()) {
-            let arena = lane.arena.as_ref().map_or(0, Block::len);
-            let scratch = padded(plan.scratch_bytes).saturating_sub(lane.scratch_bytes);
-            more = more.saturating_add(plan.arena_bytes.saturating_sub(arena));
-            more = more.saturating_add(scratch.saturating_mul(crew.threads()));
-        }
+        let more = plans
+            .iter()
+            .zip(lanes.iter())
+            .fold(0usize, |more, (plan, lane)| more.saturating_add(lane.missing(plan, crew.threads())));
         memory_limit::check(more, "this program", self.options.memory_limit)?;
         for (plan, lane) in plans.iter().zip(lanes) {
             lane.make_room(plan, crew.threads())?;
@@ -253,25 +241,6 @@ impl Crew {
     }
 }
 
-impl Lane {
-    fn make_room(&mut self, plan: &Plan, members: usize) -> Result<()> {
-        if plan.arena_bytes > self.arena.as_ref().map_or(0, Block::len) || self.arena.is_none() {
-            self.arena = None;
-            self.arena = Some(Block::zeroed(plan.arena_bytes)?);
-        }
-        let scratch = padded(plan.scratch_bytes).max(self.scratch_bytes);
-        if scratch > self.scratch_bytes || self.scratch.len() < members {
-            self.scratch = (0..members).map(|_| Block::zeroed(scratch)).collect::<Result<_>>()?;
-            self.scratch_bytes = scratch;
-        }
-        Ok(())
-    }
-
-    fn arena(&self) -> *mut u8 {
-        self.arena.as_ref().map_or(std::ptr::null_mut(), Block::as_ptr)
-    }
-}
-
 impl Executor for Engine {
     fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()> {
         *self.variables.take()? = Variables::new(variables, seed, self.options.memory_limit)?;
@@ -329,15 +298,6 @@ pub(super) struct CpuProgram {
     variables: SharedVariables,
     /// Where to say which kernel runs, if somebody waits for it.
     at: Option<Whereabouts>,
-}
-
-/// What a tower's plan runs on.
-struct TowerCx<'a> {
-    team: &'a mut Team,
-    lane: &'a Lane,
-    isa: Isa,
-    meeting: Meeting<'a>,
-    at: Option<&'a Whereabouts>,
 }
 
 impl CpuProgram {
@@ -501,180 +461,6 @@ impl CpuProgram {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Tally {
-    runs: u64,
-    seconds: f64,
-    best: f64,
-}
-
-/// Which part of a plan to run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// What reads no variable, at most a snapshot.
-    Apart,
-    Compute,
-    Commit,
-}
-
-/// A tower's plan with room for the pointers of one run, kept so that no run allocates.
-struct TowerRun {
-    plan: Plan,
-    reads: Vec<*const u8>,
-    writes: Vec<*mut u8>,
-    scratch: Vec<*mut u8>,
-    times: Vec<Tally>,
-}
-
-// SAFETY: the pointers are written at the beginning of every run, before they are used, under the engine's lock; those
-// into variables are used while it is this engine's turn with them.
-unsafe impl Send for TowerRun {}
-
-impl Plan {
-    /// Where something is in this run.
-    fn pointer(
-        &self,
-        loc: &Loc,
-        lane: &Lane,
-        variables: &Variables,
-        snapshot: &Variables,
-        feeds: &[Feed<'_>],
-    ) -> *mut u8 {
-        let base = match loc.base {
-            Base::Arena => lane.arena(),
-            Base::Slab(i) => variables.slab(i),
-            Base::Snapshot(i) => snapshot.slab(i),
-            // Feeds and constants are never written: no step has one among its outputs.
-            Base::Feed(i) => feeds[i].as_bytes().as_ptr().cast_mut(),
-            Base::Constant(i) => self.constants[i].as_bytes().as_ptr().cast_mut(),
-        };
-        base.wrapping_add(loc.offset)
-    }
-}
-
-impl TowerRun {
-    fn new(plan: Plan, profile: bool) -> TowerRun {
-        let idle = Tally { runs: 0, seconds: 0.0, best: f64::INFINITY };
-        let times = if profile { vec![idle; plan.steps.len()] } else { Vec::new() };
-        TowerRun { plan, reads: Vec::new(), writes: Vec::new(), scratch: Vec::new(), times }
-    }
-
-    /// Fills the tables with where everything is in this run.
-    fn resolve(&mut self, lane: &Lane, variables: &Variables, snapshot: &Variables, feeds: &[Feed<'_>]) {
-        self.reads.clear();
-        self.writes.clear();
-        for step in &self.plan.steps {
-            let pointer = |loc: &Loc| self.plan.pointer(loc, lane, variables, snapshot, feeds);
-            self.reads.extend(step.reads.iter().map(|loc| pointer(loc).cast_const()));
-            self.writes.extend(step.writes.iter().map(pointer));
-        }
-        self.scratch.clear();
-        self.scratch.extend(lane.scratch.iter().map(Block::as_ptr));
-    }
-
-    /// Runs one step, whose pointers begin at `at` in the tables.
-    fn step(
-        &mut self,
-        i: usize,
-        at: &mut Cursor,
-        cx: &mut TowerCx<'_>,
-        run: &RunInfo,
-        finite: &AtomicBool,
-    ) -> Result<()> {
-        let step = &self.plan.steps[i];
-        let memory = Memory {
-            reads: &self.reads[at.read..at.read + step.reads.len()],
-            writes: &self.writes[at.write..at.write + step.writes.len()],
-            forms: &step.forms,
-            checked: &step.checked,
-            shared: cx.lane.arena().wrapping_add(step.shared.unwrap_or(0)),
-            scratch: &self.scratch,
-            scratch_bytes: cx.lane.scratch_bytes,
-            finite,
-            isa: cx.isa,
-            seed: run.seed,
-            draw: run.draw,
-            meeting: cx.meeting,
-        };
-        at.skip(step);
-        cx.meeting.exchange.at_step(cx.meeting.tower, i);
-        if let Some(whereabouts) = cx.at {
-            whereabouts.set(Some(&step.origin));
-        }
-        let started = (!self.times.is_empty()).then(Instant::now);
-        // SAFETY: the plan gave every buffer its own place for as long as it lives, `resolve` has just filled the
-        // tables, the engine's lock keeps everyone else away, and whoever runs steps that touch variables has the turn.
-        let ran = catch_unwind(AssertUnwindSafe(|| unsafe { step.work.run(cx.team, &memory) }));
-        let here = |e: Error| e.within(&step.origin.name).at(step.origin.site);
-        ran.unwrap_or_else(|panic| resume_unwind(Box::new(here(panicked(&*panic))))).map_err(here)?;
-        if let Some(started) = started {
-            let (tally, seconds) = (&mut self.times[i], started.elapsed().as_secs_f64());
-            tally.runs += 1;
-            tally.seconds += seconds;
-            tally.best = tally.best.min(seconds);
-        }
-        Ok(())
-    }
-
-    fn run(&mut self, cx: &mut TowerCx<'_>, run: &RunInfo, finite: &AtomicBool, phase: Phase) -> Result<()> {
-        let Plan { live_from, commit_from, .. } = self.plan;
-        let steps = match phase {
-            Phase::Apart => 0..live_from,
-            Phase::Compute => live_from..commit_from,
-            Phase::Commit => commit_from..self.plan.steps.len(),
-        };
-        let mut at = Cursor::default();
-        self.plan.steps[..steps.start].iter().for_each(|step| at.skip(step));
-        steps.into_iter().try_for_each(|i| self.step(i, &mut at, cx, run, finite))
-    }
-
-    /// Runs step by step and looks at every result. Goes on to the end even when it has found something, so that the
-    /// other towers do not wait for it.
-    fn find_bad(
-        &mut self,
-        cx: &mut TowerCx<'_>,
-        run: &RunInfo,
-        hints: &HashMap<String, String>,
-    ) -> Result<Option<Error>> {
-        let (ignored, mut at) = (AtomicBool::new(true), Cursor::default());
-        let mut found = None;
-        for i in 0..self.plan.commit_from {
-            let first = at.write;
-            self.step(i, &mut at, cx, run, &ignored)?;
-            let step = &self.plan.steps[i];
-            let bad = step.forms.iter().enumerate().any(|(k, &(dtype, n))| {
-                // SAFETY: the step has just written n elements there.
-                unsafe { !tensorpack_kernels::all_finite(cx.isa, dtype, self.writes[first + k], n) }
-            });
-            if bad && found.is_none() {
-                found = Some(faults::not_finite(&step.origin, hints));
-            }
-        }
-        Ok(found)
-    }
-}
-
-/// What a kernel that panicked said.
-fn panicked(panic: &(dyn Any + Send)) -> Error {
-    let text = panic.downcast_ref::<String>().cloned();
-    let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
-    Error::new(ErrorKind::Engine, format!("a kernel panicked: {}", text.as_deref().unwrap_or("no message")))
-}
-
-/// How far the tables have been used.
-#[derive(Default)]
-struct Cursor {
-    read: usize,
-    write: usize,
-}
-
-impl Cursor {
-    fn skip(&mut self, step: &super::plan::Step) {
-        self.read += step.reads.len();
-        self.write += step.writes.len();
-    }
-}
-
 impl Executable for CpuProgram {
     fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
         CpuProgram::run(self, run, feeds, outputs)
@@ -690,18 +476,6 @@ impl Executable for CpuProgram {
     }
 
     fn profile(&self) -> Vec<KernelTime> {
-        let mut all = Vec::new();
-        for tower in &self.towers {
-            let tower = own(tower);
-            all.extend(tower.plan.steps.iter().zip(&tower.times).map(|(step, t)| KernelTime {
-                name: format!("{} {}", step.work.name(), step.origin.name),
-                runs: t.runs,
-                seconds: t.seconds,
-                best_seconds: t.best,
-                flops: step.work.flops(),
-                bytes: step.bytes,
-            }));
-        }
-        all
+        self.towers.iter().flat_map(|tower| own(tower).profile().collect::<Vec<_>>()).collect()
     }
 }

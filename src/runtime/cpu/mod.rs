@@ -16,6 +16,7 @@ mod exchange;
 mod epilogue;
 mod row_work;
 mod work;
+mod tower_run;
 mod engine;
 mod conductor;
 mod memory;

@@ -4,22 +4,42 @@ use super::text::{Value, Writer, array, list, pairs};
 use crate::kir::ContractKind;
 use tensorpack_kernels::{Conv2d, MatMul};
 
-const PRECISION: &str = "precision_config = [#stablehlo<precision DEFAULT>, #stablehlo<precision DEFAULT>]";
+/// How many digits products keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Precision {
+    /// As many as the device is fastest with.
+    Fast,
+    /// All of the operands'.
+    Full,
+}
 
-/// The contraction of two dense operands, under its natural sizes.
-pub(super) fn write(w: &mut Writer, kind: &ContractKind, lhs: &Value, rhs: &Value) -> Value {
-    match kind {
-        ContractKind::MatMul(k) => matmul(w, k, lhs, rhs),
-        ContractKind::Conv2d(k) => forward(w, k, lhs, rhs, false),
-        ContractKind::Depthwise(k) => forward(w, k, lhs, rhs, true),
-        ContractKind::Conv2dInputGrad(k) => input_grad(w, k, lhs, rhs, false),
-        ContractKind::DepthwiseInputGrad(k) => input_grad(w, k, lhs, rhs, true),
-        ContractKind::Conv2dFilterGrad(k) => filter_grad(w, k, lhs, rhs, false),
-        ContractKind::DepthwiseFilterGrad(k) => filter_grad(w, k, lhs, rhs, true),
+impl Precision {
+    fn attribute(self) -> String {
+        let name = if self == Precision::Full { "HIGHEST" } else { "DEFAULT" };
+        format!("precision_config = [#stablehlo<precision {name}>, #stablehlo<precision {name}>]")
     }
 }
 
-fn matmul(w: &mut Writer, k: &MatMul, lhs: &Value, rhs: &Value) -> Value {
+/// The contraction of two dense operands, under its natural sizes.
+pub(super) fn write(
+    w: &mut Writer,
+    kind: &ContractKind,
+    lhs: &Value,
+    rhs: &Value,
+    precision: Precision,
+) -> Value {
+    match kind {
+        ContractKind::MatMul(k) => matmul(w, k, lhs, rhs, precision),
+        ContractKind::Conv2d(k) => forward(w, k, lhs, rhs, false, precision),
+        ContractKind::Depthwise(k) => forward(w, k, lhs, rhs, true, precision),
+        ContractKind::Conv2dInputGrad(k) => input_grad(w, k, lhs, rhs, false, precision),
+        ContractKind::DepthwiseInputGrad(k) => input_grad(w, k, lhs, rhs, true, precision),
+        ContractKind::Conv2dFilterGrad(k) => filter_grad(w, k, lhs, rhs, false, precision),
+        ContractKind::DepthwiseFilterGrad(k) => filter_grad(w, k, lhs, rhs, true, precision),
+    }
+}
+
+fn matmul(w: &mut Writer, k: &MatMul, lhs: &Value, rhs: &Value, precision: Precision) -> Value {
     let matrix = |rows: usize, cols: usize, turned: bool, shared: bool| {
         let sizes = if turned { [cols, rows] } else { [rows, cols] };
         if shared { sizes.to_vec() } else { vec![k.batch, sizes[0], sizes[1]] }
@@ -38,8 +58,9 @@ fn matmul(w: &mut Writer, k: &MatMul, lhs: &Value, rhs: &Value) -> Value {
     };
     let numbers = format!(
         "dot_dimension_numbers = #stablehlo.dot<lhs_batching_dimensions = {0}, rhs_batching_dimensions = {0}, \
-         lhs_contracting_dimensions = [{summed_l}], rhs_contracting_dimensions = [{summed_r}]>, {PRECISION}",
-        list(batch)
+         lhs_contracting_dimensions = [{summed_l}], rhs_contracting_dimensions = [{summed_r}]>, {1}",
+        list(batch),
+        precision.attribute()
     );
     let y = w.op("dot_general", &[&lhs, &rhs], &numbers, lhs.element, &sizes);
     match (k.lhs_shared, k.rhs_shared) {
@@ -59,20 +80,22 @@ struct Convolution<'a> {
     padding: [[i64; 2]; 2],
     feature_groups: usize,
     batch_groups: usize,
+    precision: Precision,
 }
 
 fn convolve(w: &mut Writer, lhs: &Value, rhs: &Value, c: &Convolution<'_>, sizes: &[usize]) -> Value {
     let attributes = format!(
         "window_strides = {}, padding = {}, lhs_dilation = {}, rhs_dilation = {}, \
          window_reversal = array<i1: false, false>, dimension_numbers = #stablehlo.conv<{}>, \
-         feature_group_count = {} : i64, batch_group_count = {} : i64, {PRECISION}",
+         feature_group_count = {} : i64, batch_group_count = {} : i64, {}",
         array(c.stride),
         pairs(&c.padding),
         array(c.lhs_dilation),
         array(c.rhs_dilation),
         c.dims,
         c.feature_groups,
-        c.batch_groups
+        c.batch_groups,
+        c.precision.attribute()
     );
     w.op("convolution", &[lhs, rhs], &attributes, lhs.element, sizes)
 }
@@ -101,7 +124,14 @@ fn padding(k: &Conv2d) -> [[i64; 2]; 2] {
     })
 }
 
-fn forward(w: &mut Writer, k: &Conv2d, x: &Value, filters: &Value, depthwise: bool) -> Value {
+fn forward(
+    w: &mut Writer,
+    k: &Conv2d,
+    x: &Value,
+    filters: &Value,
+    depthwise: bool,
+    precision: Precision,
+) -> Value {
     let x = w.reshape(x, &images(k));
     let filters = w.reshape(filters, &filter(k, depthwise));
     let c = Convolution {
@@ -112,12 +142,20 @@ fn forward(w: &mut Writer, k: &Conv2d, x: &Value, filters: &Value, depthwise: bo
         padding: padding(k),
         feature_groups: if depthwise { k.in_channels } else { 1 },
         batch_groups: 1,
+        precision,
     };
     convolve(w, &x, &filters, &c, &results(k))
 }
 
 /// A convolution of dy, its pixels a stride apart, with the filter turned round.
-fn input_grad(w: &mut Writer, k: &Conv2d, dy: &Value, filters: &Value, depthwise: bool) -> Value {
+fn input_grad(
+    w: &mut Writer,
+    k: &Conv2d,
+    dy: &Value,
+    filters: &Value,
+    depthwise: bool,
+    precision: Precision,
+) -> Value {
     let dy = w.reshape(dy, &results(k));
     let filters = w.reshape(filters, &filter(k, depthwise));
     let filters = w.reverse(&filters, &[0, 1]);
@@ -139,12 +177,20 @@ fn input_grad(w: &mut Writer, k: &Conv2d, dy: &Value, filters: &Value, depthwise
         padding: around,
         feature_groups: if depthwise { k.in_channels } else { 1 },
         batch_groups: 1,
+        precision,
     };
     convolve(w, &dy, &filters, &c, &images(k))
 }
 
 /// A convolution of x with dy as filter: what was the batch is summed over, and taps are what it moves by.
-fn filter_grad(w: &mut Writer, k: &Conv2d, x: &Value, dy: &Value, depthwise: bool) -> Value {
+fn filter_grad(
+    w: &mut Writer,
+    k: &Conv2d,
+    x: &Value,
+    dy: &Value,
+    depthwise: bool,
+    precision: Precision,
+) -> Value {
     let (x, dy) = (w.reshape(x, &images(k)), w.reshape(dy, &results(k)));
     let c = Convolution {
         dims: "[f, 0, 1, b]x[i, 0, 1, o]->[0, 1, b, f]",
@@ -154,6 +200,7 @@ fn filter_grad(w: &mut Writer, k: &Conv2d, x: &Value, dy: &Value, depthwise: boo
         padding: padding(k),
         feature_groups: 1,
         batch_groups: if depthwise { k.in_channels } else { 1 },
+        precision,
     };
     convolve(w, &x, &dy, &c, &filter(k, depthwise))
 }

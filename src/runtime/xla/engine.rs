@@ -2,7 +2,7 @@
 
 use super::module::Purpose;
 use super::program::{XlaProgram, lock};
-use super::target::{Limits, Target};
+use super::target::{Target, XlaOptions};
 use super::variables::Variables;
 use crate::graph::VariableInfo;
 use crate::runtime::executor::{Executable, Executor, Feed, RunInfo};
@@ -19,8 +19,12 @@ pub(in crate::runtime) struct XlaEngine {
 
 impl XlaEngine {
     /// An engine whose first tower runs on the platform's device `index`, the next on the next.
-    pub(in crate::runtime) fn open(platform: Platform, index: usize, limits: Limits) -> Result<XlaEngine> {
-        Ok(XlaEngine { target: Target::open(platform, index, limits)?, variables: Arc::default() })
+    pub(in crate::runtime) fn open(
+        platform: Platform,
+        index: usize,
+        options: XlaOptions,
+    ) -> Result<XlaEngine> {
+        Ok(XlaEngine { target: Target::open(platform, index, options)?, variables: Arc::default() })
     }
 
     fn program(&self, lowered: &Lowered, purpose: Purpose) -> Result<XlaProgram> {
@@ -57,7 +61,7 @@ impl Executor for XlaEngine {
         let program = self.program(&lowered, Purpose::Search)?;
         for (launch, towers) in program.launches.iter().zip(program.start(run, feeds)?) {
             for made in towers {
-                let finite = made[0].download(self.target.limits.wait)?;
+                let finite = made[0].download(self.target.options.deadline)?;
                 let finite = finite.as_slice::<bool>()?;
                 let mut results = launch.module.searched.iter().zip(finite);
                 if let Some((origin, _)) = results.find(|(_, fine)| !**fine) {

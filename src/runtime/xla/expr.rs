@@ -182,7 +182,7 @@ impl Steps<'_> {
                 return self.w.like("divide", &[&one, x]);
             }
             Unary::Relu => {
-                // The other way round than a maximum with 0 where x is -0: that stays.
+                // A maximum with a NaN is one.
                 let zero = self.w.splat(0.0, x.element, self.sizes);
                 return self.w.like("maximum", &[x, &zero]);
             }

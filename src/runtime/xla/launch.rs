@@ -24,10 +24,9 @@ pub(super) struct Launch {
 impl Launch {
     /// Compiles for the devices of the towers from `first` on.
     pub(super) fn new(joint: &Joint, purpose: Purpose, target: &Target, first: usize) -> Result<Launch> {
-        let module = module(joint, purpose)?;
+        let module = module(joint, purpose, target.options.full_precision)?;
         let towers = first..first + joint.towers.len();
-        let ids = towers.clone().map(|tower| Ok(target.device(tower)?.id())).collect::<Result<Vec<i64>>>()?;
-        let options = pjrt::CompileOptions::new().replicas(ids.len()).devices(ids);
+        let options = target.compile_options(towers.clone())?;
         let executable = compile(&target.client, &module.text, &options, &target.name(first))?;
         if let Ok(planned) = executable.memory() {
             // Arguments are there already, or are small beside the rest.

@@ -24,4 +24,4 @@ mod variables;
 mod view;
 
 pub(super) use engine::XlaEngine;
-pub(super) use target::Limits;
+pub(super) use target::XlaOptions;

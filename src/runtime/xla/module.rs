@@ -2,10 +2,11 @@
 
 use super::alike::Joint;
 use super::check;
+use super::contract::{self, Precision};
 use super::random::{self, First, Key};
 use super::rows::{self, BadIndex};
 use super::text::{Element, Value, Writer, tensor_type};
-use super::{contract, expr, pool, reduce, towers, view};
+use super::{expr, pool, reduce, towers, view};
 use crate::kir::{BufferId, BufferKind, ContractKind, Kernel, KernelNode, MapBody, Origin, Program, View};
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
@@ -65,8 +66,8 @@ pub(super) struct Module {
 }
 
 /// Writes a program as a module, which as many devices run as there are towers.
-pub(super) fn module(joint: &Joint, purpose: Purpose) -> Result<Module> {
-    let mut cx = Modules::new(joint);
+pub(super) fn module(joint: &Joint, purpose: Purpose, full_precision: bool) -> Result<Module> {
+    let mut cx = Modules::new(joint, full_precision);
     cx.bind_arguments(purpose);
     for node in &joint.program.kernels {
         cx.kernel(node).map_err(|e| e.within(&node.origin.name).at(node.origin.site))?;
@@ -78,6 +79,7 @@ pub(super) fn module(joint: &Joint, purpose: Purpose) -> Result<Module> {
 }
 
 struct Modules<'a> {
+    precision: Precision,
     joint: &'a Joint,
     program: &'a Program,
     w: Writer,
@@ -89,8 +91,9 @@ struct Modules<'a> {
 }
 
 impl<'a> Modules<'a> {
-    fn new(joint: &'a Joint) -> Modules<'a> {
+    fn new(joint: &'a Joint, full_precision: bool) -> Modules<'a> {
         Modules {
+            precision: if full_precision { Precision::Full } else { Precision::Fast },
             joint,
             program: &joint.program,
             w: Writer::default(),
@@ -302,7 +305,7 @@ impl<'a> Modules<'a> {
         if lhs.is_empty() || rhs.is_empty() || sizes.contains(&0) {
             return self.w.splat(0.0, dtype, sizes);
         }
-        let y = contract::write(&mut self.w, kind, lhs, rhs);
+        let y = contract::write(&mut self.w, kind, lhs, rhs, self.precision);
         self.w.reshape(&y, sizes)
     }
 

@@ -89,7 +89,7 @@ impl XlaProgram {
 
     /// Waits for a run, and takes what it gives if all went well.
     fn end(&self, started: Started, outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
-        let wait = self.target.limits.wait;
+        let wait = self.target.options.deadline;
         let mut finite = true;
         for (launch, reports) in self.launches.iter().zip(started.reports) {
             for report in reports {

@@ -2,33 +2,38 @@
 
 use super::clients;
 use crate::runtime::{Device, Platform, memory_limit};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use tensorpack_pjrt as pjrt;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// How far the engine may go.
+/// How the XLA engine works.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::runtime) struct Limits {
+pub(in crate::runtime) struct XlaOptions {
     /// The most bytes of a device to use; `None`: all it has.
-    pub(in crate::runtime) memory: Option<usize>,
+    pub(in crate::runtime) memory_limit: Option<usize>,
     /// The longest wait for a device.
-    pub(in crate::runtime) wait: Duration,
+    pub(in crate::runtime) deadline: Duration,
+    /// Whether products of f32 keep all digits.
+    pub(in crate::runtime) full_precision: bool,
+    /// Whether two runs give the same bits.
+    pub(in crate::runtime) deterministic: bool,
 }
 
 /// Devices of one client.
 #[derive(Clone)]
 pub(super) struct Target {
     pub(super) client: Arc<pjrt::Client>,
-    pub(super) limits: Limits,
+    pub(super) options: XlaOptions,
     platform: Platform,
     first: usize,
 }
 
 impl Target {
     /// The platform's devices from `first` on.
-    pub(super) fn open(platform: Platform, first: usize, limits: Limits) -> Result<Target> {
-        let target = Target { client: clients::client(platform)?, limits, platform, first };
+    pub(super) fn open(platform: Platform, first: usize, options: XlaOptions) -> Result<Target> {
+        let target = Target { client: clients::client(platform)?, options, platform, first };
         target.device(0)?;
         Ok(target)
     }
@@ -48,6 +53,20 @@ impl Target {
         Device::Xla { platform: self.platform, index: self.first + tower }.to_string()
     }
 
+    /// How programs are compiled for the devices of these towers.
+    pub(super) fn compile_options(&self, towers: Range<usize>) -> Result<pjrt::CompileOptions> {
+        let count = towers.len();
+        let ids = towers.map(|tower| Ok(self.device(tower)?.id())).collect::<Result<Vec<i64>>>()?;
+        let options = pjrt::CompileOptions::new().replicas(count).devices(ids);
+        Ok(match self.platform {
+            // Other platforms have no faster way that is not.
+            Platform::Cuda if self.options.deterministic => {
+                options.setting("xla_gpu_deterministic_ops", true)
+            }
+            _ => options,
+        })
+    }
+
     /// Starts to copy a value to the device of a tower.
     pub(super) fn upload(&self, value: &HostTensor, tower: usize) -> Result<pjrt::Buffer> {
         self.client.upload(value, self.device(tower)?)
@@ -56,7 +75,7 @@ impl Target {
     /// That so many bytes more can be had on the device of a tower.
     pub(super) fn check_memory(&self, bytes: usize, what: &str, tower: usize) -> Result<()> {
         let free = self.device(tower)?.memory().ok().and_then(|m| Some(m.limit?.saturating_sub(m.in_use)));
-        let limit = self.limits.memory.or(free.map(|bytes| bytes as usize));
+        let limit = self.options.memory_limit.or(free.map(|bytes| bytes as usize));
         memory_limit::check(bytes, &format!("{what} on {}", self.name(tower)), limit)
     }
 }

@@ -31,7 +31,7 @@ impl Variables {
     }
 
     pub(super) fn read(&self, variable: usize, target: &Target) -> Result<HostTensor> {
-        self.of(0, variable).download(target.limits.wait)
+        self.of(0, variable).download(target.options.deadline)
     }
 
     pub(super) fn write(&mut self, variable: usize, value: &HostTensor, target: &Target) -> Result<()> {

@@ -150,3 +150,105 @@ fn pick(w: &mut Writer, buffer: &Value, view: &View) -> Value {
     let picked = w.op("gather", &[&flat, &places], attributes, buffer.element, &[view.len()]);
     w.reshape(&picked, &view.sizes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kir::{BufferId, BufferKind, Program};
+    use crate::runtime::executor::{Executor, RunInfo};
+    use crate::runtime::xla::{XlaEngine, XlaOptions};
+    use crate::runtime::{Lowered, Platform};
+    use std::collections::HashMap;
+    use std::time::Duration;
+    use tensorpack_tensor::{CounterRng, HostTensor};
+
+    /// The element of the buffer that each element of the view is.
+    fn places(view: &View) -> Vec<i64> {
+        let at = |i: usize| {
+            let (mut rest, mut place) = (i, view.offset as isize);
+            for d in (0..view.sizes.len()).rev() {
+                place += (rest % view.sizes[d]) as isize * view.strides[d];
+                rest /= view.sizes[d];
+            }
+            place as i64
+        };
+        (0..view.len()).map(at).collect()
+    }
+
+    /// A view made by a few random steps, as operations make them; at times one whose steps overlap.
+    fn draw(rng: &CounterRng, number: u64, buffer: &[usize]) -> View {
+        let next = std::cell::Cell::new(0);
+        let below = |n: usize| {
+            next.set(next.get() + 1);
+            rng.word(number, next.get()) as usize % n
+        };
+        let mut view = View::dense(BufferId(0), DType::I64, buffer);
+        for _ in 0..below(5) {
+            let rank = view.sizes.len();
+            view = match below(6) {
+                0 => {
+                    let mut order: Vec<usize> = (0..rank).collect();
+                    (1..rank).for_each(|i| order.swap(i, below(i + 1)));
+                    view.permute(&order)
+                }
+                1 => {
+                    let begin: Vec<usize> = view.sizes.iter().map(|&n| below(n)).collect();
+                    let step: Vec<usize> = (0..rank).map(|_| 1 + below(3)).collect();
+                    let left = |d: usize| (view.sizes[d] - begin[d]).div_ceil(step[d]);
+                    let sizes: Vec<usize> = (0..rank).map(|d| 1 + below(left(d))).collect();
+                    view.slice(&begin, &step, &sizes)
+                }
+                2 if rank > 0 => view.reverse(&[below(rank)]),
+                3 => {
+                    let sizes: Vec<usize> = [1 + below(3)].iter().chain(&view.sizes).copied().collect();
+                    view.broadcast_to(&sizes)
+                }
+                4 => view.reshape(&[view.len()]).unwrap_or(view),
+                5 if view.len() % 6 == 0 => view.reshape(&[2, view.len() / 6, 3]).unwrap_or(view),
+                _ => view,
+            };
+        }
+        match number % 10 {
+            // Parts of rows that are not the buffer's, of which the last ends with it.
+            8 => View { sizes: vec![9, 5], strides: vec![13, 1], offset: 8 + below(4), ..view },
+            // Windows of three, one further each.
+            9 => View { sizes: vec![4, 3], strides: vec![1, 1], offset: below(20), ..view },
+            _ => view,
+        }
+    }
+
+    #[test]
+    fn views_see_what_strides_say() {
+        if tensorpack_pjrt::plugin_for_tests("cpu").is_none() {
+            return;
+        }
+        let rng = CounterRng::new(0, "views");
+        let buffer = [4, 6, 5];
+        let mut program = Program::default();
+        program.add_buffer(DType::I64, &buffer, BufferKind::Feed(0));
+        program.fetches = (0..300).map(|i| draw(&rng, i, &buffer)).collect();
+        let views = program.fetches.clone();
+        let fetches = (0..views.len()).map(|i| (0, i)).collect();
+        let lowered = Lowered { programs: vec![program], fetches, hints: HashMap::new() };
+        let options = XlaOptions {
+            memory_limit: None,
+            deadline: Duration::from_secs(300),
+            full_precision: true,
+            deterministic: true,
+        };
+        let mut engine = XlaEngine::open(Platform::Cpu, 0, options).unwrap();
+        engine.create_variables(&[], 0).unwrap();
+        let count = HostTensor::new(buffer, (0..120).collect::<Vec<i64>>()).unwrap();
+        let mut found = Vec::new();
+        let mut executable = engine.compile(lowered).unwrap();
+        executable.run(&RunInfo { seed: 0, draw: 0 }, &[&count], &mut found).unwrap();
+        for (view, found) in views.iter().zip(&found) {
+            assert_eq!(found.sizes(), view.sizes, "{view:?}");
+            assert_eq!(found.as_slice::<i64>().unwrap(), places(view), "{view:?}");
+        }
+        let text = executable.plan_text();
+        for name in ["slice", "reverse", "transpose", "broadcast_in_dim", "pad", "gather"] {
+            assert!(text.contains(&format!("stablehlo.{name}")), "no view became a {name}");
+        }
+    }
+}
