@@ -1,7 +1,7 @@
 //! A NaN stops the step: the error names the first bad result and its line, and no variable has changed.
 
 use crate::device;
-use tensorpack::graph::{Fetch, Graph, TensorSpec};
+use tensorpack::graph::{Fetch, Graph, Init, TensorSpec, VariableSpec};
 use tensorpack::nn::Linear;
 use tensorpack::optim::{Adam, minimize};
 use tensorpack::runtime::{Session, SessionOptions};
@@ -43,4 +43,26 @@ fn a_bad_step_names_the_tensor_and_changes_nothing() {
     let second = step(1.0).unwrap();
     assert!(second[0].to_scalar().unwrap() < first[0].to_scalar().unwrap());
     assert!(variables() != before);
+}
+
+#[test]
+fn what_an_update_multiplies_with_must_be_finite_but_a_statistic_may_start_at_infinity() {
+    let Some(device) = device() else { return };
+    let g = Graph::new();
+    let t = TowerContext::training(&g);
+    let d = g.placeholder(&TensorSpec::f32("d", []));
+    let best = t.variable(VariableSpec::new("best", []).init(Init::Constant(f64::INFINITY)).non_trainable());
+    let w = t.variable(VariableSpec::new("w", [3]));
+    let scaled = w.update(|w| w * (1.0 / &d).named("scale"));
+    let kept = best.update(|best| best.minimum(&d));
+    let untouched = best.update(|best| best * 1.0);
+    let options = SessionOptions { device, ..SessionOptions::default() };
+    let session = Session::with(g.freeze().unwrap(), options).unwrap();
+    let feed = |d: f32| HostTensor::scalar(d);
+    session.run(&[&untouched], &[]).unwrap();
+    session.run(&[&kept], &[("d", &feed(2.0))]).unwrap();
+    assert_eq!(session.read("best").unwrap().to_scalar().unwrap(), 2.0);
+    let e = session.run(&[&scaled], &[("d", &feed(0.0))]).unwrap_err();
+    assert!(e.message().starts_with("scale is not finite"), "{e}");
+    session.run(&[&scaled], &[("d", &feed(1.0))]).unwrap();
 }

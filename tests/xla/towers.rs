@@ -1,7 +1,7 @@
 //! Several towers on several XLA devices: k towers of batch b are one tower of batch k b, on either engine.
 
 use tensorpack::dataflow::FromFn;
-use tensorpack::graph::Graph;
+use tensorpack::graph::{Graph, UPDATE_OPS, VariableSpec};
 use tensorpack::optim::Optimizer;
 use tensorpack::prelude::*;
 use tensorpack::runtime::{Device, Platform};
@@ -11,7 +11,10 @@ use tensorpack::train::SingleCostTrainer;
 const TOTAL: usize = 24;
 
 /// A net with dropout and synchronised batch normalisation.
-struct Net;
+struct Net {
+    /// Whether all towers go by what the first one's costs were.
+    follow_the_first: bool,
+}
 
 impl ModelDesc for Net {
     fn inputs(&self) -> Vec<TensorSpec> {
@@ -23,8 +26,15 @@ impl ModelDesc for Net {
         let x = BatchNorm::new().synchronized().apply(t, "bn", &x);
         let x = Dropout::new(0.25).apply(t, "dropout", &x.tanh());
         let cost = (Linear::new(5).apply(t, "fc1", &x) - &inputs[1]).square().mean().named("cost");
-        t.moving_summary(&[&cost]);
-        cost
+        if !self.follow_the_first {
+            return cost;
+        }
+        let costs = t.variable(VariableSpec::new("costs", []).dtype(DType::F64).non_trainable());
+        if t.is_main_training_tower() {
+            let update = costs.update(|before| before * 0.5 + cost.stop_gradient());
+            t.graph().add_op_to_collection(UPDATE_OPS, &update);
+        }
+        cost * (1.0 + costs.value().tanh())
     }
 
     fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
@@ -49,17 +59,20 @@ fn batches(rows: usize) -> FromFn {
     })
 }
 
-/// All variables of the model after some steps.
-fn train(towers: usize, device: Device, trainer: impl Into<SingleCostTrainer>) -> Vec<(String, Vec<f64>)> {
-    let config = TrainConfig::new(Net, batches(TOTAL / towers))
+/// All variables after some steps.
+fn train(
+    net: Net,
+    towers: usize,
+    device: Device,
+    trainer: impl Into<SingleCostTrainer>,
+) -> Vec<(String, Vec<f64>)> {
+    let config = TrainConfig::new(net, batches(TOTAL / towers))
         .session(SessionOptions { device, ..SessionOptions::default() })
         .steps_per_epoch(12)
         .max_epoch(1)
         .no_logdir();
     let trained = launch_train_with_config(config, trainer).unwrap();
-    // The moving average of the cost is the first tower's alone.
-    let names = trained.session.graph().variables().iter().map(|v| v.name.clone());
-    let names: Vec<String> = names.filter(|n| !n.contains("cost")).collect();
+    let names: Vec<String> = trained.session.graph().variables().iter().map(|v| v.name.clone()).collect();
     names.into_iter().map(|n| (n.clone(), trained.session.read(&n).unwrap().to_f64_vec())).collect()
 }
 
@@ -77,13 +90,26 @@ fn k_towers_are_one_with_k_times_the_batch() {
     if crate::device().is_none() {
         return;
     }
-    let right = train(1, Device::Cpu(0), SimpleTrainer::new());
-    assert_close(&train(1, on_xla(0), SimpleTrainer::new()), &right, "one tower");
+    let net = || Net { follow_the_first: false };
+    let right = train(net(), 1, Device::Cpu(0), SimpleTrainer::new());
+    assert_close(&train(net(), 1, on_xla(0), SimpleTrainer::new()), &right, "one tower");
     for towers in [2, 3, 8] {
         // The trainer's devices are where it runs, whatever the session says.
         let trainer = SyncMultiGpuTrainerReplicated::on((0..towers).map(on_xla));
-        assert_close(&train(towers, Device::Cpu(0), trainer), &right, &format!("{towers} towers"));
+        assert_close(&train(net(), towers, Device::Cpu(0), trainer), &right, &format!("{towers} towers"));
     }
+}
+
+#[test]
+fn what_the_first_tower_updates_from_its_own_is_the_same_for_all() {
+    if crate::device().is_none() {
+        return;
+    }
+    let net = || Net { follow_the_first: true };
+    let teams = train(net(), 3, Device::Cpu(0), SyncMultiGpuTrainerReplicated::new(3));
+    assert!(teams.iter().any(|(name, value)| name == "costs" && value[0] > 0.0));
+    let found = train(net(), 3, Device::Cpu(0), SyncMultiGpuTrainerReplicated::on((0..3).map(on_xla)));
+    assert_close(&found, &teams, "three towers on either engine");
 }
 
 #[test]
@@ -91,7 +117,12 @@ fn towers_need_devices_in_a_row() {
     if crate::device().is_none() {
         return;
     }
-    let config = || TrainConfig::new(Net, batches(4)).steps_per_epoch(1).max_epoch(1).no_logdir();
+    let config = || {
+        TrainConfig::new(Net { follow_the_first: false }, batches(4))
+            .steps_per_epoch(1)
+            .max_epoch(1)
+            .no_logdir()
+    };
     let on = |devices: Vec<Device>| {
         launch_train_with_config(config(), SyncMultiGpuTrainerReplicated::on(devices)).err().unwrap()
     };

@@ -1,32 +1,40 @@
 //! What must be finite for variables to change: costs, and all that updates are made from.
 
 use crate::kir::{BufferId, Kernel, Program};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// The buffers to check, in the order they are written.
 ///
-/// Maps that do nothing but make next values are not looked at, only what they read: a gradient that is not finite is
-/// the trainer's business, a statistic that starts at infinity is the model's.
+/// Maps that do nothing but make next values, element by element, are not looked at, only what they read: a gradient
+/// that is not finite is the trainer's business, a statistic that starts at infinity is the model's.
 pub(super) fn checked(program: &Program) -> Vec<BufferId> {
-    let wanted: HashSet<BufferId> =
-        program.fetches.iter().chain(&program.costs).chain(&program.kept).map(|v| v.buffer).collect();
-    // From the last kernel to the first: whether something other than updates, by way of maps, reads it.
-    let mut read_elsewhere = wanted;
+    let elsewhere = program.fetches.iter().chain(&program.costs).chain(&program.kept);
+    let mut read_elsewhere: HashSet<BufferId> = elsewhere.map(|v| v.buffer).collect();
+    // What updates are made from, with how many elements are made from it.
+    let mut of_updates: HashMap<BufferId, usize> =
+        program.updates.iter().map(|u| (u.value.buffer, u.value.len())).collect();
     let mut late: HashSet<BufferId> = HashSet::new();
-    let mut consumed: HashSet<BufferId> = program.costs.iter().map(|v| v.buffer).collect();
-    let mut of_updates: HashSet<BufferId> = program.updates.iter().map(|u| u.value.buffer).collect();
+    // From the last kernel to the first, so that all who read a result are known.
     for node in program.kernels.iter().rev() {
-        let waits = matches!(node.kernel, Kernel::Map(_))
-            && node.outputs.iter().all(|b| of_updates.contains(b) && !read_elsewhere.contains(b));
-        let reads = node.kernel.reads().into_iter().map(|v| v.buffer);
-        if waits {
-            late.extend(&node.outputs);
-            of_updates.extend(reads);
-        } else {
-            read_elsewhere.extend(reads);
+        let waits = |b: &BufferId| {
+            of_updates.get(b) == Some(&program.buffer(*b).len()) && !read_elsewhere.contains(b)
+        };
+        match &node.kernel {
+            Kernel::Map(body) if node.outputs.iter().all(waits) => {
+                late.extend(&node.outputs);
+                let elements: usize = body.sizes.iter().product();
+                for view in &body.operands {
+                    let most = of_updates.entry(view.buffer).or_default();
+                    *most = elements.max(*most);
+                }
+            }
+            kernel => read_elsewhere.extend(kernel.reads().iter().map(|v| v.buffer)),
         }
     }
-    consumed.extend(of_updates.difference(&late));
-    let written = program.kernels.iter().flat_map(|n| &n.outputs);
-    written.copied().filter(|b| consumed.contains(b) && program.buffer(*b).dtype.is_float()).collect()
+    let is_checked = |b: &BufferId| {
+        let consumed = of_updates.contains_key(b) && !late.contains(b);
+        let cost = program.costs.iter().any(|v| v.buffer == *b);
+        (consumed || cost) && program.buffer(*b).dtype.is_float()
+    };
+    program.kernels.iter().flat_map(|n| &n.outputs).copied().filter(is_checked).collect()
 }
