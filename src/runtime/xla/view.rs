@@ -204,7 +204,7 @@ mod tests {
                     view.broadcast_to(&sizes)
                 }
                 4 => view.reshape(&[view.len()]).unwrap_or(view),
-                5 if view.len() % 6 == 0 => view.reshape(&[2, view.len() / 6, 3]).unwrap_or(view),
+                5 if view.len().is_multiple_of(6) => view.reshape(&[2, view.len() / 6, 3]).unwrap_or(view),
                 _ => view,
             };
         }
