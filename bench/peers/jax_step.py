@@ -152,7 +152,7 @@ def resnet50():
         x = x.astype(jnp.bfloat16 if args.dtype == "bf16" else jnp.float32)
         conv_bn = ConvBns(weights["conv"], stats)
         x = jax.nn.relu(conv_bn(x, 2))
-        x = lax.reduce_window(x, jnp.array(-jnp.inf, x.dtype), lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+        x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
         for a, width, stride in blocks:
             y = jax.nn.relu(conv_bn(x))
             y = jax.nn.relu(conv_bn(y, stride))

@@ -163,7 +163,7 @@ impl CommandLine {
     /// How many towers that trainer builds, each taking a batch of its own.
     pub fn towers(&self) -> usize {
         match self.trainer.as_deref() {
-            Some("sync-ps" | "sync-replicated") => self.devices().len(),
+            Some("sync-ps" | "sync-replicated" | "async") => self.devices().len(),
             _ => 1,
         }
     }
@@ -222,7 +222,7 @@ mod tests {
     fn trainers_have_a_tower_on_each_device() {
         for name in ["sync-ps", "sync-replicated", "async"] {
             let line = of(&format!("--trainer {name} --devices cpu:0,cpu:1,cpu:2")).unwrap();
-            assert_eq!(line.trainer().unwrap().strategy().towers(), 3, "{name}");
+            assert_eq!((line.towers(), line.trainer().unwrap().strategy().towers()), (3, 3), "{name}");
         }
     }
 

@@ -1,13 +1,14 @@
 //! The first costs of `ptb_lstm`, against those PyTorch has with the same weights and words, without dropout.
 //!
-//! Here the words are generated, and the net is small, or has its size and does five steps. All 200 steps of the net of
-//! 650 units on the Penn Treebank: `TENSORPACK_TEST_PTB=1 cargo test --release --test language_models curve -- --nocapture`.
+//! Here the words are generated, and the net is small and learns slowly, or has its size and does five steps: with a rate
+//! of 1 costs leap, and what rounding makes different grows with every leap. All 200 steps of the net of 650 units on the
+//! Penn Treebank: `TENSORPACK_TEST_PTB=1 cargo test --release --test language_models curve -- --nocapture`.
 //! `tests/torch/make_ptb_curve.py` makes the numbers.
 
 use crate::ptb_lstm::{Model, reset, unrolled};
 use std::cell::RefCell;
 use std::rc::Rc;
-use tensorpack::callback::ProcessTensors;
+use tensorpack::callback::{HyperParamSetterWithFunc, ProcessTensors};
 use tensorpack::dataflow::dataset::ptb::{self, Split};
 use tensorpack::dataflow::dataset::sentences;
 use tensorpack::prelude::*;
@@ -18,8 +19,8 @@ fn right(run: &str) -> Vec<f64> {
     file[run].as_array().unwrap().iter().map(|cost| cost.as_f64().unwrap()).collect()
 }
 
-/// The costs of the first steps of a net with this many units.
-fn costs(words: &HostTensor, units: usize, steps: usize) -> Vec<f64> {
+/// The costs of the first steps of a net with this many units and this learning rate.
+fn costs(words: &HostTensor, units: usize, rate: f64, steps: usize) -> Vec<f64> {
     let costs = Rc::new(RefCell::new(Vec::new()));
     let noted = costs.clone();
     let note = ProcessTensors::new(["cost"], move |_, cost| {
@@ -27,16 +28,17 @@ fn costs(words: &HostTensor, units: usize, steps: usize) -> Vec<f64> {
         Ok(())
     });
     let config = TrainConfig::of(Model { units, dropout: 0.0 }).data(unrolled(words).unwrap());
-    let config = config.callback(reset()).callback(note).no_logdir();
+    let rate = HyperParamSetterWithFunc::new("learning_rate", move |_, _| rate);
+    let config = config.callback(rate).callback(reset()).callback(note).no_logdir();
     launch_train_with_config(config.steps_per_epoch(steps as u64).max_epoch(1), SimpleTrainer::new())
         .unwrap();
     costs.take()
 }
 
 /// That no cost is further from PyTorch's than this part of it; prints the largest distance.
-fn assert_follows(run: &str, words: &HostTensor, units: usize, tolerance: f64) {
+fn assert_follows(run: &str, words: &HostTensor, units: usize, rate: f64, tolerance: f64) {
     let right = right(run);
-    let found = costs(words, units, right.len());
+    let found = costs(words, units, rate, right.len());
     assert_eq!(found.len(), right.len());
     let distances = found.iter().zip(&right).map(|(a, b)| (a - b).abs() / b);
     let (step, largest) = distances.enumerate().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
@@ -47,17 +49,16 @@ fn assert_follows(run: &str, words: &HostTensor, units: usize, tolerance: f64) {
         found[found.len() - 1]
     );
     assert!(largest <= tolerance, "step {step} costs {}, not {}", found[step], right[step]);
-    assert!(found[found.len() - 1] < found[0], "nothing was learnt: {found:?}");
 }
 
 #[test]
-fn two_hundred_steps_of_a_small_net() {
-    assert_follows("small", &sentences::words(Split::Train).unwrap(), 64, 0.02);
+fn a_hundred_steps_of_a_small_net() {
+    assert_follows("small", &sentences::words(Split::Train).unwrap(), 64, 0.1, 1e-4);
 }
 
 #[test]
 fn the_first_steps_of_the_net_in_its_size() {
-    assert_follows("medium", &sentences::words(Split::Train).unwrap(), 650, 1e-4);
+    assert_follows("medium", &sentences::words(Split::Train).unwrap(), 650, 1.0, 1e-3);
 }
 
 #[test]
@@ -66,5 +67,5 @@ fn two_hundred_steps_on_the_treebank() {
         println!("not asked for: TENSORPACK_TEST_PTB is not set");
         return;
     }
-    assert_follows("treebank", &ptb::words(Split::Train).unwrap(), 650, 0.02);
+    assert_follows("treebank", &ptb::words(Split::Train).unwrap(), 650, 1.0, 0.02);
 }

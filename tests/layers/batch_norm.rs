@@ -131,3 +131,14 @@ fn inference_uses_running_statistics_and_changes_nothing() {
     let fed = HostTensor::new([2, 1], vec![1.0f32, 5.0]).unwrap();
     assert_eq!(session.run(&[&y], &[("x", &fed)]).unwrap()[0].as_slice::<f32>().unwrap(), [0.0, 2.0]);
 }
+
+#[test]
+fn a_scale_begins_as_it_is_told() {
+    let ran = run(&BatchNorm::new().gamma(Init::zeros()), &[4], false);
+    assert!(ran.values[0].iter().all(|&y| y == 0.0));
+    let ran = run(&BatchNorm::new().gamma(Init::Constant(0.5)), &[4], false);
+    let whole = run(&BatchNorm::new(), &[4], false);
+    for (half, whole) in ran.values[0].iter().zip(&whole.values[0]) {
+        assert!((2.0 * half - whole).abs() < 1e-12, "{half} is half of {whole}");
+    }
+}

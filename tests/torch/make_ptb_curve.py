@@ -94,7 +94,7 @@ def lstm(x, state, w, u, b):
     return torch.stack(outputs, 1), (c, h)
 
 
-def curve(text, units, count):
+def curve(text, units, rate, count):
     weights = {"embedding": uniform("embedding/W", WORDS, units)}
     for layer in ("lstm0", "lstm1"):
         weights[f"{layer}/W"] = uniform(f"{layer}/W", units, 4 * units)
@@ -104,7 +104,7 @@ def curve(text, units, count):
     weights["fc/b"] = torch.zeros(WORDS)
     for weight in weights.values():
         weight.requires_grad_()
-    optimizer = torch.optim.SGD(weights.values(), lr=1.0)
+    optimizer = torch.optim.SGD(weights.values(), lr=rate)
 
     part = len(text) // BATCH
     rows = torch.tensor(text[: BATCH * part]).reshape(BATCH, part)
@@ -129,8 +129,8 @@ def curve(text, units, count):
 if __name__ == "__main__":
     generated = sentences(300_000)
     runs = {
-        "small": curve(generated, 64, 200),
-        "medium": curve(generated, 650, 5),
-        "treebank": curve(treebank(sys.argv[1]), 650, 200),
+        "small": curve(generated, 64, 0.1, 100),
+        "medium": curve(generated, 650, 1.0, 5),
+        "treebank": curve(treebank(sys.argv[1]), 650, 1.0, 200),
     }
     (HERE / "ptb_curve.json").write_text(json.dumps(runs) + "\n")

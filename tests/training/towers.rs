@@ -193,7 +193,7 @@ fn a_trainer_without_devices_is_refused() {
 #[test]
 fn devices_that_do_not_go_together_are_refused() {
     for (devices, why) in [
-        ([Device::Cpu(0), Device::Null], "devices of one kind, not on cpu:0 and null"),
+        ([Device::Cpu(0), Device::Null], "tower 1 cannot run on null where the first runs on cpu:0"),
         ([Device::Cpu(1), Device::Cpu(1)], "cpu:1 is named twice"),
     ] {
         let e = launch_train_with_config(small(), SyncMultiGpuTrainer::on(devices)).err().unwrap();
