@@ -1,6 +1,7 @@
 //! Training on the XLA engine, through XLA's plugin for CPUs. Without it nothing is tried, which is said; where
 //! `TENSORPACK_REQUIRE_PLUGIN` is set that is a failure.
 
+mod feeds;
 #[path = "../models/mod.rs"]
 mod models;
 mod not_finite;

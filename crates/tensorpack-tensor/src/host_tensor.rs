@@ -122,6 +122,11 @@ impl HostTensor {
             .ok_or_else(|| Error::dtype(format!("the tensor's elements are {dtype}, not {}", T::DTYPE)))
     }
 
+    /// Whether this is the other tensor, or a clone of it: of the same sizes, and with its elements in the same place.
+    pub fn shares_elements(&self, other: &HostTensor) -> bool {
+        self.sizes == other.sizes && Arc::ptr_eq(&self.storage, &other.storage)
+    }
+
     /// The elements as bytes in the machine's order.
     pub fn as_bytes(&self) -> &[u8] {
         match &*self.storage {
@@ -221,7 +226,9 @@ mod tests {
     fn a_clone_shares_until_it_is_changed() {
         let a = HostTensor::new([2], vec![1.0f32, 2.0]).unwrap();
         let mut b = a.clone();
+        assert!(a.shares_elements(&b));
         b.as_mut_slice::<f32>().unwrap()[0] = 9.0;
+        assert!(!a.shares_elements(&b));
         assert_eq!(a.as_slice::<f32>().unwrap(), [1.0, 2.0]);
         assert_eq!(b.as_slice::<f32>().unwrap(), [9.0, 2.0]);
     }

@@ -3,10 +3,12 @@
 use super::alike::{Joint, Own};
 use super::compile::compile;
 use super::module::{Argument, Module, Purpose, module};
+use super::sent::Sent;
 use super::target::Target;
 use super::variables::Variables;
 use crate::runtime::executor::{Feed, RunInfo};
 use crate::runtime::faults;
+use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_pjrt as pjrt;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
@@ -19,6 +21,7 @@ pub(super) struct Launch {
     towers: Vec<Own>,
     /// By tower, those of the arguments that never change, in order.
     constants: Vec<Vec<pjrt::Buffer>>,
+    sent: Mutex<Sent>,
 }
 
 impl Launch {
@@ -41,7 +44,14 @@ impl Launch {
             constants.collect::<Result<Vec<_>>>()
         };
         let constants = towers.map(constants).collect::<Result<_>>()?;
-        Ok(Launch { executable, first, towers: joint.towers.clone(), constants, module })
+        Ok(Launch {
+            executable,
+            first,
+            towers: joint.towers.clone(),
+            constants,
+            module,
+            sent: Mutex::default(),
+        })
     }
 
     /// Starts it. What comes back, by tower, need not be there yet; variables have their next values.
@@ -54,7 +64,7 @@ impl Launch {
     ) -> Result<Vec<Vec<pjrt::Buffer>>> {
         let fresh = (0..self.towers.len())
             .map(|t| self.fresh(t, run, feeds, target))
-            .collect::<Result<Vec<Vec<pjrt::Buffer>>>>()?;
+            .collect::<Result<Vec<Vec<Arc<pjrt::Buffer>>>>>()?;
         let arguments: Vec<Vec<&pjrt::Buffer>> = (0..self.towers.len())
             .map(|t| {
                 let (mut fresh, mut constants) = (fresh[t].iter(), self.constants[t].iter());
@@ -62,7 +72,7 @@ impl Launch {
                 let argument = |argument: &Argument| match argument {
                     Argument::Variable(v) => variables.of(self.first + t, *v),
                     Argument::Constant(_) => constants.next().expect(next),
-                    _ => fresh.next().expect(next),
+                    _ => &**fresh.next().expect(next),
                 };
                 self.module.arguments.iter().map(argument).collect()
             })
@@ -76,24 +86,28 @@ impl Launch {
         Ok(rest)
     }
 
-    /// The arguments that are new in every run.
+    /// The arguments that may differ from run to run.
     fn fresh(
         &self,
         tower: usize,
         run: &RunInfo,
         feeds: &[Feed<'_>],
         target: &Target,
-    ) -> Result<Vec<pjrt::Buffer>> {
+    ) -> Result<Vec<Arc<pjrt::Buffer>>> {
         let own = &self.towers[tower];
-        let number = |n: u64| target.upload(&HostTensor::scalar(n as i64), self.first + tower);
-        let buffer = |argument: &Argument| match argument {
-            Argument::Feed(i) => Some(target.upload(feeds[own.feed(*i)], self.first + tower)),
-            Argument::Seed => Some(number(run.seed)),
-            Argument::Draw => Some(number(run.draw)),
-            Argument::First(stream) => Some(number(own.firsts.get(stream).copied().unwrap_or(0) as u64)),
-            Argument::Variable(_) | Argument::Constant(_) => None,
+        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut send = |at: usize, value: &HostTensor| Some(sent.send(value, at, self.first + tower, target));
+        let buffer = |(at, argument): (usize, &Argument)| {
+            let number = match argument {
+                Argument::Feed(i) => return send(at, feeds[own.feed(*i)]),
+                Argument::Seed => run.seed,
+                Argument::Draw => run.draw,
+                Argument::First(stream) => own.firsts.get(stream).copied().unwrap_or(0) as u64,
+                Argument::Variable(_) | Argument::Constant(_) => return None,
+            };
+            send(at, &HostTensor::scalar(number as i64))
         };
-        self.module.arguments.iter().filter_map(buffer).collect()
+        self.module.arguments.iter().enumerate().filter_map(buffer).collect()
     }
 
     /// What a tower's report says: an error if a lookup's number names no row, else whether all that was checked is

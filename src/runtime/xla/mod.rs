@@ -17,6 +17,7 @@ mod program;
 mod random;
 mod reduce;
 mod rows;
+mod sent;
 mod target;
 mod text;
 mod towers;
