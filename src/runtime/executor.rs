@@ -68,6 +68,10 @@ pub trait Executable: Send {
     /// Runs once. `outputs` are overwritten in place where type and sizes fit, so that a caller who keeps them
     /// causes no allocation.
     fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome>;
+    /// Whether a run looks by itself at what it is fed, and ends as [`Outcome::NotFinite`] where that is not finite.
+    fn checks_feeds(&self) -> bool {
+        false
+    }
     /// The plan as text: what fused, what is in place, how much memory.
     fn plan_text(&self) -> String;
     /// Seconds spent in each kernel since the program was made, if it was asked to count.

@@ -252,8 +252,10 @@ impl Session {
     ) -> Result<()> {
         self.graph.take_late_error()?;
         let mut state = self.lock()?;
-        check_finite_feeds(feeds)?;
         let at = state.program(self, fetches, feeds)?;
+        if !state.programs[at].executable.checks_feeds() {
+            check_finite_feeds(feeds)?;
+        }
         let draw = match kind {
             RunKind::Hooked => state.run_index,
             // The upper half of all draws belongs to plain runs.
@@ -273,6 +275,7 @@ impl Session {
         let ran = ran.unwrap_or_else(|panic| Err(state.poison(&*panic)));
         let outcome = ran.map_err(|e| state.end_if_lost(e))?;
         let Outcome::Committed { behind } = outcome else {
+            check_finite_feeds(feeds)?;
             let search = || self.name_the_bad(&mut state, fetches, feeds, &run, &values[..feeds.len()]);
             // What searches is a run as well, and users' kernels may do anything in it.
             let named = catch_unwind(AssertUnwindSafe(search));

@@ -119,6 +119,11 @@ impl Executable for XlaProgram {
         self.end(started, outputs)
     }
 
+    /// On the device: the host takes as long to look at a batch of images as a GPU to train on it.
+    fn checks_feeds(&self) -> bool {
+        true
+    }
+
     fn plan_text(&self) -> String {
         self.launches.iter().map(Launch::text).collect()
     }
