@@ -18,6 +18,7 @@ mod random;
 mod reduce;
 mod rows;
 mod sent;
+mod staged;
 mod target;
 mod text;
 mod towers;
