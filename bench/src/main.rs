@@ -1,6 +1,7 @@
 //! `bench -- step --model mlp|mnist|resnet32|resnet50|ptb|dcgan --devices cpu:0 --batch B [--threads-per-device N] [--steps N] [--json]`:
 //! the time of a training step of a reference model on synthetic data; on several devices (`cpu:0,cpu:1`) of a tower on
-//! each, with a batch of its own.
+//! each, with a batch of its own. With `--input dataflow`, of the trainer's own loop on images of whole numbers that come
+//! from memory through a queue, against images that are on the device already.
 //!
 //! `bench -- dataflow --jpegs DIR [--workers N] [--batch B] [--steps N] [--json]`: how fast photographs become batches.
 //!
@@ -12,6 +13,7 @@ mod classifier;
 mod classifiers;
 mod dataflow;
 mod dcgan;
+mod fed;
 mod input;
 mod loop_overhead;
 mod memory;
@@ -34,9 +36,11 @@ use tensorpack::runtime::cpu::Isa;
 
 const USAGE: &str = "usage: bench -- step --model mlp|mnist|resnet32|resnet50|ptb|dcgan [--devices cpu:0,..] [--batch B]
               [--dtype f32|bf16] [--threads-per-device N] [--steps N] [--isa avx512|avx2|plain] [--json] [--profile] [--plan]
+              [--input constant|dataflow]
   --json     one line with the result
   --profile  a table of kernels: share of the step, speed, and share of what the machine can do
   --plan     the plan of the step
+  --input dataflow  the trainer's loop on images in memory, batched and queued, against constant images
        bench -- dataflow --jpegs DIR [--workers 2] [--batch 64] [--steps 20] [--json]
   decode, random-resized-crop 224, flip, brightness, contrast and saturation 0.4; batches of u8
   --crops DIR  instead, write one crop of every photograph for bench/peers/opencv_crops.py
@@ -60,6 +64,8 @@ struct Options {
     json: bool,
     profile: bool,
     plan: bool,
+    /// Whether to measure what a dataflow costs.
+    dataflow: bool,
 }
 
 fn main() -> ExitCode {
@@ -67,7 +73,10 @@ fn main() -> ExitCode {
     let run = || -> Result<(), Box<dyn std::error::Error>> {
         let mut args = lexopt::Parser::from_env();
         match args.next()? {
-            Some(Value(v)) if v == "step" => Ok(step::measure(&parse(args)?, started)?),
+            Some(Value(v)) if v == "step" => {
+                let options = parse(args)?;
+                Ok(if options.dataflow { fed::measure(&options) } else { step::measure(&options, started) }?)
+            }
             Some(Value(v)) if v == "dataflow" => {
                 Ok(dataflow::measure(&dataflow::Options::parse(args)?, started)?)
             }
@@ -98,6 +107,7 @@ fn parse(mut args: lexopt::Parser) -> Result<Options, Box<dyn std::error::Error>
         json: false,
         profile: false,
         plan: false,
+        dataflow: false,
     };
     while let Some(arg) = args.next()? {
         match arg {
@@ -122,6 +132,14 @@ fn parse(mut args: lexopt::Parser) -> Result<Options, Box<dyn std::error::Error>
             Long("json") => options.json = true,
             Long("profile") => options.profile = true,
             Long("plan") => options.plan = true,
+            Long("input") => {
+                let name = args.value()?.string()?;
+                options.dataflow = match name.as_str() {
+                    "constant" => false,
+                    "dataflow" => true,
+                    _ => return Err(format!("{name} is none of constant, dataflow").into()),
+                }
+            }
             Long("help") => return Err(USAGE.into()),
             other => return Err(format!("{}\n{USAGE}", other.unexpected()).into()),
         }

@@ -1,7 +1,7 @@
 //! What an input source is.
 
 use crate::graph::{Tensor, TensorSpec};
-use crate::runtime::Interrupt;
+use crate::runtime::{Interrupt, Staging};
 use crate::tower::TowerContext;
 use serde_json::Value;
 use tensorpack_tensor::{HostTensor, Result};
@@ -60,6 +60,8 @@ pub struct Start<'a> {
     pub at: &'a Value,
     /// Looked at in every wait.
     pub interrupt: &'a Interrupt,
+    /// How to send batches to their devices ahead of the step that takes them, where that is of use.
+    pub staging: Option<&'a Staging>,
 }
 
 /// The names under which a tower's inputs are fed.

@@ -8,6 +8,7 @@ mod input_source;
 mod pump;
 mod queue;
 mod remap;
+mod stager;
 pub(crate) mod state;
 mod tensor;
 

@@ -1,6 +1,7 @@
 //! A thread that reads a dataflow for the trainer.
 
-use crate::runtime::Interrupt;
+use super::stager;
+use crate::runtime::{Interrupt, Staging};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,14 +16,17 @@ const DEADLINE: Duration = Duration::from_secs(300);
 /// How often a wait looks whether the process is to end.
 const GLANCE: Duration = Duration::from_millis(20);
 
+/// A sample with the state after it, or why there is none.
+pub(super) type Read = Result<(Sample, State)>;
+
 /// Reads ahead of the trainer, or only what it is asked for.
 pub(super) struct Pump {
-    samples: Receiver<Result<(Sample, State)>>,
+    samples: Receiver<Read>,
     /// Asks for one sample, where the thread reads only what it is asked for.
     asks: Option<SyncSender<()>>,
     waiting: Arc<AtomicUsize>,
     ended: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
     interrupt: Interrupt,
     /// What was taken.
     state: State,
@@ -71,10 +75,19 @@ impl Pump {
             asks,
             waiting,
             ended,
-            thread: Some(thread),
+            threads: vec![thread],
             interrupt: interrupt.clone(),
             state: at,
         })
+    }
+
+    /// With another thread, which sends the next samples to the devices of the towers that take them, in turn.
+    pub(super) fn staged(mut self, staging: &Staging, towers: usize) -> Result<Pump> {
+        let read = std::mem::replace(&mut self.samples, sync_channel(1).1);
+        let (samples, thread) = stager::start(read, staging.clone(), towers)?;
+        self.samples = samples;
+        self.threads.push(thread);
+        Ok(self)
     }
 
     /// The next sample.
@@ -124,16 +137,17 @@ impl Drop for Pump {
         self.asks = None;
         // With nobody to send to, the thread ends; unless it is inside a user's function that does not return.
         drop(std::mem::replace(&mut self.samples, sync_channel(1).1));
-        let Some(thread) = self.thread.take() else { return };
         let begun = Instant::now();
-        while !thread.is_finished() && begun.elapsed() < Duration::from_secs(2) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        if thread.is_finished() {
-            // It caught its own panics.
-            let _ = thread.join();
-        } else {
-            log::warn!("a dataflow's reader did not end within 2 seconds, and is left behind");
+        for thread in self.threads.drain(..) {
+            while !thread.is_finished() && begun.elapsed() < Duration::from_secs(2) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if thread.is_finished() {
+                // It caught its own panics.
+                let _ = thread.join();
+            } else {
+                log::warn!("a dataflow's reader did not end within 2 seconds, and is left behind");
+            }
         }
     }
 }

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use tensorpack_dataflow::{DataFlow, Flow, Resume, State};
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// Batches of a dataflow that a thread of its own keeps ready, up to a bound, while the model computes.
+/// Batches of a dataflow that a thread of its own keeps ready, up to a bound, while the model computes. Another sends the
+/// next ones to the device, where that has memory of its own.
+#[doc(alias = "StagingInput")]
 pub struct QueueInput {
     flow: Flow,
     ahead: usize,
@@ -55,7 +57,13 @@ impl InputSource for QueueInput {
             _ => state::from_json(start.at)?,
         };
         self.taken = at.clone();
-        self.pump = Some(Pump::start(&self.flow, start.seed, at, self.ahead, start.interrupt)?);
+        let pump = Pump::start(&self.flow, start.seed, at, self.ahead, start.interrupt)?;
+        // Who reads only when asked has nothing to send ahead.
+        let staging = start.staging.filter(|_| self.ahead > 0);
+        self.pump = Some(match staging {
+            Some(staging) => pump.staged(staging, self.feeds.towers())?,
+            None => pump,
+        });
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! What an engine is: it keeps variables, compiles parts of a frozen graph, and runs them.
 
-use super::{Lowered, Whereabouts};
+use super::{Lowered, Staging, Whereabouts};
 use crate::graph::VariableInfo;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
@@ -20,6 +20,10 @@ pub trait Executor: Send {
     /// Whether a tower that did not come back has the engine's memory: then nothing can be run or read any more.
     fn lost(&self) -> bool {
         false
+    }
+    /// How to send ahead what runs will be fed with, where devices have memory of their own.
+    fn staging(&self) -> Option<Staging> {
+        None
     }
     /// Another engine over the same variables, whose runs compute on a snapshot of them while others do the same.
     fn fork(&self, fork: Fork) -> Result<Box<dyn Executor>> {

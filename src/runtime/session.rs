@@ -4,7 +4,7 @@ use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, Run
 use super::lowering::{self, Request};
 use super::null::NullEngine;
 use super::snapshot::Reading;
-use super::{Device, Turns, Whereabouts, cpu, xla};
+use super::{Device, Staging, Turns, Whereabouts, cpu, xla};
 use crate::graph::{Fetch, Frozen, Op, Tensor, Variable};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -361,6 +361,12 @@ impl Session {
     /// Where the time of all runs went, if the session was made to count.
     pub fn profile(&self) -> Result<Vec<KernelTime>> {
         Ok(self.lock()?.programs.iter().flat_map(|p| p.executable.profile()).collect())
+    }
+
+    /// How to send ahead what runs will be fed with; `None` where that is of no use, as on the CPU engine.
+    #[doc(alias = "StagingInput")]
+    pub fn staging(&self) -> Result<Option<Staging>> {
+        Ok(self.lock()?.executor.staging())
     }
 
     /// How many hooked runs there have been.

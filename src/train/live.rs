@@ -123,6 +123,8 @@ impl Live {
         {
             log::warn!("this run does not resume exactly: {why}");
         }
-        input.start(Start { seed: self.run.seed, at: saved, interrupt: &self.run.interrupt })
+        let staging = self.run.session.staging()?;
+        let (seed, interrupt) = (self.run.seed, &self.run.interrupt);
+        input.start(Start { seed, at: saved, interrupt, staging: staging.as_ref() })
     }
 }

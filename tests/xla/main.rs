@@ -7,6 +7,7 @@ mod models;
 mod not_finite;
 mod resume;
 mod rows;
+mod staging;
 mod steps;
 mod towers;
 

@@ -2,11 +2,12 @@
 
 use super::module::Purpose;
 use super::program::{XlaProgram, lock};
+use super::staged::Staged;
 use super::target::{Target, XlaOptions};
 use super::variables::Variables;
 use crate::graph::VariableInfo;
 use crate::runtime::executor::{Executable, Executor, Feed, RunInfo};
-use crate::runtime::{Lowered, Platform, faults};
+use crate::runtime::{Lowered, Platform, Staging, faults};
 use std::sync::{Arc, Mutex};
 use tensorpack_pjrt::Buffer;
 use tensorpack_tensor::{Error, HostTensor, Result, element_count};
@@ -15,6 +16,7 @@ use tensorpack_tensor::{Error, HostTensor, Result, element_count};
 pub(in crate::runtime) struct XlaEngine {
     target: Target,
     variables: Arc<Mutex<Variables>>,
+    staged: Arc<Staged>,
 }
 
 impl XlaEngine {
@@ -24,11 +26,12 @@ impl XlaEngine {
         index: usize,
         options: XlaOptions,
     ) -> Result<XlaEngine> {
-        Ok(XlaEngine { target: Target::open(platform, index, options)?, variables: Arc::default() })
+        let target = Target::open(platform, index, options)?;
+        Ok(XlaEngine { staged: Staged::new(&target), target, variables: Arc::default() })
     }
 
     fn program(&self, lowered: &Lowered, purpose: Purpose) -> Result<XlaProgram> {
-        XlaProgram::new(lowered, purpose, &self.target, &self.variables)
+        XlaProgram::new(lowered, purpose, &self.target, &self.variables, &self.staged)
     }
 }
 
@@ -55,6 +58,10 @@ impl Executor for XlaEngine {
 
     fn compile(&mut self, lowered: Lowered) -> Result<Box<dyn Executable>> {
         Ok(Box::new(self.program(&lowered, Purpose::Run)?))
+    }
+
+    fn staging(&self) -> Option<Staging> {
+        Some(Staging::new(self.staged.clone()))
     }
 
     fn find_bad(&mut self, lowered: Lowered, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {

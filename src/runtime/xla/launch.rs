@@ -4,6 +4,7 @@ use super::alike::{Joint, Own};
 use super::compile::compile;
 use super::module::{Argument, Module, Purpose, module};
 use super::sent::Sent;
+use super::staged::Staged;
 use super::target::Target;
 use super::variables::Variables;
 use crate::runtime::executor::{Feed, RunInfo};
@@ -60,10 +61,11 @@ impl Launch {
         run: &RunInfo,
         feeds: &[Feed<'_>],
         variables: &mut Variables,
+        staged: &Staged,
         target: &Target,
     ) -> Result<Vec<Vec<pjrt::Buffer>>> {
         let fresh = (0..self.towers.len())
-            .map(|t| self.fresh(t, run, feeds, target))
+            .map(|t| self.fresh(t, run, feeds, staged, target))
             .collect::<Result<Vec<Vec<Arc<pjrt::Buffer>>>>>()?;
         let arguments: Vec<Vec<&pjrt::Buffer>> = (0..self.towers.len())
             .map(|t| {
@@ -92,11 +94,13 @@ impl Launch {
         tower: usize,
         run: &RunInfo,
         feeds: &[Feed<'_>],
+        staged: &Staged,
         target: &Target,
     ) -> Result<Vec<Arc<pjrt::Buffer>>> {
         let own = &self.towers[tower];
         let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut send = |at: usize, value: &HostTensor| Some(sent.send(value, at, self.first + tower, target));
+        let device = self.first + tower;
+        let mut send = |at: usize, value: &HostTensor| Some(sent.send(value, (at, device), staged, target));
         let buffer = |(at, argument): (usize, &Argument)| {
             let number = match argument {
                 Argument::Feed(i) => return send(at, feeds[own.feed(*i)]),

@@ -19,6 +19,7 @@ mod random;
 mod reduce;
 mod rows;
 mod sent;
+mod staged;
 mod target;
 mod text;
 mod towers;

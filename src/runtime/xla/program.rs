@@ -3,6 +3,7 @@
 use super::alike::{Joint, join};
 use super::launch::Launch;
 use super::module::Purpose;
+use super::staged::Staged;
 use super::target::Target;
 use super::variables::Variables;
 use crate::kir::{Kernel, Program};
@@ -18,6 +19,7 @@ pub(super) struct XlaProgram {
     fetches: Vec<Place>,
     target: Target,
     variables: Arc<Mutex<Variables>>,
+    staged: Arc<Staged>,
 }
 
 /// Where a value that the caller gets comes from.
@@ -47,6 +49,7 @@ impl XlaProgram {
         purpose: Purpose,
         target: &Target,
         variables: &Arc<Mutex<Variables>>,
+        staged: &Arc<Staged>,
     ) -> Result<XlaProgram> {
         lock(variables).spread(target, lowered.programs.len())?;
         let joined = join(lowered);
@@ -65,13 +68,17 @@ impl XlaProgram {
         };
         let launch = |(first, joint): (usize, &Joint)| Launch::new(joint, purpose, target, first);
         let launches = joints.iter().enumerate().map(launch).collect::<Result<_>>()?;
-        Ok(XlaProgram { launches, fetches, target: target.clone(), variables: variables.clone() })
+        let (target, variables, staged) = (target.clone(), variables.clone(), staged.clone());
+        Ok(XlaProgram { launches, fetches, target, variables, staged })
     }
 
     /// Starts all launches: by launch and tower, what will be there.
     pub(super) fn start(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Vec<Vec<Vec<pjrt::Buffer>>>> {
         let mut variables = lock(&self.variables);
-        self.launches.iter().map(|launch| launch.start(run, feeds, &mut variables, &self.target)).collect()
+        let start = |launch: &Launch| launch.start(run, feeds, &mut variables, &self.staged, &self.target);
+        let started = self.launches.iter().map(start).collect();
+        self.staged.taken(feeds);
+        started
     }
 
     /// Starts a run, and all copies of what it makes.

@@ -1,5 +1,6 @@
 //! What lies on a device already and need not be sent again.
 
+use super::staged::Staged;
 use super::target::Target;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,12 +14,12 @@ use tensorpack_tensor::{HostTensor, Result};
 pub(super) struct Sent(HashMap<(usize, usize), (HostTensor, Arc<pjrt::Buffer>)>);
 
 impl Sent {
-    /// The value of an argument on the device of `tower`.
+    /// The value of an argument on the device of a tower: from last time, or sent ahead, or else sent now.
     pub(super) fn send(
         &mut self,
         value: &HostTensor,
-        argument: usize,
-        tower: usize,
+        (argument, tower): (usize, usize),
+        staged: &Staged,
         target: &Target,
     ) -> Result<Arc<pjrt::Buffer>> {
         if let Some((last, buffer)) = self.0.get(&(argument, tower))
@@ -26,7 +27,10 @@ impl Sent {
         {
             return Ok(buffer.clone());
         }
-        let buffer = Arc::new(target.upload(value, tower)?);
+        let buffer = match staged.find(value, tower) {
+            Some(buffer) => buffer,
+            None => Arc::new(target.upload(value, tower)?),
+        };
         self.0.insert((argument, tower), (value.clone(), buffer.clone()));
         Ok(buffer)
     }

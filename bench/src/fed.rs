@@ -1,0 +1,135 @@
+//! What a data pipeline costs a training step: images in memory, batched, queued and sent to the device, against images
+//! that are there from the start.
+
+use crate::Options;
+use crate::classifier::Classifier;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Instant;
+use tensorpack::callback::TrainCx;
+use tensorpack::dataflow::{DataFlow, FromList};
+use tensorpack::input::{DummyConstantInput, InputSource, QueueInput};
+use tensorpack::optim::Optimizer;
+use tensorpack::prelude::*;
+use tensorpack::tensor::CounterRng;
+use tensorpack::train::SingleCostTrainer;
+
+/// Steps before the clock starts.
+const WARM_UP: usize = 5;
+/// How many batches of different images there are.
+const BATCHES: usize = 4;
+
+/// A reference model on images as they are stored: whole numbers from 0 to 255, which become others on the device.
+struct OfBytes {
+    classifier: Classifier,
+    dtype: DType,
+}
+
+impl ModelDesc for OfBytes {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        let mut inputs = self.classifier.inputs();
+        inputs[0].dtype = DType::U8;
+        inputs
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        let image = inputs[0].cast(DType::F32) / 127.5 - 1.0;
+        let cost = self.classifier.cost(t, &[image, inputs[1].clone()], self.dtype);
+        t.moving_summary(&[&cost]);
+        cost
+    }
+
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        self.classifier.optimizer()
+    }
+}
+
+/// The mean time of a step.
+struct Clock {
+    at: Vec<Instant>,
+    seconds: Sender<f64>,
+}
+
+impl Callback for Clock {
+    fn trigger_step(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+        self.at.push(Instant::now());
+        Ok(())
+    }
+
+    fn after_train(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+        // The last step of an epoch waits for its results; others need not.
+        if let [first, .., last] = self.at[WARM_UP.min(self.at.len())..self.at.len().saturating_sub(1)] {
+            let steps = self.at.len() - WARM_UP - 2;
+            // Nobody listens if measuring failed.
+            let _ = self.seconds.send((last - first).as_secs_f64() / steps as f64);
+        }
+        Ok(())
+    }
+}
+
+fn step_seconds(
+    options: &Options,
+    classifier: &Classifier,
+    input: impl InputSource + 'static,
+) -> Result<f64> {
+    let (seconds, result) = channel();
+    let model = OfBytes { classifier: classifier.clone(), dtype: options.dtype };
+    let config = TrainConfig::of(model)
+        .data(input)
+        .callback(Clock { at: Vec::new(), seconds })
+        .session(SessionOptions {
+            device: options.devices[0],
+            threads: options.threads,
+            ..SessionOptions::default()
+        })
+        .steps_per_epoch((options.steps + WARM_UP + 2) as u64)
+        .max_epoch(1)
+        .no_logdir();
+    let trainer: SingleCostTrainer = match options.devices[..] {
+        [_] => SimpleTrainer::new().into(),
+        _ => SyncMultiGpuTrainerReplicated::on(options.devices.iter().copied()).into(),
+    };
+    launch_train_with_config(config, trainer)?;
+    result.recv().map_err(|_| Error::argument("no step was measured"))
+}
+
+/// Images that mean nothing, with labels.
+fn images(classifier: &Classifier, count: usize) -> Result<FromList> {
+    let rng = CounterRng::new(0, "images");
+    let len = classifier.sizes.iter().product::<usize>();
+    let words = len.div_ceil(4) as u64;
+    let sample = |i: u64| {
+        let bytes = (0..words).flat_map(|w| rng.word(i, w).to_le_bytes()).take(len).collect::<Vec<u8>>();
+        let label = (i % classifier.classes as u64) as i32;
+        Ok(vec![HostTensor::new(classifier.sizes, bytes)?, HostTensor::scalar(label)])
+    };
+    Ok(FromList::new((0..count as u64).map(sample).collect::<Result<_>>()?))
+}
+
+/// Trains twice: on images that never change, and on those of a dataflow.
+pub(crate) fn measure(options: &Options) -> Result<()> {
+    let name = options.model.name();
+    let classifier = Classifier::of(options.model)
+        .ok_or_else(|| Error::argument(format!("{name} is not measured with a dataflow")))?;
+    let batch = options.batch.unwrap_or(options.model.batch());
+    let image: Vec<usize> = std::iter::once(batch).chain(classifier.sizes.iter().copied()).collect();
+    let constant = step_seconds(options, &classifier, DummyConstantInput::new([image, vec![batch]]))?;
+    let flow = images(&classifier, BATCHES * batch)?.shuffle().batch(batch);
+    let dataflow = step_seconds(options, &classifier, QueueInput::new(flow).capacity(BATCHES))?;
+    let devices = options.devices.iter().map(Device::to_string).collect::<Vec<_>>().join(",");
+    let rate = (batch * options.devices.len()) as f64 / dataflow;
+    let (ms, constant_ms, ratio) = (dataflow * 1e3, constant * 1e3, dataflow / constant);
+    if options.json {
+        println!(
+            "{{\"model\":\"{name}\",\"input\":\"dataflow\",\"devices\":\"{devices}\",\"dtype\":\"{}\",\
+             \"batch\":{batch},\"steps\":{},\"ms_per_step\":{ms:.4},\"constant_ms_per_step\":{constant_ms:.4},\
+             \"over_constant\":{ratio:.4},\"examples_per_s\":{rate:.1}}}",
+            options.dtype, options.steps
+        );
+    } else {
+        println!(
+            "{name} on {devices}, batch {batch} of a dataflow: {ms:.3} ms a step, {rate:.0} examples/s; on constant \
+             images {constant_ms:.3} ms ({ratio:.3} times)"
+        );
+    }
+    Ok(())
+}
