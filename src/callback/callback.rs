@@ -1,6 +1,6 @@
 //! What a callback is.
 
-use super::{GraphCx, HookCx, TrainCx};
+use super::{Collected, GraphCx, HookCx, TrainCx};
 use serde_json::Value;
 use tensorpack_tensor::Result;
 
@@ -41,6 +41,14 @@ pub trait Callback {
     /// After every hooked run, with the values it fetched. Must be quick.
     fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
         let _ = cx;
+        Ok(())
+    }
+
+    /// After every hooked run that went well, in their order, with what it fetched as
+    /// [`Cadence::Collected`](crate::runtime::Cadence::Collected): on an accelerator, when the next run has begun. The values
+    /// of all steps are there by the end of an epoch, and before a checkpoint is made. Must be quick.
+    fn collect(&mut self, values: &Collected<'_>) -> Result<()> {
+        let _ = values;
         Ok(())
     }
 

@@ -156,6 +156,33 @@ impl HookCx<'_> {
     }
 }
 
+/// What a run brought for [`Callback::collect`](super::Callback::collect), with where training was when it ran.
+pub struct Collected<'a> {
+    pub(crate) progress: Progress,
+    /// What ran; nothing in tests of single callbacks.
+    pub(crate) hooked: Option<(&'a HookedRun, &'a [Declared])>,
+}
+
+impl Collected<'_> {
+    /// What the run fetched; `None` in further runs of a step.
+    pub fn value(&self, fetched: Fetched) -> Option<&HostTensor> {
+        let (run, declared) = self.hooked?;
+        run.collected(*declared.get(fetched.0)?)
+    }
+
+    /// The same as a number, for scalars.
+    pub fn scalar(&self, fetched: Fetched) -> Option<f64> {
+        self.value(fetched).and_then(|v| v.to_scalar().ok())
+    }
+}
+
+impl Deref for Collected<'_> {
+    type Target = Progress;
+    fn deref(&self) -> &Progress {
+        &self.progress
+    }
+}
+
 /// Between runs.
 pub struct TrainCx<'a> {
     pub(crate) run: &'a mut Run,

@@ -1,7 +1,7 @@
 //! Callbacks that are there some of the time.
 
 use super::proxy::forward;
-use super::{Callback, HookCx, Progress, TrainCx};
+use super::{Callback, Collected, HookCx, Progress, TrainCx};
 use std::fmt;
 use tensorpack_tensor::Result;
 
@@ -36,6 +36,10 @@ impl<C: Callback> Callback for EnableCallbackIf<C> {
 
     fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
         if self.in_run { self.callback.after_run(cx) } else { Ok(()) }
+    }
+
+    fn collect(&mut self, values: &Collected<'_>) -> Result<()> {
+        if (self.condition)(values) { self.callback.collect(values) } else { Ok(()) }
     }
 
     fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {

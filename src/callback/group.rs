@@ -1,6 +1,6 @@
 //! The list of callbacks, called in order at each moment.
 
-use super::{Callback, GraphCx, HookCx, Statistic, TrainCx, When};
+use super::{Callback, Collected, GraphCx, HookCx, Statistic, TrainCx, When};
 use serde_json::{Map, Value};
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, Result};
@@ -41,6 +41,10 @@ impl Callbacks {
 
     pub(crate) fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
         self.list.iter_mut().try_for_each(|c| c.after_run(cx))
+    }
+
+    pub(crate) fn collect(&mut self, values: &Collected<'_>) -> Result<()> {
+        self.list.iter_mut().try_for_each(|c| c.collect(values))
     }
 
     /// Says which callbacks took long, if they did.

@@ -43,7 +43,7 @@ pub use best_saver::{MaxSaver, MinSaver};
 pub use callback::{Callback, Statistic, When};
 pub use check_numerics::CheckNumerics;
 pub(crate) use context::Run;
-pub use context::{Fetched, GraphCx, HookCx, Progress, TrainCx};
+pub use context::{Collected, Fetched, GraphCx, HookCx, Progress, TrainCx};
 pub use dump_tensor_as_image::DumpTensorAsImage;
 pub use dump_tensors::DumpTensors;
 pub use early_stopping::EarlyStopping;

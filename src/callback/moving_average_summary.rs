@@ -1,6 +1,6 @@
 //! Moving averages of scalars, for the monitors.
 
-use super::{Callback, Fetched, GraphCx, HookCx, Statistic, When};
+use super::{Callback, Collected, Fetched, GraphCx, HookCx, Statistic, When};
 use crate::graph::MOVING_SUMMARIES;
 use crate::runtime::Cadence;
 use serde_json::{Map, Value, json};
@@ -15,6 +15,8 @@ use tensorpack_tensor::{Error, Result};
 pub struct MovingAverageSummary {
     decay: f64,
     averages: Vec<Average>,
+    /// Whether the last values of an epoch are there, and not put yet.
+    ends_epoch: bool,
 }
 
 #[derive(Debug)]
@@ -28,7 +30,7 @@ struct Average {
 
 impl Default for MovingAverageSummary {
     fn default() -> MovingAverageSummary {
-        MovingAverageSummary { decay: 0.95, averages: Vec::new() }
+        MovingAverageSummary { decay: 0.95, averages: Vec::new(), ends_epoch: false }
     }
 }
 
@@ -46,19 +48,24 @@ impl Callback for MovingAverageSummary {
             if tensor.rank() > 0 {
                 return Err(Error::shape(format!("{name} is {}, not a scalar", tensor.shape())));
             }
-            let fetched = g.fetch(&tensor, Cadence::EveryRun);
+            let fetched = g.fetch(&tensor, Cadence::Collected);
             self.averages.push(Average { name, fetched, sum: 0.0, power: 1.0 });
         }
         Ok(())
     }
 
-    fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+    fn collect(&mut self, values: &Collected<'_>) -> Result<()> {
         for a in &mut self.averages {
-            let Some(x) = cx.scalar(a.fetched) else { return Ok(()) };
+            let Some(x) = values.scalar(a.fetched) else { return Ok(()) };
             a.sum = self.decay * a.sum + (1.0 - self.decay) * x;
             a.power *= self.decay;
         }
-        if cx.last_of_epoch() {
+        self.ends_epoch = values.last_of_epoch();
+        Ok(())
+    }
+
+    fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+        if std::mem::take(&mut self.ends_epoch) {
             for a in &self.averages {
                 cx.put_scalar(&a.name, a.sum / (1.0 - a.power));
             }

@@ -47,7 +47,7 @@ impl<C: Callback> PeriodicCallback<C> {
 
 impl<C: Callback> Callback for PeriodicCallback<C> {
     forward!(enabled:
-        name before_train before_epoch before_run after_run trigger_step after_epoch trigger_epoch trigger
+        name before_train before_epoch before_run after_run collect trigger_step after_epoch trigger_epoch trigger
         after_train reads makes state load_state
     );
 

@@ -58,7 +58,7 @@ impl<C: Callback> PeriodicTrigger<C> {
 }
 
 impl<C: Callback> Callback for PeriodicTrigger<C> {
-    forward!(callback: name before_epoch before_run after_run after_epoch trigger after_train state load_state);
+    forward!(callback: name before_epoch before_run after_run collect after_epoch trigger after_train state load_state);
 
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
         self.period.check()?;

@@ -1,6 +1,6 @@
 //! How far an epoch is, to be seen.
 
-use super::{Callback, Fetched, GraphCx, HookCx, TrainCx};
+use super::{Callback, Collected, Fetched, GraphCx, TrainCx};
 use crate::runtime::Cadence;
 use std::io::{IsTerminal, Write, stderr};
 use std::time::{Duration, Instant};
@@ -85,7 +85,7 @@ impl Callback for ProgressBar {
                 return Err(Error::shape(format!("{name} is {}, not a scalar", tensor.shape())));
             }
             let short = name.rsplit('/').next().unwrap_or(&name).to_string();
-            self.scalars.push((short, g.fetch(&tensor, Cadence::EveryRun), f64::NAN));
+            self.scalars.push((short, g.fetch(&tensor, Cadence::Collected), f64::NAN));
         }
         Ok(())
     }
@@ -97,9 +97,9 @@ impl Callback for ProgressBar {
         Ok(())
     }
 
-    fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+    fn collect(&mut self, values: &Collected<'_>) -> Result<()> {
         for (_, fetched, value) in &mut self.scalars {
-            if let Some(x) = cx.scalar(*fetched) {
+            if let Some(x) = values.scalar(*fetched) {
                 *value = x;
             }
         }

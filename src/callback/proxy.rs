@@ -43,6 +43,11 @@ macro_rules! forward {
             self.$inner.after_run(cx)
         }
     };
+    (@ collect $inner:tt) => {
+        fn collect(&mut self, values: &$crate::callback::Collected<'_>) -> tensorpack_tensor::Result<()> {
+            self.$inner.collect(values)
+        }
+    };
     (@ $hook:ident $inner:tt) => {
         fn $hook(&mut self, cx: &mut $crate::callback::TrainCx<'_>) -> tensorpack_tensor::Result<()> {
             self.$inner.$hook(cx)
@@ -54,7 +59,7 @@ pub(super) use forward;
 #[cfg(test)]
 mod tests {
     use crate::callback::callback::Callback;
-    use crate::callback::context::{GraphCx, HookCx, Run, TrainCx};
+    use crate::callback::context::{Collected, GraphCx, HookCx, Run, TrainCx};
     use crate::callback::{EnableCallbackIf, PeriodicCallback, PeriodicTrigger};
     use crate::callback::{Statistic, When};
     use crate::graph::Graph;
@@ -94,6 +99,9 @@ mod tests {
         }
         fn after_run(&mut self, _: &mut HookCx<'_>) -> Result<()> {
             self.note("after_run")
+        }
+        fn collect(&mut self, _: &Collected<'_>) -> Result<()> {
+            self.note("collect")
         }
         fn trigger_step(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
             self.note("trigger_step")
@@ -151,6 +159,7 @@ mod tests {
         let mut hook = HookCx { run: &mut run, hooked: None };
         callback.before_run(&mut hook).unwrap();
         callback.after_run(&mut hook).unwrap();
+        callback.collect(&Collected { progress: run.progress.clone(), hooked: None }).unwrap();
         let mut cx = TrainCx { run: &mut run };
         callback.before_epoch(&mut cx).unwrap();
         callback.trigger_step(&mut cx).unwrap();
@@ -193,7 +202,15 @@ mod tests {
     fn what_is_disabled_still_begins_and_ends() {
         let r = Recorder::default();
         call_all(&mut EnableCallbackIf::new(r.clone(), |_| false));
-        let off = ["before_epoch", "before_run", "after_run", "trigger_step", "after_epoch", "trigger_epoch"];
+        let off = [
+            "before_epoch",
+            "before_run",
+            "after_run",
+            "collect",
+            "trigger_step",
+            "after_epoch",
+            "trigger_epoch",
+        ];
         assert_eq!(*r.0.borrow(), hooks().into_iter().filter(|h| !off.contains(h)).collect());
     }
 

@@ -33,7 +33,7 @@ impl SanityValidation {
 
 impl Callback for SanityValidation {
     forward!(runner:
-        name setup_graph before_epoch before_run after_run trigger_step after_epoch trigger_epoch trigger
+        name setup_graph before_epoch before_run after_run collect trigger_step after_epoch trigger_epoch trigger
         after_train reads makes state load_state
     );
 

@@ -20,6 +20,9 @@ pub enum Device {
     Null,
 }
 
+/// How many devices `xla:cpu` has: shares of one processor, so as many as tests may want.
+pub const XLA_CPU_DEVICES: usize = 8;
+
 /// What XLA compiles for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Platform {

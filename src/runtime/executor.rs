@@ -1,6 +1,6 @@
 //! What an engine is: it keeps variables, compiles parts of a frozen graph, and runs them.
 
-use super::{Lowered, Staging, Whereabouts};
+use super::{Interrupt, Lowered, Staging, Whereabouts};
 use crate::graph::VariableInfo;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
@@ -21,6 +21,14 @@ pub trait Executor: Send {
     fn lost(&self) -> bool {
         false
     }
+    /// What to look at in waits that may be cut short, such as for a compiler.
+    fn watch(&mut self, interrupt: &Interrupt) {
+        let _ = interrupt;
+    }
+    /// Whether its programs can be [started](Executable::start), to go on by themselves.
+    fn runs_ahead(&self) -> bool {
+        false
+    }
     /// How to send ahead what runs will be fed with, where devices have memory of their own.
     fn staging(&self) -> Option<Staging> {
         None
@@ -28,7 +36,8 @@ pub trait Executor: Send {
     /// Another engine over the same variables, whose runs compute on a snapshot of them while others do the same.
     fn fork(&self, fork: Fork) -> Result<Box<dyn Executor>> {
         let _ = fork;
-        Err(Error::new(ErrorKind::Unsupported, "this device has no towers that run each on its own"))
+        Err(Error::new(ErrorKind::Unsupported, "this device has no towers that run each on its own")
+            .note("train asynchronously on thread teams (cpu:N), or here with a synchronous trainer"))
     }
 }
 
@@ -76,12 +85,24 @@ pub trait Executable: Send {
     fn checks_feeds(&self) -> bool {
         false
     }
+    /// Starts a run that goes on by itself. If it turns out to have failed, neither it nor any run that was started before
+    /// that was known has changed a variable.
+    fn start(&mut self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Box<dyn Pending>> {
+        let _ = (run, feeds);
+        Err(Error::new(ErrorKind::Unsupported, "this device runs only what is waited for"))
+    }
     /// The plan as text: what fused, what is in place, how much memory.
     fn plan_text(&self) -> String;
     /// Seconds spent in each kernel since the program was made, if it was asked to count.
     fn profile(&self) -> Vec<KernelTime> {
         Vec::new()
     }
+}
+
+/// A run that was started and goes on by itself.
+pub trait Pending: Send {
+    /// Waits for its end, and takes what it fetched.
+    fn collect(self: Box<Self>, outputs: &mut Vec<HostTensor>) -> Result<Outcome>;
 }
 
 /// Where time went.

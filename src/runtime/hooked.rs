@@ -4,9 +4,11 @@
 //! in which something more is due uses the second and delivers only what is due. Both are made when a shape is first
 //! seen, so that no step waits for a program later.
 
+use super::launched::Launched;
 use super::session::RunKind;
 use super::{IntoFetch, Session};
 use crate::graph::Fetch;
+use std::collections::VecDeque;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
 /// How often a fetch is delivered.
@@ -18,6 +20,9 @@ pub enum Cadence {
     EverySteps(u64),
     /// With the last step of every epoch.
     EveryEpoch,
+    /// With every run, but perhaps after the next has begun: an accelerator need not wait until somebody has looked at it.
+    /// See [`HookedRun::collected`].
+    Collected,
 }
 
 /// When a run happens.
@@ -30,9 +35,14 @@ pub struct Clock {
 }
 
 impl Cadence {
+    /// Whether every run fetches it.
+    fn is_frequent(self) -> bool {
+        matches!(self, Cadence::EveryRun | Cadence::Collected)
+    }
+
     fn is_due(self, clock: Clock) -> bool {
         match self {
-            Cadence::EveryRun => true,
+            Cadence::EveryRun | Cadence::Collected => true,
             Cadence::EverySteps(k) => clock.global_step.is_multiple_of(k),
             Cadence::EveryEpoch => clock.last_of_epoch,
         }
@@ -59,6 +69,8 @@ pub struct HookedRun {
     /// The program that ran last: what `values` are values of.
     ran_all: bool,
     due: Vec<bool>,
+    /// Runs that go on by themselves, the oldest first.
+    launched: VecDeque<Launched>,
 }
 
 impl HookedRun {
@@ -75,6 +87,7 @@ impl HookedRun {
             values: Vec::new(),
             ran_all: false,
             due: Vec::new(),
+            launched: VecDeque::new(),
         }
     }
 
@@ -85,7 +98,7 @@ impl HookedRun {
         }
         self.declared.push((fetch.fetch(), cadence));
         self.due.push(false);
-        let frequent = self.declared.iter().filter(|(_, c)| *c == Cadence::EveryRun);
+        let frequent = self.declared.iter().filter(|(_, c)| c.is_frequent());
         self.often = self.what.iter().chain(frequent.map(|(f, _)| f)).cloned().collect();
         self.all = self.what.iter().chain(self.declared.iter().map(|(f, _)| f)).cloned().collect();
         let tensors = |list: &[Fetch]| list.iter().filter(|f| f.output.is_some()).count();
@@ -96,7 +109,7 @@ impl HookedRun {
             .iter()
             .enumerate()
             .map(|(i, (_, cadence))| {
-                let often = (*cadence == Cadence::EveryRun).then(|| {
+                let often = cadence.is_frequent().then(|| {
                     frequent += 1;
                     frequent - 1
                 });
@@ -108,15 +121,8 @@ impl HookedRun {
 
     /// Runs once and counts it.
     pub fn run(&mut self, session: &Session, clock: Clock, feeds: &[(&str, &HostTensor)]) -> Result<()> {
-        // Until it has run: a run that fails delivers nothing, least of all what an earlier one did.
-        self.due.fill(false);
-        if !self.seen.iter().any(|s| s.iter().eq(feeds.iter().flat_map(|(_, t)| t.sizes()))) {
-            session.prepare(&self.all.iter().map(|f| f as &dyn IntoFetch).collect::<Vec<_>>())?;
-            session.compile(&self.all, feeds)?;
-            session.compile(&self.often, feeds)?;
-            self.seen.push(feeds.iter().flat_map(|(_, t)| t.sizes().to_vec()).collect());
-        }
-        let more = self.declared.iter().any(|(_, c)| c.is_due(clock) && *c != Cadence::EveryRun);
+        self.make_ready(session, feeds)?;
+        let more = self.declared.iter().any(|(_, c)| c.is_due(clock) && !c.is_frequent());
         let fetches = if more { &self.all } else { &self.often };
         self.ran_all = more;
         session.run_as(RunKind::Hooked, fetches, feeds, &mut self.values)?;
@@ -126,16 +132,65 @@ impl HookedRun {
         Ok(())
     }
 
+    /// Makes the programs for what is fed, if there are none yet. Until it has run nothing is delivered: a run that fails
+    /// delivers nothing, least of all what an earlier one did.
+    fn make_ready(&mut self, session: &Session, feeds: &[(&str, &HostTensor)]) -> Result<()> {
+        self.due.fill(false);
+        if !self.seen.iter().any(|s| s.iter().eq(feeds.iter().flat_map(|(_, t)| t.sizes()))) {
+            session.prepare(&self.all.iter().map(|f| f as &dyn IntoFetch).collect::<Vec<_>>())?;
+            session.compile(&self.all, feeds)?;
+            session.compile(&self.often, feeds)?;
+            self.seen.push(feeds.iter().flat_map(|(_, t)| t.sizes().to_vec()).collect());
+        }
+        Ok(())
+    }
+
+    /// Whether nobody needs to see what a run at this moment fetches before the next one begins. The last run of an epoch is
+    /// always waited for.
+    pub(crate) fn can_be_launched(&self, clock: Clock) -> bool {
+        let waits = |c: Cadence| c == Cadence::Collected || !c.is_due(clock);
+        let operations = self.what.iter().all(|f| f.output.is_none());
+        operations && !clock.last_of_epoch && self.declared.iter().all(|(_, c)| waits(*c))
+    }
+
+    /// Starts a run that goes on by itself, and counts it. Returns false, and does nothing, where the engine has no such
+    /// runs.
+    pub(crate) fn launch(&mut self, session: &Session, feeds: &[(&str, &HostTensor)]) -> Result<bool> {
+        self.make_ready(session, feeds)?;
+        let launched = session.launch(&self.often, feeds)?;
+        let is_launched = launched.is_some();
+        self.launched.extend(launched);
+        Ok(is_launched)
+    }
+
+    /// Waits for the oldest run that was launched, and takes what it fetched.
+    pub(crate) fn collect(&mut self, session: &Session) -> Result<()> {
+        let Some(launched) = self.launched.pop_front() else { return Ok(()) };
+        self.ran_all = false;
+        session.collect(launched, &mut self.values)
+    }
+
     /// The values of the tensors among what was to be run, of the last run.
     pub fn results(&self) -> &[HostTensor] {
         let n = self.what.iter().filter(|f| f.output.is_some()).count();
         &self.values[..n.min(self.values.len())]
     }
 
-    /// What the last run delivered for a declared fetch; `None` if it was not due.
+    /// What the last run delivered for a declared fetch; `None` if it was not due, or is [`Cadence::Collected`].
     pub fn value(&self, declared: Declared) -> Option<&HostTensor> {
+        let is_later = self.declared[declared.0].1 == Cadence::Collected;
+        if self.due[declared.0] && !is_later { self.fetched(declared) } else { None }
+    }
+
+    /// What a [`Cadence::Collected`] fetch has brought, of the run that was waited for last.
+    pub fn collected(&self, declared: Declared) -> Option<&HostTensor> {
+        let is_later = self.declared[declared.0].1 == Cadence::Collected;
+        if is_later { self.fetched(declared) } else { None }
+    }
+
+    fn fetched(&self, declared: Declared) -> Option<&HostTensor> {
         let (often, all) = self.places[declared.0];
         let at = if self.ran_all { Some(all) } else { often };
-        at.filter(|_| self.due[declared.0]).and_then(|i| self.values.get(i))
+        at.and_then(|i| self.values.get(i))
     }
 }

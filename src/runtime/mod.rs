@@ -1,11 +1,13 @@
 //! Running a frozen graph: the session, its programs, and the engines that execute them.
 
+mod bad_run;
 pub mod cpu;
 mod device;
 mod executor;
 mod faults;
 mod hooked;
 mod interrupt;
+mod launched;
 mod lowering;
 mod memory_limit;
 mod null;
@@ -16,8 +18,8 @@ mod turns;
 mod whereabouts;
 mod xla;
 
-pub use device::{Device, Platform};
-pub use executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo};
+pub use device::{Device, Platform, XLA_CPU_DEVICES};
+pub use executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, Pending, RunInfo};
 pub use hooked::{Cadence, Clock, Declared, HookedRun};
 pub use interrupt::Interrupt;
 pub use lowering::{Lowered, Request};

@@ -4,7 +4,7 @@ use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, Run
 use super::lowering::{self, Request};
 use super::null::NullEngine;
 use super::snapshot::Reading;
-use super::{Device, Staging, Turns, Whereabouts, cpu, xla};
+use super::{Device, Interrupt, Staging, Turns, Whereabouts, cpu, xla};
 use crate::graph::{Fetch, Frozen, Op, Tensor, Variable};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -58,30 +58,30 @@ impl Default for SessionOptions {
 /// Runs a frozen graph. Every method takes `&self`; runs of several threads wait for each other.
 pub struct Session {
     graph: Arc<Frozen>,
-    options: SessionOptions,
-    reading: Reading,
+    pub(super) options: SessionOptions,
+    pub(super) reading: Reading,
     turns: Turns,
     at: Whereabouts,
     state: Mutex<State>,
 }
 
-struct State {
-    executor: Box<dyn Executor>,
+pub(super) struct State {
+    pub(super) executor: Box<dyn Executor>,
     /// Most recently used last.
-    programs: Vec<CachedProgram>,
+    pub(super) programs: Vec<CachedProgram>,
     /// Hooked runs so far: what random operations are keyed by.
-    run_index: u64,
+    pub(super) run_index: u64,
     /// Plain runs since the last hooked one.
-    plain_runs: u64,
+    pub(super) plain_runs: u64,
     /// How many updates by others there were while the last run computed.
     behind: u64,
     /// Set for good when a kernel panicked, or a tower never came back.
     poisoned: Option<Error>,
 }
 
-struct CachedProgram {
+pub(super) struct CachedProgram {
     request: Request,
-    executable: Box<dyn Executable>,
+    pub(super) executable: Box<dyn Executable>,
 }
 
 /// What is fetched in a run, checked once so that it can be run often.
@@ -275,12 +275,7 @@ impl Session {
         let ran = ran.unwrap_or_else(|panic| Err(state.poison(&*panic)));
         let outcome = ran.map_err(|e| state.end_if_lost(e))?;
         let Outcome::Committed { behind } = outcome else {
-            check_finite_feeds(feeds)?;
-            let search = || self.name_the_bad(&mut state, fetches, feeds, &run, &values[..feeds.len()]);
-            // What searches is a run as well, and users' kernels may do anything in it.
-            let named = catch_unwind(AssertUnwindSafe(search));
-            let named = named.unwrap_or_else(|panic| state.poison(&*panic));
-            return Err(state.end_if_lost(named));
+            return Err(self.bad_run(&mut state, fetches, feeds, &run));
         };
         state.behind = behind;
         match kind {
@@ -288,43 +283,6 @@ impl Session {
             RunKind::Plain => state.plain_runs += 1,
         }
         Ok(())
-    }
-
-    /// Runs again, result by result, to say which one is the first that is not finite. Variables are untouched, and
-    /// random operations draw the same again.
-    fn name_the_bad(
-        &self,
-        state: &mut State,
-        fetches: &[Fetch],
-        feeds: &[(&str, &HostTensor)],
-        run: &RunInfo,
-        values: &[Feed<'_>],
-    ) -> Error {
-        let bad = |what: &str| Error::new(ErrorKind::NotFinite, what);
-        let mut search = || {
-            let lowered = lowering::lower(&self.graph, &request(fetches, feeds), self.reading)?;
-            // Only variables that the run reads: others may be infinite for a reason.
-            for (i, v) in self
-                .graph
-                .variables()
-                .iter()
-                .enumerate()
-                .filter(|(i, _)| lowered.programs.iter().any(|p| p.reads(*i)))
-            {
-                if v.dtype.is_float() && !is_finite(&state.executor.read(i)?) {
-                    return Ok(Some(bad(&format!("the variable {} is not finite", v.name)).at(v.site)));
-                }
-            }
-            state.executor.find_bad(lowered, run, values)
-        };
-        let e = match search() {
-            Ok(found) => {
-                found.unwrap_or_else(|| bad("a gradient or cost is not finite, though each result alone is"))
-            }
-            // Searching takes more memory than running. That is not what went wrong.
-            Err(e) => bad("a gradient or cost is not finite").note(format!("which one was not found: {e}")),
-        };
-        e.note("no variable was changed by this run")
     }
 
     /// The value of a variable.
@@ -363,6 +321,12 @@ impl Session {
         Ok(self.lock()?.programs.iter().flat_map(|p| p.executable.profile()).collect())
     }
 
+    /// Cuts waits for a compiler short when this is set; the error is then of kind [`ErrorKind::Interrupted`].
+    pub(crate) fn watch(&self, interrupt: &Interrupt) -> Result<()> {
+        self.lock()?.executor.watch(interrupt);
+        Ok(())
+    }
+
     /// How to send ahead what runs will be fed with; `None` where that is of no use, as on the CPU engine.
     #[doc(alias = "StagingInput")]
     pub fn staging(&self) -> Result<Option<Staging>> {
@@ -394,7 +358,7 @@ impl Session {
             .ok_or_else(|| Error::new(ErrorKind::Name, format!("there is no variable named {name:?}")))
     }
 
-    fn lock(&self) -> Result<MutexGuard<'_, State>> {
+    pub(super) fn lock(&self) -> Result<MutexGuard<'_, State>> {
         let state = self.state.lock().unwrap_or_else(|e| e.into_inner());
         match &state.poisoned {
             Some(e) => Err(e.clone()),
@@ -411,14 +375,14 @@ impl State {
     }
 
     /// Ends the session: who knows what a kernel that panicked left behind. The engine says which one, if it can.
-    fn poison(&mut self, panic: &(dyn std::any::Any + Send)) -> Error {
+    pub(super) fn poison(&mut self, panic: &(dyn std::any::Any + Send)) -> Error {
         let unknown = || Error::new(ErrorKind::Engine, format!("the engine panicked: {}", panic_text(panic)));
         let e = panic.downcast_ref::<Error>().cloned().unwrap_or_else(unknown);
         self.poisoned.get_or_insert(e.note("this session cannot go on; the last checkpoint stands")).clone()
     }
 
     /// Ends the session if the engine is lost, with the error of the run that lost it.
-    fn end_if_lost(&mut self, e: Error) -> Error {
+    pub(super) fn end_if_lost(&mut self, e: Error) -> Error {
         if self.executor.lost() {
             self.poisoned.get_or_insert(e.clone());
         }
@@ -426,7 +390,7 @@ impl State {
     }
 
     /// The place of the program for these fetches and shapes, made if there is none yet.
-    fn program(
+    pub(super) fn program(
         &mut self,
         session: &Session,
         fetches: &[Fetch],
@@ -452,7 +416,7 @@ impl State {
     }
 }
 
-fn request(fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) -> Request {
+pub(super) fn request(fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) -> Request {
     let feeds = feeds.iter().map(|(name, t)| (name.to_string(), t.dtype(), t.sizes().to_vec())).collect();
     Request { fetches: fetches.to_vec(), feeds }
 }
@@ -468,12 +432,12 @@ fn matches(request: &Request, fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) 
             .all(|((name, dtype, sizes), (n, t))| name == n && *dtype == t.dtype() && sizes == t.sizes())
 }
 
-fn is_finite(t: &HostTensor) -> bool {
+pub(super) fn is_finite(t: &HostTensor) -> bool {
     // SAFETY: the bytes are the tensor's elements.
     unsafe { tensorpack_kernels::all_finite(Isa::detect(), t.dtype(), t.as_bytes().as_ptr(), t.len()) }
 }
 
-fn check_finite_feeds(feeds: &[(&str, &HostTensor)]) -> Result<()> {
+pub(super) fn check_finite_feeds(feeds: &[(&str, &HostTensor)]) -> Result<()> {
     for (name, t) in feeds {
         if t.dtype().is_float() && !is_finite(t) {
             let at = t.to_f64_vec().iter().position(|x| !x.is_finite()).unwrap_or(0);

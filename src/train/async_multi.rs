@@ -9,7 +9,7 @@ use crate::input::InputSource;
 use crate::optim::{Gradient, apply_gradients, compute_gradients};
 use crate::runtime::Device;
 use crate::tower::TowerContext;
-use tensorpack_tensor::{Error, Result};
+use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// Each tower computes gradients on a snapshot of the variables and applies them at once, whatever the others did
 /// meanwhile: nobody waits for anybody's step. What others did meanwhile is the *staleness* of an update, which goes to
@@ -48,6 +48,11 @@ impl AsyncMultiGpuTrainer {
 impl Strategy for AsyncMultiGpuTrainer {
     fn build(&self, setup: &mut Setup<'_>) -> Result<Op> {
         self.devices.announce()?;
+        if let Some(device @ Device::Xla { .. }) = self.devices.of_session() {
+            let why = format!("asynchronous training does not run on {device}");
+            return Err(Error::new(ErrorKind::Unsupported, why)
+                .note("train with SyncMultiGpuTrainerReplicated there, or on thread teams (cpu:N)"));
+        }
         if self.towers() > 1 {
             log::warn!("asynchronous training does not resume exactly: its numbers depend on the clock");
         }
@@ -71,6 +76,10 @@ impl Strategy for AsyncMultiGpuTrainer {
 
     fn towers(&self) -> usize {
         self.devices.count()
+    }
+
+    fn device(&self) -> Option<Device> {
+        self.devices.of_session()
     }
 
     fn check_input(&self, input: &dyn InputSource) -> Result<()> {

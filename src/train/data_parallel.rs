@@ -31,6 +31,13 @@ impl Devices {
         self.0.first().copied().filter(|device| !matches!(device, Device::Cpu(_)))
     }
 
+    /// Says that variables are not shared where they cannot be.
+    pub(super) fn say_if_replicated(&self) {
+        if let (Some(device @ Device::Xla { .. }), true) = (self.of_session(), self.count() > 1) {
+            log::info!("variables are replicated: each of the devices from {device} on has all of them");
+        }
+    }
+
     /// That there is one at least, that one engine has them all, none twice, and that XLA's are neighbours; says which
     /// they are.
     pub(super) fn announce(&self) -> Result<()> {

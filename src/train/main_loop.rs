@@ -112,8 +112,7 @@ impl MainLoop<'_> {
                 Step::Half => return self.interrupted(None),
             }
             if done + 1 < steps {
-                let here = Position::within(&self.live.run.progress, done + 1);
-                self.live.commit(self.callbacks, self.input.as_deref(), here)?;
+                self.commit(Position::within(&self.live.run.progress, done + 1))?;
             }
         }
         let run = &mut self.live.run;
@@ -165,6 +164,7 @@ impl MainLoop<'_> {
     /// The end of an epoch: triggers, statistics, checkpoint. A signal inside it leaves the run as it was before, so
     /// that a resumed one does all of it.
     fn boundary(&mut self, begun: Instant, times: Times) -> Result<Option<Ended>> {
+        self.collect()?;
         let steps = self.live.run.progress.steps_per_epoch;
         let before = Position::within(&self.live.run.progress, steps);
         let copy = match self.live.store {
@@ -176,7 +176,7 @@ impl MainLoop<'_> {
             done => done?,
         }
         let after = Position { ended: true, ..before };
-        self.live.commit(self.callbacks, self.input.as_deref(), after)?;
+        self.commit(after)?;
         self.asked_to_end(after)
     }
 
@@ -198,14 +198,29 @@ impl MainLoop<'_> {
         if let Some(signal) = self.live.run.interrupt.signal() {
             log::warn!("signal {signal}: saving, then ending");
             self.live.run.save.get_or_insert_default();
-            self.live.commit(self.callbacks, self.input.as_deref(), at)?;
+            self.commit(at)?;
             return Ok(Some(Ended::Interrupted(signal)));
         }
         let stop = self.live.run.stop.take();
         if let Some(reason) = &stop {
+            self.collect()?;
             log::info!("training was stopped: {reason}");
         }
         Ok(stop.map(Ended::Stopped))
+    }
+
+    /// Writes the checkpoint that was asked for, if one was: when all that was launched is known to have gone well.
+    fn commit(&mut self, at: Position) -> Result<()> {
+        if self.live.run.save.is_some() {
+            self.collect()?;
+        }
+        self.live.commit(self.callbacks, self.input.as_deref(), at)
+    }
+
+    /// Waits for what was launched, and hands out what it fetched.
+    fn collect(&mut self) -> Result<()> {
+        let Live { ops, run, .. } = &mut *self.live;
+        ops.collect(&run.session, self.callbacks)
     }
 
     fn interrupted(&mut self, copy: Option<Checkpoint>) -> Result<Option<Ended>> {

@@ -1,6 +1,6 @@
 //! One iteration: what it is, and what it can do.
 
-use crate::callback::{Callbacks, HookCx, Progress, Run};
+use crate::callback::{Callbacks, Collected, HookCx, Progress, Run};
 use crate::graph::{Fetch, Frozen, NodeId, NodeKind};
 use crate::input::InputSource;
 use crate::runtime::{Cadence, Clock, Declared, HookedRun, IntoFetch, MAX_FEEDS, Session};
@@ -46,6 +46,8 @@ pub(super) struct HookedOps {
     pub(super) declared: Vec<(Fetch, Cadence)>,
     pub(super) along: Vec<Fetch>,
     ops: Vec<HookedOp>,
+    /// The run that was launched last and not waited for, with where training was.
+    waiting: Option<(Chosen, Progress)>,
 }
 
 struct HookedOp {
@@ -71,7 +73,7 @@ struct Chosen {
 
 impl HookedOps {
     pub(super) fn new(declared: Vec<(Fetch, Cadence)>, along: Vec<Fetch>) -> HookedOps {
-        HookedOps { declared, along, ops: Vec::new() }
+        HookedOps { declared, along, ops: Vec::new(), waiting: None }
     }
 
     /// The place of an operation, made ready if it was not run before.
@@ -93,6 +95,26 @@ impl HookedOps {
         };
         self.ops.push(HookedOp { what: what.clone(), first, alone });
         Ok(self.ops.len() - 1)
+    }
+
+    /// Waits for the run that was launched last, if there is one, and hands out what it fetched.
+    pub(super) fn collect(&mut self, session: &Session, callbacks: &mut Callbacks) -> Result<()> {
+        match self.waiting.take() {
+            Some((chosen, progress)) => self.collect_run(chosen, progress, session, callbacks),
+            None => Ok(()),
+        }
+    }
+
+    fn collect_run(
+        &mut self,
+        chosen: Chosen,
+        progress: Progress,
+        session: &Session,
+        callbacks: &mut Callbacks,
+    ) -> Result<()> {
+        let HookedPart { run, fetches, .. } = self.part(chosen);
+        run.collect(session).map_err(|e| e.within(format!("step {}", progress.global_step + 1)))?;
+        callbacks.collect(&Collected { progress, hooked: Some((run, fetches)) })
     }
 
     fn part(&mut self, chosen: Chosen) -> &mut HookedPart {
@@ -180,9 +202,18 @@ impl StepCx<'_> {
     /// A hooked run: callbacks see it, it takes a batch of the input if it needs one, and it counts for random
     /// operations. Returns the values of what was run, if it is a tensor. The first hooked run of a step carries what
     /// callbacks fetch and run along.
+    ///
+    /// On an accelerator a run whose values nobody needs at once goes on by itself, and is waited for when the next one has
+    /// begun. If it failed, that one has changed nothing either, and the error names the step.
     #[doc(alias = "hooked_sess")]
     pub fn run(&mut self, what: &Fetch) -> Result<&[HostTensor]> {
         let chosen = self.choose(what)?;
+        let clock = clock(&self.run.progress);
+        // Who skips bad steps must know of one before the next.
+        let ahead = self.nan.policy == NanPolicy::Stop && self.ops.part(chosen).run.can_be_launched(clock);
+        if !ahead {
+            self.ops.collect(&self.run.session, self.callbacks)?;
+        }
         // First, for a wait may be cut short, and then nothing of this run has happened.
         let needs_input = self.ops.part(chosen).needs_input;
         let batch = draw(&mut self.input, needs_input, self.times, self.opening)?;
@@ -191,8 +222,21 @@ impl StepCx<'_> {
         let nothing = HostTensor::scalar(0u8);
         let mut feeds = [("", &nothing); MAX_FEEDS];
         feeds.iter_mut().zip(batch).for_each(|(feed, (name, value))| *feed = (name, value));
-        let clock = clock(&self.run.progress);
-        let ran = self.ops.part(chosen).run.run(&self.run.session, clock, &feeds[..batch.len()]);
+        let (session, feeds) = (&self.run.session, &feeds[..batch.len()]);
+        let hooked = &mut self.ops.part(chosen).run;
+        let launched = if ahead { hooked.launch(session, feeds) } else { Ok(false) };
+        let ran = match launched {
+            Ok(true) => {
+                let before = self.ops.waiting.replace((chosen, self.run.progress.clone()));
+                if let Some((chosen, progress)) = before {
+                    self.ops.collect_run(chosen, progress, session, self.callbacks)?;
+                }
+                self.times.compute += drawn.elapsed();
+                return self.after_run(chosen);
+            }
+            Ok(false) => hooked.run(session, clock, feeds),
+            Err(e) => Err(e),
+        };
         self.times.compute += drawn.elapsed();
         self.settle(chosen, ran)
     }
@@ -244,8 +288,21 @@ impl StepCx<'_> {
                 return Ok(&[]);
             }
             Err(e) if e.kind() == ErrorKind::NotFinite => return Err(e.within(format!("step {step}"))),
+            Err(e) if e.kind() == ErrorKind::Interrupted => {
+                // The batch it took is gone.
+                self.runs_done += 1;
+                return Err(e);
+            }
             ran => ran?,
         }
+        let HookedPart { run: hooked, fetches, .. } = self.ops.part(chosen);
+        let progress = self.run.progress.clone();
+        self.callbacks.collect(&Collected { progress, hooked: Some((hooked, fetches)) })?;
+        self.after_run(chosen)
+    }
+
+    /// What comes after a hooked run that went well, as far as is known.
+    fn after_run(&mut self, chosen: Chosen) -> Result<&[HostTensor]> {
         self.nan.in_a_row = 0;
         self.runs_done += 1;
         let HookedPart { run: hooked, fetches, .. } = self.ops.part(chosen);

@@ -9,7 +9,7 @@ use tensorpack_tensor::Result;
 
 /// Defines a trainer that averages the gradients of its towers and updates once.
 macro_rules! sync_trainer {
-    ($(#[$doc:meta])* $name:ident) => {
+    ($(#[$doc:meta])* $name:ident $(says $says:ident)?) => {
         $(#[$doc])*
         #[derive(Clone, Debug)]
         pub struct $name {
@@ -45,6 +45,7 @@ macro_rules! sync_trainer {
 
         impl Strategy for $name {
             fn build(&self, setup: &mut Setup<'_>) -> Result<Op> {
+                $(self.devices.$says();)?
                 averaged_step(setup, &self.devices, self.weights)
             }
 
@@ -60,9 +61,10 @@ macro_rules! sync_trainer {
 }
 
 sync_trainer! {
-    /// One set of variables that all towers share; gradients are averaged where the variables are, and applied once.
+    /// One set of variables that all towers share; gradients are averaged where the variables are, and applied once. On
+    /// XLA's devices each has a copy, as with [`SyncMultiGpuTrainerReplicated`], which is said.
     #[doc(alias = "SyncMultiGPUTrainerParameterServer")]
-    SyncMultiGpuTrainerParameterServer
+    SyncMultiGpuTrainerParameterServer says say_if_replicated
 }
 
 sync_trainer! {

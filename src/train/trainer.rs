@@ -210,6 +210,7 @@ impl Trainer {
         let flush =
             (!flush.is_empty()).then(|| Fetch::from(&self.graph.group(&flush.iter().collect::<Vec<_>>())));
         let session = Session::with(self.graph.clone().freeze()?, config.session.clone())?;
+        session.watch(interrupt)?;
         let progress = Progress {
             epoch_num: config.starting_epoch - 1,
             local_step: -1,

@@ -1,6 +1,9 @@
 //! Training on the XLA engine, through XLA's plugin for CPUs. Without it nothing is tried, which is said; where
 //! `TENSORPACK_REQUIRE_PLUGIN` is set that is a failure.
 
+mod ahead;
+mod compile;
+mod errors;
 mod feeds;
 #[path = "../models/mod.rs"]
 mod models;
@@ -10,8 +13,12 @@ mod rows;
 mod staging;
 mod steps;
 mod towers;
+mod unlike;
 
-use tensorpack::runtime::Device;
+use std::io::Write;
+use std::process::Command;
+use tensorpack::graph::Graph;
+use tensorpack::runtime::{Device, Platform, Session, SessionOptions};
 
 /// XLA's first device, of the platform that `TENSORPACK_XLA_TEST_DEVICE` names or this machine's processor, if there
 /// is a plugin for it.
@@ -20,4 +27,33 @@ fn device() -> Option<Device> {
     let device: Device = name.parse().unwrap();
     let Device::Xla { platform, .. } = device else { panic!("{name} is no XLA device") };
     tensorpack_pjrt::plugin_for_tests(platform.name()).map(|_| device)
+}
+
+/// The first devices of that platform, for tests that need several. Where a platform has fewer nothing is tried, which is
+/// said; XLA's shares of the processor are always enough.
+fn devices(count: usize) -> Option<Vec<Device>> {
+    let Device::Xla { platform, .. } = device()? else { return None };
+    let devices: Vec<Device> = (0..count).map(|index| Device::Xla { platform, index }).collect();
+    let options = SessionOptions { device: *devices.last()?, ..SessionOptions::default() };
+    match Session::with(Graph::new().freeze().unwrap(), options) {
+        Ok(_) => Some(devices),
+        Err(e) if platform == Platform::Cpu => panic!("{e}"),
+        Err(e) => {
+            // Not `eprintln`, which tests that pass do not show.
+            let test = std::thread::current().name().unwrap_or("a test").to_string();
+            let _ = writeln!(
+                std::io::stderr(),
+                "{test} is passed over, as it needs {count} devices: {}",
+                e.message()
+            );
+            None
+        }
+    }
+}
+
+/// This program once more, running one test alone, which the caller tells by the environment what to do.
+fn child(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this test has a file"));
+    command.args(["--exact", test, "--nocapture"]);
+    command
 }

@@ -1,14 +1,17 @@
 //! Several towers on several XLA devices: k towers of batch b are one tower of batch k b, on either engine.
 
+use crate::{child, device, devices};
+use tensorpack::ErrorKind;
 use tensorpack::dataflow::FromFn;
 use tensorpack::graph::{Graph, UPDATE_OPS, VariableSpec};
 use tensorpack::optim::Optimizer;
 use tensorpack::prelude::*;
-use tensorpack::runtime::{Device, Platform};
 use tensorpack::tensor::CounterRng;
 use tensorpack::train::SingleCostTrainer;
 
 const TOTAL: usize = 24;
+/// Set for a test that runs in a process of its own.
+const CHILD: &str = "TENSORPACK_TEST_CHILD";
 
 /// A net with dropout and synchronised batch normalisation.
 struct Net {
@@ -40,10 +43,6 @@ impl ModelDesc for Net {
     fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
         Adam::new(0.01).boxed()
     }
-}
-
-fn on_xla(index: usize) -> Device {
-    Device::Xla { platform: Platform::Cpu, index }
 }
 
 /// Batches of `rows` examples: the same examples in the same order, however many make a batch.
@@ -87,53 +86,93 @@ fn assert_close(found: &[(String, Vec<f64>)], right: &[(String, Vec<f64>)], what
 
 #[test]
 fn k_towers_are_one_with_k_times_the_batch() {
-    if crate::device().is_none() {
-        return;
-    }
+    let Some(device) = device() else { return };
     let net = || Net { follow_the_first: false };
     let right = train(net(), 1, Device::Cpu(0), SimpleTrainer::new());
-    assert_close(&train(net(), 1, on_xla(0), SimpleTrainer::new()), &right, "one tower");
+    assert_close(&train(net(), 1, device, SimpleTrainer::new()), &right, "one tower");
     for towers in [2, 3, 8] {
+        let Some(devices) = devices(towers) else { return };
         // The trainer's devices are where it runs, whatever the session says.
-        let trainer = SyncMultiGpuTrainerReplicated::on((0..towers).map(on_xla));
+        let trainer = SyncMultiGpuTrainerReplicated::on(devices);
         assert_close(&train(net(), towers, Device::Cpu(0), trainer), &right, &format!("{towers} towers"));
     }
 }
 
 #[test]
 fn what_the_first_tower_updates_from_its_own_is_the_same_for_all() {
-    if crate::device().is_none() {
-        return;
-    }
+    let Some(devices) = devices(3) else { return };
     let net = || Net { follow_the_first: true };
     let teams = train(net(), 3, Device::Cpu(0), SyncMultiGpuTrainerReplicated::new(3));
     assert!(teams.iter().any(|(name, value)| name == "costs" && value[0] > 0.0));
-    let found = train(net(), 3, Device::Cpu(0), SyncMultiGpuTrainerReplicated::on((0..3).map(on_xla)));
+    let found = train(net(), 3, Device::Cpu(0), SyncMultiGpuTrainerReplicated::on(devices));
     assert_close(&found, &teams, "three towers on either engine");
+}
+
+fn config() -> TrainConfig {
+    TrainConfig::new(Net { follow_the_first: false }, batches(4)).steps_per_epoch(1).max_epoch(1).no_logdir()
 }
 
 #[test]
 fn towers_need_devices_in_a_row() {
-    if crate::device().is_none() {
-        return;
-    }
-    let config = || {
-        TrainConfig::new(Net { follow_the_first: false }, batches(4))
-            .steps_per_epoch(1)
-            .max_epoch(1)
-            .no_logdir()
-    };
+    let Some(device @ Device::Xla { platform, .. }) = device() else { return };
+    let name = platform.name();
+    let at = |index: usize| Device::Xla { platform, index };
     let on = |devices: Vec<Device>| {
         launch_train_with_config(config(), SyncMultiGpuTrainerReplicated::on(devices)).err().unwrap()
     };
-    let e = on(vec![on_xla(0), on_xla(2)]);
-    assert_eq!(e.message(), "tower 1 cannot run on xla:cpu:2 where the first runs on xla:cpu:0");
-    let e = on(vec![on_xla(0), Device::Cpu(1)]);
-    assert_eq!(e.message(), "tower 1 cannot run on cpu:1 where the first runs on xla:cpu:0");
-    let e = on((0..9).map(on_xla).collect());
-    assert_eq!(e.message(), "xla:cpu:8 is not there: xla:cpu has 8 devices");
-    let graph = Graph::new().freeze().unwrap();
-    let options = SessionOptions { device: on_xla(8), ..SessionOptions::default() };
-    let e = Session::with(graph, options).err().unwrap();
-    assert_eq!(e.message(), "xla:cpu:8 is not there: xla:cpu has 8 devices");
+    let e = on(vec![at(0), at(2)]);
+    assert_eq!(
+        e.message(),
+        format!("tower 1 cannot run on xla:{name}:2 where the first runs on xla:{name}:0")
+    );
+    let e = on(vec![at(0), Device::Cpu(1)]);
+    assert_eq!(e.message(), format!("tower 1 cannot run on cpu:1 where the first runs on xla:{name}:0"));
+    let there = (0..).find(|&i| open(at(i)).is_err()).unwrap();
+    let missing = format!("xla:{name}:{there} is not there: xla:{name} has {there} devices");
+    assert_eq!(open(at(there)).err().unwrap().message(), missing);
+    assert_eq!(on((0..=there).map(at).collect()).message(), missing);
+    if device == at(0) && name == "cpu" {
+        assert_eq!(there, tensorpack::runtime::XLA_CPU_DEVICES);
+    }
+}
+
+fn open(device: Device) -> Result<Session> {
+    Session::with(Graph::new().freeze()?, SessionOptions { device, ..SessionOptions::default() })
+}
+
+#[test]
+fn variables_of_a_parameter_server_are_replicated_which_is_said() {
+    let Some(devices) = devices(2) else { return };
+    let net = || Net { follow_the_first: false };
+    let placed = train(net(), 2, Device::Cpu(0), SyncMultiGpuTrainerParameterServer::on(devices.clone()));
+    if std::env::var_os(CHILD).is_some() {
+        return;
+    }
+    let replicated = train(net(), 2, Device::Cpu(0), SyncMultiGpuTrainerReplicated::on(devices.clone()));
+    assert!(placed == replicated, "the weights differ");
+    // What is said can be read only from outside.
+    let this = "towers::variables_of_a_parameter_server_are_replicated_which_is_said";
+    let output = child(this).env(CHILD, "1").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    let said =
+        format!("variables are replicated: each of the devices from {} on has all of them", devices[0]);
+    assert!(output.status.success() && text.contains(&said), "{text}");
+}
+
+#[test]
+fn asynchronous_training_is_refused() {
+    let Some(device) = device() else { return };
+    let refused = |e: Error| {
+        assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+        e.to_string()
+    };
+    let on = AsyncMultiGpuTrainer::on([device]);
+    let e = refused(launch_train_with_config(config(), on).err().unwrap());
+    assert!(e.starts_with(&format!("asynchronous training does not run on {device}\n")), "{e}");
+    assert!(e.contains("SyncMultiGpuTrainerReplicated"), "{e}");
+    // Where only the session says it, too.
+    let here = config().session(SessionOptions { device, ..SessionOptions::default() });
+    let e = refused(launch_train_with_config(here, AsyncMultiGpuTrainer::new(2)).err().unwrap());
+    assert!(e.starts_with("this device has no towers that run each on its own\n"), "{e}");
+    assert!(e.contains("synchronous trainer"), "{e}");
 }

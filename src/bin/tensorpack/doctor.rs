@@ -3,7 +3,7 @@
 use crate::nvidia;
 use std::sync::Arc;
 use std::thread::available_parallelism;
-use tensorpack::runtime::available_memory;
+use tensorpack::runtime::{XLA_CPU_DEVICES, available_memory};
 use tensorpack::{Error, Result};
 use tensorpack_kernels::Isa;
 use tensorpack_pjrt::{Client, Device, FoundPlugin, OptionValue, Plugin, find_plugins};
@@ -56,11 +56,16 @@ fn about(found: &FoundPlugin) -> Vec<String> {
     told
 }
 
-/// A client that takes no more of the devices than looking at them needs.
+/// A client with the devices that the engine would have, which takes no more of them than looking at them needs.
 fn client(found: &FoundPlugin, plugin: &Arc<Plugin>) -> Result<Client> {
-    match found.platform.as_deref() == Some("cuda") || plugin.name().contains("cuda") {
-        true => Client::new(plugin, &[("preallocate", OptionValue::Bool(false))]),
-        false => Client::new(plugin, &[]),
+    let is_for = |platform: &str| match &found.platform {
+        Some(known) => known == platform,
+        None => plugin.name().contains(platform),
+    };
+    match (is_for("cuda"), is_for("cpu")) {
+        (true, _) => Client::new(plugin, &[("preallocate", OptionValue::Bool(false))]),
+        (_, true) => Client::new(plugin, &[("cpu_device_count", OptionValue::Int(XLA_CPU_DEVICES as i64))]),
+        _ => Client::new(plugin, &[]),
     }
 }
 

@@ -1,12 +1,9 @@
 //! Clients of plugins: one for each platform, for the whole process, as a client takes hold of its devices.
 
-use crate::runtime::Platform;
+use crate::runtime::{Platform, XLA_CPU_DEVICES};
 use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_pjrt::{Client, OptionValue, Plugin};
 use tensorpack_tensor::{Error, ErrorKind, Result};
-
-/// How many devices XLA's plugin for CPUs shows: shares of one processor, so as many as tests may want.
-const CPU_DEVICES: i64 = 8;
 
 /// The client of a platform, made if there is none yet.
 pub(super) fn client(platform: Platform) -> Result<Arc<Client>> {
@@ -23,7 +20,7 @@ pub(super) fn client(platform: Platform) -> Result<Arc<Client>> {
 fn open(platform: Platform) -> Result<Client> {
     let plugin = Plugin::find(platform.name())?;
     let options: &[(&str, OptionValue)] = match platform {
-        Platform::Cpu => &[("cpu_device_count", OptionValue::Int(CPU_DEVICES))],
+        Platform::Cpu => &[("cpu_device_count", OptionValue::Int(XLA_CPU_DEVICES as i64))],
         _ => &[],
     };
     let client = Client::new(&plugin, options)?;

@@ -7,7 +7,7 @@ use super::target::{Target, XlaOptions};
 use super::variables::Variables;
 use crate::graph::VariableInfo;
 use crate::runtime::executor::{Executable, Executor, Feed, RunInfo};
-use crate::runtime::{Lowered, Platform, Staging, faults};
+use crate::runtime::{Interrupt, Lowered, Platform, Staging, faults};
 use std::sync::{Arc, Mutex};
 use tensorpack_pjrt::Buffer;
 use tensorpack_tensor::{Error, HostTensor, Result, element_count};
@@ -44,7 +44,7 @@ impl Executor for XlaEngine {
         self.target.check_memory(bytes, "the variables", 0)?;
         let first = variables.iter().map(|v| v.init.value(seed, &v.name, v.dtype, &v.sizes));
         let made = first.map(|value| self.target.upload(&value?, 0)).collect::<Result<Vec<Buffer>>>()?;
-        *lock(&self.variables) = Variables::new(made);
+        *lock(&self.variables) = Variables::new(made, &self.target)?;
         Ok(())
     }
 
@@ -60,13 +60,21 @@ impl Executor for XlaEngine {
         Ok(Box::new(self.program(&lowered, Purpose::Run)?))
     }
 
+    fn watch(&mut self, interrupt: &Interrupt) {
+        self.target.interrupt = interrupt.clone();
+    }
+
+    fn runs_ahead(&self) -> bool {
+        true
+    }
+
     fn staging(&self) -> Option<Staging> {
         Some(Staging::new(self.staged.clone()))
     }
 
     fn find_bad(&mut self, lowered: Lowered, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
         let program = self.program(&lowered, Purpose::Search)?;
-        for (launch, towers) in program.launches.iter().zip(program.start(run, feeds)?) {
+        for (launch, towers) in program.launches.iter().zip(program.launch(run, feeds)?) {
             for made in towers {
                 let finite = made[0].download(self.target.options.deadline)?;
                 let finite = finite.as_slice::<bool>()?;

@@ -31,7 +31,7 @@ impl Launch {
         let module = module(joint, purpose, target.options.full_precision)?;
         let towers = first..first + joint.towers.len();
         let options = target.compile_options(towers.clone())?;
-        let executable = compile(&target.client, &module.text, &options, &target.name(first))?;
+        let executable = compile(target, &module.text, options, &target.name(first))?;
         if let Ok(planned) = executable.memory() {
             // Arguments are there already, or are small beside the rest.
             let more = planned.total().saturating_sub(planned.arguments) as usize;
@@ -73,6 +73,7 @@ impl Launch {
                 let next = "one buffer was made for each such argument";
                 let argument = |argument: &Argument| match argument {
                     Argument::Variable(v) => variables.of(self.first + t, *v),
+                    Argument::Well => variables.well(self.first + t),
                     Argument::Constant(_) => constants.next().expect(next),
                     _ => &**fresh.next().expect(next),
                 };
@@ -81,9 +82,11 @@ impl Launch {
             .collect();
         let mut results = self.executable.execute(&arguments)?.outputs;
         let updated = &self.module.updated;
-        let rest = results.iter_mut().map(|made| made.split_off(updated.len())).collect();
+        let mut rest: Vec<Vec<pjrt::Buffer>> =
+            results.iter_mut().map(|made| made.split_off(updated.len())).collect();
         if !updated.is_empty() {
-            variables.update(updated, results, target)?;
+            let well = rest.iter_mut().filter_map(Vec::pop).collect();
+            variables.update(updated, results, well, target)?;
         }
         Ok(rest)
     }
@@ -107,7 +110,7 @@ impl Launch {
                 Argument::Seed => run.seed,
                 Argument::Draw => run.draw,
                 Argument::First(stream) => own.firsts.get(stream).copied().unwrap_or(0) as u64,
-                Argument::Variable(_) | Argument::Constant(_) => return None,
+                Argument::Variable(_) | Argument::Well | Argument::Constant(_) => return None,
             };
             send(at, &HostTensor::scalar(number as i64))
         };

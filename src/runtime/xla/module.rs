@@ -29,6 +29,8 @@ pub(super) enum Purpose {
 pub(super) enum Argument {
     /// A variable's value.
     Variable(usize),
+    /// Whether the runs before went well: else this one changes nothing.
+    Well,
     /// What is fed, by number.
     Feed(usize),
     /// What never changes.
@@ -51,7 +53,8 @@ pub(super) struct Checked {
 /// A program as text, and what goes in and comes out.
 ///
 /// Results are the next values of variables, then the fetches, then the report: i64s, of which the first is 1 if all
-/// that was checked is finite; then, for each lookup, where its first bad number is (or `i64::MAX`) and which.
+/// that was checked is finite; then, for each lookup, where its first bad number is (or `i64::MAX`) and which. If there
+/// are updates, the last result is what [`Argument::Well`] is for the next run.
 /// A module that searches gives only truth values, one for each result, and the report.
 #[derive(Clone, Debug)]
 pub(super) struct Module {
@@ -87,6 +90,7 @@ struct Modules<'a> {
     arguments: Vec<(Argument, Value)>,
     key: Option<Key>,
     firsts: HashMap<String, Value>,
+    well: Option<Value>,
     bad: Vec<(Checked, BadIndex)>,
 }
 
@@ -101,6 +105,7 @@ impl<'a> Modules<'a> {
             arguments: Vec::new(),
             key: None,
             firsts: HashMap::new(),
+            well: None,
             bad: Vec::new(),
         }
     }
@@ -142,6 +147,9 @@ impl<'a> Modules<'a> {
             if !program.reads(u.variable) && purpose == Purpose::Run {
                 self.argument(Argument::Variable(u.variable), u.value.dtype, &u.value.sizes);
             }
+        }
+        if purpose == Purpose::Run && !program.updates.is_empty() {
+            self.well = Some(self.argument(Argument::Well, DType::Bool, &[]));
         }
         self.bind_key();
         for (i, buffer) in program.buffers.iter().enumerate() {
@@ -325,7 +333,13 @@ impl<'a> Modules<'a> {
         }
         let ok = self.without_bad_indices(&finite);
         let count = self.joint.towers.len();
-        let ok = if program.updates.is_empty() { ok } else { towers::all_agree(&mut self.w, &ok, count) };
+        let ok = match &self.well {
+            None => ok,
+            Some(well) => {
+                let agreed = towers::all_agree(&mut self.w, &ok, count);
+                self.w.like("and", &[&agreed, well])
+            }
+        };
         let varying = towers::varying(self.joint);
         let mut results = Vec::new();
         for u in &program.updates {
@@ -341,6 +355,7 @@ impl<'a> Modules<'a> {
         let updated: Vec<usize> = program.updates.iter().map(|u| u.variable).collect();
         results.extend(self.all(&program.fetches));
         results.push(self.report(&finite));
+        results.extend(self.well.is_some().then_some(ok));
         self.finish(updated, program.fetches.len(), results, Vec::new())
     }
 

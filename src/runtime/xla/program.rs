@@ -8,14 +8,14 @@ use super::target::Target;
 use super::variables::Variables;
 use crate::kir::{Kernel, Program};
 use crate::runtime::Lowered;
-use crate::runtime::executor::{Executable, Feed, Outcome, RunInfo};
+use crate::runtime::executor::{Executable, Feed, Outcome, Pending, RunInfo};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tensorpack_pjrt as pjrt;
 use tensorpack_tensor::{HostTensor, Result};
 
 /// A compiled program.
 pub(super) struct XlaProgram {
-    pub(super) launches: Vec<Launch>,
+    pub(super) launches: Arc<Vec<Launch>>,
     fetches: Vec<Place>,
     target: Target,
     variables: Arc<Mutex<Variables>>,
@@ -34,6 +34,9 @@ struct Place {
 
 /// A run that was started: what it will say, and what it will give.
 struct Started {
+    launches: Arc<Vec<Launch>>,
+    target: Target,
+    variables: Arc<Mutex<Variables>>,
     /// By launch, the report of each tower.
     reports: Vec<Vec<pjrt::Download>>,
     fetches: Vec<pjrt::Download>,
@@ -67,13 +70,13 @@ impl XlaProgram {
             Err(e) => return Err(e),
         };
         let launch = |(first, joint): (usize, &Joint)| Launch::new(joint, purpose, target, first);
-        let launches = joints.iter().enumerate().map(launch).collect::<Result<_>>()?;
+        let launches = Arc::new(joints.iter().enumerate().map(launch).collect::<Result<_>>()?);
         let (target, variables, staged) = (target.clone(), variables.clone(), staged.clone());
         Ok(XlaProgram { launches, fetches, target, variables, staged })
     }
 
     /// Starts all launches: by launch and tower, what will be there.
-    pub(super) fn start(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Vec<Vec<Vec<pjrt::Buffer>>>> {
+    pub(super) fn launch(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Vec<Vec<Vec<pjrt::Buffer>>>> {
         let mut variables = lock(&self.variables);
         let start = |launch: &Launch| launch.start(run, feeds, &mut variables, &self.staged, &self.target);
         let started = self.launches.iter().map(start).collect();
@@ -83,7 +86,7 @@ impl XlaProgram {
 
     /// Starts a run, and all copies of what it makes.
     fn begin(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Started> {
-        let made = self.start(run, feeds)?;
+        let made = self.launch(run, feeds)?;
         let report = |(launch, towers): (&Launch, &Vec<Vec<pjrt::Buffer>>)| {
             towers.iter().map(|made| made[launch.module.fetches].start_download()).collect::<Result<_>>()
         };
@@ -91,24 +94,38 @@ impl XlaProgram {
         Ok(Started {
             reports: self.launches.iter().zip(&made).map(report).collect::<Result<_>>()?,
             fetches: self.fetches.iter().map(fetch).collect::<Result<_>>()?,
+            launches: self.launches.clone(),
+            target: self.target.clone(),
+            variables: self.variables.clone(),
         })
     }
+}
 
-    /// Waits for a run, and takes what it gives if all went well.
-    fn end(&self, started: Started, outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
+impl Started {
+    /// Waits for what all towers say: whether everything was finite.
+    fn judge(&mut self) -> Result<bool> {
         let wait = self.target.options.deadline;
         let mut finite = true;
-        for (launch, reports) in self.launches.iter().zip(started.reports) {
+        for (launch, reports) in self.launches.iter().zip(self.reports.drain(..)) {
             for report in reports {
                 finite &= launch.judge(&report.wait(wait).map_err(|e| launch.explain(e))?)?;
             }
         }
-        if !finite {
-            return Ok(Outcome::NotFinite);
+        Ok(finite)
+    }
+}
+
+impl Pending for Started {
+    fn collect(mut self: Box<Self>, outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
+        let judged = self.judge();
+        if !matches!(judged, Ok(true)) {
+            let forgiven = lock(&self.variables).forgive(&self.target);
+            judged?;
+            return forgiven.map(|()| Outcome::NotFinite);
         }
         outputs.clear();
-        for fetch in started.fetches {
-            outputs.push(fetch.wait(wait)?);
+        for fetch in self.fetches {
+            outputs.push(fetch.wait(self.target.options.deadline)?);
         }
         Ok(Outcome::Committed { behind: 0 })
     }
@@ -122,8 +139,11 @@ fn stands_alone(program: &Program) -> bool {
 
 impl Executable for XlaProgram {
     fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
-        let started = self.begin(run, feeds)?;
-        self.end(started, outputs)
+        Box::new(self.begin(run, feeds)?).collect(outputs)
+    }
+
+    fn start(&mut self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Box<dyn Pending>> {
+        Ok(Box::new(self.begin(run, feeds)?))
     }
 
     /// On the device: the host takes as long to look at a batch of images as a GPU to train on it.

@@ -1,7 +1,7 @@
 //! The devices that programs run on: one for each tower, from a first one on.
 
 use super::clients;
-use crate::runtime::{Device, Platform, memory_limit};
+use crate::runtime::{Device, Interrupt, Platform, memory_limit};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +26,8 @@ pub(in crate::runtime) struct XlaOptions {
 pub(super) struct Target {
     pub(super) client: Arc<pjrt::Client>,
     pub(super) options: XlaOptions,
+    /// Looked at while the compiler works.
+    pub(super) interrupt: Interrupt,
     platform: Platform,
     first: usize,
 }
@@ -33,7 +35,8 @@ pub(super) struct Target {
 impl Target {
     /// The platform's devices from `first` on.
     pub(super) fn open(platform: Platform, first: usize, options: XlaOptions) -> Result<Target> {
-        let target = Target { client: clients::client(platform)?, options, platform, first };
+        let client = clients::client(platform)?;
+        let target = Target { client, options, interrupt: Interrupt::new(), platform, first };
         target.device(0)?;
         Ok(target)
     }

@@ -8,12 +8,16 @@ use tensorpack_tensor::{HostTensor, Result};
 #[derive(Debug, Default)]
 pub(super) struct Variables {
     copies: Vec<Vec<Buffer>>,
+    /// By tower, whether every run so far went well, as far as runs know of each other: one that finds it false changes
+    /// nothing. So runs can be started before it is known how the last one ended.
+    well: Vec<Buffer>,
 }
 
 impl Variables {
     /// With these values, on the first tower's device.
-    pub(super) fn new(first: Vec<Buffer>) -> Variables {
-        Variables { copies: vec![first] }
+    pub(super) fn new(first: Vec<Buffer>, target: &Target) -> Result<Variables> {
+        let well = vec![target.upload(&HostTensor::scalar(true), 0)?];
+        Ok(Variables { copies: vec![first], well })
     }
 
     /// Makes copies for so many towers, if there are not as many yet.
@@ -22,12 +26,27 @@ impl Variables {
             let device = target.device(tower)?;
             let copy = self.copies[0].iter().map(|v| v.copy_to(device)).collect::<Result<_>>()?;
             self.copies.push(copy);
+            let well = self.well[0].copy_to(device)?;
+            self.well.push(well);
         }
         Ok(())
     }
 
     pub(super) fn of(&self, tower: usize, variable: usize) -> &Buffer {
         &self.copies[tower][variable]
+    }
+
+    /// Whether every run so far went well, for the program of a tower.
+    pub(super) fn well(&self, tower: usize) -> &Buffer {
+        &self.well[tower]
+    }
+
+    /// From here on runs change variables again, though one did not go well.
+    pub(super) fn forgive(&mut self, target: &Target) -> Result<()> {
+        for (tower, well) in self.well.iter_mut().enumerate() {
+            *well = target.upload(&HostTensor::scalar(true), tower)?;
+        }
+        Ok(())
     }
 
     pub(super) fn read(&self, variable: usize, target: &Target) -> Result<HostTensor> {
@@ -41,18 +60,24 @@ impl Variables {
         Ok(())
     }
 
-    /// Gives variables the values that a run made for them, on the devices of its towers; other devices get the first's.
+    /// Gives variables the values that a run made for them, on the devices of its towers, with whether that went well;
+    /// other devices get the first's.
     pub(super) fn update(
         &mut self,
         updated: &[usize],
         next: Vec<Vec<Buffer>>,
+        well: Vec<Buffer>,
         target: &Target,
     ) -> Result<()> {
         for tower in next.len()..self.copies.len() {
             let device = target.device(tower)?;
+            self.well[tower] = well[0].copy_to(device)?;
             for (&v, value) in updated.iter().zip(&next[0]) {
                 self.copies[tower][v] = value.copy_to(device)?;
             }
+        }
+        for (is_well, next) in self.well.iter_mut().zip(well) {
+            *is_well = next;
         }
         for (copy, next) in self.copies.iter_mut().zip(next) {
             for (&v, value) in updated.iter().zip(next) {

@@ -1,0 +1,66 @@
+//! Runs that go on by themselves: launched now, collected later.
+
+use super::executor::{Feed, Outcome, Pending, RunInfo};
+use super::session::{Session, check_finite_feeds};
+use crate::graph::Fetch;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use tensorpack_tensor::{HostTensor, Result};
+
+/// A run that was launched, with all it takes to say what was wrong with it.
+pub(super) struct Launched {
+    pending: Box<dyn Pending>,
+    fetches: Vec<Fetch>,
+    feeds: Vec<(String, HostTensor)>,
+    run: RunInfo,
+}
+
+impl fmt::Debug for Launched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "run {} on its way", self.run.draw)
+    }
+}
+
+impl Session {
+    /// Starts a hooked run that goes on by itself, and counts it. `None`, and nothing was done, where the engine has no such
+    /// runs.
+    pub(super) fn launch(
+        &self,
+        fetches: &[Fetch],
+        feeds: &[(&str, &HostTensor)],
+    ) -> Result<Option<Launched>> {
+        let mut state = self.lock()?;
+        if !state.executor.runs_ahead() {
+            return Ok(None);
+        }
+        self.graph().take_late_error()?;
+        let at = state.program(self, fetches, feeds)?;
+        if !state.programs[at].executable.checks_feeds() {
+            check_finite_feeds(feeds)?;
+        }
+        let run = RunInfo { seed: self.options.seed, draw: state.run_index };
+        let values: Vec<Feed<'_>> = feeds.iter().map(|(_, value)| *value).collect();
+        let executable = &mut state.programs[at].executable;
+        let started = catch_unwind(AssertUnwindSafe(|| executable.start(&run, &values)));
+        let started = started.unwrap_or_else(|panic| Err(state.poison(&*panic)));
+        let pending = started.map_err(|e| state.end_if_lost(e))?;
+        (state.run_index, state.plain_runs) = (state.run_index + 1, 0);
+        let feeds = feeds.iter().map(|(name, value)| (name.to_string(), (*value).clone())).collect();
+        Ok(Some(Launched { pending, fetches: fetches.to_vec(), feeds, run }))
+    }
+
+    /// Waits for a run that was launched, and takes what it fetched.
+    pub(super) fn collect(&self, launched: Launched, outputs: &mut Vec<HostTensor>) -> Result<()> {
+        let Launched { pending, fetches, feeds, run } = launched;
+        let mut state = self.lock()?;
+        let ended = catch_unwind(AssertUnwindSafe(|| pending.collect(outputs)));
+        let ended = ended.unwrap_or_else(|panic| Err(state.poison(&*panic)));
+        match ended.map_err(|e| state.end_if_lost(e))? {
+            Outcome::Committed { .. } => Ok(()),
+            Outcome::NotFinite => {
+                let feeds: Vec<(&str, &HostTensor)> = feeds.iter().map(|(n, v)| (n.as_str(), v)).collect();
+                Err(self.bad_run(&mut state, &fetches, &feeds, &run))
+            }
+        }
+    }
+}
