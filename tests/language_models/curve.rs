@@ -1,8 +1,8 @@
 //! The first costs of `ptb_lstm`, against those PyTorch has with the same weights and words, without dropout.
 //!
-//! With a rate of 1 costs leap, and what rounding makes different grows with every leap: in f32 PyTorch leaves its own
-//! curve in f64 by 12 % on the Treebank. So the curves are followed in f64; in f32 that of a net that learns slowly. All 200
-//! steps of the example's net of 200 units on the Penn Treebank:
+//! With a learning rate of 1 costs leap, and what rounding makes different grows with every leap: in f32, PyTorch leaves its
+//! own curve in f64 by 12 % within 42 steps. So nets are followed that learn slowly, and in f64 the first leaps of one that
+//! does not. 200 steps of the net of 650 units on the Penn Treebank:
 //! `TENSORPACK_TEST_PTB=1 cargo test --release --test language_models curve -- --nocapture`.
 //! `tests/torch/make_ptb_curve.py` makes the numbers.
 
@@ -58,18 +58,18 @@ fn assert_follows(run: &str, model: Model, words: &HostTensor, rate: f64, tolera
 }
 
 #[test]
-fn a_small_net_that_learns_slowly() {
-    assert_follows("slow", net(64, DType::F32), &sentences::words(Split::Train).unwrap(), 0.1, 1e-4);
+fn a_hundred_steps_of_a_small_net() {
+    assert_follows("small", net(64, DType::F32), &sentences::words(Split::Train).unwrap(), 0.1, 1e-4);
 }
 
 #[test]
-fn the_net_in_its_size_that_learns_slowly() {
+fn the_first_leaps_of_a_small_net() {
+    assert_follows("leaps", net(64, DType::F64), &sentences::words(Split::Train).unwrap(), 1.0, 1e-6);
+}
+
+#[test]
+fn the_first_steps_of_the_net_in_its_size() {
     assert_follows("full", net(650, DType::F32), &sentences::words(Split::Train).unwrap(), 0.1, 1e-4);
-}
-
-#[test]
-fn a_small_net_that_leaps() {
-    assert_follows("small", net(64, DType::F64), &sentences::words(Split::Train).unwrap(), 1.0, 1e-4);
 }
 
 #[test]
@@ -78,5 +78,5 @@ fn two_hundred_steps_on_the_treebank() {
         println!("not asked for: TENSORPACK_TEST_PTB is not set");
         return;
     }
-    assert_follows("treebank", net(200, DType::F64), &ptb::words(Split::Train).unwrap(), 1.0, 0.02);
+    assert_follows("treebank", net(650, DType::F32), &ptb::words(Split::Train).unwrap(), 0.1, 0.02);
 }
