@@ -118,6 +118,9 @@ fn shapes() -> Vec<(String, Box<dyn Contract>)> {
         (32, 3, 1, [3, 16]),
         (16, 1, 2, [32, 64]),
         (14, 1, 1, [256, 256]),
+        (8, 4, 2, [128, 256]),
+        (16, 4, 2, [64, 128]),
+        (32, 4, 2, [3, 64]),
     ] {
         let c = conv(size, kernel, stride, [from, to]);
         let name = format!("{kernel}x{kernel}/{stride} {size}x{size} {from}->{to}");
