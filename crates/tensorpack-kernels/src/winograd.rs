@@ -9,12 +9,15 @@ use crate::split;
 use crate::squares::{PLACES, SIDE, Squares, plane};
 
 /// With more, what a chunk has in the other form outgrows the second-level cache.
-const MOST_CHANNELS: usize = 256;
+const MOST_CHANNELS: usize = 128;
 /// Squares of a chunk, if there are enough for all threads.
 const CHUNK_SQUARES: usize = 128;
-/// Squares that are in the other form at a time: few, so that they and their products stay in the nearest caches, while
-/// the filter comes from the next one.
-const TOGETHER: usize = 28;
+/// Squares that are in the other form at a time: few, so that they and their products stay in the nearest caches while the
+/// filter comes from the next one; more, if the filter comes from further away.
+const FEW_TOGETHER: usize = 28;
+const MANY_TOGETHER: usize = 64;
+/// A filter larger than this leaves too little room in the second-level cache.
+const NEAR_BYTES: usize = 512 << 10;
 /// Chunks that are enough for all threads.
 const ENOUGH_CHUNKS: usize = 16;
 
@@ -54,10 +57,14 @@ impl Winograd {
         PLACES * work.in_channels() * work.out_channels().next_multiple_of(PACK_COLS)
     }
 
+    fn together(&self) -> usize {
+        if self.shared_len() * size_of::<f32>() > NEAR_BYTES { MANY_TOGETHER } else { FEW_TOGETHER }
+    }
+
     /// Elements of working memory: zeros for a pixel beyond the edges, and a chunk's squares with their products; or the
     /// taps of some columns of the filter.
     pub(crate) fn scratch_len(&self) -> usize {
-        let (together, inputs) = (TOGETHER, self.squares.work.in_channels());
+        let (together, inputs) = (self.together(), self.squares.work.in_channels());
         let squares = plane(together, inputs) + plane(together, PACK_COLS);
         (9 * inputs * PACK_COLS).max(inputs.next_multiple_of(16) + PLACES * squares)
     }
@@ -128,7 +135,7 @@ mod fast {
             // SAFETY: the scratch memory begins with room for a pixel.
             unsafe { zeros.write_bytes(0, inputs) };
             let images = zeros.wrapping_add(inputs.next_multiple_of(16));
-            for part in split::parts(rows.len() * width, TOGETHER) {
+            for part in split::parts(rows.len() * width, self.together()) {
                 let (squares, image_plane) = (part.len(), plane(part.len(), inputs));
                 let place = |square: usize| {
                     let at = part.start + square;
