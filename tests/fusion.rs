@@ -8,6 +8,7 @@ use proptest::prelude::any;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 use tensorpack::autodiff::gradients;
 use tensorpack::graph::{Fetch, Graph, Init, Tensor, TensorSpec, VariableSpec};
+use tensorpack::ops::{Padding, PoolOptions};
 use tensorpack::runtime::cpu::Isa;
 use tensorpack::runtime::{IntoFetch, Session, SessionOptions};
 use tensorpack::tensor::CounterRng;
@@ -352,4 +353,34 @@ fn fused_floats_are_the_same_within_rounding() {
         }
         Ok(())
     });
+}
+
+/// Masks and sums of pooling's gradient are done before it, unless what is between is wanted, too.
+#[test]
+fn masks_and_sums_before_pooling_are_the_same() {
+    for (window, stride, padding) in [(2, 2, Padding::Valid), (3, 2, Padding::Same), (2, 3, Padding::Valid)] {
+        let g = Graph::new();
+        let x = g.placeholder(&TensorSpec::f32("x", [Some(2), Some(9), Some(8), Some(5)]));
+        let bias = g.placeholder(&TensorSpec::f32("bias", [Some(5)]));
+        let h = (&x + &bias).relu();
+        let options = PoolOptions { stride: [stride; 2], padding, ..PoolOptions::square(window) };
+        let cost = h.max_pool_with(options).tanh().square().sum();
+        let found = gradients(&cost, &[&h, &x, &bias]).unwrap();
+        let [Some(dh), Some(dx), Some(db)] = &found[..] else { panic!("the cost depends on all") };
+        let session = Session::new(g.freeze().unwrap()).unwrap();
+        let rng = CounterRng::new(1, "x");
+        let numbers: Vec<f32> = (0..720).map(|i| (rng.uniform(0, i) - 0.6) as f32).collect();
+        let x = HostTensor::new([2, 9, 8, 5], numbers).unwrap();
+        let bias = HostTensor::new([5], vec![0.1f32, -0.1, 0.2, 0.0, -0.2]).unwrap();
+        let feeds = [("x", &x), ("bias", &bias)];
+        let plan = session.plan_text(&[dx, db], &feeds).unwrap();
+        let line = |what: &str| plan.lines().position(|l| l.contains(what)).unwrap();
+        assert!(line("Select") < line("max-pool-grad"), "{plan}");
+        let moved = session.run(&[dx, db], &feeds).unwrap();
+        let apart = session.run(&[dx, db, dh], &feeds).unwrap();
+        assert_eq!(moved[0].to_f64_vec(), apart[0].to_f64_vec());
+        for (moved, apart) in moved[1].to_f64_vec().into_iter().zip(apart[1].to_f64_vec()) {
+            assert!((moved - apart).abs() <= 1e-5 * apart.abs() && apart != 0.0, "{moved} and {apart}");
+        }
+    }
 }

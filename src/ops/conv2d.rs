@@ -81,6 +81,44 @@ impl Window {
     }
 }
 
+/// Writes a convolution or one of its gradients: as a plain product where the filter is as large as the image, which
+/// makes each image a row.
+pub(super) fn contract(cx: &mut LowerCx<'_>, kind: ContractKind, lhs: &View, rhs: &View) -> View {
+    let Some(product) = plain_product(&kind) else { return cx.contract(kind, lhs, rhs) };
+    let out = cx.output_sizes(0);
+    let rows_alike = out.last() == Some(&product.n);
+    let sizes = if rows_alike { out.clone() } else { vec![product.m, product.n] };
+    let y = cx.contract_to(ContractKind::MatMul(product), lhs, rhs, &sizes);
+    cx.reshape(&y, &out)
+}
+
+/// A convolution that meets each image once, with nothing around it.
+fn plain_product(kind: &ContractKind) -> Option<kernels::MatMul> {
+    let (ContractKind::Conv2d(c) | ContractKind::Conv2dInputGrad(c) | ContractKind::Conv2dFilterGrad(c)) =
+        kind
+    else {
+        return None;
+    };
+    let once = (c.out_size, c.kernel, c.pad_low, c.dilation) == ([1; 2], c.in_size, [0; 2], [1; 2]);
+    let [image, batch, out] = [c.in_size[0] * c.in_size[1] * c.in_channels, c.batch, c.out_channels];
+    let ([m, n, k], lhs_transposed, rhs_transposed) = match kind {
+        ContractKind::Conv2d(_) => ([batch, out, image], false, false),
+        ContractKind::Conv2dInputGrad(_) => ([batch, image, out], false, true),
+        _ => ([image, out, batch], true, false),
+    };
+    let (lhs_shared, rhs_shared) = (false, false);
+    once.then_some(kernels::MatMul {
+        batch: 1,
+        m,
+        n,
+        k,
+        lhs_transposed,
+        rhs_transposed,
+        lhs_shared,
+        rhs_shared,
+    })
+}
+
 /// Image and filter to output.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Conv2d(pub(super) Window);
@@ -114,7 +152,7 @@ impl OpDef for Conv2d {
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let (x, w) = (cx.input(0), cx.input(1));
         let kernel = self.0.kernel(&x.sizes, &w.sizes, &cx.output_sizes(0))?;
-        Ok(vec![cx.contract(ContractKind::Conv2d(kernel), &x, &w)])
+        Ok(vec![contract(cx, ContractKind::Conv2d(kernel), &x, &w)])
     }
 }
 
@@ -150,7 +188,7 @@ impl OpDef for Conv2dInputGrad {
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let (dy, w) = (cx.input(0), cx.input(1));
         let kernel = self.0.kernel(&cx.output_sizes(0), &w.sizes, &dy.sizes)?;
-        Ok(vec![cx.contract(ContractKind::Conv2dInputGrad(kernel), &dy, &w)])
+        Ok(vec![contract(cx, ContractKind::Conv2dInputGrad(kernel), &dy, &w)])
     }
 }
 
@@ -186,7 +224,7 @@ impl OpDef for Conv2dFilterGrad {
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let (x, dy) = (cx.input(0), cx.input(1));
         let kernel = self.0.kernel(&x.sizes, &cx.output_sizes(0), &dy.sizes)?;
-        Ok(vec![cx.contract(ContractKind::Conv2dFilterGrad(kernel), &x, &dy)])
+        Ok(vec![contract(cx, ContractKind::Conv2dFilterGrad(kernel), &x, &dy)])
     }
 }
 

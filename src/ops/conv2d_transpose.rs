@@ -1,7 +1,7 @@
 //! Transposed convolution: the gradient of a convolution by its image, as an operation of its own, with an output size
 //! that follows from the input's.
 
-use super::conv2d::{Conv2d, Conv2dFilterGrad};
+use super::conv2d::{Conv2d, Conv2dFilterGrad, contract};
 use super::{Conv2dOptions, Padding, Window};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{ContractKind, LowerCx, View};
@@ -67,7 +67,7 @@ impl OpDef for Conv2dTranspose {
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let (x, w) = (cx.input(0), cx.input(1));
         let kernel = self.0.kernel(&cx.output_sizes(0), &w.sizes, &x.sizes)?;
-        Ok(vec![cx.contract(ContractKind::Conv2dInputGrad(kernel), &x, &w)])
+        Ok(vec![contract(cx, ContractKind::Conv2dInputGrad(kernel), &x, &w)])
     }
 }
 

@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use crate::contract::{Contract, Float, Operands};
 use crate::correlation::{Correlation, PACK_COLS};
+use crate::winograd::Winograd;
 use crate::{Block, Isa};
 
 /// The sizes of a convolution; pairs are height, width. What is read beyond the edges of the input is zero; how far
@@ -177,30 +178,43 @@ unsafe fn plain_bias<T: Float>(cols: usize, mem: Operands<T>, rows: Range<usize>
     }
 }
 
-impl Correlation {
-    /// # Safety
-    /// As for [`Contract::run_f32`].
-    unsafe fn run_plain<T: Float>(
-        &self,
-        phase: usize,
-        chunk: usize,
-        mem: Operands<T>,
-        finish: &mut dyn FnMut(Block),
-    ) {
-        // The plain loops use the filter as it is: there is nothing to pack.
-        if phase == 0 {
-            return;
+/// How sliding sums are computed.
+enum Way {
+    /// By their definition.
+    Direct(Correlation),
+    /// Square by square, with fewer products.
+    Squares(Winograd),
+}
+
+impl Way {
+    fn chunks(&self) -> usize {
+        match self {
+            Way::Direct(sums) => sums.cut().groups * sums.cut().bands,
+            Way::Squares(squares) => squares.chunks,
         }
-        let block = self.block(&self.cut(), chunk);
-        // SAFETY: blocks of different chunks are disjoint, the rest is passed on from the caller.
-        unsafe {
-            match self.backward {
-                false => plain_forward(&self.conv, mem, block.rows.clone()),
-                true => plain_input_grad(&self.conv, mem, block.rows.clone()),
-            }
-            plain_bias(self.out_channels(), mem, block.rows.clone());
+    }
+
+    /// The rectangle of the output that a chunk computes.
+    fn block(&self, chunk: usize) -> Block {
+        match self {
+            Way::Direct(sums) => sums.block(&sums.cut(), chunk),
+            Way::Squares(squares) => squares.block(chunk),
         }
-        finish(block);
+    }
+
+    /// Elements of the packed filter.
+    fn shared_len(&self) -> usize {
+        match self {
+            Way::Direct(sums) => sums.depth() * sums.out_channels().next_multiple_of(PACK_COLS),
+            Way::Squares(squares) => squares.shared_len(),
+        }
+    }
+
+    fn scratch_len(&self) -> usize {
+        match self {
+            Way::Direct(sums) => sums.scratch_len(),
+            Way::Squares(squares) => squares.scratch_len(),
+        }
     }
 
     /// # Safety
@@ -214,14 +228,48 @@ impl Correlation {
         scratch: &mut [u8],
         finish: &mut dyn FnMut(Block),
     ) {
-        use crate::correlation::fast;
+        use crate::sliding;
         // SAFETY: passed on from the caller.
         unsafe {
-            if phase == 0 {
-                return fast::pack::<V>(self, chunk, mem.rhs, mem.shared.cast());
+            match (self, phase) {
+                (Way::Direct(sums), 0) => sliding::pack::<V>(sums, chunk, mem.rhs, mem.shared.cast()),
+                (Way::Direct(sums), _) => sliding::run::<V>(sums, &sums.cut(), chunk, mem, scratch, finish),
+                (Way::Squares(squares), 0) => squares.pack::<V>(chunk, mem.rhs, mem.shared.cast(), scratch),
+                (Way::Squares(squares), _) => squares.run::<V>(chunk, mem, scratch, finish),
             }
-            fast::run::<V>(self, &self.cut(), chunk, mem, scratch, finish);
         }
+    }
+}
+
+impl Correlation {
+    /// The way that is fastest. What is computed plainly is cut as it would be otherwise.
+    fn way(self) -> Way {
+        Winograd::of(&self).map_or(Way::Direct(self), Way::Squares)
+    }
+
+    /// # Safety
+    /// As for [`Contract::run_f32`].
+    unsafe fn run_plain<T: Float>(
+        &self,
+        phase: usize,
+        chunk: usize,
+        mem: Operands<T>,
+        finish: &mut dyn FnMut(Block),
+    ) {
+        // The plain loops use the filter as it is: there is nothing to pack.
+        if phase == 0 {
+            return;
+        }
+        let block = self.way().block(chunk);
+        // SAFETY: blocks of different chunks are disjoint, the rest is passed on from the caller.
+        unsafe {
+            match self.backward {
+                false => plain_forward(&self.conv, mem, block.rows.clone()),
+                true => plain_input_grad(&self.conv, mem, block.rows.clone()),
+            }
+            plain_bias(self.out_channels(), mem, block.rows.clone());
+        }
+        finish(block);
     }
 }
 
@@ -255,21 +303,19 @@ macro_rules! sliding {
 
             fn chunks(&self, phase: usize) -> usize {
                 let sums = self.sums();
-                let cut = sums.cut();
                 match phase {
                     _ if self.0.$out() == 0 => 0,
                     0 => sums.out_channels().div_ceil(PACK_COLS),
-                    _ => cut.groups * cut.bands,
+                    _ => sums.way().chunks(),
                 }
             }
 
             fn shared_bytes(&self) -> usize {
-                let sums = self.sums();
-                sums.depth() * sums.out_channels().next_multiple_of(PACK_COLS) * size_of::<f32>()
+                self.sums().way().shared_len() * size_of::<f32>()
             }
 
             fn scratch_bytes(&self) -> usize {
-                self.sums().scratch_len() * size_of::<f32>()
+                self.sums().way().scratch_len() * size_of::<f32>()
             }
 
             fn takes_bias(&self) -> bool {
@@ -295,13 +341,13 @@ macro_rules! sliding {
                 unsafe {
                     match isa {
                         #[cfg(target_arch = "x86_64")]
-                        Isa::Avx512 => {
-                            sums.run_fast::<std::arch::x86_64::__m512>(phase, chunk, mem, scratch, finish)
-                        }
+                        Isa::Avx512 => sums
+                            .way()
+                            .run_fast::<std::arch::x86_64::__m512>(phase, chunk, mem, scratch, finish),
                         #[cfg(target_arch = "x86_64")]
-                        Isa::Avx2 => {
-                            sums.run_fast::<std::arch::x86_64::__m256>(phase, chunk, mem, scratch, finish)
-                        }
+                        Isa::Avx2 => sums
+                            .way()
+                            .run_fast::<std::arch::x86_64::__m256>(phase, chunk, mem, scratch, finish),
                         _ => sums.run_plain(phase, chunk, mem, finish),
                     }
                 }

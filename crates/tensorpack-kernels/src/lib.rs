@@ -39,19 +39,28 @@ mod reduce;
 mod space;
 mod state;
 mod split;
+mod squares;
 mod steps;
 mod team;
 mod tile_program;
 mod transpose;
+mod winograd;
+mod winograd_filter;
 
 #[cfg(target_arch = "x86_64")]
+mod filter_sums;
+#[cfg(target_arch = "x86_64")]
 mod panel;
+#[cfg(target_arch = "x86_64")]
+mod scatter;
 #[cfg(target_arch = "x86_64")]
 mod simd;
 #[cfg(target_arch = "x86_64")]
 mod slide;
 #[cfg(target_arch = "x86_64")]
 mod slide_filter;
+#[cfg(target_arch = "x86_64")]
+mod sliding;
 #[cfg(target_arch = "x86_64")]
 mod tile;
 #[cfg(target_arch = "x86_64")]

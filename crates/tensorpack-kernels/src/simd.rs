@@ -3,8 +3,10 @@
 use std::arch::x86_64::*;
 
 use crate::Bias;
+use crate::scatter::{self, ScatterFn};
 use crate::slide::{self, SlideFn};
 use crate::slide_filter::{self, SlideFilterFn};
+use crate::squares::forms::{self, Forms};
 use crate::tile::{self, TileFn};
 
 /// A vector of f32. The methods compile to the instructions of the function they are inlined in.
@@ -23,6 +25,9 @@ pub(crate) trait Simd: Copy + 'static {
     /// The most input channels of a sliding filter gradient, likewise.
     const MAX_CHANNELS: [usize; 2];
 
+    /// The changes of form of [squares](crate::squares).
+    const FORMS: &'static Forms;
+
     /// All lanes zero.
     unsafe fn zero() -> Self;
     /// All lanes the number at `p`.
@@ -39,12 +44,18 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn fma(self, a: Self, b: Self) -> Self;
     /// `self + other`.
     unsafe fn add(self, other: Self) -> Self;
+    /// `self - other`.
+    unsafe fn sub(self, other: Self) -> Self;
+    /// `self * other`.
+    unsafe fn mul(self, other: Self) -> Self;
     /// Zero where negative; NaN stays.
     unsafe fn relu(self) -> Self;
     /// Does what `bias` says to rows of `cols` columns, just written and still in the nearest cache.
     unsafe fn finish_rows(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>);
     /// The kernel for a tile of `rows` rows and `vectors` vectors; see [`tile`].
     fn tile(rows: usize, vectors: usize, along_k: bool) -> TileFn;
+    /// The kernels for numbers of pixels and `vectors` vectors, in order; see [`scatter`].
+    fn scatter(vectors: usize) -> &'static [ScatterFn];
     /// The kernel for a run of `pixels` pixels and `vectors` vectors of channels; see [`slide`].
     fn slide(pixels: usize, vectors: usize) -> SlideFn;
     /// The kernel for `channels` input channels and `vectors` vectors of output channels; see [`slide_filter`].
@@ -78,6 +89,7 @@ impl Simd for __m512 {
     const MAX_ROWS: usize = tile::AVX512_ROWS;
     const MAX_PIXELS: [usize; 2] = [slide::AVX512_ONE.len(), slide::AVX512_TWO.len()];
     const MAX_CHANNELS: [usize; 2] = [slide_filter::AVX512_ONE.len(), slide_filter::AVX512_TWO.len()];
+    const FORMS: &'static Forms = &forms::AVX512;
 
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -120,6 +132,16 @@ impl Simd for __m512 {
         unsafe { _mm512_add_ps(self, other) }
     }
     #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        // SAFETY: the caller has the instructions.
+        unsafe { _mm512_sub_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        // SAFETY: the caller has the instructions.
+        unsafe { _mm512_mul_ps(self, other) }
+    }
+    #[inline(always)]
     unsafe fn relu(self) -> Self {
         // SAFETY: the caller has the instructions. Of two numbers, one of them NaN, the second is the maximum.
         unsafe { _mm512_max_ps(_mm512_setzero_ps(), self) }
@@ -135,6 +157,9 @@ impl Simd for __m512 {
     }
     fn tile(rows: usize, vectors: usize, along_k: bool) -> TileFn {
         tile::AVX512[usize::from(along_k)][vectors - 1][rows - 1]
+    }
+    fn scatter(vectors: usize) -> &'static [ScatterFn] {
+        &scatter::AVX512[vectors - 1]
     }
     fn slide(pixels: usize, vectors: usize) -> SlideFn {
         match vectors {
@@ -162,6 +187,7 @@ impl Simd for __m256 {
     const MAX_ROWS: usize = tile::AVX2_ROWS;
     const MAX_PIXELS: [usize; 2] = [0, 0];
     const MAX_CHANNELS: [usize; 2] = [0, 0];
+    const FORMS: &'static Forms = &forms::AVX2;
 
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -204,6 +230,16 @@ impl Simd for __m256 {
         unsafe { _mm256_add_ps(self, other) }
     }
     #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        // SAFETY: the caller has the instructions.
+        unsafe { _mm256_sub_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        // SAFETY: the caller has the instructions.
+        unsafe { _mm256_mul_ps(self, other) }
+    }
+    #[inline(always)]
     unsafe fn relu(self) -> Self {
         // SAFETY: the caller has the instructions. Of two numbers, one of them NaN, the second is the maximum.
         unsafe { _mm256_max_ps(_mm256_setzero_ps(), self) }
@@ -219,6 +255,9 @@ impl Simd for __m256 {
     }
     fn tile(rows: usize, vectors: usize, along_k: bool) -> TileFn {
         tile::AVX2[usize::from(along_k)][vectors - 1][rows - 1]
+    }
+    fn scatter(vectors: usize) -> &'static [ScatterFn] {
+        &scatter::AVX2[vectors - 1]
     }
     fn slide(_: usize, _: usize) -> SlideFn {
         unreachable!("a vector that slides no pixels is never asked to")

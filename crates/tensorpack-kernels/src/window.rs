@@ -23,32 +23,40 @@ pub(crate) struct Region {
 #[derive(Clone, Copy)]
 pub(crate) struct Window {
     pub(crate) data: *const f32,
+    pub(crate) pixel: usize,
     pub(crate) row: usize,
     pub(crate) image: usize,
 }
 
 impl Images {
-    /// The region of the `images`, in place or copied to `copy`.
+    /// The region of the `images`, in place or copied to `copy`; copied with a `gap` behind each pixel, if there is to be
+    /// one.
     ///
     /// # Safety
-    /// The images are valid, and `copy` is valid for all elements of the region in all images.
-    pub(crate) unsafe fn window(&self, images: Range<usize>, region: Region, copy: *mut f32) -> Window {
+    /// The images are valid, and `copy` is valid for all elements of the region in all images, with their gaps.
+    pub(crate) unsafe fn window(
+        &self,
+        images: Range<usize>,
+        region: Region,
+        gap: usize,
+        copy: *mut f32,
+    ) -> Window {
         let inside = |axis: usize| {
             region.first[axis] >= 0 && region.first[axis] as usize + region.size[axis] <= self.size[axis]
         };
         let row = self.size[1] * self.channels;
         let image = self.size[0] * row;
         let first = self.data.wrapping_add(images.start * image);
-        if inside(0) && inside(1) {
+        if inside(0) && inside(1) && gap == 0 {
             let skip = region.first[0] as usize * row + region.first[1] as usize * self.channels;
-            return Window { data: first.wrapping_add(skip), row, image };
+            return Window { data: first.wrapping_add(skip), pixel: self.channels, row, image };
         }
-        let copy_row = region.size[1] * self.channels;
+        let pixel = self.channels + gap;
+        let copy_row = region.size[1] * pixel;
         // The columns of a row: some before the image, some in it, the rest after it.
         let before = (region.first[1].min(0).unsigned_abs()).min(region.size[1]);
         let skip = region.first[1].max(0) as usize;
         let within = (region.size[1] - before).min(self.size[1].saturating_sub(skip));
-        let (before, skip, within) = (before * self.channels, skip * self.channels, within * self.channels);
         for i in 0..images.len() {
             for y in 0..region.size[0] {
                 let to = copy.wrapping_add((i * region.size[0] + y) * copy_row);
@@ -59,15 +67,26 @@ impl Images {
                         ptr::write_bytes(to, 0, copy_row);
                         continue;
                     }
-                    ptr::write_bytes(to, 0, before);
-                    let from = first.add(i * image + from as usize * row);
-                    if within > 0 {
-                        ptr::copy_nonoverlapping(from.add(skip), to.add(before), within);
+                    ptr::write_bytes(to, 0, before * pixel);
+                    ptr::write_bytes(
+                        to.add((before + within) * pixel),
+                        0,
+                        copy_row - (before + within) * pixel,
+                    );
+                    if within == 0 {
+                        continue;
                     }
-                    ptr::write_bytes(to.add(before + within), 0, copy_row - before - within);
+                    let from = first.add(i * image + from as usize * row + skip * self.channels);
+                    let to = to.add(before * pixel);
+                    // Pixels without gaps are one run.
+                    let (runs, len) =
+                        if gap > 0 { (within, self.channels) } else { (1, within * self.channels) };
+                    for run in 0..runs {
+                        ptr::copy_nonoverlapping(from.add(run * len), to.add(run * pixel), len);
+                    }
                 }
             }
         }
-        Window { data: copy, row: copy_row, image: region.size[0] * copy_row }
+        Window { data: copy, pixel, row: copy_row, image: region.size[0] * copy_row }
     }
 }

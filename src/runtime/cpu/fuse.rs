@@ -2,9 +2,11 @@
 //!
 //! - A map that only maps and reductions read is computed inside them instead of being stored.
 //! - A map that is read on is computed together with its first reader, which stores both.
+//! - Masks and sums of max pooling's gradient go before it, where elements are fewer.
 //! - A map of a contraction's result becomes its epilogue, applied while the result is in cache.
 //! - Reductions over the same space share one pass.
 
+use super::before_pooling::do_before_pooling;
 use crate::kir::{
     BufferId, Class, Epilogue, ExprBuilder, Kernel, KernelNode, MapBody, Program, ReduceKind, Reg, Step,
     Unary, View,
@@ -20,6 +22,9 @@ const MAX_OPERANDS: usize = 14;
 pub(super) fn fuse(program: &mut Program) {
     let mut fusion = Fusion::new(program);
     fusion.inline_maps();
+    program.kernels = fusion.nodes.into_iter().flatten().collect();
+    do_before_pooling(program);
+    let mut fusion = Fusion::new(program);
     fusion.epilogues();
     fusion.share_reductions();
     program.kernels = fusion.nodes.into_iter().flatten().collect();

@@ -5,6 +5,7 @@
 //! threads.
 
 mod widen;
+mod before_pooling;
 mod fuse;
 mod variables;
 mod sharing;

@@ -78,6 +78,24 @@ pub(crate) fn convolution() -> impl Strategy<Value = Conv2d> {
     )
 }
 
+/// Filters of 3 by 3 with stride 1 and many channels: those computed in squares, and those just too small for it.
+fn squares() -> impl Strategy<Value = Conv2d> {
+    let size = || 5usize..14;
+    (2usize..9, 20usize..70, 20usize..70, size(), size(), 0usize..3, 0usize..4).prop_map(
+        |(batch, in_channels, out_channels, height, width, low, high)| Conv2d {
+            batch,
+            in_size: [height, width],
+            in_channels,
+            out_channels,
+            kernel: [3, 3],
+            stride: [1, 1],
+            dilation: [1, 1],
+            pad_low: [low, low.saturating_sub(1)],
+            out_size: [height + low + high - 2, width + low.saturating_sub(1) + high - 2],
+        },
+    )
+}
+
 /// What is done in registers is what would be done afterwards: the same operations on the same sums.
 fn check_bias(c: Conv2d, relu: bool) {
     let work = Conv2dForward(c);
@@ -116,6 +134,19 @@ proptest! {
     }
 }
 
+proptest! {
+    // The definition alone takes long for so many channels.
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn in_squares(c in squares(), relu: bool) {
+        check_forward(c);
+        check_input_grad(c);
+        check_filter_grad(c);
+        check_bias(c, relu);
+    }
+}
+
 /// A square convolution with padding that keeps the size, but for the stride.
 pub(crate) fn same(batch: usize, size: usize, kernel: usize, stride: usize, channels: [usize; 2]) -> Conv2d {
     Conv2d {
@@ -141,6 +172,11 @@ fn large() -> Vec<Conv2d> {
         same(2, 9, 1, 2, [400, 33]),
         same(20, 6, 5, 3, [5, 16]),
         Conv2d { dilation: [2, 2], pad_low: [2, 2], ..same(1, 12, 3, 1, [150, 20]) },
+        same(20, 8, 4, 2, [40, 70]),
+        same(9, 8, 4, 2, [64, 130]),
+        same(2, 9, 3, 1, [128, 40]),
+        same(4, 16, 3, 1, [40, 70]),
+        same(2, 16, 3, 1, [90, 128]),
     ]
 }
 

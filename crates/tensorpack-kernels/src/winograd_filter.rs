@@ -1,0 +1,205 @@
+//! The gradient of a convolution by its filter in [squares](crate::squares): the squares of the input and those of the
+//! output's gradient are brought to a form in which the sum over all of them is 16 plain products. Rows of squares are
+//! shared out among groups, each with its own partial sums, and a second phase adds those in order and comes back.
+
+use std::ops::Range;
+
+use crate::Block;
+use crate::conv2d::Conv2d;
+use crate::correlation::Correlation;
+use crate::split;
+use crate::squares::{PLACES, Squares, plane};
+
+/// Pairs of channels at most: with more, sums in the other form outgrow the second-level cache.
+const MOST_PAIRS: usize = 8192;
+/// What is brought to the other form at a time.
+const PART_BYTES: usize = 512 << 10;
+/// Partial results, and chunks that are enough for all threads.
+const GROUPS: usize = 8;
+/// Input channels that a chunk of the second phase adds up.
+const SUM_CHANNELS: usize = 4;
+
+/// The gradient by the filter, in squares.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WinogradFilter {
+    squares: Squares,
+    groups: usize,
+}
+
+impl WinogradFilter {
+    /// This way of computing the gradient, if it fits and pays.
+    pub(crate) fn of(conv: &Conv2d) -> Option<WinogradFilter> {
+        let squares = Squares::of(&Correlation { conv: *conv, backward: false })?;
+        let fits = conv.in_channels * conv.out_channels <= MOST_PAIRS;
+        fits.then_some(WinogradFilter { squares, groups: squares.rows().min(GROUPS) })
+    }
+
+    pub(crate) fn chunks(&self, phase: usize) -> usize {
+        match phase {
+            0 => self.groups,
+            _ => self.squares.work.conv.in_channels.div_ceil(SUM_CHANNELS),
+        }
+    }
+
+    /// Output channels, as whole vectors.
+    fn cols(&self) -> usize {
+        self.squares.work.conv.out_channels.next_multiple_of(16)
+    }
+
+    /// Elements of a partial result.
+    fn partial_len(&self) -> usize {
+        PLACES * self.squares.work.conv.in_channels * self.cols()
+    }
+
+    pub(crate) fn shared_len(&self) -> usize {
+        self.groups * self.partial_len()
+    }
+
+    /// Rows of squares that are brought to the other form at a time.
+    fn together(&self) -> usize {
+        let c = &self.squares.work.conv;
+        let row_bytes = PLACES * self.squares.count[1] * (c.in_channels + self.cols()) * size_of::<f32>();
+        (PART_BYTES / row_bytes).clamp(1, self.squares.rows().div_ceil(self.groups))
+    }
+
+    /// Elements of working memory: zeros for a pixel beyond the edges, and squares of the image and of the gradient.
+    pub(crate) fn scratch_len(&self) -> usize {
+        let (squares, inputs) = (self.together() * self.squares.count[1], self.squares.work.conv.in_channels);
+        inputs.max(self.cols()).next_multiple_of(16)
+            + PLACES * (plane(squares, inputs) + plane(squares, self.cols()))
+    }
+
+    /// The input channels of a chunk of the second phase.
+    fn channels(&self, chunk: usize) -> Range<usize> {
+        let inputs = self.squares.work.conv.in_channels;
+        chunk * SUM_CHANNELS..((chunk + 1) * SUM_CHANNELS).min(inputs)
+    }
+
+    /// The rectangles of the output that a chunk of the second phase completes: one for each tap.
+    pub(crate) fn blocks(&self, chunk: usize) -> impl Iterator<Item = Block> {
+        let (channels, c) = (self.channels(chunk), self.squares.work.conv);
+        (0..9).map(move |tap| Block {
+            rows: tap * c.in_channels + channels.start..tap * c.in_channels + channels.end,
+            cols: 0..c.out_channels,
+        })
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod fast {
+    use super::*;
+    use crate::contract::Operands;
+    use crate::simd::Simd;
+    use crate::squares::SIDE;
+    use crate::squares::forms::Partials;
+    use crate::tile::Tile;
+
+    impl WinogradFilter {
+        /// # Safety
+        /// As for [`crate::Contract::run_f32`], with the machine having the instructions of `V`.
+        pub(crate) unsafe fn run<V: Simd>(
+            &self,
+            phase: usize,
+            chunk: usize,
+            mem: Operands<f32>,
+            scratch: &mut [u8],
+            finish: &mut dyn FnMut(Block),
+        ) {
+            let c = &self.squares.work.conv;
+            let shared = mem.shared.cast::<f32>();
+            if phase == 0 {
+                let sums = shared.wrapping_add(chunk * self.partial_len());
+                let rows = split::part(self.squares.rows(), self.groups, chunk);
+                for part in split::parts(rows.len(), self.together()) {
+                    let here = rows.start + part.start..rows.start + part.end;
+                    // SAFETY: each chunk has its own partial result; the rest is passed on from the caller.
+                    unsafe { self.add_rows::<V>(here, mem, sums, scratch, part.start > 0) }
+                }
+                return;
+            }
+            for channel in self.channels(chunk) {
+                let sums = Partials {
+                    first: shared.wrapping_add(channel * self.cols()),
+                    plane: c.in_channels * self.cols(),
+                    part: self.partial_len(),
+                    parts: self.groups,
+                    cols: c.out_channels,
+                };
+                let to = mem.out.wrapping_add(channel * c.out_channels);
+                // SAFETY: all partial results are complete, and this chunk owns the channel's rows of the output.
+                unsafe { (V::FORMS.taps)(&sums, to, c.in_channels * c.out_channels) }
+            }
+            self.blocks(chunk).for_each(finish);
+        }
+
+        /// Sums the products of some rows of squares, and adds them to `sums` or replaces those.
+        ///
+        /// # Safety
+        /// As for [`WinogradFilter::run`].
+        unsafe fn add_rows<V: Simd>(
+            &self,
+            rows: Range<usize>,
+            mem: Operands<f32>,
+            sums: *mut f32,
+            scratch: &mut [u8],
+            add: bool,
+        ) {
+            let (width, inputs, cols) =
+                (self.squares.count[1], self.squares.work.conv.in_channels, self.cols());
+            let squares = rows.len() * width;
+            let zeros = scratch.as_mut_ptr().cast::<f32>();
+            let pixel = inputs.max(cols).next_multiple_of(16);
+            let (image_plane, gradient_plane) = (plane(squares, inputs), plane(squares, cols));
+            let images = zeros.wrapping_add(pixel);
+            let gradients = images.wrapping_add(PLACES * image_plane);
+            // SAFETY: the scratch memory begins with room for a pixel.
+            unsafe { zeros.write_bytes(0, pixel) };
+            for square in 0..squares {
+                let (row, x) = (rows.start + square / width, square % width);
+                let pixels = self.squares.pixels(row, x, mem.lhs, zeros);
+                let dy = self.gradient(row, x, mem.rhs, zeros);
+                let outputs = self.squares.work.conv.out_channels;
+                // SAFETY: the pixels exist or are zeros; the place of each square is in the scratch memory.
+                unsafe {
+                    (V::FORMS.input)(&pixels, inputs, images.add(square * inputs), image_plane);
+                    (V::FORMS.gradient)(&dy, outputs, gradients.add(square * cols), gradient_plane);
+                }
+            }
+            for place in 0..PLACES {
+                for col in (0..cols).step_by(2 * V::LANES) {
+                    let tile = Tile {
+                        images: 1,
+                        segments: 1,
+                        steps: squares,
+                        a: images.wrapping_add(place * image_plane),
+                        a_stride: inputs,
+                        a_segment: 0,
+                        a_image: 0,
+                        b: gradients.wrapping_add(place * gradient_plane + col),
+                        b_step: cols,
+                        b_segment: 0,
+                        b_image: 0,
+                        c: sums.wrapping_add(place * inputs * cols + col),
+                        c_row: cols,
+                        cols: (cols - col).min(2 * V::LANES),
+                        add,
+                    };
+                    // SAFETY: squares of the image and of the gradient are in the other form.
+                    unsafe { tile.run::<V>(inputs, false) }
+                }
+            }
+        }
+
+        /// The pixels of the output's gradient in square `x` of row `row`.
+        fn gradient(&self, row: usize, x: usize, data: *const f32, zeros: *const f32) -> [*const f32; 4] {
+            let Squares { work, count, .. } = &self.squares;
+            let [height, width] = work.out_size();
+            let (image, y, x) = (row / count[0], row % count[0] * SIDE, x * SIDE);
+            std::array::from_fn(|place| {
+                let (y, x) = (y + place / SIDE, x + place % SIDE);
+                let pixel = (image * height + y) * width + x;
+                if y < height && x < width { data.wrapping_add(pixel * work.out_channels()) } else { zeros }
+            })
+        }
+    }
+}

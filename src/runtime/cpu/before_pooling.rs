@@ -1,0 +1,115 @@
+//! What can be done before the gradient of max pooling rather than after it, where elements are fewer:
+//!
+//! - A mask by what was pooled. Whether a ReLU was passed is asked of every element, but only the maxima have a gradient.
+//! - A sum of each channel. Every element goes to one place, so the sum stays what it is.
+
+use crate::kir::{
+    BufferId, BufferKind, Kernel, KernelNode, MapBody, PoolKind, Program, ReduceKind, Reg, Step, View,
+};
+use tensorpack_kernels::Pool;
+
+/// Moves all that may be moved. Maps are written into their readers by now, so that a mask is one map.
+pub(super) fn do_before_pooling(program: &mut Program) {
+    move_masks(program);
+    move_sums(program);
+}
+
+fn move_masks(program: &mut Program) {
+    for at in 0..program.kernels.len() {
+        let Some((gradient, masked)) = moved_mask(program, at) else { continue };
+        let (dtype, sizes) = (program.buffer(program.kernels[at].outputs[0]).dtype, masked.sizes.clone());
+        let buffer = program.add_buffer(dtype, &sizes, BufferKind::Temp);
+        let mask = program.kernels.remove(at);
+        let node = &mut program.kernels[gradient];
+        node.outputs = mask.outputs;
+        if let Kernel::Pool { inputs, .. } = &mut node.kernel {
+            inputs[0] = View::dense(buffer, dtype, &sizes);
+        }
+        let node = KernelNode { kernel: Kernel::Map(masked), outputs: vec![buffer], origin: mask.origin };
+        program.kernels.insert(gradient, node);
+    }
+}
+
+/// If kernel `at` is a mask of a pooling's gradient by what was pooled: which kernel that gradient is, and the mask of what
+/// it reads.
+fn moved_mask(program: &Program, at: usize) -> Option<(usize, MapBody)> {
+    let KernelNode { kernel: Kernel::Map(body), outputs, .. } = &program.kernels[at] else { return None };
+    let ([result], [_, _]) = (&outputs[..], &body.operands[..]) else { return None };
+    let of = masked_operand(body)?;
+    let (dx, x) = (&body.operands[of], &body.operands[1 - of]);
+    let made = program.kernels[..at].iter().position(|n| n.outputs == [dx.buffer])?;
+    let Kernel::Pool { kind: PoolKind::MaxGrad, pool, inputs } = &program.kernels[made].kernel else {
+        return None;
+    };
+    let [dy, places] = &inputs[..] else { return None };
+    let pooled = program.kernels[..made].iter().find(|n| n.outputs.get(1) == Some(&places.buffer))?;
+    let Kernel::Pool { kind: PoolKind::Max, pool: same, inputs: from } = &pooled.kernel else { return None };
+    let fits = same == pool
+        && from[0] == *x
+        && dx.is_whole(&body.sizes)
+        && dx.dtype == dy.dtype
+        && program.buffer(*result).dtype == dx.dtype;
+    if !fits || !only_read_by(program, dx.buffer, at) {
+        return None;
+    }
+    let mut operands = body.operands.clone();
+    operands[of] = dy.clone();
+    operands[1 - of] = View::dense(pooled.outputs[0], x.dtype, &dy.sizes);
+    Some((made, MapBody { sizes: dy.sizes.clone(), operands, expr: body.expr.clone() }))
+}
+
+/// Which operand passes where something that the other decides alone is true, zero standing elsewhere.
+fn masked_operand(body: &MapBody) -> Option<usize> {
+    let steps = &body.expr.steps;
+    let step = |r: Reg| steps[r.0 as usize];
+    let [out] = body.expr.outputs[..] else { return None };
+    let Step::Select(_, passes, zero) = step(out) else { return None };
+    let (Step::Operand { index, .. }, Step::Const(0.0, _)) = (step(passes), step(zero)) else { return None };
+    let reads = |s: &Step| match *s {
+        Step::Unary(_, a) | Step::Cast(_, a) => a == passes,
+        Step::Binary(_, a, b) => a == passes || b == passes,
+        Step::Select(a, b, c) => [a, b, c].contains(&passes),
+        _ => false,
+    };
+    let loads = |s: &Step| matches!(s, Step::Operand { index: i, .. } if *i == index);
+    let placed = steps.iter().any(|s| matches!(s, Step::Index { .. }));
+    let once =
+        steps.iter().filter(|s| reads(s)).count() == 1 && steps.iter().filter(|s| loads(s)).count() == 1;
+    (once && !placed).then_some(index as usize)
+}
+
+/// Whether nothing but kernel `at` needs a buffer.
+fn only_read_by(program: &Program, buffer: BufferId, at: usize) -> bool {
+    let wanted = program.fetches.iter().chain(&program.costs).chain(&program.kept);
+    let updates = program.updates.iter().map(|u| &u.value);
+    let readers =
+        program.kernels.iter().enumerate().filter(|(i, _)| *i != at).flat_map(|(_, n)| n.kernel.reads());
+    wanted.chain(updates).chain(readers).all(|v| v.buffer != buffer)
+}
+
+fn move_sums(program: &mut Program) {
+    for at in 0..program.kernels.len() {
+        if let Some(dy) = summed(program, at)
+            && let Kernel::Reduce { body, .. } = &mut program.kernels[at].kernel
+        {
+            (body.sizes, body.operands) = (dy.sizes.clone(), vec![dy]);
+        }
+    }
+}
+
+/// If kernel `at` sums each channel of a pooling's gradient: what that gradient reads.
+fn summed(program: &Program, at: usize) -> Option<View> {
+    let Kernel::Reduce { body, reduced, kinds } = &program.kernels[at].kernel else { return None };
+    let ([dx], [Step::Operand { .. }]) = (&body.operands[..], &body.expr.steps[..]) else { return None };
+    let made = program.kernels[..at].iter().find(|n| n.outputs == [dx.buffer])?;
+    let Kernel::Pool { kind: PoolKind::MaxGrad, pool, inputs } = &made.kernel else { return None };
+    let by_channel = kinds[..] == [ReduceKind::Sum] && reduced[..] == [true, true, true, false];
+    let fits = by_channel && dx.is_whole(&body.sizes) && [0, 1].into_iter().all(|axis| all_real(pool, axis));
+    fits.then(|| inputs[0].clone())
+}
+
+/// Whether every window has an element along an axis that is not padding, so that its gradient goes somewhere.
+fn all_real(pool: &Pool, axis: usize) -> bool {
+    let last = pool.out_size[axis].saturating_sub(1) * pool.stride[axis];
+    pool.pad_low[axis] < pool.window[axis] && last < pool.in_size[axis] + pool.pad_low[axis]
+}
