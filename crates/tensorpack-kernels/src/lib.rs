@@ -45,6 +45,8 @@ mod tile_program;
 mod transpose;
 
 #[cfg(target_arch = "x86_64")]
+mod blocked;
+#[cfg(target_arch = "x86_64")]
 mod panel;
 #[cfg(target_arch = "x86_64")]
 mod simd;
