@@ -232,6 +232,7 @@ impl OpDef for Einsum {
             rhs_transposed,
             lhs_shared: false,
             rhs_shared: false,
+            rhs_panels: false,
         };
         // The columns are one dim while it is a matrix product, so that what follows can be done on its blocks.
         let leading = [batch, rows].concat();

@@ -77,20 +77,18 @@ impl OpDef for MatMul {
         let k = cx.input_sizes(0)[cx.input_sizes(0).len() - 1];
         let batch: usize = out[..out.len() - 2].iter().product();
         let (lhs_shared, rhs_shared) = (a.sizes.len() < out.len(), b.sizes.len() < out.len());
-        let kind = if rhs_shared && !lhs_transposed {
-            // Many rows times one matrix are one product.
-            kernels::MatMul {
-                batch: 1,
-                m: batch * m,
-                n,
-                k,
-                lhs_transposed,
-                rhs_transposed,
-                lhs_shared,
-                rhs_shared,
-            }
-        } else {
-            kernels::MatMul { batch, m, n, k, lhs_transposed, rhs_transposed, lhs_shared, rhs_shared }
+        // Many rows times one matrix are one product.
+        let (batch, m) = if rhs_shared && !lhs_transposed { (1, batch * m) } else { (batch, m) };
+        let kind = kernels::MatMul {
+            batch,
+            m,
+            n,
+            k,
+            lhs_transposed,
+            rhs_transposed,
+            lhs_shared,
+            rhs_shared,
+            rhs_panels: false,
         };
         Ok(vec![cx.contract(ContractKind::MatMul(kind), &a, &b)])
     }

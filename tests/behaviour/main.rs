@@ -12,5 +12,6 @@ mod hooked;
 mod null_device;
 mod threads;
 mod plan;
+mod panels;
 mod rows;
 mod dumps;

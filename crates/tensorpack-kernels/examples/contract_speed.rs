@@ -73,10 +73,9 @@ fn gflops(team: &mut Team, isa: Isa, work: &dyn Contract) -> f64 {
     work.flops() / seconds * 1e-9
 }
 
-fn matmul(m: usize, n: usize, k: usize, lhs_transposed: bool, rhs_transposed: bool) -> Box<dyn Contract> {
-    let shared = false;
-    let (lhs_shared, rhs_shared) = (shared, shared);
-    Box::new(MatMul { batch: 1, m, n, k, lhs_transposed, rhs_transposed, lhs_shared, rhs_shared })
+fn matmul(m: usize, n: usize, k: usize, lhs_transposed: bool, rhs_transposed: bool) -> MatMul {
+    let (lhs_shared, rhs_shared, rhs_panels) = (false, false, false);
+    MatMul { batch: 1, m, n, k, lhs_transposed, rhs_transposed, lhs_shared, rhs_shared, rhs_panels }
 }
 
 /// A convolution with a square filter, padded to keep the size but for the stride.
@@ -98,13 +97,25 @@ fn conv(size: usize, kernel: usize, stride: usize, channels: [usize; 2]) -> Conv
 
 fn shapes() -> Vec<(String, Box<dyn Contract>)> {
     let mut all: Vec<(String, Box<dyn Contract>)> = Vec::new();
-    for (m, n, k) in [(128, 512, 784), (128, 512, 1568), (128, 512, 512), (128, 10, 512)] {
-        all.push((format!("matmul {m}x{k} * {k}x{n}"), matmul(m, n, k, false, false)));
-        all.push((format!("matmul {k}x{m}' * {m}x{n}"), matmul(k, n, m, true, false)));
-        all.push((format!("matmul {m}x{n} * {k}x{n}'"), matmul(m, k, n, false, true)));
+    for (m, n, k) in [
+        (128, 512, 784),
+        (128, 512, 1568),
+        (128, 512, 512),
+        (128, 10, 512),
+        (20, 2600, 650),
+        (700, 2600, 650),
+        (700, 10_000, 650),
+    ] {
+        all.push((format!("matmul {m}x{k} * {k}x{n}"), Box::new(matmul(m, n, k, false, false))));
+        all.push((format!("matmul {k}x{m}' * {m}x{n}"), Box::new(matmul(k, n, m, true, false))));
+        all.push((format!("matmul {m}x{n} * {k}x{n}'"), Box::new(matmul(m, k, n, false, true))));
+    }
+    for (m, n, k) in [(20, 2600, 650), (20, 650, 2600)] {
+        let product = MatMul { rhs_panels: true, ..matmul(m, n, k, false, false) };
+        all.push((format!("matmul {m}x{k} * {k}x{n} in panels"), Box::new(product)));
     }
     for (m, n, k) in [(512, 512, 512), (1024, 1024, 1024), (32, 32, 25088), (1, 512, 784), (128, 1, 512)] {
-        all.push((format!("matmul {m}x{k} * {k}x{n}"), matmul(m, n, k, false, false)));
+        all.push((format!("matmul {m}x{k} * {k}x{n}"), Box::new(matmul(m, n, k, false, false))));
     }
     for (size, kernel, stride, [from, to]) in [
         (28, 3, 1, [1, 32]),

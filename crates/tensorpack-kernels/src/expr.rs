@@ -134,4 +134,15 @@ impl Expr {
             Step::Unary(_, r) | Step::Binary(_, r, _) | Step::Select(_, r, _) => self.class(r),
         }
     }
+
+    /// How much there is to do for an element, in simple steps.
+    pub(crate) fn effort(&self) -> usize {
+        let steps = self.steps.iter().map(|step| match step {
+            Step::Unary(Unary::Exp | Unary::Log | Unary::Log1p | Unary::Tanh, _) => 8,
+            Step::Unary(Unary::Sigmoid | Unary::Erf | Unary::Sin | Unary::Cos, _) => 8,
+            Step::Binary(Binary::Pow, ..) => 8,
+            _ => 1,
+        });
+        steps.sum()
+    }
 }

@@ -48,6 +48,8 @@ mod winograd;
 mod winograd_filter;
 
 #[cfg(target_arch = "x86_64")]
+mod blocked;
+#[cfg(target_arch = "x86_64")]
 mod filter_sums;
 #[cfg(target_arch = "x86_64")]
 mod panel;

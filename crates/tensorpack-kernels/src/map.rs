@@ -9,8 +9,11 @@ use crate::{Block, Isa};
 use std::ops::Range;
 use tensorpack_tensor::DType;
 
-/// Elements of one chunk, more or less.
+/// Elements of one chunk at most, more or less.
 const CHUNK: usize = 32 * 1024;
+
+/// An expression of more steps than these gets smaller chunks, so that few elements with much to do are shared out, too.
+const SIMPLE: usize = 8;
 
 /// Bytes of a value over a tile, at most.
 const TILE_BYTES: usize = 32 * 1024;
@@ -54,7 +57,7 @@ impl Map {
             Program::new(&space(groups), &operands, &expr, &outputs, 1, TileSize::Fitting(TILE_BYTES))
         });
         // Whole tiles to a chunk, and the last chunk not much smaller than the others.
-        let pieces = len.div_ceil(CHUNK).max(1);
+        let pieces = len.saturating_mul(expr.effort().max(SIMPLE)).div_ceil(SIMPLE * CHUNK).max(1);
         let chunk = len.div_ceil(pieces).next_multiple_of(flat.capacity().max(64)).max(1);
         Map { len, last, chunk, outputs, flat, block }
     }

@@ -8,6 +8,41 @@ pub(crate) fn width(cols: usize, lanes: usize) -> usize {
     cols.div_ceil(lanes) * lanes
 }
 
+/// Asks for rows of `cols` numbers, `stride` apart, to be brought to the first-level cache.
+#[inline]
+pub(crate) fn prefetch(from: *const f32, stride: usize, rows: usize, cols: usize) {
+    for row in 0..rows {
+        let from = from.wrapping_add(row * stride);
+        for at in (0..cols).step_by(16).chain([cols - 1]) {
+            // SAFETY: only a hint, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(at).cast()) }
+        }
+    }
+}
+
+/// A mask of the first `count` of 8 lanes, or of all.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn first_lanes(count: usize) -> __m256i {
+    _mm256_cmpgt_epi32(_mm256_set1_epi32(count.min(8) as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
+}
+
+/// `dst[k * rows + row] = src[k * stride + row]`: packs a tile's rows of a transposed left operand.
+///
+/// # Safety
+/// AVX2; `src` is valid for `steps` steps of `rows` numbers `stride` apart, `dst` for `steps * rows`.
+#[target_feature(enable = "avx2")]
+pub(crate) unsafe fn pack_tile(src: *const f32, stride: usize, steps: usize, rows: usize, dst: *mut f32) {
+    for row in (0..rows).step_by(8) {
+        let mask = first_lanes(rows - row);
+        for step in 0..steps {
+            let (from, to) = (src.wrapping_add(step * stride + row), dst.wrapping_add(step * rows + row));
+            // SAFETY: within the step's rows of both, as the caller vouches; what is not there is masked out.
+            unsafe { _mm256_maskstore_ps(to, mask, _mm256_maskload_ps(from, mask)) }
+        }
+    }
+}
+
 /// `dst[k * width + col] = src[k * stride + col]`.
 ///
 /// # Safety
@@ -33,8 +68,7 @@ pub(crate) unsafe fn pack_rows(
         return;
     }
     for col in (0..width).step_by(8) {
-        let here = cols.saturating_sub(col).min(8) as i32;
-        let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(here), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+        let mask = first_lanes(cols.saturating_sub(col));
         for row in 0..rows {
             let (from, to) = (src.wrapping_add(row * stride + col), dst.wrapping_add(row * width + col));
             // SAFETY: within the row's part of both, as the caller vouches; what is not there is masked out.

@@ -5,6 +5,7 @@
 
 use super::conductor::{Conducted, Conductor};
 use super::exchange::Exchange;
+use super::panels;
 use super::plan::{Mode, Plan};
 use super::sharing::SharedVariables;
 use super::tower_run::{Lane, Phase, TowerCx, TowerRun};
@@ -122,6 +123,7 @@ impl Engine {
         let mut variables = self.variables.take()?;
         let mut programs = lowered.programs;
         programs.iter_mut().for_each(widen);
+        programs.iter_mut().for_each(panels::lay_out);
         self.crew(&mut shared, 1)?;
         if mode != Mode::Inspect {
             for program in &mut programs {

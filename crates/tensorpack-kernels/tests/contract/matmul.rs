@@ -9,12 +9,16 @@ fn check_matmul(p: MatMul) {
     check(&p, |product| {
         for b in 0..p.batch {
             let lhs = if p.lhs_shared { 0 } else { b * p.m * p.k };
-            let rhs = if p.rhs_shared { 0 } else { b * p.k * p.n };
+            let rhs = if p.rhs_shared { 0 } else { b * p.rhs_len() / p.batch };
             for m in 0..p.m {
                 for n in 0..p.n {
                     for k in 0..p.k {
                         let l = if p.lhs_transposed { k * p.m + m } else { m * p.k + k };
-                        let r = if p.rhs_transposed { n * p.k + k } else { k * p.n + n };
+                        let r = match (p.rhs_panels, p.rhs_transposed) {
+                            (true, _) => (n / MatMul::PANEL * p.k + k) * MatMul::PANEL + n % MatMul::PANEL,
+                            (_, true) => n * p.k + k,
+                            (_, false) => k * p.n + n,
+                        };
                         product((b * p.m + m) * p.n + n, lhs + l, rhs + r);
                     }
                 }
@@ -32,19 +36,34 @@ proptest! {
     fn any_shape(
         (batch, m, n, k) in (0usize..4, size(), size(), size()),
         (lhs_transposed, rhs_transposed, lhs_shared, rhs_shared) in any::<(bool, bool, bool, bool)>(),
+        panels in any::<bool>(),
     ) {
-        check_matmul(MatMul { batch, m, n, k, lhs_transposed, rhs_transposed, lhs_shared, rhs_shared });
+        let rhs_panels = panels && !rhs_transposed;
+        check_matmul(MatMul { batch, m, n, k, lhs_transposed, rhs_transposed, lhs_shared, rhs_shared, rhs_panels });
     }
 }
 
-/// Shapes large enough to be cut in every way: blocks of rows, several panels, slices, copies of the left operand.
+/// Shapes large enough to be cut in every way: blocks of rows, several panels, slices, parts of a sum, a packed left
+/// operand.
 #[test]
 fn large_shapes() {
-    for (m, n, k) in
-        [(350, 100, 40), (30, 300, 600), (40, 50, 4000), (200, 200, 512), (3, 90, 700), (70, 1, 300)]
-    {
-        for (lhs_transposed, rhs_transposed) in [(false, false), (true, false), (false, true), (true, true)] {
-            let (lhs_shared, rhs_shared) = (false, false);
+    for (m, n, k) in [
+        (350, 100, 40),
+        (30, 300, 600),
+        (40, 50, 4000),
+        (200, 200, 512),
+        (3, 90, 700),
+        (70, 1, 300),
+        (80, 70, 1500),
+    ] {
+        for (lhs_transposed, rhs_transposed, rhs_panels) in [
+            (false, false, false),
+            (true, false, false),
+            (false, true, false),
+            (true, true, false),
+            (false, false, true),
+            (true, false, true),
+        ] {
             check_matmul(MatMul {
                 batch: 1,
                 m,
@@ -52,8 +71,9 @@ fn large_shapes() {
                 k,
                 lhs_transposed,
                 rhs_transposed,
-                lhs_shared,
-                rhs_shared,
+                lhs_shared: false,
+                rhs_shared: false,
+                rhs_panels,
             });
         }
     }
@@ -61,9 +81,17 @@ fn large_shapes() {
 
 #[test]
 fn long_sums_are_sliced() {
-    let (lhs_transposed, rhs_transposed, lhs_shared, rhs_shared) = (false, false, false, false);
-    let p =
-        MatMul { batch: 1, m: 32, n: 32, k: 25088, lhs_transposed, rhs_transposed, lhs_shared, rhs_shared };
+    let p = MatMul {
+        batch: 1,
+        m: 32,
+        n: 32,
+        k: 25088,
+        lhs_transposed: false,
+        rhs_transposed: false,
+        lhs_shared: false,
+        rhs_shared: false,
+        rhs_panels: false,
+    };
     assert_eq!(p.phases(), 2);
     assert!(p.chunks(0) >= 8);
 }

@@ -1,0 +1,43 @@
+//! Weights that many small products read are laid out once, for all of them, and no bit of the results changes.
+
+use tensorpack::HostTensor;
+use tensorpack::autodiff::gradients;
+use tensorpack::graph::{Fetch, Graph, Init, TensorSpec, VariableSpec};
+use tensorpack::runtime::cpu::Isa;
+use tensorpack::runtime::{Session, SessionOptions};
+use tensorpack::tower::TowerContext;
+
+/// No multiple of a panel's columns, and large enough to be worth panels.
+const UNITS: usize = 263;
+const STEPS: usize = 7;
+
+/// What a recurrent net makes of these rows, and its gradient with respect to them: as bits, row by row, with the plan.
+fn run(isa: Isa, rows: usize) -> (Vec<u32>, String) {
+    let g = Graph::new();
+    let t = TowerContext::training(&g);
+    let x = g.placeholder(&TensorSpec::f32("x", [None, Some(UNITS)]));
+    let w = t.variable(VariableSpec::new("w", [UNITS, UNITS]).init(Init::Uniform(-0.1, 0.1)));
+    let y = (0..STEPS).fold(x.clone(), |h, _| h.matmul(&w).tanh());
+    let dx = gradients(&y.square().sum(), &[&x]).unwrap().remove(0).unwrap();
+    let (y, dx) = (Fetch::from(&y), Fetch::from(&dx));
+    let options = SessionOptions { isa: Some(isa), threads: Some(2), ..SessionOptions::default() };
+    let session = Session::with(g.freeze().unwrap(), options).unwrap();
+    let x: Vec<f32> = (0..rows * UNITS).map(|i| (i * 7919 % 1000) as f32 * 0.002 - 1.0).collect();
+    let x = HostTensor::new([rows, UNITS], x).unwrap();
+    let made = session.run(&[&y, &dx], &[("x", &x)]).unwrap();
+    let bits =
+        made.iter().flat_map(|m| m.as_slice::<f32>().unwrap()[..3 * UNITS].iter().map(|x| x.to_bits()));
+    (bits.collect(), session.plan_text(&[&y, &dx], &[("x", &x)]).unwrap())
+}
+
+#[test]
+fn many_small_products_share_panels() {
+    for isa in Isa::available() {
+        let (few, few_plan) = run(isa, 3);
+        let (many, many_plan) = run(isa, 100);
+        let laid_out = |plan: &str| plan.matches("= pad(var0)").count();
+        assert_eq!(laid_out(&few_plan), 2, "once as it is, once transposed:\n{few_plan}");
+        assert_eq!(laid_out(&many_plan), 0, "large products pack for themselves:\n{many_plan}");
+        assert_eq!(few, many, "{isa}");
+    }
+}
