@@ -32,6 +32,8 @@ const STATE: [[&str; 2]; 2] = [["c0", "h0"], ["c1", "h1"]];
 pub(crate) struct Model {
     pub(crate) units: usize,
     pub(crate) dropout: f64,
+    /// What it computes in.
+    pub(crate) dtype: DType,
 }
 
 impl ModelDesc for Model {
@@ -45,11 +47,13 @@ impl ModelDesc for Model {
         let dropout = Dropout::new(self.dropout);
         let lstm = Lstm::new(self.units).forget_bias(0.0).init(init()).recurrent_init(init());
 
-        let x = Embedding::new(WORDS, self.units).init(init()).apply(t, "embedding", words);
+        let embedding = Embedding::new(WORDS, self.units).dtype(self.dtype).init(init());
+        let x = embedding.apply(t, "embedding", words);
         let mut x = dropout.apply(t, "dropout", &x);
         for (layer, names) in STATE.iter().enumerate() {
             let [c, h] = names.map(|name| {
-                let zeros = VariableSpec::new(name, [BATCH, self.units]).init(Init::zeros());
+                let zeros =
+                    VariableSpec::new(name, [BATCH, self.units]).dtype(self.dtype).init(Init::zeros());
                 t.variable(zeros.non_trainable())
             });
             let before = LstmState { c: c.value().clone(), h: h.value().clone() };
@@ -163,8 +167,18 @@ pub(crate) struct Plan {
     pub(crate) epochs: u64,
 }
 
-const SHORT: Plan = Plan { model: Model { units: 200, dropout: 0.2 }, constant: 3, factor: 0.5, epochs: 8 };
-const FULL: Plan = Plan { model: Model { units: 650, dropout: 0.5 }, constant: 6, factor: 0.8, epochs: 70 };
+const SHORT: Plan = Plan {
+    model: Model { units: 200, dropout: 0.2, dtype: DType::F32 },
+    constant: 3,
+    factor: 0.5,
+    epochs: 8,
+};
+const FULL: Plan = Plan {
+    model: Model { units: 650, dropout: 0.5, dtype: DType::F32 },
+    constant: 6,
+    factor: 0.8,
+    epochs: 70,
+};
 
 /// Trains on the first text, and looks at the two others after every epoch, each from its beginning.
 pub(crate) fn config(plan: Plan, [train, validation, test]: [HostTensor; 3]) -> Result<TrainConfig> {

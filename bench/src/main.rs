@@ -6,7 +6,8 @@
 //! `bench -- dataflow --jpegs DIR [--workers N] [--batch B] [--steps N] [--json]`: how fast photographs become batches.
 //!
 //! `bench -- loop [--steps N] [--json]`: what the loop around a step costs. `bench -- input [--steps N] [--json]`: what
-//! waiting for data costs behind each kind of input.
+//! waiting for data costs behind each kind of input. `bench -- scale`: how the time of a step grows with batch, depth and
+//! width.
 
 mod classifier;
 mod classifiers;
@@ -21,6 +22,7 @@ mod ptb;
 #[path = "../../examples/resnet50/net.rs"]
 mod resnet50;
 mod roof;
+mod scale;
 mod step;
 mod towers;
 
@@ -43,7 +45,8 @@ const USAGE: &str = "usage: bench -- step --model mlp|mnist|resnet32|resnet50|pt
   decode, random-resized-crop 224, flip, brightness, contrast and saturation 0.4; batches of u8
   --crops DIR  instead, write one crop of every photograph for bench/peers/opencv_crops.py
        bench -- loop [--steps 1000000] [--json]
-       bench -- input [--steps 200] [--json]";
+       bench -- input [--steps 200] [--json]
+       bench -- scale";
 
 /// What is measured.
 #[derive(Debug)]
@@ -79,6 +82,7 @@ fn main() -> ExitCode {
             }
             Some(Value(v)) if v == "loop" => loop_overhead::measure(args),
             Some(Value(v)) if v == "input" => input::measure(args),
+            Some(Value(v)) if v == "scale" => scale::measure(args),
             _ => Err(USAGE.into()),
         }
     };

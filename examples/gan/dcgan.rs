@@ -1,16 +1,18 @@
 //! DCGAN (Radford et al., 2015).
 
-use super::{GanModelDesc, Losses, discriminator, generator, image_spec, real_images};
+use super::{
+    GanModelDesc, GanTrainer, Losses, add_samples, data, discriminator, generator, image_spec, real_images,
+    run, towers,
+};
 use tensorpack::prelude::*;
+use tensorpack::train::{CommandLine, Trained};
+
+/// The length of the noise that an image is made of.
+const Z: usize = 100;
 
 /// The model, on batches of this many images.
-pub(crate) struct Dcgan {
-    pub(crate) batch: usize,
-}
-
-impl Dcgan {
-    /// The length of the noise that an image is made of.
-    pub(crate) const Z: usize = 100;
+struct Dcgan {
+    batch: usize,
 }
 
 impl GanModelDesc for Dcgan {
@@ -19,7 +21,7 @@ impl GanModelDesc for Dcgan {
     }
 
     fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Losses {
-        let z = Random::uniform(-1.0, 1.0).shape(t.graph(), &[self.batch, Dcgan::Z]);
+        let z = Random::uniform(-1.0, 1.0).shape(t.graph(), &[self.batch, Z]);
         let fake = generator(t, &z);
         let look =
             |images: &Tensor| discriminator(t, images, |t, name, x| BatchNorm::new().apply(t, name, x));
@@ -29,4 +31,16 @@ impl GanModelDesc for Dcgan {
     fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
         Adam::new(2e-4).betas(0.5, 0.999).boxed()
     }
+}
+
+/// A whole run, as the command line says it; `train` says what a step is.
+pub(crate) fn train_dcgan(
+    line: &CommandLine,
+    train: impl FnOnce(GanTrainer, TrainConfig) -> Result<Trained>,
+) -> Result<()> {
+    // The original's schedule is 200 epochs of 300 steps with 128 images each.
+    let (batch, length) = if line.full { (128, (200, 300)) } else { (64, (16, 500)) };
+    let gan = GanTrainer::new(Dcgan { batch }, data(line, batch)?, towers(line)?)?;
+    add_samples(gan.graph(), Init::Uniform(-1.0, 1.0), Z, generator)?;
+    run(line, gan, length, train)
 }

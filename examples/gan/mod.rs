@@ -11,14 +11,16 @@ mod losses;
 mod mnist_convnet;
 mod model;
 mod nets;
+mod run;
 mod samples;
 mod trainer;
 
 pub(crate) use data::{data, image_spec, real_images};
-pub(crate) use dcgan::Dcgan;
+pub(crate) use dcgan::train_dcgan;
 pub(crate) use judge::judge;
 pub(crate) use losses::Losses;
 pub(crate) use model::GanModelDesc;
 pub(crate) use nets::{discriminator, generator};
+pub(crate) use run::run;
 pub(crate) use samples::{add_samples, sample_grid};
 pub(crate) use trainer::{GanTrainer, towers};

@@ -2,7 +2,7 @@
 
 use super::executor::{Feed, RunInfo};
 use super::lowering;
-use super::session::{Session, State, is_finite, request};
+use super::session::{Session, State, check_finite_feeds, is_finite, request};
 use crate::graph::Fetch;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor};
@@ -16,6 +16,9 @@ impl Session {
         feeds: &[(&str, &HostTensor)],
         run: &RunInfo,
     ) -> Error {
+        if let Err(e) = check_finite_feeds(feeds) {
+            return e;
+        }
         // What searches is a run as well, and users' kernels may do anything in it.
         let named = catch_unwind(AssertUnwindSafe(|| self.name_the_bad(state, fetches, feeds, run)));
         let named = named.unwrap_or_else(|panic| state.poison(&*panic));

@@ -87,6 +87,10 @@ pub trait Executable: Send {
         let _ = (run, feeds);
         Err(Error::new(ErrorKind::Unsupported, "this device runs only what is waited for"))
     }
+    /// Whether a run looks by itself at what it is fed, and ends as [`Outcome::NotFinite`] where that is not finite.
+    fn checks_feeds(&self) -> bool {
+        false
+    }
     /// The plan as text: what fused, what is in place, how much memory.
     fn plan_text(&self) -> String;
     /// Seconds spent in each kernel since the program was made, if it was asked to count.

@@ -34,8 +34,10 @@ impl Session {
             return Ok(None);
         }
         self.graph().take_late_error()?;
-        session::check_finite_feeds(feeds)?;
         let at = state.program(self, fetches, feeds)?;
+        if !state.programs[at].executable.checks_feeds() {
+            session::check_finite_feeds(feeds)?;
+        }
         let run = RunInfo { seed: self.options.seed, draw: state.run_index };
         let values: Vec<Feed<'_>> = feeds.iter().map(|(_, value)| *value).collect();
         let executable = &mut state.programs[at].executable;

@@ -252,8 +252,10 @@ impl Session {
     ) -> Result<()> {
         self.graph.take_late_error()?;
         let mut state = self.lock()?;
-        check_finite_feeds(feeds)?;
         let at = state.program(self, fetches, feeds)?;
+        if !state.programs[at].executable.checks_feeds() {
+            check_finite_feeds(feeds)?;
+        }
         let draw = match kind {
             RunKind::Hooked => state.run_index,
             // The upper half of all draws belongs to plain runs.

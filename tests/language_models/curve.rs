@@ -1,8 +1,9 @@
 //! The first costs of `ptb_lstm`, against those PyTorch has with the same weights and words, without dropout.
 //!
-//! Here the words are generated, and the net is small and learns slowly, or has its size and does five steps: with a rate
-//! of 1 costs leap, and what rounding makes different grows with every leap. All 200 steps of the net of 650 units on the
-//! Penn Treebank: `TENSORPACK_TEST_PTB=1 cargo test --release --test language_models curve -- --nocapture`.
+//! With a rate of 1 costs leap, and what rounding makes different grows with every leap: in f32 PyTorch leaves its own
+//! curve in f64 by 12 % on the Treebank. So the curves are followed in f64; in f32 that of a net that learns slowly. All 200
+//! steps of the example's net of 200 units on the Penn Treebank:
+//! `TENSORPACK_TEST_PTB=1 cargo test --release --test language_models curve -- --nocapture`.
 //! `tests/torch/make_ptb_curve.py` makes the numbers.
 
 use crate::ptb_lstm::{Model, reset, unrolled};
@@ -19,15 +20,15 @@ fn right(run: &str) -> Vec<f64> {
     file[run].as_array().unwrap().iter().map(|cost| cost.as_f64().unwrap()).collect()
 }
 
-/// The costs of the first steps of a net with this many units and this learning rate.
-fn costs(words: &HostTensor, units: usize, rate: f64, steps: usize) -> Vec<f64> {
+/// The costs of the first steps of a net with this learning rate.
+fn costs(model: Model, words: &HostTensor, rate: f64, steps: usize) -> Vec<f64> {
     let costs = Rc::new(RefCell::new(Vec::new()));
     let noted = costs.clone();
     let note = ProcessTensors::new(["cost"], move |_, cost| {
         noted.borrow_mut().push(cost[0].to_scalar()?);
         Ok(())
     });
-    let config = TrainConfig::of(Model { units, dropout: 0.0 }).data(unrolled(words).unwrap());
+    let config = TrainConfig::of(model).data(unrolled(words).unwrap());
     let rate = HyperParamSetterWithFunc::new("learning_rate", move |_, _| rate);
     let config = config.callback(rate).callback(reset()).callback(note).no_logdir();
     launch_train_with_config(config.steps_per_epoch(steps as u64).max_epoch(1), SimpleTrainer::new())
@@ -35,10 +36,15 @@ fn costs(words: &HostTensor, units: usize, rate: f64, steps: usize) -> Vec<f64> 
     costs.take()
 }
 
+/// A net with this many units, that computes in `dtype`.
+fn net(units: usize, dtype: DType) -> Model {
+    Model { units, dropout: 0.0, dtype }
+}
+
 /// That no cost is further from PyTorch's than this part of it; prints the largest distance.
-fn assert_follows(run: &str, words: &HostTensor, units: usize, rate: f64, tolerance: f64) {
+fn assert_follows(run: &str, model: Model, words: &HostTensor, rate: f64, tolerance: f64) {
     let right = right(run);
-    let found = costs(words, units, rate, right.len());
+    let found = costs(model, words, rate, right.len());
     assert_eq!(found.len(), right.len());
     let distances = found.iter().zip(&right).map(|(a, b)| (a - b).abs() / b);
     let (step, largest) = distances.enumerate().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
@@ -52,13 +58,18 @@ fn assert_follows(run: &str, words: &HostTensor, units: usize, rate: f64, tolera
 }
 
 #[test]
-fn a_hundred_steps_of_a_small_net() {
-    assert_follows("small", &sentences::words(Split::Train).unwrap(), 64, 0.1, 1e-4);
+fn a_small_net_that_learns_slowly() {
+    assert_follows("slow", net(64, DType::F32), &sentences::words(Split::Train).unwrap(), 0.1, 1e-4);
 }
 
 #[test]
-fn the_first_steps_of_the_net_in_its_size() {
-    assert_follows("medium", &sentences::words(Split::Train).unwrap(), 650, 1.0, 1e-3);
+fn the_net_in_its_size_that_learns_slowly() {
+    assert_follows("full", net(650, DType::F32), &sentences::words(Split::Train).unwrap(), 0.1, 1e-4);
+}
+
+#[test]
+fn a_small_net_that_leaps() {
+    assert_follows("small", net(64, DType::F64), &sentences::words(Split::Train).unwrap(), 1.0, 1e-4);
 }
 
 #[test]
@@ -67,5 +78,5 @@ fn two_hundred_steps_on_the_treebank() {
         println!("not asked for: TENSORPACK_TEST_PTB is not set");
         return;
     }
-    assert_follows("treebank", &ptb::words(Split::Train).unwrap(), 650, 1.0, 0.02);
+    assert_follows("treebank", net(200, DType::F64), &ptb::words(Split::Train).unwrap(), 1.0, 0.02);
 }

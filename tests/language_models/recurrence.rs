@@ -25,7 +25,7 @@ fn the_words_in_the_graph_are_those_of_the_dataflow() {
     let graph = Graph::new();
     let t = TowerContext::training(&graph);
     let mut input = unrolled(&words).unwrap();
-    let tensors = input.tensors(&t, &Model { units: 1, dropout: 0.0 }.inputs()).unwrap();
+    let tensors = input.tensors(&t, &Model { units: 1, dropout: 0.0, dtype: DType::F32 }.inputs()).unwrap();
     let on = graph.group(&graph.collection_ops(UPDATE_OPS).iter().collect::<Vec<_>>());
     assert_eq!((input.size(), flow.len()), (Some(3), 3));
     let session = Session::new(graph.freeze().unwrap()).unwrap();
@@ -38,7 +38,8 @@ fn the_words_in_the_graph_are_those_of_the_dataflow() {
 
 fn train(dir: &Path, epochs: u64) -> Trained {
     let texts = [Split::Train, Split::Valid, Split::Test].map(|split| beginning(split, 80 * BATCH));
-    let plan = Plan { model: Model { units: 4, dropout: 0.5 }, constant: 1, factor: 0.5, epochs };
+    let plan =
+        Plan { model: Model { units: 4, dropout: 0.5, dtype: DType::F32 }, constant: 1, factor: 0.5, epochs };
     let config = config(plan, texts).unwrap().logdir(dir).steps_per_epoch(3);
     launch_train_with_config(config, SimpleTrainer::new()).unwrap()
 }

@@ -66,3 +66,29 @@ fn what_an_update_multiplies_with_must_be_finite_but_a_statistic_may_start_at_in
     assert!(e.message().starts_with("scale is not finite"), "{e}");
     session.run(&[&scaled], &[("d", &feed(1.0))]).unwrap();
 }
+
+#[test]
+fn a_bad_feed_is_named_and_changes_nothing_though_no_result_shows_it() {
+    let Some(device) = device() else { return };
+    let g = Graph::new();
+    let t = TowerContext::training(&g);
+    let x = g.placeholder(&TensorSpec::f32("x", [Some(2), Some(3)]));
+    let shown = x.slice_axis(0, 0, Some(1)).sum();
+    let count = t.variable(VariableSpec::new("count", []).init(Init::Constant(0.0)).non_trainable());
+    let counted = count.update(|count| count + &shown);
+    let options = SessionOptions { device, ..SessionOptions::default() };
+    let session = Session::with(g.freeze().unwrap(), options).unwrap();
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let x = HostTensor::new([2, 3], vec![1.0, 1.0, 1.0, 1.0, bad, 1.0]).unwrap();
+        for e in [session.run(&[&shown], &[("x", &x)]), session.run(&[&counted], &[("x", &x)])] {
+            let e = e.unwrap_err();
+            assert_eq!(
+                (e.kind(), e.message()),
+                (ErrorKind::NotFinite, "what is fed to x holds a NaN or an infinity, at element 4 of [2, 3]")
+            );
+        }
+    }
+    let x = HostTensor::new([2, 3], vec![1.0f32; 6]).unwrap();
+    session.run(&[&counted], &[("x", &x)]).unwrap();
+    assert_eq!(session.read("count").unwrap().to_scalar().unwrap(), 3.0);
+}

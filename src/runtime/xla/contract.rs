@@ -113,7 +113,7 @@ fn filter(k: &Conv2d, depthwise: bool) -> [usize; 4] {
     [k.kernel[0], k.kernel[1], if depthwise { 1 } else { k.in_channels }, k.out_channels]
 }
 
-/// Zeros around the input, on each axis.
+/// Zeros around the input, on each axis; less than none where windows leave out the end of it.
 fn padding(k: &Conv2d) -> [[i64; 2]; 2] {
     [0, 1].map(|a| {
         let span = (k.out_size[a] as i64 - 1) * k.stride[a] as i64
@@ -134,12 +134,19 @@ fn forward(
 ) -> Value {
     let x = w.reshape(x, &images(k));
     let filters = w.reshape(filters, &filter(k, depthwise));
+    // An end that is shorter than a stride is left out all the same; to say so would copy the input without it.
+    let mut around = padding(k);
+    for (pad, &stride) in around.iter_mut().zip(&k.stride) {
+        if -(stride as i64) < pad[1] {
+            pad[1] = pad[1].max(0);
+        }
+    }
     let c = Convolution {
         dims: "[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]",
         stride: k.stride,
         lhs_dilation: [1, 1],
         rhs_dilation: k.dilation,
-        padding: padding(k),
+        padding: around,
         feature_groups: if depthwise { k.in_channels } else { 1 },
         batch_groups: 1,
         precision,

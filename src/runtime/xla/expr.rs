@@ -1,17 +1,8 @@
 //! Scalar expressions as StableHLO: one operation on whole tensors a step.
 
 use super::text::{Element, Value, Writer};
-use crate::kir::{Binary, Class, Reg, Step, Unary};
+use crate::kir::{Binary, Class, Expr, Reg, Step, Unary};
 use tensorpack_tensor::DType;
-
-/// The type a class computes in.
-pub(super) fn element_of(class: Class) -> Element {
-    Element::Of(match class {
-        Class::F32 => DType::F32,
-        Class::F64 => DType::F64,
-        Class::I64 => DType::I64,
-    })
-}
 
 /// A step's result. Truth values stay as they are until somebody computes with them.
 #[derive(Clone, Debug)]
@@ -24,23 +15,26 @@ enum Result {
 struct Steps<'a> {
     w: &'a mut Writer,
     sizes: &'a [usize],
+    /// What class f32 is computed in.
+    float: DType,
     results: Vec<Result>,
 }
 
-/// The outputs of `steps`, each in the type of its class; `operands` have the sizes of the iteration space.
+/// The outputs of an expression, each in the type of its class, where that of f32 is `float`; `operands` have the
+/// sizes of the iteration space.
 pub(super) fn write(
     w: &mut Writer,
     sizes: &[usize],
     operands: &[Value],
-    steps: &[Step],
-    outputs: &[Reg],
+    expr: &Expr,
+    float: DType,
 ) -> Vec<Value> {
-    let mut expr = Steps { w, sizes, results: Vec::new() };
-    for step in steps {
-        let result = expr.step(*step, operands);
-        expr.results.push(result);
+    let mut steps = Steps { w, sizes, float, results: Vec::new() };
+    for step in &expr.steps {
+        let result = steps.step(*step, operands);
+        steps.results.push(result);
     }
-    outputs.iter().map(|&r| expr.number(r)).collect()
+    expr.outputs.iter().map(|&r| steps.number(r)).collect()
 }
 
 /// A number of a class as an element of a tensor, as Rust's `as` converts.
@@ -87,11 +81,20 @@ fn saturated(w: &mut Writer, x: &Value, dtype: DType) -> Value {
 }
 
 impl Steps<'_> {
+    /// The type a class computes in.
+    fn element_of(&self, class: Class) -> Element {
+        Element::Of(match class {
+            Class::F32 => self.float,
+            Class::F64 => DType::F64,
+            Class::I64 => DType::I64,
+        })
+    }
+
     fn class(&self, r: Reg) -> Class {
         match &self.results[r.0 as usize] {
             Result::Truth(_, class) => *class,
             Result::Number(v) => match v.element {
-                Element::Of(DType::F32) => Class::F32,
+                Element::Of(DType::F32 | DType::Bf16) => Class::F32,
                 Element::Of(DType::F64) => Class::F64,
                 _ => Class::I64,
             },
@@ -101,7 +104,10 @@ impl Steps<'_> {
     fn number(&mut self, r: Reg) -> Value {
         match self.results[r.0 as usize].clone() {
             Result::Number(v) => v,
-            Result::Truth(v, class) => self.w.convert(&v, element_of(class)),
+            Result::Truth(v, class) => {
+                let element = self.element_of(class);
+                self.w.convert(&v, element)
+            }
         }
     }
 
@@ -119,10 +125,17 @@ impl Steps<'_> {
                 if x.element == Element::Of(DType::Bool) {
                     return Result::Truth(x.clone(), class);
                 }
-                to(self.w, x, element_of(class))
+                let element = self.element_of(class);
+                to(self.w, x, element)
             }
-            Step::Const(number, class) => self.w.splat(number, element_of(class), self.sizes),
-            Step::Index { axis, class } => self.w.iota(axis as usize, element_of(class), self.sizes),
+            Step::Const(number, class) => {
+                let element = self.element_of(class);
+                self.w.splat(number, element, self.sizes)
+            }
+            Step::Index { axis, class } => {
+                let element = self.element_of(class);
+                self.w.iota(axis as usize, element, self.sizes)
+            }
             Step::Unary(op, x) => return self.unary(op, x),
             Step::Binary(op, a, b) => return self.binary(op, a, b),
             Step::Select(c, a, b) => {
@@ -131,7 +144,10 @@ impl Steps<'_> {
             }
             Step::Cast(class, x) => match self.results[x.0 as usize].clone() {
                 Result::Truth(v, _) => return Result::Truth(v, class),
-                Result::Number(v) => to(self.w, &v, element_of(class)),
+                Result::Number(v) => {
+                    let element = self.element_of(class);
+                    to(self.w, &v, element)
+                }
             },
         })
     }

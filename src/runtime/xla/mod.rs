@@ -12,6 +12,7 @@ mod engine;
 mod expr;
 mod launch;
 mod module;
+mod narrow;
 mod pool;
 mod program;
 mod random;

@@ -6,8 +6,8 @@ use super::contract::{self, Precision};
 use super::random::{self, First, Key};
 use super::rows::{self, BadIndex};
 use super::text::{Element, Value, Writer, tensor_type};
-use super::{expr, pool, reduce, towers, view};
-use crate::kir::{BufferId, BufferKind, ContractKind, Kernel, KernelNode, MapBody, Origin, Program, View};
+use super::{expr, narrow, pool, reduce, towers, view};
+use crate::kir::{BufferId, BufferKind, ContractKind, Kernel, KernelNode, Origin, Program, View};
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
@@ -219,10 +219,16 @@ impl<'a> Modules<'a> {
     fn results(&mut self, node: &KernelNode, forms: &[(DType, Vec<usize>)]) -> Result<Vec<Value>> {
         let (dtype, sizes) = &forms[0];
         Ok(match &node.kernel {
-            Kernel::Map(body) => self.map(body),
+            Kernel::Map(body) => {
+                let operands = self.all(&body.operands);
+                let stored: Vec<DType> = forms.iter().map(|(dtype, _)| *dtype).collect();
+                let float = narrow::float_of(&body.expr, &operands, &stored);
+                expr::write(&mut self.w, &body.sizes, &operands, &body.expr, float)
+            }
             Kernel::Reduce { body, reduced, kinds } => {
                 let dims: Vec<usize> = (0..reduced.len()).filter(|&d| reduced[d]).collect();
-                let values = self.map(body);
+                let operands = self.all(&body.operands);
+                let values = expr::write(&mut self.w, &body.sizes, &operands, &body.expr, DType::F32);
                 let mut results = Vec::new();
                 for (kind, x) in kinds.iter().zip(&values) {
                     let dtype = forms[results.len()].0;
@@ -238,7 +244,7 @@ impl<'a> Modules<'a> {
                     Some(e) => {
                         let mut operands = vec![y];
                         operands.extend(self.all(&e.operands));
-                        expr::write(&mut self.w, sizes, &operands, &e.expr.steps, &e.expr.outputs)
+                        expr::write(&mut self.w, sizes, &operands, &e.expr, DType::F32)
                     }
                 }
             }
@@ -297,11 +303,6 @@ impl<'a> Modules<'a> {
         })
     }
 
-    fn map(&mut self, body: &MapBody) -> Vec<Value> {
-        let operands = self.all(&body.operands);
-        expr::write(&mut self.w, &body.sizes, &operands, &body.expr.steps, &body.expr.outputs)
-    }
-
     fn contract(
         &mut self,
         kind: &ContractKind,
@@ -321,11 +322,13 @@ impl<'a> Modules<'a> {
     fn run(mut self) -> Module {
         let program = self.program;
         let mut finite = self.w.splat(1.0, DType::Bool, &[]);
-        if !program.updates.is_empty() {
-            self.w.comment("check");
-        }
-        for buffer in check::checked(program) {
-            let fine = reduce::all_finite(&mut self.w, &self.values[&buffer]);
+        self.w.comment("check");
+        let fed =
+            self.arguments.iter().filter(|(a, v)| matches!(a, Argument::Feed(_)) && v.element.is_float());
+        let mut looked_at: Vec<Value> = fed.map(|(_, v)| v.clone()).collect();
+        looked_at.extend(check::checked(program).iter().map(|b| self.values[b].clone()));
+        for value in &looked_at {
+            let fine = reduce::all_finite(&mut self.w, value);
             finite = self.w.like("and", &[&finite, &fine]);
         }
         let ok = self.without_bad_indices(&finite);

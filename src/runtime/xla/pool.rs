@@ -93,10 +93,10 @@ impl Windows<'_> {
         let mut best = self.at(w, &x, [0, 0]);
         for (at, number) in self.places().skip(1) {
             let v = self.at(w, &x, at);
-            let larger = w.compare("GT", &v, &best);
-            let (nan, no_nan_yet) = (w.compare("NE", &v, &v), w.compare("EQ", &best, &best));
-            let first_nan = w.like("and", &[&nan, &no_nan_yet]);
-            let wins = w.like("or", &[&larger, &first_nan]);
+            // A NaN is not below anything.
+            let loses = w.compare("LE", &v, &best);
+            let (rises, no_nan_yet) = (w.like("not", &[&loses]), w.compare("EQ", &best, &best));
+            let wins = w.like("and", &[&rises, &no_nan_yet]);
             best = w.select(&wins, &v, &best);
             let number = w.splat(number as f64, DType::U8, &place.sizes);
             place = w.select(&wins, &number, &place);
@@ -104,35 +104,48 @@ impl Windows<'_> {
         Ok([best, place])
     }
 
-    /// The elements of `x` in their window's place, 0 where it is another.
-    fn in_place(&self, w: &mut Writer, x: &Value, places: &Value, number: usize) -> Value {
-        let number = w.splat(number as f64, DType::U8, &places.sizes);
-        let is_it = w.compare("EQ", places, &number);
-        let zero = w.splat(0.0, x.element, &x.sizes);
-        w.select(&is_it, x, &zero)
-    }
-
+    /// Each pixel gathers from the windows that it is the largest of. Pixels are taken in blocks of a stride, so that
+    /// all those of a block are in the same windows: the one that begins with the block, and some before it.
     fn max_grad(&self, w: &mut Writer, dy: &Value, places: &Value) -> Value {
+        let Pool { in_size, window, stride, pad_low, out_size, .. } = *self.pool;
         let (dy, places) = (w.reshape(dy, &self.results()), w.reshape(places, &self.results()));
-        let wide = w.widened(&dy);
-        let mut sum: Option<Value> = None;
-        for (at, number) in self.places() {
-            let share = self.in_place(w, &wide, &places, number);
-            // Back to where the slice was taken from.
-            let around = |axis: usize| {
-                let low = at[axis] as i64 - self.pool.pad_low[axis] as i64;
-                let spread = ((self.pool.out_size[axis] - 1) * self.pool.stride[axis] + 1) as i64;
-                [low, self.pool.in_size[axis] as i64 - low - spread]
+        let (wide, places) = (w.widened(&dy), w.convert(&places, DType::I32));
+        let blocks = [0, 1].map(|a| (pad_low[a] + in_size[a]).div_ceil(stride[a]));
+        let [batch, channels] = [self.pool.batch, self.pool.channels];
+        let pixels = [batch, blocks[0], stride[0], blocks[1], stride[1], channels];
+        let zero = w.splat(0.0, wide.element, &pixels);
+        let mut sum = zero.clone();
+        let before = [0, 1].map(|a| window[a].div_ceil(stride[a]));
+        for before in (0..before[0]).flat_map(|down| (0..before[1]).map(move |across| [down, across])) {
+            let around = |a: usize| [before[a] as i64, blocks[a] as i64 - (before[a] + out_size[a]) as i64];
+            let mut of_window = |x: &Value| {
+                let x = w.pad(x, 0.0, &[[0, 0], around(0), around(1), [0, 0]], &[0; 4]);
+                w.broadcast(&x, &[0, 1, 3, 5], &pixels)
             };
-            let between = [0, self.pool.stride[0] - 1, self.pool.stride[1] - 1, 0];
-            let share = w.pad(&share, 0.0, &[[0, 0], around(0), around(1), [0, 0]], &between);
-            sum = Some(match sum {
-                Some(sum) => w.like("add", &[&sum, &share]),
-                None => share,
+            let (share, place) = (of_window(&wide), of_window(&places));
+            // Where the pixel is in that window, if it is in it.
+            let [row, col] = [0, 1].map(|a| {
+                let in_block = w.iota(2 + 2 * a, DType::I32, &pixels);
+                let ahead = w.integer((before[a] * stride[a]) as i128, DType::I32, &pixels);
+                w.like("add", &[&in_block, &ahead])
             });
+            let width = w.integer(window[1] as i128, DType::I32, &pixels);
+            let own = w.like("multiply", &[&row, &width]);
+            let own = w.like("add", &[&own, &col]);
+            let mut is_it = w.compare("EQ", &place, &own);
+            for (a, at) in [row, col].iter().enumerate() {
+                if (before[a] + 1) * stride[a] > window[a] {
+                    let end = w.integer(window[a] as i128, DType::I32, &pixels);
+                    let inside = w.compare("LT", at, &end);
+                    is_it = w.like("and", &[&is_it, &inside]);
+                }
+            }
+            let share = w.select(&is_it, &share, &zero);
+            sum = w.like("add", &[&sum, &share]);
         }
-        let sum = sum.unwrap_or_else(|| w.splat(0.0, wide.element, &self.images()));
-        w.convert(&sum, dy.element)
+        let sum = w.reshape(&sum, &[batch, blocks[0] * stride[0], blocks[1] * stride[1], channels]);
+        let dx = w.slice(&sum, &[0, pad_low[0], pad_low[1], 0], &[1; 4], &self.images());
+        w.convert(&dx, dy.element)
     }
 
     fn max_pick(&self, w: &mut Writer, x: &Value, places: &Value) -> Value {

@@ -54,21 +54,31 @@ fn place(w: &mut Writer, largest: bool, x: &Value, dims: &[usize]) -> Value {
     extreme(w, false, &found, dims)
 }
 
-/// Mean, and variance around it.
+/// Mean and variance, in one pass over `x`: sums of what is left when the first element is taken off, and of its
+/// squares. Of two passes the second would wait for the first, and a GPU takes as long for each as to read `x`.
+/// The first element is about as far from the mean as any, so the squares lose no more digits than their sum does.
 fn moments(w: &mut Writer, x: &Value, dims: &[usize], count: usize) -> Vec<Value> {
     let x = if x.element.is_float() { x.clone() } else { w.convert(x, DType::F64) };
-    let kept: Vec<usize> = (0..x.sizes.len()).filter(|d| !dims.contains(d)).collect();
-    let mean_of = |w: &mut Writer, x: &Value| {
-        let sum = fold(w, "add", 0.0, x, dims);
-        let count = w.splat(count as f64, sum.element, &sum.sizes);
-        w.like("divide", &[&sum, &count])
-    };
-    let mean = mean_of(w, &x);
-    let wide = w.broadcast(&mean, &kept, &x.sizes);
+    let rank = x.sizes.len();
+    let kept: Vec<usize> = (0..rank).filter(|d| !dims.contains(d)).collect();
+    let sizes: Vec<usize> = kept.iter().map(|&d| x.sizes[d]).collect();
+    let one_each: Vec<usize> = (0..rank).map(|d| if dims.contains(&d) { 1 } else { x.sizes[d] }).collect();
+    let origin = w.slice(&x, &vec![0; rank], &vec![1; rank], &one_each);
+    let origin = w.reshape(&origin, &sizes);
+    let wide = w.broadcast(&origin, &kept, &x.sizes);
     let off = w.like("subtract", &[&x, &wide]);
     let squares = w.like("multiply", &[&off, &off]);
-    let variance = mean_of(w, &squares);
-    vec![mean, variance]
+    let count = w.splat(count as f64, x.element, &sizes);
+    let [off, squares] = [off, squares].map(|x| {
+        let sum = fold(w, "add", 0.0, &x, dims);
+        w.like("divide", &[&sum, &count])
+    });
+    let mean = w.like("add", &[&origin, &off]);
+    let of_the_mean = w.like("multiply", &[&off, &off]);
+    let variance = w.like("subtract", &[&squares, &of_the_mean]);
+    // Rounding may leave it a little below.
+    let zero = w.splat(0.0, x.element, &sizes);
+    vec![mean, w.like("maximum", &[&variance, &zero])]
 }
 
 /// What a reduction of no numbers gives.

@@ -60,7 +60,10 @@ impl Target {
     pub(super) fn compile_options(&self, towers: Range<usize>) -> Result<pjrt::CompileOptions> {
         let count = towers.len();
         let ids = towers.map(|tower| Ok(self.device(tower)?.id())).collect::<Result<Vec<i64>>>()?;
-        let options = pjrt::CompileOptions::new().replicas(count).devices(ids);
+        // Roundings to bf16 stay where the program has them. XLA would leave out those between operations that it
+        // fuses; then what it writes to memory is f32, twice as long, and differs from what other engines compute.
+        let rounded = pjrt::CompileOptions::new().setting("xla_allow_excess_precision", false);
+        let options = rounded.replicas(count).devices(ids);
         Ok(match self.platform {
             // Other platforms have no faster way that is not.
             Platform::Cuda if self.options.deterministic => {
