@@ -16,8 +16,8 @@ impl Session {
         feeds: &[(&str, &HostTensor)],
         run: &RunInfo,
     ) -> Error {
-        if let Err(e) = check_finite_feeds(feeds) {
-            return e;
+        if let Err(fed) = check_finite_feeds(feeds) {
+            return fed;
         }
         // What searches is a run as well, and users' kernels may do anything in it.
         let named = catch_unwind(AssertUnwindSafe(|| self.name_the_bad(state, fetches, feeds, run)));

@@ -81,15 +81,15 @@ pub trait Executable: Send {
     /// Runs once. `outputs` are overwritten in place where type and sizes fit, so that a caller who keeps them
     /// causes no allocation.
     fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome>;
+    /// Whether a run looks by itself at what it is fed, and ends as [`Outcome::NotFinite`] where that is not finite.
+    fn checks_feeds(&self) -> bool {
+        false
+    }
     /// Starts a run that goes on by itself. If it turns out to have failed, neither it nor any run that was started before
     /// that was known has changed a variable.
     fn start(&mut self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Box<dyn Pending>> {
         let _ = (run, feeds);
         Err(Error::new(ErrorKind::Unsupported, "this device runs only what is waited for"))
-    }
-    /// Whether a run looks by itself at what it is fed, and ends as [`Outcome::NotFinite`] where that is not finite.
-    fn checks_feeds(&self) -> bool {
-        false
     }
     /// The plan as text: what fused, what is in place, how much memory.
     fn plan_text(&self) -> String;

@@ -1,7 +1,7 @@
 //! Runs that go on by themselves: launched now, collected later.
 
 use super::executor::{Feed, Outcome, Pending, RunInfo};
-use super::session::{self, Session};
+use super::session::{Session, check_finite_feeds};
 use crate::graph::Fetch;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,7 +36,7 @@ impl Session {
         self.graph().take_late_error()?;
         let at = state.program(self, fetches, feeds)?;
         if !state.programs[at].executable.checks_feeds() {
-            session::check_finite_feeds(feeds)?;
+            check_finite_feeds(feeds)?;
         }
         let run = RunInfo { seed: self.options.seed, draw: state.run_index };
         let values: Vec<Feed<'_>> = feeds.iter().map(|(_, value)| *value).collect();
