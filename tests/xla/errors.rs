@@ -13,8 +13,7 @@ const DEVICE: &str = "TENSORPACK_TEST_DEVICE";
 fn child_that_opens_a_session() {
     if let Ok(device) = std::env::var(DEVICE) {
         let options = SessionOptions { device: device.parse().unwrap(), ..SessionOptions::default() };
-        let e =
-            Session::with(Graph::new().freeze().unwrap(), options).err().expect("there is no such plugin");
+        let e = Session::with(Graph::new().freeze().unwrap(), options).expect_err("there is no such plugin");
         println!("{:?}: {e}", e.kind());
     }
 }
@@ -84,7 +83,7 @@ fn too_little_memory_is_an_error_with_the_bytes_that_were_planned() {
         let t = TowerContext::training(&graph);
         let w = t.variable(VariableSpec::new("w", [500, 1000]));
         let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(500)]));
-        let y = Fetch::from(&x.matmul(&w.value()));
+        let y = Fetch::from(&x.matmul(w.value()));
         let options = SessionOptions { device, memory_limit: Some(bytes), ..SessionOptions::default() };
         Session::with(graph.freeze()?, options).map(|session| (session, y))
     };
