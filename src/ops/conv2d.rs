@@ -116,6 +116,7 @@ fn plain_product(kind: &ContractKind) -> Option<kernels::MatMul> {
         rhs_transposed,
         lhs_shared,
         rhs_shared,
+        rhs_panels: false,
     })
 }
 
