@@ -2,8 +2,14 @@
 
 use crate::device;
 use crate::models::{Model, mlp, mnist, small_resnet};
+use tensorpack::HostTensor;
+use tensorpack::dataflow::dataset::digits;
+use tensorpack::dataflow::RandomAccess;
 use tensorpack::graph::Fetch;
 use tensorpack::runtime::{Device, Session, SessionOptions};
+
+/// Digits a step.
+const BATCH: u64 = 100;
 
 /// A model in a session.
 struct Run {
@@ -29,8 +35,11 @@ impl Run {
     }
 
     fn cost(&self, step: u64) -> f64 {
-        let [image, label] = self.model.batch(16, step);
-        let feeds = [("image", &image), ("label", &label)];
+        self.cost_of(&self.model.batch(16, step))
+    }
+
+    fn cost_of(&self, [image, label]: &[HostTensor; 2]) -> f64 {
+        let feeds = [("image", image), ("label", label)];
         self.session.run(&[&self.cost, &self.train], &feeds).unwrap()[0].to_scalar().unwrap()
     }
 }
@@ -52,6 +61,29 @@ fn fully_connected() {
 #[test]
 fn convolutions_and_pooling() {
     compare("mnist", mnist, 20);
+}
+
+/// Drawn digits, other ones at every step.
+fn digits_of(step: u64) -> [HostTensor; 2] {
+    let (mut images, mut labels) = (Vec::new(), Vec::new());
+    for i in step * BATCH..(step + 1) * BATCH {
+        let sample = digits::train().get(i).unwrap();
+        images.extend_from_slice(sample[0].as_slice::<f32>().unwrap());
+        labels.push(sample[1].as_slice::<i32>().unwrap()[0]);
+    }
+    let batch = BATCH as usize;
+    [HostTensor::new([batch, 28, 28, 1], images).unwrap(), HostTensor::new([batch], labels).unwrap()]
+}
+
+#[test]
+fn a_hundred_steps_on_digits() {
+    let Some(device) = device() else { return };
+    let (right, found) = (Run::new(mnist, Device::Cpu(0)), Run::new(mnist, device));
+    for step in 0..100 {
+        let batch = digits_of(step);
+        let (a, b) = (right.cost_of(&batch), found.cost_of(&batch));
+        println!("{step} {a} {b} {:.1e}", (a - b).abs() / a);
+    }
 }
 
 #[test]
