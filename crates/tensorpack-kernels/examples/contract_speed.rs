@@ -92,6 +92,7 @@ fn conv(size: usize, kernel: usize, stride: usize, channels: [usize; 2]) -> Conv
         dilation: [1; 2],
         pad_low: [pad / 2; 2],
         out_size: [out; 2],
+        by_definition: false,
     }
 }
 

@@ -35,6 +35,9 @@ pub struct Conv2d {
     pub pad_low: [usize; 2],
     /// Size of the output images.
     pub out_size: [usize; 2],
+    /// Whether every product of the definition is taken. Otherwise filters of 3 by 3 may be computed in squares: with
+    /// fewer products, and a few more roundings.
+    pub by_definition: bool,
 }
 
 /// `y = conv(x, w)`: the left operand is `x [n, h, w, in]`, the right one `w [kh, kw, in, out]`.

@@ -37,7 +37,7 @@ impl Squares {
         let pays = 10 * SIDE * SIDE * count[0] * count[1] <= 12 * height * width
             && c.in_channels.min(c.out_channels) >= FEWEST_CHANNELS
             && c.batch * count[0] * count[1] >= FEWEST_SQUARES;
-        let fits = (c.kernel, c.stride, c.dilation) == ([3; 2], [1; 2], [1; 2]);
+        let fits = (c.kernel, c.stride, c.dilation) == ([3; 2], [1; 2], [1; 2]) && !c.by_definition;
         (fits && pays).then(|| Squares {
             work: *work,
             count,

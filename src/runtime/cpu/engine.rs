@@ -7,6 +7,7 @@ use super::conductor::{Conducted, Conductor};
 use super::exchange::Exchange;
 use super::panels;
 use super::plan::{Mode, Plan};
+use super::precision::by_definition;
 use super::sharing::SharedVariables;
 use super::tower_run::{Lane, Phase, TowerCx, TowerRun};
 use super::variables::Variables;
@@ -37,6 +38,8 @@ pub struct CpuOptions {
     pub deadline: Duration,
     /// Whether to count the time of each kernel.
     pub profile: bool,
+    /// Whether convolutions take every product of their definition.
+    pub full_precision: bool,
 }
 
 /// A CPU engine, whose variables are used in these turns.
@@ -123,6 +126,9 @@ impl Engine {
         let mut variables = self.variables.take()?;
         let mut programs = lowered.programs;
         programs.iter_mut().for_each(widen);
+        if self.options.full_precision {
+            programs.iter_mut().for_each(by_definition);
+        }
         programs.iter_mut().for_each(panels::lay_out);
         self.crew(&mut shared, 1)?;
         if mode != Mode::Inspect {

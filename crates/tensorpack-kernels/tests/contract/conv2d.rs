@@ -74,6 +74,7 @@ pub(crate) fn convolution() -> impl Strategy<Value = Conv2d> {
             dilation: [y.3, x.3],
             pad_low: [y.4, x.4],
             out_size: [y.5, x.5],
+            by_definition: false,
         },
     )
 }
@@ -81,8 +82,8 @@ pub(crate) fn convolution() -> impl Strategy<Value = Conv2d> {
 /// Filters of 3 by 3 with stride 1 and many channels: those computed in squares, and those just too small for it.
 fn squares() -> impl Strategy<Value = Conv2d> {
     let size = || 5usize..14;
-    (2usize..9, 20usize..70, 20usize..70, size(), size(), 0usize..3, 0usize..4).prop_map(
-        |(batch, in_channels, out_channels, height, width, low, high)| Conv2d {
+    (2usize..9, 20usize..70, 20usize..70, size(), size(), 0usize..3, 0usize..4, any::<bool>()).prop_map(
+        |(batch, in_channels, out_channels, height, width, low, high, by_definition)| Conv2d {
             batch,
             in_size: [height, width],
             in_channels,
@@ -92,6 +93,7 @@ fn squares() -> impl Strategy<Value = Conv2d> {
             dilation: [1, 1],
             pad_low: [low, low.saturating_sub(1)],
             out_size: [height + low + high - 2, width + low.saturating_sub(1) + high - 2],
+            by_definition,
         },
     )
 }
@@ -159,6 +161,7 @@ pub(crate) fn same(batch: usize, size: usize, kernel: usize, stride: usize, chan
         dilation: [1; 2],
         pad_low: [(kernel - 1) / 2; 2],
         out_size: [size.div_ceil(stride); 2],
+        by_definition: false,
     }
 }
 
