@@ -3,11 +3,11 @@
 #[path = "../../bench/src/classifiers.rs"]
 mod classifiers;
 
-use tensorpack::HostTensor;
 use tensorpack::graph::{Graph, Op, Tensor, TensorSpec, UPDATE_OPS};
 use tensorpack::optim::{Adam, minimize};
 use tensorpack::tensor::CounterRng;
 use tensorpack::tower::TowerContext;
+use tensorpack::{DType, HostTensor};
 
 /// A model whose graph is still open.
 pub(crate) struct Model {
@@ -53,6 +53,12 @@ pub(crate) fn mlp() -> Model {
 /// Four convolutions, two poolings, two fully connected layers.
 pub(crate) fn mnist() -> Model {
     Model::new(&[28, 28, 1], classifiers::mnist)
+}
+
+/// [`mnist`] in f64.
+#[allow(dead_code, reason = "rounding matters to some tests alone")]
+pub(crate) fn precise_mnist() -> Model {
+    Model::new(&[28, 28, 1], |t, x| classifiers::mnist(t, &x.cast(DType::F64)))
 }
 
 /// A residual net with one block a stage.
