@@ -106,6 +106,28 @@ fn too_little_memory_is_an_error_with_the_bytes_that_were_planned() {
     run(2).unwrap();
 }
 
+/// Only an accelerator has memory of its own to run out of: a processor's is the machine's, and taking all of that would
+/// take the neighbours' too.
+#[test]
+fn a_result_larger_than_the_accelerator_is_an_error_and_the_session_goes_on() {
+    let Some(device @ Device::Xla { platform, .. }) = device() else { return };
+    if platform.name() == "cpu" {
+        println!("passed over: {device} has no memory of its own");
+        return;
+    }
+    let graph = Graph::new();
+    let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(1)]));
+    let y = Fetch::from(&x.matmul(&x.transpose()));
+    let options = SessionOptions { device, ..SessionOptions::default() };
+    let session = Session::with(graph.freeze().unwrap(), options).unwrap();
+    let run = |rows: usize| session.run(&[&y], &[("x", &HostTensor::zeros(DType::F32, [rows, 1]).unwrap())]);
+    // Four terabytes.
+    let e = run(1_000_000).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Memory, "{e}");
+    assert!(e.message().contains("would take 4000."), "{e}");
+    run(2).unwrap();
+}
+
 #[test]
 fn an_operation_without_xla_form_is_named_with_its_line() {
     let Some(device) = device() else { return };

@@ -11,7 +11,7 @@ use crate::contract::Operands;
 use crate::matmul::{DEPTH, MatMul, Part, Stage};
 use crate::panel;
 use crate::simd::Simd;
-use crate::tile::{Tile, sum_partials};
+use crate::tile::{Ahead, Tile, sum_partials};
 use crate::{Block, split};
 
 /// Runs a chunk of a folded product.
@@ -35,7 +35,7 @@ pub(crate) unsafe fn run<V: Simd>(
             let p = product.packing(&cut, chunk);
             let from = p.batch * lhs_batch + (p.depth.start + p.steps.start) * lhs_step + p.rows.start;
             let to = p.batch * lhs_batch + p.depth.start * product.m + p.rows.start * p.depth.len();
-            for tile in split::parts(p.rows.len(), V::MAX_ROWS) {
+            for tile in split::parts(p.rows.len(), tile_rows::<V>(product)) {
                 let to = to + tile.start * p.depth.len() + p.steps.start * tile.len();
                 let from = mem.lhs.wrapping_add(from + tile.start);
                 // SAFETY: rows and steps of the operand, and as much of the shared memory, which has its size.
@@ -67,6 +67,19 @@ pub(crate) unsafe fn run<V: Simd>(
     }
 }
 
+/// Columns of a panel, but for the last.
+fn tile_cols<V: Simd>(product: &MatMul) -> usize {
+    // Few rows would be cut into more tiles by a wider panel, each of which reads all of it.
+    let few = product.m <= 2 * V::tiles(2, true).len();
+    let widest = if product.rhs_panels || few { 2 * V::LANES } else { V::WIDEST };
+    panel::width(product.n, V::LANES).min(widest)
+}
+
+/// Rows of a tile at most.
+fn tile_rows<V: Simd>(product: &MatMul) -> usize {
+    V::tiles(tile_cols::<V>(product) / V::LANES, !product.lhs_transposed).len()
+}
+
 /// # Safety
 /// As for [`run`]; `mem.out` is the matrix that receives the part, and `mem.lhs` the left operand, packed or not.
 unsafe fn multiply<V: Simd>(
@@ -83,11 +96,13 @@ unsafe fn multiply<V: Simd>(
     let rhs = mem.rhs.wrapping_add(part.batch * rhs_batch);
     let out = mem.out.wrapping_add((part.batch * product.m + part.rows.start) * product.n);
     let packed = scratch.as_mut_ptr().cast::<f32>();
-    let tiles = part.rows.len().div_ceil(V::MAX_ROWS);
+    let tile_rows = tile_rows::<V>(product);
+    let tiles = part.rows.len().div_ceil(tile_rows);
+    let widest = tile_cols::<V>(product);
     for steps in split::parts(slice.len(), DEPTH) {
         let first = slice.start + steps.start;
-        for col in part.cols.clone().step_by(2 * V::LANES) {
-            let cols = (part.cols.end - col).min(2 * V::LANES);
+        for col in part.cols.clone().step_by(widest) {
+            let cols = (part.cols.end - col).min(widest);
             let width = panel::width(cols, V::LANES);
             let panel = rhs.wrapping_add(first * rhs_step + product.rhs_column(col));
             // Packing is a waste if the panel serves one tile only, or is packed already.
@@ -101,7 +116,15 @@ unsafe fn multiply<V: Simd>(
                     (_, true) => panel::pack_columns(panel, rhs_col, steps.len(), cols, packed, width),
                 }
             }
-            for rows in split::parts(part.rows.len(), V::MAX_ROWS) {
+            // The next panel, for this chunk or its neighbour, as it is stored: it will be packed.
+            let next = (product.n - (col + cols)).min(widest);
+            let next_panel = rhs.wrapping_add(first * rhs_step + product.rhs_column(col + cols));
+            for (i, rows) in split::parts(part.rows.len(), tile_rows).enumerate() {
+                let ahead = match (in_place || next == 0, product.rhs_transposed) {
+                    (true, _) => Ahead::none(panel),
+                    (_, false) => Ahead::part(next_panel, [steps.len(), next], rhs_step, i, tiles),
+                    (_, true) => Ahead::part(next_panel, [next, steps.len()], rhs_col, i, tiles),
+                };
                 let (a, a_stride) = if packed_lhs {
                     (first * product.m + (part.rows.start + rows.start) * steps.len(), rows.len())
                 } else {
@@ -127,6 +150,7 @@ unsafe fn multiply<V: Simd>(
                     c_row: product.n,
                     cols,
                     add: steps.start > 0,
+                    ahead,
                 };
                 // SAFETY: rows, columns and steps are inside the operands and the output.
                 unsafe { tile.run::<V>(rows.len(), !product.lhs_transposed) }

@@ -11,7 +11,7 @@ use crate::panel;
 use crate::simd::Simd;
 use crate::slide::TAPS;
 use crate::slide_filter::SlideFilter;
-use crate::tile::{Tile, sum_partials};
+use crate::tile::{Ahead, Tile, sum_partials};
 use crate::window::{Images, Region};
 use crate::winograd_filter::WinogradFilter;
 use crate::{Block, split};
@@ -193,6 +193,7 @@ unsafe fn add_images<V: Simd>(
                     c_row: c.out_channels,
                     cols: (cols.len() - col).min(2 * V::LANES),
                     add: add || rows.start > 0,
+                    ahead: Ahead::none(b),
                 };
                 // SAFETY: the window and the gradient hold all pixels of the band, shifted by any tap.
                 unsafe { tile.run::<V>(run, false) }

@@ -42,7 +42,7 @@ pub(crate) const DEPTH: usize = 720;
 /// as some five rows.
 const BLOCK_ROWS: usize = 360;
 /// Columns of the chunks are a multiple of this, the widest panel.
-pub(crate) const BLOCK_COLS: usize = 32;
+pub(crate) const BLOCK_COLS: usize = 64;
 /// Columns of a chunk at most.
 const CHUNK_COLS: usize = 256;
 /// Steps of the left operand that a chunk packs at most, more or less.
@@ -52,7 +52,7 @@ const SMALL_CHUNK: usize = 1_000_000;
 /// Sums of at least so many terms may be sliced.
 const LONG_SUM: usize = 1152;
 /// With fewer chunks than this, columns, rows and sums are cut further.
-const ENOUGH_CHUNKS: usize = 16;
+const ENOUGH_CHUNKS: usize = 8;
 
 /// How a product is cut.
 #[derive(Clone, Copy, Debug)]
@@ -93,7 +93,7 @@ pub(crate) struct Packing {
 
 impl MatMul {
     /// Columns of a panel.
-    pub const PANEL: usize = BLOCK_COLS;
+    pub const PANEL: usize = 32;
 
     /// The same product with the batch turned into rows where one right operand serves them all.
     fn folded(&self) -> MatMul {

@@ -16,8 +16,8 @@ use crate::tile::{self, TileFn};
 pub(crate) trait Simd: Copy + 'static {
     /// Numbers in a vector.
     const LANES: usize;
-    /// The most rows of a tile: with two vectors of sums a row, the registers are just enough.
-    const MAX_ROWS: usize;
+    /// The most columns of a tile.
+    const WIDEST: usize;
 
     /// The most pixels of a slide, with one and with two vectors of channels; 0 if the registers are too few for any.
     const MAX_PIXELS: [usize; 2];
@@ -52,8 +52,8 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn relu(self) -> Self;
     /// Does what `bias` says to rows of `cols` columns, just written and still in the nearest cache.
     unsafe fn finish_rows(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>);
-    /// The kernel for a tile of `rows` rows and `vectors` vectors; see [`tile`].
-    fn tile(rows: usize, vectors: usize, along_k: bool) -> TileFn;
+    /// The kernels for tiles of `vectors` vectors and one row, two rows, and so on; see [`tile`].
+    fn tiles(vectors: usize, along_k: bool) -> &'static [TileFn];
     /// The kernels for numbers of pixels and `vectors` vectors, in order; see [`scatter`].
     fn scatter(vectors: usize) -> &'static [ScatterFn];
     /// The kernel for a run of `pixels` pixels and `vectors` vectors of channels; see [`slide`].
@@ -86,7 +86,7 @@ unsafe fn finish_rows<V: Simd>(c: *mut f32, c_row: usize, rows: usize, cols: usi
 
 impl Simd for __m512 {
     const LANES: usize = 16;
-    const MAX_ROWS: usize = tile::AVX512_ROWS;
+    const WIDEST: usize = 64;
     const MAX_PIXELS: [usize; 2] = [slide::AVX512_ONE.len(), slide::AVX512_TWO.len()];
     const MAX_CHANNELS: [usize; 2] = [slide_filter::AVX512_ONE.len(), slide_filter::AVX512_TWO.len()];
     const FORMS: &'static Forms = &forms::AVX512;
@@ -155,8 +155,8 @@ impl Simd for __m512 {
         // SAFETY: passed on from the caller, who has the instructions.
         unsafe { finish(c, c_row, rows, cols, bias) }
     }
-    fn tile(rows: usize, vectors: usize, along_k: bool) -> TileFn {
-        tile::AVX512[usize::from(along_k)][vectors - 1][rows - 1]
+    fn tiles(vectors: usize, along_k: bool) -> &'static [TileFn] {
+        tile::AVX512[usize::from(along_k)][vectors - 1]
     }
     fn scatter(vectors: usize) -> &'static [ScatterFn] {
         &scatter::AVX512[vectors - 1]
@@ -184,7 +184,7 @@ unsafe fn first_lanes(n: usize) -> __m256i {
 
 impl Simd for __m256 {
     const LANES: usize = 8;
-    const MAX_ROWS: usize = tile::AVX2_ROWS;
+    const WIDEST: usize = 16;
     const MAX_PIXELS: [usize; 2] = [0, 0];
     const MAX_CHANNELS: [usize; 2] = [0, 0];
     const FORMS: &'static Forms = &forms::AVX2;
@@ -253,8 +253,8 @@ impl Simd for __m256 {
         // SAFETY: passed on from the caller, who has the instructions.
         unsafe { finish(c, c_row, rows, cols, bias) }
     }
-    fn tile(rows: usize, vectors: usize, along_k: bool) -> TileFn {
-        tile::AVX2[usize::from(along_k)][vectors - 1][rows - 1]
+    fn tiles(vectors: usize, along_k: bool) -> &'static [TileFn] {
+        tile::AVX2[usize::from(along_k)][vectors - 1]
     }
     fn scatter(vectors: usize) -> &'static [ScatterFn] {
         &scatter::AVX2[vectors - 1]

@@ -11,7 +11,7 @@ use crate::scatter::Scatter;
 use crate::simd::Simd;
 use crate::slide::{self, Slide};
 use crate::split;
-use crate::tile::Tile;
+use crate::tile::{Ahead, Tile};
 use crate::window::{Images, Region};
 
 /// Rows of a packed panel that are used together, so that they stay in the first-level cache.
@@ -200,6 +200,7 @@ impl Seen<'_> {
                 c_row,
                 cols,
                 add,
+                ahead: Ahead::none(b),
             };
             let scattered = x.outs < SHORT_ROW && !slides;
             if scattered {

@@ -1,14 +1,20 @@
 //! A team of threads that shares the chunks of one kernel after another.
 //!
 //! The caller is member 0 and works along. Between kernels the others spin for a short while, since the next kernel
-//! usually follows within microseconds, and then park, so that an idle session costs nothing. Which member takes
-//! which chunk is left to chance; chunks are independent, so results do not depend on it.
+//! usually follows within microseconds, and then park, so that an idle session costs nothing.
+//!
+//! Each member begins with its own share of neighbouring chunks, the same for every kernel of as many, so that it often
+//! finds in its cache what it wrote in the kernel before; who is done takes from the end of the others' shares. Chunks are
+//! independent, so results do not depend on who takes which.
 
 use std::any::Any;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, Thread};
+
+use crate::split;
 
 /// How often a waiting member looks before it parks: some tens of microseconds.
 const SPINS: u32 = 20_000;
@@ -23,13 +29,46 @@ pub struct Team {
 /// A job as its members see it: a closure of the caller's stack, borrowed while `Team::run` waits.
 type Job<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
+/// The chunks of a member that nobody has taken yet: where they begin and end, in the halves of one number. On a cache line
+/// of its own, since its member takes from it all the time.
+#[derive(Default)]
+#[repr(align(64))]
+struct Share(AtomicU64);
+
+impl Share {
+    fn set(&self, chunks: Range<usize>) {
+        debug_assert!(chunks.end <= u32::MAX as usize, "{chunks:?}");
+        self.0.store((chunks.start as u64) << 32 | chunks.end as u64, Ordering::Relaxed);
+    }
+
+    /// Takes the first.
+    fn first(&self) -> Option<usize> {
+        self.take(|chunks| chunks.next())
+    }
+
+    /// Takes the last.
+    fn last(&self) -> Option<usize> {
+        self.take(|chunks| chunks.next_back())
+    }
+
+    fn take(&self, one: impl Fn(&mut Range<u64>) -> Option<u64>) -> Option<usize> {
+        let mut taken = None;
+        let left = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |both| {
+            let mut chunks = both >> 32..both & u64::from(u32::MAX);
+            taken = one(&mut chunks);
+            taken.map(|_| chunks.start << 32 | chunks.end)
+        });
+        left.ok().and(taken).map(|chunk| chunk as usize)
+    }
+}
+
 struct Shared {
     /// Counts jobs; a change tells workers that there is one. The lowest bit is always zero but at the end.
     generation: AtomicU64,
     /// The current job, a `*const Job` valid while `running` is not zero.
     job: AtomicPtr<()>,
-    chunks: AtomicUsize,
-    next: AtomicUsize,
+    /// By member.
+    shares: Vec<Share>,
     /// Workers that have not finished the current job.
     running: AtomicUsize,
     quit: AtomicBool,
@@ -56,8 +95,7 @@ impl Team {
         let shared = Arc::new(Shared {
             generation: AtomicU64::new(0),
             job: AtomicPtr::new(std::ptr::null_mut()),
-            chunks: AtomicUsize::new(0),
-            next: AtomicUsize::new(0),
+            shares: (0..threads).map(|_| Share::default()).collect(),
             running: AtomicUsize::new(0),
             quit: AtomicBool::new(false),
             parked: (1..threads).map(|_| AtomicBool::new(false)).collect(),
@@ -103,8 +141,9 @@ impl Team {
                 *caller = Some(me);
             }
         }
-        shared.chunks.store(chunks, Ordering::Relaxed);
-        shared.next.store(0, Ordering::Relaxed);
+        for (member, share) in shared.shares[..self.len()].iter().enumerate() {
+            share.set(split::part(chunks, self.len(), member));
+        }
         shared.running.store(self.workers.len(), Ordering::Relaxed);
         shared.job.store((&raw const job).cast_mut().cast(), Ordering::Relaxed);
         shared.generation.fetch_add(1, Ordering::SeqCst);
@@ -137,13 +176,13 @@ impl Team {
 
 impl Shared {
     fn take_chunks(&self, job: Job<'_>, member: usize) {
-        let chunks = self.chunks.load(Ordering::Relaxed);
-        loop {
-            let chunk = self.next.fetch_add(1, Ordering::Relaxed);
-            if chunk >= chunks {
-                return;
-            }
+        while let Some(chunk) = self.shares[member].first() {
             job(chunk, member);
+        }
+        for others in self.shares[member + 1..].iter().chain(&self.shares[..member]) {
+            while let Some(chunk) = others.last() {
+                job(chunk, member);
+            }
         }
     }
 

@@ -77,7 +77,7 @@ mod fast {
     use crate::panel;
     use crate::simd::Simd;
     use crate::squares::forms::Square;
-    use crate::tile::Tile;
+    use crate::tile::{Ahead, Tile};
 
     impl Winograd {
         /// Brings one group of columns of the filter to the other form: panel after panel, in each place after place.
@@ -170,6 +170,7 @@ mod fast {
                             c_row: panel_width,
                             cols: panel_width,
                             add: false,
+                            ahead: Ahead::none(filter),
                         };
                         // SAFETY: the squares and the filter are in the other form, and products have their room.
                         unsafe { tile.run::<V>(squares, true) }

@@ -92,7 +92,7 @@ mod fast {
     use crate::simd::Simd;
     use crate::squares::SIDE;
     use crate::squares::forms::Partials;
-    use crate::tile::Tile;
+    use crate::tile::{Ahead, Tile};
 
     impl WinogradFilter {
         /// # Safety
@@ -183,6 +183,7 @@ mod fast {
                         c_row: cols,
                         cols: (cols - col).min(2 * V::LANES),
                         add,
+                        ahead: Ahead::none(gradients),
                     };
                     // SAFETY: squares of the image and of the gradient are in the other form.
                     unsafe { tile.run::<V>(inputs, false) }
