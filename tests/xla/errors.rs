@@ -117,7 +117,7 @@ fn a_result_larger_than_the_accelerator_is_an_error_and_the_session_goes_on() {
     }
     let graph = Graph::new();
     let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(1)]));
-    let y = Fetch::from(&x.matmul(&x.transpose()));
+    let y = Fetch::from(&x.matmul(&x.transpose(&[1, 0])));
     let options = SessionOptions { device, ..SessionOptions::default() };
     let session = Session::with(graph.freeze().unwrap(), options).unwrap();
     let run = |rows: usize| session.run(&[&y], &[("x", &HostTensor::zeros(DType::F32, [rows, 1]).unwrap())]);
