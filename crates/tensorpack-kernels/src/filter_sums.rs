@@ -21,7 +21,7 @@ const MOST_IN_PLACE: usize = 64;
 
 /// Whether the sliding kernel can do this, and has enough channels to keep the machine busy.
 fn slides<V: Simd>(c: &Conv2d, cols: usize) -> bool {
-    let channels = V::MAX_CHANNELS[cols.div_ceil(V::LANES) - 1];
+    let channels = V::MAX_CHANNELS.get(cols.div_ceil(V::LANES) - 1).map_or(0, |&most| most);
     let fits = c.kernel[1] == TAPS && c.stride[1] == 1 && c.dilation[1] == 1 && c.out_size[1] >= 2;
     channels > 0 && fits && c.in_channels >= channels
 }
@@ -119,16 +119,17 @@ unsafe fn add_images<V: Simd>(
     let packed = !c.out_channels.is_multiple_of(V::LANES) || c.out_channels > MOST_IN_PLACE;
     let copy =
         copy.wrapping_add((images.len() * rows * width * (c.in_channels + gap(c))).next_multiple_of(16));
+    let widest = if slides::<V>(c, cols.len().min(2 * V::LANES)) { 2 * V::LANES } else { V::WIDEST };
     // The panel that starts at a column, with the distances from pixel to pixel and from image to image.
     let panel = |col: usize| match packed {
         true => {
-            let width = panel::width((cols.len() - col).min(2 * V::LANES), V::LANES);
+            let width = panel::width((cols.len() - col).min(widest), V::LANES);
             (copy.cast_const().wrapping_add(images.len() * band_pixels * col), width, band_pixels * width)
         }
         false => (dy.wrapping_add(col), c.out_channels, image_pixels * c.out_channels),
     };
-    for col in (0..cols.len()).step_by(2 * V::LANES).filter(|_| packed) {
-        let (here, (to, width, image)) = ((cols.len() - col).min(2 * V::LANES), panel(col));
+    for col in (0..cols.len()).step_by(widest).filter(|_| packed) {
+        let (here, (to, width, image)) = ((cols.len() - col).min(widest), panel(col));
         for i in 0..images.len() {
             let from = dy.wrapping_add(i * image_pixels * c.out_channels + col);
             let to = to.cast_mut().wrapping_add(i * image);
@@ -144,10 +145,10 @@ unsafe fn add_images<V: Simd>(
     };
     for rows in split::parts(band.len(), (TILE_PIXELS / c.out_size[1].max(1)).max(1)) {
         let a = rows.start * c.stride[0] * window.row;
-        for col in (0..cols.len()).step_by(2 * V::LANES) {
+        for col in (0..cols.len()).step_by(widest) {
             let (dy, dy_pixel, dy_image) = panel(col);
             let b = dy.wrapping_add(rows.start * c.out_size[1] * dy_pixel);
-            if slides::<V>(c, (cols.len() - col).min(2 * V::LANES)) {
+            if slides::<V>(c, (cols.len() - col).min(widest)) {
                 for (down, ky) in taps.clone().enumerate() {
                     let sum = SlideFilter {
                         images: images.len(),
@@ -166,7 +167,7 @@ unsafe fn add_images<V: Simd>(
                             .wrapping_add(ky * TAPS * c.in_channels * c.out_channels + cols.start + col),
                         c_channel: c.out_channels,
                         c_tap: c.in_channels * c.out_channels,
-                        cols: (cols.len() - col).min(2 * V::LANES),
+                        cols: (cols.len() - col).min(widest),
                         add: add || rows.start > 0,
                     };
                     // SAFETY: the window and the gradient hold all pixels of the band, shifted by any tap.
@@ -191,7 +192,7 @@ unsafe fn add_images<V: Simd>(
                     b_image: dy_image,
                     c: mem.out.wrapping_add(out),
                     c_row: c.out_channels,
-                    cols: (cols.len() - col).min(2 * V::LANES),
+                    cols: (cols.len() - col).min(widest),
                     add: add || rows.start > 0,
                     ahead: Ahead::none(b),
                 };

@@ -41,6 +41,7 @@ mod state;
 mod split;
 mod squares;
 mod steps;
+mod subnormals;
 mod team;
 mod tile_program;
 mod transpose;

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, Thread};
 
 use crate::split;
+use crate::subnormals::SubnormalsAreZero;
 
 /// How often a waiting member looks before it parks: some tens of microseconds.
 const SPINS: u32 = 20_000;
@@ -128,8 +129,10 @@ impl Team {
     }
 
     /// Calls `job(chunk, member)` once for every chunk in `0..chunks`, on all members, and returns when all are
-    /// done. A panic in a job is passed on once every member has stopped. One job at a time: `&mut self`.
+    /// done. A panic in a job is passed on once every member has stopped. One job at a time: `&mut self`. To a job,
+    /// subnormal numbers are zero.
     pub fn run(&mut self, chunks: usize, job: Job<'_>) {
+        let _zero = SubnormalsAreZero::begin();
         if chunks <= 1 || self.workers.is_empty() {
             return (0..chunks).for_each(|chunk| job(chunk, 0));
         }
@@ -187,6 +190,7 @@ impl Shared {
     }
 
     fn work(&self, member: usize) {
+        let _zero = SubnormalsAreZero::begin();
         let mut seen = 0;
         loop {
             let mut spun = 0;
@@ -281,6 +285,21 @@ mod tests {
             assert_eq!(message.downcast_ref::<String>().unwrap(), &format!("chunk {bad} is bad"));
         }
         team.run(8, &|_, _| ());
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn subnormal_numbers_are_zero_to_every_member_and_to_nobody_else() {
+        let halved = || std::hint::black_box(f32::MIN_POSITIVE) * std::hint::black_box(0.5);
+        for threads in [1, 3] {
+            let mut team = Team::new(threads);
+            for chunks in [1, 64] {
+                team.run(chunks, &|_, member| assert_eq!(halved(), 0.0, "member {member}"));
+                assert!(halved() > 0.0);
+            }
+            catch_unwind(AssertUnwindSafe(|| team.run(1, &|_, _| panic!("on purpose")))).unwrap_err();
+            assert!(halved() > 0.0);
+        }
     }
 
     #[test]

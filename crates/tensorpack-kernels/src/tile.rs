@@ -64,6 +64,9 @@ impl Ahead {
     ) -> Ahead {
         const LINE: usize = 16;
         let share = split::part(rows * cols.div_ceil(LINE), tiles, tile);
+        if share.is_empty() {
+            return Ahead::none(matrix);
+        }
         let (line, row) = (share.start / rows, share.start % rows);
         let last = (row + share.len()).min(rows) - 1;
         let at = |row: usize| matrix.wrapping_add(line * LINE + row * stride);
@@ -142,6 +145,13 @@ pub(crate) fn forget(a: &mut [*const f32]) {
 }
 
 #[inline(always)]
+fn advance(a: &mut [*const f32], by: usize) {
+    for a in a {
+        *a = a.wrapping_add(by);
+    }
+}
+
+#[inline(always)]
 unsafe fn tile<V: Simd, const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: &Tile) {
     // SAFETY: the caller vouches for the instructions and for all that the tile's sizes and distances reach.
     unsafe {
@@ -163,12 +173,15 @@ unsafe fn tile<V: Simd, const ROWS: usize, const VECTORS: usize, const ALONG_K: 
                     for u in 0..UNROLL {
                         if ALONG_K {
                             forget(&mut a[..ROWS.div_ceil(3)]);
+                            step::<V, ROWS, VECTORS>(&mut acc, &a, a_row, u, b);
+                        } else {
+                            step::<V, ROWS, VECTORS>(&mut acc, &a, a_row, 0, b);
+                            advance(&mut a, a_step);
                         }
-                        step::<V, ROWS, VECTORS>(&mut acc, &a, a_row, u * a_step, b);
                         b = b.wrapping_add(t.b_step);
                     }
-                    for a in &mut a {
-                        *a = a.wrapping_add(UNROLL * a_step);
+                    if ALONG_K {
+                        advance(&mut a, UNROLL);
                     }
                     left -= UNROLL;
                 }
@@ -178,9 +191,7 @@ unsafe fn tile<V: Simd, const ROWS: usize, const VECTORS: usize, const ALONG_K: 
                     }
                     step::<V, ROWS, VECTORS>(&mut acc, &a, a_row, 0, b);
                     b = b.wrapping_add(t.b_step);
-                    for a in &mut a {
-                        *a = a.wrapping_add(a_step);
-                    }
+                    advance(&mut a, a_step);
                     left -= 1;
                 }
             }

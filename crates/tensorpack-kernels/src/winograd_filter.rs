@@ -166,7 +166,7 @@ mod fast {
                 }
             }
             for place in 0..PLACES {
-                for col in (0..cols).step_by(2 * V::LANES) {
+                for col in (0..cols).step_by(V::WIDEST) {
                     let tile = Tile {
                         images: 1,
                         segments: 1,
@@ -181,7 +181,7 @@ mod fast {
                         b_image: 0,
                         c: sums.wrapping_add(place * inputs * cols + col),
                         c_row: cols,
-                        cols: (cols - col).min(2 * V::LANES),
+                        cols: (cols - col).min(V::WIDEST),
                         add,
                         ahead: Ahead::none(gradients),
                     };
