@@ -132,7 +132,8 @@ impl MatMul {
             }
         }
         // Packing costs as much as a few columns.
-        let packs_lhs = self.lhs_transposed && slices == 1 && self.m > BLOCK_COLS && self.n > 2 * BLOCK_COLS;
+        let packs_lhs =
+            self.lhs_transposed && slices == 1 && self.m > MatMul::PANEL && self.n > 2 * MatMul::PANEL;
         Cut { row_blocks, col_blocks, slices, packs_lhs }
     }
 
