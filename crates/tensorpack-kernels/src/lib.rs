@@ -8,94 +8,34 @@
 //! - `run(isa, chunk, ...)`: does one chunk, with the instructions `isa` names. [`Isa::Plain`] is the reference:
 //!   simple loops, for any float type, that the fast forms are tested against.
 
-mod accumulate;
-mod addend;
-mod concat;
-mod contract;
-mod conv2d;
-mod copy;
-mod correlation;
-mod cumulate;
-mod depthwise;
-mod depthwise_filter;
-mod element;
-pub mod expr;
-mod filter_grad;
-mod finite;
-mod isa;
-mod lanes;
-mod lookup;
-mod machine;
-mod map;
-mod math;
-mod matmul;
-mod number;
-mod order;
-mod pad;
-mod per_isa;
-mod pool;
-mod random;
-mod reduce;
-mod space;
-mod state;
-mod split;
-mod squares;
-mod steps;
-mod subnormals;
-mod team;
-mod tile_program;
-mod transpose;
-mod winograd;
-mod winograd_filter;
-
-#[cfg(target_arch = "x86_64")]
-mod blocked;
-#[cfg(target_arch = "x86_64")]
-mod filter_sums;
-#[cfg(target_arch = "x86_64")]
-mod panel;
-#[cfg(target_arch = "x86_64")]
-mod scatter;
-#[cfg(target_arch = "x86_64")]
+mod partition;
 mod simd;
-#[cfg(target_arch = "x86_64")]
-mod slide;
-#[cfg(target_arch = "x86_64")]
-mod slide_filter;
-#[cfg(target_arch = "x86_64")]
-mod sliding;
-#[cfg(target_arch = "x86_64")]
-mod tile;
-#[cfg(target_arch = "x86_64")]
-mod window;
+mod team;
+mod roofline;
+pub mod expr;
+mod scalar;
+mod gemm;
+mod conv;
+mod elementwise;
+mod reduce;
+mod pool;
+mod copy;
+mod gather;
+mod argsort;
+mod random;
 
-pub use concat::Concat;
-pub use contract::{Bias, Contract, Operands};
-pub use conv2d::{Conv2d, Conv2dForward, Conv2dInputGrad};
-pub use copy::Copy;
-pub use cumulate::Cumulate;
-pub use depthwise::{DepthwiseForward, DepthwiseInputGrad};
-pub use depthwise_filter::DepthwiseFilterGrad;
-pub use filter_grad::Conv2dFilterGrad;
-pub use finite::all_finite;
-pub use isa::Isa;
-pub use lookup::Lookup;
-pub use machine::Machine;
-pub use map::{Map, Operand};
-pub use matmul::MatMul;
-pub use order::Order;
-pub use pad::Pad;
+pub use argsort::Order;
+pub use conv::{
+    Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, DepthwiseFilterGrad, DepthwiseForward,
+    DepthwiseInputGrad,
+};
+pub use copy::{Concat, Copy, Pad};
+pub use elementwise::{Map, Operand};
+pub use gather::Lookup;
+pub use gemm::{Bias, Block, Contract, MatMul, Operands};
 pub use pool::Pool;
 pub use random::Random;
-pub use reduce::{Reduce, ReduceKind};
+pub use reduce::{Cumulate, Reduce, ReduceKind, all_finite};
+pub use roofline::Machine;
+pub use simd::Isa;
 pub use team::Team;
-
-/// A rectangle of a kernel's output seen as a matrix: for a matrix product the output itself, for a convolution
-/// pixels by channels. Kernels report each rectangle as it becomes final, while it is still in cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Block {
-    /// Rows of the matrix.
-    pub rows: std::ops::Range<usize>,
-    /// Columns of the matrix.
-    pub cols: std::ops::Range<usize>,
-}

@@ -4,9 +4,9 @@
 //! other and nothing has to be cleared first.
 
 use crate::Isa;
-use crate::lanes::by_lanes;
-use crate::number::Number;
-use crate::per_isa::per_isa;
+use crate::scalar::Number;
+use crate::simd::lanes::by_lanes;
+use crate::simd::per_isa::per_isa;
 use std::ops::Range;
 use tensorpack_tensor::DType;
 

@@ -1,7 +1,7 @@
 //! Uniform random numbers by the counter generator, many counters at a time.
 
 use crate::Isa;
-use crate::per_isa::per_isa;
+use crate::simd::per_isa::per_isa;
 use tensorpack_tensor::{CounterRng, DType};
 
 /// Elements of one chunk, more or less.

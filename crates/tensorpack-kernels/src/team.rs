@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex};
 use std::thread::{self, Thread};
 
-use crate::split;
-use crate::subnormals::SubnormalsAreZero;
+use crate::partition;
+use crate::simd::subnormals::SubnormalsAreZero;
 
 /// How often a waiting member looks before it parks: some tens of microseconds.
 const SPINS: u32 = 20_000;
@@ -145,7 +145,7 @@ impl Team {
             }
         }
         for (member, share) in shared.shares[..self.len()].iter().enumerate() {
-            share.set(split::part(chunks, self.len(), member));
+            share.set(partition::part(chunks, self.len(), member));
         }
         shared.running.store(self.workers.len(), Ordering::Relaxed);
         shared.job.store((&raw const job).cast_mut().cast(), Ordering::Relaxed);

@@ -1,0 +1,382 @@
+//! Two-dimensional convolution of images stored `[batch, height, width, channels]` with filters stored
+//! `[height, width, in, out]`: the output, and the gradient by the input. The gradient by the filter is in
+//! `filter_grad`.
+//!
+//! With channels last, an output pixel is a product of a few runs of neighbouring numbers with the filter, which is
+//! already a matrix. So there is no unfolding of images into matrices: the filter is packed once, in a first phase,
+//! and each chunk of the second copies the part of the images it reads, with the padding, and multiplies.
+
+use std::ops::Range;
+
+use crate::conv::choose::Algorithm;
+use crate::conv::correlation::{Correlation, PACK_COLS};
+use crate::conv::winograd::Winograd;
+use crate::gemm::contract::{Contract, Float, Operands};
+use crate::{Block, Isa};
+
+/// The sizes of a convolution; pairs are height, width. What is read beyond the edges of the input is zero; how far
+/// that goes at the high ends follows from `out_size`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Conv2d {
+    /// Images.
+    pub batch: usize,
+    /// Size of the input images.
+    pub in_size: [usize; 2],
+    /// Channels of the input.
+    pub in_channels: usize,
+    /// Channels of the output.
+    pub out_channels: usize,
+    /// Size of the filter.
+    pub kernel: [usize; 2],
+    /// Input pixels from one output pixel to the next; at least 1.
+    pub stride: [usize; 2],
+    /// Input pixels from one tap of the filter to the next; at least 1.
+    pub dilation: [usize; 2],
+    /// Zeros before the first row and column of the input.
+    pub pad_low: [usize; 2],
+    /// Size of the output images.
+    pub out_size: [usize; 2],
+    /// Whether every product of the definition is taken. Otherwise filters of 3 by 3 may be computed in squares: with
+    /// fewer products, and a few more roundings.
+    pub by_definition: bool,
+}
+
+/// `y = conv(x, w)`: the left operand is `x [n, h, w, in]`, the right one `w [kh, kw, in, out]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Conv2dForward(pub Conv2d);
+
+/// The gradient by `x`: the left operand is `dy [n, oh, ow, out]`, the right one `w [kh, kw, in, out]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Conv2dInputGrad(pub Conv2d);
+
+/// Folded rows of images are no longer than this, which leaves several to share.
+const FOLDED_WIDTH: usize = 1024;
+
+impl Conv2d {
+    pub(crate) fn in_len(&self) -> usize {
+        self.batch * self.in_size[0] * self.in_size[1] * self.in_channels
+    }
+
+    pub(crate) fn out_len(&self) -> usize {
+        self.batch * self.out_size[0] * self.out_size[1] * self.out_channels
+    }
+
+    /// Rows of the filter as a matrix: height, width and input channels.
+    pub(crate) fn filter_rows(&self) -> usize {
+        self.kernel[0] * self.kernel[1] * self.in_channels
+    }
+
+    /// Counts products with padding too: what an unpadded input of the padded size would need.
+    pub(crate) fn flops(&self) -> f64 {
+        2.0 * self.out_len() as f64 * self.filter_rows() as f64
+    }
+
+    /// The same convolution with several rows of pixels made one, where a pixel depends on one pixel only: longer
+    /// rows make fuller tiles.
+    pub(crate) fn folded(&self) -> Conv2d {
+        let [height, width] = self.in_size;
+        let pointwise = self.kernel == [1, 1] && self.stride == [1, 1] && self.pad_low == [0, 0];
+        if !pointwise || self.in_size != self.out_size {
+            return *self;
+        }
+        let fits = |rows: &usize| height.is_multiple_of(*rows) && rows * width <= FOLDED_WIDTH;
+        let rows = (1..=height).rev().find(fits).unwrap_or(1);
+        let size = [height / rows, width * rows];
+        Conv2d { in_size: size, out_size: size, ..*self }
+    }
+
+    /// The input position that tap `k` of output `o` reads along an axis, if it is inside.
+    pub(crate) fn input_at(&self, axis: usize, o: usize, k: usize) -> Option<usize> {
+        let at = o * self.stride[axis] + k * self.dilation[axis];
+        at.checked_sub(self.pad_low[axis]).filter(|&i| i < self.in_size[axis])
+    }
+
+    /// The output position that tap `k` carries input `i` to along an axis, if there is one.
+    fn output_at(&self, axis: usize, i: usize, k: usize) -> Option<usize> {
+        let at = (i + self.pad_low[axis]).checked_sub(k * self.dilation[axis])?;
+        let o = at / self.stride[axis];
+        (at.is_multiple_of(self.stride[axis]) && o < self.out_size[axis]).then_some(o)
+    }
+}
+
+/// The pixel of row `row` of a matrix of pixels: image, y, x.
+fn pixel(row: usize, size: [usize; 2]) -> (usize, usize, usize) {
+    (row / (size[0] * size[1]), row / size[1] % size[0], row % size[1])
+}
+
+/// The reference for the output: pixel by pixel, tap by tap.
+///
+/// # Safety
+/// The operands are valid, and nobody else uses these rows of the output.
+unsafe fn plain_forward<T: Float>(c: &Conv2d, mem: Operands<T>, rows: Range<usize>) {
+    for row in rows {
+        let (n, oy, ox) = pixel(row, c.out_size);
+        // SAFETY: this pixel of the output, which is this thread's.
+        let out = unsafe {
+            std::slice::from_raw_parts_mut(mem.out.wrapping_add(row * c.out_channels), c.out_channels)
+        };
+        out.fill(T::default());
+        for (ky, kx) in (0..c.kernel[0]).flat_map(|ky| (0..c.kernel[1]).map(move |kx| (ky, kx))) {
+            let (Some(y), Some(x)) = (c.input_at(0, oy, ky), c.input_at(1, ox, kx)) else { continue };
+            let from = ((n * c.in_size[0] + y) * c.in_size[1] + x) * c.in_channels;
+            let tap = (ky * c.kernel[1] + kx) * c.in_channels;
+            for i in 0..c.in_channels {
+                // SAFETY: inside the sizes of both operands.
+                let (a, w) = unsafe {
+                    let w = mem.rhs.add((tap + i) * c.out_channels);
+                    (*mem.lhs.add(from + i), std::slice::from_raw_parts(w, c.out_channels))
+                };
+                for (out, &w) in out.iter_mut().zip(w) {
+                    *out += a * w;
+                }
+            }
+        }
+    }
+}
+
+/// The reference for the gradient by the input: pixel by pixel, tap by tap.
+///
+/// # Safety
+/// The operands are valid, and nobody else uses these rows of the output.
+unsafe fn plain_input_grad<T: Float>(c: &Conv2d, mem: Operands<T>, rows: Range<usize>) {
+    for row in rows {
+        let (n, iy, ix) = pixel(row, c.in_size);
+        // SAFETY: this pixel of the output, which is this thread's.
+        let out = unsafe {
+            std::slice::from_raw_parts_mut(mem.out.wrapping_add(row * c.in_channels), c.in_channels)
+        };
+        out.fill(T::default());
+        for (ky, kx) in (0..c.kernel[0]).flat_map(|ky| (0..c.kernel[1]).map(move |kx| (ky, kx))) {
+            let (Some(y), Some(x)) = (c.output_at(0, iy, ky), c.output_at(1, ix, kx)) else { continue };
+            let from = ((n * c.out_size[0] + y) * c.out_size[1] + x) * c.out_channels;
+            let tap = (ky * c.kernel[1] + kx) * c.in_channels * c.out_channels;
+            for o in 0..c.out_channels {
+                // SAFETY: inside the sizes of both operands.
+                unsafe {
+                    let dy = *mem.lhs.add(from + o);
+                    for (i, out) in out.iter_mut().enumerate() {
+                        *out += dy * *mem.rhs.add(tap + i * c.out_channels + o);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The reference for what is done to whole sums.
+///
+/// # Safety
+/// The operands are valid, and nobody else uses these rows of the output.
+unsafe fn plain_bias<T: Float>(cols: usize, mem: Operands<T>, rows: Range<usize>) {
+    for at in rows.start * cols..rows.end * cols {
+        // SAFETY: inside the output, and the column's number of the bias.
+        unsafe {
+            let out = &mut *mem.out.add(at);
+            if !mem.bias.add.is_null() {
+                *out += *mem.bias.add.add(at % cols);
+            }
+            if mem.bias.relu && *out < T::default() {
+                *out = T::default();
+            }
+        }
+    }
+}
+
+/// A convolution with the algorithm chosen for it.
+enum Planned {
+    Direct(Correlation),
+    Winograd(Winograd),
+}
+
+impl Planned {
+    fn chunks(&self) -> usize {
+        match self {
+            Planned::Direct(sums) => sums.cut().groups * sums.cut().bands,
+            Planned::Winograd(winograd) => winograd.chunks,
+        }
+    }
+
+    /// The rectangle of the output that a chunk computes.
+    fn block(&self, chunk: usize) -> Block {
+        match self {
+            Planned::Direct(sums) => sums.block(&sums.cut(), chunk),
+            Planned::Winograd(winograd) => winograd.block(chunk),
+        }
+    }
+
+    /// Elements of the packed filter.
+    fn shared_len(&self) -> usize {
+        match self {
+            Planned::Direct(sums) => sums.depth() * sums.out_channels().next_multiple_of(PACK_COLS),
+            Planned::Winograd(winograd) => winograd.shared_len(),
+        }
+    }
+
+    fn scratch_len(&self) -> usize {
+        match self {
+            Planned::Direct(sums) => sums.scratch_len(),
+            Planned::Winograd(winograd) => winograd.scratch_len(),
+        }
+    }
+
+    /// # Safety
+    /// As for [`Contract::run_f32`], with the machine having the instructions of `V`.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn run_fast<V: crate::conv::kernel_table::ConvKernels>(
+        &self,
+        phase: usize,
+        chunk: usize,
+        mem: Operands<f32>,
+        scratch: &mut [u8],
+        finish: &mut dyn FnMut(Block),
+    ) {
+        use crate::conv::direct;
+        // SAFETY: passed on from the caller.
+        unsafe {
+            match (self, phase) {
+                (Planned::Direct(sums), 0) => direct::pack::<V>(sums, chunk, mem.rhs, mem.shared.cast()),
+                (Planned::Direct(sums), _) => {
+                    direct::run::<V>(sums, &sums.cut(), chunk, mem, scratch, finish)
+                }
+                (Planned::Winograd(winograd), 0) => {
+                    winograd.pack::<V>(chunk, mem.rhs, mem.shared.cast(), scratch)
+                }
+                (Planned::Winograd(winograd), _) => winograd.run::<V>(chunk, mem, scratch, finish),
+            }
+        }
+    }
+}
+
+impl Correlation {
+    /// Chooses the algorithm. The plain loops cut the work in the same chunks.
+    fn planned(self) -> Planned {
+        match Algorithm::for_outputs(&self) {
+            Algorithm::Direct => Planned::Direct(self),
+            Algorithm::Winograd => Planned::Winograd(Winograd::new(&self)),
+        }
+    }
+
+    /// # Safety
+    /// As for [`Contract::run_f32`].
+    unsafe fn run_plain<T: Float>(
+        &self,
+        phase: usize,
+        chunk: usize,
+        mem: Operands<T>,
+        finish: &mut dyn FnMut(Block),
+    ) {
+        // The plain loops use the filter as it is: there is nothing to pack.
+        if phase == 0 {
+            return;
+        }
+        let block = self.planned().block(chunk);
+        // SAFETY: blocks of different chunks are disjoint, the rest is passed on from the caller.
+        unsafe {
+            match self.backward {
+                false => plain_forward(&self.conv, mem, block.rows.clone()),
+                true => plain_input_grad(&self.conv, mem, block.rows.clone()),
+            }
+            plain_bias(self.out_channels(), mem, block.rows.clone());
+        }
+        finish(block);
+    }
+}
+
+/// Both directions are the same sliding sums: only operands and output differ.
+macro_rules! impl_contract {
+    ($type:ident, $backward:literal, $lhs:ident, $out:ident) => {
+        impl $type {
+            fn sums(&self) -> Correlation {
+                Correlation { conv: self.0.folded(), backward: $backward }
+            }
+        }
+
+        impl Contract for $type {
+            fn out_matrix(&self) -> (usize, usize) {
+                let sums = self.sums();
+                let [height, width] = sums.out_size();
+                (self.0.batch * height * width, sums.out_channels())
+            }
+
+            fn lhs_len(&self) -> usize {
+                self.0.$lhs()
+            }
+
+            fn rhs_len(&self) -> usize {
+                self.0.filter_rows() * self.0.out_channels
+            }
+
+            fn phases(&self) -> usize {
+                2
+            }
+
+            fn chunks(&self, phase: usize) -> usize {
+                let sums = self.sums();
+                match phase {
+                    _ if self.0.$out() == 0 => 0,
+                    0 => sums.out_channels().div_ceil(PACK_COLS),
+                    _ => sums.planned().chunks(),
+                }
+            }
+
+            fn shared_bytes(&self) -> usize {
+                self.sums().planned().shared_len() * size_of::<f32>()
+            }
+
+            fn scratch_bytes(&self) -> usize {
+                self.sums().planned().scratch_len() * size_of::<f32>()
+            }
+
+            fn takes_bias(&self) -> bool {
+                true
+            }
+
+            fn flops(&self) -> f64 {
+                self.0.flops()
+            }
+
+            unsafe fn run_f32(
+                &self,
+                isa: Isa,
+                phase: usize,
+                chunk: usize,
+                mem: Operands<f32>,
+                scratch: &mut [u8],
+                finish: &mut dyn FnMut(Block),
+            ) {
+                let sums = self.sums();
+                debug_assert!(scratch.len() >= self.scratch_bytes());
+                // SAFETY: passed on from the caller, who has checked that the machine has `isa`.
+                unsafe {
+                    match isa {
+                        #[cfg(target_arch = "x86_64")]
+                        Isa::Avx512 => sums
+                            .planned()
+                            .run_fast::<std::arch::x86_64::__m512>(phase, chunk, mem, scratch, finish),
+                        #[cfg(target_arch = "x86_64")]
+                        Isa::Avx2 => sums
+                            .planned()
+                            .run_fast::<std::arch::x86_64::__m256>(phase, chunk, mem, scratch, finish),
+                        _ => sums.run_plain(phase, chunk, mem, finish),
+                    }
+                }
+            }
+
+            unsafe fn run_f64(
+                &self,
+                _isa: Isa,
+                phase: usize,
+                chunk: usize,
+                mem: Operands<f64>,
+                _scratch: &mut [u8],
+                finish: &mut dyn FnMut(Block),
+            ) {
+                // SAFETY: passed on from the caller.
+                unsafe { self.sums().run_plain(phase, chunk, mem, finish) }
+            }
+        }
+    };
+}
+
+impl_contract!(Conv2dForward, false, in_len, out_len);
+impl_contract!(Conv2dInputGrad, true, out_len, in_len);

@@ -1,0 +1,152 @@
+//! The inner kernel of convolutions with three taps in a row and stride 1, by far the most common ones. Each number of
+//! the image meets all three taps at once, so it is loaded once for three products: the general tile kernel loads it
+//! for each, and with few output channels that is more loading than the machine can do.
+
+use std::arch::x86_64::__m512;
+
+use crate::conv::kernel_table::ConvKernels;
+use crate::gemm::microkernel::{forget, write_rows};
+use crate::partition;
+use crate::simd::Simd;
+
+/// Taps in a row.
+pub(crate) const TAPS: usize = 3;
+
+/// A sum over some rows of the filter, for a run of pixels and up to two vectors of channels; distances in elements.
+#[derive(Clone, Copy)]
+pub(crate) struct ConvK3 {
+    /// Rows of the filter.
+    pub(crate) rows: usize,
+    /// Input channels to sum over.
+    pub(crate) channels: usize,
+    /// The first pixel's first number.
+    pub(crate) a: *const f32,
+    pub(crate) a_pixel: usize,
+    pub(crate) a_row: usize,
+    /// The weights of the first channel: whole vectors, whatever `cols` is.
+    pub(crate) b: *const f32,
+    /// From channel to channel, from tap to tap, from row to row of the filter.
+    pub(crate) b_channel: usize,
+    pub(crate) b_tap: usize,
+    pub(crate) b_row: usize,
+    pub(crate) c: *mut f32,
+    pub(crate) c_pixel: usize,
+    /// Columns of `c`, at least 1.
+    pub(crate) cols: usize,
+    /// Add to what `c` holds, rather than overwrite it.
+    pub(crate) add: bool,
+}
+
+/// A kernel for one number of pixels and vectors.
+pub(crate) type ConvK3Fn = unsafe fn(&ConvK3);
+
+impl ConvK3 {
+    /// Computes `pixels` pixels, in runs that are as equal as can be.
+    ///
+    /// # Safety
+    /// The machine has the instructions of `V`, and `V` slides; `cols` is at most two vectors; every element that the
+    /// sizes and distances reach is valid, two pixels beyond the last included, and no other thread uses those of `c`.
+    pub(crate) unsafe fn run<V: ConvKernels>(&self, pixels: usize) {
+        let vectors = self.cols.div_ceil(V::LANES);
+        if pixels == 0 {
+            return;
+        }
+        for part in partition::parts(pixels, V::MAX_PIXELS[vectors - 1]) {
+            let mut slide = *self;
+            slide.a = self.a.wrapping_add(part.start * self.a_pixel);
+            slide.c = self.c.wrapping_add(part.start * self.c_pixel);
+            // SAFETY: as the caller vouches; the table's kernels touch just the pixels of their part.
+            unsafe { V::conv_k3(part.len(), vectors)(&slide) }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn slide<V: Simd, const PIXELS: usize, const VECTORS: usize>(s: &ConvK3) {
+    // SAFETY: the caller vouches for the instructions and for all that the sizes and distances reach.
+    unsafe {
+        let mut acc = [[V::zero(); VECTORS]; PIXELS];
+        for row in 0..s.rows {
+            let start = s.a.wrapping_add(row * s.a_row);
+            // Pixels are reached from every third one, as rows of a tile are.
+            let mut a = [start; 6];
+            for (i, a) in a.iter_mut().enumerate() {
+                *a = start.wrapping_add(3 * i * s.a_pixel);
+            }
+            let mut b = s.b.wrapping_add(row * s.b_row);
+            for _ in 0..s.channels {
+                forget(&mut a[..(PIXELS + TAPS - 1).div_ceil(3)]);
+                let mut w = [[V::zero(); VECTORS]; TAPS];
+                for (t, w) in w.iter_mut().enumerate() {
+                    for (v, w) in w.iter_mut().enumerate() {
+                        *w = V::load(b.add(t * s.b_tap + v * V::LANES));
+                    }
+                }
+                // Pixel `p` is under tap `t` of output `p - t`. Written out, as in a tile.
+                macro_rules! pixels {
+                    ($($p:literal)*) => {$(
+                        if $p < PIXELS + TAPS - 1 {
+                            let x = V::splat(a[$p / 3].wrapping_add($p % 3 * s.a_pixel));
+                            for t in 0..TAPS {
+                                if t <= $p && $p - t < PIXELS {
+                                    for v in 0..VECTORS {
+                                        acc[$p - t][v] = acc[$p - t][v].fma(x, w[t][v]);
+                                    }
+                                }
+                            }
+                        }
+                    )*};
+                }
+                pixels!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17);
+                for a in &mut a {
+                    *a = a.wrapping_add(1);
+                }
+                b = b.wrapping_add(s.b_channel);
+            }
+        }
+        write_rows(&acc, s.c, s.c_pixel, s.cols, s.add);
+    }
+}
+
+/// # Safety
+/// As for [`ConvK3::run`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn avx512<const PIXELS: usize, const VECTORS: usize>(s: &ConvK3) {
+    // SAFETY: passed on from the caller.
+    unsafe { slide::<__m512, PIXELS, VECTORS>(s) }
+}
+
+/// Tables of kernels by number of pixels, for one and for two vectors. The latter are 24 sums, 6 weights and a number
+/// of the image: 31 of 32 registers.
+pub(crate) static AVX512_ONE: [ConvK3Fn; 16] = [
+    avx512::<1, 1>,
+    avx512::<2, 1>,
+    avx512::<3, 1>,
+    avx512::<4, 1>,
+    avx512::<5, 1>,
+    avx512::<6, 1>,
+    avx512::<7, 1>,
+    avx512::<8, 1>,
+    avx512::<9, 1>,
+    avx512::<10, 1>,
+    avx512::<11, 1>,
+    avx512::<12, 1>,
+    avx512::<13, 1>,
+    avx512::<14, 1>,
+    avx512::<15, 1>,
+    avx512::<16, 1>,
+];
+pub(crate) static AVX512_TWO: [ConvK3Fn; 12] = [
+    avx512::<1, 2>,
+    avx512::<2, 2>,
+    avx512::<3, 2>,
+    avx512::<4, 2>,
+    avx512::<5, 2>,
+    avx512::<6, 2>,
+    avx512::<7, 2>,
+    avx512::<8, 2>,
+    avx512::<9, 2>,
+    avx512::<10, 2>,
+    avx512::<11, 2>,
+    avx512::<12, 2>,
+];

@@ -1,0 +1,194 @@
+//! Sliding sums over images: what a convolution's output and its input gradient have in common. Each output pixel is
+//! a sum over taps, and along each axis taps and outputs walk over the input in constant steps.
+//!
+//! The gradient by the input of a convolution with stride `s` is `s` such walks along each axis: only every `s`-th
+//! tap reaches a pixel, so the pixels fall into classes, each with its own taps. No product is with a known zero.
+
+use crate::Block;
+use crate::conv::conv2d::Conv2d;
+use crate::partition;
+
+/// One class of outputs along one axis: output `out_first + out_step * j` sums, over taps `t`, input
+/// `stride * j + offset + dilation * t` times the filter at `tap_first + tap_step * t`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Axis {
+    pub(crate) outs: usize,
+    pub(crate) out_first: usize,
+    pub(crate) out_step: usize,
+    pub(crate) stride: usize,
+    pub(crate) offset: isize,
+    pub(crate) dilation: usize,
+    pub(crate) taps: usize,
+    tap_first: usize,
+    tap_step: isize,
+}
+
+impl Axis {
+    pub(crate) fn tap(&self, t: usize) -> usize {
+        (self.tap_first as isize + self.tap_step * t as isize) as usize
+    }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// A convolution, or its gradient by the input, as sliding sums.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Correlation {
+    pub(crate) conv: Conv2d,
+    pub(crate) backward: bool,
+}
+
+/// How the output is cut into chunks: groups of images, and bands of their rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cut {
+    pub(crate) groups: usize,
+    pub(crate) bands: usize,
+}
+
+/// Columns that are packed together: a multiple of every panel width.
+pub(crate) const PACK_COLS: usize = 32;
+/// What a chunk reads should stay in a part of the second-level cache.
+const WINDOW_BYTES: usize = 384 << 10;
+/// Fewer pixels of each class than this are too few to make good use of packed weights.
+const MIN_PIXELS: usize = 64;
+/// Chunks that are enough for all threads.
+const ENOUGH_CHUNKS: usize = 16;
+
+impl Correlation {
+    pub(crate) fn in_size(&self) -> [usize; 2] {
+        if self.backward { self.conv.out_size } else { self.conv.in_size }
+    }
+
+    pub(crate) fn out_size(&self) -> [usize; 2] {
+        if self.backward { self.conv.in_size } else { self.conv.out_size }
+    }
+
+    pub(crate) fn in_channels(&self) -> usize {
+        if self.backward { self.conv.out_channels } else { self.conv.in_channels }
+    }
+
+    pub(crate) fn out_channels(&self) -> usize {
+        if self.backward { self.conv.in_channels } else { self.conv.out_channels }
+    }
+
+    /// Terms of the longest sum, which is also what all classes' sums have together.
+    pub(crate) fn depth(&self) -> usize {
+        self.conv.kernel[0] * self.conv.kernel[1] * self.in_channels()
+    }
+
+    /// How many classes of outputs an axis has.
+    pub(crate) fn classes(&self, axis: usize) -> usize {
+        if self.backward { self.conv.stride[axis].min(self.conv.in_size[axis]).max(1) } else { 1 }
+    }
+
+    pub(crate) fn axis(&self, axis: usize, class: usize) -> Axis {
+        let c = &self.conv;
+        let (kernel, stride, dilation) = (c.kernel[axis], c.stride[axis], c.dilation[axis]);
+        let pad = c.pad_low[axis] as isize;
+        if !self.backward {
+            return Axis {
+                outs: c.out_size[axis],
+                out_first: 0,
+                out_step: 1,
+                stride,
+                offset: -pad,
+                dilation,
+                taps: kernel,
+                tap_first: 0,
+                tap_step: 1,
+            };
+        }
+        // Tap k takes output o to input s * o + d * k - pad. For inputs class + s * j this has solutions only for
+        // every (s / g)-th tap, and from one of those to the next o steps back by d / g.
+        let g = gcd(stride, dilation);
+        let (tap_step, dilation_out) = (stride / g, dilation / g);
+        let reach = |k: usize| class as isize + pad - (dilation * k) as isize;
+        let first = (0..kernel.min(tap_step)).find(|&k| reach(k) % stride as isize == 0);
+        let (taps, last, offset) = first.map_or((0, 0, 0), |first| {
+            let taps = (kernel - first).div_ceil(tap_step);
+            let last = first + tap_step * (taps - 1);
+            (taps, last, reach(last) / stride as isize)
+        });
+        Axis {
+            outs: c.in_size[axis].saturating_sub(class).div_ceil(stride),
+            out_first: class,
+            out_step: stride,
+            stride: 1,
+            offset,
+            dilation: dilation_out,
+            taps,
+            tap_first: last,
+            tap_step: -(tap_step as isize),
+        }
+    }
+
+    /// Outputs along an axis of the class that has most.
+    pub(crate) fn steps(&self, axis: usize) -> usize {
+        self.axis(axis, 0).outs
+    }
+
+    /// The inputs that outputs `range` of all classes read along an axis: the first, and how many.
+    pub(crate) fn reach(&self, axis: usize, range: std::ops::Range<usize>) -> (isize, usize) {
+        let (mut low, mut high) = (isize::MAX, isize::MIN);
+        let mut stride = 1;
+        for class in 0..self.classes(axis) {
+            let a = self.axis(axis, class);
+            if a.taps > 0 && a.outs > 0 {
+                low = low.min(a.offset);
+                high = high.max(a.offset + (a.dilation * (a.taps - 1)) as isize + 1);
+                stride = a.stride;
+            }
+        }
+        if low >= high || range.is_empty() {
+            return (0, 0);
+        }
+        (low + (range.start * stride) as isize, (high - low) as usize + (range.len() - 1) * stride)
+    }
+
+    /// Elements of the window that a band of `rows` reads of one image.
+    fn window_len(&self, rows: usize) -> usize {
+        self.reach(0, 0..rows).1 * self.reach(1, 0..self.steps(1)).1 * self.in_channels()
+    }
+
+    pub(crate) fn cut(&self) -> Cut {
+        let (batch, rows) = (self.conv.batch.max(1), self.steps(0).max(1));
+        let fits = |rows: &usize| self.window_len(*rows) * size_of::<f32>() <= WINDOW_BYTES;
+        let band = if fits(&rows) { rows } else { (1..rows).rev().find(fits).unwrap_or(1) };
+        let bands = rows.div_ceil(band).max(rows.min(ENOUGH_CHUNKS.div_ceil(batch)));
+        let pixels = (self.steps(0) * self.steps(1)).max(1);
+        let few = (WINDOW_BYTES / size_of::<f32>() / self.window_len(rows).max(1)).max(1);
+        let images = match bands {
+            1 => MIN_PIXELS.div_ceil(pixels).min(batch.div_ceil(ENOUGH_CHUNKS)).min(few),
+            _ => 1,
+        };
+        Cut { groups: batch.div_ceil(images), bands }
+    }
+
+    /// Elements of the largest window of any chunk.
+    pub(crate) fn scratch_len(&self) -> usize {
+        let cut = self.cut();
+        self.conv.batch.div_ceil(cut.groups) * self.window_len(self.steps(0).div_ceil(cut.bands))
+    }
+
+    /// The images of a chunk, and which outputs of each class along the first axis.
+    pub(crate) fn part(&self, cut: &Cut, chunk: usize) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
+        let (group, band) = (chunk / cut.bands, chunk % cut.bands);
+        (partition::part(self.conv.batch, cut.groups, group), partition::part(self.steps(0), cut.bands, band))
+    }
+
+    /// The rectangle of the output that a chunk computes. A chunk has one image or whole images, so it is one.
+    pub(crate) fn block(&self, cut: &Cut, chunk: usize) -> Block {
+        let (images, band) = self.part(cut, chunk);
+        let (first, last) = (images.start, images.end.saturating_sub(1));
+        let rows = self.first_pixel(first, band.start)..self.first_pixel(last, band.end);
+        Block { rows, cols: 0..self.out_channels() }
+    }
+
+    /// The first pixel of an image that belongs to outputs `j` of all classes.
+    pub(crate) fn first_pixel(&self, image: usize, j: usize) -> usize {
+        let [height, width] = self.out_size();
+        (image * height + (j * self.axis(0, 0).out_step).min(height)) * width
+    }
+}

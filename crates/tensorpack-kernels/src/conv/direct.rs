@@ -1,0 +1,238 @@
+//! Sliding sums, fast: the filter is packed into panels, and each chunk copies the part of the images it reads, with the
+//! padding, and multiplies.
+
+use std::ops::Range;
+
+use crate::Block;
+use crate::conv::choose::{Microkernel, SHORT_ROW};
+use crate::conv::conv_k3::{self, ConvK3};
+use crate::conv::correlation::{Axis, Correlation, Cut, PACK_COLS};
+use crate::conv::kernel_table::ConvKernels;
+use crate::conv::strided_rows_tile::StridedRowsTile;
+use crate::conv::window::{Images, Region};
+use crate::gemm::contract::Operands;
+use crate::gemm::microkernel::{Ahead, Tile};
+use crate::gemm::pack;
+use crate::partition;
+
+/// Rows of a packed panel that are used together, so that they stay in the first-level cache.
+const DEPTH: usize = 288;
+
+/// All pairs of classes, each with the terms of the sums of those before it.
+fn classes(work: &Correlation) -> impl Iterator<Item = (Axis, Axis, usize)> {
+    let pairs = (0..work.classes(0)).flat_map(|y| (0..work.classes(1)).map(move |x| (y, x)));
+    pairs.scan(0, |before, (y, x)| {
+        let (y, x, here) = (work.axis(0, y), work.axis(1, x), *before);
+        *before += y.taps * x.taps * work.in_channels();
+        Some((y, x, here))
+    })
+}
+
+/// Where the panel that starts at column `col` begins for a class of sums of `depth` terms after `before` others.
+fn panel_at<V: ConvKernels>(work: &Correlation, before: usize, depth: usize, col: usize) -> usize {
+    let (group, within) = (col / PACK_COLS, col % PACK_COLS);
+    (group * work.depth() + before) * PACK_COLS + within * depth
+}
+
+/// Packs one group of columns of the filter, for all classes.
+///
+/// # Safety
+/// The filter `w` is valid, `packed` is the shared memory of the contraction, AVX2 is there.
+pub(crate) unsafe fn pack<V: ConvKernels>(work: &Correlation, group: usize, w: *const f32, packed: *mut f32) {
+    let (inputs, outputs) = (work.in_channels(), work.out_channels());
+    let cols = group * PACK_COLS..((group + 1) * PACK_COLS).min(outputs);
+    for (y, x, before) in classes(work) {
+        for col in cols.clone().step_by(2 * V::LANES) {
+            let here = (cols.end - col).min(2 * V::LANES);
+            let width = pack::width(here, V::LANES);
+            let at = panel_at::<V>(work, before, y.taps * x.taps * inputs, col);
+            for tap in 0..y.taps * x.taps {
+                let (ky, kx) = (y.tap(tap / x.taps), x.tap(tap % x.taps));
+                let tap_at = w.wrapping_add((ky * work.conv.kernel[1] + kx) * inputs * outputs);
+                let to = packed.wrapping_add(at + tap * inputs * width);
+                // SAFETY: one tap of the filter, and its place in the panel.
+                unsafe {
+                    match work.backward {
+                        false => pack::pack_rows(tap_at.wrapping_add(col), outputs, inputs, here, to, width),
+                        // A tap is stored as rows of what is here the output by columns of the input.
+                        true => {
+                            let from = tap_at.wrapping_add(col * inputs);
+                            pack::pack_columns(from, inputs, inputs, here, to, width)
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The pieces a class's sum is cut into: ranges of rows of taps, and of the steps within them.
+fn pieces(taps: usize, segments: usize, steps: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+    let row = segments * steps;
+    let rows = (DEPTH / row.max(1)).max(1);
+    let longest = if row > DEPTH { (DEPTH / segments).max(1) } else { steps };
+    partition::parts(taps, rows)
+        .flat_map(move |t| partition::parts(steps, longest).map(move |s| (t.clone(), s)))
+}
+
+/// Bytes of output that are computed together, and finished while they are in the second-level cache. Smaller pieces
+/// would stay in the first level, but what an epilogue prepares for each piece costs more than that saves.
+const OUT_BYTES: usize = 256 << 10;
+
+/// Computes the outputs of one chunk.
+///
+/// # Safety
+/// As for [`crate::Contract::run_f32`], with the machine having the instructions of `V`; the filter is packed.
+pub(crate) unsafe fn run<V: ConvKernels>(
+    work: &Correlation,
+    cut: &Cut,
+    chunk: usize,
+    mem: Operands<f32>,
+    scratch: &mut [u8],
+    finish: &mut dyn FnMut(Block),
+) {
+    let (images, band) = work.part(cut, chunk);
+    let (top, rows) = work.reach(0, band.clone());
+    let (left, cols) = work.reach(1, 0..work.steps(1));
+    let source = Images { data: mem.lhs, size: work.in_size(), channels: work.in_channels() };
+    let region = Region { first: [top, left], size: [rows, cols] };
+    // SAFETY: `scratch` has the size of the largest window.
+    let window = unsafe { source.window(images.clone(), region, 0, scratch.as_mut_ptr().cast()) };
+    let first_image = images.start;
+    let short = work.steps(1) < SHORT_ROW;
+    let row_bytes = work.first_pixel(0, 1) * work.out_channels() * size_of::<f32>();
+    // Images with short rows are computed together, others one by one.
+    for images in partition::parts(images.len(), if short { images.len() } else { 1 }) {
+        let data = window.data.wrapping_add(images.start * window.image);
+        let images = first_image + images.start..first_image + images.end;
+        let seen = Seen { work, images, data, row: window.row, image: window.image, corner: [top, left] };
+        for part in partition::parts(band.len(), OUT_BYTES / row_bytes.max(1)) {
+            let rows = band.start + part.start..band.start + part.end;
+            for col in (0..work.out_channels()).step_by(2 * V::LANES) {
+                for (y, x, before) in classes(work) {
+                    // SAFETY: passed on from the caller.
+                    unsafe { seen.outputs::<V>(&y, &x, before, rows.clone(), col, mem) }
+                }
+            }
+            for image in seen.images.clone() {
+                let pixels = work.first_pixel(image, rows.start)..work.first_pixel(image, rows.end);
+                finish(Block { rows: pixels, cols: 0..work.out_channels() });
+            }
+        }
+    }
+}
+
+/// What is seen of some images.
+struct Seen<'a> {
+    work: &'a Correlation,
+    images: Range<usize>,
+    data: *const f32,
+    /// From row to row, and from image to image.
+    row: usize,
+    image: usize,
+    /// The first pixel seen.
+    corner: [isize; 2],
+}
+
+impl Seen<'_> {
+    /// Computes outputs `rows` of one class, for one panel of columns.
+    ///
+    /// # Safety
+    /// As for [`run`].
+    unsafe fn outputs<V: ConvKernels>(
+        &self,
+        y: &Axis,
+        x: &Axis,
+        before: usize,
+        rows: Range<usize>,
+        col: usize,
+        mem: Operands<f32>,
+    ) {
+        let work = self.work;
+        let (inputs, outputs, [height, width]) = (work.in_channels(), work.out_channels(), work.out_size());
+        let cols = (outputs - col).min(2 * V::LANES);
+        let panel_width = pack::width(cols, V::LANES);
+        let panel = panel_at::<V>(work, before, y.taps * x.taps * inputs, col);
+        let panel = mem.shared.cast::<f32>().wrapping_add(panel);
+        let kernel = Microkernel::for_outputs::<V>(x, cols);
+        // Neighbouring taps in a row of the window are one run of numbers, but for the kernel with three taps.
+        let (segments, steps) = match kernel {
+            Microkernel::K3 => (conv_k3::TAPS, inputs),
+            _ if x.dilation == 1 || x.taps <= 1 => (1, x.taps * inputs),
+            _ => (x.taps, inputs),
+        };
+        for (piece, (taps, part)) in pieces(y.taps, segments, steps).enumerate() {
+            // What is done to a sum is done once it is whole.
+            let whole = taps.end == y.taps && part.end == steps;
+            let b = panel.wrapping_add((taps.start * x.taps * inputs + part.start) * panel_width);
+            let across = (x.offset - self.corner[1]) * inputs as isize + part.start as isize;
+            let rows = rows.start..rows.end.min(y.outs);
+            // What the taps of a row of outputs read, and where the row goes.
+            let place = |image: usize, j: usize| {
+                let down = y.offset - self.corner[0] + (j * y.stride + taps.start * y.dilation) as isize;
+                let a = self.data.wrapping_offset(down * self.row as isize + across);
+                let out_row = (self.images.start + image) * height + y.out_first + y.out_step * j;
+                let c = mem.out.wrapping_add((out_row * width + x.out_first) * outputs + col);
+                (a.wrapping_add(image * self.image), c)
+            };
+            let (c_row, add) = (x.out_step * outputs, piece > 0);
+            let lines = (0..self.images.len()).flat_map(|i| rows.clone().map(move |j| (i, j)));
+            let tile = Tile {
+                images: taps.len(),
+                segments,
+                steps: part.len(),
+                a: std::ptr::null(),
+                a_stride: x.stride * inputs,
+                a_segment: x.dilation * inputs,
+                a_image: y.dilation * self.row,
+                b,
+                b_step: panel_width,
+                b_segment: inputs * panel_width,
+                b_image: x.taps * inputs * panel_width,
+                c: std::ptr::null_mut(),
+                c_row,
+                cols,
+                add,
+                ahead: Ahead::none(b),
+            };
+            if kernel == Microkernel::StridedRows {
+                let pixels = lines.clone().flat_map(|(image, j)| {
+                    let ((a, c), a_pixel) = (place(image, j), x.stride * inputs);
+                    (0..x.outs).map(move |i| (a.wrapping_add(i * a_pixel), c.wrapping_add(i * c_row)))
+                });
+                let count = self.images.len() * rows.len() * x.outs;
+                // SAFETY: the window holds all that the taps of these outputs reach.
+                unsafe { StridedRowsTile::run::<V>(&tile, pixels, count) }
+            }
+            for (image, j) in lines {
+                let (a, c) = place(image, j);
+                // SAFETY: the window holds all that the taps of this row of outputs reach.
+                unsafe {
+                    if kernel == Microkernel::K3 {
+                        let slide = ConvK3 {
+                            rows: taps.len(),
+                            channels: part.len(),
+                            a,
+                            a_pixel: inputs,
+                            a_row: y.dilation * self.row,
+                            b,
+                            b_channel: panel_width,
+                            b_tap: inputs * panel_width,
+                            b_row: conv_k3::TAPS * inputs * panel_width,
+                            c,
+                            c_pixel: c_row,
+                            cols,
+                            add,
+                        };
+                        slide.run::<V>(x.outs);
+                    } else if kernel == Microkernel::Tile {
+                        Tile { a, c, ..tile }.run::<V>(x.outs, true);
+                    }
+                    if whole && mem.bias.is_some() {
+                        V::add_bias(c, c_row, x.outs, cols, mem.bias.at(col));
+                    }
+                }
+            }
+        }
+    }
+}

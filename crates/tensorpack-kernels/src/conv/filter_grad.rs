@@ -1,0 +1,286 @@
+//! The gradient of a two-dimensional convolution by its filter: for each tap, a product of the input, shifted by the
+//! tap, with the gradient of the output, summed over all pixels of all images.
+//!
+//! The filter is small and the sum long, so images are shared out among groups, each with its own partial result,
+//! and a second phase adds those in order. A filter too large for the cache is cut by its rows as well, and one too large
+//! to have many copies of by columns.
+
+use std::ops::Range;
+
+use crate::conv::conv2d::Conv2d;
+use crate::conv::correlation::Correlation;
+#[cfg(target_arch = "x86_64")]
+use crate::conv::filter_grad_direct;
+use crate::conv::winograd_filter_grad::WinogradFilterGrad;
+use crate::gemm::contract::{Contract, Float, Operands};
+use crate::partition;
+use crate::{Block, Isa};
+
+/// The gradient by `w`: the left operand is `x [n, h, w, in]`, the right one `dy [n, oh, ow, out]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Conv2dFilterGrad(pub Conv2d);
+
+/// All partial results together take no more than this.
+const PARTIAL_BYTES: usize = 16 << 20;
+/// Partial results at most, and chunks that are enough for all threads.
+const ENOUGH_CHUNKS: usize = 16;
+/// A filter larger than this is cut by rows: what a chunk adds to should stay in the second-level cache.
+const CACHED_BYTES: usize = 256 << 10;
+/// Columns of a chunk are a multiple of this, the widest panel.
+const BLOCK_COLS: usize = 32;
+/// A tile sums about this many pixels, of some rows of a large image or of several small ones: enough that its products
+/// are most of its cost, and few enough for the first-level cache.
+pub(crate) const TILE_PIXELS: usize = 128;
+/// What a chunk reads at a time should stay in a part of the second-level cache.
+const WINDOW_BYTES: usize = 320 << 10;
+/// Elements of the filter that a chunk of the second phase adds up.
+const SUM_ELEMENTS: usize = 1 << 13;
+
+/// How the sum is cut.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cut {
+    /// Bands of output rows of an image; a band of an image is a unit of work.
+    pub(crate) bands: usize,
+    /// Images taken together, where each is a single band.
+    pub(crate) together: usize,
+    /// Groups of units, each with its own partial result.
+    pub(crate) groups: usize,
+    /// Parts of the filter's rows.
+    taps: usize,
+    /// Columns of a chunk.
+    cols: usize,
+    col_blocks: usize,
+}
+
+impl Conv2dFilterGrad {
+    fn conv(&self) -> Conv2d {
+        self.0.folded()
+    }
+}
+
+/// Elements between the pixels of a copied image: without, pixels that are apart by many lines would share few places of the
+/// first-level cache.
+pub(crate) fn gap(c: &Conv2d) -> usize {
+    if (c.stride[1] * c.in_channels).is_multiple_of(128) { 16 } else { 0 }
+}
+
+/// Elements of the part of an image that `rows` rows of output read under `taps` rows of the filter.
+fn window_len(c: &Conv2d, rows: usize, taps: usize) -> usize {
+    let sums = Correlation { conv: *c, backward: false };
+    let beyond = c.kernel[0].saturating_sub(taps) * c.dilation[0];
+    let high = sums.reach(0, 0..rows).1.saturating_sub(beyond);
+    high * sums.reach(1, 0..c.out_size[1]).1 * (c.in_channels + gap(c))
+}
+
+/// Elements of a copy of `rows` rows of the output's gradient with columns that fill whole vectors.
+fn gradient_len(c: &Conv2d, rows: usize) -> usize {
+    rows * c.out_size[1] * c.out_channels.next_multiple_of(16)
+}
+
+pub(crate) fn cut(c: &Conv2d) -> Cut {
+    let rows = c.out_size[0].max(1);
+    let partial = (c.filter_rows() * c.out_channels * size_of::<f32>()).max(1);
+    let taps = if partial > CACHED_BYTES { c.kernel[0].max(1) } else { 1 };
+    let bytes = |rows: usize| {
+        (window_len(c, rows, c.kernel[0].div_ceil(taps)) + gradient_len(c, rows)) * size_of::<f32>()
+    };
+    let fits = |rows: &usize| bytes(*rows) <= WINDOW_BYTES;
+    let band = if fits(&rows) { rows } else { (1..rows).rev().find(fits).unwrap_or(1) };
+    let bands = rows.div_ceil(band);
+    let pixels = (c.out_size[0] * c.out_size[1]).max(1);
+    let few = TILE_PIXELS.div_ceil(pixels);
+    let together = if bands == 1 { few.min(WINDOW_BYTES / bytes(rows).max(1)) } else { 1 };
+    let enough = ENOUGH_CHUNKS.div_ceil(taps);
+    let groups = (PARTIAL_BYTES / partial).clamp(1, enough).min((c.batch * bands).max(1));
+    let panels = c.out_channels.div_ceil(BLOCK_COLS).max(1);
+    let cols = panels.div_ceil(enough.div_ceil(groups)) * BLOCK_COLS;
+    Cut { bands, together: together.max(1), groups, taps, cols, col_blocks: c.out_channels.div_ceil(cols) }
+}
+
+/// Chunks of the second phase.
+fn sum_blocks(c: &Conv2d) -> usize {
+    (c.filter_rows() * c.out_channels).div_ceil(SUM_ELEMENTS).clamp(1, c.filter_rows().max(1))
+}
+
+/// A chunk of the first phase.
+pub(crate) struct Part {
+    pub(crate) group: usize,
+    /// Rows of taps.
+    pub(crate) taps: Range<usize>,
+    pub(crate) cols: Range<usize>,
+}
+
+impl Cut {
+    pub(crate) fn part(&self, c: &Conv2d, chunk: usize) -> Part {
+        let (chunk, block) = (chunk / self.col_blocks, chunk % self.col_blocks);
+        Part {
+            group: chunk / self.taps,
+            taps: partition::part(c.kernel[0], self.taps, chunk % self.taps),
+            cols: block * self.cols..((block + 1) * self.cols).min(c.out_channels),
+        }
+    }
+}
+
+/// The rectangle of the output that a chunk of the last phase completes.
+pub(crate) fn block(c: &Conv2d, cut: &Cut, chunk: usize) -> Block {
+    match cut.groups {
+        1 => {
+            let Part { taps, cols, .. } = cut.part(c, chunk);
+            let row = c.kernel[1] * c.in_channels;
+            Block { rows: taps.start * row..taps.end * row, cols }
+        }
+        _ => Block { rows: partition::part(c.filter_rows(), sum_blocks(c), chunk), cols: 0..c.out_channels },
+    }
+}
+
+/// The reference: tap by tap, over all pixels.
+///
+/// # Safety
+/// The operands are valid, and nobody else uses this part of the output.
+unsafe fn plain<T: Float>(c: &Conv2d, mem: Operands<T>, rows: Range<usize>, cols: Range<usize>) {
+    for row in rows {
+        let (ky, kx, i) =
+            (row / (c.kernel[1] * c.in_channels), row / c.in_channels % c.kernel[1], row % c.in_channels);
+        // SAFETY: inside the output, and this thread's.
+        let out = unsafe {
+            std::slice::from_raw_parts_mut(
+                mem.out.wrapping_add(row * c.out_channels + cols.start),
+                cols.len(),
+            )
+        };
+        out.fill(T::default());
+        for n in 0..c.batch {
+            for (oy, ox) in (0..c.out_size[0]).flat_map(|oy| (0..c.out_size[1]).map(move |ox| (oy, ox))) {
+                let (Some(y), Some(x)) = (c.input_at(0, oy, ky), c.input_at(1, ox, kx)) else { continue };
+                let from = ((n * c.in_size[0] + y) * c.in_size[1] + x) * c.in_channels + i;
+                let dy = ((n * c.out_size[0] + oy) * c.out_size[1] + ox) * c.out_channels + cols.start;
+                // SAFETY: inside the sizes of both operands.
+                let (x, dy) =
+                    unsafe { (*mem.lhs.add(from), std::slice::from_raw_parts(mem.rhs.add(dy), cols.len())) };
+                for (out, &dy) in out.iter_mut().zip(dy) {
+                    *out += x * dy;
+                }
+            }
+        }
+    }
+}
+
+/// Runs a chunk with the plain loops, which know no groups: the last phase does it all.
+///
+/// # Safety
+/// As for [`Contract::run_f32`].
+unsafe fn run_plain<T: Float>(
+    c: &Conv2d,
+    phase: usize,
+    chunk: usize,
+    mem: Operands<T>,
+    finish: &mut dyn FnMut(Block),
+) {
+    let cut = cut(c);
+    let winograd = WinogradFilterGrad::if_chosen(c);
+    if phase == 0 && (winograd.is_some() || cut.groups > 1) {
+        return;
+    }
+    let direct = winograd.is_none().then(|| block(c, &cut, chunk));
+    for block in winograd.iter().flat_map(|s| s.blocks(chunk)).chain(direct) {
+        // SAFETY: blocks of different chunks are disjoint, the rest is passed on from the caller.
+        unsafe { plain(c, mem, block.rows.clone(), block.cols.clone()) }
+        finish(block);
+    }
+}
+
+impl Contract for Conv2dFilterGrad {
+    fn out_matrix(&self) -> (usize, usize) {
+        (self.0.filter_rows(), self.0.out_channels)
+    }
+
+    fn lhs_len(&self) -> usize {
+        self.0.in_len()
+    }
+
+    fn rhs_len(&self) -> usize {
+        self.0.out_len()
+    }
+
+    fn phases(&self) -> usize {
+        let winograd = WinogradFilterGrad::if_chosen(&self.conv()).is_some();
+        if winograd || cut(&self.conv()).groups > 1 { 2 } else { 1 }
+    }
+
+    fn chunks(&self, phase: usize) -> usize {
+        let c = self.conv();
+        if let Some(winograd) = WinogradFilterGrad::if_chosen(&c) {
+            return winograd.chunks(phase);
+        }
+        let cut = cut(&c);
+        match phase {
+            _ if c.filter_rows() * c.out_channels == 0 => 0,
+            0 => cut.groups * cut.taps * cut.col_blocks,
+            _ => sum_blocks(&c),
+        }
+    }
+
+    fn shared_bytes(&self) -> usize {
+        let c = self.conv();
+        if let Some(winograd) = WinogradFilterGrad::if_chosen(&c) {
+            return winograd.shared_len() * size_of::<f32>();
+        }
+        let groups = cut(&c).groups;
+        if groups > 1 { groups * c.filter_rows() * c.out_channels * size_of::<f32>() } else { 0 }
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        let c = self.conv();
+        if let Some(winograd) = WinogradFilterGrad::if_chosen(&c) {
+            return winograd.scratch_len() * size_of::<f32>();
+        }
+        let cut = cut(&c);
+        let rows = c.out_size[0].div_ceil(cut.bands);
+        let window = window_len(&c, rows, c.kernel[0].div_ceil(cut.taps)).next_multiple_of(16);
+        cut.together * (window + gradient_len(&c, rows)) * size_of::<f32>()
+    }
+
+    fn flops(&self) -> f64 {
+        self.0.flops()
+    }
+
+    unsafe fn run_f32(
+        &self,
+        isa: Isa,
+        phase: usize,
+        chunk: usize,
+        mem: Operands<f32>,
+        scratch: &mut [u8],
+        finish: &mut dyn FnMut(Block),
+    ) {
+        let c = self.conv();
+        debug_assert!(scratch.len() >= self.scratch_bytes());
+        // SAFETY: passed on from the caller, who has checked that the machine has `isa`.
+        unsafe {
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => filter_grad_direct::run::<std::arch::x86_64::__m512>(
+                    &c, phase, chunk, mem, scratch, finish,
+                ),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => filter_grad_direct::run::<std::arch::x86_64::__m256>(
+                    &c, phase, chunk, mem, scratch, finish,
+                ),
+                _ => run_plain(&c, phase, chunk, mem, finish),
+            }
+        }
+    }
+
+    unsafe fn run_f64(
+        &self,
+        _isa: Isa,
+        phase: usize,
+        chunk: usize,
+        mem: Operands<f64>,
+        _scratch: &mut [u8],
+        finish: &mut dyn FnMut(Block),
+    ) {
+        // SAFETY: passed on from the caller.
+        unsafe { run_plain(&self.conv(), phase, chunk, mem, finish) }
+    }
+}

@@ -1,0 +1,153 @@
+//! The inner kernel of filter gradients with three taps in a row and stride 1. Each number of the image meets the
+//! gradients of the three outputs it is part of, which stay in registers as it slides along the row: a third of the
+//! loads of the general tile kernel.
+
+use std::arch::x86_64::__m512;
+
+use crate::conv::conv_k3::TAPS;
+use crate::conv::kernel_table::ConvKernels;
+use crate::gemm::microkernel::write_rows;
+use crate::partition;
+use crate::simd::Simd;
+
+/// A sum over pixels of some images, for three taps, a run of input channels and up to two vectors of output channels;
+/// distances in elements.
+#[derive(Clone, Copy)]
+pub(crate) struct FilterGradK3 {
+    pub(crate) images: usize,
+    pub(crate) rows: usize,
+    /// Outputs in a row, at least 2; the image has two more pixels there.
+    pub(crate) pixels: usize,
+    pub(crate) a: *const f32,
+    pub(crate) a_pixel: usize,
+    pub(crate) a_row: usize,
+    pub(crate) a_image: usize,
+    /// The gradient, readable in whole vectors, whatever `cols` is.
+    pub(crate) b: *const f32,
+    pub(crate) b_pixel: usize,
+    pub(crate) b_row: usize,
+    pub(crate) b_image: usize,
+    pub(crate) c: *mut f32,
+    /// From input channel to input channel, and from tap to tap.
+    pub(crate) c_channel: usize,
+    pub(crate) c_tap: usize,
+    /// Columns of `c`, at least 1.
+    pub(crate) cols: usize,
+    /// Add to what `c` holds, rather than overwrite it.
+    pub(crate) add: bool,
+}
+
+/// A kernel for one number of channels and vectors.
+pub(crate) type FilterGradK3Fn = unsafe fn(&FilterGradK3);
+
+impl FilterGradK3 {
+    /// Computes `channels` input channels, in runs that are as equal as can be.
+    ///
+    /// # Safety
+    /// The machine has the instructions of `V`, and `V` slides; `cols` is at most two vectors; every element that the
+    /// sizes and distances reach is valid, and no other thread uses those of `c`.
+    pub(crate) unsafe fn run<V: ConvKernels>(&self, channels: usize) {
+        let vectors = self.cols.div_ceil(V::LANES);
+        for part in partition::parts(channels, V::MAX_CHANNELS[vectors - 1]) {
+            let mut sum = *self;
+            sum.a = self.a.wrapping_add(part.start);
+            sum.c = self.c.wrapping_add(part.start * self.c_channel);
+            // SAFETY: as the caller vouches; the table's kernels touch just the channels of their part.
+            unsafe { V::filter_grad_k3(part.len(), vectors)(&sum) }
+        }
+    }
+}
+
+/// The sums of each tap, and the gradients of the outputs under the taps: `under[t]` belongs to tap `t`.
+struct Sums<V, const CHANNELS: usize, const VECTORS: usize> {
+    taps: [[[V; VECTORS]; CHANNELS]; TAPS],
+    under: [[V; VECTORS]; TAPS],
+}
+
+impl<V: Simd, const CHANNELS: usize, const VECTORS: usize> Sums<V, CHANNELS, VECTORS> {
+    /// One pixel of the image at `a`, under taps `FIRST..LAST`; with tap 0 the next output's gradient is taken from `b`.
+    #[inline(always)]
+    unsafe fn pixel<const FIRST: usize, const LAST: usize>(&mut self, a: *const f32, b: *const f32) {
+        // SAFETY: the caller vouches for the pixel, and for the gradient if there is one.
+        unsafe {
+            self.under[2] = self.under[1];
+            self.under[1] = self.under[0];
+            if FIRST == 0 {
+                for (v, under) in self.under[0].iter_mut().enumerate() {
+                    *under = V::load(b.add(v * V::LANES));
+                }
+            }
+            // Written out, as in a tile.
+            macro_rules! channels {
+                ($($i:literal)*) => {$(
+                    if $i < CHANNELS {
+                        let x = V::splat(a.add($i));
+                        for t in FIRST..LAST {
+                            for v in 0..VECTORS {
+                                self.taps[t][$i][v] = self.taps[t][$i][v].fma(x, self.under[t][v]);
+                            }
+                        }
+                    }
+                )*};
+            }
+            channels!(0 1 2 3 4 5 6 7);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn slide_filter<V: Simd, const CHANNELS: usize, const VECTORS: usize>(s: &FilterGradK3) {
+    // SAFETY: the caller vouches for the instructions and for all that the sizes and distances reach.
+    unsafe {
+        let mut sums = Sums::<V, CHANNELS, VECTORS> {
+            taps: [[[V::zero(); VECTORS]; CHANNELS]; TAPS],
+            under: [[V::zero(); VECTORS]; TAPS],
+        };
+        for image in 0..s.images {
+            for row in 0..s.rows {
+                let mut a = s.a.wrapping_add(image * s.a_image + row * s.a_row);
+                let mut b = s.b.wrapping_add(image * s.b_image + row * s.b_row);
+                // The first two pixels are under fewer taps, as are the last two.
+                sums.pixel::<0, 1>(a, b);
+                a = a.wrapping_add(s.a_pixel);
+                b = b.wrapping_add(s.b_pixel);
+                sums.pixel::<0, 2>(a, b);
+                for _ in 2..s.pixels {
+                    a = a.wrapping_add(s.a_pixel);
+                    b = b.wrapping_add(s.b_pixel);
+                    sums.pixel::<0, 3>(a, b);
+                }
+                a = a.wrapping_add(s.a_pixel);
+                sums.pixel::<1, 3>(a, b);
+                a = a.wrapping_add(s.a_pixel);
+                sums.pixel::<2, 3>(a, b);
+            }
+        }
+        for (t, sums) in sums.taps.iter().enumerate() {
+            write_rows(sums, s.c.wrapping_add(t * s.c_tap), s.c_channel, s.cols, s.add);
+        }
+    }
+}
+
+/// # Safety
+/// As for [`FilterGradK3::run`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn avx512<const CHANNELS: usize, const VECTORS: usize>(s: &FilterGradK3) {
+    // SAFETY: passed on from the caller.
+    unsafe { slide_filter::<__m512, CHANNELS, VECTORS>(s) }
+}
+
+/// Tables of kernels by number of input channels, for one and for two vectors: 24 sums, the gradients of three outputs
+/// and a number of the image fill the registers.
+pub(crate) static AVX512_ONE: [FilterGradK3Fn; 8] = [
+    avx512::<1, 1>,
+    avx512::<2, 1>,
+    avx512::<3, 1>,
+    avx512::<4, 1>,
+    avx512::<5, 1>,
+    avx512::<6, 1>,
+    avx512::<7, 1>,
+    avx512::<8, 1>,
+];
+pub(crate) static AVX512_TWO: [FilterGradK3Fn; 4] =
+    [avx512::<1, 2>, avx512::<2, 2>, avx512::<3, 2>, avx512::<4, 2>];

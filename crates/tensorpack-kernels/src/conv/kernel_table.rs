@@ -1,0 +1,121 @@
+//! The micro-kernels of convolutions for each instruction set.
+
+use std::arch::x86_64::{__m256, __m512};
+
+use super::conv_k3::{self, ConvK3Fn};
+use super::filter_grad_k3::{self, FilterGradK3Fn};
+use super::strided_rows_tile::{self, StridedRowsFn};
+use super::winograd_transform::transforms::{self, Transforms};
+use crate::gemm::Bias;
+use crate::gemm::microkernel::TileKernels;
+use crate::simd::Simd;
+
+/// The convolution micro-kernels written for one vector type.
+///
+/// # Safety
+/// The kernels need a machine that has the instructions of the type.
+pub(crate) trait ConvKernels: TileKernels {
+    /// The most output pixels that [`conv_k3`] computes at once, with one and with two vectors of channels; 0 if
+    /// there are too few registers for any.
+    const MAX_PIXELS: [usize; 2];
+    /// The most input channels that [`filter_grad_k3`] computes at once, likewise.
+    const MAX_CHANNELS: [usize; 2];
+    /// The Winograd transforms.
+    const TRANSFORMS: &'static Transforms;
+
+    /// Adds a bias to rows of `cols` columns, and applies ReLU, right after they were written.
+    ///
+    /// # Safety
+    /// The machine has the instructions of the type, and the rows of `c` and the columns of the bias are valid.
+    unsafe fn add_bias(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>);
+    /// The kernels for 1, 2, ... pixels and `vectors` vectors; see [`strided_rows_tile`].
+    fn strided_rows(vectors: usize) -> &'static [StridedRowsFn];
+    /// The kernel for `pixels` pixels and `vectors` vectors of channels; see [`conv_k3`].
+    fn conv_k3(pixels: usize, vectors: usize) -> ConvK3Fn;
+    /// The kernel for `channels` input channels and `vectors` vectors of output channels; see [`filter_grad_k3`].
+    fn filter_grad_k3(channels: usize, vectors: usize) -> FilterGradK3Fn;
+}
+
+impl ConvKernels for __m512 {
+    const MAX_PIXELS: [usize; 2] = [conv_k3::AVX512_ONE.len(), conv_k3::AVX512_TWO.len()];
+    const MAX_CHANNELS: [usize; 2] = [filter_grad_k3::AVX512_ONE.len(), filter_grad_k3::AVX512_TWO.len()];
+    const TRANSFORMS: &'static Transforms = &transforms::AVX512;
+
+    unsafe fn add_bias(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>) {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+        unsafe fn avx512(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>) {
+            // SAFETY: passed on from the caller.
+            unsafe { add_bias::<__m512>(c, c_row, rows, cols, bias) }
+        }
+        // SAFETY: passed on from the caller, who has the instructions.
+        unsafe { avx512(c, c_row, rows, cols, bias) }
+    }
+
+    fn strided_rows(vectors: usize) -> &'static [StridedRowsFn] {
+        &strided_rows_tile::AVX512[vectors - 1]
+    }
+
+    fn conv_k3(pixels: usize, vectors: usize) -> ConvK3Fn {
+        match vectors {
+            1 => conv_k3::AVX512_ONE[pixels - 1],
+            _ => conv_k3::AVX512_TWO[pixels - 1],
+        }
+    }
+
+    fn filter_grad_k3(channels: usize, vectors: usize) -> FilterGradK3Fn {
+        match vectors {
+            1 => filter_grad_k3::AVX512_ONE[channels - 1],
+            _ => filter_grad_k3::AVX512_TWO[channels - 1],
+        }
+    }
+}
+
+impl ConvKernels for __m256 {
+    const MAX_PIXELS: [usize; 2] = [0, 0];
+    const MAX_CHANNELS: [usize; 2] = [0, 0];
+    const TRANSFORMS: &'static Transforms = &transforms::AVX2;
+
+    unsafe fn add_bias(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>) {
+        #[target_feature(enable = "avx2,fma")]
+        unsafe fn avx2(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>) {
+            // SAFETY: passed on from the caller.
+            unsafe { add_bias::<__m256>(c, c_row, rows, cols, bias) }
+        }
+        // SAFETY: passed on from the caller, who has the instructions.
+        unsafe { avx2(c, c_row, rows, cols, bias) }
+    }
+
+    fn strided_rows(vectors: usize) -> &'static [StridedRowsFn] {
+        &strided_rows_tile::AVX2[vectors - 1]
+    }
+
+    fn conv_k3(_: usize, _: usize) -> ConvK3Fn {
+        unreachable!("MAX_PIXELS is 0, so no caller asks for this kernel")
+    }
+
+    fn filter_grad_k3(_: usize, _: usize) -> FilterGradK3Fn {
+        unreachable!("MAX_CHANNELS is 0, so no caller asks for this kernel")
+    }
+}
+
+/// Adds the bias, if there is one, and then applies ReLU, if asked to.
+///
+/// # Safety
+/// The machine has the instructions of `V`, and the rows of `c` and the columns of the bias are valid.
+#[inline(always)]
+unsafe fn add_bias<V: Simd>(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>) {
+    for from in (0..cols).step_by(V::LANES) {
+        let lanes = (cols - from).min(V::LANES);
+        // SAFETY: as the caller vouches.
+        unsafe {
+            let add = if bias.add.is_null() { V::zero() } else { V::load_first(bias.add.add(from), lanes) };
+            for row in 0..rows {
+                let c = c.add(row * c_row + from);
+                let sum = V::load_first(c, lanes);
+                // Adding a zero where there is no bias would turn -0 into 0.
+                let sum = if bias.add.is_null() { sum } else { sum.add(add) };
+                (if bias.relu { sum.relu() } else { sum }).store_first(c, lanes);
+            }
+        }
+    }
+}

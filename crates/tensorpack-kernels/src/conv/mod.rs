@@ -1,0 +1,39 @@
+//! Convolutions of NHWC images with HWIO filters, and their gradients.
+//!
+//! - `choose` says which algorithm computes a convolution, and why.
+//! - `direct` computes convolutions and input gradients tap by tap with the micro-kernel of `gemm`; `conv_k3` and
+//!   `strided_rows_tile` are its specialised micro-kernels, `window` its padded copies of the input.
+//! - `winograd` computes them with F(2x2, 3x3); `winograd_transform` holds the transforms.
+//! - `filter_grad` is the gradient with respect to the filter: `filter_grad_direct` with `filter_grad_k3`, or
+//!   `winograd_filter_grad`.
+//! - `depthwise` and `depthwise_filter_grad` convolve each channel with its own filter.
+
+mod choose;
+pub(crate) mod conv2d;
+mod correlation;
+mod depthwise;
+mod depthwise_filter_grad;
+mod filter_grad;
+mod winograd;
+mod winograd_filter_grad;
+mod winograd_transform;
+
+#[cfg(target_arch = "x86_64")]
+mod conv_k3;
+#[cfg(target_arch = "x86_64")]
+mod direct;
+#[cfg(target_arch = "x86_64")]
+mod filter_grad_direct;
+#[cfg(target_arch = "x86_64")]
+mod filter_grad_k3;
+#[cfg(target_arch = "x86_64")]
+mod kernel_table;
+#[cfg(target_arch = "x86_64")]
+mod strided_rows_tile;
+#[cfg(target_arch = "x86_64")]
+mod window;
+
+pub use conv2d::{Conv2d, Conv2dForward, Conv2dInputGrad};
+pub use depthwise::{DepthwiseForward, DepthwiseInputGrad};
+pub use depthwise_filter_grad::DepthwiseFilterGrad;
+pub use filter_grad::Conv2dFilterGrad;

@@ -1,0 +1,149 @@
+//! The inner kernel of convolutions whose rows of outputs are too short to fill a tile: as a tile, but each row of it may
+//! be any pixel of any image. So the weights that are in the nearest cache serve many small images at once.
+
+use std::arch::x86_64::{__m256, __m512};
+use std::ptr;
+
+use crate::conv::kernel_table::ConvKernels;
+use crate::gemm::microkernel::{Tile, forget, write_rows};
+use crate::partition;
+use crate::simd::Simd;
+
+/// Pixels at most, of any instruction set.
+const MOST: usize = 12;
+
+/// A tile of which each row has its own places.
+#[derive(Clone, Copy)]
+pub(crate) struct StridedRowsTile<'a> {
+    /// The sums; its `a`, `c` and the distances between rows are not used.
+    tile: &'a Tile,
+    /// The first number of each pixel's sum; steps lie side by side.
+    a: [*const f32; MOST],
+    /// Where each pixel's sums go.
+    c: [*mut f32; MOST],
+}
+
+/// A kernel for one number of pixels and vectors.
+pub(crate) type StridedRowsFn = unsafe fn(&StridedRowsTile<'_>);
+
+impl StridedRowsTile<'_> {
+    /// Computes the sums of `tile` for `count` pixels, in tiles that are as equal as can be.
+    ///
+    /// # Safety
+    /// As for [`Tile::run`], of every pixel.
+    pub(crate) unsafe fn run<V: ConvKernels>(
+        tile: &Tile,
+        mut pixels: impl Iterator<Item = (*const f32, *mut f32)>,
+        count: usize,
+    ) {
+        let kernels = V::strided_rows(tile.cols.div_ceil(V::LANES));
+        let mut scatter = StridedRowsTile { tile, a: [ptr::null(); MOST], c: [ptr::null_mut(); MOST] };
+        for part in partition::parts(count, kernels.len()).filter(|part| !part.is_empty()) {
+            for (p, (a, c)) in pixels.by_ref().take(part.len()).enumerate() {
+                (scatter.a[p], scatter.c[p]) = (a, c);
+            }
+            // SAFETY: as the caller vouches; the kernel touches just the pixels of this part.
+            unsafe { kernels[part.len() - 1](&scatter) }
+        }
+    }
+}
+
+/// Steps done between two updates of the addresses.
+const UNROLL: usize = 4;
+
+/// One step: `acc[pixel] += a[pixel] * b`.
+#[inline(always)]
+unsafe fn step<V: Simd, const PIXELS: usize, const VECTORS: usize>(
+    acc: &mut [[V; VECTORS]; PIXELS],
+    a: &[*const f32; PIXELS],
+    offset: usize,
+    b: *const f32,
+) {
+    // SAFETY: the caller's sums reach this step of every pixel, and a whole number of vectors of `b`.
+    unsafe {
+        let mut bv = [V::zero(); VECTORS];
+        for (v, bv) in bv.iter_mut().enumerate() {
+            *bv = V::load(b.add(v * V::LANES));
+        }
+        // Written out, as in a tile.
+        macro_rules! pixels {
+            ($($p:literal)*) => {$(
+                if $p < PIXELS {
+                    let av = V::splat(a[$p].add(offset));
+                    for v in 0..VECTORS {
+                        acc[$p][v] = acc[$p][v].fma(av, bv[v]);
+                    }
+                }
+            )*};
+        }
+        pixels!(0 1 2 3 4 5 6 7 8 9 10 11);
+    }
+}
+
+#[inline(always)]
+unsafe fn scatter<V: Simd, const PIXELS: usize, const VECTORS: usize>(s: &StridedRowsTile<'_>) {
+    let t = s.tile;
+    // SAFETY: the caller vouches for the instructions and for all that the sizes and distances reach.
+    unsafe {
+        let mut acc = [[V::zero(); VECTORS]; PIXELS];
+        for image in 0..t.images {
+            for segment in 0..t.segments {
+                let skip = image * t.a_image + segment * t.a_segment;
+                let mut a: [*const f32; PIXELS] = std::array::from_fn(|p| s.a[p].wrapping_add(skip));
+                let mut b = t.b.wrapping_add(image * t.b_image + segment * t.b_segment);
+                let mut left = t.steps;
+                while left >= UNROLL {
+                    for u in 0..UNROLL {
+                        forget(&mut a);
+                        step::<V, PIXELS, VECTORS>(&mut acc, &a, u, b);
+                        b = b.wrapping_add(t.b_step);
+                    }
+                    for a in &mut a {
+                        *a = a.wrapping_add(UNROLL);
+                    }
+                    left -= UNROLL;
+                }
+                for u in 0..left {
+                    step::<V, PIXELS, VECTORS>(&mut acc, &a, u, b);
+                    b = b.wrapping_add(t.b_step);
+                }
+            }
+        }
+        for (acc, &c) in acc.iter().zip(&s.c) {
+            write_rows(&[*acc], c, 0, t.cols, t.add);
+        }
+    }
+}
+
+/// # Safety
+/// As for [`Tile::run`], of every pixel.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn avx512<const PIXELS: usize, const VECTORS: usize>(s: &StridedRowsTile<'_>) {
+    // A single wide vector is two half ones, as in a tile.
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match VECTORS {
+            1 if s.tile.cols > 8 => scatter::<__m256, PIXELS, 2>(s),
+            1 => scatter::<__m256, PIXELS, 1>(s),
+            _ => scatter::<__m512, PIXELS, VECTORS>(s),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`Tile::run`], of every pixel.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn avx2<const PIXELS: usize, const VECTORS: usize>(s: &StridedRowsTile<'_>) {
+    // SAFETY: passed on from the caller.
+    unsafe { scatter::<__m256, PIXELS, VECTORS>(s) }
+}
+
+/// Tables of a kernel: by vectors, pixels. An address for each pixel, and those of the weights and the count of steps, are
+/// as many as the machine has registers for; sums take no more than in a tile.
+macro_rules! table {
+    ($kernel:ident: $($pixels:literal)*) => {
+        [[$($kernel::<$pixels, 1> as StridedRowsFn),*], [$($kernel::<$pixels, 2>),*]]
+    };
+}
+pub(crate) static AVX512: [[StridedRowsFn; MOST]; 2] = table!(avx512: 1 2 3 4 5 6 7 8 9 10 11 12);
+pub(crate) static AVX2: [[StridedRowsFn; 6]; 2] = table!(avx2: 1 2 3 4 5 6);

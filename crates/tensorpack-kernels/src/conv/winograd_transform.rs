@@ -1,0 +1,312 @@
+//! Convolutions in squares: what Winograd's minimal filtering, F(2x2, 3x3), is made of. An output of 2 by 2 pixels of a
+//! filter of 3 by 3 takes 16 products for each pair of channels, where the definition takes 36.
+//!
+//! Filters, and the 4 by 4 pixels of the input that a square of outputs reads, are brought to a form in which the
+//! convolution is 16 plain products, one for each place of the square: matrices of squares by channels times matrices of
+//! channels by channels. That form, and the way back, is sums and differences alone but for halves in the filter's, so
+//! small whole numbers stay exact, and the error is that of a few more additions.
+
+use crate::conv::correlation::Correlation;
+
+/// Places of a square of the input.
+pub(crate) const PLANES: usize = 16;
+/// Outputs along each side of a square.
+pub(crate) const TILE: usize = 2;
+
+/// A convolution, or its gradient by the input, whose output is cut into squares.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WinogradTiles {
+    pub(crate) work: Correlation,
+    /// Along each axis of an image.
+    pub(crate) count: [usize; 2],
+    /// The first pixel of the input that the first square reads, along each axis.
+    first: [isize; 2],
+}
+
+impl WinogradTiles {
+    /// The tiles of `work`, which has 3x3 filters, stride 1 and dilation 1.
+    pub(crate) fn new(work: &Correlation) -> WinogradTiles {
+        WinogradTiles {
+            work: *work,
+            count: work.out_size().map(|n| n.div_ceil(TILE)),
+            first: [0, 1].map(|axis| work.axis(axis, 0).offset),
+        }
+    }
+
+    /// Rows of squares, all images' counted.
+    pub(crate) fn rows(&self) -> usize {
+        self.work.conv.batch * self.count[0]
+    }
+
+    /// The pixels of the input that square `x` of row `row` reads.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn pixels(
+        &self,
+        row: usize,
+        x: usize,
+        data: *const f32,
+        zeros: *const f32,
+    ) -> [*const f32; PLANES] {
+        let ([height, width], channels) = (self.work.in_size(), self.work.in_channels());
+        let (image, y) = (row / self.count[0], row % self.count[0]);
+        let first = [y, x].map(|i| (i * TILE) as isize);
+        let first = [first[0] + self.first[0], first[1] + self.first[1]];
+        let at = |y: isize, x: isize| {
+            let pixel = ((image * height) as isize + y) * width as isize + x;
+            data.wrapping_offset(pixel * channels as isize)
+        };
+        let inside =
+            |y: isize, x: isize| (0..height as isize).contains(&y) && (0..width as isize).contains(&x);
+        if inside(first[0], first[1]) && inside(first[0] + 3, first[1] + 3) {
+            let corner = at(first[0], first[1]);
+            return std::array::from_fn(|i| corner.wrapping_add((i / 4 * width + i % 4) * channels));
+        }
+        std::array::from_fn(|i| {
+            let (y, x) = (first[0] + (i / 4) as isize, first[1] + (i % 4) as isize);
+            if inside(y, x) { at(y, x) } else { zeros }
+        })
+    }
+}
+
+/// From place to place of `squares` squares in the other form. A line more than they take, since as many lines of memory
+/// that are apart by a power of two would push each other out of the cache.
+pub(crate) fn plane(squares: usize, channels: usize) -> usize {
+    (squares * channels).next_multiple_of(16) + 16
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod transforms {
+    use std::arch::x86_64::{__m256, __m512};
+
+    use super::*;
+    use crate::gemm::contract::Bias;
+    use crate::simd::Simd;
+
+    /// The changes of form, for one instruction set.
+    pub(crate) struct Transforms {
+        /// Nine taps of a number of numbers, whole vectors, to 16 places, `plane` apart.
+        pub(crate) filter: unsafe fn(*const f32, usize, *mut f32, usize),
+        /// The pixels of a square of the input, of a number of channels, to 16 places.
+        pub(crate) input: unsafe fn(&[*const f32; PLANES], usize, *mut f32, usize),
+        /// The products at 16 places to a square of the output.
+        pub(crate) output: unsafe fn(&OutputTile, *const f32, usize),
+        /// The pixels of a square of the output's gradient to 16 places.
+        pub(crate) gradient: unsafe fn(&[*const f32; 4], usize, *mut f32, usize),
+        /// Sums of gradients at 16 places to nine taps.
+        pub(crate) taps: unsafe fn(&Partials, *mut f32, usize),
+    }
+
+    /// A square of the output, of which only the first `size` pixels along each axis may exist.
+    pub(crate) struct OutputTile {
+        pub(crate) first: *mut f32,
+        pub(crate) row: usize,
+        pub(crate) pixel: usize,
+        pub(crate) size: [usize; 2],
+        pub(crate) cols: usize,
+        /// What is done to each pixel.
+        pub(crate) bias: Bias<f32>,
+    }
+
+    /// A row of a filter's gradient in the other form, in several parts that are added up.
+    pub(crate) struct Partials {
+        pub(crate) first: *const f32,
+        /// From place to place, and from part to part.
+        pub(crate) plane: usize,
+        pub(crate) part: usize,
+        pub(crate) parts: usize,
+        pub(crate) cols: usize,
+    }
+
+    #[inline(always)]
+    unsafe fn filter_line<V: Simd>(g: [V; 3], half: V) -> [V; 4] {
+        // SAFETY: the caller has the instructions.
+        unsafe {
+            let (outer, middle) = (g[0].add(g[2]).mul(half), g[1].mul(half));
+            [g[0], outer.add(middle), outer.sub(middle), g[2]]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn input_line<V: Simd>(d: [V; 4]) -> [V; 4] {
+        // SAFETY: the caller has the instructions.
+        unsafe { [d[0].sub(d[2]), d[1].add(d[2]), d[2].sub(d[1]), d[1].sub(d[3])] }
+    }
+
+    #[inline(always)]
+    unsafe fn output_line<V: Simd>(m: [V; 4]) -> [V; 2] {
+        // SAFETY: the caller has the instructions.
+        unsafe { [m[0].add(m[1]).add(m[2]), m[1].sub(m[2]).sub(m[3])] }
+    }
+
+    #[inline(always)]
+    unsafe fn gradient_line<V: Simd>(d: [V; 2]) -> [V; 4] {
+        // SAFETY: the caller has the instructions.
+        unsafe { [d[0], d[0].add(d[1]), d[0].sub(d[1]), V::zero().sub(d[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn taps_line<V: Simd>(u: [V; 4], half: V) -> [V; 3] {
+        // SAFETY: the caller has the instructions.
+        unsafe {
+            let (sum, difference) = (u[1].add(u[2]).mul(half), u[1].sub(u[2]).mul(half));
+            [u[0].add(sum), difference, u[3].add(sum)]
+        }
+    }
+
+    /// Writes the columns of a square to its 16 places. Written out, so that all stay in registers.
+    #[inline(always)]
+    unsafe fn store_square<V: Simd>(columns: [[V; 4]; 4], to: *mut f32, plane: usize, lanes: usize) {
+        macro_rules! places {
+            ($($place:literal)*) => {$(
+                // SAFETY: as the caller vouches.
+                unsafe { columns[$place % 4][$place / 4].store_first(to.add($place * plane), lanes) };
+            )*};
+        }
+        places!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+    }
+
+    #[inline(always)]
+    unsafe fn filter<V: Simd>(taps: *const f32, len: usize, to: *mut f32, plane: usize) {
+        for at in (0..len).step_by(V::LANES) {
+            // SAFETY: as the caller vouches.
+            unsafe {
+                let half = V::splat(&0.5);
+                let row = |y: usize| {
+                    let tap = |x: usize| V::load(taps.add((3 * y + x) * len + at));
+                    filter_line([tap(0), tap(1), tap(2)], half)
+                };
+                let rows = [row(0), row(1), row(2)];
+                let column = |x: usize| filter_line([rows[0][x], rows[1][x], rows[2][x]], half);
+                store_square([column(0), column(1), column(2), column(3)], to.add(at), plane, V::LANES);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn input<V: Simd>(pixels: &[*const f32; PLANES], channels: usize, to: *mut f32, plane: usize) {
+        for at in (0..channels).step_by(V::LANES) {
+            let lanes = (channels - at).min(V::LANES);
+            // SAFETY: as the caller vouches.
+            unsafe {
+                let row = |y: usize| {
+                    let pixel = |x: usize| V::load_first(pixels[4 * y + x].add(at), lanes);
+                    input_line([pixel(0), pixel(1), pixel(2), pixel(3)])
+                };
+                let rows = [row(0), row(1), row(2), row(3)];
+                let column = |x: usize| input_line([rows[0][x], rows[1][x], rows[2][x], rows[3][x]]);
+                store_square([column(0), column(1), column(2), column(3)], to.add(at), plane, lanes);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn output<V: Simd>(square: &OutputTile, from: *const f32, plane: usize) {
+        for at in (0..square.cols).step_by(V::LANES) {
+            let lanes = (square.cols - at).min(V::LANES);
+            // SAFETY: as the caller vouches; rows of products are whole vectors.
+            unsafe {
+                let row = |y: usize| {
+                    let product = |x: usize| V::load(from.add((4 * y + x) * plane + at));
+                    output_line([product(0), product(1), product(2), product(3)])
+                };
+                let rows = [row(0), row(1), row(2), row(3)];
+                let column = |x: usize| output_line([rows[0][x], rows[1][x], rows[2][x], rows[3][x]]);
+                let (left, right) = (column(0), column(1));
+                let bias = square.bias;
+                let add = if bias.add.is_null() { V::zero() } else { V::load_first(bias.add.add(at), lanes) };
+                let put = |sum: V, y: usize, x: usize| {
+                    if y < square.size[0] && x < square.size[1] {
+                        let sum = if bias.add.is_null() { sum } else { sum.add(add) };
+                        let sum = if bias.relu { sum.relu() } else { sum };
+                        sum.store_first(square.first.add(y * square.row + x * square.pixel + at), lanes);
+                    }
+                };
+                put(left[0], 0, 0);
+                put(right[0], 0, 1);
+                put(left[1], 1, 0);
+                put(right[1], 1, 1);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn gradient<V: Simd>(pixels: &[*const f32; 4], channels: usize, to: *mut f32, plane: usize) {
+        for at in (0..channels).step_by(V::LANES) {
+            let lanes = (channels - at).min(V::LANES);
+            // SAFETY: as the caller vouches; the places have room for whole vectors.
+            unsafe {
+                let pixel = |p: usize| V::load_first(pixels[p].add(at), lanes);
+                let rows = [gradient_line([pixel(0), pixel(1)]), gradient_line([pixel(2), pixel(3)])];
+                let column = |x: usize| gradient_line([rows[0][x], rows[1][x]]);
+                store_square([column(0), column(1), column(2), column(3)], to.add(at), plane, V::LANES);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn taps<V: Simd>(sums: &Partials, to: *mut f32, tap: usize) {
+        for at in (0..sums.cols).step_by(V::LANES) {
+            let lanes = (sums.cols - at).min(V::LANES);
+            // SAFETY: as the caller vouches; the parts have whole vectors.
+            unsafe {
+                let half = V::splat(&0.5);
+                let row = |y: usize| {
+                    let whole = |x: usize| {
+                        let first = sums.first.add((4 * y + x) * sums.plane + at);
+                        let more = (1..sums.parts).map(|part| V::load(first.add(part * sums.part)));
+                        more.fold(V::load(first), |sum, part| sum.add(part))
+                    };
+                    taps_line([whole(0), whole(1), whole(2), whole(3)], half)
+                };
+                let rows = [row(0), row(1), row(2), row(3)];
+                let column = |x: usize| taps_line([rows[0][x], rows[1][x], rows[2][x], rows[3][x]], half);
+                for (x, column) in [column(0), column(1), column(2)].into_iter().enumerate() {
+                    for (y, value) in column.into_iter().enumerate() {
+                        value.store_first(to.add((3 * y + x) * tap + at), lanes);
+                    }
+                }
+            }
+        }
+    }
+
+    macro_rules! transforms {
+        ($name:ident, $vector:ty, $features:literal) => {
+            pub(crate) static $name: Transforms = {
+                #[target_feature(enable = $features)]
+                unsafe fn of_filter(taps: *const f32, len: usize, to: *mut f32, plane: usize) {
+                    // SAFETY: passed on from the caller.
+                    unsafe { filter::<$vector>(taps, len, to, plane) }
+                }
+                #[target_feature(enable = $features)]
+                unsafe fn of_input(pixels: &[*const f32; PLANES], len: usize, to: *mut f32, plane: usize) {
+                    // SAFETY: passed on from the caller.
+                    unsafe { input::<$vector>(pixels, len, to, plane) }
+                }
+                #[target_feature(enable = $features)]
+                unsafe fn to_output(square: &OutputTile, from: *const f32, plane: usize) {
+                    // SAFETY: passed on from the caller.
+                    unsafe { output::<$vector>(square, from, plane) }
+                }
+                #[target_feature(enable = $features)]
+                unsafe fn of_gradient(pixels: &[*const f32; 4], len: usize, to: *mut f32, plane: usize) {
+                    // SAFETY: passed on from the caller.
+                    unsafe { gradient::<$vector>(pixels, len, to, plane) }
+                }
+                #[target_feature(enable = $features)]
+                unsafe fn to_taps(sums: &Partials, to: *mut f32, tap: usize) {
+                    // SAFETY: passed on from the caller.
+                    unsafe { taps::<$vector>(sums, to, tap) }
+                }
+                Transforms {
+                    filter: of_filter,
+                    input: of_input,
+                    output: to_output,
+                    gradient: of_gradient,
+                    taps: to_taps,
+                }
+            };
+        };
+    }
+    transforms!(AVX512, __m512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma");
+    transforms!(AVX2, __m256, "avx2,fma");
+}

@@ -1,0 +1,167 @@
+//! Copies between memory laid out in different ways: whole runs where both sides have them, transposition in blocks
+//! where the two sides walk along different dimensions, and element by element where nothing better is left.
+
+use crate::Isa;
+use crate::copy::transpose::transpose;
+use std::ops::Range;
+
+/// Elements of one chunk, more or less.
+const CHUNK: usize = 32 * 1024;
+
+/// A dimension with the step along it in source and destination.
+#[derive(Clone, Copy, Debug)]
+struct Axis {
+    len: usize,
+    src: isize,
+    dst: isize,
+}
+
+/// How the two innermost dimensions are copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// The last dimension is without gaps on both sides.
+    Runs,
+    /// The last dimension is without gaps in the destination, the one before it in the source.
+    Transposed,
+    /// Element by element.
+    Strided,
+}
+
+/// `dst[i * dst_strides] = src[i * src_strides]` for every index `i`.
+#[derive(Clone, Debug)]
+pub struct Copy {
+    size: usize,
+    outer: Vec<Axis>,
+    /// The dimension before the last, and the last.
+    axes: [Axis; 2],
+    way: Way,
+    /// Which of the two is cut to make items of work, into pieces of how many steps.
+    cut: usize,
+    piece: usize,
+    /// Items of work in a chunk.
+    group: usize,
+}
+
+impl Copy {
+    /// Prepares a copy over `dims` of elements of 1, 2, 4 or 8 bytes; strides are in elements.
+    pub fn new(dims: &[usize], element_size: usize, src_strides: &[isize], dst_strides: &[isize]) -> Copy {
+        assert!(
+            matches!(element_size, 1 | 2 | 4 | 8),
+            "elements have 1, 2, 4 or 8 bytes, not {element_size}"
+        );
+        assert!(
+            dims.len() == src_strides.len() && dims.len() == dst_strides.len(),
+            "strides for each dimension"
+        );
+        let axes = (0..dims.len()).map(|d| Axis { len: dims[d], src: src_strides[d], dst: dst_strides[d] });
+        let mut axes: Vec<Axis> = axes.filter(|a| a.len != 1).collect();
+        // In the order of the destination, as writing out of order costs most.
+        axes.sort_by_key(|a| std::cmp::Reverse(a.dst.unsigned_abs()));
+        let mut merged: Vec<Axis> = Vec::new();
+        for axis in axes {
+            let n = axis.len as isize;
+            match merged.last_mut() {
+                Some(last) if last.src == axis.src * n && last.dst == axis.dst * n => {
+                    *last = Axis { len: last.len * axis.len, ..axis };
+                }
+                _ => merged.push(axis),
+            }
+        }
+        let one = Axis { len: 1, src: 0, dst: 0 };
+        let last = merged.pop().unwrap_or(Axis { len: 1, src: 1, dst: 1 });
+        let along_src = merged.iter().rposition(|a| a.src == 1);
+        let (way, before) = match (last, along_src) {
+            (Axis { src: 1, dst: 1, .. }, _) => (Way::Runs, merged.pop().unwrap_or(one)),
+            (Axis { dst: 1, .. }, Some(at)) => (Way::Transposed, merged.remove(at)),
+            _ => (Way::Strided, merged.pop().unwrap_or(one)),
+        };
+        // Cut the last dimension only where the one before has too little to share out.
+        let cut = usize::from(way != Way::Transposed && before.len < 8 && last.len > CHUNK);
+        let other = [last.len, before.len][cut];
+        let piece = (CHUNK / other.max(1)).max(1);
+        // Bands of transposed blocks are worth it from some blocks on.
+        let piece = if way == Way::Transposed { piece.next_multiple_of(64) } else { piece };
+        let axes = [before, last];
+        let item = piece.min(axes[cut].len) * other;
+        Copy { size: element_size, outer: merged, axes, way, cut, piece, group: (CHUNK / item.max(1)).max(1) }
+    }
+
+    fn items(&self) -> usize {
+        let outer: usize = self.outer.iter().map(|a| a.len).product();
+        let empty = self.axes[1 - self.cut].len == 0;
+        if empty { 0 } else { outer * self.axes[self.cut].len.div_ceil(self.piece) }
+    }
+
+    /// Into how many chunks the work is cut.
+    pub fn chunks(&self) -> usize {
+        self.items().div_ceil(self.group)
+    }
+
+    /// Does one chunk.
+    ///
+    /// # Safety
+    /// All elements named must be readable at `src` and writable at `dst`, aligned for their size; the two apart;
+    /// different indices must lead to different places in `dst`. The machine must have the instructions of `isa`.
+    pub unsafe fn run(&self, isa: Isa, chunk: usize, src: *const u8, dst: *mut u8) {
+        let items = chunk * self.group..((chunk + 1) * self.group).min(self.items());
+        // SAFETY: passed on from the caller.
+        unsafe {
+            match self.size {
+                1 => self.items_of::<u8>(isa, items, src.cast(), dst.cast()),
+                2 => self.items_of::<u16>(isa, items, src.cast(), dst.cast()),
+                4 => self.items_of::<u32>(isa, items, src.cast(), dst.cast()),
+                _ => self.items_of::<u64>(isa, items, src.cast(), dst.cast()),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`Copy::run`].
+    unsafe fn items_of<T: std::marker::Copy>(
+        &self,
+        isa: Isa,
+        items: Range<usize>,
+        src: *const T,
+        dst: *mut T,
+    ) {
+        let pieces = self.axes[self.cut].len.div_ceil(self.piece);
+        for item in items {
+            let (mut s, mut d, mut rest) = (src, dst, item / pieces);
+            for axis in self.outer.iter().rev() {
+                let i = (rest % axis.len) as isize;
+                (s, d) = (s.wrapping_offset(i * axis.src), d.wrapping_offset(i * axis.dst));
+                rest /= axis.len;
+            }
+            let mut axes = self.axes;
+            let start = item % pieces * self.piece;
+            let axis = &mut axes[self.cut];
+            axis.len = self.piece.min(axis.len - start);
+            let start = start as isize;
+            (s, d) = (s.wrapping_offset(start * axis.src), d.wrapping_offset(start * axis.dst));
+            let [a, b] = axes;
+            // SAFETY: passed on from the caller; the pieces stay within the dimensions.
+            unsafe {
+                match self.way {
+                    Way::Transposed => transpose(isa, s, b.src, d, a.dst, [a.len, b.len]),
+                    way => rows(way, s, d, a, b),
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As for [`Copy::run`].
+unsafe fn rows<T: std::marker::Copy>(way: Way, src: *const T, dst: *mut T, a: Axis, b: Axis) {
+    for i in 0..a.len as isize {
+        let (s, d) = (src.wrapping_offset(i * a.src), dst.wrapping_offset(i * a.dst));
+        // SAFETY: passed on from the caller.
+        unsafe {
+            match way {
+                Way::Runs => std::ptr::copy_nonoverlapping(s, d, b.len),
+                _ if b.src == 0 && b.dst == 1 => std::slice::from_raw_parts_mut(d, b.len).fill(*s),
+                _ => (0..b.len as isize).for_each(|j| *d.offset(j * b.dst) = *s.offset(j * b.src)),
+            }
+        }
+    }
+}

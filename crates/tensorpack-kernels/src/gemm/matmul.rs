@@ -1,0 +1,379 @@
+//! Matrix products, batched, with either operand transposed or shared by the batch.
+//!
+//! A chunk owns a block of rows by some panels of columns; how it computes them is told in `blocked`. A left operand
+//! whose steps lie apart is packed first, once for all chunks. A long sum with few outputs would be a single chunk, so
+//! it is cut into slices, whose partial results a last phase adds up in order.
+
+use std::ops::Range;
+
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::blocked;
+use crate::gemm::contract::{Contract, Float, Operands};
+use crate::partition;
+use crate::{Block, Isa};
+
+/// `out[b, m, n] = sum over k of lhs[b, m, k] * rhs[b, k, n]`. As a matrix the output has `batch * m` rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MatMul {
+    /// Independent products.
+    pub batch: usize,
+    /// Rows of each output.
+    pub m: usize,
+    /// Columns of each output.
+    pub n: usize,
+    /// Terms of each sum.
+    pub k: usize,
+    /// The left operand is stored `[batch, k, m]` rather than `[batch, m, k]`.
+    pub lhs_transposed: bool,
+    /// The right operand is stored `[batch, n, k]` rather than `[batch, k, n]`.
+    pub rhs_transposed: bool,
+    /// All products use one left operand, which has no batch dimension.
+    pub lhs_shared: bool,
+    /// All products use one right operand, which has no batch dimension.
+    pub rhs_shared: bool,
+    /// Right operands are stored as they are read: `[batch, ceil(n / PANEL), k, PANEL]`, with numbers of no meaning past
+    /// the last column. Not with `rhs_transposed`. See [`MatMul::PANEL`].
+    pub rhs_panels: bool,
+}
+
+/// Steps of a sum that are done at a time at most: a panel of so many streams from the second-level cache, and sums are
+/// not read again more often than need be.
+pub(crate) const DEPTH: usize = 720;
+/// Rows of a block at most: with all their steps they fill most of a second-level cache. Packing a panel costs as much
+/// as some five rows.
+const BLOCK_ROWS: usize = 360;
+/// Columns of the chunks are a multiple of this, the widest panel.
+pub(crate) const BLOCK_COLS: usize = 64;
+/// Columns of a chunk at most.
+const CHUNK_COLS: usize = 256;
+/// Steps of the left operand that a chunk packs at most, more or less.
+const PACK_STEPS: usize = 64;
+/// Chunks are cut no smaller than this many operations, which take some microseconds.
+const SMALL_CHUNK: usize = 1_000_000;
+/// Sums of at least so many terms may be sliced.
+const LONG_SUM: usize = 1152;
+/// With fewer chunks than this, columns, rows and sums are cut further.
+const ENOUGH_CHUNKS: usize = 8;
+
+/// How a product is cut.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cut {
+    row_blocks: usize,
+    col_blocks: usize,
+    /// Parts of the sum.
+    pub(crate) slices: usize,
+    /// Whether the left operand is packed, which is never so with several slices.
+    pub(crate) packs_lhs: bool,
+}
+
+/// What a phase does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    PackLhs,
+    Multiply,
+    AddSlices,
+}
+
+/// One chunk's part of the product.
+pub(crate) struct Part {
+    pub(crate) batch: usize,
+    pub(crate) rows: Range<usize>,
+    pub(crate) cols: Range<usize>,
+    pub(crate) slice: usize,
+}
+
+/// One chunk's part of the left operand, to be packed.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct Packing {
+    pub(crate) batch: usize,
+    pub(crate) rows: Range<usize>,
+    /// The steps that are done at a time, and those of them that the chunk packs.
+    pub(crate) depth: Range<usize>,
+    pub(crate) steps: Range<usize>,
+}
+
+impl MatMul {
+    /// Columns of a panel.
+    pub const PANEL: usize = 32;
+
+    /// The same product with the batch turned into rows where one right operand serves them all.
+    fn folded(&self) -> MatMul {
+        if self.rhs_shared && !self.lhs_shared && !self.lhs_transposed {
+            MatMul { batch: 1, m: self.batch * self.m, ..*self }
+        } else {
+            *self
+        }
+    }
+
+    /// The cut of a folded product.
+    pub(crate) fn cut(&self) -> Cut {
+        let ops = |rows: usize, cols: usize, k: usize| rows.saturating_mul(cols).saturating_mul(2 * k);
+        let mut row_blocks = self.m.div_ceil(BLOCK_ROWS).max(1);
+        let mut cols = BLOCK_COLS;
+        while cols < CHUNK_COLS && self.batch * row_blocks * self.n.div_ceil(2 * cols) >= ENOUGH_CHUNKS {
+            cols *= 2;
+        }
+        while cols < self.n && ops(self.m.div_ceil(row_blocks), cols, self.k) < SMALL_CHUNK {
+            cols += BLOCK_COLS;
+        }
+        let col_blocks = self.n.div_ceil(cols);
+        let mut slices = 1;
+        let chunks = |row_blocks: usize, slices: usize| self.batch * row_blocks * col_blocks * slices;
+        let big = |row_blocks: usize, slices: usize| {
+            ops(self.m.div_ceil(row_blocks), cols, self.k.div_ceil(slices)) >= 2 * SMALL_CHUNK
+        };
+        while chunks(row_blocks, slices) < ENOUGH_CHUNKS && big(row_blocks, slices) {
+            // Slices share no work, but add a phase: worth it only when the sum is long.
+            if self.k / slices >= LONG_SUM || (slices > 1 && self.k / slices >= LONG_SUM / 2) {
+                slices *= 2;
+            } else if self.m.div_ceil(row_blocks) >= 64 {
+                row_blocks *= 2;
+            } else {
+                break;
+            }
+        }
+        // Packing costs as much as a few columns.
+        let packs_lhs =
+            self.lhs_transposed && slices == 1 && self.m > MatMul::PANEL && self.n > 2 * MatMul::PANEL;
+        Cut { row_blocks, col_blocks, slices, packs_lhs }
+    }
+
+    /// What a phase of a folded product does.
+    pub(crate) fn stage(cut: &Cut, phase: usize) -> Stage {
+        match phase {
+            0 if cut.packs_lhs => Stage::PackLhs,
+            1 if cut.slices > 1 => Stage::AddSlices,
+            _ => Stage::Multiply,
+        }
+    }
+
+    pub(crate) fn part(&self, cut: &Cut, chunk: usize) -> Part {
+        let (chunk, col_block) = (chunk / cut.col_blocks, chunk % cut.col_blocks);
+        let (chunk, row_block) = (chunk / cut.row_blocks, chunk % cut.row_blocks);
+        let panels = partition::part(self.n.div_ceil(BLOCK_COLS), cut.col_blocks, col_block);
+        Part {
+            batch: chunk % self.batch,
+            rows: partition::part(self.m, cut.row_blocks, row_block),
+            cols: panels.start * BLOCK_COLS..(panels.end * BLOCK_COLS).min(self.n),
+            slice: chunk / self.batch,
+        }
+    }
+
+    /// Parts of the sum that are done at a time, and pieces of each that are packed by a chunk.
+    fn packings(&self) -> (usize, usize) {
+        let parts = self.k.div_ceil(DEPTH).max(1);
+        (parts, self.k.div_ceil(parts).div_ceil(PACK_STEPS).max(1))
+    }
+
+    /// Left operands there are.
+    fn lhs_count(&self) -> usize {
+        if self.lhs_shared { 1 } else { self.batch }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn packing(&self, cut: &Cut, chunk: usize) -> Packing {
+        let (parts, pieces) = self.packings();
+        let (chunk, piece) = (chunk / pieces, chunk % pieces);
+        let (chunk, row_block) = (chunk / cut.row_blocks, chunk % cut.row_blocks);
+        let depth = partition::part(self.k, parts, chunk % parts);
+        Packing {
+            batch: chunk / parts,
+            rows: partition::part(self.m, cut.row_blocks, row_block),
+            steps: partition::part(depth.len(), pieces, piece),
+            depth,
+        }
+    }
+
+    /// How the last phase of a sliced product is cut: blocks of whole rows.
+    fn sum_blocks(&self) -> usize {
+        (self.batch * self.m * self.n).div_ceil(1 << 14).clamp(1, (self.batch * self.m).max(1))
+    }
+
+    /// Distances in the left operand: batch, row, step.
+    pub(crate) fn lhs_strides(&self) -> (usize, usize, usize) {
+        let batch = if self.lhs_shared { 0 } else { self.m * self.k };
+        if self.lhs_transposed { (batch, 1, self.m) } else { (batch, self.k, 1) }
+    }
+
+    /// Distances in the right operand: batch, step, and column, within a panel where it is stored so.
+    pub(crate) fn rhs_strides(&self) -> (usize, usize, usize) {
+        let batch = if self.rhs_shared { 0 } else { self.rhs_matrix() };
+        match (self.rhs_panels, self.rhs_transposed) {
+            (true, _) => (batch, MatMul::PANEL, 1),
+            (_, true) => (batch, 1, self.k),
+            (_, false) => (batch, self.n, 1),
+        }
+    }
+
+    /// Elements of one right operand.
+    fn rhs_matrix(&self) -> usize {
+        let cols = if self.rhs_panels { self.n.next_multiple_of(MatMul::PANEL) } else { self.n };
+        cols * self.k
+    }
+
+    /// Where in a right operand a column begins.
+    pub(crate) fn rhs_column(&self, col: usize) -> usize {
+        match (self.rhs_panels, self.rhs_transposed) {
+            (true, _) => col / MatMul::PANEL * self.k * MatMul::PANEL + col % MatMul::PANEL,
+            (_, true) => col * self.k,
+            (_, false) => col,
+        }
+    }
+
+    /// The reference: rows of the output matrix, one after another.
+    ///
+    /// # Safety
+    /// The operands are valid, and nobody else uses this part of the output.
+    unsafe fn plain<T: Float>(&self, mem: Operands<T>, rows: Range<usize>, cols: Range<usize>) {
+        let (lhs_batch, lhs_row, lhs_step) = self.lhs_strides();
+        let (rhs_batch, rhs_step, _) = self.rhs_strides();
+        for row in rows {
+            let (batch, m) = (row / self.m, row % self.m);
+            // SAFETY: `row`, `cols` and `k` are inside the sizes that the operands have.
+            unsafe {
+                let out = std::slice::from_raw_parts_mut(mem.out.add(row * self.n + cols.start), cols.len());
+                out.fill(T::default());
+                for k in 0..self.k {
+                    let a = *mem.lhs.add(batch * lhs_batch + m * lhs_row + k * lhs_step);
+                    let b = mem.rhs.add(batch * rhs_batch + k * rhs_step);
+                    if self.rhs_transposed || self.rhs_panels {
+                        for (n, out) in out.iter_mut().enumerate() {
+                            *out += a * *b.add(self.rhs_column(cols.start + n));
+                        }
+                    } else {
+                        let b = std::slice::from_raw_parts(b.add(cols.start), cols.len());
+                        for (out, &b) in out.iter_mut().zip(b) {
+                            *out += a * b;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Runs a chunk of a folded product with the plain loops.
+    ///
+    /// # Safety
+    /// As for [`Contract::run_f32`].
+    unsafe fn run_plain<T: Float>(
+        &self,
+        phase: usize,
+        chunk: usize,
+        mem: Operands<T>,
+        finish: &mut dyn FnMut(Block),
+    ) {
+        let cut = self.cut();
+        // The plain loops know neither packing nor slices: the last phase does it all.
+        let block = match MatMul::stage(&cut, phase) {
+            Stage::PackLhs => return,
+            Stage::Multiply if cut.slices > 1 => return,
+            Stage::Multiply => self.out_block(&self.part(&cut, chunk)),
+            Stage::AddSlices => self.sum_block(chunk),
+        };
+        // SAFETY: blocks of different chunks are disjoint, the rest is passed on from the caller.
+        unsafe { self.plain(mem, block.rows.clone(), block.cols.clone()) }
+        finish(block);
+    }
+
+    /// The rectangle of the output that a chunk computes.
+    pub(crate) fn out_block(&self, part: &Part) -> Block {
+        let first = part.batch * self.m;
+        Block { rows: first + part.rows.start..first + part.rows.end, cols: part.cols.clone() }
+    }
+
+    /// The rectangle of the output that a chunk of the last phase sums.
+    pub(crate) fn sum_block(&self, chunk: usize) -> Block {
+        Block { rows: partition::part(self.batch * self.m, self.sum_blocks(), chunk), cols: 0..self.n }
+    }
+}
+
+impl Contract for MatMul {
+    fn out_matrix(&self) -> (usize, usize) {
+        (self.batch * self.m, self.n)
+    }
+
+    fn lhs_len(&self) -> usize {
+        if self.lhs_shared { self.m * self.k } else { self.batch * self.m * self.k }
+    }
+
+    fn rhs_len(&self) -> usize {
+        self.rhs_matrix() * if self.rhs_shared { 1 } else { self.batch }
+    }
+
+    fn phases(&self) -> usize {
+        let cut = self.folded().cut();
+        1 + usize::from(cut.slices > 1 || cut.packs_lhs)
+    }
+
+    fn chunks(&self, phase: usize) -> usize {
+        let folded = self.folded();
+        let cut = folded.cut();
+        if folded.m == 0 || folded.n == 0 {
+            return 0;
+        }
+        match MatMul::stage(&cut, phase) {
+            Stage::PackLhs => {
+                let (parts, pieces) = folded.packings();
+                folded.lhs_count() * parts * cut.row_blocks * pieces
+            }
+            Stage::Multiply => folded.batch * cut.row_blocks * cut.col_blocks * cut.slices,
+            Stage::AddSlices => folded.sum_blocks(),
+        }
+    }
+
+    fn shared_bytes(&self) -> usize {
+        let folded = self.folded();
+        let cut = folded.cut();
+        let packed = if cut.packs_lhs { self.lhs_len() } else { 0 };
+        let partial = if cut.slices > 1 { cut.slices * self.batch * self.m * self.n } else { 0 };
+        (packed + partial) * size_of::<f32>()
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.k.min(DEPTH) * BLOCK_COLS * size_of::<f32>()
+    }
+
+    fn flops(&self) -> f64 {
+        2.0 * (self.batch * self.m) as f64 * self.n as f64 * self.k as f64
+    }
+
+    unsafe fn run_f32(
+        &self,
+        isa: Isa,
+        phase: usize,
+        chunk: usize,
+        mem: Operands<f32>,
+        scratch: &mut [u8],
+        finish: &mut dyn FnMut(Block),
+    ) {
+        let folded = self.folded();
+        debug_assert!(scratch.len() >= self.scratch_bytes());
+        // SAFETY: passed on from the caller, who has checked that the machine has `isa`.
+        unsafe {
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => {
+                    blocked::run::<std::arch::x86_64::__m512>(&folded, phase, chunk, mem, scratch, finish)
+                }
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => {
+                    blocked::run::<std::arch::x86_64::__m256>(&folded, phase, chunk, mem, scratch, finish)
+                }
+                _ => folded.run_plain(phase, chunk, mem, finish),
+            }
+        }
+    }
+
+    unsafe fn run_f64(
+        &self,
+        _isa: Isa,
+        phase: usize,
+        chunk: usize,
+        mem: Operands<f64>,
+        _scratch: &mut [u8],
+        finish: &mut dyn FnMut(Block),
+    ) {
+        // SAFETY: passed on from the caller.
+        unsafe { self.folded().run_plain(phase, chunk, mem, finish) }
+    }
+}

@@ -1,0 +1,335 @@
+//! The one inner kernel of all contractions: a tile of the output, some rows by one to four vectors, is summed in
+//! registers over all products that belong to it, and then written once.
+//!
+//! The sum has three loops, images of segments of steps, each with its own distance in both operands, so that a
+//! convolution is a single sum too: a segment is a run of neighbouring pixels. In each step a vector or two of `b`
+//! meet one number of `a` for each row. In `a` either the steps lie side by side (`along_k`) or the rows do; knowing
+//! which saves address arithmetic in the loop.
+
+use std::arch::asm;
+use std::arch::x86_64::{__m256, __m512, _MM_HINT_T1, _mm_prefetch};
+
+use crate::partition;
+use crate::simd::Simd;
+
+/// A sum of products for some rows and up to [`TileKernels::MAX_COLS`] columns; lengths and distances in elements.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile {
+    pub(crate) images: usize,
+    pub(crate) segments: usize,
+    pub(crate) steps: usize,
+    pub(crate) a: *const f32,
+    /// From row to row with `along_k`, else from step to step; the other distance is 1.
+    pub(crate) a_stride: usize,
+    pub(crate) a_segment: usize,
+    pub(crate) a_image: usize,
+    /// Readable in whole vectors, whatever `cols` is.
+    pub(crate) b: *const f32,
+    pub(crate) b_step: usize,
+    pub(crate) b_segment: usize,
+    pub(crate) b_image: usize,
+    pub(crate) c: *mut f32,
+    pub(crate) c_row: usize,
+    /// Columns of `c`, at least 1.
+    pub(crate) cols: usize,
+    /// Add to what `c` holds, rather than overwrite it.
+    pub(crate) add: bool,
+    /// What will be needed soon and is far away.
+    pub(crate) ahead: Ahead,
+}
+
+/// Numbers to bring to the second-level cache while a tile is computed: one in every [`UNROLL`] steps, `step` apart, up to
+/// the last. Asked for all at once they would hold up the loads of the tile itself.
+#[derive(Clone, Copy)]
+pub(crate) struct Ahead {
+    from: *const f32,
+    step: usize,
+    last: *const f32,
+}
+
+impl Ahead {
+    /// Nothing that is not near already. Asking for an address that does not exist takes time.
+    pub(crate) fn none(near: *const f32) -> Ahead {
+        Ahead { from: near, step: 0, last: near }
+    }
+
+    /// The share of tile `tile` of `tiles` of a matrix of `rows` rows of `cols` numbers, `stride` apart: the tiles go down
+    /// its columns, a cache line wide, one after another.
+    pub(crate) fn part(
+        matrix: *const f32,
+        [rows, cols]: [usize; 2],
+        stride: usize,
+        tile: usize,
+        tiles: usize,
+    ) -> Ahead {
+        const LINE: usize = 16;
+        let share = partition::part(rows * cols.div_ceil(LINE), tiles, tile);
+        if share.is_empty() {
+            return Ahead::none(matrix);
+        }
+        let (line, row) = (share.start / rows, share.start % rows);
+        let last = (row + share.len()).min(rows) - 1;
+        let at = |row: usize| matrix.wrapping_add(line * LINE + row * stride);
+        Ahead { from: at(row), step: stride, last: at(last) }
+    }
+}
+
+/// A tile kernel for one number of rows and vectors.
+pub(crate) type TileFn = unsafe fn(&Tile);
+
+/// The tile kernels written for one vector type.
+pub(crate) trait TileKernels: Simd {
+    /// The most columns of a tile.
+    const MAX_COLS: usize;
+
+    /// The kernels for tiles of `vectors` vectors and 1, 2, ... rows.
+    fn tiles(vectors: usize, along_k: bool) -> &'static [TileFn];
+}
+
+impl TileKernels for __m512 {
+    const MAX_COLS: usize = 64;
+
+    fn tiles(vectors: usize, along_k: bool) -> &'static [TileFn] {
+        AVX512[usize::from(along_k)][vectors - 1]
+    }
+}
+
+impl TileKernels for __m256 {
+    const MAX_COLS: usize = 16;
+
+    fn tiles(vectors: usize, along_k: bool) -> &'static [TileFn] {
+        AVX2[usize::from(along_k)][vectors - 1]
+    }
+}
+
+impl Tile {
+    /// Computes `rows` rows, in tiles that are as equal as can be.
+    ///
+    /// # Safety
+    /// The machine has the instructions of `V`; `cols` is at most `V::MAX_COLS`; every element that the sizes and
+    /// distances reach is valid, and no other thread uses those of `c`.
+    pub(crate) unsafe fn run<V: TileKernels>(&self, rows: usize, along_k: bool) {
+        let kernels = V::tiles(self.cols.div_ceil(V::LANES), along_k);
+        if rows == 0 {
+            return;
+        }
+        for part in partition::parts(rows, kernels.len()) {
+            let mut tile = *self;
+            let a_row = if along_k { self.a_stride } else { 1 };
+            tile.a = self.a.wrapping_add(part.start * a_row);
+            tile.c = self.c.wrapping_add(part.start * self.c_row);
+            // SAFETY: as the caller vouches; the table's kernels touch just the rows of their part.
+            unsafe { kernels[part.len() - 1](&tile) }
+        }
+    }
+}
+
+/// Steps done between two updates of the addresses.
+const UNROLL: usize = 4;
+
+/// One step: `acc[row] += a[row] * b`. Rows are reached from every third one, since an address can add one or two
+/// row distances for free: that keeps the number of address registers low.
+#[inline(always)]
+unsafe fn step<V: Simd, const ROWS: usize, const VECTORS: usize>(
+    acc: &mut [[V; VECTORS]; ROWS],
+    a: &[*const f32; 5],
+    a_row: usize,
+    a_offset: usize,
+    b: *const f32,
+) {
+    // SAFETY: the caller's tile reaches this step of every row, and a whole number of vectors of `b`.
+    unsafe {
+        let mut bv = [V::zero(); VECTORS];
+        for (v, bv) in bv.iter_mut().enumerate() {
+            *bv = V::load(b.add(v * V::LANES));
+        }
+        // Written out, since the compiler gives up on unrolling the larger tiles, and keeps their sums in memory.
+        macro_rules! rows {
+            ($($row:literal)*) => {$(
+                if $row < ROWS {
+                    let av = V::splat(a[$row / 3].wrapping_add($row % 3 * a_row).add(a_offset));
+                    for v in 0..VECTORS {
+                        acc[$row][v] = acc[$row][v].fma(av, bv[v]);
+                    }
+                }
+            )*};
+        }
+        rows!(0 1 2 3 4 5 6 7 8 9 10 11 12 13);
+    }
+}
+
+/// Makes the compiler forget how the addresses were computed. It would else derive them from one another, or load
+/// ahead of the step, and has the registers for neither.
+#[inline(always)]
+#[expect(clippy::pointers_in_nomem_asm_block, reason = "there is no instruction")]
+pub(crate) fn forget(a: &mut [*const f32]) {
+    for a in a {
+        // SAFETY: no instruction at all.
+        unsafe { asm!("/* {} */", inout(reg) * a, options(pure, nomem, nostack, preserves_flags)) }
+    }
+}
+
+#[inline(always)]
+fn advance(a: &mut [*const f32], by: usize) {
+    for a in a {
+        *a = a.wrapping_add(by);
+    }
+}
+
+#[inline(always)]
+unsafe fn tile<V: Simd, const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: &Tile) {
+    // SAFETY: the caller vouches for the instructions and for all that the tile's sizes and distances reach.
+    unsafe {
+        let mut acc = [[V::zero(); VECTORS]; ROWS];
+        let mut ahead = t.ahead.from;
+        let (a_row, a_step) = if ALONG_K { (t.a_stride, 1) } else { (1, t.a_stride) };
+        for image in 0..t.images {
+            for segment in 0..t.segments {
+                let start = t.a.wrapping_add(image * t.a_image + segment * t.a_segment);
+                let mut a = [start; 5];
+                for (i, a) in a.iter_mut().enumerate() {
+                    *a = start.wrapping_add(3 * i * a_row);
+                }
+                let mut b = t.b.wrapping_add(image * t.b_image + segment * t.b_segment);
+                let mut left = t.steps;
+                while left >= UNROLL {
+                    _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
+                    ahead = ahead.wrapping_add(t.ahead.step).min(t.ahead.last);
+                    for u in 0..UNROLL {
+                        if ALONG_K {
+                            forget(&mut a[..ROWS.div_ceil(3)]);
+                            step::<V, ROWS, VECTORS>(&mut acc, &a, a_row, u, b);
+                        } else {
+                            step::<V, ROWS, VECTORS>(&mut acc, &a, a_row, 0, b);
+                            advance(&mut a, a_step);
+                        }
+                        b = b.wrapping_add(t.b_step);
+                    }
+                    if ALONG_K {
+                        advance(&mut a, UNROLL);
+                    }
+                    left -= UNROLL;
+                }
+                while left > 0 {
+                    if ALONG_K {
+                        forget(&mut a[..ROWS.div_ceil(3)]);
+                    }
+                    step::<V, ROWS, VECTORS>(&mut acc, &a, a_row, 0, b);
+                    b = b.wrapping_add(t.b_step);
+                    advance(&mut a, a_step);
+                    left -= 1;
+                }
+            }
+        }
+        write_rows(&acc, t.c, t.c_row, t.cols, t.add);
+    }
+}
+
+/// Writes the sums of some rows, `cols` columns of each, or adds them to what is there.
+///
+/// # Safety
+/// The machine has the instructions of `V`, and the rows of `c` are valid.
+#[inline(always)]
+pub(crate) unsafe fn write_rows<V: Simd, const ROWS: usize, const VECTORS: usize>(
+    acc: &[[V; VECTORS]; ROWS],
+    c: *mut f32,
+    c_row: usize,
+    cols: usize,
+    add: bool,
+) {
+    let last = VECTORS - 1;
+    let tail = cols - last * V::LANES;
+    for (row, acc) in acc.iter().enumerate() {
+        let c = c.wrapping_add(row * c_row);
+        // SAFETY: as the caller vouches.
+        unsafe {
+            for (v, &sum) in acc[..last].iter().enumerate() {
+                let c = c.add(v * V::LANES);
+                (if add { V::load(c).add(sum) } else { sum }).store(c);
+            }
+            let c = c.add(last * V::LANES);
+            (if add { V::load_first(c, tail).add(acc[last]) } else { acc[last] }).store_first(c, tail);
+        }
+    }
+}
+
+/// # Safety
+/// As for [`Tile::run`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn avx512<const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: &Tile) {
+    // A single wide vector a row would need a load for each multiply-add, more than the machine can do. The same
+    // columns as two half vectors need half the loads for the same work, and are faster for it.
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match VECTORS {
+            1 if t.cols > 8 => tile::<__m256, ROWS, 2, ALONG_K>(t),
+            1 => tile::<__m256, ROWS, 1, ALONG_K>(t),
+            _ => tile::<__m512, ROWS, VECTORS, ALONG_K>(t),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`Tile::run`].
+#[target_feature(enable = "avx2,fma")]
+unsafe fn avx2<const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: &Tile) {
+    // SAFETY: passed on from the caller.
+    unsafe { tile::<__m256, ROWS, VECTORS, ALONG_K>(t) }
+}
+
+/// Kernels by layout of `a`, vectors and rows.
+pub(crate) type Tiles<const VECTORS: usize> = [[&'static [TileFn]; VECTORS]; 2];
+
+/// A kernel for these numbers of vectors, each with these numbers of rows.
+macro_rules! table {
+    ($kernel:ident: $($vectors:literal => $($rows:literal)*;)*) => {
+        [
+            [$(&[$($kernel::<$rows, $vectors, false>),*]),*],
+            [$(&[$($kernel::<$rows, $vectors, true>),*]),*],
+        ]
+    };
+}
+
+/// Sums, vectors of `b` and a number of `a` fill up to 31 of 32 registers. The wider a tile, the fewer loads there are
+/// for each multiply-add: two vectors reach 85 % of what the machine can do, three and four 97 %.
+pub(crate) static AVX512: Tiles<4> = table!(avx512:
+    1 => 1 2 3 4 5 6 7 8 9 10 11 12 13 14;
+    2 => 1 2 3 4 5 6 7 8 9 10 11 12 13 14;
+    3 => 1 2 3 4 5 6 7 8 9;
+    4 => 1 2 3 4 5 6;
+);
+
+/// 6 rows of 2 vectors: 12 sums, 2 vectors of `b` and a number of `a` fill 15 of 16 registers.
+pub(crate) static AVX2: Tiles<2> = table!(avx2:
+    1 => 1 2 3 4 5 6;
+    2 => 1 2 3 4 5 6;
+);
+
+/// `out[i] = sum of partials[i], partials[len + i], ...` for the `elements`, always in the same order.
+///
+/// # Safety
+/// `count >= 1` partial results of `len` numbers are valid, as are the
+/// elements of `out`, which no other thread uses.
+pub(crate) unsafe fn sum_partials(
+    partials: *const f32,
+    len: usize,
+    count: usize,
+    out: *mut f32,
+    elements: std::ops::Range<usize>,
+) {
+    // Pieces that stay in the first-level cache while the partial results are added one after another.
+    for piece in partition::parts(elements.len(), 2048) {
+        let first = elements.start + piece.start;
+        // SAFETY: inside the elements the caller vouches for.
+        unsafe {
+            let out = std::slice::from_raw_parts_mut(out.add(first), piece.len());
+            std::ptr::copy_nonoverlapping(partials.add(first), out.as_mut_ptr(), piece.len());
+            for partial in 1..count {
+                let more = std::slice::from_raw_parts(partials.add(partial * len + first), piece.len());
+                for (out, more) in out.iter_mut().zip(more) {
+                    *out += more;
+                }
+            }
+        }
+    }
+}

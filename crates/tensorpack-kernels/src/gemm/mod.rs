@@ -1,0 +1,13 @@
+//! Matrix products, and what every contraction shares: the [`Contract`] trait, packing and the micro-kernel.
+
+#[cfg(target_arch = "x86_64")]
+mod blocked;
+pub(crate) mod contract;
+mod matmul;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod microkernel;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod pack;
+
+pub use contract::{Bias, Block, Contract, Operands};
+pub use matmul::MatMul;

@@ -1,0 +1,471 @@
+//! Fused reductions: expressions over an iteration space, with some of its dimensions summed up (or otherwise
+//! reduced) away, several results in one pass over the operands.
+//!
+//! Whatever the dimensions, the space is brought to the form `[outer, reduced, columns]`. With columns, whole rows of
+//! them are folded together; without, each run of numbers is folded by itself. Where few results come of many numbers,
+//! the numbers are cut in pieces, by sizes alone, whose partial results a second phase merges in order.
+
+use crate::Isa;
+use crate::elementwise::Operand;
+use crate::elementwise::iteration_space::Space;
+use crate::elementwise::steps;
+use crate::elementwise::tile_program::{Program, Run, TileSize};
+use crate::expr::{Class, Expr};
+use crate::reduce::accumulate::{self, WIDE};
+use crate::reduce::state::{self, State};
+use crate::scalar::element::class_size;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+use tensorpack_tensor::DType;
+
+/// Elements of one chunk, at least, where there are as many.
+const CHUNK: usize = 32 * 1024;
+/// Elements of one piece of a long reduction, more or less.
+const PIECE: usize = 64 * 1024;
+/// The most pieces of a reduction.
+const MAX_PIECES: usize = 64;
+/// With so many independent parts, none is cut in pieces.
+const MANY: usize = 32;
+
+/// Elements of a tile, more or less. Sums are rounded tile by tile, so tiles are cut by sizes alone: a result must not
+/// depend on which expression was fused into its reduction.
+const TILE: TileSize = TileSize::Elements(2048);
+
+/// How numbers become one. Over nothing, sums are 0, products 1, maxima the lowest and minima the highest number of
+/// the type (infinite for floats), positions 0, and moments NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ReduceKind {
+    /// Their sum.
+    Sum,
+    /// Their product.
+    Prod,
+    /// The largest; NaN if there is one.
+    Max,
+    /// The smallest; NaN if there is one.
+    Min,
+    /// The position of the first largest, in row-major order over the reduced dimensions; NaN counts as largest.
+    ArgMax,
+    /// The position of the first smallest; NaN counts as smallest.
+    ArgMin,
+    /// Two results: the mean, and the variance around it (divided by how many there are).
+    Moments,
+}
+
+impl ReduceKind {
+    /// Planes of 8-byte numbers in a running result.
+    pub(crate) fn planes(self) -> usize {
+        match self {
+            ReduceKind::Sum | ReduceKind::Prod | ReduceKind::Max | ReduceKind::Min => 1,
+            ReduceKind::ArgMax | ReduceKind::ArgMin | ReduceKind::Moments => 2,
+        }
+    }
+
+    /// How many outputs it has.
+    fn outputs(self) -> usize {
+        if self == ReduceKind::Moments { 2 } else { 1 }
+    }
+}
+
+/// One reduction of a kernel.
+#[derive(Clone, Debug)]
+struct Part {
+    kind: ReduceKind,
+    class: Class,
+    /// Where its planes start among all.
+    plane: usize,
+    /// Its outputs among all.
+    outputs: Range<usize>,
+}
+
+/// Reductions of expressions over an iteration space. Outputs are dense over the dimensions that are kept.
+#[derive(Clone, Debug)]
+pub struct Reduce {
+    /// Sizes of the three parts of the space.
+    outer: usize,
+    reduced: usize,
+    columns: usize,
+    parts: Vec<Part>,
+    dtypes: Vec<DType>,
+    planes: usize,
+    program: Program,
+    /// How many results are computed side by side, at most: the pitch of their states.
+    pitch: usize,
+    /// Blocks of columns for each of `outer`.
+    blocks: usize,
+    /// Steps along `reduced` in a piece, and pieces in all.
+    piece: usize,
+    pieces: usize,
+    /// Blocks (or single results) in one chunk.
+    group: usize,
+}
+
+impl Reduce {
+    /// Prepares the reductions of `expr` over those of `dims` that are marked in `reduced`: one kind for each result
+    /// of the expression, and one type in `outputs` for each output of the kinds, of which [`ReduceKind::Moments`]
+    /// has two.
+    pub fn new(
+        dims: &[usize],
+        reduced: &[bool],
+        operands: Vec<Operand>,
+        expr: Expr,
+        kinds: Vec<ReduceKind>,
+        outputs: Vec<DType>,
+    ) -> Reduce {
+        assert_eq!(dims.len(), reduced.len(), "a mark for each dimension");
+        assert_eq!(expr.outputs.len(), kinds.len(), "a kind for each result of the expression");
+        let (mut plane, mut output) = (0, 0);
+        let mut parts = Vec::new();
+        for (&kind, &reg) in kinds.iter().zip(&expr.outputs) {
+            let outputs = output..output + kind.outputs();
+            (plane, output) = (plane + kind.planes(), outputs.end);
+            parts.push(Part { kind, class: expr.class(reg), plane: plane - kind.planes(), outputs });
+        }
+        assert_eq!(outputs.len(), output, "a type for each output");
+
+        let groups = reduced.iter().map(|&r| u8::from(r)).collect();
+        let mut space = Space::new(dims, groups, &operands, &expr).squeeze();
+        // Kept, then reduced, then kept dimensions; any other order is changed to kept, then reduced.
+        let turns = space.groups.windows(2).filter(|w| w[0] != w[1]).count();
+        if turns > 2 || turns == 2 && space.groups[0] == 1 {
+            let (kept, gone): (Vec<_>, Vec<_>) = (0..space.dims.len()).partition(|&d| space.groups[d] == 0);
+            space = space.permute(&[kept, gone].concat());
+        }
+        let space = space.merge_but_last();
+        let first = space.groups.iter().position(|&g| g == 1).unwrap_or(0);
+        let last = space.groups.iter().rposition(|&g| g == 1).map_or(0, |d| d + 1);
+        let size = |range: Range<usize>| space.dims[range].iter().product::<usize>();
+        let (outer, reduced, columns) = (size(0..first), size(first..last), size(last..space.dims.len()));
+        let unit = if columns > 1 { columns } else { reduced };
+        let program = Program::new(&space, &operands, &expr, &[], unit, TILE);
+
+        let mut reduce = Reduce {
+            outer,
+            reduced,
+            columns,
+            parts,
+            dtypes: outputs,
+            planes: plane,
+            // A multiple of 8, so that all parts of the scratch memory are aligned.
+            pitch: program.capacity().next_multiple_of(8),
+            program,
+            blocks: 1,
+            piece: reduced,
+            pieces: 1,
+            group: 1,
+        };
+        reduce.cut();
+        reduce
+    }
+
+    /// Cuts the work into chunks and pieces.
+    fn cut(&mut self) {
+        let (capacity, inner) = (self.program.capacity(), self.program.inner().max(1));
+        if self.outer * self.reduced * self.columns == 0 {
+            return;
+        }
+        if self.short_rows() {
+            self.group = (CHUNK / self.reduced).next_multiple_of(capacity / self.reduced).max(1);
+            return;
+        }
+        let (mut width, mut step) = (self.columns, capacity);
+        if self.columns > 1 {
+            step = capacity / self.columns;
+            if self.columns > capacity {
+                // Whole rows of the innermost dimension, or parts of one.
+                let rows = self.columns / inner;
+                (width, step) = (capacity.min(inner), 1);
+                self.blocks = rows * inner.div_ceil(width);
+                if inner <= capacity {
+                    width = inner * (capacity / inner);
+                    self.blocks = self.columns.div_ceil(width);
+                }
+            }
+        }
+        let (units, elements) = (self.outer * self.blocks, self.reduced * width);
+        if units >= MANY || elements <= PIECE {
+            self.group = (CHUNK / elements).max(1);
+        } else {
+            let pieces = elements.div_ceil(PIECE).min(MAX_PIECES);
+            self.piece = self.reduced.div_ceil(pieces).next_multiple_of(step);
+            self.pieces = self.reduced.div_ceil(self.piece);
+        }
+    }
+
+    /// Whether results come of runs of numbers so short that a tile holds whole ones.
+    fn short_rows(&self) -> bool {
+        self.columns == 1 && self.reduced <= self.program.capacity()
+    }
+
+    /// The columns of a block.
+    fn block(&self, block: usize) -> Range<usize> {
+        let (capacity, inner) = (self.program.capacity(), self.program.inner());
+        if self.blocks == 1 {
+            0..self.columns
+        } else if inner <= capacity {
+            let width = inner * (capacity / inner);
+            block * width..((block + 1) * width).min(self.columns)
+        } else {
+            let each = inner.div_ceil(capacity);
+            let (row, part) = (block / each * inner, block % each * capacity);
+            row + part..row + (part + capacity).min(inner)
+        }
+    }
+
+    /// How many phases there are: all chunks of one must be done before the next.
+    pub fn phases(&self) -> usize {
+        if self.pieces > 1 { 2 } else { 1 }
+    }
+
+    /// Into how many chunks a phase is cut.
+    pub fn chunks(&self, phase: usize) -> usize {
+        let units = self.outer * self.blocks;
+        if units * self.columns == 0 {
+            0
+        } else if self.reduced == 0 {
+            1
+        } else if phase == 1 {
+            units
+        } else {
+            units.div_ceil(self.group) * self.pieces
+        }
+    }
+
+    /// Bytes of memory, aligned to 64, that the phases pass partial results through.
+    pub fn shared_bytes(&self) -> usize {
+        if self.pieces > 1 { self.outer * self.blocks * self.pieces * self.state_bytes() } else { 0 }
+    }
+
+    fn state_bytes(&self) -> usize {
+        self.planes * self.pitch * 8
+    }
+
+    /// Bytes of scratch memory that a member needs.
+    pub fn scratch_bytes(&self) -> usize {
+        self.program.scratch_bytes() + self.pitch * 8 + self.temp_bytes() + self.state_bytes()
+    }
+
+    fn temp_bytes(&self) -> usize {
+        3 * 8 * self.pitch.max(WIDE)
+    }
+
+    /// Does one chunk of a phase.
+    ///
+    /// # Safety
+    /// Every operand must be readable wherever its strides lead, every output writable over its whole length and
+    /// apart from everything else; `shared` must have [`Reduce::shared_bytes`], be the same for all chunks, and hold
+    /// in phase 1 what phase 0 left there. `scratch` must be aligned to 64 bytes, and the machine have the
+    /// instructions of `isa`.
+    #[expect(clippy::too_many_arguments, reason = "kernels take what they read and write")]
+    pub unsafe fn run(
+        &self,
+        isa: Isa,
+        phase: usize,
+        chunk: usize,
+        operands: &[*const u8],
+        outputs: &[*mut u8],
+        shared: *mut u8,
+        scratch: &mut [u8],
+    ) {
+        assert!(scratch.len() >= self.scratch_bytes(), "too little scratch memory");
+        // SAFETY: passed on from the caller.
+        unsafe {
+            if self.reduced == 0 {
+                for part in &self.parts {
+                    let len = self.outer * self.columns;
+                    self.with_outputs(part, outputs, |o| {
+                        state::finish_empty(isa, part.kind, part.class, o, len);
+                    });
+                }
+                return;
+            }
+            if phase == 1 {
+                return self.merge_pieces(isa, chunk, outputs, shared);
+            }
+            let mut at = scratch.as_mut_ptr();
+            let mut take = |bytes: usize| {
+                let from = at;
+                at = from.wrapping_add(bytes);
+                from
+            };
+            let program = take(self.program.scratch_bytes());
+            let (state, flat, temp) =
+                (take(self.state_bytes()), take(self.pitch * 8), take(self.temp_bytes()));
+            let rows = self.outer * self.reduced * self.columns / self.program.inner();
+            let run = self.program.begin_flat(isa, operands, &[], program, rows);
+            let mut work = Work { reduce: self, isa, run, state: state.cast(), flat, temp: temp.cast() };
+            let units = self.outer * self.blocks;
+            if self.short_rows() {
+                return work.short_rows(chunk * self.group..((chunk + 1) * self.group).min(units), outputs);
+            }
+            let (group, piece) = (chunk / self.pieces, chunk % self.pieces);
+            for unit in group * self.group..((group + 1) * self.group).min(units) {
+                if self.pieces > 1 {
+                    let index = unit * self.pieces + piece;
+                    work.state = shared.wrapping_add(index * self.state_bytes()).cast();
+                }
+                work.piece(unit, piece);
+                if self.pieces == 1 {
+                    self.finish(isa, unit, work.state, outputs);
+                }
+            }
+        }
+    }
+
+    /// The state of a part's results within the planes at `state`.
+    fn state(&self, part: &Part, state: *mut u64, width: usize) -> State {
+        State { at: state.wrapping_add(part.plane * self.pitch), pitch: self.pitch, width }
+    }
+
+    fn piece_len(&self, piece: usize) -> usize {
+        self.piece.min(self.reduced - piece * self.piece)
+    }
+
+    /// Calls `f` with a part's outputs and their types.
+    fn with_outputs(&self, part: &Part, outputs: &[*mut u8], f: impl FnOnce(&[(*mut u8, DType)])) {
+        let at = |i: usize| (outputs[i], self.dtypes[i]);
+        let range = part.outputs.clone();
+        match range.len() {
+            1 => f(&[at(range.start)]),
+            _ => f(&[at(range.start), at(range.start + 1)]),
+        }
+    }
+
+    /// # Safety
+    /// As for [`Reduce::run`].
+    unsafe fn merge_pieces(&self, isa: Isa, unit: usize, outputs: &[*mut u8], shared: *mut u8) {
+        let at = |piece| shared.wrapping_add((unit * self.pieces + piece) * self.state_bytes()).cast();
+        let width = self.block(unit % self.blocks).len();
+        for part in &self.parts {
+            let into = self.state(part, at(0), width);
+            let mut seen = self.piece_len(0);
+            for piece in 1..self.pieces {
+                let n = self.piece_len(piece);
+                let from = self.state(part, at(piece), width);
+                // SAFETY: phase 0 has written these, and no other chunk reads them.
+                unsafe { state::merge(part.kind, part.class, into, seen, from, n) };
+                seen += n;
+            }
+        }
+        // SAFETY: the first piece's state is now that of all.
+        unsafe { self.finish(isa, unit, at(0), outputs) };
+    }
+
+    /// Writes a unit's results.
+    ///
+    /// # Safety
+    /// As for [`Reduce::run`]; the state must be complete.
+    unsafe fn finish(&self, isa: Isa, unit: usize, state: *mut u64, outputs: &[*mut u8]) {
+        let block = self.block(unit % self.blocks);
+        let at = unit / self.blocks * self.columns + block.start;
+        for part in &self.parts {
+            let state = self.state(part, state, block.len());
+            self.with_outputs(part, outputs, |o| {
+                // SAFETY: passed on from the caller.
+                unsafe { state::finish(isa, part.kind, part.class, state, self.reduced, o, at) };
+            });
+        }
+    }
+}
+
+/// A chunk being worked on.
+struct Work<'a> {
+    reduce: &'a Reduce,
+    isa: Isa,
+    run: Run<'a>,
+    state: *mut u64,
+    /// Room for a tile of a result that is the same for all elements.
+    flat: *mut u8,
+    temp: *mut u64,
+}
+
+impl Work<'_> {
+    /// Where the tile of a part's expression lies.
+    ///
+    /// # Safety
+    /// A tile of `n` elements must have been computed.
+    unsafe fn data(&self, part: usize, n: usize) -> *const u8 {
+        let value = self.run.result(part);
+        if !value.scalar {
+            return value.ptr;
+        }
+        let class = self.reduce.parts[part].class;
+        let native = match class {
+            Class::F32 => DType::F32,
+            Class::F64 => DType::F64,
+            Class::I64 => DType::I64,
+        };
+        debug_assert!(n * class_size(class) <= self.reduce.pitch * 8, "a tile fits");
+        // SAFETY: there is room for a tile, apart from all else.
+        unsafe { steps::store(self.isa, class, native, n, value, self.flat) };
+        self.flat
+    }
+
+    /// Results `rows`, each of a run of numbers that fits a tile.
+    ///
+    /// # Safety
+    /// As for [`Reduce::run`].
+    unsafe fn short_rows(&mut self, rows: Range<usize>, outputs: &[*mut u8]) {
+        let (reduce, len) = (self.reduce, self.reduce.reduced);
+        let (mut at, end) = (rows.start * len, rows.end * len);
+        while at < end {
+            let tile = reduce.program.tile_at(at, end);
+            // SAFETY: the tile is within the space; the rest is passed on from the caller.
+            unsafe {
+                self.run.tile(tile, None);
+                for (p, part) in reduce.parts.iter().enumerate() {
+                    let state = reduce.state(part, self.state, tile.len() / len);
+                    state::clear(part.kind, part.class, state);
+                    let data = self.data(p, tile.len());
+                    accumulate::fold_rows(self.isa, part.kind, part.class, data, len, 0, state);
+                    reduce.with_outputs(part, outputs, |o| {
+                        state::finish(self.isa, part.kind, part.class, state, len, o, at / len);
+                    });
+                }
+            }
+            at += tile.len();
+        }
+    }
+
+    /// Folds one piece of a unit into the state.
+    ///
+    /// # Safety
+    /// As for [`Reduce::run`].
+    unsafe fn piece(&mut self, unit: usize, piece: usize) {
+        let reduce = self.reduce;
+        let block = reduce.block(unit % reduce.blocks);
+        for part in &reduce.parts {
+            // SAFETY: the state has room for a block.
+            unsafe { state::clear(part.kind, part.class, reduce.state(part, self.state, block.len())) };
+        }
+        let first = piece * reduce.piece;
+        let outer = unit / reduce.blocks * reduce.reduced;
+        let end = first + reduce.piece_len(piece);
+        let mut r = first;
+        while r < end {
+            let at = (outer + r) * reduce.columns + block.start;
+            // With one block the tile may go on over the next rows of columns.
+            let whole = reduce.blocks == 1;
+            let limit = if whole { (outer + end) * reduce.columns } else { at + block.len() };
+            let tile = reduce.program.tile_at(at, limit);
+            let rows = tile.len() / block.len();
+            // SAFETY: the tile is within the space; the rest is passed on from the caller.
+            unsafe {
+                self.run.tile(tile, None);
+                for (p, part) in reduce.parts.iter().enumerate() {
+                    let data = self.data(p, tile.len());
+                    let state = reduce.state(part, self.state, block.len());
+                    // Positions count from the very start, moments from that of the piece.
+                    let seen = if part.kind == ReduceKind::Moments { r - first } else { r };
+                    if reduce.columns > 1 {
+                        accumulate::fold_columns(
+                            self.isa, part.kind, part.class, data, rows, seen, state, self.temp,
+                        );
+                    } else {
+                        accumulate::fold_rows(self.isa, part.kind, part.class, data, rows, seen, state);
+                    }
+                }
+            }
+            r += rows;
+        }
+    }
+}
