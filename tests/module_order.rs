@@ -1,5 +1,5 @@
-//! The rooms of `src/lib.rs` are listed in the order data flows through them: each names only those before it. Each
-//! says what it is for, and no file is a drawer for odds and ends.
+//! `lib.rs` of the main crate and of the kernels lists modules in dependency order: each names only those before it.
+//! Every file says what it is for, and none is a grab bag.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -41,57 +41,62 @@ fn named(code: &str) -> Vec<&str> {
     names
 }
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+/// The source folders whose `lib.rs` lists modules in dependency order.
+fn layered() -> [PathBuf; 2] {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR"));
+    [workspace.join("src"), workspace.join("crates/tensorpack-kernels/src")]
 }
 
-fn rooms() -> Vec<String> {
-    let lib = read(&root().join("lib.rs"));
-    let rooms: Vec<String> = lib
-        .lines()
-        .filter_map(|l| Some(l.strip_prefix("pub mod ")?.strip_suffix(';')?.to_string()))
-        .collect();
-    assert!(rooms.len() >= 8, "src/lib.rs lists {rooms:?} alone");
-    rooms
+/// The modules in the order of `lib.rs`.
+fn modules(root: &Path) -> Vec<String> {
+    let lib = read(&root.join("lib.rs"));
+    let name =
+        |l: &str| Some(l.trim_start_matches("pub ").strip_prefix("mod ")?.strip_suffix(';')?.to_string());
+    let modules: Vec<String> = lib.lines().filter_map(name).collect();
+    assert!(modules.len() >= 8, "{} lists only {modules:?}", root.display());
+    modules
 }
 
 #[test]
 fn each_module_names_only_those_before_it() {
-    let rooms = rooms();
     let mut wrong = Vec::new();
-    let mut seen = 0;
-    for (i, room) in rooms.iter().enumerate() {
-        let mut files = Vec::new();
-        let (dir, file) = (root().join(room), root().join(format!("{room}.rs")));
-        if dir.is_dir() {
-            sources(&dir, &mut files)
-        } else {
-            files.push(file)
-        }
-        for file in files {
-            let text = code(&read(&file));
-            for name in named(&text) {
-                seen += usize::from(rooms.iter().any(|r| r == name));
-                if rooms[i + 1..].iter().any(|r| r == name) {
-                    wrong.push(format!("{} names {name}, which is listed after {room}", file.display()));
+    for root in layered() {
+        let modules = modules(&root);
+        let mut seen = 0;
+        for (i, module) in modules.iter().enumerate() {
+            let mut files = Vec::new();
+            let (dir, file) = (root.join(module), root.join(format!("{module}.rs")));
+            if dir.is_dir() {
+                sources(&dir, &mut files)
+            } else {
+                files.push(file)
+            }
+            for file in files {
+                let text = code(&read(&file));
+                for name in named(&text) {
+                    seen += usize::from(modules.iter().any(|m| m == name));
+                    if modules[i + 1..].iter().any(|m| m == name) {
+                        wrong
+                            .push(format!("{} names {name}, which is listed after {module}", file.display()));
+                    }
                 }
             }
         }
+        assert!(seen > 50, "only {seen} names were found in {}: the scan does not see them", root.display());
     }
-    assert!(seen > 50, "only {seen} names were found: the scan does not see them");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]
-fn every_module_says_what_it_is_for() {
+fn every_file_has_module_documentation() {
     let mut files = Vec::new();
-    sources(&root(), &mut files);
+    layered().iter().for_each(|root| sources(root, &mut files));
     let silent: Vec<&PathBuf> = files.iter().filter(|f| !read(f).starts_with("//! ")).collect();
-    assert!(silent.is_empty(), "no words on top of {silent:?}");
+    assert!(silent.is_empty(), "no module documentation in {silent:?}");
 }
 
 #[test]
-fn no_file_is_a_drawer_for_odds_and_ends() {
+fn no_file_is_a_grab_bag() {
     let mut files = Vec::new();
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR"));
     for dir in ["src", "tests", "crates", "bench"] {
@@ -101,9 +106,9 @@ fn no_file_is_a_drawer_for_odds_and_ends() {
         let inside = f.strip_prefix(workspace).unwrap_or(f).with_extension("");
         inside.iter().map(|p| p.to_string_lossy().into_owned()).collect()
     };
-    let drawers = ["util", "utils", "helper", "helpers", "common", "misc", "base"];
+    let grab_bags = ["util", "utils", "helper", "helpers", "common", "misc", "base"];
     let bad: Vec<&PathBuf> =
-        files.iter().filter(|f| parts(f).iter().any(|p| drawers.contains(&p.as_str()))).collect();
+        files.iter().filter(|f| parts(f).iter().any(|p| grab_bags.contains(&p.as_str()))).collect();
     assert!(bad.is_empty(), "{bad:?}");
     assert!(files.len() > 50, "only {} files were found", files.len());
 }
