@@ -1,10 +1,9 @@
-//! Two-dimensional convolution of images stored `[batch, height, width, channels]` with filters stored
-//! `[height, width, in, out]`: the output, and the gradient by the input. The gradient by the filter is in
-//! `filter_grad`.
+//! Two-dimensional convolution of NHWC images with HWIO filters: the output, and the gradient with respect to the input.
 //!
-//! With channels last, an output pixel is a product of a few runs of neighbouring numbers with the filter, which is
-//! already a matrix. So there is no unfolding of images into matrices: the filter is packed once, in a first phase,
-//! and each chunk of the second copies the part of the images it reads, with the padding, and multiplies.
+//! With channels last, an output pixel is the product of a few runs of contiguous elements with the filter, which is
+//! already a matrix. So there is no im2col: a first phase packs (or transforms) the filter, and each chunk of the second
+//! copies the part of the images it reads, with padding, and multiplies. `choose` picks the algorithm; the gradient with
+//! respect to the filter is in `filter_grad`.
 
 use std::ops::Range;
 
@@ -14,11 +13,11 @@ use crate::conv::winograd::Winograd;
 use crate::gemm::contract::{Contract, Float, Operands};
 use crate::{Block, Isa};
 
-/// The sizes of a convolution; pairs are height, width. What is read beyond the edges of the input is zero; how far
-/// that goes at the high ends follows from `out_size`.
+/// The sizes of a convolution; pairs are (height, width). Elements beyond the edges of the input are zero; the padding at
+/// the high ends follows from `out_size`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Conv2d {
-    /// Images.
+    /// Number of images.
     pub batch: usize,
     /// Size of the input images.
     pub in_size: [usize; 2],
@@ -36,8 +35,8 @@ pub struct Conv2d {
     pub pad_low: [usize; 2],
     /// Size of the output images.
     pub out_size: [usize; 2],
-    /// Whether every product of the definition is taken. Otherwise filters of 3 by 3 may be computed in squares: with
-    /// fewer products, and a few more roundings.
+    /// Whether to use the direct algorithm only. Otherwise 3x3 filters may use Winograd: fewer multiplications, slightly
+    /// more rounding error.
     pub by_definition: bool,
 }
 
@@ -45,11 +44,11 @@ pub struct Conv2d {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Conv2dForward(pub Conv2d);
 
-/// The gradient by `x`: the left operand is `dy [n, oh, ow, out]`, the right one `w [kh, kw, in, out]`.
+/// The gradient with respect to `x`: the left operand is `dy [n, oh, ow, out]`, the right one `w [kh, kw, in, out]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Conv2dInputGrad(pub Conv2d);
 
-/// Folded rows of images are no longer than this, which leaves several to share.
+/// The longest row of a folded image; longer ones would leave too few rows for the threads to share.
 const FOLDED_WIDTH: usize = 1024;
 
 impl Conv2d {
@@ -66,13 +65,13 @@ impl Conv2d {
         self.kernel[0] * self.kernel[1] * self.in_channels
     }
 
-    /// Counts products with padding too: what an unpadded input of the padded size would need.
+    /// Multiplications and additions, padding included.
     pub(crate) fn flops(&self) -> f64 {
         2.0 * self.out_len() as f64 * self.filter_rows() as f64
     }
 
-    /// The same convolution with several rows of pixels made one, where a pixel depends on one pixel only: longer
-    /// rows make fuller tiles.
+    /// The same convolution with several rows of pixels merged into one, if it is pointwise (1x1, stride 1): longer rows
+    /// fill more tiles.
     pub(crate) fn folded(&self) -> Conv2d {
         let [height, width] = self.in_size;
         let pointwise = self.kernel == [1, 1] && self.stride == [1, 1] && self.pad_low == [0, 0];
@@ -85,13 +84,13 @@ impl Conv2d {
         Conv2d { in_size: size, out_size: size, ..*self }
     }
 
-    /// The input position that tap `k` of output `o` reads along an axis, if it is inside.
+    /// The input position that tap `k` of output `o` reads along an axis; `None` in the padding.
     pub(crate) fn input_at(&self, axis: usize, o: usize, k: usize) -> Option<usize> {
         let at = o * self.stride[axis] + k * self.dilation[axis];
         at.checked_sub(self.pad_low[axis]).filter(|&i| i < self.in_size[axis])
     }
 
-    /// The output position that tap `k` carries input `i` to along an axis, if there is one.
+    /// The output position to which tap `k` contributes input `i` along an axis, if there is one.
     fn output_at(&self, axis: usize, i: usize, k: usize) -> Option<usize> {
         let at = (i + self.pad_low[axis]).checked_sub(k * self.dilation[axis])?;
         let o = at / self.stride[axis];
@@ -99,12 +98,12 @@ impl Conv2d {
     }
 }
 
-/// The pixel of row `row` of a matrix of pixels: image, y, x.
+/// The image, y and x of row `row` of a matrix of pixels.
 fn pixel(row: usize, size: [usize; 2]) -> (usize, usize, usize) {
     (row / (size[0] * size[1]), row / size[1] % size[0], row % size[1])
 }
 
-/// The reference for the output: pixel by pixel, tap by tap.
+/// Reference loops for the output: pixel by pixel, tap by tap.
 ///
 /// # Safety
 /// The operands are valid, and nobody else uses these rows of the output.
@@ -134,7 +133,7 @@ unsafe fn plain_forward<T: Float>(c: &Conv2d, mem: Operands<T>, rows: Range<usiz
     }
 }
 
-/// The reference for the gradient by the input: pixel by pixel, tap by tap.
+/// Reference loops for the input gradient: pixel by pixel, tap by tap.
 ///
 /// # Safety
 /// The operands are valid, and nobody else uses these rows of the output.
@@ -163,13 +162,13 @@ unsafe fn plain_input_grad<T: Float>(c: &Conv2d, mem: Operands<T>, rows: Range<u
     }
 }
 
-/// The reference for what is done to whole sums.
+/// Reference loops for bias and activation.
 ///
 /// # Safety
 /// The operands are valid, and nobody else uses these rows of the output.
 unsafe fn plain_bias<T: Float>(cols: usize, mem: Operands<T>, rows: Range<usize>) {
     for at in rows.start * cols..rows.end * cols {
-        // SAFETY: inside the output, and the column's number of the bias.
+        // SAFETY: inside the output, and the bias has an element for each column.
         unsafe {
             let out = &mut *mem.out.add(at);
             if !mem.bias.add.is_null() {
@@ -265,7 +264,7 @@ impl Correlation {
         mem: Operands<T>,
         finish: &mut dyn FnMut(Block),
     ) {
-        // The plain loops use the filter as it is: there is nothing to pack.
+        // The plain loops read the filter in place: there is nothing to pack.
         if phase == 0 {
             return;
         }
@@ -282,7 +281,7 @@ impl Correlation {
     }
 }
 
-/// Both directions are the same sliding sums: only operands and output differ.
+/// Output and input gradient are both correlations: only operands and output differ.
 macro_rules! impl_contract {
     ($type:ident, $backward:literal, $lhs:ident, $out:ident) => {
         impl $type {

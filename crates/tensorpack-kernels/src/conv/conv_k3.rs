@@ -1,6 +1,7 @@
-//! The inner kernel of convolutions with three taps in a row and stride 1, by far the most common ones. Each number of
-//! the image meets all three taps at once, so it is loaded once for three products: the general tile kernel loads it
-//! for each, and with few output channels that is more loading than the machine can do.
+//! The micro-kernel of direct convolutions with three taps in a row at stride 1, the most common ones.
+//!
+//! Each input element is loaded once and multiplied by all three taps. The general tile kernel loads it once per tap,
+//! and with few output channels the loads, not the multiplications, would limit the speed.
 
 use std::arch::x86_64::__m512;
 
@@ -9,7 +10,7 @@ use crate::gemm::microkernel::{forget, write_rows};
 use crate::partition;
 use crate::simd::Simd;
 
-/// Taps in a row.
+/// Taps in a row of the filter.
 pub(crate) const TAPS: usize = 3;
 
 /// A sum over some rows of the filter, for a run of pixels and up to two vectors of channels; distances in elements.
@@ -19,13 +20,13 @@ pub(crate) struct ConvK3 {
     pub(crate) rows: usize,
     /// Input channels to sum over.
     pub(crate) channels: usize,
-    /// The first pixel's first number.
+    /// The first element of the first pixel.
     pub(crate) a: *const f32,
     pub(crate) a_pixel: usize,
     pub(crate) a_row: usize,
     /// The weights of the first channel: whole vectors, whatever `cols` is.
     pub(crate) b: *const f32,
-    /// From channel to channel, from tap to tap, from row to row of the filter.
+    /// Distances from channel to channel, from tap to tap and from row to row of the filter.
     pub(crate) b_channel: usize,
     pub(crate) b_tap: usize,
     pub(crate) b_row: usize,
@@ -33,18 +34,18 @@ pub(crate) struct ConvK3 {
     pub(crate) c_pixel: usize,
     /// Columns of `c`, at least 1.
     pub(crate) cols: usize,
-    /// Add to what `c` holds, rather than overwrite it.
+    /// Add to `c` instead of overwriting it.
     pub(crate) add: bool,
 }
 
-/// A kernel for one number of pixels and vectors.
+/// The kernel for a fixed number of pixels and vectors.
 pub(crate) type ConvK3Fn = unsafe fn(&ConvK3);
 
 impl ConvK3 {
-    /// Computes `pixels` pixels, in runs that are as equal as can be.
+    /// Computes `pixels` pixels, in nearly equal runs.
     ///
     /// # Safety
-    /// The machine has the instructions of `V`, and `V` slides; `cols` is at most two vectors; every element that the
+    /// The machine has the instructions of `V`, and `V::MAX_PIXELS` is not 0; `cols` is at most two vectors; every element that the
     /// sizes and distances reach is valid, two pixels beyond the last included, and no other thread uses those of `c`.
     pub(crate) unsafe fn run<V: ConvKernels>(&self, pixels: usize) {
         let vectors = self.cols.div_ceil(V::LANES);
@@ -52,23 +53,23 @@ impl ConvK3 {
             return;
         }
         for part in partition::parts(pixels, V::MAX_PIXELS[vectors - 1]) {
-            let mut slide = *self;
-            slide.a = self.a.wrapping_add(part.start * self.a_pixel);
-            slide.c = self.c.wrapping_add(part.start * self.c_pixel);
-            // SAFETY: as the caller vouches; the table's kernels touch just the pixels of their part.
-            unsafe { V::conv_k3(part.len(), vectors)(&slide) }
+            let mut run = *self;
+            run.a = self.a.wrapping_add(part.start * self.a_pixel);
+            run.c = self.c.wrapping_add(part.start * self.c_pixel);
+            // SAFETY: guaranteed by the caller; each kernel of the table touches only the pixels of its part.
+            unsafe { V::conv_k3(part.len(), vectors)(&run) }
         }
     }
 }
 
 #[inline(always)]
-unsafe fn slide<V: Simd, const PIXELS: usize, const VECTORS: usize>(s: &ConvK3) {
-    // SAFETY: the caller vouches for the instructions and for all that the sizes and distances reach.
+unsafe fn conv_k3<V: Simd, const PIXELS: usize, const VECTORS: usize>(s: &ConvK3) {
+    // SAFETY: the caller guarantees the instructions and every element that sizes and distances reach.
     unsafe {
         let mut acc = [[V::zero(); VECTORS]; PIXELS];
         for row in 0..s.rows {
             let start = s.a.wrapping_add(row * s.a_row);
-            // Pixels are reached from every third one, as rows of a tile are.
+            // One address register for every third pixel, as for the rows of a tile.
             let mut a = [start; 6];
             for (i, a) in a.iter_mut().enumerate() {
                 *a = start.wrapping_add(3 * i * s.a_pixel);
@@ -82,7 +83,7 @@ unsafe fn slide<V: Simd, const PIXELS: usize, const VECTORS: usize>(s: &ConvK3) 
                         *w = V::load(b.add(t * s.b_tap + v * V::LANES));
                     }
                 }
-                // Pixel `p` is under tap `t` of output `p - t`. Written out, as in a tile.
+                // Pixel `p` is under tap `t` of output `p - t`. Unrolled by hand, as in a tile.
                 macro_rules! pixels {
                     ($($p:literal)*) => {$(
                         if $p < PIXELS + TAPS - 1 {
@@ -113,11 +114,11 @@ unsafe fn slide<V: Simd, const PIXELS: usize, const VECTORS: usize>(s: &ConvK3) 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn avx512<const PIXELS: usize, const VECTORS: usize>(s: &ConvK3) {
     // SAFETY: passed on from the caller.
-    unsafe { slide::<__m512, PIXELS, VECTORS>(s) }
+    unsafe { conv_k3::<__m512, PIXELS, VECTORS>(s) }
 }
 
-/// Tables of kernels by number of pixels, for one and for two vectors. The latter are 24 sums, 6 weights and a number
-/// of the image: 31 of 32 registers.
+/// Tables of kernels by number of pixels, for one and for two vectors. The latter hold 24 sums,
+/// 6 weights and one input element: 31 of 32 registers.
 pub(crate) static AVX512_ONE: [ConvK3Fn; 16] = [
     avx512::<1, 1>,
     avx512::<2, 1>,

@@ -1,6 +1,7 @@
-//! The inner kernel of filter gradients with three taps in a row and stride 1. Each number of the image meets the
-//! gradients of the three outputs it is part of, which stay in registers as it slides along the row: a third of the
-//! loads of the general tile kernel.
+//! The micro-kernel of filter gradients with three taps in a row at stride 1.
+//!
+//! Each input element is multiplied by the gradients of the three outputs that read it. Those gradients stay in
+//! registers while the kernel moves along the row, so it needs a third of the loads of the general tile kernel.
 
 use std::arch::x86_64::__m512;
 
@@ -28,23 +29,23 @@ pub(crate) struct FilterGradK3 {
     pub(crate) b_row: usize,
     pub(crate) b_image: usize,
     pub(crate) c: *mut f32,
-    /// From input channel to input channel, and from tap to tap.
+    /// Distances from input channel to input channel, and from tap to tap.
     pub(crate) c_channel: usize,
     pub(crate) c_tap: usize,
     /// Columns of `c`, at least 1.
     pub(crate) cols: usize,
-    /// Add to what `c` holds, rather than overwrite it.
+    /// Add to `c` instead of overwriting it.
     pub(crate) add: bool,
 }
 
-/// A kernel for one number of channels and vectors.
+/// The kernel for a fixed number of channels and vectors.
 pub(crate) type FilterGradK3Fn = unsafe fn(&FilterGradK3);
 
 impl FilterGradK3 {
-    /// Computes `channels` input channels, in runs that are as equal as can be.
+    /// Computes `channels` input channels, in nearly equal runs.
     ///
     /// # Safety
-    /// The machine has the instructions of `V`, and `V` slides; `cols` is at most two vectors; every element that the
+    /// The machine has the instructions of `V`, and `V::MAX_CHANNELS` is not 0; `cols` is at most two vectors; every element that the
     /// sizes and distances reach is valid, and no other thread uses those of `c`.
     pub(crate) unsafe fn run<V: ConvKernels>(&self, channels: usize) {
         let vectors = self.cols.div_ceil(V::LANES);
@@ -52,7 +53,7 @@ impl FilterGradK3 {
             let mut sum = *self;
             sum.a = self.a.wrapping_add(part.start);
             sum.c = self.c.wrapping_add(part.start * self.c_channel);
-            // SAFETY: as the caller vouches; the table's kernels touch just the channels of their part.
+            // SAFETY: guaranteed by the caller; each kernel of the table touches only the channels of its part.
             unsafe { V::filter_grad_k3(part.len(), vectors)(&sum) }
         }
     }
@@ -68,7 +69,7 @@ impl<V: Simd, const CHANNELS: usize, const VECTORS: usize> Sums<V, CHANNELS, VEC
     /// One pixel of the image at `a`, under taps `FIRST..LAST`; with tap 0 the next output's gradient is taken from `b`.
     #[inline(always)]
     unsafe fn pixel<const FIRST: usize, const LAST: usize>(&mut self, a: *const f32, b: *const f32) {
-        // SAFETY: the caller vouches for the pixel, and for the gradient if there is one.
+        // SAFETY: the caller guarantees the pixel, and the gradient if there is one.
         unsafe {
             self.under[2] = self.under[1];
             self.under[1] = self.under[0];
@@ -77,7 +78,7 @@ impl<V: Simd, const CHANNELS: usize, const VECTORS: usize> Sums<V, CHANNELS, VEC
                     *under = V::load(b.add(v * V::LANES));
                 }
             }
-            // Written out, as in a tile.
+            // Unrolled by hand, as in a tile.
             macro_rules! channels {
                 ($($i:literal)*) => {$(
                     if $i < CHANNELS {

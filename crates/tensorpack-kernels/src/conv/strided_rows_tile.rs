@@ -1,5 +1,7 @@
-//! The inner kernel of convolutions whose rows of outputs are too short to fill a tile: as a tile, but each row of it may
-//! be any pixel of any image. So the weights that are in the nearest cache serve many small images at once.
+//! The micro-kernel of direct convolutions whose output rows are too short to fill a tile.
+//!
+//! It works like the general tile kernel, but every row of the tile has its own address: any pixel of any image. So the
+//! weights in the nearest cache serve many small images at once.
 
 use std::arch::x86_64::{__m256, __m512};
 use std::ptr;
@@ -9,25 +11,25 @@ use crate::gemm::microkernel::{Tile, forget, write_rows};
 use crate::partition;
 use crate::simd::Simd;
 
-/// Pixels at most, of any instruction set.
-const MOST: usize = 12;
+/// The most pixels of any instruction set.
+const MAX_PIXELS: usize = 12;
 
-/// A tile of which each row has its own places.
+/// A tile in which each row has its own input and output address.
 #[derive(Clone, Copy)]
 pub(crate) struct StridedRowsTile<'a> {
     /// The sums; its `a`, `c` and the distances between rows are not used.
     tile: &'a Tile,
-    /// The first number of each pixel's sum; steps lie side by side.
-    a: [*const f32; MOST],
-    /// Where each pixel's sums go.
-    c: [*mut f32; MOST],
+    /// The first input element of each pixel; the steps of a sum are contiguous.
+    a: [*const f32; MAX_PIXELS],
+    /// The output address of each pixel.
+    c: [*mut f32; MAX_PIXELS],
 }
 
-/// A kernel for one number of pixels and vectors.
+/// The kernel for a fixed number of pixels and vectors.
 pub(crate) type StridedRowsFn = unsafe fn(&StridedRowsTile<'_>);
 
 impl StridedRowsTile<'_> {
-    /// Computes the sums of `tile` for `count` pixels, in tiles that are as equal as can be.
+    /// Computes the sums of `tile` for `count` pixels, in nearly equal tiles.
     ///
     /// # Safety
     /// As for [`Tile::run`], of every pixel.
@@ -37,13 +39,14 @@ impl StridedRowsTile<'_> {
         count: usize,
     ) {
         let kernels = V::strided_rows(tile.cols.div_ceil(V::LANES));
-        let mut scatter = StridedRowsTile { tile, a: [ptr::null(); MOST], c: [ptr::null_mut(); MOST] };
+        let mut rows =
+            StridedRowsTile { tile, a: [ptr::null(); MAX_PIXELS], c: [ptr::null_mut(); MAX_PIXELS] };
         for part in partition::parts(count, kernels.len()).filter(|part| !part.is_empty()) {
             for (p, (a, c)) in pixels.by_ref().take(part.len()).enumerate() {
-                (scatter.a[p], scatter.c[p]) = (a, c);
+                (rows.a[p], rows.c[p]) = (a, c);
             }
-            // SAFETY: as the caller vouches; the kernel touches just the pixels of this part.
-            unsafe { kernels[part.len() - 1](&scatter) }
+            // SAFETY: guaranteed by the caller; the kernel touches only the pixels of this part.
+            unsafe { kernels[part.len() - 1](&rows) }
         }
     }
 }
@@ -65,7 +68,7 @@ unsafe fn step<V: Simd, const PIXELS: usize, const VECTORS: usize>(
         for (v, bv) in bv.iter_mut().enumerate() {
             *bv = V::load(b.add(v * V::LANES));
         }
-        // Written out, as in a tile.
+        // Unrolled by hand, as in a tile.
         macro_rules! pixels {
             ($($p:literal)*) => {$(
                 if $p < PIXELS {
@@ -81,9 +84,9 @@ unsafe fn step<V: Simd, const PIXELS: usize, const VECTORS: usize>(
 }
 
 #[inline(always)]
-unsafe fn scatter<V: Simd, const PIXELS: usize, const VECTORS: usize>(s: &StridedRowsTile<'_>) {
+unsafe fn strided_rows<V: Simd, const PIXELS: usize, const VECTORS: usize>(s: &StridedRowsTile<'_>) {
     let t = s.tile;
-    // SAFETY: the caller vouches for the instructions and for all that the sizes and distances reach.
+    // SAFETY: the caller guarantees the instructions and every element that sizes and distances reach.
     unsafe {
         let mut acc = [[V::zero(); VECTORS]; PIXELS];
         for image in 0..t.images {
@@ -119,13 +122,13 @@ unsafe fn scatter<V: Simd, const PIXELS: usize, const VECTORS: usize>(s: &Stride
 /// As for [`Tile::run`], of every pixel.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn avx512<const PIXELS: usize, const VECTORS: usize>(s: &StridedRowsTile<'_>) {
-    // A single wide vector is two half ones, as in a tile.
+    // One wide vector is split into two half vectors, as in a tile.
     // SAFETY: passed on from the caller.
     unsafe {
         match VECTORS {
-            1 if s.tile.cols > 8 => scatter::<__m256, PIXELS, 2>(s),
-            1 => scatter::<__m256, PIXELS, 1>(s),
-            _ => scatter::<__m512, PIXELS, VECTORS>(s),
+            1 if s.tile.cols > 8 => strided_rows::<__m256, PIXELS, 2>(s),
+            1 => strided_rows::<__m256, PIXELS, 1>(s),
+            _ => strided_rows::<__m512, PIXELS, VECTORS>(s),
         }
     }
 }
@@ -135,15 +138,15 @@ unsafe fn avx512<const PIXELS: usize, const VECTORS: usize>(s: &StridedRowsTile<
 #[target_feature(enable = "avx2,fma")]
 unsafe fn avx2<const PIXELS: usize, const VECTORS: usize>(s: &StridedRowsTile<'_>) {
     // SAFETY: passed on from the caller.
-    unsafe { scatter::<__m256, PIXELS, VECTORS>(s) }
+    unsafe { strided_rows::<__m256, PIXELS, VECTORS>(s) }
 }
 
-/// Tables of a kernel: by vectors, pixels. An address for each pixel, and those of the weights and the count of steps, are
-/// as many as the machine has registers for; sums take no more than in a tile.
+/// Kernels by vectors and pixels. An address per pixel, the address of the weights and the step counter fill the
+/// general-purpose registers; the sums take no more vector registers than in a tile.
 macro_rules! table {
     ($kernel:ident: $($pixels:literal)*) => {
         [[$($kernel::<$pixels, 1> as StridedRowsFn),*], [$($kernel::<$pixels, 2>),*]]
     };
 }
-pub(crate) static AVX512: [[StridedRowsFn; MOST]; 2] = table!(avx512: 1 2 3 4 5 6 7 8 9 10 11 12);
+pub(crate) static AVX512: [[StridedRowsFn; MAX_PIXELS]; 2] = table!(avx512: 1 2 3 4 5 6 7 8 9 10 11 12);
 pub(crate) static AVX2: [[StridedRowsFn; 6]; 2] = table!(avx2: 1 2 3 4 5 6);

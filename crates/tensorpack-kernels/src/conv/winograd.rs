@@ -1,5 +1,7 @@
-//! Convolutions and their gradients by the input in [squares](crate::conv::winograd_transform): the filter is brought to the other form in
-//! a first phase, and each chunk of the second does so with some rows of squares, multiplies, and comes back.
+//! Convolutions and their input gradients by [Winograd F(2x2, 3x3)](crate::conv::winograd_transform).
+//!
+//! The first phase transforms the filter. Each chunk of the second transforms the input tiles of some tile rows,
+//! multiplies, and transforms the products back.
 
 use std::ops::Range;
 
@@ -8,10 +10,10 @@ use crate::conv::correlation::{Correlation, PACK_COLS};
 use crate::conv::winograd_transform::{PLANES, TILE, WinogradTiles, plane};
 use crate::partition;
 
-/// WinogradTiles of a chunk, if there are enough for all threads.
+/// Tiles of a chunk, if there are enough for all threads.
 const CHUNK_TILES: usize = 128;
-/// WinogradTiles that are in the other form at a time: few, so that they and their products stay in the nearest caches while the
-/// filter comes from the next one; more, if the filter comes from further away.
+/// Tiles transformed at a time: few, so that they and their products stay in the nearest caches while the filter
+/// streams from the next one; more, if the filter comes from further away.
 const FEW_TOGETHER: usize = 28;
 const MANY_TOGETHER: usize = 64;
 /// A filter larger than this leaves too little room in the second-level cache.
@@ -19,7 +21,7 @@ const NEAR_BYTES: usize = 512 << 10;
 /// Chunks that are enough for all threads.
 const ENOUGH_CHUNKS: usize = 16;
 
-/// A convolution, or its gradient by the input, in squares.
+/// A convolution, or its input gradient, cut into tiles and chunks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Winograd {
     tiles: WinogradTiles,
@@ -34,7 +36,7 @@ impl Winograd {
         Winograd { tiles, chunks: chunks.max(tiles.rows().min(ENOUGH_CHUNKS)) }
     }
 
-    /// The rows of squares of a chunk.
+    /// The tile rows of a chunk.
     fn rows(&self, chunk: usize) -> Range<usize> {
         partition::part(self.tiles.rows(), self.chunks, chunk)
     }
@@ -48,22 +50,22 @@ impl Winograd {
         Block { rows: pixel(rows.start)..pixel(rows.end), cols: 0..work.out_channels() }
     }
 
-    /// Elements of the filter in the other form.
+    /// Elements of the transformed filter.
     pub(crate) fn shared_len(&self) -> usize {
         let work = &self.tiles.work;
         PLANES * work.in_channels() * work.out_channels().next_multiple_of(PACK_COLS)
     }
 
-    fn together(&self) -> usize {
+    fn tiles_at_once(&self) -> usize {
         if self.shared_len() * size_of::<f32>() > NEAR_BYTES { MANY_TOGETHER } else { FEW_TOGETHER }
     }
 
-    /// Elements of working memory: zeros for a pixel beyond the edges, and a chunk's squares with their products; or the
-    /// taps of some columns of the filter.
+    /// Elements of scratch memory: zeros for a pixel beyond the edges, then a chunk's transformed tiles and their products;
+    /// or the taps of some columns of the filter.
     pub(crate) fn scratch_len(&self) -> usize {
-        let (together, inputs) = (self.together(), self.tiles.work.in_channels());
-        let squares = plane(together, inputs) + plane(together, PACK_COLS);
-        (9 * inputs * PACK_COLS).max(inputs.next_multiple_of(16) + PLANES * squares)
+        let (at_once, inputs) = (self.tiles_at_once(), self.tiles.work.in_channels());
+        let tiles = plane(at_once, inputs) + plane(at_once, PACK_COLS);
+        (9 * inputs * PACK_COLS).max(inputs.next_multiple_of(16) + PLANES * tiles)
     }
 }
 
@@ -77,7 +79,7 @@ mod fast {
     use crate::gemm::pack;
 
     impl Winograd {
-        /// Brings one group of columns of the filter to the other form: panel after panel, in each place after place.
+        /// Transforms one group of columns of the filter: panel after panel, in each plane after plane.
         ///
         /// # Safety
         /// The filter `w` is valid, `shared` and `scratch` have the sizes asked for, the machine has the instructions of
@@ -97,7 +99,7 @@ mod fast {
             for col in cols.clone().step_by(2 * V::LANES) {
                 let here = (cols.end - col).min(2 * V::LANES);
                 let width = pack::width(here, V::LANES);
-                // SAFETY: one tap of the filter after another, and the place of each in the scratch memory.
+                // SAFETY: one tap of the filter after another, and its part of the scratch memory.
                 unsafe {
                     for tap in 0..9 {
                         let from = w.add((y.tap(tap / 3) * 3 + x.tap(tap % 3)) * inputs * outputs);
@@ -132,54 +134,52 @@ mod fast {
             // SAFETY: the scratch memory begins with room for a pixel.
             unsafe { zeros.write_bytes(0, inputs) };
             let images = zeros.wrapping_add(inputs.next_multiple_of(16));
-            for part in partition::parts(rows.len() * width, self.together()) {
-                let (squares, image_plane) = (part.len(), plane(part.len(), inputs));
-                let place = |square: usize| {
-                    let at = part.start + square;
+            for part in partition::parts(rows.len() * width, self.tiles_at_once()) {
+                let (tiles, image_plane) = (part.len(), plane(part.len(), inputs));
+                let position = |tile: usize| {
+                    let at = part.start + tile;
                     (rows.start + at / width, at % width)
                 };
-                for square in 0..squares {
-                    let (row, x) = place(square);
+                for tile in 0..tiles {
+                    let (row, x) = position(tile);
                     let pixels = self.tiles.pixels(row, x, mem.lhs, zeros);
-                    // SAFETY: the pixels are the image's, or zeros; each square has its place in the scratch memory.
-                    unsafe {
-                        (V::TRANSFORMS.input)(&pixels, inputs, images.add(square * inputs), image_plane)
-                    }
+                    // SAFETY: the pixels are the image's, or zeros; each tile has its own part of the scratch memory.
+                    unsafe { (V::TRANSFORMS.input)(&pixels, inputs, images.add(tile * inputs), image_plane) }
                 }
                 let products = images.wrapping_add(PLANES * image_plane);
                 for col in (0..outputs).step_by(2 * V::LANES) {
                     let cols = (outputs - col).min(2 * V::LANES);
                     let panel_width = pack::width(cols, V::LANES);
-                    let product_plane = plane(squares, panel_width);
+                    let product_plane = plane(tiles, panel_width);
                     let filter = mem.shared.cast::<f32>().wrapping_add(col * PLANES * inputs);
-                    for place in 0..PLANES {
+                    for plane in 0..PLANES {
                         let tile = Tile {
                             images: 1,
                             segments: 1,
                             steps: inputs,
-                            a: images.wrapping_add(place * image_plane),
+                            a: images.wrapping_add(plane * image_plane),
                             a_stride: inputs,
                             a_segment: 0,
                             a_image: 0,
-                            b: filter.wrapping_add(place * inputs * panel_width),
+                            b: filter.wrapping_add(plane * inputs * panel_width),
                             b_step: panel_width,
                             b_segment: 0,
                             b_image: 0,
-                            c: products.wrapping_add(place * product_plane),
+                            c: products.wrapping_add(plane * product_plane),
                             c_row: panel_width,
                             cols: panel_width,
                             add: false,
                             ahead: Ahead::none(filter),
                         };
-                        // SAFETY: the squares and the filter are in the other form, and products have their room.
-                        unsafe { tile.run::<V>(squares, true) }
+                        // SAFETY: tiles and filter are transformed, and the scratch memory has room for the products.
+                        unsafe { tile.run::<V>(tiles, true) }
                     }
-                    for square in 0..squares {
-                        let (row, x) = place(square);
-                        let at = self.square(row, x, col, cols, mem);
-                        // SAFETY: a square of the output, and its products.
+                    for tile in 0..tiles {
+                        let (row, x) = position(tile);
+                        let at = self.output_tile(row, x, col, cols, mem);
+                        // SAFETY: a tile of the output, and its products.
                         unsafe {
-                            (V::TRANSFORMS.output)(&at, products.add(square * panel_width), product_plane);
+                            (V::TRANSFORMS.output)(&at, products.add(tile * panel_width), product_plane);
                         }
                     }
                 }
@@ -187,8 +187,15 @@ mod fast {
             finish(self.block(chunk));
         }
 
-        /// Some columns of square `x` of row `row` of the output.
-        fn square(&self, row: usize, x: usize, col: usize, cols: usize, mem: Operands<f32>) -> OutputTile {
+        /// Some columns of tile `x` of tile row `row` of the output.
+        fn output_tile(
+            &self,
+            row: usize,
+            x: usize,
+            col: usize,
+            cols: usize,
+            mem: Operands<f32>,
+        ) -> OutputTile {
             let WinogradTiles { work, count, .. } = &self.tiles;
             let ([height, width], outputs) = (work.out_size(), work.out_channels());
             let (image, y) = (row / count[0], row % count[0] * TILE);

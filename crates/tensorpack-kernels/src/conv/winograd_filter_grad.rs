@@ -1,6 +1,8 @@
-//! The gradient of a convolution by its filter in [squares](crate::conv::winograd_transform): the squares of the input and those of the
-//! output's gradient are brought to a form in which the sum over all of them is 16 plain products. Rows of squares are
-//! shared out among groups, each with its own partial sums, and a second phase adds those in order and comes back.
+//! Filter gradients by [Winograd F(2x2, 3x3)](crate::conv::winograd_transform).
+//!
+//! After the tiles of the input and of the output gradient are transformed, the sum over all tiles is 16 matrix
+//! products. The tile rows are divided among groups, each with its own partial sums; a second phase adds those in order
+//! and transforms the result back.
 
 use std::ops::Range;
 
@@ -11,14 +13,14 @@ use crate::conv::correlation::Correlation;
 use crate::conv::winograd_transform::{PLANES, WinogradTiles, plane};
 use crate::partition;
 
-/// What is brought to the other form at a time.
+/// Bytes of transformed tiles at a time.
 const PART_BYTES: usize = 512 << 10;
 /// Partial results, and chunks that are enough for all threads.
 const GROUPS: usize = 8;
 /// Input channels that a chunk of the second phase adds up.
 const SUM_CHANNELS: usize = 4;
 
-/// The gradient by the filter, in squares.
+/// The gradient with respect to a 3x3 filter, cut into tiles and groups.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WinogradFilterGrad {
     tiles: WinogradTiles,
@@ -55,18 +57,18 @@ impl WinogradFilterGrad {
         self.groups * self.partial_len()
     }
 
-    /// Rows of squares that are brought to the other form at a time.
-    fn together(&self) -> usize {
+    /// Tile rows transformed at a time.
+    fn rows_at_once(&self) -> usize {
         let c = &self.tiles.work.conv;
         let row_bytes = PLANES * self.tiles.count[1] * (c.in_channels + self.cols()) * size_of::<f32>();
         (PART_BYTES / row_bytes).clamp(1, self.tiles.rows().div_ceil(self.groups))
     }
 
-    /// Elements of working memory: zeros for a pixel beyond the edges, and squares of the image and of the gradient.
+    /// Elements of scratch memory: zeros for a pixel beyond the edges, then tiles of the image and of the gradient.
     pub(crate) fn scratch_len(&self) -> usize {
-        let (squares, inputs) = (self.together() * self.tiles.count[1], self.tiles.work.conv.in_channels);
+        let (tiles, inputs) = (self.rows_at_once() * self.tiles.count[1], self.tiles.work.conv.in_channels);
         inputs.max(self.cols()).next_multiple_of(16)
-            + PLANES * (plane(squares, inputs) + plane(squares, self.cols()))
+            + PLANES * (plane(tiles, inputs) + plane(tiles, self.cols()))
     }
 
     /// The input channels of a chunk of the second phase.
@@ -110,7 +112,7 @@ mod fast {
             if phase == 0 {
                 let sums = shared.wrapping_add(chunk * self.partial_len());
                 let rows = partition::part(self.tiles.rows(), self.groups, chunk);
-                for part in partition::parts(rows.len(), self.together()) {
+                for part in partition::parts(rows.len(), self.rows_at_once()) {
                     let here = rows.start + part.start..rows.start + part.end;
                     // SAFETY: each chunk has its own partial result; the rest is passed on from the caller.
                     unsafe { self.add_rows::<V>(here, mem, sums, scratch, part.start > 0) }
@@ -132,7 +134,7 @@ mod fast {
             self.blocks(chunk).for_each(finish);
         }
 
-        /// Sums the products of some rows of squares, and adds them to `sums` or replaces those.
+        /// Sums the products of some tile rows, and adds them to `sums` or overwrites it.
         ///
         /// # Safety
         /// As for [`WinogradFilterGrad::run`].
@@ -145,58 +147,58 @@ mod fast {
             add: bool,
         ) {
             let (width, inputs, cols) = (self.tiles.count[1], self.tiles.work.conv.in_channels, self.cols());
-            let squares = rows.len() * width;
+            let tiles = rows.len() * width;
             let zeros = scratch.as_mut_ptr().cast::<f32>();
             let pixel = inputs.max(cols).next_multiple_of(16);
-            let (image_plane, gradient_plane) = (plane(squares, inputs), plane(squares, cols));
+            let (image_plane, gradient_plane) = (plane(tiles, inputs), plane(tiles, cols));
             let images = zeros.wrapping_add(pixel);
             let gradients = images.wrapping_add(PLANES * image_plane);
             // SAFETY: the scratch memory begins with room for a pixel.
             unsafe { zeros.write_bytes(0, pixel) };
-            for square in 0..squares {
-                let (row, x) = (rows.start + square / width, square % width);
+            for tile in 0..tiles {
+                let (row, x) = (rows.start + tile / width, tile % width);
                 let pixels = self.tiles.pixels(row, x, mem.lhs, zeros);
                 let dy = self.gradient(row, x, mem.rhs, zeros);
                 let outputs = self.tiles.work.conv.out_channels;
-                // SAFETY: the pixels exist or are zeros; the place of each square is in the scratch memory.
+                // SAFETY: the pixels exist or are zeros; each tile has its own part of the scratch memory.
                 unsafe {
-                    (V::TRANSFORMS.input)(&pixels, inputs, images.add(square * inputs), image_plane);
-                    (V::TRANSFORMS.gradient)(&dy, outputs, gradients.add(square * cols), gradient_plane);
+                    (V::TRANSFORMS.input)(&pixels, inputs, images.add(tile * inputs), image_plane);
+                    (V::TRANSFORMS.gradient)(&dy, outputs, gradients.add(tile * cols), gradient_plane);
                 }
             }
-            for place in 0..PLANES {
+            for plane in 0..PLANES {
                 for col in (0..cols).step_by(V::MAX_COLS) {
                     let tile = Tile {
                         images: 1,
                         segments: 1,
-                        steps: squares,
-                        a: images.wrapping_add(place * image_plane),
+                        steps: tiles,
+                        a: images.wrapping_add(plane * image_plane),
                         a_stride: inputs,
                         a_segment: 0,
                         a_image: 0,
-                        b: gradients.wrapping_add(place * gradient_plane + col),
+                        b: gradients.wrapping_add(plane * gradient_plane + col),
                         b_step: cols,
                         b_segment: 0,
                         b_image: 0,
-                        c: sums.wrapping_add(place * inputs * cols + col),
+                        c: sums.wrapping_add(plane * inputs * cols + col),
                         c_row: cols,
                         cols: (cols - col).min(V::MAX_COLS),
                         add,
                         ahead: Ahead::none(gradients),
                     };
-                    // SAFETY: squares of the image and of the gradient are in the other form.
+                    // SAFETY: the tiles of the image and of the gradient are transformed.
                     unsafe { tile.run::<V>(inputs, false) }
                 }
             }
         }
 
-        /// The pixels of the output's gradient in square `x` of row `row`.
+        /// The pixels of the output gradient in tile `x` of tile row `row`.
         fn gradient(&self, row: usize, x: usize, data: *const f32, zeros: *const f32) -> [*const f32; 4] {
             let WinogradTiles { work, count, .. } = &self.tiles;
             let [height, width] = work.out_size();
             let (image, y, x) = (row / count[0], row % count[0] * TILE, x * TILE);
-            std::array::from_fn(|place| {
-                let (y, x) = (y + place / TILE, x + place % TILE);
+            std::array::from_fn(|i| {
+                let (y, x) = (y + i / TILE, x + i % TILE);
                 let pixel = (image * height + y) * width + x;
                 if y < height && x < width { data.wrapping_add(pixel * work.out_channels()) } else { zeros }
             })

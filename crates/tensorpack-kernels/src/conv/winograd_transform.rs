@@ -1,25 +1,26 @@
-//! Convolutions in squares: what Winograd's minimal filtering, F(2x2, 3x3), is made of. An output of 2 by 2 pixels of a
-//! filter of 3 by 3 takes 16 products for each pair of channels, where the definition takes 36.
+//! Winograd convolution F(2x2, 3x3): tiles and transforms.
 //!
-//! Filters, and the 4 by 4 pixels of the input that a square of outputs reads, are brought to a form in which the
-//! convolution is 16 plain products, one for each place of the square: matrices of squares by channels times matrices of
-//! channels by channels. That form, and the way back, is sums and differences alone but for halves in the filter's, so
-//! small whole numbers stay exact, and the error is that of a few more additions.
+//! Each 2x2 tile of outputs reads a 4x4 tile of the input. After the input and filter transforms the convolution is 16
+//! independent matrix products, one per element of the 4x4 tile: `tiles x in_channels` by `in_channels x
+//! out_channels`. That is 16 multiplications per tile and pair of channels instead of 36. The transforms use only
+//! additions and halving, so small integers stay exact; the rounding error is that of a few more additions.
+//!
+//! A *plane* holds one of the 16 elements of all transformed tiles.
 
 use crate::conv::correlation::Correlation;
 
-/// Places of a square of the input.
+/// Elements of a 4x4 input tile, and planes of the transformed data.
 pub(crate) const PLANES: usize = 16;
-/// Outputs along each side of a square.
+/// Outputs along each side of a tile.
 pub(crate) const TILE: usize = 2;
 
-/// A convolution, or its gradient by the input, whose output is cut into squares.
+/// A convolution, or its input gradient, whose output is cut into 2x2 tiles.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WinogradTiles {
     pub(crate) work: Correlation,
-    /// Along each axis of an image.
+    /// Tiles along each axis of an image.
     pub(crate) count: [usize; 2],
-    /// The first pixel of the input that the first square reads, along each axis.
+    /// The first input pixel that the first tile reads, along each axis.
     first: [isize; 2],
 }
 
@@ -33,12 +34,12 @@ impl WinogradTiles {
         }
     }
 
-    /// Rows of squares, all images' counted.
+    /// Tile rows in the whole batch.
     pub(crate) fn rows(&self) -> usize {
         self.work.conv.batch * self.count[0]
     }
 
-    /// The pixels of the input that square `x` of row `row` reads.
+    /// The input pixels that tile `x` of tile row `row` reads; `zeros` stands for pixels beyond the edges.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn pixels(
         &self,
@@ -68,10 +69,10 @@ impl WinogradTiles {
     }
 }
 
-/// From place to place of `squares` squares in the other form. A line more than they take, since as many lines of memory
-/// that are apart by a power of two would push each other out of the cache.
-pub(crate) fn plane(squares: usize, channels: usize) -> usize {
-    (squares * channels).next_multiple_of(16) + 16
+/// The distance between planes of `tiles` tiles. One cache line more than they take: planes a power of two apart would
+/// evict each other from the cache.
+pub(crate) fn plane(tiles: usize, channels: usize) -> usize {
+    (tiles * channels).next_multiple_of(16) + 16
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -82,35 +83,35 @@ pub(crate) mod transforms {
     use crate::gemm::contract::Bias;
     use crate::simd::Simd;
 
-    /// The changes of form, for one instruction set.
+    /// The Winograd transforms for one instruction set.
     pub(crate) struct Transforms {
-        /// Nine taps of a number of numbers, whole vectors, to 16 places, `plane` apart.
+        /// Transforms a 3x3 filter (`len` floats per tap, whole vectors) into 16 planes, `plane` floats apart.
         pub(crate) filter: unsafe fn(*const f32, usize, *mut f32, usize),
-        /// The pixels of a square of the input, of a number of channels, to 16 places.
+        /// Transforms a 4x4 input tile of `channels` channels into 16 planes.
         pub(crate) input: unsafe fn(&[*const f32; PLANES], usize, *mut f32, usize),
-        /// The products at 16 places to a square of the output.
+        /// Transforms 16 planes of products into a 2x2 output tile.
         pub(crate) output: unsafe fn(&OutputTile, *const f32, usize),
-        /// The pixels of a square of the output's gradient to 16 places.
+        /// Transforms a 2x2 tile of the output gradient into 16 planes.
         pub(crate) gradient: unsafe fn(&[*const f32; 4], usize, *mut f32, usize),
-        /// Sums of gradients at 16 places to nine taps.
+        /// Transforms 16 planes of summed products into the gradient of a 3x3 filter.
         pub(crate) taps: unsafe fn(&Partials, *mut f32, usize),
     }
 
-    /// A square of the output, of which only the first `size` pixels along each axis may exist.
+    /// A 2x2 output tile; at the edges only the first `size` pixels along each axis exist.
     pub(crate) struct OutputTile {
         pub(crate) first: *mut f32,
         pub(crate) row: usize,
         pub(crate) pixel: usize,
         pub(crate) size: [usize; 2],
         pub(crate) cols: usize,
-        /// What is done to each pixel.
+        /// Bias and activation applied to each pixel.
         pub(crate) bias: Bias<f32>,
     }
 
-    /// A row of a filter's gradient in the other form, in several parts that are added up.
+    /// A row of a transformed filter gradient, as several partial sums.
     pub(crate) struct Partials {
         pub(crate) first: *const f32,
-        /// From place to place, and from part to part.
+        /// The distance between planes, and between partial sums.
         pub(crate) plane: usize,
         pub(crate) part: usize,
         pub(crate) parts: usize,
@@ -153,22 +154,22 @@ pub(crate) mod transforms {
         }
     }
 
-    /// Writes the columns of a square to its 16 places. Written out, so that all stay in registers.
+    /// Writes the columns of a transformed tile to its 16 planes. Unrolled by hand, so that all stay in registers.
     #[inline(always)]
-    unsafe fn store_square<V: Simd>(columns: [[V; 4]; 4], to: *mut f32, plane: usize, lanes: usize) {
-        macro_rules! places {
-            ($($place:literal)*) => {$(
-                // SAFETY: as the caller vouches.
-                unsafe { columns[$place % 4][$place / 4].store_first(to.add($place * plane), lanes) };
+    unsafe fn store_tile<V: Simd>(columns: [[V; 4]; 4], to: *mut f32, plane: usize, lanes: usize) {
+        macro_rules! planes {
+            ($($plane:literal)*) => {$(
+                // SAFETY: guaranteed by the caller.
+                unsafe { columns[$plane % 4][$plane / 4].store_first(to.add($plane * plane), lanes) };
             )*};
         }
-        places!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+        planes!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
     }
 
     #[inline(always)]
     unsafe fn filter<V: Simd>(taps: *const f32, len: usize, to: *mut f32, plane: usize) {
         for at in (0..len).step_by(V::LANES) {
-            // SAFETY: as the caller vouches.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let half = V::splat(&0.5);
                 let row = |y: usize| {
@@ -177,7 +178,7 @@ pub(crate) mod transforms {
                 };
                 let rows = [row(0), row(1), row(2)];
                 let column = |x: usize| filter_line([rows[0][x], rows[1][x], rows[2][x]], half);
-                store_square([column(0), column(1), column(2), column(3)], to.add(at), plane, V::LANES);
+                store_tile([column(0), column(1), column(2), column(3)], to.add(at), plane, V::LANES);
             }
         }
     }
@@ -186,7 +187,7 @@ pub(crate) mod transforms {
     unsafe fn input<V: Simd>(pixels: &[*const f32; PLANES], channels: usize, to: *mut f32, plane: usize) {
         for at in (0..channels).step_by(V::LANES) {
             let lanes = (channels - at).min(V::LANES);
-            // SAFETY: as the caller vouches.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let row = |y: usize| {
                     let pixel = |x: usize| V::load_first(pixels[4 * y + x].add(at), lanes);
@@ -194,16 +195,16 @@ pub(crate) mod transforms {
                 };
                 let rows = [row(0), row(1), row(2), row(3)];
                 let column = |x: usize| input_line([rows[0][x], rows[1][x], rows[2][x], rows[3][x]]);
-                store_square([column(0), column(1), column(2), column(3)], to.add(at), plane, lanes);
+                store_tile([column(0), column(1), column(2), column(3)], to.add(at), plane, lanes);
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn output<V: Simd>(square: &OutputTile, from: *const f32, plane: usize) {
-        for at in (0..square.cols).step_by(V::LANES) {
-            let lanes = (square.cols - at).min(V::LANES);
-            // SAFETY: as the caller vouches; rows of products are whole vectors.
+    unsafe fn output<V: Simd>(tile: &OutputTile, from: *const f32, plane: usize) {
+        for at in (0..tile.cols).step_by(V::LANES) {
+            let lanes = (tile.cols - at).min(V::LANES);
+            // SAFETY: guaranteed by the caller; rows of products are whole vectors.
             unsafe {
                 let row = |y: usize| {
                     let product = |x: usize| V::load(from.add((4 * y + x) * plane + at));
@@ -212,13 +213,13 @@ pub(crate) mod transforms {
                 let rows = [row(0), row(1), row(2), row(3)];
                 let column = |x: usize| output_line([rows[0][x], rows[1][x], rows[2][x], rows[3][x]]);
                 let (left, right) = (column(0), column(1));
-                let bias = square.bias;
+                let bias = tile.bias;
                 let add = if bias.add.is_null() { V::zero() } else { V::load_first(bias.add.add(at), lanes) };
                 let put = |sum: V, y: usize, x: usize| {
-                    if y < square.size[0] && x < square.size[1] {
+                    if y < tile.size[0] && x < tile.size[1] {
                         let sum = if bias.add.is_null() { sum } else { sum.add(add) };
                         let sum = if bias.relu { sum.relu() } else { sum };
-                        sum.store_first(square.first.add(y * square.row + x * square.pixel + at), lanes);
+                        sum.store_first(tile.first.add(y * tile.row + x * tile.pixel + at), lanes);
                     }
                 };
                 put(left[0], 0, 0);
@@ -233,12 +234,12 @@ pub(crate) mod transforms {
     unsafe fn gradient<V: Simd>(pixels: &[*const f32; 4], channels: usize, to: *mut f32, plane: usize) {
         for at in (0..channels).step_by(V::LANES) {
             let lanes = (channels - at).min(V::LANES);
-            // SAFETY: as the caller vouches; the places have room for whole vectors.
+            // SAFETY: guaranteed by the caller; the planes have room for whole vectors.
             unsafe {
                 let pixel = |p: usize| V::load_first(pixels[p].add(at), lanes);
                 let rows = [gradient_line([pixel(0), pixel(1)]), gradient_line([pixel(2), pixel(3)])];
                 let column = |x: usize| gradient_line([rows[0][x], rows[1][x]]);
-                store_square([column(0), column(1), column(2), column(3)], to.add(at), plane, V::LANES);
+                store_tile([column(0), column(1), column(2), column(3)], to.add(at), plane, V::LANES);
             }
         }
     }
@@ -247,7 +248,7 @@ pub(crate) mod transforms {
     unsafe fn taps<V: Simd>(sums: &Partials, to: *mut f32, tap: usize) {
         for at in (0..sums.cols).step_by(V::LANES) {
             let lanes = (sums.cols - at).min(V::LANES);
-            // SAFETY: as the caller vouches; the parts have whole vectors.
+            // SAFETY: guaranteed by the caller; the parts have whole vectors.
             unsafe {
                 let half = V::splat(&0.5);
                 let row = |y: usize| {
@@ -273,36 +274,46 @@ pub(crate) mod transforms {
         ($name:ident, $vector:ty, $features:literal) => {
             pub(crate) static $name: Transforms = {
                 #[target_feature(enable = $features)]
-                unsafe fn of_filter(taps: *const f32, len: usize, to: *mut f32, plane: usize) {
+                unsafe fn filter_transform(taps: *const f32, len: usize, to: *mut f32, plane: usize) {
                     // SAFETY: passed on from the caller.
                     unsafe { filter::<$vector>(taps, len, to, plane) }
                 }
                 #[target_feature(enable = $features)]
-                unsafe fn of_input(pixels: &[*const f32; PLANES], len: usize, to: *mut f32, plane: usize) {
+                unsafe fn input_transform(
+                    pixels: &[*const f32; PLANES],
+                    len: usize,
+                    to: *mut f32,
+                    plane: usize,
+                ) {
                     // SAFETY: passed on from the caller.
                     unsafe { input::<$vector>(pixels, len, to, plane) }
                 }
                 #[target_feature(enable = $features)]
-                unsafe fn to_output(square: &OutputTile, from: *const f32, plane: usize) {
+                unsafe fn output_transform(tile: &OutputTile, from: *const f32, plane: usize) {
                     // SAFETY: passed on from the caller.
-                    unsafe { output::<$vector>(square, from, plane) }
+                    unsafe { output::<$vector>(tile, from, plane) }
                 }
                 #[target_feature(enable = $features)]
-                unsafe fn of_gradient(pixels: &[*const f32; 4], len: usize, to: *mut f32, plane: usize) {
+                unsafe fn gradient_transform(
+                    pixels: &[*const f32; 4],
+                    len: usize,
+                    to: *mut f32,
+                    plane: usize,
+                ) {
                     // SAFETY: passed on from the caller.
                     unsafe { gradient::<$vector>(pixels, len, to, plane) }
                 }
                 #[target_feature(enable = $features)]
-                unsafe fn to_taps(sums: &Partials, to: *mut f32, tap: usize) {
+                unsafe fn taps_transform(sums: &Partials, to: *mut f32, tap: usize) {
                     // SAFETY: passed on from the caller.
                     unsafe { taps::<$vector>(sums, to, tap) }
                 }
                 Transforms {
-                    filter: of_filter,
-                    input: of_input,
-                    output: to_output,
-                    gradient: of_gradient,
-                    taps: to_taps,
+                    filter: filter_transform,
+                    input: input_transform,
+                    output: output_transform,
+                    gradient: gradient_transform,
+                    taps: taps_transform,
                 }
             };
         };
