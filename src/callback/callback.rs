@@ -1,6 +1,6 @@
 //! What a callback is.
 
-use super::{Collected, GraphCx, HookCx, TrainCx};
+use super::{CollectCx, GraphCx, RunCx, TrainCx};
 use serde_json::Value;
 use tensorpack_tensor::Result;
 
@@ -33,21 +33,21 @@ pub trait Callback {
     }
 
     /// Before every hooked run. Must be quick.
-    fn before_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+    fn before_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         let _ = cx;
         Ok(())
     }
 
     /// After every hooked run, with the values it fetched. Must be quick.
-    fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+    fn after_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         let _ = cx;
         Ok(())
     }
 
     /// After every hooked run that went well, in their order, with what it fetched as
-    /// [`Cadence::Collected`](crate::runtime::Cadence::Collected): on an accelerator, when the next run has begun. The values
+    /// [`Cadence::Deferred`](crate::runtime::Cadence::Deferred): on an accelerator, when the next run has begun. The values
     /// of all steps are there by the end of an epoch, and before a checkpoint is made. Must be quick.
-    fn collect(&mut self, values: &Collected<'_>) -> Result<()> {
+    fn collect(&mut self, values: &CollectCx<'_>) -> Result<()> {
         let _ = values;
         Ok(())
     }

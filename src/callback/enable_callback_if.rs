@@ -1,7 +1,7 @@
 //! Callbacks that are there some of the time.
 
 use super::proxy::forward;
-use super::{Callback, Collected, HookCx, Progress, TrainCx};
+use super::{Callback, CollectCx, Progress, RunCx, TrainCx};
 use std::fmt;
 use tensorpack_tensor::Result;
 
@@ -29,16 +29,16 @@ impl<C: Callback> Callback for EnableCallbackIf<C> {
         if (self.condition)(cx) { self.callback.before_epoch(cx) } else { Ok(()) }
     }
 
-    fn before_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+    fn before_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         self.in_run = (self.condition)(cx);
         if self.in_run { self.callback.before_run(cx) } else { Ok(()) }
     }
 
-    fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+    fn after_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         if self.in_run { self.callback.after_run(cx) } else { Ok(()) }
     }
 
-    fn collect(&mut self, values: &Collected<'_>) -> Result<()> {
+    fn collect(&mut self, values: &CollectCx<'_>) -> Result<()> {
         if (self.condition)(values) { self.callback.collect(values) } else { Ok(()) }
     }
 

@@ -1,6 +1,6 @@
 //! The list of callbacks, called in order at each moment.
 
-use super::{Callback, Collected, GraphCx, HookCx, Statistic, TrainCx, When};
+use super::{Callback, CollectCx, GraphCx, RunCx, Statistic, TrainCx, When};
 use serde_json::{Map, Value};
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, Result};
@@ -35,15 +35,15 @@ impl Callbacks {
     }
 
     /// Not named in errors: runs are many, and names cost time.
-    pub(crate) fn before_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+    pub(crate) fn before_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         self.list.iter_mut().try_for_each(|c| c.before_run(cx))
     }
 
-    pub(crate) fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+    pub(crate) fn after_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         self.list.iter_mut().try_for_each(|c| c.after_run(cx))
     }
 
-    pub(crate) fn collect(&mut self, values: &Collected<'_>) -> Result<()> {
+    pub(crate) fn collect(&mut self, values: &CollectCx<'_>) -> Result<()> {
         self.list.iter_mut().try_for_each(|c| c.collect(values))
     }
 

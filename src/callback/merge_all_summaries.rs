@@ -1,6 +1,6 @@
 //! Summaries, once an epoch.
 
-use super::{Callback, Fetched, GraphCx, HookCx, Statistic, When};
+use super::{Callback, FetchHandle, GraphCx, RunCx, Statistic, When};
 use crate::graph::{IMAGE_SUMMARIES, SUMMARIES};
 use crate::runtime::Cadence;
 use tensorpack_tensor::Result;
@@ -18,7 +18,7 @@ struct Summary {
     name: String,
     kind: Kind,
     /// At the end of epochs, and every few steps.
-    fetched: Vec<Fetched>,
+    fetched: Vec<FetchHandle>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ impl Callback for MergeAllSummaries {
         Ok(())
     }
 
-    fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+    fn after_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         for Summary { name, kind, fetched } in &self.summaries {
             let Some(value) = fetched.iter().find_map(|f| cx.value(*f)).cloned() else { continue };
             match kind {

@@ -1,7 +1,9 @@
-//! What is done beside the iterations: saving, inference, schedules, statistics, progress. One callback a file.
+//! Callbacks: everything outside the training step. Saving, inference, schedules, statistics, progress; one per file.
 
-#[expect(clippy::module_inception, reason = "the trait stands in a file of its own name")]
+#[expect(clippy::module_inception, reason = "the trait is in the file of its name")]
 mod callback;
+mod position;
+mod train_state;
 mod context;
 mod group;
 mod best_saver;
@@ -39,11 +41,11 @@ mod stat_monitor_param_setter;
 mod tensor_printer;
 mod throughput_tracker;
 
+pub use crate::runtime::FetchHandle;
 pub use best_saver::{MaxSaver, MinSaver};
 pub use callback::{Callback, Statistic, When};
 pub use check_numerics::CheckNumerics;
-pub(crate) use context::Run;
-pub use context::{Collected, Fetched, GraphCx, HookCx, Progress, TrainCx};
+pub use context::{CollectCx, GraphCx, RunCx, TrainCx};
 pub use dump_tensor_as_image::DumpTensorAsImage;
 pub use dump_tensors::DumpTensors;
 pub use early_stopping::EarlyStopping;
@@ -62,6 +64,7 @@ pub use moving_average_summary::MovingAverageSummary;
 pub use param_summary::{ParamSummary, Summary};
 pub use periodic_callback::PeriodicCallback;
 pub use periodic_trigger::PeriodicTrigger;
+pub(crate) use position::Position;
 pub use process_tensors::ProcessTensors;
 pub use profiler::Profiler;
 pub use progress_bar::ProgressBar;
@@ -75,3 +78,5 @@ pub use start_process::StartProcess;
 pub use stat_monitor_param_setter::StatMonitorParamSetter;
 pub use tensor_printer::TensorPrinter;
 pub use throughput_tracker::ThroughputTracker;
+pub use train_state::Progress;
+pub(crate) use train_state::{SkippedSteps, TrainState};

@@ -1,6 +1,6 @@
 //! Moving averages of scalars, for the monitors.
 
-use super::{Callback, Collected, Fetched, GraphCx, HookCx, Statistic, When};
+use super::{Callback, CollectCx, FetchHandle, GraphCx, RunCx, Statistic, When};
 use crate::graph::MOVING_SUMMARIES;
 use crate::runtime::Cadence;
 use serde_json::{Map, Value, json};
@@ -22,7 +22,7 @@ pub struct MovingAverageSummary {
 #[derive(Debug)]
 struct Average {
     name: String,
-    fetched: Fetched,
+    fetched: FetchHandle,
     sum: f64,
     /// `d^t`.
     power: f64,
@@ -48,13 +48,13 @@ impl Callback for MovingAverageSummary {
             if tensor.rank() > 0 {
                 return Err(Error::shape(format!("{name} is {}, not a scalar", tensor.shape())));
             }
-            let fetched = g.fetch(&tensor, Cadence::Collected);
+            let fetched = g.fetch(&tensor, Cadence::Deferred);
             self.averages.push(Average { name, fetched, sum: 0.0, power: 1.0 });
         }
         Ok(())
     }
 
-    fn collect(&mut self, values: &Collected<'_>) -> Result<()> {
+    fn collect(&mut self, values: &CollectCx<'_>) -> Result<()> {
         for a in &mut self.averages {
             let Some(x) = values.scalar(a.fetched) else { return Ok(()) };
             a.sum = self.decay * a.sum + (1.0 - self.decay) * x;
@@ -64,7 +64,7 @@ impl Callback for MovingAverageSummary {
         Ok(())
     }
 
-    fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+    fn after_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         if std::mem::take(&mut self.ends_epoch) {
             for a in &self.averages {
                 cx.put_scalar(&a.name, a.sum / (1.0 - a.power));

@@ -1,6 +1,6 @@
 //! A function of what runs compute.
 
-use super::{Callback, Fetched, GraphCx, HookCx};
+use super::{Callback, FetchHandle, GraphCx, RunCx};
 use crate::runtime::Cadence;
 use std::fmt;
 use tensorpack_tensor::{HostTensor, Result};
@@ -8,18 +8,18 @@ use tensorpack_tensor::{HostTensor, Result};
 /// Fetches tensors with the first hooked run of every step, and gives their values to a function.
 pub struct ProcessTensors {
     names: Vec<String>,
-    fetched: Vec<Fetched>,
+    fetched: Vec<FetchHandle>,
     function: Function,
 }
 
 /// What is done with the values, which are in the order of the names.
-type Function = Box<dyn FnMut(&mut HookCx<'_>, &[HostTensor]) -> Result<()>>;
+type Function = Box<dyn FnMut(&mut RunCx<'_>, &[HostTensor]) -> Result<()>>;
 
 impl ProcessTensors {
     /// Of the tensors of these names, in the graph or in the first training tower.
     pub fn new<S: Into<String>>(
         names: impl IntoIterator<Item = S>,
-        function: impl FnMut(&mut HookCx<'_>, &[HostTensor]) -> Result<()> + 'static,
+        function: impl FnMut(&mut RunCx<'_>, &[HostTensor]) -> Result<()> + 'static,
     ) -> ProcessTensors {
         let names = names.into_iter().map(Into::into).collect();
         ProcessTensors { names, fetched: Vec::new(), function: Box::new(function) }
@@ -35,7 +35,7 @@ impl Callback for ProcessTensors {
         Ok(())
     }
 
-    fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+    fn after_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         // A clone shares its elements.
         let values: Option<Vec<HostTensor>> = self.fetched.iter().map(|f| cx.value(*f).cloned()).collect();
         // There are none in further runs of a step.

@@ -1,6 +1,6 @@
 //! How far an epoch is, to be seen.
 
-use super::{Callback, Collected, Fetched, GraphCx, TrainCx};
+use super::{Callback, CollectCx, FetchHandle, GraphCx, TrainCx};
 use crate::runtime::Cadence;
 use std::io::{IsTerminal, Write, stderr};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use tensorpack_tensor::{Error, Result};
 #[derive(Debug)]
 pub struct ProgressBar {
     names: Vec<String>,
-    scalars: Vec<(String, Fetched, f64)>,
+    scalars: Vec<(String, FetchHandle, f64)>,
     terminal: bool,
     refresh: Duration,
     epoch_began: Instant,
@@ -85,7 +85,7 @@ impl Callback for ProgressBar {
                 return Err(Error::shape(format!("{name} is {}, not a scalar", tensor.shape())));
             }
             let short = name.rsplit('/').next().unwrap_or(&name).to_string();
-            self.scalars.push((short, g.fetch(&tensor, Cadence::Collected), f64::NAN));
+            self.scalars.push((short, g.fetch(&tensor, Cadence::Deferred), f64::NAN));
         }
         Ok(())
     }
@@ -97,7 +97,7 @@ impl Callback for ProgressBar {
         Ok(())
     }
 
-    fn collect(&mut self, values: &Collected<'_>) -> Result<()> {
+    fn collect(&mut self, values: &CollectCx<'_>) -> Result<()> {
         for (_, fetched, value) in &mut self.scalars {
             if let Some(x) = values.scalar(*fetched) {
                 *value = x;

@@ -34,17 +34,17 @@ macro_rules! forward {
         }
     };
     (@ before_run $inner:tt) => {
-        fn before_run(&mut self, cx: &mut $crate::callback::HookCx<'_>) -> tensorpack_tensor::Result<()> {
+        fn before_run(&mut self, cx: &mut $crate::callback::RunCx<'_>) -> tensorpack_tensor::Result<()> {
             self.$inner.before_run(cx)
         }
     };
     (@ after_run $inner:tt) => {
-        fn after_run(&mut self, cx: &mut $crate::callback::HookCx<'_>) -> tensorpack_tensor::Result<()> {
+        fn after_run(&mut self, cx: &mut $crate::callback::RunCx<'_>) -> tensorpack_tensor::Result<()> {
             self.$inner.after_run(cx)
         }
     };
     (@ collect $inner:tt) => {
-        fn collect(&mut self, values: &$crate::callback::Collected<'_>) -> tensorpack_tensor::Result<()> {
+        fn collect(&mut self, values: &$crate::callback::CollectCx<'_>) -> tensorpack_tensor::Result<()> {
             self.$inner.collect(values)
         }
     };
@@ -59,7 +59,8 @@ pub(super) use forward;
 #[cfg(test)]
 mod tests {
     use crate::callback::callback::Callback;
-    use crate::callback::context::{Collected, GraphCx, HookCx, Run, TrainCx};
+    use crate::callback::context::{CollectCx, GraphCx, RunCx, TrainCx};
+    use crate::callback::train_state::TrainState;
     use crate::callback::{EnableCallbackIf, PeriodicCallback, PeriodicTrigger};
     use crate::callback::{Statistic, When};
     use crate::graph::Graph;
@@ -94,13 +95,13 @@ mod tests {
         fn before_epoch(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
             self.note("before_epoch")
         }
-        fn before_run(&mut self, _: &mut HookCx<'_>) -> Result<()> {
+        fn before_run(&mut self, _: &mut RunCx<'_>) -> Result<()> {
             self.note("before_run")
         }
-        fn after_run(&mut self, _: &mut HookCx<'_>) -> Result<()> {
+        fn after_run(&mut self, _: &mut RunCx<'_>) -> Result<()> {
             self.note("after_run")
         }
-        fn collect(&mut self, _: &Collected<'_>) -> Result<()> {
+        fn collect(&mut self, _: &CollectCx<'_>) -> Result<()> {
             self.note("collect")
         }
         fn trigger_step(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
@@ -153,14 +154,14 @@ mod tests {
         let _ = (callback.name(), callback.reads(), callback.makes());
         let state = callback.state();
         callback.load_state(&state).unwrap();
-        let mut run = Run::of_nothing();
-        callback.before_train(&mut TrainCx { run: &mut run }).unwrap();
-        run.at_epoch(1);
-        let mut hook = HookCx { run: &mut run, hooked: None };
+        let mut state = TrainState::empty();
+        callback.before_train(&mut TrainCx { state: &mut state }).unwrap();
+        state.at_epoch(1);
+        let mut hook = RunCx { state: &mut state, program: None };
         callback.before_run(&mut hook).unwrap();
         callback.after_run(&mut hook).unwrap();
-        callback.collect(&Collected { progress: run.progress.clone(), hooked: None }).unwrap();
-        let mut cx = TrainCx { run: &mut run };
+        callback.collect(&CollectCx { progress: state.progress.clone(), program: None }).unwrap();
+        let mut cx = TrainCx { state: &mut state };
         callback.before_epoch(&mut cx).unwrap();
         callback.trigger_step(&mut cx).unwrap();
         callback.after_epoch(&mut cx).unwrap();

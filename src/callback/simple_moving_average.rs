@@ -1,6 +1,6 @@
 //! Means over the last steps.
 
-use super::{Callback, Fetched, GraphCx, HookCx, Statistic, When};
+use super::{Callback, FetchHandle, GraphCx, RunCx, Statistic, When};
 use crate::runtime::Cadence;
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
@@ -11,7 +11,7 @@ use tensorpack_tensor::{Error, Result};
 pub struct SimpleMovingAverage {
     names: Vec<String>,
     window: usize,
-    series: Vec<(Fetched, VecDeque<f64>)>,
+    series: Vec<(FetchHandle, VecDeque<f64>)>,
 }
 
 impl SimpleMovingAverage {
@@ -36,7 +36,7 @@ impl Callback for SimpleMovingAverage {
         Ok(())
     }
 
-    fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+    fn after_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         for (name, (fetched, values)) in self.names.iter().zip(&mut self.series) {
             // There is none in further runs of a step.
             let Some(x) = cx.scalar(*fetched) else { continue };

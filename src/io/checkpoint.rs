@@ -6,7 +6,7 @@
 
 use super::disk::{Parts, failed, length};
 use super::safetensors::{self, Metadata};
-use crate::graph::{MODEL_VARIABLES, TRAINABLE_VARIABLES, VariableInfo};
+use crate::graph::{Frozen, MODEL_VARIABLES, TRAINABLE_VARIABLES, VariableInfo};
 use crate::runtime::Session;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
@@ -50,13 +50,33 @@ impl Checkpoint {
         state: Map<String, Value>,
         which: impl Fn(&VariableInfo) -> bool,
     ) -> Result<Checkpoint> {
-        let graph = session.graph();
+        let read = |v: &VariableInfo| which(v).then(|| session.read(&v.name)).transpose();
+        Checkpoint::of_graph(session.graph(), global_step, state, read)
+    }
+
+    /// All variables of a graph, with the values that `value` returns, and `state` as in [`Checkpoint::capture`].
+    pub(crate) fn of_values(
+        graph: &Frozen,
+        global_step: u64,
+        state: Map<String, Value>,
+        value: impl Fn(&VariableInfo) -> Result<HostTensor>,
+    ) -> Result<Checkpoint> {
+        Checkpoint::of_graph(graph, global_step, state, |v| value(v).map(Some))
+    }
+
+    fn of_graph(
+        graph: &Frozen,
+        global_step: u64,
+        state: Map<String, Value>,
+        value: impl Fn(&VariableInfo) -> Result<Option<HostTensor>>,
+    ) -> Result<Checkpoint> {
         let mut model = graph.collection(MODEL_VARIABLES).variables;
         model.extend(graph.collection(TRAINABLE_VARIABLES).variables);
         let mut training_only = Vec::new();
         let mut tensors = Vec::new();
-        for (i, v) in graph.variables().iter().enumerate().filter(|(_, v)| which(v)) {
-            tensors.push((v.name.clone(), session.read(&v.name)?));
+        for (i, v) in graph.variables().iter().enumerate() {
+            let Some(tensor) = value(v)? else { continue };
+            tensors.push((v.name.clone(), tensor));
             if !model.iter().any(|id| id.0 as usize == i) {
                 training_only.push(v.name.clone());
             }

@@ -6,6 +6,7 @@ use super::null::NullEngine;
 use super::snapshot::Reading;
 use super::{Device, Interrupt, Staging, Turns, Whereabouts, cpu, xla};
 use crate::graph::{Fetch, Frozen, Op, Tensor, Variable};
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -69,10 +70,12 @@ pub(super) struct State {
     pub(super) executor: Box<dyn Executor>,
     /// Most recently used last.
     pub(super) programs: Vec<CachedProgram>,
-    /// Hooked runs so far: what random operations are keyed by.
+    /// Step runs so far: what random operations are keyed by.
     pub(super) run_index: u64,
-    /// Plain runs since the last hooked one.
+    /// Plain runs since the last step run.
     pub(super) plain_runs: u64,
+    /// The values that variables had before they were first changed, while they are recorded.
+    undo_log: Option<BTreeMap<usize, HostTensor>>,
     /// How many updates by others there were while the last run computed.
     behind: u64,
     /// Set for good when a kernel panicked, or a tower never came back.
@@ -81,6 +84,8 @@ pub(super) struct State {
 
 pub(super) struct CachedProgram {
     request: Request,
+    /// The variables it updates.
+    updates: Vec<usize>,
     pub(super) executable: Box<dyn Executable>,
 }
 
@@ -109,9 +114,9 @@ pub(crate) const MAX_FEEDS: usize = 64;
 /// Which numbers a run draws from random streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RunKind {
-    /// Counted: the n-th hooked run draws the n-th numbers, after a resume too.
-    Hooked,
-    /// On the side: draws from a stream of its own.
+    /// A run of training: the n-th one draws the n-th numbers, after a resume too.
+    Step,
+    /// Any other run: draws from a stream of its own.
     Plain,
 }
 
@@ -258,7 +263,7 @@ impl Session {
             check_finite_feeds(feeds)?;
         }
         let draw = match kind {
-            RunKind::Hooked => state.run_index,
+            RunKind::Step => state.run_index,
             // The upper half of all draws belongs to plain runs.
             RunKind::Plain => 1 << 63 | state.run_index << 20 | state.plain_runs,
         };
@@ -271,6 +276,7 @@ impl Session {
             )));
         }
         values.iter_mut().zip(feeds).for_each(|(v, (_, t))| *v = t);
+        state.record_undo(at)?;
         let executable = &mut state.programs[at].executable;
         let ran = catch_unwind(AssertUnwindSafe(|| executable.run(&run, &values[..feeds.len()], outputs)));
         let ran = ran.unwrap_or_else(|panic| Err(state.poison(&*panic)));
@@ -280,7 +286,7 @@ impl Session {
         };
         state.behind = behind;
         match kind {
-            RunKind::Hooked => (state.run_index, state.plain_runs) = (state.run_index + 1, 0),
+            RunKind::Step => (state.run_index, state.plain_runs) = (state.run_index + 1, 0),
             RunKind::Plain => state.plain_runs += 1,
         }
         Ok(())
@@ -306,7 +312,22 @@ impl Session {
             ))
             .at(v.site));
         }
-        self.lock()?.executor.write(index, value)
+        let mut state = self.lock()?;
+        state.record_undo_of(index)?;
+        state.executor.write(index, value)
+    }
+
+    /// Starts to record the value that each variable has before it is first changed, by a write or by a run.
+    pub(crate) fn begin_undo_log(&self) -> Result<()> {
+        self.lock()?.undo_log = Some(BTreeMap::new());
+        Ok(())
+    }
+
+    /// Stops recording. Returns the names of the variables that were changed, with the values they had before.
+    pub(crate) fn end_undo_log(&self) -> Result<Vec<(String, HostTensor)>> {
+        let log = self.lock()?.undo_log.take().unwrap_or_default();
+        let name = |index: usize| self.graph.variables()[index].name.clone();
+        Ok(log.into_iter().map(|(index, value)| (name(index), value)).collect())
     }
 
     /// The plan of a run as text: what fused, what is in place, how much memory.
@@ -334,12 +355,12 @@ impl Session {
         Ok(self.lock()?.executor.staging())
     }
 
-    /// How many hooked runs there have been.
+    /// The number of step runs so far.
     pub fn run_index(&self) -> Result<u64> {
         Ok(self.lock()?.run_index)
     }
 
-    /// Continues counting hooked runs from `run_index`, as a resumed run does.
+    /// Continues counting step runs from `run_index`, as a resumed run does.
     pub fn set_run_index(&self, run_index: u64) -> Result<()> {
         let mut state = self.lock()?;
         (state.run_index, state.plain_runs) = (run_index, 0);
@@ -372,7 +393,34 @@ static EMPTY: std::sync::OnceLock<HostTensor> = std::sync::OnceLock::new();
 
 impl State {
     fn new(executor: Box<dyn Executor>) -> State {
-        State { executor, programs: Vec::new(), run_index: 0, plain_runs: 0, behind: 0, poisoned: None }
+        State {
+            executor,
+            programs: Vec::new(),
+            run_index: 0,
+            plain_runs: 0,
+            undo_log: None,
+            behind: 0,
+            poisoned: None,
+        }
+    }
+
+    /// Records the values of the variables that a program is about to update, if an undo log is kept.
+    fn record_undo(&mut self, program: usize) -> Result<()> {
+        if self.undo_log.is_none() {
+            return Ok(());
+        }
+        let updates = self.programs[program].updates.clone();
+        updates.into_iter().try_for_each(|index| self.record_undo_of(index))
+    }
+
+    /// Records the value of a variable that is about to change, if an undo log is kept and does not have it yet.
+    fn record_undo_of(&mut self, index: usize) -> Result<()> {
+        if let Some(log) = &mut self.undo_log
+            && !log.contains_key(&index)
+        {
+            log.insert(index, self.executor.read(index)?);
+        }
+        Ok(())
     }
 
     /// Ends the session: who knows what a kernel that panicked left behind. The engine says which one, if it can.
@@ -405,11 +453,12 @@ impl State {
             None => {
                 let request = request(fetches, feeds);
                 let lowered = lowering::lower(&session.graph, &request, session.reading)?;
+                let updates = lowered.programs.iter().flat_map(|p| &p.updates).map(|u| u.variable).collect();
                 let executable = self.executor.compile(lowered)?;
                 if self.programs.len() >= session.options.programs.max(1) {
                     self.programs.remove(0);
                 }
-                CachedProgram { request, executable }
+                CachedProgram { request, updates, executable }
             }
         };
         self.programs.push(program);

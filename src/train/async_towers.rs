@@ -3,7 +3,7 @@
 
 use super::step::{Iteration, Job, StepCx};
 use crate::graph::Fetch;
-use crate::runtime::{HookedRun, Session, Turns, Whereabouts};
+use crate::runtime::{Session, StepProgram, Turns, Whereabouts};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -15,34 +15,34 @@ pub(super) struct AsyncTowers {
     step: Fetch,
     count: usize,
     /// The threads, from the first step on.
-    crew: Option<Crew>,
+    workers: Option<AsyncWorkers>,
 }
 
 impl AsyncTowers {
     pub(super) fn new(step: Fetch, count: usize) -> AsyncTowers {
-        AsyncTowers { step, count, crew: None }
+        AsyncTowers { step, count, workers: None }
     }
 }
 
 impl Iteration for AsyncTowers {
     fn run_step(&mut self, cx: &mut StepCx<'_>) -> Result<()> {
-        let begins = self.crew.is_none() || cx.local_step == 0;
-        let crew = match &mut self.crew {
-            Some(crew) => crew,
-            None => self.crew.insert(Crew::start(&cx.run.session, &self.step, self.count)?),
+        let begins = self.workers.is_none() || cx.local_step == 0;
+        let workers = match &mut self.workers {
+            Some(workers) => workers,
+            None => self.workers.insert(AsyncWorkers::start(&cx.state.session, &self.step, self.count)?),
         };
         if begins {
-            crew.begin_epoch(cx);
+            workers.begin_epoch(cx);
         }
-        crew.turns.release();
-        let ran = crew.step(cx);
-        crew.turns.hold();
+        workers.turns.release();
+        let ran = workers.step(cx);
+        workers.turns.hold();
         ran
     }
 }
 
 /// The threads of all towers, as the trainer sees them.
-struct Crew {
+struct AsyncWorkers {
     step: Fetch,
     towers: Vec<Tower>,
     done: Receiver<Done>,
@@ -51,7 +51,7 @@ struct Crew {
     /// The run that random operations began at: run `i` of tower `t` of `n` draws the numbers of run `i * n + t` after it.
     first_run: u64,
     /// What the first tower gave back.
-    first: Option<(HookedRun, Result<()>)>,
+    first: Option<(StepProgram, Result<()>)>,
     staleness: Staleness,
 }
 
@@ -64,19 +64,19 @@ struct Tower {
     left: u64,
     busy: bool,
     /// What it runs beside the first tower; not here while it does.
-    hooked: Option<HookedRun>,
+    program: Option<StepProgram>,
 }
 
 /// What a tower gives back.
 struct Done {
     tower: usize,
-    hooked: HookedRun,
+    program: StepProgram,
     /// How many updates by others there were meanwhile.
     ran: Result<u64>,
 }
 
-impl Crew {
-    fn start(session: &Session, step: &Fetch, count: usize) -> Result<Crew> {
+impl AsyncWorkers {
+    fn start(session: &Session, step: &Fetch, count: usize) -> Result<AsyncWorkers> {
         let (send, done) = channel();
         let tower = |i: usize| {
             let fork = session.fork(i, count)?;
@@ -87,9 +87,9 @@ impl Crew {
             std::thread::Builder::new()
                 .name(format!("tower {i}"))
                 .spawn(move || work(i, &fork, &given, &send))?;
-            Ok(Tower { jobs, at, runs: 0, left: 0, busy: false, hooked: Some(HookedRun::new(&[step])) })
+            Ok(Tower { jobs, at, runs: 0, left: 0, busy: false, program: Some(StepProgram::new(&[step])) })
         };
-        Ok(Crew {
+        Ok(AsyncWorkers {
             step: step.clone(),
             towers: (0..count).map(tower).collect::<Result<_>>()?,
             done,
@@ -103,8 +103,8 @@ impl Crew {
 
     /// Every tower has the same number of steps to do.
     fn begin_epoch(&mut self, cx: &mut StepCx<'_>) {
-        if let Some(opening) = cx.opening {
-            opening.apart = self.towers.len();
+        if let Some(summary) = cx.summary {
+            summary.groups = self.towers.len();
         }
         let steps = cx.steps_per_epoch - cx.local_step.max(0) as u64;
         self.towers[1..].iter_mut().for_each(|tower| tower.left = steps);
@@ -119,28 +119,28 @@ impl Crew {
         let step = self.step.clone();
         cx.run_by(&step, |cx, job| {
             self.send(0, job)?;
-            self.wait(cx, |crew| crew.first.is_some())?;
+            self.wait(cx, |workers| workers.first.is_some())?;
             self.first.take().ok_or_else(gone)
         })?;
         let runs = self.towers[0].runs * self.towers.len() as u64;
-        cx.run.session.set_run_index(self.first_run + runs)?;
+        cx.state.session.set_run_index(self.first_run + runs)?;
         if cx.last_of_epoch() {
-            self.wait(cx, |crew| crew.towers.iter().all(|t| !t.busy))?;
-            cx.run.monitors.put_timing("staleness/mean", self.staleness.mean());
-            cx.run.monitors.put_timing("staleness/max", self.staleness.most as f64);
+            self.wait(cx, |workers| workers.towers.iter().all(|t| !t.busy))?;
+            cx.state.monitors.put_timing("staleness/mean", self.staleness.mean());
+            cx.state.monitors.put_timing("staleness/max", self.staleness.most as f64);
         }
         Ok(())
     }
 
     /// Gives a tower its next batch, if it has nothing to do and is not done with the epoch.
     fn give(&mut self, cx: &mut StepCx<'_>, tower: usize) -> Result<()> {
-        let Tower { busy, left, hooked, .. } = &mut self.towers[tower];
-        if *busy || *left == 0 || cx.run.interrupt.signal().is_some() {
+        let Tower { busy, left, program, .. } = &mut self.towers[tower];
+        if *busy || *left == 0 || cx.state.interrupt.signal().is_some() {
             return Ok(());
         }
-        let Some(hooked) = hooked.take() else { return Ok(()) };
+        let Some(program) = program.take() else { return Ok(()) };
         *left -= 1;
-        match cx.job_beside(&self.step, hooked) {
+        match cx.parallel_job(&self.step, program) {
             Ok(job) => self.send(tower, job),
             // The step of the first tower goes on, and the main loop finds out by itself.
             Err(e) if e.kind() == ErrorKind::Interrupted => Ok(()),
@@ -158,7 +158,7 @@ impl Crew {
     }
 
     /// Waits for towers, and gives them more to do, until `enough`.
-    fn wait(&mut self, cx: &mut StepCx<'_>, enough: impl Fn(&Crew) -> bool) -> Result<()> {
+    fn wait(&mut self, cx: &mut StepCx<'_>, enough: impl Fn(&AsyncWorkers) -> bool) -> Result<()> {
         // Before this, towers may have been held back: that is not their fault.
         let begun = Instant::now();
         while !enough(self) {
@@ -183,20 +183,23 @@ impl Crew {
 
     /// A tower is done with a run.
     fn receive(&mut self, cx: &mut StepCx<'_>, done: Done) -> Result<()> {
-        let Done { tower, hooked, ran } = done;
+        let Done { tower, program, ran } = done;
         self.towers[tower].busy = false;
         let several = self.towers.len() > 1;
         let ran = ran.map_err(|e| if several { e.within(format!("tower {tower}")) } else { e });
         let ran = ran.map(|behind| self.staleness.add(behind));
         if tower == 0 {
-            self.first = Some((hooked, ran));
+            self.first = Some((program, ran));
             return Ok(());
         }
-        self.towers[tower].hooked = Some(hooked);
+        self.towers[tower].program = Some(program);
         match ran {
-            Ok(()) => cx.nan.in_a_row = 0,
-            Err(e) if e.kind() == ErrorKind::NotFinite && cx.nan.skips() => {
-                log::warn!("a step of tower {tower} was skipped, {} so far: {e}", cx.nan.total);
+            Ok(()) => cx.state.skipped.in_a_row = 0,
+            Err(e) if e.kind() == ErrorKind::NotFinite && cx.skips() => {
+                log::warn!(
+                    "skipped a step of tower {tower} ({} skipped so far): {e}",
+                    cx.state.skipped.total
+                );
             }
             Err(e) => return Err(e),
         }
@@ -204,7 +207,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for AsyncWorkers {
     fn drop(&mut self) {
         self.turns.end();
     }
@@ -219,7 +222,7 @@ fn work(tower: usize, session: &Session, jobs: &Receiver<(u64, Job)>, send: &Sen
             session.behind()
         }));
         let ran = ran.unwrap_or_else(|_| Err(Error::new(ErrorKind::Engine, "it panicked")));
-        if send.send(Done { tower, hooked: job.hooked, ran }).is_err() {
+        if send.send(Done { tower, program: job.program, ran }).is_err() {
             return;
         }
     }

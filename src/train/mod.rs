@@ -2,20 +2,21 @@
 
 mod async_multi;
 mod async_towers;
+mod batch_summary;
 mod command_line;
 mod config;
 mod data_parallel;
 mod defaults;
 mod launch;
-mod live;
 mod main_loop;
 mod noop;
-mod position;
 mod queue_input;
+mod resume;
 mod signals;
 mod simple;
 mod single_cost;
 mod step;
+mod step_plan;
 mod sync_multi;
 mod trainer;
 

@@ -1,15 +1,16 @@
 //! The trainer: from a graph to a run.
 
-use super::live::Live;
+use super::batch_summary::BatchSummary;
 use super::main_loop::{Ended, MainLoop};
-use super::position::Position;
+use super::resume;
 use super::signals::{self, Signals};
-use super::step::{HookedOps, Iteration, NanCount, Opening};
+use super::step::Iteration;
+use super::step_plan::StepPlan;
 use super::{TrainConfig, default_callbacks, default_monitors};
-use crate::callback::{Callback, Callbacks, GraphCx, Progress, Run};
+use crate::callback::{Callback, Callbacks, GraphCx, Progress, SkippedSteps, TrainState};
 use crate::graph::{FLUSH_OPS, Fetch, Graph};
 use crate::input::InputSource;
-use crate::io::{CheckpointStore, RealDisk, RunLock};
+use crate::io::{Checkpoint, CheckpointStore, RealDisk, RunLock};
 use crate::logger;
 use crate::monitor::{Moment, Monitors};
 use crate::nn::describe_trainables;
@@ -105,67 +106,70 @@ impl Trainer {
         let steps_per_epoch = self.steps_per_epoch(&config)?;
         logger::init();
         let lock = config.logdir.as_deref().map(|dir| open_directory(dir, config.fresh)).transpose()?;
-        let ops = self.setup_callbacks(&mut config)?;
-        let disk = config.disk.take().unwrap_or_else(|| Box::new(RealDisk));
-        let store = lock.as_ref().map(|lock| CheckpointStore::open_on(disk, lock)).transpose()?;
-        let store = store.map(|store| store.keep(config.keep));
-        let mut live = self.initialize(&mut config, interrupt, steps_per_epoch, ops, store)?;
-        let saved = match &live.store {
+        let plan = self.setup_callbacks(&mut config)?;
+        let flush = self.flush_op();
+        let mut state = self.initialize(&mut config, interrupt, steps_per_epoch, lock.as_ref())?;
+        let saved = match &state.store {
             Some(store) => store.latest()?,
             None => None,
         };
         if let Some((folder, checkpoint)) = &saved {
-            live.restore(checkpoint, &mut self.callbacks)?;
-            live.run.progress.epoch_num = live.at.epoch_num;
-            live.run.progress.global_step = live.at.global_step;
-            live.run.progress.local_step = live.at.steps as i64 - 1;
-            log::info!(
-                "resuming {} at epoch {}, step {}",
-                folder.display(),
-                live.at.epoch_num,
-                live.at.global_step
-            );
-            let ended = match live.run.stop.take_if(|_| live.at.ended) {
-                Some(reason) => Some(Ended::Stopped(reason)),
-                None => (live.at.ended && live.at.epoch_num >= config.max_epoch).then_some(Ended::Finished),
-            };
-            if let Some(ended) = ended {
-                let how = match &ended {
-                    Ended::Stopped(reason) => format!("was stopped ({reason})"),
-                    _ => "is finished".into(),
-                };
-                log::info!(
-                    "this run {how}: nothing to do. Begin anew with --fresh, or go on with more epochs"
-                );
-                let mut monitors = Monitors::new();
-                monitors.start(None, Some(&checkpoint.state["monitors"]), Moment::default());
-                return Ok(Trained { ended, session: live.run.session, monitors, tower: self.tower });
+            resume::restore(&mut state, checkpoint, &mut self.callbacks)?;
+            let Progress { epoch_num, global_step, .. } = state.progress;
+            log::info!("resuming {} at epoch {epoch_num}, step {global_step}", folder.display());
+            if let Some(ended) = already_ended(&mut state) {
+                return Ok(self.nothing_to_do(ended, state, checkpoint));
             }
         } else if let Some(init) = &config.session_init {
-            init.init(&live.run.session)?;
+            init.init(&state.session)?;
         }
-        let state = saved.as_ref().map(|(_, c)| &c.state);
-        let Progress { epoch_num, global_step, .. } = live.run.progress;
-        live.run.monitors.start(
+        let saved = saved.as_ref().map(|(_, c)| &c.state);
+        let Progress { epoch_num, global_step, .. } = state.progress;
+        state.monitors.start(
             config.logdir.as_deref(),
-            state.map(|s| &s["monitors"]),
+            saved.map(|s| &s["monitors"]),
             Moment { epoch_num, global_step },
         );
-        live.run.monitors.put_graph(live.run.session.graph());
+        state.monitors.put_graph(state.session.graph());
         if let Some(input) = &mut self.input {
-            live.start_input(input.as_mut(), state.map_or(&Value::Null, |s| &s["input"]))?;
+            resume::start_input(&state, input.as_mut(), saved.map_or(&Value::Null, |s| &s["input"]))?;
         }
-        let counts_in_graph = live.run.session.graph().variables().iter().any(|v| v.name == "global_step");
+        let counts_in_graph = state.session.graph().variables().iter().any(|v| v.name == "global_step");
+        let summary = BatchSummary {
+            towers: self.tower_count(),
+            groups: 1,
+            steps_per_epoch,
+            pass: self.input.as_ref().and_then(|i| i.size()),
+        };
         let mut main_loop = MainLoop {
-            live: &mut live,
+            state: &mut state,
+            plan,
             callbacks: &mut self.callbacks,
             input: self.input,
             iteration,
+            nan_policy: config.nan,
+            summary: Some(summary),
+            flush,
             counts_in_graph,
         };
         let ended = main_loop.run()?;
-        let Run { session, monitors, .. } = live.run;
+        let TrainState { session, monitors, .. } = state;
         Ok(Trained { ended, session, monitors, tower: self.tower })
+    }
+
+    /// The result of a run whose last checkpoint says that it has ended.
+    fn nothing_to_do(self, ended: Ended, state: TrainState, checkpoint: &Checkpoint) -> Trained {
+        let Progress { epoch_num, max_epoch, .. } = state.progress;
+        let how = match &ended {
+            Ended::Stopped(reason) => format!("was stopped ({reason})"),
+            _ => "is already complete".into(),
+        };
+        log::info!(
+            "run {how} ({epoch_num} of {max_epoch} epochs); use --fresh to start over or --max-epoch to extend it"
+        );
+        let mut monitors = Monitors::new();
+        monitors.start(None, Some(&checkpoint.state["monitors"]), Moment::default());
+        Trained { ended, session: state.session, monitors, tower: self.tower }
     }
 
     fn steps_per_epoch(&self, config: &TrainConfig) -> Result<u64> {
@@ -176,8 +180,8 @@ impl Trainer {
         })
     }
 
-    /// Adds the callbacks and lets them build; returns what they declared.
-    fn setup_callbacks(&mut self, config: &mut TrainConfig) -> Result<HookedOps> {
+    /// Adds the callbacks and lets them build. Returns the plan with what they fetch.
+    fn setup_callbacks(&mut self, config: &mut TrainConfig) -> Result<StepPlan> {
         self.graph.first_error()?;
         let extra = config.extra_callbacks.take().unwrap_or_default();
         for callback in config.callbacks.drain(..).chain(extra) {
@@ -194,21 +198,29 @@ impl Trainer {
         self.graph.first_error()?;
         self.callbacks.check_statistics()?;
         log::info!("{}", describe_trainables(&self.graph));
-        Ok(HookedOps::new(declared, along))
+        Ok(StepPlan::new(declared, along))
     }
 
-    /// Freezes the graph and makes the session.
+    fn tower_count(&self) -> usize {
+        self.towers().map_or(1, |t| t.training().len())
+    }
+
+    /// The operation that applies accumulated gradients at the end of training, if there are any.
+    fn flush_op(&self) -> Option<Fetch> {
+        let flush = self.graph.collection_ops(FLUSH_OPS);
+        (!flush.is_empty()).then(|| Fetch::from(&self.graph.group(&flush.iter().collect::<Vec<_>>())))
+    }
+
+    /// Freezes the graph and creates the session.
     fn initialize(
         &self,
         config: &mut TrainConfig,
         interrupt: &Interrupt,
         steps_per_epoch: u64,
-        ops: HookedOps,
-        store: Option<CheckpointStore>,
-    ) -> Result<Live> {
-        let flush = self.graph.collection_ops(FLUSH_OPS);
-        let flush =
-            (!flush.is_empty()).then(|| Fetch::from(&self.graph.group(&flush.iter().collect::<Vec<_>>())));
+        lock: Option<&RunLock>,
+    ) -> Result<TrainState> {
+        let disk = config.disk.take().unwrap_or_else(|| Box::new(RealDisk));
+        let store = lock.map(|lock| CheckpointStore::open_on(disk, lock)).transpose()?;
         let session = Session::with(self.graph.clone().freeze()?, config.session.clone())?;
         session.watch(interrupt)?;
         let progress = Progress {
@@ -222,40 +234,38 @@ impl Trainer {
         let seed = config.session.seed;
         let mut monitors = Monitors::new();
         config.monitors.take().into_iter().flatten().for_each(|m| monitors.add_boxed(m));
-        let run = Run {
-            session,
-            monitors,
-            progress,
-            logdir: config.logdir.clone(),
-            interrupt: interrupt.clone(),
-            save: None,
-            stop: None,
-            resumed: false,
-            seed,
-        };
-        let towers = self.towers().map_or(1, |t| t.training().len());
         let settings = json!({
             "seed": seed,
-            "towers": towers,
+            "towers": self.tower_count(),
             "steps_per_epoch": steps_per_epoch,
             "max_epoch": config.max_epoch,
             "device": config.session.device.to_string(),
         });
-        Ok(Live {
-            run,
-            ops,
-            flush,
-            opening: Some(Opening {
-                towers,
-                apart: 1,
-                steps_per_epoch,
-                pass: self.input.as_ref().and_then(|i| i.size()),
-            }),
-            nan: NanCount { policy: config.nan, ..NanCount::default() },
-            store,
-            at: Position::start(config.starting_epoch),
+        Ok(TrainState {
+            session,
+            monitors,
+            progress,
+            steps_done: 0,
+            epoch_ended: true,
+            skipped: SkippedSteps::default(),
+            store: store.map(|store| store.keep(config.keep)),
             settings: settings.as_object().cloned().unwrap_or_else(Map::new),
+            seed,
+            logdir: config.logdir.clone(),
+            interrupt: interrupt.clone(),
+            save_request: None,
+            stop_reason: None,
+            resumed: false,
         })
+    }
+}
+
+/// How a resumed run had ended already, if it had.
+fn already_ended(state: &mut TrainState) -> Option<Ended> {
+    let ended = state.epoch_ended;
+    match state.stop_reason.take_if(|_| ended) {
+        Some(reason) => Some(Ended::Stopped(reason)),
+        None => (ended && state.progress.epoch_num >= state.progress.max_epoch).then_some(Ended::Finished),
     }
 }
 

@@ -8,7 +8,7 @@ mod errors;
 mod bad_input;
 mod not_finite;
 mod variables;
-mod hooked;
+mod step_program;
 mod null_device;
 mod threads;
 mod plan;

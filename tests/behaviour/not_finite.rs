@@ -4,7 +4,7 @@
 use tensorpack::graph::{Fetch, Graph, TensorSpec, UPDATE_OPS, VariableSpec};
 use tensorpack::nn::{BatchNorm, Linear};
 use tensorpack::optim::{Adam, Optimizer, Sgd, minimize};
-use tensorpack::runtime::{Cadence, Clock, HookedRun, Session, SessionOptions};
+use tensorpack::runtime::{Cadence, Clock, Session, SessionOptions, StepProgram};
 use tensorpack::tensor::CounterRng;
 use tensorpack::tower::TowerContext;
 use tensorpack::{Error, ErrorKind, HostTensor, Result};
@@ -179,7 +179,7 @@ fn a_run_that_changes_nothing_may_return_a_nan() {
 #[test]
 fn a_bad_hooked_run_is_not_counted_and_delivers_nothing() {
     let net = net(&Adam::new(0.01), 2);
-    let mut hooked = HookedRun::new(&[&net.train]);
+    let mut hooked = StepProgram::new(&[&net.train]);
     let cost = hooked.declare(&net.cost, Cadence::EveryRun).unwrap();
     let ratio =
         hooked.declare(&net.session.graph().fetch("head/ratio").unwrap(), Cadence::EverySteps(2)).unwrap();

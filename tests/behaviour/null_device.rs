@@ -1,7 +1,7 @@
 //! The null device: right shapes, zeros, and variables that stay as they are.
 
 use crate::models;
-use tensorpack::runtime::{Cadence, Clock, Device, HookedRun, Session, SessionOptions};
+use tensorpack::runtime::{Cadence, Clock, Device, Session, SessionOptions, StepProgram};
 use tensorpack::{DType, HostTensor};
 
 #[test]
@@ -39,7 +39,7 @@ fn variables_can_be_written_and_runs_are_counted() {
     let session = Session::with(model.graph.freeze().unwrap(), options).unwrap();
     let bias = HostTensor::new([10], vec![0.5f32; 10]).unwrap();
     session.write("fc2/b", &bias).unwrap();
-    let mut run = HookedRun::new(&[&model.train]);
+    let mut run = StepProgram::new(&[&model.train]);
     let cost = run.declare(&model.cost, Cadence::EveryRun).unwrap();
     let clock = Clock { global_step: 1, last_of_epoch: true };
     run.run(&session, clock, &[("image", &image), ("label", &label)]).unwrap();

@@ -3,7 +3,7 @@
 use crate::life_cycle::Recorder;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tensorpack::callback::{Fetched, GraphCx, HookCx};
+use tensorpack::callback::{FetchHandle, GraphCx, RunCx};
 use tensorpack::dataflow::{DataFlow, FromFn};
 use tensorpack::graph::{Fetch, TRAINABLE_VARIABLES};
 use tensorpack::input::{FeedInput, InputSource};
@@ -72,7 +72,7 @@ fn parts() -> Parts {
 /// Fetches `ticks` with every first run of a step.
 #[derive(Default)]
 struct Watch {
-    ticks: Option<Fetched>,
+    ticks: Option<FetchHandle>,
     seen: Arc<std::sync::Mutex<Vec<Option<f64>>>>,
 }
 
@@ -82,7 +82,7 @@ impl Callback for Watch {
         self.ticks = Some(g.fetch(&ticks, Cadence::EveryRun));
         Ok(())
     }
-    fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+    fn after_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         self.seen.lock().unwrap().push(self.ticks.and_then(|t| cx.scalar(t)));
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use crate::models::{Line, line};
 use std::sync::{Arc, Mutex};
-use tensorpack::callback::{HookCx, TrainCx};
+use tensorpack::callback::{RunCx, TrainCx};
 use tensorpack::prelude::*;
 use tensorpack::train::Ended;
 
@@ -35,7 +35,7 @@ impl Recorder {
         result
     }
 
-    fn around(&self, what: &str, cx: &mut HookCx<'_>) -> Result<()> {
+    fn around(&self, what: &str, cx: &mut RunCx<'_>) -> Result<()> {
         let (stop, result) = self.note(what, cx.epoch_num, cx.local_step, cx.global_step);
         if stop {
             cx.stop(what);
@@ -55,10 +55,10 @@ impl Callback for Recorder {
     fn before_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         self.between("before_epoch", cx)
     }
-    fn before_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+    fn before_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         self.around("before_run", cx)
     }
-    fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+    fn after_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         self.around("after_run", cx)
     }
     fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {

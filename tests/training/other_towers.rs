@@ -100,7 +100,7 @@ fn a_line_says_what_changed() {
     let text = processes::text(&output);
     assert!(output.status.success(), "{text}");
     assert!(
-        text.contains("resuming with other settings: max_epoch 3, before 2; towers 2, before 3"),
+        text.contains("max_epoch 3 (was 2); towers 2 (was 3)"),
         "{text}"
     );
     assert!(text.contains("batch 4 = 2 towers x 2"), "{text}");

@@ -3,7 +3,7 @@
 use crate::device;
 use std::sync::{Arc, Mutex};
 use tensorpack::ErrorKind;
-use tensorpack::callback::{Collected, Fetched, GraphCx, HookCx, TrainCx};
+use tensorpack::callback::{CollectCx, FetchHandle, GraphCx, RunCx, TrainCx};
 use tensorpack::dataflow::FromFn;
 use tensorpack::optim::Optimizer;
 use tensorpack::prelude::*;
@@ -83,7 +83,7 @@ fn train(
 struct Hooks {
     /// How often the cost is asked for.
     cadence: Cadence,
-    cost: Option<Fetched>,
+    cost: Option<FetchHandle>,
     notes: Arc<Mutex<Vec<(&'static str, u64)>>>,
 }
 
@@ -101,19 +101,19 @@ impl Callback for Hooks {
         Ok(())
     }
 
-    fn before_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+    fn before_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         self.note("before", cx.global_step)
     }
 
-    fn after_run(&mut self, cx: &mut HookCx<'_>) -> Result<()> {
+    fn after_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         let at_once = self.cost.and_then(|cost| cx.scalar(cost)).is_some();
         assert_eq!(at_once, self.cadence == Cadence::EveryRun);
         self.note("after", cx.global_step)
     }
 
-    fn collect(&mut self, values: &Collected<'_>) -> Result<()> {
+    fn collect(&mut self, values: &CollectCx<'_>) -> Result<()> {
         let later = self.cost.and_then(|cost| values.scalar(cost)).is_some();
-        assert_eq!(later, self.cadence == Cadence::Collected);
+        assert_eq!(later, self.cadence == Cadence::Deferred);
         self.note("collect", values.global_step)
     }
 }
@@ -130,7 +130,7 @@ fn hooks(device: Device, cadence: Cadence) -> (Vec<(&'static str, u64)>, Vec<Hos
 #[test]
 fn the_next_step_is_launched_before_the_last_is_waited_for() {
     let Some(device) = device() else { return };
-    let (found, ahead) = hooks(device, Cadence::Collected);
+    let (found, ahead) = hooks(device, Cadence::Deferred);
     let right = [
         [("before", 1), ("after", 1)].as_slice(),
         &[("before", 2), ("collect", 1), ("after", 2)],
@@ -144,7 +144,7 @@ fn the_next_step_is_launched_before_the_last_is_waited_for() {
     let (found, waited) = hooks(device, Cadence::EveryRun);
     assert_eq!(found, at_once);
     assert!(ahead == waited, "the weights differ");
-    assert_eq!(hooks(Device::Cpu(0), Cadence::Collected).0, at_once);
+    assert_eq!(hooks(Device::Cpu(0), Cadence::Deferred).0, at_once);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Runs that go on by themselves: launched now, collected later.
+//! Runs in flight: launched now, collected later.
 
 use super::executor::{Feed, Outcome, Pending, RunInfo};
 use super::session::{Session, check_finite_feeds};
@@ -7,28 +7,28 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tensorpack_tensor::{HostTensor, Result};
 
-/// A run that was launched, with all it takes to say what was wrong with it.
-pub(super) struct Launched {
+/// A launched run, with what is needed to explain its failure.
+pub(super) struct InFlight {
     pending: Box<dyn Pending>,
     fetches: Vec<Fetch>,
     feeds: Vec<(String, HostTensor)>,
     run: RunInfo,
 }
 
-impl fmt::Debug for Launched {
+impl fmt::Debug for InFlight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "run {} on its way", self.run.draw)
+        write!(f, "run {} in flight", self.run.draw)
     }
 }
 
 impl Session {
-    /// Starts a hooked run that goes on by itself, and counts it. `None`, and nothing was done, where the engine has no such
-    /// runs.
+    /// Launches a step run without waiting for it, and counts it. Returns `None`, and does nothing, if the engine runs
+    /// synchronously.
     pub(super) fn launch(
         &self,
         fetches: &[Fetch],
         feeds: &[(&str, &HostTensor)],
-    ) -> Result<Option<Launched>> {
+    ) -> Result<Option<InFlight>> {
         let mut state = self.lock()?;
         if !state.executor.runs_ahead() {
             return Ok(None);
@@ -46,12 +46,12 @@ impl Session {
         let pending = started.map_err(|e| state.end_if_lost(e))?;
         (state.run_index, state.plain_runs) = (state.run_index + 1, 0);
         let feeds = feeds.iter().map(|(name, value)| (name.to_string(), (*value).clone())).collect();
-        Ok(Some(Launched { pending, fetches: fetches.to_vec(), feeds, run }))
+        Ok(Some(InFlight { pending, fetches: fetches.to_vec(), feeds, run }))
     }
 
-    /// Waits for a run that was launched, and takes what it fetched.
-    pub(super) fn collect(&self, launched: Launched, outputs: &mut Vec<HostTensor>) -> Result<()> {
-        let Launched { pending, fetches, feeds, run } = launched;
+    /// Waits for a run in flight, and takes what it fetched.
+    pub(super) fn collect(&self, run: InFlight, outputs: &mut Vec<HostTensor>) -> Result<()> {
+        let InFlight { pending, fetches, feeds, run } = run;
         let mut state = self.lock()?;
         let ended = catch_unwind(AssertUnwindSafe(|| pending.collect(outputs)));
         let ended = ended.unwrap_or_else(|panic| Err(state.poison(&*panic)));

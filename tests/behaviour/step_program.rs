@@ -3,7 +3,7 @@
 
 use crate::models;
 use tensorpack::graph::{Fetch, Frozen, Graph, Init, TensorSpec, VariableSpec};
-use tensorpack::runtime::{Cadence, Clock, HookedRun, Session, SessionOptions};
+use tensorpack::runtime::{Cadence, Clock, Session, SessionOptions, StepProgram};
 use tensorpack::tower::TowerContext;
 use tensorpack::{DType, ErrorKind, HostTensor};
 
@@ -45,8 +45,8 @@ fn at(step: u64) -> Clock {
 #[test]
 fn cadences_deliver_exactly_what_is_due() {
     let c = counting(16, 0);
-    let mut run = HookedRun::new(&[&c.raise]);
-    // Declared in an order in which frequent and rare ones alternate.
+    let mut run = StepProgram::new(&[&c.raise]);
+    // FetchHandle in an order in which frequent and rare ones alternate.
     let third = run.declare(&c.twice, Cadence::EverySteps(3)).unwrap();
     let always = run.declare(&c.count, Cadence::EveryRun).unwrap();
     let epoch = run.declare(&c.twice, Cadence::EveryEpoch).unwrap();
@@ -71,7 +71,7 @@ fn cadences_deliver_exactly_what_is_due() {
 #[test]
 fn tensors_run_along_do_not_shift_what_is_declared() {
     let c = counting(16, 0);
-    let mut run = HookedRun::new(&[&c.drawn, &c.raise]);
+    let mut run = StepProgram::new(&[&c.drawn, &c.raise]);
     let rare = run.declare(&c.twice, Cadence::EveryEpoch).unwrap();
     let often = run.declare(&c.count, Cadence::EveryRun).unwrap();
     for step in 1..=10u64 {
@@ -85,7 +85,7 @@ fn tensors_run_along_do_not_shift_what_is_declared() {
 #[test]
 fn nothing_is_delivered_before_the_first_run() {
     let c = counting(16, 0);
-    let mut run = HookedRun::new(&[&c.raise]);
+    let mut run = StepProgram::new(&[&c.raise]);
     let always = run.declare(&c.count, Cadence::EveryRun).unwrap();
     assert!(run.value(always).is_none());
     let e = run.declare(&c.count, Cadence::EverySteps(0)).unwrap_err();
@@ -103,7 +103,7 @@ fn bits_do_not_depend_on_what_is_fetched() {
         let batches: Vec<[HostTensor; 2]> = (0..6).map(|k| model.batch(4, k)).collect();
         let (cost, train) = (Fetch::from(&model.cost), Fetch::from(&model.train));
         let session = Session::new(model.graph.freeze().unwrap()).unwrap();
-        let mut run = HookedRun::new(&[&train]);
+        let mut run = StepProgram::new(&[&train]);
         let cost = run.declare(&cost, Cadence::EveryRun).unwrap();
         for f in insides(session.graph()) {
             run.declare(&f, Cadence::EverySteps(2)).unwrap();
@@ -187,7 +187,7 @@ fn sums_do_not_depend_on_what_is_fused_into_them() {
 fn draws(seed: u64, first: u64, last: u64, plain: usize) -> Vec<(HostTensor, HostTensor)> {
     let c = counting(16, seed);
     c.session.set_run_index(first).unwrap();
-    let mut run = HookedRun::new(&[&c.raise]);
+    let mut run = StepProgram::new(&[&c.raise]);
     let drawn = run.declare(&c.drawn, Cadence::EveryRun).unwrap();
     let dropped = run.declare(&c.dropped, Cadence::EverySteps(2)).unwrap();
     let x = ones(64);
@@ -225,7 +225,7 @@ fn plain_runs_draw_anew_each_time() {
     let draw = || c.session.run(&[&c.drawn], &[("x", &x)]).unwrap().swap_remove(0);
     let drawn = [draw(), draw(), draw()];
     assert!(drawn[0] != drawn[1] && drawn[1] != drawn[2] && drawn[0] != drawn[2]);
-    let mut run = HookedRun::new(&[&c.raise]);
+    let mut run = StepProgram::new(&[&c.raise]);
     let hooked = run.declare(&c.drawn, Cadence::EveryRun).unwrap();
     run.run(&c.session, at(1), &[("x", &x)]).unwrap();
     assert!(!drawn.contains(run.value(hooked).unwrap()));
@@ -235,7 +235,7 @@ fn plain_runs_draw_anew_each_time() {
 #[test]
 fn only_hooked_runs_are_counted() {
     let c = counting(16, 0);
-    let mut run = HookedRun::new(&[&c.raise]);
+    let mut run = StepProgram::new(&[&c.raise]);
     for step in 1..=3 {
         c.session.run(&[&c.raise], &[("x", &ones(2))]).unwrap();
         run.run(&c.session, at(step), &[("x", &ones(2))]).unwrap();
@@ -248,7 +248,7 @@ fn only_hooked_runs_are_counted() {
 fn few_programs_are_enough() {
     let results = |programs: usize| {
         let c = counting(programs, 0);
-        let mut run = HookedRun::new(&[&c.raise]);
+        let mut run = StepProgram::new(&[&c.raise]);
         let drawn = run.declare(&c.drawn, Cadence::EveryRun).unwrap();
         let rare = run.declare(&c.twice, Cadence::EverySteps(3)).unwrap();
         let mut got = Vec::new();

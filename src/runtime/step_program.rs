@@ -1,0 +1,208 @@
+//! What training runs step after step, with fetches that are due every run, every few steps or once an epoch.
+//!
+//! A [`StepProgram`] has two compiled programs: one with the fetches of every run, and one with all declared fetches. A run
+//! in which something more is due uses the second and delivers only what is due. Both are compiled when a shape is
+//! first seen, so that no later step waits for a compilation.
+
+use super::in_flight::InFlight;
+use super::session::RunKind;
+use super::{IntoFetch, Session};
+use crate::graph::Fetch;
+use std::collections::VecDeque;
+use tensorpack_tensor::{Error, HostTensor, Result};
+
+/// How often a fetch is delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cadence {
+    /// With every run.
+    EveryRun,
+    /// With the runs of steps whose number is a multiple of this.
+    EverySteps(u64),
+    /// With the last step of every epoch.
+    EveryEpoch,
+    /// With every run, but possibly after the next one has started, so that an accelerator does not wait for the host.
+    /// See [`StepProgram::deferred`].
+    #[doc(alias = "Collected")]
+    Deferred,
+}
+
+/// When a run happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Clock {
+    /// The number of the step, from 1.
+    pub global_step: u64,
+    /// Whether it is the last step of its epoch.
+    pub last_of_epoch: bool,
+}
+
+impl Cadence {
+    /// Whether every run fetches it.
+    fn is_frequent(self) -> bool {
+        matches!(self, Cadence::EveryRun | Cadence::Deferred)
+    }
+
+    fn is_due(self, clock: Clock) -> bool {
+        match self {
+            Cadence::EveryRun | Cadence::Deferred => true,
+            Cadence::EverySteps(k) => clock.global_step.is_multiple_of(k),
+            Cadence::EveryEpoch => clock.last_of_epoch,
+        }
+    }
+}
+
+/// A declared fetch: the key to its values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[doc(alias = "Declared")]
+#[doc(alias = "Fetched")]
+pub struct FetchHandle(pub(crate) usize);
+
+/// Operations to run step after step, and the fetches declared for them.
+#[derive(Debug)]
+#[doc(alias = "HookedRun")]
+pub struct StepProgram {
+    operations: Vec<Fetch>,
+    declared: Vec<(Fetch, Cadence)>,
+    /// What every run fetches: the operations, then the frequent fetches.
+    frequent: Vec<Fetch>,
+    /// The operations, then all declared fetches.
+    all: Vec<Fetch>,
+    /// For each declared fetch, the index of its value in a run of `frequent`, and in a run of `all`.
+    indices: Vec<(Option<usize>, usize)>,
+    /// The shapes of all feeds for which both programs are compiled.
+    compiled_for: Vec<Vec<usize>>,
+    values: Vec<HostTensor>,
+    /// Whether `values` are those of `all`.
+    ran_all: bool,
+    /// Which declared fetches were due in the last run.
+    due: Vec<bool>,
+    /// Runs that were launched and not yet collected, oldest first.
+    in_flight: VecDeque<InFlight>,
+}
+
+impl StepProgram {
+    /// A program that runs these operations.
+    pub fn new(operations: &[&dyn IntoFetch]) -> StepProgram {
+        let operations: Vec<Fetch> = operations.iter().map(|f| f.fetch()).collect();
+        StepProgram {
+            frequent: operations.clone(),
+            all: operations.clone(),
+            operations,
+            declared: Vec::new(),
+            indices: Vec::new(),
+            compiled_for: Vec::new(),
+            values: Vec::new(),
+            ran_all: false,
+            due: Vec::new(),
+            in_flight: VecDeque::new(),
+        }
+    }
+
+    /// Declares a fetch. Declare all of them before the first run.
+    pub fn declare(&mut self, fetch: &dyn IntoFetch, cadence: Cadence) -> Result<FetchHandle> {
+        if cadence == Cadence::EverySteps(0) {
+            return Err(Error::argument("a fetch every 0 steps is never due"));
+        }
+        self.declared.push((fetch.fetch(), cadence));
+        self.due.push(false);
+        let frequent = self.declared.iter().filter(|(_, c)| c.is_frequent());
+        self.frequent = self.operations.iter().chain(frequent.map(|(f, _)| f)).cloned().collect();
+        self.all = self.operations.iter().chain(self.declared.iter().map(|(f, _)| f)).cloned().collect();
+        let results = self.result_count();
+        let mut next_frequent = results;
+        self.indices = self
+            .declared
+            .iter()
+            .enumerate()
+            .map(|(i, (_, cadence))| {
+                let frequent = cadence.is_frequent().then(|| {
+                    next_frequent += 1;
+                    next_frequent - 1
+                });
+                (frequent, results + i)
+            })
+            .collect();
+        Ok(FetchHandle(self.declared.len() - 1))
+    }
+
+    /// How many of the operations are tensors, which have values.
+    fn result_count(&self) -> usize {
+        self.operations.iter().filter(|f| f.output.is_some()).count()
+    }
+
+    /// Runs once and counts it.
+    pub fn run(&mut self, session: &Session, clock: Clock, feeds: &[(&str, &HostTensor)]) -> Result<()> {
+        self.prepare(session, feeds)?;
+        let more = self.declared.iter().any(|(_, c)| c.is_due(clock) && !c.is_frequent());
+        let fetches = if more { &self.all } else { &self.frequent };
+        self.ran_all = more;
+        session.run_as(RunKind::Step, fetches, feeds, &mut self.values)?;
+        for ((_, cadence), due) in self.declared.iter().zip(&mut self.due) {
+            *due = cadence.is_due(clock);
+        }
+        Ok(())
+    }
+
+    /// Compiles both programs for these feeds, if they are not yet. Clears what is due: a run that fails delivers
+    /// nothing, in particular no value of an earlier run.
+    fn prepare(&mut self, session: &Session, feeds: &[(&str, &HostTensor)]) -> Result<()> {
+        self.due.fill(false);
+        let sizes = || feeds.iter().flat_map(|(_, t)| t.sizes());
+        if !self.compiled_for.iter().any(|s| s.iter().eq(sizes())) {
+            session.prepare(&self.all.iter().map(|f| f as &dyn IntoFetch).collect::<Vec<_>>())?;
+            session.compile(&self.all, feeds)?;
+            session.compile(&self.frequent, feeds)?;
+            self.compiled_for.push(sizes().copied().collect());
+        }
+        Ok(())
+    }
+
+    /// Whether a run at this moment may be left in flight while the next one starts: nobody needs its values before. The
+    /// last run of an epoch is always collected at once.
+    pub(crate) fn can_stay_in_flight(&self, clock: Clock) -> bool {
+        let can_wait = |c: Cadence| c == Cadence::Deferred || !c.is_due(clock);
+        let no_results = self.operations.iter().all(|f| f.output.is_none());
+        no_results && !clock.last_of_epoch && self.declared.iter().all(|(_, c)| can_wait(*c))
+    }
+
+    /// Launches a run without waiting for it, and counts it. Returns false, and does nothing, if the engine runs
+    /// synchronously.
+    pub(crate) fn launch(&mut self, session: &Session, feeds: &[(&str, &HostTensor)]) -> Result<bool> {
+        self.prepare(session, feeds)?;
+        let launched = session.launch(&self.frequent, feeds)?;
+        let is_launched = launched.is_some();
+        self.in_flight.extend(launched);
+        Ok(is_launched)
+    }
+
+    /// Waits for the oldest run in flight, and takes what it fetched.
+    pub(crate) fn collect(&mut self, session: &Session) -> Result<()> {
+        let Some(oldest) = self.in_flight.pop_front() else { return Ok(()) };
+        self.ran_all = false;
+        session.collect(oldest, &mut self.values)
+    }
+
+    /// The values of those operations that are tensors, from the last run.
+    pub fn results(&self) -> &[HostTensor] {
+        &self.values[..self.result_count().min(self.values.len())]
+    }
+
+    /// What the last run delivered for a fetch; `None` if it was not due, or is [`Cadence::Deferred`].
+    pub fn value(&self, handle: FetchHandle) -> Option<&HostTensor> {
+        let (_, cadence) = self.declared.get(handle.0)?;
+        let delivered = self.due[handle.0] && *cadence != Cadence::Deferred;
+        if delivered { self.fetched(handle) } else { None }
+    }
+
+    /// The value of a [`Cadence::Deferred`] fetch, from the run that was collected last.
+    #[doc(alias = "collected")]
+    pub fn deferred(&self, handle: FetchHandle) -> Option<&HostTensor> {
+        let (_, cadence) = self.declared.get(handle.0)?;
+        if *cadence == Cadence::Deferred { self.fetched(handle) } else { None }
+    }
+
+    fn fetched(&self, handle: FetchHandle) -> Option<&HostTensor> {
+        let (frequent, all) = self.indices[handle.0];
+        let index = if self.ran_all { Some(all) } else { frequent };
+        index.and_then(|i| self.values.get(i))
+    }
+}

@@ -1,0 +1,133 @@
+//! Checkpointing and resuming a run: capture, restore, and the checks between.
+
+use crate::callback::{Callbacks, Position, TrainState};
+use crate::input::{InputSource, Start};
+use crate::io::Checkpoint;
+use serde_json::{Map, Value, json};
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+
+/// The part of a checkpoint that lives on the host: everything but the variables. Cheap to capture.
+pub(super) struct HostState {
+    position: Position,
+    json: Map<String, Value>,
+}
+
+impl HostState {
+    /// The state at this commit point.
+    pub(super) fn capture(
+        state: &TrainState,
+        callbacks: &Callbacks,
+        input: Option<&dyn InputSource>,
+    ) -> Result<HostState> {
+        let position = state.position();
+        let json = json!({
+            "position": position.to_json(),
+            "run_index": state.session.run_index()?,
+            "skipped_steps": state.skipped.total,
+            "skipped_in_a_row": state.skipped.in_a_row,
+            "settings": state.settings,
+            "stop": state.stop_reason,
+            "input": input.map_or(Value::Null, |i| i.state()),
+            "callbacks": callbacks.state(),
+            "monitors": state.monitors.state(),
+        });
+        Ok(HostState { position, json: json.as_object().cloned().unwrap_or_default() })
+    }
+
+    /// The whole checkpoint, with the variables of the session. `changed` are variables that were changed after this
+    /// state was captured, with the values they had then.
+    fn into_checkpoint(self, state: &TrainState, changed: Vec<(String, HostTensor)>) -> Result<Checkpoint> {
+        let before = |name: &str| changed.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone());
+        Checkpoint::of_values(state.session.graph(), self.position.global_step, self.json, |v| {
+            before(&v.name).map_or_else(|| state.session.read(&v.name), Ok)
+        })
+    }
+}
+
+/// Writes the requested checkpoint, if one was requested.
+pub(super) fn commit(
+    state: &mut TrainState,
+    callbacks: &Callbacks,
+    input: Option<&dyn InputSource>,
+) -> Result<()> {
+    let Some(request) = state.save_request.take() else { return Ok(()) };
+    let host = HostState::capture(state, callbacks, input)?;
+    let tags: Vec<&str> = request.tags.iter().map(String::as_str).collect();
+    write(state, host, Vec::new(), &tags)
+}
+
+/// Writes a checkpoint of `host` and the variables; see [`HostState::into_checkpoint`] for `changed`. Syncs the
+/// monitors' files first: a resumed run relies on them.
+pub(super) fn write(
+    state: &mut TrainState,
+    host: HostState,
+    changed: Vec<(String, HostTensor)>,
+    tags: &[&str],
+) -> Result<()> {
+    if state.store.is_none() {
+        return Ok(());
+    }
+    let checkpoint = host.into_checkpoint(state, changed)?;
+    let Some(store) = &mut state.store else { return Ok(()) };
+    state.monitors.sync();
+    let folder = store.save(&checkpoint, tags)?;
+    log::info!("saved {}", folder.display());
+    Ok(())
+}
+
+/// Continues the run of a checkpoint.
+pub(super) fn restore(
+    state: &mut TrainState,
+    checkpoint: &Checkpoint,
+    callbacks: &mut Callbacks,
+) -> Result<()> {
+    let saved = &checkpoint.state;
+    check_settings(state, &saved["settings"])?;
+    checkpoint.restore(&state.session, |_| true).map_err(|e| another_run(state, e.to_string()))?;
+    state.set_position(Position::from_json(&saved["position"])?);
+    state.session.set_run_index(saved["run_index"].as_u64().unwrap_or(0))?;
+    state.skipped.total = saved["skipped_steps"].as_u64().unwrap_or(0);
+    state.skipped.in_a_row = saved["skipped_in_a_row"].as_u64().unwrap_or(0) as u32;
+    // A callback that stopped the run meant this run, unless the run is now told to be longer.
+    let same_length = saved["settings"]["max_epoch"] == state.settings["max_epoch"];
+    state.stop_reason = saved["stop"].as_str().filter(|_| same_length).map(String::from);
+    callbacks.load_state(&saved["callbacks"])?;
+    state.resumed = true;
+    Ok(())
+}
+
+/// Warns about settings that differ from those of the resumed run. Another seed is another run, and an error.
+fn check_settings(state: &TrainState, saved: &Value) -> Result<()> {
+    let mut changed = Vec::new();
+    for (key, now) in &state.settings {
+        let before = &saved[key];
+        if before == now || before.is_null() {
+            continue;
+        }
+        if key == "seed" {
+            return Err(another_run(state, format!("its seed is {before}, not {now}")));
+        }
+        changed.push(format!("{key} {now} (was {before})"));
+    }
+    if !changed.is_empty() {
+        log::warn!("resuming with changed settings: {}", changed.join("; "));
+    }
+    Ok(())
+}
+
+fn another_run(state: &TrainState, why: String) -> Error {
+    let dir = state.logdir.as_deref().map_or_else(String::new, |d| d.display().to_string());
+    Error::new(ErrorKind::Argument, format!("{dir} holds another run: {why}"))
+        .note("start over with --fresh (`TrainConfig::fresh`), or use another directory with --logdir")
+}
+
+/// Starts the input at the position of the run.
+pub(super) fn start_input(state: &TrainState, input: &mut dyn InputSource, saved: &Value) -> Result<()> {
+    if !saved.is_null()
+        && let Some(why) = input.cannot_resume()
+    {
+        log::warn!("this run does not resume exactly: {why}");
+    }
+    let staging = state.session.staging()?;
+    input.start(Start { seed: state.seed, at: saved, interrupt: &state.interrupt, staging: staging.as_ref() })
+}
