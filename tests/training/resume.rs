@@ -91,11 +91,13 @@ fn after_a_save_in_the_last_step() {
     assert_eq!(left(&trained, dir.path()), uninterrupted());
 }
 
-/// Is told to end while the end of an epoch is at work.
+/// Changes a variable in the boundary of an epoch, and then receives a signal there.
 struct InterruptedAtTheEnd;
 
 impl Callback for InterruptedAtTheEnd {
     fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        let bias = cx.session().read("fc/b")?;
+        cx.session().write("fc/b", &HostTensor::new(bias.sizes().to_vec(), vec![7f32; bias.len()])?)?;
         cx.interrupt().set(libc::SIGTERM);
         cx.check_interrupt()
     }
@@ -109,7 +111,7 @@ fn child() {
     }
 }
 
-/// All of the end is done, by the run that goes on.
+/// The checkpoint has the variables as they were before the boundary, and the resumed run does all of the boundary.
 #[test]
 fn at_the_end_of_an_epoch_that_a_signal_cut_short() {
     let dir = tempfile::tempdir().unwrap();
