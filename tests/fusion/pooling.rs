@@ -75,22 +75,6 @@ fn a_sum_over_dims_of_a_reshaped_gradient_is_not_moved() {
     }
 }
 
-/// What windows of padding alone give is no element's, and no sum's.
-#[test]
-fn the_gradient_of_an_empty_image_sums_to_nothing() {
-    let g = Graph::new();
-    let x = g.placeholder(&TensorSpec::f32("x", [2, 0, 3, 2].map(Some)));
-    let bias = g.placeholder(&TensorSpec::f32("bias", [Some(2)]));
-    let padding = Padding::Explicit([[1, 1], [0, 0]]);
-    let y = (&x + &bias).max_pool_with(PoolOptions { padding, ..PoolOptions::square(2) });
-    let found = gradients(&y.sum(), &[&bias]).unwrap();
-    let [Some(db)] = &found[..] else { panic!("the cost depends on the bias") };
-    let session = Session::new(g.freeze().unwrap()).unwrap();
-    let (x, bias) = (HostTensor::zeros(DType::F32, [2, 0, 3, 2]), HostTensor::zeros(DType::F32, [2]));
-    let found = session.run(&[db], &[("x", &x.unwrap()), ("bias", &bias.unwrap())]).unwrap();
-    assert_eq!(found[0].to_f64_vec(), [0.0, 0.0]);
-}
-
 /// Random poolings between reshaped and transposed tensors, whose gradients are masked and summed over any dims: fused, with
 /// everything fetched, and in f64.
 #[test]

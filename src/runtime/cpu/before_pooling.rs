@@ -134,6 +134,5 @@ fn summed(program: &Program, at: usize) -> Option<View> {
 /// Whether every window has an element along an axis that is not padding, so that its gradient goes somewhere.
 fn all_real(pool: &Pool, axis: usize) -> bool {
     let last = pool.out_size[axis].saturating_sub(1) * pool.stride[axis];
-    let size = pool.in_size[axis];
-    size > 0 && pool.pad_low[axis] < pool.window[axis] && last < size + pool.pad_low[axis]
+    pool.pad_low[axis] < pool.window[axis] && last < pool.in_size[axis] + pool.pad_low[axis]
 }
