@@ -202,3 +202,143 @@ fn check(drawn: &Drawn) -> Result<(), String> {
 fn random_updates_are_the_same_in_place() {
     over_graphs("updates", 200, |choices| check(&draw(choices)?));
 }
+
+/// What variables `w0`, `w1`, .. are after one run of updates that `build` makes, and before.
+struct Run {
+    graph: Graph,
+    tower: TowerContext,
+    feeds: Vec<(String, HostTensor)>,
+    updates: Vec<Op>,
+}
+
+impl Run {
+    fn new() -> Run {
+        let graph = Graph::new();
+        let tower = TowerContext::training(&graph);
+        Run { graph, tower, feeds: Vec::new(), updates: Vec::new() }
+    }
+
+    /// The next variable, with elements `100 w`, `100 w + 1`, ..
+    fn variable(&mut self, sizes: &[usize], dtype: DType) -> Variable {
+        let k = self.tower_variables();
+        let values: Vec<f64> = (0..sizes.iter().product()).map(|i| (100 * k + i) as f64).collect();
+        let value = HostTensor::from_f64(dtype, sizes.to_vec(), &values).unwrap();
+        self.tower.variable(
+            VariableSpec::new(format!("w{k}"), sizes.to_vec()).dtype(dtype).init(Init::Value(value)),
+        )
+    }
+
+    fn tower_variables(&self) -> usize {
+        (0..).take_while(|k| self.graph.variable_named(&format!("w{k}")).is_some()).count()
+    }
+
+    /// A temporary with elements `from`, `from + 1`, .., which no map can be computed in: the sum of two feeds.
+    fn temporary(&mut self, sizes: &[usize], dtype: DType, from: usize) -> Tensor {
+        let name = format!("x{}", self.feeds.len());
+        let n: usize = sizes.iter().product();
+        let values: Vec<f64> = (0..2 * n).map(|i| if i < n { (from + i) as f64 } else { 0.0 }).collect();
+        let sizes = [&[2], sizes].concat();
+        let known: Vec<Option<usize>> = sizes.iter().map(|&n| Some(n)).collect();
+        let input = self.graph.placeholder(&TensorSpec::new(name.clone(), dtype, known));
+        self.feeds.push((name, HostTensor::from_f64(dtype, sizes, &values).unwrap()));
+        input.sum_axes(&[0])
+    }
+
+    /// Runs the updates once and returns what each variable is then.
+    fn after(self) -> Vec<Vec<f64>> {
+        let count = self.tower_variables();
+        let update = Fetch::from(&self.graph.group(&self.updates.iter().collect::<Vec<_>>()));
+        let session = Session::new(self.graph.freeze().unwrap()).unwrap();
+        let feeds: Vec<(&str, &HostTensor)> = self.feeds.iter().map(|(n, v)| (n.as_str(), v)).collect();
+        session.run(&[&update], &feeds).unwrap();
+        (0..count).map(|k| session.read(&format!("w{k}")).unwrap().to_f64_vec()).collect()
+    }
+}
+
+fn counted(n: usize, f: impl Fn(f64) -> f64) -> Vec<f64> {
+    (0..n).map(|i| f(i as f64)).collect()
+}
+
+#[test]
+fn a_part_of_a_next_value_may_be_another_variables() {
+    let mut run = Run::new();
+    let (all, part) = (run.variable(&[6], DType::F32), run.variable(&[3], DType::F32));
+    let next = all.value() * 2.0 + 1.0;
+    run.updates.push(part.assign(&next.strided_slice(&[2], &[Some(5)], &[1])));
+    run.updates.push(all.assign(&next));
+    assert_eq!(run.after(), [counted(6, |i| 2.0 * i + 1.0), vec![5.0, 7.0, 9.0]]);
+}
+
+/// Padding after 40 elements is 8 elements of f32, but 24 of bf16.
+#[test]
+fn gradients_of_narrower_elements_are_each_variables_own() {
+    let mut run = Run::new();
+    for k in 0..3 {
+        let (w, g) = (run.variable(&[40], DType::F32), run.temporary(&[40], DType::Bf16, 10 * k));
+        run.updates.push(w.update(|w| w - g.cast(DType::F32)));
+    }
+    let right = |k: usize| counted(40, |i| (100 * k) as f64 + i - ((10 * k) as f64 + i));
+    assert_eq!(run.after(), [right(0), right(1), right(2)]);
+}
+
+/// Variables of f32 and f64 with few elements are equally far apart in bytes, not in elements.
+#[test]
+fn one_kernel_may_write_variables_of_several_types() {
+    let mut run = Run::new();
+    let mut right = Vec::new();
+    for k in [0, 2] {
+        let (w, s) = (run.variable(&[3], DType::F32), run.variable(&[3], DType::F64));
+        let g = run.temporary(&[3], DType::F32, 7);
+        let next = w.value() - &g;
+        run.updates.push(w.assign(&next));
+        run.updates.push(s.update(|s| s + next.cast(DType::F64)));
+        right.push(counted(3, |i| 100.0 * k as f64 + i - (7.0 + i)));
+        right.push(counted(3, |i| 100.0 * (k + 1) as f64 + i + 100.0 * k as f64 - 7.0));
+    }
+    assert_eq!(run.after(), right);
+}
+
+#[test]
+fn gradients_of_other_types_are_read_as_their_own() {
+    let mut run = Run::new();
+    for (k, dtype) in [DType::F32, DType::I32, DType::F32, DType::I32].into_iter().enumerate() {
+        let (w, g) = (run.variable(&[5], DType::F32), run.temporary(&[5], dtype, k));
+        run.updates.push(w.update(|w| w - g.cast(DType::F32)));
+    }
+    let right = |k: usize| counted(5, |_| (99 * k) as f64);
+    assert_eq!(run.after(), [right(0), right(1), right(2), right(3)]);
+}
+
+/// Seen through two views, a temporary still has one place.
+#[test]
+fn a_temporary_may_be_read_twice() {
+    let mut run = Run::new();
+    for twice in [true, false, true] {
+        let w = run.variable(&[1, 3], DType::F32);
+        let a = run.temporary(&[1, 3], DType::F32, 1);
+        let b = if twice { a.reshape(&[3]) } else { run.temporary(&[3], DType::F32, 50) };
+        run.updates.push(w.assign(&(a * b)));
+    }
+    let square = counted(3, |i| (i + 1.0) * (i + 1.0));
+    assert_eq!(run.after(), [square.clone(), counted(3, |i| (i + 1.0) * (i + 50.0)), square]);
+}
+
+#[test]
+fn variables_may_trade_values() {
+    let mut run = Run::new();
+    for sizes in [&[1][..], &[5], &[2, 2]] {
+        let (a, b) = (run.variable(sizes, DType::F32), run.variable(sizes, DType::F32));
+        run.updates.push(a.assign(&(b.value() + 1.0)));
+        run.updates.push(b.assign(&(a.value() - b.value())));
+    }
+    let (a, b) = (run.variable(&[3], DType::F32), run.variable(&[3], DType::F32));
+    run.updates.push(a.assign(b.value()));
+    run.updates.push(b.assign(a.value()));
+    let mut right = Vec::new();
+    for (k, n) in [(0, 1), (2, 5), (4, 4)] {
+        right.push(counted(n, |i| 100.0 * f64::from(k + 1) + i + 1.0));
+        right.push(vec![-100.0; n]);
+    }
+    right.extend([counted(3, |i| 700.0 + i), counted(3, |i| 600.0 + i)]);
+    assert_eq!(run.after(), right);
+}
