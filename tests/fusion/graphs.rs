@@ -1,5 +1,5 @@
-//! Random graphs give the same whether their ends alone are fetched, so that all between may be fused, or everything in
-//! them, so that nothing is. Half of the graphs of floats hold gradients too.
+//! Random graphs give the same whether their ends alone are fetched, so that all between may be fused, or more of them, or
+//! with a barrier after every operation, so that nothing is fused. Half of the graphs of floats hold gradients too.
 
 use crate::growing::{Choices, Growing, over_graphs};
 use tensorpack::autodiff::gradients;
@@ -20,7 +20,7 @@ struct Drawn {
     ends: Vec<Fetch>,
 }
 
-fn draw(choices: &[u32], dtype: DType, isa: Isa) -> Result<Drawn, String> {
+fn draw(choices: &[u32], dtype: DType, isa: Isa, apart: bool) -> Result<Drawn, String> {
     let c = &mut Choices(choices.iter());
     let rng = CounterRng::new(u64::from(choices[0]), "fusion");
     let graph = Graph::new();
@@ -46,7 +46,7 @@ fn draw(choices: &[u32], dtype: DType, isa: Isa) -> Result<Drawn, String> {
         inputs.push(graph.placeholder(&spec));
         feeds.push((spec.name.clone(), values));
     }
-    let mut growing = Growing::new(&graph, dtype, inputs.clone());
+    let mut growing = Growing::new(&graph, dtype, inputs.clone(), apart);
     let steps = 6 + c.below(14);
     (0..steps).for_each(|_| growing.grow(c));
     let mut ends = growing.ends();
@@ -73,8 +73,18 @@ impl Drawn {
         self.session.run(&what, &feeds).map_err(|e| format!("{e}\n{}", self.session.graph().to_text()))
     }
 
-    /// That the ends, the last of them alone, and the ends with some of what lies between are as when all is fetched.
-    fn check(&self, same: impl Fn(&HostTensor, &HostTensor) -> Result<(), String>) -> Result<(), String> {
+    /// Checks that the ends are as in the same graph with barriers; and that they, the last of them alone, and they with some
+    /// of what lies between are as when all is fetched.
+    fn check(
+        &self,
+        apart: &Drawn,
+        same: impl Fn(&HostTensor, &HostTensor) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let (found, right) = (self.run(&self.ends)?, apart.run(&apart.ends)?);
+        for ((found, right), fetch) in found.iter().zip(&right).zip(&self.ends) {
+            let graph = || self.session.graph().to_text();
+            same(right, found).map_err(|e| format!("{} without barriers: {e}\n{}", fetch.name(), graph()))?;
+        }
         let all = self.run(&self.all)?;
         let some = self.all.iter().step_by(4).chain(&self.ends).cloned().collect();
         let last = self.ends.last().cloned().into_iter().collect();
@@ -96,7 +106,8 @@ impl Drawn {
 #[test]
 fn fused_integers_are_the_same() {
     over_graphs("integers", 150, |choices| {
-        draw(choices, DType::I64, Isa::detect())?.check(|right, found| match right == found {
+        let apart = draw(choices, DType::I64, Isa::detect(), true)?;
+        draw(choices, DType::I64, Isa::detect(), false)?.check(&apart, |right, found| match right == found {
             true => Ok(()),
             false => Err(format!("{found:?} instead of {right:?}")),
         })
@@ -107,7 +118,8 @@ fn fused_integers_are_the_same() {
 fn fused_floats_are_the_same_within_rounding() {
     over_graphs("floats", 150, |choices| {
         for isa in [Isa::Plain, Isa::detect()] {
-            draw(choices, DType::F32, isa)?.check(|right, found| {
+            let apart = draw(choices, DType::F32, isa, true)?;
+            draw(choices, DType::F32, isa, false)?.check(&apart, |right, found| {
                 if right.sizes() != found.sizes() {
                     return Err(format!("sizes {:?} instead of {:?}", found.sizes(), right.sizes()));
                 }

@@ -1,5 +1,6 @@
 //! Random graphs as they grow.
 
+use crate::barrier::barrier;
 use proptest::collection::vec;
 use proptest::prelude::any;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
@@ -31,6 +32,8 @@ impl Choices<'_> {
 pub(crate) struct Growing {
     graph: Graph,
     dtype: DType,
+    /// Whether every result is stored, and read as it was stored.
+    apart: bool,
     pub(crate) all: Vec<Tensor>,
     /// Whether each of them was read.
     used: Vec<bool>,
@@ -41,8 +44,8 @@ pub(crate) fn sizes(t: &Tensor) -> Vec<usize> {
 }
 
 impl Growing {
-    pub(crate) fn new(graph: &Graph, dtype: DType, inputs: Vec<Tensor>) -> Growing {
-        Growing { graph: graph.clone(), dtype, used: vec![false; inputs.len()], all: inputs }
+    pub(crate) fn new(graph: &Graph, dtype: DType, inputs: Vec<Tensor>, apart: bool) -> Growing {
+        Growing { graph: graph.clone(), dtype, apart, used: vec![false; inputs.len()], all: inputs }
     }
 
     /// Any tensor made so far, the latest most likely.
@@ -115,6 +118,7 @@ impl Growing {
             21 if rank == 4 && float && !sizes(&x).contains(&0) => self.window(&x, c),
             _ => &x + self.constant(1.0),
         };
+        let y = if self.apart { barrier(&y) } else { y };
         // Sizes stay small, so that many graphs can be tried.
         if sizes(&y).iter().product::<usize>() <= 4000 && y.rank() <= 5 {
             self.all.push(y);

@@ -3,7 +3,9 @@
 //!
 //! `TENSORPACK_TEST_CASES` sets how many random programs are tried; what is drawn is the same in every run.
 
+mod barrier;
 mod graphs;
 mod growing;
 mod pooling;
+mod stored;
 mod updates;

@@ -1,8 +1,9 @@
 //! What is moved before the gradient of max pooling.
 
+use crate::barrier::barrier;
 use crate::growing::{Choices, over_graphs};
 use tensorpack::autodiff::gradients;
-use tensorpack::graph::{Fetch, Graph, TensorSpec};
+use tensorpack::graph::{Fetch, Graph, Tensor, TensorSpec};
 use tensorpack::ops::{Layout, Padding, PoolOptions};
 use tensorpack::runtime::cpu::Isa;
 use tensorpack::runtime::{IntoFetch, Session, SessionOptions};
@@ -80,8 +81,8 @@ fn a_sum_over_dims_of_a_reshaped_gradient_is_not_moved() {
 #[test]
 fn random_gradients_of_pooling_are_the_same() {
     over_graphs("pooling", 300, |choices| {
-        let found = pooled(choices, DType::F32, Isa::detect())?;
-        let right = pooled(choices, DType::F64, Isa::Plain)?;
+        let found = pooled(choices, DType::F32, Isa::detect(), false)?;
+        let right = pooled(choices, DType::F64, Isa::Plain, true)?;
         for (fused, apart) in
             [(&found.fused, &found.apart), (&found.fused, &right.apart), (&right.fused, &right.apart)]
         {
@@ -104,7 +105,7 @@ struct Pooled {
     text: String,
 }
 
-fn pooled(choices: &[u32], dtype: DType, isa: Isa) -> Result<Pooled, String> {
+fn pooled(choices: &[u32], dtype: DType, isa: Isa, apart: bool) -> Result<Pooled, String> {
     let c = &mut Choices(choices.iter());
     let seed = u64::from(choices[0]);
     let graph = Graph::new();
@@ -127,19 +128,22 @@ fn pooled(choices: &[u32], dtype: DType, isa: Isa) -> Result<Pooled, String> {
         _ => {}
     }
     let (x, b) = (input("x", &outer), input("b", &bias));
-    let sum = &x + &b;
+    let stored = |x: Tensor| if apart { barrier(&x) } else { x };
+    let sum = stored(&x + &b);
     let h = match c.below(5) {
         0 => sum.relu(),
         1 | 2 => sum,
         3 => sum.greater(&(&sum * 0.0 + 0.25)).select(&sum, &(&sum * 0.5)),
         _ => (&sum * 2.0).relu(),
     };
+    let h = stored(h);
     let isizes = |s: &[usize]| s.iter().map(|&n| n as isize).collect::<Vec<isize>>();
     let seen = match c.below(3) {
         0 if outer.len() == 4 => h.transpose(&c.order(4)),
         1 => h.reshape(&isizes(&image)).reverse(&[c.below(4) as isize]),
         _ => h.reshape(&isizes(&image)),
     };
+    let seen = stored(seen);
     let options = PoolOptions {
         window: [1 + c.below(3), 1 + c.below(3)],
         stride: [1 + c.below(3), 1 + c.below(3)],
@@ -159,6 +163,7 @@ fn pooled(choices: &[u32], dtype: DType, isa: Isa) -> Result<Pooled, String> {
     };
     let y = if c.below(4) == 3 { seen.average_pool_with(options) } else { seen.max_pool_with(options) };
     let y = if c.below(3) == 2 { y.relu() } else { y };
+    let y = stored(y);
     let m: usize = y.shape().known().expect("sizes are known").iter().product();
     let weights: Vec<f64> = (0..m).map(|i| (i % 11) as f64 / 4.0 - 1.0).collect();
     let weights = HostTensor::from_f64(dtype, [m], &weights).map_err(|e| e.to_string())?;

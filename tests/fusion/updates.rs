@@ -1,10 +1,11 @@
-//! Updates written in place and joined into passes, against the same next values fetched with all that they are computed
-//! from, so that nothing is fused and no variable is written.
+//! Updates written in place and joined into passes, against the same next values fetched from a graph with a barrier after
+//! every operation, where nothing is fused and no variable is written.
 //!
 //! What is drawn: variables of several types and of equal, reshaped and one-element sizes; next values that are views
 //! (transposed, sliced, reversed, broadcast) of other variables, feeds, constants and temporaries; values shared by several
 //! updates, or fetched too.
 
+use crate::barrier::barrier;
 use crate::growing::{Choices, Growing, over_graphs, sizes};
 use tensorpack::graph::{Fetch, Graph, Init, Op, Tensor, TensorSpec, Variable, VariableSpec};
 use tensorpack::runtime::cpu::Isa;
@@ -49,7 +50,7 @@ fn fitted(x: &Tensor, want: &[usize], c: &mut Choices<'_>) -> Option<Tensor> {
     compatible.then(|| x.broadcast_to(&target))
 }
 
-fn draw(choices: &[u32]) -> Result<Drawn, String> {
+fn draw(choices: &[u32], apart: bool) -> Result<Drawn, String> {
     let c = &mut Choices(choices.iter());
     let rng = CounterRng::new(u64::from(choices[0]), "updates");
     let graph = Graph::new();
@@ -105,7 +106,7 @@ fn draw(choices: &[u32]) -> Result<Drawn, String> {
     let sums: Vec<Tensor> =
         inputs.iter().filter(|x| x.rank() > 0).map(|x| x.sum_keep(&[c.below(x.rank()) as isize])).collect();
     inputs.extend(sums);
-    let mut growing = Growing::new(&graph, DType::F32, inputs);
+    let mut growing = Growing::new(&graph, DType::F32, inputs, apart);
     (0..c.below(10)).for_each(|_| growing.grow(c));
     let mut next: Vec<Tensor> = Vec::new();
     for v in &variables {
@@ -120,17 +121,20 @@ fn draw(choices: &[u32]) -> Result<Drawn, String> {
             value = value.or_else(|| fitted(&x, &want, c));
         }
         let value = value.unwrap_or_else(|| v.value().clone());
+        let value = if apart { barrier(&value) } else { value };
         let by = c.of(&[0.5, 1.0]);
-        next.push(match c.below(5) {
+        let next_value = match c.below(5) {
             0 => value.cast(v.dtype()),
             1 => v.value() - value.cast(v.dtype()),
             2 => (v.value().cast(DType::F32) - value.cast(DType::F32) * by).cast(v.dtype()),
             3 => (value.cast(DType::F32) * by + 1.0).cast(v.dtype()),
             _ => {
                 let scalar = growing.all[c.below(growing.all.len())].sum() * 0.01;
+                let scalar = if apart { barrier(&scalar) } else { scalar };
                 (v.value().cast(DType::F32) * scalar.tanh() + value.cast(DType::F32)).cast(v.dtype())
             }
-        });
+        };
+        next.push(if apart { barrier(&next_value) } else { next_value });
     }
     let updates: Vec<Op> = variables.iter().zip(&next).map(|(v, next)| v.assign(next)).collect();
     let update = Fetch::from(&graph.group(&updates.iter().collect::<Vec<_>>()));
@@ -163,21 +167,13 @@ fn same(right: &HostTensor, found: &HostTensor) -> bool {
     right.sizes() == found.sizes() && a.iter().zip(&b).all(alike)
 }
 
-fn check(drawn: &Drawn) -> Result<(), String> {
-    let Drawn { session, names, next, update, fetched, feeds } = drawn;
+fn check(joined: &Drawn, apart: &Drawn) -> Result<(), String> {
+    let Drawn { session, names, update, fetched, feeds, .. } = joined;
     let feeds: Vec<(&str, &HostTensor)> = feeds.iter().map(|(n, v)| (n.as_str(), v)).collect();
     let failed = |e: tensorpack::Error| e.to_string();
-    let frozen = session.graph();
-    let all = frozen
-        .nodes()
-        .iter()
-        .filter(|n| !n.outputs.is_empty())
-        .map(|n| frozen.fetch(&n.name).map_err(failed));
-    let all = all.collect::<Result<Vec<Fetch>, String>>()?;
     for step in 0..2 {
-        let mut what: Vec<&dyn IntoFetch> = next.iter().map(|f| f as &dyn IntoFetch).collect();
-        what.extend(all.iter().map(|f| f as &dyn IntoFetch));
-        let right = session.run(&what, &feeds).map_err(failed)?;
+        let what: Vec<&dyn IntoFetch> = apart.next.iter().map(|f| f as &dyn IntoFetch).collect();
+        let right = apart.session.run(&what, &feeds).map_err(failed)?;
         let what: Vec<&dyn IntoFetch> =
             std::iter::once(update).chain(fetched).map(|f| f as &dyn IntoFetch).collect();
         match session.run(&what, &feeds) {
@@ -190,9 +186,10 @@ fn check(drawn: &Drawn) -> Result<(), String> {
             let found = session.read(name).map_err(failed)?;
             if !same(right, &found) {
                 let plan = session.plan_text(&what, &feeds).map_err(failed)?;
-                let graph = frozen.to_text();
+                let graph = session.graph().to_text();
                 return Err(format!("after step {step} {name} is {found:?}, not {right:?}\n{plan}{graph}"));
             }
+            apart.session.write(name, &found).map_err(failed)?;
         }
     }
     Ok(())
@@ -200,10 +197,10 @@ fn check(drawn: &Drawn) -> Result<(), String> {
 
 #[test]
 fn random_updates_are_the_same_in_place() {
-    over_graphs("updates", 200, |choices| check(&draw(choices)?));
+    over_graphs("updates", 200, |choices| check(&draw(choices, false)?, &draw(choices, true)?));
 }
 
-/// What variables `w0`, `w1`, .. are after one run of updates that `build` makes, and before.
+/// Updates of the variables `w0`, `w1`, .. that are run once.
 struct Run {
     graph: Graph,
     tower: TowerContext,
