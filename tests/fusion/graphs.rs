@@ -114,25 +114,36 @@ fn fused_integers_are_the_same() {
     });
 }
 
+/// Checks that floats are alike, but for rounding in the last digits of the largest.
+fn alike(right: &HostTensor, found: &HostTensor, tolerance: f64) -> Result<(), String> {
+    if right.sizes() != found.sizes() {
+        return Err(format!("sizes {:?} instead of {:?}", found.sizes(), right.sizes()));
+    }
+    let (right, found) = (right.to_f64_vec(), found.to_f64_vec());
+    let scale = right.iter().filter(|v| v.is_finite()).fold(1e-30, |m: f64, v| m.max(v.abs()));
+    let alike = |a: f64, b: f64| (a - b).abs() <= tolerance * scale || a == b || (a.is_nan() && b.is_nan());
+    match right.iter().zip(&found).position(|(&a, &b)| !alike(a, b)) {
+        Some(k) => Err(format!("element {k} is {} instead of {}", found[k], right[k])),
+        None => Ok(()),
+    }
+}
+
 #[test]
 fn fused_floats_are_the_same_within_rounding() {
-    over_graphs("floats", 150, |choices| {
+    over_graphs("floats", 100, |choices| {
         for isa in [Isa::Plain, Isa::detect()] {
             let apart = draw(choices, DType::F32, isa, true)?;
-            draw(choices, DType::F32, isa, false)?.check(&apart, |right, found| {
-                if right.sizes() != found.sizes() {
-                    return Err(format!("sizes {:?} instead of {:?}", found.sizes(), right.sizes()));
-                }
-                let (right, found) = (right.to_f64_vec(), found.to_f64_vec());
-                let scale = right.iter().filter(|v| v.is_finite()).fold(1e-30, |m: f64, v| m.max(v.abs()));
-                let alike =
-                    |a: f64, b: f64| (a - b).abs() <= 1e-5 * scale || a == b || (a.is_nan() && b.is_nan());
-                match right.iter().zip(&found).position(|(&a, &b)| !alike(a, b)) {
-                    Some(k) => Err(format!("element {k} on {isa} is {} instead of {}", found[k], right[k])),
-                    None => Ok(()),
-                }
-            })?;
+            draw(choices, DType::F32, isa, false)?.check(&apart, |right, found| alike(right, found, 1e-5))?;
         }
         Ok(())
+    });
+}
+
+#[test]
+fn fused_bf16_are_the_same_within_rounding() {
+    over_graphs("bf16", 60, |choices| {
+        let apart = draw(choices, DType::Bf16, Isa::detect(), true)?;
+        draw(choices, DType::Bf16, Isa::detect(), false)?
+            .check(&apart, |right, found| alike(right, found, 2e-2))
     });
 }

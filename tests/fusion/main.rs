@@ -4,8 +4,11 @@
 //! `TENSORPACK_TEST_CASES` sets how many random programs are tried; what is drawn is the same in every run.
 
 mod barrier;
+mod epilogues;
 mod graphs;
 mod growing;
+mod panels;
 mod pooling;
+mod reductions;
 mod stored;
 mod updates;
