@@ -73,7 +73,8 @@ impl LowerCx<'_> {
         View::dense(b, dtype, &sizes)
     }
 
-    /// The operands of a map over `sizes`: constants of one element become part of the expression.
+    /// The operands of a map over `sizes`: constants of one element become part of the expression, for however they are seen,
+    /// they are that element.
     fn body(
         &mut self,
         sizes: &[usize],

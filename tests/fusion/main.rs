@@ -7,6 +7,7 @@ mod barrier;
 mod epilogues;
 mod graphs;
 mod growing;
+mod merging;
 mod panels;
 mod pooling;
 mod reductions;
