@@ -73,8 +73,8 @@ impl LowerCx<'_> {
         View::dense(b, dtype, &sizes)
     }
 
-    /// The operands of a map over `sizes`: constants of one element become part of the expression, for however they are seen,
-    /// they are that element.
+    /// The operands of a map over `sizes`: constants of one element become part of the expression.
+    /// Whatever the view, all that it sees is that element.
     fn body(
         &mut self,
         sizes: &[usize],

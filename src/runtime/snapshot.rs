@@ -13,9 +13,10 @@ pub(super) enum Reading {
     Snapshot,
 }
 
-/// The nodes that read the variables themselves, of those whose `values` are computed: what only updates need, neither a cost
-/// nor a gradient; and what is fetched and depends on that, with all that it is computed from, so that it reads one version
-/// of the variables, except through costs and gradients.
+/// The nodes that read the variables themselves, of those whose `values` are computed: what only
+/// updates need, neither a cost nor a gradient; and what is fetched and depends on that, with all
+/// that it is computed from, so that it reads one version of the variables, except through costs
+/// and gradients.
 pub(super) fn of_updates_alone(
     graph: &Frozen,
     assigns: &BTreeSet<NodeId>,

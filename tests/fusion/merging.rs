@@ -1,4 +1,5 @@
-//! Equal operations on equal inputs are computed once, and those on inputs that only look alike are not.
+//! Equal operations on equal inputs are computed once, and those on inputs that only look alike are
+//! not.
 
 use crate::barrier::same_apart;
 use crate::growing::{over_graphs, sizes};

@@ -40,10 +40,12 @@ fn masks_and_sums_before_pooling_are_the_same() {
     }
 }
 
-/// The gradient is seen under other sizes than the pooling has: what is summed is no channel of the pooling.
+/// The gradient is seen under other sizes than the pooling has: what is summed is no channel of the
+/// pooling.
 #[test]
 fn a_sum_over_dims_of_a_reshaped_gradient_is_not_moved() {
-    // Sizes of what is added to, of the bias, of the image that is pooled, and the sum of each element of the bias.
+    // Sizes of what is added to, of the bias, of the image that is pooled, and the sum of each
+    // element of the bias.
     let cases: [([usize; 4], usize, [usize; 4], f64); 4] = [
         ([4, 16, 16, 1], 1, [4, 1, 16, 16], 512.0),
         ([2, 4, 9, 1], 1, [2, 1, 4, 9], 36.0),
@@ -76,8 +78,8 @@ fn a_sum_over_dims_of_a_reshaped_gradient_is_not_moved() {
     }
 }
 
-/// Random poolings between reshaped and transposed tensors, whose gradients are masked and summed over any dims: fused, with
-/// everything fetched, and in f64.
+/// Random poolings between reshaped and transposed tensors, whose gradients are masked and summed
+/// over any dims: fused, with everything fetched, and in f64.
 #[test]
 fn random_gradients_of_pooling_are_the_same() {
     over_graphs("pooling", 300, |choices| {

@@ -1,9 +1,9 @@
 //! Optimizers over random small variables, against the published formulas in plain f64 loops.
 //!
-//! Small neighbours in a slab are where updates joined into one pass go wrong: a variable of one element cannot be told
-//! from a scalar by its shape, and padding is larger than the variables are. Each case draws one to six variables of
-//! 0 to 20 elements, where their gradients come from and which of them are shared, a rule, a learning rate, and what
-//! goes around the rule.
+//! Small neighbours in a slab are where updates joined into one pass go wrong: a variable of one
+//! element cannot be told from a scalar by its shape, and padding is larger than the variables are.
+//! Each case draws one to six variables of 0 to 20 elements, where their gradients come from and
+//! which of them are shared, a rule, a learning rate, and what goes around the rule.
 //!
 //! `TENSORPACK_TEST_CASES` sets the number of cases; the same ones are drawn in every run.
 
@@ -27,7 +27,8 @@ use tensorpack::{DType, HostTensor};
 
 const STEPS: usize = 4;
 
-/// Choices, taken one after the other; zeros when they run out, so that fewer and smaller ones make simpler cases.
+/// Choices, taken one after the other; zeros when they run out, so that fewer and smaller ones make
+/// simpler cases.
 struct Choices<'a>(std::slice::Iter<'a, u32>);
 
 impl Choices<'_> {
@@ -328,8 +329,8 @@ impl Case {
         all
     }
 
-    /// Of `sum(x w) + sum(w^2) / 8` for every variable, `sum(v w) / 4` for neighbours of one shape, and
-    /// `sum((c + all w of one element)^2) / 16`, in which those have one and the same gradient.
+    /// Of `sum(x w) + sum(w^2) / 8` for every variable, `sum(v w) / 4` for neighbours of one shape,
+    /// and `sum((c + all w of one element)^2) / 16`, in which those have one and the same gradient.
     fn cost_gradients(&self, step: usize, w: &[Vec<f64>]) -> Vec<Vec<f64>> {
         let single: f64 = w.iter().filter(|w| w.len() == 1).map(|w| w[0]).sum();
         let shared: f64 = self.common(step)[..4].iter().map(|c| (c + single) / 8.0).sum();
@@ -442,10 +443,10 @@ impl<'a> Formulas<'a> {
                 self.through(level + 1, gradients, step, start);
                 self.averaged += 1;
                 for k in vars {
-                    for i in 0..self.w[k].len() {
-                        let first = self.averaged == 1 && !debiased;
+                    let first = self.averaged == 1 && !debiased;
+                    for (i, w) in self.w[k].iter().enumerate() {
                         let before = if first { start[k][i] } else { self.averages[k][i] };
-                        self.averages[k][i] = decay * before + (1.0 - decay) * self.w[k][i];
+                        self.averages[k][i] = decay * before + (1.0 - decay) * w;
                     }
                 }
             }
@@ -677,7 +678,7 @@ impl Case {
                 };
                 gradients.push(Gradient::new(w.clone(), value));
             }
-            fetches.extend(self.fetched.iter().map(|&k| (&gradients[k].value).fetch()));
+            fetches.extend(self.fetched.iter().map(|&k| gradients[k].value.fetch()));
             apply_gradients(&*optimizer, &graph, &gradients)
         };
         let train = train.map_err(|e| e.to_string())?;
