@@ -16,23 +16,31 @@ impl ExprBuilder {
     pub fn finish(self, outputs: &[Reg]) -> Expr {
         let mut needed = vec![false; self.steps.len()];
         outputs.iter().for_each(|r| needed[r.0 as usize] = true);
-        for i in (0..self.steps.len()).rev().filter(|&i| needed[i]).collect::<Vec<_>>() {
-            mark(&self.steps, i, &mut needed);
+        // Steps use earlier ones alone, so one pass backwards finds all.
+        for i in (0..self.steps.len()).rev() {
+            if needed[i] {
+                map_regs(self.steps[i], |r| {
+                    needed[r.0 as usize] = true;
+                    r
+                });
+            }
         }
         let mut renamed = vec![Reg(0); self.steps.len()];
         let mut steps = Vec::new();
         for (i, step) in self.steps.iter().enumerate().filter(|&(i, _)| needed[i]) {
-            renamed[i] = Reg(steps.len() as u16);
+            renamed[i] = Reg(number(steps.len()));
             steps.push(map_regs(*step, |r| renamed[r.0 as usize]));
         }
         Expr { steps, outputs: outputs.iter().map(|r| renamed[r.0 as usize]).collect() }
     }
 
-    fn class(&self, reg: Reg) -> Class {
-        match self.steps[reg.0 as usize] {
-            Step::Operand { class, .. } | Step::Const(_, class) | Step::Index { class, .. } => class,
-            Step::Cast(class, _) => class,
-            Step::Unary(_, r) | Step::Binary(_, r, _) | Step::Select(_, r, _) => self.class(r),
+    fn class(&self, mut reg: Reg) -> Class {
+        loop {
+            reg = match self.steps[reg.0 as usize] {
+                Step::Operand { class, .. } | Step::Const(_, class) | Step::Index { class, .. } => return class,
+                Step::Cast(class, _) => return class,
+                Step::Unary(_, r) | Step::Binary(_, r, _) | Step::Select(_, r, _) => r,
+            }
         }
     }
 
@@ -54,12 +62,12 @@ impl ExprBuilder {
             self.unconverted.push(false);
             self.steps.len() - 1
         });
-        Reg(at as u16)
+        Reg(number(at))
     }
 
     /// The kernel's operand `index`, whose elements are of type `dtype`, in `class`.
     pub fn operand(&mut self, index: usize, dtype: DType, class: Class) -> Reg {
-        let reg = self.push(Step::Operand { index: index as u16, class });
+        let reg = self.push(Step::Operand { index: number(index), class });
         self.unconverted[reg.0 as usize] = Class::of(dtype) == class;
         reg
     }
@@ -76,7 +84,7 @@ impl ExprBuilder {
 
     /// The element's index along `axis`.
     pub fn index(&mut self, axis: usize, class: Class) -> Reg {
-        self.push(Step::Index { axis: axis as u16, class })
+        self.push(Step::Index { axis: number(axis), class })
     }
 
     /// A function of one number.
@@ -164,13 +172,9 @@ impl ExprBuilder {
     }
 }
 
-fn mark(steps: &[Step], at: usize, needed: &mut [bool]) {
-    map_regs(steps[at], |r| {
-        if !std::mem::replace(&mut needed[r.0 as usize], true) {
-            mark(steps, r.0 as usize, needed);
-        }
-        r
-    });
+/// A place as an expression stores it. One that is too large becomes the largest, which validation refuses.
+fn number(place: usize) -> u16 {
+    u16::try_from(place).unwrap_or(u16::MAX)
 }
 
 fn map_regs(step: Step, mut f: impl FnMut(Reg) -> Reg) -> Step {

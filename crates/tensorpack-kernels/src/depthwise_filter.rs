@@ -11,6 +11,7 @@ use crate::conv2d::Conv2d;
 use crate::lanes::by_lanes;
 use crate::per_isa::per_isa;
 use crate::{Block, Isa, split};
+use tensorpack_tensor::Result;
 
 /// The gradient by `w [kh, kw, c]`: the left operand is `x [n, h, w, c]`, the right one `dy [n, oh, ow, c]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -138,6 +139,10 @@ unsafe fn add_products<const N: usize, const FAST: bool>(
 }
 
 impl Contract for DepthwiseFilterGrad {
+    fn check(&self) -> Result<()> {
+        self.0.check_depthwise()
+    }
+
     fn out_matrix(&self) -> (usize, usize) {
         (self.0.kernel[0] * self.0.kernel[1], self.0.in_channels)
     }

@@ -1,7 +1,8 @@
 //! The CPU loops of tensorpack: matrix products, convolutions, fused elementwise programs, reductions, pooling,
 //! rows by number, running sums, orders and copies, over plain memory. Knows dtypes and sizes, and nothing of graphs.
 //!
-//! Every kernel is a plain description of sizes with the same three questions answered:
+//! Every kernel is a plain description of sizes, checked once (`check`) before anything else is asked of it, with the same
+//! three questions answered:
 //! - `chunks()`: into how many pieces the work is cut. The cut depends on the sizes alone, never on the number of
 //!   threads, and each output element belongs to one chunk, so results have the same bits for any team.
 //! - `scratch()`: how many bytes of working memory a thread needs while it runs a chunk. Kernels never allocate.
@@ -36,6 +37,7 @@ mod per_isa;
 mod pool;
 mod random;
 mod reduce;
+mod sizes;
 mod space;
 mod state;
 mod split;
@@ -88,6 +90,7 @@ pub use pad::Pad;
 pub use pool::Pool;
 pub use random::Random;
 pub use reduce::{Reduce, ReduceKind};
+pub use sizes::{MAX_ELEMENTS, check_extent, extent};
 pub use team::Team;
 
 /// A rectangle of a kernel's output seen as a matrix: for a matrix product the output itself, for a convolution

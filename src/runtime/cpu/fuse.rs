@@ -155,8 +155,10 @@ impl<'a> Fusion<'a> {
             return false;
         }
         // Only what is read element by element counts: what repeats stays in cache.
-        let distinct =
-            |v: &View| v.sizes.iter().zip(&v.strides).filter(|(_, s)| **s != 0).map(|(&n, _)| n).product();
+        let distinct = |v: &View| {
+            let dims = v.sizes.iter().zip(&v.strides).filter(|(_, s)| **s != 0);
+            dims.fold(1usize, |n, (&size, _)| n.saturating_mul(size))
+        };
         let full = |body: &MapBody| {
             let elements: usize = body.sizes.iter().product();
             body.operands.iter().filter(|v| 2usize.saturating_mul(distinct(v)) > elements).count()

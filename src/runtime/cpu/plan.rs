@@ -7,11 +7,11 @@ use super::memory::padded;
 use super::snapshot;
 use super::variables::Variables;
 use super::work::Work;
-use crate::kir::{BufferId, BufferKind, Kernel, KernelNode, MapBody, Origin, Program, View};
+use crate::kir::{self, BufferId, BufferKind, Kernel, KernelNode, MapBody, Origin, Program, View};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
-use tensorpack_tensor::{DType, HostTensor, Result};
+use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
 /// Where something begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +100,7 @@ impl Plan {
                 (commit::Commit::default(), 0)
             }
         };
+        debug_assert!(kir::validate(&program).is_ok(), "{:?}", kir::validate(&program));
         Planner::new(program, variables, commit, live_from).plan()
     }
 
@@ -229,6 +230,10 @@ impl<'a> Planner<'a> {
             })
             .collect();
         let (offsets, arena_bytes) = arena::place(&items);
+        if arena_bytes > isize::MAX as usize {
+            let why = "this program needs more memory than can be addressed";
+            return Err(Error::new(ErrorKind::Memory, why));
+        }
         let live_bytes = (0..=commit_time)
             .map(|t| {
                 items
@@ -282,8 +287,8 @@ impl<'a> Planner<'a> {
             let _ = writeln!(text, "{}{}{sharing}", self.describe(node), work.summary());
             let form = |&b: &BufferId| (self.program.buffer(b).dtype, self.program.buffer(b).len());
             let outputs = node.outputs.iter();
-            let read: usize = node.kernel.reads().iter().map(|v| seen_bytes(v)).sum();
-            let written: usize = node.outputs.iter().map(|&b| self.program.buffer(b).bytes()).sum();
+            let read: f64 = node.kernel.reads().iter().map(|v| seen_bytes(v)).sum();
+            let written: f64 = node.outputs.iter().map(|&b| self.program.buffer(b).bytes() as f64).sum();
             steps.push(Step {
                 reads: self.reads(node).iter().map(at).collect(),
                 writes: outputs.clone().map(|b| locs[b]).collect(),
@@ -291,7 +296,7 @@ impl<'a> Planner<'a> {
                 checked: outputs.map(|b| checked.contains(b)).collect(),
                 shared: shared.map(|item| offsets[item]),
                 origin: node.origin.clone().into(),
-                bytes: (read + written) as f64,
+                bytes: read + written,
                 work,
             });
         }
@@ -428,8 +433,8 @@ impl<'a> Planner<'a> {
             Loc { base: Base::Slab(place.slab), offset: place.offset }
         });
         let dtypes: Vec<DType> = first.outputs.iter().map(|&b| self.program.buffer(b).dtype).collect();
-        let read: usize = body.operands.iter().map(seen_bytes).sum();
-        let written: usize = dtypes.iter().map(|d| d.size() * n).sum();
+        let read: f64 = body.operands.iter().map(seen_bytes).sum();
+        let written: f64 = dtypes.iter().map(|d| (d.size() * n) as f64).sum();
         Step {
             reads: first.body.operands.iter().map(at).collect(),
             writes: writes.collect(),
@@ -437,7 +442,7 @@ impl<'a> Planner<'a> {
             checked: vec![false; dtypes.len()],
             shared: None,
             origin: pass.origin.clone().into(),
-            bytes: (read + written) as f64,
+            bytes: read + written,
             work: Work::map(&body, dtypes),
         }
     }
@@ -493,7 +498,7 @@ impl<'a> Planner<'a> {
 }
 
 /// The bytes a kernel really reads through a view: what is repeated is read once.
-fn seen_bytes(v: &View) -> usize {
-    let distinct: usize = v.sizes.iter().zip(&v.strides).filter(|(_, s)| **s != 0).map(|(&n, _)| n).product();
-    distinct * v.dtype.size()
+fn seen_bytes(v: &View) -> f64 {
+    let dims = v.sizes.iter().zip(&v.strides).filter(|(_, s)| **s != 0);
+    dims.map(|(&n, _)| n as f64).product::<f64>() * v.dtype.size() as f64
 }

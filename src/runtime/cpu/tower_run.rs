@@ -25,22 +25,35 @@ pub(super) struct Lane {
 impl Lane {
     /// How many bytes more a plan takes, with so many threads.
     pub(super) fn missing(&self, plan: &Plan, members: usize) -> usize {
-        let arena = plan.arena_bytes.saturating_sub(self.arena.as_ref().map_or(0, Block::len));
-        let scratch = padded(plan.scratch_bytes).saturating_sub(self.scratch_bytes);
-        arena.saturating_add(scratch.saturating_mul(members))
+        let arena = plan.arena_bytes.saturating_sub(self.arena_bytes());
+        let (each, members) = self.scratch_for(plan, members);
+        let scratch = each.saturating_mul(members);
+        arena.saturating_add(scratch.saturating_sub(self.scratch_bytes.saturating_mul(self.scratch.len())))
     }
 
+    /// Bytes of scratch for each member, and for how many members. Never less than there is: other programs rely on it.
+    fn scratch_for(&self, plan: &Plan, members: usize) -> (usize, usize) {
+        (padded(plan.scratch_bytes).max(self.scratch_bytes), members.max(self.scratch.len()))
+    }
+
+    /// Makes the memory large enough for a plan. Programs that were compiled before go on using the lane, so nothing is
+    /// given up before its replacement is there: after an error all is as it was. New memory takes no pages before it
+    /// is written to, so that both together are no more than the larger one.
     pub(super) fn make_room(&mut self, plan: &Plan, members: usize) -> Result<()> {
-        if plan.arena_bytes > self.arena.as_ref().map_or(0, Block::len) || self.arena.is_none() {
-            self.arena = None;
+        if plan.arena_bytes > self.arena_bytes() || self.arena.is_none() {
             self.arena = Some(Block::zeroed(plan.arena_bytes)?);
         }
-        let scratch = padded(plan.scratch_bytes).max(self.scratch_bytes);
-        if scratch > self.scratch_bytes || self.scratch.len() < members {
-            self.scratch = (0..members).map(|_| Block::zeroed(scratch)).collect::<Result<_>>()?;
-            self.scratch_bytes = scratch;
+        let (each, members) = self.scratch_for(plan, members);
+        if each > self.scratch_bytes || members > self.scratch.len() {
+            self.scratch = (0..members).map(|_| Block::zeroed(each)).collect::<Result<_>>()?;
+            self.scratch_bytes = each;
         }
         Ok(())
+    }
+
+    /// Bytes of the arena.
+    pub(super) fn arena_bytes(&self) -> usize {
+        self.arena.as_ref().map_or(0, Block::len)
     }
 
     fn arena(&self) -> *mut u8 {
