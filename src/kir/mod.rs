@@ -20,3 +20,4 @@ pub use tensorpack_kernels::ReduceKind;
 pub use tensorpack_kernels::expr::{Binary, Class, Expr, Reg, Step, Unary};
 pub(crate) use validate::{Surroundings, validate, validate_surroundings, validate_view};
 pub use view::View;
+pub(crate) use view::elements;

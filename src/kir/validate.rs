@@ -9,7 +9,7 @@ use super::{
     Binary, Buffer, BufferId, BufferKind, ContractKind, Expr, Kernel, KernelNode, LookupKind, MapBody,
     PoolKind, Program, ReduceKind, Reg, Step, View,
 };
-use tensorpack_kernels::{self as kernels, check_extent};
+use tensorpack_kernels as kernels;
 use tensorpack_tensor::{DType, Error, ErrorKind, Result, element_count};
 
 /// Elements that a reduction may go over, at most. A reduction needs no memory for what it reads of a broadcast view,
@@ -99,10 +99,9 @@ pub(crate) fn validate_view(program: &Program, view: &View) -> Result<()> {
     }
     element_count(&view.sizes)?;
     let len = buffer.len();
-    let within = match span(view) {
-        Some(_) if view.is_empty() => view.offset <= len,
-        Some((low, high)) => low >= 0 && high < len as isize,
-        None => false,
+    let within = match view.is_empty() {
+        true => view.offset <= len,
+        false => span(view).is_some_and(|(low, high)| low >= 0 && high < len as isize),
     };
     match within {
         true => Ok(()),
@@ -131,7 +130,7 @@ fn span(view: &View) -> Option<(isize, isize)> {
 }
 
 fn validate_buffer(buffer: &Buffer) -> Result<()> {
-    check_extent("a tensor", &buffer.sizes)?;
+    element_count(&buffer.sizes)?;
     match &buffer.kind {
         BufferKind::Constant(value) if (value.dtype(), value.sizes()) != (buffer.dtype, &buffer.sizes) => {
             Err(Error::shape(format!("a constant {value:?} as {}{:?}", buffer.dtype, buffer.sizes)))
@@ -226,13 +225,11 @@ fn kernel(kernel: &Kernel, outputs: &[&Buffer]) -> Result<()> {
         Kernel::Copy(src) => {
             let out = one(outputs)?;
             require_dtype("the output", out.dtype, &[src.dtype])?;
-            check_extent("a view", &src.sizes)?;
             require_len("the output", out.len(), src.len())
         }
         Kernel::Pad { src, low, high, interior } => {
             let out = one(outputs)?;
             require_dtype("the output", out.dtype, &[src.dtype])?;
-            check_extent("a view", &src.sizes)?;
             same_sizes("the output", &out.sizes, &kernels::Pad::padded_dims(&src.sizes, low, high, interior)?)
         }
         Kernel::Concat { parts, axis } => concat(parts, *axis, one(outputs)?),
@@ -294,20 +291,19 @@ fn dense(what: &str, view: &View, len: usize) -> Result<()> {
     require(view.is_dense(), ErrorKind::Shape, || {
         format!("{what} is not dense: sizes {:?}, strides {:?}", view.sizes, view.strides)
     })?;
-    check_extent("a view", &view.sizes)?;
     require_len(what, view.len(), len)
 }
 
 /// An operand that kernels read as it lies, unless it is bf16: that is converted first, whatever its strides.
 fn operand(what: &str, view: &View, len: usize) -> Result<()> {
     match view.dtype {
-        DType::Bf16 => check_extent("a view", &view.sizes).and_then(|()| require_len(what, view.len(), len)),
+        DType::Bf16 => require_len(what, view.len(), len),
         _ => dense(what, view, len),
     }
 }
 
 fn map_body(body: &MapBody, results: usize) -> Result<()> {
-    check_extent("an iteration space", &body.sizes)?;
+    element_count(&body.sizes)?;
     for view in &body.operands {
         same_sizes("an operand", &view.sizes, &body.sizes)?;
     }

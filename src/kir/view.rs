@@ -29,7 +29,7 @@ pub(crate) fn dense_strides(sizes: &[usize]) -> Vec<isize> {
 }
 
 /// The product of some sizes, or the largest number there is, which no program may hold.
-pub(super) fn elements(sizes: &[usize]) -> usize {
+pub(crate) fn elements(sizes: &[usize]) -> usize {
     if sizes.contains(&0) {
         return 0;
     }

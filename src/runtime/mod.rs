@@ -10,6 +10,8 @@ mod interrupt;
 mod launched;
 mod lowering;
 mod memory_limit;
+#[cfg(test)]
+mod mutated;
 mod null;
 mod session;
 mod snapshot;

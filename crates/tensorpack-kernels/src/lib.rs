@@ -90,7 +90,7 @@ pub use pad::Pad;
 pub use pool::Pool;
 pub use random::Random;
 pub use reduce::{Reduce, ReduceKind};
-pub use sizes::{MAX_ELEMENTS, check_extent, extent};
+pub use sizes::MAX_ELEMENTS;
 pub use team::Team;
 
 /// A rectangle of a kernel's output seen as a matrix: for a matrix product the output itself, for a convolution

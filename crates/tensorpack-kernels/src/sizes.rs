@@ -3,7 +3,8 @@
 //! Kernels multiply sizes, strides and offsets without looking for overflow, in the inner loops as well as where work
 //! is cut into chunks. That is sound because every description of sizes passes its `check` first: all products that a
 //! kernel forms stay within a small multiple of [`MAX_ELEMENTS`], which leaves room for element sizes, padding to whole
-//! vectors and the like in 64 bits.
+//! vectors and the like in 64 bits. Kernels that are made of lists of sizes ([`Map`](crate::Map), [`Copy`](crate::Copy)
+//! and the like) multiply no more of them than their dense output has elements, and see to empty ones themselves.
 
 use crate::conv2d::Conv2d;
 use crate::{Cumulate, Lookup, MatMul, Order, Pad, Pool};
@@ -15,12 +16,12 @@ pub const MAX_ELEMENTS: usize = 1 << 48;
 
 /// The product of some sizes, each 0 counted as 1, if it is at most [`MAX_ELEMENTS`]. Zeros are counted as 1 because
 /// kernels multiply parts of a shape, too.
-pub fn extent(sizes: &[usize]) -> Option<usize> {
+fn extent(sizes: &[usize]) -> Option<usize> {
     sizes.iter().try_fold(1usize, |n, &s| n.checked_mul(s.max(1)).filter(|&n| n <= MAX_ELEMENTS))
 }
 
 /// Returns an error of kind [`ErrorKind::Memory`] if the product of some sizes is larger than [`MAX_ELEMENTS`].
-pub fn check_extent(what: &str, sizes: &[usize]) -> Result<()> {
+fn check_extent(what: &str, sizes: &[usize]) -> Result<()> {
     match extent(sizes) {
         Some(_) => Ok(()),
         None => Err(Error::new(
@@ -166,8 +167,8 @@ impl Order {
 }
 
 impl Pad {
-    /// The sizes that padding makes of `dims`. Returns an error if a list has another length than `dims`, or if the
-    /// result has more than [`MAX_ELEMENTS`] elements.
+    /// The sizes that padding makes of `dims`. Returns an error if a list has another length than `dims`, or if a size
+    /// cannot be counted.
     pub fn padded_dims(
         dims: &[usize],
         low: &[usize],
@@ -183,9 +184,11 @@ impl Pad {
             let inside = between.checked_add(usize::from(dims[d] > 0))?;
             inside.checked_add(low[d])?.checked_add(high[d])
         };
-        let sizes: Vec<usize> = (0..rank).map(|d| size(d).unwrap_or(usize::MAX)).collect();
-        check_extent("a padded tensor", &sizes)?;
-        Ok(sizes)
+        let sizes: Option<Vec<usize>> = (0..rank).map(size).collect();
+        sizes.ok_or_else(|| {
+            let why = format!("{dims:?} padded by {low:?}, {high:?} and {interior:?} is too large");
+            Error::new(ErrorKind::Memory, why)
+        })
     }
 }
 

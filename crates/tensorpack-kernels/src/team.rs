@@ -276,6 +276,18 @@ mod tests {
     }
 
     #[test]
+    fn more_chunks_than_a_share_counts_run_in_rounds() {
+        for threads in [1, 3] {
+            let mut team = Team::new(threads);
+            for chunks in [0, 3, 4, 10] {
+                let hits: Vec<AtomicUsize> = (0..chunks).map(|_| AtomicUsize::new(0)).collect();
+                team.run_in_rounds(chunks, 4, &|c, _| drop(hits[c].fetch_add(1, Ordering::Relaxed)));
+                assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1), "{threads} threads, {chunks} chunks");
+            }
+        }
+    }
+
+    #[test]
     fn many_small_jobs_in_a_row() {
         let mut team = Team::new(3);
         let sum = AtomicUsize::new(0);

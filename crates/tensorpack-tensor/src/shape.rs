@@ -60,13 +60,14 @@ impl Shape {
 
 /// The number of elements of a tensor of these sizes, or an error if it cannot be counted.
 pub fn element_count(sizes: &[usize]) -> Result<usize> {
-    // Zeros are left out, since parts of a shape are multiplied as well: strides, rows, columns.
-    let empty = sizes.contains(&0);
+    // A zero anywhere makes the tensor empty, whatever the other sizes multiply to.
+    if sizes.contains(&0) {
+        return Ok(0);
+    }
     sizes
         .iter()
-        .try_fold(1usize, |n, &s| n.checked_mul(s.max(1)))
+        .try_fold(1usize, |n, &s| n.checked_mul(s))
         .filter(|&n| n <= isize::MAX as usize / 8)
-        .map(|n| if empty { 0 } else { n })
         .ok_or_else(|| {
             Error::shape(format!("a tensor of shape {sizes:?} has more elements than can be addressed"))
         })

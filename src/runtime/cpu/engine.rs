@@ -158,8 +158,8 @@ impl Engine {
         if more == 0 {
             return Ok(());
         }
-        memory_limit::check(more, &format!("the result of {}", origin.name), self.options.memory_limit)
-            .map_err(|e| e.at(origin.site))
+        memory_limit::check(more, "this program", self.options.memory_limit)
+            .map_err(|e| e.at(origin.site).note(format!("the largest result is that of {}", origin.name)))
     }
 
     /// Plans with all the memory and threads they need.

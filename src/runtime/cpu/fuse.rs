@@ -8,7 +8,7 @@
 
 use super::before_pooling::do_before_pooling;
 use crate::kir::{
-    BufferId, Class, Epilogue, ExprBuilder, Kernel, KernelNode, MapBody, Program, ReduceKind, Reg, Step,
+    self,     BufferId, Class, Epilogue, ExprBuilder, Kernel, KernelNode, MapBody, Program, ReduceKind, Reg, Step,
     Unary, View,
 };
 use std::collections::{HashMap, HashSet};
@@ -160,7 +160,7 @@ impl<'a> Fusion<'a> {
             dims.fold(1usize, |n, (&size, _)| n.saturating_mul(size))
         };
         let full = |body: &MapBody| {
-            let elements: usize = body.sizes.iter().product();
+            let elements = kir::elements(&body.sizes);
             body.operands.iter().filter(|v| 2usize.saturating_mul(distinct(v)) > elements).count()
         };
         let repeated: usize = merged.iter().map(full).sum();

@@ -91,6 +91,7 @@ impl Plan {
         let (commit, live_from) = match mode {
             Mode::Fast | Mode::Apart => {
                 fuse::fuse(&mut program);
+                debug_assert!(kir::validate(&program).is_ok(), "{:?}", kir::validate(&program));
                 let commit = commit::split(&mut program, variables);
                 let live_from = if mode == Mode::Apart { snapshot::split_live(&mut program) } else { 0 };
                 (commit, live_from)
@@ -100,7 +101,7 @@ impl Plan {
                 (commit::Commit::default(), 0)
             }
         };
-        debug_assert!(kir::validate(&program).is_ok(), "{:?}", kir::validate(&program));
+        debug_assert!(still_valid(&program, &commit).is_ok(), "{:?}", still_valid(&program, &commit));
         Planner::new(program, variables, commit, live_from).plan()
     }
 
@@ -112,6 +113,14 @@ impl Plan {
     pub(super) fn text(&self) -> String {
         format!("{}arena {} bytes, live at once {} bytes\n", self.text, self.arena_bytes, self.live_bytes)
     }
+}
+
+/// Checks, where debug assertions are on, what the passes left of a valid program. Updates are the commit's by now.
+fn still_valid(program: &Program, commit: &commit::Commit) -> Result<()> {
+    let (updates, kept) = Default::default();
+    kir::validate(&Program { updates, kept, ..program.clone() })?;
+    let late = commit.passes.iter().flat_map(|pass| &pass.members).flat_map(|m| &m.body.operands);
+    late.chain(commit.copies.iter().map(|(_, v)| v)).try_for_each(|v| kir::validate_view(program, v))
 }
 
 /// What is fetched must lie densely.
@@ -427,7 +436,7 @@ impl<'a> Planner<'a> {
             1 => first.body.clone(),
             _ => self.stretched(pass),
         };
-        let n: usize = body.sizes.iter().product();
+        let n = kir::elements(&body.sizes);
         let writes = first.variables.iter().map(|&v| {
             let place = self.variables.place(v);
             Loc { base: Base::Slab(place.slab), offset: place.offset }

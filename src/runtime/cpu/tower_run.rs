@@ -267,3 +267,43 @@ impl Cursor {
         self.write += step.writes.len();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::Mode;
+    use super::*;
+    use crate::kir::Program;
+
+    /// A plan that does nothing in so much memory.
+    fn plan(arena_bytes: usize, scratch_bytes: usize) -> Plan {
+        let empty = Plan::new(Program::default(), &Variables::default(), Mode::Fast).unwrap();
+        Plan { arena_bytes, scratch_bytes, ..empty }
+    }
+
+    #[test]
+    fn a_lane_keeps_its_arena_when_a_larger_one_cannot_be_had() {
+        let mut lane = Lane::default();
+        lane.make_room(&plan(4096, 64), 2).unwrap();
+        let there = lane.arena();
+        for vast in [plan(1 << 60, 64), plan(usize::MAX - 64, 64), plan(4096, 1 << 60)] {
+            assert_eq!(lane.make_room(&vast, 2).unwrap_err().kind(), ErrorKind::Memory);
+            assert_eq!(lane.arena(), there);
+            assert_eq!((lane.arena_bytes(), lane.scratch.len(), lane.scratch_bytes), (4096, 2, 64));
+        }
+    }
+
+    #[test]
+    fn scratch_is_never_for_fewer_members_than_before() {
+        let mut lane = Lane::default();
+        lane.make_room(&plan(64, 64), 4).unwrap();
+        // Larger, for the members of a smaller team.
+        assert_eq!(lane.missing(&plan(64, 256), 2), 4 * 256 - 4 * 64);
+        lane.make_room(&plan(64, 256), 2).unwrap();
+        assert_eq!((lane.scratch.len(), lane.scratch_bytes), (4, 256));
+        // Smaller, for the members of a larger one.
+        assert_eq!(lane.missing(&plan(64, 64), 5), 256);
+        lane.make_room(&plan(64, 64), 5).unwrap();
+        assert_eq!((lane.scratch.len(), lane.scratch_bytes), (5, 256));
+        assert_eq!(lane.missing(&plan(64, 256), 5), 0);
+    }
+}

@@ -3,6 +3,7 @@
 
 use super::memory::{Block, padded};
 use crate::graph::VariableInfo;
+use crate::kir;
 use crate::runtime::executor::check_value;
 use crate::runtime::memory_limit;
 use tensorpack_tensor::{DType, Error, HostTensor, Result, element_count};
@@ -61,7 +62,7 @@ impl Variables {
     pub(super) fn copy_some(&mut self, others: &Variables, some: &[usize]) {
         for &index in some {
             let (place, (dtype, sizes)) = (self.places[index], &self.forms[index]);
-            let bytes = sizes.iter().product::<usize>() * dtype.size();
+            let bytes = kir::elements(sizes) * dtype.size();
             let (from, to) = (others.slab(place.slab), self.slab(place.slab));
             // SAFETY: both slabs were made with room for this variable at its place; they are two pieces of memory, one
             // borrowed for reading and one for writing.

@@ -157,6 +157,7 @@ mod tests {
     use crate::kir::{BufferId, BufferKind, Program};
     use crate::runtime::executor::{Executor, RunInfo};
     use crate::runtime::xla::{XlaEngine, XlaOptions};
+    use crate::kir::Surroundings;
     use crate::runtime::{Lowered, Platform};
     use std::collections::HashMap;
     use std::time::Duration;
