@@ -78,7 +78,8 @@ impl OpDef for MatMul {
         let batch = element_count(&out[..out.len() - 2])?;
         let (lhs_shared, rhs_shared) = (a.sizes.len() < out.len(), b.sizes.len() < out.len());
         // Many rows times one matrix are one product.
-        let (batch, m) = if rhs_shared && !lhs_transposed { (1, element_count(&[batch, m])?) } else { (batch, m) };
+        let (batch, m) =
+            if rhs_shared && !lhs_transposed { (1, element_count(&[batch, m])?) } else { (batch, m) };
         let kind = kernels::MatMul {
             batch,
             m,

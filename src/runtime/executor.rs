@@ -87,7 +87,10 @@ pub(super) fn check_feeds(compiled: &[(DType, Vec<usize>)], feeds: &[Feed<'_>]) 
             return Err(Error::dtype(format!("feed {i} is {}, but the program takes {dtype}", feed.dtype())));
         }
         if feed.sizes() != sizes {
-            return Err(Error::shape(format!("feed {i} is {:?}, but the program takes {sizes:?}", feed.sizes())));
+            return Err(Error::shape(format!(
+                "feed {i} is {:?}, but the program takes {sizes:?}",
+                feed.sizes()
+            )));
         }
     }
     Ok(())

@@ -90,13 +90,26 @@ impl Choices {
         match expr.steps.get_mut(at) {
             Some(Step::Operand { index, .. }) => *index = self.below(5) as u16,
             Some(Step::Index { axis, .. }) => *axis = self.below(5) as u16,
-            Some(Step::Unary(_, r) | Step::Binary(_, r, _) | Step::Select(r, ..) | Step::Cast(_, r)) => *r = reg,
+            Some(Step::Unary(_, r) | Step::Binary(_, r, _) | Step::Select(r, ..) | Step::Cast(_, r)) => {
+                *r = reg
+            }
             Some(Step::Const(..)) | None => {}
         }
     }
 
     fn conv(&mut self, c: &mut Conv2d) {
-        let Conv2d { batch, in_size, in_channels, out_channels, kernel, stride, dilation, pad_low, out_size, .. } = c;
+        let Conv2d {
+            batch,
+            in_size,
+            in_channels,
+            out_channels,
+            kernel,
+            stride,
+            dilation,
+            pad_low,
+            out_size,
+            ..
+        } = c;
         let mut all = vec![batch, in_channels, out_channels];
         for pair in [in_size, kernel, stride, dilation, pad_low, out_size] {
             all.extend(pair.iter_mut());
@@ -136,7 +149,7 @@ impl Choices {
                 all.extend(pairs.into_iter().chain([&mut pool.pad_low, &mut pool.out_size]).flatten());
                 self.change_one(all);
             }
-            Kernel::Pool { inputs, .. } | Kernel::Custom { inputs, .. } => drop(inputs.pop()),
+            Kernel::Pool { inputs, .. } => drop(inputs.pop()),
             Kernel::Pad { low, high, interior, .. } => {
                 self.change_one(low.iter_mut().chain(high).chain(interior).collect());
             }
@@ -151,7 +164,8 @@ impl Choices {
             Kernel::Cumulate { sums: s, .. } => self.change_one(vec![&mut s.outer, &mut s.len, &mut s.inner]),
             Kernel::Order { order: o, .. } => self.change_one(vec![&mut o.rows, &mut o.len, &mut o.take]),
             Kernel::Random { first, .. } => self.change(first),
-            Kernel::Copy(_) | Kernel::AllReduce { .. } => {}
+            // How many inputs a user's kernel takes is between it and its operation.
+            Kernel::Copy(_) | Kernel::AllReduce { .. } | Kernel::Custom { .. } => {}
         }
     }
 
@@ -221,10 +235,8 @@ fn trial(case: &Case, seed: u64) -> (Frozen, Request, Vec<HostTensor>) {
 
 /// Compiles and runs a program, if it is valid.
 fn run(program: Program, fetches: &[(usize, usize)], fed: &[HostTensor], isa: Isa) -> Result<bool> {
-    let around = Surroundings {
-        feeds: fed.iter().map(|t| (t.dtype(), t.sizes())).collect(),
-        variables: Vec::new(),
-    };
+    let around =
+        Surroundings { feeds: fed.iter().map(|t| (t.dtype(), t.sizes())).collect(), variables: Vec::new() };
     let Ok(lowered) = Lowered::new(vec![program], fetches.to_vec(), Default::default(), &around) else {
         return Ok(false);
     };
@@ -258,12 +270,14 @@ fn changed_programs_are_refused_or_run_within_their_buffers() {
             choices.program(&mut program);
             let isa = if attempt % 3 == 0 { Isa::Plain } else { Isa::detect() };
             let ran = catch_unwind(AssertUnwindSafe(|| run(program, lowered.fetches(), &fed, isa)));
-            *ended.entry(match &ran {
-                Ok(Ok(true)) => "ran",
-                Ok(Ok(false)) => "refused",
-                Ok(Err(_)) => "failed",
-                Err(_) => "panicked",
-            }).or_default() += 1;
+            *ended
+                .entry(match &ran {
+                    Ok(Ok(true)) => "ran",
+                    Ok(Ok(false)) => "refused",
+                    Ok(Err(_)) => "failed",
+                    Err(_) => "panicked",
+                })
+                .or_default() += 1;
             if ran.is_err() || matches!(&ran, Ok(Err(e)) if e.message().contains("panicked")) {
                 panics.insert(format!("{}, attempt {attempt}", case.name));
             }

@@ -330,12 +330,7 @@ const CASES: &[Case] = &[
         },
         kind: ErrorKind::Shape,
     },
-    Case {
-        name: "no parts",
-        output: SAME,
-        lower: |cx| cx.concat(&[], 0),
-        kind: ErrorKind::Argument,
-    },
+    Case { name: "no parts", output: SAME, lower: |cx| cx.concat(&[], 0), kind: ErrorKind::Argument },
     Case {
         name: "parts along a dimension that does not exist",
         output: SAME,

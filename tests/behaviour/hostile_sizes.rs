@@ -11,17 +11,8 @@ use tensorpack::runtime::{IntoFetch, Session, SessionOptions};
 use tensorpack::{DType, Error, HostTensor, Result};
 
 /// What an operation is tried with.
-const HOSTILE: [usize; 9] = [
-    (1 << 31) - 1,
-    1 << 31,
-    1 << 32,
-    1 << 40,
-    1 << 47,
-    1 << 48,
-    (1 << 60) - 9,
-    1 << 62,
-    usize::MAX,
-];
+const HOSTILE: [usize; 9] =
+    [(1 << 31) - 1, 1 << 31, 1 << 32, 1 << 40, 1 << 47, 1 << 48, (1 << 60) - 9, 1 << 62, usize::MAX];
 
 /// A moment, on a machine that does other things as well.
 const SOON: Duration = Duration::from_secs(20);
@@ -49,9 +40,7 @@ type Build = fn(&Inputs, usize) -> Tensor;
 
 /// Operations with one hostile attribute, each of which is always an error.
 const ERRORS: &[(&str, Build)] = &[
-    ("conv2d, dilation", |t, n| {
-        t.x.conv2d(&t.w, Conv2dOptions { dilation: [n, n], ..Default::default() })
-    }),
+    ("conv2d, dilation", |t, n| t.x.conv2d(&t.w, Conv2dOptions { dilation: [n, n], ..Default::default() })),
     ("conv2d, padding", |t, n| {
         let padding = Padding::Explicit([[n, 0], [0, n]]);
         t.x.conv2d(&t.w, Conv2dOptions { padding, ..Default::default() })
@@ -76,7 +65,9 @@ const ERRORS: &[(&str, Build)] = &[
         let w = t.w.slice_axis(2, 0, Some(1)).slice_axis(3, 0, Some(3));
         t.x.conv2d(&w, Conv2dOptions { padding, groups: 3, ..Default::default() })
     }),
-    ("max_pool, window", |t, n| t.x.max_pool_with(PoolOptions { padding: Padding::Same, ..PoolOptions::square(n) })),
+    ("max_pool, window", |t, n| {
+        t.x.max_pool_with(PoolOptions { padding: Padding::Same, ..PoolOptions::square(n) })
+    }),
     ("average_pool, padding", |t, n| {
         let padding = Padding::Explicit([[n, n], [0, 0]]);
         t.x.average_pool_with(PoolOptions { padding, ..PoolOptions::square(2) })

@@ -130,7 +130,9 @@ impl Expr {
     pub fn class(&self, mut reg: Reg) -> Class {
         loop {
             reg = match self.steps[reg.0 as usize] {
-                Step::Operand { class, .. } | Step::Const(_, class) | Step::Index { class, .. } => return class,
+                Step::Operand { class, .. } | Step::Const(_, class) | Step::Index { class, .. } => {
+                    return class;
+                }
                 Step::Cast(class, _) => return class,
                 Step::Unary(_, r) | Step::Binary(_, r, _) | Step::Select(_, r, _) => r,
             }

@@ -82,7 +82,9 @@ impl Pad {
             match merged.last_mut() {
                 _ if n == 1 && axis.is_plain() => {}
                 Some(last)
-                    if axis.is_plain() && last.interior == 0 && last.stride == axis.stride.wrapping_mul(n as isize) =>
+                    if axis.is_plain()
+                        && last.interior == 0
+                        && last.stride == axis.stride.wrapping_mul(n as isize) =>
                 {
                     let (len, low, high) = (last.len * n, last.low * n, last.high * n);
                     *last = Axis { len, stride: axis.stride, low, high, interior: 0 };

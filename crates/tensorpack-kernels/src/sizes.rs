@@ -71,10 +71,7 @@ impl Conv2d {
         check_positive("the dilation", self.dilation)?;
         check_extent("an image", &[self.batch, self.in_size[0], self.in_size[1], self.in_channels])?;
         check_extent("an image", &[self.batch, self.out_size[0], self.out_size[1], self.out_channels])?;
-        check_extent(
-            "a filter",
-            &[self.kernel[0], self.kernel[1], self.in_channels, self.out_channels],
-        )?;
+        check_extent("a filter", &[self.kernel[0], self.kernel[1], self.in_channels, self.out_channels])?;
         let reach = [0, 1].map(|i| {
             let span = span(self.out_size[i], self.stride[i], self.kernel[i], self.dilation[i]);
             positions(self.in_size[i], self.pad_low[i], span)
@@ -104,7 +101,11 @@ impl Pool {
         check_extent("an image", &[self.batch, self.in_size[0], self.in_size[1], self.channels])?;
         check_extent("an image", &[self.batch, self.out_size[0], self.out_size[1], self.channels])?;
         let reach = [0, 1].map(|i| {
-            positions(self.in_size[i], self.pad_low[i], span(self.out_size[i], self.stride[i], self.window[i], 1))
+            positions(
+                self.in_size[i],
+                self.pad_low[i],
+                span(self.out_size[i], self.stride[i], self.window[i], 1),
+            )
         });
         check_extent("the padded window", &reach)
     }
@@ -216,11 +217,9 @@ mod tests {
     fn a_window_that_multiplies_past_64_bits_is_an_error() {
         for dilation in [(1 << 31) - 1, 1 << 40, usize::MAX] {
             let sizes = conv(2, dilation, dilation / 2);
-            for kernel in [
-                &Conv2dForward(sizes) as &dyn Contract,
-                &Conv2dInputGrad(sizes),
-                &Conv2dFilterGrad(sizes),
-            ] {
+            for kernel in
+                [&Conv2dForward(sizes) as &dyn Contract, &Conv2dInputGrad(sizes), &Conv2dFilterGrad(sizes)]
+            {
                 assert_eq!(kernel.check().unwrap_err().kind(), ErrorKind::Memory, "{dilation}");
             }
         }

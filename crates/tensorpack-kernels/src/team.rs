@@ -281,8 +281,13 @@ mod tests {
             let mut team = Team::new(threads);
             for chunks in [0, 3, 4, 10] {
                 let hits: Vec<AtomicUsize> = (0..chunks).map(|_| AtomicUsize::new(0)).collect();
-                team.run_in_rounds(chunks, 4, &|c, _| drop(hits[c].fetch_add(1, Ordering::Relaxed)));
-                assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1), "{threads} threads, {chunks} chunks");
+                team.run_in_rounds(chunks, 4, &|c, _| {
+                    hits[c].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(
+                    hits.iter().all(|h| h.load(Ordering::Relaxed) == 1),
+                    "{threads} threads, {chunks} chunks"
+                );
             }
         }
     }

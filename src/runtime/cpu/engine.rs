@@ -15,9 +15,7 @@ use super::widen::widen;
 use super::work::Meeting;
 use crate::graph::VariableInfo;
 use crate::kir::{BufferKind, Kernel, KernelNode, Origin, Program, View};
-use crate::runtime::executor::{
-    Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, check_feeds,
-};
+use crate::runtime::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, check_feeds};
 use crate::runtime::{Lowered, Turns, Whereabouts, memory_limit};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

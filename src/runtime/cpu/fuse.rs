@@ -8,8 +8,8 @@
 
 use super::before_pooling::do_before_pooling;
 use crate::kir::{
-    self,     BufferId, Class, Epilogue, ExprBuilder, Kernel, KernelNode, MapBody, Program, ReduceKind, Reg, Step,
-    Unary, View,
+    self, BufferId, Class, Epilogue, ExprBuilder, Kernel, KernelNode, MapBody, Program, ReduceKind, Reg,
+    Step, Unary, View,
 };
 use std::collections::{HashMap, HashSet};
 use tensorpack_tensor::DType;

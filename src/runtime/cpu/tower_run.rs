@@ -276,8 +276,9 @@ mod tests {
 
     /// A plan that does nothing in so much memory.
     fn plan(arena_bytes: usize, scratch_bytes: usize) -> Plan {
-        let empty = Plan::new(Program::default(), &Variables::default(), Mode::Fast).unwrap();
-        Plan { arena_bytes, scratch_bytes, ..empty }
+        let mut plan = Plan::new(Program::default(), &Variables::default(), Mode::Fast).unwrap();
+        (plan.arena_bytes, plan.scratch_bytes) = (arena_bytes, scratch_bytes);
+        plan
     }
 
     #[test]

@@ -154,10 +154,10 @@ fn pick(w: &mut Writer, buffer: &Value, view: &View) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kir::Surroundings;
     use crate::kir::{BufferId, BufferKind, Program};
     use crate::runtime::executor::{Executor, RunInfo};
     use crate::runtime::xla::{XlaEngine, XlaOptions};
-    use crate::kir::Surroundings;
     use crate::runtime::{Lowered, Platform};
     use std::collections::HashMap;
     use std::time::Duration;
