@@ -3,7 +3,10 @@
 use super::{Binary, Class, Expr, Reg, Step, Unary};
 use tensorpack_tensor::DType;
 
-/// Builds an [`Expr`] step by step.
+/// Steps of an expression at most: registers are numbered in 16 bits.
+const MOST_STEPS: usize = u16::MAX as usize;
+
+/// Builds an [`Expr`] step by step. One of more than 65535 steps is refused when the program is validated.
 #[derive(Debug, Default)]
 pub struct ExprBuilder {
     steps: Vec<Step>,
@@ -14,6 +17,10 @@ pub struct ExprBuilder {
 impl ExprBuilder {
     /// The expression with these outputs, without steps that none of them needs.
     pub fn finish(self, outputs: &[Reg]) -> Expr {
+        if self.steps.len() > MOST_STEPS {
+            // More than can be numbered: an expression that validation refuses.
+            return Expr { steps: Vec::new(), outputs: vec![Reg(u16::MAX); outputs.len()] };
+        }
         let mut needed = vec![false; self.steps.len()];
         outputs.iter().for_each(|r| needed[r.0 as usize] = true);
         // Steps use earlier ones alone, so one pass backwards finds all.
@@ -54,6 +61,9 @@ impl ExprBuilder {
     }
 
     fn push(&mut self, step: Step) -> Reg {
+        if self.steps.len() > MOST_STEPS {
+            return Reg(u16::MAX);
+        }
         // Constants are compared by bits: NaN equals itself here, and 0 differs from -0.
         let same = |s: &Step| match (s, &step) {
             (Step::Const(a, c), Step::Const(b, d)) => a.to_bits() == b.to_bits() && c == d,
@@ -208,6 +218,22 @@ mod tests {
         let expr = b.finish(&[same]);
         assert_eq!(expr.steps.len(), 3);
         assert_eq!(expr.outputs, [Reg(2)]);
+    }
+
+    #[test]
+    fn more_steps_than_can_be_numbered_make_no_expression() {
+        let full = |steps: usize| ExprBuilder {
+            steps: vec![Step::Const(0.0, Class::F32); steps],
+            unconverted: vec![false; steps],
+        };
+        let mut b = full(MOST_STEPS - 1);
+        let last = b.index(0, Class::F32);
+        assert_eq!(b.finish(&[last]).steps, [Step::Index { axis: 0, class: Class::F32 }]);
+        let mut b = full(MOST_STEPS);
+        b.index(0, Class::F32);
+        let past = b.index(1, Class::F32);
+        let expr = b.finish(&[past]);
+        assert!(expr.steps.is_empty() && expr.outputs == [Reg(u16::MAX)], "{:?}", expr.outputs);
     }
 
     #[test]

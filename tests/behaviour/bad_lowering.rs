@@ -175,27 +175,12 @@ const CASES: &[Case] = &[
         kind: ErrorKind::Argument,
     },
     Case {
-        name: "an expression of more steps than can be numbered",
-        output: SAME,
-        lower: |cx| {
-            let x = cx.input(0);
-            cx.map(&[&x], |e, r| {
-                let mut sum = r[0];
-                for i in 0..40_000 {
-                    let step = e.constant(f64::from(i) + 0.5, Class::F32);
-                    sum = e.binary(Binary::Add, sum, step);
-                }
-                sum
-            })
-        },
-        kind: ErrorKind::Argument,
-    },
-    Case {
         name: "a reduction with a mark too few",
         output: SAME,
         lower: |cx| {
             let x = cx.input(0);
-            cx.reduce(ReduceKind::Sum, DType::F32, &[2, 3], &[false], &[&x], |_, r| r[0]).remove(0)
+            cx.reduce(ReduceKind::Sum, DType::F32, &[2, 3], &[false], &[&x], |_, r| r[0]);
+            x
         },
         kind: ErrorKind::Argument,
     },
@@ -204,7 +189,7 @@ const CASES: &[Case] = &[
         output: (DType::F32, &[]),
         lower: |cx| {
             let one = cx.input(0).slice(&[0, 0], &[1, 1], &[1, 1]);
-            let (sizes, reduced) = ([1 << 30, 1 << 30], [true, true]);
+            let (sizes, reduced) = ([1 << 30, 1 << 20], [true, true]);
             cx.reduce(ReduceKind::Sum, DType::F32, &sizes, &reduced, &[&one], |_, r| r[0]).remove(0)
         },
         kind: ErrorKind::Memory,

@@ -4,7 +4,7 @@
 //! Those that do the same to neighbours in a slab become one pass over it.
 
 use super::variables::{Place, Variables};
-use crate::kir::{BufferId, BufferKind, Kernel, KernelNode, MapBody, Origin, Program, View};
+use crate::kir::{self, BufferId, BufferKind, Kernel, KernelNode, MapBody, Origin, Program, View};
 use std::collections::HashMap;
 
 /// What waits for the check.
@@ -135,8 +135,7 @@ enum FormOperand {
 
 /// Whether a map over `sizes` reads one and the same element everywhere.
 pub(super) fn is_scalar(view: &View, sizes: &[usize]) -> bool {
-    sizes.iter().product::<usize>() > 1
-        && view.strides.iter().zip(&view.sizes).all(|(&s, &n)| s == 0 || n == 1)
+    kir::elements(sizes) > 1 && view.strides.iter().zip(&view.sizes).all(|(&s, &n)| s == 0 || n == 1)
 }
 
 fn form(program: &Program, variables: &Variables, member: &Member) -> Option<Form> {

@@ -181,7 +181,7 @@ impl<'a> Fusion<'a> {
         let same_space = reader.sizes == producer.sizes
             && reader.operands.iter().filter(|v| made.contains(&v.buffer)).all(|v| v.is_whole(&producer.sizes))
             // Outputs of one element gain nothing, and would tie scalars of the step to large passes.
-            && reader.sizes.iter().product::<usize>() > 1;
+            && kir::elements(&reader.sizes) > 1;
         if !same_space || outputs.len() + kept.len() > 6 {
             return false;
         }
@@ -339,7 +339,7 @@ fn inlined(reader: &MapBody, producer: &MapBody, made: &[BufferId]) -> Option<Ma
         Kept(usize),
         Inlined { output: usize, places: Vec<usize>, axes: Vec<Option<usize>> },
     }
-    let count = |sizes: &[usize]| sizes.iter().product::<usize>();
+    let count = kir::elements;
     let mut operands: Vec<View> = Vec::new();
     let mut sources = Vec::new();
     for view in &reader.operands {
