@@ -50,9 +50,9 @@ pub enum Fan {
 impl Fan {
     /// The number of connections of a weight of these sizes; at least 1.
     fn of(self, sizes: &[usize]) -> f64 {
-        let receptive: usize = sizes[..sizes.len().saturating_sub(2)].iter().product();
-        let inner = |k: usize| sizes.len().checked_sub(k).map_or(1, |i| sizes[i]) * receptive;
-        let (fan_in, fan_out) = (inner(2) as f64, inner(1) as f64);
+        let receptive: f64 = sizes[..sizes.len().saturating_sub(2)].iter().map(|&n| n as f64).product();
+        let inner = |k: usize| sizes.len().checked_sub(k).map_or(1.0, |i| sizes[i] as f64) * receptive;
+        let (fan_in, fan_out) = (inner(2), inner(1));
         let fan = match self {
             Fan::In => fan_in,
             Fan::Out => fan_out,

@@ -3,7 +3,10 @@
 use super::{Binary, Class, Expr, Reg, Step, Unary};
 use tensorpack_tensor::DType;
 
-/// Builds an [`Expr`] step by step.
+/// Steps of an expression at most: registers are numbered in 16 bits.
+const MOST_STEPS: usize = u16::MAX as usize;
+
+/// Builds an [`Expr`] step by step. One of more than 65535 steps is refused when the program is validated.
 #[derive(Debug, Default)]
 pub struct ExprBuilder {
     steps: Vec<Step>,
@@ -14,25 +17,39 @@ pub struct ExprBuilder {
 impl ExprBuilder {
     /// The expression with these outputs, without steps that none of them needs.
     pub fn finish(self, outputs: &[Reg]) -> Expr {
+        if self.steps.len() > MOST_STEPS {
+            // More than can be numbered: an expression that validation refuses.
+            return Expr { steps: Vec::new(), outputs: vec![Reg(u16::MAX); outputs.len()] };
+        }
         let mut needed = vec![false; self.steps.len()];
         outputs.iter().for_each(|r| needed[r.0 as usize] = true);
-        for i in (0..self.steps.len()).rev().filter(|&i| needed[i]).collect::<Vec<_>>() {
-            mark(&self.steps, i, &mut needed);
+        // Steps use earlier ones alone, so one pass backwards finds all.
+        for i in (0..self.steps.len()).rev() {
+            if needed[i] {
+                map_regs(self.steps[i], |r| {
+                    needed[r.0 as usize] = true;
+                    r
+                });
+            }
         }
         let mut renamed = vec![Reg(0); self.steps.len()];
         let mut steps = Vec::new();
         for (i, step) in self.steps.iter().enumerate().filter(|&(i, _)| needed[i]) {
-            renamed[i] = Reg(steps.len() as u16);
+            renamed[i] = Reg(number(steps.len()));
             steps.push(map_regs(*step, |r| renamed[r.0 as usize]));
         }
         Expr { steps, outputs: outputs.iter().map(|r| renamed[r.0 as usize]).collect() }
     }
 
-    fn class(&self, reg: Reg) -> Class {
-        match self.steps[reg.0 as usize] {
-            Step::Operand { class, .. } | Step::Const(_, class) | Step::Index { class, .. } => class,
-            Step::Cast(class, _) => class,
-            Step::Unary(_, r) | Step::Binary(_, r, _) | Step::Select(_, r, _) => self.class(r),
+    fn class(&self, mut reg: Reg) -> Class {
+        loop {
+            reg = match self.steps[reg.0 as usize] {
+                Step::Operand { class, .. } | Step::Const(_, class) | Step::Index { class, .. } => {
+                    return class;
+                }
+                Step::Cast(class, _) => return class,
+                Step::Unary(_, r) | Step::Binary(_, r, _) | Step::Select(_, r, _) => r,
+            }
         }
     }
 
@@ -44,6 +61,9 @@ impl ExprBuilder {
     }
 
     fn push(&mut self, step: Step) -> Reg {
+        if self.steps.len() > MOST_STEPS {
+            return Reg(u16::MAX);
+        }
         // Constants are compared by bits: NaN equals itself here, and 0 differs from -0.
         let same = |s: &Step| match (s, &step) {
             (Step::Const(a, c), Step::Const(b, d)) => a.to_bits() == b.to_bits() && c == d,
@@ -54,12 +74,12 @@ impl ExprBuilder {
             self.unconverted.push(false);
             self.steps.len() - 1
         });
-        Reg(at as u16)
+        Reg(number(at))
     }
 
     /// The kernel's operand `index`, whose elements are of type `dtype`, in `class`.
     pub fn operand(&mut self, index: usize, dtype: DType, class: Class) -> Reg {
-        let reg = self.push(Step::Operand { index: index as u16, class });
+        let reg = self.push(Step::Operand { index: number(index), class });
         self.unconverted[reg.0 as usize] = Class::of(dtype) == class;
         reg
     }
@@ -76,7 +96,7 @@ impl ExprBuilder {
 
     /// The element's index along `axis`.
     pub fn index(&mut self, axis: usize, class: Class) -> Reg {
-        self.push(Step::Index { axis: axis as u16, class })
+        self.push(Step::Index { axis: number(axis), class })
     }
 
     /// A function of one number.
@@ -182,13 +202,9 @@ impl ExprBuilder {
     }
 }
 
-fn mark(steps: &[Step], at: usize, needed: &mut [bool]) {
-    map_regs(steps[at], |r| {
-        if !std::mem::replace(&mut needed[r.0 as usize], true) {
-            mark(steps, r.0 as usize, needed);
-        }
-        r
-    });
+/// A place as an expression stores it. One that is too large becomes the largest, which validation refuses.
+fn number(place: usize) -> u16 {
+    u16::try_from(place).unwrap_or(u16::MAX)
 }
 
 fn map_regs(step: Step, mut f: impl FnMut(Reg) -> Reg) -> Step {
@@ -229,6 +245,22 @@ mod tests {
         let [plus, minus] = [0.0, -0.0].map(|v| b.constant(v, Class::F32));
         assert_eq!(b.binary(Binary::Sub, x, plus), x);
         assert_ne!(b.binary(Binary::Sub, x, minus), x);
+    }
+
+    #[test]
+    fn more_steps_than_can_be_numbered_make_no_expression() {
+        let full = |steps: usize| ExprBuilder {
+            steps: vec![Step::Const(0.0, Class::F32); steps],
+            unconverted: vec![false; steps],
+        };
+        let mut b = full(MOST_STEPS - 1);
+        let last = b.index(0, Class::F32);
+        assert_eq!(b.finish(&[last]).steps, [Step::Index { axis: 0, class: Class::F32 }]);
+        let mut b = full(MOST_STEPS);
+        b.index(0, Class::F32);
+        let past = b.index(1, Class::F32);
+        let expr = b.finish(&[past]);
+        assert!(expr.steps.is_empty() && expr.outputs == [Reg(u16::MAX)], "{:?}", expr.outputs);
     }
 
     #[test]

@@ -262,7 +262,11 @@ pub(crate) fn compact(sizes: &[usize], operands: Vec<View>, expr: Expr) -> MapBo
     let mut expr = expr;
     for step in &mut expr.steps {
         if let Step::Operand { index, .. } = step {
-            let view = &operands[*index as usize];
+            // An operand that does not exist keeps a number that none has, and is refused when the program is validated.
+            let Some(view) = operands.get(*index as usize) else {
+                *index = u16::MAX;
+                continue;
+            };
             let at = kept.iter().position(|v| v == view).unwrap_or_else(|| {
                 kept.push(view.clone());
                 kept.len() - 1

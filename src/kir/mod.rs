@@ -8,6 +8,7 @@ mod expr_builder;
 mod kernel;
 mod lower;
 mod program;
+mod validate;
 mod view;
 
 pub use expr_builder::ExprBuilder;
@@ -17,4 +18,6 @@ pub(crate) use lower::compact;
 pub use program::{Buffer, BufferId, BufferKind, KernelNode, Origin, Program, Update};
 pub use tensorpack_kernels::ReduceKind;
 pub use tensorpack_kernels::expr::{Binary, Class, Expr, Reg, Step, Unary};
+pub(crate) use validate::{Surroundings, validate, validate_surroundings, validate_view};
 pub use view::View;
+pub(crate) use view::elements;

@@ -1,5 +1,6 @@
 //! A whole program in kernel IR.
 
+use super::view::elements;
 use super::{Kernel, View};
 use std::fmt::Write;
 use tensorpack_tensor::{DType, HostTensor, Site};
@@ -46,7 +47,7 @@ pub struct Buffer {
 impl Buffer {
     /// The number of elements.
     pub fn len(&self) -> usize {
-        self.sizes.iter().product()
+        elements(&self.sizes)
     }
 
     /// Whether there are none.
@@ -56,7 +57,7 @@ impl Buffer {
 
     /// The bytes the elements take.
     pub fn bytes(&self) -> usize {
-        self.len() * self.dtype.size()
+        self.len().saturating_mul(self.dtype.size())
     }
 }
 
@@ -125,7 +126,7 @@ impl Program {
     /// The value of a constant with a single element, if `view` is one. Integers that f64 cannot hold are none.
     pub fn scalar_constant(&self, view: &View) -> Option<f64> {
         let exact = |v: &f64| view.dtype != DType::I64 || v.abs() < (1u64 << 53) as f64;
-        match &self.buffer(view.buffer).kind {
+        match &self.buffers.get(view.buffer.0 as usize)?.kind {
             BufferKind::Constant(t) => t.to_scalar().ok().filter(exact),
             _ => None,
         }

@@ -22,9 +22,18 @@ pub struct View {
 pub(crate) fn dense_strides(sizes: &[usize]) -> Vec<isize> {
     let mut strides = vec![1; sizes.len()];
     for i in (1..sizes.len()).rev() {
-        strides[i - 1] = strides[i] * sizes[i].max(1) as isize;
+        // Sizes that cannot be addressed are refused when the program is validated.
+        strides[i - 1] = isize::wrapping_mul(strides[i], sizes[i].max(1) as isize);
     }
     strides
+}
+
+/// The product of some sizes, or the largest number there is, which no program may hold.
+pub(crate) fn elements(sizes: &[usize]) -> usize {
+    if sizes.contains(&0) {
+        return 0;
+    }
+    sizes.iter().fold(1, |n, &s| n.saturating_mul(s))
 }
 
 impl View {
@@ -35,7 +44,7 @@ impl View {
 
     /// The number of elements seen.
     pub fn len(&self) -> usize {
-        self.sizes.iter().product()
+        elements(&self.sizes)
     }
 
     /// Whether no element is seen.
@@ -55,10 +64,16 @@ impl View {
         self.offset == 0 && self.sizes == sizes && self.is_dense()
     }
 
-    /// This view repeated to `sizes`, aligned at the last dimension. The sizes must be compatible.
+    /// This view repeated to `sizes`, aligned at the last dimension. Sizes that are not compatible give a view with one
+    /// stride too many, which no program may hold.
     pub fn broadcast_to(&self, sizes: &[usize]) -> View {
-        let missing = sizes.len() - self.sizes.len();
-        let strides = (0..sizes.len())
+        let missing = sizes.len().saturating_sub(self.sizes.len());
+        let (outer, aligned) = sizes.split_at(missing);
+        let fits = |(&n, &to): (&usize, &usize)| n == to || n == 1;
+        if aligned.len() < self.sizes.len() || !self.sizes.iter().zip(aligned).all(fits) {
+            return View { sizes: sizes.to_vec(), strides: vec![0; sizes.len() + 1], ..self.clone() };
+        }
+        let strides = (0..outer.len() + aligned.len())
             .map(|i| match i.checked_sub(missing) {
                 Some(j) if self.sizes[j] == sizes[i] => self.strides[j],
                 _ => 0,
@@ -78,13 +93,14 @@ impl View {
 
     /// Every `step[i]`-th index from `begin[i]` on, `sizes[i]` of them.
     pub fn slice(&self, begin: &[usize], step: &[usize], sizes: &[usize]) -> View {
-        let ahead: isize = begin.iter().zip(&self.strides).map(|(&b, &s)| b as isize * s).sum();
+        let ahead = begin.iter().zip(&self.strides);
+        let ahead = ahead.fold(0isize, |n, (&b, &s)| n.wrapping_add((b as isize).wrapping_mul(s)));
         View {
             sizes: sizes.to_vec(),
-            // A step past everything is never taken.
+            // A step past everything is never taken, and what leads outside is refused when the program is validated.
             strides: self.strides.iter().zip(step).map(|(&s, &k)| s.wrapping_mul(k as isize)).collect(),
             // An empty slice may begin past the end: keep its offset inside.
-            offset: if sizes.contains(&0) { self.offset } else { (self.offset as isize + ahead) as usize },
+            offset: if sizes.contains(&0) { self.offset } else { self.offset.wrapping_add_signed(ahead) },
             ..self.clone()
         }
     }
@@ -93,9 +109,9 @@ impl View {
     pub fn reverse(&self, axes: &[usize]) -> View {
         let mut turned = self.clone();
         for &a in axes.iter().filter(|_| !self.is_empty()) {
-            let last = (self.sizes[a] - 1) as isize * turned.strides[a];
-            turned.offset = (turned.offset as isize + last) as usize;
-            turned.strides[a] = -turned.strides[a];
+            let last = ((self.sizes[a] - 1) as isize).wrapping_mul(turned.strides[a]);
+            turned.offset = turned.offset.wrapping_add_signed(last);
+            turned.strides[a] = turned.strides[a].wrapping_neg();
         }
         turned
     }

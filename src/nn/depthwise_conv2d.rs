@@ -84,6 +84,6 @@ impl DepthwiseConv2d {
             let why = format!("takes images with known channels, not {}", x.shape());
             return x.fail("DepthwiseConv2d", Error::shape(why));
         };
-        self.conv.clone().groups(inputs).channels(inputs * self.multiplier).apply(t, name, x)
+        self.conv.clone().groups(inputs).channels(inputs.saturating_mul(self.multiplier)).apply(t, name, x)
     }
 }

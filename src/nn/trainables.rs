@@ -15,7 +15,7 @@ use std::fmt::Write;
 pub fn describe_trainables(graph: &Graph) -> String {
     let ids = graph.collection(TRAINABLE_VARIABLES).variables;
     let infos: Vec<VariableInfo> = ids.iter().filter_map(|&id| graph.variable_info(id)).collect();
-    let elements = |v: &VariableInfo| v.sizes.iter().product::<usize>();
+    let elements = |v: &VariableInfo| v.sizes.iter().fold(1, |n: usize, &s| n.saturating_mul(s));
     let mut rows = vec![["name", "type", "shape", "elements"].map(String::from)];
     rows.extend(
         infos.iter().map(|v| {

@@ -154,7 +154,7 @@ impl OpDef for CountRatio {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
-        let count = |sizes: &[usize]| sizes.iter().product::<usize>() as f64;
+        let count = |sizes: &[usize]| sizes.iter().map(|&n| n as f64).product::<f64>();
         let ratio = count(cx.input_sizes(0)) / count(cx.input_sizes(1)).max(1.0);
         Ok(vec![cx.constant(HostTensor::from_f64(self.0, [], &[ratio])?)])
     }

@@ -101,7 +101,8 @@ fn plain_product(kind: &ContractKind) -> Option<kernels::MatMul> {
         return None;
     };
     let once = (c.out_size, c.kernel, c.pad_low, c.dilation) == ([1; 2], c.in_size, [0; 2], [1; 2]);
-    let [image, batch, out] = [c.in_size[0] * c.in_size[1] * c.in_channels, c.batch, c.out_channels];
+    let image = c.in_size[0].saturating_mul(c.in_size[1]).saturating_mul(c.in_channels);
+    let [batch, out] = [c.batch, c.out_channels];
     let ([m, n, k], lhs_transposed, rhs_transposed) = match kind {
         ContractKind::Conv2d(_) => ([batch, out, image], false, false),
         ContractKind::Conv2dInputGrad(_) => ([batch, image, out], false, true),

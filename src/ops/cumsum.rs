@@ -4,7 +4,7 @@ use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, View};
 use serde::{Deserialize, Serialize};
 use tensorpack_kernels::Cumulate;
-use tensorpack_tensor::{DType, Error, Result};
+use tensorpack_tensor::{DType, Error, Result, element_count};
 
 /// How running sums are made: by default from the first to the last, each with the element in its own place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -47,9 +47,9 @@ impl OpDef for Cumsum {
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let (x, CumsumOptions { exclusive, reverse }) = (cx.input(0), self.options);
         let sums = Cumulate {
-            outer: x.sizes[..self.axis].iter().product(),
+            outer: element_count(&x.sizes[..self.axis])?,
             len: x.sizes[self.axis],
-            inner: x.sizes[self.axis + 1..].iter().product(),
+            inner: element_count(&x.sizes[self.axis + 1..])?,
             exclusive,
             reverse,
         };

@@ -103,12 +103,16 @@ pub(super) fn grouped(x: &Tensor, filter: &Tensor, groups: usize, window: Window
         return Tensor::poison(x.graph());
     }
     let channels = match Window::filter(x.spec(), filter.spec()).map(|f| (f, x.shape()[3].known())) {
-        Ok((f, Some(c))) if groups > 0 && c == f[2] * groups && f[3].is_multiple_of(groups) => (c, f[3]),
+        Ok((f, Some(c)))
+            if groups > 0 && f[2].checked_mul(groups) == Some(c) && f[3].is_multiple_of(groups) =>
+        {
+            (c, f[3])
+        }
         Ok((f, _)) => {
             let why = format!(
                 "{groups} groups: the image {} must have {} channels, and the filter {} outputs that {groups} divides",
                 x.shape(),
-                f[2] * groups,
+                f[2].saturating_mul(groups),
                 filter.shape()
             );
             return x.fail("Conv2d", Error::shape(why));

@@ -110,7 +110,7 @@ impl Labelled {
     }
 
     fn count(&self, labels: &[char]) -> usize {
-        labels.iter().map(|&c| self.size(c)).product()
+        labels.iter().fold(1, |n, &c| n.saturating_mul(self.size(c)))
     }
 
     /// Summed over all letters that `keep` does not want.

@@ -4,7 +4,7 @@ use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LookupKind, LowerCx, View};
 use serde::{Deserialize, Serialize};
 use tensorpack_kernels::Lookup;
-use tensorpack_tensor::{DType, Dim, Error, Result, Shape};
+use tensorpack_tensor::{DType, Dim, Error, Result, Shape, element_count};
 
 /// Which indices choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -25,17 +25,16 @@ impl Along {
     }
 
     /// The sizes of the loops: `tables` are those chosen from, `chosen` what is chosen.
-    fn lookup(self, tables: &[usize], chosen: &[usize]) -> Lookup {
+    fn lookup(self, tables: &[usize], chosen: &[usize]) -> Result<Lookup> {
         let axis = self.axis(tables.len());
-        let width: usize = tables[axis + 1..].iter().product();
         let counted = chosen.len() - (tables.len() - axis - 1);
-        Lookup {
-            batch: tables[..axis].iter().product(),
+        Ok(Lookup {
+            batch: element_count(&tables[..axis])?,
             rows: tables[axis],
-            width,
-            count: chosen[axis..counted].iter().product(),
+            width: element_count(&tables[axis + 1..])?,
+            count: element_count(&chosen[axis..counted])?,
             shared: self != Along::Last,
-        }
+        })
     }
 }
 
@@ -95,7 +94,7 @@ impl OpDef for Gather {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let (x, indices) = (cx.input(0), cx.input(1));
-        let lookup = self.0.lookup(&x.sizes, &cx.output_sizes(0));
+        let lookup = self.0.lookup(&x.sizes, &cx.output_sizes(0))?;
         Ok(vec![cx.lookup(LookupKind::Gather, lookup, &x, &indices)])
     }
 }
@@ -160,7 +159,7 @@ impl OpDef for ScatterAdd {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let (updates, indices) = (cx.input(0), cx.input(1));
-        let lookup = self.along.lookup(&cx.output_sizes(0), &updates.sizes);
+        let lookup = self.along.lookup(&cx.output_sizes(0), &updates.sizes)?;
         Ok(vec![cx.lookup(LookupKind::ScatterAdd, lookup, &updates, &indices)])
     }
 }

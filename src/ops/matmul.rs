@@ -4,7 +4,7 @@ use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{ContractKind, LowerCx, View};
 use serde::{Deserialize, Serialize};
 use tensorpack_kernels as kernels;
-use tensorpack_tensor::{Dim, Error, Result};
+use tensorpack_tensor::{Dim, Error, Result, element_count};
 
 /// The product of the last two dims, for every index of the leading ones. The leading dims are those of both
 /// inputs, or one input is a plain matrix.
@@ -75,10 +75,11 @@ impl OpDef for MatMul {
         let (b, rhs_transposed) = untransposed(cx, &b);
         let [m, n] = [out[out.len() - 2], out[out.len() - 1]];
         let k = cx.input_sizes(0)[cx.input_sizes(0).len() - 1];
-        let batch: usize = out[..out.len() - 2].iter().product();
+        let batch = element_count(&out[..out.len() - 2])?;
         let (lhs_shared, rhs_shared) = (a.sizes.len() < out.len(), b.sizes.len() < out.len());
         // Many rows times one matrix are one product.
-        let (batch, m) = if rhs_shared && !lhs_transposed { (1, batch * m) } else { (batch, m) };
+        let (batch, m) =
+            if rhs_shared && !lhs_transposed { (1, element_count(&[batch, m])?) } else { (batch, m) };
         let kind = kernels::MatMul {
             batch,
             m,

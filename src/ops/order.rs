@@ -6,7 +6,7 @@ use crate::kir::{LowerCx, View};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_kernels as kernels;
-use tensorpack_tensor::{DType, Dim, Error, Result};
+use tensorpack_tensor::{DType, Dim, Error, Result, element_count};
 
 /// The places of elements along the last dim in the order of their values, the first `take` of them or all.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -45,7 +45,7 @@ impl OpDef for Order {
         let x = cx.input(0);
         let (outer, last) = x.sizes.split_at(x.sizes.len() - 1);
         let order = kernels::Order {
-            rows: outer.iter().product(),
+            rows: element_count(outer)?,
             len: last[0],
             take: self.take.unwrap_or(last[0]),
             descending: self.descending,

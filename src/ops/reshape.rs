@@ -61,7 +61,7 @@ impl OpDef for Reshape {
             Dim::Known(_) => return Err(mismatch()),
             Dim::Unknown(_) => {
                 // What is known cancels, so that [batch, 7, 7, 32] as [-1, 1568] has the batch's own size again.
-                let known = rest.iter().filter_map(|d| d.known()).product::<usize>();
+                let known = rest.iter().filter_map(|d| d.known()).fold(1, usize::saturating_mul);
                 let unknown: Vec<Dim> = rest.iter().copied().filter(|d| d.known().is_none()).collect();
                 match unknown.as_slice() {
                     [one] if known == given => *one,

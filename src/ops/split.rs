@@ -3,6 +3,13 @@
 use crate::graph::{Tensor, axis_in};
 use tensorpack_tensor::{Error, Result};
 
+/// Parts of a tensor at most: each is a node of the graph.
+const MOST_PARTS: usize = 1 << 20;
+
+fn too_many(parts: usize) -> Error {
+    Error::argument(format!("a tensor falls into at most {MOST_PARTS} parts, not {parts}"))
+}
+
 impl Tensor {
     /// The indices from `begin` to `end` (`None`: to the end) of one axis.
     #[track_caller]
@@ -42,9 +49,12 @@ impl Tensor {
         }
     }
 
-    /// `count` parts of one size along `axis`, in order.
+    /// `count` parts of one size along `axis`, in order; a single broken one if there are too many for a graph.
     #[track_caller]
     pub fn split_equal(&self, count: usize, axis: isize) -> Vec<Tensor> {
+        if count > MOST_PARTS {
+            return vec![self.broken("Split", too_many(count))];
+        }
         match self.known_axis(axis) {
             Ok((at, n)) if count > 0 && n % count == 0 => self.split(&vec![n / count; count], at as isize),
             Ok(_) => {
@@ -59,6 +69,7 @@ impl Tensor {
     #[track_caller]
     pub fn unstack(&self, axis: isize) -> Vec<Tensor> {
         match self.known_axis(axis) {
+            Ok((_, n)) if n > MOST_PARTS => vec![self.broken("Unstack", too_many(n))],
             Ok((axis, n)) => (0..n).map(|i| self.part(axis, i, Some(i + 1)).squeeze(axis as isize)).collect(),
             Err(e) => vec![self.broken("Unstack", e)],
         }

@@ -35,7 +35,8 @@ impl Window {
             Padding::Explicit(p) => p[i],
             Padding::Same => {
                 let out = n.div_ceil(self.stride[i]);
-                let total = (out.saturating_sub(1) * self.stride[i] + reach).saturating_sub(n);
+                let windows = out.saturating_sub(1).saturating_mul(self.stride[i]);
+                let total = windows.saturating_add(reach).saturating_sub(n);
                 [total / 2, total - total / 2]
             }
         })

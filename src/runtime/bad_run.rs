@@ -44,7 +44,7 @@ impl Session {
                 .variables()
                 .iter()
                 .enumerate()
-                .filter(|(i, _)| lowered.programs.iter().any(|p| p.reads(*i)))
+                .filter(|(i, _)| lowered.programs().iter().any(|p| p.reads(*i)))
             {
                 if v.dtype.is_float() && !is_finite(&state.executor.read(i)?) {
                     return Ok(Some(bad(&format!("the variable {} is not finite", v.name)).at(v.site)));

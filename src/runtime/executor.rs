@@ -2,7 +2,7 @@
 
 use super::{Interrupt, Lowered, Staging, Whereabouts};
 use crate::graph::VariableInfo;
-use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
 /// An engine with its variables.
 pub trait Executor: Send {
@@ -76,9 +76,44 @@ pub enum Outcome {
     NotFinite,
 }
 
+/// Checks that what is fed has the number, types and sizes that a program was compiled for.
+pub(super) fn check_feeds(compiled: &[(DType, Vec<usize>)], feeds: &[Feed<'_>]) -> Result<()> {
+    if compiled.len() != feeds.len() {
+        let why = format!("the program takes {} feeds, not {}", compiled.len(), feeds.len());
+        return Err(Error::argument(why));
+    }
+    for (i, ((dtype, sizes), feed)) in compiled.iter().zip(feeds).enumerate() {
+        if feed.dtype() != *dtype {
+            return Err(Error::dtype(format!("feed {i} is {}, but the program takes {dtype}", feed.dtype())));
+        }
+        if feed.sizes() != sizes {
+            return Err(Error::shape(format!(
+                "feed {i} is {:?}, but the program takes {sizes:?}",
+                feed.sizes()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a value has the form of the variable that it is for, which is `None` if there is no such variable.
+pub(super) fn check_value(known: Option<(DType, &[usize])>, index: usize, value: &HostTensor) -> Result<()> {
+    let Some((dtype, sizes)) = known else {
+        return Err(Error::argument(format!("there is no variable number {index}")));
+    };
+    if value.dtype() != dtype {
+        return Err(Error::dtype(format!("variable {index} is {dtype}, not {}", value.dtype())));
+    }
+    if value.sizes() != sizes {
+        return Err(Error::shape(format!("variable {index} is {sizes:?}, not {:?}", value.sizes())));
+    }
+    Ok(())
+}
+
 /// A program that can be run.
 pub trait Executable: Send {
-    /// Runs once. `outputs` are overwritten in place where type and sizes fit, so that a caller who keeps them
+    /// Runs once. What is fed must have the types and sizes that the program was compiled for, or it is an error.
+    /// `outputs` are overwritten in place where type and sizes fit, so that a caller who keeps them
     /// causes no allocation.
     fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome>;
     /// Whether a run looks by itself at what it is fed, and ends as [`Outcome::NotFinite`] where that is not finite.

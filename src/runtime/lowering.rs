@@ -3,7 +3,7 @@
 
 use super::snapshot::{self, Reading};
 use crate::graph::{Fetch, Frozen, Node, NodeId, NodeKind, Role, Spec, TensorId, VariableId};
-use crate::kir::{self, BufferKind, LowerCx, Origin, Program, Update, View};
+use crate::kir::{self, BufferKind, LowerCx, Origin, Program, Surroundings, Update, View};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use tensorpack_tensor::{DType, Error, ErrorKind, Result, element_count};
 
@@ -18,14 +18,66 @@ pub struct Request {
 
 /// Programs in kernel IR, one for each tower the request needs, with what surrounds them. They meet only where they
 /// sum over towers.
+///
+/// Only validated programs are ever in one, so engines need not check again what they compile.
 #[derive(Clone, Debug)]
 pub struct Lowered {
+    programs: Vec<Program>,
+    fetches: Vec<(usize, usize)>,
+    hints: HashMap<String, String>,
+    feeds: Vec<Form>,
+}
+
+/// Type and sizes of a tensor.
+pub(super) type Form = (DType, Vec<usize>);
+
+impl Lowered {
+    /// Validates the programs, and what they take from their surroundings.
+    pub(super) fn new(
+        programs: Vec<Program>,
+        fetches: Vec<(usize, usize)>,
+        hints: HashMap<String, String>,
+        around: &Surroundings<'_>,
+    ) -> Result<Lowered> {
+        for program in &programs {
+            kir::validate(program)?;
+            kir::validate_surroundings(program, around)?;
+        }
+        let there = |&(program, at): &(usize, usize)| {
+            programs.get(program).is_some_and(|p: &Program| at < p.fetches.len())
+        };
+        if !fetches.iter().all(there) {
+            return Err(Error::argument(format!("not all of the fetches {fetches:?} exist")));
+        }
+        check_sums(&programs)?;
+        let feeds = around.feeds.iter().map(|(dtype, sizes)| (*dtype, sizes.to_vec())).collect();
+        Ok(Lowered { programs, fetches, hints, feeds })
+    }
+
     /// A program for each tower.
-    pub programs: Vec<Program>,
+    pub fn programs(&self) -> &[Program] {
+        &self.programs
+    }
+
+    /// The programs by value.
+    pub(super) fn into_programs(self) -> Vec<Program> {
+        self.programs
+    }
+
     /// For each fetched value, which program has it and as which of its fetches.
-    pub fetches: Vec<(usize, usize)>,
+    pub fn fetches(&self) -> &[(usize, usize)] {
+        &self.fetches
+    }
+
     /// For each kernel, by name of its node: what a NaN there most likely means.
-    pub hints: HashMap<String, String>,
+    pub fn hints(&self) -> &HashMap<String, String> {
+        &self.hints
+    }
+
+    /// Type and sizes of everything that is fed, in the order of the request.
+    pub fn feeds(&self) -> &[(DType, Vec<usize>)] {
+        &self.feeds
+    }
 }
 
 /// Concrete type and sizes of each output of a node.
@@ -40,7 +92,7 @@ pub(super) fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Resu
         .filter_map(|f| f.output.map(|output| TensorId { node: f.node, output }))
         .collect();
     let roots = close_over_collectives(graph, &fetched, &assigns)?;
-    let mut lowered = Lowered { programs: Vec::new(), fetches: Vec::new(), hints: HashMap::new() };
+    let (mut programs, mut places, mut hints) = (Vec::new(), Vec::new(), HashMap::new());
     for (&tower, roots) in &roots {
         let mine: Vec<TensorId> =
             fetched.iter().copied().filter(|t| graph.node(t.node).tower == tower).collect();
@@ -55,29 +107,32 @@ pub(super) fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Resu
             merged: HashMap::new(),
             feeds: HashMap::new(),
             program: Program::default(),
-            hints: &mut lowered.hints,
+            hints: &mut hints,
         };
         cx.lower_tower(request, tower, roots, &mine)?;
-        lowered.programs.push(cx.program);
+        programs.push(cx.program);
     }
     let mut taken = vec![0; roots.len()];
     for t in &fetched {
         let program = roots.keys().position(|&k| k == graph.node(t.node).tower).unwrap_or(0);
-        lowered.fetches.push((program, taken[program]));
+        places.push((program, taken[program]));
         taken[program] += 1;
     }
-    if lowered.programs.is_empty() {
-        lowered.programs.push(Program::default());
+    if programs.is_empty() {
+        programs.push(Program::default());
     }
     let updated: Vec<Vec<usize>> =
-        lowered.programs.iter().map(|p| p.updates.iter().map(|u| u.variable).collect()).collect();
-    for (i, program) in lowered.programs.iter_mut().enumerate() {
+        programs.iter().map(|p| p.updates.iter().map(|u| u.variable).collect()).collect();
+    for (i, program) in programs.iter_mut().enumerate() {
         let others = updated.iter().enumerate().filter(|(j, _)| *j != i);
         program.updated_elsewhere = others.flat_map(|(_, v)| v).copied().collect();
     }
-    number_random_rows(&mut lowered.programs);
-    check_sums(&lowered.programs)?;
-    Ok(lowered)
+    number_random_rows(&mut programs);
+    let around = Surroundings {
+        feeds: request.feeds.iter().map(|(_, dtype, sizes)| (*dtype, &sizes[..])).collect(),
+        variables: graph.variables().iter().map(|v| (v.dtype, &v.sizes[..])).collect(),
+    };
+    Lowered::new(programs, places, hints, &around)
 }
 
 /// For each tower, the nodes that must be computed for their own sake: what is fetched and assigned there, and every
@@ -152,17 +207,30 @@ fn collective(node: &Node) -> Option<&str> {
     }
 }
 
-/// That towers sum what has the same form in all of them.
+/// Checks that all towers have the same sums over towers, of the same form and in the same order.
 fn check_sums(programs: &[Program]) -> Result<()> {
-    let mut forms: HashMap<&str, (DType, &[usize])> = HashMap::new();
-    for node in programs.iter().flat_map(|p| &p.kernels) {
-        if let kir::Kernel::AllReduce { key, input } = &node.kernel {
-            let mine = (input.dtype, input.sizes.as_slice());
-            let first = *forms.entry(key).or_insert(mine);
-            if first != mine {
-                let why = format!("towers sum {key} of {}{:?} and {}{:?}", first.0, first.1, mine.0, mine.1);
-                return Err(Error::shape(why).at(node.origin.site));
+    let sums = |program: &Program| -> Vec<(String, DType, Vec<usize>, Origin)> {
+        let sums = program.kernels.iter().filter_map(|node| match &node.kernel {
+            kir::Kernel::AllReduce { key, input } => {
+                Some((key.clone(), input.dtype, input.sizes.clone(), node.origin.clone()))
             }
+            _ => None,
+        });
+        sums.collect()
+    };
+    let Some((first, others)) = programs.split_first() else { return Ok(()) };
+    let first = sums(first);
+    for mine in others.iter().map(sums) {
+        for (a, b) in first.iter().zip(&mine) {
+            if (&a.0, a.1, &a.2) != (&b.0, b.1, &b.2) {
+                let why = format!("towers sum {} of {}{:?} and {} of {}{:?}", a.0, a.1, a.2, b.0, b.1, b.2);
+                return Err(Error::shape(why).within(&b.3.name).at(b.3.site));
+            }
+        }
+        if first.len() != mine.len() {
+            let more = if first.len() > mine.len() { &first[mine.len()] } else { &mine[first.len()] };
+            let why = format!("not every tower sums {}", more.0);
+            return Err(Error::new(ErrorKind::Graph, why).within(&more.3.name).at(more.3.site));
         }
     }
     Ok(())
@@ -173,11 +241,12 @@ fn number_random_rows(programs: &mut [Program]) {
     let mut drawn: HashMap<String, usize> = HashMap::new();
     for program in programs {
         for i in 0..program.kernels.len() {
-            let len = program.kernels[i].outputs.iter().map(|&b| program.buffer(b).len()).sum::<usize>();
+            let outputs = program.kernels[i].outputs.iter();
+            let len = outputs.fold(0usize, |n, &b| n.saturating_add(program.buffer(b).len()));
             if let kir::Kernel::Random { stream, first, continued: true } = &mut program.kernels[i].kernel {
                 let before = drawn.entry(stream.clone()).or_default();
                 *first = *before;
-                *before += len;
+                *before = before.saturating_add(len);
             }
         }
     }
@@ -435,7 +504,12 @@ impl Lowering<'_> {
                         outputs: &self.concrete[&id],
                         origin: &origin,
                     };
-                    let views = op.lower(&mut cx).map_err(|e| e.within(&node.name).at(node.site))?;
+                    let fail = |e: Error| e.within(&node.name).at(node.site);
+                    let views = op.lower(&mut cx).map_err(fail)?;
+                    // Other operations rearrange these views, so they must be sound already.
+                    for view in &views {
+                        kir::validate_view(&self.program, view).map_err(|e| fail(e.within(op.name())))?;
+                    }
                     let made: Concrete = views.iter().map(|v| (v.dtype, v.sizes.clone())).collect();
                     if made != self.concrete[&id] {
                         let (declared, name) = (&self.concrete[&id], op.name());

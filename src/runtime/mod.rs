@@ -9,6 +9,8 @@ mod in_flight;
 mod interrupt;
 mod lowering;
 mod memory_limit;
+#[cfg(test)]
+mod mutated;
 mod null;
 mod session;
 mod snapshot;

@@ -1,7 +1,7 @@
 //! An engine that computes nothing: every result is zeros of the right shape, and variables keep their values. For
 //! testing trainers, callbacks and graphs without waiting for arithmetic.
 
-use super::executor::{Executable, Executor, Feed, Fork, Outcome, RunInfo};
+use super::executor::{Executable, Executor, Feed, Fork, Outcome, RunInfo, check_value};
 use super::lowering::Lowered;
 use super::memory_limit;
 use crate::graph::VariableInfo;
@@ -37,23 +37,26 @@ impl Executor for NullEngine {
     }
 
     fn read(&self, index: usize) -> Result<HostTensor> {
-        Ok(self.variables[index].clone())
+        let value = self.variables.get(index);
+        value.cloned().ok_or_else(|| Error::argument(format!("there is no variable number {index}")))
     }
 
     fn write(&mut self, index: usize, value: &HostTensor) -> Result<()> {
-        self.variables[index] = value.clone();
+        let place = self.variables.get_mut(index);
+        check_value(place.as_deref().map(|v| (v.dtype(), v.sizes())), index, value)?;
+        place.into_iter().for_each(|place| *place = value.clone());
         Ok(())
     }
 
     fn compile(&mut self, lowered: Lowered) -> Result<Box<dyn Executable>> {
         let form = |&(tower, at): &(usize, usize)| {
-            let v = &lowered.programs[tower].fetches[at];
+            let v = &lowered.programs()[tower].fetches[at];
             (v.dtype, v.sizes.clone())
         };
-        let fetches: Vec<(DType, Vec<usize>)> = lowered.fetches.iter().map(form).collect();
+        let fetches: Vec<(DType, Vec<usize>)> = lowered.fetches().iter().map(form).collect();
         let bytes = total_bytes(fetches.iter().map(|(dtype, sizes)| (*dtype, sizes.as_slice())))?;
         memory_limit::check(bytes, "this program", self.limit)?;
-        Ok(Box::new(NullProgram { fetches, text: lowered.programs.iter().map(Program::dump).collect() }))
+        Ok(Box::new(NullProgram { fetches, text: lowered.programs().iter().map(Program::dump).collect() }))
     }
 
     fn find_bad(&mut self, _: Lowered, _: &RunInfo, _: &[Feed<'_>]) -> Result<Option<Error>> {

@@ -453,7 +453,8 @@ impl State {
             None => {
                 let request = request(fetches, feeds);
                 let lowered = lowering::lower(&session.graph, &request, session.reading)?;
-                let updates = lowered.programs.iter().flat_map(|p| &p.updates).map(|u| u.variable).collect();
+                let updates =
+                    lowered.programs().iter().flat_map(|p| &p.updates).map(|u| u.variable).collect();
                 let executable = self.executor.compile(lowered)?;
                 if self.programs.len() >= session.options.programs.max(1) {
                     self.programs.remove(0);

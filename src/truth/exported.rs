@@ -127,6 +127,60 @@ fn count(value: &Value) -> usize {
     }
 }
 
+/// Every number in what a file says, by where it is.
+fn numbers(value: &Value, at: String, found: &mut Vec<String>) {
+    match value {
+        Value::Number(n) if n.is_u64() => found.push(at),
+        Value::Array(a) => a.iter().enumerate().for_each(|(i, v)| numbers(v, format!("{at}/{i}"), found)),
+        Value::Object(o) => o.iter().for_each(|(k, v)| numbers(v, format!("{at}/{k}"), found)),
+        _ => {}
+    }
+}
+
+/// Whatever size a file names, it is an error or an answer, soon, and never a panic.
+#[test]
+fn no_size_in_a_file_takes_years() {
+    const SIZES: [u64; 6] = [(1 << 31) - 1, 1 << 31, 1 << 40, 1 << 47, (1 << 60) - 9, u64::MAX];
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.safetensors");
+    let (mut wrong, mut tried) = (Vec::new(), 0);
+    for case in cases() {
+        let (direct, fed) = predictor(&case, 2);
+        direct.export(&path).unwrap();
+        let (tensors, metadata) = safetensors::read_with_metadata(&path).unwrap();
+        let (whole, key) = (said(&path), metadata.keys().next().unwrap().clone());
+        let mut places = Vec::new();
+        numbers(&whole, String::new(), &mut places);
+        // Equal operations of gradients say the same again: some of each case's numbers are enough.
+        let step = places.len().div_ceil(trials().div_ceil(2) as usize).max(1);
+        for (i, place) in places.iter().step_by(step).enumerate() {
+            let mut changes = whole.clone();
+            *changes.pointer_mut(place).unwrap() = json!(SIZES[i % SIZES.len()]);
+            let damaged = safetensors::Metadata::from([(key.clone(), changes.to_string())]);
+            safetensors::write_with_metadata(&path, &tensors, &damaged).unwrap();
+            let what = format!("{}, {place} as {}", case.name, SIZES[i % SIZES.len()]);
+            let (send, done) = std::sync::mpsc::channel();
+            let (path, fed) = (path.clone(), fed.clone());
+            std::thread::spawn(move || {
+                let outcome = std::panic::catch_unwind(|| run(&path, &fed).map(|_| ()));
+                // The receiver is gone if this took too long.
+                let _ = send.send(outcome.map_err(|_| ()));
+            });
+            match done.recv_timeout(std::time::Duration::from_secs(20)) {
+                Ok(Ok(Ok(()))) => {}
+                // A session turns a kernel's panic into an error.
+                Ok(Ok(Err(e))) if !e.message().contains("panicked") => {}
+                Ok(Ok(Err(e))) => wrong.push(format!("{what}: {e}")),
+                Ok(Err(())) => wrong.push(format!("{what}: panicked")),
+                Err(_) => wrong.push(format!("{what}: takes too long")),
+            }
+            tried += 1;
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(tried > 500, "{tried}");
+}
+
 #[test]
 fn no_file_makes_the_program_panic() {
     let dir = tempfile::tempdir().unwrap();

@@ -99,9 +99,6 @@ fn a_line_says_what_changed() {
     let output = processes::alone("other_towers::child", dir.path());
     let text = processes::text(&output);
     assert!(output.status.success(), "{text}");
-    assert!(
-        text.contains("max_epoch 3 (was 2); towers 2 (was 3)"),
-        "{text}"
-    );
+    assert!(text.contains("max_epoch 3 (was 2); towers 2 (was 3)"), "{text}");
     assert!(text.contains("batch 4 = 2 towers x 2"), "{text}");
 }

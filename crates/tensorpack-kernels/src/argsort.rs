@@ -27,7 +27,7 @@ impl Order {
 
     /// Into how many chunks the work is cut.
     pub fn chunks(&self) -> usize {
-        self.rows.div_ceil(self.group())
+        if self.take == 0 { 0 } else { self.rows.div_ceil(self.group()) }
     }
 
     /// Bytes of working memory a thread needs while it runs a chunk.
@@ -38,7 +38,7 @@ impl Order {
     /// Does one chunk.
     ///
     /// # Safety
-    /// `src` must be readable as `rows * len` elements of `dtype`, `dst` writable as `rows * take`, both aligned and
+    /// [`Order::check`] must have passed. `src` must be readable as `rows * len` elements of `dtype`, `dst` writable as `rows * take`, both aligned and
     /// apart; `scratch` must be aligned for i64 and as large as [`Order::scratch_bytes`] says.
     pub unsafe fn run(&self, dtype: DType, chunk: usize, src: *const u8, dst: *mut i64, scratch: &mut [u8]) {
         // SAFETY: passed on from the caller.

@@ -127,11 +127,15 @@ pub struct Expr {
 
 impl Expr {
     /// The class of a step's result.
-    pub fn class(&self, reg: Reg) -> Class {
-        match self.steps[reg.0 as usize] {
-            Step::Operand { class, .. } | Step::Const(_, class) | Step::Index { class, .. } => class,
-            Step::Cast(class, _) => class,
-            Step::Unary(_, r) | Step::Binary(_, r, _) | Step::Select(_, r, _) => self.class(r),
+    pub fn class(&self, mut reg: Reg) -> Class {
+        loop {
+            reg = match self.steps[reg.0 as usize] {
+                Step::Operand { class, .. } | Step::Const(_, class) | Step::Index { class, .. } => {
+                    return class;
+                }
+                Step::Cast(class, _) => return class,
+                Step::Unary(_, r) | Step::Binary(_, r, _) | Step::Select(_, r, _) => r,
+            }
         }
     }
 

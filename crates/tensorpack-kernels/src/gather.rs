@@ -30,9 +30,20 @@ impl Lookup {
         (CHUNK / self.width.max(1)).max(1)
     }
 
+    /// Lists of row numbers.
+    pub(crate) fn index_tables(&self) -> usize {
+        if self.shared { self.batch.min(1) } else { self.batch }
+    }
+
+    /// Rows that are picked. Without columns there is nothing to write, but every row number is looked at once.
+    fn gathered(&self) -> usize {
+        let tables = if self.width == 0 { self.index_tables() } else { self.batch };
+        tables * self.count
+    }
+
     /// Into how many chunks picking is cut.
     pub fn gather_chunks(&self) -> usize {
-        (self.batch * self.count).div_ceil(self.gather_group())
+        self.gathered().div_ceil(self.gather_group())
     }
 
     /// Picks: row `k` of the output's table `b`, `[batch, count, width]`, is row `indices[b, k]` of the table `b`.
@@ -40,7 +51,8 @@ impl Lookup {
     /// such a one nothing is written.
     ///
     /// # Safety
-    /// The tables and `indices` must be readable in full, the output writable, aligned for their types, and apart.
+    /// [`Lookup::check`] must have passed. The tables and `indices` must be readable in full, the output writable,
+    /// aligned for their types, and apart.
     pub unsafe fn gather(
         &self,
         element_size: usize,
@@ -50,7 +62,7 @@ impl Lookup {
         out: *mut u8,
     ) -> Option<usize> {
         let group = self.gather_group();
-        let items = chunk * group..((chunk + 1) * group).min(self.batch * self.count);
+        let items = chunk * group..((chunk + 1) * group).min(self.gathered());
         // SAFETY: passed on from the caller. A row of one element is read as a number.
         unsafe {
             match (self.width, element_size) {
@@ -106,14 +118,21 @@ impl Lookup {
     /// Into how many chunks adding is cut.
     pub fn scatter_chunks(&self) -> usize {
         let [pieces, parts] = self.cut();
-        self.batch * pieces * parts
+        let tables = match self.rows * self.width {
+            // Nothing is written, but every row number is looked at once.
+            0 if self.count == 0 => 0,
+            0 => self.index_tables(),
+            _ => self.batch,
+        };
+        tables * pieces * parts
     }
 
     /// Adds: the output's table `b`, `[batch, rows, width]`, is zeros, plus for every `k` in order, in row
     /// `indices[b, k]`, row `k` of the updates' table `b`. Returns where in `indices` the first is that names no row.
     ///
     /// # Safety
-    /// The updates and `indices` must be readable in full, the output writable, aligned for their types, and apart.
+    /// [`Lookup::check`] must have passed. The updates and `indices` must be readable in full, the output writable,
+    /// aligned for their types, and apart.
     /// The machine must have the instructions of `isa`.
     pub unsafe fn scatter_add(
         &self,
@@ -188,7 +207,8 @@ unsafe fn add_rows_body<T: Addend, const FAST: bool>(
     stride: usize,
     cols: usize,
 ) -> Option<usize> {
-    for row in rows.clone() {
+    // Rows without elements may be many more than memory has room for.
+    for row in rows.clone().filter(|_| cols > 0) {
         // SAFETY: a row of the output.
         unsafe { std::slice::from_raw_parts_mut(out.add(row * stride), cols) }.fill(T::default());
     }

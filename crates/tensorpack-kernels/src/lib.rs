@@ -1,7 +1,8 @@
 //! The CPU loops of tensorpack: matrix products, convolutions, fused elementwise programs, reductions, pooling,
 //! rows by number, running sums, orders and copies, over plain memory. Knows dtypes and sizes, and nothing of graphs.
 //!
-//! Every kernel is a plain description of sizes with the same three questions answered:
+//! Every kernel is a plain description of sizes, checked once (`check`) before anything else is asked of it, with the same
+//! three questions answered:
 //! - `chunks()`: into how many pieces the work is cut. The cut depends on the sizes alone, never on the number of
 //!   threads, and each output element belongs to one chunk, so results have the same bits for any team.
 //! - `scratch()`: how many bytes of working memory a thread needs while it runs a chunk. Kernels never allocate.
@@ -23,6 +24,7 @@ mod copy;
 mod gather;
 mod argsort;
 mod random;
+mod sizes;
 
 pub use argsort::Order;
 pub use conv::{
@@ -38,4 +40,5 @@ pub use random::Random;
 pub use reduce::{Cumulate, Reduce, ReduceKind, all_finite};
 pub use roofline::Machine;
 pub use simd::Isa;
+pub use sizes::MAX_ELEMENTS;
 pub use team::Team;

@@ -9,6 +9,24 @@ pub(crate) fn part(len: usize, parts: usize, index: usize) -> Range<usize> {
     start..start + each + usize::from(index < longer)
 }
 
+/// The largest number from 1 to `most` that fits, or 1 if none does. Whatever is less than what fits must fit as well.
+pub(crate) fn most(most: usize, fits: impl Fn(usize) -> bool) -> usize {
+    if fits(most) {
+        return most;
+    }
+    // `low` fits, or is 1; `high` does not fit.
+    let (mut low, mut high) = (1, most);
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if fits(middle) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    low
+}
+
 /// The fewest nearly equal parts of `len` of which none is longer than `longest`; one empty part if `len` is 0.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn parts(len: usize, longest: usize) -> impl Iterator<Item = Range<usize>> {

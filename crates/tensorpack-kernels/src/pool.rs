@@ -52,12 +52,18 @@ macro_rules! with_float {
 impl Pool {
     /// Into how many chunks the outputs are cut.
     pub fn chunks(&self) -> usize {
-        (self.batch * self.out_size[0]).div_ceil(self.group(self.out_size[1]))
+        match self.out_len() {
+            0 => 0,
+            _ => (self.batch * self.out_size[0]).div_ceil(self.group(self.out_size[1])),
+        }
     }
 
     /// Into how many chunks the inputs are cut, for gradients.
     pub fn in_chunks(&self) -> usize {
-        (self.batch * self.in_size[0]).div_ceil(self.group(self.in_size[1]))
+        match self.in_len() {
+            0 => 0,
+            _ => (self.batch * self.in_size[0]).div_ceil(self.group(self.in_size[1])),
+        }
     }
 
     /// Rows of pixels in a chunk.
@@ -103,7 +109,8 @@ impl Pool {
     /// as largest; a window without any real element gives minus infinity.
     ///
     /// # Safety
-    /// `x` must be readable and `y` and `index` (one byte for each output) writable in full, aligned for `dtype`,
+    /// [`Pool::check`] must have passed. `x` must be readable and `y` and `index` (one byte for each output) writable in
+    /// full, aligned for `dtype`,
     /// which is f32 or f64, and apart. A window must have at most 256 elements. The machine must have the
     /// instructions of `isa`.
     pub unsafe fn max(&self, isa: Isa, dtype: DType, chunk: usize, x: *const u8, y: *mut u8, index: *mut u8) {

@@ -20,6 +20,9 @@ use crate::simd::subnormals::SubnormalsAreZero;
 /// How often a waiting member looks before it parks: some tens of microseconds.
 const SPINS: u32 = 20_000;
 
+/// Chunks of a job at most: a share keeps its two ends in the halves of one number.
+const MOST_CHUNKS: usize = u32::MAX as usize;
+
 /// A number of threads that run kernels together.
 pub struct Team {
     shared: Arc<Shared>,
@@ -136,6 +139,9 @@ impl Team {
         if chunks <= 1 || self.workers.is_empty() {
             return (0..chunks).for_each(|chunk| job(chunk, 0));
         }
+        if chunks > MOST_CHUNKS {
+            return self.run_in_rounds(chunks, MOST_CHUNKS, job);
+        }
         let shared = &*self.shared;
         {
             let me = thread::current();
@@ -173,6 +179,13 @@ impl Team {
         let theirs = shared.panic.lock().unwrap_or_else(|e| e.into_inner()).take();
         if let Some(panic) = mine.err().or(theirs) {
             std::panic::resume_unwind(panic);
+        }
+    }
+
+    /// Runs `most` chunks after `most` chunks.
+    fn run_in_rounds(&mut self, chunks: usize, most: usize, job: Job<'_>) {
+        for first in (0..chunks).step_by(most) {
+            self.run(most.min(chunks - first), &|chunk, member| job(first + chunk, member));
         }
     }
 }
@@ -252,6 +265,23 @@ mod tests {
                 let hits: Vec<AtomicUsize> = (0..chunks).map(|_| AtomicUsize::new(0)).collect();
                 team.run(chunks, &|c, member| {
                     assert!(member < threads);
+                    hits[c].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(
+                    hits.iter().all(|h| h.load(Ordering::Relaxed) == 1),
+                    "{threads} threads, {chunks} chunks"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn more_chunks_than_a_share_counts_run_in_rounds() {
+        for threads in [1, 3] {
+            let mut team = Team::new(threads);
+            for chunks in [0, 3, 4, 10] {
+                let hits: Vec<AtomicUsize> = (0..chunks).map(|_| AtomicUsize::new(0)).collect();
+                team.run_in_rounds(chunks, 4, &|c, _| {
                     hits[c].fetch_add(1, Ordering::Relaxed);
                 });
                 assert!(

@@ -4,7 +4,7 @@
 //! Those that do the same to neighbours in a slab become one pass over it.
 
 use super::variables::{Place, Variables};
-use crate::kir::{BufferId, BufferKind, Kernel, KernelNode, MapBody, Origin, Program, Step, View};
+use crate::kir::{self, BufferId, BufferKind, Kernel, KernelNode, MapBody, Origin, Program, Step, View};
 use std::collections::{HashMap, HashSet};
 use tensorpack_tensor::DType;
 
@@ -169,7 +169,7 @@ fn form(
     packed: &HashSet<BufferId>,
 ) -> Option<Form> {
     let body = &member.body;
-    let len: usize = body.sizes.iter().product();
+    let len = kir::elements(&body.sizes);
     let has_index = body.expr.steps.iter().any(|s| matches!(s, Step::Index { .. }));
     let size = program.buffer(member.outputs[0]).dtype.size();
     let outputs_alike = member.outputs.iter().all(|&b| program.buffer(b).dtype.size() == size);

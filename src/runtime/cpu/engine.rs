@@ -14,8 +14,8 @@ use super::variables::Variables;
 use super::widen::widen;
 use super::work::Meeting;
 use crate::graph::VariableInfo;
-use crate::kir::{BufferKind, Origin, Program, View};
-use crate::runtime::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo};
+use crate::kir::{BufferKind, Kernel, KernelNode, Origin, Program, View};
+use crate::runtime::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, check_feeds};
 use crate::runtime::{Lowered, Turns, Whereabouts, memory_limit};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tensorpack_kernels::{Isa, Team};
-use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
 /// How the CPU engine works.
 #[derive(Clone, Debug)]
@@ -124,7 +124,9 @@ impl Engine {
     fn plan(&self, lowered: Lowered, mode: Mode) -> Result<CpuProgram> {
         let mut shared = self.lock()?;
         let mut variables = self.variables.take()?;
-        let mut programs = lowered.programs;
+        let (fetches, feeds) = (lowered.fetches().to_vec(), lowered.feeds().to_vec());
+        let mut programs = lowered.into_programs();
+        self.check_results(&programs, &shared)?;
         programs.iter_mut().for_each(widen);
         if self.options.full_precision {
             programs.iter_mut().for_each(by_definition);
@@ -136,7 +138,26 @@ impl Engine {
                 self.fold_constants(program, &mut shared, &mut variables)?;
             }
         }
-        self.ready(programs, lowered.fetches, mode, &mut shared, &variables)
+        let program = self.ready(programs, fetches, mode, &mut shared, &variables)?;
+        Ok(CpuProgram { feeds, ..program })
+    }
+
+    /// Checks that the largest result can be had at all, before anything is planned. Results of maps and reductions need
+    /// no memory where they are fused.
+    fn check_results(&self, programs: &[Program], shared: &Shared) -> Result<()> {
+        let stored = programs.iter().flat_map(|p| p.kernels.iter().map(move |node| (p, node)));
+        let stored = stored.filter(|(_, n)| !matches!(n.kernel, Kernel::Map(_) | Kernel::Reduce { .. }));
+        let bytes = |(p, node): &(&Program, &KernelNode)| {
+            node.outputs.iter().map(|&b| p.buffer(b).bytes()).max().unwrap_or(0)
+        };
+        let Some(largest) = stored.max_by_key(bytes) else { return Ok(()) };
+        let there = shared.lanes.iter().map(Lane::arena_bytes).max().unwrap_or(0);
+        let (more, origin) = (bytes(&largest).saturating_sub(there), &largest.1.origin);
+        if more == 0 {
+            return Ok(());
+        }
+        memory_limit::check(more, "this program", self.options.memory_limit)
+            .map_err(|e| e.at(origin.site).note(format!("the largest result is that of {}", origin.name)))
     }
 
     /// Plans with all the memory and threads they need.
@@ -168,6 +189,7 @@ impl Engine {
         Ok(CpuProgram {
             towers,
             fetches,
+            feeds: Vec::new(),
             shared: self.shared.clone(),
             variables: self.variables.clone(),
             at: self.fork.as_ref().map(|fork| fork.at.clone()),
@@ -253,7 +275,12 @@ impl Crew {
 
 impl Executor for Engine {
     fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()> {
-        *self.variables.take()? = Variables::new(variables, seed, self.options.memory_limit)?;
+        let mut there = self.variables.take()?;
+        // Programs that were compiled know where the variables lie.
+        if there.count() > 0 {
+            return Err(Error::new(ErrorKind::Engine, "this engine has its variables already"));
+        }
+        *there = Variables::new(variables, seed, self.options.memory_limit)?;
         Ok(())
     }
 
@@ -275,7 +302,7 @@ impl Executor for Engine {
     }
 
     fn find_bad(&mut self, lowered: Lowered, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
-        let hints = lowered.hints.clone();
+        let hints = lowered.hints().clone();
         let program = self.plan(lowered, Mode::Inspect)?;
         match program.towers.len() {
             1 => program.find_bad(run, feeds, &hints),
@@ -304,6 +331,8 @@ pub(super) struct CpuProgram {
     towers: Vec<Mutex<TowerRun>>,
     /// For each value the caller gets, which tower has it, and as which of its fetches.
     fetches: Vec<(usize, usize)>,
+    /// Type and sizes of everything that is fed.
+    feeds: Vec<(DType, Vec<usize>)>,
     shared: Arc<Mutex<Shared>>,
     variables: SharedVariables,
     /// Where to say which kernel runs, if somebody waits for it.
@@ -362,6 +391,7 @@ impl CpuProgram {
         feeds: &[Feed<'_>],
         hints: &HashMap<String, String>,
     ) -> Result<Option<Error>> {
+        check_feeds(&self.feeds, feeds)?;
         let mut shared = lock(&self.shared)?;
         let variables = self.variables.take()?;
         let found = Mutex::new(None);
@@ -383,6 +413,7 @@ impl CpuProgram {
         feeds: &[Feed<'_>],
         outputs: &mut Vec<HostTensor>,
     ) -> Result<Outcome> {
+        check_feeds(&self.feeds, feeds)?;
         let outcome = self.execute(&mut *lock(&self.shared)?, run, feeds, outputs);
         if let Some(at) = &self.at {
             at.set(None);

@@ -8,8 +8,8 @@
 
 use super::before_pooling::do_before_pooling;
 use crate::kir::{
-    BufferId, Class, Epilogue, ExprBuilder, Kernel, KernelNode, MapBody, Program, ReduceKind, Reg, Step,
-    Unary, View,
+    self, BufferId, Class, Epilogue, ExprBuilder, Kernel, KernelNode, MapBody, Program, ReduceKind, Reg,
+    Step, Unary, View,
 };
 use std::collections::{HashMap, HashSet};
 use tensorpack_tensor::DType;
@@ -160,10 +160,12 @@ impl<'a> Fusion<'a> {
             return false;
         }
         // Only what is read element by element counts: what repeats stays in cache.
-        let distinct =
-            |v: &View| v.sizes.iter().zip(&v.strides).filter(|(_, s)| **s != 0).map(|(&n, _)| n).product();
+        let distinct = |v: &View| {
+            let dims = v.sizes.iter().zip(&v.strides).filter(|(_, s)| **s != 0);
+            dims.fold(1usize, |n, (&size, _)| n.saturating_mul(size))
+        };
         let full = |body: &MapBody| {
-            let elements: usize = body.sizes.iter().product();
+            let elements = kir::elements(&body.sizes);
             body.operands.iter().filter(|v| 2usize.saturating_mul(distinct(v)) > elements).count()
         };
         let repeated: usize = merged.iter().map(full).sum();
@@ -187,7 +189,7 @@ impl<'a> Fusion<'a> {
         let same_space = reader.sizes == producer.sizes
             && reader.operands.iter().filter(|v| made.contains(&v.buffer)).all(|v| v.is_whole(&producer.sizes))
             // Outputs of one element gain nothing, and would tie scalars of the step to large passes.
-            && reader.sizes.iter().product::<usize>() > 1;
+            && kir::elements(&reader.sizes) > 1;
         if !same_space || outputs.len() + kept.len() > 6 {
             return false;
         }
@@ -360,7 +362,7 @@ fn inlined(reader: &MapBody, producer: &MapBody, made: &[BufferId]) -> Option<Ma
         Kept(usize),
         Inlined { output: usize, places: Vec<usize>, axes: Vec<Option<usize>> },
     }
-    let count = |sizes: &[usize]| sizes.iter().product::<usize>();
+    let count = kir::elements;
     let mut operands: Vec<View> = Vec::new();
     let mut sources = Vec::new();
     for view in &reader.operands {

@@ -7,11 +7,11 @@ use super::memory::padded;
 use super::snapshot;
 use super::variables::Variables;
 use super::work::Work;
-use crate::kir::{BufferId, BufferKind, Kernel, KernelNode, MapBody, Origin, Program, View};
+use crate::kir::{self, BufferId, BufferKind, Kernel, KernelNode, MapBody, Origin, Program, View};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
-use tensorpack_tensor::{DType, HostTensor, Result};
+use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
 /// Where something begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +91,7 @@ impl Plan {
         let (commit, live_from) = match mode {
             Mode::Fast | Mode::Apart => {
                 fuse::fuse(&mut program);
+                debug_assert!(kir::validate(&program).is_ok(), "{:?}", kir::validate(&program));
                 let commit = commit::split(&mut program, variables);
                 let live_from = if mode == Mode::Apart { snapshot::split_live(&mut program) } else { 0 };
                 (commit, live_from)
@@ -100,6 +101,7 @@ impl Plan {
                 (commit::Commit::default(), 0)
             }
         };
+        debug_assert!(still_valid(&program, &commit).is_ok(), "{:?}", still_valid(&program, &commit));
         Planner::new(program, variables, commit, live_from).plan()
     }
 
@@ -111,6 +113,14 @@ impl Plan {
     pub(super) fn text(&self) -> String {
         format!("{}arena {} bytes, live at once {} bytes\n", self.text, self.arena_bytes, self.live_bytes)
     }
+}
+
+/// Checks, where debug assertions are on, what the passes left of a valid program. Updates are the commit's by now.
+fn still_valid(program: &Program, commit: &commit::Commit) -> Result<()> {
+    let (updates, kept) = Default::default();
+    kir::validate(&Program { updates, kept, ..program.clone() })?;
+    let late = commit.passes.iter().flat_map(|pass| &pass.members).flat_map(|m| &m.body.operands);
+    late.chain(commit.copies.iter().map(|(_, v)| v)).try_for_each(|v| kir::validate_view(program, v))
 }
 
 /// What is fetched must lie densely.
@@ -230,6 +240,10 @@ impl<'a> Planner<'a> {
             })
             .collect();
         let (offsets, arena_bytes) = arena::place(&items);
+        if arena_bytes > isize::MAX as usize {
+            let why = "this program needs more memory than can be addressed";
+            return Err(Error::new(ErrorKind::Memory, why));
+        }
         let live_bytes = (0..=commit_time)
             .map(|t| {
                 items
@@ -283,8 +297,8 @@ impl<'a> Planner<'a> {
             let _ = writeln!(text, "{}{}{sharing}", self.describe(node), work.summary());
             let form = |&b: &BufferId| (self.program.buffer(b).dtype, self.program.buffer(b).len());
             let outputs = node.outputs.iter();
-            let read: usize = node.kernel.reads().iter().map(|v| seen_bytes(v)).sum();
-            let written: usize = node.outputs.iter().map(|&b| self.program.buffer(b).bytes()).sum();
+            let read: f64 = node.kernel.reads().iter().map(|v| seen_bytes(v)).sum();
+            let written: f64 = node.outputs.iter().map(|&b| self.program.buffer(b).bytes() as f64).sum();
             steps.push(Step {
                 reads: self.reads(node).iter().map(at).collect(),
                 writes: outputs.clone().map(|b| locs[b]).collect(),
@@ -292,7 +306,7 @@ impl<'a> Planner<'a> {
                 checked: outputs.map(|b| checked.contains(b)).collect(),
                 shared: shared.map(|item| offsets[item]),
                 origin: node.origin.clone().into(),
-                bytes: (read + written) as f64,
+                bytes: read + written,
                 work,
             });
         }
@@ -428,14 +442,14 @@ impl<'a> Planner<'a> {
             1 => first.body.clone(),
             _ => self.stretched(pass),
         };
-        let n: usize = body.sizes.iter().product();
+        let n = kir::elements(&body.sizes);
         let writes = first.variables.iter().map(|&v| {
             let place = self.variables.place(v);
             Loc { base: Base::Slab(place.slab), offset: place.offset }
         });
         let dtypes: Vec<DType> = first.outputs.iter().map(|&b| self.program.buffer(b).dtype).collect();
-        let read: usize = body.operands.iter().map(seen_bytes).sum();
-        let written: usize = dtypes.iter().map(|d| d.size() * n).sum();
+        let read: f64 = body.operands.iter().map(seen_bytes).sum();
+        let written: f64 = dtypes.iter().map(|d| (d.size() * n) as f64).sum();
         Step {
             reads: first.body.operands.iter().map(at).collect(),
             writes: writes.collect(),
@@ -443,7 +457,7 @@ impl<'a> Planner<'a> {
             checked: vec![false; dtypes.len()],
             shared: None,
             origin: pass.origin.clone().into(),
-            bytes: (read + written) as f64,
+            bytes: read + written,
             work: Work::map(&body, dtypes),
         }
     }
@@ -500,7 +514,7 @@ impl<'a> Planner<'a> {
 }
 
 /// The bytes a kernel really reads through a view: what is repeated is read once.
-fn seen_bytes(v: &View) -> usize {
-    let distinct: usize = v.sizes.iter().zip(&v.strides).filter(|(_, s)| **s != 0).map(|(&n, _)| n).product();
-    distinct * v.dtype.size()
+fn seen_bytes(v: &View) -> f64 {
+    let dims = v.sizes.iter().zip(&v.strides).filter(|(_, s)| **s != 0);
+    dims.map(|(&n, _)| n as f64).product::<f64>() * v.dtype.size() as f64
 }

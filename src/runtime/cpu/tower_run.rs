@@ -25,22 +25,35 @@ pub(super) struct Lane {
 impl Lane {
     /// How many bytes more a plan takes, with so many threads.
     pub(super) fn missing(&self, plan: &Plan, members: usize) -> usize {
-        let arena = plan.arena_bytes.saturating_sub(self.arena.as_ref().map_or(0, Block::len));
-        let scratch = padded(plan.scratch_bytes).saturating_sub(self.scratch_bytes);
-        arena.saturating_add(scratch.saturating_mul(members))
+        let arena = plan.arena_bytes.saturating_sub(self.arena_bytes());
+        let (each, members) = self.scratch_for(plan, members);
+        let scratch = each.saturating_mul(members);
+        arena.saturating_add(scratch.saturating_sub(self.scratch_bytes.saturating_mul(self.scratch.len())))
     }
 
+    /// Bytes of scratch for each member, and for how many members. Never less than there is: other programs rely on it.
+    fn scratch_for(&self, plan: &Plan, members: usize) -> (usize, usize) {
+        (padded(plan.scratch_bytes).max(self.scratch_bytes), members.max(self.scratch.len()))
+    }
+
+    /// Makes the memory large enough for a plan. Programs that were compiled before go on using the lane, so nothing is
+    /// given up before its replacement is there: after an error all is as it was. New memory takes no pages before it
+    /// is written to, so that both together are no more than the larger one.
     pub(super) fn make_room(&mut self, plan: &Plan, members: usize) -> Result<()> {
-        if plan.arena_bytes > self.arena.as_ref().map_or(0, Block::len) || self.arena.is_none() {
-            self.arena = None;
+        if plan.arena_bytes > self.arena_bytes() || self.arena.is_none() {
             self.arena = Some(Block::zeroed(plan.arena_bytes)?);
         }
-        let scratch = padded(plan.scratch_bytes).max(self.scratch_bytes);
-        if scratch > self.scratch_bytes || self.scratch.len() < members {
-            self.scratch = (0..members).map(|_| Block::zeroed(scratch)).collect::<Result<_>>()?;
-            self.scratch_bytes = scratch;
+        let (each, members) = self.scratch_for(plan, members);
+        if each > self.scratch_bytes || members > self.scratch.len() {
+            self.scratch = (0..members).map(|_| Block::zeroed(each)).collect::<Result<_>>()?;
+            self.scratch_bytes = each;
         }
         Ok(())
+    }
+
+    /// Bytes of the arena.
+    pub(super) fn arena_bytes(&self) -> usize {
+        self.arena.as_ref().map_or(0, Block::len)
     }
 
     fn arena(&self) -> *mut u8 {
@@ -252,5 +265,46 @@ impl Cursor {
     fn skip(&mut self, step: &Step) {
         self.read += step.reads.len();
         self.write += step.writes.len();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::Mode;
+    use super::*;
+    use crate::kir::Program;
+
+    /// A plan that does nothing in so much memory.
+    fn plan(arena_bytes: usize, scratch_bytes: usize) -> Plan {
+        let mut plan = Plan::new(Program::default(), &Variables::default(), Mode::Fast).unwrap();
+        (plan.arena_bytes, plan.scratch_bytes) = (arena_bytes, scratch_bytes);
+        plan
+    }
+
+    #[test]
+    fn a_lane_keeps_its_arena_when_a_larger_one_cannot_be_had() {
+        let mut lane = Lane::default();
+        lane.make_room(&plan(4096, 64), 2).unwrap();
+        let there = lane.arena();
+        for vast in [plan(1 << 60, 64), plan(usize::MAX - 64, 64), plan(4096, 1 << 60)] {
+            assert_eq!(lane.make_room(&vast, 2).unwrap_err().kind(), ErrorKind::Memory);
+            assert_eq!(lane.arena(), there);
+            assert_eq!((lane.arena_bytes(), lane.scratch.len(), lane.scratch_bytes), (4096, 2, 64));
+        }
+    }
+
+    #[test]
+    fn scratch_is_never_for_fewer_members_than_before() {
+        let mut lane = Lane::default();
+        lane.make_room(&plan(64, 64), 4).unwrap();
+        // Larger, for the members of a smaller team.
+        assert_eq!(lane.missing(&plan(64, 256), 2), 4 * 256 - 4 * 64);
+        lane.make_room(&plan(64, 256), 2).unwrap();
+        assert_eq!((lane.scratch.len(), lane.scratch_bytes), (4, 256));
+        // Smaller, for the members of a larger one.
+        assert_eq!(lane.missing(&plan(64, 64), 5), 256);
+        lane.make_room(&plan(64, 64), 5).unwrap();
+        assert_eq!((lane.scratch.len(), lane.scratch_bytes), (5, 256));
+        assert_eq!(lane.missing(&plan(64, 256), 5), 0);
     }
 }

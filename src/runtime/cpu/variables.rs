@@ -3,8 +3,10 @@
 
 use super::memory::{Block, padded};
 use crate::graph::VariableInfo;
+use crate::kir;
+use crate::runtime::executor::check_value;
 use crate::runtime::memory_limit;
-use tensorpack_tensor::{DType, HostTensor, Result, element_count};
+use tensorpack_tensor::{DType, Error, HostTensor, Result, element_count};
 
 /// Where a variable is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,13 +62,18 @@ impl Variables {
     pub(super) fn copy_some(&mut self, others: &Variables, some: &[usize]) {
         for &index in some {
             let (place, (dtype, sizes)) = (self.places[index], &self.forms[index]);
-            let bytes = sizes.iter().product::<usize>() * dtype.size();
+            let bytes = kir::elements(sizes) * dtype.size();
             let (from, to) = (others.slab(place.slab), self.slab(place.slab));
             // SAFETY: both slabs were made with room for this variable at its place; they are two pieces of memory, one
             // borrowed for reading and one for writing.
             unsafe { std::ptr::copy_nonoverlapping(from.add(place.offset), to.add(place.offset), bytes) };
         }
         self.version = others.version;
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.forms.len()
     }
 
     pub(super) fn place(&self, index: usize) -> Place {
@@ -78,7 +85,9 @@ impl Variables {
     }
 
     pub(super) fn read(&self, index: usize) -> Result<HostTensor> {
-        let (dtype, sizes) = &self.forms[index];
+        let Some((dtype, sizes)) = self.forms.get(index) else {
+            return Err(Error::argument(format!("there is no variable number {index}")));
+        };
         let mut value = HostTensor::zeros(*dtype, sizes.as_slice())?;
         let place = self.places[index];
         let bytes = value.len() * dtype.size();
@@ -90,9 +99,10 @@ impl Variables {
 
     /// Overwrites a variable with a value of its own type and sizes.
     pub(super) fn write(&mut self, index: usize, value: &HostTensor) -> Result<()> {
+        check_value(self.forms.get(index).map(|(dtype, sizes)| (*dtype, &sizes[..])), index, value)?;
         let place = self.places[index];
         let bytes = value.as_bytes();
-        // SAFETY: as in `read`; `value` is this variable's own form, as the session checked.
+        // SAFETY: as in `read`; `value` has this variable's own form, as was just checked.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 bytes.as_ptr(),

@@ -46,17 +46,17 @@ impl Joint {
 
 /// All towers of a run as one program, or an error that says where one does what the first does not.
 pub(super) fn join(lowered: &Lowered) -> Result<Joint> {
-    let first = &lowered.programs[0];
+    let first = &lowered.programs()[0];
     let mut joint = Joint::single(first, Vec::new());
     let known = by_form(first);
     let mut maps = vec![None];
-    for (tower, program) in lowered.programs.iter().enumerate().skip(1) {
+    for (tower, program) in lowered.programs().iter().enumerate().skip(1) {
         let (own, buffers) = likeness(first, &known, program, tower)?;
         joint.towers.push(own);
         maps.push(Some(buffers));
     }
-    for &(tower, at) in &lowered.fetches {
-        let view = &lowered.programs[tower].fetches[at];
+    for &(tower, at) in lowered.fetches() {
+        let view = &lowered.programs()[tower].fetches[at];
         let view = match &maps[tower] {
             None => view.clone(),
             Some(buffers) => View { buffer: buffers[&view.buffer], ..view.clone() },

@@ -1,6 +1,6 @@
 //! What must be finite for variables to change: costs, and all that updates are made from.
 
-use crate::kir::{BufferId, Kernel, Program};
+use crate::kir::{self, BufferId, Kernel, Program};
 use std::collections::{HashMap, HashSet};
 
 /// The buffers to check, in the order they are written.
@@ -22,7 +22,7 @@ pub(super) fn checked(program: &Program) -> Vec<BufferId> {
         match &node.kernel {
             Kernel::Map(body) if node.outputs.iter().all(waits) => {
                 late.extend(&node.outputs);
-                let elements: usize = body.sizes.iter().product();
+                let elements = kir::elements(&body.sizes);
                 for view in &body.operands {
                     let most = of_updates.entry(view.buffer).or_default();
                     *most = elements.max(*most);

@@ -6,7 +6,7 @@ use super::staged::Staged;
 use super::target::{Target, XlaOptions};
 use super::variables::Variables;
 use crate::graph::VariableInfo;
-use crate::runtime::executor::{Executable, Executor, Feed, RunInfo};
+use crate::runtime::executor::{Executable, Executor, Feed, RunInfo, check_value};
 use crate::runtime::{Interrupt, Lowered, Platform, Staging, faults};
 use std::sync::{Arc, Mutex};
 use tensorpack_pjrt::Buffer;
@@ -44,16 +44,21 @@ impl Executor for XlaEngine {
         self.target.check_memory(bytes, "the variables", 0)?;
         let first = variables.iter().map(|v| v.init.value(seed, &v.name, v.dtype, &v.sizes));
         let made = first.map(|value| self.target.upload(&value?, 0)).collect::<Result<Vec<Buffer>>>()?;
-        *lock(&self.variables) = Variables::new(made, &self.target)?;
+        let forms = variables.iter().map(|v| (v.dtype, v.sizes.clone())).collect();
+        *lock(&self.variables) = Variables::new(made, forms, &self.target)?;
         Ok(())
     }
 
     fn read(&self, index: usize) -> Result<HostTensor> {
-        lock(&self.variables).read(index, &self.target)
+        let variables = lock(&self.variables);
+        variables.known(index)?;
+        variables.read(index, &self.target)
     }
 
     fn write(&mut self, index: usize, value: &HostTensor) -> Result<()> {
-        lock(&self.variables).write(index, value, &self.target)
+        let mut variables = lock(&self.variables);
+        check_value(Some(variables.known(index)?), index, value)?;
+        variables.write(index, value, &self.target)
     }
 
     fn compile(&mut self, lowered: Lowered) -> Result<Box<dyn Executable>> {
@@ -80,7 +85,7 @@ impl Executor for XlaEngine {
                 let finite = finite.as_slice::<bool>()?;
                 let mut results = launch.module.searched.iter().zip(finite);
                 if let Some((origin, _)) = results.find(|(_, fine)| !**fine) {
-                    return Ok(Some(faults::not_finite(origin, &lowered.hints)));
+                    return Ok(Some(faults::not_finite(origin, lowered.hints())));
                 }
             }
         }

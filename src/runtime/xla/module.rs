@@ -7,7 +7,7 @@ use super::random::{self, First, Key};
 use super::rows::{self, BadIndex};
 use super::text::{Element, Value, Writer, tensor_type};
 use super::{expr, narrow, pool, reduce, towers, view};
-use crate::kir::{BufferId, BufferKind, ContractKind, Kernel, KernelNode, Origin, Program, View};
+use crate::kir::{self, BufferId, BufferKind, ContractKind, Kernel, KernelNode, Origin, Program, View};
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
@@ -285,7 +285,7 @@ impl<'a> Modules<'a> {
             }
             Kernel::Random { stream, first, .. } => {
                 let key = self.key.clone().expect("a program that draws is given its key");
-                let len = sizes.iter().product();
+                let len = kir::elements(sizes);
                 let first = match self.firsts.get(stream) {
                     Some(given) => First::Given(given.clone()),
                     None => First::Known(*first),

@@ -8,10 +8,10 @@ use super::target::Target;
 use super::variables::Variables;
 use crate::kir::{Kernel, Program};
 use crate::runtime::Lowered;
-use crate::runtime::executor::{Executable, Feed, Outcome, Pending, RunInfo};
+use crate::runtime::executor::{Executable, Feed, Outcome, Pending, RunInfo, check_feeds};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tensorpack_pjrt as pjrt;
-use tensorpack_tensor::{HostTensor, Result};
+use tensorpack_tensor::{DType, HostTensor, Result};
 
 /// A compiled program.
 pub(super) struct XlaProgram {
@@ -20,6 +20,8 @@ pub(super) struct XlaProgram {
     target: Target,
     variables: Arc<Mutex<Variables>>,
     staged: Arc<Staged>,
+    /// Type and sizes of everything that is fed.
+    feeds: Vec<(DType, Vec<usize>)>,
 }
 
 /// Where a value that the caller gets comes from.
@@ -54,7 +56,7 @@ impl XlaProgram {
         variables: &Arc<Mutex<Variables>>,
         staged: &Arc<Staged>,
     ) -> Result<XlaProgram> {
-        lock(variables).spread(target, lowered.programs.len())?;
+        lock(variables).spread(target, lowered.programs().len())?;
         let joined = join(lowered);
         let (joints, fetches) = match joined {
             Ok(joint) => {
@@ -62,21 +64,23 @@ impl XlaProgram {
                 let fetches = joint.fetches.iter().map(place).collect();
                 (vec![joint], fetches)
             }
-            Err(_) if lowered.programs.iter().all(stands_alone) => {
+            Err(_) if lowered.programs().iter().all(stands_alone) => {
                 let place = |&(launch, at): &(usize, usize)| Place { launch, tower: 0, at };
-                let joints = lowered.programs.iter().map(|p| Joint::single(p, Vec::new())).collect();
-                (joints, lowered.fetches.iter().map(place).collect())
+                let joints = lowered.programs().iter().map(|p| Joint::single(p, Vec::new())).collect();
+                (joints, lowered.fetches().iter().map(place).collect())
             }
             Err(e) => return Err(e),
         };
         let launch = |(first, joint): (usize, &Joint)| Launch::new(joint, purpose, target, first);
         let launches = Arc::new(joints.iter().enumerate().map(launch).collect::<Result<_>>()?);
         let (target, variables, staged) = (target.clone(), variables.clone(), staged.clone());
-        Ok(XlaProgram { launches, fetches, target, variables, staged })
+        let feeds = lowered.feeds().to_vec();
+        Ok(XlaProgram { launches, fetches, target, variables, staged, feeds })
     }
 
     /// Starts all launches: by launch and tower, what will be there.
     pub(super) fn launch(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Vec<Vec<Vec<pjrt::Buffer>>>> {
+        check_feeds(&self.feeds, feeds)?;
         let mut variables = lock(&self.variables);
         let start = |launch: &Launch| launch.start(run, feeds, &mut variables, &self.staged, &self.target);
         let started = self.launches.iter().map(start).collect();

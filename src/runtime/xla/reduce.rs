@@ -1,13 +1,13 @@
 //! Reductions as StableHLO.
 
 use super::text::{Element, Value, Writer};
-use crate::kir::ReduceKind;
+use crate::kir::{ReduceKind, elements};
 use tensorpack_tensor::{DType, HostTensor};
 
 /// The results of one reduction of `x`, whose elements are of a class's type, over `dims`; `dtype` is that of the
 /// outputs, which are yet to be stored in it.
 pub(super) fn write(w: &mut Writer, kind: ReduceKind, x: &Value, dims: &[usize], dtype: DType) -> Vec<Value> {
-    let count: usize = dims.iter().map(|&d| x.sizes[d]).product();
+    let count = elements(&dims.iter().map(|&d| x.sizes[d]).collect::<Vec<_>>());
     if count == 0 {
         return over_nothing(w, kind, x, dims, dtype);
     }
@@ -46,7 +46,7 @@ fn place(w: &mut Writer, largest: bool, x: &Value, dims: &[usize]) -> Value {
         equal
     };
     let reduced: Vec<usize> = dims.iter().map(|&d| x.sizes[d]).collect();
-    let places = w.iota(0, DType::I64, &[reduced.iter().product()]);
+    let places = w.iota(0, DType::I64, &[elements(&reduced)]);
     let places = w.reshape(&places, &reduced);
     let places = w.broadcast(&places, dims, &x.sizes);
     let never = w.integer(i64::MAX as i128, DType::I64, &x.sizes);

@@ -52,7 +52,7 @@ pub(super) struct Value {
 
 impl Value {
     pub(super) fn len(&self) -> usize {
-        self.sizes.iter().product()
+        crate::kir::elements(&self.sizes)
     }
 
     pub(super) fn is_empty(&self) -> bool {

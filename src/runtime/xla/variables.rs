@@ -2,12 +2,14 @@
 
 use super::target::Target;
 use tensorpack_pjrt::Buffer;
-use tensorpack_tensor::{HostTensor, Result};
+use tensorpack_tensor::{DType, Error, HostTensor, Result};
 
 /// By tower, the buffer of each variable.
 #[derive(Debug, Default)]
 pub(super) struct Variables {
     copies: Vec<Vec<Buffer>>,
+    /// Type and sizes of each variable.
+    forms: Vec<(DType, Vec<usize>)>,
     /// By tower, whether every run so far went well, as far as runs know of each other: one that finds it false changes
     /// nothing. So runs can be started before it is known how the last one ended.
     well: Vec<Buffer>,
@@ -15,9 +17,13 @@ pub(super) struct Variables {
 
 impl Variables {
     /// With these values, on the first tower's device.
-    pub(super) fn new(first: Vec<Buffer>, target: &Target) -> Result<Variables> {
+    pub(super) fn new(
+        first: Vec<Buffer>,
+        forms: Vec<(DType, Vec<usize>)>,
+        target: &Target,
+    ) -> Result<Variables> {
         let well = vec![target.upload(&HostTensor::scalar(true), 0)?];
-        Ok(Variables { copies: vec![first], well })
+        Ok(Variables { copies: vec![first], forms, well })
     }
 
     /// Makes copies for so many towers, if there are not as many yet.
@@ -25,8 +31,9 @@ impl Variables {
         for tower in self.copies.len()..towers {
             let device = target.device(tower)?;
             let copy = self.copies[0].iter().map(|v| v.copy_to(device)).collect::<Result<_>>()?;
-            self.copies.push(copy);
             let well = self.well[0].copy_to(device)?;
+            // Both or neither: a tower with variables but no flag would never get one.
+            self.copies.push(copy);
             self.well.push(well);
         }
         Ok(())
@@ -43,10 +50,15 @@ impl Variables {
 
     /// From here on runs change variables again, though one did not go well.
     pub(super) fn forgive(&mut self, target: &Target) -> Result<()> {
-        for (tower, well) in self.well.iter_mut().enumerate() {
-            *well = target.upload(&HostTensor::scalar(true), tower)?;
-        }
+        let fresh = (0..self.well.len()).map(|tower| target.upload(&HostTensor::scalar(true), tower));
+        self.well = fresh.collect::<Result<_>>()?;
         Ok(())
+    }
+
+    /// Type and sizes of a variable; an error if there is none of this number.
+    pub(super) fn known(&self, variable: usize) -> Result<(DType, &[usize])> {
+        let form = self.forms.get(variable).map(|(dtype, sizes)| (*dtype, &sizes[..]));
+        form.ok_or_else(|| Error::argument(format!("there is no variable number {variable}")))
     }
 
     pub(super) fn read(&self, variable: usize, target: &Target) -> Result<HostTensor> {
@@ -54,8 +66,11 @@ impl Variables {
     }
 
     pub(super) fn write(&mut self, variable: usize, value: &HostTensor, target: &Target) -> Result<()> {
-        for (tower, copy) in self.copies.iter_mut().enumerate() {
-            copy[variable] = target.upload(value, tower)?;
+        // All are there before the first is replaced: copies stay equal.
+        let made = (0..self.copies.len()).map(|tower| target.upload(value, tower));
+        let made = made.collect::<Result<Vec<Buffer>>>()?;
+        for (copy, value) in self.copies.iter_mut().zip(made) {
+            copy[variable] = value;
         }
         Ok(())
     }
@@ -69,12 +84,13 @@ impl Variables {
         well: Vec<Buffer>,
         target: &Target,
     ) -> Result<()> {
+        // All are there before the first is replaced: copies stay equal.
+        let (mut next, mut well) = (next, well);
         for tower in next.len()..self.copies.len() {
             let device = target.device(tower)?;
-            self.well[tower] = well[0].copy_to(device)?;
-            for (&v, value) in updated.iter().zip(&next[0]) {
-                self.copies[tower][v] = value.copy_to(device)?;
-            }
+            let copy = next[0].iter().map(|value| value.copy_to(device)).collect::<Result<_>>()?;
+            well.push(well[0].copy_to(device)?);
+            next.push(copy);
         }
         for (is_well, next) in self.well.iter_mut().zip(well) {
             *is_well = next;

@@ -154,6 +154,7 @@ fn pick(w: &mut Writer, buffer: &Value, view: &View) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kir::Surroundings;
     use crate::kir::{BufferId, BufferKind, Program};
     use crate::runtime::executor::{Executor, RunInfo};
     use crate::runtime::xla::{XlaEngine, XlaOptions};
@@ -229,7 +230,8 @@ mod tests {
         program.fetches = (0..300).map(|i| draw(&rng, i, &buffer)).collect();
         let views = program.fetches.clone();
         let fetches = (0..views.len()).map(|i| (0, i)).collect();
-        let lowered = Lowered { programs: vec![program], fetches, hints: HashMap::new() };
+        let around = Surroundings { feeds: vec![(DType::I64, &buffer[..])], variables: Vec::new() };
+        let lowered = Lowered::new(vec![program], fetches, HashMap::new(), &around).unwrap();
         let options = XlaOptions {
             memory_limit: None,
             deadline: Duration::from_secs(300),

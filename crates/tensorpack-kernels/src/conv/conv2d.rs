@@ -12,6 +12,7 @@ use crate::conv::correlation::{Correlation, PACK_COLS};
 use crate::conv::winograd::Winograd;
 use crate::gemm::contract::{Contract, Float, Operands};
 use crate::{Block, Isa};
+use tensorpack_tensor::Result;
 
 /// The sizes of a convolution; pairs are (height, width). Elements beyond the edges of the input are zero; the padding at
 /// the high ends follows from `out_size`.
@@ -79,7 +80,8 @@ impl Conv2d {
             return *self;
         }
         let fits = |rows: &usize| height.is_multiple_of(*rows) && rows * width <= FOLDED_WIDTH;
-        let rows = (1..=height).rev().find(fits).unwrap_or(1);
+        let most = height.min(FOLDED_WIDTH / width.max(1));
+        let rows = (1..=most).rev().find(fits).unwrap_or(1);
         let size = [height / rows, width * rows];
         Conv2d { in_size: size, out_size: size, ..*self }
     }
@@ -291,6 +293,10 @@ macro_rules! impl_contract {
         }
 
         impl Contract for $type {
+            fn check(&self) -> Result<()> {
+                self.0.check_sizes()
+            }
+
             fn out_matrix(&self) -> (usize, usize) {
                 let sums = self.sums();
                 let [height, width] = sums.out_size();

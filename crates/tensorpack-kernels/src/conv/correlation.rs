@@ -154,8 +154,7 @@ impl Correlation {
 
     pub(crate) fn cut(&self) -> Cut {
         let (batch, rows) = (self.conv.batch.max(1), self.steps(0).max(1));
-        let fits = |rows: &usize| self.window_len(*rows) * size_of::<f32>() <= WINDOW_BYTES;
-        let band = if fits(&rows) { rows } else { (1..rows).rev().find(fits).unwrap_or(1) };
+        let band = partition::most(rows, |rows| self.window_len(rows) * size_of::<f32>() <= WINDOW_BYTES);
         let bands = rows.div_ceil(band).max(rows.min(ENOUGH_CHUNKS.div_ceil(batch)));
         let pixels = (self.steps(0) * self.steps(1)).max(1);
         let few = (WINDOW_BYTES / size_of::<f32>() / self.window_len(rows).max(1)).max(1);

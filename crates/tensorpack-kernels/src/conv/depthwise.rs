@@ -13,6 +13,7 @@ use crate::gemm::contract::{Contract, Float, Operands};
 use crate::simd::lanes::by_lanes;
 use crate::simd::per_isa::per_isa;
 use crate::{Block, Isa};
+use tensorpack_tensor::Result;
 
 /// `y`: the left operand is `x [n, h, w, c]`, the right one `w [kh, kw, c]`. Both channels of the sizes are `c`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -197,6 +198,10 @@ macro_rules! depthwise {
         }
 
         impl Contract for $type {
+            fn check(&self) -> Result<()> {
+                self.0.check_depthwise()
+            }
+
             fn out_matrix(&self) -> (usize, usize) {
                 let [height, width] = self.sums().out_size();
                 (self.0.batch * height * width, self.0.in_channels)

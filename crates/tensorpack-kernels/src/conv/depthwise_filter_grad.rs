@@ -12,6 +12,7 @@ use crate::partition;
 use crate::simd::lanes::by_lanes;
 use crate::simd::per_isa::per_isa;
 use crate::{Block, Isa};
+use tensorpack_tensor::Result;
 
 /// The gradient by `w [kh, kw, c]`: the left operand is `x [n, h, w, c]`, the right one `dy [n, oh, ow, c]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -139,6 +140,10 @@ unsafe fn add_products<const N: usize, const FAST: bool>(
 }
 
 impl Contract for DepthwiseFilterGrad {
+    fn check(&self) -> Result<()> {
+        self.0.check_depthwise()
+    }
+
     fn out_matrix(&self) -> (usize, usize) {
         (self.0.kernel[0] * self.0.kernel[1], self.0.in_channels)
     }

@@ -15,6 +15,7 @@ use crate::conv::winograd_filter_grad::WinogradFilterGrad;
 use crate::gemm::contract::{Contract, Float, Operands};
 use crate::partition;
 use crate::{Block, Isa};
+use tensorpack_tensor::Result;
 
 /// The gradient by `w`: the left operand is `x [n, h, w, in]`, the right one `dy [n, oh, ow, out]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,8 +85,7 @@ pub(crate) fn cut(c: &Conv2d) -> Cut {
     let bytes = |rows: usize| {
         (window_len(c, rows, c.kernel[0].div_ceil(taps)) + gradient_len(c, rows)) * size_of::<f32>()
     };
-    let fits = |rows: &usize| bytes(*rows) <= WINDOW_BYTES;
-    let band = if fits(&rows) { rows } else { (1..rows).rev().find(fits).unwrap_or(1) };
+    let band = partition::most(rows, |rows| bytes(rows) <= WINDOW_BYTES);
     let bands = rows.div_ceil(band);
     let pixels = (c.out_size[0] * c.out_size[1]).max(1);
     let few = TILE_PIXELS.div_ceil(pixels);
@@ -190,6 +190,10 @@ unsafe fn run_plain<T: Float>(
 }
 
 impl Contract for Conv2dFilterGrad {
+    fn check(&self) -> Result<()> {
+        self.0.check_sizes()
+    }
+
     fn out_matrix(&self) -> (usize, usize) {
         (self.0.filter_rows(), self.0.out_channels)
     }

@@ -24,6 +24,10 @@ impl Concat {
         if let Some(n) = out.get_mut(axis) {
             *n = sources.iter().map(|(dims, _)| dims[axis]).sum();
         }
+        if out.contains(&0) {
+            // Nothing is written, and the other sizes may be any.
+            return Concat { parts: Vec::new() };
+        }
         let mut strides = vec![1isize; out.len()];
         for d in (1..out.len()).rev() {
             strides[d - 1] = strides[d] * out[d].max(1) as isize;

@@ -53,6 +53,12 @@ impl Copy {
             dims.len() == src_strides.len() && dims.len() == dst_strides.len(),
             "strides for each dimension"
         );
+        if dims.contains(&0) {
+            // Nothing is copied, and the other sizes may be any.
+            let axes = [Axis { len: 0, src: 0, dst: 0 }; 2];
+            let outer = Vec::new();
+            return Copy { size: element_size, outer, axes, way: Way::Strided, cut: 0, piece: 1, group: 1 };
+        }
         let axes = (0..dims.len()).map(|d| Axis { len: dims[d], src: src_strides[d], dst: dst_strides[d] });
         let mut axes: Vec<Axis> = axes.filter(|a| a.len != 1).collect();
         // In the order of the destination, as writing out of order costs most.

@@ -69,7 +69,12 @@ impl Pad {
                 interior: interior[d],
             })
             .collect();
-        let out_dims = axes.iter().map(Axis::out).collect();
+        let out_dims: Vec<usize> = axes.iter().map(Axis::out).collect();
+        if out_dims.contains(&0) {
+            // Nothing is written, and the other sizes may be any.
+            let inner = Axis { len: 0, stride: 0, low: 0, high: 0, interior: 0 };
+            return Pad { size: element_size, out_dims, outer: Vec::new(), inner, group: 1 };
+        }
         // A dimension without padding becomes part of the one before it.
         let mut merged: Vec<Axis> = Vec::new();
         for axis in axes {
@@ -77,7 +82,9 @@ impl Pad {
             match merged.last_mut() {
                 _ if n == 1 && axis.is_plain() => {}
                 Some(last)
-                    if axis.is_plain() && last.interior == 0 && last.stride == axis.stride * n as isize =>
+                    if axis.is_plain()
+                        && last.interior == 0
+                        && last.stride == axis.stride.wrapping_mul(n as isize) =>
                 {
                     let (len, low, high) = (last.len * n, last.low * n, last.high * n);
                     *last = Axis { len, stride: axis.stride, low, high, interior: 0 };

@@ -42,11 +42,22 @@ pub struct Map {
     block: Option<Program>,
 }
 
+/// An iteration space without elements, whatever its sizes, as one that nothing multiplies past what can be counted;
+/// any other space as it is.
+pub(crate) fn nothing_if_empty(dims: &[usize], operands: Vec<Operand>) -> (Vec<usize>, Vec<Operand>) {
+    if !dims.contains(&0) {
+        return (dims.to_vec(), operands);
+    }
+    let still = |o: Operand| Operand { strides: vec![0; o.strides.len()], ..o };
+    (vec![0; dims.len()], operands.into_iter().map(still).collect())
+}
+
 impl Map {
     /// Prepares `expr` over `dims`, writing its results as the types in `outputs`.
     pub fn new(dims: &[usize], operands: Vec<Operand>, expr: Expr, outputs: Vec<DType>) -> Map {
         assert_eq!(expr.outputs.len(), outputs.len(), "an output for each result of the expression");
-        let len: usize = dims.iter().product();
+        let (dims, operands) = nothing_if_empty(dims, operands);
+        let (dims, len) = (&dims[..], dims.iter().product::<usize>());
         let last = dims.last().copied().unwrap_or(1);
         let space = |groups| Space::new(dims, groups, &operands, &expr).merge();
         let merged = space(vec![0; dims.len()]);

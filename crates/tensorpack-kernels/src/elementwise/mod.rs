@@ -1,7 +1,7 @@
 //! Fused elementwise kernels: scalar expressions over every element of an iteration space.
 
 pub(crate) mod iteration_space;
-mod map;
+pub(crate) mod map;
 pub(crate) mod steps;
 pub(crate) mod tile_program;
 

@@ -6,6 +6,7 @@ use std::fmt::Debug;
 use std::ops::{AddAssign, Mul};
 
 use crate::simd::Isa;
+use tensorpack_tensor::Result;
 
 /// A rectangle of a kernel's output seen as a matrix: for a matrix product the output itself, for a convolution
 /// pixels by channels. Kernels report each rectangle as it becomes final, while it is still in cache.
@@ -61,6 +62,9 @@ impl<T> Bias<T> {
 /// To run one: for each phase in turn, run all its chunks, in any order and on any threads, and wait for them
 /// before the next phase. Neither the cut nor the order of any sum depends on the threads.
 pub trait Contract: Debug + Send + Sync {
+    /// Checks that the sizes stay within what the loops can count with. Nothing else here means anything before that.
+    fn check(&self) -> Result<()>;
+
     /// The output as a dense row-major matrix: rows, columns.
     fn out_matrix(&self) -> (usize, usize);
 
@@ -94,7 +98,7 @@ pub trait Contract: Debug + Send + Sync {
     /// chunks of all phases tile the output; `finish` may change the elements of its rectangle.
     ///
     /// # Safety
-    /// - The machine has `isa`.
+    /// - The machine has `isa`, and [`Contract::check`] has passed.
     /// - `lhs`, `rhs` and `out` are valid for the lengths this description gives, `bias`, if not null, for a number a
     ///   column, and it says nothing that this contraction does not take; `shared` is valid for `shared_bytes` and
     ///   aligned to 64 bytes, and none of them is touched by others while the chunk runs, but for other chunks of

@@ -11,6 +11,7 @@ use crate::gemm::blocked;
 use crate::gemm::contract::{Contract, Float, Operands};
 use crate::partition;
 use crate::{Block, Isa};
+use tensorpack_tensor::Result;
 
 /// `out[b, m, n] = sum over k of lhs[b, m, k] * rhs[b, k, n]`. As a matrix the output has `batch * m` rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -113,9 +114,12 @@ impl MatMul {
         while cols < CHUNK_COLS && self.batch * row_blocks * self.n.div_ceil(2 * cols) >= ENOUGH_CHUNKS {
             cols *= 2;
         }
-        while cols < self.n && ops(self.m.div_ceil(row_blocks), cols, self.k) < SMALL_CHUNK {
-            cols += BLOCK_COLS;
-        }
+        // As many columns as make a chunk worth its start; all of them where there is nothing to multiply.
+        let wanted = match ops(self.m.div_ceil(row_blocks), 1, self.k) {
+            0 => self.n,
+            column => self.n.min(SMALL_CHUNK.div_ceil(column)),
+        };
+        cols += wanted.saturating_sub(cols).next_multiple_of(BLOCK_COLS);
         let col_blocks = self.n.div_ceil(cols);
         let mut slices = 1;
         let chunks = |row_blocks: usize, slices: usize| self.batch * row_blocks * col_blocks * slices;
@@ -288,6 +292,10 @@ impl MatMul {
 }
 
 impl Contract for MatMul {
+    fn check(&self) -> Result<()> {
+        self.check_sizes()
+    }
+
     fn out_matrix(&self) -> (usize, usize) {
         (self.batch * self.m, self.n)
     }

@@ -39,14 +39,17 @@ impl Cumulate {
 
     /// Into how many chunks the work is cut.
     pub fn chunks(&self) -> usize {
+        if self.len == 0 || self.inner == 0 {
+            return 0;
+        }
         (self.outer * self.pieces()).div_ceil(self.group())
     }
 
     /// Does one chunk, of f32, f64, i32 or i64.
     ///
     /// # Safety
-    /// `src` must be readable and `dst` writable in full, aligned for the type, the two apart. The machine must have
-    /// the instructions of `isa`.
+    /// [`Cumulate::check`] must have passed. `src` must be readable and `dst` writable in full, aligned for the type, the
+    /// two apart. The machine must have the instructions of `isa`.
     pub unsafe fn run(&self, isa: Isa, dtype: DType, chunk: usize, src: *const u8, dst: *mut u8) {
         // SAFETY: passed on from the caller.
         unsafe {

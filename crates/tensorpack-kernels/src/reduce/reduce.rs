@@ -8,6 +8,7 @@
 use crate::Isa;
 use crate::elementwise::Operand;
 use crate::elementwise::iteration_space::Space;
+use crate::elementwise::map::nothing_if_empty;
 use crate::elementwise::steps;
 use crate::elementwise::tile_program::{Program, Run, TileSize};
 use crate::expr::{Class, Expr};
@@ -122,8 +123,13 @@ impl Reduce {
         }
         assert_eq!(outputs.len(), output, "a type for each output");
 
+        // Nothing that is reduced, or nothing that is kept: other sizes do not matter, and may be any.
+        let nothing_kept = dims.iter().zip(reduced).any(|(&n, &r)| n == 0 && !r);
+        let (nothing, operands) = nothing_if_empty(dims, operands);
+        let dims = dims.iter().zip(nothing).zip(reduced);
+        let dims: Vec<usize> = dims.map(|((&n, m), &r)| if r || nothing_kept { m } else { n }).collect();
         let groups = reduced.iter().map(|&r| u8::from(r)).collect();
-        let mut space = Space::new(dims, groups, &operands, &expr).squeeze();
+        let mut space = Space::new(&dims, groups, &operands, &expr).squeeze();
         // Kept, then reduced, then kept dimensions; any other order is changed to kept, then reduced.
         let turns = space.groups.windows(2).filter(|w| w[0] != w[1]).count();
         if turns > 2 || turns == 2 && space.groups[0] == 1 {

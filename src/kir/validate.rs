@@ -1,0 +1,426 @@
+//! Validation of a program: what engines rely on, checked once before they compile it.
+//!
+//! Operations are safe code that users may write, and an engine runs kernels over plain memory. So nothing that an
+//! operation's `lower` says is taken on trust: every view must stay within its buffer, and every kernel must fit its
+//! operands and outputs in number, type and size. All passes are linear in the size of the program.
+
+use super::view::elements;
+use super::{
+    Binary, Buffer, BufferId, BufferKind, ContractKind, Expr, Kernel, KernelNode, LookupKind, MapBody,
+    PoolKind, Program, ReduceKind, Reg, Step, View,
+};
+use tensorpack_kernels as kernels;
+use tensorpack_tensor::{DType, Error, ErrorKind, Result, element_count};
+
+/// Elements that a reduction may go over, at most. A reduction needs no memory for what it reads of a broadcast view,
+/// so that nothing else would stop one that takes years.
+const MAX_REDUCED: usize = 1 << 42;
+
+/// Types and sizes of what surrounds a program.
+pub(crate) struct Surroundings<'a> {
+    /// What is fed, by number.
+    pub(crate) feeds: Vec<(DType, &'a [usize])>,
+    /// The variables of the graph, by number.
+    pub(crate) variables: Vec<(DType, &'a [usize])>,
+}
+
+/// Returns an error that names the operation if the program may not be run.
+pub(crate) fn validate(program: &Program) -> Result<()> {
+    let mut written = Vec::with_capacity(program.buffers.len());
+    for (i, buffer) in program.buffers.iter().enumerate() {
+        validate_buffer(buffer).map_err(|e| e.within(format!("buffer %{i}")))?;
+        written.push(!matches!(buffer.kind, BufferKind::Temp));
+    }
+    let mut checks = Checks { program, written };
+    for node in &program.kernels {
+        checks.node(node).map_err(|e| {
+            e.within(format!("the {} kernel", node.kernel.name()))
+                .within(&node.origin.name)
+                .at(node.origin.site)
+                .note("the operation's `lower` emits a kernel that does not fit its operands or outputs")
+        })?;
+    }
+    let results = program.fetches.iter().map(|v| ("a fetch", v));
+    let results = results.chain(program.costs.iter().map(|v| ("a cost", v)));
+    let results = results.chain(program.kept.iter().map(|v| ("a gradient", v)));
+    for (what, view) in results.chain(program.updates.iter().map(|u| ("an update", &u.value))) {
+        checks.read(view).map_err(|e| checks.name_maker(e.within(what), view.buffer))?;
+    }
+    Ok(())
+}
+
+/// Checks what a program takes from its surroundings, and what it does to variables.
+pub(crate) fn validate_surroundings(program: &Program, around: &Surroundings<'_>) -> Result<()> {
+    let form = |known: &[(DType, &[usize])], i: usize, what: &str, dtype: DType, sizes: &[usize]| {
+        let Some(&(d, s)) = known.get(i) else {
+            return Err(Error::argument(format!("the program names {what} {i}, of {}", known.len())));
+        };
+        if (d, s) != (dtype, sizes) {
+            let why = format!("{what} {i} is {d}{s:?}, but the program takes it for {dtype}{sizes:?}");
+            return Err(if d == dtype { Error::shape(why) } else { Error::dtype(why) });
+        }
+        Ok(())
+    };
+    for b in &program.buffers {
+        match b.kind {
+            BufferKind::Feed(i) => form(&around.feeds, i, "feed", b.dtype, &b.sizes)?,
+            BufferKind::Variable(i) | BufferKind::Snapshot(i) => {
+                form(&around.variables, i, "variable", b.dtype, &b.sizes)?;
+            }
+            BufferKind::Temp | BufferKind::Constant(_) => {}
+        }
+    }
+    let mut updated = vec![false; around.variables.len()];
+    for u in &program.updates {
+        form(&around.variables, u.variable, "variable", u.value.dtype, &u.value.sizes)?;
+        if std::mem::replace(&mut updated[u.variable], true) {
+            return Err(Error::argument(format!("variable {} is updated twice", u.variable)));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a view stays within its buffer, whatever its strides, and has its type.
+pub(crate) fn validate_view(program: &Program, view: &View) -> Result<()> {
+    let Some(buffer) = program.buffers.get(view.buffer.0 as usize) else {
+        return Err(Error::argument(format!("a view of buffer %{}, which does not exist", view.buffer.0)));
+    };
+    if view.dtype != buffer.dtype {
+        let (seen, held) = (view.dtype, buffer.dtype);
+        return Err(Error::dtype(format!("a view of {seen} of buffer %{}, which is {held}", view.buffer.0)));
+    }
+    if view.sizes.len() != view.strides.len() {
+        return Err(Error::shape(format!(
+            "a view of sizes {:?} has {} strides {:?}",
+            view.sizes,
+            view.strides.len(),
+            view.strides
+        )));
+    }
+    element_count(&view.sizes)?;
+    let len = buffer.len();
+    let within = match view.is_empty() {
+        true => view.offset <= len,
+        false => span(view).is_some_and(|(low, high)| low >= 0 && high < len as isize),
+    };
+    match within {
+        true => Ok(()),
+        false => Err(Error::shape(format!(
+            "a view of sizes {:?}, strides {:?} and offset {} leaves buffer %{}, which has {len} elements",
+            view.sizes, view.strides, view.offset, view.buffer.0
+        ))),
+    }
+}
+
+/// The first and the last element that a view of at least one element sees; `None` if they cannot be counted.
+fn span(view: &View) -> Option<(isize, isize)> {
+    let from = isize::try_from(view.offset).ok()?;
+    view.sizes.iter().zip(&view.strides).try_fold((from, from), |(low, high), (&n, &stride)| {
+        match n {
+            // A stride that is never taken may be anything.
+            0 | 1 => Some((low, high)),
+            _ => {
+                let last = isize::try_from(n - 1).ok()?.checked_mul(stride)?;
+                // What kernels multiply when they merge dimensions.
+                last.checked_add(stride)?;
+                Some((low.checked_add(last.min(0))?, high.checked_add(last.max(0))?))
+            }
+        }
+    })
+}
+
+fn validate_buffer(buffer: &Buffer) -> Result<()> {
+    element_count(&buffer.sizes)?;
+    match &buffer.kind {
+        BufferKind::Constant(value) if (value.dtype(), value.sizes()) != (buffer.dtype, &buffer.sizes) => {
+            Err(Error::shape(format!("a constant {value:?} as {}{:?}", buffer.dtype, buffer.sizes)))
+        }
+        _ => Ok(()),
+    }
+}
+
+struct Checks<'a> {
+    program: &'a Program,
+    /// For each buffer, whether it holds something by now.
+    written: Vec<bool>,
+}
+
+/// A check that is an error of a kind where it fails.
+fn require(holds: bool, kind: ErrorKind, why: impl FnOnce() -> String) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::new(kind, why())) }
+}
+
+fn require_len(what: &str, found: usize, wanted: usize) -> Result<()> {
+    require(found == wanted, ErrorKind::Shape, || format!("{what} has {found} elements, not {wanted}"))
+}
+
+fn require_count(what: &str, found: usize, wanted: usize) -> Result<()> {
+    require(found == wanted, ErrorKind::Argument, || format!("there are {found} {what}, not {wanted}"))
+}
+
+fn require_dtype(what: &str, found: DType, wanted: &[DType]) -> Result<()> {
+    require(wanted.contains(&found), ErrorKind::DType, || format!("{what} is {found}, not one of {wanted:?}"))
+}
+
+/// What contractions, pooling and the like compute in; engines convert bf16 to f32 and back.
+const FLOATS: [DType; 3] = [DType::F32, DType::F64, DType::Bf16];
+/// What running sums and scattered rows are added in.
+const ADDENDS: [DType; 5] = [DType::F32, DType::F64, DType::Bf16, DType::I32, DType::I64];
+
+impl Checks<'_> {
+    fn node(&mut self, node: &KernelNode) -> Result<()> {
+        for view in node.kernel.reads() {
+            self.read(view)?;
+        }
+        for &id in &node.outputs {
+            let Some(written) = self.written.get_mut(id.0 as usize) else {
+                return Err(Error::argument(format!("it writes buffer %{}, which does not exist", id.0)));
+            };
+            if std::mem::replace(written, true) {
+                return Err(Error::argument(format!("it writes buffer %{}, which holds something", id.0)));
+            }
+        }
+        let outputs: Vec<&Buffer> = node.outputs.iter().map(|&id| self.program.buffer(id)).collect();
+        kernel(&node.kernel, &outputs)
+    }
+
+    /// A view that is valid, of something that is there by now.
+    fn read(&self, view: &View) -> Result<()> {
+        validate_view(self.program, view)?;
+        require(self.written[view.buffer.0 as usize], ErrorKind::Argument, || {
+            format!("buffer %{} is read before anything is written to it", view.buffer.0)
+        })
+    }
+
+    /// An error of what is done with a result, with the operation that makes it.
+    fn name_maker(&self, e: Error, buffer: BufferId) -> Error {
+        match self.program.kernels.iter().find(|n| n.outputs.contains(&buffer)) {
+            Some(node) => e.within(&node.origin.name).at(node.origin.site),
+            None => e,
+        }
+    }
+}
+
+/// Checks that a kernel fits its operands, which are valid views, and its outputs.
+fn kernel(kernel: &Kernel, outputs: &[&Buffer]) -> Result<()> {
+    match kernel {
+        Kernel::Map(body) => {
+            map_body(body, outputs.len())?;
+            outputs.iter().try_for_each(|b| require_len("an output", b.len(), elements(&body.sizes)))
+        }
+        Kernel::Reduce { body, reduced, kinds } => reduce(body, reduced, kinds, outputs),
+        Kernel::Contract { kind, lhs, rhs, epilogue } => {
+            let out = one(outputs)?;
+            contract(kind, lhs, rhs, out)?;
+            let Some(epilogue) = epilogue else { return Ok(()) };
+            for view in &epilogue.operands {
+                same_sizes("an epilogue's operand", &view.sizes, &out.sizes)?;
+            }
+            let (_, cols) = kind.kernel().out_matrix();
+            require_len("a row of the output", out.sizes.last().copied().unwrap_or(1), cols)?;
+            expr(&epilogue.expr, 1 + epilogue.operands.len(), out.sizes.len())?;
+            require_count("results of an epilogue", epilogue.expr.outputs.len(), 1)
+        }
+        Kernel::Pool { kind, pool, inputs } => pool_kernel(*kind, pool, inputs, outputs),
+        Kernel::Copy(src) => {
+            let out = one(outputs)?;
+            require_dtype("the output", out.dtype, &[src.dtype])?;
+            require_len("the output", out.len(), src.len())
+        }
+        Kernel::Pad { src, low, high, interior } => {
+            let out = one(outputs)?;
+            require_dtype("the output", out.dtype, &[src.dtype])?;
+            same_sizes("the output", &out.sizes, &kernels::Pad::padded_dims(&src.sizes, low, high, interior)?)
+        }
+        Kernel::Concat { parts, axis } => concat(parts, *axis, one(outputs)?),
+        Kernel::Lookup { kind, lookup, rows, indices } => {
+            let out = one(outputs)?;
+            lookup.check()?;
+            require_dtype("the row numbers", indices.dtype, &[DType::I64])?;
+            dense("the row numbers", indices, lookup.indices_len())?;
+            require_dtype("the output", out.dtype, &[rows.dtype])?;
+            match kind {
+                LookupKind::Gather => {
+                    dense("the tables", rows, lookup.tables_len())?;
+                    require_len("the output", out.len(), lookup.rows_len())
+                }
+                LookupKind::ScatterAdd => {
+                    require_dtype("what is added", rows.dtype, &ADDENDS)?;
+                    operand("what is added", rows, lookup.rows_len())?;
+                    require_len("the output", out.len(), lookup.tables_len())
+                }
+            }
+        }
+        Kernel::Cumulate { sums, input } => {
+            let out = one(outputs)?;
+            sums.check()?;
+            require_dtype("what is summed", input.dtype, &ADDENDS)?;
+            require_dtype("the output", out.dtype, &[input.dtype])?;
+            operand("what is summed", input, sums.elements())?;
+            require_len("the output", out.len(), sums.elements())
+        }
+        Kernel::Order { order, input } => {
+            let out = one(outputs)?;
+            order.check()?;
+            require_dtype("the output", out.dtype, &[DType::I64])?;
+            dense("what is ordered", input, order.rows * order.len)?;
+            require_len("the output", out.len(), order.rows * order.take)
+        }
+        Kernel::Random { .. } => require_dtype("the output", one(outputs)?.dtype, &[DType::F32, DType::F64]),
+        Kernel::AllReduce { input, .. } => {
+            let out = one(outputs)?;
+            require_dtype("what is summed", input.dtype, &[DType::F32, DType::F64])?;
+            require_dtype("the output", out.dtype, &[input.dtype])?;
+            dense("what is summed", input, out.len())
+        }
+        Kernel::Custom { inputs, .. } => inputs.iter().try_for_each(|v| dense("an input", v, v.len())),
+    }
+}
+
+fn one<'a>(outputs: &[&'a Buffer]) -> Result<&'a Buffer> {
+    require_count("outputs", outputs.len(), 1)?;
+    Ok(outputs[0])
+}
+
+fn same_sizes(what: &str, found: &[usize], wanted: &[usize]) -> Result<()> {
+    require(found == wanted, ErrorKind::Shape, || format!("{what} has sizes {found:?}, not {wanted:?}"))
+}
+
+/// An operand that kernels read as it lies.
+fn dense(what: &str, view: &View, len: usize) -> Result<()> {
+    require(view.is_dense(), ErrorKind::Shape, || {
+        format!("{what} is not dense: sizes {:?}, strides {:?}", view.sizes, view.strides)
+    })?;
+    require_len(what, view.len(), len)
+}
+
+/// An operand that kernels read as it lies, unless it is bf16: that is converted first, whatever its strides.
+fn operand(what: &str, view: &View, len: usize) -> Result<()> {
+    match view.dtype {
+        DType::Bf16 => require_len(what, view.len(), len),
+        _ => dense(what, view, len),
+    }
+}
+
+fn map_body(body: &MapBody, results: usize) -> Result<()> {
+    element_count(&body.sizes)?;
+    for view in &body.operands {
+        same_sizes("an operand", &view.sizes, &body.sizes)?;
+    }
+    expr(&body.expr, body.operands.len(), body.sizes.len())?;
+    require_count("results", body.expr.outputs.len(), results)
+}
+
+fn reduce(body: &MapBody, reduced: &[bool], kinds: &[ReduceKind], outputs: &[&Buffer]) -> Result<()> {
+    map_body(body, kinds.len())?;
+    require_count("marks of reduced dimensions", reduced.len(), body.sizes.len())?;
+    let space = elements(&body.sizes);
+    require(space <= MAX_REDUCED, ErrorKind::Memory, || {
+        format!("a reduction over {space} elements, of sizes {:?}", body.sizes)
+    })?;
+    let count = |kind: &ReduceKind| if *kind == ReduceKind::Moments { 2 } else { 1 };
+    require_count("outputs", outputs.len(), kinds.iter().map(count).sum())?;
+    let kept = body.sizes.iter().zip(reduced).filter(|(_, r)| !**r).map(|(&n, _)| n);
+    let kept = elements(&kept.collect::<Vec<_>>());
+    outputs.iter().try_for_each(|b| require_len("an output", b.len(), kept))
+}
+
+fn contract(kind: &ContractKind, lhs: &View, rhs: &View, out: &Buffer) -> Result<()> {
+    let kernel = kind.kernel();
+    kernel.check()?;
+    require_dtype("the left operand", lhs.dtype, &FLOATS)?;
+    require_dtype("the right operand", rhs.dtype, &[lhs.dtype])?;
+    require_dtype("the output", out.dtype, &[lhs.dtype])?;
+    operand("the left operand", lhs, kernel.lhs_len())?;
+    operand("the right operand", rhs, kernel.rhs_len())?;
+    let (rows, cols) = kernel.out_matrix();
+    require_len("the output", out.len(), rows * cols)
+}
+
+fn pool_kernel(kind: PoolKind, pool: &kernels::Pool, inputs: &[View], outputs: &[&Buffer]) -> Result<()> {
+    pool.check()?;
+    let (x, y) = (pool.in_len(), pool.out_len());
+    // What is read first, whether the places of maxima are read, what is written, and whether the places are.
+    let (read, reads_places, written, writes_places) = match kind {
+        PoolKind::Max => (x, false, y, true),
+        PoolKind::MaxGrad => (y, true, x, false),
+        PoolKind::MaxPick => (x, true, y, false),
+        PoolKind::Average => (x, false, y, false),
+        PoolKind::AverageGrad => (y, false, x, false),
+    };
+    let places = reads_places || writes_places;
+    let window = pool.window[0].saturating_mul(pool.window[1]);
+    require(!places || window <= 256, ErrorKind::Argument, || {
+        format!("a window of {:?} has more than 256 places", pool.window)
+    })?;
+    require_count("inputs", inputs.len(), 1 + usize::from(reads_places))?;
+    require_count("outputs", outputs.len(), 1 + usize::from(writes_places))?;
+    require_dtype("the input", inputs[0].dtype, &FLOATS)?;
+    operand("the input", &inputs[0], read)?;
+    require_dtype("the output", outputs[0].dtype, &[inputs[0].dtype])?;
+    require_len("the output", outputs[0].len(), written)?;
+    if reads_places {
+        require_dtype("the places", inputs[1].dtype, &[DType::U8])?;
+        dense("the places", &inputs[1], y)?;
+    }
+    if writes_places {
+        require_dtype("the places", outputs[1].dtype, &[DType::U8])?;
+        require_len("the places", outputs[1].len(), y)?;
+    }
+    Ok(())
+}
+
+fn concat(parts: &[View], axis: usize, out: &Buffer) -> Result<()> {
+    require(axis < out.sizes.len() && !parts.is_empty(), ErrorKind::Argument, || {
+        format!("{} parts along dimension {axis} of {:?}", parts.len(), out.sizes)
+    })?;
+    let mut along = 0usize;
+    for part in parts {
+        require_dtype("a part", part.dtype, &[out.dtype])?;
+        let mut sizes = out.sizes.clone();
+        sizes[axis] = part.sizes.get(axis).copied().unwrap_or(0);
+        same_sizes("a part", &part.sizes, &sizes)?;
+        along = along.saturating_add(sizes[axis]);
+    }
+    require_len("the joined dimension", along, out.sizes[axis])
+}
+
+/// Checks the steps of an expression: each uses earlier ones alone, of the right classes.
+fn expr(expr: &Expr, operands: usize, rank: usize) -> Result<()> {
+    let wrong = |why: String| Err(Error::argument(format!("an expression {why}")));
+    if expr.steps.len() > usize::from(u16::MAX) {
+        return wrong(format!("of {} steps is too long", expr.steps.len()));
+    }
+    let mut classes = Vec::with_capacity(expr.steps.len());
+    for (i, step) in expr.steps.iter().enumerate() {
+        let class = |r: &Reg| match classes.get(usize::from(r.0)) {
+            Some(class) => Ok(*class),
+            None => Err(Error::argument(format!("step {i} of an expression uses step {}", r.0))),
+        };
+        classes.push(match step {
+            Step::Operand { index, .. } if usize::from(*index) >= operands => {
+                return wrong(format!("reads operand {index} of {operands}"));
+            }
+            Step::Index { axis, .. } if usize::from(*axis) >= rank => {
+                return wrong(format!("counts along dimension {axis} of {rank}"));
+            }
+            Step::Operand { class, .. } | Step::Const(_, class) | Step::Index { class, .. } => *class,
+            Step::Unary(_, x) => class(x)?,
+            Step::Binary(op, a, b) => same_class(i, Some(*op), class(a)?, class(b)?)?,
+            Step::Select(c, a, b) => class(c).and(same_class(i, None, class(a)?, class(b)?))?,
+            Step::Cast(to, x) => class(x).map(|_| *to)?,
+        });
+    }
+    match expr.outputs.iter().find(|r| usize::from(r.0) >= classes.len()) {
+        Some(r) => wrong(format!("of {} steps gives step {}", classes.len(), r.0)),
+        None => Ok(()),
+    }
+}
+
+fn same_class(step: usize, op: Option<Binary>, a: super::Class, b: super::Class) -> Result<super::Class> {
+    if a == b {
+        return Ok(a);
+    }
+    let op = op.map_or_else(|| "Select".to_string(), |op| format!("{op:?}"));
+    Err(Error::dtype(format!("step {step} of an expression is {op} of a {a:?} and a {b:?}")))
+}

@@ -1,0 +1,447 @@
+//! Operations are safe code: whatever an operation's `lower` emits, the engine runs it within its buffers or refuses it
+//! with an error that names the operation and the user's line.
+
+use tensorpack::graph::{GradCx, Graph, OpDef, Spec, Tensor, TensorSpec};
+use tensorpack::kir::{
+    Binary, BufferId, Class, ContractKind, LookupKind, LowerCx, PoolKind, ReduceKind, View,
+};
+use tensorpack::runtime::{Session, SessionOptions};
+use tensorpack::{DType, ErrorKind, HostTensor, Result};
+use tensorpack_kernels::{Conv2d, Cumulate, Lookup, MatMul, Order, Pool};
+
+/// An operation of `f32[2, 3]` that is lowered wrongly.
+struct Case {
+    name: &'static str,
+    /// Type and sizes of its output.
+    output: (DType, &'static [usize]),
+    lower: fn(&mut LowerCx<'_>) -> View,
+    kind: ErrorKind,
+}
+
+const SAME: (DType, &[usize]) = (DType::F32, &[2, 3]);
+
+const PRODUCT: MatMul = MatMul {
+    batch: 1,
+    m: 2,
+    n: 3,
+    k: 3,
+    lhs_transposed: false,
+    rhs_transposed: false,
+    lhs_shared: false,
+    rhs_shared: false,
+    rhs_panels: false,
+};
+
+const CONV: Conv2d = Conv2d {
+    batch: 1,
+    in_size: [2, 3],
+    in_channels: 1,
+    out_channels: 1,
+    kernel: [1, 1],
+    stride: [1, 1],
+    dilation: [1, 1],
+    pad_low: [0, 0],
+    out_size: [2, 3],
+    by_definition: false,
+};
+
+fn pool() -> Pool {
+    Pool {
+        batch: 1,
+        in_size: [2, 3],
+        channels: 1,
+        window: [1, 1],
+        stride: [1, 1],
+        pad_low: [0, 0],
+        out_size: [2, 3],
+    }
+}
+
+fn product(cx: &mut LowerCx<'_>, product: MatMul) -> View {
+    let x = cx.input(0);
+    cx.contract(ContractKind::MatMul(product), &x, &x)
+}
+
+fn conv(cx: &mut LowerCx<'_>, conv: Conv2d) -> View {
+    let x = cx.input(0);
+    let filter = cx.input(0).slice(&[0, 0], &[1, 1], &[1, 1]);
+    cx.contract(ContractKind::Conv2d(conv), &x, &filter)
+}
+
+fn order(cx: &mut LowerCx<'_>, rows: usize, len: usize, take: usize) -> View {
+    let x = cx.input(0);
+    cx.order(Order { rows, len, take, descending: false }, &x)
+}
+
+fn lookup(cx: &mut LowerCx<'_>, kind: LookupKind, lookup: Lookup) -> View {
+    let x = cx.input(0);
+    let indices = cx.constant(HostTensor::new([2], vec![0i64, 1]).unwrap());
+    cx.lookup(kind, lookup, &x, &indices)
+}
+
+const CASES: &[Case] = &[
+    Case {
+        name: "a view past the end",
+        output: SAME,
+        lower: |cx| View { offset: 1, ..cx.input(0) },
+        kind: ErrorKind::Shape,
+    },
+    Case {
+        name: "a view before the beginning",
+        output: SAME,
+        lower: |cx| View { strides: vec![-3, 1], ..cx.input(0) },
+        kind: ErrorKind::Shape,
+    },
+    Case {
+        name: "a stride that multiplies past 64 bits",
+        output: SAME,
+        lower: |cx| View { strides: vec![isize::MAX, isize::MAX], ..cx.input(0) },
+        kind: ErrorKind::Shape,
+    },
+    Case {
+        name: "an offset of all ones",
+        output: SAME,
+        lower: |cx| View { offset: usize::MAX, ..cx.input(0) },
+        kind: ErrorKind::Shape,
+    },
+    Case {
+        name: "a stride for half the dimensions",
+        output: SAME,
+        lower: |cx| View { strides: vec![1], ..cx.input(0) },
+        kind: ErrorKind::Shape,
+    },
+    Case {
+        name: "a buffer that does not exist",
+        output: SAME,
+        lower: |cx| View { buffer: BufferId(999), ..cx.input(0) },
+        kind: ErrorKind::Argument,
+    },
+    Case {
+        name: "elements of another type",
+        output: (DType::F64, &[2, 3]),
+        lower: |cx| View { dtype: DType::F64, ..cx.input(0) },
+        kind: ErrorKind::DType,
+    },
+    Case {
+        name: "a map of a buffer that does not exist",
+        output: SAME,
+        lower: |cx| {
+            let x = View { buffer: BufferId(999), ..cx.input(0) };
+            cx.map(&[&x], |_, r| r[0])
+        },
+        kind: ErrorKind::Argument,
+    },
+    Case {
+        name: "a map of sizes that do not broadcast",
+        output: SAME,
+        lower: |cx| {
+            let x = View { sizes: vec![2, 2], ..cx.input(0) };
+            cx.map(&[&x], |_, r| r[0])
+        },
+        kind: ErrorKind::Shape,
+    },
+    Case {
+        name: "a map of more elements than its operand has",
+        output: SAME,
+        lower: |cx| {
+            let x = View { sizes: vec![20, 3], strides: vec![3, 1], ..cx.input(0) };
+            let made = cx.map_to(DType::F32, &[20, 3], &[&x], |_, r| r[0]);
+            View { sizes: vec![2, 3], ..made }
+        },
+        kind: ErrorKind::Shape,
+    },
+    Case {
+        name: "a map of two classes",
+        output: SAME,
+        lower: |cx| {
+            let x = cx.input(0);
+            cx.map(&[&x], |e, r| {
+                let one = e.constant(1.0, Class::F64);
+                e.binary(Binary::Add, r[0], one)
+            })
+        },
+        kind: ErrorKind::DType,
+    },
+    Case {
+        name: "a map along a dimension that does not exist",
+        output: SAME,
+        lower: |cx| cx.map(&[], |e, _| e.index(2, Class::F32)),
+        kind: ErrorKind::Argument,
+    },
+    Case {
+        name: "an operand that does not exist",
+        output: SAME,
+        lower: |cx| cx.map(&[], |e, _| e.operand(0, DType::F32, Class::F32)),
+        kind: ErrorKind::Argument,
+    },
+    Case {
+        name: "a reduction with a mark too few",
+        output: SAME,
+        lower: |cx| {
+            let x = cx.input(0);
+            cx.reduce(ReduceKind::Sum, DType::F32, &[2, 3], &[false], &[&x], |_, r| r[0]);
+            x
+        },
+        kind: ErrorKind::Argument,
+    },
+    Case {
+        name: "a reduction that would take years",
+        output: (DType::F32, &[]),
+        lower: |cx| {
+            let one = cx.input(0).slice(&[0, 0], &[1, 1], &[1, 1]);
+            let (sizes, reduced) = ([1 << 30, 1 << 20], [true, true]);
+            cx.reduce(ReduceKind::Sum, DType::F32, &sizes, &reduced, &[&one], |_, r| r[0]).remove(0)
+        },
+        kind: ErrorKind::Memory,
+    },
+    Case {
+        name: "a product of more rows than there are",
+        output: SAME,
+        lower: |cx| product(cx, MatMul { m: 20, ..PRODUCT }),
+        kind: ErrorKind::Shape,
+    },
+    Case {
+        name: "a product of sizes that multiply past 64 bits",
+        output: SAME,
+        lower: |cx| product(cx, MatMul { m: 1 << 40, k: 1 << 40, ..PRODUCT }),
+        kind: ErrorKind::Memory,
+    },
+    Case {
+        name: "a product of integers",
+        output: (DType::I32, &[2, 2]),
+        lower: |cx| {
+            let x = cx.input(0);
+            let i = cx.map_to(DType::I32, &[2, 3], &[&x], |e, r| e.cast(Class::I64, r[0]));
+            let kind = MatMul { n: 2, rhs_transposed: true, ..PRODUCT };
+            cx.contract(ContractKind::MatMul(kind), &i, &i)
+        },
+        kind: ErrorKind::DType,
+    },
+    Case {
+        name: "a convolution of a larger image",
+        output: SAME,
+        lower: |cx| conv(cx, Conv2d { in_size: [20, 30], ..CONV }),
+        kind: ErrorKind::Shape,
+    },
+    Case {
+        name: "a convolution that moves by nothing",
+        output: SAME,
+        lower: |cx| conv(cx, Conv2d { stride: [0, 1], ..CONV }),
+        kind: ErrorKind::Argument,
+    },
+    Case {
+        name: "a filter too small",
+        output: SAME,
+        lower: |cx| conv(cx, Conv2d { kernel: [3, 3], pad_low: [1, 1], ..CONV }),
+        kind: ErrorKind::Shape,
+    },
+    Case {
+        name: "a depthwise convolution that makes channels",
+        output: (DType::F32, &[1, 2, 3, 2]),
+        lower: |cx| {
+            let x = cx.input(0);
+            let filter = cx.input(0).slice(&[0, 0], &[1, 1], &[1, 1]);
+            let kind = ContractKind::Depthwise(Conv2d { out_channels: 2, ..CONV });
+            cx.contract(kind, &x, &filter)
+        },
+        kind: ErrorKind::Argument,
+    },
+    Case {
+        name: "pooling of a larger image",
+        output: SAME,
+        lower: |cx| {
+            let x = cx.input(0);
+            cx.pool(PoolKind::Average, Pool { in_size: [200, 300], ..pool() }, &[x]).remove(0)
+        },
+        kind: ErrorKind::Shape,
+    },
+    Case {
+        name: "pooling that moves by nothing",
+        output: SAME,
+        lower: |cx| {
+            let x = cx.input(0);
+            cx.pool(PoolKind::Average, Pool { stride: [1, 0], ..pool() }, &[x]).remove(0)
+        },
+        kind: ErrorKind::Argument,
+    },
+    Case {
+        name: "maxima without their places",
+        output: SAME,
+        lower: |cx| {
+            let x = cx.input(0);
+            cx.pool(PoolKind::Max, pool(), &[x]).remove(0)
+        },
+        kind: ErrorKind::Argument,
+    },
+    Case {
+        name: "a gradient of maxima without inputs",
+        output: SAME,
+        lower: |cx| cx.pool(PoolKind::MaxGrad, pool(), &[]).remove(0),
+        kind: ErrorKind::Argument,
+    },
+    Case {
+        name: "padding to another size",
+        output: SAME,
+        lower: |cx| {
+            let x = cx.input(0);
+            cx.pad(&x, &[100, 0], &[0, 0], &[0, 0])
+        },
+        kind: ErrorKind::Shape,
+    },
+    Case {
+        name: "padding of one dimension of two",
+        output: SAME,
+        lower: |cx| {
+            let x = cx.input(0);
+            cx.pad(&x, &[0], &[0], &[0])
+        },
+        kind: ErrorKind::Shape,
+    },
+    Case {
+        name: "padding past 64 bits",
+        output: SAME,
+        lower: |cx| {
+            let x = cx.input(0);
+            cx.pad(&x, &[usize::MAX, 0], &[5, 0], &[0, usize::MAX])
+        },
+        kind: ErrorKind::Memory,
+    },
+    Case {
+        name: "parts that are too long together",
+        output: SAME,
+        lower: |cx| {
+            let x = cx.input(0);
+            cx.concat(&[x.clone(), x], 0)
+        },
+        kind: ErrorKind::Shape,
+    },
+    Case { name: "no parts", output: SAME, lower: |cx| cx.concat(&[], 0), kind: ErrorKind::Argument },
+    Case {
+        name: "parts along a dimension that does not exist",
+        output: SAME,
+        lower: |cx| {
+            let x = cx.input(0);
+            cx.concat(&[x], 2)
+        },
+        kind: ErrorKind::Argument,
+    },
+    Case {
+        name: "rows of a larger table",
+        output: SAME,
+        lower: |cx| {
+            let sizes = Lookup { batch: 1, rows: 1 << 20, width: 3, count: 2, shared: true };
+            lookup(cx, LookupKind::Gather, sizes)
+        },
+        kind: ErrorKind::Shape,
+    },
+    Case {
+        name: "more row numbers than there are",
+        output: SAME,
+        lower: |cx| {
+            let sizes = Lookup { batch: 1, rows: 2, width: 3, count: 200, shared: true };
+            lookup(cx, LookupKind::Gather, sizes)
+        },
+        kind: ErrorKind::Shape,
+    },
+    Case {
+        name: "rows added to a larger table",
+        output: SAME,
+        lower: |cx| {
+            let sizes = Lookup { batch: 1, rows: 1 << 20, width: 3, count: 2, shared: true };
+            lookup(cx, LookupKind::ScatterAdd, sizes)
+        },
+        kind: ErrorKind::Shape,
+    },
+    Case {
+        name: "running sums of more elements",
+        output: SAME,
+        lower: |cx| {
+            let x = cx.input(0);
+            cx.cumulate(Cumulate { outer: 2, len: 300, inner: 1, exclusive: false, reverse: false }, &x)
+        },
+        kind: ErrorKind::Shape,
+    },
+    Case {
+        name: "an order of longer rows",
+        output: (DType::I64, &[2, 3]),
+        lower: |cx| order(cx, 2, 300, 3),
+        kind: ErrorKind::Shape,
+    },
+    Case {
+        name: "more places than elements",
+        output: (DType::I64, &[2, 9]),
+        lower: |cx| order(cx, 2, 3, 9),
+        kind: ErrorKind::Argument,
+    },
+    Case {
+        name: "places that are not i64",
+        output: SAME,
+        lower: |cx| order(cx, 2, 3, 3),
+        kind: ErrorKind::DType,
+    },
+    Case {
+        name: "random integers",
+        output: (DType::I32, &[2, 3]),
+        lower: |cx| cx.random("stream", &[2, 3], false),
+        kind: ErrorKind::DType,
+    },
+    Case {
+        name: "a sum of integers over towers",
+        output: (DType::I32, &[2, 3]),
+        lower: |cx| {
+            let x = cx.input(0);
+            let i = cx.map_to(DType::I32, &[2, 3], &[&x], |e, r| e.cast(Class::I64, r[0]));
+            cx.all_reduce("key", &i)
+        },
+        kind: ErrorKind::DType,
+    },
+];
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Bad(usize);
+
+impl OpDef for Bad {
+    fn name(&self) -> &str {
+        "Bad"
+    }
+
+    fn infer(&self, _: &[Spec]) -> Result<Vec<Spec>> {
+        let (dtype, sizes) = CASES[self.0].output;
+        Ok(vec![Spec::new(dtype, sizes)])
+    }
+
+    fn grad(&self, _: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![None])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        Ok(vec![(CASES[self.0].lower)(cx)])
+    }
+}
+
+#[test]
+fn every_bad_lowering_is_an_error_that_names_the_operation() {
+    let mut wrong = Vec::new();
+    for (i, case) in CASES.iter().enumerate() {
+        let graph = Graph::new();
+        let x = graph.placeholder(&TensorSpec::f32("x", [Some(2), Some(3)]));
+        let line = line!() + 1;
+        let y = Tensor::apply_one(Bad(i), &[&x]);
+        // Something that rearranges what the operation says it made.
+        let order: Vec<usize> = (0..y.rank()).rev().collect();
+        let z = y.transpose(&order).cast(DType::F32).sum();
+        let options = SessionOptions { memory_limit: Some(1 << 30), ..SessionOptions::default() };
+        let session = Session::with(graph.freeze().unwrap(), options).unwrap();
+        let fed = HostTensor::new([2, 3], vec![1.0f32; 6]).unwrap();
+        match session.run(&[&y, &z], &[("x", &fed)]) {
+            Ok(made) => wrong.push(format!("{}: {made:?}", case.name)),
+            Err(e) => {
+                let site = e.site().is_some_and(|s| s.file.ends_with("bad_lowering.rs") && s.line == line);
+                if e.kind() != case.kind || !e.message().starts_with("Bad") || !site {
+                    wrong.push(format!("{}: {:?} {e}", case.name, e.kind()));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
