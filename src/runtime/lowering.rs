@@ -1,6 +1,8 @@
 //! From a frozen graph to kernel IR: picks the nodes a run needs, makes their shapes concrete, merges equal ones, and
 //! lowers each.
 
+use super::faults::{Diagnosis, NextValue};
+use super::finiteness;
 use super::snapshot::{self, Reading};
 use crate::graph::{Fetch, Frozen, Node, NodeId, NodeKind, Role, Spec, TensorId, VariableId};
 use crate::kir::{self, BufferKind, LowerCx, Origin, Program, Update, View};
@@ -24,8 +26,8 @@ pub struct Lowered {
     pub programs: Vec<Program>,
     /// For each fetched value, which program has it and as which of its fetches.
     pub fetches: Vec<(usize, usize)>,
-    /// For each kernel, by name of its node: what a NaN there most likely means.
-    pub hints: HashMap<String, String>,
+    /// What is known of nodes whose results may turn out not to be finite.
+    pub diagnosis: Diagnosis,
 }
 
 /// Concrete type and sizes of each output of a node.
@@ -40,7 +42,7 @@ pub(super) fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Resu
         .filter_map(|f| f.output.map(|output| TensorId { node: f.node, output }))
         .collect();
     let roots = close_over_collectives(graph, &fetched, &assigns)?;
-    let mut lowered = Lowered { programs: Vec::new(), fetches: Vec::new(), hints: HashMap::new() };
+    let mut lowered = Lowered { programs: Vec::new(), fetches: Vec::new(), diagnosis: Diagnosis::default() };
     for (&tower, roots) in &roots {
         let mine: Vec<TensorId> =
             fetched.iter().copied().filter(|t| graph.node(t.node).tower == tower).collect();
@@ -55,7 +57,7 @@ pub(super) fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Resu
             merged: HashMap::new(),
             feeds: HashMap::new(),
             program: Program::default(),
-            hints: &mut lowered.hints,
+            diagnosis: &mut lowered.diagnosis,
         };
         cx.lower_tower(request, tower, roots, &mine)?;
         lowered.programs.push(cx.program);
@@ -80,8 +82,9 @@ pub(super) fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Resu
     Ok(lowered)
 }
 
-/// For each tower, the nodes that must be computed for their own sake: what is fetched and assigned there, and every
-/// collective in which another tower takes part, for else that one would wait forever.
+/// For each tower, the nodes that must be computed for their own sake: what is fetched and assigned there, the costs of
+/// the gradients that are used, and every collective in which another tower takes part, for else that one would wait
+/// forever.
 fn close_over_collectives(
     graph: &Frozen,
     fetched: &[TensorId],
@@ -98,10 +101,13 @@ fn close_over_collectives(
         roots.entry(graph.node(id).tower).or_default().insert(id);
     }
     let mut sequences: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
-    while !groups.is_empty() {
+    loop {
         let mut more = Vec::new();
         for (&tower, roots) in &roots {
             let (values, _) = needed(graph, assigns, roots.iter().copied());
+            if !assigns.is_empty() {
+                more.extend(values.iter().flat_map(|&id| &graph.node(id).costs).copied());
+            }
             let met: Vec<&Node> =
                 values.iter().map(|&id| graph.node(id)).filter(|n| collective(n).is_some()).collect();
             if let Some(other) = met.iter().find(|n| n.tower != tower) {
@@ -266,7 +272,7 @@ struct Lowering<'a> {
     merged: HashMap<u64, Vec<NodeId>>,
     feeds: HashMap<NodeId, usize>,
     program: Program,
-    hints: &'a mut HashMap<String, String>,
+    diagnosis: &'a mut Diagnosis,
 }
 
 impl Lowering<'_> {
@@ -299,6 +305,14 @@ impl Lowering<'_> {
                 nodes.map(|&node| self.views[&TensorId { node, output: 0 }].clone()).collect()
             };
             (self.program.costs, self.program.kept) = (with(Role::Cost), with(Role::Gradient));
+        }
+        let parts = finiteness::find(&mut self.program);
+        for node in &self.program.kernels {
+            let Some(part) = node.outputs.first().and_then(|b| parts.get(b)) else { continue };
+            let info = &graph.variables()[part.variable];
+            let finite = !part.late || info.init.is_finite(info.dtype);
+            let next = NextValue { variable: info.name.clone(), itself: part.late, finite };
+            self.diagnosis.next_values.insert(node.origin.name.clone(), next);
         }
         Ok(())
     }
@@ -446,7 +460,7 @@ impl Lowering<'_> {
                         .at(node.site));
                     }
                     if let Some(hint) = op.nan_hint() {
-                        self.hints.insert(node.name.clone(), hint);
+                        self.diagnosis.hints.insert(node.name.clone(), hint);
                     }
                     views
                 }
@@ -538,9 +552,13 @@ impl Lowering<'_> {
             }
         }
         last.retain(|(_, id)| self.graph.node(*id).tower == tower);
-        let update = |(v, id): (VariableId, NodeId)| Update {
-            variable: v.0 as usize,
-            value: self.views[&self.graph.node(id).inputs[0]].clone(),
+        let update = |(v, id): (VariableId, NodeId)| {
+            let info = &self.graph.variables()[v.0 as usize];
+            Update {
+                variable: v.0 as usize,
+                value: self.views[&self.graph.node(id).inputs[0]].clone(),
+                finite: info.init.is_finite(info.dtype),
+            }
         };
         Ok(last.into_iter().map(update).collect())
     }

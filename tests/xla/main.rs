@@ -8,6 +8,9 @@ mod feeds;
 #[path = "../models/mod.rs"]
 mod models;
 mod not_finite;
+#[path = "../optimizers/overflow_cases.rs"]
+mod overflow_cases;
+mod recomputed;
 mod resume;
 mod rows;
 mod staging;

@@ -77,7 +77,7 @@ pub use cumulate::Cumulate;
 pub use depthwise::{DepthwiseForward, DepthwiseInputGrad};
 pub use depthwise_filter::DepthwiseFilterGrad;
 pub use filter_grad::Conv2dFilterGrad;
-pub use finite::all_finite;
+pub use finite::{Extremes, all_finite, extremes};
 pub use isa::Isa;
 pub use lookup::Lookup;
 pub use machine::Machine;

@@ -1,15 +1,16 @@
 //! One tower: its plan, and the memory and the threads that it runs on.
 
 use super::memory::{Block, padded};
+use super::overflow::{Known, Measured, Room};
 use super::plan::{Base, Loc, Plan, Step};
 use super::variables::Variables;
 use super::work::{Meeting, Memory};
+use crate::runtime::Whereabouts;
 use crate::runtime::executor::{Feed, KernelTime, RunInfo};
-use crate::runtime::{Whereabouts, faults};
+use crate::runtime::faults::Diagnosis;
 use std::any::Any;
-use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use tensorpack_kernels::{Isa, Team};
 use tensorpack_tensor::{Error, ErrorKind, Result};
@@ -20,6 +21,8 @@ pub(super) struct Lane {
     arena: Option<Block>,
     scratch: Vec<Block>,
     scratch_bytes: usize,
+    /// Where updates run on trial; made when the first has to.
+    trial: Option<Block>,
 }
 
 impl Lane {
@@ -39,6 +42,16 @@ impl Lane {
         if scratch > self.scratch_bytes || self.scratch.len() < members {
             self.scratch = (0..members).map(|_| Block::zeroed(scratch)).collect::<Result<_>>()?;
             self.scratch_bytes = scratch;
+        }
+        Ok(())
+    }
+
+    /// Makes room for the next values of any pass of a plan.
+    pub(super) fn make_trial_room(&mut self, plan: &Plan) -> Result<()> {
+        let bytes = plan.trial_bytes();
+        if bytes > self.trial.as_ref().map_or(0, Block::len) {
+            self.trial = None;
+            self.trial = Some(Block::zeroed(bytes)?);
         }
         Ok(())
     }
@@ -70,6 +83,8 @@ pub(super) enum Phase {
     /// What reads no variable, at most a snapshot.
     Apart,
     Compute,
+    /// Updates that may overflow, for what they would write.
+    Trial,
     Commit,
 }
 
@@ -80,6 +95,11 @@ pub(super) struct TowerRun {
     writes: Vec<*mut u8>,
     scratch: Vec<*mut u8>,
     times: Vec<Tally>,
+    /// The extremes of the run's results.
+    measured: Vec<Measured>,
+    /// Whether each of the plan's proofs holds in this run.
+    proven: Vec<bool>,
+    room: Room,
 }
 
 // SAFETY: the pointers are written at the beginning of every run, before they are used, under the engine's lock; those
@@ -112,7 +132,16 @@ impl TowerRun {
     pub(super) fn new(plan: Plan, profile: bool) -> TowerRun {
         let idle = Tally { runs: 0, seconds: 0.0, best: f64::INFINITY };
         let times = if profile { vec![idle; plan.steps.len()] } else { Vec::new() };
-        TowerRun { plan, reads: Vec::new(), writes: Vec::new(), scratch: Vec::new(), times }
+        TowerRun {
+            reads: Vec::new(),
+            writes: Vec::new(),
+            scratch: Vec::new(),
+            times,
+            measured: (0..plan.measured).map(|_| Measured::default()).collect(),
+            proven: vec![false; plan.proofs.len()],
+            room: Room::new(&plan.proofs),
+            plan,
+        }
     }
 
     /// Fills the tables with where everything is in this run.
@@ -132,6 +161,16 @@ impl TowerRun {
         }
         self.scratch.clear();
         self.scratch.extend(lane.scratch.iter().map(Block::as_ptr));
+        self.measured.iter().for_each(Measured::reset);
+    }
+
+    /// Whether everything that the run is about to write to variables is sure to be finite.
+    pub(super) fn prove(&mut self, variables: &Variables, feeds: &[Feed<'_>], isa: Isa) -> bool {
+        let known = Known { results: &self.measured, variables: &variables.measured, feeds, isa };
+        for (proven, proof) in self.proven.iter_mut().zip(&self.plan.proofs) {
+            *proven = proof.holds(known, &mut self.room);
+        }
+        self.proven.iter().all(|p| *p) && !self.plan.assigns_infinity
     }
 
     /// Runs one step, whose pointers begin at `at` in the tables.
@@ -141,14 +180,21 @@ impl TowerRun {
         at: &mut Cursor,
         cx: &mut TowerCx<'_>,
         run: &RunInfo,
-        finite: &AtomicBool,
+        look: Look<'_>,
     ) -> Result<()> {
         let step = &self.plan.steps[i];
+        let measured = match look.at {
+            At::Results => Some(self.measured.as_slice()),
+            At::Variables(measured) => Some(measured),
+            At::Nothing => None,
+        };
+        let finite = look.finite;
         let memory = Memory {
             reads: &self.reads[at.read..at.read + step.reads.len()],
             writes: &self.writes[at.write..at.write + step.writes.len()],
             forms: &step.forms,
             checked: &step.checked,
+            measured,
             shared: cx.lane.arena().wrapping_add(step.shared.unwrap_or(0)),
             scratch: &self.scratch,
             scratch_bytes: cx.lane.scratch_bytes,
@@ -184,16 +230,47 @@ impl TowerRun {
         run: &RunInfo,
         finite: &AtomicBool,
         phase: Phase,
+        variables: &[Measured],
     ) -> Result<()> {
         let Plan { live_from, commit_from, .. } = self.plan;
-        let steps = match phase {
-            Phase::Apart => 0..live_from,
-            Phase::Compute => live_from..commit_from,
-            Phase::Commit => commit_from..self.plan.steps.len(),
+        let (steps, at) = match phase {
+            Phase::Apart => (0..live_from, At::Results),
+            Phase::Compute => (live_from..commit_from, At::Results),
+            Phase::Trial => return self.trial(cx, run, finite),
+            Phase::Commit => (commit_from..self.plan.steps.len(), At::Variables(variables)),
         };
+        let look = Look { finite, at };
         let mut at = Cursor::default();
         self.plan.steps[..steps.start].iter().for_each(|step| at.skip(step));
-        steps.into_iter().try_for_each(|i| self.step(i, &mut at, cx, run, finite))
+        steps.into_iter().try_for_each(|i| self.step(i, &mut at, cx, run, look))
+    }
+
+    /// Runs the passes that no proof holds for, with what they write elsewhere. They read what variables were at the
+    /// start, so the order does not matter.
+    fn trial(&mut self, cx: &mut TowerCx<'_>, run: &RunInfo, finite: &AtomicBool) -> Result<()> {
+        if self.plan.assigns_infinity {
+            finite.store(false, Ordering::Relaxed);
+        }
+        let mut at = Cursor::default();
+        self.plan.steps[..self.plan.commit_from].iter().for_each(|step| at.skip(step));
+        let room = cx.lane.trial.as_ref().map_or(std::ptr::null_mut(), Block::as_ptr);
+        for pass in 0..self.proven.len() {
+            let i = self.plan.commit_from + pass;
+            if self.proven[pass] {
+                at.skip(&self.plan.steps[i]);
+                continue;
+            }
+            let (first, count) = (at.write, self.plan.steps[i].writes.len());
+            let mut offset = 0;
+            for k in 0..count {
+                let (dtype, n) = self.plan.steps[i].forms[k];
+                // The table is filled anew for the commit.
+                self.writes[first + k] = room.wrapping_add(offset);
+                offset += padded(dtype.size() * n);
+            }
+            self.step(i, &mut at, cx, run, Look { finite, at: At::Nothing })?;
+        }
+        Ok(())
     }
 
     /// Seconds spent in each kernel, if they are counted.
@@ -214,24 +291,43 @@ impl TowerRun {
         &mut self,
         cx: &mut TowerCx<'_>,
         run: &RunInfo,
-        hints: &HashMap<String, String>,
+        diagnosis: &Diagnosis,
     ) -> Result<Option<Error>> {
         let (ignored, mut at) = (AtomicBool::new(true), Cursor::default());
+        let look = Look { finite: &ignored, at: At::Nothing };
         let mut found = None;
         for i in 0..self.plan.commit_from {
             let first = at.write;
-            self.step(i, &mut at, cx, run, &ignored)?;
+            self.step(i, &mut at, cx, run, look)?;
             let step = &self.plan.steps[i];
             let bad = step.forms.iter().enumerate().any(|(k, &(dtype, n))| {
                 // SAFETY: the step has just written n elements there.
                 unsafe { !tensorpack_kernels::all_finite(cx.isa, dtype, self.writes[first + k], n) }
             });
             if bad && found.is_none() {
-                found = Some(faults::not_finite(&step.origin, hints));
+                found = diagnosis.not_finite(&step.origin);
             }
         }
         Ok(found)
     }
+}
+
+/// What is done with what is found of checked elements.
+#[derive(Clone, Copy)]
+struct Look<'a> {
+    /// Cleared when one that must be finite is not.
+    finite: &'a AtomicBool,
+    at: At<'a>,
+}
+
+/// Whose extremes are found.
+#[derive(Clone, Copy)]
+enum At<'a> {
+    /// Those of the run's results.
+    Results,
+    /// Those of variables.
+    Variables(&'a [Measured]),
+    Nothing,
 }
 
 /// What a kernel that panicked said.

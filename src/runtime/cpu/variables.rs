@@ -2,8 +2,10 @@
 //! is one pass over memory, and its slots lie in slabs of the same form.
 
 use super::memory::{Block, padded};
+use super::overflow::Measured;
 use crate::graph::VariableInfo;
 use crate::runtime::memory_limit;
+use tensorpack_kernels::{Isa, extremes};
 use tensorpack_tensor::{DType, HostTensor, Result, element_count};
 
 /// Where a variable is.
@@ -20,6 +22,8 @@ pub(super) struct Variables {
     slabs: Vec<Block>,
     places: Vec<Place>,
     forms: Vec<(DType, Vec<usize>)>,
+    /// The extremes of each, as of the last write to it; none for a copy.
+    pub(super) measured: Vec<Measured>,
     /// How often a run has changed them.
     pub(super) version: u64,
 }
@@ -43,7 +47,8 @@ impl Variables {
         memory_limit::check(sizes.iter().fold(0, |n, &s| n.saturating_add(s)), "the variables", limit)?;
         let slabs = sizes.iter().map(|&n| Block::zeroed(n)).collect::<Result<Vec<Block>>>()?;
         let forms = infos.iter().map(|v| (v.dtype, v.sizes.clone())).collect();
-        let mut variables = Variables { slabs, places, forms, version: 0 };
+        let measured = infos.iter().map(|_| Measured::default()).collect();
+        let mut variables = Variables { slabs, places, forms, measured, version: 0 };
         for (i, v) in infos.iter().enumerate() {
             variables.write(i, &v.init.value(seed, &v.name, v.dtype, &v.sizes)?)?;
         }
@@ -53,7 +58,8 @@ impl Variables {
     /// Room for a copy of these, all zero.
     pub(super) fn room(&self) -> Result<Variables> {
         let slabs = self.slabs.iter().map(|b| Block::zeroed(b.len())).collect::<Result<Vec<Block>>>()?;
-        Ok(Variables { slabs, places: self.places.clone(), forms: self.forms.clone(), version: 0 })
+        let (places, forms) = (self.places.clone(), self.forms.clone());
+        Ok(Variables { slabs, places, forms, measured: Vec::new(), version: 0 })
     }
 
     /// Copies the values of some variables of `others`, which lie as these do.
@@ -100,6 +106,10 @@ impl Variables {
                 bytes.len(),
             )
         };
+        let measured = &self.measured[index];
+        measured.reset();
+        // SAFETY: the bytes are the tensor's elements.
+        measured.add(unsafe { extremes(Isa::detect(), value.dtype(), bytes.as_ptr(), value.len()) });
         Ok(())
     }
 }

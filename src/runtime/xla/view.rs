@@ -158,7 +158,6 @@ mod tests {
     use crate::runtime::executor::{Executor, RunInfo};
     use crate::runtime::xla::{XlaEngine, XlaOptions};
     use crate::runtime::{Lowered, Platform};
-    use std::collections::HashMap;
     use std::time::Duration;
     use tensorpack_tensor::{CounterRng, HostTensor};
 
@@ -229,7 +228,7 @@ mod tests {
         program.fetches = (0..300).map(|i| draw(&rng, i, &buffer)).collect();
         let views = program.fetches.clone();
         let fetches = (0..views.len()).map(|i| (0, i)).collect();
-        let lowered = Lowered { programs: vec![program], fetches, hints: HashMap::new() };
+        let lowered = Lowered { programs: vec![program], fetches, diagnosis: Default::default() };
         let options = XlaOptions {
             memory_limit: None,
             deadline: Duration::from_secs(300),
