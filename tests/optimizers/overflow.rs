@@ -1,9 +1,14 @@
-//! Updates that overflow, on the CPU engine: nothing that is not finite is written, and what costs nothing is proven.
+//! Updates that overflow, on the CPU engine: nothing that is not finite is written.
 
+use crate::net::build;
 use crate::overflow_cases;
 use tensorpack::graph::{Graph, Init, TensorSpec, VariableSpec};
-use tensorpack::optim::{Adam, Sgd, minimize};
-use tensorpack::runtime::{Device, Session};
+use tensorpack::optim::gradproc::GlobalNormClip;
+use tensorpack::optim::{
+    Accumulate, Adagrad, Adam, AdamW, Ema, Lamb, Momentum, Optimizer, PostProcess, RmsProp, Schedule, Sgd,
+    minimize,
+};
+use tensorpack::runtime::{Device, Session, SessionOptions};
 use tensorpack::tower::TowerContext;
 use tensorpack::{DType, ErrorKind, HostTensor};
 
@@ -94,7 +99,7 @@ fn the_type_of_the_variable_counts() {
     }
 }
 
-/// What another session writes is seen by the next step's proof.
+/// What a caller writes to a variable is seen by the next step's proof.
 #[test]
 fn what_is_written_from_outside_is_looked_at() {
     let g = Graph::new();
@@ -104,7 +109,6 @@ fn what_is_written_from_outside_is_looked_at() {
     let train = minimize(&cost, &Adam::new(0.1)).unwrap();
     let session = Session::new(g.freeze().unwrap()).unwrap();
     session.run(&[&train], &[]).unwrap();
-    // Near the largest number a step still fits in; its average does not.
     session.write("w/adam_v", &HostTensor::new([64], vec![-1.0f32; 64]).unwrap()).unwrap();
     let before = session.read("w/adam_m").unwrap();
     let e = session.run(&[&train], &[]).unwrap_err();
@@ -130,4 +134,45 @@ fn a_cost_that_is_infinite_is_an_error_though_nobody_fetches_it() {
     assert_eq!(session.read("count").unwrap().to_scalar().unwrap(), 0.0);
     // What has nothing to do with the cost does not compute it.
     session.run(&[&counted], &[]).unwrap();
+}
+
+/// Bounds prove that ordinary updates are finite, so that no update is computed twice.
+#[test]
+fn ordinary_updates_are_computed_once() {
+    let optimizers: Vec<Box<dyn Optimizer>> = vec![
+        Sgd::new(0.1).boxed(),
+        Momentum::new(0.1, 0.9).boxed(),
+        Momentum::new(Schedule::cosine(0.1, 0.0, 100), 0.9).nesterov().boxed(),
+        RmsProp::new(0.1).momentum(0.9).centered().boxed(),
+        Adagrad::new(0.1).boxed(),
+        Adam::new(0.1).boxed(),
+        AdamW::new(0.1).boxed(),
+        Lamb::new(0.1).boxed(),
+        Momentum::new(0.1, 0.9).process(GlobalNormClip::new(1.0)).boxed(),
+        PostProcess::new(Adam::new(0.1), |_, w| Some(w.clip(-0.01, 0.01))).boxed(),
+        Accumulate::new(AdamW::new(0.1), 4).boxed(),
+        Accumulate::new(RmsProp::new(0.1).momentum(0.9).centered(), 4).boxed(),
+        Ema::new(Adam::new(0.1), 0.99).boxed(),
+        Ema::new(Accumulate::new(Adam::new(0.1), 4), 0.99).debiased().boxed(),
+    ];
+    for optimizer in optimizers {
+        for dtype in [DType::F32, DType::F64] {
+            let graph = Graph::new();
+            let [cost, train] = build(&graph, dtype, &*optimizer).unwrap();
+            let options = SessionOptions { profile: true, ..SessionOptions::default() };
+            let session = Session::with(graph.freeze().unwrap(), options).unwrap();
+            let x: Vec<f64> = (0..24).map(|i| f64::from(i).sin()).collect();
+            let x = HostTensor::from_f64(dtype, [4, 6], &x).unwrap();
+            let label = HostTensor::zeros(DType::I32, [4]).unwrap();
+            let divisor = HostTensor::from_f64(dtype, [], &[1.0]).unwrap();
+            for _ in 0..6 {
+                session
+                    .run(&[&cost, &train], &[("x", &x), ("label", &label), ("divisor", &divisor)])
+                    .unwrap();
+            }
+            for kernel in session.profile().unwrap() {
+                assert_eq!(kernel.runs, 6, "{optimizer:?} {dtype}: {} ran twice in a step", kernel.name);
+            }
+        }
+    }
 }

@@ -52,6 +52,22 @@ fn every_optimizer_stops_before_it_overflows() {
 }
 
 #[test]
+fn training_stops_or_skips_and_keeps_the_last_checkpoint() {
+    use crate::overflow_in_training::Setup;
+    use tensorpack::train::{SimpleTrainer, SyncMultiGpuTrainer};
+    let Some(devices) = crate::devices(2) else { return };
+    let setups = [
+        Setup { device: devices[0], towers: 1, trainer: |_| SimpleTrainer::new().into() },
+        Setup { device: devices[0], towers: 2, trainer: |n| SyncMultiGpuTrainer::new(n).into() },
+    ];
+    for setup in setups {
+        setup.stops();
+        setup.skips();
+        setup.keeps_the_last_checkpoint();
+    }
+}
+
+#[test]
 fn a_cost_that_is_infinite_is_an_error_though_nobody_fetches_it() {
     let Some(device) = device() else { return };
     let g = Graph::new();
