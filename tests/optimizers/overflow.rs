@@ -1,7 +1,7 @@
 //! Updates that overflow, on the CPU engine: nothing that is not finite is written.
 
 use crate::net::build;
-use crate::overflow_cases;
+use crate::overflow_cases::{self, Model};
 use tensorpack::graph::{Graph, Init, TensorSpec, VariableSpec};
 use tensorpack::optim::gradproc::GlobalNormClip;
 use tensorpack::optim::{
@@ -14,7 +14,10 @@ use tensorpack::{DType, ErrorKind, HostTensor};
 
 #[test]
 fn every_optimizer_stops_before_it_overflows() {
-    overflow_cases::every_optimizer(Device::Cpu(0));
+    // Large variables are bounded by proofs, small ones looked at in every step.
+    for len in [5, 6000] {
+        overflow_cases::every_optimizer(Device::Cpu(0), len);
+    }
 }
 
 fn scalar(x: f32) -> HostTensor {
@@ -157,6 +160,9 @@ fn ordinary_updates_are_computed_once() {
     ];
     for optimizer in optimizers {
         for dtype in [DType::F32, DType::F64] {
+            let large = Model::new(&*optimizer, dtype, Device::Cpu(0), 6000);
+            (0..40).for_each(|_| large.step(1.0).unwrap());
+            assert_eq!(large.runs(), 40, "{optimizer:?} {dtype}: an update was computed twice");
             let graph = Graph::new();
             let [cost, train] = build(&graph, dtype, &*optimizer).unwrap();
             let options = SessionOptions { profile: true, ..SessionOptions::default() };
@@ -175,4 +181,17 @@ fn ordinary_updates_are_computed_once() {
             }
         }
     }
+}
+
+/// The bound of a variable grows with every step, as if all went in one direction, until it says nothing. Then the
+/// variable is looked at, and that is enough.
+#[test]
+fn variables_are_looked_at_when_bounds_say_too_little() {
+    let model = Model::new(&Sgd::new(1.0), DType::F32, Device::Cpu(0), 6000);
+    for step in 0..100u64 {
+        model.step(if step % 2 == 0 { 3e37 } else { -3e37 }).unwrap();
+        assert_eq!(model.runs(), step + 1, "an update was computed twice");
+    }
+    let e = (0..20).find_map(|_| model.step(3e37).err()).expect("an error");
+    assert!(e.message().contains("the variable w "), "{e}");
 }

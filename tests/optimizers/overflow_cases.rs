@@ -41,32 +41,41 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-struct Model {
-    session: Session,
+pub(crate) struct Model {
+    pub(crate) session: Session,
     train: Op,
     dtype: DType,
+    len: usize,
 }
 
 impl Model {
     /// A cost that is always 0, with whatever gradient is fed, and a second variable that never overflows.
-    fn new(optimizer: &dyn Optimizer, dtype: DType, device: Device) -> Model {
+    pub(crate) fn new(optimizer: &dyn Optimizer, dtype: DType, device: Device, len: usize) -> Model {
         let g = Graph::new();
         let t = TowerContext::training(&g);
-        let x = g.placeholder(&TensorSpec::new("x", dtype, [Some(5)]));
+        let x = g.placeholder(&TensorSpec::new("x", dtype, [Some(len)]));
         let fed = |name: &str, x: &tensorpack::graph::Tensor| {
-            let w = t.variable(VariableSpec::new(name, [5]).dtype(dtype));
+            let w = t.variable(VariableSpec::new(name, [len]).dtype(dtype));
             ((w.value() - w.value().stop_gradient()) * x).sum()
         };
         let cost = fed("calm", &(&x * 0.0 + 1.0)) + fed("w", &x);
         let train = minimize(&cost, optimizer).unwrap();
-        let options = SessionOptions { device, ..SessionOptions::default() };
-        Model { session: Session::with(g.freeze().unwrap(), options).unwrap(), train, dtype }
+        let options = SessionOptions { device, profile: true, ..SessionOptions::default() };
+        Model { session: Session::with(g.freeze().unwrap(), options).unwrap(), train, dtype, len }
     }
 
-    fn step(&self, gradient: f64) -> tensorpack::Result<()> {
+    pub(crate) fn step(&self, gradient: f64) -> tensorpack::Result<()> {
         // Only one element is in danger.
-        let x = HostTensor::from_f64(self.dtype, [5], &[1.0, -2.0, 0.5, gradient, 1.0]).unwrap();
+        let number = |i: usize| if i == self.len / 2 { gradient } else { 0.5 + (i % 3) as f64 };
+        let x: Vec<f64> = (0..self.len).map(number).collect();
+        let x = HostTensor::from_f64(self.dtype, [self.len], &x).unwrap();
         self.session.run(&[&self.train], &[("x", &x)]).map(|_| ())
+    }
+
+    /// How often the kernel that ran most often did.
+    #[allow(dead_code, reason = "only the CPU engine counts")]
+    pub(crate) fn runs(&self) -> u64 {
+        self.session.profile().unwrap().iter().map(|kernel| kernel.runs).max().unwrap_or(0)
     }
 
     fn variables(&self) -> Vec<(String, Vec<u8>)> {
@@ -77,11 +86,11 @@ impl Model {
 
 /// Every optimizer, in f32 and f64: the step that overflows is an error that names the variable and leaves all as they
 /// were, and training goes on after it.
-pub(crate) fn every_optimizer(device: Device) {
+pub(crate) fn every_optimizer(device: Device, len: usize) {
     for case in cases() {
         for (dtype, gradient) in [DType::F32, DType::F64].into_iter().zip(case.gradients) {
             let what = format!("{:?} {dtype} on {device}", case.optimizer);
-            let model = Model::new(&*case.optimizer, dtype, device);
+            let model = Model::new(&*case.optimizer, dtype, device, len);
             let mut before = Vec::new();
             let failed = (0..3).find_map(|_| {
                 before = model.variables();

@@ -48,7 +48,7 @@ fn a_bad_step_names_the_tensor_and_changes_nothing() {
 #[test]
 fn every_optimizer_stops_before_it_overflows() {
     let Some(device) = device() else { return };
-    crate::overflow_cases::every_optimizer(device);
+    crate::overflow_cases::every_optimizer(device, 5);
 }
 
 #[test]

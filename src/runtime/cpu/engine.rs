@@ -432,11 +432,10 @@ impl CpuProgram {
             return Ok(Outcome::NotFinite);
         }
         self.fetch(shared, variables, feeds, outputs)?;
-        for tower in &self.towers {
-            own(tower).plan.updated.iter().for_each(|&v| variables.measured[v].reset());
-        }
+        self.towers.iter().for_each(|tower| own(tower).before_commit(variables));
         let measured = &variables.measured;
         self.on_all_towers(shared, &|tower, cx| tower.run(cx, run, finite, Phase::Commit, measured))?;
+        self.towers.iter().for_each(|tower| own(tower).after_commit(variables, feeds, shared.isa));
         let behind =
             if self.variables.are_shared() { variables.version - shared.snapshot.version } else { 0 };
         let changes = |tower: &Mutex<TowerRun>| own(tower).plan.changes_variables();
@@ -448,22 +447,28 @@ impl CpuProgram {
     fn will_be_finite(
         &self,
         shared: &mut Shared,
-        variables: &Variables,
+        variables: &mut Variables,
         run: &RunInfo,
         finite: &AtomicBool,
         feeds: &[Feed<'_>],
     ) -> Result<bool> {
         let isa = shared.isa;
-        let proven = |tower: &Mutex<TowerRun>| own(tower).prove(variables, feeds, isa);
-        // All of them: each remembers which of its proofs hold.
-        if self.towers.iter().fold(true, |all, tower| proven(tower) && all) {
+        let proven = |variables: &Variables| {
+            // All of them: each remembers which of its proofs hold.
+            self.towers.iter().fold(true, |all, tower| own(tower).prove(variables, feeds, isa) && all)
+        };
+        if proven(variables) {
+            return Ok(true);
+        }
+        let looked =
+            self.towers.iter().fold(false, |any, tower| own(tower).look_at_variables(variables) || any);
+        if looked && proven(variables) {
             return Ok(true);
         }
         for (tower, lane) in self.towers.iter().zip(&mut shared.lanes) {
             lane.make_trial_room(&own(tower).plan)?;
         }
         self.on_all_towers(shared, &|tower, cx| tower.run(cx, run, finite, Phase::Trial, &[]))?;
-        self.resolve(shared, variables, feeds);
         Ok(finite.load(Ordering::Relaxed))
     }
 

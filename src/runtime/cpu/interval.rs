@@ -35,16 +35,25 @@ impl Interval {
         Interval { low: least, high: corners.iter().copied().fold(f64::NEG_INFINITY, f64::max) }
     }
 
-    /// Nothing if a value of it could be stored as `dtype` only as an infinity.
-    pub(super) fn stored(self, dtype: DType) -> Bound {
-        let most = match dtype {
-            DType::F32 => f64::from(f32::MAX),
-            DType::Bf16 => bf16::MAX.to_f64(),
-            DType::F64 => f64::MAX,
-            // Integers are never infinite.
-            DType::I32 | DType::I64 | DType::U8 | DType::Bool => return Some(ANY_INTEGER),
-        };
-        (self.low >= -most && self.high <= most).then_some(self)
+    /// Bounds of values of a class once they are stored as `dtype`; nothing if one could become an infinity.
+    pub(super) fn stored(self, class: Class, dtype: DType) -> Bound {
+        let Some(most) = largest(dtype) else { return Some(ANY_INTEGER) };
+        let inside = self.low >= -most && self.high <= most;
+        // In a type with fewer digits it is rounded, and by what is inside to no more than the largest there is.
+        let share = if Class::of(dtype) == class && dtype != DType::Bf16 { 0.0 } else { 2f64.powi(-7) };
+        let low = (self.low - self.low.abs() * share).max(-most);
+        let high = (self.high + self.high.abs() * share).min(most);
+        inside.then_some(Interval { low, high })
+    }
+}
+
+/// The largest number of a type of floats.
+fn largest(dtype: DType) -> Option<f64> {
+    match dtype {
+        DType::F32 => Some(f64::from(f32::MAX)),
+        DType::Bf16 => Some(bf16::MAX.to_f64()),
+        DType::F64 => Some(f64::MAX),
+        DType::I32 | DType::I64 | DType::U8 | DType::Bool => None,
     }
 }
 
@@ -63,12 +72,11 @@ fn exact(x: Interval, class: Class) -> Bound {
     let tiny = rounding(class).1;
     let low = if x.low > 0.0 && x.low < tiny { 0.0 } else { x.low };
     let high = if x.high < 0.0 && x.high > -tiny { 0.0 } else { x.high };
-    let dtype = match class {
-        Class::F32 => DType::F32,
-        Class::F64 => DType::F64,
-        Class::I64 => return Some(x),
-    };
-    Interval { low, high }.stored(dtype)
+    match class {
+        Class::F32 => Interval { low, high }.stored(class, DType::F32),
+        Class::F64 => Interval { low, high }.stored(class, DType::F64),
+        Class::I64 => Some(x),
+    }
 }
 
 /// The result of one operation of a class, which rounds.

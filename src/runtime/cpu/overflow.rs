@@ -1,9 +1,10 @@
 //! Whether an update can overflow, told from bounds of what it reads before it writes anything.
 //!
-//! The kernels that make gradients find their extremes while they are in cache, and the passes that update variables do
-//! the same for the next step. From those, interval arithmetic bounds all that an update computes. Where that proves it
-//! finite, as it does for all but numbers near overflow, nothing is computed twice. Else the update runs on trial first:
-//! it computes its next values aside, and only those are checked.
+//! The kernels that make gradients find their extremes while they are in cache. From those and from bounds of the
+//! variables, interval arithmetic bounds all that an update computes. Where that proves it finite, as it does for all but
+//! numbers near overflow, nothing is computed twice, and the bounds of what it wrote are those of the variables in the next
+//! step. They grow, since they assume the worst of every step; where they prove nothing any more, the variables are looked
+//! at. What cannot be proven then runs on trial: it computes its next values aside, and those are checked.
 
 use super::interval::{Bound, Interval, evaluate};
 use crate::kir::{Class, Expr};
@@ -38,7 +39,7 @@ impl Measured {
         }
     }
 
-    fn get(&self) -> Extremes {
+    pub(super) fn get(&self) -> Extremes {
         Extremes { top: self.top.load(Ordering::Relaxed), bottom: self.bottom.load(Ordering::Relaxed) }
     }
 }
@@ -67,13 +68,21 @@ pub(super) fn any_of(dtype: DType) -> Bound {
     }
 }
 
+/// What is known of the value of a variable.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Value {
+    pub(super) bound: Bound,
+    /// Whether the bound is that of a proof, and not of the elements as they are.
+    pub(super) proven: bool,
+}
+
 /// What bounds an operand of an update.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
     /// What the run measured of one of its results; and whether that has one element.
     Result { slot: usize, single: bool },
     /// What is known of a variable.
-    Variable { index: usize, single: bool },
+    Variable(usize),
     /// What is fed.
     Feed(usize),
     /// What never changes.
@@ -87,15 +96,22 @@ pub(super) struct Proof {
     pub(super) sizes: Vec<usize>,
     /// By operand, its type and what bounds it: one source for each variable that the pass runs over.
     pub(super) operands: Vec<(DType, Vec<Source>)>,
-    /// The types of outputs; `None` for those that may be infinite.
-    pub(super) outputs: Vec<Option<DType>>,
+    pub(super) outputs: Vec<Output>,
+}
+
+/// An output of a pass.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Output {
+    pub(super) dtype: DType,
+    /// Whether it must be finite.
+    pub(super) finite: bool,
 }
 
 /// What is known when a proof is tried.
 #[derive(Clone, Copy)]
 pub(super) struct Known<'a> {
     pub(super) results: &'a [Measured],
-    pub(super) variables: &'a [Measured],
+    pub(super) variables: &'a [Value],
     pub(super) feeds: &'a [Feed<'a>],
     pub(super) isa: Isa,
 }
@@ -116,11 +132,8 @@ impl Room {
 }
 
 impl Proof {
-    /// Whether all outputs that must be finite are sure to be.
-    pub(super) fn holds(&self, known: Known<'_>, room: &mut Room) -> bool {
-        if self.outputs.iter().all(Option::is_none) {
-            return true;
-        }
+    /// Whether all outputs that must be finite are sure to be. Bounds of all of them go to `next`.
+    pub(super) fn holds(&self, known: Known<'_>, room: &mut Room, next: &mut [Bound]) -> bool {
         room.operands.clear();
         for (dtype, sources) in &self.operands {
             let mut bounds = sources.iter().map(|s| s.bound(*dtype, known));
@@ -129,21 +142,24 @@ impl Proof {
             room.operands.push((all, *dtype));
         }
         evaluate(&self.expr, &room.operands, &self.sizes, &mut room.values);
-        self.expr.outputs.iter().zip(&self.outputs).all(|(reg, dtype)| match dtype {
-            None => true,
-            Some(dtype) => room.values[reg.0 as usize].0.is_some_and(|x| x.stored(*dtype).is_some()),
-        })
+        let mut holds = true;
+        for ((reg, output), next) in self.expr.outputs.iter().zip(&self.outputs).zip(next) {
+            let (bound, class) = room.values[reg.0 as usize];
+            *next = bound.and_then(|x| x.stored(class, output.dtype));
+            holds &= next.is_some() || !output.finite;
+        }
+        holds
     }
 }
 
 impl Source {
-    fn bound(&self, dtype: DType, known: Known<'_>) -> Bound {
+    pub(super) fn bound(&self, dtype: DType, known: Known<'_>) -> Bound {
         if !dtype.is_float() {
             return any_of(dtype);
         }
         match *self {
             Source::Result { slot, single } => bound(known.results[slot].get(), dtype, single),
-            Source::Variable { index, single } => bound(known.variables[index].get(), dtype, single),
+            Source::Variable(index) => known.variables[index].bound,
             Source::Feed(i) => {
                 let fed = known.feeds[i];
                 if fed.len() > SMALL_FEED {

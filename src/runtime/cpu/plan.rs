@@ -5,7 +5,7 @@ use super::commit::{self, Pass};
 use super::fuse;
 use super::interval::Bound;
 use super::memory::padded;
-use super::overflow::{self, Proof, Source};
+use super::overflow::{self, Output, Proof, Source};
 use super::snapshot;
 use super::variables::Variables;
 use super::work::Work;
@@ -39,10 +39,19 @@ pub(super) struct Loc {
 #[derive(Clone, Debug)]
 pub(super) struct Checked {
     pub(super) elements: Range<usize>,
-    /// Where their extremes go: among the results of the run or, if variables are written, among those.
+    /// Where their extremes go: among the results of the run or, if variables are written, among the variables.
     pub(super) slot: usize,
     /// Whether they must be finite for variables to change.
     pub(super) finite: bool,
+}
+
+/// A variable that gets a copy of what was computed before.
+#[derive(Debug)]
+pub(super) struct Copied {
+    pub(super) variable: usize,
+    pub(super) dtype: DType,
+    /// What bounds it.
+    pub(super) source: Source,
 }
 
 /// One kernel, ready to run.
@@ -53,7 +62,7 @@ pub(super) struct Step {
     pub(super) writes: Vec<Loc>,
     /// Type and number of elements of each output.
     pub(super) forms: Vec<(DType, usize)>,
-    /// By output, which elements are checked, in order.
+    /// By output, which elements are checked, in order; may be left out if none are.
     pub(super) checked: Vec<Vec<Checked>>,
     /// Room shared by all threads while the step runs.
     pub(super) shared: Option<usize>,
@@ -77,14 +86,14 @@ pub(super) struct Plan {
     pub(super) live_from: usize,
     /// Steps from here on change variables.
     pub(super) commit_from: usize,
-    /// For each of these, a proof to try that what it writes is finite; behind those, steps copy what was checked.
+    /// For each of these, a proof to try that what it writes is finite.
     pub(super) proofs: Vec<Proof>,
+    /// Variables that steps behind those copy to.
+    pub(super) copied: Vec<Copied>,
     /// Whether a variable that must be finite is assigned a constant that is not.
     pub(super) assigns_infinity: bool,
     /// How many results have their extremes found.
     pub(super) measured: usize,
-    /// Variables that change.
-    pub(super) updated: Vec<usize>,
     /// Variables of which a snapshot is read.
     pub(super) snapshots: Vec<usize>,
     pub(super) fetches: Vec<FetchAt>,
@@ -347,7 +356,7 @@ impl<'a> Planner<'a> {
                 reads: vec![at(value)],
                 writes: vec![Loc { base: Base::Slab(place.slab), offset: place.offset }],
                 forms: vec![(value.dtype, n)],
-                checked: vec![vec![Checked { elements: 0..n, slot: *variable, finite: false }]],
+                checked: Vec::new(),
                 shared: None,
                 origin: Arc::new(Origin {
                     name: "assign".into(),
@@ -368,9 +377,9 @@ impl<'a> Planner<'a> {
             live_from: self.live_from,
             commit_from,
             proofs,
+            copied: self.copies.iter().map(|(variable, v)| self.copied(*variable, v, &slots)).collect(),
             assigns_infinity: self.assigns_infinity(),
             measured: slots.len(),
-            updated: self.program.updates.iter().map(|u| u.variable).collect(),
             snapshots: self.snapshots,
             fetches,
             constants,
@@ -479,31 +488,36 @@ impl<'a> Planner<'a> {
         })
     }
 
+    /// What bounds the elements of a view.
+    fn source(&self, v: &View, slots: &HashMap<BufferId, usize>) -> Source {
+        let buffer = self.program.buffer(v.buffer);
+        let single = buffer.len() == 1;
+        match &buffer.kind {
+            BufferKind::Variable(index) => Source::Variable(*index),
+            BufferKind::Feed(i) => Source::Feed(*i),
+            BufferKind::Constant(t) => Source::Always(constant_bound(t)),
+            BufferKind::Snapshot(_) => Source::Always(None),
+            BufferKind::Temp => match slots.get(&v.buffer) {
+                Some(&slot) => Source::Result { slot, single },
+                None => Source::Always(overflow::any_of(v.dtype)),
+            },
+        }
+    }
+
+    fn copied(&self, variable: usize, value: &View, slots: &HashMap<BufferId, usize>) -> Copied {
+        Copied { variable, dtype: value.dtype, source: self.source(value, slots) }
+    }
+
     /// How to prove that what a pass writes is finite.
     fn proof(&self, pass: &Pass, slots: &HashMap<BufferId, usize>) -> Proof {
         let first = &pass.members[0];
-        let source = |v: &View| {
-            let buffer = self.program.buffer(v.buffer);
-            let single = buffer.len() == 1;
-            match &buffer.kind {
-                BufferKind::Variable(index) => Source::Variable { index: *index, single },
-                BufferKind::Feed(i) => Source::Feed(*i),
-                BufferKind::Constant(t) => Source::Always(constant_bound(t)),
-                BufferKind::Snapshot(_) => Source::Always(None),
-                BufferKind::Temp => match slots.get(&v.buffer) {
-                    Some(&slot) => Source::Result { slot, single },
-                    None => Source::Always(overflow::any_of(v.dtype)),
-                },
-            }
-        };
         let operand = |k: usize| {
-            let sources = pass.members.iter().map(|m| source(&m.body.operands[k]));
+            let sources = pass.members.iter().map(|m| self.source(&m.body.operands[k], slots));
             (first.body.operands[k].dtype, sources.collect())
         };
         let output = |k: usize| {
             let finite = pass.members.iter().any(|m| self.must_be_finite(m.variables[k]));
-            let dtype = self.program.buffer(first.outputs[k]).dtype;
-            (finite && dtype.is_float()).then_some(dtype)
+            Output { dtype: self.program.buffer(first.outputs[k]).dtype, finite }
         };
         Proof {
             expr: first.body.expr.clone(),

@@ -1,7 +1,8 @@
 //! One tower: its plan, and the memory and the threads that it runs on.
 
+use super::interval::Bound;
 use super::memory::{Block, padded};
-use super::overflow::{Known, Measured, Room};
+use super::overflow::{Known, Measured, Room, Source, Value};
 use super::plan::{Base, Loc, Plan, Step};
 use super::variables::Variables;
 use super::work::{Meeting, Memory};
@@ -77,6 +78,9 @@ struct Tally {
     best: f64,
 }
 
+/// Passes over no more elements find the extremes of what they write in every run.
+const SMALL_PASS: usize = 4096;
+
 /// Which part of a plan to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -99,6 +103,8 @@ pub(super) struct TowerRun {
     measured: Vec<Measured>,
     /// Whether each of the plan's proofs holds in this run.
     proven: Vec<bool>,
+    /// Bounds of what passes write, one pass after the other.
+    next: Vec<Bound>,
     room: Room,
 }
 
@@ -139,6 +145,7 @@ impl TowerRun {
             times,
             measured: (0..plan.measured).map(|_| Measured::default()).collect(),
             proven: vec![false; plan.proofs.len()],
+            next: vec![None; plan.proofs.iter().map(|p| p.outputs.len()).sum()],
             room: Room::new(&plan.proofs),
             plan,
         }
@@ -166,11 +173,66 @@ impl TowerRun {
 
     /// Whether everything that the run is about to write to variables is sure to be finite.
     pub(super) fn prove(&mut self, variables: &Variables, feeds: &[Feed<'_>], isa: Isa) -> bool {
-        let known = Known { results: &self.measured, variables: &variables.measured, feeds, isa };
+        let known = Known { results: &self.measured, variables: &variables.known, feeds, isa };
+        let mut next = self.next.as_mut_slice();
         for (proven, proof) in self.proven.iter_mut().zip(&self.plan.proofs) {
-            *proven = proof.holds(known, &mut self.room);
+            let (own, rest) = next.split_at_mut(proof.outputs.len());
+            *proven = proof.holds(known, &mut self.room, own);
+            next = rest;
         }
         self.proven.iter().all(|p| *p) && !self.plan.assigns_infinity
+    }
+
+    /// Looks at the variables that passes read of which nothing could be proven, where less than that is known of them.
+    /// Returns whether there were any.
+    pub(super) fn look_at_variables(&self, variables: &mut Variables) -> bool {
+        let mut any = false;
+        let unproven = self.plan.proofs.iter().zip(&self.proven).filter(|(_, proven)| !**proven);
+        for source in unproven.flat_map(|(proof, _)| &proof.operands).flat_map(|(_, sources)| sources) {
+            if let Source::Variable(index) = *source
+                && variables.known[index].proven
+            {
+                variables.look_at(index);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Whether a pass finds the extremes of what it writes: it does where that costs nothing or nothing else is known.
+    fn measures(&self, pass: usize) -> bool {
+        let elements = self.plan.steps[self.plan.commit_from + pass].forms[0].1;
+        elements <= SMALL_PASS || !self.proven[pass]
+    }
+
+    /// Prepares for finding the extremes of what passes write.
+    pub(super) fn before_commit(&self, variables: &Variables) {
+        for pass in (0..self.proven.len()).filter(|&pass| self.measures(pass)) {
+            let step = &self.plan.steps[self.plan.commit_from + pass];
+            step.checked.iter().flatten().for_each(|c| variables.measured[c.slot].reset());
+        }
+    }
+
+    /// Remembers what is known of the variables that were written.
+    pub(super) fn after_commit(&self, variables: &mut Variables, feeds: &[Feed<'_>], isa: Isa) {
+        let mut next = self.next.iter();
+        for pass in 0..self.proven.len() {
+            let measures = self.measures(pass);
+            for checked in &self.plan.steps[self.plan.commit_from + pass].checked {
+                let bound = next.next().copied().flatten();
+                for c in checked {
+                    match measures {
+                        true => variables.take_measured(c.slot),
+                        false => variables.known[c.slot] = Value { bound, proven: true },
+                    }
+                }
+            }
+        }
+        for copied in &self.plan.copied {
+            let known = Known { results: &self.measured, variables: &variables.known, feeds, isa };
+            let bound = copied.source.bound(copied.dtype, known);
+            variables.known[copied.variable] = Value { bound, proven: false };
+        }
     }
 
     /// Runs one step, whose pointers begin at `at` in the tables.
@@ -183,17 +245,18 @@ impl TowerRun {
         look: Look<'_>,
     ) -> Result<()> {
         let step = &self.plan.steps[i];
-        let measured = match look.at {
-            At::Results => Some(self.measured.as_slice()),
-            At::Variables(measured) => Some(measured),
-            At::Nothing => None,
+        let (checked, measured) = match look.at {
+            At::Results => (step.checked.as_slice(), Some(self.measured.as_slice())),
+            At::Variables(measured) => (step.checked.as_slice(), Some(measured)),
+            At::Elements => (step.checked.as_slice(), None),
+            At::Nothing => (&[][..], None),
         };
         let finite = look.finite;
         let memory = Memory {
             reads: &self.reads[at.read..at.read + step.reads.len()],
             writes: &self.writes[at.write..at.write + step.writes.len()],
             forms: &step.forms,
-            checked: &step.checked,
+            checked,
             measured,
             shared: cx.lane.arena().wrapping_add(step.shared.unwrap_or(0)),
             scratch: &self.scratch,
@@ -233,16 +296,23 @@ impl TowerRun {
         variables: &[Measured],
     ) -> Result<()> {
         let Plan { live_from, commit_from, .. } = self.plan;
-        let (steps, at) = match phase {
-            Phase::Apart => (0..live_from, At::Results),
-            Phase::Compute => (live_from..commit_from, At::Results),
+        let steps = match phase {
+            Phase::Apart => 0..live_from,
+            Phase::Compute => live_from..commit_from,
             Phase::Trial => return self.trial(cx, run, finite),
-            Phase::Commit => (commit_from..self.plan.steps.len(), At::Variables(variables)),
+            Phase::Commit => commit_from..self.plan.steps.len(),
         };
-        let look = Look { finite, at };
         let mut at = Cursor::default();
         self.plan.steps[..steps.start].iter().for_each(|step| at.skip(step));
-        steps.into_iter().try_for_each(|i| self.step(i, &mut at, cx, run, look))
+        for i in steps {
+            let look = match i.checked_sub(commit_from) {
+                None => At::Results,
+                Some(pass) if pass < self.proven.len() && self.measures(pass) => At::Variables(variables),
+                Some(_) => At::Nothing,
+            };
+            self.step(i, &mut at, cx, run, Look { finite, at: look })?;
+        }
+        Ok(())
     }
 
     /// Runs the passes that no proof holds for, with what they write elsewhere. They read what variables were at the
@@ -261,14 +331,15 @@ impl TowerRun {
                 continue;
             }
             let (first, count) = (at.write, self.plan.steps[i].writes.len());
+            let kept = self.writes[first..first + count].to_vec();
             let mut offset = 0;
             for k in 0..count {
                 let (dtype, n) = self.plan.steps[i].forms[k];
-                // The table is filled anew for the commit.
                 self.writes[first + k] = room.wrapping_add(offset);
                 offset += padded(dtype.size() * n);
             }
-            self.step(i, &mut at, cx, run, Look { finite, at: At::Nothing })?;
+            self.step(i, &mut at, cx, run, Look { finite, at: At::Elements })?;
+            self.writes[first..first + count].copy_from_slice(&kept);
         }
         Ok(())
     }
@@ -327,6 +398,9 @@ enum At<'a> {
     Results,
     /// Those of variables.
     Variables(&'a [Measured]),
+    /// Nobody's: elements are only checked.
+    Elements,
+    /// Nobody's, and nothing is checked.
     Nothing,
 }
 
