@@ -34,6 +34,31 @@ impl CustomKernel for Wait {
     }
 }
 
+/// A fork whose update overflows changes nothing, though another's went well meanwhile.
+#[test]
+fn an_update_that_overflows_is_not_made() {
+    let graph = Graph::new();
+    let w = TowerContext::training(&graph).variable(VariableSpec::new("w", [300]));
+    let x = graph.placeholder(&TensorSpec::f32("x", []));
+    let cost = ((w.value() - w.value().stop_gradient()) * &x).sum();
+    let step = Fetch::from(&minimize(&cost, &Adam::new(0.1)).unwrap());
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    let (one, other) = (session.fork(0, 2).unwrap(), session.fork(1, 2).unwrap());
+    let run = |fork: &Session, x: f32| fork.run(&[&step], &[("x", &HostTensor::scalar(x))]).map(|_| ());
+    let variables = || -> Vec<HostTensor> {
+        session.graph().variables().iter().map(|v| session.read(&v.name).unwrap()).collect()
+    };
+    run(&one, 1.0).unwrap();
+    run(&other, 1e18).unwrap();
+    let before = variables();
+    let e = run(&one, 1e25).unwrap_err();
+    assert_eq!(e.kind(), tensorpack::ErrorKind::NotFinite);
+    assert!(e.message().contains("the variable w/adam_v "), "{e}");
+    assert!(variables() == before);
+    run(&other, 2.0).unwrap();
+    assert!(variables() != before);
+}
+
 /// Gradients are of the weights at the beginning of a run; momentum and weights are updated as they are at its end.
 #[test]
 fn a_run_computes_on_a_snapshot_and_loses_no_update() {

@@ -212,6 +212,7 @@ impl Graph {
             outputs: outputs.clone(),
             site,
             role: Role::Plain,
+            costs: Vec::new(),
             tower,
         });
         let tensor =
@@ -347,6 +348,20 @@ impl Graph {
     pub(super) fn set_role(&self, tensor: &Tensor, role: Role) {
         if let (Some(mut b), Some(id)) = (self.building(), tensor.id) {
             b.nodes[id.node.0 as usize].role = role;
+        }
+    }
+
+    /// Marks a gradient of a cost.
+    pub(super) fn set_gradient(&self, gradient: &Tensor, cost: &Tensor) {
+        if let (Some(mut b), Some(gradient), Some(cost)) = (self.building(), gradient.id, cost.id) {
+            let node = &mut b.nodes[gradient.node.0 as usize];
+            // A cost may be its own gradient, as an exponential is.
+            if node.role != Role::Cost {
+                node.role = Role::Gradient;
+            }
+            if !node.costs.contains(&cost.node) {
+                node.costs.push(cost.node);
+            }
         }
     }
 

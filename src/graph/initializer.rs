@@ -63,6 +63,17 @@ impl Fan {
 }
 
 impl Init {
+    /// Whether all first values of a variable of this type are finite. A variable of which some are not, such as the
+    /// least cost so far, may be infinite later as well.
+    pub(crate) fn is_finite(&self, dtype: DType) -> bool {
+        let fine = |x: f64| if dtype == DType::F64 { x.is_finite() } else { (x as f32).is_finite() };
+        match self {
+            Init::Constant(x) => fine(*x),
+            Init::Value(values) if dtype.is_float() => values.to_f64_vec().into_iter().all(fine),
+            _ => true,
+        }
+    }
+
     /// All zeros.
     pub fn zeros() -> Init {
         Init::Constant(0.0)

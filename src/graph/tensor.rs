@@ -87,9 +87,9 @@ impl Tensor {
         self.graph.set_role(self, Role::Cost);
     }
 
-    /// Marks the gradient of a variable.
-    pub(crate) fn mark_gradient(&self) {
-        self.graph.set_role(self, Role::Gradient);
+    /// Marks the gradient of `cost` with respect to a variable.
+    pub(crate) fn mark_gradient_of(&self, cost: &Tensor) {
+        self.graph.set_gradient(self, cost);
     }
 
     /// Puts `message` on record as this graph's error, at the caller's line, and returns a poison tensor.

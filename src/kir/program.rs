@@ -79,6 +79,8 @@ pub struct Update {
     pub variable: usize,
     /// Its next value.
     pub value: View,
+    /// Whether the next value must be finite: it must, unless the variable's first value is not.
+    pub finite: bool,
 }
 
 /// Kernels in an order in which they can run, with what they are run for.
@@ -92,12 +94,20 @@ pub struct Program {
     pub fetches: Vec<View>,
     /// What variables become once all kernels ran and the check passed.
     pub updates: Vec<Update>,
-    /// Results that must be finite, beside what updates read.
+    /// Costs, which must be finite.
     pub costs: Vec<View>,
+    /// Results that must be finite before any variable changes: costs, and what updates are made from. Next values must
+    /// be finite as well, see [`Update::finite`].
+    pub finite: Vec<BufferId>,
     /// Variables that another tower's program updates at the end of the same run.
     pub updated_elsewhere: Vec<usize>,
     /// Results that stay as they are, whatever could be fused across them: gradients of variables.
     pub kept: Vec<View>,
+    /// Results that are computed once and stored: all kernels that read one see the same bits. A compiler that fuses
+    /// a producer into each of its readers may round differently in each; see [`LowerCx::materialize`].
+    ///
+    /// [`LowerCx::materialize`]: super::LowerCx::materialize
+    pub materialized: Vec<BufferId>,
 }
 
 impl Program {

@@ -60,25 +60,30 @@ impl OpDef for Binary {
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
         use kir::Binary::*;
         let (a, b, y, dy) = (cx.input(0), cx.input(1), cx.output(0), cx.dy());
-        // Where both are equal, the maximum's gradient is shared between them.
+        // Where both are equal, the maximum's gradient is shared between them. If both have a gradient, they must agree
+        // on which of them is the larger.
+        let [a_seen, b_seen] = match self.0 {
+            Max | Min if cx.needs(0) && cx.needs(1) => [a, b].map(Tensor::optimization_barrier),
+            _ => [a, b].map(Tensor::clone),
+        };
         let share = |wins: Tensor| {
-            let tie = a.equal(b).cast(dy.dtype()) * 0.5;
+            let tie = a_seen.equal(&b_seen).cast(dy.dtype()) * 0.5;
             dy * (wins.cast(dy.dtype()) + tie)
         };
         let to_a = || match self.0 {
             Add | Sub => dy.clone(),
             Mul => dy * b,
             Div => dy / b,
-            Max => share(a.greater(b)),
-            Min => share(a.less(b)),
+            Max => share(a_seen.greater(&b_seen)),
+            Min => share(a_seen.less(&b_seen)),
             _ => dy * b * a.pow(&(b - 1.0)),
         };
         let to_b = || match self.0 {
             Add | Sub => dy.clone(),
             Mul => dy * a,
             Div => -(dy * y / b),
-            Max => share(b.greater(a)),
-            Min => share(b.less(a)),
+            Max => share(b_seen.greater(&a_seen)),
+            Min => share(b_seen.less(&a_seen)),
             _ => {
                 // a^b * ln(a) tends to 0 as a does; a negative base has no derivative in b.
                 let positive = a.greater(&a.zero());

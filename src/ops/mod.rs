@@ -25,6 +25,7 @@ mod matmul;
 mod moments;
 mod normalize;
 mod one_hot;
+mod optimization_barrier;
 mod order;
 mod pad;
 mod pool;

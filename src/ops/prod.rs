@@ -47,6 +47,8 @@ fn reduced(
 /// The number of zeros, and the product of all else.
 fn zeros_and_product(cx: &mut LowerCx<'_>, axes: &[usize], x: &View) -> [View; 2] {
     let class = Class::of(x.dtype);
+    // Whoever reads an element must agree with the count on whether it is zero.
+    cx.materialize(x);
     let zeros = reduced(cx, ReduceKind::Sum, axes, &[x], |e, r| divisor(e, r[0], class)[0]);
     [zeros, reduced(cx, ReduceKind::Prod, axes, &[x], |e, r| divisor(e, r[0], class)[1])]
 }

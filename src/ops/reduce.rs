@@ -88,7 +88,7 @@ impl OpDef for Reduce {
             ReduceKind::Sum => spread(cx.dy()),
             ReduceKind::Max | ReduceKind::Min => {
                 // Equal extremes share the gradient.
-                let hit = x.equal(&spread(cx.output(0))).cast(x.dtype());
+                let hit = x.optimization_barrier().equal(&spread(cx.output(0))).cast(x.dtype());
                 let axes: Vec<isize> = self.axes.iter().map(|&a| a as isize).collect();
                 &hit * spread(cx.dy()) / hit.sum_keep(&axes).broadcast_like(x)
             }

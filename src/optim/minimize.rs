@@ -49,7 +49,7 @@ fn of_variables(cost: &Tensor, pattern: Option<NamePattern>) -> Result<Vec<Gradi
     for ((variable, info), gradient) in variables.iter().zip(&infos).zip(found) {
         match gradient {
             Some(g) if !info.frozen => {
-                g.mark_gradient();
+                g.mark_gradient_of(cost);
                 all.push(Gradient::new(variable.clone(), g));
             }
             None if !info.frozen && !stopped_on_purpose(graph, cost, variable) => {

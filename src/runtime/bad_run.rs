@@ -1,9 +1,11 @@
 //! What was wrong with a run in which something was not finite.
 
 use super::executor::{Feed, RunInfo};
-use super::lowering;
+use super::faults::next_value_not_finite;
+use super::lowering::{self, Lowered};
 use super::session::{Session, State, check_finite_feeds, is_finite, request};
-use crate::graph::Fetch;
+use crate::graph::{Fetch, VariableInfo};
+use crate::kir::BufferKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor};
 
@@ -38,7 +40,7 @@ impl Session {
         let bad = |what: &str| Error::new(ErrorKind::NotFinite, what);
         let mut search = || {
             let lowered = lowering::lower(self.graph(), &request(fetches, feeds), self.reading)?;
-            // Only variables that the run reads: others may be infinite for a reason.
+            // Only variables that the run reads and that were finite at first: others may be infinite for a reason.
             for (i, v) in self
                 .graph()
                 .variables()
@@ -46,9 +48,12 @@ impl Session {
                 .enumerate()
                 .filter(|(i, _)| lowered.programs().iter().any(|p| p.reads(*i)))
             {
-                if v.dtype.is_float() && !is_finite(&state.executor.read(i)?) {
+                if v.dtype.is_float() && v.init.is_finite(v.dtype) && !is_finite(&state.executor.read(i)?) {
                     return Ok(Some(bad(&format!("the variable {} is not finite", v.name)).at(v.site)));
                 }
+            }
+            if let Some(v) = assigned_constant(&lowered, self.graph().variables()) {
+                return Ok(Some(next_value_not_finite(&v.name).at(v.site)));
             }
             state.executor.find_bad(lowered, run, &values)
         };
@@ -61,4 +66,14 @@ impl Session {
         };
         e.note("no variable was changed by this run")
     }
+}
+
+/// The variable that is assigned a constant that is not finite, which no kernel computes.
+fn assigned_constant<'a>(lowered: &Lowered, variables: &'a [VariableInfo]) -> Option<&'a VariableInfo> {
+    lowered.programs().iter().find_map(|program| {
+        let bad = program.updates.iter().filter(|u| u.finite).find(
+            |u| matches!(&program.buffer(u.value.buffer).kind, BufferKind::Constant(t) if !is_finite(t)),
+        );
+        bad.map(|u| &variables[u.variable])
+    })
 }

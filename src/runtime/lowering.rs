@@ -1,6 +1,8 @@
 //! From a frozen graph to kernel IR: picks the nodes a run needs, makes their shapes concrete, merges equal ones, and
 //! lowers each.
 
+use super::faults::{Diagnosis, NextValue};
+use super::finiteness;
 use super::snapshot::{self, Reading};
 use crate::graph::{Fetch, Frozen, Node, NodeId, NodeKind, Role, Spec, TensorId, VariableId};
 use crate::kir::{self, BufferKind, LowerCx, Origin, Program, Surroundings, Update, View};
@@ -24,7 +26,7 @@ pub struct Request {
 pub struct Lowered {
     programs: Vec<Program>,
     fetches: Vec<(usize, usize)>,
-    hints: HashMap<String, String>,
+    diagnosis: Diagnosis,
     feeds: Vec<Form>,
 }
 
@@ -36,7 +38,7 @@ impl Lowered {
     pub(super) fn new(
         programs: Vec<Program>,
         fetches: Vec<(usize, usize)>,
-        hints: HashMap<String, String>,
+        diagnosis: Diagnosis,
         around: &Surroundings<'_>,
     ) -> Result<Lowered> {
         for program in &programs {
@@ -51,7 +53,7 @@ impl Lowered {
         }
         check_sums(&programs)?;
         let feeds = around.feeds.iter().map(|(dtype, sizes)| (*dtype, sizes.to_vec())).collect();
-        Ok(Lowered { programs, fetches, hints, feeds })
+        Ok(Lowered { programs, fetches, diagnosis, feeds })
     }
 
     /// A program for each tower.
@@ -69,9 +71,9 @@ impl Lowered {
         &self.fetches
     }
 
-    /// For each kernel, by name of its node: what a NaN there most likely means.
-    pub fn hints(&self) -> &HashMap<String, String> {
-        &self.hints
+    /// What is known of nodes whose results may turn out not to be finite.
+    pub(super) fn diagnosis(&self) -> &Diagnosis {
+        &self.diagnosis
     }
 
     /// Type and sizes of everything that is fed, in the order of the request.
@@ -92,7 +94,7 @@ pub(super) fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Resu
         .filter_map(|f| f.output.map(|output| TensorId { node: f.node, output }))
         .collect();
     let roots = close_over_collectives(graph, &fetched, &assigns)?;
-    let (mut programs, mut places, mut hints) = (Vec::new(), Vec::new(), HashMap::new());
+    let (mut programs, mut places, mut diagnosis) = (Vec::new(), Vec::new(), Diagnosis::default());
     for (&tower, roots) in &roots {
         let mine: Vec<TensorId> =
             fetched.iter().copied().filter(|t| graph.node(t.node).tower == tower).collect();
@@ -107,7 +109,7 @@ pub(super) fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Resu
             merged: HashMap::new(),
             feeds: HashMap::new(),
             program: Program::default(),
-            hints: &mut hints,
+            diagnosis: &mut diagnosis,
         };
         cx.lower_tower(request, tower, roots, &mine)?;
         programs.push(cx.program);
@@ -132,11 +134,12 @@ pub(super) fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Resu
         feeds: request.feeds.iter().map(|(_, dtype, sizes)| (*dtype, &sizes[..])).collect(),
         variables: graph.variables().iter().map(|v| (v.dtype, &v.sizes[..])).collect(),
     };
-    Lowered::new(programs, places, hints, &around)
+    Lowered::new(programs, places, diagnosis, &around)
 }
 
-/// For each tower, the nodes that must be computed for their own sake: what is fetched and assigned there, and every
-/// collective in which another tower takes part, for else that one would wait forever.
+/// For each tower, the nodes that must be computed for their own sake: what is fetched and assigned there, the costs of
+/// the gradients that are used, and every collective in which another tower takes part, for else that one would wait
+/// forever.
 fn close_over_collectives(
     graph: &Frozen,
     fetched: &[TensorId],
@@ -153,10 +156,13 @@ fn close_over_collectives(
         roots.entry(graph.node(id).tower).or_default().insert(id);
     }
     let mut sequences: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
-    while !groups.is_empty() {
+    loop {
         let mut more = Vec::new();
         for (&tower, roots) in &roots {
             let (values, _) = needed(graph, assigns, roots.iter().copied());
+            if !assigns.is_empty() {
+                more.extend(values.iter().flat_map(|&id| &graph.node(id).costs).copied());
+            }
             let met: Vec<&Node> =
                 values.iter().map(|&id| graph.node(id)).filter(|n| collective(n).is_some()).collect();
             if let Some(other) = met.iter().find(|n| n.tower != tower) {
@@ -335,7 +341,7 @@ struct Lowering<'a> {
     merged: HashMap<u64, Vec<NodeId>>,
     feeds: HashMap<NodeId, usize>,
     program: Program,
-    hints: &'a mut HashMap<String, String>,
+    diagnosis: &'a mut Diagnosis,
 }
 
 impl Lowering<'_> {
@@ -368,6 +374,14 @@ impl Lowering<'_> {
                 nodes.map(|&node| self.views[&TensorId { node, output: 0 }].clone()).collect()
             };
             (self.program.costs, self.program.kept) = (with(Role::Cost), with(Role::Gradient));
+        }
+        let parts = finiteness::find(&mut self.program);
+        for node in &self.program.kernels {
+            let Some(part) = node.outputs.first().and_then(|b| parts.get(b)) else { continue };
+            let info = &graph.variables()[part.variable];
+            let finite = !part.late || info.init.is_finite(info.dtype);
+            let next = NextValue { variable: info.name.clone(), itself: part.late, finite };
+            self.diagnosis.next_values.insert(node.origin.name.clone(), next);
         }
         Ok(())
     }
@@ -520,7 +534,7 @@ impl Lowering<'_> {
                         .at(node.site));
                     }
                     if let Some(hint) = op.nan_hint() {
-                        self.hints.insert(node.name.clone(), hint);
+                        self.diagnosis.hints.insert(node.name.clone(), hint);
                     }
                     views
                 }
@@ -617,9 +631,13 @@ impl Lowering<'_> {
             }
         }
         last.retain(|(_, id)| self.graph.node(*id).tower == tower);
-        let update = |(v, id): (VariableId, NodeId)| Update {
-            variable: v.0 as usize,
-            value: self.views[&self.graph.node(id).inputs[0]].clone(),
+        let update = |(v, id): (VariableId, NodeId)| {
+            let info = &self.graph.variables()[v.0 as usize];
+            Update {
+                variable: v.0 as usize,
+                value: self.views[&self.graph.node(id).inputs[0]].clone(),
+                finite: info.init.is_finite(info.dtype),
+            }
         };
         Ok(last.into_iter().map(update).collect())
     }

@@ -5,6 +5,7 @@ pub mod cpu;
 mod device;
 mod executor;
 mod faults;
+mod finiteness;
 mod in_flight;
 mod interrupt;
 mod lowering;

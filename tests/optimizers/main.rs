@@ -3,6 +3,8 @@
 mod accumulation;
 mod golden;
 mod net;
+mod overflow;
+mod overflow_cases;
 mod plans;
 mod processors;
 mod schedules;

@@ -19,6 +19,8 @@ mod models;
 mod modules;
 mod not_finite;
 mod other_towers;
+mod overflow;
+mod overflow_cases;
 mod predictors;
 mod processes;
 mod remembered;

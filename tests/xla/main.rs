@@ -8,6 +8,11 @@ mod feeds;
 #[path = "../models/mod.rs"]
 mod models;
 mod not_finite;
+#[path = "../optimizers/overflow_cases.rs"]
+mod overflow_cases;
+#[path = "../training/overflow_cases.rs"]
+mod overflow_in_training;
+mod recomputed;
 mod resume;
 mod rows;
 mod staging;

@@ -46,6 +46,42 @@ fn a_bad_step_names_the_tensor_and_changes_nothing() {
 }
 
 #[test]
+fn every_optimizer_stops_before_it_overflows() {
+    let Some(device) = device() else { return };
+    crate::overflow_cases::every_optimizer(device, 5);
+}
+
+#[test]
+fn training_stops_or_skips_and_keeps_the_last_checkpoint() {
+    use crate::overflow_in_training::Setup;
+    use tensorpack::train::{SimpleTrainer, SyncMultiGpuTrainer};
+    let Some(devices) = crate::devices(2) else { return };
+    let setups = [
+        Setup { device: devices[0], towers: 1, trainer: |_| SimpleTrainer::new().into() },
+        Setup { device: devices[0], towers: 2, trainer: |n| SyncMultiGpuTrainer::new(n).into() },
+    ];
+    for setup in setups {
+        setup.stops();
+        setup.skips();
+        setup.keeps_the_last_checkpoint();
+    }
+}
+
+#[test]
+fn a_cost_that_is_infinite_is_an_error_though_nobody_fetches_it() {
+    let Some(device) = device() else { return };
+    let g = Graph::new();
+    let t = TowerContext::training(&g);
+    let w = t.variable(VariableSpec::new("w", [3]).init(Init::Constant(-1.0)));
+    let train = minimize(&w.value().relu().log().sum(), &Adam::new(0.1)).unwrap();
+    let options = SessionOptions { device, ..SessionOptions::default() };
+    let session = Session::with(g.freeze().unwrap(), options).unwrap();
+    let e = session.run(&[&train], &[]).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::NotFinite, "{e}");
+    assert_eq!(session.read("w").unwrap().to_f64_vec(), [-1.0; 3]);
+}
+
+#[test]
 fn what_an_update_multiplies_with_must_be_finite_but_a_statistic_may_start_at_infinity() {
     let Some(device) = device() else { return };
     let g = Graph::new();

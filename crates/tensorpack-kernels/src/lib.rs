@@ -37,7 +37,7 @@ pub use gather::Lookup;
 pub use gemm::{Bias, Block, Contract, MatMul, Operands};
 pub use pool::Pool;
 pub use random::Random;
-pub use reduce::{Cumulate, Reduce, ReduceKind, all_finite};
+pub use reduce::{Cumulate, Extremes, Reduce, ReduceKind, all_finite, extremes};
 pub use roofline::Machine;
 pub use simd::Isa;
 pub use sizes::MAX_ELEMENTS;

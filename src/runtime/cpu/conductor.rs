@@ -8,7 +8,7 @@ use super::engine::CpuProgram;
 use super::exchange::{Exchange, Overdue};
 use crate::kir::Origin;
 use crate::runtime::executor::{Executable, Feed, KernelTime, Outcome, RunInfo};
-use std::collections::HashMap;
+use crate::runtime::faults::Diagnosis;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -111,10 +111,10 @@ impl Conducted {
         &self,
         run: &RunInfo,
         feeds: &[Feed<'_>],
-        hints: HashMap<String, String>,
+        diagnosis: Diagnosis,
     ) -> Result<Option<Error>> {
         let run = *run;
-        self.conduct(feeds, move |program, feeds| program.find_bad(&run, feeds, &hints))
+        self.conduct(feeds, move |program, feeds| program.find_bad(&run, feeds, &diagnosis))
     }
 }
 

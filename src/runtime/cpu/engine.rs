@@ -16,8 +16,8 @@ use super::work::Meeting;
 use crate::graph::VariableInfo;
 use crate::kir::{BufferKind, Kernel, KernelNode, Origin, Program, View};
 use crate::runtime::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, check_feeds};
+use crate::runtime::faults::Diagnosis;
 use crate::runtime::{Lowered, Turns, Whereabouts, memory_limit};
-use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -302,11 +302,11 @@ impl Executor for Engine {
     }
 
     fn find_bad(&mut self, lowered: Lowered, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
-        let hints = lowered.hints().clone();
+        let diagnosis = lowered.diagnosis().clone();
         let program = self.plan(lowered, Mode::Inspect)?;
         match program.towers.len() {
-            1 => program.find_bad(run, feeds, &hints),
-            _ => self.conducted(program)?.find_bad(run, feeds, hints),
+            1 => program.find_bad(run, feeds, &diagnosis),
+            _ => self.conducted(program)?.find_bad(run, feeds, diagnosis),
         }
     }
 
@@ -389,7 +389,7 @@ impl CpuProgram {
         &self,
         run: &RunInfo,
         feeds: &[Feed<'_>],
-        hints: &HashMap<String, String>,
+        diagnosis: &Diagnosis,
     ) -> Result<Option<Error>> {
         check_feeds(&self.feeds, feeds)?;
         let mut shared = lock(&self.shared)?;
@@ -397,7 +397,7 @@ impl CpuProgram {
         let found = Mutex::new(None);
         self.resolve(&mut shared, &variables, feeds);
         self.on_all_towers(&mut shared, &|tower, cx| {
-            if let Some(e) = tower.find_bad(cx, run, hints)? {
+            if let Some(e) = tower.find_bad(cx, run, diagnosis)? {
                 // Of several towers the first to find something names it; the others find the same a moment later.
                 own(&found).get_or_insert(e);
             }
@@ -441,7 +441,7 @@ impl CpuProgram {
         if self.variables.are_shared() {
             self.look(shared, &variables);
             drop(variables);
-            self.on_all_towers(shared, &|tower, cx| tower.run(cx, run, &finite, Phase::Apart))?;
+            self.on_all_towers(shared, &|tower, cx| tower.run(cx, run, &finite, Phase::Apart, &[]))?;
             if !finite.load(Ordering::Relaxed) {
                 return Ok(Outcome::NotFinite);
             }
@@ -460,17 +460,49 @@ impl CpuProgram {
         feeds: &[Feed<'_>],
         outputs: &mut Vec<HostTensor>,
     ) -> Result<Outcome> {
-        self.on_all_towers(shared, &|tower, cx| tower.run(cx, run, finite, Phase::Compute))?;
-        if !finite.load(Ordering::Relaxed) {
+        self.on_all_towers(shared, &|tower, cx| tower.run(cx, run, finite, Phase::Compute, &[]))?;
+        if !finite.load(Ordering::Relaxed) || !self.will_be_finite(shared, variables, run, finite, feeds)? {
             return Ok(Outcome::NotFinite);
         }
         self.fetch(shared, variables, feeds, outputs)?;
-        self.on_all_towers(shared, &|tower, cx| tower.run(cx, run, finite, Phase::Commit))?;
+        self.towers.iter().for_each(|tower| own(tower).before_commit(variables));
+        let measured = &variables.measured;
+        self.on_all_towers(shared, &|tower, cx| tower.run(cx, run, finite, Phase::Commit, measured))?;
+        self.towers.iter().for_each(|tower| own(tower).after_commit(variables, feeds, shared.isa));
         let behind =
             if self.variables.are_shared() { variables.version - shared.snapshot.version } else { 0 };
         let changes = |tower: &Mutex<TowerRun>| own(tower).plan.changes_variables();
         variables.version += u64::from(self.towers.iter().any(changes));
         Ok(Outcome::Committed { behind })
+    }
+
+    /// Whether all that the run is about to write to variables is finite. What bounds cannot prove is tried.
+    fn will_be_finite(
+        &self,
+        shared: &mut Shared,
+        variables: &mut Variables,
+        run: &RunInfo,
+        finite: &AtomicBool,
+        feeds: &[Feed<'_>],
+    ) -> Result<bool> {
+        let isa = shared.isa;
+        let proven = |variables: &Variables| {
+            // All of them: each remembers which of its proofs hold.
+            self.towers.iter().fold(true, |all, tower| own(tower).prove(variables, feeds, isa) && all)
+        };
+        if proven(variables) {
+            return Ok(true);
+        }
+        let looked =
+            self.towers.iter().fold(false, |any, tower| own(tower).look_at_variables(variables) || any);
+        if looked && proven(variables) {
+            return Ok(true);
+        }
+        for (tower, lane) in self.towers.iter().zip(&mut shared.lanes) {
+            lane.make_trial_room(&own(tower).plan)?;
+        }
+        self.on_all_towers(shared, &|tower, cx| tower.run(cx, run, finite, Phase::Trial, &[]))?;
+        Ok(finite.load(Ordering::Relaxed))
     }
 
     fn fetch(

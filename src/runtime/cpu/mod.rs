@@ -10,6 +10,8 @@ mod precision;
 mod panels;
 mod before_pooling;
 mod fuse;
+mod interval;
+mod overflow;
 mod variables;
 mod sharing;
 mod commit;

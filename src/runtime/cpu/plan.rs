@@ -3,14 +3,18 @@
 use super::arena::{self, Lifetime};
 use super::commit::{self, Pass};
 use super::fuse;
+use super::interval::Bound;
 use super::memory::padded;
+use super::overflow::{self, Output, Proof, Source};
 use super::snapshot;
 use super::variables::Variables;
 use super::work::Work;
 use crate::kir::{self, BufferId, BufferKind, Kernel, KernelNode, MapBody, Origin, Program, View};
 use std::collections::HashMap;
 use std::fmt::Write;
+use std::ops::Range;
 use std::sync::Arc;
+use tensorpack_kernels::{Isa, extremes};
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
 /// Where something begins.
@@ -31,6 +35,25 @@ pub(super) struct Loc {
     pub(super) offset: usize,
 }
 
+/// Elements of an output that are looked at when they are written.
+#[derive(Clone, Debug)]
+pub(super) struct Checked {
+    pub(super) elements: Range<usize>,
+    /// Where their extremes go: among the results of the run or, if variables are written, among the variables.
+    pub(super) slot: usize,
+    /// Whether they must be finite for variables to change.
+    pub(super) finite: bool,
+}
+
+/// A variable that gets a copy of what was computed before.
+#[derive(Debug)]
+pub(super) struct Copied {
+    pub(super) variable: usize,
+    pub(super) dtype: DType,
+    /// What bounds it.
+    pub(super) source: Source,
+}
+
 /// One kernel, ready to run.
 #[derive(Debug)]
 pub(super) struct Step {
@@ -39,8 +62,8 @@ pub(super) struct Step {
     pub(super) writes: Vec<Loc>,
     /// Type and number of elements of each output.
     pub(super) forms: Vec<(DType, usize)>,
-    /// Which outputs must be finite for variables to change.
-    pub(super) checked: Vec<bool>,
+    /// By output, which elements are checked, in order; may be left out if none are.
+    pub(super) checked: Vec<Vec<Checked>>,
     /// Room shared by all threads while the step runs.
     pub(super) shared: Option<usize>,
     pub(super) origin: Arc<Origin>,
@@ -63,6 +86,14 @@ pub(super) struct Plan {
     pub(super) live_from: usize,
     /// Steps from here on change variables.
     pub(super) commit_from: usize,
+    /// For each of these, a proof to try that what it writes is finite.
+    pub(super) proofs: Vec<Proof>,
+    /// Variables that steps behind those copy to.
+    pub(super) copied: Vec<Copied>,
+    /// Whether a variable that must be finite is assigned a constant that is not.
+    pub(super) assigns_infinity: bool,
+    /// How many results have their extremes found.
+    pub(super) measured: usize,
     /// Variables of which a snapshot is read.
     pub(super) snapshots: Vec<usize>,
     pub(super) fetches: Vec<FetchAt>,
@@ -103,6 +134,13 @@ impl Plan {
         };
         debug_assert!(still_valid(&program, &commit).is_ok(), "{:?}", still_valid(&program, &commit));
         Planner::new(program, variables, commit, live_from).plan()
+    }
+
+    /// The bytes that a pass over variables writes, at most.
+    pub(super) fn trial_bytes(&self) -> usize {
+        let bytes = |step: &Step| step.forms.iter().map(|(d, n)| padded(d.size() * n)).sum();
+        let passes = self.commit_from..self.commit_from + self.proofs.len();
+        self.steps[passes].iter().map(bytes).max().unwrap_or(0)
     }
 
     /// Whether a run leaves any variable other than it was.
@@ -282,7 +320,7 @@ impl<'a> Planner<'a> {
             };
             locs.insert(id, loc);
         }
-        let checked = self.checked();
+        let slots = self.slots();
         let at = |v: &View| {
             let loc = locs[&v.buffer];
             Loc { offset: loc.offset + v.offset * v.dtype.size(), ..loc }
@@ -303,7 +341,7 @@ impl<'a> Planner<'a> {
                 reads: self.reads(node).iter().map(at).collect(),
                 writes: outputs.clone().map(|b| locs[b]).collect(),
                 forms: outputs.clone().map(form).collect(),
-                checked: outputs.map(|b| checked.contains(b)).collect(),
+                checked: outputs.map(|b| self.whole(*b, &slots)).collect(),
                 shared: shared.map(|item| offsets[item]),
                 origin: node.origin.clone().into(),
                 bytes: read + written,
@@ -314,8 +352,10 @@ impl<'a> Planner<'a> {
             let _ = writeln!(text, "fetch {}", self.names(self.program.fetches.iter()));
         }
         let commit_from = steps.len();
+        let mut proofs = Vec::new();
         for pass in &self.passes {
             let step = self.pass_step(pass, &at);
+            proofs.push(self.proof(pass, &slots));
             let names: Vec<String> = pass.members.iter().map(|m| format!("{:?}", m.variables)).collect();
             let read = pass.members.iter().flat_map(|m| &m.body.operands);
             let read = self.names(read.filter(|v| self.program.is_temp(v.buffer)));
@@ -331,7 +371,7 @@ impl<'a> Planner<'a> {
                 reads: vec![at(value)],
                 writes: vec![Loc { base: Base::Slab(place.slab), offset: place.offset }],
                 forms: vec![(value.dtype, n)],
-                checked: vec![false],
+                checked: Vec::new(),
                 shared: None,
                 origin: Arc::new(Origin {
                     name: "assign".into(),
@@ -351,6 +391,10 @@ impl<'a> Planner<'a> {
             steps,
             live_from: self.live_from,
             commit_from,
+            proofs,
+            copied: self.copies.iter().map(|(variable, v)| self.copied(*variable, v, &slots)).collect(),
+            assigns_infinity: self.assigns_infinity(),
+            measured: slots.len(),
             snapshots: self.snapshots,
             fetches,
             constants,
@@ -429,11 +473,91 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Results that decide whether variables change: costs, and floats that passes and copies read.
-    fn checked(&self) -> Vec<BufferId> {
+    /// Results that decide whether variables change, each with a slot for its extremes: what must be finite, as far as
+    /// it is stored, and floats that passes and copies read.
+    fn slots(&self) -> HashMap<BufferId, usize> {
         let late = self.passes.iter().flat_map(|p| &p.members).flat_map(|m| &m.body.operands);
         let consumed = late.chain(self.copies.iter().map(|(_, v)| v)).chain(&self.program.costs);
-        consumed.filter(|v| v.dtype.is_float() && self.program.is_temp(v.buffer)).map(|v| v.buffer).collect()
+        let consumed = consumed.map(|v| v.buffer).chain(self.program.finite.iter().copied());
+        let mut slots = HashMap::new();
+        for b in consumed.filter(|&b| self.program.buffer(b).dtype.is_float() && self.program.is_temp(b)) {
+            let next = slots.len();
+            slots.entry(b).or_insert(next);
+        }
+        slots
+    }
+
+    /// All elements of a result, if it has a slot.
+    fn whole(&self, b: BufferId, slots: &HashMap<BufferId, usize>) -> Vec<Checked> {
+        let elements = 0..self.program.buffer(b).len();
+        slots.get(&b).map(|&slot| Checked { elements, slot, finite: true }).into_iter().collect()
+    }
+
+    /// Whether a variable's next value must be finite.
+    fn must_be_finite(&self, variable: usize) -> bool {
+        self.program.updates.iter().any(|u| u.variable == variable && u.finite)
+    }
+
+    /// Whether one that must be is assigned a constant that is not.
+    fn assigns_infinity(&self) -> bool {
+        self.copies.iter().any(|(variable, value)| match &self.program.buffer(value.buffer).kind {
+            BufferKind::Constant(t) => {
+                t.dtype().is_float() && self.must_be_finite(*variable) && constant_bound(t).is_none()
+            }
+            _ => false,
+        })
+    }
+
+    /// What bounds the elements of a view.
+    fn source(&self, v: &View, slots: &HashMap<BufferId, usize>) -> Source {
+        let buffer = self.program.buffer(v.buffer);
+        let single = buffer.len() == 1;
+        match &buffer.kind {
+            BufferKind::Variable(index) => Source::Variable(*index),
+            BufferKind::Feed(i) => Source::Feed(*i),
+            BufferKind::Constant(t) => Source::Always(constant_bound(t)),
+            BufferKind::Snapshot(_) => Source::Always(None),
+            BufferKind::Temp => match slots.get(&v.buffer) {
+                Some(&slot) => Source::Result { slot, single },
+                None => Source::Always(overflow::any_of(v.dtype)),
+            },
+        }
+    }
+
+    fn copied(&self, variable: usize, value: &View, slots: &HashMap<BufferId, usize>) -> Copied {
+        Copied { variable, dtype: value.dtype, source: self.source(value, slots) }
+    }
+
+    /// How to prove that what a pass writes is finite.
+    fn proof(&self, pass: &Pass, slots: &HashMap<BufferId, usize>) -> Proof {
+        let first = &pass.members[0];
+        let operand = |k: usize| {
+            let sources = pass.members.iter().map(|m| self.source(&m.body.operands[k], slots));
+            (first.body.operands[k].dtype, sources.collect())
+        };
+        let output = |k: usize| {
+            let finite = pass.members.iter().any(|m| self.must_be_finite(m.variables[k]));
+            Output { dtype: self.program.buffer(first.outputs[k]).dtype, finite }
+        };
+        Proof {
+            expr: first.body.expr.clone(),
+            sizes: first.body.sizes.clone(),
+            operands: (0..first.body.operands.len()).map(operand).collect(),
+            outputs: (0..first.outputs.len()).map(output).collect(),
+        }
+    }
+
+    /// The elements of an output of a pass: those of its members, without the padding between them.
+    fn members(&self, pass: &Pass, output: usize) -> Vec<Checked> {
+        let mut checked = Vec::new();
+        let mut from = 0;
+        for m in &pass.members {
+            let (buffer, slot) = (self.program.buffer(m.outputs[output]), m.variables[output]);
+            let elements = from..from + buffer.len();
+            checked.push(Checked { elements, slot, finite: self.must_be_finite(slot) });
+            from += padded(buffer.bytes()) / buffer.dtype.size();
+        }
+        checked
     }
 
     fn pass_step(&self, pass: &Pass, at: &dyn Fn(&View) -> Loc) -> Step {
@@ -454,7 +578,7 @@ impl<'a> Planner<'a> {
             reads: first.body.operands.iter().map(at).collect(),
             writes: writes.collect(),
             forms: dtypes.iter().map(|&d| (d, n)).collect(),
-            checked: vec![false; dtypes.len()],
+            checked: (0..dtypes.len()).map(|output| self.members(pass, output)).collect(),
             shared: None,
             origin: pass.origin.clone().into(),
             bytes: read + written,
@@ -511,6 +635,16 @@ impl<'a> Planner<'a> {
         }
         names.join(", ")
     }
+}
+
+/// Bounds of a constant's elements.
+fn constant_bound(t: &HostTensor) -> Bound {
+    if !t.dtype().is_float() {
+        return overflow::any_of(t.dtype());
+    }
+    // SAFETY: the bytes are the tensor's elements.
+    let of = unsafe { extremes(Isa::detect(), t.dtype(), t.as_bytes().as_ptr(), t.len()) };
+    overflow::bound(of, t.dtype(), t.len() == 1)
 }
 
 /// The bytes a kernel really reads through a view: what is repeated is read once.

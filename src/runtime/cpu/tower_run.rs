@@ -1,15 +1,17 @@
 //! One tower: its plan, and the memory and the threads that it runs on.
 
+use super::interval::Bound;
 use super::memory::{Block, padded};
+use super::overflow::{Known, Measured, Room, Source, Value};
 use super::plan::{Base, Loc, Plan, Step};
 use super::variables::Variables;
 use super::work::{Meeting, Memory};
+use crate::runtime::Whereabouts;
 use crate::runtime::executor::{Feed, KernelTime, RunInfo};
-use crate::runtime::{Whereabouts, faults};
+use crate::runtime::faults::Diagnosis;
 use std::any::Any;
-use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use tensorpack_kernels::{Isa, Team};
 use tensorpack_tensor::{Error, ErrorKind, Result};
@@ -20,6 +22,8 @@ pub(super) struct Lane {
     arena: Option<Block>,
     scratch: Vec<Block>,
     scratch_bytes: usize,
+    /// Where updates run on trial; made when the first has to.
+    trial: Option<Block>,
 }
 
 impl Lane {
@@ -56,6 +60,16 @@ impl Lane {
         self.arena.as_ref().map_or(0, Block::len)
     }
 
+    /// Makes room for the next values of any pass of a plan.
+    pub(super) fn make_trial_room(&mut self, plan: &Plan) -> Result<()> {
+        let bytes = plan.trial_bytes();
+        if bytes > self.trial.as_ref().map_or(0, Block::len) {
+            // The old block stays until the new one exists: a failed allocation must not leave none.
+            self.trial = Some(Block::zeroed(bytes)?);
+        }
+        Ok(())
+    }
+
     fn arena(&self) -> *mut u8 {
         self.arena.as_ref().map_or(std::ptr::null_mut(), Block::as_ptr)
     }
@@ -77,12 +91,17 @@ struct Tally {
     best: f64,
 }
 
+/// Passes over no more elements find the extremes of what they write in every run.
+const SMALL_PASS: usize = 4096;
+
 /// Which part of a plan to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// What reads no variable, at most a snapshot.
     Apart,
     Compute,
+    /// Updates that may overflow, for what they would write.
+    Trial,
     Commit,
 }
 
@@ -93,6 +112,13 @@ pub(super) struct TowerRun {
     writes: Vec<*mut u8>,
     scratch: Vec<*mut u8>,
     times: Vec<Tally>,
+    /// The extremes of the run's results.
+    measured: Vec<Measured>,
+    /// Whether each of the plan's proofs holds in this run.
+    proven: Vec<bool>,
+    /// Bounds of what passes write, one pass after the other.
+    next: Vec<Bound>,
+    room: Room,
 }
 
 // SAFETY: the pointers are written at the beginning of every run, before they are used, under the engine's lock; those
@@ -125,7 +151,17 @@ impl TowerRun {
     pub(super) fn new(plan: Plan, profile: bool) -> TowerRun {
         let idle = Tally { runs: 0, seconds: 0.0, best: f64::INFINITY };
         let times = if profile { vec![idle; plan.steps.len()] } else { Vec::new() };
-        TowerRun { plan, reads: Vec::new(), writes: Vec::new(), scratch: Vec::new(), times }
+        TowerRun {
+            reads: Vec::new(),
+            writes: Vec::new(),
+            scratch: Vec::new(),
+            times,
+            measured: (0..plan.measured).map(|_| Measured::default()).collect(),
+            proven: vec![false; plan.proofs.len()],
+            next: vec![None; plan.proofs.iter().map(|p| p.outputs.len()).sum()],
+            room: Room::new(&plan.proofs),
+            plan,
+        }
     }
 
     /// Fills the tables with where everything is in this run.
@@ -145,6 +181,71 @@ impl TowerRun {
         }
         self.scratch.clear();
         self.scratch.extend(lane.scratch.iter().map(Block::as_ptr));
+        self.measured.iter().for_each(Measured::reset);
+    }
+
+    /// Whether everything that the run is about to write to variables is sure to be finite.
+    pub(super) fn prove(&mut self, variables: &Variables, feeds: &[Feed<'_>], isa: Isa) -> bool {
+        let known = Known { results: &self.measured, variables: &variables.known, feeds, isa };
+        let mut next = self.next.as_mut_slice();
+        for (proven, proof) in self.proven.iter_mut().zip(&self.plan.proofs) {
+            let (own, rest) = next.split_at_mut(proof.outputs.len());
+            *proven = proof.holds(known, &mut self.room, own);
+            next = rest;
+        }
+        self.proven.iter().all(|p| *p) && !self.plan.assigns_infinity
+    }
+
+    /// Looks at the variables that passes read of which nothing could be proven, where less than that is known of them.
+    /// Returns whether there were any.
+    pub(super) fn look_at_variables(&self, variables: &mut Variables) -> bool {
+        let mut any = false;
+        let unproven = self.plan.proofs.iter().zip(&self.proven).filter(|(_, proven)| !**proven);
+        for source in unproven.flat_map(|(proof, _)| &proof.operands).flat_map(|(_, sources)| sources) {
+            if let Source::Variable(index) = *source
+                && variables.known[index].proven
+            {
+                variables.look_at(index);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Whether a pass finds the extremes of what it writes: it does where that costs nothing or nothing else is known.
+    fn measures(&self, pass: usize) -> bool {
+        let elements = self.plan.steps[self.plan.commit_from + pass].forms[0].1;
+        elements <= SMALL_PASS || !self.proven[pass]
+    }
+
+    /// Prepares for finding the extremes of what passes write.
+    pub(super) fn before_commit(&self, variables: &Variables) {
+        for pass in (0..self.proven.len()).filter(|&pass| self.measures(pass)) {
+            let step = &self.plan.steps[self.plan.commit_from + pass];
+            step.checked.iter().flatten().for_each(|c| variables.measured[c.slot].reset());
+        }
+    }
+
+    /// Remembers what is known of the variables that were written.
+    pub(super) fn after_commit(&self, variables: &mut Variables, feeds: &[Feed<'_>], isa: Isa) {
+        let mut next = self.next.iter();
+        for pass in 0..self.proven.len() {
+            let measures = self.measures(pass);
+            for checked in &self.plan.steps[self.plan.commit_from + pass].checked {
+                let bound = next.next().copied().flatten();
+                for c in checked {
+                    match measures {
+                        true => variables.take_measured(c.slot),
+                        false => variables.known[c.slot] = Value { bound, proven: true },
+                    }
+                }
+            }
+        }
+        for copied in &self.plan.copied {
+            let known = Known { results: &self.measured, variables: &variables.known, feeds, isa };
+            let bound = copied.source.bound(copied.dtype, known);
+            variables.known[copied.variable] = Value { bound, proven: false };
+        }
     }
 
     /// Runs one step, whose pointers begin at `at` in the tables.
@@ -154,14 +255,22 @@ impl TowerRun {
         at: &mut Cursor,
         cx: &mut TowerCx<'_>,
         run: &RunInfo,
-        finite: &AtomicBool,
+        look: Look<'_>,
     ) -> Result<()> {
         let step = &self.plan.steps[i];
+        let (checked, measured) = match look.at {
+            At::Results => (step.checked.as_slice(), Some(self.measured.as_slice())),
+            At::Variables(measured) => (step.checked.as_slice(), Some(measured)),
+            At::Elements => (step.checked.as_slice(), None),
+            At::Nothing => (&[][..], None),
+        };
+        let finite = look.finite;
         let memory = Memory {
             reads: &self.reads[at.read..at.read + step.reads.len()],
             writes: &self.writes[at.write..at.write + step.writes.len()],
             forms: &step.forms,
-            checked: &step.checked,
+            checked,
+            measured,
             shared: cx.lane.arena().wrapping_add(step.shared.unwrap_or(0)),
             scratch: &self.scratch,
             scratch_bytes: cx.lane.scratch_bytes,
@@ -197,16 +306,55 @@ impl TowerRun {
         run: &RunInfo,
         finite: &AtomicBool,
         phase: Phase,
+        variables: &[Measured],
     ) -> Result<()> {
         let Plan { live_from, commit_from, .. } = self.plan;
         let steps = match phase {
             Phase::Apart => 0..live_from,
             Phase::Compute => live_from..commit_from,
+            Phase::Trial => return self.trial(cx, run, finite),
             Phase::Commit => commit_from..self.plan.steps.len(),
         };
         let mut at = Cursor::default();
         self.plan.steps[..steps.start].iter().for_each(|step| at.skip(step));
-        steps.into_iter().try_for_each(|i| self.step(i, &mut at, cx, run, finite))
+        for i in steps {
+            let look = match i.checked_sub(commit_from) {
+                None => At::Results,
+                Some(pass) if pass < self.proven.len() && self.measures(pass) => At::Variables(variables),
+                Some(_) => At::Nothing,
+            };
+            self.step(i, &mut at, cx, run, Look { finite, at: look })?;
+        }
+        Ok(())
+    }
+
+    /// Runs the passes that no proof holds for, with what they write elsewhere. They read what variables were at the
+    /// start, so the order does not matter.
+    fn trial(&mut self, cx: &mut TowerCx<'_>, run: &RunInfo, finite: &AtomicBool) -> Result<()> {
+        if self.plan.assigns_infinity {
+            finite.store(false, Ordering::Relaxed);
+        }
+        let mut at = Cursor::default();
+        self.plan.steps[..self.plan.commit_from].iter().for_each(|step| at.skip(step));
+        let room = cx.lane.trial.as_ref().map_or(std::ptr::null_mut(), Block::as_ptr);
+        for pass in 0..self.proven.len() {
+            let i = self.plan.commit_from + pass;
+            if self.proven[pass] {
+                at.skip(&self.plan.steps[i]);
+                continue;
+            }
+            let (first, count) = (at.write, self.plan.steps[i].writes.len());
+            let kept = self.writes[first..first + count].to_vec();
+            let mut offset = 0;
+            for k in 0..count {
+                let (dtype, n) = self.plan.steps[i].forms[k];
+                self.writes[first + k] = room.wrapping_add(offset);
+                offset += padded(dtype.size() * n);
+            }
+            self.step(i, &mut at, cx, run, Look { finite, at: At::Elements })?;
+            self.writes[first..first + count].copy_from_slice(&kept);
+        }
+        Ok(())
     }
 
     /// Seconds spent in each kernel, if they are counted.
@@ -227,24 +375,46 @@ impl TowerRun {
         &mut self,
         cx: &mut TowerCx<'_>,
         run: &RunInfo,
-        hints: &HashMap<String, String>,
+        diagnosis: &Diagnosis,
     ) -> Result<Option<Error>> {
         let (ignored, mut at) = (AtomicBool::new(true), Cursor::default());
+        let look = Look { finite: &ignored, at: At::Nothing };
         let mut found = None;
         for i in 0..self.plan.commit_from {
             let first = at.write;
-            self.step(i, &mut at, cx, run, &ignored)?;
+            self.step(i, &mut at, cx, run, look)?;
             let step = &self.plan.steps[i];
             let bad = step.forms.iter().enumerate().any(|(k, &(dtype, n))| {
                 // SAFETY: the step has just written n elements there.
                 unsafe { !tensorpack_kernels::all_finite(cx.isa, dtype, self.writes[first + k], n) }
             });
             if bad && found.is_none() {
-                found = Some(faults::not_finite(&step.origin, hints));
+                found = diagnosis.not_finite(&step.origin);
             }
         }
         Ok(found)
     }
+}
+
+/// What is done with what is found of checked elements.
+#[derive(Clone, Copy)]
+struct Look<'a> {
+    /// Cleared when one that must be finite is not.
+    finite: &'a AtomicBool,
+    at: At<'a>,
+}
+
+/// Whose extremes are found.
+#[derive(Clone, Copy)]
+enum At<'a> {
+    /// Those of the run's results.
+    Results,
+    /// Those of variables.
+    Variables(&'a [Measured]),
+    /// Nobody's: elements are only checked.
+    Elements,
+    /// Nobody's, and nothing is checked.
+    Nothing,
 }
 
 /// What a kernel that panicked said.

@@ -2,10 +2,12 @@
 //! is one pass over memory, and its slots lie in slabs of the same form.
 
 use super::memory::{Block, padded};
+use super::overflow::{Measured, Value, bound};
 use crate::graph::VariableInfo;
 use crate::kir;
 use crate::runtime::executor::check_value;
 use crate::runtime::memory_limit;
+use tensorpack_kernels::{Isa, extremes};
 use tensorpack_tensor::{DType, Error, HostTensor, Result, element_count};
 
 /// Where a variable is.
@@ -22,6 +24,10 @@ pub(super) struct Variables {
     slabs: Vec<Block>,
     places: Vec<Place>,
     forms: Vec<(DType, Vec<usize>)>,
+    /// What is known of each; nothing of a copy.
+    pub(super) known: Vec<Value>,
+    /// Where passes over variables find the extremes of what they write.
+    pub(super) measured: Vec<Measured>,
     /// How often a run has changed them.
     pub(super) version: u64,
 }
@@ -45,7 +51,9 @@ impl Variables {
         memory_limit::check(sizes.iter().fold(0, |n, &s| n.saturating_add(s)), "the variables", limit)?;
         let slabs = sizes.iter().map(|&n| Block::zeroed(n)).collect::<Result<Vec<Block>>>()?;
         let forms = infos.iter().map(|v| (v.dtype, v.sizes.clone())).collect();
-        let mut variables = Variables { slabs, places, forms, version: 0 };
+        let measured = infos.iter().map(|_| Measured::default()).collect();
+        let known = vec![Value::default(); infos.len()];
+        let mut variables = Variables { slabs, places, forms, known, measured, version: 0 };
         for (i, v) in infos.iter().enumerate() {
             variables.write(i, &v.init.value(seed, &v.name, v.dtype, &v.sizes)?)?;
         }
@@ -55,7 +63,8 @@ impl Variables {
     /// Room for a copy of these, all zero.
     pub(super) fn room(&self) -> Result<Variables> {
         let slabs = self.slabs.iter().map(|b| Block::zeroed(b.len())).collect::<Result<Vec<Block>>>()?;
-        Ok(Variables { slabs, places: self.places.clone(), forms: self.forms.clone(), version: 0 })
+        let (places, forms) = (self.places.clone(), self.forms.clone());
+        Ok(Variables { slabs, places, forms, known: Vec::new(), measured: Vec::new(), version: 0 })
     }
 
     /// Copies the values of some variables of `others`, which lie as these do.
@@ -110,6 +119,23 @@ impl Variables {
                 bytes.len(),
             )
         };
+        self.look_at(index);
         Ok(())
+    }
+
+    /// Finds the extremes of a variable as it is.
+    pub(super) fn look_at(&mut self, index: usize) {
+        let (place, (dtype, sizes)) = (self.places[index], &self.forms[index]);
+        let len = sizes.iter().product();
+        // SAFETY: the slab was made with room for this variable at its place, and nobody writes it meanwhile.
+        let of = unsafe { extremes(Isa::detect(), *dtype, self.slab(place.slab).add(place.offset), len) };
+        self.known[index] = Value { bound: bound(of, *dtype, len == 1), proven: false };
+    }
+
+    /// Takes what a pass has found of a variable that it wrote.
+    pub(super) fn take_measured(&mut self, index: usize) {
+        let (dtype, sizes) = &self.forms[index];
+        let single = sizes.iter().product::<usize>() == 1;
+        self.known[index] = Value { bound: bound(self.measured[index].get(), *dtype, single), proven: false };
     }
 }

@@ -3,6 +3,8 @@
 use super::epilogue::After;
 use super::exchange::Exchange;
 use super::memory::padded;
+use super::overflow::Measured;
+use super::plan::Checked;
 use super::row_work::RowWork;
 use crate::kir::{CustomKernel, Kernel, KernelNode, MapBody, PoolKind, Program, View};
 use std::sync::Arc;
@@ -51,7 +53,10 @@ pub(super) struct Memory<'a> {
     pub(super) reads: &'a [*const u8],
     pub(super) writes: &'a [*mut u8],
     pub(super) forms: &'a [(DType, usize)],
-    pub(super) checked: &'a [bool],
+    /// By output, which of its elements must be finite.
+    pub(super) checked: &'a [Vec<Checked>],
+    /// Where the extremes of checked elements go, if anybody wants them.
+    pub(super) measured: Option<&'a [Measured]>,
     pub(super) shared: *mut u8,
     /// A block of working memory for each member of the team.
     pub(super) scratch: &'a [*mut u8],
@@ -302,6 +307,8 @@ impl Work {
                 team.run(kernel.chunks(), &|chunk, _| unsafe {
                     kernel.run(isa, chunk, rng, m.draw, *first, write(0))
                 });
+                // SAFETY: the output is complete.
+                unsafe { m.check_all() };
             }
             Work::AllReduce { dtype, len, key } => {
                 let Meeting { exchange, tower } = m.meeting;
@@ -393,34 +400,36 @@ impl Memory<'_> {
         &self.reads[2..]
     }
 
+    /// Checks the elements of outputs in a range that a chunk has just written, while they are in cache.
     unsafe fn check(&self, elements: std::ops::Range<usize>) {
-        for (i, _) in self.checked.iter().enumerate().filter(|(_, c)| **c) {
+        for (i, checked) in self.checked.iter().enumerate() {
             let dtype = self.forms[i].0;
-            // SAFETY: the elements are inside the output, as the caller says.
-            let ok = unsafe {
-                let from = self.writes[i].add(elements.start * dtype.size());
-                kernels::all_finite(self.isa, dtype, from, elements.len())
-            };
-            if !ok {
-                self.finite.store(false, Ordering::Relaxed);
-            }
-        }
-    }
-
-    unsafe fn check_all(&self) {
-        for i in 0..self.checked.len() {
-            if self.checked[i] {
-                let (dtype, n) = self.forms[i];
-                // SAFETY: the output has n elements.
-                if !unsafe { kernels::all_finite(self.isa, dtype, self.writes[i], n) } {
+            let first = checked.partition_point(|c| c.elements.end <= elements.start);
+            for c in checked[first..].iter().take_while(|c| c.elements.start < elements.end) {
+                let from = c.elements.start.max(elements.start);
+                let len = c.elements.end.min(elements.end) - from;
+                // SAFETY: the elements are inside the output, as the caller says.
+                let extremes = unsafe {
+                    kernels::extremes(self.isa, dtype, self.writes[i].add(from * dtype.size()), len)
+                };
+                if c.finite && !extremes.are_finite(dtype) {
                     self.finite.store(false, Ordering::Relaxed);
+                }
+                if let Some(measured) = self.measured {
+                    measured[c.slot].add(extremes);
                 }
             }
         }
     }
 
+    unsafe fn check_all(&self) {
+        let most = self.forms.iter().map(|(_, n)| *n).max().unwrap_or(0);
+        // SAFETY: checked elements are inside the outputs.
+        unsafe { self.check(0..most) }
+    }
+
     unsafe fn check_block(&self, block: &Block, cols: usize) {
-        if !self.checked[0] {
+        if self.checked[0].is_empty() {
             return;
         }
         if block.cols == (0..cols) {

@@ -7,7 +7,7 @@ use super::target::{Target, XlaOptions};
 use super::variables::Variables;
 use crate::graph::VariableInfo;
 use crate::runtime::executor::{Executable, Executor, Feed, RunInfo, check_value};
-use crate::runtime::{Interrupt, Lowered, Platform, Staging, faults};
+use crate::runtime::{Interrupt, Lowered, Platform, Staging};
 use std::sync::{Arc, Mutex};
 use tensorpack_pjrt::Buffer;
 use tensorpack_tensor::{Error, HostTensor, Result, element_count};
@@ -83,9 +83,11 @@ impl Executor for XlaEngine {
             for made in towers {
                 let finite = made[0].download(self.target.options.deadline)?;
                 let finite = finite.as_slice::<bool>()?;
-                let mut results = launch.module.searched.iter().zip(finite);
-                if let Some((origin, _)) = results.find(|(_, fine)| !**fine) {
-                    return Ok(Some(faults::not_finite(origin, lowered.hints())));
+                let results = launch.module.searched.iter().zip(finite).filter(|(_, fine)| !**fine);
+                let found =
+                    results.into_iter().find_map(|(origin, _)| lowered.diagnosis().not_finite(origin));
+                if found.is_some() {
+                    return Ok(found);
                 }
             }
         }

@@ -28,7 +28,7 @@ pub(super) struct Launch {
 impl Launch {
     /// Compiles for the devices of the towers from `first` on.
     pub(super) fn new(joint: &Joint, purpose: Purpose, target: &Target, first: usize) -> Result<Launch> {
-        let module = module(joint, purpose, target.options.full_precision)?;
+        let module = module(joint, purpose, target.options.full_precision, target.keeps_barriers())?;
         let towers = first..first + joint.towers.len();
         let options = target.compile_options(towers.clone())?;
         let executable = compile(target, &module.text, options, &target.name(first))?;
@@ -109,6 +109,7 @@ impl Launch {
                 Argument::Feed(i) => return send(at, feeds[own.feed(*i)]),
                 Argument::Seed => run.seed,
                 Argument::Draw => run.draw,
+                Argument::Zero => 0,
                 Argument::First(stream) => own.firsts.get(stream).copied().unwrap_or(0) as u64,
                 Argument::Variable(_) | Argument::Well | Argument::Constant(_) => return None,
             };

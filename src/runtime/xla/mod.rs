@@ -4,7 +4,6 @@
 //! Nothing is fused or planned here; that is the compiler's work. See `docs/xla.md`.
 
 mod alike;
-mod check;
 mod clients;
 mod compile;
 mod contract;

@@ -1,11 +1,10 @@
 //! A whole program as a module of StableHLO: its arguments, what it computes, and what comes back.
 
 use super::alike::Joint;
-use super::check;
 use super::contract::{self, Precision};
 use super::random::{self, First, Key};
 use super::rows::{self, BadIndex};
-use super::text::{Element, Value, Writer, tensor_type};
+use super::text::{Element, Materialize, Value, Writer, tensor_type};
 use super::{expr, narrow, pool, reduce, towers, view};
 use crate::kir::{self, BufferId, BufferKind, ContractKind, Kernel, KernelNode, Origin, Program, View};
 use std::collections::{HashMap, HashSet};
@@ -41,6 +40,8 @@ pub(super) enum Argument {
     Draw,
     /// The number of the tower's first random element, by stream.
     First(String),
+    /// The number 0, which the compiler does not know, as an i64: see [`Materialize::Branch`].
+    Zero,
 }
 
 /// A lookup whose numbers are checked.
@@ -69,8 +70,15 @@ pub(super) struct Module {
 }
 
 /// Writes a program as a module, which as many devices run as there are towers.
-pub(super) fn module(joint: &Joint, purpose: Purpose, full_precision: bool) -> Result<Module> {
-    let mut cx = Modules::new(joint, full_precision);
+///
+/// `barriers` says that the compiler keeps optimization barriers until operations are fused.
+pub(super) fn module(
+    joint: &Joint,
+    purpose: Purpose,
+    full_precision: bool,
+    barriers: bool,
+) -> Result<Module> {
+    let mut cx = Modules::new(joint, full_precision, barriers);
     cx.bind_arguments(purpose);
     for node in &joint.program.kernels {
         cx.kernel(node).map_err(|e| e.within(&node.origin.name).at(node.origin.site))?;
@@ -91,11 +99,13 @@ struct Modules<'a> {
     key: Option<Key>,
     firsts: HashMap<String, Value>,
     well: Option<Value>,
+    materialize: Materialize,
+    barriers: bool,
     bad: Vec<(Checked, BadIndex)>,
 }
 
 impl<'a> Modules<'a> {
-    fn new(joint: &'a Joint, full_precision: bool) -> Modules<'a> {
+    fn new(joint: &'a Joint, full_precision: bool, barriers: bool) -> Modules<'a> {
         Modules {
             precision: if full_precision { Precision::Full } else { Precision::Fast },
             joint,
@@ -106,6 +116,8 @@ impl<'a> Modules<'a> {
             key: None,
             firsts: HashMap::new(),
             well: None,
+            materialize: Materialize::Barrier,
+            barriers,
             bad: Vec::new(),
         }
     }
@@ -152,6 +164,10 @@ impl<'a> Modules<'a> {
             self.well = Some(self.argument(Argument::Well, DType::Bool, &[]));
         }
         self.bind_key();
+        if !self.barriers && !program.materialized.is_empty() {
+            let zero = self.argument(Argument::Zero, DType::I64, &[]);
+            self.materialize = Materialize::Branch(self.w.convert(&zero, DType::I32));
+        }
         for (i, buffer) in program.buffers.iter().enumerate() {
             let id = BufferId(i as u32);
             if let BufferKind::Constant(t) = &buffer.kind
@@ -210,7 +226,10 @@ impl<'a> Modules<'a> {
         let made = self.results(node, &forms)?;
         for ((&buffer, (dtype, sizes)), value) in node.outputs.iter().zip(forms).zip(made) {
             let value = expr::store(&mut self.w, &value, dtype);
-            let value = self.w.reshape(&value, &sizes);
+            let mut value = self.w.reshape(&value, &sizes);
+            if self.program.materialized.contains(&buffer) {
+                value = self.w.materialize(&value, &self.materialize);
+            }
             self.values.insert(buffer, value);
         }
         Ok(())
@@ -326,13 +345,25 @@ impl<'a> Modules<'a> {
         let fed =
             self.arguments.iter().filter(|(a, v)| matches!(a, Argument::Feed(_)) && v.element.is_float());
         let mut looked_at: Vec<Value> = fed.map(|(_, v)| v.clone()).collect();
-        looked_at.extend(check::checked(program).iter().map(|b| self.values[b].clone()));
+        looked_at.extend(program.finite.iter().map(|b| self.values[b].clone()));
+        let varying = towers::varying(self.joint);
+        let count = self.joint.towers.len();
+        let mut next = Vec::new();
+        for u in &program.updates {
+            let mut new = self.see(&u.value);
+            if varying.contains(&u.value.buffer) {
+                new = towers::of_the_first(&mut self.w, &new, count);
+            }
+            if u.finite && new.element.is_float() {
+                looked_at.push(new.clone());
+            }
+            next.push(new);
+        }
         for value in &looked_at {
             let fine = reduce::all_finite(&mut self.w, value);
             finite = self.w.like("and", &[&finite, &fine]);
         }
         let ok = self.without_bad_indices(&finite);
-        let count = self.joint.towers.len();
         let ok = match &self.well {
             None => ok,
             Some(well) => {
@@ -340,17 +371,19 @@ impl<'a> Modules<'a> {
                 self.w.like("and", &[&agreed, well])
             }
         };
-        let varying = towers::varying(self.joint);
         let mut results = Vec::new();
-        for u in &program.updates {
+        for (u, new) in program.updates.iter().zip(&next) {
             let is_it = |(a, _): &&(Argument, Value)| matches!(a, Argument::Variable(v) if *v == u.variable);
             let old =
                 self.arguments.iter().find(is_it).expect("variables that are updated come in").1.clone();
-            let mut new = self.see(&u.value);
-            if varying.contains(&u.value.buffer) {
-                new = towers::of_the_first(&mut self.w, &new, count);
+            let mut take = ok.clone();
+            if u.finite && new.element.is_float() {
+                // The compiler may compute the value again here and round it up where the check saw the largest float.
+                let fine = self.w.op("is_finite", &[new], "", DType::Bool, &new.sizes);
+                let ok = self.w.broadcast(&ok, &[], &new.sizes);
+                take = self.w.like("and", &[&ok, &fine]);
             }
-            results.push(self.w.select(&ok, &new, &old));
+            results.push(self.w.select(&take, new, &old));
         }
         let updated: Vec<usize> = program.updates.iter().map(|u| u.variable).collect();
         results.extend(self.all(&program.fetches));

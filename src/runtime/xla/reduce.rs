@@ -1,6 +1,6 @@
 //! Reductions as StableHLO.
 
-use super::text::{Element, Value, Writer};
+use super::text::{Element, Value, Writer, array};
 use crate::kir::{ReduceKind, elements};
 use tensorpack_tensor::{DType, HostTensor};
 
@@ -34,24 +34,38 @@ fn extreme(w: &mut Writer, largest: bool, x: &Value, dims: &[usize]) -> Value {
 }
 
 /// The first place of the largest or smallest, in row-major order over `dims`; NaN comes before all.
+///
+/// One reduction of values and places together: places where an element equals a maximum computed elsewhere could be
+/// none, if the compiler recomputes the elements with other rounding.
 fn place(w: &mut Writer, largest: bool, x: &Value, dims: &[usize]) -> Value {
-    let best = extreme(w, largest, x, dims);
-    let kept: Vec<usize> = (0..x.sizes.len()).filter(|d| !dims.contains(d)).collect();
-    let best = w.broadcast(&best, &kept, &x.sizes);
-    let equal = w.compare("EQ", x, &best);
-    let is_it = if x.element.is_float() {
-        let nan = w.compare("NE", x, x);
-        w.like("or", &[&equal, &nan])
-    } else {
-        equal
-    };
     let reduced: Vec<usize> = dims.iter().map(|&d| x.sizes[d]).collect();
     let places = w.iota(0, DType::I64, &[elements(&reduced)]);
     let places = w.reshape(&places, &reduced);
     let places = w.broadcast(&places, dims, &x.sizes);
-    let never = w.integer(i64::MAX as i128, DType::I64, &x.sizes);
-    let found = w.select(&is_it, &places, &never);
-    extreme(w, false, &found, dims)
+    let never = w.integer(i64::MAX as i128, DType::I64, &[]);
+    let worst = w.splat(if largest { f64::NEG_INFINITY } else { f64::INFINITY }, x.element, &[]);
+    let kept: Vec<usize> = (0..x.sizes.len()).filter(|d| !dims.contains(d)).map(|d| x.sizes[d]).collect();
+    let place = Element::Of(DType::I64);
+    let region = w.region(&[x.element, place, x.element, place], |w, v| {
+        let (a, b) = ([&v[0], &v[1]], [&v[2], &v[3]]);
+        let mut wins = w.compare(if largest { "GT" } else { "LT" }, a[0], b[0]);
+        let mut equal = w.compare("EQ", a[0], b[0]);
+        if x.element.is_float() {
+            let [a_nan, b_nan] = [a[0], b[0]].map(|x| w.compare("NE", x, x));
+            let b_number = w.like("not", &[&b_nan]);
+            let alone = w.like("and", &[&a_nan, &b_number]);
+            wins = w.like("or", &[&wins, &alone]);
+            let both = w.like("and", &[&a_nan, &b_nan]);
+            equal = w.like("or", &[&equal, &both]);
+        }
+        let earlier = w.compare("LT", a[1], b[1]);
+        let first = w.like("and", &[&equal, &earlier]);
+        let chosen = w.like("or", &[&wins, &first]);
+        vec![w.select(&chosen, a[0], b[0]), w.select(&chosen, a[1], b[1])]
+    });
+    let attribute = format!("dimensions = {}", array(dims));
+    let results = [(x.element, kept.clone()), (place, kept)];
+    w.with_region("reduce", &[x, &places, &worst, &never], &attribute, &region, &results).swap_remove(1)
 }
 
 /// Mean and variance, in one pass over `x`: sums of what is left when the first element is taken off, and of its

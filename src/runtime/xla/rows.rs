@@ -143,13 +143,13 @@ pub(super) fn order(w: &mut Writer, k: &Order, x: &Value) -> Value {
         let (a, b) = (&pair[0], &pair[1]);
         let before = w.compare(if k.descending { "GT" } else { "LT" }, a, b);
         if !a.element.is_float() {
-            return before;
+            return vec![before];
         }
         // A NaN is larger than any number.
         let (larger, smaller) = if k.descending { (a, b) } else { (b, a) };
         let (nan, number) = (w.compare("NE", larger, larger), w.compare("EQ", smaller, smaller));
         let by_nan = w.like("and", &[&nan, &number]);
-        w.like("or", &[&before, &by_nan])
+        vec![w.like("or", &[&before, &by_nan])]
     });
     let forms = [(x.element, x.sizes.clone()), (Element::Of(DType::I64), x.sizes.clone())];
     let attributes = "dimension = 1 : i64, is_stable = true";

@@ -97,6 +97,15 @@ fn join(items: impl IntoIterator<Item = impl fmt::Display>) -> String {
     items.into_iter().map(|n| n.to_string()).collect::<Vec<_>>().join(", ")
 }
 
+/// How a value is kept from being recomputed.
+#[derive(Clone, Debug)]
+pub(super) enum Materialize {
+    /// By an optimization barrier.
+    Barrier,
+    /// By a branch on this index, which is always 0.
+    Branch(Value),
+}
+
 /// The body of a function while it is written.
 #[derive(Debug, Default)]
 pub(super) struct Writer {
@@ -187,17 +196,37 @@ impl Writer {
     pub(super) fn region(
         &mut self,
         arguments: &[Element],
-        body: impl FnOnce(&mut Writer, &[Value]) -> Value,
+        body: impl FnOnce(&mut Writer, &[Value]) -> Vec<Value>,
     ) -> String {
         let outer = std::mem::take(&mut self.text);
         let arguments: Vec<Value> = arguments.iter().map(|&e| self.argument(e, &[])).collect();
-        let result = body(self, &arguments);
+        let results = body(self, &arguments);
         let body = std::mem::replace(&mut self.text, outer);
         let heads = join(arguments.iter().map(|a| format!("{a}: {}", a.ty())));
-        format!(
-            "{{\n    ^bb0({heads}):\n{body}    \"stablehlo.return\"({result}) : ({}) -> ()\n    }}",
-            result.ty()
-        )
+        // A function of nothing has an entry block without a label.
+        let label = if arguments.is_empty() { String::new() } else { format!("    ^bb0({heads}):\n") };
+        let types = join(results.iter().map(Value::ty));
+        format!("{{\n{label}{body}    \"stablehlo.return\"({}) : ({types}) -> ()\n    }}", join(&results))
+    }
+
+    /// `x`, computed once for all who read the result, in a way that compilers keep.
+    ///
+    /// [`Materialize::Barrier`] is enough where the compiler drops barriers after it has fused operations. XLA drops
+    /// them before on CPUs. There the value goes through a branch on an argument that the compiler does not know: what
+    /// branches take and give lies in memory, and no pass moves elementwise operations across one of three branches.
+    pub(super) fn materialize(&mut self, x: &Value, how: &Materialize) -> Value {
+        match how {
+            _ if x.is_empty() => x.clone(),
+            Materialize::Barrier => self.like("optimization_barrier", &[x]),
+            Materialize::Branch(index) => {
+                let taken = self.region(&[], |_, _| vec![x.clone()]);
+                let others =
+                    [0.0, 1.0].map(|n| self.region(&[], |w, _| vec![w.splat(n, x.element, &x.sizes)]));
+                let branches = format!("{taken}, {}, {}", others[0], others[1]);
+                let form = (x.element, x.sizes.clone());
+                self.with_region("case", &[index], "", &branches, &[form]).swap_remove(0)
+            }
+        }
     }
 
     /// Ends the function.
@@ -377,7 +406,7 @@ impl Writer {
 
     /// The function of two numbers that an operation of that name is.
     pub(super) fn fold(&mut self, name: &str, element: Element) -> String {
-        self.region(&[element, element], |w, x| w.like(name, &[&x[0], &x[1]]))
+        self.region(&[element, element], |w, x| vec![w.like(name, &[&x[0], &x[1]])])
     }
 }
 

@@ -159,7 +159,6 @@ mod tests {
     use crate::runtime::executor::{Executor, RunInfo};
     use crate::runtime::xla::{XlaEngine, XlaOptions};
     use crate::runtime::{Lowered, Platform};
-    use std::collections::HashMap;
     use std::time::Duration;
     use tensorpack_tensor::{CounterRng, HostTensor};
 
@@ -231,7 +230,7 @@ mod tests {
         let views = program.fetches.clone();
         let fetches = (0..views.len()).map(|i| (0, i)).collect();
         let around = Surroundings { feeds: vec![(DType::I64, &buffer[..])], variables: Vec::new() };
-        let lowered = Lowered::new(vec![program], fetches, HashMap::new(), &around).unwrap();
+        let lowered = Lowered::new(vec![program], fetches, Default::default(), &around).unwrap();
         let options = XlaOptions {
             memory_limit: None,
             deadline: Duration::from_secs(300),

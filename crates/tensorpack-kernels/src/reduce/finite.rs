@@ -1,50 +1,109 @@
-//! Whether numbers are all finite: what a trainer asks of every gradient, so it should cost one pass over memory.
+//! The largest and smallest of many floats, and whether all are finite: what a trainer asks of every gradient, so it
+//! should cost one pass over memory.
 
 use crate::Isa;
 use crate::simd::per_isa::per_isa;
-use tensorpack_tensor::DType;
+use tensorpack_tensor::{DType, bf16};
 
-/// Elements between looks at what was found so far.
-const BLOCK: usize = 4096;
+/// The largest and the smallest of some floats of one type, as bits.
+///
+/// As integers, the bits of floats that are not negative have the order of the floats, and all that are negative come
+/// behind them, the lowest last; infinities are beyond all numbers, and NaN beyond those. So two maxima of integers
+/// find everything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extremes {
+    /// The largest bits of those without a sign, or 0.
+    pub top: u64,
+    /// The largest bits of all.
+    pub bottom: u64,
+}
+
+/// The bits of infinity, and those below the sign.
+fn infinity_and_digits(dtype: DType) -> Option<(u64, u64)> {
+    match dtype {
+        DType::F32 => Some((0x7f80_0000, 0x7fff_ffff)),
+        DType::F64 => Some((0x7ff0_0000_0000_0000, 0x7fff_ffff_ffff_ffff)),
+        DType::Bf16 => Some((0x7f80, 0x7fff)),
+        DType::I32 | DType::I64 | DType::U8 | DType::Bool => None,
+    }
+}
+
+impl Extremes {
+    /// Those of both.
+    pub fn and(self, other: Extremes) -> Extremes {
+        Extremes { top: self.top.max(other.top), bottom: self.bottom.max(other.bottom) }
+    }
+
+    /// Whether none of the floats, which are of `dtype`, is NaN or infinite.
+    pub fn are_finite(self, dtype: DType) -> bool {
+        infinity_and_digits(dtype)
+            .is_none_or(|(infinity, digits)| self.top < infinity && self.bottom & digits < infinity)
+    }
+
+    /// Two numbers that no float, all being of `dtype`, is below or above; 0 is never outside.
+    pub fn bounds(self, dtype: DType) -> [f64; 2] {
+        let float = |bits: u64| match dtype {
+            DType::F32 => f32::from_bits(bits as u32).into(),
+            DType::F64 => f64::from_bits(bits),
+            DType::Bf16 => bf16::from_bits(bits as u16).to_f32().into(),
+            _ => 0.0,
+        };
+        // Bits without a sign are no bound from below.
+        [float(self.bottom).min(0.0), float(self.top).max(0.0)]
+    }
+}
+
+/// The extremes of `len` elements; none for types that are not floats.
+///
+/// # Safety
+/// `data` must hold `len` elements of `dtype`, aligned for it, and the machine have the instructions of `isa`.
+pub unsafe fn extremes(isa: Isa, dtype: DType, data: *const u8, len: usize) -> Extremes {
+    // SAFETY: passed on from the caller.
+    let (top, bottom) = unsafe {
+        match dtype {
+            DType::F32 => extremes_f32(isa, data.cast(), len),
+            DType::F64 => extremes_f64(isa, data.cast(), len),
+            DType::Bf16 => extremes_bf16(isa, data.cast(), len),
+            DType::I32 | DType::I64 | DType::U8 | DType::Bool => (0, 0),
+        }
+    };
+    Extremes { top, bottom }
+}
 
 /// Whether none of `len` elements is NaN or infinite; true for types that have no such values.
 ///
 /// # Safety
-/// `data` must hold `len` elements of `dtype`, aligned for it, and the machine have the instructions of `isa`.
+/// As for [`extremes`].
 pub unsafe fn all_finite(isa: Isa, dtype: DType, data: *const u8, len: usize) -> bool {
     // SAFETY: passed on from the caller.
-    unsafe {
-        match dtype {
-            DType::F32 => finite_f32(isa, data.cast(), len),
-            DType::F64 => finite_f64(isa, data.cast(), len),
-            DType::Bf16 => finite_bf16(isa, data.cast(), len),
-            DType::I32 | DType::I64 | DType::U8 | DType::Bool => true,
-        }
-    }
+    unsafe { extremes(isa, dtype, data, len) }.are_finite(dtype)
 }
 
-/// A check of one float type by its bits: an exponent of all ones is NaN or infinite.
-macro_rules! finite {
-    ($name:ident, $body:ident, $bits:ty, $exponent:expr) => {
+/// The extremes of one float type, by its bits as integers with and without a sign.
+macro_rules! extremes {
+    ($name:ident, $body:ident, $bits:ty, $signed:ty) => {
         per_isa! {
             /// # Safety
-            /// As for [`all_finite`].
-            unsafe fn $name(data: *const $bits, len: usize) -> bool = $body
+            /// As for [`extremes`].
+            unsafe fn $name(data: *const $bits, len: usize) -> (u64, u64) = $body
         }
 
         #[inline(always)]
-        unsafe fn $body<const FAST: bool>(data: *const $bits, len: usize) -> bool {
+        unsafe fn $body<const FAST: bool>(data: *const $bits, len: usize) -> (u64, u64) {
             // SAFETY: passed on from the caller.
             let data = unsafe { std::slice::from_raw_parts(data, len) };
-            // The largest exponent says whether any is all ones.
-            data.chunks(BLOCK)
-                .all(|block| block.iter().fold(0, |top, &x| (x & $exponent).max(top)) != $exponent)
+            let (mut top, mut bottom): ($signed, $bits) = (0, 0);
+            for &x in data {
+                top = top.max(x as $signed);
+                bottom = bottom.max(x);
+            }
+            (top as u64, bottom as u64)
         }
     };
 }
-finite!(finite_f32, finite_f32_body, u32, 0x7f80_0000);
-finite!(finite_f64, finite_f64_body, u64, 0x7ff0_0000_0000_0000);
-finite!(finite_bf16, finite_bf16_body, u16, 0x7f80);
+extremes!(extremes_f32, extremes_f32_body, u32, i32);
+extremes!(extremes_f64, extremes_f64_body, u64, i64);
+extremes!(extremes_bf16, extremes_bf16_body, u16, i16);
 
 #[cfg(test)]
 mod tests {
@@ -65,6 +124,25 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn finds_the_largest_and_the_smallest() {
+        for isa in Isa::available() {
+            let of = |data: &[f32]| {
+                // SAFETY: the slice has as many elements.
+                unsafe { extremes(isa, DType::F32, data.as_ptr().cast(), data.len()) }.bounds(DType::F32)
+            };
+            assert_eq!(of(&[]), [0.0, 0.0]);
+            assert_eq!(of(&[1.5, 3.0, 0.25]), [0.0, 3.0]);
+            assert_eq!(of(&[-1.5, -3.0, -0.0]), [-3.0, 0.0]);
+            let many: Vec<f32> = (-700..900).map(|i| i as f32).collect();
+            assert_eq!(of(&many), [-700.0, 899.0]);
+            let wide = [1e300, -1e-300, 4.0, -1e200];
+            // SAFETY: as above.
+            let wide = unsafe { extremes(isa, DType::F64, wide.as_ptr().cast(), wide.len()) };
+            assert_eq!(wide.bounds(DType::F64), [-1e200, 1e300]);
         }
     }
 

@@ -7,5 +7,5 @@ mod reduce;
 mod state;
 
 pub use cumsum::Cumulate;
-pub use finite::all_finite;
+pub use finite::{Extremes, all_finite, extremes};
 pub use reduce::{Reduce, ReduceKind};

@@ -1,0 +1,49 @@
+//! A tensor that compilers do not recompute for each of its readers.
+
+use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::kir::{LowerCx, View};
+use serde::{Deserialize, Serialize};
+use tensorpack_tensor::Result;
+
+/// The input, computed once: all who read the input see the same bits.
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+struct OptimizationBarrier;
+crate::exported!(OptimizationBarrier, 1..=1);
+
+impl OpDef for OptimizationBarrier {
+    fn name(&self) -> &str {
+        "OptimizationBarrier"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![Some(cx.dy().clone())])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let x = cx.input(0);
+        cx.materialize(&x);
+        Ok(vec![x])
+    }
+}
+
+impl Tensor {
+    /// This tensor, whose elements are computed once for all who read them; see [`LowerCx::materialize`].
+    ///
+    /// What compares a tensor with a value computed from it goes through this, or XLA may compare with elements that
+    /// it recomputed with other rounding.
+    #[track_caller]
+    pub(crate) fn optimization_barrier(&self) -> Tensor {
+        Tensor::apply_one(OptimizationBarrier, &[self])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::trial::*;
+
+    cases![unary("OptimizationBarrier", Twice, Any, |x| (x * 3.0).optimization_barrier()),];
+}

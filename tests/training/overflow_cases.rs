@@ -1,0 +1,91 @@
+//! Training in which the update of one step overflows, on any device.
+
+use tensorpack::ErrorKind;
+use tensorpack::dataflow::FromFn;
+use tensorpack::optim::Optimizer;
+use tensorpack::prelude::*;
+use tensorpack::train::{NanPolicy, SingleCostTrainer, Trained};
+
+/// Its cost is always 0, and its gradient whatever is fed.
+struct Fed;
+
+impl ModelDesc for Fed {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        vec![TensorSpec::f32("x", [Some(3)])]
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        let w = t.variable(VariableSpec::new("w", [3]));
+        ((w.value() - w.value().stop_gradient()) * &inputs[0]).sum().named("cost")
+    }
+
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Adam::new(0.1).boxed()
+    }
+}
+
+/// A gradient for each tower and step; in step `bad` the last tower has one whose square is too large for f32.
+fn gradients(towers: u64, bad: Option<u64>) -> FromFn {
+    FromFn::new(8 * towers, move |i| {
+        let is_bad = bad.is_some_and(|bad| i == bad * towers + towers - 1);
+        let large = if is_bad { 1e25 } else { 0.25 };
+        HostTensor::new([3], vec![(i as f32).sin(), large, 1.0]).map(|x| vec![x])
+    })
+}
+
+/// What trains `Fed`.
+pub(crate) struct Setup {
+    pub(crate) device: Device,
+    pub(crate) towers: u64,
+    pub(crate) trainer: fn(usize) -> SingleCostTrainer,
+}
+
+impl Setup {
+    fn config(&self, bad: Option<u64>) -> TrainConfig {
+        TrainConfig::new(Fed, gradients(self.towers, bad))
+            .session(SessionOptions { device: self.device, ..SessionOptions::default() })
+            .steps_per_epoch(2)
+            .max_epoch(4)
+    }
+
+    fn train(&self, config: TrainConfig) -> Result<Trained> {
+        launch_train_with_config(config, (self.trainer)(self.towers as usize))
+    }
+
+    /// Training stops at the step, and says which variable would have overflowed.
+    pub(crate) fn stops(&self) {
+        let e = self.train(self.config(Some(4)).no_logdir()).err().expect("an error");
+        assert_eq!(e.kind(), ErrorKind::NotFinite, "{e}");
+        assert!(e.message().starts_with("step 5: "), "{e}");
+        assert!(e.message().contains("the variable w/adam_v "), "{e}");
+    }
+
+    /// A step that is skipped changes nothing: the ones after it find what the ones before left.
+    pub(crate) fn skips(&self) {
+        let policy = |most| self.config(Some(7)).nan_policy(NanPolicy::Skip(most)).no_logdir();
+        assert!(self.train(policy(0)).is_err());
+        let skipped = self.train(policy(1)).unwrap();
+        // The eighth and last step is the bad one.
+        let config = self.config(None).steps_per_epoch(7).max_epoch(1).no_logdir();
+        let without = self.train(config).unwrap();
+        for v in without.session.graph().variables() {
+            let [a, b] = [&skipped, &without].map(|t| t.session.read(&v.name).unwrap());
+            assert!(a == b, "{} is {a:?} after a skipped step, {b:?} without it", v.name);
+        }
+        assert_eq!(skipped.session.run_index().unwrap(), 8);
+    }
+
+    /// The last checkpoint before the step stands, and training goes on from it as if nothing had happened.
+    pub(crate) fn keeps_the_last_checkpoint(&self) {
+        let (broken, whole) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let config =
+            |bad, dir: &tempfile::TempDir| self.config(bad).callback(ModelSaver::new()).logdir(dir.path());
+        self.train(config(Some(5), &broken)).err().expect("an error");
+        let resumed = self.train(config(None, &broken)).unwrap();
+        let straight = self.train(config(None, &whole)).unwrap();
+        for v in straight.session.graph().variables() {
+            let [a, b] = [&resumed, &straight].map(|t| t.session.read(&v.name).unwrap());
+            assert!(a == b, "{} is {a:?} after a resume, {b:?} without", v.name);
+        }
+    }
+}
