@@ -14,3 +14,4 @@ mod pooling;
 mod reductions;
 mod stored;
 mod updates;
+mod views;

@@ -1,6 +1,6 @@
 //! What is moved before the gradient of max pooling.
 
-use crate::barrier::barrier;
+use crate::barrier::{barrier, same_apart};
 use crate::growing::{Choices, over_graphs};
 use tensorpack::autodiff::gradients;
 use tensorpack::graph::{Fetch, Graph, Tensor, TensorSpec};
@@ -208,4 +208,46 @@ fn pooled(choices: &[u32], dtype: DType, isa: Isa, apart: bool) -> Result<Pooled
     let mut apart = session.run(&everything, &feeds).map_err(failed)?;
     apart.truncate(wanted.len());
     Ok(Pooled { fused, apart, text })
+}
+
+/// Masks of the gradient, and of the same elements in another order or under other sizes: only the
+/// first may go before it.
+#[test]
+fn masks_of_turned_gradients_are_the_same() {
+    over_graphs("masks", 100, |choices| {
+        same_apart(choices, |b, c| {
+            let (batch, n, channels) = (1 + c.below(2), c.of(&[4, 2, 3, 1]), 1 + c.below(3));
+            let x = b.feed(&[batch, n, n, channels], DType::F32);
+            let window = 1 + c.below(3);
+            let options = PoolOptions {
+                stride: [1 + c.below(2), 1 + c.below(2)],
+                padding: Padding::Same,
+                ..PoolOptions::square(window)
+            };
+            let y = x.max_pool_with(options);
+            let weights = b.feed(&y.shape().known().expect("sizes are known"), DType::F32);
+            let dx = gradients(&(y * weights).sum(), &[&x]).ok().and_then(|mut g| g.remove(0));
+            let dx = dx.expect("the cost depends on x");
+            let turned = |t: &Tensor, way: usize| match way {
+                0 => t.transpose(&[0, 2, 1, 3]),
+                1 => t.reverse(&[1]),
+                2 => t.reshape(&[-1, channels as isize]).reverse(&[0]).reshape_like(t),
+                _ => t.clone(),
+            };
+            let (seen, by) = (turned(&dx, c.below(5)), turned(&x, c.below(6)));
+            let (seen, by) = (b.stored(seen), b.stored(by));
+            let zero = b.graph.constant(HostTensor::scalar(0.0f32));
+            let passes = by.greater(&zero);
+            let masked = match c.below(3) {
+                0 => passes.select(&zero, &seen),
+                _ => passes.select(&seen, &zero),
+            };
+            let masked = b.stored(masked);
+            match c.below(3) {
+                0 => vec![masked],
+                1 => vec![masked.sum_axes(&[0, 1, 2]), masked],
+                _ => vec![masked, b.stored(dx)],
+            }
+        })
+    });
 }
