@@ -488,13 +488,12 @@ impl CpuProgram {
         let isa = shared.isa;
         let proven = |variables: &Variables| {
             // All of them: each remembers which of its proofs hold.
-            self.towers.iter().fold(true, |all, tower| own(tower).prove(variables, feeds, isa) && all)
+            self.towers.iter().filter(|tower| !own(tower).prove(variables, feeds, isa)).count() == 0
         };
         if proven(variables) {
             return Ok(true);
         }
-        let looked =
-            self.towers.iter().fold(false, |any, tower| own(tower).look_at_variables(variables) || any);
+        let looked = self.towers.iter().filter(|tower| own(tower).look_at_variables(variables)).count() > 0;
         if looked && proven(variables) {
             return Ok(true);
         }

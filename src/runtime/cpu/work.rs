@@ -429,7 +429,7 @@ impl Memory<'_> {
     }
 
     unsafe fn check_block(&self, block: &Block, cols: usize) {
-        if self.checked[0].is_empty() {
+        if self.checked.first().is_none_or(Vec::is_empty) {
             return;
         }
         if block.cols == (0..cols) {
