@@ -90,4 +90,6 @@ pub struct Node {
     pub role: Role,
     /// The tower it was built in; 0 outside of towers.
     pub tower: usize,
+    /// Whether it is an input that may be fed infinities.
+    pub infinite: bool,
 }

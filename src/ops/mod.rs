@@ -35,6 +35,7 @@ mod reduce;
 mod reshape;
 mod resize;
 mod reverse;
+mod same_dims;
 mod select;
 mod silu;
 mod slice;

@@ -7,7 +7,7 @@ use super::random::{self, First, Key};
 use super::rows::{self, BadIndex};
 use super::text::{Element, Value, Writer, tensor_type};
 use super::{expr, narrow, pool, reduce, towers, view};
-use crate::kir::{BufferId, BufferKind, ContractKind, Kernel, KernelNode, Origin, Program, View};
+use crate::kir::{BufferId, BufferKind, ContractKind, Kernel, KernelNode, LookupKind, Origin, Program, View};
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
@@ -47,6 +47,7 @@ pub(super) enum Argument {
 #[derive(Clone, Debug)]
 pub(super) struct Checked {
     pub(super) origin: Origin,
+    pub(super) kind: LookupKind,
     pub(super) rows: usize,
 }
 
@@ -271,7 +272,7 @@ impl<'a> Modules<'a> {
             Kernel::Lookup { kind, lookup, rows, indices } => {
                 let (table, indices) = (self.see(rows), self.see(indices));
                 let (found, bad) = rows::lookup(&mut self.w, *kind, lookup, &table, &indices);
-                let checked = Checked { origin: node.origin.clone(), rows: lookup.rows };
+                let checked = Checked { origin: node.origin.clone(), kind: *kind, rows: lookup.rows };
                 self.bad.extend(bad.map(|bad| (checked, bad)));
                 vec![found]
             }
