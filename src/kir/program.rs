@@ -97,6 +97,8 @@ pub struct Program {
     pub updated_elsewhere: Vec<usize>,
     /// Results that stay as they are, whatever could be fused across them: gradients of variables.
     pub kept: Vec<View>,
+    /// Feeds that may hold infinities, by number.
+    pub infinite: Vec<usize>,
 }
 
 impl Program {

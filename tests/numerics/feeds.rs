@@ -57,3 +57,24 @@ fn a_training_step_may_be_fed_a_mask_of_infinities() {
         assert!(costs[2] < costs[0] && costs[2].is_finite(), "{device}: {costs:?}");
     }
 }
+
+#[test]
+fn an_exported_model_keeps_what_its_inputs_take() {
+    use tensorpack::predict::{ExportedModel, OfflinePredictor, PredictConfig};
+    use tensorpack::tower::{TowerContext, TowerFunc};
+    let inputs = vec![
+        TensorSpec::f32("x", [None, Some(2)]),
+        TensorSpec::f32("mask", [None, Some(2)]).allow_infinite(),
+    ];
+    let build =
+        |_: &TowerContext, i: &[tensorpack::graph::Tensor]| vec![(&i[0] + &i[1]).softmax().named("p")];
+    let net = TowerFunc::new(inputs.clone(), build).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("net.safetensors");
+    let code = OfflinePredictor::new(PredictConfig::of(net, ["p"]).inputs(["x", "mask"])).unwrap();
+    code.export(&path).unwrap();
+    let file = ExportedModel::load(&path).unwrap();
+    assert_eq!(file.inputs(), inputs);
+    let p = file.predict(&[&row(&[1.0, 2.0]), &row(&[0.0, f64::NEG_INFINITY])]).unwrap();
+    assert_eq!(p[0].to_f64_vec(), [1.0, 0.0]);
+}

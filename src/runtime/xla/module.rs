@@ -324,12 +324,18 @@ impl<'a> Modules<'a> {
         let program = self.program;
         let mut finite = self.w.splat(1.0, DType::Bool, &[]);
         self.w.comment("check");
-        let fed =
-            self.arguments.iter().filter(|(a, v)| matches!(a, Argument::Feed(_)) && v.element.is_float());
-        let mut looked_at: Vec<Value> = fed.map(|(_, v)| v.clone()).collect();
-        looked_at.extend(check::checked(program).iter().map(|b| self.values[b].clone()));
-        for value in &looked_at {
-            let fine = reduce::all_finite(&mut self.w, value);
+        // With whether infinities are allowed.
+        let fed = self.arguments.iter().filter(|(_, v)| v.element.is_float()).filter_map(|(a, v)| match a {
+            Argument::Feed(i) => Some((v.clone(), program.infinite.contains(i))),
+            _ => None,
+        });
+        let mut looked_at: Vec<(Value, bool)> = fed.collect();
+        looked_at.extend(check::checked(program).iter().map(|b| (self.values[b].clone(), false)));
+        for (value, infinite) in &looked_at {
+            let fine = match infinite {
+                true => reduce::no_nan(&mut self.w, value),
+                false => reduce::all_finite(&mut self.w, value),
+            };
             finite = self.w.like("and", &[&finite, &fine]);
         }
         let ok = self.without_bad_indices(&finite);
