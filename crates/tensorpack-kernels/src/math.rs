@@ -61,7 +61,16 @@ pub(crate) fn exp(x: f32) -> f32 {
 /// `e^x - 1`, accurate near zero as well.
 #[inline(always)]
 pub(crate) fn expm1(x: f32) -> f32 {
-    let (p, n) = split_exp(clamp(x, -25.0, 89.0));
+    let x = clamp(x, -25.0, 89.0);
+    // x = n ln 2 + r as in `split_exp`, but with n = 0 up to where the result is 1/2: for n = 1 it would be the difference
+    // of 1 and twice a number with the error of a rounded r. The first term is added last, to be exact.
+    let t = if x.abs() < 0.41 { ROUND } else { x.mul_add(LOG2_E, ROUND) };
+    let whole = t - ROUND;
+    let r = whole.mul_add(-LN2_LO, whole.mul_add(-LN2_HI, x));
+    const TAIL: [f32; 7] =
+        [0.5, 1.0 / 6.0, 1.0 / 24.0, 1.0 / 120.0, 1.0 / 720.0, 1.0 / 5040.0, 1.0 / 40_320.0];
+    let p = (r * r).mul_add(poly(r, TAIL), r);
+    let n = (t.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
     // 2^n (p + 1) - 1, in an order that keeps p's digits where n is 0. Past 60 the 1 is below the last place, and
     // 2^n is about to leave the range, so the product is taken as in `exp`.
     let scale = exp2i(if n > 90 { 90 } else { n });
