@@ -59,7 +59,7 @@ impl Frozen {
         &self.nodes[id.0 as usize]
     }
 
-    /// Whether the input of this name may be fed infinities.
+    /// Returns whether the input of this name accepts infinities.
     pub fn takes_infinities(&self, input: &str) -> bool {
         self.names.get(input).is_some_and(|id| self.node(id.node).infinite)
     }

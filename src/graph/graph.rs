@@ -306,8 +306,8 @@ impl Graph {
         tensor
     }
 
-    /// The type of the model's floats, as far as it is built: that of all its trainable variables or, as long as there is
-    /// none, of all its float inputs, if they agree on f64; else f32.
+    /// Returns the model's float type as built so far: f64 if every trainable variable (or, before
+    /// there is one, every float input) is f64, else f32.
     pub(crate) fn float_type(&self) -> DType {
         let Some(b) = self.built() else { return DType::F32 };
         let trained = b.variables.iter().filter(|v| v.trainable).map(|v| v.dtype);

@@ -90,6 +90,6 @@ pub struct Node {
     pub role: Role,
     /// The tower it was built in; 0 outside of towers.
     pub tower: usize,
-    /// Whether it is an input that may be fed infinities.
+    /// Whether this is an input that accepts infinities.
     pub infinite: bool,
 }

@@ -169,8 +169,8 @@ impl TensorSpec {
         TensorSpec::new(name, DType::I32, sizes)
     }
 
-    /// The same input, which may be fed infinities: a mask that is added to scores, say. By default they are refused, as a
-    /// NaN always is.
+    /// Allows infinities in what is fed, for example in a mask that is added to scores. By default
+    /// they are refused; NaN always is.
     #[must_use]
     pub fn allow_infinite(self) -> TensorSpec {
         TensorSpec { infinite: true, ..self }

@@ -87,7 +87,8 @@ pub enum LookupKind {
     Gather,
     /// Reads rows; gives tables of zeros with each added to the row named.
     ScatterAdd,
-    /// Reads integers, as rows and as numbers alike, and gives them again. A zero ends the run with an error.
+    /// Reads integers (`rows` and `indices` are the same view) and returns them unchanged. A zero
+    /// ends the run with an error.
     NonZero,
 }
 

@@ -217,7 +217,8 @@ impl LowerCx<'_> {
         self.one(Kernel::Lookup { kind, lookup, rows, indices }, dtype, sizes)
     }
 
-    /// Integers as i64, none of which is zero: a zero ends the run with an error that gives its place.
+    /// Returns the integers as i64 and checks, when the program runs, that none is zero. A zero
+    /// ends the run with an error that gives its position.
     pub fn nonzero(&mut self, view: &View) -> View {
         let wide = match view.dtype {
             DType::I64 => self.dense(view),
@@ -230,7 +231,7 @@ impl LowerCx<'_> {
         self.one(kernel, DType::I64, wide.sizes)
     }
 
-    /// The value of a view that is one constant.
+    /// Returns the value of a view that is a scalar constant.
     pub(crate) fn constant_of(&self, view: &View) -> Option<f64> {
         self.program.scalar_constant(view)
     }

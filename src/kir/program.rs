@@ -97,7 +97,7 @@ pub struct Program {
     pub updated_elsewhere: Vec<usize>,
     /// Results that stay as they are, whatever could be fused across them: gradients of variables.
     pub kept: Vec<View>,
-    /// Feeds that may hold infinities, by number.
+    /// Indices of feeds that may hold infinities.
     pub infinite: Vec<usize>,
 }
 

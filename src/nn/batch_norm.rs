@@ -10,8 +10,9 @@ use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
 
 /// `(x - mean) / sqrt(variance + epsilon) * gamma + beta`, with statistics over all dims but the channels. Training
-/// normalises by the batch's own statistics and keeps running ones (the variance unbiased), which inference uses. With
-/// one value for each channel there is nothing to normalise by, so training on such a batch is an error.
+/// normalises by the batch's own statistics and keeps running ones (the variance unbiased), which
+/// inference uses. With one value for each channel there is nothing to normalise by, so training on
+/// such a batch is an error.
 ///
 /// With several towers each normalises by its own batch, or all [by that of all](BatchNorm::synchronized); the running
 /// statistics are the average over the towers either way, so replicas stay equal.
@@ -254,7 +255,7 @@ fn all_reduced(t: &TowerContext, name: &str, parts: [Tensor; 2]) -> [Tensor; 2] 
     [sums[0].squeeze(0), sums[1].squeeze(0)]
 }
 
-/// The unbiased variance of `n` values, of which there are two or more.
+/// Returns the unbiased variance of `n` values, where `n` is at least 2.
 fn unbiased(variance: &Tensor, n: &Tensor) -> Tensor {
     variance * (n / (n - 1.0))
 }

@@ -17,7 +17,7 @@ pub struct LstmState {
 }
 
 impl LstmState {
-    /// The state, which must be one for `x`.
+    /// Checks that this is a state for the batch of `x`.
     #[track_caller]
     fn fitted(&self, kind: &str, x: &Tensor, units: usize) -> LstmState {
         LstmState { c: initial_state(kind, &self.c, x, units), h: initial_state(kind, &self.h, x, units) }

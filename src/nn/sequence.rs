@@ -4,8 +4,8 @@ use super::bias::channels;
 use crate::graph::Tensor;
 use tensorpack_tensor::Error;
 
-/// A state that a recurrent layer begins with: `[batch, units]`, of the batch of `x`. One row for a batch of many would
-/// be repeated by broadcasting, and hide a mistake.
+/// Checks the initial state of a recurrent layer: `[batch, units]`, with the batch of `x`.
+/// Broadcasting would silently repeat a single row for every example.
 #[track_caller]
 pub(super) fn initial_state(kind: &str, state: &Tensor, x: &Tensor, units: usize) -> Tensor {
     if state.is_poison() || x.is_poison() {

@@ -5,13 +5,14 @@ use crate::graph::Tensor;
 use std::panic::Location;
 
 impl Tensor {
-    /// Every element limited to between `low` and `high`. The gradient is 1 from `low` to `high`, both included, and 0
-    /// beyond.
+    /// Every element limited to between `low` and `high`. The gradient is 1 from `low` to `high`,
+    /// both included, and 0 beyond.
     #[track_caller]
     #[doc(alias = "clip_by_value")]
     pub fn clip(&self, low: f64, high: f64) -> Tensor {
         composed(self, "Clip", Location::caller(), || {
-            // Comparisons instead of a maximum, whose gradient would be shared with the limit at the edge.
+            // Compare instead of taking a maximum, whose gradient at the edge would be shared with
+            // the limit.
             let (low, high) = (self.constant_like(low), self.constant_like(high));
             let above = self.less(&low).select(&low, self);
             above.greater(&high).select(&high, &above)
@@ -58,8 +59,8 @@ impl Tensor {
     #[track_caller]
     pub fn softplus(&self) -> Tensor {
         composed(self, "Softplus", Location::caller(), || {
-            // Both branches are smooth and all their derivatives agree at 0, so that those of the whole are right there
-            // too: those of max(x, 0) and |x| would not be.
+            // Both branches are smooth and all their derivatives agree at 0, so every derivative is
+            // right there. Those of max(x, 0) and |x| are not.
             let positive = self.greater(&self.zero());
             let tail = positive.select(&-self, self).exp().log1p();
             positive.select(self, &self.zero()) + tail

@@ -116,8 +116,8 @@ impl OpDef for Binary {
 }
 
 impl Tensor {
-    /// A number of Rust's as the other operand of `op`. Integers are not divided by one: whether that should truncate is
-    /// not said.
+    /// Converts a literal to an operand of `op`. Dividing integers by a literal is refused, because
+    /// it is unclear whether the result should be truncated.
     #[track_caller]
     fn scalar_operand(&self, op: kir::Binary, value: f64) -> Tensor {
         if op == kir::Binary::Div && !self.is_poison() && self.dtype().is_int() {

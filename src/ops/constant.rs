@@ -90,7 +90,8 @@ impl Graph {
 }
 
 impl Tensor {
-    /// A scalar constant of this tensor's element type. A number that an integer type does not have is an error.
+    /// Returns a scalar constant of this tensor's element type. A value that an integer type cannot
+    /// hold exactly is an error.
     #[track_caller]
     pub(crate) fn constant_like(&self, value: f64) -> Tensor {
         if self.is_poison() {

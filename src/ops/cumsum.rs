@@ -58,8 +58,8 @@ impl OpDef for Cumsum {
 }
 
 impl Tensor {
-    /// Every element plus all before it along `axis`. Integers and bool add up in i64, f32 and bf16 in at least f32 without
-    /// an error that grows with the number of elements.
+    /// Returns every element plus all before it along `axis`. Integers and bool give i64. On the
+    /// CPU engine f32 and bf16 accumulate in f64, so the error does not grow with the length.
     #[track_caller]
     pub fn cumsum(&self, axis: isize) -> Tensor {
         self.cumsum_with(axis, CumsumOptions::default())

@@ -46,8 +46,8 @@ impl Tensor {
             return self.fail("HuberLoss", Error::argument(format!("a delta of {delta} is not positive")));
         }
         composed(self, "HuberLoss", Location::caller(), || {
-            // With q the difference d limited to delta on both sides: q (d - q / 2). It is d^2 / 2 up to there, and its
-            // second derivative is 1, at 0 as well, where that of |d| would be lost.
+            // With q = d clipped to [-delta, delta] the loss is q (d - q / 2). Unlike a form with
+            // |d|, its second derivative at 0 is right.
             let d = wide(self) - wide(target);
             let q = d.clip(-delta, delta);
             &q * (&d - &q * 0.5)

@@ -12,7 +12,7 @@ use tensorpack_tensor::{Error, Result};
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Moments {
     axes: Vec<usize>,
-    /// Whether moments of one value alone are refused.
+    /// Whether to refuse moments of a single value.
     #[serde(default)]
     several: bool,
 }
@@ -74,7 +74,7 @@ impl Tensor {
         self.moments_of(axes, false)
     }
 
-    /// [`Tensor::moments`], of `several` values for each result if so asked: one alone is then an error.
+    /// Computes [`Tensor::moments`]; with `several`, a single value per result is an error.
     #[track_caller]
     pub(crate) fn moments_of(&self, axes: &[isize], several: bool) -> (Tensor, Tensor) {
         if self.is_poison() {
@@ -113,7 +113,8 @@ impl Tensor {
     pub fn std_axes(&self, axes: &[isize]) -> Tensor {
         composed(self, "Std", Location::caller(), || {
             let variance = self.variance_axes(axes);
-            // The root has no slope at 0. The value replaced there is not taken, so no gradient flows through it.
+            // The square root has no slope at 0. The inner `select` keeps the gradient of the
+            // branch that is not taken finite.
             let positive = variance.greater(&variance.zero());
             positive.select(&positive.select(&variance, &variance.one()).sqrt(), &variance.zero())
         })

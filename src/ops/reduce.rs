@@ -77,7 +77,7 @@ impl OpDef for Reduce {
         }
         let dtype = match self.kind {
             ReduceKind::ArgMax | ReduceKind::ArgMin => DType::I64,
-            // Many small integers together soon leave the range of their type.
+            // Sums of small integers soon leave the range of their type.
             _ if adds && !x.dtype.is_float() => DType::I64,
             _ => x.dtype,
         };
@@ -162,7 +162,7 @@ impl Tensor {
         self.mean_of(|x| x.sum_keep(axes))
     }
 
-    /// A sum divided by how many elements were added up.
+    /// Divides a sum by the number of elements that were added.
     #[track_caller]
     fn mean_of(&self, sum: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
         if !self.is_poison() && !self.dtype().is_float() {

@@ -5,11 +5,11 @@ use crate::kir::{LowerCx, View};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
 
-/// Input 0, whose first dims must be those of input 1. A view: it costs nothing.
+/// Input 0, whose first dims must equal those of input 1. It lowers to a view, so it costs nothing.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct SameDims {
     dims: usize,
-    /// What is taken, for the error.
+    /// The expected tensor, for the error.
     takes: String,
 }
 crate::exported!(SameDims, 2..=2);
@@ -50,7 +50,8 @@ impl OpDef for SameDims {
 }
 
 impl Tensor {
-    /// This tensor, whose first dims must be those of `like`, now or once shapes are known; `takes` says so in the error.
+    /// Returns this tensor after a check that its first `dims` dims equal those of `like`, now or
+    /// once shapes are known. `takes` names the expected tensor in the error.
     #[track_caller]
     pub(crate) fn with_dims_of(&self, like: &Tensor, dims: usize, takes: &str) -> Tensor {
         Tensor::apply_one(SameDims { dims, takes: takes.into() }, &[self, like])

@@ -64,7 +64,8 @@ impl OpDef for CheckLabels {
     }
 }
 
-/// `exp(x - max) / sum` along an axis. An operation of its own, as its gradient needs nothing but its result.
+/// Softmax as `exp(x - max) / sum` along an axis. It is an operation of its own because its
+/// gradient needs only its result.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Softmax {
     axis: usize,
@@ -109,7 +110,7 @@ impl OpDef for Softmax {
         let sum = cx.reduce(ReduceKind::Sum, dtype, &sizes, &reduced, &[&x, &top], power);
         let sum = cx.reshape(&sum[0], &kept);
         let scale = cx.map_to(dtype, &kept, &[&sum], |e, r| e.unary(Unary::Recip, r[0]));
-        // The exponential is computed once more: storing it would take a pass over memory of its own.
+        // Compute the exponential again: storing it would cost another pass over memory.
         Ok(vec![cx.map(&[&x, &top, &scale], |e, r| {
             let power = power(e, r);
             e.binary(Binary::Mul, power, r[2])
@@ -121,20 +122,20 @@ impl Tensor {
     /// The logarithm of the sum of exponentials over some axes, which stay with size 1.
     #[track_caller]
     pub fn log_sum_exp_keep(&self, axes: &[isize]) -> Tensor {
-        // The largest is taken out first, so that nothing overflows; as a constant, since it cancels. An infinite one is
-        // left in: it would be infinity minus infinity.
+        // Subtract the maximum first, so that nothing overflows; as a constant, since it cancels.
+        // An infinite maximum is not subtracted: infinity minus infinity is NaN.
         let top = self.max_keep(axes);
         let top = top.is_finite().select(&top, &top.zero()).stop_gradient();
         let sum = (self - &top).exp().sum_keep(axes);
-        // Where nothing is left the logarithm has no slope, and no element gets a gradient.
+        // If the sum is 0 the logarithm has no slope; the inner `select` gives gradient 0.
         let some = sum.greater(&sum.zero());
         let log = some.select(&sum, &sum.one()).log();
         some.select(&(log + &top), &sum.constant_like(f64::NEG_INFINITY))
     }
 
-    /// The largest element along `axis`, without a gradient; this minus that; and the sum of exponentials of the
-    /// difference, which is nearly exact however large the elements are. Subtracting the logarithm of their own sum
-    /// instead would bring in the rounding error of a large number.
+    /// Returns the maximum along `axis` (without a gradient), this tensor minus that maximum, and
+    /// the sum of exponentials of the difference. The difference keeps its digits however large the
+    /// elements are; subtracting `log_sum_exp` would bring in the rounding error of a large number.
     #[track_caller]
     fn below_top(&self, axis: isize) -> [Tensor; 3] {
         let top = self.max_keep(&[axis]).stop_gradient();
@@ -199,7 +200,8 @@ impl Tensor {
     }
 
     /// The cross entropy of logits `[..., classes]` and integer labels `[...]`, one loss for each label. A label that
-    /// is no class gives NaN, which training reports. Other classes may be at minus infinity, as masked ones are.
+    /// is no class gives NaN, which training reports. Other classes may be at minus infinity, as
+    /// masked ones are.
     #[track_caller]
     pub fn sparse_softmax_cross_entropy(&self, labels: &Tensor) -> Tensor {
         composed(self, "SparseSoftmaxCrossEntropy", Location::caller(), || {
@@ -217,8 +219,9 @@ impl Tensor {
             };
             let x = wide(self);
             let [top, _, sum] = x.below_top(-1);
-            // Chosen, not multiplied by 0 and 1: another class may be at minus infinity. The label's own logit is taken
-            // as it is, in the pass that finds the largest; the difference of the two is what must be exact.
+            // Use `select`, not a product with 0 and 1: another class may be at minus infinity. The
+            // label's logit is summed as it is, which shares the pass that finds the maximum; the
+            // difference of the two is exact.
             let hit = labels.one_hot(classes, DType::Bool);
             let own = hit.select(&x, &x.zero()).sum_axes(&[-1]);
             let loss = sum.log().squeeze(-1) + (top.squeeze(-1) - own);

@@ -41,8 +41,8 @@ impl Tensor {
             return self.fail("Unpool", Error::shape(why));
         };
         composed(self, "UnpoolZeros", Location::caller(), || {
-            // [batch, height, 1, width, 1, channels] with zeros after each pixel. Zeros between the pixels and after the
-            // last would be the same, but for images of no pixels.
+            // Pad `[batch, height, 1, width, 1, channels]` after each pixel. Padding between pixels
+            // and after the last one would be wrong for images without pixels.
             let after = [0, 0, between, 0, between, 0];
             let spread = self.expand_dims(2).expand_dims(4).pad(&[0; 6], &after, &[0; 6]);
             spread.merge_dims(1, 2).merge_dims(2, 2)

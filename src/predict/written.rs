@@ -39,7 +39,7 @@ pub(super) struct WrittenInput {
     pub(super) dtype: DType,
     /// `null` for what is known only when something is fed.
     pub(super) sizes: Vec<Option<usize>>,
-    /// Whether infinities may be fed; not written where they may not.
+    /// Whether infinities are accepted; omitted if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) infinite: bool,
 }

@@ -460,7 +460,7 @@ pub(super) fn check_finite_feeds(graph: &Frozen, feeds: &[(&str, &HostTensor)]) 
     Ok(())
 }
 
-/// Whether a tensor of floats holds a NaN, found out without allocating.
+/// Returns whether a float tensor holds a NaN, without allocating for f32 and f64.
 fn has_nan(t: &HostTensor) -> bool {
     match t.dtype() {
         DType::F32 => t.as_slice::<f32>().is_ok_and(|v| v.iter().any(|x| x.is_nan())),

@@ -1,4 +1,5 @@
-//! Functions over their whole range, and long running sums. `math.rs` of the kernels has the dense tests.
+//! Functions over their whole range, and long running sums. `math.rs` of the kernels has the dense
+//! tests.
 
 use super::{derivatives, engines};
 use tensorpack::graph::{Graph, Tensor, TensorSpec};

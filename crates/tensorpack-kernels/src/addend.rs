@@ -2,14 +2,14 @@
 
 /// What can be added up; integers wrap.
 pub(crate) trait Addend: Copy + Default {
-    /// The type of a running sum of many: f64 for f32, which would stop growing once an element is less than half a
-    /// unit in the last place of the sum; the type itself for all others.
+    /// The type of a running sum: f64 for f32, where the sum would stop growing once an element is
+    /// less than half a unit in its last place; the type itself otherwise.
     type Running: Copy + Default;
     /// The sum.
     fn plus(self, other: Self) -> Self;
-    /// A running sum with this added.
+    /// Adds this to a running sum.
     fn added_to(self, sum: Self::Running) -> Self::Running;
-    /// A running sum as an element.
+    /// Rounds a running sum to an element.
     fn rounded(sum: Self::Running) -> Self;
 }
 

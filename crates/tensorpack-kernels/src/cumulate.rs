@@ -12,8 +12,8 @@ const CHUNK: usize = 32 * 1024;
 /// Columns that are summed together, at most.
 const COLUMNS: usize = 1024;
 
-/// Sums along the middle dimension of dense `[outer, len, inner]`, each of all elements up to its place. Sums of f32 are
-/// taken in f64 and rounded where they are stored, so that the error does not grow with the number of elements.
+/// Running sums along the middle dimension of dense `[outer, len, inner]`. Sums of f32 accumulate
+/// in f64 and are rounded when stored, so the error does not grow with the length.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Cumulate {
     /// Indices before the dimension.

@@ -94,8 +94,8 @@ impl Lookup {
         bad
     }
 
-    /// Copies a chunk of the `count` numbers, cut as for [`Lookup::gather`]. Returns where in them this chunk met the
-    /// first zero.
+    /// Copies a chunk of the `count` numbers, cut as for [`Lookup::gather`]. Returns the position
+    /// of the first zero in this chunk.
     ///
     /// # Safety
     /// `values` must be readable and `out` writable in full, and the two apart.

@@ -1,10 +1,10 @@
 //! Branch-free f32 functions that the compiler can run many elements at a time, and the error function that std
 //! lacks. The polynomials are plain Taylor series on ranges made small enough that they are exact to f32.
 //!
-//! `exp`, `expm1`, `log`, `erf`, `sin` and `cos` are within 2 units in the last place of the true result, `log1p`,
-//! `tanh` and `sigmoid` within 4. `sin` and `cos` hold up to [`FAR`], beyond which [`sin_far`] and [`cos_far`] take
-//! over. All give NaN for NaN, and the limits at infinity. Written with fused multiply-add: call them only where that
-//! is an instruction.
+//! `exp`, `expm1`, `log`, `erf`, `sin` and `cos` are within 2 units in the last place of the true
+//! result, `log1p`, `tanh` and `sigmoid` within 4. `sin` and `cos` hold up to [`FAR`], beyond which
+//! [`sin_far`] and [`cos_far`] take over. All give NaN for NaN, and the limits at infinity. Written
+//! with fused multiply-add: call them only where that is an instruction.
 
 use std::f32::consts::{LN_2, LOG2_E};
 
@@ -62,8 +62,9 @@ pub(crate) fn exp(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn expm1(x: f32) -> f32 {
     let x = clamp(x, -25.0, 89.0);
-    // x = n ln 2 + r as in `split_exp`, but with n = 0 up to where the result is 1/2: for n = 1 it would be the difference
-    // of 1 and twice a number with the error of a rounded r. The first term is added last, to be exact.
+    // x = n ln 2 + r as in `split_exp`, but n is 0 until the result reaches 1/2: for n = 1 and a
+    // smaller result, cancellation would magnify the rounding error of r. The first term of the
+    // series is added last, so that it stays exact.
     let t = if x.abs() < 0.41 { ROUND } else { x.mul_add(LOG2_E, ROUND) };
     let whole = t - ROUND;
     let r = whole.mul_add(-LN2_LO, whole.mul_add(-LN2_HI, x));
@@ -71,13 +72,13 @@ pub(crate) fn expm1(x: f32) -> f32 {
         [0.5, 1.0 / 6.0, 1.0 / 24.0, 1.0 / 120.0, 1.0 / 720.0, 1.0 / 5040.0, 1.0 / 40_320.0];
     let p = (r * r).mul_add(poly(r, TAIL), r);
     let n = (t.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
-    // 2^n (p + 1) - 1, in an order that keeps p's digits where n is 0. Past 60 the 1 is below the last place, and
-    // 2^n is about to leave the range, so the product is taken as in `exp`.
+    // Compute 2^n (p + 1) - 1 in an order that keeps the digits of p where n is 0. Past 60 the 1 is
+    // below the last place and 2^n is about to overflow, so take the product as in `exp`.
     let scale = exp2i(if n > 90 { 90 } else { n });
     let near = p.mul_add(scale, scale - 1.0);
     let half = n >> 1;
     let far = (p + 1.0) * exp2i(half) * exp2i(n.wrapping_sub(half));
-    // -0 stays -0: the sum above would lose its sign.
+    // Keep the sign of -0, which the sum loses.
     let near = if x == 0.0 { x } else { near };
     if x > 60.0 { far } else { near }
 }
@@ -134,8 +135,8 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn erf(x: f32) -> f32 {
     let a = x.abs();
-    // Near zero x + x Q(x^2), which keeps small results exact. Both polynomials are minimax fits for f32: Q to
-    // erf(x) / x - 1, the other to the logarithm of 1 - erf.
+    // Near zero x + x Q(x^2), which keeps small results exact. Both polynomials are minimax fits
+    // for f32: Q to erf(x) / x - 1, the other to the logarithm of 1 - erf.
     const NEAR: [f32; 7] = [
         0.128_379_17,
         -0.376_126_35,
@@ -162,7 +163,8 @@ pub(crate) fn erf(x: f32) -> f32 {
     if a > 0.9 { far } else { near }
 }
 
-/// The largest argument of [`sin`] and [`cos`]. Up to here a multiple of pi/2 in two parts leaves enough digits.
+/// The largest argument of [`sin`] and [`cos`], where reduction by pi/2 in two parts is still
+/// accurate.
 pub(crate) const FAR: f32 = 1_099_511_627_776.0; // 2^40
 
 /// Splits `x` into a multiple of pi/2 and the rest: gives sine and cosine of the rest, and the multiple's low bits.
@@ -181,7 +183,7 @@ fn split_turn(x: f32) -> (f32, f32, u64) {
     (sin, cos, t.to_bits())
 }
 
-/// Sine of an argument beyond [`FAR`], by way of f64's, which knows pi to as many digits as that takes.
+/// Sine of an argument beyond [`FAR`], through f64's, whose argument reduction is exact.
 pub(crate) fn sin_far(x: f32) -> f32 {
     f64::from(x).sin() as f32
 }
@@ -287,7 +289,8 @@ mod tests {
         check("sigmoid", sigmoid, |x| 1.0 / (1.0 + (-x).exp()), 4.0);
     }
 
-    /// A unary step on every instruction set: what sessions run, with the loops around the functions above.
+    /// A unary step on every instruction set: what sessions run, with the loops around the
+    /// functions above.
     fn on_each_isa(op: Unary, xs: &[f32], exact: impl Fn(f64) -> f64, limit: f64) {
         let want: Vec<f64> = xs.iter().map(|&x| exact(f64::from(x))).collect();
         for isa in Isa::available() {
@@ -307,8 +310,8 @@ mod tests {
     fn erf_sin_cos_and_expm1_are_within_two_ulps_everywhere() {
         let dense = (-400_000..400_000).map(|i| i as f32 * 0.000_025_1);
         let turns = (-200_000..200_000).map(|i| i as f32 * 0.1003);
-        // Among all f32 these are closest to a multiple of pi/2, where the reduction loses most; and both sides of
-        // where the far reduction takes over.
+        // Among all f32 these are closest to a multiple of pi/2, where the reduction loses most;
+        // and both sides of where the far reduction takes over.
         let hard =
             [16_367_173.0 * 2f32.powi(72), 1e30, -1e30, f32::MAX, f32::MIN, FAR, -FAR, 1.000_001 * FAR];
         let xs: Vec<f32> = sweep().chain(dense).chain(turns).chain(hard).collect();

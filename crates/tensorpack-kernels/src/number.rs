@@ -34,7 +34,7 @@ pub(crate) trait Number: Copy + PartialOrd + To<f64> {
     fn round(self) -> Self;
     fn is_finite(self) -> bool;
 
-    /// Whether the fast `sin` and `cos` do not hold here: then `sin_far` and `cos_far` do.
+    /// Whether this is too large for the fast `sin` and `cos`; then `sin_far` and `cos_far` apply.
     #[inline(always)]
     fn is_far(self) -> bool {
         false

@@ -30,8 +30,8 @@ unsafe fn each1<A: Copy, D>(n: usize, a: *const u8, dst: *mut u8, f: impl Fn(A) 
     }
 }
 
-/// `dst[i] = f(a[i])` where `a[i]` is too large for the fast sine and cosine. That is rare, so a tile without any such
-/// element costs one comparison for each of its elements.
+/// Computes `dst[i] = f(a[i])` where `a[i]` is too large for the fast sine and cosine. That is
+/// rare: a tile without such an element costs one comparison per element.
 ///
 /// # Safety
 /// `n` elements at each pointer, `dst` apart from `a`.

@@ -82,7 +82,8 @@ proptest! {
     }
 }
 
-/// The error of a running sum must not grow with its length, for one column and for several, on any instruction set.
+/// The error of a running sum must not grow with its length, for one column and for several, on any
+/// instruction set.
 #[test]
 fn long_running_sums_keep_their_digits() {
     let len = 1_000_000;

@@ -324,7 +324,7 @@ impl<'a> Modules<'a> {
         let program = self.program;
         let mut finite = self.w.splat(1.0, DType::Bool, &[]);
         self.w.comment("check");
-        // With whether infinities are allowed.
+        // Each value to check, and whether it may be infinite.
         let fed = self.arguments.iter().filter(|(_, v)| v.element.is_float()).filter_map(|(a, v)| match a {
             Argument::Feed(i) => Some((v.clone(), program.infinite.contains(i))),
             _ => None,

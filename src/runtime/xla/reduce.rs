@@ -115,7 +115,7 @@ pub(super) fn all_finite(w: &mut Writer, x: &Value) -> Value {
     all(w, &finite)
 }
 
-/// Whether none of these floats is a NaN.
+/// Returns one truth value: whether none of these floats is NaN.
 pub(super) fn no_nan(w: &mut Writer, x: &Value) -> Value {
     let equal = w.compare("EQ", x, x);
     all(w, &equal)

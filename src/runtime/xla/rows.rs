@@ -56,7 +56,7 @@ fn checked(w: &mut Writer, k: &Lookup, indices: &Value) -> (Value, BadIndex) {
     (w.select(&outside, &zero, indices), bad)
 }
 
-/// The first of the numbers that are marked as bad.
+/// Finds the first of the numbers marked in `outside`.
 fn first_of(w: &mut Writer, indices: &Value, outside: &Value) -> BadIndex {
     let zero = w.integer(0, DType::I64, &indices.sizes);
     let places = w.iota(0, DType::I64, &indices.sizes);
