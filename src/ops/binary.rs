@@ -204,7 +204,7 @@ macro_rules! operators {
             #[track_caller]
             fn $method(self, other: f64) -> Tensor {
                 std::ops::$trait::$method(self, &self.scalar_operand(kir::Binary::$op, other))
-             }
+            }
         }
         impl std::ops::$trait<f64> for Tensor {
             type Output = Tensor;
@@ -216,7 +216,7 @@ macro_rules! operators {
             #[track_caller]
             fn $method(self, other: &Tensor) -> Tensor {
                 std::ops::$trait::$method(&other.scalar_operand(kir::Binary::$op, self), other)
-             }
+            }
         }
         impl std::ops::$trait<Tensor> for f64 {
             type Output = Tensor;

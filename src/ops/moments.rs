@@ -115,8 +115,8 @@ impl Tensor {
             let variance = self.variance_axes(axes);
             // The square root has no slope at 0. The inner `select` keeps the gradient of the
             // branch that is not taken finite.
-            let positive = variance.greater(&variance.zero());
-            positive.select(&positive.select(&variance, &variance.one()).sqrt(), &variance.zero())
+            let none = variance.equal(&variance.zero());
+            none.select(&variance.zero(), &none.select(&variance.one(), &variance).sqrt())
         })
     }
 }

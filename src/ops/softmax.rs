@@ -128,9 +128,9 @@ impl Tensor {
         let top = top.is_finite().select(&top, &top.zero()).stop_gradient();
         let sum = (self - &top).exp().sum_keep(axes);
         // If the sum is 0 the logarithm has no slope; the inner `select` gives gradient 0.
-        let some = sum.greater(&sum.zero());
-        let log = some.select(&sum, &sum.one()).log();
-        some.select(&(log + &top), &sum.constant_like(f64::NEG_INFINITY))
+        let none = sum.equal(&sum.zero());
+        let log = none.select(&sum.one(), &sum).log();
+        none.select(&sum.constant_like(f64::NEG_INFINITY), &(log + &top))
     }
 
     /// Returns the maximum along `axis` (without a gradient), this tensor minus that maximum, and

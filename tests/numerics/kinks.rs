@@ -113,7 +113,9 @@ fn limits_pass_a_nan_on() {
     for device in engines() {
         let [y, ..] = derivatives(device, DType::F32, &[1], &[-1.0], |x| {
             let nan = x.log();
-            let all = [nan.clip(0.0, 1.0), nan.relu6(), nan.elu(), nan.softplus()];
+            let whole = [nan.log_sum_exp(), nan.std_axes(&[0])].map(|y| y.reshape(&[1]));
+            let each = [nan.clip(0.0, 1.0), nan.relu6(), nan.elu(), nan.softplus(), nan.softmax()];
+            let all: Vec<Tensor> = each.into_iter().chain(whole).collect();
             x.graph().concat(&all, 0)
         });
         assert!(y.iter().all(|v| v.is_nan()), "{device}: {y:?}");
