@@ -57,4 +57,6 @@ mod documentation {
     struct WriteATrainer;
     #[doc = include_str!("../docs/predict.md")]
     struct Predict;
+    #[doc = include_str!("../docs/numerics.md")]
+    struct Numerics;
 }

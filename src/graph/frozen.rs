@@ -59,6 +59,11 @@ impl Frozen {
         &self.nodes[id.0 as usize]
     }
 
+    /// Returns whether the input of this name accepts infinities.
+    pub fn takes_infinities(&self, input: &str) -> bool {
+        self.names.get(input).is_some_and(|id| self.node(id.node).infinite)
+    }
+
     /// All variables.
     pub fn variables(&self) -> &[VariableInfo] {
         &self.variables

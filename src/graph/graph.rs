@@ -214,6 +214,7 @@ impl Graph {
             role: Role::Plain,
             costs: Vec::new(),
             tower,
+            infinite: false,
         });
         let tensor =
             |(i, spec)| Tensor { graph: self.clone(), id: Some(TensorId { node, output: i as u32 }), spec };
@@ -301,8 +302,26 @@ impl Graph {
         // Inputs keep the plain name they are fed under, whatever the scope.
         if let (Some(mut b), Some(id)) = (self.building(), tensor.id) {
             b.rename(id, spec.name.clone());
+            b.nodes[id.node.0 as usize].infinite = spec.infinite;
         }
         tensor
+    }
+
+    /// Returns the model's float type as built so far: f64 if every trainable variable (or, before
+    /// there is one, every float input) is f64, else f32.
+    pub(crate) fn float_type(&self) -> DType {
+        let Some(b) = self.built() else { return DType::F32 };
+        let trained = b.variables.iter().filter(|v| v.trainable).map(|v| v.dtype);
+        let fed =
+            b.nodes.iter().filter(|n| matches!(n.kind, NodeKind::Placeholder)).map(|n| n.outputs[0].dtype);
+        let mut floats: Vec<DType> = trained.filter(|d| d.is_float()).collect();
+        if floats.is_empty() {
+            floats.extend(fed.filter(|d| d.is_float()));
+        }
+        match !floats.is_empty() && floats.iter().all(|&d| d == DType::F64) {
+            true => DType::F64,
+            false => DType::F32,
+        }
     }
 
     /// Whether this is the first time that `what` is asked of this graph: what is logged once, not for every tower.

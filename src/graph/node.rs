@@ -92,4 +92,6 @@ pub struct Node {
     pub costs: Vec<NodeId>,
     /// The tower it was built in; 0 outside of towers.
     pub tower: usize,
+    /// Whether this is an input that accepts infinities.
+    pub infinite: bool,
 }

@@ -149,12 +149,14 @@ pub struct TensorSpec {
     pub dtype: DType,
     /// The sizes; `None` is known only when something is fed.
     pub sizes: Vec<Option<usize>>,
+    /// Whether infinities may be fed. A NaN never may.
+    pub infinite: bool,
 }
 
 impl TensorSpec {
     /// An input of any element type.
     pub fn new(name: impl Into<String>, dtype: DType, sizes: impl Into<Vec<Option<usize>>>) -> TensorSpec {
-        TensorSpec { name: name.into(), dtype, sizes: sizes.into() }
+        TensorSpec { name: name.into(), dtype, sizes: sizes.into(), infinite: false }
     }
 
     /// An f32 input.
@@ -165,6 +167,13 @@ impl TensorSpec {
     /// An i32 input.
     pub fn i32(name: impl Into<String>, sizes: impl Into<Vec<Option<usize>>>) -> TensorSpec {
         TensorSpec::new(name, DType::I32, sizes)
+    }
+
+    /// Allows infinities in what is fed, for example in a mask that is added to scores. By default
+    /// they are refused; NaN always is.
+    #[must_use]
+    pub fn allow_infinite(self) -> TensorSpec {
+        TensorSpec { infinite: true, ..self }
     }
 
     /// The same under `scope/NAME`; itself if the scope is empty.

@@ -87,6 +87,9 @@ pub enum LookupKind {
     Gather,
     /// Reads rows; gives tables of zeros with each added to the row named.
     ScatterAdd,
+    /// Reads integers (`rows` and `indices` are the same view) and returns them unchanged. A zero
+    /// ends the run with an error.
+    NonZero,
 }
 
 /// A user's own kernel: a function of dense host tensors. See `docs/extend/op.md`.
@@ -267,6 +270,7 @@ impl Kernel {
             Kernel::Concat { .. } => "concat",
             Kernel::Lookup { kind: LookupKind::Gather, .. } => "gather",
             Kernel::Lookup { kind: LookupKind::ScatterAdd, .. } => "scatter-add",
+            Kernel::Lookup { kind: LookupKind::NonZero, .. } => "check-nonzero",
             Kernel::Cumulate { .. } => "running-sum",
             Kernel::Order { .. } => "order",
             Kernel::Random { .. } => "random",

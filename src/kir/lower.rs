@@ -223,10 +223,29 @@ impl LowerCx<'_> {
             _ => self.map_to(DType::I64, &indices.sizes, &[indices], |_, r| r[0]),
         };
         let rows = match kind {
-            LookupKind::Gather => self.dense(rows),
+            LookupKind::Gather | LookupKind::NonZero => self.dense(rows),
             LookupKind::ScatterAdd => self.operand(rows),
         };
         self.one(Kernel::Lookup { kind, lookup, rows, indices }, dtype, sizes)
+    }
+
+    /// Returns the integers as i64 and checks, when the program runs, that none is zero. A zero
+    /// ends the run with an error that gives its position.
+    pub fn nonzero(&mut self, view: &View) -> View {
+        let wide = match view.dtype {
+            DType::I64 => self.dense(view),
+            _ => self.map_to(DType::I64, &view.sizes, &[view], |_, r| r[0]),
+        };
+        let count = wide.len();
+        let lookup = Lookup { batch: 1, rows: count, width: 1, count, shared: false };
+        let kernel =
+            Kernel::Lookup { kind: LookupKind::NonZero, lookup, rows: wide.clone(), indices: wide.clone() };
+        self.one(kernel, DType::I64, wide.sizes)
+    }
+
+    /// Returns the value of a view that is a scalar constant.
+    pub(crate) fn constant_of(&self, view: &View) -> Option<f64> {
+        self.program.scalar_constant(view)
     }
 
     /// Running sums for output 0, in f32 where they are of bf16.

@@ -108,6 +108,8 @@ pub struct Program {
     ///
     /// [`LowerCx::materialize`]: super::LowerCx::materialize
     pub materialized: Vec<BufferId>,
+    /// Indices of feeds that may hold infinities.
+    pub infinite: Vec<usize>,
 }
 
 impl Program {

@@ -249,6 +249,11 @@ fn kernel(kernel: &Kernel, outputs: &[&Buffer]) -> Result<()> {
                     operand("what is added", rows, lookup.rows_len())?;
                     require_len("the output", out.len(), lookup.tables_len())
                 }
+                LookupKind::NonZero => {
+                    require_dtype("the divisor", rows.dtype, &[DType::I64])?;
+                    dense("the divisor", rows, lookup.rows_len())?;
+                    require_len("the output", out.len(), lookup.rows_len())
+                }
             }
         }
         Kernel::Cumulate { sums, input } => {

@@ -10,7 +10,9 @@ use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
 
 /// `(x - mean) / sqrt(variance + epsilon) * gamma + beta`, with statistics over all dims but the channels. Training
-/// normalises by the batch's own statistics and keeps running ones (the variance unbiased), which inference uses.
+/// normalises by the batch's own statistics and keeps running ones (the variance unbiased), which
+/// inference uses. With one value for each channel there is nothing to normalise by, so training on
+/// such a batch is an error.
 ///
 /// With several towers each normalises by its own batch, or all [by that of all](BatchNorm::synchronized); the running
 /// statistics are the average over the towers either way, so replicas stay equal.
@@ -194,7 +196,12 @@ impl BatchNorm {
         let x = &x.cast(stored(x.dtype()));
         let groups = isize::from(matches!(whose, Statistics::Groups(_)));
         let axes: Vec<isize> = (groups..x.rank() as isize - 1).collect();
-        let (mean, variance) = x.moments(&axes);
+        // Towers that normalise together may have one value each.
+        let alone = whose != Statistics::AllTowers || t.total() == 1;
+        let (mean, variance) = x.moments_of(&axes, alone);
+        if mean.is_poison() {
+            return (mean, variance);
+        }
         if groups > 0 {
             let unbiased = unbiased(&variance, &x.count_per(&mean));
             let over_groups = |s: &Tensor| s.merge_dims(0, x.rank() - 1).mean_axes(&[0]);
@@ -248,7 +255,7 @@ fn all_reduced(t: &TowerContext, name: &str, parts: [Tensor; 2]) -> [Tensor; 2] 
     [sums[0].squeeze(0), sums[1].squeeze(0)]
 }
 
-/// The unbiased variance of `n` values. A single one has none; its own, 0, stands in.
+/// Returns the unbiased variance of `n` values, where `n` is at least 2.
 fn unbiased(variance: &Tensor, n: &Tensor) -> Tensor {
-    variance * (n / (n - 1.0).maximum(&n.constant_like(1.0)))
+    variance * (n / (n - 1.0))
 }

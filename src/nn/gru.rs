@@ -2,7 +2,7 @@
 
 use super::bias::{add_bias, channels};
 use super::parameter::parameter;
-use super::sequence::unrolled;
+use super::sequence::{initial_state, unrolled};
 use crate::graph::{Init, Tensor, VariableSpec};
 use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
@@ -47,7 +47,8 @@ impl GruCell {
                 return x.fail("GruCell", Error::shape(why));
             };
             let (projected, [u, c]) = self.projected(t, x, inputs);
-            self.advanced(&projected, [&u, &c], state)
+            let begin = state.map(|h| initial_state("GruCell", h, x, self.units));
+            self.advanced(&projected, [&u, &c], begin.as_ref())
         })
     }
 
@@ -120,7 +121,8 @@ impl Gru {
                 let next = self.cell.advanced(projected, [u, c], state);
                 (next.clone(), next)
             };
-            let (y, state) = unrolled("Gru", x, project, state.cloned(), advance);
+            let begin = state.map(|h| initial_state("Gru", h, x, self.cell.units));
+            let (y, state) = unrolled("Gru", x, project, begin, advance);
             last = state;
             y
         });

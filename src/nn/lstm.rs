@@ -2,7 +2,7 @@
 
 use super::bias::{add_bias, channels};
 use super::parameter::parameter;
-use super::sequence::unrolled;
+use super::sequence::{initial_state, unrolled};
 use crate::graph::{Init, Tensor, VariableSpec};
 use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
@@ -14,6 +14,14 @@ pub struct LstmState {
     pub c: Tensor,
     /// The last output.
     pub h: Tensor,
+}
+
+impl LstmState {
+    /// Checks that this is a state for the batch of `x`.
+    #[track_caller]
+    fn fitted(&self, kind: &str, x: &Tensor, units: usize) -> LstmState {
+        LstmState { c: initial_state(kind, &self.c, x, units), h: initial_state(kind, &self.h, x, units) }
+    }
 }
 
 /// One step of an LSTM: of `x W + h U + b`, whose quarters are the gates i, f, g, o, makes
@@ -65,7 +73,8 @@ impl LstmCell {
                 return x.fail("LstmCell", Error::shape(why));
             };
             let (projected, [u]) = self.projected(t, x, inputs);
-            let state = self.advanced(&projected, &u, state);
+            let begin = state.map(|s| s.fitted("LstmCell", x, self.units));
+            let state = self.advanced(&projected, &u, begin.as_ref());
             next.insert(state).h.clone()
         });
         next.unwrap_or(LstmState { c: h.clone(), h })
@@ -148,7 +157,8 @@ impl Lstm {
                 let next = self.cell.advanced(projected, u, state);
                 (next.h.clone(), next)
             };
-            let (y, state) = unrolled("Lstm", x, project, state.cloned(), advance);
+            let begin = state.map(|s| s.fitted("Lstm", x, self.cell.units));
+            let (y, state) = unrolled("Lstm", x, project, begin, advance);
             last = state;
             y
         });

@@ -4,6 +4,20 @@ use super::bias::channels;
 use crate::graph::Tensor;
 use tensorpack_tensor::Error;
 
+/// Checks the initial state of a recurrent layer: `[batch, units]`, with the batch of `x`.
+/// Broadcasting would silently repeat a single row for every example.
+#[track_caller]
+pub(super) fn initial_state(kind: &str, state: &Tensor, x: &Tensor, units: usize) -> Tensor {
+    if state.is_poison() || x.is_poison() {
+        return state.clone();
+    }
+    let takes = format!("a state [batch, units] of {units} units");
+    if channels(state, 2..=2) != Some(units) {
+        return state.fail(kind, Error::shape(format!("takes {takes}, not {}", state.shape())));
+    }
+    state.with_dims_of(x, 1, &takes)
+}
+
 /// Runs a cell over `x [batch, time, features]`. `project` makes, of the number of features, what of each step depends
 /// on the input alone, for all steps in one product, and the recurrent weights, the first of which all steps multiply
 /// by; `advance` makes output and state of one step. Returns the outputs `[batch, time, units]` and the last state.

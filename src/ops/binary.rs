@@ -76,7 +76,11 @@ impl OpDef for Binary {
             Div => dy / b,
             Max => share(a_seen.greater(&b_seen)),
             Min => share(a_seen.less(&b_seen)),
-            _ => dy * b * a.pow(&(b - 1.0)),
+            _ => {
+                // b a^(b - 1) is 0 for b = 0, at a = 0 as well, where a^-1 is infinite.
+                let less = b.equal(&b.zero()).select(&b.zero(), &(b - 1.0));
+                dy * b * a.pow(&less)
+            }
         };
         let to_b = || match self.0 {
             Add | Sub => dy.clone(),
@@ -100,7 +104,10 @@ impl OpDef for Binary {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
-        let (a, b) = (cx.input(0), cx.input(1));
+        let (a, mut b) = (cx.input(0), cx.input(1));
+        if self.0 == kir::Binary::Div && !b.dtype.is_float() && cx.constant_of(&b).is_none_or(|v| v == 0.0) {
+            b = cx.nonzero(&b);
+        }
         Ok(vec![cx.map(&[&a, &b], |e, r| e.binary(self.0, r[0], r[1]))])
     }
 
@@ -114,6 +121,18 @@ impl OpDef for Binary {
 }
 
 impl Tensor {
+    /// Converts a literal to an operand of `op`. Dividing integers by a literal is refused, because
+    /// it is unclear whether the result should be truncated.
+    #[track_caller]
+    fn scalar_operand(&self, op: kir::Binary, value: f64) -> Tensor {
+        if op == kir::Binary::Div && !self.is_poison() && self.dtype().is_int() {
+            let why = format!("{} elements and the number {value} are not divided", self.dtype());
+            let e = Error::dtype(why).note("cast to f32 first; two integer tensors are divided, truncating");
+            return self.fail("Div", e);
+        }
+        self.constant_like(value)
+    }
+
     /// The two tensors this is the product of, element by element, if it is one.
     pub(super) fn factors(&self) -> Option<[Tensor; 2]> {
         let node = self.graph().node(self.id()?.node)?;
@@ -188,7 +207,9 @@ macro_rules! operators {
         impl std::ops::$trait<f64> for &Tensor {
             type Output = Tensor;
             #[track_caller]
-            fn $method(self, other: f64) -> Tensor { std::ops::$trait::$method(self, &self.constant_like(other)) }
+            fn $method(self, other: f64) -> Tensor {
+                std::ops::$trait::$method(self, &self.scalar_operand(kir::Binary::$op, other))
+            }
         }
         impl std::ops::$trait<f64> for Tensor {
             type Output = Tensor;
@@ -198,7 +219,9 @@ macro_rules! operators {
         impl std::ops::$trait<&Tensor> for f64 {
             type Output = Tensor;
             #[track_caller]
-            fn $method(self, other: &Tensor) -> Tensor { std::ops::$trait::$method(&other.constant_like(self), other) }
+            fn $method(self, other: &Tensor) -> Tensor {
+                std::ops::$trait::$method(&other.scalar_operand(kir::Binary::$op, self), other)
+            }
         }
         impl std::ops::$trait<Tensor> for f64 {
             type Output = Tensor;

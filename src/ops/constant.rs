@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
-use tensorpack_tensor::{DType, HostTensor, Result};
+use tensorpack_tensor::{DType, Error, HostTensor, Result};
 
 /// A tensor that is the same in every run.
 #[derive(Debug)]
@@ -90,11 +90,23 @@ impl Graph {
 }
 
 impl Tensor {
-    /// A scalar constant of this tensor's element type.
+    /// Returns a scalar constant of this tensor's element type. A value that an integer type cannot
+    /// hold exactly is an error.
     #[track_caller]
     pub(crate) fn constant_like(&self, value: f64) -> Tensor {
         if self.is_poison() {
             return self.clone();
+        }
+        let (dtype, most) = (self.dtype(), 2f64.powi(63));
+        let fits = match dtype {
+            DType::I32 => f64::from(value as i32) == value,
+            DType::U8 => f64::from(value as u8) == value,
+            DType::I64 => value.trunc() == value && (-most..most).contains(&value),
+            _ => true,
+        };
+        if !fits {
+            let why = format!("{value} is not a number of type {dtype}, which this is computed in");
+            return self.fail("Constant", Error::dtype(why).note("cast to f32 first"));
         }
         let scalar = HostTensor::from_f64(self.dtype(), [], &[value]).expect("one value fills a scalar");
         self.graph().constant(scalar)

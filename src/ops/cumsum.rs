@@ -32,7 +32,7 @@ impl OpDef for Cumsum {
         super::axis_of(&inputs[0].shape, self.axis)?;
         match inputs[0].dtype {
             d @ (DType::U8 | DType::Bool) => {
-                Err(Error::dtype(format!("does not add up {d} elements; cast them first")))
+                Err(Error::dtype(format!("does not add up {d} elements; cast them to i64 first")))
             }
             _ => Ok(vec![inputs[0].clone()]),
         }
@@ -58,7 +58,8 @@ impl OpDef for Cumsum {
 }
 
 impl Tensor {
-    /// Every element plus all before it along `axis`.
+    /// Returns every element plus all before it along `axis`. Integers and bool give i64. On the
+    /// CPU engine f32 and bf16 accumulate in f64, so the error does not grow with the length.
     #[track_caller]
     pub fn cumsum(&self, axis: isize) -> Tensor {
         self.cumsum_with(axis, CumsumOptions::default())
@@ -71,7 +72,10 @@ impl Tensor {
             return self.clone();
         }
         match axis_in(axis, self.rank()) {
-            Ok(axis) => Tensor::apply_one(Cumsum { axis, options }, &[self]),
+            Ok(axis) => {
+                let wide = if self.dtype().is_float() { self.clone() } else { self.cast(DType::I64) };
+                Tensor::apply_one(Cumsum { axis, options }, &[&wide])
+            }
             Err(e) => self.fail("Cumsum", e),
         }
     }

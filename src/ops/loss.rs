@@ -46,10 +46,11 @@ impl Tensor {
             return self.fail("HuberLoss", Error::argument(format!("a delta of {delta} is not positive")));
         }
         composed(self, "HuberLoss", Location::caller(), || {
-            let far = (wide(self) - wide(target)).abs();
-            let near = far.minimum(&far.constant_like(delta));
-            // With the part up to delta called q: q^2 / 2 + delta (|d| - q).
-            near.square() * 0.5 + (far - near) * delta
+            // With q = d clipped to [-delta, delta] the loss is q (d - q / 2). Unlike a form with
+            // |d|, its second derivative at 0 is right.
+            let d = wide(self) - wide(target);
+            let q = d.clip(-delta, delta);
+            &q * (&d - &q * 0.5)
         })
     }
 }

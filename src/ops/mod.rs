@@ -36,6 +36,7 @@ mod reduce;
 mod reshape;
 mod resize;
 mod reverse;
+mod same_dims;
 mod select;
 mod silu;
 mod slice;

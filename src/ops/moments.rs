@@ -12,6 +12,9 @@ use tensorpack_tensor::{Error, Result};
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Moments {
     axes: Vec<usize>,
+    /// Whether to refuse moments of a single value.
+    #[serde(default)]
+    several: bool,
 }
 crate::exported!(Moments, 1..=1);
 
@@ -26,6 +29,16 @@ impl OpDef for Moments {
         check_axes(&x.shape, &self.axes)?;
         if self.axes.iter().any(|&a| x.shape[a].known() == Some(0)) {
             return Err(Error::shape(format!("{} is empty along the axes reduced", x.shape)));
+        }
+        let count: Option<usize> = self.axes.iter().map(|&a| x.shape[a].known()).product();
+        if self.several && count == Some(1) {
+            return Err(Error::shape(format!(
+                "there is only one value for each channel of {}: normalised by its own statistics it is 0",
+                x.shape
+            ))
+            .note(
+                "train with a larger batch, or normalise by running statistics (`BatchNorm::use_running`)",
+            ));
         }
         let y = Spec { dtype: x.dtype, shape: reduced_shape(&x.shape, &self.axes, true) };
         Ok(vec![y.clone(), y])
@@ -58,12 +71,18 @@ impl Tensor {
     /// Mean and population variance over some axes (none: all), which stay with size 1.
     #[track_caller]
     pub fn moments(&self, axes: &[isize]) -> (Tensor, Tensor) {
+        self.moments_of(axes, false)
+    }
+
+    /// Computes [`Tensor::moments`]; with `several`, a single value per result is an error.
+    #[track_caller]
+    pub(crate) fn moments_of(&self, axes: &[isize], several: bool) -> (Tensor, Tensor) {
         if self.is_poison() {
             return (self.clone(), self.clone());
         }
         match resolve_axes(self, axes) {
             Ok(axes) => {
-                let both = Tensor::apply(Moments { axes }, &[self]);
+                let both = Tensor::apply(Moments { axes, several }, &[self]);
                 (both[0].clone(), both[1].clone())
             }
             Err(e) => {
@@ -81,7 +100,7 @@ impl Tensor {
         }
         match resolve_axes(self, axes) {
             Ok(axes) => composed(self, "Variance", Location::caller(), || {
-                let kept = Tensor::apply(Moments { axes: axes.clone() }, &[self]).pop();
+                let kept = Tensor::apply(Moments { axes: axes.clone(), several: false }, &[self]).pop();
                 let variance = kept.unwrap_or_else(|| Tensor::poison(self.graph()));
                 axes.iter().rev().fold(variance, |t, &a| t.squeeze(a as isize))
             }),
@@ -89,10 +108,16 @@ impl Tensor {
         }
     }
 
-    /// The square root of [`Tensor::variance_axes`].
+    /// The square root of [`Tensor::variance_axes`]. Where all values are equal its gradient is 0.
     #[track_caller]
     pub fn std_axes(&self, axes: &[isize]) -> Tensor {
-        composed(self, "Std", Location::caller(), || self.variance_axes(axes).sqrt())
+        composed(self, "Std", Location::caller(), || {
+            let variance = self.variance_axes(axes);
+            // The square root has no slope at 0. The inner `select` keeps the gradient of the
+            // branch that is not taken finite.
+            let none = variance.equal(&variance.zero());
+            none.select(&variance.zero(), &none.select(&variance.one(), &variance).sqrt())
+        })
     }
 }
 

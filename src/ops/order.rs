@@ -112,6 +112,10 @@ impl Tensor {
             return self.fail("InTopK", Error::shape(why));
         }
         composed(self, "InTopK", Location::caller(), || {
+            let targets = targets.with_dims_of(self, targets.rank(), "a target for each row of scores");
+            if targets.is_poison() {
+                return targets;
+            }
             let places = self.iota_like(-1, DType::I64);
             let hit = places.equal(&targets.cast(DType::I64).expand_dims(-1));
             let score = hit.select(self, &self.zero()).sum_keep(&[-1]);

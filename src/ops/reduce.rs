@@ -60,7 +60,8 @@ impl OpDef for Reduce {
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         let x = &inputs[0];
-        if x.dtype == DType::Bool {
+        let adds = matches!(self.kind, ReduceKind::Sum | ReduceKind::Prod);
+        if x.dtype == DType::Bool && !adds {
             return Err(Error::dtype("does not take bool elements; cast them first"));
         }
         if self.kind == ReduceKind::Moments {
@@ -68,7 +69,7 @@ impl OpDef for Reduce {
         }
         check_axes(&x.shape, &self.axes)?;
         let empty = self.axes.iter().any(|&a| x.shape[a].known() == Some(0));
-        if empty && !matches!(self.kind, ReduceKind::Sum | ReduceKind::Prod) {
+        if empty && !adds {
             return Err(Error::shape(format!(
                 "nothing to choose from: {} is empty along the axes reduced",
                 x.shape
@@ -76,6 +77,8 @@ impl OpDef for Reduce {
         }
         let dtype = match self.kind {
             ReduceKind::ArgMax | ReduceKind::ArgMin => DType::I64,
+            // Sums of small integers soon leave the range of their type.
+            _ if adds && !x.dtype.is_float() => DType::I64,
             _ => x.dtype,
         };
         Ok(vec![Spec { dtype, shape: reduced_shape(&x.shape, &self.axes, self.keep) }])
@@ -123,13 +126,13 @@ impl Tensor {
         }
     }
 
-    /// The sum of all elements.
+    /// The sum of all elements. Integers and bool add up in i64.
     #[track_caller]
     pub fn sum(&self) -> Tensor {
         self.reduce(ReduceKind::Sum, &[], false)
     }
 
-    /// The sum over some axes, which vanish.
+    /// The sum over some axes, which vanish. Integers and bool add up in i64.
     #[track_caller]
     pub fn sum_axes(&self, axes: &[isize]) -> Tensor {
         self.reduce(ReduceKind::Sum, axes, false)
@@ -141,24 +144,32 @@ impl Tensor {
         self.reduce(ReduceKind::Sum, axes, true)
     }
 
-    /// The mean of all elements.
+    /// The mean of all elements, which are floats.
     #[track_caller]
     pub fn mean(&self) -> Tensor {
-        let sum = self.sum();
-        &sum / self.count_per(&sum)
+        self.mean_of(|x| x.sum())
     }
 
     /// The mean over some axes, which vanish.
     #[track_caller]
     pub fn mean_axes(&self, axes: &[isize]) -> Tensor {
-        let sum = self.sum_axes(axes);
-        &sum / self.count_per(&sum)
+        self.mean_of(|x| x.sum_axes(axes))
     }
 
     /// The mean over some axes, which stay with size 1.
     #[track_caller]
     pub fn mean_keep(&self, axes: &[isize]) -> Tensor {
-        let sum = self.sum_keep(axes);
+        self.mean_of(|x| x.sum_keep(axes))
+    }
+
+    /// Divides a sum by the number of elements that were added.
+    #[track_caller]
+    fn mean_of(&self, sum: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
+        if !self.is_poison() && !self.dtype().is_float() {
+            let why = format!("the mean of {} elements need not be one of them", self.dtype());
+            return self.fail("Mean", Error::dtype(why).note("cast to f32 first"));
+        }
+        let sum = sum(self);
         &sum / self.count_per(&sum)
     }
 

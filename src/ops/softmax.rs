@@ -3,11 +3,11 @@
 use super::composed;
 use super::loss::wide;
 use super::reduce::resolve_axes;
-use crate::graph::{GradCx, OpDef, Spec, Tensor};
-use crate::kir::{Binary, Class, LowerCx, View};
+use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
+use crate::kir::{Binary, Class, ExprBuilder, LowerCx, ReduceKind, Reg, Unary, View};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
-use tensorpack_tensor::{Error, Result};
+use tensorpack_tensor::{DType, Error, Result};
 
 /// The loss where the label is a class, NaN where it is none: a wrong label must not train silently.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -64,13 +64,84 @@ impl OpDef for CheckLabels {
     }
 }
 
+/// Softmax as `exp(x - max) / sum` along an axis. It is an operation of its own because its
+/// gradient needs only its result.
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+struct Softmax {
+    axis: usize,
+}
+crate::exported!(Softmax, 1..=1);
+
+impl OpDef for Softmax {
+    fn name(&self) -> &str {
+        "Softmax"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        let x = &inputs[0];
+        super::float_input(x)?;
+        super::axis_of(&x.shape, self.axis)?;
+        if x.shape[self.axis].known() == Some(0) {
+            let why = format!("nothing to choose from: {} is empty along the axes reduced", x.shape);
+            return Err(Error::shape(why));
+        }
+        Ok(vec![x.clone()])
+    }
+
+    fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
+        let (y, dy) = (cx.output(0), cx.dy());
+        Ok(vec![Some(y * (dy - (dy * y).sum_keep(&[self.axis as isize])))])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let x = cx.input(0);
+        let sizes = x.sizes.clone();
+        // Sums of bf16 are kept in f32.
+        let dtype = if x.dtype == DType::Bf16 { DType::F32 } else { x.dtype };
+        let reduced: Vec<bool> = (0..sizes.len()).map(|i| i == self.axis).collect();
+        let mut kept = sizes.clone();
+        kept[self.axis] = 1;
+        let top = cx.reduce(ReduceKind::Max, dtype, &sizes, &reduced, &[&x], |_, r| r[0]);
+        let top = cx.reshape(&top[0], &kept);
+        let power = |e: &mut ExprBuilder, r: &[Reg]| {
+            let below = e.binary(Binary::Sub, r[0], r[1]);
+            e.unary(Unary::Exp, below)
+        };
+        let sum = cx.reduce(ReduceKind::Sum, dtype, &sizes, &reduced, &[&x, &top], power);
+        let sum = cx.reshape(&sum[0], &kept);
+        let scale = cx.map_to(dtype, &kept, &[&sum], |e, r| e.unary(Unary::Recip, r[0]));
+        // Compute the exponential again: storing it would cost another pass over memory.
+        Ok(vec![cx.map(&[&x, &top, &scale], |e, r| {
+            let power = power(e, r);
+            e.binary(Binary::Mul, power, r[2])
+        })])
+    }
+}
+
 impl Tensor {
     /// The logarithm of the sum of exponentials over some axes, which stay with size 1.
     #[track_caller]
     pub fn log_sum_exp_keep(&self, axes: &[isize]) -> Tensor {
-        // The largest is taken out first, so that nothing overflows; as a constant, since it cancels.
-        let top = self.max_keep(axes).stop_gradient();
-        (self - &top).exp().sum_keep(axes).log() + top
+        // Subtract the maximum first, so that nothing overflows; as a constant, since it cancels.
+        // An infinite maximum is not subtracted: infinity minus infinity is NaN.
+        let top = self.max_keep(axes);
+        let top = top.is_finite().select(&top, &top.zero()).stop_gradient();
+        let sum = (self - &top).exp().sum_keep(axes);
+        // If the sum is 0 the logarithm has no slope; the inner `select` gives gradient 0.
+        let none = sum.equal(&sum.zero());
+        let log = none.select(&sum.one(), &sum).log();
+        none.select(&sum.constant_like(f64::NEG_INFINITY), &(log + &top))
+    }
+
+    /// Returns the maximum along `axis` (without a gradient), this tensor minus that maximum, and
+    /// the sum of exponentials of the difference. The difference keeps its digits however large the
+    /// elements are; subtracting `log_sum_exp` would bring in the rounding error of a large number.
+    #[track_caller]
+    fn below_top(&self, axis: isize) -> [Tensor; 3] {
+        let top = self.max_keep(&[axis]).stop_gradient();
+        let below = self - &top;
+        let sum = below.exp().sum_keep(&[axis]);
+        [top, below, sum]
     }
 
     /// The logarithm of the sum of exponentials over some axes (none: all), which vanish.
@@ -104,7 +175,10 @@ impl Tensor {
     /// The logarithm of the softmax over one axis.
     #[track_caller]
     pub fn log_softmax_axis(&self, axis: isize) -> Tensor {
-        composed(self, "LogSoftmax", Location::caller(), || self - self.log_sum_exp_keep(&[axis]))
+        composed(self, "LogSoftmax", Location::caller(), || {
+            let [_, below, sum] = self.below_top(axis);
+            below - sum.log()
+        })
     }
 
     /// The softmax over the last dim.
@@ -116,11 +190,18 @@ impl Tensor {
     /// The softmax over one axis.
     #[track_caller]
     pub fn softmax_axis(&self, axis: isize) -> Tensor {
-        composed(self, "Softmax", Location::caller(), || (self - self.log_sum_exp_keep(&[axis])).exp())
+        if self.is_poison() {
+            return self.clone();
+        }
+        match axis_in(axis, self.rank()) {
+            Ok(axis) => Tensor::apply_one(Softmax { axis }, &[self]),
+            Err(e) => self.fail("Softmax", e),
+        }
     }
 
     /// The cross entropy of logits `[..., classes]` and integer labels `[...]`, one loss for each label. A label that
-    /// is no class gives NaN, which training reports.
+    /// is no class gives NaN, which training reports. Other classes may be at minus infinity, as
+    /// masked ones are.
     #[track_caller]
     pub fn sparse_softmax_cross_entropy(&self, labels: &Tensor) -> Tensor {
         composed(self, "SparseSoftmaxCrossEntropy", Location::caller(), || {
@@ -137,8 +218,13 @@ impl Tensor {
                 return self.fail("Labels", Error::shape(why));
             };
             let x = wide(self);
-            let hit = labels.one_hot(classes, x.dtype());
-            let loss = x.log_sum_exp_keep(&[-1]).squeeze(-1) - (hit * &x).sum_axes(&[-1]);
+            let [top, _, sum] = x.below_top(-1);
+            // Use `select`, not a product with 0 and 1: another class may be at minus infinity. The
+            // label's logit is summed as it is, which shares the pass that finds the maximum; the
+            // difference of the two is exact.
+            let hit = labels.one_hot(classes, DType::Bool);
+            let own = hit.select(&x, &x.zero()).sum_axes(&[-1]);
+            let loss = sum.log().squeeze(-1) + (top.squeeze(-1) - own);
             Tensor::apply_one(CheckLabels { classes }, &[&loss, labels])
         })
     }
@@ -148,7 +234,6 @@ impl Tensor {
 mod tests {
     use super::*;
     use crate::trial::*;
-    use tensorpack_tensor::DType;
 
     fn last(name: &'static str, op: fn(&Tensor) -> Tensor) -> Case {
         case(name, Twice, move |draw| {

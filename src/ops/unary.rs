@@ -18,6 +18,7 @@ impl OpDef for Unary {
             Abs => "Abs",
             Sign => "Sign",
             Exp => "Exp",
+            Expm1 => "Expm1",
             Log => "Log",
             Log1p => "Log1p",
             Sqrt => "Sqrt",
@@ -57,6 +58,8 @@ impl OpDef for Unary {
             Neg => -dy,
             Abs => dy * x.sign(),
             Exp => dy * y,
+            // Not y + 1, which has no digits left where x is far below zero.
+            Expm1 => dy * x.exp(),
             Log => dy / x,
             Log1p => dy / (x + 1.0),
             Sqrt => dy * 0.5 / y,
@@ -86,7 +89,7 @@ impl OpDef for Unary {
         match self.0 {
             Log | Log1p | Sqrt | Rsqrt => Some("an input is negative or zero; clip it from below".into()),
             Recip => Some("an input is zero".into()),
-            Exp => Some("an input is too large; subtract the maximum first".into()),
+            Exp | Expm1 => Some("an input is too large; subtract the maximum first".into()),
             _ => None,
         }
     }
@@ -109,6 +112,8 @@ methods! {
     sign => Sign,
     /// e to the power of every element.
     exp => Exp,
+    /// e to the power of every element, minus 1; exact for small x.
+    expm1 => Expm1,
     /// The natural logarithm.
     log => Log,
     /// The logarithm of 1 + x, exact for small x.
@@ -172,6 +177,7 @@ mod tests {
         unary("Abs", Twice, AwayFromZero, Tensor::abs),
         unary("Sign", STEPS, Halves, Tensor::sign),
         unary("Exp", Twice, Any, Tensor::exp),
+        unary("Expm1", Twice, Any, Tensor::expm1),
         unary("Log", Twice, Positive, Tensor::log),
         unary("Log1p", Twice, Positive, Tensor::log1p),
         unary("Sqrt", Twice, Positive, Tensor::sqrt),

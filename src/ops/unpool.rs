@@ -40,8 +40,13 @@ impl Tensor {
                 format!("takes images [batch, height, width, channels] and a size, not {}", self.shape());
             return self.fail("Unpool", Error::shape(why));
         };
-        let zeros = [0, between, between, 0];
-        self.pad(&[0; 4], &zeros, &zeros)
+        composed(self, "UnpoolZeros", Location::caller(), || {
+            // Pad `[batch, height, 1, width, 1, channels]` after each pixel. Padding between pixels
+            // and after the last one would be wrong for images without pixels.
+            let after = [0, 0, between, 0, between, 0];
+            let spread = self.expand_dims(2).expand_dims(4).pad(&[0; 6], &after, &[0; 6]);
+            spread.merge_dims(1, 2).merge_dims(2, 2)
+        })
     }
 }
 

@@ -30,9 +30,11 @@ impl OfflinePredictor {
         for name in &self.inputs {
             let id = frozen.fetch(name)?.node;
             if needed.inputs.contains(&id) {
-                let spec = &frozen.node(id).outputs[0];
+                let node = frozen.node(id);
+                let spec = &node.outputs[0];
                 let sizes = spec.shape.iter().map(|d| d.known()).collect();
-                inputs.push(WrittenInput { name: name.clone(), dtype: spec.dtype, sizes });
+                let (name, infinite) = (name.clone(), node.infinite);
+                inputs.push(WrittenInput { name, dtype: spec.dtype, sizes, infinite });
                 places.insert(id, places.len());
             }
         }

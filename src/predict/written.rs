@@ -39,6 +39,9 @@ pub(super) struct WrittenInput {
     pub(super) dtype: DType,
     /// `null` for what is known only when something is fed.
     pub(super) sizes: Vec<Option<usize>>,
+    /// Whether infinities are accepted; omitted if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) infinite: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -150,7 +153,8 @@ impl WrittenGraph {
 impl WrittenInput {
     /// The input as a model would ask for it.
     pub(super) fn spec(&self) -> TensorSpec {
-        TensorSpec::new(&self.name, self.dtype, self.sizes.clone())
+        let spec = TensorSpec::new(&self.name, self.dtype, self.sizes.clone());
+        if self.infinite { spec.allow_infinite() } else { spec }
     }
 }
 

@@ -18,7 +18,7 @@ impl Session {
         feeds: &[(&str, &HostTensor)],
         run: &RunInfo,
     ) -> Error {
-        if let Err(fed) = check_finite_feeds(feeds) {
+        if let Err(fed) = check_finite_feeds(self.graph(), feeds) {
             return fed;
         }
         // What searches is a run as well, and users' kernels may do anything in it.

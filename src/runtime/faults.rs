@@ -14,6 +14,13 @@ pub(super) fn no_such_row(index: i64, place: usize, rows: usize) -> Error {
         .note("an index counts from 0 and must be below the size of the axis it chooses from")
 }
 
+/// Element `place` of a divisor of integers is zero.
+pub(super) fn division_by_zero(place: usize) -> Error {
+    Error::new(ErrorKind::Argument, format!("element {place} of the divisor is zero")).note(
+        "integers have no infinity: replace the zeros first, say with `select`, or cast both to a float type",
+    )
+}
+
 /// What is known of nodes whose results may turn out not to be finite, by their names.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Diagnosis {

@@ -36,7 +36,7 @@ impl Session {
         self.graph().take_late_error()?;
         let at = state.program(self, fetches, feeds)?;
         if !state.programs[at].executable.checks_feeds() {
-            check_finite_feeds(feeds)?;
+            check_finite_feeds(self.graph(), feeds)?;
         }
         let run = RunInfo { seed: self.options.seed, draw: state.run_index };
         let values: Vec<Feed<'_>> = feeds.iter().map(|(_, value)| *value).collect();

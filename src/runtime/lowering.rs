@@ -481,7 +481,11 @@ impl Lowering<'_> {
             NodeKind::Assign { .. } | NodeKind::Group => return Ok(()),
             NodeKind::Placeholder => {
                 let (dtype, sizes) = self.concrete[&id][0].clone();
-                let buffer = self.program.add_buffer(dtype, &sizes, BufferKind::Feed(self.feeds[&id]));
+                let feed = self.feeds[&id];
+                if node.infinite {
+                    self.program.infinite.push(feed);
+                }
+                let buffer = self.program.add_buffer(dtype, &sizes, BufferKind::Feed(feed));
                 vec![View::dense(buffer, dtype, &sizes)]
             }
             NodeKind::Read(v) => {

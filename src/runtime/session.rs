@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tensorpack_kernels::Isa;
-use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
 /// How a session is made.
 #[derive(Clone, Debug)]
@@ -260,7 +260,7 @@ impl Session {
         let mut state = self.lock()?;
         let at = state.program(self, fetches, feeds)?;
         if !state.programs[at].executable.checks_feeds() {
-            check_finite_feeds(feeds)?;
+            check_finite_feeds(&self.graph, feeds)?;
         }
         let draw = match kind {
             RunKind::Step => state.run_index,
@@ -488,20 +488,35 @@ pub(super) fn is_finite(t: &HostTensor) -> bool {
     unsafe { tensorpack_kernels::all_finite(Isa::detect(), t.dtype(), t.as_bytes().as_ptr(), t.len()) }
 }
 
-pub(super) fn check_finite_feeds(feeds: &[(&str, &HostTensor)]) -> Result<()> {
+pub(super) fn check_finite_feeds(graph: &Frozen, feeds: &[(&str, &HostTensor)]) -> Result<()> {
     for (name, t) in feeds {
-        if t.dtype().is_float() && !is_finite(t) {
-            let at = t.to_f64_vec().iter().position(|x| !x.is_finite()).unwrap_or(0);
-            return Err(Error::new(
-                ErrorKind::NotFinite,
-                format!(
-                    "what is fed to {name} holds a NaN or an infinity, at element {at} of {:?}",
-                    t.sizes()
-                ),
-            ));
+        if !t.dtype().is_float() || is_finite(t) {
+            continue;
         }
+        let infinite = graph.takes_infinities(name);
+        if infinite && !has_nan(t) {
+            continue;
+        }
+        let bad = |x: &f64| if infinite { x.is_nan() } else { !x.is_finite() };
+        let at = t.to_f64_vec().iter().position(bad).unwrap_or(0);
+        let what =
+            format!("what is fed to {name} holds a NaN or an infinity, at element {at} of {:?}", t.sizes());
+        let e = Error::new(ErrorKind::NotFinite, what);
+        return Err(match infinite {
+            true => e,
+            false => e.note("an input that is a mask may be declared with `TensorSpec::allow_infinite`"),
+        });
     }
     Ok(())
+}
+
+/// Returns whether a float tensor holds a NaN, without allocating for f32 and f64.
+fn has_nan(t: &HostTensor) -> bool {
+    match t.dtype() {
+        DType::F32 => t.as_slice::<f32>().is_ok_and(|v| v.iter().any(|x| x.is_nan())),
+        DType::F64 => t.as_slice::<f64>().is_ok_and(|v| v.iter().any(|x| x.is_nan())),
+        _ => t.to_f64_vec().iter().any(|x| x.is_nan()),
+    }
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {

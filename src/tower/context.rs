@@ -208,12 +208,14 @@ impl TowerContext {
         }
     }
 
-    /// A number that steers training and may be set while it runs: the f32 scalar `name` in the current scope, `value`
-    /// at first, not trained, in [`HYPER_PARAMS`]. Towers share it.
+    /// A number that steers training and may be set while it runs: the scalar `name` in the current
+    /// scope, `value` at first, not trained, in [`HYPER_PARAMS`]. Towers share it. It is f64 if all
+    /// trainable variables made so far are, or, before there is one, all float inputs; else f32.
     #[track_caller]
     #[doc(alias = "GraphVarParam")]
     pub fn hyper_param(&self, name: &str, value: f64) -> Variable {
         let spec = VariableSpec::new(name, []).init(Init::Constant(value)).non_trainable();
+        let spec = spec.dtype(self.graph.float_type());
         self.graph.variable(spec.also_in(HYPER_PARAMS), Sharing::Either)
     }
 

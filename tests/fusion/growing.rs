@@ -156,7 +156,8 @@ impl Growing {
             4 => x.minimum(&other),
             5 => x.less(&other).cast(self.dtype) - &other,
             _ if self.dtype.is_float() => x / (other.square() + self.constant(1.0)),
-            _ => x / &other,
+            // Ones in place of zeros, which would end the run.
+            _ => x / other.equal(&self.constant(0.0)).select(&self.constant(1.0), &other),
         }
     }
 

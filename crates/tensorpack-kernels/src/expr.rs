@@ -41,6 +41,8 @@ pub enum Unary {
     Abs,
     Sign,
     Exp,
+    /// `e^x - 1`, accurate near 0.
+    Expm1,
     Log,
     Log1p,
     Sqrt,
@@ -142,7 +144,7 @@ impl Expr {
     /// How much there is to do for an element, in simple steps.
     pub(crate) fn effort(&self) -> usize {
         let steps = self.steps.iter().map(|step| match step {
-            Step::Unary(Unary::Exp | Unary::Log | Unary::Log1p | Unary::Tanh, _) => 8,
+            Step::Unary(Unary::Exp | Unary::Expm1 | Unary::Log | Unary::Log1p | Unary::Tanh, _) => 8,
             Step::Unary(Unary::Sigmoid | Unary::Erf | Unary::Sin | Unary::Cos, _) => 8,
             Step::Binary(Binary::Pow, ..) => 8,
             _ => 1,

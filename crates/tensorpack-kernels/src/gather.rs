@@ -106,6 +106,23 @@ impl Lookup {
         bad
     }
 
+    /// Copies a chunk of the `count` numbers, cut as for [`Lookup::gather`]. Returns the position
+    /// of the first zero in this chunk.
+    ///
+    /// # Safety
+    /// `values` must be readable and `out` writable in full, and the two apart.
+    pub unsafe fn nonzero(&self, chunk: usize, values: *const i64, out: *mut i64) -> Option<usize> {
+        let group = self.gather_group();
+        let items = chunk * group..((chunk + 1) * group).min(self.batch * self.count);
+        // SAFETY: the items are some of the numbers, which the caller gives in full.
+        let (from, to) = unsafe {
+            let from = std::slice::from_raw_parts(values.add(items.start), items.len());
+            (from, std::slice::from_raw_parts_mut(out.add(items.start), items.len()))
+        };
+        to.copy_from_slice(from);
+        from.iter().position(|&v| v == 0).map(|at| items.start + at)
+    }
+
     /// How a table is cut for adding: into pieces of its width, and those into parts of its rows. Every chunk looks
     /// at all row numbers, so there are not more parts than keep that small beside the adding.
     fn cut(&self) -> [usize; 2] {

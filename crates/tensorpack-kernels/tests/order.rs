@@ -81,3 +81,28 @@ proptest! {
         }
     }
 }
+
+/// The error of a running sum must not grow with its length, for one column and for several, on any
+/// instruction set.
+#[test]
+fn long_running_sums_keep_their_digits() {
+    let len = 1_000_000;
+    for (inner, exclusive) in [(1, false), (1, true), (3, false)] {
+        let sums = Cumulate { outer: 1, len, inner, exclusive, reverse: false };
+        let mut src = Memory::new(len * inner * 4);
+        (0..len * inner).for_each(|i| src.set(DType::F32, i, Scalar::F(0.1)));
+        for isa in isas() {
+            let mut dst = Memory::new(len * inner * 4);
+            // SAFETY: the memory is as large as the sizes say.
+            (0..sums.chunks())
+                .for_each(|c| unsafe { sums.run(isa, DType::F32, c, src.ptr(), dst.ptr_mut()) });
+            for k in (1..len).step_by(997).chain([len - 1]) {
+                let terms = if exclusive { k } else { k + 1 };
+                let want = terms as f64 * f64::from(0.1f32);
+                let got = dst.get(DType::F32, k * inner).f();
+                let off = (got - want).abs() / want;
+                assert!(off <= 2f64.powi(-23), "sum {k} of {inner} columns is {got}, not {want} ({isa})");
+            }
+        }
+    }
+}

@@ -138,6 +138,7 @@ impl<'a> Fusion<'a> {
                 s,
                 Step::Unary(
                     Unary::Exp
+                        | Unary::Expm1
                         | Unary::Log
                         | Unary::Log1p
                         | Unary::Tanh

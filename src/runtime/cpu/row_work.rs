@@ -2,7 +2,7 @@
 
 use super::work::Memory;
 use crate::kir::{LookupKind, View};
-use crate::runtime::faults::no_such_row;
+use crate::runtime::faults::{division_by_zero, no_such_row};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tensorpack_kernels::{Concat, Cumulate, Lookup, Order, Team};
 use tensorpack_tensor::{DType, Result};
@@ -52,7 +52,7 @@ impl RowWork {
             }),
             RowWork::Lookup { kind, lookup, dtype } => {
                 let chunks = match kind {
-                    LookupKind::Gather => lookup.gather_chunks(),
+                    LookupKind::Gather | LookupKind::NonZero => lookup.gather_chunks(),
                     LookupKind::ScatterAdd => lookup.scatter_chunks(),
                 };
                 // The first of all, so that the error is the same for any number of threads.
@@ -66,11 +66,15 @@ impl RowWork {
                             LookupKind::ScatterAdd => {
                                 lookup.scatter_add(isa, *dtype, chunk, rows, indices, out)
                             }
+                            LookupKind::NonZero => lookup.nonzero(chunk, indices, out.cast()),
                         }
                     };
                     bad.fetch_min(place.unwrap_or(usize::MAX), Ordering::Relaxed);
                 });
                 let place = bad.into_inner();
+                if place != usize::MAX && *kind == LookupKind::NonZero {
+                    return Err(division_by_zero(place));
+                }
                 if place != usize::MAX {
                     // SAFETY: the place is one of the indices.
                     let index = unsafe { *m.read(1).cast::<i64>().add(place) };

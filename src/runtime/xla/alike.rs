@@ -147,6 +147,9 @@ fn leaves(first: &Program, other: &Program, own: &mut Own) -> Option<HashMap<Buf
                     return None;
                 }
                 if let BufferKind::Feed(theirs) = theirs.kind {
+                    if first.infinite.contains(&theirs) != other.infinite.contains(mine) {
+                        return None;
+                    }
                     own.feeds.insert(theirs, *mine);
                 }
                 Some(found)

@@ -182,6 +182,7 @@ impl Steps<'_> {
             Unary::Abs => "abs",
             Unary::Sign => "sign",
             Unary::Exp => "exponential",
+            Unary::Expm1 => "exponential_minus_one",
             Unary::Log => "log",
             Unary::Log1p => "log_plus_one",
             Unary::Sqrt => "sqrt",

@@ -7,6 +7,7 @@ use super::sent::Sent;
 use super::staged::Staged;
 use super::target::Target;
 use super::variables::Variables;
+use crate::kir::LookupKind;
 use crate::runtime::executor::{Feed, RunInfo};
 use crate::runtime::faults;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -124,7 +125,11 @@ impl Launch {
         let numbers = report.as_slice::<i64>()?;
         for (lookup, found) in self.module.lookups.iter().zip(numbers[1..].chunks(2)) {
             if found[0] != i64::MAX {
-                let e = faults::no_such_row(found[1], found[0] as usize, lookup.rows);
+                let place = found[0] as usize;
+                let e = match lookup.kind {
+                    LookupKind::NonZero => faults::division_by_zero(place),
+                    _ => faults::no_such_row(found[1], place, lookup.rows),
+                };
                 return Err(e.within(&lookup.origin.name).at(lookup.origin.site));
             }
         }

@@ -6,7 +6,9 @@ use super::random::{self, First, Key};
 use super::rows::{self, BadIndex};
 use super::text::{Element, Materialize, Value, Writer, tensor_type};
 use super::{expr, narrow, pool, reduce, towers, view};
-use crate::kir::{self, BufferId, BufferKind, ContractKind, Kernel, KernelNode, Origin, Program, View};
+use crate::kir::{
+    self, BufferId, BufferKind, ContractKind, Kernel, KernelNode, LookupKind, Origin, Program, View,
+};
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
@@ -48,6 +50,7 @@ pub(super) enum Argument {
 #[derive(Clone, Debug)]
 pub(super) struct Checked {
     pub(super) origin: Origin,
+    pub(super) kind: LookupKind,
     pub(super) rows: usize,
 }
 
@@ -290,7 +293,7 @@ impl<'a> Modules<'a> {
             Kernel::Lookup { kind, lookup, rows, indices } => {
                 let (table, indices) = (self.see(rows), self.see(indices));
                 let (found, bad) = rows::lookup(&mut self.w, *kind, lookup, &table, &indices);
-                let checked = Checked { origin: node.origin.clone(), rows: lookup.rows };
+                let checked = Checked { origin: node.origin.clone(), kind: *kind, rows: lookup.rows };
                 self.bad.extend(bad.map(|bad| (checked, bad)));
                 vec![found]
             }
@@ -342,10 +345,13 @@ impl<'a> Modules<'a> {
         let program = self.program;
         let mut finite = self.w.splat(1.0, DType::Bool, &[]);
         self.w.comment("check");
-        let fed =
-            self.arguments.iter().filter(|(a, v)| matches!(a, Argument::Feed(_)) && v.element.is_float());
-        let mut looked_at: Vec<Value> = fed.map(|(_, v)| v.clone()).collect();
-        looked_at.extend(program.finite.iter().map(|b| self.values[b].clone()));
+        // Each value to check, and whether it may be infinite.
+        let fed = self.arguments.iter().filter(|(_, v)| v.element.is_float()).filter_map(|(a, v)| match a {
+            Argument::Feed(i) => Some((v.clone(), program.infinite.contains(i))),
+            _ => None,
+        });
+        let mut looked_at: Vec<(Value, bool)> = fed.collect();
+        looked_at.extend(program.finite.iter().map(|b| (self.values[b].clone(), false)));
         let varying = towers::varying(self.joint);
         let count = self.joint.towers.len();
         let mut next = Vec::new();
@@ -355,12 +361,15 @@ impl<'a> Modules<'a> {
                 new = towers::of_the_first(&mut self.w, &new, count);
             }
             if u.finite && new.element.is_float() {
-                looked_at.push(new.clone());
+                looked_at.push((new.clone(), false));
             }
             next.push(new);
         }
-        for value in &looked_at {
-            let fine = reduce::all_finite(&mut self.w, value);
+        for (value, infinite) in &looked_at {
+            let fine = match infinite {
+                true => reduce::no_nan(&mut self.w, value),
+                false => reduce::all_finite(&mut self.w, value),
+            };
             finite = self.w.like("and", &[&finite, &fine]);
         }
         let ok = self.without_bad_indices(&finite);

@@ -126,7 +126,17 @@ fn over_nothing(w: &mut Writer, kind: ReduceKind, x: &Value, dims: &[usize], dty
 /// Whether all of these floats are finite: one truth value.
 pub(super) fn all_finite(w: &mut Writer, x: &Value) -> Value {
     let finite = w.op("is_finite", &[x], "", DType::Bool, &x.sizes);
+    all(w, &finite)
+}
+
+/// Returns one truth value: whether none of these floats is NaN.
+pub(super) fn no_nan(w: &mut Writer, x: &Value) -> Value {
+    let equal = w.compare("EQ", x, x);
+    all(w, &equal)
+}
+
+fn all(w: &mut Writer, x: &Value) -> Value {
     let yes = w.tensor(&HostTensor::scalar(true));
     let dims: Vec<usize> = (0..x.sizes.len()).collect();
-    w.reduce("and", &finite, &yes, &dims)
+    w.reduce("and", x, &yes, &dims)
 }

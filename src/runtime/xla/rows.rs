@@ -21,12 +21,20 @@ pub(super) fn lookup(
     indices: &Value,
 ) -> (Value, Option<BadIndex>) {
     let sizes = match kind {
-        LookupKind::Gather => [k.batch, k.count, k.width],
+        LookupKind::Gather | LookupKind::NonZero => [k.batch, k.count, k.width],
         LookupKind::ScatterAdd => [k.batch, k.rows, k.width],
     };
     let indices = w.reshape(indices, &[indices.len()]);
     if indices.is_empty() {
         return (w.splat(0.0, rows.element, &sizes), None);
+    }
+    if kind == LookupKind::NonZero {
+        let zero = w.integer(0, DType::I64, &indices.sizes);
+        let one = w.integer(1, DType::I64, &indices.sizes);
+        let zeros = w.compare("EQ", &indices, &zero);
+        let bad = first_of(w, &indices, &zeros);
+        let divisor = w.select(&zeros, &one, &indices);
+        return (w.reshape(&divisor, &sizes), Some(bad));
     }
     let (indices, bad) = checked(w, k, &indices);
     if k.rows == 0 || sizes.contains(&0) {
@@ -34,7 +42,7 @@ pub(super) fn lookup(
     }
     let found = match kind {
         LookupKind::Gather => gather(w, k, rows, &indices),
-        LookupKind::ScatterAdd => scatter_add(w, k, rows, &indices),
+        _ => scatter_add(w, k, rows, &indices),
     };
     (w.reshape(&found, &sizes), Some(bad))
 }
@@ -44,9 +52,16 @@ fn checked(w: &mut Writer, k: &Lookup, indices: &Value) -> (Value, BadIndex) {
     let end = w.integer(k.rows as i128, DType::I64, &indices.sizes);
     let (below, above) = (w.compare("LT", indices, &zero), w.compare("GE", indices, &end));
     let outside = w.like("or", &[&below, &above]);
+    let bad = first_of(w, indices, &outside);
+    (w.select(&outside, &zero, indices), bad)
+}
+
+/// Finds the first of the numbers marked in `outside`.
+fn first_of(w: &mut Writer, indices: &Value, outside: &Value) -> BadIndex {
+    let zero = w.integer(0, DType::I64, &indices.sizes);
     let places = w.iota(0, DType::I64, &indices.sizes);
     let never = w.integer(i64::MAX as i128, DType::I64, &indices.sizes);
-    let bad_places = w.select(&outside, &places, &never);
+    let bad_places = w.select(outside, &places, &never);
     let last = w.integer(i64::MAX as i128, DType::I64, &[]);
     let place = w.reduce("minimum", &bad_places, &last, &[0]);
     let first = w.broadcast(&place, &[], &indices.sizes);
@@ -55,7 +70,7 @@ fn checked(w: &mut Writer, k: &Lookup, indices: &Value) -> (Value, BadIndex) {
     let none = w.integer(0, DType::I64, &[]);
     // One number and zeros: their sum is that number.
     let index = w.reduce("add", &there, &none, &[0]);
-    (w.select(&outside, &zero, indices), BadIndex { place, index })
+    BadIndex { place, index }
 }
 
 /// The numbers of rows of all tables laid one behind the other, as `[n, 1]`.

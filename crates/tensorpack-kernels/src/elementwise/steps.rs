@@ -30,6 +30,26 @@ unsafe fn each1<A: Copy, D>(n: usize, a: *const u8, dst: *mut u8, f: impl Fn(A) 
     }
 }
 
+/// Computes `dst[i] = f(a[i])` where `a[i]` is too large for the fast sine and cosine. That is
+/// rare: a tile without such an element costs one comparison per element.
+///
+/// # Safety
+/// `n` elements at each pointer, `dst` apart from `a`.
+#[inline(always)]
+unsafe fn each_far<T: Number, const FAST: bool>(n: usize, a: *const u8, dst: *mut u8, f: impl Fn(T) -> T) {
+    if !FAST {
+        return;
+    }
+    // SAFETY: the caller gives n elements at each.
+    let (a, dst) = unsafe { (from_raw_parts(a.cast::<T>(), n), from_raw_parts_mut(dst.cast::<T>(), n)) };
+    if !a.iter().fold(false, |any, x| any | x.is_far()) {
+        return;
+    }
+    for (d, &a) in dst.iter_mut().zip(a).filter(|(_, a)| a.is_far()) {
+        *d = f(a);
+    }
+}
+
 /// `dst[i] = f(a[i], b[i])`, either of them a scalar or not.
 ///
 /// # Safety
@@ -87,6 +107,7 @@ unsafe fn unary_of<T: Number, const FAST: bool>(op: Unary, n: usize, a: *const u
         Unary::Abs => each!(x => x.abs()),
         Unary::Sign => each!(x => x.sign()),
         Unary::Exp => each!(x => x.exp::<FAST>()),
+        Unary::Expm1 => each!(x => x.expm1::<FAST>()),
         Unary::Log => each!(x => x.log::<FAST>()),
         Unary::Log1p => each!(x => x.log1p::<FAST>()),
         Unary::Sqrt => each!(x => x.sqrt()),
@@ -96,8 +117,16 @@ unsafe fn unary_of<T: Number, const FAST: bool>(op: Unary, n: usize, a: *const u
         Unary::Tanh => each!(x => x.tanh::<FAST>()),
         Unary::Sigmoid => each!(x => x.sigmoid::<FAST>()),
         Unary::Erf => each!(x => x.erf::<FAST>()),
-        Unary::Sin => each!(x => x.sin::<FAST>()),
-        Unary::Cos => each!(x => x.cos::<FAST>()),
+        Unary::Sin => {
+            each!(x => x.sin::<FAST>());
+            // SAFETY: passed on from the caller.
+            unsafe { each_far::<T, FAST>(n, a, dst, T::sin_far) }
+        }
+        Unary::Cos => {
+            each!(x => x.cos::<FAST>());
+            // SAFETY: passed on from the caller.
+            unsafe { each_far::<T, FAST>(n, a, dst, T::cos_far) }
+        }
         Unary::Floor => each!(x => x.floor()),
         Unary::Round => each!(x => x.round()),
         Unary::Relu => each!(x => x.relu()),

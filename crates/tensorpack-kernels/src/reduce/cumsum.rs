@@ -9,10 +9,11 @@ use tensorpack_tensor::DType;
 /// Elements of one chunk, more or less.
 const CHUNK: usize = 32 * 1024;
 
-/// Columns that are summed together.
+/// Columns that are summed together, at most.
 const COLUMNS: usize = 1024;
 
-/// Sums along the middle dimension of dense `[outer, len, inner]`, each of all elements up to its place.
+/// Running sums along the middle dimension of dense `[outer, len, inner]`. Sums of f32 accumulate
+/// in f64 and are rounded when stored, so the error does not grow with the length.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Cumulate {
     /// Indices before the dimension.
@@ -92,38 +93,32 @@ unsafe fn sum_columns_body<T: Addend, const FAST: bool>(
     let &Cumulate { len, inner, exclusive, reverse, .. } = sums;
     let row = |k: usize| if reverse { (len - 1 - k) * inner } else { k * inner };
     if cols == 1 {
-        let mut sum = T::default();
+        let mut sum = T::Running::default();
         for k in 0..len {
             // SAFETY: an element of the column.
             unsafe {
-                let with = sum.plus(*src.add(row(k)));
-                *dst.add(row(k)) = if exclusive { sum } else { with };
+                let with = (*src.add(row(k))).added_to(sum);
+                *dst.add(row(k)) = T::rounded(if exclusive { sum } else { with });
                 sum = with;
             }
         }
         return;
     }
+    let mut sums = [T::Running::default(); COLUMNS];
+    let sums = &mut sums[..cols];
     for k in 0..len {
-        // SAFETY: a row of these columns; the row before it in the output is another.
-        let to = unsafe { std::slice::from_raw_parts_mut(dst.add(row(k)), cols) };
-        // An exclusive sum lags one row behind.
-        let from = match (k, exclusive) {
-            (0, true) => None,
-            (_, true) => Some(row(k - 1)),
-            (_, false) => Some(row(k)),
+        // SAFETY: a row of these columns, in the input and in the output, which lie apart.
+        let (from, to) = unsafe {
+            let from = std::slice::from_raw_parts(src.add(row(k)), cols);
+            (from, std::slice::from_raw_parts_mut(dst.add(row(k)), cols))
         };
-        // SAFETY: as above.
-        let from = from.map(|at| unsafe { std::slice::from_raw_parts(src.add(at), cols) });
-        match (k, from) {
-            (_, None) => to.fill(T::default()),
-            (0, Some(from)) => to.copy_from_slice(from),
-            (_, Some(from)) => {
-                // SAFETY: the row written before this one.
-                let before = unsafe { std::slice::from_raw_parts(dst.add(row(k - 1)), cols) };
-                for ((t, b), f) in to.iter_mut().zip(before).zip(from) {
-                    *t = b.plus(*f);
-                }
-            }
+        let each = to.iter_mut().zip(&mut *sums).zip(from);
+        match exclusive {
+            true => each.for_each(|((t, s), f)| (*t, *s) = (T::rounded(*s), f.added_to(*s))),
+            false => each.for_each(|((t, s), f)| {
+                *s = f.added_to(*s);
+                *t = T::rounded(*s);
+            }),
         }
     }
 }

@@ -21,6 +21,7 @@ pub(crate) trait Number: Copy + PartialOrd + To<f64> {
     fn abs(self) -> Self;
     fn sign(self) -> Self;
     fn exp<const FAST: bool>(self) -> Self;
+    fn expm1<const FAST: bool>(self) -> Self;
     fn log<const FAST: bool>(self) -> Self;
     fn log1p<const FAST: bool>(self) -> Self;
     fn sqrt(self) -> Self;
@@ -33,6 +34,19 @@ pub(crate) trait Number: Copy + PartialOrd + To<f64> {
     fn round(self) -> Self;
     fn is_finite(self) -> bool;
 
+    /// Whether this is too large for the fast `sin` and `cos`; then `sin_far` and `cos_far` apply.
+    #[inline(always)]
+    fn is_far(self) -> bool {
+        false
+    }
+    #[inline(always)]
+    fn sin_far(self) -> Self {
+        self.sin::<false>()
+    }
+    #[inline(always)]
+    fn cos_far(self) -> Self {
+        self.cos::<false>()
+    }
     #[inline(always)]
     fn truth(b: bool) -> Self {
         if b { Self::ONE } else { Self::ZERO }
@@ -129,6 +143,10 @@ impl Number for f32 {
         if FAST { math::exp(self) } else { f32::exp(self) }
     }
     #[inline(always)]
+    fn expm1<const FAST: bool>(self) -> f32 {
+        if FAST { math::expm1(self) } else { self.exp_m1() }
+    }
+    #[inline(always)]
     fn log<const FAST: bool>(self) -> f32 {
         if FAST { math::log(self) } else { self.ln() }
     }
@@ -156,6 +174,18 @@ impl Number for f32 {
     fn cos<const FAST: bool>(self) -> f32 {
         if FAST { math::cos(self) } else { f32::cos(self) }
     }
+    #[inline(always)]
+    fn is_far(self) -> bool {
+        f32::abs(self) > math::FAR
+    }
+    #[inline(always)]
+    fn sin_far(self) -> f32 {
+        math::sin_far(self)
+    }
+    #[inline(always)]
+    fn cos_far(self) -> f32 {
+        math::cos_far(self)
+    }
 }
 
 impl Number for f64 {
@@ -163,6 +193,10 @@ impl Number for f64 {
     #[inline(always)]
     fn exp<const FAST: bool>(self) -> f64 {
         f64::exp(self)
+    }
+    #[inline(always)]
+    fn expm1<const FAST: bool>(self) -> f64 {
+        self.exp_m1()
     }
     #[inline(always)]
     fn log<const FAST: bool>(self) -> f64 {
@@ -244,6 +278,10 @@ impl Number for i64 {
     #[inline(always)]
     fn exp<const FAST: bool>(self) -> i64 {
         (self as f64).exp() as i64
+    }
+    #[inline(always)]
+    fn expm1<const FAST: bool>(self) -> i64 {
+        (self as f64).exp_m1() as i64
     }
     #[inline(always)]
     fn log<const FAST: bool>(self) -> i64 {

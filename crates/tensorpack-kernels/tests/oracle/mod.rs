@@ -248,11 +248,12 @@ impl Input {
     }
 }
 
-pub(crate) const UNARY: [Unary; 20] = [
+pub(crate) const UNARY: [Unary; 21] = [
     Unary::Neg,
     Unary::Abs,
     Unary::Sign,
     Unary::Exp,
+    Unary::Expm1,
     Unary::Log,
     Unary::Log1p,
     Unary::Sqrt,
@@ -345,6 +346,7 @@ pub(crate) fn unary(op: Unary, a: Scalar) -> Scalar {
         Unary::Sign if x < 0.0 => -1.0,
         Unary::Sign => x,
         Unary::Exp => x.exp(),
+        Unary::Expm1 => x.exp_m1(),
         Unary::Log => x.ln(),
         Unary::Log1p => x.ln_1p(),
         Unary::Sqrt => x.sqrt(),
@@ -445,9 +447,7 @@ pub(crate) fn step(
             // Rounded to the class first: an overflow must overflow.
             let v = if v.f().is_finite() { v.to_class(class) } else { v };
             match op {
-                Unary::Erf => (v, 1e-6, if class == Class::F32 { 1.0 } else { 1e-7 }),
-                Unary::Sin | Unary::Cos if class == Class::F32 && at(a).f().abs() > 1e8 => (v, 3.0, 1.0),
-                Unary::Sin | Unary::Cos if class == Class::F32 => (v, 1e-6, 1.0),
+                Unary::Erf if class == Class::F64 => (v, 1e-6, 1e-7),
                 _ => (v, 5.0 * ulp, tiny),
             }
         }
