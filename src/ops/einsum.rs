@@ -256,7 +256,8 @@ impl OpDef for Einsum {
         }
         let mut sums = Sums::new(cx.output_dtype(0), cx.output_sizes(0));
         for index in Indices::new(&letters.iter().map(|(_, n)| *n).collect::<Vec<_>>()) {
-            let place = |c: &char| letters.iter().zip(&index).find(|((l, _), _)| l == c).map_or(0, |(_, &i)| i);
+            let place =
+                |c: &char| letters.iter().zip(&index).find(|((l, _), _)| l == c).map_or(0, |(_, &i)| i);
             let at = |labels: &[char]| labels.iter().map(place).collect::<Vec<usize>>();
             let factors = self.inputs.iter().enumerate().map(|(i, labels)| cx.input(i).float(&at(labels)));
             sums.add(&at(&self.output), Scalar::Float(factors.product()));

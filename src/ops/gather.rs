@@ -207,8 +207,11 @@ fn check_rows(indices: &Array, rows: usize) -> Result<()> {
     match indices.values().enumerate().find(|(_, v)| outside(v)) {
         Some((place, v)) => {
             let index = v.as_i64();
-            let why = format!("element {place} of the indices is {index}, which is outside 0..{rows}");
-            Err(Error::argument(why))
+            let what = match rows {
+                0 => "and there are no rows at all".to_string(),
+                _ => format!("which is outside 0..{rows}"),
+            };
+            Err(Error::argument(format!("element {place} of the indices is {index}, {what}")))
         }
         None => Ok(()),
     }

@@ -119,7 +119,13 @@ impl OpDef for Reduce {
             let replaces = |best: Scalar, v: Scalar| {
                 let larger = matches!(self.kind, ReduceKind::Max | ReduceKind::ArgMax);
                 match (best, v) {
-                    (Scalar::Int(a), Scalar::Int(b)) => if larger { b > a } else { b < a },
+                    (Scalar::Int(a), Scalar::Int(b)) => {
+                        if larger {
+                            b > a
+                        } else {
+                            b < a
+                        }
+                    }
                     (a, b) => {
                         let (a, b) = (a.as_f64(), b.as_f64());
                         !a.is_nan() && (b.is_nan() || if larger { b > a } else { b < a })
@@ -144,7 +150,9 @@ impl OpDef for Reduce {
                 }
                 ReduceKind::Max | ReduceKind::Min => extreme().1,
                 ReduceKind::ArgMax | ReduceKind::ArgMin => Scalar::Int(extreme().0 as i64),
-                ReduceKind::Moments => unreachable!("infer refuses it: moments are an operation of their own"),
+                ReduceKind::Moments => {
+                    unreachable!("infer refuses it: moments are an operation of their own")
+                }
             }
         };
         let values: Vec<Scalar> = groups(x.sizes(), &self.axes).map(|group| reduced(&group)).collect();
@@ -160,9 +168,8 @@ pub(super) fn groups(sizes: &[usize], axes: &[usize]) -> impl Iterator<Item = Ve
         Indices::new(&sizes.iter().enumerate().map(size).collect::<Vec<usize>>())
     };
     let inside: Vec<Vec<usize>> = only(true).collect();
-    only(false).map(move |kept| {
-        inside.iter().map(|i| i.iter().zip(&kept).map(|(a, b)| a + b).collect()).collect()
-    })
+    only(false)
+        .map(move |kept| inside.iter().map(|i| i.iter().zip(&kept).map(|(a, b)| a + b).collect()).collect())
 }
 
 impl Tensor {

@@ -116,7 +116,13 @@ impl OpDef for Unary {
                     Floor => x.floor(),
                     Round => x.round_ties_even(),
                     // A NaN is not below zero, and stays.
-                    Relu => if x < 0.0 { 0.0 } else { x },
+                    Relu => {
+                        if x < 0.0 {
+                            0.0
+                        } else {
+                            x
+                        }
+                    }
                     Not | IsFinite => unreachable!("truth values are above"),
                 })
             }

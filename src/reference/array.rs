@@ -144,7 +144,8 @@ impl Array {
     /// and dims of size 1 repeat.
     pub fn broadcast_at(&self, index: &[usize]) -> Scalar {
         let own = &index[index.len() - self.sizes.len()..];
-        let own: Vec<usize> = own.iter().zip(&self.sizes).map(|(&i, &n)| if n == 1 { 0 } else { i }).collect();
+        let own: Vec<usize> =
+            own.iter().zip(&self.sizes).map(|(&i, &n)| if n == 1 { 0 } else { i }).collect();
         self.at(&own)
     }
 

@@ -19,7 +19,8 @@ impl Sum {
             Scalar::Int(v) => self.int = self.int.wrapping_add(v),
             Scalar::Float(v) => {
                 let next = self.float + v;
-                let (large, small) = if self.float.abs() >= v.abs() { (self.float, v) } else { (v, self.float) };
+                let (large, small) =
+                    if self.float.abs() >= v.abs() { (self.float, v) } else { (v, self.float) };
                 self.lost += (large - next) + small;
                 self.float = next;
             }

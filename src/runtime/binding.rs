@@ -168,10 +168,7 @@ pub(super) fn assigns_in_run(graph: &Frozen, request: &Request) -> Result<BTreeS
 }
 
 /// The last assignment of the run to each variable, in build order: it makes the next value, and reads the others.
-pub(super) fn last_assigns(
-    graph: &Frozen,
-    assigns: &BTreeSet<NodeId>,
-) -> Result<Vec<(VariableId, NodeId)>> {
+pub(super) fn last_assigns(graph: &Frozen, assigns: &BTreeSet<NodeId>) -> Result<Vec<(VariableId, NodeId)>> {
     let mut last: Vec<(VariableId, NodeId)> = Vec::new();
     for &id in assigns {
         let node = graph.node(id);

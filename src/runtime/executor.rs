@@ -16,12 +16,7 @@ pub trait Executor: Send {
     fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>>;
     /// Runs the program kernel by kernel, without changing a variable, until a result is not finite; returns the
     /// error that names it, or `None` if all are finite.
-    fn find_bad(
-        &mut self,
-        source: &Source<'_>,
-        run: &RunInfo,
-        feeds: &[Feed<'_>],
-    ) -> Result<Option<Error>>;
+    fn find_bad(&mut self, source: &Source<'_>, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>>;
     /// Whether a tower that did not come back has the engine's memory: then nothing can be run or read any more.
     fn lost(&self) -> bool {
         false

@@ -182,7 +182,8 @@ impl Lowering<'_> {
             NodeKind::Assign { .. } | NodeKind::Group => return Ok(()),
             NodeKind::Placeholder => {
                 let (dtype, sizes) = self.binding.concrete[&id][0].clone();
-                let buffer = self.program.add_buffer(dtype, &sizes, BufferKind::Feed(self.binding.feeds[&id]));
+                let buffer =
+                    self.program.add_buffer(dtype, &sizes, BufferKind::Feed(self.binding.feeds[&id]));
                 vec![View::dense(buffer, dtype, &sizes)]
             }
             NodeKind::Read(v) => {

@@ -58,7 +58,11 @@ struct ReferenceProgram {
 
 impl Executor for ReferenceEngine {
     fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()> {
-        memory_limit::check(bytes(variables.iter().map(|v| v.sizes.as_slice()))?, "the variables", self.limit)?;
+        memory_limit::check(
+            bytes(variables.iter().map(|v| v.sizes.as_slice()))?,
+            "the variables",
+            self.limit,
+        )?;
         let first = |v: &VariableInfo| {
             let value = v.init.value(seed, &v.name, v.dtype, &v.sizes)?;
             Ok(Arc::new(Array::from_host(&value)))
@@ -83,12 +87,7 @@ impl Executor for ReferenceEngine {
         Ok(Box::new(program))
     }
 
-    fn find_bad(
-        &mut self,
-        source: &Source<'_>,
-        run: &RunInfo,
-        feeds: &[Feed<'_>],
-    ) -> Result<Option<Error>> {
+    fn find_bad(&mut self, source: &Source<'_>, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
         let program = ReferenceProgram::new(source, &self.variables)?;
         let values = program.evaluate(run, feeds)?;
         let finite = |t: &TensorId| values.get(t).is_none_or(|v| v.is_finite());
@@ -102,7 +101,8 @@ impl Executor for ReferenceEngine {
             _ => None,
         });
         // The culprit made something bad of good inputs. Infinities that the model has for constants are none.
-        let first = made_bad.clone().find(|(node, _)| node.inputs.iter().all(finite)).or_else(|| made_bad.next());
+        let first =
+            made_bad.clone().find(|(node, _)| node.inputs.iter().all(finite)).or_else(|| made_bad.next());
         Ok(first.map(|(node, op)| faults::not_finite_at(&node.name, node.site, op.nan_hint())))
     }
 }
@@ -202,12 +202,7 @@ impl ReferenceProgram {
 }
 
 impl Executable for ReferenceProgram {
-    fn run(
-        &mut self,
-        run: &RunInfo,
-        feeds: &[Feed<'_>],
-        outputs: &mut Vec<HostTensor>,
-    ) -> Result<Outcome> {
+    fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
         let values = self.evaluate(run, feeds)?;
         if !self.assigns.is_empty() && !self.checked.iter().all(|t| values[t].is_finite()) {
             return Ok(Outcome::NotFinite);

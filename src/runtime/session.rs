@@ -1,7 +1,7 @@
 //! A session: a frozen graph, its variables' values, and the programs made from it.
 
-use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo};
 use super::binding::Request;
+use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo};
 use super::lowering::Source;
 use super::null::NullEngine;
 use super::reference::ReferenceEngine;

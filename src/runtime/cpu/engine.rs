@@ -273,12 +273,7 @@ impl Executor for Engine {
         })
     }
 
-    fn find_bad(
-        &mut self,
-        source: &Source<'_>,
-        run: &RunInfo,
-        feeds: &[Feed<'_>],
-    ) -> Result<Option<Error>> {
+    fn find_bad(&mut self, source: &Source<'_>, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
         let lowered = source.lower()?;
         let hints = lowered.hints.clone();
         let program = self.plan(lowered, Mode::Inspect)?;

@@ -30,7 +30,7 @@ impl XlaEngine {
         Ok(XlaEngine { staged: Staged::new(&target), target, variables: Arc::default() })
     }
 
-    fn program(&self, lowered: &Lowered, purpose: Purpose) -> Result<XlaProgram> {
+    pub(super) fn program(&self, lowered: &Lowered, purpose: Purpose) -> Result<XlaProgram> {
         XlaProgram::new(lowered, purpose, &self.target, &self.variables, &self.staged)
     }
 }
@@ -73,12 +73,7 @@ impl Executor for XlaEngine {
         Some(Staging::new(self.staged.clone()))
     }
 
-    fn find_bad(
-        &mut self,
-        source: &Source<'_>,
-        run: &RunInfo,
-        feeds: &[Feed<'_>],
-    ) -> Result<Option<Error>> {
+    fn find_bad(&mut self, source: &Source<'_>, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
         let lowered = source.lower()?;
         let program = self.program(&lowered, Purpose::Search)?;
         for (launch, towers) in program.launches.iter().zip(program.launch(run, feeds)?) {
