@@ -8,7 +8,7 @@ use super::binding::{
 use super::executor::{Executable, Executor, Feed, Outcome, RunInfo};
 use super::lowering::Source;
 use super::{faults, memory_limit};
-use crate::graph::{Frozen, Node, NodeId, NodeKind, OpDef, Role, TensorId, VariableInfo, split_tower};
+use crate::graph::{Frozen, NodeId, NodeKind, OpDef, Role, TensorId, VariableInfo, split_tower};
 use crate::reference::{Array, EvaluateCx};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Write;
@@ -45,8 +45,8 @@ struct ReferenceProgram {
     feeds: HashMap<NodeId, usize>,
     concrete: HashMap<NodeId, Concrete>,
     assigns: BTreeSet<NodeId>,
-    /// What the operations of a collective read, by its key, in the towers' order.
-    collectives: BTreeMap<String, Vec<TensorId>>,
+    /// For every node of a collective operation, what it sums: input 0 of its node in each tower, in their order.
+    collectives: HashMap<NodeId, Vec<TensorId>>,
     /// Elements of output 0 in earlier towers' copies of a node.
     elements_before: HashMap<NodeId, usize>,
     fetches: Vec<TensorId>,
@@ -177,8 +177,8 @@ impl ReferenceProgram {
             .collect();
         let sizes = |t: &TensorId| self.concrete[&t.node][t.output as usize].1.as_slice();
         let input_sizes: Vec<&[usize]> = node.inputs.iter().map(sizes).collect();
-        let members = op.collective().and_then(|key| self.collectives.get(key));
-        let tower_inputs: Vec<&Array> = members.into_iter().flatten().map(|t| values[t].as_ref()).collect();
+        let summed = self.collectives.get(&id).into_iter().flatten();
+        let tower_inputs: Vec<&Array> = summed.map(|t| values[t].as_ref()).collect();
         let outputs = &self.concrete[&id];
         let made = op.evaluate(&EvaluateCx {
             inputs: &inputs,
@@ -245,19 +245,26 @@ fn bytes<'a>(sizes: impl Iterator<Item = &'a [usize]>) -> Result<usize> {
     Ok(total)
 }
 
-/// Input 0 of every collective operation, by its key.
-fn collectives(graph: &Frozen, values: &BTreeSet<NodeId>) -> BTreeMap<String, Vec<TensorId>> {
-    let mut members: BTreeMap<String, Vec<&Node>> = BTreeMap::new();
-    for node in values.iter().map(|&id| graph.node(id)) {
+/// For every node of a collective operation, input 0 of its node in each tower. A layer that is used twice has the same
+/// keys again: towers meet in the order of the uses.
+fn collectives(graph: &Frozen, values: &BTreeSet<NodeId>) -> HashMap<NodeId, Vec<TensorId>> {
+    let mut uses: HashMap<(usize, &str), usize> = HashMap::new();
+    let mut meetings: BTreeMap<(&str, usize), Vec<(usize, NodeId)>> = BTreeMap::new();
+    for &id in values {
+        let node = graph.node(id);
         if let Some(key) = collective(node) {
-            members.entry(key.to_string()).or_default().push(node);
+            let uses = uses.entry((node.tower, key)).or_default();
+            meetings.entry((key, *uses)).or_default().push((node.tower, id));
+            *uses += 1;
         }
     }
-    let inputs = |mut nodes: Vec<&Node>| {
-        nodes.sort_by_key(|node| node.tower);
-        nodes.iter().map(|node| node.inputs[0]).collect()
-    };
-    members.into_iter().map(|(key, nodes)| (key, inputs(nodes))).collect()
+    let mut summed = HashMap::new();
+    for mut towers in meetings.into_values() {
+        towers.sort_unstable();
+        let inputs: Vec<TensorId> = towers.iter().map(|(_, id)| graph.node(*id).inputs[0]).collect();
+        summed.extend(towers.iter().map(|(_, id)| (*id, inputs.clone())));
+    }
+    summed
 }
 
 /// The nodes of a run, each after all whose values it takes: its inputs, and for a collective those of all towers.
@@ -265,13 +272,13 @@ fn in_order(
     graph: &Frozen,
     assigns: &BTreeSet<NodeId>,
     values: &BTreeSet<NodeId>,
-    collectives: &BTreeMap<String, Vec<TensorId>>,
+    collectives: &HashMap<NodeId, Vec<TensorId>>,
 ) -> Vec<NodeId> {
     let reads = |id: NodeId| -> Vec<NodeId> {
         let node = graph.node(id);
         let shape_only = |i: usize| matches!(&node.kind, NodeKind::Op(op) if op.shape_only(i));
         let own = node.inputs.iter().enumerate().filter(|(i, _)| !shape_only(*i)).map(|(_, t)| t.node);
-        let others = collective(node).and_then(|key| collectives.get(key)).into_iter().flatten();
+        let others = collectives.get(&id).into_iter().flatten();
         let before = match node.kind {
             NodeKind::Current(v) => assigned_before(graph, assigns, id, v),
             _ => None,
