@@ -63,7 +63,7 @@ impl<T: Any + Eq + Hash> OpIdentity for T {
     }
 }
 
-/// An operation: its shape rule, its gradient and its lowering, in one place.
+/// An operation: its shape rule, its gradient, its lowering and its reference implementation, in one place.
 ///
 /// A user's own operation implements this in their own crate and is added to a graph with [`Tensor::apply`]; nothing
 /// registers it. `docs/extend/op.md` walks through one.
