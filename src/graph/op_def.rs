@@ -89,9 +89,9 @@ pub trait OpDef: OpIdentity + Debug + Send + Sync {
     /// Emits kernels that compute the outputs; all shapes are known.
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>>;
 
-    /// Computes the outputs from their definition, in f64, for the [`reference`](crate::runtime::Device::Reference)
-    /// device: plain loops over indices that share nothing with `lower`. An op whose lowering is a
-    /// [`CustomKernel`](crate::kir::CustomKernel) can run that with [`EvaluateCx::custom`]. The default is an error.
+    /// Computes the outputs from their definition, in f64, for the device `reference`: plain loops over indices that
+    /// share nothing with `lower`. An op whose lowering is a [`CustomKernel`](crate::kir::CustomKernel) can run that
+    /// with [`EvaluateCx::custom`]. The default is an error.
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         let _ = cx;
         let why = format!("{} has no reference implementation", self.name());
