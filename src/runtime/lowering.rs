@@ -112,16 +112,21 @@ fn check_sums(programs: &[Program]) -> Result<()> {
     Ok(())
 }
 
-/// The rows of a random tensor continue over the towers.
+/// The rows of a random tensor continue over the towers. One that was built outside of them, and so is computed in the
+/// program of each tower that reads it, is one tensor all the same.
 fn number_random_rows(programs: &mut [Program]) {
     let mut drawn: HashMap<String, usize> = HashMap::new();
+    let mut first_of: HashMap<String, usize> = HashMap::new();
     for program in programs {
         for i in 0..program.kernels.len() {
             let len = program.kernels[i].outputs.iter().map(|&b| program.buffer(b).len()).sum::<usize>();
-            if let kir::Kernel::Random { stream, first, continued: true } = &mut program.kernels[i].kernel {
-                let before = drawn.entry(stream.clone()).or_default();
-                *first = *before;
-                *before += len;
+            let node = &mut program.kernels[i];
+            if let kir::Kernel::Random { stream, first, continued: true } = &mut node.kernel {
+                *first = *first_of.entry(node.origin.name.clone()).or_insert_with(|| {
+                    let before = drawn.entry(stream.clone()).or_default();
+                    *before += len;
+                    *before - len
+                });
             }
         }
     }
