@@ -114,6 +114,22 @@ fn towers_may_have_different_batches() {
     assert_ne!(costs[0], costs[1]);
 }
 
+/// A random tensor that two towers read, built before them, has one value.
+#[test]
+fn a_random_tensor_outside_of_towers_is_the_same_in_all() {
+    for device in ["cpu", "reference"] {
+        let graph = Graph::new();
+        let noise = Random::uniform(0.0, 1.0).shape(&graph, &[3]);
+        let seen: Vec<Tensor> =
+            (0..2).map(|i| TowerContext::new(&graph, Mode::Training, i, 2).build(|_| &noise * 2.0)).collect();
+        let options = SessionOptions { device: device.parse().unwrap(), ..SessionOptions::default() };
+        let session = Session::with(graph.freeze().unwrap(), options).unwrap();
+        let got = session.run(&[&noise, &seen[0], &seen[1]], &[]).unwrap();
+        let twice: Vec<f64> = got[0].to_f64_vec().iter().map(|v| v * 2.0).collect();
+        assert_eq!([got[1].to_f64_vec(), got[2].to_f64_vec()], [twice.clone(), twice], "{device}");
+    }
+}
+
 /// What one tower needs of a sum, all must compute; what it does not need, the others need not.
 #[test]
 fn a_fetch_is_closed_over_the_sums_it_needs() {

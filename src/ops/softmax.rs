@@ -5,6 +5,7 @@ use super::loss::wide;
 use super::reduce::resolve_axes;
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{Binary, Class, ExprBuilder, LowerCx, ReduceKind, Reg, Unary, View};
+use crate::reference::{Array, EvaluateCx, sum};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_tensor::{DType, Error, Result};
@@ -57,6 +58,12 @@ impl OpDef for CheckLabels {
             let nan = e.constant(f64::NAN, class);
             e.select(good, r[0], nan)
         })])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let (loss, labels) = (cx.input(0), cx.input(1));
+        let is_class = |label: i64| (0..self.classes as i64).contains(&label);
+        Ok(cx.float_output(|i| if is_class(labels.int(i)) { loss.float(i) } else { f64::NAN }))
     }
 
     fn nan_hint(&self) -> Option<String> {
@@ -115,6 +122,22 @@ impl OpDef for Softmax {
             let power = power(e, r);
             e.binary(Binary::Mul, power, r[2])
         })])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let x = cx.input(0);
+        Ok(cx.float_output(|i| {
+            let mut at = i.to_vec();
+            let mut row = Vec::new();
+            for k in 0..x.sizes()[self.axis] {
+                at[self.axis] = k;
+                row.push(x.float(&at));
+            }
+            let top =
+                row.iter().copied().fold(f64::NEG_INFINITY, |a, b| if b > a || b.is_nan() { b } else { a });
+            let total = sum(row.iter().map(|v| (v - top).exp()));
+            (x.float(i) - top).exp() / total
+        }))
     }
 }
 

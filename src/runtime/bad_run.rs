@@ -1,8 +1,9 @@
 //! What was wrong with a run in which something was not finite.
 
+use super::binding::variables_read;
 use super::executor::{Feed, RunInfo};
 use super::faults::next_value_not_finite;
-use super::lowering::{self, Lowered};
+use super::lowering::{Lowered, Source};
 use super::session::{Session, State, check_finite_feeds, is_finite, request};
 use crate::graph::{Fetch, VariableInfo};
 use crate::kir::BufferKind;
@@ -39,23 +40,19 @@ impl Session {
         let values: Vec<Feed<'_>> = feeds.iter().map(|(_, value)| *value).collect();
         let bad = |what: &str| Error::new(ErrorKind::NotFinite, what);
         let mut search = || {
-            let lowered = lowering::lower(self.graph(), &request(fetches, feeds), self.reading)?;
+            let request = request(fetches, feeds);
+            let source = Source::new(&self.graph, &request, self.reading);
             // Only variables that the run reads and that were finite at first: others may be infinite for a reason.
-            for (i, v) in self
-                .graph()
-                .variables()
-                .iter()
-                .enumerate()
-                .filter(|(i, _)| lowered.programs().iter().any(|p| p.reads(*i)))
-            {
+            for i in variables_read(self.graph(), &request)? {
+                let v = &self.graph().variables()[i];
                 if v.dtype.is_float() && v.init.is_finite(v.dtype) && !is_finite(&state.executor.read(i)?) {
                     return Ok(Some(bad(&format!("the variable {} is not finite", v.name)).at(v.site)));
                 }
             }
-            if let Some(v) = assigned_constant(&lowered, self.graph().variables()) {
+            if let Some(v) = assigned_constant(&source.lower()?, self.graph().variables()) {
                 return Ok(Some(next_value_not_finite(&v.name).at(v.site)));
             }
-            state.executor.find_bad(lowered, run, &values)
+            state.executor.find_bad(&source, run, &values)
         };
         let e = match search() {
             Ok(found) => {

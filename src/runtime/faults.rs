@@ -50,8 +50,7 @@ impl Diagnosis {
             Some(next) if next.itself => next_value_not_finite(&next.variable)
                 .note(format!("{name} is the first result that holds a NaN or an infinity")),
             part => {
-                let what = format!("{name} is not finite: it holds a NaN or an infinity");
-                let e = Error::new(ErrorKind::NotFinite, what);
+                let e = not_finite(name);
                 let of =
                     |part: &NextValue| format!("it is part of the update of the variable {}", part.variable);
                 part.map(of).into_iter().fold(e, |e, note| e.note(note))
@@ -66,4 +65,9 @@ pub(super) fn next_value_not_finite(variable: &str) -> Error {
     let what = format!("the next value of the variable {variable} is not finite: its update overflows");
     Error::new(ErrorKind::NotFinite, what)
         .note("lower the learning rate, clip the gradients, or raise the optimizer's epsilon")
+}
+
+/// The result of the node of this name is the first that is not finite.
+pub(super) fn not_finite(name: &str) -> Error {
+    Error::new(ErrorKind::NotFinite, format!("{name} is not finite: it holds a NaN or an infinity"))
 }

@@ -2,10 +2,11 @@
 //! buffers. Run under AddressSanitizer this finds every check that is missing; without, those whose absence is a panic
 //! or a crash.
 
-use super::cpu::{CpuOptions, cpu_executor};
-use super::lowering::{self, Lowered, Request};
+use super::binding::Request;
+use super::cpu::{self, CpuOptions};
+use super::lowering::{Lowered, Source};
 use super::snapshot::Reading;
-use super::{Feed, RunInfo, Turns};
+use super::{Feed, RunInfo};
 use crate::autodiff::gradients;
 use crate::graph::{Fetch, Frozen, Graph, Tensor};
 use crate::kir::{
@@ -14,6 +15,7 @@ use crate::kir::{
 use crate::trial::{Case, Draw, Gradient, Input, all_cases};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 use tensorpack_kernels::{Conv2d, Isa};
 use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
@@ -208,7 +210,7 @@ impl Choices {
 }
 
 /// A trial of a case with its gradients: the graph, what is asked for, and what is fed.
-fn trial(case: &Case, seed: u64) -> (Frozen, Request, Vec<HostTensor>) {
+fn trial(case: &Case, seed: u64) -> (Arc<Frozen>, Request, Vec<HostTensor>) {
     let rng = CounterRng::new(seed, case.name);
     let choices: Vec<u32> = (0..48).map(|i| rng.word(0, i)).collect();
     let trial = (case.draw)(&mut Draw::new(&choices));
@@ -230,7 +232,7 @@ fn trial(case: &Case, seed: u64) -> (Frozen, Request, Vec<HostTensor>) {
     }
     let feeds = fed.iter().enumerate().map(|(i, t)| (format!("x{i}"), t.dtype(), t.sizes().to_vec()));
     let request = Request { feeds: feeds.collect(), fetches: outputs.iter().map(Fetch::from).collect() };
-    (graph.freeze().expect("a graph that can be built"), request, fed)
+    (Arc::new(graph.freeze().expect("a graph that can be built")), request, fed)
 }
 
 /// Compiles and runs a program, if it is valid.
@@ -248,8 +250,7 @@ fn run(program: Program, fetches: &[(usize, usize)], fed: &[HostTensor], isa: Is
         profile: false,
         full_precision: false,
     };
-    let mut engine = cpu_executor(&options, &Turns::new(options.deadline));
-    let mut executable = engine.compile(lowered)?;
+    let mut executable = cpu::compile(&options, lowered)?;
     let feeds: Vec<Feed<'_>> = fed.iter().collect();
     executable.run(&RunInfo { seed: 1, draw: 1 }, &feeds, &mut Vec::new())?;
     Ok(true)
@@ -264,7 +265,8 @@ fn changed_programs_are_refused_or_run_within_their_buffers() {
     for case in all_cases().iter().filter(|case| case.name.contains(&wanted)) {
         for attempt in 0..attempts {
             let (graph, request, fed) = trial(case, attempt / 8);
-            let Ok(lowered) = lowering::lower(&graph, &request, Reading::InPlace) else { continue };
+            let source = Source::new(&graph, &request, Reading::InPlace);
+            let Ok(lowered) = source.lower() else { continue };
             let mut program = lowered.programs()[0].clone();
             let mut choices = Choices { rng: CounterRng::new(attempt, case.name), next: 0 };
             choices.program(&mut program);

@@ -13,6 +13,7 @@ mod not_finite;
 mod variables;
 mod step_program;
 mod null_device;
+mod reference_device;
 mod threads;
 mod plan;
 mod panels;

@@ -201,6 +201,23 @@ fn devices_that_do_not_go_together_are_refused() {
     }
 }
 
+/// The same steps, but for the rounding of f32, with synchronised statistics and dropout.
+#[test]
+fn towers_on_the_reference_device_train_as_on_the_cpu() {
+    let train = |devices: [Device; 2]| {
+        let session = launch_train_with_config(small(), SyncMultiGpuTrainer::on(devices)).unwrap().session;
+        let names = session.graph().variables().iter().map(|v| v.name.clone());
+        names.map(|name| (name.clone(), session.read(&name).unwrap().to_f64_vec())).collect::<Vec<_>>()
+    };
+    let (found, right) = (train([Device::Cpu(0), Device::Cpu(1)]), train([Device::Reference; 2]));
+    assert_eq!(found.len(), right.len());
+    for ((name, found), (_, right)) in found.iter().zip(&right) {
+        for (a, b) in found.iter().zip(right) {
+            assert!((a - b).abs() <= 1e-5 * b.abs().max(1.0), "{name}: {a}, the reference says {b}");
+        }
+    }
+}
+
 /// What surrounds the computation, without it.
 #[test]
 fn towers_on_the_null_device_compute_nothing() {

@@ -17,7 +17,7 @@ use crate::graph::VariableInfo;
 use crate::kir::{BufferKind, Kernel, KernelNode, Origin, Program, View};
 use crate::runtime::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, check_feeds};
 use crate::runtime::faults::Diagnosis;
-use crate::runtime::{Lowered, Turns, Whereabouts, memory_limit};
+use crate::runtime::{Lowered, Source, Turns, Whereabouts, memory_limit};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,13 +44,13 @@ pub struct CpuOptions {
 
 /// A CPU engine, whose variables are used in these turns.
 pub fn cpu_executor(options: &CpuOptions, turns: &Turns) -> Box<dyn Executor> {
-    Box::new(Engine {
-        options: options.clone(),
-        variables: SharedVariables::new(turns),
-        shared: Shared::new(options, Variables::default()),
-        fork: None,
-        conductor: None,
-    })
+    Box::new(Engine::new(options, turns))
+}
+
+/// Compiles programs that are lowered already.
+#[cfg(test)]
+pub(in crate::runtime) fn compile(options: &CpuOptions, lowered: Lowered) -> Result<Box<dyn Executable>> {
+    Engine::new(options, &Turns::new(options.deadline)).executable(lowered)
 }
 
 struct Engine {
@@ -93,6 +93,25 @@ struct Crew {
 }
 
 impl Engine {
+    fn new(options: &CpuOptions, turns: &Turns) -> Engine {
+        Engine {
+            options: options.clone(),
+            variables: SharedVariables::new(turns),
+            shared: Shared::new(options, Variables::default()),
+            fork: None,
+            conductor: None,
+        }
+    }
+
+    fn executable(&mut self, lowered: Lowered) -> Result<Box<dyn Executable>> {
+        let mode = if self.fork.is_some() { Mode::Apart } else { Mode::Fast };
+        let program = self.plan(lowered, mode)?;
+        Ok(match program.towers.len() {
+            1 => Box::new(program),
+            _ => Box::new(self.conducted(program)?),
+        })
+    }
+
     fn lock(&self) -> Result<MutexGuard<'_, Shared>> {
         lock(&self.shared)
     }
@@ -292,16 +311,12 @@ impl Executor for Engine {
         self.variables.take()?.write(index, value)
     }
 
-    fn compile(&mut self, lowered: Lowered) -> Result<Box<dyn Executable>> {
-        let mode = if self.fork.is_some() { Mode::Apart } else { Mode::Fast };
-        let program = self.plan(lowered, mode)?;
-        Ok(match program.towers.len() {
-            1 => Box::new(program),
-            _ => Box::new(self.conducted(program)?),
-        })
+    fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>> {
+        self.executable(source.lower()?)
     }
 
-    fn find_bad(&mut self, lowered: Lowered, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
+    fn find_bad(&mut self, source: &Source<'_>, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
+        let lowered = source.lower()?;
         let diagnosis = lowered.diagnosis().clone();
         let program = self.plan(lowered, Mode::Inspect)?;
         match program.towers.len() {

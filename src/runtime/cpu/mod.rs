@@ -27,5 +27,7 @@ mod engine;
 mod conductor;
 mod memory;
 
+#[cfg(test)]
+pub(super) use engine::compile;
 pub use engine::{CpuOptions, cpu_executor};
 pub use tensorpack_kernels::{Isa, Team};

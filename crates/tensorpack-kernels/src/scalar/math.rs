@@ -246,9 +246,9 @@ const _: () = assert!(LN2_HI + LN2_LO == LN_2);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::expr::{Class, Unary};
     use crate::Isa;
     use crate::elementwise::steps;
+    use crate::expr::{Class, Unary};
 
     /// Every 9,973rd bit pattern: all exponents, both signs, infinities and NaNs.
     fn sweep() -> impl Iterator<Item = f32> {
