@@ -17,6 +17,8 @@ pub mod tower;
 pub mod nn;
 pub mod runtime;
 pub mod logger;
+#[cfg(feature = "cli")]
+pub mod command_line;
 pub mod io;
 pub mod monitor;
 pub mod predict;
@@ -31,6 +33,9 @@ mod truth;
 #[doc(hidden)]
 pub use inventory;
 
+/// The parser of command lines that [`train::TrainArgs`] is made for.
+#[cfg(feature = "cli")]
+pub use clap;
 /// The data library.
 pub use tensorpack_dataflow as dataflow;
 pub use tensorpack_tensor as tensor;

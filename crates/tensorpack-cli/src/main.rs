@@ -1,36 +1,61 @@
-//! The command `tensorpack`: gets plugins for the XLA engine, and says what a machine has.
+//! The command `tensorpack`: installs plugins for the XLA engine and reports which devices a machine has.
 
 mod doctor;
 mod install;
 mod nvidia;
 mod packages;
 
-use tensorpack::{Error, Result};
+use clap::{CommandFactory, Parser, Subcommand};
+use packages::Package;
+use std::io::{self, ErrorKind, Write, stdout};
+use tensorpack::Result;
 
-const HELP: &str = "\
-tensorpack plugin install cpu|cuda12|cuda13 [--dry-run]
-    gets a plugin for the XLA engine with pip; --dry-run says what would be fetched, and where it would be put
-tensorpack doctor
-    says which engines and devices there are, and how to get what is missing";
+/// Installs plugins for the XLA engine and reports which devices a machine has.
+#[derive(Parser)]
+#[command(name = "tensorpack", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Manage plugins for the XLA engine.
+    #[command(subcommand)]
+    Plugin(PluginCommand),
+    /// Report which engines and devices are available, and how to get what is missing.
+    Doctor,
+}
+
+#[derive(Subcommand)]
+enum PluginCommand {
+    /// Install a plugin with pip.
+    Install {
+        /// The plugin to install.
+        #[arg(value_parser = packages::parser())]
+        name: &'static Package,
+        /// Print what would be downloaded and where it would be installed, and do nothing.
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
 
 fn main() -> Result<()> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["plugin", "install", "--dry-run", name] | ["plugin", "install", name, "--dry-run"] => {
-            install::plan(packages::named(name)?)
+    let cli: Cli = tensorpack::command_line::parse()?;
+    match cli.command {
+        Some(Command::Plugin(PluginCommand::Install { name, dry_run: true })) => {
+            printed(stdout().write_all(install::plan(name)?.as_bytes()))
         }
-        ["plugin", "install", name] => install::install(packages::named(name)?),
-        ["doctor"] => {
-            doctor::examine();
-            Ok(())
-        }
-        [] | ["--help" | "-h" | "help"] => {
-            println!("{HELP}");
-            Ok(())
-        }
-        _ => {
-            let why = format!("tensorpack {} is no command", words.join(" "));
-            Err(HELP.lines().fold(Error::argument(why), Error::note))
-        }
+        Some(Command::Plugin(PluginCommand::Install { name, dry_run: false })) => install::install(name),
+        Some(Command::Doctor) => printed(doctor::report(&mut stdout())),
+        None => printed(write!(stdout(), "{}", Cli::command().render_help())),
+    }
+}
+
+/// Forgives a reader that has seen enough and closed the pipe, such as `head -1`.
+fn printed(result: io::Result<()>) -> Result<()> {
+    match result {
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
+        result => Ok(result?),
     }
 }
