@@ -16,7 +16,7 @@ pub(crate) fn report(out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "xla engine:")?;
     let found = find_plugins();
     for plugin in &found {
-        writeln!(out, "  {} ({})", plugin.path.display(), plugin.place)?;
+        writeln!(out, "  {} ({})", plugin.path.display(), plugin.source)?;
         for line in describe_plugin(plugin) {
             writeln!(out, "    {line}")?;
         }
