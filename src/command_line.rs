@@ -28,9 +28,10 @@ use tensorpack_tensor::{Error, Result};
 
 /// Parses the command line of this program.
 ///
-/// `--help` prints the options and ends the program with status 0; a reader that closes the pipe early, such as
-/// `head -1`, does no harm. A command line that does not fit is an error of [`ErrorKind::Argument`], so that a `main`
-/// that returns it ends with status 1, as for any other error.
+/// `--help` prints the options and ends the program with status 0; a reader that closes the pipe
+/// early, such as `head -1`, does no harm. A command line that does not fit is an error of
+/// [`ErrorKind::Argument`], so that a `main` that returns it ends with status 1, as for any other
+/// error.
 ///
 /// [`ErrorKind::Argument`]: tensorpack_tensor::ErrorKind::Argument
 pub fn parse<P: Parser>() -> Result<P> {
@@ -44,7 +45,8 @@ pub fn parse<P: Parser>() -> Result<P> {
     })
 }
 
-/// Parses a command line whose first word is the program's name. The text of `--help` is an error, too.
+/// Parses a command line whose first word is the program's name. The text of `--help` is an error,
+/// too.
 pub fn parse_from<P: Parser>(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<P> {
     P::try_parse_from(words).map_err(|error| usage_error(&error))
 }

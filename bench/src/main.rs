@@ -1,16 +1,17 @@
 //! Measures tensorpack; `bench -- --help` and `bench -- step --help` list the options.
 //!
-//! `bench -- step --model mlp|mnist|resnet32|resnet50|ptb|dcgan --devices cpu:0 --batch B [--threads-per-device N] [--steps N] [--json]`:
-//! the time of a training step of a reference model on synthetic data. With several devices (`cpu:0,cpu:1`) each has a
-//! tower with a batch of its own. `--input dataflow` measures the trainer's own loop on u8 images that are batched in
-//! memory and queued, against images that are on the device already.
+//! `bench -- step --model mlp|mnist|resnet32|resnet50|ptb|dcgan --devices cpu:0 --batch B
+//! [--threads-per-device N] [--steps N] [--json]`: the time of a training step of a reference model
+//! on synthetic data. With several devices (`cpu:0,cpu:1`) each has a tower with a batch of its
+//! own. `--input dataflow` measures the trainer's own loop on u8 images that are batched in memory
+//! and queued, against images that are on the device already.
 //!
-//! `bench -- dataflow --jpegs DIR [--workers N] [--batch B] [--steps N] [--json]`: the speed of decoding and augmenting
-//! photographs into batches.
+//! `bench -- dataflow --jpegs DIR [--workers N] [--batch B] [--steps N] [--json]`: the speed of
+//! decoding and augmenting photographs into batches.
 //!
-//! `bench -- loop [--steps N] [--json]`: the overhead of the training loop. `bench -- input [--steps N] [--json]`: the
-//! time that a step waits for each kind of input. `bench -- scale`: how the time of a step grows with batch, depth and
-//! width.
+//! `bench -- loop [--steps N] [--json]`: the overhead of the training loop. `bench -- input
+//! [--steps N] [--json]`: the time that a step waits for each kind of input. `bench -- scale`: how
+//! the time of a step grows with batch, depth and width.
 
 mod classifier;
 mod classifiers;
@@ -51,10 +52,12 @@ enum Command {
     /// The time of a training step of a reference model on synthetic data.
     #[command(args_override_self = true)]
     Step(StepArgs),
-    /// The speed of decoding, cropping (224x224), flipping and colour-jittering photographs into u8 batches.
+    /// The speed of decoding, cropping (224x224), flipping and colour-jittering photographs into u8
+    /// batches.
     #[command(args_override_self = true)]
     Dataflow(dataflow::DataflowArgs),
-    /// The overhead of the training loop, on the null device with the default callbacks and monitors.
+    /// The overhead of the training loop, on the null device with the default callbacks and
+    /// monitors.
     #[command(args_override_self = true)]
     Loop {
         /// Steps to time.

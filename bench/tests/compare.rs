@@ -1,4 +1,5 @@
-//! `bench/compare --old`: two builds of `bench` against each other, here scripts that print the times the test wants.
+//! `bench/compare --old`: two builds of `bench` against each other, here scripts that print the
+//! times the test wants.
 #![cfg(unix)]
 
 use std::fs;
@@ -6,8 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A program that looks like `bench step --json`. Its n-th run reports the n-th of these times and appends its name to
-/// the file `order`.
+/// A program that looks like `bench step --json`. Its n-th run reports the n-th of these times and
+/// appends its name to the file `order`.
 fn bench_that_takes(dir: &Path, name: &str, ms: &[f64]) -> PathBuf {
     let times: Vec<String> = ms.iter().map(f64::to_string).collect();
     let (path, dir) = (dir.join(name), dir.display());
@@ -82,8 +83,8 @@ fn rounds_alternate_which_build_runs_first() {
 
 #[test]
 fn the_interval_resamples_rounds_not_runs() {
-    // The machine is twice as slow in every other round, for both builds alike. The ratio is 1 in every round, so a
-    // bootstrap over paired rounds is certain of it.
+    // The machine is twice as slow in every other round, for both builds alike. The ratio is 1 in
+    // every round, so a bootstrap over paired rounds is certain of it.
     let dir = tempfile::tempdir().unwrap();
     let new = bench_that_takes(dir.path(), "new", &[1.0, 2.0, 1.0, 2.0, 1.0, 2.0]);
     let old = bench_that_takes(dir.path(), "old", &[1.0, 2.0, 1.0, 2.0, 1.0, 2.0]);

@@ -14,8 +14,8 @@ use tensorpack_tensor::{Error, Result};
 
 /// The options of a training program, to be parsed alone or flattened into a program's own options.
 ///
-/// The last value of an option that is given twice counts. Programs that take other options, too, flatten these into
-/// their own:
+/// The last value of an option that is given twice counts. Programs that take other options, too,
+/// flatten these into their own:
 ///
 /// ```no_run
 /// use clap::Parser;
@@ -96,7 +96,8 @@ struct Program {
 }
 
 impl TrainArgs {
-    /// Parses the command line of a program that has these options alone; see [`command_line::parse`].
+    /// Parses the command line of a program that has these options alone; see
+    /// [`command_line::parse`].
     pub fn parse() -> Result<TrainArgs> {
         Ok(command_line::parse::<Program>()?.train)
     }
@@ -108,7 +109,8 @@ impl TrainArgs {
         Ok(command_line::parse_from::<Program>(words)?.train)
     }
 
-    /// Returns an error if one of these options was given, for a program to which they do not apply.
+    /// Returns an error if one of these options was given, for a program to which they do not
+    /// apply.
     pub fn without(&self, options: &[&str]) -> Result<()> {
         for option in options {
             let given = match *option {
@@ -176,7 +178,8 @@ impl TrainArgs {
         if self.devices.is_empty() { vec![Device::Cpu(0)] } else { self.devices.clone() }
     }
 
-    /// Applies the options to a configuration and pairs it with the trainer: `configure(config)?.train()`.
+    /// Applies the options to a configuration and pairs it with the trainer:
+    /// `configure(config)?.train()`.
     pub fn configure(&self, config: TrainConfig) -> Result<Configured> {
         Ok(Configured { config: self.apply(config)?, trainer: self.trainer()? })
     }

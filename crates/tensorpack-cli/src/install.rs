@@ -61,7 +61,8 @@ fn is_installed(package: &Package, home: &Path) -> bool {
     home.join(record).is_dir() && home.join(plugin_file(package)).is_file()
 }
 
-/// Downloads the package and its libraries, verifies the checksum, unpacks them aside and renames the result to `home`.
+/// Downloads the package and its libraries, verifies the checksum, unpacks them aside and renames
+/// the result to `home`.
 fn download(package: &Package, folder: &Path, home: &Path) -> Result<()> {
     let partial = Partial::create(folder.join(format!(".partial-{}", package.name)))?;
     let wheels = partial.folder("wheels")?;
@@ -144,7 +145,8 @@ fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file()).collect())
 }
 
-/// A temporary folder, removed when dropped; one that a killed process left behind is emptied first.
+/// A temporary folder, removed when dropped; one that a killed process left behind is emptied
+/// first.
 struct Partial(PathBuf);
 
 impl Partial {

@@ -1,4 +1,5 @@
-//! The command `tensorpack`: installs plugins for the XLA engine and reports which devices a machine has.
+//! The command `tensorpack`: installs plugins for the XLA engine and reports which devices a
+//! machine has.
 
 mod doctor;
 mod install;

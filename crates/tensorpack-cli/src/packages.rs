@@ -14,7 +14,8 @@ pub(crate) struct Package {
     pub(crate) version: &'static str,
     /// One for each architecture.
     wheels: &'static [Wheel],
-    /// The vendor's libraries as pip requirements, with the size of the version current at the time of writing.
+    /// The vendor's libraries as pip requirements, with the size of the version current at the time
+    /// of writing.
     pub(crate) libraries: &'static [(&'static str, u64)],
     /// What the machine must have already.
     pub(crate) needs: Option<&'static str>,

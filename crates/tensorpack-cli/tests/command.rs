@@ -6,7 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Runs the command. `pip` is the shell script of a program of that name; nothing else is on the path.
+/// Runs the command. `pip` is the shell script of a program of that name; nothing else is on the
+/// path.
 fn tensorpack_with(variables: &[(&str, &str)], words: &[&str], cache: &Path, pip: Option<&str>) -> Output {
     let programs = cache.join("programs");
     fs::create_dir_all(&programs).unwrap();
