@@ -75,9 +75,7 @@ impl Client {
         let options: Vec<_> = options.iter().map(|(name, value)| value.named(name)).collect();
         let (create_options, num_options) = (options.as_ptr(), options.len());
         // SAFETY: the options live until the call returns.
-        let created = unsafe {
-            call!(plugin, PJRT_Client_Create { create_options: create_options, num_options: num_options })
-        }?;
+        let created = unsafe { call!(plugin, PJRT_Client_Create { create_options, num_options }) }?;
         let abandoned = AtomicBool::new(false);
         let handle = Arc::new(Handle { plugin: plugin.clone(), raw: created.client, abandoned });
         // SAFETY: the client is the plugin's; the list lives as long as it, and is copied.

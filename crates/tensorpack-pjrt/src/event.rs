@@ -86,12 +86,7 @@ impl Event {
         let (event, callback) = (self.raw, Some(run_callback as _));
         // SAFETY: the event is the plugin's; `run_callback` takes ownership of `user_arg`, and is
         // called once.
-        unsafe {
-            call!(
-                self.handle.plugin,
-                PJRT_Event_OnReady { event: event, callback: callback, user_arg: user_arg }
-            )
-        }?;
+        unsafe { call!(self.handle.plugin, PJRT_Event_OnReady { event, callback, user_arg }) }?;
         Ok(())
     }
 }

@@ -91,7 +91,7 @@ impl Executable {
         let outputs = outputs(handle, executable);
         loaded.memory = planned_memory(handle, executable);
         // SAFETY: nobody uses it afterwards.
-        let _ = unsafe { call!(plugin, PJRT_Executable_Destroy { executable: executable }) };
+        let _ = unsafe { call!(plugin, PJRT_Executable_Destroy { executable }) };
         loaded.outputs = outputs?;
         Ok(loaded)
     }
@@ -205,9 +205,9 @@ fn outputs(handle: &Arc<Handle>, executable: *mut PJRT_Executable) -> Result<Vec
     // SAFETY: the executable is the plugin's; the lists live as long as it, have the stated
     // lengths, and are copied.
     let (dtypes, dims, ranks) = unsafe {
-        let count = call!(plugin, PJRT_Executable_NumOutputs { executable: executable })?.num_outputs;
-        let types = call!(plugin, PJRT_Executable_OutputElementTypes { executable: executable })?;
-        let shapes = call!(plugin, PJRT_Executable_OutputDimensions { executable: executable })?;
+        let count = call!(plugin, PJRT_Executable_NumOutputs { executable })?.num_outputs;
+        let types = call!(plugin, PJRT_Executable_OutputElementTypes { executable })?;
+        let shapes = call!(plugin, PJRT_Executable_OutputDimensions { executable })?;
         let ranks = to_vec(shapes.dim_sizes, count);
         let dims = to_vec(shapes.dims, ranks.iter().sum());
         (to_vec(types.output_types, types.num_output_types), dims, ranks)
@@ -216,7 +216,9 @@ fn outputs(handle: &Arc<Handle>, executable: *mut PJRT_Executable) -> Result<Vec
     let mut rest = &dims[..];
     let mut outputs = Vec::with_capacity(ranks.len());
     for (dtype, rank) in dtypes.into_iter().zip(ranks) {
-        let (sizes, after) = rest.split_at(rank);
+        let (sizes, after) = rest.split_at_checked(rank).ok_or_else(|| {
+            Error::new(ErrorKind::Engine, "the plugin reports fewer dimensions than its outputs have")
+        })?;
         outputs.push((dtype::from_pjrt(dtype)?, sizes.iter().map(|&size| size as usize).collect()));
         rest = after;
     }
@@ -225,8 +227,7 @@ fn outputs(handle: &Arc<Handle>, executable: *mut PJRT_Executable) -> Result<Vec
 
 fn planned_memory(handle: &Arc<Handle>, executable: *mut PJRT_Executable) -> Result<PlannedMemory> {
     // SAFETY: the executable is the plugin's.
-    let stats =
-        unsafe { call!(handle.plugin, PJRT_Executable_GetCompiledMemoryStats { executable: executable }) }?;
+    let stats = unsafe { call!(handle.plugin, PJRT_Executable_GetCompiledMemoryStats { executable }) }?;
     let bytes = |n: i64| n.try_into().unwrap_or(0);
     Ok(PlannedMemory {
         arguments: bytes(stats.argument_size_in_bytes),

@@ -30,10 +30,14 @@ pub struct Plugin {
 /// # Safety
 /// As for [`Plugin::call`].
 macro_rules! call {
-    ($plugin:expr, $function:ident { $($field:ident: $value:expr),* $(,)? }) => {{
+    ($plugin:expr, $function:ident { $($field:ident $(: $value:expr)?),* $(,)? }) => {{
         let plugin: &$crate::Plugin = &$plugin;
-        plugin.call(stringify!($function), plugin.api().$function, |_args| { $(_args.$field = $value;)* })
+        plugin.call(stringify!($function), plugin.api().$function, |_args| {
+            $(_args.$field = call!(@value $field $($value)?);)*
+        })
     }};
+    (@value $field:ident) => { $field };
+    (@value $field:ident $value:expr) => { $value };
 }
 pub(crate) use call;
 
