@@ -11,7 +11,7 @@ use tensorpack::dataflow::dataset::sentences;
 use tensorpack::dataflow::{DataFlow, FromFn};
 use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
-use tensorpack::train::CommandLine;
+use tensorpack::train::TrainArgs;
 
 /// Characters the model sees at a time.
 pub(crate) const CONTEXT: usize = 128;
@@ -131,12 +131,12 @@ fn written(model: &OfflinePredictor, alphabet: &[char], length: usize, seed: u64
 }
 
 fn main() -> Result<()> {
-    let line = CommandLine::parse()?;
-    line.without(&["--fake"])?;
-    let [train, validation] = texts(line.assert)?;
+    let args = TrainArgs::parse()?;
+    args.without(&["--fake"])?;
+    let [train, validation] = texts(args.assert)?;
     let alphabet: Vec<char> = train.chars().collect::<BTreeSet<char>>().into_iter().collect();
     let flow = windows(&train, &alphabet)?.shuffle().batch(BATCH);
-    let passes = if line.full { 20 } else { 2 };
+    let passes = if args.full { 20 } else { 2 };
     let model = Model { characters: alphabet.len(), steps: passes * flow.size().unwrap_or(1) };
     let validation = windows(&validation, &alphabet)?.batch(BATCH).keep_remainder();
     let config = TrainConfig::new(model, flow)
@@ -144,14 +144,14 @@ fn main() -> Result<()> {
         .callback(InferenceRunner::new(validation, [ScalarStats::new("bits_per_character")]))
         .callback(MinSaver::new("validation_bits_per_character"))
         .max_epoch(passes);
-    let trained = line.configure(config)?.train()?;
+    let trained = args.configure(config)?.train()?;
 
     let bits = trained.monitors.latest("validation_bits_per_character");
     let bits = bits.ok_or_else(|| Error::argument("no epoch was trained"))?;
     println!("{bits:.3} bits per character on the validation text");
     let model = trained.get_predictor(&["text"], &["logits"])?;
-    println!("{}", written(&model, &alphabet, 300, line.seed.unwrap_or(0))?);
-    if line.assert && bits > TARGET {
+    println!("{}", written(&model, &alphabet, 300, args.seed.unwrap_or(0))?);
+    if args.assert && bits > TARGET {
         return Err(Error::argument(format!("it was to be at most {TARGET} bits per character")));
     }
     Ok(())

@@ -10,7 +10,7 @@ use tensorpack::dataflow::image::{AugmentData, AugmentorList, Flip, Paste, Rando
 use tensorpack::dataflow::{ComponentSpec, DataFlow, FakeData, Flow};
 use tensorpack::graph::Fan;
 use tensorpack::prelude::*;
-use tensorpack::train::CommandLine;
+use tensorpack::train::TrainArgs;
 
 struct Model {
     /// Blocks in each stage; the net has `6 n + 2` layers.
@@ -90,14 +90,14 @@ fn data(fake: bool) -> Result<(Flow, Flow, HostTensor)> {
 }
 
 fn main() -> Result<()> {
-    let line = CommandLine::parse()?;
-    let (train, test, mean) = data(line.fake)?;
+    let args = TrainArgs::parse()?;
+    let (train, test, mean) = data(args.fake)?;
     let augmentors = AugmentorList::new()
         .then(Paste::center(40, 40))
         .then(RandomCrop::new(32, 32))
         .then(Flip::horizontal());
-    let (n, batch, steps, epochs) = if line.full { (5, 64, 1000, 64) } else { (2, 128, 390, 5) };
-    let rate = match line.full {
+    let (n, batch, steps, epochs) = if args.full { (5, 64, 1000, 64) } else { (2, 128, 390, 5) };
+    let rate = match args.full {
         true => Schedule::piecewise(0.01, [(1_000, 0.1), (32_000, 0.01), (48_000, 0.001)]),
         false => Schedule::cosine(0.2, 0.0, steps * epochs).warm_up(200),
     };
@@ -111,13 +111,13 @@ fn main() -> Result<()> {
     .callback(MinSaver::new("validation_error"))
     .steps_per_epoch(steps)
     .max_epoch(epochs);
-    let trained = line.configure(config)?.train()?;
+    let trained = args.configure(config)?.train()?;
 
     let error = trained.monitors.latest("validation_error");
     let error = error.ok_or_else(|| Error::argument("no epoch was trained"))?;
     println!("test error {:.2} %", 100.0 * error);
-    let target = if line.full { 0.09 } else { 0.21 };
-    if line.assert && error > target {
+    let target = if args.full { 0.09 } else { 0.21 };
+    if args.assert && error > target {
         return Err(Error::argument(format!("the error was to be at most {:.2} %", 100.0 * target)));
     }
     Ok(())

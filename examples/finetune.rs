@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use tensorpack::dataflow::{DataFlow, dataset::digits};
 use tensorpack::predict::Module;
 use tensorpack::prelude::*;
-use tensorpack::train::CommandLine;
+use tensorpack::train::TrainArgs;
 
 /// What `mnist_convnet` leaves.
 const MODULE: &str = "train_log/mnist_convnet/features.safetensors";
@@ -61,26 +61,26 @@ fn module(path: &Path) -> Result<Module> {
 }
 
 /// Trains a net with this module, or from scratch; the share of test images that it reads.
-fn accuracy_with(module: Option<Module>, line: &CommandLine, name: &str) -> Result<f64> {
+fn accuracy_with(module: Option<Module>, args: &TrainArgs, name: &str) -> Result<f64> {
     let config = TrainConfig::new(Model { module }, digits::train().take(IMAGES).shuffle().batch(25))
         .callback(ModelSaver::new())
         .callback(InferenceRunner::new(digits::test().batch(250), [ScalarStats::new("accuracy")]))
         .steps_per_epoch(100)
         .max_epoch(3);
-    let runs = line.logdir.clone().unwrap_or_else(|| PathBuf::from("train_log/finetune"));
-    let line = CommandLine { logdir: Some(runs.join(name)), ..line.clone() };
-    let trained = line.configure(config)?.train()?;
+    let runs = args.logdir.clone().unwrap_or_else(|| PathBuf::from("train_log/finetune"));
+    let args = TrainArgs { logdir: Some(runs.join(name)), ..args.clone() };
+    let trained = args.configure(config)?.train()?;
     trained.monitors.latest("validation_accuracy").ok_or_else(|| Error::argument("no epoch was trained"))
 }
 
 fn main() -> Result<()> {
-    let mut line = CommandLine::parse()?;
-    line.without(&["--fake", "--full"])?;
-    let path = line.load.take().unwrap_or_else(|| MODULE.into());
-    let learnt = accuracy_with(Some(module(&path)?), &line, "module")?;
-    let drawn = accuracy_with(None, &line, "scratch")?;
+    let mut args = TrainArgs::parse()?;
+    args.without(&["--fake", "--full"])?;
+    let path = args.load.take().unwrap_or_else(|| MODULE.into());
+    let learnt = accuracy_with(Some(module(&path)?), &args, "module")?;
+    let drawn = accuracy_with(None, &args, "scratch")?;
     println!("read with the module: {:.1} %, from scratch: {:.1} %", 100.0 * learnt, 100.0 * drawn);
-    if line.assert && (learnt < 0.88 || learnt < drawn + 0.1) {
+    if args.assert && (learnt < 0.88 || learnt < drawn + 0.1) {
         return Err(Error::argument("the module was to reach 88 %, and 10 % more than without it"));
     }
     Ok(())

@@ -8,8 +8,8 @@
 mod gan;
 
 use tensorpack::Result;
-use tensorpack::train::CommandLine;
+use tensorpack::train::TrainArgs;
 
 fn main() -> Result<()> {
-    gan::train_dcgan(&CommandLine::parse()?, |gan, config| gan.train_in_turn(config, 2, 1))
+    gan::train_dcgan(&TrainArgs::parse()?, |gan, config| gan.train_in_turn(config, 2, 1))
 }

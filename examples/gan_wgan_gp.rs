@@ -9,7 +9,7 @@ mod gan;
 
 use gan::{GanModelDesc, GanTrainer, Losses};
 use tensorpack::prelude::*;
-use tensorpack::train::CommandLine;
+use tensorpack::train::TrainArgs;
 
 /// The length of the noise that an image is made of.
 const Z: usize = 128;
@@ -49,10 +49,10 @@ impl GanModelDesc for WganGp {
 }
 
 fn main() -> Result<()> {
-    let line = CommandLine::parse()?;
+    let args = TrainArgs::parse()?;
     // The original's schedule is 200 epochs of 300 steps with 64 images each.
-    let (batch, length) = if line.full { (64, (200, 300)) } else { (32, (48, 500)) };
-    let gan = GanTrainer::new(WganGp { batch }, gan::data(&line, batch)?, gan::towers(&line)?)?;
+    let (batch, length) = if args.full { (64, (200, 300)) } else { (32, (48, 500)) };
+    let gan = GanTrainer::new(WganGp { batch }, gan::data(&args, batch)?, gan::towers(&args)?)?;
     gan::add_samples(gan.graph(), Init::Normal(0.0, 1.0), Z, gan::generator)?;
-    gan::run(&line, gan, length, |gan, config| gan.train_in_turn(config, 1, 5))
+    gan::run(&args, gan, length, |gan, config| gan.train_in_turn(config, 1, 5))
 }

@@ -8,7 +8,7 @@
 use tensorpack::dataflow::dataset::{digits, mnist};
 use tensorpack::dataflow::{DataFlow, Flow};
 use tensorpack::prelude::*;
-use tensorpack::train::CommandLine;
+use tensorpack::train::TrainArgs;
 
 pub(crate) struct Model;
 
@@ -61,24 +61,24 @@ pub(crate) fn data() -> Result<(Flow, Flow, f64)> {
 }
 
 fn main() -> Result<()> {
-    let line = CommandLine::parse()?;
-    line.without(&["--fake"])?;
+    let args = TrainArgs::parse()?;
+    args.without(&["--fake"])?;
     let (train, test, target) = data()?;
     let validation = ScalarStats::of(["cross_entropy_loss", "accuracy"]).prefix("val");
     let config = TrainConfig::new(Model, train.shuffle().batch(128))
         .callback(ModelSaver::new())
         .callback(InferenceRunner::new(test.batch(256).keep_remainder(), [validation]))
         .callback(MaxSaver::new("val_accuracy"))
-        .max_epoch(if line.full { 100 } else { 12 });
-    let trained = line.configure(config)?.train()?;
+        .max_epoch(if args.full { 100 } else { 12 });
+    let trained = args.configure(config)?.train()?;
 
     let accuracy = trained.monitors.latest("val_accuracy");
     let error = 1.0 - accuracy.ok_or_else(|| Error::argument("no epoch was trained"))?;
     println!("test error {:.2} %", 100.0 * error);
-    if line.assert && error > target {
+    if args.assert && error > target {
         return Err(Error::argument(format!("the error was to be at most {:.2} %", 100.0 * target)));
     }
     // The convolutions alone, for other models: see `finetune`.
-    let logdir = line.logdir.unwrap_or_else(|| "train_log/mnist_convnet".into());
+    let logdir = args.logdir.unwrap_or_else(|| "train_log/mnist_convnet".into());
     trained.get_predictor(&["input"], &["features"])?.export(logdir.join("features.safetensors"))
 }

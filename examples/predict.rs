@@ -1,11 +1,20 @@
 //! Runs an exported model without its code: `cargo run --release --example predict -- model.safetensors` prints what
 //! it makes of zeros. `OfflinePredictor::export` writes such files.
 
+use clap::Parser;
+use std::path::PathBuf;
 use tensorpack::prelude::*;
 
+/// Runs an exported model on zeros.
+#[derive(Parser)]
+struct Args {
+    /// The exported model.
+    file: PathBuf,
+}
+
 fn main() -> Result<()> {
-    let path = std::env::args().nth(1).ok_or_else(|| Error::argument("which file?"))?;
-    let model = ExportedModel::load(path)?;
+    let Args { file } = tensorpack::command_line::parse()?;
+    let model = ExportedModel::load(file)?;
     let zeros = |s: &TensorSpec| {
         HostTensor::zeros(s.dtype, s.sizes.iter().map(|n| n.unwrap_or(1)).collect::<Vec<_>>())
     };

@@ -14,7 +14,7 @@ use tensorpack::dataflow::dataset::sentences;
 use tensorpack::graph::UPDATE_OPS;
 use tensorpack::input::TensorInput;
 use tensorpack::prelude::*;
-use tensorpack::train::CommandLine;
+use tensorpack::train::TrainArgs;
 
 /// Words there are.
 pub(crate) const WORDS: usize = 10_000;
@@ -199,17 +199,17 @@ pub(crate) fn config(plan: Plan, [train, validation, test]: [HostTensor; 3]) -> 
 }
 
 fn main() -> Result<()> {
-    let line = CommandLine::parse()?;
-    line.without(&["--fake", "--trainer"])?;
-    let config = config(if line.full { FULL } else { SHORT }, texts(line.assert)?)?;
-    let trained = line.configure(config)?.train()?;
+    let args = TrainArgs::parse()?;
+    args.without(&["--fake", "--trainer"])?;
+    let config = config(if args.full { FULL } else { SHORT }, texts(args.assert)?)?;
+    let trained = args.configure(config)?.train()?;
 
     let [validation, test] = TEXTS.map(|text| trained.monitors.latest(&format!("{text}_perplexity")));
     let (Some(validation), Some(test)) = (validation, test) else {
         return Err(Error::argument("no epoch was trained"));
     };
     println!("perplexity {validation:.1} on the validation text, {test:.1} on the test text");
-    if line.assert && validation > TARGET {
+    if args.assert && validation > TARGET {
         return Err(Error::argument(format!("the perplexity was to be at most {TARGET}")));
     }
     Ok(())

@@ -18,6 +18,8 @@ pub mod tower;
 pub mod nn;
 pub mod runtime;
 pub mod logger;
+#[cfg(feature = "cli")]
+pub mod command_line;
 pub mod io;
 pub mod monitor;
 pub mod predict;
@@ -32,6 +34,9 @@ mod truth;
 #[doc(hidden)]
 pub use inventory;
 
+/// The parser of command lines that [`train::TrainArgs`] is made for.
+#[cfg(feature = "cli")]
+pub use clap;
 /// The data library.
 pub use tensorpack_dataflow as dataflow;
 pub use tensorpack_tensor as tensor;

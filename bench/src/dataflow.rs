@@ -1,7 +1,7 @@
 //! Makes batches from photographs and says how fast.
 
 use crate::memory::peak_rss_mb;
-use lexopt::prelude::*;
+use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,57 +17,55 @@ const WARM_UP: usize = 5;
 /// The side of the pictures in a batch.
 const SIDE: usize = 224;
 
-/// What is measured.
-#[derive(Debug)]
-pub(crate) struct Options {
+/// The options of `bench -- dataflow`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DataflowArgs {
+    /// The folder of photographs.
+    #[arg(long, value_name = "DIR")]
     jpegs: PathBuf,
+    /// Threads that make batches.
+    #[arg(long, value_name = "N", default_value = "2", value_parser = at_least_1)]
     workers: usize,
+    /// The size of a batch.
+    #[arg(long, value_name = "B", default_value = "64", value_parser = at_least_1)]
     batch: usize,
+    /// Batches to time.
+    #[arg(long, value_name = "N", default_value = "20", value_parser = at_least_1)]
     steps: usize,
+    /// Print one JSON line.
+    #[arg(long)]
     json: bool,
+    /// Instead, write one crop of every photograph for bench/peers/opencv_crops.py.
+    #[arg(long, value_name = "DIR")]
     crops: Option<PathBuf>,
 }
 
-impl Options {
-    pub(crate) fn parse(mut args: lexopt::Parser) -> Result<Options, Box<dyn std::error::Error>> {
-        let mut options =
-            Options { jpegs: PathBuf::new(), workers: 2, batch: 64, steps: 20, json: false, crops: None };
-        while let Some(arg) = args.next()? {
-            match arg {
-                Long("jpegs") => options.jpegs = args.value()?.into(),
-                Long("workers") => options.workers = args.value()?.parse::<usize>()?.max(1),
-                Long("batch") => options.batch = args.value()?.parse::<usize>()?.max(1),
-                Long("steps") => options.steps = args.value()?.parse::<usize>()?.max(1),
-                Long("json") => options.json = true,
-                Long("crops") => options.crops = Some(args.value()?.into()),
-                other => return Err(format!("{}\n{}", other.unexpected(), crate::USAGE).into()),
-            }
-        }
-        Ok(options)
-    }
+/// 0 means 1.
+fn at_least_1(text: &str) -> std::result::Result<usize, ParseIntError> {
+    Ok(text.parse::<usize>()?.max(1))
 }
 
-pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
-    let files = photographs(&options.jpegs)?;
-    let pipeline = Arc::new(Pipeline::new(files, options.batch));
-    if let Some(folder) = &options.crops {
+pub(crate) fn measure(args: &DataflowArgs, started: Instant) -> Result<()> {
+    let files = photographs(&args.jpegs)?;
+    let pipeline = Arc::new(Pipeline::new(files, args.batch));
+    if let Some(folder) = &args.crops {
         return pipeline.write_crops(folder);
     }
-    let (first_step, seconds) = pipeline.run(options.workers, options.steps, started)?;
-    let ms = seconds * 1e3 / options.steps as f64;
-    let rate = (options.batch * options.steps) as f64 / seconds;
+    let (first_step, seconds) = pipeline.run(args.workers, args.steps, started)?;
+    let ms = seconds * 1e3 / args.steps as f64;
+    let rate = (args.batch * args.steps) as f64 / seconds;
     let rss = peak_rss_mb();
-    if options.json {
+    if args.json {
         println!(
             "{{\"model\":\"dataflow\",\"workers\":{},\"batch\":{},\"ms_per_step\":{ms:.4},\"examples_per_s\":{rate:.1},\
              \"first_step_s\":{first_step:.4},\"peak_rss_mb\":{rss:.1}}}",
-            options.workers, options.batch
+            args.workers, args.batch
         );
     } else {
         println!(
             "{} workers, batch {}: {rate:.0} images/s, {ms:.2} ms a batch; first batch after {first_step:.3} s; \
              peak {rss:.0} MB",
-            options.workers, options.batch
+            args.workers, args.batch
         );
     }
     Ok(())
@@ -138,8 +136,8 @@ impl Pipeline {
         Ok((first, began.elapsed().as_secs_f64()))
     }
 
-    /// Writes one crop of every photograph as it is before the colours change: the pixels to `crops.rgb`, and file,
-    /// left, top, width and height to `crops.tsv`.
+    /// Writes one crop of every photograph as it is before the colours change: the pixels to
+    /// `crops.rgb`, and file, left, top, width and height to `crops.tsv`.
     fn write_crops(&self, folder: &Path) -> Result<()> {
         std::fs::create_dir_all(folder)?;
         let (mut pixels, mut lines) = (Vec::new(), String::new());

@@ -1,7 +1,7 @@
 //! What a data pipeline costs a training step: images in memory, batched, queued and sent to the device, against images
 //! that are there from the start.
 
-use crate::Options;
+use crate::StepArgs;
 use crate::classifier::Classifier;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
@@ -66,27 +66,23 @@ impl Callback for Clock {
     }
 }
 
-fn step_seconds(
-    options: &Options,
-    classifier: &Classifier,
-    input: impl InputSource + 'static,
-) -> Result<f64> {
+fn step_seconds(args: &StepArgs, classifier: &Classifier, input: impl InputSource + 'static) -> Result<f64> {
     let (seconds, result) = channel();
-    let model = OfBytes { classifier: classifier.clone(), dtype: options.dtype };
+    let model = OfBytes { classifier: classifier.clone(), dtype: args.dtype };
     let config = TrainConfig::of(model)
         .data(input)
         .callback(Clock { at: Vec::new(), seconds })
         .session(SessionOptions {
-            device: options.devices[0],
-            threads: options.threads,
+            device: args.devices[0],
+            threads: args.threads,
             ..SessionOptions::default()
         })
-        .steps_per_epoch((options.steps + WARM_UP + 2) as u64)
+        .steps_per_epoch((args.steps + WARM_UP + 2) as u64)
         .max_epoch(1)
         .no_logdir();
-    let trainer: SingleCostTrainer = match options.devices[..] {
+    let trainer: SingleCostTrainer = match args.devices[..] {
         [_] => SimpleTrainer::new().into(),
-        _ => SyncMultiGpuTrainerReplicated::on(options.devices.iter().copied()).into(),
+        _ => SyncMultiGpuTrainerReplicated::on(args.devices.iter().copied()).into(),
     };
     launch_train_with_config(config, trainer)?;
     result.recv().map_err(|_| Error::argument("no step was measured"))
@@ -106,24 +102,24 @@ fn images(classifier: &Classifier, count: usize) -> Result<FromList> {
 }
 
 /// Trains twice: on images that never change, and on those of a dataflow.
-pub(crate) fn measure(options: &Options) -> Result<()> {
-    let name = options.model.name();
-    let classifier = Classifier::of(options.model)
+pub(crate) fn measure(args: &StepArgs) -> Result<()> {
+    let name = args.model.name();
+    let classifier = Classifier::of(args.model)
         .ok_or_else(|| Error::argument(format!("{name} is not measured with a dataflow")))?;
-    let batch = options.batch.unwrap_or(options.model.batch());
+    let batch = args.batch.unwrap_or(args.model.batch());
     let image: Vec<usize> = std::iter::once(batch).chain(classifier.sizes.iter().copied()).collect();
-    let constant = step_seconds(options, &classifier, DummyConstantInput::new([image, vec![batch]]))?;
+    let constant = step_seconds(args, &classifier, DummyConstantInput::new([image, vec![batch]]))?;
     let flow = images(&classifier, BATCHES * batch)?.shuffle().batch(batch);
-    let dataflow = step_seconds(options, &classifier, QueueInput::new(flow).capacity(BATCHES))?;
-    let devices = options.devices.iter().map(Device::to_string).collect::<Vec<_>>().join(",");
-    let rate = (batch * options.devices.len()) as f64 / dataflow;
+    let dataflow = step_seconds(args, &classifier, QueueInput::new(flow).capacity(BATCHES))?;
+    let devices = args.devices.iter().map(Device::to_string).collect::<Vec<_>>().join(",");
+    let rate = (batch * args.devices.len()) as f64 / dataflow;
     let (ms, constant_ms, ratio) = (dataflow * 1e3, constant * 1e3, dataflow / constant);
-    if options.json {
+    if args.json {
         println!(
             "{{\"model\":\"{name}\",\"input\":\"dataflow\",\"devices\":\"{devices}\",\"dtype\":\"{}\",\
              \"batch\":{batch},\"steps\":{},\"ms_per_step\":{ms:.4},\"constant_ms_per_step\":{constant_ms:.4},\
              \"over_constant\":{ratio:.4},\"examples_per_s\":{rate:.1}}}",
-            options.dtype, options.steps
+            args.dtype, args.steps
         );
     } else {
         println!(

@@ -1,6 +1,5 @@
 //! What waiting for data costs, by kind of input.
 
-use lexopt::prelude::*;
 use std::time::{Duration, Instant};
 use tensorpack::callback::TrainCx;
 use tensorpack::dataflow::{ComponentSpec, DataFlow, FakeData};
@@ -69,15 +68,7 @@ fn step_seconds(input: impl InputSource + 'static, steps: u64) -> Result<f64> {
 
 /// `bench -- input [--steps N] [--json]`: a pipeline that waits for 80 % of a step, behind a queue and behind a feed,
 /// against data that cost nothing.
-pub(crate) fn measure(mut args: lexopt::Parser) -> std::result::Result<(), Box<dyn std::error::Error>> {
-    let (mut steps, mut json) = (200u64, false);
-    while let Some(arg) = args.next()? {
-        match arg {
-            Long("steps") => steps = args.value()?.parse()?,
-            Long("json") => json = true,
-            other => return Err(other.unexpected().into()),
-        }
-    }
+pub(crate) fn measure(steps: u64, json: bool) -> Result<()> {
     let dummy = || DummyConstantInput::new([vec![BATCH, 784]]);
     let wait = Duration::from_secs_f64(0.8 * step_seconds(dummy(), steps)?);
     let waiting = || {

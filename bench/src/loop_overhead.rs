@@ -1,6 +1,5 @@
 //! What the loop around a step costs: everything of training but the step.
 
-use lexopt::prelude::*;
 use std::time::Instant;
 use tensorpack::callback::TrainCx;
 use tensorpack::input::DummyConstantInput;
@@ -58,15 +57,7 @@ impl Callback for Clock {
 }
 
 /// `bench -- loop [--steps N] [--json]`: the null device, default callbacks and monitors.
-pub(crate) fn measure(mut args: lexopt::Parser) -> std::result::Result<(), Box<dyn std::error::Error>> {
-    let (mut steps, mut json) = (1_000_000u64, false);
-    while let Some(arg) = args.next()? {
-        match arg {
-            Long("steps") => steps = args.value()?.parse()?,
-            Long("json") => json = true,
-            other => return Err(other.unexpected().into()),
-        }
-    }
+pub(crate) fn measure(steps: u64, json: bool) -> Result<()> {
     let dir = std::env::temp_dir().join(format!("tensorpack-loop-{}", std::process::id()));
     let clock = Clock { last: None, nanoseconds: Vec::with_capacity(steps as usize), json };
     let config = TrainConfig::of(Nothing)

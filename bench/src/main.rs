@@ -1,13 +1,17 @@
-//! `bench -- step --model mlp|mnist|resnet32|resnet50|ptb|dcgan --devices cpu:0 --batch B [--threads-per-device N] [--steps N] [--json]`:
-//! the time of a training step of a reference model on synthetic data; on several devices (`cpu:0,cpu:1`) of a tower on
-//! each, with a batch of its own. With `--input dataflow`, of the trainer's own loop on images of whole numbers that come
-//! from memory through a queue, against images that are on the device already.
+//! Measures tensorpack; `bench -- --help` and `bench -- step --help` list the options.
 //!
-//! `bench -- dataflow --jpegs DIR [--workers N] [--batch B] [--steps N] [--json]`: how fast photographs become batches.
+//! `bench -- step --model mlp|mnist|resnet32|resnet50|ptb|dcgan --devices cpu:0 --batch B
+//! [--threads-per-device N] [--steps N] [--json]`: the time of a training step of a reference model
+//! on synthetic data. With several devices (`cpu:0,cpu:1`) each has a tower with a batch of its
+//! own. `--input dataflow` measures the trainer's own loop on u8 images that are batched in memory
+//! and queued, against images that are on the device already.
 //!
-//! `bench -- loop [--steps N] [--json]`: what the loop around a step costs. `bench -- input [--steps N] [--json]`: what
-//! waiting for data costs behind each kind of input. `bench -- scale`: how the time of a step grows with batch, depth and
-//! width.
+//! `bench -- dataflow --jpegs DIR [--workers N] [--batch B] [--steps N] [--json]`: the speed of
+//! decoding and augmenting photographs into batches.
+//!
+//! `bench -- loop [--steps N] [--json]`: the overhead of the training loop. `bench -- input
+//! [--steps N] [--json]`: the time that a step waits for each kind of input. `bench -- scale`: how
+//! the time of a step grows with batch, depth and width.
 
 mod classifier;
 mod classifiers;
@@ -26,7 +30,8 @@ mod scale;
 mod step;
 mod towers;
 
-use lexopt::prelude::*;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use models::Model;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -34,57 +39,109 @@ use tensorpack::DType;
 use tensorpack::runtime::Device;
 use tensorpack::runtime::cpu::Isa;
 
-const USAGE: &str = "usage: bench -- step --model mlp|mnist|resnet32|resnet50|ptb|dcgan [--devices cpu:0,..] [--batch B]
-              [--dtype f32|bf16] [--threads-per-device N] [--steps N] [--isa avx512|avx2|plain] [--json] [--profile] [--plan]
-              [--input constant|dataflow]
-  --json     one line with the result
-  --profile  a table of kernels: share of the step, speed, and share of what the machine can do
-  --plan     the plan of the step
-  --input dataflow  the trainer's loop on images in memory, batched and queued, against constant images
-       bench -- dataflow --jpegs DIR [--workers 2] [--batch 64] [--steps 20] [--json]
-  decode, random-resized-crop 224, flip, brightness, contrast and saturation 0.4; batches of u8
-  --crops DIR  instead, write one crop of every photograph for bench/peers/opencv_crops.py
-       bench -- loop [--steps 1000000] [--json]
-       bench -- input [--steps 200] [--json]
-       bench -- scale";
+/// Measures tensorpack: training steps of the reference models, data, and the training loop.
+#[derive(Debug, Parser)]
+#[command(name = "bench")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
 
-/// What is measured.
-#[derive(Debug)]
-struct Options {
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// The time of a training step of a reference model on synthetic data.
+    #[command(args_override_self = true)]
+    Step(StepArgs),
+    /// The speed of decoding, cropping (224x224), flipping and colour-jittering photographs into u8
+    /// batches.
+    #[command(args_override_self = true)]
+    Dataflow(dataflow::DataflowArgs),
+    /// The overhead of the training loop, on the null device with the default callbacks and
+    /// monitors.
+    #[command(args_override_self = true)]
+    Loop {
+        /// Steps to time.
+        #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+        steps: u64,
+        /// Print one JSON line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// The time that a step waits for each kind of input.
+    #[command(args_override_self = true)]
+    Input {
+        /// Steps to time.
+        #[arg(long, value_name = "N", default_value_t = 200)]
+        steps: u64,
+        /// Print one JSON line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// How the time of a step grows with batch, depth and width.
+    Scale,
+}
+
+/// The options of `bench -- step`.
+#[derive(Debug, Args)]
+struct StepArgs {
+    /// The reference model.
+    #[arg(long, value_name = "NAME", value_enum, default_value = "mlp")]
     model: Model,
-    /// A tower on each.
+    /// The devices, with a tower on each.
+    #[arg(long, value_name = "LIST", default_value = "cpu:0", value_delimiter = ',', action = ArgAction::Set)]
     devices: Vec<Device>,
-    /// Of activations and products.
-    dtype: DType,
-    /// Of each tower; `None`: the model's own.
+    /// The batch of each tower; defaults to the model's own.
+    #[arg(long, value_name = "B")]
     batch: Option<usize>,
+    /// The dtype of activations and matrix products.
+    #[arg(long, default_value = "f32", value_parser = one_of(&[("f32", DType::F32), ("bf16", DType::Bf16)]))]
+    dtype: DType,
+    /// Threads of each device.
+    #[arg(long = "threads-per-device", value_name = "N")]
     threads: Option<usize>,
-    isa: Option<Isa>,
+    /// Steps to time.
+    #[arg(long, value_name = "N", default_value_t = 50)]
     steps: usize,
+    /// The instruction set; defaults to the best of the machine.
+    #[arg(long, value_parser = one_of(&[("avx512", Isa::Avx512), ("avx2", Isa::Avx2), ("plain", Isa::Plain)]))]
+    isa: Option<Isa>,
+    /// Print one JSON line.
+    #[arg(long)]
     json: bool,
+    /// Print a table of kernels: share of the step, speed, and share of the machine's peak.
+    #[arg(long)]
     profile: bool,
+    /// Print the plan of the step and run nothing.
+    #[arg(long)]
     plan: bool,
-    /// Whether to measure what a dataflow costs.
-    dataflow: bool,
+    /// The input: constant tensors, or the trainer's loop on images in memory, batched and queued.
+    #[arg(long, value_enum, default_value = "constant")]
+    input: Input,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Input {
+    Constant,
+    Dataflow,
+}
+
+/// Parses one of these names into its value.
+fn one_of<T: Copy + Send + Sync>(values: &'static [(&'static str, T)]) -> impl TypedValueParser<Value = T> {
+    let names = PossibleValuesParser::new(values.iter().map(|(name, _)| *name));
+    names.try_map(|text| {
+        values.iter().find(|(name, _)| *name == text).map(|(_, value)| *value).ok_or("there is no such value")
+    })
 }
 
 fn main() -> ExitCode {
     let started = Instant::now();
-    let run = || -> Result<(), Box<dyn std::error::Error>> {
-        let mut args = lexopt::Parser::from_env();
-        match args.next()? {
-            Some(Value(v)) if v == "step" => {
-                let options = parse(args)?;
-                Ok(if options.dataflow { fed::measure(&options) } else { step::measure(&options, started) }?)
-            }
-            Some(Value(v)) if v == "dataflow" => {
-                Ok(dataflow::measure(&dataflow::Options::parse(args)?, started)?)
-            }
-            Some(Value(v)) if v == "loop" => loop_overhead::measure(args),
-            Some(Value(v)) if v == "input" => input::measure(args),
-            Some(Value(v)) if v == "scale" => scale::measure(args),
-            _ => Err(USAGE.into()),
-        }
+    let run = || match tensorpack::command_line::parse::<Cli>()?.command {
+        Command::Step(args) if args.input == Input::Dataflow => fed::measure(&args),
+        Command::Step(args) => step::measure(&args, started),
+        Command::Dataflow(args) => dataflow::measure(&args, started),
+        Command::Loop { steps, json } => loop_overhead::measure(steps, json),
+        Command::Input { steps, json } => input::measure(steps, json),
+        Command::Scale => scale::measure(),
     };
     match run() {
         Ok(()) => ExitCode::SUCCESS,
@@ -95,54 +152,36 @@ fn main() -> ExitCode {
     }
 }
 
-fn parse(mut args: lexopt::Parser) -> Result<Options, Box<dyn std::error::Error>> {
-    let mut options = Options {
-        model: Model::Mlp,
-        devices: vec![Device::Cpu(0)],
-        dtype: DType::F32,
-        batch: None,
-        threads: None,
-        isa: None,
-        steps: 50,
-        json: false,
-        profile: false,
-        plan: false,
-        dataflow: false,
-    };
-    while let Some(arg) = args.next()? {
-        match arg {
-            Long("model") => options.model = args.value()?.parse()?,
-            Long("devices") => {
-                let names = args.value()?.string()?;
-                options.devices = names.split(',').map(str::parse).collect::<tensorpack::Result<_>>()?;
-            }
-            Long("batch") => options.batch = Some(args.value()?.parse()?),
-            Long("threads-per-device") => options.threads = Some(args.value()?.parse()?),
-            Long("steps") => options.steps = args.value()?.parse()?,
-            Long("dtype") => {
-                let name = args.value()?.string()?;
-                let dtype = [DType::F32, DType::Bf16].into_iter().find(|d| d.to_string() == name);
-                options.dtype = dtype.ok_or_else(|| format!("{name} is none of f32, bf16"))?;
-            }
-            Long("isa") => {
-                let name = args.value()?.string()?;
-                let isa = [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().find(|i| i.to_string() == name);
-                options.isa = Some(isa.ok_or_else(|| format!("{name} is none of plain, avx2, avx512"))?);
-            }
-            Long("json") => options.json = true,
-            Long("profile") => options.profile = true,
-            Long("plan") => options.plan = true,
-            Long("input") => {
-                let name = args.value()?.string()?;
-                options.dataflow = match name.as_str() {
-                    "constant" => false,
-                    "dataflow" => true,
-                    _ => return Err(format!("{name} is none of constant, dataflow").into()),
-                }
-            }
-            Long("help") => return Err(USAGE.into()),
-            other => return Err(format!("{}\n{USAGE}", other.unexpected()).into()),
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensorpack::command_line::parse_from;
+
+    #[test]
+    fn step_options_keep_their_names_and_defaults() {
+        let args = |line: &str| match parse_from::<Cli>(line.split(' ')).unwrap().command {
+            Command::Step(args) => args,
+            other => panic!("{other:?}"),
+        };
+        let plain = args("bench step");
+        assert_eq!((plain.model, plain.batch, plain.dtype, plain.steps), (Model::Mlp, None, DType::F32, 50));
+        assert_eq!((&plain.devices[..], plain.threads, plain.isa), (&[Device::Cpu(0)][..], None, None));
+        let given = args(
+            "bench step --model resnet50 --devices cpu:0,cpu:1 --batch 8 --dtype bf16 --threads-per-device 2 \
+             --steps 3 --isa avx2 --json --profile --plan --input dataflow",
+        );
+        assert_eq!((given.model, given.batch, given.dtype), (Model::Resnet50, Some(8), DType::Bf16));
+        assert_eq!(
+            (given.devices.len(), given.threads, given.steps, given.isa),
+            (2, Some(2), 3, Some(Isa::Avx2))
+        );
+        assert!(given.json && given.profile && given.plan && given.input == Input::Dataflow);
+    }
+
+    #[test]
+    fn every_reference_model_is_named_as_in_its_results() {
+        for model in Model::value_variants() {
+            assert_eq!(model.to_possible_value().unwrap().get_name(), model.name());
         }
     }
-    Ok(options)
 }

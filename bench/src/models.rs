@@ -2,7 +2,6 @@
 
 use crate::classifier::Classifier;
 use crate::{dcgan, ptb};
-use std::str::FromStr;
 use tensorpack::graph::{Graph, Op, Tensor, UPDATE_OPS};
 use tensorpack::optim::minimize;
 use tensorpack::tensor::CounterRng;
@@ -10,7 +9,7 @@ use tensorpack::tower::TowerContext;
 use tensorpack::{DType, Error, HostTensor, Result};
 
 /// A reference model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Model {
     /// 784-512-512-10.
     Mlp,
@@ -28,18 +27,6 @@ pub(crate) enum Model {
 
 /// What is fed, by name.
 pub(crate) type Feeds = Vec<(&'static str, HostTensor)>;
-
-const ALL: [Model; 6] =
-    [Model::Mlp, Model::Mnist, Model::Resnet32, Model::Resnet50, Model::Ptb, Model::Dcgan];
-
-impl FromStr for Model {
-    type Err = Error;
-    fn from_str(name: &str) -> Result<Model> {
-        let names = ALL.map(Model::name).join(", ");
-        let model = ALL.into_iter().find(|m| m.name() == name);
-        model.ok_or_else(|| Error::argument(format!("{name} is none of {names}")))
-    }
-}
 
 impl Model {
     pub(crate) fn name(self) -> &'static str {

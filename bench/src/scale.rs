@@ -21,10 +21,7 @@ const SECONDS: f64 = 0.7;
 const STEPS: usize = 5;
 
 /// Measures all, and prints a table of each.
-pub(crate) fn measure(mut args: lexopt::Parser) -> std::result::Result<(), Box<dyn std::error::Error>> {
-    if let Some(arg) = args.next()? {
-        return Err(arg.unexpected().into());
-    }
+pub(crate) fn measure() -> Result<()> {
     println!(
         "| batch | mlp: ms a step | us an example | mnist: ms | us | resnet32: ms | us |\n|--:|--:|--:|--:|--:|--:|--:|"
     );

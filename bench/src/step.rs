@@ -2,7 +2,7 @@
 
 use crate::memory::peak_rss_mb;
 use crate::models::Model;
-use crate::{Options, roof, towers};
+use crate::{StepArgs, roof, towers};
 use std::time::Instant;
 use tensorpack::graph::{Fetch, Graph};
 use tensorpack::runtime::{Device, IntoFetch, Session, SessionOptions};
@@ -27,23 +27,23 @@ fn one_tower(model: Model, batch: usize, dtype: DType) -> Result<Built> {
     Ok(Built { graph, cost: Fetch::from(&cost), step: vec![Fetch::from(&train)], inputs })
 }
 
-pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
-    let batch = options.batch.unwrap_or(options.model.batch());
-    let Built { graph, cost, step, inputs } = match options.devices[..] {
-        [_] => one_tower(options.model, batch, options.dtype)?,
-        _ => towers::build(options.model, batch, options.dtype, &options.devices)?,
+pub(crate) fn measure(args: &StepArgs, started: Instant) -> Result<()> {
+    let batch = args.batch.unwrap_or(args.model.batch());
+    let Built { graph, cost, step, inputs } = match args.devices[..] {
+        [_] => one_tower(args.model, batch, args.dtype)?,
+        _ => towers::build(args.model, batch, args.dtype, &args.devices)?,
     };
     let session_options = SessionOptions {
-        device: options.devices[0],
-        threads: options.threads,
-        isa: options.isa,
-        profile: options.profile,
+        device: args.devices[0],
+        threads: args.threads,
+        isa: args.isa,
+        profile: args.profile,
         ..SessionOptions::default()
     };
     let session = Session::with(graph.freeze()?, session_options)?;
     let feeds: Vec<(&str, &HostTensor)> = inputs.iter().map(|(name, value)| (name.as_str(), value)).collect();
     let all: Vec<&dyn IntoFetch> = std::iter::once(&cost).chain(&step).map(|f| f as &dyn IntoFetch).collect();
-    if options.plan {
+    if args.plan {
         print!("{}", session.plan_text(&all, &feeds)?);
         return Ok(());
     }
@@ -54,8 +54,8 @@ pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
     for _ in 0..WARM_UP {
         session.run_prepared(&step, &feeds, &mut outputs)?;
     }
-    let mut times: Vec<f64> = Vec::with_capacity(options.steps);
-    for _ in 0..options.steps.max(1) {
+    let mut times: Vec<f64> = Vec::with_capacity(args.steps);
+    for _ in 0..args.steps.max(1) {
         let began = Instant::now();
         session.run_prepared(&step, &feeds, &mut outputs)?;
         times.push(began.elapsed().as_secs_f64());
@@ -63,14 +63,14 @@ pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
     let loss = outputs[0].to_scalar()?;
-    let (ms, rate) = (median * 1e3, (batch * options.devices.len()) as f64 / median);
-    let devices = options.devices.iter().map(Device::to_string).collect::<Vec<_>>().join(",");
+    let (ms, rate) = (median * 1e3, (batch * args.devices.len()) as f64 / median);
+    let devices = args.devices.iter().map(Device::to_string).collect::<Vec<_>>().join(",");
     let rss = peak_rss_mb();
-    if options.json {
+    if args.json {
         println!(
             "{{\"model\":\"{}\",\"devices\":\"{}\",\"batch\":{},\"ms_per_step\":{ms:.4},\"examples_per_s\":{rate:.1},\
              \"first_step_s\":{first_step:.4},\"peak_rss_mb\":{rss:.1}}}",
-            options.model.name(),
+            args.model.name(),
             devices,
             batch
         );
@@ -78,14 +78,14 @@ pub(crate) fn measure(options: &Options, started: Instant) -> Result<()> {
         println!(
             "{} on {}, batch {}: {ms:.3} ms a step (best {:.3}), {rate:.0} examples/s; first step after {first_step:.3} s; \
              peak {rss:.0} MB; loss {loss:.4}",
-            options.model.name(),
+            args.model.name(),
             devices,
             batch,
             times[0] * 1e3
         );
     }
-    if options.profile {
-        roof::print_table(&session.profile()?, options.threads)?;
+    if args.profile {
+        roof::print_table(&session.profile()?, args.threads)?;
     }
     Ok(())
 }

@@ -4,11 +4,11 @@ use super::mnist_convnet;
 use tensorpack::dataflow::DataFlow;
 use tensorpack::input::{DummyConstantInput, InputSource, QueueInput};
 use tensorpack::prelude::*;
-use tensorpack::train::CommandLine;
+use tensorpack::train::TrainArgs;
 
 /// Shuffled images of MNIST in batches, or of drawn digits where MNIST is not to be had; zeros with `--fake`.
-pub(crate) fn data(line: &CommandLine, batch: usize) -> Result<Box<dyn InputSource>> {
-    if line.fake {
+pub(crate) fn data(args: &TrainArgs, batch: usize) -> Result<Box<dyn InputSource>> {
+    if args.fake {
         return Ok(DummyConstantInput::new([vec![batch, 28, 28]]).boxed());
     }
     let (train, ..) = mnist_convnet::data()?;

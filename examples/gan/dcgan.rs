@@ -5,7 +5,7 @@ use super::{
     run, towers,
 };
 use tensorpack::prelude::*;
-use tensorpack::train::{CommandLine, Trained};
+use tensorpack::train::{TrainArgs, Trained};
 
 /// The length of the noise that an image is made of.
 const Z: usize = 100;
@@ -35,12 +35,12 @@ impl GanModelDesc for Dcgan {
 
 /// A whole run, as the command line says it; `train` says what a step is.
 pub(crate) fn train_dcgan(
-    line: &CommandLine,
+    args: &TrainArgs,
     train: impl FnOnce(GanTrainer, TrainConfig) -> Result<Trained>,
 ) -> Result<()> {
     // The original's schedule is 200 epochs of 300 steps with 128 images each.
-    let (batch, length) = if line.full { (128, (200, 300)) } else { (64, (16, 500)) };
-    let gan = GanTrainer::new(Dcgan { batch }, data(line, batch)?, towers(line)?)?;
+    let (batch, length) = if args.full { (128, (200, 300)) } else { (64, (16, 500)) };
+    let gan = GanTrainer::new(Dcgan { batch }, data(args, batch)?, towers(args)?)?;
     add_samples(gan.graph(), Init::Uniform(-1.0, 1.0), Z, generator)?;
-    run(line, gan, length, train)
+    run(args, gan, length, train)
 }

@@ -3,7 +3,7 @@
 use super::mnist_convnet;
 use tensorpack::dataflow::DataFlow;
 use tensorpack::prelude::*;
-use tensorpack::train::{CommandLine, Trained};
+use tensorpack::train::{TrainArgs, Trained};
 
 /// The directory of the classifier's run.
 const CLASSIFIER: &str = "train_log/digit_classifier";
@@ -16,19 +16,19 @@ const SHARE: usize = 100;
 const ENOUGH: usize = 8;
 
 /// Prints what the classifier finds in the samples of a trained generator; with `--assert`, too little is an error.
-pub(crate) fn judge(line: &CommandLine, trained: &Trained) -> Result<()> {
-    if line.fake {
-        return line.without(&["--assert"]);
+pub(crate) fn judge(args: &TrainArgs, trained: &Trained) -> Result<()> {
+    if args.fake {
+        return args.without(&["--assert"]);
     }
     let samples = trained.session.graph().fetch("samples")?;
     let samples = trained.session.run(&[&samples], &[])?.swap_remove(0);
-    let found = look(&classifier(line)?, &samples)?;
+    let found = look(&classifier(args)?, &samples)?;
     let sure: usize = found.iter().sum();
     let of = samples.sizes()[0];
     let classes = found.iter().filter(|&&n| n * SHARE >= of).count();
     println!("of {of} samples {sure} are digits with confidence over {SURE}; for each digit {found:?}");
     println!("classes found: {classes} of {CLASSES}");
-    if line.assert && (classes < ENOUGH || 2 * sure <= of) {
+    if args.assert && (classes < ENOUGH || 2 * sure <= of) {
         let why = format!("there were to be {ENOUGH} classes, and confidence over {SURE} in most samples");
         return Err(Error::argument(why));
     }
@@ -37,12 +37,12 @@ pub(crate) fn judge(line: &CommandLine, trained: &Trained) -> Result<()> {
 
 /// The net of `mnist_convnet`, trained for two epochs. That takes about a minute, once: the run is kept, and the next
 /// call finds it finished.
-fn classifier(line: &CommandLine) -> Result<OfflinePredictor> {
+fn classifier(args: &TrainArgs) -> Result<OfflinePredictor> {
     println!("a classifier of digits judges the samples: it is in {CLASSIFIER}, or trained now");
     let (train, ..) = mnist_convnet::data()?;
     let config = TrainConfig::new(mnist_convnet::Model, train.shuffle().batch(128))
         .callback(ModelSaver::new())
-        .session(SessionOptions { threads: line.threads_per_device, ..SessionOptions::default() })
+        .session(SessionOptions { threads: args.threads_per_device, ..SessionOptions::default() })
         .max_epoch(2)
         .logdir(CLASSIFIER);
     launch_train_with_config(config, SimpleTrainer::new())?.get_predictor(&["input"], &["logits"])

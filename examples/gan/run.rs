@@ -2,12 +2,12 @@
 
 use super::{GanTrainer, judge, sample_grid};
 use tensorpack::prelude::*;
-use tensorpack::train::{CommandLine, Trained};
+use tensorpack::train::{TrainArgs, Trained};
 
 /// Trains for as many epochs of as many steps (or as the command line says), with a picture of samples after each, then
 /// has the samples judged. `train` says what a step is.
 pub(crate) fn run(
-    line: &CommandLine,
+    args: &TrainArgs,
     gan: GanTrainer,
     (epochs, steps): (u64, u64),
     train: impl FnOnce(GanTrainer, TrainConfig) -> Result<Trained>,
@@ -17,5 +17,5 @@ pub(crate) fn run(
         .callback(sample_grid())
         .steps_per_epoch(steps)
         .max_epoch(epochs);
-    judge(line, &train(gan, line.apply(config)?)?)
+    judge(args, &train(gan, args.apply(config)?)?)
 }

@@ -6,7 +6,7 @@ use tensorpack::graph::Fetch;
 use tensorpack::input::InputSource;
 use tensorpack::prelude::*;
 use tensorpack::tower::{Mode, TowerFunc};
-use tensorpack::train::{CommandLine, Iteration, RunTrainOp, StepCx, Trained, Trainer};
+use tensorpack::train::{Iteration, RunTrainOp, StepCx, TrainArgs, Trained, Trainer};
 
 /// A [`Trainer`] of a [`GanModelDesc`], with one operation for each player's update.
 pub(crate) struct GanTrainer {
@@ -105,9 +105,9 @@ impl Iteration for InTurn {
 }
 
 /// How many towers the command line asks for.
-pub(crate) fn towers(line: &CommandLine) -> Result<usize> {
-    match line.trainer.as_deref() {
-        None | Some("simple" | "queue" | "sync-ps" | "sync-replicated") => Ok(line.towers()),
+pub(crate) fn towers(args: &TrainArgs) -> Result<usize> {
+    match args.trainer.as_deref() {
+        None | Some("simple" | "queue" | "sync-ps" | "sync-replicated") => Ok(args.towers()),
         Some(other) => Err(Error::argument(format!("two players are not trained by {other:?}"))
             .note("use simple, queue, sync-ps or sync-replicated")),
     }

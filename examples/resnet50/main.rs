@@ -8,6 +8,7 @@
 
 mod net;
 
+use clap::Parser;
 use tensorpack::callback::ThroughputTracker;
 use tensorpack::dataflow::image::{
     Augmentor, AugmentorList, BrightnessScale, CenterCrop, Channels, Contrast, Flip, Interpolation, Lighting,
@@ -16,7 +17,7 @@ use tensorpack::dataflow::image::{
 use tensorpack::dataflow::{DataFlow, Flow, format::imagenet};
 use tensorpack::input::DummyConstantInput;
 use tensorpack::prelude::*;
-use tensorpack::train::CommandLine;
+use tensorpack::train::TrainArgs;
 
 /// Over all towers.
 const TOTAL_BATCH: usize = 256;
@@ -98,8 +99,8 @@ fn workers() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-fn train_on_images(line: &CommandLine, root: &str) -> Result<()> {
-    let towers = line.towers();
+fn train_on_images(args: &TrainArgs, root: &str) -> Result<()> {
+    let towers = args.towers();
     if !TOTAL_BATCH.is_multiple_of(towers) {
         return Err(Error::argument(format!("{towers} towers cannot share a batch of {TOTAL_BATCH}")));
     }
@@ -116,41 +117,51 @@ fn train_on_images(line: &CommandLine, root: &str) -> Result<()> {
         .callback(ThroughputTracker::samples(TOTAL_BATCH as u64))
         .steps_per_epoch(steps)
         .max_epoch(105);
-    let trained = line.configure(config)?.train()?;
+    let trained = args.configure(config)?.train()?;
     let error = trained.monitors.latest("val_error-top1");
     let error = error.ok_or_else(|| Error::argument("no epoch was trained"))?;
     println!("top-1 error {:.2} %", 100.0 * error);
-    if line.assert && error > 0.241 {
+    if args.assert && error > 0.241 {
         return Err(Error::argument("the error was to be at most 24.1 %"));
     }
     Ok(())
 }
 
-fn train_on_nothing(line: &CommandLine) -> Result<()> {
-    let images = FAKE_BATCH * line.towers();
+fn train_on_nothing(args: &TrainArgs) -> Result<()> {
+    let images = FAKE_BATCH * args.towers();
     let sizes = vec![vec![FAKE_BATCH, SIDE, SIDE, 3], vec![FAKE_BATCH]];
     let config = TrainConfig::of(Model { rate: Schedule::constant(0.1) })
         .data(DummyConstantInput::new(sizes))
         .callback(ThroughputTracker::samples(images as u64))
         .steps_per_epoch(10)
         .max_epoch(2);
-    let trained = line.configure(config)?.train()?;
+    let trained = args.configure(config)?.train()?;
     let latest =
         |name: &str| trained.monitors.latest(name).ok_or_else(|| Error::argument("no epoch was trained"));
     println!("{:.1} images/s", latest("Throughput (samples/sec)")?);
     let cost = latest("cross_entropy_loss")?;
-    if line.assert && cost > 1.0 {
+    if args.assert && cost > 1.0 {
         return Err(Error::argument(format!("the cost was to fall below 1, and is {cost:.3}")));
     }
     Ok(())
 }
 
+/// Trains ResNet-50 on ImageNet, or on constant images to measure speed.
+#[derive(Parser)]
+struct Args {
+    #[command(flatten)]
+    train: TrainArgs,
+    /// The folder of ImageNet.
+    #[arg(long, value_name = "DIR")]
+    data: Option<String>,
+}
+
 fn main() -> Result<()> {
-    let (line, data) = CommandLine::parse_with("--data")?;
-    line.without(&["--full"])?;
-    match (data, line.fake) {
-        (Some(root), false) => train_on_images(&line, &root),
-        (None, true) => train_on_nothing(&line),
+    let Args { train: args, data } = tensorpack::command_line::parse()?;
+    args.without(&["--full"])?;
+    match (data, args.fake) {
+        (Some(root), false) => train_on_images(&args, &root),
+        (None, true) => train_on_nothing(&args),
         _ => Err(Error::argument("give one of --fake and --data DIR, where ImageNet is")),
     }
 }

@@ -92,7 +92,7 @@ impl GraphCx<'_> {
 }
 
 /// The context around a run of a step. It has neither session nor graph, so nothing can be run or built here by mistake.
-#[doc(alias = "RunCx")]
+#[doc(alias = "HookCx")]
 pub struct RunCx<'a> {
     pub(crate) state: &'a mut TrainState,
     /// What ran, after the run.
@@ -112,7 +112,7 @@ impl RunCx<'_> {
 }
 
 /// The values of a collected run, for [`Callback::collect`](super::Callback::collect), with the progress it belongs to.
-#[doc(alias = "CollectCx")]
+#[doc(alias = "Collected")]
 pub struct CollectCx<'a> {
     pub(crate) progress: Progress,
     /// What ran; `None` in tests of single callbacks.

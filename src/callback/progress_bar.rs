@@ -1,14 +1,17 @@
-//! How far an epoch is, to be seen.
+//! Shows the progress of an epoch.
 
 use super::{Callback, CollectCx, FetchHandle, GraphCx, TrainCx};
 use crate::runtime::Cadence;
+use indicatif::{ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write, stderr};
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, Result};
 
-/// A bar on a terminal, a line now and then elsewhere, with the values of some scalars.
+/// Shows the progress of an epoch and the values of some scalars: as a bar on a terminal, as log
+/// lines elsewhere.
 ///
-/// The environment variable `TENSORPACK_PROGRESS_REFRESH` sets the seconds between two showings.
+/// The environment variable `TENSORPACK_PROGRESS_REFRESH` sets the seconds between two updates. It
+/// defaults to 0.5 on a terminal and to 180 elsewhere.
 #[derive(Debug)]
 pub struct ProgressBar {
     names: Vec<String>,
@@ -18,8 +21,8 @@ pub struct ProgressBar {
     epoch_began: Instant,
     first_step: i64,
     shown: Instant,
-    /// How wide the last bar was, to be wiped out.
-    width: usize,
+    /// The bar of the current epoch, on a terminal.
+    bar: Option<indicatif::ProgressBar>,
 }
 
 impl Default for ProgressBar {
@@ -29,7 +32,7 @@ impl Default for ProgressBar {
 }
 
 impl ProgressBar {
-    /// With these scalars beside the bar.
+    /// Shows these scalars beside the bar.
     pub fn new<'a>(names: impl IntoIterator<Item = &'a str>) -> ProgressBar {
         let terminal = stderr().is_terminal();
         let usual = if terminal { 0.5 } else { 180.0 };
@@ -44,7 +47,7 @@ impl ProgressBar {
             epoch_began: now,
             first_step: 0,
             shown: now,
-            width: 0,
+            bar: None,
         }
     }
 
@@ -57,17 +60,26 @@ impl ProgressBar {
         for (name, _, value) in &self.scalars {
             text += &format!(" {name}={value:.4}");
         }
-        if self.terminal {
-            let full = (20 * done / total) as usize;
-            let bar = format!("|{}{}| {text}", "=".repeat(full), " ".repeat(20 - full.min(20)));
-            let blank = self.width.saturating_sub(bar.len());
-            self.width = bar.len();
-            // A terminal that is gone is no reason to end training.
-            let _ = write!(stderr(), "\r{bar}{}", " ".repeat(blank)).and_then(|()| stderr().flush());
-        } else {
-            log::info!("epoch {}: {text}", cx.epoch_num);
+        match &self.bar {
+            Some(bar) => draw(bar, done, text),
+            None => log::info!("epoch {}: {text}", cx.epoch_num),
         }
     }
+}
+
+/// A bar of `total` steps, which is drawn by [`draw`] alone.
+fn new_bar(target: ProgressDrawTarget, total: u64) -> indicatif::ProgressBar {
+    let style =
+        ProgressStyle::with_template("|{bar:20}| {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+    indicatif::ProgressBar::with_draw_target(Some(total), target).with_style(style.progress_chars("=  "))
+}
+
+/// Draws the bar. A terminal that is gone is no reason to end training: indicatif ignores such
+/// errors.
+fn draw(bar: &indicatif::ProgressBar, done: u64, text: String) {
+    bar.set_message(text);
+    bar.set_position(done);
+    bar.force_draw();
 }
 
 /// `1:02:03`, or `02:03`.
@@ -94,6 +106,8 @@ impl Callback for ProgressBar {
         self.first_step = if cx.resumed() { cx.local_step + 1 } else { 0 };
         self.epoch_began = Instant::now();
         self.shown = self.epoch_began;
+        let total = cx.steps_per_epoch.max(1);
+        self.bar = self.terminal.then(|| new_bar(ProgressDrawTarget::stderr(), total));
         Ok(())
     }
 
@@ -115,10 +129,13 @@ impl Callback for ProgressBar {
     }
 
     fn after_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        if self.terminal {
+        if self.bar.is_some() {
             self.show(cx, cx.steps_per_epoch);
+        }
+        if let Some(bar) = self.bar.take() {
+            // The bar stays on the screen, and what comes next is printed below it.
+            bar.abandon();
             let _ = writeln!(stderr());
-            self.width = 0;
         }
         Ok(())
     }
@@ -127,6 +144,66 @@ impl Callback for ProgressBar {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
+    /// A terminal that remembers its current line.
+    #[derive(Clone, Debug)]
+    struct Screen {
+        width: u16,
+        line: Arc<Mutex<String>>,
+    }
+
+    impl indicatif::TermLike for Screen {
+        fn width(&self) -> u16 {
+            self.width
+        }
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.write_str(text)
+        }
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.line.lock().unwrap().push_str(text);
+            Ok(())
+        }
+        fn clear_line(&self) -> io::Result<()> {
+            self.line.lock().unwrap().clear();
+            Ok(())
+        }
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn drawn(width: u16, steps: &[(u64, &str)]) -> String {
+        let screen = Screen { width, line: Arc::default() };
+        let bar = new_bar(ProgressDrawTarget::term_like(Box::new(screen.clone())), 40);
+        for (done, text) in steps {
+            draw(&bar, *done, text.to_string());
+        }
+        bar.abandon();
+        let line = screen.line.lock().unwrap();
+        line.trim_end().to_string()
+    }
+
+    #[test]
+    fn the_bar_shows_the_share_of_steps_and_the_text() {
+        assert_eq!(drawn(80, &[(0, "0/40")]), format!("|{}| 0/40", " ".repeat(20)));
+        let half = format!("|{}{}| 20/40 cost=0.5", "=".repeat(10), " ".repeat(10));
+        assert_eq!(drawn(80, &[(10, "10/40 a longer text"), (20, "20/40 cost=0.5")]), half);
+        assert_eq!(drawn(80, &[(40, "40/40")]), format!("|{}| 40/40", "=".repeat(20)));
+    }
 
     #[test]
     fn times_are_written_as_clocks_do() {

@@ -305,6 +305,57 @@ mod tests {
         }
     }
 
+    /// A checkpoint as version 0.1.0 wrote it: its bytes must be read, and written, for ever.
+    #[test]
+    fn a_checkpoint_of_version_0_1_0_is_read_and_written_unchanged() {
+        let tensors = b"\xa8\0\0\0\0\0\0\0\
+            {\"flag\":{\"data_offsets\":[16,17],\"dtype\":\"BOOL\",\"shape\":[1]},\
+            \"n\":{\"data_offsets\":[0,8],\"dtype\":\"I64\",\"shape\":[]},\
+            \"w\":{\"data_offsets\":[8,16],\"dtype\":\"F32\",\"shape\":[2]}}  \
+            \xfe\xff\xff\xff\xff\xff\xff\xff\0\0\x80\x3f\0\0\0\xc0\x01";
+        let state = b"{\"epoch\":1}\n";
+        let manifest = r#"{
+  "crc32c": 1589694657,
+  "manifest": {
+    "files": {
+      "state.json": {
+        "bytes": 12,
+        "crc32c": 733695792
+      },
+      "tensors.safetensors": {
+        "bytes": 193,
+        "crc32c": 1477060743
+      }
+    },
+    "format": 1,
+    "global_step": 3,
+    "saved_at": 1700000000,
+    "sequence": 1
+  }
+}
+"#;
+        let folder = tempfile::tempdir().unwrap();
+        let files = [(TENSORS, &tensors[..]), (STATE, state), (MANIFEST, manifest.as_bytes())];
+        for (name, bytes) in files {
+            std::fs::write(folder.path().join(name), bytes).unwrap();
+        }
+        let expected = Checkpoint {
+            global_step: 3,
+            tensors: vec![
+                ("n".into(), HostTensor::scalar(-2i64)),
+                ("w".into(), HostTensor::new([2], vec![1.0f32, -2.0]).unwrap()),
+                ("flag".into(), HostTensor::new([1], vec![true]).unwrap()),
+            ],
+            state: json!({"epoch": 1}),
+        };
+        assert_eq!(Checkpoint::load(folder.path()).unwrap(), expected);
+        assert_eq!(Manifest::load(folder.path()).unwrap().to_text(), manifest);
+        let written = expected.encode(1).unwrap();
+        for ((name, bytes), (written_name, parts)) in files[..2].iter().zip(&written) {
+            assert_eq!((*name, &parts.concat()[..]), (*written_name, *bytes), "{name}");
+        }
+    }
+
     #[test]
     fn a_later_format_is_named() {
         let e = Manifest::parse(br#"{"manifest": {"format": 2}}"#).unwrap_err();

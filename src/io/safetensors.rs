@@ -1,31 +1,36 @@
-//! Safetensors files: tensors by name, as other frameworks read and write them. Eight bytes that count the header, the
-//! header as JSON, and the elements, little-endian, one tensor behind the other.
+//! Safetensors files: tensors by name, as other frameworks read and write them.
+//!
+//! A file is the length of the header (8 bytes), the header (JSON) and the elements of the tensors,
+//! little-endian, one tensor after the other. The `safetensors` crate parses, validates and
+//! serialises headers. Elements are read and written here, one tensor at a time, so that checksums
+//! can be computed on the way and no file is held in memory twice.
 
 use super::disk::{RealDisk, failed, write_whole};
-use serde_json::{Map, Value, json};
+use safetensors::tensor::{Dtype, Metadata as Header, TensorInfo};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
-use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result, element_count};
+use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
 /// Tensors with their names.
 pub type Named = Vec<(String, HostTensor)>;
-/// What a file says beside its tensors.
+/// Text by key, which a file holds beside its tensors.
 pub type Metadata = BTreeMap<String, String>;
 
-/// No header is longer; what claims to be is no safetensors file.
+/// The longest header that is read: a file that claims a longer one is damaged.
 const MAX_HEADER: u64 = 100 << 20;
-/// The one name that is not a tensor's.
+/// The name in the header that is not a tensor's.
 const METADATA: &str = "__metadata__";
 
-/// All tensors of a file, in the order they lie in it. f16, which tensors do not have, is read as f32.
+/// Reads all tensors of a file, in the order of their elements in it. F16, which has no [`DType`],
+/// is read as f32.
 pub fn read(path: impl AsRef<Path>) -> Result<Named> {
     Ok(read_with_metadata(path)?.0)
 }
 
-/// [`read()`], and what the file says beside its tensors.
+/// Like [`read()`], and also returns the file's metadata.
 pub fn read_with_metadata(path: impl AsRef<Path>) -> Result<(Named, Metadata)> {
     let path = path.as_ref();
     let file = File::open(path).map_err(failed("read", path))?;
@@ -33,12 +38,13 @@ pub fn read_with_metadata(path: impl AsRef<Path>) -> Result<(Named, Metadata)> {
     parse(&mut BufReader::new(file), length).map_err(|e| e.within(path.display()))
 }
 
-/// Writes a file, replacing one of this name. Tensors with large elements come first, so that all are aligned.
+/// Writes a file, replacing one of this name. Tensors with large elements come first, so that all
+/// are aligned.
 pub fn write(path: impl AsRef<Path>, tensors: &[(String, HostTensor)]) -> Result<()> {
     write_with_metadata(path, tensors, &Metadata::new())
 }
 
-/// [`write()`], with something to say beside the tensors.
+/// Like [`write()`], with metadata.
 pub fn write_with_metadata(
     path: impl AsRef<Path>,
     tensors: &[(String, HostTensor)],
@@ -47,35 +53,40 @@ pub fn write_with_metadata(
     write_whole(&mut RealDisk, path.as_ref(), &encode(tensors, metadata)?)
 }
 
-/// The contents of a file that holds these tensors.
+/// The contents of a file with these tensors, in parts.
 pub(super) fn encode<'a>(
     tensors: &'a [(String, HostTensor)],
     metadata: &Metadata,
 ) -> Result<Vec<Cow<'a, [u8]>>> {
     let mut order: Vec<&(String, HostTensor)> = tensors.iter().collect();
     order.sort_by_key(|(_, t)| std::cmp::Reverse(t.dtype().size()));
-    let mut header = Map::new();
-    if !metadata.is_empty() {
-        header.insert(METADATA.into(), json!(metadata));
-    }
+    let mut names = BTreeSet::new();
+    let mut infos = Vec::with_capacity(order.len());
     let mut at = 0;
     for (name, t) in &order {
-        let end = at + t.as_bytes().len();
-        let about = json!({"dtype": code(t.dtype()), "shape": t.sizes(), "data_offsets": [at, end]});
-        if name == METADATA || header.insert(name.clone(), about).is_some() {
+        if name == METADATA || !names.insert(name) {
             let why = format!("a file cannot hold a tensor named {name:?}, or two of one name");
             return Err(Error::new(ErrorKind::Name, why));
         }
+        let end = at + t.as_bytes().len();
+        let info =
+            TensorInfo { dtype: stored(t.dtype()), shape: t.sizes().to_vec(), data_offsets: (at, end) };
+        infos.push((name.clone(), info));
         at = end;
     }
-    let mut text = Value::Object(header).to_string().into_bytes();
+    let metadata = (!metadata.is_empty()).then(|| metadata.clone().into_iter().collect());
+    let header = Header::new(metadata, infos).map_err(|e| Error::argument(e.to_string()))?;
+    // By way of a `Value`, which sorts keys: the same tensors always make the same bytes.
+    let header = serde_json::to_value(&header).map_err(|e| Error::argument(e.to_string()))?;
+    let mut text = header.to_string().into_bytes();
     text.resize(text.len().next_multiple_of(8), b' ');
     let mut parts = vec![Cow::Owned((text.len() as u64).to_le_bytes().to_vec()), Cow::Owned(text)];
     parts.extend(order.iter().map(|(_, t)| little_endian(t)));
     Ok(parts)
 }
 
-/// The tensors in `length` bytes, and what is said beside them. Nothing is allocated before it is known to be there.
+/// Reads the tensors and the metadata of a file of `length` bytes. Nothing is allocated for bytes
+/// that the file does not have.
 pub(super) fn parse(from: &mut impl Read, length: u64) -> Result<(Named, Metadata)> {
     let mut count = [0; 8];
     from.read_exact(&mut count)?;
@@ -86,113 +97,57 @@ pub(super) fn parse(from: &mut impl Read, length: u64) -> Result<(Named, Metadat
     };
     let mut text = vec![0; header as usize];
     from.read_exact(&mut text)?;
-    let header: Map<String, Value> =
-        serde_json::from_slice(&text).map_err(|e| damaged(format!("its header is not JSON: {e}")))?;
-    let mut entries = Vec::new();
-    for (name, about) in header.iter().filter(|(name, _)| *name != METADATA) {
-        entries.push(Entry::parse(name, about).map_err(|e| e.within(name))?);
+    // This checks that the tensors lie one after the other, without gaps, each as long as its dtype
+    // and shape say.
+    let header: Header = serde_json::from_slice(&text).map_err(|e| damaged(format!("its header: {e}")))?;
+    let described = header.data_len() as u64;
+    if described != elements {
+        return Err(damaged(format!(
+            "its header describes {described} bytes of elements, and it has {elements}"
+        )));
     }
-    entries.sort_by_key(|e| (e.begin, e.end));
-    let mut at = 0;
-    for e in &entries {
-        if e.begin != at || e.end > elements {
-            let why = format!(
-                "{} lies at bytes {} to {}, but {at} is where the next begins and {elements} where they end",
-                e.name, e.begin, e.end
-            );
-            return Err(damaged(why));
-        }
-        at = e.end;
+    let mut infos: Vec<(String, &TensorInfo)> = header.tensors().into_iter().collect();
+    // Tensors without elements have the same offsets: the name decides.
+    infos.sort_by(|(a, x), (b, y)| (x.data_offsets, a).cmp(&(y.data_offsets, b)));
+    let mut tensors = Vec::with_capacity(infos.len());
+    for (name, info) in infos {
+        let tensor = read_tensor(info, from).map_err(|e| e.within(&name))?;
+        tensors.push((name, tensor));
     }
-    if at != elements {
-        return Err(damaged(format!("{} bytes belong to no tensor", elements - at)));
-    }
-    let tensors = entries.into_iter().map(|e| e.read(from)).collect::<Result<Named>>()?;
-    let said = header.get(METADATA).and_then(Value::as_object).into_iter().flatten();
-    let said = said.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_string())));
-    Ok((tensors, said.collect()))
+    Ok((tensors, header.metadata().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect()))
 }
 
-/// What the header says of a tensor.
-struct Entry<'a> {
-    name: &'a str,
-    stored: Stored,
-    sizes: Vec<usize>,
-    begin: u64,
-    end: u64,
-}
-
-/// How elements lie in a file.
-#[derive(Clone, Copy)]
-enum Stored {
-    /// As tensors have them.
-    Plain(DType),
-    /// As 16-bit IEEE floats.
-    F16,
-}
-
-impl Entry<'_> {
-    fn parse<'a>(name: &'a str, about: &Value) -> Result<Entry<'a>> {
-        let strange = || damaged(format!("its header says {about}"));
-        let stored = match about["dtype"].as_str().ok_or_else(strange)? {
-            "F16" => Stored::F16,
-            given => {
-                let known = DType::ALL.into_iter().find(|&d| code(d) == given);
-                Stored::Plain(known.ok_or_else(|| {
-                    let why = format!("its elements are {given}, which tensors do not have");
-                    Error::dtype(why).note("save it as F32, F64, BF16, F16, I32, I64, U8 or BOOL")
-                })?)
-            }
-        };
-        let numbers = |v: &Value| v.as_array()?.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>();
-        let sizes = numbers(&about["shape"]).ok_or_else(strange)?;
-        let sizes: Vec<usize> =
-            sizes.iter().map(|&n| usize::try_from(n).ok()).collect::<Option<_>>().ok_or_else(strange)?;
-        let [begin, end] = numbers(&about["data_offsets"]).ok_or_else(strange)?[..] else {
-            return Err(strange());
-        };
-        let size = match stored {
-            Stored::Plain(dtype) => dtype.size(),
-            Stored::F16 => 2,
-        };
-        let bytes = (element_count(&sizes)? as u64).checked_mul(size as u64);
-        if end.checked_sub(begin).is_none_or(|n| Some(n) != bytes) {
-            return Err(strange());
-        }
-        Ok(Entry { name, stored, sizes, begin, end })
+fn read_tensor(info: &TensorInfo, from: &mut impl Read) -> Result<HostTensor> {
+    let dtype = DType::ALL.into_iter().find(|&d| stored(d) == info.dtype);
+    if dtype.is_none() && info.dtype != Dtype::F16 {
+        let why = format!("its elements are {}, which has no corresponding dtype", info.dtype);
+        return Err(Error::dtype(why).note("save it as F32, F64, BF16, F16, I32, I64, U8 or BOOL"));
     }
-
-    fn read(self, from: &mut impl Read) -> Result<(String, HostTensor)> {
-        let mut bytes = vec![0; (self.end - self.begin) as usize];
-        from.read_exact(&mut bytes)?;
-        let tensor = match self.stored {
-            Stored::F16 => {
-                let values =
-                    bytes.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32()).collect();
-                HostTensor::new::<f32>(self.sizes, values)?
-            }
-            Stored::Plain(dtype) => {
-                if cfg!(target_endian = "big") {
-                    bytes.chunks_exact_mut(dtype.size()).for_each(<[u8]>::reverse);
-                }
-                let mut tensor = HostTensor::zeros(dtype, self.sizes)?;
-                tensor.copy_from_bytes(&bytes)?;
-                tensor
-            }
-        };
-        Ok((self.name.to_string(), tensor))
+    let (begin, end) = info.data_offsets;
+    let mut bytes = vec![0; end - begin];
+    from.read_exact(&mut bytes)?;
+    let Some(dtype) = dtype else {
+        let values = bytes.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32()).collect();
+        return HostTensor::new::<f32>(info.shape.clone(), values);
+    };
+    if cfg!(target_endian = "big") {
+        bytes.chunks_exact_mut(dtype.size()).for_each(<[u8]>::reverse);
     }
+    let mut tensor = HostTensor::zeros(dtype, info.shape.clone())?;
+    tensor.copy_from_bytes(&bytes)?;
+    Ok(tensor)
 }
 
-fn code(dtype: DType) -> &'static str {
+/// The format's name of a dtype.
+fn stored(dtype: DType) -> Dtype {
     match dtype {
-        DType::F32 => "F32",
-        DType::F64 => "F64",
-        DType::Bf16 => "BF16",
-        DType::I32 => "I32",
-        DType::I64 => "I64",
-        DType::U8 => "U8",
-        DType::Bool => "BOOL",
+        DType::F32 => Dtype::F32,
+        DType::F64 => Dtype::F64,
+        DType::Bf16 => Dtype::BF16,
+        DType::I32 => Dtype::I32,
+        DType::I64 => Dtype::I64,
+        DType::U8 => Dtype::U8,
+        DType::Bool => Dtype::BOOL,
     }
 }
 
@@ -206,7 +161,7 @@ fn little_endian(t: &HostTensor) -> Cow<'_, [u8]> {
 }
 
 fn damaged(why: String) -> Error {
-    Error::new(ErrorKind::Io, format!("not a whole safetensors file: {why}"))
+    Error::new(ErrorKind::Io, format!("not a valid safetensors file: {why}"))
 }
 
 #[cfg(test)]
@@ -258,6 +213,16 @@ mod tests {
         assert_eq!(file(&[("w".into(), w)]), with_header(header, &[0, 0, 128, 63, 0, 0, 0, 192]));
     }
 
+    /// As version 0.1.0 wrote it; the header must not depend on the order of a hash map.
+    #[test]
+    fn metadata_is_written_in_the_order_of_its_keys() {
+        let metadata: Metadata = (0..9).map(|i| (format!("key{i}"), "value".to_string())).collect();
+        let text = encode(&[], &metadata).unwrap()[1].clone().into_owned();
+        let entries: Vec<String> = (0..9).map(|i| format!("\"key{i}\":\"value\"")).collect();
+        let header = format!("{{\"__metadata__\":{{{}}}}}", entries.join(","));
+        assert_eq!(String::from_utf8(text).unwrap().trim_end(), header);
+    }
+
     #[test]
     fn what_others_write_is_read() {
         let header =
@@ -298,8 +263,12 @@ mod tests {
         ] {
             assert!(read_bytes(&with_header(&header, &[0; 4])).is_err(), "{header:.80}");
         }
+        // A type that the format has and tensors do not is told apart from damage.
+        let error = read_bytes(&with_header(&entry("I16", "[2]", "[0,4]"), &[0; 4])).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DType);
+        assert!(error.message().starts_with("a: "), "{error}");
         assert!(read_bytes(&u64::MAX.to_le_bytes()).is_err());
-        assert!(read_bytes(&with_header("{}", &[0])).unwrap_err().message().contains("1 bytes belong to no"));
+        assert_eq!(read_bytes(&with_header("{}", &[0])).unwrap_err().kind(), ErrorKind::Io);
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! TensorBoard's event files: records, each an event, framed with their length and masked CRC-32C checksums.
+//! TensorBoard's event files: a sequence of records with their length and masked CRC-32C checksums,
+//! each of which is an `Event` message.
 
-use super::protobuf::Message;
 use super::{Histogram, Image};
 use crate::graph::{Frozen, Node, TensorId};
+use tensorpack_protobuf::Message;
 use tensorpack_tensor::Result;
 
 /// An entry of an event file.
@@ -33,24 +34,24 @@ pub(super) enum What<'a> {
 impl Event<'_> {
     /// The event as a record.
     pub(super) fn to_record(&self) -> Result<Vec<u8>> {
-        let event = Message::new().double(1, self.wall_time);
-        let event = if self.step == 0 { event } else { event.integer(2, self.step as i64) };
+        let event = Message::new().nonzero_double(1, self.wall_time);
+        let event = if self.step == 0 { event } else { event.int64(2, self.step as i64) };
         let event = match self.what {
-            What::Version => event.bytes(3, "brain.Event:2"),
-            What::Graph(graph) => event.message(4, graph_def(graph)),
-            What::Scalar(tag, value) => event.message(5, summary(tag).float(2, value as f32).into_summary()),
+            What::Version => event.string(3, "brain.Event:2"),
+            What::Graph(graph) => event.message(4, &graph_def(graph)),
+            What::Scalar(tag, value) => event.message(5, &summary(&value_of(tag).float(2, value as f32))),
             What::Image(tag, image) => {
                 let picture = Message::new()
-                    .integer(1, i64::from(image.height))
-                    .integer(2, i64::from(image.width))
-                    .integer(3, image.channels as i64)
+                    .int64(1, i64::from(image.height))
+                    .int64(2, i64::from(image.width))
+                    .int64(3, image.channels as i64)
                     .bytes(4, image.to_png()?);
-                event.message(5, summary(tag).message(4, picture).into_summary())
+                event.message(5, &summary(&value_of(tag).message(4, &picture)))
             }
             What::Histogram(tag, h) => {
-                event.message(5, summary(tag).message(5, histogram_proto(h)).into_summary())
+                event.message(5, &summary(&value_of(tag).message(5, &histogram_proto(h))))
             }
-            What::Start => event.message(7, Message::new().integer(1, START)),
+            What::Start => event.message(7, &Message::new().int64(1, START)),
         };
         Ok(record(&event.into_bytes()))
     }
@@ -59,32 +60,30 @@ impl Event<'_> {
 /// The state of a session log that says that a run begins.
 const START: i64 = 1;
 
-/// The beginning of a summary's value.
-fn summary(tag: &str) -> Message {
-    Message::new().bytes(1, tag)
+/// The start of a `Summary.Value`.
+fn value_of(tag: &str) -> Message {
+    Message::new().string(1, tag)
 }
 
-impl Message {
-    /// A summary of this one value.
-    fn into_summary(self) -> Message {
-        Message::new().message(1, self)
-    }
+/// A `Summary` of one value.
+fn summary(value: &Message) -> Message {
+    Message::new().message(1, value)
 }
 
 fn histogram_proto(h: &Histogram) -> Message {
     Message::new()
-        .double(1, h.min)
-        .double(2, h.max)
-        .double(3, h.count)
-        .double(4, h.sum)
-        .double(5, h.sum_of_squares)
-        .doubles(6, h.buckets.iter().map(|b| b.0))
-        .doubles(7, h.buckets.iter().map(|b| b.1))
+        .nonzero_double(1, h.min)
+        .nonzero_double(2, h.max)
+        .nonzero_double(3, h.count)
+        .nonzero_double(4, h.sum)
+        .nonzero_double(5, h.sum_of_squares)
+        .packed_double(6, h.buckets.iter().map(|b| b.0))
+        .packed_double(7, h.buckets.iter().map(|b| b.1))
 }
 
 /// All nodes, by name, with what they read and the shapes they make.
 fn graph_def(graph: &Frozen) -> Message {
-    graph.nodes().iter().fold(Message::new(), |def, node| def.message(1, node_def(graph, node)))
+    graph.nodes().iter().fold(Message::new(), |def, node| def.message(1, &node_def(graph, node)))
 }
 
 fn node_def(graph: &Frozen, node: &Node) -> Message {
@@ -95,20 +94,21 @@ fn node_def(graph: &Frozen, node: &Node) -> Message {
     let inputs = node.inputs.iter().map(name);
     // What runs along with a node, without its value being read, has a caret before it.
     let along = node.runs.iter().map(|&id| format!("^{}", graph.node(id).name));
-    let def = Message::new().bytes(1, &node.name).bytes(2, node.kind.name());
-    let def = inputs.chain(along).fold(def, |def, input| def.bytes(3, input));
+    let def = Message::new().string(1, &node.name).string(2, node.kind.name());
+    let def = inputs.chain(along).fold(def, |def, input| def.string(3, &input));
     if node.outputs.is_empty() {
         return def;
     }
     let shape = |dims: &[tensorpack_tensor::Dim]| {
         dims.iter().fold(Message::new(), |shape, dim| {
             let size = dim.known().map_or(-1, |n| n as i64);
-            shape.message(2, Message::new().integer(1, size))
+            shape.message(2, &Message::new().int64(1, size))
         })
     };
-    let shapes = node.outputs.iter().fold(Message::new(), |list, out| list.message(7, shape(&out.shape)));
-    let attribute = Message::new().bytes(1, "_output_shapes").message(2, Message::new().message(1, shapes));
-    def.message(5, attribute)
+    let shapes = node.outputs.iter().fold(Message::new(), |list, out| list.message(7, &shape(&out.shape)));
+    let attribute =
+        Message::new().string(1, "_output_shapes").message(2, &Message::new().message(1, &shapes));
+    def.message(5, &attribute)
 }
 
 /// Frames a record.

@@ -7,7 +7,6 @@ mod histogram;
 mod monitor;
 mod monitors;
 mod json_writer;
-mod protobuf;
 mod event_file;
 mod event_writer;
 mod scalar_printer;

@@ -22,7 +22,7 @@ pub enum Cadence {
     EveryEpoch,
     /// With every run, but possibly after the next one has started, so that an accelerator does not wait for the host.
     /// See [`StepProgram::deferred`].
-    #[doc(alias = "CollectCx")]
+    #[doc(alias = "Collected")]
     Deferred,
 }
 
@@ -52,13 +52,13 @@ impl Cadence {
 
 /// A declared fetch: the key to its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[doc(alias = "FetchHandle")]
-#[doc(alias = "FetchHandle")]
+#[doc(alias = "Declared")]
+#[doc(alias = "Fetched")]
 pub struct FetchHandle(pub(crate) usize);
 
 /// Operations to run step after step, and the fetches declared for them.
 #[derive(Debug)]
-#[doc(alias = "StepProgram")]
+#[doc(alias = "HookedRun")]
 pub struct StepProgram {
     operations: Vec<Fetch>,
     declared: Vec<(Fetch, Cadence)>,

@@ -3,7 +3,6 @@
 mod async_multi;
 mod async_towers;
 mod batch_summary;
-mod command_line;
 mod config;
 mod data_parallel;
 mod defaults;
@@ -18,10 +17,11 @@ mod single_cost;
 mod step;
 mod step_plan;
 mod sync_multi;
+#[cfg(feature = "cli")]
+mod train_args;
 mod trainer;
 
 pub use async_multi::AsyncMultiGpuTrainer;
-pub use command_line::CommandLine;
 pub use config::TrainConfig;
 pub use defaults::{default_callbacks, default_monitors};
 pub use launch::launch_train_with_config;
@@ -34,4 +34,6 @@ pub use step::{Iteration, NanPolicy, RunTrainOp, StepCx};
 pub use sync_multi::{
     SyncMultiGpuTrainer, SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated,
 };
+#[cfg(feature = "cli")]
+pub use train_args::TrainArgs;
 pub use trainer::{Trained, Trainer};

@@ -71,8 +71,8 @@ fn a_plugin_that_is_too_old_says_so() {
         .status();
     assert!(built.unwrap().success());
     let text = error_without_plugins("xla:cpu:0", Some(&library), dir.path());
-    assert!(text.contains("the plugin is too old: it has version 0.40 of the PJRT API"), "{text}");
-    assert!(text.contains("0.57 and later"), "{text}");
+    assert!(text.contains("too old") && text.contains("0.40"), "{text}");
+    assert!(text.contains("0.57 or later"), "{text}");
 }
 
 #[test]

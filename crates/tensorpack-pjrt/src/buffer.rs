@@ -1,29 +1,35 @@
-//! Buffers: tensors in a device's memory.
+//! Buffers: tensors in the memory of a device.
 
-use crate::c_api::{CopyToDevice, RawBuffer, zero};
+use crate::c_api::PJRT_Buffer;
 use crate::client::Handle;
+use crate::plugin::call;
 use crate::{Device, Download, Event};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use tensorpack_tensor::{DType, HostTensor, Result};
 
-/// A tensor in a device's memory, or one that will be there when what makes it is done. Dropping it frees the memory
-/// when nothing on the device needs it any more.
+/// A tensor in the memory of a device. It may be used before the work that computes it is complete.
+/// Dropping it frees the memory as soon as no work on the device uses it.
 pub struct Buffer {
     handle: Arc<Handle>,
-    raw: *mut RawBuffer,
+    raw: *mut PJRT_Buffer,
     dtype: DType,
     sizes: Vec<usize>,
 }
 
-// SAFETY: the C API says that a buffer may be used from any thread.
+// SAFETY: the C API allows the use of a buffer from any thread.
 unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    pub(crate) fn new(handle: &Arc<Handle>, raw: *mut RawBuffer, dtype: DType, sizes: Vec<usize>) -> Buffer {
+    pub(crate) fn new(
+        handle: &Arc<Handle>,
+        raw: *mut PJRT_Buffer,
+        dtype: DType,
+        sizes: Vec<usize>,
+    ) -> Buffer {
         Buffer { handle: handle.clone(), raw, dtype, sizes }
     }
 
@@ -37,35 +43,40 @@ impl Buffer {
         &self.sizes
     }
 
-    /// The bytes it takes on the device.
-    pub fn device_bytes(&self) -> Result<usize> {
+    /// The size in bytes on the device, padding included.
+    #[doc(alias = "PJRT_Buffer_OnDeviceSizeInBytes")]
+    #[doc(alias = "device_bytes")]
+    pub fn on_device_size(&self) -> Result<usize> {
         self.handle.check()?;
-        let plugin = &self.handle.plugin;
         // SAFETY: the buffer is the plugin's.
-        unsafe { plugin.ask("buffer_device_bytes", plugin.table().buffer_device_bytes, self.raw) }
+        let args =
+            unsafe { call!(self.handle.plugin, PJRT_Buffer_OnDeviceSizeInBytes { buffer: self.raw }) }?;
+        Ok(args.on_device_size_in_bytes)
     }
 
-    /// Whether its memory was given away: to a program that was compiled to write a result in its place. Such a buffer
-    /// cannot be used any more.
+    /// Whether the buffer was donated to a program that writes an output in its place. Such a
+    /// buffer cannot be used any more.
+    #[doc(alias = "PJRT_Buffer_IsDeleted")]
     pub fn is_donated(&self) -> Result<bool> {
         self.handle.check()?;
-        let plugin = &self.handle.plugin;
         // SAFETY: the buffer is the plugin's.
-        unsafe { plugin.ask("buffer_is_deleted", plugin.table().buffer_is_deleted, self.raw) }
+        Ok(unsafe { call!(self.handle.plugin, PJRT_Buffer_IsDeleted { buffer: self.raw }) }?.is_deleted)
     }
 
-    /// Comes when its elements are there, or with the error of what should have made them.
-    pub fn ready(&self) -> Result<Event> {
+    /// An event that is ready when the elements are, or with the error of the work that should have
+    /// computed them.
+    #[doc(alias = "ready")]
+    pub fn ready_event(&self) -> Result<Event> {
         self.handle.check()?;
-        let plugin = &self.handle.plugin;
-        // SAFETY: the buffer is the plugin's, and the event is made for the caller.
-        let event = unsafe { plugin.ask("buffer_ready_event", plugin.table().buffer_ready_event, self.raw) }?;
-        Ok(Event::new(&self.handle, event))
+        // SAFETY: the buffer is the plugin's; the event is the caller's to destroy.
+        let args = unsafe { call!(self.handle.plugin, PJRT_Buffer_ReadyEvent { buffer: self.raw }) }?;
+        Ok(Event::new(&self.handle, args.event))
     }
 
-    /// The elements, waiting no longer than `limit` for them.
-    pub fn download(&self, limit: Duration) -> Result<HostTensor> {
-        self.start_download()?.wait(limit)
+    /// Copies the elements to host memory, waiting at most for `timeout`.
+    #[doc(alias = "PJRT_Buffer_ToHostBuffer")]
+    pub fn download(&self, timeout: Duration) -> Result<HostTensor> {
+        self.start_download()?.wait(timeout)
     }
 
     /// Starts to copy the elements to host memory.
@@ -74,19 +85,20 @@ impl Buffer {
         Download::start(&self.handle, self)
     }
 
-    /// Starts to copy it to another device of the client.
+    /// Starts to copy the buffer to another device of the client.
+    #[doc(alias = "PJRT_Buffer_CopyToDevice")]
     pub fn copy_to(&self, device: &Device) -> Result<Buffer> {
         self.handle.check()?;
         device.check_owner(&self.handle)?;
         let plugin = &self.handle.plugin;
-        let copy = CopyToDevice { buffer: self.raw, device: device.raw(), ..zero() };
         // SAFETY: buffer and device are the plugin's.
-        let made =
-            unsafe { plugin.call("buffer_copy_to_device", plugin.table().buffer_copy_to_device, copy) }?;
-        Ok(Buffer::new(&self.handle, made.copy, self.dtype, self.sizes.clone()))
+        let args = unsafe {
+            call!(plugin, PJRT_Buffer_CopyToDevice { buffer: self.raw, dst_device: device.raw() })
+        }?;
+        Ok(Buffer::new(&self.handle, args.dst_buffer, self.dtype, self.sizes.clone()))
     }
 
-    pub(crate) fn raw(&self) -> *mut RawBuffer {
+    pub(crate) fn raw(&self) -> *mut PJRT_Buffer {
         self.raw
     }
 
@@ -97,16 +109,16 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if !self.handle.is_lost() {
-            let plugin = &self.handle.plugin;
-            // SAFETY: the buffer is ours; the plugin keeps what it still needs of it.
-            unsafe { plugin.destroy(plugin.table().buffer_destroy, self.raw) };
+        if !self.handle.is_abandoned() {
+            // SAFETY: nobody else has the buffer; the plugin keeps the memory that pending work
+            // uses.
+            let _ = unsafe { call!(self.handle.plugin, PJRT_Buffer_Destroy { buffer: self.raw }) };
         }
     }
 }
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{:?} on a device", self.dtype, self.sizes)
+        write!(f, "Buffer({}{:?})", self.dtype, self.sizes)
     }
 }

@@ -1,74 +1,88 @@
-//! Clients: a plugin at work, with its devices.
+//! Clients: a plugin with the devices that it controls.
 
-use crate::c_api::{Args, BufferFromHost, ClientCompile, ClientCreate, List, Program, RawClient, Text};
-use crate::c_api::{UNTIL_TRANSFERRED, zero};
+use crate::c_api::{
+    PJRT_Client, PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes as UNTIL_TRANSFER_COMPLETES,
+    PJRT_Program,
+};
+use crate::c_struct::{CStruct, to_string, to_vec};
+use crate::plugin::call;
 use crate::{Buffer, CompileOptions, Device, Event, Executable, OptionValue, Plugin, dtype, exit};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// A plugin at work. Making one takes hold of the devices; what it makes keeps it.
+/// A plugin with the devices that it controls. Buffers, executables and events of the client keep
+/// it alive.
 pub struct Client {
     handle: Arc<Handle>,
     devices: Vec<Device>,
 }
 
-/// What everything that belongs to a client keeps.
+/// The part of a client that all of its objects share.
 pub(crate) struct Handle {
     pub(crate) plugin: Arc<Plugin>,
-    pub(crate) raw: *mut RawClient,
-    lost: AtomicBool,
+    pub(crate) raw: *mut PJRT_Client,
+    abandoned: AtomicBool,
 }
 
-// SAFETY: the C API says that a client may be used from any thread.
+// SAFETY: the C API allows the use of a client from any thread.
 unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
 impl Handle {
-    /// Fails once a wait ran past its deadline: what was begun then may never end, and whatever came after it neither.
+    /// Returns an error if the client was abandoned: pending work, and all work enqueued after it,
+    /// may never complete.
     pub(crate) fn check(&self) -> Result<()> {
-        match self.is_lost() {
+        match self.is_abandoned() {
             false => Ok(()),
-            true => Err(Error::new(ErrorKind::Engine, "the devices did not answer in time and are given up")
-                .note("end the process: work that runs on a device cannot be called back")),
+            true => {
+                let why = "the client was abandoned: its devices did not respond in time";
+                let note = "end the process: work on a device cannot be cancelled";
+                Err(Error::new(ErrorKind::Engine, why).note(note))
+            }
         }
     }
 
-    pub(crate) fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Relaxed)
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn give_up(&self) {
-        self.lost.store(true, Ordering::Relaxed);
-        exit::end_without_cleanup();
+    /// Called when a wait has timed out. Nothing of the client is used or destroyed from then on.
+    pub(crate) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Relaxed);
+        exit::skip_exit_handlers();
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // Freeing a client waits for its devices, which have stopped answering.
-        if !self.is_lost() {
-            // SAFETY: it is the plugin's, and whatever used it is gone, since that kept it.
-            unsafe { self.plugin.destroy(self.plugin.table().client_destroy, self.raw) };
+        // Destroying a client waits for its devices, which no longer respond once it is abandoned.
+        if !self.is_abandoned() {
+            // SAFETY: the client is the plugin's; all that used it is gone, since it held this
+            // handle.
+            let _ = unsafe { call!(self.plugin, PJRT_Client_Destroy { client: self.raw }) };
         }
     }
 }
 
 impl Client {
-    /// A client with the plugin's own options, such as `cpu_device_count` (a number) of XLA's plugin for CPUs, or
-    /// `preallocate` (yes or no) of the one for CUDA.
+    /// Creates a client. The options are the plugin's own, such as `cpu_device_count` (an integer)
+    /// of XLA's CPU plugin, or `preallocate` (a boolean) of the CUDA plugin.
+    #[doc(alias = "PJRT_Client_Create")]
     pub fn new(plugin: &Arc<Plugin>, options: &[(&str, OptionValue)]) -> Result<Client> {
         let options: Vec<_> = options.iter().map(|(name, value)| value.named(name)).collect();
-        let create = ClientCreate { options: List::new(&options), ..zero() };
+        let (create_options, num_options) = (options.as_ptr(), options.len());
         // SAFETY: the options live until the call returns.
-        let made = unsafe { plugin.call("client_create", plugin.table().client_create, create) }?;
-        let handle =
-            Arc::new(Handle { plugin: plugin.clone(), raw: made.client, lost: AtomicBool::new(false) });
-        let ask = plugin.table().client_addressable_devices;
-        // SAFETY: the client is the plugin's, and the list lives as long as it.
-        let devices = unsafe { plugin.ask("client_addressable_devices", ask, handle.raw)?.to_vec() };
+        let created = unsafe { call!(plugin, PJRT_Client_Create { create_options, num_options }) }?;
+        let abandoned = AtomicBool::new(false);
+        let handle = Arc::new(Handle { plugin: plugin.clone(), raw: created.client, abandoned });
+        // SAFETY: the client is the plugin's; the list lives as long as it, and is copied.
+        let devices = unsafe {
+            let args = call!(plugin, PJRT_Client_AddressableDevices { client: handle.raw })?;
+            to_vec(args.addressable_devices, args.num_addressable_devices)
+        };
         let devices = devices.into_iter().map(|raw| Device::new(&handle, raw)).collect::<Result<_>>()?;
         Ok(Client { handle, devices })
     }
@@ -78,69 +92,94 @@ impl Client {
         &self.handle.plugin
     }
 
-    /// The kind of devices: `cpu`, `cuda`.
+    /// The platform of the devices: `cpu`, `cuda`.
     pub fn platform_name(&self) -> Result<String> {
-        let plugin = &self.handle.plugin;
-        let ask = plugin.table().client_platform_name;
-        // SAFETY: the client is the plugin's, and the text lives as long as it.
-        unsafe { Ok(plugin.ask("client_platform_name", ask, self.handle.raw)?.to_text()) }
+        // SAFETY: the client is the plugin's; the string lives as long as it, and is copied.
+        unsafe {
+            let args = call!(self.handle.plugin, PJRT_Client_PlatformName { client: self.handle.raw })?;
+            Ok(to_string(args.platform_name, args.platform_name_size))
+        }
     }
 
-    /// The versions of what the plugin is made of, in its own words.
+    /// The plugin's own description of its version, such as that of CUDA.
     pub fn platform_version(&self) -> Result<String> {
-        let plugin = &self.handle.plugin;
-        let ask = plugin.table().client_platform_version;
-        // SAFETY: the client is the plugin's, and the text lives as long as it.
-        unsafe { Ok(plugin.ask("client_platform_version", ask, self.handle.raw)?.to_text()) }
+        // SAFETY: the client is the plugin's; the string lives as long as it, and is copied.
+        unsafe {
+            let args = call!(self.handle.plugin, PJRT_Client_PlatformVersion { client: self.handle.raw })?;
+            Ok(to_string(args.platform_version, args.platform_version_size))
+        }
     }
 
     /// The devices that this process can use.
+    #[doc(alias = "PJRT_Client_AddressableDevices")]
     pub fn devices(&self) -> &[Device] {
         &self.devices
     }
 
-    /// Compiles a module of StableHLO, given as text. This may take minutes, and cannot be ended.
-    pub fn compile(&self, text: &str, options: &CompileOptions) -> Result<Executable> {
+    /// Compiles a StableHLO module in MLIR's text format. This may take minutes, and cannot be
+    /// cancelled.
+    pub fn compile(&self, module: &str, options: &CompileOptions) -> Result<Executable> {
         self.handle.check()?;
-        let plugin = &self.handle.plugin;
-        let encoded = options.encode()?;
-        let program = Args::new(Program { code: Text::new(text), format: Text::new("mlir") });
-        let (client, options) = (self.handle.raw, List::new(&encoded));
-        let compile = ClientCompile { client, program: &program, options, ..zero() };
-        // SAFETY: the client is the plugin's; program and options live until the call returns, which only reads them.
-        let made = unsafe { plugin.call("client_compile", plugin.table().client_compile, compile) }?;
-        Executable::new(&self.handle, made.executable)
+        let options = options.encode()?;
+        let format = "mlir";
+        let program = PJRT_Program {
+            // The C API takes a mutable pointer, since functions that return programs use the
+            // struct, too.
+            code: module.as_ptr().cast_mut().cast(),
+            code_size: module.len(),
+            format: format.as_ptr().cast(),
+            format_size: format.len(),
+            ..CStruct::new()
+        };
+        // SAFETY: the client is the plugin's; program and options live until the call returns,
+        // which only reads them.
+        let compiled = unsafe {
+            call!(
+                self.handle.plugin,
+                PJRT_Client_Compile {
+                    client: self.handle.raw,
+                    program: &program,
+                    compile_options: options.as_ptr().cast(),
+                    compile_options_size: options.len(),
+                }
+            )
+        }?;
+        Executable::new(&self.handle, compiled.executable)
     }
 
-    /// Starts to copy a tensor to a device's memory. The buffer may be used at once; the copy keeps `tensor`'s
-    /// elements until it is done.
+    /// Starts to copy a tensor to the memory of a device. The buffer may be used at once. The copy
+    /// keeps the elements of `tensor` alive until it is complete.
+    #[doc(alias = "PJRT_Client_BufferFromHostBuffer")]
     pub fn upload(&self, tensor: &HostTensor, device: &Device) -> Result<Buffer> {
         self.handle.check()?;
         device.check_owner(&self.handle)?;
-        let plugin = &self.handle.plugin;
         let dims: Vec<i64> = tensor.sizes().iter().map(|&size| size as i64).collect();
-        let from = BufferFromHost {
-            client: self.handle.raw,
-            data: tensor.as_bytes().as_ptr().cast(),
-            dtype: dtype::number(tensor.dtype()),
-            dims: List::new(&dims),
-            semantics: UNTIL_TRANSFERRED,
-            device: device.raw(),
-            ..zero()
-        };
-        let call = plugin.table().client_buffer_from_host;
-        // SAFETY: client and device are the plugin's; the dims live until the call returns; the elements, which nobody
-        // changes while they are shared, until the event, since `keep_until` holds on to them.
-        let made = unsafe { plugin.call("client_buffer_from_host", call, from) }?;
-        let buffer = Buffer::new(&self.handle, made.buffer, tensor.dtype(), tensor.sizes().to_vec());
-        let transferred = Event::new(&self.handle, made.done_with_host);
-        transferred.keep_until(tensor.clone());
+        // SAFETY: client and device are the plugin's; the dims live until the call returns; the
+        // elements, which nobody changes while they are shared, until the event is ready, since
+        // `keep_alive` holds on to them.
+        let started = unsafe {
+            call!(
+                self.handle.plugin,
+                PJRT_Client_BufferFromHostBuffer {
+                    client: self.handle.raw,
+                    data: tensor.as_bytes().as_ptr().cast(),
+                    r#type: dtype::to_pjrt(tensor.dtype()),
+                    dims: dims.as_ptr(),
+                    num_dims: dims.len(),
+                    host_buffer_semantics: UNTIL_TRANSFER_COMPLETES,
+                    device: device.raw(),
+                }
+            )
+        }?;
+        let buffer = Buffer::new(&self.handle, started.buffer, tensor.dtype(), tensor.sizes().to_vec());
+        let done_with_host_buffer = Event::new(&self.handle, started.done_with_host_buffer);
+        done_with_host_buffer.keep_alive(tensor.clone());
         Ok(buffer)
     }
 }
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "client of {:?} with {} devices", self.handle.plugin, self.devices.len())
+        write!(f, "Client({:?}, {} devices)", self.handle.plugin, self.devices.len())
     }
 }

@@ -1,83 +1,94 @@
-//! Devices.
+//! Devices of a client.
 
-use crate::c_api::{self, RawDevice, zero};
+use crate::c_api::PJRT_Device;
+use crate::c_struct::to_string;
 use crate::client::Handle;
+use crate::plugin::call;
 use std::fmt;
 use std::sync::Arc;
 use tensorpack_tensor::{Error, Result};
 
-/// A device of a client: a GPU, or a share of the CPU.
+/// A device of a client: a GPU, or a part of the CPU.
 #[derive(Clone)]
 pub struct Device {
     handle: Arc<Handle>,
-    raw: *mut RawDevice,
+    raw: *mut PJRT_Device,
     id: i64,
     kind: String,
     description: String,
 }
 
-// SAFETY: the C API says that a device may be used from any thread; the client, which keeps it, lives as long.
+// SAFETY: the C API allows the use of a device from any thread; the client, which owns it, lives at
+// least as long.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
-/// What a device's memory is used for, as far as the plugin knows. In bytes.
+/// Statistics of a device's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceMemory {
-    /// What is in use.
+#[doc(alias = "DeviceMemory")]
+pub struct MemoryStats {
+    /// Memory in use.
     pub in_use: u64,
-    /// The most that ever was.
+    /// Peak memory in use, if the plugin records it.
     pub peak: Option<u64>,
-    /// What there is.
+    /// Memory that the plugin may use, if it has a limit.
     pub limit: Option<u64>,
 }
 
 impl Device {
-    pub(crate) fn new(handle: &Arc<Handle>, raw: *mut RawDevice) -> Result<Device> {
+    pub(crate) fn new(handle: &Arc<Handle>, raw: *mut PJRT_Device) -> Result<Device> {
         let plugin = &handle.plugin;
-        let table = plugin.table();
-        // SAFETY: device and description are the client's and live as long as it; the texts are copied.
+        // SAFETY: device and description are the client's and live as long as it; the strings are
+        // copied.
         let (id, kind, description) = unsafe {
-            let about = plugin.ask("device_description", table.device_description, raw)?;
-            let id = plugin.ask("description_id", table.description_id, about)?;
-            let kind = plugin.ask("description_kind", table.description_kind, about)?.to_text();
-            let text = plugin.ask("description_to_string", table.description_to_string, about)?.to_text();
-            (i64::from(id), kind, text)
+            let of = call!(plugin, PJRT_Device_GetDescription { device: raw })?.device_description;
+            let id = call!(plugin, PJRT_DeviceDescription_Id { device_description: of })?.id;
+            let kind = call!(plugin, PJRT_DeviceDescription_Kind { device_description: of })?;
+            let text = call!(plugin, PJRT_DeviceDescription_ToString { device_description: of })?;
+            (
+                i64::from(id),
+                to_string(kind.device_kind, kind.device_kind_size),
+                to_string(text.to_string, text.to_string_size),
+            )
         };
         Ok(Device { handle: handle.clone(), raw, id, kind, description })
     }
 
-    /// The number by which [`CompileOptions::devices`](crate::CompileOptions::devices) knows it.
+    /// The id that [`CompileOptions::devices`](crate::CompileOptions::devices) takes.
     pub fn id(&self) -> i64 {
         self.id
     }
 
-    /// The vendor's name for devices like this.
+    /// The vendor's name for devices of this kind.
     pub fn kind(&self) -> &str {
         &self.kind
     }
 
-    /// The plugin's name for this one.
+    /// The plugin's description of this device.
     pub fn description(&self) -> &str {
         &self.description
     }
 
-    /// What its memory is used for; an `Err` where the plugin does not keep count.
-    pub fn memory(&self) -> Result<DeviceMemory> {
+    /// Statistics of the device's memory; an error if the plugin does not record them.
+    #[doc(alias = "PJRT_Device_MemoryStats")]
+    pub fn memory(&self) -> Result<MemoryStats> {
         self.handle.check()?;
-        let plugin = &self.handle.plugin;
-        let ask = c_api::DeviceMemory { device: self.raw, ..zero() };
         // SAFETY: the device is the plugin's.
-        let told = unsafe { plugin.call("device_memory_stats", plugin.table().device_memory_stats, ask) }?;
-        let in_use = told.in_use.try_into().unwrap_or(0);
-        Ok(DeviceMemory { in_use, peak: told.peak.get(), limit: told.limit.get() })
+        let stats = unsafe { call!(self.handle.plugin, PJRT_Device_MemoryStats { device: self.raw }) }?;
+        let if_set = |bytes: i64, is_set: bool| is_set.then_some(bytes).and_then(|n| n.try_into().ok());
+        Ok(MemoryStats {
+            in_use: stats.bytes_in_use.try_into().unwrap_or(0),
+            peak: if_set(stats.peak_bytes_in_use, stats.peak_bytes_in_use_is_set),
+            limit: if_set(stats.bytes_limit, stats.bytes_limit_is_set),
+        })
     }
 
-    pub(crate) fn raw(&self) -> *mut RawDevice {
+    pub(crate) fn raw(&self) -> *mut PJRT_Device {
         self.raw
     }
 
-    /// Fails if the device is another client's: a plugin would not notice.
+    /// Returns an error if the device is another client's, which plugins do not check.
     pub(crate) fn check_owner(&self, client: &Arc<Handle>) -> Result<()> {
         match Arc::ptr_eq(&self.handle, client) {
             true => Ok(()),

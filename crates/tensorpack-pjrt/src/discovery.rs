@@ -1,4 +1,5 @@
-//! Where plugins are found: named in the environment, in our own folder, among Python's packages.
+//! Searches for plugins: in environment variables, in the folder of `tensorpack plugin install`, in
+//! Python's packages.
 
 use crate::Plugin;
 use std::env;
@@ -10,25 +11,25 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
 use tensorpack_tensor::{Error, ErrorKind, Result, user_folder};
 
-/// Names a plugin's file, to be used whatever platform is asked for.
-const ONE: &str = "TENSORPACK_PJRT_PLUGIN";
-/// Names files by platform, as other programs understand it, too: `cpu:FILE,cuda:FILE`.
-const MANY: &str = "PJRT_NAMES_AND_LIBRARY_PATHS";
-/// Names the folder below which our own command puts plugins.
+/// The environment variable with the file of a plugin for all platforms.
+const PLUGIN_FILE: &str = "TENSORPACK_PJRT_PLUGIN";
+/// The environment variable with files by platform, which JAX reads, too: `cpu:FILE,cuda:FILE`.
+const PLUGIN_FILES: &str = "PJRT_NAMES_AND_LIBRARY_PATHS";
+/// The environment variable with the folder that `tensorpack plugin install` installs into.
 const CACHE: &str = "TENSORPACK_CACHE";
 
-/// A plugin that a Python package carries.
+/// A plugin that is part of a Python package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackagedPlugin {
-    /// What `tensorpack plugin install` calls it.
+    /// The name for `tensorpack plugin install`.
     pub name: &'static str,
-    /// The platform it is for.
+    /// The platform: `cpu`, `cuda`, `tpu`.
     pub platform: &'static str,
-    /// Where it is in a folder of packages.
+    /// The path of the plugin below `site-packages`.
     pub file: &'static str,
 }
 
-/// All of them; of two for one platform the newer comes first.
+/// The plugins that are searched for. Of two for one platform the newer comes first.
 pub const PACKAGED_PLUGINS: [PackagedPlugin; 4] = [
     PackagedPlugin { name: "cpu", platform: "cpu", file: "xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so" },
     PackagedPlugin { name: "cuda13", platform: "cuda", file: "jax_plugins/xla_cuda13/xla_cuda_plugin.so" },
@@ -39,67 +40,75 @@ pub const PACKAGED_PLUGINS: [PackagedPlugin; 4] = [
 /// A plugin that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundPlugin {
-    /// The platform it is for: `cpu`, `cuda`. None for the one that is to be used for all.
+    /// The platform: `cpu`, `cuda`. `None` for a plugin that is used for all platforms.
     pub platform: Option<String>,
-    /// Its file.
+    /// The plugin's file.
     pub path: PathBuf,
-    /// How it was found.
-    pub place: Place,
+    /// Where it was found.
+    #[doc(alias = "place")]
+    pub source: PluginSource,
 }
 
-/// How a plugin was found.
+/// Where a plugin was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(alias = "Place")]
 #[non_exhaustive]
-pub enum Place {
-    /// An environment variable names it.
+pub enum PluginSource {
+    /// In an environment variable.
     Variable(&'static str),
     /// In the folder of `tensorpack plugin install`.
     Installed,
-    /// In the virtual environment that is active.
+    /// In the active virtual environment.
     VirtualEnv,
-    /// Among the packages of the `python3` on the path.
+    /// In the packages of the `python3` on the path.
     Python,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for PluginSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Variable(name) => write!(f, "named by {name}"),
-            Place::Installed => f.write_str("installed by tensorpack"),
-            Place::VirtualEnv => f.write_str("in the virtual environment"),
-            Place::Python => f.write_str("among Python's packages"),
+            PluginSource::Variable(name) => write!(f, "named by {name}"),
+            PluginSource::Installed => f.write_str("installed by tensorpack"),
+            PluginSource::VirtualEnv => f.write_str("in the virtual environment"),
+            PluginSource::Python => f.write_str("in Python's packages"),
         }
     }
 }
 
-/// The folder in which `tensorpack plugin install` puts plugins, each in one of its own: `plugins` in `$TENSORPACK_CACHE`,
-/// or in `tensorpack` where the platform keeps data of a user's programs.
+/// The folder of `tensorpack plugin install`, with a folder for each plugin: `plugins` in
+/// `$TENSORPACK_CACHE`, which defaults to `tensorpack` in the platform's folder for user data.
 pub fn plugin_folder() -> Result<PathBuf> {
     Ok(user_folder(CACHE)?.join("plugins"))
 }
 
-/// All plugins there are; of those for one platform, the first is used.
+/// Finds all plugins. Of those for one platform, the first is used.
 pub fn find_plugins() -> Vec<FoundPlugin> {
     let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
     let mut found = Vec::new();
-    if let Some(path) = variable(ONE) {
-        found.push(FoundPlugin { platform: None, path: path.into(), place: Place::Variable(ONE) });
+    if let Some(path) = variable(PLUGIN_FILE) {
+        found.push(FoundPlugin {
+            platform: None,
+            path: path.into(),
+            source: PluginSource::Variable(PLUGIN_FILE),
+        });
     }
-    if let Some(pairs) = variable(MANY) {
-        found.extend(pairs_of(&pairs.to_string_lossy()));
+    if let Some(pairs) = variable(PLUGIN_FILES) {
+        found.extend(parse_pairs(&pairs.to_string_lossy()));
     }
     if let Ok(folder) = plugin_folder() {
         let installed =
-            |plugin: PackagedPlugin| in_folder(&folder.join(plugin.name), plugin, Place::Installed);
+            |plugin: PackagedPlugin| in_folder(&folder.join(plugin.name), plugin, PluginSource::Installed);
         found.extend(PACKAGED_PLUGINS.into_iter().filter_map(installed));
     }
     let environment = variable("VIRTUAL_ENV").map(|folder| environment_packages(Path::new(&folder)));
     let environment = environment.unwrap_or_default();
-    for (folders, place) in [(&environment[..], Place::VirtualEnv), (python_packages(), Place::Python)] {
+    for (folders, source) in
+        [(&environment[..], PluginSource::VirtualEnv), (python_packages(), PluginSource::Python)]
+    {
         let every = folders.iter().flat_map(|folder| PACKAGED_PLUGINS.map(|plugin| (folder, plugin)));
-        found.extend(every.filter_map(|(folder, plugin)| in_folder(folder, plugin, place)));
+        found.extend(every.filter_map(|(folder, plugin)| in_folder(folder, plugin, source)));
     }
-    // Python's packages are most often those of the virtual environment.
+    // The packages of `python3` are usually those of the virtual environment: list a file once.
     let mut seen = Vec::new();
     found.retain(|plugin| {
         let new = !seen.contains(&plugin.path);
@@ -109,13 +118,13 @@ pub fn find_plugins() -> Vec<FoundPlugin> {
     found
 }
 
-/// The plugin for a platform, such as `cpu` or `cuda`: the file.
+/// Finds the file of the plugin for a platform, such as `cpu` or `cuda`.
 pub fn find_plugin(platform: &str) -> Result<PathBuf> {
     let serves = |plugin: &FoundPlugin| plugin.platform.as_deref().is_none_or(|name| name == platform);
     match find_plugins().into_iter().find(serves) {
         Some(plugin) if plugin.path.is_file() => Ok(plugin.path),
-        Some(FoundPlugin { path, place, .. }) => {
-            let why = format!("the plugin {}, {place}, is not there", path.display());
+        Some(FoundPlugin { path, source, .. }) => {
+            let why = format!("the plugin {} ({source}) does not exist", path.display());
             Err(Error::new(ErrorKind::Io, why))
         }
         None => Err(missing(platform)),
@@ -128,24 +137,24 @@ fn missing(platform: &str) -> Error {
     let mut error = Error::new(ErrorKind::Unsupported, why);
     if !names.is_empty() && platform != "tpu" {
         let command = format!("tensorpack plugin install {}", names.join("|"));
-        error = error.note(format!("get one with: {command}"));
+        error = error.note(format!("install one with: {command}"));
         error = error.note("(in tensorpack's repository: cargo run --bin tensorpack -- plugin install ..)");
     }
-    error.note(format!("or name its file in the environment variable {ONE}"))
+    error.note(format!("or set the environment variable {PLUGIN_FILE} to the file of a plugin"))
 }
 
 impl Plugin {
-    /// Opens the plugin for a platform, such as `cpu` or `cuda`, wherever it is found.
+    /// Finds and loads the plugin for a platform, such as `cpu` or `cuda`.
     pub fn find(platform: &str) -> Result<Arc<Plugin>> {
         Plugin::open(&find_plugin(platform)?)
     }
 }
 
-/// The plugin for a test. Where there is none the test is passed over, with a line that says so; but where
-/// `TENSORPACK_REQUIRE_PLUGIN` is set, as in CI, it fails.
+/// Loads the plugin for a test. Without one, prints that the test is skipped and returns `None`.
 ///
 /// # Panics
-/// Where a plugin is there but cannot be opened, or where there must be one and is none.
+/// If the plugin cannot be loaded, or if there is none and `TENSORPACK_REQUIRE_PLUGIN` is set, as
+/// in CI.
 #[doc(hidden)]
 pub fn plugin_for_tests(platform: &str) -> Option<Arc<Plugin>> {
     let required = env::var_os("TENSORPACK_REQUIRE_PLUGIN").is_some();
@@ -153,51 +162,52 @@ pub fn plugin_for_tests(platform: &str) -> Option<Arc<Plugin>> {
         Ok(path) => Some(Plugin::open(&path).unwrap_or_else(|e| panic!("{e}"))),
         Err(e) if required => panic!("{e}"),
         Err(e) => {
-            // Not `eprintln`, which tests that pass do not show.
+            // Not `eprintln`, whose output is hidden for tests that pass.
             let test = std::thread::current().name().unwrap_or("a test").to_string();
-            let _ = writeln!(std::io::stderr(), "{test} is passed over: {}", e.message());
+            let _ = writeln!(std::io::stderr(), "{test} is skipped: {}", e.message());
             None
         }
     }
 }
 
-/// What a list of `platform:file` says.
-fn pairs_of(text: &str) -> Vec<FoundPlugin> {
+/// Parses a list of `platform:file`.
+fn parse_pairs(text: &str) -> Vec<FoundPlugin> {
     let pairs = text.split(',').filter_map(|pair| pair.trim().split_once(':'));
     let found = |(platform, path): (&str, &str)| FoundPlugin {
         platform: Some(platform.to_lowercase()),
         path: path.into(),
-        place: Place::Variable(MANY),
+        source: PluginSource::Variable(PLUGIN_FILES),
     };
     pairs.map(found).collect()
 }
 
-fn in_folder(folder: &Path, plugin: PackagedPlugin, place: Place) -> Option<FoundPlugin> {
+fn in_folder(folder: &Path, plugin: PackagedPlugin, source: PluginSource) -> Option<FoundPlugin> {
     let path = folder.join(plugin.file);
-    path.is_file().then(|| FoundPlugin { platform: Some(plugin.platform.into()), path, place })
+    path.is_file().then(|| FoundPlugin { platform: Some(plugin.platform.into()), path, source })
 }
 
-/// The folders of packages of a virtual environment: one for each version of Python.
+/// The folders of packages in a virtual environment: one for each version of Python.
 fn environment_packages(environment: &Path) -> Vec<PathBuf> {
     let versions = fs::read_dir(environment.join("lib")).into_iter().flatten().flatten();
     versions.map(|version| version.path().join("site-packages")).filter(|path| path.is_dir()).collect()
 }
 
-/// The folders of packages of the `python3` on the path, in its own words. It is asked once.
+/// The folders of packages of the `python3` on the path, which is run once.
 fn python_packages() -> &'static [PathBuf] {
     static PACKAGES: OnceLock<Vec<PathBuf>> = OnceLock::new();
-    PACKAGES.get_or_init(ask_python)
+    PACKAGES.get_or_init(run_python)
 }
 
-fn ask_python() -> Vec<PathBuf> {
-    let ask = "import site, sysconfig
+fn run_python() -> Vec<PathBuf> {
+    let script = "import site, sysconfig
 paths = {sysconfig.get_path(p): 0 for p in ('purelib', 'platlib')}
 if site.ENABLE_USER_SITE: paths[site.getusersitepackages()] = 0
 print('\\n'.join(paths))";
     let mut python = Command::new("python3");
-    let told = python.args(["-c", ask]).stdin(Stdio::null()).stderr(Stdio::null()).output();
-    let told = told.ok().filter(|told| told.status.success()).map(|told| told.stdout).unwrap_or_default();
-    String::from_utf8_lossy(&told).lines().map(PathBuf::from).collect()
+    let output = python.args(["-c", script]).stdin(Stdio::null()).stderr(Stdio::null()).output();
+    let output = output.ok().filter(|output| output.status.success());
+    let paths = output.map(|output| output.stdout).unwrap_or_default();
+    String::from_utf8_lossy(&paths).lines().map(PathBuf::from).collect()
 }
 
 #[cfg(test)]
@@ -206,14 +216,14 @@ mod tests {
 
     #[test]
     fn pairs_are_platforms_and_files() {
-        let found = pairs_of("cpu:/a/b.so, CUDA:/c.so,nonsense");
+        let found = parse_pairs("cpu:/a/b.so, CUDA:/c.so,nonsense");
         let told: Vec<_> = found.iter().map(|f| (f.platform.as_deref().unwrap(), f.path.as_path())).collect();
         assert_eq!(told, [("cpu", Path::new("/a/b.so")), ("cuda", Path::new("/c.so"))]);
-        assert!(pairs_of("").is_empty());
+        assert!(parse_pairs("").is_empty());
     }
 
     #[test]
-    fn packages_of_a_virtual_environment_are_looked_at() {
+    fn packages_of_a_virtual_environment_are_searched() {
         let dir = tempfile::tempdir().unwrap();
         let packages = dir.path().join("lib/python3.13/site-packages");
         let [cpu, cuda13, ..] = PACKAGED_PLUGINS;
@@ -221,16 +231,16 @@ mod tests {
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(&file, "").unwrap();
         assert_eq!(environment_packages(dir.path()), std::slice::from_ref(&packages));
-        let found = in_folder(&packages, cpu, Place::VirtualEnv).unwrap();
+        let found = in_folder(&packages, cpu, PluginSource::VirtualEnv).unwrap();
         assert_eq!((found.platform.as_deref(), found.path), (Some("cpu"), file));
-        assert_eq!(in_folder(&packages, cuda13, Place::VirtualEnv), None);
+        assert_eq!(in_folder(&packages, cuda13, PluginSource::VirtualEnv), None);
         assert!(environment_packages(&dir.path().join("none")).is_empty());
     }
 
     #[test]
-    fn what_is_missing_comes_with_the_command_that_gets_it() {
+    fn a_missing_plugin_is_an_error_with_the_command_that_installs_it() {
         let text = missing("cuda").to_string();
-        assert!(text.starts_with("there is no XLA plugin for cuda on this machine\n"), "{text}");
+        assert!(missing("cuda").message().contains("XLA plugin for cuda"), "{text}");
         assert!(text.contains("tensorpack plugin install cuda13|cuda12\n"), "{text}");
         assert!(!missing("metal").to_string().contains("install"));
     }

@@ -1,14 +1,17 @@
-//! Tensors on their way from a device.
+//! Downloads: copies from a device to host memory.
 
-use crate::c_api::{Args, Layout, ToHost, zero};
+use crate::c_api::*;
+use crate::c_struct::CStruct;
 use crate::client::Handle;
+use crate::plugin::call;
 use crate::{Buffer, Event};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use tensorpack_tensor::{DType, HostTensor, Result, bf16};
 
-/// A tensor on its way from a device to host memory. It may be dropped: the copy goes on for nobody.
+/// A copy from a device to host memory that was started. Dropping it does not cancel the copy.
+#[doc(alias = "PJRT_Buffer_ToHostBuffer")]
 pub struct Download {
     tensor: HostTensor,
     event: Event,
@@ -18,40 +21,59 @@ impl Download {
     pub(crate) fn start(handle: &Arc<Handle>, buffer: &Buffer) -> Result<Download> {
         let plugin = &handle.plugin;
         let mut tensor = HostTensor::zeros(buffer.dtype(), buffer.sizes())?;
-        // A device may keep dims in another order; host tensors are row-major.
-        let order: Vec<i64> = (0..buffer.sizes().len() as i64).rev().collect();
-        let mut layout = Args::new(Layout::new(&order));
-        let target_size = tensor.as_bytes().len();
-        let target = elements(&mut tensor)?;
-        let to = ToHost { source: buffer.raw(), layout: &mut layout, target, target_size, ..zero() };
-        // SAFETY: the buffer is the plugin's; the layout lives until the call returns; the target has that many bytes,
-        // which stay where they are until the event, since `keep_until` holds on to them, and nobody else reads or
-        // writes them before. What the plugin writes are elements of the tensor's type.
-        let started = unsafe { plugin.call("buffer_to_host", plugin.table().buffer_to_host, to) }?;
+        // A device may use another layout; host tensors are row-major.
+        let minor_to_major: Vec<i64> = (0..buffer.sizes().len() as i64).rev().collect();
+        let tiled = PJRT_Buffer_MemoryLayout_Tiled {
+            minor_to_major: minor_to_major.as_ptr(),
+            minor_to_major_size: minor_to_major.len(),
+            ..CStruct::new()
+        };
+        let mut layout = PJRT_Buffer_MemoryLayout {
+            union: PJRT_Buffer_MemoryLayout_Union { tiled },
+            r#type: PJRT_Buffer_MemoryLayout_Type_Tiled,
+            ..CStruct::new()
+        };
+        let size = tensor.as_bytes().len();
+        let elements = elements(&mut tensor)?;
+        // SAFETY: the buffer is the plugin's; the layout lives until the call returns; the target
+        // has that many bytes, which stay in place until the event is ready, since `keep_alive`
+        // holds on to them, and nobody else reads or writes them before. The plugin writes elements
+        // of the tensor's dtype.
+        let started = unsafe {
+            call!(
+                plugin,
+                PJRT_Buffer_ToHostBuffer {
+                    src: buffer.raw(),
+                    host_layout: &mut layout,
+                    dst: elements,
+                    dst_size: size,
+                }
+            )
+        }?;
         let event = Event::new(handle, started.event);
-        event.keep_until(tensor.clone());
+        event.keep_alive(tensor.clone());
         Ok(Download { tensor, event })
     }
 
-    /// Whether the tensor is there, or will never be.
+    /// Whether the copy is complete, with or without an error.
     pub fn is_ready(&self) -> Result<bool> {
         self.event.is_ready()
     }
 
-    /// The tensor, waiting no longer than `limit`.
-    pub fn wait(self, limit: Duration) -> Result<HostTensor> {
-        self.event.await_for(limit)?;
+    /// Returns the tensor, waiting at most for `timeout`.
+    pub fn wait(self, timeout: Duration) -> Result<HostTensor> {
+        self.event.wait(timeout)?;
         Ok(self.tensor)
     }
 }
 
 impl fmt::Debug for Download {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{:?} on its way: {:?}", self.tensor.dtype(), self.tensor.sizes(), self.event)
+        write!(f, "Download({}{:?}, {:?})", self.tensor.dtype(), self.tensor.sizes(), self.event)
     }
 }
 
-/// Where a tensor that nobody shares keeps its elements.
+/// The address of the elements of a tensor that nobody shares.
 fn elements(tensor: &mut HostTensor) -> Result<*mut std::ffi::c_void> {
     Ok(match tensor.dtype() {
         DType::F32 => tensor.as_mut_slice::<f32>()?.as_mut_ptr().cast(),

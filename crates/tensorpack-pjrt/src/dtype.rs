@@ -1,21 +1,21 @@
-//! Element types, by the numbers that the C API gives them.
+//! Element types: `DType` and `PJRT_Buffer_Type`.
 
-use std::ffi::c_int;
+use crate::c_api::*;
 use tensorpack_tensor::{DType, Error, Result};
 
-pub(crate) fn number(dtype: DType) -> c_int {
+pub(crate) fn to_pjrt(dtype: DType) -> PJRT_Buffer_Type {
     match dtype {
-        DType::Bool => 1,
-        DType::I32 => 4,
-        DType::I64 => 5,
-        DType::U8 => 6,
-        DType::F32 => 11,
-        DType::F64 => 12,
-        DType::Bf16 => 13,
+        DType::Bool => PJRT_Buffer_Type_PRED,
+        DType::I32 => PJRT_Buffer_Type_S32,
+        DType::I64 => PJRT_Buffer_Type_S64,
+        DType::U8 => PJRT_Buffer_Type_U8,
+        DType::F32 => PJRT_Buffer_Type_F32,
+        DType::F64 => PJRT_Buffer_Type_F64,
+        DType::Bf16 => PJRT_Buffer_Type_BF16,
     }
 }
 
-pub(crate) fn of_number(wanted: c_int) -> Result<DType> {
-    let found = DType::ALL.into_iter().find(|&dtype| number(dtype) == wanted);
-    found.ok_or_else(|| Error::dtype(format!("XLA's element type number {wanted} has no counterpart here")))
+pub(crate) fn from_pjrt(wanted: PJRT_Buffer_Type) -> Result<DType> {
+    let found = DType::ALL.into_iter().find(|&dtype| to_pjrt(dtype) == wanted);
+    found.ok_or_else(|| Error::dtype(format!("PJRT_Buffer_Type {wanted} has no corresponding dtype")))
 }

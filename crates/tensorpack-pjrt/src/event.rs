@@ -1,100 +1,101 @@
-//! Events: the ends of what runs by itself.
+//! Events: the completion of asynchronous work.
 
-use crate::c_api::{OnReady, RawError, RawEvent};
+use crate::c_api::{PJRT_Error, PJRT_Event};
 use crate::client::Handle;
-use crate::{Plugin, status};
+use crate::plugin::call;
+use crate::{Plugin, error};
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// The end of something that runs by itself: a copy, a program.
+/// The completion of asynchronous work: a copy, or the execution of a program.
 pub struct Event {
     handle: Arc<Handle>,
-    raw: *mut RawEvent,
-    /// There from the first wait that found the event still to come.
+    raw: *mut PJRT_Event,
+    /// Set by the first wait that finds the event not ready.
     outcome: OnceLock<Arc<Outcome>>,
 }
 
-// SAFETY: the C API says that an event may be used from any thread.
+// SAFETY: the C API allows the use of an event from any thread.
 unsafe impl Send for Event {}
 // SAFETY: as above.
 unsafe impl Sync for Event {}
 
-/// How it ended, once it has.
+/// The result of the work, once it is complete.
 #[derive(Default)]
 struct Outcome {
-    ended: Mutex<Option<Result<()>>>,
+    result: Mutex<Option<Result<()>>>,
     changed: Condvar,
 }
 
 impl Event {
-    pub(crate) fn new(handle: &Arc<Handle>, raw: *mut RawEvent) -> Event {
+    pub(crate) fn new(handle: &Arc<Handle>, raw: *mut PJRT_Event) -> Event {
         Event { handle: handle.clone(), raw, outcome: OnceLock::new() }
     }
 
-    /// Whether it has ended, well or not.
+    /// Whether the work is complete, with or without an error.
     pub fn is_ready(&self) -> Result<bool> {
         self.handle.check()?;
-        let plugin = &self.handle.plugin;
         // SAFETY: the event is the plugin's.
-        unsafe { plugin.ask("event_is_ready", plugin.table().event_is_ready, self.raw) }
+        Ok(unsafe { call!(self.handle.plugin, PJRT_Event_IsReady { event: self.raw }) }?.is_ready)
     }
 
-    /// Waits for the end, but no longer than `limit`. An `Err` is the error it ended with, or says that it did not end in
-    /// time; then all that belongs to the client is given up.
-    pub fn await_for(&self, limit: Duration) -> Result<()> {
+    /// Waits until the work is complete, at most for `timeout`. Returns the error of the work, or
+    /// [`ErrorKind::Deadline`] if it is not complete in time; then the client is abandoned, and all
+    /// calls fail.
+    #[doc(alias = "PJRT_Event_Await")]
+    #[doc(alias = "await_for")]
+    pub fn wait(&self, timeout: Duration) -> Result<()> {
         if self.is_ready()? {
-            let plugin = &self.handle.plugin;
             // SAFETY: the event is the plugin's, and ready.
-            return unsafe { plugin.ask("event_error", plugin.table().event_error, self.raw) };
+            return unsafe { call!(self.handle.plugin, PJRT_Event_Error { event: self.raw }) }.map(drop);
         }
         let outcome = self.outcome.get_or_init(|| {
             let outcome = Arc::<Outcome>::default();
-            let told = outcome.clone();
-            if let Err(error) = self.on_ready(Box::new(move |ended| told.set(ended))) {
+            let shared = outcome.clone();
+            if let Err(error) = self.on_ready(Box::new(move |result| shared.set(result))) {
                 outcome.set(Err(error));
             }
             outcome
         });
-        match outcome.wait(limit) {
-            Some(ended) => ended,
+        match outcome.wait(timeout) {
+            Some(result) => result,
             None => {
-                self.handle.give_up();
-                let seconds = limit.as_secs_f64();
+                self.handle.abandon();
+                let seconds = timeout.as_secs_f64();
                 let why = format!("a device did not finish its work within {seconds} s");
-                let note = "end the process: work that runs on a device cannot be called back";
+                let note = "end the process: work on a device cannot be cancelled";
                 Err(Error::new(ErrorKind::Deadline, why).note(note))
             }
         }
     }
 
-    /// Keeps `memory` until the end.
-    pub(crate) fn keep_until<T: Send + 'static>(&self, memory: T) {
-        // Where that fails it is kept for ever.
+    /// Keeps `memory` alive until the work is complete.
+    pub(crate) fn keep_alive<T: Send + 'static>(&self, memory: T) {
+        // If this fails the memory is leaked, since the plugin may still be using it.
         let _ = self.on_ready(Box::new(move |_| drop(memory)));
     }
 
-    /// Calls `then` at the end, or at once if that was. Where the plugin refuses to, what `then` holds is never freed: the
-    /// plugin may still be using it.
-    fn on_ready(&self, then: Then) -> Result<()> {
+    /// Calls `callback` when the work is complete, or at once if it is already. If the plugin fails
+    /// to register it, what the callback owns is leaked: the plugin may still be using it.
+    fn on_ready(&self, callback: Callback) -> Result<()> {
         let plugin = self.handle.plugin.clone();
-        let waiting = Box::into_raw(Box::new(Waiting { plugin, then }));
-        let call = OnReady { event: self.raw, callback: Some(end), user_arg: waiting.cast() };
-        let plugin = &self.handle.plugin;
-        // SAFETY: the event is the plugin's; `end` takes what `waiting` points to, and is called once.
-        unsafe { plugin.call("event_on_ready", plugin.table().event_on_ready, call) }?;
+        let user_arg = Box::into_raw(Box::new(Registered { plugin, callback })).cast();
+        let (event, callback) = (self.raw, Some(run_callback as _));
+        // SAFETY: the event is the plugin's; `run_callback` takes ownership of `user_arg`, and is
+        // called once.
+        unsafe { call!(self.handle.plugin, PJRT_Event_OnReady { event, callback, user_arg }) }?;
         Ok(())
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if !self.handle.is_lost() {
-            let plugin = &self.handle.plugin;
-            // SAFETY: the event is ours; what was registered with it does not need it.
-            unsafe { plugin.destroy(plugin.table().event_destroy, self.raw) };
+        if !self.handle.is_abandoned() {
+            // SAFETY: nobody else has the event; callbacks registered with it do not use it.
+            let _ = unsafe { call!(self.handle.plugin, PJRT_Event_Destroy { event: self.raw }) };
         }
     }
 }
@@ -102,43 +103,44 @@ impl Drop for Event {
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.is_ready() {
-            Ok(true) => "an event that has come",
-            Ok(false) => "an event to come",
-            Err(_) => "an event that will not come",
+            Ok(true) => "Event(ready)",
+            Ok(false) => "Event(pending)",
+            Err(_) => "Event(abandoned)",
         })
     }
 }
 
 impl Outcome {
-    fn set(&self, ended: Result<()>) {
-        *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
+    fn set(&self, result: Result<()>) {
+        *self.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
         self.changed.notify_all();
     }
 
-    fn wait(&self, limit: Duration) -> Option<Result<()>> {
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.changed.wait_timeout_while(ended, limit, |ended| ended.is_none());
+    fn wait(&self, timeout: Duration) -> Option<Result<()>> {
+        let result = self.result.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(result, timeout, |result| result.is_none());
         waited.unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 }
 
-/// What is done at an end.
-type Then = Box<dyn FnOnce(Result<()>) + Send>;
+type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 
-struct Waiting {
-    /// Never closed, so that its own thread may let go of it last.
+struct Registered {
+    /// Keeps the table that errors are read with. Plugins are never unloaded, so their own thread
+    /// may drop it.
     plugin: Arc<Plugin>,
-    then: Then,
+    callback: Callback,
 }
 
-/// What the plugin calls, from a thread of its own.
+/// Called by the plugin, on a thread of its own.
 ///
 /// # Safety
-/// `waiting` must come from [`Event::on_ready`], and be used once; `error` must be null or an error that is given away.
-unsafe extern "C" fn end(error: *mut RawError, waiting: *mut c_void) {
-    // SAFETY: made there by `Box::into_raw`, and used once.
-    let Waiting { plugin, then } = *unsafe { Box::from_raw(waiting.cast::<Waiting>()) };
-    // SAFETY: the error is the plugin's, and given away.
-    let ended = unsafe { status::take(plugin.table(), error) };
-    then(ended.map_or(Ok(()), Err));
+/// `user_arg` must come from [`Event::on_ready`], and be used once; `error` must be null or an
+/// error that the callee owns.
+unsafe extern "C" fn run_callback(error: *mut PJRT_Error, user_arg: *mut c_void) {
+    // SAFETY: `Event::on_ready` made it with `Box::into_raw`, and it is used once.
+    let Registered { plugin, callback } = *unsafe { Box::from_raw(user_arg.cast::<Registered>()) };
+    // SAFETY: the error is the plugin's, and ours to destroy.
+    let error = unsafe { error::take(plugin.api(), error) };
+    callback(error.map_or(Ok(()), Err));
 }

@@ -1,46 +1,48 @@
-//! Compiled programs.
+//! Executables: compiled programs.
 
-use crate::c_api::{
-    Args, CompiledMemory, Execute, ExecuteOptions, OutputDims, RawExecutable, RawLoaded, zero,
-};
+use crate::c_api::{PJRT_Executable, PJRT_ExecuteOptions, PJRT_LoadedExecutable};
+use crate::c_struct::{CStruct, to_vec};
 use crate::client::Handle;
+use crate::plugin::call;
 use crate::{Buffer, Event, dtype};
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
-/// A compiled program, on the devices it runs on.
+/// A compiled program, loaded on its devices.
+#[doc(alias = "PJRT_LoadedExecutable")]
 pub struct Executable {
     handle: Arc<Handle>,
-    raw: *mut RawLoaded,
+    raw: *mut PJRT_LoadedExecutable,
     devices: usize,
     outputs: Vec<(DType, Vec<usize>)>,
     memory: Result<PlannedMemory>,
 }
 
-// SAFETY: the C API says that an executable may be used from any thread.
+// SAFETY: the C API allows the use of an executable from any thread.
 unsafe impl Send for Executable {}
 // SAFETY: as above.
 unsafe impl Sync for Executable {}
 
-/// The memory that a program takes on each of its devices, as planned when it was compiled. In bytes.
+/// The memory that a program needs on each of its devices, as planned by the compiler. In bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(alias = "CompiledMemoryStats")]
 pub struct PlannedMemory {
-    /// Its arguments.
+    /// Size of the arguments.
     pub arguments: u64,
-    /// Its results.
+    /// Size of the outputs.
     pub outputs: u64,
-    /// What of the results lies in place of arguments.
+    /// Size of the outputs that alias arguments.
     pub aliased: u64,
-    /// What it needs while it runs.
+    /// Size of the temporaries.
     pub temporary: u64,
-    /// Its code.
+    /// Size of the generated code.
     pub code: u64,
 }
 
 impl PlannedMemory {
-    /// All that must be there at once.
+    /// The memory that is needed at once.
     pub fn total(&self) -> u64 {
         (self.arguments + self.outputs + self.temporary + self.code).saturating_sub(self.aliased)
     }
@@ -53,64 +55,68 @@ impl fmt::Display for PlannedMemory {
             [self.total(), self.arguments, self.outputs, self.aliased, self.temporary].map(megabytes);
         write!(
             f,
-            "{all:.1} MB: {arguments:.1} of arguments, {outputs:.1} of results ({aliased:.1} in place), "
+            "{all:.1} MB: {arguments:.1} of arguments, {outputs:.1} of outputs ({aliased:.1} aliased), "
         )?;
-        write!(f, "{temporary:.1} in between")
+        write!(f, "{temporary:.1} of temporaries")
     }
 }
 
-/// A run that was started.
+/// An execution that was started.
 #[derive(Debug)]
 pub struct Execution {
-    /// What it makes, by device. The buffers may be used at once.
+    /// The outputs of each device. The buffers may be used at once.
     pub outputs: Vec<Vec<Buffer>>,
-    /// The ends, by device.
+    /// An event for each device, ready when the program is complete there.
+    #[doc(alias = "device_complete_events")]
     pub done: Vec<Event>,
 }
 
 impl Executable {
-    pub(crate) fn new(handle: &Arc<Handle>, raw: *mut RawLoaded) -> Result<Executable> {
-        let (plugin, table) = (&handle.plugin, handle.plugin.table());
-        let mut made = Executable {
+    pub(crate) fn new(handle: &Arc<Handle>, raw: *mut PJRT_LoadedExecutable) -> Result<Executable> {
+        let plugin = &handle.plugin;
+        // Built first, so that dropping it destroys the executable if anything below fails.
+        let mut loaded = Executable {
             handle: handle.clone(),
             raw,
             devices: 0,
             outputs: Vec::new(),
             memory: Ok(PlannedMemory { arguments: 0, outputs: 0, aliased: 0, temporary: 0, code: 0 }),
         };
-        // SAFETY: the executable is the plugin's; the list is read at once.
-        made.devices = unsafe {
-            plugin.ask("loaded_addressable_devices", table.loaded_addressable_devices, raw)?.to_vec().len()
-        };
-        // SAFETY: as above; what it returns is ours to free.
-        let program = unsafe { plugin.ask("loaded_executable", table.loaded_executable, raw) }?;
-        let outputs = outputs(handle, program);
-        made.memory = planned_memory(handle, program);
+        // SAFETY: the executable is the plugin's.
+        let args = unsafe { call!(plugin, PJRT_LoadedExecutable_AddressableDevices { executable: raw }) }?;
+        loaded.devices = args.num_addressable_devices;
+        // SAFETY: as above; the result is the caller's to destroy.
+        let args = unsafe { call!(plugin, PJRT_LoadedExecutable_GetExecutable { loaded_executable: raw }) }?;
+        let executable = args.executable;
+        let outputs = outputs(handle, executable);
+        loaded.memory = planned_memory(handle, executable);
         // SAFETY: nobody uses it afterwards.
-        unsafe { plugin.destroy(table.executable_destroy, program) };
-        made.outputs = outputs?;
-        Ok(made)
+        let _ = unsafe { call!(plugin, PJRT_Executable_Destroy { executable }) };
+        loaded.outputs = outputs?;
+        Ok(loaded)
     }
 
-    /// The number of devices it runs on at once.
+    /// The number of devices the program runs on at once.
     pub fn devices(&self) -> usize {
         self.devices
     }
 
-    /// The results on each device: their types and sizes.
+    /// The dtypes and sizes of the outputs on each device.
     pub fn outputs(&self) -> &[(DType, Vec<usize>)] {
         &self.outputs
     }
 
-    /// The memory it takes on each device; an `Err` where the plugin does not say.
+    /// The memory the program needs on each device; an error if the plugin does not report it.
+    #[doc(alias = "PJRT_Executable_GetCompiledMemoryStats")]
     pub fn memory(&self) -> Result<PlannedMemory> {
         self.memory.clone()
     }
 
-    /// Starts the program on all of its devices: `arguments` has a list for each. An argument whose memory the program
-    /// was compiled to reuse (`tf.aliasing_output`) is donated, and cannot be used afterwards.
+    /// Starts the program on all of its devices; `arguments` has a list for each. An argument that
+    /// an output aliases (`tf.aliasing_output`) is donated, and cannot be used afterwards.
     ///
-    /// The order of arguments, their types and shapes must be the program's: XLA checks sizes, not more.
+    /// The order of arguments, their dtypes and shapes must be the program's: XLA only checks their
+    /// sizes in bytes.
     pub fn execute(&self, arguments: &[Vec<&Buffer>]) -> Result<Execution> {
         self.handle.check()?;
         self.check(arguments)?;
@@ -118,39 +124,43 @@ impl Executable {
         let lists: Vec<Vec<_>> =
             arguments.iter().map(|list| list.iter().map(|buffer| buffer.raw()).collect()).collect();
         let pointers: Vec<_> = lists.iter().map(Vec::as_ptr).collect();
-        let mut made = vec![vec![ptr::null_mut(); self.outputs.len()]; self.devices];
-        let made_lists: Vec<_> = made.iter_mut().map(|list| list.as_mut_ptr()).collect();
+        let mut outputs = vec![vec![ptr::null_mut(); self.outputs.len()]; self.devices];
+        let output_lists: Vec<_> = outputs.iter_mut().map(|list| list.as_mut_ptr()).collect();
         let mut done = vec![ptr::null_mut(); self.devices];
-        let mut options = Args::new(zero::<ExecuteOptions>());
-        let execute = Execute {
-            executable: self.raw,
-            options: &mut options,
-            arguments: pointers.as_ptr(),
-            devices: self.devices,
-            argument_count: arguments.first().map_or(0, Vec::len),
-            outputs: made_lists.as_ptr(),
-            done: done.as_mut_ptr(),
-            ..zero()
-        };
-        // SAFETY: executable and arguments are the plugin's; all lists have the lengths that are said and live until the
-        // call returns; those that it fills have room for what the program makes.
-        unsafe { plugin.call("loaded_execute", plugin.table().loaded_execute, execute) }
-            .map_err(|e| self.explain(e))?;
+        let mut options = PJRT_ExecuteOptions::new();
+        // SAFETY: executable and arguments are the plugin's; all lists have the stated lengths and
+        // live until the call returns; those that it fills have room for all outputs and events.
+        unsafe {
+            call!(
+                plugin,
+                PJRT_LoadedExecutable_Execute {
+                    executable: self.raw,
+                    options: &mut options,
+                    argument_lists: pointers.as_ptr(),
+                    num_devices: self.devices,
+                    num_args: arguments.first().map_or(0, Vec::len),
+                    output_lists: output_lists.as_ptr(),
+                    device_complete_events: done.as_mut_ptr(),
+                }
+            )
+        }
+        .map_err(|e| self.explain(e))?;
         let buffer = |(raw, (dtype, sizes)): (_, &(DType, Vec<usize>))| {
             Buffer::new(&self.handle, raw, *dtype, sizes.clone())
         };
-        let outputs = made.into_iter().map(|list| list.into_iter().zip(&self.outputs).map(buffer).collect());
+        let outputs =
+            outputs.into_iter().map(|list| list.into_iter().zip(&self.outputs).map(buffer).collect());
         let done = done.into_iter().map(|raw| Event::new(&self.handle, raw));
         Ok(Execution { outputs: outputs.collect(), done: done.collect() })
     }
 
-    /// Adds to an error of a run what the program planned, if memory ran out. [`execute`](Executable::execute) does so; an
-    /// error that only comes with a result may need it, too.
+    /// Adds the planned memory to an out-of-memory error. [`execute`](Executable::execute) does so;
+    /// an error that is only reported by an event or a download may need it, too.
     #[must_use]
     pub fn explain(&self, error: Error) -> Error {
         match &self.memory {
             Ok(planned) if error.kind() == ErrorKind::Memory => {
-                error.note(format!("on each device the program takes {planned}"))
+                error.note(format!("on each device the program needs {planned}"))
             }
             _ => error,
         }
@@ -160,11 +170,11 @@ impl Executable {
         if arguments.len() != self.devices {
             let (given, needed) = (arguments.len(), self.devices);
             let why =
-                format!("the program runs on {needed} devices, but {given} lists of arguments are given");
+                format!("the program runs on {needed} devices, but {given} lists of arguments were given");
             return Err(Error::argument(why));
         }
         if arguments.iter().any(|list| list.len() != arguments[0].len()) {
-            return Err(Error::argument("the devices are given different numbers of arguments"));
+            return Err(Error::argument("the devices were given different numbers of arguments"));
         }
         if !arguments.iter().flatten().all(|buffer| buffer.belongs_to(&self.handle)) {
             return Err(Error::argument("an argument is a buffer of another client"));
@@ -175,52 +185,55 @@ impl Executable {
 
 impl Drop for Executable {
     fn drop(&mut self) {
-        if !self.handle.is_lost() {
+        if !self.handle.is_abandoned() {
             let plugin = &self.handle.plugin;
-            // SAFETY: the executable is ours; runs that were started keep what they need.
-            unsafe { plugin.destroy(plugin.table().loaded_destroy, self.raw) };
+            // SAFETY: nobody else has the executable; the plugin keeps what pending executions
+            // need.
+            let _ = unsafe { call!(plugin, PJRT_LoadedExecutable_Destroy { executable: self.raw }) };
         }
     }
 }
 
 impl fmt::Debug for Executable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "program on {} devices making {:?}", self.devices, self.outputs)
+        write!(f, "Executable({} devices, outputs {:?})", self.devices, self.outputs)
     }
 }
 
-fn outputs(handle: &Arc<Handle>, program: *mut RawExecutable) -> Result<Vec<(DType, Vec<usize>)>> {
-    let (plugin, table) = (&handle.plugin, handle.plugin.table());
-    // SAFETY: the program is the plugin's; the lists live as long as it, have the lengths that are said, and are copied.
-    unsafe {
-        let count = plugin.ask("executable_output_count", table.executable_output_count, program)?;
-        let dtypes =
-            plugin.ask("executable_output_dtypes", table.executable_output_dtypes, program)?.to_vec();
-        let ask = OutputDims { executable: program, ..zero() };
-        let shapes = plugin.call("executable_output_dims", table.executable_output_dims, ask)?;
-        let mut at = shapes.dims;
-        let mut outputs = Vec::with_capacity(count);
-        for (i, dtype) in dtypes.into_iter().enumerate().take(count) {
-            let rank = *shapes.ranks.add(i);
-            let sizes = (0..rank).map(|axis| *at.add(axis) as usize).collect();
-            at = at.add(rank);
-            outputs.push((dtype::of_number(dtype)?, sizes));
-        }
-        Ok(outputs)
+fn outputs(handle: &Arc<Handle>, executable: *mut PJRT_Executable) -> Result<Vec<(DType, Vec<usize>)>> {
+    let plugin = &handle.plugin;
+    // SAFETY: the executable is the plugin's; the lists live as long as it, have the stated
+    // lengths, and are copied.
+    let (dtypes, dims, ranks) = unsafe {
+        let count = call!(plugin, PJRT_Executable_NumOutputs { executable })?.num_outputs;
+        let types = call!(plugin, PJRT_Executable_OutputElementTypes { executable })?;
+        let shapes = call!(plugin, PJRT_Executable_OutputDimensions { executable })?;
+        let ranks = to_vec(shapes.dim_sizes, count);
+        let dims = to_vec(shapes.dims, ranks.iter().sum());
+        (to_vec(types.output_types, types.num_output_types), dims, ranks)
+    };
+    // `dims` holds the dimensions of all outputs, one after the other.
+    let mut rest = &dims[..];
+    let mut outputs = Vec::with_capacity(ranks.len());
+    for (dtype, rank) in dtypes.into_iter().zip(ranks) {
+        let (sizes, after) = rest.split_at_checked(rank).ok_or_else(|| {
+            Error::new(ErrorKind::Engine, "the plugin reports fewer dimensions than its outputs have")
+        })?;
+        outputs.push((dtype::from_pjrt(dtype)?, sizes.iter().map(|&size| size as usize).collect()));
+        rest = after;
     }
+    Ok(outputs)
 }
 
-fn planned_memory(handle: &Arc<Handle>, program: *mut RawExecutable) -> Result<PlannedMemory> {
-    let (plugin, table) = (&handle.plugin, handle.plugin.table());
-    let ask = CompiledMemory { executable: program, ..zero() };
-    // SAFETY: the program is the plugin's.
-    let told = unsafe { plugin.call("executable_memory_stats", table.executable_memory_stats, ask) }?;
+fn planned_memory(handle: &Arc<Handle>, executable: *mut PJRT_Executable) -> Result<PlannedMemory> {
+    // SAFETY: the executable is the plugin's.
+    let stats = unsafe { call!(handle.plugin, PJRT_Executable_GetCompiledMemoryStats { executable }) }?;
     let bytes = |n: i64| n.try_into().unwrap_or(0);
     Ok(PlannedMemory {
-        arguments: bytes(told.arguments),
-        outputs: bytes(told.outputs),
-        aliased: bytes(told.aliased),
-        temporary: bytes(told.temporary),
-        code: bytes(told.code),
+        arguments: bytes(stats.argument_size_in_bytes),
+        outputs: bytes(stats.output_size_in_bytes),
+        aliased: bytes(stats.alias_size_in_bytes),
+        temporary: bytes(stats.temp_size_in_bytes),
+        code: bytes(stats.generated_code_size_in_bytes),
     })
 }

@@ -1,9 +1,9 @@
-//! How a process ends whose devices do not answer.
+//! The end of a process whose devices stopped responding.
 
-/// From here on the process ends without the clean-up of its libraries: XLA's would take away what its threads, which
-/// cannot be stopped, are still using. The exit status stays what it is.
+/// Makes the process exit without running the exit handlers of its libraries: XLA's would free what
+/// its threads, which cannot be stopped, are still using. The exit status stays the same.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-pub(crate) fn end_without_cleanup() {
+pub(crate) fn skip_exit_handlers() {
     use std::ffi::{c_int, c_void};
     use std::sync::Once;
 
@@ -13,18 +13,18 @@ pub(crate) fn end_without_cleanup() {
     }
 
     extern "C" fn end(status: c_int, _: *mut c_void) {
-        // SAFETY: may be called at any time; what Rust prints is not kept back, so nothing is lost.
+        // SAFETY: may be called at any time; Rust's stdout was flushed before, so nothing is lost.
         unsafe { _exit(status) }
     }
 
     static ONCE: Once = Once::new();
-    // What was registered last is called first: before the libraries' own.
-    // SAFETY: `end` lives as long as the process, and ignores its argument.
+    // Handlers run in reverse order of registration: this one before those of the libraries.
+    // SAFETY: `end` lives as long as the process and ignores its argument.
     ONCE.call_once(|| unsafe {
         on_exit(end, std::ptr::null_mut());
     });
 }
 
-/// There is no such way on this platform.
+/// Does nothing: this platform has no `on_exit`.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-pub(crate) fn end_without_cleanup() {}
+pub(crate) fn skip_exit_handlers() {}

@@ -1,37 +1,74 @@
-//! Compile and run StableHLO on whatever a PJRT plugin offers.
+//! Compiles and runs StableHLO on CPUs, GPUs and TPUs through PJRT, the interface of XLA's
+//! compilers.
 //!
-//! A plugin is a shared library, opened at run time: nothing is linked, and no header is needed to build. A [`Client`] of
-//! a [`Plugin`] has [`Device`]s; it compiles text to an [`Executable`], which runs on [`Buffer`]s in the devices'
-//! memory. Whatever takes time is asynchronous and ends in an [`Event`], and every wait has a deadline. Errors carry XLA's
-//! own message.
+//! A PJRT plugin is a shared library. It is loaded at run time: nothing is linked, and no header is
+//! needed to build. A [`Client`] of a [`Plugin`] has [`Device`]s. It compiles a program to an
+//! [`Executable`], which runs on [`Buffer`]s in the memory of the devices:
 //!
-//! [`Plugin::find`] looks for a plugin where `tensorpack plugin install` and Python put them.
+//! ```no_run
+//! use std::time::Duration;
+//! use tensorpack_pjrt::{Client, CompileOptions, Plugin};
+//! use tensorpack_tensor::HostTensor;
 //!
-//! All of it may be used from any thread, and nothing need be dropped in order: whatever belongs to a client keeps it.
+//! # fn main() -> tensorpack_tensor::Result<()> {
+//! let plugin = Plugin::find("cpu")?;
+//! let client = Client::new(&plugin, &[])?;
+//! let module = "module @double {
+//!   func.func public @main(%x: tensor<3xf32>) -> tensor<3xf32> {
+//!     %y = stablehlo.add %x, %x : tensor<3xf32>
+//!     return %y : tensor<3xf32>
+//!   }
+//! }";
+//! let executable = client.compile(module, &CompileOptions::new())?;
+//! let x = client.upload(&HostTensor::new([3], vec![1.0f32, 2.0, 3.0])?, &client.devices()[0])?;
+//! let execution = executable.execute(&[vec![&x]])?;
+//! let y = execution.outputs[0][0].download(Duration::from_secs(10))?;
+//! assert_eq!(y, HostTensor::new([3], vec![2.0f32, 4.0, 6.0])?);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Copies and executions are asynchronous. Their completion is an [`Event`], and every wait has a
+//! timeout. Errors carry XLA's own message. All types may be used from any thread and dropped in
+//! any order: whatever belongs to a client keeps it alive.
+//!
+//! # Modules
+//!
+//! | module | contents |
+//! |---|---|
+//! | `discovery` | [`find_plugins`]: where plugins are searched for |
+//! | `plugin` | [`Plugin`]: loading a plugin, checking its version, calling its functions |
+//! | `client` | [`Client`]: devices, compilation, uploads |
+//! | `compile_options`, `option_value` | [`CompileOptions`], [`OptionValue`] |
+//! | `executable` | [`Executable`], [`Execution`], [`PlannedMemory`] |
+//! | `device`, `buffer`, `download`, `event` | [`Device`], [`Buffer`], [`Download`], [`Event`] |
+//! | `dtype`, `error` | conversion of element types and errors |
+//! | `exit` | the end of a process whose devices stopped responding |
+//! | `c_api`, `c_struct` | the C API, generated from its header; what its structs have in common |
 
 mod buffer;
 mod c_api;
+mod c_struct;
 mod client;
 mod compile_options;
 mod device;
 mod discovery;
 mod download;
 mod dtype;
+mod error;
 mod event;
 mod executable;
 mod exit;
 mod option_value;
 mod plugin;
-mod protobuf;
-mod status;
 
 pub use buffer::Buffer;
 pub use client::Client;
 pub use compile_options::CompileOptions;
-pub use device::{Device, DeviceMemory};
+pub use device::{Device, MemoryStats};
 #[doc(hidden)]
 pub use discovery::plugin_for_tests;
-pub use discovery::{FoundPlugin, PACKAGED_PLUGINS, PackagedPlugin, Place};
+pub use discovery::{FoundPlugin, PACKAGED_PLUGINS, PackagedPlugin, PluginSource};
 pub use discovery::{find_plugin, find_plugins, plugin_folder};
 pub use download::Download;
 pub use event::Event;
@@ -39,7 +76,7 @@ pub use executable::{Executable, Execution, PlannedMemory};
 pub use option_value::OptionValue;
 pub use plugin::Plugin;
 
-/// The documentation's code, compiled.
+/// Compiles the code of the documentation.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/xla.md")]
 struct Xla;

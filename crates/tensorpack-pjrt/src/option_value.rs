@@ -1,34 +1,43 @@
 //! Values of options.
 
-use crate::c_api::{Args, NamedValue, Text, Value};
+use crate::c_api::*;
+use crate::c_struct::CStruct;
 
 /// The value of an option, of a client or of a compilation.
 #[derive(Clone, Debug, PartialEq)]
+#[doc(alias = "PJRT_NamedValue")]
 #[non_exhaustive]
 pub enum OptionValue {
-    /// Yes or no.
+    /// A boolean.
     Bool(bool),
-    /// A whole number.
+    /// An integer.
     Int(i64),
-    /// Whole numbers, such as the devices a client may use.
+    /// A list of integers, such as the devices a client may use.
     Ints(Vec<i64>),
-    /// A number.
+    /// A floating-point number.
     Float(f64),
-    /// A text.
+    /// A string.
+    #[doc(alias = "String")]
     Text(String),
 }
 
 impl OptionValue {
-    /// As the C API takes it. What it returns points to `name` and to this value.
-    pub(crate) fn named(&self, name: &str) -> Args<NamedValue> {
-        let (kind, value, value_size) = match self {
-            OptionValue::Text(text) => (0, Value { text: text.as_ptr().cast() }, text.len()),
-            OptionValue::Int(int) => (1, Value { int: *int }, 1),
-            OptionValue::Ints(ints) => (2, Value { ints: ints.as_ptr() }, ints.len()),
-            OptionValue::Float(float) => (3, Value { float: *float as f32 }, 1),
-            OptionValue::Bool(bool) => (4, Value { bool: *bool }, 1),
+    /// Converts to the C API's struct, which points to `name` and to this value.
+    pub(crate) fn named(&self, name: &str) -> PJRT_NamedValue {
+        type Value = PJRT_NamedValue_Union;
+        let (r#type, union, value_size) = match self {
+            OptionValue::Text(text) => {
+                (PJRT_NamedValue_kString, Value { string_value: text.as_ptr().cast() }, text.len())
+            }
+            OptionValue::Int(int) => (PJRT_NamedValue_kInt64, Value { int64_value: *int }, 1),
+            OptionValue::Ints(ints) => {
+                (PJRT_NamedValue_kInt64List, Value { int64_array_value: ints.as_ptr() }, ints.len())
+            }
+            OptionValue::Float(float) => (PJRT_NamedValue_kFloat, Value { float_value: *float as f32 }, 1),
+            OptionValue::Bool(bool) => (PJRT_NamedValue_kBool, Value { bool_value: *bool }, 1),
         };
-        Args::new(NamedValue { name: Text::new(name), kind, value, value_size })
+        let (name, name_size) = (name.as_ptr().cast(), name.len());
+        PJRT_NamedValue { name, name_size, r#type, union, value_size, ..CStruct::new() }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Files that are no plugins, and plugins that will not do.
+//! Files that are not plugins, and plugins that are not supported.
 
 use std::env;
 use std::fs;
@@ -7,7 +7,7 @@ use std::process::Command;
 use tensorpack_pjrt::{Client, Plugin};
 use tensorpack_tensor::ErrorKind;
 
-/// A plugin of the given version, whose functions all do nothing; `functions` of them are there.
+/// Builds a plugin of the given version, with a table of `functions` functions that all do nothing.
 fn fake(folder: &Path, name: &str, (major, minor): (i32, i32), functions: usize) -> PathBuf {
     let source = folder.join(format!("{name}.rs"));
     let text = format!(
@@ -41,16 +41,16 @@ fn a_missing_file_is_an_error() {
 }
 
 #[test]
-fn a_file_that_is_no_library_is_an_error() {
+fn a_file_that_is_not_a_library_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("plugin.so");
     fs::write(&file, "words").unwrap();
     let e = Plugin::open(&file).unwrap_err();
-    assert!(e.message().contains("cannot be opened as a plugin: "), "{e}");
+    assert!(e.message().contains("cannot be loaded as a plugin: "), "{e}");
 }
 
 #[test]
-fn a_library_that_is_no_plugin_is_an_error() {
+fn a_library_that_is_not_a_plugin_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let source = dir.path().join("other.rs");
     fs::write(&source, "").unwrap();
@@ -59,24 +59,26 @@ fn a_library_that_is_no_plugin_is_an_error() {
     let built = Command::new(rustc).args(["--crate-type=cdylib", "-o"]).args([&library, &source]).status();
     assert!(built.unwrap().success());
     let e = Plugin::open(&library).unwrap_err();
-    assert!(e.message().ends_with("is a library, but no PJRT plugin: it has no function GetPjrtApi"), "{e}");
+    assert_eq!(e.kind(), ErrorKind::Argument);
+    assert!(e.message().contains("GetPjrtApi"), "{e}");
 }
 
 #[test]
-fn versions_that_will_not_do_are_errors() {
+fn unsupported_versions_are_errors() {
     let dir = tempfile::tempdir().unwrap();
     let e = Plugin::open(&fake(dir.path(), "major", (1, 3), 300)).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Unsupported);
-    assert!(e.message().contains("the plugin is too new: it has version 1.3 of the PJRT API"), "{e}");
+    assert!(e.message().contains("too new") && e.message().contains("1.3"), "{e}");
     let e = Plugin::open(&fake(dir.path(), "minor", (0, 30), 300)).unwrap_err();
-    assert!(e.message().contains("the plugin is too old: it has version 0.30 of the PJRT API"), "{e}");
+    assert!(e.message().contains("too old") && e.message().contains("0.30"), "{e}");
 }
 
 #[test]
-fn a_function_that_is_not_there_is_an_error() {
+fn a_missing_function_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let plugin = Plugin::open(&fake(dir.path(), "short", (0, 99), 10)).unwrap();
     assert_eq!(plugin.api_version(), (0, 99));
     let e = Client::new(&plugin, &[]).unwrap_err();
-    assert_eq!(e.message(), "the plugin libshort (API 0.99) does not offer client_create");
+    assert_eq!(e.kind(), ErrorKind::Unsupported);
+    assert!(e.message().contains("libshort (API 0.99)") && e.message().contains("PJRT_Client_Create"), "{e}");
 }

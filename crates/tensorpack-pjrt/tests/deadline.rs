@@ -1,4 +1,5 @@
-//! What takes too long. Alone in its process, which must end well while the device is still at work.
+//! Waits that time out. Alone in its process, which must exit cleanly while the device is still
+//! busy.
 
 mod cpu;
 
@@ -7,9 +8,9 @@ use tensorpack_pjrt::CompileOptions;
 use tensorpack_tensor::{ErrorKind, HostTensor};
 
 #[test]
-fn a_wait_ends_at_its_deadline_and_the_client_is_given_up() {
+fn a_wait_times_out_and_the_client_is_abandoned() {
     let Some(client) = cpu::client(1) else { return };
-    // Products of matrices, one after the other: hours of work.
+    // A long sequence of matrix products: hours of work.
     let text = "module @slow {
       func.func public @main(%x: tensor<512x512xf32>) -> tensor<512x512xf32> {
         %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -39,7 +40,7 @@ fn a_wait_ends_at_its_deadline_and_the_client_is_given_up() {
     assert_eq!(e.kind(), ErrorKind::Deadline);
     assert!(e.message().starts_with("a device did not finish its work within"), "{e}");
     let e = program.execute(&[vec![&x]]).unwrap_err();
-    assert_eq!(e.message(), "the devices did not answer in time and are given up");
+    assert!(e.message().contains("abandoned"), "{e}");
     assert!(client.upload(&HostTensor::scalar(1.0f32), &device).is_err());
-    assert!(run.done[0].await_for(Duration::from_secs(1)).is_err());
+    assert!(run.done[0].wait(Duration::from_secs(1)).is_err());
 }

@@ -1,4 +1,4 @@
-//! The wrapper, on XLA's plugin for CPUs.
+//! The wrapper, on XLA's CPU plugin.
 
 mod cpu;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 use tensorpack_pjrt::{Buffer, Client, CompileOptions, Execution, OptionValue, Plugin, plugin_for_tests};
 use tensorpack_tensor::{DType, ErrorKind, HostTensor, bf16};
 
-/// Long enough for a loaded machine; what hangs fails.
+/// Long enough for a loaded machine; a hang fails.
 const LIMIT: Duration = Duration::from_secs(120);
 
 const ADD: &str = "module @add {
@@ -25,7 +25,7 @@ fn matrix(values: [f32; 6]) -> HostTensor {
 }
 
 #[test]
-fn a_plugin_says_what_it_is() {
+fn a_plugin_reports_its_version_and_devices() {
     let Some(plugin) = plugin_for_tests("cpu") else { return };
     let (major, minor) = plugin.api_version();
     assert_eq!(major, 0);
@@ -40,7 +40,7 @@ fn a_plugin_says_what_it_is() {
 }
 
 #[test]
-fn sums_come_back() {
+fn a_program_runs_and_its_outputs_are_downloaded() {
     let Some(client) = client(1) else { return };
     let program = client.compile(ADD, &CompileOptions::new()).unwrap();
     assert_eq!(program.devices(), 1);
@@ -53,7 +53,7 @@ fn sums_come_back() {
     let b = client.upload(&matrix([0.5; 6]), device).unwrap();
     for _ in 0..3 {
         let run = program.execute(&[vec![&a, &b]]).unwrap();
-        run.done[0].await_for(LIMIT).unwrap();
+        run.done[0].wait(LIMIT).unwrap();
         let sum = run.outputs[0][0].download(LIMIT).unwrap();
         assert_eq!(sum, matrix([1.5, 2.5, 3.5, 4.5, 5.5, 6.5]));
         assert_eq!(run.outputs[0][1].download(LIMIT).unwrap().to_scalar().unwrap(), 24.0);
@@ -61,7 +61,7 @@ fn sums_come_back() {
 }
 
 #[test]
-fn every_type_and_size_makes_the_round_trip() {
+fn every_dtype_and_size_round_trips() {
     let Some(client) = client(2) else { return };
     let device = &client.devices()[1];
     for dtype in DType::ALL {
@@ -82,7 +82,7 @@ fn every_type_and_size_makes_the_round_trip() {
 }
 
 #[test]
-fn a_tensor_may_go_as_soon_as_its_copy_has_begun() {
+fn a_tensor_may_be_dropped_while_it_is_copied() {
     let Some(client) = client(1) else { return };
     let program = client.compile(ADD, &CompileOptions::new()).unwrap();
     let upload = |i: usize| client.upload(&matrix([i as f32; 6]), &client.devices()[0]).unwrap();
@@ -126,7 +126,7 @@ fn an_aliased_argument_is_donated() {
     assert!(program.execute(&[vec![&first, &one]]).is_err());
 }
 
-/// The sum of a number over all replicas, and each one's own number.
+/// A program that sums its argument over `n` replicas and returns the replica id, too.
 fn all_reduce(n: usize) -> String {
     let replicas: Vec<_> = (0..n).map(|i| i.to_string()).collect();
     let groups = replicas.join(", ");
@@ -166,7 +166,7 @@ fn replicas_sum_over_all_devices() {
         let run = program.execute(&arguments).unwrap();
         let sum = (n * (n + 1) / 2) as f64;
         for (replica, (outputs, done)) in run.outputs.iter().zip(&run.done).enumerate() {
-            done.await_for(LIMIT).unwrap();
+            done.wait(LIMIT).unwrap();
             assert_eq!(outputs[0].download(LIMIT).unwrap().to_f64_vec(), [sum; 4]);
             assert_eq!(outputs[1].download(LIMIT).unwrap().to_scalar().unwrap(), replica as f64);
         }
@@ -174,7 +174,7 @@ fn replicas_sum_over_all_devices() {
 }
 
 #[test]
-fn a_program_is_cut_into_partitions() {
+fn a_program_is_partitioned() {
     let Some(client) = client(4) else { return };
     let text = "module @cut attributes {mhlo.num_partitions = 2 : i32} {
       func.func public @main(%x: tensor<6xf32> {mhlo.sharding = \"{devices=[2]<=[2]}\"})
@@ -204,7 +204,7 @@ fn a_program_is_cut_into_partitions() {
 }
 
 #[test]
-fn bad_text_is_an_error_in_xlas_words() {
+fn an_invalid_module_is_an_error_with_xlas_message() {
     let Some(client) = client(1) else { return };
     let e = client.compile("module { not stablehlo }", &CompileOptions::new()).unwrap_err();
     assert!(
@@ -217,7 +217,7 @@ fn bad_text_is_an_error_in_xlas_words() {
 }
 
 #[test]
-fn settings_reach_the_compiler() {
+fn flags_reach_the_compiler() {
     let Some(client) = client(1) else { return };
     let options = CompileOptions::new().setting("xla_cpu_enable_fast_math", true);
     client.compile(ADD, &options.setting("xla_backend_optimization_level", 1)).unwrap();
@@ -226,7 +226,7 @@ fn settings_reach_the_compiler() {
 }
 
 #[test]
-fn what_does_not_fit_is_an_error() {
+fn wrong_arguments_are_errors() {
     let Some(client) = client(2) else { return };
     let e = client.compile(&all_reduce(3), &CompileOptions::new().replicas(3)).unwrap_err();
     assert!(e.message().starts_with("XLA says"), "{e}");
@@ -244,7 +244,7 @@ fn what_does_not_fit_is_an_error() {
 }
 
 #[test]
-fn buffers_outlive_their_client_and_go_to_other_threads() {
+fn buffers_outlive_their_client_and_move_to_other_threads() {
     let Some(client) = client(1) else { return };
     let program = client.compile(ADD, &CompileOptions::new()).unwrap();
     let a = client.upload(&matrix([1.0; 6]), &client.devices()[0]).unwrap();
@@ -265,7 +265,7 @@ fn threads_share_a_client() {
             let run = program.execute(&[vec![&buffer, &buffer]]).unwrap();
             let double = run.outputs[0][0].download(LIMIT).unwrap();
             assert_eq!(double, matrix([(200 * thread + 2 * i) as f32; 6]));
-            run.done[0].await_for(LIMIT).unwrap();
+            run.done[0].wait(LIMIT).unwrap();
         }
         client.compile(ADD, &CompileOptions::new()).unwrap();
     };
@@ -273,7 +273,7 @@ fn threads_share_a_client() {
 }
 
 #[test]
-fn too_much_memory_is_an_error_with_what_was_planned() {
+fn out_of_memory_is_an_error_with_the_planned_memory() {
     let Some(client) = client(1) else { return };
     let text = "module @huge {
       func.func public @main(%x: tensor<f32>) -> tensor<35184372088832xf32> {
@@ -285,9 +285,9 @@ fn too_much_memory_is_an_error_with_what_was_planned() {
     let planned = program.memory().unwrap();
     assert_eq!(planned.outputs, 1 << 47);
     let x = client.upload(&HostTensor::scalar(1.0f32), &client.devices()[0]).unwrap();
-    // Whether the run cannot begin, or its result comes to nothing, is the plugin's choice.
-    let done = |run: Execution| run.done[0].await_for(LIMIT).map_err(|e| program.explain(e));
+    // A plugin may fail to start the execution, or report the error with its event.
+    let done = |run: Execution| run.done[0].wait(LIMIT).map_err(|e| program.explain(e));
     let e = program.execute(&[vec![&x]]).and_then(done).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Memory, "{e}");
-    assert!(e.to_string().contains("140737488.4 of results (0.0 in place)"), "{e}");
+    assert!(e.to_string().contains("140737488.4 of outputs (0.0 aliased)"), "{e}");
 }

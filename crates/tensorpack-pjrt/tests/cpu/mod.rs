@@ -2,7 +2,7 @@
 
 use tensorpack_pjrt::{Client, OptionValue, plugin_for_tests};
 
-/// A client with `n` devices, where there is a plugin.
+/// A client with `n` devices; `None` without a plugin.
 pub(crate) fn client(n: i64) -> Option<Client> {
     let plugin = plugin_for_tests("cpu")?;
     Some(Client::new(&plugin, &[("cpu_device_count", OptionValue::Int(n))]).unwrap())

@@ -1,25 +1,28 @@
-//! The packages that carry plugins: those that were tried.
+//! The Python packages that contain plugins: versions that were tested, with their checksums.
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::env::consts;
 use tensorpack::{Error, ErrorKind, Result};
 
-/// A package of a Python registry that carries a plugin, and the libraries that must lie beside it.
+/// A Python package that contains a plugin, with the libraries it needs beside it.
+#[derive(Debug)]
 pub(crate) struct Package {
-    /// What users call it.
+    /// The name on the command line.
     pub(crate) name: &'static str,
-    /// What the registry calls it.
+    /// The package's name for pip.
     pub(crate) package: &'static str,
     pub(crate) version: &'static str,
-    /// By the machine's architecture.
+    /// One for each architecture.
     wheels: &'static [Wheel],
-    /// The vendor's libraries, as pip is told of them, with the bytes of the versions that were there when this was
-    /// written.
+    /// The vendor's libraries as pip requirements, with the size of the version current at the time
+    /// of writing.
     pub(crate) libraries: &'static [(&'static str, u64)],
-    /// What must be on the machine already.
+    /// What the machine must have already.
     pub(crate) needs: Option<&'static str>,
 }
 
-/// The file that is fetched.
+/// The file that pip downloads.
+#[derive(Debug)]
 pub(crate) struct Wheel {
     machine: &'static str,
     pub(crate) bytes: u64,
@@ -77,7 +80,7 @@ static PACKAGES: [Package; 3] = [
             ("nvidia-nvshmem-cu13>=3.3.20,<4", 182_092_449),
             ("nvidia-nvvm>=13.0.48,<14", 72_604_627),
         ],
-        needs: Some("NVIDIA's driver, of version 580 or later"),
+        needs: Some("NVIDIA's driver, version 580 or later"),
     },
     Package {
         name: "cuda12",
@@ -109,37 +112,40 @@ static PACKAGES: [Package; 3] = [
             ("nvidia-nvjitlink-cu12>=12.1.105,<13", 39_748_338),
             ("nvidia-nvshmem-cu12>=3.2.5,<4", 280_800_183),
         ],
-        needs: Some("NVIDIA's driver, of version 525 or later"),
+        needs: Some("NVIDIA's driver, version 525 or later"),
     },
 ];
 
-/// The package that users call so.
-pub(crate) fn named(name: &str) -> Result<&'static Package> {
-    PACKAGES.iter().find(|package| package.name == name).ok_or_else(|| {
-        let names: Vec<_> = PACKAGES.iter().map(|package| package.name).collect();
-        Error::argument(format!("there is no plugin {name}, but {}", names.join(", ")))
-    })
+/// Parses the name of a package on the command line.
+pub(crate) fn parser() -> impl TypedValueParser<Value = &'static Package> {
+    let names = PossibleValuesParser::new(PACKAGES.iter().map(|package| package.name));
+    names.try_map(|name| named(&name).ok_or("there is no such plugin"))
+}
+
+/// Looks a package up by its name on the command line.
+pub(crate) fn named(name: &str) -> Option<&'static Package> {
+    PACKAGES.iter().find(|package| package.name == name)
 }
 
 impl Package {
-    /// As pip is told of it.
+    /// The requirement that pip is given.
     pub(crate) fn requirement(&self) -> String {
         format!("{}=={}", self.package, self.version)
     }
 
-    /// The file for this machine.
+    /// The wheel for this machine.
     pub(crate) fn wheel(&self) -> Result<&'static Wheel> {
         let of_this = |wheel: &&Wheel| consts::OS == "linux" && wheel.machine == consts::ARCH;
         self.wheels.iter().find(of_this).ok_or_else(|| {
             let machines: Vec<_> = self.wheels.iter().map(|wheel| wheel.machine).collect();
             let (what, where_) = (self.package, machines.join(" and "));
             let why =
-                format!("{what} is made for Linux on {where_}, not for {} on {}", consts::OS, consts::ARCH);
+                format!("{what} is built for Linux on {where_}, not for {} on {}", consts::OS, consts::ARCH);
             Error::new(ErrorKind::Unsupported, why)
         })
     }
 
-    /// What is fetched in all, about.
+    /// The approximate size of the whole download.
     pub(crate) fn bytes(&self) -> Result<u64> {
         Ok(self.wheel()?.bytes + self.libraries.iter().map(|(_, bytes)| bytes).sum::<u64>())
     }

@@ -1,18 +1,18 @@
-//! Gets a plugin with pip, and puts it where it is found.
+//! Installs a plugin with pip into the folder that is searched for plugins.
 
 use crate::packages::Package;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
-use std::io::{Read, Write, stdout};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use tensorpack::dataflow::dataset::pip;
 use tensorpack::{Error, ErrorKind, Result};
 use tensorpack_pjrt::{PACKAGED_PLUGINS, Plugin, plugin_folder};
 
-/// Says what would be fetched, and where it would be put.
-pub(crate) fn plan(package: &Package) -> Result<()> {
+/// Describes what would be downloaded, and where it would be installed.
+pub(crate) fn plan(package: &Package) -> Result<String> {
     let (home, wheel) = (plugin_folder()?.join(package.name), package.wheel()?);
-    let mut text = format!("pip would fetch, to be put into {}:\n", home.display());
+    let mut text = format!("pip would download into {}:\n", home.display());
     let line = |what: &str, bytes: u64| format!("  {what:<40} {:>6.0} MB\n", bytes as f64 / 1e6);
     text += &line(&package.requirement(), wheel.bytes);
     text += &format!("    sha256 {}\n", wheel.sha256);
@@ -20,65 +20,66 @@ pub(crate) fn plan(package: &Package) -> Result<()> {
         text += &line(library, *bytes);
     }
     if !package.libraries.is_empty() {
-        text += &line("in all, about", package.bytes()?);
+        text += &line("total, about", package.bytes()?);
     }
     if let Some(needs) = package.needs {
         text += &format!("It needs {needs}.\n");
     }
-    Ok(stdout().write_all(text.as_bytes())?)
+    Ok(text)
 }
 
-/// Gets the plugin, unless it is there.
+/// Installs the plugin, unless this version is installed already.
 pub(crate) fn install(package: &Package) -> Result<()> {
     package.wheel()?;
     let folder = plugin_folder()?;
     let within = |e: std::io::Error| Error::from(e).within(folder.display());
     fs::create_dir_all(&folder).map_err(within)?;
     let lock = File::create(folder.join(".lock")).map_err(within)?;
-    // Where files cannot be locked, the plugin is still renamed into place whole.
-    let _held = lock.lock();
+    // On a file system without locks the final rename is still atomic.
+    let _lock = lock.lock();
     let home = folder.join(package.name);
-    if is_there(package, &home) {
-        println!("{} is in {} already", package.requirement(), home.display());
+    if is_installed(package, &home) {
+        println!("{} is already installed in {}", package.requirement(), home.display());
     } else {
-        fetch(package, &folder, &home)?;
-        println!("{} is in {}", package.requirement(), home.display());
+        download(package, &folder, &home)?;
+        println!("installed {} in {}", package.requirement(), home.display());
     }
-    let plugin = Plugin::open(&home.join(file(package)))?;
+    let plugin = Plugin::open(&home.join(plugin_file(package)))?;
     let (major, minor) = plugin.api_version();
-    println!("it opens, with version {major}.{minor} of the PJRT API; `tensorpack doctor` shows its devices");
+    println!("it opens (PJRT API version {major}.{minor}); `tensorpack doctor` lists its devices");
     Ok(())
 }
 
-/// Where the plugin is in its folder.
-fn file(package: &Package) -> &'static str {
+/// The path of the plugin inside its folder.
+fn plugin_file(package: &Package) -> &'static str {
     let packaged = PACKAGED_PLUGINS.iter().find(|plugin| plugin.name == package.name);
-    packaged.expect("every package carries a plugin that is looked for").file
+    packaged.expect("every package has an entry in PACKAGED_PLUGINS").file
 }
 
-fn is_there(package: &Package, home: &Path) -> bool {
+fn is_installed(package: &Package, home: &Path) -> bool {
     let record = format!("{}-{}.dist-info", package.package.replace('-', "_"), package.version);
-    home.join(record).is_dir() && home.join(file(package)).is_file()
+    home.join(record).is_dir() && home.join(plugin_file(package)).is_file()
 }
 
-/// Fetches all that belongs to the package, checks it, unpacks it aside and moves it to `home`.
-fn fetch(package: &Package, folder: &Path, home: &Path) -> Result<()> {
+/// Downloads the package and its libraries, verifies the checksum, unpacks them aside and renames
+/// the result to `home`.
+fn download(package: &Package, folder: &Path, home: &Path) -> Result<()> {
     let partial = Partial::create(folder.join(format!(".partial-{}", package.name)))?;
     let wheels = partial.folder("wheels")?;
     let requirement = package.requirement();
     let mut wanted = vec!["download", "--only-binary=:all:", &requirement];
     wanted.extend(package.libraries.iter().map(|(library, _)| *library));
-    pip(&format!("fetching {requirement}"), Some(package.bytes()?), &wanted, &wheels)
-        .map_err(|e| advise(e, package, home))?;
+    pip(&format!("downloading {requirement}"), Some(package.bytes()?), &wanted, &wheels)
+        .map_err(|e| with_advice(e, package, home))?;
     let files = files_in(&wheels)?;
-    check(package, &files)?;
+    verify_checksum(package, &files)?;
     let site = partial.folder("site")?;
     let names: Vec<_> = files.iter().map(|path| path.to_string_lossy()).collect();
     let mut unpack = vec!["install", "--no-index", "--no-deps", "--no-compile", "--target", "."];
     unpack.extend(names.iter().map(|name| &**name));
     pip(&format!("unpacking {requirement}"), None, &unpack, &site)?;
-    if !is_there(package, &site) {
-        let why = format!("{requirement} holds no {}", file(package));
+    if !is_installed(package, &site) {
+        let why = format!("{requirement} does not contain {}", plugin_file(package));
         return Err(Error::new(ErrorKind::Io, why));
     }
     let within = |e: std::io::Error| Error::from(e).within(home.display());
@@ -88,11 +89,11 @@ fn fetch(package: &Package, folder: &Path, home: &Path) -> Result<()> {
     fs::rename(&site, home).map_err(within)
 }
 
-/// What to do where pip could not.
-fn advise(error: Error, package: &Package, home: &Path) -> Error {
+/// Adds how to install the package without pip or without a network.
+fn with_advice(error: Error, package: &Package, home: &Path) -> Error {
     let requirement = package.requirement();
     if error.kind() == ErrorKind::Unsupported {
-        let why = format!("{requirement} is fetched with pip: {}", error.message());
+        let why = format!("{requirement} is downloaded with pip: {}", error.message());
         return Error::new(ErrorKind::Unsupported, why).note("install Python 3 with pip, and try again");
     }
     let mut libraries = String::new();
@@ -100,27 +101,28 @@ fn advise(error: Error, package: &Package, home: &Path) -> Error {
         libraries += &format!(" \"{library}\"");
     }
     error
-        .within(format!("{requirement} could not be fetched"))
-        .note("without a network, fetch it on a machine that has one:")
+        .within(format!("could not download {requirement}"))
+        .note("without a network, download it on a machine that has one:")
         .note(format!("  pip download {requirement}{libraries}"))
-        .note("and unpack here what that makes:")
+        .note("and install the files here:")
         .note(format!("  pip install --no-index --no-deps --target {} *.whl", home.display()))
 }
 
-/// That the plugin's own file is the one that is meant.
-fn check(package: &Package, files: &[PathBuf]) -> Result<()> {
+/// Checks that the plugin's own wheel has the known checksum.
+fn verify_checksum(package: &Package, files: &[PathBuf]) -> Result<()> {
     let start = format!("{}-", package.package.replace('-', "_"));
     let is_it =
         |path: &&PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&start));
-    let path = files
-        .iter()
-        .find(is_it)
-        .ok_or_else(|| Error::new(ErrorKind::Io, format!("pip left no file of {}", package.requirement())))?;
+    let path = files.iter().find(is_it).ok_or_else(|| {
+        Error::new(ErrorKind::Io, format!("pip downloaded no file of {}", package.requirement()))
+    })?;
     let sum = sha256(path).map_err(|e| e.within(path.display()))?;
     if sum != package.wheel()?.sha256 {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let why = format!("what came as {name} is not the file that was meant: its checksum is {sum}");
-        return Err(Error::new(ErrorKind::Io, why).note(format!("it should be {}", package.wheel()?.sha256)));
+        let why = format!("{name} has the wrong checksum: sha256 {sum}");
+        return Err(
+            Error::new(ErrorKind::Io, why).note(format!("expected sha256 {}", package.wheel()?.sha256))
+        );
     }
     Ok(())
 }
@@ -143,7 +145,8 @@ fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file()).collect())
 }
 
-/// A folder for what is on its way, gone when dropped. One that a killed process left behind is emptied.
+/// A temporary folder, removed when dropped; one that a killed process left behind is emptied
+/// first.
 struct Partial(PathBuf);
 
 impl Partial {
@@ -171,16 +174,16 @@ mod tests {
     use crate::packages;
 
     #[test]
-    fn every_package_carries_a_plugin_that_is_looked_for() {
+    fn every_package_is_in_packaged_plugins_and_back() {
         for name in ["cpu", "cuda12", "cuda13"] {
             let package = packages::named(name).unwrap();
-            assert!(file(package).ends_with(".so"));
+            assert!(plugin_file(package).ends_with(".so"));
         }
-        assert!(PACKAGED_PLUGINS.iter().all(|p| p.name == "tpu" || packages::named(p.name).is_ok()));
+        assert!(PACKAGED_PLUGINS.iter().all(|p| p.name == "tpu" || packages::named(p.name).is_some()));
     }
 
     #[test]
-    fn a_known_sum() {
+    fn sha256_matches_a_known_digest() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("abc");
         fs::write(&path, "abc").unwrap();

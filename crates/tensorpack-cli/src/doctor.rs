@@ -1,6 +1,7 @@
-//! Says which engines and devices there are, and how to get what is missing.
+//! Reports which engines and devices are available, and how to get what is missing.
 
 use crate::nvidia;
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::thread::available_parallelism;
 use tensorpack::runtime::{XLA_CPU_DEVICES, available_memory};
@@ -8,56 +9,57 @@ use tensorpack::{Error, Result};
 use tensorpack_kernels::Isa;
 use tensorpack_pjrt::{Client, Device, FoundPlugin, OptionValue, Plugin, find_plugins};
 
-/// Prints all that was found.
-pub(crate) fn examine() {
-    println!("tensorpack {}", env!("CARGO_PKG_VERSION"));
-    println!("cpu engine: {}", machine());
-    println!("reference engine: f64, for debugging (device reference)");
-    println!("xla engine:");
+/// Writes the report line by line, so that a plugin that crashes the process is the last one named.
+pub(crate) fn report(out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "tensorpack {}", env!("CARGO_PKG_VERSION"))?;
+    writeln!(out, "cpu engine: {}", machine())?;
+    writeln!(out, "reference engine: f64, for debugging (device reference)")?;
+    writeln!(out, "xla engine:")?;
     let found = find_plugins();
     for plugin in &found {
-        println!("  {} ({})", plugin.path.display(), plugin.place);
-        for line in about(plugin) {
-            println!("    {line}");
+        writeln!(out, "  {} ({})", plugin.path.display(), plugin.source)?;
+        for line in describe_plugin(plugin) {
+            writeln!(out, "    {line}")?;
         }
     }
     let driver = nvidia::driver();
-    println!("  NVIDIA's driver: {}", driver.as_deref().unwrap_or("none"));
+    writeln!(out, "  NVIDIA driver: {}", driver.as_deref().unwrap_or("none"))?;
     for (platform, name) in [("cpu", "cpu"), ("cuda", nvidia::plugin_for(driver.as_deref()))] {
         if !found.iter().any(|plugin| plugin.platform.as_deref().is_none_or(|found| found == platform)) {
-            println!("  no plugin for {platform}; to get one: tensorpack plugin install {name}");
+            writeln!(out, "  no plugin for {platform}; to get one: tensorpack plugin install {name}")?;
         }
     }
-    println!("many machines (MPI): not yet");
+    writeln!(out, "many machines (MPI): not yet supported")
 }
 
 fn machine() -> String {
     let cores = available_parallelism().map_or(1, usize::from);
     let memory =
-        available_memory().map(|bytes| format!(", {:.1} GB of memory to be had", gigabytes(bytes as u64)));
+        available_memory().map(|bytes| format!(", {:.1} GB of memory available", gigabytes(bytes as u64)));
     format!("{cores} cores, {} instructions{}", Isa::detect(), memory.unwrap_or_default())
 }
 
-/// What there is to say of a plugin, line by line.
-fn about(found: &FoundPlugin) -> Vec<String> {
+/// Opens a plugin and describes its API version and devices, one a line.
+fn describe_plugin(found: &FoundPlugin) -> Vec<String> {
     let plugin = match Plugin::open(&found.path) {
         Ok(plugin) => plugin,
-        Err(e) => return lines("it cannot be used", &e),
+        Err(e) => return lines("it cannot be opened", &e),
     };
     let (major, minor) = plugin.api_version();
-    let mut told = vec![format!("version {major}.{minor} of the PJRT API")];
+    let mut report = vec![format!("PJRT API version {major}.{minor}")];
     match client(found, &plugin) {
         Ok(client) => {
             let platform = client.platform_name().unwrap_or_default();
-            let name = |(i, device): (usize, &Device)| format!("xla:{platform}:{i} {}", describe(device));
-            told.extend(client.devices().iter().enumerate().map(name));
+            let name =
+                |(i, device): (usize, &Device)| format!("xla:{platform}:{i} {}", describe_device(device));
+            report.extend(client.devices().iter().enumerate().map(name));
         }
-        Err(e) => told.extend(lines("it has no devices", &e)),
+        Err(e) => report.extend(lines("its devices are unavailable", &e)),
     }
-    told
+    report
 }
 
-/// A client with the devices that the engine would have, which takes no more of them than looking at them needs.
+/// Creates a client with the devices that the engine would have, without preallocating GPU memory.
 fn client(found: &FoundPlugin, plugin: &Arc<Plugin>) -> Result<Client> {
     let is_for = |platform: &str| match &found.platform {
         Some(known) => known == platform,
@@ -70,16 +72,16 @@ fn client(found: &FoundPlugin, plugin: &Arc<Plugin>) -> Result<Client> {
     }
 }
 
-fn describe(device: &Device) -> String {
+fn describe_device(device: &Device) -> String {
     let limit = device.memory().ok().and_then(|memory| memory.limit);
     let memory = limit.map(|bytes| format!(", {:.1} GB", gigabytes(bytes)));
     format!("({}{})", device.kind(), memory.unwrap_or_default())
 }
 
 fn lines(what: &str, error: &Error) -> Vec<String> {
-    let mut told = vec![format!("{what}:")];
-    told.extend(error.to_string().lines().map(|line| format!("  {line}")));
-    told
+    let mut lines = vec![format!("{what}:")];
+    lines.extend(error.to_string().lines().map(|line| format!("  {line}")));
+    lines
 }
 
 fn gigabytes(bytes: u64) -> f64 {

@@ -1,0 +1,62 @@
+//! The command `tensorpack`: installs plugins for the XLA engine and reports which devices a
+//! machine has.
+
+mod doctor;
+mod install;
+mod nvidia;
+mod packages;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use packages::Package;
+use std::io::{self, ErrorKind, Write, stdout};
+use tensorpack::Result;
+
+/// Installs plugins for the XLA engine and reports which devices a machine has.
+#[derive(Parser)]
+#[command(name = "tensorpack", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Manage plugins for the XLA engine.
+    #[command(subcommand)]
+    Plugin(PluginCommand),
+    /// Report which engines and devices are available, and how to get what is missing.
+    Doctor,
+}
+
+#[derive(Subcommand)]
+enum PluginCommand {
+    /// Install a plugin with pip.
+    Install {
+        /// The plugin to install.
+        #[arg(value_parser = packages::parser())]
+        name: &'static Package,
+        /// Print what would be downloaded and where it would be installed, and do nothing.
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+fn main() -> Result<()> {
+    let cli: Cli = tensorpack::command_line::parse()?;
+    match cli.command {
+        Some(Command::Plugin(PluginCommand::Install { name, dry_run: true })) => {
+            printed(stdout().write_all(install::plan(name)?.as_bytes()))
+        }
+        Some(Command::Plugin(PluginCommand::Install { name, dry_run: false })) => install::install(name),
+        Some(Command::Doctor) => printed(doctor::report(&mut stdout())),
+        None => printed(write!(stdout(), "{}", Cli::command().render_help())),
+    }
+}
+
+/// Forgives a reader that has seen enough and closed the pipe, such as `head -1`.
+fn printed(result: io::Result<()>) -> Result<()> {
+    match result {
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
+        result => Ok(result?),
+    }
+}

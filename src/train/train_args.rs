@@ -1,0 +1,287 @@
+//! The options that every training program understands.
+
+use super::{
+    AsyncMultiGpuTrainer, Configured, NoOpTrainer, QueueInputTrainer, SimpleTrainer, SingleCostTrainer,
+    SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated, TrainConfig,
+};
+use crate::command_line;
+use crate::io::smart_init;
+use crate::runtime::Device;
+use clap::builder::{PossibleValue, PossibleValuesParser};
+use clap::{ArgAction, Args, Parser};
+use std::path::PathBuf;
+use tensorpack_tensor::{Error, Result};
+
+/// The options of a training program, to be parsed alone or flattened into a program's own options.
+///
+/// The last value of an option that is given twice counts. Programs that take other options, too,
+/// flatten these into their own:
+///
+/// ```no_run
+/// use clap::Parser;
+/// use tensorpack::train::TrainArgs;
+/// # fn config(_: Option<std::path::PathBuf>) -> tensorpack::train::TrainConfig { unimplemented!() }
+///
+/// /// Trains on photographs.
+/// #[derive(Parser)]
+/// struct Args {
+///     #[command(flatten)]
+///     train: TrainArgs,
+///     /// The folder of photographs.
+///     #[arg(long, value_name = "DIR")]
+///     data: Option<std::path::PathBuf>,
+/// }
+///
+/// fn main() -> tensorpack::Result<()> {
+///     let args: Args = tensorpack::command_line::parse()?;
+///     // This program has no long schedule.
+///     args.train.without(&["--full"])?;
+///     args.train.configure(config(args.data))?.train()?;
+///     Ok(())
+/// }
+/// ```
+#[doc(alias = "CommandLine")]
+#[derive(Args, Clone, Debug, Default)]
+// Without `None` this page would be the description of programs that have none of their own.
+#[command(about = None, long_about = None, args_override_self = true)]
+pub struct TrainArgs {
+    /// The last epoch.
+    #[arg(long, value_name = "N")]
+    pub max_epoch: Option<u64>,
+    /// Steps in an epoch.
+    #[arg(long, value_name = "N")]
+    pub steps_per_epoch: Option<u64>,
+    /// The trainer; defaults to simple.
+    #[arg(long, value_name = "NAME", value_parser = trainer_names())]
+    pub trainer: Option<String>,
+    /// Devices such as cpu:0,cpu:1, one tower on each; reference: f64, for debugging.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', action = ArgAction::Set)]
+    pub devices: Vec<Device>,
+    /// Threads of each device.
+    #[arg(long, value_name = "N")]
+    pub threads_per_device: Option<usize>,
+    /// The directory of the run; a run that is there already is resumed.
+    #[arg(long, value_name = "DIR")]
+    pub logdir: Option<PathBuf>,
+    /// A file or checkpoint with initial values of variables.
+    #[arg(long, value_name = "PATH")]
+    pub load: Option<PathBuf>,
+    /// Start a new run, even if there is one in the directory.
+    #[arg(long)]
+    pub fresh: bool,
+    /// The seed of all random numbers.
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Train on constant data, to measure speed.
+    #[arg(long)]
+    pub fake: bool,
+    /// Train for the original's long schedule.
+    #[arg(long)]
+    pub full: bool,
+    /// Fail if the result that the program states is missed.
+    #[arg(long)]
+    pub assert: bool,
+}
+
+fn trainer_names() -> PossibleValuesParser {
+    let names = ["simple", "queue", "sync-ps", "sync-replicated", "async"].map(PossibleValue::new);
+    PossibleValuesParser::new(names.into_iter().chain([PossibleValue::new("noop").hide(true)]))
+}
+
+// A program that has these options alone. (A doc comment would be its description.)
+#[derive(Parser)]
+struct Program {
+    #[command(flatten)]
+    train: TrainArgs,
+}
+
+impl TrainArgs {
+    /// Parses the command line of a program that has these options alone; see
+    /// [`command_line::parse`].
+    pub fn parse() -> Result<TrainArgs> {
+        Ok(command_line::parse::<Program>()?.train)
+    }
+
+    /// Parses a list of options, without a program's name before them.
+    #[doc(alias = "of")]
+    pub fn parse_options<S: Into<String>>(options: impl IntoIterator<Item = S>) -> Result<TrainArgs> {
+        let words = std::iter::once("program".to_string()).chain(options.into_iter().map(Into::into));
+        Ok(command_line::parse_from::<Program>(words)?.train)
+    }
+
+    /// Returns an error if one of these options was given, for a program to which they do not
+    /// apply.
+    pub fn without(&self, options: &[&str]) -> Result<()> {
+        for option in options {
+            let given = match *option {
+                "--max-epoch" => self.max_epoch.is_some(),
+                "--steps-per-epoch" => self.steps_per_epoch.is_some(),
+                "--trainer" => self.trainer.is_some(),
+                "--devices" => !self.devices.is_empty(),
+                "--threads-per-device" => self.threads_per_device.is_some(),
+                "--logdir" => self.logdir.is_some(),
+                "--load" => self.load.is_some(),
+                "--fresh" => self.fresh,
+                "--seed" => self.seed.is_some(),
+                "--fake" => self.fake,
+                "--full" => self.full,
+                "--assert" => self.assert,
+                _ => return Err(Error::argument(format!("TrainArgs has no option {option}"))),
+            };
+            if given {
+                return Err(Error::argument(format!("{option} does not apply to this program")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the configuration with the options that were given in place of its own.
+    pub fn apply(&self, mut config: TrainConfig) -> Result<TrainConfig> {
+        config.max_epoch = self.max_epoch.unwrap_or(config.max_epoch);
+        config.steps_per_epoch = self.steps_per_epoch.or(config.steps_per_epoch);
+        config.session.threads = self.threads_per_device.or(config.session.threads);
+        config.session.seed = self.seed.unwrap_or(config.session.seed);
+        config.logdir = self.logdir.clone().or(config.logdir);
+        config.fresh |= self.fresh;
+        if let [device, ..] = self.devices[..] {
+            config.session.device = device;
+        }
+        if let Some(path) = &self.load {
+            config.session_init = Some(smart_init(path)?);
+        }
+        Ok(config)
+    }
+
+    /// The trainer that was asked for; defaults to [`SimpleTrainer`].
+    pub fn trainer(&self) -> Result<SingleCostTrainer> {
+        match self.trainer.as_deref() {
+            None | Some("simple") => Ok(SimpleTrainer::new().into()),
+            Some("queue") => Ok(QueueInputTrainer::new().into()),
+            Some("noop") => Ok(NoOpTrainer::new().into()),
+            Some("sync-ps") => Ok(SyncMultiGpuTrainerParameterServer::on(self.devices()).into()),
+            Some("sync-replicated") => Ok(SyncMultiGpuTrainerReplicated::on(self.devices()).into()),
+            Some("async") => Ok(AsyncMultiGpuTrainer::on(self.devices()).into()),
+            Some(other) => Err(Error::argument(format!("--trainer: there is no trainer {other:?}"))),
+        }
+    }
+
+    /// The number of towers that trainer builds; each takes a batch of its own.
+    pub fn towers(&self) -> usize {
+        match self.trainer.as_deref() {
+            Some("sync-ps" | "sync-replicated" | "async") => self.devices().len(),
+            _ => 1,
+        }
+    }
+
+    /// The devices that were given; defaults to `cpu:0`.
+    fn devices(&self) -> Vec<Device> {
+        if self.devices.is_empty() { vec![Device::Cpu(0)] } else { self.devices.clone() }
+    }
+
+    /// Applies the options to a configuration and pairs it with the trainer:
+    /// `configure(config)?.train()`.
+    pub fn configure(&self, config: TrainConfig) -> Result<Configured> {
+        Ok(Configured { config: self.apply(config)?, trainer: self.trainer()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use tensorpack_tensor::ErrorKind;
+
+    fn args(text: &str) -> Result<TrainArgs> {
+        TrainArgs::parse_options(text.split_whitespace())
+    }
+
+    #[test]
+    fn options_are_parsed_and_applied() {
+        let args = args("--max-epoch 3 --seed 7 --logdir /tmp/x --fresh --threads-per-device 2").unwrap();
+        let config = args.apply(TrainConfig::default()).unwrap();
+        assert_eq!((config.max_epoch, config.session.seed, config.session.threads), (3, 7, Some(2)));
+        assert_eq!(config.logdir.unwrap().to_str(), Some("/tmp/x"));
+        assert!(config.fresh);
+    }
+
+    #[test]
+    fn the_last_value_of_a_repeated_option_counts() {
+        let args = args("--seed 1 --fresh --devices cpu:0,cpu:1 --seed 2 --fresh --devices cpu:2").unwrap();
+        assert_eq!((args.seed, args.fresh, &args.devices[..]), (Some(2), true, &[Device::Cpu(2)][..]));
+    }
+
+    #[test]
+    fn a_tower_on_each_device_where_the_trainer_has_several() {
+        let towers = |text: &str| args(text).unwrap().towers();
+        assert_eq!(towers("--trainer sync-replicated --devices cpu:0,cpu:1"), 2);
+        assert_eq!(towers("--trainer sync-ps"), 1);
+        assert_eq!(towers("--devices cpu:0,cpu:1"), 1);
+    }
+
+    #[test]
+    fn trainers_have_a_tower_on_each_device() {
+        for name in ["sync-ps", "sync-replicated", "async"] {
+            let args = args(&format!("--trainer {name} --devices cpu:0,cpu:1,cpu:2")).unwrap();
+            assert_eq!((args.towers(), args.trainer().unwrap().strategy().towers()), (3, 3), "{name}");
+        }
+    }
+
+    #[test]
+    fn every_trainer_that_is_listed_exists() {
+        let command = Program::command();
+        let trainer = command.get_arguments().find(|arg| arg.get_id() == "trainer").unwrap();
+        let names = trainer.get_possible_values();
+        assert_eq!(names.len(), 6);
+        for name in names {
+            args(&format!("--trainer {}", name.get_name())).unwrap().trainer().unwrap();
+        }
+    }
+
+    #[test]
+    fn bad_options_are_errors_that_name_them() {
+        let lines = ["--max-epoch", "--seed x", "--colour red", "--trainer none", "--devices cpu:x", "epoch"];
+        for line in lines {
+            let error = args(line).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Argument, "{line}");
+            assert!(error.message().contains(line.split(' ').next().unwrap()), "{line}: {error}");
+        }
+        let error = args("--trainer none").unwrap_err();
+        assert!(error.to_string().contains("sync-replicated"), "{error}");
+    }
+
+    #[test]
+    fn an_option_that_does_not_apply_is_an_error() {
+        let all = "--max-epoch 1 --steps-per-epoch 1 --trainer simple --devices cpu:0 --threads-per-device 1 \
+                   --logdir a --load b --fresh --seed 1 --fake --full --assert";
+        let (all, none) = (args(all).unwrap(), args("").unwrap());
+        let command = Program::command();
+        let options: Vec<_> = command.get_arguments().filter_map(|arg| arg.get_long()).collect();
+        assert_eq!(options.len(), 12);
+        for option in options {
+            let option = format!("--{option}");
+            let error = all.without(&[&option]).unwrap_err();
+            assert!(error.message().contains(&option), "{error}");
+            none.without(&[&option]).unwrap();
+        }
+        assert!(none.without(&["--colour"]).is_err());
+    }
+
+    #[test]
+    fn a_program_may_add_options_and_keeps_its_description() {
+        /// Trains on photographs.
+        #[derive(Parser)]
+        struct Own {
+            #[command(flatten)]
+            train: TrainArgs,
+            #[arg(long)]
+            data: Option<String>,
+        }
+        let own: Own =
+            command_line::parse_from(["own", "--seed", "7", "--data", "folder", "--fresh"]).unwrap();
+        assert_eq!((own.train.seed, own.train.fresh, own.data.as_deref()), (Some(7), true, Some("folder")));
+        assert!(command_line::parse_from::<Own>(["own", "--data"]).is_err());
+        let help = Own::command().render_help().to_string();
+        assert!(help.starts_with("Trains on photographs"), "{help}");
+        assert!(help.contains("--steps-per-epoch <N>"), "{help}");
+    }
+}
