@@ -45,13 +45,13 @@ fn viewed(x: &Tensor, c: &mut Choices<'_>) -> Tensor {
             x.reshape(&[first, n / first])
         }
         4 => {
-            let axis = (0..rank).find(|&d| have[d] % 2 == 0).unwrap_or(0);
-            if have[axis] % 2 == 0 { x.split_dim(axis as isize, &[2, -1]) } else { x.expand_dims(0) }
+            let axis = (0..rank).find(|&d| have[d].is_multiple_of(2)).unwrap_or(0);
+            if have[axis].is_multiple_of(2) { x.split_dim(axis as isize, &[2, -1]) } else { x.expand_dims(0) }
         }
         5 => {
             // As many elements as before: half of them, twice.
-            let axis = (0..rank).find(|&d| have[d] % 2 == 0).unwrap_or(0);
-            if have[axis] % 2 == 1 {
+            let axis = (0..rank).find(|&d| have[d].is_multiple_of(2)).unwrap_or(0);
+            if !have[axis].is_multiple_of(2) {
                 return x.clone();
             }
             let mut from = vec![0; rank];
