@@ -341,3 +341,24 @@ fn variables_may_trade_values() {
     right.extend([counted(3, |i| 700.0 + i), counted(3, |i| 600.0 + i)]);
     assert_eq!(run.after(), right);
 }
+
+/// Larger than what a thread does at once: an element may not be overwritten while another is still
+/// to be made of it.
+#[test]
+fn a_large_variable_may_become_a_turn_of_itself() {
+    let n = 300;
+    let at = |i: usize, j: usize| (n * i + j) as f64;
+    let all = |f: &dyn Fn(usize, usize) -> f64| -> Vec<f64> { (0..n * n).map(|k| f(k / n, k % n)).collect() };
+    let mut run = Run::new();
+    let w: Vec<Variable> = (0..3).map(|_| run.variable(&[n, n], DType::F64)).collect();
+    run.updates.push(w[0].assign(&(w[0].value() - w[0].matrix_transpose())));
+    run.updates.push(w[1].assign(&(w[1].reverse(&[0, 1]) * 2.0)));
+    let row = w[2].strided_slice(&[7, 0], &[Some(8), None], &[1, 1]);
+    run.updates.push(w[2].assign(&(w[2].value() + row)));
+    let right = [
+        all(&|i, j| at(i, j) - at(j, i)),
+        all(&|i, j| 2.0 * (100.0 + at(n - 1 - i, n - 1 - j))),
+        all(&|i, j| 400.0 + at(i, j) + at(7, j)),
+    ];
+    assert!(run.after() == right, "some element was overwritten too early");
+}
