@@ -40,7 +40,8 @@ impl Session {
         let bad = |what: &str| Error::new(ErrorKind::NotFinite, what);
         let mut search = || {
             let lowered = lowering::lower(self.graph(), &request(fetches, feeds), self.reading)?;
-            // Only variables that the run reads and that were finite at first: others may be infinite for a reason.
+            // Only variables that the run reads and that were finite at first: others may be
+            // infinite for a reason.
             for (i, v) in self
                 .graph()
                 .variables()

@@ -82,9 +82,9 @@ pub(super) fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Resu
     Ok(lowered)
 }
 
-/// For each tower, the nodes that must be computed for their own sake: what is fetched and assigned there, the costs of
-/// the gradients that are used, and every collective in which another tower takes part, for else that one would wait
-/// forever.
+/// For each tower, the nodes that must be computed for their own sake: what is fetched and assigned
+/// there, the costs of the gradients that are used, and every collective in which another tower
+/// takes part, for else that one would wait forever.
 fn close_over_collectives(
     graph: &Frozen,
     fetched: &[TensorId],
