@@ -63,8 +63,8 @@ impl Fan {
 }
 
 impl Init {
-    /// Whether all first values of a variable of this type are finite. A variable of which some are not, such as the
-    /// least cost so far, may be infinite later as well.
+    /// Whether all first values of a variable of this type are finite. A variable of which some are
+    /// not, such as the least cost so far, may be infinite later as well.
     pub(crate) fn is_finite(&self, dtype: DType) -> bool {
         let fine = |x: f64| if dtype == DType::F64 { x.is_finite() } else { (x as f32).is_finite() };
         match self {

@@ -88,7 +88,8 @@ pub struct Node {
     pub site: Site,
     /// What it is to training.
     pub role: Role,
-    /// The costs it is a gradient of: a run that changes variables computes them too, since they must be finite.
+    /// The costs it is a gradient of: a run that changes variables computes them too, since they
+    /// must be finite.
     pub costs: Vec<NodeId>,
     /// The tower it was built in; 0 outside of towers.
     pub tower: usize,

@@ -66,11 +66,12 @@ impl LowerCx<'_> {
         views.swap_remove(0)
     }
 
-    /// Makes every reader of `view` see the same bits, those that are lowered later or were before included.
+    /// Makes every reader of `view` see the same bits, including readers that were lowered earlier.
     ///
-    /// For comparisons with a value that was computed from the same elements, such as a maximum: a compiler that
-    /// recomputes the elements for the comparison may contract a multiplication and an addition into one rounding
-    /// there and not elsewhere, and then no element equals the maximum. The CPU engine's kernels always round alike.
+    /// For comparisons with a value that was computed from the same elements, such as a maximum: a
+    /// compiler that recomputes the elements for the comparison may contract a multiplication and
+    /// an addition into one rounding there and not elsewhere, and then no element equals the
+    /// maximum. The CPU engine's kernels always round alike.
     pub fn materialize(&mut self, view: &View) {
         if self.program.is_temp(view.buffer) && !self.program.materialized.contains(&view.buffer) {
             self.program.materialized.push(view.buffer);

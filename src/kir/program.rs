@@ -96,15 +96,16 @@ pub struct Program {
     pub updates: Vec<Update>,
     /// Costs, which must be finite.
     pub costs: Vec<View>,
-    /// Results that must be finite before any variable changes: costs, and what updates are made from. Next values must
-    /// be finite as well, see [`Update::finite`].
+    /// Results that must be finite before any variable changes: costs, and what updates are made
+    /// from. Next values must be finite as well, see [`Update::finite`].
     pub finite: Vec<BufferId>,
     /// Variables that another tower's program updates at the end of the same run.
     pub updated_elsewhere: Vec<usize>,
     /// Results that stay as they are, whatever could be fused across them: gradients of variables.
     pub kept: Vec<View>,
-    /// Results that are computed once and stored: all kernels that read one see the same bits. A compiler that fuses
-    /// a producer into each of its readers may round differently in each; see [`LowerCx::materialize`].
+    /// Results that are computed once and stored: all kernels that read one see the same bits. A
+    /// compiler that fuses a producer into each of its readers may round differently in each; see
+    /// [`LowerCx::materialize`].
     ///
     /// [`LowerCx::materialize`]: super::LowerCx::materialize
     pub materialized: Vec<BufferId>,

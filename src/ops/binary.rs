@@ -62,8 +62,8 @@ impl OpDef for Binary {
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
         use kir::Binary::*;
         let (a, b, y, dy) = (cx.input(0), cx.input(1), cx.output(0), cx.dy());
-        // Where both are equal, the maximum's gradient is shared between them. If both have a gradient, they must agree
-        // on which of them is the larger.
+        // Where both are equal, the maximum's gradient is shared between them. If both have a
+        // gradient, they must agree on which of them is the larger.
         let [a_seen, b_seen] = match self.0 {
             Max | Min if cx.needs(0) && cx.needs(1) => [a, b].map(Tensor::optimization_barrier),
             _ => [a, b].map(Tensor::clone),

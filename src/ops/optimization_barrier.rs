@@ -36,10 +36,11 @@ impl OpDef for OptimizationBarrier {
 }
 
 impl Tensor {
-    /// This tensor, whose elements are computed once for all who read them; see [`LowerCx::materialize`].
+    /// This tensor, whose elements are computed once for all who read them; see
+    /// [`LowerCx::materialize`].
     ///
-    /// What compares a tensor with a value computed from it goes through this, or XLA may compare with elements that
-    /// it recomputed with other rounding.
+    /// What compares a tensor with a value computed from it goes through this, or XLA may compare
+    /// with elements that it recomputed with other rounding.
     #[track_caller]
     pub(crate) fn optimization_barrier(&self) -> Tensor {
         Tensor::apply_one(OptimizationBarrier, &[self])

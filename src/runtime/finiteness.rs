@@ -1,7 +1,7 @@
 //! What must be finite before a run changes any variable, for all engines.
 //!
-//! Costs, what updates are made from, and next values. Engines check all of it before the first write; how they do is
-//! their own business.
+//! Costs, the inputs of updates, and next values. Each engine checks all of it before the first
+//! write, in its own way.
 
 use crate::kir::{BufferId, Kernel, Program};
 use std::collections::{HashMap, HashSet};
@@ -16,8 +16,8 @@ pub(super) struct Part {
 
 /// Fills in [`Program::finite`], and returns the results that only updates need.
 ///
-/// Late results are not in [`Program::finite`], only what they read: an engine computes them while it writes variables,
-/// and checks the next values alone.
+/// Late results are not in [`Program::finite`], only their inputs are: engines compute late results
+/// while they write variables, and check the next values alone.
 pub(super) fn find(program: &mut Program) -> HashMap<BufferId, Part> {
     let elsewhere = program.fetches.iter().chain(&program.costs).chain(&program.kept);
     let mut read_elsewhere: HashSet<BufferId> = elsewhere.map(|v| v.buffer).collect();
@@ -53,7 +53,8 @@ pub(super) fn find(program: &mut Program) -> HashMap<BufferId, Part> {
     parts.into_iter().map(|(b, variable)| (b, Part { variable, late: late.contains(&b) })).collect()
 }
 
-/// Results that neither a cost nor a gradient nor a fetch needs, each with the variable whose update needs it first.
+/// Results that neither a cost nor a gradient nor a fetch needs, each with the variable whose
+/// update needs it first.
 fn of_variables(program: &Program) -> HashMap<BufferId, usize> {
     let makers: HashMap<BufferId, usize> = program
         .kernels

@@ -24,7 +24,8 @@ fn scalar(x: f32) -> HostTensor {
     HostTensor::scalar(x)
 }
 
-/// One overflow among several updates keeps all of them from happening, whatever their order and form.
+/// One overflow among several updates keeps all of them from happening, whatever their order and
+/// form.
 #[test]
 fn all_updates_or_none() {
     let g = Graph::new();
@@ -183,8 +184,8 @@ fn ordinary_updates_are_computed_once() {
     }
 }
 
-/// The bound of a variable grows with every step, as if all went in one direction, until it says nothing. Then the
-/// variable is looked at, and that is enough.
+/// The bound of a variable grows with every step, as if all went in one direction, until it says
+/// nothing. Then the variable is looked at, and that is enough.
 #[test]
 fn variables_are_looked_at_when_bounds_say_too_little() {
     let model = Model::new(&Sgd::new(1.0), DType::F32, Device::Cpu(0), 6000);

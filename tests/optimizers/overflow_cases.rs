@@ -1,4 +1,5 @@
-//! Updates that overflow: gradients that are finite, and an optimizer's state or a variable that would not be.
+//! Updates that overflow: gradients that are finite, and an optimizer's state or a variable that
+//! would not be.
 
 use tensorpack::graph::{Graph, Op, TensorSpec, VariableSpec};
 use tensorpack::optim::{
@@ -8,7 +9,8 @@ use tensorpack::runtime::{Device, Session, SessionOptions};
 use tensorpack::tower::TowerContext;
 use tensorpack::{DType, ErrorKind, HostTensor};
 
-/// An optimizer, and a gradient for f32 and one for f64 that overflow a variable within three steps.
+/// An optimizer, and a gradient for f32 and one for f64 that overflow a variable within three
+/// steps.
 struct Case {
     optimizer: Box<dyn Optimizer>,
     gradients: [f64; 2],
@@ -49,7 +51,8 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// A cost that is always 0, with whatever gradient is fed, and a second variable that never overflows.
+    /// A cost that is always 0, with whatever gradient is fed, and a second variable that never
+    /// overflows.
     pub(crate) fn new(optimizer: &dyn Optimizer, dtype: DType, device: Device, len: usize) -> Model {
         let g = Graph::new();
         let t = TowerContext::training(&g);
@@ -84,8 +87,8 @@ impl Model {
     }
 }
 
-/// Every optimizer, in f32 and f64: the step that overflows is an error that names the variable and leaves all as they
-/// were, and training goes on after it.
+/// Every optimizer, in f32 and f64: the step that overflows is an error that names the variable and
+/// leaves all as they were, and training goes on after it.
 pub(crate) fn every_optimizer(device: Device, len: usize) {
     for case in cases() {
         for (dtype, gradient) in [DType::F32, DType::F64].into_iter().zip(case.gradients) {

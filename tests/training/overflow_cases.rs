@@ -24,7 +24,8 @@ impl ModelDesc for Fed {
     }
 }
 
-/// A gradient for each tower and step; in step `bad` the last tower has one whose square is too large for f32.
+/// A gradient for each tower and step; in step `bad` the last tower has one whose square is too
+/// large for f32.
 fn gradients(towers: u64, bad: Option<u64>) -> FromFn {
     FromFn::new(8 * towers, move |i| {
         let is_bad = bad.is_some_and(|bad| i == bad * towers + towers - 1);
@@ -75,7 +76,8 @@ impl Setup {
         assert_eq!(skipped.session.run_index().unwrap(), 8);
     }
 
-    /// The last checkpoint before the step stands, and training goes on from it as if nothing had happened.
+    /// The last checkpoint before the step stands, and training goes on from it as if nothing had
+    /// happened.
     pub(crate) fn keeps_the_last_checkpoint(&self) {
         let (broken, whole) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let config =

@@ -1,5 +1,5 @@
-//! Results that compare a tensor with a value computed from it: XLA must not recompute the tensor with other rounding
-//! for the comparison than for the value.
+//! Results that compare a tensor with a value computed from it: XLA must not recompute the tensor
+//! with other rounding for the comparison than for the value.
 
 use crate::device;
 use tensorpack::prelude::*;
@@ -21,8 +21,8 @@ fn normal(t: &TowerContext, name: &str, sizes: &[usize], dtype: DType) -> Tensor
     t.variable(spec).value().clone()
 }
 
-/// `[2, 15, 13, 1]` from the batch, normalised and then multiplied by one weight per output: a product that compilers
-/// fuse into whatever reads it.
+/// `[2, 15, 13, 1]` from the batch, normalised and then multiplied by one weight per output: a
+/// product that compilers fuse into whatever reads it.
 fn fused_product(t: &TowerContext, x: &Tensor) -> Tensor {
     let y = InstanceNorm::new().no_scale().apply(t, "in", &x.slice_axis(3, 0, Some(1)));
     let y = LayerNorm::new().last_axis().epsilon(0.1).layout(Layout::Nchw).apply(t, "ln", &y);
@@ -36,7 +36,8 @@ fn affine(t: &TowerContext, x: &Tensor) -> Tensor {
 
 type Head = fn(&TowerContext, &Tensor) -> Tensor;
 
-/// Trains on XLA, and compares the gradient that each step used with the CPU engine's at the same weights.
+/// Trains on XLA, and compares the gradient that each step used with the CPU engine's at the same
+/// weights.
 fn gradients_agree(what: &str, dtype: DType, head: Head) {
     let Some(device) = device() else { return };
     let build = |device: Device| {

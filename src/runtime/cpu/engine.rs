@@ -491,7 +491,7 @@ impl CpuProgram {
         Ok(Outcome::Committed { behind })
     }
 
-    /// Whether all that the run is about to write to variables is finite. What bounds cannot prove is tried.
+    /// Returns whether all next values are finite: by proof, or else by a trial run of the update.
     fn will_be_finite(
         &self,
         shared: &mut Shared,

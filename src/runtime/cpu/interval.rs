@@ -1,16 +1,16 @@
-//! Interval arithmetic over expressions: bounds of what an expression computes, from bounds of what it reads.
+//! Interval arithmetic: bounds on the results of an expression, given bounds on its operands.
 
 use crate::kir::{Binary, Class, Expr, Reg, Step, Unary};
 use tensorpack_tensor::{DType, bf16};
 
-/// Two numbers that a value is between.
+/// A closed interval that contains a value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Interval {
     pub(super) low: f64,
     pub(super) high: f64,
 }
 
-/// What is known of a value: it is finite and in an interval, or nothing.
+/// The interval of a value that is known to be finite; `None` if nothing is known.
 pub(super) type Bound = Option<Interval>;
 
 const TRUTH: Interval = Interval { low: 0.0, high: 1.0 };
@@ -35,11 +35,12 @@ impl Interval {
         Interval { low: least, high: corners.iter().copied().fold(f64::NEG_INFINITY, f64::max) }
     }
 
-    /// Bounds of values of a class once they are stored as `dtype`; nothing if one could become an infinity.
+    /// Returns the interval after a value of `class` is stored as `dtype`; `None` if it could
+    /// overflow.
     pub(super) fn stored(self, class: Class, dtype: DType) -> Bound {
         let Some(most) = largest(dtype) else { return Some(ANY_INTEGER) };
         let inside = self.low >= -most && self.high <= most;
-        // In a type with fewer digits it is rounded, and by what is inside to no more than the largest there is.
+        // Storing in a narrower type rounds, but never beyond its largest finite value.
         let share = if Class::of(dtype) == class && dtype != DType::Bf16 { 0.0 } else { 2f64.powi(-7) };
         let low = (self.low - self.low.abs() * share).max(-most);
         let high = (self.high + self.high.abs() * share).min(most);
@@ -57,17 +58,18 @@ fn largest(dtype: DType) -> Option<f64> {
     }
 }
 
-/// What a class's arithmetic does to a number at most: rounds it by this share, and takes it for zero below that.
+/// The relative rounding error of one operation of a class, and the smallest normal number:
+/// anything below it is flushed to zero.
 fn rounding(class: Class) -> (f64, f64) {
     match class {
-        // Generous: some kernels divide and take roots with a step of Newton's.
+        // Generous: it also covers division and roots by Newton iteration.
         Class::F32 => (2f64.powi(-18), f64::from(f32::MIN_POSITIVE)),
         Class::F64 => (2f64.powi(-45), f64::MIN_POSITIVE),
         Class::I64 => (0.0, 0.0),
     }
 }
 
-/// A number that is kept as it is, but for subnormal numbers, which are zero.
+/// The interval of a result that is not rounded. Subnormal numbers are flushed to zero.
 fn exact(x: Interval, class: Class) -> Bound {
     let tiny = rounding(class).1;
     let low = if x.low > 0.0 && x.low < tiny { 0.0 } else { x.low };
@@ -79,14 +81,14 @@ fn exact(x: Interval, class: Class) -> Bound {
     }
 }
 
-/// The result of one operation of a class, which rounds.
+/// The interval of a result that is rounded.
 fn rounded(x: Interval, class: Class) -> Bound {
     let share = rounding(class).0;
     exact(Interval::new(x.low - x.low.abs() * share, x.high + x.high.abs() * share), class)
 }
 
-/// Computes bounds of every step of `expr` from those of its operands, whose types are given too; `values` is where,
-/// each with its class. `sizes` are those of the iteration space.
+/// Bounds every step of `expr`, given bounds and types of its operands. Writes the bound and class
+/// of each step to `values`. `sizes` is the iteration space.
 pub(super) fn evaluate(
     expr: &Expr,
     operands: &[(Bound, DType)],

@@ -1,10 +1,12 @@
-//! Whether an update can overflow, told from bounds of what it reads before it writes anything.
+//! Proves that updates do not overflow, before anything is written.
 //!
-//! The kernels that make gradients find their extremes while they are in cache. From those and from bounds of the
-//! variables, interval arithmetic bounds all that an update computes. Where that proves it finite, as it does for all but
-//! numbers near overflow, nothing is computed twice, and the bounds of what it wrote are those of the variables in the next
-//! step. They grow, since they assume the worst of every step; where they prove nothing any more, the variables are looked
-//! at. What cannot be proven then runs on trial: it computes its next values aside, and those are checked.
+//! Kernels that compute gradients record the extremes of their results while these are in cache.
+//! Interval arithmetic over the update's expression turns those and the known bounds of variables
+//! into bounds on the next values. If they are finite, the update runs in place, and its bounds
+//! become the bounds of the variables for the next step. Such bounds only grow, because they assume
+//! the worst case in every step; once they prove nothing, the variables are measured again. An
+//! update that still cannot be proven finite first runs on trial: it writes its next values to
+//! scratch memory, and those are checked.
 
 use super::interval::{Bound, Interval, evaluate};
 use crate::kir::{Class, Expr};
@@ -13,10 +15,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tensorpack_kernels::{Extremes, Isa};
 use tensorpack_tensor::DType;
 
-/// Feeds of more elements are not looked at for a proof.
+/// Larger feeds are not measured for a proof.
 const SMALL_FEED: usize = 1024;
 
-/// The extremes of a tensor, found piece by piece by several threads.
+/// The extremes of a tensor, accumulated by several threads.
 #[derive(Debug, Default)]
 pub(super) struct Measured {
     top: AtomicU64,
@@ -29,7 +31,7 @@ impl Measured {
         self.bottom.store(0, Ordering::Relaxed);
     }
 
-    /// Adds those of a piece. Most pieces change nothing, so that threads rarely write here.
+    /// Merges the extremes of one piece. Most pieces change nothing, so threads rarely write.
     pub(super) fn add(&self, piece: Extremes) {
         if piece.top > self.top.load(Ordering::Relaxed) {
             self.top.fetch_max(piece.top, Ordering::Relaxed);
@@ -44,7 +46,7 @@ impl Measured {
     }
 }
 
-/// Bounds of elements of `dtype` with these extremes: exact if there is but one element.
+/// Returns bounds on elements with these extremes; exact for a single element.
 pub(super) fn bound(extremes: Extremes, dtype: DType, single: bool) -> Bound {
     if !extremes.are_finite(dtype) {
         return None;
@@ -57,7 +59,7 @@ pub(super) fn bound(extremes: Extremes, dtype: DType, single: bool) -> Bound {
     })
 }
 
-/// Bounds of whatever a type can hold, if that is finite.
+/// Returns bounds on all values of an integer type; `None` for floats.
 pub(super) fn any_of(dtype: DType) -> Bound {
     match dtype {
         DType::Bool => Some(Interval::new(0.0, 1.0)),
@@ -89,12 +91,12 @@ pub(super) enum Source {
     Always(Bound),
 }
 
-/// All that a proof for one pass over variables takes.
+/// A proof obligation: one pass over variables writes finite values only.
 #[derive(Debug)]
 pub(super) struct Proof {
     pub(super) expr: Expr,
     pub(super) sizes: Vec<usize>,
-    /// By operand, its type and what bounds it: one source for each variable that the pass runs over.
+    /// The type of each operand and its sources: one for each variable in the pass.
     pub(super) operands: Vec<(DType, Vec<Source>)>,
     pub(super) outputs: Vec<Output>,
 }
@@ -116,7 +118,7 @@ pub(super) struct Known<'a> {
     pub(super) isa: Isa,
 }
 
-/// Room for a proof, kept so that no run allocates.
+/// Scratch memory of a proof, kept so that no run allocates.
 #[derive(Debug, Default)]
 pub(super) struct Room {
     operands: Vec<(Bound, DType)>,
@@ -132,7 +134,7 @@ impl Room {
 }
 
 impl Proof {
-    /// Whether all outputs that must be finite are sure to be. Bounds of all of them go to `next`.
+    /// Returns whether all outputs that must be finite are. Writes bounds on all outputs to `next`.
     pub(super) fn holds(&self, known: Known<'_>, room: &mut Room, next: &mut [Bound]) -> bool {
         room.operands.clear();
         for (dtype, sources) in &self.operands {
@@ -165,7 +167,8 @@ impl Source {
                 if fed.len() > SMALL_FEED {
                     return None;
                 }
-                // SAFETY: the bytes are the tensor's elements, which are of the type that the program was made for.
+                // SAFETY: the bytes are the tensor's elements, which are of the type that the
+                // program was made for.
                 let of = unsafe {
                     tensorpack_kernels::extremes(known.isa, fed.dtype(), fed.as_bytes().as_ptr(), fed.len())
                 };

@@ -39,7 +39,7 @@ pub(super) struct Loc {
 #[derive(Clone, Debug)]
 pub(super) struct Checked {
     pub(super) elements: Range<usize>,
-    /// Where their extremes go: among the results of the run or, if variables are written, among the variables.
+    /// Where their extremes go: the slot of a result or, in a commit, the index of a variable.
     pub(super) slot: usize,
     /// Whether they must be finite for variables to change.
     pub(super) finite: bool,
@@ -473,8 +473,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Results that decide whether variables change, each with a slot for its extremes: what must be finite, as far as
-    /// it is stored, and floats that passes and copies read.
+    /// Assigns a slot to every result whose extremes are recorded: stored results that must be
+    /// finite, and floats that passes and copies read.
     fn slots(&self) -> HashMap<BufferId, usize> {
         let late = self.passes.iter().flat_map(|p| &p.members).flat_map(|m| &m.body.operands);
         let consumed = late.chain(self.copies.iter().map(|(_, v)| v)).chain(&self.program.costs);

@@ -196,7 +196,7 @@ impl TowerRun {
         self.proven.iter().all(|p| *p) && !self.plan.assigns_infinity
     }
 
-    /// Looks at the variables that passes read of which nothing could be proven, where less than that is known of them.
+    /// Measures the variables that unproven passes read and whose bounds come from earlier proofs.
     /// Returns whether there were any.
     pub(super) fn look_at_variables(&self, variables: &mut Variables) -> bool {
         let mut any = false;
@@ -212,7 +212,8 @@ impl TowerRun {
         any
     }
 
-    /// Whether a pass finds the extremes of what it writes: it does where that costs nothing or nothing else is known.
+    /// Whether a pass records the extremes of what it writes: if it is small, or if no proof bounds
+    /// its results.
     fn measures(&self, pass: usize) -> bool {
         let elements = self.plan.steps[self.plan.commit_from + pass].forms[0].1;
         elements <= SMALL_PASS || !self.proven[pass]
@@ -328,8 +329,8 @@ impl TowerRun {
         Ok(())
     }
 
-    /// Runs the passes that no proof holds for, with what they write elsewhere. They read what variables were at the
-    /// start, so the order does not matter.
+    /// Runs the unproven passes with scratch memory as their outputs. All passes read the start
+    /// values of variables, so their order does not matter.
     fn trial(&mut self, cx: &mut TowerCx<'_>, run: &RunInfo, finite: &AtomicBool) -> Result<()> {
         if self.plan.assigns_infinity {
             finite.store(false, Ordering::Relaxed);

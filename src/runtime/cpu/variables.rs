@@ -127,7 +127,8 @@ impl Variables {
     pub(super) fn look_at(&mut self, index: usize) {
         let (place, (dtype, sizes)) = (self.places[index], &self.forms[index]);
         let len = sizes.iter().product();
-        // SAFETY: the slab was made with room for this variable at its place, and nobody writes it meanwhile.
+        // SAFETY: the slab was made with room for this variable at its place, and nobody writes it
+        // meanwhile.
         let of = unsafe { extremes(Isa::detect(), *dtype, self.slab(place.slab).add(place.offset), len) };
         self.known[index] = Value { bound: bound(of, *dtype, len == 1), proven: false };
     }

@@ -400,7 +400,8 @@ impl Memory<'_> {
         &self.reads[2..]
     }
 
-    /// Checks the elements of outputs in a range that a chunk has just written, while they are in cache.
+    /// Checks the elements of outputs in a range that a chunk has just written, while they are in
+    /// cache.
     unsafe fn check(&self, elements: std::ops::Range<usize>) {
         for (i, checked) in self.checked.iter().enumerate() {
             let dtype = self.forms[i].0;

@@ -387,7 +387,8 @@ impl<'a> Modules<'a> {
                 self.arguments.iter().find(is_it).expect("variables that are updated come in").1.clone();
             let mut take = ok.clone();
             if u.finite && new.element.is_float() {
-                // The compiler may compute the value again here and round it up where the check saw the largest float.
+                // The compiler may recompute the value here, and round to infinity what the check
+                // saw as the largest float.
                 let fine = self.w.op("is_finite", &[new], "", DType::Bool, &new.sizes);
                 let ok = self.w.broadcast(&ok, &[], &new.sizes);
                 take = self.w.like("and", &[&ok, &fine]);

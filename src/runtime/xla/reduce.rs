@@ -35,8 +35,8 @@ fn extreme(w: &mut Writer, largest: bool, x: &Value, dims: &[usize]) -> Value {
 
 /// The first place of the largest or smallest, in row-major order over `dims`; NaN comes before all.
 ///
-/// One reduction of values and places together: places where an element equals a maximum computed elsewhere could be
-/// none, if the compiler recomputes the elements with other rounding.
+/// One reduction of values and places together. Comparing elements with their maximum afterwards
+/// may find none, if the compiler recomputes the elements with different rounding.
 fn place(w: &mut Writer, largest: bool, x: &Value, dims: &[usize]) -> Value {
     let reduced: Vec<usize> = dims.iter().map(|&d| x.sizes[d]).collect();
     let places = w.iota(0, DType::I64, &[elements(&reduced)]);

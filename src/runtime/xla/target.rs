@@ -56,8 +56,8 @@ impl Target {
         Device::Xla { platform: self.platform, index: self.first + tower }.to_string()
     }
 
-    /// Whether the compiler keeps optimization barriers until it has fused operations. XLA does on GPUs, where it drops
-    /// them once kernels are scheduled; on CPUs it drops them before.
+    /// Whether the compiler keeps optimization barriers until it has fused operations. XLA does on
+    /// GPUs, where it drops them once kernels are scheduled; on CPUs it drops them before.
     pub(super) fn keeps_barriers(&self) -> bool {
         self.platform != Platform::Cpu
     }

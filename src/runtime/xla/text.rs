@@ -211,9 +211,10 @@ impl Writer {
 
     /// `x`, computed once for all who read the result, in a way that compilers keep.
     ///
-    /// [`Materialize::Barrier`] is enough where the compiler drops barriers after it has fused operations. XLA drops
-    /// them before on CPUs. There the value goes through a branch on an argument that the compiler does not know: what
-    /// branches take and give lies in memory, and no pass moves elementwise operations across one of three branches.
+    /// [`Materialize::Barrier`] suffices if the compiler removes barriers after fusion. On CPUs XLA
+    /// removes them before. There the value passes through a three-way conditional on an argument,
+    /// whose value the compiler does not know: operands and results of conditionals are buffers,
+    /// and XLA turns only two-way conditionals into selects.
     pub(super) fn materialize(&mut self, x: &Value, how: &Materialize) -> Value {
         match how {
             _ if x.is_empty() => x.clone(),

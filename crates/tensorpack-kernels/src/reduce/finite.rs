@@ -1,5 +1,5 @@
-//! The largest and smallest of many floats, and whether all are finite: what a trainer asks of every gradient, so it
-//! should cost one pass over memory.
+//! Extremes of float arrays, and whether all elements are finite. Trainers check every gradient, so
+//! this takes one vectorised pass.
 
 use crate::Isa;
 use crate::simd::per_isa::per_isa;
@@ -7,9 +7,10 @@ use tensorpack_tensor::{DType, bf16};
 
 /// The largest and the smallest of some floats of one type, as bits.
 ///
-/// As integers, the bits of floats that are not negative have the order of the floats, and all that are negative come
-/// behind them, the lowest last; infinities are beyond all numbers, and NaN beyond those. So two maxima of integers
-/// find everything.
+/// Compared as unsigned integers, the bits of negative floats are above those of all others, and
+/// within each sign the bits grow with the magnitude, infinity above all numbers and NaN above
+/// infinity. So a signed and an unsigned integer maximum find both extremes and everything that is
+/// not finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extremes {
     /// The largest bits of those without a sign, or 0.
