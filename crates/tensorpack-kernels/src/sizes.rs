@@ -140,7 +140,7 @@ impl Lookup {
 
     /// Row numbers.
     pub fn indices_len(&self) -> usize {
-        self.index_tables() * self.count
+        if self.shared { self.count } else { self.batch * self.count }
     }
 }
 

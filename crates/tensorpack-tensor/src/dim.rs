@@ -45,11 +45,11 @@ impl Dim {
     /// The product of some dims.
     pub fn product(dims: &[Dim]) -> Dim {
         let unknown: Vec<Dim> = dims.iter().copied().filter(|d| d.known().is_none()).collect();
-        let known = dims.iter().filter_map(|d| d.known());
+        let mut known = dims.iter().filter_map(|d| d.known());
         // Nothing is nothing, whatever the others multiply to.
         let known = match dims.contains(&Dim::Known(0)) {
             true => Some(0),
-            false => known.fold(Some(1usize), |n, d| n?.checked_mul(d)),
+            false => known.try_fold(1usize, usize::checked_mul),
         };
         match (known, unknown.as_slice()) {
             (Some(n), []) => Dim::Known(n),
