@@ -19,8 +19,8 @@ pub(super) fn not_finite(origin: &Origin, hints: &HashMap<String, String>) -> Er
     not_finite_at(&origin.name, origin.site, hints.get(&origin.name).cloned())
 }
 
-/// The result of the node of this name and line is the first that is not finite; `hint` says what that most likely
-/// means.
+/// The result of the node of this name and line is the first that is not finite; `hint` says what
+/// that most likely means.
 pub(super) fn not_finite_at(name: &str, site: Site, hint: Option<String>) -> Error {
     let what = format!("{name} is not finite: it holds a NaN or an infinity");
     let e = Error::new(ErrorKind::NotFinite, what).at(site);
