@@ -116,6 +116,12 @@ impl Program {
         matches!(self.buffer(id).kind, BufferKind::Temp)
     }
 
+    /// Whether the program reads the variable of this number.
+    pub fn reads(&self, variable: usize) -> bool {
+        let is_it = |kind: &BufferKind| matches!(kind, BufferKind::Variable(v) | BufferKind::Snapshot(v) if *v == variable);
+        self.buffers.iter().any(|b| is_it(&b.kind))
+    }
+
     /// The value of a constant with a single element, if `view` is one. Integers that f64 cannot hold are none.
     pub fn scalar_constant(&self, view: &View) -> Option<f64> {
         let exact = |v: &f64| view.dtype != DType::I64 || v.abs() < (1u64 << 53) as f64;
