@@ -81,8 +81,7 @@ impl OpDef for Constant {
         Ok(vec![cx.constant(self.0.clone())])
     }
 
-    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
-        let _ = cx;
+    fn evaluate(&self, _: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         Ok(vec![Array::from_host(&self.0)])
     }
 }

@@ -256,8 +256,8 @@ impl OpDef for Conv2dFilterGrad {
     }
 }
 
-/// Calls `product` for every product of a convolution, with its index in the image, the filter and the output, of
-/// which the sizes are given.
+/// Calls `product` for every product of a convolution, with its index in the image, the filter and
+/// the output, of which the sizes are given.
 pub(super) fn products(
     window: &Window,
     x: &[usize],

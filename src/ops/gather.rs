@@ -25,7 +25,8 @@ impl Along {
         }
     }
 
-    /// The part of an index into what is chosen that finds the number of its row; the numbers have `rank` dims.
+    /// The part of an index into what is chosen that finds the number of its row; the numbers have
+    /// `rank` dims.
     fn index(self, chosen: &[usize], rank: usize) -> &[usize] {
         match self {
             Along::Axis(axis) => &chosen[axis..axis + rank],

@@ -162,7 +162,8 @@ impl OpDef for Pool {
         };
         let ([height, width], slide) = (self.options.window, self.options.slide());
         let pad = slide.pad_low([x[1], x[2]], self.options.window)?;
-        // Where in the image a place in the window of an output lies, unless that is in the padding.
+        // Where in the image a place in the window of an output lies, unless that is in the
+        // padding.
         let at = |o: &[usize], place: usize| {
             let row = slide.position(0, o[1], place / width, pad[0], x[1])?;
             Some([o[0], row, slide.position(1, o[2], place % width, pad[1], x[2])?, o[3]])

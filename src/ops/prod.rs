@@ -154,7 +154,8 @@ impl OpDef for OtherProductsGrad {
     }
 }
 
-/// A number `value + slope e` with `e^2 = 0`: the slope of a product of such numbers is its derivative.
+/// A number `value + slope e` with `e^2 = 0`: the slope of a product of such numbers is its
+/// derivative.
 #[derive(Clone, Copy)]
 struct Dual {
     value: f64,

@@ -118,7 +118,8 @@ impl OpDef for Reduce {
         let x = cx.input(0);
         let reduced = |group: &Vec<Vec<usize>>| {
             let values = || group.iter().map(|i| x.at(i));
-            // Whether the second replaces the first as the extreme: the first of equals stays, and so does a NaN.
+            // Whether the second replaces the first as the extreme: the first of equals stays, and
+            // so does a NaN.
             let replaces = |best: Scalar, v: Scalar| {
                 let larger = matches!(self.kind, ReduceKind::Max | ReduceKind::ArgMax);
                 match (best, v) {
@@ -163,8 +164,8 @@ impl OpDef for Reduce {
     }
 }
 
-/// The elements that a reduction over `axes` makes one of, by their indices in row-major order: a list for each
-/// element of the result, in row-major order too.
+/// The elements that a reduction over `axes` makes one of, by their indices in row-major order: a
+/// list for each element of the result, in row-major order too.
 pub(super) fn groups(sizes: &[usize], axes: &[usize]) -> impl Iterator<Item = Vec<Vec<usize>>> {
     let only = |reduced: bool| {
         let size = |(d, &n): (usize, &usize)| if axes.contains(&d) == reduced { n } else { 1 };

@@ -144,8 +144,8 @@ impl OpDef for Unary {
     }
 }
 
-/// The error function, by its series of positive terms `2 / sqrt(pi) exp(-x^2) sum 2^n x^(2n + 1) / (2n + 1)!!`,
-/// which cancels nothing. From 6 on it is 1 in f64.
+/// The error function, by its series of positive terms `2 / sqrt(pi) exp(-x^2) sum 2^n x^(2n + 1) /
+/// (2n + 1)!!`, which cancels nothing. From 6 on it is 1 in f64.
 fn erf(x: f64) -> f64 {
     if x.is_nan() || x.abs() > 6.0 {
         return if x.is_nan() { x } else { x.signum() };

@@ -82,14 +82,14 @@ impl Window {
         }
     }
 
-    /// Where along axis `i` of an image of size `n`, with `pad` zeros before it, tap `k` of output `o` lies; `None` in
-    /// the padding.
+    /// Where along axis `i` of an image of size `n`, with `pad` zeros before it, tap `k` of output
+    /// `o` lies; `None` in the padding.
     pub(super) fn position(&self, i: usize, o: usize, k: usize, pad: usize, n: usize) -> Option<usize> {
         (o * self.stride[i] + k * self.dilation[i]).checked_sub(pad).filter(|&at| at < n)
     }
 
-    /// Calls `tap` for every pair of an output and a tap of the filter that meets the image, with the height and width
-    /// in the image, the filter and the output, of which the sizes are given.
+    /// Calls `tap` for every pair of an output and a tap of the filter that meets the image, with
+    /// the height and width in the image, the filter and the output, of which the sizes are given.
     pub(super) fn taps(
         &self,
         x: &[usize],

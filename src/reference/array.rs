@@ -1,4 +1,5 @@
-//! Row-major arrays that hold every float as f64 and every integer as i64, whatever the declared element type is.
+//! Row-major arrays that hold every float as f64 and every integer as i64, whatever the declared
+//! element type is.
 
 use tensorpack_tensor::{DType, HostTensor, Result};
 
@@ -50,7 +51,8 @@ pub struct Array {
 }
 
 impl Array {
-    /// Returns the array whose element at each index is what `value` says. Integers wrap to the range of `dtype`.
+    /// Returns the array whose element at each index is what `value` says. Integers wrap to the
+    /// range of `dtype`.
     pub fn from_fn(dtype: DType, sizes: &[usize], mut value: impl FnMut(&[usize]) -> Scalar) -> Array {
         let mut index = Indices::new(sizes);
         let mut array = Array::zeros(dtype, sizes);
@@ -140,8 +142,8 @@ impl Array {
         self.at(index).as_i64()
     }
 
-    /// Returns the element that broadcasting puts at an index of a larger shape: shapes are aligned at the last dim,
-    /// and dims of size 1 repeat.
+    /// Returns the element that broadcasting puts at an index of a larger shape: shapes are aligned
+    /// at the last dim, and dims of size 1 repeat.
     pub fn broadcast_at(&self, index: &[usize]) -> Scalar {
         let own = &index[index.len() - self.sizes.len()..];
         let own: Vec<usize> =
@@ -203,7 +205,8 @@ impl Array {
     }
 }
 
-/// A value as an integer of `dtype`. Integers wrap; floats stop at the ends of the type's range, as Rust's `as` does.
+/// A value as an integer of `dtype`. Integers wrap; floats stop at the ends of the type's range, as
+/// Rust's `as` does.
 fn narrowed(value: Scalar, dtype: DType) -> i64 {
     match (dtype, value) {
         (DType::I32, Scalar::Int(v)) => i64::from(v as i32),

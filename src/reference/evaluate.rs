@@ -4,8 +4,8 @@ use super::{Array, Scalar};
 use crate::kir::CustomKernel;
 use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
 
-/// The evaluation of one graph node: the values of its inputs, the concrete type and sizes of its outputs, and what
-/// random and collective operations need.
+/// The evaluation of one graph node: the values of its inputs, the concrete type and sizes of its
+/// outputs, and what random and collective operations need.
 #[derive(Debug)]
 pub struct EvaluateCx<'a> {
     /// The values of the inputs; `None` for those taken for their shape alone.
@@ -63,14 +63,15 @@ impl EvaluateCx<'_> {
         self.output(|index| Scalar::Float(value(index)))
     }
 
-    /// Returns this run's draw from a random stream: for each element's number, a uniform number in `[0, 1)`.
+    /// Returns this run's draw from a random stream: for each element's number, a uniform number in
+    /// `[0, 1)`.
     pub fn uniform(&self, stream: &str) -> impl Fn(usize) -> f64 {
         let (rng, draw) = (CounterRng::new(self.seed, stream), self.draw);
         move |i| rng.uniform(draw, i as u64)
     }
 
-    /// Returns the number of elements that earlier towers' copies of this operation have: where the numbers of this
-    /// tower begin, if several towers together draw what one would.
+    /// Returns the number of elements that earlier towers' copies of this operation have: where the
+    /// numbers of this tower begin, if several towers together draw what one would.
     pub fn elements_before(&self) -> usize {
         self.elements_before
     }

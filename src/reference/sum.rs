@@ -3,8 +3,8 @@
 use super::{Array, Scalar};
 use tensorpack_tensor::DType;
 
-/// A running sum. Integers wrap; floats carry the rounding error of every addition along (Neumaier, 1974), so that
-/// the reference value of a long sum is as good as that of a short one.
+/// A running sum. Integers wrap; floats carry the rounding error of every addition along (Neumaier,
+/// 1974), so that the reference value of a long sum is as good as that of a short one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum {
     float: f64,

@@ -1,5 +1,5 @@
-//! What a run needs of a frozen graph: which nodes, with which concrete shapes. Engines that lower the graph and the
-//! reference interpreter start from the same selection.
+//! What a run needs of a frozen graph: which nodes, with which concrete shapes. Engines that lower
+//! the graph and the reference interpreter start from the same selection.
 
 use crate::graph::{Fetch, Frozen, Node, NodeId, NodeKind, Spec, TensorId, VariableId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -113,7 +113,8 @@ pub(super) fn assigned_before(
     assigns.range(..id).rev().find(is_it).copied()
 }
 
-/// Nodes whose values are needed, and nodes whose shapes are (those of the former included), in order.
+/// Nodes whose values are needed, and nodes whose shapes are (those of the former included), in
+/// order.
 pub(super) fn needed(
     graph: &Frozen,
     assigns: &BTreeSet<NodeId>,
@@ -171,7 +172,8 @@ pub(super) fn assigns_in_run(graph: &Frozen, request: &Request) -> Result<BTreeS
     Ok(assigns)
 }
 
-/// The last assignment of the run to each variable, in build order: it makes the next value, and reads the others.
+/// The last assignment of the run to each variable, in build order: it makes the next value, and
+/// reads the others.
 pub(super) fn last_assigns(graph: &Frozen, assigns: &BTreeSet<NodeId>) -> Result<Vec<(VariableId, NodeId)>> {
     let mut last: Vec<(VariableId, NodeId)> = Vec::new();
     for &id in assigns {
@@ -221,7 +223,8 @@ impl<'a> Binding<'a> {
         Binding { graph, feeds: HashMap::new(), concrete: HashMap::new() }
     }
 
-    /// Takes type and sizes of what is fed; checks that everything needed is fed, and fed as declared.
+    /// Takes type and sizes of what is fed; checks that everything needed is fed, and fed as
+    /// declared.
     pub(super) fn bind_feeds(
         &mut self,
         request: &Request,

@@ -1,4 +1,5 @@
-//! Where a graph runs: `cpu:0`, `xla:cuda:0`, `reference` for debugging, or `null` for shapes alone.
+//! Where a graph runs: `cpu:0`, `xla:cuda:0`, `reference` for debugging, or `null` for shapes
+//! alone.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,8 +17,9 @@ pub enum Device {
         /// Which of its devices.
         index: usize,
     },
-    /// A plain interpreter of the graph that computes every operation from its definition in f64: slow, and what the
-    /// other devices are tested against. For telling whether a result is a device's fault or the model's own.
+    /// A plain interpreter of the graph that computes every operation from its definition in f64:
+    /// slow, and what the other devices are tested against. For telling whether a result is a
+    /// device's fault or the model's own.
     Reference,
     /// Computes nothing: every result is zeros of the right shape. For testing what surrounds the computation.
     Null,

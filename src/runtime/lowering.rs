@@ -1,4 +1,5 @@
-//! From a frozen graph to kernel IR: takes the nodes a run needs with their concrete shapes, merges equal ones, and
+//! From a frozen graph to kernel IR: takes the nodes a run needs with their concrete shapes, merges
+//! equal ones, and
 //! lowers each.
 
 use super::binding::{
@@ -13,7 +14,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
-/// What an engine makes runnable: a request on a frozen graph. Engines that execute kernel IR lower it.
+/// What an engine makes runnable: a request on a frozen graph. Engines that execute kernel IR lower
+/// it.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'a> {
     graph: &'a Arc<Frozen>,
@@ -189,8 +191,8 @@ fn check_sums(programs: &[Program]) -> Result<()> {
     Ok(())
 }
 
-/// The rows of a random tensor continue over the towers. One that was built outside of them, and so is computed in the
-/// program of each tower that reads it, is one tensor all the same.
+/// The rows of a random tensor continue over the towers. One that was built outside of them, and so
+/// is computed in the program of each tower that reads it, is one tensor all the same.
 fn number_random_rows(programs: &mut [Program]) {
     let mut drawn: HashMap<String, usize> = HashMap::new();
     let mut first_of: HashMap<String, usize> = HashMap::new();

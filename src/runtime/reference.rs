@@ -1,5 +1,6 @@
-//! The reference engine: interprets the frozen graph node by node in f64. It merges, fuses and reuses nothing, and
-//! shares no lowering with the other engines, so that a result of theirs can be held against it.
+//! The reference engine: interprets the frozen graph node by node in f64. It merges, fuses and
+//! reuses nothing, and shares no lowering with the other engines, so that a result of theirs can be
+//! held against it.
 
 use super::binding::{
     Binding, Concrete, assigned_before, assigns_in_run, close_over_collectives, collective, last_assigns,
@@ -45,7 +46,8 @@ struct ReferenceProgram {
     feeds: HashMap<NodeId, usize>,
     concrete: HashMap<NodeId, Concrete>,
     assigns: BTreeSet<NodeId>,
-    /// For every node of a collective operation, what it sums: input 0 of its node in each tower, in their order.
+    /// For every node of a collective operation, what it sums: input 0 of its node in each tower,
+    /// in their order.
     collectives: HashMap<NodeId, Vec<TensorId>>,
     /// Elements of output 0 in earlier towers' copies of a node.
     elements_before: HashMap<NodeId, usize>,
@@ -100,7 +102,8 @@ impl Executor for ReferenceEngine {
             }
             _ => None,
         });
-        // The culprit made something bad of good inputs. Infinities that the model has for constants are none.
+        // The culprit made something bad of good inputs. Infinities that the model has for
+        // constants are none.
         let first =
             made_bad.clone().find(|(node, _)| node.inputs.iter().all(finite)).or_else(|| made_bad.next());
         Ok(first.map(|(node, op)| {
@@ -252,8 +255,8 @@ fn bytes<'a>(sizes: impl Iterator<Item = &'a [usize]>) -> Result<usize> {
     Ok(total)
 }
 
-/// For every node of a collective operation, input 0 of its node in each tower. A layer that is used twice has the same
-/// keys again: towers meet in the order of the uses.
+/// For every node of a collective operation, input 0 of its node in each tower. A layer that is
+/// used twice has the same keys again: towers meet in the order of the uses.
 fn collectives(graph: &Frozen, values: &BTreeSet<NodeId>) -> HashMap<NodeId, Vec<TensorId>> {
     let mut uses: HashMap<(usize, &str), usize> = HashMap::new();
     let mut meetings: BTreeMap<(&str, usize), Vec<(usize, NodeId)>> = BTreeMap::new();
@@ -274,7 +277,8 @@ fn collectives(graph: &Frozen, values: &BTreeSet<NodeId>) -> HashMap<NodeId, Vec
     summed
 }
 
-/// The nodes of a run, each after all whose values it takes: its inputs, and for a collective those of all towers.
+/// The nodes of a run, each after all whose values it takes: its inputs, and for a collective those
+/// of all towers.
 fn in_order(
     graph: &Frozen,
     assigns: &BTreeSet<NodeId>,

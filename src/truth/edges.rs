@@ -1,4 +1,5 @@
-//! Zeros, infinities and NaN: what operations make of them is what the reference says, on every instruction set.
+//! Zeros, infinities and NaN: what operations make of them is what the reference says, on every
+//! instruction set.
 
 use crate::graph::{Graph, Tensor};
 use crate::ops::{Conv2dOptions, PoolOptions};
@@ -27,8 +28,8 @@ fn run(
     outputs.iter().map(|y| session.run(&[y], &[]).unwrap()[0].to_f64_vec()).collect()
 }
 
-/// Checks that every engine makes the same of these values as the reference: NaN where it says NaN, the same infinities,
-/// and values that are equal but for rounding.
+/// Checks that every engine makes the same of these values as the reference: NaN where it says NaN,
+/// the same infinities, and values that are equal but for rounding.
 fn check(name: &str, sizes: &[usize], values: &[f64], build: Build) -> Result<(), String> {
     let reference = SessionOptions { device: Device::Reference, ..SessionOptions::default() };
     let right = run(reference, DType::F64, sizes, values, build);
@@ -125,7 +126,8 @@ fn reductions_of_edges_are_those_of_the_reference() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Infinite taps are left out: fast kernels multiply them with the zeros around the image, plain ones do not.
+/// Infinite taps are left out: fast kernels multiply them with the zeros around the image, plain
+/// ones do not.
 #[test]
 fn convolutions_of_edges_are_those_of_the_reference() {
     let mut image: Vec<f64> = (0..25).map(|i| f64::from(i) - 12.0).collect();

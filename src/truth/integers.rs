@@ -5,7 +5,8 @@ use crate::runtime::{Device, Session, SessionOptions};
 use tensorpack_kernels::Isa;
 use tensorpack_tensor::{CounterRng, DType, HostTensor, bf16};
 
-/// The result of `build` on `inputs`, which must be the same on every instruction set and on the reference device.
+/// The result of `build` on `inputs`, which must be the same on every instruction set and on the
+/// reference device.
 fn run(inputs: &[&HostTensor], build: impl Fn(&[Tensor]) -> Tensor) -> HostTensor {
     let found = on_engines(inputs, &build);
     let options = SessionOptions { device: Device::Reference, ..SessionOptions::default() };

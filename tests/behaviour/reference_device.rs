@@ -1,4 +1,5 @@
-//! The reference device: the graph in f64, operation by operation, with the sessions' promises of any other device.
+//! The reference device: the graph in f64, operation by operation, with the sessions' promises of
+//! any other device.
 
 use std::sync::Arc;
 use tensorpack::autodiff::gradients;
@@ -56,7 +57,8 @@ fn five_steps_of_training_are_those_of_the_cpu_engine() {
         let t = TowerContext::training(&graph);
         let x = graph.placeholder(&TensorSpec::new("x", DType::F64, [None, Some(6), Some(6), Some(2)]));
         let label = graph.placeholder(&TensorSpec::i32("label", [None]));
-        // Adam would make a bias that normalisation takes out again of the rounding errors in its gradient.
+        // Adam would make a bias that normalisation takes out again of the rounding errors in its
+        // gradient.
         let h = Conv2d::new(4, 3).no_bias().apply(&t, "conv", &x);
         let h = BatchNorm::new().apply(&t, "bn", &h).relu().max_pool(2).flatten(1).dropout(0.3);
         let logits = Linear::new(3).apply(&t, "fc", &h);
@@ -126,7 +128,8 @@ fn a_written_variable_is_read_back() {
     assert_eq!(e.kind(), ErrorKind::Shape);
 }
 
-/// A variable is read as it was at the start of the run; updates compose in the order they were built.
+/// A variable is read as it was at the start of the run; updates compose in the order they were
+/// built.
 #[test]
 fn updates_compose() {
     let run = |device| {
@@ -243,7 +246,8 @@ fn random_numbers_are_those_of_the_cpu_engine() {
     assert_ne!(reference[0], reference[2]);
 }
 
-/// Two towers with batches of their own, with dropout, and a layer that sums over towers and is used twice.
+/// Two towers with batches of their own, with dropout, and a layer that sums over towers and is
+/// used twice.
 #[test]
 fn towers_meet_at_their_sums() {
     let run = |device| {
