@@ -93,7 +93,7 @@ fn every_row_is_drawn() {
     let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
     let all = names(op_rows()).into_iter().chain(names(cost_rows()));
     let all = all.chain(rates().iter().map(|s| s.name)).chain(rules().iter().map(|s| s.name));
-    all.chain(wrappers().iter().map(|s| s.name)).for_each(|name| drop(counts.insert(name, 0)));
+    counts.extend(all.chain(wrappers().iter().map(|s| s.name)).map(|name| (name, 0)));
     let mut count = |name: &'static str| *counts.get_mut(name).expect("it is in the table") += 1;
     let [mut tied, mut unknown, mut empty] = [0; 3];
     for index in 0..120 {

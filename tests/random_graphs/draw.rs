@@ -1,10 +1,11 @@
 //! Draws programs. Program `i` of a seed depends on (seed, i, attempt) alone.
 
-use crate::build::Scratch;
+use crate::build::{Change, Scratch, build};
 use crate::optimizers::Training;
 use crate::program::{Class, Elements, Node, Port, Program, Source, Value};
 use crate::rows::{Draft, Kind, Row};
 use crate::table::{cost_rows, find, op_rows};
+use tensorpack::ErrorKind;
 use tensorpack::prelude::*;
 
 /// Above this estimated magnitude a tensor is squashed before it is used again.
@@ -466,6 +467,21 @@ impl Draw {
         self.program.regularized = self.chance(0.3);
         self.program.second = self.chance(0.5);
         self.program.training = Training::draw(self);
+        // Every variable needs a gradient, and there must be one.
+        let known = Change { known: true, ..Change::default() };
+        let trains = |program: &Program| match build(program, DType::F64, &known) {
+            Err(e) => e.kind() != ErrorKind::Gradient,
+            Ok(_) => true,
+        };
+        if !trains(&self.program) {
+            self.program.regularized = true;
+        }
+        if !trains(&self.program) {
+            let variable = self.variable(&[3]);
+            let draft = Draft { inputs: vec![variable], values: vec![], scale: Some(1.0) };
+            let term = self.push(find("cost square"), draft, None);
+            self.program.cost.extend(term);
+        }
     }
 }
 

@@ -98,10 +98,11 @@ fn statement(program: &Program, at: usize) -> String {
                 let layer = || (word == "name").then(|| format!("{:?}", node.name));
                 input.or_else(value).or_else(layer)
             };
-            let text = substitute(row.text, &names);
+            let text = substitute(&one_line(row.text), &names);
             match tied {
                 true => format!("let {name} = &t.reuse(|t| {text});"),
-                false => format!("let {name} = &{text};"),
+                // An operator would take the reference for its operand.
+                false => format!("let {name} = &({text});"),
             }
         }
     }
@@ -109,7 +110,11 @@ fn statement(program: &Program, at: usize) -> String {
 
 fn setting<F>((setting, values): &(&'static Setting<F>, Vec<Value>)) -> String {
     let value = |word: &str| setting.arguments.iter().position(|&a| a == word).map(|a| values[a].to_string());
-    substitute(setting.text, &value)
+    substitute(&one_line(setting.text), &value)
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Writes what is fetched, and the training step.

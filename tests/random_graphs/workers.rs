@@ -15,8 +15,8 @@ use std::time::Duration;
 
 /// How many programs are tried unless the environment says otherwise: some 30 s of a debug build on one core.
 const GRAPHS: u64 = 24;
-/// How long a failing program is made smaller.
-const SHRINK: Duration = Duration::from_secs(120);
+/// How many seconds a failing program is made smaller unless the environment says otherwise.
+const SHRINK: u64 = 60;
 /// XLA compiles for seconds, so it gets every so many programs.
 const XLA_EVERY: u64 = 4;
 /// The largest share of programs that lie near a kink.
@@ -24,6 +24,10 @@ const MOST_KINKS: f64 = 0.05;
 
 const SHARE: &str = "TENSORPACK_GRAPHS_SHARE";
 const CANDIDATE: &str = "TENSORPACK_GRAPHS_CANDIDATE";
+
+fn shrink_time() -> Duration {
+    Duration::from_secs(setting("TENSORPACK_TEST_SHRINK").unwrap_or(SHRINK))
+}
 
 fn say(what: &str) {
     let mut out = std::io::stderr().lock();
@@ -73,7 +77,7 @@ pub(crate) fn work() {
 fn report(program: &Program, failure: Failure, fails: &dyn Fn(&Program) -> Option<Failure>) {
     let [seed, index, attempt] = program.origin;
     say(&format!("fail graph {index} of seed {seed}, attempt {attempt}, on {}: {}", failure.engine, failure.what.replace('\n', " ")));
-    let (small, failure) = shrink::shrink(program, failure, SHRINK, fails);
+    let (small, failure) = shrink::shrink(program, failure, shrink_time(), fails);
     print(&small, &failure).lines().for_each(|line| say(&format!("| {line}")));
 }
 
@@ -217,7 +221,7 @@ fn dead(seed: u64, index: u64, attempt: u64, engine: &str, status: &str) -> Stri
     let begun = std::time::Instant::now();
     loop {
         let candidates = shrink::candidates(&program);
-        let next = (0..candidates.len()).find(|&i| begun.elapsed() < SHRINK && dies(&path, i));
+        let next = (0..candidates.len()).find(|&i| begun.elapsed() < shrink_time() && dies(&path, i));
         let Some(i) = next else { break };
         path.push(i.to_string());
         program = candidates[i].clone();
