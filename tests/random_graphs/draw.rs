@@ -333,7 +333,7 @@ impl Draw {
         }
         // Neighbouring variables of one element are worth a test of their own.
         let few = self.chance(0.3);
-        for _ in 0..self.below(4) {
+        for _ in 0..self.between(1, 3) {
             let rank = if few { self.below(2) } else { self.below(4) };
             let sizes: Vec<usize> = (0..rank).map(|_| if few { 1 } else { self.size() }).collect();
             self.variable(&sizes);
@@ -467,21 +467,9 @@ impl Draw {
         self.program.regularized = self.chance(0.3);
         self.program.second = self.chance(0.5);
         self.program.training = Training::draw(self);
-        // Every variable needs a gradient, and there must be one.
-        let known = Change { known: true, ..Change::default() };
-        let trains = |program: &Program| match build(program, DType::F64, &known) {
-            Err(e) => e.kind() != ErrorKind::Gradient,
-            Ok(_) => true,
-        };
-        if !trains(&self.program) {
-            self.program.regularized = true;
-        }
-        if !trains(&self.program) {
-            let variable = self.variable(&[3]);
-            let draft = Draft { inputs: vec![variable], values: vec![], scale: Some(1.0) };
-            let term = self.push(find("cost square"), draft, None);
-            self.program.cost.extend(term);
-        }
+        // Every variable needs a gradient: without one from the rows, that of the penalty.
+        let built = build(&self.program, DType::F64, &Change { known: true, ..Change::default() });
+        self.program.regularized |= built.is_err_and(|e| e.kind() == ErrorKind::Gradient);
     }
 }
 
