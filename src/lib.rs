@@ -7,6 +7,7 @@
 //! The modules are listed in the order data flows through them; each names only those before it.
 
 pub mod kir;
+pub mod reference;
 pub mod graph;
 #[cfg(test)]
 mod trial;

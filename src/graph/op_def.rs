@@ -2,6 +2,7 @@
 
 use super::Tensor;
 use crate::kir::{LowerCx, View};
+use crate::reference::{Array, EvaluateCx};
 use std::any::Any;
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -87,6 +88,16 @@ pub trait OpDef: OpIdentity + Debug + Send + Sync {
 
     /// Emits kernels that compute the outputs; all shapes are known.
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>>;
+
+    /// Computes the outputs from their definition, in f64, for the [`reference`](crate::runtime::Device::Reference)
+    /// device: plain loops over indices that share nothing with `lower`. An op whose lowering is a
+    /// [`CustomKernel`](crate::kir::CustomKernel) can run that with [`EvaluateCx::custom`]. The default is an error.
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let _ = cx;
+        let why = format!("{} has no reference implementation", self.name());
+        Err(Error::new(ErrorKind::Unsupported, why)
+            .note("implement OpDef::evaluate for it, or run it on another device"))
+    }
 
     /// What may be done with it.
     fn traits(&self) -> OpTraits {

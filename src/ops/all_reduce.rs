@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, OpTraits, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use crate::reference::{Array, EvaluateCx, Scalar, sum};
 use tensorpack_tensor::{DType, Error, Result};
 
 /// The sum of what all towers have under `key`. Each tower has a node of its own; their results are equal.
@@ -31,6 +32,19 @@ impl OpDef for AllReduce {
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let x = cx.input(0);
         Ok(vec![if self.towers == 1 { x } else { cx.all_reduce(&self.key, &x) }])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        if self.towers == 1 {
+            return Ok(vec![cx.input(0).clone()]);
+        }
+        let (parts, own) = (cx.tower_inputs(), cx.input(0));
+        if let Some(other) = parts.iter().find(|p| (p.dtype(), p.sizes()) != (own.dtype(), own.sizes())) {
+            let form = |p: &Array| format!("{}{:?}", p.dtype(), p.sizes());
+            let why = format!("towers sum {} of {} and {}", self.key, form(own), form(other));
+            return Err(Error::shape(why));
+        }
+        Ok(cx.output(|i| Scalar::Float(sum(parts.iter().map(|p| p.float(i))))))
     }
 
     fn traits(&self) -> OpTraits {

@@ -2,7 +2,9 @@
 
 use crate::graph::{GradCx, NodeKind, OpDef, OpIdentity, Spec, Tensor};
 use crate::kir::{self, LowerCx, View};
+use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
 use tensorpack_tensor::{DType, Error, Result};
 
 /// A function of every pair of elements.
@@ -97,6 +99,45 @@ impl OpDef for Binary {
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let (a, b) = (cx.input(0), cx.input(1));
         Ok(vec![cx.map(&[&a, &b], |e, r| e.binary(self.0, r[0], r[1]))])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        use Scalar::{Float, Int};
+        use kir::Binary::*;
+        let truth = |v: bool| Int(i64::from(v));
+        Ok(cx.output(|i| {
+            let (x, y) = (cx.input(0).broadcast_at(i), cx.input(1).broadcast_at(i));
+            let (p, q) = (x.as_f64(), y.as_f64());
+            let order = match (x, y) {
+                (Int(x), Int(y)) => Some(x.cmp(&y)),
+                _ => p.partial_cmp(&q),
+            };
+            match (self.0, x, y) {
+                (Eq, ..) => truth(order.is_some_and(Ordering::is_eq)),
+                (Ne, ..) => truth(order.is_none_or(Ordering::is_ne)),
+                (Lt, ..) => truth(order.is_some_and(Ordering::is_lt)),
+                (Le, ..) => truth(order.is_some_and(Ordering::is_le)),
+                (Gt, ..) => truth(order.is_some_and(Ordering::is_gt)),
+                (Ge, ..) => truth(order.is_some_and(Ordering::is_ge)),
+                (And, ..) => truth(p != 0.0 && q != 0.0),
+                (Or, ..) => truth(p != 0.0 || q != 0.0),
+                (Add, Int(x), Int(y)) => Int(x.wrapping_add(y)),
+                (Sub, Int(x), Int(y)) => Int(x.wrapping_sub(y)),
+                (Mul, Int(x), Int(y)) => Int(x.wrapping_mul(y)),
+                (Div, Int(_), Int(0)) => Int(0),
+                (Div, Int(x), Int(y)) => Int(x.wrapping_div(y)),
+                (Max, Int(x), Int(y)) => Int(x.max(y)),
+                (Min, Int(x), Int(y)) => Int(x.min(y)),
+                (Add, ..) => Float(p + q),
+                (Sub, ..) => Float(p - q),
+                (Mul, ..) => Float(p * q),
+                (Div, ..) => Float(p / q),
+                // A NaN on either side is the result.
+                (Max, ..) => Float(if p > q || p.is_nan() { p } else { q }),
+                (Min, ..) => Float(if p < q || p.is_nan() { p } else { q }),
+                (Pow, ..) => Float(p.powf(q)),
+            }
+        }))
     }
 
     fn nan_hint(&self) -> Option<String> {

@@ -3,6 +3,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, ReduceKind, View};
+use crate::reference::{Array, EvaluateCx, Indices, Sums};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Dim, Error, HostTensor, Result};
 
@@ -35,6 +36,10 @@ impl OpDef for BroadcastLike {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         Ok(vec![cx.input(0).broadcast_to(&cx.output_sizes(0))])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        Ok(cx.output(|i| cx.input(0).broadcast_at(i)))
     }
 }
 
@@ -73,6 +78,10 @@ impl OpDef for BroadcastTo {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         Ok(vec![cx.input(0).broadcast_to(&cx.output_sizes(0))])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        Ok(cx.output(|i| cx.input(0).broadcast_at(i)))
     }
 }
 
@@ -121,6 +130,17 @@ impl OpDef for SumLike {
         let sums = cx.reduce(ReduceKind::Sum, x.dtype, &x.sizes.clone(), &reduced, &[&x], |_, r| r[0]);
         Ok(vec![cx.reshape(&sums[0], &to)])
     }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let (x, to) = (cx.input(0), cx.output_sizes(0));
+        let mut sums = Sums::new(x.dtype(), to);
+        for i in Indices::new(x.sizes()) {
+            let aligned = &i[i.len() - to.len()..];
+            let at: Vec<usize> = aligned.iter().zip(to).map(|(&i, &n)| if n == 1 { 0 } else { i }).collect();
+            sums.add(&at, x.at(&i));
+        }
+        Ok(vec![sums.array()])
+    }
 }
 
 /// How many elements of input 0 there are for each of input 1: a scalar that is known once shapes are.
@@ -157,6 +177,11 @@ impl OpDef for CountRatio {
         let count = |sizes: &[usize]| sizes.iter().product::<usize>() as f64;
         let ratio = count(cx.input_sizes(0)) / count(cx.input_sizes(1)).max(1.0);
         Ok(vec![cx.constant(HostTensor::from_f64(self.0, [], &[ratio])?)])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let count = |i: usize| cx.input_sizes(i).iter().product::<usize>() as f64;
+        Ok(cx.float_output(|_| count(0) / count(1).max(1.0)))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, Graph, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, View};
+use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use std::borrow::Borrow;
 use std::sync::Arc;
@@ -73,6 +74,17 @@ impl OpDef for Concat {
         let parts: Vec<View> = (0..cx.input_count()).map(|i| cx.input(i)).collect();
         Ok(vec![if parts.len() == 1 { parts[0].clone() } else { cx.concat(&parts, self.axis) }])
     }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        Ok(cx.output(|i| {
+            let (mut part, mut at) = (0, i.to_vec());
+            while at[self.axis] >= cx.input_sizes(part)[self.axis] {
+                at[self.axis] -= cx.input_sizes(part)[self.axis];
+                part += 1;
+            }
+            cx.input(part).at(&at)
+        }))
+    }
 }
 
 /// Of input 0, which joins tensors of the shapes of the others, the part of the one numbered `part`.
@@ -118,6 +130,15 @@ impl OpDef for PartOf {
         let mut begin = vec![0; sizes.len()];
         begin[self.axis] = (1..=self.part).map(|i| cx.input_sizes(i)[self.axis]).sum();
         Ok(vec![cx.input(0).slice(&begin, &vec![1; sizes.len()], &sizes)])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let before: usize = (1..=self.part).map(|i| cx.input_sizes(i)[self.axis]).sum();
+        Ok(cx.output(|i| {
+            let mut at = i.to_vec();
+            at[self.axis] += before;
+            cx.input(0).at(&at)
+        }))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::graph::{Exported, Graph, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::hash::{Hash, Hasher};
@@ -78,6 +79,11 @@ impl OpDef for Constant {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         Ok(vec![cx.constant(self.0.clone())])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let _ = cx;
+        Ok(vec![Array::from_host(&self.0)])
     }
 }
 

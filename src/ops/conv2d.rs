@@ -4,6 +4,7 @@
 use super::{Layout, Padding, Window, depthwise_conv2d, same_spec};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{ContractKind, LowerCx, View};
+use crate::reference::{Array, EvaluateCx, Scalar, Sums};
 use serde::{Deserialize, Serialize};
 use tensorpack_kernels as kernels;
 use tensorpack_tensor::{Dim, Error, Result};
@@ -156,6 +157,14 @@ impl OpDef for Conv2d {
         let kernel = self.0.kernel(&x.sizes, &w.sizes, &cx.output_sizes(0))?;
         Ok(vec![contract(cx, ContractKind::Conv2d(kernel), &x, &w)])
     }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let (x, w, mut y) = (cx.input(0), cx.input(1), Sums::new(cx.output_dtype(0), cx.output_sizes(0)));
+        products(&self.0, x.sizes(), w.sizes(), cx.output_sizes(0), |i, k, o| {
+            y.add(o, Scalar::Float(x.float(i) * w.float(k)));
+        })?;
+        Ok(vec![y.array()])
+    }
 }
 
 /// Output gradient and filter to image gradient; the image is there for its shape.
@@ -191,6 +200,14 @@ impl OpDef for Conv2dInputGrad {
         let (dy, w) = (cx.input(0), cx.input(1));
         let kernel = self.0.kernel(&cx.output_sizes(0), &w.sizes, &dy.sizes)?;
         Ok(vec![contract(cx, ContractKind::Conv2dInputGrad(kernel), &dy, &w)])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let (dy, w, mut dx) = (cx.input(0), cx.input(1), Sums::new(cx.output_dtype(0), cx.output_sizes(0)));
+        products(&self.0, cx.output_sizes(0), w.sizes(), dy.sizes(), |i, k, o| {
+            dx.add(i, Scalar::Float(dy.float(o) * w.float(k)));
+        })?;
+        Ok(vec![dx.array()])
     }
 }
 
@@ -228,6 +245,34 @@ impl OpDef for Conv2dFilterGrad {
         let kernel = self.0.kernel(&x.sizes, &cx.output_sizes(0), &dy.sizes)?;
         Ok(vec![contract(cx, ContractKind::Conv2dFilterGrad(kernel), &x, &dy)])
     }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let (x, dy, mut dw) = (cx.input(0), cx.input(1), Sums::new(cx.output_dtype(0), cx.output_sizes(0)));
+        products(&self.0, x.sizes(), cx.output_sizes(0), dy.sizes(), |i, k, o| {
+            dw.add(k, Scalar::Float(x.float(i) * dy.float(o)));
+        })?;
+        Ok(vec![dw.array()])
+    }
+}
+
+/// Calls `product` for every product of a convolution, with its index in the image, the filter and the output, of
+/// which the sizes are given.
+pub(super) fn products(
+    window: &Window,
+    x: &[usize],
+    w: &[usize],
+    y: &[usize],
+    mut product: impl FnMut(&[usize; 4], &[usize; 4], &[usize; 4]),
+) -> Result<()> {
+    window.taps(x, w, y, |at, tap, o| {
+        for n in 0..x[0] {
+            for c in 0..w[2] {
+                for f in 0..w[3] {
+                    product(&[n, at[0], at[1], c], &[tap[0], tap[1], c, f], &[n, o[0], o[1], f]);
+                }
+            }
+        }
+    })
 }
 
 impl Tensor {

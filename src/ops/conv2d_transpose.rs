@@ -1,10 +1,11 @@
 //! Transposed convolution: the gradient of a convolution by its image, as an operation of its own, with an output size
 //! that follows from the input's.
 
-use super::conv2d::{Conv2d, Conv2dFilterGrad, contract};
+use super::conv2d::{Conv2d, Conv2dFilterGrad, contract, products};
 use super::{Conv2dOptions, Padding, Window};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{ContractKind, LowerCx, View};
+use crate::reference::{Array, EvaluateCx, Scalar, Sums};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
 
@@ -68,6 +69,15 @@ impl OpDef for Conv2dTranspose {
         let (x, w) = (cx.input(0), cx.input(1));
         let kernel = self.0.kernel(&cx.output_sizes(0), &w.sizes, &x.sizes)?;
         Ok(vec![contract(cx, ContractKind::Conv2dInputGrad(kernel), &x, &w)])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let (x, w, mut y) = (cx.input(0), cx.input(1), Sums::new(cx.output_dtype(0), cx.output_sizes(0)));
+        // The result takes the place of a convolution's image.
+        products(&self.0, cx.output_sizes(0), w.sizes(), x.sizes(), |i, k, o| {
+            y.add(i, Scalar::Float(x.float(o) * w.float(k)));
+        })?;
+        Ok(vec![y.array()])
     }
 }
 

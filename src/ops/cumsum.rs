@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, View};
+use crate::reference::{Array, EvaluateCx, Indices, Sum};
 use serde::{Deserialize, Serialize};
 use tensorpack_kernels::Cumulate;
 use tensorpack_tensor::{DType, Error, Result};
@@ -54,6 +55,23 @@ impl OpDef for Cumsum {
             reverse,
         };
         Ok(vec![cx.cumulate(sums, &x)])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let (x, mut y) = (cx.input(0), Array::zeros(cx.output_dtype(0), cx.output_sizes(0)));
+        let (CumsumOptions { exclusive, reverse }, len) = (self.options, x.sizes()[self.axis]);
+        let mut lines = x.sizes().to_vec();
+        lines[self.axis] = 1;
+        for mut i in Indices::new(&lines) {
+            let mut total = Sum::default();
+            for step in 0..len {
+                i[self.axis] = if reverse { len - 1 - step } else { step };
+                let before = total.value(x.dtype());
+                total.add(x.at(&i));
+                y.set(&i, if exclusive { before } else { total.value(x.dtype()) });
+            }
+        }
+        Ok(vec![y])
     }
 }
 

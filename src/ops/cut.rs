@@ -3,6 +3,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, View};
+use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
 
@@ -55,6 +56,17 @@ impl OpDef for Cut {
             let mut begin = vec![0; sizes.len()];
             begin[self.axis] = i * sizes[self.axis];
             x.slice(&begin, &vec![1; sizes.len()], &sizes)
+        };
+        Ok((0..self.count).map(part).collect())
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let part = |k: usize| {
+            Array::from_fn(cx.output_dtype(k), cx.output_sizes(k), |i| {
+                let mut at = i.to_vec();
+                at[self.axis] += k * cx.output_sizes(k)[self.axis];
+                cx.input(0).at(&at)
+            })
         };
         Ok((0..self.count).map(part).collect())
     }

@@ -5,6 +5,7 @@ use super::conv2d::Conv2d;
 use super::{Window, composed, same_spec};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{ContractKind, LowerCx, View};
+use crate::reference::{Array, EvaluateCx, Scalar, Sums};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_tensor::{Error, Result};
@@ -92,6 +93,29 @@ impl OpDef for Depthwise {
             FilterGrad => ContractKind::DepthwiseFilterGrad(kernel(&a.sizes, &out, &b.sizes)?),
         };
         Ok(vec![cx.contract(kind, &a, &b)])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let (a, b, out) = (cx.input(0), cx.input(1), cx.output_sizes(0));
+        let mut sums = Sums::new(cx.output_dtype(0), out);
+        let (x, w, y) = match self.part {
+            Output => (a.sizes(), b.sizes(), out),
+            InputGrad => (out, b.sizes(), a.sizes()),
+            FilterGrad => (a.sizes(), out, b.sizes()),
+        };
+        self.window.taps(x, w, y, |at, tap, o| {
+            for n in 0..x[0] {
+                for c in 0..x[3] {
+                    let (i, k, o) = ([n, at[0], at[1], c], [tap[0], tap[1], 0, c], [n, o[0], o[1], c]);
+                    match self.part {
+                        Output => sums.add(&o, Scalar::Float(a.float(&i) * b.float(&k))),
+                        InputGrad => sums.add(&i, Scalar::Float(a.float(&o) * b.float(&k))),
+                        FilterGrad => sums.add(&k, Scalar::Float(a.float(&i) * b.float(&o))),
+                    }
+                }
+            }
+        })?;
+        Ok(vec![sums.array()])
     }
 }
 

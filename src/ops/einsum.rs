@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, Graph, OpDef, Spec, Tensor};
 use crate::kir::{Binary, ContractKind, LowerCx, ReduceKind, View};
+use crate::reference::{Array, EvaluateCx, Indices, Scalar, Sums};
 use serde::{Deserialize, Serialize};
 use std::borrow::Borrow;
 use std::sync::Arc;
@@ -242,6 +243,26 @@ impl OpDef for Einsum {
         let view = cx.reshape(&made, &sizes);
         let labels = [leading, columns].concat();
         Ok(vec![Labelled { view, labels }.ordered(&self.output)])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let mut letters: Vec<(char, usize)> = Vec::new();
+        for (i, labels) in self.inputs.iter().enumerate() {
+            for (&c, &n) in labels.iter().zip(cx.input_sizes(i)) {
+                if letters.iter().all(|(l, _)| *l != c) {
+                    letters.push((c, n));
+                }
+            }
+        }
+        let mut sums = Sums::new(cx.output_dtype(0), cx.output_sizes(0));
+        for index in Indices::new(&letters.iter().map(|(_, n)| *n).collect::<Vec<_>>()) {
+            let place =
+                |c: &char| letters.iter().zip(&index).find(|((l, _), _)| l == c).map_or(0, |(_, &i)| i);
+            let at = |labels: &[char]| labels.iter().map(place).collect::<Vec<usize>>();
+            let factors = self.inputs.iter().enumerate().map(|(i, labels)| cx.input(i).float(&at(labels)));
+            sums.add(&at(&self.output), Scalar::Float(factors.product()));
+        }
+        Ok(vec![sums.array()])
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LookupKind, LowerCx, View};
+use crate::reference::{Array, EvaluateCx, Indices, Scalar, Sums};
 use serde::{Deserialize, Serialize};
 use tensorpack_kernels::Lookup;
 use tensorpack_tensor::{DType, Dim, Error, Result, Shape};
@@ -21,6 +22,14 @@ impl Along {
         match self {
             Along::Axis(axis) => axis,
             Along::Last => rank - 1,
+        }
+    }
+
+    /// The part of an index into what is chosen that finds the number of its row; the numbers have `rank` dims.
+    fn index(self, chosen: &[usize], rank: usize) -> &[usize] {
+        match self {
+            Along::Axis(axis) => &chosen[axis..axis + rank],
+            Along::Last => chosen,
         }
     }
 
@@ -98,6 +107,20 @@ impl OpDef for Gather {
         let lookup = self.0.lookup(&x.sizes, &cx.output_sizes(0));
         Ok(vec![cx.lookup(LookupKind::Gather, lookup, &x, &indices)])
     }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let (x, indices) = (cx.input(0), cx.input(1));
+        let axis = self.0.axis(x.sizes().len());
+        check_rows(indices, x.sizes()[axis])?;
+        Ok(cx.output(|i| {
+            let row = indices.int(self.0.index(i, indices.sizes().len())) as usize;
+            let after = match self.0 {
+                Along::Axis(axis) => &i[axis + indices.sizes().len()..],
+                Along::Last => &[],
+            };
+            x.at(&[&i[..axis], &[row], after].concat())
+        }))
+    }
 }
 
 /// Zeros, with input 0 added at the places that input 1 names. How many rows there are is said by `rows`, or else by the
@@ -162,6 +185,35 @@ impl OpDef for ScatterAdd {
         let (updates, indices) = (cx.input(0), cx.input(1));
         let lookup = self.along.lookup(&cx.output_sizes(0), &updates.sizes);
         Ok(vec![cx.lookup(LookupKind::ScatterAdd, lookup, &updates, &indices)])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let (updates, indices, to) = (cx.input(0), cx.input(1), cx.output_sizes(0));
+        let axis = self.along.axis(to.len());
+        check_rows(indices, to[axis])?;
+        let mut sums = Sums::new(updates.dtype(), to);
+        for i in Indices::new(updates.sizes()) {
+            let row = indices.int(self.along.index(&i, indices.sizes().len())) as usize;
+            let after = &i[i.len() - (to.len() - axis - 1)..];
+            sums.add(&[&i[..axis], &[row], after].concat(), updates.at(&i));
+        }
+        Ok(vec![sums.array()])
+    }
+}
+
+/// Returns an error that names the first index that names no row.
+fn check_rows(indices: &Array, rows: usize) -> Result<()> {
+    let outside = |v: &Scalar| usize::try_from(v.as_i64()).map_or(true, |row| row >= rows);
+    match indices.values().enumerate().find(|(_, v)| outside(v)) {
+        Some((place, v)) => {
+            let index = v.as_i64();
+            let what = match rows {
+                0 => "and there are no rows at all".to_string(),
+                _ => format!("which is outside 0..{rows}"),
+            };
+            Err(Error::argument(format!("element {place} of the indices is {index}, {what}")))
+        }
+        None => Ok(()),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, Graph, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{Class, LowerCx, View};
+use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tensorpack_tensor::{DType, Error, Result};
@@ -40,6 +41,10 @@ impl OpDef for Iota {
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let class = Class::of(self.dtype);
         Ok(vec![cx.map(&[], |e, _| e.index(self.axis, class))])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        Ok(cx.output(|i| Scalar::Int(i[self.axis] as i64)))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{ContractKind, LowerCx, View};
+use crate::reference::{Array, EvaluateCx, sum};
 use serde::{Deserialize, Serialize};
 use tensorpack_kernels as kernels;
 use tensorpack_tensor::{Dim, Error, Result};
@@ -91,6 +92,20 @@ impl OpDef for MatMul {
             rhs_panels: false,
         };
         Ok(vec![cx.contract(ContractKind::MatMul(kind), &a, &b)])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let (a, b) = (cx.input(0), cx.input(1));
+        let inner = a.sizes()[a.sizes().len() - 1];
+        Ok(cx.float_output(|i| {
+            let (leading, at) = i.split_at(i.len() - 2);
+            // A plain matrix has no leading dims.
+            let of = |m: &Array, row: usize, column: usize| match m.sizes().len() {
+                2 => m.float(&[row, column]),
+                _ => m.float(&[leading, &[row, column]].concat()),
+            };
+            sum((0..inner).map(|k| of(a, at[0], k) * of(b, k, at[1])))
+        }))
     }
 }
 

@@ -1,9 +1,10 @@
 //! Mean and variance in one pass.
 
 use super::composed;
-use super::reduce::{check_axes, reduced_shape, resolve_axes};
+use super::reduce::{check_axes, groups, reduced_shape, resolve_axes};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, ReduceKind, View};
+use crate::reference::{Array, EvaluateCx, Scalar, sum};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_tensor::{Error, Result};
@@ -51,6 +52,19 @@ impl OpDef for Moments {
         let (sizes, to) = (x.sizes.clone(), cx.output_sizes(0));
         let both = cx.reduce(ReduceKind::Moments, x.dtype, &sizes, &reduced, &[&x], |_, r| r[0]);
         Ok(both.iter().map(|v| cx.reshape(v, &to)).collect())
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let x = cx.input(0);
+        let (mut means, mut variances) = (Vec::new(), Vec::new());
+        for group in groups(x.sizes(), &self.axes) {
+            let n = group.len() as f64;
+            let mean = sum(group.iter().map(|i| x.float(i))) / n;
+            means.push(Scalar::Float(mean));
+            variances.push(Scalar::Float(sum(group.iter().map(|i| (x.float(i) - mean).powi(2))) / n));
+        }
+        let array = |values: &[Scalar]| Array::from_values(x.dtype(), cx.output_sizes(0), values);
+        Ok(vec![array(&means), array(&variances)])
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{Binary, Class, LowerCx, View};
+use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Dim, Error, Result};
 
@@ -40,6 +41,13 @@ impl OpDef for OneHot {
             let hit = e.binary(Binary::Eq, r[0], place);
             e.cast(Class::of(self.dtype), hit)
         })])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        Ok(cx.output(|i| {
+            let (class, at) = i.split_last().expect("the classes are a dim");
+            Scalar::Int(i64::from(cx.input(0).int(at) == *class as i64))
+        }))
     }
 }
 

@@ -3,6 +3,7 @@
 use super::composed;
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, View};
+use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_kernels as kernels;
@@ -51,6 +52,30 @@ impl OpDef for Order {
             descending: self.descending,
         };
         Ok(vec![cx.order(order, &x)])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let (x, mut y) = (cx.input(0), Array::zeros(DType::I64, cx.output_sizes(0)));
+        let (outer, last) = x.sizes().split_at(x.sizes().len() - 1);
+        for row in Indices::new(outer) {
+            let value = |place: usize| x.at(&[&row[..], &[place]].concat());
+            let mut places: Vec<usize> = (0..last[0]).collect();
+            // A stable sort keeps equals in place.
+            places.sort_by(|&a, &b| {
+                let order = match (value(a), value(b)) {
+                    (Scalar::Int(a), Scalar::Int(b)) => a.cmp(&b),
+                    (a, b) => {
+                        let (a, b) = (a.as_f64(), b.as_f64());
+                        a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
+                    }
+                };
+                if self.descending { order.reverse() } else { order }
+            });
+            for (k, &place) in places.iter().take(self.take.unwrap_or(last[0])).enumerate() {
+                y.set(&[&row[..], &[k]].concat(), Scalar::Int(place as i64));
+            }
+        }
+        Ok(vec![y])
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result, Shape};
 
@@ -56,6 +57,11 @@ impl OpDef for Pad {
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let x = cx.input(0);
         Ok(vec![cx.pad(&x, &self.low, &self.high, &self.interior)])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let step: Vec<usize> = self.interior.iter().map(|i| i + 1).collect();
+        Ok(spread(cx, &self.low, &step))
     }
 }
 
@@ -118,6 +124,14 @@ impl OpDef for Unpad {
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         Ok(vec![cx.input(0).slice(&self.low, &self.step(), &cx.output_sizes(0))])
     }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let step = self.step();
+        Ok(cx.output(|i| {
+            let at: Vec<usize> = (0..i.len()).map(|d| self.low[d] + i[d] * step[d]).collect();
+            cx.input(0).at(&at)
+        }))
+    }
 }
 
 /// Input 0 spread into zeros of the shape of input 1: the opposite of a slice.
@@ -158,6 +172,23 @@ impl OpDef for Unslice {
         let high: Vec<usize> = (0..to.len()).map(|i| to[i].saturating_sub(inside(i))).collect();
         Ok(vec![cx.pad(&x, &low, &high, &interior)])
     }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        Ok(spread(cx, &self.begin, &self.step))
+    }
+}
+
+/// Output 0 with element `i` of input 0 at `begin + i * step` of every dim, and zeros elsewhere.
+fn spread(cx: &EvaluateCx<'_>, begin: &[usize], step: &[usize]) -> Vec<Array> {
+    let x = cx.input(0);
+    let from = |d: usize, i: usize| {
+        let far = i.checked_sub(begin[d]).filter(|far| far.is_multiple_of(step[d]))?;
+        Some(far / step[d]).filter(|&at| at < x.sizes()[d])
+    };
+    cx.output(|i| {
+        let at: Option<Vec<usize>> = i.iter().enumerate().map(|(d, &i)| from(d, i)).collect();
+        at.map_or(Scalar::zero(x.dtype()), |at| x.at(&at))
+    })
 }
 
 /// `x` put back where a slice of a tensor shaped like `like` took it from, zeros elsewhere.

@@ -3,6 +3,7 @@
 use super::{Layout, Padding, Window, composed, same_spec};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, PoolKind, View};
+use crate::reference::{Array, EvaluateCx, Indices, Scalar, Sums};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_kernels as kernels;
@@ -151,6 +152,60 @@ impl OpDef for Pool {
             _ => vec![first],
         };
         Ok(cx.pool(self.kind, kernel, &inputs))
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let (first, out) = (cx.input(0), cx.output_sizes(0));
+        let (x, y) = match self.kind {
+            PoolKind::Max | PoolKind::MaxPick | PoolKind::Average => (first.sizes(), out),
+            PoolKind::MaxGrad | PoolKind::AverageGrad => (out, first.sizes()),
+        };
+        let ([height, width], slide) = (self.options.window, self.options.slide());
+        let pad = slide.pad_low([x[1], x[2]], self.options.window)?;
+        // Where in the image a place in the window of an output lies, unless that is in the padding.
+        let at = |o: &[usize], place: usize| {
+            let row = slide.position(0, o[1], place / width, pad[0], x[1])?;
+            Some([o[0], row, slide.position(1, o[2], place % width, pad[1], x[2])?, o[3]])
+        };
+        let mut largest = Array::zeros(first.dtype(), y);
+        let mut places = Array::zeros(DType::U8, y);
+        let mut sums = Sums::new(first.dtype(), out);
+        for o in Indices::new(y) {
+            let real: Vec<usize> = (0..height * width).filter(|&place| at(&o, place).is_some()).collect();
+            let named = |i: usize| at(&o, cx.input(i).int(&o) as usize);
+            let value = |place: usize| at(&o, place).map_or(0.0, |i| first.float(&i));
+            match self.kind {
+                PoolKind::Max => {
+                    let (mut best, mut place) = (f64::NEG_INFINITY, 0);
+                    for (k, &p) in real.iter().enumerate() {
+                        let v = value(p);
+                        if k == 0 || v > best || (v.is_nan() && !best.is_nan()) {
+                            (best, place) = (v, p);
+                        }
+                    }
+                    largest.set(&o, Scalar::Float(best));
+                    places.set(&o, Scalar::Int(place as i64));
+                }
+                PoolKind::MaxPick => sums.add(&o, Scalar::Float(named(1).map_or(0.0, |i| first.float(&i)))),
+                PoolKind::MaxGrad => {
+                    if let Some(i) = named(1) {
+                        sums.add(&i, first.at(&o));
+                    }
+                }
+                PoolKind::Average => {
+                    let n = real.len().max(1) as f64;
+                    real.iter().for_each(|&place| sums.add(&o, Scalar::Float(value(place) / n)));
+                }
+                PoolKind::AverageGrad => {
+                    let share = first.float(&o) / real.len().max(1) as f64;
+                    real.iter().filter_map(|&p| at(&o, p)).for_each(|i| sums.add(&i, Scalar::Float(share)));
+                }
+            }
+        }
+        Ok(match self.kind {
+            PoolKind::Max => vec![largest, places],
+            _ => vec![sums.array()],
+        })
     }
 }
 

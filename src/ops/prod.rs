@@ -1,10 +1,11 @@
 //! The gradient of a product: for every element the product of all others, zeros among them or not, and no division
 //! by one.
 
-use super::reduce::check_axes;
+use super::reduce::{check_axes, groups};
 use super::{float_input, same_spec};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{Binary, Class, ExprBuilder, LowerCx, ReduceKind, Reg, View};
+use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::Result;
 
@@ -83,6 +84,11 @@ impl OpDef for OtherProducts {
             e.select(free, without_zeros, with_zeros)
         })])
     }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let x = cx.input(0);
+        Ok(vec![products_of_others(x, &self.axes, |i| Dual { value: x.float(i), slope: 0.0 }, |p| p.value)])
+    }
 }
 
 impl OpDef for OtherProductsGrad {
@@ -138,6 +144,51 @@ impl OpDef for OtherProductsGrad {
             e.select(is_none, without_zeros, some)
         })])
     }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let (x, g) = (cx.input(0), cx.input(1));
+        let dual = |i: &[usize]| Dual { value: x.float(i), slope: g.float(i) };
+        Ok(vec![products_of_others(x, &self.axes, dual, |p| p.slope)])
+    }
+}
+
+/// A number `value + slope e` with `e^2 = 0`: the slope of a product of such numbers is its derivative.
+#[derive(Clone, Copy)]
+struct Dual {
+    value: f64,
+    slope: f64,
+}
+
+impl Dual {
+    fn times(self, other: Dual) -> Dual {
+        let slope = self.slope * other.value + self.value * other.slope;
+        Dual { value: self.value * other.value, slope }
+    }
+}
+
+/// For every element what `pick` takes of the product of all others along `axes`.
+fn products_of_others(
+    x: &Array,
+    axes: &[usize],
+    factor: impl Fn(&[usize]) -> Dual,
+    pick: impl Fn(Dual) -> f64,
+) -> Array {
+    let mut result = Array::zeros(x.dtype(), x.sizes());
+    for group in groups(x.sizes(), axes) {
+        // Products of all before, then of all after.
+        let mut before = Dual { value: 1.0, slope: 0.0 };
+        let mut others = Vec::new();
+        for i in &group {
+            others.push(before);
+            before = before.times(factor(i));
+        }
+        let mut after = Dual { value: 1.0, slope: 0.0 };
+        for (i, before) in group.iter().zip(&others).rev() {
+            result.set(i, Scalar::Float(pick(before.times(after))));
+            after = after.times(factor(i));
+        }
+    }
+    result
 }
 
 impl Tensor {

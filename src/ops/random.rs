@@ -4,6 +4,7 @@
 use super::composed;
 use crate::graph::{GradCx, Graph, OpDef, OpTraits, Spec, Tensor, split_tower};
 use crate::kir::{LowerCx, View};
+use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use std::f64::consts::TAU;
 use std::panic::Location;
@@ -57,6 +58,19 @@ impl OpDef for RandomUniform {
         let mut back = vec![0; order.len()];
         order.iter().enumerate().for_each(|(i, &d)| back[d] = i);
         Ok(vec![drawn.permute(&back)])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let draw = cx.uniform(split_tower(cx.node_name()).1);
+        let (sizes, axis) = (cx.output_sizes(0), self.batch_axis.unwrap_or(0));
+        let first = if self.batch_axis.is_some() { cx.elements_before() } else { 0 };
+        Ok(cx.float_output(|i| {
+            // Elements are numbered with the batch axis first.
+            let own = i.iter().zip(sizes).enumerate();
+            let number = |at: usize, (_, (&i, &n)): (usize, (&usize, &usize))| at * n + i;
+            let rows = own.clone().filter(|(d, _)| *d == axis).fold(0, number);
+            draw(first + own.filter(|(d, _)| *d != axis).fold(rows, number))
+        }))
     }
 
     fn traits(&self) -> OpTraits {

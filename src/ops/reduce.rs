@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, ReduceKind, View};
+use crate::reference::{Array, EvaluateCx, Indices, Scalar, Sum};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Dim, Error, ErrorKind, Result, Shape};
 
@@ -109,6 +110,66 @@ impl OpDef for Reduce {
         let to = cx.output_sizes(0);
         Ok(vec![cx.reshape(&y[0], &to)])
     }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let x = cx.input(0);
+        let reduced = |group: &Vec<Vec<usize>>| {
+            let values = || group.iter().map(|i| x.at(i));
+            // Whether the second replaces the first as the extreme: the first of equals stays, and so does a NaN.
+            let replaces = |best: Scalar, v: Scalar| {
+                let larger = matches!(self.kind, ReduceKind::Max | ReduceKind::ArgMax);
+                match (best, v) {
+                    (Scalar::Int(a), Scalar::Int(b)) => {
+                        if larger {
+                            b > a
+                        } else {
+                            b < a
+                        }
+                    }
+                    (a, b) => {
+                        let (a, b) = (a.as_f64(), b.as_f64());
+                        !a.is_nan() && (b.is_nan() || if larger { b > a } else { b < a })
+                    }
+                }
+            };
+            let extreme = || {
+                let all = values().enumerate();
+                all.reduce(|best, v| if replaces(best.1, v.1) { v } else { best }).expect("none is refused")
+            };
+            match self.kind {
+                ReduceKind::Sum => {
+                    let mut sum = Sum::default();
+                    values().for_each(|v| sum.add(v));
+                    sum.value(x.dtype())
+                }
+                ReduceKind::Prod if x.dtype().is_float() => {
+                    Scalar::Float(values().map(Scalar::as_f64).product())
+                }
+                ReduceKind::Prod => {
+                    Scalar::Int(values().map(Scalar::as_i64).fold(1, |a: i64, b| a.wrapping_mul(b)))
+                }
+                ReduceKind::Max | ReduceKind::Min => extreme().1,
+                ReduceKind::ArgMax | ReduceKind::ArgMin => Scalar::Int(extreme().0 as i64),
+                ReduceKind::Moments => {
+                    unreachable!("infer refuses it: moments are an operation of their own")
+                }
+            }
+        };
+        let values: Vec<Scalar> = groups(x.sizes(), &self.axes).map(|group| reduced(&group)).collect();
+        Ok(vec![Array::from_values(cx.output_dtype(0), cx.output_sizes(0), &values)])
+    }
+}
+
+/// The elements that a reduction over `axes` makes one of, by their indices in row-major order: a list for each
+/// element of the result, in row-major order too.
+pub(super) fn groups(sizes: &[usize], axes: &[usize]) -> impl Iterator<Item = Vec<Vec<usize>>> {
+    let only = |reduced: bool| {
+        let size = |(d, &n): (usize, &usize)| if axes.contains(&d) == reduced { n } else { 1 };
+        Indices::new(&sizes.iter().enumerate().map(size).collect::<Vec<usize>>())
+    };
+    let inside: Vec<Vec<usize>> = only(true).collect();
+    only(false)
+        .map(move |kept| inside.iter().map(|i| i.iter().zip(&kept).map(|(a, b)| a + b).collect()).collect())
 }
 
 impl Tensor {

@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, View};
+use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
 
@@ -85,6 +86,10 @@ impl OpDef for Reshape {
         let (x, to) = (cx.input(0), cx.output_sizes(0));
         Ok(vec![cx.reshape(&x, &to)])
     }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        Ok(vec![cx.input(0).reshaped(cx.output_sizes(0))])
+    }
 }
 
 /// Input 0 under the shape of input 1.
@@ -118,6 +123,10 @@ impl OpDef for ReshapeLike {
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let (x, to) = (cx.input(0), cx.output_sizes(0));
         Ok(vec![cx.reshape(&x, &to)])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        Ok(vec![cx.input(0).reshaped(cx.output_sizes(0))])
     }
 }
 

@@ -3,6 +3,7 @@
 use super::reduce::{check_axes, resolve_axes};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::Result;
 
@@ -27,6 +28,14 @@ impl OpDef for Reverse {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         Ok(vec![cx.input(0).reverse(&self.0)])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let sizes = cx.output_sizes(0);
+        Ok(cx.output(|i| {
+            let from_last = |d: usize| if self.0.contains(&d) { sizes[d] - 1 - i[d] } else { i[d] };
+            cx.input(0).at(&(0..i.len()).map(from_last).collect::<Vec<usize>>())
+        }))
     }
 }
 

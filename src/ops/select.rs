@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{Class, LowerCx, View};
+use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Error, Result};
 
@@ -44,6 +45,13 @@ impl OpDef for Select {
             let condition = e.cast(class, r[0]);
             e.select(condition, r[1], r[2])
         })])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        Ok(cx.output(|i| {
+            let chosen = if cx.input(0).broadcast_at(i).as_i64() != 0 { 1 } else { 2 };
+            cx.input(chosen).broadcast_at(i)
+        }))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
 
@@ -54,6 +55,13 @@ impl OpDef for Slice {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         Ok(vec![cx.input(0).slice(&self.begin, &self.step, &cx.output_sizes(0))])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        Ok(cx.output(|i| {
+            let at: Vec<usize> = (0..i.len()).map(|d| self.begin[d] + i[d] * self.step[d]).collect();
+            cx.input(0).at(&at)
+        }))
     }
 }
 

@@ -5,6 +5,7 @@ use super::loss::wide;
 use super::reduce::resolve_axes;
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{Binary, Class, LowerCx, View};
+use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_tensor::{Error, Result};
@@ -57,6 +58,12 @@ impl OpDef for CheckLabels {
             let nan = e.constant(f64::NAN, class);
             e.select(good, r[0], nan)
         })])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let (loss, labels) = (cx.input(0), cx.input(1));
+        let is_class = |label: i64| (0..self.classes as i64).contains(&label);
+        Ok(cx.float_output(|i| if is_class(labels.int(i)) { loss.float(i) } else { f64::NAN }))
     }
 
     fn nan_hint(&self) -> Option<String> {

@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, OpTraits, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::Result;
 
@@ -25,6 +26,10 @@ impl OpDef for StopGradient {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         Ok(vec![cx.input(0)])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        Ok(vec![cx.input(0).clone()])
     }
 
     fn traits(&self) -> OpTraits {

@@ -3,6 +3,7 @@
 use super::composed;
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, ReduceKind, View};
+use crate::reference::{Array, EvaluateCx, Indices, Sums};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_tensor::{Dim, Error, Result};
@@ -46,6 +47,11 @@ impl OpDef for Tile {
         let repeated = ones.broadcast_to(&with_repeats(&self.0, &x.sizes));
         Ok(vec![cx.reshape(&repeated, &to)])
     }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let x = cx.input(0);
+        Ok(cx.output(|i| x.at(&i.iter().zip(x.sizes()).map(|(&i, &n)| i % n).collect::<Vec<usize>>())))
+    }
 }
 
 /// The sum of all repeats in input 0, in the shape of input 1.
@@ -78,6 +84,15 @@ impl OpDef for Untile {
         let repeats = cx.reshape(&x, &sizes);
         let reduced: Vec<bool> = (0..sizes.len()).map(|i| i % 2 == 0).collect();
         Ok(cx.reduce(ReduceKind::Sum, x.dtype, &sizes, &reduced, &[&repeats], |_, r| r[0]))
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        let (x, to) = (cx.input(0), cx.output_sizes(0));
+        let mut sums = Sums::new(x.dtype(), to);
+        for i in Indices::new(x.sizes()) {
+            sums.add(&i.iter().zip(to).map(|(&i, &n)| i % n).collect::<Vec<usize>>(), x.at(&i));
+        }
+        Ok(vec![sums.array()])
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Error, Result};
 
@@ -39,6 +40,14 @@ impl OpDef for Transpose {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         Ok(vec![cx.input(0).permute(&self.0)])
+    }
+
+    fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
+        Ok(cx.output(|i| {
+            let mut at = vec![0; i.len()];
+            self.0.iter().zip(i).for_each(|(&from, &i)| at[from] = i);
+            cx.input(0).at(&at)
+        }))
     }
 }
 

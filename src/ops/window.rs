@@ -81,6 +81,33 @@ impl Window {
         }
     }
 
+    /// Where along axis `i` of an image of size `n`, with `pad` zeros before it, tap `k` of output `o` lies; `None` in
+    /// the padding.
+    pub(super) fn position(&self, i: usize, o: usize, k: usize, pad: usize, n: usize) -> Option<usize> {
+        (o * self.stride[i] + k * self.dilation[i]).checked_sub(pad).filter(|&at| at < n)
+    }
+
+    /// Calls `tap` for every pair of an output and a tap of the filter that meets the image, with the height and width
+    /// in the image, the filter and the output, of which the sizes are given.
+    pub(super) fn taps(
+        &self,
+        x: &[usize],
+        w: &[usize],
+        y: &[usize],
+        mut tap: impl FnMut([usize; 2], [usize; 2], [usize; 2]),
+    ) -> Result<()> {
+        let pad = self.pad_low([x[1], x[2]], [w[0], w[1]])?;
+        for (k0, k1) in (0..w[0]).flat_map(|k0| (0..w[1]).map(move |k1| (k0, k1))) {
+            for (o0, o1) in (0..y[1]).flat_map(|o0| (0..y[2]).map(move |o1| (o0, o1))) {
+                let row = self.position(0, o0, k0, pad[0], x[1]);
+                if let Some((i0, i1)) = row.zip(self.position(1, o1, k1, pad[1], x[2])) {
+                    tap([i0, i1], [k0, k1], [o0, o1]);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Zeros before both axes, all sizes known.
     pub(super) fn pad_low(&self, size: [usize; 2], k: [usize; 2]) -> Result<[usize; 2]> {
         Ok([self.around(0, size[0], k[0])?[0], self.around(1, size[1], k[1])?[0]])

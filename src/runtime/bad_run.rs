@@ -1,7 +1,8 @@
 //! What was wrong with a run in which something was not finite.
 
+use super::binding::variables_read;
 use super::executor::{Feed, RunInfo};
-use super::lowering;
+use super::lowering::Source;
 use super::session::{Session, State, check_finite_feeds, is_finite, request};
 use crate::graph::Fetch;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,20 +38,15 @@ impl Session {
         let values: Vec<Feed<'_>> = feeds.iter().map(|(_, value)| *value).collect();
         let bad = |what: &str| Error::new(ErrorKind::NotFinite, what);
         let mut search = || {
-            let lowered = lowering::lower(self.graph(), &request(fetches, feeds), self.reading)?;
+            let request = request(fetches, feeds);
             // Only variables that the run reads: others may be infinite for a reason.
-            for (i, v) in self
-                .graph()
-                .variables()
-                .iter()
-                .enumerate()
-                .filter(|(i, _)| lowered.programs.iter().any(|p| p.reads(*i)))
-            {
+            for i in variables_read(self.graph(), &request)? {
+                let v = &self.graph().variables()[i];
                 if v.dtype.is_float() && !is_finite(&state.executor.read(i)?) {
                     return Ok(Some(bad(&format!("the variable {} is not finite", v.name)).at(v.site)));
                 }
             }
-            state.executor.find_bad(lowered, run, &values)
+            state.executor.find_bad(&Source::new(&self.graph, &request, self.reading), run, &values)
         };
         let e = match search() {
             Ok(found) => {

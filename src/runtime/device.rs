@@ -1,4 +1,4 @@
-//! Where a graph runs: `cpu:0`, `xla:cuda:0`, or `null` for shapes alone.
+//! Where a graph runs: `cpu:0`, `xla:cuda:0`, `reference` for debugging, or `null` for shapes alone.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,6 +16,9 @@ pub enum Device {
         /// Which of its devices.
         index: usize,
     },
+    /// A plain interpreter of the graph that computes every operation from its definition in f64: slow, and what the
+    /// other devices are tested against. For telling whether a result is a device's fault or the model's own.
+    Reference,
     /// Computes nothing: every result is zeros of the right shape. For testing what surrounds the computation.
     Null,
 }
@@ -60,14 +63,15 @@ impl FromStr for Device {
         match text.split(':').collect::<Vec<_>>()[..] {
             ["cpu"] => Some(Device::Cpu(0)),
             ["cpu", n] => number(n).map(Device::Cpu),
+            ["reference"] => Some(Device::Reference),
             ["null"] => Some(Device::Null),
             ["xla", platform] => xla(platform, Some(0)),
             ["xla", platform, n] => xla(platform, number(n)),
             _ => None,
         }
         .ok_or_else(|| {
-            let why =
-                format!("{text:?} is no device; there are cpu:N, xla:cpu:N, xla:cuda:N, xla:tpu:N and null");
+            let all = "cpu:N, xla:cpu:N, xla:cuda:N, xla:tpu:N, reference and null";
+            let why = format!("{text:?} is no device; there are {all}");
             Error::new(ErrorKind::Unsupported, why)
         })
     }
@@ -78,6 +82,7 @@ impl fmt::Display for Device {
         match self {
             Device::Cpu(n) => write!(f, "cpu:{n}"),
             Device::Xla { platform, index } => write!(f, "xla:{}:{index}", platform.name()),
+            Device::Reference => f.write_str("reference"),
             Device::Null => f.write_str("null"),
         }
     }
@@ -89,7 +94,7 @@ mod tests {
 
     #[test]
     fn devices_are_read_as_they_are_written() {
-        for name in ["cpu:0", "cpu:3", "xla:cpu:1", "xla:cuda:0", "xla:tpu:7", "null"] {
+        for name in ["cpu:0", "cpu:3", "xla:cpu:1", "xla:cuda:0", "xla:tpu:7", "reference", "null"] {
             assert_eq!(name.parse::<Device>().unwrap().to_string(), name);
         }
         assert_eq!("xla:cuda".parse::<Device>().unwrap(), Device::Xla { platform: Platform::Cuda, index: 0 });

@@ -1,6 +1,6 @@
 //! What an engine is: it keeps variables, compiles parts of a frozen graph, and runs them.
 
-use super::{Interrupt, Lowered, Staging, Whereabouts};
+use super::{Interrupt, Source, Staging, Whereabouts};
 use crate::graph::VariableInfo;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
@@ -12,11 +12,11 @@ pub trait Executor: Send {
     fn read(&self, index: usize) -> Result<HostTensor>;
     /// Gives variable `index` a value of its own type and sizes.
     fn write(&mut self, index: usize, value: &HostTensor) -> Result<()>;
-    /// Makes a program runnable.
-    fn compile(&mut self, lowered: Lowered) -> Result<Box<dyn Executable>>;
+    /// Makes what a source asks for runnable.
+    fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>>;
     /// Runs the program kernel by kernel, without changing a variable, until a result is not finite; returns the
     /// error that names it, or `None` if all are finite.
-    fn find_bad(&mut self, lowered: Lowered, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>>;
+    fn find_bad(&mut self, source: &Source<'_>, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>>;
     /// Whether a tower that did not come back has the engine's memory: then nothing can be run or read any more.
     fn lost(&self) -> bool {
         false

@@ -2,7 +2,7 @@
 
 use crate::kir::Origin;
 use std::collections::HashMap;
-use tensorpack_tensor::{Error, ErrorKind};
+use tensorpack_tensor::{Error, ErrorKind, Site};
 
 /// Element `place` of the numbers of rows is `index`, but there are only `rows`.
 pub(super) fn no_such_row(index: i64, place: usize, rows: usize) -> Error {
@@ -16,8 +16,13 @@ pub(super) fn no_such_row(index: i64, place: usize, rows: usize) -> Error {
 
 /// A kernel's result is the first that is not finite; `hints` say what that most likely means, by its node's name.
 pub(super) fn not_finite(origin: &Origin, hints: &HashMap<String, String>) -> Error {
-    let name = &origin.name;
+    not_finite_at(&origin.name, origin.site, hints.get(&origin.name).cloned())
+}
+
+/// The result of the node of this name and line is the first that is not finite; `hint` says what that most likely
+/// means.
+pub(super) fn not_finite_at(name: &str, site: Site, hint: Option<String>) -> Error {
     let what = format!("{name} is not finite: it holds a NaN or an infinity");
-    let e = Error::new(ErrorKind::NotFinite, what).at(origin.site);
-    hints.get(name).into_iter().fold(e, |e, hint| e.note(hint))
+    let e = Error::new(ErrorKind::NotFinite, what).at(site);
+    hint.into_iter().fold(e, |e, hint| e.note(hint))
 }

@@ -1,19 +1,43 @@
-//! From a frozen graph to kernel IR: picks the nodes a run needs, makes their shapes concrete, merges equal ones, and
+//! From a frozen graph to kernel IR: takes the nodes a run needs with their concrete shapes, merges equal ones, and
 //! lowers each.
 
+use super::binding::{
+    Binding, Concrete, Request, assigned_before, assigns_in_run, close_over_collectives, last_assigns, needed,
+};
 use super::snapshot::{self, Reading};
-use crate::graph::{Fetch, Frozen, Node, NodeId, NodeKind, Role, Spec, TensorId, VariableId};
+use crate::graph::{Frozen, Node, NodeId, NodeKind, Role, TensorId, VariableId};
 use crate::kir::{self, BufferKind, LowerCx, Origin, Program, Update, View};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use tensorpack_tensor::{DType, Error, ErrorKind, Result, element_count};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use tensorpack_tensor::{DType, Error, Result};
 
-/// What is to be run, on inputs of which sizes.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Request {
-    /// What is fetched and run.
-    pub fetches: Vec<Fetch>,
-    /// Name, type and sizes of what is fed.
-    pub feeds: Vec<(String, DType, Vec<usize>)>,
+/// What an engine makes runnable: a request on a frozen graph. Engines that execute kernel IR lower it.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
+    graph: &'a Arc<Frozen>,
+    request: &'a Request,
+    reading: Reading,
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn new(graph: &'a Arc<Frozen>, request: &'a Request, reading: Reading) -> Source<'a> {
+        Source { graph, request, reading }
+    }
+
+    /// The graph.
+    pub fn graph(&self) -> &'a Arc<Frozen> {
+        self.graph
+    }
+
+    /// What is to be run, on inputs of which sizes.
+    pub fn request(&self) -> &'a Request {
+        self.request
+    }
+
+    /// Lowers what is requested to kernel IR.
+    pub fn lower(&self) -> Result<Lowered> {
+        lower(self.graph, self.request, self.reading)
+    }
 }
 
 /// Programs in kernel IR, one for each tower the request needs, with what surrounds them. They meet only where they
@@ -28,17 +52,10 @@ pub struct Lowered {
     pub hints: HashMap<String, String>,
 }
 
-/// Concrete type and sizes of each output of a node.
-type Concrete = Vec<(DType, Vec<usize>)>;
-
 /// Lowers what `request` asks for.
-pub(super) fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Result<Lowered> {
+fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Result<Lowered> {
     let assigns = assigns_in_run(graph, request)?;
-    let fetched: Vec<TensorId> = request
-        .fetches
-        .iter()
-        .filter_map(|f| f.output.map(|output| TensorId { node: f.node, output }))
-        .collect();
+    let fetched = request.fetched();
     let roots = close_over_collectives(graph, &fetched, &assigns)?;
     let mut lowered = Lowered { programs: Vec::new(), fetches: Vec::new(), hints: HashMap::new() };
     for (&tower, roots) in &roots {
@@ -47,13 +64,12 @@ pub(super) fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Resu
         let mut cx = Lowering {
             graph,
             assigns: &assigns,
-            concrete: HashMap::new(),
+            binding: Binding::new(graph),
             views: HashMap::new(),
             reading,
             snapshots: HashMap::new(),
             live: BTreeSet::new(),
             merged: HashMap::new(),
-            feeds: HashMap::new(),
             program: Program::default(),
             hints: &mut lowered.hints,
         };
@@ -78,78 +94,6 @@ pub(super) fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Resu
     number_random_rows(&mut lowered.programs);
     check_sums(&lowered.programs)?;
     Ok(lowered)
-}
-
-/// For each tower, the nodes that must be computed for their own sake: what is fetched and assigned there, and every
-/// collective in which another tower takes part, for else that one would wait forever.
-fn close_over_collectives(
-    graph: &Frozen,
-    fetched: &[TensorId],
-    assigns: &BTreeSet<NodeId>,
-) -> Result<BTreeMap<usize, BTreeSet<NodeId>>> {
-    let mut groups: HashMap<&str, Vec<NodeId>> = HashMap::new();
-    for (i, node) in graph.nodes().iter().enumerate() {
-        if let Some(key) = collective(node) {
-            groups.entry(key).or_default().push(NodeId(i as u32));
-        }
-    }
-    let mut roots: BTreeMap<usize, BTreeSet<NodeId>> = BTreeMap::new();
-    for id in fetched.iter().map(|t| t.node).chain(assigns.iter().copied()) {
-        roots.entry(graph.node(id).tower).or_default().insert(id);
-    }
-    let mut sequences: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
-    while !groups.is_empty() {
-        let mut more = Vec::new();
-        for (&tower, roots) in &roots {
-            let (values, _) = needed(graph, assigns, roots.iter().copied());
-            let met: Vec<&Node> =
-                values.iter().map(|&id| graph.node(id)).filter(|n| collective(n).is_some()).collect();
-            if let Some(other) = met.iter().find(|n| n.tower != tower) {
-                return Err(Error::new(
-                    ErrorKind::Graph,
-                    format!(
-                        "tower {tower} reads {}, which tower {} computes with all others",
-                        other.name, other.tower
-                    ),
-                )
-                .at(other.site)
-                .note("every tower has its own result of a sum over towers: read that one"));
-            }
-            let keys: Vec<&str> = met.iter().filter_map(|n| collective(n)).collect();
-            more.extend(keys.iter().flat_map(|k| &groups[k]).copied());
-            sequences.insert(tower, keys);
-        }
-        let grew =
-            more.into_iter().filter(|&id| roots.entry(graph.node(id).tower).or_default().insert(id)).count();
-        if grew == 0 {
-            break;
-        }
-    }
-    let mut all = sequences.iter();
-    if let Some((first, want)) = all.next()
-        && let Some((other, got)) = all.find(|(_, got)| *got != want)
-    {
-        let at = want.iter().zip(got.iter()).take_while(|(a, b)| a == b).count();
-        let name = |keys: &[&str]| keys.get(at).map_or("nothing", |k| *k).to_string();
-        return Err(Error::new(
-            ErrorKind::Graph,
-            format!(
-                "towers disagree on what they sum: as number {} tower {first} has {}, tower {other} has {}",
-                at + 1,
-                name(want),
-                name(got)
-            ),
-        )
-        .note("a tower function must build the same sums over towers, in the same order, for every tower"));
-    }
-    Ok(roots)
-}
-
-fn collective(node: &Node) -> Option<&str> {
-    match &node.kind {
-        NodeKind::Op(op) => op.collective(),
-        _ => None,
-    }
 }
 
 /// That towers sum what has the same form in all of them.
@@ -183,80 +127,10 @@ fn number_random_rows(programs: &mut [Program]) {
     }
 }
 
-/// The assignment whose value a `Current` node stands for: the latest of the run before it.
-fn assigned_before(
-    graph: &Frozen,
-    assigns: &BTreeSet<NodeId>,
-    id: NodeId,
-    variable: VariableId,
-) -> Option<NodeId> {
-    let is_it =
-        |n: &&NodeId| matches!(graph.node(**n).kind, NodeKind::Assign { variable: v, .. } if v == variable);
-    assigns.range(..id).rev().find(is_it).copied()
-}
-
-/// Nodes whose values are needed, and nodes whose shapes are (those of the former included), in order.
-fn needed(
-    graph: &Frozen,
-    assigns: &BTreeSet<NodeId>,
-    roots: impl Iterator<Item = NodeId>,
-) -> (BTreeSet<NodeId>, BTreeSet<NodeId>) {
-    let (mut values, mut shapes) = (BTreeSet::new(), BTreeSet::new());
-    let mut stack: Vec<(NodeId, bool)> = roots.map(|n| (n, true)).collect();
-    while let Some((id, value)) = stack.pop() {
-        let new_value = value && values.insert(id);
-        if !shapes.insert(id) && !new_value {
-            continue;
-        }
-        let node = graph.node(id);
-        match &node.kind {
-            NodeKind::Op(op) => stack
-                .extend(node.inputs.iter().enumerate().map(|(i, t)| (t.node, value && !op.shape_only(i)))),
-            NodeKind::Current(v) => stack.extend(assigned_before(graph, assigns, id, *v).map(|n| (n, value))),
-            _ => stack.extend(node.inputs.iter().map(|t| (t.node, value))),
-        }
-    }
-    (values, shapes)
-}
-
-/// The assignments the request runs, in the order they were built.
-fn assigns_in_run(graph: &Frozen, request: &Request) -> Result<BTreeSet<NodeId>> {
-    let mut assigns = BTreeSet::new();
-    let mut stack: Vec<NodeId> =
-        request.fetches.iter().filter(|f| f.output.is_none()).map(|f| f.node).collect();
-    let mut seen = BTreeSet::new();
-    while let Some(id) = stack.pop() {
-        if seen.insert(id) {
-            let node = graph.node(id);
-            stack.extend(&node.runs);
-            if matches!(node.kind, NodeKind::Assign { .. }) {
-                assigns.insert(id);
-            }
-        }
-    }
-    let mut plain: HashMap<VariableId, &Node> = HashMap::new();
-    for &id in &assigns {
-        let node = graph.node(id);
-        if let NodeKind::Assign { variable, plain: true } = node.kind
-            && let Some(other) = plain.insert(variable, node)
-        {
-            let name = &graph.variables()[variable.0 as usize].name;
-            return Err(Error::new(
-                ErrorKind::Graph,
-                format!("the variable {name} is assigned twice in one run"),
-            )
-            .at(node.site)
-            .note(format!("the other assignment is at {}", other.site))
-            .note("use update(), which composes, or run them one after the other"));
-        }
-    }
-    Ok(assigns)
-}
-
 struct Lowering<'a> {
     graph: &'a Frozen,
     assigns: &'a BTreeSet<NodeId>,
-    concrete: HashMap<NodeId, Concrete>,
+    binding: Binding<'a>,
     views: HashMap<TensorId, View>,
     reading: Reading,
     /// Of variables that are read: what all nodes read but those of `live`, which read the variables themselves.
@@ -264,7 +138,6 @@ struct Lowering<'a> {
     live: BTreeSet<NodeId>,
     /// Nodes by identity: hash of op and inputs to the nodes lowered under it.
     merged: HashMap<u64, Vec<NodeId>>,
-    feeds: HashMap<NodeId, usize>,
     program: Program,
     hints: &'a mut HashMap<String, String>,
 }
@@ -280,9 +153,9 @@ impl Lowering<'_> {
     ) -> Result<()> {
         let graph = self.graph;
         let (values, shapes) = needed(graph, self.assigns, roots.iter().copied());
-        self.bind_feeds(request, &values, &shapes)?;
+        self.binding.bind_feeds(request, &values, &shapes)?;
         for &id in &shapes {
-            self.bind(id)?;
+            self.binding.bind(id)?;
         }
         if self.reading == Reading::Snapshot {
             self.live = snapshot::of_updates_alone(graph, self.assigns, &values);
@@ -303,102 +176,14 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    fn bind_feeds(
-        &mut self,
-        request: &Request,
-        values: &BTreeSet<NodeId>,
-        shapes: &BTreeSet<NodeId>,
-    ) -> Result<()> {
-        for (i, (name, dtype, sizes)) in request.feeds.iter().enumerate() {
-            let place = self.graph.fetch(name).ok().map(|f| f.node);
-            let place = place.filter(|&n| matches!(self.graph.node(n).kind, NodeKind::Placeholder));
-            let Some(id) = place else {
-                return Err(Error::new(ErrorKind::Name, format!("the graph has no input named {name:?}"))
-                    .note(format!("its inputs are: {}", self.input_names())));
-            };
-            let node = self.graph.node(id);
-            let spec = &node.outputs[0];
-            if spec.dtype != *dtype {
-                return Err(Error::dtype(format!("the input {name} is {}, but {dtype} was fed", spec.dtype))
-                    .at(node.site));
-            }
-            if !spec.shape.allows(sizes) {
-                return Err(Error::shape(format!(
-                    "the input {name} is {}, but {sizes:?} was fed",
-                    spec.shape
-                ))
-                .at(node.site));
-            }
-            element_count(sizes)?;
-            if self.feeds.insert(id, i).is_some() {
-                return Err(Error::new(ErrorKind::Name, format!("the input {name} is fed twice")));
-            }
-            self.concrete.insert(id, vec![(*dtype, sizes.clone())]);
-        }
-        for &id in shapes.union(values) {
-            let node = self.graph.node(id);
-            if matches!(node.kind, NodeKind::Placeholder) && !self.feeds.contains_key(&id) {
-                return Err(Error::new(
-                    ErrorKind::Name,
-                    format!("the input {} must be fed for this run", node.name),
-                )
-                .at(node.site));
-            }
-        }
-        Ok(())
-    }
-
-    fn input_names(&self) -> String {
-        let inputs = self.graph.nodes().iter().filter(|n| matches!(n.kind, NodeKind::Placeholder));
-        inputs.map(|n| n.name.clone()).collect::<Vec<_>>().join(", ")
-    }
-
-    /// Runs the shape rule once more, now that all sizes are known.
-    fn bind(&mut self, id: NodeId) -> Result<()> {
-        let node = self.graph.node(id);
-        let concrete = match &node.kind {
-            NodeKind::Placeholder | NodeKind::Assign { .. } | NodeKind::Group => return Ok(()),
-            NodeKind::Read(v) | NodeKind::Current(v) => {
-                let v = &self.graph.variables()[v.0 as usize];
-                vec![(v.dtype, v.sizes.clone())]
-            }
-            NodeKind::Op(op) => {
-                let inputs: Vec<Spec> = node
-                    .inputs
-                    .iter()
-                    .map(|t| {
-                        let (dtype, sizes) = &self.concrete[&t.node][t.output as usize];
-                        Spec::new(*dtype, sizes)
-                    })
-                    .collect();
-                let shapes = || inputs.iter().map(|s| s.shape.to_string()).collect::<Vec<_>>().join(", ");
-                let fail =
-                    |e: Error| e.within(&node.name).at(node.site).note(format!("inputs: {}", shapes()));
-                let outputs = op.infer(&inputs).map_err(fail)?;
-                let concrete = outputs
-                    .into_iter()
-                    .map(|s| {
-                        let sizes = s.shape.known().ok_or_else(|| {
-                            Error::shape(format!("the shape {} is not determined by the inputs", s.shape))
-                        })?;
-                        element_count(&sizes)?;
-                        Ok((s.dtype, sizes))
-                    })
-                    .collect::<Result<Concrete>>();
-                concrete.map_err(fail)?
-            }
-        };
-        self.concrete.insert(id, concrete);
-        Ok(())
-    }
-
     fn lower_node(&mut self, id: NodeId) -> Result<()> {
         let node = self.graph.node(id);
         let views = match &node.kind {
             NodeKind::Assign { .. } | NodeKind::Group => return Ok(()),
             NodeKind::Placeholder => {
-                let (dtype, sizes) = self.concrete[&id][0].clone();
-                let buffer = self.program.add_buffer(dtype, &sizes, BufferKind::Feed(self.feeds[&id]));
+                let (dtype, sizes) = self.binding.concrete[&id][0].clone();
+                let buffer =
+                    self.program.add_buffer(dtype, &sizes, BufferKind::Feed(self.binding.feeds[&id]));
                 vec![View::dense(buffer, dtype, &sizes)]
             }
             NodeKind::Read(v) => {
@@ -425,20 +210,20 @@ impl Lowering<'_> {
                     let input_sizes: Vec<Vec<usize>> = node
                         .inputs
                         .iter()
-                        .map(|t| self.concrete[&t.node][t.output as usize].1.clone())
+                        .map(|t| self.binding.concrete[&t.node][t.output as usize].1.clone())
                         .collect();
                     let origin = Origin { name: node.name.clone(), site: node.site };
                     let mut cx = LowerCx {
                         program: &mut self.program,
                         inputs: &inputs,
                         input_sizes: &input_sizes,
-                        outputs: &self.concrete[&id],
+                        outputs: &self.binding.concrete[&id],
                         origin: &origin,
                     };
                     let views = op.lower(&mut cx).map_err(|e| e.within(&node.name).at(node.site))?;
                     let made: Concrete = views.iter().map(|v| (v.dtype, v.sizes.clone())).collect();
-                    if made != self.concrete[&id] {
-                        let (declared, name) = (&self.concrete[&id], op.name());
+                    if made != self.binding.concrete[&id] {
+                        let (declared, name) = (&self.binding.concrete[&id], op.name());
                         return Err(Error::shape(format!(
                             "{name} was lowered to {made:?}, but declared {declared:?}"
                         ))
@@ -492,7 +277,7 @@ impl Lowering<'_> {
         let mut h = DefaultHasher::new();
         op.identity_hash().hash(&mut h);
         for (view, t) in inputs.iter().zip(&node.inputs) {
-            (view, &self.concrete[&t.node][t.output as usize]).hash(&mut h);
+            (view, &self.binding.concrete[&t.node][t.output as usize]).hash(&mut h);
         }
         let key = h.finish();
         let twin = self.merged.get(&key).into_iter().flatten().copied().find(|&other| {
@@ -504,8 +289,8 @@ impl Lowering<'_> {
                     match view {
                         Some(view) => view == self.read_by(other, u),
                         None => {
-                            self.concrete[&t.node][t.output as usize]
-                                == self.concrete[&u.node][u.output as usize]
+                            self.binding.concrete[&t.node][t.output as usize]
+                                == self.binding.concrete[&u.node][u.output as usize]
                         }
                     }
                 })
@@ -517,26 +302,9 @@ impl Lowering<'_> {
         twin.map(|node| (0..outputs).map(|output| self.views[&TensorId { node, output }].clone()).collect())
     }
 
-    /// The next value of every variable that this tower assigns: the last in build order, which reads the others.
+    /// The next value of every variable that this tower assigns.
     fn updates(&self, tower: usize) -> Result<Vec<Update>> {
-        let mut last: Vec<(VariableId, NodeId)> = Vec::new();
-        for &id in self.assigns {
-            let node = self.graph.node(id);
-            let NodeKind::Assign { variable, .. } = node.kind else { continue };
-            match last.iter_mut().find(|(v, _)| *v == variable) {
-                Some(entry) if self.graph.node(entry.1).tower != node.tower => {
-                    let name = &self.graph.variables()[variable.0 as usize].name;
-                    return Err(Error::new(
-                        ErrorKind::Graph,
-                        format!("the variable {name} is updated by two towers"),
-                    )
-                    .at(node.site)
-                    .note("sum what they have over the towers, and update it in one"));
-                }
-                Some(entry) => entry.1 = id,
-                None => last.push((variable, id)),
-            }
-        }
+        let mut last = last_assigns(self.graph, self.assigns)?;
         last.retain(|(_, id)| self.graph.node(*id).tower == tower);
         let update = |(v, id): (VariableId, NodeId)| Update {
             variable: v.0 as usize,

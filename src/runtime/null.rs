@@ -2,7 +2,7 @@
 //! testing trainers, callbacks and graphs without waiting for arithmetic.
 
 use super::executor::{Executable, Executor, Feed, Fork, Outcome, RunInfo};
-use super::lowering::Lowered;
+use super::lowering::Source;
 use super::memory_limit;
 use crate::graph::VariableInfo;
 use crate::kir::Program;
@@ -45,7 +45,8 @@ impl Executor for NullEngine {
         Ok(())
     }
 
-    fn compile(&mut self, lowered: Lowered) -> Result<Box<dyn Executable>> {
+    fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>> {
+        let lowered = source.lower()?;
         let form = |&(tower, at): &(usize, usize)| {
             let v = &lowered.programs[tower].fetches[at];
             (v.dtype, v.sizes.clone())
@@ -56,7 +57,7 @@ impl Executor for NullEngine {
         Ok(Box::new(NullProgram { fetches, text: lowered.programs.iter().map(Program::dump).collect() }))
     }
 
-    fn find_bad(&mut self, _: Lowered, _: &RunInfo, _: &[Feed<'_>]) -> Result<Option<Error>> {
+    fn find_bad(&mut self, _: &Source<'_>, _: &RunInfo, _: &[Feed<'_>]) -> Result<Option<Error>> {
         Ok(None)
     }
 

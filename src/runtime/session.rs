@@ -1,8 +1,10 @@
 //! A session: a frozen graph, its variables' values, and the programs made from it.
 
+use super::binding::Request;
 use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo};
-use super::lowering::{self, Request};
+use super::lowering::Source;
 use super::null::NullEngine;
+use super::reference::ReferenceEngine;
 use super::snapshot::Reading;
 use super::{Device, Interrupt, Staging, Turns, Whereabouts, cpu, xla};
 use crate::graph::{Fetch, Frozen, Op, Tensor, Variable};
@@ -57,7 +59,7 @@ impl Default for SessionOptions {
 
 /// Runs a frozen graph. Every method takes `&self`; runs of several threads wait for each other.
 pub struct Session {
-    graph: Arc<Frozen>,
+    pub(super) graph: Arc<Frozen>,
     pub(super) options: SessionOptions,
     pub(super) reading: Reading,
     turns: Turns,
@@ -138,6 +140,7 @@ impl Session {
                 &turns,
             ),
             Device::Null => Box::new(NullEngine::new(options.memory_limit)),
+            Device::Reference => Box::new(ReferenceEngine::new(options.memory_limit)),
             Device::Xla { platform, index } => {
                 let xla = xla::XlaOptions {
                     memory_limit: options.memory_limit,
@@ -404,8 +407,8 @@ impl State {
             Some(at) => self.programs.remove(at),
             None => {
                 let request = request(fetches, feeds);
-                let lowered = lowering::lower(&session.graph, &request, session.reading)?;
-                let executable = self.executor.compile(lowered)?;
+                let source = Source::new(&session.graph, &request, session.reading);
+                let executable = self.executor.compile(&source)?;
                 if self.programs.len() >= session.options.programs.max(1) {
                     self.programs.remove(0);
                 }

@@ -45,7 +45,9 @@ impl Devices {
             return Err(Error::argument("a trainer needs at least one device"));
         };
         let follows = |tower: usize, device: Device| match (*first, device) {
-            (Device::Cpu(_), Device::Cpu(_)) | (Device::Null, Device::Null) => true,
+            (Device::Cpu(_), Device::Cpu(_))
+            | (Device::Reference, Device::Reference)
+            | (Device::Null, Device::Null) => true,
             (Device::Xla { platform, index }, Device::Xla { platform: other, index: i }) => {
                 platform == other && i == index + tower
             }

@@ -2,7 +2,7 @@
 
 use crate::autodiff::gradients;
 use crate::graph::{Fetch, Graph, Tensor};
-use crate::runtime::{IntoFetch, Session, SessionOptions};
+use crate::runtime::{Device, IntoFetch, Session, SessionOptions};
 use crate::trial::{Gradient, Trial};
 use tensorpack_kernels::Isa;
 use tensorpack_tensor::{CounterRng, DType, HostTensor};
@@ -41,8 +41,9 @@ pub(super) fn check(trial: &Trial, rng: &CounterRng, gradient: Gradient) -> Resu
     }
     let weights = |stream: u64, n: usize| (0..n as u64).map(|i| rng.uniform(stream, i) * 2.0 - 1.0).collect();
     let mut point = Point { inputs, seeds: Vec::new(), second_seeds: Vec::new() };
+    let reference = SessionOptions { device: Device::Reference, ..SessionOptions::default() };
     // Once forward alone, to learn the sizes of the outputs.
-    let forward = Run::new(trial, DType::F64, Isa::Plain, &point, false)?;
+    let forward = Run::new(trial, DType::F64, &reference, &point, false)?;
     let twice = matches!(gradient, Gradient::Twice);
     if twice {
         point.seeds = forward
@@ -54,14 +55,18 @@ pub(super) fn check(trial: &Trial, rng: &CounterRng, gradient: Gradient) -> Resu
         point.second_seeds =
             trial.inputs.iter().enumerate().map(|(k, input)| weights(20 + k as u64, input.len())).collect();
     }
-    let truth = Run::new(trial, DType::F64, Isa::Plain, &point, twice)?;
+    let root = Run::new(trial, DType::F64, &reference, &point, twice)?;
+    let truth = Run::new(trial, DType::F64, &cpu(Isa::Plain), &point, twice)?;
+    root.compare(&truth, F64_TOLERANCE).map_err(|e| format!("the plain loops against the reference: {e}"))?;
     for isa in Isa::available() {
+        let on = |e: String| format!("on {isa}: {e}");
         if isa != Isa::Plain {
-            truth.compare(&Run::new(trial, DType::F64, isa, &point, twice)?, F64_TOLERANCE, isa)?;
+            let run = Run::new(trial, DType::F64, &cpu(isa), &point, twice)?;
+            truth.compare(&run, F64_TOLERANCE).map_err(on)?;
         }
         // The error of a sum grows with its length.
-        let run = Run::new(trial, DType::F32, isa, &point, twice)?;
-        truth.compare(&run, F32_TOLERANCE * (total as f64 / 200.0).max(1.0), isa)?;
+        let run = Run::new(trial, DType::F32, &cpu(isa), &point, twice)?;
+        truth.compare(&run, F32_TOLERANCE * (total as f64 / 200.0).max(1.0)).map_err(on)?;
     }
     if twice {
         truth.differences(trial, rng, &point)?;
@@ -69,8 +74,20 @@ pub(super) fn check(trial: &Trial, rng: &CounterRng, gradient: Gradient) -> Resu
     Ok(())
 }
 
+/// The CPU engine with these instructions.
+fn cpu(isa: Isa) -> SessionOptions {
+    let threads = Some(if isa == Isa::Plain { 1 } else { 2 });
+    SessionOptions { isa: Some(isa), threads, ..SessionOptions::default() }
+}
+
 impl Run {
-    fn new(trial: &Trial, float: DType, isa: Isa, point: &Point, twice: bool) -> Result<Run, String> {
+    fn new(
+        trial: &Trial,
+        float: DType,
+        options: &SessionOptions,
+        point: &Point,
+        twice: bool,
+    ) -> Result<Run, String> {
         let graph = Graph::new();
         let inputs: Vec<Tensor> = trial
             .inputs
@@ -108,9 +125,7 @@ impl Run {
         }
         let fetches: Vec<Fetch> = wanted.iter().map(|(_, t)| t.fetch()).collect();
         let frozen = graph.freeze().map_err(|e| e.to_string())?;
-        let threads = Some(if isa == Isa::Plain { 1 } else { 2 });
-        let options = SessionOptions { isa: Some(isa), threads, ..SessionOptions::default() };
-        let session = Session::with(frozen, options).map_err(|e| e.to_string())?;
+        let session = Session::with(frozen, options.clone()).map_err(|e| e.to_string())?;
         let mut run = Run {
             session,
             results: Vec::new(),
@@ -141,12 +156,12 @@ impl Run {
         self.session.run(&what, &feeds).map_err(|e| e.to_string())
     }
 
-    fn compare(&self, other: &Run, tolerance: f64, isa: Isa) -> Result<(), String> {
+    fn compare(&self, other: &Run, tolerance: f64) -> Result<(), String> {
         for (label, found) in other.labels.iter().zip(&other.results) {
             let at =
                 self.labels.iter().position(|l| l == label).ok_or(format!("{label} is in one run alone"))?;
             let right = &self.results[at];
-            close(right, found, tolerance).map_err(|e| format!("{label} on {isa} to {tolerance}: {e}"))?;
+            close(right, found, tolerance).map_err(|e| format!("{label} to {tolerance}: {e}"))?;
         }
         Ok(())
     }

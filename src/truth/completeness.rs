@@ -25,16 +25,19 @@ pub(super) const OF_GRADIENTS: [&str; 14] = [
     "Untile",
 ];
 
+/// The text of every file in `src/ops`.
+fn sources() -> Vec<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops");
+    let entries = std::fs::read_dir(folder).expect("the sources are there");
+    let paths = entries.map(|entry| entry.expect("the folder can be read").path());
+    let files = paths.filter(|path| path.extension().is_some_and(|e| e == "rs"));
+    files.map(|path| std::fs::read_to_string(path).expect("a source file is text")).collect()
+}
+
 /// Every name that a `fn name` in `src/ops` can return.
 pub(super) fn names_in_source() -> BTreeSet<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops");
     let mut names = BTreeSet::new();
-    for entry in std::fs::read_dir(folder).expect("the sources are there") {
-        let path = entry.expect("the folder can be read").path();
-        if path.extension().is_none_or(|e| e != "rs") {
-            continue;
-        }
-        let text = std::fs::read_to_string(&path).expect("a source file is text");
+    for text in sources() {
         for after in text.split("fn name(&self) -> &str {").skip(1) {
             let body = after.split("\n    }").next().unwrap_or(after);
             names.extend(body.split('"').skip(1).step_by(2).map(String::from));
@@ -87,4 +90,21 @@ fn every_operation_has_a_case() {
         .filter(|n| !if OF_GRADIENTS.contains(&n.as_str()) { all.contains(*n) } else { direct.contains(*n) })
         .collect();
     assert!(missing.is_empty(), "operations without a case at the end of their file: {missing:?}");
+}
+
+#[test]
+fn every_operation_has_a_reference_implementation() {
+    let (mut all, mut missing) = (0, Vec::new());
+    for text in sources() {
+        for after in text.split("impl OpDef for ").skip(1) {
+            all += 1;
+            let (name, body) = after.split_once(" {").expect("an impl has a body");
+            let body = body.split("\n}").next().unwrap_or(body);
+            if !body.contains("fn evaluate(") {
+                missing.push(name.to_string());
+            }
+        }
+    }
+    assert!(all > 40, "the sources were not read right: {all} operations");
+    assert!(missing.is_empty(), "operations without `evaluate`: {missing:?}");
 }

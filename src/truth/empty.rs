@@ -3,7 +3,7 @@
 
 use super::completeness::{OF_GRADIENTS, names_in_source};
 use crate::graph::{Graph, NodeKind, Tensor, TensorSpec};
-use crate::runtime::Session;
+use crate::runtime::{Device, Session, SessionOptions};
 use crate::trial::{Case, Draw, all_cases};
 use std::collections::BTreeSet;
 use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
@@ -25,6 +25,7 @@ fn run(
     call: fn(&[Tensor]) -> Tensor,
     inputs: &[(DType, Vec<usize>)],
     open: bool,
+    device: Device,
 ) -> (Result<HostTensor>, Vec<String>) {
     let graph = Graph::new();
     let names: Vec<String> = (0..inputs.len()).map(|i| format!("x{i}")).collect();
@@ -49,7 +50,8 @@ fn run(
         })
         .collect();
     let feeds: Vec<(&str, &HostTensor)> = names.iter().map(String::as_str).zip(&values).collect();
-    let result = Session::new(frozen).and_then(|session| Ok(session.run(&[&y], &feeds)?.remove(0)));
+    let options = SessionOptions { device, ..SessionOptions::default() };
+    let result = Session::with(frozen, options).and_then(|s| Ok(s.run(&[&y], &feeds)?.remove(0)));
     (result, ops)
 }
 
@@ -73,7 +75,9 @@ fn calls_on_nothing_give_what_their_cases_say() {
         for empty in &case.empties {
             let what = format!("{}: {} of {}", case.name, empty.call, empty.inputs);
             let inputs = tensors(empty.inputs);
-            let found = in_words(&run(empty.build, &inputs, false).0);
+            let found = in_words(&run(empty.build, &inputs, false, Device::Cpu(0)).0);
+            let reference = in_words(&run(empty.build, &inputs, false, Device::Reference).0);
+            assert_eq!(found, reference, "{what}, on the reference device");
             match empty.result.strip_prefix("error: ") {
                 Some(text) => {
                     assert!(found.starts_with("error: ") && found.contains(text), "{what}: {found}")
@@ -81,7 +85,9 @@ fn calls_on_nothing_give_what_their_cases_say() {
                 None => assert_eq!(found, empty.result, "{what}"),
             }
             // A size that is known only when the graph runs ends the same.
-            let late = in_words(&run(empty.build, &inputs, true).0);
+            let late = in_words(&run(empty.build, &inputs, true, Device::Cpu(0)).0);
+            let reference = in_words(&run(empty.build, &inputs, true, Device::Reference).0);
+            assert_eq!(late, reference, "{what}, its first size known late, on the reference device");
             let [early, late] =
                 [found, late].map(|f| if f.starts_with("error: ") { "error".to_string() } else { f });
             assert_eq!(early, late, "{what}, its first size known late");
@@ -98,24 +104,29 @@ fn elementwise_of_nothing(case: &Case) -> BTreeSet<String> {
         if trial.inputs[0].len() > 0 {
             continue;
         }
-        let graph = Graph::new();
-        let inputs = trial.inputs.iter().enumerate();
-        let x: Vec<Tensor> = inputs.map(|(i, x)| x.tensor(&graph, &format!("x{i}"), DType::F32)).collect();
-        let y = (trial.build)(&x);
-        let frozen = graph.freeze().unwrap();
-        let ops = frozen.nodes().iter().filter(|n| matches!(n.kind, NodeKind::Op(_)));
-        let ops = ops.map(|n| n.kind.name().to_string()).collect();
-        let session = Session::new(frozen).unwrap();
-        let fed: Vec<(String, HostTensor)> = trial
-            .inputs
-            .iter()
-            .enumerate()
-            .map(|(i, x)| (format!("x{i}"), x.feed(DType::F32, &x.values(&rng, 0, x.len()))))
-            .collect();
-        let feeds: Vec<(&str, &HostTensor)> = fed.iter().map(|(n, v)| (n.as_str(), v)).collect();
-        let result = session.run(&[&y[0]], &feeds).unwrap().remove(0);
-        assert!(result.is_empty(), "{} of {:?} is {result:?}", case.name, trial.inputs);
-        return ops;
+        let mut names = BTreeSet::new();
+        for device in [Device::Cpu(0), Device::Reference] {
+            let graph = Graph::new();
+            let inputs = trial.inputs.iter().enumerate();
+            let x: Vec<Tensor> =
+                inputs.map(|(i, x)| x.tensor(&graph, &format!("x{i}"), DType::F32)).collect();
+            let y = (trial.build)(&x);
+            let frozen = graph.freeze().unwrap();
+            let ops = frozen.nodes().iter().filter(|n| matches!(n.kind, NodeKind::Op(_)));
+            names.extend(ops.map(|n| n.kind.name().to_string()));
+            let options = SessionOptions { device, ..SessionOptions::default() };
+            let session = Session::with(frozen, options).unwrap();
+            let fed: Vec<(String, HostTensor)> = trial
+                .inputs
+                .iter()
+                .enumerate()
+                .map(|(i, x)| (format!("x{i}"), x.feed(DType::F32, &x.values(&rng, 0, x.len()))))
+                .collect();
+            let feeds: Vec<(&str, &HostTensor)> = fed.iter().map(|(n, v)| (n.as_str(), v)).collect();
+            let result = session.run(&[&y[0]], &feeds).unwrap().remove(0);
+            assert!(result.is_empty(), "{} of {:?} is {result:?} on {device}", case.name, trial.inputs);
+        }
+        return names;
     }
     panic!("no trial of {} had an empty input", case.name);
 }
@@ -129,7 +140,7 @@ fn every_operation_says_what_it_makes_of_nothing() {
         }
         for empty in &case.empties {
             said.insert(case.name.to_string());
-            said.extend(run(empty.build, &tensors(empty.inputs), false).1);
+            said.extend(run(empty.build, &tensors(empty.inputs), false, Device::Cpu(0)).1);
         }
     }
     let names = names_in_source();

@@ -1,9 +1,10 @@
 //! Whether every operation is right, over random shapes, strides and attributes.
 //!
-//! The chain of truth: what the fast loops compute in f32, on each instruction set of this machine, is what the plain
-//! loops compute in f32, which is what they compute in f64; the gradients likewise; and the gradients in f64 are what
-//! finite differences say, as are the gradients of the gradients. The cases stand at the end of each operation's file.
-//! A test here fails if an operation of `src/ops` is in none of them.
+//! The chain of truth starts at the reference interpreter, which computes each operation from its definition in f64. The
+//! plain loops of the CPU engine agree with it in f64, in outputs, gradients and second gradients; the fast loops of each
+//! instruction set of this machine agree with the plain ones, in f64 and in f32; and the gradients are what finite
+//! differences say, as are the gradients of the gradients. The cases stand at the end of each operation's file. A test
+//! here fails if an operation of `src/ops` is in none of them, or has no reference implementation.
 //!
 //! Each operation is tried [`trials`] times; the environment variable `TENSORPACK_TEST_CASES` sets another number
 //! than the default, which is chosen so that a debug build is done within a minute; `TENSORPACK_TEST_OP=Conv` tries

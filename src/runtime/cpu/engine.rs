@@ -16,7 +16,7 @@ use super::work::Meeting;
 use crate::graph::VariableInfo;
 use crate::kir::{BufferKind, Origin, Program, View};
 use crate::runtime::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo};
-use crate::runtime::{Lowered, Turns, Whereabouts, memory_limit};
+use crate::runtime::{Lowered, Source, Turns, Whereabouts, memory_limit};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -263,7 +263,8 @@ impl Executor for Engine {
         self.variables.take()?.write(index, value)
     }
 
-    fn compile(&mut self, lowered: Lowered) -> Result<Box<dyn Executable>> {
+    fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>> {
+        let lowered = source.lower()?;
         let mode = if self.fork.is_some() { Mode::Apart } else { Mode::Fast };
         let program = self.plan(lowered, mode)?;
         Ok(match program.towers.len() {
@@ -272,7 +273,8 @@ impl Executor for Engine {
         })
     }
 
-    fn find_bad(&mut self, lowered: Lowered, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
+    fn find_bad(&mut self, source: &Source<'_>, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
+        let lowered = source.lower()?;
         let hints = lowered.hints.clone();
         let program = self.plan(lowered, Mode::Inspect)?;
         match program.towers.len() {

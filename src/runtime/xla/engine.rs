@@ -7,7 +7,7 @@ use super::target::{Target, XlaOptions};
 use super::variables::Variables;
 use crate::graph::VariableInfo;
 use crate::runtime::executor::{Executable, Executor, Feed, RunInfo};
-use crate::runtime::{Interrupt, Lowered, Platform, Staging, faults};
+use crate::runtime::{Interrupt, Lowered, Platform, Source, Staging, faults};
 use std::sync::{Arc, Mutex};
 use tensorpack_pjrt::Buffer;
 use tensorpack_tensor::{Error, HostTensor, Result, element_count};
@@ -30,7 +30,7 @@ impl XlaEngine {
         Ok(XlaEngine { staged: Staged::new(&target), target, variables: Arc::default() })
     }
 
-    fn program(&self, lowered: &Lowered, purpose: Purpose) -> Result<XlaProgram> {
+    pub(super) fn program(&self, lowered: &Lowered, purpose: Purpose) -> Result<XlaProgram> {
         XlaProgram::new(lowered, purpose, &self.target, &self.variables, &self.staged)
     }
 }
@@ -56,7 +56,8 @@ impl Executor for XlaEngine {
         lock(&self.variables).write(index, value, &self.target)
     }
 
-    fn compile(&mut self, lowered: Lowered) -> Result<Box<dyn Executable>> {
+    fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>> {
+        let lowered = source.lower()?;
         Ok(Box::new(self.program(&lowered, Purpose::Run)?))
     }
 
@@ -72,7 +73,8 @@ impl Executor for XlaEngine {
         Some(Staging::new(self.staged.clone()))
     }
 
-    fn find_bad(&mut self, lowered: Lowered, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
+    fn find_bad(&mut self, source: &Source<'_>, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
+        let lowered = source.lower()?;
         let program = self.program(&lowered, Purpose::Search)?;
         for (launch, towers) in program.launches.iter().zip(program.launch(run, feeds)?) {
             for made in towers {

@@ -155,7 +155,8 @@ fn pick(w: &mut Writer, buffer: &Value, view: &View) -> Value {
 mod tests {
     use super::*;
     use crate::kir::{BufferId, BufferKind, Program};
-    use crate::runtime::executor::{Executor, RunInfo};
+    use crate::runtime::executor::{Executable, Executor, RunInfo};
+    use crate::runtime::xla::module::Purpose;
     use crate::runtime::xla::{XlaEngine, XlaOptions};
     use crate::runtime::{Lowered, Platform};
     use std::collections::HashMap;
@@ -240,7 +241,7 @@ mod tests {
         engine.create_variables(&[], 0).unwrap();
         let count = HostTensor::new(buffer, (0..120).collect::<Vec<i64>>()).unwrap();
         let mut found = Vec::new();
-        let mut executable = engine.compile(lowered).unwrap();
+        let mut executable = engine.program(&lowered, Purpose::Run).unwrap();
         executable.run(&RunInfo { seed: 0, draw: 0 }, &[&count], &mut found).unwrap();
         for (view, found) in views.iter().zip(&found) {
             assert_eq!(found.sizes(), view.sizes, "{view:?}");

@@ -1,0 +1,92 @@
+//! What an operation's `evaluate` works with.
+
+use super::{Array, Scalar};
+use crate::kir::CustomKernel;
+use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
+
+/// The evaluation of one graph node: the values of its inputs, the concrete type and sizes of its outputs, and what
+/// random and collective operations need.
+#[derive(Debug)]
+pub struct EvaluateCx<'a> {
+    /// The values of the inputs; `None` for those taken for their shape alone.
+    pub(crate) inputs: &'a [Option<&'a Array>],
+    pub(crate) input_sizes: &'a [&'a [usize]],
+    pub(crate) outputs: &'a [(DType, Vec<usize>)],
+    /// The node's name.
+    pub(crate) name: &'a str,
+    /// Input 0 of this operation in every tower that takes part in it, in the towers' order.
+    pub(crate) tower_inputs: &'a [&'a Array],
+    /// Elements of output 0 in earlier towers' copies of this node.
+    pub(crate) elements_before: usize,
+    pub(crate) seed: u64,
+    pub(crate) draw: u64,
+}
+
+impl EvaluateCx<'_> {
+    /// Returns the value of input `i`. Not for inputs that the op declared shape-only.
+    pub fn input(&self, i: usize) -> &Array {
+        self.inputs[i].expect("an op reads no input it declared shape-only")
+    }
+
+    /// Returns the number of inputs.
+    pub fn input_count(&self) -> usize {
+        self.inputs.len()
+    }
+
+    /// Returns the sizes of input `i`, of shape-only ones too.
+    pub fn input_sizes(&self, i: usize) -> &[usize] {
+        self.input_sizes[i]
+    }
+
+    /// Returns the sizes of output `i`.
+    pub fn output_sizes(&self, i: usize) -> &[usize] {
+        &self.outputs[i].1
+    }
+
+    /// Returns the element type of output `i`.
+    pub fn output_dtype(&self, i: usize) -> DType {
+        self.outputs[i].0
+    }
+
+    /// Returns the node's name: what random streams are keyed by.
+    pub fn node_name(&self) -> &str {
+        self.name
+    }
+
+    /// Returns output 0 by the value at each index.
+    pub fn output(&self, value: impl FnMut(&[usize]) -> Scalar) -> Vec<Array> {
+        vec![Array::from_fn(self.output_dtype(0), self.output_sizes(0), value)]
+    }
+
+    /// Returns output 0 by the float at each index.
+    pub fn float_output(&self, mut value: impl FnMut(&[usize]) -> f64) -> Vec<Array> {
+        self.output(|index| Scalar::Float(value(index)))
+    }
+
+    /// Returns this run's draw from a random stream: for each element's number, a uniform number in `[0, 1)`.
+    pub fn uniform(&self, stream: &str) -> impl Fn(usize) -> f64 {
+        let (rng, draw) = (CounterRng::new(self.seed, stream), self.draw);
+        move |i| rng.uniform(draw, i as u64)
+    }
+
+    /// Returns the number of elements that earlier towers' copies of this operation have: where the numbers of this
+    /// tower begin, if several towers together draw what one would.
+    pub fn elements_before(&self) -> usize {
+        self.elements_before
+    }
+
+    /// Returns input 0 of this operation in every tower, for a collective operation.
+    pub fn tower_inputs(&self) -> &[&Array] {
+        self.tower_inputs
+    }
+
+    /// Runs a user's own kernel over all inputs. It sees them in their declared types.
+    pub fn custom(&self, kernel: &dyn CustomKernel) -> Result<Vec<Array>> {
+        let inputs =
+            (0..self.input_count()).map(|i| self.input(i).to_host()).collect::<Result<Vec<HostTensor>>>()?;
+        let zeros = |(dtype, sizes): &(DType, Vec<usize>)| HostTensor::zeros(*dtype, sizes.as_slice());
+        let mut outputs = self.outputs.iter().map(zeros).collect::<Result<Vec<HostTensor>>>()?;
+        kernel.run(&inputs, &mut outputs)?;
+        Ok(outputs.iter().map(Array::from_host).collect())
+    }
+}

@@ -1,0 +1,103 @@
+//! Sums that keep the digits which plain addition rounds away.
+
+use super::{Array, Scalar};
+use tensorpack_tensor::DType;
+
+/// A running sum. Integers wrap; floats carry the rounding error of every addition along (Neumaier, 1974), so that
+/// the reference value of a long sum is as good as that of a short one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sum {
+    float: f64,
+    lost: f64,
+    int: i64,
+}
+
+impl Sum {
+    /// Adds an element.
+    pub fn add(&mut self, value: Scalar) {
+        match value {
+            Scalar::Int(v) => self.int = self.int.wrapping_add(v),
+            Scalar::Float(v) => {
+                let next = self.float + v;
+                let (large, small) =
+                    if self.float.abs() >= v.abs() { (self.float, v) } else { (v, self.float) };
+                self.lost += (large - next) + small;
+                self.float = next;
+            }
+        }
+    }
+
+    /// Returns the sum of all elements so far, as an element of `dtype`.
+    pub fn value(&self, dtype: DType) -> Scalar {
+        match dtype.is_float() {
+            // The error of an infinite sum is NaN, and means nothing.
+            true if self.float.is_finite() => Scalar::Float(self.float + self.lost),
+            true => Scalar::Float(self.float),
+            false => Scalar::Int(self.int),
+        }
+    }
+}
+
+/// Returns the sum of floats.
+pub fn sum(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut total = Sum::default();
+    values.into_iter().for_each(|v| total.add(Scalar::Float(v)));
+    total.value(DType::F64).as_f64()
+}
+
+/// An array of running sums, each of which starts at zero.
+#[derive(Clone, Debug)]
+pub struct Sums {
+    dtype: DType,
+    sizes: Vec<usize>,
+    sums: Vec<Sum>,
+}
+
+impl Sums {
+    /// Returns sums of elements of `dtype`, one for each index of `sizes`.
+    pub fn new(dtype: DType, sizes: &[usize]) -> Sums {
+        Sums { dtype, sizes: sizes.to_vec(), sums: vec![Sum::default(); sizes.iter().product()] }
+    }
+
+    /// Adds an element to the sum at an index.
+    pub fn add(&mut self, index: &[usize], value: Scalar) {
+        let place = index.iter().zip(&self.sizes).fold(0, |at, (&i, &n)| {
+            assert!(i < n, "{index:?} is outside {:?}", self.sizes);
+            at * n + i
+        });
+        self.sums[place].add(value);
+    }
+
+    /// Returns the sums.
+    pub fn array(&self) -> Array {
+        let values: Vec<Scalar> = self.sums.iter().map(|s| s.value(self.dtype)).collect();
+        Array::from_values(self.dtype, &self.sizes, &values)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_terms_beside_a_large_one_are_kept() {
+        let terms = || [1e16].into_iter().chain([1.0; 10]).chain([-1e16]);
+        assert_ne!(terms().sum::<f64>(), 10.0);
+        assert_eq!(sum(terms()), 10.0);
+    }
+
+    #[test]
+    fn infinities_and_nan_are_as_ever() {
+        assert_eq!(sum([1.0, f64::INFINITY, 2.0]), f64::INFINITY);
+        assert!(sum([f64::INFINITY, f64::NEG_INFINITY]).is_nan());
+        assert!(sum([1.0, f64::NAN]).is_nan());
+        assert_eq!(sum([]), 0.0);
+    }
+
+    #[test]
+    fn integers_wrap_to_their_type() {
+        let mut sums = Sums::new(DType::U8, &[2]);
+        [200, 100].into_iter().for_each(|v| sums.add(&[1], Scalar::Int(v)));
+        assert_eq!(sums.array().values().collect::<Vec<_>>(), [Scalar::Int(0), Scalar::Int(44)]);
+    }
+}

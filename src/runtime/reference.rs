@@ -1,0 +1,330 @@
+//! The reference engine: interprets the frozen graph node by node in f64. It merges, fuses and reuses nothing, and
+//! shares no lowering with the other engines, so that a result of theirs can be held against it.
+
+use super::binding::{
+    Binding, Concrete, assigned_before, assigns_in_run, close_over_collectives, collective, last_assigns,
+    needed,
+};
+use super::executor::{Executable, Executor, Feed, Outcome, RunInfo};
+use super::lowering::Source;
+use super::{faults, memory_limit};
+use crate::graph::{Frozen, NodeId, NodeKind, OpDef, Role, TensorId, VariableInfo, split_tower};
+use crate::reference::{Array, EvaluateCx};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fmt::Write;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tensorpack_tensor::{Error, HostTensor, Result, element_count};
+
+/// The values of the variables, between runs in f64 too.
+type Variables = Arc<Mutex<Vec<Arc<Array>>>>;
+
+/// The value of every tensor of a run.
+type Values = HashMap<TensorId, Arc<Array>>;
+
+/// The reference engine.
+#[derive(Debug)]
+pub(super) struct ReferenceEngine {
+    /// The most bytes to allocate; `None`: what the machine or its cgroup allows.
+    limit: Option<usize>,
+    variables: Variables,
+}
+
+impl ReferenceEngine {
+    pub(super) fn new(limit: Option<usize>) -> ReferenceEngine {
+        ReferenceEngine { limit, variables: Variables::default() }
+    }
+}
+
+/// What a run evaluates, in which order.
+struct ReferenceProgram {
+    graph: Arc<Frozen>,
+    variables: Variables,
+    /// The nodes whose values are needed, each after all that it reads.
+    order: Vec<NodeId>,
+    /// Which feed each placeholder takes.
+    feeds: HashMap<NodeId, usize>,
+    concrete: HashMap<NodeId, Concrete>,
+    assigns: BTreeSet<NodeId>,
+    /// For every node of a collective operation, what it sums: input 0 of its node in each tower, in their order.
+    collectives: HashMap<NodeId, Vec<TensorId>>,
+    /// Elements of output 0 in earlier towers' copies of a node.
+    elements_before: HashMap<NodeId, usize>,
+    fetches: Vec<TensorId>,
+    /// Variables by number, with the tensor each becomes.
+    updates: Vec<(usize, TensorId)>,
+    /// What must be finite for variables to change: costs, gradients, and next values.
+    checked: Vec<TensorId>,
+}
+
+impl Executor for ReferenceEngine {
+    fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()> {
+        memory_limit::check(
+            bytes(variables.iter().map(|v| v.sizes.as_slice()))?,
+            "the variables",
+            self.limit,
+        )?;
+        let first = |v: &VariableInfo| {
+            let value = v.init.value(seed, &v.name, v.dtype, &v.sizes)?;
+            Ok(Arc::new(Array::from_host(&value)))
+        };
+        *lock(&self.variables) = variables.iter().map(first).collect::<Result<_>>()?;
+        Ok(())
+    }
+
+    fn read(&self, index: usize) -> Result<HostTensor> {
+        lock(&self.variables)[index].to_host()
+    }
+
+    fn write(&mut self, index: usize, value: &HostTensor) -> Result<()> {
+        lock(&self.variables)[index] = Arc::new(Array::from_host(value));
+        Ok(())
+    }
+
+    fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>> {
+        let program = ReferenceProgram::new(source, &self.variables)?;
+        let made = program.order.iter().filter_map(|id| program.concrete.get(id)).flatten();
+        memory_limit::check(bytes(made.map(|(_, sizes)| sizes.as_slice()))?, "this program", self.limit)?;
+        Ok(Box::new(program))
+    }
+
+    fn find_bad(&mut self, source: &Source<'_>, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
+        let program = ReferenceProgram::new(source, &self.variables)?;
+        let values = program.evaluate(run, feeds)?;
+        let finite = |t: &TensorId| values.get(t).is_none_or(|v| v.is_finite());
+        let graph = source.graph();
+        let mut made_bad = program.order.iter().filter_map(|&id| match &graph.node(id).kind {
+            NodeKind::Op(op) if !graph.node(id).inputs.is_empty() => {
+                let bad = (0..program.concrete[&id].len() as u32)
+                    .any(|output| !finite(&TensorId { node: id, output }));
+                bad.then_some((graph.node(id), op))
+            }
+            _ => None,
+        });
+        // The culprit made something bad of good inputs. Infinities that the model has for constants are none.
+        let first =
+            made_bad.clone().find(|(node, _)| node.inputs.iter().all(finite)).or_else(|| made_bad.next());
+        Ok(first.map(|(node, op)| faults::not_finite_at(&node.name, node.site, op.nan_hint())))
+    }
+}
+
+impl ReferenceProgram {
+    fn new(source: &Source<'_>, variables: &Variables) -> Result<ReferenceProgram> {
+        let (graph, request) = (source.graph(), source.request());
+        let assigns = assigns_in_run(graph, request)?;
+        let fetches = request.fetched();
+        let roots = close_over_collectives(graph, &fetches, &assigns)?;
+        let (values, shapes) = needed(graph, &assigns, roots.into_values().flatten());
+        let mut binding = Binding::new(graph);
+        binding.bind_feeds(request, &values, &shapes)?;
+        shapes.iter().try_for_each(|&id| binding.bind(id))?;
+        let Binding { feeds, concrete, .. } = binding;
+        let next = |(v, id): (_, NodeId)| (v, graph.node(id).inputs[0]);
+        let updates: Vec<(usize, TensorId)> =
+            last_assigns(graph, &assigns)?.into_iter().map(next).map(|(v, t)| (v.0 as usize, t)).collect();
+        let learned_from = |id: &&NodeId| matches!(graph.node(**id).role, Role::Cost | Role::Gradient);
+        let checked = values.iter().filter(learned_from).map(|&node| TensorId { node, output: 0 });
+        let checked = checked.chain(updates.iter().map(|(_, t)| *t)).collect();
+        let collectives = collectives(graph, &values);
+        Ok(ReferenceProgram {
+            order: in_order(graph, &assigns, &values, &collectives),
+            elements_before: elements_before(graph, &values, &concrete),
+            graph: graph.clone(),
+            variables: variables.clone(),
+            feeds,
+            concrete,
+            assigns,
+            collectives,
+            fetches,
+            updates,
+            checked,
+        })
+    }
+
+    /// Computes the value of every node.
+    fn evaluate(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Values> {
+        let variables = lock(&self.variables);
+        let mut values = Values::new();
+        for &id in &self.order {
+            let node = self.graph.node(id);
+            let made = match &node.kind {
+                NodeKind::Assign { .. } | NodeKind::Group => continue,
+                NodeKind::Placeholder => vec![Arc::new(Array::from_host(feeds[self.feeds[&id]]))],
+                NodeKind::Read(v) => vec![variables[v.0 as usize].clone()],
+                NodeKind::Current(v) => vec![match assigned_before(&self.graph, &self.assigns, id, *v) {
+                    Some(assign) => values[&self.graph.node(assign).inputs[0]].clone(),
+                    None => variables[v.0 as usize].clone(),
+                }],
+                NodeKind::Op(op) => {
+                    let made = self.evaluate_op(id, op.as_ref(), &values, run);
+                    let made = made.map_err(|e| e.within(&node.name).at(node.site))?;
+                    made.into_iter().map(Arc::new).collect()
+                }
+            };
+            for (output, value) in made.into_iter().enumerate() {
+                values.insert(TensorId { node: id, output: output as u32 }, value);
+            }
+        }
+        Ok(values)
+    }
+
+    fn evaluate_op(&self, id: NodeId, op: &dyn OpDef, values: &Values, run: &RunInfo) -> Result<Vec<Array>> {
+        let node = self.graph.node(id);
+        let inputs: Vec<Option<&Array>> = node
+            .inputs
+            .iter()
+            .enumerate()
+            .map(|(i, t)| (!op.shape_only(i)).then(|| values[t].as_ref()))
+            .collect();
+        let sizes = |t: &TensorId| self.concrete[&t.node][t.output as usize].1.as_slice();
+        let input_sizes: Vec<&[usize]> = node.inputs.iter().map(sizes).collect();
+        let summed = self.collectives.get(&id).into_iter().flatten();
+        let tower_inputs: Vec<&Array> = summed.map(|t| values[t].as_ref()).collect();
+        let outputs = &self.concrete[&id];
+        let made = op.evaluate(&EvaluateCx {
+            inputs: &inputs,
+            input_sizes: &input_sizes,
+            outputs,
+            name: &node.name,
+            tower_inputs: &tower_inputs,
+            elements_before: self.elements_before.get(&id).copied().unwrap_or(0),
+            seed: run.seed,
+            draw: run.draw,
+        })?;
+        let form: Concrete = made.iter().map(|a| (a.dtype(), a.sizes().to_vec())).collect();
+        match form == *outputs {
+            true => Ok(made),
+            false => {
+                let why = format!("{} was evaluated to {form:?}, but declared {outputs:?}", op.name());
+                Err(Error::shape(why))
+            }
+        }
+    }
+}
+
+impl Executable for ReferenceProgram {
+    fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
+        let values = self.evaluate(run, feeds)?;
+        if !self.assigns.is_empty() && !self.checked.iter().all(|t| values[t].is_finite()) {
+            return Ok(Outcome::NotFinite);
+        }
+        *outputs = self.fetches.iter().map(|t| values[t].to_host()).collect::<Result<_>>()?;
+        let mut variables = lock(&self.variables);
+        for (variable, t) in &self.updates {
+            variables[*variable] = values[t].clone();
+        }
+        Ok(Outcome::Committed { behind: 0 })
+    }
+
+    fn plan_text(&self) -> String {
+        let mut text = String::new();
+        for id in &self.order {
+            let node = self.graph.node(*id);
+            let inputs: Vec<&str> =
+                node.inputs.iter().map(|t| self.graph.node(t.node).name.as_str()).collect();
+            let outputs = self.concrete.get(id).into_iter().flatten();
+            let outputs: Vec<String> = outputs.map(|(dtype, sizes)| format!("{dtype}{sizes:?}")).collect();
+            let (name, kind) = (&node.name, node.kind.name());
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{name} = {kind}({}): {}", inputs.join(", "), outputs.join(", "));
+        }
+        text
+    }
+}
+
+fn lock(variables: &Variables) -> MutexGuard<'_, Vec<Arc<Array>>> {
+    // A run that panicked changed nothing: variables are written only when all values are there.
+    variables.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The bytes that all these arrays take together, or as many as can be counted.
+fn bytes<'a>(sizes: impl Iterator<Item = &'a [usize]>) -> Result<usize> {
+    let mut total = 0usize;
+    for sizes in sizes {
+        total = total.saturating_add(element_count(sizes)?.saturating_mul(size_of::<f64>()));
+    }
+    Ok(total)
+}
+
+/// For every node of a collective operation, input 0 of its node in each tower. A layer that is used twice has the same
+/// keys again: towers meet in the order of the uses.
+fn collectives(graph: &Frozen, values: &BTreeSet<NodeId>) -> HashMap<NodeId, Vec<TensorId>> {
+    let mut uses: HashMap<(usize, &str), usize> = HashMap::new();
+    let mut meetings: BTreeMap<(&str, usize), Vec<(usize, NodeId)>> = BTreeMap::new();
+    for &id in values {
+        let node = graph.node(id);
+        if let Some(key) = collective(node) {
+            let uses = uses.entry((node.tower, key)).or_default();
+            meetings.entry((key, *uses)).or_default().push((node.tower, id));
+            *uses += 1;
+        }
+    }
+    let mut summed = HashMap::new();
+    for mut towers in meetings.into_values() {
+        towers.sort_unstable();
+        let inputs: Vec<TensorId> = towers.iter().map(|(_, id)| graph.node(*id).inputs[0]).collect();
+        summed.extend(towers.iter().map(|(_, id)| (*id, inputs.clone())));
+    }
+    summed
+}
+
+/// The nodes of a run, each after all whose values it takes: its inputs, and for a collective those of all towers.
+fn in_order(
+    graph: &Frozen,
+    assigns: &BTreeSet<NodeId>,
+    values: &BTreeSet<NodeId>,
+    collectives: &HashMap<NodeId, Vec<TensorId>>,
+) -> Vec<NodeId> {
+    let reads = |id: NodeId| -> Vec<NodeId> {
+        let node = graph.node(id);
+        let shape_only = |i: usize| matches!(&node.kind, NodeKind::Op(op) if op.shape_only(i));
+        let own = node.inputs.iter().enumerate().filter(|(i, _)| !shape_only(*i)).map(|(_, t)| t.node);
+        let others = collectives.get(&id).into_iter().flatten();
+        let before = match node.kind {
+            NodeKind::Current(v) => assigned_before(graph, assigns, id, v),
+            _ => None,
+        };
+        own.chain(others.map(|t| t.node)).chain(before).collect()
+    };
+    let (mut order, mut done) = (Vec::new(), HashSet::new());
+    for &root in values {
+        // A node is left on the stack while what it reads is put in order first.
+        let mut stack = vec![(root, false)];
+        while let Some((id, ready)) = stack.pop() {
+            if ready {
+                if done.insert(id) {
+                    order.push(id);
+                }
+            } else if !done.contains(&id) {
+                stack.push((id, true));
+                stack.extend(reads(id).into_iter().filter(|n| !done.contains(n)).map(|n| (n, false)));
+            }
+        }
+    }
+    order
+}
+
+/// For every node, the elements of output 0 that nodes of its name have in earlier towers.
+fn elements_before(
+    graph: &Frozen,
+    values: &BTreeSet<NodeId>,
+    concrete: &HashMap<NodeId, Concrete>,
+) -> HashMap<NodeId, usize> {
+    let mut copies: HashMap<&str, Vec<(usize, NodeId, usize)>> = HashMap::new();
+    for &id in values {
+        let node = graph.node(id);
+        if let Some((_, sizes)) = concrete.get(&id).and_then(|outputs| outputs.first()) {
+            let copy = (node.tower, id, sizes.iter().product());
+            copies.entry(split_tower(&node.name).1).or_default().push(copy);
+        }
+    }
+    let mut before = HashMap::new();
+    for mut towers in copies.into_values() {
+        towers.sort_unstable();
+        let mut elements = 0;
+        for (_, id, len) in towers {
+            before.insert(id, elements);
+            elements += len;
+        }
+    }
+    before
+}
