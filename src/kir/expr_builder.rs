@@ -95,10 +95,10 @@ impl ExprBuilder {
             (Binary::Add, Some(x), Some(y)) if class != Class::I64 => return self.constant(x + y, class),
             (Binary::Sub, Some(x), Some(y)) if class != Class::I64 => return self.constant(x - y, class),
             (Binary::Mul, Some(x), Some(y)) if class != Class::I64 => return self.constant(x * y, class),
-            // Exact identities only: x + 0 is not x for x = -0, but x - 0 is, as are x * 1 and x / 1.
+            // Exact identities only: x + 0 is not x for x = -0, nor is x - (-0), but x - 0 is, as are x * 1 and x / 1.
             (Binary::Mul | Binary::Div, _, Some(1.0)) => return a,
             (Binary::Mul, Some(1.0), _) => return b,
-            (Binary::Sub, _, Some(0.0)) => return a,
+            (Binary::Sub, _, Some(zero)) if zero.to_bits() == 0 => return a,
             _ => {}
         }
         self.push(Step::Binary(op, a, b))
@@ -129,11 +129,27 @@ impl ExprBuilder {
         }
     }
 
+    /// `x` as a buffer of type `dtype` would give it back, in the class of that type. An expression may be of another class
+    /// than its output, and storing converts. Not for types narrower than their class, which storing rounds or wraps.
+    pub(crate) fn stored(&mut self, dtype: DType, x: Reg) -> Reg {
+        debug_assert!(matches!(dtype, DType::F32 | DType::F64 | DType::I64 | DType::Bool));
+        if dtype != DType::Bool || self.is_truth(x) {
+            return self.cast(Class::of(dtype), x);
+        }
+        let zero = self.constant(0.0, self.class(x));
+        let truth = self.binary(Binary::Ne, x, zero);
+        self.cast(Class::I64, truth)
+    }
+
+    /// Whether a value is known to be 0 or 1.
     fn is_truth(&self, reg: Reg) -> bool {
         use Binary::{And, Eq, Ge, Gt, Le, Lt, Ne, Or};
         match self.steps[reg.0 as usize] {
             Step::Binary(op, ..) => matches!(op, Eq | Ne | Lt | Le | Gt | Ge | And | Or),
             Step::Unary(op, _) => matches!(op, Unary::Not | Unary::IsFinite),
+            Step::Const(v, _) => v == 0.0 || v == 1.0,
+            Step::Cast(_, x) => self.is_truth(x),
+            Step::Select(_, a, b) => self.is_truth(a) && self.is_truth(b),
             _ => false,
         }
     }
@@ -202,6 +218,15 @@ mod tests {
         let expr = b.finish(&[same]);
         assert_eq!(expr.steps.len(), 3);
         assert_eq!(expr.outputs, [Reg(2)]);
+    }
+
+    #[test]
+    fn only_plus_zero_is_nothing_to_subtract() {
+        let mut b = ExprBuilder::default();
+        let x = b.operand(0, DType::F32, Class::F32);
+        let [plus, minus] = [0.0, -0.0].map(|v| b.constant(v, Class::F32));
+        assert_eq!(b.binary(Binary::Sub, x, plus), x);
+        assert_ne!(b.binary(Binary::Sub, x, minus), x);
     }
 
     #[test]

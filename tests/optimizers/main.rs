@@ -6,4 +6,5 @@ mod net;
 mod plans;
 mod processors;
 mod schedules;
+mod tiny_variables;
 mod wrappers;

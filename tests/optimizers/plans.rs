@@ -1,12 +1,13 @@
 //! What is elementwise becomes one pass over all variables and their slots.
 
 use crate::net::build;
-use tensorpack::graph::Graph;
+use tensorpack::graph::{Graph, Init, TensorSpec, VariableSpec};
 use tensorpack::optim::gradproc::GlobalNormClip;
 use tensorpack::optim::{
-    Accumulate, Adagrad, Adam, AdamW, Ema, Momentum, Optimizer, PostProcess, RmsProp, Schedule,
+    Accumulate, Adagrad, Adam, AdamW, Ema, Momentum, Optimizer, PostProcess, RmsProp, Schedule, Sgd, minimize,
 };
 use tensorpack::runtime::Session;
+use tensorpack::tower::TowerContext;
 use tensorpack::{DType, HostTensor};
 
 /// The commits of a plan that touch more than scalars, and the whole plan.
@@ -51,5 +52,31 @@ fn one_pass_for_all_variables() {
         let (commits, text) = commits(&*optimizer);
         let one_pass = matches!(&commits[..], [only] if only.matches('[').count() == 4);
         assert!(one_pass, "{optimizer:?} has the plan\n{text}");
+    }
+}
+
+/// A variable of one element is joined with its larger neighbours, whatever scalars all of them read.
+#[test]
+fn small_variables_do_not_cut_the_pass() {
+    let shapes: [&[usize]; 6] = [&[7], &[1], &[], &[1, 1], &[2, 3], &[1]];
+    for by_variable in [false, true] {
+        let graph = Graph::new();
+        let t = TowerContext::training(&graph);
+        let weights: Vec<_> = (0..shapes.len())
+            .map(|k| t.variable(VariableSpec::new(format!("w{k}"), shapes[k]).init(Init::ones())))
+            .collect();
+        let x = graph.placeholder(&TensorSpec::f32("x", []));
+        let cost = weights.iter().map(|w| (w.value() * &x).sin().sum()).reduce(|a, b| a + b).unwrap();
+        let optimizer = match by_variable {
+            true => Sgd::new(t.hyper_param("rate", 0.1)),
+            false => Sgd::new(Schedule::cosine(0.1, 0.0, 100)),
+        };
+        let train = minimize(&cost, &optimizer.process(GlobalNormClip::new(1.0))).unwrap();
+        let session = Session::new(graph.freeze().unwrap()).unwrap();
+        let text = session.plan_text(&[&train], &[("x", &HostTensor::scalar(1.0f32))]).unwrap();
+        let commits = text.lines().filter(|l| l.starts_with("commit"));
+        let joined =
+            commits.map(|l| l.split(" over variables ").nth(1).map_or(0, |v| v.matches('[').count())).max();
+        assert_eq!(joined, Some(shapes.len()), "{text}");
     }
 }

@@ -30,8 +30,18 @@ fn move_masks(program: &mut Program) {
     }
 }
 
+/// The sizes of what is pooled, and of what comes out.
+fn image_sizes(pool: &Pool) -> [[usize; 4]; 2] {
+    let sizes = |[height, width]: [usize; 2]| [pool.batch, height, width, pool.channels];
+    [sizes(pool.in_size), sizes(pool.out_size)]
+}
+
 /// If kernel `at` is a mask of a pooling's gradient by what was pooled: which kernel that gradient is, and the mask of what
 /// it reads.
+///
+/// Preconditions: the mask runs over the pooling's own image (not the same elements under other sizes, where an element's
+/// channel would be another), reads the whole gradient in order, and reads the very view that was pooled; nothing else needs
+/// the unmasked gradient; types do not change.
 fn moved_mask(program: &Program, at: usize) -> Option<(usize, MapBody)> {
     let KernelNode { kernel: Kernel::Map(body), outputs, .. } = &program.kernels[at] else { return None };
     let ([result], [_, _]) = (&outputs[..], &body.operands[..]) else { return None };
@@ -42,11 +52,14 @@ fn moved_mask(program: &Program, at: usize) -> Option<(usize, MapBody)> {
         return None;
     };
     let [dy, places] = &inputs[..] else { return None };
+    let [image, out] = image_sizes(pool);
     let pooled = program.kernels[..made].iter().find(|n| n.outputs.get(1) == Some(&places.buffer))?;
     let Kernel::Pool { kind: PoolKind::Max, pool: same, inputs: from } = &pooled.kernel else { return None };
     let fits = same == pool
         && from[0] == *x
-        && dx.is_whole(&body.sizes)
+        && body.sizes == image
+        && dx.is_whole(&image)
+        && dy.sizes == out
         && dx.dtype == dy.dtype
         && program.buffer(*result).dtype == dx.dtype;
     if !fits || !only_read_by(program, dx.buffer, at) {
@@ -98,14 +111,24 @@ fn move_sums(program: &mut Program) {
 }
 
 /// If kernel `at` sums each channel of a pooling's gradient: what that gradient reads.
+///
+/// Preconditions: the sum runs over the pooling's own image, all of it in order, and keeps the pooling's channels. Other sizes
+/// of the same gradient may look alike (`[b, h, w, 1]` seen as `[b, 1, h, w]`), but then the sum is not one of channels. The
+/// gradient of every window goes to some element.
 fn summed(program: &Program, at: usize) -> Option<View> {
     let Kernel::Reduce { body, reduced, kinds } = &program.kernels[at].kernel else { return None };
     let ([dx], [Step::Operand { .. }]) = (&body.operands[..], &body.expr.steps[..]) else { return None };
     let made = program.kernels[..at].iter().find(|n| n.outputs == [dx.buffer])?;
     let Kernel::Pool { kind: PoolKind::MaxGrad, pool, inputs } = &made.kernel else { return None };
+    let ([image, out], dy) = (image_sizes(pool), &inputs[0]);
     let by_channel = kinds[..] == [ReduceKind::Sum] && reduced[..] == [true, true, true, false];
-    let fits = by_channel && dx.is_whole(&body.sizes) && [0, 1].into_iter().all(|axis| all_real(pool, axis));
-    fits.then(|| inputs[0].clone())
+    let fits = by_channel
+        && body.sizes == image
+        && dx.is_whole(&image)
+        && dy.sizes == out
+        && dy.dtype == dx.dtype
+        && [0, 1].into_iter().all(|axis| all_real(pool, axis));
+    fits.then(|| dy.clone())
 }
 
 /// Whether every window has an element along an axis that is not padding, so that its gradient goes somewhere.

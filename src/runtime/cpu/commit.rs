@@ -4,8 +4,9 @@
 //! Those that do the same to neighbours in a slab become one pass over it.
 
 use super::variables::{Place, Variables};
-use crate::kir::{BufferId, BufferKind, Kernel, KernelNode, MapBody, Origin, Program, View};
-use std::collections::HashMap;
+use crate::kir::{BufferId, BufferKind, Kernel, KernelNode, MapBody, Origin, Program, Step, View};
+use std::collections::{HashMap, HashSet};
+use tensorpack_tensor::DType;
 
 /// What waits for the check.
 #[derive(Debug, Default)]
@@ -21,6 +22,8 @@ pub(super) struct Commit {
 pub(super) struct Pass {
     /// The maps joined in it, neighbours in their slabs; alone if it could not be joined.
     pub(super) members: Vec<Member>,
+    /// For each operand, whether all members read one and the same element of it; empty if there is one member.
+    pub(super) scalar: Vec<bool>,
     pub(super) origin: Origin,
 }
 
@@ -81,14 +84,13 @@ fn materialise_moved_variables(program: &mut Program) {
 /// Kernels that can wait and write in place, with the variable each output becomes.
 fn late_kernels(program: &Program) -> HashMap<usize, Vec<usize>> {
     let wanted = |b: BufferId| program.fetches.iter().chain(&program.costs).any(|v| v.buffer == b);
-    // Which variable a buffer becomes, if it is all of its next value.
+    // The variable that a buffer becomes. Precondition: the update's value is the whole buffer (it is dense by now), and no
+    // other update reads any part of it, for a kernel that writes the variable in place leaves the buffer unwritten.
     let becomes = |b: BufferId| {
-        let mut of = program
-            .updates
-            .iter()
-            .filter(|u| u.value.buffer == b && u.value.len() == program.buffer(b).len());
+        let mut of = program.updates.iter().filter(|u| u.value.buffer == b);
         let first = of.next()?;
-        of.next().is_none().then_some(first.variable)
+        let whole = first.value.len() == program.buffer(b).len();
+        (whole && of.next().is_none()).then_some(first.variable)
     };
     let mut late: HashMap<usize, Vec<usize>> = HashMap::new();
     for (i, node) in program.kernels.iter().enumerate().rev() {
@@ -126,37 +128,73 @@ struct Form {
     output_slabs: Vec<usize>,
 }
 
+/// How a joined pass reads an operand.
 #[derive(PartialEq)]
 enum FormOperand {
+    /// One element, the same for all members.
     Scalar(View),
+    /// All of a variable of this slab, element by element.
     Slab(usize),
-    Temp,
+    /// All of a temporary of this type, element by element; packed like the slab.
+    Temp(DType),
 }
 
-/// Whether a map over `sizes` reads one and the same element everywhere.
-pub(super) fn is_scalar(view: &View, sizes: &[usize]) -> bool {
-    sizes.iter().product::<usize>() > 1
-        && view.strides.iter().zip(&view.sizes).all(|(&s, &n)| s == 0 || n == 1)
+/// Whether all elements of a map read one and the same element of the view.
+fn is_scalar(view: &View) -> bool {
+    view.strides.iter().zip(&view.sizes).all(|(&s, &n)| s == 0 || n == 1)
 }
 
-fn form(program: &Program, variables: &Variables, member: &Member) -> Option<Form> {
+/// What a pass must be like to do what this member does; none if it cannot be joined with others.
+///
+/// A joined pass runs over the slab from the first element of its first member to the last of its last, padding included.
+/// Preconditions, on the member itself:
+/// - There are elements, and no result depends on an element's index.
+/// - All that is read or written element by element has elements of one size: then padding has the same number of elements
+///   everywhere, and positions agree.
+/// - Each operand is one element (`Scalar`), or a whole dense buffer that is a variable or a temporary. View sizes need not
+///   be the buffer's: elements are visited in memory order.
+/// - A temporary that is read element by element is read once, by one member: it has one place in one pack.
+///
+/// A member of one element reads every operand both ways. What others read too (a learning rate, a gradient that several
+/// variables share) is a scalar; what it alone reads is read element by element, as its larger neighbours do.
+fn form(
+    program: &Program,
+    variables: &Variables,
+    member: &Member,
+    is_shared: impl Fn(BufferId) -> bool,
+    packed: &HashSet<BufferId>,
+) -> Option<Form> {
     let body = &member.body;
-    let operand = |v: &View| {
-        if is_scalar(v, &body.sizes) {
-            return Some(FormOperand::Scalar(View { sizes: vec![1], strides: vec![0], ..v.clone() }));
-        }
-        let whole = v.is_dense() && v.len() == program.buffer(v.buffer).len();
-        match program.buffer(v.buffer).kind {
+    let len: usize = body.sizes.iter().product();
+    let has_index = body.expr.steps.iter().any(|s| matches!(s, Step::Index { .. }));
+    let size = program.buffer(member.outputs[0]).dtype.size();
+    let outputs_alike = member.outputs.iter().all(|&b| program.buffer(b).dtype.size() == size);
+    if len == 0 || has_index || !outputs_alike {
+        return None;
+    }
+    let mut own: Vec<BufferId> = Vec::new();
+    let mut operand = |v: &View| {
+        let scalar = || FormOperand::Scalar(View { sizes: vec![1], strides: vec![0], ..v.clone() });
+        let whole = v.is_dense() && v.len() == program.buffer(v.buffer).len() && v.dtype.size() == size;
+        let by_element = match program.buffer(v.buffer).kind {
             BufferKind::Variable(x) if whole => Some(FormOperand::Slab(variables.place(x).slab)),
-            BufferKind::Temp if whole => Some(FormOperand::Temp),
+            BufferKind::Temp if whole => Some(FormOperand::Temp(v.dtype)),
             _ => None,
+        };
+        if is_scalar(v) && (len > 1 || by_element.is_none() || is_shared(v.buffer)) {
+            return Some(scalar());
         }
+        if matches!(by_element, Some(FormOperand::Temp(_))) {
+            if packed.contains(&v.buffer) || own.contains(&v.buffer) {
+                return None;
+            }
+            own.push(v.buffer);
+        }
+        by_element
     };
-    let no_index = !body.expr.steps.iter().any(|s| matches!(s, crate::kir::Step::Index { .. }));
-    no_index.then_some(())?;
     Some(Form {
         expr: format!("{:?}", body.expr),
-        operands: body.operands.iter().map(operand).collect::<Option<Vec<_>>>()?,
+        operands: body.operands.iter().map(&mut operand).collect::<Option<Vec<_>>>()?,
         output_slabs: member.variables.iter().map(|&v| variables.place(v).slab).collect(),
     })
 }
@@ -171,22 +209,27 @@ fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>
     let disturbs =
         |i: usize, j: usize| i != j && members[i].0.variables.iter().any(|&v| reads(&members[j].0, v));
     if (0..members.len()).any(|i| (0..members.len()).any(|j| disturbs(i, j))) {
-        return members.into_iter().map(|m| pass(vec![m])).collect();
+        return members.into_iter().map(|m| pass(vec![m], Vec::new())).collect();
     }
     struct Group {
         form: Option<Form>,
         members: Vec<(Member, Origin)>,
     }
+    let mut readers: HashMap<BufferId, usize> = HashMap::new();
+    for (member, _) in &members {
+        let buffers: HashSet<BufferId> = member.body.operands.iter().map(|v| v.buffer).collect();
+        buffers.into_iter().for_each(|b| *readers.entry(b).or_default() += 1);
+    }
+    let is_shared = |b: BufferId| readers.get(&b).is_some_and(|&n| n > 1);
     let mut groups: Vec<Group> = Vec::new();
-    let mut temps: Vec<BufferId> = Vec::new();
+    let mut packed: HashSet<BufferId> = HashSet::new();
     for (member, origin) in members {
-        // A temporary can lie in one pass only.
-        let own: Vec<BufferId> =
-            member.body.operands.iter().map(|v| v.buffer).filter(|&b| program.is_temp(b)).collect();
-        let scalar = |b: BufferId| program.buffer(b).len() == 1;
-        let free = own.iter().all(|b| scalar(*b) || !temps.contains(b));
-        let form = form(program, variables, &member).filter(|_| free);
-        temps.extend(own);
+        let form = form(program, variables, &member, is_shared, &packed);
+        for (operand, view) in form.iter().flat_map(|f| &f.operands).zip(&member.body.operands) {
+            if let FormOperand::Temp(_) = operand {
+                packed.insert(view.buffer);
+            }
+        }
         match groups.iter_mut().find(|g| form.is_some() && g.form == form) {
             Some(group) => group.members.push((member, origin)),
             None => groups.push(Group { form, members: vec![(member, origin)] }),
@@ -194,41 +237,47 @@ fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>
     }
     let mut passes = Vec::new();
     for mut group in groups {
+        let scalar: Vec<bool> =
+            group.form.iter().flat_map(|f| &f.operands).map(FormOperand::is_scalar).collect();
         let place = |m: &Member| variables.place(m.variables[0]).offset;
         group.members.sort_by_key(|(m, _)| place(m));
         let mut run: Vec<(Member, Origin)> = Vec::new();
         for next in group.members {
             if let Some((last, _)) = run.last()
-                && !follows(program, variables, last, &next.0)
+                && !follows(program, variables, &scalar, last, &next.0)
             {
-                passes.push(pass(std::mem::take(&mut run)));
+                passes.push(pass(std::mem::take(&mut run), scalar.clone()));
             }
             run.push(next);
         }
-        passes.push(pass(run));
+        passes.push(pass(run, scalar));
     }
     passes
 }
 
-fn pass(run: Vec<(Member, Origin)>) -> Pass {
-    let origin = run[0].1.clone();
-    Pass { members: run.into_iter().map(|(m, _)| m).collect(), origin }
+impl FormOperand {
+    fn is_scalar(&self) -> bool {
+        matches!(self, FormOperand::Scalar(_))
+    }
 }
 
-/// Whether every variable `b` touches lies right behind the one `a` touches in the same position.
-fn follows(program: &Program, variables: &Variables, a: &Member, b: &Member) -> bool {
-    let read = |m: &Member| -> Vec<Place> {
-        let operands = m.body.operands.iter().filter_map(|v| match program.buffer(v.buffer).kind {
-            BufferKind::Variable(x) if v.len() == program.buffer(v.buffer).len() => Some(x),
+fn pass(run: Vec<(Member, Origin)>, scalar: Vec<bool>) -> Pass {
+    let origin = run[0].1.clone();
+    Pass { members: run.into_iter().map(|(m, _)| m).collect(), scalar, origin }
+}
+
+/// Whether every variable that `b` reads or writes element by element lies right behind the one that `a` does in the same
+/// position.
+fn follows(program: &Program, variables: &Variables, scalar: &[bool], a: &Member, b: &Member) -> bool {
+    let places = |m: &Member| -> Vec<Place> {
+        let by_element = m.body.operands.iter().zip(scalar).filter(|(_, scalar)| !**scalar);
+        let read = by_element.filter_map(|(v, _)| match program.buffer(v.buffer).kind {
+            BufferKind::Variable(x) => Some(x),
             _ => None,
         });
-        m.variables.iter().copied().chain(operands).map(|v| variables.place(v)).collect()
+        m.variables.iter().copied().chain(read).map(|v| variables.place(v)).collect()
     };
     let bytes = program.buffer(a.outputs[0]).bytes();
-    let (pa, pb) = (read(a), read(b));
-    pa.len() == pb.len()
-        && pa
-            .iter()
-            .zip(&pb)
-            .all(|(x, y)| x.slab == y.slab && y.offset == x.offset + super::memory::padded(bytes))
+    let next = |x: &Place| Place { offset: x.offset + super::memory::padded(bytes), ..*x };
+    places(a).iter().map(next).eq(places(b))
 }

@@ -368,7 +368,9 @@ fn inlined(reader: &MapBody, producer: &MapBody, made: &[BufferId]) -> Option<Ma
                     |b, k, class| b.operand(places[k], operands[places[k]].dtype, class),
                     |a| axes[a].unwrap_or(0),
                 );
-                b.cast(class, made[*output])
+                // As it would be read from its buffer, which is of one of the types that `inline_maps` lets through.
+                let stored = b.stored(reader.operands[i].dtype, made[*output]);
+                b.cast(class, stored)
             }
         },
         |a| a,

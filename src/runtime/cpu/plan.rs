@@ -167,13 +167,13 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Packs what a pass over several variables reads beside them (gradients) in the slab's own form.
+    /// Packs what a pass over several variables reads beside them (gradients) in the slab's own form. Each such buffer has one
+    /// place: `commit::form` let no other operand of any pass have it.
     fn pack(&mut self) {
         for pass in self.passes.iter().filter(|p| p.members.len() > 1) {
             let first = &pass.members[0];
             for (k, view) in first.body.operands.iter().enumerate() {
-                let joined = self.program.is_temp(view.buffer) && !commit::is_scalar(view, &first.body.sizes);
-                if !joined {
+                if pass.scalar[k] || !self.program.is_temp(view.buffer) {
                     continue;
                 }
                 let mut offset = 0;
@@ -450,9 +450,10 @@ impl<'a> Planner<'a> {
         let before: usize =
             pass.members[..pass.members.len() - 1].iter().map(|m| padded(bytes(m.outputs[0]))).sum();
         let n = before / size(first.outputs[0]) + self.program.buffer(last.outputs[0]).len();
-        let operands = first.body.operands.iter().map(|v| {
-            let stride = isize::from(!commit::is_scalar(v, &first.body.sizes));
-            View { sizes: vec![n], strides: vec![stride], ..v.clone() }
+        let operands = first.body.operands.iter().zip(&pass.scalar).map(|(v, &scalar)| View {
+            sizes: vec![n],
+            strides: vec![isize::from(!scalar)],
+            ..v.clone()
         });
         MapBody { sizes: vec![n], operands: operands.collect(), expr: first.body.expr.clone() }
     }

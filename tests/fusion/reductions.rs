@@ -1,0 +1,61 @@
+//! Reductions over one space share a pass where they can.
+
+use crate::barrier::same_apart;
+use crate::growing::{over_graphs, sizes};
+use tensorpack::DType;
+use tensorpack::graph::Tensor;
+
+#[test]
+fn reductions_of_one_space_are_the_same() {
+    over_graphs("reductions", 200, |choices| {
+        same_apart(choices, |b, c| {
+            let dtype = c.of(&[DType::F32, DType::F32, DType::F64, DType::I64, DType::I32, DType::Bf16]);
+            let shape: Vec<usize> = (0..2 + c.below(2)).map(|_| c.of(&[3, 4, 1, 2, 17, 4])).collect();
+            let rank = shape.len();
+            let mut seen: Vec<Tensor> = Vec::new();
+            for _ in 0..2 {
+                let x = b.feed(&shape, dtype);
+                let x = match c.below(4) {
+                    0 => x.reverse(&[c.below(rank) as isize]),
+                    1 if shape.iter().all(|&n| n == shape[0]) => x.transpose(&c.order(rank)),
+                    2 => x.sum_keep(&[0]).broadcast_like(&x),
+                    _ => x,
+                };
+                seen.push(b.stored(x));
+            }
+            let axes: Vec<isize> = (0..rank as isize).filter(|_| c.below(2) == 0).collect();
+            let axes = if axes.is_empty() { vec![0] } else { axes };
+            let mut ends: Vec<Tensor> = Vec::new();
+            for _ in 0..2 + c.below(5) {
+                let x = seen[c.below(seen.len())].clone();
+                let x = match c.below(5) {
+                    0 => &x * &seen[0],
+                    1 => x.abs(),
+                    2 => x.cast(c.of(&[DType::F32, DType::F64, DType::I64])),
+                    _ => x,
+                };
+                let x = b.stored(x);
+                let made = match c.below(8) {
+                    0 | 1 => x.sum_axes(&axes),
+                    2 => x.max_axes(&axes),
+                    3 => x.min_axes(&axes),
+                    4 if x.dtype().is_float() => {
+                        let (mean, variance) = x.moments(&axes);
+                        ends.push(b.stored(mean));
+                        variance
+                    }
+                    5 => x.argmax(axes[0]),
+                    6 => x.prod_axes(&axes),
+                    _ => x.sum_keep(&axes),
+                };
+                let made = b.stored(made);
+                // A later one may need an earlier one.
+                if sizes(&made).len() == rank && made.dtype() == dtype && c.below(2) == 0 {
+                    seen.push(b.stored(&seen[0] - &made));
+                }
+                ends.push(made);
+            }
+            ends
+        })
+    });
+}

@@ -1,0 +1,56 @@
+//! A result is what its buffer would hold, whether it is stored or computed inside its reader.
+
+use crate::barrier::barrier;
+use tensorpack::graph::{Graph, OpDef, Spec, Tensor, TensorSpec};
+use tensorpack::kir::{Class, LowerCx, View};
+use tensorpack::runtime::Session;
+use tensorpack::{DType, HostTensor, Result};
+
+/// An operation whose expression is of another class than its result: storing converts.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Stored {
+    class: Class,
+    dtype: DType,
+}
+
+impl OpDef for Stored {
+    fn name(&self) -> &str {
+        "Stored"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![Spec { dtype: self.dtype, shape: inputs[0].shape.clone() }])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        let x = cx.input(0);
+        Ok(vec![cx.map(&[&x], |e, r| {
+            let by = e.constant(1.1, self.class);
+            let x = e.cast(self.class, r[0]);
+            e.binary(tensorpack::kir::Binary::Mul, x, by)
+        })])
+    }
+}
+
+#[test]
+fn a_reader_sees_the_type_that_was_declared() {
+    let values: Vec<f64> = vec![0.0, 0.3, -0.7, 1.0, 2.6, -3.9];
+    for class in [Class::F32, Class::F64] {
+        for dtype in [DType::Bool, DType::I64, DType::F32, DType::F64, DType::I32, DType::U8, DType::Bf16] {
+            for wide in [DType::F32, DType::F64] {
+                let graph = Graph::new();
+                let x = graph.placeholder(&TensorSpec::new("x", DType::F64, [Some(6)]));
+                let y = Tensor::apply_one(Stored { class, dtype }, &[&x]);
+                let z = Tensor::apply_one(Stored { class, dtype }, &[&(&x + 0.25)]);
+                // One reader, and several; fused and behind barriers.
+                let read =
+                    |y: &Tensor, z: &Tensor| [y.cast(wide) * 2.0, z.cast(wide) * 4.0, z.cast(wide).sum()];
+                let (fused, apart) = (read(&y, &z), read(&barrier(&y), &barrier(&z)));
+                let session = Session::new(graph.freeze().unwrap()).unwrap();
+                let feeds = [("x", &HostTensor::new([6], values.clone()).unwrap())];
+                let run = |[a, b, c]: &[Tensor; 3]| session.run(&[a, b, c], &feeds).unwrap();
+                assert_eq!(run(&fused), run(&apart), "{class:?} stored as {dtype} and read as {wide}");
+            }
+        }
+    }
+}
