@@ -48,7 +48,14 @@ impl Scratch {
 }
 
 /// Builds one node.
-fn node(program: &Program, at: usize, t: &TowerContext, float: DType, change: &Change, made: &[Vec<Tensor>]) -> Made {
+fn node(
+    program: &Program,
+    at: usize,
+    t: &TowerContext,
+    float: DType,
+    change: &Change,
+    made: &[Vec<Tensor>],
+) -> Made {
     let node = &program.nodes[at];
     match &node.source {
         Source::Input { class, sizes, known, .. } => {
@@ -132,7 +139,8 @@ pub(crate) fn build(program: &Program, float: DType, change: &Change) -> Result<
     let found = |cost: &Tensor, what: &str| -> Result<Vec<(String, Tensor)>> {
         let xs: Vec<&Tensor> = wanted.iter().map(|(_, x)| x).collect();
         let found = gradients(cost, &xs)?;
-        let named = wanted.iter().zip(found).filter_map(|((name, _), g)| Some((format!("{what} {name}"), g?)));
+        let named =
+            wanted.iter().zip(found).filter_map(|((name, _), g)| Some((format!("{what} {name}"), g?)));
         Ok(named.collect())
     };
     let mut first = Vec::new();

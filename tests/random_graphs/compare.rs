@@ -59,7 +59,8 @@ pub(crate) fn expect(program: &Program) -> std::result::Result<Expected, Unfit> 
     let spread = |amplitude: f64, streams: [u64; 2]| -> std::result::Result<Vec<f64>, Unfit> {
         let mut widest = vec![0.0f64; found.len()];
         for stream in streams {
-            for ((at, moved), still) in widest.iter_mut().zip(attempt(Some((amplitude, stream)))?).zip(&found) {
+            for ((at, moved), still) in widest.iter_mut().zip(attempt(Some((amplitude, stream)))?).zip(&found)
+            {
                 *at = at.max(distance(&moved.values, &still.values));
             }
         }
@@ -87,11 +88,18 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
     if a.len() != b.len() {
         return f64::NAN;
     }
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m, d| if d.is_nan() || m.is_nan() { f64::NAN } else { m.max(d) })
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, |m, d| if d.is_nan() || m.is_nan() { f64::NAN } else { m.max(d) })
 }
 
 /// Compares an engine with the reference.
-pub(crate) fn check(program: &Program, engine: Engine, expected: &Expected) -> std::result::Result<(), Failure> {
+pub(crate) fn check(
+    program: &Program,
+    engine: Engine,
+    expected: &Expected,
+) -> std::result::Result<(), Failure> {
     let failure = |what: String, raised| Failure { engine, what, raised };
     let found = match quietly(|| run(program, engine, None)) {
         Ok(Ok(found)) => found,

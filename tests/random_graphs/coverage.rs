@@ -20,8 +20,15 @@ const LEFT_OUT: [(&str, &str); 9] = [
     ("Optimizer", "is a trait"),
 ];
 /// What [`Program`](crate::program::Program) does with every program.
-const EVERYWHERE: [&str; 7] =
-    ["minimize", "compute_gradients", "compute_gradients_of", "apply_gradients", "Group", "GradProcessor", "Processed"];
+const EVERYWHERE: [&str; 7] = [
+    "minimize",
+    "compute_gradients",
+    "compute_gradients_of",
+    "apply_gradients",
+    "Group",
+    "GradProcessor",
+    "Processed",
+];
 
 fn source(path: &str) -> String {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(path);

@@ -328,7 +328,12 @@ impl Draw {
         }
         if self.chance(0.3) {
             let sizes: Vec<usize> = (0..self.below(3)).map(|_| self.size()).collect();
-            let class = self.of(&[Class::Bool, Class::Int(DType::I32), Class::Int(DType::I64), Class::Int(DType::U8)]);
+            let class = self.of(&[
+                Class::Bool,
+                Class::Int(DType::I32),
+                Class::Int(DType::I64),
+                Class::Int(DType::U8),
+            ]);
             self.input(class, &sizes, None);
         }
         // Neighbouring variables of one element are worth a test of their own.
@@ -365,7 +370,8 @@ impl Draw {
         let node = self.program.nodes[at].clone();
         let Source::Row { row, mut inputs, values, .. } = node.source else { return };
         let like = self.info(inputs[0]).clone();
-        let Some(x) = self.pick(|i| i.class == like.class && i.scale <= LARGE && i.sizes == like.sizes) else {
+        let Some(x) = self.pick(|i| i.class == like.class && i.scale <= LARGE && i.sizes == like.sizes)
+        else {
             return;
         };
         inputs[0] = x;
@@ -455,7 +461,10 @@ impl Draw {
             terms.extend(self.push(row, draft, None));
         }
         self.program.cost = terms;
-        let all: Vec<Port> = self.ports().filter(|&p| matches!(self.program.nodes[p.node].source, Source::Row { .. })).collect();
+        let all: Vec<Port> = self
+            .ports()
+            .filter(|&p| matches!(self.program.nodes[p.node].source, Source::Row { .. }))
+            .collect();
         for _ in 0..self.below(5) {
             if !all.is_empty() {
                 let port = self.of(&all);

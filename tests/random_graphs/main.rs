@@ -57,11 +57,14 @@ fn worker() {
 fn a_wrong_row_is_found_shrunk_and_printed() {
     for (row, within) in [("tanh", 2), ("softmax", 2), ("Linear", 2)] {
         let engine = Engine::Faulty(row);
-        let uses = |p: &Program| p.nodes.iter().any(|n| format!("{:?}", n.source).contains(&format!("row: {row},")));
+        let uses =
+            |p: &Program| p.nodes.iter().any(|n| format!("{:?}", n.source).contains(&format!("row: {row},")));
         let (program, failure) = (0..)
             .map(|index| fit(7, index, &|_| ()))
             .filter(|(program, _)| uses(program))
-            .find_map(|(program, expected)| Some((program.clone(), check(&program, engine, &expected).err()?)))
+            .find_map(|(program, expected)| {
+                Some((program.clone(), check(&program, engine, &expected).err()?))
+            })
             .expect("one of the programs uses it");
         let before = program.rows();
         let (small, failure) =

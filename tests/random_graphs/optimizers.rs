@@ -55,64 +55,73 @@ fn reals<const N: usize>(d: &mut Draw, ranges: [(f64, f64); N]) -> Vec<Value> {
 
 /// Learning rates.
 pub(crate) fn rates() -> &'static [RateSetting] {
-    once!(RateSetting, settings! { t: Setting;
-        "fixed" [v: f64] => Rate::from(v); |d| reals(d, [(0.01, 0.1)]);
-        "constant with warm-up" [v: f64, n: u64] => Rate::from(Schedule::constant(v).warm_up(n));
-            |d| vec![Value::Real(d.real(0.01, 0.1)), Value::Int(d.between(1, 4) as i64)];
-        "piecewise" [a: f64, b: f64] => Rate::from(Schedule::piecewise(a, [(1, b), (3, a)]));
-            |d| reals(d, [(0.01, 0.1), (0.01, 0.1)]);
-        "exponential" [a: f64, f: f64, n: u64] => Rate::from(Schedule::exponential(a, f, n));
-            |d| vec![Value::Real(d.real(0.01, 0.1)), Value::Real(d.real(0.3, 0.9)), Value::Int(d.between(1, 4) as i64)];
-        "staircase" [a: f64, f: f64, n: u64] => Rate::from(Schedule::staircase(a, f, n));
-            |d| vec![Value::Real(d.real(0.01, 0.1)), Value::Real(d.real(0.3, 0.9)), Value::Int(d.between(1, 4) as i64)];
-        "polynomial" [a: f64, b: f64, p: f64] => Rate::from(Schedule::polynomial(a, b, 4, p));
-            |d| reals(d, [(0.02, 0.1), (0.0, 0.02), (0.5, 2.0)]);
-        "cosine" [a: f64, b: f64, n: u64] => Rate::from(Schedule::cosine(a, b, 3).warm_up(n));
-            |d| vec![Value::Real(d.real(0.02, 0.1)), Value::Real(d.real(0.0, 0.02)), Value::Int(d.between(0, 2) as i64)];
-        "hyper-parameter" [v: f64] => Rate::from(t.hyper_param("rate", v)); |d| vec![Value::Real(d.of(&[0.0625, 0.03125]))];
-    })
+    once!(
+        RateSetting,
+        settings! { t: Setting;
+            "fixed" [v: f64] => Rate::from(v); |d| reals(d, [(0.01, 0.1)]);
+            "constant with warm-up" [v: f64, n: u64] => Rate::from(Schedule::constant(v).warm_up(n));
+                |d| vec![Value::Real(d.real(0.01, 0.1)), Value::Int(d.between(1, 4) as i64)];
+            "piecewise" [a: f64, b: f64] => Rate::from(Schedule::piecewise(a, [(1, b), (3, a)]));
+                |d| reals(d, [(0.01, 0.1), (0.01, 0.1)]);
+            "exponential" [a: f64, f: f64, n: u64] => Rate::from(Schedule::exponential(a, f, n));
+                |d| vec![Value::Real(d.real(0.01, 0.1)), Value::Real(d.real(0.3, 0.9)), Value::Int(d.between(1, 4) as i64)];
+            "staircase" [a: f64, f: f64, n: u64] => Rate::from(Schedule::staircase(a, f, n));
+                |d| vec![Value::Real(d.real(0.01, 0.1)), Value::Real(d.real(0.3, 0.9)), Value::Int(d.between(1, 4) as i64)];
+            "polynomial" [a: f64, b: f64, p: f64] => Rate::from(Schedule::polynomial(a, b, 4, p));
+                |d| reals(d, [(0.02, 0.1), (0.0, 0.02), (0.5, 2.0)]);
+            "cosine" [a: f64, b: f64, n: u64] => Rate::from(Schedule::cosine(a, b, 3).warm_up(n));
+                |d| vec![Value::Real(d.real(0.02, 0.1)), Value::Real(d.real(0.0, 0.02)), Value::Int(d.between(0, 2) as i64)];
+            "hyper-parameter" [v: f64] => Rate::from(t.hyper_param("rate", v)); |d| vec![Value::Real(d.of(&[0.0625, 0.03125]))];
+        }
+    )
 }
 
 /// Rules.
 pub(crate) fn rules() -> &'static [RuleSetting] {
-    once!(RuleSetting, settings! { rate: Setting;
-        "Sgd" [] => Sgd::new(rate).boxed(); |_| vec![];
-        "Momentum" [m: f64] => Momentum::new(rate, m).boxed(); |d| reals(d, [(0.0, 0.95)]);
-        "Nesterov" [m: f64] => Momentum::new(rate, m).nesterov().boxed(); |d| reals(d, [(0.1, 0.95)]);
-        "Adam" [] => Adam::new(rate).boxed(); |_| vec![];
-        "Adam with settings" [a: f64, b: f64, e: f64] => Adam::new(rate).betas(a, b).epsilon(e).boxed();
-            |d| vec![Value::Real(d.real(0.0, 0.95)), Value::Real(d.of(&[0.5, 0.9, 0.99])), Value::Real(d.of(&[1e-3, 1e-2, 0.1]))];
-        "AdamW" [a: f64, b: f64, e: f64, w: f64] => AdamW::new(rate).betas(a, b).epsilon(e).decay(w).boxed();
-            |d| vec![Value::Real(d.real(0.0, 0.95)), Value::Real(d.of(&[0.5, 0.9, 0.99])), Value::Real(d.of(&[1e-8, 1e-2])), Value::Real(d.real(0.0, 0.2))];
-        "Lamb" [a: f64, b: f64, e: f64, w: f64] => Lamb::new(rate).betas(a, b).epsilon(e).decay(w).boxed();
-            |d| vec![Value::Real(d.real(0.0, 0.95)), Value::Real(d.of(&[0.5, 0.9, 0.99])), Value::Real(d.of(&[1e-6, 1e-2])), Value::Real(d.real(0.0, 0.2))];
-        "Adagrad" [e: f64, s: f64] => Adagrad::new(rate).epsilon(e).first_sum(s).boxed();
-            |d| vec![Value::Real(d.of(&[1e-10, 1e-3])), Value::Real(d.of(&[0.0, 0.1, 1.0]))];
-        "RmsProp" [a: f64, e: f64, m: f64] => RmsProp::new(rate).alpha(a).epsilon(e).momentum(m).boxed();
-            |d| vec![Value::Real(d.real(0.3, 0.99)), Value::Real(d.of(&[1e-8, 1e-2])), Value::Real(d.of(&[0.0, 0.5, 0.9]))];
-        "RmsProp centered" [a: f64, m: f64] => RmsProp::new(rate).alpha(a).epsilon(0.1).momentum(m).centered().boxed();
-            |d| vec![Value::Real(d.real(0.3, 0.9)), Value::Real(d.of(&[0.0, 0.5]))];
-    })
+    once!(
+        RuleSetting,
+        settings! { rate: Setting;
+            "Sgd" [] => Sgd::new(rate).boxed(); |_| vec![];
+            "Momentum" [m: f64] => Momentum::new(rate, m).boxed(); |d| reals(d, [(0.0, 0.95)]);
+            "Nesterov" [m: f64] => Momentum::new(rate, m).nesterov().boxed(); |d| reals(d, [(0.1, 0.95)]);
+            "Adam" [] => Adam::new(rate).boxed(); |_| vec![];
+            "Adam with settings" [a: f64, b: f64, e: f64] => Adam::new(rate).betas(a, b).epsilon(e).boxed();
+                |d| vec![Value::Real(d.real(0.0, 0.95)), Value::Real(d.of(&[0.5, 0.9, 0.99])), Value::Real(d.of(&[1e-3, 1e-2, 0.1]))];
+            "AdamW" [a: f64, b: f64, e: f64, w: f64] => AdamW::new(rate).betas(a, b).epsilon(e).decay(w).boxed();
+                |d| vec![Value::Real(d.real(0.0, 0.95)), Value::Real(d.of(&[0.5, 0.9, 0.99])), Value::Real(d.of(&[1e-8, 1e-2])), Value::Real(d.real(0.0, 0.2))];
+            "Lamb" [a: f64, b: f64, e: f64, w: f64] => Lamb::new(rate).betas(a, b).epsilon(e).decay(w).boxed();
+                |d| vec![Value::Real(d.real(0.0, 0.95)), Value::Real(d.of(&[0.5, 0.9, 0.99])), Value::Real(d.of(&[1e-6, 1e-2])), Value::Real(d.real(0.0, 0.2))];
+            "Adagrad" [e: f64, s: f64] => Adagrad::new(rate).epsilon(e).first_sum(s).boxed();
+                |d| vec![Value::Real(d.of(&[1e-10, 1e-3])), Value::Real(d.of(&[0.0, 0.1, 1.0]))];
+            "RmsProp" [a: f64, e: f64, m: f64] => RmsProp::new(rate).alpha(a).epsilon(e).momentum(m).boxed();
+                |d| vec![Value::Real(d.real(0.3, 0.99)), Value::Real(d.of(&[1e-8, 1e-2])), Value::Real(d.of(&[0.0, 0.5, 0.9]))];
+            "RmsProp centered" [a: f64, m: f64] => RmsProp::new(rate).alpha(a).epsilon(0.1).momentum(m).centered().boxed();
+                |d| vec![Value::Real(d.real(0.3, 0.9)), Value::Real(d.of(&[0.0, 0.5]))];
+        }
+    )
 }
 
 /// What goes around a rule, the innermost first.
 pub(crate) fn wrappers() -> &'static [WrapperSetting] {
-    once!(WrapperSetting, settings! { inner: Setting;
-        "GlobalNormClip" [v: f64] => inner.process(GlobalNormClip::new(v)).boxed(); |d| reals(d, [(0.05, 3.0)]);
-        "ValueClip" [v: f64] => inner.process(ValueClip::new(v)).boxed(); |d| reals(d, [(0.05, 1.0)]);
-        "ScaleGradient" [v: f64] => inner.process(ScaleGradient::new(".*b.*|.*w.*|.*W.*|.*", v)).boxed();
-            |d| reals(d, [(0.2, 2.0)]);
-        "FilterGradient" [] => inner.process(FilterGradient::keep(".*")).boxed(); |_| vec![];
-        "MapGradient" [v: f64] => inner.process(MapGradient::new(".*", move |_, g| Some(g * v + 0.01))).boxed();
-            |d| reals(d, [(0.2, 2.0)]);
-        "SummaryGradient" [] => inner.process(SummaryGradient::new()).boxed(); |_| vec![];
-        "ParamGroups" [r: f64, w: f64] => ParamGroups::new(inner).group(".*", |g| g.rate(r).decay(w)).boxed();
-            |d| reals(d, [(0.2, 2.0), (0.0, 0.2)]);
-        "Accumulate" [n: usize] => Accumulate::new(inner, n).boxed(); |d| vec![Value::Int(d.between(1, 3) as i64)];
-        "Ema" [v: f64] => Ema::new(inner, v).boxed(); |d| reals(d, [(0.0, 0.95)]);
-        "Ema debiased" [v: f64] => Ema::new(inner, v).debiased().boxed(); |d| reals(d, [(0.0, 0.95)]);
-        "PostProcess" [v: f64] => PostProcess::new(inner, move |_, w| Some(w.clip(-v, v))).boxed(); |d| reals(d, [(0.5, 2.0)]);
-    })
+    once!(
+        WrapperSetting,
+        settings! { inner: Setting;
+            "GlobalNormClip" [v: f64] => inner.process(GlobalNormClip::new(v)).boxed(); |d| reals(d, [(0.05, 3.0)]);
+            "ValueClip" [v: f64] => inner.process(ValueClip::new(v)).boxed(); |d| reals(d, [(0.05, 1.0)]);
+            "ScaleGradient" [v: f64] => inner.process(ScaleGradient::new(".*b.*|.*w.*|.*W.*|.*", v)).boxed();
+                |d| reals(d, [(0.2, 2.0)]);
+            "FilterGradient" [] => inner.process(FilterGradient::keep(".*")).boxed(); |_| vec![];
+            "MapGradient" [v: f64] => inner.process(MapGradient::new(".*", move |_, g| Some(g * v + 0.01))).boxed();
+                |d| reals(d, [(0.2, 2.0)]);
+            "SummaryGradient" [] => inner.process(SummaryGradient::new()).boxed(); |_| vec![];
+            "ParamGroups" [r: f64, w: f64] => ParamGroups::new(inner).group(".*", |g| g.rate(r).decay(w)).boxed();
+                |d| reals(d, [(0.2, 2.0), (0.0, 0.2)]);
+            "Accumulate" [n: usize] => Accumulate::new(inner, n).boxed(); |d| vec![Value::Int(d.between(1, 3) as i64)];
+            "Ema" [v: f64] => Ema::new(inner, v).boxed(); |d| reals(d, [(0.0, 0.95)]);
+            "Ema debiased" [v: f64] => Ema::new(inner, v).debiased().boxed(); |d| reals(d, [(0.0, 0.95)]);
+            "PostProcess" [v: f64] => PostProcess::new(inner, move |_, w| Some(w.clip(-v, v))).boxed(); |d| reals(d, [(0.5, 2.0)]);
+        }
+    )
 }
 
 /// How a program is trained.
@@ -126,7 +135,11 @@ pub(crate) struct Training {
 impl Training {
     /// Gradient descent with a fixed rate.
     pub(crate) fn plain() -> Training {
-        Training { rate: (&rates()[0], vec![Value::Real(0.05)]), rule: (&rules()[0], vec![]), wrappers: Vec::new() }
+        Training {
+            rate: (&rates()[0], vec![Value::Real(0.05)]),
+            rule: (&rules()[0], vec![]),
+            wrappers: Vec::new(),
+        }
     }
 
     pub(crate) fn draw(d: &mut Draw) -> Training {

@@ -42,7 +42,9 @@ pub(crate) fn print(program: &Program, failure: &Failure) -> String {
     ran(program, &mut line, matches!(failure.engine, Engine::Xla(_)));
     line("}\n");
     line("fn main() {");
-    line("    let reference = SessionOptions { device: \"reference\".parse().unwrap(), ..SessionOptions::default() };");
+    line(
+        "    let reference = SessionOptions { device: \"reference\".parse().unwrap(), ..SessionOptions::default() };",
+    );
     line("    let right = run(DType::F64, reference).unwrap();");
     line(&format!("    let found = run(DType::{:?}, {}).unwrap();", program.float, options(failure.engine)));
     line("    for ((name, right), (_, found)) in right.iter().zip(&found) {");
@@ -121,19 +123,28 @@ fn one_line(text: &str) -> String {
 fn asked(program: &Program, line: &mut dyn FnMut(&str)) {
     let mut out = String::new();
     for p in &program.fetches {
-        let _ = write!(out, "(\"the value of {0}\".to_string(), {1}.clone()), ", port_name(program, p), port(program, p));
+        let _ = write!(
+            out,
+            "(\"the value of {0}\".to_string(), {1}.clone()), ",
+            port_name(program, p),
+            port(program, p)
+        );
     }
     line(&format!("    let forward: Vec<(String, Tensor)> = vec![{}];", out.trim_end_matches(", ")));
     if program.gradients || program.second {
-        let floats = program.nodes.iter().filter(|n| matches!(n.source, Source::Input { class: Class::Float, .. }));
-        let inputs: Vec<String> = floats.map(|n| format!("(\"{0}\".to_string(), {0}.clone())", n.name)).collect();
+        let floats =
+            program.nodes.iter().filter(|n| matches!(n.source, Source::Input { class: Class::Float, .. }));
+        let inputs: Vec<String> =
+            floats.map(|n| format!("(\"{0}\".to_string(), {0}.clone())", n.name)).collect();
         line(&format!("    let mut wanted: Vec<(String, Tensor)> = vec![{}];", inputs.join(", ")));
         line("    for id in graph.collection(TRAINABLE_VARIABLES).variables {");
         line("        let variable = graph.variable_handle(id);");
         line("        wanted.push((variable.name().to_string(), variable.value().clone()));");
         line("    }");
         line("    let xs: Vec<&Tensor> = wanted.iter().map(|(_, x)| x).collect();");
-        line("    let named = |(x, g): (&(String, Tensor), Option<Tensor>)| Some((format!(\"by {}\", x.0), g?));");
+        line(
+            "    let named = |(x, g): (&(String, Tensor), Option<Tensor>)| Some((format!(\"by {}\", x.0), g?));",
+        );
         line("    let first: Vec<(String, Tensor)> =");
         line("        wanted.iter().zip(gradients(&cost, &xs)?).filter_map(named).collect();");
     } else {
@@ -181,7 +192,10 @@ fn ran(program: &Program, line: &mut dyn FnMut(&str), xla: bool) {
                 Class::Float => "float".to_string(),
                 other => format!("DType::{:?}", other.dtype(DType::F32)),
             };
-            line(&format!("    let {}_value = HostTensor::from_f64({dtype}, {sizes:?}, &{values})?;", node.name));
+            line(&format!(
+                "    let {}_value = HostTensor::from_f64({dtype}, {sizes:?}, &{values})?;",
+                node.name
+            ));
             feeds.push(format!("(\"{0}\", &{0}_value)", node.name));
         }
     }
@@ -203,7 +217,9 @@ fn ran(program: &Program, line: &mut dyn FnMut(&str), xla: bool) {
     if program.steps > 0 {
         line("    let mut fetches: Vec<&dyn IntoFetch> = vec![&train, &cost];");
         if together {
-            line("    let along: Vec<&(String, Tensor)> = forward.iter().chain(&first).chain(&second).collect();");
+            line(
+                "    let along: Vec<&(String, Tensor)> = forward.iter().chain(&first).chain(&second).collect();",
+            );
             line("    fetches.extend(along.iter().map(|(_, t)| t as &dyn IntoFetch));");
         }
         line(&format!("    for step in 0..{} {{", program.steps));
@@ -212,7 +228,9 @@ fn ran(program: &Program, line: &mut dyn FnMut(&str), xla: bool) {
         line("        results.push((format!(\"the cost in step {}\", step + 1), found.next().unwrap()));");
         if together {
             line("        if step == 0 {");
-            line("            results.extend(along.iter().zip(found).map(|((name, _), value)| (name.clone(), value)));");
+            line(
+                "            results.extend(along.iter().zip(found).map(|((name, _), value)| (name.clone(), value)));",
+            );
             line("        }");
         }
         line("    }");

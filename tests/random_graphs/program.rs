@@ -116,7 +116,10 @@ impl fmt::Display for Value {
             Value::Padding(v) => write!(f, "Padding::{v:?}"),
             Value::Activation(v) => write!(f, "Activation::{v:?}"),
             Value::Init(Init::VarianceScaling { scale, fan }) => {
-                write!(f, "Init::VarianceScaling {{ scale: {scale:?}, fan: tensorpack::graph::Fan::{fan:?} }}")
+                write!(
+                    f,
+                    "Init::VarianceScaling {{ scale: {scale:?}, fan: tensorpack::graph::Fan::{fan:?} }}"
+                )
             }
             Value::Init(v) => write!(f, "Init::{v:?}"),
         }

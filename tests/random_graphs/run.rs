@@ -12,7 +12,11 @@ use tensorpack::runtime::cpu::Isa;
 pub(crate) enum Engine {
     /// What the others are compared with. It runs every program in f64.
     Reference,
-    Cpu { isa: Isa, threads: usize, full_precision: bool },
+    Cpu {
+        isa: Isa,
+        threads: usize,
+        full_precision: bool,
+    },
     Xla(Device),
     /// The reference with a wrong row: a test of the test.
     Faulty(&'static str),
@@ -69,7 +73,7 @@ impl Engine {
 }
 
 fn reference() -> Device {
-    "reference".parse().unwrap_or(Device::Cpu(0))
+    "reference".parse().unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// A tensor that a run returned.
@@ -108,7 +112,10 @@ pub(crate) fn run(program: &Program, engine: Engine, noise: Option<(f64, u64)>) 
             if *class == Class::Float {
                 values = moved(values, crate::seed_of(&node.name));
             }
-            feeds.push((node.name.as_str(), HostTensor::from_f64(class.dtype(float), sizes.clone(), &values)?));
+            feeds.push((
+                node.name.as_str(),
+                HostTensor::from_f64(class.dtype(float), sizes.clone(), &values)?,
+            ));
         }
     }
     let feeds: Vec<(&str, &HostTensor)> = feeds.iter().map(|(name, value)| (*name, value)).collect();

@@ -130,7 +130,8 @@ pub(crate) fn candidates(program: &Program) -> Vec<Program> {
 }
 
 fn smaller(n: usize) -> Vec<usize> {
-    let mut list: Vec<usize> = [1, 2, n / 2, n.saturating_sub(1)].into_iter().filter(|&m| m > 0 && m < n).collect();
+    let mut list: Vec<usize> =
+        [1, 2, n / 2, n.saturating_sub(1)].into_iter().filter(|&m| m > 0 && m < n).collect();
     list.dedup();
     list
 }

@@ -12,7 +12,8 @@ use tensorpack::prelude::*;
 pub(crate) fn op_rows() -> &'static [&'static Row] {
     static ROWS: OnceLock<Vec<&'static Row>> = OnceLock::new();
     ROWS.get_or_init(|| {
-        let rows = [elementwise(), reductions(), shapes(), products(), images(), integers(), losses(), layers()];
+        let rows =
+            [elementwise(), reductions(), shapes(), products(), images(), integers(), losses(), layers()];
         rows.into_iter().flatten().map(|row| &*Box::leak(Box::new(row))).collect()
     })
 }
@@ -701,7 +702,19 @@ fn losses() -> Vec<Row> {
 
 fn activation(d: &mut Draw) -> Value {
     use Activation::*;
-    Value::Activation(d.of(&[Identity, Identity, Relu, Relu6, LeakyRelu(0.1), Elu, Gelu, Silu, Softplus, Tanh, Sigmoid]))
+    Value::Activation(d.of(&[
+        Identity,
+        Identity,
+        Relu,
+        Relu6,
+        LeakyRelu(0.1),
+        Elu,
+        Gelu,
+        Silu,
+        Softplus,
+        Tanh,
+        Sigmoid,
+    ]))
 }
 
 fn init(d: &mut Draw) -> Value {
@@ -723,7 +736,12 @@ fn normed(d: &mut Draw, rank: usize) -> Option<Draft> {
         2 => d.info(x).len() / c,
         _ => d.info(x).len() / c / sizes[0],
     };
-    let values = vec![Value::Flag(d.chance(0.8)), Value::Flag(d.chance(0.8)), Value::Layout(o), Value::Real(d.of(&[1e-3, 0.01, 0.1]))];
+    let values = vec![
+        Value::Flag(d.chance(0.8)),
+        Value::Flag(d.chance(0.8)),
+        Value::Layout(o),
+        Value::Real(d.of(&[1e-3, 0.01, 0.1])),
+    ];
     (each > 2).then(|| scaled(&[x], values, 1.5))?
 }
 
@@ -905,6 +923,6 @@ fn costs() -> Vec<Row> {
         Op "cost sum" (x) [] => x.sum() * 0.1; one;
         Op "cost mean" (x) [] => x.mean(); one;
         Op "cost square" (x) [] => x.square().mean() * 0.5; one;
-        Op "cost of weighted elements" (x) [] => (x.flatten(0) * (x.flatten(0).iota_like(0, float) * 0.7).sin()).sum(); one;
+        Op "cost of weighted elements" (x) [] => (x.flatten(0) * (x.flatten(0).iota_like(0, float) + 2.0).rsqrt()).sum(); one;
     }
 }

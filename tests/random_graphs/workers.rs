@@ -35,9 +35,19 @@ fn say(what: &str) {
     let _ = out.flush();
 }
 
-/// Returns the engines that program `index` runs on.
+fn all_engines() -> Vec<Engine> {
+    Engine::on_cpu().into_iter().chain(Engine::on_xla()).collect()
+}
+
+/// Returns the engines that program `index` runs on: all where a number of programs is asked for, else two of the CPU
+/// engine's variants in turn.
 fn engines(index: u64) -> Vec<Engine> {
     let mut engines = Engine::on_cpu();
+    if setting("TENSORPACK_TEST_GRAPHS").or(setting("TENSORPACK_TEST_GRAPH")).is_none() {
+        let count = engines.len();
+        engines.rotate_left(index as usize * 2 % count);
+        engines.truncate(2);
+    }
     let every = setting("TENSORPACK_TEST_XLA_EVERY").unwrap_or(XLA_EVERY).max(1);
     if index.is_multiple_of(every) {
         engines.extend(Engine::on_xla());
@@ -76,7 +86,11 @@ pub(crate) fn work() {
 /// Makes a failing program smaller and prints it.
 fn report(program: &Program, failure: Failure, fails: &dyn Fn(&Program) -> Option<Failure>) {
     let [seed, index, attempt] = program.origin;
-    say(&format!("fail graph {index} of seed {seed}, attempt {attempt}, on {}: {}", failure.engine, failure.what.replace('\n', " ")));
+    say(&format!(
+        "fail graph {index} of seed {seed}, attempt {attempt}, on {}: {}",
+        failure.engine,
+        failure.what.replace('\n', " ")
+    ));
     let (small, failure) = shrink::shrink(program, failure, shrink_time(), fails);
     print(&small, &failure).lines().for_each(|line| say(&format!("| {line}")));
 }
@@ -91,7 +105,7 @@ fn try_candidate(candidate: &str) {
         program = shrink::candidates(&program).swap_remove(step as usize);
     }
     if crate::compare::expect(&program).is_ok() {
-        let engine = engines(0)[engine as usize];
+        let engine = all_engines()[engine as usize];
         let _ = crate::run::run(&program, engine, None);
     }
 }
@@ -124,9 +138,8 @@ pub(crate) fn supervise() {
     // Whoever requires XLA's plugin hears here that it is missing.
     Engine::on_xla();
     let workers = std::thread::available_parallelism().map_or(1, |n| n.get() as u64).min(end - first).max(1);
-    let shares: Vec<_> = (0..workers)
-        .map(|w| std::thread::spawn(move || share(seed, first + w, workers, end)))
-        .collect();
+    let shares: Vec<_> =
+        (0..workers).map(|w| std::thread::spawn(move || share(seed, first + w, workers, end))).collect();
     let mut all = Tally::default();
     for share in shares {
         let one = share.join().expect("the supervisor of a worker does not panic");
@@ -189,7 +202,9 @@ fn share(seed: u64, mut first: u64, stride: u64, end: u64) -> Tally {
                 }
                 _ => other.push(line.clone()),
             }
-            if std::env::var_os("TENSORPACK_TEST_VERBOSE").is_some() && !matches!(word, "|" | "engine" | "attempt") {
+            if std::env::var_os("TENSORPACK_TEST_VERBOSE").is_some()
+                && !matches!(word, "|" | "engine" | "attempt")
+            {
                 eprintln!("{said}");
             }
         }
@@ -208,7 +223,7 @@ fn share(seed: u64, mut first: u64, stride: u64, end: u64) -> Tally {
 fn dead(seed: u64, index: u64, attempt: u64, engine: &str, status: &str) -> String {
     let mut program = draw_program(seed, index, attempt);
     program.prune();
-    let list = engines(0);
+    let list = all_engines();
     let Some(at) = list.iter().position(|e| e.to_string() == engine) else {
         return format!("graph {index} of seed {seed}, attempt {attempt}: {status} before any engine ran");
     };
