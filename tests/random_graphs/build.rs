@@ -10,7 +10,8 @@ use tensorpack::prelude::*;
 pub(crate) struct Change {
     /// Whether all sizes are known while the graph is built.
     pub(crate) known: bool,
-    /// Multiplies every rounded result by `1 + r`, with `r` between plus and minus the amplitude, from this stream.
+    /// Multiplies every rounded result by `1 + r`, with `r` between plus and minus the amplitude, from this stream, and
+    /// adds as much to gradients.
     pub(crate) noise: Option<(f64, u64)>,
     /// Makes the results of the row of this name wrong: a test of the test.
     pub(crate) fault: Option<&'static str>,
@@ -95,6 +96,27 @@ fn noisy(y: &Tensor, amplitude: f64, seed: u64) -> Tensor {
     y * y.graph().constant(HostTensor::from_f64(y.dtype(), sizes, &factors).expect("as many as there are"))
 }
 
+/// A gradient is a sum whose terms may cancel, inside a layer too. What is left of them is rounding: this share of an ulp
+/// of all gradients' norm.
+const CANCELLED: f64 = 0.1;
+
+/// Adds to each of the gradients of one cost what rounding leaves of terms that cancel.
+fn add_noise<'a>(gradients: impl Iterator<Item = &'a mut Tensor>, (amplitude, stream): (f64, u64)) {
+    let mut gradients: Vec<&mut Tensor> = gradients.collect();
+    let Some(norm) = gradients.iter().map(|g| g.square().sum()).reduce(|a, b| a + b).map(|sum| sum.sqrt())
+    else {
+        return;
+    };
+    for (i, g) in gradients.iter_mut().enumerate() {
+        let sizes = g.shape().known().expect("noise is added where all sizes are known");
+        let noise = crate::values(stream.wrapping_mul(0x2000_0003) + i as u64, sizes.iter().product());
+        let noise: Vec<f64> = noise.iter().map(|v| v / 1.5 * amplitude * CANCELLED).collect();
+        let noise =
+            g.graph().constant(HostTensor::from_f64(g.dtype(), sizes, &noise).expect("as many as there are"));
+        **g = &**g + noise * &norm;
+    }
+}
+
 /// A program as a graph, before it is frozen.
 pub(crate) struct Whole {
     pub(crate) graph: Graph,
@@ -157,7 +179,13 @@ pub(crate) fn build(program: &Program, float: DType, change: &Change) -> Result<
     let mut train = None;
     if program.steps > 0 {
         let optimizer = program.training.build(t);
-        let minimized = minimize(&cost, &*optimizer)?;
+        let mut computed = compute_gradients(&cost)?;
+        if let Some(noise) = change.noise {
+            let mut values: Vec<Tensor> = computed.iter().map(|g| g.value.clone()).collect();
+            add_noise(values.iter_mut(), noise);
+            computed = computed.into_iter().zip(values).map(|(g, value)| g.with_value(value)).collect();
+        }
+        let minimized = apply_gradients(&*optimizer, &graph, &computed)?;
         let updates = graph.collection_ops(UPDATE_OPS);
         let count = graph.count_step();
         let ops: Vec<&Op> = [&minimized, &count].into_iter().chain(&updates).collect();
@@ -166,6 +194,10 @@ pub(crate) fn build(program: &Program, float: DType, change: &Change) -> Result<
     graph.first_error()?;
     if !program.gradients {
         first.clear();
+    }
+    if let Some(noise) = change.noise {
+        add_noise(first.iter_mut().map(|(_, g)| g), noise);
+        add_noise(second.iter_mut().map(|(_, g)| g), noise);
     }
     Ok(Whole { graph, cost, forward, gradients: first, second, train })
 }

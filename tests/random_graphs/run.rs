@@ -126,8 +126,8 @@ pub(crate) fn run(program: &Program, engine: Engine, noise: Option<(f64, u64)>) 
         found.push(Found { name: name.to_string(), is_float, values: value.to_f64_vec() });
     };
     let all: Vec<&(String, Tensor)> = forward.iter().chain(&gradients).chain(&second).collect();
-    // XLA compiles for seconds: one program for everything.
-    let together = program.together || matches!(engine, Engine::Xla(_));
+    // XLA compiles for seconds: one program for everything. To the reference it makes no difference.
+    let together = program.together || exact || matches!(engine, Engine::Xla(_));
     let groups: Vec<Vec<&(String, Tensor)>> = match together && train.is_some() {
         true => vec![],
         false if together => vec![all.clone()],

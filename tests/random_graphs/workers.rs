@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// How many programs are tried unless the environment says otherwise: some 30 s of a debug build on one core.
-const GRAPHS: u64 = 24;
+const GRAPHS: u64 = 20;
 /// How many seconds a failing program is made smaller unless the environment says otherwise.
 const SHRINK: u64 = 60;
 /// XLA compiles for seconds, so it gets every so many programs.
