@@ -97,8 +97,8 @@ fn noisy(y: &Tensor, amplitude: f64, seed: u64) -> Tensor {
 }
 
 /// A gradient is a sum whose terms may cancel, inside a layer too. What is left of them is rounding: this share of an ulp
-/// of all gradients' norm.
-const CANCELLED: f64 = 0.1;
+/// of their magnitude, which is taken to be that of all gradients and at least the second number.
+const CANCELLED: [f64; 2] = [0.25, 0.25];
 
 /// Adds to each of the gradients of one cost what rounding leaves of terms that cancel.
 fn add_noise<'a>(gradients: impl Iterator<Item = &'a mut Tensor>, (amplitude, stream): (f64, u64)) {
@@ -110,10 +110,10 @@ fn add_noise<'a>(gradients: impl Iterator<Item = &'a mut Tensor>, (amplitude, st
     for (i, g) in gradients.iter_mut().enumerate() {
         let sizes = g.shape().known().expect("noise is added where all sizes are known");
         let noise = crate::values(stream.wrapping_mul(0x2000_0003) + i as u64, sizes.iter().product());
-        let noise: Vec<f64> = noise.iter().map(|v| v / 1.5 * amplitude * CANCELLED).collect();
+        let noise: Vec<f64> = noise.iter().map(|v| v / 1.5 * amplitude * CANCELLED[0]).collect();
         let noise =
             g.graph().constant(HostTensor::from_f64(g.dtype(), sizes, &noise).expect("as many as there are"));
-        **g = &**g + noise * &norm;
+        **g = &**g + noise * (&norm + CANCELLED[1]);
     }
 }
 
