@@ -19,6 +19,7 @@ pub(crate) fn print(program: &Program, failure: &Failure) -> String {
     };
     line(&format!("//! Graph {index} of seed {seed}, attempt {attempt}, on {}:", failure.engine));
     failure.what.lines().for_each(|text| line(&format!("//! {text}")));
+    line("#![allow(dead_code, unused_imports)]");
     line("use tensorpack::graph::{TRAINABLE_VARIABLES, UPDATE_OPS};");
     line("use tensorpack::prelude::*;");
     line("use tensorpack::runtime::IntoFetch;\n");
