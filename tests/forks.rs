@@ -43,12 +43,14 @@ fn a_run_computes_on_a_snapshot_and_loses_no_update() {
     let x = Tensor::apply_one(Wait, &[&x]);
     let cost = w.square() * x * 0.5;
     let step = Fetch::from(&minimize(&cost, &Momentum::new(0.5, 0.5)).unwrap());
+    // What an update does to the weight it finds, by way of another operation on the same.
+    let moved = Fetch::from(&(w.current() - w.value() * 1.5));
     let session = Session::new(graph.freeze().unwrap()).unwrap();
     let (slow, fast) = (session.fork(0, 2).unwrap(), session.fork(1, 2).unwrap());
     let (one, two) = (HostTensor::scalar(1f32), HostTensor::scalar(2f32));
     std::thread::scope(|s| {
         let slow = &slow;
-        let run = s.spawn(|| slow.run(&[&step], &[("x", &two)]).map(|_| ()));
+        let run = s.spawn(|| slow.run(&[&step, &moved], &[("x", &two)]).map(|found| found[0].clone()));
         COMPUTES.wait();
         // Gradient 1: v = 1, w = 1 - 0.5. Then gradient 0.5: v = 1, w = 0.
         for _ in 0..2 {
@@ -56,13 +58,15 @@ fn a_run_computes_on_a_snapshot_and_loses_no_update() {
             assert_eq!(fast.behind().unwrap(), 0);
         }
         assert_eq!(session.read("w").unwrap(), HostTensor::scalar(0f32));
+        session.write("w", &HostTensor::scalar(0.25f32)).unwrap();
         GOES_ON.wait();
-        run.join().unwrap().unwrap();
+        // From 0.25 by 1.25: both weights that it is computed from are of the time of the update.
+        assert_eq!(run.join().unwrap().unwrap(), HostTensor::scalar(-1f32 - 0.375));
     });
-    // The gradient is 2, of the weight 1 that it began with: v = 0.5 + 2, w = 0 - 0.5 * 2.5.
+    // The gradient is 2, of the weight 1 that it began with: v = 0.5 + 2, w = 0.25 - 0.5 * 2.5.
     assert_eq!(slow.behind().unwrap(), 2);
     assert_eq!(session.read("w/momentum").unwrap(), HostTensor::scalar(2.5f32));
-    assert_eq!(session.read("w").unwrap(), HostTensor::scalar(-1.25f32));
+    assert_eq!(session.read("w").unwrap(), HostTensor::scalar(-1f32));
     // The session itself reads what is there, and so does the next run of a fork.
     session.write("w", &HostTensor::scalar(8f32)).unwrap();
     slow.run(&[&step], &[("x", &one)]).unwrap();

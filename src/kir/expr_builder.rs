@@ -95,7 +95,8 @@ impl ExprBuilder {
             (Binary::Add, Some(x), Some(y)) if class != Class::I64 => return self.constant(x + y, class),
             (Binary::Sub, Some(x), Some(y)) if class != Class::I64 => return self.constant(x - y, class),
             (Binary::Mul, Some(x), Some(y)) if class != Class::I64 => return self.constant(x * y, class),
-            // Exact identities only: x + 0 is not x for x = -0, nor is x - (-0), but x - 0 is, as are x * 1 and x / 1.
+            // Exact identities only: x + 0 is not x for x = -0, nor is x - (-0), but x - 0 is, as
+            // are x * 1 and x / 1.
             (Binary::Mul | Binary::Div, _, Some(1.0)) => return a,
             (Binary::Mul, Some(1.0), _) => return b,
             (Binary::Sub, _, Some(zero)) if zero.to_bits() == 0 => return a,
@@ -129,8 +130,9 @@ impl ExprBuilder {
         }
     }
 
-    /// `x` as a buffer of type `dtype` would give it back, in the class of that type. An expression may be of another class
-    /// than its output, and storing converts. Not for types narrower than their class, which storing rounds or wraps.
+    /// `x` as a buffer of type `dtype` would give it back, in the class of that type. An expression
+    /// may be of another class than its output, and storing converts. Not for types narrower than
+    /// their class, which storing rounds or wraps.
     pub(crate) fn stored(&mut self, dtype: DType, x: Reg) -> Reg {
         debug_assert!(matches!(dtype, DType::F32 | DType::F64 | DType::I64 | DType::Bool));
         if dtype != DType::Bool || self.is_truth(x) {

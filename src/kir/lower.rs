@@ -74,6 +74,7 @@ impl LowerCx<'_> {
     }
 
     /// The operands of a map over `sizes`: constants of one element become part of the expression.
+    /// Whatever the view, all that it sees is that element.
     fn body(
         &mut self,
         sizes: &[usize],

@@ -263,6 +263,11 @@ impl Lowering<'_> {
     }
 
     /// The results of an equal operation on equal inputs that was lowered before.
+    ///
+    /// Preconditions: the operation is pure, its attributes are equal, what it reads are the same
+    /// elements in the same order (views equal in buffer, sizes, strides and offset, of a variable
+    /// or of its snapshot alike), and inputs taken for their shape alone have equal types and
+    /// sizes.
     fn twin(
         &mut self,
         id: NodeId,

@@ -13,7 +13,10 @@ pub(super) enum Reading {
     Snapshot,
 }
 
-/// The nodes that only updates need, of those whose `values` are computed: neither a cost nor a gradient depends on them.
+/// The nodes that read the variables themselves, of those whose `values` are computed: what only
+/// updates need, neither a cost nor a gradient; and what is fetched and depends on that, with all
+/// that it is computed from, so that it reads one version of the variables, except through costs
+/// and gradients.
 pub(super) fn of_updates_alone(
     graph: &Frozen,
     assigns: &BTreeSet<NodeId>,
@@ -21,7 +24,30 @@ pub(super) fn of_updates_alone(
 ) -> BTreeSet<NodeId> {
     let is_learned_from = |id: &&NodeId| matches!(graph.node(**id).role, Role::Cost | Role::Gradient);
     let learned_from = behind(graph, values.iter().filter(is_learned_from).copied());
-    behind(graph, assigns.iter().copied()).difference(&learned_from).copied().collect()
+    let mut live: BTreeSet<NodeId> =
+        behind(graph, assigns.iter().copied()).difference(&learned_from).copied().collect();
+    loop {
+        // Nodes come after those they read. Constants and feeds are the same in any version.
+        let mut computed: BTreeSet<NodeId> = BTreeSet::new();
+        let mut more: Vec<NodeId> = Vec::new();
+        for &id in values.difference(&learned_from) {
+            let node = graph.node(id);
+            let reads = |test: &dyn Fn(NodeId) -> bool| node.inputs.iter().any(|t| test(t.node));
+            let is_variable = |n: NodeId| matches!(graph.node(n).kind, NodeKind::Read(_));
+            let is_live = live.contains(&id);
+            if matches!(node.kind, NodeKind::Current(_))
+                || is_live && reads(&is_variable)
+                || reads(&|n| computed.contains(&n))
+            {
+                computed.insert(id);
+                more.extend((!is_live).then_some(id));
+            }
+        }
+        if more.is_empty() {
+            return live;
+        }
+        live.extend(behind(graph, more.into_iter()).difference(&learned_from));
+    }
 }
 
 /// These nodes and all whose values they are computed from.

@@ -9,8 +9,9 @@ use tensorpack::runtime::{IntoFetch, Session, SessionOptions};
 use tensorpack::tensor::CounterRng;
 use tensorpack::{DType, HostTensor, Result};
 
-/// The identity as a kernel of its own. Fetching a result does not keep it from being computed once more inside its reader;
-/// this does, for its input and for its gradient, and what comes out is dense.
+/// The identity as a kernel of its own. Fetching a result does not keep it from being computed once
+/// more inside its reader; this does, for its input and for its gradient, and what comes out is
+/// dense.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Barrier;
 

@@ -65,7 +65,8 @@ fn contraction(b: &mut Building, c: &mut Choices<'_>, dtype: DType) -> (Tensor, 
     }
 }
 
-/// Something that can be added to `y`: a number, one of each column or row, one of each element, or `y` once more.
+/// Something that can be added to `y`: a number, one of each column or row, one of each element, or
+/// `y` once more.
 fn operand(b: &mut Building, y: &Tensor, lhs: &Tensor, c: &mut Choices<'_>) -> Tensor {
     let (want, dtype) = (sizes(y), y.dtype());
     let rank = want.len();

@@ -1,5 +1,6 @@
-//! Random graphs give the same whether their ends alone are fetched, so that all between may be fused, or more of them, or
-//! with a barrier after every operation, so that nothing is fused. Half of the graphs of floats hold gradients too.
+//! Random graphs give the same whether their ends alone are fetched, so that all between may be
+//! fused, or more of them, or with a barrier after every operation, so that nothing is fused. Half
+//! of the graphs of floats hold gradients too.
 
 use crate::growing::{Choices, Growing, over_graphs};
 use tensorpack::autodiff::gradients;
@@ -73,8 +74,8 @@ impl Drawn {
         self.session.run(&what, &feeds).map_err(|e| format!("{e}\n{}", self.session.graph().to_text()))
     }
 
-    /// Checks that the ends are as in the same graph with barriers; and that they, the last of them alone, and they with some
-    /// of what lies between are as when all is fetched.
+    /// Checks that the ends are as in the same graph with barriers; and that they, the last of them
+    /// alone, and they with some of what lies between are as when all is fetched.
     fn check(
         &self,
         apart: &Drawn,

@@ -9,7 +9,8 @@ use tensorpack::ops::{Conv2dOptions, Layout, Padding, PoolOptions};
 use tensorpack::tensor::CounterRng;
 use tensorpack::{DType, HostTensor};
 
-/// Choices, taken one after the other; zeros when they run out, so that fewer and smaller ones make simpler graphs.
+/// Choices, taken one after the other; zeros when they run out, so that fewer and smaller ones make
+/// simpler graphs.
 pub(crate) struct Choices<'a>(pub(crate) std::slice::Iter<'a, u32>);
 
 impl Choices<'_> {
@@ -186,7 +187,8 @@ impl Growing {
         x.strided_slice(&begin, &end, &step)
     }
 
-    /// The second half of one dim, once for each half: as many elements as there were, but other ones.
+    /// The second half of one dim, once for each half: as many elements as there were, but other
+    /// ones.
     fn repeat(&self, x: &Tensor, c: &mut Choices<'_>) -> Tensor {
         let mut shape = sizes(x);
         let axis = (0..shape.len()).find(|&d| shape[d] >= 2 && shape[d].is_multiple_of(2)).unwrap_or(0);

@@ -1,6 +1,6 @@
 //! What is moved before the gradient of max pooling.
 
-use crate::barrier::barrier;
+use crate::barrier::{barrier, same_apart};
 use crate::growing::{Choices, over_graphs};
 use tensorpack::autodiff::gradients;
 use tensorpack::graph::{Fetch, Graph, Tensor, TensorSpec};
@@ -40,10 +40,12 @@ fn masks_and_sums_before_pooling_are_the_same() {
     }
 }
 
-/// The gradient is seen under other sizes than the pooling has: what is summed is no channel of the pooling.
+/// The gradient is seen under other sizes than the pooling has: what is summed is no channel of the
+/// pooling.
 #[test]
 fn a_sum_over_dims_of_a_reshaped_gradient_is_not_moved() {
-    // Sizes of what is added to, of the bias, of the image that is pooled, and the sum of each element of the bias.
+    // Sizes of what is added to, of the bias, of the image that is pooled, and the sum of each
+    // element of the bias.
     let cases: [([usize; 4], usize, [usize; 4], f64); 4] = [
         ([4, 16, 16, 1], 1, [4, 1, 16, 16], 512.0),
         ([2, 4, 9, 1], 1, [2, 1, 4, 9], 36.0),
@@ -76,8 +78,8 @@ fn a_sum_over_dims_of_a_reshaped_gradient_is_not_moved() {
     }
 }
 
-/// Random poolings between reshaped and transposed tensors, whose gradients are masked and summed over any dims: fused, with
-/// everything fetched, and in f64.
+/// Random poolings between reshaped and transposed tensors, whose gradients are masked and summed
+/// over any dims: fused, with everything fetched, and in f64.
 #[test]
 fn random_gradients_of_pooling_are_the_same() {
     over_graphs("pooling", 300, |choices| {
@@ -206,4 +208,46 @@ fn pooled(choices: &[u32], dtype: DType, isa: Isa, apart: bool) -> Result<Pooled
     let mut apart = session.run(&everything, &feeds).map_err(failed)?;
     apart.truncate(wanted.len());
     Ok(Pooled { fused, apart, text })
+}
+
+/// Masks of the gradient, and of the same elements in another order or under other sizes: only the
+/// first may go before it.
+#[test]
+fn masks_of_turned_gradients_are_the_same() {
+    over_graphs("masks", 200, |choices| {
+        same_apart(choices, |b, c| {
+            let (batch, n, channels) = (1 + c.below(2), c.of(&[4, 2, 3, 1]), 1 + c.below(3));
+            let x = b.feed(&[batch, n, n, channels], DType::F32);
+            let window = 1 + c.below(3);
+            let options = PoolOptions {
+                stride: [1 + c.below(2), 1 + c.below(2)],
+                padding: Padding::Same,
+                ..PoolOptions::square(window)
+            };
+            let y = x.max_pool_with(options);
+            let weights = b.feed(&y.shape().known().expect("sizes are known"), DType::F32);
+            let dx = gradients(&(y * weights).sum(), &[&x]).ok().and_then(|mut g| g.remove(0));
+            let dx = dx.expect("the cost depends on x");
+            let turned = |t: &Tensor, way: usize| match way {
+                0 => t.transpose(&[0, 2, 1, 3]),
+                1 => t.reverse(&[1]),
+                2 => t.reshape(&[-1, channels as isize]).reverse(&[0]).reshape_like(t),
+                _ => t.clone(),
+            };
+            let (seen, by) = (turned(&dx, c.below(4)), turned(&x, 10 - c.below(11)));
+            let (seen, by) = (b.stored(seen), b.stored(by));
+            let zero = b.graph.constant(HostTensor::scalar(0.0f32));
+            let passes = by.greater(&zero);
+            let masked = match c.below(3) {
+                0 => passes.select(&zero, &seen),
+                _ => passes.select(&seen, &zero),
+            };
+            let masked = b.stored(masked);
+            match c.below(5) {
+                0 | 1 => vec![masked],
+                2 | 3 => vec![masked.sum_axes(&[0, 1, 2]), masked],
+                _ => vec![masked, b.stored(dx)],
+            }
+        })
+    });
 }

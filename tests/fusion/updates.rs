@@ -1,9 +1,9 @@
-//! Updates written in place and joined into passes, against the same next values fetched from a graph with a barrier after
-//! every operation, where nothing is fused and no variable is written.
+//! Updates written in place and joined into passes, against the same next values fetched from a
+//! graph with a barrier after every operation, where nothing is fused and no variable is written.
 //!
-//! What is drawn: variables of several types and of equal, reshaped and one-element sizes; next values that are views
-//! (transposed, sliced, reversed, broadcast) of other variables, feeds, constants and temporaries; values shared by several
-//! updates, or fetched too.
+//! What is drawn: variables of several types and of equal, reshaped and one-element sizes; next
+//! values that are views (transposed, sliced, reversed, broadcast) of other variables, feeds,
+//! constants and temporaries; values shared by several updates, or fetched too.
 
 use crate::barrier::barrier;
 use crate::growing::{Choices, Growing, over_graphs, sizes};
@@ -24,7 +24,8 @@ struct Drawn {
     feeds: Vec<(String, HostTensor)>,
 }
 
-/// `x` with the elements of a tensor of `want` sizes: all of them in another order, a part of them, or some again.
+/// `x` with the elements of a tensor of `want` sizes: all of them in another order, a part of them,
+/// or some again.
 fn fitted(x: &Tensor, want: &[usize], c: &mut Choices<'_>) -> Option<Tensor> {
     let (n, have): (usize, Vec<usize>) = (want.iter().product(), sizes(x));
     let target: Vec<isize> = want.iter().map(|&n| n as isize).collect();
@@ -229,7 +230,8 @@ impl Run {
         (0..).take_while(|k| self.graph.variable_named(&format!("w{k}")).is_some()).count()
     }
 
-    /// A temporary with elements `from`, `from + 1`, .., which no map can be computed in: the sum of two feeds.
+    /// A temporary with elements `from`, `from + 1`, .., which no map can be computed in: the sum
+    /// of two feeds.
     fn temporary(&mut self, sizes: &[usize], dtype: DType, from: usize) -> Tensor {
         let name = format!("x{}", self.feeds.len());
         let n: usize = sizes.iter().product();

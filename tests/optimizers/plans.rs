@@ -55,7 +55,8 @@ fn one_pass_for_all_variables() {
     }
 }
 
-/// A variable of one element is joined with its larger neighbours, whatever scalars all of them read.
+/// A variable of one element is joined with its larger neighbours, whatever scalars all of them
+/// read.
 #[test]
 fn small_variables_do_not_cut_the_pass() {
     let shapes: [&[usize]; 6] = [&[7], &[1], &[], &[1, 1], &[2, 3], &[1]];

@@ -1,9 +1,9 @@
 //! Optimizers over random small variables, against the published formulas in plain f64 loops.
 //!
-//! Small neighbours in a slab are where updates joined into one pass go wrong: a variable of one element cannot be told
-//! from a scalar by its shape, and padding is larger than the variables are. Each case draws one to six variables of
-//! 0 to 20 elements, where their gradients come from and which of them are shared, a rule, a learning rate, and what
-//! goes around the rule.
+//! Small neighbours in a slab are where updates joined into one pass go wrong: a variable of one
+//! element cannot be told from a scalar by its shape, and padding is larger than the variables are.
+//! Each case draws one to six variables of 0 to 20 elements, where their gradients come from and
+//! which of them are shared, a rule, a learning rate, and what goes around the rule.
 //!
 //! `TENSORPACK_TEST_CASES` sets the number of cases; the same ones are drawn in every run.
 
@@ -11,7 +11,7 @@ use proptest::collection::vec;
 use proptest::prelude::any;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use std::f64::consts::PI;
-use tensorpack::graph::{Fetch, Graph, Init, Tensor, TensorSpec, Variable, VariableSpec};
+use tensorpack::graph::{FLUSH_OPS, Fetch, Graph, Init, Tensor, TensorSpec, Variable, VariableSpec};
 use tensorpack::optim::gradproc::{
     FilterGradient, GlobalNormClip, MapGradient, Processed, ScaleGradient, SummaryGradient, ValueClip,
 };
@@ -27,7 +27,8 @@ use tensorpack::{DType, HostTensor};
 
 const STEPS: usize = 4;
 
-/// Choices, taken one after the other; zeros when they run out, so that fewer and smaller ones make simpler cases.
+/// Choices, taken one after the other; zeros when they run out, so that fewer and smaller ones make
+/// simpler cases.
 struct Choices<'a>(std::slice::Iter<'a, u32>);
 
 impl Choices<'_> {
@@ -328,8 +329,8 @@ impl Case {
         all
     }
 
-    /// Of `sum(x w) + sum(w^2) / 8` for every variable, `sum(v w) / 4` for neighbours of one shape, and
-    /// `sum((c + all w of one element)^2) / 16`, in which those have one and the same gradient.
+    /// Of `sum(x w) + sum(w^2) / 8` for every variable, `sum(v w) / 4` for neighbours of one shape,
+    /// and `sum((c + all w of one element)^2) / 16`, in which those have one and the same gradient.
     fn cost_gradients(&self, step: usize, w: &[Vec<f64>]) -> Vec<Vec<f64>> {
         let single: f64 = w.iter().filter(|w| w.len() == 1).map(|w| w[0]).sum();
         let shared: f64 = self.common(step)[..4].iter().map(|c| (c + single) / 8.0).sum();
@@ -368,7 +369,7 @@ struct Formulas<'a> {
     updates: i32,
     slots: Vec<[Vec<f64>; 3]>,
     /// Of each accumulation: the steps gathered, and their sums.
-    gathered: Vec<(usize, Vec<Vec<f64>>)>,
+    gathered: Vec<(usize, Vec<Grad>)>,
     averages: Vec<Vec<f64>>,
     averaged: i32,
 }
@@ -385,7 +386,7 @@ impl<'a> Formulas<'a> {
             w: (0..case.vars.len()).map(|k| case.first(k)).collect(),
             updates: 0,
             slots: case.vars.iter().map(slots).collect(),
-            gathered: vec![(0, zeros.clone()); case.around.len()],
+            gathered: vec![(0, Vec::new()); case.around.len()],
             averages: zeros,
             averaged: 0,
         }
@@ -416,18 +417,16 @@ impl<'a> Formulas<'a> {
             }
             Around::Accumulate(n) => {
                 let (count, sums) = &mut self.gathered[level];
-                for g in &mut gradients {
-                    let sum = &mut sums[g.var];
-                    if *count == 0 {
-                        sum.fill(0.0);
+                if *count == 0 {
+                    *sums = gradients;
+                } else {
+                    for (sum, g) in sums.iter_mut().zip(&gradients) {
+                        sum.value.iter_mut().zip(&g.value).for_each(|(s, v)| *s += v);
                     }
-                    sum.iter_mut().zip(&g.value).for_each(|(s, v)| *s += v);
-                    g.value = sum.iter().map(|s| s / *n as f64).collect();
                 }
                 *count += 1;
                 if *count == *n {
-                    *count = 0;
-                    self.through(level + 1, gradients, step, start);
+                    self.apply_gathered(level, step, start);
                 }
             }
             Around::Limit(limit) => {
@@ -442,14 +441,21 @@ impl<'a> Formulas<'a> {
                 self.through(level + 1, gradients, step, start);
                 self.averaged += 1;
                 for k in vars {
-                    for i in 0..self.w[k].len() {
-                        let first = self.averaged == 1 && !debiased;
+                    let first = self.averaged == 1 && !debiased;
+                    for (i, w) in self.w[k].iter().enumerate() {
                         let before = if first { start[k][i] } else { self.averages[k][i] };
-                        self.averages[k][i] = decay * before + (1.0 - decay) * self.w[k][i];
+                        self.averages[k][i] = decay * before + (1.0 - decay) * w;
                     }
                 }
             }
         }
+    }
+
+    /// Applies the mean of what the accumulation `level` has gathered.
+    fn apply_gathered(&mut self, level: usize, step: usize, start: &[Vec<f64>]) {
+        let (count, mut means) = std::mem::take(&mut self.gathered[level]);
+        means.iter_mut().for_each(|g| g.value.iter_mut().for_each(|v| *v /= count as f64));
+        self.through(level + 1, means, step, start);
     }
 
     /// The averages as they are read.
@@ -553,6 +559,7 @@ fn process(p: &Processor, gradients: &mut Vec<Grad>) {
 struct Built {
     session: Session,
     train: Fetch,
+    flush: Vec<Fetch>,
     fetches: Vec<Fetch>,
 }
 
@@ -677,16 +684,17 @@ impl Case {
                 };
                 gradients.push(Gradient::new(w.clone(), value));
             }
-            fetches.extend(self.fetched.iter().map(|&k| (&gradients[k].value).fetch()));
+            fetches.extend(self.fetched.iter().map(|&k| gradients[k].value.fetch()));
             apply_gradients(&*optimizer, &graph, &gradients)
         };
         let train = train.map_err(|e| e.to_string())?;
         let train = Fetch::from(&graph.group(&[&train, &graph.count_step()]));
+        let flush = graph.collection_ops(FLUSH_OPS).iter().map(Fetch::from).collect();
         let options =
             SessionOptions { isa: Some(self.isa), threads: Some(self.threads), ..SessionOptions::default() };
         let frozen = graph.freeze().map_err(|e| e.to_string())?;
         let session = Session::with(frozen, options).map_err(|e| e.to_string())?;
-        Ok(Built { session, train, fetches })
+        Ok(Built { session, train, flush, fetches })
     }
 
     /// The cost that [`Case::cost_gradients`] is the derivative of.
@@ -705,54 +713,75 @@ impl Case {
     }
 
     fn check(&self) -> Result<(), String> {
-        let Built { session, train, fetches } = self.build()?;
+        let Built { session, train, flush, fetches } = self.build()?;
         let mut formulas = Formulas::new(self);
-        let tolerance = if self.dtype == DType::F64 { 1e-9 } else { 3e-4 };
+        let rate = |step: usize| {
+            let fed = matches!(self.rate, LearningRate::Fed);
+            fed.then(|| ("rate".to_string(), HostTensor::scalar(Case::fed_rate(step))))
+        };
+        let run = |what: &[&dyn IntoFetch], feeds: &[(String, HostTensor)]| {
+            let feeds: Vec<(&str, &HostTensor)> = feeds.iter().map(|(n, v)| (n.as_str(), v)).collect();
+            session.run(what, &feeds).map_err(|e| e.to_string())
+        };
         for step in 0..STEPS {
             let mut feeds = vec![("common".to_string(), self.tensor(&[3, 32], &self.common(step)))];
             for k in 0..self.vars.len() {
                 feeds.push((format!("x{k}"), self.tensor(&self.feed_sizes(k), &self.feed(k, step))));
             }
-            if matches!(self.rate, LearningRate::Fed) {
-                feeds.push(("rate".into(), HostTensor::scalar(Case::fed_rate(step))));
-            }
-            let feeds: Vec<(&str, &HostTensor)> = feeds.iter().map(|(n, v)| (n.as_str(), v)).collect();
+            feeds.extend(rate(step));
             let mut what: Vec<&dyn IntoFetch> = vec![&train];
             what.extend(fetches.iter().map(|f| f as &dyn IntoFetch));
-            let failed = |e: tensorpack::Error| format!("step {step}: {e}");
-            session.run(&what, &feeds).map_err(failed)?;
+            run(&what, &feeds).map_err(|e| format!("step {step}: {e}"))?;
             formulas.step(step);
-            let same = |name: String, right: &[f64]| {
-                let found = session.read(&name).map_err(failed)?.to_f64_vec();
-                let far =
-                    |(a, b): (&f64, &f64)| (a - b).abs() > tolerance * b.abs().max(1.0) || !a.is_finite();
-                match found.len() == right.len() && !found.iter().zip(right).any(far) {
-                    true => Ok(()),
-                    false => Err(format!("after step {step} {name} is {found:?}, not {right:?}")),
-                }
-            };
-            for (k, var) in self.vars.iter().enumerate() {
-                same(format!("v{k}"), &formulas.w[k])?;
-                if let Some(n) = var.gap {
-                    same(format!("gap{k}"), &vec![7.0; n])?;
-                }
+            self.compare(&session, &formulas).map_err(|e| format!("after step {step} {e}"))?;
+        }
+        // What was gathered last; of nested accumulations only a part would be applied.
+        let accumulations =
+            self.around.iter().enumerate().filter(|(_, a)| matches!(a, Around::Accumulate(_)));
+        if let [(level, _)] = accumulations.collect::<Vec<_>>()[..] {
+            for flush in &flush {
+                run(&[flush], rate(STEPS).as_slice())?;
             }
-            let average = self.around.iter().position(|a| matches!(a, Around::Ema(..)));
-            if let Some(at) = average
-                && let Around::Ema(decay, debiased) = self.around[at]
-            {
-                // A filter outside of it leaves some variables without an average.
-                let kept = |k: usize| {
-                    self.around[..at].iter().all(|a| match a {
-                        Around::Process(p) => {
-                            p.iter().all(|p| !matches!(p, Processor::Keep(of) if !of.contains(&k)))
-                        }
-                        _ => true,
-                    })
-                };
-                for k in (0..self.vars.len()).filter(|&k| kept(k)) {
-                    same(format!("EMA/v{k}"), &formulas.ema(k, decay, debiased))?;
-                }
+            if formulas.gathered[level].0 > 0 {
+                let start = formulas.w.clone();
+                formulas.apply_gathered(level, STEPS, &start);
+            }
+            self.compare(&session, &formulas).map_err(|e| format!("after the flush {e}"))?;
+        }
+        Ok(())
+    }
+
+    /// Checks that all variables, and their averages, are what the formulas say.
+    fn compare(&self, session: &Session, formulas: &Formulas<'_>) -> Result<(), String> {
+        let tolerance = if self.dtype == DType::F64 { 1e-9 } else { 3e-4 };
+        let same = |name: String, right: &[f64]| {
+            let found = session.read(&name).map_err(|e| e.to_string())?.to_f64_vec();
+            let far = |(a, b): (&f64, &f64)| (a - b).abs() > tolerance * b.abs().max(1.0) || !a.is_finite();
+            match found.len() == right.len() && !found.iter().zip(right).any(far) {
+                true => Ok(()),
+                false => Err(format!("{name} is {found:?}, not {right:?}")),
+            }
+        };
+        for (k, var) in self.vars.iter().enumerate() {
+            same(format!("v{k}"), &formulas.w[k])?;
+            if let Some(n) = var.gap {
+                same(format!("gap{k}"), &vec![7.0; n])?;
+            }
+        }
+        let average = self.around.iter().position(|a| matches!(a, Around::Ema(..)));
+        if let Some(at) = average
+            && let Around::Ema(decay, debiased) = self.around[at]
+        {
+            // A filter outside of it leaves some variables without an average.
+            let keeps = |p: &Processor, k: usize| !matches!(p, Processor::Keep(of) if !of.contains(&k));
+            let kept = |k: usize| {
+                self.around[..at].iter().all(|a| match a {
+                    Around::Process(all) => all.iter().all(|p| keeps(p, k)),
+                    _ => true,
+                })
+            };
+            for k in (0..self.vars.len()).filter(|&k| kept(k)) {
+                same(format!("EMA/v{k}"), &formulas.ema(k, decay, debiased))?;
             }
         }
         Ok(())

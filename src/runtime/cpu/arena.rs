@@ -14,9 +14,11 @@ impl Lifetime {
     }
 }
 
-/// An offset for each, so that none that live at the same time overlap; and the bytes needed in all. The largest are
-/// placed first, each in the tightest gap that holds it: with few large and many small buffers this comes close to
-/// the largest sum of what lives at once. Sums stop at the largest number there is, which no machine has room for.
+/// An offset for each, so that none that live at the same time overlap; and the bytes needed in
+/// all. What a kernel reads and what it writes live at the same time, so a result overlaps an
+/// operand only where `plan` made them one. The largest are placed first, each in the tightest gap
+/// that holds it: with few large and many small buffers this comes close to the largest sum of what
+/// lives at once. Sums stop at the largest number there is, which no machine has room for.
 pub(super) fn place(lifetimes: &[Lifetime]) -> (Vec<usize>, usize) {
     let mut order: Vec<usize> = (0..lifetimes.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(lifetimes[i].bytes), lifetimes[i].first));

@@ -36,12 +36,13 @@ fn image_sizes(pool: &Pool) -> [[usize; 4]; 2] {
     [sizes(pool.in_size), sizes(pool.out_size)]
 }
 
-/// If kernel `at` is a mask of a pooling's gradient by what was pooled: which kernel that gradient is, and the mask of what
-/// it reads.
+/// If kernel `at` is a mask of a pooling's gradient by what was pooled: which kernel that gradient
+/// is, and the mask of what it reads.
 ///
-/// Preconditions: the mask runs over the pooling's own image (not the same elements under other sizes, where an element's
-/// channel would be another), reads the whole gradient in order, and reads the very view that was pooled; nothing else needs
-/// the unmasked gradient; types do not change.
+/// Preconditions: the mask runs over the pooling's own image (not the same elements under other
+/// sizes, where an element's channel would be another), reads the whole gradient in order, and
+/// reads the very view that was pooled; nothing else needs the unmasked gradient; types do not
+/// change.
 fn moved_mask(program: &Program, at: usize) -> Option<(usize, MapBody)> {
     let KernelNode { kernel: Kernel::Map(body), outputs, .. } = &program.kernels[at] else { return None };
     let ([result], [_, _]) = (&outputs[..], &body.operands[..]) else { return None };
@@ -112,9 +113,9 @@ fn move_sums(program: &mut Program) {
 
 /// If kernel `at` sums each channel of a pooling's gradient: what that gradient reads.
 ///
-/// Preconditions: the sum runs over the pooling's own image, all of it in order, and keeps the pooling's channels. Other sizes
-/// of the same gradient may look alike (`[b, h, w, 1]` seen as `[b, 1, h, w]`), but then the sum is not one of channels. The
-/// gradient of every window goes to some element.
+/// Preconditions: the sum runs over the pooling's own image, all of it in order, and keeps the
+/// pooling's channels. The same gradient under other sizes, such as `[b, h, w, 1]` for
+/// `[b, 1, h, w]`, has other channels. The gradient of every window goes to some element.
 fn summed(program: &Program, at: usize) -> Option<View> {
     let Kernel::Reduce { body, reduced, kinds } = &program.kernels[at].kernel else { return None };
     let ([dx], [Step::Operand { .. }]) = (&body.operands[..], &body.expr.steps[..]) else { return None };

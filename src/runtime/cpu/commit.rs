@@ -22,7 +22,8 @@ pub(super) struct Commit {
 pub(super) struct Pass {
     /// The maps joined in it, neighbours in their slabs; alone if it could not be joined.
     pub(super) members: Vec<Member>,
-    /// For each operand, whether all members read one and the same element of it; empty if there is one member.
+    /// For each operand, whether all members read one and the same element of it; empty if there is
+    /// one member.
     pub(super) scalar: Vec<bool>,
     pub(super) origin: Origin,
 }
@@ -84,8 +85,9 @@ fn materialise_moved_variables(program: &mut Program) {
 /// Kernels that can wait and write in place, with the variable each output becomes.
 fn late_kernels(program: &Program) -> HashMap<usize, Vec<usize>> {
     let wanted = |b: BufferId| program.fetches.iter().chain(&program.costs).any(|v| v.buffer == b);
-    // The variable that a buffer becomes. Precondition: the update's value is the whole buffer (it is dense by now), and no
-    // other update reads any part of it, for a kernel that writes the variable in place leaves the buffer unwritten.
+    // The variable that a buffer becomes. Precondition: the update's value is the whole buffer (it
+    // is dense by now), and no other update reads any part of it, for a kernel that writes the
+    // variable in place leaves the buffer unwritten.
     let becomes = |b: BufferId| {
         let mut of = program.updates.iter().filter(|u| u.value.buffer == b);
         let first = of.next()?;
@@ -146,17 +148,19 @@ fn is_scalar(view: &View) -> bool {
 
 /// What a pass must be like to do what this member does; none if it cannot be joined with others.
 ///
-/// A joined pass runs over the slab from the first element of its first member to the last of its last, padding included.
-/// Preconditions, on the member itself:
+/// A joined pass runs over the slab from the first element of its first member to the last of its
+/// last, padding included. Preconditions, on the member itself:
 /// - There are elements, and no result depends on an element's index.
-/// - All that is read or written element by element has elements of one size: then padding has the same number of elements
-///   everywhere, and positions agree.
-/// - Each operand is one element (`Scalar`), or a whole dense buffer that is a variable or a temporary. View sizes need not
-///   be the buffer's: elements are visited in memory order.
-/// - A temporary that is read element by element is read once, by one member: it has one place in one pack.
+/// - All that is read or written element by element has elements of one size: then padding has the
+///   same number of elements everywhere, and positions agree.
+/// - Each operand is one element (`Scalar`), or a whole dense buffer that is a variable or a
+///   temporary. View sizes need not be the buffer's: elements are visited in memory order.
+/// - A temporary that is read element by element is read once, by one member: it has one place in
+///   one pack.
 ///
-/// A member of one element reads every operand both ways. What others read too (a learning rate, a gradient that several
-/// variables share) is a scalar; what it alone reads is read element by element, as its larger neighbours do.
+/// A member of one element reads every operand both ways. What others read too (a learning rate, a
+/// gradient that several variables share) is a scalar; what it alone reads is read element by
+/// element, as its larger neighbours do.
 fn form(
     program: &Program,
     variables: &Variables,
@@ -266,8 +270,8 @@ fn pass(run: Vec<(Member, Origin)>, scalar: Vec<bool>) -> Pass {
     Pass { members: run.into_iter().map(|(m, _)| m).collect(), scalar, origin }
 }
 
-/// Whether every variable that `b` reads or writes element by element lies right behind the one that `a` does in the same
-/// position.
+/// Whether every variable that `b` reads or writes element by element lies right behind the one
+/// that `a` does in the same position.
 fn follows(program: &Program, variables: &Variables, scalar: &[bool], a: &Member, b: &Member) -> bool {
     let places = |m: &Member| -> Vec<Place> {
         let by_element = m.body.operands.iter().zip(scalar).filter(|(_, scalar)| !**scalar);

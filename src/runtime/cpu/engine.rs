@@ -184,7 +184,9 @@ impl Engine {
         Ok(Conducted::new(program, exchange, conductor))
     }
 
-    /// Runs kernels that read constants alone now, and makes their results constants.
+    /// Runs kernels that read constants alone now, and makes their results constants. Precondition:
+    /// they depend on nothing else ([`Kernel::is_pure`](crate::kir::Kernel::is_pure)); all their
+    /// outputs are constants then, whole and dense, so views of them stay as they are.
     fn fold_constants(
         &self,
         program: &mut Program,

@@ -71,6 +71,11 @@ impl<'a> Fusion<'a> {
         }
     }
 
+    /// Computes maps inside their readers.
+    ///
+    /// Preconditions: what is inlined is stored exactly (`exact`) and is no result that stays as it
+    /// is (`kept`); nobody else needs it, or else its first reader stores it too; and every view
+    /// through which it is read lets `inlined` trace each element back to one of the map's.
     fn inline_maps(&mut self) {
         for i in 0..self.nodes.len() {
             let Some(KernelNode { kernel: Kernel::Map(producer), outputs, .. }) = &self.nodes[i] else {
@@ -166,8 +171,11 @@ impl<'a> Fusion<'a> {
         repeated <= before + full(producer) + 1
     }
 
-    /// Computes a map together with its first reader, which then stores what others need of both; possible if that is
-    /// a map over the very same space.
+    /// Computes a map together with its first reader, which then stores what others need of both.
+    ///
+    /// Preconditions: the reader is a map over the very same sizes and reads the results whole and
+    /// in order (size, strides and offset), so that element `i` of one is made with element `i` of
+    /// the other.
     fn join_with_first(&mut self, producer: &MapBody, made: &[BufferId], users: &[usize]) -> bool {
         let first = users[0];
         let Some(KernelNode { kernel: Kernel::Map(reader), outputs, .. }) = &self.nodes[first] else {
@@ -202,15 +210,21 @@ impl<'a> Fusion<'a> {
         true
     }
 
+    /// Makes maps of contractions' results their epilogues.
+    ///
+    /// Preconditions: the map alone reads the result, in whatever number of operands, each time
+    /// whole and in order; it has the result's sizes and type, since it is computed in place of it;
+    /// and the last of these sizes are the columns of the contraction, since it is computed on
+    /// blocks of rows and columns. Its other operands may have any strides.
     fn epilogues(&mut self) {
         let readers = self.readers();
         for i in 0..self.nodes.len() {
-            let Some(KernelNode { kernel: Kernel::Contract { epilogue: None, .. }, outputs, .. }) =
+            let Some(KernelNode { kernel: Kernel::Contract { kind, epilogue: None, .. }, outputs, .. }) =
                 &self.nodes[i]
             else {
                 continue;
             };
-            let made = outputs[0];
+            let (made, columns) = (outputs[0], kind.kernel().out_matrix().1);
             let [user] = readers.get(&made).map_or(&[][..], Vec::as_slice) else { continue };
             if self.is_stored(made) || self.kept.contains(&made) {
                 continue;
@@ -220,6 +234,7 @@ impl<'a> Fusion<'a> {
                 continue;
             };
             let fits = map.sizes == buffer.sizes
+                && map.sizes.last() == Some(&columns)
                 && outputs.len() == 1
                 && self.program.buffer(outputs[0]).dtype == buffer.dtype
                 && map.operands.iter().filter(|v| v.buffer == made).all(|v| v.is_whole(&buffer.sizes));
@@ -245,8 +260,11 @@ impl<'a> Fusion<'a> {
         }
     }
 
-    /// Joins reductions of the same space, if one place in the order comes after all they read and before all that
-    /// read them.
+    /// Joins reductions of the same space, if one place in the order comes after all they read and
+    /// before all that read them.
+    ///
+    /// Preconditions: equal sizes, equal reduced dims, values of one class; both read one view at
+    /// least, or nothing would be gained. Views may have any strides: each operand keeps its own.
     fn share_reductions(&mut self) {
         for j in 0..self.nodes.len() {
             for i in (0..j).rev() {
@@ -329,7 +347,12 @@ fn place(operands: &mut Vec<View>, view: View) -> usize {
     })
 }
 
-/// `reader` with the map that makes `made` written in where it was read, if every way in which it is read allows.
+/// `reader` with the map that makes `made` written in where it was read, if every way in which it
+/// is read allows.
+///
+/// Preconditions: both have the same number of elements, or values would be computed again for
+/// every repetition; each view passes `seen_through`; and if the map depends on indices, the
+/// reader's view runs over those dims one to one.
 fn inlined(reader: &MapBody, producer: &MapBody, made: &[BufferId]) -> Option<MapBody> {
     // For each operand of the reader: its new place, or which output of the producer it is, and the producer's
     // operands and dims as the reader sees them.
@@ -368,7 +391,8 @@ fn inlined(reader: &MapBody, producer: &MapBody, made: &[BufferId]) -> Option<Ma
                     |b, k, class| b.operand(places[k], operands[places[k]].dtype, class),
                     |a| axes[a].unwrap_or(0),
                 );
-                // As it would be read from its buffer, which is of one of the types that `inline_maps` lets through.
+                // As it would be read from its buffer, which is of one of the types that
+                // `inline_maps` lets through.
                 let stored = b.stored(reader.operands[i].dtype, made[*output]);
                 b.cast(class, stored)
             }
@@ -388,6 +412,11 @@ struct Seen {
 }
 
 /// How the producer's operands look to someone who reads its result through `view`.
+///
+/// Precondition: every dim of the view runs forwards along one dim of the producer, no two along
+/// the same, and stays inside it from where the offset puts it. Then the index of an element splits
+/// into one index for each dim of the producer. Views that merge or split dims, or run backwards,
+/// have no such form and are read from memory; dims of size 1 and repeated ones have any stride.
 fn seen_through(view: &View, producer: &MapBody) -> Option<Seen> {
     let dense = View::dense(view.buffer, view.dtype, &producer.sizes).strides;
     let rank = producer.sizes.len();

@@ -14,15 +14,19 @@ const MANY: usize = 6;
 const LARGE: usize = 1 << 16;
 
 /// Puts what is read by many small products in panels before the first of them.
+///
+/// Preconditions (`small`): one f32 matrix, dense from wherever it begins, for the whole product.
+/// Products share panels if they read the same view as a matrix of the same sizes, transposed or
+/// not alike: elements seen under other sizes are another matrix.
 pub(super) fn lay_out(program: &mut Program) {
-    let mut readers: HashMap<(View, bool), usize> = HashMap::new();
+    let mut readers: HashMap<Matrix, usize> = HashMap::new();
     for (product, rhs) in program.kernels.iter().filter_map(|node| small(&node.kernel)) {
-        *readers.entry((rhs.clone(), product.rhs_transposed)).or_default() += 1;
+        *readers.entry(matrix(product, rhs)).or_default() += 1;
     }
     readers.retain(|_, &mut count| count >= MANY);
-    let mut panels: HashMap<(View, bool), BufferId> = HashMap::new();
+    let mut panels: HashMap<Matrix, BufferId> = HashMap::new();
     for mut node in std::mem::take(&mut program.kernels) {
-        let key = small(&node.kernel).map(|(product, rhs)| (rhs.clone(), product.rhs_transposed));
+        let key = small(&node.kernel).map(|(product, rhs)| matrix(product, rhs));
         if let Some(key) = key.filter(|key| readers.contains_key(key))
             && let Kernel::Contract { kind: ContractKind::MatMul(product), rhs, .. } = &mut node.kernel
         {
@@ -32,6 +36,13 @@ pub(super) fn lay_out(program: &mut Program) {
         }
         program.kernels.push(node);
     }
+}
+
+/// A view as a matrix: its rows and columns, and whether it is transposed.
+type Matrix = (View, [usize; 2], bool);
+
+fn matrix(product: &MatMul, rhs: &View) -> Matrix {
+    (rhs.clone(), [product.k, product.n], product.rhs_transposed)
 }
 
 /// A product of few rows with large weights, and these.

@@ -167,8 +167,9 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Packs what a pass over several variables reads beside them (gradients) in the slab's own form. Each such buffer has one
-    /// place: `commit::form` let no other operand of any pass have it.
+    /// Packs what a pass over several variables reads beside them (gradients) in the slab's own
+    /// form. Each such buffer has one place: `commit::form` let no other operand of any pass have
+    /// it.
     fn pack(&mut self) {
         for pass in self.passes.iter().filter(|p| p.members.len() > 1) {
             let first = &pass.members[0];
@@ -382,6 +383,11 @@ impl<'a> Planner<'a> {
     }
 
     /// A map's result may lie where an operand lay that nobody reads any more.
+    ///
+    /// Preconditions: the operand is a temporary that dies here, of as many elements of the same
+    /// size, read whole and in order by one operand of the map (kernels read an element before they
+    /// write it, but not its neighbours), given to no other result, and in no pack; nor is the
+    /// result.
     fn reuse_in_place(&mut self, lives: &HashMap<BufferId, Lifetime>) {
         let mut given: Vec<BufferId> = Vec::new();
         for (t, node) in self.program.kernels.iter().enumerate() {

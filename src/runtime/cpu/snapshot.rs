@@ -5,8 +5,13 @@ use super::commit::Commit;
 use crate::kir::{BufferKind, Program, View};
 use std::collections::BTreeSet;
 
-/// Puts the kernels that need the variables themselves behind all others, and returns where they begin: so that a tower
-/// that reads snapshots keeps others from the variables as shortly as can be.
+/// Puts the kernels that need the variables themselves behind all others, and returns where they
+/// begin: so that a tower that reads snapshots keeps others from the variables as shortly as can
+/// be.
+///
+/// Precondition: every buffer is written by one kernel, before all that read it. Then kernels that
+/// need no variable, neither themselves nor by way of others, may all come first; each half keeps
+/// its order.
 pub(super) fn split_live(program: &mut Program) -> usize {
     let mut live: Vec<bool> =
         program.buffers.iter().map(|b| matches!(b.kind, BufferKind::Variable(_))).collect();

@@ -6,7 +6,8 @@ use crate::kir::{
 };
 use tensorpack_tensor::DType;
 
-/// Puts conversions around the kernels that sum bf16.
+/// Puts conversions around the kernels that sum bf16. Views may be any: what is converted is dense,
+/// as these kernels need it.
 pub(super) fn widen(program: &mut Program) {
     for mut node in std::mem::take(&mut program.kernels) {
         if !sums(&node.kernel) {

@@ -1,0 +1,105 @@
+//! Maps read through views: what is computed inside a reader is traced back through every kind of
+//! view, or stored.
+
+use crate::barrier::{Building, same_apart};
+use crate::growing::{Choices, over_graphs, sizes};
+use tensorpack::DType;
+use tensorpack::graph::Tensor;
+
+/// An operand of a map over `want`: dense, transposed, reversed, sliced, broadcast, or an index.
+fn operand(b: &mut Building, want: &[usize], dtype: DType, c: &mut Choices<'_>) -> Tensor {
+    let rank = want.len();
+    match c.below(7) {
+        0 => {
+            let order = c.order(rank);
+            let mut turned = vec![0; rank];
+            order.iter().zip(want).for_each(|(&to, &n)| turned[to] = n);
+            b.feed(&turned, dtype).transpose(&order)
+        }
+        1 => b.feed(want, dtype).reverse(&[c.below(rank) as isize]),
+        2 => {
+            let larger: Vec<usize> = want.iter().map(|n| 2 * n + 1).collect();
+            b.feed(&larger, dtype).strided_slice(&vec![1; rank], &vec![None; rank], &vec![2; rank])
+        }
+        3 | 4 => {
+            let some: Vec<usize> = want.iter().map(|&n| if c.below(2) == 0 { n } else { 1 }).collect();
+            b.feed(&some, dtype)
+        }
+        5 => b.feed(want, dtype).iota_like(c.below(rank) as isize, dtype),
+        _ => b.feed(want, dtype),
+    }
+}
+
+/// The same elements, or some of them, in another order or under other sizes.
+fn viewed(x: &Tensor, c: &mut Choices<'_>) -> Tensor {
+    let have = sizes(x);
+    let rank = have.len();
+    let n: isize = have.iter().product::<usize>() as isize;
+    match c.below(9) {
+        0 => x.transpose(&c.order(rank)),
+        1 => x.reverse(&[c.below(rank) as isize]),
+        2 => x.reshape(&[n]),
+        3 => {
+            let cut = c.below(rank + 1);
+            let first: isize = have[..cut].iter().product::<usize>() as isize;
+            x.reshape(&[first, n / first])
+        }
+        4 => {
+            let axis = (0..rank).find(|&d| have[d] % 2 == 0).unwrap_or(0);
+            if have[axis] % 2 == 0 { x.split_dim(axis as isize, &[2, -1]) } else { x.expand_dims(0) }
+        }
+        5 => {
+            // As many elements as before: half of them, twice.
+            let axis = (0..rank).find(|&d| have[d] % 2 == 0).unwrap_or(0);
+            if have[axis] % 2 == 1 {
+                return x.clone();
+            }
+            let mut from = vec![0; rank];
+            from[axis] = have[axis] / 2;
+            let half = x.strided_slice(&from, &vec![None; rank], &vec![1; rank]).expand_dims(0);
+            let mut want: Vec<isize> = sizes(&half).iter().map(|&n| n as isize).collect();
+            want[0] = 2;
+            half.broadcast_to(&want)
+        }
+        6 => {
+            let from: Vec<usize> = have.iter().map(|&n| c.below(n)).collect();
+            x.strided_slice(&from, &vec![None; rank], &vec![1 + c.below(2); rank])
+        }
+        7 => x.reshape(&have.iter().rev().map(|&n| n as isize).collect::<Vec<_>>()),
+        _ => x.clone(),
+    }
+}
+
+#[test]
+fn what_is_read_through_views_is_the_same() {
+    over_graphs("views", 400, |choices| {
+        same_apart(choices, |b, c| {
+            let dtype = c.of(&[DType::I64, DType::F32, DType::F64]);
+            let shape: Vec<usize> = (0..1 + c.below(3)).map(|_| c.of(&[4, 2, 3, 1, 6])).collect();
+            let made =
+                operand(b, &shape, dtype, c) + operand(b, &shape, dtype, c) * operand(b, &shape, dtype, c);
+            let full = shape.iter().map(|&n| n as isize).collect::<Vec<_>>();
+            let made = b.stored(made.broadcast_to(&full).abs());
+            let mut ends = Vec::new();
+            for _ in 0..1 + c.below(2) {
+                let mut seen = viewed(&made, c);
+                if c.below(2) == 0 {
+                    seen = viewed(&seen, c);
+                }
+                let seen = b.stored(seen);
+                let want = sizes(&seen);
+                let other = operand(b, &want, dtype, c);
+                let read = b.stored(&seen - &other);
+                ends.push(match c.below(4) {
+                    0 => read.sum_axes(&[c.below(want.len()) as isize]),
+                    1 => b.stored(read.reshape(&[-1])).max_axes(&[0]),
+                    _ => read,
+                });
+            }
+            if c.below(4) == 0 {
+                ends.push(made);
+            }
+            ends
+        })
+    });
+}
