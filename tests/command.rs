@@ -90,6 +90,7 @@ fn the_doctor_says_what_is_missing_and_what_is_broken() {
     let dir = tempfile::tempdir().unwrap();
     let text = out(&tensorpack(&["doctor"], dir.path(), None));
     assert!(text.contains("cpu engine: "), "{text}");
+    assert!(text.contains("reference engine: "), "{text}");
     assert!(text.contains("no plugin for cpu; to get one: tensorpack plugin install cpu\n"), "{text}");
     assert!(text.contains("no plugin for cuda; to get one: tensorpack plugin install cuda1"), "{text}");
     let file = dir.path().join("plugins/cpu/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so");

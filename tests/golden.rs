@@ -11,7 +11,7 @@ use tensorpack::nn::{BatchNorm, Conv2d, Linear};
 use tensorpack::ops::{Conv2dOptions, Layout, Padding, PoolOptions};
 use tensorpack::optim::{Adam, minimize};
 use tensorpack::runtime::cpu::Isa;
-use tensorpack::runtime::{IntoFetch, Session, SessionOptions};
+use tensorpack::runtime::{Device, IntoFetch, Session, SessionOptions};
 use tensorpack::tower::TowerContext;
 use tensorpack::{DType, HostTensor};
 
@@ -185,8 +185,8 @@ fn weighted(tensors: &[Tensor], weights: &[Fed]) -> Tensor {
 }
 
 /// Runs a case and compares all that is in it, each element within `tolerance` of the tensor's largest (or 1).
-fn check_case(case: &Value, float: DType, isa: Isa, tolerance: f64) {
-    let name = format!("{} in {float} on {isa}", text(&case["name"]));
+fn check_case(case: &Value, float: DType, engine: &SessionOptions, tolerance: f64) {
+    let name = format!("{} in {float} on {}", text(&case["name"]), label(engine));
     let graph = Graph::new();
     let inputs: Vec<Fed> = list(&case["inputs"])
         .iter()
@@ -250,7 +250,7 @@ fn check_case(case: &Value, float: DType, isa: Isa, tolerance: f64) {
             graph,
             inputs.into_iter().chain(seeds).chain([seed]),
             wanted.into_iter().chain(first),
-            isa,
+            engine,
             tolerance,
         );
     } else {
@@ -259,7 +259,7 @@ fn check_case(case: &Value, float: DType, isa: Isa, tolerance: f64) {
             graph,
             inputs.into_iter().chain(seeds),
             wanted.into_iter().chain(first),
-            isa,
+            engine,
             tolerance,
         );
     }
@@ -270,12 +270,12 @@ fn run_case(
     graph: Graph,
     fed: impl Iterator<Item = Fed>,
     wanted: impl Iterator<Item = (String, Tensor, Vec<f64>)>,
-    isa: Isa,
+    engine: &SessionOptions,
     tolerance: f64,
 ) {
     let (fed, wanted): (Vec<Fed>, Vec<_>) = (fed.collect(), wanted.collect());
     let fetches: Vec<&dyn IntoFetch> = wanted.iter().map(|(_, t, _)| t as &dyn IntoFetch).collect();
-    let session = session(graph, isa).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let session = session(graph, engine).unwrap_or_else(|e| panic!("{name}: {e}"));
     let feeds: Vec<(&str, &HostTensor)> = fed.iter().map(|f| (f.name.as_str(), &f.value)).collect();
     let found = session.run(&fetches, &feeds).unwrap_or_else(|e| panic!("{name}: {e}"));
     for ((label, _, right), found) in wanted.iter().zip(found) {
@@ -283,9 +283,20 @@ fn run_case(
     }
 }
 
-fn session(graph: Graph, isa: Isa) -> tensorpack::Result<Session> {
-    let options = SessionOptions { isa: Some(isa), threads: Some(1), ..SessionOptions::default() };
-    Session::with(graph.freeze()?, options)
+/// The CPU engine with each instruction set of this machine, and the reference interpreter.
+fn engines() -> Vec<SessionOptions> {
+    let cpu = |isa| SessionOptions { isa: Some(isa), threads: Some(1), ..SessionOptions::default() };
+    let reference = SessionOptions { device: Device::Reference, ..SessionOptions::default() };
+    Isa::available().map(cpu).chain([reference]).collect()
+}
+
+/// An engine in words.
+fn label(engine: &SessionOptions) -> String {
+    engine.isa.map_or_else(|| engine.device.to_string(), |isa| format!("{} with {isa}", engine.device))
+}
+
+fn session(graph: Graph, engine: &SessionOptions) -> tensorpack::Result<Session> {
+    Session::with(graph.freeze()?, engine.clone())
 }
 
 fn check_close(what: &str, found: &[f64], right: &[f64], tolerance: f64) {
@@ -313,10 +324,10 @@ fn check_file(file: &str, at_least: usize) -> Vec<String> {
         if !narrow {
             only_f64.push(text(&case["name"]).to_string());
         }
-        for isa in Isa::available() {
-            check_case(case, DType::F64, isa, 1e-12);
+        for engine in &engines() {
+            check_case(case, DType::F64, engine, 1e-12);
             if narrow {
-                check_case(case, DType::F32, isa, 2e-5);
+                check_case(case, DType::F32, engine, 2e-5);
             }
         }
     }
@@ -368,8 +379,8 @@ fn convnet(t: &TowerContext, x: &Tensor, init: &dyn Fn(&str) -> Init, run: &Valu
 }
 
 /// Trains as the file did, and compares every loss, and what the weights and running statistics became.
-fn check_training(run: &Value, float: DType, isa: Isa, tolerance: f64) {
-    let name = format!("{} in {float} on {isa}", text(&run["name"]));
+fn check_training(run: &Value, float: DType, engine: &SessionOptions, tolerance: f64) {
+    let name = format!("{} in {float} on {}", text(&run["name"]), label(engine));
     let number = |key: &str| run[key].as_f64().expect("a number");
     let value =
         |v: &Value| HostTensor::from_f64(float, counts(&v["shape"]), &floats(&v["data"])).expect("it fits");
@@ -398,7 +409,7 @@ fn check_training(run: &Value, float: DType, isa: Isa, tolerance: f64) {
     let train = minimize(&cost, &adam).expect("a training step");
     let updates = graph.collection_ops(UPDATE_OPS);
     let train = graph.group(&updates.iter().chain([&train]).collect::<Vec<_>>());
-    let session = session(graph, isa).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let session = session(graph, engine).unwrap_or_else(|e| panic!("{name}: {e}"));
     // The layers begin with zero biases; the file may not.
     for v in list(&run["initial"]).iter().chain(list(&run["initial_state"])) {
         session.write(&variable_name(text(&v["name"])), &value(v)).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -450,9 +461,9 @@ fn training_runs() {
     let all = golden("training.json");
     assert_eq!(list(&all["runs"]).len(), 2);
     for run in list(&all["runs"]) {
-        for isa in Isa::available() {
-            check_training(run, DType::F64, isa, 1e-9);
-            check_training(run, DType::F32, isa, 1e-4);
+        for engine in &engines() {
+            check_training(run, DType::F64, engine, 1e-9);
+            check_training(run, DType::F32, engine, 1e-4);
         }
     }
 }

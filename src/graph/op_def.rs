@@ -63,7 +63,7 @@ impl<T: Any + Eq + Hash> OpIdentity for T {
     }
 }
 
-/// An operation: its shape rule, its gradient and its lowering, in one place.
+/// An operation: its shape rule, its gradient, its lowering and its reference implementation, in one place.
 ///
 /// A user's own operation implements this in their own crate and is added to a graph with [`Tensor::apply`]; nothing
 /// registers it. `docs/extend/op.md` walks through one.
@@ -89,9 +89,9 @@ pub trait OpDef: OpIdentity + Debug + Send + Sync {
     /// Emits kernels that compute the outputs; all shapes are known.
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>>;
 
-    /// Computes the outputs from their definition, in f64, for the [`reference`](crate::runtime::Device::Reference)
-    /// device: plain loops over indices that share nothing with `lower`. An op whose lowering is a
-    /// [`CustomKernel`](crate::kir::CustomKernel) can run that with [`EvaluateCx::custom`]. The default is an error.
+    /// Computes the outputs from their definition, in f64, for the device `reference`: plain loops over indices that
+    /// share nothing with `lower`. An op whose lowering is a [`CustomKernel`](crate::kir::CustomKernel) can run that
+    /// with [`EvaluateCx::custom`]. The default is an error.
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         let _ = cx;
         let why = format!("{} has no reference implementation", self.name());

@@ -47,7 +47,7 @@ const HELP: &str = "\
 --max-epoch N            the last epoch
 --steps-per-epoch N      steps in an epoch
 --trainer NAME           simple, queue, sync-ps, sync-replicated, async
---devices LIST           such as cpu:0,cpu:1: a tower on each
+--devices LIST           such as cpu:0,cpu:1: a tower on each; reference: f64, for debugging
 --threads-per-device N   threads of each device
 --logdir DIR             where the run is written; one that is there is resumed
 --load PATH              values of variables to begin from

@@ -14,6 +14,7 @@ mod by_eye;
 mod chain;
 mod completeness;
 mod documented;
+mod edges;
 mod empty;
 mod exported;
 mod integers;

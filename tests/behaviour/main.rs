@@ -10,6 +10,7 @@ mod not_finite;
 mod variables;
 mod hooked;
 mod null_device;
+mod reference_device;
 mod threads;
 mod plan;
 mod panels;

@@ -187,16 +187,27 @@ fn apply(case: &Value, t: &TowerContext, x: &[Tensor]) -> Vec<Tensor> {
     vec![y]
 }
 
-fn session(graph: Graph, isa: Isa) -> Result<Session> {
-    let options = SessionOptions { isa: Some(isa), threads: Some(1), ..SessionOptions::default() };
-    Session::with(graph.freeze()?, options)
+/// The CPU engine with each instruction set of this machine, and the reference interpreter.
+fn engines() -> Vec<SessionOptions> {
+    let cpu = |isa| SessionOptions { isa: Some(isa), threads: Some(1), ..SessionOptions::default() };
+    let reference = SessionOptions { device: Device::Reference, ..SessionOptions::default() };
+    Isa::available().map(cpu).chain([reference]).collect()
 }
 
-/// All instruction sets in both types.
-fn everywhere(test: impl Fn(DType, Isa, f64)) {
-    for isa in Isa::available() {
-        test(DType::F64, isa, F64);
-        test(DType::F32, isa, F32);
+/// An engine in words.
+fn label(engine: &SessionOptions) -> String {
+    engine.isa.map_or_else(|| engine.device.to_string(), |isa| format!("{} with {isa}", engine.device))
+}
+
+fn session(graph: Graph, engine: &SessionOptions) -> Result<Session> {
+    Session::with(graph.freeze()?, engine.clone())
+}
+
+/// All engines in both types.
+fn everywhere(test: impl Fn(DType, &SessionOptions, f64)) {
+    for engine in &engines() {
+        test(DType::F64, engine, F64);
+        test(DType::F32, engine, F32);
     }
 }
 
@@ -207,8 +218,8 @@ fn placeholder(graph: &Graph, name: &str, value: &HostTensor) -> Tensor {
     graph.placeholder(&TensorSpec::new(name, value.dtype(), sizes))
 }
 
-fn check_layer(case: &Value, float: DType, isa: Isa, tolerance: f64) -> Result<()> {
-    let name = format!("{} in {float} on {isa}", text(&case["name"]));
+fn check_layer(case: &Value, float: DType, engine: &SessionOptions, tolerance: f64) -> Result<()> {
+    let name = format!("{} in {float} on {}", text(&case["name"]), label(engine));
     let graph = Graph::new();
     let t = &TowerContext::training(&graph);
     let mut fed: Vec<(String, HostTensor)> = Vec::new();
@@ -241,7 +252,7 @@ fn check_layer(case: &Value, float: DType, isa: Isa, tolerance: f64) -> Result<(
     let grads: Vec<Tensor> = found.into_iter().map(|g| g.expect("a gradient")).collect();
     let updates = graph.collection_ops(UPDATE_OPS);
     let step = graph.group(&updates.iter().collect::<Vec<_>>());
-    let session = session(graph, isa)?;
+    let session = session(graph, engine)?;
     let made = session.graph().variables().len();
     assert_eq!(made, list(&case["variables"]).len(), "{name}: variables");
     for v in list(&case["variables"]) {
@@ -274,15 +285,15 @@ fn layers_and_their_gradients() {
     let cases = entries("layer");
     assert!(cases.len() >= 55, "layers.json has lost cases");
     for case in &cases {
-        everywhere(|float, isa, tolerance| {
-            check_layer(case, float, isa, tolerance).unwrap_or_else(|e| panic!("{}: {e}", case["name"]));
+        everywhere(|float, engine, tolerance| {
+            check_layer(case, float, engine, tolerance).unwrap_or_else(|e| panic!("{}: {e}", case["name"]));
         });
     }
 }
 
 /// The penalty on the slope of a Wasserstein critic: its gradient has second derivatives of all of it.
-fn check_penalty(case: &Value, float: DType, isa: Isa, tolerance: f64) -> Result<()> {
-    let name = format!("gradient penalty in {float} on {isa}");
+fn check_penalty(case: &Value, float: DType, engine: &SessionOptions, tolerance: f64) -> Result<()> {
+    let name = format!("gradient penalty in {float} on {}", label(engine));
     let graph = Graph::new();
     let t = &TowerContext::training(&graph);
     let fed = value(&case["x"], float);
@@ -309,7 +320,7 @@ fn check_penalty(case: &Value, float: DType, isa: Isa, tolerance: f64) -> Result
         }
     }
     assert!(grads.len() >= 5, "{name}: {} gradients", grads.len());
-    let session = session(graph, isa)?;
+    let session = session(graph, engine)?;
     for v in list(&case["variables"]) {
         session.write(text(&v["name"]), &value(v, float))?;
     }
@@ -326,7 +337,7 @@ fn check_penalty(case: &Value, float: DType, isa: Isa, tolerance: f64) -> Result
 #[test]
 fn gradient_of_a_gradient_penalty() {
     for case in &entries("penalty") {
-        everywhere(|float, isa, tolerance| check_penalty(case, float, isa, tolerance).unwrap());
+        everywhere(|float, engine, tolerance| check_penalty(case, float, engine, tolerance).unwrap());
     }
 }
 
@@ -358,8 +369,8 @@ fn logits(name: &str, t: &TowerContext, x: &Tensor, float: DType) -> Tensor {
     }
 }
 
-fn check_run(run: &Value, float: DType, isa: Isa, tolerance: f64) -> Result<()> {
-    let name = format!("{} in {float} on {isa}", text(&run["name"]));
+fn check_run(run: &Value, float: DType, engine: &SessionOptions, tolerance: f64) -> Result<()> {
+    let name = format!("{} in {float} on {}", text(&run["name"]), label(engine));
     let graph = Graph::new();
     let t = &TowerContext::training(&graph);
     let (x, labels) = (value(&run["x"], float), floats(&run["labels"]["data"]));
@@ -378,7 +389,7 @@ fn check_run(run: &Value, float: DType, isa: Isa, tolerance: f64) -> Result<()> 
     let train = minimize(&cost, &Sgd::new(run["rate"].as_f64().expect("a rate")))?;
     let updates = graph.collection_ops(UPDATE_OPS);
     let train = graph.group(&updates.iter().chain([&train]).collect::<Vec<_>>());
-    let session = session(graph, isa)?;
+    let session = session(graph, engine)?;
     for v in list(&run["initial"]) {
         session.write(text(&v["name"]), &value(v, float))?;
     }
@@ -399,8 +410,8 @@ fn twenty_steps_of_training() {
     let runs = entries("run");
     assert_eq!(runs.len(), 3);
     for run in &runs {
-        everywhere(|float, isa, tolerance| {
-            check_run(run, float, isa, tolerance).unwrap_or_else(|e| panic!("{}: {e}", run["name"]));
+        everywhere(|float, engine, tolerance| {
+            check_run(run, float, engine, tolerance).unwrap_or_else(|e| panic!("{}: {e}", run["name"]));
         });
     }
 }

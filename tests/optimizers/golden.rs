@@ -1,6 +1,6 @@
 //! Twenty steps of every optimizer against PyTorch's in float64.
 
-use crate::net::{Net, WEIGHTS, assert_close, file, floats, list, text};
+use crate::net::{Net, WEIGHTS, assert_close, engines, file, floats, label, list, text};
 use serde_json::Value;
 use tensorpack::DType;
 use tensorpack::optim::gradproc::{GlobalNormClip, ValueClip};
@@ -8,7 +8,7 @@ use tensorpack::optim::{
     Accumulate, Adagrad, Adam, AdamW, Ema, Lamb, Momentum, Optimizer, ParamGroups, Rate, RmsProp, Schedule,
     Sgd,
 };
-use tensorpack::runtime::cpu::Isa;
+use tensorpack::runtime::SessionOptions;
 
 fn number(v: &Value) -> f64 {
     v.as_f64().unwrap_or_else(|| panic!("{v} is no number"))
@@ -91,9 +91,9 @@ fn optimizer(run: &Value) -> Box<dyn Optimizer> {
     optimizer
 }
 
-fn check(run: &Value, float: DType, isa: Isa, tolerance: f64) {
-    let name = format!("{} in {float} on {isa}", text(&run["name"]));
-    let net = Net::on(isa, float, &*optimizer(run));
+fn check(run: &Value, float: DType, engine: &SessionOptions, tolerance: f64) {
+    let name = format!("{} in {float} on {}", text(&run["name"]), label(engine));
+    let net = Net::on(engine, float, &*optimizer(run));
     let found = net.steps(0..20);
     // A loss of the file is that of all batches of one update; between updates, weights stay.
     let per_update = 20 / list(&run["losses"]).len();
@@ -118,9 +118,9 @@ fn every_optimizer_does_what_pytorchs_does() {
     let runs = list(&file()["runs"]);
     assert!(runs.len() >= 39, "the file has lost runs");
     for run in runs {
-        for isa in Isa::available() {
-            check(run, DType::F64, isa, 1e-9);
-            check(run, DType::F32, isa, 1e-4);
+        for engine in &engines() {
+            check(run, DType::F64, engine, 1e-9);
+            check(run, DType::F32, engine, 1e-4);
         }
     }
 }

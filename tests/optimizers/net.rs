@@ -6,7 +6,7 @@ use tensorpack::graph::{FLUSH_OPS, Fetch, Graph, TensorSpec};
 use tensorpack::nn::Linear;
 use tensorpack::optim::{Optimizer, minimize};
 use tensorpack::runtime::cpu::Isa;
-use tensorpack::runtime::{Session, SessionOptions};
+use tensorpack::runtime::{Device, Session, SessionOptions};
 use tensorpack::tower::TowerContext;
 use tensorpack::{DType, HostTensor, Result};
 
@@ -32,6 +32,22 @@ pub(crate) fn floats(v: &Value) -> Vec<f64> {
 
 pub(crate) fn text(v: &Value) -> &str {
     v.as_str().unwrap_or_else(|| panic!("{v} is no text"))
+}
+
+/// The CPU engine with kernels of this instruction set.
+pub(crate) fn cpu(isa: Isa) -> SessionOptions {
+    SessionOptions { isa: Some(isa), threads: Some(1), ..SessionOptions::default() }
+}
+
+/// The CPU engine with each instruction set of this machine, and the reference interpreter.
+pub(crate) fn engines() -> Vec<SessionOptions> {
+    let reference = SessionOptions { device: Device::Reference, ..SessionOptions::default() };
+    Isa::available().map(cpu).chain([reference]).collect()
+}
+
+/// An engine in words.
+pub(crate) fn label(engine: &SessionOptions) -> String {
+    engine.isa.map_or_else(|| engine.device.to_string(), |isa| format!("{} with {isa}", engine.device))
 }
 
 /// The net, its optimizer, and a session with the file's weights.
@@ -60,21 +76,25 @@ pub(crate) fn build(graph: &Graph, float: DType, optimizer: &dyn Optimizer) -> R
 
 impl Net {
     pub(crate) fn new(float: DType, optimizer: &dyn Optimizer) -> Net {
-        Net::on(Isa::detect(), float, optimizer)
+        Net::on(&cpu(Isa::detect()), float, optimizer)
     }
 
-    /// With kernels of this instruction set.
-    pub(crate) fn on(isa: Isa, float: DType, optimizer: &dyn Optimizer) -> Net {
+    /// On this engine.
+    pub(crate) fn on(engine: &SessionOptions, float: DType, optimizer: &dyn Optimizer) -> Net {
         let graph = Graph::new();
         let [cost, train] = build(&graph, float, optimizer).unwrap();
-        Net::around(graph, isa, float, [cost, train])
+        Net::around(graph, engine, float, [cost, train])
     }
 
     /// A net that is built, whose steps give `cost`.
-    pub(crate) fn around(graph: Graph, isa: Isa, float: DType, [cost, train]: [Fetch; 2]) -> Net {
+    pub(crate) fn around(
+        graph: Graph,
+        engine: &SessionOptions,
+        float: DType,
+        [cost, train]: [Fetch; 2],
+    ) -> Net {
         let flush = graph.collection_ops(FLUSH_OPS).iter().map(Fetch::from).collect();
-        let options = SessionOptions { isa: Some(isa), threads: Some(1), ..SessionOptions::default() };
-        let session = Session::with(graph.freeze().unwrap(), options).unwrap();
+        let session = Session::with(graph.freeze().unwrap(), engine.clone()).unwrap();
         for v in list(&file()["initial"]) {
             let sizes: Vec<usize> = floats(&v["shape"]).iter().map(|&n| n as usize).collect();
             let value = HostTensor::from_f64(float, sizes, &floats(&v["data"])).unwrap();

@@ -1,6 +1,6 @@
 //! Gradient processors: which variables they let through, in which order, and what they refuse.
 
-use crate::net::{Net, WEIGHTS, assert_close, build};
+use crate::net::{Net, WEIGHTS, assert_close, build, cpu};
 use tensorpack::graph::{Fetch, Graph, MOVING_SUMMARIES};
 use tensorpack::optim::gradproc::{
     FilterGradient, GlobalNormClip, GradProcessor, MapGradient, ScaleGradient, SummaryGradient, ValueClip,
@@ -100,7 +100,7 @@ fn the_summary_is_the_root_of_the_mean_square() {
     let plain = steps(&Sgd::new(1.0));
     let [_, train] = build(&graph, DType::F64, &Sgd::new(1.0).process(SummaryGradient::new())).unwrap();
     let rms = graph.tensor("fc0/W-grad/rms").unwrap();
-    let net = Net::around(graph, Isa::detect(), DType::F64, [Fetch::from(&rms), train]);
+    let net = Net::around(graph, &cpu(Isa::detect()), DType::F64, [Fetch::from(&rms), train]);
     let right = (plain[0].iter().map(|d| d * d).sum::<f64>() / plain[0].len() as f64).sqrt();
     assert_close("rms", &[net.step(0..1)], &[right], 1e-12);
 }

@@ -12,6 +12,7 @@ use tensorpack_pjrt::{Client, Device, FoundPlugin, OptionValue, Plugin, find_plu
 pub(crate) fn examine() {
     println!("tensorpack {}", env!("CARGO_PKG_VERSION"));
     println!("cpu engine: {}", machine());
+    println!("reference engine: f64, for debugging (device reference)");
     println!("xla engine:");
     let found = find_plugins();
     for plugin in &found {
