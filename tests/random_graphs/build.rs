@@ -10,8 +10,8 @@ use tensorpack::prelude::*;
 pub(crate) struct Change {
     /// Whether all sizes are known while the graph is built.
     pub(crate) known: bool,
-    /// Multiplies every rounded result by `1 + r`, with `r` between plus and minus the amplitude, from this stream, and
-    /// adds as much to gradients.
+    /// Multiplies every rounded result by `1 + r`, with `r` between plus and minus the amplitude,
+    /// from this stream, and adds as much to gradients.
     pub(crate) noise: Option<(f64, u64)>,
     /// Makes the results of the row of this name wrong: a test of the test.
     pub(crate) fault: Option<&'static str>,
@@ -29,7 +29,8 @@ impl Scratch {
         Scratch { known, t: TowerContext::training(&Graph::new()), tensors: Vec::new() }
     }
 
-    /// Adds the nodes that are new in `program` and returns what the last one made, if the graph accepts it.
+    /// Adds the nodes that are new in `program` and returns what the last one made, if the graph
+    /// accepts it.
     pub(crate) fn extend(&mut self, program: &Program) -> Option<Made> {
         let change = Change { known: self.known, ..Change::default() };
         let mut last = None;
@@ -96,8 +97,9 @@ fn noisy(y: &Tensor, amplitude: f64, seed: u64) -> Tensor {
     y * y.graph().constant(HostTensor::from_f64(y.dtype(), sizes, &factors).expect("as many as there are"))
 }
 
-/// A gradient is a sum whose terms may cancel, inside a layer too. What is left of them is rounding: this share of an ulp
-/// of their magnitude, which is taken to be that of all gradients and at least the second number.
+/// A gradient is a sum whose terms may cancel, inside a layer too. What is left of them is
+/// rounding: this share of an ulp of their magnitude, which is taken to be that of all gradients
+/// and at least the second number.
 const CANCELLED: [f64; 2] = [0.25, 0.25];
 
 /// Adds to each of the gradients of one cost what rounding leaves of terms that cancel.

@@ -57,7 +57,8 @@ pub(crate) struct Draw {
     state: u64,
     pub(crate) program: Program,
     infos: Vec<Vec<Info>>,
-    /// The graph with all sizes known, for the sizes, and as it will be built, for what may be done with unknown ones.
+    /// The graph with all sizes known, for the sizes, and as it will be built, for what may be done
+    /// with unknown ones.
     scratch: [Scratch; 2],
     /// The most elements of a tensor.
     limit: usize,

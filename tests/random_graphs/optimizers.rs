@@ -5,7 +5,8 @@ use crate::program::Value;
 use std::fmt;
 use tensorpack::prelude::*;
 
-/// One way of using an optimizer, a wrapper or a rate. As with the rows of operations, the expression is kept as text.
+/// One way of using an optimizer, a wrapper or a rate. As with the rows of operations, the
+/// expression is kept as text.
 pub(crate) struct Setting<F> {
     pub(crate) name: &'static str,
     pub(crate) text: &'static str,

@@ -9,7 +9,8 @@ use crate::run::Engine;
 use std::fmt::Write;
 use tensorpack::prelude::*;
 
-/// Returns a whole Rust program that runs this one on the reference and on the engine, and prints what differs.
+/// Returns a whole Rust program that runs this one on the reference and on the engine, and prints
+/// what differs.
 pub(crate) fn print(program: &Program, failure: &Failure) -> String {
     let mut out = String::new();
     let [seed, index, attempt] = program.origin;

@@ -1,6 +1,7 @@
 //! What a row of the table is: one way of using a public operation, layer or wrapper.
 //!
-//! The expression of a row is compiled and kept as text. So a printed program says exactly what the test ran.
+//! The expression of a row is compiled and kept as text. So a printed program says exactly what the
+//! test ran.
 
 use crate::draw::Draw;
 use crate::program::{Port, Value};
@@ -66,7 +67,8 @@ impl From<Vec<Tensor>> for Made {
     }
 }
 
-/// Makes rows. The names in parentheses stand for the tower, the float type and the node's name in all expressions.
+/// Makes rows. The names in parentheses stand for the tower, the float type and the node's name in
+/// all expressions.
 macro_rules! rows {
     (($t:ident, $float:ident, $name:ident) $($kind:ident $label:literal ($($x:ident),*) [$($a:ident: $ty:ty),*]
         => $body:expr; $draw:expr;)*) => {

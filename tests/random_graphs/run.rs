@@ -49,7 +49,8 @@ impl Engine {
         }
     }
 
-    /// Returns the CPU engine's variants: every instruction set, with one and two threads, and in full precision.
+    /// Returns the CPU engine's variants: every instruction set, with one and two threads, and in
+    /// full precision.
     pub(crate) fn on_cpu() -> Vec<Engine> {
         let mut engines = Vec::new();
         for isa in Isa::available() {
@@ -84,7 +85,8 @@ pub(crate) struct Found {
     pub(crate) values: Vec<f64>,
 }
 
-/// Runs a program, and returns the values of what it fetches and of all variables after the last step.
+/// Runs a program, and returns the values of what it fetches and of all variables after the last
+/// step.
 pub(crate) fn run(program: &Program, engine: Engine, noise: Option<(f64, u64)>) -> Result<Vec<Found>> {
     let exact = matches!(engine, Engine::Reference | Engine::Faulty(_));
     let float = if exact { DType::F64 } else { program.float };
@@ -126,7 +128,8 @@ pub(crate) fn run(program: &Program, engine: Engine, noise: Option<(f64, u64)>) 
         found.push(Found { name: name.to_string(), is_float, values: value.to_f64_vec() });
     };
     let all: Vec<&(String, Tensor)> = forward.iter().chain(&gradients).chain(&second).collect();
-    // XLA compiles for seconds: one program for everything. To the reference it makes no difference.
+    // XLA compiles for seconds: one program for everything. To the reference it makes no
+    // difference.
     let together = program.together || exact || matches!(engine, Engine::Xla(_));
     let groups: Vec<Vec<&(String, Tensor)>> = match together && train.is_some() {
         true => vec![],

@@ -12,7 +12,8 @@ pub(crate) fn fails(program: &Program, engine: Engine) -> Option<Failure> {
     check(program, engine, &expect(program).ok()?).err()
 }
 
-/// Returns the smallest program found within `time` that still fails on the engine, with its failure.
+/// Returns the smallest program found within `time` that still fails on the engine, with its
+/// failure.
 pub(crate) fn shrink(
     program: &Program,
     failure: Failure,
@@ -164,7 +165,8 @@ fn replace(program: &mut Program, at: usize, by: Port) {
     program.cost.iter_mut().chain(&mut program.fetches).for_each(change);
 }
 
-/// Returns the program with an input in the place of a node with one output, if its sizes are known from a build.
+/// Returns the program with an input in the place of a node with one output, if its sizes are known
+/// from a build.
 fn cut(program: &Program, at: usize) -> Option<Program> {
     let node = &program.nodes[at];
     if node.outputs.is_some() {

@@ -1,7 +1,8 @@
-//! Workers: processes that each try a share of the programs, so that one that aborts is reported like one that fails.
+//! Workers: processes that each try a share of the programs, so that one that aborts is reported
+//! like one that fails.
 //!
-//! A worker says what it does in lines that begin with `@`; the supervisor reads them. The last program a worker began
-//! with is the one it died of.
+//! A worker says what it does in lines that begin with `@`; the supervisor reads them. The last
+//! program a worker began with is the one it died of.
 
 use crate::compare::{Failure, Unfit, check};
 use crate::draw::draw_program;
@@ -13,7 +14,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// How many programs are tried unless the environment says otherwise: some 30 s of a debug build on one core.
+/// How many programs are tried unless the environment says otherwise: some 30 s of a debug build on
+/// one core.
 const GRAPHS: u64 = 20;
 /// How many seconds a failing program is made smaller unless the environment says otherwise.
 const SHRINK: u64 = 60;
@@ -39,8 +41,8 @@ fn all_engines() -> Vec<Engine> {
     Engine::on_cpu().into_iter().chain(Engine::on_xla()).collect()
 }
 
-/// Returns the engines that program `index` runs on: all where a number of programs is asked for, else two of the CPU
-/// engine's variants in turn.
+/// Returns the engines that program `index` runs on: all where a number of programs is asked for,
+/// else two of the CPU engine's variants in turn.
 fn engines(index: u64) -> Vec<Engine> {
     let mut engines = Engine::on_cpu();
     if setting("TENSORPACK_TEST_GRAPHS").or(setting("TENSORPACK_TEST_GRAPH")).is_none() {
@@ -95,7 +97,8 @@ fn report(program: &Program, failure: Failure, fails: &dyn Fn(&Program) -> Optio
     print(&small, &failure).lines().for_each(|line| say(&format!("| {line}")));
 }
 
-/// Runs the program that steps of the shrinker lead to on one engine: `seed,index,attempt,engine,step,step,..`.
+/// Runs the program that steps of the shrinker lead to on one engine:
+/// `seed,index,attempt,engine,step,step,..`.
 fn try_candidate(candidate: &str) {
     let numbers: Vec<u64> = candidate.split(',').map(|n| n.parse().expect("a number")).collect();
     let [seed, index, attempt, engine, ..] = numbers[..] else { panic!("{candidate:?} is no candidate") };
