@@ -1,0 +1,145 @@
+//! How far results may lie from the reference, and whether they do.
+//!
+//! The tolerance of a tensor comes from runs of the reference in which inputs, variables and the
+//! result of every node that rounds are moved by about an ulp. So ill-conditioned results do not
+//! fail, and the others are checked tightly.
+
+use crate::program::Program;
+use crate::run::{Engine, Found, run};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use tensorpack::prelude::*;
+
+/// A tensor may be this many times as far from the reference as moved inputs are.
+const SPREADS: f64 = 40.0;
+/// And this many ulps of its largest element more.
+const ULPS: f64 = 32.0;
+/// The least magnitude of what a forward result is computed from.
+const CANCELLED: f64 = 0.05;
+/// The larger of the two amplitudes of noise, in ulps. A smooth result moves in proportion.
+const WIDE: f64 = 8.0;
+/// A result that moves by more than this many times its share in wider noise lies near a kink.
+const KINK: f64 = 12.0;
+
+/// What the reference says.
+pub(crate) struct Expected {
+    pub(crate) found: Vec<Found>,
+    pub(crate) tolerances: Vec<f64>,
+}
+
+/// Why a program is drawn again instead of compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Unfit {
+    /// Moving values by a few ulps takes another branch.
+    Kink(String),
+    /// A result is infinite or NaN.
+    NotFinite(String),
+    /// The graph, or the reference, refuses the program.
+    Refused(String),
+}
+
+/// A result that is wrong, or missing.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) engine: Engine,
+    pub(crate) what: String,
+    /// Whether it is an error or a panic instead of a value.
+    pub(crate) raised: bool,
+}
+
+/// Runs the reference with and without noise.
+pub(crate) fn expect(program: &Program) -> std::result::Result<Expected, Unfit> {
+    let attempt = |noise| match quietly(|| run(program, Engine::Reference, noise)) {
+        Ok(Ok(found)) => Ok(found),
+        Ok(Err(e)) if e.kind() == tensorpack::ErrorKind::NotFinite => Err(Unfit::NotFinite(e.to_string())),
+        Ok(Err(e)) => Err(Unfit::Refused(e.to_string())),
+        Err(panic) => Err(Unfit::Refused(format!("the reference panicked: {panic}"))),
+    };
+    let found = attempt(None)?;
+    if let Some(bad) = found.iter().find(|f| f.values.iter().any(|v| !v.is_finite() || v.abs() > 1e12)) {
+        return Err(Unfit::NotFinite(bad.name.clone()));
+    }
+    let ulp = if program.float == DType::F32 { f64::from(f32::EPSILON) } else { f64::EPSILON };
+    let spread = |amplitude: f64, streams: [u64; 2]| -> std::result::Result<Vec<f64>, Unfit> {
+        let mut widest = vec![0.0f64; found.len()];
+        for stream in streams {
+            for ((at, moved), still) in widest.iter_mut().zip(attempt(Some((amplitude, stream)))?).zip(&found)
+            {
+                *at = at.max(distance(&moved.values, &still.values));
+            }
+        }
+        Ok(widest)
+    };
+    let narrow = spread(ulp, [1, 2])?;
+    let wide = spread(ulp * WIDE, [3, 4])?;
+    let mut tolerances = Vec::new();
+    for ((f, narrow), wide) in found.iter().zip(narrow).zip(wide) {
+        let scale = f.values.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+        // Operands have a magnitude of about 1, and some operations add up what cancels.
+        let floor = ULPS * ulp * if f.name.starts_with("the value") { scale.max(CANCELLED) } else { scale };
+        let share = narrow.max(wide / WIDE);
+        // What is noise alone, such as the gradient of a bias before a normalisation, grows in its
+        // own way.
+        let noise = narrow > 0.01 * scale;
+        let bent = !noise && wide > KINK * WIDE * narrow.max(4.0 * ulp * scale) || share.is_nan();
+        if bent || !f.is_float && wide + narrow > 0.0 {
+            return Err(Unfit::Kink(format!("{}: {narrow:e}, {wide:e} of {scale:e}", f.name)));
+        }
+        tolerances.push(if f.is_float { SPREADS * share + floor } else { 0.0 });
+    }
+    Ok(Expected { found, tolerances })
+}
+
+fn distance(a: &[f64], b: &[f64]) -> f64 {
+    if a.len() != b.len() {
+        return f64::NAN;
+    }
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, |m, d| if d.is_nan() || m.is_nan() { f64::NAN } else { m.max(d) })
+}
+
+/// Compares an engine with the reference.
+pub(crate) fn check(
+    program: &Program,
+    engine: Engine,
+    expected: &Expected,
+) -> std::result::Result<(), Failure> {
+    let failure = |what: String, raised| Failure { engine, what, raised };
+    let found = match quietly(|| run(program, engine, None)) {
+        Ok(Ok(found)) => found,
+        Ok(Err(e)) => return Err(failure(format!("error: {e}"), true)),
+        Err(panic) => return Err(failure(format!("panic: {panic}"), true)),
+    };
+    if found.len() != expected.found.len() {
+        return Err(failure(format!("{} results, not {}", found.len(), expected.found.len()), true));
+    }
+    let mut worst: Option<(f64, String)> = None;
+    for ((f, e), &tolerance) in found.iter().zip(&expected.found).zip(&expected.tolerances) {
+        if f.name != e.name || f.values.len() != e.values.len() {
+            return Err(failure(format!("{} of {} elements, not {}", f.name, f.values.len(), e.name), true));
+        }
+        for (i, (&value, &right)) in f.values.iter().zip(&e.values).enumerate() {
+            let far = (value - right).abs();
+            let by = if far == 0.0 { 0.0 } else { far / tolerance };
+            let bad = by.is_nan() || by > 1.0;
+            if bad && worst.as_ref().is_none_or(|(w, _)| by.is_nan() || by > *w) {
+                let what = format!(
+                    "{}, element {i} of {}: {value:?}, not {right:?} (tolerance {tolerance:e})",
+                    f.name,
+                    f.values.len()
+                );
+                worst = Some((by, what));
+            }
+        }
+    }
+    worst.map_or(Ok(()), |(_, what)| Err(failure(what, false)))
+}
+
+/// Runs `f` and returns a panic as text.
+pub(crate) fn quietly<T>(f: impl FnOnce() -> T) -> std::result::Result<T, String> {
+    catch_unwind(AssertUnwindSafe(f)).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or("no message".into())
+    })
+}

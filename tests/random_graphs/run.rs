@@ -1,0 +1,172 @@
+//! Runs programs on engines.
+
+use crate::build::{Change, Whole, build};
+use crate::program::{Class, Program, Source};
+use std::fmt;
+use tensorpack::prelude::*;
+use tensorpack::runtime::IntoFetch;
+use tensorpack::runtime::cpu::Isa;
+
+/// Where a program runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Engine {
+    /// What the others are compared with. It runs every program in f64.
+    Reference,
+    Cpu {
+        isa: Isa,
+        threads: usize,
+        full_precision: bool,
+    },
+    Xla(Device),
+    /// The reference with a wrong row: a test of the test.
+    Faulty(&'static str),
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Engine::Reference => f.write_str("the reference"),
+            Engine::Cpu { isa, threads, full_precision } => {
+                let precision = if *full_precision { ", full precision" } else { "" };
+                write!(f, "cpu:0 ({isa}, {threads} threads{precision})")
+            }
+            Engine::Xla(device) => write!(f, "{device}"),
+            Engine::Faulty(row) => write!(f, "the reference with a wrong row {row:?}"),
+        }
+    }
+}
+
+impl Engine {
+    pub(crate) fn options(self) -> SessionOptions {
+        let plain = SessionOptions { threads: Some(1), ..SessionOptions::default() };
+        match self {
+            Engine::Reference | Engine::Faulty(_) => SessionOptions { device: reference(), ..plain },
+            Engine::Cpu { isa, threads, full_precision } => {
+                SessionOptions { threads: Some(threads), isa: Some(isa), full_precision, ..plain }
+            }
+            // Products in full precision are what the tolerances are for.
+            Engine::Xla(device) => SessionOptions { device, full_precision: true, ..plain },
+        }
+    }
+
+    /// Returns the CPU engine's variants: every instruction set, with one and two threads, and in
+    /// full precision.
+    pub(crate) fn on_cpu() -> Vec<Engine> {
+        let mut engines = Vec::new();
+        for isa in Isa::available() {
+            engines.push(Engine::Cpu { isa, threads: 1, full_precision: false });
+            engines.push(Engine::Cpu { isa, threads: 2, full_precision: false });
+        }
+        engines.push(Engine::Cpu { isa: Isa::detect(), threads: 2, full_precision: true });
+        engines
+    }
+
+    /// Returns XLA's processor device, if its plugin is installed.
+    pub(crate) fn on_xla() -> Option<Engine> {
+        static FOUND: std::sync::OnceLock<Option<Engine>> = std::sync::OnceLock::new();
+        *FOUND.get_or_init(|| {
+            let name = std::env::var("TENSORPACK_XLA_TEST_DEVICE").unwrap_or("xla:cpu:0".into());
+            let device: Device = name.parse().unwrap_or_else(|e| panic!("{e}"));
+            let Device::Xla { platform, .. } = device else { panic!("{name} is no XLA device") };
+            tensorpack_pjrt::plugin_for_tests(platform.name()).map(|_| Engine::Xla(device))
+        })
+    }
+}
+
+fn reference() -> Device {
+    "reference".parse().unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// A tensor that a run returned.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    pub(crate) name: String,
+    pub(crate) is_float: bool,
+    pub(crate) values: Vec<f64>,
+}
+
+/// Runs a program, and returns the values of what it fetches and of all variables after the last
+/// step.
+pub(crate) fn run(program: &Program, engine: Engine, noise: Option<(f64, u64)>) -> Result<Vec<Found>> {
+    let exact = matches!(engine, Engine::Reference | Engine::Faulty(_));
+    let float = if exact { DType::F64 } else { program.float };
+    let fault = if let Engine::Faulty(row) = engine { Some(row) } else { None };
+    let Whole { graph, cost, forward, gradients, second, train } =
+        build(program, float, &Change { known: exact, noise, fault })?;
+    let session = Session::with(graph.freeze()?, engine.options())?;
+    let moved = |values: Vec<f64>, seed: u64| match noise {
+        Some((amplitude, stream)) => {
+            let by = crate::values(seed ^ (stream + 1).wrapping_mul(0x5851_F42D), values.len());
+            values.iter().zip(by).map(|(v, r)| v * (1.0 + r / 1.5 * amplitude)).collect()
+        }
+        None => values,
+    };
+
+    for v in session.graph().variables().iter().filter(|v| v.trainable) {
+        let seed = crate::seed_of(&v.name);
+        let values = crate::values(seed, v.sizes.iter().product()).iter().map(|v| v * 0.5).collect();
+        session.write(&v.name, &HostTensor::from_f64(v.dtype, v.sizes.clone(), &moved(values, seed))?)?;
+    }
+    let mut feeds = Vec::new();
+    for node in &program.nodes {
+        if let Source::Input { class, sizes, elements, .. } = &node.source {
+            let mut values = elements.draw(sizes.iter().product());
+            if *class == Class::Float {
+                values = moved(values, crate::seed_of(&node.name));
+            }
+            feeds.push((
+                node.name.as_str(),
+                HostTensor::from_f64(class.dtype(float), sizes.clone(), &values)?,
+            ));
+        }
+    }
+    let feeds: Vec<(&str, &HostTensor)> = feeds.iter().map(|(name, value)| (*name, value)).collect();
+
+    let mut found = Vec::new();
+    let keep = |found: &mut Vec<Found>, name: &str, value: &HostTensor| {
+        let is_float = value.dtype().is_float();
+        found.push(Found { name: name.to_string(), is_float, values: value.to_f64_vec() });
+    };
+    let all: Vec<&(String, Tensor)> = forward.iter().chain(&gradients).chain(&second).collect();
+    // XLA compiles for seconds: one program for everything. To the reference it makes no
+    // difference.
+    let together = program.together || exact || matches!(engine, Engine::Xla(_));
+    let groups: Vec<Vec<&(String, Tensor)>> = match together && train.is_some() {
+        true => vec![],
+        false if together => vec![all.clone()],
+        false => vec![forward.iter().collect(), gradients.iter().collect(), second.iter().collect()],
+    };
+    for group in groups.iter().filter(|g| !g.is_empty()) {
+        session.set_run_index(0)?;
+        let fetches: Vec<&dyn IntoFetch> = group.iter().map(|(_, t)| t as _).collect();
+        for ((name, _), value) in group.iter().zip(session.run(&fetches, &feeds)?) {
+            keep(&mut found, name, &value);
+        }
+    }
+    if let Some(train) = train {
+        let along: Vec<&(String, Tensor)> = if together { all } else { vec![] };
+        let mut fetches: Vec<&dyn IntoFetch> = vec![&train, &cost];
+        fetches.extend(along.iter().map(|(_, t)| t as &dyn IntoFetch));
+        let mut costs = Vec::new();
+        for step in 0..program.steps {
+            session.set_run_index(step as u64)?;
+            let values = session.run(&fetches, &feeds)?;
+            costs.push(values[0].clone());
+            if step == 0 {
+                for ((name, _), value) in along.iter().zip(&values[1..]) {
+                    keep(&mut found, name, value);
+                }
+            }
+        }
+        for (step, cost) in costs.iter().enumerate() {
+            keep(&mut found, &format!("the cost in step {}", step + 1), cost);
+        }
+        for v in session.graph().variables() {
+            let name = format!("the variable {} after {} steps", v.name, program.steps);
+            keep(&mut found, &name, &session.read(&v.name)?);
+        }
+    } else {
+        keep(&mut found, "the cost", &session.run(&[&cost], &feeds)?[0]);
+    }
+    Ok(found)
+}
