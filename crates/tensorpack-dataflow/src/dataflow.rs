@@ -1,11 +1,11 @@
 //! What a dataflow is.
 
 use crate::adaptor::map::component;
-use crate::adaptor::stack::Fit;
+use crate::adaptor::stack::Padding;
 use crate::{
-    Batch, BatchByShape, Cache, CacheOnDisk, ComponentSpec, Concat, Draws, Filter, FixedSize, Lookup, Map,
-    MapBatch, MapParallel, Prefetch, Print, Repeat, RepeatEach, Seed, Shard, Shuffle, ShuffleWindow,
-    SkipErrors, Slot, Speed, State, Take, Zip,
+    Batch, BatchByShape, BatchRow, Cache, CacheOnDisk, ComponentSpec, Concat, Filter, FixedSize,
+    IndexedReader, Map, MapBatch, MapParallel, Prefetch, Print, Repeat, RepeatEach, SampleRng, Seed, Shard,
+    Shuffle, ShuffleWindow, SkipErrors, Speed, State, Take, Zip,
 };
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,7 +38,8 @@ pub trait DataFlow: Send + Sync {
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>>;
 
     /// Samples by their place, if they can be had without reading others. One that has this and no size is endless.
-    fn lookup(&self, _seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+    #[doc(alias = "lookup")]
+    fn open_indexed(&self, _seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
         Ok(None)
     }
 
@@ -56,13 +57,13 @@ pub trait DataFlow: Send + Sync {
     where
         Self: Sized + 'static,
     {
-        Map::plain(self, function)
+        Map::deterministic(self, function)
     }
 
     /// Every sample through a function that draws random numbers.
     fn map_random(
         self,
-        function: impl Fn(Sample, &mut Draws) -> Result<Sample> + Send + Sync + 'static,
+        function: impl Fn(Sample, &mut SampleRng) -> Result<Sample> + Send + Sync + 'static,
     ) -> Map
     where
         Self: Sized + 'static,
@@ -103,7 +104,7 @@ pub trait DataFlow: Send + Sync {
     fn map_parallel(
         self,
         workers: usize,
-        function: impl Fn(Sample, &mut Draws) -> Result<Sample> + Send + Sync + 'static,
+        function: impl Fn(Sample, &mut SampleRng) -> Result<Sample> + Send + Sync + 'static,
     ) -> MapParallel
     where
         Self: Sized + 'static,
@@ -118,7 +119,7 @@ pub trait DataFlow: Send + Sync {
         workers: usize,
         batch: usize,
         components: impl Into<Vec<ComponentSpec>>,
-        function: impl Fn(Sample, &mut Draws, &mut Slot<'_>) -> Result<()> + Send + Sync + 'static,
+        function: impl Fn(Sample, &mut SampleRng, &mut BatchRow<'_>) -> Result<()> + Send + Sync + 'static,
     ) -> MapBatch
     where
         Self: Sized + 'static,
@@ -126,21 +127,22 @@ pub trait DataFlow: Send + Sync {
         MapBatch::new(self, workers, batch, components.into(), function)
     }
 
-    /// Reads up to `ahead` samples ahead, on a thread of its own.
+    /// Reads up to `buffer_size` samples ahead, on a thread of its own.
     #[doc(alias = "PrefetchData")]
-    fn prefetch(self, ahead: usize) -> Prefetch
+    fn prefetch(self, buffer_size: usize) -> Prefetch
     where
         Self: Sized + 'static,
     {
-        Prefetch::new(self, ahead)
+        Prefetch::new(self, buffer_size)
     }
 
     /// Makes it an error if a sample takes longer than this. Reads one ahead, on a thread of its own.
-    fn deadline(self, deadline: Duration) -> Prefetch
+    #[doc(alias = "deadline")]
+    fn timeout(self, timeout: Duration) -> Prefetch
     where
         Self: Sized + 'static,
     {
-        self.prefetch(1).deadline(deadline)
+        self.prefetch(1).timeout(timeout)
     }
 
     /// The samples for which `keep` is true.
@@ -174,7 +176,7 @@ pub trait DataFlow: Send + Sync {
     where
         Self: Sized + 'static,
     {
-        Batch::new(self, batch, Fit::Equal)
+        Batch::new(self, batch, Padding::None)
     }
 
     /// Like [`batch`](DataFlow::batch), but fills up smaller samples with `value`, at their ends, to the largest in the
@@ -183,7 +185,7 @@ pub trait DataFlow: Send + Sync {
     where
         Self: Sized + 'static,
     {
-        Batch::new(self, batch, Fit::Pad(value))
+        Batch::new(self, batch, Padding::Constant(value))
     }
 
     /// Batches of samples whose component `component` has the same shape.
@@ -355,8 +357,8 @@ impl DataFlow for Flow {
         (**self).open(seed, at)
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
-        (**self).lookup(seed)
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
+        (**self).open_indexed(seed)
     }
 
     fn into_flow(self) -> Flow {

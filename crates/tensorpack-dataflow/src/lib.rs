@@ -23,9 +23,9 @@
 mod dataflow;
 mod state;
 mod seed;
-mod lookup;
+mod indexed_reader;
 mod replay;
-mod stop;
+mod cancellation;
 mod component_spec;
 mod source;
 pub mod format;
@@ -40,9 +40,9 @@ pub use adaptor::{
 };
 pub use component_spec::ComponentSpec;
 pub use dataflow::{DataFlow, Flow, Reader, Resume, Sample};
-pub use lookup::Lookup;
-pub use parallel::{MapBatch, MapParallel, Prefetch, Slot};
-pub use seed::{Draws, Seed};
+pub use indexed_reader::IndexedReader;
+pub use parallel::{BatchRow, MapBatch, MapParallel, Prefetch};
+pub use seed::{SampleRng, Seed};
 pub use source::{FakeData, FromChannel, FromFn, FromIter, FromList, RandomAccess};
 pub use state::State;
 

@@ -5,11 +5,11 @@ use tensorpack_tensor::{ErrorKind, Result};
 
 /// Reads `reader` up to the position `to` of its pass. What failed on the way failed then too, and has its place; a wait
 /// that takes too long is an error. Beyond the end of the pass is at its end.
-pub(crate) fn to(mut reader: Box<dyn Reader>, to: &State) -> Result<Box<dyn Reader>> {
+pub(crate) fn replay_to(mut reader: Box<dyn Reader>, to: &State) -> Result<Box<dyn Reader>> {
     while reader.state().index < to.index {
         match reader.read() {
             Err(e) if e.kind() == ErrorKind::Deadline => return Err(e),
-            Ok(None) => return Ok(Box::new(AtEnd { reader, at: Some(State::at(to.epoch, to.index)) })),
+            Ok(None) => return Ok(Box::new(EndOfPass { reader, at: Some(State::at(to.epoch, to.index)) })),
             Ok(Some(_)) | Err(_) => {}
         }
     }
@@ -17,12 +17,12 @@ pub(crate) fn to(mut reader: Box<dyn Reader>, to: &State) -> Result<Box<dyn Read
 }
 
 /// A reader whose pass is over, but has yet to say so.
-struct AtEnd {
+struct EndOfPass {
     reader: Box<dyn Reader>,
     at: Option<State>,
 }
 
-impl Reader for AtEnd {
+impl Reader for EndOfPass {
     fn read(&mut self) -> Result<Option<crate::Sample>> {
         match self.at.take() {
             Some(_) => Ok(None),

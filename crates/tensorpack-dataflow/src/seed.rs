@@ -14,15 +14,18 @@ impl Seed {
     }
 
     /// The seed of a part called `name`.
+    #[doc(alias = "of")]
+    #[doc(alias = "fold_in")]
     #[must_use]
-    pub fn of(self, name: &str) -> Seed {
+    pub fn derive(self, name: &str) -> Seed {
         let [low, high, ..] = CounterRng::new(self.0, name).words(0, 0);
         Seed(u64::from(high) << 32 | u64::from(low))
     }
 
     /// Random numbers for one sample: the same ones whenever and wherever it is made.
-    pub fn draws(self, epoch: u64, index: u64) -> Draws {
-        Draws { rng: self.generator(epoch), sample: index, next: 0 }
+    #[doc(alias = "draws")]
+    pub fn rng(self, epoch: u64, index: u64) -> SampleRng {
+        SampleRng { rng: self.generator(epoch), sample: index, next: 0 }
     }
 
     /// The generator of all samples of a pass: a draw is a sample.
@@ -33,14 +36,15 @@ impl Seed {
 }
 
 /// Random numbers, one after the other.
+#[doc(alias = "Draws")]
 #[derive(Clone, Debug)]
-pub struct Draws {
+pub struct SampleRng {
     rng: CounterRng,
     sample: u64,
     next: u64,
 }
 
-impl Draws {
+impl SampleRng {
     /// Uniform in `[0, 1)`.
     pub fn uniform(&mut self) -> f64 {
         self.next += 1;
@@ -48,7 +52,8 @@ impl Draws {
     }
 
     /// Uniform in `[low, high)`.
-    pub fn between(&mut self, low: f64, high: f64) -> f64 {
+    #[doc(alias = "between")]
+    pub fn uniform_range(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * self.uniform()
     }
 
@@ -59,20 +64,23 @@ impl Draws {
     }
 
     /// One of `0..n`, each as likely; 0 if there is none.
+    #[doc(alias = "randint")]
     pub fn below(&mut self, n: u64) -> u64 {
         // The high half of a product of 128 bits: its bias is below n / 2^64.
-        ((u128::from(self.word()) * u128::from(n)) >> 64) as u64
+        ((u128::from(self.next_u64()) * u128::from(n)) >> 64) as u64
     }
 
     /// 64 random bits.
-    pub fn word(&mut self) -> u64 {
+    #[doc(alias = "word")]
+    pub fn next_u64(&mut self) -> u64 {
         let [low, high, ..] = self.rng.words(self.sample, self.next);
         self.next += 1;
         u64::from(high) << 32 | u64::from(low)
     }
 
     /// True with this probability.
-    pub fn chance(&mut self, probability: f64) -> bool {
+    #[doc(alias = "chance")]
+    pub fn bernoulli(&mut self, probability: f64) -> bool {
         self.uniform() < probability
     }
 }

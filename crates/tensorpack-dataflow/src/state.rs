@@ -43,18 +43,18 @@ impl State {
     }
 
     /// With the state of an input whose pass and index follow from ours: kept only if they are not all of it.
-    pub(crate) fn over(&self, input: State) -> State {
+    pub(crate) fn with_nested_input(&self, input: State) -> State {
         let inputs = if input.inputs.is_empty() { Vec::new() } else { vec![input] };
         State { inputs, ..State::at(self.epoch, self.index) }
     }
 
     /// With the states of inputs of which ours says nothing.
-    pub(crate) fn with(&self, inputs: Vec<State>) -> State {
+    pub(crate) fn with_inputs(&self, inputs: Vec<State>) -> State {
         State { inputs, ..State::at(self.epoch, self.index) }
     }
 
     /// Where the one input is to be opened: as told, or at this pass and index.
-    pub(crate) fn input(&self, epoch: u64, index: u64) -> State {
+    pub(crate) fn input_or(&self, epoch: u64, index: u64) -> State {
         self.inputs.first().cloned().unwrap_or_else(|| State::at(epoch, index))
     }
 }
@@ -120,12 +120,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text_comes_back(state in any_state()) {
+        fn state_round_trips_through_text(state in any_state()) {
             prop_assert_eq!(state.to_string().parse::<State>().unwrap(), state);
         }
 
         #[test]
-        fn no_text_is_a_panic(text in "[0-9/() x]{0,12}") {
+        fn parsing_never_panics(text in "[0-9/() x]{0,12}") {
             if let Ok(state) = text.parse::<State>() {
                 prop_assert_eq!(state.to_string().parse::<State>().unwrap(), state);
             }
@@ -133,9 +133,9 @@ mod tests {
     }
 
     #[test]
-    fn it_reads_as_documented() {
-        let state =
-            State::at(3, 17).with(vec![State::at(3, 40), State::at(3, 2).with(vec![State::at(4, 0)])]);
+    fn text_form_matches_the_documentation() {
+        let state = State::at(3, 17)
+            .with_inputs(vec![State::at(3, 40), State::at(3, 2).with_inputs(vec![State::at(4, 0)])]);
         assert_eq!(state.to_string(), "3/17(3/40 3/2(4/0))");
         for wrong in ["", "3", "3/", "3/17(", "3/17)", "3/17()", "3/17 3/18", "(3/17)", "3/17(3/1))", "-1/2"]
         {

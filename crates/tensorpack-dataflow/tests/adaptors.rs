@@ -50,9 +50,9 @@ fn flat(flow: &impl DataFlow, epoch: u64) -> Vec<u64> {
 }
 
 #[test]
-fn fake_data_is_uniform_new_in_every_pass_or_constant() {
+fn fake_data_is_uniform_per_pass_or_constant() {
     let spec = || vec![ComponentSpec::new(DType::F32, [50, 3]), ComponentSpec::new(DType::U8, [])];
-    let flow = FakeData::new(40, spec()).between(10.0, 20.0);
+    let flow = FakeData::new(40, spec()).range(10.0, 20.0);
     let read = |flow: &FakeData, epoch, index| {
         let mut reader = flow.open(Seed::new(0), &State::at(epoch, index)).expect("opens");
         reader.read().expect("no sample fails").expect("inside the pass")
@@ -66,11 +66,11 @@ fn fake_data_is_uniform_new_in_every_pass_or_constant() {
     assert_ne!(read(&flow, 0, 3), read(&flow, 0, 4));
     let constant = FakeData::new(40, spec()).constant();
     assert_eq!(read(&constant, 0, 3), read(&constant, 7, 30));
-    assert!(FakeData::new(1, spec()).between(1.0, 0.0).open(Seed::new(0), &State::start()).is_err());
+    assert!(FakeData::new(1, spec()).range(1.0, 0.0).open(Seed::new(0), &State::start()).is_err());
 }
 
 #[test]
-fn two_functions_make_a_data_set() {
+fn len_and_get_make_a_data_set() {
     #[derive(Clone)]
     struct Squares(u64);
     impl RandomAccess for Squares {
@@ -105,10 +105,10 @@ fn maps_change_samples_or_components() {
 }
 
 #[test]
-fn random_maps_draw_by_place_and_no_two_the_same() {
+fn random_maps_are_keyed_by_position_and_stage() {
     let draw = |flow: Flow| {
-        flow.map_random(|mut sample, draws| {
-            sample.push(HostTensor::scalar(draws.below(1 << 40) as i64));
+        flow.map_random(|mut sample, rng| {
+            sample.push(HostTensor::scalar(rng.below(1 << 40) as i64));
             Ok(sample)
         })
     };
@@ -122,7 +122,7 @@ fn random_maps_draw_by_place_and_no_two_the_same() {
 }
 
 #[test]
-fn filters_go_on_without_reading_again() {
+fn filter_resumes_without_rereading() {
     let (source, made) = counted(1000);
     let even = source.filter(|sample| Ok(values(sample)[0].is_multiple_of(2)));
     let mut reader = even.open(Seed::new(0), &State::start()).expect("opens");
@@ -136,7 +136,7 @@ fn filters_go_on_without_reading_again() {
 }
 
 #[test]
-fn seeking_reads_nothing_but_what_is_asked_for() {
+fn seeking_reads_only_the_requested_samples() {
     let (source, made) = counted(1_000_000_000_000);
     let flow = source
         .shuffle()
@@ -147,7 +147,7 @@ fn seeking_reads_nothing_but_what_is_asked_for() {
         .shard(1, 2)
         .fixed_size(1_000_000)
         .map_parallel(2, |sample, _| Ok(sample))
-        .buffer(4);
+        .buffer_size(4);
     assert_eq!(flow.resume(), Resume::Seek);
     let mut reader = flow.open(Seed::new(0), &State::at(150_000, 999_999)).expect("opens");
     assert!(reader.read().expect("no sample fails").is_some());
@@ -157,7 +157,7 @@ fn seeking_reads_nothing_but_what_is_asked_for() {
 }
 
 #[test]
-fn errors_are_left_out_up_to_a_limit() {
+fn skip_errors_stops_at_its_limit() {
     let flow = |limit| {
         let failing = numbers(30).map(|sample| match values(&sample)[0] % 10 {
             7 => Err(Error::argument("seven")),
@@ -184,7 +184,7 @@ fn errors_are_left_out_up_to_a_limit() {
 }
 
 #[test]
-fn batches_drop_or_keep_what_is_left() {
+fn batch_drops_or_keeps_the_remainder() {
     for flow in [numbers(7).into_flow(), stream(7).into_flow()] {
         assert_eq!(pass(&flow.clone().batch(3), 2), [[0, 1, 2], [3, 4, 5]]);
         assert_eq!(pass(&flow.batch(3).keep_remainder(), 2), [vec![0, 1, 2], vec![3, 4, 5], vec![6]]);
@@ -194,7 +194,7 @@ fn batches_drop_or_keep_what_is_left() {
 }
 
 #[test]
-fn batches_by_shape_hold_one_shape() {
+fn batch_by_shape_groups_equal_shapes() {
     let ragged = numbers(12).map(|sample| {
         let i = values(&sample)[0];
         let n = if i.is_multiple_of(3) { 2 } else { 1 };
@@ -208,7 +208,7 @@ fn batches_by_shape_hold_one_shape() {
 }
 
 #[test]
-fn a_shuffled_pass_is_a_new_order_of_the_same() {
+fn shuffle_is_a_uniform_permutation_per_pass() {
     let flow = numbers(500).shuffle();
     let orders: Vec<Vec<u64>> = (0..20).map(|epoch| flat(&flow, epoch)).collect();
     for (i, order) in orders.iter().enumerate() {
@@ -231,7 +231,7 @@ fn a_shuffled_pass_is_a_new_order_of_the_same() {
 }
 
 #[test]
-fn windows_are_shuffled_by_themselves() {
+fn shuffle_window_permutes_within_windows() {
     for flow in [numbers(23).into_flow(), stream(23).into_flow()] {
         let flow = flow.shuffle_window(10);
         let all = flat(&flow, 0);
@@ -247,7 +247,7 @@ fn windows_are_shuffled_by_themselves() {
 }
 
 #[test]
-fn shards_together_are_all() {
+fn shards_partition_the_data() {
     for size in [0, 1, 7, 12, 13] {
         for count in 1..=5 {
             for flow in [numbers(size).into_flow(), stream(size).into_flow()] {
@@ -271,7 +271,7 @@ fn shards_together_are_all() {
 }
 
 #[test]
-fn passes_are_cut_and_joined() {
+fn take_repeat_concat_and_zip() {
     assert_eq!(flat(&numbers(5).take(3), 1), [0, 1, 2]);
     assert_eq!(flat(&stream(2).take(3), 0), [0, 1]);
     for flow in [numbers(3).into_flow(), stream(3).into_flow()] {
@@ -294,7 +294,7 @@ fn passes_are_cut_and_joined() {
 }
 
 #[test]
-fn mixtures_keep_chances_and_orders() {
+fn mixtures_follow_probabilities_and_keep_order() {
     let tagged =
         |tag: u64, n: u64| numbers(n).map(move |s| Ok(scalar(tag * 10_000 + values(&s)[0]))).into_flow();
     let chosen = ChooseRandom::new([(tagged(0, 9000), 0.25), (tagged(1, 9000), 0.75)]);
@@ -321,10 +321,10 @@ fn mixtures_keep_chances_and_orders() {
 }
 
 #[test]
-fn a_cache_makes_every_sample_once() {
+fn cache_computes_each_sample_once() {
     for in_order in [false, true] {
         let (source, made) = counted(20);
-        let random = source.map_random(|_, draws| Ok(scalar(draws.below(1 << 40))));
+        let random = source.map_random(|_, rng| Ok(scalar(rng.below(1 << 40))));
         let flow = if in_order { random.filter(|_| Ok(true)).cache() } else { random.cache() };
         let first = flat(&flow, 3);
         assert_eq!(first.len(), 20);
@@ -345,7 +345,7 @@ fn a_cache_makes_every_sample_once() {
 }
 
 #[test]
-fn speed_is_measured_over_passes() {
+fn test_speed_spans_passes() {
     let list = FromList::new((0..10).map(scalar).collect());
     let speed = list.test_speed(25).expect("no sample fails");
     assert!(speed.samples == 25 && speed.per_second() > 25.0, "{speed}");

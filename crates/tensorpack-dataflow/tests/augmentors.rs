@@ -3,7 +3,7 @@
 use serde_json::Value;
 use tensorpack_dataflow::image::*;
 use tensorpack_dataflow::tensor::{DType, HostTensor};
-use tensorpack_dataflow::{DataFlow, Draws, FromList, Seed, State};
+use tensorpack_dataflow::{DataFlow, FromList, SampleRng, Seed, State};
 
 fn golden() -> Value {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/augmentors.json");
@@ -22,12 +22,12 @@ fn tensor(v: &Value, dtype: DType) -> HostTensor {
     HostTensor::from_f64(dtype, sizes(v), &values(v)).unwrap()
 }
 
-fn draws() -> Draws {
-    Seed::new(3).draws(0, 0)
+fn rng() -> SampleRng {
+    Seed::new(3).rng(0, 0)
 }
 
 fn augment(augmentor: &dyn Augmentor, image: &HostTensor) -> HostTensor {
-    augmentor.augment(image.clone(), &mut draws()).unwrap().0
+    augmentor.augment(image.clone(), &mut rng()).unwrap().0
 }
 
 fn assert_close(is: &HostTensor, right: &Value, tolerance: f64, name: &str) {
@@ -38,24 +38,24 @@ fn assert_close(is: &HostTensor, right: &Value, tolerance: f64, name: &str) {
 }
 
 #[test]
-fn values_are_changed_as_by_the_original() {
+fn photometric_augmentors_match_the_original() {
     let golden = golden();
     let image = tensor(&golden["image"], DType::F32);
     let bytes = tensor(&golden["image"], DType::U8);
     let cases: [(&str, Box<dyn Augmentor>); 18] = [
-        ("brightness", Box::new(Brightness::between(-33.5, -33.5))),
+        ("brightness", Box::new(Brightness::range(-33.5, -33.5))),
         ("brightness_scale", Box::new(BrightnessScale::new(1.3, 1.3))),
         ("contrast", Box::new(Contrast::new(0.7, 0.7))),
-        ("contrast_of_grey", Box::new(Contrast::new(1.4, 1.4).of_grey())),
-        ("saturation", Box::new(Saturation::between(0.65, 0.65))),
-        ("saturation_up", Box::new(Saturation::between(1.35, 1.35))),
+        ("contrast_of_grey", Box::new(Contrast::new(1.4, 1.4).grayscale_mean())),
+        ("saturation", Box::new(Saturation::range(0.65, 0.65))),
+        ("saturation_up", Box::new(Saturation::range(1.35, 1.35))),
         ("hue", Box::new(Hue::new(35.0, 35.0))),
         ("gamma", Box::new(Gamma::new(0.3, 0.3))),
         ("clip", Box::new(Clip::new(30.0, 200.0))),
         ("mean_variance", Box::new(MeanVarianceNormalize::new())),
-        ("mean_variance_by_channel", Box::new(MeanVarianceNormalize::new().by_channel())),
+        ("mean_variance_by_channel", Box::new(MeanVarianceNormalize::new().per_channel())),
         ("min_max", Box::new(MinMaxNormalize::new(-1.0, 1.0))),
-        ("min_max_by_channel", Box::new(MinMaxNormalize::new(0.0, 1.0).by_channel())),
+        ("min_max_by_channel", Box::new(MinMaxNormalize::new(0.0, 1.0).per_channel())),
         ("blur_5", Box::new(GaussianBlur::new(2, 3))),
         ("blur_9", Box::new(GaussianBlur::new(4, 5))),
         ("blur_11", Box::new(GaussianBlur::new(5, 6))),
@@ -72,11 +72,11 @@ fn values_are_changed_as_by_the_original() {
 }
 
 #[test]
-fn pixels_and_coordinates_move_as_by_the_original() {
+fn geometric_augmentors_match_the_original() {
     let golden = golden();
     let image = tensor(&golden["image"], DType::F32);
     let points: Vec<[f64; 2]> = values(&golden["points"]).as_chunks::<2>().0.to_vec();
-    let turn = || Rotation::between(25.0, 25.0).center(0.5, 0.5);
+    let turn = || Rotation::range(25.0, 25.0).center(0.5, 0.5);
     // OpenCV finds places between pixels to a 32nd, of values that differ by up to 160.
     let cases: [(&str, Box<dyn Augmentor>, f64); 5] = [
         ("flip_horizontal", Box::new(Flip::horizontal().probability(1.0)), 0.0),
@@ -87,7 +87,7 @@ fn pixels_and_coordinates_move_as_by_the_original() {
     ];
     for (name, augmentor, tolerance) in cases {
         let right = &golden["geometric"][name];
-        let (out, transform) = augmentor.augment(image.clone(), &mut draws()).unwrap();
+        let (out, transform) = augmentor.augment(image.clone(), &mut rng()).unwrap();
         assert_close(&out, &right["image"], tolerance, name);
         let mut moved = points.clone();
         transform.apply_coords(&mut moved).unwrap();
@@ -98,7 +98,7 @@ fn pixels_and_coordinates_move_as_by_the_original() {
 }
 
 #[test]
-fn resizing_is_that_of_opencv() {
+fn resize_matches_opencv() {
     let golden = golden();
     let image = tensor(&golden["larger"], DType::U8);
     for case in golden["resize"].as_array().unwrap() {
@@ -118,7 +118,7 @@ fn resizing_is_that_of_opencv() {
 }
 
 #[test]
-fn the_shortest_edge_decides_the_size() {
+fn resize_shortest_edge_sizes() {
     for case in golden()["shortest_edge"].as_array().unwrap() {
         let n: Vec<usize> = case.as_array().unwrap().iter().map(|n| n.as_u64().unwrap() as usize).collect();
         let image = HostTensor::zeros(DType::U8, [n[0], n[1], 1]).unwrap();
@@ -176,9 +176,9 @@ fn coordinates_follow_the_pixels() {
     ];
     for (name, augmentor) in &augmentors {
         for seed in 0..12 {
-            let mut draws = Seed::new(seed).draws(0, 0);
-            let (x, y) = (36.0 + draws.between(-5.0, 5.0), 32.0 + draws.between(-5.0, 5.0));
-            let (out, transform) = augmentor.augment(blob(66, 74, x, y), &mut draws).unwrap();
+            let mut rng = Seed::new(seed).rng(0, 0);
+            let (x, y) = (36.0 + rng.uniform_range(-5.0, 5.0), 32.0 + rng.uniform_range(-5.0, 5.0));
+            let (out, transform) = augmentor.augment(blob(66, 74, x, y), &mut rng).unwrap();
             let mut point = [[x, y]];
             transform.apply_coords(&mut point).unwrap();
             let is = centre(&out);
@@ -189,7 +189,7 @@ fn coordinates_follow_the_pixels() {
 }
 
 #[test]
-fn choices_are_as_likely_as_asked() {
+fn random_choices_follow_their_probabilities() {
     let image = HostTensor::zeros(DType::U8, [1, 1, 1]).unwrap();
     let to = |value: f32| MapImage::new(move |_| HostTensor::new([1, 1, 1], vec![value]));
     let choice = RandomChoose::new().or_with_weight(to(1.0), 1.0).or_with_weight(to(2.0), 3.0);
@@ -197,9 +197,9 @@ fn choices_are_as_likely_as_asked() {
     let order = RandomOrder::new().with(to(1.0)).with(to(2.0)).with(to(3.0));
     let mut counts = [0; 6];
     for i in 0..4000 {
-        let mut draws = Seed::new(9).draws(0, i);
+        let mut rng = Seed::new(9).rng(0, i);
         let mut value =
-            |a: &dyn Augmentor| a.augment(image.clone(), &mut draws).unwrap().0.to_scalar().unwrap();
+            |a: &dyn Augmentor| a.augment(image.clone(), &mut rng).unwrap().0.to_scalar().unwrap();
         counts[0] += i32::from(value(&choice) == 1.0);
         counts[1] += i32::from(value(&apply) == 5.0);
         counts[1 + value(&order) as usize] += 1;
@@ -210,7 +210,7 @@ fn choices_are_as_likely_as_asked() {
 }
 
 #[test]
-fn noise_has_the_strength_asked_for() {
+fn noise_has_the_requested_strength() {
     let image = HostTensor::from_f64(DType::F32, [40, 50, 3], &vec![128.0; 6000]).unwrap();
     let noisy = augment(&GaussianNoise::new(10.0), &image).to_f64_vec();
     let mean = noisy.iter().sum::<f64>() / 6000.0;
@@ -228,7 +228,7 @@ fn noise_has_the_strength_asked_for() {
 }
 
 #[test]
-fn a_cutout_fills_its_rectangle_alone() {
+fn cutout_fills_only_its_rectangle() {
     let image = HostTensor::from_f64(DType::U8, [20, 30, 3], &vec![9.0; 1800]).unwrap();
     let out = augment(&RandomCutout::new(4, 6).fill(77.0), &image).to_f64_vec();
     assert_eq!(out.iter().filter(|&&x| x == 77.0).count(), 4 * 6 * 3);
@@ -236,10 +236,10 @@ fn a_cutout_fills_its_rectangle_alone() {
 }
 
 #[test]
-fn wrong_pictures_are_errors_that_say_so() {
+fn invalid_images_are_errors() {
     let message = |augmentor: &dyn Augmentor, sizes: &[usize]| {
         let image = HostTensor::zeros(DType::U8, sizes).unwrap();
-        augmentor.augment(image, &mut draws()).unwrap_err().message().to_string()
+        augmentor.augment(image, &mut rng()).unwrap_err().message().to_string()
     };
     assert_eq!(
         message(&RandomCrop::new(30, 30), &[20, 40, 3]),
@@ -253,7 +253,7 @@ fn wrong_pictures_are_errors_that_say_so() {
 }
 
 #[test]
-fn samples_are_augmented_with_all_that_belongs_to_them() {
+fn images_and_coordinates_of_a_sample_share_one_transform() {
     let image = blob(40, 50, 20.0, 15.0);
     let points = HostTensor::new([1, 2], vec![20.0f32, 15.0]).unwrap();
     let data = FromList::new(vec![vec![image.clone(), image, points, HostTensor::scalar(1i32)]; 8]);
@@ -273,14 +273,14 @@ fn samples_are_augmented_with_all_that_belongs_to_them() {
 }
 
 #[test]
-fn a_random_crop_of_a_file_is_that_of_its_picture() {
+fn random_crop_of_a_file_matches_the_decoded_image() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/images/444_29x43.jpg");
     let file = std::fs::read(path).unwrap();
     let whole = decode(&file, Channels::Rgb).unwrap();
     let crop = RandomResizedCrop::new(30);
     for i in 0..30 {
-        let of_file = crop.decode(&file, &mut Seed::new(5).draws(0, i)).unwrap();
-        let (of_picture, _) = crop.augment(whole.clone(), &mut Seed::new(5).draws(0, i)).unwrap();
+        let of_file = crop.decode(&file, &mut Seed::new(5).rng(0, i)).unwrap();
+        let (of_picture, _) = crop.augment(whole.clone(), &mut Seed::new(5).rng(0, i)).unwrap();
         assert_eq!(of_file, of_picture);
     }
 }

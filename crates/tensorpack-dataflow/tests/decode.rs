@@ -37,7 +37,7 @@ fn crop(image: &HostTensor, part: Rect) -> Vec<u8> {
 }
 
 #[test]
-fn pictures_are_those_of_opencv() {
+fn decoded_images_match_opencv() {
     for name in jpegs() {
         let ours = decode(&read(&format!("{name}.jpg")), Channels::Rgb).unwrap();
         let theirs = decode(&read(&format!("{name}.png")), Channels::Rgb).unwrap();
@@ -48,10 +48,10 @@ fn pictures_are_those_of_opencv() {
 }
 
 #[test]
-fn grey_is_the_brightness_of_the_file() {
+fn grayscale_decoding_matches_luma() {
     for name in jpegs().iter().filter(|n| !n.starts_with("progressive")) {
         let file = read(&format!("{name}.jpg"));
-        let (grey, rgb) = (decode(&file, Channels::Grey).unwrap(), decode(&file, Channels::Rgb).unwrap());
+        let (grey, rgb) = (decode(&file, Channels::Gray).unwrap(), decode(&file, Channels::Rgb).unwrap());
         assert_eq!(grey.sizes()[..2], rgb.sizes()[..2]);
         assert_eq!(grey.sizes()[2], 1);
         let of_rgb = rgb
@@ -73,7 +73,7 @@ fn grey_is_the_brightness_of_the_file() {
 }
 
 #[test]
-fn a_part_is_cut_out_of_the_whole() {
+fn decode_crop_matches_a_crop_of_the_full_image() {
     for name in jpegs() {
         let bytes = read(&format!("{name}.jpg"));
         let file = ImageFile::open(&bytes).unwrap();
@@ -86,14 +86,14 @@ fn a_part_is_cut_out_of_the_whole() {
             let part = Rect { x, y, width: 1 + draw(2, w - x), height: 1 + draw(3, h - y) };
             let mut out = vec![0; part.width * part.height * 3];
             let size = (part.height, part.width);
-            file.decode_part(part, size, Channels::Rgb, Interpolation::Linear, &mut out).unwrap();
+            file.decode_crop(part, size, Channels::Rgb, Interpolation::Linear, &mut out).unwrap();
             assert_eq!(out, crop(&whole, part), "{name}: {part:?}");
         }
     }
 }
 
 #[test]
-fn a_fraction_of_the_size_is_the_mean_of_its_pixels() {
+fn scaled_decoding_matches_box_averages() {
     // But for 411, whose chroma has a quarter of the width and is repeated, not blended.
     let is_blended =
         |n: &&String| n.ends_with("29x43") && !n.starts_with("411") || n.starts_with("orientation");
@@ -110,7 +110,7 @@ fn a_fraction_of_the_size_is_the_mean_of_its_pixels() {
             };
             let (height, width) = (part.height / factor, part.width / factor);
             let mut out = vec![0; height * width * 3];
-            file.decode_part(part, (height, width), Channels::Rgb, Interpolation::Linear, &mut out).unwrap();
+            file.decode_crop(part, (height, width), Channels::Rgb, Interpolation::Linear, &mut out).unwrap();
             let pixels = crop(&whole, part);
             let mut error = 0.0;
             for (i, &is) in out.iter().enumerate() {
@@ -126,18 +126,18 @@ fn a_fraction_of_the_size_is_the_mean_of_its_pixels() {
 }
 
 #[test]
-fn all_kinds_of_png_are_read() {
+fn reads_every_kind_of_png() {
     let right = decode(&read("png_16.png"), Channels::Rgb).unwrap();
     assert_eq!(decode(&read("png_alpha.png"), Channels::Rgb).unwrap(), right);
     let red: Vec<u8> = right.as_slice::<u8>().unwrap().chunks(3).map(|p| p[0]).collect();
-    assert_eq!(decode(&read("png_grey.png"), Channels::Grey).unwrap().as_slice::<u8>().unwrap(), red);
+    assert_eq!(decode(&read("png_grey.png"), Channels::Gray).unwrap().as_slice::<u8>().unwrap(), red);
     let three = decode(&read("png_grey.png"), Channels::Rgb).unwrap();
     assert_eq!(three.as_slice::<u8>().unwrap()[..6], [red[0], red[0], red[0], red[1], red[1], red[1]]);
 }
 
 /// Decodes, wholly and in part; that there is no panic is the test, and that what is called a success looks like one.
 fn try_all(file: &[u8]) {
-    for channels in [Channels::Grey, Channels::Rgb] {
+    for channels in [Channels::Gray, Channels::Rgb] {
         let Ok(opened) = ImageFile::open(file) else { return };
         let (h, w) = opened.size();
         if h * w > 1 << 20 {
@@ -148,12 +148,12 @@ fn try_all(file: &[u8]) {
         }
         let part = Rect { x: w / 3, y: h / 3, width: w - w / 3, height: (h - h / 3).min(9) };
         let mut out = vec![0; 5 * 4 * channels.count()];
-        let _ = opened.decode_part(part, (5, 4), channels, Interpolation::Linear, &mut out);
+        let _ = opened.decode_crop(part, (5, 4), channels, Interpolation::Linear, &mut out);
     }
 }
 
 #[test]
-fn broken_files_are_errors_and_nothing_worse() {
+fn malformed_files_never_panic() {
     let names = jpegs().into_iter().map(|n| n + ".jpg").chain(["png_alpha.png".into(), "png_16.png".into()]);
     for name in names {
         let file = read(&name);
@@ -173,7 +173,7 @@ fn broken_files_are_errors_and_nothing_worse() {
 }
 
 #[test]
-fn a_file_that_is_cut_short_says_so() {
+fn truncated_files_are_reported() {
     let file = read("444_29x43.jpg");
     let e = decode(&file[..file.len() - 120], Channels::Rgb).unwrap_err();
     assert!(e.message().contains("ends before its pixels do"), "{e}");
@@ -182,7 +182,7 @@ fn a_file_that_is_cut_short_says_so() {
 }
 
 #[test]
-fn a_small_file_cannot_ask_for_much_memory() {
+fn small_files_cannot_claim_large_images() {
     let file = read("444_29x43.jpg");
     let frame = file.windows(2).position(|w| w == [0xFF, 0xC0]).expect("a frame");
     let claim = |height: u16, width: u16| {

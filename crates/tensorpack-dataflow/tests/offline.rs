@@ -7,7 +7,7 @@ use tensorpack_dataflow::dataset::{cifar10, fashion_mnist, mnist, ptb};
 const INSIDE: &str = "TENSORPACK_TEST_OFFLINE";
 
 #[test]
-fn what_was_tried_and_what_to_do() {
+fn offline_error_lists_attempts_and_remedies() {
     if std::env::var_os(INSIDE).is_some() {
         return print_errors();
     }
@@ -15,7 +15,7 @@ fn what_was_tried_and_what_to_do() {
     let (data, programs) = (dir.path().join("data"), dir.path().join("programs"));
     std::fs::create_dir(&programs).unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "what_was_tried_and_what_to_do", "--nocapture"])
+        .args(["--exact", "offline_error_lists_attempts_and_remedies", "--nocapture"])
         .env(INSIDE, "1")
         .env("PATH", &programs)
         .env("TENSORPACK_DATASET", &data)

@@ -42,7 +42,7 @@ fn both(n: u64) -> [Flow; 2] {
 }
 
 #[test]
-fn a_panic_is_the_consumers_error_and_keeps_its_place() {
+fn worker_panic_is_an_error_in_order() {
     for input in both(6) {
         let flow = input.map_parallel(3, |sample, _| {
             assert!(value(&sample) != 2, "no twos please");
@@ -67,7 +67,7 @@ fn a_panic_is_the_consumers_error_and_keeps_its_place() {
 }
 
 #[test]
-fn a_panic_in_the_input_is_an_error_too() {
+fn input_panic_is_an_error() {
     let input = FromIter::new(|_| {
         (0..4).map(|i| {
             assert!(i != 1, "the source is broken");
@@ -101,10 +101,10 @@ fn errors_name_the_sample_and_the_path() {
 }
 
 #[test]
-fn unordered_passes_have_exactly_their_samples() {
+fn unordered_passes_keep_their_samples() {
     for input in both(50) {
-        let flow = input.map_parallel(4, |sample, draws| {
-            thread::sleep(Duration::from_micros(draws.below(300)));
+        let flow = input.map_parallel(4, |sample, rng| {
+            thread::sleep(Duration::from_micros(rng.below(300)));
             Ok(sample)
         });
         let flow = flow.unordered();
@@ -123,7 +123,7 @@ fn unordered_passes_have_exactly_their_samples() {
 }
 
 #[test]
-fn a_deadline_names_stage_and_sample_and_can_be_waited_out() {
+fn timeout_names_stage_and_sample_and_can_be_retried() {
     let release = Arc::new(AtomicBool::new(false));
     let held = release.clone();
     let flow = numbers(8).map_parallel(2, move |sample, _| {
@@ -132,7 +132,7 @@ fn a_deadline_names_stage_and_sample_and_can_be_waited_out() {
         }
         Ok(sample)
     });
-    let mut reader = open(&flow.deadline(Duration::from_secs(1)));
+    let mut reader = open(&flow.timeout(Duration::from_secs(1)));
     for _ in 0..3 {
         assert!(reader.read().expect("in time").is_some());
     }
@@ -156,14 +156,14 @@ fn a_deadline_names_stage_and_sample_and_can_be_waited_out() {
 }
 
 /// Adaptors that read several samples at a time, over an input that is late for every fifth.
-fn over_a_slow_input(deadline: Duration) -> [Flow; 7] {
+fn over_a_slow_input(timeout: Duration) -> [Flow; 7] {
     let slow = || {
         let flow = stream(20).map(|sample| {
             let pause = if value(&sample) % 5 == 3 { 25 } else { 0 };
             thread::sleep(Duration::from_millis(pause));
             Ok(sample)
         });
-        flow.deadline(deadline)
+        flow.timeout(timeout)
     };
     [
         slow().batch(6).keep_remainder().into_flow(),
@@ -195,7 +195,7 @@ fn two_passes(flow: &Flow) -> (Vec<Option<Sample>>, usize) {
 
 /// What a wait interrupted is not lost, and nothing is read twice.
 #[test]
-fn a_deadline_loses_nothing_on_the_way() {
+fn timeout_loses_no_samples() {
     let (hurried, calm) =
         (over_a_slow_input(Duration::from_millis(5)), over_a_slow_input(Duration::from_secs(60)));
     for (i, (hurried, calm)) in hurried.iter().zip(&calm).enumerate() {
@@ -207,7 +207,7 @@ fn a_deadline_loses_nothing_on_the_way() {
 }
 
 #[test]
-fn a_deadline_inside_a_function_is_a_failed_sample() {
+fn deadline_error_inside_a_function_is_a_failed_sample() {
     let flow = numbers(6).map(|sample| match value(&sample) {
         1 => Err(Error::new(ErrorKind::Deadline, "the server did not answer")),
         _ => Ok(sample),
@@ -248,8 +248,8 @@ fn alone(test: &str) -> bool {
 }
 
 #[test]
-fn dropping_a_blocked_reader_ends_its_threads() {
-    if !alone("dropping_a_blocked_reader_ends_its_threads") {
+fn dropping_a_blocked_reader_joins_its_threads() {
+    if !alone("dropping_a_blocked_reader_joins_its_threads") {
         return;
     }
     let before = threads();
@@ -283,7 +283,7 @@ fn dropping_a_blocked_reader_ends_its_threads() {
         }
         Ok(sample)
     });
-    let mut reader = open(&stuck.deadline(Duration::from_secs(1)));
+    let mut reader = open(&stuck.timeout(Duration::from_secs(1)));
     assert!(reader.read().expect("the first").is_some());
     assert_eq!(reader.read().expect_err("stuck").kind(), ErrorKind::Deadline);
     let began = Instant::now();
@@ -292,8 +292,8 @@ fn dropping_a_blocked_reader_ends_its_threads() {
 }
 
 #[test]
-fn many_passes_leave_nothing_behind() {
-    if !alone("many_passes_leave_nothing_behind") {
+fn many_passes_leak_nothing() {
+    if !alone("many_passes_leak_nothing") {
         return;
     }
     let resident = || {
@@ -306,8 +306,8 @@ fn many_passes_leave_nothing_behind() {
     let random = FromFn::new(24, |i| Ok(vec![HostTensor::new([64], vec![i as f32; 64])?]));
     let flow = random
         .shuffle()
-        .map_parallel(3, |mut sample, draws| {
-            sample[0].as_mut_slice::<f32>()?[0] = draws.uniform() as f32;
+        .map_parallel(3, |mut sample, rng| {
+            sample[0].as_mut_slice::<f32>()?[0] = rng.uniform() as f32;
             Ok(sample)
         })
         .filter(|_| Ok(true))
@@ -343,7 +343,7 @@ fn many_passes_leave_nothing_behind() {
 }
 
 #[test]
-fn a_channel_is_read_once_to_its_end() {
+fn channel_is_read_once() {
     let (sender, receiver) = mpsc::channel();
     let sending = thread::spawn(move || {
         (0..5).for_each(|i| sender.send(vec![HostTensor::scalar(i64::from(i))]).expect("somebody reads"));
@@ -358,13 +358,13 @@ fn a_channel_is_read_once_to_its_end() {
     assert!(flow.open(Seed::new(0), &State::start()).is_err());
 
     let (_sender, receiver) = mpsc::channel();
-    let mut reader = open(&FromChannel::new(receiver).deadline(Duration::from_millis(10)));
+    let mut reader = open(&FromChannel::new(receiver).timeout(Duration::from_millis(10)));
     let e = reader.read().expect_err("nothing was sent");
     assert_eq!(e.message(), "sample 0 of epoch 0: the channel did not give it within 10ms");
 }
 
 #[test]
-fn an_iterator_can_be_read_once() {
+fn once_iterator_is_read_once() {
     let flow = FromIter::once((0..3).map(|i| Ok(vec![HostTensor::scalar(i)])));
     assert_eq!(flow.resume(), Resume::Never);
     assert!(
@@ -376,8 +376,8 @@ fn an_iterator_can_be_read_once() {
 }
 
 #[test]
-fn a_size_that_was_said_is_kept() {
-    let sized = |said| stream(4).sized(said);
+fn declared_size_is_enforced() {
+    let sized = |said| stream(4).with_size(said);
     assert_eq!(pass(&mut *open(&sized(4))), [0, 1, 2, 3]);
     let read = |said| -> Vec<Result<Option<Sample>>> {
         let mut reader = open(&sized(said));
@@ -394,16 +394,16 @@ fn a_size_that_was_said_is_kept() {
 }
 
 #[test]
-fn map_batch_is_map_and_batch() {
+fn map_batch_matches_map_then_batch() {
     let components = [ComponentSpec::new(DType::F32, [2]), ComponentSpec::new(DType::I64, [])];
-    let flow = numbers(23).map_batch(3, 5, components, |sample, draws, slot| {
-        slot.component::<f32>(0)?.fill(draws.uniform() as f32);
+    let flow = numbers(23).map_batch(3, 5, components, |sample, rng, slot| {
+        slot.component::<f32>(0)?.fill(rng.uniform() as f32);
         slot.component::<i64>(1)?.copy_from_slice(sample[0].as_slice()?);
         Ok(())
     });
     let flow = flow.keep_remainder();
-    let plain = numbers(23).map_random(|sample, draws| {
-        let x = draws.uniform() as f32;
+    let plain = numbers(23).map_random(|sample, rng| {
+        let x = rng.uniform() as f32;
         Ok(vec![HostTensor::new([2], vec![x, x])?, sample[0].clone()])
     });
     let plain = plain.batch(5).keep_remainder();
@@ -420,7 +420,7 @@ fn map_batch_is_map_and_batch() {
 }
 
 #[test]
-fn bad_arguments_are_told_when_it_is_opened() {
+fn invalid_arguments_fail_on_open() {
     let told = |flow: Flow| flow.open(Seed::new(0), &State::start()).err().map(|e| e.message().to_string());
     let cases = [
         (numbers(3).batch(0).into_flow(), "batch: a batch has at least one sample"),
@@ -445,7 +445,7 @@ fn bad_arguments_are_told_when_it_is_opened() {
 }
 
 #[test]
-fn workers_read_at_the_same_time_where_samples_can_be_looked_up() {
+fn workers_read_indexed_inputs_concurrently() {
     let ids = Arc::new(std::sync::Mutex::new(BTreeSet::new()));
     let seen = ids.clone();
     let files = FromFn::new(40, move |i| {
@@ -458,7 +458,7 @@ fn workers_read_at_the_same_time_where_samples_can_be_looked_up() {
 }
 
 #[test]
-fn a_list_is_read_ahead_over_the_end_of_its_pass() {
+fn prefetch_crosses_pass_boundaries() {
     let flow = FromList::new((0..3).map(|i| vec![HostTensor::scalar(i)]).collect()).prefetch(10);
     let mut reader = open(&flow);
     for _ in 0..4 {

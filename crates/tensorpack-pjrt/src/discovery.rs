@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
-use tensorpack_tensor::{Error, ErrorKind, Result, user_folder};
+use tensorpack_tensor::{Error, ErrorKind, Result, user_data_dir};
 
 /// Names a plugin's file, to be used whatever platform is asked for.
 const ONE: &str = "TENSORPACK_PJRT_PLUGIN";
@@ -75,7 +75,7 @@ impl fmt::Display for Place {
 /// The folder in which `tensorpack plugin install` puts plugins, each in one of its own: `plugins` in `$TENSORPACK_CACHE`,
 /// or in `tensorpack` where the platform keeps data of a user's programs.
 pub fn plugin_folder() -> Result<PathBuf> {
-    Ok(user_folder(CACHE)?.join("plugins"))
+    Ok(user_data_dir(CACHE)?.join("plugins"))
 }
 
 /// All plugins there are; of those for one platform, the first is used.

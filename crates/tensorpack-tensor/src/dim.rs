@@ -19,7 +19,8 @@ pub struct Symbol(u64);
 
 impl Symbol {
     /// The symbol numbered `n`, as a graph hands them out.
-    pub fn numbered(n: u32) -> Symbol {
+    #[doc(alias = "numbered")]
+    pub fn new(n: u32) -> Symbol {
         Symbol(u64::from(n))
     }
 }

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prints_message_place_and_notes() {
+    fn displays_message_site_and_notes() {
         let here = Site { file: "model.rs", line: 7 };
         let e = Error::shape("inner sizes 3 and 4 differ")
             .within("fc0/MatMul")
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_place_stays() {
+    fn first_site_wins() {
         let first = Site { file: "a.rs", line: 1 };
         let e = Error::argument("bad").at(first).at(Site { file: "b.rs", line: 2 });
         assert_eq!(e.site(), Some(first));

@@ -26,7 +26,7 @@ pub enum Storage {
 }
 
 /// Runs `$body` with `$v` bound to the vector of whatever type the storage has.
-macro_rules! each_type {
+macro_rules! dispatch_storage {
     ($storage:expr, $v:ident => $body:expr) => {
         match $storage {
             Storage::F32($v) => $body,
@@ -64,7 +64,7 @@ impl HostTensor {
         let sizes = sizes.into();
         let n = element_count(&sizes)?;
         let bytes = n.saturating_mul(dtype.size());
-        if !can_be_had(bytes) {
+        if !can_allocate(bytes) {
             let why = format!("a tensor of shape {sizes:?} would take {bytes} bytes, which cannot be had");
             return Err(Error::new(ErrorKind::Memory, why));
         }
@@ -100,7 +100,7 @@ impl HostTensor {
 
     /// The number of elements.
     pub fn len(&self) -> usize {
-        each_type!(&*self.storage, v => v.len())
+        dispatch_storage!(&*self.storage, v => v.len())
     }
 
     /// Whether there are no elements.
@@ -202,7 +202,7 @@ impl HostTensor {
 
 /// Whether an allocation would succeed. Asked for large ones alone, since `vec!` ends the process where it cannot
 /// have its memory.
-fn can_be_had(bytes: usize) -> bool {
+fn can_allocate(bytes: usize) -> bool {
     const LARGE: usize = 1 << 24;
     let mut room = Vec::<u8>::new();
     // Looked at, or the compiler would leave out what nobody uses.
@@ -213,7 +213,7 @@ impl fmt::Debug for HostTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 8;
         write!(f, "{}{:?} ", self.dtype(), self.sizes)?;
-        each_type!(&*self.storage, v => f.debug_list().entries(v.iter().take(SHOWN)).finish())?;
+        dispatch_storage!(&*self.storage, v => f.debug_list().entries(v.iter().take(SHOWN)).finish())?;
         if self.len() > SHOWN { write!(f, " and {} more", self.len() - SHOWN) } else { Ok(()) }
     }
 }
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clone_shares_until_it_is_changed() {
+    fn clones_are_copy_on_write() {
         let a = HostTensor::new([2], vec![1.0f32, 2.0]).unwrap();
         let mut b = a.clone();
         assert!(a.shares_elements(&b));

@@ -10,7 +10,7 @@ mod host_tensor;
 mod rng;
 mod shape;
 mod site;
-mod user_folder;
+mod user_data_dir;
 
 pub use dim::{Dim, Symbol};
 pub use dtype::{DType, Element};
@@ -20,4 +20,4 @@ pub use host_tensor::HostTensor;
 pub use rng::{CounterRng, hash_name};
 pub use shape::{Shape, element_count};
 pub use site::Site;
-pub use user_folder::user_folder;
+pub use user_data_dir::user_data_dir;

@@ -83,7 +83,7 @@ mod tests {
 
     /// The known answers of the paper's own test vectors.
     #[test]
-    fn agrees_with_the_published_vectors() {
+    fn matches_the_published_test_vectors() {
         let zero = CounterRng { key: [0, 0] };
         assert_eq!(zero.words(0, 0), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
         let ones = CounterRng { key: [u32::MAX; 2] };
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_right() {
+    fn uniform_and_normal_moments() {
         let r = CounterRng::new(7, "moments");
         let n = 100_000;
         let (mut u, mut s, mut q) = (0.0, 0.0, 0.0);

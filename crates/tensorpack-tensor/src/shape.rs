@@ -121,8 +121,8 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn unknown_beside_known_takes_the_known_size() {
-        let b = Dim::Unknown(Symbol::numbered(0));
+    fn unknown_dim_takes_the_known_size() {
+        let b = Dim::Unknown(Symbol::new(0));
         let x = Shape::from(vec![b, Dim::Known(3)]);
         assert_eq!(x.broadcast(&[4, 1].into()).unwrap(), [4, 3].into());
         assert_eq!(x.broadcast(&[1, 3].into()).unwrap(), x);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_sizes_are_an_error() {
+    fn overflowing_sizes_are_errors() {
         assert!(element_count(&[usize::MAX, 2]).is_err());
         assert!(element_count(&[1 << 40, 1 << 40]).is_err());
         assert_eq!(element_count(&[usize::MAX, 2, 0]).unwrap(), 0);

@@ -1,8 +1,8 @@
 //! Batches of samples that fit each other.
 
 use super::map::component;
-use super::stack::{Fit, stack};
-use crate::lookup::name_sample;
+use super::stack::{Padding, stack};
+use crate::indexed_reader::sample_error;
 use crate::{DataFlow, Flow, Reader, Resume, Sample, Seed, State};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ impl DataFlow for BatchByShape {
             ended: false,
             at: State::at(at.epoch, 0),
         };
-        crate::replay::to(Box::new(reader), at)
+        crate::replay::replay_to(Box::new(reader), at)
     }
 }
 
@@ -80,18 +80,18 @@ impl GroupReader {
             };
             let State { epoch, index, .. } = self.at;
             let component = component(&mut sample, self.flow.component);
-            let shape = component.map_err(|e| name_sample(e, epoch, index))?.sizes().to_vec();
+            let shape = component.map_err(|e| sample_error(e, epoch, index))?.sizes().to_vec();
             let same = |group: &Vec<Sample>| group[0][self.flow.component].sizes() == shape;
-            let place = match self.groups.iter().position(same) {
-                Some(place) => place,
+            let position = match self.groups.iter().position(same) {
+                Some(position) => position,
                 None => {
                     self.groups.push_back(Vec::new());
                     self.groups.len() - 1
                 }
             };
-            self.groups[place].push(sample);
-            if self.groups[place].len() == self.flow.batch {
-                return Ok(self.groups.remove(place));
+            self.groups[position].push(sample);
+            if self.groups[position].len() == self.flow.batch {
+                return Ok(self.groups.remove(position));
             }
         }
         let group = self.groups.pop_front();
@@ -103,7 +103,8 @@ impl GroupReader {
 impl Reader for GroupReader {
     fn read(&mut self) -> Result<Option<Sample>> {
         let State { epoch, index, .. } = self.at;
-        let batch = |group: Vec<Sample>| stack(&group, Fit::Equal).map_err(|e| name_sample(e, epoch, index));
+        let batch =
+            |group: Vec<Sample>| stack(&group, Padding::None).map_err(|e| sample_error(e, epoch, index));
         let read = self.next().and_then(|group| group.map(batch).transpose());
         self.at.advance(&read);
         read

@@ -2,8 +2,8 @@
 
 use crate::format::serialized::{decode, encode};
 use crate::format::tfrecord::{TfRecord, TfRecordWriter};
-use crate::lookup::{LookupReader, name_sample};
-use crate::{DataFlow, Flow, Lookup, RandomAccess, Reader, Resume, Seed, State};
+use crate::indexed_reader::{SequentialReader, sample_error};
+use crate::{DataFlow, Flow, IndexedReader, RandomAccess, Reader, Resume, Seed, State};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,13 +41,13 @@ impl CacheOnDisk {
         {
             return Ok(samples.clone());
         }
-        let made_for = self.made_for(seed);
-        let samples = match self.find(&made_for)? {
+        let header = self.header(seed);
+        let samples = match self.open_existing(&header)? {
             Some(samples) => samples,
             None => {
-                self.write(seed, &made_for)
+                self.write(seed, &header)
                     .map_err(|e| e.within(format!("the cache {}", self.path.display())))?;
-                self.find(&made_for)?.ok_or_else(|| {
+                self.open_existing(&header)?.ok_or_else(|| {
                     Error::argument(format!("the cache {} was changed by another", self.path.display()))
                 })?
             }
@@ -57,19 +57,19 @@ impl CacheOnDisk {
     }
 
     /// The first record.
-    fn made_for(&self, seed: Seed) -> Vec<u8> {
+    fn header(&self, seed: Seed) -> Vec<u8> {
         let size = self.inner.size().map_or("unknown".to_string(), |n| n.to_string());
         [MAGIC, format!("{seed:?}, size {size}").as_bytes()].concat()
     }
 
     /// The file, if it is there and is what it should be. One that is a cache, but not this one, is removed; one that is
     /// no cache is an error.
-    fn find(&self, made_for: &[u8]) -> Result<Option<Samples>> {
+    fn open_existing(&self, header: &[u8]) -> Result<Option<Samples>> {
         if !self.path.exists() {
             return Ok(None);
         }
         let name = self.path.display();
-        let (records, lost) = TfRecord::salvage(&self.path)?;
+        let (records, lost_bytes) = TfRecord::salvage(&self.path)?;
         let first = if records.is_empty() { Vec::new() } else { record(&records, 0)? };
         if !first.starts_with(MAGIC) {
             let why = format!(
@@ -78,8 +78,8 @@ impl CacheOnDisk {
             return Err(Error::argument(why).note("remove it, or choose another name"));
         }
         let count = records.len().saturating_sub(2);
-        let complete = lost == 0 && record(&records, records.len() - 1)? == count.to_le_bytes();
-        if complete && first == made_for {
+        let complete = lost_bytes == 0 && record(&records, records.len() - 1)? == count.to_le_bytes();
+        if complete && first == header {
             return Ok(Some(Samples { records, count }));
         }
         let why = if complete { "was made for another seed or size" } else { "is not complete" };
@@ -88,9 +88,9 @@ impl CacheOnDisk {
         Ok(None)
     }
 
-    fn write(&self, seed: Seed, made_for: &[u8]) -> Result<()> {
+    fn write(&self, seed: Seed, header: &[u8]) -> Result<()> {
         let mut file = TfRecordWriter::create(&self.path)?;
-        file.write(made_for)?;
+        file.write(header)?;
         let mut reader = self.inner.open(seed, &State::start())?;
         let mut count = 0u64;
         while let Some(sample) = reader.read().map_err(|e| e.note("skip_errors() leaves out what fails"))? {
@@ -115,10 +115,10 @@ struct Samples {
 }
 
 impl Samples {
-    fn places(self) -> Arc<dyn Lookup> {
+    fn indexed_reader(self) -> Arc<dyn IndexedReader> {
         Arc::new(move |epoch, index| {
             let read = self.records.get(index + 1).and_then(|record| decode(record[0].as_bytes()));
-            read.map_err(|e| name_sample(e, epoch, index).note("remove the cache to have it made again"))
+            read.map_err(|e| sample_error(e, epoch, index).note("remove the cache to have it made again"))
         })
     }
 }
@@ -135,12 +135,12 @@ impl DataFlow for CacheOnDisk {
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         let samples = self.samples(seed)?;
         let count = samples.count;
-        Ok(LookupReader::open(samples.places(), Some(count), at))
+        Ok(SequentialReader::open(samples.indexed_reader(), Some(count), at))
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
         // Without a size, others would take it for endless.
-        if self.size().is_none() { Ok(None) } else { Ok(Some(self.samples(seed)?.places())) }
+        if self.size().is_none() { Ok(None) } else { Ok(Some(self.samples(seed)?.indexed_reader())) }
     }
 }
 
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_made_once_and_again_where_it_must() {
+    fn cache_file_is_written_once_and_rebuilt_when_stale() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cache");
         let made = Arc::new(AtomicU64::new(0));
@@ -167,8 +167,8 @@ mod tests {
                 counter.fetch_add(1, Ordering::Relaxed);
                 Ok(vec![HostTensor::scalar(i as i64), HostTensor::new([2], vec![0.5f32, i as f32])?])
             });
-            source.map_random(|mut sample, draws| {
-                sample.push(HostTensor::scalar(draws.uniform()));
+            source.map_random(|mut sample, rng| {
+                sample.push(HostTensor::scalar(rng.uniform()));
                 Ok(sample)
             })
         };
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_and_foreign_files_are_told() {
+    fn corrupt_and_foreign_files_are_errors() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cache");
         let flow =
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_that_fails_leaves_no_file() {
+    fn failed_sample_leaves_no_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cache");
         let flow = FromFn::new(3, |i| {

@@ -1,7 +1,7 @@
 //! One dataflow after another.
 
-use super::inputs::Inputs;
-use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State, replay};
+use super::input_readers::InputReaders;
+use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State, replay};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, Result};
 
@@ -54,17 +54,17 @@ impl DataFlow for Concat {
             let why = format!("a state of {} parts does not fit a concatenation of {n}", states.len());
             return Err(Error::argument(why));
         }
-        let inputs = Inputs::open(&self.parts, seed, &states)?;
+        let inputs = InputReaders::open(&self.parts, seed, &states)?;
         let sized = self.size().is_some();
-        replay::to(Box::new(ConcatReader { inputs, sized, at: State::at(at.epoch, begin) }), at)
+        replay::replay_to(Box::new(ConcatReader { inputs, sized, at: State::at(at.epoch, begin) }), at)
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
         let Some(sizes) = self.sizes() else { return Ok(None) };
         let mut parts = Vec::new();
         for (i, (part, size)) in self.parts.iter().zip(sizes).enumerate() {
-            let Some(lookup) = part.lookup(Inputs::seed(seed, i))? else { return Ok(None) };
-            parts.push((lookup, size));
+            let Some(indexed) = part.open_indexed(InputReaders::seed(seed, i))? else { return Ok(None) };
+            parts.push((indexed, size));
         }
         Ok(Some(Arc::new(move |epoch, index| {
             let mut index = index;
@@ -80,7 +80,7 @@ impl DataFlow for Concat {
 }
 
 struct ConcatReader {
-    inputs: Inputs,
+    inputs: InputReaders,
     sized: bool,
     at: State,
 }
@@ -107,9 +107,9 @@ impl Reader for ConcatReader {
 
     fn state(&self) -> State {
         if self.sized {
-            self.at.with(self.inputs.states_if_needed())
+            self.at.with_inputs(self.inputs.states_if_needed())
         } else {
-            self.at.with(self.inputs.states())
+            self.at.with_inputs(self.inputs.states())
         }
     }
 }

@@ -1,12 +1,12 @@
 //! A function of every sample.
 
-use crate::lookup::name_sample;
-use crate::{DataFlow, Draws, Flow, Lookup, Reader, Resume, Sample, Seed, State};
+use crate::indexed_reader::sample_error;
+use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, SampleRng, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, Result};
 
 /// What maps call: a sample, and random numbers of its own.
-pub(crate) type Function = Arc<dyn Fn(Sample, &mut Draws) -> Result<Sample> + Send + Sync>;
+pub(crate) type Function = Arc<dyn Fn(Sample, &mut SampleRng) -> Result<Sample> + Send + Sync>;
 
 /// Every sample of another dataflow through a function: [`DataFlow::map`], [`DataFlow::map_random`],
 /// [`DataFlow::map_component`], [`DataFlow::select`].
@@ -22,13 +22,13 @@ impl Map {
     /// Of a function that draws random numbers.
     pub(crate) fn random(
         inner: impl DataFlow + 'static,
-        function: impl Fn(Sample, &mut Draws) -> Result<Sample> + Send + Sync + 'static,
+        function: impl Fn(Sample, &mut SampleRng) -> Result<Sample> + Send + Sync + 'static,
     ) -> Map {
         Map { inner: Arc::new(inner), function: Arc::new(function), random: true }
     }
 
     /// Of a function that draws none: the input's numbers are then the same as without it.
-    pub(crate) fn plain(
+    pub(crate) fn deterministic(
         inner: impl DataFlow + 'static,
         function: impl Fn(Sample) -> Result<Sample> + Send + Sync + 'static,
     ) -> Map {
@@ -36,12 +36,12 @@ impl Map {
     }
 
     /// Of a random function and an input that another adaptor has already.
-    pub(crate) fn of(inner: &Flow, function: &Function) -> Map {
+    pub(crate) fn from_shared(inner: &Flow, function: &Function) -> Map {
         Map { inner: inner.clone(), function: function.clone(), random: true }
     }
 
     fn input_seed(&self, seed: Seed) -> Seed {
-        if self.random { seed.of("input") } else { seed }
+        if self.random { seed.derive("input") } else { seed }
     }
 }
 
@@ -59,10 +59,10 @@ impl DataFlow for Map {
         Ok(Box::new(MapReader { inner, apply: Apply::new(&self.function, seed) }))
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
         let apply = Apply::new(&self.function, seed);
-        let Some(inner) = self.inner.lookup(self.input_seed(seed))? else { return Ok(None) };
-        Ok(Some(Arc::new(move |epoch, index| apply.to(inner.get(epoch, index)?, epoch, index))))
+        let Some(inner) = self.inner.open_indexed(self.input_seed(seed))? else { return Ok(None) };
+        Ok(Some(Arc::new(move |epoch, index| apply.call(inner.get(epoch, index)?, epoch, index))))
     }
 }
 
@@ -75,11 +75,11 @@ pub(crate) struct Apply {
 
 impl Apply {
     pub(crate) fn new(function: &Function, seed: Seed) -> Apply {
-        Apply { function: function.clone(), seed: seed.of("map") }
+        Apply { function: function.clone(), seed: seed.derive("map") }
     }
 
-    pub(crate) fn to(&self, sample: Sample, epoch: u64, index: u64) -> Result<Sample> {
-        (self.function)(sample, &mut self.seed.draws(epoch, index)).map_err(|e| name_sample(e, epoch, index))
+    pub(crate) fn call(&self, sample: Sample, epoch: u64, index: u64) -> Result<Sample> {
+        (self.function)(sample, &mut self.seed.rng(epoch, index)).map_err(|e| sample_error(e, epoch, index))
     }
 }
 
@@ -92,7 +92,7 @@ impl Reader for MapReader {
     fn read(&mut self) -> Result<Option<Sample>> {
         let State { epoch, index, .. } = self.inner.state();
         let Some(sample) = self.inner.read()? else { return Ok(None) };
-        self.apply.to(sample, epoch, index).map(Some)
+        self.apply.call(sample, epoch, index).map(Some)
     }
 
     fn state(&self) -> State {

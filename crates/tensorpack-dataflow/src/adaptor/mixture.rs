@@ -1,7 +1,7 @@
 //! Samples of several dataflows in random turns.
 
-use super::inputs::Inputs;
-use crate::{DataFlow, Draws, Flow, Reader, Resume, Sample, Seed, State, replay};
+use super::input_readers::InputReaders;
+use crate::{DataFlow, Flow, Reader, Resume, Sample, SampleRng, Seed, State, replay};
 use tensorpack_tensor::{Error, Result};
 
 /// Takes every sample from one of several dataflows, chosen at random with fixed probabilities. A pass ends when the
@@ -10,21 +10,22 @@ use tensorpack_tensor::{Error, Result};
 #[doc(alias = "RandomChooseData")]
 pub struct ChooseRandom {
     parts: Vec<Flow>,
-    chances: Vec<f64>,
+    probabilities: Vec<f64>,
 }
 
 impl ChooseRandom {
     /// Each with its probability, which are at least 0 and sum to 1.
     pub fn new(parts: impl IntoIterator<Item = (Flow, f64)>) -> ChooseRandom {
-        let (parts, chances) = parts.into_iter().unzip();
-        ChooseRandom { parts, chances }
+        let (parts, probabilities) = parts.into_iter().unzip();
+        ChooseRandom { parts, probabilities }
     }
 
     /// Each as likely as the others.
-    pub fn evenly(parts: impl IntoIterator<Item = Flow>) -> ChooseRandom {
+    #[doc(alias = "evenly")]
+    pub fn uniform(parts: impl IntoIterator<Item = Flow>) -> ChooseRandom {
         let parts: Vec<Flow> = parts.into_iter().collect();
-        let chances = vec![1.0 / parts.len() as f64; parts.len()];
-        ChooseRandom { parts, chances }
+        let probabilities = vec![1.0 / parts.len() as f64; parts.len()];
+        ChooseRandom { parts, probabilities }
     }
 }
 
@@ -34,17 +35,19 @@ impl DataFlow for ChooseRandom {
     }
 
     fn resume(&self) -> Resume {
-        slowest(&self.parts)
+        combined_resume(&self.parts)
     }
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        let sum: f64 = self.chances.iter().sum();
-        if !((sum - 1.0).abs() < 1e-9 && self.chances.iter().all(|&p| p >= 0.0)) {
-            let why =
-                format!("choose_random: probabilities {:?} are not at least 0 with a sum of 1", self.chances);
+        let sum: f64 = self.probabilities.iter().sum();
+        if !((sum - 1.0).abs() < 1e-9 && self.probabilities.iter().all(|&p| p >= 0.0)) {
+            let why = format!(
+                "choose_random: probabilities {:?} are not at least 0 with a sum of 1",
+                self.probabilities
+            );
             return Err(Error::argument(why));
         }
-        MixtureReader::open(&self.parts, Turns::Chances(self.chances.clone()), seed, at)
+        MixtureReader::open(&self.parts, Chooser::Probabilities(self.probabilities.clone()), seed, at)
     }
 }
 
@@ -73,7 +76,7 @@ impl DataFlow for Mix {
     }
 
     fn resume(&self) -> Resume {
-        slowest(&self.parts)
+        combined_resume(&self.parts)
     }
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
@@ -81,72 +84,74 @@ impl DataFlow for Mix {
             let why = "mix needs to know how many samples each of its inputs has";
             return Err(Error::argument(why).note("choose_random takes probabilities instead"));
         };
-        MixtureReader::open(&self.parts, Turns::Sizes(sizes), seed, at)
+        MixtureReader::open(&self.parts, Chooser::Sizes(sizes), seed, at)
     }
 }
 
-fn slowest(parts: &[Flow]) -> Resume {
+fn combined_resume(parts: &[Flow]) -> Resume {
     parts.iter().map(|p| p.resume()).max().unwrap_or(Resume::Seek)
 }
 
 /// How many samples a pass of each has, without end for some; `None` where that is not known of all.
 fn sizes(parts: &[Flow], seed: Seed) -> Result<Option<Vec<u64>>> {
     let size = |(i, part): (usize, &Flow)| {
-        let endless = part.size().is_none() && part.lookup(Inputs::seed(seed, i))?.is_some();
+        let endless = part.size().is_none() && part.open_indexed(InputReaders::seed(seed, i))?.is_some();
         Ok(part.size().or(endless.then_some(u64::MAX)))
     };
     parts.iter().enumerate().map(size).collect()
 }
 
 /// How turns are drawn.
-enum Turns {
+enum Chooser {
     /// With these probabilities.
-    Chances(Vec<f64>),
+    Probabilities(Vec<f64>),
     /// In proportion to what is left of these sizes.
     Sizes(Vec<u64>),
 }
 
-impl Turns {
+impl Chooser {
     /// Whose turn it is, where `taken` have been read; `None` where all are through.
-    fn next(&self, taken: &[u64], draws: &mut Draws) -> Option<usize> {
+    fn next(&self, taken: &[u64], rng: &mut SampleRng) -> Option<usize> {
         match self {
-            Turns::Chances(chances) => {
-                let mut left = draws.uniform();
-                let likely = chances.iter().rposition(|&p| p > 0.0);
-                let hit = chances.iter().position(|&p| {
+            Chooser::Probabilities(probabilities) => {
+                let mut left = rng.uniform();
+                let likely = probabilities.iter().rposition(|&p| p > 0.0);
+                let hit = probabilities.iter().position(|&p| {
                     left -= p;
                     left < 0.0
                 });
                 // Rounding may leave a sliver beyond the last.
                 hit.or(likely)
             }
-            Turns::Sizes(sizes) => {
+            Chooser::Sizes(sizes) => {
                 let left: Vec<u64> = sizes.iter().zip(taken).map(|(n, k)| n.saturating_sub(*k)).collect();
-                let mut place = draws.below(left.iter().sum());
+                let mut ticket = rng.below(left.iter().sum());
                 left.iter().position(|&n| {
-                    let hit = place < n;
-                    place = place.wrapping_sub(n);
+                    let hit = ticket < n;
+                    ticket = ticket.wrapping_sub(n);
                     hit
                 })
             }
         }
     }
 
-    /// Draws the turns of a pass up to `at`: how often each had one, and whether the pass ends before.
-    fn until(&self, at: &State, seed: Seed, sizes: &[u64]) -> (Vec<u64>, bool) {
+    /// SampleRng the turns of a pass up to `at`: how often each had one, and whether the pass ends before.
+    fn replay(&self, at: &State, seed: Seed, sizes: &[u64]) -> (Vec<u64>, bool) {
         let mut taken = vec![0; sizes.len()];
         for index in 0..at.index {
-            let turn = self.next(&taken, &mut seed.draws(at.epoch, index));
-            let Some(turn) = turn.filter(|&turn| taken[turn] < sizes[turn]) else { return (taken, true) };
-            taken[turn] += 1;
+            let chosen = self.next(&taken, &mut seed.rng(at.epoch, index));
+            let Some(chosen) = chosen.filter(|&chosen| taken[chosen] < sizes[chosen]) else {
+                return (taken, true);
+            };
+            taken[chosen] += 1;
         }
         (taken, false)
     }
 }
 
 struct MixtureReader {
-    inputs: Inputs,
-    turns: Turns,
+    inputs: InputReaders,
+    chooser: Chooser,
     seed: Seed,
     /// How many samples of this pass were taken of each.
     taken: Vec<u64>,
@@ -156,13 +161,13 @@ struct MixtureReader {
 }
 
 impl MixtureReader {
-    fn open(parts: &[Flow], turns: Turns, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        let (n, turn_seed) = (parts.len(), seed.of("turns"));
+    fn open(parts: &[Flow], chooser: Chooser, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
+        let (n, chooser_seed) = (parts.len(), seed.derive("turns"));
         // Where they stand is told, or follows from the turns, or comes out by reading.
         let (states, ended, index) = if !at.inputs.is_empty() {
             (at.inputs.clone(), false, at.index)
         } else if let Some(sizes) = sizes(parts, seed)? {
-            let (taken, ended) = turns.until(at, turn_seed, &sizes);
+            let (taken, ended) = chooser.replay(at, chooser_seed, &sizes);
             (taken.into_iter().map(|index| State::at(at.epoch, index)).collect(), ended, at.index)
         } else {
             (vec![State::at(at.epoch, 0); n], false, 0)
@@ -172,30 +177,30 @@ impl MixtureReader {
             return Err(Error::argument(why));
         }
         let reader = MixtureReader {
-            inputs: Inputs::open(parts, seed, &states)?,
-            turns,
-            seed: turn_seed,
+            inputs: InputReaders::open(parts, seed, &states)?,
+            chooser,
+            seed: chooser_seed,
             taken: states.iter().map(|s| s.index).collect(),
             ended,
             at: State::at(at.epoch, index),
         };
-        replay::to(Box::new(reader), at)
+        replay::replay_to(Box::new(reader), at)
     }
 
     fn next(&mut self) -> Result<Option<Sample>> {
         if !self.ended {
             let State { epoch, index, .. } = self.at;
-            if let Some(turn) = self.turns.next(&self.taken, &mut self.seed.draws(epoch, index)) {
-                let read = self.inputs.readers[turn].read();
+            if let Some(chosen) = self.chooser.next(&self.taken, &mut self.seed.rng(epoch, index)) {
+                let read = self.inputs.readers[chosen].read();
                 // The part's own index: what took too long was not taken.
-                self.taken[turn] = self.inputs.readers[turn].state().index;
+                self.taken[chosen] = self.inputs.readers[chosen].state().index;
                 if let Some(sample) = read? {
                     return Ok(Some(sample));
                 }
             }
             self.ended = true;
         }
-        self.inputs.begin(self.at.epoch + 1)?;
+        self.inputs.start_epoch(self.at.epoch + 1)?;
         self.ended = false;
         self.taken.fill(0);
         Ok(None)
@@ -210,6 +215,6 @@ impl Reader for MixtureReader {
     }
 
     fn state(&self) -> State {
-        self.at.with(self.inputs.states())
+        self.at.with_inputs(self.inputs.states())
     }
 }

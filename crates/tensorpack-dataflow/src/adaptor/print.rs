@@ -1,6 +1,6 @@
 //! Looking at what goes by.
 
-use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State};
+use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::fmt::Write;
 use std::sync::Arc;
 use tensorpack_tensor::Result;
@@ -32,8 +32,8 @@ impl DataFlow for Print {
         Ok(Box::new(PrintReader { inner: self.inner.open(seed, at)?, left: self.samples }))
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
-        self.inner.lookup(seed)
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
+        self.inner.open_indexed(seed)
     }
 }
 

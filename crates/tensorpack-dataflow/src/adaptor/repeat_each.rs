@@ -1,6 +1,6 @@
 //! Every sample several times.
 
-use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State};
+use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
@@ -36,7 +36,7 @@ impl DataFlow for RepeatEach {
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         self.check()?;
-        let inner = self.inner.open(seed, &at.input(at.epoch, at.index / self.times))?;
+        let inner = self.inner.open(seed, &at.input_or(at.epoch, at.index / self.times))?;
         Ok(Box::new(EachReader {
             start: inner.state(),
             inner,
@@ -46,10 +46,10 @@ impl DataFlow for RepeatEach {
         }))
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
         self.check()?;
         let times = self.times;
-        let inner = self.inner.lookup(seed)?;
+        let inner = self.inner.open_indexed(seed)?;
         Ok(inner.map(|inner| Arc::new(move |epoch, index: u64| inner.get(epoch, index / times)) as _))
     }
 }
@@ -87,6 +87,6 @@ impl Reader for EachReader {
     }
 
     fn state(&self) -> State {
-        self.at.over(self.start.clone())
+        self.at.with_nested_input(self.start.clone())
     }
 }

@@ -1,7 +1,7 @@
 //! A part of the samples, for one of several readers.
 
-use crate::lookup::LookupReader;
-use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State};
+use crate::indexed_reader::SequentialReader;
+use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
@@ -42,7 +42,7 @@ impl Shard {
         Ok(())
     }
 
-    fn place(&self, index: u64) -> u64 {
+    fn input_index(&self, index: u64) -> u64 {
         index.saturating_mul(self.count).saturating_add(self.index)
     }
 }
@@ -60,11 +60,11 @@ impl DataFlow for Shard {
     }
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        if let Some(lookup) = self.lookup(seed)?.filter(|_| self.size().is_some()) {
-            return Ok(LookupReader::open(lookup, self.size(), at));
+        if let Some(indexed) = self.open_indexed(seed)?.filter(|_| self.size().is_some()) {
+            return Ok(SequentialReader::open(indexed, self.size(), at));
         }
-        let place = self.place(at.index) - self.index;
-        let inner = self.inner.open(seed, &at.input(at.epoch, place))?;
+        let input_index = self.input_index(at.index) - self.index;
+        let inner = self.inner.open(seed, &at.input_or(at.epoch, input_index))?;
         Ok(Box::new(ShardReader {
             inner,
             shard: self.clone(),
@@ -73,11 +73,11 @@ impl DataFlow for Shard {
         }))
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
         self.check()?;
         let shard = self.clone();
-        let inner = self.inner.lookup(seed)?;
-        Ok(inner.map(|inner| Arc::new(move |epoch, index| inner.get(epoch, shard.place(index))) as _))
+        let inner = self.inner.open_indexed(seed)?;
+        Ok(inner.map(|inner| Arc::new(move |epoch, index| inner.get(epoch, shard.input_index(index))) as _))
     }
 }
 
@@ -91,13 +91,13 @@ struct ShardReader {
 
 impl ShardReader {
     fn next(&mut self) -> Result<Option<Sample>> {
-        let wanted = self.shard.place(self.at.index);
-        let over = self.size.is_some_and(|size| self.at.index >= size);
+        let wanted = self.shard.input_index(self.at.index);
+        let ended = self.size.is_some_and(|size| self.at.index >= size);
         while self.inner.state().epoch == self.at.epoch {
-            let ours = self.inner.state().index == wanted && !over;
+            let is_ours = self.inner.state().index == wanted && !ended;
             match self.inner.read() {
-                Err(e) if ours || e.kind() == ErrorKind::Deadline => return Err(e),
-                Ok(Some(sample)) if ours => return Ok(Some(sample)),
+                Err(e) if is_ours || e.kind() == ErrorKind::Deadline => return Err(e),
+                Ok(Some(sample)) if is_ours => return Ok(Some(sample)),
                 // Another shard's, or the end of the pass.
                 _ => {}
             }
@@ -114,6 +114,6 @@ impl Reader for ShardReader {
     }
 
     fn state(&self) -> State {
-        self.at.over(self.inner.state())
+        self.at.with_nested_input(self.inner.state())
     }
 }

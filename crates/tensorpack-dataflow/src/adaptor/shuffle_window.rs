@@ -2,7 +2,7 @@
 
 use super::permutation::Permutation;
 use crate::replay;
-use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State};
+use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
@@ -42,29 +42,29 @@ impl DataFlow for ShuffleWindow {
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         self.check()?;
         let begin = at.index - at.index % self.window;
-        let inner = self.inner.open(seed.of("input"), &at.input(at.epoch, begin))?;
+        let inner = self.inner.open(seed.derive("input"), &at.input_or(at.epoch, begin))?;
         let reader = WindowReader {
             start: inner.state(),
             inner,
             window: self.window,
-            seed: seed.of("shuffle"),
+            seed: seed.derive("shuffle"),
             held: Vec::new(),
             order: None,
             at: State::at(at.epoch, begin),
         };
-        replay::to(Box::new(reader), at)
+        replay::replay_to(Box::new(reader), at)
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
         self.check()?;
-        let inner = self.inner.lookup(seed.of("input"))?;
+        let inner = self.inner.open_indexed(seed.derive("input"))?;
         let (Some(inner), Some(size)) = (inner, self.inner.size()) else { return Ok(None) };
-        let (window, seed) = (self.window, seed.of("shuffle"));
+        let (window, seed) = (self.window, seed.derive("shuffle"));
         Ok(Some(Arc::new(move |epoch, index| {
-            let (number, inside) = (index / window, index % window);
-            let begin = number * window;
-            let order = Permutation::new(window.min(size - begin), &mut seed.draws(epoch, number));
-            inner.get(epoch, begin + order.at(inside))
+            let (window_index, offset) = (index / window, index % window);
+            let begin = window_index * window;
+            let order = Permutation::new(window.min(size - begin), &mut seed.rng(epoch, window_index));
+            inner.get(epoch, begin + order.at(offset))
         })))
     }
 }
@@ -93,20 +93,20 @@ impl WindowReader {
                 Err(e) => self.held.push(Some(Err(e))),
             }
         }
-        let mut draws = self.seed.draws(self.at.epoch, self.at.index / self.window);
-        self.order = Some(Permutation::new(self.held.len() as u64, &mut draws));
+        let mut rng = self.seed.rng(self.at.epoch, self.at.index / self.window);
+        self.order = Some(Permutation::new(self.held.len() as u64, &mut rng));
         Ok(())
     }
 
     fn next(&mut self) -> Result<Option<Sample>> {
-        let inside = self.at.index % self.window;
+        let offset = self.at.index % self.window;
         if self.order.is_none() {
             self.fill()?;
         }
-        let order = self.order.as_ref().filter(|_| inside < self.held.len() as u64);
+        let order = self.order.as_ref().filter(|_| offset < self.held.len() as u64);
         let Some(order) = order else { return Ok(None) };
-        let place = order.at(inside) as usize;
-        self.held[place].take().transpose()
+        let position = order.at(offset) as usize;
+        self.held[position].take().transpose()
     }
 }
 
@@ -124,6 +124,6 @@ impl Reader for WindowReader {
     }
 
     fn state(&self) -> State {
-        self.at.over(self.start.clone())
+        self.at.with_nested_input(self.start.clone())
     }
 }

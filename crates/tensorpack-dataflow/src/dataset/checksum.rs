@@ -12,7 +12,7 @@ pub(super) enum Checksum {
 }
 
 impl Checksum {
-    pub(super) fn fits(self, bytes: &[u8]) -> bool {
+    pub(super) fn matches(self, bytes: &[u8]) -> bool {
         match self {
             Checksum::Md5(sum) => hex(&Md5::digest(bytes)) == sum,
             Checksum::Sha256(sum) => hex(&Sha256::digest(bytes)) == sum,
@@ -29,10 +29,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_sums() {
-        assert!(Checksum::Md5("900150983cd24fb0d6963f7d28e17f72").fits(b"abc"));
+    fn matches_known_digests() {
+        assert!(Checksum::Md5("900150983cd24fb0d6963f7d28e17f72").matches(b"abc"));
         let sha = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert!(Checksum::Sha256(sha).fits(b"abc"));
-        assert!(!Checksum::Sha256(sha).fits(b"abd"));
+        assert!(Checksum::Sha256(sha).matches(b"abc"));
+        assert!(!Checksum::Sha256(sha).matches(b"abd"));
     }
 }

@@ -17,9 +17,9 @@
 
 mod archive;
 mod checksum;
-mod client;
-mod folder;
-mod install;
+mod package_client;
+mod data_dir;
+mod download;
 mod progress;
 pub mod cifar10;
 pub mod digits;
@@ -28,6 +28,6 @@ pub mod mnist;
 pub mod ptb;
 pub mod sentences;
 
+pub use data_dir::data_dir;
 #[doc(hidden)]
-pub use client::pip;
-pub use folder::folder;
+pub use package_client::pip;

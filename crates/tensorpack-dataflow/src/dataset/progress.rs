@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_quick_is_not_mentioned() {
+    fn short_tasks_print_nothing() {
         let mut progress = Progress::new("x", None);
         progress.terminal = false;
         let start = progress.started;

@@ -1,7 +1,7 @@
 //! The binary files of CIFAR-10 and CIFAR-100: records of labels and an image, plane by plane.
 
-use super::index::checked;
-use super::{Contents, RandomAccess};
+use super::check_index::check_index;
+use super::{ByteSource, RandomAccess};
 use crate::Sample;
 use std::path::Path;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl Labels {
         }
     }
 
-    fn record(self) -> usize {
+    fn record_size(self) -> usize {
         self.layout().0 + 3 * PLANE
     }
 }
@@ -46,30 +46,30 @@ impl Labels {
 impl Cifar {
     /// The samples of these files, one after the other.
     pub fn open(paths: impl IntoIterator<Item = impl AsRef<Path>>, labels: Labels) -> Result<Cifar> {
-        let files = paths.into_iter().map(Contents::open).collect::<Result<Vec<_>>>()?;
+        let files = paths.into_iter().map(ByteSource::open).collect::<Result<Vec<_>>>()?;
         Cifar::parse(&files, labels)
     }
 
     /// The samples in `files`.
-    pub fn parse(files: &[Contents], labels: Labels) -> Result<Cifar> {
+    pub fn parse(files: &[ByteSource], labels: Labels) -> Result<Cifar> {
         let (_, which, classes) = labels.layout();
         let mut records = Vec::new();
         for file in files {
             let bytes = file.read_all()?;
-            if bytes.len() % labels.record() != 0 {
+            if bytes.len() % labels.record_size() != 0 {
                 let why = format!(
                     "{} is {} bytes long, which is no multiple of the {} of a record",
                     file.name(),
                     bytes.len(),
-                    labels.record()
+                    labels.record_size()
                 );
                 return Err(Error::new(ErrorKind::Data, why).note("is it the binary version, and complete?"));
             }
-            let wrong = bytes.chunks_exact(labels.record()).position(|record| record[which] >= classes);
+            let wrong = bytes.chunks_exact(labels.record_size()).position(|record| record[which] >= classes);
             if let Some(i) = wrong {
-                let at = i * labels.record() + which;
+                let at = i * labels.record_size() + which;
                 let why = format!("label {}, of {classes} classes", bytes[at]);
-                return Err(file.error(at as u64, why));
+                return Err(file.error_at(at as u64, why));
             }
             records.extend(bytes);
         }
@@ -80,7 +80,7 @@ impl Cifar {
     #[doc(alias = "get_per_pixel_mean")]
     pub fn per_pixel_mean(&self) -> Result<HostTensor> {
         let mut sums = vec![0u64; 3 * PLANE];
-        for record in self.records.chunks_exact(self.labels.record()) {
+        for record in self.records.chunks_exact(self.labels.record_size()) {
             let planes = &record[self.labels.layout().0..];
             sums.iter_mut().zip(pixels(planes)).for_each(|(sum, x)| *sum += u64::from(x));
         }
@@ -103,12 +103,12 @@ fn pixels(planes: &[u8]) -> impl Iterator<Item = u8> {
 
 impl RandomAccess for Cifar {
     fn len(&self) -> u64 {
-        (self.records.len() / self.labels.record()) as u64
+        (self.records.len() / self.labels.record_size()) as u64
     }
 
     fn get(&self, index: u64) -> Result<Sample> {
-        let size = self.labels.record();
-        let index = checked(index, self.records.len() / size)?;
+        let size = self.labels.record_size();
+        let index = check_index(index, self.records.len() / size)?;
         let (labels, which, _) = self.labels.layout();
         let (label, planes) = self.records[index * size..][..size].split_at(labels);
         Ok(vec![
@@ -129,8 +129,8 @@ mod tests {
     }
 
     #[test]
-    fn planes_become_pixels() {
-        let file = Contents::memory("a", [record(&[7]), record(&[9])].concat());
+    fn planar_records_become_interleaved_pixels() {
+        let file = ByteSource::from_bytes("a", [record(&[7]), record(&[9])].concat());
         let cifar = Cifar::parse(&[file.clone(), file], Labels::Cifar10).unwrap();
         assert_eq!(cifar.len(), 4);
         let sample = cifar.get(3).unwrap();
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn fine_and_coarse_labels() {
-        let file = Contents::memory("a", record(&[19, 99]));
+        let file = ByteSource::from_bytes("a", record(&[19, 99]));
         let label = |labels| {
             Cifar::parse(std::slice::from_ref(&file), labels).unwrap().get(0).unwrap()[1].to_scalar()
         };
@@ -151,21 +151,21 @@ mod tests {
     }
 
     #[test]
-    fn means_of_pixels_and_channels() {
+    fn per_pixel_and_per_channel_means() {
         let mut files = [record(&[0]), record(&[1])];
         files[1][1..].iter_mut().for_each(|x| *x += 1);
-        let cifar = Cifar::parse(&[Contents::memory("a", files.concat())], Labels::Cifar10).unwrap();
+        let cifar = Cifar::parse(&[ByteSource::from_bytes("a", files.concat())], Labels::Cifar10).unwrap();
         let mean = cifar.per_pixel_mean().unwrap();
         assert_eq!(mean.as_slice::<f32>().unwrap()[5 * 32 * 3..][..3], [5.5, 105.5, 205.5]);
         assert_eq!(cifar.per_channel_mean().unwrap(), [16.0, 116.0, 216.0]);
     }
 
     #[test]
-    fn damage_is_an_error() {
+    fn corrupt_input_is_an_error() {
         let mut bytes = [record(&[7]), record(&[10])].concat();
-        let e = Cifar::parse(&[Contents::memory("a", bytes.clone())], Labels::Cifar10).unwrap_err();
+        let e = Cifar::parse(&[ByteSource::from_bytes("a", bytes.clone())], Labels::Cifar10).unwrap_err();
         assert_eq!(e.message(), "a, byte 3073: label 10, of 10 classes");
         bytes.pop();
-        assert!(Cifar::parse(&[Contents::memory("a", bytes)], Labels::Cifar10).is_err());
+        assert!(Cifar::parse(&[ByteSource::from_bytes("a", bytes)], Labels::Cifar10).is_err());
     }
 }

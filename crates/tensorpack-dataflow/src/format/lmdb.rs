@@ -3,8 +3,8 @@
 //! Its C library maps the file into memory and trusts it: read files that you or people you trust have made.
 
 use super::RandomAccess;
-use super::index::checked;
-use super::serialized::{Serialized, decode, encode, one_pass};
+use super::check_index::check_index;
+use super::serialized::{Serialized, decode, encode, for_each_sample};
 use crate::{DataFlow, Sample};
 use heed::types::Bytes;
 use heed::{Database, Env, EnvFlags, EnvOpenOptions, MdbError, RoTxn, WithoutTls};
@@ -32,7 +32,7 @@ impl Lmdb {
     /// under `__keys__` if [`save`] wrote it, else that of the keys, for which all are read once.
     pub fn open(path: impl AsRef<Path>) -> Result<Lmdb> {
         let path = path.as_ref();
-        let within = |e| failed(e, path);
+        let within = |e| lmdb_error(e, path);
         let env = shared_env(path)?;
         let keys = list_keys(&env).map_err(within)?;
         Ok(Lmdb { env, name: path.display().to_string(), keys: keys.into() })
@@ -50,13 +50,13 @@ impl RandomAccess for Lmdb {
     }
 
     fn get(&self, index: u64) -> Result<Sample> {
-        let key = &self.keys[checked(index, self.keys.len())?];
+        let key = &self.keys[check_index(index, self.keys.len())?];
         let value = (|| {
             let txn = self.env.read_txn()?;
             let value = entries(&self.env, &txn)?.map(|db| db.get(&txn, key).map(|v| v.map(<[u8]>::to_vec)));
             Ok(value.transpose()?.flatten())
         })();
-        let value = value.map_err(|e| failed(e, Path::new(&self.name)))?.ok_or_else(|| {
+        let value = value.map_err(|e| lmdb_error(e, Path::new(&self.name)))?.ok_or_else(|| {
             let why = format!("{}: there is no entry with key {}", self.name, key.escape_ascii());
             Error::new(ErrorKind::Data, why)
         })?;
@@ -73,13 +73,13 @@ pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
         let why = format!("{} exists, and is not overwritten", path.display());
         return Err(Error::argument(why).note("remove it first, or choose another name"));
     }
-    let partial = Partial::of(path);
-    let within = |e| failed(e, path);
+    let partial = PartialFile::of(path);
+    let within = |e| lmdb_error(e, path);
     // Nobody else sees the file before it has its name: no lock. It is synced once, at the end.
     let env = open_env(&partial.0, EnvFlags::NO_LOCK | EnvFlags::NO_SYNC, BATCH).map_err(within)?;
     let (mut batch, mut bytes) = (Vec::new(), 0);
     let (mut keys, mut ends) = (Vec::<u8>::new(), Vec::new());
-    let count = one_pass(flow, |sample| {
+    let count = for_each_sample(flow, |sample| {
         let key = format!("{:08}", ends.len()).into_bytes();
         keys.extend(&key);
         ends.push(keys.len() as i64);
@@ -87,14 +87,14 @@ pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
         bytes += value.len();
         batch.push((key, value));
         if bytes > BATCH {
-            put_all(&env, &batch).map_err(within)?;
+            write_batch(&env, &batch).map_err(within)?;
             (batch, bytes) = (Vec::new(), 0);
         }
         Ok(())
     })?;
     let list = [HostTensor::new([keys.len()], keys)?, HostTensor::new([ends.len()], ends)?];
     batch.push((KEYS.to_vec(), encode(&list)?));
-    put_all(&env, &batch).and_then(|()| env.force_sync()).map_err(within)?;
+    write_batch(&env, &batch).and_then(|()| env.force_sync()).map_err(within)?;
     env.prepare_for_closing().wait();
     fs::rename(&partial.0, path).map_err(|e| Error::from(e).within(path.display()))?;
     Ok(count)
@@ -108,16 +108,16 @@ pub fn load(path: impl AsRef<Path>) -> Result<Serialized<Lmdb>> {
 }
 
 /// A file that is removed if it still has its temporary name.
-struct Partial(PathBuf);
+struct PartialFile(PathBuf);
 
-impl Partial {
-    fn of(path: &Path) -> Partial {
+impl PartialFile {
+    fn of(path: &Path) -> PartialFile {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        Partial(path.with_file_name(format!(".{name}.{}.partial", std::process::id())))
+        PartialFile(path.with_file_name(format!(".{name}.{}.partial", std::process::id())))
     }
 }
 
-impl Drop for Partial {
+impl Drop for PartialFile {
     fn drop(&mut self) {
         // After `save` there is none; and an error here could help nobody.
         let _ = fs::remove_file(&self.0);
@@ -128,7 +128,7 @@ impl Drop for Partial {
 fn shared_env(path: &Path) -> Result<Arc<Env<WithoutTls>>> {
     static OPEN: Mutex<Vec<(PathBuf, Weak<Env<WithoutTls>>)>> = Mutex::new(Vec::new());
     let io = |e| Error::from(e).within(path.display());
-    let file = file_in(path).canonicalize().map_err(io)?;
+    let file = data_file(path).canonicalize().map_err(io)?;
     let size = fs::metadata(&file).map_err(io)?.len();
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     open.retain(|(_, env)| env.strong_count() > 0);
@@ -136,7 +136,7 @@ fn shared_env(path: &Path) -> Result<Arc<Env<WithoutTls>>> {
         return Ok(env);
     }
     let env = open_env(path, EnvFlags::READ_ONLY | EnvFlags::NO_LOCK, size as usize);
-    let env = Arc::new(env.map_err(|e| failed(e, path))?);
+    let env = Arc::new(env.map_err(|e| lmdb_error(e, path))?);
     open.push((file, Arc::downgrade(&env)));
     Ok(env)
 }
@@ -182,7 +182,7 @@ fn parse_keys(list: &[u8]) -> Option<Vec<Box<[u8]>>> {
 }
 
 /// Writes a batch in one transaction, and makes room for it.
-fn put_all(env: &Env<WithoutTls>, batch: &[(Vec<u8>, Vec<u8>)]) -> heed::Result<()> {
+fn write_batch(env: &Env<WithoutTls>, batch: &[(Vec<u8>, Vec<u8>)]) -> heed::Result<()> {
     loop {
         let written = (|| {
             let mut txn = env.write_txn()?;
@@ -200,11 +200,11 @@ fn put_all(env: &Env<WithoutTls>, batch: &[(Vec<u8>, Vec<u8>)]) -> heed::Result<
     }
 }
 
-fn file_in(path: &Path) -> PathBuf {
+fn data_file(path: &Path) -> PathBuf {
     if path.is_dir() { path.join("data.mdb") } else { path.to_path_buf() }
 }
 
-fn failed(error: heed::Error, path: &Path) -> Error {
+fn lmdb_error(error: heed::Error, path: &Path) -> Error {
     Error::new(ErrorKind::Io, format!("{}: LMDB: {error}", path.display()))
 }
 
@@ -215,12 +215,12 @@ mod tests {
     use crate::format::assert_round_trip;
 
     #[test]
-    fn samples_come_back() {
+    fn samples_round_trip() {
         assert_round_trip(save, load);
     }
 
     #[test]
-    fn keys_are_those_of_the_original_and_the_map_grows() {
+    fn keys_are_eight_digits_and_the_map_grows() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.lmdb");
         let sample = |i: usize| vec![HostTensor::new([1 << 20], vec![i as u8; 1 << 20]).unwrap()];
@@ -236,11 +236,11 @@ mod tests {
     }
 
     #[test]
-    fn without_a_list_of_ours_all_keys_are_found() {
+    fn without_a_key_list_all_entries_are_scanned() {
         let dir = tempfile::tempdir().unwrap();
         let env = open_env(dir.path(), EnvFlags::empty(), 0).unwrap();
         let entries = [(&b"b"[..], &b"2"[..]), (b"a", b"1"), (KEYS, b"a pickled list")];
-        put_all(&env, &entries.map(|(k, v)| (k.to_vec(), v.to_vec()))).unwrap();
+        write_batch(&env, &entries.map(|(k, v)| (k.to_vec(), v.to_vec()))).unwrap();
         env.prepare_for_closing().wait();
         let raw = Lmdb::open(dir.path()).unwrap();
         let keys: Vec<_> = raw.keys().iter().map(|k| &k[..]).collect();

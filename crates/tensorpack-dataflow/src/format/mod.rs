@@ -17,10 +17,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod contents;
-mod elements;
-mod index;
-mod new_file;
+mod byte_source;
+mod endian;
+mod check_index;
+mod atomic_file;
 mod rows;
 mod tar_archive;
 #[cfg(test)]
@@ -31,7 +31,7 @@ pub mod gzip;
 pub mod cifar;
 pub mod idx;
 pub mod imagenet;
-pub mod labelled_files;
+pub mod image_folder;
 pub mod lines;
 #[cfg(feature = "lmdb")]
 pub mod lmdb;
@@ -41,7 +41,7 @@ pub mod tar;
 pub mod tfrecord;
 
 use crate::RandomAccess;
-pub use contents::{Contents, ContentsReader};
+pub use byte_source::{ByteSource, ByteSourceReader};
 #[cfg(test)]
 use round_trip::{assert_round_trip, test_samples};
 pub use rows::Rows;

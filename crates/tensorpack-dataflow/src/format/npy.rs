@@ -3,9 +3,9 @@
 //! bf16 has no code of NumPy's own: it is written as `<V2`, which is what the package `ml_dtypes` writes for it, and
 //! two-byte voids are read as bf16.
 
-use super::Contents;
-use super::elements::{Order, byte_count, little_endian, tensor};
-use super::new_file::NewFile;
+use super::ByteSource;
+use super::atomic_file::AtomicFile;
+use super::endian::{Endian, byte_count, little_endian, tensor_from_bytes};
 use std::path::Path;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result, element_count};
 
@@ -13,21 +13,21 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 
 /// The array in the file at `path`.
 pub fn read(path: impl AsRef<Path>) -> Result<HostTensor> {
-    parse(Contents::open(path)?)
+    parse(ByteSource::open(path)?)
 }
 
 /// Writes an array to a new file.
 pub fn write(path: impl AsRef<Path>, array: &HostTensor) -> Result<()> {
-    let mut file = NewFile::create(path)?;
+    let mut file = AtomicFile::create(path)?;
     file.write(&header(array))?;
     file.write(&little_endian(array))?;
     file.finish()
 }
 
-/// The array in `contents`.
-pub fn parse(contents: Contents) -> Result<HostTensor> {
-    let bytes = contents.read_all()?;
-    decode(&bytes).map_err(|e| e.within(contents.name()))
+/// The array in `source`.
+pub fn parse(source: ByteSource) -> Result<HostTensor> {
+    let bytes = source.read_all()?;
+    decode(&bytes).map_err(|e| e.within(source.name()))
 }
 
 /// The bytes of a `.npy` file with this array.
@@ -60,9 +60,9 @@ pub fn decode(bytes: &[u8]) -> Result<HostTensor> {
     }
     if fortran_order && sizes.len() > 1 {
         let elements = row_major(&sizes, dtype.size(), elements);
-        return tensor(dtype, sizes, &elements, order);
+        return tensor_from_bytes(dtype, sizes, &elements, order);
     }
-    tensor(dtype, sizes, elements, order)
+    tensor_from_bytes(dtype, sizes, elements, order)
 }
 
 /// Magic, version, length and description, padded so that the elements begin at a multiple of 64.
@@ -92,11 +92,11 @@ fn header(array: &HostTensor) -> Vec<u8> {
     bytes
 }
 
-fn element_type(descr: &str) -> Result<(DType, Order)> {
+fn element_type(descr: &str) -> Result<(DType, Endian)> {
     let (order, code) = match descr.split_at_checked(1) {
-        Some((">", code)) => (Order::Big, code),
-        Some(("<" | "|" | "=", code)) => (Order::Little, code),
-        _ => (Order::Little, descr),
+        Some((">", code)) => (Endian::Big, code),
+        Some(("<" | "|" | "=", code)) => (Endian::Little, code),
+        _ => (Endian::Little, descr),
     };
     let dtype = match code {
         "f4" => DType::F32,
@@ -209,7 +209,7 @@ mod tests {
     use crate::format::test_samples;
 
     #[test]
-    fn every_type_and_shape_comes_back() {
+    fn every_dtype_and_shape_round_trips() {
         for array in test_samples().into_iter().flatten() {
             let bytes = encode(&array);
             assert_eq!((bytes.len() - array.as_bytes().len()) % 64, 0);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn types_that_tensors_do_not_have_are_named() {
+    fn unsupported_dtypes_are_named() {
         for (descr, name) in [("<f2", "float16"), ("|i1", "int8"), ("<U5", "text"), ("|O", "Python objects")]
         {
             let text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': (0,), }}");
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_an_error() {
+    fn corrupt_input_is_an_error() {
         let whole = encode(&HostTensor::new([2], vec![1i64, 2]).unwrap());
         for cut in 0..whole.len() {
             assert!(decode(&whole[..cut]).is_err(), "{cut} bytes");

@@ -1,11 +1,11 @@
 //! NumPy's `.npz` files: arrays by name, in a zip archive. Packed ones (`savez_compressed`) are read too.
 
-use super::gzip::MAX_UNPACKED;
-use super::index::checked;
+use super::check_index::check_index;
+use super::gzip::MAX_DECOMPRESSED;
 use super::npy;
-use super::serialized::{Serialized, encode, one_pass};
+use super::serialized::{Serialized, encode, for_each_sample};
 use super::zip::{Zip, ZipWriter};
-use super::{Contents, RandomAccess, Rows};
+use super::{ByteSource, RandomAccess, Rows};
 use crate::{DataFlow, Sample};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,25 +14,26 @@ use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
 /// All arrays of the file at `path`, by name: at most 4 GiB of them unpacked, or as much as the file is long.
 pub fn read(path: impl AsRef<Path>) -> Result<BTreeMap<String, HostTensor>> {
-    let contents = Contents::open(path)?;
-    let max = contents.len().max(MAX_UNPACKED);
-    parse(contents, max)
+    let source = ByteSource::open(path)?;
+    let max = source.len().max(MAX_DECOMPRESSED);
+    parse(source, max)
 }
 
 /// All arrays of the file at `path`, if they take at most `max` bytes unpacked: a small file can hold a lot of zeros.
-pub fn read_up_to(path: impl AsRef<Path>, max: u64) -> Result<BTreeMap<String, HostTensor>> {
-    parse(Contents::open(path)?, max)
+#[doc(alias = "read_up_to")]
+pub fn read_with_limit(path: impl AsRef<Path>, max: u64) -> Result<BTreeMap<String, HostTensor>> {
+    parse(ByteSource::open(path)?, max)
 }
 
-/// All arrays in `contents`, if they take at most `max` bytes unpacked.
-pub fn parse(contents: Contents, max: u64) -> Result<BTreeMap<String, HostTensor>> {
-    let file = contents.name().to_string();
-    let zip = Zip::parse(contents)?;
+/// All arrays in `source`, if they take at most `max` bytes unpacked.
+pub fn parse(source: ByteSource, max: u64) -> Result<BTreeMap<String, HostTensor>> {
+    let file = source.name().to_string();
+    let zip = Zip::parse(source)?;
     let mut left = max;
     let mut arrays = BTreeMap::new();
     for entry in zip.entries() {
         let bytes = zip.read(entry, left).map_err(|e| match e.kind() {
-            ErrorKind::Memory => e.note("npz::read_up_to takes another limit"),
+            ErrorKind::Memory => e.note("npz::read_with_limit takes another limit"),
             _ => e,
         })?;
         left -= bytes.len() as u64;
@@ -49,8 +50,8 @@ pub fn rows(path: impl AsRef<Path>, names: &[&str]) -> Result<Rows> {
     let mut arrays = read(path)?;
     let chosen = names.iter().map(|&name| {
         arrays.remove(name).ok_or_else(|| {
-            let there: Vec<_> = arrays.keys().collect();
-            let why = format!("{} has no array {name:?} left to take: {there:?}", path.display());
+            let available: Vec<_> = arrays.keys().collect();
+            let why = format!("{} has no array {name:?} left to take: {available:?}", path.display());
             Error::new(ErrorKind::Name, why)
         })
     });
@@ -76,7 +77,7 @@ pub fn write<'a>(
 pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
     let mut zip = ZipWriter::create(path)?;
     let (mut buffer, mut ends) = (Vec::new(), Vec::new());
-    let count = one_pass(flow, |sample| {
+    let count = for_each_sample(flow, |sample| {
         buffer.extend(encode(&sample)?);
         ends.push(buffer.len() as i64);
         Ok(())
@@ -88,21 +89,22 @@ pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
 }
 
 /// The samples that [`save`] saved, held in memory.
-pub fn load(path: impl AsRef<Path>) -> Result<Serialized<Slices>> {
+pub fn load(path: impl AsRef<Path>) -> Result<Serialized<BufferRecords>> {
     let path = path.as_ref();
-    let records = read(path).and_then(Slices::new).map_err(|e| e.within(path.display()))?;
+    let records = read(path).and_then(BufferRecords::new).map_err(|e| e.within(path.display()))?;
     Ok(Serialized::new(records, path.display().to_string()))
 }
 
 /// Parts of one buffer, one after the other.
+#[doc(alias = "Slices")]
 #[derive(Clone, Debug)]
-pub struct Slices {
+pub struct BufferRecords {
     buffer: HostTensor,
     ends: Arc<[usize]>,
 }
 
-impl Slices {
-    fn new(mut arrays: BTreeMap<String, HostTensor>) -> Result<Slices> {
+impl BufferRecords {
+    fn new(mut arrays: BTreeMap<String, HostTensor>) -> Result<BufferRecords> {
         let (Some(buffer), Some(ends)) = (arrays.remove("buffer"), arrays.remove("ends")) else {
             let why = "the file was not written by npz::save: it has no arrays \"buffer\" and \"ends\"";
             return Err(Error::new(ErrorKind::Name, why).note("npz::rows reads arrays row by row"));
@@ -117,17 +119,17 @@ impl Slices {
         let ends = ends
             .collect::<Option<_>>()
             .ok_or_else(|| Error::new(ErrorKind::Data, "the array \"ends\" does not fit \"buffer\""))?;
-        Ok(Slices { buffer, ends })
+        Ok(BufferRecords { buffer, ends })
     }
 }
 
-impl RandomAccess for Slices {
+impl RandomAccess for BufferRecords {
     fn len(&self) -> u64 {
         self.ends.len() as u64
     }
 
     fn get(&self, index: u64) -> Result<Sample> {
-        let index = checked(index, self.ends.len())?;
+        let index = check_index(index, self.ends.len())?;
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         let bytes = self.buffer.as_slice::<u8>()?[start..self.ends[index]].to_vec();
         Ok(vec![HostTensor::new([bytes.len()], bytes)?])
@@ -140,12 +142,12 @@ mod tests {
     use crate::format::{assert_round_trip, test_samples};
 
     #[test]
-    fn samples_come_back() {
+    fn samples_round_trip() {
         assert_round_trip(save, load);
     }
 
     #[test]
-    fn arrays_come_back() {
+    fn arrays_round_trip() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.npz");
         let arrays: Vec<_> = test_samples().into_iter().flatten().collect();
@@ -165,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_named_arrays() {
+    fn rows_select_arrays_by_name() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.npz");
         let x = HostTensor::new([2, 2], vec![1f32, 2.0, 3.0, 4.0]).unwrap();
@@ -178,18 +180,18 @@ mod tests {
     }
 
     #[test]
-    fn more_than_is_allowed_is_refused() {
+    fn arrays_over_the_limit_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.npz");
         let zeros = HostTensor::new([1000], vec![0u8; 1000]).unwrap();
         write(&path, [("x", &zeros), ("y", &zeros)]).unwrap();
-        assert_eq!(read_up_to(&path, 2 * 1128).unwrap().len(), 2);
-        let e = read_up_to(&path, 2 * 1128 - 1).unwrap_err();
+        assert_eq!(read_with_limit(&path, 2 * 1128).unwrap().len(), 2);
+        let e = read_with_limit(&path, 2 * 1128 - 1).unwrap_err();
         assert!(e.message().ends_with("y.npy unpacks to 1128 bytes, of which 1127 are allowed"), "{e}");
     }
 
     #[test]
-    fn every_flipped_byte_is_an_error_or_harmless() {
+    fn flipped_bytes_never_change_elements_silently() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.npz");
         let array = HostTensor::new([3], vec![1i32, 2, 3]).unwrap();
@@ -199,7 +201,7 @@ mod tests {
         for i in 0..bytes.len() {
             let mut flipped = bytes.clone();
             flipped[i] ^= 1;
-            match parse(Contents::memory("a", flipped), MAX_UNPACKED) {
+            match parse(ByteSource::from_bytes("a", flipped), MAX_DECOMPRESSED) {
                 // A time, an attribute or the name: never the elements.
                 Ok(arrays) => assert!(arrays.values().all(|a| *a == array), "byte {i}"),
                 Err(_) => refused += 1,

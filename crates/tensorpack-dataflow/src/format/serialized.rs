@@ -13,7 +13,7 @@
 //! | the rest | its elements, in row-major order; a bool is 0 or 1 |
 
 use super::RandomAccess;
-use super::elements::{Order, byte_count, little_endian, tensor};
+use super::endian::{Endian, byte_count, little_endian, tensor_from_bytes};
 use crate::{DataFlow, Sample, Seed, State};
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
@@ -71,7 +71,7 @@ pub fn decode(bytes: &[u8]) -> Result<Sample> {
             .collect::<Result<Vec<_>, _>>()
             .map_err(|_| damaged(8, format!("component {i} is larger than this machine can address")))?;
         let elements = take(byte_count(dtype, &sizes)?)?;
-        sample.push(tensor(dtype, sizes, elements, Order::Little)?);
+        sample.push(tensor_from_bytes(dtype, sizes, elements, Endian::Little)?);
     }
     match rest.len() {
         0 => Ok(sample),
@@ -110,7 +110,10 @@ impl<S: RandomAccess> RandomAccess for Serialized<S> {
 }
 
 /// Hands every sample of one pass to `keep`: the pass that serializers save. Returns how many there were.
-pub(super) fn one_pass(flow: &dyn DataFlow, mut keep: impl FnMut(Sample) -> Result<()>) -> Result<u64> {
+pub(super) fn for_each_sample(
+    flow: &dyn DataFlow,
+    mut keep: impl FnMut(Sample) -> Result<()>,
+) -> Result<u64> {
     let mut reader = flow.open(Seed::new(0), &State::start())?;
     let mut count = 0;
     while let Some(sample) = reader.read()? {
@@ -126,14 +129,14 @@ mod tests {
     use crate::format::test_samples;
 
     #[test]
-    fn every_type_and_shape_comes_back() {
+    fn every_dtype_and_shape_round_trips() {
         for sample in test_samples() {
             assert_eq!(decode(&encode(&sample).unwrap()).unwrap(), sample);
         }
     }
 
     #[test]
-    fn the_bytes_are_as_documented() {
+    fn bytes_match_the_documented_layout() {
         let sample = [HostTensor::new([2], vec![1i32, -2]).unwrap(), HostTensor::scalar(true)];
         let mut expected = b"tps1\x02\0\0\0\x03\x01\x02\0\0\0\0\0\0\0\x01\0\0\0\xfe\xff\xff\xff".to_vec();
         expected.extend([6, 0, 1]);
@@ -141,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_or_too_long_is_an_error() {
+    fn truncated_or_trailing_bytes_are_errors() {
         let sample = [HostTensor::new([2, 1], vec![1.5f64, 2.5]).unwrap()];
         let bytes = encode(&sample).unwrap();
         for cut in 0..bytes.len() {

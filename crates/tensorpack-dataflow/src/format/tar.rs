@@ -3,12 +3,12 @@
 //! `a/0001.jpg` and `a/0001.cls`, side by side in the archive, are sample `a/0001`; the extension is all that follows
 //! the first dot of the file's name. Archives packed with gzip are unpacked into memory; plain ones are read in place.
 
-use super::gzip::{MAX_UNPACKED, unpack};
-use super::index::checked;
-use super::new_file::NewFile;
-use super::serialized::one_pass;
+use super::atomic_file::AtomicFile;
+use super::check_index::check_index;
+use super::gzip::{MAX_DECOMPRESSED, decompress};
+use super::serialized::for_each_sample;
 use super::tar_archive::{Span, Tar, header, padding};
-use super::{Contents, RandomAccess, npy};
+use super::{ByteSource, RandomAccess, npy};
 use crate::{DataFlow, Sample};
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 #[doc(alias = "WebDataset")]
 pub struct TarShards {
     extensions: Arc<[String]>,
-    shards: Arc<[Contents]>,
+    shards: Arc<[ByteSource]>,
     samples: Arc<[TarSample]>,
 }
 
@@ -35,14 +35,14 @@ impl TarShards {
     /// The samples of these archives, one after the other. Each has a component for each of `extensions`; one such as
     /// `"jpg;png"` takes what is there of these. A sample that lacks one is an error when it is read.
     pub fn open(paths: impl IntoIterator<Item = impl AsRef<Path>>, extensions: &[&str]) -> Result<TarShards> {
-        TarShards::parse(paths.into_iter().map(Contents::open).collect::<Result<_>>()?, extensions)
+        TarShards::parse(paths.into_iter().map(ByteSource::open).collect::<Result<_>>()?, extensions)
     }
 
     /// The samples in `archives`.
-    pub fn parse(archives: Vec<Contents>, extensions: &[&str]) -> Result<TarShards> {
+    pub fn parse(archives: Vec<ByteSource>, extensions: &[&str]) -> Result<TarShards> {
         let (mut shards, mut samples) = (Vec::new(), Vec::new());
         for (shard, archive) in archives.into_iter().enumerate() {
-            let tar = Tar::parse(unpack(archive, MAX_UNPACKED)?)?;
+            let tar = Tar::parse(decompress(archive, MAX_DECOMPRESSED)?)?;
             for (key, files) in groups(&tar) {
                 let find = |wanted: &&str| {
                     wanted.split(';').find_map(|w| files.iter().find(|(extension, _)| *extension == w))
@@ -50,7 +50,7 @@ impl TarShards {
                 let components = extensions.iter().map(|e| find(e).map(|&(_, span)| span)).collect();
                 samples.push(TarSample { shard, key, components });
             }
-            shards.push(tar.contents);
+            shards.push(tar.source);
         }
         let extensions = extensions.iter().map(|e| e.to_string()).collect();
         Ok(TarShards { extensions, shards: shards.into(), samples: samples.into() })
@@ -68,7 +68,7 @@ impl RandomAccess for TarShards {
     }
 
     fn get(&self, index: u64) -> Result<Sample> {
-        let TarSample { shard, key, components } = &self.samples[checked(index, self.samples.len())?];
+        let TarSample { shard, key, components } = &self.samples[check_index(index, self.samples.len())?];
         let shard = &self.shards[*shard];
         let component = |(span, extension): (&Option<Span>, &String)| {
             let Some(Span { offset, size }) = *span else {
@@ -101,9 +101,9 @@ fn groups(tar: &Tar) -> Vec<(String, Vec<(&str, Span)>)> {
 /// Saves one pass of a dataflow to a new archive: component 1 of the first sample is `00000000.1.npy`. Returns how many
 /// samples there were.
 pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
-    let mut file = NewFile::create(path)?;
+    let mut file = AtomicFile::create(path)?;
     let mut index = 0u64;
-    let count = one_pass(flow, |sample| {
+    let count = for_each_sample(flow, |sample| {
         if sample.is_empty() {
             return Err(Error::argument(format!("sample {index} has no components: a tar cannot hold it")));
         }
@@ -123,46 +123,46 @@ pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
 }
 
 /// The samples that [`save`] saved.
-pub fn load(path: impl AsRef<Path>) -> Result<SavedTar> {
-    SavedTar::parse(Contents::open(path)?)
+pub fn load(path: impl AsRef<Path>) -> Result<NpyTar> {
+    NpyTar::parse(ByteSource::open(path)?)
 }
 
 /// The samples of an archive of `.npy` files, as [`save`] writes it.
+#[doc(alias = "SavedTar")]
 #[derive(Clone, Debug)]
-pub struct SavedTar {
-    contents: Contents,
+pub struct NpyTar {
+    source: ByteSource,
     samples: Arc<[(String, Vec<Span>)]>,
 }
 
-impl SavedTar {
-    /// The samples in `contents`.
-    pub fn parse(contents: Contents) -> Result<SavedTar> {
-        let tar = Tar::parse(unpack(contents, MAX_UNPACKED)?)?;
+impl NpyTar {
+    /// The samples in `source`.
+    pub fn parse(source: ByteSource) -> Result<NpyTar> {
+        let tar = Tar::parse(decompress(source, MAX_DECOMPRESSED)?)?;
         let mut samples = Vec::new();
         for (key, files) in groups(&tar) {
             let numbered = files.iter().enumerate().all(|(i, (e, _))| *e == format!("{i}.npy"));
             if !numbered {
                 let names: Vec<_> = files.iter().map(|(e, _)| e).collect();
-                let why =
-                    format!("{}: sample {key} has {names:?}, not 0.npy, 1.npy ...", tar.contents.name());
+                let why = format!("{}: sample {key} has {names:?}, not 0.npy, 1.npy ...", tar.source.name());
                 return Err(Error::new(ErrorKind::Data, why).note("TarShards reads archives of other files"));
             }
             samples.push((key, files.into_iter().map(|(_, span)| span).collect()));
         }
-        Ok(SavedTar { contents: tar.contents.clone(), samples: samples.into() })
+        Ok(NpyTar { source: tar.source.clone(), samples: samples.into() })
     }
 }
 
-impl RandomAccess for SavedTar {
+impl RandomAccess for NpyTar {
     fn len(&self) -> u64 {
         self.samples.len() as u64
     }
 
     fn get(&self, index: u64) -> Result<Sample> {
-        let (key, components) = &self.samples[checked(index, self.samples.len())?];
+        let (key, components) = &self.samples[check_index(index, self.samples.len())?];
         let component = |span: &Span| {
-            let bytes = self.contents.read(span.offset, span.size)?;
-            npy::decode(&bytes).map_err(|e| self.contents.error(span.offset, format!("sample {key}: {e}")))
+            let bytes = self.source.read(span.offset, span.size)?;
+            npy::decode(&bytes).map_err(|e| self.source.error_at(span.offset, format!("sample {key}: {e}")))
         };
         components.iter().map(component).collect()
     }
@@ -174,22 +174,22 @@ mod tests {
     use crate::format::assert_round_trip;
 
     #[test]
-    fn samples_come_back() {
+    fn samples_round_trip() {
         assert_round_trip(save, load);
     }
 
-    fn archive(files: &[(&str, &[u8])]) -> Contents {
+    fn archive(files: &[(&str, &[u8])]) -> ByteSource {
         let mut bytes = Vec::new();
         for (name, data) in files {
             bytes.extend(header(name, data.len() as u64));
             bytes.extend(*data);
             bytes.extend(vec![0; padding(data.len() as u64) as usize]);
         }
-        Contents::memory("shard.tar", bytes)
+        ByteSource::from_bytes("shard.tar", bytes)
     }
 
     #[test]
-    fn neighbours_of_one_name_are_a_sample() {
+    fn adjacent_files_with_one_key_form_a_sample() {
         let shard = archive(&[
             ("a/1.cls", b"7"),
             ("a/1.seg.png", b"mask"),
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_other_programs_write() {
+    fn reads_archives_written_by_python() {
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/tar");
         // Python's tarfile wrote these, with arrays by numpy.save.
         let saved = load(corpus.join("saved-packed")).unwrap();
@@ -226,11 +226,11 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_component_is_named() {
+    fn corrupt_component_error_names_the_sample() {
         let files = [("00000000.0.npy", &b"no array"[..])];
-        let saved = SavedTar::parse(archive(&files)).unwrap();
+        let saved = NpyTar::parse(archive(&files)).unwrap();
         let e = saved.get(0).unwrap_err();
         assert!(e.message().starts_with("shard.tar, byte 512: sample 00000000: not a .npy file"), "{e}");
-        assert!(SavedTar::parse(archive(&[("0.jpg", b"")])).is_err());
+        assert!(NpyTar::parse(archive(&[("0.jpg", b"")])).is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! The files of a tar archive: ustar, with GNU's and POSIX's ways to say long names and sizes.
 
-use super::Contents;
+use super::ByteSource;
 use std::ops::Range;
 use tensorpack_tensor::Result;
 
@@ -17,22 +17,22 @@ pub(crate) struct Span {
 
 /// The regular files of an archive, in order.
 pub(crate) struct Tar {
-    pub(crate) contents: Contents,
+    pub(crate) source: ByteSource,
     pub(crate) files: Vec<(String, Span)>,
 }
 
 impl Tar {
     /// Reads the headers alone.
-    pub(crate) fn parse(contents: Contents) -> Result<Tar> {
+    pub(crate) fn parse(source: ByteSource) -> Result<Tar> {
         let mut files = Vec::new();
         let (mut long_name, mut long_size) = (None, None);
         let mut at = 0;
-        while at < contents.len() {
-            let block = contents.read(at, BLOCK)?;
+        while at < source.len() {
+            let block = source.read(at, BLOCK)?;
             if block.iter().all(|&b| b == 0) {
                 break;
             }
-            let damaged = |why: &str| contents.error(at, format!("not a tar header: {why}"));
+            let damaged = |why: &str| source.error_at(at, format!("not a tar header: {why}"));
             let stated = number(&block[148..156]);
             let sum = |b: Range<usize>| block[b].iter().map(|&b| u64::from(b)).sum::<u64>();
             if stated != Some(sum(0..148) + sum(156..512) + 8 * u64::from(b' ')) {
@@ -43,14 +43,14 @@ impl Tar {
             let size =
                 if matches!(kind, b'L' | b'K' | b'x' | b'g') { size } else { long_size.unwrap_or(size) };
             let offset = at + BLOCK;
-            let end = offset.checked_add(size).filter(|&end| end <= contents.len());
+            let end = offset.checked_add(size).filter(|&end| end <= source.len());
             let end = end.ok_or_else(|| {
                 let why =
-                    format!("a file of {size} bytes should follow, but {} are left", contents.len() - offset);
-                contents.error(at, why)
+                    format!("a file of {size} bytes should follow, but {} are left", source.len() - offset);
+                source.error_at(at, why)
             })?;
             let note = || match size {
-                0..=MAX_NOTE => contents.read(offset, size),
+                0..=MAX_NOTE => source.read(offset, size),
                 _ => Err(damaged("its name is too long")),
             };
             match kind {
@@ -76,15 +76,15 @@ impl Tar {
             }
             at = end.saturating_add(padding(size));
         }
-        Ok(Tar { contents, files })
+        Ok(Tar { source, files })
     }
 
     /// The bytes of the file called `name`.
     pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>> {
         let file = self.files.iter().find(|(n, _)| n.trim_start_matches("./") == name);
         let (_, span) =
-            file.ok_or_else(|| self.contents.error(0, format!("the archive has no file {name}")))?;
-        self.contents.read(span.offset, span.size)
+            file.ok_or_else(|| self.source.error_at(0, format!("the archive has no file {name}")))?;
+        self.source.read(span.offset, span.size)
     }
 }
 
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_names_and_prefixes_are_found() {
+    fn reads_gnu_and_pax_long_names() {
         let block = |data: &[u8]| [data, &vec![0; padding(data.len() as u64) as usize]].concat();
         let typed = |name: &str, kind: u8, data: &[u8]| {
             let mut header = header(name, data.len() as u64);
@@ -182,19 +182,19 @@ mod tests {
             typed("last", b'0', b""),
         ]
         .concat();
-        let tar = Tar::parse(Contents::memory("t", bytes)).unwrap();
+        let tar = Tar::parse(ByteSource::from_bytes("t", bytes)).unwrap();
         let names: Vec<_> = tar.files.iter().map(|(n, s)| (&n[..], s.size)).collect();
         assert_eq!(names, [(&long[..], 3), ("yz", 3), ("last", 0)]);
         assert_eq!(tar.read("yz").unwrap(), b"pos");
     }
 
     #[test]
-    fn damage_is_an_error_with_its_offset() {
+    fn corrupt_header_error_names_the_offset() {
         let mut bytes = [header("a", 3), b"abc".to_vec(), vec![0; 509], header("b", 0)].concat();
         bytes[1024] ^= 1;
-        let e = Tar::parse(Contents::memory("t", bytes.clone())).err().unwrap();
+        let e = Tar::parse(ByteSource::from_bytes("t", bytes.clone())).err().unwrap();
         assert_eq!(e.message(), "t, byte 1024: not a tar header: its checksum is wrong");
-        let e = Tar::parse(Contents::memory("t", bytes[..514].to_vec())).err().unwrap();
+        let e = Tar::parse(ByteSource::from_bytes("t", bytes[..514].to_vec())).err().unwrap();
         assert_eq!(e.message(), "t, byte 0: a file of 3 bytes should follow, but 2 are left");
     }
 

@@ -4,10 +4,10 @@
 //! CRC-32C, rotated right by 15 bits, plus a constant. The file is read through once when opened, header by header, to
 //! learn where the records are; after that any of them is read at once.
 
-use super::index::checked;
-use super::new_file::NewFile;
-use super::serialized::{Serialized, encode, one_pass};
-use super::{Contents, RandomAccess};
+use super::atomic_file::AtomicFile;
+use super::check_index::check_index;
+use super::serialized::{Serialized, encode, for_each_sample};
+use super::{ByteSource, RandomAccess};
 use crate::{DataFlow, Sample};
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const FOOTER: u64 = 4;
 /// still be read.
 #[derive(Clone, Debug)]
 pub struct TfRecord {
-    contents: Contents,
+    source: ByteSource,
     /// Where the headers are, and behind them the end of the last record.
     offsets: Arc<[u64]>,
 }
@@ -31,49 +31,49 @@ impl TfRecord {
     /// The records of the file at `path`. A length that does not agree with its checksum is an error, and so is a file
     /// cut short: nothing behind that place can be found.
     pub fn open(path: impl AsRef<Path>) -> Result<TfRecord> {
-        TfRecord::parse(Contents::open(path)?)
+        TfRecord::parse(ByteSource::open(path)?)
     }
 
-    /// The records in `contents`.
-    pub fn parse(contents: Contents) -> Result<TfRecord> {
-        let (records, error) = TfRecord::index(contents);
+    /// The records in `source`.
+    pub fn parse(source: ByteSource) -> Result<TfRecord> {
+        let (records, error) = TfRecord::index(source);
         error.map_or(Ok(records), |e| Err(e.note("TfRecord::salvage reads the records before it")))
     }
 
     /// The records before the first damaged length or the place where the file was cut short; and how many bytes are
     /// lost behind them, which is 0 if the file is whole.
     pub fn salvage(path: impl AsRef<Path>) -> Result<(TfRecord, u64)> {
-        let contents = Contents::open(path)?;
-        let len = contents.len();
-        let (records, _) = TfRecord::index(contents);
+        let source = ByteSource::open(path)?;
+        let len = source.len();
+        let (records, _) = TfRecord::index(source);
         let end = records.offsets.last().copied().unwrap_or(0);
         Ok((records, len - end))
     }
 
-    fn index(contents: Contents) -> (TfRecord, Option<Error>) {
+    fn index(source: ByteSource) -> (TfRecord, Option<Error>) {
         // Headers are read through a small window, since many short records share one.
         const WINDOW: u64 = 4096;
         let (mut offsets, mut at) = (vec![0], 0);
         let (mut window, mut window_at) = (Vec::new(), 0u64);
         let mut header_at = |at: u64| -> Result<u64> {
             if at < window_at || at + HEADER > window_at + window.len() as u64 {
-                window = contents.read(at, WINDOW.min(contents.len() - at).max(HEADER))?;
+                window = source.read(at, WINDOW.min(source.len() - at).max(HEADER))?;
                 window_at = at;
             }
             let header = &window[(at - window_at) as usize..][..HEADER as usize];
             let (length, checksum) = header.split_at(8);
             if masked_crc(length) != u32::from_le_bytes(checksum.try_into().expect("four bytes")) {
-                return Err(contents.error(at, "the record's length does not agree with its checksum"));
+                return Err(source.error_at(at, "the record's length does not agree with its checksum"));
             }
             let length = u64::from_le_bytes(length.try_into().expect("eight bytes"));
-            let left = contents.len() - at;
+            let left = source.len() - at;
             length.checked_add(HEADER + FOOTER).filter(|&n| n <= left).ok_or_else(|| {
                 let why = format!("a record of {length} bytes should follow, but {left} bytes are left");
-                contents.error(at, why)
+                source.error_at(at, why)
             })
         };
         let mut error = None;
-        while at < contents.len() && error.is_none() {
+        while at < source.len() && error.is_none() {
             match header_at(at) {
                 Ok(length) => {
                     at += length;
@@ -82,7 +82,7 @@ impl TfRecord {
                 Err(e) => error = Some(e),
             }
         }
-        (TfRecord { contents, offsets: offsets.into() }, error)
+        (TfRecord { source, offsets: offsets.into() }, error)
     }
 }
 
@@ -92,25 +92,25 @@ impl RandomAccess for TfRecord {
     }
 
     fn get(&self, index: u64) -> Result<Sample> {
-        let i = checked(index, self.offsets.len() - 1)?;
+        let i = check_index(index, self.offsets.len() - 1)?;
         let (start, end) = (self.offsets[i], self.offsets[i + 1]);
-        let mut data = self.contents.read(start + HEADER, end - start - HEADER)?;
+        let mut data = self.source.read(start + HEADER, end - start - HEADER)?;
         let checksum = data.split_off(data.len() - FOOTER as usize);
         if masked_crc(&data) != u32::from_le_bytes(checksum.try_into().expect("four bytes")) {
             let why = format!("the data of record {index} does not agree with its checksum");
-            return Err(self.contents.error(start, why));
+            return Err(self.source.error_at(start, why));
         }
         Ok(vec![HostTensor::new([data.len()], data)?])
     }
 }
 
 /// Writes a TFRecord file. It appears under its name when [`finished`](TfRecordWriter::finish).
-pub struct TfRecordWriter(NewFile);
+pub struct TfRecordWriter(AtomicFile);
 
 impl TfRecordWriter {
     /// A new file; one that exists is not overwritten.
     pub fn create(path: impl AsRef<Path>) -> Result<TfRecordWriter> {
-        NewFile::create(path).map(TfRecordWriter)
+        AtomicFile::create(path).map(TfRecordWriter)
     }
 
     /// Appends a record.
@@ -132,7 +132,7 @@ impl TfRecordWriter {
 #[doc(alias = "TFRecordSerializer")]
 pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
     let mut file = TfRecordWriter::create(path)?;
-    let count = one_pass(flow, |sample| file.write(&encode(&sample)?))?;
+    let count = for_each_sample(flow, |sample| file.write(&encode(&sample)?))?;
     file.finish()?;
     Ok(count)
 }
@@ -140,7 +140,7 @@ pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
 /// The samples that [`save`] saved.
 pub fn load(path: impl AsRef<Path>) -> Result<Serialized<TfRecord>> {
     let records = TfRecord::open(path)?;
-    let name = records.contents.name().to_string();
+    let name = records.source.name().to_string();
     Ok(Serialized::new(records, name))
 }
 
@@ -164,22 +164,22 @@ mod tests {
     }
 
     #[test]
-    fn samples_come_back() {
+    fn samples_round_trip() {
         assert_round_trip(save, load);
     }
 
     #[test]
-    fn the_bytes_are_those_of_tensorflow() {
+    fn bytes_match_tensorflow() {
         // tf.io.TFRecordWriter wrote this for the record b"abc".
         let expected = b"\x03\0\0\0\0\0\0\0\xb0\x99\x49\x0eabc\x6e\x57\xf1\x21";
         assert_eq!(file(&[b"abc"]), expected);
     }
 
     #[test]
-    fn reading_goes_on_behind_damaged_data() {
+    fn reading_continues_after_a_corrupt_record() {
         let mut bytes = file(&[b"first", b"second", b"third"]);
         bytes[21 + 12] ^= 1;
-        let records = TfRecord::parse(Contents::memory("r", bytes)).unwrap();
+        let records = TfRecord::parse(ByteSource::from_bytes("r", bytes)).unwrap();
         let mut reader = records.open(Seed::new(0), &State::start()).unwrap();
         assert_eq!(reader.read().unwrap().unwrap()[0].as_slice::<u8>().unwrap(), b"first");
         let e = reader.read().unwrap_err();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_found_behind_a_damaged_length() {
+    fn corrupt_length_ends_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let mut bytes = file(&[b"first", b"second"]);
         let cut = bytes[..30].to_vec();
@@ -215,11 +215,11 @@ mod tests {
     }
 
     #[test]
-    fn short_and_long_records_are_all_found() {
+    fn indexes_short_and_long_records() {
         let sizes: Vec<usize> = (0..200).map(|i| i * i * 7 % 5000).collect();
         let records: Vec<Vec<u8>> = sizes.iter().map(|&n| vec![n as u8; n]).collect();
         let bytes = file(&records.iter().map(|r| &r[..]).collect::<Vec<_>>());
-        let read = TfRecord::parse(Contents::memory("r", bytes)).unwrap();
+        let read = TfRecord::parse(ByteSource::from_bytes("r", bytes)).unwrap();
         assert_eq!(read.len(), 200);
         for i in [199, 0, 77, 198] {
             assert_eq!(read.get(i).unwrap()[0].as_slice::<u8>().unwrap(), records[i as usize]);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_exists_stays() {
+    fn existing_files_are_not_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("r");
         std::fs::write(&path, b"mine").unwrap();

@@ -3,8 +3,8 @@
 //! Nothing in an archive is believed: a size is checked against the file and against what deflate can reach before
 //! memory is taken, and an entry's checksum before it is handed out.
 
-use super::Contents;
-use super::new_file::NewFile;
+use super::ByteSource;
+use super::atomic_file::AtomicFile;
 use flate2::Crc;
 use flate2::read::DeflateDecoder;
 use std::io::Read;
@@ -25,7 +25,7 @@ const MAX_RATIO: u64 = 1032;
 
 /// An archive's entries.
 pub(crate) struct Zip {
-    contents: Contents,
+    source: ByteSource,
     entries: Vec<Entry>,
 }
 
@@ -35,25 +35,25 @@ pub(crate) struct Entry {
     method: u16,
     encrypted: bool,
     crc: u32,
-    packed: u64,
+    compressed: u64,
     size: u64,
     /// Where its local header is.
     offset: u64,
 }
 
 impl Zip {
-    pub(crate) fn parse(contents: Contents) -> Result<Zip> {
-        let (offset, size) = find_directory(&contents)?;
-        let directory = contents.read(offset, size)?;
+    pub(crate) fn parse(source: ByteSource) -> Result<Zip> {
+        let (offset, size) = find_directory(&source)?;
+        let directory = source.read(offset, size)?;
         let mut rest = Fields { bytes: &directory };
         let mut entries = Vec::new();
         while !rest.bytes.is_empty() {
             let at = offset + size - rest.bytes.len() as u64;
             let entry = Entry::parse(&mut rest)
-                .ok_or_else(|| contents.error(at, "the zip archive's directory is damaged"))?;
+                .ok_or_else(|| source.error_at(at, "the zip archive's directory is damaged"))?;
             entries.push(entry);
         }
-        Ok(Zip { contents, entries })
+        Ok(Zip { source, entries })
     }
 
     pub(crate) fn entries(&self) -> &[Entry] {
@@ -63,16 +63,16 @@ impl Zip {
     /// What an entry holds, if that is at most `max` bytes.
     pub(crate) fn read(&self, entry: &Entry, max: u64) -> Result<Vec<u8>> {
         let name = &entry.name;
-        let damaged = |why: &str| self.contents.error(entry.offset, format!("{name}: {why}"));
+        let damaged = |why: &str| self.source.error_at(entry.offset, format!("{name}: {why}"));
         if entry.encrypted {
             return Err(damaged("the entry is encrypted"));
         }
         if entry.size > max {
             let why = format!("{name} unpacks to {} bytes, of which {max} are allowed", entry.size);
-            return Err(Error::new(ErrorKind::Memory, why).within(self.contents.name()));
+            return Err(Error::new(ErrorKind::Memory, why).within(self.source.name()));
         }
         // The local header repeats the name, and has extra fields of its own.
-        let header = self.contents.read(entry.offset, 30)?;
+        let header = self.source.read(entry.offset, 30)?;
         let mut fields = Fields { bytes: &header };
         let start = (|| {
             (fields.u32()? == LOCAL).then_some(())?;
@@ -81,17 +81,18 @@ impl Zip {
             Some(entry.offset + 30 + u64::from(name) + u64::from(extra))
         })();
         let start = start.ok_or_else(|| damaged("the entry is not where the archive's directory says"))?;
-        let packed = self.contents.read(start, entry.packed)?;
+        let compressed = self.source.read(start, entry.compressed)?;
         let bytes = match entry.method {
-            STORED if entry.packed == entry.size => packed,
+            STORED if entry.compressed == entry.size => compressed,
             STORED => return Err(damaged("its sizes stored and unpacked differ")),
-            DEFLATED if entry.size > entry.packed.saturating_mul(MAX_RATIO) => {
+            DEFLATED if entry.size > entry.compressed.saturating_mul(MAX_RATIO) => {
                 return Err(damaged("it claims to unpack to more than is possible"));
             }
             DEFLATED => {
                 let mut bytes = Vec::new();
-                let unpacked = DeflateDecoder::new(&packed[..]).take(entry.size + 1).read_to_end(&mut bytes);
-                unpacked.map_err(|e| damaged(&e.to_string()))?;
+                let decompressed =
+                    DeflateDecoder::new(&compressed[..]).take(entry.size + 1).read_to_end(&mut bytes);
+                decompressed.map_err(|e| damaged(&e.to_string()))?;
                 bytes
             }
             other => return Err(damaged(&format!("packing method {other} is neither stored nor deflated"))),
@@ -106,16 +107,16 @@ impl Zip {
 }
 
 /// Where the directory is, and how long: from the record at the archive's end, or its successor for large archives.
-fn find_directory(contents: &Contents) -> Result<(u64, u64)> {
+fn find_directory(source: &ByteSource) -> Result<(u64, u64)> {
     const RECORD: u64 = 22;
     const MAX_COMMENT: u64 = 0xffff;
     let no_archive = || {
-        let why = format!("{} is no zip archive, or is cut short", contents.name());
+        let why = format!("{} is no zip archive, or is cut short", source.name());
         Error::new(ErrorKind::Data, why)
     };
-    let tail = contents.len().min(RECORD + MAX_COMMENT);
-    let tail_at = contents.len() - tail;
-    let tail = contents.read(tail_at, tail)?;
+    let tail = source.len().min(RECORD + MAX_COMMENT);
+    let tail_at = source.len() - tail;
+    let tail = source.read(tail_at, tail)?;
     // The record is the last place whose comment ends where the file ends.
     let at = (0..(tail.len() + 1).saturating_sub(RECORD as usize)).rev().find(|&at| {
         let comment = u16::from_le_bytes([tail[at + 20], tail[at + 21]]);
@@ -129,13 +130,13 @@ fn find_directory(contents: &Contents) -> Result<(u64, u64)> {
         return Ok((u64::from(offset), u64::from(size)));
     }
     let locator_at = (tail_at + at as u64).checked_sub(20).ok_or_else(no_archive)?;
-    let locator = contents.read(locator_at, 20)?;
+    let locator = source.read(locator_at, 20)?;
     let mut fields = Fields { bytes: &locator };
     if fields.u32() != Some(LOCATOR_64) {
         return Ok((u64::from(offset), u64::from(size)));
     }
     fields.skip(4);
-    let record = contents.read(fields.u64().ok_or_else(no_archive)?, 56)?;
+    let record = source.read(fields.u64().ok_or_else(no_archive)?, 56)?;
     let mut fields = Fields { bytes: &record };
     let signed = fields.u32() == Some(END_64);
     fields.skip(36);
@@ -151,27 +152,28 @@ impl Entry {
         fields.skip(4)?;
         let (flags, method) = (fields.u16()?, fields.u16()?);
         fields.skip(4)?;
-        let (crc, packed, size) = (fields.u32()?, fields.u32()?, fields.u32()?);
+        let (crc, compressed, size) = (fields.u32()?, fields.u32()?, fields.u32()?);
         let (name, extra, comment) = (fields.u16()?, fields.u16()?, fields.u16()?);
         fields.skip(8)?;
         let offset = fields.u32()?;
         let name = String::from_utf8_lossy(fields.take(name.into())?).into_owned();
         let mut extra = Fields { bytes: fields.take(extra.into())? };
         fields.skip(comment.into())?;
-        let (mut packed, mut size, mut offset) = (u64::from(packed), u64::from(size), u64::from(offset));
+        let (mut compressed, mut size, mut offset) =
+            (u64::from(compressed), u64::from(size), u64::from(offset));
         while !extra.bytes.is_empty() {
             let (kind, length) = (extra.u16()?, extra.u16()?);
             let mut field = Fields { bytes: extra.take(length.into())? };
             if kind == EXTRA_64 {
                 // Only those numbers are there that did not fit.
-                for number in [&mut size, &mut packed, &mut offset] {
+                for number in [&mut size, &mut compressed, &mut offset] {
                     if *number == u64::from(u32::MAX) {
                         *number = field.u64()?;
                     }
                 }
             }
         }
-        Some(Entry { name, method, encrypted: flags & 1 == 1, crc, packed, size, offset })
+        Some(Entry { name, method, encrypted: flags & 1 == 1, crc, compressed, size, offset })
     }
 }
 
@@ -206,7 +208,7 @@ impl<'a> Fields<'a> {
 
 /// Writes an archive of stored entries. All sizes are written with 64 bits: one form for small and large ones.
 pub(crate) struct ZipWriter {
-    file: NewFile,
+    file: AtomicFile,
     at: u64,
     directory: Vec<u8>,
     count: u64,
@@ -214,7 +216,7 @@ pub(crate) struct ZipWriter {
 
 impl ZipWriter {
     pub(crate) fn create(path: impl AsRef<Path>) -> Result<ZipWriter> {
-        Ok(ZipWriter { file: NewFile::create(path)?, at: 0, directory: Vec::new(), count: 0 })
+        Ok(ZipWriter { file: AtomicFile::create(path)?, at: 0, directory: Vec::new(), count: 0 })
     }
 
     pub(crate) fn add(&mut self, name: &str, bytes: &[u8]) -> Result<()> {

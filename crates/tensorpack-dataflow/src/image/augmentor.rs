@@ -1,19 +1,19 @@
 //! What an augmentor is.
 
-use crate::Draws;
+use crate::SampleRng;
 use std::fmt::Debug;
 use tensorpack_tensor::{HostTensor, Result};
 
 /// Changes pictures at random.
 #[doc(alias = "ImageAugmentor")]
 pub trait Augmentor: Send + Sync {
-    /// Draws what is to be done to a picture like this one, and to all that belongs to it.
+    /// SampleRng what is to be done to a picture like this one, and to all that belongs to it.
     #[doc(alias = "get_transform")]
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>>;
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>>;
 
     /// Changes a picture, and says what was done.
-    fn augment(&self, image: HostTensor, draws: &mut Draws) -> Result<(HostTensor, Box<dyn Transform>)> {
-        let transform = self.transform(&image, draws)?;
+    fn augment(&self, image: HostTensor, rng: &mut SampleRng) -> Result<(HostTensor, Box<dyn Transform>)> {
+        let transform = self.transform(&image, rng)?;
         Ok((transform.apply_image(image)?, transform))
     }
 }
@@ -30,11 +30,11 @@ pub trait Transform: Debug + Send + Sync {
 }
 
 impl<A: Augmentor + ?Sized> Augmentor for Box<A> {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        (**self).transform(image, draws)
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        (**self).transform(image, rng)
     }
 
-    fn augment(&self, image: HostTensor, draws: &mut Draws) -> Result<(HostTensor, Box<dyn Transform>)> {
-        (**self).augment(image, draws)
+    fn augment(&self, image: HostTensor, rng: &mut SampleRng) -> Result<(HostTensor, Box<dyn Transform>)> {
+        (**self).augment(image, rng)
     }
 }

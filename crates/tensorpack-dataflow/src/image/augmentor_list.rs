@@ -1,7 +1,7 @@
 //! Augmentors one after the other.
 
 use super::{Augmentor, Transform};
-use crate::Draws;
+use crate::SampleRng;
 use tensorpack_tensor::{HostTensor, Result};
 
 /// Augmentors one after the other, each of which sees what the ones before it made.
@@ -13,7 +13,7 @@ use tensorpack_tensor::{HostTensor, Result};
 ///
 /// let augmentors = AugmentorList::new().then(RandomCrop::new(24, 24)).then(Flip::horizontal()).then(Brightness::new(63.0));
 /// let image = HostTensor::zeros(DType::U8, [32, 32, 3])?;
-/// let (image, transform) = augmentors.augment(image, &mut Seed::new(0).draws(0, 0))?;
+/// let (image, transform) = augmentors.augment(image, &mut Seed::new(0).rng(0, 0))?;
 /// assert_eq!(image.sizes(), [24, 24, 3]);
 ///
 /// let mut corners = [[12.0, 12.0]];
@@ -46,14 +46,18 @@ impl From<Vec<Box<dyn Augmentor>>> for AugmentorList {
 }
 
 impl Augmentor for AugmentorList {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        Ok(self.augment(image.clone(), draws)?.1)
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        Ok(self.augment(image.clone(), rng)?.1)
     }
 
-    fn augment(&self, mut image: HostTensor, draws: &mut Draws) -> Result<(HostTensor, Box<dyn Transform>)> {
+    fn augment(
+        &self,
+        mut image: HostTensor,
+        rng: &mut SampleRng,
+    ) -> Result<(HostTensor, Box<dyn Transform>)> {
         let mut done = Vec::with_capacity(self.augmentors.len());
         for augmentor in &self.augmentors {
-            let (after, transform) = augmentor.augment(image, draws)?;
+            let (after, transform) = augmentor.augment(image, rng)?;
             image = after;
             done.push(transform);
         }

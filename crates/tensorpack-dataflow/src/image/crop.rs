@@ -1,8 +1,8 @@
 //! Parts of pictures.
 
-use super::picture::{size, with_values};
+use super::pixels::{dispatch_pixel_type, image_size};
 use super::{Augmentor, Rect, Transform};
-use crate::Draws;
+use crate::SampleRng;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
 /// A part of this size, anywhere in the picture.
@@ -20,10 +20,11 @@ impl RandomCrop {
 }
 
 impl Augmentor for RandomCrop {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let (free_y, free_x) = room(image, self.height, self.width).map_err(|e| e.within("RandomCrop"))?;
-        let (y, x) = (draws.below(free_y as u64 + 1) as usize, draws.below(free_x as u64 + 1) as usize);
-        Ok(Box::new(Crop(Rect { x, y, width: self.width, height: self.height })))
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let (margin_y, margin_x) =
+            margins(image, self.height, self.width).map_err(|e| e.within("RandomCrop"))?;
+        let (y, x) = (rng.below(margin_y as u64 + 1) as usize, rng.below(margin_x as u64 + 1) as usize);
+        Ok(Box::new(CropTransform(Rect { x, y, width: self.width, height: self.height })))
     }
 }
 
@@ -42,46 +43,53 @@ impl CenterCrop {
 }
 
 impl Augmentor for CenterCrop {
-    fn transform(&self, image: &HostTensor, _: &mut Draws) -> Result<Box<dyn Transform>> {
-        let (free_y, free_x) = room(image, self.height, self.width).map_err(|e| e.within("CenterCrop"))?;
-        Ok(Box::new(Crop(Rect { x: free_x / 2, y: free_y / 2, width: self.width, height: self.height })))
+    fn transform(&self, image: &HostTensor, _: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let (margin_y, margin_x) =
+            margins(image, self.height, self.width).map_err(|e| e.within("CenterCrop"))?;
+        Ok(Box::new(CropTransform(Rect {
+            x: margin_x / 2,
+            y: margin_y / 2,
+            width: self.width,
+            height: self.height,
+        })))
     }
 }
 
 /// A part of random size, anywhere in the picture.
 #[derive(Clone, Debug)]
 pub struct RandomCropRandomShape {
-    least: (usize, usize),
-    most: Option<(usize, usize)>,
+    min: (usize, usize),
+    max: Option<(usize, usize)>,
 }
 
 impl RandomCropRandomShape {
     /// At least of this size, and at most as large as the picture.
     pub fn new(height: usize, width: usize) -> RandomCropRandomShape {
-        RandomCropRandomShape { least: (height, width), most: None }
+        RandomCropRandomShape { min: (height, width), max: None }
     }
 
     /// At most of this size.
+    #[doc(alias = "at_most")]
     #[must_use]
-    pub fn at_most(self, height: usize, width: usize) -> RandomCropRandomShape {
-        RandomCropRandomShape { most: Some((height, width)), ..self }
+    pub fn max_size(self, height: usize, width: usize) -> RandomCropRandomShape {
+        RandomCropRandomShape { max: Some((height, width)), ..self }
     }
 }
 
 impl Augmentor for RandomCropRandomShape {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let (h, w, _) = size(image)?;
-        let most = self.most.unwrap_or((h, w));
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let (h, w, _) = image_size(image)?;
+        let max = self.max.unwrap_or((h, w));
         let mut side =
-            |least: usize, most: usize| least + draws.below((most.saturating_sub(least) + 1) as u64) as usize;
-        let (height, width) = (side(self.least.0, most.0), side(self.least.1, most.1));
-        RandomCrop::new(height, width).transform(image, draws).map_err(|e| e.within("RandomCropRandomShape"))
+            |min: usize, max: usize| min + rng.below((max.saturating_sub(min) + 1) as u64) as usize;
+        let (height, width) = (side(self.min.0, max.0), side(self.min.1, max.1));
+        RandomCrop::new(height, width).transform(image, rng).map_err(|e| e.within("RandomCropRandomShape"))
     }
 }
 
 /// How many more rows and columns than this the picture has.
-fn room(image: &HostTensor, height: usize, width: usize) -> Result<(usize, usize)> {
-    let (h, w, _) = size(image)?;
+fn margins(image: &HostTensor, height: usize, width: usize) -> Result<(usize, usize)> {
+    let (h, w, _) = image_size(image)?;
     match (h.checked_sub(height), w.checked_sub(width)) {
         (Some(y), Some(x)) if height > 0 && width > 0 => Ok((y, x)),
         _ => Err(Error::shape(format!(
@@ -92,16 +100,16 @@ fn room(image: &HostTensor, height: usize, width: usize) -> Result<(usize, usize
 
 /// Cuts a part out.
 #[derive(Debug)]
-pub(super) struct Crop(pub(super) Rect);
+pub(super) struct CropTransform(pub(super) Rect);
 
-impl Transform for Crop {
+impl Transform for CropTransform {
     fn apply_image(&self, image: HostTensor) -> Result<HostTensor> {
         let Rect { x, y, width, height } = self.0;
-        let (h, w, c) = size(&image)?;
+        let (h, w, c) = image_size(&image)?;
         if !self.0.is_within(h, w) {
             return Err(Error::shape(format!("Crop: {:?} is not within a picture of {h} by {w}", self.0)));
         }
-        with_values!(image, T => {
+        dispatch_pixel_type!(image, T => {
             let mut out = Vec::with_capacity(height * width * c);
             for row in image.as_slice::<T>()?.chunks_exact(w * c).skip(y).take(height) {
                 out.extend_from_slice(&row[x * c..(x + width) * c]);
@@ -129,11 +137,12 @@ pub struct RandomCutout {
 impl RandomCutout {
     /// Of this size, with 0.
     pub fn new(height: usize, width: usize) -> RandomCutout {
-        RandomCutout::between((height, height), (width, width))
+        RandomCutout::range((height, height), (width, width))
     }
 
     /// Of a height and a width between these, ends included.
-    pub fn between(heights: (usize, usize), widths: (usize, usize)) -> RandomCutout {
+    #[doc(alias = "between")]
+    pub fn range(heights: (usize, usize), widths: (usize, usize)) -> RandomCutout {
         RandomCutout { heights, widths, fill: 0.0 }
     }
 
@@ -145,18 +154,17 @@ impl RandomCutout {
 }
 
 impl Augmentor for RandomCutout {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let mut side = |(least, most): (usize, usize)| {
-            least + draws.below((most.saturating_sub(least) + 1) as u64) as usize
-        };
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let mut side =
+            |(min, max): (usize, usize)| min + rng.below((max.saturating_sub(min) + 1) as u64) as usize;
         let (height, width) = (side(self.heights), side(self.widths));
-        let (free_y, free_x) = room(image, height, width).map_err(|e| e.within("RandomCutout"))?;
-        let (y, x) = (draws.below(free_y as u64 + 1) as usize, draws.below(free_x as u64 + 1) as usize);
+        let (margin_y, margin_x) = margins(image, height, width).map_err(|e| e.within("RandomCutout"))?;
+        let (y, x) = (rng.below(margin_y as u64 + 1) as usize, rng.below(margin_x as u64 + 1) as usize);
         let fill = self.fill;
         super::photometric("RandomCutout", move |mut image| {
-            let (_, w, c) = size(&image)?;
-            with_values!(image, T => {
-                use super::picture::Value;
+            let (_, w, c) = image_size(&image)?;
+            dispatch_pixel_type!(image, T => {
+                use super::pixels::PixelValue;
                 for row in image.as_mut_slice::<T>()?.chunks_exact_mut(w * c).skip(y).take(height) {
                     row[x * c..(x + width) * c].fill(T::from_f32(fill));
                 }

@@ -1,9 +1,9 @@
 //! Noise.
 
 use super::convert::to_f32;
-use super::picture::{Value, rgb_size, size, with_values};
+use super::pixels::{PixelValue, dispatch_pixel_type, image_size, rgb_size};
 use super::{Augmentor, Channels, Transform, decode, photometric};
-use crate::Draws;
+use crate::SampleRng;
 use jpeg_encoder::{ColorType, Encoder};
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
@@ -28,11 +28,11 @@ impl GaussianNoise {
 }
 
 impl Augmentor for GaussianNoise {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let noise: Vec<f32> = (0..image.len()).map(|_| (draws.normal() * self.sigma) as f32).collect();
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let noise: Vec<f32> = (0..image.len()).map(|_| (rng.normal() * self.sigma) as f32).collect();
         let clip = self.clip;
         photometric("GaussianNoise", move |image| {
-            each_with(image, &noise, |x, noise| if clip { (x + noise).clamp(0.0, 255.0) } else { x + noise })
+            zip_values(image, &noise, |x, noise| if clip { (x + noise).clamp(0.0, 255.0) } else { x + noise })
         })
     }
 }
@@ -52,16 +52,16 @@ impl SaltPepperNoise {
 }
 
 impl Augmentor for SaltPepperNoise {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
         let (white, black) = (self.white, self.black);
         if white + black > 1.0 {
             return Err(Error::argument(
                 "SaltPepperNoise: the shares of white and black add up to more than 1",
             ));
         }
-        let drawn: Vec<f32> = (0..image.len()).map(|_| draws.uniform() as f32).collect();
+        let drawn: Vec<f32> = (0..image.len()).map(|_| rng.uniform() as f32).collect();
         photometric("SaltPepperNoise", move |image| {
-            each_with(image, &drawn, |x, drawn| match f64::from(drawn) {
+            zip_values(image, &drawn, |x, drawn| match f64::from(drawn) {
                 drawn if drawn < black => 0.0,
                 drawn if drawn > 1.0 - white => 255.0,
                 _ => x,
@@ -71,18 +71,18 @@ impl Augmentor for SaltPepperNoise {
 }
 
 /// Every value with a number of its own through a function.
-fn each_with(mut image: HostTensor, numbers: &[f32], f: impl Fn(f32, f32) -> f32) -> Result<HostTensor> {
-    size(&image)?;
-    if image.len() != numbers.len() {
+fn zip_values(mut image: HostTensor, noise: &[f32], f: impl Fn(f32, f32) -> f32) -> Result<HostTensor> {
+    image_size(&image)?;
+    if image.len() != noise.len() {
         return Err(Error::shape(format!(
             "the noise is for {} values, the picture has {}",
-            numbers.len(),
+            noise.len(),
             image.len()
         )));
     }
-    with_values!(image, T => {
-        for (x, &number) in image.as_mut_slice::<T>()?.iter_mut().zip(numbers) {
-            *x = T::from_f32(f(x.to_f32(), number));
+    dispatch_pixel_type!(image, T => {
+        for (x, &noise) in image.as_mut_slice::<T>()?.iter_mut().zip(noise) {
+            *x = T::from_f32(f(x.to_f32(), noise));
         }
     });
     Ok(image)
@@ -95,16 +95,16 @@ pub struct JpegNoise {
 }
 
 impl JpegNoise {
-    /// With a quality from `least` to below `end`, of 1 to 100.
-    pub fn new(least: u8, end: u8) -> JpegNoise {
-        JpegNoise { quality: (least, end) }
+    /// With a quality from `min` to below `end`, of 1 to 100.
+    pub fn new(min: u8, end: u8) -> JpegNoise {
+        JpegNoise { quality: (min, end) }
     }
 }
 
 impl Augmentor for JpegNoise {
-    fn transform(&self, _: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let (least, end) = self.quality;
-        let quality = (u64::from(least) + draws.below(end.saturating_sub(least).into())).clamp(1, 100) as u8;
+    fn transform(&self, _: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let (min, end) = self.quality;
+        let quality = (u64::from(min) + rng.below(end.saturating_sub(min).into())).clamp(1, 100) as u8;
         photometric("JpegNoise", move |image| {
             let (h, w) = rgb_size(&image)?;
             let too_large = |_| Error::shape(format!("a picture of {h} by {w} is too large for JPEG"));

@@ -23,10 +23,10 @@ impl Orientation {
     }
 
     /// Where in a stored picture of this size a part of the upright one lies.
-    pub(super) fn stored(self, part: Rect, (height, width): (usize, usize)) -> Rect {
-        let mut stored = part;
+    pub(super) fn stored(self, rect: Rect, (height, width): (usize, usize)) -> Rect {
+        let mut stored = rect;
         if self.is_transposed() {
-            stored = Rect { x: part.y, y: part.x, width: part.height, height: part.width };
+            stored = Rect { x: rect.y, y: rect.x, width: rect.height, height: rect.width };
         }
         let (rows, columns) = self.flips();
         if rows {
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_number_turns_the_picture_upright() {
+    fn every_exif_orientation_becomes_upright() {
         // An F, and how it is stored under each number.
         let stored = [
             (["##", "#.", "#."], 1),

@@ -1,8 +1,8 @@
 //! Pictures on a larger canvas.
 
-use super::picture::{Value, size, with_values};
+use super::pixels::{PixelValue, dispatch_pixel_type, image_size};
 use super::{Augmentor, Transform};
-use crate::Draws;
+use crate::SampleRng;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
 /// Puts the picture on a larger canvas: in the middle of it, or anywhere.
@@ -36,24 +36,24 @@ impl Paste {
 }
 
 impl Augmentor for Paste {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let (h, w, _) = size(image)?;
-        let (Some(free_y), Some(free_x)) = (self.height.checked_sub(h), self.width.checked_sub(w)) else {
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let (h, w, _) = image_size(image)?;
+        let (Some(margin_y), Some(margin_x)) = (self.height.checked_sub(h), self.width.checked_sub(w)) else {
             let why = format!(
                 "Paste: a picture of {h} by {w} is larger than the canvas of {} by {}",
                 self.height, self.width
             );
             return Err(Error::shape(why));
         };
-        let mut place =
-            |free: usize| if self.is_random { draws.below(free as u64 + 1) as usize } else { free / 2 };
-        let (y, x) = (place(free_y), place(free_x));
-        Ok(Box::new(Pasted { height: self.height, width: self.width, y, x, fill: self.fill }))
+        let mut offset =
+            |free: usize| if self.is_random { rng.below(free as u64 + 1) as usize } else { free / 2 };
+        let (y, x) = (offset(margin_y), offset(margin_x));
+        Ok(Box::new(PasteTransform { height: self.height, width: self.width, y, x, fill: self.fill }))
     }
 }
 
 #[derive(Debug)]
-struct Pasted {
+struct PasteTransform {
     height: usize,
     width: usize,
     y: usize,
@@ -61,13 +61,13 @@ struct Pasted {
     fill: f32,
 }
 
-impl Transform for Pasted {
+impl Transform for PasteTransform {
     fn apply_image(&self, image: HostTensor) -> Result<HostTensor> {
-        let (h, w, c) = size(&image)?;
+        let (h, w, c) = image_size(&image)?;
         if h + self.y > self.height || w + self.x > self.width {
             return Err(Error::shape(format!("Paste: a picture of {h} by {w} does not fit where it is put")));
         }
-        with_values!(image, T => {
+        dispatch_pixel_type!(image, T => {
             let mut canvas = vec![T::from_f32(self.fill); self.height * self.width * c];
             let rows = canvas.chunks_exact_mut(self.width * c).skip(self.y);
             for (to, from) in rows.zip(image.as_slice::<T>()?.chunks_exact(w * c)) {

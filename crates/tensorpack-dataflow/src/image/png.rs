@@ -52,8 +52,8 @@ impl<'a> Png<'a> {
         Ok(match channels {
             Channels::Rgb if stored < 3 => pixels.flat_map(|p| [p[0]; 3]).collect(),
             Channels::Rgb => pixels.flat_map(|p| [p[0], p[1], p[2]]).collect(),
-            Channels::Grey if stored < 3 => pixels.map(|p| p[0]).collect(),
-            Channels::Grey => pixels.map(|p| super::grey::of_u8(p[0], p[1], p[2])).collect(),
+            Channels::Gray if stored < 3 => pixels.map(|p| p[0]).collect(),
+            Channels::Gray => pixels.map(|p| super::luma::luma_u8(p[0], p[1], p[2])).collect(),
         })
     }
 }

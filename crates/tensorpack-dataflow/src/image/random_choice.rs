@@ -1,7 +1,7 @@
 //! Augmentors that choose among others.
 
 use super::{Augmentor, Identity, Transform, TransformList};
-use crate::Draws;
+use crate::SampleRng;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
 /// Applies another augmentor with some probability, and else does nothing.
@@ -19,9 +19,9 @@ impl RandomApply {
 }
 
 impl Augmentor for RandomApply {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        match draws.chance(self.probability) {
-            true => self.augmentor.transform(image, draws),
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        match rng.bernoulli(self.probability) {
+            true => self.augmentor.transform(image, rng),
             false => Ok(Box::new(Identity)),
         }
     }
@@ -55,15 +55,15 @@ impl RandomChoose {
 }
 
 impl Augmentor for RandomChoose {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
         let total: f64 = self.choices.iter().map(|(_, weight)| weight).sum();
-        let mut left = draws.uniform() * total;
+        let mut left = rng.uniform() * total;
         let chosen = self.choices.iter().find(|(_, weight)| {
             left -= weight;
             left < 0.0
         });
         match chosen {
-            Some((augmentor, _)) => augmentor.transform(image, draws),
+            Some((augmentor, _)) => augmentor.transform(image, rng),
             None => {
                 Err(Error::argument("RandomChoose: there is nothing to choose from with a weight above 0"))
             }
@@ -93,11 +93,11 @@ impl RandomOrder {
 }
 
 impl Augmentor for RandomOrder {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let transforms: Result<Vec<_>> = self.augmentors.iter().map(|a| a.transform(image, draws)).collect();
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let transforms: Result<Vec<_>> = self.augmentors.iter().map(|a| a.transform(image, rng)).collect();
         let mut transforms = transforms?;
         for i in (1..transforms.len()).rev() {
-            transforms.swap(i, draws.below(i as u64 + 1) as usize);
+            transforms.swap(i, rng.below(i as u64 + 1) as usize);
         }
         Ok(Box::new(TransformList(transforms)))
     }

@@ -15,7 +15,8 @@ pub struct Rect {
 
 impl Rect {
     /// All of a picture.
-    pub fn all(height: usize, width: usize) -> Rect {
+    #[doc(alias = "all")]
+    pub fn full(height: usize, width: usize) -> Rect {
         Rect { x: 0, y: 0, width, height }
     }
 

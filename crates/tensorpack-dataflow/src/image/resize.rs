@@ -1,6 +1,6 @@
 //! Pictures at another size.
 
-use super::picture;
+use super::pixels;
 use fast_image_resize as fir;
 use fir::images::{Image, ImageRef};
 use fir::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
@@ -70,50 +70,50 @@ pub fn resize(
     width: usize,
     interpolation: Interpolation,
 ) -> Result<HostTensor> {
-    let size = picture::size(image)?;
+    let size = pixels::image_size(image)?;
     let (h, w, channels) = size;
     if (h, w) == (height, width) {
         return Ok(image.clone());
     }
     let sizes = [height, width, channels];
     let mut out = HostTensor::zeros(image.dtype(), sizes)?;
-    let part = Part::all(h, w);
+    let region = Region::full(h, w);
     let dtype = image.dtype();
     let out_bytes = match dtype {
         DType::U8 => out.as_mut_slice::<u8>()?,
         _ => bytemuck::cast_slice_mut(out.as_mut_slice::<f32>()?),
     };
-    resize_part(image.as_bytes(), size, dtype, part, out_bytes, (height, width), interpolation)?;
+    resize_region(image.as_bytes(), size, dtype, region, out_bytes, (height, width), interpolation)?;
     Ok(out)
 }
 
 /// A part of a picture with edges between pixels.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) struct Part {
+pub(super) struct Region {
     pub(super) left: f64,
     pub(super) top: f64,
     pub(super) width: f64,
     pub(super) height: f64,
 }
 
-impl Part {
+impl Region {
     /// All of a picture.
-    pub(super) fn all(height: usize, width: usize) -> Part {
-        Part { left: 0.0, top: 0.0, width: width as f64, height: height as f64 }
+    pub(super) fn full(height: usize, width: usize) -> Region {
+        Region { left: 0.0, top: 0.0, width: width as f64, height: height as f64 }
     }
 
     /// Whether it is all of a picture.
-    pub(super) fn is_all(self, height: usize, width: usize) -> bool {
-        self == Part::all(height, width)
+    pub(super) fn is_full(self, height: usize, width: usize) -> bool {
+        self == Region::full(height, width)
     }
 }
 
-/// Writes `part` of a picture of `(height, width, channels)` to `out`, at size `(height, width)`.
-pub(super) fn resize_part(
+/// Writes `region` of a picture of `(height, width, channels)` to `out`, at size `(height, width)`.
+pub(super) fn resize_region(
     image: &[u8],
     (h, w, channels): (usize, usize, usize),
     dtype: DType,
-    part: Part,
+    region: Region,
     out: &mut [u8],
     (height, width): (usize, usize),
     interpolation: Interpolation,
@@ -140,10 +140,10 @@ pub(super) fn resize_part(
     let number = |n: usize| u32::try_from(n).map_err(|e| failed(&e));
     let from = ImageRef::new(number(w)?, number(h)?, image, pixel).map_err(|e| failed(&e))?;
     let mut to = Image::from_slice_u8(number(width)?, number(height)?, out, pixel).map_err(|e| failed(&e))?;
-    let shrinks = part.width >= width as f64 && part.height >= height as f64;
+    let shrinks = region.width >= width as f64 && region.height >= height as f64;
     let options = ResizeOptions::new()
         .resize_alg(interpolation.algorithm(shrinks))
-        .crop(part.left, part.top, part.width, part.height)
+        .crop(region.left, region.top, region.width, region.height)
         .use_alpha(false);
     thread_local!(static RESIZER: RefCell<Resizer> = RefCell::new(Resizer::new()));
     RESIZER.with(|r| r.borrow_mut().resize(&from, &mut to, &options)).map_err(|e| failed(&e))

@@ -1,7 +1,7 @@
 //! Data for trying things out.
 
-use crate::lookup::{LookupReader, name_sample};
-use crate::{ComponentSpec, DataFlow, Lookup, Reader, Resume, Sample, Seed, State};
+use crate::indexed_reader::{SequentialReader, sample_error};
+use crate::{ComponentSpec, DataFlow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{CounterRng, DType, Error, HostTensor, Result};
 
@@ -22,9 +22,10 @@ impl FakeData {
     }
 
     /// Uniform in `[low, high)`; integers are rounded down.
+    #[doc(alias = "between")]
     #[doc(alias = "domain")]
     #[must_use]
-    pub fn between(self, low: f64, high: f64) -> FakeData {
+    pub fn range(self, low: f64, high: f64) -> FakeData {
         FakeData { low, high, ..self }
     }
 
@@ -35,19 +36,19 @@ impl FakeData {
     }
 
     fn make(&self, seed: Seed, epoch: u64, index: u64) -> Result<Sample> {
-        let rng = |i: usize| seed.of(&format!("component {i}")).generator(epoch);
+        let rng = |i: usize| seed.derive(&format!("component {i}")).generator(epoch);
         self.components.iter().enumerate().map(|(i, c)| self.tensor(c, rng(i), index)).collect()
     }
 
     fn tensor(&self, component: &ComponentSpec, rng: CounterRng, index: u64) -> Result<HostTensor> {
         let mut tensor = HostTensor::zeros(component.dtype, component.sizes.clone())?;
-        let wide = self.high - self.low;
-        let value = |word: u32| self.low + wide * (f64::from(word >> 8) / f64::from(1u32 << 24));
+        let width = self.high - self.low;
+        let value = |word: u32| self.low + width * (f64::from(word >> 8) / f64::from(1u32 << 24));
         macro_rules! fill {
             ($t:ty, $from:expr) => {
-                for (i, four) in tensor.as_mut_slice::<$t>()?.chunks_mut(4).enumerate() {
+                for (i, chunk) in tensor.as_mut_slice::<$t>()?.chunks_mut(4).enumerate() {
                     let words = rng.words(index, i as u64);
-                    four.iter_mut().zip(words).for_each(|(x, word)| *x = $from(value(word)));
+                    chunk.iter_mut().zip(words).for_each(|(x, word)| *x = $from(value(word)));
                 }
             };
         }
@@ -74,16 +75,16 @@ impl DataFlow for FakeData {
     }
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        Ok(LookupReader::open(self.samples(seed)?, self.size(), at))
+        Ok(SequentialReader::open(self.samples(seed)?, self.size(), at))
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
         self.samples(seed).map(Some)
     }
 }
 
 impl FakeData {
-    fn samples(&self, seed: Seed) -> Result<Arc<dyn Lookup>> {
+    fn samples(&self, seed: Seed) -> Result<Arc<dyn IndexedReader>> {
         if !(self.low <= self.high && (self.high - self.low).is_finite()) {
             let why = format!("FakeData between {} and {}: there are no such numbers", self.low, self.high);
             return Err(Error::argument(why));
@@ -94,7 +95,7 @@ impl FakeData {
         }
         let data = self.clone();
         Ok(Arc::new(move |epoch, index| {
-            data.make(seed, epoch, index).map_err(|e| name_sample(e, epoch, index))
+            data.make(seed, epoch, index).map_err(|e| sample_error(e, epoch, index))
         }))
     }
 }

@@ -1,6 +1,6 @@
 //! Samples that another thread sends.
 
-use crate::stop::{self, DEADLINE};
+use crate::cancellation::{self, DEFAULT_TIMEOUT};
 use crate::{DataFlow, Reader, Resume, Sample, Seed, State};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,19 +12,20 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 #[doc(alias = "DataFromQueue")]
 pub struct FromChannel {
     receiver: Arc<Mutex<Option<Receiver<Sample>>>>,
-    deadline: Duration,
+    timeout: Duration,
 }
 
 impl FromChannel {
     /// The samples that come out of `receiver`.
     pub fn new(receiver: Receiver<Sample>) -> FromChannel {
-        FromChannel { receiver: Arc::new(Mutex::new(Some(receiver))), deadline: DEADLINE }
+        FromChannel { receiver: Arc::new(Mutex::new(Some(receiver))), timeout: DEFAULT_TIMEOUT }
     }
 
     /// How long to wait for a sample before that is an error; 300 seconds unless told otherwise.
+    #[doc(alias = "deadline")]
     #[must_use]
-    pub fn deadline(self, deadline: Duration) -> FromChannel {
-        FromChannel { deadline, ..self }
+    pub fn timeout(self, timeout: Duration) -> FromChannel {
+        FromChannel { timeout, ..self }
     }
 }
 
@@ -51,14 +52,14 @@ impl DataFlow for FromChannel {
                 "a channel can be read once, and already has a reader",
             ));
         };
-        Ok(Box::new(ChannelReader { receiver: Some(receiver), deadline: self.deadline, at: State::start() }))
+        Ok(Box::new(ChannelReader { receiver: Some(receiver), timeout: self.timeout, at: State::start() }))
     }
 }
 
 struct ChannelReader {
     /// Until all senders are gone.
     receiver: Option<Receiver<Sample>>,
-    deadline: Duration,
+    timeout: Duration,
     at: State,
 }
 
@@ -70,11 +71,11 @@ impl ChannelReader {
                 "all senders of the channel are gone: there is no other pass",
             ));
         };
-        let end = Instant::now() + self.deadline;
+        let end = Instant::now() + self.timeout;
         loop {
-            stop::check()?;
+            cancellation::check_cancelled()?;
             let left = end.saturating_duration_since(Instant::now());
-            match receiver.recv_timeout(left.min(stop::LOOK)) {
+            match receiver.recv_timeout(left.min(cancellation::POLL_INTERVAL)) {
                 Ok(sample) => return Ok(Some(sample)),
                 Err(RecvTimeoutError::Disconnected) => {
                     self.receiver = None;
@@ -82,7 +83,7 @@ impl ChannelReader {
                 }
                 Err(RecvTimeoutError::Timeout) if left.is_zero() => {
                     let State { epoch, index, .. } = self.at;
-                    return Err(stop::too_late("the channel", self.deadline, epoch, index));
+                    return Err(cancellation::timeout_error("the channel", self.timeout, epoch, index));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }

@@ -1,6 +1,6 @@
 //! Samples that come one after the other.
 
-use crate::lookup::name_sample;
+use crate::indexed_reader::sample_error;
 use crate::{DataFlow, Reader, Resume, Sample, Seed, State};
 use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_tensor::{Error, ErrorKind, Result};
@@ -18,7 +18,7 @@ pub struct FromIter {
 
 #[derive(Clone)]
 enum Passes {
-    Made(Arc<dyn Fn(u64) -> Samples + Send + Sync>),
+    Restartable(Arc<dyn Fn(u64) -> Samples + Send + Sync>),
     Once(Arc<Mutex<Option<Samples>>>),
 }
 
@@ -29,7 +29,10 @@ impl FromIter {
     where
         I: Iterator<Item = Result<Sample>> + Send + 'static,
     {
-        FromIter { passes: Passes::Made(Arc::new(move |epoch| Box::new(make(epoch).fuse()))), size: None }
+        FromIter {
+            passes: Passes::Restartable(Arc::new(move |epoch| Box::new(make(epoch).fuse()))),
+            size: None,
+        }
     }
 
     /// The one pass of an iterator that cannot be had again.
@@ -39,14 +42,15 @@ impl FromIter {
     }
 
     /// Says how many samples every pass has. A pass that ends before, or does not end there, is an error.
+    #[doc(alias = "sized")]
     #[must_use]
-    pub fn sized(self, size: u64) -> FromIter {
+    pub fn with_size(self, size: u64) -> FromIter {
         FromIter { size: Some(size), ..self }
     }
 
     fn pass(&self, epoch: u64) -> Result<Samples> {
         match &self.passes {
-            Passes::Made(make) => Ok(make(epoch)),
+            Passes::Restartable(make) => Ok(make(epoch)),
             Passes::Once(samples) => {
                 let taken = samples.lock().unwrap_or_else(PoisonError::into_inner).take();
                 taken.filter(|_| epoch == 0).ok_or_else(|| {
@@ -67,7 +71,7 @@ impl DataFlow for FromIter {
 
     fn resume(&self) -> Resume {
         match self.passes {
-            Passes::Made(_) => Resume::Replay,
+            Passes::Restartable(_) => Resume::Replay,
             Passes::Once(_) => Resume::Never,
         }
     }
@@ -118,7 +122,7 @@ impl IterReader {
                 Err(Error::new(ErrorKind::Data, why))
             }
             Some(size) if index > size => Ok(None),
-            _ => next.transpose().map_err(|e| name_sample(e, epoch, index)),
+            _ => next.transpose().map_err(|e| sample_error(e, epoch, index)),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Sources that can give any of their samples at once.
 
-use crate::lookup::{LookupReader, name_sample};
-use crate::{DataFlow, Lookup, Reader, Resume, Sample, Seed, State};
+use crate::indexed_reader::{SequentialReader, sample_error};
+use crate::{DataFlow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::Result;
 
@@ -31,15 +31,15 @@ impl<S: RandomAccess> DataFlow for S {
     }
 
     fn open(&self, _: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        Ok(LookupReader::open(places(self), self.size(), at))
+        Ok(SequentialReader::open(indexed_reader(self), self.size(), at))
     }
 
-    fn lookup(&self, _: Seed) -> Result<Option<Arc<dyn Lookup>>> {
-        Ok(Some(places(self)))
+    fn open_indexed(&self, _: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
+        Ok(Some(indexed_reader(self)))
     }
 }
 
-fn places<S: RandomAccess>(source: &S) -> Arc<dyn Lookup> {
+fn indexed_reader<S: RandomAccess>(source: &S) -> Arc<dyn IndexedReader> {
     let source = source.clone();
-    Arc::new(move |epoch, index| source.get(index).map_err(|e| name_sample(e, epoch, index)))
+    Arc::new(move |epoch, index| source.get(index).map_err(|e| sample_error(e, epoch, index)))
 }

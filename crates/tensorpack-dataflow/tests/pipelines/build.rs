@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use tempfile::TempDir;
 use tensorpack_dataflow::tensor::{DType, Error, HostTensor, Result};
 use tensorpack_dataflow::{
-    ChooseRandom, ComponentSpec, Concat, DataFlow, Draws, FakeData, Flow, FromFn, FromIter, FromList, Mix,
-    Sample, Seed, Zip,
+    ChooseRandom, ComponentSpec, Concat, DataFlow, FakeData, Flow, FromFn, FromIter, FromList, Mix, Sample,
+    SampleRng, Seed, Zip,
 };
 
 /// Every source and adaptor that pipelines are made of. Channels, iterators that can be read once and unordered maps
@@ -53,7 +53,7 @@ pub(crate) const KINDS: [&str; 38] = [
 
 /// A pipeline in the making: the same for the same seed, but for the number of workers.
 pub(crate) struct Build {
-    draws: Draws,
+    rng: SampleRng,
     workers: usize,
     text: String,
     kinds: BTreeSet<&'static str>,
@@ -66,7 +66,7 @@ pub(crate) struct Build {
 impl Build {
     pub(crate) fn new(seed: Seed, workers: usize) -> Build {
         Build {
-            draws: seed.draws(0, 0),
+            rng: seed.rng(0, 0),
             workers,
             text: String::new(),
             kinds: BTreeSet::new(),
@@ -86,7 +86,7 @@ impl Build {
     pub(crate) fn pipeline(&mut self) -> Flow {
         let mut flow = self.flow(1);
         // Whatever it is, it may be read in parallel at the end.
-        if self.draws.chance(0.5) {
+        if self.rng.bernoulli(0.5) {
             flow = self.parallel(flow);
         }
         flow
@@ -99,7 +99,7 @@ impl Build {
     }
 
     fn pick(&mut self, n: u64) -> u64 {
-        self.draws.below(n)
+        self.rng.below(n)
     }
 
     /// A source with up to four adaptors, which may have further inputs of less depth.
@@ -117,11 +117,11 @@ impl Build {
         match self.pick(6) {
             0 => {
                 self.note("FakeData");
-                FakeData::new(size, spec).between(-3.0, 40.0).into_flow()
+                FakeData::new(size, spec).range(-3.0, 40.0).into_flow()
             }
             1 => {
                 self.note("FakeData.constant");
-                FakeData::new(size, spec).between(0.0, 9.0).constant().into_flow()
+                FakeData::new(size, spec).range(0.0, 9.0).constant().into_flow()
             }
             2 => {
                 self.note("FromList");
@@ -140,7 +140,7 @@ impl Build {
             _ => {
                 self.note("FromIter.sized");
                 FromIter::new(move |epoch| (0..size).map(move |i| Ok(numbered(i + 50 * epoch))))
-                    .sized(size)
+                    .with_size(size)
                     .into_flow()
             }
         }
@@ -203,15 +203,16 @@ impl Build {
             11 => {
                 self.note("batch_by_shape");
                 let grouped = ragged(flow).batch_by_shape(n as usize, 0);
-                if self.draws.chance(0.5) {
+                if self.rng.bernoulli(0.5) {
                     grouped.keep_remainder().into_flow()
                 } else {
                     grouped.into_flow()
                 }
             }
             12 | 13 => {
-                let by_place = flow.size().is_some() && flow.lookup(Seed::new(0)).is_ok_and(|l| l.is_some());
-                if by_place {
+                let is_indexed =
+                    flow.size().is_some() && flow.open_indexed(Seed::new(0)).is_ok_and(|l| l.is_some());
+                if is_indexed {
                     self.note("shuffle");
                     return flow.shuffle().into_flow();
                 }
@@ -224,7 +225,7 @@ impl Build {
             }
             15 => {
                 let shard = flow.clone().shard(self.pick(n), n);
-                if flow.size().is_some() && self.draws.chance(0.5) {
+                if flow.size().is_some() && self.rng.bernoulli(0.5) {
                     self.note("shard.equal");
                     return shard.equal().into_flow();
                 }
@@ -270,8 +271,8 @@ impl Build {
                 self.note("ChooseRandom(");
                 let parts = self.parts(flow, depth);
                 self.note("ChooseRandom");
-                if self.draws.chance(0.5) || parts.len() != 2 {
-                    return ChooseRandom::evenly(parts).into_flow();
+                if self.rng.bernoulli(0.5) || parts.len() != 2 {
+                    return ChooseRandom::uniform(parts).into_flow();
                 }
                 ChooseRandom::new(parts.into_iter().zip([0.25, 0.75])).into_flow()
             }
@@ -323,13 +324,13 @@ impl Build {
             }
             1 => {
                 self.note("deadline");
-                flow.deadline(std::time::Duration::from_secs(60)).into_flow()
+                flow.timeout(std::time::Duration::from_secs(60)).into_flow()
             }
             2 => {
                 self.note("map_batch");
                 let components = [ComponentSpec::new(DType::F64, [3]), ComponentSpec::new(DType::I64, [])];
-                flow.map_batch(workers, 3, components, |sample, draws, slot| {
-                    slot.component::<f64>(0)?[1..].fill(draws.uniform() + sample[0].len() as f64);
+                flow.map_batch(workers, 3, components, |sample, rng, slot| {
+                    slot.component::<f64>(0)?[1..].fill(rng.uniform() + sample[0].len() as f64);
                     slot.component::<i64>(1)?[0] = number(&sample)? as i64;
                     Ok(())
                 })
@@ -355,8 +356,8 @@ fn number(sample: &[HostTensor]) -> Result<u64> {
 }
 
 /// Adds a random component.
-fn jitter(mut sample: Sample, draws: &mut Draws) -> Result<Sample> {
-    sample.push(HostTensor::scalar(draws.normal() as f32 + draws.below(3) as f32));
+fn jitter(mut sample: Sample, rng: &mut SampleRng) -> Result<Sample> {
+    sample.push(HostTensor::scalar(rng.normal() as f32 + rng.below(3) as f32));
     Ok(sample)
 }
 

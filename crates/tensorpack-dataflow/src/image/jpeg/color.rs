@@ -10,13 +10,13 @@ pub(super) struct Upsampler<'a> {
     /// How many pixels a sample stands for, across and down.
     factor: (usize, usize),
     /// Rows of neighbours weighed 3 to 1, and the finished row.
-    weighed: Vec<u16>,
+    blended: Vec<u16>,
     row: Vec<u8>,
 }
 
 impl<'a> Upsampler<'a> {
     pub(super) fn new(plane: &'a Plane, size: (usize, usize), factor: (usize, usize)) -> Upsampler<'a> {
-        Upsampler { plane, size, factor, weighed: Vec::new(), row: Vec::new() }
+        Upsampler { plane, size, factor, blended: Vec::new(), row: Vec::new() }
     }
 
     /// `width` samples of row `y` from column `x` on.
@@ -28,8 +28,8 @@ impl<'a> Upsampler<'a> {
         match self.factor {
             (1, 1) => &self.plane.row(y)[x - origin..x - origin + width],
             (1 | 2, 1 | 2) => {
-                self.weigh(x, y, width);
-                self.spread(x, y, width)
+                self.blend_rows(x, y, width);
+                self.upsample_row(x, y, width)
             }
             (across, down) => {
                 let samples = self.plane.row(y / down);
@@ -42,7 +42,7 @@ impl<'a> Upsampler<'a> {
 
     /// Four times the samples at the height of row `y`, from the one before `x` to the one behind the last (which
     /// mean nothing where samples are as wide as pixels).
-    fn weigh(&mut self, x: usize, y: usize, width: usize) {
+    fn blend_rows(&mut self, x: usize, y: usize, width: usize) {
         let (across, down) = self.factor;
         let near = y / down;
         let far = match down {
@@ -53,28 +53,28 @@ impl<'a> Upsampler<'a> {
         let (near, far) = (self.plane.row(near), self.plane.row(far));
         let origin = self.plane.columns.start * self.plane.n;
         let (first, last) = (x / across, (x + width - 1) / across);
-        let weigh = |i: usize| 3 * u16::from(near[i - origin]) + u16::from(far[i - origin]);
-        self.weighed.clear();
-        self.weighed.push(weigh(first.saturating_sub(across - 1)));
+        let blend_rows = |i: usize| 3 * u16::from(near[i - origin]) + u16::from(far[i - origin]);
+        self.blended.clear();
+        self.blended.push(blend_rows(first.saturating_sub(across - 1)));
         let inside = first - origin..last + 1 - origin;
         let pairs = near[inside.clone()].iter().zip(&far[inside]);
-        self.weighed.extend(pairs.map(|(&near, &far)| 3 * u16::from(near) + u16::from(far)));
-        self.weighed.push(weigh((last + across - 1).min(self.size.0 - 1)));
+        self.blended.extend(pairs.map(|(&near, &far)| 3 * u16::from(near) + u16::from(far)));
+        self.blended.push(blend_rows((last + across - 1).min(self.size.0 - 1)));
     }
 
     /// The row from its weighed samples.
-    fn spread(&mut self, x: usize, y: usize, width: usize) -> &[u8] {
-        let samples = self.weighed.len() - 2;
+    fn upsample_row(&mut self, x: usize, y: usize, width: usize) -> &[u8] {
+        let samples = self.blended.len() - 2;
         if self.factor.0 == 1 {
             // Rounded up and down by turns, so that the mean stays.
             let rounding = 1 + (y % 2) as u16;
             self.row.clear();
-            self.row.extend(self.weighed[1..=samples].iter().map(|&w| ((w + rounding) >> 2) as u8));
+            self.row.extend(self.blended[1..=samples].iter().map(|&w| ((w + rounding) >> 2) as u8));
             return &self.row;
         }
         let (left, right) = if self.factor.1 == 2 { (8, 7) } else { (4, 8) };
         self.row.resize(2 * samples, 0);
-        let neighbours = self.weighed.iter().zip(&self.weighed[1..]).zip(&self.weighed[2..]);
+        let neighbours = self.blended.iter().zip(&self.blended[1..]).zip(&self.blended[2..]);
         for (pair, ((&before, &here), &behind)) in self.row.chunks_exact_mut(2).zip(neighbours) {
             pair[0] = ((3 * here + before + left) >> 4) as u8;
             pair[1] = ((3 * here + behind + right) >> 4) as u8;
@@ -84,16 +84,16 @@ impl<'a> Upsampler<'a> {
 }
 
 /// A row of RGB pixels from one of YCbCr.
-pub(super) fn to_rgb(y: &[u8], cb: &[u8], cr: &[u8], out: &mut [u8]) {
+pub(super) fn ycbcr_to_rgb(y: &[u8], cb: &[u8], cr: &[u8], out: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
         // SAFETY: the machine was just found to have AVX2.
-        return unsafe { avx2::to_rgb(y, cb, cr, out) };
+        return unsafe { avx2::ycbcr_to_rgb(y, cb, cr, out) };
     }
-    to_rgb_plain(y, cb, cr, out);
+    ycbcr_to_rgb_scalar(y, cb, cr, out);
 }
 
-fn to_rgb_plain(y: &[u8], cb: &[u8], cr: &[u8], out: &mut [u8]) {
+fn ycbcr_to_rgb_scalar(y: &[u8], cb: &[u8], cr: &[u8], out: &mut [u8]) {
     for (((&y, &cb), &cr), out) in y.iter().zip(cb).zip(cr).zip(out.chunks_exact_mut(3)) {
         out.copy_from_slice(&pixel(y, cb, cr));
     }
@@ -113,12 +113,12 @@ fn pixel(y: u8, cb: u8, cr: u8) -> [u8; 3] {
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
-    use super::to_rgb_plain;
+    use super::ycbcr_to_rgb_scalar;
     use std::arch::x86_64::*;
 
     /// Sixteen pixels at a time.
     #[target_feature(enable = "avx2")]
-    pub(super) fn to_rgb(y: &[u8], cb: &[u8], cr: &[u8], out: &mut [u8]) {
+    pub(super) fn ycbcr_to_rgb(y: &[u8], cb: &[u8], cr: &[u8], out: &mut [u8]) {
         let n = y.len().min(cb.len()).min(cr.len()).min(out.len() / 3) / 16 * 16;
         for i in (0..n).step_by(16) {
             // SAFETY: i + 16 is no more than n, which no slice is shorter than, and three times n not more than `out`.
@@ -130,7 +130,7 @@ mod avx2 {
                 }
             }
         }
-        to_rgb_plain(&y[n..], &cb[n..], &cr[n..], &mut out[n * 3..]);
+        ycbcr_to_rgb_scalar(&y[n..], &cb[n..], &cr[n..], &mut out[n * 3..]);
     }
 
     /// As [`super::pixel`], sixteen at once.
@@ -153,20 +153,20 @@ mod avx2 {
     #[target_feature(enable = "avx2")]
     fn interleave([r, g, b]: [__m128i; 3]) -> [__m128i; 3] {
         // Byte i of part j is colour c of pixel p where 16 j + i = 3 p + c; 0x80 leaves a zero.
-        const PLACES: [[[i8; 16]; 3]; 3] = {
-            let mut places = [[[-128; 16]; 3]; 3];
+        const TRANSPOSED_ZIGZAG: [[[i8; 16]; 3]; 3] = {
+            let mut shuffles = [[[-128; 16]; 3]; 3];
             let mut at = 0;
             while at < 48 {
-                places[at / 16][at % 3][at % 16] = (at / 3) as i8;
+                shuffles[at / 16][at % 3][at % 16] = (at / 3) as i8;
                 at += 1;
             }
-            places
+            shuffles
         };
         std::array::from_fn(|j| {
             let pick = |colour: __m128i, c: usize| {
                 // SAFETY: a place has sixteen bytes.
-                let places = unsafe { _mm_loadu_si128(PLACES[j][c].as_ptr().cast()) };
-                _mm_shuffle_epi8(colour, places)
+                let shuffles = unsafe { _mm_loadu_si128(TRANSPOSED_ZIGZAG[j][c].as_ptr().cast()) };
+                _mm_shuffle_epi8(colour, shuffles)
             };
             _mm_or_si128(_mm_or_si128(pick(r, 0), pick(g, 1)), pick(b, 2))
         })
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_are_those_of_the_standard() {
+    fn ycbcr_to_rgb_matches_the_standard() {
         for i in 0..4096u32 {
             let [y, cb, cr] = [i, i / 16, i / 256].map(|x| (x % 16 * 17) as u8);
             let (fy, fb, fr) = (f64::from(y), f64::from(cb) - 128.0, f64::from(cr) - 128.0);
@@ -193,12 +193,12 @@ mod tests {
     }
 
     #[test]
-    fn vectors_compute_what_plain_loops_do() {
+    fn simd_matches_scalar() {
         let plane = |k: usize| (0..77).map(|i| (i * k) as u8).collect::<Vec<u8>>();
         let (y, cb, cr) = (plane(11), plane(29), plane(83));
         let (mut a, mut b) = (vec![0; 77 * 3], vec![0; 77 * 3]);
-        to_rgb_plain(&y, &cb, &cr, &mut a);
-        to_rgb(&y, &cb, &cr, &mut b);
+        ycbcr_to_rgb_scalar(&y, &cb, &cr, &mut a);
+        ycbcr_to_rgb(&y, &cb, &cr, &mut b);
         assert_eq!(a, b);
     }
 }

@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_byte_orders_are_read() {
+    fn reads_both_byte_orders() {
         let little = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0";
         let big = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0";
         assert_eq!(orientation(little), Some(6));

@@ -1,6 +1,6 @@
 //! What a JPEG file says before its pixels.
 
-use super::huffman::Huffman;
+use super::huffman::HuffmanTable;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// A colour component as it is stored.
@@ -11,7 +11,7 @@ pub(super) struct Component {
     pub(super) h: usize,
     pub(super) v: usize,
     /// Which quantisation table, and which Huffman tables of first and other coefficients.
-    pub(super) quantisation: usize,
+    pub(super) quantization: usize,
     pub(super) dc: usize,
     pub(super) ac: usize,
 }
@@ -22,17 +22,17 @@ pub(super) struct Header<'a> {
     pub(super) height: usize,
     pub(super) components: Vec<Component>,
     /// In natural order.
-    pub(super) quantisation: [Option<[u16; 64]>; 4],
-    pub(super) dc: [Option<Huffman>; 4],
-    pub(super) ac: [Option<Huffman>; 4],
+    pub(super) quantization: [Option<[u16; 64]>; 4],
+    pub(super) dc: [Option<HuffmanTable>; 4],
+    pub(super) ac: [Option<HuffmanTable>; 4],
     /// Units between restarts; 0 if there are none.
-    pub(super) restart: usize,
+    pub(super) restart_interval: usize,
     /// How the picture is to be turned: 1 to 8, as EXIF numbers it.
     pub(super) orientation: u8,
     /// The entropy-coded data, and what follows it.
     pub(super) scan: &'a [u8],
     /// Whether this decoder can read what follows: one scan, sequential, 8 bits, grey or YCbCr.
-    pub(super) is_simple: bool,
+    pub(super) is_supported: bool,
 }
 
 /// The natural position of each coefficient in the order they are stored in.
@@ -42,7 +42,7 @@ pub(super) const ZIGZAG: [u8; 64] = [
     46, 53, 60, 61, 54, 47, 55, 62, 63,
 ];
 
-pub(super) fn broken(what: &str) -> Error {
+pub(super) fn malformed(what: &str) -> Error {
     Error::new(ErrorKind::Io, format!("the JPEG file is broken: {what}"))
 }
 
@@ -50,48 +50,48 @@ impl<'a> Header<'a> {
     /// Reads all markers up to the first scan.
     pub(super) fn read(file: &'a [u8]) -> Result<Header<'a>> {
         let mut rest =
-            file.strip_prefix(&[0xFF, 0xD8]).ok_or_else(|| broken("it does not begin with FF D8"))?;
+            file.strip_prefix(&[0xFF, 0xD8]).ok_or_else(|| malformed("it does not begin with FF D8"))?;
         let mut header = Header {
             width: 0,
             height: 0,
             components: Vec::new(),
-            quantisation: [None; 4],
+            quantization: [None; 4],
             dc: [const { None }; 4],
             ac: [const { None }; 4],
-            restart: 0,
+            restart_interval: 0,
             orientation: 1,
             scan: &[],
-            is_simple: true,
+            is_supported: true,
         };
-        let mut colours = Colours::default();
+        let mut color_info = ColorInfo::default();
         loop {
             let (marker, body, after) = segment(rest)?;
             rest = after;
             match marker {
-                0xC4 => header.huffman(body).ok_or_else(|| broken("a Huffman table makes no sense"))?,
+                0xC4 => header.huffman(body).ok_or_else(|| malformed("a Huffman table makes no sense"))?,
                 0xDB => {
-                    header.quantisation(body).ok_or_else(|| broken("a quantisation table is cut short"))?
+                    header.quantization(body).ok_or_else(|| malformed("a quantisation table is cut short"))?
                 }
                 0xDD => {
-                    header.restart =
-                        number(body, 0).ok_or_else(|| broken("a restart interval is cut short"))?
+                    header.restart_interval =
+                        be_u16(body, 0).ok_or_else(|| malformed("a restart interval is cut short"))?
                 }
                 // Frames: baseline and extended sequential, then progressive, lossless and arithmetic ones.
                 0xC0 | 0xC1 => header.frame(body)?,
                 0xC2..=0xCF if marker != 0xC8 && marker != 0xCC => {
                     header.frame(body)?;
-                    header.is_simple = false;
+                    header.is_supported = false;
                 }
-                0xE0 => colours.jfif |= body.starts_with(b"JFIF\0"),
+                0xE0 => color_info.jfif |= body.starts_with(b"JFIF\0"),
                 0xE1 => header.orientation = super::exif::orientation(body).unwrap_or(header.orientation),
-                0xEE if body.starts_with(b"Adobe") => colours.adobe = body.get(11).copied(),
+                0xEE if body.starts_with(b"Adobe") => color_info.adobe = body.get(11).copied(),
                 0xDA => {
                     header.scan(body)?;
                     header.scan = rest;
-                    header.is_simple &= colours.are_usual(&header.components);
+                    header.is_supported &= color_info.is_gray_or_ycbcr(&header.components);
                     return Ok(header);
                 }
-                0xD9 => return Err(broken("it ends before its pixels")),
+                0xD9 => return Err(malformed("it ends before its pixels")),
                 _ => {}
             }
         }
@@ -99,23 +99,23 @@ impl<'a> Header<'a> {
 
     fn frame(&mut self, body: &[u8]) -> Result<()> {
         if !self.components.is_empty() {
-            return Err(broken("it has two frames"));
+            return Err(malformed("it has two frames"));
         }
-        let cut = || broken("the frame header is cut short");
-        let (height, width) = (number(body, 1).ok_or_else(cut)?, number(body, 3).ok_or_else(cut)?);
+        let cut = || malformed("the frame header is cut short");
+        let (height, width) = (be_u16(body, 1).ok_or_else(cut)?, be_u16(body, 3).ok_or_else(cut)?);
         let n = usize::from(*body.get(5).ok_or_else(cut)?);
         let components = body.get(6..6 + 3 * n).ok_or_else(cut)?;
         if width == 0 || height == 0 || n == 0 || n > 4 {
-            return Err(broken(&format!("{width} by {height} pixels of {n} components")));
+            return Err(malformed(&format!("{width} by {height} pixels of {n} components")));
         }
         (self.width, self.height) = (width, height);
-        self.is_simple &= body[0] == 8;
+        self.is_supported &= body[0] == 8;
         for c in components.chunks_exact(3) {
             let (h, v) = (usize::from(c[1] >> 4), usize::from(c[1] & 15));
             if !(1..=4).contains(&h) || !(1..=4).contains(&v) || c[2] > 3 {
-                return Err(broken("a component's sampling makes no sense"));
+                return Err(malformed("a component's sampling makes no sense"));
             }
-            self.components.push(Component { id: c[0], h, v, quantisation: c[2].into(), dc: 0, ac: 0 });
+            self.components.push(Component { id: c[0], h, v, quantization: c[2].into(), dc: 0, ac: 0 });
         }
         // Alone, a component's sampling has no meaning.
         if let [only] = &mut self.components[..] {
@@ -126,13 +126,13 @@ impl<'a> Header<'a> {
 
     fn scan(&mut self, body: &[u8]) -> Result<()> {
         let n = usize::from(*body.first().unwrap_or(&0));
-        let tables = body.get(1..1 + 2 * n).ok_or_else(|| broken("the scan header is cut short"))?;
+        let tables = body.get(1..1 + 2 * n).ok_or_else(|| malformed("the scan header is cut short"))?;
         if self.components.is_empty() {
-            return Err(broken("its pixels come before their size"));
+            return Err(malformed("its pixels come before their size"));
         }
-        self.is_simple &= n == self.components.len();
+        self.is_supported &= n == self.components.len();
         for (c, t) in self.components.iter_mut().zip(tables.chunks_exact(2)) {
-            self.is_simple &= c.id == t[0];
+            self.is_supported &= c.id == t[0];
             (c.dc, c.ac) = (usize::from(t[1] >> 4) & 3, usize::from(t[1]) & 3);
         }
         Ok(())
@@ -145,13 +145,13 @@ impl<'a> Header<'a> {
             let (symbols, rest) = rest.split_at_checked(n)?;
             let is_dc = class >> 4 == 0;
             let tables = if is_dc { &mut self.dc } else { &mut self.ac };
-            tables[usize::from(class) & 3] = Some(Huffman::new(counts, symbols, is_dc)?);
+            tables[usize::from(class) & 3] = Some(HuffmanTable::new(counts, symbols, is_dc)?);
             body = rest;
         }
         Some(())
     }
 
-    fn quantisation(&mut self, mut body: &[u8]) -> Option<()> {
+    fn quantization(&mut self, mut body: &[u8]) -> Option<()> {
         while let Some((&class, rest)) = body.split_first() {
             let bytes = if class >> 4 == 0 { 1 } else { 2 };
             let (values, rest) = rest.split_at_checked(64 * bytes)?;
@@ -159,7 +159,7 @@ impl<'a> Header<'a> {
             for (value, &at) in values.chunks_exact(bytes).zip(&ZIGZAG) {
                 table[usize::from(at)] = value.iter().fold(0, |v, &b| v << 8 | u16::from(b));
             }
-            self.quantisation[usize::from(class) & 3] = Some(table);
+            self.quantization[usize::from(class) & 3] = Some(table);
             body = rest;
         }
         Some(())
@@ -168,14 +168,14 @@ impl<'a> Header<'a> {
 
 /// What tells in which colours a file is.
 #[derive(Default)]
-struct Colours {
+struct ColorInfo {
     jfif: bool,
     adobe: Option<u8>,
 }
 
-impl Colours {
+impl ColorInfo {
     /// Whether a file is grey or YCbCr, judged as libjpeg does.
-    fn are_usual(&self, components: &[Component]) -> bool {
+    fn is_gray_or_ycbcr(&self, components: &[Component]) -> bool {
         match components {
             [_] => true,
             [a, b, c] => {
@@ -188,7 +188,7 @@ impl Colours {
 
 /// The next marker, its body and what follows.
 fn segment(data: &[u8]) -> Result<(u8, &[u8], &[u8])> {
-    let cut = || broken("it is cut short");
+    let cut = || malformed("it is cut short");
     // Anything may stand before a marker, and decoders skip it.
     let mut rest = data;
     let marker = loop {
@@ -202,12 +202,12 @@ fn segment(data: &[u8]) -> Result<(u8, &[u8], &[u8])> {
     if matches!(marker, 0x01 | 0xD0..=0xD9) {
         return Ok((marker, &[], rest));
     }
-    let length = number(rest, 0).filter(|&n| n >= 2).ok_or_else(cut)?;
+    let length = be_u16(rest, 0).filter(|&n| n >= 2).ok_or_else(cut)?;
     let (body, rest) = rest.split_at_checked(length).ok_or_else(cut)?;
     Ok((marker, &body[2..], rest))
 }
 
 /// The 16 bits at `at`, high byte first.
-fn number(bytes: &[u8], at: usize) -> Option<usize> {
+fn be_u16(bytes: &[u8], at: usize) -> Option<usize> {
     Some(usize::from(*bytes.get(at)?) << 8 | usize::from(*bytes.get(at + 1)?))
 }

@@ -10,10 +10,10 @@ use std::ops::{Add, Mul, Sub};
 pub(super) type Coefficients = [i16; 64 + 16];
 
 /// What the coefficients are to be multiplied with, transposed as well.
-pub(super) type Factors = [f32; 64];
+pub(super) type DequantTable = [f32; 64];
 
 /// The factors that the transform to `n` by `n` samples needs, from a quantisation table in natural order.
-pub(super) fn factors(table: &[u16; 64], n: usize) -> Factors {
+pub(super) fn dequant_table(table: &[u16; 64], n: usize) -> DequantTable {
     use std::f64::consts::{PI, SQRT_2};
     let scale = |k: usize| if k == 0 { 1.0 } else { SQRT_2 * (k as f64 * PI / 16.0).cos() };
     std::array::from_fn(|i| {
@@ -24,25 +24,25 @@ pub(super) fn factors(table: &[u16; 64], n: usize) -> Factors {
 }
 
 /// Writes the `n` by `n` samples of a block to `out`, whose rows are `stride` apart. `out` reaches to the last.
-pub(super) fn inverse(
+pub(super) fn idct(
     n: usize,
     simd: Simd,
     c: &Coefficients,
-    factors: &Factors,
+    dequant: &DequantTable,
     out: &mut [u8],
     stride: usize,
 ) {
     match n {
-        8 => simd.inverse(c, factors, out, stride),
-        4 => scaled(&BASIS_4, c, factors, out, stride),
-        2 => scaled(&[[1.0, 1.0], [1.0, -1.0]], c, factors, out, stride),
-        _ => scaled(&[[1.0]], c, factors, out, stride),
+        8 => simd.inverse(c, dequant, out, stride),
+        4 => idct_scaled(&BASIS_4, c, dequant, out, stride),
+        2 => idct_scaled(&[[1.0, 1.0], [1.0, -1.0]], c, dequant, out, stride),
+        _ => idct_scaled(&[[1.0]], c, dequant, out, stride),
     }
 }
 
 /// Writes a block whose only coefficient is the first.
-pub(super) fn flat(n: usize, c: i16, factors: &Factors, out: &mut [u8], stride: usize) {
-    let sample = sample(f32::from(c) * factors[0]);
+pub(super) fn idct_dc_only(n: usize, c: i16, dequant: &DequantTable, out: &mut [u8], stride: usize) {
+    let sample = sample(f32::from(c) * dequant[0]);
     out.chunks_mut(stride).take(n).for_each(|row| row[..n].fill(sample));
 }
 
@@ -71,19 +71,19 @@ impl Simd {
         Simd::Plain
     }
 
-    fn inverse(self, c: &Coefficients, factors: &Factors, out: &mut [u8], stride: usize) {
+    fn inverse(self, c: &Coefficients, dequant: &DequantTable, out: &mut [u8], stride: usize) {
         match self {
-            Simd::Plain => plain(c, factors, out, stride),
+            Simd::Plain => scalar(c, dequant, out, stride),
             // SAFETY: the machine was found to have AVX2.
             #[cfg(target_arch = "x86_64")]
-            Simd::Avx2 => unsafe { avx2::inverse(c, factors, out, stride) },
+            Simd::Avx2 => unsafe { avx2::inverse(c, dequant, out, stride) },
         }
     }
 }
 
 /// Eight coefficients to eight samples.
 #[inline(always)]
-fn transform<T>(x: [T; 8], number: impl Fn(f32) -> T) -> [T; 8]
+fn idct_1d<T>(x: [T; 8], number: impl Fn(f32) -> T) -> [T; 8]
 where
     T: Copy + Add<Output = T> + Sub<Output = T> + Mul<Output = T>,
 {
@@ -104,21 +104,21 @@ where
     [e0 + o0, e1 + o1, e2 + o2, e3 + o3, e3 - o3, e2 - o2, e1 - o1, e0 - o0]
 }
 
-fn plain(c: &Coefficients, factors: &Factors, out: &mut [u8], stride: usize) {
+fn scalar(c: &Coefficients, dequant: &DequantTable, out: &mut [u8], stride: usize) {
     let mut half = [[0.0; 8]; 8];
     for v in 0..8 {
-        let row = transform(std::array::from_fn(|u| f32::from(c[u * 8 + v]) * factors[u * 8 + v]), |x| x);
+        let row = idct_1d(std::array::from_fn(|u| f32::from(c[u * 8 + v]) * dequant[u * 8 + v]), |x| x);
         (0..8).for_each(|x| half[v][x] = row[x]);
     }
     for x in 0..8 {
-        let column = transform(std::array::from_fn(|v| half[v][x]), |x| x);
+        let column = idct_1d(std::array::from_fn(|v| half[v][x]), |x| x);
         (0..8).for_each(|y| out[y * stride + x] = sample(column[y]));
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
-    use super::{Coefficients, Factors, transform};
+    use super::{Coefficients, DequantTable, idct_1d};
     use std::arch::x86_64::*;
     use std::ops::{Add, Mul, Sub};
 
@@ -154,19 +154,19 @@ mod avx2 {
     }
 
     #[target_feature(enable = "avx2")]
-    pub(super) fn inverse(c: &Coefficients, factors: &Factors, out: &mut [u8], stride: usize) {
+    pub(super) fn inverse(c: &Coefficients, dequant: &DequantTable, out: &mut [u8], stride: usize) {
         assert!(out.len() >= 7 * stride + 8, "a block's rows lie within the plane");
         let number = |x: f32| Lanes(_mm256_set1_ps(x));
         let row = |u: usize| {
             // SAFETY: eight coefficients and eight factors from u * 8 on are within the arrays of 64.
             let (c, f) = unsafe {
                 let c = _mm_loadu_si128(c.as_ptr().add(u * 8).cast());
-                (c, _mm256_loadu_ps(factors.as_ptr().add(u * 8)))
+                (c, _mm256_loadu_ps(dequant.as_ptr().add(u * 8)))
             };
             Lanes(_mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(c)), f))
         };
-        let half = transform([row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)], number);
-        let rows = transform(transpose(half), number);
+        let half = idct_1d([row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)], number);
+        let rows = idct_1d(transpose(half), number);
         let bias = _mm256_set1_ps(128.0);
         let word = |i: usize| _mm256_cvtps_epi32(_mm256_add_ps(rows[i].0, bias));
         for i in (0..8).step_by(4) {
@@ -211,10 +211,10 @@ mod avx2 {
 /// The low `N` by `N` frequencies to as many samples, by the definition of the transform: `basis[x][u]` is what
 /// frequency `u` adds to sample `x`.
 #[inline(always)]
-fn scaled<const N: usize>(
+fn idct_scaled<const N: usize>(
     basis: &[[f32; N]; N],
     c: &Coefficients,
-    factors: &Factors,
+    dequant: &DequantTable,
     out: &mut [u8],
     stride: usize,
 ) {
@@ -222,7 +222,7 @@ fn scaled<const N: usize>(
     for u in 0..N {
         for x in 0..N {
             for v in 0..N {
-                half[x][v] += f32::from(c[u * 8 + v]) * factors[u * 8 + v] * basis[x][u];
+                half[x][v] += f32::from(c[u * 8 + v]) * dequant[u * 8 + v] * basis[x][u];
             }
         }
     }
@@ -274,14 +274,14 @@ mod tests {
     }
 
     #[test]
-    fn every_size_is_the_cosine_transform() {
+    fn every_size_matches_the_inverse_dct() {
         let table: [u16; 64] = std::array::from_fn(|i| 1 + (i % 7) as u16);
         for n in [8, 4, 2, 1] {
-            let f = factors(&table, n);
+            let f = dequant_table(&table, n);
             for seed in 0..20 {
                 let c = block(seed);
                 let mut out = [0; 64 + 3 * 8];
-                inverse(n, Simd::detect(), &c, &f, &mut out, 11);
+                idct(n, Simd::detect(), &c, &f, &mut out, 11);
                 for (y, x) in (0..n * n).map(|i| (i / n, i % n)) {
                     let right = by_definition(n, &c, &table, x, y);
                     let is = f64::from(out[y * 11 + x]);
@@ -292,25 +292,25 @@ mod tests {
     }
 
     #[test]
-    fn vectors_compute_what_plain_loops_do() {
-        let f = factors(&std::array::from_fn(|i| 1 + i as u16), 8);
+    fn simd_matches_scalar() {
+        let f = dequant_table(&std::array::from_fn(|i| 1 + i as u16), 8);
         for seed in 0..200 {
             let c = block(seed);
             let (mut a, mut b) = ([0; 64], [0; 64]);
-            plain(&c, &f, &mut a, 8);
+            scalar(&c, &f, &mut a, 8);
             Simd::detect().inverse(&c, &f, &mut b, 8);
             assert_eq!(a, b);
         }
     }
 
     #[test]
-    fn a_block_of_one_colour_is_flat() {
-        let f = factors(&[16; 64], 8);
+    fn dc_only_block_is_constant() {
+        let f = dequant_table(&[16; 64], 8);
         let mut c = [0; 80];
         c[0] = 21;
         let (mut a, mut b) = ([0; 64], [0; 64]);
-        plain(&c, &f, &mut a, 8);
-        flat(8, 21, &f, &mut b, 8);
+        scalar(&c, &f, &mut a, 8);
+        idct_dc_only(8, 21, &f, &mut b, 8);
         assert_eq!(a, [170; 64]);
         assert_eq!(a, b);
     }

@@ -5,7 +5,7 @@
 //! frequencies of each block. Sequential files of 8 bits in grey or YCbCr, in one scan, are read here; what else there
 //! is (progressive files, CMYK) `zune-jpeg` decodes whole.
 
-mod bits;
+mod bit_reader;
 mod huffman;
 mod idct;
 mod exif;
@@ -49,52 +49,52 @@ impl<'a> Jpeg<'a> {
     }
 
     /// Whether parts and fractions of the picture can be decoded. If not, it must be whole.
-    pub(super) fn is_divisible(&self) -> bool {
-        let (h, v) = scan::largest_sampling(&self.header);
-        self.header.is_simple && self.header.components.iter().all(|c| h % c.h == 0 && v % c.v == 0)
+    pub(super) fn supports_crops(&self) -> bool {
+        let (h, v) = scan::max_sampling(&self.header);
+        self.header.is_supported && self.header.components.iter().all(|c| h % c.h == 0 && v % c.v == 0)
     }
 
-    /// Decodes the samples that `part` of the picture needs at `n` eighths of its size. The part is inside the picture
+    /// Decodes the samples that `rect` of the picture needs at `n` eighths of its size. The part is inside the picture
     /// and not empty.
     pub(super) fn decode_samples(
         &self,
         n: usize,
-        part: Rect,
+        rect: Rect,
         channels: Channels,
         scratch: &mut Scratch,
     ) -> Result<()> {
         scratch.planes.resize_with(self.header.components.len(), Plane::default);
         for (i, plane) in scratch.planes.iter_mut().enumerate() {
-            let is_shown = i < self.shown(channels);
-            Layout::new(&self.header, i, n).ask(part, is_shown, plane);
+            let is_decoded = i < self.decoded_components(channels);
+            ComponentLayout::new(&self.header, i, n).request_blocks(rect, is_decoded, plane);
         }
         scan::decode(&self.header, &mut scratch.planes, &mut scratch.bytes)
     }
 
-    /// Writes the pixels of the same `part` to `out`, which is as large as it, once their samples are decoded.
-    pub(super) fn pixels(
+    /// Writes the pixels of the same `rect` to `out`, which is as large as it, once their samples are decoded.
+    pub(super) fn write_pixels(
         &self,
         n: usize,
-        part: Rect,
+        rect: Rect,
         channels: Channels,
         scratch: &mut Scratch,
         out: &mut [u8],
     ) {
-        let planes = scratch.planes[..self.shown(channels)].iter().enumerate();
+        let planes = scratch.planes[..self.decoded_components(channels)].iter().enumerate();
         let mut components: Vec<Upsampler> = planes
             .map(|(i, plane)| {
-                let layout = Layout::new(&self.header, i, n);
+                let layout = ComponentLayout::new(&self.header, i, n);
                 Upsampler::new(plane, layout.size, layout.factor)
             })
             .collect();
-        for (row, out) in (part.y..).zip(out.chunks_exact_mut(part.width * channels.count())) {
+        for (row, out) in (rect.y..).zip(out.chunks_exact_mut(rect.width * channels.count())) {
             match &mut components[..] {
                 [y, cb, cr] => {
-                    let [y, cb, cr] = [y, cb, cr].map(|c| c.row(part.x, row, part.width));
-                    color::to_rgb(y, cb, cr, out);
+                    let [y, cb, cr] = [y, cb, cr].map(|c| c.row(rect.x, row, rect.width));
+                    color::ycbcr_to_rgb(y, cb, cr, out);
                 }
                 grey => {
-                    let samples = grey[0].row(part.x, row, part.width);
+                    let samples = grey[0].row(rect.x, row, rect.width);
                     for (pixel, &sample) in out.chunks_exact_mut(channels.count()).zip(samples) {
                         pixel.fill(sample);
                     }
@@ -104,20 +104,20 @@ impl<'a> Jpeg<'a> {
     }
 
     /// How many components are looked at.
-    fn shown(&self, channels: Channels) -> usize {
-        if channels == Channels::Grey { 1 } else { self.header.components.len() }
+    fn decoded_components(&self, channels: Channels) -> usize {
+        if channels == Channels::Gray { 1 } else { self.header.components.len() }
     }
 
     /// Decodes the whole picture, of whatever kind.
-    pub(super) fn decode_any(&self, channels: Channels) -> Result<Vec<u8>> {
+    pub(super) fn decode_full(&self, channels: Channels) -> Result<Vec<u8>> {
         use zune_jpeg::JpegDecoder;
         use zune_jpeg::zune_core::{bytestream::ZCursor, colorspace::ColorSpace, options::DecoderOptions};
-        let colours = match channels {
-            Channels::Grey => ColorSpace::Luma,
+        let color_info = match channels {
+            Channels::Gray => ColorSpace::Luma,
             Channels::Rgb => ColorSpace::RGB,
         };
         let options = DecoderOptions::default()
-            .jpeg_set_out_colorspace(colours)
+            .jpeg_set_out_colorspace(color_info)
             .set_max_width(self.header.width)
             .set_max_height(self.header.height);
         let decoded = JpegDecoder::new_with_options(ZCursor::new(self.file), options).decode();
@@ -126,7 +126,7 @@ impl<'a> Jpeg<'a> {
 }
 
 /// How a component lies in the picture.
-struct Layout {
+struct ComponentLayout {
     /// Samples of a block, across and down.
     n: usize,
     /// The size of the component.
@@ -135,10 +135,10 @@ struct Layout {
     factor: (usize, usize),
 }
 
-impl Layout {
+impl ComponentLayout {
     /// Of component `i` where the picture is at `n` eighths of its size.
-    fn new(header: &Header, i: usize, n: usize) -> Layout {
-        let (h, v) = scan::largest_sampling(header);
+    fn new(header: &Header, i: usize, n: usize) -> ComponentLayout {
+        let (h, v) = scan::max_sampling(header);
         let component = &header.components[i];
         let (across, down) = (h / component.h, v / component.v);
         // A component with fewer samples needs less scaling, and then less upsampling.
@@ -147,23 +147,23 @@ impl Layout {
             more *= 2;
         }
         let size = |all: usize, factor: usize| (all.div_ceil(factor) * n * more).div_ceil(8);
-        Layout {
+        ComponentLayout {
             n: n * more,
             size: (size(header.width, across), size(header.height, down)),
             factor: (across / more, down / more),
         }
     }
 
-    /// Asks for the blocks under `part`, and for those that its edges are blended with.
-    fn ask(&self, part: Rect, is_shown: bool, plane: &mut Plane) {
+    /// Asks for the blocks under `rect`, and for those that its edges are blended with.
+    fn request_blocks(&self, rect: Rect, is_decoded: bool, plane: &mut Plane) {
         let range = |from: usize, length: usize, factor: usize, size: usize| {
             let margin = usize::from(factor > 1);
             let first = (from / factor).saturating_sub(margin);
             let end = ((from + length - 1) / factor + 1 + margin).min(size);
-            if is_shown { first / self.n..end.div_ceil(self.n) } else { 0..0 }
+            if is_decoded { first / self.n..end.div_ceil(self.n) } else { 0..0 }
         };
         plane.n = self.n;
-        plane.columns = range(part.x, part.width, self.factor.0, self.size.0);
-        plane.rows = range(part.y, part.height, self.factor.1, self.size.1);
+        plane.columns = range(rect.x, rect.width, self.factor.0, self.size.0);
+        plane.rows = range(rect.y, rect.height, self.factor.1, self.size.1);
     }
 }

@@ -1,9 +1,9 @@
 //! The scan: units of blocks, entropy-coded one after the other.
 
-use super::bits::{Bits, REFILLED, unstuff};
-use super::header::{Component, Header, ZIGZAG, broken};
-use super::huffman::Huffman;
-use super::idct::{self, Coefficients, Factors, Simd};
+use super::bit_reader::{BitReader, REFILL_BITS, remove_byte_stuffing};
+use super::header::{Component, Header, ZIGZAG, malformed};
+use super::huffman::HuffmanTable;
+use super::idct::{self, Coefficients, DequantTable, Simd};
 use std::ops::Range;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
@@ -33,7 +33,7 @@ impl Plane {
 }
 
 /// Where each coefficient goes, and a place for what broken data puts behind the last.
-const PLACES: [u8; 128] = {
+const TRANSPOSED_ZIGZAG: [u8; 128] = {
     let mut places = [64; 128];
     let mut i = 0;
     while i < 64 {
@@ -46,59 +46,59 @@ const PLACES: [u8; 128] = {
 /// A component while it is decoded.
 struct Decoder<'a> {
     component: Component,
-    dc: &'a Huffman,
-    ac: &'a Huffman,
-    factors: Factors,
+    dc: &'a HuffmanTable,
+    ac: &'a HuffmanTable,
+    dequant: DequantTable,
     /// The first coefficient of the last block.
-    last: i16,
+    dc_predictor: i16,
 }
 
 /// Decodes the blocks that `planes` ask for, and stops behind the last of them.
 ///
 /// `bytes` is memory for the entropy-coded data.
 pub(super) fn decode(header: &Header, planes: &mut [Plane], bytes: &mut Vec<u8>) -> Result<()> {
-    let missing = || broken("it lacks a table");
+    let missing_table = || malformed("it lacks a table");
     let decoder = |(component, plane): (&Component, &Plane)| {
-        let table = header.quantisation[component.quantisation].as_ref()?;
+        let table = header.quantization[component.quantization].as_ref()?;
         Some(Decoder {
             component: *component,
             dc: header.dc[component.dc].as_ref()?,
             ac: header.ac[component.ac].as_ref()?,
-            factors: idct::factors(table, plane.n),
-            last: 0,
+            dequant: idct::dequant_table(table, plane.n),
+            dc_predictor: 0,
         })
     };
     let decoders: Option<Vec<Decoder>> = header.components.iter().zip(&*planes).map(decoder).collect();
-    let mut decoders = decoders.ok_or_else(missing)?;
-    let (across, down) = units(header);
+    let mut decoders = decoders.ok_or_else(missing_table)?;
+    let (across, down) = mcu_grid(header);
     let blocks: usize = header.components.iter().map(|c| c.h * c.v).sum();
     // A block takes two bits at least: what is claimed to be larger than that must not cost its memory.
     if (across * down * blocks).div_ceil(4) > header.scan.len() {
-        return Err(cut_short());
+        return Err(truncated());
     }
     for plane in &mut *planes {
         plane.samples.clear();
         plane.samples.resize(plane.stride() * plane.rows.len() * plane.n, 0);
     }
     let ends = header.components.iter().zip(&*planes).map(|(c, p)| p.rows.end.div_ceil(c.v));
-    let units = ends.max().unwrap_or(0).min(down) * across;
-    let restart = if header.restart == 0 { units } else { header.restart };
+    let mcu_count = ends.max().unwrap_or(0).min(down) * across;
+    let restart_interval = if header.restart_interval == 0 { mcu_count } else { header.restart_interval };
     let simd = Simd::detect();
     let mut rest = header.scan;
-    for from in (0..units).step_by(restart.max(1)) {
+    for from in (0..mcu_count).step_by(restart_interval.max(1)) {
         bytes.clear();
-        rest = unstuff(rest, bytes);
+        rest = remove_byte_stuffing(rest, bytes);
         if let [0xFF, 0xD0..=0xD7, after @ ..] = rest {
             rest = after;
         }
-        let mut bits = Bits::new(bytes);
-        decoders.iter_mut().for_each(|d| d.last = 0);
-        for unit in from..(from + restart).min(units) {
+        let mut bits = BitReader::new(bytes);
+        decoders.iter_mut().for_each(|d| d.dc_predictor = 0);
+        for mcu in from..(from + restart_interval).min(mcu_count) {
             for (decoder, plane) in decoders.iter_mut().zip(&mut *planes) {
-                decoder.unit(&mut bits, plane, unit % across, unit / across, simd).ok_or_else(no_code)?;
+                decoder.mcu(&mut bits, plane, mcu % across, mcu / across, simd).ok_or_else(invalid_code)?;
             }
             if bits.is_past_end() {
-                return Err(cut_short());
+                return Err(truncated());
             }
         }
     }
@@ -106,28 +106,28 @@ pub(super) fn decode(header: &Header, planes: &mut [Plane], bytes: &mut Vec<u8>)
 }
 
 /// How many units a picture has, across and down.
-fn units(header: &Header) -> (usize, usize) {
-    let (h, v) = largest_sampling(header);
+fn mcu_grid(header: &Header) -> (usize, usize) {
+    let (h, v) = max_sampling(header);
     (header.width.div_ceil(8 * h), header.height.div_ceil(8 * v))
 }
 
 /// The most blocks that a component has in a unit, across and down.
-pub(super) fn largest_sampling(header: &Header) -> (usize, usize) {
+pub(super) fn max_sampling(header: &Header) -> (usize, usize) {
     header.components.iter().fold((1, 1), |(h, v), c| (h.max(c.h), v.max(c.v)))
 }
 
-fn cut_short() -> Error {
+fn truncated() -> Error {
     Error::new(ErrorKind::Io, "the JPEG file ends before its pixels do: it was cut short or changed")
 }
 
-fn no_code() -> Error {
-    broken("its pixels are not in its own Huffman codes")
+fn invalid_code() -> Error {
+    malformed("its pixels are not in its own Huffman codes")
 }
 
 impl Decoder<'_> {
     /// The blocks of this component in a unit, or `None` if the bits are no code.
     #[inline]
-    fn unit(&mut self, bits: &mut Bits, plane: &mut Plane, x: usize, y: usize, simd: Simd) -> Option<()> {
+    fn mcu(&mut self, bits: &mut BitReader, plane: &mut Plane, x: usize, y: usize, simd: Simd) -> Option<()> {
         let Component { h, v, .. } = self.component;
         for row in y * v..(y + 1) * v {
             for column in x * h..(x + 1) * h {
@@ -146,42 +146,49 @@ impl Decoder<'_> {
 
     /// Decodes a block to samples.
     #[inline(always)]
-    fn block(&mut self, bits: &mut Bits, n: usize, out: &mut [u8], stride: usize, simd: Simd) -> Option<()> {
+    fn block(
+        &mut self,
+        bits: &mut BitReader,
+        n: usize,
+        out: &mut [u8],
+        stride: usize,
+        simd: Simd,
+    ) -> Option<()> {
         bits.refill();
-        self.last = self.last.wrapping_add(self.dc.read(bits, true)?.value);
+        self.dc_predictor = self.dc_predictor.wrapping_add(self.dc.read(bits, true)?.value);
         let mut coefficients: Coefficients = [0; 80];
-        coefficients[0] = self.last;
+        coefficients[0] = self.dc_predictor;
         let mut any = 0;
-        each_other_coefficient(self.ac, bits, |k, value| {
-            coefficients[usize::from(PLACES[k & 127])] = value;
+        for_each_ac(self.ac, bits, |k, value| {
+            coefficients[usize::from(TRANSPOSED_ZIGZAG[k & 127])] = value;
             any |= value;
         })?;
         match any {
-            0 => idct::flat(n, self.last, &self.factors, out, stride),
-            _ => idct::inverse(n, simd, &coefficients, &self.factors, out, stride),
+            0 => idct::idct_dc_only(n, self.dc_predictor, &self.dequant, out, stride),
+            _ => idct::idct(n, simd, &coefficients, &self.dequant, out, stride),
         }
         Some(())
     }
 
     /// Reads a block that nobody asks for.
     #[inline(always)]
-    fn skip(&mut self, bits: &mut Bits) -> Option<()> {
+    fn skip(&mut self, bits: &mut BitReader) -> Option<()> {
         bits.refill();
-        self.last = self.last.wrapping_add(self.dc.read(bits, true)?.value);
-        each_other_coefficient(self.ac, bits, |_, _| {})
+        self.dc_predictor = self.dc_predictor.wrapping_add(self.dc.read(bits, true)?.value);
+        for_each_ac(self.ac, bits, |_, _| {})
     }
 }
 
 /// Calls `visit` with position and value of every coefficient but the first; positions of 64 and above mean nothing.
 #[inline(always)]
-fn each_other_coefficient(ac: &Huffman, bits: &mut Bits, mut visit: impl FnMut(usize, i16)) -> Option<()> {
+fn for_each_ac(ac: &HuffmanTable, bits: &mut BitReader, mut visit: impl FnMut(usize, i16)) -> Option<()> {
     let mut own = *bits;
     let mut k = 1;
     loop {
         own.refill();
-        for _ in 0..REFILLED / Huffman::FAST {
+        for _ in 0..REFILL_BITS / HuffmanTable::MAX_FAST_BITS {
             let c = ac.read(&mut own, false)?;
-            k += c.zeros;
+            k += c.run;
             visit(k, c.value);
             k += 1;
             if k > 63 {

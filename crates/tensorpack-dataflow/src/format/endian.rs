@@ -5,13 +5,13 @@ use tensorpack_tensor::{DType, HostTensor, Result, element_count};
 
 /// The order of a number's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum Endian {
     Little,
     Big,
 }
 
-impl Order {
-    const MACHINE: Order = if cfg!(target_endian = "big") { Order::Big } else { Order::Little };
+impl Endian {
+    const NATIVE: Endian = if cfg!(target_endian = "big") { Endian::Big } else { Endian::Little };
 }
 
 /// How many bytes a tensor takes, or an error if they cannot be counted.
@@ -21,22 +21,27 @@ pub(super) fn byte_count(dtype: DType, sizes: &[usize]) -> Result<usize> {
 }
 
 /// A tensor of exactly these bytes. Whoever calls has checked that they are there, so that nothing is made too large.
-pub(super) fn tensor(dtype: DType, sizes: Vec<usize>, bytes: &[u8], order: Order) -> Result<HostTensor> {
+pub(super) fn tensor_from_bytes(
+    dtype: DType,
+    sizes: Vec<usize>,
+    bytes: &[u8],
+    order: Endian,
+) -> Result<HostTensor> {
     if dtype == DType::U8 {
         return HostTensor::new(sizes, bytes.to_vec());
     }
     let mut tensor = HostTensor::zeros(dtype, sizes)?;
-    tensor.copy_from_bytes(&reorder(dtype, bytes, order))?;
+    tensor.copy_from_bytes(&to_endian(dtype, bytes, order))?;
     Ok(tensor)
 }
 
 /// A tensor's bytes, low bytes first.
 pub(super) fn little_endian(tensor: &HostTensor) -> Cow<'_, [u8]> {
-    reorder(tensor.dtype(), tensor.as_bytes(), Order::Little)
+    to_endian(tensor.dtype(), tensor.as_bytes(), Endian::Little)
 }
 
-fn reorder(dtype: DType, bytes: &[u8], order: Order) -> Cow<'_, [u8]> {
-    if order == Order::MACHINE || dtype.size() == 1 {
+fn to_endian(dtype: DType, bytes: &[u8], order: Endian) -> Cow<'_, [u8]> {
+    if order == Endian::NATIVE || dtype.size() == 1 {
         return Cow::Borrowed(bytes);
     }
     let mut bytes = bytes.to_vec();

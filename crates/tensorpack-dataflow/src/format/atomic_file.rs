@@ -5,16 +5,16 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use tensorpack_tensor::{Error, Result};
 
-/// A file being written. It has a temporary name until [`NewFile::finish`]; dropped before, it is gone.
-pub(crate) struct NewFile {
+/// A file being written. It has a temporary name until [`AtomicFile::finish`]; dropped before, it is gone.
+pub(crate) struct AtomicFile {
     path: PathBuf,
     partial: PathBuf,
     file: Option<BufWriter<File>>,
 }
 
-impl NewFile {
+impl AtomicFile {
     /// Begins the file `path`, which must not exist: nothing is overwritten.
-    pub(crate) fn create(path: impl AsRef<Path>) -> Result<NewFile> {
+    pub(crate) fn create(path: impl AsRef<Path>) -> Result<AtomicFile> {
         let path = path.as_ref().to_path_buf();
         let Some(name) = path.file_name() else {
             return Err(Error::argument(format!("{} names no file to write", path.display())));
@@ -26,7 +26,7 @@ impl NewFile {
         let name = format!(".{}.{}.partial", name.to_string_lossy(), std::process::id());
         let partial = path.with_file_name(name);
         let file = File::create(&partial).map_err(|e| Error::from(e).within(partial.display()))?;
-        Ok(NewFile { path, partial, file: Some(BufWriter::with_capacity(1 << 18, file)) })
+        Ok(AtomicFile { path, partial, file: Some(BufWriter::with_capacity(1 << 18, file)) })
     }
 
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
@@ -44,7 +44,7 @@ impl NewFile {
     }
 }
 
-impl Drop for NewFile {
+impl Drop for AtomicFile {
     fn drop(&mut self) {
         self.file = None;
         // After `finish` there is none; and an error here could help nobody.
@@ -57,21 +57,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn appears_complete_or_not_at_all() {
+    fn file_appears_only_when_complete() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
-        let mut file = NewFile::create(&path).unwrap();
+        let mut file = AtomicFile::create(&path).unwrap();
         file.write(b"half").unwrap();
         assert!(!path.exists());
         drop(file);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 
-        let mut file = NewFile::create(&path).unwrap();
+        let mut file = AtomicFile::create(&path).unwrap();
         file.write(b"whole").unwrap();
         file.finish().unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"whole");
         assert!(
-            NewFile::create(&path).is_err_and(|e| e.message().ends_with("exists, and is not overwritten"))
+            AtomicFile::create(&path).is_err_and(|e| e.message().ends_with("exists, and is not overwritten"))
         );
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }

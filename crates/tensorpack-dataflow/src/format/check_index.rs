@@ -3,7 +3,7 @@
 use tensorpack_tensor::{Error, Result};
 
 /// `index`, if it is one of `len` samples.
-pub(crate) fn checked(index: u64, len: usize) -> Result<usize> {
+pub(crate) fn check_index(index: u64, len: usize) -> Result<usize> {
     usize::try_from(index)
         .ok()
         .filter(|&i| i < len)

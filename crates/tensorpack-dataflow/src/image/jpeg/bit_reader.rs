@@ -2,9 +2,9 @@
 
 /// Reads bits from the front of bytes, the high ones first. Behind the end come zeros.
 ///
-/// The bytes are without stuffing (see [`unstuff`]), so that a refill is one load and has no branch to mispredict.
+/// The bytes are without stuffing (see [`remove_byte_stuffing`]), so that a refill is one load and has no branch to mispredict.
 #[derive(Clone, Copy)]
-pub(super) struct Bits<'a> {
+pub(super) struct BitReader<'a> {
     bytes: &'a [u8],
     next: usize,
     window: u64,
@@ -12,14 +12,14 @@ pub(super) struct Bits<'a> {
 }
 
 /// How many bits a refill makes sure of.
-pub(super) const REFILLED: u32 = 56;
+pub(super) const REFILL_BITS: u32 = 56;
 
-impl<'a> Bits<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Bits<'a> {
-        Bits { bytes, next: 0, window: 0, count: 0 }
+impl<'a> BitReader<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> BitReader<'a> {
+        BitReader { bytes, next: 0, window: 0, count: 0 }
     }
 
-    /// Makes sure of [`REFILLED`] bits.
+    /// Makes sure of [`REFILL_BITS`] bits.
     #[inline(always)]
     pub(super) fn refill(&mut self) {
         let word = match self.bytes.get(self.next..) {
@@ -29,7 +29,7 @@ impl<'a> Bits<'a> {
         // What lies behind `count` bits of the window are the right bits already: to set them again changes nothing.
         self.window |= word >> self.count;
         self.next += ((63 - self.count) >> 3) as usize;
-        self.count |= REFILLED;
+        self.count |= REFILL_BITS;
     }
 
     /// The next `n` bits, 1 to 32 of them.
@@ -58,7 +58,7 @@ fn last_bytes(rest: &[u8]) -> u64 {
 
 /// Appends the entropy-coded bytes at the front of `data` to `out`, without the zeros that are stuffed behind every
 /// 0xFF, and returns what follows: the next marker, or nothing.
-pub(super) fn unstuff<'a>(data: &'a [u8], out: &mut Vec<u8>) -> &'a [u8] {
+pub(super) fn remove_byte_stuffing<'a>(data: &'a [u8], out: &mut Vec<u8>) -> &'a [u8] {
     let mut rest = data;
     while let Some(at) = position_of_ff(rest) {
         match rest.get(at + 1) {
@@ -94,10 +94,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_come_in_order_and_zeros_behind_the_end() {
+    fn reads_bits_in_order_and_zeros_past_the_end() {
         let bytes: Vec<u8> = (0..23).map(|i| (i * 89 + 5) as u8).collect();
         let expected = |at: usize| bytes.get(at / 8).map_or(0, |b| b >> (7 - at % 8) & 1);
-        let (mut bits, mut at) = (Bits::new(&bytes), 0);
+        let (mut bits, mut at) = (BitReader::new(&bytes), 0);
         while at < 23 * 8 + 40 {
             bits.refill();
             let n = 1 + at as u32 % 17;
@@ -111,16 +111,16 @@ mod tests {
     }
 
     #[test]
-    fn unstuffing_ends_at_a_marker() {
+    fn byte_stuffing_ends_at_a_marker() {
         let mut out = Vec::new();
         let data = [1, 0xFF, 0, 2, 0xFF, 0xFF, 0xD9, 7];
-        assert_eq!(unstuff(&data, &mut out), &[0xFF, 0xD9, 7]);
+        assert_eq!(remove_byte_stuffing(&data, &mut out), &[0xFF, 0xD9, 7]);
         assert_eq!(out, [1, 0xFF, 2]);
         let mut long = vec![3; 100];
         long[70] = 0xFF;
         long[71] = 0;
         out.clear();
-        assert!(unstuff(&long, &mut out).is_empty());
+        assert!(remove_byte_stuffing(&long, &mut out).is_empty());
         assert_eq!(out.len(), 99);
     }
 }

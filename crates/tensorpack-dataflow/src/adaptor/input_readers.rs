@@ -4,27 +4,27 @@ use crate::{DataFlow, Flow, Reader, Seed, State};
 use tensorpack_tensor::Result;
 
 /// The open inputs of an adaptor.
-pub(crate) struct Inputs {
+pub(crate) struct InputReaders {
     flows: Vec<Flow>,
     seed: Seed,
     pub(crate) readers: Vec<Box<dyn Reader>>,
 }
 
-impl Inputs {
+impl InputReaders {
     /// Opens each where it is told to stand.
-    pub(crate) fn open(flows: &[Flow], seed: Seed, states: &[State]) -> Result<Inputs> {
-        let open = |(i, state)| DataFlow::open(&flows[i], Inputs::seed(seed, i), state);
+    pub(crate) fn open(flows: &[Flow], seed: Seed, states: &[State]) -> Result<InputReaders> {
+        let open = |(i, state)| DataFlow::open(&flows[i], InputReaders::seed(seed, i), state);
         let readers = states.iter().enumerate().map(open).collect::<Result<_>>()?;
-        Ok(Inputs { flows: flows.to_vec(), seed, readers })
+        Ok(InputReaders { flows: flows.to_vec(), seed, readers })
     }
 
     /// The seed of input `i`: two that are the same dataflow draw different numbers.
     pub(crate) fn seed(seed: Seed, i: usize) -> Seed {
-        if i == 0 { seed } else { seed.of(&format!("input {i}")) }
+        if i == 0 { seed } else { seed.derive(&format!("input {i}")) }
     }
 
     /// Brings all to the beginning of pass `epoch`, those in the middle of the pass before by opening them again.
-    pub(crate) fn begin(&mut self, epoch: u64) -> Result<()> {
+    pub(crate) fn start_epoch(&mut self, epoch: u64) -> Result<()> {
         for (i, reader) in self.readers.iter_mut().enumerate() {
             let State { epoch: at, index, .. } = reader.state();
             let flow = &self.flows[i];
@@ -35,7 +35,7 @@ impl Inputs {
             if at + 1 == epoch && flow.size().is_some_and(|size| index == size) && reader.read()?.is_none() {
                 continue;
             }
-            *reader = flow.open(Inputs::seed(self.seed, i), &State::at(epoch, 0))?;
+            *reader = flow.open(InputReaders::seed(self.seed, i), &State::at(epoch, 0))?;
         }
         Ok(())
     }
@@ -45,7 +45,7 @@ impl Inputs {
         self.readers.iter().map(|r| r.state()).collect()
     }
 
-    /// [`Inputs::states`], where their passes and indices follow from ours: none if those are all.
+    /// [`InputReaders::states`], where their passes and indices follow from ours: none if those are all.
     pub(crate) fn states_if_needed(&self) -> Vec<State> {
         let states = self.states();
         if states.iter().all(|s| s.inputs.is_empty()) { Vec::new() } else { states }

@@ -6,15 +6,16 @@ use std::path::PathBuf;
 
 /// The folder that the environment variable `variable` names, or `tensorpack` in the folder where the platform keeps data
 /// of a user's programs.
-pub fn user_folder(variable: &str) -> Result<PathBuf> {
+#[doc(alias = "user_folder")]
+pub fn user_data_dir(variable: &str) -> Result<PathBuf> {
     let var = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    choose(variable, var).ok_or_else(|| {
+    data_dir_from(variable, var).ok_or_else(|| {
         Error::argument("there is no home folder to keep data in")
             .note(format!("name a folder in the environment variable {variable}"))
     })
 }
 
-fn choose(variable: &str, var: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+fn data_dir_from(variable: &str, var: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     if let Some(folder) = var(variable) {
         return Some(folder);
     }
@@ -35,21 +36,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_variable_comes_first() {
+    fn environment_variable_wins() {
         let set = |name: &str| Some(PathBuf::from(format!("/{name}")));
-        assert_eq!(choose("TENSORPACK_X", set).unwrap(), PathBuf::from("/TENSORPACK_X"));
-        assert_eq!(choose("TENSORPACK_X", |_| None), None);
+        assert_eq!(data_dir_from("TENSORPACK_X", set).unwrap(), PathBuf::from("/TENSORPACK_X"));
+        assert_eq!(data_dir_from("TENSORPACK_X", |_| None), None);
     }
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn then_the_folders_of_the_platform() {
+    fn falls_back_to_the_platform_data_dir() {
         let home = |name: &str| (name == "HOME").then(|| "/home/me".into());
-        assert_eq!(choose("TENSORPACK_X", home).unwrap(), PathBuf::from("/home/me/.local/share/tensorpack"));
+        assert_eq!(
+            data_dir_from("TENSORPACK_X", home).unwrap(),
+            PathBuf::from("/home/me/.local/share/tensorpack")
+        );
         let xdg = |name: &str| match name {
             "XDG_DATA_HOME" => Some("/data".into()),
             other => home(other),
         };
-        assert_eq!(choose("TENSORPACK_X", xdg).unwrap(), PathBuf::from("/data/tensorpack"));
+        assert_eq!(data_dir_from("TENSORPACK_X", xdg).unwrap(), PathBuf::from("/data/tensorpack"));
     }
 }

@@ -3,7 +3,7 @@
 use super::jpeg::{self, Jpeg};
 use super::orientation::Orientation;
 use super::png::Png;
-use super::resize::{Part, resize_part};
+use super::resize::{Region, resize_region};
 use super::{Interpolation, Rect};
 use std::cell::RefCell;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
@@ -12,7 +12,8 @@ use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Channels {
     /// One: brightness.
-    Grey,
+    #[doc(alias = "Grey")]
+    Gray,
     /// Three: red, green, blue.
     #[default]
     Rgb,
@@ -22,7 +23,7 @@ impl Channels {
     /// How many.
     pub fn count(self) -> usize {
         match self {
-            Channels::Grey => 1,
+            Channels::Gray => 1,
             Channels::Rgb => 3,
         }
     }
@@ -108,21 +109,23 @@ impl<'a> ImageFile<'a> {
         HostTensor::new([height, width, c], pixels)
     }
 
-    /// Decodes `part` of the picture to `height` by `width` pixels in `out`.
+    /// Decodes `rect` of the picture to `height` by `width` pixels in `out`.
     ///
     /// This does no more than it has to: of a JPEG file only the blocks under the part become pixels, and where the
     /// part is at least twice as large as asked for, it is decoded at a half, a quarter or an eighth of its size.
-    pub fn decode_part(
+    #[doc(alias = "decode_part")]
+    #[doc(alias = "decode_and_crop_jpeg")]
+    pub fn decode_crop(
         &self,
-        part: Rect,
+        rect: Rect,
         (height, width): (usize, usize),
         channels: Channels,
         interpolation: Interpolation,
         out: &mut [u8],
     ) -> Result<()> {
         let (h, w) = self.size();
-        if part.width == 0 || part.height == 0 || !part.is_within(h, w) {
-            return Err(Error::argument(format!("{part:?} is not a part of a picture of {h} by {w} pixels")));
+        if rect.width == 0 || rect.height == 0 || !rect.is_within(h, w) {
+            return Err(Error::argument(format!("{rect:?} is not a part of a picture of {h} by {w} pixels")));
         }
         if out.len() != height * width * channels.count() {
             let (c, n) = (channels.count(), out.len());
@@ -130,16 +133,16 @@ impl<'a> ImageFile<'a> {
                 "{height} by {width} pixels of {c} channels do not fill {n} bytes"
             )));
         }
-        let part = self.orientation.stored(part, self.stored_size());
+        let rect = self.orientation.stored(rect, self.stored_size());
         let size = self.orientation.size((height, width));
         SCRATCH.with(|scratch| {
             let scratch = &mut *scratch.borrow_mut();
             if self.orientation == Orientation(1) {
-                return self.decode_stored_part(part, size, channels, interpolation, scratch, out);
+                return self.decode_stored_crop(rect, size, channels, interpolation, scratch, out);
             }
             let mut resized = std::mem::take(&mut scratch.resized);
             resized.resize(out.len(), 0);
-            let decoded = self.decode_stored_part(part, size, channels, interpolation, scratch, &mut resized);
+            let decoded = self.decode_stored_crop(rect, size, channels, interpolation, scratch, &mut resized);
             self.orientation.upright(&resized, size, channels.count(), out);
             scratch.resized = resized;
             decoded
@@ -148,21 +151,21 @@ impl<'a> ImageFile<'a> {
 
     fn decode_stored(&self, channels: Channels, scratch: &mut jpeg::Scratch) -> Result<Vec<u8>> {
         match &self.format {
-            Format::Jpeg(jpeg) if jpeg.is_divisible() => {
+            Format::Jpeg(jpeg) if jpeg.supports_crops() => {
                 let (h, w) = jpeg.size();
-                jpeg.decode_samples(8, Rect::all(h, w), channels, scratch)?;
+                jpeg.decode_samples(8, Rect::full(h, w), channels, scratch)?;
                 let mut out = vec![0; h * w * channels.count()];
-                jpeg.pixels(8, Rect::all(h, w), channels, scratch, &mut out);
+                jpeg.write_pixels(8, Rect::full(h, w), channels, scratch, &mut out);
                 Ok(out)
             }
-            Format::Jpeg(jpeg) => jpeg.decode_any(channels),
+            Format::Jpeg(jpeg) => jpeg.decode_full(channels),
             Format::Png(png) => png.decode(channels),
         }
     }
 
-    fn decode_stored_part(
+    fn decode_stored_crop(
         &self,
-        part: Rect,
+        rect: Rect,
         (height, width): (usize, usize),
         channels: Channels,
         interpolation: Interpolation,
@@ -171,36 +174,44 @@ impl<'a> ImageFile<'a> {
     ) -> Result<()> {
         let c = channels.count();
         match &self.format {
-            Format::Jpeg(jpeg) if jpeg.is_divisible() => {
-                let n = eighths(part, (height, width), interpolation);
-                let (around, exact) = scaled(part, n);
+            Format::Jpeg(jpeg) if jpeg.supports_crops() => {
+                let n = jpeg_scale(rect, (height, width), interpolation);
+                let (around, exact) = scale_rect(rect, n);
                 let (h, w) = (around.height, around.width);
                 jpeg.decode_samples(n, around, channels, &mut scratch.jpeg)?;
-                if (h, w) == (height, width) && exact.is_all(h, w) {
-                    jpeg.pixels(n, around, channels, &mut scratch.jpeg, out);
+                if (h, w) == (height, width) && exact.is_full(h, w) {
+                    jpeg.write_pixels(n, around, channels, &mut scratch.jpeg, out);
                     return Ok(());
                 }
                 scratch.pixels.resize(h * w * c, 0);
-                jpeg.pixels(n, around, channels, &mut scratch.jpeg, &mut scratch.pixels);
-                resize_part(&scratch.pixels, (h, w, c), DType::U8, exact, out, (height, width), interpolation)
+                jpeg.write_pixels(n, around, channels, &mut scratch.jpeg, &mut scratch.pixels);
+                resize_region(
+                    &scratch.pixels,
+                    (h, w, c),
+                    DType::U8,
+                    exact,
+                    out,
+                    (height, width),
+                    interpolation,
+                )
             }
             _ => {
                 let pixels = self.decode_stored(channels, &mut scratch.jpeg)?;
                 let row = self.stored_size().1 * c;
                 scratch.pixels.clear();
-                for row in pixels.chunks_exact(row).skip(part.y).take(part.height) {
-                    scratch.pixels.extend_from_slice(&row[part.x * c..(part.x + part.width) * c]);
+                for row in pixels.chunks_exact(row).skip(rect.y).take(rect.height) {
+                    scratch.pixels.extend_from_slice(&row[rect.x * c..(rect.x + rect.width) * c]);
                 }
-                let exact = Part::all(part.height, part.width);
-                let size = (part.height, part.width, c);
-                resize_part(&scratch.pixels, size, DType::U8, exact, out, (height, width), interpolation)
+                let exact = Region::full(rect.height, rect.width);
+                let size = (rect.height, rect.width, c);
+                resize_region(&scratch.pixels, size, DType::U8, exact, out, (height, width), interpolation)
             }
         }
     }
 }
 
 /// At how many eighths of its size a part is to be decoded, so that it is still no smaller than asked for.
-fn eighths(part: Rect, (height, width): (usize, usize), interpolation: Interpolation) -> usize {
+fn jpeg_scale(rect: Rect, (height, width): (usize, usize), interpolation: Interpolation) -> usize {
     let pixels = match interpolation {
         // It picks pixels that are in the picture, and makes none.
         Interpolation::Nearest => return 8,
@@ -209,17 +220,17 @@ fn eighths(part: Rect, (height, width): (usize, usize), interpolation: Interpola
         _ => 1,
     };
     let is_enough =
-        |&n: &usize| part.height * n >= height * 8 * pixels && part.width * n >= width * 8 * pixels;
+        |&n: &usize| rect.height * n >= height * 8 * pixels && rect.width * n >= width * 8 * pixels;
     [1, 2, 4].into_iter().find(is_enough).unwrap_or(8)
 }
 
 /// Where a part lies at `n` eighths of the size: the pixels that it touches, and its place among them.
-fn scaled(part: Rect, n: usize) -> (Rect, Part) {
+fn scale_rect(rect: Rect, n: usize) -> (Rect, Region) {
     let along = |from: usize, length: usize| {
         let (first, end) = (from * n / 8, ((from + length) * n).div_ceil(8));
         (first, end - first, (from * n) as f64 / 8.0 - first as f64, (length * n) as f64 / 8.0)
     };
-    let (x, width, left, exact_width) = along(part.x, part.width);
-    let (y, height, top, exact_height) = along(part.y, part.height);
-    (Rect { x, y, width, height }, Part { left, top, width: exact_width, height: exact_height })
+    let (x, width, left, exact_width) = along(rect.x, rect.width);
+    let (y, height, top, exact_height) = along(rect.y, rect.height);
+    (Rect { x, y, width, height }, Region { left, top, width: exact_width, height: exact_height })
 }

@@ -3,7 +3,7 @@
 use tensorpack_tensor::{DType, Element, Error, HostTensor, Result};
 
 /// Height, width and channels of a picture, or an error if the tensor is none.
-pub(super) fn size(image: &HostTensor) -> Result<(usize, usize, usize)> {
+pub(super) fn image_size(image: &HostTensor) -> Result<(usize, usize, usize)> {
     match (image.sizes(), image.dtype()) {
         (&[h, w, c], DType::U8 | DType::F32) if h > 0 && w > 0 && c > 0 => Ok((h, w, c)),
         (sizes, dtype) => {
@@ -16,20 +16,20 @@ pub(super) fn size(image: &HostTensor) -> Result<(usize, usize, usize)> {
 
 /// A picture's size if it is in RGB.
 pub(super) fn rgb_size(image: &HostTensor) -> Result<(usize, usize)> {
-    match size(image)? {
+    match image_size(image)? {
         (h, w, 3) => Ok((h, w)),
         (.., c) => Err(Error::shape(format!("takes a picture of 3 channels in RGB order, not of {c}"))),
     }
 }
 
 /// What a picture is made of.
-pub(super) trait Value: Element + Copy + Default {
+pub(super) trait PixelValue: Element + Copy + Default {
     fn to_f32(self) -> f32;
     /// The nearest value there is.
     fn from_f32(x: f32) -> Self;
 }
 
-impl Value for u8 {
+impl PixelValue for u8 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         self.into()
@@ -41,7 +41,7 @@ impl Value for u8 {
     }
 }
 
-impl Value for f32 {
+impl PixelValue for f32 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         self
@@ -53,7 +53,7 @@ impl Value for f32 {
 }
 
 /// Runs `$body` with `$T` as the type of the picture's values.
-macro_rules! with_values {
+macro_rules! dispatch_pixel_type {
     ($image:expr, $T:ident => $body:expr) => {
         match $image.dtype() {
             tensorpack_tensor::DType::U8 => {
@@ -67,17 +67,17 @@ macro_rules! with_values {
         }
     };
 }
-pub(super) use with_values;
+pub(super) use dispatch_pixel_type;
 
 /// Another picture of the same values: its pixel (y, x) is pixel `from(y, x)` of this one.
-pub(super) fn rearrange(
+pub(super) fn remap(
     image: &HostTensor,
     height: usize,
     width: usize,
     from: impl Fn(usize, usize) -> (usize, usize),
 ) -> Result<HostTensor> {
-    let (_, w, c) = size(image)?;
-    with_values!(image, T => {
+    let (_, w, c) = image_size(image)?;
+    dispatch_pixel_type!(image, T => {
         let values = image.as_slice::<T>()?;
         let mut out = Vec::with_capacity(height * width * c);
         for y in 0..height {
@@ -97,7 +97,7 @@ pub(super) fn map_values(
     clip: bool,
     f: impl Fn(usize, f32) -> f32,
 ) -> Result<HostTensor> {
-    let (_, _, c) = size(&image)?;
+    let (_, _, c) = image_size(&image)?;
     match image.dtype() {
         DType::U8 => {
             // A byte has few values: each is computed once.
@@ -127,7 +127,7 @@ pub(super) fn map_values(
 
 /// The mean of each channel.
 pub(super) fn channel_means(image: &HostTensor) -> Result<Vec<f64>> {
-    let (h, w, c) = size(image)?;
+    let (h, w, c) = image_size(image)?;
     let mut sums = vec![0.0f64; c];
     match image.dtype() {
         DType::U8 => {

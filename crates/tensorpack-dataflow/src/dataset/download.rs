@@ -1,107 +1,109 @@
 //! Puts a data set's files in their place.
 
 use super::checksum::Checksum;
-use super::client::Origin;
-use super::folder::folder;
-use crate::format::Contents;
+use super::data_dir::data_dir;
+use super::package_client::Origin;
+use crate::format::ByteSource;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// A data set as `N` files.
-pub(super) struct Files<const N: usize> {
+pub(super) struct DatasetFiles<const N: usize> {
     /// Its name, and that of its folder.
     pub(super) name: &'static str,
-    pub(super) files: [Piece; N],
+    pub(super) files: [DatasetFile; N],
     /// Where it can be had, the first that works.
-    pub(super) sources: &'static [Source],
+    pub(super) mirrors: &'static [Mirror],
 }
 
 /// One file: its name, its size and its checksum.
-pub(super) struct Piece(pub(super) &'static str, pub(super) u64, pub(super) Checksum);
+pub(super) struct DatasetFile(pub(super) &'static str, pub(super) u64, pub(super) Checksum);
 
 /// A place the data set comes from.
-pub(super) struct Source {
+pub(super) struct Mirror {
     pub(super) origin: Origin,
     /// What the download must be, before anything in it is read; the files' own checksums are looked at in any case.
     pub(super) checksum: Option<Checksum>,
     /// Makes the files, in order, out of what was fetched.
-    pub(super) unpack: fn(&[Contents]) -> Result<Vec<Vec<u8>>>,
+    pub(super) extract: fn(&[ByteSource]) -> Result<Vec<Vec<u8>>>,
 }
 
-impl<const N: usize> Files<N> {
+impl<const N: usize> DatasetFiles<N> {
     /// The paths of the files, which are fetched if they are not there. Processes that do so at once wait for each
     /// other, and one that is killed leaves nothing half-done under a file's name.
-    pub(super) fn ready(&self) -> Result<[PathBuf; N]> {
-        self.ready_in(&folder()?)
+    pub(super) fn ensure_downloaded(&self) -> Result<[PathBuf; N]> {
+        self.ensure_downloaded_in(&data_dir()?)
     }
 
-    fn ready_in(&self, root: &Path) -> Result<[PathBuf; N]> {
-        let home = root.join(self.name);
-        if !self.complete(&home) {
-            fs::create_dir_all(&home).map_err(|e| Error::from(e).within(home.display()))?;
-            let lock = home.join(".lock");
+    fn ensure_downloaded_in(&self, root: &Path) -> Result<[PathBuf; N]> {
+        let dataset_dir = root.join(self.name);
+        if !self.is_complete(&dataset_dir) {
+            fs::create_dir_all(&dataset_dir).map_err(|e| Error::from(e).within(dataset_dir.display()))?;
+            let lock = dataset_dir.join(".lock");
             let lock = File::create(&lock).map_err(|e| Error::from(e).within(lock.display()))?;
             // Where files cannot be locked, each is still renamed into place whole.
             let _held = lock.lock();
-            if !self.complete(&home) {
-                self.fetch(&home)?;
+            if !self.is_complete(&dataset_dir) {
+                self.fetch(&dataset_dir)?;
             }
         }
-        Ok(self.files.each_ref().map(|Piece(name, ..)| home.join(name)))
+        Ok(self.files.each_ref().map(|DatasetFile(name, ..)| dataset_dir.join(name)))
     }
 
-    fn complete(&self, home: &Path) -> bool {
-        let there =
-            |Piece(name, size, _): &Piece| fs::metadata(home.join(name)).is_ok_and(|m| m.len() == *size);
-        self.files.iter().all(there)
+    fn is_complete(&self, dataset_dir: &Path) -> bool {
+        let is_present = |DatasetFile(name, size, _): &DatasetFile| {
+            fs::metadata(dataset_dir.join(name)).is_ok_and(|m| m.len() == *size)
+        };
+        self.files.iter().all(is_present)
     }
 
-    fn fetch(&self, home: &Path) -> Result<()> {
-        let mut tried = Vec::new();
-        for source in self.sources {
-            match self.fetch_from(source, home) {
+    fn fetch(&self, dataset_dir: &Path) -> Result<()> {
+        let mut errors = Vec::new();
+        for mirror in self.mirrors {
+            match self.fetch_from(mirror, dataset_dir) {
                 Ok(()) => return Ok(()),
-                Err(e) => tried.push(e.message().to_string()),
+                Err(e) => errors.push(e.message().to_string()),
             }
         }
         let mut error = Error::new(ErrorKind::Io, format!("the data set {} could not be fetched", self.name));
-        for why in tried {
+        for why in errors {
             error = error.note(format!("tried: {why}"));
         }
-        error = error.note(format!("without a network, put these files into {} by hand:", home.display()));
-        for Piece(name, size, _) in &self.files {
+        error =
+            error.note(format!("without a network, put these files into {} by hand:", dataset_dir.display()));
+        for DatasetFile(name, size, _) in &self.files {
             error = error.note(format!("  {name} ({size} bytes)"));
         }
         Err(error.note("or name the folder above it in the environment variable TENSORPACK_DATASET"))
     }
 
-    fn fetch_from(&self, source: &Source, home: &Path) -> Result<()> {
-        let partial = Partial::create(home)?;
+    fn fetch_from(&self, mirror: &Mirror, dataset_dir: &Path) -> Result<()> {
+        let partial = PartialDir::create(dataset_dir)?;
         let mut fetched = Vec::new();
-        for path in source.origin.fetch(self.name, &partial.0)? {
-            let contents = Contents::open(&path)?;
-            if let Some(checksum) = source.checksum {
-                check(&path, checksum, &contents.read_all()?)?;
+        for path in mirror.origin.fetch(self.name, &partial.0)? {
+            let source = ByteSource::open(&path)?;
+            if let Some(checksum) = mirror.checksum {
+                check(&path, checksum, &source.read_all()?)?;
             }
-            fetched.push(contents);
+            fetched.push(source);
         }
-        let made = (source.unpack)(&fetched)?;
-        if made.len() != N {
-            return Err(Error::new(ErrorKind::Io, format!("{} files came, not {N}", made.len())));
+        let extracted = (mirror.extract)(&fetched)?;
+        if extracted.len() != N {
+            return Err(Error::new(ErrorKind::Io, format!("{} files came, not {N}", extracted.len())));
         }
-        for (Piece(name, _, checksum), bytes) in self.files.iter().zip(&made) {
+        for (DatasetFile(name, _, checksum), bytes) in self.files.iter().zip(&extracted) {
             check(Path::new(name), *checksum, bytes)?;
         }
-        for (Piece(name, ..), bytes) in self.files.iter().zip(&made) {
-            put(&partial.0.join("whole"), &home.join(name), bytes)?;
+        for (DatasetFile(name, ..), bytes) in self.files.iter().zip(&extracted) {
+            write_atomically(&partial.0.join("whole"), &dataset_dir.join(name), bytes)?;
         }
         Ok(())
     }
 }
 
 fn check(path: &Path, checksum: Checksum, bytes: &[u8]) -> Result<()> {
-    match checksum.fits(bytes) {
+    match checksum.matches(bytes) {
         true => Ok(()),
         false => {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -112,7 +114,7 @@ fn check(path: &Path, checksum: Checksum, bytes: &[u8]) -> Result<()> {
 }
 
 /// Writes a file whole: first under the name `partial`, on the same disk.
-fn put(partial: &Path, path: &Path, bytes: &[u8]) -> Result<()> {
+fn write_atomically(partial: &Path, path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(partial, bytes)
         .and_then(|()| File::open(partial)?.sync_all())
         .and_then(|()| fs::rename(partial, path))
@@ -120,18 +122,18 @@ fn put(partial: &Path, path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// A folder for what is on its way, gone when dropped. One that a killed process left behind is emptied.
-struct Partial(PathBuf);
+struct PartialDir(PathBuf);
 
-impl Partial {
-    fn create(home: &Path) -> Result<Partial> {
-        let path = home.join(".partial");
+impl PartialDir {
+    fn create(dataset_dir: &Path) -> Result<PartialDir> {
+        let path = dataset_dir.join(".partial");
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).map_err(|e| Error::from(e).within(path.display()))?;
-        Ok(Partial(path))
+        Ok(PartialDir(path))
     }
 }
 
-impl Drop for Partial {
+impl Drop for PartialDir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -144,41 +146,45 @@ mod tests {
 
     const ABC: Checksum = Checksum::Md5("900150983cd24fb0d6963f7d28e17f72");
 
-    fn letters(sources: &'static [Source]) -> Files<1> {
-        Files { name: "letters", files: [Piece("abc", 3, ABC)], sources }
+    fn abc_dataset(mirrors: &'static [Mirror]) -> DatasetFiles<1> {
+        DatasetFiles { name: "letters", files: [DatasetFile("abc", 3, ABC)], mirrors }
     }
 
-    const NOWHERE: Source = Source {
-        origin: Origin::Given(None),
+    const UNAVAILABLE: Mirror = Mirror {
+        origin: Origin::Fixture(None),
         checksum: None,
-        unpack: |_| unreachable!("nothing was fetched"),
+        extract: |_| unreachable!("nothing was fetched"),
     };
-    const RIGHT: Source = Source {
-        origin: Origin::Given(Some(b"abc")),
+    const VALID: Mirror = Mirror {
+        origin: Origin::Fixture(Some(b"abc")),
         checksum: Some(ABC),
-        unpack: |f| Ok(vec![f[0].read_all()?]),
+        extract: |f| Ok(vec![f[0].read_all()?]),
     };
-    const WRONG: Source = Source { origin: Origin::Given(Some(b"abd")), checksum: None, ..RIGHT };
+    const CORRUPT: Mirror = Mirror { origin: Origin::Fixture(Some(b"abd")), checksum: None, ..VALID };
 
     #[test]
-    fn files_that_are_there_are_not_fetched() {
+    fn existing_files_are_not_downloaded() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("letters")).unwrap();
         fs::write(dir.path().join("letters/abc"), b"abc").unwrap();
-        assert_eq!(letters(&[]).ready_in(dir.path()).unwrap(), [dir.path().join("letters/abc")]);
+        assert_eq!(
+            abc_dataset(&[]).ensure_downloaded_in(dir.path()).unwrap(),
+            [dir.path().join("letters/abc")]
+        );
     }
 
     #[test]
-    fn the_first_source_that_has_the_right_bytes_is_taken() {
+    fn first_mirror_with_a_matching_checksum_is_used() {
         let dir = tempfile::tempdir().unwrap();
-        let [abc] = letters(&[NOWHERE, WRONG, RIGHT]).ready_in(dir.path()).unwrap();
+        let [abc] = abc_dataset(&[UNAVAILABLE, CORRUPT, VALID]).ensure_downloaded_in(dir.path()).unwrap();
         assert_eq!(fs::read(abc).unwrap(), b"abc");
     }
 
     #[test]
-    fn the_error_says_what_was_tried_and_what_to_do() {
+    fn error_lists_attempts_and_remedies() {
         let dir = tempfile::tempdir().unwrap();
-        let text = letters(&[NOWHERE, WRONG]).ready_in(dir.path()).unwrap_err().to_string();
+        let text =
+            abc_dataset(&[UNAVAILABLE, CORRUPT]).ensure_downloaded_in(dir.path()).unwrap_err().to_string();
         let start = "the data set letters could not be fetched\n  tried: nothing is given\n  tried: what came as abc is not";
         assert!(text.starts_with(start), "{text}");
         assert!(text.contains("letters by hand:\n    abc (3 bytes)\n"), "{text}");
@@ -187,30 +193,30 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_process_left_is_no_hindrance() {
+    fn leftovers_of_a_killed_process_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("letters/.partial/deep")).unwrap();
         fs::write(dir.path().join("letters/.partial/whole"), b"ab").unwrap();
         fs::write(dir.path().join("letters/abc"), b"ab").unwrap();
-        let [abc] = letters(&[RIGHT]).ready_in(dir.path()).unwrap();
+        let [abc] = abc_dataset(&[VALID]).ensure_downloaded_in(dir.path()).unwrap();
         assert_eq!(fs::read(abc).unwrap(), b"abc");
         assert!(!dir.path().join("letters/.partial").exists());
     }
 
     #[test]
-    fn those_who_come_at_once_fetch_once() {
+    fn concurrent_callers_download_once() {
         static FETCHED: AtomicUsize = AtomicUsize::new(0);
-        const SLOW: Source = Source {
-            unpack: |f| {
+        const SLOW: Mirror = Mirror {
+            extract: |f| {
                 FETCHED.fetch_add(1, Ordering::SeqCst);
                 std::thread::sleep(std::time::Duration::from_millis(50));
-                (RIGHT.unpack)(f)
+                (VALID.extract)(f)
             },
-            ..RIGHT
+            ..VALID
         };
         let dir = tempfile::tempdir().unwrap();
         std::thread::scope(|scope| {
-            let ready = || letters(&[SLOW]).ready_in(dir.path()).unwrap();
+            let ready = || abc_dataset(&[SLOW]).ensure_downloaded_in(dir.path()).unwrap();
             let all: Vec<_> = (0..4).map(|_| scope.spawn(ready)).collect();
             for one in all {
                 assert_eq!(fs::read(&one.join().unwrap()[0]).unwrap(), b"abc");
@@ -220,10 +226,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_put_whole() {
+    fn write_is_atomic() {
         let dir = tempfile::tempdir().unwrap();
         let (partial, path) = (dir.path().join("partial"), dir.path().join("abc"));
-        put(&partial, &path, b"abc").unwrap();
+        write_atomically(&partial, &path, b"abc").unwrap();
         assert!(!partial.exists());
         assert_eq!(fs::read(path).unwrap(), b"abc");
     }
