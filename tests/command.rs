@@ -66,7 +66,7 @@ fn what_pip_cannot_do_is_an_error_that_says_what_to_do() {
     let install = |pip| error(&tensorpack(&["plugin", "install", "cpu"], dir.path(), pip));
 
     let text = install(None);
-    assert!(text.contains("pip is not on this machine"), "{text}");
+    assert!(text.contains("pip is not"), "{text}");
     assert!(text.contains("install Python 3 with pip"), "{text}");
     assert!(!left_behind(dir.path()));
 

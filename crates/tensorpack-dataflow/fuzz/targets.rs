@@ -1,5 +1,6 @@
-//! Every parser as a function over bytes: whatever they are, it must neither panic nor take memory that they cannot
-//! hold. `tests/corpus.rs` replays the corpus through these, and `cargo fuzz` looks for more.
+//! Every parser as a function of bytes. None may panic or allocate memory that the bytes cannot
+//! account for. `tests/corpus.rs` replays the corpus through these functions, and `cargo fuzz`
+//! searches for new inputs.
 
 use tensorpack_dataflow::RandomAccess;
 use tensorpack_dataflow::format::cifar::{Cifar, Labels};
@@ -12,7 +13,7 @@ use tensorpack_dataflow::image::{Channels, ImageFile, Interpolation, Rect};
 /// A parser.
 type Target = fn(&[u8]);
 
-/// The parsers by name, which is that of their folder of the corpus.
+/// The parsers by name, which is also the name of their corpus directory.
 pub(crate) const TARGETS: [(&str, Target); 11] = [
     ("cifar", cifar),
     ("gzip", gzip),
@@ -27,7 +28,7 @@ pub(crate) const TARGETS: [(&str, Target); 11] = [
     ("tfrecord", tfrecord),
 ];
 
-/// What packed files may unpack to here.
+/// Decompression limit.
 const MAX_DECOMPRESSED: u64 = 1 << 20;
 
 pub(crate) fn cifar(bytes: &[u8]) {
@@ -46,11 +47,11 @@ pub(crate) fn idx(bytes: &[u8]) {
     let _ = idx::parse(source(bytes));
 }
 
-/// Whole, and a part at a fraction of its size.
+/// Decodes the whole image, and a part at reduced scale.
 pub(crate) fn image(bytes: &[u8]) {
     let Ok(file) = ImageFile::open(bytes) else { return };
     let (height, width) = file.size();
-    // Larger ones are right to take more memory than is allowed here.
+    // Larger images may legitimately need more memory than the test allows.
     if height * width > 1 << 16 {
         return;
     }
@@ -85,13 +86,14 @@ pub(crate) fn npz(bytes: &[u8]) {
 
 pub(crate) fn serialized(bytes: &[u8]) {
     if let Ok(sample) = serialized::decode(bytes) {
-        // A bool may have been any byte, and is 1 from then on.
+        // Any nonzero byte is read as `true` and written as 1.
         let again = serialized::encode(&sample).expect("a sample that was read can be written");
         assert_eq!(again.len(), bytes.len());
     }
 }
 
-/// As it is, and with the checksums of its headers made right: few changes would get past them otherwise.
+/// Parses the bytes as they are and with corrected header checksums; otherwise few mutations would
+/// get past them.
 pub(crate) fn tar(bytes: &[u8]) {
     let mut fixed = bytes.to_vec();
     for header in fixed.chunks_exact_mut(512) {
@@ -113,7 +115,7 @@ fn source(bytes: &[u8]) -> ByteSource {
     ByteSource::from_bytes("fuzz", bytes.to_vec())
 }
 
-/// Reads every sample, or the first of very many, and one that is not there.
+/// Reads every sample (the first 64 if there are more) and one past the end.
 fn read_all<S: RandomAccess, E>(source: Result<S, E>) {
     let Ok(source) = source else { return };
     for index in 0..source.len().min(64) {

@@ -1,4 +1,4 @@
-//! Ending a wait: because it took too long, or because nobody wants the result any more.
+//! Ending a wait: on a timeout, or because the consumer is gone.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -6,36 +6,39 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// How long a reader waits for a sample, unless told otherwise.
+/// Default time a reader waits for a sample.
 pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How often a thread that waits for another stage looks whether its own has been stopped.
+/// How often a thread blocked on another stage checks whether its own stage was cancelled.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 thread_local! {
     static CANCEL_FLAG: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
 
-/// Makes this thread one that ends its waits once `cancelled` is set. A stage cannot wake up those its threads wait for:
-/// they are deep inside its input.
+/// Makes this thread's waits end once `cancelled` is set.
+///
+/// A stage cannot wake its threads directly: they may be blocked deep inside its input. They poll
+/// this flag instead.
 pub(crate) fn set_cancel_flag(cancelled: Arc<AtomicBool>) {
     CANCEL_FLAG.set(Some(cancelled));
 }
 
-/// Whether this thread belongs to a stage, and has to look now and then.
+/// Returns whether this thread belongs to a stage and must poll for cancellation.
 pub(crate) fn is_cancellable() -> bool {
     CANCEL_FLAG.with_borrow(|cancelled| cancelled.is_some())
 }
 
-/// An error if this thread's stage was stopped. Its reader is gone: nobody will see it.
+/// Returns an error if this thread's stage was cancelled. The reader is gone, so the error is never
+/// seen.
 pub(crate) fn check_cancelled() -> Result<()> {
     let cancelled = CANCEL_FLAG.with_borrow(|s| s.as_ref().is_some_and(|s| s.load(Ordering::Relaxed)));
     if cancelled { Err(Error::new(ErrorKind::Deadline, "the reader was dropped")) } else { Ok(()) }
 }
 
-/// The error of a wait that took longer than `timeout`.
+/// The error of a wait that exceeded `timeout`.
 pub(crate) fn timeout_error(stage: &str, timeout: Duration, epoch: u64, index: u64) -> Error {
-    let why = format!("sample {index} of epoch {epoch}: {stage} did not give it within {timeout:?}");
+    let why = format!("sample {index} of epoch {epoch}: {stage} timed out after {timeout:?}");
     Error::new(ErrorKind::Deadline, why)
-        .note("something before it hangs or is slow; the reader can be read again")
+        .note("an earlier stage hangs or is slow; reading again continues waiting")
 }

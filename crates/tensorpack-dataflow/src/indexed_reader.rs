@@ -1,14 +1,14 @@
-//! Samples by their place, for those who do not read them one after the other.
+//! Random access to the samples of a dataflow.
 
 use crate::{Reader, Sample, State};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// Any sample of a dataflow by its place, opened with a seed: what shuffles and shards are made of, and what lets
-/// parallel workers read at the same time.
+/// Random access to the samples of an opened dataflow. Shuffling and sharding are built on it, and
+/// it lets parallel workers read concurrently.
 #[doc(alias = "Lookup")]
 pub trait IndexedReader: Send + Sync {
-    /// Sample `index` of pass `epoch`: the one that reading up to there gives.
+    /// Returns sample `index` of pass `epoch`, the same one that sequential reading returns there.
     fn get(&self, epoch: u64, index: u64) -> Result<Sample>;
 }
 
@@ -18,7 +18,7 @@ impl<F: Fn(u64, u64) -> Result<Sample> + Send + Sync> IndexedReader for F {
     }
 }
 
-/// Reads place after place.
+/// Reads an [`IndexedReader`] in order.
 pub(crate) struct SequentialReader {
     indexed: Arc<dyn IndexedReader>,
     size: Option<u64>,
@@ -26,7 +26,7 @@ pub(crate) struct SequentialReader {
 }
 
 impl SequentialReader {
-    /// Passes of `size` samples, or one without end, from `at` on.
+    /// Reads passes of `size` samples (infinite if `None`) starting at `at`.
     pub(crate) fn open(indexed: Arc<dyn IndexedReader>, size: Option<u64>, at: &State) -> Box<dyn Reader> {
         Box::new(SequentialReader { indexed, size, at: State::at(at.epoch, at.index) })
     }
@@ -48,8 +48,10 @@ impl Reader for SequentialReader {
     }
 }
 
-/// Names the sample that making it failed for. A deadline that the function had of its own is a failure as any other:
-/// the sample has been read, and the reader does not wait for it.
+/// Adds the position of the failed sample to an error.
+///
+/// A deadline error from inside the user's function becomes a data error: the sample has been
+/// consumed, and reading again would not wait for it.
 pub(crate) fn sample_error(error: Error, epoch: u64, index: u64) -> Error {
     let error = match error.kind() {
         ErrorKind::Deadline => Error::new(ErrorKind::Data, error.to_string()),

@@ -1,10 +1,12 @@
-//! Going to a position by reading all that comes before it.
+//! Reaching a position by rereading everything before it.
 
 use crate::{Reader, State};
 use tensorpack_tensor::{ErrorKind, Result};
 
-/// Reads `reader` up to the position `to` of its pass. What failed on the way failed then too, and has its place; a wait
-/// that takes too long is an error. Beyond the end of the pass is at its end.
+/// Reads `reader` up to position `to` of its pass.
+///
+/// Samples that fail on the way count as read, as they did originally. A timeout is an error. A
+/// position past the end of the pass means its end.
 pub(crate) fn replay_to(mut reader: Box<dyn Reader>, to: &State) -> Result<Box<dyn Reader>> {
     while reader.state().index < to.index {
         match reader.read() {
@@ -16,7 +18,7 @@ pub(crate) fn replay_to(mut reader: Box<dyn Reader>, to: &State) -> Result<Box<d
     Ok(reader)
 }
 
-/// A reader whose pass is over, but has yet to say so.
+/// A reader at the end of its pass that has not returned `None` yet.
 struct EndOfPass {
     reader: Box<dyn Reader>,
     at: Option<State>,

@@ -1,19 +1,22 @@
-//! Where all randomness comes from.
+//! Seeds and per-sample random numbers.
 
 use tensorpack_tensor::CounterRng;
 
-/// The seed of a dataflow. An adaptor that draws random numbers opens its input with another, so that no two draw the
-/// same; one that draws none passes on its own, so that putting it in or leaving it out changes no number elsewhere.
+/// The seed of a dataflow.
+///
+/// An adaptor that uses random numbers opens its input with a derived seed, so that no two stages
+/// use the same stream. An adaptor that does not passes its seed through, so that adding or
+/// removing it changes no random number elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed(u64);
 
 impl Seed {
-    /// The seed of a whole pipeline.
+    /// Creates the seed of a pipeline.
     pub fn new(seed: u64) -> Seed {
         Seed(seed)
     }
 
-    /// The seed of a part called `name`.
+    /// Derives the seed of the part called `name`.
     #[doc(alias = "of")]
     #[doc(alias = "fold_in")]
     #[must_use]
@@ -22,20 +25,21 @@ impl Seed {
         Seed(u64::from(high) << 32 | u64::from(low))
     }
 
-    /// Random numbers for one sample: the same ones whenever and wherever it is made.
+    /// Returns the random number generator of one sample. It yields the same numbers on any thread
+    /// and at any time.
     #[doc(alias = "draws")]
     pub fn rng(self, epoch: u64, index: u64) -> SampleRng {
         SampleRng { rng: self.generator(epoch), sample: index, next: 0 }
     }
 
-    /// The generator of all samples of a pass: a draw is a sample.
+    /// Returns the generator for all samples of a pass. Its draw number is the sample index.
     pub(crate) fn generator(self, epoch: u64) -> CounterRng {
         let [low, high, ..] = CounterRng::new(self.0, "epoch").words(epoch, 0);
         CounterRng::new(u64::from(high) << 32 | u64::from(low), "sample")
     }
 }
 
-/// Random numbers, one after the other.
+/// The random number generator of one sample.
 #[doc(alias = "Draws")]
 #[derive(Clone, Debug)]
 pub struct SampleRng {
@@ -45,32 +49,32 @@ pub struct SampleRng {
 }
 
 impl SampleRng {
-    /// Uniform in `[0, 1)`.
+    /// Returns a uniform value in `[0, 1)`.
     pub fn uniform(&mut self) -> f64 {
         self.next += 1;
         self.rng.uniform(self.sample, self.next - 1)
     }
 
-    /// Uniform in `[low, high)`.
+    /// Returns a uniform value in `[low, high)`.
     #[doc(alias = "between")]
     pub fn uniform_range(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * self.uniform()
     }
 
-    /// Normal with mean 0 and standard deviation 1.
+    /// Returns a standard normal value.
     pub fn normal(&mut self) -> f64 {
         self.next += 1;
         self.rng.normal(self.sample, self.next - 1)
     }
 
-    /// One of `0..n`, each as likely; 0 if there is none.
+    /// Returns a uniform integer in `0..n`, or 0 if `n` is 0.
     #[doc(alias = "randint")]
     pub fn below(&mut self, n: u64) -> u64 {
-        // The high half of a product of 128 bits: its bias is below n / 2^64.
+        // The high half of a 128-bit product. The bias is below n / 2^64.
         ((u128::from(self.next_u64()) * u128::from(n)) >> 64) as u64
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     #[doc(alias = "word")]
     pub fn next_u64(&mut self) -> u64 {
         let [low, high, ..] = self.rng.words(self.sample, self.next);
@@ -78,7 +82,7 @@ impl SampleRng {
         u64::from(high) << 32 | u64::from(low)
     }
 
-    /// True with this probability.
+    /// Returns true with the given probability.
     #[doc(alias = "chance")]
     pub fn bernoulli(&mut self, probability: f64) -> bool {
         self.uniform() < probability

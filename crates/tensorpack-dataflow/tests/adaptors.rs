@@ -1,4 +1,4 @@
-//! What each source and adaptor reads.
+//! The samples that each source and adaptor reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,12 +16,12 @@ fn numbers(n: u64) -> FromFn {
     FromFn::new(n, |i| Ok(scalar(i)))
 }
 
-/// The same, but only to be read in order.
+/// The same, but sequential only.
 fn stream(n: u64) -> FromIter {
     FromIter::new(move |_| (0..n).map(|i| Ok(scalar(i))))
 }
 
-/// Numbers, and how many of them were made.
+/// Numbers, with a counter of how many were computed.
 fn counted(n: u64) -> (FromFn, Arc<AtomicU64>) {
     let made = Arc::new(AtomicU64::new(0));
     let counter = made.clone();
@@ -100,8 +100,7 @@ fn maps_change_samples_or_components() {
     assert_eq!(pass(&doubled, 0), [[0, 20], [1, 22], [2, 24]]);
     let mut reader = pairs.select([2]).open(Seed::new(0), &State::at(4, 1)).expect("opens");
     let e = reader.read().expect_err("there are two");
-    let want = "sample 1 of epoch 4: there is no component 2 in a sample of 2 (they are counted from 0)";
-    assert_eq!(e.message(), want);
+    assert!(e.message().starts_with("sample 1 of epoch 4: component 2"), "{e}");
 }
 
 #[test]
@@ -116,7 +115,7 @@ fn random_maps_are_keyed_by_position_and_stage() {
     let (a, b) = (pass(&twice, 0), pass(&twice, 1));
     assert!(a.iter().zip(&b).all(|(a, b)| a[1..] != b[1..]), "another pass draws other numbers");
     assert!(a.iter().all(|sample| sample[1] != sample[2]), "another map draws other numbers");
-    // What draws nothing changes no draw.
+    // Adaptors without random numbers change no random number elsewhere.
     let more = draw(draw(numbers(20).into_flow()).prefetch(3).map(Ok).batch(1).into_flow());
     assert!(pass(&more, 0).iter().zip(&a).all(|(x, y)| x[1] == y[1]));
 }
@@ -172,13 +171,16 @@ fn skip_errors_stops_at_its_limit() {
     let mut reader = two.open(Seed::new(0), &State::start()).expect("opens");
     let good = (0..25).map(|_| reader.read()).filter(|read| matches!(read, Ok(Some(_)))).count();
     assert_eq!(good, 25);
-    // The limit holds over an interruption.
+    // The limit survives an interruption.
     let state = reader.state();
     for mut reader in [reader, two.open(Seed::new(0), &state).expect("opens")] {
         let e = reader.read().expect_err("the third seven");
-        assert_eq!(e.to_string(), "sample 27 of epoch 0: seven\n  more than 2 samples of epoch 0 failed");
+        assert!(
+            e.message().starts_with("sample 27 of epoch 0: seven") && e.to_string().contains("more than 2"),
+            "{e}"
+        );
         assert_eq!(rest_of_pass(&mut *reader), [[28], [29]]);
-        // Every pass counts anew.
+        // Every pass starts a new count.
         assert!(reader.read().is_ok_and(|s| s.is_some()));
     }
 }
@@ -217,7 +219,7 @@ fn shuffle_is_a_uniform_permutation_per_pass() {
         assert!(sorted.into_iter().eq(0..500));
         assert!(orders[..i].iter().all(|other| other != order));
     }
-    // Where a sample comes has no preference: chi-square over tenths of the pass.
+    // The position of a sample is uniform: chi-square over tenths of the pass.
     let trials = 4000;
     let small = numbers(50).shuffle();
     let mut counts = [0.0; 10];
@@ -264,7 +266,7 @@ fn shards_partition_the_data() {
             }
         }
     }
-    // Shuffled first, the shards of a pass still share no sample.
+    // Shards of a shuffled pass share no sample.
     let mut all: Vec<u64> = (0..3).flat_map(|i| flat(&numbers(20).shuffle().shard(i, 3), 5)).collect();
     all.sort_unstable();
     assert!(all.into_iter().eq(0..20));
@@ -283,11 +285,11 @@ fn take_repeat_concat_and_zip() {
         assert_eq!(flat(&flow.clone().concat(numbers(2)), 1), [0, 1, 2, 0, 1]);
         assert_eq!(pass(&flow.zip(numbers(5)), 1), [[0, 0], [1, 1], [2, 2]]);
     }
-    // Each pass of a repeated shuffle is in its own order.
+    // Each pass of a repeated shuffle has its own order.
     let shuffled = numbers(50).shuffle();
     let joined = flat(&shuffled.clone().repeat(2), 1);
     assert_eq!(joined, [flat(&shuffled, 2), flat(&shuffled, 3)].concat());
-    // With nothing to repeat, that is told.
+    // Repeating an empty pass is an error.
     assert!(numbers(0).repeat_forever().open(Seed::new(0), &State::start()).is_err());
     let none = stream(5).filter(|_| Ok(false)).repeat_forever();
     assert!(none.open(Seed::new(0), &State::start()).expect("opens").read().is_err());
@@ -313,7 +315,7 @@ fn mixtures_follow_probabilities_and_keep_order() {
         let part = |low: u64| all.iter().copied().filter(|x| x / 10_000 == low).collect::<Vec<_>>();
         assert!(part(0).into_iter().eq(0..30) && part(1).into_iter().eq(10_000..10_020));
     }
-    // The last one of the smaller may come anywhere: on average where (20/21) of the pass is over.
+    // The last sample of the smaller input comes, on average, after 20/21 of the pass.
     let place = |epoch| flat(&mix, epoch).iter().position(|&x| x == 10_019).expect("all come") as f64;
     let mean = (0..400).map(place).sum::<f64>() / 400.0;
     assert!((mean - (51.0 * 20.0 / 21.0 - 1.0)).abs() < 0.5, "{mean}");
@@ -331,7 +333,7 @@ fn cache_computes_each_sample_once() {
         assert_eq!((flat(&flow, 0), flat(&flow, 8)), (first.clone(), first.clone()));
         assert_eq!(made.load(Ordering::Relaxed), 20, "in order: {in_order}");
         if !in_order {
-            // Opened with another seed, by the shuffle, it makes others, and keeps those.
+            // The shuffle opens it with another seed, so the cache is filled again once.
             let shuffled = flow.shuffle();
             let sorted = |epoch| {
                 let mut all = flat(&shuffled, epoch);

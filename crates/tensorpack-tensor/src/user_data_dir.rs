@@ -1,17 +1,17 @@
-//! The folder where what is fetched once is kept.
+//! The directory for downloaded data.
 
 use crate::{Error, Result};
 use std::env;
 use std::path::PathBuf;
 
-/// The folder that the environment variable `variable` names, or `tensorpack` in the folder where the platform keeps data
-/// of a user's programs.
+/// Returns the directory named by the environment variable `variable`; defaults to `tensorpack` in
+/// the platform's per-user data directory.
 #[doc(alias = "user_folder")]
 pub fn user_data_dir(variable: &str) -> Result<PathBuf> {
     let var = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     data_dir_from(variable, var).ok_or_else(|| {
-        Error::argument("there is no home folder to keep data in")
-            .note(format!("name a folder in the environment variable {variable}"))
+        Error::argument("cannot determine a directory for data: no home directory is set")
+            .note(format!("set the environment variable {variable} to a directory"))
     })
 }
 
@@ -24,7 +24,7 @@ fn data_dir_from(variable: &str, var: impl Fn(&str) -> Option<PathBuf>) -> Optio
     } else if cfg!(target_os = "macos") {
         var("HOME").map(|home| home.join("Library/Application Support"))
     } else {
-        // A relative path here is to be ignored, says the standard of these folders.
+        // The XDG base directory specification says to ignore relative paths.
         let xdg = var("XDG_DATA_HOME").filter(|path| path.is_absolute());
         xdg.or_else(|| var("HOME").map(|home| home.join(".local/share")))
     };

@@ -1,4 +1,4 @@
-//! Several samples as one.
+//! Batches of consecutive samples.
 
 use super::batch_builder::{self, BatchBuilder};
 use super::stack::{Padding, stack};
@@ -7,7 +7,7 @@ use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::Result;
 
-/// Batches of consecutive samples, component by component along a new first axis: [`DataFlow::batch_size`],
+/// Stacks consecutive samples along a new first axis: [`DataFlow::batch`],
 /// [`DataFlow::batch_padded`].
 #[derive(Clone)]
 #[doc(alias = "BatchData")]
@@ -23,7 +23,7 @@ impl Batch {
         Batch { inner: Arc::new(inner), batch_size, padding, keep_remainder: false }
     }
 
-    /// Keeps what is left at the end of a pass, as a smaller batch. Otherwise it is dropped.
+    /// Keeps the remainder at the end of a pass as a smaller batch instead of dropping it.
     #[doc(alias = "remainder")]
     #[must_use]
     pub fn keep_remainder(self) -> Batch {
@@ -75,7 +75,7 @@ struct BatchReader {
     inner: Box<dyn Reader>,
     builder: BatchBuilder<Sample>,
     padding: Padding,
-    /// Where the input stood before the batch.
+    /// State of the input at the start of the current batch.
     start: State,
     at: State,
 }

@@ -1,22 +1,24 @@
-//! The samples of one batch.
+//! Collecting the samples of one batch.
 
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// Collects consecutive samples, as many as a batch has. A batch has its place whether its samples could be read or not:
-/// if one fails, the rest is read as well, and the error is the batch.
+/// Collects the samples of one batch.
+///
+/// If a sample fails, the rest of the batch is still read and the batch as a whole fails. Batch
+/// boundaries therefore do not depend on errors.
 pub(crate) struct BatchBuilder<T> {
     batch_size: usize,
     keep_remainder: bool,
     items: Vec<T>,
     first_error: Option<Error>,
     read_count: usize,
-    /// The input's pass ended inside a batch that was kept: what comes next is the end of ours.
+    /// The input's pass ended inside a batch that was kept; the next call returns the end of ours.
     at_end: bool,
 }
 
 impl<T> BatchBuilder<T> {
-    /// Batches of `batch_size`; at the end of a pass one of fewer, if that is kept. `at_end` where the input's pass is over
-    /// and ours has yet to say so.
+    /// Creates a builder. `at_end` means that the input's pass has ended and ours has not reported
+    /// it yet.
     pub(crate) fn new(batch_size: usize, keep_remainder: bool, at_end: bool) -> BatchBuilder<T> {
         BatchBuilder {
             batch_size,
@@ -28,8 +30,8 @@ impl<T> BatchBuilder<T> {
         }
     }
 
-    /// The next batch, or `None` at the end of a pass; `read` gets the place in the batch. After a wait that took too long it may be called again, and goes on
-    /// with what it has.
+    /// Returns the next batch, or `None` at the end of a pass. `read` receives the position within
+    /// the batch. After a timeout, the next call continues with the samples read so far.
     pub(crate) fn next(
         &mut self,
         mut read: impl FnMut(usize) -> Result<Option<T>>,
@@ -59,7 +61,7 @@ impl<T> BatchBuilder<T> {
         }
     }
 
-    /// Whether a batch has been begun and not been given.
+    /// Returns whether a batch has been started but not returned.
     pub(crate) fn is_partial(&self) -> bool {
         self.read_count > 0
     }
@@ -70,14 +72,14 @@ impl<T> BatchBuilder<T> {
     }
 }
 
-/// How many batches of `batch_size` there are in `size` samples.
+/// Returns the number of batches in `size` samples.
 pub(crate) fn num_batches(size: u64, batch_size: usize, keep_remainder: bool) -> u64 {
     let whole = size.checked_div(batch_size as u64).unwrap_or(0);
     let rest = size.checked_rem(batch_size as u64).unwrap_or(0);
     whole + u64::from(keep_remainder && rest > 0)
 }
 
-/// An error for batches that cannot be made.
+/// Returns an error if no batch can be formed.
 pub(crate) fn check_batch_size(
     stage: &str,
     size: Option<u64>,
@@ -85,12 +87,11 @@ pub(crate) fn check_batch_size(
     keep_remainder: bool,
 ) -> Result<()> {
     match size {
-        _ if batch_size == 0 => Err(Error::argument(format!("{stage}: a batch has at least one sample"))),
+        _ if batch_size == 0 => Err(Error::argument(format!("{stage}: the batch size must be at least 1"))),
         Some(size) if size > 0 && !keep_remainder && size < batch_size as u64 => {
-            let why = format!(
-                "{stage}: {size} samples do not fill a batch of {batch_size}, so that no pass has one"
-            );
-            Err(Error::argument(why).note("take smaller batches, or call keep_remainder()"))
+            let why =
+                format!("{stage}: a pass of {size} samples is smaller than the batch size {batch_size}");
+            Err(Error::argument(why).note("reduce the batch size, or call keep_remainder()"))
         }
         _ => Ok(()),
     }

@@ -1,4 +1,4 @@
-//! Batches of samples that fit each other.
+//! Batches of samples with equal shapes.
 
 use super::map::component;
 use super::stack::{Padding, stack};
@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use tensorpack_tensor::{Error, Result};
 
-/// Batches of samples whose component has one shape: [`DataFlow::batch_by_shape`].
+/// Batches samples whose component has the same shape: [`DataFlow::batch_by_shape`].
 ///
-/// A batch comes out when it is full. What is left at the end of a pass is dropped, or comes out in smaller batches; no
-/// sample waits for another pass.
+/// A batch is returned when it is full. The remainder at the end of a pass is dropped or returned
+/// as smaller batches; no sample is carried over to the next pass.
 #[derive(Clone)]
 #[doc(alias = "BatchDataByShape")]
 pub struct BatchByShape {
@@ -26,7 +26,7 @@ impl BatchByShape {
         BatchByShape { inner: Arc::new(inner), batch, component, keep_remainder: false }
     }
 
-    /// Keeps what is left at the end of a pass, as smaller batches, in the order of their first samples.
+    /// Keeps the remainder at the end of a pass as smaller batches, ordered by their first samples.
     #[must_use]
     pub fn keep_remainder(self) -> BatchByShape {
         BatchByShape { keep_remainder: true, ..self }
@@ -44,7 +44,7 @@ impl DataFlow for BatchByShape {
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         if self.batch == 0 {
-            return Err(Error::argument("batch_by_shape: a batch has at least one sample"));
+            return Err(Error::argument("batch_by_shape: the batch size must be at least 1"));
         }
         let inner = self.inner.open(seed, &State::at(at.epoch, 0))?;
         let reader = GroupReader {
@@ -61,9 +61,9 @@ impl DataFlow for BatchByShape {
 struct GroupReader {
     flow: BatchByShape,
     inner: Box<dyn Reader>,
-    /// What waits to be a batch, by shape, the oldest first.
+    /// Incomplete batches, one per shape, oldest first.
     groups: VecDeque<Vec<Sample>>,
-    /// The input's pass is over, and the groups come out as they are.
+    /// The input's pass has ended and the incomplete batches are being returned.
     ended: bool,
     at: State,
 }

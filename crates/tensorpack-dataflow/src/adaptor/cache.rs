@@ -1,13 +1,14 @@
-//! A pass in memory.
+//! Caching a pass in memory.
 
 use crate::indexed_reader::SequentialReader;
 use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// The samples of the input's first pass, kept in memory and read again in every pass: [`DataFlow::cache`].
+/// Caches the samples of the input's first pass in memory: [`DataFlow::cache`].
 ///
-/// All readers share them. A sample that can be looked up is made when it is first asked for; others are read in order.
+/// All readers share the cache. With random access a sample is computed on first use; otherwise
+/// samples are read in order.
 #[derive(Clone)]
 #[doc(alias = "CacheData")]
 pub struct Cache {
@@ -15,7 +16,7 @@ pub struct Cache {
     cached: Arc<Mutex<Option<SeededPass>>>,
 }
 
-/// What is kept, and the seed it was made with.
+/// The cache, and the seed it was filled with.
 type SeededPass = (Seed, Arc<CachedPass>);
 
 enum CachedPass {
@@ -23,7 +24,7 @@ enum CachedPass {
     Sequential(Mutex<Sequential>),
 }
 
-/// What has been read so far, and where the rest comes from.
+/// The samples read so far, and the reader for the rest.
 struct Sequential {
     samples: Vec<Result<Sample>>,
     rest: Option<Box<dyn Reader>>,
@@ -61,7 +62,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl CachedPass {
-    /// The sample at `index`, or `None` behind the last.
+    /// Returns the sample at `index`, or `None` past the end.
     fn get(&self, index: u64) -> Result<Option<Sample>> {
         match self {
             CachedPass::Indexed { samples, inner } => {
@@ -69,7 +70,7 @@ impl CachedPass {
                 if let Some(sample) = entry.get() {
                     return Ok(Some(sample.clone()));
                 }
-                // Two may make the same sample at the same time: they make the same.
+                // Two threads may compute the same sample concurrently; the results are equal.
                 let sample = inner.get(0, index)?;
                 Ok(Some(entry.get_or_init(|| sample).clone()))
             }
@@ -110,7 +111,7 @@ impl DataFlow for Cache {
     }
 
     fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
-        // Without a size, others would take it for endless.
+        // Without a size it would count as infinite.
         if self.size().is_none() { Ok(None) } else { Ok(Some(indexed_reader(self.cached(seed)?))) }
     }
 }

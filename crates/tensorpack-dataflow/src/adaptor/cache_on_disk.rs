@@ -1,4 +1,4 @@
-//! A pass on disk.
+//! Caching a pass on disk.
 
 use crate::format::serialized::{decode, encode};
 use crate::format::tfrecord::{TfRecord, TfRecordWriter};
@@ -9,17 +9,17 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_tensor::{Error, Result};
 
-/// What the first record begins with.
+/// The prefix of the first record.
 const MAGIC: &[u8] = b"tensorpack cache 1\n";
 
-/// The samples of the input's first pass, kept in a file and read again in every pass: [`DataFlow::cache_on_disk`].
+/// Caches the samples of the input's first pass in a file: [`DataFlow::cache_on_disk`].
 ///
-/// The file is written when the dataflow is first opened, and appears under its name when it is complete; a sample that
-/// fails ends that. It is written again if it was made with another seed or of another number of samples, or was cut
-/// short. What the functions before it do is not known to it: remove the file when they change. Every sample has a
-/// checksum; one that is damaged is an error.
+/// The file is written when the dataflow is first opened and gets its name only when it is
+/// complete. A failed sample aborts writing. The file is rebuilt if its seed or number of samples
+/// differs, or if it is truncated. Changes to the functions before the cache are not detected:
+/// remove the file when they change. Every sample has a checksum; a corrupt one is an error.
 ///
-/// The file holds TFRecords: what it was made for, a record for each sample, and how many there are.
+/// The file consists of TFRecords: a header, one record per sample, and the sample count.
 #[derive(Clone)]
 #[doc(alias = "DiskCache")]
 pub struct CacheOnDisk {
@@ -33,7 +33,7 @@ impl CacheOnDisk {
         CacheOnDisk { inner: Arc::new(inner), path, opened: Arc::default() }
     }
 
-    /// The file's samples; if need be, once they are written.
+    /// Returns the samples of the file, writing it first if necessary.
     fn samples(&self, seed: Seed) -> Result<Samples> {
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((of, samples)) = &*opened
@@ -48,7 +48,10 @@ impl CacheOnDisk {
                 self.write(seed, &header)
                     .map_err(|e| e.within(format!("the cache {}", self.path.display())))?;
                 self.open_existing(&header)?.ok_or_else(|| {
-                    Error::argument(format!("the cache {} was changed by another", self.path.display()))
+                    Error::argument(format!(
+                        "the cache {} was modified by another process",
+                        self.path.display()
+                    ))
                 })?
             }
         };
@@ -56,14 +59,14 @@ impl CacheOnDisk {
         Ok(samples)
     }
 
-    /// The first record.
+    /// Returns the first record, which identifies the cache.
     fn header(&self, seed: Seed) -> Vec<u8> {
         let size = self.inner.size().map_or("unknown".to_string(), |n| n.to_string());
         [MAGIC, format!("{seed:?}, size {size}").as_bytes()].concat()
     }
 
-    /// The file, if it is there and is what it should be. One that is a cache, but not this one, is removed; one that is
-    /// no cache is an error.
+    /// Opens an existing file. A stale or incomplete cache is removed; a file that is not a cache
+    /// is an error.
     fn open_existing(&self, header: &[u8]) -> Result<Option<Samples>> {
         if !self.path.exists() {
             return Ok(None);
@@ -73,17 +76,17 @@ impl CacheOnDisk {
         let first = if records.is_empty() { Vec::new() } else { record(&records, 0)? };
         if !first.starts_with(MAGIC) {
             let why = format!(
-                "{name} is there, but is no cache (or its beginning is damaged), and is not overwritten"
+                "{name} exists but is not a cache file (or its header is corrupt); it is not overwritten"
             );
-            return Err(Error::argument(why).note("remove it, or choose another name"));
+            return Err(Error::argument(why).note("remove it, or choose another path"));
         }
         let count = records.len().saturating_sub(2);
         let complete = lost_bytes == 0 && record(&records, records.len() - 1)? == count.to_le_bytes();
         if complete && first == header {
             return Ok(Some(Samples { records, count }));
         }
-        let why = if complete { "was made for another seed or size" } else { "is not complete" };
-        eprintln!("the cache {name} {why}: it is made again");
+        let why = if complete { "was built for a different seed or size" } else { "is incomplete" };
+        eprintln!("rebuilding cache {name}: it {why}");
         fs::remove_file(&self.path).map_err(|e| Error::from(e).within(name))?;
         Ok(None)
     }
@@ -93,7 +96,10 @@ impl CacheOnDisk {
         file.write(header)?;
         let mut reader = self.inner.open(seed, &State::start())?;
         let mut count = 0u64;
-        while let Some(sample) = reader.read().map_err(|e| e.note("skip_errors() leaves out what fails"))? {
+        while let Some(sample) = reader
+            .read()
+            .map_err(|e| e.note("add skip_errors() before the cache to skip samples that fail"))?
+        {
             file.write(&encode(&sample)?)?;
             count += 1;
         }
@@ -107,7 +113,7 @@ fn record(records: &TfRecord, index: u64) -> Result<Vec<u8>> {
     Ok(sample.first().map_or(&[][..], |bytes| bytes.as_bytes()).to_vec())
 }
 
-/// What is between the first record and the last.
+/// The records between header and count.
 #[derive(Clone)]
 struct Samples {
     records: TfRecord,
@@ -118,7 +124,7 @@ impl Samples {
     fn indexed_reader(self) -> Arc<dyn IndexedReader> {
         Arc::new(move |epoch, index| {
             let read = self.records.get(index + 1).and_then(|record| decode(record[0].as_bytes()));
-            read.map_err(|e| sample_error(e, epoch, index).note("remove the cache to have it made again"))
+            read.map_err(|e| sample_error(e, epoch, index).note("remove the cache file to rebuild it"))
         })
     }
 }
@@ -139,7 +145,7 @@ impl DataFlow for CacheOnDisk {
     }
 
     fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
-        // Without a size, others would take it for endless.
+        // Without a size it would count as infinite.
         if self.size().is_none() { Ok(None) } else { Ok(Some(self.samples(seed)?.indexed_reader())) }
     }
 }
@@ -178,12 +184,13 @@ mod tests {
         assert_eq!((made(), all.len()), (7, 7));
         assert_eq!(all, read(&flow(7), 0).unwrap());
         made();
-        // In another process it would be found as well.
+        // A second process would find the file too.
         assert_eq!((read(&flow(7).cache_on_disk(&path), 0).unwrap(), made()), (all.clone(), 0));
         let mut reader = cached.clone().shuffle().open(Seed::new(4), &State::at(2, 6)).unwrap();
         assert!(reader.read().unwrap().is_some() && reader.read().unwrap().is_none());
         made();
-        // Another seed (that of the shuffle) made it anew; so does another size, and a file that was cut short.
+        // A different seed (the shuffle's) rebuilt the file. So do a different size and a truncated
+        // file.
         assert_eq!((read(&flow(7).cache_on_disk(&path), 0).unwrap(), made()), (all.clone(), 7));
         assert_eq!((read(&flow(5).cache_on_disk(&path), 0).unwrap().len(), made()), (5, 5));
         read(&flow(7).cache_on_disk(&path), 0).unwrap();
@@ -214,12 +221,12 @@ mod tests {
             e.starts_with("sample 1 of epoch 0: ") && e.contains("cache") && e.contains("checksum"),
             "{e}"
         );
-        assert!(e.ends_with("remove the cache to have it made again"), "{e}");
+        assert!(e.ends_with("remove the cache file to rebuild it"), "{e}");
         assert!(reader.read().is_ok_and(|sample| sample.is_some()));
 
         fs::write(&path, b"a letter").unwrap();
         let e = read(&flow(), 0).unwrap_err();
-        assert!(e.message().contains("is no cache"), "{e}");
+        assert!(e.message().contains("not a cache"), "{e}");
         assert_eq!(fs::read(&path).unwrap(), b"a letter");
     }
 

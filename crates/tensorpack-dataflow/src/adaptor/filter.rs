@@ -1,4 +1,4 @@
-//! Some of the samples.
+//! Filtering samples.
 
 use crate::cancellation;
 use crate::indexed_reader::sample_error;
@@ -8,9 +8,9 @@ use tensorpack_tensor::Result;
 
 type Function = Arc<dyn Fn(Sample) -> Result<Option<Sample>> + Send + Sync>;
 
-/// The samples a function keeps: [`DataFlow::filter`], [`DataFlow::filter_map`].
+/// The samples that a function keeps: [`DataFlow::filter`], [`DataFlow::filter_map`].
 ///
-/// Its state says where the input stands, so that it goes on without reading again what came before.
+/// The state includes that of the input, so resuming does not reread earlier samples.
 #[derive(Clone)]
 pub struct Filter {
     inner: Flow,

@@ -1,10 +1,11 @@
-//! Passes of another length.
+//! Passes of a fixed length.
 
 use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// Passes of exactly so many samples, each going on where the last one stopped: [`DataFlow::fixed_size`].
+/// Passes of a fixed length, each continuing where the previous one stopped:
+/// [`DataFlow::fixed_size`].
 #[derive(Clone)]
 #[doc(alias = "FixedSizeData")]
 pub struct FixedSize {
@@ -17,7 +18,7 @@ impl FixedSize {
         FixedSize { inner: Arc::new(inner), size }
     }
 
-    /// How many samples come before, from the first pass on.
+    /// Returns the number of samples before a position, counted from the first pass.
     fn samples_before(size: u64, epoch: u64, index: u64) -> u64 {
         epoch.saturating_mul(size).saturating_add(index.min(size))
     }
@@ -64,12 +65,12 @@ impl DataFlow for FixedSize {
     }
 }
 
-/// The error of going on for ever with nothing.
+/// The error of repeating an empty pass forever.
 pub(crate) fn empty_pass_error() -> Error {
-    Error::new(ErrorKind::Data, "a pass without samples cannot be repeated: there is nothing to read")
+    Error::new(ErrorKind::Data, "cannot repeat an empty pass")
 }
 
-/// The next sample, of the next pass if this one is over.
+/// Returns the next sample, starting the next pass if this one has ended.
 pub(crate) fn read_across_passes(reader: &mut dyn Reader) -> Result<Sample> {
     for _ in 0..2 {
         if let Some(sample) = reader.read()? {

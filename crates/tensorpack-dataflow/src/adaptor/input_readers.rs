@@ -1,9 +1,9 @@
-//! Several dataflows that are read together.
+//! The readers of an adaptor with several inputs.
 
 use crate::{DataFlow, Flow, Reader, Seed, State};
 use tensorpack_tensor::Result;
 
-/// The open inputs of an adaptor.
+/// The open readers of an adaptor's inputs.
 pub(crate) struct InputReaders {
     flows: Vec<Flow>,
     seed: Seed,
@@ -11,19 +11,20 @@ pub(crate) struct InputReaders {
 }
 
 impl InputReaders {
-    /// Opens each where it is told to stand.
+    /// Opens every input at its state.
     pub(crate) fn open(flows: &[Flow], seed: Seed, states: &[State]) -> Result<InputReaders> {
         let open = |(i, state)| DataFlow::open(&flows[i], InputReaders::seed(seed, i), state);
         let readers = states.iter().enumerate().map(open).collect::<Result<_>>()?;
         Ok(InputReaders { flows: flows.to_vec(), seed, readers })
     }
 
-    /// The seed of input `i`: two that are the same dataflow draw different numbers.
+    /// Returns the seed of input `i`. The same dataflow used twice gets different random numbers.
     pub(crate) fn seed(seed: Seed, i: usize) -> Seed {
         if i == 0 { seed } else { seed.derive(&format!("input {i}")) }
     }
 
-    /// Brings all to the beginning of pass `epoch`, those in the middle of the pass before by opening them again.
+    /// Moves all readers to the start of pass `epoch`. Readers still inside the previous pass are
+    /// reopened.
     pub(crate) fn start_epoch(&mut self, epoch: u64) -> Result<()> {
         for (i, reader) in self.readers.iter_mut().enumerate() {
             let State { epoch: at, index, .. } = reader.state();
@@ -31,7 +32,7 @@ impl InputReaders {
             if (at, index) == (epoch, 0) {
                 continue;
             }
-            // At the end of its pass: it has but to say so.
+            // At the end of its pass: reading the end is enough.
             if at + 1 == epoch && flow.size().is_some_and(|size| index == size) && reader.read()?.is_none() {
                 continue;
             }
@@ -40,12 +41,13 @@ impl InputReaders {
         Ok(())
     }
 
-    /// Where they stand, if their pass and index are not all of it.
+    /// Returns the states of all inputs.
     pub(crate) fn states(&self) -> Vec<State> {
         self.readers.iter().map(|r| r.state()).collect()
     }
 
-    /// [`InputReaders::states`], where their passes and indices follow from ours: none if those are all.
+    /// Like [`InputReaders::states`] for inputs whose position follows from ours: empty unless an
+    /// input has inputs of its own.
     pub(crate) fn states_if_needed(&self) -> Vec<State> {
         let states = self.states();
         if states.iter().all(|s| s.inputs.is_empty()) { Vec::new() } else { states }

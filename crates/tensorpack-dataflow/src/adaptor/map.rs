@@ -1,14 +1,14 @@
-//! A function of every sample.
+//! Applying a function to every sample.
 
 use crate::indexed_reader::sample_error;
 use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, SampleRng, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, Result};
 
-/// What maps call: a sample, and random numbers of its own.
+/// The function of a map: it receives a sample and the sample's random number generator.
 pub(crate) type Function = Arc<dyn Fn(Sample, &mut SampleRng) -> Result<Sample> + Send + Sync>;
 
-/// Every sample of another dataflow through a function: [`DataFlow::map`], [`DataFlow::map_random`],
+/// Applies a function to every sample: [`DataFlow::map`], [`DataFlow::map_random`],
 /// [`DataFlow::map_component`], [`DataFlow::select`].
 #[derive(Clone)]
 #[doc(alias = "MapData")]
@@ -19,7 +19,7 @@ pub struct Map {
 }
 
 impl Map {
-    /// Of a function that draws random numbers.
+    /// Creates a map with a function that uses random numbers.
     pub(crate) fn random(
         inner: impl DataFlow + 'static,
         function: impl Fn(Sample, &mut SampleRng) -> Result<Sample> + Send + Sync + 'static,
@@ -27,7 +27,7 @@ impl Map {
         Map { inner: Arc::new(inner), function: Arc::new(function), random: true }
     }
 
-    /// Of a function that draws none: the input's numbers are then the same as without it.
+    /// Creates a map with a function that uses no random numbers. The input keeps its seed.
     pub(crate) fn deterministic(
         inner: impl DataFlow + 'static,
         function: impl Fn(Sample) -> Result<Sample> + Send + Sync + 'static,
@@ -35,7 +35,7 @@ impl Map {
         Map { inner: Arc::new(inner), function: Arc::new(move |sample, _| function(sample)), random: false }
     }
 
-    /// Of a random function and an input that another adaptor has already.
+    /// Creates a random map from an already shared input and function.
     pub(crate) fn from_shared(inner: &Flow, function: &Function) -> Map {
         Map { inner: inner.clone(), function: function.clone(), random: true }
     }
@@ -66,7 +66,8 @@ impl DataFlow for Map {
     }
 }
 
-/// A function with the seed it draws from. One thread or many, in order or not: the sample's place decides what it draws.
+/// A function and its seed. The random numbers depend only on the sample's position, not on threads
+/// or order.
 #[derive(Clone)]
 pub(crate) struct Apply {
     function: Function,
@@ -100,10 +101,10 @@ impl Reader for MapReader {
     }
 }
 
-/// Component `index` of a sample, or an error that says what there is.
+/// Returns component `index` of a sample, or an error if it does not exist.
 pub(crate) fn component<T>(sample: &mut [T], index: usize) -> Result<&mut T> {
     let n = sample.len();
     sample.get_mut(index).ok_or_else(|| {
-        Error::argument(format!("there is no component {index} in a sample of {n} (they are counted from 0)"))
+        Error::argument(format!("component {index} is out of range for a sample of {n} components"))
     })
 }

@@ -1,11 +1,11 @@
-//! Samples of several dataflows in random turns.
+//! Random interleaving of several dataflows.
 
 use super::input_readers::InputReaders;
 use crate::{DataFlow, Flow, Reader, Resume, Sample, SampleRng, Seed, State, replay};
 use tensorpack_tensor::{Error, Result};
 
-/// Takes every sample from one of several dataflows, chosen at random with fixed probabilities. A pass ends when the
-/// chosen one has no more.
+/// Reads every sample from a randomly chosen input with fixed probabilities. A pass ends when the
+/// chosen input is exhausted.
 #[derive(Clone)]
 #[doc(alias = "RandomChooseData")]
 pub struct ChooseRandom {
@@ -14,13 +14,14 @@ pub struct ChooseRandom {
 }
 
 impl ChooseRandom {
-    /// Each with its probability, which are at least 0 and sum to 1.
+    /// Creates a mixture from inputs and their probabilities, which must be non-negative and sum to
+    /// 1.
     pub fn new(parts: impl IntoIterator<Item = (Flow, f64)>) -> ChooseRandom {
         let (parts, probabilities) = parts.into_iter().unzip();
         ChooseRandom { parts, probabilities }
     }
 
-    /// Each as likely as the others.
+    /// Creates a mixture with equal probabilities.
     #[doc(alias = "evenly")]
     pub fn uniform(parts: impl IntoIterator<Item = Flow>) -> ChooseRandom {
         let parts: Vec<Flow> = parts.into_iter().collect();
@@ -42,7 +43,7 @@ impl DataFlow for ChooseRandom {
         let sum: f64 = self.probabilities.iter().sum();
         if !((sum - 1.0).abs() < 1e-9 && self.probabilities.iter().all(|&p| p >= 0.0)) {
             let why = format!(
-                "choose_random: probabilities {:?} are not at least 0 with a sum of 1",
+                "ChooseRandom: probabilities {:?} must be non-negative and sum to 1",
                 self.probabilities
             );
             return Err(Error::argument(why));
@@ -51,8 +52,8 @@ impl DataFlow for ChooseRandom {
     }
 }
 
-/// All samples of several dataflows, in random turns: each keeps its own order, and all such orders are as likely as each
-/// other.
+/// Interleaves all samples of several inputs randomly. Every input keeps its order, and all
+/// interleavings are equally likely.
 #[derive(Clone)]
 #[doc(alias = "RandomMixData")]
 pub struct Mix {
@@ -60,7 +61,7 @@ pub struct Mix {
 }
 
 impl Mix {
-    /// These; the sizes of all must be known.
+    /// Creates an interleaving of `parts`, whose sizes must all be known.
     pub fn new(parts: impl IntoIterator<Item = Flow>) -> Mix {
         Mix { parts: parts.into_iter().collect() }
     }
@@ -81,8 +82,8 @@ impl DataFlow for Mix {
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         let Some(sizes) = self.sizes() else {
-            let why = "mix needs to know how many samples each of its inputs has";
-            return Err(Error::argument(why).note("choose_random takes probabilities instead"));
+            let why = "Mix: every input must have a known size";
+            return Err(Error::argument(why).note("use ChooseRandom with probabilities instead"));
         };
         MixtureReader::open(&self.parts, Chooser::Sizes(sizes), seed, at)
     }
@@ -92,7 +93,7 @@ fn combined_resume(parts: &[Flow]) -> Resume {
     parts.iter().map(|p| p.resume()).max().unwrap_or(Resume::Seek)
 }
 
-/// How many samples a pass of each has, without end for some; `None` where that is not known of all.
+/// Returns the pass length of every input (`u64::MAX` if infinite), or `None` if one is unknown.
 fn sizes(parts: &[Flow], seed: Seed) -> Result<Option<Vec<u64>>> {
     let size = |(i, part): (usize, &Flow)| {
         let endless = part.size().is_none() && part.open_indexed(InputReaders::seed(seed, i))?.is_some();
@@ -101,16 +102,17 @@ fn sizes(parts: &[Flow], seed: Seed) -> Result<Option<Vec<u64>>> {
     parts.iter().enumerate().map(size).collect()
 }
 
-/// How turns are drawn.
+/// How the next input is chosen.
 enum Chooser {
-    /// With these probabilities.
+    /// With fixed probabilities.
     Probabilities(Vec<f64>),
-    /// In proportion to what is left of these sizes.
+    /// In proportion to the number of remaining samples.
     Sizes(Vec<u64>),
 }
 
 impl Chooser {
-    /// Whose turn it is, where `taken` have been read; `None` where all are through.
+    /// Chooses an input, given how many samples each has delivered. Returns `None` when all are
+    /// exhausted.
     fn next(&self, taken: &[u64], rng: &mut SampleRng) -> Option<usize> {
         match self {
             Chooser::Probabilities(probabilities) => {
@@ -120,7 +122,7 @@ impl Chooser {
                     left -= p;
                     left < 0.0
                 });
-                // Rounding may leave a sliver beyond the last.
+                // Rounding may leave a remainder beyond the last input.
                 hit.or(likely)
             }
             Chooser::Sizes(sizes) => {
@@ -135,7 +137,8 @@ impl Chooser {
         }
     }
 
-    /// SampleRng the turns of a pass up to `at`: how often each had one, and whether the pass ends before.
+    /// Replays the choices of a pass up to `at`. Returns how often each input was chosen and
+    /// whether the pass ends before `at`.
     fn replay(&self, at: &State, seed: Seed, sizes: &[u64]) -> (Vec<u64>, bool) {
         let mut taken = vec![0; sizes.len()];
         for index in 0..at.index {
@@ -153,9 +156,9 @@ struct MixtureReader {
     inputs: InputReaders,
     chooser: Chooser,
     seed: Seed,
-    /// How many samples of this pass were taken of each.
+    /// Number of samples read from each input in this pass.
     taken: Vec<u64>,
-    /// The pass is over, and the parts have to be brought to the next.
+    /// The pass has ended; the inputs must be moved to the next one.
     ended: bool,
     at: State,
 }
@@ -163,7 +166,7 @@ struct MixtureReader {
 impl MixtureReader {
     fn open(parts: &[Flow], chooser: Chooser, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         let (n, chooser_seed) = (parts.len(), seed.derive("turns"));
-        // Where they stand is told, or follows from the turns, or comes out by reading.
+        // The states are stored, or follow from replaying the choices, or are found by rereading.
         let (states, ended, index) = if !at.inputs.is_empty() {
             (at.inputs.clone(), false, at.index)
         } else if let Some(sizes) = sizes(parts, seed)? {
@@ -173,7 +176,7 @@ impl MixtureReader {
             (vec![State::at(at.epoch, 0); n], false, 0)
         };
         if states.len() != n {
-            let why = format!("a state of {} parts does not fit a mixture of {n}", states.len());
+            let why = format!("the state has {} inputs, but the mixture has {n}", states.len());
             return Err(Error::argument(why));
         }
         let reader = MixtureReader {
@@ -192,7 +195,7 @@ impl MixtureReader {
             let State { epoch, index, .. } = self.at;
             if let Some(chosen) = self.chooser.next(&self.taken, &mut self.seed.rng(epoch, index)) {
                 let read = self.inputs.readers[chosen].read();
-                // The part's own index: what took too long was not taken.
+                // From the input's own index: a timeout reads nothing.
                 self.taken[chosen] = self.inputs.readers[chosen].state().index;
                 if let Some(sample) = read? {
                     return Ok(Some(sample));

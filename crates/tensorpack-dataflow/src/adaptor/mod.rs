@@ -1,4 +1,4 @@
-//! Dataflows made of others, in the thread that reads them.
+//! Adaptors that run on the thread that reads them.
 
 pub(crate) mod map;
 mod filter;

@@ -1,21 +1,22 @@
-//! Random orders without lists.
+//! Random permutations computed without a table.
 
 use crate::SampleRng;
 
-/// Enough rounds that also the smallest orders come out as likely as each other; the tests count them.
+/// Enough rounds for uniform permutations even of few elements; the tests measure it.
 const ROUNDS: usize = 10;
 
-/// A random order of `0..size`: where each comes from is computed, nothing is stored.
+/// A pseudo-random permutation of `0..size` that needs no memory.
 ///
-/// The numbers are written as two digits of base `b`, `b * b >= size`, and go through a Feistel network: each round adds
-/// a keyed hash of one digit to the other. What comes out at `size` or above goes through again until it is below, which
-/// keeps the map one to one.
+/// An index is split into two digits of base `b`, with `b * b >= size`, and passed through a
+/// Feistel network: each round adds a keyed hash of one digit to the other. Results of `size` or
+/// more are fed back until they fall below it (cycle walking), which keeps the map a bijection.
 #[derive(Clone, Debug)]
 pub(crate) struct Permutation {
     size: u64,
     base: u64,
     keys: [u64; ROUNDS],
-    /// 1 if the first two change places in the end. A network alone makes orders of one parity, which shows in small ones.
+    /// 1 to swap elements 0 and 1 at the end. The network alone produces permutations of one
+    /// parity, which is noticeable for small sizes.
     swap: u64,
 }
 
@@ -29,7 +30,7 @@ impl Permutation {
         Permutation { size, base, keys, swap }
     }
 
-    /// What stands at `index`, which must be below the size.
+    /// Returns the element at `index`, which must be below the size.
     pub(crate) fn at(&self, index: u64) -> u64 {
         debug_assert!(index < self.size);
         let mut at = index;
@@ -53,7 +54,7 @@ impl Permutation {
 
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A hash of a word (the finalizer of SplitMix64).
+/// The SplitMix64 finalizer.
 fn splitmix64(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -87,8 +88,8 @@ mod tests {
         assert!(large.at(u64::MAX - 1) < u64::MAX);
     }
 
-    /// All orders of a few numbers are as likely as each other: chi-square over 24 (120) classes stays below what one in
-    /// ten thousand exceeds.
+    /// All permutations of a few elements are equally likely: chi-square stays below its 99.99 %
+    /// quantile.
     #[test]
     fn small_permutations_are_uniform() {
         for (size, orders, limit) in [(3, 6.0, 25.7), (4, 24.0, 58.6), (5, 120.0, 184.0)] {
@@ -102,7 +103,7 @@ mod tests {
         }
     }
 
-    /// Where a number of a larger range ends up is uniform too, and so is the distance to its neighbour.
+    /// The image of an index in a larger range is uniform, and so is its distance to the next one.
     #[test]
     fn positions_and_distances_are_uniform() {
         let (size, bins, trials) = (1000, 20, 10_000);

@@ -1,13 +1,14 @@
-//! Several passes as one.
+//! Concatenation of several passes.
 
 use super::fixed_size::{empty_pass_error, read_across_passes};
 use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State, replay};
 use std::sync::Arc;
 use tensorpack_tensor::Result;
 
-/// So many passes of the input as one, or one without end: [`DataFlow::repeat`], [`DataFlow::repeat_forever`].
+/// Concatenates passes of the input, finitely many or infinitely many: [`DataFlow::repeat`],
+/// [`DataFlow::repeat_forever`].
 ///
-/// The passes differ as they would one by one: a shuffled input is in another order each time.
+/// The passes differ as usual: a shuffled input is in a new order in each.
 #[derive(Clone)]
 #[doc(alias = "RepeatedData")]
 pub struct Repeat {
@@ -20,7 +21,8 @@ impl Repeat {
         Repeat { inner: Arc::new(inner), times }
     }
 
-    /// The input's pass with which pass `epoch` begins. Of an endless one, pass 1 is never read, but may be opened.
+    /// Returns the input's pass at which pass `epoch` starts. Pass 1 of an infinite repetition is
+    /// never read but may be opened.
     fn first_epoch(times: Option<u64>, epoch: u64) -> u64 {
         epoch.saturating_mul(times.unwrap_or(1))
     }
@@ -37,7 +39,7 @@ impl DataFlow for Repeat {
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         let first_epoch = Repeat::first_epoch(self.times, at.epoch);
-        // No repetitions: every pass is over at once, and the input stands at the beginning.
+        // With zero repetitions every pass is empty and the input stays at its start.
         let last = first_epoch + self.times.unwrap_or(u64::MAX - first_epoch).saturating_sub(1);
         let (inner_at, begin) = match (at.inputs.first(), self.inner.size()) {
             (Some(told), _) => (told.clone(), at.index),

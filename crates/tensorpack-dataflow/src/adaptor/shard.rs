@@ -1,14 +1,14 @@
-//! A part of the samples, for one of several readers.
+//! Sharding.
 
 use crate::indexed_reader::SequentialReader;
 use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// Every `count`-th sample, from the `index`-th on: [`DataFlow::shard`].
+/// Reads every `count`-th sample starting at `index`: [`DataFlow::shard`].
 ///
-/// Together the shards `0..count` read every sample once. Their sizes differ by one where the samples cannot be split
-/// evenly; [`Shard::equal`] leaves out the last few instead.
+/// The shards `0..count` partition the samples. Their sizes differ by at most one; [`Shard::equal`]
+/// drops the last few samples instead.
 #[derive(Clone)]
 pub struct Shard {
     inner: Flow,
@@ -22,8 +22,8 @@ impl Shard {
         Shard { inner: Arc::new(inner), index, count, equal: false }
     }
 
-    /// Gives all shards the same size: up to `count - 1` samples at the end of a pass are left out. The size of the input
-    /// must be known.
+    /// Gives all shards the same size by dropping up to `count - 1` samples at the end of a pass.
+    /// The size of the input must be known.
     #[must_use]
     pub fn equal(self) -> Shard {
         Shard { equal: true, ..self }
@@ -32,12 +32,10 @@ impl Shard {
     fn check(&self) -> Result<()> {
         let Shard { index, count, equal, .. } = *self;
         if index >= count {
-            return Err(Error::argument(format!(
-                "there is no shard {index} of {count}: they are counted from 0"
-            )));
+            return Err(Error::argument(format!("shard: index {index} is out of range for {count} shards")));
         }
         if equal && self.inner.size().is_none() {
-            return Err(Error::argument("equal shards need an input of known size"));
+            return Err(Error::argument("shard: equal() needs an input with a known size"));
         }
         Ok(())
     }
@@ -81,7 +79,7 @@ impl DataFlow for Shard {
     }
 }
 
-/// Reads an input that cannot seek, and leaves out what belongs to the other shards.
+/// Reads a sequential input and skips the samples of other shards.
 struct ShardReader {
     inner: Box<dyn Reader>,
     shard: Shard,
@@ -98,7 +96,7 @@ impl ShardReader {
             match self.inner.read() {
                 Err(e) if is_ours || e.kind() == ErrorKind::Deadline => return Err(e),
                 Ok(Some(sample)) if is_ours => return Ok(Some(sample)),
-                // Another shard's, or the end of the pass.
+                // A sample of another shard, or the end of the pass.
                 _ => {}
             }
         }

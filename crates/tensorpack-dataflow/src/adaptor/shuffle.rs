@@ -1,4 +1,4 @@
-//! All samples in random order.
+//! Full shuffling.
 
 use super::permutation::Permutation;
 use crate::indexed_reader::SequentialReader;
@@ -6,7 +6,7 @@ use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// The samples of a pass in random order, a new one in every pass: [`DataFlow::shuffle`].
+/// Reads the samples of every pass in a new random order: [`DataFlow::shuffle`].
 #[derive(Clone)]
 pub struct Shuffle {
     inner: Flow,
@@ -20,8 +20,8 @@ impl Shuffle {
     fn permuted(&self, seed: Seed) -> Result<Arc<dyn IndexedReader>> {
         let inner = self.inner.open_indexed(seed.derive("input"))?;
         let (Some(inner), Some(size)) = (inner, self.inner.size()) else {
-            let why = "shuffle takes samples from anywhere, but its input can only be read in order";
-            let what = "use shuffle_window(n), or shuffle before the adaptor that reads in order, or cache() its results";
+            let why = "shuffle needs random access, but its input can only be read in order";
+            let what = "use shuffle_window(n), shuffle before the sequential adaptor, or cache() its output";
             return Err(Error::new(ErrorKind::Unsupported, why).note(what));
         };
         let seed = seed.derive("shuffle");

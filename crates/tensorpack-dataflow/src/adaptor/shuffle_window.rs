@@ -1,4 +1,4 @@
-//! Random order among neighbours.
+//! Windowed shuffling for sequential inputs.
 
 use super::permutation::Permutation;
 use crate::replay;
@@ -6,10 +6,10 @@ use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// Windows of `n` consecutive samples, each in random order: [`DataFlow::shuffle_window`].
+/// Shuffles windows of consecutive samples: [`DataFlow::shuffle_window`].
 ///
-/// It reads its input in order and holds one window. Where it stands is known from the index, unlike with a buffer that
-/// samples leave at random.
+/// Reads its input in order and buffers one window. Unlike with a shuffle buffer, the index
+/// determines the position, so resuming rereads at most one window.
 #[derive(Clone)]
 #[doc(alias = "LocallyShuffleData")]
 pub struct ShuffleWindow {
@@ -24,7 +24,7 @@ impl ShuffleWindow {
 
     fn check(&self) -> Result<()> {
         match self.window {
-            0 => Err(Error::argument("shuffle_window(0): a window has at least one sample")),
+            0 => Err(Error::argument("shuffle_window: the window size must be at least 1")),
             _ => Ok(()),
         }
     }
@@ -73,17 +73,17 @@ struct WindowReader {
     inner: Box<dyn Reader>,
     window: u64,
     seed: Seed,
-    /// Where the input stood before the window was read.
+    /// State of the input before the window was read.
     start: State,
-    /// The window as it was read; what has been given out is gone.
+    /// The samples of the window in input order; `None` once returned.
     held: Vec<Option<Result<Sample>>>,
-    /// How it is given out, once it is complete.
+    /// The order in which the window is returned, once it is complete.
     order: Option<Permutation>,
     at: State,
 }
 
 impl WindowReader {
-    /// Reads a window. What takes too long is an error, and goes on from there the next time.
+    /// Reads a window. After a timeout, the next call continues where this one stopped.
     fn fill(&mut self) -> Result<()> {
         while (self.held.len() as u64) < self.window {
             match self.inner.read() {
@@ -114,7 +114,7 @@ impl Reader for WindowReader {
     fn read(&mut self) -> Result<Option<Sample>> {
         let read = self.next();
         self.at.advance(&read);
-        // The last of a full window, or the end of the pass: what follows is another window.
+        // The end of a full window or of the pass: the next read starts a new window.
         if self.order.is_some() && self.at.index.is_multiple_of(self.window) {
             self.held.clear();
             self.order = None;

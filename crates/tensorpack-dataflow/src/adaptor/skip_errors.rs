@@ -1,4 +1,4 @@
-//! Going on without the samples that fail.
+//! Skipping samples that fail.
 
 use crate::cancellation;
 use crate::{DataFlow, Flow, Reader, Resume, Sample, Seed, State, replay};
@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tensorpack_tensor::{ErrorKind, Result};
 
-/// How many failures of a pass are told in full.
+/// Number of errors per pass that are logged in full.
 const LOGGED_PER_PASS: u64 = 3;
 
-/// Leaves out the samples that cannot be read or made, up to a number in each pass: [`DataFlow::skip_errors`].
+/// Skips samples that fail, up to a limit per pass: [`DataFlow::skip_errors`].
 ///
-/// The first few of each pass are told on standard error, and at its end how many there were.
+/// The first few errors of each pass are printed to standard error, and their total at the end of
+/// the pass.
 #[derive(Clone)]
 #[doc(alias = "catch_exceptions")]
 pub struct SkipErrors {
@@ -25,7 +26,7 @@ impl SkipErrors {
         SkipErrors { inner: Arc::new(inner), limit, skipped: Arc::default() }
     }
 
-    /// How many samples were left out so far, by all readers.
+    /// Returns the number of samples skipped so far by all readers.
     pub fn skipped(&self) -> u64 {
         self.skipped.load(Ordering::Relaxed)
     }
@@ -59,7 +60,7 @@ impl SkipReader {
         let SkipErrors { limit, ref skipped, .. } = self.flow;
         loop {
             cancellation::check_cancelled()?;
-            // Every place of the input's pass before this one was either given or left out.
+            // Every earlier sample of the input's pass was either returned or skipped.
             let State { epoch, index, .. } = self.inner.state();
             let skipped_so_far = index.saturating_sub(self.at.index);
             match self.inner.read() {
@@ -70,12 +71,12 @@ impl SkipReader {
                 Err(e) => {
                     skipped.fetch_add(1, Ordering::Relaxed);
                     if skipped_so_far < LOGGED_PER_PASS {
-                        eprintln!("left out: {e}");
+                        eprintln!("skipped: {e}");
                     }
                 }
                 Ok(None) => {
                     if skipped_so_far > 0 {
-                        eprintln!("left out of epoch {epoch}: {skipped_so_far} that failed");
+                        eprintln!("skipped {skipped_so_far} failed samples in epoch {epoch}");
                     }
                     return Ok(None);
                 }

@@ -1,9 +1,9 @@
-//! Many tensors as one with an axis more.
+//! Stacking tensors along a new axis.
 
 use crate::Sample;
 use tensorpack_tensor::{DType, Element, Error, HostTensor, Result, bf16};
 
-/// Runs `$body` with `$t` the Rust type of `$dtype`.
+/// Runs `$body` with `$t` as the Rust type of `$dtype`.
 macro_rules! dispatch_dtype {
     ($dtype:expr, $t:ident => $body:expr) => {
         match $dtype {
@@ -39,16 +39,16 @@ macro_rules! dispatch_dtype {
     };
 }
 
-/// How tensors of different sizes become one.
+/// How to stack tensors of different sizes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Padding {
-    /// They do not.
+    /// Not at all: sizes must be equal.
     None,
-    /// Each is filled up at its ends, to the largest size on every axis, with this value.
+    /// Pad at the end of every axis to the largest size with this value.
     Constant(f64),
 }
 
-/// One sample whose components are those of `samples` along a new first axis.
+/// Stacks every component of `samples` along a new first axis.
 pub(crate) fn stack(samples: &[Sample], padding: Padding) -> Result<Sample> {
     let Some(first) = samples.first() else { return Ok(Sample::new()) };
     if let Some(i) = samples.iter().position(|s| s.len() != first.len()) {
@@ -72,8 +72,8 @@ fn component(parts: &[&HostTensor], padding: Padding) -> Result<HostTensor> {
         let (a, b) = (parts[0], parts[i]);
         let (a, b) = (format!("{}{:?}", a.dtype(), a.sizes()), format!("{}{:?}", b.dtype(), b.sizes()));
         let what = match padding {
-            Padding::None => "batch_padded fills them up, batch_by_shape batches those that fit",
-            Padding::Constant(_) => "padding cannot change the type, nor the number of dimensions",
+            Padding::None => "use batch_padded to pad them, or batch_by_shape to group equal shapes",
+            Padding::Constant(_) => "padding cannot change the dtype or the rank",
         };
         return Err(Error::shape(format!("sample 0 of the batch is {a}, sample {i} is {b}")).note(what));
     }

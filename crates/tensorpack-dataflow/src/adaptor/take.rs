@@ -5,7 +5,7 @@ use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::Result;
 
-/// At most so many samples of every pass: [`DataFlow::take`].
+/// Reads at most the first samples of every pass: [`DataFlow::take`].
 #[derive(Clone)]
 pub struct Take {
     inner: Flow,
@@ -34,7 +34,7 @@ impl DataFlow for Take {
     }
 
     fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
-        // Without a size, others would take it for endless.
+        // Without a size it would count as infinite.
         if self.size().is_none() { Ok(None) } else { self.inner.open_indexed(seed) }
     }
 }

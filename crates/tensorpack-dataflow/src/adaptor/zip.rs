@@ -1,4 +1,4 @@
-//! Samples side by side.
+//! Joining the components of several dataflows.
 
 use super::batch_builder::BatchBuilder;
 use super::input_readers::InputReaders;
@@ -6,7 +6,8 @@ use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, Result};
 
-/// A sample of each of several dataflows as one, component after component. A pass ends with the shortest.
+/// Joins one sample of each input into one, component after component. A pass ends with the
+/// shortest input.
 #[derive(Clone)]
 #[doc(alias = "JoinData")]
 pub struct Zip {
@@ -14,7 +15,7 @@ pub struct Zip {
 }
 
 impl Zip {
-    /// These, in this order.
+    /// Creates the zip of `parts` in this order.
     pub fn new(parts: impl IntoIterator<Item = Flow>) -> Zip {
         Zip { parts: parts.into_iter().collect() }
     }
@@ -35,10 +36,9 @@ impl DataFlow for Zip {
         let bare = || vec![State::at(at.epoch, at.index); n];
         let states = if at.inputs.is_empty() { bare() } else { at.inputs.clone() };
         if n == 0 || states.len() != n {
-            let why = format!("a zip of {n} dataflows cannot go on at a state of {}", states.len());
-            return Err(
-                Error::argument(why).note("zip at least one, and as many as when the state was taken")
-            );
+            let why = format!("the state has {} inputs, but the zip has {n}", states.len());
+            return Err(Error::argument(why)
+                .note("zip at least one dataflow, and the same number as when the state was saved"));
         }
         let inputs = InputReaders::open(&self.parts, seed, &states)?;
         let builder = BatchBuilder::new(n, false, false);
@@ -68,9 +68,9 @@ impl DataFlow for Zip {
 struct ZipReader {
     inputs: InputReaders,
     builder: BatchBuilder<Sample>,
-    /// Where the parts stood before the sample that is being put together, if ours does not say it.
+    /// States of the inputs before the current sample, if ours does not determine them.
     start: Vec<State>,
-    /// One part's pass is over; the others have to be brought to the next.
+    /// One input's pass has ended; the others must be moved to the next one.
     ended: bool,
     at: State,
 }

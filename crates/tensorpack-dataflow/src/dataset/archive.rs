@@ -1,40 +1,41 @@
-//! What packages are packed in.
+//! Extracting downloaded packages.
 
 use crate::format::gzip::decompress;
 use crate::format::{ByteSource, Tar, Zip};
 use std::process::{Command, Stdio};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// No data set here is larger.
+/// Upper limit on the size of any data set.
 const MAX_SIZE: u64 = 1 << 30;
 
-/// The only file that was fetched.
+/// Returns the single downloaded file.
 pub(super) fn single_file(fetched: &[ByteSource]) -> Result<ByteSource> {
     match fetched {
         [one] => Ok(one.clone()),
-        _ => Err(Error::new(ErrorKind::Io, format!("{} files were fetched, not one", fetched.len()))),
+        _ => Err(Error::new(ErrorKind::Io, format!("expected one downloaded file, got {}", fetched.len()))),
     }
 }
 
-/// Each file, unpacked if it is packed with gzip.
+/// Reads every file, decompressing gzip.
 pub(super) fn gunzip_all(fetched: &[ByteSource]) -> Result<Vec<Vec<u8>>> {
     fetched.iter().map(|file| decompress(file.clone(), MAX_SIZE)?.read_all()).collect()
 }
 
-/// A tar archive, packed or not.
+/// Opens a tar archive, compressed or not.
 pub(super) fn tar(fetched: &[ByteSource]) -> Result<Tar> {
     Tar::parse(decompress(single_file(fetched)?, MAX_SIZE)?)
 }
 
-/// The file called `name` in a zip archive.
+/// Reads the entry `name` of a zip archive.
 pub(super) fn zip_entry(fetched: &[ByteSource], name: &str) -> Result<Vec<u8>> {
     let zip = Zip::parse(single_file(fetched)?)?;
     let entry = zip.entries().iter().find(|entry| entry.name == name);
-    let entry = entry.ok_or_else(|| Error::new(ErrorKind::Io, format!("the package has no file {name}")))?;
+    let entry =
+        entry.ok_or_else(|| Error::new(ErrorKind::Io, format!("the package does not contain {name}")))?;
     zip.read(entry, MAX_SIZE)
 }
 
-/// The files of a Debian package. Its own program opens it: where there is `apt-get`, there is `dpkg-deb`.
+/// Lists the files of a Debian package with `dpkg-deb`, which is installed wherever `apt-get` is.
 pub(super) fn deb_contents(fetched: &[ByteSource]) -> Result<Tar> {
     let package = single_file(fetched)?;
     let program = Command::new("dpkg-deb")

@@ -1,12 +1,12 @@
-//! Checksums that say whether a file is the one that was meant.
+//! Checksums of downloaded files.
 
 use md5::Md5;
 use sha2::{Digest, Sha256};
 
-/// A checksum, as sums are published: in hexadecimal.
+/// A published checksum in hexadecimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Checksum {
-    /// Weak against forgery, but what the authors of old data sets published.
+    /// Not collision-resistant, but what the authors of older data sets published.
     Md5(&'static str),
     Sha256(&'static str),
 }

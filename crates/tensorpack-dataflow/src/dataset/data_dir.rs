@@ -1,10 +1,10 @@
-//! Where data sets are kept.
+//! The directory of downloaded data sets.
 
 use std::path::PathBuf;
 use tensorpack_tensor::{Result, user_data_dir};
 
-/// The folder of all data sets: `$TENSORPACK_DATASET`, or `tensorpack` in the folder where the platform keeps data of a
-/// user's programs.
+/// Returns the directory of all data sets: `$TENSORPACK_DATASET`, or `tensorpack` in the platform's
+/// per-user data directory.
 #[doc(alias = "folder")]
 #[doc(alias = "get_dataset_path")]
 pub fn data_dir() -> Result<PathBuf> {

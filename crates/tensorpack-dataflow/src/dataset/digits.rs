@@ -1,27 +1,27 @@
-//! Digits drawn with random strokes: a data set that needs no file and no network.
+//! Synthetic handwritten digits that need no file and no network.
 //!
-//! Each image is a function of its index alone. The digit's lines are bent, turned, slanted, stretched and moved, drawn
-//! with a pen of random width, crossed by a stray line, and covered with noise. A linear model tells nine in ten apart; a
-//! small convnet does nearly all.
+//! Each image is a function of its index. The strokes of the digit are distorted, rotated, sheared,
+//! scaled and shifted, drawn with a pen of random width, crossed by a stray line and covered with
+//! noise. A linear model classifies nine out of ten correctly, a small convnet nearly all.
 
 use crate::{RandomAccess, Sample, SampleRng, Seed};
 use std::f64::consts::TAU;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// Images are as large as those of MNIST.
+/// The image size of MNIST.
 const SIDE: usize = 28;
 
-/// 12,000 training images: `[image 28x28 f32 from 0 to 1, label i32]`.
+/// Returns 12,000 training images: `[image 28x28 f32 in 0..1, label i32]`.
 pub fn train() -> Digits {
     Digits { seed: Seed::new(0).derive("train digits"), len: 12_000 }
 }
 
-/// 2,000 test images: `[image 28x28 f32 from 0 to 1, label i32]`.
+/// Returns 2,000 test images: `[image 28x28 f32 in 0..1, label i32]`.
 pub fn test() -> Digits {
     Digits { seed: Seed::new(0).derive("test digits"), len: 2_000 }
 }
 
-/// Drawn digits; labels go round from 0 to 9.
+/// Synthetic digits. Labels cycle from 0 to 9.
 #[derive(Clone, Debug)]
 pub struct Digits {
     seed: Seed,
@@ -35,7 +35,7 @@ impl RandomAccess for Digits {
 
     fn get(&self, index: u64) -> Result<Sample> {
         if index >= self.len {
-            return Err(Error::argument(format!("there is no sample {index}, of {}", self.len)));
+            return Err(Error::argument(format!("sample {index} is out of range for {} samples", self.len)));
         }
         let label = (index % 10) as usize;
         let image = render(&mut self.seed.rng(0, index), label);
@@ -45,9 +45,9 @@ impl RandomAccess for Digits {
 
 type Point = [f64; 2];
 
-/// A digit's lines in a box from (-1, -1), left and top, to (1, 1).
+/// Returns the strokes of a digit in a box from (-1, -1) (top left) to (1, 1).
 fn strokes(digit: usize) -> Vec<Vec<Point>> {
-    // A part of an ellipse, in turns clockwise from the right.
+    // An arc of an ellipse; angles are in turns, clockwise from the right.
     let arc = |centre: Point, radius: Point, from: f64, to: f64| -> Vec<Point> {
         let points = (24.0 * (to - from).abs()).ceil().max(2.0);
         let at = |i: f64| (from + (to - from) * i / points) * TAU;
@@ -99,14 +99,14 @@ fn render(rng: &mut SampleRng, digit: usize) -> Vec<f32> {
         let at = [(i % SIDE) as f64, (i / SIDE) as f64];
         let segments = lines.iter().flat_map(|line| line.windows(2));
         let nearest = segments.map(|s| distance(at, s[0], s[1])).fold(f64::INFINITY, f64::min);
-        // Half a pixel on either side of the pen's edge is gray.
+        // Antialiased over half a pixel on either side of the pen's edge.
         let covered = (width + 0.5 - nearest).clamp(0.0, 1.0);
         (ink * covered + noise * rng.normal()).clamp(0.0, 1.0) as f32
     };
     (0..SIDE * SIDE).map(pixel).collect()
 }
 
-/// Bends, turns, slants, stretches and moves lines out of their box into the image.
+/// Distorts the strokes and maps them from their box into the image.
 fn distort(rng: &mut SampleRng, lines: &mut [Vec<Point>]) {
     let turn = rng.uniform_range(-0.22, 0.22);
     let slant = rng.uniform_range(-0.25, 0.25);
@@ -114,7 +114,7 @@ fn distort(rng: &mut SampleRng, lines: &mut [Vec<Point>]) {
     let stretch = rng.uniform_range(0.8, 1.1);
     let middle = (SIDE as f64 - 1.0) / 2.0;
     let centre = [middle + rng.uniform_range(-2.1, 2.1), middle + rng.uniform_range(-2.1, 2.1)];
-    // Waves across the box move neighbours alike, as an unsteady hand does.
+    // Waves across the box displace nearby points alike, like an unsteady hand.
     let waves = [(); 2].map(|()| {
         (
             rng.uniform_range(0.0, 0.13),
@@ -134,7 +134,7 @@ fn distort(rng: &mut SampleRng, lines: &mut [Vec<Point>]) {
     }
 }
 
-/// A short line anywhere, which is no part of the digit.
+/// Returns a short line that is not part of the digit.
 fn stray_line(rng: &mut SampleRng) -> Vec<Point> {
     let side = SIDE as f64;
     let start = [rng.uniform_range(0.0, side), rng.uniform_range(0.0, side)];
@@ -142,7 +142,7 @@ fn stray_line(rng: &mut SampleRng) -> Vec<Point> {
     vec![start, [start[0] + length * way.cos(), start[1] + length * way.sin()]]
 }
 
-/// How far a point is from a segment.
+/// Returns the distance of a point from a segment.
 fn distance([x, y]: Point, [ax, ay]: Point, [bx, by]: Point) -> f64 {
     let (dx, dy) = (bx - ax, by - ay);
     let length = dx * dx + dy * dy;
@@ -162,7 +162,7 @@ mod tests {
         assert_ne!(a.get(7).unwrap(), test().get(7).unwrap());
         assert_eq!(a.get(4321).unwrap()[1], HostTensor::scalar(1i32));
         assert!(a.get(12_000).is_err());
-        // Trained models are compared across machines and versions: the pixels must not change.
+        // Trained models are compared across machines and versions, so the pixels must not change.
         let sum: f64 = (0..10).map(|i| a.get(i).unwrap()[0].to_f64_vec().iter().sum::<f64>()).sum();
         assert!((sum - 1245.940834).abs() < 1e-3, "{sum}");
     }

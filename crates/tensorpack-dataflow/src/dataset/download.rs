@@ -1,4 +1,4 @@
-//! Puts a data set's files in their place.
+//! Downloading and verifying the files of a data set.
 
 use super::checksum::Checksum;
 use super::data_dir::data_dir;
@@ -8,30 +8,31 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// A data set as `N` files.
+/// A data set that consists of `N` files.
 pub(super) struct DatasetFiles<const N: usize> {
-    /// Its name, and that of its folder.
+    /// The name of the data set and of its directory.
     pub(super) name: &'static str,
     pub(super) files: [DatasetFile; N],
-    /// Where it can be had, the first that works.
+    /// Where to download it, tried in order.
     pub(super) mirrors: &'static [Mirror],
 }
 
-/// One file: its name, its size and its checksum.
+/// A file name, size and checksum.
 pub(super) struct DatasetFile(pub(super) &'static str, pub(super) u64, pub(super) Checksum);
 
-/// A place the data set comes from.
+/// A place to download a data set from.
 pub(super) struct Mirror {
     pub(super) origin: Origin,
-    /// What the download must be, before anything in it is read; the files' own checksums are looked at in any case.
+    /// Checksum of the download, verified before it is parsed. The checksums of the extracted files
+    /// are verified in any case.
     pub(super) checksum: Option<Checksum>,
-    /// Makes the files, in order, out of what was fetched.
+    /// Extracts the files, in order, from the download.
     pub(super) extract: fn(&[ByteSource]) -> Result<Vec<Vec<u8>>>,
 }
 
 impl<const N: usize> DatasetFiles<N> {
-    /// The paths of the files, which are fetched if they are not there. Processes that do so at once wait for each
-    /// other, and one that is killed leaves nothing half-done under a file's name.
+    /// Returns the paths of the files, downloading them if necessary. Concurrent processes wait for
+    /// each other, and a killed one leaves no partial file under a final name.
     pub(super) fn ensure_downloaded(&self) -> Result<[PathBuf; N]> {
         self.ensure_downloaded_in(&data_dir()?)
     }
@@ -42,8 +43,8 @@ impl<const N: usize> DatasetFiles<N> {
             fs::create_dir_all(&dataset_dir).map_err(|e| Error::from(e).within(dataset_dir.display()))?;
             let lock = dataset_dir.join(".lock");
             let lock = File::create(&lock).map_err(|e| Error::from(e).within(lock.display()))?;
-            // Where files cannot be locked, each is still renamed into place whole.
-            let _held = lock.lock();
+            // On file systems without locks, every file is still renamed into place atomically.
+            let _guard = lock.lock();
             if !self.is_complete(&dataset_dir) {
                 self.fetch(&dataset_dir)?;
             }
@@ -66,16 +67,16 @@ impl<const N: usize> DatasetFiles<N> {
                 Err(e) => errors.push(e.message().to_string()),
             }
         }
-        let mut error = Error::new(ErrorKind::Io, format!("the data set {} could not be fetched", self.name));
+        let mut error = Error::new(ErrorKind::Io, format!("cannot download data set {}", self.name));
         for why in errors {
-            error = error.note(format!("tried: {why}"));
+            error = error.note(format!("attempt: {why}"));
         }
         error =
-            error.note(format!("without a network, put these files into {} by hand:", dataset_dir.display()));
+            error.note(format!("to install it manually, place these files in {}:", dataset_dir.display()));
         for DatasetFile(name, size, _) in &self.files {
             error = error.note(format!("  {name} ({size} bytes)"));
         }
-        Err(error.note("or name the folder above it in the environment variable TENSORPACK_DATASET"))
+        Err(error.note("or set TENSORPACK_DATASET to the directory that contains it"))
     }
 
     fn fetch_from(&self, mirror: &Mirror, dataset_dir: &Path) -> Result<()> {
@@ -90,7 +91,7 @@ impl<const N: usize> DatasetFiles<N> {
         }
         let extracted = (mirror.extract)(&fetched)?;
         if extracted.len() != N {
-            return Err(Error::new(ErrorKind::Io, format!("{} files came, not {N}", extracted.len())));
+            return Err(Error::new(ErrorKind::Io, format!("expected {N} files, got {}", extracted.len())));
         }
         for (DatasetFile(name, _, checksum), bytes) in self.files.iter().zip(&extracted) {
             check(Path::new(name), *checksum, bytes)?;
@@ -107,13 +108,13 @@ fn check(path: &Path, checksum: Checksum, bytes: &[u8]) -> Result<()> {
         true => Ok(()),
         false => {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            let why = format!("what came as {name} is not the file that was meant: its checksum differs");
+            let why = format!("checksum mismatch of {name}");
             Err(Error::new(ErrorKind::Io, why))
         }
     }
 }
 
-/// Writes a file whole: first under the name `partial`, on the same disk.
+/// Writes a file atomically, through a temporary file `partial` on the same disk.
 fn write_atomically(partial: &Path, path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(partial, bytes)
         .and_then(|()| File::open(partial)?.sync_all())
@@ -121,7 +122,7 @@ fn write_atomically(partial: &Path, path: &Path, bytes: &[u8]) -> Result<()> {
         .map_err(|e| Error::from(e).within(path.display()))
 }
 
-/// A folder for what is on its way, gone when dropped. One that a killed process left behind is emptied.
+/// A temporary directory, removed on drop. Leftovers of a killed process are deleted first.
 struct PartialDir(PathBuf);
 
 impl PartialDir {
@@ -153,7 +154,7 @@ mod tests {
     const UNAVAILABLE: Mirror = Mirror {
         origin: Origin::Fixture(None),
         checksum: None,
-        extract: |_| unreachable!("nothing was fetched"),
+        extract: |_| unreachable!("nothing was downloaded"),
     };
     const VALID: Mirror = Mirror {
         origin: Origin::Fixture(Some(b"abc")),
@@ -185,9 +186,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let text =
             abc_dataset(&[UNAVAILABLE, CORRUPT]).ensure_downloaded_in(dir.path()).unwrap_err().to_string();
-        let start = "the data set letters could not be fetched\n  tried: nothing is given\n  tried: what came as abc is not";
-        assert!(text.starts_with(start), "{text}");
-        assert!(text.contains("letters by hand:\n    abc (3 bytes)\n"), "{text}");
+        let terms =
+            ["data set letters", "no fixture", "checksum mismatch of abc", "letters:\n    abc (3 bytes)\n"];
+        for term in terms {
+            assert!(text.contains(term), "{term:?} is missing:\n{text}");
+        }
         assert!(!dir.path().join("letters/abc").exists());
         assert!(!dir.path().join("letters/.partial").exists());
     }

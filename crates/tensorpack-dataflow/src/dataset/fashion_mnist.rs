@@ -1,4 +1,4 @@
-//! Fashion-MNIST: articles of clothing, in the form of MNIST.
+//! Fashion-MNIST: images of clothing in the format of MNIST.
 
 use super::archive::{deb_contents, gunzip_all};
 use super::checksum::Checksum::Md5;
@@ -27,7 +27,7 @@ const FILES: DatasetFiles<4> = DatasetFiles {
         },
         Mirror {
             origin: Origin::Apt("dataset-fashion-mnist"),
-            // The package may be built anew: the files' checksums tell.
+            // The package may be rebuilt; the checksums of the files decide.
             checksum: None,
             extract: |fetched| {
                 let package = deb_contents(fetched)?;
@@ -41,7 +41,7 @@ const FILES: DatasetFiles<4> = DatasetFiles {
     ],
 };
 
-/// The names of the classes, by label.
+/// Class names by label.
 pub const CLASSES: [&str; 10] = [
     "T-shirt/top",
     "Trouser",
@@ -55,14 +55,14 @@ pub const CLASSES: [&str; 10] = [
     "Ankle boot",
 ];
 
-/// The 60,000 training images: `[image 28x28 f32 from 0 to 1, label i32]`.
+/// Opens the 60,000 training images: `[image 28x28 f32 in 0..1, label i32]`.
 #[doc(alias = "FashionMnist")]
 pub fn train() -> Result<Mnist> {
     let [images, labels, ..] = FILES.ensure_downloaded()?;
     Mnist::open(images, labels)
 }
 
-/// The 10,000 test images: `[image 28x28 f32 from 0 to 1, label i32]`.
+/// Opens the 10,000 test images: `[image 28x28 f32 in 0..1, label i32]`.
 pub fn test() -> Result<Mnist> {
     let [.., images, labels] = FILES.ensure_downloaded()?;
     Mnist::open(images, labels)

@@ -1,4 +1,4 @@
-//! MNIST: handwritten digits, 60,000 to train on and 10,000 to test.
+//! MNIST: handwritten digits, 60,000 for training and 10,000 for testing.
 
 use super::archive::{gunzip_all, tar};
 use super::checksum::Checksum::{Md5, Sha256};
@@ -9,7 +9,7 @@ use crate::{RandomAccess, Sample};
 use std::path::Path;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// The names under which the files of MNIST, and of sets in its form, are published.
+/// The file names of MNIST and of data sets in its format.
 pub(super) const GZIPPED_FILES: &[&str] = &[
     "train-images-idx3-ubyte.gz",
     "train-labels-idx1-ubyte.gz",
@@ -57,25 +57,25 @@ const FILES: DatasetFiles<4> = DatasetFiles {
     ],
 };
 
-/// The 60,000 training images: `[image 28x28 f32 from 0 to 1, label i32]`.
+/// Opens the 60,000 training images: `[image 28x28 f32 in 0..1, label i32]`.
 pub fn train() -> Result<Mnist> {
     let [images, labels, ..] = FILES.ensure_downloaded()?;
     Mnist::open(images, labels)
 }
 
-/// The 10,000 test images: `[image 28x28 f32 from 0 to 1, label i32]`.
+/// Opens the 10,000 test images: `[image 28x28 f32 in 0..1, label i32]`.
 pub fn test() -> Result<Mnist> {
     let [.., images, labels] = FILES.ensure_downloaded()?;
     Mnist::open(images, labels)
 }
 
-/// Images with labels in the form of MNIST: samples `[image 28x28 f32 from 0 to 1, label i32]`. They are held in memory
-/// as bytes.
+/// Labeled images in the format of MNIST: `[image 28x28 f32 in 0..1, label i32]`. Held in memory as
+/// bytes.
 #[derive(Clone, Debug)]
 pub struct Mnist(Rows);
 
 impl Mnist {
-    /// From a file of images and a file of labels, packed with gzip or not.
+    /// Opens a file of images and a file of labels, gzip-compressed or not.
     pub fn open(images: impl AsRef<Path>, labels: impl AsRef<Path>) -> Result<Mnist> {
         let files = [images.as_ref(), labels.as_ref()];
         let rows = idx::rows(files)?;
@@ -88,7 +88,7 @@ impl Mnist {
             {
                 Ok(Mnist(rows))
             }
-            _ => Err(Error::new(ErrorKind::Io, format!("{files:?} are not images of 28x28 and labels"))),
+            _ => Err(Error::new(ErrorKind::Io, format!("{files:?} do not contain 28x28 images and labels"))),
         }
     }
 }
@@ -123,7 +123,7 @@ mod tests {
         let sample = set.get(1).unwrap();
         assert_eq!(sample[1], HostTensor::scalar(9i32));
         let pixels = sample[0].as_slice::<f32>().unwrap();
-        // The image begins with byte 784 % 256 = 16, and byte 255 is 239 later.
+        // The image starts with byte 784 % 256 = 16; byte 255 comes 239 later.
         assert_eq!((pixels[0], pixels[239]), (16.0 / 255.0, 1.0));
         assert!(Mnist::open(&images, &images).is_err());
     }

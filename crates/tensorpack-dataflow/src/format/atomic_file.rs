@@ -1,11 +1,12 @@
-//! Files that appear only when they are complete.
+//! Atomic file creation.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use tensorpack_tensor::{Error, Result};
 
-/// A file being written. It has a temporary name until [`AtomicFile::finish`]; dropped before, it is gone.
+/// A file under construction. It has a temporary name until [`AtomicFile::finish`] renames it;
+/// dropping it earlier removes it.
 pub(crate) struct AtomicFile {
     path: PathBuf,
     partial: PathBuf,
@@ -13,15 +14,15 @@ pub(crate) struct AtomicFile {
 }
 
 impl AtomicFile {
-    /// Begins the file `path`, which must not exist: nothing is overwritten.
+    /// Starts writing `path`, which must not exist.
     pub(crate) fn create(path: impl AsRef<Path>) -> Result<AtomicFile> {
         let path = path.as_ref().to_path_buf();
         let Some(name) = path.file_name() else {
-            return Err(Error::argument(format!("{} names no file to write", path.display())));
+            return Err(Error::argument(format!("{} is not a file name", path.display())));
         };
         if path.exists() {
-            let why = format!("{} exists, and is not overwritten", path.display());
-            return Err(Error::argument(why).note("remove it first, or choose another name"));
+            let why = format!("{} already exists and is not overwritten", path.display());
+            return Err(Error::argument(why).note("remove it, or choose another path"));
         }
         let name = format!(".{}.{}.partial", name.to_string_lossy(), std::process::id());
         let partial = path.with_file_name(name);
@@ -34,7 +35,7 @@ impl AtomicFile {
         file.write_all(bytes).map_err(|e| Error::from(e).within(self.path.display()))
     }
 
-    /// Makes the file what its name says, once all of it is on disk.
+    /// Syncs the file to disk and renames it to its final name.
     pub(crate) fn finish(mut self) -> Result<()> {
         let Some(mut file) = self.file.take() else { return Ok(()) };
         file.flush()
@@ -47,7 +48,7 @@ impl AtomicFile {
 impl Drop for AtomicFile {
     fn drop(&mut self) {
         self.file = None;
-        // After `finish` there is none; and an error here could help nobody.
+        // After `finish` there is no such file, and an error in a destructor helps nobody.
         let _ = fs::remove_file(&self.partial);
     }
 }
@@ -70,9 +71,7 @@ mod tests {
         file.write(b"whole").unwrap();
         file.finish().unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"whole");
-        assert!(
-            AtomicFile::create(&path).is_err_and(|e| e.message().ends_with("exists, and is not overwritten"))
-        );
+        assert!(AtomicFile::create(&path).is_err_and(|e| e.message().contains("already exists")));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! The bytes of a file, read at any offset.
+//! Positioned reads from a file or from memory.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -6,8 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// The bytes of a file, or bytes in memory that stand for one. Reading needs no position, so that threads can share
-/// it, and never allocates more than the file holds. Cloning shares the file.
+/// The bytes of a file or of a buffer in memory, readable at any offset.
+///
+/// Reads take an explicit offset, so threads can share a source, and never allocate more than the
+/// file holds. Clones share the file.
 #[doc(alias = "Contents")]
 #[doc(alias = "RandomAccessFile")]
 #[derive(Clone, Debug)]
@@ -24,7 +26,8 @@ enum Storage {
 }
 
 impl ByteSource {
-    /// The file at `path`. How long it is now is how long it stays: what is appended later is not seen.
+    /// Opens the file at `path`. Its length is fixed at this point; bytes appended later are not
+    /// seen.
     pub fn open(path: impl AsRef<Path>) -> Result<ByteSource> {
         let path = path.as_ref();
         let name: Arc<str> = path.display().to_string().into();
@@ -34,43 +37,43 @@ impl ByteSource {
         });
         let (file, meta) = opened.map_err(|e| Error::from(e).within(&name))?;
         if !meta.is_file() {
-            return Err(Error::argument(format!("{name} is not a file")));
+            return Err(Error::argument(format!("{name} is not a regular file")));
         }
         Ok(ByteSource { name, len: meta.len(), storage: Arc::new(Storage::File(file)) })
     }
 
-    /// `bytes`, called `name` in errors.
+    /// Creates a source from `bytes`. Errors refer to it as `name`.
     #[doc(alias = "memory")]
     pub fn from_bytes(name: impl Into<String>, bytes: Vec<u8>) -> ByteSource {
         let len = bytes.len() as u64;
         ByteSource { name: name.into().into(), len, storage: Arc::new(Storage::Memory(bytes)) }
     }
 
-    /// The file's name, as it was opened.
+    /// Returns the name used in errors.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How many bytes there are.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether the source is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The `len` bytes from `offset` on.
+    /// Reads `len` bytes at `offset`.
     pub fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             let left = self.len.saturating_sub(offset);
-            return Err(self.error_at(offset, format!("{len} bytes should follow, but {left} are left")));
+            return Err(self.error_at(offset, format!("expected {len} more bytes, but only {left} remain")));
         }
         let mut bytes = Vec::new();
         let capacity = usize::try_from(len).ok().filter(|&n| bytes.try_reserve_exact(n).is_ok());
         let Some(capacity) = capacity else {
-            let why = format!("{len} bytes at {offset} do not fit into memory");
+            let why = format!("cannot allocate {len} bytes for the data at offset {offset}");
             return Err(Error::new(ErrorKind::Memory, why).within(&self.name));
         };
         bytes.resize(capacity, 0);
@@ -79,17 +82,17 @@ impl ByteSource {
         Ok(bytes)
     }
 
-    /// All bytes.
+    /// Reads everything.
     pub fn read_all(&self) -> Result<Vec<u8>> {
         self.read(0, self.len)
     }
 
-    /// The bytes from `offset` on, one after the other.
+    /// Returns a sequential reader starting at `offset`.
     pub fn reader_at(&self, offset: u64) -> ByteSourceReader {
         ByteSourceReader { source: self.clone(), offset }
     }
 
-    /// An error that what stands at `offset` is not what it should be.
+    /// Creates a data error that names this source and `offset`.
     #[doc(alias = "error")]
     pub fn error_at(&self, offset: u64, why: impl AsRef<str>) -> Error {
         Error::new(ErrorKind::Data, format!("{}, byte {offset}: {}", self.name, why.as_ref()))
@@ -99,7 +102,7 @@ impl ByteSource {
         match &*self.storage {
             Storage::File(file) => read_exact_at(file, bytes, offset),
             Storage::Memory(all) => {
-                // The range was checked against the length, which is that of the vector.
+                // `read` checked the range against `len`, which is the length of this vector.
                 bytes.copy_from_slice(&all[offset as usize..][..bytes.len()]);
                 Ok(())
             }
@@ -107,7 +110,7 @@ impl ByteSource {
     }
 }
 
-/// Reads [`ByteSource`] from front to back.
+/// Reads a [`ByteSource`] sequentially.
 #[doc(alias = "ContentsReader")]
 #[derive(Debug)]
 pub struct ByteSourceReader {
@@ -159,7 +162,7 @@ mod tests {
             assert_eq!(source.read(10, 0).unwrap(), b"");
             assert!(source.read(u64::MAX, 2).is_err());
             let e = source.read(8, 1 << 60).unwrap_err();
-            assert!(e.message().ends_with("byte 8: 1152921504606846976 bytes should follow, but 2 are left"));
+            assert!(e.kind() == ErrorKind::Data && e.message().contains("byte 8"), "{e}");
             let mut rest = Vec::new();
             source.reader_at(7).read_to_end(&mut rest).unwrap();
             assert_eq!(rest, b"789");
@@ -169,7 +172,7 @@ mod tests {
     #[test]
     fn open_errors_name_the_path() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(ByteSource::open(dir.path()).unwrap_err().message().ends_with("is not a file"));
+        assert!(ByteSource::open(dir.path()).unwrap_err().message().contains("not a regular file"));
         let missing = dir.path().join("missing");
         assert!(ByteSource::open(missing).unwrap_err().message().contains("missing: "));
     }

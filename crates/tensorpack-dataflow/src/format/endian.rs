@@ -1,9 +1,9 @@
-//! Tensors from the bytes of files, which may have another byte order than the machine.
+//! Conversion between tensors and bytes of either byte order.
 
 use std::borrow::Cow;
 use tensorpack_tensor::{DType, HostTensor, Result, element_count};
 
-/// The order of a number's bytes.
+/// Byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Endian {
     Little,
@@ -14,13 +14,14 @@ impl Endian {
     const NATIVE: Endian = if cfg!(target_endian = "big") { Endian::Big } else { Endian::Little };
 }
 
-/// How many bytes a tensor takes, or an error if they cannot be counted.
+/// Returns the size of a tensor in bytes, or an error on overflow.
 pub(super) fn byte_count(dtype: DType, sizes: &[usize]) -> Result<usize> {
-    // A count is at most an eighth of what can be addressed.
+    // Cannot overflow: an element count is at most an eighth of the address space.
     Ok(element_count(sizes)? * dtype.size())
 }
 
-/// A tensor of exactly these bytes. Whoever calls has checked that they are there, so that nothing is made too large.
+/// Creates a tensor from exactly these bytes. The caller has read them, so the allocation is
+/// bounded by the file.
 pub(super) fn tensor_from_bytes(
     dtype: DType,
     sizes: Vec<usize>,
@@ -35,7 +36,7 @@ pub(super) fn tensor_from_bytes(
     Ok(tensor)
 }
 
-/// A tensor's bytes, low bytes first.
+/// Returns the elements of a tensor in little-endian byte order.
 pub(super) fn little_endian(tensor: &HostTensor) -> Cow<'_, [u8]> {
     to_endian(tensor.dtype(), tensor.as_bytes(), Endian::Little)
 }

@@ -1,4 +1,4 @@
-//! Files with labels: image folders, and lists of paths.
+//! Labeled image files: a folder per class, or a list of paths and labels.
 
 use super::RandomAccess;
 use super::check_index::check_index;
@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// What an image's name ends with.
+/// Recognized file extensions.
 const IMAGE_EXTENSIONS: [&str; 11] =
     ["jpg", "jpeg", "png", "bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm", "pnm"];
 
-/// Files with labels. A sample is `[the file's bytes, label i32]`: what decodes them comes after, as a map.
+/// Labeled files. A sample is `[file contents u8, label i32]`; decode it with a map.
 #[doc(alias = "LabelledFiles")]
 #[derive(Clone, Debug)]
 pub struct ImageFolder {
@@ -21,8 +21,8 @@ pub struct ImageFolder {
 }
 
 impl ImageFolder {
-    /// The images below `root`, where each folder is a class. Classes are numbered by their folders' names in
-    /// alphabetical order, and files come in the order of their paths.
+    /// Finds the images below `root`, which has one folder per class. Classes are numbered in
+    /// alphabetical order of the folder names; files are sorted by path.
     #[doc(alias = "folders")]
     pub fn open(root: impl AsRef<Path>) -> Result<ImageFolder> {
         let root = root.as_ref();
@@ -36,13 +36,14 @@ impl ImageFolder {
             files.extend(images.into_iter().map(|path| (path, label)));
         }
         if files.is_empty() {
-            let why = format!("{} has no folders with images in them", root.display());
-            return Err(Error::argument(why).note("it should look like ROOT/CLASS/IMAGE.jpg"));
+            let why = format!("{} contains no folders with images", root.display());
+            return Err(Error::argument(why).note("expected a layout like ROOT/CLASS/IMAGE.jpg"));
         }
         Ok(ImageFolder { files: files.into(), classes: classes.into() })
     }
 
-    /// The files that the text file `list` names, below `root`: a path and a label a line, with a space between.
+    /// Reads a list of files below `root` from the text file `list`: one path and label per line,
+    /// separated by a space.
     #[doc(alias = "list")]
     pub fn from_list(root: impl AsRef<Path>, list: impl AsRef<Path>) -> Result<ImageFolder> {
         let list = list.as_ref();
@@ -52,12 +53,12 @@ impl ImageFolder {
         Ok(ImageFolder { files: files.into(), classes: Arc::new([]) })
     }
 
-    /// The paths and their labels.
+    /// Returns the paths and labels.
     pub fn files(&self) -> &[(PathBuf, i32)] {
         &self.files
     }
 
-    /// The names of the classes, if folders say them.
+    /// Returns the class names, which are empty for a list.
     pub fn classes(&self) -> &[String] {
         &self.classes
     }
@@ -75,14 +76,14 @@ impl RandomAccess for ImageFolder {
     }
 }
 
-/// The paths and labels in the lines of `text`.
+/// Parses lines of a path and a label.
 pub fn parse_list(text: &str) -> Result<Vec<(PathBuf, i32)>> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let parsed = lines.map(|(i, line)| {
         let fields = line.trim_end().rsplit_once([' ', '\t']);
         let file = fields.and_then(|(path, label)| Some((path.trim().into(), label.parse().ok()?)));
         file.ok_or_else(|| {
-            let why = format!("line {}: a path and a label should stand there, not {line:?}", i + 1);
+            let why = format!("line {}: expected a path and a label, got {line:?}", i + 1);
             Error::new(ErrorKind::Data, why)
         })
     });
@@ -101,14 +102,16 @@ fn find_images(folder: &Path, images: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// What is in a folder and whether it is one too, in alphabetical order, without hidden files.
+/// Returns the entries of a directory and whether each is a directory, sorted and without hidden
+/// files.
 fn read_dir_sorted(folder: &Path) -> Result<Vec<(PathBuf, bool)>> {
     let within = |e| Error::from(e).within(folder.display());
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).map_err(within)? {
         let entry = entry.map_err(within)?;
         let (path, kind) = (entry.path(), entry.file_type().map_err(within)?);
-        // The listing knows what is a folder, without a look at each of a million files; only links need one.
+        // `file_type` comes with the listing, which saves a `stat` per file; only symbolic links
+        // need one.
         let is_dir = kind.is_dir() || kind.is_symlink() && path.is_dir();
         if !file_name(&path).starts_with('.') {
             paths.push((path, is_dir));

@@ -1,24 +1,24 @@
-//! The folders of ImageNet (ILSVRC 2012), as they are unpacked.
+//! The directory layout of ImageNet (ILSVRC 2012).
 //!
 //! ```text
 //! ROOT/train/n01440764/n01440764_18.JPEG
-//! ROOT/val/n01440764/ILSVRC2012_val_00000293.JPEG    folders, as for training
-//! ROOT/val/ILSVRC2012_val_00000293.JPEG              or no folders, and ROOT/val.txt: a name and a label a line
+//! ROOT/val/n01440764/ILSVRC2012_val_00000293.JPEG    a folder per class, as for training
+//! ROOT/val/ILSVRC2012_val_00000293.JPEG              or flat, with names and labels in ROOT/val.txt
 //! ```
 //!
-//! Labels are 0 to 999, in the order of the synsets' names: Caffe's order, and everyone's since.
+//! Labels are 0 to 999 in the order of the synset names, as in Caffe.
 
 use super::image_folder::ImageFolder;
 use std::path::Path;
 use tensorpack_tensor::{Error, Result};
 
-/// The training images below `root`: `[the file's bytes, label i32]`.
+/// Opens the training images below `root`: `[file contents u8, label i32]`.
 #[doc(alias = "ILSVRC12")]
 pub fn train(root: impl AsRef<Path>) -> Result<ImageFolder> {
     ImageFolder::open(root.as_ref().join("train"))
 }
 
-/// The validation images below `root`: `[the file's bytes, label i32]`.
+/// Opens the validation images below `root`: `[file contents u8, label i32]`.
 #[doc(alias = "ILSVRC12")]
 pub fn val(root: impl AsRef<Path>) -> Result<ImageFolder> {
     let (folder, list) = (root.as_ref().join("val"), root.as_ref().join("val.txt"));
@@ -26,7 +26,7 @@ pub fn val(root: impl AsRef<Path>) -> Result<ImageFolder> {
         return ImageFolder::from_list(folder, list);
     }
     ImageFolder::open(&folder).map_err(|e| {
-        let why = format!("{} has neither a folder for each class nor {}", folder.display(), list.display());
+        let why = format!("{} has no class folders, and {} does not exist", folder.display(), list.display());
         Error::argument(why).note(e.message())
     })
 }

@@ -1,4 +1,4 @@
-//! The lines of a text file.
+//! Text files, one sample per line.
 
 use super::check_index::check_index;
 use super::{ByteSource, RandomAccess};
@@ -8,22 +8,22 @@ use std::path::Path;
 use std::sync::Arc;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// The lines of a text file. A sample is one component: the line's bytes, without its end (`\n` or `\r\n`). A last line
-/// may lack its end. The text stays on disk.
+/// The lines of a text file. A sample is one component: the bytes of the line without its
+/// terminator (`\n` or `\r\n`). The last line may lack one. The text stays on disk.
 #[derive(Clone, Debug)]
 pub struct Lines {
     source: ByteSource,
-    /// Where each line begins, and behind them the end of the file.
+    /// The offset of every line, followed by the end of the file.
     starts: Arc<[u64]>,
 }
 
 impl Lines {
-    /// The lines of the file at `path`, which is read through once to find them.
+    /// Opens the file at `path` and scans it once for line breaks.
     pub fn open(path: impl AsRef<Path>) -> Result<Lines> {
         Lines::parse(ByteSource::open(path)?)
     }
 
-    /// The lines in `source`.
+    /// Scans `source` for line breaks.
     pub fn parse(source: ByteSource) -> Result<Lines> {
         let mut starts = vec![0];
         let mut reader = source.reader_at(0);

@@ -1,6 +1,7 @@
-//! LMDB, a database in one file (cargo feature `lmdb`).
+//! LMDB databases (cargo feature `lmdb`).
 //!
-//! Its C library maps the file into memory and trusts it: read files that you or people you trust have made.
+//! The C library maps the file into memory without validating it. Only open files from sources you
+//! trust.
 
 use super::RandomAccess;
 use super::check_index::check_index;
@@ -13,12 +14,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// The key under which [`save`] keeps the list of all others.
+/// The key of the key list that [`save`] writes.
 const KEYS: &[u8] = b"__keys__";
-/// A transaction holds about so many bytes.
+/// Approximate size of a write transaction in bytes.
 const BATCH: usize = 1 << 24;
 
-/// The entries of a database. A sample is `[key, value]`, both bytes.
+/// The entries of a database. A sample is `[key, value]`, both u8.
 #[derive(Clone)]
 #[doc(alias = "LMDBData")]
 pub struct Lmdb {
@@ -28,8 +29,10 @@ pub struct Lmdb {
 }
 
 impl Lmdb {
-    /// The entries of the database at `path`: a file, or a folder with `data.mdb`. Their order is that of the list kept
-    /// under `__keys__` if [`save`] wrote it, else that of the keys, for which all are read once.
+    /// Opens the database at `path`, a file or a directory with `data.mdb`.
+    ///
+    /// Entries are in the order of the list under `__keys__` if [`save`] wrote it. Otherwise they
+    /// are in key order, which takes one scan of the database.
     pub fn open(path: impl AsRef<Path>) -> Result<Lmdb> {
         let path = path.as_ref();
         let within = |e| lmdb_error(e, path);
@@ -38,7 +41,7 @@ impl Lmdb {
         Ok(Lmdb { env, name: path.display().to_string(), keys: keys.into() })
     }
 
-    /// The keys.
+    /// Returns the keys.
     pub fn keys(&self) -> &[Box<[u8]>] {
         &self.keys
     }
@@ -57,25 +60,25 @@ impl RandomAccess for Lmdb {
             Ok(value.transpose()?.flatten())
         })();
         let value = value.map_err(|e| lmdb_error(e, Path::new(&self.name)))?.ok_or_else(|| {
-            let why = format!("{}: there is no entry with key {}", self.name, key.escape_ascii());
+            let why = format!("{}: no entry with key {}", self.name, key.escape_ascii());
             Error::new(ErrorKind::Data, why)
         })?;
         Ok(vec![HostTensor::new([key.len()], key.to_vec())?, HostTensor::new([value.len()], value)?])
     }
 }
 
-/// Saves one pass of a dataflow to a new database, in one file: keys are the samples' indices with 8 digits. Returns how
-/// many there were.
+/// Saves one pass of a dataflow to a new single-file database and returns the number of samples.
+/// Keys are eight-digit sample indices.
 #[doc(alias = "LMDBSerializer")]
 pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
     let path = path.as_ref();
     if path.exists() {
-        let why = format!("{} exists, and is not overwritten", path.display());
-        return Err(Error::argument(why).note("remove it first, or choose another name"));
+        let why = format!("{} already exists and is not overwritten", path.display());
+        return Err(Error::argument(why).note("remove it, or choose another path"));
     }
     let partial = PartialFile::of(path);
     let within = |e| lmdb_error(e, path);
-    // Nobody else sees the file before it has its name: no lock. It is synced once, at the end.
+    // No lock: nobody else sees the file before it is renamed. It is synced once, at the end.
     let env = open_env(&partial.0, EnvFlags::NO_LOCK | EnvFlags::NO_SYNC, BATCH).map_err(within)?;
     let (mut batch, mut bytes) = (Vec::new(), 0);
     let (mut keys, mut ends) = (Vec::<u8>::new(), Vec::new());
@@ -100,14 +103,14 @@ pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
     Ok(count)
 }
 
-/// The samples that [`save`] saved.
+/// Opens samples written by [`save`].
 pub fn load(path: impl AsRef<Path>) -> Result<Serialized<Lmdb>> {
     let records = Lmdb::open(path)?;
     let name = records.name.clone();
     Ok(Serialized::new(records, name))
 }
 
-/// A file that is removed if it still has its temporary name.
+/// A temporary file that is removed on drop unless it has been renamed.
 struct PartialFile(PathBuf);
 
 impl PartialFile {
@@ -119,12 +122,13 @@ impl PartialFile {
 
 impl Drop for PartialFile {
     fn drop(&mut self) {
-        // After `save` there is none; and an error here could help nobody.
+        // After `save` there is no such file, and an error in a destructor helps nobody.
         let _ = fs::remove_file(&self.0);
     }
 }
 
-/// The database at `path`, opened for reading. The library allows a process to open it once: all readers share it.
+/// Opens a database for reading. LMDB allows one environment per process and file, so readers share
+/// it.
 fn shared_env(path: &Path) -> Result<Arc<Env<WithoutTls>>> {
     static OPEN: Mutex<Vec<(PathBuf, Weak<Env<WithoutTls>>)>> = Mutex::new(Vec::new());
     let io = |e| Error::from(e).within(path.display());
@@ -143,11 +147,11 @@ fn shared_env(path: &Path) -> Result<Arc<Env<WithoutTls>>> {
 
 fn open_env(path: &Path, flags: EnvFlags, size: usize) -> heed::Result<Env<WithoutTls>> {
     let flags = if path.is_dir() { flags } else { flags | EnvFlags::NO_SUB_DIR };
-    // A map is a whole number of pages, of up to 64 KiB.
+    // The map size must be a multiple of the page size, which is at most 64 KiB.
     let size = size.next_multiple_of(1 << 16).max(1 << 20);
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
-    // SAFETY: a file that is read is not to be changed meanwhile, as the documentation says; one that is written has a
-    // name that only this process knows.
+    // SAFETY: a file opened for reading must not be modified meanwhile, as the module documentation
+    // requires; a file opened for writing has a temporary name private to this process.
     unsafe { options.flags(flags).map_size(size).open(path) }
 }
 
@@ -158,7 +162,7 @@ fn entries(env: &Env<WithoutTls>, txn: &RoTxn<'_>) -> heed::Result<Option<Databa
 fn list_keys(env: &Env<WithoutTls>) -> heed::Result<Vec<Box<[u8]>>> {
     let txn = env.read_txn()?;
     let Some(db) = entries(env, &txn)? else { return Ok(Vec::new()) };
-    // Other programs keep a list there in a form of their own: as good as none.
+    // Other programs store a list in their own format there; ignore it.
     if let Some(keys) = db.get(&txn, KEYS)?.and_then(parse_keys) {
         return Ok(keys);
     }
@@ -166,7 +170,7 @@ fn list_keys(env: &Env<WithoutTls>) -> heed::Result<Vec<Box<[u8]>>> {
     keys.filter(|key| !matches!(key, Ok(KEYS))).map(|key| key.map(Box::from)).collect()
 }
 
-/// The list under `__keys__`: a sample of all keys, one behind the other, and of where each ends.
+/// Parses the list under `__keys__`: a sample of the concatenated keys and their end offsets.
 fn parse_keys(list: &[u8]) -> Option<Vec<Box<[u8]>>> {
     let list = decode(list).ok()?;
     let [keys, ends] = &list[..] else { return None };
@@ -181,7 +185,7 @@ fn parse_keys(list: &[u8]) -> Option<Vec<Box<[u8]>>> {
     ends.iter().map(key).collect()
 }
 
-/// Writes a batch in one transaction, and makes room for it.
+/// Writes a batch in one transaction, growing the map as needed.
 fn write_batch(env: &Env<WithoutTls>, batch: &[(Vec<u8>, Vec<u8>)]) -> heed::Result<()> {
     loop {
         let written = (|| {
@@ -192,7 +196,7 @@ fn write_batch(env: &Env<WithoutTls>, batch: &[(Vec<u8>, Vec<u8>)]) -> heed::Res
         })();
         match written {
             Err(heed::Error::Mdb(MdbError::MapFull)) => {
-                // SAFETY: the transaction that failed is over, and there is no other.
+                // SAFETY: the failed transaction has ended, and no other one is open.
                 unsafe { env.resize(2 * env.info().map_size)? }
             }
             other => return other,

@@ -1,8 +1,9 @@
-//! File formats: readers that give any sample at once, and writers.
+//! File formats: readers with random access, and writers.
 //!
-//! A reader finds its samples when it opens a file, and is a [`RandomAccess`] from then on. No file is trusted: sizes
-//! are checked against what the file can hold before memory is taken, and damage is an error that names the file and
-//! the place. `save` and `load` of [`tfrecord`], [`npz`], [`tar`] and `lmdb` keep the samples of any dataflow.
+//! A reader locates its samples when it opens a file and is a [`RandomAccess`] source from then on.
+//! Files are not trusted: sizes are checked against the length of the file before memory is
+//! allocated, and corrupt data is an error that names the file and the offset. `save` and `load` of
+//! [`tfrecord`], [`npz`], [`tar`] and `lmdb` store the samples of any dataflow.
 //!
 //! ```
 //! use tensorpack_dataflow::format::tfrecord;

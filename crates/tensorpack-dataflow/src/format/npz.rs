@@ -1,4 +1,4 @@
-//! NumPy's `.npz` files: arrays by name, in a zip archive. Packed ones (`savez_compressed`) are read too.
+//! NumPy `.npz` files: named arrays in a zip archive, stored or compressed (`savez_compressed`).
 
 use super::check_index::check_index;
 use super::gzip::MAX_DECOMPRESSED;
@@ -12,20 +12,22 @@ use std::path::Path;
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// All arrays of the file at `path`, by name: at most 4 GiB of them unpacked, or as much as the file is long.
+/// Reads all arrays of the file at `path` by name. Together they may take 4 GiB decompressed, or
+/// the length of the file if that is more.
 pub fn read(path: impl AsRef<Path>) -> Result<BTreeMap<String, HostTensor>> {
     let source = ByteSource::open(path)?;
     let max = source.len().max(MAX_DECOMPRESSED);
     parse(source, max)
 }
 
-/// All arrays of the file at `path`, if they take at most `max` bytes unpacked: a small file can hold a lot of zeros.
+/// Reads all arrays of the file at `path`, limited to `max` bytes decompressed. A small file can
+/// expand to a lot of zeros.
 #[doc(alias = "read_up_to")]
 pub fn read_with_limit(path: impl AsRef<Path>, max: u64) -> Result<BTreeMap<String, HostTensor>> {
     parse(ByteSource::open(path)?, max)
 }
 
-/// All arrays in `source`, if they take at most `max` bytes unpacked.
+/// Parses all arrays in `source`, limited to `max` bytes decompressed.
 pub fn parse(source: ByteSource, max: u64) -> Result<BTreeMap<String, HostTensor>> {
     let file = source.name().to_string();
     let zip = Zip::parse(source)?;
@@ -33,7 +35,7 @@ pub fn parse(source: ByteSource, max: u64) -> Result<BTreeMap<String, HostTensor
     let mut arrays = BTreeMap::new();
     for entry in zip.entries() {
         let bytes = zip.read(entry, left).map_err(|e| match e.kind() {
-            ErrorKind::Memory => e.note("npz::read_with_limit takes another limit"),
+            ErrorKind::Memory => e.note("raise the limit with npz::read_with_limit"),
             _ => e,
         })?;
         left -= bytes.len() as u64;
@@ -44,14 +46,14 @@ pub fn parse(source: ByteSource, max: u64) -> Result<BTreeMap<String, HostTensor
     Ok(arrays)
 }
 
-/// The samples of arrays in one file: sample `i` is row `i` of the arrays called `names`, in this order.
+/// Reads the arrays `names` of one file. Sample `i` is row `i` of each, in this order.
 pub fn rows(path: impl AsRef<Path>, names: &[&str]) -> Result<Rows> {
     let path = path.as_ref();
     let mut arrays = read(path)?;
     let chosen = names.iter().map(|&name| {
         arrays.remove(name).ok_or_else(|| {
             let available: Vec<_> = arrays.keys().collect();
-            let why = format!("{} has no array {name:?} left to take: {available:?}", path.display());
+            let why = format!("{} has no array {name:?}; available: {available:?}", path.display());
             Error::new(ErrorKind::Name, why)
         })
     });
@@ -59,7 +61,7 @@ pub fn rows(path: impl AsRef<Path>, names: &[&str]) -> Result<Rows> {
     Rows::new(chosen).map_err(|e| e.within(path.display()))
 }
 
-/// Writes arrays to a new file, as `numpy.savez` does.
+/// Writes arrays to a new file like `numpy.savez`.
 pub fn write<'a>(
     path: impl AsRef<Path>,
     arrays: impl IntoIterator<Item = (&'a str, &'a HostTensor)>,
@@ -71,8 +73,10 @@ pub fn write<'a>(
     zip.finish()
 }
 
-/// Saves one pass of a dataflow to a new file: an array `buffer` of all samples' bytes, and an array `ends` of where
-/// each ends in it. Returns how many there were. They are gathered in memory, since an array's size comes first.
+/// Saves one pass of a dataflow to a new file and returns the number of samples.
+///
+/// The array `buffer` holds the bytes of all samples, and `ends` the end offset of each. Samples
+/// are collected in memory, because the size of an array precedes its elements.
 #[doc(alias = "NumpySerializer")]
 pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
     let mut zip = ZipWriter::create(path)?;
@@ -88,14 +92,14 @@ pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
     Ok(count)
 }
 
-/// The samples that [`save`] saved, held in memory.
+/// Loads samples written by [`save`] into memory.
 pub fn load(path: impl AsRef<Path>) -> Result<Serialized<BufferRecords>> {
     let path = path.as_ref();
     let records = read(path).and_then(BufferRecords::new).map_err(|e| e.within(path.display()))?;
     Ok(Serialized::new(records, path.display().to_string()))
 }
 
-/// Parts of one buffer, one after the other.
+/// Consecutive slices of one buffer.
 #[doc(alias = "Slices")]
 #[derive(Clone, Debug)]
 pub struct BufferRecords {
@@ -106,8 +110,8 @@ pub struct BufferRecords {
 impl BufferRecords {
     fn new(mut arrays: BTreeMap<String, HostTensor>) -> Result<BufferRecords> {
         let (Some(buffer), Some(ends)) = (arrays.remove("buffer"), arrays.remove("ends")) else {
-            let why = "the file was not written by npz::save: it has no arrays \"buffer\" and \"ends\"";
-            return Err(Error::new(ErrorKind::Name, why).note("npz::rows reads arrays row by row"));
+            let why = "not written by npz::save: the arrays \"buffer\" and \"ends\" are missing";
+            return Err(Error::new(ErrorKind::Name, why).note("use npz::rows to read arrays row by row"));
         };
         let bytes = buffer.as_slice::<u8>()?.len();
         let mut last = 0;
@@ -118,7 +122,7 @@ impl BufferRecords {
         });
         let ends = ends
             .collect::<Option<_>>()
-            .ok_or_else(|| Error::new(ErrorKind::Data, "the array \"ends\" does not fit \"buffer\""))?;
+            .ok_or_else(|| Error::new(ErrorKind::Data, "the array \"ends\" does not match \"buffer\""))?;
         Ok(BufferRecords { buffer, ends })
     }
 }
@@ -202,7 +206,7 @@ mod tests {
             let mut flipped = bytes.clone();
             flipped[i] ^= 1;
             match parse(ByteSource::from_bytes("a", flipped), MAX_DECOMPRESSED) {
-                // A time, an attribute or the name: never the elements.
+                // The flip hit a timestamp, an attribute or the name, never the elements.
                 Ok(arrays) => assert!(arrays.values().all(|a| *a == array), "byte {i}"),
                 Err(_) => refused += 1,
             }

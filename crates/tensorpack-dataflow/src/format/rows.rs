@@ -1,4 +1,4 @@
-//! Arrays, row by row.
+//! Arrays in memory, read row by row.
 
 use super::RandomAccess;
 use super::check_index::check_index;
@@ -7,7 +7,7 @@ use crate::Sample;
 use std::sync::Arc;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// Arrays in memory whose first sizes agree: sample `i` is row `i` of each.
+/// Arrays in memory with the same number of rows. Sample `i` is row `i` of each.
 #[derive(Clone, Debug)]
 #[doc(alias = "HDF5Data")]
 pub struct Rows {
@@ -16,20 +16,20 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// The rows of these arrays.
+    /// Creates a source from `arrays`.
     pub fn new(arrays: Vec<HostTensor>) -> Result<Rows> {
         let sizes: Vec<_> = arrays.iter().map(|a| a.sizes()).collect();
         let len = match sizes.first().and_then(|s| s.first()) {
             Some(&len) if sizes.iter().all(|s| s.first() == Some(&len)) => len,
             _ => {
-                let why = format!("arrays of shapes {sizes:?} do not have the same number of rows");
+                let why = format!("arrays of shapes {sizes:?} have different numbers of rows");
                 return Err(Error::shape(why));
             }
         };
         Ok(Rows { arrays: arrays.into(), len })
     }
 
-    /// The arrays.
+    /// Returns the arrays.
     pub fn arrays(&self) -> &[HostTensor] {
         &self.arrays
     }

@@ -1,8 +1,8 @@
-//! TFRecord files: records of any bytes, one after the other, each with checksums.
+//! TFRecord files: a sequence of byte records with checksums.
 //!
-//! A record is its length (8 bytes), the length's checksum (4), the data, and the data's checksum (4). The checksum is
-//! CRC-32C, rotated right by 15 bits, plus a constant. The file is read through once when opened, header by header, to
-//! learn where the records are; after that any of them is read at once.
+//! A record consists of its length (8 bytes), a checksum of the length (4), the data and a checksum
+//! of the data (4). Checksums are masked CRC-32C. Opening a file scans all headers once; after that
+//! any record can be read directly.
 
 use super::atomic_file::AtomicFile;
 use super::check_index::check_index;
@@ -16,32 +16,32 @@ use tensorpack_tensor::{Error, HostTensor, Result};
 const HEADER: u64 = 12;
 const FOOTER: u64 = 4;
 
-/// The records of a TFRecord file. A sample is one component: the record's bytes.
+/// The records of a TFRecord file. A sample is one component: the bytes of the record.
 ///
-/// A record whose data does not agree with its checksum is an error that names its offset; the records after it can
-/// still be read.
+/// Data that does not match its checksum is an error that names the offset; later records can still
+/// be read.
 #[derive(Clone, Debug)]
 pub struct TfRecord {
     source: ByteSource,
-    /// Where the headers are, and behind them the end of the last record.
+    /// The offset of every header, followed by the end of the last record.
     offsets: Arc<[u64]>,
 }
 
 impl TfRecord {
-    /// The records of the file at `path`. A length that does not agree with its checksum is an error, and so is a file
-    /// cut short: nothing behind that place can be found.
+    /// Opens the file at `path`. A corrupt length or a truncated file is an error, since later
+    /// records cannot be located.
     pub fn open(path: impl AsRef<Path>) -> Result<TfRecord> {
         TfRecord::parse(ByteSource::open(path)?)
     }
 
-    /// The records in `source`.
+    /// Scans the records in `source`.
     pub fn parse(source: ByteSource) -> Result<TfRecord> {
         let (records, error) = TfRecord::index(source);
-        error.map_or(Ok(records), |e| Err(e.note("TfRecord::salvage reads the records before it")))
+        error.map_or(Ok(records), |e| Err(e.note("use TfRecord::salvage to read the records before it")))
     }
 
-    /// The records before the first damaged length or the place where the file was cut short; and how many bytes are
-    /// lost behind them, which is 0 if the file is whole.
+    /// Opens the records before the first corrupt length or the truncation. Also returns the number
+    /// of bytes lost after them, which is 0 for an intact file.
     pub fn salvage(path: impl AsRef<Path>) -> Result<(TfRecord, u64)> {
         let source = ByteSource::open(path)?;
         let len = source.len();
@@ -51,7 +51,7 @@ impl TfRecord {
     }
 
     fn index(source: ByteSource) -> (TfRecord, Option<Error>) {
-        // Headers are read through a small window, since many short records share one.
+        // Headers are read through a small window, because short records share one.
         const WINDOW: u64 = 4096;
         let (mut offsets, mut at) = (vec![0], 0);
         let (mut window, mut window_at) = (Vec::new(), 0u64);
@@ -63,12 +63,12 @@ impl TfRecord {
             let header = &window[(at - window_at) as usize..][..HEADER as usize];
             let (length, checksum) = header.split_at(8);
             if masked_crc(length) != u32::from_le_bytes(checksum.try_into().expect("four bytes")) {
-                return Err(source.error_at(at, "the record's length does not agree with its checksum"));
+                return Err(source.error_at(at, "the record length does not match its checksum"));
             }
             let length = u64::from_le_bytes(length.try_into().expect("eight bytes"));
             let left = source.len() - at;
             length.checked_add(HEADER + FOOTER).filter(|&n| n <= left).ok_or_else(|| {
-                let why = format!("a record of {length} bytes should follow, but {left} bytes are left");
+                let why = format!("expected a record of {length} bytes, but only {left} bytes remain");
                 source.error_at(at, why)
             })
         };
@@ -97,18 +97,19 @@ impl RandomAccess for TfRecord {
         let mut data = self.source.read(start + HEADER, end - start - HEADER)?;
         let checksum = data.split_off(data.len() - FOOTER as usize);
         if masked_crc(&data) != u32::from_le_bytes(checksum.try_into().expect("four bytes")) {
-            let why = format!("the data of record {index} does not agree with its checksum");
+            let why = format!("the data of record {index} does not match its checksum");
             return Err(self.source.error_at(start, why));
         }
         Ok(vec![HostTensor::new([data.len()], data)?])
     }
 }
 
-/// Writes a TFRecord file. It appears under its name when [`finished`](TfRecordWriter::finish).
+/// Writes a TFRecord file. The file gets its name when [`finish`](TfRecordWriter::finish) is
+/// called.
 pub struct TfRecordWriter(AtomicFile);
 
 impl TfRecordWriter {
-    /// A new file; one that exists is not overwritten.
+    /// Creates a new file. Existing files are not overwritten.
     pub fn create(path: impl AsRef<Path>) -> Result<TfRecordWriter> {
         AtomicFile::create(path).map(TfRecordWriter)
     }
@@ -128,7 +129,8 @@ impl TfRecordWriter {
     }
 }
 
-/// Saves one pass of a dataflow to a new file, a record a sample. Returns how many there were.
+/// Saves one pass of a dataflow to a new file, one record per sample, and returns the number of
+/// samples.
 #[doc(alias = "TFRecordSerializer")]
 pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
     let mut file = TfRecordWriter::create(path)?;
@@ -137,7 +139,7 @@ pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
     Ok(count)
 }
 
-/// The samples that [`save`] saved.
+/// Opens samples written by [`save`].
 pub fn load(path: impl AsRef<Path>) -> Result<Serialized<TfRecord>> {
     let records = TfRecord::open(path)?;
     let name = records.source.name().to_string();
@@ -153,6 +155,7 @@ mod tests {
     use super::*;
     use crate::format::{assert_round_trip, test_samples};
     use crate::{FromList, Seed, State};
+    use tensorpack_tensor::ErrorKind;
 
     fn file(records: &[&[u8]]) -> Vec<u8> {
         let dir = tempfile::tempdir().unwrap();
@@ -170,7 +173,7 @@ mod tests {
 
     #[test]
     fn bytes_match_tensorflow() {
-        // tf.io.TFRecordWriter wrote this for the record b"abc".
+        // Written by tf.io.TFRecordWriter for the record b"abc".
         let expected = b"\x03\0\0\0\0\0\0\0\xb0\x99\x49\x0eabc\x6e\x57\xf1\x21";
         assert_eq!(file(&[b"abc"]), expected);
     }
@@ -183,10 +186,8 @@ mod tests {
         let mut reader = records.open(Seed::new(0), &State::start()).unwrap();
         assert_eq!(reader.read().unwrap().unwrap()[0].as_slice::<u8>().unwrap(), b"first");
         let e = reader.read().unwrap_err();
-        assert_eq!(
-            e.message(),
-            "sample 1 of epoch 0: r, byte 21: the data of record 1 does not agree with its checksum"
-        );
+        assert_eq!(e.kind(), ErrorKind::Data);
+        assert!(e.message().starts_with("sample 1 of epoch 0: r, byte 21: "), "{e}");
         assert_eq!(reader.read().unwrap().unwrap()[0].as_slice::<u8>().unwrap(), b"third");
         assert!(reader.read().unwrap().is_none());
 

@@ -1,7 +1,8 @@
-//! Zip archives, as far as `.npz` files and Python's packages use them: entries stored or deflated, of any size.
+//! Zip archives, as far as `.npz` files and Python's packages use them: entries stored or deflated,
+//! of any size.
 //!
-//! Nothing in an archive is believed: a size is checked against the file and against what deflate can reach before
-//! memory is taken, and an entry's checksum before it is handed out.
+//! Nothing in an archive is believed: a size is checked against the file and against what deflate
+//! can reach before memory is taken, and an entry's checksum before it is handed out.
 
 use super::ByteSource;
 use super::atomic_file::AtomicFile;
@@ -106,7 +107,8 @@ impl Zip {
     }
 }
 
-/// Where the directory is, and how long: from the record at the archive's end, or its successor for large archives.
+/// Where the directory is, and how long: from the record at the archive's end, or its successor for
+/// large archives.
 fn find_directory(source: &ByteSource) -> Result<(u64, u64)> {
     const RECORD: u64 = 22;
     const MAX_COMMENT: u64 = 0xffff;
@@ -206,7 +208,8 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Writes an archive of stored entries. All sizes are written with 64 bits: one form for small and large ones.
+/// Writes an archive of stored entries. All sizes are written with 64 bits: one form for small and
+/// large ones.
 pub(crate) struct ZipWriter {
     file: AtomicFile,
     at: u64,

@@ -1,4 +1,4 @@
-//! Pictures turned, shifted and sheared.
+//! Shift, rotation, scale and shear augmentors.
 
 use super::crop::CropTransform;
 use super::pixels::image_size;
@@ -7,7 +7,7 @@ use super::{Augmentor, Border, Interpolation, Rect, Transform, TransformList};
 use crate::SampleRng;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// Moves the picture by whole pixels.
+/// Shifts the image by whole pixels.
 #[derive(Clone, Debug)]
 pub struct Shift {
     vertical: f64,
@@ -16,12 +16,12 @@ pub struct Shift {
 }
 
 impl Shift {
-    /// By at most these fractions of its height and width, in either direction.
+    /// Shifts by at most these fractions of the height and width, in either direction.
     pub fn new(vertical: f64, horizontal: f64) -> Shift {
         Shift { vertical, horizontal, border: Border::Replicate }
     }
 
-    /// With this beyond the edges.
+    /// Sets how pixels beyond the edges are filled.
     #[must_use]
     pub fn border(self, border: Border) -> Shift {
         Shift { border, ..self }
@@ -32,7 +32,7 @@ impl Augmentor for Shift {
     fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
         let (h, w, _) = image_size(image)?;
         if self.vertical >= 1.0 || self.horizontal >= 1.0 {
-            return Err(Error::argument("Shift: the fractions are below 1"));
+            return Err(Error::argument("Shift: fractions must be below 1"));
         }
         let mut by = |fraction: f64, side: usize| {
             let max = fraction * side as f64;
@@ -44,7 +44,7 @@ impl Augmentor for Shift {
     }
 }
 
-/// Turns the picture about a random point, and keeps its size.
+/// Rotates the image about a random point and keeps its size.
 #[derive(Clone, Debug)]
 pub struct Rotation {
     degrees: (f64, f64),
@@ -55,12 +55,12 @@ pub struct Rotation {
 }
 
 impl Rotation {
-    /// By at most so many degrees, in either direction.
+    /// Rotates by at most `degrees` in either direction.
     pub fn new(degrees: f64) -> Rotation {
         Rotation::range(-degrees, degrees)
     }
 
-    /// By an angle between these, in degrees against the clock.
+    /// Rotates by an angle in this range, in degrees counterclockwise.
     #[doc(alias = "between")]
     pub fn range(min: f64, max: f64) -> Rotation {
         Rotation {
@@ -72,27 +72,27 @@ impl Rotation {
         }
     }
 
-    /// By multiples of this many degrees.
+    /// Restricts the angle to multiples of `degrees`.
     #[doc(alias = "step_deg")]
     #[must_use]
     pub fn step(self, degrees: f64) -> Rotation {
         Rotation { step: Some(degrees), ..self }
     }
 
-    /// About a point between these fractions of the height and of the width.
+    /// Sets the range of the center, as fractions of the height and width.
     #[doc(alias = "center_range")]
     #[must_use]
     pub fn center(self, min: f64, max: f64) -> Rotation {
         Rotation { center: (min, max), ..self }
     }
 
-    /// With this interpolation: [`Interpolation::Linear`] or [`Interpolation::Nearest`].
+    /// Sets the interpolation: [`Interpolation::Linear`] or [`Interpolation::Nearest`].
     #[must_use]
     pub fn interpolation(self, interpolation: Interpolation) -> Rotation {
         Rotation { interpolation, ..self }
     }
 
-    /// With this beyond the edges.
+    /// Sets how pixels beyond the edges are filled.
     #[must_use]
     pub fn border(self, border: Border) -> Rotation {
         Rotation { border, ..self }
@@ -119,23 +119,23 @@ impl Augmentor for Rotation {
     }
 }
 
-/// Turns the picture about its middle, and keeps the largest part that has nothing from beyond the edges.
+/// Rotates the image about its center and crops the largest rectangle without border pixels.
 #[derive(Clone, Debug)]
 pub struct RotationAndCropValid(Rotation);
 
 impl RotationAndCropValid {
-    /// By at most so many degrees, in either direction.
+    /// Rotates by at most `degrees` in either direction.
     pub fn new(degrees: f64) -> RotationAndCropValid {
         RotationAndCropValid(Rotation::new(degrees))
     }
 
-    /// By multiples of this many degrees.
+    /// Restricts the angle to multiples of `degrees`.
     #[must_use]
     pub fn step(self, degrees: f64) -> RotationAndCropValid {
         RotationAndCropValid(self.0.step(degrees))
     }
 
-    /// With this interpolation: [`Interpolation::Linear`] or [`Interpolation::Nearest`].
+    /// Sets the interpolation: [`Interpolation::Linear`] or [`Interpolation::Nearest`].
     #[must_use]
     pub fn interpolation(self, interpolation: Interpolation) -> RotationAndCropValid {
         RotationAndCropValid(self.0.interpolation(interpolation))
@@ -156,13 +156,14 @@ impl Augmentor for RotationAndCropValid {
     }
 }
 
-/// Height and width of the largest upright rectangle inside a turned one.
+/// Returns the height and width of the largest axis-aligned rectangle inside a rotated one.
 fn largest_rotated_rect(h: f64, w: f64, degrees: f64) -> (usize, usize) {
     let (sin, cos) = degrees.to_radians().sin_cos();
     let (sin, cos) = (sin.abs(), cos.abs());
     let (long, short) = (h.max(w), h.min(w));
     let (height, width) = if short <= 2.0 * sin * cos * long {
-        // Two corners touch the longer sides, the other two lie on the line between their middles.
+        // Two corners touch the longer sides; the other two lie on the line between their
+        // midpoints.
         let half = 0.5 * short;
         if w >= h { (half / cos, half / sin) } else { (half / sin, half / cos) }
     } else {
@@ -173,7 +174,7 @@ fn largest_rotated_rect(h: f64, w: f64, degrees: f64) -> (usize, usize) {
     (height.round_ties_even() as usize, width.round_ties_even() as usize)
 }
 
-/// Scales, shifts, turns and shears the picture about its middle.
+/// Scales, shifts, rotates and shears the image about its center.
 #[derive(Clone, Debug)]
 pub struct Affine {
     scale: (f64, f64),
@@ -185,7 +186,7 @@ pub struct Affine {
 }
 
 impl Affine {
-    /// None of it yet.
+    /// Creates an identity transform to configure.
     pub fn new() -> Affine {
         Affine {
             scale: (1.0, 1.0),
@@ -197,39 +198,40 @@ impl Affine {
         }
     }
 
-    /// By a factor between these.
+    /// Scales by a factor in this range.
     #[must_use]
     pub fn scale(self, min: f64, max: f64) -> Affine {
         Affine { scale: (min, max), ..self }
     }
 
-    /// By at most these fractions of its height and width, in whole pixels and either direction.
+    /// Shifts by at most these fractions of the height and width, in whole pixels and either
+    /// direction.
     #[doc(alias = "translate_frac")]
     #[must_use]
     pub fn shift(self, vertical: f64, horizontal: f64) -> Affine {
         Affine { shift: (vertical, horizontal), ..self }
     }
 
-    /// By at most so many degrees, in either direction.
+    /// Rotates by at most `degrees` in either direction.
     #[doc(alias = "rotate_max_deg")]
     #[must_use]
     pub fn rotation(self, degrees: f64) -> Affine {
         Affine { degrees, ..self }
     }
 
-    /// With columns leaning by at most so many degrees, in either direction.
+    /// Shears columns by at most `degrees` in either direction.
     #[must_use]
     pub fn shear(self, degrees: f64) -> Affine {
         Affine { shear: degrees, ..self }
     }
 
-    /// With this interpolation: [`Interpolation::Linear`] or [`Interpolation::Nearest`].
+    /// Sets the interpolation: [`Interpolation::Linear`] or [`Interpolation::Nearest`].
     #[must_use]
     pub fn interpolation(self, interpolation: Interpolation) -> Affine {
         Affine { interpolation, ..self }
     }
 
-    /// With this beyond the edges.
+    /// Sets how pixels beyond the edges are filled.
     #[must_use]
     pub fn border(self, border: Border) -> Affine {
         Affine { border, ..self }
@@ -255,13 +257,13 @@ impl Augmentor for Affine {
     }
 }
 
-/// A rotation about `center`, with its second column sheared, and then a shift.
+/// Builds a rotation about `center` whose second column is sheared, followed by a shift.
 fn affine(center: (f64, f64), scale: f64, degrees: f64, shear: f64, shift: (f64, f64)) -> [[f64; 3]; 2] {
     let (sin, cos) = shear.to_radians().sin_cos();
     let mut matrix = WarpAffine::rotation(center, degrees, scale);
     for ([a, b, c], (own, shift)) in matrix.iter_mut().zip([(center.0, shift.0), (center.1, shift.1)]) {
         *b = *b * cos + *a * sin;
-        // The middle stays, but for the shift.
+        // The center is a fixed point, apart from the shift.
         *c = own - *a * center.0 - *b * center.1 + shift;
     }
     matrix
@@ -271,14 +273,14 @@ fn affine(center: (f64, f64), scale: f64, degrees: f64, shear: f64, shift: (f64,
 mod tests {
     use super::*;
 
-    // Numbers of the original, from tests/golden/make_golden.py.
+    // Values of the original, from tests/golden/make_golden.py.
 
     #[test]
     fn affine_matrix_matches_the_original() {
-        let is = affine((4.0, 3.0), 1.1, 20.0, 12.0, (2.0, -3.0));
-        let right = [[1.0337, 0.5829, 0.1166], [-0.3762, 0.9329, -1.2937]];
-        for (is, right) in is.as_flattened().iter().zip(right.as_flattened()) {
-            assert!((is - right).abs() < 1e-4, "{is}, not {right}");
+        let actual = affine((4.0, 3.0), 1.1, 20.0, 12.0, (2.0, -3.0));
+        let expected = [[1.0337, 0.5829, 0.1166], [-0.3762, 0.9329, -1.2937]];
+        for (actual, expected) in actual.as_flattened().iter().zip(expected.as_flattened()) {
+            assert!((actual - expected).abs() < 1e-4, "{actual}, not {expected}");
         }
     }
 
@@ -287,8 +289,8 @@ mod tests {
         let cases =
             [(100, 60, 10, 94, 44), (60, 100, 30, 35, 60), (100, 100, 45, 71, 71), (500, 375, -77, 281, 448)];
         for (w, h, degrees, width, height) in cases {
-            let is = largest_rotated_rect(f64::from(h), f64::from(w), f64::from(degrees));
-            assert_eq!(is, (height, width), "{w} by {h} turned by {degrees}");
+            let actual = largest_rotated_rect(f64::from(h), f64::from(w), f64::from(degrees));
+            assert_eq!(actual, (height, width), "{w}x{h} rotated by {degrees} degrees");
         }
     }
 }

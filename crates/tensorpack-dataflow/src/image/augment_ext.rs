@@ -1,10 +1,10 @@
-//! Augmentors in a dataflow.
+//! Applying augmentors to a dataflow.
 
 use super::{Augmentor, Transform};
 use crate::{DataFlow, Map, Sample};
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// Augments pictures that are components of samples.
+/// Extends dataflows with image augmentation.
 ///
 /// ```
 /// use tensorpack_dataflow::image::{AugmentExt, AugmentorList, CenterCrop, Flip};
@@ -13,22 +13,24 @@ use tensorpack_tensor::{Error, HostTensor, Result};
 ///
 /// let image = HostTensor::zeros(DType::U8, [32, 40, 3])?;
 /// let data = FromList::new(vec![vec![image, HostTensor::scalar(7i32)]]);
-/// let data = data.augment_image(0, AugmentorList::new().then(CenterCrop::new(28, 28)).then(Flip::horizontal()));
+/// let augmentors = AugmentorList::new().then(CenterCrop::new(28, 28)).then(Flip::horizontal());
+/// let data = data.augment_image(0, augmentors);
 /// let sample = data.open(Seed::new(0), &State::start())?.read()?.expect("one sample");
 /// assert_eq!(sample[0].sizes(), [28, 28, 3]);
 /// # Ok::<(), tensorpack_dataflow::tensor::Error>(())
 /// ```
 #[doc(alias = "AugmentData")]
 pub trait AugmentExt: DataFlow + Sized + 'static {
-    /// Augments the picture that is this component of each sample.
+    /// Augments the image in component `component` of every sample.
     #[doc(alias = "AugmentImageComponent")]
     fn augment_image(self, component: usize, augmentor: impl Augmentor + 'static) -> Map {
         self.augment_images([component], [], augmentor)
     }
 
-    /// Does the same to several pictures of a sample, and to coordinates: components `[n, 2]` of x and y.
+    /// Applies one transform to several images of a sample and to coordinates, which are components
+    /// `[n, 2]` of x and y.
     ///
-    /// What is done is drawn for the first of the pictures.
+    /// The transform is drawn for the first image.
     #[doc(alias = "AugmentImageComponents")]
     #[doc(alias = "AugmentImageCoordinates")]
     fn augment_images(
@@ -55,17 +57,19 @@ pub trait AugmentExt: DataFlow + Sized + 'static {
 
 impl<D: DataFlow + Sized + 'static> AugmentExt for D {}
 
-/// Takes a component out of a sample, so that it can be changed in place.
+/// Moves a component out of a sample, so that it can be modified in place.
 fn take(sample: &mut Sample, component: usize) -> Result<HostTensor> {
     let n = sample.len();
     let taken = sample.get_mut(component).map(|tensor| std::mem::replace(tensor, HostTensor::scalar(0u8)));
-    taken.ok_or_else(|| Error::argument(format!("a sample of {n} components has none of index {component}")))
+    taken.ok_or_else(|| {
+        Error::argument(format!("component {component} is out of range for a sample of {n} components"))
+    })
 }
 
 fn move_points(transform: &dyn Transform, points: &HostTensor) -> Result<HostTensor> {
     if !matches!(points.sizes(), [_, 2]) {
         return Err(Error::shape(format!(
-            "coordinates are [n, 2], x and y of each point, not {:?}",
+            "coordinates must have shape [n, 2] (x and y of each point), not {:?}",
             points.sizes()
         )));
     }

@@ -1,23 +1,26 @@
-//! Augmentors one after the other.
+//! Sequences of augmentors and transforms.
 
 use super::{Augmentor, Transform};
 use crate::SampleRng;
 use tensorpack_tensor::{HostTensor, Result};
 
-/// Augmentors one after the other, each of which sees what the ones before it made.
+/// A sequence of augmentors. Each one sees the output of the previous one.
 ///
 /// ```
 /// use tensorpack_dataflow::Seed;
 /// use tensorpack_dataflow::image::{Augmentor, AugmentorList, Brightness, Flip, RandomCrop};
 /// use tensorpack_dataflow::tensor::{DType, HostTensor};
 ///
-/// let augmentors = AugmentorList::new().then(RandomCrop::new(24, 24)).then(Flip::horizontal()).then(Brightness::new(63.0));
+/// let augmentors = AugmentorList::new()
+///     .then(RandomCrop::new(24, 24))
+///     .then(Flip::horizontal())
+///     .then(Brightness::new(63.0));
 /// let image = HostTensor::zeros(DType::U8, [32, 32, 3])?;
 /// let (image, transform) = augmentors.augment(image, &mut Seed::new(0).rng(0, 0))?;
 /// assert_eq!(image.sizes(), [24, 24, 3]);
 ///
 /// let mut corners = [[12.0, 12.0]];
-/// transform.apply_coords(&mut corners)?; // to where the crop and the flip have put the pixels there
+/// transform.apply_coords(&mut corners)?; // moves the point with its pixel
 /// # Ok::<(), tensorpack_dataflow::tensor::Error>(())
 /// ```
 #[derive(Default)]
@@ -26,12 +29,12 @@ pub struct AugmentorList {
 }
 
 impl AugmentorList {
-    /// None yet.
+    /// Creates an empty sequence.
     pub fn new() -> AugmentorList {
         AugmentorList::default()
     }
 
-    /// With one more.
+    /// Appends an augmentor.
     #[must_use]
     pub fn then(mut self, augmentor: impl Augmentor + 'static) -> AugmentorList {
         self.augmentors.push(Box::new(augmentor));
@@ -65,7 +68,7 @@ impl Augmentor for AugmentorList {
     }
 }
 
-/// Transforms one after the other.
+/// A sequence of transforms.
 #[derive(Debug)]
 pub struct TransformList(pub Vec<Box<dyn Transform>>);
 

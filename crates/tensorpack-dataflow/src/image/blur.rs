@@ -1,11 +1,11 @@
-//! Pictures out of focus.
+//! Gaussian blur.
 
 use super::pixels::{PixelValue, dispatch_pixel_type, image_size};
 use super::{Augmentor, Transform, photometric};
 use crate::SampleRng;
 use tensorpack_tensor::{HostTensor, Result};
 
-/// Blurs the picture with a Gaussian window of random size.
+/// Blurs the image with a Gaussian kernel of random size.
 #[derive(Clone, Debug)]
 pub struct GaussianBlur {
     radius: (usize, usize),
@@ -14,18 +14,18 @@ pub struct GaussianBlur {
 }
 
 impl GaussianBlur {
-    /// A window of `2 k + 1` pixels, for a k from `min` to below `end`.
+    /// Uses kernels of `2 k + 1` pixels with `k` in `min..end`.
     pub fn new(min: usize, end: usize) -> GaussianBlur {
         GaussianBlur { radius: (min, end), sigma: (0.0, 0.0), symmetric: true }
     }
 
-    /// With a standard deviation between these; 0 is one that suits the window.
+    /// Sets the range of the standard deviation. 0 derives it from the kernel size.
     #[must_use]
     pub fn sigma(self, min: f64, max: f64) -> GaussianBlur {
         GaussianBlur { sigma: (min, max), ..self }
     }
 
-    /// With another window across than down.
+    /// Draws separate kernels for the horizontal and the vertical direction.
     #[doc(alias = "symmetric")]
     #[must_use]
     pub fn asymmetric(self) -> GaussianBlur {
@@ -46,9 +46,9 @@ impl Augmentor for GaussianBlur {
     }
 }
 
-/// The weights of a window that reaches so many pixels to either side.
+/// Returns a normalized Gaussian kernel of `2 * radius + 1` weights.
 fn gaussian_kernel(radius: usize, sigma: f64) -> Vec<f32> {
-    // For small windows of no given width OpenCV has tables of binomial weights.
+    // Without a sigma, OpenCV uses fixed binomial weights for small kernels.
     let table: &[f32] = match radius {
         _ if sigma > 0.0 => &[],
         0 => &[1.0],
@@ -71,7 +71,7 @@ fn gaussian_kernel(radius: usize, sigma: f64) -> Vec<f32> {
     weights.iter().map(|w| (w / sum) as f32).collect()
 }
 
-/// Weighs every pixel with its neighbours, across and then down; beyond the edges is the nearest pixel.
+/// Convolves rows, then columns, replicating the border pixels.
 fn blur(image: &HostTensor, horizontal: &[f32], vertical: &[f32]) -> Result<HostTensor> {
     let (h, w, c) = image_size(image)?;
     dispatch_pixel_type!(image, T => {
@@ -97,7 +97,8 @@ fn blur(image: &HostTensor, horizontal: &[f32], vertical: &[f32]) -> Result<Host
     })
 }
 
-/// The pixel under weight `k` of a window about pixel `at` of `n`.
+/// Returns the index of the pixel under weight `k` of a kernel centered at `at`, clamped to the
+/// image.
 fn replicate_index(at: usize, k: usize, kernel: &[f32], n: usize) -> usize {
     (at + k).saturating_sub(kernel.len() / 2).min(n - 1)
 }

@@ -1,23 +1,23 @@
-//! Augmentors that change what values mean.
+//! Color space and dtype conversions.
 
 use super::pixels::{PixelValue, dispatch_pixel_type, image_size, rgb_size};
 use super::{Augmentor, Transform, luma, photometric};
 use crate::SampleRng;
 use tensorpack_tensor::{DType, HostTensor, Result};
 
-/// From RGB to grey.
+/// Converts RGB to grayscale.
 #[derive(Clone, Debug, Default)]
 pub struct Grayscale {
     keep_channels: bool,
 }
 
 impl Grayscale {
-    /// With one channel.
+    /// Produces one channel.
     pub fn new() -> Grayscale {
         Grayscale::default()
     }
 
-    /// With three equal channels.
+    /// Produces three equal channels.
     #[doc(alias = "keepshape")]
     #[must_use]
     pub fn keep_channels(self) -> Grayscale {
@@ -39,7 +39,7 @@ impl Augmentor for Grayscale {
     }
 }
 
-/// Colours that have a brightness.
+/// Pixel types with a luma.
 trait Luma: PixelValue {
     fn luma(pixel: [Self; 3]) -> Self;
 }
@@ -56,7 +56,7 @@ impl Luma for f32 {
     }
 }
 
-/// Swaps red and blue: from RGB to BGR, or back.
+/// Swaps red and blue: RGB to BGR or back.
 #[doc(alias = "SwapRedBlue")]
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "ColorSpace")]
@@ -74,7 +74,7 @@ impl Augmentor for RgbToBgr {
     }
 }
 
-/// To bytes: rounded, and held to 0 to 255.
+/// Converts to u8, rounding and clipping to 0..255.
 #[derive(Clone, Copy, Debug)]
 pub struct ToUint8;
 
@@ -84,7 +84,7 @@ impl Augmentor for ToUint8 {
     }
 }
 
-/// To f32.
+/// Converts to f32.
 #[derive(Clone, Copy, Debug)]
 pub struct ToFloat32;
 
@@ -94,7 +94,7 @@ impl Augmentor for ToFloat32 {
     }
 }
 
-/// The picture with values of another type.
+/// Converts an image to another dtype.
 fn convert<U: PixelValue>(image: HostTensor, to: DType) -> Result<HostTensor> {
     let (h, w, c) = image_size(&image)?;
     if image.dtype() == to {
@@ -105,7 +105,7 @@ fn convert<U: PixelValue>(image: HostTensor, to: DType) -> Result<HostTensor> {
     })
 }
 
-/// The picture as f32.
+/// Converts an image to f32.
 pub(super) fn to_f32(image: HostTensor) -> Result<HostTensor> {
     convert::<f32>(image, DType::F32)
 }

@@ -1,11 +1,11 @@
-//! Parts of pictures.
+//! Crops and cutouts.
 
 use super::pixels::{dispatch_pixel_type, image_size};
 use super::{Augmentor, Rect, Transform};
 use crate::SampleRng;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// A part of this size, anywhere in the picture.
+/// Crops a rectangle of fixed size at a random position.
 #[derive(Clone, Debug)]
 pub struct RandomCrop {
     height: usize,
@@ -13,7 +13,7 @@ pub struct RandomCrop {
 }
 
 impl RandomCrop {
-    /// Of this size.
+    /// Sets the size of the crop.
     pub fn new(height: usize, width: usize) -> RandomCrop {
         RandomCrop { height, width }
     }
@@ -28,7 +28,7 @@ impl Augmentor for RandomCrop {
     }
 }
 
-/// The part of this size in the middle of the picture.
+/// Crops a rectangle of fixed size from the center.
 #[derive(Clone, Debug)]
 pub struct CenterCrop {
     height: usize,
@@ -36,7 +36,7 @@ pub struct CenterCrop {
 }
 
 impl CenterCrop {
-    /// Of this size.
+    /// Sets the size of the crop.
     pub fn new(height: usize, width: usize) -> CenterCrop {
         CenterCrop { height, width }
     }
@@ -55,7 +55,7 @@ impl Augmentor for CenterCrop {
     }
 }
 
-/// A part of random size, anywhere in the picture.
+/// Crops a rectangle of random size at a random position.
 #[derive(Clone, Debug)]
 pub struct RandomCropRandomShape {
     min: (usize, usize),
@@ -63,12 +63,12 @@ pub struct RandomCropRandomShape {
 }
 
 impl RandomCropRandomShape {
-    /// At least of this size, and at most as large as the picture.
+    /// Sets the minimum size. The maximum defaults to the size of the image.
     pub fn new(height: usize, width: usize) -> RandomCropRandomShape {
         RandomCropRandomShape { min: (height, width), max: None }
     }
 
-    /// At most of this size.
+    /// Sets the maximum size.
     #[doc(alias = "at_most")]
     #[must_use]
     pub fn max_size(self, height: usize, width: usize) -> RandomCropRandomShape {
@@ -87,18 +87,16 @@ impl Augmentor for RandomCropRandomShape {
     }
 }
 
-/// How many more rows and columns than this the picture has.
+/// Returns how many rows and columns the image has beyond this size.
 fn margins(image: &HostTensor, height: usize, width: usize) -> Result<(usize, usize)> {
     let (h, w, _) = image_size(image)?;
     match (h.checked_sub(height), w.checked_sub(width)) {
         (Some(y), Some(x)) if height > 0 && width > 0 => Ok((y, x)),
-        _ => Err(Error::shape(format!(
-            "{height} by {width} pixels cannot be cut out of a picture of {h} by {w}"
-        ))),
+        _ => Err(Error::shape(format!("cannot crop {height}x{width} from an image of {h}x{w}"))),
     }
 }
 
-/// Cuts a part out.
+/// Crops a rectangle.
 #[derive(Debug)]
 pub(super) struct CropTransform(pub(super) Rect);
 
@@ -107,7 +105,7 @@ impl Transform for CropTransform {
         let Rect { x, y, width, height } = self.0;
         let (h, w, c) = image_size(&image)?;
         if !self.0.is_within(h, w) {
-            return Err(Error::shape(format!("Crop: {:?} is not within a picture of {h} by {w}", self.0)));
+            return Err(Error::shape(format!("Crop: {:?} is outside an image of {h}x{w}", self.0)));
         }
         dispatch_pixel_type!(image, T => {
             let mut out = Vec::with_capacity(height * width * c);
@@ -126,7 +124,7 @@ impl Transform for CropTransform {
     }
 }
 
-/// Fills a part of the picture, anywhere in it.
+/// Fills a rectangle at a random position.
 #[derive(Clone, Debug)]
 pub struct RandomCutout {
     heights: (usize, usize),
@@ -135,18 +133,18 @@ pub struct RandomCutout {
 }
 
 impl RandomCutout {
-    /// Of this size, with 0.
+    /// Fills a rectangle of this size with 0.
     pub fn new(height: usize, width: usize) -> RandomCutout {
         RandomCutout::range((height, height), (width, width))
     }
 
-    /// Of a height and a width between these, ends included.
+    /// Fills a rectangle with a height and width in these inclusive ranges.
     #[doc(alias = "between")]
     pub fn range(heights: (usize, usize), widths: (usize, usize)) -> RandomCutout {
         RandomCutout { heights, widths, fill: 0.0 }
     }
 
-    /// With this value.
+    /// Sets the fill value.
     #[must_use]
     pub fn fill(self, fill: f32) -> RandomCutout {
         RandomCutout { fill, ..self }

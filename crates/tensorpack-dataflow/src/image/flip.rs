@@ -1,11 +1,11 @@
-//! Mirrors.
+//! Flips and transposition.
 
 use super::pixels::{dispatch_pixel_type, image_size, remap};
 use super::{Augmentor, Identity, Transform};
 use crate::SampleRng;
 use tensorpack_tensor::{HostTensor, Result};
 
-/// Mirrors every other picture.
+/// Flips the image with a probability that defaults to 0.5.
 #[derive(Clone, Debug)]
 pub struct Flip {
     is_horizontal: bool,
@@ -13,17 +13,17 @@ pub struct Flip {
 }
 
 impl Flip {
-    /// Left to right.
+    /// Flips left to right.
     pub fn horizontal() -> Flip {
         Flip { is_horizontal: true, probability: 0.5 }
     }
 
-    /// Top to bottom.
+    /// Flips top to bottom.
     pub fn vertical() -> Flip {
         Flip { is_horizontal: false, probability: 0.5 }
     }
 
-    /// With this probability instead of a half.
+    /// Sets the probability.
     #[must_use]
     pub fn probability(self, probability: f64) -> Flip {
         Flip { probability, ..self }
@@ -60,7 +60,7 @@ impl Transform for FlipTransform {
                 }
                 FlipTransform::Horizontal { .. } => {
                     for row in values.chunks_exact_mut(w * c) {
-                        // All values turned round, and then those of each pixel back.
+                        // Reverse all values, then restore the channel order of each pixel.
                         row.reverse();
                         row.chunks_exact_mut(c).for_each(<[T]>::reverse);
                     }
@@ -86,14 +86,14 @@ impl Transform for FlipTransform {
     }
 }
 
-/// Swaps rows and columns of every other picture.
+/// Transposes the image with some probability.
 #[derive(Clone, Debug)]
 pub struct Transpose {
     probability: f64,
 }
 
 impl Transpose {
-    /// With this probability.
+    /// Sets the probability.
     pub fn new(probability: f64) -> Transpose {
         Transpose { probability }
     }

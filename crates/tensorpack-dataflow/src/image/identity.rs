@@ -1,10 +1,10 @@
-//! The augmentor that does nothing.
+//! The identity augmentor.
 
 use super::{Augmentor, Transform};
 use crate::SampleRng;
 use tensorpack_tensor::{HostTensor, Result};
 
-/// Leaves pictures as they are.
+/// Leaves images unchanged.
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "NoOpTransform")]
 pub struct Identity;

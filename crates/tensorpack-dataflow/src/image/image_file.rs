@@ -1,4 +1,4 @@
-//! Files that hold pictures.
+//! Decoding JPEG and PNG files.
 
 use super::jpeg::{self, Jpeg};
 use super::orientation::Orientation;
@@ -8,19 +8,19 @@ use super::{Interpolation, Rect};
 use std::cell::RefCell;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
-/// The channels of a decoded picture.
+/// The channels of a decoded image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Channels {
-    /// One: brightness.
+    /// One channel: luma.
     #[doc(alias = "Grey")]
     Gray,
-    /// Three: red, green, blue.
+    /// Three channels: red, green, blue.
     #[default]
     Rgb,
 }
 
 impl Channels {
-    /// How many.
+    /// Returns the number of channels.
     pub fn count(self) -> usize {
         match self {
             Channels::Gray => 1,
@@ -29,12 +29,12 @@ impl Channels {
     }
 }
 
-/// The most pixels that are decoded: a file of a few bytes can claim any size.
+/// Maximum number of pixels to decode. A tiny file can claim any size.
 const MAX_PIXELS: usize = 1 << 27;
 
-/// A JPEG or PNG file in memory, of which the header has been read.
+/// A JPEG or PNG file in memory whose header has been parsed.
 ///
-/// Pictures come upright: the orientation that a camera wrote into a JPEG file is applied, as OpenCV does.
+/// Images are returned upright: the EXIF orientation of JPEG files is applied, as in OpenCV.
 pub struct ImageFile<'a> {
     format: Format<'a>,
     orientation: Orientation,
@@ -45,7 +45,7 @@ enum Format<'a> {
     Png(Png<'a>),
 }
 
-/// Memory that one picture leaves to the next.
+/// Buffers reused across images.
 #[derive(Default)]
 struct Scratch {
     jpeg: jpeg::Scratch,
@@ -55,14 +55,14 @@ struct Scratch {
 
 thread_local!(static SCRATCH: RefCell<Scratch> = RefCell::default());
 
-/// Decodes a JPEG or PNG file to a picture of u8.
+/// Decodes a JPEG or PNG file to a u8 image.
 #[doc(alias = "imdecode")]
 pub fn decode(file: &[u8], channels: Channels) -> Result<HostTensor> {
     ImageFile::open(file)?.decode(channels)
 }
 
 impl<'a> ImageFile<'a> {
-    /// Reads the header. A picture of more than 2^27 pixels is refused.
+    /// Parses the header. Images of more than 2^27 pixels are rejected.
     pub fn open(file: &'a [u8]) -> Result<ImageFile<'a>> {
         let (format, orientation, (h, w)) = if file.starts_with(&[0xFF, 0xD8]) {
             let jpeg = Jpeg::open(file)?;
@@ -73,18 +73,17 @@ impl<'a> ImageFile<'a> {
             let size = png.size();
             (Format::Png(png), Orientation(1), size)
         } else {
-            let why = format!("{} bytes are neither a JPEG nor a PNG file", file.len());
+            let why = format!("unsupported image format: {} bytes that are neither JPEG nor PNG", file.len());
             return Err(Error::new(ErrorKind::Unsupported, why));
         };
         if h == 0 || w == 0 || h.saturating_mul(w) > MAX_PIXELS {
-            let why =
-                format!("a picture of {h} by {w} pixels is not decoded: the limit is {MAX_PIXELS} pixels");
+            let why = format!("an image of {h}x{w} exceeds the limit of {MAX_PIXELS} pixels");
             return Err(Error::new(ErrorKind::Memory, why));
         }
         Ok(ImageFile { format, orientation })
     }
 
-    /// Height and width.
+    /// Returns the height and width.
     pub fn size(&self) -> (usize, usize) {
         self.orientation.size(self.stored_size())
     }
@@ -96,7 +95,7 @@ impl<'a> ImageFile<'a> {
         }
     }
 
-    /// Decodes the whole picture.
+    /// Decodes the whole image.
     pub fn decode(&self, channels: Channels) -> Result<HostTensor> {
         let (height, width) = self.size();
         let c = channels.count();
@@ -109,10 +108,11 @@ impl<'a> ImageFile<'a> {
         HostTensor::new([height, width, c], pixels)
     }
 
-    /// Decodes `rect` of the picture to `height` by `width` pixels in `out`.
+    /// Decodes the region `rect` of the image and resizes it to `height` by `width` pixels in
+    /// `out`.
     ///
-    /// This does no more than it has to: of a JPEG file only the blocks under the part become pixels, and where the
-    /// part is at least twice as large as asked for, it is decoded at a half, a quarter or an eighth of its size.
+    /// For JPEG files only the blocks under the region are transformed, and a region at least twice
+    /// as large as requested is decoded at 1/2, 1/4 or 1/8 scale.
     #[doc(alias = "decode_part")]
     #[doc(alias = "decode_and_crop_jpeg")]
     pub fn decode_crop(
@@ -125,12 +125,12 @@ impl<'a> ImageFile<'a> {
     ) -> Result<()> {
         let (h, w) = self.size();
         if rect.width == 0 || rect.height == 0 || !rect.is_within(h, w) {
-            return Err(Error::argument(format!("{rect:?} is not a part of a picture of {h} by {w} pixels")));
+            return Err(Error::argument(format!("{rect:?} is outside an image of {h}x{w}")));
         }
         if out.len() != height * width * channels.count() {
             let (c, n) = (channels.count(), out.len());
             return Err(Error::shape(format!(
-                "{height} by {width} pixels of {c} channels do not fill {n} bytes"
+                "the output buffer has {n} bytes instead of {height}x{width}x{c}"
             )));
         }
         let rect = self.orientation.stored(rect, self.stored_size());
@@ -210,12 +210,12 @@ impl<'a> ImageFile<'a> {
     }
 }
 
-/// At how many eighths of its size a part is to be decoded, so that it is still no smaller than asked for.
+/// Returns the smallest scale, in eighths, at which the region is still no smaller than requested.
 fn jpeg_scale(rect: Rect, (height, width): (usize, usize), interpolation: Interpolation) -> usize {
     let pixels = match interpolation {
-        // It picks pixels that are in the picture, and makes none.
+        // Nearest picks existing pixels; scaled decoding would create new ones.
         Interpolation::Nearest => return 8,
-        // The edges of a mean lie between pixels: at least two of them make one.
+        // The edges of a box average fall between pixels, so at least two pixels must contribute.
         Interpolation::Area => 2,
         _ => 1,
     };
@@ -224,7 +224,8 @@ fn jpeg_scale(rect: Rect, (height, width): (usize, usize), interpolation: Interp
     [1, 2, 4].into_iter().find(is_enough).unwrap_or(8)
 }
 
-/// Where a part lies at `n` eighths of the size: the pixels that it touches, and its place among them.
+/// Scales a rectangle to `n` eighths. Returns the pixels it touches and its exact position among
+/// them.
 fn scale_rect(rect: Rect, n: usize) -> (Rect, Region) {
     let along = |from: usize, length: usize| {
         let (first, end) = (from * n / 8, ((from + length) * n).div_ceil(8));

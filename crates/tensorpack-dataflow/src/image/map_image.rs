@@ -1,4 +1,4 @@
-//! An augmentor made of a user's function.
+//! An augmentor from a user's function.
 
 use super::{Augmentor, Transform};
 use crate::SampleRng;
@@ -9,7 +9,7 @@ use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 type ImageFunction = Arc<dyn Fn(HostTensor) -> Result<HostTensor> + Send + Sync>;
 type CoordsFunction = Arc<dyn Fn([f64; 2]) -> [f64; 2] + Send + Sync>;
 
-/// Changes pictures with a function.
+/// Applies a function to images.
 #[derive(Clone)]
 pub struct MapImage {
     image: ImageFunction,
@@ -17,12 +17,12 @@ pub struct MapImage {
 }
 
 impl MapImage {
-    /// With this function of the picture.
+    /// Applies `function` to every image.
     pub fn new(function: impl Fn(HostTensor) -> Result<HostTensor> + Send + Sync + 'static) -> MapImage {
         MapImage { image: Arc::new(function), coords: None }
     }
 
-    /// And this one of every point. Without it, coordinates are an error.
+    /// Applies `function` to every point. Without it, augmenting coordinates is an error.
     #[must_use]
     pub fn coords(self, function: impl Fn([f64; 2]) -> [f64; 2] + Send + Sync + 'static) -> MapImage {
         MapImage { coords: Some(Arc::new(function)), ..self }
@@ -42,7 +42,7 @@ impl Transform for MapImage {
 
     fn apply_coords(&self, coords: &mut [[f64; 2]]) -> Result<()> {
         let Some(function) = &self.coords else {
-            let why = "MapImage: coordinates need a function of their own: MapImage::coords";
+            let why = "MapImage: no function for coordinates; set one with MapImage::coords";
             return Err(Error::new(ErrorKind::Unsupported, why));
         };
         coords.iter_mut().for_each(|p| *p = function(*p));

@@ -1,8 +1,8 @@
-//! Pictures: decoding, resizing, augmenting.
+//! Image decoding, resizing and augmentation.
 //!
-//! A picture is a tensor `[height, width, channels]` of u8 or f32 from 0 to 255, in RGB order or grey. An
-//! [`Augmentor`] draws a [`Transform`], which changes a picture and moves coordinates along with its pixels. All values
-//! that become u8 are rounded and held to 0 to 255.
+//! An image is a tensor `[height, width, channels]` of u8 or f32 with values in 0..255, RGB or
+//! grayscale. An [`Augmentor`] draws a [`Transform`], which modifies images and moves coordinates
+//! together with the pixels. Conversions to u8 round and clip to 0..255.
 
 mod rect;
 mod pixels;

@@ -1,4 +1,4 @@
-//! Noise.
+//! Noise augmentors.
 
 use super::convert::to_f32;
 use super::pixels::{PixelValue, dispatch_pixel_type, image_size, rgb_size};
@@ -7,7 +7,7 @@ use crate::SampleRng;
 use jpeg_encoder::{ColorType, Encoder};
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
-/// Adds a normal random number to every value.
+/// Adds Gaussian noise to every value.
 #[derive(Clone, Debug)]
 pub struct GaussianNoise {
     sigma: f64,
@@ -15,12 +15,12 @@ pub struct GaussianNoise {
 }
 
 impl GaussianNoise {
-    /// Of this standard deviation.
+    /// Sets the standard deviation.
     pub fn new(sigma: f64) -> GaussianNoise {
         GaussianNoise { sigma, clip: true }
     }
 
-    /// Without holding f32 pictures to 0 to 255.
+    /// Does not clip f32 images to 0..255.
     #[must_use]
     pub fn no_clip(self) -> GaussianNoise {
         GaussianNoise { clip: false, ..self }
@@ -45,7 +45,7 @@ pub struct SaltPepperNoise {
 }
 
 impl SaltPepperNoise {
-    /// This share of them to 255, and this one to 0.
+    /// Sets the fractions of values that become 255 and 0.
     pub fn new(white: f64, black: f64) -> SaltPepperNoise {
         SaltPepperNoise { white, black }
     }
@@ -56,7 +56,7 @@ impl Augmentor for SaltPepperNoise {
         let (white, black) = (self.white, self.black);
         if white + black > 1.0 {
             return Err(Error::argument(
-                "SaltPepperNoise: the shares of white and black add up to more than 1",
+                "SaltPepperNoise: the fractions of white and black sum to more than 1",
             ));
         }
         let drawn: Vec<f32> = (0..image.len()).map(|_| rng.uniform() as f32).collect();
@@ -70,12 +70,12 @@ impl Augmentor for SaltPepperNoise {
     }
 }
 
-/// Every value with a number of its own through a function.
+/// Combines every value with its noise.
 fn zip_values(mut image: HostTensor, noise: &[f32], f: impl Fn(f32, f32) -> f32) -> Result<HostTensor> {
     image_size(&image)?;
     if image.len() != noise.len() {
         return Err(Error::shape(format!(
-            "the noise is for {} values, the picture has {}",
+            "the noise has {} values, but the image has {}",
             noise.len(),
             image.len()
         )));
@@ -88,14 +88,14 @@ fn zip_values(mut image: HostTensor, noise: &[f32], f: impl Fn(f32, f32) -> f32)
     Ok(image)
 }
 
-/// Encodes the picture as JPEG and decodes it again.
+/// Compresses the image as JPEG and decodes it again.
 #[derive(Clone, Debug)]
 pub struct JpegNoise {
     quality: (u8, u8),
 }
 
 impl JpegNoise {
-    /// With a quality from `min` to below `end`, of 1 to 100.
+    /// Uses a quality in `min..end`, out of 1 to 100.
     pub fn new(min: u8, end: u8) -> JpegNoise {
         JpegNoise { quality: (min, end) }
     }
@@ -107,7 +107,7 @@ impl Augmentor for JpegNoise {
         let quality = (u64::from(min) + rng.below(end.saturating_sub(min).into())).clamp(1, 100) as u8;
         photometric("JpegNoise", move |image| {
             let (h, w) = rgb_size(&image)?;
-            let too_large = |_| Error::shape(format!("a picture of {h} by {w} is too large for JPEG"));
+            let too_large = |_| Error::shape(format!("an image of {h}x{w} is too large for JPEG"));
             let (height, width) =
                 (u16::try_from(h).map_err(too_large)?, u16::try_from(w).map_err(too_large)?);
             let is_f32 = image.dtype() == DType::F32;

@@ -1,4 +1,4 @@
-//! Pictures on a common scale.
+//! Normalization augmentors.
 
 use super::convert::to_f32;
 use super::pixels::{channel_means, image_size, map_values};
@@ -6,19 +6,20 @@ use super::{Augmentor, Transform, photometric};
 use crate::SampleRng;
 use tensorpack_tensor::{HostTensor, Result};
 
-/// Subtracts the mean and divides by the standard deviation (or by `1 / sqrt(elements)`, if it is below). Returns f32.
+/// Subtracts the mean and divides by the standard deviation, which is at least `1 /
+/// sqrt(elements)`. Returns f32.
 #[derive(Clone, Debug, Default)]
 pub struct MeanVarianceNormalize {
     per_channel: bool,
 }
 
 impl MeanVarianceNormalize {
-    /// Of all values.
+    /// Normalizes over all values.
     pub fn new() -> MeanVarianceNormalize {
         MeanVarianceNormalize::default()
     }
 
-    /// Of each channel by itself.
+    /// Normalizes every channel separately.
     #[doc(alias = "by_channel")]
     #[must_use]
     pub fn per_channel(self) -> MeanVarianceNormalize {
@@ -45,7 +46,7 @@ impl Augmentor for MeanVarianceNormalize {
     }
 }
 
-/// Stretches values to a range. Returns f32.
+/// Rescales values linearly to a range. Returns f32.
 #[derive(Clone, Debug)]
 pub struct MinMaxNormalize {
     min: f64,
@@ -54,12 +55,12 @@ pub struct MinMaxNormalize {
 }
 
 impl MinMaxNormalize {
-    /// Between these, with one scale for all channels.
+    /// Rescales to `min..=max`, with one scale for all channels.
     pub fn new(min: f64, max: f64) -> MinMaxNormalize {
         MinMaxNormalize { min, max, per_channel: false }
     }
 
-    /// Each channel by itself.
+    /// Rescales every channel separately.
     #[doc(alias = "by_channel")]
     #[must_use]
     pub fn per_channel(self) -> MinMaxNormalize {
@@ -81,7 +82,7 @@ impl Augmentor for MinMaxNormalize {
             let high = pooled(high, per_channel, |v| v.iter().copied().fold(f64::NEG_INFINITY, f64::max));
             map_values(image, false, |c, x| {
                 let range = high[c] - low[c];
-                // A picture of one value has no scale: it becomes the least.
+                // A constant image maps to the minimum.
                 let share = if range > 0.0 { (f64::from(x) - low[c]) / range } else { 0.0 };
                 ((max - min) * share + min) as f32
             })
@@ -89,7 +90,7 @@ impl Augmentor for MinMaxNormalize {
     }
 }
 
-/// Numbers of the channels, or one number of them all for each.
+/// Returns per-channel values, or their reduction repeated for every channel.
 fn pooled(values: Vec<f64>, per_channel: bool, reduce: impl Fn(&[f64]) -> f64) -> Vec<f64> {
     if per_channel { values } else { vec![reduce(&values); values.len()] }
 }

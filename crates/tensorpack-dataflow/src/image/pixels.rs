@@ -1,31 +1,31 @@
-//! What makes a tensor a picture, and its values.
+//! Pixel types and loops over the pixels of an image tensor.
 
 use tensorpack_tensor::{DType, Element, Error, HostTensor, Result};
 
-/// Height, width and channels of a picture, or an error if the tensor is none.
+/// Returns the height, width and channels of an image, or an error if the tensor is not one.
 pub(super) fn image_size(image: &HostTensor) -> Result<(usize, usize, usize)> {
     match (image.sizes(), image.dtype()) {
         (&[h, w, c], DType::U8 | DType::F32) if h > 0 && w > 0 && c > 0 => Ok((h, w, c)),
         (sizes, dtype) => {
             let why =
-                format!("a picture is [height, width, channels] of u8 or f32, not {sizes:?} of {dtype}");
+                format!("expected an image [height, width, channels] of u8 or f32, got {dtype}{sizes:?}");
             Err(Error::shape(why))
         }
     }
 }
 
-/// A picture's size if it is in RGB.
+/// Returns the height and width of an RGB image.
 pub(super) fn rgb_size(image: &HostTensor) -> Result<(usize, usize)> {
     match image_size(image)? {
         (h, w, 3) => Ok((h, w)),
-        (.., c) => Err(Error::shape(format!("takes a picture of 3 channels in RGB order, not of {c}"))),
+        (.., c) => Err(Error::shape(format!("needs an RGB image with 3 channels, got {c}"))),
     }
 }
 
-/// What a picture is made of.
+/// The value type of an image.
 pub(super) trait PixelValue: Element + Copy + Default {
     fn to_f32(self) -> f32;
-    /// The nearest value there is.
+    /// Converts to the nearest representable value.
     fn from_f32(x: f32) -> Self;
 }
 
@@ -36,7 +36,7 @@ impl PixelValue for u8 {
     }
     #[inline(always)]
     fn from_f32(x: f32) -> u8 {
-        // Adding a half before a cast that cuts off, and saturates, rounds.
+        // The cast truncates and saturates; adding 0.5 makes it round.
         (x + 0.5) as u8
     }
 }
@@ -52,7 +52,7 @@ impl PixelValue for f32 {
     }
 }
 
-/// Runs `$body` with `$T` as the type of the picture's values.
+/// Runs `$body` with `$T` as the value type of the image.
 macro_rules! dispatch_pixel_type {
     ($image:expr, $T:ident => $body:expr) => {
         match $image.dtype() {
@@ -69,7 +69,7 @@ macro_rules! dispatch_pixel_type {
 }
 pub(super) use dispatch_pixel_type;
 
-/// Another picture of the same values: its pixel (y, x) is pixel `from(y, x)` of this one.
+/// Builds an image whose pixel (y, x) is pixel `from(y, x)` of `image`.
 pub(super) fn remap(
     image: &HostTensor,
     height: usize,
@@ -90,8 +90,8 @@ pub(super) fn remap(
     })
 }
 
-/// Every value through a function of its channel and itself. With `clip` numbers are held to 0 to 255; bytes always
-/// are.
+/// Applies a function of channel and value to every value. `clip` limits f32 values to 0..255; u8
+/// values always are.
 pub(super) fn map_values(
     mut image: HostTensor,
     clip: bool,
@@ -100,7 +100,7 @@ pub(super) fn map_values(
     let (_, _, c) = image_size(&image)?;
     match image.dtype() {
         DType::U8 => {
-            // A byte has few values: each is computed once.
+            // A byte has only 256 values, so a lookup table is cheapest.
             let tables: Vec<[u8; 256]> =
                 (0..c).map(|c| std::array::from_fn(|x| u8::from_f32(f(c, x as f32)))).collect();
             let values = image.as_mut_slice::<u8>()?;
@@ -125,13 +125,14 @@ pub(super) fn map_values(
     Ok(image)
 }
 
-/// The mean of each channel.
+/// Returns the mean of each channel.
 pub(super) fn channel_means(image: &HostTensor) -> Result<Vec<f64>> {
     let (h, w, c) = image_size(image)?;
     let mut sums = vec![0.0f64; c];
     match image.dtype() {
         DType::U8 => {
-            // Sixteen pixels side by side, so that the compiler adds vectors; 2^24 additions of a byte fit in 32 bits.
+            // Summing sixteen pixels side by side vectorizes; 2^24 additions of a byte fit in 32
+            // bits.
             for part in image.as_slice::<u8>()?.chunks((c * 16) << 20) {
                 let mut lanes = vec![0u32; c * 16];
                 let blocks = part.chunks_exact(c * 16);

@@ -1,4 +1,4 @@
-//! The crop that image classifiers are trained on.
+//! Random resized crop, the standard augmentation for image classification.
 
 use super::crop::CropTransform;
 use super::pixels;
@@ -7,10 +7,10 @@ use super::{Augmentor, Channels, ImageFile, Interpolation, Rect, Transform, Tran
 use crate::SampleRng;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// A random part of a picture, of random size and shape, resized to `size` by `size` pixels.
+/// Crops a random region of random size and aspect ratio and resizes it to `size` by `size` pixels.
 ///
-/// The part covers 8% to 100% of the picture's area and is up to 4/3 longer than wide, or wider than long. If ten
-/// draws find none that fits, it is the largest square in the middle.
+/// The region covers 8 % to 100 % of the image area with an aspect ratio of 3/4 to 4/3. After ten
+/// unsuccessful draws the largest center square is used.
 #[derive(Clone, Debug)]
 #[doc(alias = "GoogleNetRandomCropAndResize")]
 pub struct RandomResizedCrop {
@@ -21,7 +21,7 @@ pub struct RandomResizedCrop {
 }
 
 impl RandomResizedCrop {
-    /// To this many pixels, across and down.
+    /// Sets the output size in pixels.
     pub fn new(size: usize) -> RandomResizedCrop {
         RandomResizedCrop {
             size,
@@ -31,7 +31,7 @@ impl RandomResizedCrop {
         }
     }
 
-    /// With an area between these fractions of the picture's.
+    /// Sets the range of the area as a fraction of the image area.
     #[doc(alias = "scale")]
     #[doc(alias = "crop_area_fraction")]
     #[must_use]
@@ -39,7 +39,7 @@ impl RandomResizedCrop {
         RandomResizedCrop { area: (min, max), ..self }
     }
 
-    /// With a ratio of the sides between these.
+    /// Sets the range of the aspect ratio.
     #[doc(alias = "aspect")]
     #[doc(alias = "ratio")]
     #[doc(alias = "aspect_ratio_range")]
@@ -48,18 +48,18 @@ impl RandomResizedCrop {
         RandomResizedCrop { aspect_ratio: (min, max), ..self }
     }
 
-    /// Resized like this.
+    /// Sets the interpolation.
     #[must_use]
     pub fn interpolation(self, interpolation: Interpolation) -> RandomResizedCrop {
         RandomResizedCrop { interpolation, ..self }
     }
 
-    /// The size of the result, across and down.
+    /// Returns the output size in pixels.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// SampleRng the part of a picture of this size.
+    /// Draws a region for an image of this size.
     #[doc(alias = "draw")]
     #[doc(alias = "get_params")]
     pub fn random_rect(&self, height: usize, width: usize, rng: &mut SampleRng) -> Rect {
@@ -79,13 +79,13 @@ impl RandomResizedCrop {
         Rect { x: (width - side) / 2, y: (height - side) / 2, width: side, height: side }
     }
 
-    /// Decodes the part of a file's picture, and nothing else of it, into `out`: `[size, size, 3]` in RGB.
+    /// Decodes only the drawn region of an image file into `out`, `[size, size, 3]` RGB.
     ///
-    /// The same as decoding, cropping and resizing, but for the rounding of what is decoded at a fraction of its size;
-    /// see [`ImageFile::decode_crop`].
+    /// Equivalent to decoding, cropping and resizing, except for rounding when the region is
+    /// decoded at a reduced scale; see [`ImageFile::decode_crop`].
     pub fn decode_into(&self, file: &[u8], rng: &mut SampleRng, out: &mut [u8]) -> Result<()> {
         if self.size == 0 {
-            return Err(Error::argument("RandomResizedCrop: a size of 0"));
+            return Err(Error::argument("RandomResizedCrop: the size must be at least 1"));
         }
         let file = ImageFile::open(file)?;
         let (height, width) = file.size();
@@ -93,7 +93,7 @@ impl RandomResizedCrop {
         file.decode_crop(rect, (self.size, self.size), Channels::Rgb, self.interpolation, out)
     }
 
-    /// As [`RandomResizedCrop::decode_into`], to a picture of its own.
+    /// Like [`RandomResizedCrop::decode_into`], but returns a new image.
     pub fn decode(&self, file: &[u8], rng: &mut SampleRng) -> Result<HostTensor> {
         let mut out = vec![0; self.size * self.size * 3];
         self.decode_into(file, rng, &mut out)?;

@@ -1,26 +1,26 @@
-//! A part of a picture.
+//! Rectangles of pixels.
 
 /// A rectangle of pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rect {
-    /// Its left column.
+    /// The left column.
     pub x: usize,
-    /// Its top row.
+    /// The top row.
     pub y: usize,
-    /// Columns.
+    /// The number of columns.
     pub width: usize,
-    /// Rows.
+    /// The number of rows.
     pub height: usize,
 }
 
 impl Rect {
-    /// All of a picture.
+    /// Returns the rectangle that covers a whole image.
     #[doc(alias = "all")]
     pub fn full(height: usize, width: usize) -> Rect {
         Rect { x: 0, y: 0, width, height }
     }
 
-    /// Whether a picture has all its pixels.
+    /// Returns whether the rectangle lies inside an image of this size.
     pub fn is_within(&self, height: usize, width: usize) -> bool {
         self.x.saturating_add(self.width) <= width && self.y.saturating_add(self.height) <= height
     }

@@ -1,11 +1,11 @@
-//! Augmentors that change the size of pictures.
+//! Resizing augmentors.
 
 use super::pixels::image_size;
 use super::{Augmentor, Interpolation, Transform, resize};
 use crate::SampleRng;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// To this size.
+/// Resizes to a fixed size.
 #[derive(Clone, Debug)]
 pub struct Resize {
     height: usize,
@@ -14,12 +14,12 @@ pub struct Resize {
 }
 
 impl Resize {
-    /// To this size, whatever the picture's shape.
+    /// Resizes to this size, ignoring the aspect ratio.
     pub fn new(height: usize, width: usize) -> Resize {
         Resize { height, width, interpolation: Interpolation::Linear }
     }
 
-    /// With this interpolation instead of [`Interpolation::Linear`].
+    /// Sets the interpolation. Defaults to [`Interpolation::Linear`].
     #[must_use]
     pub fn interpolation(self, interpolation: Interpolation) -> Resize {
         Resize { interpolation, ..self }
@@ -33,7 +33,7 @@ impl Augmentor for Resize {
     }
 }
 
-/// To this length of the shorter side, with the shape kept.
+/// Resizes the shorter side to a fixed length and keeps the aspect ratio.
 #[derive(Clone, Debug)]
 pub struct ResizeShortestEdge {
     length: usize,
@@ -41,12 +41,12 @@ pub struct ResizeShortestEdge {
 }
 
 impl ResizeShortestEdge {
-    /// To this length.
+    /// Sets the length of the shorter side.
     pub fn new(length: usize) -> ResizeShortestEdge {
         ResizeShortestEdge { length, interpolation: Interpolation::Linear }
     }
 
-    /// With this interpolation instead of [`Interpolation::Linear`].
+    /// Sets the interpolation. Defaults to [`Interpolation::Linear`].
     #[must_use]
     pub fn interpolation(self, interpolation: Interpolation) -> ResizeShortestEdge {
         ResizeShortestEdge { interpolation, ..self }
@@ -63,7 +63,7 @@ impl Augmentor for ResizeShortestEdge {
     }
 }
 
-/// To a random size.
+/// Resizes to a random size.
 #[derive(Clone, Debug)]
 pub struct RandomResize {
     range: SizeRange,
@@ -74,19 +74,19 @@ pub struct RandomResize {
 
 #[derive(Clone, Debug)]
 enum SizeRange {
-    /// Of the factors for height and width.
+    /// Ranges of the scale factors for height and width.
     Scale((f64, f64), (f64, f64)),
-    /// Of the height and width in pixels.
+    /// Ranges of the height and width in pixels.
     Pixels((f64, f64), (f64, f64)),
 }
 
 impl RandomResize {
-    /// By factors between these for the height and for the width.
+    /// Scales the height and width by factors in these ranges.
     pub fn scale(height: (f64, f64), width: (f64, f64)) -> RandomResize {
         RandomResize::new(SizeRange::Scale(height, width))
     }
 
-    /// To so many pixels of height and of width.
+    /// Resizes to a height and width in these ranges of pixels.
     pub fn pixels(height: (usize, usize), width: (usize, usize)) -> RandomResize {
         let range = |(min, max): (usize, usize)| (min as f64, max as f64);
         RandomResize::new(SizeRange::Pixels(range(height), range(width)))
@@ -101,7 +101,7 @@ impl RandomResize {
         }
     }
 
-    /// Never below this height and width.
+    /// Sets the minimum height and width.
     #[doc(alias = "at_least")]
     #[doc(alias = "minimum")]
     #[must_use]
@@ -109,8 +109,8 @@ impl RandomResize {
         RandomResize { min: (height.max(1), width.max(1)), ..self }
     }
 
-    /// Changing the ratio of width to height by no more than this fraction (0.15 unless said). 0 keeps the ratio, and
-    /// the height follows the width.
+    /// Limits the relative change of the aspect ratio. Defaults to 0.15. 0 keeps the ratio, and the
+    /// height follows the width.
     #[doc(alias = "distortion")]
     #[doc(alias = "aspect_ratio_thres")]
     #[must_use]
@@ -118,7 +118,7 @@ impl RandomResize {
         RandomResize { aspect_ratio_threshold: max, ..self }
     }
 
-    /// With this interpolation instead of [`Interpolation::Linear`].
+    /// Sets the interpolation. Defaults to [`Interpolation::Linear`].
     #[must_use]
     pub fn interpolation(self, interpolation: Interpolation) -> RandomResize {
         RandomResize { interpolation, ..self }
@@ -158,7 +158,7 @@ fn round_half_up(x: f64) -> usize {
     (x + 0.5) as usize
 }
 
-/// From one size to another.
+/// Resizes from one size to another.
 #[derive(Debug)]
 pub(super) struct ResizeTransform {
     from: (usize, usize),
@@ -167,17 +167,14 @@ pub(super) struct ResizeTransform {
 }
 
 impl ResizeTransform {
-    /// The transform, if the new size is one.
+    /// Creates the transform, or returns an error if the new size is empty.
     pub(super) fn transform(
         from: (usize, usize),
         to: (usize, usize),
         interpolation: Interpolation,
     ) -> Result<Box<dyn Transform>> {
         if to.0 == 0 || to.1 == 0 {
-            return Err(Error::argument(format!(
-                "a picture cannot be resized to {} by {} pixels",
-                to.0, to.1
-            )));
+            return Err(Error::argument(format!("cannot resize an image to {}x{} pixels", to.0, to.1)));
         }
         Ok(Box::new(ResizeTransform { from, to, interpolation }))
     }

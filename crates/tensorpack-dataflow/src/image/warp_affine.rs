@@ -1,20 +1,20 @@
-//! Affine maps of pictures: what shifts, turns and shears them.
+//! Affine warps.
 
 use super::pixels::{PixelValue, dispatch_pixel_type, image_size};
 use super::{Interpolation, Transform};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// What lies beyond the edges of a picture.
+/// How pixels beyond the edges of an image are filled.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Border {
-    /// The nearest pixel of the picture.
+    /// With the nearest pixel.
     #[default]
     Replicate,
-    /// This value.
+    /// With a constant value.
     Constant(f32),
 }
 
-/// Moves the point (x, y) to `matrix` times (x, y, 1), with centres of pixels at whole numbers.
+/// Maps the point (x, y) to `matrix` times (x, y, 1). Pixel centers have integer coordinates.
 #[derive(Clone, Debug)]
 pub(super) struct WarpAffine {
     pub(super) matrix: [[f64; 3]; 2],
@@ -23,14 +23,14 @@ pub(super) struct WarpAffine {
 }
 
 impl WarpAffine {
-    /// Turns by `degrees` against the clock about (x, y), and scales.
+    /// Returns the matrix of a counterclockwise rotation about (x, y) followed by scaling.
     pub(super) fn rotation((x, y): (f64, f64), degrees: f64, scale: f64) -> [[f64; 3]; 2] {
         let (sin, cos) = degrees.to_radians().sin_cos();
         let (a, b) = (scale * cos, scale * sin);
         [[a, b, (1.0 - a) * x - b * y], [-b, a, b * x + (1.0 - a) * y]]
     }
 
-    /// The matrix of the way back.
+    /// Returns the inverse matrix, if it exists.
     fn inverse_matrix(&self) -> Option<[[f64; 3]; 2]> {
         let [[a, b, x], [c, d, y]] = self.matrix;
         let determinant = a * d - b * c;
@@ -49,12 +49,13 @@ impl Transform for WarpAffine {
             Interpolation::Nearest => false,
             Interpolation::Linear => true,
             other => {
-                let why = format!("pictures are turned and shifted with Nearest or Linear, not {other:?}");
+                let why =
+                    format!("affine transforms support Nearest and Linear interpolation, not {other:?}");
                 return Err(Error::new(ErrorKind::Unsupported, why));
             }
         };
         let inverse =
-            self.inverse_matrix().ok_or_else(|| Error::argument("the picture would be shrunk to nothing"))?;
+            self.inverse_matrix().ok_or_else(|| Error::argument("the affine matrix is singular"))?;
         dispatch_pixel_type!(image, T => {
             let sampler = Sampler { values: image.as_slice::<T>()?, h, w, c, border: self.border };
             let mut out = vec![T::default(); h * w * c];
@@ -72,7 +73,7 @@ impl Transform for WarpAffine {
 
     fn apply_coords(&self, coords: &mut [[f64; 2]]) -> Result<()> {
         for point in coords {
-            // Coordinates count from the corner of the first pixel, the matrix from its centre.
+            // Coordinates are relative to the corner of the first pixel, the matrix to its center.
             let [x, y] = point.map(|p| p - 0.5);
             *point = self.matrix.map(|[a, b, c]| a * x + b * y + c + 0.5);
         }
@@ -80,7 +81,7 @@ impl Transform for WarpAffine {
     }
 }
 
-/// A picture that is read at any place.
+/// An image that can be sampled anywhere.
 struct Sampler<'a, T> {
     values: &'a [T],
     h: usize,
@@ -90,7 +91,7 @@ struct Sampler<'a, T> {
 }
 
 impl<T: PixelValue> Sampler<'_, T> {
-    /// One channel of the pixel in this row and column, which may be beyond the edges.
+    /// Returns one channel of the pixel at this row and column, which may be outside the image.
     fn at(&self, y: f64, x: f64, channel: usize) -> f32 {
         let (last_y, last_x) = ((self.h - 1) as f64, (self.w - 1) as f64);
         match self.border {

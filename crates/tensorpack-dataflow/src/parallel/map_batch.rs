@@ -1,4 +1,4 @@
-//! Samples made straight into the batch they belong to.
+//! Parallel map that writes samples directly into batches.
 
 use super::work_source::{PendingSample, WorkSource};
 use super::worker_pool::{PoolOptions, Task, WorkerPool, catch_panic};
@@ -13,10 +13,10 @@ use tensorpack_tensor::{Element, HostTensor, Result};
 
 type Function = Arc<dyn Fn(Sample, &mut SampleRng, &mut BatchRow<'_>) -> Result<()> + Send + Sync>;
 
-/// Batches that a function writes its samples into, on several threads: [`DataFlow::map_batch`].
+/// Batches built by several threads: [`DataFlow::map_batch`].
 ///
-/// It reads what `map_random(..).batch(..)` would, without a sample ever being anywhere but in its batch. Each thread
-/// makes a batch of its own, so that no two write into the same.
+/// Equivalent to `map_random(..).batch(..)` without copying samples: each is written in place in
+/// its batch. Each thread builds a whole batch, so no two threads write to the same one.
 #[derive(Clone)]
 #[doc(alias = "MultiProcessMapAndBatchData")]
 pub struct MapBatch {
@@ -53,13 +53,14 @@ impl MapBatch {
         }
     }
 
-    /// Keeps what is left at the end of a pass, as a smaller batch. Otherwise it is dropped.
+    /// Keeps the remainder at the end of a pass as a smaller batch instead of dropping it.
     #[must_use]
     pub fn keep_remainder(self) -> MapBatch {
         MapBatch { keep_remainder: true, ..self }
     }
 
-    /// How many batches may be made ahead, those being made among them; one more than workers unless told otherwise.
+    /// Sets the maximum number of batches built ahead, including those in progress. Defaults to the
+    /// number of workers plus one.
     #[doc(alias = "buffer")]
     #[must_use]
     pub fn buffer_size(mut self, batches: usize) -> MapBatch {
@@ -67,7 +68,7 @@ impl MapBatch {
         self
     }
 
-    /// How long to wait for a batch before that is an error; 300 seconds unless told otherwise.
+    /// Sets how long to wait for a batch before returning an error. Defaults to 300 seconds.
     #[doc(alias = "deadline")]
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> MapBatch {
@@ -76,7 +77,7 @@ impl MapBatch {
     }
 }
 
-/// Where a sample goes: its row in every component of the batch.
+/// The row of a batch that one sample is written to.
 #[doc(alias = "Slot")]
 pub struct BatchRow<'a> {
     batch: &'a mut [HostTensor],
@@ -85,7 +86,7 @@ pub struct BatchRow<'a> {
 }
 
 impl BatchRow<'_> {
-    /// The elements of component `index`, zeros at first, in row-major order.
+    /// Returns the elements of component `index` in row-major order, initialized to zero.
     pub fn component<T: Element>(&mut self, index: usize) -> Result<&mut [T]> {
         let tensor = component(self.batch, index)?;
         let n = self.components[index].elements();

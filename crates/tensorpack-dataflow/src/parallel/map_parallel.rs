@@ -1,4 +1,4 @@
-//! A function of every sample, on several threads.
+//! Parallel map over samples.
 
 use super::work_source::{PendingSample, WorkSource};
 use super::worker_pool::{PoolOptions, Task, WorkerPool, catch_panic};
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// Every sample through a function, on several threads: [`DataFlow::map_parallel`].
+/// Applies a function to every sample on several threads: [`DataFlow::map_parallel`].
 ///
-/// It reads what [`DataFlow::map_random`] with the same function reads, byte for byte and in the same order. Where the
-/// input's samples can be looked up, the threads also read them at the same time.
+/// Reads the same bytes in the same order as [`DataFlow::map_random`] with the same function. If
+/// the input supports random access, the workers also read it concurrently.
 #[derive(Clone)]
 #[doc(alias = "MultiThreadMapData")]
 #[doc(alias = "MultiProcessMapData")]
@@ -39,8 +39,8 @@ impl MapParallel {
         MapParallel { inner: Arc::new(inner), function: Arc::new(function), options }
     }
 
-    /// How many samples may be made ahead, those being made among them; 32 unless told otherwise,
-    /// or four for each worker if that is more.
+    /// Sets the maximum number of samples computed ahead, including those in progress. Defaults to
+    /// 32, or four per worker if that is more.
     #[doc(alias = "buffer")]
     #[must_use]
     pub fn buffer_size(mut self, samples: usize) -> MapParallel {
@@ -48,15 +48,15 @@ impl MapParallel {
         self
     }
 
-    /// Gives samples as they get ready. Every pass still has exactly its own. Such a reader cannot go on in the middle of
-    /// a pass.
+    /// Returns samples as they become ready. Every pass still consists of exactly its own samples.
+    /// An unordered reader cannot resume in the middle of a pass.
     #[must_use]
     pub fn unordered(mut self) -> MapParallel {
         self.options.keep_order = false;
         self
     }
 
-    /// How long to wait for a sample before that is an error; 300 seconds unless told otherwise.
+    /// Sets how long to wait for a sample before returning an error. Defaults to 300 seconds.
     #[doc(alias = "deadline")]
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> MapParallel {
@@ -81,10 +81,10 @@ impl DataFlow for MapParallel {
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         if !self.options.keep_order && at.index > 0 {
             let why = format!(
-                "an unordered map_parallel cannot go on at sample {} of epoch {}",
+                "an unordered map_parallel cannot resume at sample {} of epoch {}",
                 at.index, at.epoch
             );
-            let what = "it does not know which samples those were: leave out unordered(), or begin a pass";
+            let what = "it does not record which samples were read; remove unordered(), or resume at the start of a pass";
             return Err(Error::new(ErrorKind::Unsupported, why).note(what));
         }
         let source = WorkSource::open(&self.inner, seed.derive("input"), at)?;
@@ -111,7 +111,7 @@ impl DataFlow for MapParallel {
     }
 }
 
-/// A task for each input.
+/// Creates one task per input sample.
 pub(super) fn per_sample_tasks(
     mut source: WorkSource,
     stage: &'static str,
@@ -123,7 +123,7 @@ pub(super) fn per_sample_tasks(
     }
 }
 
-/// Reads what a crew makes of its input, sample for sample.
+/// Reads the results of a [`WorkerPool`].
 pub(super) struct ParallelReader {
     pub(super) pool: WorkerPool,
     pub(super) at: State,

@@ -1,4 +1,4 @@
-//! Reading ahead.
+//! Prefetching on a background thread.
 
 use super::map_parallel::{ParallelReader, per_sample_tasks};
 use super::work_source::{PendingSample, WorkSource};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tensorpack_tensor::Result;
 
-/// Reads its input on a thread of its own, a number of samples ahead: [`DataFlow::prefetch`], [`DataFlow::timeout`].
+/// Reads its input ahead on a background thread: [`DataFlow::prefetch`], [`DataFlow::timeout`].
 #[derive(Clone)]
 #[doc(alias = "PrefetchData")]
 #[doc(alias = "MultiThreadRunner")]
@@ -31,7 +31,7 @@ impl Prefetch {
         Prefetch { inner: Arc::new(inner), options }
     }
 
-    /// How long to wait for a sample before that is an error; 300 seconds unless told otherwise.
+    /// Sets how long to wait for a sample before returning an error. Defaults to 300 seconds.
     #[doc(alias = "deadline")]
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Prefetch {
@@ -50,7 +50,7 @@ impl DataFlow for Prefetch {
     }
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        // Read in order: that is what files are fast at.
+        // Sequential even if the input supports random access: files are fastest in order.
         let source = WorkSource::Sequential(DataFlow::open(&self.inner, seed, at)?);
         let pool = WorkerPool::start(
             &self.options,

@@ -1,4 +1,4 @@
-//! A line of results: reserved in order, filled in any, taken in order.
+//! A bounded buffer whose slots are reserved in order, filled in any order and drained in order.
 
 use crate::cancellation;
 use crate::{Sample, State};
@@ -8,20 +8,20 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tensorpack_tensor::Result;
 
-/// What a place in line holds: what was read, and where the input stood behind it.
+/// A result, and the state of the input after it.
 pub(super) struct Item {
     pub(super) read: Result<Option<Sample>>,
     pub(super) state: State,
 }
 
-/// A bounded line of results.
+/// A bounded reorder buffer.
 pub(super) struct ReorderBuffer {
     capacity: usize,
     keep_order: bool,
     slots: Mutex<Slots>,
-    /// The first place was filled.
+    /// Signalled when the first slot is filled.
     front_ready: Condvar,
-    /// A place became free, or was filled.
+    /// Signalled when a slot is freed, and in unordered mode when one is filled.
     slot_freed: Condvar,
     cancelled: Arc<AtomicBool>,
 }
@@ -29,11 +29,11 @@ pub(super) struct ReorderBuffer {
 #[derive(Default)]
 struct Slots {
     items: VecDeque<Option<Item>>,
-    /// How many places have been taken, so the number of the first in line.
+    /// Number of slots drained so far, which is the position of the first slot.
     popped: u64,
-    /// How many have been filled.
+    /// Number of slots filled so far.
     filled: u64,
-    // Waking nobody costs a system call, so it is known whether somebody waits.
+    // A notify without waiters still costs a system call, so waiters are tracked.
     consumer_waiting: bool,
     producer_waiting: bool,
 }
@@ -54,7 +54,7 @@ impl ReorderBuffer {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is set when the line is closed.
+    /// Returns the flag that is set when the buffer is closed.
     pub(super) fn cancelled(&self) -> Arc<AtomicBool> {
         self.cancelled.clone()
     }
@@ -63,22 +63,24 @@ impl ReorderBuffer {
         self.cancelled.load(Ordering::Relaxed)
     }
 
-    /// The number of a place at the end of the line, as soon as there is room; `None` once it is closed. One thread at
-    /// a time.
+    /// Reserves the next position, waiting for capacity. Returns `None` once the buffer is closed.
+    /// Only one thread may call this at a time.
     pub(super) fn reserve(&self) -> Option<u64> {
         let mut slots = self.wait_until(|slots| slots.items.len() < self.capacity)?;
         slots.items.push_back(None);
         Some(slots.popped + slots.items.len() as u64 - 1)
     }
 
-    /// Waits until all places before `position` are filled. One thread at a time, the one that may reserve.
+    /// Waits until all positions before `position` are filled. Only the thread that may reserve
+    /// calls this.
     pub(super) fn wait_filled_before(&self, position: u64) {
         self.wait_until(|slots| slots.filled == position);
     }
 
     fn wait_until(&self, condition: impl Fn(&Slots) -> bool) -> Option<MutexGuard<'_, Slots>> {
         let mut slots = self.lock();
-        // This waits for the consumer, who may take as long as it likes, or for workers that are never told to wait.
+        // No timeout: the consumer may take as long as it likes, and workers never wait on each
+        // other.
         while !self.is_closed() && !condition(&slots) {
             slots.producer_waiting = true;
             slots = self.slot_freed.wait(slots).unwrap_or_else(PoisonError::into_inner);
@@ -87,7 +89,7 @@ impl ReorderBuffer {
         if self.is_closed() { None } else { Some(slots) }
     }
 
-    /// Fills place `position`, or the first free one if the order does not matter.
+    /// Fills `position`, or the first free slot if order does not matter.
     pub(super) fn fill(&self, position: u64, item: Item) {
         let mut slots = self.lock();
         let position = if self.keep_order { position } else { slots.filled };
@@ -104,8 +106,8 @@ impl ReorderBuffer {
         }
     }
 
-    /// The first in line, once it is there; `None` if that takes longer than `timeout`. An error if this thread's own
-    /// stage is stopped meanwhile.
+    /// Removes the first result, waiting for it. Returns `None` after `timeout`, and an error if
+    /// this thread's own stage is cancelled.
     pub(super) fn pop_front_within(&self, timeout: Duration) -> Result<Option<Item>> {
         let mut slots = self.lock();
         let mut end = None;
@@ -113,7 +115,7 @@ impl ReorderBuffer {
             if let Some(item) = slots.items.front_mut().and_then(Option::take) {
                 slots.items.pop_front();
                 slots.popped += 1;
-                // Not for every single place: a thread that is woken should find work for a while.
+                // Waking only at half capacity gives the woken thread work for a while.
                 let wake = slots.producer_waiting && slots.items.len() <= self.capacity / 2;
                 drop(slots);
                 if wake {
@@ -135,7 +137,7 @@ impl ReorderBuffer {
         }
     }
 
-    /// Ends all waits for room: nothing will be taken any more.
+    /// Ends all waits for capacity: nothing will be drained any more.
     pub(super) fn close(&self) {
         let slots = self.lock();
         self.cancelled.store(true, Ordering::Relaxed);

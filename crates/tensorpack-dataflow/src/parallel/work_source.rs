@@ -1,24 +1,24 @@
-//! What the threads of a stage take their work from.
+//! The input of a worker pool.
 
 use crate::{DataFlow, Flow, IndexedReader, Reader, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::Result;
 
-/// Gives out the input, one place after the other.
+/// Hands out input samples in order.
 pub(super) enum WorkSource {
-    /// Read here, one thread at a time.
+    /// Samples are read here, by one thread at a time.
     Sequential(Box<dyn Reader>),
-    /// Only places are given out; the threads look up the samples, all at the same time.
+    /// Only positions are handed out; the workers read the samples concurrently.
     Indexed { indexed: Arc<dyn IndexedReader>, size: Option<u64>, at: State },
 }
 
-/// A sample that is there, or how to get it.
+/// A sample, or the reader to get it from.
 pub(super) enum Input {
     Loaded(Sample),
     Deferred(Arc<dyn IndexedReader>),
 }
 
-/// An input and its place.
+/// An input sample and its position.
 pub(super) struct PendingSample {
     pub(super) input: Input,
     pub(super) epoch: u64,
@@ -62,7 +62,7 @@ impl WorkSource {
         }
     }
 
-    /// Where the input stands, behind what has been given out.
+    /// Returns the state of the input after everything handed out so far.
     pub(super) fn state(&self) -> State {
         match self {
             WorkSource::Sequential(reader) => reader.state(),

@@ -1,4 +1,4 @@
-//! The threads of one reader.
+//! The worker threads of one reader.
 
 use super::reorder_buffer::{Item, ReorderBuffer};
 use crate::cancellation;
@@ -10,20 +10,22 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// How a stage works.
+/// The settings of a stage.
 #[derive(Clone, Debug)]
 pub(super) struct PoolOptions {
-    /// What errors call it.
+    /// The name used in errors.
     pub(super) stage: &'static str,
     pub(super) workers: usize,
-    /// How many results may be made ahead.
+    /// Maximum number of results computed ahead.
     pub(super) buffer_size: usize,
     pub(super) keep_order: bool,
     pub(super) timeout: Duration,
 }
 
-/// What a thread takes from the feed: work, or what needs none (the end of a pass, an error); where the input stands
-/// behind it; and which sample it is, for errors.
+/// A unit of work from the input.
+///
+/// `work` is also an error or the end of a pass, which need no worker. `state` is the state of the
+/// input afterwards; `epoch` and `index` name the sample in errors.
 pub(super) struct Task<T> {
     pub(super) work: Result<Option<T>>,
     pub(super) state: State,
@@ -31,20 +33,20 @@ pub(super) struct Task<T> {
     pub(super) index: u64,
 }
 
-/// Threads that work ahead of a reader. Dropping it stops and joins them.
+/// Threads that work ahead of a reader. Dropping the pool stops and joins them.
 pub(super) struct WorkerPool {
     options: PoolOptions,
     buffer: Arc<ReorderBuffer>,
     threads: Vec<JoinHandle<()>>,
     live: Arc<LiveThreads>,
-    /// Where the input stands behind what the consumer has taken.
+    /// State of the input after the last result the consumer took.
     state: State,
-    /// The last wait took too long: a thread hangs, or is very slow.
+    /// Whether the last read timed out: a thread hangs or is very slow.
     timed_out: bool,
 }
 
 impl WorkerPool {
-    /// Begins at `state`. `next` is called by one thread at a time, `work` by all.
+    /// Starts the threads at `state`. `next` is called by one thread at a time, `work` by all.
     pub(super) fn start<T: Send + 'static>(
         options: &PoolOptions,
         state: State,
@@ -52,7 +54,10 @@ impl WorkerPool {
         work: impl Fn(T) -> Result<Sample> + Send + Sync + 'static,
     ) -> Result<WorkerPool> {
         if options.workers == 0 {
-            return Err(Error::argument(format!("{}: there must be at least one worker", options.stage)));
+            return Err(Error::argument(format!(
+                "{}: the number of workers must be at least 1",
+                options.stage
+            )));
         }
         let buffer = Arc::new(ReorderBuffer::new(options.buffer_size, options.keep_order));
         let live = Arc::new(LiveThreads::default());
@@ -73,7 +78,8 @@ impl WorkerPool {
             let body = move || {
                 cancellation::set_cancel_flag(buffer.cancelled());
                 worker_loop(&buffer, next, work, keep_order, stage);
-                // What the input holds, its threads too, is gone before this thread counts as gone.
+                // The closure's captures (the input and its threads) are dropped before this thread
+                // counts as finished.
                 drop(live_thread);
             };
             let thread = thread::Builder::new().name(options.stage.to_string()).spawn(body);
@@ -83,7 +89,7 @@ impl WorkerPool {
         Ok(pool)
     }
 
-    /// The next result, waited for no longer than the deadline.
+    /// Returns the next result, or an error after the timeout.
     pub(super) fn read(&mut self) -> Result<Option<Sample>> {
         let item = self.buffer.pop_front_within(self.options.timeout)?;
         self.timed_out = item.is_none();
@@ -100,7 +106,7 @@ impl WorkerPool {
     }
 }
 
-/// What every thread does until the line is closed.
+/// The body of a worker thread, until the buffer is closed.
 fn worker_loop<T>(
     buffer: &ReorderBuffer,
     next: Arc<Mutex<impl FnMut() -> Task<T>>>,
@@ -117,7 +123,7 @@ fn worker_loop<T>(
                 drop(source);
                 catch_panic(stage, epoch, index, || work(task).map(Some))
             }
-            // Where the order does not matter, the end of a pass must still come behind all its samples.
+            // In unordered mode the end of a pass must still come after all its samples.
             Ok(None) if !keep_order => {
                 buffer.wait_filled_before(position);
                 buffer.fill(position, Item { read: Ok(None), state });
@@ -130,7 +136,7 @@ fn worker_loop<T>(
     }
 }
 
-/// Makes a panic an error that says where it happened.
+/// Turns a panic into an error that names the sample and the stage.
 pub(super) fn catch_panic<T>(
     stage: &str,
     epoch: u64,
@@ -138,7 +144,7 @@ pub(super) fn catch_panic<T>(
     work: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let why = format!("sample {index} of epoch {epoch}: a panic in {stage}: {}", panic_message(&*panic));
+        let why = format!("sample {index} of epoch {epoch}: panic in {stage}: {}", panic_message(&*panic));
         Err(Error::new(ErrorKind::Data, why))
     })
 }
@@ -151,18 +157,19 @@ fn panic_message(panic: &(dyn Any + Send)) -> &str {
 impl Drop for WorkerPool {
     fn drop(&mut self) {
         self.buffer.close();
-        // A thread in the middle of a sample ends after it. One that has already taken too long is not waited for.
+        // A busy thread finishes its sample first. A thread that already timed out is not waited
+        // for.
         let timeout = if self.timed_out { Duration::ZERO } else { self.options.timeout };
         if self.live.wait_for_exit(timeout) {
             self.threads.drain(..).for_each(|thread| drop(thread.join()));
         } else {
             let stage = self.options.stage;
-            eprintln!("a thread of {stage} does not return from a sample, and is left behind");
+            eprintln!("warning: a {stage} worker did not return in time and was detached");
         }
     }
 }
 
-/// Which threads have not ended.
+/// The number of running threads.
 #[derive(Default)]
 struct LiveThreads {
     count: Mutex<usize>,
@@ -183,7 +190,7 @@ impl LiveThreads {
     }
 }
 
-/// Counts a thread while it lives.
+/// Counts one running thread while it is alive.
 struct LiveThread(Arc<LiveThreads>);
 
 impl LiveThread {

@@ -1,11 +1,11 @@
-//! Data for trying things out.
+//! Random data for tests and benchmarks.
 
 use crate::indexed_reader::{SequentialReader, sample_error};
 use crate::{ComponentSpec, DataFlow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{CounterRng, DType, Error, HostTensor, Result};
 
-/// Random numbers of given shapes, uniform in `[0, 1)` unless told otherwise, new in every pass.
+/// Uniform random samples of given shapes, different in every pass. Values default to `[0, 1)`.
 #[derive(Clone, Debug)]
 pub struct FakeData {
     size: u64,
@@ -16,12 +16,12 @@ pub struct FakeData {
 }
 
 impl FakeData {
-    /// Passes of `size` samples with these components.
+    /// Creates passes of `size` samples with these components.
     pub fn new(size: u64, components: impl Into<Vec<ComponentSpec>>) -> FakeData {
         FakeData { size, components: components.into(), low: 0.0, high: 1.0, constant: false }
     }
 
-    /// Uniform in `[low, high)`; integers are rounded down.
+    /// Sets the range `[low, high)` of values. Integers are rounded down.
     #[doc(alias = "between")]
     #[doc(alias = "domain")]
     #[must_use]
@@ -29,7 +29,7 @@ impl FakeData {
         FakeData { low, high, ..self }
     }
 
-    /// One random sample, again and again: costs nothing to make.
+    /// Returns the same random sample every time, at no cost.
     #[must_use]
     pub fn constant(self) -> FakeData {
         FakeData { constant: true, ..self }
@@ -86,7 +86,7 @@ impl DataFlow for FakeData {
 impl FakeData {
     fn samples(&self, seed: Seed) -> Result<Arc<dyn IndexedReader>> {
         if !(self.low <= self.high && (self.high - self.low).is_finite()) {
-            let why = format!("FakeData between {} and {}: there are no such numbers", self.low, self.high);
+            let why = format!("FakeData: invalid range [{}, {})", self.low, self.high);
             return Err(Error::argument(why));
         }
         if self.constant {

@@ -1,4 +1,4 @@
-//! Samples that another thread sends.
+//! Samples received from a channel.
 
 use crate::cancellation::{self, DEFAULT_TIMEOUT};
 use crate::{DataFlow, Reader, Resume, Sample, Seed, State};
@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// What comes out of a channel. The pass ends when all senders are gone; there is no other.
+/// The samples received from a channel. There is a single pass, which ends when all senders are
+/// dropped.
 #[derive(Clone)]
 #[doc(alias = "DataFromQueue")]
 pub struct FromChannel {
@@ -16,12 +17,12 @@ pub struct FromChannel {
 }
 
 impl FromChannel {
-    /// The samples that come out of `receiver`.
+    /// Reads samples from `receiver`.
     pub fn new(receiver: Receiver<Sample>) -> FromChannel {
         FromChannel { receiver: Arc::new(Mutex::new(Some(receiver))), timeout: DEFAULT_TIMEOUT }
     }
 
-    /// How long to wait for a sample before that is an error; 300 seconds unless told otherwise.
+    /// Sets how long to wait for a sample before returning an error. Defaults to 300 seconds.
     #[doc(alias = "deadline")]
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> FromChannel {
@@ -41,15 +42,16 @@ impl DataFlow for FromChannel {
     fn open(&self, _: Seed, at: &State) -> Result<Box<dyn Reader>> {
         let State { epoch, index, .. } = *at;
         if (epoch, index) != (0, 0) {
-            let why =
-                format!("a channel cannot go on at sample {index} of epoch {epoch}: what was sent is gone");
+            let why = format!(
+                "a channel cannot resume at sample {index} of epoch {epoch}: samples already received are gone"
+            );
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
         let taken = self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(receiver) = taken else {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                "a channel can be read once, and already has a reader",
+                "a channel can be opened only once, and it already has a reader",
             ));
         };
         Ok(Box::new(ChannelReader { receiver: Some(receiver), timeout: self.timeout, at: State::start() }))
@@ -57,7 +59,7 @@ impl DataFlow for FromChannel {
 }
 
 struct ChannelReader {
-    /// Until all senders are gone.
+    /// `None` once all senders are dropped.
     receiver: Option<Receiver<Sample>>,
     timeout: Duration,
     at: State,
@@ -66,10 +68,7 @@ struct ChannelReader {
 impl ChannelReader {
     fn next(&mut self) -> Result<Option<Sample>> {
         let Some(receiver) = &self.receiver else {
-            return Err(Error::new(
-                ErrorKind::Data,
-                "all senders of the channel are gone: there is no other pass",
-            ));
+            return Err(Error::new(ErrorKind::Data, "the channel is closed: it has only one pass"));
         };
         let end = Instant::now() + self.timeout;
         loop {

@@ -1,23 +1,25 @@
-//! Sources that can give any of their samples at once.
+//! Sources with random access (map-style datasets).
 
 use crate::indexed_reader::{SequentialReader, sample_error};
 use crate::{DataFlow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::Result;
 
-/// Samples by index: the two functions a data set needs. Every one is a [`DataFlow`] that reads them in order, and that
-/// seeks, shuffles and shards without reading what is left out. Cloning shares the data.
+/// A source with random access: the two functions a dataset has to implement.
+///
+/// Every implementation is a [`DataFlow`] that reads in order, and seeks, shuffles and shards
+/// without reading skipped samples. Clones share the data.
 pub trait RandomAccess: Clone + Send + Sync + 'static {
-    /// How many samples there are.
+    /// Returns the number of samples.
     fn len(&self) -> u64;
 
-    /// Whether there are none.
+    /// Returns whether there are no samples.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The sample at `index`, which is below [`RandomAccess::len`]. An error should name the file; which sample it was is
-    /// added to it.
+    /// Returns the sample at `index`, which is below [`RandomAccess::len`]. Errors should name the
+    /// file; the sample's position is added automatically.
     fn get(&self, index: u64) -> Result<Sample>;
 }
 

@@ -1,4 +1,4 @@
-//! Puts pipelines together at random.
+//! Builds random pipelines.
 
 use std::collections::BTreeSet;
 use tempfile::TempDir;
@@ -8,8 +8,8 @@ use tensorpack_dataflow::{
     SampleRng, Seed, Zip,
 };
 
-/// Every source and adaptor that pipelines are made of. Channels, iterators that can be read once and unordered maps
-/// cannot be opened again, and have tests of their own.
+/// Every source and adaptor used in pipelines. Channels, single-use iterators and unordered maps
+/// cannot be reopened and have their own tests.
 pub(crate) const KINDS: [&str; 38] = [
     "FakeData",
     "FakeData.constant",
@@ -51,15 +51,15 @@ pub(crate) const KINDS: [&str; 38] = [
     "cache_on_disk",
 ];
 
-/// A pipeline in the making: the same for the same seed, but for the number of workers.
+/// A pipeline under construction. It depends on the seed but not on the number of workers.
 pub(crate) struct Build {
     rng: SampleRng,
     workers: usize,
     text: String,
     kinds: BTreeSet<&'static str>,
-    /// Whether what has been built so far never ends.
+    /// Whether the pipeline so far is infinite.
     endless: bool,
-    /// Where it keeps files, while it is read.
+    /// Directories of on-disk caches, kept until the pipeline is dropped.
     caches: Vec<TempDir>,
 }
 
@@ -85,7 +85,7 @@ impl Build {
 
     pub(crate) fn pipeline(&mut self) -> Flow {
         let mut flow = self.flow(1);
-        // Whatever it is, it may be read in parallel at the end.
+        // Any pipeline may end with a parallel stage.
         if self.rng.bernoulli(0.5) {
             flow = self.parallel(flow);
         }
@@ -102,7 +102,7 @@ impl Build {
         self.rng.below(n)
     }
 
-    /// A source with up to four adaptors, which may have further inputs of less depth.
+    /// A source with up to four adaptors, which may have further inputs of smaller depth.
     fn flow(&mut self, depth: u32) -> Flow {
         let mut flow = self.source();
         for _ in 0..self.pick(5) {
@@ -288,7 +288,7 @@ impl Build {
             }
             26 if !self.endless => {
                 self.note("cache_on_disk");
-                // A file is not made of what fails.
+                // A failing sample aborts writing the cache file.
                 let may_fail =
                     ["failing map", "skip_errors", "fixed_size"].iter().any(|kind| self.kinds.contains(kind));
                 let flow = if may_fail { flow.skip_errors(1000).into_flow() } else { flow };
@@ -304,7 +304,7 @@ impl Build {
         }
     }
 
-    /// This and one or two more.
+    /// This flow and one or two more.
     fn parts(&mut self, flow: Flow, depth: u32) -> Vec<Flow> {
         let mut parts = vec![flow];
         for _ in 0..1 + self.pick(2) {
@@ -349,7 +349,7 @@ fn numbered(i: u64) -> Sample {
     vec![HostTensor::new([2], vec![i as f32, 0.5]).expect("two elements"), HostTensor::scalar(i as i32)]
 }
 
-/// A number that follows from a sample's bytes, whatever they are.
+/// A number computed from the bytes of any sample.
 fn number(sample: &[HostTensor]) -> Result<u64> {
     let bytes = sample.iter().flat_map(|t| t.as_bytes());
     Ok(bytes.fold(7u64, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)) >> 20)
@@ -361,7 +361,7 @@ fn jitter(mut sample: Sample, rng: &mut SampleRng) -> Result<Sample> {
     Ok(sample)
 }
 
-/// The first component flat and of one to three elements, the second as it was.
+/// Flattens the first component to one to three elements and keeps the second.
 fn ragged(flow: Flow) -> Flow {
     flow.map(|sample| {
         let n = 1 + number(&sample)? % 3;

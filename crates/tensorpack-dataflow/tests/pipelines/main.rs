@@ -1,5 +1,5 @@
-//! Random pipelines: whatever is put together, a reader opened anywhere goes on with the very samples that reading from the
-//! start gives, with any number of workers, and a state it tells is one it can be opened at.
+//! Random pipelines. A reader opened at any position continues with exactly the samples that
+//! sequential reading returns, for any number of workers, and every state it reports can be opened.
 
 mod build;
 
@@ -8,10 +8,10 @@ use std::collections::BTreeSet;
 use tensorpack_dataflow::tensor::{DType, ErrorKind};
 use tensorpack_dataflow::{DataFlow, Flow, Reader, Sample, SampleRng, Seed, State};
 
-/// How much of a pipeline is read, ends of passes among it.
+/// Number of reads per pipeline, including ends of passes.
 const READS: usize = 70;
 
-/// What a read gave: everything that must be the same.
+/// The outcome of a read.
 #[derive(Clone, Debug, PartialEq)]
 enum Read {
     Sample(Vec<(DType, Vec<usize>, Vec<u8>)>),
@@ -30,7 +30,7 @@ fn read(reader: &mut dyn Reader) -> Read {
     }
 }
 
-/// Everything from the start on, and the state before each read.
+/// Reads from the start and records the state before each read.
 fn read_from_start(flow: &Flow, seed: Seed, what: &str) -> Vec<(State, Read)> {
     let mut reader = flow.open(seed, &State::start()).unwrap_or_else(|e| panic!("{what}: {e}"));
     (0..READS).map(|_| (reader.state(), read(&mut *reader))).collect()
@@ -100,7 +100,7 @@ fn readers_resume_anywhere() {
     }
 }
 
-/// Stopped again and again after a few samples, and opened at the state that was told.
+/// Stops after a few samples again and again, and reopens at the reported state.
 fn check_chain(flow: &Flow, seed: Seed, expected: &[(State, Read)], rng: &mut SampleRng, what: &str) {
     let (mut at, mut next) = (State::start(), 0);
     while next < expected.len() {
@@ -110,7 +110,7 @@ fn check_chain(flow: &Flow, seed: Seed, expected: &[(State, Read)], rng: &mut Sa
             assert_eq!(read(&mut *reader), *want, "{what}: in pieces, from {at:?}, read {next}");
             next += 1;
         }
-        // By way of a file.
+        // Round trip through text.
         at = reader.state().to_string().parse().unwrap_or_else(|e| panic!("{what}: {e}"));
     }
 }

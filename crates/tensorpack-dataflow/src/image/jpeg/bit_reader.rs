@@ -1,8 +1,9 @@
-//! The bits of entropy-coded data.
+//! Reading bits of entropy-coded data.
 
-/// Reads bits from the front of bytes, the high ones first. Behind the end come zeros.
+/// Reads bits from a byte slice, most significant first. Past the end it returns zeros.
 ///
-/// The bytes are without stuffing (see [`remove_byte_stuffing`]), so that a refill is one load and has no branch to mispredict.
+/// Byte stuffing has been removed (see [`remove_byte_stuffing`]), so a refill is a single load
+/// without a branch to mispredict.
 #[derive(Clone, Copy)]
 pub(super) struct BitReader<'a> {
     bytes: &'a [u8],
@@ -11,7 +12,7 @@ pub(super) struct BitReader<'a> {
     count: u32,
 }
 
-/// How many bits a refill makes sure of.
+/// Number of bits available after a refill.
 pub(super) const REFILL_BITS: u32 = 56;
 
 impl<'a> BitReader<'a> {
@@ -19,33 +20,34 @@ impl<'a> BitReader<'a> {
         BitReader { bytes, next: 0, window: 0, count: 0 }
     }
 
-    /// Makes sure of [`REFILL_BITS`] bits.
+    /// Ensures that at least [`REFILL_BITS`] bits are available.
     #[inline(always)]
     pub(super) fn refill(&mut self) {
         let word = match self.bytes.get(self.next..) {
             Some([a, b, c, d, e, f, g, h, ..]) => u64::from_be_bytes([*a, *b, *c, *d, *e, *f, *g, *h]),
             rest => last_bytes(rest.unwrap_or_default()),
         };
-        // What lies behind `count` bits of the window are the right bits already: to set them again changes nothing.
+        // The window may already hold bits beyond `count`. They are the same bits, so OR-ing them
+        // again is harmless.
         self.window |= word >> self.count;
         self.next += ((63 - self.count) >> 3) as usize;
         self.count |= REFILL_BITS;
     }
 
-    /// The next `n` bits, 1 to 32 of them.
+    /// Returns the next `n` bits, 1 to 32.
     #[inline(always)]
     pub(super) fn peek(&self, n: u32) -> usize {
         (self.window >> (64 - n)) as usize
     }
 
-    /// Goes on by `n` bits, no more than the refill made sure of.
+    /// Consumes `n` bits, which must be available.
     #[inline(always)]
     pub(super) fn skip(&mut self, n: u32) {
         self.window <<= n;
         self.count -= n;
     }
 
-    /// Whether more was read than there is.
+    /// Returns whether more bits were consumed than exist.
     pub(super) fn is_past_end(&self) -> bool {
         self.next * 8 > self.bytes.len() * 8 + self.count as usize
     }
@@ -56,8 +58,8 @@ fn last_bytes(rest: &[u8]) -> u64 {
     rest.iter().take(8).enumerate().fold(0, |word, (i, &b)| word | u64::from(b) << (56 - 8 * i))
 }
 
-/// Appends the entropy-coded bytes at the front of `data` to `out`, without the zeros that are stuffed behind every
-/// 0xFF, and returns what follows: the next marker, or nothing.
+/// Appends the entropy-coded bytes at the start of `data` to `out` without the zero stuffed after
+/// every 0xFF. Returns the rest, which starts with the next marker or is empty.
 pub(super) fn remove_byte_stuffing<'a>(data: &'a [u8], out: &mut Vec<u8>) -> &'a [u8] {
     let mut rest = data;
     while let Some(at) = position_of_ff(rest) {
@@ -66,7 +68,7 @@ pub(super) fn remove_byte_stuffing<'a>(data: &'a [u8], out: &mut Vec<u8>) -> &'a
                 out.extend_from_slice(&rest[..=at]);
                 rest = &rest[at + 2..];
             }
-            // Markers may have any number of 0xFF before them.
+            // A marker may be preceded by any number of fill bytes 0xFF.
             Some(0xFF) => {
                 out.extend_from_slice(&rest[..at]);
                 rest = &rest[at + 1..];
@@ -81,7 +83,7 @@ pub(super) fn remove_byte_stuffing<'a>(data: &'a [u8], out: &mut Vec<u8>) -> &'a
     &[]
 }
 
-/// Where the first 0xFF is, looked for 32 bytes at a time.
+/// Returns the position of the first 0xFF, scanning 32 bytes at a time.
 fn position_of_ff(bytes: &[u8]) -> Option<usize> {
     let blocks =
         bytes.chunks_exact(32).take_while(|c| c.iter().fold(0, |any, &b| any | u8::from(b == 0xFF)) == 0);

@@ -1,15 +1,15 @@
-//! From planes to pixels: chroma to the size of luma, and YCbCr to RGB.
+//! Chroma upsampling and YCbCr to RGB conversion.
 
 use super::scan::Plane;
 
-/// A component's samples at the picture's own size, row by row.
+/// Upsamples a component to the image size, row by row.
 pub(super) struct Upsampler<'a> {
     plane: &'a Plane,
     /// The size of the whole component.
     size: (usize, usize),
-    /// How many pixels a sample stands for, across and down.
+    /// Pixels per sample, horizontally and vertically.
     factor: (usize, usize),
-    /// Rows of neighbours weighed 3 to 1, and the finished row.
+    /// Two rows blended 3:1, and the finished row.
     blended: Vec<u16>,
     row: Vec<u8>,
 }
@@ -19,10 +19,10 @@ impl<'a> Upsampler<'a> {
         Upsampler { plane, size, factor, blended: Vec::new(), row: Vec::new() }
     }
 
-    /// `width` samples of row `y` from column `x` on.
+    /// Returns `width` samples of row `y` starting at column `x`.
     ///
-    /// Where a component has half the samples, the missing ones are a quarter of the way between two, as libjpeg has
-    /// it; else samples are repeated.
+    /// A factor of two is interpolated like libjpeg's "fancy upsampling"; other factors repeat
+    /// samples.
     pub(super) fn row(&mut self, x: usize, y: usize, width: usize) -> &[u8] {
         let origin = self.plane.columns.start * self.plane.n;
         match self.factor {
@@ -40,8 +40,8 @@ impl<'a> Upsampler<'a> {
         }
     }
 
-    /// Four times the samples at the height of row `y`, from the one before `x` to the one behind the last (which
-    /// mean nothing where samples are as wide as pixels).
+    /// Computes four times the vertically interpolated samples of row `y`, from the one before `x`
+    /// to the one after the last. The two outer ones are unused without horizontal upsampling.
     fn blend_rows(&mut self, x: usize, y: usize, width: usize) {
         let (across, down) = self.factor;
         let near = y / down;
@@ -62,11 +62,11 @@ impl<'a> Upsampler<'a> {
         self.blended.push(blend_rows((last + across - 1).min(self.size.0 - 1)));
     }
 
-    /// The row from its weighed samples.
+    /// Builds the output row from the blended samples.
     fn upsample_row(&mut self, x: usize, y: usize, width: usize) -> &[u8] {
         let samples = self.blended.len() - 2;
         if self.factor.0 == 1 {
-            // Rounded up and down by turns, so that the mean stays.
+            // Alternate the rounding direction to keep the mean.
             let rounding = 1 + (y % 2) as u16;
             self.row.clear();
             self.row.extend(self.blended[1..=samples].iter().map(|&w| ((w + rounding) >> 2) as u8));
@@ -83,11 +83,11 @@ impl<'a> Upsampler<'a> {
     }
 }
 
-/// A row of RGB pixels from one of YCbCr.
+/// Converts a row of YCbCr to RGB.
 pub(super) fn ycbcr_to_rgb(y: &[u8], cb: &[u8], cr: &[u8], out: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
-        // SAFETY: the machine was just found to have AVX2.
+        // SAFETY: AVX2 was detected above.
         return unsafe { avx2::ycbcr_to_rgb(y, cb, cr, out) };
     }
     ycbcr_to_rgb_scalar(y, cb, cr, out);
@@ -99,12 +99,13 @@ fn ycbcr_to_rgb_scalar(y: &[u8], cb: &[u8], cr: &[u8], out: &mut [u8]) {
     }
 }
 
-/// One pixel, in steps of 16 bits that vectors have an instruction for: `x * factor / 2^15`, rounded.
+/// Converts one pixel with 16-bit steps that map to a vector instruction: `x * factor / 2^15`,
+/// rounded.
 #[inline(always)]
 fn pixel(y: u8, cb: u8, cr: u8) -> [u8; 3] {
     let times = |x: i16, factor: i16| ((i32::from(x) * i32::from(factor) + (1 << 14)) >> 15) as i16;
     let (y, cb, cr) = (i16::from(y), i16::from(cb) - 128, i16::from(cr) - 128);
-    // 1.402 and 1.772 in 2^14ths; 0.344136 and 0.714136 in 2^12ths, for a sum in 16ths.
+    // 1.402 and 1.772 in units of 2^-14; 0.344136 and 0.714136 in units of 2^-12, summed in 16ths.
     let r = y + times(cr * 2, 22970);
     let g = y - ((times(cb * 128, 1410) + times(cr * 128, 2925) + 8) >> 4);
     let b = y + times(cb * 2, 29032);
@@ -116,12 +117,13 @@ mod avx2 {
     use super::ycbcr_to_rgb_scalar;
     use std::arch::x86_64::*;
 
-    /// Sixteen pixels at a time.
+    /// Converts sixteen pixels at a time.
     #[target_feature(enable = "avx2")]
     pub(super) fn ycbcr_to_rgb(y: &[u8], cb: &[u8], cr: &[u8], out: &mut [u8]) {
         let n = y.len().min(cb.len()).min(cr.len()).min(out.len() / 3) / 16 * 16;
         for i in (0..n).step_by(16) {
-            // SAFETY: i + 16 is no more than n, which no slice is shorter than, and three times n not more than `out`.
+            // SAFETY: i + 16 <= n, no input slice is shorter than n, and `out` has at least 3 n
+            // bytes.
             unsafe {
                 let load = |p: &[u8]| _mm256_cvtepu8_epi16(_mm_loadu_si128(p.as_ptr().add(i).cast()));
                 let pixels = pixels(load(y), load(cb), load(cr));
@@ -133,27 +135,27 @@ mod avx2 {
         ycbcr_to_rgb_scalar(&y[n..], &cb[n..], &cr[n..], &mut out[n * 3..]);
     }
 
-    /// As [`super::pixel`], sixteen at once.
+    /// Like [`super::pixel`] for sixteen pixels.
     #[target_feature(enable = "avx2")]
     fn pixels(y: __m256i, cb: __m256i, cr: __m256i) -> [__m128i; 3] {
-        let number = |x: i16| _mm256_set1_epi16(x);
-        let (cb, cr) = (_mm256_sub_epi16(cb, number(128)), _mm256_sub_epi16(cr, number(128)));
-        let times = |x: __m256i, factor: i16| _mm256_mulhrs_epi16(x, number(factor));
+        let splat = |x: i16| _mm256_set1_epi16(x);
+        let (cb, cr) = (_mm256_sub_epi16(cb, splat(128)), _mm256_sub_epi16(cr, splat(128)));
+        let times = |x: __m256i, factor: i16| _mm256_mulhrs_epi16(x, splat(factor));
         let r = _mm256_add_epi16(y, times(_mm256_slli_epi16::<1>(cr), 22970));
         let b = _mm256_add_epi16(y, times(_mm256_slli_epi16::<1>(cb), 29032));
         let green = _mm256_add_epi16(
             times(_mm256_slli_epi16::<7>(cb), 1410),
             times(_mm256_slli_epi16::<7>(cr), 2925),
         );
-        let g = _mm256_sub_epi16(y, _mm256_srai_epi16::<4>(_mm256_add_epi16(green, number(8))));
+        let g = _mm256_sub_epi16(y, _mm256_srai_epi16::<4>(_mm256_add_epi16(green, splat(8))));
         [r, g, b].map(|c| _mm_packus_epi16(_mm256_castsi256_si128(c), _mm256_extracti128_si256::<1>(c)))
     }
 
-    /// Sixteen reds, greens and blues as 48 bytes of pixels.
+    /// Interleaves sixteen reds, greens and blues to 48 bytes of RGB.
     #[target_feature(enable = "avx2")]
     fn interleave([r, g, b]: [__m128i; 3]) -> [__m128i; 3] {
-        // Byte i of part j is colour c of pixel p where 16 j + i = 3 p + c; 0x80 leaves a zero.
-        const TRANSPOSED_ZIGZAG: [[[i8; 16]; 3]; 3] = {
+        // Byte i of vector j is channel c of pixel p, where 16 j + i = 3 p + c. -128 selects zero.
+        const SHUFFLES: [[[i8; 16]; 3]; 3] = {
             let mut shuffles = [[[-128; 16]; 3]; 3];
             let mut at = 0;
             while at < 48 {
@@ -163,10 +165,10 @@ mod avx2 {
             shuffles
         };
         std::array::from_fn(|j| {
-            let pick = |colour: __m128i, c: usize| {
-                // SAFETY: a place has sixteen bytes.
-                let shuffles = unsafe { _mm_loadu_si128(TRANSPOSED_ZIGZAG[j][c].as_ptr().cast()) };
-                _mm_shuffle_epi8(colour, shuffles)
+            let pick = |channel: __m128i, c: usize| {
+                // SAFETY: a shuffle mask has sixteen bytes.
+                let shuffles = unsafe { _mm_loadu_si128(SHUFFLES[j][c].as_ptr().cast()) };
+                _mm_shuffle_epi8(channel, shuffles)
             };
             _mm_or_si128(_mm_or_si128(pick(r, 0), pick(g, 1)), pick(b, 2))
         })

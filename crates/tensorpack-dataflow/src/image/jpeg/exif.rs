@@ -1,6 +1,6 @@
-//! The one thing of EXIF that changes pixels: how the camera was held.
+//! The EXIF orientation tag.
 
-/// The orientation, 1 to 8, in the body of an APP1 segment; `None` if it says nothing.
+/// Parses the orientation, 1 to 8, from the body of an APP1 segment.
 pub(super) fn orientation(body: &[u8]) -> Option<u8> {
     const ORIENTATION: usize = 0x0112;
     let tiff = body.strip_prefix(b"Exif\0\0")?;

@@ -1,41 +1,41 @@
-//! What a JPEG file says before its pixels.
+//! Parsing the markers before the first scan.
 
 use super::huffman::HuffmanTable;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// A colour component as it is stored.
+/// A color component.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Component {
     id: u8,
-    /// Blocks in a unit, across and down.
+    /// Sampling factors: blocks per MCU, horizontally and vertically.
     pub(super) h: usize,
     pub(super) v: usize,
-    /// Which quantisation table, and which Huffman tables of first and other coefficients.
+    /// Indices of the quantization table and of the DC and AC Huffman tables.
     pub(super) quantization: usize,
     pub(super) dc: usize,
     pub(super) ac: usize,
 }
 
-/// A file up to its first scan.
+/// A parsed file up to its first scan.
 pub(super) struct Header<'a> {
     pub(super) width: usize,
     pub(super) height: usize,
     pub(super) components: Vec<Component>,
-    /// In natural order.
+    /// Quantization tables in natural (row-major) order.
     pub(super) quantization: [Option<[u16; 64]>; 4],
     pub(super) dc: [Option<HuffmanTable>; 4],
     pub(super) ac: [Option<HuffmanTable>; 4],
-    /// Units between restarts; 0 if there are none.
+    /// MCUs between restart markers; 0 if there are none.
     pub(super) restart_interval: usize,
-    /// How the picture is to be turned: 1 to 8, as EXIF numbers it.
+    /// The EXIF orientation, 1 to 8.
     pub(super) orientation: u8,
-    /// The entropy-coded data, and what follows it.
+    /// The entropy-coded data and everything after it.
     pub(super) scan: &'a [u8],
-    /// Whether this decoder can read what follows: one scan, sequential, 8 bits, grey or YCbCr.
+    /// Whether this decoder supports the file: one sequential scan, 8 bits, grayscale or YCbCr.
     pub(super) is_supported: bool,
 }
 
-/// The natural position of each coefficient in the order they are stored in.
+/// Zigzag order: the natural position of every stored coefficient.
 pub(super) const ZIGZAG: [u8; 64] = [
     0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7,
     14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39,
@@ -43,14 +43,14 @@ pub(super) const ZIGZAG: [u8; 64] = [
 ];
 
 pub(super) fn malformed(what: &str) -> Error {
-    Error::new(ErrorKind::Io, format!("the JPEG file is broken: {what}"))
+    Error::new(ErrorKind::Io, format!("malformed JPEG file: {what}"))
 }
 
 impl<'a> Header<'a> {
-    /// Reads all markers up to the first scan.
+    /// Parses all markers up to the first scan.
     pub(super) fn read(file: &'a [u8]) -> Result<Header<'a>> {
         let mut rest =
-            file.strip_prefix(&[0xFF, 0xD8]).ok_or_else(|| malformed("it does not begin with FF D8"))?;
+            file.strip_prefix(&[0xFF, 0xD8]).ok_or_else(|| malformed("it does not start with FF D8"))?;
         let mut header = Header {
             width: 0,
             height: 0,
@@ -68,15 +68,14 @@ impl<'a> Header<'a> {
             let (marker, body, after) = segment(rest)?;
             rest = after;
             match marker {
-                0xC4 => header.huffman(body).ok_or_else(|| malformed("a Huffman table makes no sense"))?,
-                0xDB => {
-                    header.quantization(body).ok_or_else(|| malformed("a quantisation table is cut short"))?
-                }
+                0xC4 => header.huffman(body).ok_or_else(|| malformed("invalid Huffman table"))?,
+                0xDB => header.quantization(body).ok_or_else(|| malformed("truncated quantization table"))?,
                 0xDD => {
                     header.restart_interval =
-                        be_u16(body, 0).ok_or_else(|| malformed("a restart interval is cut short"))?
+                        be_u16(body, 0).ok_or_else(|| malformed("truncated restart interval"))?
                 }
-                // Frames: baseline and extended sequential, then progressive, lossless and arithmetic ones.
+                // Frames: baseline and extended sequential, then progressive, lossless and
+                // arithmetic ones.
                 0xC0 | 0xC1 => header.frame(body)?,
                 0xC2..=0xCF if marker != 0xC8 && marker != 0xCC => {
                     header.frame(body)?;
@@ -91,7 +90,7 @@ impl<'a> Header<'a> {
                     header.is_supported &= color_info.is_gray_or_ycbcr(&header.components);
                     return Ok(header);
                 }
-                0xD9 => return Err(malformed("it ends before its pixels")),
+                0xD9 => return Err(malformed("no scan")),
                 _ => {}
             }
         }
@@ -99,25 +98,25 @@ impl<'a> Header<'a> {
 
     fn frame(&mut self, body: &[u8]) -> Result<()> {
         if !self.components.is_empty() {
-            return Err(malformed("it has two frames"));
+            return Err(malformed("more than one frame"));
         }
-        let cut = || malformed("the frame header is cut short");
+        let cut = || malformed("truncated frame header");
         let (height, width) = (be_u16(body, 1).ok_or_else(cut)?, be_u16(body, 3).ok_or_else(cut)?);
         let n = usize::from(*body.get(5).ok_or_else(cut)?);
         let components = body.get(6..6 + 3 * n).ok_or_else(cut)?;
         if width == 0 || height == 0 || n == 0 || n > 4 {
-            return Err(malformed(&format!("{width} by {height} pixels of {n} components")));
+            return Err(malformed(&format!("invalid size {width}x{height} or number of components {n}")));
         }
         (self.width, self.height) = (width, height);
         self.is_supported &= body[0] == 8;
         for c in components.chunks_exact(3) {
             let (h, v) = (usize::from(c[1] >> 4), usize::from(c[1] & 15));
             if !(1..=4).contains(&h) || !(1..=4).contains(&v) || c[2] > 3 {
-                return Err(malformed("a component's sampling makes no sense"));
+                return Err(malformed("invalid sampling factors"));
             }
             self.components.push(Component { id: c[0], h, v, quantization: c[2].into(), dc: 0, ac: 0 });
         }
-        // Alone, a component's sampling has no meaning.
+        // The sampling factors of a single component have no meaning.
         if let [only] = &mut self.components[..] {
             (only.h, only.v) = (1, 1);
         }
@@ -126,9 +125,9 @@ impl<'a> Header<'a> {
 
     fn scan(&mut self, body: &[u8]) -> Result<()> {
         let n = usize::from(*body.first().unwrap_or(&0));
-        let tables = body.get(1..1 + 2 * n).ok_or_else(|| malformed("the scan header is cut short"))?;
+        let tables = body.get(1..1 + 2 * n).ok_or_else(|| malformed("truncated scan header"))?;
         if self.components.is_empty() {
-            return Err(malformed("its pixels come before their size"));
+            return Err(malformed("the scan precedes the frame header"));
         }
         self.is_supported &= n == self.components.len();
         for (c, t) in self.components.iter_mut().zip(tables.chunks_exact(2)) {
@@ -166,7 +165,7 @@ impl<'a> Header<'a> {
     }
 }
 
-/// What tells in which colours a file is.
+/// The markers that determine the color space.
 #[derive(Default)]
 struct ColorInfo {
     jfif: bool,
@@ -174,7 +173,7 @@ struct ColorInfo {
 }
 
 impl ColorInfo {
-    /// Whether a file is grey or YCbCr, judged as libjpeg does.
+    /// Returns whether the file is grayscale or YCbCr, by the rules of libjpeg.
     fn is_gray_or_ycbcr(&self, components: &[Component]) -> bool {
         match components {
             [_] => true,
@@ -186,10 +185,10 @@ impl ColorInfo {
     }
 }
 
-/// The next marker, its body and what follows.
+/// Splits off the next marker and its body.
 fn segment(data: &[u8]) -> Result<(u8, &[u8], &[u8])> {
-    let cut = || malformed("it is cut short");
-    // Anything may stand before a marker, and decoders skip it.
+    let cut = || malformed("truncated segment");
+    // Decoders skip any bytes before a marker.
     let mut rest = data;
     let marker = loop {
         let at = rest.iter().position(|&b| b == 0xFF).ok_or_else(cut)?;
@@ -207,7 +206,7 @@ fn segment(data: &[u8]) -> Result<(u8, &[u8], &[u8])> {
     Ok((marker, &body[2..], rest))
 }
 
-/// The 16 bits at `at`, high byte first.
+/// Reads a big-endian 16-bit number.
 fn be_u16(bytes: &[u8], at: usize) -> Option<usize> {
     Some(usize::from(*bytes.get(at)?) << 8 | usize::from(*bytes.get(at + 1)?))
 }

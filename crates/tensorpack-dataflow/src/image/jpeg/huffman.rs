@@ -1,43 +1,44 @@
-//! Huffman codes, looked up with the bits that follow them.
+//! Huffman decoding with a table that yields code and value bits in one lookup.
 
 use super::bit_reader::BitReader;
 
-/// How many bits are looked up at once. Most coefficients of a photograph, code and value together, are no longer.
+/// Bits per table lookup. Most coefficients of a photograph fit, including their value bits.
 const LOOKUP_BITS: u32 = 11;
 
-/// The longest code.
+/// Maximum code length.
 const MAX_CODE_LEN: usize = 16;
 
-/// A coefficient, and how many zeros come before it.
+/// A coefficient and the run of zeros before it.
 #[derive(Clone, Copy)]
 pub(super) struct Coefficient {
     pub(super) run: usize,
     pub(super) value: i16,
 }
 
-/// The coefficient is longer than what is looked up.
+/// Marks table entries that need the slow path.
 const LONG: u32 = 0x80;
 
-/// What a code says of the rest of a block where nothing else follows: more zeros than a block has room for.
+/// Run length of the end-of-block code: more zeros than a block can hold.
 const END_OF_BLOCK: usize = 64;
 
-/// A table of codes. A code stands for a byte: how many zeros come first (the high half, of no use in tables for
-/// the first coefficient), and in how many bits the value follows (the low half).
+/// A Huffman table. A symbol encodes the run of zeros (high nibble, unused in DC tables) and the
+/// number of value bits (low nibble).
 pub(super) struct HuffmanTable {
-    /// For the next bits: value, zeros and length of a whole coefficient as `value << 16 | run << 8 | length`. Where
-    /// the code fits and the value does not, with the number of its bits for the value, the code's length, and
-    /// [`LONG`]; where not even the code does, [`LONG`] alone.
+    /// Indexed by the next bits: `value << 16 | run << 8 | length` of a whole coefficient. If the
+    /// code fits but its value does not, the value field holds the number of value bits, and the
+    /// length field the code length with [`LONG`] set. If even the code does not fit, the entry is
+    /// just [`LONG`].
     table: Box<[u32; 1 << LOOKUP_BITS]>,
-    /// For each length, the codes of that length are those below `end`, left-aligned in 16 bits, and `first` is the
-    /// index of their symbols, less their code.
+    /// For every code length: `end` is the upper bound of its codes, left-aligned to 16 bits, and
+    /// `first` is the index of its first symbol minus its first code.
     end: [u32; MAX_CODE_LEN + 1],
     first: [i32; MAX_CODE_LEN + 1],
     symbols: Vec<u8>,
 }
 
 impl HuffmanTable {
-    /// The table with `counts[i]` codes of length `i + 1`, or `None` if there cannot be one. `is_dc`: for the first
-    /// coefficients of blocks.
+    /// Builds a table with `counts[i]` codes of length `i + 1`. Returns `None` if the counts are
+    /// not a valid prefix code.
     pub(super) fn new(counts: &[u8; MAX_CODE_LEN], symbols: &[u8], is_dc: bool) -> Option<HuffmanTable> {
         let mut table = HuffmanTable {
             table: Box::new([LONG; 1 << LOOKUP_BITS]),
@@ -67,7 +68,7 @@ impl HuffmanTable {
         Some(table)
     }
 
-    /// Enters a code, with all that can follow it.
+    /// Adds a code with every possible continuation.
     fn insert(&mut self, code: u32, length: u32, symbol: u8, is_dc: bool) -> Option<()> {
         let (run, bits) = run_and_size(symbol, is_dc);
         let from = (code << (LOOKUP_BITS - length)) as usize;
@@ -82,12 +83,14 @@ impl HuffmanTable {
         Some(())
     }
 
-    /// The next coefficient; needs [`Self::MAX_FAST_BITS`] bits, or refills. `None` if no code begins with the bits.
+    /// Decodes the next coefficient. Needs [`Self::MAX_FAST_BITS`] available bits; the slow path
+    /// refills. Returns `None` on an invalid code.
     #[inline(always)]
     pub(super) fn read(&self, bits: &mut BitReader, is_dc: bool) -> Option<Coefficient> {
         let entry = self.table[bits.peek(LOOKUP_BITS)];
         if entry & LONG != 0 {
-            // By value: what lends its address has to live in memory, here and in all that is inlined around it.
+            // Passed by value: taking its address would force the reader into memory in all inlined
+            // callers.
             let (coefficient, after) = self.read_long(entry, *bits, is_dc)?;
             *bits = after;
             return Some(coefficient);
@@ -96,7 +99,7 @@ impl HuffmanTable {
         Some(Coefficient { run: (entry >> 8 & 0xFF) as usize, value: (entry >> 16) as u16 as i16 })
     }
 
-    /// How many bits [`Self::read`] needs to be there, and uses at most without a refill.
+    /// Bits that [`Self::read`] needs, and the most it consumes without a refill.
     pub(super) const MAX_FAST_BITS: u32 = LOOKUP_BITS;
 
     #[cold]
@@ -118,7 +121,7 @@ impl HuffmanTable {
         Some((Coefficient { run, value }, bits))
     }
 
-    /// Zeros, bits of the value and length of the code at the front of 16 bits.
+    /// Finds the code at the start of 16 bits. Returns its run, number of value bits and length.
     fn search(&self, code: u32, is_dc: bool) -> Option<(usize, u32, u32)> {
         let length = (1..=MAX_CODE_LEN).find(|&n| code < self.end[n])?;
         let index = self.first[length] + (code >> (MAX_CODE_LEN - length)) as i32;
@@ -127,19 +130,19 @@ impl HuffmanTable {
     }
 }
 
-/// The zeros before a coefficient, and the bits of its value.
+/// Splits a symbol into the run of zeros and the number of value bits.
 fn run_and_size(symbol: u8, is_dc: bool) -> (usize, u32) {
     let bits = u32::from(symbol & 15);
     match (is_dc, symbol >> 4) {
         (true, _) => (0, bits),
-        // Sixteen zeros, the last of which is as good as a value.
+        // ZRL: sixteen zeros, the last of which acts as the value.
         (false, 15) => (15, bits),
         (false, _) if bits == 0 => (END_OF_BLOCK, 0),
         (false, run) => (run.into(), bits),
     }
 }
 
-/// The value that `n` bits stand for: those that begin with a zero are negative.
+/// The EXTEND procedure of the standard: values that start with a zero bit are negative.
 fn extend(bits: usize, n: u32) -> i16 {
     let bits = (bits & ((1 << n) - 1)) as i32;
     let value = if n > 0 && bits >> (n - 1) == 0 { bits - (1 << n) + 1 } else { bits };
@@ -162,7 +165,8 @@ mod tests {
     #[test]
     fn reads_short_and_long_codes() {
         for n in 0..12u32 {
-            // The code, then n bits of which the first is one: the least positive value of this size.
+            // The code, followed by n bits of which the first is one: the smallest positive value
+            // of this size.
             let ones = (1u64 << n) - 1;
             let word = if n == 0 { 0 } else { ones << (64 - n) | 1 << (62 - n) };
             let bytes = word.to_be_bytes();

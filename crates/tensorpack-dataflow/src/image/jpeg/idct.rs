@@ -1,18 +1,19 @@
-//! From coefficients to samples: blocks of 8 by 8, or scaled to 4, 2 or 1 by keeping the low frequencies alone.
+//! The inverse DCT: 8x8 blocks, or 4x4, 2x2 and 1x1 from the low frequencies only.
 //!
-//! The 8 by 8 transform is the one of Arai, Agui and Nakajima in f32: all factors but five are moved into the
-//! quantisation table. No step is a fused multiply-add, so that every machine computes the same.
+//! The 8x8 transform is the AAN algorithm (Arai, Agui, Nakajima) in f32, with all but five
+//! multiplications folded into the dequantization table. It uses no fused multiply-add, so results
+//! are identical on all machines.
 
 use std::ops::{Add, Mul, Sub};
 
-/// Coefficients of a block, transposed (the horizontal frequency changes slowest), with room for what broken data
-/// puts behind the last.
+/// Coefficients of a block, transposed (the horizontal frequency varies slowest), with padding for
+/// out-of-range writes of malformed data.
 pub(super) type Coefficients = [i16; 64 + 16];
 
-/// What the coefficients are to be multiplied with, transposed as well.
+/// Dequantization factors, transposed like the coefficients.
 pub(super) type DequantTable = [f32; 64];
 
-/// The factors that the transform to `n` by `n` samples needs, from a quantisation table in natural order.
+/// Builds the factors of the `n` by `n` transform from a quantization table in natural order.
 pub(super) fn dequant_table(table: &[u16; 64], n: usize) -> DequantTable {
     use std::f64::consts::{PI, SQRT_2};
     let scale = |k: usize| if k == 0 { 1.0 } else { SQRT_2 * (k as f64 * PI / 16.0).cos() };
@@ -23,7 +24,7 @@ pub(super) fn dequant_table(table: &[u16; 64], n: usize) -> DequantTable {
     })
 }
 
-/// Writes the `n` by `n` samples of a block to `out`, whose rows are `stride` apart. `out` reaches to the last.
+/// Writes the `n` by `n` samples of a block to `out`, whose rows are `stride` apart.
 pub(super) fn idct(
     n: usize,
     simd: Simd,
@@ -40,24 +41,24 @@ pub(super) fn idct(
     }
 }
 
-/// Writes a block whose only coefficient is the first.
+/// Writes a block whose AC coefficients are all zero.
 pub(super) fn idct_dc_only(n: usize, c: i16, dequant: &DequantTable, out: &mut [u8], stride: usize) {
     let sample = sample(f32::from(c) * dequant[0]);
     out.chunks_mut(stride).take(n).for_each(|row| row[..n].fill(sample));
 }
 
 fn sample(value: f32) -> u8 {
-    // As vector instructions round, ties to even: a float of this size has no place for less than ones. Without SSE4
-    // this is much faster than `round_ties_even`.
+    // Rounds half to even like the vector instructions: an f32 of this magnitude has no fractional
+    // bits. Without SSE4 this is much faster than `round_ties_even`.
     const ONES: f32 = (1 << 23) as f32;
     ((value + 128.0).clamp(0.0, 255.0) + ONES - ONES) as u8
 }
 
-/// Which instructions transform blocks: found once a picture.
+/// The instruction set for the transform, detected once per image.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Simd {
-    /// Simple loops.
-    Plain,
+    /// Scalar loops.
+    Scalar,
     #[cfg(target_arch = "x86_64")]
     Avx2,
 }
@@ -68,26 +69,26 @@ impl Simd {
         if is_x86_feature_detected!("avx2") {
             return Simd::Avx2;
         }
-        Simd::Plain
+        Simd::Scalar
     }
 
     fn inverse(self, c: &Coefficients, dequant: &DequantTable, out: &mut [u8], stride: usize) {
         match self {
-            Simd::Plain => scalar(c, dequant, out, stride),
-            // SAFETY: the machine was found to have AVX2.
+            Simd::Scalar => scalar(c, dequant, out, stride),
+            // SAFETY: `detect` returns this variant only if the CPU has AVX2.
             #[cfg(target_arch = "x86_64")]
             Simd::Avx2 => unsafe { avx2::inverse(c, dequant, out, stride) },
         }
     }
 }
 
-/// Eight coefficients to eight samples.
+/// The 1-D transform of eight coefficients.
 #[inline(always)]
-fn idct_1d<T>(x: [T; 8], number: impl Fn(f32) -> T) -> [T; 8]
+fn idct_1d<T>(x: [T; 8], splat: impl Fn(f32) -> T) -> [T; 8]
 where
     T: Copy + Add<Output = T> + Sub<Output = T> + Mul<Output = T>,
 {
-    let root2 = number(std::f32::consts::SQRT_2);
+    let root2 = splat(std::f32::consts::SQRT_2);
     let (a, b) = (x[0] + x[4], x[0] - x[4]);
     let c = x[2] + x[6];
     let d = (x[2] - x[6]) * root2 - c;
@@ -97,10 +98,10 @@ where
     let (r, s) = (x[1] + x[7], x[1] - x[7]);
     let o0 = r + p;
     // 2 cos(pi/8), and twice its sum and difference with cos(3 pi/8).
-    let z = (q + s) * number(1.847_759_1);
-    let o1 = z - q * number(2.613_126) - o0;
+    let z = (q + s) * splat(1.847_759_1);
+    let o1 = z - q * splat(2.613_126) - o0;
     let o2 = (r - p) * root2 - o1;
-    let o3 = z - s * number(1.082_392_2) - o2;
+    let o3 = z - s * splat(1.082_392_2) - o2;
     [e0 + o0, e1 + o1, e2 + o2, e3 + o3, e3 - o3, e2 - o2, e1 - o1, e0 - o0]
 }
 
@@ -122,7 +123,8 @@ mod avx2 {
     use std::arch::x86_64::*;
     use std::ops::{Add, Mul, Sub};
 
-    /// Eight numbers. Its operators are inlined into functions that have AVX2, and used by those alone.
+    /// Eight floats. The operators are only used by, and inlined into, functions compiled with
+    /// AVX2.
     #[derive(Clone, Copy)]
     struct Lanes(__m256);
 
@@ -155,29 +157,32 @@ mod avx2 {
 
     #[target_feature(enable = "avx2")]
     pub(super) fn inverse(c: &Coefficients, dequant: &DequantTable, out: &mut [u8], stride: usize) {
-        assert!(out.len() >= 7 * stride + 8, "a block's rows lie within the plane");
-        let number = |x: f32| Lanes(_mm256_set1_ps(x));
+        assert!(out.len() >= 7 * stride + 8, "all rows of a block must lie within the plane");
+        let splat = |x: f32| Lanes(_mm256_set1_ps(x));
         let row = |u: usize| {
-            // SAFETY: eight coefficients and eight factors from u * 8 on are within the arrays of 64.
+            // SAFETY: u < 8, so eight coefficients and eight factors starting at u * 8 lie within
+            // the arrays of 64.
             let (c, f) = unsafe {
                 let c = _mm_loadu_si128(c.as_ptr().add(u * 8).cast());
                 (c, _mm256_loadu_ps(dequant.as_ptr().add(u * 8)))
             };
             Lanes(_mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(c)), f))
         };
-        let half = idct_1d([row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)], number);
-        let rows = idct_1d(transpose(half), number);
+        let half = idct_1d([row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)], splat);
+        let rows = idct_1d(transpose(half), splat);
         let bias = _mm256_set1_ps(128.0);
         let word = |i: usize| _mm256_cvtps_epi32(_mm256_add_ps(rows[i].0, bias));
         for i in (0..8).step_by(4) {
-            // Packing works within halves: the lanes come out as 0 1 2 3 of each row, then 4 5 6 7 of each.
+            // Packing works within 128-bit halves: lanes come out as 0 1 2 3 of each row, then 4 5
+            // 6 7 of each.
             let two = _mm256_packs_epi32(word(i), word(i + 1));
             let other = _mm256_packs_epi32(word(i + 2), word(i + 3));
             let bytes = _mm256_packus_epi16(two, other);
             let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
             let bytes = _mm256_permutevar8x32_epi32(bytes, order);
             let (low, high) = (_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes));
-            // SAFETY: rows i to i + 3 are below 8, and eight bytes of each are within `out`, as asserted.
+            // SAFETY: rows i to i + 3 are below 8, and eight bytes of each lie within `out`, as
+            // asserted above.
             unsafe {
                 let mut at = |row: usize| out.as_mut_ptr().add(row * stride);
                 _mm_storel_epi64(at(i).cast(), low);
@@ -208,8 +213,8 @@ mod avx2 {
     }
 }
 
-/// The low `N` by `N` frequencies to as many samples, by the definition of the transform: `basis[x][u]` is what
-/// frequency `u` adds to sample `x`.
+/// The `N` by `N` inverse transform of the low frequencies, straight from the definition.
+/// `basis[x][u]` is the contribution of frequency `u` to sample `x`.
 #[inline(always)]
 fn idct_scaled<const N: usize>(
     basis: &[[f32; N]; N],
@@ -259,8 +264,8 @@ mod tests {
         })
     }
 
-    /// The definition, with the coefficients of frequency `n` and above left out.
-    fn by_definition(n: usize, c: &Coefficients, table: &[u16; 64], x: usize, y: usize) -> f64 {
+    /// The definition, ignoring frequencies of `n` and above.
+    fn reference_idct(n: usize, c: &Coefficients, table: &[u16; 64], x: usize, y: usize) -> f64 {
         let a = |k: usize| if k == 0 { 0.5f64.sqrt() } else { 1.0 };
         let wave = |x: usize, k: usize| ((2 * x + 1) as f64 * k as f64 * PI / (2 * n) as f64).cos();
         let mut sum = 0.0;
@@ -283,9 +288,9 @@ mod tests {
                 let mut out = [0; 64 + 3 * 8];
                 idct(n, Simd::detect(), &c, &f, &mut out, 11);
                 for (y, x) in (0..n * n).map(|i| (i / n, i % n)) {
-                    let right = by_definition(n, &c, &table, x, y);
-                    let is = f64::from(out[y * 11 + x]);
-                    assert!((right - is).abs() <= 0.51, "{n}: at {x}, {y} {is}, not {right}");
+                    let expected = reference_idct(n, &c, &table, x, y);
+                    let actual = f64::from(out[y * 11 + x]);
+                    assert!((expected - actual).abs() <= 0.51, "{n}: at {x}, {y} {actual}, not {expected}");
                 }
             }
         }

@@ -1,9 +1,9 @@
-//! JPEG decoding that does no more than it is asked for: a part of the picture, at a fraction of its size.
+//! A JPEG decoder for crops and reduced scales.
 //!
-//! Entropy-coded data has to be read up to the last block of the part; everything behind it is left alone, and blocks
-//! beside the part are read but not transformed. A picture at 1/2, 1/4 or 1/8 of its size is made from the low
-//! frequencies of each block. Sequential files of 8 bits in grey or YCbCr, in one scan, are read here; what else there
-//! is (progressive files, CMYK) `zune-jpeg` decodes whole.
+//! Entropy-coded data is read only up to the last block of the crop, and blocks beside it are
+//! skipped without an inverse transform. Scales of 1/2, 1/4 and 1/8 use only the low frequencies of
+//! each block. Supported are sequential 8-bit files in one scan, grayscale or YCbCr; `zune-jpeg`
+//! decodes everything else (progressive, CMYK) in full.
 
 mod bit_reader;
 mod huffman;
@@ -19,13 +19,13 @@ use header::Header;
 use scan::Plane;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// A JPEG file whose header has been read.
+/// A JPEG file whose header has been parsed.
 pub(super) struct Jpeg<'a> {
     file: &'a [u8],
     header: Header<'a>,
 }
 
-/// Memory that one picture leaves to the next.
+/// Buffers reused across images.
 #[derive(Default)]
 pub(super) struct Scratch {
     planes: Vec<Plane>,
@@ -33,29 +33,29 @@ pub(super) struct Scratch {
 }
 
 impl<'a> Jpeg<'a> {
-    /// Reads the header.
+    /// Parses the header.
     pub(super) fn open(file: &'a [u8]) -> Result<Jpeg<'a>> {
         Ok(Jpeg { file, header: Header::read(file)? })
     }
 
-    /// Height and width.
+    /// Returns the height and width.
     pub(super) fn size(&self) -> (usize, usize) {
         (self.header.height, self.header.width)
     }
 
-    /// How the picture is to be turned: 1 to 8, as EXIF numbers it.
+    /// Returns the EXIF orientation, 1 to 8.
     pub(super) fn orientation(&self) -> u8 {
         self.header.orientation
     }
 
-    /// Whether parts and fractions of the picture can be decoded. If not, it must be whole.
+    /// Returns whether crops and scales can be decoded. If not, use [`Jpeg::decode_full`].
     pub(super) fn supports_crops(&self) -> bool {
         let (h, v) = scan::max_sampling(&self.header);
         self.header.is_supported && self.header.components.iter().all(|c| h % c.h == 0 && v % c.v == 0)
     }
 
-    /// Decodes the samples that `rect` of the picture needs at `n` eighths of its size. The part is inside the picture
-    /// and not empty.
+    /// Decodes the samples that region `rect` needs at a scale of `n` eighths. The region must be
+    /// non-empty and inside the scaled image.
     pub(super) fn decode_samples(
         &self,
         n: usize,
@@ -71,7 +71,7 @@ impl<'a> Jpeg<'a> {
         scan::decode(&self.header, &mut scratch.planes, &mut scratch.bytes)
     }
 
-    /// Writes the pixels of the same `rect` to `out`, which is as large as it, once their samples are decoded.
+    /// Writes the pixels of the same `rect` to `out`, after [`Jpeg::decode_samples`].
     pub(super) fn write_pixels(
         &self,
         n: usize,
@@ -93,8 +93,8 @@ impl<'a> Jpeg<'a> {
                     let [y, cb, cr] = [y, cb, cr].map(|c| c.row(rect.x, row, rect.width));
                     color::ycbcr_to_rgb(y, cb, cr, out);
                 }
-                grey => {
-                    let samples = grey[0].row(rect.x, row, rect.width);
+                gray => {
+                    let samples = gray[0].row(rect.x, row, rect.width);
                     for (pixel, &sample) in out.chunks_exact_mut(channels.count()).zip(samples) {
                         pixel.fill(sample);
                     }
@@ -103,45 +103,45 @@ impl<'a> Jpeg<'a> {
         }
     }
 
-    /// How many components are looked at.
+    /// Returns the number of components needed for `channels`.
     fn decoded_components(&self, channels: Channels) -> usize {
         if channels == Channels::Gray { 1 } else { self.header.components.len() }
     }
 
-    /// Decodes the whole picture, of whatever kind.
+    /// Decodes the whole image, whatever its kind.
     pub(super) fn decode_full(&self, channels: Channels) -> Result<Vec<u8>> {
         use zune_jpeg::JpegDecoder;
         use zune_jpeg::zune_core::{bytestream::ZCursor, colorspace::ColorSpace, options::DecoderOptions};
-        let color_info = match channels {
+        let color_space = match channels {
             Channels::Gray => ColorSpace::Luma,
             Channels::Rgb => ColorSpace::RGB,
         };
         let options = DecoderOptions::default()
-            .jpeg_set_out_colorspace(color_info)
+            .jpeg_set_out_colorspace(color_space)
             .set_max_width(self.header.width)
             .set_max_height(self.header.height);
         let decoded = JpegDecoder::new_with_options(ZCursor::new(self.file), options).decode();
-        decoded.map_err(|e| Error::new(ErrorKind::Io, format!("the JPEG file cannot be decoded: {e:?}")))
+        decoded.map_err(|e| Error::new(ErrorKind::Io, format!("cannot decode JPEG file: {e:?}")))
     }
 }
 
-/// How a component lies in the picture.
+/// The geometry of a component.
 struct ComponentLayout {
-    /// Samples of a block, across and down.
+    /// Samples per block side.
     n: usize,
     /// The size of the component.
     size: (usize, usize),
-    /// How many pixels a sample stands for, across and down.
+    /// Pixels per sample, horizontally and vertically.
     factor: (usize, usize),
 }
 
 impl ComponentLayout {
-    /// Of component `i` where the picture is at `n` eighths of its size.
+    /// Returns the geometry of component `i` at a scale of `n` eighths.
     fn new(header: &Header, i: usize, n: usize) -> ComponentLayout {
         let (h, v) = scan::max_sampling(header);
         let component = &header.components[i];
         let (across, down) = (h / component.h, v / component.v);
-        // A component with fewer samples needs less scaling, and then less upsampling.
+        // A subsampled component needs less downscaling, and then less upsampling.
         let mut more = 1;
         while n * more < 8 && across % (2 * more) == 0 && down % (2 * more) == 0 {
             more *= 2;
@@ -154,7 +154,7 @@ impl ComponentLayout {
         }
     }
 
-    /// Asks for the blocks under `rect`, and for those that its edges are blended with.
+    /// Requests the blocks under `rect`, plus those needed to interpolate at its edges.
     fn request_blocks(&self, rect: Rect, is_decoded: bool, plane: &mut Plane) {
         let range = |from: usize, length: usize, factor: usize, size: usize| {
             let margin = usize::from(factor > 1);

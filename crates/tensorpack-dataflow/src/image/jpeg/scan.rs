@@ -1,4 +1,4 @@
-//! The scan: units of blocks, entropy-coded one after the other.
+//! Decoding the scan, MCU by MCU.
 
 use super::bit_reader::{BitReader, REFILL_BITS, remove_byte_stuffing};
 use super::header::{Component, Header, ZIGZAG, malformed};
@@ -7,32 +7,33 @@ use super::idct::{self, Coefficients, DequantTable, Simd};
 use std::ops::Range;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// The samples of one component, as far as they are asked for.
+/// The decoded samples of one component.
 #[derive(Default)]
 pub(super) struct Plane {
-    /// Samples of a block, across and down: 8, or less where the picture is scaled.
+    /// Samples per block side: 8, or less at reduced scale.
     pub(super) n: usize,
-    /// The blocks that are there, of all of the component.
+    /// The range of decoded blocks.
     pub(super) columns: Range<usize>,
     pub(super) rows: Range<usize>,
-    /// The samples of those blocks, row by row.
+    /// The samples of these blocks in row-major order.
     pub(super) samples: Vec<u8>,
 }
 
 impl Plane {
-    /// Samples in a row.
+    /// Returns the number of samples per row.
     pub(super) fn stride(&self) -> usize {
         self.columns.len() * self.n
     }
 
-    /// Row `y` of the component, from the first column that is there.
+    /// Returns row `y` of the component, starting at the first decoded column.
     pub(super) fn row(&self, y: usize) -> &[u8] {
         let from = (y - self.rows.start * self.n) * self.stride();
         &self.samples[from..from + self.stride()]
     }
 }
 
-/// Where each coefficient goes, and a place for what broken data puts behind the last.
+/// The transposed position of every stored coefficient. Out-of-range positions of malformed data
+/// map to the padding.
 const TRANSPOSED_ZIGZAG: [u8; 128] = {
     let mut places = [64; 128];
     let mut i = 0;
@@ -43,21 +44,21 @@ const TRANSPOSED_ZIGZAG: [u8; 128] = {
     places
 };
 
-/// A component while it is decoded.
+/// The decoding state of a component.
 struct Decoder<'a> {
     component: Component,
     dc: &'a HuffmanTable,
     ac: &'a HuffmanTable,
     dequant: DequantTable,
-    /// The first coefficient of the last block.
+    /// The DC coefficient of the previous block.
     dc_predictor: i16,
 }
 
-/// Decodes the blocks that `planes` ask for, and stops behind the last of them.
+/// Decodes the blocks that `planes` request and stops after the last one.
 ///
-/// `bytes` is memory for the entropy-coded data.
+/// `bytes` is a reusable buffer for the entropy-coded data.
 pub(super) fn decode(header: &Header, planes: &mut [Plane], bytes: &mut Vec<u8>) -> Result<()> {
-    let missing_table = || malformed("it lacks a table");
+    let missing_table = || malformed("a table is missing");
     let decoder = |(component, plane): (&Component, &Plane)| {
         let table = header.quantization[component.quantization].as_ref()?;
         Some(Decoder {
@@ -72,7 +73,7 @@ pub(super) fn decode(header: &Header, planes: &mut [Plane], bytes: &mut Vec<u8>)
     let mut decoders = decoders.ok_or_else(missing_table)?;
     let (across, down) = mcu_grid(header);
     let blocks: usize = header.components.iter().map(|c| c.h * c.v).sum();
-    // A block takes two bits at least: what is claimed to be larger than that must not cost its memory.
+    // A block takes at least two bits. Reject larger claims before allocating memory.
     if (across * down * blocks).div_ceil(4) > header.scan.len() {
         return Err(truncated());
     }
@@ -105,27 +106,27 @@ pub(super) fn decode(header: &Header, planes: &mut [Plane], bytes: &mut Vec<u8>)
     Ok(())
 }
 
-/// How many units a picture has, across and down.
+/// Returns the number of MCUs horizontally and vertically.
 fn mcu_grid(header: &Header) -> (usize, usize) {
     let (h, v) = max_sampling(header);
     (header.width.div_ceil(8 * h), header.height.div_ceil(8 * v))
 }
 
-/// The most blocks that a component has in a unit, across and down.
+/// Returns the maximum sampling factors of all components.
 pub(super) fn max_sampling(header: &Header) -> (usize, usize) {
     header.components.iter().fold((1, 1), |(h, v), c| (h.max(c.h), v.max(c.v)))
 }
 
 fn truncated() -> Error {
-    Error::new(ErrorKind::Io, "the JPEG file ends before its pixels do: it was cut short or changed")
+    Error::new(ErrorKind::Io, "truncated JPEG file: the data ends before the last block")
 }
 
 fn invalid_code() -> Error {
-    malformed("its pixels are not in its own Huffman codes")
+    malformed("invalid Huffman code")
 }
 
 impl Decoder<'_> {
-    /// The blocks of this component in a unit, or `None` if the bits are no code.
+    /// Decodes the blocks of this component in one MCU. Returns `None` on an invalid code.
     #[inline]
     fn mcu(&mut self, bits: &mut BitReader, plane: &mut Plane, x: usize, y: usize, simd: Simd) -> Option<()> {
         let Component { h, v, .. } = self.component;
@@ -170,7 +171,7 @@ impl Decoder<'_> {
         Some(())
     }
 
-    /// Reads a block that nobody asks for.
+    /// Skips a block that is not requested.
     #[inline(always)]
     fn skip(&mut self, bits: &mut BitReader) -> Option<()> {
         bits.refill();
@@ -179,7 +180,8 @@ impl Decoder<'_> {
     }
 }
 
-/// Calls `visit` with position and value of every coefficient but the first; positions of 64 and above mean nothing.
+/// Calls `visit` with the position and value of every AC coefficient. Positions of 64 and above are
+/// to be ignored.
 #[inline(always)]
 fn for_each_ac(ac: &HuffmanTable, bits: &mut BitReader, mut visit: impl FnMut(usize, i16)) -> Option<()> {
     let mut own = *bits;
