@@ -9,7 +9,7 @@
 //! variables that no gradient trains. So both are in checkpoints: stop it at any moment and start it again.
 
 use tensorpack::callback::{HyperParamSetterWithFunc, RunOp, Statistic, TrainCx, When};
-use tensorpack::dataflow::dataset::ptb::{self, Split, BpttBatches};
+use tensorpack::dataflow::dataset::ptb::{self, BpttBatches, Split};
 use tensorpack::dataflow::dataset::sentences;
 use tensorpack::graph::UPDATE_OPS;
 use tensorpack::input::TensorInput;

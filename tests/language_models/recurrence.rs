@@ -3,7 +3,7 @@
 use crate::ptb_lstm::{BATCH, Model, Plan, STEPS, config, unrolled};
 use std::path::Path;
 use tensorpack::dataflow::RandomAccess;
-use tensorpack::dataflow::dataset::ptb::{Split, BpttBatches};
+use tensorpack::dataflow::dataset::ptb::{BpttBatches, Split};
 use tensorpack::dataflow::dataset::sentences;
 use tensorpack::graph::UPDATE_OPS;
 use tensorpack::input::InputSource;

@@ -1,7 +1,8 @@
 //! Extracting downloaded packages.
 
 use crate::format::gzip::decompress;
-use crate::format::{ByteSource, Tar, Zip};
+use crate::format::{ByteSource, Tar, for_each_zip_entry};
+use std::ops::ControlFlow;
 use std::process::{Command, Stdio};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
@@ -28,11 +29,15 @@ pub(super) fn tar(fetched: &[ByteSource]) -> Result<Tar> {
 
 /// Reads the entry `name` of a zip archive.
 pub(super) fn zip_entry(fetched: &[ByteSource], name: &str) -> Result<Vec<u8>> {
-    let zip = Zip::parse(single_file(fetched)?)?;
-    let entry = zip.entries().iter().find(|entry| entry.name == name);
-    let entry =
-        entry.ok_or_else(|| Error::new(ErrorKind::Io, format!("the package does not contain {name}")))?;
-    zip.read(entry, MAX_SIZE)
+    let mut found = None;
+    for_each_zip_entry(&single_file(fetched)?, |entry| {
+        if entry.name() != name {
+            return Ok(ControlFlow::Continue(()));
+        }
+        found = Some(entry.read(MAX_SIZE)?);
+        Ok(ControlFlow::Break(()))
+    })?;
+    found.ok_or_else(|| Error::new(ErrorKind::Io, format!("the package does not contain {name}")))
 }
 
 /// Lists the files of a Debian package with `dpkg-deb`, which is installed wherever `apt-get` is.

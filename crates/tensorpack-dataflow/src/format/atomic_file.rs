@@ -1,7 +1,7 @@
 //! Atomic file creation.
 
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use tensorpack_tensor::{Error, Result};
 
@@ -30,9 +30,13 @@ impl AtomicFile {
         Ok(AtomicFile { path, partial, file: Some(BufWriter::with_capacity(1 << 18, file)) })
     }
 
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        let Some(file) = &mut self.file else { return Ok(()) };
-        file.write_all(bytes).map_err(|e| Error::from(e).within(self.path.display()))
+    fn file(&mut self) -> io::Result<&mut BufWriter<File>> {
+        self.file.as_mut().ok_or_else(|| io::ErrorKind::BrokenPipe.into())
+    }
+
+    /// Appends `bytes`.
+    pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        self.write_all(bytes).map_err(|e| Error::from(e).within(self.path.display()))
     }
 
     /// Syncs the file to disk and renames it to its final name.
@@ -42,6 +46,22 @@ impl AtomicFile {
             .and_then(|()| file.get_ref().sync_all())
             .and_then(|()| fs::rename(&self.partial, &self.path))
             .map_err(|e| Error::from(e).within(self.path.display()))
+    }
+}
+
+impl Write for AtomicFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file()?.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file()?.flush()
+    }
+}
+
+impl Seek for AtomicFile {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file()?.seek(to)
     }
 }
 
@@ -62,13 +82,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         let mut file = AtomicFile::create(&path).unwrap();
-        file.write(b"half").unwrap();
+        file.append(b"half").unwrap();
         assert!(!path.exists());
         drop(file);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 
         let mut file = AtomicFile::create(&path).unwrap();
-        file.write(b"whole").unwrap();
+        file.append(b"whole").unwrap();
         file.finish().unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"whole");
         assert!(AtomicFile::create(&path).is_err_and(|e| e.message().contains("already exists")));

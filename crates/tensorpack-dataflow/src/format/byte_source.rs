@@ -1,7 +1,7 @@
 //! Positioned reads from a file or from memory.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, Result};
@@ -122,9 +122,26 @@ impl Read for ByteSourceReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let left = self.source.len.saturating_sub(self.offset);
         let n = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        // A seek may have gone past the end.
+        if n == 0 {
+            return Ok(0);
+        }
         self.source.read_exact_at_offset(self.offset, &mut buffer[..n])?;
         self.offset += n as u64;
         Ok(n)
+    }
+}
+
+impl Seek for ByteSourceReader {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let target = match to {
+            SeekFrom::Start(offset) => Some(offset),
+            SeekFrom::End(delta) => self.source.len.checked_add_signed(delta),
+            SeekFrom::Current(delta) => self.offset.checked_add_signed(delta),
+        };
+        self.offset = target
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "seek to a negative position"))?;
+        Ok(self.offset)
     }
 }
 
@@ -166,6 +183,11 @@ mod tests {
             let mut rest = Vec::new();
             source.reader_at(7).read_to_end(&mut rest).unwrap();
             assert_eq!(rest, b"789");
+            let mut reader = source.reader_at(0);
+            assert_eq!((reader.seek(SeekFrom::End(-2)).unwrap(), reader.read(&mut [0; 4]).unwrap()), (8, 2));
+            assert_eq!(reader.seek(SeekFrom::Current(90)).unwrap(), 100);
+            assert_eq!(reader.read(&mut [0; 4]).unwrap(), 0);
+            assert!(reader.seek(SeekFrom::Current(-101)).is_err());
         }
     }
 

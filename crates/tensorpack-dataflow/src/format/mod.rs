@@ -26,7 +26,7 @@ mod rows;
 mod tar_archive;
 #[cfg(test)]
 mod round_trip;
-mod zip;
+mod zip_archive;
 pub mod serialized;
 pub mod gzip;
 pub mod cifar;
@@ -47,4 +47,4 @@ pub use byte_source::{ByteSource, ByteSourceReader};
 use round_trip::{assert_round_trip, test_samples};
 pub use rows::Rows;
 pub(crate) use tar_archive::Tar;
-pub(crate) use zip::Zip;
+pub(crate) use zip_archive::for_each_entry as for_each_zip_entry;

@@ -19,8 +19,8 @@ pub fn read(path: impl AsRef<Path>) -> Result<HostTensor> {
 /// Writes an array to a new file.
 pub fn write(path: impl AsRef<Path>, array: &HostTensor) -> Result<()> {
     let mut file = AtomicFile::create(path)?;
-    file.write(&header(array))?;
-    file.write(&little_endian(array))?;
+    file.append(&header(array))?;
+    file.append(&little_endian(array))?;
     file.finish()
 }
 

@@ -8,7 +8,7 @@ use super::atomic_file::AtomicFile;
 use super::check_index::check_index;
 use super::gzip::{MAX_DECOMPRESSED, decompress};
 use super::serialized::for_each_sample;
-use super::tar_archive::{Span, Tar, header, padding};
+use super::tar_archive::{ByteRange, Tar, file_header};
 use super::{ByteSource, RandomAccess, npy};
 use crate::{DataFlow, Sample};
 use std::path::Path;
@@ -29,7 +29,7 @@ struct TarSample {
     shard: usize,
     key: String,
     /// One entry per requested component; `None` if the file is missing.
-    components: Vec<Option<Span>>,
+    components: Vec<Option<ByteRange>>,
 }
 
 impl TarShards {
@@ -72,8 +72,8 @@ impl RandomAccess for TarShards {
     fn get(&self, index: u64) -> Result<Sample> {
         let TarSample { shard, key, components } = &self.samples[check_index(index, self.samples.len())?];
         let shard = &self.shards[*shard];
-        let component = |(span, extension): (&Option<Span>, &String)| {
-            let Some(Span { offset, size }) = *span else {
+        let component = |(span, extension): (&Option<ByteRange>, &String)| {
+            let Some(ByteRange { offset, size }) = *span else {
                 let why = format!("{}: sample {key} has no file with extension {extension}", shard.name());
                 return Err(Error::new(ErrorKind::Data, why));
             };
@@ -85,8 +85,8 @@ impl RandomAccess for TarShards {
 }
 
 /// Groups adjacent files by their common name, in order.
-fn groups(tar: &Tar) -> Vec<(String, Vec<(&str, Span)>)> {
-    let mut groups: Vec<(String, Vec<(&str, Span)>)> = Vec::new();
+fn groups(tar: &Tar) -> Vec<(String, Vec<(&str, ByteRange)>)> {
+    let mut groups: Vec<(String, Vec<(&str, ByteRange)>)> = Vec::new();
     for (name, span) in &tar.files {
         let base = name.rfind('/').map_or(0, |slash| slash + 1);
         // A file without an extension or without a name before it belongs to no sample.
@@ -103,26 +103,22 @@ fn groups(tar: &Tar) -> Vec<(String, Vec<(&str, Span)>)> {
 /// Saves one pass of a dataflow to a new archive and returns the number of samples. Component 1 of
 /// the first sample is `00000000.1.npy`.
 pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
-    let mut file = AtomicFile::create(path)?;
+    let mut builder = tar::Builder::new(AtomicFile::create(path)?);
     let mut index = 0u64;
     let count = for_each_sample(flow, |sample| {
         if sample.is_empty() {
-            return Err(Error::argument(format!(
-                "sample {index} has no components and cannot be stored in a tar archive"
-            )));
+            let why = format!("sample {index} has no components and cannot be stored in a tar archive");
+            return Err(Error::argument(why));
         }
         for (i, tensor) in sample.iter().enumerate() {
             let bytes = npy::encode(tensor);
-            file.write(&header(&format!("{index:08}.{i}.npy"), bytes.len() as u64))?;
-            file.write(&bytes)?;
-            file.write(&vec![0; padding(bytes.len() as u64) as usize])?;
+            let name = format!("{index:08}.{i}.npy");
+            builder.append_data(&mut file_header(bytes.len() as u64), name, &bytes[..])?;
         }
         index += 1;
         Ok(())
     })?;
-    // The end-of-archive marker: two zero blocks.
-    file.write(&[0; 1024])?;
-    file.finish()?;
+    builder.into_inner()?.finish()?;
     Ok(count)
 }
 
@@ -136,7 +132,7 @@ pub fn load(path: impl AsRef<Path>) -> Result<NpyTar> {
 #[derive(Clone, Debug)]
 pub struct NpyTar {
     source: ByteSource,
-    samples: Arc<[(String, Vec<Span>)]>,
+    samples: Arc<[(String, Vec<ByteRange>)]>,
 }
 
 impl NpyTar {
@@ -169,7 +165,7 @@ impl RandomAccess for NpyTar {
 
     fn get(&self, index: u64) -> Result<Sample> {
         let (key, components) = &self.samples[check_index(index, self.samples.len())?];
-        let component = |span: &Span| {
+        let component = |span: &ByteRange| {
             let bytes = self.source.read(span.offset, span.size)?;
             npy::decode(&bytes).map_err(|e| self.source.error_at(span.offset, format!("sample {key}: {e}")))
         };
@@ -188,13 +184,11 @@ mod tests {
     }
 
     fn archive(files: &[(&str, &[u8])]) -> ByteSource {
-        let mut bytes = Vec::new();
+        let mut builder = tar::Builder::new(Vec::new());
         for (name, data) in files {
-            bytes.extend(header(name, data.len() as u64));
-            bytes.extend(*data);
-            bytes.extend(vec![0; padding(data.len() as u64) as usize]);
+            builder.append_data(&mut file_header(data.len() as u64), name, *data).unwrap();
         }
-        ByteSource::from_bytes("shard.tar", bytes)
+        ByteSource::from_bytes("shard.tar", builder.into_inner().unwrap())
     }
 
     #[test]

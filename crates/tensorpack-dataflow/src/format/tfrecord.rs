@@ -116,11 +116,10 @@ impl TfRecordWriter {
 
     /// Appends a record.
     pub fn write(&mut self, record: &[u8]) -> Result<()> {
-        let length = (record.len() as u64).to_le_bytes();
-        self.0.write(&length)?;
-        self.0.write(&masked_crc(&length).to_le_bytes())?;
-        self.0.write(record)?;
-        self.0.write(&masked_crc(record).to_le_bytes())
+        let (header, footer) = frame(record);
+        self.0.append(&header)?;
+        self.0.append(record)?;
+        self.0.append(&footer)
     }
 
     /// Completes the file.
@@ -146,6 +145,17 @@ pub fn load(path: impl AsRef<Path>) -> Result<Serialized<TfRecord>> {
     Ok(Serialized::new(records, name))
 }
 
+/// Returns the bytes that go before and after a record: its length with a checksum, and the checksum
+/// of its data. TensorBoard event files use the same framing.
+pub fn frame(record: &[u8]) -> ([u8; 12], [u8; 4]) {
+    let length = (record.len() as u64).to_le_bytes();
+    let mut header = [0; 12];
+    header[..8].copy_from_slice(&length);
+    header[8..].copy_from_slice(&masked_crc(&length).to_le_bytes());
+    (header, masked_crc(record).to_le_bytes())
+}
+
+/// CRC-32C, masked so that the checksum of data that contains checksums is still a good one.
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
