@@ -1,36 +1,12 @@
 //! Decoding JPEG and PNG files.
 
-use super::jpeg::{self, Jpeg};
 use super::orientation::Orientation;
 use super::png::Png;
 use super::resize::{Region, resize_region};
-use super::{Interpolation, Rect};
+use super::{Channels, Interpolation, Rect};
 use std::cell::RefCell;
+use tensorpack_jpeg::{Jpeg, MAX_PIXELS, Scale};
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
-
-/// The channels of a decoded image.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Channels {
-    /// One channel: luma.
-    #[doc(alias = "Grey")]
-    Gray,
-    /// Three channels: red, green, blue.
-    #[default]
-    Rgb,
-}
-
-impl Channels {
-    /// Returns the number of channels.
-    pub fn count(self) -> usize {
-        match self {
-            Channels::Gray => 1,
-            Channels::Rgb => 3,
-        }
-    }
-}
-
-/// Maximum number of pixels to decode. A tiny file can claim any size.
-const MAX_PIXELS: usize = 1 << 27;
 
 /// A JPEG or PNG file in memory whose header has been parsed.
 ///
@@ -48,7 +24,7 @@ enum Format<'a> {
 /// Buffers reused across images.
 #[derive(Default)]
 struct Scratch {
-    jpeg: jpeg::Scratch,
+    jpeg: tensorpack_jpeg::Scratch,
     pixels: Vec<u8>,
     resized: Vec<u8>,
 }
@@ -149,16 +125,9 @@ impl<'a> ImageFile<'a> {
         })
     }
 
-    fn decode_stored(&self, channels: Channels, scratch: &mut jpeg::Scratch) -> Result<Vec<u8>> {
+    fn decode_stored(&self, channels: Channels, scratch: &mut tensorpack_jpeg::Scratch) -> Result<Vec<u8>> {
         match &self.format {
-            Format::Jpeg(jpeg) if jpeg.supports_crops() => {
-                let (h, w) = jpeg.size();
-                jpeg.decode_samples(8, Rect::full(h, w), channels, scratch)?;
-                let mut out = vec![0; h * w * channels.count()];
-                jpeg.write_pixels(8, Rect::full(h, w), channels, scratch, &mut out);
-                Ok(out)
-            }
-            Format::Jpeg(jpeg) => jpeg.decode_full(channels),
+            Format::Jpeg(jpeg) => jpeg.decode(channels, scratch),
             Format::Png(png) => png.decode(channels),
         }
     }
@@ -175,16 +144,15 @@ impl<'a> ImageFile<'a> {
         let c = channels.count();
         match &self.format {
             Format::Jpeg(jpeg) if jpeg.supports_crops() => {
-                let n = jpeg_scale(rect, (height, width), interpolation);
-                let (around, exact) = scale_rect(rect, n);
+                let scale = jpeg_scale(rect, (height, width), interpolation);
+                let (around, exact) = scale_rect(rect, scale.eighths());
                 let (h, w) = (around.height, around.width);
-                jpeg.decode_samples(n, around, channels, &mut scratch.jpeg)?;
+                let crop = jpeg.decode_crop(around, scale, channels, &mut scratch.jpeg)?;
                 if (h, w) == (height, width) && exact.is_full(h, w) {
-                    jpeg.write_pixels(n, around, channels, &mut scratch.jpeg, out);
-                    return Ok(());
+                    return crop.write_to(out);
                 }
                 scratch.pixels.resize(h * w * c, 0);
-                jpeg.write_pixels(n, around, channels, &mut scratch.jpeg, &mut scratch.pixels);
+                crop.write_to(&mut scratch.pixels)?;
                 resize_region(
                     &scratch.pixels,
                     (h, w, c),
@@ -210,18 +178,20 @@ impl<'a> ImageFile<'a> {
     }
 }
 
-/// Returns the smallest scale, in eighths, at which the region is still no smaller than requested.
-fn jpeg_scale(rect: Rect, (height, width): (usize, usize), interpolation: Interpolation) -> usize {
+/// Returns the smallest scale at which the region is still no smaller than requested.
+fn jpeg_scale(rect: Rect, (height, width): (usize, usize), interpolation: Interpolation) -> Scale {
     let pixels = match interpolation {
         // Nearest picks existing pixels; scaled decoding would create new ones.
-        Interpolation::Nearest => return 8,
+        Interpolation::Nearest => return Scale::Full,
         // The edges of a box average fall between pixels, so at least two pixels must contribute.
         Interpolation::Area => 2,
         _ => 1,
     };
-    let is_enough =
-        |&n: &usize| rect.height * n >= height * 8 * pixels && rect.width * n >= width * 8 * pixels;
-    [1, 2, 4].into_iter().find(is_enough).unwrap_or(8)
+    let is_enough = |scale: &Scale| {
+        let n = scale.eighths();
+        rect.height * n >= height * 8 * pixels && rect.width * n >= width * 8 * pixels
+    };
+    [Scale::Eighth, Scale::Quarter, Scale::Half].into_iter().find(is_enough).unwrap_or(Scale::Full)
 }
 
 /// Scales a rectangle to `n` eighths. Returns the pixels it touches and its exact position among

@@ -4,12 +4,10 @@
 //! grayscale. An [`Augmentor`] draws a [`Transform`], which modifies images and moves coordinates
 //! together with the pixels. Conversions to u8 round and clip to 0..255.
 
-mod rect;
 mod pixels;
 mod luma;
 mod resize;
 mod orientation;
-mod jpeg;
 mod png;
 mod image_file;
 mod augmentor;
@@ -42,16 +40,17 @@ pub use convert::{Grayscale, RgbToBgr, ToFloat32, ToUint8};
 pub use crop::{CenterCrop, RandomCrop, RandomCropRandomShape, RandomCutout};
 pub use flip::{Flip, Transpose};
 pub use identity::Identity;
-pub use image_file::{Channels, ImageFile, decode};
+pub use image_file::{ImageFile, decode};
 pub use map_image::MapImage;
 pub use noise::{GaussianNoise, JpegNoise, SaltPepperNoise};
 pub use normalize::{MeanVarianceNormalize, MinMaxNormalize};
 pub use paste::Paste;
 pub use random_choice::{RandomApply, RandomChoose, RandomOrder};
 pub use random_resized_crop::RandomResizedCrop;
-pub use rect::Rect;
 pub use resize::{Interpolation, resize};
 pub use resize_augmentors::{RandomResize, Resize, ResizeShortestEdge};
 pub use warp_affine::Border;
+
+pub use tensorpack_jpeg::{Channels, Rect};
 
 use photometric::photometric;

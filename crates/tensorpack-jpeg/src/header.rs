@@ -1,54 +1,54 @@
 //! Parsing the markers before the first scan.
 
-use super::huffman::HuffmanTable;
+use crate::huffman::HuffmanTable;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// A color component.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Component {
+pub(crate) struct Component {
     id: u8,
     /// Sampling factors: blocks per MCU, horizontally and vertically.
-    pub(super) h: usize,
-    pub(super) v: usize,
+    pub(crate) h: usize,
+    pub(crate) v: usize,
     /// Indices of the quantization table and of the DC and AC Huffman tables.
-    pub(super) quantization: usize,
-    pub(super) dc: usize,
-    pub(super) ac: usize,
+    pub(crate) quantization: usize,
+    pub(crate) dc: usize,
+    pub(crate) ac: usize,
 }
 
 /// A parsed file up to its first scan.
-pub(super) struct Header<'a> {
-    pub(super) width: usize,
-    pub(super) height: usize,
-    pub(super) components: Vec<Component>,
+pub(crate) struct Header<'a> {
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+    pub(crate) components: Vec<Component>,
     /// Quantization tables in natural (row-major) order.
-    pub(super) quantization: [Option<[u16; 64]>; 4],
-    pub(super) dc: [Option<HuffmanTable>; 4],
-    pub(super) ac: [Option<HuffmanTable>; 4],
+    pub(crate) quantization: [Option<[u16; 64]>; 4],
+    pub(crate) dc: [Option<HuffmanTable>; 4],
+    pub(crate) ac: [Option<HuffmanTable>; 4],
     /// MCUs between restart markers; 0 if there are none.
-    pub(super) restart_interval: usize,
+    pub(crate) restart_interval: usize,
     /// The EXIF orientation, 1 to 8.
-    pub(super) orientation: u8,
+    pub(crate) orientation: u8,
     /// The entropy-coded data and everything after it.
-    pub(super) scan: &'a [u8],
+    pub(crate) scan: &'a [u8],
     /// Whether this decoder supports the file: one sequential scan, 8 bits, grayscale or YCbCr.
-    pub(super) is_supported: bool,
+    pub(crate) is_supported: bool,
 }
 
 /// Zigzag order: the natural position of every stored coefficient.
-pub(super) const ZIGZAG: [u8; 64] = [
+pub(crate) const ZIGZAG: [u8; 64] = [
     0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7,
     14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39,
     46, 53, 60, 61, 54, 47, 55, 62, 63,
 ];
 
-pub(super) fn malformed(what: &str) -> Error {
+pub(crate) fn malformed(what: &str) -> Error {
     Error::new(ErrorKind::Io, format!("malformed JPEG file: {what}"))
 }
 
 impl<'a> Header<'a> {
     /// Parses all markers up to the first scan.
-    pub(super) fn read(file: &'a [u8]) -> Result<Header<'a>> {
+    pub(crate) fn read(file: &'a [u8]) -> Result<Header<'a>> {
         let mut rest =
             file.strip_prefix(&[0xFF, 0xD8]).ok_or_else(|| malformed("it does not start with FF D8"))?;
         let mut header = Header {
@@ -82,7 +82,7 @@ impl<'a> Header<'a> {
                     header.is_supported = false;
                 }
                 0xE0 => color_info.jfif |= body.starts_with(b"JFIF\0"),
-                0xE1 => header.orientation = super::exif::orientation(body).unwrap_or(header.orientation),
+                0xE1 => header.orientation = crate::exif::orientation(body).unwrap_or(header.orientation),
                 0xEE if body.starts_with(b"Adobe") => color_info.adobe = body.get(11).copied(),
                 0xDA => {
                     header.scan(body)?;

@@ -1,9 +1,9 @@
 //! Chroma upsampling and YCbCr to RGB conversion.
 
-use super::scan::Plane;
+use crate::scan::Plane;
 
 /// Upsamples a component to the image size, row by row.
-pub(super) struct Upsampler<'a> {
+pub(crate) struct Upsampler<'a> {
     plane: &'a Plane,
     /// The size of the whole component.
     size: (usize, usize),
@@ -15,7 +15,7 @@ pub(super) struct Upsampler<'a> {
 }
 
 impl<'a> Upsampler<'a> {
-    pub(super) fn new(plane: &'a Plane, size: (usize, usize), factor: (usize, usize)) -> Upsampler<'a> {
+    pub(crate) fn new(plane: &'a Plane, size: (usize, usize), factor: (usize, usize)) -> Upsampler<'a> {
         Upsampler { plane, size, factor, blended: Vec::new(), row: Vec::new() }
     }
 
@@ -23,7 +23,7 @@ impl<'a> Upsampler<'a> {
     ///
     /// A factor of two is interpolated like libjpeg's "fancy upsampling"; other factors repeat
     /// samples.
-    pub(super) fn row(&mut self, x: usize, y: usize, width: usize) -> &[u8] {
+    pub(crate) fn row(&mut self, x: usize, y: usize, width: usize) -> &[u8] {
         let origin = self.plane.columns.start * self.plane.n;
         match self.factor {
             (1, 1) => &self.plane.row(y)[x - origin..x - origin + width],
@@ -84,7 +84,7 @@ impl<'a> Upsampler<'a> {
 }
 
 /// Converts a row of YCbCr to RGB.
-pub(super) fn ycbcr_to_rgb(y: &[u8], cb: &[u8], cr: &[u8], out: &mut [u8]) {
+pub(crate) fn ycbcr_to_rgb(y: &[u8], cb: &[u8], cr: &[u8], out: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
         // SAFETY: AVX2 was detected above.

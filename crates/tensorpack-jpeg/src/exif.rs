@@ -1,7 +1,7 @@
 //! The EXIF orientation tag.
 
 /// Parses the orientation, 1 to 8, from the body of an APP1 segment.
-pub(super) fn orientation(body: &[u8]) -> Option<u8> {
+pub(crate) fn orientation(body: &[u8]) -> Option<u8> {
     const ORIENTATION: usize = 0x0112;
     let tiff = body.strip_prefix(b"Exif\0\0")?;
     let little = match tiff.get(..4)? {

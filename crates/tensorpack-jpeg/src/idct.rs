@@ -8,13 +8,13 @@ use std::ops::{Add, Mul, Sub};
 
 /// Coefficients of a block, transposed (the horizontal frequency varies slowest), with padding for
 /// out-of-range writes of malformed data.
-pub(super) type Coefficients = [i16; 64 + 16];
+pub(crate) type Coefficients = [i16; 64 + 16];
 
 /// Dequantization factors, transposed like the coefficients.
-pub(super) type DequantTable = [f32; 64];
+pub(crate) type DequantTable = [f32; 64];
 
 /// Builds the factors of the `n` by `n` transform from a quantization table in natural order.
-pub(super) fn dequant_table(table: &[u16; 64], n: usize) -> DequantTable {
+pub(crate) fn dequant_table(table: &[u16; 64], n: usize) -> DequantTable {
     use std::f64::consts::{PI, SQRT_2};
     let scale = |k: usize| if k == 0 { 1.0 } else { SQRT_2 * (k as f64 * PI / 16.0).cos() };
     std::array::from_fn(|i| {
@@ -25,7 +25,7 @@ pub(super) fn dequant_table(table: &[u16; 64], n: usize) -> DequantTable {
 }
 
 /// Writes the `n` by `n` samples of a block to `out`, whose rows are `stride` apart.
-pub(super) fn idct(
+pub(crate) fn idct(
     n: usize,
     simd: Simd,
     c: &Coefficients,
@@ -42,7 +42,7 @@ pub(super) fn idct(
 }
 
 /// Writes a block whose AC coefficients are all zero.
-pub(super) fn idct_dc_only(n: usize, c: i16, dequant: &DequantTable, out: &mut [u8], stride: usize) {
+pub(crate) fn idct_dc_only(n: usize, c: i16, dequant: &DequantTable, out: &mut [u8], stride: usize) {
     let sample = sample(f32::from(c) * dequant[0]);
     out.chunks_mut(stride).take(n).for_each(|row| row[..n].fill(sample));
 }
@@ -56,7 +56,7 @@ fn sample(value: f32) -> u8 {
 
 /// The instruction set for the transform, detected once per image.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Simd {
+pub(crate) enum Simd {
     /// Scalar loops.
     Scalar,
     #[cfg(target_arch = "x86_64")]
@@ -64,7 +64,7 @@ pub(super) enum Simd {
 }
 
 impl Simd {
-    pub(super) fn detect() -> Simd {
+    pub(crate) fn detect() -> Simd {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") {
             return Simd::Avx2;

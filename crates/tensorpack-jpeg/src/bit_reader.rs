@@ -5,7 +5,7 @@
 /// Byte stuffing has been removed (see [`remove_byte_stuffing`]), so a refill is a single load
 /// without a branch to mispredict.
 #[derive(Clone, Copy)]
-pub(super) struct BitReader<'a> {
+pub(crate) struct BitReader<'a> {
     bytes: &'a [u8],
     next: usize,
     window: u64,
@@ -13,16 +13,16 @@ pub(super) struct BitReader<'a> {
 }
 
 /// Number of bits available after a refill.
-pub(super) const REFILL_BITS: u32 = 56;
+pub(crate) const REFILL_BITS: u32 = 56;
 
 impl<'a> BitReader<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> BitReader<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> BitReader<'a> {
         BitReader { bytes, next: 0, window: 0, count: 0 }
     }
 
     /// Ensures that at least [`REFILL_BITS`] bits are available.
     #[inline(always)]
-    pub(super) fn refill(&mut self) {
+    pub(crate) fn refill(&mut self) {
         let word = match self.bytes.get(self.next..) {
             Some([a, b, c, d, e, f, g, h, ..]) => u64::from_be_bytes([*a, *b, *c, *d, *e, *f, *g, *h]),
             rest => last_bytes(rest.unwrap_or_default()),
@@ -36,19 +36,19 @@ impl<'a> BitReader<'a> {
 
     /// Returns the next `n` bits, 1 to 32.
     #[inline(always)]
-    pub(super) fn peek(&self, n: u32) -> usize {
+    pub(crate) fn peek(&self, n: u32) -> usize {
         (self.window >> (64 - n)) as usize
     }
 
     /// Consumes `n` bits, which must be available.
     #[inline(always)]
-    pub(super) fn skip(&mut self, n: u32) {
+    pub(crate) fn skip(&mut self, n: u32) {
         self.window <<= n;
         self.count -= n;
     }
 
     /// Returns whether more bits were consumed than exist.
-    pub(super) fn is_past_end(&self) -> bool {
+    pub(crate) fn is_past_end(&self) -> bool {
         self.next * 8 > self.bytes.len() * 8 + self.count as usize
     }
 }
@@ -60,7 +60,7 @@ fn last_bytes(rest: &[u8]) -> u64 {
 
 /// Appends the entropy-coded bytes at the start of `data` to `out` without the zero stuffed after
 /// every 0xFF. Returns the rest, which starts with the next marker or is empty.
-pub(super) fn remove_byte_stuffing<'a>(data: &'a [u8], out: &mut Vec<u8>) -> &'a [u8] {
+pub(crate) fn remove_byte_stuffing<'a>(data: &'a [u8], out: &mut Vec<u8>) -> &'a [u8] {
     let mut rest = data;
     while let Some(at) = position_of_ff(rest) {
         match rest.get(at + 1) {

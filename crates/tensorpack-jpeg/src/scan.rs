@@ -1,32 +1,32 @@
 //! Decoding the scan, MCU by MCU.
 
-use super::bit_reader::{BitReader, REFILL_BITS, remove_byte_stuffing};
-use super::header::{Component, Header, ZIGZAG, malformed};
-use super::huffman::HuffmanTable;
-use super::idct::{self, Coefficients, DequantTable, Simd};
+use crate::bit_reader::{BitReader, REFILL_BITS, remove_byte_stuffing};
+use crate::header::{Component, Header, ZIGZAG, malformed};
+use crate::huffman::HuffmanTable;
+use crate::idct::{self, Coefficients, DequantTable, Simd};
 use std::ops::Range;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// The decoded samples of one component.
 #[derive(Default)]
-pub(super) struct Plane {
+pub(crate) struct Plane {
     /// Samples per block side: 8, or less at reduced scale.
-    pub(super) n: usize,
+    pub(crate) n: usize,
     /// The range of decoded blocks.
-    pub(super) columns: Range<usize>,
-    pub(super) rows: Range<usize>,
+    pub(crate) columns: Range<usize>,
+    pub(crate) rows: Range<usize>,
     /// The samples of these blocks in row-major order.
-    pub(super) samples: Vec<u8>,
+    pub(crate) samples: Vec<u8>,
 }
 
 impl Plane {
     /// Returns the number of samples per row.
-    pub(super) fn stride(&self) -> usize {
+    pub(crate) fn stride(&self) -> usize {
         self.columns.len() * self.n
     }
 
     /// Returns row `y` of the component, starting at the first decoded column.
-    pub(super) fn row(&self, y: usize) -> &[u8] {
+    pub(crate) fn row(&self, y: usize) -> &[u8] {
         let from = (y - self.rows.start * self.n) * self.stride();
         &self.samples[from..from + self.stride()]
     }
@@ -57,7 +57,7 @@ struct Decoder<'a> {
 /// Decodes the blocks that `planes` request and stops after the last one.
 ///
 /// `bytes` is a reusable buffer for the entropy-coded data.
-pub(super) fn decode(header: &Header, planes: &mut [Plane], bytes: &mut Vec<u8>) -> Result<()> {
+pub(crate) fn decode(header: &Header, planes: &mut [Plane], bytes: &mut Vec<u8>) -> Result<()> {
     let missing_table = || malformed("a table is missing");
     let decoder = |(component, plane): (&Component, &Plane)| {
         let table = header.quantization[component.quantization].as_ref()?;
@@ -113,7 +113,7 @@ fn mcu_grid(header: &Header) -> (usize, usize) {
 }
 
 /// Returns the maximum sampling factors of all components.
-pub(super) fn max_sampling(header: &Header) -> (usize, usize) {
+pub(crate) fn max_sampling(header: &Header) -> (usize, usize) {
     header.components.iter().fold((1, 1), |(h, v), c| (h.max(c.h), v.max(c.v)))
 }
 

@@ -1,6 +1,6 @@
 //! Huffman decoding with a table that yields code and value bits in one lookup.
 
-use super::bit_reader::BitReader;
+use crate::bit_reader::BitReader;
 
 /// Bits per table lookup. Most coefficients of a photograph fit, including their value bits.
 const LOOKUP_BITS: u32 = 11;
@@ -10,9 +10,9 @@ const MAX_CODE_LEN: usize = 16;
 
 /// A coefficient and the run of zeros before it.
 #[derive(Clone, Copy)]
-pub(super) struct Coefficient {
-    pub(super) run: usize,
-    pub(super) value: i16,
+pub(crate) struct Coefficient {
+    pub(crate) run: usize,
+    pub(crate) value: i16,
 }
 
 /// Marks table entries that need the slow path.
@@ -23,7 +23,7 @@ const END_OF_BLOCK: usize = 64;
 
 /// A Huffman table. A symbol encodes the run of zeros (high nibble, unused in DC tables) and the
 /// number of value bits (low nibble).
-pub(super) struct HuffmanTable {
+pub(crate) struct HuffmanTable {
     /// Indexed by the next bits: `value << 16 | run << 8 | length` of a whole coefficient. If the
     /// code fits but its value does not, the value field holds the number of value bits, and the
     /// length field the code length with [`LONG`] set. If even the code does not fit, the entry is
@@ -39,7 +39,7 @@ pub(super) struct HuffmanTable {
 impl HuffmanTable {
     /// Builds a table with `counts[i]` codes of length `i + 1`. Returns `None` if the counts are
     /// not a valid prefix code.
-    pub(super) fn new(counts: &[u8; MAX_CODE_LEN], symbols: &[u8], is_dc: bool) -> Option<HuffmanTable> {
+    pub(crate) fn new(counts: &[u8; MAX_CODE_LEN], symbols: &[u8], is_dc: bool) -> Option<HuffmanTable> {
         let mut table = HuffmanTable {
             table: Box::new([LONG; 1 << LOOKUP_BITS]),
             end: [0; MAX_CODE_LEN + 1],
@@ -86,7 +86,7 @@ impl HuffmanTable {
     /// Decodes the next coefficient. Needs [`Self::MAX_FAST_BITS`] available bits; the slow path
     /// refills. Returns `None` on an invalid code.
     #[inline(always)]
-    pub(super) fn read(&self, bits: &mut BitReader, is_dc: bool) -> Option<Coefficient> {
+    pub(crate) fn read(&self, bits: &mut BitReader, is_dc: bool) -> Option<Coefficient> {
         let entry = self.table[bits.peek(LOOKUP_BITS)];
         if entry & LONG != 0 {
             // Passed by value: taking its address would force the reader into memory in all inlined
@@ -100,7 +100,7 @@ impl HuffmanTable {
     }
 
     /// Bits that [`Self::read`] needs, and the most it consumes without a refill.
-    pub(super) const MAX_FAST_BITS: u32 = LOOKUP_BITS;
+    pub(crate) const MAX_FAST_BITS: u32 = LOOKUP_BITS;
 
     #[cold]
     fn read_long<'a>(
