@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use tensorpack_dataflow::image::*;
-use tensorpack_dataflow::tensor::{DType, HostTensor};
+use tensorpack_dataflow::tensor::{DType, ErrorKind, HostTensor};
 use tensorpack_dataflow::{DataFlow, FromList, SampleRng, Seed, State};
 
 fn golden() -> Value {
@@ -247,11 +247,47 @@ fn invalid_images_are_errors() {
     };
     let crop = message(&RandomCrop::new(30, 30), &[20, 40, 3]);
     assert!(crop.starts_with("RandomCrop: ") && crop.contains("20x40"), "{crop}");
-    assert!(message(&Flip::horizontal(), &[20, 40]).contains("[height, width, channels]"));
+    assert!(message(&Flip::horizontal(), &[20]).contains("[height, width, channels]"));
     assert!(message(&Saturation::new(0.4), &[2, 2, 1]).contains("3 channels"));
     assert!(message(&Resize::new(0, 4), &[2, 2, 1]).contains("0x4"));
     assert!(message(&Paste::center(3, 3), &[4, 2, 1]).contains("4x2"));
     assert!(message(&RandomChoose::new(), &[4, 2, 1]).contains("RandomChoose"));
+}
+
+/// MNIST images have no channel axis. They are augmented like those with one channel, and stay without.
+#[test]
+fn images_without_a_channel_axis_keep_their_rank() {
+    let values: Vec<f64> = (0..20 * 30).map(|i| f64::from(i * 7 % 251)).collect();
+    let augmentors: Vec<(&str, Box<dyn Augmentor>)> = vec![
+        ("flip", Box::new(Flip::horizontal().probability(1.0))),
+        ("transpose", Box::new(Transpose::new(1.0))),
+        ("crop", Box::new(RandomCrop::new(8, 9))),
+        ("resize", Box::new(Resize::new(13, 17))),
+        ("random-resized crop", Box::new(RandomResizedCrop::new(16))),
+        ("paste", Box::new(Paste::random(40, 41))),
+        ("rotation", Box::new(Rotation::new(20.0))),
+        ("blur", Box::new(GaussianBlur::new(1, 3))),
+        ("brightness", Box::new(Brightness::new(30.0))),
+        ("contrast", Box::new(Contrast::new(0.5, 1.5))),
+        ("normalize", Box::new(MeanVarianceNormalize::new())),
+        ("noise", Box::new(GaussianNoise::new(5.0))),
+        ("cutout", Box::new(RandomCutout::new(3, 4))),
+        ("convert", Box::new(ToFloat32)),
+    ];
+    for dtype in [DType::U8, DType::F32] {
+        let flat = HostTensor::from_f64(dtype, [20, 30], &values).unwrap();
+        let channel = HostTensor::from_f64(dtype, [20, 30, 1], &values).unwrap();
+        for (name, augmentor) in &augmentors {
+            let (flat, channel) = (augment(&**augmentor, &flat), augment(&**augmentor, &channel));
+            assert_eq!((flat.sizes().len(), flat.dtype()), (2, channel.dtype()), "{name}");
+            assert_eq!(flat.sizes(), &channel.sizes()[..2], "{name}");
+            assert_eq!(flat.as_bytes(), channel.as_bytes(), "{name}");
+        }
+    }
+    // Color needs three channels, and the error says so.
+    let flat = HostTensor::zeros(DType::U8, [4, 4]).unwrap();
+    let e = Saturation::new(0.4).augment(flat, &mut rng()).unwrap_err();
+    assert!(e.kind() == ErrorKind::Shape && e.message().contains("3 channels"), "{e}");
 }
 
 #[test]

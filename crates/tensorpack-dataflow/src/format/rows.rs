@@ -9,7 +9,6 @@ use tensorpack_tensor::{Error, HostTensor, Result};
 
 /// Arrays in memory with the same number of rows. Sample `i` is row `i` of each.
 #[derive(Clone, Debug)]
-#[doc(alias = "HDF5Data")]
 pub struct Rows {
     arrays: Arc<[HostTensor]>,
     len: usize,

@@ -1,6 +1,6 @@
 //! Gaussian blur.
 
-use super::pixels::{PixelValue, dispatch_pixel_type, image_size};
+use super::pixels::{PixelValue, dispatch_pixel_type, image_size, shape_like};
 use super::{Augmentor, Transform, photometric};
 use crate::SampleRng;
 use tensorpack_tensor::{HostTensor, Result};
@@ -93,7 +93,7 @@ fn blur(image: &HostTensor, horizontal: &[f32], vertical: &[f32]) -> Result<Host
             }
             out.extend(sums.iter().map(|&x| T::from_f32(x)));
         }
-        HostTensor::new([h, w, c], out)
+        HostTensor::new(shape_like(image, h, w, c), out)
     })
 }
 

@@ -1,6 +1,6 @@
 //! Color space and dtype conversions.
 
-use super::pixels::{PixelValue, dispatch_pixel_type, image_size, rgb_size};
+use super::pixels::{PixelValue, dispatch_pixel_type, image_size, rgb_size, shape_like};
 use super::{Augmentor, Transform, luma, photometric};
 use crate::SampleRng;
 use tensorpack_tensor::{DType, HostTensor, Result};
@@ -101,7 +101,7 @@ fn convert<U: PixelValue>(image: HostTensor, to: DType) -> Result<HostTensor> {
         return Ok(image);
     }
     dispatch_pixel_type!(image, T => {
-        HostTensor::new([h, w, c], image.as_slice::<T>()?.iter().map(|x| U::from_f32(x.to_f32())).collect())
+        HostTensor::new(shape_like(&image, h, w, c), image.as_slice::<T>()?.iter().map(|x| U::from_f32(x.to_f32())).collect())
     })
 }
 

@@ -1,6 +1,6 @@
 //! Crops and cutouts.
 
-use super::pixels::{dispatch_pixel_type, image_size};
+use super::pixels::{dispatch_pixel_type, image_size, shape_like};
 use super::{Augmentor, Rect, Transform};
 use crate::SampleRng;
 use tensorpack_tensor::{Error, HostTensor, Result};
@@ -112,7 +112,7 @@ impl Transform for CropTransform {
             for row in image.as_slice::<T>()?.chunks_exact(w * c).skip(y).take(height) {
                 out.extend_from_slice(&row[x * c..(x + width) * c]);
             }
-            HostTensor::new([height, width, c], out)
+            HostTensor::new(shape_like(&image, height, width, c), out)
         })
     }
 

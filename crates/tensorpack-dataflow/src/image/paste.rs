@@ -1,6 +1,6 @@
 //! Pasting onto a larger canvas.
 
-use super::pixels::{PixelValue, dispatch_pixel_type, image_size};
+use super::pixels::{PixelValue, dispatch_pixel_type, image_size, shape_like};
 use super::{Augmentor, Transform};
 use crate::SampleRng;
 use tensorpack_tensor::{Error, HostTensor, Result};
@@ -75,7 +75,7 @@ impl Transform for PasteTransform {
             for (to, from) in rows.zip(image.as_slice::<T>()?.chunks_exact(w * c)) {
                 to[self.x * c..(self.x + w) * c].copy_from_slice(from);
             }
-            HostTensor::new([self.height, self.width, c], canvas)
+            HostTensor::new(shape_like(&image, self.height, self.width, c), canvas)
         })
     }
 

@@ -2,15 +2,29 @@
 
 use tensorpack_tensor::{DType, Element, Error, HostTensor, Result};
 
-/// Returns the height, width and channels of an image, or an error if the tensor is not one.
+/// Returns the height, width and channels of an image, or an error if the tensor is not one. An image
+/// without a channel axis has one channel.
 pub(super) fn image_size(image: &HostTensor) -> Result<(usize, usize, usize)> {
-    match (image.sizes(), image.dtype()) {
-        (&[h, w, c], DType::U8 | DType::F32) if h > 0 && w > 0 && c > 0 => Ok((h, w, c)),
-        (sizes, dtype) => {
-            let why =
-                format!("expected an image [height, width, channels] of u8 or f32, got {dtype}{sizes:?}");
-            Err(Error::shape(why))
-        }
+    let size = match *image.sizes() {
+        [h, w, c] => Some((h, w, c)),
+        [h, w] => Some((h, w, 1)),
+        _ => None,
+    };
+    let is_image = |&(h, w, c): &(usize, usize, usize)| h > 0 && w > 0 && c > 0;
+    size.filter(is_image).filter(|_| matches!(image.dtype(), DType::U8 | DType::F32)).ok_or_else(|| {
+        let (dtype, sizes) = (image.dtype(), image.sizes());
+        let why = format!(
+            "expected an image [height, width, channels] or [height, width] of u8 or f32, got {dtype}{sizes:?}"
+        );
+        Error::shape(why)
+    })
+}
+
+/// Returns the shape of an image made from `image`: without a channel axis if `image` has none.
+pub(super) fn shape_like(image: &HostTensor, height: usize, width: usize, channels: usize) -> Vec<usize> {
+    match image.sizes().len() {
+        2 if channels == 1 => vec![height, width],
+        _ => vec![height, width, channels],
     }
 }
 
@@ -86,7 +100,7 @@ pub(super) fn remap(
                 out.extend_from_slice(&values[(y * w + x) * c..][..c]);
             }
         }
-        HostTensor::new([height, width, c], out)
+        HostTensor::new(shape_like(image, height, width, c), out)
     })
 }
 

@@ -75,7 +75,7 @@ pub fn resize(
     if (h, w) == (height, width) {
         return Ok(image.clone());
     }
-    let sizes = [height, width, channels];
+    let sizes = pixels::shape_like(image, height, width, channels);
     let mut out = HostTensor::zeros(image.dtype(), sizes)?;
     let region = Region::full(h, w);
     let dtype = image.dtype();

@@ -1,6 +1,6 @@
 //! Affine warps.
 
-use super::pixels::{PixelValue, dispatch_pixel_type, image_size};
+use super::pixels::{PixelValue, dispatch_pixel_type, image_size, shape_like};
 use super::{Interpolation, Transform};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
@@ -67,7 +67,7 @@ impl Transform for WarpAffine {
                     false => sampler.nearest(x, y, pixel),
                 }
             }
-            HostTensor::new([h, w, c], out)
+            HostTensor::new(shape_like(&image, h, w, c), out)
         })
     }
 
