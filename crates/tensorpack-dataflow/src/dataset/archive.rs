@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// Upper limit on the size of any data set.
-const MAX_SIZE: u64 = 1 << 30;
+pub(super) const MAX_SIZE: u64 = 1 << 30;
 
 /// Returns the single downloaded file.
 pub(super) fn single_file(fetched: &[ByteSource]) -> Result<ByteSource> {

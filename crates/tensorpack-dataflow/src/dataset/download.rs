@@ -64,7 +64,7 @@ impl<const N: usize> DatasetFiles<N> {
         for mirror in self.mirrors {
             match self.fetch_from(mirror, dataset_dir) {
                 Ok(()) => return Ok(()),
-                Err(e) => errors.push(e.message().to_string()),
+                Err(e) => errors.push(e.to_string().replace("\n  ", "; ")),
             }
         }
         let mut error = Error::new(ErrorKind::Io, format!("cannot download data set {}", self.name));
@@ -235,5 +235,44 @@ mod tests {
         write_atomically(&partial, &path, b"abc").unwrap();
         assert!(!partial.exists());
         assert_eq!(fs::read(path).unwrap(), b"abc");
+    }
+
+    /// Serves `body` to our own HTTP client (not to curl or wget), and returns the base URL.
+    #[cfg(feature = "http")]
+    fn serve(body: &'static str) -> &'static str {
+        use std::io::{BufRead, BufReader, Read, Write};
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = BufReader::new(stream.unwrap());
+                let lines = stream.by_ref().lines().map_while(std::io::Result::ok);
+                let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+                let is_ours = head.iter().any(|line| line.to_lowercase().starts_with("user-agent: ureq"));
+                let (status, body) = if is_ours { ("200 OK", body) } else { ("403 Forbidden", "") };
+                let length = body.len();
+                let head = format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close");
+                let _ = write!(stream.get_mut(), "{head}\r\n\r\n{body}");
+            }
+        });
+        Box::leak(url.into_boxed_str())
+    }
+
+    #[cfg(feature = "http")]
+    #[test]
+    fn web_mirrors_are_downloaded_over_http_and_verified() {
+        let mirror = |body| Mirror {
+            origin: Origin::Web { base: serve(body), files: &["abc"] },
+            checksum: Some(ABC),
+            ..VALID
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let mirrors: &'static [Mirror] = Box::leak(Box::new([mirror("abd"), mirror("abc")]));
+        let [abc] = abc_dataset(mirrors).ensure_downloaded_in(dir.path()).unwrap();
+        assert_eq!(fs::read(abc).unwrap(), b"abc");
+        let names = fs::read_dir(dir.path().join("letters")).unwrap().map(|e| e.unwrap().file_name());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        assert_eq!(names, [".lock", "abc"], "no partial file is left");
     }
 }

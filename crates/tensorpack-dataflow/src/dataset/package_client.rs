@@ -38,7 +38,12 @@ impl Origin {
         let run = |program: &str, args: &[&str]| run(&label, program, args, folder);
         match self {
             Origin::Web { base, files } => {
-                files.iter().try_for_each(|name| download_url(run, base, name))?;
+                let with_programs = || files.iter().try_for_each(|name| download_url(run, base, name));
+                #[cfg(feature = "http")]
+                super::http::fetch(base, files, folder, &label)
+                    .or_else(|e| with_programs().map_err(|other| e.note(other.message())))?;
+                #[cfg(not(feature = "http"))]
+                with_programs()?;
                 Ok(files.iter().map(|name| folder.join(name)).collect())
             }
             Origin::Npm(name, version) => {
