@@ -136,7 +136,7 @@ fn blob(h: usize, w: usize, x: f64, y: f64) -> HostTensor {
 }
 
 /// The center of mass of the bright pixels.
-fn centre(image: &HostTensor) -> [f64; 2] {
+fn center_of_mass(image: &HostTensor) -> [f64; 2] {
     let w = image.sizes()[1];
     let (mut sum, mut x, mut y) = (0.0, 0.0, 0.0);
     for (i, v) in image.to_f64_vec().into_iter().enumerate() {
@@ -181,7 +181,7 @@ fn coordinates_follow_the_pixels() {
             let (out, transform) = augmentor.augment(blob(66, 74, x, y), &mut rng).unwrap();
             let mut point = [[x, y]];
             transform.apply_coords(&mut point).unwrap();
-            let actual = centre(&out);
+            let actual = center_of_mass(&out);
             let error = (actual[0] - point[0][0]).hypot(actual[1] - point[0][1]);
             assert!(
                 error < 0.2,
@@ -302,7 +302,7 @@ fn images_and_coordinates_of_a_sample_share_one_transform() {
     while let Some(sample) = reader.read().unwrap() {
         assert_eq!(sample[0], sample[1]);
         let point = sample[2].to_f64_vec();
-        let actual = centre(&sample[0]);
+        let actual = center_of_mass(&sample[0]);
         assert!((actual[0] - point[0]).hypot(actual[1] - point[1]) < 0.3, "{actual:?}, {point:?}");
         seen.push(point);
     }

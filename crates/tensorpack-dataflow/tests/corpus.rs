@@ -11,33 +11,33 @@ use tensorpack_dataflow::{SampleRng, Seed};
 mod targets;
 
 /// An allocator that records peak memory use.
-struct Peak;
+struct PeakAllocator;
 
-static NOW: AtomicUsize = AtomicUsize::new(0);
-static MOST: AtomicUsize = AtomicUsize::new(0);
+static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
+static PEAK_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: all calls are forwarded to the system allocator.
-unsafe impl GlobalAlloc for Peak {
+unsafe impl GlobalAlloc for PeakAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let now = NOW.fetch_add(layout.size(), Ordering::SeqCst) + layout.size();
-        MOST.fetch_max(now, Ordering::SeqCst);
+        let now = LIVE_BYTES.fetch_add(layout.size(), Ordering::SeqCst) + layout.size();
+        PEAK_BYTES.fetch_max(now, Ordering::SeqCst);
         // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Ordering::SeqCst);
+        LIVE_BYTES.fetch_sub(layout.size(), Ordering::SeqCst);
         // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(at, layout) }
     }
 }
 
 #[global_allocator]
-static PEAK: Peak = Peak;
+static ALLOCATOR: PeakAllocator = PeakAllocator;
 
 /// Fixed buffers of the parsers, plus the decompression limit twice, because a growing vector is
 /// copied.
-const ALLOWED: usize = 6 << 20;
+const MAX_BYTES: usize = 6 << 20;
 
 fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
@@ -48,27 +48,27 @@ fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     paths.iter().map(file).collect()
 }
 
-fn bear(name: &str, target: fn(&[u8]), bytes: &[u8]) {
-    let before = NOW.load(Ordering::SeqCst);
-    MOST.store(before, Ordering::SeqCst);
+fn check_target(name: &str, target: fn(&[u8]), bytes: &[u8]) {
+    let before = LIVE_BYTES.load(Ordering::SeqCst);
+    PEAK_BYTES.store(before, Ordering::SeqCst);
     let read = catch_unwind(AssertUnwindSafe(|| target(bytes)));
-    let taken = MOST.load(Ordering::SeqCst).saturating_sub(before);
+    let peak = PEAK_BYTES.load(Ordering::SeqCst).saturating_sub(before);
     assert!(read.is_ok(), "{name} panics: {}", bytes.escape_ascii());
-    assert!(taken <= ALLOWED, "{name} takes {taken} bytes of memory: {}", bytes.escape_ascii());
+    assert!(peak <= MAX_BYTES, "{name} takes {peak} bytes of memory: {}", bytes.escape_ascii());
 }
 
 /// Applies a few random mutations: bits, bytes, numbers, and pieces removed, duplicated or spliced
 /// in from another file.
-fn change(rng: &mut SampleRng, bytes: &mut Vec<u8>, other: &[u8]) {
-    let place = |rng: &mut SampleRng, n: usize| rng.below(n.max(1) as u64) as usize;
+fn mutate(rng: &mut SampleRng, bytes: &mut Vec<u8>, other: &[u8]) {
+    let index = |rng: &mut SampleRng, n: usize| rng.below(n.max(1) as u64) as usize;
     for _ in 0..1 + rng.below(4) {
-        let at = place(rng, bytes.len());
-        let end = (at + 1 + place(rng, 16)).min(bytes.len());
+        let at = index(rng, bytes.len());
+        let end = (at + 1 + index(rng, 16)).min(bytes.len());
         match rng.below(7) {
             _ if bytes.is_empty() => bytes.extend(other),
             0 => bytes[at] ^= 1 << rng.below(8),
             1 => bytes[at] = rng.below(256) as u8,
-            2 => bytes[at..end].fill([0, 0x7f, 0x80, 0xff][place(rng, 4)]),
+            2 => bytes[at..end].fill([0, 0x7f, 0x80, 0xff][index(rng, 4)]),
             3 => bytes.truncate(at),
             4 => drop(bytes.drain(at..end)),
             5 => {
@@ -76,7 +76,7 @@ fn change(rng: &mut SampleRng, bytes: &mut Vec<u8>, other: &[u8]) {
                 bytes.splice(at..at, piece);
             }
             _ => {
-                let from = place(rng, other.len());
+                let from = index(rng, other.len());
                 bytes.truncate(at);
                 bytes.extend(&other[from.min(other.len())..]);
             }
@@ -92,7 +92,7 @@ fn parsers_neither_panic_nor_overallocate() {
         let files = corpus(name);
         assert!(files.len() >= 5, "the corpus of {name} has {} files", files.len());
         for (path, bytes) in &files {
-            bear(path, target, bytes);
+            check_target(path, target, bytes);
         }
         let seed = Seed::new(0).derive(name);
         for case in 0..cases {
@@ -100,8 +100,8 @@ fn parsers_neither_panic_nor_overallocate() {
             let one = &files[rng.below(files.len() as u64) as usize].1;
             let other = &files[rng.below(files.len() as u64) as usize].1;
             let mut bytes = one.clone();
-            change(&mut rng, &mut bytes, other);
-            bear(name, target, &bytes);
+            mutate(&mut rng, &mut bytes, other);
+            check_target(name, target, &bytes);
         }
     }
 }

@@ -22,7 +22,7 @@ fn jpegs() -> Vec<String> {
     names
 }
 
-fn difference(a: &HostTensor, b: &HostTensor) -> (f64, u8) {
+fn mean_and_max_difference(a: &HostTensor, b: &HostTensor) -> (f64, u8) {
     assert_eq!(a.sizes(), b.sizes());
     let (a, b) = (a.as_slice::<u8>().unwrap(), b.as_slice::<u8>().unwrap());
     let all = a.iter().zip(b).map(|(a, b)| a.abs_diff(*b));
@@ -30,10 +30,10 @@ fn difference(a: &HostTensor, b: &HostTensor) -> (f64, u8) {
 }
 
 /// Crops an image.
-fn crop(image: &HostTensor, part: Rect) -> Vec<u8> {
+fn crop(image: &HostTensor, rect: Rect) -> Vec<u8> {
     let &[_, w, c] = image.sizes() else { panic!("an image") };
-    let rows = image.as_slice::<u8>().unwrap().chunks_exact(w * c).skip(part.y).take(part.height);
-    rows.flat_map(|row| row[part.x * c..(part.x + part.width) * c].to_vec()).collect()
+    let rows = image.as_slice::<u8>().unwrap().chunks_exact(w * c).skip(rect.y).take(rect.height);
+    rows.flat_map(|row| row[rect.x * c..(rect.x + rect.width) * c].to_vec()).collect()
 }
 
 #[test]
@@ -41,10 +41,10 @@ fn decoded_images_match_opencv() {
     for name in jpegs() {
         let ours = decode(&read(&format!("{name}.jpg")), Channels::Rgb).unwrap();
         let theirs = decode(&read(&format!("{name}.png")), Channels::Rgb).unwrap();
-        let (mean, most) = difference(&ours, &theirs);
+        let (mean, max) = mean_and_max_difference(&ours, &theirs);
         // The two inverse transforms round differently: by one level, or two where chroma is
         // involved.
-        assert!(mean < 0.5 && most <= 4, "{name}: mean {mean}, most {most}");
+        assert!(mean < 0.5 && max <= 4, "{name}: mean {mean}, most {max}");
     }
 }
 
@@ -84,11 +84,11 @@ fn decode_crop_matches_a_crop_of_the_full_image() {
         for i in 0..40 {
             let draw = |k: u64, n: usize| (rng.uniform(i, k) * n as f64) as usize;
             let (x, y) = (draw(0, w), draw(1, h));
-            let part = Rect { x, y, width: 1 + draw(2, w - x), height: 1 + draw(3, h - y) };
-            let mut out = vec![0; part.width * part.height * 3];
-            let size = (part.height, part.width);
-            file.decode_crop(part, size, Channels::Rgb, Interpolation::Linear, &mut out).unwrap();
-            assert_eq!(out, crop(&whole, part), "{name}: {part:?}");
+            let rect = Rect { x, y, width: 1 + draw(2, w - x), height: 1 + draw(3, h - y) };
+            let mut out = vec![0; rect.width * rect.height * 3];
+            let size = (rect.height, rect.width);
+            file.decode_crop(rect, size, Channels::Rgb, Interpolation::Linear, &mut out).unwrap();
+            assert_eq!(out, crop(&whole, rect), "{name}: {rect:?}");
         }
     }
 }
@@ -105,20 +105,20 @@ fn scaled_decoding_matches_box_averages() {
         for factor in [2, 4] {
             // In stored orientation, the region starts and ends between pixels of the quarter-size
             // image.
-            let part = match &name[..name.len().min(12)] {
+            let rect = match &name[..name.len().min(12)] {
                 "orientation3" => Rect { x: 2, y: 6, width: 12, height: 8 },
                 "orientation6" => Rect { x: 2, y: 4, width: 8, height: 12 },
                 _ => Rect { x: 4, y: 4, width: 12, height: 8 },
             };
-            let (height, width) = (part.height / factor, part.width / factor);
+            let (height, width) = (rect.height / factor, rect.width / factor);
             let mut out = vec![0; height * width * 3];
-            file.decode_crop(part, (height, width), Channels::Rgb, Interpolation::Linear, &mut out).unwrap();
-            let pixels = crop(&whole, part);
+            file.decode_crop(rect, (height, width), Channels::Rgb, Interpolation::Linear, &mut out).unwrap();
+            let pixels = crop(&whole, rect);
             let mut error = 0.0;
             for (i, &actual) in out.iter().enumerate() {
                 let (y, x, c) = (i / 3 / width * factor, i / 3 % width * factor, i % 3);
                 let square = (0..factor * factor).map(|k| (y + k / factor, x + k % factor));
-                let sum: f64 = square.map(|(y, x)| f64::from(pixels[(y * part.width + x) * 3 + c])).sum();
+                let sum: f64 = square.map(|(y, x)| f64::from(pixels[(y * rect.width + x) * 3 + c])).sum();
                 error += (f64::from(actual) - sum / (factor * factor) as f64).abs() / out.len() as f64;
             }
             // The low frequencies of a block only approximate the means of its quarters.
@@ -139,7 +139,7 @@ fn reads_every_kind_of_png() {
 
 /// Decodes the file in full and in part. It must not panic, and a successful result must have the
 /// right shape.
-fn try_all(file: &[u8]) {
+fn decode_all_ways(file: &[u8]) {
     for channels in [Channels::Gray, Channels::Rgb] {
         let Ok(opened) = ImageFile::open(file) else { return };
         let (h, w) = opened.size();
@@ -149,9 +149,9 @@ fn try_all(file: &[u8]) {
         if let Ok(image) = opened.decode(channels) {
             assert_eq!(image.sizes(), [h, w, channels.count()]);
         }
-        let part = Rect { x: w / 3, y: h / 3, width: w - w / 3, height: (h - h / 3).min(9) };
+        let rect = Rect { x: w / 3, y: h / 3, width: w - w / 3, height: (h - h / 3).min(9) };
         let mut out = vec![0; 5 * 4 * channels.count()];
-        let _ = opened.decode_crop(part, (5, 4), channels, Interpolation::Linear, &mut out);
+        let _ = opened.decode_crop(rect, (5, 4), channels, Interpolation::Linear, &mut out);
     }
 }
 
@@ -161,7 +161,7 @@ fn malformed_files_never_panic() {
     for name in names {
         let file = read(&name);
         for n in (0..file.len()).step_by(7) {
-            try_all(&file[..n]);
+            decode_all_ways(&file[..n]);
         }
         let rng = CounterRng::new(1, &name);
         for i in 0..150 {
@@ -170,7 +170,7 @@ fn malformed_files_never_panic() {
                 let at = (rng.uniform(i, 2 * k) * broken.len() as f64) as usize;
                 broken[at] = (rng.uniform(i, 2 * k + 1) * 256.0) as u8;
             }
-            try_all(&broken);
+            decode_all_ways(&broken);
         }
     }
 }

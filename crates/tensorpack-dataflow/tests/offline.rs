@@ -4,11 +4,11 @@ use std::process::Command;
 use tensorpack_dataflow::dataset::{cifar10, fashion_mnist, mnist, ptb};
 
 /// Set in the child process, whose `PATH` contains no programs.
-const INSIDE: &str = "TENSORPACK_TEST_OFFLINE";
+const CHILD: &str = "TENSORPACK_TEST_OFFLINE";
 
 #[test]
 fn offline_error_lists_attempts_and_remedies() {
-    if std::env::var_os(INSIDE).is_some() {
+    if std::env::var_os(CHILD).is_some() {
         return print_errors();
     }
     let dir = tempfile::tempdir().unwrap();
@@ -16,13 +16,13 @@ fn offline_error_lists_attempts_and_remedies() {
     std::fs::create_dir(&programs).unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "offline_error_lists_attempts_and_remedies", "--nocapture"])
-        .env(INSIDE, "1")
+        .env(CHILD, "1")
         .env("PATH", &programs)
         .env("TENSORPACK_DATASET", &data)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&child.stdout);
-    assert!(child.status.success(), "{said}");
+    let output = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success(), "{output}");
     for needed in [
         "cannot download data set mnist",
         "curl is not installed, wget is not installed",
@@ -33,12 +33,12 @@ fn offline_error_lists_attempts_and_remedies() {
         "data_batch_1.bin (30730000 bytes)",
         "TENSORPACK_DATASET",
     ] {
-        assert!(said.contains(needed), "{needed:?} is missing:\n{said}");
+        assert!(output.contains(needed), "{needed:?} is missing:\n{output}");
     }
     for set in ["mnist", "fashion-mnist", "cifar10", "ptb"] {
-        let left: Vec<_> =
+        let entries: Vec<_> =
             std::fs::read_dir(data.join(set)).unwrap().map(|e| e.unwrap().file_name()).collect();
-        assert_eq!(left, [".lock"], "{set}");
+        assert_eq!(entries, [".lock"], "{set}");
     }
 }
 

@@ -199,10 +199,10 @@ fn two_passes(flow: &Flow) -> (Vec<Option<Sample>>, usize) {
 /// A timeout neither loses nor repeats samples.
 #[test]
 fn timeout_loses_no_samples() {
-    let (hurried, calm) = (slow_pipelines(Duration::from_millis(5)), slow_pipelines(Duration::from_secs(60)));
-    for (i, (hurried, calm)) in hurried.iter().zip(&calm).enumerate() {
-        let (got, late) = two_passes(hurried);
-        let (want, never) = two_passes(calm);
+    let (short, long) = (slow_pipelines(Duration::from_millis(5)), slow_pipelines(Duration::from_secs(60)));
+    for (i, (short, long)) in short.iter().zip(&long).enumerate() {
+        let (got, late) = two_passes(short);
+        let (want, never) = two_passes(long);
         assert_eq!(got, want, "flow {i}");
         assert!(late > 0 && never == 0, "flow {i} was late {late} times, and {never} times with time enough");
     }

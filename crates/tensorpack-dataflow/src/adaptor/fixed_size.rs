@@ -36,7 +36,7 @@ impl DataFlow for FixedSize {
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         let samples_before = FixedSize::samples_before(self.size, at.epoch, at.index);
         let (inner_at, mut missing) = match (at.inputs.first(), self.inner.size()) {
-            (Some(told), _) => (told.clone(), 0),
+            (Some(stored), _) => (stored.clone(), 0),
             (None, Some(0)) => return Err(empty_pass_error()),
             (None, Some(size)) => (State::at(samples_before / size, samples_before % size), 0),
             (None, None) => (State::start(), samples_before),

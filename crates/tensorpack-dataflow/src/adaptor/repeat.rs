@@ -42,7 +42,7 @@ impl DataFlow for Repeat {
         // With zero repetitions every pass is empty and the input stays at its start.
         let last = first_epoch + self.times.unwrap_or(u64::MAX - first_epoch).saturating_sub(1);
         let (inner_at, begin) = match (at.inputs.first(), self.inner.size()) {
-            (Some(told), _) => (told.clone(), at.index),
+            (Some(stored), _) => (stored.clone(), at.index),
             (None, Some(0)) if self.times.is_none() => return Err(empty_pass_error()),
             (None, Some(size)) => match at.index.checked_div(size) {
                 Some(passes) if first_epoch + passes <= last => {

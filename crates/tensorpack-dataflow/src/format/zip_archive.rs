@@ -78,6 +78,14 @@ impl ZipEntry<'_> {
             return Err(corrupt("impossible size"));
         }
         let mut bytes = Vec::new();
+        // Stored entries are as large as their part of the file. Compressed ones grow as they are read.
+        if entry.compression() == CompressionMethod::Stored {
+            let room = usize::try_from(size).ok().and_then(|n| bytes.try_reserve_exact(n).ok());
+            room.ok_or_else(|| {
+                let why = format!("{name}: cannot allocate {size} bytes");
+                Error::new(ErrorKind::Memory, why).within(source.name())
+            })?;
+        }
         let mut file =
             entry.with_reader(reader, ZipReadOptions::new()).map_err(|e| corrupt(&e.to_string()))?;
         // One byte more than declared: the reader verifies the checksum when it reaches the end.
