@@ -6,7 +6,7 @@
 //! images. On two towers, with nothing changed: `--trainer sync-replicated --devices cpu:0,cpu:1`.
 
 use tensorpack::dataflow::dataset::cifar10;
-use tensorpack::dataflow::image::{AugmentData, AugmentorList, Flip, Paste, RandomCrop};
+use tensorpack::dataflow::image::{AugmentExt, AugmentorList, Flip, Paste, RandomCrop};
 use tensorpack::dataflow::{ComponentSpec, DataFlow, FakeData, Flow};
 use tensorpack::graph::Fan;
 use tensorpack::prelude::*;
@@ -81,7 +81,7 @@ fn block(t: &TowerContext, x: &Tensor, stage: usize, i: usize) -> Tensor {
 fn data(fake: bool) -> Result<(Flow, Flow, HostTensor)> {
     if fake {
         let sample = [ComponentSpec::new(DType::U8, [32, 32, 3]), ComponentSpec::new(DType::I32, [])];
-        let fake = |size| FakeData::new(size, sample.clone()).between(0.0, 10.0).into_flow();
+        let fake = |size| FakeData::new(size, sample.clone()).range(0.0, 10.0).into_flow();
         return Ok((fake(50_000), fake(256), HostTensor::zeros(DType::F32, [32, 32, 3])?));
     }
     let train = cifar10::train()?;

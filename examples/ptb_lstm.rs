@@ -9,7 +9,7 @@
 //! variables that no gradient trains. So both are in checkpoints: stop it at any moment and start it again.
 
 use tensorpack::callback::{HyperParamSetterWithFunc, RunOp, Statistic, TrainCx, When};
-use tensorpack::dataflow::dataset::ptb::{self, Split, Unrolled};
+use tensorpack::dataflow::dataset::ptb::{self, BpttBatches, Split};
 use tensorpack::dataflow::dataset::sentences;
 use tensorpack::graph::UPDATE_OPS;
 use tensorpack::input::TensorInput;
@@ -76,7 +76,7 @@ impl ModelDesc for Model {
     }
 }
 
-/// The words in the graph, as [`Unrolled`] cuts them: step `i` takes columns `35 i` to `35 (i + 1)` of all parts, and
+/// The words in the graph, as [`BpttBatches`] cuts them: step `i` takes columns `35 i` to `35 (i + 1)` of all parts, and
 /// those one word on.
 pub(crate) fn unrolled(words: &HostTensor) -> Result<TensorInput> {
     let part = words.len() / BATCH;
@@ -116,7 +116,7 @@ pub(crate) fn reset() -> RunOp {
 /// Reads another text, from its beginning, with what was read so far in mind.
 fn reader(text: HostTensor, name: &str) -> Result<InferenceRunner> {
     let runner =
-        InferenceRunner::new(Unrolled::new(text, BATCH, STEPS)?, [ScalarStats::new("cost").prefix(name)]);
+        InferenceRunner::new(BpttBatches::new(text, BATCH, STEPS)?, [ScalarStats::new("cost").prefix(name)]);
     Ok(runner.tower_name(format!("Inference_{name}")).with_updates())
 }
 
@@ -149,11 +149,11 @@ fn texts(needed: bool) -> Result<[HostTensor; 3]> {
     let all = |words: fn(Split) -> Result<HostTensor>| -> Result<[HostTensor; 3]> {
         Ok([words(Split::Train)?, words(Split::Valid)?, words(Split::Test)?])
     };
-    match all(ptb::words) {
+    match all(ptb::token_ids) {
         Err(e) if !needed => {
             eprintln!("{e}");
             eprintln!("the Penn Treebank is not to be had: generated sentences take over");
-            all(sentences::words)
+            all(sentences::token_ids)
         }
         texts => texts,
     }

@@ -113,9 +113,9 @@ impl Pipeline {
             Ok(vec![HostTensor::new([bytes.len()], bytes)?])
         });
         let picture = ComponentSpec::new(DType::U8, [SIDE, SIDE, 3]);
-        files.map_batch(workers, self.batch, [picture], move |sample, draws, slot| {
-            let image = make.crop.decode(sample[0].as_slice()?, draws)?;
-            let (image, _) = make.augmentors.augment(image, draws)?;
+        files.map_batch(workers, self.batch, [picture], move |sample, rng, slot| {
+            let image = make.crop.decode(sample[0].as_slice()?, rng)?;
+            let (image, _) = make.augmentors.augment(image, rng)?;
             slot.component::<u8>(0)?.copy_from_slice(image.as_slice()?);
             Ok(())
         })
@@ -143,11 +143,11 @@ impl Pipeline {
         let (mut pixels, mut lines) = (Vec::new(), String::new());
         for (index, file) in self.files.iter().enumerate() {
             let bytes = std::fs::read(file)?;
-            let draws = self.seed.draws(0, index as u64);
+            let rng = self.seed.rng(0, index as u64);
             let (height, width) = ImageFile::open(&bytes)?.size();
-            let Rect { x, y, width, height } = self.crop.draw(height, width, &mut draws.clone());
+            let Rect { x, y, width, height } = self.crop.random_rect(height, width, &mut rng.clone());
             lines += &format!("{}\t{x}\t{y}\t{width}\t{height}\n", file.display());
-            pixels.extend_from_slice(self.crop.decode(&bytes, &mut draws.clone())?.as_slice::<u8>()?);
+            pixels.extend_from_slice(self.crop.decode(&bytes, &mut rng.clone())?.as_slice::<u8>()?);
         }
         std::fs::write(folder.join("crops.tsv"), lines)?;
         Ok(std::fs::write(folder.join("crops.rgb"), pixels)?)

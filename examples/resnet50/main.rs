@@ -72,13 +72,13 @@ fn training_data(root: &str, batch: usize) -> Result<Flow> {
     let vectors = [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]];
     let colours = RandomOrder::new()
         .with(BrightnessScale::new(0.6, 1.4))
-        .with(Contrast::new(0.6, 1.4).of_grey())
+        .with(Contrast::new(0.6, 1.4).grayscale_mean())
         .with(Saturation::new(0.4))
         .with(Lighting::new(0.1, values, vectors));
     let augmentors = AugmentorList::new().then(colours).then(Flip::horizontal());
-    let data = imagenet::train(root)?.shuffle().map_parallel(workers(), move |sample, draws| {
-        let image = crop.decode(sample[0].as_slice()?, draws)?;
-        Ok(vec![augmentors.augment(image, draws)?.0, sample[1].clone()])
+    let data = imagenet::train(root)?.shuffle().map_parallel(workers(), move |sample, rng| {
+        let image = crop.decode(sample[0].as_slice()?, rng)?;
+        Ok(vec![augmentors.augment(image, rng)?.0, sample[1].clone()])
     });
     Ok(data.batch(batch).prefetch(4).into_flow())
 }
@@ -88,9 +88,9 @@ fn validation_data(root: &str) -> Result<Flow> {
     let middle = AugmentorList::new()
         .then(ResizeShortestEdge::new(256).interpolation(Interpolation::Cubic))
         .then(CenterCrop::new(SIDE, SIDE));
-    let data = imagenet::val(root)?.map_parallel(workers(), move |sample, draws| {
+    let data = imagenet::val(root)?.map_parallel(workers(), move |sample, rng| {
         let image = decode(sample[0].as_slice()?, Channels::Rgb)?;
-        Ok(vec![middle.augment(image, draws)?.0, sample[1].clone()])
+        Ok(vec![middle.augment(image, rng)?.0, sample[1].clone()])
     });
     Ok(data.batch(64).keep_remainder().prefetch(4).into_flow())
 }

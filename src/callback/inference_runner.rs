@@ -84,7 +84,7 @@ impl InferenceRunner {
     /// One pass, or its first few batches; returns the statistics.
     pub(super) fn pass(&mut self, cx: &TrainCx<'_>, most: Option<u64>) -> Result<Vec<(String, f64)>> {
         self.inferencers.iter_mut().for_each(|i| i.start());
-        let seed = Seed::new(cx.seed()).of("inference");
+        let seed = Seed::new(cx.seed()).derive("inference");
         let mut groups = BatchGroups::open(&self.flow, seed, self.towers.count())?;
         let mut any = false;
         loop {

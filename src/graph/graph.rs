@@ -294,7 +294,7 @@ impl Graph {
         let Some(mut b) = self.building_or_late("Placeholder") else { return Tensor::poison(self) };
         let shape = dims_of(&spec.sizes, || {
             b.symbols += 1;
-            Dim::Unknown(Symbol::numbered(b.symbols))
+            Dim::Unknown(Symbol::new(b.symbols))
         });
         drop(b);
         let outputs = Some(vec![Spec { dtype: spec.dtype, shape }]);

@@ -3,6 +3,7 @@
 
 use super::{Histogram, Image};
 use crate::graph::{Frozen, Node, TensorId};
+use tensorpack_dataflow::format::tfrecord;
 use tensorpack_protobuf::Message;
 use tensorpack_tensor::Result;
 
@@ -111,19 +112,10 @@ fn node_def(graph: &Frozen, node: &Node) -> Message {
     def.message(5, &attribute)
 }
 
-/// Frames a record.
+/// Frames a record. Event files use the framing of TFRecord.
 fn record(data: &[u8]) -> Vec<u8> {
-    let length = (data.len() as u64).to_le_bytes();
-    let mut record = length.to_vec();
-    record.extend(masked_crc(&length).to_le_bytes());
-    record.extend(data);
-    record.extend(masked_crc(data).to_le_bytes());
-    record
-}
-
-/// The checksum, changed such that a checksum of data that holds checksums is still a good one.
-fn masked_crc(data: &[u8]) -> u32 {
-    crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
+    let (header, footer) = tfrecord::frame(data);
+    [&header[..], data, &footer].concat()
 }
 
 #[cfg(test)]

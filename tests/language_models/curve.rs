@@ -66,17 +66,35 @@ fn assert_follows(run: &str, model: Model, words: &HostTensor, rate: f64, (steps
 
 #[test]
 fn a_hundred_steps_of_a_small_net() {
-    assert_follows("small", net(64, DType::F32), &sentences::words(Split::Train).unwrap(), 0.1, (1, 1e-4));
+    assert_follows(
+        "small",
+        net(64, DType::F32),
+        &sentences::token_ids(Split::Train).unwrap(),
+        0.1,
+        (1, 1e-4),
+    );
 }
 
 #[test]
 fn the_first_leaps_of_a_small_net() {
-    assert_follows("leaps", net(64, DType::F64), &sentences::words(Split::Train).unwrap(), 1.0, (1, 1e-6));
+    assert_follows(
+        "leaps",
+        net(64, DType::F64),
+        &sentences::token_ids(Split::Train).unwrap(),
+        1.0,
+        (1, 1e-6),
+    );
 }
 
 #[test]
 fn the_first_steps_of_the_net_in_its_size() {
-    assert_follows("full", net(650, DType::F32), &sentences::words(Split::Train).unwrap(), 0.1, (1, 1e-4));
+    assert_follows(
+        "full",
+        net(650, DType::F32),
+        &sentences::token_ids(Split::Train).unwrap(),
+        0.1,
+        (1, 1e-4),
+    );
 }
 
 #[test]
@@ -85,5 +103,5 @@ fn two_hundred_steps_on_the_treebank() {
         println!("not asked for: TENSORPACK_TEST_PTB is not set");
         return;
     }
-    assert_follows("treebank", net(650, DType::F32), &ptb::words(Split::Train).unwrap(), 0.1, (10, 0.02));
+    assert_follows("treebank", net(650, DType::F32), &ptb::token_ids(Split::Train).unwrap(), 0.1, (10, 0.02));
 }

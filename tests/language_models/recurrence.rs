@@ -3,7 +3,7 @@
 use crate::ptb_lstm::{BATCH, Model, Plan, STEPS, config, unrolled};
 use std::path::Path;
 use tensorpack::dataflow::RandomAccess;
-use tensorpack::dataflow::dataset::ptb::{Split, Unrolled};
+use tensorpack::dataflow::dataset::ptb::{BpttBatches, Split};
 use tensorpack::dataflow::dataset::sentences;
 use tensorpack::graph::UPDATE_OPS;
 use tensorpack::input::InputSource;
@@ -13,7 +13,7 @@ use tensorpack::train::Trained;
 
 /// The beginning of a generated text.
 fn beginning(split: Split, words: usize) -> HostTensor {
-    let text = sentences::words(split).unwrap();
+    let text = sentences::token_ids(split).unwrap();
     HostTensor::new([words], text.as_slice::<i32>().unwrap()[..words].to_vec()).unwrap()
 }
 
@@ -21,7 +21,7 @@ fn beginning(split: Split, words: usize) -> HostTensor {
 fn the_words_in_the_graph_are_those_of_the_dataflow() {
     // Three steps and a few words too many.
     let words = beginning(Split::Train, BATCH * (3 * STEPS + 9) + 7);
-    let flow = Unrolled::new(words.clone(), BATCH, STEPS).unwrap();
+    let flow = BpttBatches::new(words.clone(), BATCH, STEPS).unwrap();
     let graph = Graph::new();
     let t = TowerContext::training(&graph);
     let mut input = unrolled(&words).unwrap();

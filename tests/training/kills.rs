@@ -86,10 +86,10 @@ impl Callback for Often {
 }
 
 fn train(dir: &Path) -> Result<()> {
-    let data = line(7).map_random(|mut sample, draws| {
+    let data = line(7).map_random(|mut sample, rng| {
         slow("data");
         let x = sample[0].as_mut_slice::<f32>()?;
-        x.iter_mut().for_each(|x| *x += 0.01 * draws.normal() as f32);
+        x.iter_mut().for_each(|x| *x += 0.01 * rng.normal() as f32);
         Ok(sample)
     });
     let check = line(5).map(|sample| {

@@ -127,8 +127,8 @@ fn at_the_end_of_an_epoch_that_a_signal_cut_short() {
 #[test]
 fn what_was_read_ahead_is_read_again() {
     let data = || {
-        line(5).shuffle().map_random(|mut sample, draws| {
-            sample[0].as_mut_slice::<f32>()?[0] += draws.normal() as f32;
+        line(5).shuffle().map_random(|mut sample, rng| {
+            sample[0].as_mut_slice::<f32>()?[0] += rng.normal() as f32;
             Ok(sample)
         })
     };

@@ -1,18 +1,19 @@
-//! Every parser as a function over bytes: whatever they are, it must neither panic nor take memory that they cannot
-//! hold. `tests/corpus.rs` replays the corpus through these, and `cargo fuzz` looks for more.
+//! Every parser as a function of bytes. None may panic or allocate memory that the bytes cannot
+//! account for. `tests/corpus.rs` replays the corpus through these functions, and `cargo fuzz`
+//! searches for new inputs.
 
 use tensorpack_dataflow::RandomAccess;
 use tensorpack_dataflow::format::cifar::{Cifar, Labels};
 use tensorpack_dataflow::format::lines::Lines;
-use tensorpack_dataflow::format::tar::{SavedTar, TarShards};
+use tensorpack_dataflow::format::tar::{NpyTar, TarShards};
 use tensorpack_dataflow::format::tfrecord::TfRecord;
-use tensorpack_dataflow::format::{Contents, gzip, idx, labelled_files, npy, npz, serialized};
+use tensorpack_dataflow::format::{ByteSource, gzip, idx, image_folder, npy, npz, serialized};
 use tensorpack_dataflow::image::{Channels, ImageFile, Interpolation, Rect};
 
 /// A parser.
 type Target = fn(&[u8]);
 
-/// The parsers by name, which is that of their folder of the corpus.
+/// The parsers by name, which is also the name of their corpus directory.
 pub(crate) const TARGETS: [(&str, Target); 11] = [
     ("cifar", cifar),
     ("gzip", gzip),
@@ -27,30 +28,30 @@ pub(crate) const TARGETS: [(&str, Target); 11] = [
     ("tfrecord", tfrecord),
 ];
 
-/// What packed files may unpack to here.
-const MAX_UNPACKED: u64 = 1 << 20;
+/// Decompression limit.
+const MAX_DECOMPRESSED: u64 = 1 << 20;
 
 pub(crate) fn cifar(bytes: &[u8]) {
     for labels in [Labels::Cifar10, Labels::Cifar100, Labels::Cifar100Coarse] {
-        read_all(Cifar::parse(&[contents(bytes)], labels));
+        read_all(Cifar::parse(&[source(bytes)], labels));
     }
 }
 
 pub(crate) fn gzip(bytes: &[u8]) {
-    if let Ok(unpacked) = gzip::unpack(contents(bytes), MAX_UNPACKED) {
-        assert!(unpacked.len() <= MAX_UNPACKED.max(bytes.len() as u64));
+    if let Ok(decompressed) = gzip::decompress(source(bytes), MAX_DECOMPRESSED) {
+        assert!(decompressed.len() <= MAX_DECOMPRESSED.max(bytes.len() as u64));
     }
 }
 
 pub(crate) fn idx(bytes: &[u8]) {
-    let _ = idx::parse(contents(bytes));
+    let _ = idx::parse(source(bytes));
 }
 
-/// Whole, and a part at a fraction of its size.
+/// Decodes the whole image, and a part at reduced scale.
 pub(crate) fn image(bytes: &[u8]) {
     let Ok(file) = ImageFile::open(bytes) else { return };
     let (height, width) = file.size();
-    // Larger ones are right to take more memory than is allowed here.
+    // Larger images may legitimately need more memory than the test allows.
     if height * width > 1 << 16 {
         return;
     }
@@ -59,15 +60,15 @@ pub(crate) fn image(bytes: &[u8]) {
     }
     let part = Rect { x: 0, y: height / 3, width, height: height - height / 3 };
     let mut out = [0; 4 * 4 * 3];
-    let _ = file.decode_part(part, (4, 4), Channels::Rgb, Interpolation::Linear, &mut out);
+    let _ = file.decode_crop(part, (4, 4), Channels::Rgb, Interpolation::Linear, &mut out);
 }
 
 pub(crate) fn lines(bytes: &[u8]) {
-    read_all(Lines::parse(contents(bytes)));
+    read_all(Lines::parse(source(bytes)));
 }
 
 pub(crate) fn list(bytes: &[u8]) {
-    let _ = labelled_files::parse_list(&String::from_utf8_lossy(bytes));
+    let _ = image_folder::parse_list(&String::from_utf8_lossy(bytes));
 }
 
 pub(crate) fn npy(bytes: &[u8]) {
@@ -80,40 +81,41 @@ pub(crate) fn npy(bytes: &[u8]) {
 }
 
 pub(crate) fn npz(bytes: &[u8]) {
-    let _ = npz::parse(contents(bytes), MAX_UNPACKED);
+    let _ = npz::parse(source(bytes), MAX_DECOMPRESSED);
 }
 
 pub(crate) fn serialized(bytes: &[u8]) {
     if let Ok(sample) = serialized::decode(bytes) {
-        // A bool may have been any byte, and is 1 from then on.
+        // Any nonzero byte is read as `true` and written as 1.
         let again = serialized::encode(&sample).expect("a sample that was read can be written");
         assert_eq!(again.len(), bytes.len());
     }
 }
 
-/// As it is, and with the checksums of its headers made right: few changes would get past them otherwise.
+/// Parses the bytes as they are and with corrected header checksums; otherwise few mutations would
+/// get past them.
 pub(crate) fn tar(bytes: &[u8]) {
-    let mut mended = bytes.to_vec();
-    for header in mended.chunks_exact_mut(512) {
+    let mut fixed = bytes.to_vec();
+    for header in fixed.chunks_exact_mut(512) {
         header[148..156].fill(b' ');
         let sum: u32 = header.iter().map(|&b| u32::from(b)).sum();
         header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
     }
-    for bytes in [bytes, &mended] {
-        read_all(TarShards::parse(vec![contents(bytes)], &["jpg;png", "cls"]));
-        read_all(SavedTar::parse(contents(bytes)));
+    for bytes in [bytes, &fixed] {
+        read_all(TarShards::parse(vec![source(bytes)], &["jpg;png", "cls"]));
+        read_all(NpyTar::parse(source(bytes)));
     }
 }
 
 pub(crate) fn tfrecord(bytes: &[u8]) {
-    read_all(TfRecord::parse(contents(bytes)));
+    read_all(TfRecord::parse(source(bytes)));
 }
 
-fn contents(bytes: &[u8]) -> Contents {
-    Contents::memory("fuzz", bytes.to_vec())
+fn source(bytes: &[u8]) -> ByteSource {
+    ByteSource::from_bytes("fuzz", bytes.to_vec())
 }
 
-/// Reads every sample, or the first of very many, and one that is not there.
+/// Reads every sample (the first 64 if there are more) and one past the end.
 fn read_all<S: RandomAccess, E>(source: Result<S, E>) {
     let Ok(source) = source else { return };
     for index in 0..source.len().min(64) {

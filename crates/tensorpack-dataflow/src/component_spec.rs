@@ -1,8 +1,8 @@
-//! What a component of samples looks like.
+//! The dtype and shape of a sample's component.
 
 use tensorpack_tensor::{DType, HostTensor, Result};
 
-/// The element type and the sizes that a component has in every sample.
+/// The dtype and shape that a component has in every sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComponentSpec {
     pub(crate) dtype: DType,
@@ -10,17 +10,17 @@ pub struct ComponentSpec {
 }
 
 impl ComponentSpec {
-    /// Elements of `dtype` in tensors of `sizes`; no sizes is a scalar.
+    /// Creates a spec. Empty `sizes` is a scalar.
     pub fn new(dtype: DType, sizes: impl Into<Vec<usize>>) -> ComponentSpec {
         ComponentSpec { dtype, sizes: sizes.into() }
     }
 
-    /// How many elements one sample has of it.
+    /// Returns the number of elements per sample.
     pub(crate) fn elements(&self) -> usize {
         self.sizes.iter().product()
     }
 
-    /// Room for `rows` of it.
+    /// Allocates a batch of `rows` samples of this component.
     pub(crate) fn batch(&self, rows: usize) -> Result<HostTensor> {
         HostTensor::zeros(self.dtype, [&[rows], &self.sizes[..]].concat())
     }

@@ -1,11 +1,11 @@
-//! What a dataflow is.
+//! The [`DataFlow`] and [`Reader`] traits.
 
 use crate::adaptor::map::component;
-use crate::adaptor::stack::Fit;
+use crate::adaptor::stack::Padding;
 use crate::{
-    Batch, BatchByShape, Cache, CacheOnDisk, ComponentSpec, Concat, Draws, Filter, FixedSize, Lookup, Map,
-    MapBatch, MapParallel, Prefetch, Print, Repeat, RepeatEach, Seed, Shard, Shuffle, ShuffleWindow,
-    SkipErrors, Slot, Speed, State, Take, Zip,
+    Batch, BatchByShape, BatchRow, Cache, CacheOnDisk, ComponentSpec, Concat, Filter, FixedSize,
+    IndexedReader, Map, MapBatch, MapParallel, Prefetch, Print, Repeat, RepeatEach, SampleRng, Seed, Shard,
+    Shuffle, ShuffleWindow, SkipErrors, Speed, State, Take, Zip,
 };
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,35 +14,40 @@ use std::time::Duration;
 use tensorpack_tensor::ErrorKind;
 use tensorpack_tensor::{HostTensor, Result};
 
-/// One datapoint: its components, such as an image and a label. Text and files are `u8` tensors. Cloning shares the
-/// elements.
+/// One sample (datapoint): a list of components, such as an image and a label.
+///
+/// Text and file contents are `u8` tensors. Clones share the elements.
 #[doc(alias = "datapoint")]
 pub type Sample = Vec<HostTensor>;
 
-/// A dataflow as adaptors keep it.
+/// A shared dataflow of any type.
 pub type Flow = Arc<dyn DataFlow>;
 
-/// Passes over samples. What it reads is a function of the seed and the position alone.
+/// A sequence of passes (epochs) over samples.
 ///
-/// The methods that make one dataflow of another are like those of [`Iterator`]. Bad arguments are told when the result
-/// is opened.
+/// What a dataflow reads is a function of the seed and the position only. Adaptor methods work like
+/// those of [`Iterator`]; invalid arguments are reported by [`open`](DataFlow::open).
 pub trait DataFlow: Send + Sync {
-    /// How many samples every pass has, exactly; `None` where that is not known before they are read.
+    /// Returns the exact number of samples in every pass, or `None` if it is unknown before
+    /// reading.
     #[doc(alias = "len")]
     fn size(&self) -> Option<u64>;
 
-    /// What it takes to open anywhere but at the start of a pass.
+    /// Returns what it costs to open this dataflow in the middle of a pass.
     fn resume(&self) -> Resume;
 
-    /// A reader that goes on at `at`.
+    /// Opens a reader that continues at `at`.
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>>;
 
-    /// Samples by their place, if they can be had without reading others. One that has this and no size is endless.
-    fn lookup(&self, _seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+    /// Opens random access to the samples, or returns `None` if they can only be read in order.
+    ///
+    /// A dataflow that supports this but has no size is infinite.
+    #[doc(alias = "lookup")]
+    fn open_indexed(&self, _seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
         Ok(None)
     }
 
-    /// This dataflow as one of a list of any: for [`Concat`], [`Zip`] and mixtures.
+    /// Converts this dataflow to a [`Flow`], the element type of [`Concat`], [`Zip`] and mixtures.
     fn into_flow(self) -> Flow
     where
         Self: Sized + 'static,
@@ -50,19 +55,19 @@ pub trait DataFlow: Send + Sync {
         Arc::new(self)
     }
 
-    /// Every sample through a function.
+    /// Applies a function to every sample.
     #[doc(alias = "MapData")]
     fn map(self, function: impl Fn(Sample) -> Result<Sample> + Send + Sync + 'static) -> Map
     where
         Self: Sized + 'static,
     {
-        Map::plain(self, function)
+        Map::deterministic(self, function)
     }
 
-    /// Every sample through a function that draws random numbers.
+    /// Applies a function that uses random numbers to every sample.
     fn map_random(
         self,
-        function: impl Fn(Sample, &mut Draws) -> Result<Sample> + Send + Sync + 'static,
+        function: impl Fn(Sample, &mut SampleRng) -> Result<Sample> + Send + Sync + 'static,
     ) -> Map
     where
         Self: Sized + 'static,
@@ -70,7 +75,7 @@ pub trait DataFlow: Send + Sync {
         Map::random(self, function)
     }
 
-    /// One component of every sample through a function.
+    /// Applies a function to one component of every sample.
     #[doc(alias = "MapDataComponent")]
     fn map_component(
         self,
@@ -87,7 +92,7 @@ pub trait DataFlow: Send + Sync {
         })
     }
 
-    /// These components of every sample, in this order.
+    /// Keeps the listed components of every sample, in this order.
     #[doc(alias = "SelectComponent")]
     fn select(self, components: impl Into<Vec<usize>>) -> Map
     where
@@ -97,13 +102,13 @@ pub trait DataFlow: Send + Sync {
         self.map(move |mut sample| components.iter().map(|&i| component(&mut sample, i).cloned()).collect())
     }
 
-    /// Every sample through a function, on `workers` threads. Reads what [`map_random`](DataFlow::map_random) would, with
-    /// any number of them.
+    /// Applies a function to every sample on `workers` threads. Reads the same samples as
+    /// [`map_random`](DataFlow::map_random), for any number of workers.
     #[doc(alias = "MultiThreadMapData")]
     fn map_parallel(
         self,
         workers: usize,
-        function: impl Fn(Sample, &mut Draws) -> Result<Sample> + Send + Sync + 'static,
+        function: impl Fn(Sample, &mut SampleRng) -> Result<Sample> + Send + Sync + 'static,
     ) -> MapParallel
     where
         Self: Sized + 'static,
@@ -111,14 +116,15 @@ pub trait DataFlow: Send + Sync {
         MapParallel::new(self, workers, function)
     }
 
-    /// Batches of `batch` samples with these components, which `function` writes into them, on `workers` threads.
+    /// Builds batches of `batch` samples on `workers` threads. `function` writes each sample
+    /// directly into its row of the batch, whose layout `components` describes.
     #[doc(alias = "MultiProcessMapAndBatchData")]
     fn map_batch(
         self,
         workers: usize,
         batch: usize,
         components: impl Into<Vec<ComponentSpec>>,
-        function: impl Fn(Sample, &mut Draws, &mut Slot<'_>) -> Result<()> + Send + Sync + 'static,
+        function: impl Fn(Sample, &mut SampleRng, &mut BatchRow<'_>) -> Result<()> + Send + Sync + 'static,
     ) -> MapBatch
     where
         Self: Sized + 'static,
@@ -126,24 +132,26 @@ pub trait DataFlow: Send + Sync {
         MapBatch::new(self, workers, batch, components.into(), function)
     }
 
-    /// Reads up to `ahead` samples ahead, on a thread of its own.
+    /// Reads up to `buffer_size` samples ahead on a background thread.
     #[doc(alias = "PrefetchData")]
-    fn prefetch(self, ahead: usize) -> Prefetch
+    fn prefetch(self, buffer_size: usize) -> Prefetch
     where
         Self: Sized + 'static,
     {
-        Prefetch::new(self, ahead)
+        Prefetch::new(self, buffer_size)
     }
 
-    /// Makes it an error if a sample takes longer than this. Reads one ahead, on a thread of its own.
-    fn deadline(self, deadline: Duration) -> Prefetch
+    /// Returns an error if a sample takes longer than `timeout`. Reads one sample ahead on a
+    /// background thread.
+    #[doc(alias = "deadline")]
+    fn timeout(self, timeout: Duration) -> Prefetch
     where
         Self: Sized + 'static,
     {
-        self.prefetch(1).deadline(deadline)
+        self.prefetch(1).timeout(timeout)
     }
 
-    /// The samples for which `keep` is true.
+    /// Keeps the samples for which `keep` returns true.
     fn filter(self, keep: impl Fn(&Sample) -> Result<bool> + Send + Sync + 'static) -> Filter
     where
         Self: Sized + 'static,
@@ -151,7 +159,7 @@ pub trait DataFlow: Send + Sync {
         self.filter_map(move |sample| Ok(keep(&sample)?.then_some(sample)))
     }
 
-    /// Every sample through a function, without those for which it gives `None`.
+    /// Applies a function to every sample and drops those for which it returns `None`.
     fn filter_map(self, function: impl Fn(Sample) -> Result<Option<Sample>> + Send + Sync + 'static) -> Filter
     where
         Self: Sized + 'static,
@@ -159,7 +167,7 @@ pub trait DataFlow: Send + Sync {
         Filter::new(self, function)
     }
 
-    /// Leaves out samples that fail, up to `limit` in a pass.
+    /// Skips samples that fail, up to `limit` per pass.
     fn skip_errors(self, limit: u64) -> SkipErrors
     where
         Self: Sized + 'static,
@@ -167,26 +175,26 @@ pub trait DataFlow: Send + Sync {
         SkipErrors::new(self, limit)
     }
 
-    /// `batch` samples as one, along a new first axis. What is left at the end of a pass is dropped, unless
-    /// [`Batch::keep_remainder`].
+    /// Stacks `batch` samples along a new first axis. The remainder at the end of a pass is dropped
+    /// unless [`Batch::keep_remainder`] is called.
     #[doc(alias = "BatchData")]
     fn batch(self, batch: usize) -> Batch
     where
         Self: Sized + 'static,
     {
-        Batch::new(self, batch, Fit::Equal)
+        Batch::new(self, batch, Padding::None)
     }
 
-    /// Like [`batch`](DataFlow::batch), but fills up smaller samples with `value`, at their ends, to the largest in the
-    /// batch.
+    /// Like [`batch`](DataFlow::batch), but pads smaller samples with `value` at the end of each
+    /// axis to the largest size in the batch.
     fn batch_padded(self, batch: usize, value: f64) -> Batch
     where
         Self: Sized + 'static,
     {
-        Batch::new(self, batch, Fit::Pad(value))
+        Batch::new(self, batch, Padding::Constant(value))
     }
 
-    /// Batches of samples whose component `component` has the same shape.
+    /// Batches samples whose component `component` has the same shape.
     #[doc(alias = "BatchDataByShape")]
     fn batch_by_shape(self, batch: usize, component: usize) -> BatchByShape
     where
@@ -195,7 +203,8 @@ pub trait DataFlow: Send + Sync {
         BatchByShape::new(self, batch, component)
     }
 
-    /// The samples of every pass in random order, a new one each time. Takes them from anywhere, and no memory.
+    /// Visits the samples of every pass in a new random order. Needs random access to its input and
+    /// no buffer.
     fn shuffle(self) -> Shuffle
     where
         Self: Sized + 'static,
@@ -203,7 +212,7 @@ pub trait DataFlow: Send + Sync {
         Shuffle::new(self)
     }
 
-    /// Windows of `window` consecutive samples, each in random order: for what can only be read in order.
+    /// Shuffles windows of `window` consecutive samples, for inputs that can only be read in order.
     #[doc(alias = "LocallyShuffleData")]
     fn shuffle_window(self, window: usize) -> ShuffleWindow
     where
@@ -212,7 +221,8 @@ pub trait DataFlow: Send + Sync {
         ShuffleWindow::new(self, window)
     }
 
-    /// Every `count`-th sample, from the `index`-th on: together the `count` shards read every sample once.
+    /// Reads every `count`-th sample starting at `index`. Together the `count` shards read every
+    /// sample once.
     fn shard(self, index: u64, count: u64) -> Shard
     where
         Self: Sized + 'static,
@@ -220,7 +230,7 @@ pub trait DataFlow: Send + Sync {
         Shard::new(self, index, count)
     }
 
-    /// At most the first `count` samples of every pass.
+    /// Reads at most the first `count` samples of every pass.
     fn take(self, count: u64) -> Take
     where
         Self: Sized + 'static,
@@ -228,7 +238,8 @@ pub trait DataFlow: Send + Sync {
         Take::new(self, count)
     }
 
-    /// Passes of exactly `size` samples. Each goes on where the last one stopped, into the input's next pass if need be.
+    /// Makes every pass exactly `size` samples long. Each pass continues where the previous one
+    /// stopped, wrapping into the input's next pass.
     #[doc(alias = "FixedSizeData")]
     fn fixed_size(self, size: u64) -> FixedSize
     where
@@ -237,7 +248,7 @@ pub trait DataFlow: Send + Sync {
         FixedSize::new(self, size)
     }
 
-    /// `times` passes as one.
+    /// Concatenates `times` passes into one.
     #[doc(alias = "RepeatedData")]
     fn repeat(self, times: u64) -> Repeat
     where
@@ -246,7 +257,7 @@ pub trait DataFlow: Send + Sync {
         Repeat::new(self, Some(times))
     }
 
-    /// Pass after pass as one that never ends.
+    /// Concatenates all passes into one infinite pass.
     fn repeat_forever(self) -> Repeat
     where
         Self: Sized + 'static,
@@ -254,7 +265,7 @@ pub trait DataFlow: Send + Sync {
         Repeat::new(self, None)
     }
 
-    /// Every sample `times` times, one after the other.
+    /// Repeats every sample `times` times in a row.
     #[doc(alias = "RepeatedDataPoint")]
     fn repeat_each(self, times: u64) -> RepeatEach
     where
@@ -263,7 +274,7 @@ pub trait DataFlow: Send + Sync {
         RepeatEach::new(self, times)
     }
 
-    /// First the samples of this, then those of `next`; [`Concat`] takes any number.
+    /// Appends the samples of `next`. [`Concat`] takes any number of inputs.
     #[doc(alias = "ConcatData")]
     fn concat(self, next: impl DataFlow + 'static) -> Concat
     where
@@ -272,7 +283,8 @@ pub trait DataFlow: Send + Sync {
         Concat::new([self.into_flow(), next.into_flow()])
     }
 
-    /// The components of this and of `other` as one sample; [`Zip`] takes any number.
+    /// Joins the components of this and `other` into one sample. [`Zip`] takes any number of
+    /// inputs.
     #[doc(alias = "JoinData")]
     fn zip(self, other: impl DataFlow + 'static) -> Zip
     where
@@ -281,7 +293,7 @@ pub trait DataFlow: Send + Sync {
         Zip::new([self.into_flow(), other.into_flow()])
     }
 
-    /// Keeps the first pass in memory, and reads it again in every pass.
+    /// Caches the first pass in memory and replays it in every pass.
     #[doc(alias = "CacheData")]
     fn cache(self) -> Cache
     where
@@ -290,7 +302,8 @@ pub trait DataFlow: Send + Sync {
         Cache::new(self)
     }
 
-    /// Keeps the first pass in a file, which is written when it is first opened, and reads it again in every pass.
+    /// Caches the first pass in a file and replays it in every pass. The file is written when the
+    /// dataflow is first opened.
     fn cache_on_disk(self, path: impl Into<PathBuf>) -> CacheOnDisk
     where
         Self: Sized + 'static,
@@ -298,7 +311,7 @@ pub trait DataFlow: Send + Sync {
         CacheOnDisk::new(self, path.into())
     }
 
-    /// Prints the first `samples` that are read.
+    /// Prints the first `samples` samples that are read.
     #[doc(alias = "PrintData")]
     fn print(self, samples: u64) -> Print
     where
@@ -307,7 +320,7 @@ pub trait DataFlow: Send + Sync {
         Print::new(self, samples)
     }
 
-    /// Reads `samples` samples, and prints how long it took.
+    /// Reads `samples` samples and prints the throughput.
     #[doc(alias = "TestDataSpeed")]
     fn test_speed(&self, samples: u64) -> Result<Speed>
     where
@@ -321,24 +334,26 @@ pub trait DataFlow: Send + Sync {
 
 /// Reads a dataflow, pass after pass.
 pub trait Reader: Send {
-    /// The next sample, or `None` where a pass ends; reading on begins the next pass.
+    /// Reads the next sample. Returns `None` at the end of a pass; the next call starts the next
+    /// pass.
     ///
-    /// Every read moves on by one. After an error the reader stands behind the sample that failed, and may be read on;
-    /// only an error of kind [`ErrorKind::Deadline`] leaves it where it was, and reading again goes on waiting.
+    /// Every call advances by one. After an error the reader is positioned behind the failed sample
+    /// and can be read on. The exception is [`ErrorKind::Deadline`]: the position stays, and the
+    /// next call continues waiting.
     fn read(&mut self) -> Result<Option<Sample>>;
 
-    /// Where the reader stands: a dataflow opened there goes on with what would be read next.
+    /// Returns the current position. A dataflow opened there continues with the next sample.
     fn state(&self) -> State;
 }
 
-/// What it takes to open a dataflow in the middle of a pass, at a state that a reader of it told.
+/// The cost of opening a dataflow in the middle of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Resume {
-    /// The same time as at its start.
+    /// As cheap as opening it at the start.
     Seek,
-    /// As long as reading all that came before.
+    /// Rereads everything before the position.
     Replay,
-    /// It cannot be done: what was read once is gone.
+    /// Not possible: the data can only be read once.
     Never,
 }
 
@@ -355,8 +370,8 @@ impl DataFlow for Flow {
         (**self).open(seed, at)
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
-        (**self).lookup(seed)
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
+        (**self).open_indexed(seed)
     }
 
     fn into_flow(self) -> Flow {

@@ -1,39 +1,40 @@
-//! Where a reader stands.
+//! The position of a reader.
 
 use std::fmt;
 use std::str::FromStr;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// A position in a dataflow: so many samples of this pass have been read.
+/// A position in a dataflow: the number of samples read in the current pass.
 ///
-/// Pass and index alone are enough for every dataflow. One that cannot compute where its inputs stand (a filter, whose
-/// index says nothing of how many were dropped) adds their states, and needs not read again what came before.
+/// Pass and index suffice to open any dataflow. Adaptors that cannot compute the position of their
+/// inputs from them (a filter does not know how many samples it dropped) also store the inputs'
+/// states, so that resuming does not reread earlier samples.
 ///
-/// It prints as text to keep in a file, which parses back: `3/17` is 17 samples into pass 3, `3/17(3/40 3/2)` adds two
-/// inputs.
+/// The text form can be stored and parsed: `3/17` is 17 samples into pass 3, and `3/17(3/40 3/2)`
+/// adds the states of two inputs.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct State {
-    /// The pass over the data, from 0.
+    /// The pass, starting at 0.
     pub epoch: u64,
-    /// How many samples of the pass have been read, those that failed among them.
+    /// The number of samples read in this pass, including failed ones.
     pub index: u64,
-    /// Where the inputs stand, if the dataflow says so.
+    /// The states of the inputs, if the dataflow needs them to resume.
     pub inputs: Vec<State>,
 }
 
 impl State {
-    /// `index` samples into pass `epoch`.
+    /// Creates the position `index` samples into pass `epoch`.
     pub fn at(epoch: u64, index: u64) -> State {
         State { epoch, index, inputs: Vec::new() }
     }
 
-    /// The beginning of the first pass.
+    /// Creates the position at the start of the first pass.
     pub fn start() -> State {
         State::default()
     }
 
-    /// Moves on by what was read: a sample, one that failed, or the end of the pass. A wait that took too long has read
-    /// nothing.
+    /// Advances by one read: a sample, a failed sample or the end of a pass. A timeout does not
+    /// advance.
     pub fn advance<T>(&mut self, read: &Result<Option<T>>) {
         match read {
             Ok(None) => (self.epoch, self.index) = (self.epoch + 1, 0),
@@ -42,19 +43,20 @@ impl State {
         }
     }
 
-    /// With the state of an input whose pass and index follow from ours: kept only if they are not all of it.
-    pub(crate) fn over(&self, input: State) -> State {
+    /// Adds the state of an input whose pass and index follow from ours. It is only stored if it
+    /// has inputs of its own.
+    pub(crate) fn with_nested_input(&self, input: State) -> State {
         let inputs = if input.inputs.is_empty() { Vec::new() } else { vec![input] };
         State { inputs, ..State::at(self.epoch, self.index) }
     }
 
-    /// With the states of inputs of which ours says nothing.
-    pub(crate) fn with(&self, inputs: Vec<State>) -> State {
+    /// Adds the states of inputs that cannot be derived from our position.
+    pub(crate) fn with_inputs(&self, inputs: Vec<State>) -> State {
         State { inputs, ..State::at(self.epoch, self.index) }
     }
 
-    /// Where the one input is to be opened: as told, or at this pass and index.
-    pub(crate) fn input(&self, epoch: u64, index: u64) -> State {
+    /// Returns the stored state of the single input; defaults to the given position.
+    pub(crate) fn input_or(&self, epoch: u64, index: u64) -> State {
         self.inputs.first().cloned().unwrap_or_else(|| State::at(epoch, index))
     }
 }
@@ -73,10 +75,13 @@ impl FromStr for State {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<State> {
-        // The states whose brackets are open; the outermost one has none.
+        // The states with an open parenthesis, outermost first.
         let mut open = vec![State::start()];
-        let wrong =
-            || Error::argument(format!("{text:?} is no state: one looks like 3/17, or 3/17(3/40 3/2)"));
+        let wrong = || {
+            Error::argument(format!(
+                "invalid dataflow state {text:?}; expected a form like 3/17 or 3/17(3/40 3/2)"
+            ))
+        };
         let mut rest = text;
         while !rest.is_empty() {
             let end = rest.find(['(', ')', ' ']).unwrap_or(rest.len());
@@ -120,12 +125,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text_comes_back(state in any_state()) {
+        fn state_round_trips_through_text(state in any_state()) {
             prop_assert_eq!(state.to_string().parse::<State>().unwrap(), state);
         }
 
         #[test]
-        fn no_text_is_a_panic(text in "[0-9/() x]{0,12}") {
+        fn parsing_never_panics(text in "[0-9/() x]{0,12}") {
             if let Ok(state) = text.parse::<State>() {
                 prop_assert_eq!(state.to_string().parse::<State>().unwrap(), state);
             }
@@ -133,9 +138,9 @@ mod tests {
     }
 
     #[test]
-    fn it_reads_as_documented() {
-        let state =
-            State::at(3, 17).with(vec![State::at(3, 40), State::at(3, 2).with(vec![State::at(4, 0)])]);
+    fn text_form_matches_the_documentation() {
+        let state = State::at(3, 17)
+            .with_inputs(vec![State::at(3, 40), State::at(3, 2).with_inputs(vec![State::at(4, 0)])]);
         assert_eq!(state.to_string(), "3/17(3/40 3/2(4/0))");
         for wrong in ["", "3", "3/", "3/17(", "3/17)", "3/17()", "3/17 3/18", "(3/17)", "3/17(3/1))", "-1/2"]
         {

@@ -1,4 +1,4 @@
-//! What each source and adaptor reads.
+//! The samples that each source and adaptor reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,12 +16,12 @@ fn numbers(n: u64) -> FromFn {
     FromFn::new(n, |i| Ok(scalar(i)))
 }
 
-/// The same, but only to be read in order.
+/// The same, but sequential only.
 fn stream(n: u64) -> FromIter {
     FromIter::new(move |_| (0..n).map(|i| Ok(scalar(i))))
 }
 
-/// Numbers, and how many of them were made.
+/// Numbers, with a counter of how many were computed.
 fn counted(n: u64) -> (FromFn, Arc<AtomicU64>) {
     let made = Arc::new(AtomicU64::new(0));
     let counter = made.clone();
@@ -50,9 +50,9 @@ fn flat(flow: &impl DataFlow, epoch: u64) -> Vec<u64> {
 }
 
 #[test]
-fn fake_data_is_uniform_new_in_every_pass_or_constant() {
+fn fake_data_is_uniform_per_pass_or_constant() {
     let spec = || vec![ComponentSpec::new(DType::F32, [50, 3]), ComponentSpec::new(DType::U8, [])];
-    let flow = FakeData::new(40, spec()).between(10.0, 20.0);
+    let flow = FakeData::new(40, spec()).range(10.0, 20.0);
     let read = |flow: &FakeData, epoch, index| {
         let mut reader = flow.open(Seed::new(0), &State::at(epoch, index)).expect("opens");
         reader.read().expect("no sample fails").expect("inside the pass")
@@ -66,11 +66,11 @@ fn fake_data_is_uniform_new_in_every_pass_or_constant() {
     assert_ne!(read(&flow, 0, 3), read(&flow, 0, 4));
     let constant = FakeData::new(40, spec()).constant();
     assert_eq!(read(&constant, 0, 3), read(&constant, 7, 30));
-    assert!(FakeData::new(1, spec()).between(1.0, 0.0).open(Seed::new(0), &State::start()).is_err());
+    assert!(FakeData::new(1, spec()).range(1.0, 0.0).open(Seed::new(0), &State::start()).is_err());
 }
 
 #[test]
-fn two_functions_make_a_data_set() {
+fn len_and_get_make_a_data_set() {
     #[derive(Clone)]
     struct Squares(u64);
     impl RandomAccess for Squares {
@@ -100,15 +100,14 @@ fn maps_change_samples_or_components() {
     assert_eq!(pass(&doubled, 0), [[0, 20], [1, 22], [2, 24]]);
     let mut reader = pairs.select([2]).open(Seed::new(0), &State::at(4, 1)).expect("opens");
     let e = reader.read().expect_err("there are two");
-    let want = "sample 1 of epoch 4: there is no component 2 in a sample of 2 (they are counted from 0)";
-    assert_eq!(e.message(), want);
+    assert!(e.message().starts_with("sample 1 of epoch 4: component 2"), "{e}");
 }
 
 #[test]
-fn random_maps_draw_by_place_and_no_two_the_same() {
+fn random_maps_are_keyed_by_position_and_stage() {
     let draw = |flow: Flow| {
-        flow.map_random(|mut sample, draws| {
-            sample.push(HostTensor::scalar(draws.below(1 << 40) as i64));
+        flow.map_random(|mut sample, rng| {
+            sample.push(HostTensor::scalar(rng.below(1 << 40) as i64));
             Ok(sample)
         })
     };
@@ -116,13 +115,13 @@ fn random_maps_draw_by_place_and_no_two_the_same() {
     let (a, b) = (pass(&twice, 0), pass(&twice, 1));
     assert!(a.iter().zip(&b).all(|(a, b)| a[1..] != b[1..]), "another pass draws other numbers");
     assert!(a.iter().all(|sample| sample[1] != sample[2]), "another map draws other numbers");
-    // What draws nothing changes no draw.
+    // Adaptors without random numbers change no random number elsewhere.
     let more = draw(draw(numbers(20).into_flow()).prefetch(3).map(Ok).batch(1).into_flow());
     assert!(pass(&more, 0).iter().zip(&a).all(|(x, y)| x[1] == y[1]));
 }
 
 #[test]
-fn filters_go_on_without_reading_again() {
+fn filter_resumes_without_rereading() {
     let (source, made) = counted(1000);
     let even = source.filter(|sample| Ok(values(sample)[0].is_multiple_of(2)));
     let mut reader = even.open(Seed::new(0), &State::start()).expect("opens");
@@ -136,7 +135,7 @@ fn filters_go_on_without_reading_again() {
 }
 
 #[test]
-fn seeking_reads_nothing_but_what_is_asked_for() {
+fn seeking_reads_only_the_requested_samples() {
     let (source, made) = counted(1_000_000_000_000);
     let flow = source
         .shuffle()
@@ -147,7 +146,7 @@ fn seeking_reads_nothing_but_what_is_asked_for() {
         .shard(1, 2)
         .fixed_size(1_000_000)
         .map_parallel(2, |sample, _| Ok(sample))
-        .buffer(4);
+        .buffer_size(4);
     assert_eq!(flow.resume(), Resume::Seek);
     let mut reader = flow.open(Seed::new(0), &State::at(150_000, 999_999)).expect("opens");
     assert!(reader.read().expect("no sample fails").is_some());
@@ -157,7 +156,7 @@ fn seeking_reads_nothing_but_what_is_asked_for() {
 }
 
 #[test]
-fn errors_are_left_out_up_to_a_limit() {
+fn skip_errors_stops_at_its_limit() {
     let flow = |limit| {
         let failing = numbers(30).map(|sample| match values(&sample)[0] % 10 {
             7 => Err(Error::argument("seven")),
@@ -172,19 +171,22 @@ fn errors_are_left_out_up_to_a_limit() {
     let mut reader = two.open(Seed::new(0), &State::start()).expect("opens");
     let good = (0..25).map(|_| reader.read()).filter(|read| matches!(read, Ok(Some(_)))).count();
     assert_eq!(good, 25);
-    // The limit holds over an interruption.
+    // The limit survives an interruption.
     let state = reader.state();
     for mut reader in [reader, two.open(Seed::new(0), &state).expect("opens")] {
         let e = reader.read().expect_err("the third seven");
-        assert_eq!(e.to_string(), "sample 27 of epoch 0: seven\n  more than 2 samples of epoch 0 failed");
+        assert!(
+            e.message().starts_with("sample 27 of epoch 0: seven") && e.to_string().contains("more than 2"),
+            "{e}"
+        );
         assert_eq!(rest_of_pass(&mut *reader), [[28], [29]]);
-        // Every pass counts anew.
+        // Every pass starts a new count.
         assert!(reader.read().is_ok_and(|s| s.is_some()));
     }
 }
 
 #[test]
-fn batches_drop_or_keep_what_is_left() {
+fn batch_drops_or_keeps_the_remainder() {
     for flow in [numbers(7).into_flow(), stream(7).into_flow()] {
         assert_eq!(pass(&flow.clone().batch(3), 2), [[0, 1, 2], [3, 4, 5]]);
         assert_eq!(pass(&flow.batch(3).keep_remainder(), 2), [vec![0, 1, 2], vec![3, 4, 5], vec![6]]);
@@ -194,7 +196,7 @@ fn batches_drop_or_keep_what_is_left() {
 }
 
 #[test]
-fn batches_by_shape_hold_one_shape() {
+fn batch_by_shape_groups_equal_shapes() {
     let ragged = numbers(12).map(|sample| {
         let i = values(&sample)[0];
         let n = if i.is_multiple_of(3) { 2 } else { 1 };
@@ -208,7 +210,7 @@ fn batches_by_shape_hold_one_shape() {
 }
 
 #[test]
-fn a_shuffled_pass_is_a_new_order_of_the_same() {
+fn shuffle_is_a_uniform_permutation_per_pass() {
     let flow = numbers(500).shuffle();
     let orders: Vec<Vec<u64>> = (0..20).map(|epoch| flat(&flow, epoch)).collect();
     for (i, order) in orders.iter().enumerate() {
@@ -217,7 +219,7 @@ fn a_shuffled_pass_is_a_new_order_of_the_same() {
         assert!(sorted.into_iter().eq(0..500));
         assert!(orders[..i].iter().all(|other| other != order));
     }
-    // Where a sample comes has no preference: chi-square over tenths of the pass.
+    // The position of a sample is uniform: chi-square over tenths of the pass.
     let trials = 4000;
     let small = numbers(50).shuffle();
     let mut counts = [0.0; 10];
@@ -231,7 +233,7 @@ fn a_shuffled_pass_is_a_new_order_of_the_same() {
 }
 
 #[test]
-fn windows_are_shuffled_by_themselves() {
+fn shuffle_window_permutes_within_windows() {
     for flow in [numbers(23).into_flow(), stream(23).into_flow()] {
         let flow = flow.shuffle_window(10);
         let all = flat(&flow, 0);
@@ -247,7 +249,7 @@ fn windows_are_shuffled_by_themselves() {
 }
 
 #[test]
-fn shards_together_are_all() {
+fn shards_partition_the_data() {
     for size in [0, 1, 7, 12, 13] {
         for count in 1..=5 {
             for flow in [numbers(size).into_flow(), stream(size).into_flow()] {
@@ -264,14 +266,14 @@ fn shards_together_are_all() {
             }
         }
     }
-    // Shuffled first, the shards of a pass still share no sample.
+    // Shards of a shuffled pass share no sample.
     let mut all: Vec<u64> = (0..3).flat_map(|i| flat(&numbers(20).shuffle().shard(i, 3), 5)).collect();
     all.sort_unstable();
     assert!(all.into_iter().eq(0..20));
 }
 
 #[test]
-fn passes_are_cut_and_joined() {
+fn take_repeat_concat_and_zip() {
     assert_eq!(flat(&numbers(5).take(3), 1), [0, 1, 2]);
     assert_eq!(flat(&stream(2).take(3), 0), [0, 1]);
     for flow in [numbers(3).into_flow(), stream(3).into_flow()] {
@@ -283,18 +285,18 @@ fn passes_are_cut_and_joined() {
         assert_eq!(flat(&flow.clone().concat(numbers(2)), 1), [0, 1, 2, 0, 1]);
         assert_eq!(pass(&flow.zip(numbers(5)), 1), [[0, 0], [1, 1], [2, 2]]);
     }
-    // Each pass of a repeated shuffle is in its own order.
+    // Each pass of a repeated shuffle has its own order.
     let shuffled = numbers(50).shuffle();
     let joined = flat(&shuffled.clone().repeat(2), 1);
     assert_eq!(joined, [flat(&shuffled, 2), flat(&shuffled, 3)].concat());
-    // With nothing to repeat, that is told.
+    // Repeating an empty pass is an error.
     assert!(numbers(0).repeat_forever().open(Seed::new(0), &State::start()).is_err());
     let none = stream(5).filter(|_| Ok(false)).repeat_forever();
     assert!(none.open(Seed::new(0), &State::start()).expect("opens").read().is_err());
 }
 
 #[test]
-fn mixtures_keep_chances_and_orders() {
+fn mixtures_follow_probabilities_and_keep_order() {
     let tagged =
         |tag: u64, n: u64| numbers(n).map(move |s| Ok(scalar(tag * 10_000 + values(&s)[0]))).into_flow();
     let chosen = ChooseRandom::new([(tagged(0, 9000), 0.25), (tagged(1, 9000), 0.75)]);
@@ -313,7 +315,7 @@ fn mixtures_keep_chances_and_orders() {
         let part = |low: u64| all.iter().copied().filter(|x| x / 10_000 == low).collect::<Vec<_>>();
         assert!(part(0).into_iter().eq(0..30) && part(1).into_iter().eq(10_000..10_020));
     }
-    // The last one of the smaller may come anywhere: on average where (20/21) of the pass is over.
+    // The last sample of the smaller input comes, on average, after 20/21 of the pass.
     let place = |epoch| flat(&mix, epoch).iter().position(|&x| x == 10_019).expect("all come") as f64;
     let mean = (0..400).map(place).sum::<f64>() / 400.0;
     assert!((mean - (51.0 * 20.0 / 21.0 - 1.0)).abs() < 0.5, "{mean}");
@@ -321,17 +323,17 @@ fn mixtures_keep_chances_and_orders() {
 }
 
 #[test]
-fn a_cache_makes_every_sample_once() {
+fn cache_computes_each_sample_once() {
     for in_order in [false, true] {
         let (source, made) = counted(20);
-        let random = source.map_random(|_, draws| Ok(scalar(draws.below(1 << 40))));
+        let random = source.map_random(|_, rng| Ok(scalar(rng.below(1 << 40))));
         let flow = if in_order { random.filter(|_| Ok(true)).cache() } else { random.cache() };
         let first = flat(&flow, 3);
         assert_eq!(first.len(), 20);
         assert_eq!((flat(&flow, 0), flat(&flow, 8)), (first.clone(), first.clone()));
         assert_eq!(made.load(Ordering::Relaxed), 20, "in order: {in_order}");
         if !in_order {
-            // Opened with another seed, by the shuffle, it makes others, and keeps those.
+            // The shuffle opens it with another seed, so the cache is filled again once.
             let shuffled = flow.shuffle();
             let sorted = |epoch| {
                 let mut all = flat(&shuffled, epoch);
@@ -345,7 +347,7 @@ fn a_cache_makes_every_sample_once() {
 }
 
 #[test]
-fn speed_is_measured_over_passes() {
+fn test_speed_spans_passes() {
     let list = FromList::new((0..10).map(scalar).collect());
     let speed = list.test_speed(25).expect("no sample fails");
     assert!(speed.samples == 25 && speed.per_second() > 25.0, "{speed}");

@@ -1,42 +1,43 @@
-//! Every parser reads whatever bytes there are without a panic, and takes no more memory than they can account for:
-//! the files of `fuzz/corpus`, and thousands of changes to them.
+//! Feeds the files of `fuzz/corpus` and thousands of mutations to every parser. None may panic or
+//! allocate more than the input can account for.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use tensorpack_dataflow::{Draws, Seed};
+use tensorpack_dataflow::{SampleRng, Seed};
 
 #[path = "../fuzz/targets.rs"]
 mod targets;
 
-/// Knows the most memory that was in use.
-struct Peak;
+/// An allocator that records peak memory use.
+struct PeakAllocator;
 
-static NOW: AtomicUsize = AtomicUsize::new(0);
-static MOST: AtomicUsize = AtomicUsize::new(0);
+static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
+static PEAK_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: everything is left to the system's allocator.
-unsafe impl GlobalAlloc for Peak {
+// SAFETY: all calls are forwarded to the system allocator.
+unsafe impl GlobalAlloc for PeakAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let now = NOW.fetch_add(layout.size(), Ordering::SeqCst) + layout.size();
-        MOST.fetch_max(now, Ordering::SeqCst);
-        // SAFETY: as the caller promised.
+        let now = LIVE_BYTES.fetch_add(layout.size(), Ordering::SeqCst) + layout.size();
+        PEAK_BYTES.fetch_max(now, Ordering::SeqCst);
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Ordering::SeqCst);
-        // SAFETY: as the caller promised.
+        LIVE_BYTES.fetch_sub(layout.size(), Ordering::SeqCst);
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(at, layout) }
     }
 }
 
 #[global_allocator]
-static PEAK: Peak = Peak;
+static ALLOCATOR: PeakAllocator = PeakAllocator;
 
-/// A parser's own buffers, and all that a packed file may unpack to, twice while a vector grows.
-const ALLOWED: usize = 6 << 20;
+/// Fixed buffers of the parsers, plus the decompression limit twice, because a growing vector is
+/// copied.
+const MAX_BYTES: usize = 6 << 20;
 
 fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
@@ -47,26 +48,27 @@ fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     paths.iter().map(file).collect()
 }
 
-fn bear(name: &str, target: fn(&[u8]), bytes: &[u8]) {
-    let before = NOW.load(Ordering::SeqCst);
-    MOST.store(before, Ordering::SeqCst);
+fn check_target(name: &str, target: fn(&[u8]), bytes: &[u8]) {
+    let before = LIVE_BYTES.load(Ordering::SeqCst);
+    PEAK_BYTES.store(before, Ordering::SeqCst);
     let read = catch_unwind(AssertUnwindSafe(|| target(bytes)));
-    let taken = MOST.load(Ordering::SeqCst).saturating_sub(before);
+    let peak = PEAK_BYTES.load(Ordering::SeqCst).saturating_sub(before);
     assert!(read.is_ok(), "{name} panics: {}", bytes.escape_ascii());
-    assert!(taken <= ALLOWED, "{name} takes {taken} bytes of memory: {}", bytes.escape_ascii());
+    assert!(peak <= MAX_BYTES, "{name} takes {peak} bytes of memory: {}", bytes.escape_ascii());
 }
 
-/// A few changes at random: bits, bytes, numbers, pieces taken out, doubled or from another file.
-fn change(draws: &mut Draws, bytes: &mut Vec<u8>, other: &[u8]) {
-    let place = |draws: &mut Draws, n: usize| draws.below(n.max(1) as u64) as usize;
-    for _ in 0..1 + draws.below(4) {
-        let at = place(draws, bytes.len());
-        let end = (at + 1 + place(draws, 16)).min(bytes.len());
-        match draws.below(7) {
+/// Applies a few random mutations: bits, bytes, numbers, and pieces removed, duplicated or spliced
+/// in from another file.
+fn mutate(rng: &mut SampleRng, bytes: &mut Vec<u8>, other: &[u8]) {
+    let index = |rng: &mut SampleRng, n: usize| rng.below(n.max(1) as u64) as usize;
+    for _ in 0..1 + rng.below(4) {
+        let at = index(rng, bytes.len());
+        let end = (at + 1 + index(rng, 16)).min(bytes.len());
+        match rng.below(7) {
             _ if bytes.is_empty() => bytes.extend(other),
-            0 => bytes[at] ^= 1 << draws.below(8),
-            1 => bytes[at] = draws.below(256) as u8,
-            2 => bytes[at..end].fill([0, 0x7f, 0x80, 0xff][place(draws, 4)]),
+            0 => bytes[at] ^= 1 << rng.below(8),
+            1 => bytes[at] = rng.below(256) as u8,
+            2 => bytes[at..end].fill([0, 0x7f, 0x80, 0xff][index(rng, 4)]),
             3 => bytes.truncate(at),
             4 => drop(bytes.drain(at..end)),
             5 => {
@@ -74,7 +76,7 @@ fn change(draws: &mut Draws, bytes: &mut Vec<u8>, other: &[u8]) {
                 bytes.splice(at..at, piece);
             }
             _ => {
-                let from = place(draws, other.len());
+                let from = index(rng, other.len());
                 bytes.truncate(at);
                 bytes.extend(&other[from.min(other.len())..]);
             }
@@ -82,24 +84,24 @@ fn change(draws: &mut Draws, bytes: &mut Vec<u8>, other: &[u8]) {
     }
 }
 
-// One test, not two: another one's memory would be counted too.
+// A single test: memory of a concurrent test would be counted too.
 #[test]
-fn no_bytes_make_a_parser_panic_or_take_much_memory() {
+fn parsers_neither_panic_nor_overallocate() {
     let cases = std::env::var("TENSORPACK_TEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(1000);
     for (name, target) in targets::TARGETS {
         let files = corpus(name);
         assert!(files.len() >= 5, "the corpus of {name} has {} files", files.len());
         for (path, bytes) in &files {
-            bear(path, target, bytes);
+            check_target(path, target, bytes);
         }
-        let seed = Seed::new(0).of(name);
+        let seed = Seed::new(0).derive(name);
         for case in 0..cases {
-            let mut draws = seed.draws(0, case);
-            let one = &files[draws.below(files.len() as u64) as usize].1;
-            let other = &files[draws.below(files.len() as u64) as usize].1;
+            let mut rng = seed.rng(0, case);
+            let one = &files[rng.below(files.len() as u64) as usize].1;
+            let other = &files[rng.below(files.len() as u64) as usize].1;
             let mut bytes = one.clone();
-            change(&mut draws, &mut bytes, other);
-            bear(name, target, &bytes);
+            mutate(&mut rng, &mut bytes, other);
+            check_target(name, target, &bytes);
         }
     }
 }

@@ -1,19 +1,20 @@
-//! The data sets are those of their authors. Needs a network, or the files in `$TENSORPACK_DATASET`:
-//! `TENSORPACK_TEST_FETCH=1 cargo test -p tensorpack-dataflow --test fetch -- --nocapture`.
+//! Downloads the data sets and checks their statistics. Needs a network, or the files in
+//! `$TENSORPACK_DATASET`: `TENSORPACK_TEST_FETCH=1 cargo test -p tensorpack-dataflow --test fetch
+//! -- --nocapture`.
 
 use tensorpack_dataflow::RandomAccess;
-use tensorpack_dataflow::dataset::{cifar10, fashion_mnist, folder, mnist, ptb};
+use tensorpack_dataflow::dataset::{cifar10, data_dir, fashion_mnist, mnist, ptb};
 use tensorpack_dataflow::tensor::{HostTensor, Result};
 
 #[test]
-fn data_sets_are_what_they_should_be() -> Result<()> {
+fn data_sets_have_the_published_statistics() -> Result<()> {
     if std::env::var_os("TENSORPACK_TEST_FETCH").is_none() {
-        println!("not asked for: TENSORPACK_TEST_FETCH is not set");
+        println!("skipped: set TENSORPACK_TEST_FETCH=1 to run");
         return Ok(());
     }
-    println!("in {}", folder()?.display());
+    println!("in {}", data_dir()?.display());
 
-    // The mean and the spread of pixels that everyone normalises MNIST with: 0.1307 and 0.3081.
+    // The commonly used normalization constants of MNIST: 0.1307 and 0.3081.
     let (mean, std) = moments(&mnist::train()?, 60_000)?;
     println!("mnist: mean {mean:?}, std {std:?}");
     assert_close(&mean, &[0.130_66]);
@@ -33,18 +34,19 @@ fn data_sets_are_what_they_should_be() -> Result<()> {
     assert_eq!(cifar10::test()?.len(), 10_000);
 
     let vocabulary = ptb::vocabulary()?;
-    println!("ptb: {} words, the commonest {:?}", vocabulary.len(), &vocabulary[..4]);
+    println!("ptb: {} words, most frequent {:?}", vocabulary.len(), &vocabulary[..4]);
     assert_eq!(vocabulary.len(), 10_000);
     for (split, n) in [(ptb::Split::Train, 929_589), (ptb::Split::Valid, 73_760), (ptb::Split::Test, 82_430)]
     {
-        assert_eq!(ptb::words(split)?.len(), n);
+        assert_eq!(ptb::token_ids(split)?.len(), n);
     }
-    let unrolled = ptb::Unrolled::new(ptb::words(ptb::Split::Train)?, 20, 35)?;
+    let unrolled = ptb::BpttBatches::new(ptb::token_ids(ptb::Split::Train)?, 20, 35)?;
     assert_eq!(unrolled.len(), 1327);
     Ok(())
 }
 
-/// Mean and standard deviation of every channel, and that there are `len` samples with each label as often.
+/// Returns the mean and standard deviation of every channel. Also checks the number of samples and
+/// the balance of labels.
 fn moments(set: &impl RandomAccess, len: u64) -> Result<(Vec<f64>, Vec<f64>)> {
     assert_eq!(set.len(), len);
     let channels = |image: &HostTensor| image.sizes().get(2).copied().unwrap_or(1);

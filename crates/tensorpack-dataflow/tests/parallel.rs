@@ -1,4 +1,4 @@
-//! Threads: what they must not change, what happens when they fail, hang or are no longer wanted.
+//! Parallel adaptors: determinism, errors, timeouts and shutdown.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ fn numbers(n: u64) -> FromFn {
     FromFn::new(n, |i| Ok(vec![HostTensor::scalar(i as i64)]))
 }
 
-/// The same, but only to be read in order.
+/// The same, but sequential only.
 fn stream(n: u64) -> FromIter {
     FromIter::new(move |_| (0..n).map(|i| Ok(vec![HostTensor::scalar(i as i64)])))
 }
@@ -36,13 +36,13 @@ fn pass(reader: &mut dyn Reader) -> Vec<u64> {
     all
 }
 
-/// Both ways a stage can get its input.
+/// An input with random access and a sequential one.
 fn both(n: u64) -> [Flow; 2] {
     [numbers(n).into_flow(), stream(n).into_flow()]
 }
 
 #[test]
-fn a_panic_is_the_consumers_error_and_keeps_its_place() {
+fn worker_panic_is_an_error_in_order() {
     for input in both(6) {
         let flow = input.map_parallel(3, |sample, _| {
             assert!(value(&sample) != 2, "no twos please");
@@ -55,9 +55,12 @@ fn a_panic_is_the_consumers_error_and_keeps_its_place() {
                 match reader.read() {
                     Ok(sample) => assert_eq!(value(&sample.expect("inside the pass")), i),
                     Err(e) => {
-                        let want =
-                            format!("sample 2 of epoch {epoch}: a panic in map_parallel: no twos please");
-                        assert_eq!((i, e.message(), e.kind()), (2, &want[..], ErrorKind::Data));
+                        assert_eq!((i, e.kind()), (2, ErrorKind::Data));
+                        let want = format!("sample 2 of epoch {epoch}: ");
+                        assert!(
+                            e.message().starts_with(&want) && e.message().contains("no twos please"),
+                            "{e}"
+                        );
                     }
                 }
             }
@@ -67,7 +70,7 @@ fn a_panic_is_the_consumers_error_and_keeps_its_place() {
 }
 
 #[test]
-fn a_panic_in_the_input_is_an_error_too() {
+fn input_panic_is_an_error() {
     let input = FromIter::new(|_| {
         (0..4).map(|i| {
             assert!(i != 1, "the source is broken");
@@ -77,7 +80,7 @@ fn a_panic_in_the_input_is_an_error_too() {
     let mut reader = open(&input.prefetch(2));
     assert!(reader.read().expect("the first is fine").is_some());
     let e = reader.read().expect_err("the second panics");
-    assert_eq!(e.message(), "sample 1 of epoch 0: a panic in prefetch: the source is broken");
+    assert!(e.message().starts_with("sample 1 of epoch 0: "), "{e}");
 }
 
 #[test]
@@ -101,10 +104,10 @@ fn errors_name_the_sample_and_the_path() {
 }
 
 #[test]
-fn unordered_passes_have_exactly_their_samples() {
+fn unordered_passes_keep_their_samples() {
     for input in both(50) {
-        let flow = input.map_parallel(4, |sample, draws| {
-            thread::sleep(Duration::from_micros(draws.below(300)));
+        let flow = input.map_parallel(4, |sample, rng| {
+            thread::sleep(Duration::from_micros(rng.below(300)));
             Ok(sample)
         });
         let flow = flow.unordered();
@@ -123,7 +126,7 @@ fn unordered_passes_have_exactly_their_samples() {
 }
 
 #[test]
-fn a_deadline_names_stage_and_sample_and_can_be_waited_out() {
+fn timeout_names_stage_and_sample_and_can_be_retried() {
     let release = Arc::new(AtomicBool::new(false));
     let held = release.clone();
     let flow = numbers(8).map_parallel(2, move |sample, _| {
@@ -132,14 +135,14 @@ fn a_deadline_names_stage_and_sample_and_can_be_waited_out() {
         }
         Ok(sample)
     });
-    let mut reader = open(&flow.deadline(Duration::from_secs(1)));
+    let mut reader = open(&flow.timeout(Duration::from_secs(1)));
     for _ in 0..3 {
         assert!(reader.read().expect("in time").is_some());
     }
     for _ in 0..2 {
         let e = reader.read().expect_err("it hangs");
         assert_eq!(e.kind(), ErrorKind::Deadline);
-        assert_eq!(e.message(), "sample 3 of epoch 0: map_parallel did not give it within 1s");
+        assert!(e.message().starts_with("sample 3 of epoch 0: map_parallel"), "{e}");
         assert_eq!(reader.state(), State::at(0, 3));
     }
     release.store(true, Ordering::Relaxed);
@@ -155,15 +158,15 @@ fn a_deadline_names_stage_and_sample_and_can_be_waited_out() {
     assert_eq!(rest, [3, 4, 5, 6, 7]);
 }
 
-/// Adaptors that read several samples at a time, over an input that is late for every fifth.
-fn over_a_slow_input(deadline: Duration) -> [Flow; 7] {
+/// Adaptors that read several samples at a time, over an input that delays every fifth.
+fn slow_pipelines(timeout: Duration) -> [Flow; 7] {
     let slow = || {
         let flow = stream(20).map(|sample| {
             let pause = if value(&sample) % 5 == 3 { 25 } else { 0 };
             thread::sleep(Duration::from_millis(pause));
             Ok(sample)
         });
-        flow.deadline(deadline)
+        flow.timeout(timeout)
     };
     [
         slow().batch(6).keep_remainder().into_flow(),
@@ -176,7 +179,7 @@ fn over_a_slow_input(deadline: Duration) -> [Flow; 7] {
     ]
 }
 
-/// What two passes read, and how often they were late.
+/// Returns what two passes read and how often they timed out.
 fn two_passes(flow: &Flow) -> (Vec<Option<Sample>>, usize) {
     let mut reader = open(flow);
     let (mut all, mut late) = (Vec::new(), 0);
@@ -193,21 +196,20 @@ fn two_passes(flow: &Flow) -> (Vec<Option<Sample>>, usize) {
     (all, late)
 }
 
-/// What a wait interrupted is not lost, and nothing is read twice.
+/// A timeout neither loses nor repeats samples.
 #[test]
-fn a_deadline_loses_nothing_on_the_way() {
-    let (hurried, calm) =
-        (over_a_slow_input(Duration::from_millis(5)), over_a_slow_input(Duration::from_secs(60)));
-    for (i, (hurried, calm)) in hurried.iter().zip(&calm).enumerate() {
-        let (got, late) = two_passes(hurried);
-        let (want, never) = two_passes(calm);
+fn timeout_loses_no_samples() {
+    let (short, long) = (slow_pipelines(Duration::from_millis(5)), slow_pipelines(Duration::from_secs(60)));
+    for (i, (short, long)) in short.iter().zip(&long).enumerate() {
+        let (got, late) = two_passes(short);
+        let (want, never) = two_passes(long);
         assert_eq!(got, want, "flow {i}");
         assert!(late > 0 && never == 0, "flow {i} was late {late} times, and {never} times with time enough");
     }
 }
 
 #[test]
-fn a_deadline_inside_a_function_is_a_failed_sample() {
+fn deadline_error_inside_a_function_is_a_failed_sample() {
     let flow = numbers(6).map(|sample| match value(&sample) {
         1 => Err(Error::new(ErrorKind::Deadline, "the server did not answer")),
         _ => Ok(sample),
@@ -223,8 +225,9 @@ fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
 }
 
-/// Whether only so many threads are left. A thread that was joined is listed until the system has buried it.
-fn only_left(count: usize) -> bool {
+/// Returns whether only `count` threads remain. A joined thread stays listed until the kernel has
+/// reaped it.
+fn wait_for_threads(count: usize) -> bool {
     let began = Instant::now();
     while threads() != count && began.elapsed() < Duration::from_secs(30) {
         thread::sleep(Duration::from_millis(1));
@@ -232,8 +235,8 @@ fn only_left(count: usize) -> bool {
     threads() == count
 }
 
-/// In a process of its own, since the other tests have threads too.
-fn alone(test: &str) -> bool {
+/// Runs a test in its own process, since other tests have threads too.
+fn in_own_process(test: &str) -> bool {
     if std::env::var_os("TENSORPACK_ALONE").is_some() {
         return true;
     }
@@ -248,42 +251,42 @@ fn alone(test: &str) -> bool {
 }
 
 #[test]
-fn dropping_a_blocked_reader_ends_its_threads() {
-    if !alone("dropping_a_blocked_reader_ends_its_threads") {
+fn dropping_a_blocked_reader_joins_its_threads() {
+    if !in_own_process("dropping_a_blocked_reader_joins_its_threads") {
         return;
     }
     let before = threads();
-    let quickly = |what: &str, reader: Box<dyn Reader>| {
+    let drop_quickly = |what: &str, reader: Box<dyn Reader>| {
         thread::sleep(Duration::from_millis(30));
         let began = Instant::now();
         drop(reader);
         assert!(began.elapsed() < Duration::from_secs(2), "{what}: {:?}", began.elapsed());
-        assert!(only_left(before), "{what}: {} threads, not {before}", threads());
+        assert!(wait_for_threads(before), "{what}: {} threads, not {before}", threads());
     };
-    // Blocked on a full line.
-    quickly("full", open(&numbers(1000).repeat_forever().map_parallel(4, |s, _| Ok(s)).prefetch(2)));
+    // Blocked on a full buffer.
+    drop_quickly("full", open(&numbers(1000).repeat_forever().map_parallel(4, |s, _| Ok(s)).prefetch(2)));
     // Blocked on an empty one: nothing is ever sent.
     let (sender, receiver) = mpsc::channel();
     let nothing = FromChannel::new(receiver);
-    quickly(
+    drop_quickly(
         "empty",
         open(&nothing.map_parallel(3, |s, _| Ok(s)).batch(2).prefetch(2).map_parallel(2, |s, _| Ok(s))),
     );
     drop(sender);
-    // In a filter that lets nothing through.
-    quickly("filter", open(&numbers(10).repeat_forever().filter(|_| Ok(false)).prefetch(1)));
-    // In the middle of a pass of two stages, after some reading.
+    // In a filter that drops everything.
+    drop_quickly("filter", open(&numbers(10).repeat_forever().filter(|_| Ok(false)).prefetch(1)));
+    // In the middle of a pass with two stages.
     let mut reader = open(&stream(100).map_batch(3, 4, [], |_, _, _| Ok(())).prefetch(3));
     (0..7).for_each(|_| drop(reader.read().expect("no sample fails")));
-    quickly("middle", reader);
-    // A thread that never returns is left behind once that is known.
+    drop_quickly("middle", reader);
+    // A thread that never returns is detached after a timeout.
     let stuck = numbers(9).map_parallel(2, |sample, _| {
         if value(&sample) == 1 {
             thread::sleep(Duration::from_secs(3600));
         }
         Ok(sample)
     });
-    let mut reader = open(&stuck.deadline(Duration::from_secs(1)));
+    let mut reader = open(&stuck.timeout(Duration::from_secs(1)));
     assert!(reader.read().expect("the first").is_some());
     assert_eq!(reader.read().expect_err("stuck").kind(), ErrorKind::Deadline);
     let began = Instant::now();
@@ -292,8 +295,8 @@ fn dropping_a_blocked_reader_ends_its_threads() {
 }
 
 #[test]
-fn many_passes_leave_nothing_behind() {
-    if !alone("many_passes_leave_nothing_behind") {
+fn many_passes_leak_nothing() {
+    if !in_own_process("many_passes_leak_nothing") {
         return;
     }
     let resident = || {
@@ -306,8 +309,8 @@ fn many_passes_leave_nothing_behind() {
     let random = FromFn::new(24, |i| Ok(vec![HostTensor::new([64], vec![i as f32; 64])?]));
     let flow = random
         .shuffle()
-        .map_parallel(3, |mut sample, draws| {
-            sample[0].as_mut_slice::<f32>()?[0] = draws.uniform() as f32;
+        .map_parallel(3, |mut sample, rng| {
+            sample[0].as_mut_slice::<f32>()?[0] = rng.uniform() as f32;
             Ok(sample)
         })
         .filter(|_| Ok(true))
@@ -321,15 +324,15 @@ fn many_passes_leave_nothing_behind() {
         if epoch >= 200 && epoch % 10 == 0 {
             sizes.push(resident());
         }
-        // Opened again and again as well.
+        // Reopen from time to time.
         if epoch % 20 == 0 {
             reader = flow.open(Seed::new(1), &reader.state()).expect("opens");
         }
     }
     drop(reader);
-    assert!(only_left(threads_before), "{} threads, not {threads_before}", threads());
+    assert!(wait_for_threads(threads_before), "{} threads, not {threads_before}", threads());
     assert_eq!(files(), files_before);
-    // Least squares: bytes an epoch.
+    // Least-squares slope in bytes per epoch.
     let mean_x = (sizes.len() - 1) as f64 / 2.0;
     let mean = sizes.iter().sum::<f64>() / sizes.len() as f64;
     let (mut xy, mut xx) = (0.0, 0.0);
@@ -343,7 +346,7 @@ fn many_passes_leave_nothing_behind() {
 }
 
 #[test]
-fn a_channel_is_read_once_to_its_end() {
+fn channel_is_read_once() {
     let (sender, receiver) = mpsc::channel();
     let sending = thread::spawn(move || {
         (0..5).for_each(|i| sender.send(vec![HostTensor::scalar(i64::from(i))]).expect("somebody reads"));
@@ -354,17 +357,17 @@ fn a_channel_is_read_once_to_its_end() {
     assert_eq!(pass(&mut *reader), [0, 1, 2, 3, 4]);
     sending.join().expect("it sent all");
     let e = reader.read().expect_err("there is no second pass");
-    assert_eq!(e.message(), "all senders of the channel are gone: there is no other pass");
+    assert_eq!(e.kind(), ErrorKind::Data);
     assert!(flow.open(Seed::new(0), &State::start()).is_err());
 
     let (_sender, receiver) = mpsc::channel();
-    let mut reader = open(&FromChannel::new(receiver).deadline(Duration::from_millis(10)));
+    let mut reader = open(&FromChannel::new(receiver).timeout(Duration::from_millis(10)));
     let e = reader.read().expect_err("nothing was sent");
-    assert_eq!(e.message(), "sample 0 of epoch 0: the channel did not give it within 10ms");
+    assert_eq!(e.kind(), ErrorKind::Deadline);
 }
 
 #[test]
-fn an_iterator_can_be_read_once() {
+fn once_iterator_is_read_once() {
     let flow = FromIter::once((0..3).map(|i| Ok(vec![HostTensor::scalar(i)])));
     assert_eq!(flow.resume(), Resume::Never);
     assert!(
@@ -372,12 +375,12 @@ fn an_iterator_can_be_read_once() {
     );
     let mut reader = open(&flow);
     assert_eq!(pass(&mut *reader), [0, 1, 2]);
-    assert!(reader.read().is_err_and(|e| e.message().contains("its samples are gone")));
+    assert!(reader.read().is_err_and(|e| e.to_string().contains("FromIter::new")));
 }
 
 #[test]
-fn a_size_that_was_said_is_kept() {
-    let sized = |said| stream(4).sized(said);
+fn declared_size_is_enforced() {
+    let sized = |said| stream(4).with_size(said);
     assert_eq!(pass(&mut *open(&sized(4))), [0, 1, 2, 3]);
     let read = |said| -> Vec<Result<Option<Sample>>> {
         let mut reader = open(&sized(said));
@@ -385,25 +388,25 @@ fn a_size_that_was_said_is_kept() {
     };
     let few = read(5);
     let e = few[4].as_ref().expect_err("one is missing");
-    assert_eq!(e.message(), "pass 0 ended after 4 samples, but 5 were said to come");
+    assert!(e.kind() == ErrorKind::Data && e.message().contains("declared size is 5"), "{e}");
     assert!(few[5].as_ref().is_ok_and(Option::is_none));
     let many = read(3);
     let e = many[3].as_ref().expect_err("one too many");
-    assert_eq!(e.message(), "pass 0 goes on after the 3 samples that were said to come");
+    assert!(e.kind() == ErrorKind::Data && e.message().contains("declared size of 3"), "{e}");
     assert!(many[4].as_ref().is_ok_and(Option::is_none));
 }
 
 #[test]
-fn map_batch_is_map_and_batch() {
+fn map_batch_matches_map_then_batch() {
     let components = [ComponentSpec::new(DType::F32, [2]), ComponentSpec::new(DType::I64, [])];
-    let flow = numbers(23).map_batch(3, 5, components, |sample, draws, slot| {
-        slot.component::<f32>(0)?.fill(draws.uniform() as f32);
+    let flow = numbers(23).map_batch(3, 5, components, |sample, rng, slot| {
+        slot.component::<f32>(0)?.fill(rng.uniform() as f32);
         slot.component::<i64>(1)?.copy_from_slice(sample[0].as_slice()?);
         Ok(())
     });
     let flow = flow.keep_remainder();
-    let plain = numbers(23).map_random(|sample, draws| {
-        let x = draws.uniform() as f32;
+    let plain = numbers(23).map_random(|sample, rng| {
+        let x = rng.uniform() as f32;
         Ok(vec![HostTensor::new([2], vec![x, x])?, sample[0].clone()])
     });
     let plain = plain.batch(5).keep_remainder();
@@ -416,36 +419,27 @@ fn map_batch_is_map_and_batch() {
         slot.component::<f64>(0).map(|_| ())
     });
     let e = open(&wrong).read().expect_err("the type is wrong");
-    assert_eq!(e.message(), "sample 0 of epoch 0: component 0: the tensor's elements are f32, not f64");
+    assert!(e.message().starts_with("sample 0 of epoch 0: component 0: "), "{e}");
 }
 
 #[test]
-fn bad_arguments_are_told_when_it_is_opened() {
-    let told = |flow: Flow| flow.open(Seed::new(0), &State::start()).err().map(|e| e.message().to_string());
+fn invalid_arguments_fail_on_open() {
     let cases = [
-        (numbers(3).batch(0).into_flow(), "batch: a batch has at least one sample"),
-        (
-            numbers(3).batch(4).into_flow(),
-            "batch: 3 samples do not fill a batch of 4, so that no pass has one",
-        ),
-        (
-            numbers(3).map_parallel(0, |s, _| Ok(s)).into_flow(),
-            "map_parallel: there must be at least one worker",
-        ),
-        (numbers(3).shard(3, 3).into_flow(), "there is no shard 3 of 3: they are counted from 0"),
-        (
-            stream(3).shuffle().into_flow(),
-            "shuffle takes samples from anywhere, but its input can only be read in order",
-        ),
-        (stream(3).shuffle_window(0).into_flow(), "shuffle_window(0): a window has at least one sample"),
+        (numbers(3).batch(0).into_flow(), ErrorKind::Argument, "batch"),
+        (numbers(3).batch(4).into_flow(), ErrorKind::Argument, "batch size 4"),
+        (numbers(3).map_parallel(0, |s, _| Ok(s)).into_flow(), ErrorKind::Argument, "map_parallel"),
+        (numbers(3).shard(3, 3).into_flow(), ErrorKind::Argument, "index 3"),
+        (stream(3).shuffle().into_flow(), ErrorKind::Unsupported, "shuffle_window"),
+        (stream(3).shuffle_window(0).into_flow(), ErrorKind::Argument, "shuffle_window"),
     ];
-    for (flow, message) in cases {
-        assert_eq!(told(flow).as_deref(), Some(message));
+    for (flow, kind, term) in cases {
+        let e = flow.open(Seed::new(0), &State::start()).err().expect("the argument is invalid");
+        assert!(e.kind() == kind && e.to_string().contains(term), "{term}: {e}");
     }
 }
 
 #[test]
-fn workers_read_at_the_same_time_where_samples_can_be_looked_up() {
+fn workers_read_indexed_inputs_concurrently() {
     let ids = Arc::new(std::sync::Mutex::new(BTreeSet::new()));
     let seen = ids.clone();
     let files = FromFn::new(40, move |i| {
@@ -458,7 +452,7 @@ fn workers_read_at_the_same_time_where_samples_can_be_looked_up() {
 }
 
 #[test]
-fn a_list_is_read_ahead_over_the_end_of_its_pass() {
+fn prefetch_crosses_pass_boundaries() {
     let flow = FromList::new((0..3).map(|i| vec![HostTensor::scalar(i)]).collect()).prefetch(10);
     let mut reader = open(&flow);
     for _ in 0..4 {

@@ -9,7 +9,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
-use tensorpack_tensor::{Error, ErrorKind, Result, user_folder};
+use tensorpack_tensor::{Error, ErrorKind, Result, user_data_dir};
 
 /// The environment variable with the file of a plugin for all platforms.
 const PLUGIN_FILE: &str = "TENSORPACK_PJRT_PLUGIN";
@@ -78,7 +78,7 @@ impl fmt::Display for PluginSource {
 /// The folder of `tensorpack plugin install`, with a folder for each plugin: `plugins` in
 /// `$TENSORPACK_CACHE`, which defaults to `tensorpack` in the platform's folder for user data.
 pub fn plugin_folder() -> Result<PathBuf> {
-    Ok(user_folder(CACHE)?.join("plugins"))
+    Ok(user_data_dir(CACHE)?.join("plugins"))
 }
 
 /// Finds all plugins. Of those for one platform, the first is used.

@@ -1,4 +1,4 @@
-//! One dimension of a shape: a known size, or a symbol for a size that is known only when the graph is run.
+//! One dimension of a shape: a known size, or a symbol for a size that is only known at run time.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,20 +12,23 @@ pub enum Dim {
     Unknown(Symbol),
 }
 
-/// The identity of an unknown size. Two dims with the same symbol are equal whatever they will be; two with
-/// different symbols may still turn out equal, which is checked once they are concrete.
+/// The identity of an unknown size.
+///
+/// Dimensions with the same symbol are equal at run time. Dimensions with different symbols may
+/// still turn out to be equal; that is checked once both are concrete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Symbol(u64);
 
 impl Symbol {
-    /// The symbol numbered `n`, as a graph hands them out.
-    pub fn numbered(n: u32) -> Symbol {
+    /// Creates the `n`-th symbol. A graph numbers its symbols consecutively.
+    #[doc(alias = "numbered")]
+    pub fn new(n: u32) -> Symbol {
         Symbol(u64::from(n))
     }
 }
 
 impl Dim {
-    /// The size, if it is known.
+    /// Returns the size if it is known.
     pub fn known(self) -> Option<usize> {
         match self {
             Dim::Known(n) => Some(n),
@@ -33,16 +36,18 @@ impl Dim {
         }
     }
 
-    /// The unknown size that `rule` makes of `from`: the same rule of the same sizes is the same symbol, so that
-    /// two convolutions alike agree in shape before any size is known.
+    /// Derives the size that `rule` computes from `from`.
+    ///
+    /// The same rule applied to the same sizes yields the same symbol, so two identical
+    /// convolutions have equal output shapes before any size is known.
     pub fn derived(rule: &str, from: &[Dim], parameters: &[usize]) -> Dim {
         let mut h = DefaultHasher::new();
         (rule, from, parameters).hash(&mut h);
-        // The top bit keeps derived symbols apart from numbered ones.
+        // The top bit separates derived symbols from numbered ones.
         Dim::Unknown(Symbol(h.finish() | 1 << 63))
     }
 
-    /// The product of some dims.
+    /// Returns the product of `dims`.
     pub fn product(dims: &[Dim]) -> Dim {
         let unknown: Vec<Dim> = dims.iter().copied().filter(|d| d.known().is_none()).collect();
         let mut known = dims.iter().filter_map(|d| d.known());

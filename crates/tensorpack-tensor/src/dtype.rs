@@ -8,11 +8,11 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DType {
-    /// 32-bit float: what training computes in unless told otherwise.
+    /// 32-bit float, the default for training.
     F32,
     /// 64-bit float.
     F64,
-    /// 16-bit brain float: stored and cast; arithmetic on it is done in f32.
+    /// 16-bit brain float. A storage type: arithmetic runs in f32.
     Bf16,
     /// 32-bit signed integer.
     I32,
@@ -20,16 +20,16 @@ pub enum DType {
     I64,
     /// 8-bit unsigned integer.
     U8,
-    /// Truth value, one byte.
+    /// Boolean, one byte.
     Bool,
 }
 
 impl DType {
-    /// All of them, for tests and tables.
+    /// All element types.
     pub const ALL: [DType; 7] =
         [DType::F32, DType::F64, DType::Bf16, DType::I32, DType::I64, DType::U8, DType::Bool];
 
-    /// Bytes an element takes.
+    /// Returns the size of an element in bytes.
     pub const fn size(self) -> usize {
         match self {
             DType::F64 | DType::I64 => 8,
@@ -39,12 +39,12 @@ impl DType {
         }
     }
 
-    /// Whether this is a floating point type.
+    /// Returns whether this is a floating-point type.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F64 | DType::Bf16)
     }
 
-    /// Whether this is an integer type (bool is none).
+    /// Returns whether this is an integer type. `Bool` is not.
     pub const fn is_int(self) -> bool {
         matches!(self, DType::I32 | DType::I64 | DType::U8)
     }
@@ -68,9 +68,9 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A Rust type that is some [`DType`]'s element.
+/// A Rust type that can be a tensor element.
 pub trait Element: sealed::Sealed + Copy + Default + PartialEq + fmt::Debug + Send + Sync + 'static {
-    /// The element type this is.
+    /// The [`DType`] of this Rust type.
     const DTYPE: DType;
     #[doc(hidden)]
     fn wrap(values: Vec<Self>) -> crate::host_tensor::Storage;

@@ -1,48 +1,52 @@
-//! The one error type. It reads as a sentence in the user's terms: what went wrong, where (their own
-//! `file:line`, tensor or file name) and what to do about it.
+//! The error type of all tensorpack crates.
+//!
+//! A message says what went wrong, where (the user's `file:line`, a tensor or a file) and how to
+//! fix it.
 
 use crate::Site;
 use std::fmt;
 
-/// Shorthand for a result with tensorpack's [`Error`].
+/// A `Result` whose error defaults to [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What kind of thing went wrong, for code that reacts to errors.
+/// The category of an [`Error`], for code that handles errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Shapes that do not fit each other or the operation.
+    /// Incompatible shapes.
     Shape,
-    /// An element type the operation does not take.
+    /// An element type the operation does not support.
     DType,
-    /// A name that is illegal, unknown or taken.
+    /// An invalid, unknown or duplicate name.
     Name,
-    /// A value outside what is allowed, such as a stride of zero.
+    /// An argument outside its valid range, such as a stride of zero.
     Argument,
-    /// A NaN or an infinity where a number was needed.
+    /// A NaN or infinity where a finite value is required.
     NotFinite,
-    /// A graph used against its life cycle: after freezing, or from another graph's session.
+    /// Misuse of a graph's life cycle, such as adding to a frozen graph or mixing two graphs.
     Graph,
-    /// Something that cannot be differentiated, or has no path to the cost.
+    /// A gradient that does not exist: an op without a derivative, or no path to the cost.
     Gradient,
-    /// More memory than the machine (or its cgroup) allows.
+    /// An allocation beyond what the machine (or its cgroup) allows.
     Memory,
-    /// Something this engine or device does not do.
+    /// A feature this engine or device does not support.
     Unsupported,
-    /// A file or stream that could not be read or written.
+    /// A failed read or write of a file or stream.
     Io,
-    /// A sample that could not be made, or data that are not what was said of them.
+    /// A sample that could not be produced, or data that contradicts its description.
     Data,
-    /// A wait that took longer than it may.
+    /// A wait that exceeded its time limit.
     Deadline,
-    /// A signal asked the process to end.
+    /// A signal asked the process to stop.
     Interrupted,
-    /// The engine itself failed: a panic in a kernel, a poisoned session.
+    /// A failure of the engine itself: a panic in a kernel, or a poisoned session.
     Engine,
 }
 
-/// An error with its kind, message, place and further notes. Prints as a sentence, with `{}` as with `{:?}`, so
-/// that `fn main() -> Result<()>` ends in words.
+/// An error with a kind, a message, an optional source location and notes.
+///
+/// `{}` and `{:?}` print the same readable text, so `fn main() -> Result<()>` ends with a useful
+/// message.
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
 
@@ -55,56 +59,56 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of `kind` that says `message`.
+    /// Creates an error.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
         Error(Box::new(Inner { kind, message: message.into(), site: None, notes: Vec::new() }))
     }
 
-    /// A [`ErrorKind::Shape`] error.
+    /// Creates an [`ErrorKind::Shape`] error.
     pub fn shape(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::Shape, message)
     }
 
-    /// A [`ErrorKind::DType`] error.
+    /// Creates an [`ErrorKind::DType`] error.
     pub fn dtype(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::DType, message)
     }
 
-    /// A [`ErrorKind::Argument`] error.
+    /// Creates an [`ErrorKind::Argument`] error.
     pub fn argument(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::Argument, message)
     }
 
-    /// The kind.
+    /// Returns the kind.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// The user's line the error points at, where one is known.
+    /// Returns the user's source line, if one is known.
     pub fn site(&self) -> Option<Site> {
         self.0.site
     }
 
-    /// The message alone, without place and notes.
+    /// Returns the message without location and notes.
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// Puts `context` before the message: `conv0/Conv2d: ...`.
+    /// Prefixes the message with `context`: `conv0/Conv2d: ...`.
     #[must_use]
     pub fn within(mut self, context: impl fmt::Display) -> Error {
         self.0.message = format!("{context}: {}", self.0.message);
         self
     }
 
-    /// Points the error at `site`, unless it points somewhere already.
+    /// Attaches a source line, unless the error already has one.
     #[must_use]
     pub fn at(mut self, site: Site) -> Error {
         self.0.site.get_or_insert(site);
         self
     }
 
-    /// Adds a line that helps: where else to look, what to do.
+    /// Appends a note: a further location or a way to fix the problem.
     #[must_use]
     pub fn note(mut self, note: impl Into<String>) -> Error {
         self.0.notes.push(note.into());
@@ -144,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prints_message_place_and_notes() {
+    fn displays_message_site_and_notes() {
         let here = Site { file: "model.rs", line: 7 };
         let e = Error::shape("inner sizes 3 and 4 differ")
             .within("fc0/MatMul")
@@ -158,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_place_stays() {
+    fn first_site_wins() {
         let first = Site { file: "a.rs", line: 1 };
         let e = Error::argument("bad").at(first).at(Site { file: "b.rs", line: 2 });
         assert_eq!(e.site(), Some(first));

@@ -1,18 +1,20 @@
-//! Tensors in host memory: what is fed, fetched, saved and loaded.
+//! Tensors in host memory, used to feed, fetch, save and load values.
 
 use crate::{DType, Element, Error, ErrorKind, Result, element_count};
 use half::bf16;
 use std::fmt;
 use std::sync::Arc;
 
-/// A dense, row-major tensor in host memory. Cloning shares the elements; changing a shared one copies it first.
+/// A dense, row-major tensor in host memory.
+///
+/// Clones share the elements and are copy-on-write.
 #[derive(Clone, PartialEq)]
 pub struct HostTensor {
     sizes: Vec<usize>,
     storage: Arc<Storage>,
 }
 
-/// The elements, by type.
+/// The elements, one variant per type.
 #[doc(hidden)]
 #[derive(Clone, PartialEq)]
 pub enum Storage {
@@ -25,8 +27,8 @@ pub enum Storage {
     Bool(Vec<bool>),
 }
 
-/// Runs `$body` with `$v` bound to the vector of whatever type the storage has.
-macro_rules! each_type {
+/// Runs `$body` with `$v` bound to the typed vector inside the storage.
+macro_rules! dispatch_storage {
     ($storage:expr, $v:ident => $body:expr) => {
         match $storage {
             Storage::F32($v) => $body,
@@ -41,7 +43,7 @@ macro_rules! each_type {
 }
 
 impl HostTensor {
-    /// A tensor of `sizes` holding `values` in row-major order.
+    /// Creates a tensor from `values` in row-major order.
     pub fn new<T: Element>(sizes: impl Into<Vec<usize>>, values: Vec<T>) -> Result<HostTensor> {
         let sizes = sizes.into();
         let n = element_count(&sizes)?;
@@ -54,18 +56,18 @@ impl HostTensor {
         Ok(HostTensor { sizes, storage: Arc::new(T::wrap(values)) })
     }
 
-    /// A scalar.
+    /// Creates a scalar.
     pub fn scalar<T: Element>(value: T) -> HostTensor {
         HostTensor { sizes: Vec::new(), storage: Arc::new(T::wrap(vec![value])) }
     }
 
-    /// A tensor of zeros.
+    /// Creates a tensor of zeros.
     pub fn zeros(dtype: DType, sizes: impl Into<Vec<usize>>) -> Result<HostTensor> {
         let sizes = sizes.into();
         let n = element_count(&sizes)?;
         let bytes = n.saturating_mul(dtype.size());
-        if !can_be_had(bytes) {
-            let why = format!("a tensor of shape {sizes:?} would take {bytes} bytes, which cannot be had");
+        if !can_allocate(bytes) {
+            let why = format!("cannot allocate {bytes} bytes for a tensor of shape {sizes:?}");
             return Err(Error::new(ErrorKind::Memory, why));
         }
         let storage = match dtype {
@@ -80,7 +82,7 @@ impl HostTensor {
         Ok(HostTensor { sizes, storage: Arc::new(storage) })
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         match &*self.storage {
             Storage::F32(_) => DType::F32,
@@ -93,45 +95,45 @@ impl HostTensor {
         }
     }
 
-    /// The sizes of the dimensions.
+    /// Returns the shape.
     pub fn sizes(&self) -> &[usize] {
         &self.sizes
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
-        each_type!(&*self.storage, v => v.len())
+        dispatch_storage!(&*self.storage, v => v.len())
     }
 
-    /// Whether there are no elements.
+    /// Returns whether the tensor has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The elements, in row-major order, if they are of type `T`.
+    /// Returns the elements in row-major order, or an error if they are not of type `T`.
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
-        T::slice(&self.storage).ok_or_else(|| {
-            Error::dtype(format!("the tensor's elements are {}, not {}", self.dtype(), T::DTYPE))
-        })
+        T::slice(&self.storage)
+            .ok_or_else(|| Error::dtype(format!("the tensor has dtype {}, not {}", self.dtype(), T::DTYPE)))
     }
 
-    /// The elements for changing, if they are of type `T`. A tensor that shares them with another gets its own.
+    /// Returns the elements for writing, or an error if they are not of type `T`. Shared elements
+    /// are copied first.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         let dtype = self.dtype();
         T::slice_mut(Arc::make_mut(&mut self.storage))
-            .ok_or_else(|| Error::dtype(format!("the tensor's elements are {dtype}, not {}", T::DTYPE)))
+            .ok_or_else(|| Error::dtype(format!("the tensor has dtype {dtype}, not {}", T::DTYPE)))
     }
 
-    /// Whether this is the other tensor, or a clone of it: of the same sizes, and with its elements in the same place.
+    /// Returns whether `other` is a clone of this tensor: the same shape and the same memory.
     pub fn shares_elements(&self, other: &HostTensor) -> bool {
         self.sizes == other.sizes && Arc::ptr_eq(&self.storage, &other.storage)
     }
 
-    /// The elements as bytes in the machine's order.
+    /// Returns the elements as bytes in native byte order.
     pub fn as_bytes(&self) -> &[u8] {
         match &*self.storage {
-            // A bool is one byte, 0 or 1, but not any byte is a bool; reading it as a byte is always fine.
-            // SAFETY: bool has size and alignment 1 and no uninitialised bytes.
+            // SAFETY: bool has size and alignment 1 and no uninitialised bytes, and any bool is a
+            // valid u8.
             Storage::Bool(v) => unsafe { std::slice::from_raw_parts(v.as_ptr().cast(), v.len()) },
             Storage::F32(v) => bytemuck::cast_slice(v),
             Storage::F64(v) => bytemuck::cast_slice(v),
@@ -142,11 +144,11 @@ impl HostTensor {
         }
     }
 
-    /// Overwrites the elements with `bytes` in the machine's order; the lengths must agree.
+    /// Overwrites the elements with `bytes` in native byte order. The lengths must match.
     pub fn copy_from_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         if bytes.len() != self.len() * self.dtype().size() {
             return Err(Error::shape(format!(
-                "{} bytes do not fill a {} tensor of shape {:?}",
+                "{} bytes do not match a {} tensor of shape {:?}",
                 bytes.len(),
                 self.dtype(),
                 self.sizes
@@ -164,7 +166,7 @@ impl HostTensor {
         Ok(())
     }
 
-    /// All elements as f64, whatever their type.
+    /// Converts all elements to f64.
     pub fn to_f64_vec(&self) -> Vec<f64> {
         match &*self.storage {
             Storage::F32(v) => v.iter().map(|&x| f64::from(x)).collect(),
@@ -177,7 +179,7 @@ impl HostTensor {
         }
     }
 
-    /// A tensor of `dtype` from f64 values, converted as Rust's `as` does.
+    /// Creates a tensor of `dtype` from f64 values, converted like Rust's `as`.
     pub fn from_f64(dtype: DType, sizes: impl Into<Vec<usize>>, values: &[f64]) -> Result<HostTensor> {
         let sizes = sizes.into();
         match dtype {
@@ -191,7 +193,7 @@ impl HostTensor {
         }
     }
 
-    /// The value of a tensor with exactly one element, as f64.
+    /// Returns the value of a one-element tensor as f64.
     pub fn to_scalar(&self) -> Result<f64> {
         match self.len() {
             1 => Ok(self.to_f64_vec()[0]),
@@ -200,12 +202,12 @@ impl HostTensor {
     }
 }
 
-/// Whether an allocation would succeed. Asked for large ones alone, since `vec!` ends the process where it cannot
-/// have its memory.
-fn can_be_had(bytes: usize) -> bool {
+/// Returns whether an allocation of this size would succeed. Only large sizes are tried: `vec!`
+/// aborts the process when it runs out of memory.
+fn can_allocate(bytes: usize) -> bool {
     const LARGE: usize = 1 << 24;
     let mut room = Vec::<u8>::new();
-    // Looked at, or the compiler would leave out what nobody uses.
+    // `black_box` keeps the compiler from removing the unused allocation.
     bytes < LARGE || std::hint::black_box(&mut room).try_reserve_exact(bytes).is_ok()
 }
 
@@ -213,7 +215,7 @@ impl fmt::Debug for HostTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 8;
         write!(f, "{}{:?} ", self.dtype(), self.sizes)?;
-        each_type!(&*self.storage, v => f.debug_list().entries(v.iter().take(SHOWN)).finish())?;
+        dispatch_storage!(&*self.storage, v => f.debug_list().entries(v.iter().take(SHOWN)).finish())?;
         if self.len() > SHOWN { write!(f, " and {} more", self.len() - SHOWN) } else { Ok(()) }
     }
 }
@@ -223,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clone_shares_until_it_is_changed() {
+    fn clones_are_copy_on_write() {
         let a = HostTensor::new([2], vec![1.0f32, 2.0]).unwrap();
         let mut b = a.clone();
         assert!(a.shares_elements(&b));
@@ -237,7 +239,7 @@ mod tests {
     fn wrong_counts_and_types_are_errors() {
         assert!(HostTensor::new([3], vec![1i32]).is_err());
         let t = HostTensor::scalar(1i64);
-        assert_eq!(t.as_slice::<f32>().unwrap_err().message(), "the tensor's elements are i64, not f32");
+        assert_eq!(t.as_slice::<f32>().unwrap_err().kind(), ErrorKind::DType);
         assert!(HostTensor::zeros(DType::U8, [usize::MAX, 3]).is_err());
     }
 

@@ -1,33 +1,35 @@
-//! A counter-based random generator (Philox 4x32 with 10 rounds; Salmon et al., "Parallel random numbers: as easy
-//! as 1, 2, 3", 2011). Random bits are a pure function of a key and a counter, so any element can be drawn alone,
-//! in any order, on any number of threads, and again after a resume.
+//! A counter-based random number generator: Philox 4x32-10 (Salmon et al., "Parallel random
+//! numbers: as easy as 1, 2, 3", 2011).
+//!
+//! Random bits are a pure function of a key and a counter, so any element can be generated on its
+//! own, in any order, on any thread, and again after a resume.
 
-/// Random numbers by position.
+/// A random number generator indexed by position.
 #[derive(Clone, Copy, Debug)]
 pub struct CounterRng {
     key: [u32; 2],
 }
 
 impl CounterRng {
-    /// The generator of `seed` for the stream called `name`.
+    /// Creates the generator of the stream `name` under `seed`.
     pub fn new(seed: u64, name: &str) -> CounterRng {
         let k = seed ^ hash_name(name);
         CounterRng { key: [k as u32, (k >> 32) as u32] }
     }
 
-    /// Four random words for position `counter` of draw `draw`.
+    /// Returns the four random words at position `counter` of draw `draw`.
     pub fn words(&self, draw: u64, counter: u64) -> [u32; 4] {
         self.lanes::<1>(draw, counter).map(|[w]| w)
     }
 
-    /// The words of the `N` positions from `counter` on: word `w` of position `counter + l` is `[w][l]`. Many at a
-    /// time, so that compilers can use vector instructions.
+    /// Returns the words at `N` consecutive positions: word `w` at position `counter + l` is
+    /// `[w][l]`. Computing several at once lets the compiler vectorize.
     #[inline(always)]
     #[expect(clippy::needless_range_loop, reason = "the lanes of four arrays go side by side")]
     pub fn lanes<const N: usize>(&self, draw: u64, counter: u64) -> [[u32; N]; 4] {
         const M: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
         const W: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
-        // In 64 bits each, of which the lower half counts: products then need no widening.
+        // Each word occupies the low half of a u64, so that products need no widening.
         const LOW: u64 = 0xffff_ffff;
         let mut c = [[0u64; N], [0; N], [draw & LOW; N], [draw >> 32; N]];
         for l in 0..N {
@@ -48,28 +50,28 @@ impl CounterRng {
         c.map(|word| word.map(|w| w as u32))
     }
 
-    /// The random word of element `i` of draw `draw`.
+    /// Returns the random word of element `i` of draw `draw`.
     pub fn word(&self, draw: u64, i: u64) -> u32 {
         self.words(draw, i / 4)[(i % 4) as usize]
     }
 
-    /// A number in `[0, 1)` for element `i` of draw `draw`, with the 24 bits an f32 holds.
+    /// Returns a value in `[0, 1)` for element `i` of draw `draw`, with the 24 bits of an f32.
     pub fn uniform(&self, draw: u64, i: u64) -> f64 {
         f64::from(self.word(draw, i) >> 8) * (1.0 / f64::from(1u32 << 24))
     }
 
-    /// A number from the standard normal distribution (Box-Muller) for element `i` of draw `draw`.
+    /// Returns a standard normal value (Box-Muller) for element `i` of draw `draw`.
     pub fn normal(&self, draw: u64, i: u64) -> f64 {
         let w = self.words(draw, i / 2);
         let (a, b) = if i.is_multiple_of(2) { (w[0], w[1]) } else { (w[2], w[3]) };
-        // Both halves are shifted off zero, for the logarithm's sake.
+        // The offset keeps the argument of the logarithm above zero.
         let u = (f64::from(a) + 0.5) * 2f64.powi(-32);
         let v = (f64::from(b) + 0.5) * 2f64.powi(-32);
         (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
     }
 }
 
-/// A 64-bit hash of a name that is the same on every platform and in every version (FNV-1a, then mixed).
+/// Hashes a name (FNV-1a and a final mix). The result is stable across platforms and versions.
 pub fn hash_name(name: &str) -> u64 {
     let h =
         name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
@@ -81,9 +83,9 @@ pub fn hash_name(name: &str) -> u64 {
 mod tests {
     use super::*;
 
-    /// The known answers of the paper's own test vectors.
+    /// The test vectors published with the paper.
     #[test]
-    fn agrees_with_the_published_vectors() {
+    fn matches_the_published_test_vectors() {
         let zero = CounterRng { key: [0, 0] };
         assert_eq!(zero.words(0, 0), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
         let ones = CounterRng { key: [u32::MAX; 2] };
@@ -91,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_right() {
+    fn uniform_and_normal_moments() {
         let r = CounterRng::new(7, "moments");
         let n = 100_000;
         let (mut u, mut s, mut q) = (0.0, 0.0, 0.0);

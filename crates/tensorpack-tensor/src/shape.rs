@@ -1,37 +1,38 @@
-//! Shapes: the sizes of a tensor's dimensions, some perhaps unknown, and the arithmetic on them.
+//! Shapes with possibly unknown dimensions, and broadcasting.
 
 use crate::{Dim, Error, Result};
 use std::fmt;
 use std::ops::Deref;
 
-/// The dimensions of a tensor while a graph is built. Its rank is always known.
+/// The shape of a tensor while a graph is built. The rank is always known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Shape(Vec<Dim>);
 
 impl Shape {
-    /// The shape of a scalar.
+    /// Returns the shape of a scalar.
     pub fn scalar() -> Shape {
         Shape(Vec::new())
     }
 
-    /// The number of dimensions.
+    /// Returns the number of dimensions.
     pub fn rank(&self) -> usize {
         self.0.len()
     }
 
-    /// The sizes, if all are known.
+    /// Returns the sizes if all of them are known.
     pub fn known(&self) -> Option<Vec<usize>> {
         self.0.iter().map(|d| d.known()).collect()
     }
 
-    /// The number of elements: unknown if a dim is.
+    /// Returns the number of elements, which is unknown if any dimension is.
     pub fn element_count(&self) -> Dim {
         Dim::product(&self.0)
     }
 
-    /// The shape that results when `self` and `other` are broadcast against each other, aligned at the last dim:
-    /// sizes must be equal, or one of them 1. An unknown size beside a known one other than 1 takes that size,
-    /// and is held to it when it becomes concrete.
+    /// Broadcasts two shapes, aligned at the last dimension.
+    ///
+    /// Sizes must be equal, or one of them 1. An unknown size paired with a known size other than 1
+    /// takes the known size; this is verified when the unknown one becomes concrete.
     pub fn broadcast(&self, other: &Shape) -> Result<Shape> {
         let rank = self.rank().max(other.rank());
         let aligned = |s: &Shape, i: usize| {
@@ -52,15 +53,15 @@ impl Shape {
             .map(Shape)
     }
 
-    /// Whether a concrete shape `sizes` is one that `self` allows.
+    /// Returns whether the concrete shape `sizes` is compatible with this shape.
     pub fn allows(&self, sizes: &[usize]) -> bool {
         self.rank() == sizes.len() && self.0.iter().zip(sizes).all(|(d, &n)| d.known().is_none_or(|k| k == n))
     }
 }
 
-/// The number of elements of a tensor of these sizes, or an error if it cannot be counted.
+/// Returns the number of elements of a tensor with these sizes, or an error on overflow.
 pub fn element_count(sizes: &[usize]) -> Result<usize> {
-    // A zero anywhere makes the tensor empty, whatever the other sizes multiply to.
+    // A zero makes the tensor empty, even if the other sizes would overflow.
     if sizes.contains(&0) {
         return Ok(0);
     }
@@ -121,8 +122,8 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn unknown_beside_known_takes_the_known_size() {
-        let b = Dim::Unknown(Symbol::numbered(0));
+    fn unknown_dim_takes_the_known_size() {
+        let b = Dim::Unknown(Symbol::new(0));
         let x = Shape::from(vec![b, Dim::Known(3)]);
         assert_eq!(x.broadcast(&[4, 1].into()).unwrap(), [4, 3].into());
         assert_eq!(x.broadcast(&[1, 3].into()).unwrap(), x);
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_sizes_are_an_error() {
+    fn overflowing_sizes_are_errors() {
         assert!(element_count(&[usize::MAX, 2]).is_err());
         assert!(element_count(&[1 << 40, 1 << 40]).is_err());
         assert_eq!(element_count(&[usize::MAX, 2, 0]).unwrap(), 0);

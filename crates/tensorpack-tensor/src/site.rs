@@ -1,19 +1,19 @@
-//! Where in the user's source something was asked for.
+//! Call sites in the user's source code.
 
 use std::fmt;
 use std::panic::Location;
 
-/// A place in source code: what an error points at.
+/// A source line that an error points at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Site {
-    /// The file, as the compiler was given it.
+    /// The file name as passed to the compiler.
     pub file: &'static str,
-    /// The line, from 1.
+    /// The line number, starting at 1.
     pub line: u32,
 }
 
 impl Site {
-    /// The line that called the function this is called in, if that function is `#[track_caller]`.
+    /// Returns the caller of the enclosing `#[track_caller]` function.
     #[track_caller]
     pub fn caller() -> Site {
         Site::from(Location::caller())

@@ -1,17 +1,17 @@
-//! Batches of samples that fit each other.
+//! Batches of samples with equal shapes.
 
 use super::map::component;
-use super::stack::{Fit, stack};
-use crate::lookup::name_sample;
+use super::stack::{Padding, stack};
+use crate::indexed_reader::sample_error;
 use crate::{DataFlow, Flow, Reader, Resume, Sample, Seed, State};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tensorpack_tensor::{Error, Result};
 
-/// Batches of samples whose component has one shape: [`DataFlow::batch_by_shape`].
+/// Batches samples whose component has the same shape: [`DataFlow::batch_by_shape`].
 ///
-/// A batch comes out when it is full. What is left at the end of a pass is dropped, or comes out in smaller batches; no
-/// sample waits for another pass.
+/// A batch is returned when it is full. The remainder at the end of a pass is dropped or returned
+/// as smaller batches; no sample is carried over to the next pass.
 #[derive(Clone)]
 #[doc(alias = "BatchDataByShape")]
 pub struct BatchByShape {
@@ -26,7 +26,7 @@ impl BatchByShape {
         BatchByShape { inner: Arc::new(inner), batch, component, keep_remainder: false }
     }
 
-    /// Keeps what is left at the end of a pass, as smaller batches, in the order of their first samples.
+    /// Keeps the remainder at the end of a pass as smaller batches, ordered by their first samples.
     #[must_use]
     pub fn keep_remainder(self) -> BatchByShape {
         BatchByShape { keep_remainder: true, ..self }
@@ -44,7 +44,7 @@ impl DataFlow for BatchByShape {
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         if self.batch == 0 {
-            return Err(Error::argument("batch_by_shape: a batch has at least one sample"));
+            return Err(Error::argument("batch_by_shape: the batch size must be at least 1"));
         }
         let inner = self.inner.open(seed, &State::at(at.epoch, 0))?;
         let reader = GroupReader {
@@ -54,16 +54,16 @@ impl DataFlow for BatchByShape {
             ended: false,
             at: State::at(at.epoch, 0),
         };
-        crate::replay::to(Box::new(reader), at)
+        crate::replay::replay_to(Box::new(reader), at)
     }
 }
 
 struct GroupReader {
     flow: BatchByShape,
     inner: Box<dyn Reader>,
-    /// What waits to be a batch, by shape, the oldest first.
+    /// Incomplete batches, one per shape, oldest first.
     groups: VecDeque<Vec<Sample>>,
-    /// The input's pass is over, and the groups come out as they are.
+    /// The input's pass has ended and the incomplete batches are being returned.
     ended: bool,
     at: State,
 }
@@ -80,18 +80,18 @@ impl GroupReader {
             };
             let State { epoch, index, .. } = self.at;
             let component = component(&mut sample, self.flow.component);
-            let shape = component.map_err(|e| name_sample(e, epoch, index))?.sizes().to_vec();
+            let shape = component.map_err(|e| sample_error(e, epoch, index))?.sizes().to_vec();
             let same = |group: &Vec<Sample>| group[0][self.flow.component].sizes() == shape;
-            let place = match self.groups.iter().position(same) {
-                Some(place) => place,
+            let position = match self.groups.iter().position(same) {
+                Some(position) => position,
                 None => {
                     self.groups.push_back(Vec::new());
                     self.groups.len() - 1
                 }
             };
-            self.groups[place].push(sample);
-            if self.groups[place].len() == self.flow.batch {
-                return Ok(self.groups.remove(place));
+            self.groups[position].push(sample);
+            if self.groups[position].len() == self.flow.batch {
+                return Ok(self.groups.remove(position));
             }
         }
         let group = self.groups.pop_front();
@@ -103,7 +103,8 @@ impl GroupReader {
 impl Reader for GroupReader {
     fn read(&mut self) -> Result<Option<Sample>> {
         let State { epoch, index, .. } = self.at;
-        let batch = |group: Vec<Sample>| stack(&group, Fit::Equal).map_err(|e| name_sample(e, epoch, index));
+        let batch =
+            |group: Vec<Sample>| stack(&group, Padding::None).map_err(|e| sample_error(e, epoch, index));
         let read = self.next().and_then(|group| group.map(batch).transpose());
         self.at.advance(&read);
         read

@@ -1,57 +1,58 @@
-//! A pass in memory.
+//! Caching a pass in memory.
 
-use crate::lookup::LookupReader;
-use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State};
+use crate::indexed_reader::SequentialReader;
+use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// The samples of the input's first pass, kept in memory and read again in every pass: [`DataFlow::cache`].
+/// Caches the samples of the input's first pass in memory: [`DataFlow::cache`].
 ///
-/// All readers share them. A sample that can be looked up is made when it is first asked for; others are read in order.
+/// All readers share the cache. With random access a sample is computed on first use; otherwise
+/// samples are read in order.
 #[derive(Clone)]
 #[doc(alias = "CacheData")]
 pub struct Cache {
     inner: Flow,
-    kept: Arc<Mutex<Option<KeptFor>>>,
+    cached: Arc<Mutex<Option<SeededPass>>>,
 }
 
-/// What is kept, and the seed it was made with.
-type KeptFor = (Seed, Arc<Kept>);
+/// The cache, and the seed it was filled with.
+type SeededPass = (Seed, Arc<CachedPass>);
 
-enum Kept {
-    ByPlace { samples: Vec<OnceLock<Sample>>, inner: Arc<dyn Lookup> },
-    InOrder(Mutex<InOrder>),
+enum CachedPass {
+    Indexed { samples: Vec<OnceLock<Sample>>, inner: Arc<dyn IndexedReader> },
+    Sequential(Mutex<Sequential>),
 }
 
-/// What has been read so far, and where the rest comes from.
-struct InOrder {
+/// The samples read so far, and the reader for the rest.
+struct Sequential {
     samples: Vec<Result<Sample>>,
     rest: Option<Box<dyn Reader>>,
 }
 
 impl Cache {
     pub(crate) fn new(inner: impl DataFlow + 'static) -> Cache {
-        Cache { inner: Arc::new(inner), kept: Arc::default() }
+        Cache { inner: Arc::new(inner), cached: Arc::default() }
     }
 
-    fn kept(&self, seed: Seed) -> Result<Arc<Kept>> {
-        let mut kept = lock(&self.kept);
-        if let Some((of, kept)) = &*kept
+    fn cached(&self, seed: Seed) -> Result<Arc<CachedPass>> {
+        let mut cached = lock(&self.cached);
+        if let Some((of, cached)) = &*cached
             && *of == seed
         {
-            return Ok(kept.clone());
+            return Ok(cached.clone());
         }
-        let new = match (self.inner.lookup(seed)?, self.inner.size()) {
+        let new = match (self.inner.open_indexed(seed)?, self.inner.size()) {
             (Some(inner), Some(size)) => {
-                Kept::ByPlace { samples: (0..size).map(|_| OnceLock::new()).collect(), inner }
+                CachedPass::Indexed { samples: (0..size).map(|_| OnceLock::new()).collect(), inner }
             }
             _ => {
                 let rest = Some(self.inner.open(seed, &State::start())?);
-                Kept::InOrder(Mutex::new(InOrder { samples: Vec::new(), rest }))
+                CachedPass::Sequential(Mutex::new(Sequential { samples: Vec::new(), rest }))
             }
         };
         let new = Arc::new(new);
-        *kept = Some((seed, new.clone()));
+        *cached = Some((seed, new.clone()));
         Ok(new)
     }
 }
@@ -60,22 +61,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Kept {
-    /// The sample at `index`, or `None` behind the last.
+impl CachedPass {
+    /// Returns the sample at `index`, or `None` past the end.
     fn get(&self, index: u64) -> Result<Option<Sample>> {
         match self {
-            Kept::ByPlace { samples, inner } => {
-                let Some(place) = samples.get(index as usize) else { return Ok(None) };
-                if let Some(sample) = place.get() {
+            CachedPass::Indexed { samples, inner } => {
+                let Some(entry) = samples.get(index as usize) else { return Ok(None) };
+                if let Some(sample) = entry.get() {
                     return Ok(Some(sample.clone()));
                 }
-                // Two may make the same sample at the same time: they make the same.
+                // Two threads may compute the same sample concurrently; the results are equal.
                 let sample = inner.get(0, index)?;
-                Ok(Some(place.get_or_init(|| sample).clone()))
+                Ok(Some(entry.get_or_init(|| sample).clone()))
             }
-            Kept::InOrder(kept) => {
-                let mut kept = lock(kept);
-                let InOrder { samples, rest } = &mut *kept;
+            CachedPass::Sequential(cached) => {
+                let mut cached = lock(cached);
+                let Sequential { samples, rest } = &mut *cached;
                 while samples.len() as u64 <= index
                     && let Some(reader) = rest
                 {
@@ -102,34 +103,35 @@ impl DataFlow for Cache {
     }
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        let kept = self.kept(seed)?;
-        if let Kept::ByPlace { .. } = &*kept {
-            return Ok(LookupReader::open(places(kept), self.size(), at));
+        let cached = self.cached(seed)?;
+        if let CachedPass::Indexed { .. } = &*cached {
+            return Ok(SequentialReader::open(indexed_reader(cached), self.size(), at));
         }
-        Ok(Box::new(CacheReader { kept, at: State::at(at.epoch, at.index) }))
+        Ok(Box::new(CacheReader { cached, at: State::at(at.epoch, at.index) }))
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
-        // Without a size, others would take it for endless.
-        if self.size().is_none() { Ok(None) } else { Ok(Some(places(self.kept(seed)?))) }
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
+        // Without a size it would count as infinite.
+        if self.size().is_none() { Ok(None) } else { Ok(Some(indexed_reader(self.cached(seed)?))) }
     }
 }
 
-fn places(kept: Arc<Kept>) -> Arc<dyn Lookup> {
+fn indexed_reader(cached: Arc<CachedPass>) -> Arc<dyn IndexedReader> {
     Arc::new(move |_, index| {
-        kept.get(index)?
+        cached
+            .get(index)?
             .ok_or_else(|| Error::new(ErrorKind::Data, format!("the cache ends before sample {index}")))
     })
 }
 
 struct CacheReader {
-    kept: Arc<Kept>,
+    cached: Arc<CachedPass>,
     at: State,
 }
 
 impl Reader for CacheReader {
     fn read(&mut self) -> Result<Option<Sample>> {
-        let read = self.kept.get(self.at.index);
+        let read = self.cached.get(self.at.index);
         self.at.advance(&read);
         read
     }

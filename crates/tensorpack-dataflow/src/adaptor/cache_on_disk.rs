@@ -1,25 +1,25 @@
-//! A pass on disk.
+//! Caching a pass on disk.
 
 use crate::format::serialized::{decode, encode};
 use crate::format::tfrecord::{TfRecord, TfRecordWriter};
-use crate::lookup::{LookupReader, name_sample};
-use crate::{DataFlow, Flow, Lookup, RandomAccess, Reader, Resume, Seed, State};
+use crate::indexed_reader::{SequentialReader, sample_error};
+use crate::{DataFlow, Flow, IndexedReader, RandomAccess, Reader, Resume, Seed, State};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_tensor::{Error, Result};
 
-/// What the first record begins with.
+/// The prefix of the first record.
 const MAGIC: &[u8] = b"tensorpack cache 1\n";
 
-/// The samples of the input's first pass, kept in a file and read again in every pass: [`DataFlow::cache_on_disk`].
+/// Caches the samples of the input's first pass in a file: [`DataFlow::cache_on_disk`].
 ///
-/// The file is written when the dataflow is first opened, and appears under its name when it is complete; a sample that
-/// fails ends that. It is written again if it was made with another seed or of another number of samples, or was cut
-/// short. What the functions before it do is not known to it: remove the file when they change. Every sample has a
-/// checksum; one that is damaged is an error.
+/// The file is written when the dataflow is first opened and gets its name only when it is
+/// complete. A failed sample aborts writing. The file is rebuilt if its seed or number of samples
+/// differs, or if it is truncated. Changes to the functions before the cache are not detected:
+/// remove the file when they change. Every sample has a checksum; a corrupt one is an error.
 ///
-/// The file holds TFRecords: what it was made for, a record for each sample, and how many there are.
+/// The file consists of TFRecords: a header, one record per sample, and the sample count.
 #[derive(Clone)]
 #[doc(alias = "DiskCache")]
 pub struct CacheOnDisk {
@@ -33,7 +33,7 @@ impl CacheOnDisk {
         CacheOnDisk { inner: Arc::new(inner), path, opened: Arc::default() }
     }
 
-    /// The file's samples; if need be, once they are written.
+    /// Returns the samples of the file, writing it first if necessary.
     fn samples(&self, seed: Seed) -> Result<Samples> {
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((of, samples)) = &*opened
@@ -41,14 +41,17 @@ impl CacheOnDisk {
         {
             return Ok(samples.clone());
         }
-        let made_for = self.made_for(seed);
-        let samples = match self.find(&made_for)? {
+        let header = self.header(seed);
+        let samples = match self.open_existing(&header)? {
             Some(samples) => samples,
             None => {
-                self.write(seed, &made_for)
+                self.write(seed, &header)
                     .map_err(|e| e.within(format!("the cache {}", self.path.display())))?;
-                self.find(&made_for)?.ok_or_else(|| {
-                    Error::argument(format!("the cache {} was changed by another", self.path.display()))
+                self.open_existing(&header)?.ok_or_else(|| {
+                    Error::argument(format!(
+                        "the cache {} was modified by another process",
+                        self.path.display()
+                    ))
                 })?
             }
         };
@@ -56,44 +59,47 @@ impl CacheOnDisk {
         Ok(samples)
     }
 
-    /// The first record.
-    fn made_for(&self, seed: Seed) -> Vec<u8> {
+    /// Returns the first record, which identifies the cache.
+    fn header(&self, seed: Seed) -> Vec<u8> {
         let size = self.inner.size().map_or("unknown".to_string(), |n| n.to_string());
         [MAGIC, format!("{seed:?}, size {size}").as_bytes()].concat()
     }
 
-    /// The file, if it is there and is what it should be. One that is a cache, but not this one, is removed; one that is
-    /// no cache is an error.
-    fn find(&self, made_for: &[u8]) -> Result<Option<Samples>> {
+    /// Opens an existing file. A stale or incomplete cache is removed; a file that is not a cache
+    /// is an error.
+    fn open_existing(&self, header: &[u8]) -> Result<Option<Samples>> {
         if !self.path.exists() {
             return Ok(None);
         }
         let name = self.path.display();
-        let (records, lost) = TfRecord::salvage(&self.path)?;
+        let (records, lost_bytes) = TfRecord::salvage(&self.path)?;
         let first = if records.is_empty() { Vec::new() } else { record(&records, 0)? };
         if !first.starts_with(MAGIC) {
             let why = format!(
-                "{name} is there, but is no cache (or its beginning is damaged), and is not overwritten"
+                "{name} exists but is not a cache file (or its header is corrupt); it is not overwritten"
             );
-            return Err(Error::argument(why).note("remove it, or choose another name"));
+            return Err(Error::argument(why).note("remove it, or choose another path"));
         }
         let count = records.len().saturating_sub(2);
-        let complete = lost == 0 && record(&records, records.len() - 1)? == count.to_le_bytes();
-        if complete && first == made_for {
+        let complete = lost_bytes == 0 && record(&records, records.len() - 1)? == count.to_le_bytes();
+        if complete && first == header {
             return Ok(Some(Samples { records, count }));
         }
-        let why = if complete { "was made for another seed or size" } else { "is not complete" };
-        eprintln!("the cache {name} {why}: it is made again");
+        let why = if complete { "was built for a different seed or size" } else { "is incomplete" };
+        eprintln!("rebuilding cache {name}: it {why}");
         fs::remove_file(&self.path).map_err(|e| Error::from(e).within(name))?;
         Ok(None)
     }
 
-    fn write(&self, seed: Seed, made_for: &[u8]) -> Result<()> {
+    fn write(&self, seed: Seed, header: &[u8]) -> Result<()> {
         let mut file = TfRecordWriter::create(&self.path)?;
-        file.write(made_for)?;
+        file.write(header)?;
         let mut reader = self.inner.open(seed, &State::start())?;
         let mut count = 0u64;
-        while let Some(sample) = reader.read().map_err(|e| e.note("skip_errors() leaves out what fails"))? {
+        while let Some(sample) = reader
+            .read()
+            .map_err(|e| e.note("add skip_errors() before the cache to skip samples that fail"))?
+        {
             file.write(&encode(&sample)?)?;
             count += 1;
         }
@@ -107,7 +113,7 @@ fn record(records: &TfRecord, index: u64) -> Result<Vec<u8>> {
     Ok(sample.first().map_or(&[][..], |bytes| bytes.as_bytes()).to_vec())
 }
 
-/// What is between the first record and the last.
+/// The records between header and count.
 #[derive(Clone)]
 struct Samples {
     records: TfRecord,
@@ -115,10 +121,10 @@ struct Samples {
 }
 
 impl Samples {
-    fn places(self) -> Arc<dyn Lookup> {
+    fn indexed_reader(self) -> Arc<dyn IndexedReader> {
         Arc::new(move |epoch, index| {
             let read = self.records.get(index + 1).and_then(|record| decode(record[0].as_bytes()));
-            read.map_err(|e| name_sample(e, epoch, index).note("remove the cache to have it made again"))
+            read.map_err(|e| sample_error(e, epoch, index).note("remove the cache file to rebuild it"))
         })
     }
 }
@@ -135,12 +141,12 @@ impl DataFlow for CacheOnDisk {
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         let samples = self.samples(seed)?;
         let count = samples.count;
-        Ok(LookupReader::open(samples.places(), Some(count), at))
+        Ok(SequentialReader::open(samples.indexed_reader(), Some(count), at))
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
-        // Without a size, others would take it for endless.
-        if self.size().is_none() { Ok(None) } else { Ok(Some(self.samples(seed)?.places())) }
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
+        // Without a size it would count as infinite.
+        if self.size().is_none() { Ok(None) } else { Ok(Some(self.samples(seed)?.indexed_reader())) }
     }
 }
 
@@ -157,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_made_once_and_again_where_it_must() {
+    fn cache_file_is_written_once_and_rebuilt_when_stale() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cache");
         let made = Arc::new(AtomicU64::new(0));
@@ -167,8 +173,8 @@ mod tests {
                 counter.fetch_add(1, Ordering::Relaxed);
                 Ok(vec![HostTensor::scalar(i as i64), HostTensor::new([2], vec![0.5f32, i as f32])?])
             });
-            source.map_random(|mut sample, draws| {
-                sample.push(HostTensor::scalar(draws.uniform()));
+            source.map_random(|mut sample, rng| {
+                sample.push(HostTensor::scalar(rng.uniform()));
                 Ok(sample)
             })
         };
@@ -178,12 +184,13 @@ mod tests {
         assert_eq!((made(), all.len()), (7, 7));
         assert_eq!(all, read(&flow(7), 0).unwrap());
         made();
-        // In another process it would be found as well.
+        // A second process would find the file too.
         assert_eq!((read(&flow(7).cache_on_disk(&path), 0).unwrap(), made()), (all.clone(), 0));
         let mut reader = cached.clone().shuffle().open(Seed::new(4), &State::at(2, 6)).unwrap();
         assert!(reader.read().unwrap().is_some() && reader.read().unwrap().is_none());
         made();
-        // Another seed (that of the shuffle) made it anew; so does another size, and a file that was cut short.
+        // A different seed (the shuffle's) rebuilt the file. So do a different size and a truncated
+        // file.
         assert_eq!((read(&flow(7).cache_on_disk(&path), 0).unwrap(), made()), (all.clone(), 7));
         assert_eq!((read(&flow(5).cache_on_disk(&path), 0).unwrap().len(), made()), (5, 5));
         read(&flow(7).cache_on_disk(&path), 0).unwrap();
@@ -197,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_and_foreign_files_are_told() {
+    fn corrupt_and_foreign_files_are_errors() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cache");
         let flow =
@@ -214,17 +221,17 @@ mod tests {
             e.starts_with("sample 1 of epoch 0: ") && e.contains("cache") && e.contains("checksum"),
             "{e}"
         );
-        assert!(e.ends_with("remove the cache to have it made again"), "{e}");
+        assert!(e.ends_with("remove the cache file to rebuild it"), "{e}");
         assert!(reader.read().is_ok_and(|sample| sample.is_some()));
 
         fs::write(&path, b"a letter").unwrap();
         let e = read(&flow(), 0).unwrap_err();
-        assert!(e.message().contains("is no cache"), "{e}");
+        assert!(e.message().contains("not a cache"), "{e}");
         assert_eq!(fs::read(&path).unwrap(), b"a letter");
     }
 
     #[test]
-    fn a_sample_that_fails_leaves_no_file() {
+    fn failed_sample_leaves_no_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cache");
         let flow = FromFn::new(3, |i| {

@@ -1,11 +1,11 @@
-//! One dataflow after another.
+//! Concatenation of dataflows.
 
-use super::inputs::Inputs;
-use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State, replay};
+use super::input_readers::InputReaders;
+use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State, replay};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, Result};
 
-/// A pass of each of several dataflows, one after the other.
+/// Reads one pass of each input, one after the other.
 #[derive(Clone)]
 #[doc(alias = "ConcatData")]
 pub struct Concat {
@@ -13,7 +13,7 @@ pub struct Concat {
 }
 
 impl Concat {
-    /// These, in this order.
+    /// Creates the concatenation of `parts` in this order.
     pub fn new(parts: impl IntoIterator<Item = Flow>) -> Concat {
         Concat { parts: parts.into_iter().collect() }
     }
@@ -38,33 +38,34 @@ impl DataFlow for Concat {
             _ if !at.inputs.is_empty() => (at.inputs.clone(), at.index),
             Some(sizes) => {
                 let mut left = at.index;
-                // The parts before the current one have ended their pass; what lies beyond the last one is its end.
-                let mut place = |(i, &size)| {
+                // Inputs before the current one have finished their pass. A position past the end
+                // is the end of the last input.
+                let mut input_state = |(i, &size)| {
                     if left >= size && i + 1 < n {
                         left -= size;
                         return State::at(at.epoch + 1, 0);
                     }
                     State::at(at.epoch, std::mem::take(&mut left))
                 };
-                (sizes.iter().enumerate().map(&mut place).collect(), at.index)
+                (sizes.iter().enumerate().map(&mut input_state).collect(), at.index)
             }
             None => (vec![State::at(at.epoch, 0); n], 0),
         };
         if states.len() != n {
-            let why = format!("a state of {} parts does not fit a concatenation of {n}", states.len());
+            let why = format!("the state has {} inputs, but the concatenation has {n}", states.len());
             return Err(Error::argument(why));
         }
-        let inputs = Inputs::open(&self.parts, seed, &states)?;
+        let inputs = InputReaders::open(&self.parts, seed, &states)?;
         let sized = self.size().is_some();
-        replay::to(Box::new(ConcatReader { inputs, sized, at: State::at(at.epoch, begin) }), at)
+        replay::replay_to(Box::new(ConcatReader { inputs, sized, at: State::at(at.epoch, begin) }), at)
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
         let Some(sizes) = self.sizes() else { return Ok(None) };
         let mut parts = Vec::new();
         for (i, (part, size)) in self.parts.iter().zip(sizes).enumerate() {
-            let Some(lookup) = part.lookup(Inputs::seed(seed, i))? else { return Ok(None) };
-            parts.push((lookup, size));
+            let Some(indexed) = part.open_indexed(InputReaders::seed(seed, i))? else { return Ok(None) };
+            parts.push((indexed, size));
         }
         Ok(Some(Arc::new(move |epoch, index| {
             let mut index = index;
@@ -74,13 +75,13 @@ impl DataFlow for Concat {
                 }
                 index -= size;
             }
-            Err(Error::argument("a place behind the end of a concatenation"))
+            Err(Error::argument("an index past the end of a concatenation"))
         })))
     }
 }
 
 struct ConcatReader {
-    inputs: Inputs,
+    inputs: InputReaders,
     sized: bool,
     at: State,
 }
@@ -107,9 +108,9 @@ impl Reader for ConcatReader {
 
     fn state(&self) -> State {
         if self.sized {
-            self.at.with(self.inputs.states_if_needed())
+            self.at.with_inputs(self.inputs.states_if_needed())
         } else {
-            self.at.with(self.inputs.states())
+            self.at.with_inputs(self.inputs.states())
         }
     }
 }

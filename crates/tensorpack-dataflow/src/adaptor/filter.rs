@@ -1,16 +1,16 @@
-//! Some of the samples.
+//! Filtering samples.
 
-use crate::lookup::name_sample;
-use crate::stop;
+use crate::cancellation;
+use crate::indexed_reader::sample_error;
 use crate::{DataFlow, Flow, Reader, Resume, Sample, Seed, State, replay};
 use std::sync::Arc;
 use tensorpack_tensor::Result;
 
 type Function = Arc<dyn Fn(Sample) -> Result<Option<Sample>> + Send + Sync>;
 
-/// The samples a function keeps: [`DataFlow::filter`], [`DataFlow::filter_map`].
+/// The samples that a function keeps: [`DataFlow::filter`], [`DataFlow::filter_map`].
 ///
-/// Its state says where the input stands, so that it goes on without reading again what came before.
+/// The state includes that of the input, so resuming does not reread earlier samples.
 #[derive(Clone)]
 pub struct Filter {
     inner: Flow,
@@ -37,9 +37,9 @@ impl DataFlow for Filter {
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         let begin = if at.inputs.is_empty() { 0 } else { at.index };
-        let inner = self.inner.open(seed, &at.input(at.epoch, 0))?;
+        let inner = self.inner.open(seed, &at.input_or(at.epoch, 0))?;
         let reader = FilterReader { inner, function: self.function.clone(), at: State::at(at.epoch, begin) };
-        replay::to(Box::new(reader), at)
+        replay::replay_to(Box::new(reader), at)
     }
 }
 
@@ -54,11 +54,11 @@ impl FilterReader {
         loop {
             let State { epoch, index, .. } = self.inner.state();
             let Some(sample) = self.inner.read()? else { return Ok(None) };
-            let kept = (self.function)(sample).map_err(|e| name_sample(e, epoch, index))?;
+            let kept = (self.function)(sample).map_err(|e| sample_error(e, epoch, index))?;
             if kept.is_some() {
                 return Ok(kept);
             }
-            stop::check()?;
+            cancellation::check_cancelled()?;
         }
     }
 }
@@ -71,6 +71,6 @@ impl Reader for FilterReader {
     }
 
     fn state(&self) -> State {
-        self.at.with(vec![self.inner.state()])
+        self.at.with_inputs(vec![self.inner.state()])
     }
 }

@@ -1,10 +1,11 @@
-//! Passes of another length.
+//! Passes of a fixed length.
 
-use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State};
+use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// Passes of exactly so many samples, each going on where the last one stopped: [`DataFlow::fixed_size`].
+/// Passes of a fixed length, each continuing where the previous one stopped:
+/// [`DataFlow::fixed_size`].
 #[derive(Clone)]
 #[doc(alias = "FixedSizeData")]
 pub struct FixedSize {
@@ -17,8 +18,8 @@ impl FixedSize {
         FixedSize { inner: Arc::new(inner), size }
     }
 
-    /// How many samples come before, from the first pass on.
-    fn before(size: u64, epoch: u64, index: u64) -> u64 {
+    /// Returns the number of samples before a position, counted from the first pass.
+    fn samples_before(size: u64, epoch: u64, index: u64) -> u64 {
         epoch.saturating_mul(size).saturating_add(index.min(size))
     }
 }
@@ -33,16 +34,16 @@ impl DataFlow for FixedSize {
     }
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        let before = FixedSize::before(self.size, at.epoch, at.index);
+        let samples_before = FixedSize::samples_before(self.size, at.epoch, at.index);
         let (inner_at, mut missing) = match (at.inputs.first(), self.inner.size()) {
-            (Some(told), _) => (told.clone(), 0),
-            (None, Some(0)) => return Err(nothing()),
-            (None, Some(size)) => (State::at(before / size, before % size), 0),
-            (None, None) => (State::start(), before),
+            (Some(stored), _) => (stored.clone(), 0),
+            (None, Some(0)) => return Err(empty_pass_error()),
+            (None, Some(size)) => (State::at(samples_before / size, samples_before % size), 0),
+            (None, None) => (State::start(), samples_before),
         };
         let mut inner = self.inner.open(seed, &inner_at)?;
         while missing > 0 {
-            match next_of_any_pass(inner.as_mut()) {
+            match read_across_passes(inner.as_mut()) {
                 Err(e) if e.kind() == ErrorKind::Deadline => return Err(e),
                 _ => missing -= 1,
             }
@@ -51,32 +52,32 @@ impl DataFlow for FixedSize {
         Ok(Box::new(FixedReader { inner, sized: self.inner.size().is_some(), size: self.size, at }))
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
-        let Some(inner) = self.inner.lookup(seed)? else { return Ok(None) };
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
+        let Some(inner) = self.inner.open_indexed(seed)? else { return Ok(None) };
         let size = self.size;
         Ok(match self.inner.size() {
             Some(0) | None => None,
             Some(pass) => Some(Arc::new(move |epoch, index| {
-                let before = FixedSize::before(size, epoch, index);
-                inner.get(before / pass, before % pass)
+                let samples_before = FixedSize::samples_before(size, epoch, index);
+                inner.get(samples_before / pass, samples_before % pass)
             })),
         })
     }
 }
 
-/// The error of going on for ever with nothing.
-pub(crate) fn nothing() -> Error {
-    Error::new(ErrorKind::Data, "a pass without samples cannot be repeated: there is nothing to read")
+/// The error of repeating an empty pass forever.
+pub(crate) fn empty_pass_error() -> Error {
+    Error::new(ErrorKind::Data, "cannot repeat an empty pass")
 }
 
-/// The next sample, of the next pass if this one is over.
-pub(crate) fn next_of_any_pass(reader: &mut dyn Reader) -> Result<Sample> {
+/// Returns the next sample, starting the next pass if this one has ended.
+pub(crate) fn read_across_passes(reader: &mut dyn Reader) -> Result<Sample> {
     for _ in 0..2 {
         if let Some(sample) = reader.read()? {
             return Ok(sample);
         }
     }
-    Err(nothing())
+    Err(empty_pass_error())
 }
 
 struct FixedReader {
@@ -89,7 +90,7 @@ struct FixedReader {
 impl Reader for FixedReader {
     fn read(&mut self) -> Result<Option<Sample>> {
         let read = if self.at.index < self.size {
-            next_of_any_pass(self.inner.as_mut()).map(Some)
+            read_across_passes(self.inner.as_mut()).map(Some)
         } else {
             Ok(None)
         };
@@ -99,6 +100,6 @@ impl Reader for FixedReader {
 
     fn state(&self) -> State {
         let inner = self.inner.state();
-        if self.sized { self.at.over(inner) } else { self.at.with(vec![inner]) }
+        if self.sized { self.at.with_nested_input(inner) } else { self.at.with_inputs(vec![inner]) }
     }
 }

@@ -1,14 +1,14 @@
-//! A function of every sample.
+//! Applying a function to every sample.
 
-use crate::lookup::name_sample;
-use crate::{DataFlow, Draws, Flow, Lookup, Reader, Resume, Sample, Seed, State};
+use crate::indexed_reader::sample_error;
+use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, SampleRng, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, Result};
 
-/// What maps call: a sample, and random numbers of its own.
-pub(crate) type Function = Arc<dyn Fn(Sample, &mut Draws) -> Result<Sample> + Send + Sync>;
+/// The function of a map: it receives a sample and the sample's random number generator.
+pub(crate) type Function = Arc<dyn Fn(Sample, &mut SampleRng) -> Result<Sample> + Send + Sync>;
 
-/// Every sample of another dataflow through a function: [`DataFlow::map`], [`DataFlow::map_random`],
+/// Applies a function to every sample: [`DataFlow::map`], [`DataFlow::map_random`],
 /// [`DataFlow::map_component`], [`DataFlow::select`].
 #[derive(Clone)]
 #[doc(alias = "MapData")]
@@ -19,29 +19,29 @@ pub struct Map {
 }
 
 impl Map {
-    /// Of a function that draws random numbers.
+    /// Creates a map with a function that uses random numbers.
     pub(crate) fn random(
         inner: impl DataFlow + 'static,
-        function: impl Fn(Sample, &mut Draws) -> Result<Sample> + Send + Sync + 'static,
+        function: impl Fn(Sample, &mut SampleRng) -> Result<Sample> + Send + Sync + 'static,
     ) -> Map {
         Map { inner: Arc::new(inner), function: Arc::new(function), random: true }
     }
 
-    /// Of a function that draws none: the input's numbers are then the same as without it.
-    pub(crate) fn plain(
+    /// Creates a map with a function that uses no random numbers. The input keeps its seed.
+    pub(crate) fn deterministic(
         inner: impl DataFlow + 'static,
         function: impl Fn(Sample) -> Result<Sample> + Send + Sync + 'static,
     ) -> Map {
         Map { inner: Arc::new(inner), function: Arc::new(move |sample, _| function(sample)), random: false }
     }
 
-    /// Of a random function and an input that another adaptor has already.
-    pub(crate) fn of(inner: &Flow, function: &Function) -> Map {
+    /// Creates a random map from an already shared input and function.
+    pub(crate) fn from_shared(inner: &Flow, function: &Function) -> Map {
         Map { inner: inner.clone(), function: function.clone(), random: true }
     }
 
     fn input_seed(&self, seed: Seed) -> Seed {
-        if self.random { seed.of("input") } else { seed }
+        if self.random { seed.derive("input") } else { seed }
     }
 }
 
@@ -59,14 +59,15 @@ impl DataFlow for Map {
         Ok(Box::new(MapReader { inner, apply: Apply::new(&self.function, seed) }))
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
         let apply = Apply::new(&self.function, seed);
-        let Some(inner) = self.inner.lookup(self.input_seed(seed))? else { return Ok(None) };
-        Ok(Some(Arc::new(move |epoch, index| apply.to(inner.get(epoch, index)?, epoch, index))))
+        let Some(inner) = self.inner.open_indexed(self.input_seed(seed))? else { return Ok(None) };
+        Ok(Some(Arc::new(move |epoch, index| apply.call(inner.get(epoch, index)?, epoch, index))))
     }
 }
 
-/// A function with the seed it draws from. One thread or many, in order or not: the sample's place decides what it draws.
+/// A function and its seed. The random numbers depend only on the sample's position, not on threads
+/// or order.
 #[derive(Clone)]
 pub(crate) struct Apply {
     function: Function,
@@ -75,11 +76,11 @@ pub(crate) struct Apply {
 
 impl Apply {
     pub(crate) fn new(function: &Function, seed: Seed) -> Apply {
-        Apply { function: function.clone(), seed: seed.of("map") }
+        Apply { function: function.clone(), seed: seed.derive("map") }
     }
 
-    pub(crate) fn to(&self, sample: Sample, epoch: u64, index: u64) -> Result<Sample> {
-        (self.function)(sample, &mut self.seed.draws(epoch, index)).map_err(|e| name_sample(e, epoch, index))
+    pub(crate) fn call(&self, sample: Sample, epoch: u64, index: u64) -> Result<Sample> {
+        (self.function)(sample, &mut self.seed.rng(epoch, index)).map_err(|e| sample_error(e, epoch, index))
     }
 }
 
@@ -92,7 +93,7 @@ impl Reader for MapReader {
     fn read(&mut self) -> Result<Option<Sample>> {
         let State { epoch, index, .. } = self.inner.state();
         let Some(sample) = self.inner.read()? else { return Ok(None) };
-        self.apply.to(sample, epoch, index).map(Some)
+        self.apply.call(sample, epoch, index).map(Some)
     }
 
     fn state(&self) -> State {
@@ -100,10 +101,10 @@ impl Reader for MapReader {
     }
 }
 
-/// Component `index` of a sample, or an error that says what there is.
+/// Returns component `index` of a sample, or an error if it does not exist.
 pub(crate) fn component<T>(sample: &mut [T], index: usize) -> Result<&mut T> {
     let n = sample.len();
     sample.get_mut(index).ok_or_else(|| {
-        Error::argument(format!("there is no component {index} in a sample of {n} (they are counted from 0)"))
+        Error::argument(format!("component {index} is out of range for a sample of {n} components"))
     })
 }

@@ -1,30 +1,32 @@
-//! Samples of several dataflows in random turns.
+//! Random interleaving of several dataflows.
 
-use super::inputs::Inputs;
-use crate::{DataFlow, Draws, Flow, Reader, Resume, Sample, Seed, State, replay};
+use super::input_readers::InputReaders;
+use crate::{DataFlow, Flow, Reader, Resume, Sample, SampleRng, Seed, State, replay};
 use tensorpack_tensor::{Error, Result};
 
-/// Takes every sample from one of several dataflows, chosen at random with fixed probabilities. A pass ends when the
-/// chosen one has no more.
+/// Reads every sample from a randomly chosen input with fixed probabilities. A pass ends when the
+/// chosen input is exhausted.
 #[derive(Clone)]
 #[doc(alias = "RandomChooseData")]
 pub struct ChooseRandom {
     parts: Vec<Flow>,
-    chances: Vec<f64>,
+    probabilities: Vec<f64>,
 }
 
 impl ChooseRandom {
-    /// Each with its probability, which are at least 0 and sum to 1.
+    /// Creates a mixture from inputs and their probabilities, which must be non-negative and sum to
+    /// 1.
     pub fn new(parts: impl IntoIterator<Item = (Flow, f64)>) -> ChooseRandom {
-        let (parts, chances) = parts.into_iter().unzip();
-        ChooseRandom { parts, chances }
+        let (parts, probabilities) = parts.into_iter().unzip();
+        ChooseRandom { parts, probabilities }
     }
 
-    /// Each as likely as the others.
-    pub fn evenly(parts: impl IntoIterator<Item = Flow>) -> ChooseRandom {
+    /// Creates a mixture with equal probabilities.
+    #[doc(alias = "evenly")]
+    pub fn uniform(parts: impl IntoIterator<Item = Flow>) -> ChooseRandom {
         let parts: Vec<Flow> = parts.into_iter().collect();
-        let chances = vec![1.0 / parts.len() as f64; parts.len()];
-        ChooseRandom { parts, chances }
+        let probabilities = vec![1.0 / parts.len() as f64; parts.len()];
+        ChooseRandom { parts, probabilities }
     }
 }
 
@@ -34,22 +36,24 @@ impl DataFlow for ChooseRandom {
     }
 
     fn resume(&self) -> Resume {
-        slowest(&self.parts)
+        combined_resume(&self.parts)
     }
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        let sum: f64 = self.chances.iter().sum();
-        if !((sum - 1.0).abs() < 1e-9 && self.chances.iter().all(|&p| p >= 0.0)) {
-            let why =
-                format!("choose_random: probabilities {:?} are not at least 0 with a sum of 1", self.chances);
+        let sum: f64 = self.probabilities.iter().sum();
+        if !((sum - 1.0).abs() < 1e-9 && self.probabilities.iter().all(|&p| p >= 0.0)) {
+            let why = format!(
+                "ChooseRandom: probabilities {:?} must be non-negative and sum to 1",
+                self.probabilities
+            );
             return Err(Error::argument(why));
         }
-        MixtureReader::open(&self.parts, Turns::Chances(self.chances.clone()), seed, at)
+        MixtureReader::open(&self.parts, Chooser::Probabilities(self.probabilities.clone()), seed, at)
     }
 }
 
-/// All samples of several dataflows, in random turns: each keeps its own order, and all such orders are as likely as each
-/// other.
+/// Interleaves all samples of several inputs randomly. Every input keeps its order, and all
+/// interleavings are equally likely.
 #[derive(Clone)]
 #[doc(alias = "RandomMixData")]
 pub struct Mix {
@@ -57,7 +61,7 @@ pub struct Mix {
 }
 
 impl Mix {
-    /// These; the sizes of all must be known.
+    /// Creates an interleaving of `parts`, whose sizes must all be known.
     pub fn new(parts: impl IntoIterator<Item = Flow>) -> Mix {
         Mix { parts: parts.into_iter().collect() }
     }
@@ -73,129 +77,133 @@ impl DataFlow for Mix {
     }
 
     fn resume(&self) -> Resume {
-        slowest(&self.parts)
+        combined_resume(&self.parts)
     }
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         let Some(sizes) = self.sizes() else {
-            let why = "mix needs to know how many samples each of its inputs has";
-            return Err(Error::argument(why).note("choose_random takes probabilities instead"));
+            let why = "Mix: every input must have a known size";
+            return Err(Error::argument(why).note("use ChooseRandom with probabilities instead"));
         };
-        MixtureReader::open(&self.parts, Turns::Sizes(sizes), seed, at)
+        MixtureReader::open(&self.parts, Chooser::Sizes(sizes), seed, at)
     }
 }
 
-fn slowest(parts: &[Flow]) -> Resume {
+fn combined_resume(parts: &[Flow]) -> Resume {
     parts.iter().map(|p| p.resume()).max().unwrap_or(Resume::Seek)
 }
 
-/// How many samples a pass of each has, without end for some; `None` where that is not known of all.
+/// Returns the pass length of every input (`u64::MAX` if infinite), or `None` if one is unknown.
 fn sizes(parts: &[Flow], seed: Seed) -> Result<Option<Vec<u64>>> {
     let size = |(i, part): (usize, &Flow)| {
-        let endless = part.size().is_none() && part.lookup(Inputs::seed(seed, i))?.is_some();
+        let endless = part.size().is_none() && part.open_indexed(InputReaders::seed(seed, i))?.is_some();
         Ok(part.size().or(endless.then_some(u64::MAX)))
     };
     parts.iter().enumerate().map(size).collect()
 }
 
-/// How turns are drawn.
-enum Turns {
-    /// With these probabilities.
-    Chances(Vec<f64>),
-    /// In proportion to what is left of these sizes.
+/// How the next input is chosen.
+enum Chooser {
+    /// With fixed probabilities.
+    Probabilities(Vec<f64>),
+    /// In proportion to the number of remaining samples.
     Sizes(Vec<u64>),
 }
 
-impl Turns {
-    /// Whose turn it is, where `taken` have been read; `None` where all are through.
-    fn next(&self, taken: &[u64], draws: &mut Draws) -> Option<usize> {
+impl Chooser {
+    /// Chooses an input, given how many samples each has delivered. Returns `None` when all are
+    /// exhausted.
+    fn next(&self, taken: &[u64], rng: &mut SampleRng) -> Option<usize> {
         match self {
-            Turns::Chances(chances) => {
-                let mut left = draws.uniform();
-                let likely = chances.iter().rposition(|&p| p > 0.0);
-                let hit = chances.iter().position(|&p| {
+            Chooser::Probabilities(probabilities) => {
+                let mut left = rng.uniform();
+                let likely = probabilities.iter().rposition(|&p| p > 0.0);
+                let hit = probabilities.iter().position(|&p| {
                     left -= p;
                     left < 0.0
                 });
-                // Rounding may leave a sliver beyond the last.
+                // Rounding may leave a remainder beyond the last input.
                 hit.or(likely)
             }
-            Turns::Sizes(sizes) => {
+            Chooser::Sizes(sizes) => {
                 let left: Vec<u64> = sizes.iter().zip(taken).map(|(n, k)| n.saturating_sub(*k)).collect();
-                let mut place = draws.below(left.iter().sum());
+                let mut ticket = rng.below(left.iter().sum());
                 left.iter().position(|&n| {
-                    let hit = place < n;
-                    place = place.wrapping_sub(n);
+                    let hit = ticket < n;
+                    ticket = ticket.wrapping_sub(n);
                     hit
                 })
             }
         }
     }
 
-    /// Draws the turns of a pass up to `at`: how often each had one, and whether the pass ends before.
-    fn until(&self, at: &State, seed: Seed, sizes: &[u64]) -> (Vec<u64>, bool) {
+    /// Replays the choices of a pass up to `at`. Returns how often each input was chosen and
+    /// whether the pass ends before `at`.
+    fn replay(&self, at: &State, seed: Seed, sizes: &[u64]) -> (Vec<u64>, bool) {
         let mut taken = vec![0; sizes.len()];
         for index in 0..at.index {
-            let turn = self.next(&taken, &mut seed.draws(at.epoch, index));
-            let Some(turn) = turn.filter(|&turn| taken[turn] < sizes[turn]) else { return (taken, true) };
-            taken[turn] += 1;
+            let chosen = self.next(&taken, &mut seed.rng(at.epoch, index));
+            let Some(chosen) = chosen.filter(|&chosen| taken[chosen] < sizes[chosen]) else {
+                return (taken, true);
+            };
+            taken[chosen] += 1;
         }
         (taken, false)
     }
 }
 
 struct MixtureReader {
-    inputs: Inputs,
-    turns: Turns,
+    inputs: InputReaders,
+    chooser: Chooser,
     seed: Seed,
-    /// How many samples of this pass were taken of each.
+    /// Number of samples read from each input in this pass.
     taken: Vec<u64>,
-    /// The pass is over, and the parts have to be brought to the next.
+    /// The pass has ended; the inputs must be moved to the next one.
     ended: bool,
     at: State,
 }
 
 impl MixtureReader {
-    fn open(parts: &[Flow], turns: Turns, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        let (n, turn_seed) = (parts.len(), seed.of("turns"));
-        // Where they stand is told, or follows from the turns, or comes out by reading.
+    fn open(parts: &[Flow], chooser: Chooser, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
+        let (n, chooser_seed) = (parts.len(), seed.derive("turns"));
+        // The states are stored, or follow from replaying the choices, or are found by rereading.
         let (states, ended, index) = if !at.inputs.is_empty() {
             (at.inputs.clone(), false, at.index)
         } else if let Some(sizes) = sizes(parts, seed)? {
-            let (taken, ended) = turns.until(at, turn_seed, &sizes);
+            let (taken, ended) = chooser.replay(at, chooser_seed, &sizes);
             (taken.into_iter().map(|index| State::at(at.epoch, index)).collect(), ended, at.index)
         } else {
             (vec![State::at(at.epoch, 0); n], false, 0)
         };
         if states.len() != n {
-            let why = format!("a state of {} parts does not fit a mixture of {n}", states.len());
+            let why = format!("the state has {} inputs, but the mixture has {n}", states.len());
             return Err(Error::argument(why));
         }
         let reader = MixtureReader {
-            inputs: Inputs::open(parts, seed, &states)?,
-            turns,
-            seed: turn_seed,
+            inputs: InputReaders::open(parts, seed, &states)?,
+            chooser,
+            seed: chooser_seed,
             taken: states.iter().map(|s| s.index).collect(),
             ended,
             at: State::at(at.epoch, index),
         };
-        replay::to(Box::new(reader), at)
+        replay::replay_to(Box::new(reader), at)
     }
 
     fn next(&mut self) -> Result<Option<Sample>> {
         if !self.ended {
             let State { epoch, index, .. } = self.at;
-            if let Some(turn) = self.turns.next(&self.taken, &mut self.seed.draws(epoch, index)) {
-                let read = self.inputs.readers[turn].read();
-                // The part's own index: what took too long was not taken.
-                self.taken[turn] = self.inputs.readers[turn].state().index;
+            if let Some(chosen) = self.chooser.next(&self.taken, &mut self.seed.rng(epoch, index)) {
+                let read = self.inputs.readers[chosen].read();
+                // From the input's own index: a timeout reads nothing.
+                self.taken[chosen] = self.inputs.readers[chosen].state().index;
                 if let Some(sample) = read? {
                     return Ok(Some(sample));
                 }
             }
             self.ended = true;
         }
-        self.inputs.begin(self.at.epoch + 1)?;
+        self.inputs.start_epoch(self.at.epoch + 1)?;
         self.ended = false;
         self.taken.fill(0);
         Ok(None)
@@ -210,6 +218,6 @@ impl Reader for MixtureReader {
     }
 
     fn state(&self) -> State {
-        self.at.with(self.inputs.states())
+        self.at.with_inputs(self.inputs.states())
     }
 }

@@ -1,17 +1,17 @@
-//! Dataflows made of others, in the thread that reads them.
+//! Adaptors that run on the thread that reads them.
 
 pub(crate) mod map;
 mod filter;
 mod skip_errors;
 pub(crate) mod stack;
-pub(crate) mod gather;
+pub(crate) mod batch_builder;
 mod batch;
 mod batch_by_shape;
 mod permutation;
 mod shuffle;
 mod shuffle_window;
 mod shard;
-mod inputs;
+mod input_readers;
 mod take;
 mod fixed_size;
 mod repeat;

@@ -1,42 +1,43 @@
-//! Random orders without lists.
+//! Random permutations computed without a table.
 
-use crate::Draws;
+use crate::SampleRng;
 
-/// Enough rounds that also the smallest orders come out as likely as each other; the tests count them.
+/// Enough rounds for uniform permutations even of few elements; the tests measure it.
 const ROUNDS: usize = 10;
 
-/// A random order of `0..size`: where each comes from is computed, nothing is stored.
+/// A pseudo-random permutation of `0..size` that needs no memory.
 ///
-/// The numbers are written as two digits of base `b`, `b * b >= size`, and go through a Feistel network: each round adds
-/// a keyed hash of one digit to the other. What comes out at `size` or above goes through again until it is below, which
-/// keeps the map one to one.
+/// An index is split into two digits of base `b`, with `b * b >= size`, and passed through a
+/// Feistel network: each round adds a keyed hash of one digit to the other. Results of `size` or
+/// more are fed back until they fall below it (cycle walking), which keeps the map a bijection.
 #[derive(Clone, Debug)]
 pub(crate) struct Permutation {
     size: u64,
     base: u64,
     keys: [u64; ROUNDS],
-    /// 1 if the first two change places in the end. A network alone makes orders of one parity, which shows in small ones.
+    /// 1 to swap elements 0 and 1 at the end. The network alone produces permutations of one
+    /// parity, which is noticeable for small sizes.
     swap: u64,
 }
 
 impl Permutation {
-    pub(crate) fn new(size: u64, draws: &mut Draws) -> Permutation {
+    pub(crate) fn new(size: u64, rng: &mut SampleRng) -> Permutation {
         let root = size.isqrt();
         let base = if root * root < size { root + 1 } else { root };
-        let key = draws.word();
-        let keys = std::array::from_fn(|round| mix(key ^ (round as u64 + 1).wrapping_mul(GOLDEN)));
-        let swap = if size < 2 { 0 } else { draws.below(2) };
+        let key = rng.next_u64();
+        let keys = std::array::from_fn(|round| splitmix64(key ^ (round as u64 + 1).wrapping_mul(GOLDEN)));
+        let swap = if size < 2 { 0 } else { rng.below(2) };
         Permutation { size, base, keys, swap }
     }
 
-    /// What stands at `index`, which must be below the size.
+    /// Returns the element at `index`, which must be below the size.
     pub(crate) fn at(&self, index: u64) -> u64 {
         debug_assert!(index < self.size);
         let mut at = index;
         loop {
             let (mut high, mut low) = (at / self.base, at % self.base);
             for key in self.keys {
-                let shift = below(mix(low.wrapping_mul(GOLDEN) ^ key), self.base);
+                let shift = scale_to(splitmix64(low.wrapping_mul(GOLDEN) ^ key), self.base);
                 let sum = high + shift;
                 (high, low) = (low, if sum >= self.base { sum - self.base } else { sum });
             }
@@ -53,14 +54,14 @@ impl Permutation {
 
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A hash of a word (the finalizer of SplitMix64).
-fn mix(x: u64) -> u64 {
+/// The SplitMix64 finalizer.
+fn splitmix64(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
 
-fn below(word: u64, n: u64) -> u64 {
+fn scale_to(word: u64, n: u64) -> u64 {
     ((u128::from(word) * u128::from(n)) >> 64) as u64
 }
 
@@ -71,26 +72,26 @@ mod tests {
     use std::collections::HashMap;
 
     fn order(size: u64, epoch: u64) -> Vec<u64> {
-        let order = Permutation::new(size, &mut Seed::new(3).draws(epoch, 0));
+        let order = Permutation::new(size, &mut Seed::new(3).rng(epoch, 0));
         (0..size).map(|i| order.at(i)).collect()
     }
 
     #[test]
-    fn every_number_comes_once_and_orders_differ() {
+    fn permutation_is_a_bijection_that_depends_on_the_seed() {
         for size in (0..200).chain([1000, 1023, 1024, 1025, 65_537]) {
             let mut seen = order(size, 0);
             assert!(size < 20 || seen != order(size, 1));
             seen.sort_unstable();
             assert!(seen.into_iter().eq(0..size), "{size}");
         }
-        let large = Permutation::new(u64::MAX, &mut Seed::new(0).draws(0, 0));
+        let large = Permutation::new(u64::MAX, &mut Seed::new(0).rng(0, 0));
         assert!(large.at(u64::MAX - 1) < u64::MAX);
     }
 
-    /// All orders of a few numbers are as likely as each other: chi-square over 24 (120) classes stays below what one in
-    /// ten thousand exceeds.
+    /// All permutations of a few elements are equally likely: chi-square stays below its 99.99 %
+    /// quantile.
     #[test]
-    fn small_orders_are_uniform() {
+    fn small_permutations_are_uniform() {
         for (size, orders, limit) in [(3, 6.0, 25.7), (4, 24.0, 58.6), (5, 120.0, 184.0)] {
             let mut counts: HashMap<Vec<u64>, f64> = HashMap::new();
             let trials = 200 * orders as u64;
@@ -102,13 +103,13 @@ mod tests {
         }
     }
 
-    /// Where a number of a larger range ends up is uniform too, and so is the distance to its neighbour.
+    /// The image of an index in a larger range is uniform, and so is its distance to the next one.
     #[test]
-    fn places_and_neighbours_are_uniform() {
+    fn positions_and_distances_are_uniform() {
         let (size, bins, trials) = (1000, 20, 10_000);
         let (mut places, mut distances) = (vec![0.0; bins], vec![0.0; bins]);
         for epoch in 0..trials {
-            let order = Permutation::new(size, &mut Seed::new(5).draws(epoch, 0));
+            let order = Permutation::new(size, &mut Seed::new(5).rng(epoch, 0));
             let (a, b) = (order.at(417), order.at(418));
             places[(a as usize * bins) / size as usize] += 1.0;
             distances[(((b + size - a) % size) as usize * bins) / size as usize] += 1.0;

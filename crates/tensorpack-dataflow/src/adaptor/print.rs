@@ -1,11 +1,11 @@
-//! Looking at what goes by.
+//! Printing samples.
 
-use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State};
+use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::fmt::Write;
 use std::sync::Arc;
 use tensorpack_tensor::Result;
 
-/// Prints the first samples that each of its readers reads: [`DataFlow::print`].
+/// Prints the first samples each reader reads: [`DataFlow::print`].
 #[derive(Clone)]
 #[doc(alias = "PrintData")]
 pub struct Print {
@@ -32,8 +32,8 @@ impl DataFlow for Print {
         Ok(Box::new(PrintReader { inner: self.inner.open(seed, at)?, left: self.samples }))
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
-        self.inner.lookup(seed)
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
+        self.inner.open_indexed(seed)
     }
 }
 
@@ -61,7 +61,8 @@ impl Reader for PrintReader {
     }
 }
 
-/// A line for each component: its type, its sizes, and its range or its one value.
+/// Describes a sample, one line per component: dtype, shape, and the range of values or the single
+/// value.
 pub fn describe(sample: &[tensorpack_tensor::HostTensor]) -> String {
     let mut text = String::new();
     for (i, tensor) in sample.iter().enumerate() {

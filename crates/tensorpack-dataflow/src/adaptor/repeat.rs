@@ -1,13 +1,14 @@
-//! Several passes as one.
+//! Concatenation of several passes.
 
-use super::fixed_size::{next_of_any_pass, nothing};
-use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State, replay};
+use super::fixed_size::{empty_pass_error, read_across_passes};
+use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State, replay};
 use std::sync::Arc;
 use tensorpack_tensor::Result;
 
-/// So many passes of the input as one, or one without end: [`DataFlow::repeat`], [`DataFlow::repeat_forever`].
+/// Concatenates passes of the input, finitely many or infinitely many: [`DataFlow::repeat`],
+/// [`DataFlow::repeat_forever`].
 ///
-/// The passes differ as they would one by one: a shuffled input is in another order each time.
+/// The passes differ as usual: a shuffled input is in a new order in each.
 #[derive(Clone)]
 #[doc(alias = "RepeatedData")]
 pub struct Repeat {
@@ -20,8 +21,9 @@ impl Repeat {
         Repeat { inner: Arc::new(inner), times }
     }
 
-    /// The input's pass with which pass `epoch` begins. Of an endless one, pass 1 is never read, but may be opened.
-    fn first(times: Option<u64>, epoch: u64) -> u64 {
+    /// Returns the input's pass at which pass `epoch` starts. Pass 1 of an infinite repetition is
+    /// never read but may be opened.
+    fn first_epoch(times: Option<u64>, epoch: u64) -> u64 {
         epoch.saturating_mul(times.unwrap_or(1))
     }
 }
@@ -36,19 +38,19 @@ impl DataFlow for Repeat {
     }
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        let first = Repeat::first(self.times, at.epoch);
-        // No repetitions: every pass is over at once, and the input stands at the beginning.
-        let last = first + self.times.unwrap_or(u64::MAX - first).saturating_sub(1);
+        let first_epoch = Repeat::first_epoch(self.times, at.epoch);
+        // With zero repetitions every pass is empty and the input stays at its start.
+        let last = first_epoch + self.times.unwrap_or(u64::MAX - first_epoch).saturating_sub(1);
         let (inner_at, begin) = match (at.inputs.first(), self.inner.size()) {
-            (Some(told), _) => (told.clone(), at.index),
-            (None, Some(0)) if self.times.is_none() => return Err(nothing()),
+            (Some(stored), _) => (stored.clone(), at.index),
+            (None, Some(0)) if self.times.is_none() => return Err(empty_pass_error()),
             (None, Some(size)) => match at.index.checked_div(size) {
-                Some(passes) if first + passes <= last => {
-                    (State::at(first + passes, at.index % size), at.index)
+                Some(passes) if first_epoch + passes <= last => {
+                    (State::at(first_epoch + passes, at.index % size), at.index)
                 }
                 _ => (State::at(last, size), at.index),
             },
-            (None, None) => (State::at(first, 0), 0),
+            (None, None) => (State::at(first_epoch, 0), 0),
         };
         let inner = self.inner.open(seed, &inner_at)?;
         let reader = RepeatReader {
@@ -57,16 +59,16 @@ impl DataFlow for Repeat {
             sized: self.inner.size().is_some(),
             at: State::at(at.epoch, begin),
         };
-        replay::to(Box::new(reader), at)
+        replay::replay_to(Box::new(reader), at)
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
-        let Some(inner) = self.inner.lookup(seed)? else { return Ok(None) };
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
+        let Some(inner) = self.inner.open_indexed(seed)? else { return Ok(None) };
         let times = self.times;
         Ok(match self.inner.size() {
             Some(0) | None => None,
             Some(size) => Some(Arc::new(move |epoch, index: u64| {
-                inner.get(Repeat::first(times, epoch) + index / size, index % size)
+                inner.get(Repeat::first_epoch(times, epoch) + index / size, index % size)
             })),
         })
     }
@@ -81,8 +83,8 @@ struct RepeatReader {
 
 impl RepeatReader {
     fn next(&mut self) -> Result<Option<Sample>> {
-        let Some(times) = self.times else { return next_of_any_pass(self.inner.as_mut()).map(Some) };
-        let end = Repeat::first(self.times, self.at.epoch) + times;
+        let Some(times) = self.times else { return read_across_passes(self.inner.as_mut()).map(Some) };
+        let end = Repeat::first_epoch(self.times, self.at.epoch) + times;
         while self.inner.state().epoch < end {
             if let Some(sample) = self.inner.read()? {
                 return Ok(Some(sample));
@@ -101,6 +103,6 @@ impl Reader for RepeatReader {
 
     fn state(&self) -> State {
         let inner = self.inner.state();
-        if self.sized { self.at.over(inner) } else { self.at.with(vec![inner]) }
+        if self.sized { self.at.with_nested_input(inner) } else { self.at.with_inputs(vec![inner]) }
     }
 }

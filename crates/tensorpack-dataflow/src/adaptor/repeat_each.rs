@@ -1,10 +1,10 @@
-//! Every sample several times.
+//! Repeating every sample.
 
-use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State};
+use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// Every sample so many times, one after the other: [`DataFlow::repeat_each`].
+/// Repeats every sample several times in a row: [`DataFlow::repeat_each`].
 #[derive(Clone)]
 #[doc(alias = "RepeatedDataPoint")]
 pub struct RepeatEach {
@@ -19,7 +19,7 @@ impl RepeatEach {
 
     fn check(&self) -> Result<()> {
         match self.times {
-            0 => Err(Error::argument("repeat_each(0) leaves nothing: repeat at least once")),
+            0 => Err(Error::argument("repeat_each: the number of repetitions must be at least 1")),
             _ => Ok(()),
         }
     }
@@ -36,7 +36,7 @@ impl DataFlow for RepeatEach {
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         self.check()?;
-        let inner = self.inner.open(seed, &at.input(at.epoch, at.index / self.times))?;
+        let inner = self.inner.open(seed, &at.input_or(at.epoch, at.index / self.times))?;
         Ok(Box::new(EachReader {
             start: inner.state(),
             inner,
@@ -46,10 +46,10 @@ impl DataFlow for RepeatEach {
         }))
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
         self.check()?;
         let times = self.times;
-        let inner = self.inner.lookup(seed)?;
+        let inner = self.inner.open_indexed(seed)?;
         Ok(inner.map(|inner| Arc::new(move |epoch, index: u64| inner.get(epoch, index / times)) as _))
     }
 }
@@ -57,9 +57,9 @@ impl DataFlow for RepeatEach {
 struct EachReader {
     inner: Box<dyn Reader>,
     times: u64,
-    /// What is being repeated: a sample, or the error that came in its place.
+    /// The sample being repeated, or its error.
     current: Option<Result<Sample>>,
-    /// Where the input stood before it.
+    /// State of the input before that sample.
     start: State,
     at: State,
 }
@@ -87,6 +87,6 @@ impl Reader for EachReader {
     }
 
     fn state(&self) -> State {
-        self.at.over(self.start.clone())
+        self.at.with_nested_input(self.start.clone())
     }
 }

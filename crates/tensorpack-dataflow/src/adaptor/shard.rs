@@ -1,14 +1,14 @@
-//! A part of the samples, for one of several readers.
+//! Sharding.
 
-use crate::lookup::LookupReader;
-use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State};
+use crate::indexed_reader::SequentialReader;
+use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// Every `count`-th sample, from the `index`-th on: [`DataFlow::shard`].
+/// Reads every `count`-th sample starting at `index`: [`DataFlow::shard`].
 ///
-/// Together the shards `0..count` read every sample once. Their sizes differ by one where the samples cannot be split
-/// evenly; [`Shard::equal`] leaves out the last few instead.
+/// The shards `0..count` partition the samples. Their sizes differ by at most one; [`Shard::equal`]
+/// drops the last few samples instead.
 #[derive(Clone)]
 pub struct Shard {
     inner: Flow,
@@ -22,8 +22,8 @@ impl Shard {
         Shard { inner: Arc::new(inner), index, count, equal: false }
     }
 
-    /// Gives all shards the same size: up to `count - 1` samples at the end of a pass are left out. The size of the input
-    /// must be known.
+    /// Gives all shards the same size by dropping up to `count - 1` samples at the end of a pass.
+    /// The size of the input must be known.
     #[must_use]
     pub fn equal(self) -> Shard {
         Shard { equal: true, ..self }
@@ -32,17 +32,15 @@ impl Shard {
     fn check(&self) -> Result<()> {
         let Shard { index, count, equal, .. } = *self;
         if index >= count {
-            return Err(Error::argument(format!(
-                "there is no shard {index} of {count}: they are counted from 0"
-            )));
+            return Err(Error::argument(format!("shard: index {index} is out of range for {count} shards")));
         }
         if equal && self.inner.size().is_none() {
-            return Err(Error::argument("equal shards need an input of known size"));
+            return Err(Error::argument("shard: equal() needs an input with a known size"));
         }
         Ok(())
     }
 
-    fn place(&self, index: u64) -> u64 {
+    fn input_index(&self, index: u64) -> u64 {
         index.saturating_mul(self.count).saturating_add(self.index)
     }
 }
@@ -60,11 +58,11 @@ impl DataFlow for Shard {
     }
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        if let Some(lookup) = self.lookup(seed)?.filter(|_| self.size().is_some()) {
-            return Ok(LookupReader::open(lookup, self.size(), at));
+        if let Some(indexed) = self.open_indexed(seed)?.filter(|_| self.size().is_some()) {
+            return Ok(SequentialReader::open(indexed, self.size(), at));
         }
-        let place = self.place(at.index) - self.index;
-        let inner = self.inner.open(seed, &at.input(at.epoch, place))?;
+        let input_index = self.input_index(at.index) - self.index;
+        let inner = self.inner.open(seed, &at.input_or(at.epoch, input_index))?;
         Ok(Box::new(ShardReader {
             inner,
             shard: self.clone(),
@@ -73,15 +71,15 @@ impl DataFlow for Shard {
         }))
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
         self.check()?;
         let shard = self.clone();
-        let inner = self.inner.lookup(seed)?;
-        Ok(inner.map(|inner| Arc::new(move |epoch, index| inner.get(epoch, shard.place(index))) as _))
+        let inner = self.inner.open_indexed(seed)?;
+        Ok(inner.map(|inner| Arc::new(move |epoch, index| inner.get(epoch, shard.input_index(index))) as _))
     }
 }
 
-/// Reads an input that cannot seek, and leaves out what belongs to the other shards.
+/// Reads a sequential input and skips the samples of other shards.
 struct ShardReader {
     inner: Box<dyn Reader>,
     shard: Shard,
@@ -91,14 +89,14 @@ struct ShardReader {
 
 impl ShardReader {
     fn next(&mut self) -> Result<Option<Sample>> {
-        let wanted = self.shard.place(self.at.index);
-        let over = self.size.is_some_and(|size| self.at.index >= size);
+        let wanted = self.shard.input_index(self.at.index);
+        let ended = self.size.is_some_and(|size| self.at.index >= size);
         while self.inner.state().epoch == self.at.epoch {
-            let ours = self.inner.state().index == wanted && !over;
+            let is_ours = self.inner.state().index == wanted && !ended;
             match self.inner.read() {
-                Err(e) if ours || e.kind() == ErrorKind::Deadline => return Err(e),
-                Ok(Some(sample)) if ours => return Ok(Some(sample)),
-                // Another shard's, or the end of the pass.
+                Err(e) if is_ours || e.kind() == ErrorKind::Deadline => return Err(e),
+                Ok(Some(sample)) if is_ours => return Ok(Some(sample)),
+                // A sample of another shard, or the end of the pass.
                 _ => {}
             }
         }
@@ -114,6 +112,6 @@ impl Reader for ShardReader {
     }
 
     fn state(&self) -> State {
-        self.at.over(self.inner.state())
+        self.at.with_nested_input(self.inner.state())
     }
 }

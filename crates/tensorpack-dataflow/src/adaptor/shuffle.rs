@@ -1,12 +1,12 @@
-//! All samples in random order.
+//! Full shuffling.
 
 use super::permutation::Permutation;
-use crate::lookup::LookupReader;
-use crate::{DataFlow, Flow, Lookup, Reader, Resume, Seed, State};
+use crate::indexed_reader::SequentialReader;
+use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// The samples of a pass in random order, a new one in every pass: [`DataFlow::shuffle`].
+/// Reads the samples of every pass in a new random order: [`DataFlow::shuffle`].
 #[derive(Clone)]
 pub struct Shuffle {
     inner: Flow,
@@ -17,16 +17,16 @@ impl Shuffle {
         Shuffle { inner: Arc::new(inner) }
     }
 
-    fn places(&self, seed: Seed) -> Result<Arc<dyn Lookup>> {
-        let inner = self.inner.lookup(seed.of("input"))?;
+    fn permuted(&self, seed: Seed) -> Result<Arc<dyn IndexedReader>> {
+        let inner = self.inner.open_indexed(seed.derive("input"))?;
         let (Some(inner), Some(size)) = (inner, self.inner.size()) else {
-            let why = "shuffle takes samples from anywhere, but its input can only be read in order";
-            let what = "use shuffle_window(n), or shuffle before the adaptor that reads in order, or cache() its results";
+            let why = "shuffle needs random access, but its input can only be read in order";
+            let what = "use shuffle_window(n), shuffle before the sequential adaptor, or cache() its output";
             return Err(Error::new(ErrorKind::Unsupported, why).note(what));
         };
-        let seed = seed.of("shuffle");
+        let seed = seed.derive("shuffle");
         Ok(Arc::new(move |epoch, index| {
-            inner.get(epoch, Permutation::new(size, &mut seed.draws(epoch, 0)).at(index))
+            inner.get(epoch, Permutation::new(size, &mut seed.rng(epoch, 0)).at(index))
         }))
     }
 }
@@ -41,10 +41,10 @@ impl DataFlow for Shuffle {
     }
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        Ok(LookupReader::open(self.places(seed)?, self.size(), at))
+        Ok(SequentialReader::open(self.permuted(seed)?, self.size(), at))
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
-        self.places(seed).map(Some)
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
+        self.permuted(seed).map(Some)
     }
 }

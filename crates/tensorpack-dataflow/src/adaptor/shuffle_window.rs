@@ -1,15 +1,15 @@
-//! Random order among neighbours.
+//! Windowed shuffling for sequential inputs.
 
 use super::permutation::Permutation;
 use crate::replay;
-use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State};
+use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// Windows of `n` consecutive samples, each in random order: [`DataFlow::shuffle_window`].
+/// Shuffles windows of consecutive samples: [`DataFlow::shuffle_window`].
 ///
-/// It reads its input in order and holds one window. Where it stands is known from the index, unlike with a buffer that
-/// samples leave at random.
+/// Reads its input in order and buffers one window. Unlike with a shuffle buffer, the index
+/// determines the position, so resuming rereads at most one window.
 #[derive(Clone)]
 #[doc(alias = "LocallyShuffleData")]
 pub struct ShuffleWindow {
@@ -24,7 +24,7 @@ impl ShuffleWindow {
 
     fn check(&self) -> Result<()> {
         match self.window {
-            0 => Err(Error::argument("shuffle_window(0): a window has at least one sample")),
+            0 => Err(Error::argument("shuffle_window: the window size must be at least 1")),
             _ => Ok(()),
         }
     }
@@ -42,29 +42,29 @@ impl DataFlow for ShuffleWindow {
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         self.check()?;
         let begin = at.index - at.index % self.window;
-        let inner = self.inner.open(seed.of("input"), &at.input(at.epoch, begin))?;
+        let inner = self.inner.open(seed.derive("input"), &at.input_or(at.epoch, begin))?;
         let reader = WindowReader {
             start: inner.state(),
             inner,
             window: self.window,
-            seed: seed.of("shuffle"),
+            seed: seed.derive("shuffle"),
             held: Vec::new(),
             order: None,
             at: State::at(at.epoch, begin),
         };
-        replay::to(Box::new(reader), at)
+        replay::replay_to(Box::new(reader), at)
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
         self.check()?;
-        let inner = self.inner.lookup(seed.of("input"))?;
+        let inner = self.inner.open_indexed(seed.derive("input"))?;
         let (Some(inner), Some(size)) = (inner, self.inner.size()) else { return Ok(None) };
-        let (window, seed) = (self.window, seed.of("shuffle"));
+        let (window, seed) = (self.window, seed.derive("shuffle"));
         Ok(Some(Arc::new(move |epoch, index| {
-            let (number, inside) = (index / window, index % window);
-            let begin = number * window;
-            let order = Permutation::new(window.min(size - begin), &mut seed.draws(epoch, number));
-            inner.get(epoch, begin + order.at(inside))
+            let (window_index, offset) = (index / window, index % window);
+            let begin = window_index * window;
+            let order = Permutation::new(window.min(size - begin), &mut seed.rng(epoch, window_index));
+            inner.get(epoch, begin + order.at(offset))
         })))
     }
 }
@@ -73,17 +73,17 @@ struct WindowReader {
     inner: Box<dyn Reader>,
     window: u64,
     seed: Seed,
-    /// Where the input stood before the window was read.
+    /// State of the input before the window was read.
     start: State,
-    /// The window as it was read; what has been given out is gone.
+    /// The samples of the window in input order; `None` once returned.
     held: Vec<Option<Result<Sample>>>,
-    /// How it is given out, once it is complete.
+    /// The order in which the window is returned, once it is complete.
     order: Option<Permutation>,
     at: State,
 }
 
 impl WindowReader {
-    /// Reads a window. What takes too long is an error, and goes on from there the next time.
+    /// Reads a window. After a timeout, the next call continues where this one stopped.
     fn fill(&mut self) -> Result<()> {
         while (self.held.len() as u64) < self.window {
             match self.inner.read() {
@@ -93,20 +93,20 @@ impl WindowReader {
                 Err(e) => self.held.push(Some(Err(e))),
             }
         }
-        let mut draws = self.seed.draws(self.at.epoch, self.at.index / self.window);
-        self.order = Some(Permutation::new(self.held.len() as u64, &mut draws));
+        let mut rng = self.seed.rng(self.at.epoch, self.at.index / self.window);
+        self.order = Some(Permutation::new(self.held.len() as u64, &mut rng));
         Ok(())
     }
 
     fn next(&mut self) -> Result<Option<Sample>> {
-        let inside = self.at.index % self.window;
+        let offset = self.at.index % self.window;
         if self.order.is_none() {
             self.fill()?;
         }
-        let order = self.order.as_ref().filter(|_| inside < self.held.len() as u64);
+        let order = self.order.as_ref().filter(|_| offset < self.held.len() as u64);
         let Some(order) = order else { return Ok(None) };
-        let place = order.at(inside) as usize;
-        self.held[place].take().transpose()
+        let position = order.at(offset) as usize;
+        self.held[position].take().transpose()
     }
 }
 
@@ -114,7 +114,7 @@ impl Reader for WindowReader {
     fn read(&mut self) -> Result<Option<Sample>> {
         let read = self.next();
         self.at.advance(&read);
-        // The last of a full window, or the end of the pass: what follows is another window.
+        // The end of a full window or of the pass: the next read starts a new window.
         if self.order.is_some() && self.at.index.is_multiple_of(self.window) {
             self.held.clear();
             self.order = None;
@@ -124,6 +124,6 @@ impl Reader for WindowReader {
     }
 
     fn state(&self) -> State {
-        self.at.over(self.start.clone())
+        self.at.with_nested_input(self.start.clone())
     }
 }

@@ -1,17 +1,18 @@
-//! Going on without the samples that fail.
+//! Skipping samples that fail.
 
-use crate::stop;
+use crate::cancellation;
 use crate::{DataFlow, Flow, Reader, Resume, Sample, Seed, State, replay};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tensorpack_tensor::{ErrorKind, Result};
 
-/// How many failures of a pass are told in full.
-const TOLD: u64 = 3;
+/// Number of errors per pass that are logged in full.
+const LOGGED_PER_PASS: u64 = 3;
 
-/// Leaves out the samples that cannot be read or made, up to a number in each pass: [`DataFlow::skip_errors`].
+/// Skips samples that fail, up to a limit per pass: [`DataFlow::skip_errors`].
 ///
-/// The first few of each pass are told on standard error, and at its end how many there were.
+/// The first few errors of each pass are printed to standard error, and their total at the end of
+/// the pass.
 #[derive(Clone)]
 #[doc(alias = "catch_exceptions")]
 pub struct SkipErrors {
@@ -25,7 +26,7 @@ impl SkipErrors {
         SkipErrors { inner: Arc::new(inner), limit, skipped: Arc::default() }
     }
 
-    /// How many samples were left out so far, by all readers.
+    /// Returns the number of samples skipped so far by all readers.
     pub fn skipped(&self) -> u64 {
         self.skipped.load(Ordering::Relaxed)
     }
@@ -42,9 +43,9 @@ impl DataFlow for SkipErrors {
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         let begin = if at.inputs.is_empty() { 0 } else { at.index };
-        let inner = self.inner.open(seed, &at.input(at.epoch, 0))?;
+        let inner = self.inner.open(seed, &at.input_or(at.epoch, 0))?;
         let reader = SkipReader { inner, flow: self.clone(), at: State::at(at.epoch, begin) };
-        replay::to(Box::new(reader), at)
+        replay::replay_to(Box::new(reader), at)
     }
 }
 
@@ -58,24 +59,24 @@ impl SkipReader {
     fn next(&mut self) -> Result<Option<Sample>> {
         let SkipErrors { limit, ref skipped, .. } = self.flow;
         loop {
-            stop::check()?;
-            // Every place of the input's pass before this one was either given or left out.
+            cancellation::check_cancelled()?;
+            // Every earlier sample of the input's pass was either returned or skipped.
             let State { epoch, index, .. } = self.inner.state();
-            let left_out = index.saturating_sub(self.at.index);
+            let skipped_so_far = index.saturating_sub(self.at.index);
             match self.inner.read() {
                 Err(e) if e.kind() == ErrorKind::Deadline => return Err(e),
-                Err(e) if left_out >= limit => {
+                Err(e) if skipped_so_far >= limit => {
                     return Err(e.note(format!("more than {limit} samples of epoch {epoch} failed")));
                 }
                 Err(e) => {
                     skipped.fetch_add(1, Ordering::Relaxed);
-                    if left_out < TOLD {
-                        eprintln!("left out: {e}");
+                    if skipped_so_far < LOGGED_PER_PASS {
+                        eprintln!("skipped: {e}");
                     }
                 }
                 Ok(None) => {
-                    if left_out > 0 {
-                        eprintln!("left out of epoch {epoch}: {left_out} that failed");
+                    if skipped_so_far > 0 {
+                        eprintln!("skipped {skipped_so_far} failed samples in epoch {epoch}");
                     }
                     return Ok(None);
                 }
@@ -93,6 +94,6 @@ impl Reader for SkipReader {
     }
 
     fn state(&self) -> State {
-        self.at.with(vec![self.inner.state()])
+        self.at.with_inputs(vec![self.inner.state()])
     }
 }

@@ -1,10 +1,10 @@
-//! Many tensors as one with an axis more.
+//! Stacking tensors along a new axis.
 
 use crate::Sample;
 use tensorpack_tensor::{DType, Element, Error, HostTensor, Result, bf16};
 
-/// Runs `$body` with `$t` the Rust type of `$dtype`.
-macro_rules! with_type {
+/// Runs `$body` with `$t` as the Rust type of `$dtype`.
+macro_rules! dispatch_dtype {
     ($dtype:expr, $t:ident => $body:expr) => {
         match $dtype {
             DType::F32 => {
@@ -39,17 +39,17 @@ macro_rules! with_type {
     };
 }
 
-/// How tensors of different sizes become one.
+/// How to stack tensors of different sizes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Fit {
-    /// They do not.
-    Equal,
-    /// Each is filled up at its ends, to the largest size on every axis, with this value.
-    Pad(f64),
+pub(crate) enum Padding {
+    /// Not at all: sizes must be equal.
+    None,
+    /// Pad at the end of every axis to the largest size with this value.
+    Constant(f64),
 }
 
-/// One sample whose components are those of `samples` along a new first axis.
-pub(crate) fn stack(samples: &[Sample], fit: Fit) -> Result<Sample> {
+/// Stacks every component of `samples` along a new first axis.
+pub(crate) fn stack(samples: &[Sample], padding: Padding) -> Result<Sample> {
     let Some(first) = samples.first() else { return Ok(Sample::new()) };
     if let Some(i) = samples.iter().position(|s| s.len() != first.len()) {
         let (n, m) = (first.len(), samples[i].len());
@@ -57,33 +57,33 @@ pub(crate) fn stack(samples: &[Sample], fit: Fit) -> Result<Sample> {
     }
     let one = |i: usize| {
         let parts: Vec<&HostTensor> = samples.iter().map(|sample| &sample[i]).collect();
-        component(&parts, fit).map_err(|e| e.within(format!("component {i}")))
+        component(&parts, padding).map_err(|e| e.within(format!("component {i}")))
     };
     (0..first.len()).map(one).collect()
 }
 
-fn component(parts: &[&HostTensor], fit: Fit) -> Result<HostTensor> {
+fn component(parts: &[&HostTensor], padding: Padding) -> Result<HostTensor> {
     let first = parts[0];
-    let fits = |part: &HostTensor| match fit {
-        Fit::Equal => part.sizes() == first.sizes(),
-        Fit::Pad(_) => part.sizes().len() == first.sizes().len(),
+    let matches = |part: &HostTensor| match padding {
+        Padding::None => part.sizes() == first.sizes(),
+        Padding::Constant(_) => part.sizes().len() == first.sizes().len(),
     };
-    if let Some(i) = parts.iter().position(|p| p.dtype() != first.dtype() || !fits(p)) {
+    if let Some(i) = parts.iter().position(|p| p.dtype() != first.dtype() || !matches(p)) {
         let (a, b) = (parts[0], parts[i]);
         let (a, b) = (format!("{}{:?}", a.dtype(), a.sizes()), format!("{}{:?}", b.dtype(), b.sizes()));
-        let what = match fit {
-            Fit::Equal => "batch_padded fills them up, batch_by_shape batches those that fit",
-            Fit::Pad(_) => "padding cannot change the type, nor the number of dimensions",
+        let what = match padding {
+            Padding::None => "use batch_padded to pad them, or batch_by_shape to group equal shapes",
+            Padding::Constant(_) => "padding cannot change the dtype or the rank",
         };
         return Err(Error::shape(format!("sample 0 of the batch is {a}, sample {i} is {b}")).note(what));
     }
-    with_type!(first.dtype(), T => match fit {
-        Fit::Equal => stacked::<T>(parts),
-        Fit::Pad(value) => padded::<T>(parts, value),
+    dispatch_dtype!(first.dtype(), T => match padding {
+        Padding::None => stack_equal::<T>(parts),
+        Padding::Constant(value) => stack_padded::<T>(parts, value),
     })
 }
 
-fn stacked<T: Element>(parts: &[&HostTensor]) -> Result<HostTensor> {
+fn stack_equal<T: Element>(parts: &[&HostTensor]) -> Result<HostTensor> {
     let mut values = Vec::with_capacity(parts.len() * parts[0].len());
     for part in parts {
         values.extend_from_slice(part.as_slice::<T>()?);
@@ -91,30 +91,30 @@ fn stacked<T: Element>(parts: &[&HostTensor]) -> Result<HostTensor> {
     HostTensor::new([&[parts.len()], parts[0].sizes()].concat(), values)
 }
 
-fn padded<T: Element>(parts: &[&HostTensor], value: f64) -> Result<HostTensor> {
+fn stack_padded<T: Element>(parts: &[&HostTensor], value: f64) -> Result<HostTensor> {
     let rank = parts[0].sizes().len();
     let largest: Vec<usize> =
         (0..rank).map(|axis| parts.iter().map(|p| p.sizes()[axis]).max().unwrap_or(0)).collect();
-    let room: usize = largest.iter().product();
+    let padded_len: usize = largest.iter().product();
     let fill = HostTensor::from_f64(T::DTYPE, [], &[value])?.as_slice::<T>()?[0];
-    let mut values = vec![fill; parts.len() * room];
-    for (part, to) in parts.iter().zip(values.chunks_mut(room.max(1))) {
-        copy(part.as_slice::<T>()?, part.sizes(), to, &largest);
+    let mut values = vec![fill; parts.len() * padded_len];
+    for (part, to) in parts.iter().zip(values.chunks_mut(padded_len.max(1))) {
+        copy_into_corner(part.as_slice::<T>()?, part.sizes(), to, &largest);
     }
     HostTensor::new([&[parts.len()], &largest[..]].concat(), values)
 }
 
 /// Copies a tensor into the corner of a larger one.
-fn copy<T: Copy>(from: &[T], sizes: &[usize], to: &mut [T], room: &[usize]) {
+fn copy_into_corner<T: Copy>(from: &[T], sizes: &[usize], to: &mut [T], padded_len: &[usize]) {
     if from.is_empty() {
         return;
     }
     match sizes {
         [] | [_] => to[..from.len()].copy_from_slice(from),
         [_, sizes @ ..] => {
-            let (step, room_step) = (sizes.iter().product(), room[1..].iter().product());
-            for (from, to) in from.chunks(step).zip(to.chunks_mut(room_step)) {
-                copy(from, sizes, to, &room[1..]);
+            let (step, padded_step) = (sizes.iter().product(), padded_len[1..].iter().product());
+            for (from, to) in from.chunks(step).zip(to.chunks_mut(padded_step)) {
+                copy_into_corner(from, sizes, to, &padded_len[1..]);
             }
         }
     }
@@ -133,29 +133,29 @@ mod tests {
         for dtype in DType::ALL {
             let one = HostTensor::from_f64(dtype, [2], &[1.0, 0.0]).unwrap();
             let two = HostTensor::from_f64(dtype, [2], &[0.0, 1.0]).unwrap();
-            let both = stack(&[vec![one], vec![two]], Fit::Equal).unwrap();
+            let both = stack(&[vec![one], vec![two]], Padding::None).unwrap();
             assert_eq!(both, [HostTensor::from_f64(dtype, [2, 2], &[1.0, 0.0, 0.0, 1.0]).unwrap()]);
         }
-        let scalars = stack(&[tensor(&[], &[3.0]), tensor(&[], &[4.0])], Fit::Equal).unwrap();
+        let scalars = stack(&[tensor(&[], &[3.0]), tensor(&[], &[4.0])], Padding::None).unwrap();
         assert_eq!(scalars, tensor(&[2], &[3.0, 4.0]));
-        assert_eq!(stack(&[tensor(&[0, 3], &[])], Fit::Equal).unwrap()[0].sizes(), [1, 0, 3]);
+        assert_eq!(stack(&[tensor(&[0, 3], &[])], Padding::None).unwrap()[0].sizes(), [1, 0, 3]);
     }
 
     #[test]
     fn padding_fills_every_axis() {
         let a = tensor(&[1, 3], &[1.0, 2.0, 3.0]);
         let b = tensor(&[2, 2], &[4.0, 5.0, 6.0, 7.0]);
-        let both = stack(&[a, b, tensor(&[0, 0], &[])], Fit::Pad(-1.0)).unwrap();
+        let both = stack(&[a, b, tensor(&[0, 0], &[])], Padding::Constant(-1.0)).unwrap();
         let rows = [1.0, 2.0, 3.0, -1.0, -1.0, -1.0, 4.0, 5.0, -1.0, 6.0, 7.0, -1.0];
         assert_eq!(both, tensor(&[3, 2, 3], &[&rows[..], &[-1.0; 6]].concat()));
-        assert_eq!(stack(&[tensor(&[0], &[])], Fit::Pad(0.0)).unwrap()[0].sizes(), [1, 0]);
+        assert_eq!(stack(&[tensor(&[0], &[])], Padding::Constant(0.0)).unwrap()[0].sizes(), [1, 0]);
     }
 
     #[test]
-    fn what_does_not_fit_is_named() {
-        let e = stack(&[tensor(&[1], &[1.0]), tensor(&[2], &[1.0, 2.0])], Fit::Equal).unwrap_err();
+    fn mismatched_samples_are_reported() {
+        let e = stack(&[tensor(&[1], &[1.0]), tensor(&[2], &[1.0, 2.0])], Padding::None).unwrap_err();
         assert_eq!(e.message(), "component 0: sample 0 of the batch is i32[1], sample 1 is i32[2]");
-        assert!(stack(&[tensor(&[1], &[1.0]), tensor(&[], &[2.0])], Fit::Pad(0.0)).is_err());
-        assert!(stack(&[tensor(&[1], &[1.0]), Sample::new()], Fit::Equal).is_err());
+        assert!(stack(&[tensor(&[1], &[1.0]), tensor(&[], &[2.0])], Padding::Constant(0.0)).is_err());
+        assert!(stack(&[tensor(&[1], &[1.0]), Sample::new()], Padding::None).is_err());
     }
 }

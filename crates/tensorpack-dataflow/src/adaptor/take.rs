@@ -1,11 +1,11 @@
 //! The first samples of every pass.
 
-use super::inputs::Inputs;
-use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State};
+use super::input_readers::InputReaders;
+use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::Result;
 
-/// At most so many samples of every pass: [`DataFlow::take`].
+/// Reads at most the first samples of every pass: [`DataFlow::take`].
 #[derive(Clone)]
 pub struct Take {
     inner: Flow,
@@ -28,19 +28,19 @@ impl DataFlow for Take {
     }
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        let inner_at = at.input(at.epoch, at.index);
-        let inner = Inputs::open(std::slice::from_ref(&self.inner), seed, &[inner_at])?;
+        let inner_at = at.input_or(at.epoch, at.index);
+        let inner = InputReaders::open(std::slice::from_ref(&self.inner), seed, &[inner_at])?;
         Ok(Box::new(TakeReader { inner, count: self.count, at: State::at(at.epoch, at.index) }))
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
-        // Without a size, others would take it for endless.
-        if self.size().is_none() { Ok(None) } else { self.inner.lookup(seed) }
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
+        // Without a size it would count as infinite.
+        if self.size().is_none() { Ok(None) } else { self.inner.open_indexed(seed) }
     }
 }
 
 struct TakeReader {
-    inner: Inputs,
+    inner: InputReaders,
     count: u64,
     at: State,
 }
@@ -50,13 +50,13 @@ impl Reader for TakeReader {
         let read = if self.at.index < self.count {
             self.inner.readers[0].read()
         } else {
-            self.inner.begin(self.at.epoch + 1).map(|()| None)
+            self.inner.start_epoch(self.at.epoch + 1).map(|()| None)
         };
         self.at.advance(&read);
         read
     }
 
     fn state(&self) -> State {
-        self.at.with(self.inner.states_if_needed())
+        self.at.with_inputs(self.inner.states_if_needed())
     }
 }

@@ -1,21 +1,21 @@
-//! How fast a dataflow is.
+//! Measuring throughput.
 
 use crate::{DataFlow, Seed, State};
 use std::fmt;
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// How long it took to read so many samples: what [`DataFlow::test_speed`] found. Prints as a sentence.
+/// The result of [`DataFlow::test_speed`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Speed {
-    /// How many samples were read.
+    /// Number of samples read.
     pub samples: u64,
-    /// How long that took, from opening the dataflow on.
+    /// Elapsed time, including opening the dataflow.
     pub time: Duration,
 }
 
 impl Speed {
-    /// Samples in a second.
+    /// Returns the throughput in samples per second.
     pub fn per_second(&self) -> f64 {
         self.samples as f64 / self.time.as_secs_f64().max(1e-9)
     }
@@ -23,11 +23,11 @@ impl Speed {
 
 impl fmt::Display for Speed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} samples in {:.3?}: {:.1} a second", self.samples, self.time, self.per_second())
+        write!(f, "{} samples in {:.3?}: {:.1} samples/s", self.samples, self.time, self.per_second())
     }
 }
 
-/// Reads `samples` of `flow`, pass after pass.
+/// Reads `samples` samples of `flow` across passes.
 pub(crate) fn measure(flow: &dyn DataFlow, samples: u64) -> Result<Speed> {
     let began = Instant::now();
     let mut reader = flow.open(Seed::new(0), &State::start())?;
@@ -35,7 +35,7 @@ pub(crate) fn measure(flow: &dyn DataFlow, samples: u64) -> Result<Speed> {
     while read < samples {
         let ended = reader.read()?.is_none();
         if ended && empty {
-            return Err(Error::new(ErrorKind::Data, "there are no samples whose speed could be measured"));
+            return Err(Error::new(ErrorKind::Data, "cannot measure the speed of an empty dataflow"));
         }
         (read, empty) = (read + u64::from(!ended), ended);
     }

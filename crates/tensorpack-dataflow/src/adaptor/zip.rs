@@ -1,12 +1,13 @@
-//! Samples side by side.
+//! Joining the components of several dataflows.
 
-use super::gather::Gather;
-use super::inputs::Inputs;
-use crate::{DataFlow, Flow, Lookup, Reader, Resume, Sample, Seed, State};
+use super::batch_builder::BatchBuilder;
+use super::input_readers::InputReaders;
+use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, Result};
 
-/// A sample of each of several dataflows as one, component after component. A pass ends with the shortest.
+/// Joins one sample of each input into one, component after component. A pass ends with the
+/// shortest input.
 #[derive(Clone)]
 #[doc(alias = "JoinData")]
 pub struct Zip {
@@ -14,7 +15,7 @@ pub struct Zip {
 }
 
 impl Zip {
-    /// These, in this order.
+    /// Creates the zip of `parts` in this order.
     pub fn new(parts: impl IntoIterator<Item = Flow>) -> Zip {
         Zip { parts: parts.into_iter().collect() }
     }
@@ -35,28 +36,27 @@ impl DataFlow for Zip {
         let bare = || vec![State::at(at.epoch, at.index); n];
         let states = if at.inputs.is_empty() { bare() } else { at.inputs.clone() };
         if n == 0 || states.len() != n {
-            let why = format!("a zip of {n} dataflows cannot go on at a state of {}", states.len());
-            return Err(
-                Error::argument(why).note("zip at least one, and as many as when the state was taken")
-            );
+            let why = format!("the state has {} inputs, but the zip has {n}", states.len());
+            return Err(Error::argument(why)
+                .note("zip at least one dataflow, and the same number as when the state was saved"));
         }
-        let inputs = Inputs::open(&self.parts, seed, &states)?;
-        let gather = Gather::new(n, false, false);
+        let inputs = InputReaders::open(&self.parts, seed, &states)?;
+        let builder = BatchBuilder::new(n, false, false);
         Ok(Box::new(ZipReader {
             start: inputs.states_if_needed(),
             inputs,
-            gather,
+            builder,
             ended: false,
             at: State::at(at.epoch, at.index),
         }))
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
         if self.size().is_none() {
             return Ok(None);
         }
-        let lookup = |(i, part): (usize, &Flow)| part.lookup(Inputs::seed(seed, i));
-        let parts: Option<Vec<_>> = self.parts.iter().enumerate().map(lookup).collect::<Result<_>>()?;
+        let indexed = |(i, part): (usize, &Flow)| part.open_indexed(InputReaders::seed(seed, i));
+        let parts: Option<Vec<_>> = self.parts.iter().enumerate().map(indexed).collect::<Result<_>>()?;
         let Some(parts) = parts else { return Ok(None) };
         Ok(Some(Arc::new(move |epoch, index| {
             let samples: Vec<Sample> = parts.iter().map(|p| p.get(epoch, index)).collect::<Result<_>>()?;
@@ -66,11 +66,11 @@ impl DataFlow for Zip {
 }
 
 struct ZipReader {
-    inputs: Inputs,
-    gather: Gather<Sample>,
-    /// Where the parts stood before the sample that is being put together, if ours does not say it.
+    inputs: InputReaders,
+    builder: BatchBuilder<Sample>,
+    /// States of the inputs before the current sample, if ours does not determine them.
     start: Vec<State>,
-    /// One part's pass is over; the others have to be brought to the next.
+    /// One input's pass has ended; the others must be moved to the next one.
     ended: bool,
     at: State,
 }
@@ -79,12 +79,12 @@ impl ZipReader {
     fn next(&mut self) -> Result<Option<Sample>> {
         if !self.ended {
             let readers = &mut self.inputs.readers;
-            match self.gather.next(|i| readers[i].read())? {
+            match self.builder.next(|i| readers[i].read())? {
                 Some(samples) => return Ok(Some(samples.concat())),
                 None => self.ended = true,
             }
         }
-        self.inputs.begin(self.at.epoch + 1)?;
+        self.inputs.start_epoch(self.at.epoch + 1)?;
         self.ended = false;
         Ok(None)
     }
@@ -94,13 +94,13 @@ impl Reader for ZipReader {
     fn read(&mut self) -> Result<Option<Sample>> {
         let read = self.next();
         self.at.advance(&read);
-        if !self.gather.is_open() && !self.ended {
+        if !self.builder.is_partial() && !self.ended {
             self.start = self.inputs.states_if_needed();
         }
         read
     }
 
     fn state(&self) -> State {
-        self.at.with(self.start.clone())
+        self.at.with_inputs(self.start.clone())
     }
 }

@@ -1,42 +1,48 @@
-//! What packages are packed in.
+//! Extracting downloaded packages.
 
-use crate::format::gzip::unpack;
-use crate::format::{Contents, Tar, Zip};
+use crate::format::gzip::decompress;
+use crate::format::{ByteSource, Tar, for_each_zip_entry};
+use std::ops::ControlFlow;
 use std::process::{Command, Stdio};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// No data set here is larger.
-const MAX: u64 = 1 << 30;
+/// Upper limit on the size of any data set.
+pub(super) const MAX_SIZE: u64 = 1 << 30;
 
-/// The only file that was fetched.
-pub(super) fn only(fetched: &[Contents]) -> Result<Contents> {
+/// Returns the single downloaded file.
+pub(super) fn single_file(fetched: &[ByteSource]) -> Result<ByteSource> {
     match fetched {
         [one] => Ok(one.clone()),
-        _ => Err(Error::new(ErrorKind::Io, format!("{} files were fetched, not one", fetched.len()))),
+        _ => Err(Error::new(ErrorKind::Io, format!("expected one downloaded file, got {}", fetched.len()))),
     }
 }
 
-/// Each file, unpacked if it is packed with gzip.
-pub(super) fn unpacked(fetched: &[Contents]) -> Result<Vec<Vec<u8>>> {
-    fetched.iter().map(|file| unpack(file.clone(), MAX)?.read_all()).collect()
+/// Reads every file, decompressing gzip.
+pub(super) fn gunzip_all(fetched: &[ByteSource]) -> Result<Vec<Vec<u8>>> {
+    fetched.iter().map(|file| decompress(file.clone(), MAX_SIZE)?.read_all()).collect()
 }
 
-/// A tar archive, packed or not.
-pub(super) fn tar(fetched: &[Contents]) -> Result<Tar> {
-    Tar::parse(unpack(only(fetched)?, MAX)?)
+/// Opens a tar archive, compressed or not.
+pub(super) fn tar(fetched: &[ByteSource]) -> Result<Tar> {
+    Tar::parse(decompress(single_file(fetched)?, MAX_SIZE)?)
 }
 
-/// The file called `name` in a zip archive.
-pub(super) fn zipped(fetched: &[Contents], name: &str) -> Result<Vec<u8>> {
-    let zip = Zip::parse(only(fetched)?)?;
-    let entry = zip.entries().iter().find(|entry| entry.name == name);
-    let entry = entry.ok_or_else(|| Error::new(ErrorKind::Io, format!("the package has no file {name}")))?;
-    zip.read(entry, MAX)
+/// Reads the entry `name` of a zip archive.
+pub(super) fn zip_entry(fetched: &[ByteSource], name: &str) -> Result<Vec<u8>> {
+    let mut found = None;
+    for_each_zip_entry(&single_file(fetched)?, |entry| {
+        if entry.name() != name {
+            return Ok(ControlFlow::Continue(()));
+        }
+        found = Some(entry.read(MAX_SIZE)?);
+        Ok(ControlFlow::Break(()))
+    })?;
+    found.ok_or_else(|| Error::new(ErrorKind::Io, format!("the package does not contain {name}")))
 }
 
-/// The files of a Debian package. Its own program opens it: where there is `apt-get`, there is `dpkg-deb`.
-pub(super) fn debian(fetched: &[Contents]) -> Result<Tar> {
-    let package = only(fetched)?;
+/// Lists the files of a Debian package with `dpkg-deb`, which is installed wherever `apt-get` is.
+pub(super) fn deb_contents(fetched: &[ByteSource]) -> Result<Tar> {
+    let package = single_file(fetched)?;
     let program = Command::new("dpkg-deb")
         .args(["--fsys-tarfile", package.name()])
         .stdin(Stdio::null())
@@ -46,5 +52,5 @@ pub(super) fn debian(fetched: &[Contents]) -> Result<Tar> {
         let why = String::from_utf8_lossy(&program.stderr).trim().to_string();
         return Err(Error::new(ErrorKind::Io, format!("dpkg-deb failed: {why}")));
     }
-    Tar::parse(Contents::memory(package.name(), program.stdout))
+    Tar::parse(ByteSource::from_bytes(package.name(), program.stdout))
 }

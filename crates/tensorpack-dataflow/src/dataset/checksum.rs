@@ -1,18 +1,18 @@
-//! Checksums that say whether a file is the one that was meant.
+//! Checksums of downloaded files.
 
 use md5::Md5;
 use sha2::{Digest, Sha256};
 
-/// A checksum, as sums are published: in hexadecimal.
+/// A published checksum in hexadecimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Checksum {
-    /// Weak against forgery, but what the authors of old data sets published.
+    /// Not collision-resistant, but what the authors of older data sets published.
     Md5(&'static str),
     Sha256(&'static str),
 }
 
 impl Checksum {
-    pub(super) fn fits(self, bytes: &[u8]) -> bool {
+    pub(super) fn matches(self, bytes: &[u8]) -> bool {
         match self {
             Checksum::Md5(sum) => hex(&Md5::digest(bytes)) == sum,
             Checksum::Sha256(sum) => hex(&Sha256::digest(bytes)) == sum,
@@ -29,10 +29,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_sums() {
-        assert!(Checksum::Md5("900150983cd24fb0d6963f7d28e17f72").fits(b"abc"));
+    fn matches_known_digests() {
+        assert!(Checksum::Md5("900150983cd24fb0d6963f7d28e17f72").matches(b"abc"));
         let sha = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert!(Checksum::Sha256(sha).fits(b"abc"));
-        assert!(!Checksum::Sha256(sha).fits(b"abd"));
+        assert!(Checksum::Sha256(sha).matches(b"abc"));
+        assert!(!Checksum::Sha256(sha).matches(b"abd"));
     }
 }

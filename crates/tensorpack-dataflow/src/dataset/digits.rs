@@ -1,27 +1,27 @@
-//! Digits drawn with random strokes: a data set that needs no file and no network.
+//! Synthetic handwritten digits that need no file and no network.
 //!
-//! Each image is a function of its index alone. The digit's lines are bent, turned, slanted, stretched and moved, drawn
-//! with a pen of random width, crossed by a stray line, and covered with noise. A linear model tells nine in ten apart; a
-//! small convnet does nearly all.
+//! Each image is a function of its index. The strokes of the digit are distorted, rotated, sheared,
+//! scaled and shifted, drawn with a pen of random width, crossed by a stray line and covered with
+//! noise. A linear model classifies nine out of ten correctly, a small convnet nearly all.
 
-use crate::{Draws, RandomAccess, Sample, Seed};
+use crate::{RandomAccess, Sample, SampleRng, Seed};
 use std::f64::consts::TAU;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// Images are as large as those of MNIST.
+/// The image size of MNIST.
 const SIDE: usize = 28;
 
-/// 12,000 training images: `[image 28x28 f32 from 0 to 1, label i32]`.
+/// Returns 12,000 training images: `[image 28x28 f32 in 0..1, label i32]`.
 pub fn train() -> Digits {
-    Digits { seed: Seed::new(0).of("train digits"), len: 12_000 }
+    Digits { seed: Seed::new(0).derive("train digits"), len: 12_000 }
 }
 
-/// 2,000 test images: `[image 28x28 f32 from 0 to 1, label i32]`.
+/// Returns 2,000 test images: `[image 28x28 f32 in 0..1, label i32]`.
 pub fn test() -> Digits {
-    Digits { seed: Seed::new(0).of("test digits"), len: 2_000 }
+    Digits { seed: Seed::new(0).derive("test digits"), len: 2_000 }
 }
 
-/// Drawn digits; labels go round from 0 to 9.
+/// Synthetic digits. Labels cycle from 0 to 9.
 #[derive(Clone, Debug)]
 pub struct Digits {
     seed: Seed,
@@ -35,19 +35,19 @@ impl RandomAccess for Digits {
 
     fn get(&self, index: u64) -> Result<Sample> {
         if index >= self.len {
-            return Err(Error::argument(format!("there is no sample {index}, of {}", self.len)));
+            return Err(Error::argument(format!("sample {index} is out of range for {} samples", self.len)));
         }
         let label = (index % 10) as usize;
-        let image = draw(&mut self.seed.draws(0, index), label);
+        let image = render(&mut self.seed.rng(0, index), label);
         Ok(vec![HostTensor::new([SIDE, SIDE], image)?, HostTensor::scalar(label as i32)])
     }
 }
 
 type Point = [f64; 2];
 
-/// A digit's lines in a box from (-1, -1), left and top, to (1, 1).
+/// Returns the strokes of a digit in a box from (-1, -1) (top left) to (1, 1).
 fn strokes(digit: usize) -> Vec<Vec<Point>> {
-    // A part of an ellipse, in turns clockwise from the right.
+    // An arc of an ellipse; angles are in turns, clockwise from the right.
     let arc = |centre: Point, radius: Point, from: f64, to: f64| -> Vec<Point> {
         let points = (24.0 * (to - from).abs()).ceil().max(2.0);
         let at = |i: f64| (from + (to - from) * i / points) * TAU;
@@ -88,35 +88,40 @@ fn strokes(digit: usize) -> Vec<Vec<Point>> {
     }
 }
 
-fn draw(draws: &mut Draws, digit: usize) -> Vec<f32> {
+fn render(rng: &mut SampleRng, digit: usize) -> Vec<f32> {
     let mut lines = strokes(digit);
-    bend(draws, &mut lines);
-    lines.push(stray(draws));
-    let width = draws.between(0.8, 1.7);
-    let ink = draws.between(0.6, 1.0);
-    let noise = draws.between(0.03, 0.14);
+    distort(rng, &mut lines);
+    lines.push(stray_line(rng));
+    let width = rng.uniform_range(0.8, 1.7);
+    let ink = rng.uniform_range(0.6, 1.0);
+    let noise = rng.uniform_range(0.03, 0.14);
     let pixel = |i: usize| {
         let at = [(i % SIDE) as f64, (i / SIDE) as f64];
         let segments = lines.iter().flat_map(|line| line.windows(2));
         let nearest = segments.map(|s| distance(at, s[0], s[1])).fold(f64::INFINITY, f64::min);
-        // Half a pixel on either side of the pen's edge is gray.
+        // Antialiased over half a pixel on either side of the pen's edge.
         let covered = (width + 0.5 - nearest).clamp(0.0, 1.0);
-        (ink * covered + noise * draws.normal()).clamp(0.0, 1.0) as f32
+        (ink * covered + noise * rng.normal()).clamp(0.0, 1.0) as f32
     };
     (0..SIDE * SIDE).map(pixel).collect()
 }
 
-/// Bends, turns, slants, stretches and moves lines out of their box into the image.
-fn bend(draws: &mut Draws, lines: &mut [Vec<Point>]) {
-    let turn = draws.between(-0.22, 0.22);
-    let slant = draws.between(-0.25, 0.25);
-    let size = draws.between(7.0, 9.5);
-    let stretch = draws.between(0.8, 1.1);
+/// Distorts the strokes and maps them from their box into the image.
+fn distort(rng: &mut SampleRng, lines: &mut [Vec<Point>]) {
+    let turn = rng.uniform_range(-0.22, 0.22);
+    let slant = rng.uniform_range(-0.25, 0.25);
+    let size = rng.uniform_range(7.0, 9.5);
+    let stretch = rng.uniform_range(0.8, 1.1);
     let middle = (SIDE as f64 - 1.0) / 2.0;
-    let centre = [middle + draws.between(-2.1, 2.1), middle + draws.between(-2.1, 2.1)];
-    // Waves across the box move neighbours alike, as an unsteady hand does.
+    let centre = [middle + rng.uniform_range(-2.1, 2.1), middle + rng.uniform_range(-2.1, 2.1)];
+    // Waves across the box displace nearby points alike, like an unsteady hand.
     let waves = [(); 2].map(|()| {
-        (draws.between(0.0, 0.13), draws.between(1.5, 3.5), draws.between(0.0, TAU), draws.between(0.0, TAU))
+        (
+            rng.uniform_range(0.0, 0.13),
+            rng.uniform_range(1.5, 3.5),
+            rng.uniform_range(0.0, TAU),
+            rng.uniform_range(0.0, TAU),
+        )
     });
     let (sin, cos) = turn.sin_cos();
     for [x, y] in lines.iter_mut().flatten() {
@@ -129,15 +134,15 @@ fn bend(draws: &mut Draws, lines: &mut [Vec<Point>]) {
     }
 }
 
-/// A short line anywhere, which is no part of the digit.
-fn stray(draws: &mut Draws) -> Vec<Point> {
+/// Returns a short line that is not part of the digit.
+fn stray_line(rng: &mut SampleRng) -> Vec<Point> {
     let side = SIDE as f64;
-    let start = [draws.between(0.0, side), draws.between(0.0, side)];
-    let (length, way) = (draws.between(2.0, 8.0), draws.between(0.0, TAU));
+    let start = [rng.uniform_range(0.0, side), rng.uniform_range(0.0, side)];
+    let (length, way) = (rng.uniform_range(2.0, 8.0), rng.uniform_range(0.0, TAU));
     vec![start, [start[0] + length * way.cos(), start[1] + length * way.sin()]]
 }
 
-/// How far a point is from a segment.
+/// Returns the distance of a point from a segment.
 fn distance([x, y]: Point, [ax, ay]: Point, [bx, by]: Point) -> f64 {
     let (dx, dy) = (bx - ax, by - ay);
     let length = dx * dx + dy * dy;
@@ -150,20 +155,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_is_a_function_of_its_index() {
+    fn image_is_a_function_of_its_index() {
         let (a, b) = (train(), train());
         assert_eq!(a.get(4321).unwrap(), b.get(4321).unwrap());
         assert_ne!(a.get(4321).unwrap(), a.get(4331).unwrap());
         assert_ne!(a.get(7).unwrap(), test().get(7).unwrap());
         assert_eq!(a.get(4321).unwrap()[1], HostTensor::scalar(1i32));
         assert!(a.get(12_000).is_err());
-        // Trained models are compared across machines and versions: the pixels must not change.
+        // Trained models are compared across machines and versions, so the pixels must not change.
         let sum: f64 = (0..10).map(|i| a.get(i).unwrap()[0].to_f64_vec().iter().sum::<f64>()).sum();
         assert!((sum - 1245.940834).abs() < 1e-3, "{sum}");
     }
 
     #[test]
-    fn the_distance_to_a_segment() {
+    fn distance_to_a_segment() {
         assert_eq!(distance([0.0, 2.0], [-1.0, 0.0], [1.0, 0.0]), 2.0);
         assert_eq!(distance([4.0, 4.0], [-1.0, 0.0], [1.0, 0.0]), 5.0);
         assert_eq!(distance([3.0, 4.0], [0.0, 0.0], [0.0, 0.0]), 5.0);

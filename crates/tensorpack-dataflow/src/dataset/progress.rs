@@ -1,13 +1,13 @@
-//! What a user sees while something takes long.
+//! Progress of a long-running task.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// Says on stderr how far something is, if it takes longer than a moment: in one line on a terminal, in a line now and
-/// then elsewhere.
+/// Reports progress on standard error if a task takes more than a moment: one updating line on a
+/// terminal, occasional lines otherwise.
 pub(super) struct Progress {
     what: String,
-    /// What there will be in the end, where that is known.
+    /// Expected number of bytes, if known.
     total: Option<u64>,
     started: Instant,
     shown: Option<Instant>,
@@ -20,7 +20,7 @@ impl Progress {
         Progress { what: what.into(), total, started: Instant::now(), shown: None, terminal }
     }
 
-    /// So many bytes are there by now.
+    /// Reports the number of bytes done so far.
     pub(super) fn at(&mut self, bytes: u64) {
         let now = Instant::now();
         if !self.due(now) {
@@ -28,7 +28,7 @@ impl Progress {
         }
         self.shown = Some(now);
         let line = line(&self.what, bytes, self.total, now - self.started);
-        // Who cannot be told is not to be stopped.
+        // Progress is best effort; ignore write errors.
         let _ = match self.terminal {
             true => write!(std::io::stderr(), "\r{line}\x1b[K"),
             false => writeln!(std::io::stderr(), "{line}"),
@@ -63,7 +63,7 @@ fn line(what: &str, bytes: u64, total: Option<u64>, time: Duration) -> String {
         (0, None) => format!("{what}: {seconds} s"),
         (_, None) => format!("{what}: {:.1} MB, {seconds} s", megabytes(bytes)),
         (_, Some(total)) => {
-            // What a total leaves out, such as what is written twice, is not to make the bar longer.
+            // The count may exceed the total, for example if data is written twice.
             let done = (WIDTH as f64 * (bytes as f64 / total.max(1) as f64).min(1.0)) as usize;
             let bar = "=".repeat(done);
             let (there, all) = (megabytes(bytes.min(total)), megabytes(total));
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_quick_is_not_mentioned() {
+    fn short_tasks_print_nothing() {
         let mut progress = Progress::new("x", None);
         progress.terminal = false;
         let start = progress.started;

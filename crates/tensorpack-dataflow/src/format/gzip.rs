@@ -1,32 +1,36 @@
-//! Files packed with gzip.
+//! Gzip decompression with a size limit.
 
-use super::Contents;
+use super::ByteSource;
 use flate2::read::MultiGzDecoder;
 use std::io::{BufReader, Read};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// How much a packed file may hold unless a caller says otherwise: 4 GiB.
-pub const MAX_UNPACKED: u64 = 1 << 32;
+/// The default limit on decompressed data: 4 GiB.
+#[doc(alias = "MAX_UNPACKED")]
+pub const MAX_DECOMPRESSED: u64 = 1 << 32;
 
-/// What a file holds: unpacked if it is a gzip file, as it is otherwise. One that unpacks to more than `max` bytes is
-/// refused, and no more than that is ever kept.
-pub fn unpack(contents: Contents, max: u64) -> Result<Contents> {
-    let magic = contents.read(0, contents.len().min(2))?;
+/// Decompresses a gzip file; other files are returned unchanged.
+///
+/// A file that decompresses to more than `max` bytes is an error, and no more than that is ever
+/// held in memory.
+#[doc(alias = "unpack")]
+pub fn decompress(source: ByteSource, max: u64) -> Result<ByteSource> {
+    let magic = source.read(0, source.len().min(2))?;
     if magic != [0x1f, 0x8b] {
-        return Ok(contents);
+        return Ok(source);
     }
-    let packed = BufReader::with_capacity(1 << 16, contents.reader_at(0));
+    let compressed = BufReader::with_capacity(1 << 16, source.reader_at(0));
     let mut bytes = Vec::new();
-    let unpacked = MultiGzDecoder::new(packed).take(max.saturating_add(1)).read_to_end(&mut bytes);
-    unpacked.map_err(|e| {
-        Error::new(ErrorKind::Data, format!("{} cannot be unpacked: {e}", contents.name()))
-            .note("it is damaged or cut short: fetch or make it again")
+    let decompressed = MultiGzDecoder::new(compressed).take(max.saturating_add(1)).read_to_end(&mut bytes);
+    decompressed.map_err(|e| {
+        Error::new(ErrorKind::Data, format!("cannot decompress {}: {e}", source.name()))
+            .note("the file is corrupt or truncated; download or create it again")
     })?;
     if bytes.len() as u64 > max {
-        let why = format!("{} unpacks to more than the {max} bytes that are allowed", contents.name());
-        return Err(Error::new(ErrorKind::Memory, why).note("unpack it with gunzip, and read the result"));
+        let why = format!("{} decompresses to more than the limit of {max} bytes", source.name());
+        return Err(Error::new(ErrorKind::Memory, why).note("decompress it with gunzip and read the result"));
     }
-    Ok(Contents::memory(contents.name(), bytes))
+    Ok(ByteSource::from_bytes(source.name(), bytes))
 }
 
 #[cfg(test)]
@@ -35,33 +39,33 @@ mod tests {
     use flate2::{Compression, write::GzEncoder};
     use std::io::Write;
 
-    fn pack(bytes: &[u8]) -> Vec<u8> {
-        let mut packer = GzEncoder::new(Vec::new(), Compression::best());
-        packer.write_all(bytes).unwrap();
-        packer.finish().unwrap()
+    fn compress(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
     }
 
     #[test]
-    fn unpacks_all_members_and_passes_plain_files_on() {
-        let two = [pack(b"one "), pack(b"two")].concat();
-        let unpacked = unpack(Contents::memory("x.gz", two), 7).unwrap();
-        assert_eq!(unpacked.read_all().unwrap(), b"one two");
-        let plain = unpack(Contents::memory("x", b"plain".to_vec()), 0).unwrap();
+    fn decompresses_all_members_and_passes_plain_files_through() {
+        let two = [compress(b"one "), compress(b"two")].concat();
+        let decompressed = decompress(ByteSource::from_bytes("x.gz", two), 7).unwrap();
+        assert_eq!(decompressed.read_all().unwrap(), b"one two");
+        let plain = decompress(ByteSource::from_bytes("x", b"plain".to_vec()), 0).unwrap();
         assert_eq!(plain.read_all().unwrap(), b"plain");
     }
 
     #[test]
-    fn refuses_bombs_and_damage() {
-        let bomb = pack(&vec![0; 1 << 20]);
-        let e = unpack(Contents::memory("bomb.gz", bomb.clone()), 1 << 10).unwrap_err();
-        assert_eq!(e.message(), "bomb.gz unpacks to more than the 1024 bytes that are allowed");
+    fn rejects_bombs_and_corrupt_data() {
+        let bomb = compress(&vec![0; 1 << 20]);
+        let e = decompress(ByteSource::from_bytes("bomb.gz", bomb.clone()), 1 << 10).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Memory);
         for cut in [3, bomb.len() / 2, bomb.len() - 1] {
             let cut = bomb[..cut].to_vec();
-            assert!(unpack(Contents::memory("cut.gz", cut), MAX_UNPACKED).is_err());
+            assert!(decompress(ByteSource::from_bytes("cut.gz", cut), MAX_DECOMPRESSED).is_err());
         }
         let mut flipped = bomb;
         let crc = flipped.len() - 8;
         flipped[crc] ^= 1;
-        assert!(unpack(Contents::memory("flipped.gz", flipped), MAX_UNPACKED).is_err());
+        assert!(decompress(ByteSource::from_bytes("flipped.gz", flipped), MAX_DECOMPRESSED).is_err());
     }
 }

@@ -1,32 +1,32 @@
-//! The folders of ImageNet (ILSVRC 2012), as they are unpacked.
+//! The directory layout of ImageNet (ILSVRC 2012).
 //!
 //! ```text
 //! ROOT/train/n01440764/n01440764_18.JPEG
-//! ROOT/val/n01440764/ILSVRC2012_val_00000293.JPEG    folders, as for training
-//! ROOT/val/ILSVRC2012_val_00000293.JPEG              or no folders, and ROOT/val.txt: a name and a label a line
+//! ROOT/val/n01440764/ILSVRC2012_val_00000293.JPEG    a folder per class, as for training
+//! ROOT/val/ILSVRC2012_val_00000293.JPEG              or flat, with names and labels in ROOT/val.txt
 //! ```
 //!
-//! Labels are 0 to 999, in the order of the synsets' names: Caffe's order, and everyone's since.
+//! Labels are 0 to 999 in the order of the synset names, as in Caffe.
 
-use super::labelled_files::LabelledFiles;
+use super::image_folder::ImageFolder;
 use std::path::Path;
 use tensorpack_tensor::{Error, Result};
 
-/// The training images below `root`: `[the file's bytes, label i32]`.
+/// Opens the training images below `root`: `[file contents u8, label i32]`.
 #[doc(alias = "ILSVRC12")]
-pub fn train(root: impl AsRef<Path>) -> Result<LabelledFiles> {
-    LabelledFiles::folders(root.as_ref().join("train"))
+pub fn train(root: impl AsRef<Path>) -> Result<ImageFolder> {
+    ImageFolder::open(root.as_ref().join("train"))
 }
 
-/// The validation images below `root`: `[the file's bytes, label i32]`.
+/// Opens the validation images below `root`: `[file contents u8, label i32]`.
 #[doc(alias = "ILSVRC12")]
-pub fn val(root: impl AsRef<Path>) -> Result<LabelledFiles> {
+pub fn val(root: impl AsRef<Path>) -> Result<ImageFolder> {
     let (folder, list) = (root.as_ref().join("val"), root.as_ref().join("val.txt"));
     if list.is_file() {
-        return LabelledFiles::list(folder, list);
+        return ImageFolder::from_list(folder, list);
     }
-    LabelledFiles::folders(&folder).map_err(|e| {
-        let why = format!("{} has neither a folder for each class nor {}", folder.display(), list.display());
+    ImageFolder::open(&folder).map_err(|e| {
+        let why = format!("{} has no class folders, and {} does not exist", folder.display(), list.display());
         Error::argument(why).note(e.message())
     })
 }
@@ -37,7 +37,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn validation_images_in_folders_or_with_a_list() {
+    fn validation_images_in_folders_or_with_val_txt() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         for folder in ["train/n02", "train/n01", "val"] {

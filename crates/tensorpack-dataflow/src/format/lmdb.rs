@@ -1,10 +1,11 @@
-//! LMDB, a database in one file (cargo feature `lmdb`).
+//! LMDB databases (cargo feature `lmdb`).
 //!
-//! Its C library maps the file into memory and trusts it: read files that you or people you trust have made.
+//! The C library maps the file into memory without validating it. Only open files from sources you
+//! trust.
 
 use super::RandomAccess;
-use super::index::checked;
-use super::serialized::{Serialized, decode, encode, one_pass};
+use super::check_index::check_index;
+use super::serialized::{Serialized, decode, encode, for_each_sample};
 use crate::{DataFlow, Sample};
 use heed::types::Bytes;
 use heed::{Database, Env, EnvFlags, EnvOpenOptions, MdbError, RoTxn, WithoutTls};
@@ -13,12 +14,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// The key under which [`save`] keeps the list of all others.
+/// The key of the key list that [`save`] writes.
 const KEYS: &[u8] = b"__keys__";
-/// A transaction holds about so many bytes.
+/// Approximate size of a write transaction in bytes.
 const BATCH: usize = 1 << 24;
 
-/// The entries of a database. A sample is `[key, value]`, both bytes.
+/// The entries of a database. A sample is `[key, value]`, both u8.
 #[derive(Clone)]
 #[doc(alias = "LMDBData")]
 pub struct Lmdb {
@@ -28,17 +29,19 @@ pub struct Lmdb {
 }
 
 impl Lmdb {
-    /// The entries of the database at `path`: a file, or a folder with `data.mdb`. Their order is that of the list kept
-    /// under `__keys__` if [`save`] wrote it, else that of the keys, for which all are read once.
+    /// Opens the database at `path`, a file or a directory with `data.mdb`.
+    ///
+    /// Entries are in the order of the list under `__keys__` if [`save`] wrote it. Otherwise they
+    /// are in key order, which takes one scan of the database.
     pub fn open(path: impl AsRef<Path>) -> Result<Lmdb> {
         let path = path.as_ref();
-        let within = |e| failed(e, path);
+        let within = |e| lmdb_error(e, path);
         let env = shared_env(path)?;
         let keys = list_keys(&env).map_err(within)?;
         Ok(Lmdb { env, name: path.display().to_string(), keys: keys.into() })
     }
 
-    /// The keys.
+    /// Returns the keys.
     pub fn keys(&self) -> &[Box<[u8]>] {
         &self.keys
     }
@@ -50,36 +53,36 @@ impl RandomAccess for Lmdb {
     }
 
     fn get(&self, index: u64) -> Result<Sample> {
-        let key = &self.keys[checked(index, self.keys.len())?];
+        let key = &self.keys[check_index(index, self.keys.len())?];
         let value = (|| {
             let txn = self.env.read_txn()?;
             let value = entries(&self.env, &txn)?.map(|db| db.get(&txn, key).map(|v| v.map(<[u8]>::to_vec)));
             Ok(value.transpose()?.flatten())
         })();
-        let value = value.map_err(|e| failed(e, Path::new(&self.name)))?.ok_or_else(|| {
-            let why = format!("{}: there is no entry with key {}", self.name, key.escape_ascii());
+        let value = value.map_err(|e| lmdb_error(e, Path::new(&self.name)))?.ok_or_else(|| {
+            let why = format!("{}: no entry with key {}", self.name, key.escape_ascii());
             Error::new(ErrorKind::Data, why)
         })?;
         Ok(vec![HostTensor::new([key.len()], key.to_vec())?, HostTensor::new([value.len()], value)?])
     }
 }
 
-/// Saves one pass of a dataflow to a new database, in one file: keys are the samples' indices with 8 digits. Returns how
-/// many there were.
+/// Saves one pass of a dataflow to a new single-file database and returns the number of samples.
+/// Keys are eight-digit sample indices.
 #[doc(alias = "LMDBSerializer")]
 pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
     let path = path.as_ref();
     if path.exists() {
-        let why = format!("{} exists, and is not overwritten", path.display());
-        return Err(Error::argument(why).note("remove it first, or choose another name"));
+        let why = format!("{} already exists and is not overwritten", path.display());
+        return Err(Error::argument(why).note("remove it, or choose another path"));
     }
-    let partial = Partial::of(path);
-    let within = |e| failed(e, path);
-    // Nobody else sees the file before it has its name: no lock. It is synced once, at the end.
+    let partial = PartialFile::of(path);
+    let within = |e| lmdb_error(e, path);
+    // No lock: nobody else sees the file before it is renamed. It is synced once, at the end.
     let env = open_env(&partial.0, EnvFlags::NO_LOCK | EnvFlags::NO_SYNC, BATCH).map_err(within)?;
     let (mut batch, mut bytes) = (Vec::new(), 0);
     let (mut keys, mut ends) = (Vec::<u8>::new(), Vec::new());
-    let count = one_pass(flow, |sample| {
+    let count = for_each_sample(flow, |sample| {
         let key = format!("{:08}", ends.len()).into_bytes();
         keys.extend(&key);
         ends.push(keys.len() as i64);
@@ -87,48 +90,49 @@ pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
         bytes += value.len();
         batch.push((key, value));
         if bytes > BATCH {
-            put_all(&env, &batch).map_err(within)?;
+            write_batch(&env, &batch).map_err(within)?;
             (batch, bytes) = (Vec::new(), 0);
         }
         Ok(())
     })?;
     let list = [HostTensor::new([keys.len()], keys)?, HostTensor::new([ends.len()], ends)?];
     batch.push((KEYS.to_vec(), encode(&list)?));
-    put_all(&env, &batch).and_then(|()| env.force_sync()).map_err(within)?;
+    write_batch(&env, &batch).and_then(|()| env.force_sync()).map_err(within)?;
     env.prepare_for_closing().wait();
     fs::rename(&partial.0, path).map_err(|e| Error::from(e).within(path.display()))?;
     Ok(count)
 }
 
-/// The samples that [`save`] saved.
+/// Opens samples written by [`save`].
 pub fn load(path: impl AsRef<Path>) -> Result<Serialized<Lmdb>> {
     let records = Lmdb::open(path)?;
     let name = records.name.clone();
     Ok(Serialized::new(records, name))
 }
 
-/// A file that is removed if it still has its temporary name.
-struct Partial(PathBuf);
+/// A temporary file that is removed on drop unless it has been renamed.
+struct PartialFile(PathBuf);
 
-impl Partial {
-    fn of(path: &Path) -> Partial {
+impl PartialFile {
+    fn of(path: &Path) -> PartialFile {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        Partial(path.with_file_name(format!(".{name}.{}.partial", std::process::id())))
+        PartialFile(path.with_file_name(format!(".{name}.{}.partial", std::process::id())))
     }
 }
 
-impl Drop for Partial {
+impl Drop for PartialFile {
     fn drop(&mut self) {
-        // After `save` there is none; and an error here could help nobody.
+        // After `save` there is no such file, and an error in a destructor helps nobody.
         let _ = fs::remove_file(&self.0);
     }
 }
 
-/// The database at `path`, opened for reading. The library allows a process to open it once: all readers share it.
+/// Opens a database for reading. LMDB allows one environment per process and file, so readers share
+/// it.
 fn shared_env(path: &Path) -> Result<Arc<Env<WithoutTls>>> {
     static OPEN: Mutex<Vec<(PathBuf, Weak<Env<WithoutTls>>)>> = Mutex::new(Vec::new());
     let io = |e| Error::from(e).within(path.display());
-    let file = file_in(path).canonicalize().map_err(io)?;
+    let file = data_file(path).canonicalize().map_err(io)?;
     let size = fs::metadata(&file).map_err(io)?.len();
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     open.retain(|(_, env)| env.strong_count() > 0);
@@ -136,18 +140,18 @@ fn shared_env(path: &Path) -> Result<Arc<Env<WithoutTls>>> {
         return Ok(env);
     }
     let env = open_env(path, EnvFlags::READ_ONLY | EnvFlags::NO_LOCK, size as usize);
-    let env = Arc::new(env.map_err(|e| failed(e, path))?);
+    let env = Arc::new(env.map_err(|e| lmdb_error(e, path))?);
     open.push((file, Arc::downgrade(&env)));
     Ok(env)
 }
 
 fn open_env(path: &Path, flags: EnvFlags, size: usize) -> heed::Result<Env<WithoutTls>> {
     let flags = if path.is_dir() { flags } else { flags | EnvFlags::NO_SUB_DIR };
-    // A map is a whole number of pages, of up to 64 KiB.
+    // The map size must be a multiple of the page size, which is at most 64 KiB.
     let size = size.next_multiple_of(1 << 16).max(1 << 20);
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
-    // SAFETY: a file that is read is not to be changed meanwhile, as the documentation says; one that is written has a
-    // name that only this process knows.
+    // SAFETY: a file opened for reading must not be modified meanwhile, as the module documentation
+    // requires; a file opened for writing has a temporary name private to this process.
     unsafe { options.flags(flags).map_size(size).open(path) }
 }
 
@@ -158,7 +162,7 @@ fn entries(env: &Env<WithoutTls>, txn: &RoTxn<'_>) -> heed::Result<Option<Databa
 fn list_keys(env: &Env<WithoutTls>) -> heed::Result<Vec<Box<[u8]>>> {
     let txn = env.read_txn()?;
     let Some(db) = entries(env, &txn)? else { return Ok(Vec::new()) };
-    // Other programs keep a list there in a form of their own: as good as none.
+    // Other programs store a list in their own format there; ignore it.
     if let Some(keys) = db.get(&txn, KEYS)?.and_then(parse_keys) {
         return Ok(keys);
     }
@@ -166,7 +170,7 @@ fn list_keys(env: &Env<WithoutTls>) -> heed::Result<Vec<Box<[u8]>>> {
     keys.filter(|key| !matches!(key, Ok(KEYS))).map(|key| key.map(Box::from)).collect()
 }
 
-/// The list under `__keys__`: a sample of all keys, one behind the other, and of where each ends.
+/// Parses the list under `__keys__`: a sample of the concatenated keys and their end offsets.
 fn parse_keys(list: &[u8]) -> Option<Vec<Box<[u8]>>> {
     let list = decode(list).ok()?;
     let [keys, ends] = &list[..] else { return None };
@@ -181,8 +185,8 @@ fn parse_keys(list: &[u8]) -> Option<Vec<Box<[u8]>>> {
     ends.iter().map(key).collect()
 }
 
-/// Writes a batch in one transaction, and makes room for it.
-fn put_all(env: &Env<WithoutTls>, batch: &[(Vec<u8>, Vec<u8>)]) -> heed::Result<()> {
+/// Writes a batch in one transaction, growing the map as needed.
+fn write_batch(env: &Env<WithoutTls>, batch: &[(Vec<u8>, Vec<u8>)]) -> heed::Result<()> {
     loop {
         let written = (|| {
             let mut txn = env.write_txn()?;
@@ -192,7 +196,7 @@ fn put_all(env: &Env<WithoutTls>, batch: &[(Vec<u8>, Vec<u8>)]) -> heed::Result<
         })();
         match written {
             Err(heed::Error::Mdb(MdbError::MapFull)) => {
-                // SAFETY: the transaction that failed is over, and there is no other.
+                // SAFETY: the failed transaction has ended, and no other one is open.
                 unsafe { env.resize(2 * env.info().map_size)? }
             }
             other => return other,
@@ -200,11 +204,11 @@ fn put_all(env: &Env<WithoutTls>, batch: &[(Vec<u8>, Vec<u8>)]) -> heed::Result<
     }
 }
 
-fn file_in(path: &Path) -> PathBuf {
+fn data_file(path: &Path) -> PathBuf {
     if path.is_dir() { path.join("data.mdb") } else { path.to_path_buf() }
 }
 
-fn failed(error: heed::Error, path: &Path) -> Error {
+fn lmdb_error(error: heed::Error, path: &Path) -> Error {
     Error::new(ErrorKind::Io, format!("{}: LMDB: {error}", path.display()))
 }
 
@@ -215,12 +219,12 @@ mod tests {
     use crate::format::assert_round_trip;
 
     #[test]
-    fn samples_come_back() {
+    fn samples_round_trip() {
         assert_round_trip(save, load);
     }
 
     #[test]
-    fn keys_are_those_of_the_original_and_the_map_grows() {
+    fn keys_are_eight_digits_and_the_map_grows() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.lmdb");
         let sample = |i: usize| vec![HostTensor::new([1 << 20], vec![i as u8; 1 << 20]).unwrap()];
@@ -236,11 +240,11 @@ mod tests {
     }
 
     #[test]
-    fn without_a_list_of_ours_all_keys_are_found() {
+    fn without_a_key_list_all_entries_are_scanned() {
         let dir = tempfile::tempdir().unwrap();
         let env = open_env(dir.path(), EnvFlags::empty(), 0).unwrap();
         let entries = [(&b"b"[..], &b"2"[..]), (b"a", b"1"), (KEYS, b"a pickled list")];
-        put_all(&env, &entries.map(|(k, v)| (k.to_vec(), v.to_vec()))).unwrap();
+        write_batch(&env, &entries.map(|(k, v)| (k.to_vec(), v.to_vec()))).unwrap();
         env.prepare_for_closing().wait();
         let raw = Lmdb::open(dir.path()).unwrap();
         let keys: Vec<_> = raw.keys().iter().map(|k| &k[..]).collect();

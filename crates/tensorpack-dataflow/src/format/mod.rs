@@ -1,8 +1,9 @@
-//! File formats: readers that give any sample at once, and writers.
+//! File formats: readers with random access, and writers.
 //!
-//! A reader finds its samples when it opens a file, and is a [`RandomAccess`] from then on. No file is trusted: sizes
-//! are checked against what the file can hold before memory is taken, and damage is an error that names the file and
-//! the place. `save` and `load` of [`tfrecord`], [`npz`], [`tar`] and `lmdb` keep the samples of any dataflow.
+//! A reader locates its samples when it opens a file and is a [`RandomAccess`] source from then on.
+//! Files are not trusted: sizes are checked against the length of the file before memory is
+//! allocated, and corrupt data is an error that names the file and the offset. `save` and `load` of
+//! [`tfrecord`], [`npz`], [`tar`] and `lmdb` store the samples of any dataflow.
 //!
 //! ```
 //! use tensorpack_dataflow::format::tfrecord;
@@ -17,21 +18,21 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod contents;
-mod elements;
-mod index;
-mod new_file;
+mod byte_source;
+mod endian;
+mod check_index;
+mod atomic_file;
 mod rows;
 mod tar_archive;
 #[cfg(test)]
 mod round_trip;
-mod zip;
+mod zip_archive;
 pub mod serialized;
 pub mod gzip;
 pub mod cifar;
 pub mod idx;
 pub mod imagenet;
-pub mod labelled_files;
+pub mod image_folder;
 pub mod lines;
 #[cfg(feature = "lmdb")]
 pub mod lmdb;
@@ -41,9 +42,9 @@ pub mod tar;
 pub mod tfrecord;
 
 use crate::RandomAccess;
-pub use contents::{Contents, ContentsReader};
+pub use byte_source::{ByteSource, ByteSourceReader};
 #[cfg(test)]
 use round_trip::{assert_round_trip, test_samples};
 pub use rows::Rows;
 pub(crate) use tar_archive::Tar;
-pub(crate) use zip::Zip;
+pub(crate) use zip_archive::for_each_entry as for_each_zip_entry;

@@ -1,71 +1,72 @@
-//! NumPy's `.npy` files: one array each.
+//! NumPy `.npy` files, one array each.
 //!
-//! bf16 has no code of NumPy's own: it is written as `<V2`, which is what the package `ml_dtypes` writes for it, and
+//! NumPy has no type code for bf16. It is written as `<V2`, like the package `ml_dtypes` does, and
 //! two-byte voids are read as bf16.
 
-use super::Contents;
-use super::elements::{Order, byte_count, little_endian, tensor};
-use super::new_file::NewFile;
+use super::ByteSource;
+use super::atomic_file::AtomicFile;
+use super::endian::{Endian, byte_count, little_endian, tensor_from_bytes};
 use std::path::Path;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result, element_count};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// The array in the file at `path`.
+/// Reads the array in the file at `path`.
 pub fn read(path: impl AsRef<Path>) -> Result<HostTensor> {
-    parse(Contents::open(path)?)
+    parse(ByteSource::open(path)?)
 }
 
 /// Writes an array to a new file.
 pub fn write(path: impl AsRef<Path>, array: &HostTensor) -> Result<()> {
-    let mut file = NewFile::create(path)?;
-    file.write(&header(array))?;
-    file.write(&little_endian(array))?;
+    let mut file = AtomicFile::create(path)?;
+    file.append(&header(array))?;
+    file.append(&little_endian(array))?;
     file.finish()
 }
 
-/// The array in `contents`.
-pub fn parse(contents: Contents) -> Result<HostTensor> {
-    let bytes = contents.read_all()?;
-    decode(&bytes).map_err(|e| e.within(contents.name()))
+/// Parses the array in `source`.
+pub fn parse(source: ByteSource) -> Result<HostTensor> {
+    let bytes = source.read_all()?;
+    decode(&bytes).map_err(|e| e.within(source.name()))
 }
 
-/// The bytes of a `.npy` file with this array.
+/// Encodes an array as the bytes of a `.npy` file.
 pub fn encode(array: &HostTensor) -> Vec<u8> {
     let mut bytes = header(array);
     bytes.extend(&*little_endian(array));
     bytes
 }
 
-/// The array in the bytes of a `.npy` file.
+/// Decodes the bytes of a `.npy` file.
 pub fn decode(bytes: &[u8]) -> Result<HostTensor> {
     let damaged = |why: &str| Error::new(ErrorKind::Data, format!("not a .npy file: {why}"));
-    let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| damaged("it does not begin with \\x93NUMPY"))?;
+    let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| damaged("it does not start with \\x93NUMPY"))?;
     let (length, rest) = match rest {
         [1, _, a, b, rest @ ..] => (usize::from(u16::from_le_bytes([*a, *b])), rest),
         [2 | 3, _, a, b, c, d, rest @ ..] => (u32::from_le_bytes([*a, *b, *c, *d]) as usize, rest),
-        _ => return Err(damaged("its version is unknown or its header cut short")),
+        _ => return Err(damaged("unknown version or truncated header")),
     };
-    let (text, elements) = rest.split_at_checked(length).ok_or_else(|| damaged("its header is cut short"))?;
-    let text = std::str::from_utf8(text).map_err(|_| damaged("its header is no text"))?;
+    let (text, elements) = rest.split_at_checked(length).ok_or_else(|| damaged("truncated header"))?;
+    let text = std::str::from_utf8(text).map_err(|_| damaged("the header is not text"))?;
     let Header { descr, fortran_order, sizes } =
-        Header::parse(text).ok_or_else(|| damaged(&format!("its header cannot be read: {}", text.trim())))?;
+        Header::parse(text).ok_or_else(|| damaged(&format!("invalid header: {}", text.trim())))?;
     let (dtype, order) = element_type(&descr)?;
     let needed = byte_count(dtype, &sizes)?;
     if elements.len() != needed {
         let found = elements.len();
         return Err(damaged(&format!(
-            "{dtype}{sizes:?} takes {needed} bytes, but {found} follow its header"
+            "{dtype}{sizes:?} needs {needed} bytes, but {found} follow the header"
         )));
     }
     if fortran_order && sizes.len() > 1 {
         let elements = row_major(&sizes, dtype.size(), elements);
-        return tensor(dtype, sizes, &elements, order);
+        return tensor_from_bytes(dtype, sizes, &elements, order);
     }
-    tensor(dtype, sizes, elements, order)
+    tensor_from_bytes(dtype, sizes, elements, order)
 }
 
-/// Magic, version, length and description, padded so that the elements begin at a multiple of 64.
+/// Builds magic, version, length and description, padded so that the elements start at a multiple
+/// of 64.
 fn header(array: &HostTensor) -> Vec<u8> {
     let descr = match array.dtype() {
         DType::F32 => "<f4",
@@ -78,7 +79,7 @@ fn header(array: &HostTensor) -> Vec<u8> {
     };
     let shape: String = array.sizes().iter().map(|n| format!("{n},")).collect();
     let mut text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}");
-    // Version 1 counts the text in two bytes, which only a rank of thousands needs more than.
+    // Version 1 stores the length in two bytes, which is enough for any rank below thousands.
     let (version, prefix) = if text.len() < 65_000 { (1, 10) } else { (2, 12) };
     let padding = 63 - (prefix + text.len()) % 64;
     text.extend(std::iter::repeat_n(' ', padding));
@@ -92,11 +93,11 @@ fn header(array: &HostTensor) -> Vec<u8> {
     bytes
 }
 
-fn element_type(descr: &str) -> Result<(DType, Order)> {
+fn element_type(descr: &str) -> Result<(DType, Endian)> {
     let (order, code) = match descr.split_at_checked(1) {
-        Some((">", code)) => (Order::Big, code),
-        Some(("<" | "|" | "=", code)) => (Order::Little, code),
-        _ => (Order::Little, descr),
+        Some((">", code)) => (Endian::Big, code),
+        Some(("<" | "|" | "=", code)) => (Endian::Little, code),
+        _ => (Endian::Little, descr),
     };
     let dtype = match code {
         "f4" => DType::F32,
@@ -114,19 +115,20 @@ fn element_type(descr: &str) -> Result<(DType, Order)> {
                 ("u2", _) => ("uint16", "int32"),
                 ("u4", _) => ("uint32", "int64"),
                 ("u8", _) => ("uint64", "int64"),
-                ("c8" | "c16", _) => ("complex", "float32, real and imaginary parts apart"),
+                ("c8" | "c16", _) => ("complex", "float32, with separate real and imaginary parts"),
                 (_, Some(("U" | "S", _))) => ("text", "uint8"),
                 ("O", _) => ("Python objects", "numbers"),
-                _ => (descr, "one that tensors have"),
+                _ => (descr, "a supported dtype"),
             };
-            let why = format!("the array's elements are {name}, which tensors do not have");
+            let why = format!("unsupported array dtype {name}");
             return Err(Error::dtype(why).note(format!("save it as {instead}")));
         }
     };
     Ok((dtype, order))
 }
 
-/// What the header says: `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`, in any order.
+/// A parsed header: `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`, keys in any
+/// order.
 struct Header {
     descr: String,
     fortran_order: bool,
@@ -141,7 +143,7 @@ impl Header {
             let (key, value) = quoted(rest)?;
             let value = value.trim_start().strip_prefix(':')?.trim_start();
             rest = match key {
-                // Structured arrays have a list here: its text names it in the error.
+                // Structured arrays have a list here; its text is shown in the error.
                 "descr" if value.starts_with('[') => {
                     let (list, rest) = value.split_at(value.rfind(']')? + 1);
                     descr = Some(list.to_string());
@@ -172,13 +174,13 @@ impl Header {
     }
 }
 
-/// A Python string without escapes, and what follows it.
+/// Splits off a Python string without escapes.
 fn quoted(text: &str) -> Option<(&str, &str)> {
     let quote = text.chars().next().filter(|c| matches!(c, '\'' | '"'))?;
     text[1..].split_once(quote)
 }
 
-/// Elements that were stored with the first index fastest, with the last index fastest.
+/// Converts elements from column-major to row-major order.
 fn row_major(sizes: &[usize], size: usize, elements: &[u8]) -> Vec<u8> {
     let count = element_count(sizes).unwrap_or(0);
     let mut strides: Vec<usize> = Vec::with_capacity(sizes.len());
@@ -209,7 +211,7 @@ mod tests {
     use crate::format::test_samples;
 
     #[test]
-    fn every_type_and_shape_comes_back() {
+    fn every_dtype_and_shape_round_trips() {
         for array in test_samples().into_iter().flatten() {
             let bytes = encode(&array);
             assert_eq!((bytes.len() - array.as_bytes().len()) % 64, 0);
@@ -225,7 +227,7 @@ mod tests {
 
     #[test]
     fn reads_what_numpy_writes() {
-        // np.save(np.array([1, 2], ml_dtypes.bfloat16)), without its padding.
+        // np.save(np.array([1, 2], ml_dtypes.bfloat16)), without padding.
         let bf16 = file("{'descr': '<V2', 'fortran_order': False, 'shape': (2,), }\n", b"\x80?\0@");
         let expected = HostTensor::from_f64(DType::Bf16, [2], &[1.0, 2.0]).unwrap();
         assert_eq!(decode(&bf16).unwrap(), expected);
@@ -237,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn types_that_tensors_do_not_have_are_named() {
+    fn unsupported_dtypes_are_named() {
         for (descr, name) in [("<f2", "float16"), ("|i1", "int8"), ("<U5", "text"), ("|O", "Python objects")]
         {
             let text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': (0,), }}");
@@ -249,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_an_error() {
+    fn corrupt_input_is_an_error() {
         let whole = encode(&HostTensor::new([2], vec![1i64, 2]).unwrap());
         for cut in 0..whole.len() {
             assert!(decode(&whole[..cut]).is_err(), "{cut} bytes");

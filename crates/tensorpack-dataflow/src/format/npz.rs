@@ -1,56 +1,60 @@
-//! NumPy's `.npz` files: arrays by name, in a zip archive. Packed ones (`savez_compressed`) are read too.
+//! NumPy `.npz` files: named arrays in a zip archive, stored or compressed (`savez_compressed`).
 
-use super::gzip::MAX_UNPACKED;
-use super::index::checked;
+use super::check_index::check_index;
+use super::gzip::MAX_DECOMPRESSED;
 use super::npy;
-use super::serialized::{Serialized, encode, one_pass};
-use super::zip::{Zip, ZipWriter};
-use super::{Contents, RandomAccess, Rows};
+use super::serialized::{Serialized, encode, for_each_sample};
+use super::zip_archive::{ZipWriter, for_each_entry};
+use super::{ByteSource, RandomAccess, Rows};
 use crate::{DataFlow, Sample};
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// All arrays of the file at `path`, by name: at most 4 GiB of them unpacked, or as much as the file is long.
+/// Reads all arrays of the file at `path` by name. Together they may take 4 GiB decompressed, or
+/// the length of the file if that is more.
 pub fn read(path: impl AsRef<Path>) -> Result<BTreeMap<String, HostTensor>> {
-    let contents = Contents::open(path)?;
-    let max = contents.len().max(MAX_UNPACKED);
-    parse(contents, max)
+    let source = ByteSource::open(path)?;
+    let max = source.len().max(MAX_DECOMPRESSED);
+    parse(source, max)
 }
 
-/// All arrays of the file at `path`, if they take at most `max` bytes unpacked: a small file can hold a lot of zeros.
-pub fn read_up_to(path: impl AsRef<Path>, max: u64) -> Result<BTreeMap<String, HostTensor>> {
-    parse(Contents::open(path)?, max)
+/// Reads all arrays of the file at `path`, limited to `max` bytes decompressed. A small file can
+/// expand to a lot of zeros.
+#[doc(alias = "read_up_to")]
+pub fn read_with_limit(path: impl AsRef<Path>, max: u64) -> Result<BTreeMap<String, HostTensor>> {
+    parse(ByteSource::open(path)?, max)
 }
 
-/// All arrays in `contents`, if they take at most `max` bytes unpacked.
-pub fn parse(contents: Contents, max: u64) -> Result<BTreeMap<String, HostTensor>> {
-    let file = contents.name().to_string();
-    let zip = Zip::parse(contents)?;
+/// Parses all arrays in `source`, limited to `max` bytes decompressed.
+pub fn parse(source: ByteSource, max: u64) -> Result<BTreeMap<String, HostTensor>> {
     let mut left = max;
     let mut arrays = BTreeMap::new();
-    for entry in zip.entries() {
-        let bytes = zip.read(entry, left).map_err(|e| match e.kind() {
-            ErrorKind::Memory => e.note("npz::read_up_to takes another limit"),
+    for_each_entry(&source, |entry| {
+        let file_name = entry.name().to_string();
+        let bytes = entry.read(left).map_err(|e| match e.kind() {
+            ErrorKind::Memory => e.note("raise the limit with npz::read_with_limit"),
             _ => e,
         })?;
         left -= bytes.len() as u64;
-        let name = entry.name.strip_suffix(".npy").unwrap_or(&entry.name);
-        let array = npy::decode(&bytes).map_err(|e| e.within(format!("{file}, {name}")))?;
+        let name = file_name.strip_suffix(".npy").unwrap_or(&file_name);
+        let array = npy::decode(&bytes).map_err(|e| e.within(format!("{}, {name}", source.name())))?;
         arrays.insert(name.to_string(), array);
-    }
+        Ok(ControlFlow::Continue(()))
+    })?;
     Ok(arrays)
 }
 
-/// The samples of arrays in one file: sample `i` is row `i` of the arrays called `names`, in this order.
+/// Reads the arrays `names` of one file. Sample `i` is row `i` of each, in this order.
 pub fn rows(path: impl AsRef<Path>, names: &[&str]) -> Result<Rows> {
     let path = path.as_ref();
     let mut arrays = read(path)?;
     let chosen = names.iter().map(|&name| {
         arrays.remove(name).ok_or_else(|| {
-            let there: Vec<_> = arrays.keys().collect();
-            let why = format!("{} has no array {name:?} left to take: {there:?}", path.display());
+            let available: Vec<_> = arrays.keys().collect();
+            let why = format!("{} has no array {name:?}; available: {available:?}", path.display());
             Error::new(ErrorKind::Name, why)
         })
     });
@@ -58,7 +62,7 @@ pub fn rows(path: impl AsRef<Path>, names: &[&str]) -> Result<Rows> {
     Rows::new(chosen).map_err(|e| e.within(path.display()))
 }
 
-/// Writes arrays to a new file, as `numpy.savez` does.
+/// Writes arrays to a new file like `numpy.savez`.
 pub fn write<'a>(
     path: impl AsRef<Path>,
     arrays: impl IntoIterator<Item = (&'a str, &'a HostTensor)>,
@@ -70,13 +74,15 @@ pub fn write<'a>(
     zip.finish()
 }
 
-/// Saves one pass of a dataflow to a new file: an array `buffer` of all samples' bytes, and an array `ends` of where
-/// each ends in it. Returns how many there were. They are gathered in memory, since an array's size comes first.
+/// Saves one pass of a dataflow to a new file and returns the number of samples.
+///
+/// The array `buffer` holds the bytes of all samples, and `ends` the end offset of each. Samples
+/// are collected in memory, because the size of an array precedes its elements.
 #[doc(alias = "NumpySerializer")]
 pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
     let mut zip = ZipWriter::create(path)?;
     let (mut buffer, mut ends) = (Vec::new(), Vec::new());
-    let count = one_pass(flow, |sample| {
+    let count = for_each_sample(flow, |sample| {
         buffer.extend(encode(&sample)?);
         ends.push(buffer.len() as i64);
         Ok(())
@@ -87,25 +93,26 @@ pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
     Ok(count)
 }
 
-/// The samples that [`save`] saved, held in memory.
-pub fn load(path: impl AsRef<Path>) -> Result<Serialized<Slices>> {
+/// Loads samples written by [`save`] into memory.
+pub fn load(path: impl AsRef<Path>) -> Result<Serialized<BufferRecords>> {
     let path = path.as_ref();
-    let records = read(path).and_then(Slices::new).map_err(|e| e.within(path.display()))?;
+    let records = read(path).and_then(BufferRecords::new).map_err(|e| e.within(path.display()))?;
     Ok(Serialized::new(records, path.display().to_string()))
 }
 
-/// Parts of one buffer, one after the other.
+/// Consecutive slices of one buffer.
+#[doc(alias = "Slices")]
 #[derive(Clone, Debug)]
-pub struct Slices {
+pub struct BufferRecords {
     buffer: HostTensor,
     ends: Arc<[usize]>,
 }
 
-impl Slices {
-    fn new(mut arrays: BTreeMap<String, HostTensor>) -> Result<Slices> {
+impl BufferRecords {
+    fn new(mut arrays: BTreeMap<String, HostTensor>) -> Result<BufferRecords> {
         let (Some(buffer), Some(ends)) = (arrays.remove("buffer"), arrays.remove("ends")) else {
-            let why = "the file was not written by npz::save: it has no arrays \"buffer\" and \"ends\"";
-            return Err(Error::new(ErrorKind::Name, why).note("npz::rows reads arrays row by row"));
+            let why = "not written by npz::save: the arrays \"buffer\" and \"ends\" are missing";
+            return Err(Error::new(ErrorKind::Name, why).note("use npz::rows to read arrays row by row"));
         };
         let bytes = buffer.as_slice::<u8>()?.len();
         let mut last = 0;
@@ -116,18 +123,18 @@ impl Slices {
         });
         let ends = ends
             .collect::<Option<_>>()
-            .ok_or_else(|| Error::new(ErrorKind::Data, "the array \"ends\" does not fit \"buffer\""))?;
-        Ok(Slices { buffer, ends })
+            .ok_or_else(|| Error::new(ErrorKind::Data, "the array \"ends\" does not match \"buffer\""))?;
+        Ok(BufferRecords { buffer, ends })
     }
 }
 
-impl RandomAccess for Slices {
+impl RandomAccess for BufferRecords {
     fn len(&self) -> u64 {
         self.ends.len() as u64
     }
 
     fn get(&self, index: u64) -> Result<Sample> {
-        let index = checked(index, self.ends.len())?;
+        let index = check_index(index, self.ends.len())?;
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         let bytes = self.buffer.as_slice::<u8>()?[start..self.ends[index]].to_vec();
         Ok(vec![HostTensor::new([bytes.len()], bytes)?])
@@ -140,12 +147,12 @@ mod tests {
     use crate::format::{assert_round_trip, test_samples};
 
     #[test]
-    fn samples_come_back() {
+    fn samples_round_trip() {
         assert_round_trip(save, load);
     }
 
     #[test]
-    fn arrays_come_back() {
+    fn arrays_round_trip() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.npz");
         let arrays: Vec<_> = test_samples().into_iter().flatten().collect();
@@ -165,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_named_arrays() {
+    fn rows_select_arrays_by_name() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.npz");
         let x = HostTensor::new([2, 2], vec![1f32, 2.0, 3.0, 4.0]).unwrap();
@@ -178,18 +185,19 @@ mod tests {
     }
 
     #[test]
-    fn more_than_is_allowed_is_refused() {
+    fn arrays_over_the_limit_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.npz");
         let zeros = HostTensor::new([1000], vec![0u8; 1000]).unwrap();
         write(&path, [("x", &zeros), ("y", &zeros)]).unwrap();
-        assert_eq!(read_up_to(&path, 2 * 1128).unwrap().len(), 2);
-        let e = read_up_to(&path, 2 * 1128 - 1).unwrap_err();
-        assert!(e.message().ends_with("y.npy unpacks to 1128 bytes, of which 1127 are allowed"), "{e}");
+        assert_eq!(read_with_limit(&path, 2 * 1128).unwrap().len(), 2);
+        let e = read_with_limit(&path, 2 * 1128 - 1).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Memory);
+        assert!(e.message().contains("y.npy") && e.message().contains("1127"), "{e}");
     }
 
     #[test]
-    fn every_flipped_byte_is_an_error_or_harmless() {
+    fn flipped_bytes_never_change_elements_silently() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.npz");
         let array = HostTensor::new([3], vec![1i32, 2, 3]).unwrap();
@@ -199,8 +207,8 @@ mod tests {
         for i in 0..bytes.len() {
             let mut flipped = bytes.clone();
             flipped[i] ^= 1;
-            match parse(Contents::memory("a", flipped), MAX_UNPACKED) {
-                // A time, an attribute or the name: never the elements.
+            match parse(ByteSource::from_bytes("a", flipped), MAX_DECOMPRESSED) {
+                // The flip hit a timestamp, an attribute or the name, never the elements.
                 Ok(arrays) => assert!(arrays.values().all(|a| *a == array), "byte {i}"),
                 Err(_) => refused += 1,
             }

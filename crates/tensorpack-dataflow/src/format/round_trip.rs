@@ -1,11 +1,11 @@
-//! What every serializer must bring back: for tests alone.
+//! Round-trip tests shared by the serializers.
 
 use super::RandomAccess;
 use crate::{DataFlow, FromList, Sample, Seed, State};
 use std::path::PathBuf;
 use tensorpack_tensor::{DType, HostTensor, Result};
 
-/// Samples of every type and of odd shapes.
+/// Samples of every dtype and of unusual shapes.
 pub(super) fn test_samples() -> Vec<Sample> {
     let shapes: [&[usize]; 5] = [&[], &[0], &[3], &[2, 3, 1], &[4, 0, 2]];
     let sample = |dtype: DType| {
@@ -19,7 +19,7 @@ pub(super) fn test_samples() -> Vec<Sample> {
     DType::ALL.into_iter().map(sample).collect()
 }
 
-/// Samples that are saved come back, in order and one by one; and so do none.
+/// Checks that saved samples are read back in order and by index, and that an empty dataflow works.
 pub(super) fn assert_round_trip<S: RandomAccess>(
     save: impl Fn(&dyn DataFlow, PathBuf) -> Result<u64>,
     load: impl Fn(PathBuf) -> Result<S>,

@@ -1,35 +1,34 @@
-//! Arrays, row by row.
+//! Arrays in memory, read row by row.
 
 use super::RandomAccess;
-use super::elements::byte_count;
-use super::index::checked;
+use super::check_index::check_index;
+use super::endian::byte_count;
 use crate::Sample;
 use std::sync::Arc;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// Arrays in memory whose first sizes agree: sample `i` is row `i` of each.
+/// Arrays in memory with the same number of rows. Sample `i` is row `i` of each.
 #[derive(Clone, Debug)]
-#[doc(alias = "HDF5Data")]
 pub struct Rows {
     arrays: Arc<[HostTensor]>,
     len: usize,
 }
 
 impl Rows {
-    /// The rows of these arrays.
+    /// Creates a source from `arrays`.
     pub fn new(arrays: Vec<HostTensor>) -> Result<Rows> {
         let sizes: Vec<_> = arrays.iter().map(|a| a.sizes()).collect();
         let len = match sizes.first().and_then(|s| s.first()) {
             Some(&len) if sizes.iter().all(|s| s.first() == Some(&len)) => len,
             _ => {
-                let why = format!("arrays of shapes {sizes:?} do not have the same number of rows");
+                let why = format!("arrays of shapes {sizes:?} have different numbers of rows");
                 return Err(Error::shape(why));
             }
         };
         Ok(Rows { arrays: arrays.into(), len })
     }
 
-    /// The arrays.
+    /// Returns the arrays.
     pub fn arrays(&self) -> &[HostTensor] {
         &self.arrays
     }
@@ -41,7 +40,7 @@ impl RandomAccess for Rows {
     }
 
     fn get(&self, index: u64) -> Result<Sample> {
-        let index = checked(index, self.len)?;
+        let index = check_index(index, self.len)?;
         let row = |array: &HostTensor| {
             let sizes = &array.sizes()[1..];
             let bytes = byte_count(array.dtype(), sizes)?;
@@ -58,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sample_is_a_row_of_each() {
+    fn sample_is_one_row_of_each_array() {
         let x = HostTensor::new([2, 3], vec![1i64, 2, 3, 4, 5, 6]).unwrap();
         let y = HostTensor::new([2], vec![true, false]).unwrap();
         let rows = Rows::new(vec![x, y]).unwrap();
@@ -68,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn uneven_arrays_are_refused() {
+    fn arrays_with_different_row_counts_are_rejected() {
         let x = HostTensor::new([2], vec![1, 2]).unwrap();
         assert!(Rows::new(vec![x.clone(), HostTensor::scalar(1)]).is_err());
         assert!(Rows::new(vec![x, HostTensor::new([1], vec![1]).unwrap()]).is_err());

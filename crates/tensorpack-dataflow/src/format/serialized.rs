@@ -1,41 +1,46 @@
-//! A sample as bytes, and back: what the serializers store.
+//! Serialization of samples to bytes, used by the savers.
 //!
 //! All numbers are little-endian:
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
 //! | 4 | `tps1` |
-//! | 4 | the number of components |
-//! | then for each component: | |
-//! | 1 | its type: 0 f32, 1 f64, 2 bf16, 3 i32, 4 i64, 5 u8, 6 bool |
-//! | 1 | its rank |
-//! | 8 each | its sizes |
-//! | the rest | its elements, in row-major order; a bool is 0 or 1 |
+//! | 4 | number of components |
+//! | for each component: | |
+//! | 1 | dtype: 0 f32, 1 f64, 2 bf16, 3 i32, 4 i64, 5 u8, 6 bool |
+//! | 1 | rank |
+//! | 8 each | sizes |
+//! | remaining | elements in row-major order; a bool is 0 or 1 |
 
 use super::RandomAccess;
-use super::elements::{Order, byte_count, little_endian, tensor};
+use super::endian::{Endian, byte_count, little_endian, tensor_from_bytes};
 use crate::{DataFlow, Sample, Seed, State};
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
 const MAGIC: &[u8] = b"tps1";
 
-/// The types by the numbers that stand for them. Files hold the numbers: new types come last.
+/// Dtypes by their code. Codes are stored in files, so new dtypes must be appended.
 const TYPES: [DType; 7] =
     [DType::F32, DType::F64, DType::Bf16, DType::I32, DType::I64, DType::U8, DType::Bool];
 
-/// A sample's bytes.
+/// Serializes a sample.
 #[doc(alias = "dumps")]
 pub fn encode(sample: &[HostTensor]) -> Result<Vec<u8>> {
-    let count = u32::try_from(sample.len())
-        .map_err(|_| Error::argument(format!("a sample of {} components is too long", sample.len())))?;
+    let count = u32::try_from(sample.len()).map_err(|_| {
+        Error::argument(format!("a sample of {} components is too large to serialize", sample.len()))
+    })?;
     let elements: usize = sample.iter().map(|t| 2 + 8 * t.sizes().len() + t.as_bytes().len()).sum();
     let mut bytes = Vec::with_capacity(8 + elements);
     bytes.extend(MAGIC);
     bytes.extend(count.to_le_bytes());
     for tensor in sample {
-        let rank = u8::try_from(tensor.sizes().len())
-            .map_err(|_| Error::shape(format!("a tensor of rank {} is too deep", tensor.sizes().len())))?;
-        let dtype = TYPES.iter().position(|&t| t == tensor.dtype()).expect("every type has its number");
+        let rank = u8::try_from(tensor.sizes().len()).map_err(|_| {
+            Error::shape(format!(
+                "a tensor of rank {} cannot be serialized; the limit is 255",
+                tensor.sizes().len()
+            ))
+        })?;
+        let dtype = TYPES.iter().position(|&t| t == tensor.dtype()).expect("every dtype has a code");
         bytes.extend([dtype as u8, rank]);
         bytes.extend(tensor.sizes().iter().flat_map(|&n| (n as u64).to_le_bytes()));
         bytes.extend(&*little_endian(tensor));
@@ -43,35 +48,35 @@ pub fn encode(sample: &[HostTensor]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The sample that [`encode`] made `bytes` from.
+/// Deserializes a sample written by [`encode`].
 #[doc(alias = "loads")]
 pub fn decode(bytes: &[u8]) -> Result<Sample> {
     let mut rest = bytes;
     let mut take = |n: usize| -> Result<&[u8]> {
         let at = bytes.len() - rest.len();
         let (taken, left) = rest.split_at_checked(n).ok_or_else(|| {
-            damaged(at, format!("{n} bytes should follow, but {} are left", bytes.len() - at))
+            damaged(at, format!("expected {n} more bytes, but only {} remain", bytes.len() - at))
         })?;
         rest = left;
         Ok(taken)
     };
     if take(4)? != MAGIC {
-        return Err(damaged(0, "it does not begin with \"tps1\"".into()));
+        return Err(damaged(0, "it does not start with \"tps1\"".into()));
     }
     let count = u32::from_le_bytes(take(4)?.try_into().expect("four bytes"));
     let mut sample = Sample::new();
     for i in 0..count {
         let &[dtype, rank] = take(2)? else { unreachable!("two bytes were taken") };
-        let dtype = *TYPES.get(usize::from(dtype)).ok_or_else(|| {
-            damaged(8, format!("component {i} has type {dtype}, which this version does not know"))
-        })?;
+        let dtype = *TYPES
+            .get(usize::from(dtype))
+            .ok_or_else(|| damaged(8, format!("component {i} has the unknown dtype code {dtype}")))?;
         let sizes = take(8 * usize::from(rank))?
             .chunks_exact(8)
             .map(|n| usize::try_from(u64::from_le_bytes(n.try_into().expect("eight bytes"))))
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|_| damaged(8, format!("component {i} is larger than this machine can address")))?;
+            .map_err(|_| damaged(8, format!("component {i} is too large for this machine")))?;
         let elements = take(byte_count(dtype, &sizes)?)?;
-        sample.push(tensor(dtype, sizes, elements, Order::Little)?);
+        sample.push(tensor_from_bytes(dtype, sizes, elements, Endian::Little)?);
     }
     match rest.len() {
         0 => Ok(sample),
@@ -83,7 +88,7 @@ fn damaged(at: usize, why: String) -> Error {
     Error::new(ErrorKind::Data, format!("not a serialized sample, byte {at}: {why}"))
 }
 
-/// Samples that were [encoded](encode), from a source whose samples end with a component of their bytes.
+/// Deserializes [encoded](encode) samples from a source whose last component holds their bytes.
 #[derive(Clone, Debug)]
 pub struct Serialized<S> {
     records: S,
@@ -91,7 +96,7 @@ pub struct Serialized<S> {
 }
 
 impl<S: RandomAccess> Serialized<S> {
-    /// The samples in `records`; errors call the source `name`.
+    /// Reads the samples in `records`. Errors refer to the source as `name`.
     pub fn new(records: S, name: impl Into<String>) -> Serialized<S> {
         Serialized { records, name: name.into() }
     }
@@ -109,8 +114,11 @@ impl<S: RandomAccess> RandomAccess for Serialized<S> {
     }
 }
 
-/// Hands every sample of one pass to `keep`: the pass that serializers save. Returns how many there were.
-pub(super) fn one_pass(flow: &dyn DataFlow, mut keep: impl FnMut(Sample) -> Result<()>) -> Result<u64> {
+/// Calls `keep` with every sample of one pass and returns their number.
+pub(super) fn for_each_sample(
+    flow: &dyn DataFlow,
+    mut keep: impl FnMut(Sample) -> Result<()>,
+) -> Result<u64> {
     let mut reader = flow.open(Seed::new(0), &State::start())?;
     let mut count = 0;
     while let Some(sample) = reader.read()? {
@@ -126,14 +134,14 @@ mod tests {
     use crate::format::test_samples;
 
     #[test]
-    fn every_type_and_shape_comes_back() {
+    fn every_dtype_and_shape_round_trips() {
         for sample in test_samples() {
             assert_eq!(decode(&encode(&sample).unwrap()).unwrap(), sample);
         }
     }
 
     #[test]
-    fn the_bytes_are_as_documented() {
+    fn bytes_match_the_documented_layout() {
         let sample = [HostTensor::new([2], vec![1i32, -2]).unwrap(), HostTensor::scalar(true)];
         let mut expected = b"tps1\x02\0\0\0\x03\x01\x02\0\0\0\0\0\0\0\x01\0\0\0\xfe\xff\xff\xff".to_vec();
         expected.extend([6, 0, 1]);
@@ -141,15 +149,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_or_too_long_is_an_error() {
+    fn truncated_or_trailing_bytes_are_errors() {
         let sample = [HostTensor::new([2, 1], vec![1.5f64, 2.5]).unwrap()];
         let bytes = encode(&sample).unwrap();
         for cut in 0..bytes.len() {
             assert!(decode(&bytes[..cut]).is_err(), "{cut} bytes");
         }
         let e = decode(&[&bytes[..], &[0]].concat()).unwrap_err();
-        assert_eq!(e.message(), "not a serialized sample, byte 42: 1 bytes follow the last component");
-        // A size that no file can hold is found before anything is allocated.
+        assert!(e.kind() == ErrorKind::Data && e.message().contains("byte 42"), "{e}");
+        // An impossible size is rejected before anything is allocated.
         let mut huge = bytes;
         huge[16] = 0x10;
         assert!(decode(&huge).is_err());

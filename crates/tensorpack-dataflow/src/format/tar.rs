@@ -1,25 +1,26 @@
-//! Tar archives as shards of a data set: files of one name and different extensions are the components of a sample.
+//! Tar shards in the style of WebDataset.
 //!
-//! `a/0001.jpg` and `a/0001.cls`, side by side in the archive, are sample `a/0001`; the extension is all that follows
-//! the first dot of the file's name. Archives packed with gzip are unpacked into memory; plain ones are read in place.
+//! Adjacent files that differ only in their extension form a sample: `a/0001.jpg` and `a/0001.cls`
+//! are the components of sample `a/0001`. The extension is everything after the first dot of the
+//! file name. Gzip-compressed archives are decompressed into memory; others are read in place.
 
-use super::gzip::{MAX_UNPACKED, unpack};
-use super::index::checked;
-use super::new_file::NewFile;
-use super::serialized::one_pass;
-use super::tar_archive::{Span, Tar, header, padding};
-use super::{Contents, RandomAccess, npy};
+use super::atomic_file::AtomicFile;
+use super::check_index::check_index;
+use super::gzip::{MAX_DECOMPRESSED, decompress};
+use super::serialized::for_each_sample;
+use super::tar_archive::{ByteRange, Tar, file_header};
+use super::{ByteSource, RandomAccess, npy};
 use crate::{DataFlow, Sample};
 use std::path::Path;
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// The samples of tar shards. A component is the bytes of a file.
+/// The samples of tar shards. Each component holds the bytes of a file.
 #[derive(Clone, Debug)]
 #[doc(alias = "WebDataset")]
 pub struct TarShards {
     extensions: Arc<[String]>,
-    shards: Arc<[Contents]>,
+    shards: Arc<[ByteSource]>,
     samples: Arc<[TarSample]>,
 }
 
@@ -27,22 +28,23 @@ pub struct TarShards {
 struct TarSample {
     shard: usize,
     key: String,
-    /// One for each wanted component; `None` where no such file is there.
-    components: Vec<Option<Span>>,
+    /// One entry per requested component; `None` if the file is missing.
+    components: Vec<Option<ByteRange>>,
 }
 
 impl TarShards {
-    /// The samples of these archives, one after the other. Each has a component for each of `extensions`; one such as
-    /// `"jpg;png"` takes what is there of these. A sample that lacks one is an error when it is read.
+    /// Opens the archives and concatenates their samples. Every sample has one component per entry
+    /// of `extensions`; alternatives are separated by semicolons, as in `"jpg;png"`. A missing
+    /// component is an error when the sample is read.
     pub fn open(paths: impl IntoIterator<Item = impl AsRef<Path>>, extensions: &[&str]) -> Result<TarShards> {
-        TarShards::parse(paths.into_iter().map(Contents::open).collect::<Result<_>>()?, extensions)
+        TarShards::parse(paths.into_iter().map(ByteSource::open).collect::<Result<_>>()?, extensions)
     }
 
-    /// The samples in `archives`.
-    pub fn parse(archives: Vec<Contents>, extensions: &[&str]) -> Result<TarShards> {
+    /// Parses `archives` and concatenates their samples.
+    pub fn parse(archives: Vec<ByteSource>, extensions: &[&str]) -> Result<TarShards> {
         let (mut shards, mut samples) = (Vec::new(), Vec::new());
         for (shard, archive) in archives.into_iter().enumerate() {
-            let tar = Tar::parse(unpack(archive, MAX_UNPACKED)?)?;
+            let tar = Tar::parse(decompress(archive, MAX_DECOMPRESSED)?)?;
             for (key, files) in groups(&tar) {
                 let find = |wanted: &&str| {
                     wanted.split(';').find_map(|w| files.iter().find(|(extension, _)| *extension == w))
@@ -50,13 +52,13 @@ impl TarShards {
                 let components = extensions.iter().map(|e| find(e).map(|&(_, span)| span)).collect();
                 samples.push(TarSample { shard, key, components });
             }
-            shards.push(tar.contents);
+            shards.push(tar.source);
         }
         let extensions = extensions.iter().map(|e| e.to_string()).collect();
         Ok(TarShards { extensions, shards: shards.into(), samples: samples.into() })
     }
 
-    /// The name that the files of a sample share.
+    /// Returns the common file name of a sample.
     pub fn key(&self, index: u64) -> Option<&str> {
         self.samples.get(index as usize).map(|s| &s.key[..])
     }
@@ -68,10 +70,10 @@ impl RandomAccess for TarShards {
     }
 
     fn get(&self, index: u64) -> Result<Sample> {
-        let TarSample { shard, key, components } = &self.samples[checked(index, self.samples.len())?];
+        let TarSample { shard, key, components } = &self.samples[check_index(index, self.samples.len())?];
         let shard = &self.shards[*shard];
-        let component = |(span, extension): (&Option<Span>, &String)| {
-            let Some(Span { offset, size }) = *span else {
+        let component = |(span, extension): (&Option<ByteRange>, &String)| {
+            let Some(ByteRange { offset, size }) = *span else {
                 let why = format!("{}: sample {key} has no file with extension {extension}", shard.name());
                 return Err(Error::new(ErrorKind::Data, why));
             };
@@ -82,12 +84,12 @@ impl RandomAccess for TarShards {
     }
 }
 
-/// The archive's files by the name they share, in order. Only neighbours form a sample.
-fn groups(tar: &Tar) -> Vec<(String, Vec<(&str, Span)>)> {
-    let mut groups: Vec<(String, Vec<(&str, Span)>)> = Vec::new();
+/// Groups adjacent files by their common name, in order.
+fn groups(tar: &Tar) -> Vec<(String, Vec<(&str, ByteRange)>)> {
+    let mut groups: Vec<(String, Vec<(&str, ByteRange)>)> = Vec::new();
     for (name, span) in &tar.files {
         let base = name.rfind('/').map_or(0, |slash| slash + 1);
-        // Without an extension, or with nothing before it: no part of a sample.
+        // A file without an extension or without a name before it belongs to no sample.
         let Some(dot) = name[base..].find('.').filter(|&dot| dot > 0) else { continue };
         let (key, extension) = (&name[..base + dot], &name[base + dot + 1..]);
         match groups.last_mut() {
@@ -98,71 +100,74 @@ fn groups(tar: &Tar) -> Vec<(String, Vec<(&str, Span)>)> {
     groups
 }
 
-/// Saves one pass of a dataflow to a new archive: component 1 of the first sample is `00000000.1.npy`. Returns how many
-/// samples there were.
+/// Saves one pass of a dataflow to a new archive and returns the number of samples. Component 1 of
+/// the first sample is `00000000.1.npy`.
 pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
-    let mut file = NewFile::create(path)?;
+    let mut builder = tar::Builder::new(AtomicFile::create(path)?);
     let mut index = 0u64;
-    let count = one_pass(flow, |sample| {
+    let count = for_each_sample(flow, |sample| {
         if sample.is_empty() {
-            return Err(Error::argument(format!("sample {index} has no components: a tar cannot hold it")));
+            let why = format!("sample {index} has no components and cannot be stored in a tar archive");
+            return Err(Error::argument(why));
         }
         for (i, tensor) in sample.iter().enumerate() {
             let bytes = npy::encode(tensor);
-            file.write(&header(&format!("{index:08}.{i}.npy"), bytes.len() as u64))?;
-            file.write(&bytes)?;
-            file.write(&vec![0; padding(bytes.len() as u64) as usize])?;
+            let name = format!("{index:08}.{i}.npy");
+            builder.append_data(&mut file_header(bytes.len() as u64), name, &bytes[..])?;
         }
         index += 1;
         Ok(())
     })?;
-    // Two empty blocks are the end.
-    file.write(&[0; 1024])?;
-    file.finish()?;
+    builder.into_inner()?.finish()?;
     Ok(count)
 }
 
-/// The samples that [`save`] saved.
-pub fn load(path: impl AsRef<Path>) -> Result<SavedTar> {
-    SavedTar::parse(Contents::open(path)?)
+/// Opens samples written by [`save`].
+pub fn load(path: impl AsRef<Path>) -> Result<NpyTar> {
+    NpyTar::parse(ByteSource::open(path)?)
 }
 
-/// The samples of an archive of `.npy` files, as [`save`] writes it.
+/// The samples of an archive of `.npy` files written by [`save`].
+#[doc(alias = "SavedTar")]
 #[derive(Clone, Debug)]
-pub struct SavedTar {
-    contents: Contents,
-    samples: Arc<[(String, Vec<Span>)]>,
+pub struct NpyTar {
+    source: ByteSource,
+    samples: Arc<[(String, Vec<ByteRange>)]>,
 }
 
-impl SavedTar {
-    /// The samples in `contents`.
-    pub fn parse(contents: Contents) -> Result<SavedTar> {
-        let tar = Tar::parse(unpack(contents, MAX_UNPACKED)?)?;
+impl NpyTar {
+    /// Parses the samples in `source`.
+    pub fn parse(source: ByteSource) -> Result<NpyTar> {
+        let tar = Tar::parse(decompress(source, MAX_DECOMPRESSED)?)?;
         let mut samples = Vec::new();
         for (key, files) in groups(&tar) {
             let numbered = files.iter().enumerate().all(|(i, (e, _))| *e == format!("{i}.npy"));
             if !numbered {
                 let names: Vec<_> = files.iter().map(|(e, _)| e).collect();
-                let why =
-                    format!("{}: sample {key} has {names:?}, not 0.npy, 1.npy ...", tar.contents.name());
-                return Err(Error::new(ErrorKind::Data, why).note("TarShards reads archives of other files"));
+                let why = format!(
+                    "{}: sample {key} has the extensions {names:?} instead of 0.npy, 1.npy, ...",
+                    tar.source.name()
+                );
+                return Err(
+                    Error::new(ErrorKind::Data, why).note("use TarShards for archives of other files")
+                );
             }
             samples.push((key, files.into_iter().map(|(_, span)| span).collect()));
         }
-        Ok(SavedTar { contents: tar.contents.clone(), samples: samples.into() })
+        Ok(NpyTar { source: tar.source.clone(), samples: samples.into() })
     }
 }
 
-impl RandomAccess for SavedTar {
+impl RandomAccess for NpyTar {
     fn len(&self) -> u64 {
         self.samples.len() as u64
     }
 
     fn get(&self, index: u64) -> Result<Sample> {
-        let (key, components) = &self.samples[checked(index, self.samples.len())?];
-        let component = |span: &Span| {
-            let bytes = self.contents.read(span.offset, span.size)?;
-            npy::decode(&bytes).map_err(|e| self.contents.error(span.offset, format!("sample {key}: {e}")))
+        let (key, components) = &self.samples[check_index(index, self.samples.len())?];
+        let component = |span: &ByteRange| {
+            let bytes = self.source.read(span.offset, span.size)?;
+            npy::decode(&bytes).map_err(|e| self.source.error_at(span.offset, format!("sample {key}: {e}")))
         };
         components.iter().map(component).collect()
     }
@@ -174,22 +179,20 @@ mod tests {
     use crate::format::assert_round_trip;
 
     #[test]
-    fn samples_come_back() {
+    fn samples_round_trip() {
         assert_round_trip(save, load);
     }
 
-    fn archive(files: &[(&str, &[u8])]) -> Contents {
-        let mut bytes = Vec::new();
+    fn archive(files: &[(&str, &[u8])]) -> ByteSource {
+        let mut builder = tar::Builder::new(Vec::new());
         for (name, data) in files {
-            bytes.extend(header(name, data.len() as u64));
-            bytes.extend(*data);
-            bytes.extend(vec![0; padding(data.len() as u64) as usize]);
+            builder.append_data(&mut file_header(data.len() as u64), name, *data).unwrap();
         }
-        Contents::memory("shard.tar", bytes)
+        ByteSource::from_bytes("shard.tar", builder.into_inner().unwrap())
     }
 
     #[test]
-    fn neighbours_of_one_name_are_a_sample() {
+    fn adjacent_files_with_one_key_form_a_sample() {
         let shard = archive(&[
             ("a/1.cls", b"7"),
             ("a/1.seg.png", b"mask"),
@@ -210,13 +213,13 @@ mod tests {
         assert_eq!(texts(4), ["photograph", "8"]);
         assert_eq!(shards.key(4), Some("a/2"));
         let e = shards.get(2).unwrap_err();
-        assert_eq!(e.message(), "shard.tar: sample b/2 has no file with extension jpg;png");
+        assert!(["shard.tar", "b/2", "jpg;png"].iter().all(|term| e.message().contains(term)), "{e}");
     }
 
     #[test]
-    fn reads_what_other_programs_write() {
+    fn reads_archives_written_by_python() {
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/tar");
-        // Python's tarfile wrote these, with arrays by numpy.save.
+        // Written by Python's tarfile, with arrays from numpy.save.
         let saved = load(corpus.join("saved-packed")).unwrap();
         let numbers = HostTensor::new([3], vec![0i32, 1, 2]).unwrap();
         assert_eq!(saved.get(0).unwrap(), [numbers.clone(), HostTensor::scalar(1i64)]);
@@ -226,11 +229,11 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_component_is_named() {
+    fn corrupt_component_error_names_the_sample() {
         let files = [("00000000.0.npy", &b"no array"[..])];
-        let saved = SavedTar::parse(archive(&files)).unwrap();
+        let saved = NpyTar::parse(archive(&files)).unwrap();
         let e = saved.get(0).unwrap_err();
-        assert!(e.message().starts_with("shard.tar, byte 512: sample 00000000: not a .npy file"), "{e}");
-        assert!(SavedTar::parse(archive(&[("0.jpg", b"")])).is_err());
+        assert!(e.message().starts_with("shard.tar, byte 512: sample 00000000"), "{e}");
+        assert!(NpyTar::parse(archive(&[("0.jpg", b"")])).is_err());
     }
 }

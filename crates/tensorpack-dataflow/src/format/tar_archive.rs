@@ -1,207 +1,110 @@
-//! The files of a tar archive: ustar, with GNU's and POSIX's ways to say long names and sizes.
+//! Indexing the files of a tar archive, on top of the crate `tar`.
 
-use super::Contents;
-use std::ops::Range;
+use super::ByteSource;
+use std::io;
 use tensorpack_tensor::Result;
 
-const BLOCK: u64 = 512;
-/// Long names are read into memory: this is enough for any.
-const MAX_NOTE: u64 = 1 << 20;
-
-/// Where a file's bytes are in its archive.
+/// The position of a file's bytes in its archive.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Span {
+pub(crate) struct ByteRange {
     pub(crate) offset: u64,
     pub(crate) size: u64,
 }
 
 /// The regular files of an archive, in order.
 pub(crate) struct Tar {
-    pub(crate) contents: Contents,
-    pub(crate) files: Vec<(String, Span)>,
+    pub(crate) source: ByteSource,
+    pub(crate) files: Vec<(String, ByteRange)>,
 }
 
 impl Tar {
-    /// Reads the headers alone.
-    pub(crate) fn parse(contents: Contents) -> Result<Tar> {
+    /// Reads the headers. File contents are skipped.
+    pub(crate) fn parse(source: ByteSource) -> Result<Tar> {
         let mut files = Vec::new();
-        let (mut long_name, mut long_size) = (None, None);
+        // The offset of the next header, for errors.
         let mut at = 0;
-        while at < contents.len() {
-            let block = contents.read(at, BLOCK)?;
-            if block.iter().all(|&b| b == 0) {
-                break;
-            }
-            let damaged = |why: &str| contents.error(at, format!("not a tar header: {why}"));
-            let stated = number(&block[148..156]);
-            let sum = |b: Range<usize>| block[b].iter().map(|&b| u64::from(b)).sum::<u64>();
-            if stated != Some(sum(0..148) + sum(156..512) + 8 * u64::from(b' ')) {
-                return Err(damaged("its checksum is wrong"));
-            }
-            let size = number(&block[124..136]).ok_or_else(|| damaged("its size is no number"))?;
-            let kind = block[156];
-            let size =
-                if matches!(kind, b'L' | b'K' | b'x' | b'g') { size } else { long_size.unwrap_or(size) };
-            let offset = at + BLOCK;
-            let end = offset.checked_add(size).filter(|&end| end <= contents.len());
-            let end = end.ok_or_else(|| {
-                let why =
-                    format!("a file of {size} bytes should follow, but {} are left", contents.len() - offset);
-                contents.error(at, why)
+        let corrupt =
+            |at: u64, e: &dyn std::fmt::Display| source.error_at(at, format!("invalid tar header: {e}"));
+        let mut archive = tar::Archive::new(source.reader_at(0));
+        for entry in archive.entries_with_seek().map_err(|e: io::Error| corrupt(0, &e))? {
+            let entry = entry.map_err(|e| corrupt(at, &e))?;
+            let (offset, size) = (entry.raw_file_position(), entry.size());
+            let end = offset.checked_add(size).filter(|&end| end <= source.len()).ok_or_else(|| {
+                let left = source.len().saturating_sub(offset);
+                source.error_at(at, format!("expected a file of {size} bytes, but only {left} remain"))
             })?;
-            let note = || match size {
-                0..=MAX_NOTE => contents.read(offset, size),
-                _ => Err(damaged("its name is too long")),
-            };
-            match kind {
-                b'L' => long_name = Some(text(&note()?)),
-                b'x' => {
-                    let note = note()?;
-                    long_name = pax(&note, "path").map(text).or(long_name);
-                    long_size = match pax(&note, "size").map(|s| text(s).parse()) {
-                        Some(Err(_)) => return Err(damaged("its extended size is no number")),
-                        Some(Ok(size)) => Some(size),
-                        None => long_size,
-                    };
-                }
-                b'S' => return Err(damaged("sparse files are not read")),
-                b'K' | b'g' => (),
-                _ => {
-                    let name = long_name.take().unwrap_or_else(|| short_name(&block));
-                    long_size = None;
-                    if matches!(kind, b'0' | b'7' | 0) && !name.ends_with('/') {
-                        files.push((name, Span { offset, size }));
-                    }
-                }
+            let kind = entry.header().entry_type();
+            // The bytes of a sparse file are not contiguous.
+            if kind.is_gnu_sparse() {
+                return Err(corrupt(at, &"sparse files are not supported"));
             }
-            at = end.saturating_add(padding(size));
+            let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+            if (kind.is_file() || kind.is_contiguous()) && !name.ends_with('/') {
+                files.push((name, ByteRange { offset, size }));
+            }
+            at = end.next_multiple_of(512);
         }
-        Ok(Tar { contents, files })
+        Ok(Tar { source, files })
     }
 
-    /// The bytes of the file called `name`.
+    /// Reads the file called `name`.
     pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>> {
         let file = self.files.iter().find(|(n, _)| n.trim_start_matches("./") == name);
-        let (_, span) =
-            file.ok_or_else(|| self.contents.error(0, format!("the archive has no file {name}")))?;
-        self.contents.read(span.offset, span.size)
+        let (_, range) =
+            file.ok_or_else(|| self.source.error_at(0, format!("the archive does not contain {name}")))?;
+        self.source.read(range.offset, range.size)
     }
 }
 
-/// How many zeros follow so many bytes.
-pub(crate) fn padding(size: u64) -> u64 {
-    (BLOCK - size % BLOCK) % BLOCK
-}
-
-/// The header of a regular file; the name has at most 100 bytes.
-pub(crate) fn header(name: &str, size: u64) -> Vec<u8> {
-    let mut block = vec![0; BLOCK as usize];
-    let mut put = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);
-    put(0, name.as_bytes());
-    put(100, b"0000644\x000000000\x000000000\0");
-    // Eleven octal digits, or the number itself behind a set bit.
-    match size {
-        0..0o100_000_000_000 => put(124, format!("{size:011o}").as_bytes()),
-        _ => {
-            put(124, &[0x80]);
-            put(128, &size.to_be_bytes());
-        }
-    }
-    put(136, b"00000000000");
-    put(148, b"        ");
-    put(156, b"0");
-    put(257, b"ustar\x0000");
-    let sum: u64 = block.iter().map(|&b| u64::from(b)).sum();
-    block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-    block
-}
-
-/// An octal number, or one in base 256 behind a set bit.
-fn number(field: &[u8]) -> Option<u64> {
-    if field[0] == 0x80 {
-        return field[1..].iter().try_fold(0u64, |n, &b| n.checked_mul(256)?.checked_add(u64::from(b)));
-    }
-    let digits = std::str::from_utf8(field).ok()?.trim_matches(['\0', ' ']);
-    if digits.is_empty() { Some(0) } else { u64::from_str_radix(digits, 8).ok() }
-}
-
-fn short_name(block: &[u8]) -> String {
-    let name = text(&block[..100]);
-    match text(&block[345..500]) {
-        prefix if &block[257..263] == b"ustar\0" && !prefix.is_empty() => format!("{prefix}/{name}"),
-        _ => name,
-    }
-}
-
-/// The text before the first zero byte.
-fn text(bytes: &[u8]) -> String {
-    let end = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
-    String::from_utf8_lossy(&bytes[..end]).into_owned()
-}
-
-/// The value of a key in extended headers: lines of `length key=value`.
-fn pax<'a>(mut note: &'a [u8], key: &str) -> Option<&'a [u8]> {
-    let mut found = None;
-    while !note.is_empty() {
-        let space = note.iter().position(|&b| b == b' ')?;
-        let length: usize = std::str::from_utf8(&note[..space]).ok()?.parse().ok()?;
-        let (line, rest) = note.split_at_checked(length)?;
-        let line = line.get(space + 1..)?.strip_suffix(b"\n")?;
-        if let Some(value) = line.strip_prefix(key.as_bytes()).and_then(|v| v.strip_prefix(b"=")) {
-            found = Some(value);
-        }
-        note = rest;
-    }
-    found
+/// Returns the header of a regular file, with a fixed time stamp and owner.
+pub(crate) fn file_header(size: u64) -> tar::Header {
+    let mut header = tar::Header::new_ustar();
+    header.set_entry_type(tar::EntryType::Regular);
+    header.set_mode(0o644);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_size(size);
+    header
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn append(builder: &mut tar::Builder<Vec<u8>>, name: &str, data: &[u8]) {
+        builder.append_data(&mut file_header(data.len() as u64), name, data).unwrap();
+    }
+
     #[test]
-    fn long_names_and_prefixes_are_found() {
-        let block = |data: &[u8]| [data, &vec![0; padding(data.len() as u64) as usize]].concat();
-        let typed = |name: &str, kind: u8, data: &[u8]| {
-            let mut header = header(name, data.len() as u64);
-            header[156] = kind;
-            let sum: u64 = header.iter().map(|&b| u64::from(b)).sum::<u64>()
-                - header[148..156].iter().map(|&b| u64::from(b)).sum::<u64>()
-                + 256;
-            header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-            [header, block(data)].concat()
-        };
+    fn reads_gnu_and_pax_long_names() {
         let long = "d/".repeat(99) + "x.txt";
-        let bytes = [
-            typed("folder/", b'5', b""),
-            typed("././@LongLink", b'L', format!("{long}\0").as_bytes()),
-            typed("cut", b'0', b"gnu"),
-            typed("pax", b'x', b"11 path=yz\n9 size=3\n"),
-            typed("cut", b'0', b"posix"),
-            typed("link", b'2', b""),
-            typed("last", b'0', b""),
-        ]
-        .concat();
-        let tar = Tar::parse(Contents::memory("t", bytes)).unwrap();
+        let mut builder = tar::Builder::new(Vec::new());
+        let mut folder = file_header(0);
+        folder.set_entry_type(tar::EntryType::Directory);
+        builder.append_data(&mut folder, "folder/", &[][..]).unwrap();
+        append(&mut builder, &long, b"gnu");
+        builder.append_pax_extensions([("path", &b"yz"[..]), ("size", b"3")]).unwrap();
+        append(&mut builder, "replaced", b"posix");
+        let mut link = file_header(0);
+        link.set_entry_type(tar::EntryType::Symlink);
+        builder.append_link(&mut link, "link", "folder").unwrap();
+        append(&mut builder, "last", b"");
+        let tar = Tar::parse(ByteSource::from_bytes("t", builder.into_inner().unwrap())).unwrap();
         let names: Vec<_> = tar.files.iter().map(|(n, s)| (&n[..], s.size)).collect();
         assert_eq!(names, [(&long[..], 3), ("yz", 3), ("last", 0)]);
         assert_eq!(tar.read("yz").unwrap(), b"pos");
     }
 
     #[test]
-    fn damage_is_an_error_with_its_offset() {
-        let mut bytes = [header("a", 3), b"abc".to_vec(), vec![0; 509], header("b", 0)].concat();
+    fn corrupt_header_error_names_the_offset() {
+        let mut builder = tar::Builder::new(Vec::new());
+        append(&mut builder, "a", b"abc");
+        append(&mut builder, "b", b"");
+        let mut bytes = builder.into_inner().unwrap();
         bytes[1024] ^= 1;
-        let e = Tar::parse(Contents::memory("t", bytes.clone())).err().unwrap();
-        assert_eq!(e.message(), "t, byte 1024: not a tar header: its checksum is wrong");
-        let e = Tar::parse(Contents::memory("t", bytes[..514].to_vec())).err().unwrap();
-        assert_eq!(e.message(), "t, byte 0: a file of 3 bytes should follow, but 2 are left");
-    }
-
-    #[test]
-    fn sizes_of_any_length() {
-        for size in [0, 7, 0o77_777_777_777, 0o100_000_000_000, u64::MAX] {
-            assert_eq!(number(&header("a", size)[124..136]), Some(size));
-        }
+        let e = Tar::parse(ByteSource::from_bytes("t", bytes.clone())).err().unwrap();
+        assert!(e.message().starts_with("t, byte 1024: ") && e.message().contains("checksum"), "{e}");
+        let e = Tar::parse(ByteSource::from_bytes("t", bytes[..514].to_vec())).err().unwrap();
+        assert!(e.message().starts_with("t, byte 0: ") && e.message().contains("3 bytes"), "{e}");
     }
 }

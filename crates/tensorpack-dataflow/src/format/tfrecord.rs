@@ -1,13 +1,13 @@
-//! TFRecord files: records of any bytes, one after the other, each with checksums.
+//! TFRecord files: a sequence of byte records with checksums.
 //!
-//! A record is its length (8 bytes), the length's checksum (4), the data, and the data's checksum (4). The checksum is
-//! CRC-32C, rotated right by 15 bits, plus a constant. The file is read through once when opened, header by header, to
-//! learn where the records are; after that any of them is read at once.
+//! A record consists of its length (8 bytes), a checksum of the length (4), the data and a checksum
+//! of the data (4). Checksums are masked CRC-32C. Opening a file scans all headers once; after that
+//! any record can be read directly.
 
-use super::index::checked;
-use super::new_file::NewFile;
-use super::serialized::{Serialized, encode, one_pass};
-use super::{Contents, RandomAccess};
+use super::atomic_file::AtomicFile;
+use super::check_index::check_index;
+use super::serialized::{Serialized, encode, for_each_sample};
+use super::{ByteSource, RandomAccess};
 use crate::{DataFlow, Sample};
 use std::path::Path;
 use std::sync::Arc;
@@ -16,64 +16,64 @@ use tensorpack_tensor::{Error, HostTensor, Result};
 const HEADER: u64 = 12;
 const FOOTER: u64 = 4;
 
-/// The records of a TFRecord file. A sample is one component: the record's bytes.
+/// The records of a TFRecord file. A sample is one component: the bytes of the record.
 ///
-/// A record whose data does not agree with its checksum is an error that names its offset; the records after it can
-/// still be read.
+/// Data that does not match its checksum is an error that names the offset; later records can still
+/// be read.
 #[derive(Clone, Debug)]
 pub struct TfRecord {
-    contents: Contents,
-    /// Where the headers are, and behind them the end of the last record.
+    source: ByteSource,
+    /// The offset of every header, followed by the end of the last record.
     offsets: Arc<[u64]>,
 }
 
 impl TfRecord {
-    /// The records of the file at `path`. A length that does not agree with its checksum is an error, and so is a file
-    /// cut short: nothing behind that place can be found.
+    /// Opens the file at `path`. A corrupt length or a truncated file is an error, since later
+    /// records cannot be located.
     pub fn open(path: impl AsRef<Path>) -> Result<TfRecord> {
-        TfRecord::parse(Contents::open(path)?)
+        TfRecord::parse(ByteSource::open(path)?)
     }
 
-    /// The records in `contents`.
-    pub fn parse(contents: Contents) -> Result<TfRecord> {
-        let (records, error) = TfRecord::index(contents);
-        error.map_or(Ok(records), |e| Err(e.note("TfRecord::salvage reads the records before it")))
+    /// Scans the records in `source`.
+    pub fn parse(source: ByteSource) -> Result<TfRecord> {
+        let (records, error) = TfRecord::index(source);
+        error.map_or(Ok(records), |e| Err(e.note("use TfRecord::salvage to read the records before it")))
     }
 
-    /// The records before the first damaged length or the place where the file was cut short; and how many bytes are
-    /// lost behind them, which is 0 if the file is whole.
+    /// Opens the records before the first corrupt length or the truncation. Also returns the number
+    /// of bytes lost after them, which is 0 for an intact file.
     pub fn salvage(path: impl AsRef<Path>) -> Result<(TfRecord, u64)> {
-        let contents = Contents::open(path)?;
-        let len = contents.len();
-        let (records, _) = TfRecord::index(contents);
+        let source = ByteSource::open(path)?;
+        let len = source.len();
+        let (records, _) = TfRecord::index(source);
         let end = records.offsets.last().copied().unwrap_or(0);
         Ok((records, len - end))
     }
 
-    fn index(contents: Contents) -> (TfRecord, Option<Error>) {
-        // Headers are read through a small window, since many short records share one.
+    fn index(source: ByteSource) -> (TfRecord, Option<Error>) {
+        // Headers are read through a small window, because short records share one.
         const WINDOW: u64 = 4096;
         let (mut offsets, mut at) = (vec![0], 0);
         let (mut window, mut window_at) = (Vec::new(), 0u64);
         let mut header_at = |at: u64| -> Result<u64> {
             if at < window_at || at + HEADER > window_at + window.len() as u64 {
-                window = contents.read(at, WINDOW.min(contents.len() - at).max(HEADER))?;
+                window = source.read(at, WINDOW.min(source.len() - at).max(HEADER))?;
                 window_at = at;
             }
             let header = &window[(at - window_at) as usize..][..HEADER as usize];
             let (length, checksum) = header.split_at(8);
             if masked_crc(length) != u32::from_le_bytes(checksum.try_into().expect("four bytes")) {
-                return Err(contents.error(at, "the record's length does not agree with its checksum"));
+                return Err(source.error_at(at, "the record length does not match its checksum"));
             }
             let length = u64::from_le_bytes(length.try_into().expect("eight bytes"));
-            let left = contents.len() - at;
+            let left = source.len() - at;
             length.checked_add(HEADER + FOOTER).filter(|&n| n <= left).ok_or_else(|| {
-                let why = format!("a record of {length} bytes should follow, but {left} bytes are left");
-                contents.error(at, why)
+                let why = format!("expected a record of {length} bytes, but only {left} bytes remain");
+                source.error_at(at, why)
             })
         };
         let mut error = None;
-        while at < contents.len() && error.is_none() {
+        while at < source.len() && error.is_none() {
             match header_at(at) {
                 Ok(length) => {
                     at += length;
@@ -82,7 +82,7 @@ impl TfRecord {
                 Err(e) => error = Some(e),
             }
         }
-        (TfRecord { contents, offsets: offsets.into() }, error)
+        (TfRecord { source, offsets: offsets.into() }, error)
     }
 }
 
@@ -92,34 +92,34 @@ impl RandomAccess for TfRecord {
     }
 
     fn get(&self, index: u64) -> Result<Sample> {
-        let i = checked(index, self.offsets.len() - 1)?;
+        let i = check_index(index, self.offsets.len() - 1)?;
         let (start, end) = (self.offsets[i], self.offsets[i + 1]);
-        let mut data = self.contents.read(start + HEADER, end - start - HEADER)?;
+        let mut data = self.source.read(start + HEADER, end - start - HEADER)?;
         let checksum = data.split_off(data.len() - FOOTER as usize);
         if masked_crc(&data) != u32::from_le_bytes(checksum.try_into().expect("four bytes")) {
-            let why = format!("the data of record {index} does not agree with its checksum");
-            return Err(self.contents.error(start, why));
+            let why = format!("the data of record {index} does not match its checksum");
+            return Err(self.source.error_at(start, why));
         }
         Ok(vec![HostTensor::new([data.len()], data)?])
     }
 }
 
-/// Writes a TFRecord file. It appears under its name when [`finished`](TfRecordWriter::finish).
-pub struct TfRecordWriter(NewFile);
+/// Writes a TFRecord file. The file gets its name when [`finish`](TfRecordWriter::finish) is
+/// called.
+pub struct TfRecordWriter(AtomicFile);
 
 impl TfRecordWriter {
-    /// A new file; one that exists is not overwritten.
+    /// Creates a new file. Existing files are not overwritten.
     pub fn create(path: impl AsRef<Path>) -> Result<TfRecordWriter> {
-        NewFile::create(path).map(TfRecordWriter)
+        AtomicFile::create(path).map(TfRecordWriter)
     }
 
     /// Appends a record.
     pub fn write(&mut self, record: &[u8]) -> Result<()> {
-        let length = (record.len() as u64).to_le_bytes();
-        self.0.write(&length)?;
-        self.0.write(&masked_crc(&length).to_le_bytes())?;
-        self.0.write(record)?;
-        self.0.write(&masked_crc(record).to_le_bytes())
+        let (header, footer) = frame(record);
+        self.0.append(&header)?;
+        self.0.append(record)?;
+        self.0.append(&footer)
     }
 
     /// Completes the file.
@@ -128,22 +128,34 @@ impl TfRecordWriter {
     }
 }
 
-/// Saves one pass of a dataflow to a new file, a record a sample. Returns how many there were.
+/// Saves one pass of a dataflow to a new file, one record per sample, and returns the number of
+/// samples.
 #[doc(alias = "TFRecordSerializer")]
 pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
     let mut file = TfRecordWriter::create(path)?;
-    let count = one_pass(flow, |sample| file.write(&encode(&sample)?))?;
+    let count = for_each_sample(flow, |sample| file.write(&encode(&sample)?))?;
     file.finish()?;
     Ok(count)
 }
 
-/// The samples that [`save`] saved.
+/// Opens samples written by [`save`].
 pub fn load(path: impl AsRef<Path>) -> Result<Serialized<TfRecord>> {
     let records = TfRecord::open(path)?;
-    let name = records.contents.name().to_string();
+    let name = records.source.name().to_string();
     Ok(Serialized::new(records, name))
 }
 
+/// Returns the bytes that go before and after a record: its length with a checksum, and the checksum
+/// of its data. TensorBoard event files use the same framing.
+pub fn frame(record: &[u8]) -> ([u8; 12], [u8; 4]) {
+    let length = (record.len() as u64).to_le_bytes();
+    let mut header = [0; 12];
+    header[..8].copy_from_slice(&length);
+    header[8..].copy_from_slice(&masked_crc(&length).to_le_bytes());
+    (header, masked_crc(record).to_le_bytes())
+}
+
+/// CRC-32C, masked so that the checksum of data that contains checksums is still a good one.
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -153,6 +165,7 @@ mod tests {
     use super::*;
     use crate::format::{assert_round_trip, test_samples};
     use crate::{FromList, Seed, State};
+    use tensorpack_tensor::ErrorKind;
 
     fn file(records: &[&[u8]]) -> Vec<u8> {
         let dir = tempfile::tempdir().unwrap();
@@ -164,29 +177,27 @@ mod tests {
     }
 
     #[test]
-    fn samples_come_back() {
+    fn samples_round_trip() {
         assert_round_trip(save, load);
     }
 
     #[test]
-    fn the_bytes_are_those_of_tensorflow() {
-        // tf.io.TFRecordWriter wrote this for the record b"abc".
+    fn bytes_match_tensorflow() {
+        // Written by tf.io.TFRecordWriter for the record b"abc".
         let expected = b"\x03\0\0\0\0\0\0\0\xb0\x99\x49\x0eabc\x6e\x57\xf1\x21";
         assert_eq!(file(&[b"abc"]), expected);
     }
 
     #[test]
-    fn reading_goes_on_behind_damaged_data() {
+    fn reading_continues_after_a_corrupt_record() {
         let mut bytes = file(&[b"first", b"second", b"third"]);
         bytes[21 + 12] ^= 1;
-        let records = TfRecord::parse(Contents::memory("r", bytes)).unwrap();
+        let records = TfRecord::parse(ByteSource::from_bytes("r", bytes)).unwrap();
         let mut reader = records.open(Seed::new(0), &State::start()).unwrap();
         assert_eq!(reader.read().unwrap().unwrap()[0].as_slice::<u8>().unwrap(), b"first");
         let e = reader.read().unwrap_err();
-        assert_eq!(
-            e.message(),
-            "sample 1 of epoch 0: r, byte 21: the data of record 1 does not agree with its checksum"
-        );
+        assert_eq!(e.kind(), ErrorKind::Data);
+        assert!(e.message().starts_with("sample 1 of epoch 0: r, byte 21: "), "{e}");
         assert_eq!(reader.read().unwrap().unwrap()[0].as_slice::<u8>().unwrap(), b"third");
         assert!(reader.read().unwrap().is_none());
 
@@ -198,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_found_behind_a_damaged_length() {
+    fn corrupt_length_ends_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let mut bytes = file(&[b"first", b"second"]);
         let cut = bytes[..30].to_vec();
@@ -215,11 +226,11 @@ mod tests {
     }
 
     #[test]
-    fn short_and_long_records_are_all_found() {
+    fn indexes_short_and_long_records() {
         let sizes: Vec<usize> = (0..200).map(|i| i * i * 7 % 5000).collect();
         let records: Vec<Vec<u8>> = sizes.iter().map(|&n| vec![n as u8; n]).collect();
         let bytes = file(&records.iter().map(|r| &r[..]).collect::<Vec<_>>());
-        let read = TfRecord::parse(Contents::memory("r", bytes)).unwrap();
+        let read = TfRecord::parse(ByteSource::from_bytes("r", bytes)).unwrap();
         assert_eq!(read.len(), 200);
         for i in [199, 0, 77, 198] {
             assert_eq!(read.get(i).unwrap()[0].as_slice::<u8>().unwrap(), records[i as usize]);
@@ -227,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_exists_stays() {
+    fn existing_files_are_not_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("r");
         std::fs::write(&path, b"mine").unwrap();

@@ -1,40 +1,42 @@
-//! What an augmentor is.
+//! The [`Augmentor`] and [`Transform`] traits.
 
-use crate::Draws;
+use crate::SampleRng;
 use std::fmt::Debug;
 use tensorpack_tensor::{HostTensor, Result};
 
-/// Changes pictures at random.
+/// Draws random image transforms.
 #[doc(alias = "ImageAugmentor")]
 pub trait Augmentor: Send + Sync {
-    /// Draws what is to be done to a picture like this one, and to all that belongs to it.
+    /// Draws a transform for an image like this one. Apply it to everything that belongs to the
+    /// image.
     #[doc(alias = "get_transform")]
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>>;
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>>;
 
-    /// Changes a picture, and says what was done.
-    fn augment(&self, image: HostTensor, draws: &mut Draws) -> Result<(HostTensor, Box<dyn Transform>)> {
-        let transform = self.transform(&image, draws)?;
+    /// Augments an image and returns the transform that was applied.
+    fn augment(&self, image: HostTensor, rng: &mut SampleRng) -> Result<(HostTensor, Box<dyn Transform>)> {
+        let transform = self.transform(&image, rng)?;
         Ok((transform.apply_image(image)?, transform))
     }
 }
 
-/// A change of pictures with nothing random left in it.
+/// A deterministic image transform.
 pub trait Transform: Debug + Send + Sync {
-    /// The picture, changed. One that is not shared is changed in place where that can be done.
+    /// Transforms an image, in place if possible and the image is not shared.
     fn apply_image(&self, image: HostTensor) -> Result<HostTensor>;
 
-    /// Moves points `[x, y]` along with the pixels they lie on.
+    /// Moves points `[x, y]` together with the pixels they lie on.
     ///
-    /// Coordinates count from the picture's corner: pixel 0 reaches from 0 to 1, and its centre is at 0.5.
+    /// Coordinates are relative to the corner of the image: pixel 0 spans 0 to 1, and its center is
+    /// 0.5.
     fn apply_coords(&self, coords: &mut [[f64; 2]]) -> Result<()>;
 }
 
 impl<A: Augmentor + ?Sized> Augmentor for Box<A> {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        (**self).transform(image, draws)
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        (**self).transform(image, rng)
     }
 
-    fn augment(&self, image: HostTensor, draws: &mut Draws) -> Result<(HostTensor, Box<dyn Transform>)> {
-        (**self).augment(image, draws)
+    fn augment(&self, image: HostTensor, rng: &mut SampleRng) -> Result<(HostTensor, Box<dyn Transform>)> {
+        (**self).augment(image, rng)
     }
 }

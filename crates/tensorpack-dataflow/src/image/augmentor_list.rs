@@ -1,23 +1,26 @@
-//! Augmentors one after the other.
+//! Sequences of augmentors and transforms.
 
 use super::{Augmentor, Transform};
-use crate::Draws;
+use crate::SampleRng;
 use tensorpack_tensor::{HostTensor, Result};
 
-/// Augmentors one after the other, each of which sees what the ones before it made.
+/// A sequence of augmentors. Each one sees the output of the previous one.
 ///
 /// ```
 /// use tensorpack_dataflow::Seed;
 /// use tensorpack_dataflow::image::{Augmentor, AugmentorList, Brightness, Flip, RandomCrop};
 /// use tensorpack_dataflow::tensor::{DType, HostTensor};
 ///
-/// let augmentors = AugmentorList::new().then(RandomCrop::new(24, 24)).then(Flip::horizontal()).then(Brightness::new(63.0));
+/// let augmentors = AugmentorList::new()
+///     .then(RandomCrop::new(24, 24))
+///     .then(Flip::horizontal())
+///     .then(Brightness::new(63.0));
 /// let image = HostTensor::zeros(DType::U8, [32, 32, 3])?;
-/// let (image, transform) = augmentors.augment(image, &mut Seed::new(0).draws(0, 0))?;
+/// let (image, transform) = augmentors.augment(image, &mut Seed::new(0).rng(0, 0))?;
 /// assert_eq!(image.sizes(), [24, 24, 3]);
 ///
 /// let mut corners = [[12.0, 12.0]];
-/// transform.apply_coords(&mut corners)?; // to where the crop and the flip have put the pixels there
+/// transform.apply_coords(&mut corners)?; // moves the point with its pixel
 /// # Ok::<(), tensorpack_dataflow::tensor::Error>(())
 /// ```
 #[derive(Default)]
@@ -26,12 +29,12 @@ pub struct AugmentorList {
 }
 
 impl AugmentorList {
-    /// None yet.
+    /// Creates an empty sequence.
     pub fn new() -> AugmentorList {
         AugmentorList::default()
     }
 
-    /// With one more.
+    /// Appends an augmentor.
     #[must_use]
     pub fn then(mut self, augmentor: impl Augmentor + 'static) -> AugmentorList {
         self.augmentors.push(Box::new(augmentor));
@@ -46,14 +49,18 @@ impl From<Vec<Box<dyn Augmentor>>> for AugmentorList {
 }
 
 impl Augmentor for AugmentorList {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        Ok(self.augment(image.clone(), draws)?.1)
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        Ok(self.augment(image.clone(), rng)?.1)
     }
 
-    fn augment(&self, mut image: HostTensor, draws: &mut Draws) -> Result<(HostTensor, Box<dyn Transform>)> {
+    fn augment(
+        &self,
+        mut image: HostTensor,
+        rng: &mut SampleRng,
+    ) -> Result<(HostTensor, Box<dyn Transform>)> {
         let mut done = Vec::with_capacity(self.augmentors.len());
         for augmentor in &self.augmentors {
-            let (after, transform) = augmentor.augment(image, draws)?;
+            let (after, transform) = augmentor.augment(image, rng)?;
             image = after;
             done.push(transform);
         }
@@ -61,7 +68,7 @@ impl Augmentor for AugmentorList {
     }
 }
 
-/// Transforms one after the other.
+/// A sequence of transforms.
 #[derive(Debug)]
 pub struct TransformList(pub Vec<Box<dyn Transform>>);
 

@@ -1,55 +1,55 @@
-//! Pictures out of focus.
+//! Gaussian blur.
 
-use super::picture::{Value, size, with_values};
+use super::pixels::{PixelValue, dispatch_pixel_type, image_size, shape_like};
 use super::{Augmentor, Transform, photometric};
-use crate::Draws;
+use crate::SampleRng;
 use tensorpack_tensor::{HostTensor, Result};
 
-/// Blurs the picture with a Gaussian window of random size.
+/// Blurs the image with a Gaussian kernel of random size.
 #[derive(Clone, Debug)]
 pub struct GaussianBlur {
-    reach: (usize, usize),
+    radius: (usize, usize),
     sigma: (f64, f64),
-    is_round: bool,
+    symmetric: bool,
 }
 
 impl GaussianBlur {
-    /// A window of `2 k + 1` pixels, for a k from `least` to below `end`.
-    pub fn new(least: usize, end: usize) -> GaussianBlur {
-        GaussianBlur { reach: (least, end), sigma: (0.0, 0.0), is_round: true }
+    /// Uses kernels of `2 k + 1` pixels with `k` in `min..end`.
+    pub fn new(min: usize, end: usize) -> GaussianBlur {
+        GaussianBlur { radius: (min, end), sigma: (0.0, 0.0), symmetric: true }
     }
 
-    /// With a standard deviation between these; 0 is one that suits the window.
+    /// Sets the range of the standard deviation. 0 derives it from the kernel size.
     #[must_use]
-    pub fn sigma(self, least: f64, most: f64) -> GaussianBlur {
-        GaussianBlur { sigma: (least, most), ..self }
+    pub fn sigma(self, min: f64, max: f64) -> GaussianBlur {
+        GaussianBlur { sigma: (min, max), ..self }
     }
 
-    /// With another window across than down.
+    /// Draws separate kernels for the horizontal and the vertical direction.
     #[doc(alias = "symmetric")]
     #[must_use]
     pub fn asymmetric(self) -> GaussianBlur {
-        GaussianBlur { is_round: false, ..self }
+        GaussianBlur { symmetric: false, ..self }
     }
 }
 
 impl Augmentor for GaussianBlur {
-    fn transform(&self, _: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let (least, end) = self.reach;
+    fn transform(&self, _: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let (min, end) = self.radius;
         let mut draw = || {
-            let reach = least + draws.below(end.saturating_sub(least) as u64) as usize;
-            window(reach, draws.between(self.sigma.0, self.sigma.1))
+            let radius = min + rng.below(end.saturating_sub(min) as u64) as usize;
+            gaussian_kernel(radius, rng.uniform_range(self.sigma.0, self.sigma.1))
         };
-        let across = draw();
-        let down = if self.is_round { across.clone() } else { draw() };
-        photometric("GaussianBlur", move |image| blur(&image, &across, &down))
+        let horizontal = draw();
+        let vertical = if self.symmetric { horizontal.clone() } else { draw() };
+        photometric("GaussianBlur", move |image| blur(&image, &horizontal, &vertical))
     }
 }
 
-/// The weights of a window that reaches so many pixels to either side.
-fn window(reach: usize, sigma: f64) -> Vec<f32> {
-    // For small windows of no given width OpenCV has tables of binomial weights.
-    let table: &[f32] = match reach {
+/// Returns a normalized Gaussian kernel of `2 * radius + 1` weights.
+fn gaussian_kernel(radius: usize, sigma: f64) -> Vec<f32> {
+    // Without a sigma, OpenCV uses fixed binomial weights for small kernels.
+    let table: &[f32] = match radius {
         _ if sigma > 0.0 => &[],
         0 => &[1.0],
         1 => &[0.25, 0.5, 0.25],
@@ -64,40 +64,41 @@ fn window(reach: usize, sigma: f64) -> Vec<f32> {
     if !table.is_empty() {
         return table.to_vec();
     }
-    let sigma = if sigma > 0.0 { sigma } else { 0.3 * (reach as f64 - 1.0) + 0.8 };
+    let sigma = if sigma > 0.0 { sigma } else { 0.3 * (radius as f64 - 1.0) + 0.8 };
     let weights: Vec<f64> =
-        (0..=2 * reach).map(|i| (-0.5 * ((i as f64 - reach as f64) / sigma).powi(2)).exp()).collect();
+        (0..=2 * radius).map(|i| (-0.5 * ((i as f64 - radius as f64) / sigma).powi(2)).exp()).collect();
     let sum: f64 = weights.iter().sum();
     weights.iter().map(|w| (w / sum) as f32).collect()
 }
 
-/// Weighs every pixel with its neighbours, across and then down; beyond the edges is the nearest pixel.
-fn blur(image: &HostTensor, across: &[f32], down: &[f32]) -> Result<HostTensor> {
-    let (h, w, c) = size(image)?;
-    with_values!(image, T => {
+/// Convolves rows, then columns, replicating the border pixels.
+fn blur(image: &HostTensor, horizontal: &[f32], vertical: &[f32]) -> Result<HostTensor> {
+    let (h, w, c) = image_size(image)?;
+    dispatch_pixel_type!(image, T => {
         let values = image.as_slice::<T>()?;
         let mut rows = vec![0.0f32; h * w * c];
         for (row, out) in values.chunks_exact(w * c).zip(rows.chunks_exact_mut(w * c)) {
             for (i, out) in out.iter_mut().enumerate() {
-                let at = |k: usize| row[neighbour(i / c, k, across, w) * c + i % c].to_f32();
-                *out = across.iter().enumerate().map(|(k, weight)| weight * at(k)).sum();
+                let at = |k: usize| row[replicate_index(i / c, k, horizontal, w) * c + i % c].to_f32();
+                *out = horizontal.iter().enumerate().map(|(k, weight)| weight * at(k)).sum();
             }
         }
         let mut out = Vec::with_capacity(h * w * c);
         let mut sums = vec![0.0f32; w * c];
         for y in 0..h {
             sums.fill(0.0);
-            for (k, weight) in down.iter().enumerate() {
-                let row = &rows[neighbour(y, k, down, h) * w * c..][..w * c];
+            for (k, weight) in vertical.iter().enumerate() {
+                let row = &rows[replicate_index(y, k, vertical, h) * w * c..][..w * c];
                 sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += weight * x);
             }
             out.extend(sums.iter().map(|&x| T::from_f32(x)));
         }
-        HostTensor::new([h, w, c], out)
+        HostTensor::new(shape_like(image, h, w, c), out)
     })
 }
 
-/// The pixel under weight `k` of a window about pixel `at` of `n`.
-fn neighbour(at: usize, k: usize, window: &[f32], n: usize) -> usize {
-    (at + k).saturating_sub(window.len() / 2).min(n - 1)
+/// Returns the index of the pixel under weight `k` of a kernel centered at `at`, clamped to the
+/// image.
+fn replicate_index(at: usize, k: usize, kernel: &[f32], n: usize) -> usize {
+    (at + k).saturating_sub(kernel.len() / 2).min(n - 1)
 }

@@ -1,11 +1,11 @@
-//! Parts of pictures.
+//! Crops and cutouts.
 
-use super::picture::{size, with_values};
+use super::pixels::{dispatch_pixel_type, image_size, shape_like};
 use super::{Augmentor, Rect, Transform};
-use crate::Draws;
+use crate::SampleRng;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// A part of this size, anywhere in the picture.
+/// Crops a rectangle of fixed size at a random position.
 #[derive(Clone, Debug)]
 pub struct RandomCrop {
     height: usize,
@@ -13,21 +13,22 @@ pub struct RandomCrop {
 }
 
 impl RandomCrop {
-    /// Of this size.
+    /// Sets the size of the crop.
     pub fn new(height: usize, width: usize) -> RandomCrop {
         RandomCrop { height, width }
     }
 }
 
 impl Augmentor for RandomCrop {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let (free_y, free_x) = room(image, self.height, self.width).map_err(|e| e.within("RandomCrop"))?;
-        let (y, x) = (draws.below(free_y as u64 + 1) as usize, draws.below(free_x as u64 + 1) as usize);
-        Ok(Box::new(Crop(Rect { x, y, width: self.width, height: self.height })))
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let (margin_y, margin_x) =
+            margins(image, self.height, self.width).map_err(|e| e.within("RandomCrop"))?;
+        let (y, x) = (rng.below(margin_y as u64 + 1) as usize, rng.below(margin_x as u64 + 1) as usize);
+        Ok(Box::new(CropTransform(Rect { x, y, width: self.width, height: self.height })))
     }
 }
 
-/// The part of this size in the middle of the picture.
+/// Crops a rectangle of fixed size from the center.
 #[derive(Clone, Debug)]
 pub struct CenterCrop {
     height: usize,
@@ -35,78 +36,83 @@ pub struct CenterCrop {
 }
 
 impl CenterCrop {
-    /// Of this size.
+    /// Sets the size of the crop.
     pub fn new(height: usize, width: usize) -> CenterCrop {
         CenterCrop { height, width }
     }
 }
 
 impl Augmentor for CenterCrop {
-    fn transform(&self, image: &HostTensor, _: &mut Draws) -> Result<Box<dyn Transform>> {
-        let (free_y, free_x) = room(image, self.height, self.width).map_err(|e| e.within("CenterCrop"))?;
-        Ok(Box::new(Crop(Rect { x: free_x / 2, y: free_y / 2, width: self.width, height: self.height })))
+    fn transform(&self, image: &HostTensor, _: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let (margin_y, margin_x) =
+            margins(image, self.height, self.width).map_err(|e| e.within("CenterCrop"))?;
+        Ok(Box::new(CropTransform(Rect {
+            x: margin_x / 2,
+            y: margin_y / 2,
+            width: self.width,
+            height: self.height,
+        })))
     }
 }
 
-/// A part of random size, anywhere in the picture.
+/// Crops a rectangle of random size at a random position.
 #[derive(Clone, Debug)]
 pub struct RandomCropRandomShape {
-    least: (usize, usize),
-    most: Option<(usize, usize)>,
+    min: (usize, usize),
+    max: Option<(usize, usize)>,
 }
 
 impl RandomCropRandomShape {
-    /// At least of this size, and at most as large as the picture.
+    /// Sets the minimum size. The maximum defaults to the size of the image.
     pub fn new(height: usize, width: usize) -> RandomCropRandomShape {
-        RandomCropRandomShape { least: (height, width), most: None }
+        RandomCropRandomShape { min: (height, width), max: None }
     }
 
-    /// At most of this size.
+    /// Sets the maximum size.
+    #[doc(alias = "at_most")]
     #[must_use]
-    pub fn at_most(self, height: usize, width: usize) -> RandomCropRandomShape {
-        RandomCropRandomShape { most: Some((height, width)), ..self }
+    pub fn max_size(self, height: usize, width: usize) -> RandomCropRandomShape {
+        RandomCropRandomShape { max: Some((height, width)), ..self }
     }
 }
 
 impl Augmentor for RandomCropRandomShape {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let (h, w, _) = size(image)?;
-        let most = self.most.unwrap_or((h, w));
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let (h, w, _) = image_size(image)?;
+        let max = self.max.unwrap_or((h, w));
         let mut side =
-            |least: usize, most: usize| least + draws.below((most.saturating_sub(least) + 1) as u64) as usize;
-        let (height, width) = (side(self.least.0, most.0), side(self.least.1, most.1));
-        RandomCrop::new(height, width).transform(image, draws).map_err(|e| e.within("RandomCropRandomShape"))
+            |min: usize, max: usize| min + rng.below((max.saturating_sub(min) + 1) as u64) as usize;
+        let (height, width) = (side(self.min.0, max.0), side(self.min.1, max.1));
+        RandomCrop::new(height, width).transform(image, rng).map_err(|e| e.within("RandomCropRandomShape"))
     }
 }
 
-/// How many more rows and columns than this the picture has.
-fn room(image: &HostTensor, height: usize, width: usize) -> Result<(usize, usize)> {
-    let (h, w, _) = size(image)?;
+/// Returns how many rows and columns the image has beyond this size.
+fn margins(image: &HostTensor, height: usize, width: usize) -> Result<(usize, usize)> {
+    let (h, w, _) = image_size(image)?;
     match (h.checked_sub(height), w.checked_sub(width)) {
         (Some(y), Some(x)) if height > 0 && width > 0 => Ok((y, x)),
-        _ => Err(Error::shape(format!(
-            "{height} by {width} pixels cannot be cut out of a picture of {h} by {w}"
-        ))),
+        _ => Err(Error::shape(format!("cannot crop {height}x{width} from an image of {h}x{w}"))),
     }
 }
 
-/// Cuts a part out.
+/// Crops a rectangle.
 #[derive(Debug)]
-pub(super) struct Crop(pub(super) Rect);
+pub(super) struct CropTransform(pub(super) Rect);
 
-impl Transform for Crop {
+impl Transform for CropTransform {
     fn apply_image(&self, image: HostTensor) -> Result<HostTensor> {
         let Rect { x, y, width, height } = self.0;
-        let (h, w, c) = size(&image)?;
+        let (h, w, c) = image_size(&image)?;
         if !self.0.is_within(h, w) {
-            return Err(Error::shape(format!("Crop: {:?} is not within a picture of {h} by {w}", self.0)));
+            return Err(Error::shape(format!("Crop: {:?} is outside an image of {h}x{w}", self.0)));
         }
-        with_values!(image, T => {
+        dispatch_pixel_type!(image, T => {
             let mut out = Vec::with_capacity(height * width * c);
             for row in image.as_slice::<T>()?.chunks_exact(w * c).skip(y).take(height) {
                 out.extend_from_slice(&row[x * c..(x + width) * c]);
             }
-            HostTensor::new([height, width, c], out)
+            HostTensor::new(shape_like(&image, height, width, c), out)
         })
     }
 
@@ -118,7 +124,7 @@ impl Transform for Crop {
     }
 }
 
-/// Fills a part of the picture, anywhere in it.
+/// Fills a rectangle at a random position.
 #[derive(Clone, Debug)]
 pub struct RandomCutout {
     heights: (usize, usize),
@@ -127,17 +133,18 @@ pub struct RandomCutout {
 }
 
 impl RandomCutout {
-    /// Of this size, with 0.
+    /// Fills a rectangle of this size with 0.
     pub fn new(height: usize, width: usize) -> RandomCutout {
-        RandomCutout::between((height, height), (width, width))
+        RandomCutout::range((height, height), (width, width))
     }
 
-    /// Of a height and a width between these, ends included.
-    pub fn between(heights: (usize, usize), widths: (usize, usize)) -> RandomCutout {
+    /// Fills a rectangle with a height and width in these inclusive ranges.
+    #[doc(alias = "between")]
+    pub fn range(heights: (usize, usize), widths: (usize, usize)) -> RandomCutout {
         RandomCutout { heights, widths, fill: 0.0 }
     }
 
-    /// With this value.
+    /// Sets the fill value.
     #[must_use]
     pub fn fill(self, fill: f32) -> RandomCutout {
         RandomCutout { fill, ..self }
@@ -145,18 +152,17 @@ impl RandomCutout {
 }
 
 impl Augmentor for RandomCutout {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let mut side = |(least, most): (usize, usize)| {
-            least + draws.below((most.saturating_sub(least) + 1) as u64) as usize
-        };
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let mut side =
+            |(min, max): (usize, usize)| min + rng.below((max.saturating_sub(min) + 1) as u64) as usize;
         let (height, width) = (side(self.heights), side(self.widths));
-        let (free_y, free_x) = room(image, height, width).map_err(|e| e.within("RandomCutout"))?;
-        let (y, x) = (draws.below(free_y as u64 + 1) as usize, draws.below(free_x as u64 + 1) as usize);
+        let (margin_y, margin_x) = margins(image, height, width).map_err(|e| e.within("RandomCutout"))?;
+        let (y, x) = (rng.below(margin_y as u64 + 1) as usize, rng.below(margin_x as u64 + 1) as usize);
         let fill = self.fill;
         super::photometric("RandomCutout", move |mut image| {
-            let (_, w, c) = size(&image)?;
-            with_values!(image, T => {
-                use super::picture::Value;
+            let (_, w, c) = image_size(&image)?;
+            dispatch_pixel_type!(image, T => {
+                use super::pixels::PixelValue;
                 for row in image.as_mut_slice::<T>()?.chunks_exact_mut(w * c).skip(y).take(height) {
                     row[x * c..(x + width) * c].fill(T::from_f32(fill));
                 }

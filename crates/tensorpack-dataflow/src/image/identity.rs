@@ -1,18 +1,16 @@
-//! Nothing, and anything.
+//! The identity augmentor.
 
 use super::{Augmentor, Transform};
-use crate::Draws;
-use std::fmt;
-use std::sync::Arc;
-use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+use crate::SampleRng;
+use tensorpack_tensor::{HostTensor, Result};
 
-/// Leaves pictures as they are.
+/// Leaves images unchanged.
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "NoOpTransform")]
 pub struct Identity;
 
 impl Augmentor for Identity {
-    fn transform(&self, _: &HostTensor, _: &mut Draws) -> Result<Box<dyn Transform>> {
+    fn transform(&self, _: &HostTensor, _: &mut SampleRng) -> Result<Box<dyn Transform>> {
         Ok(Box::new(Identity))
     }
 }
@@ -24,55 +22,5 @@ impl Transform for Identity {
 
     fn apply_coords(&self, _: &mut [[f64; 2]]) -> Result<()> {
         Ok(())
-    }
-}
-
-type ImageFunction = Arc<dyn Fn(HostTensor) -> Result<HostTensor> + Send + Sync>;
-type CoordsFunction = Arc<dyn Fn([f64; 2]) -> [f64; 2] + Send + Sync>;
-
-/// Changes pictures with a function.
-#[derive(Clone)]
-pub struct MapImage {
-    image: ImageFunction,
-    coords: Option<CoordsFunction>,
-}
-
-impl MapImage {
-    /// With this function of the picture.
-    pub fn new(function: impl Fn(HostTensor) -> Result<HostTensor> + Send + Sync + 'static) -> MapImage {
-        MapImage { image: Arc::new(function), coords: None }
-    }
-
-    /// And this one of every point. Without it, coordinates are an error.
-    #[must_use]
-    pub fn coords(self, function: impl Fn([f64; 2]) -> [f64; 2] + Send + Sync + 'static) -> MapImage {
-        MapImage { coords: Some(Arc::new(function)), ..self }
-    }
-}
-
-impl Augmentor for MapImage {
-    fn transform(&self, _: &HostTensor, _: &mut Draws) -> Result<Box<dyn Transform>> {
-        Ok(Box::new(self.clone()))
-    }
-}
-
-impl Transform for MapImage {
-    fn apply_image(&self, image: HostTensor) -> Result<HostTensor> {
-        (self.image)(image).map_err(|e| e.within("MapImage"))
-    }
-
-    fn apply_coords(&self, coords: &mut [[f64; 2]]) -> Result<()> {
-        let Some(function) = &self.coords else {
-            let why = "MapImage: coordinates need a function of their own: MapImage::coords";
-            return Err(Error::new(ErrorKind::Unsupported, why));
-        };
-        coords.iter_mut().for_each(|p| *p = function(*p));
-        Ok(())
-    }
-}
-
-impl fmt::Debug for MapImage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("MapImage")
     }
 }

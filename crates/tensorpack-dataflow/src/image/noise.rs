@@ -1,13 +1,13 @@
-//! Noise.
+//! Noise augmentors.
 
 use super::convert::to_f32;
-use super::picture::{Value, rgb_size, size, with_values};
+use super::pixels::{PixelValue, dispatch_pixel_type, image_size, rgb_size};
 use super::{Augmentor, Channels, Transform, decode, photometric};
-use crate::Draws;
+use crate::SampleRng;
 use jpeg_encoder::{ColorType, Encoder};
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
-/// Adds a normal random number to every value.
+/// Adds Gaussian noise to every value.
 #[derive(Clone, Debug)]
 pub struct GaussianNoise {
     sigma: f64,
@@ -15,12 +15,12 @@ pub struct GaussianNoise {
 }
 
 impl GaussianNoise {
-    /// Of this standard deviation.
+    /// Sets the standard deviation.
     pub fn new(sigma: f64) -> GaussianNoise {
         GaussianNoise { sigma, clip: true }
     }
 
-    /// Without holding f32 pictures to 0 to 255.
+    /// Does not clip f32 images to 0..255.
     #[must_use]
     pub fn no_clip(self) -> GaussianNoise {
         GaussianNoise { clip: false, ..self }
@@ -28,11 +28,11 @@ impl GaussianNoise {
 }
 
 impl Augmentor for GaussianNoise {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let noise: Vec<f32> = (0..image.len()).map(|_| (draws.normal() * self.sigma) as f32).collect();
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let noise: Vec<f32> = (0..image.len()).map(|_| (rng.normal() * self.sigma) as f32).collect();
         let clip = self.clip;
         photometric("GaussianNoise", move |image| {
-            each_with(image, &noise, |x, noise| if clip { (x + noise).clamp(0.0, 255.0) } else { x + noise })
+            zip_values(image, &noise, |x, noise| if clip { (x + noise).clamp(0.0, 255.0) } else { x + noise })
         })
     }
 }
@@ -45,23 +45,23 @@ pub struct SaltPepperNoise {
 }
 
 impl SaltPepperNoise {
-    /// This share of them to 255, and this one to 0.
+    /// Sets the fractions of values that become 255 and 0.
     pub fn new(white: f64, black: f64) -> SaltPepperNoise {
         SaltPepperNoise { white, black }
     }
 }
 
 impl Augmentor for SaltPepperNoise {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
         let (white, black) = (self.white, self.black);
         if white + black > 1.0 {
             return Err(Error::argument(
-                "SaltPepperNoise: the shares of white and black add up to more than 1",
+                "SaltPepperNoise: the fractions of white and black sum to more than 1",
             ));
         }
-        let drawn: Vec<f32> = (0..image.len()).map(|_| draws.uniform() as f32).collect();
+        let drawn: Vec<f32> = (0..image.len()).map(|_| rng.uniform() as f32).collect();
         photometric("SaltPepperNoise", move |image| {
-            each_with(image, &drawn, |x, drawn| match f64::from(drawn) {
+            zip_values(image, &drawn, |x, drawn| match f64::from(drawn) {
                 drawn if drawn < black => 0.0,
                 drawn if drawn > 1.0 - white => 255.0,
                 _ => x,
@@ -70,44 +70,44 @@ impl Augmentor for SaltPepperNoise {
     }
 }
 
-/// Every value with a number of its own through a function.
-fn each_with(mut image: HostTensor, numbers: &[f32], f: impl Fn(f32, f32) -> f32) -> Result<HostTensor> {
-    size(&image)?;
-    if image.len() != numbers.len() {
+/// Combines every value with its noise.
+fn zip_values(mut image: HostTensor, noise: &[f32], f: impl Fn(f32, f32) -> f32) -> Result<HostTensor> {
+    image_size(&image)?;
+    if image.len() != noise.len() {
         return Err(Error::shape(format!(
-            "the noise is for {} values, the picture has {}",
-            numbers.len(),
+            "the noise has {} values, but the image has {}",
+            noise.len(),
             image.len()
         )));
     }
-    with_values!(image, T => {
-        for (x, &number) in image.as_mut_slice::<T>()?.iter_mut().zip(numbers) {
-            *x = T::from_f32(f(x.to_f32(), number));
+    dispatch_pixel_type!(image, T => {
+        for (x, &noise) in image.as_mut_slice::<T>()?.iter_mut().zip(noise) {
+            *x = T::from_f32(f(x.to_f32(), noise));
         }
     });
     Ok(image)
 }
 
-/// Encodes the picture as JPEG and decodes it again.
+/// Compresses the image as JPEG and decodes it again.
 #[derive(Clone, Debug)]
 pub struct JpegNoise {
     quality: (u8, u8),
 }
 
 impl JpegNoise {
-    /// With a quality from `least` to below `end`, of 1 to 100.
-    pub fn new(least: u8, end: u8) -> JpegNoise {
-        JpegNoise { quality: (least, end) }
+    /// Uses a quality in `min..end`, out of 1 to 100.
+    pub fn new(min: u8, end: u8) -> JpegNoise {
+        JpegNoise { quality: (min, end) }
     }
 }
 
 impl Augmentor for JpegNoise {
-    fn transform(&self, _: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let (least, end) = self.quality;
-        let quality = (u64::from(least) + draws.below(end.saturating_sub(least).into())).clamp(1, 100) as u8;
+    fn transform(&self, _: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let (min, end) = self.quality;
+        let quality = (u64::from(min) + rng.below(end.saturating_sub(min).into())).clamp(1, 100) as u8;
         photometric("JpegNoise", move |image| {
             let (h, w) = rgb_size(&image)?;
-            let too_large = |_| Error::shape(format!("a picture of {h} by {w} is too large for JPEG"));
+            let too_large = |_| Error::shape(format!("an image of {h}x{w} is too large for JPEG"));
             let (height, width) =
                 (u16::try_from(h).map_err(too_large)?, u16::try_from(w).map_err(too_large)?);
             let is_f32 = image.dtype() == DType::F32;

@@ -1,32 +1,32 @@
-//! How a picture lies in its file.
+//! EXIF orientation.
 
 use super::Rect;
 
-/// How the camera was held: 1 to 8, as EXIF numbers it. 1 is upright.
+/// An EXIF orientation, 1 to 8. 1 is upright.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Orientation(pub(super) u8);
 
 impl Orientation {
-    /// Whether rows are stored as columns.
+    /// Returns whether rows are stored as columns.
     fn is_transposed(self) -> bool {
         self.0 >= 5
     }
 
-    /// Whether the order of stored rows, and of stored columns, is turned round.
+    /// Returns whether the stored rows and the stored columns are reversed.
     fn flips(self) -> (bool, bool) {
         (matches!(self.0, 3 | 4 | 6 | 7), matches!(self.0, 2 | 3 | 7 | 8))
     }
 
-    /// The upright height and width of a picture stored with these; and the other way round.
+    /// Converts between the stored and the upright size.
     pub(super) fn size(self, (height, width): (usize, usize)) -> (usize, usize) {
         if self.is_transposed() { (width, height) } else { (height, width) }
     }
 
-    /// Where in a stored picture of this size a part of the upright one lies.
-    pub(super) fn stored(self, part: Rect, (height, width): (usize, usize)) -> Rect {
-        let mut stored = part;
+    /// Maps a rectangle of the upright image to the stored image of this size.
+    pub(super) fn stored(self, rect: Rect, (height, width): (usize, usize)) -> Rect {
+        let mut stored = rect;
         if self.is_transposed() {
-            stored = Rect { x: part.y, y: part.x, width: part.height, height: part.width };
+            stored = Rect { x: rect.y, y: rect.x, width: rect.height, height: rect.width };
         }
         let (rows, columns) = self.flips();
         if rows {
@@ -38,7 +38,7 @@ impl Orientation {
         stored
     }
 
-    /// Sets a stored picture of this size upright.
+    /// Rotates a stored image of this size upright.
     pub(super) fn upright(self, stored: &[u8], size: (usize, usize), channels: usize, out: &mut [u8]) {
         let (height, width) = self.size(size);
         let pixels = (0..height).flat_map(|y| (0..width).map(move |x| Rect { x, y, width: 1, height: 1 }));
@@ -55,8 +55,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_number_turns_the_picture_upright() {
-        // An F, and how it is stored under each number.
+    fn every_exif_orientation_becomes_upright() {
+        // An F, as stored under each orientation.
         let stored = [
             (["##", "#.", "#."], 1),
             (["##", ".#", ".#"], 2),

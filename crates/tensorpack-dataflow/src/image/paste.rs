@@ -1,11 +1,11 @@
-//! Pictures on a larger canvas.
+//! Pasting onto a larger canvas.
 
-use super::picture::{Value, size, with_values};
+use super::pixels::{PixelValue, dispatch_pixel_type, image_size, shape_like};
 use super::{Augmentor, Transform};
-use crate::Draws;
+use crate::SampleRng;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// Puts the picture on a larger canvas: in the middle of it, or anywhere.
+/// Pastes the image onto a larger canvas, at its center or at a random position.
 #[derive(Clone, Debug)]
 #[doc(alias = "CenterPaste")]
 #[doc(alias = "RandomPaste")]
@@ -17,17 +17,17 @@ pub struct Paste {
 }
 
 impl Paste {
-    /// In the middle of a black canvas of this size.
+    /// Pastes at the center of a canvas of this size. The fill value defaults to 0.
     pub fn center(height: usize, width: usize) -> Paste {
         Paste { height, width, is_random: false, fill: 0.0 }
     }
 
-    /// Anywhere on a black canvas of this size.
+    /// Pastes at a random position on a canvas of this size. The fill value defaults to 0.
     pub fn random(height: usize, width: usize) -> Paste {
         Paste { height, width, is_random: true, fill: 0.0 }
     }
 
-    /// On a canvas of this value.
+    /// Sets the fill value of the canvas.
     #[doc(alias = "ConstantBackgroundFiller")]
     #[must_use]
     pub fn fill(self, fill: f32) -> Paste {
@@ -36,24 +36,24 @@ impl Paste {
 }
 
 impl Augmentor for Paste {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let (h, w, _) = size(image)?;
-        let (Some(free_y), Some(free_x)) = (self.height.checked_sub(h), self.width.checked_sub(w)) else {
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let (h, w, _) = image_size(image)?;
+        let (Some(margin_y), Some(margin_x)) = (self.height.checked_sub(h), self.width.checked_sub(w)) else {
             let why = format!(
-                "Paste: a picture of {h} by {w} is larger than the canvas of {} by {}",
+                "Paste: an image of {h}x{w} is larger than the canvas of {}x{}",
                 self.height, self.width
             );
             return Err(Error::shape(why));
         };
-        let mut place =
-            |free: usize| if self.is_random { draws.below(free as u64 + 1) as usize } else { free / 2 };
-        let (y, x) = (place(free_y), place(free_x));
-        Ok(Box::new(Pasted { height: self.height, width: self.width, y, x, fill: self.fill }))
+        let mut offset =
+            |free: usize| if self.is_random { rng.below(free as u64 + 1) as usize } else { free / 2 };
+        let (y, x) = (offset(margin_y), offset(margin_x));
+        Ok(Box::new(PasteTransform { height: self.height, width: self.width, y, x, fill: self.fill }))
     }
 }
 
 #[derive(Debug)]
-struct Pasted {
+struct PasteTransform {
     height: usize,
     width: usize,
     y: usize,
@@ -61,19 +61,21 @@ struct Pasted {
     fill: f32,
 }
 
-impl Transform for Pasted {
+impl Transform for PasteTransform {
     fn apply_image(&self, image: HostTensor) -> Result<HostTensor> {
-        let (h, w, c) = size(&image)?;
+        let (h, w, c) = image_size(&image)?;
         if h + self.y > self.height || w + self.x > self.width {
-            return Err(Error::shape(format!("Paste: a picture of {h} by {w} does not fit where it is put")));
+            return Err(Error::shape(format!(
+                "Paste: an image of {h}x{w} does not fit at its position on the canvas"
+            )));
         }
-        with_values!(image, T => {
+        dispatch_pixel_type!(image, T => {
             let mut canvas = vec![T::from_f32(self.fill); self.height * self.width * c];
             let rows = canvas.chunks_exact_mut(self.width * c).skip(self.y);
             for (to, from) in rows.zip(image.as_slice::<T>()?.chunks_exact(w * c)) {
                 to[self.x * c..(self.x + w) * c].copy_from_slice(from);
             }
-            HostTensor::new([self.height, self.width, c], canvas)
+            HostTensor::new(shape_like(&image, self.height, self.width, c), canvas)
         })
     }
 

@@ -1,4 +1,4 @@
-//! Changes of values that leave pixels where they are.
+//! Transforms that change values but move no pixels.
 
 use super::Transform;
 use std::fmt;
@@ -9,7 +9,7 @@ struct Photometric<F> {
     function: F,
 }
 
-/// The transform that changes values with a function and leaves coordinates alone.
+/// Creates a transform that applies a function to the image and leaves coordinates unchanged.
 pub(super) fn photometric<F>(name: &'static str, function: F) -> Result<Box<dyn Transform>>
 where
     F: Fn(HostTensor) -> Result<HostTensor> + Send + Sync + 'static,

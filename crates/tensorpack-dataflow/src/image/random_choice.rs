@@ -1,10 +1,10 @@
 //! Augmentors that choose among others.
 
 use super::{Augmentor, Identity, Transform, TransformList};
-use crate::Draws;
+use crate::SampleRng;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// Applies another augmentor with some probability, and else does nothing.
+/// Applies an augmentor with some probability.
 #[doc(alias = "RandomApplyAug")]
 pub struct RandomApply {
     augmentor: Box<dyn Augmentor>,
@@ -12,16 +12,16 @@ pub struct RandomApply {
 }
 
 impl RandomApply {
-    /// This one, with this probability.
+    /// Applies `augmentor` with this probability.
     pub fn new(augmentor: impl Augmentor + 'static, probability: f64) -> RandomApply {
         RandomApply { augmentor: Box::new(augmentor), probability }
     }
 }
 
 impl Augmentor for RandomApply {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        match draws.chance(self.probability) {
-            true => self.augmentor.transform(image, draws),
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        match rng.bernoulli(self.probability) {
+            true => self.augmentor.transform(image, rng),
             false => Ok(Box::new(Identity)),
         }
     }
@@ -35,18 +35,18 @@ pub struct RandomChoose {
 }
 
 impl RandomChoose {
-    /// Among none yet.
+    /// Creates an empty choice.
     pub fn new() -> RandomChoose {
         RandomChoose::default()
     }
 
-    /// Or this one, as likely as others of weight 1.
+    /// Adds an augmentor with weight 1.
     #[must_use]
     pub fn or(self, augmentor: impl Augmentor + 'static) -> RandomChoose {
         self.or_with_weight(augmentor, 1.0)
     }
 
-    /// Or this one, as likely as its share of all weights.
+    /// Adds an augmentor whose probability is its share of the total weight.
     #[must_use]
     pub fn or_with_weight(mut self, augmentor: impl Augmentor + 'static, weight: f64) -> RandomChoose {
         self.choices.push((Box::new(augmentor), weight));
@@ -55,23 +55,22 @@ impl RandomChoose {
 }
 
 impl Augmentor for RandomChoose {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
         let total: f64 = self.choices.iter().map(|(_, weight)| weight).sum();
-        let mut left = draws.uniform() * total;
+        let mut left = rng.uniform() * total;
         let chosen = self.choices.iter().find(|(_, weight)| {
             left -= weight;
             left < 0.0
         });
         match chosen {
-            Some((augmentor, _)) => augmentor.transform(image, draws),
-            None => {
-                Err(Error::argument("RandomChoose: there is nothing to choose from with a weight above 0"))
-            }
+            Some((augmentor, _)) => augmentor.transform(image, rng),
+            None => Err(Error::argument("RandomChoose: no augmentor has a weight above 0")),
         }
     }
 }
 
-/// Applies augmentors in random order. What each does is drawn from the original picture: none may change its size.
+/// Applies augmentors in random order. All transforms are drawn for the original image, so none may
+/// change its size.
 #[derive(Default)]
 #[doc(alias = "RandomOrderAug")]
 pub struct RandomOrder {
@@ -79,12 +78,12 @@ pub struct RandomOrder {
 }
 
 impl RandomOrder {
-    /// None yet.
+    /// Creates an empty list.
     pub fn new() -> RandomOrder {
         RandomOrder::default()
     }
 
-    /// With one more.
+    /// Adds an augmentor.
     #[must_use]
     pub fn with(mut self, augmentor: impl Augmentor + 'static) -> RandomOrder {
         self.augmentors.push(Box::new(augmentor));
@@ -93,11 +92,11 @@ impl RandomOrder {
 }
 
 impl Augmentor for RandomOrder {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let transforms: Result<Vec<_>> = self.augmentors.iter().map(|a| a.transform(image, draws)).collect();
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let transforms: Result<Vec<_>> = self.augmentors.iter().map(|a| a.transform(image, rng)).collect();
         let mut transforms = transforms?;
         for i in (1..transforms.len()).rev() {
-            transforms.swap(i, draws.below(i as u64 + 1) as usize);
+            transforms.swap(i, rng.below(i as u64 + 1) as usize);
         }
         Ok(Box::new(TransformList(transforms)))
     }

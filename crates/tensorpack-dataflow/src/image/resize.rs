@@ -1,30 +1,30 @@
-//! Pictures at another size.
+//! Resizing.
 
-use super::picture;
+use super::pixels;
 use fast_image_resize as fir;
 use fir::images::{Image, ImageRef};
 use fir::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 use std::cell::RefCell;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
-/// How values between pixels are found.
+/// Interpolation methods, equivalent to those of OpenCV.
 ///
-/// Pixels are squares: the centre of the first is half a pixel from the edge. All but `Area` look at as many pixels as
-/// the name says also where a picture is made smaller, as OpenCV's methods do: fast, and not free of aliasing below
-/// half the size.
+/// Pixels are squares: the center of the first one is half a pixel from the edge. Apart from
+/// `Area`, the kernels are not widened when shrinking: fast, but subject to aliasing below half the
+/// size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[doc(alias = "interp")]
 pub enum Interpolation {
-    /// The pixel that the centre lies in.
+    /// The pixel that contains the sampling point.
     Nearest,
-    /// Between the 2 by 2 nearest.
+    /// Bilinear, from 2 by 2 pixels.
     #[default]
     Linear,
-    /// From the 4 by 4 nearest; overshoots at edges.
+    /// Bicubic, from 4 by 4 pixels. May overshoot at edges.
     Cubic,
-    /// The mean of the pixels that a new pixel covers; `Linear` where the picture is made larger.
+    /// The average of the covered pixels. Same as `Linear` when enlarging.
     Area,
-    /// From the 8 by 8 nearest; overshoots at edges.
+    /// Lanczos, from 8 by 8 pixels. May overshoot at edges.
     Lanczos,
 }
 
@@ -43,7 +43,7 @@ impl Interpolation {
     }
 }
 
-/// The cubic kernel with the slope -0.75 that OpenCV has.
+/// The cubic kernel with OpenCV's coefficient of -0.75.
 fn cubic(x: f64) -> f64 {
     const A: f64 = -0.75;
     let x = x.abs();
@@ -56,64 +56,65 @@ fn cubic(x: f64) -> f64 {
     }
 }
 
-/// The sinc under a window of four pixels.
+/// The Lanczos kernel with a radius of four pixels.
 fn lanczos(x: f64) -> f64 {
     let sinc =
         |x: f64| if x == 0.0 { 1.0 } else { (x * std::f64::consts::PI).sin() / (x * std::f64::consts::PI) };
     if x.abs() < 4.0 { sinc(x) * sinc(x / 4.0) } else { 0.0 }
 }
 
-/// The picture at another size.
+/// Resizes an image.
 pub fn resize(
     image: &HostTensor,
     height: usize,
     width: usize,
     interpolation: Interpolation,
 ) -> Result<HostTensor> {
-    let size = picture::size(image)?;
+    let size = pixels::image_size(image)?;
     let (h, w, channels) = size;
     if (h, w) == (height, width) {
         return Ok(image.clone());
     }
-    let sizes = [height, width, channels];
+    let sizes = pixels::shape_like(image, height, width, channels);
     let mut out = HostTensor::zeros(image.dtype(), sizes)?;
-    let part = Part::all(h, w);
+    let region = Region::full(h, w);
     let dtype = image.dtype();
     let out_bytes = match dtype {
         DType::U8 => out.as_mut_slice::<u8>()?,
         _ => bytemuck::cast_slice_mut(out.as_mut_slice::<f32>()?),
     };
-    resize_part(image.as_bytes(), size, dtype, part, out_bytes, (height, width), interpolation)?;
+    resize_region(image.as_bytes(), size, dtype, region, out_bytes, (height, width), interpolation)?;
     Ok(out)
 }
 
-/// A part of a picture with edges between pixels.
+/// A region of an image with fractional edges.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) struct Part {
+pub(super) struct Region {
     pub(super) left: f64,
     pub(super) top: f64,
     pub(super) width: f64,
     pub(super) height: f64,
 }
 
-impl Part {
-    /// All of a picture.
-    pub(super) fn all(height: usize, width: usize) -> Part {
-        Part { left: 0.0, top: 0.0, width: width as f64, height: height as f64 }
+impl Region {
+    /// Returns the region that covers a whole image.
+    pub(super) fn full(height: usize, width: usize) -> Region {
+        Region { left: 0.0, top: 0.0, width: width as f64, height: height as f64 }
     }
 
-    /// Whether it is all of a picture.
-    pub(super) fn is_all(self, height: usize, width: usize) -> bool {
-        self == Part::all(height, width)
+    /// Returns whether the region covers the whole image.
+    pub(super) fn is_full(self, height: usize, width: usize) -> bool {
+        self == Region::full(height, width)
     }
 }
 
-/// Writes `part` of a picture of `(height, width, channels)` to `out`, at size `(height, width)`.
-pub(super) fn resize_part(
+/// Resizes `region` of an image of `(height, width, channels)` into `out` of size `(height,
+/// width)`.
+pub(super) fn resize_region(
     image: &[u8],
     (h, w, channels): (usize, usize, usize),
     dtype: DType,
-    part: Part,
+    region: Region,
     out: &mut [u8],
     (height, width): (usize, usize),
     interpolation: Interpolation,
@@ -130,20 +131,22 @@ pub(super) fn resize_part(
         _ => {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                format!("{channels} channels of {dtype} cannot be resized: 1 to 4 of u8 or f32 can"),
+                format!(
+                    "cannot resize {channels} channels of {dtype}; 1 to 4 channels of u8 or f32 are supported"
+                ),
             ));
         }
     };
     let failed = |e: &dyn std::fmt::Display| {
-        Error::argument(format!("a picture of {h} by {w} cannot be resized to {height} by {width}: {e}"))
+        Error::argument(format!("cannot resize an image of {h}x{w} to {height}x{width}: {e}"))
     };
-    let number = |n: usize| u32::try_from(n).map_err(|e| failed(&e));
-    let from = ImageRef::new(number(w)?, number(h)?, image, pixel).map_err(|e| failed(&e))?;
-    let mut to = Image::from_slice_u8(number(width)?, number(height)?, out, pixel).map_err(|e| failed(&e))?;
-    let shrinks = part.width >= width as f64 && part.height >= height as f64;
+    let to_u32 = |n: usize| u32::try_from(n).map_err(|e| failed(&e));
+    let from = ImageRef::new(to_u32(w)?, to_u32(h)?, image, pixel).map_err(|e| failed(&e))?;
+    let mut to = Image::from_slice_u8(to_u32(width)?, to_u32(height)?, out, pixel).map_err(|e| failed(&e))?;
+    let shrinks = region.width >= width as f64 && region.height >= height as f64;
     let options = ResizeOptions::new()
         .resize_alg(interpolation.algorithm(shrinks))
-        .crop(part.left, part.top, part.width, part.height)
+        .crop(region.left, region.top, region.width, region.height)
         .use_alpha(false);
     thread_local!(static RESIZER: RefCell<Resizer> = RefCell::new(Resizer::new()));
     RESIZER.with(|r| r.borrow_mut().resize(&from, &mut to, &options)).map_err(|e| failed(&e))

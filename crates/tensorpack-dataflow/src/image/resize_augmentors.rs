@@ -1,11 +1,11 @@
-//! Augmentors that change the size of pictures.
+//! Resizing augmentors.
 
-use super::picture::size;
+use super::pixels::image_size;
 use super::{Augmentor, Interpolation, Transform, resize};
-use crate::Draws;
+use crate::SampleRng;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// To this size.
+/// Resizes to a fixed size.
 #[derive(Clone, Debug)]
 pub struct Resize {
     height: usize,
@@ -14,12 +14,12 @@ pub struct Resize {
 }
 
 impl Resize {
-    /// To this size, whatever the picture's shape.
+    /// Resizes to this size, ignoring the aspect ratio.
     pub fn new(height: usize, width: usize) -> Resize {
         Resize { height, width, interpolation: Interpolation::Linear }
     }
 
-    /// With this interpolation instead of [`Interpolation::Linear`].
+    /// Sets the interpolation. Defaults to [`Interpolation::Linear`].
     #[must_use]
     pub fn interpolation(self, interpolation: Interpolation) -> Resize {
         Resize { interpolation, ..self }
@@ -27,13 +27,13 @@ impl Resize {
 }
 
 impl Augmentor for Resize {
-    fn transform(&self, image: &HostTensor, _: &mut Draws) -> Result<Box<dyn Transform>> {
-        let (h, w, _) = size(image)?;
-        Resized::transform((h, w), (self.height, self.width), self.interpolation)
+    fn transform(&self, image: &HostTensor, _: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let (h, w, _) = image_size(image)?;
+        ResizeTransform::transform((h, w), (self.height, self.width), self.interpolation)
     }
 }
 
-/// To this length of the shorter side, with the shape kept.
+/// Resizes the shorter side to a fixed length and keeps the aspect ratio.
 #[derive(Clone, Debug)]
 pub struct ResizeShortestEdge {
     length: usize,
@@ -41,12 +41,12 @@ pub struct ResizeShortestEdge {
 }
 
 impl ResizeShortestEdge {
-    /// To this length.
+    /// Sets the length of the shorter side.
     pub fn new(length: usize) -> ResizeShortestEdge {
         ResizeShortestEdge { length, interpolation: Interpolation::Linear }
     }
 
-    /// With this interpolation instead of [`Interpolation::Linear`].
+    /// Sets the interpolation. Defaults to [`Interpolation::Linear`].
     #[must_use]
     pub fn interpolation(self, interpolation: Interpolation) -> ResizeShortestEdge {
         ResizeShortestEdge { interpolation, ..self }
@@ -54,96 +54,103 @@ impl ResizeShortestEdge {
 }
 
 impl Augmentor for ResizeShortestEdge {
-    fn transform(&self, image: &HostTensor, _: &mut Draws) -> Result<Box<dyn Transform>> {
-        let (h, w, _) = size(image)?;
+    fn transform(&self, image: &HostTensor, _: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let (h, w, _) = image_size(image)?;
         let scale = self.length as f64 / h.min(w) as f64;
         let side =
             |side: usize| if side == h.min(w) { self.length } else { round_half_up(side as f64 * scale) };
-        Resized::transform((h, w), (side(h), side(w)), self.interpolation)
+        ResizeTransform::transform((h, w), (side(h), side(w)), self.interpolation)
     }
 }
 
-/// To a random size.
+/// Resizes to a random size.
 #[derive(Clone, Debug)]
 pub struct RandomResize {
-    range: Range,
-    least: (usize, usize),
-    distortion: f64,
+    range: SizeRange,
+    min: (usize, usize),
+    aspect_ratio_threshold: f64,
     interpolation: Interpolation,
 }
 
 #[derive(Clone, Debug)]
-enum Range {
-    /// Of the factors for height and width.
+enum SizeRange {
+    /// Ranges of the scale factors for height and width.
     Scale((f64, f64), (f64, f64)),
-    /// Of the height and width in pixels.
+    /// Ranges of the height and width in pixels.
     Pixels((f64, f64), (f64, f64)),
 }
 
 impl RandomResize {
-    /// By factors between these for the height and for the width.
+    /// Scales the height and width by factors in these ranges.
     pub fn scale(height: (f64, f64), width: (f64, f64)) -> RandomResize {
-        RandomResize::new(Range::Scale(height, width))
+        RandomResize::new(SizeRange::Scale(height, width))
     }
 
-    /// To so many pixels of height and of width.
+    /// Resizes to a height and width in these ranges of pixels.
     pub fn pixels(height: (usize, usize), width: (usize, usize)) -> RandomResize {
-        let range = |(least, most): (usize, usize)| (least as f64, most as f64);
-        RandomResize::new(Range::Pixels(range(height), range(width)))
+        let range = |(min, max): (usize, usize)| (min as f64, max as f64);
+        RandomResize::new(SizeRange::Pixels(range(height), range(width)))
     }
 
-    fn new(range: Range) -> RandomResize {
-        RandomResize { range, least: (1, 1), distortion: 0.15, interpolation: Interpolation::Linear }
+    fn new(range: SizeRange) -> RandomResize {
+        RandomResize {
+            range,
+            min: (1, 1),
+            aspect_ratio_threshold: 0.15,
+            interpolation: Interpolation::Linear,
+        }
     }
 
-    /// Never below this height and width.
+    /// Sets the minimum height and width.
+    #[doc(alias = "at_least")]
     #[doc(alias = "minimum")]
     #[must_use]
-    pub fn at_least(self, height: usize, width: usize) -> RandomResize {
-        RandomResize { least: (height.max(1), width.max(1)), ..self }
+    pub fn min_size(self, height: usize, width: usize) -> RandomResize {
+        RandomResize { min: (height.max(1), width.max(1)), ..self }
     }
 
-    /// Changing the ratio of width to height by no more than this fraction (0.15 unless said). 0 keeps the ratio, and
-    /// the height follows the width.
+    /// Limits the relative change of the aspect ratio. Defaults to 0.15. 0 keeps the ratio, and the
+    /// height follows the width.
+    #[doc(alias = "distortion")]
     #[doc(alias = "aspect_ratio_thres")]
     #[must_use]
-    pub fn distortion(self, most: f64) -> RandomResize {
-        RandomResize { distortion: most, ..self }
+    pub fn aspect_ratio_threshold(self, max: f64) -> RandomResize {
+        RandomResize { aspect_ratio_threshold: max, ..self }
     }
 
-    /// With this interpolation instead of [`Interpolation::Linear`].
+    /// Sets the interpolation. Defaults to [`Interpolation::Linear`].
     #[must_use]
     pub fn interpolation(self, interpolation: Interpolation) -> RandomResize {
         RandomResize { interpolation, ..self }
     }
 
-    fn draw(&self, h: f64, w: f64, draws: &mut Draws) -> (usize, usize) {
+    fn random_size(&self, h: f64, w: f64, rng: &mut SampleRng) -> (usize, usize) {
         let (height, width) = match self.range {
-            Range::Scale(y, x) => {
-                let x = draws.between(x.0, x.1);
-                (h * if self.distortion == 0.0 { x } else { draws.between(y.0, y.1) }, w * x)
+            SizeRange::Scale(y, x) => {
+                let x = rng.uniform_range(x.0, x.1);
+                (h * if self.aspect_ratio_threshold == 0.0 { x } else { rng.uniform_range(y.0, y.1) }, w * x)
             }
-            Range::Pixels(y, x) => {
-                let x = draws.between(x.0, x.1);
-                (if self.distortion == 0.0 { x / w * h } else { draws.between(y.0, y.1) }, x)
+            SizeRange::Pixels(y, x) => {
+                let x = rng.uniform_range(x.0, x.1);
+                (if self.aspect_ratio_threshold == 0.0 { x / w * h } else { rng.uniform_range(y.0, y.1) }, x)
             }
         };
-        (round_half_up(height).max(self.least.0), round_half_up(width).max(self.least.1))
+        (round_half_up(height).max(self.min.0), round_half_up(width).max(self.min.1))
     }
 }
 
 impl Augmentor for RandomResize {
-    fn transform(&self, image: &HostTensor, draws: &mut Draws) -> Result<Box<dyn Transform>> {
-        let (h, w, _) = size(image)?;
+    fn transform(&self, image: &HostTensor, rng: &mut SampleRng) -> Result<Box<dyn Transform>> {
+        let (h, w, _) = image_size(image)?;
         let ratio = w as f64 / h as f64;
         for _ in 0..50 {
-            let (height, width) = self.draw(h as f64, w as f64, draws);
+            let (height, width) = self.random_size(h as f64, w as f64, rng);
             let change = (width as f64 / height as f64 - ratio).abs() / ratio;
-            if self.distortion == 0.0 || change < self.distortion + 1e-5 {
-                return Resized::transform((h, w), (height, width), self.interpolation);
+            if self.aspect_ratio_threshold == 0.0 || change < self.aspect_ratio_threshold + 1e-5 {
+                return ResizeTransform::transform((h, w), (height, width), self.interpolation);
             }
         }
-        Resized::transform((h, w), (h, w), self.interpolation)
+        ResizeTransform::transform((h, w), (h, w), self.interpolation)
     }
 }
 
@@ -151,40 +158,38 @@ fn round_half_up(x: f64) -> usize {
     (x + 0.5) as usize
 }
 
-/// From one size to another.
+/// Resizes from one size to another.
 #[derive(Debug)]
-pub(super) struct Resized {
+pub(super) struct ResizeTransform {
     from: (usize, usize),
     to: (usize, usize),
     interpolation: Interpolation,
 }
 
-impl Resized {
-    /// The transform, if the new size is one.
+impl ResizeTransform {
+    /// Creates the transform, or returns an error if the new size is empty.
     pub(super) fn transform(
         from: (usize, usize),
         to: (usize, usize),
         interpolation: Interpolation,
     ) -> Result<Box<dyn Transform>> {
         if to.0 == 0 || to.1 == 0 {
-            return Err(Error::argument(format!(
-                "a picture cannot be resized to {} by {} pixels",
-                to.0, to.1
-            )));
+            return Err(Error::argument(format!("cannot resize an image to {}x{} pixels", to.0, to.1)));
         }
-        Ok(Box::new(Resized { from, to, interpolation }))
+        Ok(Box::new(ResizeTransform { from, to, interpolation }))
     }
 }
 
-impl Transform for Resized {
+impl Transform for ResizeTransform {
     fn apply_image(&self, image: HostTensor) -> Result<HostTensor> {
         resize(&image, self.to.0, self.to.1, self.interpolation)
     }
 
     fn apply_coords(&self, coords: &mut [[f64; 2]]) -> Result<()> {
-        let (down, across) = (self.to.0 as f64 / self.from.0 as f64, self.to.1 as f64 / self.from.1 as f64);
+        let (scale_y, scale_x) =
+            (self.to.0 as f64 / self.from.0 as f64, self.to.1 as f64 / self.from.1 as f64);
         for [x, y] in coords {
-            (*x, *y) = (*x * across, *y * down);
+            (*x, *y) = (*x * scale_x, *y * scale_y);
         }
         Ok(())
     }

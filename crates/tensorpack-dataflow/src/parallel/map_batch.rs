@@ -1,22 +1,22 @@
-//! Samples made straight into the batch they belong to.
+//! Parallel map that writes samples directly into batches.
 
-use super::crew::{Crew, Plan, Task, guarded};
-use super::feed::{Feed, Ticket};
-use crate::adaptor::gather::{self, Gather};
+use super::work_source::{PendingSample, WorkSource};
+use super::worker_pool::{PoolOptions, Task, WorkerPool, catch_panic};
+use crate::adaptor::batch_builder::{self, BatchBuilder};
 use crate::adaptor::map::component;
-use crate::lookup::name_sample;
-use crate::stop::DEADLINE;
-use crate::{ComponentSpec, DataFlow, Draws, Flow, Reader, Resume, Sample, Seed, State};
+use crate::cancellation::DEFAULT_TIMEOUT;
+use crate::indexed_reader::sample_error;
+use crate::{ComponentSpec, DataFlow, Flow, Reader, Resume, Sample, SampleRng, Seed, State};
 use std::sync::Arc;
 use std::time::Duration;
 use tensorpack_tensor::{Element, HostTensor, Result};
 
-type Function = Arc<dyn Fn(Sample, &mut Draws, &mut Slot<'_>) -> Result<()> + Send + Sync>;
+type Function = Arc<dyn Fn(Sample, &mut SampleRng, &mut BatchRow<'_>) -> Result<()> + Send + Sync>;
 
-/// Batches that a function writes its samples into, on several threads: [`DataFlow::map_batch`].
+/// Batches built by several threads: [`DataFlow::map_batch`].
 ///
-/// It reads what `map_random(..).batch(..)` would, without a sample ever being anywhere but in its batch. Each thread
-/// makes a batch of its own, so that no two write into the same.
+/// Equivalent to `map_random(..).batch(..)` without copying samples: each is written in place in
+/// its batch. Each thread builds a whole batch, so no two threads write to the same one.
 #[derive(Clone)]
 #[doc(alias = "MultiProcessMapAndBatchData")]
 pub struct MapBatch {
@@ -25,7 +25,7 @@ pub struct MapBatch {
     components: Arc<[ComponentSpec]>,
     function: Function,
     keep_remainder: bool,
-    plan: Plan,
+    options: PoolOptions,
 }
 
 impl MapBatch {
@@ -34,49 +34,59 @@ impl MapBatch {
         workers: usize,
         batch: usize,
         components: Vec<ComponentSpec>,
-        function: impl Fn(Sample, &mut Draws, &mut Slot<'_>) -> Result<()> + Send + Sync + 'static,
+        function: impl Fn(Sample, &mut SampleRng, &mut BatchRow<'_>) -> Result<()> + Send + Sync + 'static,
     ) -> MapBatch {
-        let ahead = workers.saturating_add(1);
+        let buffer_size = workers.saturating_add(1);
         MapBatch {
             inner: Arc::new(inner),
             batch,
             components: components.into(),
             function: Arc::new(function),
             keep_remainder: false,
-            plan: Plan { stage: "map_batch", workers, ahead, keep_order: true, deadline: DEADLINE },
+            options: PoolOptions {
+                stage: "map_batch",
+                workers,
+                buffer_size,
+                keep_order: true,
+                timeout: DEFAULT_TIMEOUT,
+            },
         }
     }
 
-    /// Keeps what is left at the end of a pass, as a smaller batch. Otherwise it is dropped.
+    /// Keeps the remainder at the end of a pass as a smaller batch instead of dropping it.
     #[must_use]
     pub fn keep_remainder(self) -> MapBatch {
         MapBatch { keep_remainder: true, ..self }
     }
 
-    /// How many batches may be made ahead, those being made among them; one more than workers unless told otherwise.
+    /// Sets the maximum number of batches built ahead, including those in progress. Defaults to the
+    /// number of workers plus one.
+    #[doc(alias = "buffer")]
     #[must_use]
-    pub fn buffer(mut self, batches: usize) -> MapBatch {
-        self.plan.ahead = batches;
+    pub fn buffer_size(mut self, batches: usize) -> MapBatch {
+        self.options.buffer_size = batches;
         self
     }
 
-    /// How long to wait for a batch before that is an error; 300 seconds unless told otherwise.
+    /// Sets how long to wait for a batch before returning an error. Defaults to 300 seconds.
+    #[doc(alias = "deadline")]
     #[must_use]
-    pub fn deadline(mut self, deadline: Duration) -> MapBatch {
-        self.plan.deadline = deadline;
+    pub fn timeout(mut self, timeout: Duration) -> MapBatch {
+        self.options.timeout = timeout;
         self
     }
 }
 
-/// Where a sample goes: its row in every component of the batch.
-pub struct Slot<'a> {
+/// The row of a batch that one sample is written to.
+#[doc(alias = "Slot")]
+pub struct BatchRow<'a> {
     batch: &'a mut [HostTensor],
     components: &'a [ComponentSpec],
     row: usize,
 }
 
-impl Slot<'_> {
-    /// The elements of component `index`, zeros at first, in row-major order.
+impl BatchRow<'_> {
+    /// Returns the elements of component `index` in row-major order, initialized to zero.
     pub fn component<T: Element>(&mut self, index: usize) -> Result<&mut [T]> {
         let tensor = component(self.batch, index)?;
         let n = self.components[index].elements();
@@ -87,7 +97,7 @@ impl Slot<'_> {
 
 impl DataFlow for MapBatch {
     fn size(&self) -> Option<u64> {
-        Some(gather::batches(self.inner.size()?, self.batch, self.keep_remainder))
+        Some(batch_builder::num_batches(self.inner.size()?, self.batch, self.keep_remainder))
     }
 
     fn resume(&self) -> Resume {
@@ -95,54 +105,55 @@ impl DataFlow for MapBatch {
     }
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        let stage = self.plan.stage;
-        gather::check(stage, self.inner.size(), self.batch, self.keep_remainder)?;
-        let inner_at = at.input(at.epoch, at.index.saturating_mul(self.batch as u64));
-        let mut feed = Feed::open(&self.inner, seed.of("input"), &inner_at)?;
-        let mut gather = Gather::new(self.batch, self.keep_remainder, inner_at.epoch > at.epoch);
-        let begin = feed.state();
+        let stage = self.options.stage;
+        batch_builder::check_batch_size(stage, self.inner.size(), self.batch, self.keep_remainder)?;
+        let inner_at = at.input_or(at.epoch, at.index.saturating_mul(self.batch as u64));
+        let mut source = WorkSource::open(&self.inner, seed.derive("input"), &inner_at)?;
+        let mut builder = BatchBuilder::new(self.batch, self.keep_remainder, inner_at.epoch > at.epoch);
+        let begin = source.state();
         let mut state = begin.clone();
         let next = move || {
-            let State { epoch, index, .. } = feed.state();
-            let work = guarded(stage, epoch, index, || gather.next(|_| feed.next()));
-            if !gather.is_open() {
-                state = feed.state();
+            let State { epoch, index, .. } = source.state();
+            let work = catch_panic(stage, epoch, index, || builder.next(|_| source.next()));
+            if !builder.is_partial() {
+                state = source.state();
             }
             Task { work, state: state.clone(), epoch, index }
         };
-        let (components, function, seed) = (self.components.clone(), self.function.clone(), seed.of("map"));
-        let work = move |tickets: Vec<Ticket>| {
-            let rows = tickets.len();
+        let (components, function, seed) =
+            (self.components.clone(), self.function.clone(), seed.derive("map"));
+        let work = move |pending: Vec<PendingSample>| {
+            let rows = pending.len();
             let mut batch: Sample = components.iter().map(|c| c.batch(rows)).collect::<Result<_>>()?;
-            for (row, ticket) in tickets.into_iter().enumerate() {
-                let (epoch, index) = (ticket.epoch, ticket.index);
-                let sample = ticket.sample()?;
-                let mut slot = Slot { batch: &mut batch, components: &components, row };
-                guarded(stage, epoch, index, || {
-                    function(sample, &mut seed.draws(epoch, index), &mut slot)
-                        .map_err(|e| name_sample(e, epoch, index))
+            for (row, pending) in pending.into_iter().enumerate() {
+                let (epoch, index) = (pending.epoch, pending.index);
+                let sample = pending.sample()?;
+                let mut slot = BatchRow { batch: &mut batch, components: &components, row };
+                catch_panic(stage, epoch, index, || {
+                    function(sample, &mut seed.rng(epoch, index), &mut slot)
+                        .map_err(|e| sample_error(e, epoch, index))
                 })?;
             }
             Ok(batch)
         };
-        let crew = Crew::start(&self.plan, begin, next, work)?;
-        Ok(Box::new(MapBatchReader { crew, at: State::at(at.epoch, at.index) }))
+        let pool = WorkerPool::start(&self.options, begin, next, work)?;
+        Ok(Box::new(MapBatchReader { pool, at: State::at(at.epoch, at.index) }))
     }
 }
 
 struct MapBatchReader {
-    crew: Crew,
+    pool: WorkerPool,
     at: State,
 }
 
 impl Reader for MapBatchReader {
     fn read(&mut self) -> Result<Option<Sample>> {
-        let read = self.crew.read();
+        let read = self.pool.read();
         self.at.advance(&read);
         read
     }
 
     fn state(&self) -> State {
-        self.at.over(self.crew.state())
+        self.at.with_nested_input(self.pool.state())
     }
 }

@@ -1,64 +1,71 @@
-//! A function of every sample, on several threads.
+//! Parallel map over samples.
 
-use super::crew::{Crew, Plan, Task, guarded};
-use super::feed::{Feed, Ticket};
+use super::work_source::{PendingSample, WorkSource};
+use super::worker_pool::{PoolOptions, Task, WorkerPool, catch_panic};
 use crate::adaptor::map::{Apply, Function};
-use crate::stop::DEADLINE;
-use crate::{DataFlow, Draws, Flow, Lookup, Map, Reader, Resume, Sample, Seed, State};
+use crate::cancellation::DEFAULT_TIMEOUT;
+use crate::{DataFlow, Flow, IndexedReader, Map, Reader, Resume, Sample, SampleRng, Seed, State};
 use std::sync::Arc;
 use std::time::Duration;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// Every sample through a function, on several threads: [`DataFlow::map_parallel`].
+/// Applies a function to every sample on several threads: [`DataFlow::map_parallel`].
 ///
-/// It reads what [`DataFlow::map_random`] with the same function reads, byte for byte and in the same order. Where the
-/// input's samples can be looked up, the threads also read them at the same time.
+/// Reads the same bytes in the same order as [`DataFlow::map_random`] with the same function. If
+/// the input supports random access, the workers also read it concurrently.
 #[derive(Clone)]
 #[doc(alias = "MultiThreadMapData")]
 #[doc(alias = "MultiProcessMapData")]
 pub struct MapParallel {
     inner: Flow,
     function: Function,
-    plan: Plan,
+    options: PoolOptions,
 }
 
 impl MapParallel {
     pub(crate) fn new(
         inner: impl DataFlow + 'static,
         workers: usize,
-        function: impl Fn(Sample, &mut Draws) -> Result<Sample> + Send + Sync + 'static,
+        function: impl Fn(Sample, &mut SampleRng) -> Result<Sample> + Send + Sync + 'static,
     ) -> MapParallel {
-        let ahead = workers.saturating_mul(4).max(32);
-        let plan = Plan { stage: "map_parallel", workers, ahead, keep_order: true, deadline: DEADLINE };
-        MapParallel { inner: Arc::new(inner), function: Arc::new(function), plan }
+        let buffer_size = workers.saturating_mul(4).max(32);
+        let options = PoolOptions {
+            stage: "map_parallel",
+            workers,
+            buffer_size,
+            keep_order: true,
+            timeout: DEFAULT_TIMEOUT,
+        };
+        MapParallel { inner: Arc::new(inner), function: Arc::new(function), options }
     }
 
-    /// How many samples may be made ahead, those being made among them; 32 unless told otherwise,
-    /// or four for each worker if that is more.
-    #[doc(alias = "buffer_size")]
+    /// Sets the maximum number of samples computed ahead, including those in progress. Defaults to
+    /// 32, or four per worker if that is more.
+    #[doc(alias = "buffer")]
     #[must_use]
-    pub fn buffer(mut self, samples: usize) -> MapParallel {
-        self.plan.ahead = samples;
+    pub fn buffer_size(mut self, samples: usize) -> MapParallel {
+        self.options.buffer_size = samples;
         self
     }
 
-    /// Gives samples as they get ready. Every pass still has exactly its own. Such a reader cannot go on in the middle of
-    /// a pass.
+    /// Returns samples as they become ready. Every pass still consists of exactly its own samples.
+    /// An unordered reader cannot resume in the middle of a pass.
     #[must_use]
     pub fn unordered(mut self) -> MapParallel {
-        self.plan.keep_order = false;
+        self.options.keep_order = false;
         self
     }
 
-    /// How long to wait for a sample before that is an error; 300 seconds unless told otherwise.
+    /// Sets how long to wait for a sample before returning an error. Defaults to 300 seconds.
+    #[doc(alias = "deadline")]
     #[must_use]
-    pub fn deadline(mut self, deadline: Duration) -> MapParallel {
-        self.plan.deadline = deadline;
+    pub fn timeout(mut self, timeout: Duration) -> MapParallel {
+        self.options.timeout = timeout;
         self
     }
 
-    fn in_one_thread(&self) -> Map {
-        Map::of(&self.inner, &self.function)
+    fn sequential(&self) -> Map {
+        Map::from_shared(&self.inner, &self.function)
     }
 }
 
@@ -68,61 +75,69 @@ impl DataFlow for MapParallel {
     }
 
     fn resume(&self) -> Resume {
-        if self.plan.keep_order { self.inner.resume() } else { Resume::Never }
+        if self.options.keep_order { self.inner.resume() } else { Resume::Never }
     }
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        if !self.plan.keep_order && at.index > 0 {
+        if !self.options.keep_order && at.index > 0 {
             let why = format!(
-                "an unordered map_parallel cannot go on at sample {} of epoch {}",
+                "an unordered map_parallel cannot resume at sample {} of epoch {}",
                 at.index, at.epoch
             );
-            let what = "it does not know which samples those were: leave out unordered(), or begin a pass";
+            let what = "it does not record which samples were read; remove unordered(), or resume at the start of a pass";
             return Err(Error::new(ErrorKind::Unsupported, why).note(what));
         }
-        let feed = Feed::open(&self.inner, seed.of("input"), at)?;
+        let source = WorkSource::open(&self.inner, seed.derive("input"), at)?;
         let apply = Apply::new(&self.function, seed);
-        let work = move |ticket: Ticket| {
-            let (epoch, index) = (ticket.epoch, ticket.index);
-            apply.to(ticket.sample()?, epoch, index)
+        let work = move |pending: PendingSample| {
+            let (epoch, index) = (pending.epoch, pending.index);
+            apply.call(pending.sample()?, epoch, index)
         };
-        let crew = Crew::start(&self.plan, feed.state(), one_by_one(feed, self.plan.stage), work)?;
+        let pool = WorkerPool::start(
+            &self.options,
+            source.state(),
+            per_sample_tasks(source, self.options.stage),
+            work,
+        )?;
         Ok(Box::new(ParallelReader {
-            crew,
+            pool,
             at: State::at(at.epoch, at.index),
-            keep_order: self.plan.keep_order,
+            keep_order: self.options.keep_order,
         }))
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
-        if self.plan.keep_order { self.in_one_thread().lookup(seed) } else { Ok(None) }
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
+        if self.options.keep_order { self.sequential().open_indexed(seed) } else { Ok(None) }
     }
 }
 
-/// A task for each input.
-pub(super) fn one_by_one(mut feed: Feed, stage: &'static str) -> impl FnMut() -> Task<Ticket> {
+/// Creates one task per input sample.
+pub(super) fn per_sample_tasks(
+    mut source: WorkSource,
+    stage: &'static str,
+) -> impl FnMut() -> Task<PendingSample> {
     move || {
-        let State { epoch, index, .. } = feed.state();
-        let work = guarded(stage, epoch, index, || feed.next());
-        Task { work, state: feed.state(), epoch, index }
+        let State { epoch, index, .. } = source.state();
+        let work = catch_panic(stage, epoch, index, || source.next());
+        Task { work, state: source.state(), epoch, index }
     }
 }
 
-/// Reads what a crew makes of its input, sample for sample.
+/// Reads the results of a [`WorkerPool`].
 pub(super) struct ParallelReader {
-    pub(super) crew: Crew,
+    pub(super) pool: WorkerPool,
     pub(super) at: State,
     pub(super) keep_order: bool,
 }
 
 impl Reader for ParallelReader {
     fn read(&mut self) -> Result<Option<Sample>> {
-        let read = self.crew.read();
+        let read = self.pool.read();
         self.at.advance(&read);
         read
     }
 
     fn state(&self) -> State {
-        if self.keep_order { self.crew.state() } else { self.at.clone() }
+        if self.keep_order { self.pool.state() } else { self.at.clone() }
     }
 }

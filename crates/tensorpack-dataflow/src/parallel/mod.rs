@@ -1,16 +1,17 @@
-//! Reading and mapping on threads of their own.
+//! Adaptors that run on background threads.
 //!
-//! A [`Crew`](crew::Crew) is the threads of one reader. Each takes a task from the feed, does it, and puts the result
-//! where it belongs in the [`Line`](line::Line), from which the consumer takes one after the other. The line is as long as
-//! may be made ahead.
+//! Each reader owns a [`WorkerPool`](worker_pool::WorkerPool). A worker takes a task from the
+//! [`WorkSource`](work_source::WorkSource), runs it and stores the result in its slot of the
+//! [`ReorderBuffer`](reorder_buffer::ReorderBuffer), which the consumer drains in order. The
+//! capacity of the buffer bounds how far the workers run ahead.
 
-mod crew;
-mod feed;
-mod line;
+mod worker_pool;
+mod work_source;
+mod reorder_buffer;
 mod map_batch;
 mod map_parallel;
 mod prefetch;
 
-pub use map_batch::{MapBatch, Slot};
+pub use map_batch::{BatchRow, MapBatch};
 pub use map_parallel::MapParallel;
 pub use prefetch::Prefetch;

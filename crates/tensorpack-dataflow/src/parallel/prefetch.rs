@@ -1,34 +1,41 @@
-//! Reading ahead.
+//! Prefetching on a background thread.
 
-use super::crew::{Crew, Plan};
-use super::feed::{Feed, Ticket};
-use super::map_parallel::{ParallelReader, one_by_one};
-use crate::stop::DEADLINE;
-use crate::{DataFlow, Flow, Lookup, Reader, Resume, Seed, State};
+use super::map_parallel::{ParallelReader, per_sample_tasks};
+use super::work_source::{PendingSample, WorkSource};
+use super::worker_pool::{PoolOptions, WorkerPool};
+use crate::cancellation::DEFAULT_TIMEOUT;
+use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Seed, State};
 use std::sync::Arc;
 use std::time::Duration;
 use tensorpack_tensor::Result;
 
-/// Reads its input on a thread of its own, a number of samples ahead: [`DataFlow::prefetch`], [`DataFlow::deadline`].
+/// Reads its input ahead on a background thread: [`DataFlow::prefetch`], [`DataFlow::timeout`].
 #[derive(Clone)]
 #[doc(alias = "PrefetchData")]
 #[doc(alias = "MultiThreadRunner")]
 #[doc(alias = "MultiProcessRunner")]
 pub struct Prefetch {
     inner: Flow,
-    plan: Plan,
+    options: PoolOptions,
 }
 
 impl Prefetch {
-    pub(crate) fn new(inner: impl DataFlow + 'static, ahead: usize) -> Prefetch {
-        let plan = Plan { stage: "prefetch", workers: 1, ahead, keep_order: true, deadline: DEADLINE };
-        Prefetch { inner: Arc::new(inner), plan }
+    pub(crate) fn new(inner: impl DataFlow + 'static, buffer_size: usize) -> Prefetch {
+        let options = PoolOptions {
+            stage: "prefetch",
+            workers: 1,
+            buffer_size,
+            keep_order: true,
+            timeout: DEFAULT_TIMEOUT,
+        };
+        Prefetch { inner: Arc::new(inner), options }
     }
 
-    /// How long to wait for a sample before that is an error; 300 seconds unless told otherwise.
+    /// Sets how long to wait for a sample before returning an error. Defaults to 300 seconds.
+    #[doc(alias = "deadline")]
     #[must_use]
-    pub fn deadline(mut self, deadline: Duration) -> Prefetch {
-        self.plan.deadline = deadline;
+    pub fn timeout(mut self, timeout: Duration) -> Prefetch {
+        self.options.timeout = timeout;
         self
     }
 }
@@ -43,13 +50,18 @@ impl DataFlow for Prefetch {
     }
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        // Read in order: that is what files are fast at.
-        let feed = Feed::Read(DataFlow::open(&self.inner, seed, at)?);
-        let crew = Crew::start(&self.plan, feed.state(), one_by_one(feed, self.plan.stage), Ticket::sample)?;
-        Ok(Box::new(ParallelReader { crew, at: State::at(at.epoch, at.index), keep_order: true }))
+        // Sequential even if the input supports random access: files are fastest in order.
+        let source = WorkSource::Sequential(DataFlow::open(&self.inner, seed, at)?);
+        let pool = WorkerPool::start(
+            &self.options,
+            source.state(),
+            per_sample_tasks(source, self.options.stage),
+            PendingSample::sample,
+        )?;
+        Ok(Box::new(ParallelReader { pool, at: State::at(at.epoch, at.index), keep_order: true }))
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
-        self.inner.lookup(seed)
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
+        self.inner.open_indexed(seed)
     }
 }

@@ -1,11 +1,11 @@
-//! Data for trying things out.
+//! Random data for tests and benchmarks.
 
-use crate::lookup::{LookupReader, name_sample};
-use crate::{ComponentSpec, DataFlow, Lookup, Reader, Resume, Sample, Seed, State};
+use crate::indexed_reader::{SequentialReader, sample_error};
+use crate::{ComponentSpec, DataFlow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::{CounterRng, DType, Error, HostTensor, Result};
 
-/// Random numbers of given shapes, uniform in `[0, 1)` unless told otherwise, new in every pass.
+/// Uniform random samples of given shapes, different in every pass. Values default to `[0, 1)`.
 #[derive(Clone, Debug)]
 pub struct FakeData {
     size: u64,
@@ -16,38 +16,39 @@ pub struct FakeData {
 }
 
 impl FakeData {
-    /// Passes of `size` samples with these components.
+    /// Creates passes of `size` samples with these components.
     pub fn new(size: u64, components: impl Into<Vec<ComponentSpec>>) -> FakeData {
         FakeData { size, components: components.into(), low: 0.0, high: 1.0, constant: false }
     }
 
-    /// Uniform in `[low, high)`; integers are rounded down.
+    /// Sets the range `[low, high)` of values. Integers are rounded down.
+    #[doc(alias = "between")]
     #[doc(alias = "domain")]
     #[must_use]
-    pub fn between(self, low: f64, high: f64) -> FakeData {
+    pub fn range(self, low: f64, high: f64) -> FakeData {
         FakeData { low, high, ..self }
     }
 
-    /// One random sample, again and again: costs nothing to make.
+    /// Returns the same random sample every time, at no cost.
     #[must_use]
     pub fn constant(self) -> FakeData {
         FakeData { constant: true, ..self }
     }
 
     fn make(&self, seed: Seed, epoch: u64, index: u64) -> Result<Sample> {
-        let rng = |i: usize| seed.of(&format!("component {i}")).generator(epoch);
+        let rng = |i: usize| seed.derive(&format!("component {i}")).generator(epoch);
         self.components.iter().enumerate().map(|(i, c)| self.tensor(c, rng(i), index)).collect()
     }
 
     fn tensor(&self, component: &ComponentSpec, rng: CounterRng, index: u64) -> Result<HostTensor> {
         let mut tensor = HostTensor::zeros(component.dtype, component.sizes.clone())?;
-        let wide = self.high - self.low;
-        let value = |word: u32| self.low + wide * (f64::from(word >> 8) / f64::from(1u32 << 24));
+        let width = self.high - self.low;
+        let value = |word: u32| self.low + width * (f64::from(word >> 8) / f64::from(1u32 << 24));
         macro_rules! fill {
             ($t:ty, $from:expr) => {
-                for (i, four) in tensor.as_mut_slice::<$t>()?.chunks_mut(4).enumerate() {
+                for (i, chunk) in tensor.as_mut_slice::<$t>()?.chunks_mut(4).enumerate() {
                     let words = rng.words(index, i as u64);
-                    four.iter_mut().zip(words).for_each(|(x, word)| *x = $from(value(word)));
+                    chunk.iter_mut().zip(words).for_each(|(x, word)| *x = $from(value(word)));
                 }
             };
         }
@@ -74,18 +75,18 @@ impl DataFlow for FakeData {
     }
 
     fn open(&self, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        Ok(LookupReader::open(self.samples(seed)?, self.size(), at))
+        Ok(SequentialReader::open(self.samples(seed)?, self.size(), at))
     }
 
-    fn lookup(&self, seed: Seed) -> Result<Option<Arc<dyn Lookup>>> {
+    fn open_indexed(&self, seed: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
         self.samples(seed).map(Some)
     }
 }
 
 impl FakeData {
-    fn samples(&self, seed: Seed) -> Result<Arc<dyn Lookup>> {
+    fn samples(&self, seed: Seed) -> Result<Arc<dyn IndexedReader>> {
         if !(self.low <= self.high && (self.high - self.low).is_finite()) {
-            let why = format!("FakeData between {} and {}: there are no such numbers", self.low, self.high);
+            let why = format!("FakeData: invalid range [{}, {})", self.low, self.high);
             return Err(Error::argument(why));
         }
         if self.constant {
@@ -94,7 +95,7 @@ impl FakeData {
         }
         let data = self.clone();
         Ok(Arc::new(move |epoch, index| {
-            data.make(seed, epoch, index).map_err(|e| name_sample(e, epoch, index))
+            data.make(seed, epoch, index).map_err(|e| sample_error(e, epoch, index))
         }))
     }
 }

@@ -1,30 +1,32 @@
-//! Samples that another thread sends.
+//! Samples received from a channel.
 
-use crate::stop::{self, DEADLINE};
+use crate::cancellation::{self, DEFAULT_TIMEOUT};
 use crate::{DataFlow, Reader, Resume, Sample, Seed, State};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// What comes out of a channel. The pass ends when all senders are gone; there is no other.
+/// The samples received from a channel. There is a single pass, which ends when all senders are
+/// dropped.
 #[derive(Clone)]
 #[doc(alias = "DataFromQueue")]
 pub struct FromChannel {
     receiver: Arc<Mutex<Option<Receiver<Sample>>>>,
-    deadline: Duration,
+    timeout: Duration,
 }
 
 impl FromChannel {
-    /// The samples that come out of `receiver`.
+    /// Reads samples from `receiver`.
     pub fn new(receiver: Receiver<Sample>) -> FromChannel {
-        FromChannel { receiver: Arc::new(Mutex::new(Some(receiver))), deadline: DEADLINE }
+        FromChannel { receiver: Arc::new(Mutex::new(Some(receiver))), timeout: DEFAULT_TIMEOUT }
     }
 
-    /// How long to wait for a sample before that is an error; 300 seconds unless told otherwise.
+    /// Sets how long to wait for a sample before returning an error. Defaults to 300 seconds.
+    #[doc(alias = "deadline")]
     #[must_use]
-    pub fn deadline(self, deadline: Duration) -> FromChannel {
-        FromChannel { deadline, ..self }
+    pub fn timeout(self, timeout: Duration) -> FromChannel {
+        FromChannel { timeout, ..self }
     }
 }
 
@@ -40,41 +42,39 @@ impl DataFlow for FromChannel {
     fn open(&self, _: Seed, at: &State) -> Result<Box<dyn Reader>> {
         let State { epoch, index, .. } = *at;
         if (epoch, index) != (0, 0) {
-            let why =
-                format!("a channel cannot go on at sample {index} of epoch {epoch}: what was sent is gone");
+            let why = format!(
+                "a channel cannot resume at sample {index} of epoch {epoch}: samples already received are gone"
+            );
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
         let taken = self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(receiver) = taken else {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                "a channel can be read once, and already has a reader",
+                "a channel can be opened only once, and it already has a reader",
             ));
         };
-        Ok(Box::new(ChannelReader { receiver: Some(receiver), deadline: self.deadline, at: State::start() }))
+        Ok(Box::new(ChannelReader { receiver: Some(receiver), timeout: self.timeout, at: State::start() }))
     }
 }
 
 struct ChannelReader {
-    /// Until all senders are gone.
+    /// `None` once all senders are dropped.
     receiver: Option<Receiver<Sample>>,
-    deadline: Duration,
+    timeout: Duration,
     at: State,
 }
 
 impl ChannelReader {
     fn next(&mut self) -> Result<Option<Sample>> {
         let Some(receiver) = &self.receiver else {
-            return Err(Error::new(
-                ErrorKind::Data,
-                "all senders of the channel are gone: there is no other pass",
-            ));
+            return Err(Error::new(ErrorKind::Data, "the channel is closed: it has only one pass"));
         };
-        let end = Instant::now() + self.deadline;
+        let end = Instant::now() + self.timeout;
         loop {
-            stop::check()?;
+            cancellation::check_cancelled()?;
             let left = end.saturating_duration_since(Instant::now());
-            match receiver.recv_timeout(left.min(stop::LOOK)) {
+            match receiver.recv_timeout(left.min(cancellation::POLL_INTERVAL)) {
                 Ok(sample) => return Ok(Some(sample)),
                 Err(RecvTimeoutError::Disconnected) => {
                     self.receiver = None;
@@ -82,7 +82,7 @@ impl ChannelReader {
                 }
                 Err(RecvTimeoutError::Timeout) if left.is_zero() => {
                     let State { epoch, index, .. } = self.at;
-                    return Err(stop::too_late("the channel", self.deadline, epoch, index));
+                    return Err(cancellation::timeout_error("the channel", self.timeout, epoch, index));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }

@@ -1,10 +1,10 @@
-//! Samples that a function makes.
+//! Samples computed by a function.
 
 use crate::{RandomAccess, Sample};
 use std::sync::Arc;
 use tensorpack_tensor::Result;
 
-/// A number of samples, of which a function makes the one at an index.
+/// A fixed number of samples, each computed from its index.
 #[derive(Clone)]
 pub struct FromFn {
     size: u64,
@@ -12,7 +12,7 @@ pub struct FromFn {
 }
 
 impl FromFn {
-    /// `size` samples made by `function`.
+    /// Creates `size` samples computed by `function`.
     pub fn new(size: u64, function: impl Fn(u64) -> Result<Sample> + Send + Sync + 'static) -> FromFn {
         FromFn { size, function: Arc::new(function) }
     }

@@ -1,13 +1,14 @@
-//! Samples that come one after the other.
+//! Samples from an iterator.
 
-use crate::lookup::name_sample;
+use crate::indexed_reader::sample_error;
 use crate::{DataFlow, Reader, Resume, Sample, Seed, State};
 use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 type Samples = Box<dyn Iterator<Item = Result<Sample>> + Send>;
 
-/// The samples of an iterator: of one that a function makes anew for every pass, or of one that can be read once.
+/// The samples of an iterator: one created by a function for every pass, or one that can be read
+/// only once.
 #[derive(Clone)]
 #[doc(alias = "DataFromGenerator")]
 #[doc(alias = "DataFromIterable")]
@@ -18,42 +19,45 @@ pub struct FromIter {
 
 #[derive(Clone)]
 enum Passes {
-    Made(Arc<dyn Fn(u64) -> Samples + Send + Sync>),
+    Restartable(Arc<dyn Fn(u64) -> Samples + Send + Sync>),
     Once(Arc<Mutex<Option<Samples>>>),
 }
 
 impl FromIter {
-    /// Passes that `make` gives an iterator for. It gets the number of the pass; for the same number it must give the
-    /// same samples, since that is how a reader comes back to where it was.
+    /// Creates passes from iterators returned by `make`, which receives the pass number. It must
+    /// return the same samples for the same pass, because resuming replays the pass.
     pub fn new<I>(make: impl Fn(u64) -> I + Send + Sync + 'static) -> FromIter
     where
         I: Iterator<Item = Result<Sample>> + Send + 'static,
     {
-        FromIter { passes: Passes::Made(Arc::new(move |epoch| Box::new(make(epoch).fuse()))), size: None }
+        FromIter {
+            passes: Passes::Restartable(Arc::new(move |epoch| Box::new(make(epoch).fuse()))),
+            size: None,
+        }
     }
 
-    /// The one pass of an iterator that cannot be had again.
+    /// Creates the single pass of an iterator that cannot be restarted.
     pub fn once(samples: impl Iterator<Item = Result<Sample>> + Send + 'static) -> FromIter {
         let samples: Samples = Box::new(samples.fuse());
         FromIter { passes: Passes::Once(Arc::new(Mutex::new(Some(samples)))), size: None }
     }
 
-    /// Says how many samples every pass has. A pass that ends before, or does not end there, is an error.
+    /// Declares the number of samples per pass. A pass of a different length is an error.
+    #[doc(alias = "sized")]
     #[must_use]
-    pub fn sized(self, size: u64) -> FromIter {
+    pub fn with_size(self, size: u64) -> FromIter {
         FromIter { size: Some(size), ..self }
     }
 
     fn pass(&self, epoch: u64) -> Result<Samples> {
         match &self.passes {
-            Passes::Made(make) => Ok(make(epoch)),
+            Passes::Restartable(make) => Ok(make(epoch)),
             Passes::Once(samples) => {
                 let taken = samples.lock().unwrap_or_else(PoisonError::into_inner).take();
                 taken.filter(|_| epoch == 0).ok_or_else(|| {
-                    let why =
-                        format!("pass {epoch} of an iterator that can be read once: its samples are gone");
+                    let why = format!("pass {epoch} is not available: FromIter::once can be read only once");
                     Error::new(ErrorKind::Data, why)
-                        .note("give FromIter::new a function that makes the iterator")
+                        .note("use FromIter::new with a function that creates the iterator")
                 })
             }
         }
@@ -67,7 +71,7 @@ impl DataFlow for FromIter {
 
     fn resume(&self) -> Resume {
         match self.passes {
-            Passes::Made(_) => Resume::Replay,
+            Passes::Restartable(_) => Resume::Replay,
             Passes::Once(_) => Resume::Never,
         }
     }
@@ -75,14 +79,13 @@ impl DataFlow for FromIter {
     fn open(&self, _: Seed, at: &State) -> Result<Box<dyn Reader>> {
         if self.resume() == Resume::Never && (at.epoch, at.index) != (0, 0) {
             let State { epoch, index, .. } = at;
-            let why =
-                format!("an iterator that can be read once cannot go on at sample {index} of epoch {epoch}");
-            let what = "give FromIter::new a function that makes the iterator";
+            let why = format!("FromIter::once cannot resume at sample {index} of epoch {epoch}");
+            let what = "use FromIter::new with a function that creates the iterator";
             return Err(Error::new(ErrorKind::Unsupported, why).note(what));
         }
         let mut samples = self.pass(at.epoch)?;
         for _ in 0..at.index {
-            // What failed then has its place too.
+            // Failed samples count as read.
             if samples.next().is_none() {
                 break;
             }
@@ -94,7 +97,7 @@ impl DataFlow for FromIter {
 
 struct IterReader {
     flow: FromIter,
-    /// Of the current pass; made when it is read.
+    /// The iterator of the current pass, created on first use.
     samples: Option<Samples>,
     at: State,
 }
@@ -109,16 +112,17 @@ impl IterReader {
         let next = samples.next();
         match self.flow.size {
             Some(size) if next.is_none() && index < size => {
-                let why = format!("pass {epoch} ended after {index} samples, but {size} were said to come");
+                let why =
+                    format!("pass {epoch} ended after {index} samples, but its declared size is {size}");
                 Err(Error::new(ErrorKind::Data, why))
             }
-            // One sample more than were said: told once, then the pass is over.
+            // One sample too many is reported once; then the pass ends.
             Some(size) if next.is_some() && index == size => {
-                let why = format!("pass {epoch} goes on after the {size} samples that were said to come");
+                let why = format!("pass {epoch} continues past its declared size of {size} samples");
                 Err(Error::new(ErrorKind::Data, why))
             }
             Some(size) if index > size => Ok(None),
-            _ => next.transpose().map_err(|e| name_sample(e, epoch, index)),
+            _ => next.transpose().map_err(|e| sample_error(e, epoch, index)),
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Samples that are in memory.
+//! Samples in memory.
 
 use crate::{RandomAccess, Sample};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// The samples of a list, in its order.
+/// A list of samples in memory.
 #[derive(Clone, Debug)]
 #[doc(alias = "DataFromList")]
 pub struct FromList {
@@ -12,7 +12,7 @@ pub struct FromList {
 }
 
 impl FromList {
-    /// These samples.
+    /// Creates a source from `samples`.
     pub fn new(samples: Vec<Sample>) -> FromList {
         FromList { samples: samples.into() }
     }
@@ -26,7 +26,7 @@ impl RandomAccess for FromList {
     fn get(&self, index: u64) -> Result<Sample> {
         self.samples.get(index as usize).cloned().ok_or_else(|| {
             let n = self.samples.len();
-            Error::new(ErrorKind::Data, format!("a list of {n} has no sample {index}"))
+            Error::new(ErrorKind::Data, format!("sample {index} is out of range for a list of {n}"))
         })
     }
 }

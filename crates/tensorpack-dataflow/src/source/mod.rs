@@ -1,4 +1,4 @@
-//! Where samples come from.
+//! Sources of samples.
 
 mod random_access;
 mod from_list;

@@ -1,23 +1,25 @@
-//! Sources that can give any of their samples at once.
+//! Sources with random access (map-style datasets).
 
-use crate::lookup::{LookupReader, name_sample};
-use crate::{DataFlow, Lookup, Reader, Resume, Sample, Seed, State};
+use crate::indexed_reader::{SequentialReader, sample_error};
+use crate::{DataFlow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
 use tensorpack_tensor::Result;
 
-/// Samples by index: the two functions a data set needs. Every one is a [`DataFlow`] that reads them in order, and that
-/// seeks, shuffles and shards without reading what is left out. Cloning shares the data.
+/// A source with random access: the two functions a dataset has to implement.
+///
+/// Every implementation is a [`DataFlow`] that reads in order, and seeks, shuffles and shards
+/// without reading skipped samples. Clones share the data.
 pub trait RandomAccess: Clone + Send + Sync + 'static {
-    /// How many samples there are.
+    /// Returns the number of samples.
     fn len(&self) -> u64;
 
-    /// Whether there are none.
+    /// Returns whether there are no samples.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The sample at `index`, which is below [`RandomAccess::len`]. An error should name the file; which sample it was is
-    /// added to it.
+    /// Returns the sample at `index`, which is below [`RandomAccess::len`]. Errors should name the
+    /// file; the sample's position is added automatically.
     fn get(&self, index: u64) -> Result<Sample>;
 }
 
@@ -31,15 +33,15 @@ impl<S: RandomAccess> DataFlow for S {
     }
 
     fn open(&self, _: Seed, at: &State) -> Result<Box<dyn Reader>> {
-        Ok(LookupReader::open(places(self), self.size(), at))
+        Ok(SequentialReader::open(indexed_reader(self), self.size(), at))
     }
 
-    fn lookup(&self, _: Seed) -> Result<Option<Arc<dyn Lookup>>> {
-        Ok(Some(places(self)))
+    fn open_indexed(&self, _: Seed) -> Result<Option<Arc<dyn IndexedReader>>> {
+        Ok(Some(indexed_reader(self)))
     }
 }
 
-fn places<S: RandomAccess>(source: &S) -> Arc<dyn Lookup> {
+fn indexed_reader<S: RandomAccess>(source: &S) -> Arc<dyn IndexedReader> {
     let source = source.clone();
-    Arc::new(move |epoch, index| source.get(index).map_err(|e| name_sample(e, epoch, index)))
+    Arc::new(move |epoch, index| source.get(index).map_err(|e| sample_error(e, epoch, index)))
 }

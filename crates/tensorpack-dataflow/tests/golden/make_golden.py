@@ -4,8 +4,8 @@
 Run:  python make_golden.py    (needs `pip install tensorpack==0.11 opencv-python-headless`; writes augmentors.json
                                 beside itself, and the files of ../images)
 
-Augmentors get parameters that are fixed, not drawn, and float32 pictures, so that nothing is cut off on the way.
-Pictures are rounded to four decimals. For every JPEG file the picture OpenCV decodes is a PNG file of the same name.
+Augmentors get fixed parameters and float32 images, so that nothing is truncated on the way. Images are rounded to
+four decimals. For every JPEG file, the PNG file of the same name holds the image that OpenCV decodes.
 """
 
 import json
@@ -21,7 +21,7 @@ IMAGES = HERE.parent / "images"
 
 
 def smooth(h, w):
-    """A colourful picture without noise, with an edge in it."""
+    """A smooth color image with an edge."""
     y, x = np.mgrid[:h, :w].astype("float64")
     r = 127 + 120 * np.sin(x / 7.0) * np.cos(y / 9.0)
     g = 255 * (x + y) / max(1, h + w - 2)
@@ -36,7 +36,7 @@ def packed(array):
 
 
 def photometric(image):
-    """name: what the original makes of `image` with fixed parameters."""
+    """Return a dict from name to the original's output for `image` with fixed parameters."""
     p = lambda augmentor, prm: augmentor._augment(image.copy(), prm)
     values, vectors = np.array([0.2175, 0.0188, 0.0045]) * 255, [
         [-0.5675, 0.7192, 0.4009],
@@ -74,7 +74,7 @@ def geometric(image, points):
 
     def turned(border):
         t = WarpAffineTransform(matrix, (w, h), cv2.INTER_LINEAR, border, (60, 60, 60))
-        # Points count from the corner of the first pixel, the matrix from its centre.
+        # Points are relative to the corner of the first pixel, the matrix to its center.
         return {"image": packed(t.apply_image(image)), "coords": packed(t.apply_coords(points - 0.5) + 0.5)}
 
     return {
@@ -88,7 +88,7 @@ def geometric(image, points):
 
 
 def affine_matrix():
-    """The matrix that Affine makes of scale 1.1, 20 degrees, 12 degrees of shear and a shift of (2, -3), for 9 by 7."""
+    """Return the matrix of Affine for scale 1.1, 20 degrees, 12 degrees of shear and a shift of (2, -3) on 9x7."""
     augmentor = imgaug.Affine(scale=(1.1, 1.1), translate_frac=(0.5, 0.5), rotate_max_deg=20, shear=12)
     draws = iter([1.1, 2.0, -3.0, 12.0, 20.0])
     augmentor._rand_range = lambda *_: next(draws)
@@ -104,7 +104,7 @@ def resizes(image):
     }
     cases = []
     for name, method in methods.items():
-        # No centre of a new pixel may lie on an edge between two, where either is the nearest.
+        # No center of a new pixel may lie on an edge between two pixels, where both are nearest.
         for h, w in [(32, 40), (16, 32)] if name == "Nearest" else [(31, 33), (11, 13)]:
             cases.append({"method": name, "out": packed(cv2.resize(image, (w, h), interpolation=method))})
     cases.append({"method": "Area", "out": packed(cv2.resize(image, (12, 10), interpolation=cv2.INTER_AREA))})
@@ -161,7 +161,7 @@ def jpegs():
         (IMAGES / f"{name}.jpg").write_bytes(data)
         decoded = cv2.imdecode(np.frombuffer(data, "uint8"), cv2.IMREAD_COLOR)
         cv2.imwrite(str(IMAGES / f"{name}.png"), decoded, [cv2.IMWRITE_PNG_COMPRESSION, 9])
-    # Other kinds of PNG files: grey, with alpha, of 16 bits.
+    # Other kinds of PNG files: grayscale, with alpha, 16 bits.
     small = smooth(9, 7)
     cv2.imwrite(str(IMAGES / "png_grey.png"), small[:, :, 0])
     cv2.imwrite(str(IMAGES / "png_alpha.png"), np.dstack([small[:, :, ::-1], small[:, :, :1]]))

@@ -1,15 +1,15 @@
-//! Puts pipelines together at random.
+//! Builds random pipelines.
 
 use std::collections::BTreeSet;
 use tempfile::TempDir;
 use tensorpack_dataflow::tensor::{DType, Error, HostTensor, Result};
 use tensorpack_dataflow::{
-    ChooseRandom, ComponentSpec, Concat, DataFlow, Draws, FakeData, Flow, FromFn, FromIter, FromList, Mix,
-    Sample, Seed, Zip,
+    ChooseRandom, ComponentSpec, Concat, DataFlow, FakeData, Flow, FromFn, FromIter, FromList, Mix, Sample,
+    SampleRng, Seed, Zip,
 };
 
-/// Every source and adaptor that pipelines are made of. Channels, iterators that can be read once and unordered maps
-/// cannot be opened again, and have tests of their own.
+/// Every source and adaptor used in pipelines. Channels, single-use iterators and unordered maps
+/// cannot be reopened and have their own tests.
 pub(crate) const KINDS: [&str; 38] = [
     "FakeData",
     "FakeData.constant",
@@ -51,22 +51,22 @@ pub(crate) const KINDS: [&str; 38] = [
     "cache_on_disk",
 ];
 
-/// A pipeline in the making: the same for the same seed, but for the number of workers.
+/// A pipeline under construction. It depends on the seed but not on the number of workers.
 pub(crate) struct Build {
-    draws: Draws,
+    rng: SampleRng,
     workers: usize,
     text: String,
     kinds: BTreeSet<&'static str>,
-    /// Whether what has been built so far never ends.
+    /// Whether the pipeline so far is infinite.
     endless: bool,
-    /// Where it keeps files, while it is read.
+    /// Directories of on-disk caches, kept until the pipeline is dropped.
     caches: Vec<TempDir>,
 }
 
 impl Build {
     pub(crate) fn new(seed: Seed, workers: usize) -> Build {
         Build {
-            draws: seed.draws(0, 0),
+            rng: seed.rng(0, 0),
             workers,
             text: String::new(),
             kinds: BTreeSet::new(),
@@ -85,8 +85,8 @@ impl Build {
 
     pub(crate) fn pipeline(&mut self) -> Flow {
         let mut flow = self.flow(1);
-        // Whatever it is, it may be read in parallel at the end.
-        if self.draws.chance(0.5) {
+        // Any pipeline may end with a parallel stage.
+        if self.rng.bernoulli(0.5) {
             flow = self.parallel(flow);
         }
         flow
@@ -99,10 +99,10 @@ impl Build {
     }
 
     fn pick(&mut self, n: u64) -> u64 {
-        self.draws.below(n)
+        self.rng.below(n)
     }
 
-    /// A source with up to four adaptors, which may have further inputs of less depth.
+    /// A source with up to four adaptors, which may have further inputs of smaller depth.
     fn flow(&mut self, depth: u32) -> Flow {
         let mut flow = self.source();
         for _ in 0..self.pick(5) {
@@ -117,11 +117,11 @@ impl Build {
         match self.pick(6) {
             0 => {
                 self.note("FakeData");
-                FakeData::new(size, spec).between(-3.0, 40.0).into_flow()
+                FakeData::new(size, spec).range(-3.0, 40.0).into_flow()
             }
             1 => {
                 self.note("FakeData.constant");
-                FakeData::new(size, spec).between(0.0, 9.0).constant().into_flow()
+                FakeData::new(size, spec).range(0.0, 9.0).constant().into_flow()
             }
             2 => {
                 self.note("FromList");
@@ -140,7 +140,7 @@ impl Build {
             _ => {
                 self.note("FromIter.sized");
                 FromIter::new(move |epoch| (0..size).map(move |i| Ok(numbered(i + 50 * epoch))))
-                    .sized(size)
+                    .with_size(size)
                     .into_flow()
             }
         }
@@ -203,15 +203,16 @@ impl Build {
             11 => {
                 self.note("batch_by_shape");
                 let grouped = ragged(flow).batch_by_shape(n as usize, 0);
-                if self.draws.chance(0.5) {
+                if self.rng.bernoulli(0.5) {
                     grouped.keep_remainder().into_flow()
                 } else {
                     grouped.into_flow()
                 }
             }
             12 | 13 => {
-                let by_place = flow.size().is_some() && flow.lookup(Seed::new(0)).is_ok_and(|l| l.is_some());
-                if by_place {
+                let is_indexed =
+                    flow.size().is_some() && flow.open_indexed(Seed::new(0)).is_ok_and(|l| l.is_some());
+                if is_indexed {
                     self.note("shuffle");
                     return flow.shuffle().into_flow();
                 }
@@ -224,7 +225,7 @@ impl Build {
             }
             15 => {
                 let shard = flow.clone().shard(self.pick(n), n);
-                if flow.size().is_some() && self.draws.chance(0.5) {
+                if flow.size().is_some() && self.rng.bernoulli(0.5) {
                     self.note("shard.equal");
                     return shard.equal().into_flow();
                 }
@@ -270,8 +271,8 @@ impl Build {
                 self.note("ChooseRandom(");
                 let parts = self.parts(flow, depth);
                 self.note("ChooseRandom");
-                if self.draws.chance(0.5) || parts.len() != 2 {
-                    return ChooseRandom::evenly(parts).into_flow();
+                if self.rng.bernoulli(0.5) || parts.len() != 2 {
+                    return ChooseRandom::uniform(parts).into_flow();
                 }
                 ChooseRandom::new(parts.into_iter().zip([0.25, 0.75])).into_flow()
             }
@@ -287,7 +288,7 @@ impl Build {
             }
             26 if !self.endless => {
                 self.note("cache_on_disk");
-                // A file is not made of what fails.
+                // A failing sample aborts writing the cache file.
                 let may_fail =
                     ["failing map", "skip_errors", "fixed_size"].iter().any(|kind| self.kinds.contains(kind));
                 let flow = if may_fail { flow.skip_errors(1000).into_flow() } else { flow };
@@ -303,7 +304,7 @@ impl Build {
         }
     }
 
-    /// This and one or two more.
+    /// This flow and one or two more.
     fn parts(&mut self, flow: Flow, depth: u32) -> Vec<Flow> {
         let mut parts = vec![flow];
         for _ in 0..1 + self.pick(2) {
@@ -323,13 +324,13 @@ impl Build {
             }
             1 => {
                 self.note("deadline");
-                flow.deadline(std::time::Duration::from_secs(60)).into_flow()
+                flow.timeout(std::time::Duration::from_secs(60)).into_flow()
             }
             2 => {
                 self.note("map_batch");
                 let components = [ComponentSpec::new(DType::F64, [3]), ComponentSpec::new(DType::I64, [])];
-                flow.map_batch(workers, 3, components, |sample, draws, slot| {
-                    slot.component::<f64>(0)?[1..].fill(draws.uniform() + sample[0].len() as f64);
+                flow.map_batch(workers, 3, components, |sample, rng, slot| {
+                    slot.component::<f64>(0)?[1..].fill(rng.uniform() + sample[0].len() as f64);
                     slot.component::<i64>(1)?[0] = number(&sample)? as i64;
                     Ok(())
                 })
@@ -348,19 +349,19 @@ fn numbered(i: u64) -> Sample {
     vec![HostTensor::new([2], vec![i as f32, 0.5]).expect("two elements"), HostTensor::scalar(i as i32)]
 }
 
-/// A number that follows from a sample's bytes, whatever they are.
+/// A number computed from the bytes of any sample.
 fn number(sample: &[HostTensor]) -> Result<u64> {
     let bytes = sample.iter().flat_map(|t| t.as_bytes());
     Ok(bytes.fold(7u64, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)) >> 20)
 }
 
 /// Adds a random component.
-fn jitter(mut sample: Sample, draws: &mut Draws) -> Result<Sample> {
-    sample.push(HostTensor::scalar(draws.normal() as f32 + draws.below(3) as f32));
+fn jitter(mut sample: Sample, rng: &mut SampleRng) -> Result<Sample> {
+    sample.push(HostTensor::scalar(rng.normal() as f32 + rng.below(3) as f32));
     Ok(sample)
 }
 
-/// The first component flat and of one to three elements, the second as it was.
+/// Flattens the first component to one to three elements and keeps the second.
 fn ragged(flow: Flow) -> Flow {
     flow.map(|sample| {
         let n = 1 + number(&sample)? % 3;

@@ -1,17 +1,17 @@
-//! Random pipelines: whatever is put together, a reader opened anywhere goes on with the very samples that reading from the
-//! start gives, with any number of workers, and a state it tells is one it can be opened at.
+//! Random pipelines. A reader opened at any position continues with exactly the samples that
+//! sequential reading returns, for any number of workers, and every state it reports can be opened.
 
 mod build;
 
 use build::{Build, KINDS};
 use std::collections::BTreeSet;
 use tensorpack_dataflow::tensor::{DType, ErrorKind};
-use tensorpack_dataflow::{DataFlow, Draws, Flow, Reader, Sample, Seed, State};
+use tensorpack_dataflow::{DataFlow, Flow, Reader, Sample, SampleRng, Seed, State};
 
-/// How much of a pipeline is read, ends of passes among it.
+/// Number of reads per pipeline, including ends of passes.
 const READS: usize = 70;
 
-/// What a read gave: everything that must be the same.
+/// The outcome of a read.
 #[derive(Clone, Debug, PartialEq)]
 enum Read {
     Sample(Vec<(DType, Vec<usize>, Vec<u8>)>),
@@ -30,7 +30,7 @@ fn read(reader: &mut dyn Reader) -> Read {
     }
 }
 
-/// Everything from the start on, and the state before each read.
+/// Reads from the start and records the state before each read.
 fn read_from_start(flow: &Flow, seed: Seed, what: &str) -> Vec<(State, Read)> {
     let mut reader = flow.open(seed, &State::start()).unwrap_or_else(|e| panic!("{what}: {e}"));
     (0..READS).map(|_| (reader.state(), read(&mut *reader))).collect()
@@ -67,10 +67,10 @@ fn cases() -> u64 {
 }
 
 #[test]
-fn a_reader_goes_on_anywhere() {
+fn readers_resume_anywhere() {
     let mut seen = BTreeSet::new();
     for case in 0..cases() {
-        let mut draws = Seed::new(0x7e57).draws(0, case);
+        let mut rng = Seed::new(0x7e57).rng(0, case);
         let mut expected: Option<Vec<(State, Read)>> = None;
         for workers in [1, 2, 4, 8] {
             let mut build = Build::new(Seed::new(case), workers);
@@ -85,13 +85,13 @@ fn a_reader_goes_on_anywhere() {
                 assert_eq!(got, want, "{what}: at {at:?}, unlike with one worker");
             }
             for _ in 0..4 {
-                let from = draws.below(READS as u64) as usize;
+                let from = rng.below(READS as u64) as usize;
                 let few = &all[from..(from + 8).min(all.len())];
                 let State { epoch, index, .. } = few[0].0;
                 check_opened(&flow, seed, &State::at(epoch, index), few, &what);
                 check_opened(&flow, seed, &few[0].0, few, &what);
             }
-            check_chain(&flow, seed, expected, &mut draws, &what);
+            check_chain(&flow, seed, expected, &mut rng, &what);
         }
     }
     if cases() >= 100 {
@@ -100,17 +100,17 @@ fn a_reader_goes_on_anywhere() {
     }
 }
 
-/// Stopped again and again after a few samples, and opened at the state that was told.
-fn check_chain(flow: &Flow, seed: Seed, expected: &[(State, Read)], draws: &mut Draws, what: &str) {
+/// Stops after a few samples again and again, and reopens at the reported state.
+fn check_chain(flow: &Flow, seed: Seed, expected: &[(State, Read)], rng: &mut SampleRng, what: &str) {
     let (mut at, mut next) = (State::start(), 0);
     while next < expected.len() {
         let mut reader = flow.open(seed, &at).unwrap_or_else(|e| panic!("{what}: at {at:?}: {e}"));
-        for _ in 0..5 + draws.below(30) {
+        for _ in 0..5 + rng.below(30) {
             let Some((_, want)) = expected.get(next) else { return };
             assert_eq!(read(&mut *reader), *want, "{what}: in pieces, from {at:?}, read {next}");
             next += 1;
         }
-        // By way of a file.
+        // Round trip through text.
         at = reader.state().to_string().parse().unwrap_or_else(|e| panic!("{what}: {e}"));
     }
 }

@@ -1,0 +1,169 @@
+//! Labeled image files: a folder per class, or a list of paths and labels.
+
+use super::RandomAccess;
+use super::check_index::check_index;
+use crate::Sample;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+
+/// Recognized file extensions.
+const IMAGE_EXTENSIONS: [&str; 11] =
+    ["jpg", "jpeg", "png", "bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm", "pnm"];
+
+/// Labeled files. A sample is `[file contents u8, label i32]`; decode it with a map.
+#[doc(alias = "LabelledFiles")]
+#[derive(Clone, Debug)]
+pub struct ImageFolder {
+    files: Arc<[(PathBuf, i32)]>,
+    classes: Arc<[String]>,
+}
+
+impl ImageFolder {
+    /// Finds the images below `root`, which has one folder per class. Classes are numbered in
+    /// alphabetical order of the folder names; files are sorted by path.
+    #[doc(alias = "folders")]
+    pub fn open(root: impl AsRef<Path>) -> Result<ImageFolder> {
+        let root = root.as_ref();
+        let mut classes = Vec::new();
+        let mut files = Vec::new();
+        for (folder, _) in read_dir_sorted(root)?.into_iter().filter(|(_, is_dir)| *is_dir) {
+            let label = classes.len() as i32;
+            classes.push(file_name(&folder));
+            let mut images = Vec::new();
+            find_images(&folder, &mut images)?;
+            files.extend(images.into_iter().map(|path| (path, label)));
+        }
+        if files.is_empty() {
+            let why = format!("{} contains no folders with images", root.display());
+            return Err(Error::argument(why).note("expected a layout like ROOT/CLASS/IMAGE.jpg"));
+        }
+        Ok(ImageFolder { files: files.into(), classes: classes.into() })
+    }
+
+    /// Reads a list of files below `root` from the text file `list`: one path and label per line,
+    /// separated by a space.
+    #[doc(alias = "list")]
+    pub fn from_list(root: impl AsRef<Path>, list: impl AsRef<Path>) -> Result<ImageFolder> {
+        let list = list.as_ref();
+        let text = fs::read_to_string(list).map_err(|e| Error::from(e).within(list.display()))?;
+        let mut files = parse_list(&text).map_err(|e| e.within(list.display()))?;
+        files.iter_mut().for_each(|(path, _)| *path = root.as_ref().join(&path));
+        Ok(ImageFolder { files: files.into(), classes: Arc::new([]) })
+    }
+
+    /// Returns the paths and labels.
+    pub fn files(&self) -> &[(PathBuf, i32)] {
+        &self.files
+    }
+
+    /// Returns the class names, which are empty for a list.
+    pub fn classes(&self) -> &[String] {
+        &self.classes
+    }
+}
+
+impl RandomAccess for ImageFolder {
+    fn len(&self) -> u64 {
+        self.files.len() as u64
+    }
+
+    fn get(&self, index: u64) -> Result<Sample> {
+        let (path, label) = &self.files[check_index(index, self.files.len())?];
+        let bytes = fs::read(path).map_err(|e| Error::from(e).within(path.display()))?;
+        Ok(vec![HostTensor::new([bytes.len()], bytes)?, HostTensor::scalar(*label)])
+    }
+}
+
+/// Parses lines of a path and a label.
+pub fn parse_list(text: &str) -> Result<Vec<(PathBuf, i32)>> {
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let parsed = lines.map(|(i, line)| {
+        let fields = line.trim_end().rsplit_once([' ', '\t']);
+        let file = fields.and_then(|(path, label)| Some((path.trim().into(), label.parse().ok()?)));
+        file.ok_or_else(|| {
+            let why = format!("line {}: expected a path and a label, got {line:?}", i + 1);
+            Error::new(ErrorKind::Data, why)
+        })
+    });
+    parsed.collect()
+}
+
+fn find_images(folder: &Path, images: &mut Vec<PathBuf>) -> Result<()> {
+    for (path, is_dir) in read_dir_sorted(folder)? {
+        let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default().to_lowercase();
+        if is_dir {
+            find_images(&path, images)?;
+        } else if IMAGE_EXTENSIONS.contains(&&extension[..]) {
+            images.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// Returns the entries of a directory and whether each is a directory, sorted and without hidden
+/// files.
+fn read_dir_sorted(folder: &Path) -> Result<Vec<(PathBuf, bool)>> {
+    let within = |e| Error::from(e).within(folder.display());
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(folder).map_err(within)? {
+        let entry = entry.map_err(within)?;
+        let (path, kind) = (entry.path(), entry.file_type().map_err(within)?);
+        // `file_type` comes with the listing, which saves a `stat` per file; only symbolic links
+        // need one.
+        let is_dir = kind.is_dir() || kind.is_symlink() && path.is_dir();
+        if !file_name(&path).starts_with('.') {
+            paths.push((path, is_dir));
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(files: &[&str]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for file in files {
+            let path = dir.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, file).unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn each_folder_is_a_class() {
+        let dir = tree(&["dog/b.JPG", "dog/a.png", "cat/x/c.jpeg", "cat/notes.txt", "top.jpg", ".git/d.jpg"]);
+        let files = ImageFolder::open(dir.path()).unwrap();
+        assert_eq!(files.classes(), ["cat", "dog"]);
+        let found: Vec<_> = (0..files.len())
+            .map(|i| {
+                let sample = files.get(i).unwrap();
+                let text = String::from_utf8(sample[0].as_slice().unwrap().to_vec()).unwrap();
+                (text, sample[1].as_slice::<i32>().unwrap()[0])
+            })
+            .collect();
+        let expected = [("cat/x/c.jpeg", 0), ("dog/a.png", 1), ("dog/b.JPG", 1)];
+        assert_eq!(found, expected.map(|(name, label)| (name.to_string(), label)));
+        assert!(ImageFolder::open(dir.path().join("dog")).is_err());
+    }
+
+    #[test]
+    fn reads_path_label_lists() {
+        let dir = tree(&["a b.jpg"]);
+        let list = dir.path().join("list.txt");
+        fs::write(&list, "a b.jpg 3\n\nmissing.jpg\t4\n").unwrap();
+        let files = ImageFolder::from_list(dir.path(), &list).unwrap();
+        assert_eq!(files.get(0).unwrap()[1], HostTensor::scalar(3i32));
+        assert!(files.get(1).unwrap_err().message().contains("missing.jpg: "));
+        assert!(parse_list("a.jpg one").unwrap_err().message().starts_with("line 1: "));
+    }
+}
