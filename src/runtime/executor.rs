@@ -1,6 +1,6 @@
 //! What an engine is: it keeps variables, compiles parts of a frozen graph, and runs them.
 
-use super::{Interrupt, Source, Staging, Whereabouts};
+use super::{Interrupt, KernelProgress, Source, Staging};
 use crate::graph::VariableInfo;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
@@ -49,7 +49,7 @@ pub struct Fork {
     /// How many towers there are.
     pub towers: usize,
     /// Where to say what it is at.
-    pub at: Whereabouts,
+    pub at: KernelProgress,
 }
 
 /// A value fed to an input.

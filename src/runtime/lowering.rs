@@ -5,10 +5,11 @@
 use super::binding::{
     Binding, Concrete, Request, assigned_before, assigns_in_run, close_over_collectives, last_assigns, needed,
 };
+use super::cse::{CommonSubexpressions, CseInput};
 use super::faults::{Diagnosis, NextValue};
 use super::finiteness;
 use super::snapshot::{self, Reading};
-use crate::graph::{Frozen, Node, NodeId, NodeKind, Role, TensorId, VariableId};
+use crate::graph::{Frozen, NodeId, NodeKind, Role, TensorId, VariableId};
 use crate::kir::{self, BufferKind, LowerCx, Origin, Program, Surroundings, Update, View};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -132,7 +133,7 @@ fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Result<Lowered>
             reading,
             snapshots: HashMap::new(),
             live: BTreeSet::new(),
-            merged: HashMap::new(),
+            cse: CommonSubexpressions::default(),
             program: Program::default(),
             diagnosis: &mut diagnosis,
         };
@@ -222,8 +223,7 @@ struct Lowering<'a> {
     /// Of variables that are read: what all nodes read but those of `live`, which read the variables themselves.
     snapshots: HashMap<TensorId, View>,
     live: BTreeSet<NodeId>,
-    /// Nodes by identity: hash of op and inputs to the nodes lowered under it.
-    merged: HashMap<u64, Vec<NodeId>>,
+    cse: CommonSubexpressions,
     program: Program,
     diagnosis: &'a mut Diagnosis,
 }
@@ -301,8 +301,19 @@ impl Lowering<'_> {
                     .enumerate()
                     .map(|(i, t)| if op.shape_only(i) { None } else { Some(self.read_by(id, t).clone()) })
                     .collect();
-                if let Some(twin) = self.twin(id, node, op.as_ref(), &inputs) {
-                    twin
+                let cse_inputs: Vec<CseInput> = inputs
+                    .iter()
+                    .zip(&node.inputs)
+                    .map(|(view, t)| match view {
+                        Some(view) => CseInput::Value(view.clone()),
+                        None => {
+                            let (dtype, sizes) = &self.binding.concrete[&t.node][t.output as usize];
+                            CseInput::Shape(*dtype, sizes.clone())
+                        }
+                    })
+                    .collect();
+                if let Some(views) = self.cse.find(op.as_ref(), &cse_inputs) {
+                    views.to_vec()
                 } else {
                     let input_sizes: Vec<Vec<usize>> = node
                         .inputs
@@ -335,6 +346,7 @@ impl Lowering<'_> {
                     if let Some(hint) = op.nan_hint() {
                         self.diagnosis.hints.insert(node.name.clone(), hint);
                     }
+                    self.cse.insert(op, cse_inputs, &views);
                     views
                 }
             }
@@ -362,51 +374,6 @@ impl Lowering<'_> {
         let there = self.program.buffers.iter().position(same).map(|i| kir::BufferId(i as u32));
         let buffer = there.unwrap_or_else(|| self.program.add_buffer(info.dtype, &info.sizes, kind));
         View::dense(buffer, info.dtype, &info.sizes)
-    }
-
-    /// The results of an equal operation on equal inputs that was lowered before.
-    ///
-    /// Preconditions: the operation is pure, its attributes are equal, what it reads are the same
-    /// elements in the same order (views equal in buffer, sizes, strides and offset, of a variable
-    /// or of its snapshot alike), and inputs taken for their shape alone have equal types and
-    /// sizes.
-    fn twin(
-        &mut self,
-        id: NodeId,
-        node: &Node,
-        op: &dyn crate::graph::OpDef,
-        inputs: &[Option<View>],
-    ) -> Option<Vec<View>> {
-        use std::hash::{DefaultHasher, Hash, Hasher};
-        if !op.traits().mergeable {
-            return None;
-        }
-        let mut h = DefaultHasher::new();
-        op.identity_hash().hash(&mut h);
-        for (view, t) in inputs.iter().zip(&node.inputs) {
-            (view, &self.binding.concrete[&t.node][t.output as usize]).hash(&mut h);
-        }
-        let key = h.finish();
-        let twin = self.merged.get(&key).into_iter().flatten().copied().find(|&other| {
-            let other_node = self.graph.node(other);
-            let same_op = matches!(&other_node.kind, NodeKind::Op(o) if o.same(op));
-            same_op
-                && other_node.inputs.len() == node.inputs.len()
-                && inputs.iter().zip(node.inputs.iter().zip(&other_node.inputs)).all(|(view, (t, u))| {
-                    match view {
-                        Some(view) => view == self.read_by(other, u),
-                        None => {
-                            self.binding.concrete[&t.node][t.output as usize]
-                                == self.binding.concrete[&u.node][u.output as usize]
-                        }
-                    }
-                })
-        });
-        if twin.is_none() {
-            self.merged.entry(key).or_default().push(id);
-        }
-        let outputs = node.outputs.len() as u32;
-        twin.map(|node| (0..outputs).map(|output| self.views[&TensorId { node, output }].clone()).collect())
     }
 
     /// The next value of every variable that this tower assigns.

@@ -249,6 +249,7 @@ fn run(program: Program, fetches: &[(usize, usize)], fed: &[HostTensor], isa: Is
         deadline: Duration::from_secs(60),
         profile: false,
         full_precision: false,
+        dump_passes: false,
     };
     let mut executable = cpu::compile(&options, lowered)?;
     let feeds: Vec<Feed<'_>> = fed.iter().collect();

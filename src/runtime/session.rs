@@ -6,7 +6,7 @@ use super::lowering::Source;
 use super::null::NullEngine;
 use super::reference::ReferenceEngine;
 use super::snapshot::Reading;
-use super::{Device, Interrupt, Staging, Turns, Whereabouts, cpu, xla};
+use super::{Device, Interrupt, KernelProgress, Staging, Turns, cpu, xla};
 use crate::graph::{Fetch, Frozen, Op, Tensor, Variable};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,6 +37,8 @@ pub struct SessionOptions {
     /// Whether products of f32 keep all digits. Without, they are done as fast as the device can: with the 10 bits of TF32
     /// on NVIDIA's; on the CPU engine, convolutions of 3 by 3 with fewer products, whose rounding is a few times as large.
     pub full_precision: bool,
+    /// Whether [`Session::plan_text`] begins with the program after each compiler pass, on the CPU engine.
+    pub dump_passes: bool,
     /// Whether two runs give the same bits on accelerators too, at some cost. The CPU engine always does.
     pub deterministic: bool,
 }
@@ -53,6 +55,7 @@ impl Default for SessionOptions {
             programs: 16,
             profile: false,
             full_precision: false,
+            dump_passes: false,
             deterministic: false,
         }
     }
@@ -64,7 +67,7 @@ pub struct Session {
     pub(super) options: SessionOptions,
     pub(super) reading: Reading,
     turns: Turns,
-    at: Whereabouts,
+    at: KernelProgress,
     state: Mutex<State>,
 }
 
@@ -141,6 +144,7 @@ impl Session {
                     deadline: options.deadline,
                     profile: options.profile,
                     full_precision: options.full_precision,
+                    dump_passes: options.dump_passes,
                 },
                 &turns,
             ),
@@ -162,7 +166,7 @@ impl Session {
             options,
             reading: Reading::InPlace,
             turns,
-            at: Whereabouts::new(),
+            at: KernelProgress::new(),
             state: Mutex::new(State::new(executor)),
         })
     }
@@ -173,7 +177,7 @@ impl Session {
     ///
     /// This session's own runs, reads and writes take their turn likewise; [`Turns`] can hold back the towers.
     pub fn fork(&self, tower: usize, towers: usize) -> Result<Session> {
-        let at = Whereabouts::new();
+        let at = KernelProgress::new();
         let executor = self.lock()?.executor.fork(Fork { tower, towers, at: at.clone() })?;
         Ok(Session {
             graph: self.graph.clone(),
@@ -191,7 +195,7 @@ impl Session {
     }
 
     /// Where this session is in its run.
-    pub(crate) fn at(&self) -> &Whereabouts {
+    pub(crate) fn at(&self) -> &KernelProgress {
         &self.at
     }
 

@@ -3,7 +3,7 @@
 
 use super::step::{Iteration, Job, StepCx};
 use crate::graph::Fetch;
-use crate::runtime::{Session, StepProgram, Turns, Whereabouts};
+use crate::runtime::{KernelProgress, Session, StepProgram, Turns};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -57,7 +57,7 @@ struct AsyncWorkers {
 
 struct Tower {
     jobs: Sender<(u64, Job)>,
-    at: Whereabouts,
+    at: KernelProgress,
     /// Runs it was given so far.
     runs: u64,
     /// Runs it is still to be given in this epoch.

@@ -38,6 +38,12 @@ pub(super) struct Member {
     pub(super) outputs: Vec<BufferId>,
 }
 
+impl Commit {
+    pub(super) fn is_empty(&self) -> bool {
+        self.passes.is_empty() && self.copies.is_empty()
+    }
+}
+
 /// Takes what can wait out of the program.
 pub(super) fn split(program: &mut Program, variables: &Variables) -> Commit {
     materialise_moved_variables(program);

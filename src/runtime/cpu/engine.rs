@@ -3,21 +3,19 @@
 //! An engine can be forked: the forks have threads and memory of their own, share the variables, and run at the same
 //! time. Each run of a fork computes on a snapshot, and takes its turn with the variables to update them.
 
-use super::conductor::{Conducted, Conductor};
-use super::exchange::Exchange;
-use super::panels;
-use super::plan::{Mode, Plan};
-use super::precision::by_definition;
-use super::sharing::SharedVariables;
+use super::all_reduce::Exchange;
+use super::pipeline::{self, Compilation, Mode, PassCx};
+use super::plan::Plan;
+use super::shared_variables::SharedVariables;
 use super::tower_run::{Lane, Phase, TowerCx, TowerRun};
+use super::tower_thread::{MultiTowerProgram, TowerThread};
 use super::variables::Variables;
-use super::widen::widen;
 use super::work::Meeting;
 use crate::graph::VariableInfo;
-use crate::kir::{BufferKind, Kernel, KernelNode, Origin, Program, View};
+use crate::kir::{Kernel, KernelNode, Origin, Program};
 use crate::runtime::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, check_feeds};
 use crate::runtime::faults::Diagnosis;
-use crate::runtime::{Lowered, Source, Turns, Whereabouts, memory_limit};
+use crate::runtime::{KernelProgress, Lowered, Source, Turns, memory_limit};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,6 +38,8 @@ pub struct CpuOptions {
     pub profile: bool,
     /// Whether convolutions take every product of their definition.
     pub full_precision: bool,
+    /// Whether plans begin with the program after each compiler pass.
+    pub dump_passes: bool,
 }
 
 /// A CPU engine, whose variables are used in these turns.
@@ -57,7 +57,7 @@ struct Engine {
     options: CpuOptions,
     variables: SharedVariables,
     /// Who runs programs of several towers, if there are any.
-    conductor: Option<Arc<Conductor>>,
+    tower_thread: Option<Arc<TowerThread>>,
     shared: Arc<Mutex<Shared>>,
     fork: Option<Fork>,
 }
@@ -65,7 +65,7 @@ struct Engine {
 /// What all programs of an engine use, one at a time.
 struct Shared {
     /// Teams, by how many towers they are for: the same threads serve every program with that many.
-    crews: Vec<Crew>,
+    crews: Vec<TowerTeams>,
     /// Memory of tower 0, of tower 1, and so on.
     lanes: Vec<Lane>,
     /// The variables as a run of a fork found them; nothing in an engine that is no fork.
@@ -85,7 +85,7 @@ impl Shared {
 }
 
 /// The threads for a number of towers.
-struct Crew {
+struct TowerTeams {
     /// One member for each tower, which leads that tower's team.
     leaders: Team,
     teams: Vec<Mutex<Team>>,
@@ -99,7 +99,7 @@ impl Engine {
             variables: SharedVariables::new(turns),
             shared: Shared::new(options, Variables::default()),
             fork: None,
-            conductor: None,
+            tower_thread: None,
         }
     }
 
@@ -108,7 +108,7 @@ impl Engine {
         let program = self.plan(lowered, mode)?;
         Ok(match program.towers.len() {
             1 => Box::new(program),
-            _ => Box::new(self.conducted(program)?),
+            _ => Box::new(self.multi_tower(program)?),
         })
     }
 
@@ -117,7 +117,7 @@ impl Engine {
     }
 
     /// Makes teams for so many towers, if there are none yet.
-    fn crew(&self, shared: &mut Shared, towers: usize) -> Result<()> {
+    fn teams(&self, shared: &mut Shared, towers: usize) -> Result<()> {
         if shared.crews.iter().any(|c| c.teams.len() == towers) {
             return Ok(());
         }
@@ -132,7 +132,7 @@ impl Engine {
                 format!("no threads could be started for {towers} towers"),
             ));
         }
-        shared.crews.push(Crew {
+        shared.crews.push(TowerTeams {
             leaders,
             teams: (0..towers).map(|_| Mutex::new(Team::among(threads, all))).collect(),
             exchange: Arc::new(Exchange::new(towers, self.options.deadline, all <= cores)),
@@ -144,21 +144,46 @@ impl Engine {
         let mut shared = self.lock()?;
         let mut variables = self.variables.take()?;
         let (fetches, feeds) = (lowered.fetches().to_vec(), lowered.feeds().to_vec());
-        let mut programs = lowered.into_programs();
+        let programs = lowered.into_programs();
         self.check_results(&programs, &shared)?;
-        programs.iter_mut().for_each(widen);
-        if self.options.full_precision {
-            programs.iter_mut().for_each(by_definition);
-        }
-        programs.iter_mut().for_each(panels::lay_out);
-        self.crew(&mut shared, 1)?;
-        if mode != Mode::Inspect {
-            for program in &mut programs {
-                self.fold_constants(program, &mut shared, &mut variables)?;
-            }
-        }
-        let program = self.ready(programs, fetches, mode, &mut shared, &variables)?;
+        self.teams(&mut shared, 1)?;
+        let compiled = programs
+            .into_iter()
+            .map(|program| self.run_passes(program, mode, &mut shared, &mut variables))
+            .collect::<Result<Vec<_>>>()?;
+        let program = self.ready(compiled, fetches, &mut shared, &variables)?;
         Ok(CpuProgram { feeds, ..program })
+    }
+
+    /// Runs the pipeline on one tower's program.
+    fn run_passes(
+        &self,
+        program: Program,
+        mode: Mode,
+        shared: &mut Shared,
+        variables: &mut Variables,
+    ) -> Result<(Compilation, String)> {
+        let mut evaluate =
+            |program: Program, variables: &mut Variables| self.evaluate(program, shared, variables);
+        let mut cx =
+            PassCx { mode, full_precision: self.options.full_precision, variables, evaluate: &mut evaluate };
+        pipeline::run(program, &mut cx, self.options.dump_passes)
+    }
+
+    /// Runs a program that reads constants only, as it is, and returns what it fetches.
+    fn evaluate(
+        &self,
+        program: Program,
+        shared: &mut Shared,
+        variables: &mut Variables,
+    ) -> Result<Vec<HostTensor>> {
+        let fetches = (0..program.fetches.len()).map(|i| (0, i)).collect();
+        let compilation = Compilation { program, commit: Default::default(), live_from: 0 };
+        let ready = self.ready(vec![(compilation, String::new())], fetches, shared, variables)?;
+        let (mut values, run) = (Vec::new(), RunInfo { seed: 0, draw: 0 });
+        ready.resolve(shared, variables, &[]);
+        ready.finish(shared, variables, &run, &AtomicBool::new(true), &[], &mut values)?;
+        Ok(values)
     }
 
     /// Checks that the largest result can be had at all, before anything is planned. Results of maps and reductions need
@@ -182,26 +207,25 @@ impl Engine {
     /// Plans with all the memory and threads they need.
     fn ready(
         &self,
-        programs: Vec<Program>,
+        compiled: Vec<(Compilation, String)>,
         fetches: Vec<(usize, usize)>,
-        mode: Mode,
         shared: &mut Shared,
         variables: &Variables,
     ) -> Result<CpuProgram> {
-        let plans = programs
+        let plans = compiled
             .into_iter()
-            .map(|program| Plan::new(program, variables, mode))
+            .map(|(compilation, passes)| Plan::new(compilation, variables, passes))
             .collect::<Result<Vec<Plan>>>()?;
-        self.crew(shared, plans.len())?;
+        self.teams(shared, plans.len())?;
         shared.lanes.resize_with(plans.len().max(shared.lanes.len()), Lane::default);
-        let (crew, lanes) = crew_and_lanes(shared, plans.len())?;
+        let (teams, lanes) = teams_and_lanes(shared, plans.len())?;
         let more = plans
             .iter()
             .zip(lanes.iter())
-            .fold(0usize, |more, (plan, lane)| more.saturating_add(lane.missing(plan, crew.threads())));
+            .fold(0usize, |more, (plan, lane)| more.saturating_add(lane.missing(plan, teams.threads())));
         memory_limit::check(more, "this program", self.options.memory_limit)?;
         for (plan, lane) in plans.iter().zip(lanes) {
-            lane.make_room(plan, crew.threads())?;
+            lane.make_room(plan, teams.threads())?;
         }
         let profile = self.options.profile;
         let towers = plans.into_iter().map(|plan| Mutex::new(TowerRun::new(plan, profile))).collect();
@@ -216,53 +240,13 @@ impl Engine {
     }
 
     /// The program, with who runs it, if it has several towers.
-    fn conducted(&mut self, program: CpuProgram) -> Result<Conducted> {
-        let conductor = match &self.conductor {
-            Some(conductor) => conductor.clone(),
-            None => self.conductor.insert(Conductor::new()?).clone(),
+    fn multi_tower(&mut self, program: CpuProgram) -> Result<MultiTowerProgram> {
+        let tower_thread = match &self.tower_thread {
+            Some(tower_thread) => tower_thread.clone(),
+            None => self.tower_thread.insert(TowerThread::new()?).clone(),
         };
-        let exchange = crew_and_lanes(&mut *self.lock()?, program.towers.len())?.0.exchange.clone();
-        Ok(Conducted::new(program, exchange, conductor))
-    }
-
-    /// Runs kernels that read constants alone now, and makes their results constants. Precondition:
-    /// they depend on nothing else ([`Kernel::is_pure`](crate::kir::Kernel::is_pure)); all their
-    /// outputs are constants then, whole and dense, so views of them stay as they are.
-    fn fold_constants(
-        &self,
-        program: &mut Program,
-        shared: &mut Shared,
-        variables: &mut Variables,
-    ) -> Result<()> {
-        let mut constant: Vec<bool> =
-            program.buffers.iter().map(|b| matches!(b.kind, BufferKind::Constant(_))).collect();
-        let mut early = Program { buffers: program.buffers.clone(), ..Program::default() };
-        let mut rest = Vec::new();
-        for node in std::mem::take(&mut program.kernels) {
-            let reads = node.kernel.reads();
-            if node.kernel.is_pure() && reads.iter().all(|v| constant[v.buffer.0 as usize]) {
-                node.outputs.iter().for_each(|b| constant[b.0 as usize] = true);
-                early.kernels.push(node);
-            } else {
-                rest.push(node);
-            }
-        }
-        program.kernels = rest;
-        let made: Vec<_> = early.kernels.iter().flat_map(|n| n.outputs.clone()).collect();
-        if made.is_empty() {
-            return Ok(());
-        }
-        early.fetches =
-            made.iter().map(|&b| View::dense(b, early.buffer(b).dtype, &early.buffer(b).sizes)).collect();
-        let fetches = (0..made.len()).map(|i| (0, i)).collect();
-        let ready = self.ready(vec![early], fetches, Mode::Inspect, shared, variables)?;
-        let (mut values, run) = (Vec::new(), RunInfo { seed: 0, draw: 0 });
-        ready.resolve(shared, variables, &[]);
-        ready.finish(shared, variables, &run, &AtomicBool::new(true), &[], &mut values)?;
-        for (b, value) in made.into_iter().zip(values) {
-            program.buffers[b.0 as usize].kind = BufferKind::Constant(value);
-        }
-        Ok(())
+        let exchange = teams_and_lanes(&mut *self.lock()?, program.towers.len())?.0.exchange.clone();
+        Ok(MultiTowerProgram::new(program, exchange, tower_thread))
     }
 }
 
@@ -277,15 +261,15 @@ fn own<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The crew for so many towers, and their memory.
-fn crew_and_lanes(shared: &mut Shared, towers: usize) -> Result<(&mut Crew, &mut [Lane])> {
-    let crew = shared.crews.iter_mut().find(|c| c.teams.len() == towers);
-    let crew =
-        crew.ok_or_else(|| Error::new(ErrorKind::Engine, format!("there are no teams for {towers} towers")))?;
-    Ok((crew, &mut shared.lanes[..towers]))
+/// The teams for so many towers, and their memory.
+fn teams_and_lanes(shared: &mut Shared, towers: usize) -> Result<(&mut TowerTeams, &mut [Lane])> {
+    let teams = shared.crews.iter_mut().find(|c| c.teams.len() == towers);
+    let teams = teams
+        .ok_or_else(|| Error::new(ErrorKind::Engine, format!("there are no teams for {towers} towers")))?;
+    Ok((teams, &mut shared.lanes[..towers]))
 }
 
-impl Crew {
+impl TowerTeams {
     /// The members of each tower's team.
     fn threads(&self) -> usize {
         self.teams.iter().map(|t| own(t).len()).max().unwrap_or(1)
@@ -321,12 +305,12 @@ impl Executor for Engine {
         let program = self.plan(lowered, Mode::Inspect)?;
         match program.towers.len() {
             1 => program.find_bad(run, feeds, &diagnosis),
-            _ => self.conducted(program)?.find_bad(run, feeds, diagnosis),
+            _ => self.multi_tower(program)?.find_bad(run, feeds, diagnosis),
         }
     }
 
     fn lost(&self) -> bool {
-        self.conductor.as_ref().is_some_and(|c| c.lost())
+        self.tower_thread.as_ref().is_some_and(|c| c.lost())
     }
 
     fn fork(&self, fork: Fork) -> Result<Box<dyn Executor>> {
@@ -336,7 +320,7 @@ impl Executor for Engine {
             variables: self.variables.of_tower(fork.tower),
             shared: Shared::new(&self.options, snapshot),
             fork: Some(fork),
-            conductor: None,
+            tower_thread: None,
         }))
     }
 }
@@ -351,7 +335,7 @@ pub(super) struct CpuProgram {
     shared: Arc<Mutex<Shared>>,
     variables: SharedVariables,
     /// Where to say which kernel runs, if somebody waits for it.
-    at: Option<Whereabouts>,
+    at: Option<KernelProgress>,
 }
 
 impl CpuProgram {
@@ -377,9 +361,9 @@ impl CpuProgram {
     ) -> Result<()> {
         let isa = shared.isa;
         let Shared { crews, lanes, .. } = shared;
-        let crew = crews.iter_mut().find(|c| c.teams.len() == self.towers.len());
-        let Crew { leaders, teams, exchange } =
-            crew.ok_or_else(|| Error::new(ErrorKind::Engine, "the program's teams are gone"))?;
+        let teams = crews.iter_mut().find(|c| c.teams.len() == self.towers.len());
+        let TowerTeams { leaders, teams, exchange } =
+            teams.ok_or_else(|| Error::new(ErrorKind::Engine, "the program's teams are gone"))?;
         let (lanes, teams, exchange) = (&*lanes, &*teams, &**exchange);
         exchange.begin();
         leaders.run(self.towers.len(), &|i, _| {

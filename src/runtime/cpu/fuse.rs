@@ -2,11 +2,9 @@
 //!
 //! - A map that only maps and reductions read is computed inside them instead of being stored.
 //! - A map that is read on is computed together with its first reader, which stores both.
-//! - Masks and sums of max pooling's gradient go before it, where elements are fewer.
 //! - A map of a contraction's result becomes its epilogue, applied while the result is in cache.
 //! - Reductions over the same space share one pass.
 
-use super::before_pooling::do_before_pooling;
 use crate::kir::{
     self, BufferId, Class, Epilogue, ExprBuilder, Kernel, KernelNode, MapBody, Program, ReduceKind, Reg,
     Step, Unary, View,
@@ -18,15 +16,24 @@ use tensorpack_tensor::DType;
 const MAX_STEPS: usize = 64;
 const MAX_OPERANDS: usize = 14;
 
-/// Fuses all that pays.
-pub(super) fn fuse(program: &mut Program) {
+/// Computes maps inside their readers, or together with the first of them.
+pub(super) fn inline_maps(program: &mut Program) {
+    rewrite(program, |f| f.inline_maps());
+}
+
+/// Turns maps of contractions' results into epilogues.
+pub(super) fn fuse_epilogues(program: &mut Program) {
+    rewrite(program, |f| f.epilogues());
+}
+
+/// Lets reductions over the same iteration space share one pass over memory.
+pub(super) fn share_reductions(program: &mut Program) {
+    rewrite(program, |f| f.share_reductions());
+}
+
+fn rewrite(program: &mut Program, pass: impl FnOnce(&mut Fusion<'_>)) {
     let mut fusion = Fusion::new(program);
-    fusion.inline_maps();
-    program.kernels = fusion.nodes.into_iter().flatten().collect();
-    do_before_pooling(program);
-    let mut fusion = Fusion::new(program);
-    fusion.epilogues();
-    fusion.share_reductions();
+    pass(&mut fusion);
     program.kernels = fusion.nodes.into_iter().flatten().collect();
 }
 

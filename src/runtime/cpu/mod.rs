@@ -1,30 +1,31 @@
 //! Our own CPU engine: kernel IR in, results out, nothing to install.
 //!
-//! A program goes through here in the order of this list: sums of bf16 are done in f32, convolutions by their
-//! definition if that is asked for, weights of recurrent layers laid out
-//! for their many readers, elementwise chains fused, updates of variables gathered into passes over slabs, buffers placed in
-//! one arena, kernels made; then it is run, again and again, by a team of threads.
+//! `pipeline` lists the compiler passes in order; each has a file of its own. `plan` places all buffers in one arena and
+//! makes the kernels, and `engine` runs them again and again on a team of threads per tower.
 
-mod widen;
-mod precision;
-mod panels;
-mod before_pooling;
+mod upcast_bf16;
+mod exact_convolutions;
+mod prepack_weights;
+mod constant_folding;
+mod dense_fetches;
 mod fuse;
+mod pool_grad_hoist;
 mod interval;
 mod overflow;
 mod variables;
-mod sharing;
+mod shared_variables;
 mod commit;
 mod snapshot;
+mod pipeline;
 mod arena;
 mod plan;
-mod exchange;
+mod all_reduce;
 mod epilogue;
 mod row_work;
 mod work;
 mod tower_run;
 mod engine;
-mod conductor;
+mod tower_thread;
 mod memory;
 
 #[cfg(test)]

@@ -2,10 +2,10 @@
 
 use super::arena::{self, Lifetime};
 use super::commit::{self, Pass};
-use super::fuse;
 use super::interval::Bound;
 use super::memory::padded;
 use super::overflow::{self, Output, Proof, Source};
+use super::pipeline::Compilation;
 use super::snapshot;
 use super::variables::Variables;
 use super::work::Work;
@@ -105,35 +105,13 @@ pub(super) struct Plan {
     text: String,
 }
 
-/// How a plan is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
-    /// Everything fused, variables updated at the end.
-    Fast,
-    /// The same, with what needs the variables themselves at the end: others may have them until then.
-    Apart,
-    /// Every result stored by itself, no variable touched: for finding where a NaN comes from.
-    Inspect,
-}
-
 impl Plan {
-    pub(super) fn new(mut program: Program, variables: &Variables, mode: Mode) -> Result<Plan> {
-        dense_fetches(&mut program);
-        let (commit, live_from) = match mode {
-            Mode::Fast | Mode::Apart => {
-                fuse::fuse(&mut program);
-                debug_assert!(kir::validate(&program).is_ok(), "{:?}", kir::validate(&program));
-                let commit = commit::split(&mut program, variables);
-                let live_from = if mode == Mode::Apart { snapshot::split_live(&mut program) } else { 0 };
-                (commit, live_from)
-            }
-            Mode::Inspect => {
-                program.updates.clear();
-                (commit::Commit::default(), 0)
-            }
-        };
-        debug_assert!(still_valid(&program, &commit).is_ok(), "{:?}", still_valid(&program, &commit));
-        Planner::new(program, variables, commit, live_from).plan()
+    /// Places all buffers of a compiled program and makes its kernels. `passes` is the dump of the pipeline, if any.
+    pub(super) fn new(compilation: Compilation, variables: &Variables, passes: String) -> Result<Plan> {
+        let Compilation { program, commit, live_from } = compilation;
+        let mut plan = Planner::new(program, variables, commit, live_from).plan()?;
+        plan.text.insert_str(0, &passes);
+        Ok(plan)
     }
 
     /// The bytes that a pass over variables writes, at most.
@@ -150,34 +128,6 @@ impl Plan {
 
     pub(super) fn text(&self) -> String {
         format!("{}arena {} bytes, live at once {} bytes\n", self.text, self.arena_bytes, self.live_bytes)
-    }
-}
-
-/// Checks, where debug assertions are on, what the passes left of a valid program. Updates are the commit's by now.
-fn still_valid(program: &Program, commit: &commit::Commit) -> Result<()> {
-    let (updates, kept) = Default::default();
-    kir::validate(&Program { updates, kept, ..program.clone() })?;
-    let late = commit.passes.iter().flat_map(|pass| &pass.members).flat_map(|m| &m.body.operands);
-    late.chain(commit.copies.iter().map(|(_, v)| v)).try_for_each(|v| kir::validate_view(program, v))
-}
-
-/// What is fetched must lie densely.
-fn dense_fetches(program: &mut Program) {
-    for i in 0..program.fetches.len() {
-        let view = program.fetches[i].clone();
-        if !view.is_dense() {
-            let buffer = program.add_buffer(view.dtype, &view.sizes, BufferKind::Temp);
-            let origin = Origin {
-                name: "fetch".into(),
-                site: tensorpack_tensor::Site { file: file!(), line: line!() },
-            };
-            program.kernels.push(KernelNode {
-                kernel: Kernel::Copy(view.clone()),
-                outputs: vec![buffer],
-                origin,
-            });
-            program.fetches[i] = View::dense(buffer, view.dtype, &view.sizes);
-        }
     }
 }
 

@@ -6,7 +6,7 @@ use super::overflow::{Known, Measured, Room, Source, Value};
 use super::plan::{Base, Loc, Plan, Step};
 use super::variables::Variables;
 use super::work::{Meeting, Memory};
-use crate::runtime::Whereabouts;
+use crate::runtime::KernelProgress;
 use crate::runtime::executor::{Feed, KernelTime, RunInfo};
 use crate::runtime::faults::Diagnosis;
 use std::any::Any;
@@ -81,7 +81,7 @@ pub(super) struct TowerCx<'a> {
     pub(super) lane: &'a Lane,
     pub(super) isa: Isa,
     pub(super) meeting: Meeting<'a>,
-    pub(super) at: Option<&'a Whereabouts>,
+    pub(super) at: Option<&'a KernelProgress>,
 }
 
 #[derive(Clone, Copy, Debug)]

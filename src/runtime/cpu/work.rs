@@ -1,7 +1,7 @@
 //! A kernel with its sizes, and how it is run on memory.
 
+use super::all_reduce::Exchange;
 use super::epilogue::After;
-use super::exchange::Exchange;
 use super::memory::padded;
 use super::overflow::Measured;
 use super::plan::Checked;

@@ -1,9 +1,9 @@
 //! A compiled module with all it is called with: one launch, on one device or on several at once.
 
-use super::alike::{Joint, Own};
 use super::compile::compile;
 use super::module::{Argument, Module, Purpose, module};
 use super::sent::Sent;
+use super::spmd::{Own, SpmdProgram};
 use super::staged::Staged;
 use super::target::Target;
 use super::variables::Variables;
@@ -28,9 +28,9 @@ pub(super) struct Launch {
 
 impl Launch {
     /// Compiles for the devices of the towers from `first` on.
-    pub(super) fn new(joint: &Joint, purpose: Purpose, target: &Target, first: usize) -> Result<Launch> {
-        let module = module(joint, purpose, target.options.full_precision, target.keeps_barriers())?;
-        let towers = first..first + joint.towers.len();
+    pub(super) fn new(spmd: &SpmdProgram, purpose: Purpose, target: &Target, first: usize) -> Result<Launch> {
+        let module = module(spmd, purpose, target.options.full_precision, target.keeps_barriers())?;
+        let towers = first..first + spmd.towers.len();
         let options = target.compile_options(towers.clone())?;
         let executable = compile(target, &module.text, options, &target.name(first))?;
         if let Ok(planned) = executable.memory() {
@@ -49,7 +49,7 @@ impl Launch {
         Ok(Launch {
             executable,
             first,
-            towers: joint.towers.clone(),
+            towers: spmd.towers.clone(),
             constants,
             module,
             sent: Mutex::default(),
@@ -74,7 +74,7 @@ impl Launch {
                 let next = "one buffer was made for each such argument";
                 let argument = |argument: &Argument| match argument {
                     Argument::Variable(v) => variables.of(self.first + t, *v),
-                    Argument::Well => variables.well(self.first + t),
+                    Argument::PriorStepsOk => variables.prior_steps_ok(self.first + t),
                     Argument::Constant(_) => constants.next().expect(next),
                     _ => &**fresh.next().expect(next),
                 };
@@ -112,7 +112,7 @@ impl Launch {
                 Argument::Draw => run.draw,
                 Argument::Zero => 0,
                 Argument::First(stream) => own.firsts.get(stream).copied().unwrap_or(0) as u64,
-                Argument::Variable(_) | Argument::Well | Argument::Constant(_) => return None,
+                Argument::Variable(_) | Argument::PriorStepsOk | Argument::Constant(_) => return None,
             };
             send(at, &HostTensor::scalar(number as i64))
         };

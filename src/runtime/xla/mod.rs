@@ -3,7 +3,7 @@
 //! The text is written from the kernel IR, whose kinds are few and closed: a new operation costs this engine no line.
 //! Nothing is fused or planned here; that is the compiler's work. See `docs/xla.md`.
 
-mod alike;
+mod spmd;
 mod clients;
 mod compile;
 mod contract;

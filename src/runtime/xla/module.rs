@@ -1,9 +1,9 @@
 //! A whole program as a module of StableHLO: its arguments, what it computes, and what comes back.
 
-use super::alike::Joint;
 use super::contract::{self, Precision};
 use super::random::{self, First, Key};
 use super::rows::{self, BadIndex};
+use super::spmd::SpmdProgram;
 use super::text::{Element, Materialize, Value, Writer, tensor_type};
 use super::{expr, narrow, pool, reduce, towers, view};
 use crate::kir::{
@@ -30,8 +30,8 @@ pub(super) enum Purpose {
 pub(super) enum Argument {
     /// A variable's value.
     Variable(usize),
-    /// Whether the runs before went well: else this one changes nothing.
-    Well,
+    /// Whether the runs before went prior_steps_ok: else this one changes nothing.
+    PriorStepsOk,
     /// What is fed, by number.
     Feed(usize),
     /// What never changes.
@@ -58,7 +58,7 @@ pub(super) struct Checked {
 ///
 /// Results are the next values of variables, then the fetches, then the report: i64s, of which the first is 1 if all
 /// that was checked is finite; then, for each lookup, where its first bad number is (or `i64::MAX`) and which. If there
-/// are updates, the last result is what [`Argument::Well`] is for the next run.
+/// are updates, the last result is what [`Argument::PriorStepsOk`] is for the next run.
 /// A module that searches gives only truth values, one for each result, and the report.
 #[derive(Clone, Debug)]
 pub(super) struct Module {
@@ -76,14 +76,14 @@ pub(super) struct Module {
 ///
 /// `barriers` says that the compiler keeps optimization barriers until operations are fused.
 pub(super) fn module(
-    joint: &Joint,
+    spmd: &SpmdProgram,
     purpose: Purpose,
     full_precision: bool,
     barriers: bool,
 ) -> Result<Module> {
-    let mut cx = Modules::new(joint, full_precision, barriers);
+    let mut cx = ModuleWriter::new(spmd, full_precision, barriers);
     cx.bind_arguments(purpose);
-    for node in &joint.program.kernels {
+    for node in &spmd.program.kernels {
         cx.kernel(node).map_err(|e| e.within(&node.origin.name).at(node.origin.site))?;
     }
     Ok(match purpose {
@@ -92,33 +92,33 @@ pub(super) fn module(
     })
 }
 
-struct Modules<'a> {
+struct ModuleWriter<'a> {
     precision: Precision,
-    joint: &'a Joint,
+    spmd: &'a SpmdProgram,
     program: &'a Program,
     w: Writer,
     values: HashMap<BufferId, Value>,
     arguments: Vec<(Argument, Value)>,
     key: Option<Key>,
     firsts: HashMap<String, Value>,
-    well: Option<Value>,
+    prior_steps_ok: Option<Value>,
     materialize: Materialize,
     barriers: bool,
     bad: Vec<(Checked, BadIndex)>,
 }
 
-impl<'a> Modules<'a> {
-    fn new(joint: &'a Joint, full_precision: bool, barriers: bool) -> Modules<'a> {
-        Modules {
+impl<'a> ModuleWriter<'a> {
+    fn new(spmd: &'a SpmdProgram, full_precision: bool, barriers: bool) -> ModuleWriter<'a> {
+        ModuleWriter {
             precision: if full_precision { Precision::Full } else { Precision::Fast },
-            joint,
-            program: &joint.program,
+            spmd,
+            program: &spmd.program,
             w: Writer::default(),
             values: HashMap::new(),
             arguments: Vec::new(),
             key: None,
             firsts: HashMap::new(),
-            well: None,
+            prior_steps_ok: None,
             materialize: Materialize::Barrier,
             barriers,
             bad: Vec::new(),
@@ -164,7 +164,7 @@ impl<'a> Modules<'a> {
             }
         }
         if purpose == Purpose::Run && !program.updates.is_empty() {
-            self.well = Some(self.argument(Argument::Well, DType::Bool, &[]));
+            self.prior_steps_ok = Some(self.argument(Argument::PriorStepsOk, DType::Bool, &[]));
         }
         self.bind_key();
         if !self.barriers && !program.materialized.is_empty() {
@@ -199,7 +199,7 @@ impl<'a> Modules<'a> {
         }
         let seed = self.argument(Argument::Seed, DType::I64, &[]);
         let draw = self.argument(Argument::Draw, DType::I64, &[]);
-        let of_towers = random.into_iter().filter(|(_, continued)| *continued && self.joint.towers.len() > 1);
+        let of_towers = random.into_iter().filter(|(_, continued)| *continued && self.spmd.towers.len() > 1);
         let streams: Vec<&String> = of_towers.map(|(stream, _)| stream).collect();
         let given: Vec<Value> = streams
             .iter()
@@ -316,7 +316,7 @@ impl<'a> Modules<'a> {
             }
             Kernel::AllReduce { input, .. } => {
                 let input = self.see(input);
-                vec![towers::all_reduce(&mut self.w, "add", &input, self.joint.towers.len())]
+                vec![towers::all_reduce(&mut self.w, "add", &input, self.spmd.towers.len())]
             }
             Kernel::Custom { .. } => {
                 return Err(Error::new(ErrorKind::Unsupported, "this operation has no XLA form")
@@ -352,8 +352,8 @@ impl<'a> Modules<'a> {
         });
         let mut looked_at: Vec<(Value, bool)> = fed.collect();
         looked_at.extend(program.finite.iter().map(|b| (self.values[b].clone(), false)));
-        let varying = towers::varying(self.joint);
-        let count = self.joint.towers.len();
+        let varying = towers::varying(self.spmd);
+        let count = self.spmd.towers.len();
         let mut next = Vec::new();
         for u in &program.updates {
             let mut new = self.see(&u.value);
@@ -373,7 +373,7 @@ impl<'a> Modules<'a> {
             finite = self.w.like("and", &[&finite, &fine]);
         }
         let ok = self.without_bad_indices(&finite);
-        let ok = match &self.well {
+        let ok = match &self.prior_steps_ok {
             None => ok,
             Some(well) => {
                 let agreed = towers::all_agree(&mut self.w, &ok, count);
@@ -398,7 +398,7 @@ impl<'a> Modules<'a> {
         let updated: Vec<usize> = program.updates.iter().map(|u| u.variable).collect();
         results.extend(self.all(&program.fetches));
         results.push(self.report(&finite));
-        results.extend(self.well.is_some().then_some(ok));
+        results.extend(self.prior_steps_ok.is_some().then_some(ok));
         self.finish(updated, program.fetches.len(), results, Vec::new())
     }
 

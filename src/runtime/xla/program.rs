@@ -1,8 +1,8 @@
 //! A program of a session: one launch for all its towers or, where they have nothing to do with each other, one each.
 
-use super::alike::{Joint, join};
 use super::launch::Launch;
 use super::module::Purpose;
+use super::spmd::{SpmdProgram, join};
 use super::staged::Staged;
 use super::target::Target;
 use super::variables::Variables;
@@ -59,19 +59,19 @@ impl XlaProgram {
         lock(variables).spread(target, lowered.programs().len())?;
         let joined = join(lowered);
         let (joints, fetches) = match joined {
-            Ok(joint) => {
+            Ok(spmd) => {
                 let place = |&(tower, at): &(usize, usize)| Place { launch: 0, tower, at };
-                let fetches = joint.fetches.iter().map(place).collect();
-                (vec![joint], fetches)
+                let fetches = spmd.fetches.iter().map(place).collect();
+                (vec![spmd], fetches)
             }
             Err(_) if lowered.programs().iter().all(stands_alone) => {
                 let place = |&(launch, at): &(usize, usize)| Place { launch, tower: 0, at };
-                let joints = lowered.programs().iter().map(|p| Joint::single(p, Vec::new())).collect();
+                let joints = lowered.programs().iter().map(|p| SpmdProgram::single(p, Vec::new())).collect();
                 (joints, lowered.fetches().iter().map(place).collect())
             }
             Err(e) => return Err(e),
         };
-        let launch = |(first, joint): (usize, &Joint)| Launch::new(joint, purpose, target, first);
+        let launch = |(first, spmd): (usize, &SpmdProgram)| Launch::new(spmd, purpose, target, first);
         let launches = Arc::new(joints.iter().enumerate().map(launch).collect::<Result<_>>()?);
         let (target, variables, staged) = (target.clone(), variables.clone(), staged.clone());
         let feeds = lowered.feeds().to_vec();
@@ -123,9 +123,9 @@ impl Pending for Started {
     fn collect(mut self: Box<Self>, outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
         let judged = self.judge();
         if !matches!(judged, Ok(true)) {
-            let forgiven = lock(&self.variables).forgive(&self.target);
+            let reset = lock(&self.variables).reset_ok(&self.target);
             judged?;
-            return forgiven.map(|()| Outcome::NotFinite);
+            return reset.map(|()| Outcome::NotFinite);
         }
         outputs.clear();
         for fetch in self.fetches {

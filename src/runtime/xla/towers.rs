@@ -1,6 +1,6 @@
 //! Where the devices of a program meet, as StableHLO.
 
-use super::alike::Joint;
+use super::spmd::SpmdProgram;
 use super::text::{Element, Value, Writer};
 use crate::kir::{BufferId, BufferKind, Kernel};
 use std::collections::HashSet;
@@ -46,13 +46,13 @@ pub(super) fn of_the_first(w: &mut Writer, x: &Value, towers: usize) -> Value {
 }
 
 /// Buffers that differ from tower to tower: made from what each is fed or draws, but not from sums over all of them.
-pub(super) fn varying(joint: &Joint) -> HashSet<BufferId> {
-    let program = &joint.program;
+pub(super) fn varying(spmd: &SpmdProgram) -> HashSet<BufferId> {
+    let program = &spmd.program;
     let mut varying = HashSet::new();
-    if joint.towers.len() == 1 {
+    if spmd.towers.len() == 1 {
         return varying;
     }
-    let fed = |b: &BufferId| matches!(program.buffer(*b).kind, BufferKind::Feed(i) if joint.differs(i));
+    let fed = |b: &BufferId| matches!(program.buffer(*b).kind, BufferKind::Feed(i) if spmd.differs(i));
     varying.extend((0..program.buffers.len() as u32).map(BufferId).filter(fed));
     for node in &program.kernels {
         let differs = match &node.kernel {

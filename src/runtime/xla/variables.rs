@@ -10,9 +10,9 @@ pub(super) struct Variables {
     copies: Vec<Vec<Buffer>>,
     /// Type and sizes of each variable.
     forms: Vec<(DType, Vec<usize>)>,
-    /// By tower, whether every run so far went well, as far as runs know of each other: one that finds it false changes
+    /// By tower, whether every run so far went prior_steps_ok, as far as runs know of each other: one that finds it false changes
     /// nothing. So runs can be started before it is known how the last one ended.
-    well: Vec<Buffer>,
+    prior_steps_ok: Vec<Buffer>,
 }
 
 impl Variables {
@@ -22,8 +22,8 @@ impl Variables {
         forms: Vec<(DType, Vec<usize>)>,
         target: &Target,
     ) -> Result<Variables> {
-        let well = vec![target.upload(&HostTensor::scalar(true), 0)?];
-        Ok(Variables { copies: vec![first], forms, well })
+        let prior_steps_ok = vec![target.upload(&HostTensor::scalar(true), 0)?];
+        Ok(Variables { copies: vec![first], forms, prior_steps_ok })
     }
 
     /// Makes copies for so many towers, if there are not as many yet.
@@ -31,10 +31,10 @@ impl Variables {
         for tower in self.copies.len()..towers {
             let device = target.device(tower)?;
             let copy = self.copies[0].iter().map(|v| v.copy_to(device)).collect::<Result<_>>()?;
-            let well = self.well[0].copy_to(device)?;
+            let prior_steps_ok = self.prior_steps_ok[0].copy_to(device)?;
             // Both or neither: a tower with variables but no flag would never get one.
             self.copies.push(copy);
-            self.well.push(well);
+            self.prior_steps_ok.push(prior_steps_ok);
         }
         Ok(())
     }
@@ -43,15 +43,16 @@ impl Variables {
         &self.copies[tower][variable]
     }
 
-    /// Whether every run so far went well, for the program of a tower.
-    pub(super) fn well(&self, tower: usize) -> &Buffer {
-        &self.well[tower]
+    /// Whether every run so far went prior_steps_ok, for the program of a tower.
+    pub(super) fn prior_steps_ok(&self, tower: usize) -> &Buffer {
+        &self.prior_steps_ok[tower]
     }
 
-    /// From here on runs change variables again, though one did not go well.
-    pub(super) fn forgive(&mut self, target: &Target) -> Result<()> {
-        let fresh = (0..self.well.len()).map(|tower| target.upload(&HostTensor::scalar(true), tower));
-        self.well = fresh.collect::<Result<_>>()?;
+    /// From here on runs change variables again, though one did not go prior_steps_ok.
+    pub(super) fn reset_ok(&mut self, target: &Target) -> Result<()> {
+        let fresh =
+            (0..self.prior_steps_ok.len()).map(|tower| target.upload(&HostTensor::scalar(true), tower));
+        self.prior_steps_ok = fresh.collect::<Result<_>>()?;
         Ok(())
     }
 
@@ -75,24 +76,24 @@ impl Variables {
         Ok(())
     }
 
-    /// Gives variables the values that a run made for them, on the devices of its towers, with whether that went well;
+    /// Gives variables the values that a run made for them, on the devices of its towers, with whether that went prior_steps_ok;
     /// other devices get the first's.
     pub(super) fn update(
         &mut self,
         updated: &[usize],
         next: Vec<Vec<Buffer>>,
-        well: Vec<Buffer>,
+        prior_steps_ok: Vec<Buffer>,
         target: &Target,
     ) -> Result<()> {
         // All are there before the first is replaced: copies stay equal.
-        let (mut next, mut well) = (next, well);
+        let (mut next, mut prior_steps_ok) = (next, prior_steps_ok);
         for tower in next.len()..self.copies.len() {
             let device = target.device(tower)?;
             let copy = next[0].iter().map(|value| value.copy_to(device)).collect::<Result<_>>()?;
-            well.push(well[0].copy_to(device)?);
+            prior_steps_ok.push(prior_steps_ok[0].copy_to(device)?);
             next.push(copy);
         }
-        for (is_well, next) in self.well.iter_mut().zip(well) {
+        for (is_well, next) in self.prior_steps_ok.iter_mut().zip(prior_steps_ok) {
             *is_well = next;
         }
         for (copy, next) in self.copies.iter_mut().zip(next) {

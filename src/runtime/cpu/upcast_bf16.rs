@@ -8,7 +8,7 @@ use tensorpack_tensor::DType;
 
 /// Puts conversions around the kernels that sum bf16. Views may be any: what is converted is dense,
 /// as these kernels need it.
-pub(super) fn widen(program: &mut Program) {
+pub(super) fn upcast_bf16(program: &mut Program) {
     for mut node in std::mem::take(&mut program.kernels) {
         if !sums(&node.kernel) {
             program.kernels.push(node);

@@ -7,11 +7,11 @@ use tensorpack_tensor::Error;
 
 /// The kernel a session is at, and since when. Clones are the same.
 #[derive(Clone, Debug)]
-pub struct Whereabouts(Arc<Mutex<(Option<Arc<Origin>>, Instant)>>);
+pub struct KernelProgress(Arc<Mutex<(Option<Arc<Origin>>, Instant)>>);
 
-impl Whereabouts {
-    pub(super) fn new() -> Whereabouts {
-        Whereabouts(Arc::new(Mutex::new((None, Instant::now()))))
+impl KernelProgress {
+    pub(super) fn new() -> KernelProgress {
+        KernelProgress(Arc::new(Mutex::new((None, Instant::now()))))
     }
 
     /// A kernel begins; `None`: all are done.

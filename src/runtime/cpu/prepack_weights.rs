@@ -18,7 +18,7 @@ const LARGE: usize = 1 << 16;
 /// Preconditions (`small`): one f32 matrix, dense from wherever it begins, for the whole product.
 /// Products share panels if they read the same view as a matrix of the same sizes, transposed or
 /// not alike: elements seen under other sizes are another matrix.
-pub(super) fn lay_out(program: &mut Program) {
+pub(super) fn prepack_weights(program: &mut Program) {
     let mut readers: HashMap<Matrix, usize> = HashMap::new();
     for (product, rhs) in program.kernels.iter().filter_map(|node| small(&node.kernel)) {
         *readers.entry(matrix(product, rhs)).or_default() += 1;

@@ -1,9 +1,9 @@
-//! Full precision, for those who ask for it.
+//! Full precision: convolutions use the direct algorithm only.
 
 use crate::kir::{ContractKind, Kernel, Program};
 
-/// Has convolutions take every product of their definition.
-pub(super) fn by_definition(program: &mut Program) {
+/// Rules out Winograd for all convolutions.
+pub(super) fn exact_convolutions(program: &mut Program) {
     for node in &mut program.kernels {
         if let Kernel::Contract {
             kind:

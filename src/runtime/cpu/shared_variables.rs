@@ -2,7 +2,7 @@
 
 use super::variables::Variables;
 use crate::runtime::Turns;
-use crate::runtime::turns::{Turn, Who};
+use crate::runtime::update_turns::{Turn, Who};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tensorpack_tensor::Result;

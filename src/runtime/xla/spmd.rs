@@ -7,7 +7,7 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// A program for some towers, with what each has of its own.
 #[derive(Clone, Debug)]
-pub(super) struct Joint {
+pub(super) struct SpmdProgram {
     /// The first tower's. What it does beside the others (updates, summaries) all do, to equal ends.
     pub(super) program: Program,
     /// For each value the caller gets, which tower has it, and as which of the program's fetches.
@@ -31,11 +31,11 @@ impl Own {
     }
 }
 
-impl Joint {
+impl SpmdProgram {
     /// One tower alone.
-    pub(super) fn single(program: &Program, fetches: Vec<(usize, usize)>) -> Joint {
+    pub(super) fn single(program: &Program, fetches: Vec<(usize, usize)>) -> SpmdProgram {
         let own = Own { feeds: HashMap::new(), firsts: firsts(program) };
-        Joint { program: program.clone(), fetches, towers: vec![own] }
+        SpmdProgram { program: program.clone(), fetches, towers: vec![own] }
     }
 
     /// Feeds that towers have each their own of.
@@ -45,14 +45,14 @@ impl Joint {
 }
 
 /// All towers of a run as one program, or an error that says where one does what the first does not.
-pub(super) fn join(lowered: &Lowered) -> Result<Joint> {
+pub(super) fn join(lowered: &Lowered) -> Result<SpmdProgram> {
     let first = &lowered.programs()[0];
-    let mut joint = Joint::single(first, Vec::new());
+    let mut spmd = SpmdProgram::single(first, Vec::new());
     let known = by_form(first);
     let mut maps = vec![None];
     for (tower, program) in lowered.programs().iter().enumerate().skip(1) {
-        let (own, buffers) = likeness(first, &known, program, tower)?;
-        joint.towers.push(own);
+        let (own, buffers) = same_program(first, &known, program, tower)?;
+        spmd.towers.push(own);
         maps.push(Some(buffers));
     }
     for &(tower, at) in lowered.fetches() {
@@ -61,13 +61,13 @@ pub(super) fn join(lowered: &Lowered) -> Result<Joint> {
             None => view.clone(),
             Some(buffers) => View { buffer: buffers[&view.buffer], ..view.clone() },
         };
-        let place = joint.program.fetches.iter().position(|v| *v == view).unwrap_or_else(|| {
-            joint.program.fetches.push(view);
-            joint.program.fetches.len() - 1
+        let place = spmd.program.fetches.iter().position(|v| *v == view).unwrap_or_else(|| {
+            spmd.program.fetches.push(view);
+            spmd.program.fetches.len() - 1
         });
-        joint.fetches.push((tower, place));
+        spmd.fetches.push((tower, place));
     }
-    Ok(joint)
+    Ok(spmd)
 }
 
 fn firsts(program: &Program) -> HashMap<String, usize> {
@@ -96,7 +96,7 @@ fn by_form(program: &Program) -> HashMap<String, Vec<usize>> {
 }
 
 /// What a tower has of its own, and where its buffers are in the first tower's program.
-fn likeness(
+fn same_program(
     first: &Program,
     known: &HashMap<String, Vec<usize>>,
     other: &Program,

@@ -1,20 +1,15 @@
-//! What can be done before the gradient of max pooling rather than after it, where elements are fewer:
+//! Moves work from behind max pooling's gradient to before it, where there are fewer elements:
 //!
-//! - A mask by what was pooled. Whether a ReLU was passed is asked of every element, but only the maxima have a gradient.
-//! - A sum of each channel. Every element goes to one place, so the sum stays what it is.
+//! - A mask by the pooled input, such as ReLU's gradient. Only the maxima have a gradient, so only they need the mask.
+//! - A sum over each channel. The gradient moves every element to one position, so the sum does not change.
 
 use crate::kir::{
     BufferId, BufferKind, Kernel, KernelNode, MapBody, PoolKind, Program, ReduceKind, Reg, Step, View,
 };
 use tensorpack_kernels::Pool;
 
-/// Moves all that may be moved. Maps are written into their readers by now, so that a mask is one map.
-pub(super) fn do_before_pooling(program: &mut Program) {
-    move_masks(program);
-    move_sums(program);
-}
-
-fn move_masks(program: &mut Program) {
+/// Moves masks before the gradient. Maps are inlined by now, so a mask is a single map.
+pub(super) fn hoist_masks(program: &mut Program) {
     for at in 0..program.kernels.len() {
         let Some((gradient, masked)) = moved_mask(program, at) else { continue };
         let (dtype, sizes) = (program.buffer(program.kernels[at].outputs[0]).dtype, masked.sizes.clone());
@@ -101,7 +96,8 @@ fn only_read_by(program: &Program, buffer: BufferId, at: usize) -> bool {
     wanted.chain(updates).chain(readers).all(|v| v.buffer != buffer)
 }
 
-fn move_sums(program: &mut Program) {
+/// Moves sums before the gradient.
+pub(super) fn hoist_sums(program: &mut Program) {
     for at in 0..program.kernels.len() {
         if let Some(dy) = summed(program, at)
             && let Kernel::Reduce { body, .. } = &mut program.kernels[at].kernel

@@ -4,8 +4,8 @@
 //! though a tower never comes back. The thread that conducts waits for all towers, forever if need be, and owns all that
 //! they use; so what a tower that was left behind touches stays where it is.
 
+use super::all_reduce::{Exchange, Overdue};
 use super::engine::CpuProgram;
-use super::exchange::{Exchange, Overdue};
 use crate::kir::Origin;
 use crate::runtime::executor::{Executable, Feed, KernelTime, Outcome, RunInfo};
 use crate::runtime::faults::Diagnosis;
@@ -23,17 +23,17 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// The thread that runs several towers for others.
 #[derive(Debug)]
-pub(super) struct Conductor {
+pub(super) struct TowerThread {
     jobs: Sender<Job>,
     lost: AtomicBool,
 }
 
-impl Conductor {
-    pub(super) fn new() -> Result<Arc<Conductor>> {
+impl TowerThread {
+    pub(super) fn new() -> Result<Arc<TowerThread>> {
         let (jobs, asked) = channel::<Job>();
         let work = move || asked.into_iter().for_each(|job| job());
         std::thread::Builder::new().name("tensorpack-towers".into()).spawn(work)?;
-        Ok(Arc::new(Conductor { jobs, lost: AtomicBool::new(false) }))
+        Ok(Arc::new(TowerThread { jobs, lost: AtomicBool::new(false) }))
     }
 
     /// Whether a tower was left behind, with the memory of all.
@@ -71,18 +71,22 @@ impl Conductor {
     }
 }
 
-/// A program of several towers, run by a conductor.
-pub(super) struct Conducted {
+/// A program of several towers, run by a tower_thread.
+pub(super) struct MultiTowerProgram {
     program: Arc<CpuProgram>,
     exchange: Arc<Exchange>,
-    conductor: Arc<Conductor>,
+    tower_thread: Arc<TowerThread>,
     /// What the steps of each tower are, for errors.
     steps: Vec<Vec<Arc<Origin>>>,
 }
 
-impl Conducted {
-    pub(super) fn new(program: CpuProgram, exchange: Arc<Exchange>, conductor: Arc<Conductor>) -> Conducted {
-        Conducted { steps: program.origins(), program: Arc::new(program), exchange, conductor }
+impl MultiTowerProgram {
+    pub(super) fn new(
+        program: CpuProgram,
+        exchange: Arc<Exchange>,
+        tower_thread: Arc<TowerThread>,
+    ) -> MultiTowerProgram {
+        MultiTowerProgram { steps: program.origins(), program: Arc::new(program), exchange, tower_thread }
     }
 
     /// Has `job` done with the program and copies of what is fed.
@@ -95,7 +99,7 @@ impl Conducted {
         // A copy shares its elements. They must outlive a tower that is left behind.
         let feeds: Vec<HostTensor> = feeds.iter().map(|&feed| feed.clone()).collect();
         let job = move || job(&program, &feeds.iter().collect::<Vec<_>>());
-        self.conductor.conduct(&self.exchange, job).unwrap_or_else(|overdue| Err(self.explain(overdue)))
+        self.tower_thread.conduct(&self.exchange, job).unwrap_or_else(|overdue| Err(self.explain(overdue)))
     }
 
     fn explain(&self, Overdue { error, towers }: Overdue) -> Error {
@@ -118,7 +122,7 @@ impl Conducted {
     }
 }
 
-impl Executable for Conducted {
+impl Executable for MultiTowerProgram {
     fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
         let (run, mut made) = (*run, std::mem::take(outputs));
         let (made, outcome) = self.conduct(feeds, move |program, feeds| {

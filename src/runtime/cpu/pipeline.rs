@@ -1,0 +1,224 @@
+//! The compiler passes of the CPU engine: one ordered list.
+//!
+//! A pass rewrites one tower's program and calls no other pass. Each states its preconditions at its own check. In
+//! debug builds the program is validated after every pass; [`CpuOptions::dump_passes`](super::CpuOptions) logs it.
+
+use super::commit::{self, Commit};
+use super::variables::Variables;
+use super::{
+    constant_folding, dense_fetches, exact_convolutions, fuse, pool_grad_hoist, prepack_weights, snapshot,
+    upcast_bf16,
+};
+use crate::kir::{self, Program};
+use tensorpack_tensor::{HostTensor, Result};
+
+/// What a program is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// A run: everything fused, variables updated at the end.
+    Fast,
+    /// A run of a fork: like `Fast`, with all kernels that need the variables themselves at the end, so that other
+    /// forks can use the variables until then.
+    Apart,
+    /// A search for the first result that is not finite: every result is stored, no variable changes.
+    Inspect,
+}
+
+/// A program on its way through the pipeline.
+pub(super) struct Compilation {
+    pub(super) program: Program,
+    /// The updates of variables, once they are split off.
+    pub(super) commit: Commit,
+    /// Kernels before this one read no variable, at most a snapshot.
+    pub(super) live_from: usize,
+}
+
+/// What passes may use besides the program.
+pub(super) struct PassCx<'a> {
+    pub(super) mode: Mode,
+    pub(super) full_precision: bool,
+    pub(super) variables: &'a mut Variables,
+    /// Runs a program that reads constants only, and returns what it fetches.
+    pub(super) evaluate: &'a mut dyn FnMut(Program, &mut Variables) -> Result<Vec<HostTensor>>,
+}
+
+/// One compiler pass.
+struct Pass {
+    name: &'static str,
+    /// What it is for, in one line.
+    why: &'static str,
+    applies: fn(&PassCx<'_>) -> bool,
+    run: fn(&mut Compilation, &mut PassCx<'_>) -> Result<()>,
+}
+
+fn always(_: &PassCx<'_>) -> bool {
+    true
+}
+
+fn in_runs(cx: &PassCx<'_>) -> bool {
+    cx.mode != Mode::Inspect
+}
+
+/// All passes, in the order in which they run.
+const PASSES: &[Pass] = &[
+    Pass {
+        name: "upcast_bf16",
+        why: "kernels that sum have loops for f32 and f64 only",
+        applies: always,
+        run: |c, _| {
+            upcast_bf16::upcast_bf16(&mut c.program);
+            Ok(())
+        },
+    },
+    Pass {
+        name: "exact_convolutions",
+        why: "full precision rules out Winograd",
+        applies: |cx| cx.full_precision,
+        run: |c, _| {
+            exact_convolutions::exact_convolutions(&mut c.program);
+            Ok(())
+        },
+    },
+    Pass {
+        name: "prepack_weights",
+        why: "weights that many small products read are packed once",
+        applies: always,
+        run: |c, _| {
+            prepack_weights::prepack_weights(&mut c.program);
+            Ok(())
+        },
+    },
+    Pass {
+        name: "constant_folding",
+        why: "kernels that read constants only run once, at compile time",
+        applies: in_runs,
+        run: |c, cx| constant_folding::fold_constants(&mut c.program, cx),
+    },
+    Pass {
+        name: "dense_fetches",
+        why: "the caller gets dense tensors",
+        applies: always,
+        run: |c, _| {
+            dense_fetches::dense_fetches(&mut c.program);
+            Ok(())
+        },
+    },
+    Pass {
+        name: "inline_maps",
+        why: "a map read by maps and reductions is computed inside them, if that moves less memory",
+        applies: in_runs,
+        run: |c, _| {
+            fuse::inline_maps(&mut c.program);
+            Ok(())
+        },
+    },
+    Pass {
+        name: "hoist_pool_grad_masks",
+        why: "a mask of max pooling's gradient by its input costs less before the gradient, where elements are fewer",
+        applies: in_runs,
+        run: |c, _| {
+            pool_grad_hoist::hoist_masks(&mut c.program);
+            Ok(())
+        },
+    },
+    Pass {
+        name: "hoist_pool_grad_sums",
+        why: "a sum of max pooling's gradient costs less before the gradient",
+        applies: in_runs,
+        run: |c, _| {
+            pool_grad_hoist::hoist_sums(&mut c.program);
+            Ok(())
+        },
+    },
+    Pass {
+        name: "fuse_epilogues",
+        why: "a map of a contraction's result runs while the result is in cache",
+        applies: in_runs,
+        run: |c, _| {
+            fuse::fuse_epilogues(&mut c.program);
+            Ok(())
+        },
+    },
+    Pass {
+        name: "share_reductions",
+        why: "reductions over the same iteration space share one pass over memory",
+        applies: in_runs,
+        run: |c, _| {
+            fuse::share_reductions(&mut c.program);
+            Ok(())
+        },
+    },
+    Pass {
+        name: "split_commit",
+        why: "updates of variables wait for the finiteness check, then write in place, one pass per slab",
+        applies: in_runs,
+        run: |c, cx| {
+            c.commit = commit::split(&mut c.program, cx.variables);
+            Ok(())
+        },
+    },
+    Pass {
+        name: "drop_updates",
+        why: "a search for a bad value changes no variable",
+        applies: |cx| cx.mode == Mode::Inspect,
+        run: |c, _| {
+            c.program.updates.clear();
+            Ok(())
+        },
+    },
+    Pass {
+        name: "split_live",
+        why: "a fork holds the variables only for the kernels that need them",
+        applies: |cx| cx.mode == Mode::Apart,
+        run: |c, _| {
+            c.live_from = snapshot::split_live(&mut c.program);
+            Ok(())
+        },
+    },
+];
+
+/// Runs all passes on one tower's program. With `dump`, returns the program as text after each.
+pub(super) fn run(program: Program, cx: &mut PassCx<'_>, dump: bool) -> Result<(Compilation, String)> {
+    let mut compilation = Compilation { program, commit: Commit::default(), live_from: 0 };
+    let mut text = String::new();
+    for pass in PASSES {
+        if !(pass.applies)(cx) {
+            continue;
+        }
+        (pass.run)(&mut compilation, cx)?;
+        debug_assert!(still_valid(&compilation).is_ok(), "{}: {:?}", pass.name, still_valid(&compilation));
+        if dump {
+            text += &format!("after {} ({}):\n{}\n", pass.name, pass.why, compilation.program.dump());
+        }
+    }
+    Ok((compilation, text))
+}
+
+/// Validates what a pass left of a valid program.
+fn still_valid(compilation: &Compilation) -> Result<()> {
+    let Compilation { program, commit, .. } = compilation;
+    if commit.is_empty() {
+        return kir::validate(program);
+    }
+    // The updates are the commit's by now.
+    let (updates, kept) = Default::default();
+    kir::validate(&Program { updates, kept, ..program.clone() })?;
+    let late = commit.passes.iter().flat_map(|pass| &pass.members).flat_map(|m| &m.body.operands);
+    late.chain(commit.copies.iter().map(|(_, v)| v)).try_for_each(|v| kir::validate_view(program, v))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pass_has_a_name_of_its_own_and_a_reason() {
+        for (i, pass) in PASSES.iter().enumerate() {
+            assert!(
+                !pass.why.is_empty() && PASSES[..i].iter().all(|other| other.name != pass.name),
+                "{}",
+                pass.name
+            );
+        }
+    }
+}
