@@ -36,7 +36,7 @@
 //! |---|---|
 //! | `dataflow` | the traits [`DataFlow`] and [`Reader`], and the adaptor methods |
 //! | `state`, `seed` | [`State`], a reader's position; [`Seed`] and [`SampleRng`], random numbers |
-//! | `source` | [`FromList`], [`FromFn`], [`FromIter`], [`FromChannel`], [`FakeData`], [`RandomAccess`] |
+//! | `source` | [`FromList`], [`FromFn`], [`FromIter`], [`FakeData`], and [`RandomAccess`], ... |
 //! | `adaptor` | adaptors on the reading thread: [`Map`], [`Batch`], [`Shuffle`], [`Cache`], ... |
 //! | `parallel` | adaptors on background threads: [`MapParallel`], [`MapBatch`], [`Prefetch`] |
 //! | [`mod@format`] | file formats: TFRecord, npy and npz, tar shards, IDX, image folders, LMDB |

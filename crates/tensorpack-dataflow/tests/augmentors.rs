@@ -254,7 +254,8 @@ fn invalid_images_are_errors() {
     assert!(message(&RandomChoose::new(), &[4, 2, 1]).contains("RandomChoose"));
 }
 
-/// MNIST images have no channel axis. They are augmented like those with one channel, and stay without.
+/// MNIST images have no channel axis. They are augmented like those with one channel, and stay
+/// without.
 #[test]
 fn images_without_a_channel_axis_keep_their_rank() {
     let values: Vec<f64> = (0..20 * 30).map(|i| f64::from(i * 7 % 251)).collect();

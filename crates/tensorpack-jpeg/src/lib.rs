@@ -1,10 +1,10 @@
 //! A JPEG decoder for crops at reduced scale.
 //!
-//! Training an image classifier decodes a random region of a photograph and shrinks it. This decoder
-//! does no more work than that needs: entropy-coded data is read only up to the last block of the
-//! region, blocks beside it are skipped without an inverse transform, and scales of 1/2, 1/4 and 1/8
-//! use only the low frequencies of each block. Results are bit-identical on every machine, with or
-//! without SIMD.
+//! Training an image classifier decodes a random region of a photograph and shrinks it. This
+//! decoder does no more work than that needs: entropy-coded data is read only up to the last block
+//! of the region, blocks beside it are skipped without an inverse transform, and scales of 1/2, 1/4
+//! and 1/8 use only the low frequencies of each block. Results are bit-identical on every machine,
+//! with or without SIMD.
 //!
 //! Supported are sequential 8-bit files in one scan, grayscale or YCbCr. Everything else
 //! (progressive, CMYK) is decoded in full by `zune-jpeg`.
@@ -14,7 +14,8 @@
 //!
 //! # let mut file = Vec::new();
 //! # let pixels: Vec<u8> = (0..64 * 48 * 3).map(|i| (i / 9) as u8).collect();
-//! # jpeg_encoder::Encoder::new(&mut file, 90).encode(&pixels, 64, 48, jpeg_encoder::ColorType::Rgb).unwrap();
+//! # let encoder = jpeg_encoder::Encoder::new(&mut file, 90);
+//! # encoder.encode(&pixels, 64, 48, jpeg_encoder::ColorType::Rgb).unwrap();
 //! let jpeg = Jpeg::open(&file)?;
 //! assert_eq!(jpeg.size(), (48, 64));
 //!

@@ -123,6 +123,7 @@ fn copy_into_corner<T: Copy>(from: &[T], sizes: &[usize], to: &mut [T], padded_l
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tensorpack_tensor::ErrorKind;
 
     fn tensor(sizes: &[usize], values: &[f64]) -> Sample {
         vec![HostTensor::from_f64(DType::I32, sizes, values).unwrap()]
@@ -154,7 +155,8 @@ mod tests {
     #[test]
     fn mismatched_samples_are_reported() {
         let e = stack(&[tensor(&[1], &[1.0]), tensor(&[2], &[1.0, 2.0])], Padding::None).unwrap_err();
-        assert_eq!(e.message(), "component 0: sample 0 of the batch is i32[1], sample 1 is i32[2]");
+        assert_eq!(e.kind(), ErrorKind::Shape);
+        assert!(["component 0", "i32[1]", "i32[2]"].iter().all(|term| e.message().contains(term)), "{e}");
         assert!(stack(&[tensor(&[1], &[1.0]), tensor(&[], &[2.0])], Padding::Constant(0.0)).is_err());
         assert!(stack(&[tensor(&[1], &[1.0]), Sample::new()], Padding::None).is_err());
     }

@@ -185,8 +185,8 @@ mod tests {
 
     type Connection = StreamOwned<ServerConnection, TcpStream>;
 
-    /// A TLS server that answers the n-th request with the n-th function, and the last one from then
-    /// on. Each gets the connection and the first byte of the requested range.
+    /// A TLS server that answers the n-th request with the n-th function, and the last one from
+    /// then on. Each gets the connection and the first byte of the requested range.
     struct Server {
         url: String,
         /// The ranges of all requests.

@@ -3,7 +3,7 @@
 //! ```text
 //! ROOT/train/n01440764/n01440764_18.JPEG
 //! ROOT/val/n01440764/ILSVRC2012_val_00000293.JPEG    a folder per class, as for training
-//! ROOT/val/ILSVRC2012_val_00000293.JPEG              or flat, with names and labels in ROOT/val.txt
+//! ROOT/val/ILSVRC2012_val_00000293.JPEG              or flat, and ROOT/val.txt: name, label
 //! ```
 //!
 //! Labels are 0 to 999 in the order of the synset names, as in Caffe.

@@ -145,8 +145,8 @@ pub fn load(path: impl AsRef<Path>) -> Result<Serialized<TfRecord>> {
     Ok(Serialized::new(records, name))
 }
 
-/// Returns the bytes that go before and after a record: its length with a checksum, and the checksum
-/// of its data. TensorBoard event files use the same framing.
+/// Returns the bytes that go before and after a record: its length with a checksum, and the
+/// checksum of its data. TensorBoard event files use the same framing.
 pub fn frame(record: &[u8]) -> ([u8; 12], [u8; 4]) {
     let length = (record.len() as u64).to_le_bytes();
     let mut header = [0; 12];

@@ -78,7 +78,8 @@ impl ZipEntry<'_> {
             return Err(corrupt("impossible size"));
         }
         let mut bytes = Vec::new();
-        // Stored entries are as large as their part of the file. Compressed ones grow as they are read.
+        // Stored entries are as large as their part of the file. Compressed ones grow as they are
+        // read.
         if entry.compression() == CompressionMethod::Stored {
             let room = usize::try_from(size).ok().and_then(|n| bytes.try_reserve_exact(n).ok());
             room.ok_or_else(|| {

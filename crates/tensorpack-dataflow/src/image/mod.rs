@@ -1,8 +1,9 @@
 //! Image decoding, resizing and augmentation.
 //!
 //! An image is a tensor `[height, width, channels]`, or `[height, width]` for one channel, of u8 or
-//! f32 with values in 0..255, RGB or grayscale. An [`Augmentor`] draws a [`Transform`], which modifies images and moves coordinates
-//! together with the pixels. Conversions to u8 round and clip to 0..255.
+//! f32 with values in 0..255, RGB or grayscale. An [`Augmentor`] draws a [`Transform`], which
+//! modifies images and moves coordinates together with the pixels. Conversions to u8 round and clip
+//! to 0..255.
 
 mod pixels;
 mod luma;

@@ -2,8 +2,8 @@
 
 use tensorpack_tensor::{DType, Element, Error, HostTensor, Result};
 
-/// Returns the height, width and channels of an image, or an error if the tensor is not one. An image
-/// without a channel axis has one channel.
+/// Returns the height, width and channels of an image, or an error if the tensor is not one. An
+/// image without a channel axis has one channel.
 pub(super) fn image_size(image: &HostTensor) -> Result<(usize, usize, usize)> {
     let size = match *image.sizes() {
         [h, w, c] => Some((h, w, c)),

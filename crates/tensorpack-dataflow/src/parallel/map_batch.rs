@@ -128,9 +128,9 @@ impl DataFlow for MapBatch {
             for (row, pending) in pending.into_iter().enumerate() {
                 let (epoch, index) = (pending.epoch, pending.index);
                 let sample = pending.sample()?;
-                let mut slot = BatchRow { batch: &mut batch, components: &components, row };
+                let mut batch_row = BatchRow { batch: &mut batch, components: &components, row };
                 catch_panic(stage, epoch, index, || {
-                    function(sample, &mut seed.rng(epoch, index), &mut slot)
+                    function(sample, &mut seed.rng(epoch, index), &mut batch_row)
                         .map_err(|e| sample_error(e, epoch, index))
                 })?;
             }

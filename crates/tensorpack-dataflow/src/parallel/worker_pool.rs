@@ -78,8 +78,8 @@ impl WorkerPool {
             let body = move || {
                 cancellation::set_cancel_flag(buffer.cancelled());
                 worker_loop(&buffer, next, work, keep_order, stage);
-                // The closure's captures (the input and its threads) are dropped before this thread
-                // counts as finished.
+                // `worker_loop` has dropped the input and its threads by now, so a finished pool
+                // leaves nothing running.
                 drop(live_thread);
             };
             let thread = thread::Builder::new().name(options.stage.to_string()).spawn(body);
