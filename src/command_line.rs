@@ -20,7 +20,7 @@
 //! }
 //! ```
 //!
-//! The options of a training program are in [`TrainArgs`](crate::train::TrainArgs).
+//! The options of a training program are `TrainArgs` in the module `train`.
 
 use clap::Parser;
 use std::ffi::OsString;
