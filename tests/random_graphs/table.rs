@@ -600,6 +600,20 @@ fn images() -> Vec<Row> {
         Exact "max pool" (x) [n: usize] => x.max_pool(n); shrunk;
         Exact "max pool with options" (x) [w: Vec<usize>, s: Vec<usize>, p: Padding, o: Layout]
             => x.max_pool_with(PoolOptions { window: [w[0], w[1]], stride: [s[0], s[1]], padding: p, layout: o }); pooled;
+        Op "max pool of biased pixels, reshaped" (x, y) [n: Vec<isize>, w: Vec<usize>]
+            => (x + y).reshape(&n).max_pool_with(PoolOptions {
+                window: [w[0], w[1]], stride: [w[0], w[1]], padding: Padding::Valid, layout: Layout::Nhwc,
+            }); |d| {
+            let x = d.ranked(4, |i| i.all_known() && i.len() > 0)?;
+            let sizes: Vec<i64> = d.sizes(x).iter().map(|&n| n as i64).collect();
+            let y = d.variable(&[sizes[3] as usize]);
+            // The same pixels, with channels in the place of rows or columns.
+            let order = d.of(&[[0, 3, 1, 2], [0, 3, 2, 1], [3, 0, 1, 2], [0, 1, 3, 2]]);
+            let n: Vec<i64> = order.iter().map(|&i: &usize| sizes[i]).collect();
+            let w = vec![d.between(1, 2.min(n[1] as usize)) as i64, d.between(1, 2.min(n[2] as usize)) as i64];
+            let s = d.scale(x) + 1.5;
+            scaled(&[x, y], vec![Value::Ints(n), Value::Ints(w)], s)
+        };
         Op "average pool" (x) [n: usize] => x.average_pool(n); shrunk;
         Op "average pool with options" (x) [w: Vec<usize>, s: Vec<usize>, p: Padding, o: Layout]
             => x.average_pool_with(PoolOptions { window: [w[0], w[1]], stride: [s[0], s[1]], padding: p, layout: o }); pooled;
