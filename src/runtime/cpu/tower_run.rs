@@ -441,13 +441,14 @@ impl Cursor {
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::Mode;
+    use super::super::pipeline::Compilation;
     use super::*;
     use crate::kir::Program;
 
     /// A plan that does nothing in so much memory.
     fn plan(arena_bytes: usize, scratch_bytes: usize) -> Plan {
-        let mut plan = Plan::new(Program::default(), &Variables::default(), Mode::Fast).unwrap();
+        let empty = Compilation { program: Program::default(), commit: Default::default(), live_from: 0 };
+        let mut plan = Plan::new(empty, &Variables::default(), String::new()).unwrap();
         (plan.arena_bytes, plan.scratch_bytes) = (arena_bytes, scratch_bytes);
         plan
     }
