@@ -108,7 +108,7 @@ fn train_on_images(args: &TrainArgs, root: &str) -> Result<()> {
         return Err(Error::argument(format!("{towers} towers do not divide a batch of {TOTAL_BATCH}")));
     }
     let data = training_data(root, TOTAL_BATCH / towers)?;
-    // The batch size of one tower.
+    // A step reads one batch per tower.
     let steps = data.size().map_or(0, |batches| batches / towers as u64).max(1);
     let later = [(30, 1e-2), (60, 1e-3), (90, 1e-4), (100, 1e-5)];
     let rate = Schedule::piecewise(0.1, later.map(|(epoch, rate)| (epoch * steps, rate)));
