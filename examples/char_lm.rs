@@ -48,9 +48,9 @@ impl ModelDesc for Model {
 
     fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
         let (text, next) = (&inputs[0], &inputs[1]);
-        let places = VariableSpec::new("places/W", [CONTEXT, FEATURES]).init(Init::Normal(0.0, 0.02));
+        let positions = VariableSpec::new("places/W", [CONTEXT, FEATURES]).init(Init::Normal(0.0, 0.02));
         let embedding = Embedding::new(self.characters, FEATURES).init(Init::Normal(0.0, 0.02));
-        let mut x = embedding.apply(t, "characters", text) + t.variable(places).value();
+        let mut x = embedding.apply(t, "characters", text) + t.variable(positions).value();
         for i in 0..BLOCKS {
             x = t.scope(&format!("block{i}"), |t| self.block(t, &x));
         }
