@@ -1,8 +1,8 @@
-//! A small transformer that reads the Penn Treebank letter by letter.
+//! A small character-level transformer on the Penn Treebank.
 //!
-//! `cargo run --release --example char_lm` fetches the text (or, on a machine without network, strings sentences
-//! together), trains for 2 passes, reaches 1.70 bits per character on the validation text, and writes a few lines
-//! of its own; with `--assert` it fails if that is over 1.75. `--full` trains for 20 passes.
+//! `cargo run --release --example char_lm` downloads the text, or generates sentences if that fails. It
+//! trains for 2 passes, reaches 1.70 bits per character on the validation set, and prints a sample of
+//! generated text; with `--assert` it fails above 1.75 bits. `--full` trains for 20 passes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
 use tensorpack::train::TrainArgs;
 
-/// Characters the model sees at a time.
+/// The context length in characters.
 pub(crate) const CONTEXT: usize = 128;
-/// The bits per character on the validation text that are asserted.
+/// The most bits per character on the validation set that `--assert` accepts.
 const TARGET: f64 = 1.75;
 const BATCH: usize = 32;
 const FEATURES: usize = 128;
@@ -23,14 +23,14 @@ const HEADS: usize = 4;
 const BLOCKS: usize = 4;
 
 pub(crate) struct Model {
-    /// Different characters there are.
+    /// The size of the alphabet.
     pub(crate) characters: usize,
-    /// Steps until the learning rate is nothing.
+    /// Steps until the learning rate reaches zero.
     pub(crate) steps: u64,
 }
 
 impl Model {
-    /// What each position makes of those before it, and then of itself; both are added to what was there.
+    /// A pre-norm block: causal attention and a feed-forward layer, each with a residual connection.
     fn block(&self, t: &TowerContext, x: &Tensor) -> Tensor {
         let norm = LayerNorm::new().last_axis();
         let attention = MultiHeadAttention::new(HEADS).causal();
@@ -48,9 +48,9 @@ impl ModelDesc for Model {
 
     fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
         let (text, next) = (&inputs[0], &inputs[1]);
-        let places = VariableSpec::new("places/W", [CONTEXT, FEATURES]).init(Init::Normal(0.0, 0.02));
+        let positions = VariableSpec::new("places/W", [CONTEXT, FEATURES]).init(Init::Normal(0.0, 0.02));
         let embedding = Embedding::new(self.characters, FEATURES).init(Init::Normal(0.0, 0.02));
-        let mut x = embedding.apply(t, "characters", text) + t.variable(places).value();
+        let mut x = embedding.apply(t, "characters", text) + t.variable(positions).value();
         for i in 0..BLOCKS {
             x = t.scope(&format!("block{i}"), |t| self.block(t, &x));
         }
@@ -66,35 +66,35 @@ impl ModelDesc for Model {
 
     fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
         let rate = Schedule::cosine(2e-3, 0.0, self.steps).warm_up(100);
-        // Only matrices decay; scales, shifts and biases are free.
+        // Weight decay for matrices only, not for scales, shifts and biases.
         let adamw = AdamW::new(rate).betas(0.9, 0.99).decay(0.0);
         ParamGroups::new(adamw.process(GlobalNormClip::new(1.0))).group(".*/W", |g| g.decay(0.1)).boxed()
     }
 }
 
-/// The texts to train on and to validate with: of the Treebank, or, where it is not to be had and need not be, generated
-/// ones.
+/// Returns the training and validation text of the Treebank, or generated text if the Treebank is
+/// unavailable and not `needed`.
 fn texts(needed: bool) -> Result<[String; 2]> {
     let both = |text: fn(Split) -> Result<String>| -> Result<[String; 2]> {
-        // Every line of the Treebank begins and ends with a space, which nobody needs to guess.
+        // Every line of the Treebank starts and ends with a space, which would be trivial to predict.
         let trimmed = |text: String| text.lines().map(|line| line.trim().to_string() + "\n").collect();
         Ok([trimmed(text(Split::Train)?), trimmed(text(Split::Valid)?)])
     };
     match both(ptb::text) {
         Err(e) if !needed => {
             eprintln!("{e}");
-            eprintln!("the Penn Treebank is not to be had: generated sentences take over");
+            eprintln!("the Penn Treebank is unavailable; training on generated sentences");
             both(sentences::text)
         }
         texts => texts,
     }
 }
 
-/// Windows of a text, one behind the other: characters by their places in `alphabet`, and those one further on.
+/// Consecutive windows of a text as indices into `alphabet`, each with the window one character later.
 fn windows(text: &str, alphabet: &[char]) -> Result<FromFn> {
     let number = |c: char| {
-        let place = alphabet.binary_search(&c);
-        place.map_err(|_| Error::argument(format!("{c:?} is not in the training text")))
+        let index = alphabet.binary_search(&c);
+        index.map_err(|_| Error::argument(format!("{c:?} is not in the training text")))
     };
     let numbers = text.chars().map(|c| Ok(number(c)? as i32)).collect::<Result<Vec<i32>>>()?;
     let numbers: Arc<[i32]> = numbers.into();
@@ -106,14 +106,14 @@ fn windows(text: &str, alphabet: &[char]) -> Result<FromFn> {
     }))
 }
 
-/// A text that the model writes, a character at a time, each drawn as likely as the model thinks it is.
-fn written(model: &OfflinePredictor, alphabet: &[char], length: usize, seed: u64) -> Result<String> {
+/// Generates text, sampling each character from the model's distribution.
+fn sample_text(model: &OfflinePredictor, alphabet: &[char], length: usize, seed: u64) -> Result<String> {
     let rng = CounterRng::new(seed, "written");
-    // It begins after a line's end.
+    // Start at the beginning of a line.
     let mut text: Vec<usize> = alphabet.iter().position(|&c| c == '\n').into_iter().collect();
     for i in 0..length {
         let seen = &text[text.len().saturating_sub(CONTEXT)..];
-        // What comes after the last character is not looked at: it may be anything.
+        // Attention is causal: the padding after the last character has no effect.
         let mut input = vec![0; CONTEXT];
         input.iter_mut().zip(seen).for_each(|(to, &from)| *to = from as i32);
         let logits = model.predict(&[&HostTensor::new([1, CONTEXT], input)?])?[0].to_f64_vec();
@@ -148,11 +148,11 @@ fn main() -> Result<()> {
 
     let bits = trained.monitors.latest("validation_bits_per_character");
     let bits = bits.ok_or_else(|| Error::argument("no epoch was trained"))?;
-    println!("{bits:.3} bits per character on the validation text");
+    println!("{bits:.3} bits per character on the validation set");
     let model = trained.get_predictor(&["text"], &["logits"])?;
-    println!("{}", written(&model, &alphabet, 300, args.seed.unwrap_or(0))?);
+    println!("{}", sample_text(&model, &alphabet, 300, args.seed.unwrap_or(0))?);
     if args.assert && bits > TARGET {
-        return Err(Error::argument(format!("it was to be at most {TARGET} bits per character")));
+        return Err(Error::argument(format!("the validation result is above {TARGET} bits per character")));
     }
     Ok(())
 }

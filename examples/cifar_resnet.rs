@@ -1,9 +1,10 @@
-//! A pre-activation residual net on CIFAR-10 (He et al., 2016): three stages of `n` blocks.
+//! A pre-activation ResNet on CIFAR-10 (He et al., 2016): three stages of `n` blocks.
 //!
-//! `cargo run --release --example cifar_resnet` fetches CIFAR-10 and trains a net of 14 layers (`n` = 2) for 5 epochs,
-//! about 6 minutes on two cores. It reaches at most 21 % error on the test images; with `--assert` it fails if it
-//! does not. `--full` is the long schedule: 32 layers (`n` = 5), 64,000 steps on batches of 64. `--fake` takes random
-//! images. On two towers, with nothing changed: `--trainer sync-replicated --devices cpu:0,cpu:1`.
+//! `cargo run --release --example cifar_resnet` downloads CIFAR-10 and trains 14 layers (`n` = 2) for
+//! 5 epochs, about 6 minutes on two cores. It reaches a test error of at most 21 %; with `--assert` it
+//! fails otherwise. `--full` is the long schedule: 32 layers (`n` = 5), 64,000 steps with batches of
+//! 64. `--fake` trains on random images. `--trainer sync-replicated --devices cpu:0,cpu:1` trains on
+//! two towers.
 
 use tensorpack::dataflow::dataset::cifar10;
 use tensorpack::dataflow::image::{AugmentExt, AugmentorList, Flip, Paste, RandomCrop};
@@ -13,7 +14,7 @@ use tensorpack::prelude::*;
 use tensorpack::train::TrainArgs;
 
 struct Model {
-    /// Blocks in each stage; the net has `6 n + 2` layers.
+    /// Blocks in each stage; the model has `6 n + 2` layers.
     n: usize,
     /// The mean training image.
     mean: HostTensor,
@@ -62,7 +63,8 @@ fn norm() -> BatchNorm {
     BatchNorm::new().relu()
 }
 
-/// Two convolutions, and around them `x` itself. Where a later stage begins, sides are halved and channels doubled.
+/// Two convolutions with a shortcut. The first block of a later stage halves the image size and
+/// doubles the channels.
 fn block(t: &TowerContext, x: &Tensor, stage: usize, i: usize) -> Tensor {
     let channels = 16 << stage;
     let is_smaller = stage > 0 && i == 0;
@@ -77,7 +79,7 @@ fn block(t: &TowerContext, x: &Tensor, stage: usize, i: usize) -> Tensor {
     y + x.average_pool(2).pad(&missing, &missing, &[0; 4])
 }
 
-/// Training images, test images, and the mean training image.
+/// Returns training images, test images, and the mean training image.
 fn data(fake: bool) -> Result<(Flow, Flow, HostTensor)> {
     if fake {
         let sample = [ComponentSpec::new(DType::U8, [32, 32, 3]), ComponentSpec::new(DType::I32, [])];
@@ -118,7 +120,7 @@ fn main() -> Result<()> {
     println!("test error {:.2} %", 100.0 * error);
     let target = if args.full { 0.09 } else { 0.21 };
     if args.assert && error > target {
-        return Err(Error::argument(format!("the error was to be at most {:.2} %", 100.0 * target)));
+        return Err(Error::argument(format!("the test error is above {:.2} %", 100.0 * target)));
     }
     Ok(())
 }

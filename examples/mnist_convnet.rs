@@ -1,9 +1,9 @@
-//! A convnet on MNIST: four convolutions, two pools, a hidden layer with dropout.
+//! A convnet on MNIST: four convolutions, two max poolings, and a hidden layer with dropout.
 //!
-//! `cargo run --release --example mnist_convnet` fetches MNIST (or, on a machine without network, draws digits), trains
-//! for 12 epochs and reaches at most 0.9 % error on the test images (2 % on drawn digits); with `--assert` it fails
-//! if it does not. Stop it at any moment and start it again: it goes on where it was. In the end it leaves its
-//! convolutions in `features.safetensors` of its directory, for `finetune`.
+//! `cargo run --release --example mnist_convnet` downloads MNIST, or generates digits if that fails.
+//! It trains for 12 epochs and reaches a test error of at most 0.9 % (2 % on generated digits); with
+//! `--assert` it fails otherwise. It can be interrupted at any time and resumes when started again.
+//! At the end it exports its convolutions to `features.safetensors` in its directory, for `finetune`.
 
 use tensorpack::dataflow::dataset::{digits, mnist};
 use tensorpack::dataflow::{DataFlow, Flow};
@@ -38,7 +38,7 @@ impl ModelDesc for Model {
     }
 }
 
-/// What the net makes of an image before it judges.
+/// The feature extractor: from images to the input of the dense layers.
 pub(crate) fn convolutions(t: &TowerContext, image: &Tensor) -> Tensor {
     let conv = Conv2d::new(32, 3).relu();
     let x = image.expand_dims(3) * 2.0 - 1.0;
@@ -48,13 +48,13 @@ pub(crate) fn convolutions(t: &TowerContext, image: &Tensor) -> Tensor {
     conv.apply(t, "conv3", &x)
 }
 
-/// Training images, test images, and the error to be reached.
+/// Returns training images, test images, and the largest test error that `--assert` accepts.
 pub(crate) fn data() -> Result<(Flow, Flow, f64)> {
     match (mnist::train(), mnist::test()) {
         (Ok(train), Ok(test)) => Ok((train.into_flow(), test.into_flow(), 0.009)),
         (Err(e), _) | (_, Err(e)) => {
             eprintln!("{e}");
-            eprintln!("MNIST is not to be had: the generated digits take over");
+            eprintln!("MNIST is unavailable; training on generated digits");
             Ok((digits::train().into_flow(), digits::test().into_flow(), 0.02))
         }
     }
@@ -76,9 +76,9 @@ fn main() -> Result<()> {
     let error = 1.0 - accuracy.ok_or_else(|| Error::argument("no epoch was trained"))?;
     println!("test error {:.2} %", 100.0 * error);
     if args.assert && error > target {
-        return Err(Error::argument(format!("the error was to be at most {:.2} %", 100.0 * target)));
+        return Err(Error::argument(format!("the test error is above {:.2} %", 100.0 * target)));
     }
-    // The convolutions alone, for other models: see `finetune`.
+    // Export the convolutions for other models: see `finetune`.
     let logdir = args.logdir.unwrap_or_else(|| "train_log/mnist_convnet".into());
     trained.get_predictor(&["input"], &["features"])?.export(logdir.join("features.safetensors"))
 }

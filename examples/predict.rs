@@ -1,5 +1,7 @@
-//! Runs an exported model without its code: `cargo run --release --example predict -- model.safetensors` prints what
-//! it makes of zeros. `OfflinePredictor::export` writes such files.
+//! Runs an exported model without its code.
+//!
+//! `cargo run --release --example predict -- model.safetensors` prints the model's outputs for zero
+//! inputs. `OfflinePredictor::export` writes such files.
 
 use clap::Parser;
 use std::path::PathBuf;

@@ -1,12 +1,13 @@
-//! A language model on the Penn Treebank: two layers of LSTM read 20 parts of the text side by side, 35 words at a time,
-//! and remember what came before.
+//! A word-level language model on the Penn Treebank: a two-layer LSTM reads 20 parts of the text in
+//! parallel, 35 words per step, and carries its state from step to step.
 //!
-//! `cargo run --release --example ptb_lstm` fetches the text (or, on a machine without network, strings sentences
-//! together), trains a net of 200 units for 8 epochs and reaches a perplexity of at most 110 on the validation text; with
-//! `--assert` it fails if it does not. `--full` is the net of 650 units and its schedule of 70 epochs.
+//! `cargo run --release --example ptb_lstm` downloads the text, or generates sentences if that fails.
+//! It trains 200 units for 8 epochs and reaches a validation perplexity of at most 110; with `--assert`
+//! it fails otherwise. `--full` trains 650 units for 70 epochs.
 //!
-//! The words are in the graph, and a variable says where in them training is. Between steps, the state of the net is in
-//! variables that no gradient trains. So both are in checkpoints: stop it at any moment and start it again.
+//! The words are in the graph, and a variable holds the position in them. Between steps, the state of
+//! the model is in non-trainable variables. So checkpoints include both, and the program can be
+//! interrupted at any time and started again.
 
 use tensorpack::callback::{HyperParamSetterWithFunc, RunOp, Statistic, TrainCx, When};
 use tensorpack::dataflow::dataset::ptb::{self, BpttBatches, Split};
@@ -16,23 +17,23 @@ use tensorpack::input::TensorInput;
 use tensorpack::prelude::*;
 use tensorpack::train::TrainArgs;
 
-/// Words there are.
+/// The size of the vocabulary.
 pub(crate) const WORDS: usize = 10_000;
-/// Parts of the text that are read side by side.
+/// Parts of the text that are read in parallel.
 pub(crate) const BATCH: usize = 20;
-/// Words of each part in a step.
+/// Words of each part per step.
 pub(crate) const STEPS: usize = 35;
 
-/// The perplexity that is reached on the validation text.
+/// The largest validation perplexity that `--assert` accepts.
 const TARGET: f64 = 110.0;
 
-/// What the net remembers from step to step, layer by layer.
+/// The state of each layer that is carried from step to step.
 const STATE: [[&str; 2]; 2] = [["c0", "h0"], ["c1", "h1"]];
 
 pub(crate) struct Model {
     pub(crate) units: usize,
     pub(crate) dropout: f64,
-    /// What it computes in.
+    /// The dtype of the computation.
     pub(crate) dtype: DType,
 }
 
@@ -76,8 +77,8 @@ impl ModelDesc for Model {
     }
 }
 
-/// The words in the graph, as [`BpttBatches`] cuts them: step `i` takes columns `35 i` to `35 (i + 1)` of all parts, and
-/// those one word on.
+/// Input from words in the graph, cut like [`BpttBatches`]: step `i` reads columns `35 i` to
+/// `35 (i + 1)` of all parts, and the same columns one word later as targets.
 pub(crate) fn unrolled(words: &HostTensor) -> Result<TensorInput> {
     let part = words.len() / BATCH;
     let rows = HostTensor::new([BATCH, part], words.as_slice::<i32>()?[..BATCH * part].to_vec())?;
@@ -90,7 +91,7 @@ pub(crate) fn unrolled(words: &HostTensor) -> Result<TensorInput> {
         let end = t.graph().constant(HostTensor::scalar(steps as i64));
         let on = position.update(|p| {
             let next = p + 1.0;
-            // After the last step comes the first.
+            // Wrap around after the last step.
             &next * next.less(&end).cast(DType::I64)
         });
         t.graph().add_op_to_collection(UPDATE_OPS, &on);
@@ -99,7 +100,7 @@ pub(crate) fn unrolled(words: &HostTensor) -> Result<TensorInput> {
     Ok(input.with_size(steps))
 }
 
-/// Forgets what was read.
+/// Resets the state.
 pub(crate) fn reset() -> RunOp {
     RunOp::new(|g| {
         let graph = g.graph();
@@ -113,14 +114,14 @@ pub(crate) fn reset() -> RunOp {
     })
 }
 
-/// Reads another text, from its beginning, with what was read so far in mind.
+/// Evaluates another text from its beginning, carrying the state from batch to batch.
 fn reader(text: HostTensor, name: &str) -> Result<InferenceRunner> {
     let runner =
         InferenceRunner::new(BpttBatches::new(text, BATCH, STEPS)?, [ScalarStats::new("cost").prefix(name)]);
     Ok(runner.tower_name(format!("Inference_{name}")).with_updates())
 }
 
-/// Puts the perplexity of each text: of how many words, equally likely, the next one might have been drawn.
+/// Reports the perplexity of each text: the exponential of the mean cost per word.
 struct Perplexity;
 
 const TEXTS: [&str; 2] = ["validation", "test"];
@@ -144,7 +145,7 @@ impl Callback for Perplexity {
     }
 }
 
-/// The three texts: of the Treebank, or, where it is not to be had and need not be, generated ones.
+/// Returns the three texts of the Treebank, or generated ones if it is unavailable and not needed.
 fn texts(needed: bool) -> Result<[HostTensor; 3]> {
     let all = |words: fn(Split) -> Result<HostTensor>| -> Result<[HostTensor; 3]> {
         Ok([words(Split::Train)?, words(Split::Valid)?, words(Split::Test)?])
@@ -152,14 +153,15 @@ fn texts(needed: bool) -> Result<[HostTensor; 3]> {
     match all(ptb::token_ids) {
         Err(e) if !needed => {
             eprintln!("{e}");
-            eprintln!("the Penn Treebank is not to be had: generated sentences take over");
+            eprintln!("the Penn Treebank is unavailable; training on generated sentences");
             all(sentences::token_ids)
         }
         texts => texts,
     }
 }
 
-/// A net, and how it is trained: with a learning rate of 1, times `factor` after every epoch but the first few.
+/// A model and its schedule: a learning rate of 1, multiplied by `factor` after every epoch but the
+/// first few.
 pub(crate) struct Plan {
     pub(crate) model: Model,
     pub(crate) constant: u64,
@@ -180,7 +182,7 @@ const FULL: Plan = Plan {
     epochs: 70,
 };
 
-/// Trains on the first text, and looks at the two others after every epoch, each from its beginning.
+/// Trains on the first text, and evaluates the two others after every epoch, each from its beginning.
 pub(crate) fn config(plan: Plan, [train, validation, test]: [HostTensor; 3]) -> Result<TrainConfig> {
     let Plan { model, constant, factor, epochs } = plan;
     let lower = move |epoch: u64, rate: f64| if epoch > constant { factor * rate } else { rate };
@@ -208,9 +210,9 @@ fn main() -> Result<()> {
     let (Some(validation), Some(test)) = (validation, test) else {
         return Err(Error::argument("no epoch was trained"));
     };
-    println!("perplexity {validation:.1} on the validation text, {test:.1} on the test text");
+    println!("perplexity {validation:.1} on the validation set, {test:.1} on the test set");
     if args.assert && validation > TARGET {
-        return Err(Error::argument(format!("the perplexity was to be at most {TARGET}")));
+        return Err(Error::argument(format!("the validation perplexity is above {TARGET}")));
     }
     Ok(())
 }

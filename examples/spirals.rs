@@ -1,7 +1,7 @@
-//! Three spirals wound around each other, told apart by a small net: the whole of define and run in one file.
+//! A small classifier of three interleaved spirals: define and run in one file.
 //!
-//! `cargo run --release --example spirals` reaches 99 % accuracy on points it has not seen, in about a second; with
-//! `--assert` it fails if it does not.
+//! `cargo run --release --example spirals` reaches 99 % accuracy on unseen points in about a second;
+//! with `--assert` it fails otherwise.
 
 use clap::Parser;
 use tensorpack::prelude::*;
@@ -10,7 +10,7 @@ use tensorpack::tensor::CounterRng;
 const CLASSES: usize = 3;
 const TARGET: f64 = 0.99;
 
-/// Tells three spirals apart.
+/// Classifies points of three spirals.
 #[derive(Parser)]
 struct Args {
     /// Fail if the accuracy is below 99 %.
@@ -53,13 +53,13 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// `n` noisy points of the spirals, and which spiral each is of.
+/// Returns `n` noisy points of the spirals, and the spiral of each.
 fn spirals(draw: u64, n: usize) -> Result<(HostTensor, HostTensor)> {
     let rng = CounterRng::new(1, "spirals");
     let (mut points, mut labels) = (Vec::new(), Vec::new());
     for i in 0..n as u64 {
         let class = i % CLASSES as u64;
-        // At the very centre all three meet.
+        // All three spirals meet at the centre.
         let along = 0.15 + 0.85 * rng.uniform(2 * draw, i);
         let angle = 4.0 * along + std::f64::consts::TAU * class as f64 / CLASSES as f64;
         let noise = |k| 0.02 * rng.normal(2 * draw + 1, 2 * i + k);

@@ -1,6 +1,6 @@
-"""What the peers' data benchmarks share: arguments, the list of photographs, timing and the JSON line.
+"""Shared code of the peers' data benchmarks: arguments, the list of JPEG files, timing and the JSON line.
 
-Import it before the library: it also holds the process to `--threads` processors, as the step benchmarks do.
+Import it before the library: it also pins the process to `--threads` processors, as the step benchmarks do.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from step_timer import peak_rss_mb, since_process_start
 WARM_UP = 5  # batches, the first included
 SIDE = 224
 AREA = (0.08, 1.0)
-STRENGTH = 0.4  # of brightness, contrast and saturation
+STRENGTH = 0.4  # jitter of brightness, contrast and saturation
 
 
 def arguments(description, forms):
@@ -35,15 +35,14 @@ def arguments(description, forms):
 def photographs(args):
     files = sorted(str(f) for f in args.jpegs.iterdir() if f.suffix.lower() in (".jpeg", ".jpg"))
     if not files:
-        sys.exit(f"--jpegs {args.jpegs}: the folder has no .jpg or .jpeg file")
+        sys.exit(f"--jpegs {args.jpegs}: the directory has no .jpg or .jpeg file")
     return files
 
 
 def measure(args, peer, version, next_batch):
     """Takes batches from `next_batch`, which returns an array [batch, ..] of bytes, and prints the result.
 
-    A figure is the time of all batches together: workers deliver in bursts, so that the median of single times says
-    nothing.
+    The result is the mean over all batches: workers deliver in bursts, so the median of single times is meaningless.
     """
     shape = tuple(next_batch().shape)
     first = since_process_start()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One training step of the reference models in JAX, compiled whole, with donated state."""
+"""One training step of the reference models in JAX, compiled as one function with donated state."""
 
 import os
 
@@ -86,7 +86,7 @@ def conv_bn_params(channels_in, channels_out, kernel=3):
 
 
 def conv_bn(p, running, x, stride=1):
-    """Statistics in f32, scale and shift in the type of the activations."""
+    """Batch norm with statistics in f32; scale and shift are applied in the dtype of the activations."""
     x = conv(x, p["w"], stride)
     count = math.prod(x.shape[:3])
     wide = x.astype(jnp.float32)
@@ -103,7 +103,7 @@ def conv_bn(p, running, x, stride=1):
 
 
 class ConvBns:
-    """The convolutions of a net in the order they are applied, and what becomes of their statistics."""
+    """Applies the convolutions of a model in order and collects their new statistics."""
 
     def __init__(self, weights, stats):
         self.weights, self.stats, self.updated = weights, stats, []

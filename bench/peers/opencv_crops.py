@@ -1,11 +1,10 @@
-"""How far our crops of photographs are from OpenCV's.
+"""Compares our image crops with OpenCV's.
 
     bench dataflow --jpegs DIR --crops OUT
     python opencv_crops.py OUT
 
-Reads what the bench wrote, decodes, crops and resizes the same parts with OpenCV (INTER_LINEAR), and prints the mean
-absolute difference in levels of 0 to 255: of all, and of those that are decoded at a fraction of their size and of
-those that are not.
+Reads the output of `bench`, decodes, crops and resizes the same regions with OpenCV (INTER_LINEAR), and prints the mean
+absolute difference in levels of 0 to 255: of all crops, of those decoded at reduced scale, and of the others.
 """
 
 import pathlib

@@ -1,4 +1,4 @@
-"""What the peers' step benchmarks share: arguments, synthetic data, timing and the JSON line.
+"""Shared code of the peers' step benchmarks: arguments, synthetic data, timing and the JSON line.
 
 Import it before the framework: it also holds the process to `--threads` processors, which is the only
 limit that every framework honours.
@@ -16,7 +16,7 @@ WARM_UP = 5  # the first step included
 CLASSES = 10
 IMAGENET_CLASSES = 1000  # of resnet50
 LEARNING_RATE = 1e-3
-MOMENTUM = 0.9  # of resnet50, as is the decay of all its weights
+MOMENTUM = 0.9  # of resnet50, like the weight decay
 WEIGHT_DECAY = 1e-4
 BN_MOMENTUM = 0.9
 BN_EPSILON = 1e-5
@@ -41,7 +41,7 @@ def arguments(description, forms):
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--form", choices=forms, default=forms[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="of activations and products, for resnet50")
+    parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="dtype of activations and products, for resnet50")
     parser.add_argument("--json", action="store_true", help="print one JSON line")
     args = parser.parse_args()
     if args.batch < 1 or args.steps < 1 or args.threads < 1:
@@ -53,8 +53,8 @@ def arguments(description, forms):
 
 
 def synthetic(args):
-    """What a model takes, as NumPy arrays: normal f32 NHWC (or flat) inputs and i32 labels; for ptb words and the words
-    that follow; for dcgan images alone."""
+    """Returns the inputs of a model as NumPy arrays: normal f32 NHWC (or flat) images and i32 labels; for ptb words and
+    the next words; for dcgan only images."""
     import numpy
 
     rng = numpy.random.default_rng(0)
@@ -68,7 +68,7 @@ def synthetic(args):
 
 
 def since_process_start():
-    """Seconds since the operating system started this process, the interpreter's start included."""
+    """Returns the seconds since this process started, including the start of the interpreter."""
     try:
         with open("/proc/self/stat") as f:
             ticks = int(f.read().rsplit(")", 1)[1].split()[19])
@@ -78,7 +78,7 @@ def since_process_start():
 
 
 def peak_rss_mb():
-    """The largest resident size of this process, in MiB."""
+    """Returns the peak resident memory of this process, in MiB."""
     try:
         with open("/proc/self/status") as f:
             kib = next(int(line.split()[1]) for line in f if line.startswith("VmHWM:"))

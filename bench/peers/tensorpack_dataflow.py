@@ -1,4 +1,4 @@
-"""Photographs to batches with Tensorpack's dataflow and OpenCV."""
+"""Batches of JPEG images with Tensorpack's dataflow and OpenCV."""
 
 import dataflow_timer as timer
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One training step of the reference models in tensorpack's own layers, on TensorFlow's graph mode on the CPU."""
+"""One training step of the reference models with Tensorpack's own layers, in TensorFlow's graph mode on the CPU."""
 
 import os
 
@@ -57,7 +57,7 @@ def resnet32(x):
     return FullyConnected("fc", GlobalAvgPooling("gap", x), step_timer.CLASSES)
 
 
-# The data lies in variables: a constant could be folded into what follows it.
+# The data are in variables: a constant could be folded.
 x, labels = (
     tf.get_variable(name, initializer=value, trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES])
     for name, value in zip(("x", "labels"), step_timer.synthetic(args))

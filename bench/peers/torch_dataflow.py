@@ -1,4 +1,4 @@
-"""Photographs to batches with torchvision's transforms and torch's DataLoader."""
+"""Batches of JPEG images with torchvision's transforms and torch's DataLoader."""
 
 import dataflow_timer as timer
 
@@ -21,7 +21,7 @@ def main():
     ]
 
     class Photographs(torch.utils.data.IterableDataset):
-        """Its files for ever, each worker its share of them."""
+        """Yields this worker's share of the files forever."""
 
         def __init__(self):
             self.files = timer.photographs(args)

@@ -140,7 +140,7 @@ def dcgan_discriminator():
 
 
 def images(x, *models):
-    """The images as NCHW, in the memory format of the form, and the models with them."""
+    """Converts images to NCHW and images and models to the memory format of the variant."""
     x = x.permute(0, 3, 1, 2).contiguous()
     if not args.form.endswith("channels-last"):
         return x, *models
@@ -186,7 +186,7 @@ def classifier():
 
 def only_on_cpu():
     if args.device != "cpu":
-        raise SystemExit(f"{args.model} is measured on the CPU alone")
+        raise SystemExit(f"{args.model} runs only on the CPU")
 
 
 def ptb():
@@ -231,7 +231,7 @@ def dcgan():
 
     def step():
         d_cost, g_cost = costs()
-        # Each side's gradients alone, of one forward pass, both at the step's starting weights.
+        # Separate gradients of each player from one forward pass, both at the weights of the step's start.
         d_gradients = torch.autograd.grad(d_cost, d_parameters, retain_graph=True)
         g_gradients = torch.autograd.grad(g_cost, g_parameters)
         for parameters, gradients in ((d_parameters, d_gradients), (g_parameters, g_gradients)):

@@ -1,4 +1,4 @@
-//! Reference models that tell images apart, with what they are trained with.
+//! The image classifiers among the reference models, with their optimizers.
 
 use crate::models::Model;
 use crate::{classifiers, resnet50};
@@ -7,13 +7,13 @@ use tensorpack::graph::{Tensor, TensorSpec};
 use tensorpack::optim::{Adam, Momentum, Optimizer, ParamGroups};
 use tensorpack::tower::TowerContext;
 
-/// From images to a score for each class.
+/// Maps images to logits.
 type Net = fn(&TowerContext, &Tensor) -> Tensor;
 
-/// A net, and what it is trained with.
+/// A model and its optimizer.
 #[derive(Clone)]
 pub(crate) struct Classifier {
-    /// Of an image.
+    /// The shape of an image.
     pub(crate) sizes: &'static [usize],
     pub(crate) classes: usize,
     net: Net,
@@ -21,7 +21,7 @@ pub(crate) struct Classifier {
 }
 
 impl Classifier {
-    /// The model as one, if it is one.
+    /// Returns the classifier of this model, if it is one.
     pub(crate) fn of(model: Model) -> Option<Classifier> {
         let small = |sizes, net| Classifier { sizes, classes: classifiers::CLASSES, net, optimizer: adam };
         match model {
@@ -44,7 +44,7 @@ impl Classifier {
         vec![TensorSpec::f32("image", sizes), TensorSpec::i32("label", [None])]
     }
 
-    /// The cost of a batch, computed in this type.
+    /// The cost of a batch, computed in this dtype.
     pub(crate) fn cost(&self, t: &TowerContext, inputs: &[Tensor], dtype: DType) -> Tensor {
         let logits = (self.net)(t, &inputs[0].cast(dtype));
         logits.sparse_softmax_cross_entropy(&inputs[1]).mean().named("cost")
@@ -59,7 +59,7 @@ fn adam() -> Box<dyn Optimizer> {
     Adam::new(1e-3).boxed()
 }
 
-/// As residual nets of large images are trained.
+/// The usual optimizer of ResNets on large images.
 fn descent() -> Box<dyn Optimizer> {
     ParamGroups::new(Momentum::new(1e-3, 0.9)).group(".*", |g| g.decay(1e-4)).boxed()
 }

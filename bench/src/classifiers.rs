@@ -1,13 +1,13 @@
-//! The reference models that tell ten classes of images apart. Tests build them too, at their own size.
+//! The reference models that classify images into ten classes. Tests build smaller ones, too.
 
 use tensorpack::graph::Tensor;
 use tensorpack::nn::{BatchNorm, Conv2d, Linear};
 use tensorpack::tower::TowerContext;
 
-/// How many classes there are.
+/// The number of classes.
 pub(crate) const CLASSES: usize = 10;
 
-/// Two hidden layers of so many units.
+/// Two hidden layers of this many units.
 pub(crate) fn mlp(t: &TowerContext, x: &Tensor, units: usize) -> Tensor {
     let hidden = Linear::new(units).relu();
     let x = hidden.apply(t, "fc0", x);
@@ -15,7 +15,7 @@ pub(crate) fn mlp(t: &TowerContext, x: &Tensor, units: usize) -> Tensor {
     Linear::new(CLASSES).apply(t, "fc2", &x)
 }
 
-/// Four convolutions, two poolings, two fully connected layers.
+/// Four convolutions, two max poolings, two dense layers.
 pub(crate) fn mnist(t: &TowerContext, x: &Tensor) -> Tensor {
     let conv = Conv2d::new(32, 3).relu();
     let x = conv.apply(t, "conv0", x).max_pool(2);
@@ -26,7 +26,7 @@ pub(crate) fn mnist(t: &TowerContext, x: &Tensor) -> Tensor {
     Linear::new(CLASSES).apply(t, "fc1", &x)
 }
 
-/// A residual net of three stages of so many blocks: 5 make 32 layers.
+/// A ResNet of three stages of this many blocks: 5 give 32 layers.
 pub(crate) fn resnet(t: &TowerContext, x: &Tensor, blocks: usize) -> Tensor {
     let conv = |channels: usize, stride: usize| Conv2d::new(channels, 3).no_bias().stride(stride);
     let bn = BatchNorm::new();

@@ -1,4 +1,4 @@
-//! Makes batches from photographs and says how fast.
+//! Measures how fast JPEG files become batches.
 
 use crate::memory::peak_rss_mb;
 use std::num::ParseIntError;
@@ -11,22 +11,22 @@ use tensorpack::dataflow::image::{
 use tensorpack::dataflow::{ComponentSpec, DataFlow, FromFn, MapBatch, Seed, State};
 use tensorpack::{DType, Error, HostTensor, Result};
 
-/// Batches before the clock starts.
+/// Warm-up batches.
 const WARM_UP: usize = 5;
 
-/// The side of the pictures in a batch.
+/// The width and height of the images in a batch.
 const SIDE: usize = 224;
 
 /// The options of `bench -- dataflow`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DataflowArgs {
-    /// The folder of photographs.
+    /// The directory of JPEG files.
     #[arg(long, value_name = "DIR")]
     jpegs: PathBuf,
-    /// Threads that make batches.
+    /// Worker threads.
     #[arg(long, value_name = "N", default_value = "2", value_parser = at_least_1)]
     workers: usize,
-    /// The size of a batch.
+    /// The batch size.
     #[arg(long, value_name = "B", default_value = "64", value_parser = at_least_1)]
     batch: usize,
     /// Batches to time.
@@ -35,12 +35,12 @@ pub(crate) struct DataflowArgs {
     /// Print one JSON line.
     #[arg(long)]
     json: bool,
-    /// Instead, write one crop of every photograph for bench/peers/opencv_crops.py.
+    /// Instead, write one crop of every image for bench/peers/opencv_crops.py.
     #[arg(long, value_name = "DIR")]
     crops: Option<PathBuf>,
 }
 
-/// 0 means 1.
+/// Parses a number; 0 becomes 1.
 fn at_least_1(text: &str) -> std::result::Result<usize, ParseIntError> {
     Ok(text.parse::<usize>()?.max(1))
 }
@@ -63,7 +63,7 @@ pub(crate) fn measure(args: &DataflowArgs, started: Instant) -> Result<()> {
         );
     } else {
         println!(
-            "{} workers, batch {}: {rate:.0} images/s, {ms:.2} ms a batch; first batch after {first_step:.3} s; \
+            "{} workers, batch {}: {rate:.0} images/s, {ms:.2} ms per batch; first batch after {first_step:.3} s; \
              peak {rss:.0} MB",
             args.workers, args.batch
         );
@@ -71,7 +71,7 @@ pub(crate) fn measure(args: &DataflowArgs, started: Instant) -> Result<()> {
     Ok(())
 }
 
-/// The JPEG files of a folder, in the order of their names.
+/// Returns the JPEG files of a directory, sorted by name.
 fn photographs(folder: &Path) -> Result<Vec<PathBuf>> {
     let place = || format!("--jpegs {}", folder.display());
     let entries = std::fs::read_dir(folder).map_err(|e| Error::from(e).within(place()))?;
@@ -80,12 +80,12 @@ fn photographs(folder: &Path) -> Result<Vec<PathBuf>> {
     files.retain(|file| file.extension().and_then(|e| e.to_str()).is_some_and(is_jpeg));
     files.sort();
     if files.is_empty() {
-        return Err(Error::argument("the folder has no .jpg or .jpeg file").within(place()));
+        return Err(Error::argument("the directory has no .jpg or .jpeg file").within(place()));
     }
     Ok(files)
 }
 
-/// From files to batches.
+/// The pipeline from files to batches.
 struct Pipeline {
     files: Vec<PathBuf>,
     batch: usize,
@@ -104,7 +104,7 @@ impl Pipeline {
         Pipeline { files, batch, crop: RandomResizedCrop::new(SIDE), augmentors, seed: Seed::new(0) }
     }
 
-    /// Batches of this pipeline, made by so many threads.
+    /// The batches of this pipeline, made by this many threads.
     fn batches(self: &Arc<Self>, workers: usize) -> MapBatch {
         let (read, make) = (self.clone(), self.clone());
         let files = FromFn::new(self.files.len() as u64, move |index| {
@@ -121,7 +121,7 @@ impl Pipeline {
         })
     }
 
-    /// Seconds until the first batch, and for `steps` batches after the warm-up.
+    /// Returns the seconds until the first batch, and for `steps` batches after the warm-up.
     fn run(self: &Arc<Self>, workers: usize, steps: usize, started: Instant) -> Result<(f64, f64)> {
         let mut reader = self.batches(workers).repeat_forever().open(self.seed, &State::start())?;
         reader.read()?;
@@ -136,8 +136,8 @@ impl Pipeline {
         Ok((first, began.elapsed().as_secs_f64()))
     }
 
-    /// Writes one crop of every photograph as it is before the colours change: the pixels to
-    /// `crops.rgb`, and file, left, top, width and height to `crops.tsv`.
+    /// Writes one crop of every image before colour jitter: the pixels to `crops.rgb`, and file, left,
+    /// top, width and height to `crops.tsv`.
     fn write_crops(&self, folder: &Path) -> Result<()> {
         std::fs::create_dir_all(folder)?;
         let (mut pixels, mut lines) = (Vec::new(), String::new());

@@ -1,4 +1,4 @@
-//! The generative adversarial net: both sides take a step at once, from the same weights.
+//! DCGAN: generator and discriminator are updated in one step, from the same weights.
 
 use tensorpack::graph::{Op, Tensor, TensorSpec};
 use tensorpack::nn::{Activation, BatchNorm, Conv2d, Conv2dTranspose};
@@ -7,7 +7,7 @@ use tensorpack::optim::{Adam, apply_gradients, compute_gradients_of};
 use tensorpack::tower::TowerContext;
 use tensorpack::{DType, Result};
 
-/// The sizes of an image.
+/// The shape of an image.
 pub(crate) const IMAGE: [usize; 3] = [32, 32, 3];
 const NOISE: usize = 100;
 
@@ -19,14 +19,14 @@ pub(crate) fn build(t: &TowerContext, batch: usize) -> Result<(Tensor, Op)> {
     let fake = t.scope("gen", |t| generator(t, &noise));
     let on_real = t.scope("discrim", |t| discriminator(t, &real));
     let on_fake = t.reuse(|t| t.scope("discrim", |t| discriminator(t, &fake)));
-    // The cross entropy of yes is softplus(-x), that of no softplus(x).
+    // The cross entropy of "real" is softplus(-x), that of "fake" softplus(x).
     let d_cost = ((-&on_real).softplus().mean() + on_fake.softplus().mean()).named("d_cost");
     let g_cost = (-&on_fake).softplus().mean().named("g_cost");
     let steps = [minimize(&d_cost, "discrim/.*")?, minimize(&g_cost, "gen/.*")?];
     Ok((d_cost, graph.group(&steps.iter().collect::<Vec<_>>())))
 }
 
-/// One step of Adam on the variables whose names match.
+/// Adam's update of the variables whose names match.
 fn minimize(cost: &Tensor, pattern: &str) -> Result<Op> {
     let gradients = compute_gradients_of(cost, pattern)?;
     apply_gradients(&Adam::new(2e-4).betas(0.5, 0.999), cost.graph(), &gradients)

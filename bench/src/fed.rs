@@ -1,5 +1,5 @@
-//! What a data pipeline costs a training step: images in memory, batched, queued and sent to the device, against images
-//! that are there from the start.
+//! The cost of a data pipeline per training step: images in memory that are batched, queued and sent
+//! to the device, against constant images on the device.
 
 use crate::StepArgs;
 use crate::classifier::Classifier;
@@ -13,12 +13,12 @@ use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
 use tensorpack::train::SingleCostTrainer;
 
-/// Steps before the clock starts.
+/// Warm-up steps.
 const WARM_UP: usize = 5;
-/// How many batches of different images there are.
+/// The number of distinct batches.
 const BATCHES: usize = 4;
 
-/// A reference model on images as they are stored: whole numbers from 0 to 255, which become others on the device.
+/// A reference model on u8 images, which are converted on the device.
 struct OfBytes {
     classifier: Classifier,
     dtype: DType,
@@ -43,7 +43,7 @@ impl ModelDesc for OfBytes {
     }
 }
 
-/// The mean time of a step.
+/// Measures the mean time of a step.
 struct Clock {
     at: Vec<Instant>,
     seconds: Sender<f64>,
@@ -56,10 +56,10 @@ impl Callback for Clock {
     }
 
     fn after_train(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
-        // The last step of an epoch waits for its results; others need not.
+        // Only the last step of an epoch waits for its results.
         if let [first, .., last] = self.at[WARM_UP.min(self.at.len())..self.at.len().saturating_sub(1)] {
             let steps = self.at.len() - WARM_UP - 2;
-            // Nobody listens if measuring failed.
+            // The receiver is gone if the measurement failed; ignore the send error.
             let _ = self.seconds.send((last - first).as_secs_f64() / steps as f64);
         }
         Ok(())
@@ -88,7 +88,7 @@ fn step_seconds(args: &StepArgs, classifier: &Classifier, input: impl InputSourc
     result.recv().map_err(|_| Error::argument("no step was measured"))
 }
 
-/// Images that mean nothing, with labels.
+/// Synthetic images with labels.
 fn images(classifier: &Classifier, count: usize) -> Result<FromList> {
     let rng = CounterRng::new(0, "images");
     let len = classifier.sizes.iter().product::<usize>();
@@ -101,11 +101,11 @@ fn images(classifier: &Classifier, count: usize) -> Result<FromList> {
     Ok(FromList::new((0..count as u64).map(sample).collect::<Result<_>>()?))
 }
 
-/// Trains twice: on images that never change, and on those of a dataflow.
+/// Trains twice: on constant images, and on those of a dataflow.
 pub(crate) fn measure(args: &StepArgs) -> Result<()> {
     let name = args.model.name();
     let classifier = Classifier::of(args.model)
-        .ok_or_else(|| Error::argument(format!("{name} is not measured with a dataflow")))?;
+        .ok_or_else(|| Error::argument(format!("{name} does not support --input dataflow")))?;
     let batch = args.batch.unwrap_or(args.model.batch());
     let image: Vec<usize> = std::iter::once(batch).chain(classifier.sizes.iter().copied()).collect();
     let constant = step_seconds(args, &classifier, DummyConstantInput::new([image, vec![batch]]))?;
@@ -123,7 +123,7 @@ pub(crate) fn measure(args: &StepArgs) -> Result<()> {
         );
     } else {
         println!(
-            "{name} on {devices}, batch {batch} of a dataflow: {ms:.3} ms a step, {rate:.0} examples/s; on constant \
+            "{name} on {devices}, batch {batch} of a dataflow: {ms:.3} ms per step, {rate:.0} examples/s; on constant \
              images {constant_ms:.3} ms ({ratio:.3} times)"
         );
     }

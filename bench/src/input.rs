@@ -1,4 +1,4 @@
-//! What waiting for data costs, by kind of input.
+//! The time a step waits for data, by kind of input.
 
 use std::time::{Duration, Instant};
 use tensorpack::callback::TrainCx;
@@ -9,7 +9,7 @@ use tensorpack::prelude::*;
 
 const BATCH: usize = 128;
 
-/// A perceptron that computes for a few milliseconds a step.
+/// An MLP whose step takes a few milliseconds.
 struct Perceptron;
 
 impl ModelDesc for Perceptron {
@@ -29,7 +29,7 @@ impl ModelDesc for Perceptron {
     }
 }
 
-/// The median time of the steps after the first few.
+/// Measures the median time of the steps after the warm-up.
 struct Clock {
     last: Option<Instant>,
     seconds: Vec<f64>,
@@ -47,7 +47,7 @@ impl Callback for Clock {
     fn after_train(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
         let mut late = self.seconds.split_off(self.seconds.len().min(5));
         late.sort_by(f64::total_cmp);
-        // Nobody listens if measuring failed.
+        // The receiver is gone if the measurement failed; ignore the send error.
         let _ = self.median.send(late.get(late.len() / 2).copied().unwrap_or(f64::NAN));
         Ok(())
     }
@@ -66,8 +66,8 @@ fn step_seconds(input: impl InputSource + 'static, steps: u64) -> Result<f64> {
     result.recv().map_err(|_| Error::argument("no step was measured"))
 }
 
-/// `bench -- input [--steps N] [--json]`: a pipeline that waits for 80 % of a step, behind a queue and behind a feed,
-/// against data that cost nothing.
+/// `bench -- input [--steps N] [--json]`: a pipeline that sleeps for 80 % of a step, with a queue and
+/// with a feed, against constant data.
 pub(crate) fn measure(steps: u64, json: bool) -> Result<()> {
     let dummy = || DummyConstantInput::new([vec![BATCH, 784]]);
     let wait = Duration::from_secs_f64(0.8 * step_seconds(dummy(), steps)?);
@@ -77,7 +77,7 @@ pub(crate) fn measure(steps: u64, json: bool) -> Result<()> {
             Ok(sample)
         })
     };
-    // In turns, so that a machine that is slow for a while is slow for all of them.
+    // Interleaved, so that a slow minute of the machine affects all of them.
     let mut rounds: Vec<[f64; 3]> = Vec::new();
     for _ in 0..3 {
         let queue = step_seconds(QueueInput::new(waiting()), steps)?;
@@ -95,8 +95,8 @@ pub(crate) fn measure(steps: u64, json: bool) -> Result<()> {
         );
     } else {
         println!(
-            "data wait {wait:.2} ms; a step on constants {dummy:.2} ms, behind a queue {queue:.2} ms ({:.3} times), \
-             behind a feed {feed:.2} ms",
+            "data wait {wait:.2} ms; step on constants {dummy:.2} ms, with a queue {queue:.2} ms ({:.3} times), \
+             with a feed {feed:.2} ms",
             queue / dummy
         );
     }

@@ -1,4 +1,4 @@
-//! What the loop around a step costs: everything of training but the step.
+//! The overhead of the training loop around a step.
 
 use std::time::Instant;
 use tensorpack::callback::TrainCx;
@@ -25,7 +25,7 @@ impl ModelDesc for Nothing {
     }
 }
 
-/// Takes the time of every step, into room made before.
+/// Records the time of every step in preallocated memory.
 struct Clock {
     last: Option<Instant>,
     nanoseconds: Vec<u32>,

@@ -2,16 +2,16 @@
 //!
 //! `bench -- step --model mlp|mnist|resnet32|resnet50|ptb|dcgan --devices cpu:0 --batch B
 //! [--threads-per-device N] [--steps N] [--json]`: the time of a training step of a reference model
-//! on synthetic data. With several devices (`cpu:0,cpu:1`) each has a tower with a batch of its
-//! own. `--input dataflow` measures the trainer's own loop on u8 images that are batched in memory
+//! on synthetic data. With several devices (`cpu:0,cpu:1`) each has a tower with its own
+//! batch. `--input dataflow` measures the trainer's own loop on u8 images that are batched in memory
 //! and queued, against images that are on the device already.
 //!
 //! `bench -- dataflow --jpegs DIR [--workers N] [--batch B] [--steps N] [--json]`: the speed of
-//! decoding and augmenting photographs into batches.
+//! decoding and augmenting JPEG images into batches.
 //!
 //! `bench -- loop [--steps N] [--json]`: the overhead of the training loop. `bench -- input
-//! [--steps N] [--json]`: the time that a step waits for each kind of input. `bench -- scale`: how
-//! the time of a step grows with batch, depth and width.
+//! [--steps N] [--json]`: the time that a step waits for each kind of input. `bench -- scale`: the
+//! scaling of the step time with batch size, depth and width.
 
 mod classifier;
 mod classifiers;
@@ -52,7 +52,7 @@ enum Command {
     /// The time of a training step of a reference model on synthetic data.
     #[command(args_override_self = true)]
     Step(StepArgs),
-    /// The speed of decoding, cropping (224x224), flipping and colour-jittering photographs into u8
+    /// The speed of decoding, cropping (224x224), flipping and colour-jittering JPEG images into u8
     /// batches.
     #[command(args_override_self = true)]
     Dataflow(dataflow::DataflowArgs),
@@ -77,7 +77,7 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// How the time of a step grows with batch, depth and width.
+    /// The scaling of the step time with batch size, depth and width.
     Scale,
 }
 
@@ -90,7 +90,7 @@ struct StepArgs {
     /// The devices, with a tower on each.
     #[arg(long, value_name = "LIST", default_value = "cpu:0", value_delimiter = ',', action = ArgAction::Set)]
     devices: Vec<Device>,
-    /// The batch of each tower; defaults to the model's own.
+    /// The batch size of each tower; the default depends on the model.
     #[arg(long, value_name = "B")]
     batch: Option<usize>,
     /// The dtype of activations and matrix products.
@@ -102,7 +102,7 @@ struct StepArgs {
     /// Steps to time.
     #[arg(long, value_name = "N", default_value_t = 50)]
     steps: usize,
-    /// The instruction set; defaults to the best of the machine.
+    /// The instruction set; defaults to the best that the machine supports.
     #[arg(long, value_parser = one_of(&[("avx512", Isa::Avx512), ("avx2", Isa::Avx2), ("plain", Isa::Plain)]))]
     isa: Option<Isa>,
     /// Print one JSON line.
@@ -129,7 +129,7 @@ enum Input {
 fn one_of<T: Copy + Send + Sync>(values: &'static [(&'static str, T)]) -> impl TypedValueParser<Value = T> {
     let names = PossibleValuesParser::new(values.iter().map(|(name, _)| *name));
     names.try_map(|text| {
-        values.iter().find(|(name, _)| *name == text).map(|(_, value)| *value).ok_or("there is no such value")
+        values.iter().find(|(name, _)| *name == text).map(|(_, value)| *value).ok_or("unknown value")
     })
 }
 

@@ -1,6 +1,6 @@
-//! What a run costs in memory.
+//! Memory use of the process.
 
-/// The most memory this process ever held, in MB.
+/// Returns the peak resident memory of this process, in MB.
 pub(crate) fn peak_rss_mb() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));

@@ -1,4 +1,4 @@
-//! The reference models, as the peers in `bench/peers` have them too.
+//! The reference models, which the peers in `bench/peers` implement, too.
 
 use crate::classifier::Classifier;
 use crate::{dcgan, ptb};
@@ -13,19 +13,19 @@ use tensorpack::{DType, Error, HostTensor, Result};
 pub(crate) enum Model {
     /// 784-512-512-10.
     Mlp,
-    /// Four 3x3 convolutions, two poolings, two fully connected layers.
+    /// Four 3x3 convolutions, two max poolings, two dense layers.
     Mnist,
-    /// The residual net of 32 layers for 32x32 images.
+    /// ResNet-32 for 32x32 images.
     Resnet32,
-    /// The residual net of 50 layers for 224x224 images.
+    /// ResNet-50 for 224x224 images.
     Resnet50,
-    /// Two layers of LSTM over 35 words.
+    /// A two-layer LSTM over 35 words.
     Ptb,
-    /// A generator and a discriminator of 32x32 images, both updated in a step.
+    /// A DCGAN for 32x32 images; a step updates generator and discriminator.
     Dcgan,
 }
 
-/// What is fed, by name.
+/// Feeds by name.
 pub(crate) type Feeds = Vec<(&'static str, HostTensor)>;
 
 impl Model {
@@ -40,7 +40,7 @@ impl Model {
         }
     }
 
-    /// The batch it is measured with.
+    /// The default batch size.
     pub(crate) fn batch(self) -> usize {
         match self {
             Model::Mlp | Model::Mnist | Model::Resnet32 => 128,
@@ -49,11 +49,10 @@ impl Model {
         }
     }
 
-    /// Builds the model with its training step, for batches of this size, computing in this type; returns the cost and
-    /// the step.
+    /// Builds the model and its train ops for this batch size and dtype; returns the cost and the ops.
     pub(crate) fn build(self, graph: &Graph, batch: usize, dtype: DType) -> Result<(Tensor, Op)> {
         if matches!(self, Model::Ptb | Model::Dcgan) && dtype != DType::F32 {
-            return Err(Error::argument(format!("{} is measured in f32 alone", self.name())));
+            return Err(Error::argument(format!("{} supports only --dtype f32", self.name())));
         }
         let t = &TowerContext::training(graph);
         let (cost, train) = match (Classifier::of(self), self) {
@@ -70,7 +69,7 @@ impl Model {
         Ok((cost, graph.group(&updates.iter().chain([&train]).collect::<Vec<_>>())))
     }
 
-    /// A batch that means nothing but is always the same.
+    /// A synthetic batch, always the same.
     pub(crate) fn synthetic(self, batch: usize) -> Result<Feeds> {
         let rng = CounterRng::new(0, "synthetic");
         let image = |sizes: &[usize]| {

@@ -1,4 +1,4 @@
-//! The language model: 650 numbers a word, two layers of LSTM, unrolled over 35 words.
+//! The language model: an embedding of 650 features and a two-layer LSTM, unrolled over 35 words.
 
 use tensorpack::Result;
 use tensorpack::graph::{Init, Op, Tensor, TensorSpec};
@@ -7,9 +7,9 @@ use tensorpack::optim::gradproc::GlobalNormClip;
 use tensorpack::optim::{Optimizer, Sgd, minimize};
 use tensorpack::tower::TowerContext;
 
-/// Words there are.
+/// The size of the vocabulary.
 pub(crate) const WORDS: usize = 10_000;
-/// Words in a sequence.
+/// The length of a sequence.
 pub(crate) const STEPS: usize = 35;
 const UNITS: usize = 650;
 

@@ -1,35 +1,35 @@
-//! How close kernels come to what the machine can do: the lower of its arithmetic peak and its copy bandwidth times
-//! the kernel's operations per byte, both measured in the same run.
+//! Compares kernels with the roofline: the lower of the machine's arithmetic peak and its copy
+//! bandwidth times the kernel's operations per byte, both measured in the same run.
 
 use std::fmt::Write;
 use tensorpack::Result;
 use tensorpack::runtime::cpu::{Isa, Team};
 use tensorpack::runtime::{KernelTime, Machine};
 
-/// How many kernels are shown.
+/// The number of rows in the table.
 const ROWS: usize = 30;
 
-/// Kernels of the same kind that do the same amount of work: layers alike.
-struct Alike<'a> {
+/// Kernels of the same kind and the same amount of work, as in identical layers.
+struct KernelGroup<'a> {
     first: &'a KernelTime,
     count: usize,
     seconds: f64,
 }
 
-/// Prints the kernels that take longest, by the best of their runs, those of layers alike together.
+/// Prints the kernels that take longest by their best times; kernels of identical layers share a row.
 pub(crate) fn print_table(times: &[KernelTime], threads: Option<usize>) -> Result<()> {
     let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
     let machine = Machine::measure(&mut Team::new(threads), Isa::detect());
     println!("machine: {:.0} GFLOP/s in multiply-adds, {:.1} GB/s copied", machine.gflops, machine.copy_gbs);
-    let mut groups: Vec<Alike<'_>> = Vec::new();
+    let mut groups: Vec<KernelGroup<'_>> = Vec::new();
     let kind = |t: &KernelTime| t.name.split(' ').next().map(String::from);
     for t in times.iter().filter(|t| t.runs > 0) {
-        let alike = |g: &&mut Alike<'_>| {
+        let same_work = |g: &&mut KernelGroup<'_>| {
             kind(g.first) == kind(t) && (g.first.flops, g.first.bytes) == (t.flops, t.bytes)
         };
-        match groups.iter_mut().find(alike) {
+        match groups.iter_mut().find(same_work) {
             Some(group) => (group.count, group.seconds) = (group.count + 1, group.seconds + t.best_seconds),
-            None => groups.push(Alike { first: t, count: 1, seconds: t.best_seconds }),
+            None => groups.push(KernelGroup { first: t, count: 1, seconds: t.best_seconds }),
         }
     }
     groups.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
@@ -37,7 +37,7 @@ pub(crate) fn print_table(times: &[KernelTime], threads: Option<usize>) -> Resul
     let mut table = format!("sum of best times {:.3} ms\n", total * 1e3);
     let _ =
         writeln!(table, "{:>6} {:>9} {:>9} {:>9} {:>6}  kernel", "share", "us", "GFLOP/s", "GB/s", "roof");
-    for Alike { first, count, seconds } in groups.iter().take(ROWS) {
+    for KernelGroup { first, count, seconds } in groups.iter().take(ROWS) {
         let each = seconds / *count as f64;
         let (gflops, gbs) = (first.flops / each / 1e9, first.bytes / each / 1e9);
         let roof = machine.roof_seconds(first.flops, first.bytes) / each;

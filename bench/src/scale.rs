@@ -1,4 +1,4 @@
-//! How the time of a training step grows with batch, depth and width.
+//! Scaling of the step time with batch size, depth and width.
 
 use crate::classifiers::{self, CLASSES};
 use std::time::Instant;
@@ -11,19 +11,19 @@ use tensorpack::tower::TowerContext;
 use tensorpack::{DType, HostTensor, Result};
 
 const BATCHES: [usize; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
-/// Blocks a stage: 8, 14, 20, 32, 44 and 56 layers.
+/// Blocks per stage: 8, 14, 20, 32, 44 and 56 layers.
 const BLOCKS: [usize; 6] = [1, 2, 3, 5, 7, 9];
-/// Not only powers of two: edges of vectors and tiles are where cliffs are.
+/// Not only powers of two: sizes that do not fill vectors and tiles can be much slower.
 const UNITS: [usize; 12] = [32, 64, 100, 128, 250, 256, 500, 512, 1000, 1024, 2000, 2048];
 const CHANNELS: [usize; 12] = [4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128];
-/// Times a size is measured for this long, and at least this often.
+/// Each size is measured for at least this long, and at least this many times.
 const SECONDS: f64 = 0.7;
 const STEPS: usize = 5;
 
-/// Measures all, and prints a table of each.
+/// Measures all sizes and prints one table per dimension.
 pub(crate) fn measure() -> Result<()> {
     println!(
-        "| batch | mlp: ms a step | us an example | mnist: ms | us | resnet32: ms | us |\n|--:|--:|--:|--:|--:|--:|--:|"
+        "| batch | mlp: ms per step | us per example | mnist: ms | us | resnet32: ms | us |\n|--:|--:|--:|--:|--:|--:|--:|"
     );
     for batch in BATCHES {
         let mlp = seconds(batch, &[784], |t, x| classifiers::mlp(t, x, 512))?;
@@ -32,20 +32,20 @@ pub(crate) fn measure() -> Result<()> {
         let cell = |s: f64| format!("{:.3} | {:.1}", s * 1e3, s * 1e6 / batch as f64);
         println!("| {batch} | {} | {} | {} |", cell(mlp), cell(mnist), cell(resnet));
     }
-    println!("\n| layers | ms a step of 32 images | us an image and layer |\n|--:|--:|--:|");
+    println!("\n| layers | ms per step of 32 images | us per image and layer |\n|--:|--:|--:|");
     for blocks in BLOCKS {
         let layers = 6 * blocks + 2;
         let s = seconds(32, &[32, 32, 3], |t, x| classifiers::resnet(t, x, blocks))?;
         println!("| {layers} | {:.1} | {:.1} |", s * 1e3, s * 1e6 / (32 * layers) as f64);
     }
-    println!("\n| units | ms a step of 128 rows | GFLOP/s |\n|--:|--:|--:|");
+    println!("\n| units | ms per step of 128 rows | GFLOP/s |\n|--:|--:|--:|");
     for units in UNITS {
         let s = seconds(128, &[784], |t, x| classifiers::mlp(t, x, units))?;
-        // Three products a layer, two for the first: nobody needs the gradient of the images.
+        // Three matmuls per layer; two for the first, which needs no input gradient.
         let products = 2 * 784 * units + 3 * units * units + 3 * units * CLASSES;
         println!("| {units} | {:.3} | {:.0} |", s * 1e3, (2 * 128 * products) as f64 / s * 1e-9);
     }
-    println!("\n| channels | ms a step of 32 images of 32x32 | GFLOP/s |\n|--:|--:|--:|");
+    println!("\n| channels | ms per step of 32 images of 32x32 | GFLOP/s |\n|--:|--:|--:|");
     for channels in CHANNELS {
         let s = seconds(32, &[32, 32, channels], |t, x| convolutions(t, x, channels))?;
         let products = (2 + 3 + 3) * 9 * channels * channels;
@@ -61,7 +61,7 @@ fn convolutions(t: &TowerContext, x: &Tensor, channels: usize) -> Tensor {
     Linear::new(CLASSES).apply(t, "fc", &x.global_average_pool())
 }
 
-/// The median time of a training step of a net with Adam.
+/// Measures the median time of a training step of a model with Adam.
 fn seconds(batch: usize, sizes: &[usize], net: impl Fn(&TowerContext, &Tensor) -> Tensor) -> Result<f64> {
     let graph = Graph::new();
     let t = &TowerContext::training(&graph);

@@ -1,4 +1,4 @@
-//! Runs training steps and says how long they take.
+//! Measures training steps.
 
 use crate::memory::peak_rss_mb;
 use crate::models::Model;
@@ -8,10 +8,10 @@ use tensorpack::graph::{Fetch, Graph};
 use tensorpack::runtime::{Device, IntoFetch, Session, SessionOptions};
 use tensorpack::{DType, HostTensor, Result};
 
-/// Steps before the clock starts.
+/// Warm-up steps.
 const WARM_UP: usize = 3;
 
-/// A training step with what it is fed.
+/// A training step with its feeds.
 pub(crate) struct Built {
     pub(crate) graph: Graph,
     pub(crate) cost: Fetch,
@@ -76,7 +76,7 @@ pub(crate) fn measure(args: &StepArgs, started: Instant) -> Result<()> {
         );
     } else {
         println!(
-            "{} on {}, batch {}: {ms:.3} ms a step (best {:.3}), {rate:.0} examples/s; first step after {first_step:.3} s; \
+            "{} on {}, batch {}: {ms:.3} ms per step (best {:.3}), {rate:.0} examples/s; first step after {first_step:.3} s; \
              peak {rss:.0} MB; loss {loss:.4}",
             args.model.name(),
             devices,

@@ -1,4 +1,4 @@
-//! A reference model on several devices, laid out by the trainer that users would take.
+//! A reference model on several devices, built by the synchronous trainer.
 
 use crate::classifier::Classifier;
 use crate::models::Model;
@@ -10,15 +10,15 @@ use tensorpack::runtime::Device;
 use tensorpack::train::{SingleCostTrainer, SyncMultiGpuTrainerReplicated};
 use tensorpack::{DType, Error, Result};
 
-/// A tower on each device, every one with a batch of this size.
+/// Builds a tower on each device, each with a batch of this size.
 pub(crate) fn build(model: Model, batch: usize, dtype: DType, devices: &[Device]) -> Result<Built> {
     let classifier = Classifier::of(model).ok_or_else(|| {
-        Error::argument(format!("{} is measured on one device alone", model.name()))
-            .note("on several: mlp, mnist, resnet32, resnet50")
+        Error::argument(format!("{} supports only one device", model.name()))
+            .note("mlp, mnist, resnet32 and resnet50 support several")
     })?;
     let mut trainer = SingleCostTrainer::from(SyncMultiGpuTrainerReplicated::on(devices.iter().copied()));
     let trained = classifier.clone();
-    // Only its names are used: the step is fed by hand.
+    // Only the names of its inputs are used: the step is fed directly.
     let input = FeedInput::new(FromList::new(Vec::new())).boxed();
     let signature = classifier.inputs();
     trainer.setup_graph(

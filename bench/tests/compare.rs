@@ -1,5 +1,5 @@
-//! `bench/compare --old`: two builds of `bench` against each other, here scripts that print the
-//! times the test wants.
+//! Tests `bench/compare --old`, which compares two builds of `bench`. Here the builds are scripts that
+//! print given times.
 #![cfg(unix)]
 
 use std::fs;
@@ -7,8 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A program that looks like `bench step --json`. Its n-th run reports the n-th of these times and
-/// appends its name to the file `order`.
+/// Writes a script that behaves like `bench step --json`. Its n-th run reports the n-th of these
+/// times and appends its name to the file `order`.
 fn bench_that_takes(dir: &Path, name: &str, ms: &[f64]) -> PathBuf {
     let times: Vec<String> = ms.iter().map(f64::to_string).collect();
     let (path, dir) = (dir.join(name), dir.display());
@@ -25,7 +25,7 @@ fn bench_that_takes(dir: &Path, name: &str, ms: &[f64]) -> PathBuf {
     path
 }
 
-/// The comparison's output; `None` on a machine without Python 3, which the script needs.
+/// Runs the comparison; `None` on a machine without Python 3, which the script needs.
 fn compare(new: &Path, old: &Path, options: &[&str]) -> Option<Output> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("compare");
     let mut command = Command::new("python3");
@@ -33,7 +33,7 @@ fn compare(new: &Path, old: &Path, options: &[&str]) -> Option<Output> {
     match command.arg("--new").arg(new).arg("--old").arg(old).output() {
         Ok(output) => Some(output),
         Err(_) => {
-            eprintln!("skipped: there is no python3");
+            eprintln!("skipped: python3 is not installed");
             None
         }
     }

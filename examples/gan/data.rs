@@ -1,4 +1,4 @@
-//! Digits to imitate.
+//! Training images.
 
 use super::mnist_convnet;
 use tensorpack::dataflow::DataFlow;
@@ -6,7 +6,8 @@ use tensorpack::input::{DummyConstantInput, InputSource, QueueInput};
 use tensorpack::prelude::*;
 use tensorpack::train::TrainArgs;
 
-/// Shuffled images of MNIST in batches, or of drawn digits where MNIST is not to be had; zeros with `--fake`.
+/// Returns shuffled batches of MNIST, or of generated digits if MNIST is unavailable; zeros with
+/// `--fake`.
 pub(crate) fn data(args: &TrainArgs, batch: usize) -> Result<Box<dyn InputSource>> {
     if args.fake {
         return Ok(DummyConstantInput::new([vec![batch, 28, 28]]).boxed());
@@ -19,12 +20,12 @@ pub(crate) fn data(args: &TrainArgs, batch: usize) -> Result<Box<dyn InputSource
     Ok(QueueInput::new(images.shuffle().batch(batch)).boxed())
 }
 
-/// What a batch of it is.
+/// The input signature of such a batch.
 pub(crate) fn image_spec() -> TensorSpec {
     TensorSpec::f32("image", [None, Some(28), Some(28)])
 }
 
-/// Such a batch as a generator has to make it: padded to `[batch, 32, 32, 1]`, from -1 to 1.
+/// Converts a batch to the generator's format: padded to `[batch, 32, 32, 1]`, from -1 to 1.
 pub(crate) fn real_images(image: &Tensor) -> Tensor {
     image.expand_dims(3).pad(&[0, 2, 2, 0], &[0, 2, 2, 0], &[0; 4]) * 2.0 - 1.0
 }

@@ -7,10 +7,10 @@ use super::{
 use tensorpack::prelude::*;
 use tensorpack::train::{TrainArgs, Trained};
 
-/// The length of the noise that an image is made of.
+/// The length of the noise vector.
 const Z: usize = 100;
 
-/// The model, on batches of this many images.
+/// The model, with this batch size.
 struct Dcgan {
     batch: usize,
 }
@@ -33,7 +33,7 @@ impl GanModelDesc for Dcgan {
     }
 }
 
-/// A whole run, as the command line says it; `train` says what a step is.
+/// Runs the example with these options; `train` defines the step.
 pub(crate) fn train_dcgan(
     args: &TrainArgs,
     train: impl FnOnce(GanTrainer, TrainConfig) -> Result<Trained>,

@@ -1,21 +1,22 @@
-//! A classifier of digits looks at what the generator made.
+//! Evaluates the generator's samples with a digit classifier.
 
 use super::mnist_convnet;
 use tensorpack::dataflow::DataFlow;
 use tensorpack::prelude::*;
 use tensorpack::train::{TrainArgs, Trained};
 
-/// The directory of the classifier's run.
+/// The run directory of the classifier.
 const CLASSIFIER: &str = "train_log/digit_classifier";
 const CLASSES: usize = 10;
-/// A sample counts as a digit if the classifier is as sure as this.
+/// A sample counts as a digit if the classifier's confidence is above this.
 const SURE: f64 = 0.9;
 /// A class is found if at least one sample in a hundred counts as it.
 const SHARE: usize = 100;
-/// What is asked for with `--assert`: this many classes, and more than half of the samples count.
+/// `--assert` requires this many classes, and that more than half of the samples count.
 const ENOUGH: usize = 8;
 
-/// Prints what the classifier finds in the samples of a trained generator; with `--assert`, too little is an error.
+/// Prints the classifier's evaluation of a trained generator's samples. With `--assert`, a poor
+/// result is an error.
 pub(crate) fn judge(args: &TrainArgs, trained: &Trained) -> Result<()> {
     if args.fake {
         return args.without(&["--assert"]);
@@ -29,16 +30,18 @@ pub(crate) fn judge(args: &TrainArgs, trained: &Trained) -> Result<()> {
     println!("of {of} samples {sure} are digits with confidence over {SURE}; for each digit {found:?}");
     println!("classes found: {classes} of {CLASSES}");
     if args.assert && (classes < ENOUGH || 2 * sure <= of) {
-        let why = format!("there were to be {ENOUGH} classes, and confidence over {SURE} in most samples");
+        let why = format!("fewer than {ENOUGH} classes found, or confidence over {SURE} in too few samples");
         return Err(Error::argument(why));
     }
     Ok(())
 }
 
-/// The net of `mnist_convnet`, trained for two epochs. That takes about a minute, once: the run is kept, and the next
-/// call finds it finished.
+/// Returns the model of `mnist_convnet`, trained for two epochs. The first call takes about a
+/// minute; later calls find the completed run.
 fn classifier(args: &TrainArgs) -> Result<OfflinePredictor> {
-    println!("a classifier of digits judges the samples: it is in {CLASSIFIER}, or trained now");
+    println!(
+        "evaluating the samples with the classifier in {CLASSIFIER}, which is trained first if necessary"
+    );
     let (train, ..) = mnist_convnet::data()?;
     let config = TrainConfig::new(mnist_convnet::Model, train.shuffle().batch(128))
         .callback(ModelSaver::new())
@@ -48,11 +51,11 @@ fn classifier(args: &TrainArgs) -> Result<OfflinePredictor> {
     launch_train_with_config(config, SimpleTrainer::new())?.get_predictor(&["input"], &["logits"])
 }
 
-/// How many samples `[n, 32, 32, 1]` the classifier surely takes for each digit.
+/// Counts, for each digit, the samples `[n, 32, 32, 1]` that the classifier recognises.
 fn look(classifier: &OfflinePredictor, samples: &HostTensor) -> Result<[usize; CLASSES]> {
     let pixels = samples.as_slice::<f32>()?;
     let of = samples.sizes()[0];
-    // Digits of MNIST are 28x28: the border that they were padded with goes.
+    // MNIST digits are 28x28: crop the padding.
     let inside = |image: &[f32]| image.chunks(32).skip(2).take(28).flat_map(|r| r[2..30].to_vec()).collect();
     let images: Vec<Vec<f32>> = pixels.chunks(32 * 32).map(inside).collect();
     let logits = classifier.predict(&[&HostTensor::new([of, 28, 28], images.concat())?])?.swap_remove(0);

@@ -1,18 +1,18 @@
-//! What the two players minimise.
+//! The losses of generator and discriminator.
 
 use tensorpack::prelude::*;
 
-/// A loss for each player.
+/// The losses of the two players.
 pub(crate) struct Losses {
-    /// The discriminator's.
+    /// The discriminator's loss.
     pub(crate) d_loss: Tensor,
-    /// The generator's.
+    /// The generator's loss.
     pub(crate) g_loss: Tensor,
 }
 
 impl Losses {
-    /// Of a discriminator that says whether an image is real, given its logits for real images and for fakes
-    /// (Goodfellow et al., 2014; the generator's is the one that does not saturate).
+    /// Losses from the discriminator's logits for real images and for fakes (Goodfellow et al., 2014;
+    /// the generator's is the non-saturating one).
     #[doc(alias = "build_losses")]
     pub(crate) fn cross_entropy(t: &TowerContext, real: &Tensor, fake: &Tensor) -> Losses {
         // The cross entropy of "real" is softplus(-x), that of "fake" softplus(x).
@@ -28,8 +28,9 @@ impl Losses {
         Losses { d_loss, g_loss }
     }
 
-    /// Of a critic whose outputs on real images and on fakes differ by a distance of the two, as far as its slope is
-    /// held near 1; `penalty` is for slopes that are not (Gulrajani et al., 2017).
+    /// Wasserstein losses. The difference of the critic's outputs estimates the distance between real
+    /// images and fakes if its gradient norm is near 1, which `penalty` enforces (Gulrajani et al.,
+    /// 2017).
     pub(crate) fn wasserstein(t: &TowerContext, real: &Tensor, fake: &Tensor, penalty: &Tensor) -> Losses {
         let distance = (real.mean() - fake.mean()).named("distance");
         let d_loss = (penalty - &distance).named("d_loss");

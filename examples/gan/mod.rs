@@ -1,5 +1,5 @@
-//! What the adversarial nets share: two players with a loss each, the trainer of both, nets for 32x32 digits, pictures
-//! of samples, and a classifier that judges them. See `docs/gans.md`.
+//! Shared code of the GAN examples: the model trait, the trainer, networks for 32x32 digits, sample
+//! images, and the evaluation. See `docs/gans.md`.
 
 #![allow(dead_code, unused_imports, reason = "each example uses a part of this")]
 

@@ -1,8 +1,10 @@
-//! The nets of DCGAN (Radford et al., 2015) for images of 32x32 with one channel, with an eighth of the paper's channels.
+//! The networks of DCGAN (Radford et al., 2015) for 32x32 images with one channel, with an eighth of
+//! the paper's channels.
 
 use tensorpack::prelude::*;
 
-/// Images `[batch, 32, 32, 1]` from -1 to 1 of noise `[batch, n]`. Its variables are under `gen/`.
+/// The generator: from noise `[batch, n]` to images `[batch, 32, 32, 1]` in -1 to 1. Its variables
+/// are under `gen/`.
 pub(crate) fn generator(t: &TowerContext, z: &Tensor) -> Tensor {
     let up = |channels: usize| Conv2dTranspose::new(channels, 4).no_bias().init(weights());
     let bn = BatchNorm::new().relu();
@@ -17,8 +19,9 @@ pub(crate) fn generator(t: &TowerContext, z: &Tensor) -> Tensor {
     })
 }
 
-/// One number for each of the images `[batch, 32, 32, 1]`. `norm` is what goes between the convolutions. Its variables
-/// are under `discrim/`; every call shares those of the first.
+/// The discriminator: one score for each of the images `[batch, 32, 32, 1]`. `norm` is the
+/// normalisation between the convolutions. Its variables are under `discrim/`; every call shares
+/// those of the first.
 pub(crate) fn discriminator(
     t: &TowerContext,
     images: &Tensor,
@@ -35,7 +38,7 @@ pub(crate) fn discriminator(
     })
 }
 
-/// How filters are drawn.
+/// The initialiser of filters.
 fn weights() -> Init {
     Init::Normal(0.0, 0.02)
 }

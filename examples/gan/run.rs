@@ -1,11 +1,11 @@
-//! A whole run: training, with pictures of samples, and the judgement of what was learnt.
+//! A complete run: training with sample images, then the evaluation.
 
 use super::{GanTrainer, judge, sample_grid};
 use tensorpack::prelude::*;
 use tensorpack::train::{TrainArgs, Trained};
 
-/// Trains for as many epochs of as many steps (or as the command line says), with a picture of samples after each, then
-/// has the samples judged. `train` says what a step is.
+/// Trains for this many epochs of this many steps (or as given on the command line), writes an image
+/// of samples after each, and evaluates the samples. `train` defines the step.
 pub(crate) fn run(
     args: &TrainArgs,
     gan: GanTrainer,

@@ -1,15 +1,15 @@
-//! What a generator makes, to look at.
+//! Sample images of a generator.
 
 use tensorpack::callback::DumpTensorAsImage;
 use tensorpack::prelude::*;
 
-/// How many are made.
+/// The number of samples.
 const SAMPLES: usize = 1000;
-/// How many the picture shows, in each direction.
+/// The number of rows and columns of the image.
 const SIDE: usize = 8;
 
-/// Adds `samples` to the graph: what the generator makes, in inference, of 1,000 vectors `z` that stay the same over the
-/// whole run; and `grid`, a picture of the first 64.
+/// Adds `samples` to the graph: the generator's output, in inference mode, for 1,000 vectors `z` that
+/// stay the same over the whole run; and `grid`, an image of the first 64.
 pub(crate) fn add_samples(
     graph: &Graph,
     z: Init,
@@ -27,7 +27,7 @@ pub(crate) fn add_samples(
     Ok(())
 }
 
-/// Writes the picture after every epoch, as `samples-epEPOCH.png` in the directory of the run.
+/// Writes the image after every epoch, as `samples-epEPOCH.png` in the run directory.
 pub(crate) fn sample_grid() -> impl Callback {
     DumpTensorAsImage::new("grid").prefix("samples")
 }

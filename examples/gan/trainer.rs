@@ -1,4 +1,4 @@
-//! Trains two players, on one tower or several: both in one operation, or in turn.
+//! Trains generator and discriminator on one or several towers, simultaneously or alternately.
 
 use super::GanModelDesc;
 use std::rc::Rc;
@@ -16,8 +16,8 @@ pub(crate) struct GanTrainer {
 }
 
 impl GanTrainer {
-    /// Builds the model on this many towers, each with a batch of its own. What a player learns from is the mean over
-    /// the towers; batch normalisation is each tower's own.
+    /// Builds the model on this many towers, each with its own batch. Gradients are averaged over the
+    /// towers; batch normalisation is separate in each tower.
     pub(crate) fn new(
         model: impl GanModelDesc + 'static,
         mut input: Box<dyn InputSource>,
@@ -53,21 +53,21 @@ impl GanTrainer {
         self.trainer.graph()
     }
 
-    /// A step is one operation: both players see the same batch and the same fakes, and both move from where they were
-    /// at the step's start.
+    /// A step is one operation: both players see the same batch and the same fakes, and both updates
+    /// start from the weights at the start of the step.
     #[doc(alias = "GANTrainer")]
     pub(crate) fn train_together(self, config: TrainConfig) -> Result<Trained> {
         let both = self.graph().group(&[&self.update_g, &self.update_d]);
         self.trainer.train_with_defaults(config, RunTrainOp(Fetch::from(&both)))
     }
 
-    /// A step is a run of the discriminator's update, then one of the generator's, each with a batch of its own. The
-    /// discriminator moves at every `d_period`-th step, the generator at every `g_period`-th.
+    /// A step runs the discriminator's update, then the generator's, each with its own batch. The
+    /// discriminator is updated in every `d_period`-th step, the generator in every `g_period`-th.
     #[doc(alias = "SeparateGANTrainer")]
     pub(crate) fn train_in_turn(self, config: TrainConfig, d_period: u64, g_period: u64) -> Result<Trained> {
         if d_period.min(g_period) != 1 {
             return Err(Error::argument(format!("one of the periods {d_period} and {g_period} must be 1"))
-                .note("otherwise there are steps in which nobody moves"));
+                .note("otherwise some steps would update nothing"));
         }
         let turn = |op: &Op, period| Turn { update: Fetch::from(op), period };
         let turns = InTurn([turn(&self.update_d, d_period), turn(&self.update_g, g_period)]);
@@ -75,7 +75,7 @@ impl GanTrainer {
     }
 }
 
-/// The means over all towers of what each has.
+/// Averages gradients over all towers.
 fn averaged(t: &TowerContext, gradients: Vec<Gradient>) -> Vec<Gradient> {
     let mean = |t: &TowerContext, g: Gradient| {
         let value = t.all_reduce_mean(&format!("average/{}", g.variable.name()), &g.value);
@@ -90,12 +90,13 @@ struct Turn {
     period: u64,
 }
 
-/// The players one after the other.
+/// Updates the players one after the other.
 struct InTurn([Turn; 2]);
 
 impl Iteration for InTurn {
     fn run_step(&mut self, cx: &mut StepCx<'_>) -> Result<()> {
-        // Steps, not runs, are counted: with a period of 5 there are five steps of the other player to one of this.
+        // Periods count steps, not runs: with a period of 5 the other player is updated five times as
+        // often.
         let step = cx.global_step + 1;
         for turn in self.0.iter().filter(|turn| step.is_multiple_of(turn.period)) {
             cx.run(&turn.update)?;
@@ -104,11 +105,11 @@ impl Iteration for InTurn {
     }
 }
 
-/// How many towers the command line asks for.
+/// The number of towers given on the command line.
 pub(crate) fn towers(args: &TrainArgs) -> Result<usize> {
     match args.trainer.as_deref() {
         None | Some("simple" | "queue" | "sync-ps" | "sync-replicated") => Ok(args.towers()),
-        Some(other) => Err(Error::argument(format!("two players are not trained by {other:?}"))
+        Some(other) => Err(Error::argument(format!("the trainer {other:?} does not support GANs"))
             .note("use simple, queue, sync-ps or sync-replicated")),
     }
 }

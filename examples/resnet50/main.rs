@@ -1,10 +1,13 @@
-//! ResNet-50 on ImageNet (He et al., 2015; v1.5), at a total batch of 256, with the schedule of Goyal et al., 2017.
+//! ResNet-50 v1.5 on ImageNet (He et al., 2015), with a total batch of 256 and the schedule of Goyal et
+//! al., 2017.
 //!
-//! `cargo run --release --example resnet50 -- --fake` trains on constant images, 20 steps of 8 images on every tower,
-//! and prints how many images a second that is. The cost falls below 1; with `--assert` it fails if it does not.
+//! `cargo run --release --example resnet50 -- --fake` trains on constant images, 20 steps of 8 images on
+//! every tower, and prints the images per second. The cost falls below 1; with `--assert` it fails
+//! otherwise.
 //!
-//! `--data DIR` trains on ImageNet as it is unpacked, `DIR/train/n01440764/*.JPEG` and `DIR/val`, for 105 epochs. That
-//! is for accelerators; the original reports 23.6 % top-1 error, which `--assert` checks to half a percent.
+//! `--data DIR` trains on unpacked ImageNet, `DIR/train/n01440764/*.JPEG` and `DIR/val`, for 105 epochs.
+//! This needs accelerators; the original reports 23.6 % top-1 error, which `--assert` checks to half a
+//! percent.
 
 mod net;
 
@@ -19,9 +22,9 @@ use tensorpack::input::DummyConstantInput;
 use tensorpack::prelude::*;
 use tensorpack::train::TrainArgs;
 
-/// Over all towers.
+/// The batch size over all towers.
 const TOTAL_BATCH: usize = 256;
-/// Of fake data, on every tower.
+/// The batch size of fake data on every tower.
 const FAKE_BATCH: usize = 8;
 const SIDE: usize = 224;
 
@@ -54,7 +57,7 @@ impl ModelDesc for Model {
     }
 }
 
-/// With mean 0 and deviation 1 of red, green and blue.
+/// Normalises red, green and blue to mean 0 and standard deviation 1.
 fn normalized(images: &Tensor) -> Tensor {
     let x = images.cast(DType::F32) / 255.0;
     let rgb = |values: [f64; 3]| {
@@ -64,7 +67,7 @@ fn normalized(images: &Tensor) -> Tensor {
     (x - rgb([0.485, 0.456, 0.406])) / rgb([0.229, 0.224, 0.225])
 }
 
-/// Random crops of training images, in random light and colours, in batches.
+/// Batches of training images with random crops, lighting and colours.
 fn training_data(root: &str, batch: usize) -> Result<Flow> {
     let crop = RandomResizedCrop::new(SIDE).interpolation(Interpolation::Cubic);
     // The principal components of ImageNet's colours (Krizhevsky et al., 2012).
@@ -83,7 +86,7 @@ fn training_data(root: &str, batch: usize) -> Result<Flow> {
     Ok(data.batch(batch).prefetch(4).into_flow())
 }
 
-/// The middle of validation images, in batches.
+/// Batches of center-cropped validation images.
 fn validation_data(root: &str) -> Result<Flow> {
     let middle = AugmentorList::new()
         .then(ResizeShortestEdge::new(256).interpolation(Interpolation::Cubic))
@@ -102,10 +105,10 @@ fn workers() -> usize {
 fn train_on_images(args: &TrainArgs, root: &str) -> Result<()> {
     let towers = args.towers();
     if !TOTAL_BATCH.is_multiple_of(towers) {
-        return Err(Error::argument(format!("{towers} towers cannot share a batch of {TOTAL_BATCH}")));
+        return Err(Error::argument(format!("{towers} towers do not divide a batch of {TOTAL_BATCH}")));
     }
     let data = training_data(root, TOTAL_BATCH / towers)?;
-    // Batches are those of one tower.
+    // A step reads one batch per tower.
     let steps = data.size().map_or(0, |batches| batches / towers as u64).max(1);
     let later = [(30, 1e-2), (60, 1e-3), (90, 1e-4), (100, 1e-5)];
     let rate = Schedule::piecewise(0.1, later.map(|(epoch, rate)| (epoch * steps, rate)));
@@ -122,7 +125,7 @@ fn train_on_images(args: &TrainArgs, root: &str) -> Result<()> {
     let error = error.ok_or_else(|| Error::argument("no epoch was trained"))?;
     println!("top-1 error {:.2} %", 100.0 * error);
     if args.assert && error > 0.241 {
-        return Err(Error::argument("the error was to be at most 24.1 %"));
+        return Err(Error::argument("the top-1 error is above 24.1 %"));
     }
     Ok(())
 }
@@ -141,7 +144,7 @@ fn train_on_nothing(args: &TrainArgs) -> Result<()> {
     println!("{:.1} images/s", latest("Throughput (samples/sec)")?);
     let cost = latest("cross_entropy_loss")?;
     if args.assert && cost > 1.0 {
-        return Err(Error::argument(format!("the cost was to fall below 1, and is {cost:.3}")));
+        return Err(Error::argument(format!("the cost is {cost:.3}, not below 1")));
     }
     Ok(())
 }
@@ -151,7 +154,7 @@ fn train_on_nothing(args: &TrainArgs) -> Result<()> {
 struct Args {
     #[command(flatten)]
     train: TrainArgs,
-    /// The folder of ImageNet.
+    /// The ImageNet directory.
     #[arg(long, value_name = "DIR")]
     data: Option<String>,
 }
@@ -162,6 +165,6 @@ fn main() -> Result<()> {
     match (data, args.fake) {
         (Some(root), false) => train_on_images(&args, &root),
         (None, true) => train_on_nothing(&args),
-        _ => Err(Error::argument("give one of --fake and --data DIR, where ImageNet is")),
+        _ => Err(Error::argument("give either --fake, or --data DIR with the ImageNet directory")),
     }
 }

@@ -1,13 +1,13 @@
-//! The residual net of 50 layers for 224x224 images (He et al., 2015), with the stride of a block on its 3x3
-//! convolution ("v1.5").
+//! ResNet-50 for 224x224 images (He et al., 2015), with the stride of a block on its 3x3 convolution
+//! ("v1.5").
 
 use tensorpack::graph::Fan;
 use tensorpack::prelude::*;
 
-/// How many classes ImageNet has.
+/// The number of ImageNet classes.
 pub(crate) const CLASSES: usize = 1000;
 
-/// From images `[batch, 224, 224, 3]` to logits.
+/// Maps images `[batch, 224, 224, 3]` to logits.
 pub(crate) fn resnet50(t: &TowerContext, images: &Tensor) -> Tensor {
     let norm = BatchNorm::new().relu();
     let x = norm.apply(t, "bn0", &conv(64, 7, 2).apply(t, "conv0", images));
@@ -22,14 +22,15 @@ pub(crate) fn resnet50(t: &TowerContext, images: &Tensor) -> Tensor {
     fc.apply(t, "linear", &x.global_average_pool())
 }
 
-/// To `width` channels, 3x3, to four times as many, and around them a shortcut. The first block of a stage changes the
-/// number of channels and, but for the first stage, halves the sides.
+/// A bottleneck block: 1x1 to `width` channels, 3x3, 1x1 to four times as many, with a shortcut. The
+/// first block of a stage changes the number of channels and, except in the first stage, halves the
+/// image size.
 fn bottleneck(t: &TowerContext, x: &Tensor, width: usize, stage: usize, i: usize) -> Tensor {
     let stride = if stage > 0 && i == 0 { 2 } else { 1 };
     let norm = BatchNorm::new();
     let y = norm.clone().relu().apply(t, "bn1", &conv(width, 1, 1).apply(t, "conv1", x));
     let y = norm.clone().relu().apply(t, "bn2", &conv(width, 3, stride).apply(t, "conv2", &y));
-    // The block begins as its shortcut alone.
+    // With a zero scale the block starts as its shortcut.
     let y = norm.clone().gamma(Init::zeros()).apply(t, "bn3", &conv(4 * width, 1, 1).apply(t, "conv3", &y));
     let shortcut = match i {
         0 => norm.apply(t, "bn_shortcut", &conv(4 * width, 1, stride).apply(t, "conv_shortcut", x)),
