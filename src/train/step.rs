@@ -59,15 +59,15 @@ pub struct StepCx<'a> {
     pub(super) nan_policy: NanPolicy,
     /// Logged with the first batch.
     pub(super) summary: &'a mut Option<BatchSummary>,
-    /// Counted runs of this step so far.
+    /// Hooked runs of this step so far.
     pub(super) runs: u32,
     /// Runs of any kind after which this step cannot be taken back.
     pub(super) runs_done: u32,
 }
 
 impl StepCx<'_> {
-    /// A counted run: callbacks see it, it draws a batch if it depends on the input, and it advances random operations.
-    /// Returns the value of what was run, if it is a tensor. The first counted run of a step also computes what callbacks
+    /// A hooked run: callbacks see it, it draws a batch if it depends on the input, and it advances random operations.
+    /// Returns the value of what was run, if it is a tensor. The first hooked run of a step also computes what callbacks
     /// fetch and run along.
     ///
     /// On an accelerator a run whose values nobody needs at once stays in flight, and is collected after the next one
@@ -106,7 +106,7 @@ impl StepCx<'_> {
         self.finish_run(id, ran)
     }
 
-    /// A counted run that another thread executes: `by` receives the job, has it run, and returns its program with the
+    /// A hooked run that another thread executes: `by` receives the job, has it run, and returns its program with the
     /// outcome.
     pub(super) fn run_by(
         &mut self,
@@ -139,7 +139,7 @@ impl StepCx<'_> {
         self.plan.find(self.state.session.graph(), what, self.runs == 1)
     }
 
-    /// Handles the outcome of a counted run.
+    /// Handles the outcome of a hooked run.
     fn finish_run(&mut self, id: RunId, ran: Result<()>) -> Result<&[HostTensor]> {
         let step = self.state.progress.global_step + 1;
         match ran {
