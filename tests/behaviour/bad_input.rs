@@ -320,13 +320,14 @@ fn a_variable_made_twice() {
         })
     };
     let e = twice([2, 3], false);
-    assert_eq!((e.kind(), e.message()), (ErrorKind::Name, "fc/Variable: the variable fc/W exists already"));
-    assert!(e.to_string().contains("it was made at ") && e.to_string().contains("bad_input.rs"), "{e}");
+    assert_eq!(e.kind(), ErrorKind::Name, "{e}");
+    assert!(e.message().contains("fc/W already exists"), "{e}");
+    assert!(e.to_string().contains("bad_input.rs"), "{e}");
     assert!(e.to_string().ends_with("to share it, open the scope with reuse"), "{e}");
     for reuse in [false, true] {
         let e = twice([3, 2], reuse);
         assert_eq!(e.kind(), ErrorKind::Shape);
-        assert_eq!(e.message(), "fc/Variable: the variable fc/W is f32[2, 3], but f32[3, 2] was asked for");
+        assert!(e.message().contains("fc/W is f32[2, 3], but f32[3, 2]"), "{e}");
     }
 }
 
@@ -439,7 +440,10 @@ fn reading_and_writing_variables() {
     let wrong = t.variable(VariableSpec::new("v", [2]));
     assert_eq!(w.assign(&wrong).id(), None);
     let e = g.freeze().unwrap_err();
-    assert_eq!(e.message(), "Assign: f32[2] cannot become the value of w, which is f32[2, 3]");
+    assert!(
+        e.message().starts_with("Assign: f32[2] ") && e.message().contains("w, which is f32[2, 3]"),
+        "{e}"
+    );
 
     let g = Graph::new();
     TowerContext::training(&g).variable(VariableSpec::new("w", [2, 3]).init(Init::ones()));
