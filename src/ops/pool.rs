@@ -1,4 +1,4 @@
-//! Maxima and averages over windows of images `[batch, height, width, channels]`.
+//! Max and average pooling of images `[batch, height, width, channels]`.
 
 use super::{Layout, Padding, Window, composed, same_spec};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
@@ -9,21 +9,21 @@ use std::panic::Location;
 use tensorpack_kernels as kernels;
 use tensorpack_tensor::{DType, Error, Result};
 
-/// Window, stride and padding of pooling.
+/// Window, stride, padding and layout of pooling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PoolOptions {
     /// The window's height and width.
     pub window: [usize; 2],
-    /// How far it moves.
+    /// The stride of the window.
     pub stride: [usize; 2],
-    /// What surrounds the image; padding never takes part in a maximum or an average.
+    /// Padding around the image; it never contributes to a maximum or an average.
     pub padding: Padding,
-    /// The order of the image's dims, and of the result's.
+    /// The order of dims of the input and the output.
     pub layout: Layout,
 }
 
 impl PoolOptions {
-    /// A square window that moves by its own size.
+    /// Creates a square window with a stride of its own size.
     pub fn square(size: usize) -> PoolOptions {
         PoolOptions { window: [size; 2], stride: [size; 2], padding: Padding::Valid, layout: Layout::Nhwc }
     }
@@ -36,18 +36,18 @@ impl PoolOptions {
         super::float_input(x)?;
         if x.shape.rank() != 4 {
             return Err(Error::shape(format!(
-                "takes images [batch, height, width, channels], not {}",
+                "expected images [batch, height, width, channels], got {}",
                 x.shape
             )));
         }
         if self.window[0].saturating_mul(self.window[1]) > 256 {
-            return Err(Error::argument(format!("a window of {:?} has more than 256 places", self.window)));
+            return Err(Error::argument(format!("a window of {:?} has more than 256 elements", self.window)));
         }
         if let Padding::Explicit(around) = self.padding
             && (0..2).any(|i| around[i].iter().any(|&p| p >= self.window[i]))
         {
             return Err(Error::argument(format!(
-                "padding {around:?} is not less than the window {:?}: some windows would hold padding alone",
+                "padding {around:?} must be less than the window {:?}, or some windows would contain only padding",
                 self.window
             )));
         }
@@ -69,8 +69,8 @@ impl PoolOptions {
     }
 }
 
-/// Pooling and its gradients: `MaxGrad` takes (dy, places, x for its shape), `MaxPick` (x, places), `AverageGrad`
-/// (dy, x for its shape).
+/// Pooling and its gradients. `MaxGrad` takes (dy, indices, x for its shape), `MaxPick` (x,
+/// indices), `AverageGrad` (dy, x for its shape).
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Pool {
     kind: PoolKind,
@@ -119,7 +119,7 @@ impl OpDef for Pool {
                 same_spec(dy, &self.options.infer(x)?)?;
                 Ok(vec![x.clone()])
             }
-            _ => Err(Error::argument(format!("does not take {} inputs", inputs.len()))),
+            _ => Err(Error::argument(format!("{} inputs are not supported", inputs.len()))),
         }
     }
 
@@ -162,7 +162,7 @@ impl OpDef for Pool {
         };
         let ([height, width], slide) = (self.options.window, self.options.slide());
         let pad = slide.pad_low([x[1], x[2]], self.options.window)?;
-        // Where in the image a place in the window of an output lies, unless that is in the
+        // Maps an element of an output's window to its position in the image; `None` in the
         // padding.
         let at = |o: &[usize], place: usize| {
             let row = slide.position(0, o[1], place / width, pad[0], x[1])?;
@@ -211,19 +211,19 @@ impl OpDef for Pool {
 }
 
 impl Tensor {
-    /// The maxima over windows of `size` by `size` that do not overlap.
+    /// Max pooling over non-overlapping windows of `size` by `size`.
     #[track_caller]
     pub fn max_pool(&self, size: usize) -> Tensor {
         self.max_pool_with(PoolOptions::square(size))
     }
 
-    /// The maxima over windows.
+    /// Max pooling.
     #[track_caller]
     pub fn max_pool_with(&self, options: PoolOptions) -> Tensor {
         self.pool(PoolKind::Max, options)
     }
 
-    /// The averages over windows.
+    /// Average pooling.
     #[track_caller]
     pub fn average_pool_with(&self, options: PoolOptions) -> Tensor {
         self.pool(PoolKind::Average, options)
@@ -236,32 +236,32 @@ impl Tensor {
         options.layout.from_nhwc(&y)
     }
 
-    /// The averages over windows of `size` by `size` that do not overlap.
+    /// Average pooling over non-overlapping windows of `size` by `size`.
     #[track_caller]
     pub fn average_pool(&self, size: usize) -> Tensor {
         self.average_pool_with(PoolOptions::square(size))
     }
 
-    /// The average of every channel of every image: `[batch, channels]`.
+    /// Averages every channel of every image: `[batch, channels]`.
     #[track_caller]
     #[doc(alias = "GlobalAvgPooling")]
     pub fn global_average_pool(&self) -> Tensor {
         self.global_average_pool_in(Layout::Nhwc)
     }
 
-    /// The average of every channel of every image of this layout.
+    /// Averages every channel of every image of this layout.
     #[track_caller]
     pub fn global_average_pool_in(&self, layout: Layout) -> Tensor {
         self.global("GlobalAveragePool", layout, |x, axes| x.mean_axes(axes))
     }
 
-    /// The largest element of every channel of every image: `[batch, channels]`.
+    /// Returns the maximum of every channel of every image: `[batch, channels]`.
     #[track_caller]
     pub fn global_max_pool(&self) -> Tensor {
         self.global_max_pool_in(Layout::Nhwc)
     }
 
-    /// The largest element of every channel of every image of this layout.
+    /// Returns the maximum of every channel of every image of this layout.
     #[track_caller]
     pub fn global_max_pool_in(&self, layout: Layout) -> Tensor {
         self.global("GlobalMaxPool", layout, |x, axes| x.max_axes(axes))
@@ -275,7 +275,7 @@ impl Tensor {
                 Layout::Nhwc => reduce(self, &[1, 2]),
                 Layout::Nchw => reduce(self, &[2, 3]),
             }),
-            _ => self.fail(name, Error::shape(format!("takes images, not {}", self.shape()))),
+            _ => self.fail(name, Error::shape(format!("expected images, got {}", self.shape()))),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Images of another size. Pixels are areas: the centre of the first is half a pixel from the edge, before and after.
+//! Image resizing. Pixels are areas: the centre of the first pixel is half a pixel from the edge,
+//! in the input and in the output (`align_corners = false`).
 
 use super::composed;
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
@@ -8,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_tensor::{DType, Error, HostTensor, Result};
 
-/// Where along an axis of the input the samples of the output lie: constants, known once the axis's size is.
+/// The sampling positions of the output along an axis of the input: constants, known once the
+/// axis's size is.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct SamplePlaces {
     axis: usize,
@@ -18,23 +20,23 @@ struct SamplePlaces {
 }
 crate::exported!(SamplePlaces, 1..=1);
 
-/// The most pixels along an axis.
-const LARGEST: usize = 1 << 24;
+/// The maximum number of pixels along an axis.
+const MAX_PIXELS: usize = 1 << 24;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum Place {
-    /// The pixel the sample lies in.
+    /// The pixel that contains the sample.
     Nearest,
-    /// The last pixel whose centre is not after the sample, or the first.
+    /// The last pixel whose centre is not after the sample, or the first pixel.
     Before,
-    /// The next, or the last.
+    /// The pixel after that, or the last pixel.
     After,
-    /// How far the sample is from the one towards the other, from 0 to 1.
+    /// The interpolation weight between the two, from 0 to 1.
     Between,
 }
 
 impl Place {
-    /// For sample `i` of `to`, of `from` pixels.
+    /// Returns the value for sample `i` of `to`, in an axis of `from` pixels.
     fn of(self, i: usize, from: usize, to: usize) -> f64 {
         let last = from as f64 - 1.0;
         let edge = (i as f64 + 0.5) * from as f64 / to as f64;
@@ -55,8 +57,8 @@ impl OpDef for SamplePlaces {
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         super::axis_of(&inputs[0].shape, self.axis)?;
-        if self.to > LARGEST {
-            return Err(Error::argument(format!("{} pixels are more than {LARGEST}", self.to)));
+        if self.to > MAX_PIXELS {
+            return Err(Error::argument(format!("{} pixels exceed the maximum of {MAX_PIXELS}", self.to)));
         }
         if self.to > 0 && inputs[0].shape[self.axis].known() == Some(0) {
             return Err(Error::shape(format!("{} has no pixels to resize", inputs[0].shape)));
@@ -85,7 +87,8 @@ impl OpDef for SamplePlaces {
 }
 
 impl Tensor {
-    /// Images `[batch, height, width, channels]` of this height and width, every pixel that of the input it lies in.
+    /// Resizes images `[batch, height, width, channels]` to this height and width by
+    /// nearest-neighbour sampling.
     #[track_caller]
     pub fn resize_nearest(&self, size: [usize; 2]) -> Tensor {
         self.resized("ResizeNearest", Location::caller(), size, |x, axis, to| {
@@ -93,8 +96,8 @@ impl Tensor {
         })
     }
 
-    /// Images `[batch, height, width, channels]` of this height and width, every pixel interpolated linearly between
-    /// the four nearest of the input.
+    /// Resizes images `[batch, height, width, channels]` to this height and width by bilinear
+    /// interpolation.
     #[track_caller]
     #[doc(alias = "interpolate")]
     pub fn resize_bilinear(&self, size: [usize; 2]) -> Tensor {
@@ -107,7 +110,7 @@ impl Tensor {
         })
     }
 
-    /// One axis after the other.
+    /// Resizes one axis after the other.
     #[track_caller]
     fn resized(
         &self,
@@ -120,8 +123,8 @@ impl Tensor {
             return self.clone();
         }
         if self.rank() != 4 || !self.dtype().is_float() {
-            let why = "takes images [batch, height, width, channels] of floating point elements";
-            let found = format!("{why}, not {}{}", self.dtype(), self.shape());
+            let why = "expected images [batch, height, width, channels] of floating-point elements";
+            let found = format!("{why}, got {}{}", self.dtype(), self.shape());
             return self.fail(name, Error::shape(found));
         }
         composed(self, name, caller, || along(&along(self, 1, size[0]), 2, size[1]))
