@@ -149,18 +149,18 @@ impl Graph {
     #[track_caller]
     #[doc(alias = "ConcatWith")]
     pub fn concat(&self, parts: &[impl Borrow<Tensor>], axis: isize) -> Tensor {
-        self.joined("Concat", parts.iter().map(|p| p.borrow().clone()).collect(), axis, 0)
+        self.concat_parts("Concat", parts.iter().map(|p| p.borrow().clone()).collect(), axis, 0)
     }
 
     /// Stacks tensors of one shape along a new axis.
     #[track_caller]
     pub fn stack(&self, parts: &[impl Borrow<Tensor>], axis: isize) -> Tensor {
-        self.joined("Stack", parts.iter().map(|p| p.borrow().clone()).collect(), axis, 1)
+        self.concat_parts("Stack", parts.iter().map(|p| p.borrow().clone()).collect(), axis, 1)
     }
 
     /// Concatenates `parts` along `axis`, after inserting `new` dims of size 1 there.
     #[track_caller]
-    fn joined(&self, name: &str, parts: Vec<Tensor>, axis: isize, new: usize) -> Tensor {
+    fn concat_parts(&self, name: &str, parts: Vec<Tensor>, axis: isize, new: usize) -> Tensor {
         let Some(first) = parts.first() else {
             self.record(name, &[], Error::argument("the list of tensors is empty"));
             return Tensor::poison(self);
@@ -220,8 +220,8 @@ mod tests {
             g.freeze().unwrap_err().message().to_string()
         };
         assert!(message(|g, _| drop(g.concat(&[] as &[Tensor], 0))).contains("is empty"));
-        let said = message(|g, x| drop(g.concat(x, 0)));
-        assert!(said.contains("[2, 3] and [4, 5] cannot be concatenated along axis 0"), "{said}");
+        let text = message(|g, x| drop(g.concat(x, 0)));
+        assert!(text.contains("[2, 3] and [4, 5] cannot be concatenated along axis 0"), "{text}");
         assert!(message(|g, x| drop(g.concat(x, 2))).contains("axis 2 is out of range"));
     }
 }

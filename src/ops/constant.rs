@@ -103,11 +103,11 @@ impl Tensor {
         if self.is_poison() {
             return self.clone();
         }
-        let (dtype, most) = (self.dtype(), 2f64.powi(63));
+        let (dtype, limit) = (self.dtype(), 2f64.powi(63));
         let fits = match dtype {
             DType::I32 => f64::from(value as i32) == value,
             DType::U8 => f64::from(value as u8) == value,
-            DType::I64 => value.trunc() == value && (-most..most).contains(&value),
+            DType::I64 => value.trunc() == value && (-limit..limit).contains(&value),
             _ => true,
         };
         if !fits {

@@ -129,12 +129,12 @@ impl Labelled {
     /// Returns the view as an operand of a matrix product, `[batch, rows, columns]`, or transposed
     /// (true) if that is its memory layout.
     fn matrix(&self, cx: &mut LowerCx<'_>, batch: &[char], rows: &[char], columns: &[char]) -> (View, bool) {
-        let straight = self.ordered(&[batch, rows, columns].concat());
-        let turned = self.ordered(&[batch, columns, rows].concat());
+        let plain = self.ordered(&[batch, rows, columns].concat());
+        let transposed = self.ordered(&[batch, columns, rows].concat());
         let sizes = [batch, rows, columns].map(|l| self.count(l));
-        match !straight.is_dense() && turned.is_dense() {
-            true => (cx.reshape(&turned, &[sizes[0], sizes[2], sizes[1]]), true),
-            false => (cx.reshape(&straight, &sizes), false),
+        match !plain.is_dense() && transposed.is_dense() {
+            true => (cx.reshape(&transposed, &[sizes[0], sizes[2], sizes[1]]), true),
+            false => (cx.reshape(&plain, &sizes), false),
         }
     }
 }
@@ -263,9 +263,9 @@ impl OpDef for Einsum {
         }
         let mut sums = Sums::new(cx.output_dtype(0), cx.output_sizes(0));
         for index in Indices::new(&letters.iter().map(|(_, n)| *n).collect::<Vec<_>>()) {
-            let place =
+            let index_of =
                 |c: &char| letters.iter().zip(&index).find(|((l, _), _)| l == c).map_or(0, |(_, &i)| i);
-            let at = |labels: &[char]| labels.iter().map(place).collect::<Vec<usize>>();
+            let at = |labels: &[char]| labels.iter().map(index_of).collect::<Vec<usize>>();
             let factors = self.inputs.iter().enumerate().map(|(i, labels)| cx.input(i).float(&at(labels)));
             sums.add(&at(&self.output), Scalar::Float(factors.product()));
         }
@@ -355,7 +355,7 @@ mod tests {
             let _ = g.einsum(equation, &[&a, &a]);
             g.freeze().unwrap_err().message().to_string()
         };
-        for (equation, said) in [
+        for (equation, expected) in [
             ("ij,jk", "the output is missing"),
             ("ij->i", "there are 1 inputs, but 2 tensors"),
             ("i.,ij->i", "'.' is not a letter"),
@@ -365,7 +365,7 @@ mod tests {
             ("ijk,jk->ik", "\"ijk\" do not match the dims of [2, 3]"),
         ] {
             let found = message(equation);
-            assert!(found.contains(said), "{equation}: {found}");
+            assert!(found.contains(expected), "{equation}: {found}");
         }
     }
 }

@@ -214,13 +214,13 @@ impl OpDef for ScatterAdd {
 fn check_rows(indices: &Array, rows: usize) -> Result<()> {
     let outside = |v: &Scalar| usize::try_from(v.as_i64()).map_or(true, |row| row >= rows);
     match indices.values().enumerate().find(|(_, v)| outside(v)) {
-        Some((place, v)) => {
+        Some((position, v)) => {
             let index = v.as_i64();
             let what = match rows {
                 0 => "and there are no rows at all".to_string(),
                 _ => format!("which is outside 0..{rows}"),
             };
-            Err(Error::argument(format!("element {place} of the indices is {index}, {what}")))
+            Err(Error::argument(format!("element {position} of the indices is {index}, {what}")))
         }
         None => Ok(()),
     }

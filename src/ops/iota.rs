@@ -83,8 +83,8 @@ mod tests {
             let rank = draw.between(1, 3);
             let (sizes, axis) = (draw.sizes(rank), draw.below(rank) as isize);
             Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| {
-                let places = x[0].iota_like(axis, x[0].dtype());
-                vec![(&x[0] * places).square()]
+                let index = x[0].iota_like(axis, x[0].dtype());
+                vec![(&x[0] * index).square()]
             })
         })
         .empty("x.iota_like(1, I32)", "[0, 3]", "empty [0, 3]", |x| x[0].iota_like(1, DType::I32))

@@ -37,8 +37,8 @@ impl OpDef for OneHot {
         column[out.len() - 1] = 1;
         let labels = cx.reshape(&labels, &column);
         Ok(vec![cx.map(&[&labels], |e, r| {
-            let place = e.index(out.len() - 1, Class::I64);
-            let hit = e.binary(Binary::Eq, r[0], place);
+            let index = e.index(out.len() - 1, Class::I64);
+            let hit = e.binary(Binary::Eq, r[0], index);
             e.cast(Class::of(self.dtype), hit)
         })])
     }

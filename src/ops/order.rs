@@ -58,7 +58,7 @@ impl OpDef for Order {
         let (x, mut y) = (cx.input(0), Array::zeros(DType::I64, cx.output_sizes(0)));
         let (outer, last) = x.sizes().split_at(x.sizes().len() - 1);
         for row in Indices::new(outer) {
-            let value = |place: usize| x.at(&[&row[..], &[place]].concat());
+            let value = |index: usize| x.at(&[&row[..], &[index]].concat());
             let mut indices: Vec<usize> = (0..last[0]).collect();
             // A stable sort keeps the order of equal elements.
             indices.sort_by(|&a, &b| {
@@ -71,8 +71,8 @@ impl OpDef for Order {
                 };
                 if self.descending { order.reverse() } else { order }
             });
-            for (k, &place) in indices.iter().take(self.take.unwrap_or(last[0])).enumerate() {
-                y.set(&[&row[..], &[k]].concat(), Scalar::Int(place as i64));
+            for (k, &index) in indices.iter().take(self.take.unwrap_or(last[0])).enumerate() {
+                y.set(&[&row[..], &[k]].concat(), Scalar::Int(index as i64));
             }
         }
         Ok(vec![y])

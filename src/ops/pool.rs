@@ -96,23 +96,23 @@ impl OpDef for Pool {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        let with_places = |x: &Spec| {
+        let with_indices = |x: &Spec| {
             let y = self.options.infer(x)?;
-            let places = Spec { dtype: DType::U8, shape: y.shape.clone() };
-            Ok::<[Spec; 2], Error>([y, places])
+            let indices = Spec { dtype: DType::U8, shape: y.shape.clone() };
+            Ok::<[Spec; 2], Error>([y, indices])
         };
         match (self.kind, inputs) {
-            (PoolKind::Max, [x]) => Ok(with_places(x)?.into()),
+            (PoolKind::Max, [x]) => Ok(with_indices(x)?.into()),
             (PoolKind::Average, [x]) => Ok(vec![self.options.infer(x)?]),
             (PoolKind::MaxPick, [x, at]) => {
-                let [y, places] = with_places(x)?;
-                same_spec(at, &places)?;
+                let [y, indices] = with_indices(x)?;
+                same_spec(at, &indices)?;
                 Ok(vec![y])
             }
             (PoolKind::MaxGrad, [dy, at, x]) => {
-                let [y, places] = with_places(x)?;
+                let [y, indices] = with_indices(x)?;
                 same_spec(dy, &y)?;
-                same_spec(at, &places)?;
+                same_spec(at, &indices)?;
                 Ok(vec![x.clone()])
             }
             (PoolKind::AverageGrad, [dy, x]) => {
@@ -164,47 +164,49 @@ impl OpDef for Pool {
         let pad = slide.pad_low([x[1], x[2]], self.options.window)?;
         // Maps an element of an output's window to its position in the image; `None` in the
         // padding.
-        let at = |o: &[usize], place: usize| {
-            let row = slide.position(0, o[1], place / width, pad[0], x[1])?;
-            Some([o[0], row, slide.position(1, o[2], place % width, pad[1], x[2])?, o[3]])
+        let at = |o: &[usize], tap: usize| {
+            let row = slide.position(0, o[1], tap / width, pad[0], x[1])?;
+            Some([o[0], row, slide.position(1, o[2], tap % width, pad[1], x[2])?, o[3]])
         };
         let mut largest = Array::zeros(first.dtype(), y);
-        let mut places = Array::zeros(DType::U8, y);
+        let mut indices = Array::zeros(DType::U8, y);
         let mut sums = Sums::new(first.dtype(), out);
         for o in Indices::new(y) {
-            let real: Vec<usize> = (0..height * width).filter(|&place| at(&o, place).is_some()).collect();
-            let named = |i: usize| at(&o, cx.input(i).int(&o) as usize);
-            let value = |place: usize| at(&o, place).map_or(0.0, |i| first.float(&i));
+            let inside: Vec<usize> = (0..height * width).filter(|&tap| at(&o, tap).is_some()).collect();
+            let max_position = |i: usize| at(&o, cx.input(i).int(&o) as usize);
+            let value = |tap: usize| at(&o, tap).map_or(0.0, |i| first.float(&i));
             match self.kind {
                 PoolKind::Max => {
-                    let (mut best, mut place) = (f64::NEG_INFINITY, 0);
-                    for (k, &p) in real.iter().enumerate() {
+                    let (mut best, mut tap) = (f64::NEG_INFINITY, 0);
+                    for (k, &p) in inside.iter().enumerate() {
                         let v = value(p);
                         if k == 0 || v > best || (v.is_nan() && !best.is_nan()) {
-                            (best, place) = (v, p);
+                            (best, tap) = (v, p);
                         }
                     }
                     largest.set(&o, Scalar::Float(best));
-                    places.set(&o, Scalar::Int(place as i64));
+                    indices.set(&o, Scalar::Int(tap as i64));
                 }
-                PoolKind::MaxPick => sums.add(&o, Scalar::Float(named(1).map_or(0.0, |i| first.float(&i)))),
+                PoolKind::MaxPick => {
+                    sums.add(&o, Scalar::Float(max_position(1).map_or(0.0, |i| first.float(&i))))
+                }
                 PoolKind::MaxGrad => {
-                    if let Some(i) = named(1) {
+                    if let Some(i) = max_position(1) {
                         sums.add(&i, first.at(&o));
                     }
                 }
                 PoolKind::Average => {
-                    let n = real.len().max(1) as f64;
-                    real.iter().for_each(|&place| sums.add(&o, Scalar::Float(value(place) / n)));
+                    let n = inside.len().max(1) as f64;
+                    inside.iter().for_each(|&tap| sums.add(&o, Scalar::Float(value(tap) / n)));
                 }
                 PoolKind::AverageGrad => {
-                    let share = first.float(&o) / real.len().max(1) as f64;
-                    real.iter().filter_map(|&p| at(&o, p)).for_each(|i| sums.add(&i, Scalar::Float(share)));
+                    let share = first.float(&o) / inside.len().max(1) as f64;
+                    inside.iter().filter_map(|&p| at(&o, p)).for_each(|i| sums.add(&i, Scalar::Float(share)));
                 }
             }
         }
         Ok(match self.kind {
-            PoolKind::Max => vec![largest, places],
+            PoolKind::Max => vec![largest, indices],
             _ => vec![sums.array()],
         })
     }

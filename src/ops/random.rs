@@ -92,7 +92,7 @@ impl OpDef for RandomUniform {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Random {
-    what: Distribution,
+    distribution: Distribution,
     dtype: DType,
     batch_axis: Option<usize>,
 }
@@ -106,8 +106,8 @@ enum Distribution {
 }
 
 impl Random {
-    fn new(what: Distribution) -> Random {
-        Random { what, dtype: DType::F32, batch_axis: Some(0) }
+    fn new(distribution: Distribution) -> Random {
+        Random { distribution, dtype: DType::F32, batch_axis: Some(0) }
     }
 
     /// Uniform on `[low, high)`; `high` can occur only through rounding.
@@ -179,7 +179,7 @@ impl Random {
             };
             add(op).pop().unwrap_or_else(|| Tensor::poison(graph))
         };
-        let name = match self.what {
+        let name = match self.distribution {
             Distribution::Uniform(..) => "Uniform",
             Distribution::Normal(..) => "Normal",
             Distribution::TruncatedNormal(..) => "TruncatedNormal",
@@ -191,7 +191,7 @@ impl Random {
                     graph.record(name, &[], e);
                     return Tensor::poison(graph);
                 }
-                let numbers = match self.what {
+                let numbers = match self.distribution {
                     Distribution::Uniform(low, high) => uniform() * (high - low) + low,
                     Distribution::Normal(mean, deviation) => {
                         normal(&uniform(), &uniform()) * deviation + mean
@@ -210,7 +210,7 @@ impl Random {
     }
 
     fn check(&self) -> Result<()> {
-        let (numbers, sound) = match self.what {
+        let (parameters, valid) = match self.distribution {
             Distribution::Uniform(low, high) => (vec![low, high], low <= high),
             Distribution::Normal(mean, deviation) | Distribution::TruncatedNormal(mean, deviation) => {
                 (vec![mean, deviation], deviation >= 0.0)
@@ -222,8 +222,8 @@ impl Random {
                 };
             }
         };
-        if !sound || numbers.iter().any(|v| !v.is_finite()) {
-            return Err(Error::argument(format!("invalid distribution {:?}", self.what)));
+        if !valid || parameters.iter().any(|v| !v.is_finite()) {
+            return Err(Error::argument(format!("invalid distribution {:?}", self.distribution)));
         }
         match self.dtype.is_float() {
             true => Ok(()),

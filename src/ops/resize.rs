@@ -15,7 +15,7 @@ use tensorpack_tensor::{DType, Error, HostTensor, Result};
 struct SamplePlaces {
     axis: usize,
     to: usize,
-    what: Place,
+    what: SampleKind,
     dtype: DType,
 }
 crate::exported!(SamplePlaces, 1..=1);
@@ -24,7 +24,7 @@ crate::exported!(SamplePlaces, 1..=1);
 const MAX_PIXELS: usize = 1 << 24;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-enum Place {
+enum SampleKind {
     /// The pixel that contains the sample.
     Nearest,
     /// The last pixel whose centre is not after the sample, or the first pixel.
@@ -35,17 +35,17 @@ enum Place {
     Between,
 }
 
-impl Place {
+impl SampleKind {
     /// Returns the value for sample `i` of `to`, in an axis of `from` pixels.
     fn of(self, i: usize, from: usize, to: usize) -> f64 {
         let last = from as f64 - 1.0;
         let edge = (i as f64 + 0.5) * from as f64 / to as f64;
         let centre = (edge - 0.5).clamp(0.0, last);
         match self {
-            Place::Nearest => edge.floor().min(last),
-            Place::Before => centre.floor(),
-            Place::After => (centre.floor() + 1.0).min(last),
-            Place::Between => centre - centre.floor(),
+            SampleKind::Nearest => edge.floor().min(last),
+            SampleKind::Before => centre.floor(),
+            SampleKind::After => (centre.floor() + 1.0).min(last),
+            SampleKind::Between => centre - centre.floor(),
         }
     }
 }
@@ -76,8 +76,8 @@ impl OpDef for SamplePlaces {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let from = cx.input_sizes(0)[self.axis];
-        let places: Vec<f64> = (0..self.to).map(|i| self.what.of(i, from, self.to)).collect();
-        Ok(vec![cx.constant(HostTensor::from_f64(self.dtype, [self.to], &places)?)])
+        let samples: Vec<f64> = (0..self.to).map(|i| self.what.of(i, from, self.to)).collect();
+        Ok(vec![cx.constant(HostTensor::from_f64(self.dtype, [self.to], &samples)?)])
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
@@ -92,7 +92,7 @@ impl Tensor {
     #[track_caller]
     pub fn resize_nearest(&self, size: [usize; 2]) -> Tensor {
         self.resized("ResizeNearest", Location::caller(), size, |x, axis, to| {
-            x.gather(&x.places(axis, to, Place::Nearest, DType::I64), axis as isize)
+            x.gather(&x.sample(axis, to, SampleKind::Nearest, DType::I64), axis as isize)
         })
     }
 
@@ -102,9 +102,9 @@ impl Tensor {
     #[doc(alias = "interpolate")]
     pub fn resize_bilinear(&self, size: [usize; 2]) -> Tensor {
         self.resized("ResizeBilinear", Location::caller(), size, |x, axis, to| {
-            let at = |place| x.gather(&x.places(axis, to, place, DType::I64), axis as isize);
-            let (before, after) = (at(Place::Before), at(Place::After));
-            let between = x.places(axis, to, Place::Between, x.dtype());
+            let at = |kind| x.gather(&x.sample(axis, to, kind, DType::I64), axis as isize);
+            let (before, after) = (at(SampleKind::Before), at(SampleKind::After));
+            let between = x.sample(axis, to, SampleKind::Between, x.dtype());
             let between = (axis + 1..x.rank()).fold(between, |t, _| t.expand_dims(-1));
             &before + (after - &before) * between
         })
@@ -131,7 +131,7 @@ impl Tensor {
     }
 
     #[track_caller]
-    fn places(&self, axis: usize, to: usize, what: Place, dtype: DType) -> Tensor {
+    fn sample(&self, axis: usize, to: usize, what: SampleKind, dtype: DType) -> Tensor {
         Tensor::apply_one(SamplePlaces { axis, to, what, dtype }, &[self])
     }
 }

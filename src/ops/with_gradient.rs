@@ -165,7 +165,7 @@ mod tests {
             gradients(&y.sum(), &[&x]).unwrap_err().to_string()
         };
         assert!(message(|_, _| Vec::new()).contains("returned 0 gradients for 1 inputs"));
-        let said = message(|_, dy| vec![Some(dy.sum())]);
-        assert!(said.contains("gradient of f32[2, 3] is f32[]") && said.contains(file!()), "{said}");
+        let text = message(|_, dy| vec![Some(dy.sum())]);
+        assert!(text.contains("gradient of f32[2, 3] is f32[]") && text.contains(file!()), "{text}");
     }
 }
