@@ -117,7 +117,7 @@ impl OpDef for Binary {
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         use Scalar::{Float, Int};
         use kir::Binary::*;
-        let truth = |v: bool| Int(i64::from(v));
+        let boolean = |v: bool| Int(i64::from(v));
         if self.0 == Div
             && cx.output_dtype(0).is_int()
             && let Some(at) = cx.input(1).values().position(|v| v.as_i64() == 0)
@@ -132,14 +132,14 @@ impl OpDef for Binary {
                 _ => p.partial_cmp(&q),
             };
             match (self.0, x, y) {
-                (Eq, ..) => truth(order.is_some_and(Ordering::is_eq)),
-                (Ne, ..) => truth(order.is_none_or(Ordering::is_ne)),
-                (Lt, ..) => truth(order.is_some_and(Ordering::is_lt)),
-                (Le, ..) => truth(order.is_some_and(Ordering::is_le)),
-                (Gt, ..) => truth(order.is_some_and(Ordering::is_gt)),
-                (Ge, ..) => truth(order.is_some_and(Ordering::is_ge)),
-                (And, ..) => truth(p != 0.0 && q != 0.0),
-                (Or, ..) => truth(p != 0.0 || q != 0.0),
+                (Eq, ..) => boolean(order.is_some_and(Ordering::is_eq)),
+                (Ne, ..) => boolean(order.is_none_or(Ordering::is_ne)),
+                (Lt, ..) => boolean(order.is_some_and(Ordering::is_lt)),
+                (Le, ..) => boolean(order.is_some_and(Ordering::is_le)),
+                (Gt, ..) => boolean(order.is_some_and(Ordering::is_gt)),
+                (Ge, ..) => boolean(order.is_some_and(Ordering::is_ge)),
+                (And, ..) => boolean(p != 0.0 && q != 0.0),
+                (Or, ..) => boolean(p != 0.0 || q != 0.0),
                 (Add, Int(x), Int(y)) => Int(x.wrapping_add(y)),
                 (Sub, Int(x), Int(y)) => Int(x.wrapping_sub(y)),
                 (Mul, Int(x), Int(y)) => Int(x.wrapping_mul(y)),

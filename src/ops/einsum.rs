@@ -37,8 +37,8 @@ impl Einsum {
     /// Parses an equation such as `ij,jk->ik`.
     fn parse(equation: &str, count: usize) -> Result<Einsum> {
         let wrong = |why: String| Err(Error::argument(format!("in the equation {equation:?} {why}")));
-        let plain: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
-        let Some((left, right)) = plain.split_once("->") else {
+        let stripped: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
+        let Some((left, right)) = stripped.split_once("->") else {
             return wrong("the output is missing: end it with ->, as in \"ij,jk->ik\"".into());
         };
         let inputs: Vec<Vec<char>> = left.split(',').map(|part| part.chars().collect()).collect();
@@ -245,9 +245,9 @@ impl OpDef for Einsum {
         // can run on its blocks.
         let leading = [batch, rows].concat();
         let mut sizes: Vec<usize> = leading.iter().map(|&c| a.size(c)).collect();
-        let made = cx.contract_to(ContractKind::MatMul(kind), &lhs, &rhs, &[&sizes[..], &[n]].concat());
+        let product = cx.contract_to(ContractKind::MatMul(kind), &lhs, &rhs, &[&sizes[..], &[n]].concat());
         sizes.extend(columns.iter().map(|&c| b.size(c)));
-        let view = cx.reshape(&made, &sizes);
+        let view = cx.reshape(&product, &sizes);
         let labels = [leading, columns].concat();
         Ok(vec![Labelled { view, labels }.ordered(&self.output)])
     }

@@ -161,8 +161,9 @@ impl OpDef for ScatterAdd {
                     ))
                 };
                 let own = updates.shape.get(axis..after).ok_or_else(differ)?;
-                let apart = |(a, b): (&Dim, &Dim)| matches!((a, b), (Dim::Known(a), Dim::Known(b)) if a != b);
-                if own.iter().zip(indices.shape.iter()).any(apart) {
+                let mismatch =
+                    |(a, b): (&Dim, &Dim)| matches!((a, b), (Dim::Known(a), Dim::Known(b)) if a != b);
+                if own.iter().zip(indices.shape.iter()).any(mismatch) {
                     return Err(differ());
                 }
                 [&updates.shape[..axis], &[Dim::Known(rows)], &updates.shape[after..]].concat().into()

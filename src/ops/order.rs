@@ -147,9 +147,9 @@ impl Tensor {
             let hit = indices.equal(&targets.cast(DType::I64).expand_dims(-1));
             let score = hit.select(self, &self.zero()).sum_keep(&[-1]);
             let above = self.optimization_barrier().greater(&score).cast(DType::I64).sum_axes(&[-1]);
-            let sound = hit.any_axes(&[-1]).logical_and(&self.is_finite().all_axes(&[-1]));
+            let valid = hit.any_axes(&[-1]).logical_and(&self.is_finite().all_axes(&[-1]));
             let bound = above.constant_like(k as f64);
-            above.less(&bound).logical_and(&sound)
+            above.less(&bound).logical_and(&valid)
         })
     }
 

@@ -32,8 +32,8 @@ impl OpDef for Reshape {
         let mut rest: Vec<Dim> = from.to_vec();
         let mut given = 1usize;
         let once = |i: usize| i < rest.len() && self.0.iter().filter(|&&t| t == Target::Same(i)).count() == 1;
-        let sane = |t: &Target| !matches!(t, Target::Same(i) if !once(*i));
-        if !self.0.iter().all(sane) || self.0.iter().filter(|&&t| t == Target::Rest).count() > 1 {
+        let valid = |t: &Target| !matches!(t, Target::Same(i) if !once(*i));
+        if !self.0.iter().all(valid) || self.0.iter().filter(|&&t| t == Target::Rest).count() > 1 {
             return Err(Error::argument(format!("{from} cannot be reshaped to {:?}", self.0)));
         }
         for t in &self.0 {

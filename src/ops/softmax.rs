@@ -56,10 +56,10 @@ impl OpDef for CheckLabels {
             let (zero, classes) = (e.constant(0.0, Class::I64), e.constant(self.classes as f64, Class::I64));
             let low = e.binary(Binary::Ge, r[1], zero);
             let high = e.binary(Binary::Lt, r[1], classes);
-            let good = e.binary(Binary::And, low, high);
-            let good = e.cast(class, good);
+            let in_range = e.binary(Binary::And, low, high);
+            let in_range = e.cast(class, in_range);
             let nan = e.constant(f64::NAN, class);
-            e.select(good, r[0], nan)
+            e.select(in_range, r[0], nan)
         })])
     }
 

@@ -114,10 +114,10 @@ impl Tensor {
             Err(e) => return self.fail("Repeat", e),
         };
         composed(self, "Repeat", Location::caller(), || {
-            let apart = self.expand_dims(axis as isize + 1);
+            let expanded = self.expand_dims(axis as isize + 1);
             let counts: Vec<usize> =
                 (0..=self.rank()).map(|i| if i == axis + 1 { count } else { 1 }).collect();
-            apart.tile(&counts).merge_dims(axis as isize, 2)
+            expanded.tile(&counts).merge_dims(axis as isize, 2)
         })
     }
 }
