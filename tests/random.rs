@@ -143,6 +143,6 @@ fn numbers_that_there_are_not() {
     };
     assert!(message(Random::bernoulli(1.5)).contains("1.5 is not a probability"));
     assert!(message(Random::normal(0.0, -1.0)).contains("Normal(0.0, -1.0)"));
-    assert!(message(Random::uniform(0.0, 1.0).dtype(DType::I32)).contains("not i32"));
+    assert!(message(Random::uniform(0.0, 1.0).dtype(DType::I32)).contains("got i32"));
     assert!(message(Random::uniform(0.0, 1.0).batch_axis(1)).contains("[2] has no batch axis 1"));
 }
