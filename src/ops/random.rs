@@ -244,7 +244,8 @@ fn normal(u: &Tensor, v: &Tensor) -> Tensor {
 }
 
 /// Turns a uniform number into a standard normal one truncated at two standard deviations. The
-/// inverse error function is `x` times a smooth function of `-log(1 - x^2)` for `x` in `-1..1`.
+/// inverse of the distribution function is `x` times a smooth function of `-log(1 - x^2)` for `x`
+/// in `-1..1`.
 fn truncated(u: &Tensor) -> Tensor {
     /// The error function at the square root of 2: the probability of lying within the truncation.
     const LEFT: f64 = 0.954_499_736_103_641_6;
