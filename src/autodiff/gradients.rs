@@ -1,18 +1,19 @@
-//! Reverse-mode differentiation. The driver knows no operation: it walks the graph backwards and asks each node's
-//! op for its rule.
+//! Reverse-mode differentiation: walks the graph backwards and calls each operation's gradient
+//! rule.
 
 use crate::graph::{GradCx, NodeId, NodeKind, Tensor, TensorId};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// The gradients of the scalar `cost` with respect to each of `xs`; `None` where the cost does not depend on it.
+/// Returns the gradients of the scalar `cost` with respect to each of `xs`; `None` where the cost
+/// does not depend on it.
 ///
-/// The result is made of ordinary tensors and can be differentiated again. Returns the graph's first error, if
-/// there was one before.
+/// The gradients are ordinary tensors and can be differentiated again. Fails with the graph's first
+/// error, if one is already recorded.
 #[track_caller]
 pub fn gradients(cost: &Tensor, xs: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
     let graph = cost.graph();
-    graph.still_open("gradients")?;
+    graph.check_not_frozen("gradients")?;
     graph.first_error()?;
     let Some(root) = cost.id() else {
         return Err(Error::new(ErrorKind::Graph, "the cost could not be built"));
@@ -39,7 +40,7 @@ pub fn gradients(cost: &Tensor, xs: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
         let Some(node) = graph.node(id) else { break };
         let NodeKind::Op(op) = &node.kind else { continue };
         let output_ids = (0..node.outputs.len() as u32).map(|output| TensorId { node: id, output });
-        // A tensor someone asked for keeps its gradient; the others hand theirs on.
+        // Keep the gradients in the map: a tensor in `xs` needs its own at the end.
         let output_grads: Vec<Option<Tensor>> = output_ids.clone().map(|t| grads.get(&t).cloned()).collect();
         if output_grads.iter().all(Option::is_none) {
             continue;
@@ -64,7 +65,8 @@ pub fn gradients(cost: &Tensor, xs: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
             let Some(grad) = grad else { continue };
             let sum = match grads.remove(at) {
                 Some(earlier) => {
-                    // Variables and inputs may belong to another tower than what is computed of them.
+                    // Variables and inputs may belong to another tower than the operations that
+                    // read them.
                     let own = graph.node(at.node).is_some_and(|n| matches!(n.kind, NodeKind::Op(_)));
                     graph.on_behalf_of(if own { at.node } else { id }, || earlier + grad)
                 }
@@ -78,8 +80,9 @@ pub fn gradients(cost: &Tensor, xs: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
 }
 
 impl Tensor {
-    /// The gradient of this scalar with respect to `x`, as a tensor to compute with: for costs that depend on slopes, such
-    /// as a gradient penalty. A scalar that does not depend on `x` is an error.
+    /// Returns the gradient of this scalar with respect to `x`, as a tensor to compute with: for
+    /// costs that contain a gradient, such as a gradient penalty. A scalar that does not depend on
+    /// `x` is an error.
     #[track_caller]
     pub fn gradient(&self, x: &Tensor) -> Tensor {
         match gradients(self, &[x]).map(|mut found| found.pop().flatten()) {
@@ -93,7 +96,7 @@ impl Tensor {
     }
 }
 
-/// The nodes through which `root` depends on a wanted tensor, `root`'s included if it does.
+/// Returns the nodes through which `root` depends on a wanted tensor, including `root` if it does.
 fn nodes_between(graph: &crate::graph::Graph, root: NodeId, wanted: &HashSet<TensorId>) -> BTreeSet<NodeId> {
     let mut ancestors = BTreeSet::new();
     let mut stack = vec![root];
@@ -112,7 +115,7 @@ fn nodes_between(graph: &crate::graph::Graph, root: NodeId, wanted: &HashSet<Ten
         stack.extend(read.iter().map(|t| t.node));
         inputs.insert(id, read);
     }
-    // Nodes read only earlier ones, so one sweep in order finds all that depend on a wanted tensor.
+    // Nodes read only earlier ones, so one pass in order finds all that depend on a wanted tensor.
     let mut path = BTreeSet::new();
     for id in ancestors {
         if inputs[&id].iter().any(|t| wanted.contains(t) || path.contains(&t.node)) {
@@ -128,25 +131,26 @@ mod tests {
     use crate::graph::{Graph, TensorSpec};
     use crate::runtime::Session;
 
-    /// The penalty `(|d sum(x^3) / dx| - 1)^2` has the slope `2 (3 x^2 - 1) 6 x` by its one element.
+    /// The derivative of the penalty `(|d sum(x^3) / dx| - 1)^2` with respect to `x` is
+    /// `2 (3 x^2 - 1) 6 x`.
     #[test]
-    fn a_cost_of_a_slope_has_a_slope() {
+    fn a_gradient_penalty_can_be_differentiated() {
         let graph = Graph::new();
         let x = graph.placeholder(&TensorSpec::f32("x", [Some(1)]));
-        let slope = (&x * &x * &x).sum().gradient(&x);
-        let penalty = (slope.square().sum().sqrt() - 1.0).square();
-        let of_penalty = penalty.gradient(&x);
+        let grad = (&x * &x * &x).sum().gradient(&x);
+        let penalty = (grad.square().sum().sqrt() - 1.0).square();
+        let penalty_grad = penalty.gradient(&x);
         let session = Session::new(graph.freeze().unwrap()).unwrap();
         let at = HostTensor::new([1], vec![0.8f32]).unwrap();
-        let found = session.run(&[&slope, &of_penalty], &[("x", &at)]).unwrap();
-        let right = [3.0 * 0.8 * 0.8, 2.0 * (3.0 * 0.8 * 0.8 - 1.0) * 6.0 * 0.8];
-        for (found, right) in found.iter().zip(right) {
-            assert!((found.to_f64_vec()[0] - right).abs() < 1e-5, "{found:?} {right}");
+        let found = session.run(&[&grad, &penalty_grad], &[("x", &at)]).unwrap();
+        let expected = [3.0 * 0.8 * 0.8, 2.0 * (3.0 * 0.8 * 0.8 - 1.0) * 6.0 * 0.8];
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found.to_f64_vec()[0] - expected).abs() < 1e-5, "{found:?} {expected}");
         }
     }
 
     #[test]
-    fn a_scalar_that_does_not_depend_on_it_is_an_error_at_the_line() {
+    fn an_independent_scalar_is_an_error_at_the_callers_line() {
         let graph = Graph::new();
         let x = graph.placeholder(&TensorSpec::f32("x", [Some(2)]));
         let y = graph.placeholder(&TensorSpec::f32("y", [Some(2)]));

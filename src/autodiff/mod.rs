@@ -1,4 +1,4 @@
-//! Differentiation: a pass over the graph that adds the gradient as ordinary nodes.
+//! Automatic differentiation: a pass over the graph that adds the gradient as ordinary nodes.
 
 mod gradients;
 

@@ -1,13 +1,14 @@
-//! Whose line made a node: the user's, not this library's.
+//! Finds the user's source line that created a node, rather than a line of this library.
 //!
-//! `#[track_caller]` gives the caller's line, but a layer's inner operations are called from the layer's own file.
-//! So a layer pushes the line that called *it*, and an operation called from this crate takes the line on top. An
-//! operation called from a user's file, be it in a closure handed to this crate, keeps its own line.
+//! `#[track_caller]` gives the caller's line, but a layer calls its inner operations from the
+//! layer's own file. So a layer pushes the line that called *it*, and an operation called from this
+//! crate uses the line on top of the stack. An operation called from a user's file, even in a
+//! closure passed to this crate, keeps its own line.
 
 use std::panic::Location;
 use tensorpack_tensor::Site;
 
-/// The lines that called layers, outermost first.
+/// The call sites of the enclosing layers, outermost first.
 #[derive(Debug, Default)]
 pub(super) struct CallSites {
     stack: Vec<Site>,
@@ -25,7 +26,7 @@ impl CallSites {
         self.stack.pop();
     }
 
-    /// The user's line behind a call from `caller`.
+    /// Returns the user's line for a call from `caller`.
     pub(super) fn resolve(&self, caller: &'static Location<'static>) -> Site {
         if let Some(site) = self.inherited {
             return site;
@@ -37,7 +38,7 @@ impl CallSites {
     }
 }
 
-/// Whether a source file belongs to this crate.
+/// Returns whether a source file belongs to this crate.
 fn is_ours(file: &str) -> bool {
     let root = file!().strip_suffix(concat!("graph/", "call_site.rs")).unwrap_or(file!());
     file.starts_with(root)
@@ -48,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_this_crates_files_are_ours() {
+    fn is_ours_accepts_only_files_of_this_crate() {
         assert!(is_ours(file!()));
         assert!(is_ours(&file!().replace("call_site", "graph")));
         assert!(!is_ours("examples/mnist_convnet.rs"));

@@ -1,4 +1,5 @@
-//! How operations are written to files and read back. Each says so itself, in one line; no list names them all.
+//! Serialisation of operations. Each operation registers itself with one line; no central list
+//! exists.
 
 use super::OpDef;
 use serde::Serialize;
@@ -9,12 +10,12 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// Writes an operation's attributes, and puts the tensors among them aside.
+/// Serialises an operation's attributes, and moves large tensors into a separate list.
 type Save = fn(&dyn Any, &mut Vec<HostTensor>) -> Result<Value>;
-/// Makes an operation of its attributes, and of the tensors put aside.
+/// Deserialises an operation from its attributes and its separate tensors.
 type Load = fn(Value, Vec<HostTensor>) -> Result<Arc<dyn OpDef>>;
 
-/// A type of operations that an exported model can hold: see [`exported!`](crate::exported).
+/// An operation type that exported models can contain: see [`exported!`](crate::exported).
 #[derive(Debug)]
 pub struct Exported {
     type_id: fn() -> TypeId,
@@ -27,7 +28,7 @@ pub struct Exported {
 inventory::collect!(Exported);
 
 impl Exported {
-    /// What [`exported!`](crate::exported) makes.
+    /// The constructor that [`exported!`](crate::exported) calls.
     #[doc(hidden)]
     pub const fn new(
         type_id: fn() -> TypeId,
@@ -40,28 +41,31 @@ impl Exported {
         Exported { type_id, module, type_name, inputs, save, load }
     }
 
-    /// How an operation is written.
+    /// Returns the registration of an operation's type.
     pub(crate) fn of(op: &dyn OpDef) -> Result<&'static Exported> {
         let any: &dyn Any = op;
         inventory::iter::<Exported>().find(|e| (e.type_id)() == any.type_id()).ok_or_else(|| {
-            let why = format!("the operation {} cannot be exported", op.name());
+            let why = format!("the operation {} cannot be exported: its type is not registered", op.name());
             Error::new(ErrorKind::Graph, why)
-                .note("register its type with tensorpack::exported!(Type, how_many_inputs)")
+                .note("register its type with tensorpack::exported!(Type, inputs)")
         })
     }
 
-    /// How operations written under `name` are read.
+    /// Returns the registration of the operation type written as `name`.
     pub(crate) fn named(name: &str) -> Result<&'static Exported> {
         let mut found = inventory::iter::<Exported>().filter(|e| e.name() == name);
         match (found.next(), found.next()) {
             (Some(one), None) => Ok(one),
-            (None, _) => Err(Error::new(ErrorKind::Graph, format!("there is no operation named {name:?}"))
-                .note("an operation of one's own must be part of the program that loads the model")),
+            (None, _) => {
+                Err(Error::new(ErrorKind::Graph, format!("no operation named {name:?} is registered"))
+                    .note("a custom operation must be compiled into the program that loads the model"))
+            }
             _ => Err(Error::new(ErrorKind::Graph, format!("several operations are named {name:?}"))),
         }
     }
 
-    /// What it is called in files: its type, for those of other crates behind the crate's name.
+    /// Returns the name in files: the type's name, prefixed with the crate's name for types of
+    /// other crates.
     pub(crate) fn name(&self) -> String {
         match self.module.split("::").next() {
             Some(other) if other != env!("CARGO_CRATE_NAME") => format!("{other}::{}", self.type_name),
@@ -69,13 +73,13 @@ impl Exported {
         }
     }
 
-    /// An operation's attributes, and the tensors that go beside them.
+    /// Returns an operation's attributes and its separate tensors.
     pub(crate) fn save(&self, op: &dyn OpDef) -> Result<(Value, Vec<HostTensor>)> {
         let mut tensors = Vec::new();
         Ok(((self.save)(op, &mut tensors)?, tensors))
     }
 
-    /// The operation of these attributes and tensors, for this many inputs.
+    /// Creates an operation from its attributes and tensors, for this many inputs.
     pub(crate) fn load(
         &self,
         attributes: Value,
@@ -88,25 +92,30 @@ impl Exported {
         (self.load)(attributes, tensors)
     }
 
-    /// Attributes as they are written.
+    /// Serialises attributes.
     pub fn attributes(of: &impl Serialize) -> Result<Value> {
-        serde_json::to_value(of).map_err(|e| Error::argument(format!("attributes cannot be written: {e}")))
+        serde_json::to_value(of).map_err(|e| Error::argument(format!("cannot serialise the attributes: {e}")))
     }
 
-    /// Attributes as they are read.
+    /// Deserialises attributes.
     pub fn from_attributes<T: DeserializeOwned>(value: Value) -> Result<T> {
-        serde_json::from_value(value).map_err(|e| Error::argument(format!("attributes cannot be read: {e}")))
+        serde_json::from_value(value)
+            .map_err(|e| Error::argument(format!("cannot deserialise the attributes: {e}")))
     }
 }
 
-/// Lets operations of a type be part of exported models: `exported!(Type, inputs)`, where `inputs` is the range of
-/// how many inputs they take. The type's attributes are written with serde: derive `Serialize` and `Deserialize`.
+/// Registers an operation type for exported models: `exported!(Type, inputs)`, where `inputs` is
+/// the range of input counts it accepts. The attributes are serialised with serde: derive
+/// `Serialize` and `Deserialize`.
 ///
-/// A type that serde cannot write says how, with two functions: `exported!(Type, inputs, save, load)`, where `save` is
-/// a `fn(&Type, &mut Vec<HostTensor>) -> Result<serde_json::Value>` and `load` a
-/// `fn(serde_json::Value, Vec<HostTensor>) -> Result<Type>`. Large values go into the list of tensors.
+/// For a type that serde cannot serialise, pass two functions:
+/// `exported!(Type, inputs, save, load)`, where `save` is a
+/// `fn(&Type, &mut Vec<HostTensor>) -> Result<serde_json::Value>` and `load` a
+/// `fn(serde_json::Value, Vec<HostTensor>) -> Result<Type>`. Put large values in the list of
+/// tensors.
 ///
-/// Files are not trusted: the operation's `infer` must refuse attributes that do not fit the inputs.
+/// Files are not trusted: the operation's `infer` must reject attributes that do not fit the
+/// inputs.
 #[macro_export]
 macro_rules! exported {
     ($op:ident, $inputs:expr) => {
@@ -123,7 +132,7 @@ macro_rules! exported {
                 $inputs,
                 |op, tensors| {
                     let save: fn(&$op, &mut Vec<$crate::HostTensor>) -> _ = $save;
-                    save(op.downcast_ref::<$op>().expect("it was found by its type"), tensors)
+                    save(op.downcast_ref::<$op>().expect("looked up by its TypeId"), tensors)
                 },
                 |value, tensors| {
                     let load: fn(_, Vec<$crate::HostTensor>) -> $crate::Result<$op> = $load;

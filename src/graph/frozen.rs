@@ -1,4 +1,4 @@
-//! A finished graph: immutable, shareable between threads, and all that engines see.
+//! A frozen graph: immutable, shareable between threads, and the only form engines see.
 
 use super::collection::Collections;
 use super::graph::Building;
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// A graph that can be run.
+/// A graph that is ready to run.
 #[derive(Debug)]
 pub struct Frozen {
     uid: u64,
@@ -18,7 +18,7 @@ pub struct Frozen {
     late: Arc<LateError>,
 }
 
-/// Where the misuse of a handle after freezing is put, for the session's next call to return.
+/// Holds the error of a handle used after freezing, which the session's next call returns.
 #[derive(Debug, Default)]
 pub(crate) struct LateError(Mutex<Option<Error>>);
 
@@ -44,17 +44,17 @@ impl Frozen {
         }
     }
 
-    /// The number of the graph this was.
+    /// Returns the identifier of the [`Graph`](super::Graph) this was frozen from.
     pub fn uid(&self) -> u64 {
         self.uid
     }
 
-    /// All nodes; each reads only earlier ones.
+    /// Returns all nodes; each reads only earlier ones.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// A node.
+    /// Returns a node.
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id.0 as usize]
     }
@@ -64,17 +64,17 @@ impl Frozen {
         self.names.get(input).is_some_and(|id| self.node(id.node).infinite)
     }
 
-    /// All variables.
+    /// Returns all variables.
     pub fn variables(&self) -> &[VariableInfo] {
         &self.variables
     }
 
-    /// A collection; empty if nothing was added to it.
+    /// Returns a collection; empty if nothing was added to it.
     pub fn collection(&self, key: &str) -> Collection {
         self.collections.get(key).cloned().unwrap_or_default()
     }
 
-    /// What can be fetched under a name.
+    /// Returns the fetch for the tensor with this name.
     pub fn fetch(&self, name: &str) -> Result<Fetch> {
         self.names
             .get(name)
@@ -82,14 +82,14 @@ impl Frozen {
             .ok_or_else(|| Error::new(ErrorKind::Name, format!("the graph has no tensor named {name:?}")))
     }
 
-    /// The error of a handle that was used after freezing, once.
+    /// Returns the error of a handle that was used after freezing, and clears it.
     pub(crate) fn take_late_error(&self) -> Result<()> {
         self.late.take()
     }
 }
 
-/// Something to run or fetch: of a tensor its value, of an operation what it does. Unlike the handles it is made
-/// from, it can go to other threads.
+/// Something to run or fetch: the value of a tensor, or the effect of an operation. Unlike the
+/// handles it is made from, it is `Send`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Fetch {
     pub(crate) graph: u64,
@@ -100,13 +100,13 @@ pub struct Fetch {
 }
 
 impl Fetch {
-    /// What is fetched, in words.
+    /// Returns the name of the tensor or operation.
     pub fn name(&self) -> &str {
         &self.name
     }
 }
 
-/// A handle of something that could not be made: no graph has this node.
+/// The node of a poison handle: no graph has a node with this index.
 const POISON: NodeId = NodeId(u32::MAX);
 
 impl From<&Tensor> for Fetch {
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frozen_graph_can_be_shared_between_threads() {
+    fn frozen_and_fetch_are_send_and_sync() {
         fn shareable<T: Send + Sync>() {}
         shareable::<Frozen>();
         shareable::<Fetch>();

@@ -1,15 +1,16 @@
-//! Gates: what updates of variables pass through before they take effect.
+//! Gates: functions applied to variable updates before they take effect.
 
 use super::scope::OnDrop;
 use super::{Graph, NodeKind, Tensor, VariableId};
 use std::rc::Rc;
 
-/// Of a variable's current value and the next one that an update has for it, makes the next value it gets.
+/// Computes the value to assign from a variable's current value and the next value an update
+/// proposes.
 pub(super) type Gate = Rc<dyn Fn(&Tensor, &Tensor) -> Tensor>;
 
 impl Graph {
-    /// Runs `build` with every update built in it passing through `gate`, whoever builds it: this is how an optimizer
-    /// is held back, state and all, without knowing of it.
+    /// Runs `build` and applies `gate` to every update built in it. Gradient accumulation uses this
+    /// to hold back an optimizer, including its state, without the optimizer's knowledge.
     pub(crate) fn updates_through<R>(
         &self,
         gate: impl Fn(&Tensor, &Tensor) -> Tensor + 'static,
@@ -26,7 +27,7 @@ impl Graph {
         build()
     }
 
-    /// What `next` becomes on its way to `variable`.
+    /// Applies the open gates to `next`, the value proposed for `variable`.
     #[track_caller]
     pub(super) fn through_gates(&self, variable: VariableId, next: &Tensor) -> Tensor {
         let gates = self.built().map_or_else(Vec::new, |b| b.gates.clone());
@@ -37,7 +38,7 @@ impl Graph {
         gates.iter().rev().fold(next.clone(), |next, gate| gate(&current, &next))
     }
 
-    /// A variable's value after the updates built so far.
+    /// Returns a variable's value after the updates built so far.
     #[track_caller]
     pub(super) fn current_value(&self, variable: VariableId) -> Tensor {
         self.add_node(NodeKind::Current(variable), &[], None).swap_remove(0)

@@ -1,4 +1,4 @@
-//! Building a graph.
+//! Graph construction.
 
 use super::call_site::CallSites;
 use super::collection::Collections;
@@ -17,20 +17,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tensorpack_tensor::{DType, Dim, Error, ErrorKind, Result, Site, Symbol, element_count};
 
-/// A graph being built. Clones are the same graph.
+/// A graph under construction. Clones refer to the same graph.
 #[derive(Clone)]
 pub struct Graph(Rc<Shared>);
 
 struct Shared {
     uid: u64,
-    /// Beside the state, since what is tried after freezing has a line too.
+    /// Kept outside `state`, because errors after freezing need a line too.
     sites: RefCell<CallSites>,
     state: RefCell<State>,
 }
 
 enum State {
     Building(Box<Building>),
-    /// Nothing can be added any more; what is tried is reported here.
+    /// Nothing can be added any more; attempts are reported here.
     Frozen(Arc<LateError>),
 }
 
@@ -38,19 +38,19 @@ pub(super) struct Building {
     pub(super) nodes: Vec<Node>,
     pub(super) variables: Vec<VariableInfo>,
     pub(super) collections: Collections,
-    /// Tensors by the names users gave them and nodes' own.
+    /// Tensors by name: names given by users and names of nodes.
     pub(super) names: HashMap<String, TensorId>,
     taken: HashMap<String, u32>,
     pub(super) variable_names: HashMap<String, VariableId>,
     pub(super) name_scope: Vec<String>,
     pub(super) variable_scope: Vec<String>,
-    /// What updates pass through on their way to their variables, outermost first.
+    /// Functions applied to updates before they reach their variables, outermost first.
     pub(super) gates: Vec<Gate>,
     pub(super) tower: usize,
     error: Option<Error>,
     symbols: u32,
-    /// What was logged, so that it is once.
-    said: HashSet<String>,
+    /// Messages already logged, so that each is logged once.
+    logged: HashSet<String>,
 }
 
 impl Default for Graph {
@@ -60,7 +60,7 @@ impl Default for Graph {
 }
 
 impl Graph {
-    /// An empty graph.
+    /// Creates an empty graph.
     pub fn new() -> Graph {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let building = Building {
@@ -76,14 +76,14 @@ impl Graph {
             tower: 0,
             error: None,
             symbols: 0,
-            said: HashSet::new(),
+            logged: HashSet::new(),
         };
         let state = RefCell::new(State::Building(Box::new(building)));
         let sites = RefCell::default();
         Graph(Rc::new(Shared { uid: NEXT.fetch_add(1, Ordering::Relaxed), sites, state }))
     }
 
-    /// A number that no other graph of this process has.
+    /// Returns an identifier that is unique in this process.
     pub fn uid(&self) -> u64 {
         self.0.uid
     }
@@ -96,7 +96,7 @@ impl Graph {
         .ok()
     }
 
-    /// For reading what was built so far.
+    /// Borrows the graph for reading; `None` after freezing.
     pub(super) fn built(&self) -> Option<Ref<'_, Building>> {
         Ref::filter_map(self.0.state.borrow(), |s| match s {
             State::Building(b) => Some(&**b),
@@ -105,7 +105,8 @@ impl Graph {
         .ok()
     }
 
-    /// For changing what was built; after freezing, the attempt becomes the session's next error.
+    /// Borrows the graph for a change. After freezing, the attempt becomes the session's next
+    /// error.
     #[track_caller]
     fn building_or_late(&self, what: &str) -> Option<RefMut<'_, Building>> {
         let building = self.building();
@@ -122,24 +123,24 @@ impl Graph {
         self.0.sites.borrow_mut()
     }
 
-    /// The user's line behind a call from `caller`.
+    /// Returns the user's line for a call from `caller`.
     pub(super) fn site(&self, caller: &'static Location<'static>) -> Site {
         self.0.sites.borrow().resolve(caller)
     }
 
-    /// That something can still be added.
+    /// Checks that the graph is not frozen yet.
     #[track_caller]
-    pub(crate) fn still_open(&self, what: &str) -> Result<()> {
+    pub(crate) fn check_not_frozen(&self, what: &str) -> Result<()> {
         let site = self.site(Location::caller());
         self.built().map(|_| ()).ok_or_else(|| frozen(what, site))
     }
 
-    /// The first error so far.
+    /// Returns the first error recorded so far.
     pub fn first_error(&self) -> Result<()> {
         self.built().and_then(|b| b.error.clone()).map_or(Ok(()), Err)
     }
 
-    /// Keeps an error if it is the first.
+    /// Records an error, unless an earlier one is already recorded.
     #[track_caller]
     pub(crate) fn record(&self, op: &str, inputs: &[&Tensor], error: Error) {
         let caller = Location::caller();
@@ -159,7 +160,7 @@ impl Graph {
     /// Adds an operation.
     #[track_caller]
     pub fn add_op(&self, op: Arc<dyn OpDef>, inputs: &[&Tensor]) -> Vec<Tensor> {
-        // How many outputs a failed op would have had, nobody knows: callers take as many as they need.
+        // The number of outputs of a failed op is unknown: callers take as many as they need.
         let poison = || vec![Tensor::poison(self); 4];
         if inputs.iter().any(|t| t.is_poison()) {
             return poison();
@@ -174,7 +175,8 @@ impl Graph {
         }
     }
 
-    /// Adds a node and returns its outputs. A current value has its variable's type.
+    /// Adds a node and returns its outputs. Without `outputs`, a node that reads a variable has the
+    /// variable's type.
     #[track_caller]
     pub(super) fn add_node(
         &self,
@@ -238,7 +240,7 @@ impl Graph {
                 kind.name(),
                 &[value],
                 Error::shape(format!(
-                    "{}{} cannot become the value of {var_name}, which is {}{}",
+                    "{}{} cannot be assigned to {var_name}, which is {}{}",
                     value.dtype(),
                     value.shape(),
                     want.dtype,
@@ -254,7 +256,7 @@ impl Graph {
         Op { graph: self.clone(), node: self.last_node() }
     }
 
-    /// One operation that runs all of `ops`.
+    /// Returns one operation that runs all of `ops`.
     #[track_caller]
     pub fn group(&self, ops: &[&Op]) -> Op {
         let Some(runs) = ops.iter().map(|op| op.node).collect::<Option<Vec<NodeId>>>() else {
@@ -276,7 +278,7 @@ impl Graph {
         self.built().and_then(|b| b.nodes.len().checked_sub(1)).map(|i| NodeId(i as u32))
     }
 
-    /// An input, fed under the spec's name. Every unknown dim is a symbol of its own.
+    /// Adds an input, fed under the spec's name. Every unknown dim becomes a new symbol.
     #[track_caller]
     pub fn placeholder(&self, spec: &TensorSpec) -> Tensor {
         let checked = name::check(&spec.name).and_then(|()| {
@@ -299,7 +301,7 @@ impl Graph {
         drop(b);
         let outputs = Some(vec![Spec { dtype: spec.dtype, shape }]);
         let tensor = self.add_node(NodeKind::Placeholder, &[], outputs).swap_remove(0);
-        // Inputs keep the plain name they are fed under, whatever the scope.
+        // Inputs keep the name they are fed under, regardless of the scope.
         if let (Some(mut b), Some(id)) = (self.building(), tensor.id) {
             b.rename(id, spec.name.clone());
             b.nodes[id.node.0 as usize].infinite = spec.infinite;
@@ -308,7 +310,7 @@ impl Graph {
     }
 
     /// Returns the model's float type as built so far: f64 if every trainable variable (or, before
-    /// there is one, every float input) is f64, else f32.
+    /// the first one, every float input) is f64, else f32.
     pub(crate) fn float_type(&self) -> DType {
         let Some(b) = self.built() else { return DType::F32 };
         let trained = b.variables.iter().filter(|v| v.trainable).map(|v| v.dtype);
@@ -324,9 +326,10 @@ impl Graph {
         }
     }
 
-    /// Whether this is the first time that `what` is asked of this graph: what is logged once, not for every tower.
+    /// Returns true the first time it is called with `what`, so that a message is logged once, not
+    /// for every tower.
     pub(crate) fn first_time(&self, what: &str) -> bool {
-        self.building().is_some_and(|mut b| b.said.insert(what.to_string()))
+        self.building().is_some_and(|mut b| b.logged.insert(what.to_string()))
     }
 
     #[track_caller]
@@ -350,12 +353,12 @@ impl Graph {
         }
     }
 
-    /// Gives a node the full name that it had in another graph, in place of the one it was made under.
+    /// Renames a node to the full name it had in another graph.
     pub(crate) fn restore_name(&self, tensor: &Tensor, full: &str) -> Result<()> {
         name::check(full)?;
         if let (Some(mut b), Some(id)) = (self.building(), tensor.id) {
-            let made_under = b.nodes[id.node.0 as usize].name.clone();
-            b.names.remove(&made_under);
+            let old = b.nodes[id.node.0 as usize].name.clone();
+            b.names.remove(&old);
             if b.names.contains_key(full) {
                 return Err(Error::new(ErrorKind::Name, format!("the name {full:?} is taken")));
             }
@@ -370,11 +373,11 @@ impl Graph {
         }
     }
 
-    /// Marks a gradient of a cost.
+    /// Marks a tensor as a gradient of a cost.
     pub(super) fn set_gradient(&self, gradient: &Tensor, cost: &Tensor) {
         if let (Some(mut b), Some(gradient), Some(cost)) = (self.building(), gradient.id, cost.id) {
             let node = &mut b.nodes[gradient.node.0 as usize];
-            // A cost may be its own gradient, as an exponential is.
+            // A cost may be its own gradient: d/dx exp(x) = exp(x).
             if node.role != Role::Cost {
                 node.role = Role::Gradient;
             }
@@ -388,7 +391,7 @@ impl Graph {
         self.built().map_or_else(|| format!("node {}", node.0), |b| b.nodes[node.0 as usize].name.clone())
     }
 
-    /// The tensor of a name.
+    /// Returns the tensor with this name.
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
         let found = self.built().and_then(|b| {
             let id = *b.names.get(name)?;
@@ -403,7 +406,7 @@ impl Graph {
         Tensor { graph: self.clone(), id: Some(id), spec: spec.unwrap_or_else(|| Spec::new(DType::F32, [])) }
     }
 
-    /// A copy of a node, for passes over the graph.
+    /// Returns a copy of a node, for passes over the graph.
     pub(crate) fn node(&self, id: NodeId) -> Option<Node> {
         self.built().and_then(|b| b.nodes.get(id.0 as usize).cloned())
     }
@@ -422,24 +425,25 @@ impl Graph {
         }
     }
 
-    /// A collection; empty if nothing was added to it.
+    /// Returns a collection; empty if nothing was added to it.
     pub fn collection(&self, key: &str) -> Collection {
         self.built().and_then(|b| b.collections.get(key).cloned()).unwrap_or_default()
     }
 
-    /// Makes a collection what it was: `collection`, as it was read before.
+    /// Restores a collection to an earlier state.
     pub(crate) fn restore_collection(&self, key: &str, collection: Collection) {
         if let Some(mut b) = self.building() {
             b.collections.insert(key.to_string(), collection);
         }
     }
 
-    /// The operations of a collection.
+    /// Returns the operations of a collection.
     pub fn collection_ops(&self, key: &str) -> Vec<Op> {
         self.collection(key).ops.iter().map(|&n| Op { graph: self.clone(), node: Some(n) }).collect()
     }
 
-    /// Ends building: from here on nothing can be added. Returns the first error there was.
+    /// Finishes construction: afterwards nothing can be added. Returns the first recorded error, if
+    /// any.
     pub fn freeze(self) -> Result<Frozen> {
         let late = Arc::new(LateError::default());
         let mut state = self.0.state.borrow_mut();
@@ -453,20 +457,20 @@ impl Graph {
             },
             State::Frozen(earlier) => {
                 *state = State::Frozen(earlier);
-                Err(Error::new(ErrorKind::Graph, "the graph is frozen already"))
+                Err(Error::new(ErrorKind::Graph, "the graph is already frozen"))
             }
         }
     }
 }
 
 fn frozen(what: &str, site: Site) -> Error {
-    Error::new(ErrorKind::Graph, format!("{what}: the graph is frozen, nothing can be added to it"))
+    Error::new(ErrorKind::Graph, format!("{what}: the graph is frozen; nothing can be added to it"))
         .at(site)
-        .note("build everything before the session is made")
+        .note("build everything before creating the session")
 }
 
 impl Building {
-    /// `base`, or `base_1`, `base_2`... if it is taken.
+    /// Returns `base`, or `base_1`, `base_2`... if it is taken.
     fn unique(&mut self, base: &str) -> String {
         loop {
             let n = self.taken.entry(base.to_string()).or_insert(0);

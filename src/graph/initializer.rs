@@ -1,54 +1,56 @@
-//! How a variable's first value is drawn: a pure function of the seed, the variable's name and its shape.
+//! Initialisers: a variable's first value is a pure function of the seed, the variable's name and
+//! its shape.
 
 use tensorpack_tensor::{CounterRng, DType, Error, HostTensor, Result, element_count};
 
 /// An initialiser.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Init {
-    /// Every element is this.
+    /// Every element has this value.
     Constant(f64),
-    /// Uniform between the two.
+    /// Uniform between the two values.
     Uniform(f64, f64),
     /// Normal with this mean and standard deviation.
     Normal(f64, f64),
-    /// Normal, drawn again (up to many times) where further than two standard deviations from the mean.
+    /// Normal with this mean and standard deviation, redrawn (up to 64 times) beyond two standard
+    /// deviations from the mean.
     TruncatedNormal(f64, f64),
     /// Truncated normal with variance `scale / fan`, corrected for the truncation.
     VarianceScaling {
         /// 2 for ReLU nets (He), 1 otherwise (Glorot, LeCun).
         scale: f64,
-        /// Which fan divides.
+        /// Which fan divides `scale`.
         fan: Fan,
     },
     /// Uniform with variance `scale / fan`.
     UniformScaling {
         /// 2 for ReLU nets (He), 1 otherwise (Glorot, LeCun).
         scale: f64,
-        /// Which fan divides.
+        /// Which fan divides `scale`.
         fan: Fan,
     },
-    /// A random matrix with orthonormal columns, or rows if it has more columns, times this. The last dim is the
-    /// columns, all others together the rows (Saxe et al., 2013).
+    /// A random matrix with orthonormal columns (or rows, if there are more columns than rows),
+    /// times this gain. All dims but the last are flattened into the rows (Saxe et al., 2013).
     Orthogonal(f64),
-    /// Ones where all but the last dim's index, as one number, is the last dim's, and zeros elsewhere.
+    /// Identity matrix after flattening all but the last dim.
     Identity,
     /// Exactly these values.
     Value(HostTensor),
 }
 
-/// The number of connections that scales an initialiser, from the shape `[..., in, out]`.
+/// The number of connections that scales an initialiser, for a weight of shape `[..., in, out]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fan {
-    /// Into an output.
+    /// Connections into an output.
     In,
-    /// Out of an input.
+    /// Connections out of an input.
     Out,
     /// The mean of both.
     Average,
 }
 
 impl Fan {
-    /// The number of connections of a weight of these sizes; at least 1.
+    /// Returns the number of connections of a weight of these sizes; at least 1.
     fn of(self, sizes: &[usize]) -> f64 {
         let receptive: f64 = sizes[..sizes.len().saturating_sub(2)].iter().map(|&n| n as f64).product();
         let inner = |k: usize| sizes.len().checked_sub(k).map_or(1.0, |i| sizes[i] as f64) * receptive;
@@ -63,13 +65,13 @@ impl Fan {
 }
 
 impl Init {
-    /// Whether all first values of a variable of this type are finite. A variable of which some are
-    /// not, such as the least cost so far, may be infinite later as well.
+    /// Returns whether all initial values of a variable of this type are finite. A variable with
+    /// infinite initial values, such as the lowest cost so far, may be infinite later as well.
     pub(crate) fn is_finite(&self, dtype: DType) -> bool {
-        let fine = |x: f64| if dtype == DType::F64 { x.is_finite() } else { (x as f32).is_finite() };
+        let finite = |x: f64| if dtype == DType::F64 { x.is_finite() } else { (x as f32).is_finite() };
         match self {
-            Init::Constant(x) => fine(*x),
-            Init::Value(values) if dtype.is_float() => values.to_f64_vec().into_iter().all(fine),
+            Init::Constant(x) => finite(*x),
+            Init::Value(values) if dtype.is_float() => values.to_f64_vec().into_iter().all(finite),
             _ => true,
         }
     }
@@ -84,36 +86,36 @@ impl Init {
         Init::Constant(1.0)
     }
 
-    /// He et al. 2015, for layers followed by ReLU: variance 2 / fan-in.
+    /// He et al. 2015, for layers followed by ReLU: truncated normal with variance 2 / fan-in.
     pub fn he() -> Init {
         Init::VarianceScaling { scale: 2.0, fan: Fan::In }
     }
 
-    /// Glorot and Bengio 2010: variance 1 / mean of fan-in and fan-out.
+    /// Glorot and Bengio 2010: truncated normal with variance 1 / mean of fan-in and fan-out.
     pub fn xavier() -> Init {
         Init::VarianceScaling { scale: 1.0, fan: Fan::Average }
     }
 
-    /// He et al. 2015, uniform.
+    /// He et al. 2015: uniform with variance 2 / fan-in.
     pub fn he_uniform() -> Init {
         Init::UniformScaling { scale: 2.0, fan: Fan::In }
     }
 
-    /// Glorot and Bengio 2010, uniform.
+    /// Glorot and Bengio 2010: uniform with variance 1 / mean of fan-in and fan-out.
     pub fn xavier_uniform() -> Init {
         Init::UniformScaling { scale: 1.0, fan: Fan::Average }
     }
 
-    /// An orthogonal matrix.
+    /// An orthogonal matrix (gain 1).
     pub fn orthogonal() -> Init {
         Init::Orthogonal(1.0)
     }
 
-    /// That given values are of a variable's own type and sizes.
+    /// Checks that given values have the variable's type and sizes.
     pub(super) fn check(&self, name: &str, dtype: DType, sizes: &[usize]) -> Result<()> {
         match self {
             Init::Value(v) if (v.dtype(), v.sizes()) != (dtype, sizes) => Err(Error::shape(format!(
-                "the variable {name} is {dtype}{sizes:?}, but its first value is {}{:?}",
+                "the variable {name} is {dtype}{sizes:?}, but its initial value is {}{:?}",
                 v.dtype(),
                 v.sizes()
             ))),
@@ -121,7 +123,7 @@ impl Init {
         }
     }
 
-    /// The first value of the variable `name`.
+    /// Returns the initial value of the variable `name`.
     pub fn value(&self, seed: u64, name: &str, dtype: DType, sizes: &[usize]) -> Result<HostTensor> {
         self.check(name, dtype, sizes)?;
         let n = element_count(sizes)?;
@@ -136,7 +138,7 @@ impl Init {
                 (0..n as u64).map(|i| mean + std * truncated(&rng, i)).collect()
             }
             Init::VarianceScaling { scale, fan } => {
-                // 0.8796 is the standard deviation of a standard normal cut at two.
+                // 0.8796 is the standard deviation of a standard normal truncated at two.
                 let std = (scale / fan.of(sizes)).sqrt() / 0.879_625_661_034_239_8;
                 (0..n as u64).map(|i| std * truncated(&rng, i)).collect()
             }
@@ -159,12 +161,13 @@ impl Init {
 }
 
 fn truncated(rng: &CounterRng, i: u64) -> f64 {
-    // Each try is a draw of its own, so that element i never depends on how often its neighbours tried.
+    // Each attempt is a separate draw, so element i never depends on how often its neighbours were
+    // redrawn.
     (0..64).map(|draw| rng.normal(draw, i)).find(|z| z.abs() <= 2.0).unwrap_or(0.0)
 }
 
-/// A matrix with orthonormal rows or columns, whichever are fewer: normal vectors, each made orthogonal to those before
-/// it. Twice is enough (Giraud et al., 2005).
+/// Returns a matrix with orthonormal rows or columns, whichever are fewer, by Gram-Schmidt on
+/// normal vectors. Orthogonalising twice is enough (Giraud et al., 2005).
 fn orthogonal(rng: &CounterRng, rows: usize, cols: usize) -> Vec<f64> {
     let (count, size) = (rows.min(cols), rows.max(cols));
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
@@ -188,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orthogonal_is_orthogonal() {
+    fn orthogonal_has_orthogonal_rows_or_columns() {
         for sizes in [vec![12, 7], vec![7, 12], vec![3, 2, 5, 8], vec![9, 9], vec![4], vec![0, 3]] {
             let v = Init::Orthogonal(2.0).value(1, "w", DType::F64, &sizes).unwrap().to_f64_vec();
             let cols = *sizes.last().unwrap();
@@ -196,14 +199,14 @@ mod tests {
             let across = |i: usize, k: usize| if rows <= cols { v[i * cols + k] } else { v[k * cols + i] };
             for (i, j) in (0..rows.min(cols)).flat_map(|i| (0..=i).map(move |j| (i, j))) {
                 let product: f64 = (0..rows.max(cols)).map(|k| across(i, k) * across(j, k)).sum();
-                let right = if i == j { 4.0 } else { 0.0 };
-                assert!((product - right).abs() < 1e-12, "{sizes:?}: {i} and {j} give {product}");
+                let expected = if i == j { 4.0 } else { 0.0 };
+                assert!((product - expected).abs() < 1e-12, "{sizes:?}: {i} and {j} give {product}");
             }
         }
     }
 
     #[test]
-    fn uniform_scaling_has_the_variance_of_its_name() {
+    fn uniform_scaling_has_the_documented_variance() {
         let v = Init::xavier_uniform().value(1, "w", DType::F64, &[60, 140]).unwrap().to_f64_vec();
         let limit = (3.0f64 / 100.0).sqrt();
         assert!(v.iter().all(|x| x.abs() <= limit) && v.iter().any(|x| x.abs() > 0.99 * limit));
@@ -212,13 +215,13 @@ mod tests {
     }
 
     #[test]
-    fn identity_is_the_identity() {
+    fn identity_has_ones_on_the_diagonal() {
         let v = Init::Identity.value(0, "w", DType::F64, &[2, 3]).unwrap().to_f64_vec();
         assert_eq!(v, [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
     }
 
     #[test]
-    fn he_has_the_right_spread_and_repeats() {
+    fn he_has_the_documented_variance_and_is_deterministic() {
         let draw = |seed| Init::he().value(seed, "w", DType::F64, &[3, 3, 50, 40]).unwrap();
         let v = draw(1).to_f64_vec();
         let var = v.iter().map(|x| x * x).sum::<f64>() / v.len() as f64;
@@ -228,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn truncated_stays_within_two_deviations() {
+    fn truncated_normal_stays_within_two_standard_deviations() {
         let v = Init::TruncatedNormal(1.0, 0.5).value(3, "w", DType::F64, &[10_000]).unwrap().to_f64_vec();
         assert!(v.iter().all(|x| (x - 1.0).abs() <= 1.0));
     }

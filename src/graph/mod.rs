@@ -1,8 +1,8 @@
-//! The static graph: what is computed, written down before anything runs.
+//! The static graph: the computation, defined before anything runs.
 //!
-//! A [`Graph`] is built by one thread through [`Tensor`] handles, then [frozen](Graph::freeze) into a [`Frozen`]
-//! that engines read. It holds initialisers, never values, and knows no operation by name: an operation is whatever
-//! implements [`OpDef`].
+//! One thread builds a [`Graph`] through [`Tensor`] handles, then [freezes](Graph::freeze) it into
+//! a [`Frozen`] that engines read. The graph holds initialisers, never values, and knows no
+//! operation by name: an operation is any type that implements [`OpDef`].
 
 mod call_site;
 mod collection;

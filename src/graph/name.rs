@@ -2,7 +2,7 @@
 
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// Checks one part of a name: what a user may call a scope, tensor, variable or input.
+/// Checks a name that a user gives to a scope, tensor, variable or input.
 pub(super) fn check(part: &str) -> Result<()> {
     let bad = |why: &str| Err(Error::new(ErrorKind::Name, format!("the name {part:?} {why}")));
     if part.is_empty() {
@@ -17,7 +17,8 @@ pub(super) fn check(part: &str) -> Result<()> {
     Ok(())
 }
 
-/// The word that is the framework's own: replicas are named by it, and what belongs to them is found by it.
+/// Checks that a name does not contain the reserved word "tower": replicas are named with it, and
+/// their nodes are found by it.
 pub(super) fn check_not_reserved(part: &str) -> Result<()> {
     if part.contains("tower") {
         return Err(Error::new(
@@ -31,16 +32,17 @@ pub(super) fn check_not_reserved(part: &str) -> Result<()> {
     Ok(())
 }
 
-/// `scope/part`, or `part` at the root.
+/// Returns `scope/part`, or `part` at the root.
 pub(super) fn join(scope: &str, part: &str) -> String {
     if scope.is_empty() { part.to_string() } else { format!("{scope}/{part}") }
 }
 
-/// A name's tower, `tower3/` or nothing, and the rest, which is the same in all towers.
+/// Splits a name into its tower prefix (`tower3/`, or nothing) and the rest, which is the same in
+/// all towers.
 pub(crate) fn split_tower(name: &str) -> (&str, &str) {
-    let numbered = |first: &str| first.strip_prefix("tower").is_some_and(|n| n.parse::<usize>().is_ok());
+    let is_tower = |first: &str| first.strip_prefix("tower").is_some_and(|n| n.parse::<usize>().is_ok());
     match name.split_once('/') {
-        Some((first, rest)) if numbered(first) => (&name[..first.len() + 1], rest),
+        Some((first, rest)) if is_tower(first) => (&name[..first.len() + 1], rest),
         _ => ("", name),
     }
 }
@@ -50,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tower_is_split_off() {
+    fn split_tower_splits_off_the_prefix() {
         assert_eq!(split_tower("tower12/conv0/W"), ("tower12/", "conv0/W"));
         assert_eq!(split_tower("towers/conv0"), ("", "towers/conv0"));
         assert_eq!(split_tower("conv0"), ("", "conv0"));

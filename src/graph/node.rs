@@ -1,50 +1,51 @@
-//! What a graph is made of.
+//! Nodes and their identifiers.
 
 use super::{OpDef, Spec};
 use std::sync::Arc;
 use tensorpack_tensor::Site;
 
-/// A node, by number. Nodes only read nodes with smaller numbers.
+/// The index of a node. Nodes read only nodes with smaller indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u32);
 
 /// One output of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorId {
-    /// The node.
+    /// The node that computes it.
     pub node: NodeId,
-    /// Which of its outputs.
+    /// The index of the output.
     pub output: u32,
 }
 
-/// A variable, by number.
+/// The index of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct VariableId(pub u32);
 
-/// What a node is. All arithmetic is [`NodeKind::Op`]; the others tie the graph to what is outside it.
+/// The kind of a node. All arithmetic is [`NodeKind::Op`]; the other kinds connect the graph to
+/// inputs and variables.
 #[derive(Clone, Debug)]
 pub enum NodeKind {
     /// An operation.
     Op(Arc<dyn OpDef>),
-    /// A value the caller feeds.
+    /// A value that the caller feeds.
     Placeholder,
     /// A variable's value at the start of the run.
     Read(VariableId),
-    /// A variable's value after the updates that were built before this one and are part of the same run.
+    /// A variable's value after the updates in the same run that were built before this node.
     Current(VariableId),
-    /// Gives a variable its next value: input 0.
+    /// Assigns input 0 to a variable.
     Assign {
         /// The variable.
         variable: VariableId,
-        /// Whether this replaces the value without reading it, which may happen once in a run.
+        /// Whether this replaces the value without reading it, which is allowed once per run.
         plain: bool,
     },
-    /// Several nodes to run together.
+    /// A group of nodes that run together.
     Group,
 }
 
 impl NodeKind {
-    /// The kind's name in dumps and errors.
+    /// Returns the kind's name in dumps and errors.
     pub fn name(&self) -> &str {
         match self {
             NodeKind::Op(op) => op.name(),
@@ -58,40 +59,40 @@ impl NodeKind {
     }
 }
 
-/// What a node is to training.
+/// The role of a node in training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Role {
-    /// Nothing in particular.
+    /// No special role.
     #[default]
     Plain,
-    /// A cost: it must be finite before any variable changes.
+    /// A cost, which must be finite before any variable changes.
     Cost,
-    /// The gradient of a variable: kept as it is, so that what optimizers do to gradients is the same for all of them
-    /// and can be done to all at once.
+    /// The gradient of a variable. Optimisation passes keep it as a value of its own, so that
+    /// optimizers process all gradients alike and in one pass.
     Gradient,
 }
 
 /// A node of the graph.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// What it is.
+    /// The kind.
     pub kind: NodeKind,
     /// Its full name, unique in the graph.
     pub name: String,
-    /// What it reads.
+    /// The tensors it reads.
     pub inputs: Vec<TensorId>,
     /// Nodes that run whenever this one does: the members of a group.
     pub runs: Vec<NodeId>,
     /// Type and shape of each output.
     pub outputs: Vec<Spec>,
-    /// The user's line that made it.
+    /// The user's line that created it.
     pub site: Site,
-    /// What it is to training.
+    /// Its role in training.
     pub role: Role,
-    /// The costs it is a gradient of: a run that changes variables computes them too, since they
-    /// must be finite.
+    /// The costs it is a gradient of. A run that changes variables computes them too, to check that
+    /// they are finite.
     pub costs: Vec<NodeId>,
-    /// The tower it was built in; 0 outside of towers.
+    /// The tower it was built in; 0 outside towers.
     pub tower: usize,
     /// Whether this is an input that accepts infinities.
     pub infinite: bool,

@@ -1,4 +1,4 @@
-//! What an operation is: the trait that one op's file implements.
+//! The trait that every operation implements.
 
 use super::Tensor;
 use crate::kir::{LowerCx, View};
@@ -13,39 +13,39 @@ use tensorpack_tensor::{DType, Error, ErrorKind, Result, Shape};
 pub struct Spec {
     /// The element type.
     pub dtype: DType,
-    /// The shape, some dims perhaps unknown.
+    /// The shape; some dims may be unknown.
     pub shape: Shape,
 }
 
 impl Spec {
-    /// A spec of these.
+    /// Creates a spec.
     pub fn new(dtype: DType, shape: impl Into<Shape>) -> Spec {
         Spec { dtype, shape: shape.into() }
     }
 }
 
-/// What may be done with an operation beside running it.
+/// Properties that graph passes may rely on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpTraits {
-    /// Equal operations on equal inputs may be one, and operations on constants may run once.
+    /// Whether equal operations on equal inputs may be merged, and operations on constants folded.
     pub mergeable: bool,
-    /// Gradients end here on purpose.
+    /// Whether the operation stops gradients on purpose.
     pub stops_gradient: bool,
 }
 
 impl OpTraits {
-    /// The result depends on attributes and inputs alone.
+    /// The result depends only on attributes and inputs.
     pub const PURE: OpTraits = OpTraits { mergeable: true, stops_gradient: false };
-    /// Every occurrence is its own: random and collective operations.
+    /// Every occurrence is distinct: random and collective operations.
     pub const UNIQUE: OpTraits = OpTraits { mergeable: false, stops_gradient: false };
 }
 
-/// Equality and hash of an operation's attributes, for finding operations that are computed twice. Every type that
-/// is `Eq + Hash` has it: derive those two on the op's struct.
+/// Equality and hash of an operation's attributes, for common subexpression elimination. Every `Eq
+/// + Hash` type implements it: derive both on the op's struct.
 pub trait OpIdentity: Any {
-    /// Whether `other` is the same operation with the same attributes.
+    /// Returns whether `other` is the same operation with the same attributes.
     fn same(&self, other: &dyn OpDef) -> bool;
-    /// A hash of type and attributes.
+    /// Returns a hash of type and attributes.
     fn identity_hash(&self) -> u64;
 }
 
@@ -63,26 +63,27 @@ impl<T: Any + Eq + Hash> OpIdentity for T {
     }
 }
 
-/// An operation: its shape rule, its gradient, its lowering and its reference implementation, in
-/// one place.
+/// An operation: its shape rule, gradient, lowering and reference implementation.
 ///
-/// A user's own operation implements this in their own crate and is added to a graph with [`Tensor::apply`]; nothing
-/// registers it. `docs/extend/op.md` walks through one.
+/// Users implement this trait for their own operations and add them to a graph with
+/// [`Tensor::apply`]; no registration is needed. `docs/extend/op.md` walks through an example.
 pub trait OpDef: OpIdentity + Debug + Send + Sync {
-    /// The op's name in errors and dumps.
+    /// Returns the op's name in errors and dumps.
     fn name(&self) -> &str;
 
-    /// Type and shape of the outputs, or why the inputs do not fit. Runs once while the graph is built, when dims may
-    /// be unknown, and again when all are known: what could not be judged the first time is judged the second.
+    /// Returns the type and shape of the outputs, or an error if the inputs do not fit. Runs once
+    /// while the graph is built, when dims may be unknown, and again when all dims are known, to
+    /// check what could not be checked the first time.
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>>;
 
-    /// Whether input `i` is taken for its shape alone, so that its value need not be computed or kept.
+    /// Returns whether only the shape of input `i` is used, so that its value need not be computed
+    /// or kept.
     fn shape_only(&self, _i: usize) -> bool {
         false
     }
 
-    /// The gradients with respect to the inputs, written as ordinary tensors so that they can be differentiated
-    /// again. `None` where there is none.
+    /// Builds the gradients with respect to the inputs from ordinary tensors, so that they can be
+    /// differentiated again. An input without a gradient gets `None`.
     fn grad(&self, _cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
         Err(Error::new(ErrorKind::Gradient, format!("{} has no gradient", self.name())))
     }
@@ -90,10 +91,10 @@ pub trait OpDef: OpIdentity + Debug + Send + Sync {
     /// Emits kernels that compute the outputs; all shapes are known.
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>>;
 
-    /// Computes the outputs from their definition, in f64, for the device `reference`: plain loops
-    /// over indices that share nothing with `lower`. An op whose lowering is a
-    /// [`CustomKernel`](crate::kir::CustomKernel) can run that with [`EvaluateCx::custom`]. The
-    /// default is an error.
+    /// Computes the outputs by definition, in f64, for the device `reference`: plain loops over
+    /// indices that share no code with `lower`. An op whose lowering is a
+    /// [`CustomKernel`](crate::kir::CustomKernel) can run that kernel with [`EvaluateCx::custom`].
+    /// The default is an error.
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         let _ = cx;
         let why = format!("{} has no reference implementation", self.name());
@@ -101,23 +102,24 @@ pub trait OpDef: OpIdentity + Debug + Send + Sync {
             .note("implement OpDef::evaluate for it, or run it on another device"))
     }
 
-    /// What may be done with it.
+    /// Returns the properties that graph passes may rely on.
     fn traits(&self) -> OpTraits {
         OpTraits::PURE
     }
 
-    /// For an operation in which all towers take part: what it is called in each of them.
+    /// Returns the key of a collective operation, which is the same in all towers; `None`
+    /// otherwise.
     fn collective(&self) -> Option<&str> {
         None
     }
 
-    /// What a NaN in the result most likely means, for the error that reports one.
+    /// Returns the most likely cause of a NaN in the result, for the error that reports one.
     fn nan_hint(&self) -> Option<String> {
         None
     }
 }
 
-/// What an operation's `grad` works with.
+/// The context of [`OpDef::grad`]: inputs, outputs and the gradients of the outputs.
 #[derive(Debug)]
 pub struct GradCx<'a> {
     pub(crate) inputs: &'a [Tensor],
@@ -127,34 +129,34 @@ pub struct GradCx<'a> {
 }
 
 impl GradCx<'_> {
-    /// Input `i` of the operation.
+    /// Returns input `i` of the operation.
     pub fn input(&self, i: usize) -> &Tensor {
         &self.inputs[i]
     }
 
-    /// How many inputs there are.
+    /// Returns the number of inputs.
     pub fn input_count(&self) -> usize {
         self.inputs.len()
     }
 
-    /// Output `i` of the operation.
+    /// Returns output `i` of the operation.
     pub fn output(&self, i: usize) -> &Tensor {
         &self.outputs[i]
     }
 
-    /// The gradient of the cost with respect to output `i`, if the cost depends on it.
+    /// Returns the gradient of the cost with respect to output `i`, if the cost depends on it.
     pub fn output_grad(&self, i: usize) -> Option<&Tensor> {
         self.grads[i].as_ref()
     }
 
-    /// The gradient with respect to output 0, for operations with one output.
+    /// Returns the gradient with respect to output 0, for operations with one output.
     pub fn dy(&self) -> &Tensor {
         self.grads[0]
             .as_ref()
             .expect("an op with one output is differentiated only where the cost depends on it")
     }
 
-    /// Whether anybody needs the gradient of input `i`.
+    /// Returns whether the gradient of input `i` is needed.
     pub fn needs(&self, i: usize) -> bool {
         self.needed[i]
     }

@@ -1,10 +1,11 @@
-//! A graph as text, and as a drawing for Graphviz.
+//! Text dump of a graph, and export to Graphviz.
 
 use super::{Frozen, Node, NodeKind, TensorId};
 use std::fmt::Write;
 
 impl Frozen {
-    /// One node a line: name, kind, what it reads or runs, type and shape. What reads or changes a variable names it.
+    /// Returns a text dump with one line per node: name, kind, inputs, type and shape. Nodes that
+    /// read or change a variable include its name.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         for v in self.variables() {
@@ -24,7 +25,7 @@ impl Frozen {
         text
     }
 
-    /// A drawing: `dot -Tsvg`.
+    /// Returns the graph in Graphviz format; render it with `dot -Tsvg`.
     pub fn to_dot(&self) -> String {
         let mut text = String::from("digraph graph_ {\n  node [shape=box, fontsize=10];\n");
         for (i, node) in self.nodes().iter().enumerate() {

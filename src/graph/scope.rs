@@ -1,11 +1,11 @@
-//! Scopes: where in names, variables, towers and the user's lines what is built belongs.
+//! Scopes: the names, variable names, tower and source line given to new nodes.
 
 use super::{Graph, NodeId, name};
 use std::panic::Location;
 use tensorpack_tensor::Site;
 
 impl Graph {
-    /// Runs `build` with a scope opened for names, and one for variables too if `variables` says so.
+    /// Runs `build` in a name scope, and also in a variable scope if `variables` is true.
     #[track_caller]
     pub(crate) fn scope<R>(
         &self,
@@ -36,7 +36,7 @@ impl Graph {
         build()
     }
 
-    /// Runs `build` outside of all scopes: what is made there has the name it is given.
+    /// Runs `build` at the root, outside all scopes.
     pub(crate) fn at_root<R>(&self, build: impl FnOnce() -> R) -> R {
         let outer = self
             .building()
@@ -49,22 +49,22 @@ impl Graph {
         build()
     }
 
-    /// Runs `build` as the inside of a layer that was called from `caller`: errors point there.
+    /// Runs `build` as the body of a layer called from `caller`: errors point there.
     pub(crate) fn called_from<R>(&self, caller: &'static Location<'static>, build: impl FnOnce() -> R) -> R {
         self.sites().push(caller);
         let _guard = OnDrop(|| self.sites().pop());
         build()
     }
 
-    /// Runs `build` with every new node on this line.
+    /// Runs `build` and attributes every new node to this source line.
     pub(crate) fn on_line<R>(&self, site: Site, build: impl FnOnce() -> R) -> R {
         let outer = self.sites().inherited.replace(site);
         let _guard = OnDrop(|| self.sites().inherited = outer);
         build()
     }
 
-    /// Runs `build` with every new node on the line and under the name of `node`: gradients belong to what they are
-    /// the gradient of.
+    /// Runs `build` and attributes every new node to the source line, name and tower of `node`, so
+    /// that gradients belong to their forward node.
     pub(crate) fn on_behalf_of<R>(&self, node: NodeId, build: impl FnOnce() -> R) -> R {
         let Some((site, scope, tower)) = self.built().map(|b| {
             let n = &b.nodes[node.0 as usize];
@@ -88,7 +88,8 @@ impl Graph {
         build()
     }
 
-    /// Runs `build` with every new node belonging to tower `index`, and named after it if there are several.
+    /// Runs `build` and assigns every new node to tower `index`, with the tower's name scope if
+    /// there are several.
     pub(crate) fn in_tower<R>(&self, index: usize, several: bool, build: impl FnOnce() -> R) -> R {
         let outer = self.building().map(|mut b| std::mem::replace(&mut b.tower, index));
         let _guard = OnDrop(|| {
@@ -99,14 +100,14 @@ impl Graph {
         if several { self.scope(&format!("tower{index}"), false, true, build) } else { build() }
     }
 
-    /// What `part` is called in the current scope of every tower: its full name without the tower's.
+    /// Returns the full name of `part` in the current scope, without the tower prefix.
     pub(crate) fn name_in_towers(&self, part: &str) -> String {
         let scope = self.built().map_or_else(String::new, |b| b.name_scope.join("/"));
         name::split_tower(&name::join(&scope, part)).1.to_string()
     }
 }
 
-/// Runs a closure when it goes out of scope, so that scopes close on every way out.
+/// Runs a closure when dropped, so that scopes close on every exit path.
 pub(super) struct OnDrop<F: FnMut()>(pub(super) F);
 
 impl<F: FnMut()> Drop for OnDrop<F> {

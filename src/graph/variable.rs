@@ -1,4 +1,4 @@
-//! Variables: state that lives outside the graph, in a store keyed by name, and is read and updated by it.
+//! Variables: named state outside the graph, which the graph reads and updates.
 
 use super::graph::Building;
 use super::{
@@ -9,30 +9,30 @@ use std::ops::Deref;
 use std::panic::Location;
 use tensorpack_tensor::{DType, Error, ErrorKind, Result, Site, element_count};
 
-/// What is to be known of a variable.
+/// Describes a variable.
 #[derive(Clone, Debug)]
 pub struct VariableInfo {
-    /// Its full name, such as `conv0/W`.
+    /// The full name, such as `conv0/W`.
     pub name: String,
     /// The element type.
     pub dtype: DType,
     /// The sizes.
     pub sizes: Vec<usize>,
-    /// How its first value is drawn.
+    /// The initialiser of its first value.
     pub init: Init,
     /// Whether it is trained by gradient descent.
     pub trainable: bool,
-    /// Whether a trainable variable may be without a path to the cost.
+    /// Whether a trainable variable may have no path to the cost.
     pub frozen: bool,
-    /// Variables of one slab lie one behind the other in memory, in the order they were made, so that an optimizer
-    /// runs over them in one pass.
+    /// The memory slab. Variables of one slab are contiguous in memory, in the order they were
+    /// created, so that an optimizer processes them in one pass.
     pub slab: String,
-    /// The user's line that made it.
+    /// The user's line that created it.
     pub site: Site,
 }
 
-/// A variable to be made: name, shape, and what differs from the defaults (f32, trainable, global, drawn from
-/// [`Init::he`]).
+/// The specification of a variable: name, shape, and options. The defaults are f32, trainable,
+/// global, initialised by [`Init::he`].
 #[derive(Clone, Debug)]
 pub struct VariableSpec {
     pub(crate) name: String,
@@ -45,7 +45,7 @@ pub struct VariableSpec {
 }
 
 impl VariableSpec {
-    /// A trainable variable.
+    /// Specifies a trainable variable.
     pub fn new(name: impl Into<String>, sizes: impl Into<Vec<usize>>) -> VariableSpec {
         VariableSpec {
             name: name.into(),
@@ -58,21 +58,21 @@ impl VariableSpec {
         }
     }
 
-    /// With another element type.
+    /// Sets the element type.
     #[must_use]
     pub fn dtype(mut self, dtype: DType) -> VariableSpec {
         self.dtype = dtype;
         self
     }
 
-    /// With this initialiser.
+    /// Sets the initialiser.
     #[must_use]
     pub fn init(mut self, init: Init) -> VariableSpec {
         self.init = init;
         self
     }
 
-    /// Not trained by gradient descent, but saved, and needed for inference.
+    /// Makes it a model variable: not trained, but saved, and needed for inference.
     #[must_use]
     pub fn model(mut self) -> VariableSpec {
         (self.trainable, self.slab) = (false, "model".into());
@@ -80,7 +80,8 @@ impl VariableSpec {
         self
     }
 
-    /// Not trained, saved, and needed for training alone: counters, optimizer slots.
+    /// Makes it a training-only variable: not trained, but saved, such as counters and optimizer
+    /// slots.
     #[must_use]
     pub fn non_trainable(mut self) -> VariableSpec {
         (self.trainable, self.slab) = (false, "other".into());
@@ -88,7 +89,7 @@ impl VariableSpec {
         self
     }
 
-    /// Not trained, and of this tower alone.
+    /// Makes it local to this tower: neither trained nor saved.
     #[must_use]
     pub fn local(mut self) -> VariableSpec {
         (self.trainable, self.slab) = (false, "local".into());
@@ -96,14 +97,14 @@ impl VariableSpec {
         self
     }
 
-    /// In this collection as well.
+    /// Adds it to another collection.
     #[must_use]
     pub fn also_in(mut self, collection: &'static str) -> VariableSpec {
         self.collections.push(collection);
         self
     }
 
-    /// In the slab of this name, beside the other variables of that slab.
+    /// Puts it in this memory slab, next to the slab's other variables.
     #[must_use]
     pub fn slab(mut self, slab: impl Into<String>) -> VariableSpec {
         self.slab = slab.into();
@@ -111,16 +112,16 @@ impl VariableSpec {
     }
 }
 
-/// Whether a variable that exists may be taken, and one that does not be made.
+/// Whether creating a variable may return an existing one or make a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sharing {
     /// Every variable is new.
     Make,
-    /// Every trainable variable exists already.
+    /// Every trainable variable must already exist.
     Share,
-    /// Those that exist are shared, the others made.
+    /// Existing variables are shared; missing ones are created.
     Either,
-    /// Every variable is new; where the name is taken, it gets a number.
+    /// Every variable is new; if the name is taken, a numeric suffix is added.
     Numbered,
 }
 
@@ -128,7 +129,7 @@ pub(crate) enum Sharing {
 #[derive(Clone, Debug)]
 pub struct Variable {
     pub(crate) value: Tensor,
-    /// `None` for a variable that could not be made.
+    /// `None` for a variable that could not be created.
     pub(crate) id: Option<VariableId>,
     pub(crate) name: String,
 }
@@ -141,18 +142,18 @@ impl Deref for Variable {
 }
 
 impl Variable {
-    /// The full name.
+    /// Returns the full name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The value at the start of the run.
+    /// Returns the value at the start of the run.
     pub fn value(&self) -> &Tensor {
         &self.value
     }
 
-    /// The value after the updates that were built before this and are part of the same run: what an average of a
-    /// weight reads to follow the weight as the optimizer leaves it.
+    /// Returns the value after the updates in the same run that were built before this call. A
+    /// moving average of a weight reads this to follow the optimizer's update.
     #[track_caller]
     pub fn current(&self) -> Tensor {
         let graph = self.value.graph();
@@ -162,15 +163,16 @@ impl Variable {
         }
     }
 
-    /// Replaces the value at the end of a run that includes the result. Two of these for one variable in one run are
-    /// an error, since neither could be said to win.
+    /// Replaces the value at the end of a run that includes the returned operation. Two assignments
+    /// to one variable in one run are an error, because their order is undefined.
     #[track_caller]
     pub fn assign(&self, value: &Tensor) -> Op {
         self.next_value(true, |_| value.clone())
     }
 
-    /// Changes the value at the end of a run that includes the result: `next` makes the next value of the current
-    /// one. Several updates of one variable in one run compose in the order they were built.
+    /// Changes the value at the end of a run that includes the returned operation: `next` computes
+    /// the next value from the current one. Several updates of one variable in one run compose in
+    /// the order they were built.
     #[track_caller]
     pub fn update(&self, next: impl FnOnce(&Tensor) -> Tensor) -> Op {
         self.next_value(false, next)
@@ -187,7 +189,7 @@ impl Variable {
 }
 
 impl Graph {
-    /// Makes the variable `scope/name`, or returns the one there is, as `sharing` says.
+    /// Creates the variable `scope/name`, or returns an existing one, as `sharing` allows.
     #[track_caller]
     pub(crate) fn variable(&self, spec: VariableSpec, sharing: Sharing) -> Variable {
         let caller = Location::caller();
@@ -202,15 +204,16 @@ impl Graph {
         Variable { value: self.read_variable(id), id: Some(id), name: full }
     }
 
-    /// The one node that reads a variable, under the variable's own name.
+    /// Returns the tensor that reads a variable. A variable has one such node, named like the
+    /// variable.
     #[track_caller]
     fn read_variable(&self, id: VariableId) -> Tensor {
-        let there = self.built().and_then(|b| {
+        let existing = self.built().and_then(|b| {
             let name = &b.variables.get(id.0 as usize)?.name;
             b.names.get(name).copied()
         });
-        if let Some(there) = there {
-            return self.tensor_at(there);
+        if let Some(existing) = existing {
+            return self.tensor_at(existing);
         }
         let value = self.add_node(NodeKind::Read(id), &[], None).swap_remove(0);
         if let (Some(mut b), Some(at)) = (self.building(), value.id) {
@@ -232,7 +235,7 @@ impl Graph {
         let Some(mut b) = self.building() else {
             return Err(Error::new(
                 ErrorKind::Graph,
-                format!("the graph is frozen: {} cannot be made", spec.name),
+                format!("the graph is frozen: the variable {} cannot be created", spec.name),
             ));
         };
         let mut full = name::join(&b.variable_scope.join("/"), &spec.name);
@@ -240,18 +243,18 @@ impl Graph {
             full = b.free_variable_name(full);
         }
         if let Some(&id) = b.variable_names.get(&full) {
-            let there = &b.variables[id.0 as usize];
-            if (there.dtype, &there.sizes) != (spec.dtype, &spec.sizes) {
+            let existing = &b.variables[id.0 as usize];
+            if (existing.dtype, &existing.sizes) != (spec.dtype, &spec.sizes) {
                 return Err(Error::shape(format!(
-                    "the variable {full} is {}{:?}, but {}{:?} was asked for",
-                    there.dtype, there.sizes, spec.dtype, spec.sizes
+                    "the variable {full} is {}{:?}, but {}{:?} was requested",
+                    existing.dtype, existing.sizes, spec.dtype, spec.sizes
                 ))
-                .note(format!("it was made at {}", there.site)));
+                .note(format!("it was created at {}", existing.site)));
             }
             if sharing == Sharing::Make {
-                return Err(Error::new(ErrorKind::Name, format!("the variable {full} exists already"))
-                    .note(format!("it was made at {}", there.site))
-                    .note("each variable has a name of its own (rule 3 of tower functions)")
+                return Err(Error::new(ErrorKind::Name, format!("the variable {full} already exists"))
+                    .note(format!("it was created at {}", existing.site))
+                    .note("variable names must be unique (rule 3 of tower functions)")
                     .note("to share it, open the scope with reuse"));
             }
             return Ok((id, full));
@@ -260,13 +263,14 @@ impl Graph {
             return Err(Error::new(
                 ErrorKind::Name,
                 format!(
-                    "the variable {full} does not exist, and this tower shares variables instead of making them (rule 4 of tower functions)"
+                    "the variable {full} does not exist, and this tower shares variables instead of creating them (rule 4 of tower functions)"
                 ),
             )
-            .note("a tower function makes the same variables whenever it is called: their names depend on no state (rule 1), name scope or tensor (rule 3)"));
+            .note("a tower function must create the same variables in every call: their names must not depend on state (rule 1), name scopes or tensors (rule 3)"));
         }
         spec.init.check(&full, spec.dtype, &spec.sizes)?;
-        // Variables are read under their own name: another tensor of that name would be taken for the variable.
+        // A variable is read under its own name, so another tensor of that name would be mistaken
+        // for it.
         if b.names.contains_key(&full) {
             return Err(Error::new(ErrorKind::Name, format!("the name {full:?} is taken")));
         }
@@ -289,7 +293,7 @@ impl Graph {
         Ok((id, full))
     }
 
-    /// A handle to an existing variable.
+    /// Returns a handle to an existing variable.
     #[track_caller]
     pub fn variable_handle(&self, id: VariableId) -> Variable {
         let name = self.built().map_or_else(String::new, |b| b.variables[id.0 as usize].name.clone());
@@ -297,19 +301,20 @@ impl Graph {
         Variable { id: value.id.map(|_| id), value, name }
     }
 
-    /// A handle to the variable of this full name, if there is one.
+    /// Returns a handle to the variable with this full name, if it exists.
     #[track_caller]
     pub fn variable_named(&self, name: &str) -> Option<Variable> {
         let id = self.built().and_then(|b| b.variable_names.get(name).copied())?;
         Some(self.variable_handle(id))
     }
 
-    /// What is known of a variable.
+    /// Returns the description of a variable.
     pub fn variable_info(&self, id: VariableId) -> Option<VariableInfo> {
         self.built().and_then(|b| b.variables.get(id.0 as usize).cloned())
     }
 
-    /// Trainable variables that may be without a path to the cost: all whose name `pattern` accepts.
+    /// Freezes the trainable variables whose names `pattern` accepts: they may have no path to the
+    /// cost.
     pub fn freeze_variables(&self, pattern: impl Fn(&str) -> bool) {
         if let Some(mut b) = self.building() {
             b.variables.iter_mut().filter(|v| pattern(&v.name)).for_each(|v| v.frozen = true);
@@ -318,7 +323,7 @@ impl Graph {
 }
 
 impl Building {
-    /// `name`, or `name_1`, `name_2`... if there is such a variable.
+    /// Returns `name`, or `name_1`, `name_2`... if a variable of that name exists.
     fn free_variable_name(&self, name: String) -> String {
         let numbered = (1..).map(|n| format!("{name}_{n}"));
         let free =

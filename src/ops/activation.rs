@@ -1,12 +1,13 @@
-//! Nonlinearities made of other operations. Fusion makes one pass of each, and each can be differentiated again.
+//! Activation functions composed of other operations. Fusion turns each into one pass, and each can
+//! be differentiated again.
 
 use super::composed;
 use crate::graph::Tensor;
 use std::panic::Location;
 
 impl Tensor {
-    /// Every element limited to between `low` and `high`. The gradient is 1 from `low` to `high`,
-    /// both included, and 0 beyond.
+    /// Clamps every element to `low..=high`. The gradient is 1 in the closed interval and 0
+    /// outside.
     #[track_caller]
     #[doc(alias = "clip_by_value")]
     pub fn clip(&self, low: f64, high: f64) -> Tensor {
@@ -41,13 +42,15 @@ impl Tensor {
     pub fn elu(&self) -> Tensor {
         composed(self, "Elu", Location::caller(), || {
             let positive = self.greater(&self.zero());
-            // The exponential of what is not taken must not overflow: its gradient would be zero times infinity.
+            // Select before the exponential: an overflow in the branch that is not taken would give
+            // a gradient of zero times infinity.
             let below = positive.select(&self.zero(), self).expm1();
             positive.select(self, &below)
         })
     }
 
-    /// `x` times the standard normal distribution function of `x` (Hendrycks and Gimpel, 2016), exactly.
+    /// `x` times the standard normal distribution function of `x` (Hendrycks and Gimpel, 2016).
+    /// This is the exact form, not the tanh approximation.
     #[track_caller]
     pub fn gelu(&self) -> Tensor {
         composed(self, "Gelu", Location::caller(), || {
@@ -55,12 +58,12 @@ impl Tensor {
         })
     }
 
-    /// `log(1 + exp(x))`, without overflow.
+    /// Computes `log(1 + exp(x))` without overflow.
     #[track_caller]
     pub fn softplus(&self) -> Tensor {
         composed(self, "Softplus", Location::caller(), || {
             // Both branches are smooth and all their derivatives agree at 0, so every derivative is
-            // right there. Those of max(x, 0) and |x| are not.
+            // correct there. Those of max(x, 0) and |x| are not.
             let positive = self.greater(&self.zero());
             let tail = positive.select(&-self, self).exp().log1p();
             positive.select(self, &self.zero()) + tail

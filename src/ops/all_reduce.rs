@@ -1,11 +1,13 @@
-//! Sums over towers: the one operation through which replicas of a model meet.
+//! All-reduce: the sum over towers, the one operation through which replicas of a model
+//! communicate.
 
 use crate::graph::{GradCx, OpDef, OpTraits, Spec, Tensor};
 use crate::kir::{LowerCx, View};
 use crate::reference::{Array, EvaluateCx, Scalar, sum};
 use tensorpack_tensor::{DType, Error, Result};
 
-/// The sum of what all towers have under `key`. Each tower has a node of its own; their results are equal.
+/// The sum of the tensors that all towers contribute under `key`. Each tower has its own node;
+/// their results are equal.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct AllReduce {
     key: String,
@@ -20,11 +22,12 @@ impl OpDef for AllReduce {
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         match inputs[0].dtype {
             DType::F32 | DType::F64 => Ok(vec![inputs[0].clone()]),
-            d => Err(Error::dtype(format!("takes f32 or f64 elements, not {d}"))),
+            d => Err(Error::dtype(format!("expected f32 or f64 elements, got {d}"))),
         }
     }
 
-    /// Every tower's result depends on every tower's part: the gradient is the sum of all towers' gradients.
+    /// Every tower's result depends on every tower's input, so the gradient is the sum of all
+    /// towers' gradients.
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
         Ok(vec![Some(cx.dy().all_reduce(format!("{}/grad", self.key), self.towers))])
     }
@@ -40,8 +43,8 @@ impl OpDef for AllReduce {
         }
         let (parts, own) = (cx.tower_inputs(), cx.input(0));
         if let Some(other) = parts.iter().find(|p| (p.dtype(), p.sizes()) != (own.dtype(), own.sizes())) {
-            let form = |p: &Array| format!("{}{:?}", p.dtype(), p.sizes());
-            let why = format!("towers sum {} of {} and {}", self.key, form(own), form(other));
+            let spec = |p: &Array| format!("{}{:?}", p.dtype(), p.sizes());
+            let why = format!("towers contribute {} and {} to the sum {}", spec(own), spec(other), self.key);
             return Err(Error::shape(why));
         }
         Ok(cx.output(|i| Scalar::Float(sum(parts.iter().map(|p| p.float(i))))))
@@ -57,7 +60,7 @@ impl OpDef for AllReduce {
 }
 
 impl Tensor {
-    /// The sum of what `towers` towers have under `key`.
+    /// Returns the sum over `towers` towers of the tensors they contribute under `key`.
     #[track_caller]
     pub(crate) fn all_reduce(&self, key: String, towers: usize) -> Tensor {
         Tensor::apply_one(AllReduce { key, towers }, &[self])
@@ -69,7 +72,8 @@ mod tests {
     use crate::trial::*;
 
     cases![
-        // Sums over several towers are tested in tests/towers.rs; over one tower it is the tower's own part.
+        // Sums over several towers are tested in tests/towers.rs; over one tower the result is the
+        // input.
         unary("AllReduce", Twice, Any, |x| x.all_reduce("sum".into(), 1)),
     ];
 }

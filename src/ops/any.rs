@@ -1,4 +1,4 @@
-//! Whether any or all of some truth values are true.
+//! Logical reductions: any and all.
 
 use super::composed;
 use crate::graph::Tensor;
@@ -6,23 +6,25 @@ use std::panic::Location;
 use tensorpack_tensor::{DType, Error};
 
 impl Tensor {
-    /// Whether any is true along some axes (none: all), which vanish. Of nothing, none is.
+    /// Returns whether any element is true along `axes` (empty: all axes), which are removed. False
+    /// if there are no elements.
     #[track_caller]
     pub fn any_axes(&self, axes: &[isize]) -> Tensor {
-        self.quantified("Any", Location::caller(), || {
+        self.bool_reduction("Any", Location::caller(), || {
             let trues = self.cast(DType::I64).sum_axes(axes);
             trues.greater(&trues.zero())
         })
     }
 
-    /// Whether all are true along some axes (none: all), which vanish. Of nothing, all are.
+    /// Returns whether all elements are true along `axes` (empty: all axes), which are removed.
+    /// True if there are no elements.
     #[track_caller]
     pub fn all_axes(&self, axes: &[isize]) -> Tensor {
-        self.quantified("All", Location::caller(), || self.logical_not().any_axes(axes).logical_not())
+        self.bool_reduction("All", Location::caller(), || self.logical_not().any_axes(axes).logical_not())
     }
 
     #[track_caller]
-    fn quantified(
+    fn bool_reduction(
         &self,
         name: &str,
         caller: &'static Location<'static>,
@@ -31,7 +33,7 @@ impl Tensor {
         match self.dtype() {
             _ if self.is_poison() => self.clone(),
             DType::Bool => composed(self, name, caller, build),
-            d => self.fail(name, Error::dtype(format!("takes bool elements, not {d}"))),
+            d => self.fail(name, Error::dtype(format!("expected bool elements, got {d}"))),
         }
     }
 }
@@ -41,7 +43,7 @@ mod tests {
     use crate::trial::*;
 
     cases![
-        case("Any and all", Never("a truth value"), |draw| {
+        case("Any and all", Never("boolean result"), |draw| {
             let rank = draw.below(4);
             let (sizes, axes) = (draw.sizes(rank), draw.axes(rank));
             Trial::new(vec![Input::new(draw, sizes, Elements::Bools)], move |x| {

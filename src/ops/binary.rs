@@ -1,4 +1,4 @@
-//! Functions of two numbers, element by element, with broadcasting; and Rust's operators for them.
+//! Elementwise functions of two tensors, with broadcasting, and Rust's operators for them.
 
 use crate::graph::{GradCx, NodeKind, OpDef, OpIdentity, Spec, Tensor};
 use crate::kir::{self, LowerCx, View};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use tensorpack_tensor::{DType, Error, Result};
 
-/// A function of every pair of elements.
+/// An elementwise function of two tensors.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Binary(kir::Binary);
 crate::exported!(Binary, 2..=2);
@@ -50,7 +50,7 @@ impl OpDef for Binary {
         }
         let logical = matches!(self.0, And | Or);
         if (a.dtype == DType::Bool) != logical && !self.is_comparison() {
-            return Err(Error::dtype(format!("does not take {} elements", a.dtype)));
+            return Err(Error::dtype(format!("{} elements are not supported", a.dtype)));
         }
         if self.0 == Pow {
             super::float_input(a)?;
@@ -62,8 +62,8 @@ impl OpDef for Binary {
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
         use kir::Binary::*;
         let (a, b, y, dy) = (cx.input(0), cx.input(1), cx.output(0), cx.dy());
-        // Where both are equal, the maximum's gradient is shared between them. If both have a
-        // gradient, they must agree on which of them is the larger.
+        // Where both are equal, they share the gradient of the maximum. If both have a gradient,
+        // both comparisons must see the same values.
         let [a_seen, b_seen] = match self.0 {
             Max | Min if cx.needs(0) && cx.needs(1) => [a, b].map(Tensor::optimization_barrier),
             _ => [a, b].map(Tensor::clone),
@@ -91,7 +91,8 @@ impl OpDef for Binary {
             Max => share(b_seen.greater(&a_seen)),
             Min => share(b_seen.less(&a_seen)),
             _ => {
-                // a^b * ln(a) tends to 0 as a does; a negative base has no derivative in b.
+                // a^b * ln(a) tends to 0 as a does; for a negative base the derivative with respect
+                // to b does not exist.
                 let positive = a.greater(&a.zero());
                 let log = positive.select(a, &a.one()).log();
                 dy * positive.select(&(y * log), &y.zero())
@@ -100,7 +101,7 @@ impl OpDef for Binary {
         if self.is_comparison() || matches!(self.0, And | Or) {
             return Ok(vec![None, None]);
         }
-        // A difference is negated after it is summed: there is less of it then.
+        // Negate a difference after summing it, when it has fewer elements.
         let to_b = || if self.0 == Sub { -dy.sum_like(b) } else { to_b().sum_like(b) };
         Ok(vec![cx.needs(0).then(|| to_a().sum_like(a)), cx.needs(1).then(to_b)])
     }
@@ -116,7 +117,7 @@ impl OpDef for Binary {
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         use Scalar::{Float, Int};
         use kir::Binary::*;
-        let truth = |v: bool| Int(i64::from(v));
+        let boolean = |v: bool| Int(i64::from(v));
         if self.0 == Div
             && cx.output_dtype(0).is_int()
             && let Some(at) = cx.input(1).values().position(|v| v.as_i64() == 0)
@@ -131,14 +132,14 @@ impl OpDef for Binary {
                 _ => p.partial_cmp(&q),
             };
             match (self.0, x, y) {
-                (Eq, ..) => truth(order.is_some_and(Ordering::is_eq)),
-                (Ne, ..) => truth(order.is_none_or(Ordering::is_ne)),
-                (Lt, ..) => truth(order.is_some_and(Ordering::is_lt)),
-                (Le, ..) => truth(order.is_some_and(Ordering::is_le)),
-                (Gt, ..) => truth(order.is_some_and(Ordering::is_gt)),
-                (Ge, ..) => truth(order.is_some_and(Ordering::is_ge)),
-                (And, ..) => truth(p != 0.0 && q != 0.0),
-                (Or, ..) => truth(p != 0.0 || q != 0.0),
+                (Eq, ..) => boolean(order.is_some_and(Ordering::is_eq)),
+                (Ne, ..) => boolean(order.is_none_or(Ordering::is_ne)),
+                (Lt, ..) => boolean(order.is_some_and(Ordering::is_lt)),
+                (Le, ..) => boolean(order.is_some_and(Ordering::is_le)),
+                (Gt, ..) => boolean(order.is_some_and(Ordering::is_gt)),
+                (Ge, ..) => boolean(order.is_some_and(Ordering::is_ge)),
+                (And, ..) => boolean(p != 0.0 && q != 0.0),
+                (Or, ..) => boolean(p != 0.0 || q != 0.0),
                 (Add, Int(x), Int(y)) => Int(x.wrapping_add(y)),
                 (Sub, Int(x), Int(y)) => Int(x.wrapping_sub(y)),
                 (Mul, Int(x), Int(y)) => Int(x.wrapping_mul(y)),
@@ -150,7 +151,7 @@ impl OpDef for Binary {
                 (Sub, ..) => Float(p - q),
                 (Mul, ..) => Float(p * q),
                 (Div, ..) => Float(p / q),
-                // A NaN on either side is the result.
+                // NaN on either side gives NaN.
                 (Max, ..) => Float(if p > q || p.is_nan() { p } else { q }),
                 (Min, ..) => Float(if p < q || p.is_nan() { p } else { q }),
                 (Pow, ..) => Float(p.powf(q)),
@@ -160,7 +161,7 @@ impl OpDef for Binary {
 
     fn nan_hint(&self) -> Option<String> {
         match self.0 {
-            kir::Binary::Div => Some("a divisor is zero; add a small number to it".into()),
+            kir::Binary::Div => Some("a divisor is zero; add a small epsilon to it".into()),
             kir::Binary::Pow => Some("a base is negative, or zero with a negative exponent".into()),
             _ => None,
         }
@@ -168,19 +169,19 @@ impl OpDef for Binary {
 }
 
 impl Tensor {
-    /// Converts a literal to an operand of `op`. Dividing integers by a literal is refused, because
-    /// it is unclear whether the result should be truncated.
+    /// Converts a literal to an operand of `op`. Dividing integers by a literal is an error,
+    /// because it is unclear whether the result should be truncated.
     #[track_caller]
     fn scalar_operand(&self, op: kir::Binary, value: f64) -> Tensor {
         if op == kir::Binary::Div && !self.is_poison() && self.dtype().is_int() {
-            let why = format!("{} elements and the number {value} are not divided", self.dtype());
-            let e = Error::dtype(why).note("cast to f32 first; two integer tensors are divided, truncating");
+            let why = format!("cannot divide {} elements by the literal {value}", self.dtype());
+            let e = Error::dtype(why).note("cast to f32 first; dividing two integer tensors truncates");
             return self.fail("Div", e);
         }
         self.constant_like(value)
     }
 
-    /// The two tensors this is the product of, element by element, if it is one.
+    /// Returns the two factors if this tensor is an elementwise product.
     pub(super) fn factors(&self) -> Option<[Tensor; 2]> {
         let node = self.graph().node(self.id()?.node)?;
         let product = Binary(kir::Binary::Mul);
@@ -203,27 +204,27 @@ macro_rules! methods {
 }
 
 methods! {
-    /// The larger of the two; NaN if either is.
+    /// The elementwise maximum; NaN if either element is NaN.
     maximum => Max,
-    /// The smaller of the two; NaN if either is.
+    /// The elementwise minimum; NaN if either element is NaN.
     minimum => Min,
-    /// This to the power of the other.
+    /// This tensor to the power of the other.
     pow => Pow,
-    /// Whether equal.
+    /// Whether the elements are equal.
     equal => Eq,
-    /// Whether different.
+    /// Whether the elements differ.
     not_equal => Ne,
-    /// Whether less.
+    /// Whether this is less than the other.
     less => Lt,
-    /// Whether less or equal.
+    /// Whether this is less than or equal to the other.
     less_equal => Le,
-    /// Whether greater.
+    /// Whether this is greater than the other.
     greater => Gt,
-    /// Whether greater or equal.
+    /// Whether this is greater than or equal to the other.
     greater_equal => Ge,
-    /// Whether both.
+    /// Logical and.
     logical_and => And,
-    /// Whether either.
+    /// Logical or.
     logical_or => Or,
 }
 
@@ -284,7 +285,7 @@ mod tests {
     use super::*;
     use crate::trial::*;
 
-    const COMPARISON: Gradient = Never("a truth value");
+    const COMPARISON: Gradient = Never("boolean result");
 
     cases![
         binary("Add", Twice, [Any, Any], |a, b| a + b)
@@ -309,7 +310,7 @@ mod tests {
         binary("GreaterEqual", COMPARISON, [Halves, Halves], Tensor::greater_equal),
         logical("And", Tensor::logical_and),
         logical("Or", Tensor::logical_or),
-        // A chain with a repeated input, for fusion and for gradients that add up.
+        // A chain with a repeated input, to test fusion and accumulated gradients.
         binary("Mul twice", Twice, [Any, Positive], |a, b| (a * b).tanh() * a + b.log() * a),
     ];
 }

@@ -1,5 +1,5 @@
-//! Repeating a tensor to another's shape, and its opposite: summing back. Both take the other tensor for its shape
-//! alone, so that gradients work with unknown dims and keep nothing alive.
+//! Broadcasting a tensor to another's shape, and its transpose: summing back. Both use only the
+//! shape of the other tensor, so that gradients work with unknown dims and keep no values alive.
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, ReduceKind, View};
@@ -7,7 +7,7 @@ use crate::reference::{Array, EvaluateCx, Indices, Sums};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Dim, Error, HostTensor, Result};
 
-/// Input 0 repeated to the shape of input 1.
+/// Input 0 broadcast to the shape of input 1.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct BroadcastLike;
 crate::exported!(BroadcastLike, 2..=2);
@@ -21,7 +21,7 @@ impl OpDef for BroadcastLike {
         let (x, like) = (&inputs[0], &inputs[1]);
         let shape = x.shape.broadcast(&like.shape)?;
         if shape.known().is_some() && like.shape.known().is_some() && shape != like.shape {
-            return Err(Error::shape(format!("{} cannot be repeated to {}", x.shape, like.shape)));
+            return Err(Error::shape(format!("{} cannot be broadcast to {}", x.shape, like.shape)));
         }
         Ok(vec![Spec { dtype: x.dtype, shape: like.shape.clone() }])
     }
@@ -43,7 +43,7 @@ impl OpDef for BroadcastLike {
     }
 }
 
-/// The input repeated to these sizes; without a number a dim stays as it is.
+/// The input broadcast to these sizes; `None` keeps a dim as it is.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct BroadcastTo(Vec<Option<usize>>);
 crate::exported!(BroadcastTo, 1..=1);
@@ -67,7 +67,7 @@ impl OpDef for BroadcastTo {
             None => {
                 let to: Vec<String> =
                     self.0.iter().map(|n| n.map_or("-1".into(), |n| n.to_string())).collect();
-                Err(Error::shape(format!("{} cannot be repeated to [{}]", x.shape, to.join(", "))))
+                Err(Error::shape(format!("{} cannot be broadcast to [{}]", x.shape, to.join(", "))))
             }
         }
     }
@@ -143,7 +143,8 @@ impl OpDef for SumLike {
     }
 }
 
-/// How many elements of input 0 there are for each of input 1: a scalar that is known once shapes are.
+/// The number of elements of input 0 per element of input 1: a scalar that is known once shapes
+/// are.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct CountRatio(DType);
 crate::exported!(CountRatio, 2..=2);
@@ -154,11 +155,11 @@ impl OpDef for CountRatio {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        // No means of nothing are fine: only a mean that has to be there is not.
+        // A mean over no elements is fine if the result is empty: only a requested mean must exist.
         let [whole, parts] = [0, 1].map(|i| inputs[i].shape.element_count().known());
         if whole == Some(0) && parts.is_some_and(|n| n > 0) {
             return Err(Error::shape(format!(
-                "the mean of an empty tensor ({}) does not exist",
+                "the mean of an empty tensor ({}) is undefined",
                 inputs[0].shape
             )));
         }
@@ -186,7 +187,7 @@ impl OpDef for CountRatio {
 }
 
 impl Tensor {
-    /// This tensor repeated to the shape of `like`.
+    /// Broadcasts this tensor to the shape of `like`.
     #[track_caller]
     pub fn broadcast_like(&self, like: &Tensor) -> Tensor {
         if self.shape() == like.shape() {
@@ -196,8 +197,8 @@ impl Tensor {
         }
     }
 
-    /// This tensor repeated to other sizes, aligned at the last dim: its own sizes must be equal to them or 1. A size
-    /// of -1 is the tensor's own.
+    /// Broadcasts this tensor to `sizes`, aligned at the last dim: its own sizes must be equal to
+    /// them or 1. A size of -1 keeps the tensor's own.
     #[track_caller]
     #[doc(alias = "expand")]
     pub fn broadcast_to(&self, sizes: &[isize]) -> Tensor {
@@ -207,18 +208,21 @@ impl Tensor {
         };
         match sizes.iter().map(target).collect::<std::result::Result<Vec<_>, _>>() {
             Ok(sizes) => Tensor::apply_one(BroadcastTo(sizes), &[self]),
-            Err(_) => self.fail("BroadcastTo", Error::argument(format!("{sizes:?} are not sizes"))),
+            Err(_) => {
+                self.fail("BroadcastTo", Error::argument(format!("{sizes:?} contains an invalid size")))
+            }
         }
     }
 
-    /// This tensor summed over the dims in which it is larger than `like`: the opposite of broadcasting.
+    /// Sums this tensor over the dims in which it is larger than `like`: the transpose of
+    /// broadcasting.
     #[track_caller]
     pub fn sum_like(&self, like: &Tensor) -> Tensor {
         if self.shape() == like.shape() {
             return self.clone();
         }
-        // A factor that is the same for all that is summed is taken out: fewer products, and the sum of the other
-        // factor is often wanted anyway, as in the gradients of normalisation.
+        // Move a factor that is constant over the sum out of it: this saves multiplications, and
+        // the sum of the other factor is often needed anyway, as in the gradients of normalisation.
         if let Some([a, b]) = self.factors() {
             if a.shape() == self.shape() && b.shape() == like.shape() {
                 return a.sum_like(like) * b;
@@ -230,8 +234,8 @@ impl Tensor {
         Tensor::apply_one(SumLike, &[self, like])
     }
 
-    /// How many elements of this there are for each element of `part`, in this tensor's type. None at all are an error:
-    /// this is what means are divided by.
+    /// Returns the number of elements of this tensor per element of `part`, in this tensor's type:
+    /// the divisor of means. Zero is an error.
     #[track_caller]
     pub(crate) fn count_per(&self, part: &Tensor) -> Tensor {
         Tensor::apply_one(CountRatio(self.dtype()), &[self, part])
@@ -277,7 +281,7 @@ mod tests {
         .empty(
             "x.broadcast_to([2, 3])",
             "[0, 3]",
-            "error: [0, 3] cannot be repeated to [2, 3]",
+            "error: [0, 3] cannot be broadcast to [2, 3]",
             |x| { x[0].broadcast_to(&[2, 3]) }
         ),
         case("SumLike", Twice, |draw| {

@@ -6,7 +6,7 @@ use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Result};
 
-/// Every element in another type, as Rust's `as` converts; to bool, whether it is not zero.
+/// Converts every element to another type, like Rust's `as`; to bool, whether it is not zero.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Cast(DType);
 crate::exported!(Cast, 1..=1);
@@ -33,8 +33,8 @@ impl OpDef for Cast {
                 let nonzero = e.binary(Binary::Ne, r[0], zero);
                 return e.cast(Class::I64, nonzero);
             }
-            // Floats go to narrow integers in one step, as they are stored: by way of a wide one they would wrap where
-            // `as` stops at the largest.
+            // Convert floats to narrow integers in one step, in the stored type: going through a
+            // wide integer would wrap where `as` saturates.
             match self.0 {
                 DType::I32 | DType::U8 if x.dtype.is_float() => r[0],
                 _ => e.cast(Class::of(self.0), r[0]),
@@ -43,13 +43,13 @@ impl OpDef for Cast {
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
-        // Floats keep all their digits, whatever float type they are declared to become.
+        // Keep the full f64 precision, whatever float type is declared.
         Ok(vec![cx.input(0).map(self.0, |v| v)])
     }
 }
 
 impl Tensor {
-    /// This tensor with elements of type `dtype`.
+    /// Converts the elements to type `dtype`.
     #[track_caller]
     pub fn cast(&self, dtype: DType) -> Tensor {
         if self.dtype() == dtype { self.clone() } else { Tensor::apply_one(Cast(dtype), &[self]) }
@@ -62,6 +62,6 @@ mod tests {
     use crate::trial::*;
 
     cases![
-        unary("Cast", Never("each type has its own rounding: see integers"), Halves, |x| x.cast(DType::I32)),
+        unary("Cast", Never("rounding depends on the type: see integers"), Halves, |x| x.cast(DType::I32)),
     ];
 }

@@ -1,4 +1,4 @@
-//! Several tensors as one: side by side along an axis, or stacked along a new one.
+//! Concatenation along an axis, and stacking along a new one.
 
 use crate::graph::{GradCx, Graph, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, View};
@@ -8,7 +8,7 @@ use std::borrow::Borrow;
 use std::sync::Arc;
 use tensorpack_tensor::{Dim, Error, Result};
 
-/// The inputs side by side along an axis.
+/// The inputs concatenated along an axis.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Concat {
     axis: usize,
@@ -26,14 +26,11 @@ impl OpDef for Concat {
         let mut dims: Vec<Dim> = first.shape.to_vec();
         for part in &inputs[1..] {
             if part.dtype != first.dtype {
-                return Err(Error::dtype(format!(
-                    "joins tensors of one element type, not {} and {}",
-                    first.dtype, part.dtype
-                )));
+                return Err(Error::dtype(format!("element types {} and {} differ", first.dtype, part.dtype)));
             }
             let differ = || {
                 Error::shape(format!(
-                    "{} and {} cannot be joined along axis {}: their other sizes differ",
+                    "{} and {} cannot be concatenated along axis {}: their other sizes differ",
                     first.shape, part.shape, self.axis
                 ))
             };
@@ -53,7 +50,7 @@ impl OpDef for Concat {
         let known = along.iter().filter_map(|d| d.known()).try_fold(0usize, usize::checked_add);
         let unknown: Vec<Dim> = along.iter().copied().filter(|d| d.known().is_none()).collect();
         dims[self.axis] = match (known, unknown.as_slice()) {
-            (None, _) => return Err(Error::shape("the joined tensor is too large")),
+            (None, _) => return Err(Error::shape("the concatenated tensor is too large")),
             (Some(n), []) => Dim::Known(n),
             (Some(0), [one]) => *one,
             (Some(n), _) => Dim::derived("concat", &unknown, &[n]),
@@ -87,7 +84,8 @@ impl OpDef for Concat {
     }
 }
 
-/// Of input 0, which joins tensors of the shapes of the others, the part of the one numbered `part`.
+/// The part of input 0, a concatenation of tensors shaped like the other inputs, that corresponds
+/// to input `part`.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct PartOf {
     axis: usize,
@@ -103,7 +101,11 @@ impl OpDef for PartOf {
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         let (whole, parts) = (&inputs[0], &inputs[1..]);
         let Some(part) = parts.get(self.part) else {
-            return Err(Error::argument(format!("there is no part {} of {}", self.part, parts.len())));
+            return Err(Error::argument(format!(
+                "part {} is out of range: there are {}",
+                self.part,
+                parts.len()
+            )));
         };
         super::same_spec(whole, &Concat { axis: self.axis }.infer(parts)?[0])?;
         Ok(vec![Spec { dtype: whole.dtype, shape: part.shape.clone() }])
@@ -113,7 +115,7 @@ impl OpDef for PartOf {
         i > 0
     }
 
-    /// Zeros, with the gradient of the part in its place.
+    /// Zeros, with the gradient of the part at its position.
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
         let parts: Vec<Tensor> = (1..cx.input_count())
             .map(|i| match i - 1 == self.part {
@@ -143,24 +145,24 @@ impl OpDef for PartOf {
 }
 
 impl Graph {
-    /// Tensors side by side along `axis`; their other sizes must be equal.
+    /// Concatenates tensors along `axis`; their other sizes must be equal.
     #[track_caller]
     #[doc(alias = "ConcatWith")]
     pub fn concat(&self, parts: &[impl Borrow<Tensor>], axis: isize) -> Tensor {
-        self.joined("Concat", parts.iter().map(|p| p.borrow().clone()).collect(), axis, 0)
+        self.concat_parts("Concat", parts.iter().map(|p| p.borrow().clone()).collect(), axis, 0)
     }
 
-    /// Tensors of one shape along a new axis.
+    /// Stacks tensors of one shape along a new axis.
     #[track_caller]
     pub fn stack(&self, parts: &[impl Borrow<Tensor>], axis: isize) -> Tensor {
-        self.joined("Stack", parts.iter().map(|p| p.borrow().clone()).collect(), axis, 1)
+        self.concat_parts("Stack", parts.iter().map(|p| p.borrow().clone()).collect(), axis, 1)
     }
 
-    /// `parts` along `axis`, each with `new` dims of size 1 put in there.
+    /// Concatenates `parts` along `axis`, after inserting `new` dims of size 1 there.
     #[track_caller]
-    fn joined(&self, name: &str, parts: Vec<Tensor>, axis: isize, new: usize) -> Tensor {
+    fn concat_parts(&self, name: &str, parts: Vec<Tensor>, axis: isize, new: usize) -> Tensor {
         let Some(first) = parts.first() else {
-            self.record(name, &[], Error::argument("there is nothing to join: the list is empty"));
+            self.record(name, &[], Error::argument("the list of tensors is empty"));
             return Tensor::poison(self);
         };
         if parts.iter().any(Tensor::is_poison) {
@@ -209,7 +211,7 @@ mod tests {
     ];
 
     #[test]
-    fn errors_say_what_does_not_fit() {
+    fn errors_name_the_mismatch() {
         let message = |build: fn(&Graph, &[Tensor])| {
             let g = Graph::new();
             let x = [("a", [Some(2), Some(3)]), ("b", [Some(4), Some(5)])];
@@ -217,9 +219,9 @@ mod tests {
             build(&g, &x);
             g.freeze().unwrap_err().message().to_string()
         };
-        assert!(message(|g, _| drop(g.concat(&[] as &[Tensor], 0))).contains("the list is empty"));
-        let said = message(|g, x| drop(g.concat(x, 0)));
-        assert!(said.contains("[2, 3] and [4, 5] cannot be joined along axis 0"), "{said}");
-        assert!(message(|g, x| drop(g.concat(x, 2))).contains("axis 2 is outside"));
+        assert!(message(|g, _| drop(g.concat(&[] as &[Tensor], 0))).contains("is empty"));
+        let text = message(|g, x| drop(g.concat(x, 0)));
+        assert!(text.contains("[2, 3] and [4, 5] cannot be concatenated along axis 0"), "{text}");
+        assert!(message(|g, x| drop(g.concat(x, 2))).contains("axis 2 is out of range"));
     }
 }

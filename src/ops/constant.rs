@@ -1,4 +1,4 @@
-//! Values written into the graph.
+//! Constants.
 
 use crate::graph::{Exported, Graph, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
@@ -14,7 +14,7 @@ use tensorpack_tensor::{DType, Error, HostTensor, Result};
 struct Constant(HostTensor);
 crate::exported!(Constant, 0..=0, Constant::save, Constant::load);
 
-// By bits, so that a NaN equals itself and 0 differs from -0.
+// Compare bits, so that NaN equals itself and 0 differs from -0.
 impl PartialEq for Constant {
     fn eq(&self, other: &Constant) -> bool {
         let of = |c: &Constant| (c.0.dtype(), c.0.sizes().to_vec());
@@ -28,10 +28,11 @@ impl Hash for Constant {
     }
 }
 
-/// How many numbers are written among the attributes; more are a tensor of the file.
+/// The largest number of elements written among the attributes; larger constants become tensors of
+/// the file.
 const WRITTEN_OUT: usize = 16;
 
-/// A constant among the attributes.
+/// The serialised form of a small constant.
 #[derive(Serialize, Deserialize)]
 struct Written {
     dtype: DType,
@@ -50,7 +51,7 @@ impl Constant {
         if self.0.len() <= WRITTEN_OUT {
             let (dtype, sizes) = (self.0.dtype(), self.0.sizes().to_vec());
             let written = Written { dtype, sizes, values: self.0.to_f64_vec() };
-            // JSON has no NaN, and f64 not every i64.
+            // JSON has no NaN, and f64 cannot hold every i64.
             let finite = written.values.iter().all(|v| v.is_finite());
             if finite && written.tensor()?.as_bytes() == self.0.as_bytes() {
                 return Exported::attributes(&written);
@@ -87,7 +88,7 @@ impl OpDef for Constant {
 }
 
 impl Graph {
-    /// A constant.
+    /// Adds a constant to the graph.
     #[track_caller]
     pub fn constant(&self, value: HostTensor) -> Tensor {
         self.add_op(Arc::new(Constant(value)), &[]).swap_remove(0)
@@ -102,28 +103,28 @@ impl Tensor {
         if self.is_poison() {
             return self.clone();
         }
-        let (dtype, most) = (self.dtype(), 2f64.powi(63));
+        let (dtype, limit) = (self.dtype(), 2f64.powi(63));
         let fits = match dtype {
             DType::I32 => f64::from(value as i32) == value,
             DType::U8 => f64::from(value as u8) == value,
-            DType::I64 => value.trunc() == value && (-most..most).contains(&value),
+            DType::I64 => value.trunc() == value && (-limit..limit).contains(&value),
             _ => true,
         };
         if !fits {
-            let why = format!("{value} is not a number of type {dtype}, which this is computed in");
+            let why = format!("{value} cannot be represented in {dtype}");
             return self.fail("Constant", Error::dtype(why).note("cast to f32 first"));
         }
         let scalar = HostTensor::from_f64(self.dtype(), [], &[value]).expect("one value fills a scalar");
         self.graph().constant(scalar)
     }
 
-    /// The scalar 0 of this tensor's element type.
+    /// Returns the scalar 0 of this tensor's element type.
     #[track_caller]
     pub(crate) fn zero(&self) -> Tensor {
         self.constant_like(0.0)
     }
 
-    /// The scalar 1 of this tensor's element type.
+    /// Returns the scalar 1 of this tensor's element type.
     #[track_caller]
     pub(crate) fn one(&self) -> Tensor {
         self.constant_like(1.0)

@@ -1,21 +1,21 @@
-//! Convolution along sequences: that of images one pixel high.
+//! 1-D convolution, computed as a 2-D convolution of images one pixel high.
 
 use super::{Conv2dOptions, Padding, composed};
 use crate::graph::Tensor;
 use std::panic::Location;
 use tensorpack_tensor::Error;
 
-/// How a convolution slides along a sequence, and how its channels are grouped.
+/// Stride, dilation, padding and groups of a 1-D convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Conv1dOptions {
-    /// How far the window moves.
+    /// The stride of the window.
     pub stride: usize,
-    /// How far apart its taps are.
+    /// The distance between filter taps.
     pub dilation: usize,
-    /// Zeros before and after the sequence: [`Padding::Same`], [`Padding::Valid`], or as many as the second pair of
-    /// [`Padding::Explicit`] says.
+    /// Zeros before and after the sequence: [`Padding::Same`], [`Padding::Valid`], or the second
+    /// pair of [`Padding::Explicit`].
     pub padding: Padding,
-    /// Into how many groups channels are cut, each convolved alone.
+    /// The number of channel groups, each convolved separately.
     pub groups: usize,
 }
 
@@ -26,7 +26,8 @@ impl Default for Conv1dOptions {
 }
 
 impl Conv1dOptions {
-    /// Zeros only before the sequence, as many as a window of `taps` reaches back: no result sees what comes later.
+    /// Pads only before the sequence, by the reach of a window of `taps`, so that no output depends
+    /// on later inputs.
     #[must_use]
     pub fn causal(self, taps: usize) -> Conv1dOptions {
         let back = taps.saturating_sub(1).saturating_mul(self.dilation);
@@ -35,7 +36,7 @@ impl Conv1dOptions {
 }
 
 impl Tensor {
-    /// The convolution of sequences `[batch, time, in]` with a filter `[taps, in / groups, out]`.
+    /// Convolves sequences `[batch, time, in]` with a filter `[taps, in / groups, out]`.
     #[track_caller]
     pub fn conv1d(&self, filter: &Tensor, options: Conv1dOptions) -> Tensor {
         if self.is_poison() || filter.is_poison() {
@@ -43,7 +44,7 @@ impl Tensor {
         }
         if (self.rank(), filter.rank()) != (3, 3) {
             let why = format!(
-                "takes sequences [batch, time, channels] and a filter [taps, in, out], not {} and {}",
+                "expected sequences [batch, time, channels] and a filter [taps, in, out], got {} and {}",
                 self.shape(),
                 filter.shape()
             );

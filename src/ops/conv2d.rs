@@ -1,5 +1,6 @@
-//! Convolution over images `[batch, height, width, channels]` with filters `[height, width, in, out]`, and its two
-//! gradients. Each of the three is linear in both inputs, and the gradients of each are the other two.
+//! Convolution of images `[batch, height, width, channels]` with filters
+//! `[height, width, in, out]`, and its two gradients. Each of the three is linear in both inputs,
+//! and the gradients of each are the other two.
 
 use super::{Layout, Padding, Window, depthwise_conv2d, same_spec};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
@@ -9,20 +10,20 @@ use serde::{Deserialize, Serialize};
 use tensorpack_kernels as kernels;
 use tensorpack_tensor::{Dim, Error, Result};
 
-/// How a convolution slides, how its channels are grouped, and where they are.
+/// Stride, dilation, padding, groups and layout of a 2-D convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Conv2dOptions {
-    /// How far the window moves.
+    /// The stride of the window.
     pub stride: [usize; 2],
-    /// How far apart its taps are.
+    /// The distance between filter taps.
     pub dilation: [usize; 2],
     /// Zeros around the image.
     pub padding: Padding,
-    /// Into how many groups channels are cut, each convolved alone; as many as there are channels: each channel has
-    /// filters of its own.
+    /// The number of channel groups, each convolved separately; equal to the number of channels for
+    /// a depthwise convolution.
     #[doc(alias = "split")]
     pub groups: usize,
-    /// The order of the image's dims, and of the result's.
+    /// The order of dims of the input and the output.
     pub layout: Layout,
 }
 
@@ -45,28 +46,31 @@ impl Conv2dOptions {
 }
 
 impl Window {
-    /// The sizes of a filter for images of a shape, of which it takes every `groups`-th part of the channels.
+    /// Checks image and filter, and returns the filter's sizes.
     pub(super) fn filter(x: &Spec, w: &Spec) -> Result<Vec<usize>> {
         super::float_input(x)?;
         if x.dtype != w.dtype {
-            return Err(Error::dtype(format!("image and filter are {} and {}", x.dtype, w.dtype)));
+            return Err(Error::dtype(format!(
+                "element types of image and filter differ: {} and {}",
+                x.dtype, w.dtype
+            )));
         }
         if x.shape.rank() != 4 || w.shape.rank() != 4 {
             return Err(Error::shape(format!(
-                "takes an image [batch, height, width, channels] and a filter [height, width, in, out], not {} and {}",
+                "expected an image [batch, height, width, channels] and a filter [height, width, in, out], got {} and {}",
                 x.shape, w.shape
             )));
         }
         w.shape.known().ok_or_else(|| Error::shape(format!("the filter's shape {} must be known", w.shape)))
     }
 
-    /// The output's shape for an image and a filter with `channels` outputs.
+    /// Returns the output's shape for an image and a filter with `channels` outputs.
     pub(super) fn convolved(&self, x: &Spec, filter: &[usize], channels: usize) -> Result<Spec> {
         let size = [self.out(0, x.shape[1], filter[0])?, self.out(1, x.shape[2], filter[1])?];
         Ok(Spec { dtype: x.dtype, shape: vec![x.shape[0], size[0], size[1], Dim::Known(channels)].into() })
     }
 
-    /// The kernel's sizes, from the concrete sizes of image, filter and output.
+    /// Returns the kernel for the concrete sizes of image, filter and output.
     pub(super) fn kernel(&self, x: &[usize], w: &[usize], y: &[usize]) -> Result<kernels::Conv2d> {
         Ok(kernels::Conv2d {
             batch: x[0],
@@ -83,10 +87,10 @@ impl Window {
     }
 }
 
-/// Writes a convolution or one of its gradients: as a plain product where the filter is as large as the image, which
-/// makes each image a row.
+/// Emits a convolution or one of its gradients, as a matrix product where the filter is as large as
+/// the image, which makes each image a row.
 pub(super) fn contract(cx: &mut LowerCx<'_>, kind: ContractKind, lhs: &View, rhs: &View) -> View {
-    let Some(product) = plain_product(&kind) else { return cx.contract(kind, lhs, rhs) };
+    let Some(product) = as_matmul(&kind) else { return cx.contract(kind, lhs, rhs) };
     let out = cx.output_sizes(0);
     let rows_alike = out.last() == Some(&product.n);
     let sizes = if rows_alike { out.clone() } else { vec![product.m, product.n] };
@@ -94,8 +98,9 @@ pub(super) fn contract(cx: &mut LowerCx<'_>, kind: ContractKind, lhs: &View, rhs
     cx.reshape(&y, &out)
 }
 
-/// A convolution that meets each image once, with nothing around it.
-fn plain_product(kind: &ContractKind) -> Option<kernels::MatMul> {
+/// Returns the matrix product equivalent to a convolution with one window position per image and no
+/// padding.
+fn as_matmul(kind: &ContractKind) -> Option<kernels::MatMul> {
     let (ContractKind::Conv2d(c) | ContractKind::Conv2dInputGrad(c) | ContractKind::Conv2dFilterGrad(c)) =
         kind
     else {
@@ -123,7 +128,7 @@ fn plain_product(kind: &ContractKind) -> Option<kernels::MatMul> {
     })
 }
 
-/// Image and filter to output.
+/// Computes the output from image and filter.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Conv2d(pub(super) Window);
 crate::exported!(Conv2d, 2..=2);
@@ -138,7 +143,7 @@ impl OpDef for Conv2d {
         let filter = Window::filter(x, w)?;
         if x.shape[3].known().is_some_and(|c| c != filter[2]) {
             return Err(Error::shape(format!(
-                "the image {} has {} channels, the filter {} takes {}",
+                "the image {} has {} channels, but the filter {} expects {}",
                 x.shape, x.shape[3], w.shape, filter[2]
             )));
         }
@@ -168,7 +173,8 @@ impl OpDef for Conv2d {
     }
 }
 
-/// Output gradient and filter to image gradient; the image is there for its shape.
+/// Computes the image gradient from output gradient and filter; only the shape of the image is
+/// used.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Conv2dInputGrad(Window);
 crate::exported!(Conv2dInputGrad, 3..=3);
@@ -212,7 +218,8 @@ impl OpDef for Conv2dInputGrad {
     }
 }
 
-/// Image and output gradient to filter gradient; the filter is there for its shape.
+/// Computes the filter gradient from image and output gradient; only the shape of the filter is
+/// used.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Conv2dFilterGrad(pub(super) Window);
 crate::exported!(Conv2dFilterGrad, 3..=3);
@@ -256,8 +263,8 @@ impl OpDef for Conv2dFilterGrad {
     }
 }
 
-/// Calls `product` for every product of a convolution, with its index in the image, the filter and
-/// the output, of which the sizes are given.
+/// Calls `product` for every multiplication of a convolution of the given sizes, with its index in
+/// the image, the filter and the output.
 pub(super) fn products(
     window: &Window,
     x: &[usize],
@@ -277,7 +284,8 @@ pub(super) fn products(
 }
 
 impl Tensor {
-    /// The convolution of images `[batch, height, width, in]` with a filter `[height, width, in / groups, out]`.
+    /// Convolves images `[batch, height, width, in]` with a filter
+    /// `[height, width, in / groups, out]`.
     #[track_caller]
     pub fn conv2d(&self, filter: &Tensor, options: Conv2dOptions) -> Tensor {
         let x = options.layout.to_nhwc(self);

@@ -1,5 +1,5 @@
-//! Transposed convolution: the gradient of a convolution by its image, as an operation of its own, with an output size
-//! that follows from the input's.
+//! Transposed convolution: the gradient of a convolution with respect to its image, as an operation
+//! with an output size derived from the input's.
 
 use super::conv2d::{Conv2d, Conv2dFilterGrad, contract, products};
 use super::{Conv2dOptions, Padding, Window};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
 
 impl Window {
-    /// The size along axis `i` of the image that a transposed convolution makes of one of size `n`.
+    /// Returns the output size along axis `i` of a transposed convolution of an input of size `n`.
     fn transposed(&self, i: usize, n: Dim, k: usize) -> Result<Dim> {
         let (stride, reach) = (self.stride[i] as i128, self.reach(i, k)? as i128);
         let beyond = match self.padding {
@@ -22,7 +22,8 @@ impl Window {
             Dim::Known(0) => Ok(n),
             Dim::Known(n) => {
                 let size = isize::try_from(n as i128 * stride + beyond).ok().filter(|&n| n > 0);
-                let why = || format!("a size of {n} has no transposed convolution with a window of {k}");
+                let why =
+                    || format!("no transposed convolution with a window of {k} has an input of size {n}");
                 size.map(|n| Dim::Known(n as usize)).ok_or_else(|| Error::shape(why()))
             }
             Dim::Unknown(_) if (stride, beyond) == (1, 0) => Ok(n),
@@ -33,7 +34,8 @@ impl Window {
     }
 }
 
-/// Image `[batch, height, width, in]` and filter `[height, width, out, in]` to output.
+/// Computes the output from image `[batch, height, width, in]` and filter
+/// `[height, width, out, in]`.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Conv2dTranspose(Window);
 crate::exported!(Conv2dTranspose, 2..=2);
@@ -48,7 +50,7 @@ impl OpDef for Conv2dTranspose {
         let filter = Window::filter(x, w)?;
         if x.shape[3].known().is_some_and(|c| c != filter[3]) {
             return Err(Error::shape(format!(
-                "the image {} has {} channels, the filter {} ([height, width, out, in]) takes {}",
+                "the image {} has {} channels, but the filter {} ([height, width, out, in]) expects {}",
                 x.shape, x.shape[3], w.shape, filter[3]
             )));
         }
@@ -73,7 +75,7 @@ impl OpDef for Conv2dTranspose {
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         let (x, w, mut y) = (cx.input(0), cx.input(1), Sums::new(cx.output_dtype(0), cx.output_sizes(0)));
-        // The result takes the place of a convolution's image.
+        // The output has the role of a convolution's image.
         products(&self.0, cx.output_sizes(0), w.sizes(), x.sizes(), |i, k, o| {
             y.add(i, Scalar::Float(x.float(o) * w.float(k)));
         })?;
@@ -82,14 +84,14 @@ impl OpDef for Conv2dTranspose {
 }
 
 impl Tensor {
-    /// The transposed convolution of images `[batch, height, width, in]` with a filter `[height, width, out, in]`.
-    /// With [`Padding::Same`] an image grows by the stride, with [`Padding::Valid`] by what the window reaches beyond
-    /// it too. There are no groups.
+    /// Transposed convolution of images `[batch, height, width, in]` with a filter
+    /// `[height, width, out, in]`. With [`Padding::Same`] each size is multiplied by the stride;
+    /// with [`Padding::Valid`] the window's overhang is added. Groups are not supported.
     #[track_caller]
     #[doc(alias = "Deconv2D")]
     pub fn conv2d_transpose(&self, filter: &Tensor, options: Conv2dOptions) -> Tensor {
         if options.groups != 1 {
-            let e = Error::argument("a transposed convolution has no groups: set groups to 1");
+            let e = Error::argument("a transposed convolution does not support groups; set groups to 1");
             return self.fail("Conv2dTranspose", e);
         }
         let x = options.layout.to_nhwc(self);

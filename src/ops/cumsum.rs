@@ -1,4 +1,4 @@
-//! Running sums along an axis.
+//! Cumulative sums along an axis.
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, View};
@@ -7,16 +7,17 @@ use serde::{Deserialize, Serialize};
 use tensorpack_kernels::Cumulate;
 use tensorpack_tensor::{DType, Error, Result, element_count};
 
-/// How running sums are made: by default from the first to the last, each with the element in its own place.
+/// Options of a cumulative sum. By default it is inclusive and runs from the first element to the
+/// last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CumsumOptions {
-    /// Without the element in its own place: the first sum is 0.
+    /// Whether each sum excludes its own element, so that the first sum is 0.
     pub exclusive: bool,
-    /// From the last to the first.
+    /// Whether to sum from the last element to the first.
     pub reverse: bool,
 }
 
-/// Running sums along an axis.
+/// Cumulative sums along an axis.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Cumsum {
     axis: usize,
@@ -33,13 +34,14 @@ impl OpDef for Cumsum {
         super::axis_of(&inputs[0].shape, self.axis)?;
         match inputs[0].dtype {
             d @ (DType::U8 | DType::Bool) => {
-                Err(Error::dtype(format!("does not add up {d} elements; cast them to i64 first")))
+                Err(Error::dtype(format!("{d} elements cannot be summed; cast them to i64 first")))
             }
             _ => Ok(vec![inputs[0].clone()]),
         }
     }
 
-    /// An element is part of all sums from its place on: of their gradients it gets the sum, from the other end.
+    /// An element contributes to all sums from its position on, so its gradient is the cumulative
+    /// sum of their gradients from the other end.
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
         let options = CumsumOptions { reverse: !self.options.reverse, ..self.options };
         Ok(vec![Some(Tensor::apply_one(Cumsum { axis: self.axis, options }, &[cx.dy()]))])
@@ -76,14 +78,14 @@ impl OpDef for Cumsum {
 }
 
 impl Tensor {
-    /// Returns every element plus all before it along `axis`. Integers and bool give i64. On the
-    /// CPU engine f32 and bf16 accumulate in f64, so the error does not grow with the length.
+    /// Returns the inclusive cumulative sum along `axis`. Integers and bool give i64. The CPU
+    /// engine accumulates f32 and bf16 in f64, so the error does not grow with the length.
     #[track_caller]
     pub fn cumsum(&self, axis: isize) -> Tensor {
         self.cumsum_with(axis, CumsumOptions::default())
     }
 
-    /// Running sums along `axis`, from either end, with or without the element in its own place.
+    /// Returns the cumulative sum along `axis`, from either end, inclusive or exclusive.
     #[track_caller]
     pub fn cumsum_with(&self, axis: isize, options: CumsumOptions) -> Tensor {
         if self.is_poison() {

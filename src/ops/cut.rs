@@ -1,5 +1,6 @@
-//! Equal parts of a tensor along one axis, as one operation: its gradient joins those of the parts in one pass, where
-//! the gradients of as many slices would each fill a whole tensor.
+//! Splits a tensor into equal parts along one axis in one operation. Its gradient concatenates
+//! those of the parts in one pass, where the gradients of separate slices would each fill a whole
+//! tensor.
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, View};
@@ -7,7 +8,7 @@ use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
 
-/// `count` views, in order.
+/// Produces `count` views, in order.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Cut {
     count: usize,
@@ -15,8 +16,8 @@ struct Cut {
 }
 crate::exported!(Cut, 1..=1);
 
-/// The most parts there can be.
-const MOST: usize = 1 << 16;
+/// The maximum number of parts.
+const MAX_PARTS: usize = 1 << 16;
 
 impl OpDef for Cut {
     fn name(&self) -> &str {
@@ -26,9 +27,9 @@ impl OpDef for Cut {
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         let x = &inputs[0];
         super::axis_of(&x.shape, self.axis)?;
-        if !(1..=MOST).contains(&self.count) {
+        if !(1..=MAX_PARTS).contains(&self.count) {
             return Err(Error::argument(format!(
-                "a tensor falls into 1 to {MOST} parts, not {}",
+                "the number of parts must be 1 to {MAX_PARTS}, got {}",
                 self.count
             )));
         }
@@ -36,7 +37,10 @@ impl OpDef for Cut {
         dims[self.axis] = match dims[self.axis] {
             Dim::Known(n) if n.is_multiple_of(self.count) => Dim::Known(n / self.count),
             Dim::Known(n) => {
-                return Err(Error::shape(format!("{n} does not fall into {} parts", self.count)));
+                return Err(Error::shape(format!(
+                    "a size of {n} cannot be split into {} equal parts",
+                    self.count
+                )));
             }
             n => Dim::derived("cut", &[n], &[self.count]),
         };
@@ -73,13 +77,13 @@ impl OpDef for Cut {
 }
 
 impl Tensor {
-    /// `count` equal parts along `axis`, in order, as views.
+    /// Splits this tensor into `count` equal parts along `axis`, in order, as views.
     #[track_caller]
     pub(crate) fn cut(&self, count: usize, axis: isize) -> Vec<Tensor> {
         let parts = match axis_in(axis, self.rank()) {
             _ if self.is_poison() => Vec::new(),
             Ok(axis) if count > 0 => Tensor::apply(Cut { count, axis }, &[self]),
-            Ok(_) => vec![self.fail("Cut", Error::argument("no tensor falls into 0 parts"))],
+            Ok(_) => vec![self.fail("Cut", Error::argument("cannot split a tensor into 0 parts"))],
             Err(e) => vec![self.fail("Cut", e)],
         };
         match parts.first() {

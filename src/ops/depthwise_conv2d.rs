@@ -1,5 +1,5 @@
-//! Convolution in groups of channels. Where each channel is a group of its own there are loops for that; other groups
-//! are convolved one by one.
+//! Grouped convolution. Depthwise convolution, with one group per channel, has its own kernels;
+//! other groups are convolved one by one.
 
 use super::conv2d::Conv2d;
 use super::{Window, composed, same_spec};
@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_tensor::{Error, Result};
 
-/// The three operations, each linear in both inputs, and the gradients of each the other two: the output takes
-/// (image, filter), the image's gradient (output's gradient, filter, image for its shape), the filter's gradient
-/// (image, output's gradient, filter for its shape). Filters are `[height, width, 1, channels]`.
+/// The three operations. Each is linear in both inputs, and the gradients of each are the other
+/// two. The output takes (image, filter), the image gradient (output gradient, filter, image for
+/// its shape), the filter gradient (image, output gradient, filter for its shape). Filters are
+/// `[height, width, 1, channels]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum Part {
     Output,
@@ -58,12 +59,12 @@ impl OpDef for Depthwise {
                 same_spec(dy, &output(x, w)?)?;
                 return Ok(vec![w.clone()]);
             }
-            _ => return Err(Error::argument(format!("does not take {} inputs", inputs.len()))),
+            _ => return Err(Error::argument(format!("{} inputs are not supported", inputs.len()))),
         };
         let filter = Window::filter(x, w)?;
         if filter[2] != 1 || x.shape[3].known().is_some_and(|c| c != filter[3]) {
             return Err(Error::shape(format!(
-                "the image {} has {} channels, the filters {} are for {}",
+                "the image {} has {} channels, but the filter {} expects {}",
                 x.shape, x.shape[3], w.shape, filter[3]
             )));
         }
@@ -119,8 +120,8 @@ impl OpDef for Depthwise {
     }
 }
 
-/// The convolution of images, channels last, in groups: filters are `[height, width, in / groups, out]`, and the
-/// `i`-th part of the outputs is made of the `i`-th part of the channels.
+/// Convolves channels-last images in groups: filters are `[height, width, in / groups, out]`, and
+/// group `i` of the outputs depends on group `i` of the channels.
 #[track_caller]
 pub(super) fn grouped(x: &Tensor, filter: &Tensor, groups: usize, window: Window) -> Tensor {
     if x.is_poison() || filter.is_poison() {
@@ -134,7 +135,7 @@ pub(super) fn grouped(x: &Tensor, filter: &Tensor, groups: usize, window: Window
         }
         Ok((f, _)) => {
             let why = format!(
-                "{groups} groups: the image {} must have {} channels, and the filter {} outputs that {groups} divides",
+                "with {groups} groups the image {} must have {} channels, and the outputs of the filter {} must be a multiple of {groups}",
                 x.shape(),
                 f[2].saturating_mul(groups),
                 filter.shape()
@@ -167,7 +168,7 @@ mod tests {
         case("DepthwiseConv2d", Twice, |draw| {
             let multiple = draw.of(&[1, 1, 2, 3]);
             let channels = draw.of(&[2, 3, 5, 18]);
-            in_groups(draw, channels, [1, multiple])
+            grouped_case(draw, channels, [1, multiple])
         })
         .empty("x.conv2d(y), in 2 groups", "[0, 5, 5, 2], [3, 3, 1, 2]", "empty [0, 5, 5, 2]", |x| x[0]
             .conv2d(&x[1], Conv2dOptions { groups: 2, ..Conv2dOptions::default() }))
@@ -179,12 +180,12 @@ mod tests {
         ),
         case("Conv2d in groups", Twice, |draw| {
             let (groups, inner, outer) = (draw.of(&[2, 3]), draw.of(&[2, 3]), draw.of(&[1, 2, 5]));
-            in_groups(draw, groups, [inner, outer])
+            grouped_case(draw, groups, [inner, outer])
         }),
     ];
 
-    /// A convolution in `groups` groups, each with these channels in and out.
-    fn in_groups(draw: &mut Draw<'_>, groups: usize, [inner, outer]: [usize; 2]) -> Trial {
+    /// A convolution with `groups` groups, each with these input and output channels.
+    fn grouped_case(draw: &mut Draw<'_>, groups: usize, [inner, outer]: [usize; 2]) -> Trial {
         let mut two = |low, high| [draw.between(low, high), draw.between(low, high)];
         let (mut n, kernel, stride, dilation) = (two(1, 6), two(1, 3), two(1, 3), two(1, 2));
         let reach = [0, 1].map(|i| (kernel[i] - 1) * dilation[i] + 1);

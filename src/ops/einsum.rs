@@ -1,4 +1,5 @@
-//! Sums of products written by their indices: `ij,jk->ik` is a matrix product. The gradient of one is another.
+//! Einsum: sums of products in index notation. `ij,jk->ik` is a matrix product. The gradient of an
+//! einsum is another einsum.
 
 use crate::graph::{GradCx, Graph, OpDef, Spec, Tensor};
 use crate::kir::{Binary, ContractKind, LowerCx, ReduceKind, View};
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use tensorpack_kernels::MatMul;
 use tensorpack_tensor::{Dim, Error, Result};
 
-/// A letter for each dim of one or two inputs, and of the output.
+/// The index labels of one or two inputs and of the output, one per dim.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 struct Einsum {
@@ -33,41 +34,41 @@ impl TryFrom<String> for Einsum {
 }
 
 impl Einsum {
-    /// Reads `ij,jk->ik`.
+    /// Parses an equation such as `ij,jk->ik`.
     fn parse(equation: &str, count: usize) -> Result<Einsum> {
         let wrong = |why: String| Err(Error::argument(format!("in the equation {equation:?} {why}")));
-        let plain: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
-        let Some((left, right)) = plain.split_once("->") else {
-            return wrong("what is wanted is missing: end it with ->, as in \"ij,jk->ik\"".into());
+        let stripped: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
+        let Some((left, right)) = stripped.split_once("->") else {
+            return wrong("the output is missing: end it with ->, as in \"ij,jk->ik\"".into());
         };
         let inputs: Vec<Vec<char>> = left.split(',').map(|part| part.chars().collect()).collect();
         let output: Vec<char> = right.chars().collect();
         if inputs.len() != count || !matches!(count, 1 | 2) {
             return wrong(format!(
-                "there are {} inputs, but {count} tensors are given; it takes one or two",
+                "there are {} inputs, but {count} tensors were given; one or two are supported",
                 inputs.len()
             ));
         }
         for part in inputs.iter().chain([&output]) {
             if let Some(c) = part.iter().find(|c| !c.is_alphabetic()) {
-                return wrong(format!("{c:?} is not a letter; every dim has one letter of its own"));
+                return wrong(format!("{c:?} is not a letter; label every dim with one letter"));
             }
             if let Some(c) = (0..part.len()).find(|&i| part[..i].contains(&part[i])) {
-                return wrong(format!("{:?} stands twice in one tensor, which is not supported", part[c]));
+                return wrong(format!("{:?} occurs twice in one tensor, which is not supported", part[c]));
             }
         }
         match output.iter().find(|c| !inputs.iter().any(|i| i.contains(c))) {
-            Some(c) => wrong(format!("{c:?} is wanted, but no input has it")),
+            Some(c) => wrong(format!("the output has {c:?}, but no input has it")),
             None => Ok(Einsum { inputs, output }),
         }
     }
 
-    fn is_wanted(&self, label: char) -> bool {
+    fn in_output(&self, label: char) -> bool {
         self.output.contains(&label)
     }
 
-    /// The gradient with respect to input `i`: the output's gradient takes the place of that input, which takes that of
-    /// the output. Along what only this input had, and was summed, it is the same for all.
+    /// Returns the gradient with respect to input `i`: the equation with that input and the output
+    /// exchanged. It is broadcast along labels that only this input has and that were summed.
     fn input_grad(&self, cx: &GradCx<'_>, i: usize) -> Tensor {
         let own = &self.inputs[i];
         let mut parts = vec![(self.output.clone(), cx.dy().clone())];
@@ -84,20 +85,20 @@ impl Einsum {
     }
 }
 
-/// A view with a letter for each dim.
+/// A view with a label for each dim.
 struct Labelled {
     view: View,
     labels: Vec<char>,
 }
 
 impl Labelled {
-    /// With only these letters, in their order; each must be there.
+    /// Returns the view with exactly these labels, in this order; each must exist.
     fn ordered(&self, labels: &[char]) -> View {
-        let at = |c: &char| self.labels.iter().position(|l| l == c).expect("a letter of this view");
+        let at = |c: &char| self.labels.iter().position(|l| l == c).expect("a label of this view");
         self.view.permute(&labels.iter().map(at).collect::<Vec<_>>())
     }
 
-    /// With these letters in their order, those that are not here as dims of size 1.
+    /// Returns the view with these labels in order; missing ones become dims of size 1.
     fn spread(&self, cx: &mut LowerCx<'_>, labels: &[char]) -> View {
         let here: Vec<char> = labels.iter().copied().filter(|c| self.labels.contains(c)).collect();
         let ordered = self.ordered(&here);
@@ -114,7 +115,7 @@ impl Labelled {
         labels.iter().fold(1, |n, &c| n.saturating_mul(self.size(c)))
     }
 
-    /// Summed over all letters that `keep` does not want.
+    /// Sums over all labels that `keep` rejects.
     fn summed(self, cx: &mut LowerCx<'_>, keep: impl Fn(char) -> bool) -> Labelled {
         let Labelled { view, labels } = self;
         let reduced: Vec<bool> = labels.iter().map(|&c| !keep(c)).collect();
@@ -125,14 +126,15 @@ impl Labelled {
         Labelled { view: sums[0].clone(), labels: labels.into_iter().filter(|&c| keep(c)).collect() }
     }
 
-    /// As the operand of a matrix product, `[batch, rows, columns]`, or transposed if it lies so already.
+    /// Returns the view as an operand of a matrix product, `[batch, rows, columns]`, or transposed
+    /// (true) if that is its memory layout.
     fn matrix(&self, cx: &mut LowerCx<'_>, batch: &[char], rows: &[char], columns: &[char]) -> (View, bool) {
-        let straight = self.ordered(&[batch, rows, columns].concat());
-        let turned = self.ordered(&[batch, columns, rows].concat());
+        let plain = self.ordered(&[batch, rows, columns].concat());
+        let transposed = self.ordered(&[batch, columns, rows].concat());
         let sizes = [batch, rows, columns].map(|l| self.count(l));
-        match !straight.is_dense() && turned.is_dense() {
-            true => (cx.reshape(&turned, &[sizes[0], sizes[2], sizes[1]]), true),
-            false => (cx.reshape(&straight, &sizes), false),
+        match !plain.is_dense() && transposed.is_dense() {
+            true => (cx.reshape(&transposed, &[sizes[0], sizes[2], sizes[1]]), true),
+            false => (cx.reshape(&plain, &sizes), false),
         }
     }
 }
@@ -144,7 +146,11 @@ impl OpDef for Einsum {
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         if inputs.len() != self.inputs.len() {
-            return Err(Error::argument(format!("takes {} inputs, not {}", self.inputs.len(), inputs.len())));
+            return Err(Error::argument(format!(
+                "expected {} inputs, got {}",
+                self.inputs.len(),
+                inputs.len()
+            )));
         }
         let mut known: Vec<(char, Dim)> = Vec::new();
         for (spec, labels) in inputs.iter().zip(&self.inputs) {
@@ -158,7 +164,7 @@ impl OpDef for Einsum {
             if spec.shape.rank() != labels.len() {
                 let labels: String = labels.iter().collect();
                 return Err(Error::shape(format!(
-                    "{labels:?} has not a letter for each dim of {}",
+                    "the labels {labels:?} do not match the dims of {}",
                     spec.shape
                 )));
             }
@@ -193,13 +199,13 @@ impl OpDef for Einsum {
             |cx: &LowerCx<'_>, i: usize| Labelled { view: cx.input(i), labels: self.inputs[i].clone() };
         let a = labelled(cx, 0);
         if self.inputs.len() == 1 {
-            let sum = a.summed(cx, |c| self.is_wanted(c));
+            let sum = a.summed(cx, |c| self.in_output(c));
             return Ok(vec![sum.ordered(&self.output)]);
         }
         let b = labelled(cx, 1);
-        // What one input alone has is summed first.
-        let a = a.summed(cx, |c| self.is_wanted(c) || b.labels.contains(&c));
-        let b = b.summed(cx, |c| self.is_wanted(c) || a.labels.contains(&c));
+        // Sum what only one input has first.
+        let a = a.summed(cx, |c| self.in_output(c) || b.labels.contains(&c));
+        let b = b.summed(cx, |c| self.in_output(c) || a.labels.contains(&c));
         let of = |from: &[char], test: &dyn Fn(char) -> bool| -> Vec<char> {
             from.iter().copied().filter(|&c| test(c)).collect()
         };
@@ -207,7 +213,7 @@ impl OpDef for Einsum {
         let batch = of(&self.output, &in_both);
         let rows = of(&a.labels, &|c| !in_both(c));
         let columns = of(&b.labels, &|c| !in_both(c));
-        let inner = of(&a.labels, &|c| in_both(c) && !self.is_wanted(c));
+        let inner = of(&a.labels, &|c| in_both(c) && !self.in_output(c));
         if inner.is_empty() {
             let (a, b) = (a.spread(cx, &self.output), b.spread(cx, &self.output));
             return Ok(vec![cx.map(&[&a, &b], |e, r| e.binary(Binary::Mul, r[0], r[1]))]);
@@ -235,12 +241,13 @@ impl OpDef for Einsum {
             rhs_shared: false,
             rhs_panels: false,
         };
-        // The columns are one dim while it is a matrix product, so that what follows can be done on its blocks.
+        // Keep the columns as one dim during the matrix product, so that the following operations
+        // can run on its blocks.
         let leading = [batch, rows].concat();
         let mut sizes: Vec<usize> = leading.iter().map(|&c| a.size(c)).collect();
-        let made = cx.contract_to(ContractKind::MatMul(kind), &lhs, &rhs, &[&sizes[..], &[n]].concat());
+        let product = cx.contract_to(ContractKind::MatMul(kind), &lhs, &rhs, &[&sizes[..], &[n]].concat());
         sizes.extend(columns.iter().map(|&c| b.size(c)));
-        let view = cx.reshape(&made, &sizes);
+        let view = cx.reshape(&product, &sizes);
         let labels = [leading, columns].concat();
         Ok(vec![Labelled { view, labels }.ordered(&self.output)])
     }
@@ -256,9 +263,9 @@ impl OpDef for Einsum {
         }
         let mut sums = Sums::new(cx.output_dtype(0), cx.output_sizes(0));
         for index in Indices::new(&letters.iter().map(|(_, n)| *n).collect::<Vec<_>>()) {
-            let place =
+            let index_of =
                 |c: &char| letters.iter().zip(&index).find(|((l, _), _)| l == c).map_or(0, |(_, &i)| i);
-            let at = |labels: &[char]| labels.iter().map(place).collect::<Vec<usize>>();
+            let at = |labels: &[char]| labels.iter().map(index_of).collect::<Vec<usize>>();
             let factors = self.inputs.iter().enumerate().map(|(i, labels)| cx.input(i).float(&at(labels)));
             sums.add(&at(&self.output), Scalar::Float(factors.product()));
         }
@@ -267,11 +274,11 @@ impl OpDef for Einsum {
 }
 
 impl Graph {
-    /// A sum of products of one or two tensors, written by a letter for each of their dims: letters that are not
-    /// wanted after `->` are summed over.
+    /// Returns a sum of products of one or two tensors, with one letter for each of their dims:
+    /// letters that are missing after `->` are summed over.
     ///
-    /// `"ij,jk->ik"` is a matrix product, `"bij->bji"` a transposition, `"bi,bi->b"` the scalar product of every row,
-    /// `"bqhd,bkhd->bhqk"` the scores of an attention.
+    /// `"ij,jk->ik"` is a matrix product, `"bij->bji"` a transposition, `"bi,bi->b"` a row-wise dot
+    /// product, `"bqhd,bkhd->bhqk"` computes attention scores.
     #[track_caller]
     pub fn einsum(&self, equation: &str, inputs: &[impl Borrow<Tensor>]) -> Tensor {
         let inputs: Vec<&Tensor> = inputs.iter().map(Borrow::borrow).collect();
@@ -341,24 +348,24 @@ mod tests {
     ];
 
     #[test]
-    fn errors_are_in_the_users_terms() {
+    fn errors_name_the_label() {
         let message = |equation: &str| {
             let g = Graph::new();
             let a = g.placeholder(&TensorSpec::f32("a", [Some(2), Some(3)]));
             let _ = g.einsum(equation, &[&a, &a]);
             g.freeze().unwrap_err().message().to_string()
         };
-        for (equation, said) in [
-            ("ij,jk", "what is wanted is missing"),
-            ("ij->i", "there are 1 inputs, but 2 tensors are given"),
+        for (equation, expected) in [
+            ("ij,jk", "the output is missing"),
+            ("ij->i", "there are 1 inputs, but 2 tensors"),
             ("i.,ij->i", "'.' is not a letter"),
-            ("ii,ij->i", "'i' stands twice in one tensor"),
-            ("ij,jk->il", "'l' is wanted, but no input has it"),
+            ("ii,ij->i", "'i' occurs twice"),
+            ("ij,jk->il", "'l', but no input has it"),
             ("ij,jk->ik", "'j' is 3 in one tensor and 2 in the other"),
-            ("ijk,jk->ik", "\"ijk\" has not a letter for each dim of [2, 3]"),
+            ("ijk,jk->ik", "\"ijk\" do not match the dims of [2, 3]"),
         ] {
             let found = message(equation);
-            assert!(found.contains(said), "{equation}: {found}");
+            assert!(found.contains(expected), "{equation}: {found}");
         }
     }
 }

@@ -1,6 +1,7 @@
-//! A weight that is used many times, such as once a step of a recurrent net, whose gradient is one product instead of
-//! many: `sum a_i^T b_i` of all uses is `A^T B` of all `a_i` and all `b_i` one below the other. As many products would
-//! each write a whole weight, to be added up.
+//! A weight that is used many times, such as once per time step of a recurrent network. Its
+//! gradient is one matrix product instead of many: the sum over all uses of `a_i^T b_i` is `A^T B`,
+//! where `A` and `B` stack all `a_i` and all `b_i`. Separate products would each write a whole
+//! weight gradient, and these would then have to be summed.
 
 use super::matmul::MatMul;
 use crate::graph::{GradCx, NodeKind, OpDef, OpIdentity, Spec, Tensor};
@@ -9,13 +10,13 @@ use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Error, Result};
 
-/// The input, `.0` times.
+/// The input, repeated as `.0` outputs.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct FanOut(usize);
 crate::exported!(FanOut, 1..=1);
 
-/// The most uses there can be.
-const MOST: usize = 1 << 16;
+/// The maximum number of uses.
+const MAX_USES: usize = 1 << 16;
 
 impl OpDef for FanOut {
     fn name(&self) -> &str {
@@ -23,9 +24,11 @@ impl OpDef for FanOut {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        match self.0 <= MOST {
+        match self.0 <= MAX_USES {
             true => Ok(vec![inputs[0].clone(); self.0]),
-            false => Err(Error::argument(format!("a tensor goes to at most {MOST} places, not {}", self.0))),
+            false => {
+                Err(Error::argument(format!("a tensor can have at most {MAX_USES} uses, got {}", self.0)))
+            }
         }
     }
 
@@ -53,7 +56,7 @@ impl OpDef for FanOut {
     }
 }
 
-/// The matrices that this is the product of, if it is one of plain matrices.
+/// Returns the operands if `product` is a product of two plain matrices.
 fn operands(product: &Tensor) -> Option<[Tensor; 2]> {
     let node = product.graph().node(product.id()?.node)?;
     match (&node.kind, &node.inputs[..]) {
@@ -66,7 +69,7 @@ fn operands(product: &Tensor) -> Option<[Tensor; 2]> {
 }
 
 impl Tensor {
-    /// This tensor `count` times, for as many uses.
+    /// Returns `count` handles to this tensor, one for each use.
     #[track_caller]
     pub(crate) fn fan_out(&self, count: usize) -> Vec<Tensor> {
         match self.is_poison() || count == 0 {
@@ -95,9 +98,9 @@ mod tests {
         .empty("x.fan_out(2)[1]", "[0, 3]", "empty [0, 3]", |x| x[0].fan_out(2).remove(1)),
     ];
 
-    /// The gradient of many uses is one product.
+    /// The gradient of many uses takes one matrix product.
     #[test]
-    fn uses_are_summed_in_one_product() {
+    fn gradient_of_many_uses_is_one_matmul() {
         use crate::autodiff::gradients;
         use crate::graph::{Graph, TensorSpec};
         use crate::runtime::Session;
@@ -109,7 +112,7 @@ mod tests {
         let session = Session::new(graph.freeze().unwrap()).unwrap();
         let fed = HostTensor::zeros(DType::F32, [4, 4]).unwrap();
         let plan = session.plan_text(&[&dw], &[("x", &fed), ("w", &fed)]).unwrap();
-        // Six forwards, five backwards through the inputs, one for the weight.
+        // Six forward, five backward through the inputs, one for the weight.
         assert_eq!(plan.matches(" = matmul(").count(), 12, "{plan}");
     }
 }

@@ -1,4 +1,5 @@
-//! Rows by number, and the opposite: rows added up by number. Each is the other's gradient.
+//! Gather and scatter-add: rows selected by index, and rows added up by index. Each is the other's
+//! gradient.
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LookupKind, LowerCx, View};
@@ -7,17 +8,17 @@ use serde::{Deserialize, Serialize};
 use tensorpack_kernels::Lookup;
 use tensorpack_tensor::{DType, Dim, Error, Result, Shape, element_count};
 
-/// Which indices choose.
+/// How indices select elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum Along {
-    /// The same for all: the dims of the indices take the place of this axis.
+    /// The same indices for all: the dims of the indices replace this axis.
     Axis(usize),
-    /// Their own for every row of the last axis.
+    /// Separate indices for every row, along the last axis.
     Last,
 }
 
 impl Along {
-    /// The axis chosen from.
+    /// Returns the axis that is indexed.
     fn axis(self, rank: usize) -> usize {
         match self {
             Along::Axis(axis) => axis,
@@ -25,8 +26,8 @@ impl Along {
         }
     }
 
-    /// The part of an index into what is chosen that finds the number of its row; the numbers have
-    /// `rank` dims.
+    /// Returns the part of an index into the result that locates its entry in the indices, which
+    /// have `rank` dims.
     fn index(self, chosen: &[usize], rank: usize) -> &[usize] {
         match self {
             Along::Axis(axis) => &chosen[axis..axis + rank],
@@ -34,7 +35,8 @@ impl Along {
         }
     }
 
-    /// The sizes of the loops: `tables` are those chosen from, `chosen` what is chosen.
+    /// Returns the loop sizes: `tables` are the sizes of the indexed tensor, `chosen` those of the
+    /// result.
     fn lookup(self, tables: &[usize], chosen: &[usize]) -> Result<Lookup> {
         let axis = self.axis(tables.len());
         let counted = chosen.len() - (tables.len() - axis - 1);
@@ -51,23 +53,23 @@ impl Along {
 fn integer_indices(indices: &Spec) -> Result<()> {
     match indices.dtype.is_int() {
         true => Ok(()),
-        false => Err(Error::dtype(format!("takes integer indices, not {}", indices.dtype))),
+        false => Err(Error::dtype(format!("expected integer indices, got {}", indices.dtype))),
     }
 }
 
-/// That two shapes agree in all dims but the last.
-fn alike_but_last(x: &Shape, indices: &Shape) -> Result<()> {
+/// Checks that two shapes agree in all dims but the last.
+fn equal_but_last(x: &Shape, indices: &Shape) -> Result<()> {
     let n = x.rank();
     let differ = |i: usize| matches!((x[i], indices[i]), (Dim::Known(a), Dim::Known(b)) if a != b);
     match n == 0 || indices.rank() != n || (0..n - 1).any(differ) {
         true => Err(Error::shape(format!(
-            "the indices {indices} must be as many as the elements {x}, but along the axis chosen from"
+            "the indices {indices} must have the sizes of {x} in all dims but the indexed one"
         ))),
         false => Ok(()),
     }
 }
 
-/// Input 0 at the places that input 1 names.
+/// Input 0 at the positions given by input 1.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Gather(Along);
 crate::exported!(Gather, 2..=2);
@@ -90,7 +92,7 @@ impl OpDef for Gather {
                 parts.concat().into()
             }
             Along::Last => {
-                alike_but_last(&x.shape, &indices.shape)?;
+                equal_but_last(&x.shape, &indices.shape)?;
                 indices.shape.clone()
             }
         };
@@ -123,8 +125,8 @@ impl OpDef for Gather {
     }
 }
 
-/// Zeros, with input 0 added at the places that input 1 names. How many rows there are is said by `rows`, or else by the
-/// shape of input 2.
+/// Zeros, with input 0 added at the positions given by input 1. The number of rows is `rows`, or
+/// else that of input 2.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct ScatterAdd {
     along: Along,
@@ -144,7 +146,10 @@ impl OpDef for ScatterAdd {
         let (updates, indices) = (&inputs[0], &inputs[1]);
         integer_indices(indices)?;
         if matches!(updates.dtype, DType::U8 | DType::Bool) {
-            return Err(Error::dtype(format!("does not add up {} elements; cast them first", updates.dtype)));
+            return Err(Error::dtype(format!(
+                "{} elements cannot be summed; cast them first",
+                updates.dtype
+            )));
         }
         let shape = match (self.rows, self.along, &inputs[2..]) {
             (Some(rows), Along::Axis(axis), []) => {
@@ -156,8 +161,9 @@ impl OpDef for ScatterAdd {
                     ))
                 };
                 let own = updates.shape.get(axis..after).ok_or_else(differ)?;
-                let apart = |(a, b): (&Dim, &Dim)| matches!((a, b), (Dim::Known(a), Dim::Known(b)) if a != b);
-                if own.iter().zip(indices.shape.iter()).any(apart) {
+                let mismatch =
+                    |(a, b): (&Dim, &Dim)| matches!((a, b), (Dim::Known(a), Dim::Known(b)) if a != b);
+                if own.iter().zip(indices.shape.iter()).any(mismatch) {
                     return Err(differ());
                 }
                 [&updates.shape[..axis], &[Dim::Known(rows)], &updates.shape[after..]].concat().into()
@@ -167,7 +173,11 @@ impl OpDef for ScatterAdd {
                 super::same_spec(updates, &Gather(along).infer(&[whole, indices.clone()])?[0])?;
                 like.shape.clone()
             }
-            _ => return Err(Error::argument("the number of rows is said once, or by the shape of a tensor")),
+            _ => {
+                return Err(Error::argument(
+                    "give the number of rows either as an attribute or by the shape of a tensor",
+                ));
+            }
         };
         Ok(vec![Spec { dtype: updates.dtype, shape }])
     }
@@ -201,27 +211,28 @@ impl OpDef for ScatterAdd {
     }
 }
 
-/// Returns an error that names the first index that names no row.
+/// Checks that every index is in range; the error names the first that is not.
 fn check_rows(indices: &Array, rows: usize) -> Result<()> {
     let outside = |v: &Scalar| usize::try_from(v.as_i64()).map_or(true, |row| row >= rows);
     match indices.values().enumerate().find(|(_, v)| outside(v)) {
-        Some((place, v)) => {
+        Some((position, v)) => {
             let index = v.as_i64();
             let what = match rows {
                 0 => "and there are no rows at all".to_string(),
                 _ => format!("which is outside 0..{rows}"),
             };
-            Err(Error::argument(format!("element {place} of the indices is {index}, {what}")))
+            Err(Error::argument(format!("element {position} of the indices is {index}, {what}")))
         }
         None => Ok(()),
     }
 }
 
 impl Tensor {
-    /// The rows of `axis` that integer `indices` name, of any shape: it takes the place of the axis. An index that
-    /// names no row is an error when the graph runs.
+    /// Returns the rows of `axis` selected by integer `indices` of any shape, whose dims replace
+    /// the axis. An index out of range is an error when the graph runs.
     ///
-    /// A table of vectors `[words, size]` and word numbers `[batch, time]` give vectors `[batch, time, size]`.
+    /// For example, an embedding table `[words, size]` and word indices `[batch, time]` give
+    /// vectors `[batch, time, size]`.
     #[track_caller]
     #[doc(alias = "embedding_lookup")]
     pub fn gather(&self, indices: &Tensor, axis: isize) -> Tensor {
@@ -234,8 +245,9 @@ impl Tensor {
         }
     }
 
-    /// The elements that integer `indices` name along `axis`, by indices of their own for every other place: all sizes
-    /// but that of the axis are the same for both. An index outside is an error when the graph runs.
+    /// Returns the elements along `axis` selected by integer `indices`, with separate indices for
+    /// every position in the other dims: both tensors have the same sizes except along the axis. An
+    /// index out of range is an error when the graph runs.
     #[track_caller]
     pub fn take_along_axis(&self, indices: &Tensor, axis: isize) -> Tensor {
         if self.is_poison() {
@@ -255,9 +267,10 @@ impl Tensor {
         last(&Tensor::apply_one(Gather(Along::Last), &[&last(self), &last(indices)]))
     }
 
-    /// Zeros with `rows` rows at `axis`, and every row of this added to the row that `indices` names: the opposite of
-    /// [`Tensor::gather`]. Rows of one index add up, in the order of the indices, whatever the number of threads. An
-    /// index that names no row is an error when the graph runs.
+    /// Returns zeros with `rows` rows along `axis`, with every row of this tensor added to the row
+    /// that `indices` selects: the transpose of [`Tensor::gather`]. Rows with equal indices are
+    /// added in the order of the indices, for any number of threads. An index out of range is an
+    /// error when the graph runs.
     #[track_caller]
     #[doc(alias = "segment_sum")]
     #[doc(alias = "index_add")]
@@ -317,7 +330,7 @@ mod tests {
             let (rank, axis, of_indices) = (draw.below(2), draw.below(2), draw.below(3));
             let (before, indices, after) = (draw.sizes(axis), draw.sizes(of_indices), draw.sizes(rank));
             let sizes = [before, indices.clone(), after].concat();
-            // Few rows, so that many add up.
+            // Few rows, so that many are added up.
             let rows = draw.between(1, 5);
             let inputs = vec![Input::floats(draw, sizes.clone(), Any), integers(draw, indices, rows)];
             let axis = if axis < sizes.len() { axis as isize } else { 0 };

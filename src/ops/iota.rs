@@ -1,4 +1,4 @@
-//! Numbers that count.
+//! Iota: consecutive integers.
 
 use crate::graph::{GradCx, Graph, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{Class, LowerCx, View};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tensorpack_tensor::{DType, Error, Result};
 
-/// The index along an axis, in the shape of the input, or if there is none of the length given.
+/// The index along an axis, in the shape of the input, or of the given length if there is no input.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Iota {
     axis: usize,
@@ -23,7 +23,7 @@ impl OpDef for Iota {
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         if self.dtype == DType::Bool {
-            return Err(Error::dtype("truth values do not count"));
+            return Err(Error::dtype("expected a numeric type, got bool"));
         }
         let shape = inputs.first().map_or_else(|| [self.len].into(), |x| x.shape.clone());
         super::axis_of(&shape, self.axis)?;
@@ -49,7 +49,7 @@ impl OpDef for Iota {
 }
 
 impl Graph {
-    /// The numbers 0, 1, .. up to below `len`.
+    /// Returns the numbers `0..len`.
     #[track_caller]
     #[doc(alias = "range")]
     #[doc(alias = "arange")]
@@ -60,7 +60,7 @@ impl Graph {
 }
 
 impl Tensor {
-    /// In this tensor's shape, every place's index along `axis`.
+    /// Returns the index along `axis` of every element, in this tensor's shape.
     #[track_caller]
     pub fn iota_like(&self, axis: isize, dtype: DType) -> Tensor {
         if self.is_poison() {
@@ -83,8 +83,8 @@ mod tests {
             let rank = draw.between(1, 3);
             let (sizes, axis) = (draw.sizes(rank), draw.below(rank) as isize);
             Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| {
-                let places = x[0].iota_like(axis, x[0].dtype());
-                vec![(&x[0] * places).square()]
+                let index = x[0].iota_like(axis, x[0].dtype());
+                vec![(&x[0] * index).square()]
             })
         })
         .empty("x.iota_like(1, I32)", "[0, 3]", "empty [0, 3]", |x| x[0].iota_like(1, DType::I32))

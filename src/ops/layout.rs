@@ -1,10 +1,10 @@
-//! Where the channels of images are.
+//! The memory layout of images.
 
 use crate::graph::Tensor;
 use serde::{Deserialize, Serialize};
 
-/// The order of an image's dims. Kernels work on channels last; tensors in the other order are looked at through a
-/// transposed view, so that between two layers of the same layout nothing is moved.
+/// The order of an image's dims. Kernels work on channels last; tensors in the other order are read
+/// through a transposed view, so that nothing is copied between two layers of the same layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[doc(alias = "data_format")]
 pub enum Layout {
@@ -18,7 +18,8 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// A tensor of this layout with its channels last. Any number of dims between batch and channels will do.
+    /// Converts a tensor from this layout to channels last. Any number of dims may lie between
+    /// batch and channels.
     #[track_caller]
     pub fn to_nhwc(self, x: &Tensor) -> Tensor {
         match self {
@@ -30,7 +31,7 @@ impl Layout {
         }
     }
 
-    /// A tensor with its channels last, in this layout.
+    /// Converts a tensor from channels last to this layout.
     #[track_caller]
     pub fn from_nhwc(self, x: &Tensor) -> Tensor {
         match self {

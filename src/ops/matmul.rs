@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use tensorpack_kernels as kernels;
 use tensorpack_tensor::{Dim, Error, Result, element_count};
 
-/// The product of the last two dims, for every index of the leading ones. The leading dims are those of both
-/// inputs, or one input is a plain matrix.
+/// The matrix product over the last two dims, for every index of the leading ones. Both inputs have
+/// the same leading dims, or one of them is a plain matrix.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct MatMul;
 crate::exported!(MatMul, 2..=2);
@@ -26,7 +26,7 @@ impl OpDef for MatMul {
         }
         let (ra, rb) = (a.shape.rank(), b.shape.rank());
         if ra < 2 || rb < 2 {
-            return Err(Error::shape(format!("takes matrices, not {} and {}", a.shape, b.shape)));
+            return Err(Error::shape(format!("expected matrices, got {} and {}", a.shape, b.shape)));
         }
         let (inner_a, inner_b) = (a.shape[ra - 1], b.shape[rb - 2]);
         if let (Dim::Known(x), Dim::Known(y)) = (inner_a, inner_b)
@@ -59,7 +59,8 @@ impl OpDef for MatMul {
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
         let (a, b, dy) = (cx.input(0), cx.input(1), cx.dy());
         let da = || match a.rank() < dy.rank() {
-            // The same matrix times many: their gradients add up, which is one product over all of them.
+            // One matrix is multiplied by many: its gradient is the sum over all of them, which is
+            // one product.
             true => (0..dy.rank() - a.rank()).fold(dy.matmul(&b.matrix_transpose()), |t, _| t.sum_axes(&[0])),
             false => dy.matmul(&b.matrix_transpose()),
         };
@@ -78,7 +79,7 @@ impl OpDef for MatMul {
         let k = cx.input_sizes(0)[cx.input_sizes(0).len() - 1];
         let batch = element_count(&out[..out.len() - 2])?;
         let (lhs_shared, rhs_shared) = (a.sizes.len() < out.len(), b.sizes.len() < out.len());
-        // Many rows times one matrix are one product.
+        // Many matrices times one matrix are a single product of all their rows.
         let (batch, m) =
             if rhs_shared && !lhs_transposed { (1, element_count(&[batch, m])?) } else { (batch, m) };
         let kind = kernels::MatMul {
@@ -110,7 +111,8 @@ impl OpDef for MatMul {
     }
 }
 
-/// A view whose last two dims are merely swapped is read as it lies, and the product told so.
+/// Reads a view whose last two dims are swapped in its memory order, and returns true for the
+/// kernel to transpose it.
 fn untransposed(cx: &mut LowerCx<'_>, view: &View) -> (View, bool) {
     let mut order: Vec<usize> = (0..view.sizes.len()).collect();
     let n = order.len();
@@ -123,7 +125,8 @@ fn untransposed(cx: &mut LowerCx<'_>, view: &View) -> (View, bool) {
 }
 
 impl Tensor {
-    /// The matrix product over the last two dims. Leading dims are those of both, or one of the two is a plain matrix.
+    /// Returns the matrix product over the last two dims. Both tensors have the same leading dims,
+    /// or one of them is a plain matrix.
     #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Tensor {
         Tensor::apply_one(MatMul, &[self, other])
@@ -153,7 +156,7 @@ mod tests {
         .empty("x.matmul(y)", "[2, 3], [3, 0]", "empty [2, 0]", |x| x[0].matmul(&x[1]))
         .empty("x.matmul(y)", "[0, 2, 3], [3, 4]", "empty [0, 2, 4]", |x| x[0].matmul(&x[1]))
         .empty("x.matmul(y)", "[2, 3], [0, 3, 4]", "empty [0, 2, 4]", |x| x[0].matmul(&x[1])),
-        case("MatMul and what follows", Twice, |draw| {
+        case("MatMul and epilogue", Twice, |draw| {
             let mut size = || draw.of(&[1, 2, 3, 5, 0, 8, 17]);
             let [m, k, n] = [size(), size(), size()];
             let inputs = vec![

@@ -1,5 +1,5 @@
-//! The operations, one or one tight family a file: shape rule, gradient, lowering, and the method users call.
-//! This list is the only place that names them all.
+//! The operations. Each file holds one operation or a small family: shape rule, gradient, lowering,
+//! and the method users call. This list is the only place that names them all.
 
 mod activation;
 mod all_reduce;
@@ -63,7 +63,8 @@ use std::panic::Location;
 use tensorpack_tensor::{Dim, Error, Result, Shape};
 use window::Window;
 
-/// Builds something of several operations under one name, so that errors in it point at the caller's line.
+/// Builds an operation composed of others in a scope named `name`. Errors inside it point at the
+/// caller's line.
 fn composed(
     x: &Tensor,
     name: &str,
@@ -74,7 +75,7 @@ fn composed(
     graph.called_from(caller, || graph.scope(name, false, true, build))
 }
 
-/// That an axis is one of a shape's.
+/// Checks that an axis is in range.
 fn axis_of(shape: &Shape, axis: usize) -> Result<()> {
     match axis < shape.rank() {
         true => Ok(()),
@@ -82,20 +83,23 @@ fn axis_of(shape: &Shape, axis: usize) -> Result<()> {
     }
 }
 
-/// That a tensor is of the type and, as far as both are known, of the shape it must be.
-fn same_spec(found: &Spec, wanted: &Spec) -> Result<()> {
-    let apart = |(a, b): (&Dim, &Dim)| matches!((a, b), (Dim::Known(a), Dim::Known(b)) if a != b);
-    let (is, must) = (&found.shape, &wanted.shape);
-    match found.dtype == wanted.dtype && is.rank() == must.rank() && !is.iter().zip(must.iter()).any(apart) {
+/// Checks that a tensor has the expected type and, as far as both are known, the expected shape.
+fn same_spec(found: &Spec, expected: &Spec) -> Result<()> {
+    let differ = |(a, b): (&Dim, &Dim)| matches!((a, b), (Dim::Known(a), Dim::Known(b)) if a != b);
+    let (got, want) = (&found.shape, &expected.shape);
+    match found.dtype == expected.dtype
+        && got.rank() == want.rank()
+        && !got.iter().zip(want.iter()).any(differ)
+    {
         true => Ok(()),
-        false => Err(Error::shape(format!("takes {}{must}, not {}{is}", wanted.dtype, found.dtype))),
+        false => Err(Error::shape(format!("expected {}{want}, got {}{got}", expected.dtype, found.dtype))),
     }
 }
 
-/// That a tensor's elements are floats.
+/// Checks that a tensor has floating-point elements.
 fn float_input(spec: &Spec) -> Result<()> {
     match spec.dtype.is_float() {
         true => Ok(()),
-        false => Err(Error::dtype(format!("takes floating point elements, not {}", spec.dtype))),
+        false => Err(Error::dtype(format!("expected floating-point elements, got {}", spec.dtype))),
     }
 }

@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_tensor::{Error, Result};
 
-/// Mean and population variance over `axes`, which stay with size 1.
+/// Mean and population variance over `axes`, which are kept with size 1.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Moments {
     axes: Vec<usize>,
-    /// Whether to refuse moments of a single value.
+    /// Whether to reject moments of a single value.
     #[serde(default)]
     several: bool,
 }
@@ -29,12 +29,12 @@ impl OpDef for Moments {
         super::float_input(x)?;
         check_axes(&x.shape, &self.axes)?;
         if self.axes.iter().any(|&a| x.shape[a].known() == Some(0)) {
-            return Err(Error::shape(format!("{} is empty along the axes reduced", x.shape)));
+            return Err(Error::shape(format!("{} is empty along the reduced axes", x.shape)));
         }
         let count: Option<usize> = self.axes.iter().map(|&a| x.shape[a].known()).product();
         if self.several && count == Some(1) {
             return Err(Error::shape(format!(
-                "there is only one value for each channel of {}: normalised by its own statistics it is 0",
+                "there is only one value per channel in {}: normalising it by its own statistics gives 0",
                 x.shape
             ))
             .note(
@@ -82,7 +82,8 @@ impl OpDef for Moments {
 }
 
 impl Tensor {
-    /// Mean and population variance over some axes (none: all), which stay with size 1.
+    /// Returns the mean and population variance over `axes` (empty: all), which are kept with size
+    /// 1.
     #[track_caller]
     pub fn moments(&self, axes: &[isize]) -> (Tensor, Tensor) {
         self.moments_of(axes, false)
@@ -106,7 +107,8 @@ impl Tensor {
         }
     }
 
-    /// The population variance over some axes (none: all), which vanish: the mean of squared distances from the mean.
+    /// Returns the population variance over `axes` (empty: all), which are removed: the mean
+    /// squared deviation from the mean.
     #[track_caller]
     pub fn variance_axes(&self, axes: &[isize]) -> Tensor {
         if self.is_poison() {
@@ -122,13 +124,14 @@ impl Tensor {
         }
     }
 
-    /// The square root of [`Tensor::variance_axes`]. Where all values are equal its gradient is 0.
+    /// Returns the standard deviation, the square root of [`Tensor::variance_axes`]. Where all
+    /// values are equal its gradient is 0.
     #[track_caller]
     pub fn std_axes(&self, axes: &[isize]) -> Tensor {
         composed(self, "Std", Location::caller(), || {
             let variance = self.variance_axes(axes);
-            // The square root has no slope at 0. The inner `select` keeps the gradient of the
-            // branch that is not taken finite.
+            // The derivative of the square root at 0 is infinite. The inner `select` keeps the
+            // gradient of the branch that is not taken finite.
             let none = variance.equal(&variance.zero());
             none.select(&variance.zero(), &none.select(&variance.one(), &variance).sqrt())
         })
@@ -144,18 +147,18 @@ mod tests {
             let (mean, variance) = x.moments(axes);
             vec![mean, variance]
         })
-        .empty("x.moments([0]).0", "[0, 3]", "error: [0, 3] is empty along the axes reduced", |x| x[0]
+        .empty("x.moments([0]).0", "[0, 3]", "error: [0, 3] is empty along the reduced axes", |x| x[0]
             .moments(&[0])
             .0)
         .empty("x.moments([1]).1", "[0, 3]", "empty [0, 1]", |x| x[0].moments(&[1]).1),
         reduction("Variance", Twice, Any, false, |x, axes| vec![x.exp().variance_axes(axes)]).empty(
             "x.variance_axes([0])",
             "[0, 3]",
-            "error: [0, 3] is empty along the axes reduced",
+            "error: [0, 3] is empty along the reduced axes",
             |x| x[0].variance_axes(&[0])
         ),
         reduction("Std", Twice, Apart, false, |x, axes| {
-            // Of one element alone it is zero, where the root has no slope.
+            // For a single element it is zero, where the square root has no derivative.
             let more = x.graph().stack(&[x.square(), x.exp() + 3.0], 0);
             let axes: Vec<isize> = axes.iter().map(|&a| if a < 0 { a } else { a + 1 }).chain([0]).collect();
             vec![more.std_axes(&axes)]

@@ -1,5 +1,6 @@
-//! Mean 0 and variance 1, over some axes: what normalisation layers are made of. Written with `moments` and
-//! elementwise operations, so fusion turns each into two passes, and each can be differentiated again.
+//! Normalisation to mean 0 and variance 1 over some axes, the basis of normalisation layers.
+//! Composed of `moments` and elementwise operations: fusion turns each into two passes, and each
+//! can be differentiated again.
 
 use super::composed;
 use crate::graph::Tensor;
@@ -7,7 +8,8 @@ use std::panic::Location;
 use tensorpack_tensor::Error;
 
 impl Tensor {
-    /// `(x - mean) / sqrt(variance + epsilon)`, with mean and variance over some axes (none: all).
+    /// Returns `(x - mean) / sqrt(variance + epsilon)`, with mean and variance over `axes` (empty:
+    /// all).
     #[track_caller]
     pub fn normalize(&self, axes: &[isize], epsilon: f64) -> Tensor {
         composed(self, "Normalize", Location::caller(), || {
@@ -16,8 +18,8 @@ impl Tensor {
         })
     }
 
-    /// Each example `[batch, ..., channels]` normalised over groups of neighbouring channels and all that lies between
-    /// (Wu and He, 2018).
+    /// Normalises each example `[batch, ..., channels]` over groups of adjacent channels and all
+    /// dims in between (Wu and He, 2018).
     #[track_caller]
     pub fn group_norm(&self, groups: usize, epsilon: f64) -> Tensor {
         if self.is_poison() {
@@ -27,41 +29,42 @@ impl Tensor {
         let Some(each) = channels.filter(|&c| groups > 0 && c.is_multiple_of(groups)).map(|c| c / groups)
         else {
             let why = format!(
-                "takes [batch, ..., channels] with channels that {groups} groups divide, not {}",
+                "expected [batch, ..., channels] with a multiple of {groups} channels, got {}",
                 self.shape()
             );
             return self.fail("GroupNorm", Error::shape(why));
         };
         composed(self, "GroupNorm", Location::caller(), || {
             let split = self.split_dim(-1, &[groups as isize, each as isize]);
-            // All but batch and group are reduced.
+            // Reduce all dims but batch and group.
             let last = self.rank() as isize;
             let axes: Vec<isize> = (1..last - 1).chain([last]).collect();
             split.normalize(&axes, epsilon).merge_dims(last - 1, 2)
         })
     }
 
-    /// Each example `[batch, ...]` normalised over all its elements (Ba et al., 2016).
+    /// Normalises each example `[batch, ...]` over all its elements (Ba et al., 2016).
     #[track_caller]
     pub fn layer_norm(&self, epsilon: f64) -> Tensor {
         self.normalize_from(1, "LayerNorm", "[batch, ...]", epsilon)
     }
 
-    /// Each channel of each example `[batch, ..., channels]` normalised alone (Ulyanov et al., 2016).
+    /// Normalises each channel of each example `[batch, ..., channels]` separately (Ulyanov et al.,
+    /// 2016).
     #[track_caller]
     pub fn instance_norm(&self, epsilon: f64) -> Tensor {
         self.normalize_from(2, "InstanceNorm", "[batch, ..., channels] of at least three dims", epsilon)
     }
 
-    /// Over the axes from the second on, without the last `kept - 1`.
+    /// Normalises over the axes from the second on, except the last `kept - 1`.
     #[track_caller]
-    fn normalize_from(&self, kept: usize, name: &str, takes: &str, epsilon: f64) -> Tensor {
+    fn normalize_from(&self, kept: usize, name: &str, expected: &str, epsilon: f64) -> Tensor {
         if self.is_poison() {
             return self.clone();
         }
         let axes: Vec<isize> = (1..=(self.rank() as isize - kept as isize)).collect();
         if axes.is_empty() {
-            return self.fail(name, Error::shape(format!("takes {takes}, not {}", self.shape())));
+            return self.fail(name, Error::shape(format!("expected {expected}, got {}", self.shape())));
         }
         composed(self, name, Location::caller(), || self.normalize(&axes, epsilon))
     }
@@ -72,7 +75,7 @@ mod tests {
     use super::*;
     use crate::trial::*;
 
-    /// A normalisation of tensors of at least so many dims, the last a multiple of 3.
+    /// A normalisation of tensors with at least `rank` dims, the last a multiple of 3.
     fn norm(name: &'static str, rank: usize, op: fn(&Tensor) -> Tensor) -> Case {
         case(name, Twice, move |draw| {
             let rank = draw.between(rank, 4);

@@ -1,4 +1,4 @@
-//! Class numbers as indicator vectors.
+//! One-hot encoding of class indices.
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{Binary, Class, LowerCx, View};
@@ -6,7 +6,7 @@ use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Dim, Error, Result};
 
-/// A new last dim in which the place named by the input is 1 and all else 0.
+/// A new last dim that is 1 at the index given by the input and 0 elsewhere.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct OneHot {
     classes: usize,
@@ -21,7 +21,7 @@ impl OpDef for OneHot {
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         if !inputs[0].dtype.is_int() {
-            return Err(Error::dtype(format!("takes integer classes, not {}", inputs[0].dtype)));
+            return Err(Error::dtype(format!("expected integer classes, got {}", inputs[0].dtype)));
         }
         let dims = inputs[0].shape.iter().copied().chain([Dim::Known(self.classes)]);
         Ok(vec![Spec { dtype: self.dtype, shape: dims.collect::<Vec<_>>().into() }])
@@ -37,23 +37,23 @@ impl OpDef for OneHot {
         column[out.len() - 1] = 1;
         let labels = cx.reshape(&labels, &column);
         Ok(vec![cx.map(&[&labels], |e, r| {
-            let place = e.index(out.len() - 1, Class::I64);
-            let hit = e.binary(Binary::Eq, r[0], place);
+            let index = e.index(out.len() - 1, Class::I64);
+            let hit = e.binary(Binary::Eq, r[0], index);
             e.cast(Class::of(self.dtype), hit)
         })])
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         Ok(cx.output(|i| {
-            let (class, at) = i.split_last().expect("the classes are a dim");
+            let (class, at) = i.split_last().expect("the last dim is the class");
             Scalar::Int(i64::from(cx.input(0).int(at) == *class as i64))
         }))
     }
 }
 
 impl Tensor {
-    /// Integers as vectors of `classes` numbers of type `dtype`: 1 at the place they name, 0 elsewhere (and nowhere
-    /// 1 if the place lies outside).
+    /// Encodes integers as one-hot vectors of `classes` elements of type `dtype`; all zeros if the
+    /// integer is out of range.
     #[track_caller]
     pub fn one_hot(&self, classes: usize, dtype: DType) -> Tensor {
         Tensor::apply_one(OneHot { classes, dtype }, &[self])
@@ -66,10 +66,10 @@ mod tests {
     use crate::trial::*;
 
     cases![
-        case("OneHot", Never("of integers"), |draw| {
+        case("OneHot", Never("integer input"), |draw| {
             let (rank, classes) = (draw.below(3), draw.below(6));
             let sizes = draw.sizes(rank);
-            // Classes past the end too: those are nowhere 1.
+            // Classes out of range too: those give all zeros.
             let dtype = draw.of(&[DType::I32, DType::I64, DType::U8]);
             let labels = Input::new(draw, sizes, Elements::Below(dtype, classes + 2));
             Trial::new(vec![labels], move |x| vec![x[0].one_hot(classes, DType::F32)])

@@ -1,4 +1,4 @@
-//! A tensor that compilers do not recompute for each of its readers.
+//! A barrier that keeps compilers from recomputing a tensor for each of its readers.
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
@@ -6,7 +6,7 @@ use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::Result;
 
-/// The input, computed once: all who read the input see the same bits.
+/// The input, computed once: all readers see the same bits.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct OptimizationBarrier;
 crate::exported!(OptimizationBarrier, 1..=1);
@@ -36,11 +36,11 @@ impl OpDef for OptimizationBarrier {
 }
 
 impl Tensor {
-    /// This tensor, whose elements are computed once for all who read them; see
+    /// Returns this tensor, with its elements computed once for all readers; see
     /// [`LowerCx::materialize`].
     ///
-    /// What compares a tensor with a value computed from it goes through this, or XLA may compare
-    /// with elements that it recomputed with other rounding.
+    /// Use it before comparing a tensor with a value computed from it. Otherwise XLA may compare
+    /// with elements that it recomputed with different rounding.
     #[track_caller]
     pub(crate) fn optimization_barrier(&self) -> Tensor {
         Tensor::apply_one(OptimizationBarrier, &[self])

@@ -1,4 +1,4 @@
-//! Elements in the order of their values: the largest few, and all of them.
+//! Sorting: top-k, argsort and sort.
 
 use super::composed;
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
@@ -9,7 +9,7 @@ use std::panic::Location;
 use tensorpack_kernels as kernels;
 use tensorpack_tensor::{DType, Dim, Error, Result, element_count};
 
-/// The places of elements along the last dim in the order of their values, the first `take` of them or all.
+/// The indices of elements along the last dim in sorted order: the first `take`, or all.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Order {
     take: Option<usize>,
@@ -25,11 +25,11 @@ impl OpDef for Order {
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         let shape = &inputs[0].shape;
         let Some((last, outer)) = shape.split_last() else {
-            return Err(Error::shape("a scalar has no elements to order"));
+            return Err(Error::shape("a scalar has no axis to sort along"));
         };
         let taken = match (self.take, last.known()) {
             (Some(k), Some(n)) if k > n => {
-                return Err(Error::shape(format!("there are no {k} elements along the last dim of {shape}")));
+                return Err(Error::shape(format!("k is {k}, which exceeds the last dim of {shape}")));
             }
             (Some(k), _) => Dim::Known(k),
             (None, _) => *last,
@@ -58,10 +58,10 @@ impl OpDef for Order {
         let (x, mut y) = (cx.input(0), Array::zeros(DType::I64, cx.output_sizes(0)));
         let (outer, last) = x.sizes().split_at(x.sizes().len() - 1);
         for row in Indices::new(outer) {
-            let value = |place: usize| x.at(&[&row[..], &[place]].concat());
-            let mut places: Vec<usize> = (0..last[0]).collect();
-            // A stable sort keeps equals in place.
-            places.sort_by(|&a, &b| {
+            let value = |index: usize| x.at(&[&row[..], &[index]].concat());
+            let mut indices: Vec<usize> = (0..last[0]).collect();
+            // A stable sort keeps the order of equal elements.
+            indices.sort_by(|&a, &b| {
                 let order = match (value(a), value(b)) {
                     (Scalar::Int(a), Scalar::Int(b)) => a.cmp(&b),
                     (a, b) => {
@@ -71,8 +71,8 @@ impl OpDef for Order {
                 };
                 if self.descending { order.reverse() } else { order }
             });
-            for (k, &place) in places.iter().take(self.take.unwrap_or(last[0])).enumerate() {
-                y.set(&[&row[..], &[k]].concat(), Scalar::Int(place as i64));
+            for (k, &index) in indices.iter().take(self.take.unwrap_or(last[0])).enumerate() {
+                y.set(&[&row[..], &[k]].concat(), Scalar::Int(index as i64));
             }
         }
         Ok(vec![y])
@@ -80,17 +80,18 @@ impl OpDef for Order {
 }
 
 impl Tensor {
-    /// The `k` largest elements along the last dim, the largest first, and their places there as i64. Of equals the
-    /// earlier comes first; a NaN is larger than any number. The gradient goes to the elements chosen.
+    /// Returns the `k` largest elements along the last dim in descending order, and their indices
+    /// as i64. Among equal elements the first comes first; NaN sorts above all numbers. The
+    /// gradient goes to the selected elements.
     #[track_caller]
     pub fn top_k(&self, k: usize) -> (Tensor, Tensor) {
         let caller = Location::caller();
-        let places = Tensor::apply_one(Order { take: Some(k), descending: true }, &[self]);
-        (composed(self, "TopK", caller, || self.taken(&places)), places)
+        let indices = Tensor::apply_one(Order { take: Some(k), descending: true }, &[self]);
+        (composed(self, "TopK", caller, || self.taken(&indices)), indices)
     }
 
-    /// The places, as i64, of the elements along `axis` in the order of their values, the smallest first or the largest.
-    /// Of equals the earlier comes first; a NaN is larger than any number.
+    /// Returns the indices, as i64, that sort the elements along `axis`, in ascending or descending
+    /// order. Among equal elements the first comes first; NaN sorts above all numbers.
     #[track_caller]
     pub fn argsort(&self, axis: isize, descending: bool) -> Tensor {
         if self.is_poison() {
@@ -108,19 +109,20 @@ impl Tensor {
         })
     }
 
-    /// The elements along `axis` in the order of their values, the smallest first or the largest.
+    /// Returns the elements along `axis` in ascending or descending order.
     #[track_caller]
     pub fn sort(&self, axis: isize, descending: bool) -> Tensor {
-        let places = self.argsort(axis, descending);
-        composed(self, "Sort", Location::caller(), || match places.is_poison() {
-            true => places.clone(),
-            false => self.take_along_axis(&places, axis),
+        let indices = self.argsort(axis, descending);
+        composed(self, "Sort", Location::caller(), || match indices.is_poison() {
+            true => indices.clone(),
+            false => self.take_along_axis(&indices, axis),
         })
     }
 
-    /// Whether the score of each row's target is among the `k` largest of scores `[..., classes]`, for integer targets
-    /// `[...]`. Equal scores count as one rank, so that more than `k` can be among them. It is false where the target
-    /// is no class, and where a score of the row is not finite.
+    /// Returns whether the score of each row's target is among the `k` largest of scores
+    /// `[..., classes]`, for integer targets `[...]`. Equal scores share a rank, so more than `k`
+    /// classes can be in the top k. The result is false where the target is not a class, and where
+    /// a score of the row is not finite.
     #[track_caller]
     pub fn in_top_k(&self, targets: &Tensor, k: usize) -> Tensor {
         if self.is_poison() || targets.is_poison() {
@@ -128,7 +130,7 @@ impl Tensor {
         }
         if targets.rank() + 1 != self.rank() || !targets.dtype().is_int() || !self.dtype().is_float() {
             let why = format!(
-                "takes float scores [..., classes] and integer targets [...], not {}{} and {}{}",
+                "expected float scores [..., classes] and integer targets [...], got {}{} and {}{}",
                 self.dtype(),
                 self.shape(),
                 targets.dtype(),
@@ -141,19 +143,19 @@ impl Tensor {
             if targets.is_poison() {
                 return targets;
             }
-            let places = self.iota_like(-1, DType::I64);
-            let hit = places.equal(&targets.cast(DType::I64).expand_dims(-1));
+            let indices = self.iota_like(-1, DType::I64);
+            let hit = indices.equal(&targets.cast(DType::I64).expand_dims(-1));
             let score = hit.select(self, &self.zero()).sum_keep(&[-1]);
             let above = self.optimization_barrier().greater(&score).cast(DType::I64).sum_axes(&[-1]);
-            let sound = hit.any_axes(&[-1]).logical_and(&self.is_finite().all_axes(&[-1]));
+            let valid = hit.any_axes(&[-1]).logical_and(&self.is_finite().all_axes(&[-1]));
             let bound = above.constant_like(k as f64);
-            above.less(&bound).logical_and(&sound)
+            above.less(&bound).logical_and(&valid)
         })
     }
 
     #[track_caller]
-    fn taken(&self, places: &Tensor) -> Tensor {
-        if places.is_poison() { places.clone() } else { self.take_along_axis(places, -1) }
+    fn taken(&self, indices: &Tensor) -> Tensor {
+        if indices.is_poison() { indices.clone() } else { self.take_along_axis(indices, -1) }
     }
 }
 
@@ -168,15 +170,15 @@ mod tests {
             let sizes = draw.sizes(rank);
             let k = draw.below(sizes[rank - 1] + 1);
             Trial::new(vec![Input::floats(draw, sizes, Apart)], move |x| {
-                let (values, places) = x[0].top_k(k);
-                vec![values.exp(), places.cast(x[0].dtype())]
+                let (values, indices) = x[0].top_k(k);
+                vec![values.exp(), indices.cast(x[0].dtype())]
             })
         })
         .empty("x.top_k(2).0", "[0, 3]", "empty [0, 2]", |x| x[0].top_k(2).0)
         .empty(
             "x.top_k(1).0",
             "[3, 0]",
-            "error: there are no 1 elements along the last dim of [3, 0]",
+            "error: k is 1, which exceeds the last dim of [3, 0]",
             |x| x[0].top_k(1).0
         ),
         case("Sort", Twice, |draw| {
@@ -188,7 +190,7 @@ mod tests {
             })
         })
         .empty("x.sort(0, false)", "[0, 3]", "empty [0, 3]", |x| x[0].sort(0, false)),
-        case("InTopK", Never("a truth value"), |draw| {
+        case("InTopK", Never("boolean result"), |draw| {
             let (rows, classes, k) = (draw.between(1, 5), draw.between(1, 7), draw.below(4));
             let inputs = vec![
                 Input::floats(draw, [rows, classes], Halves),

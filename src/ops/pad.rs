@@ -1,4 +1,4 @@
-//! Zeros around and between the elements.
+//! Zero padding around and between elements.
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
@@ -6,7 +6,7 @@ use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result, Shape};
 
-/// Zeros before, after and between the elements of each dim.
+/// Adds zeros before, after and between the elements of each dim.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Pad {
     low: Vec<usize>,
@@ -30,7 +30,7 @@ impl OpDef for Pad {
         let given = [self.low.len(), self.high.len(), self.interior.len()];
         if given.iter().any(|&n| n != shape.rank()) {
             return Err(Error::argument(format!(
-                "{shape} needs low, high and interior for each of its dims"
+                "{shape} needs low, high and interior padding for each of its dims"
             )));
         }
         let dim = |i: usize| {
@@ -65,7 +65,7 @@ impl OpDef for Pad {
     }
 }
 
-/// That `part`, every `step`-th element from `begin`, lies within `whole`.
+/// Checks that `part`, with stride `step` from `begin`, lies within `whole`.
 fn lies_within(
     part: &Shape,
     begin: &[usize],
@@ -84,11 +84,11 @@ fn lies_within(
     let ranks = [part.rank(), begin.len(), step.len()];
     match ranks.iter().all(|&n| n == whole.rank()) && step.into_iter().enumerate().all(inside) {
         true => Ok(()),
-        false => Err(Error::shape(format!("{part} from {begin:?} on does not lie within {whole}"))),
+        false => Err(Error::shape(format!("{part} at offset {begin:?} does not lie within {whole}"))),
     }
 }
 
-/// The elements of input 0 that padding put there, in the shape of input 1.
+/// The elements of input 0 that are not padding, in the shape of input 1.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Unpad {
     low: Vec<usize>,
@@ -134,7 +134,7 @@ impl OpDef for Unpad {
     }
 }
 
-/// Input 0 spread into zeros of the shape of input 1: the opposite of a slice.
+/// Input 0 scattered into zeros of the shape of input 1: the transpose of a slice.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Unslice {
     begin: Vec<usize>,
@@ -167,7 +167,7 @@ impl OpDef for Unslice {
         let (x, to) = (cx.input(0), cx.output_sizes(0));
         let interior: Vec<usize> = self.step.iter().map(|s| s - 1).collect();
         let inside = |i: usize| padded(x.sizes[i], self.begin[i], 0, interior[i]).unwrap_or(to[i]);
-        // A slice of nothing begins where it likes: all of its gradient is zeros.
+        // An empty slice may begin anywhere: its gradient is all zeros.
         let low: Vec<usize> = (0..to.len()).map(|i| self.begin[i].min(to[i])).collect();
         let high: Vec<usize> = (0..to.len()).map(|i| to[i].saturating_sub(inside(i))).collect();
         Ok(vec![cx.pad(&x, &low, &high, &interior)])
@@ -178,7 +178,8 @@ impl OpDef for Unslice {
     }
 }
 
-/// Output 0 with element `i` of input 0 at `begin + i * step` of every dim, and zeros elsewhere.
+/// Returns output 0 with element `i` of input 0 at `begin + i * step` in every dim, and zeros
+/// elsewhere.
 fn spread(cx: &EvaluateCx<'_>, begin: &[usize], step: &[usize]) -> Vec<Array> {
     let x = cx.input(0);
     let from = |d: usize, i: usize| {
@@ -191,14 +192,16 @@ fn spread(cx: &EvaluateCx<'_>, begin: &[usize], step: &[usize]) -> Vec<Array> {
     })
 }
 
-/// `x` put back where a slice of a tensor shaped like `like` took it from, zeros elsewhere.
+/// Puts `x` back at the positions that a slice of a tensor shaped like `like` read, with zeros
+/// elsewhere.
 #[track_caller]
 pub(super) fn unslice(x: &Tensor, like: &Tensor, begin: &[usize], step: &[usize]) -> Tensor {
     Tensor::apply_one(Unslice { begin: begin.to_vec(), step: step.to_vec() }, &[x, like])
 }
 
 impl Tensor {
-    /// With `low[i]` zeros before, `high[i]` after and `interior[i]` between the elements of dim `i`.
+    /// Adds `low[i]` zeros before, `high[i]` after and `interior[i]` between the elements of dim
+    /// `i`.
     #[track_caller]
     pub fn pad(&self, low: &[usize], high: &[usize], interior: &[usize]) -> Tensor {
         let op = Pad { low: low.to_vec(), high: high.to_vec(), interior: interior.to_vec() };

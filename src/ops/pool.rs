@@ -1,4 +1,4 @@
-//! Maxima and averages over windows of images `[batch, height, width, channels]`.
+//! Max and average pooling of images `[batch, height, width, channels]`.
 
 use super::{Layout, Padding, Window, composed, same_spec};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
@@ -9,21 +9,21 @@ use std::panic::Location;
 use tensorpack_kernels as kernels;
 use tensorpack_tensor::{DType, Error, Result};
 
-/// Window, stride and padding of pooling.
+/// Window, stride, padding and layout of pooling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PoolOptions {
     /// The window's height and width.
     pub window: [usize; 2],
-    /// How far it moves.
+    /// The stride of the window.
     pub stride: [usize; 2],
-    /// What surrounds the image; padding never takes part in a maximum or an average.
+    /// Padding around the image; it never contributes to a maximum or an average.
     pub padding: Padding,
-    /// The order of the image's dims, and of the result's.
+    /// The order of dims of the input and the output.
     pub layout: Layout,
 }
 
 impl PoolOptions {
-    /// A square window that moves by its own size.
+    /// Creates a square window with a stride of its own size.
     pub fn square(size: usize) -> PoolOptions {
         PoolOptions { window: [size; 2], stride: [size; 2], padding: Padding::Valid, layout: Layout::Nhwc }
     }
@@ -36,18 +36,18 @@ impl PoolOptions {
         super::float_input(x)?;
         if x.shape.rank() != 4 {
             return Err(Error::shape(format!(
-                "takes images [batch, height, width, channels], not {}",
+                "expected images [batch, height, width, channels], got {}",
                 x.shape
             )));
         }
         if self.window[0].saturating_mul(self.window[1]) > 256 {
-            return Err(Error::argument(format!("a window of {:?} has more than 256 places", self.window)));
+            return Err(Error::argument(format!("a window of {:?} has more than 256 elements", self.window)));
         }
         if let Padding::Explicit(around) = self.padding
             && (0..2).any(|i| around[i].iter().any(|&p| p >= self.window[i]))
         {
             return Err(Error::argument(format!(
-                "padding {around:?} is not less than the window {:?}: some windows would hold padding alone",
+                "padding {around:?} must be less than the window {:?}, or some windows would contain only padding",
                 self.window
             )));
         }
@@ -69,8 +69,8 @@ impl PoolOptions {
     }
 }
 
-/// Pooling and its gradients: `MaxGrad` takes (dy, places, x for its shape), `MaxPick` (x, places), `AverageGrad`
-/// (dy, x for its shape).
+/// Pooling and its gradients. `MaxGrad` takes (dy, indices, x for its shape), `MaxPick` (x,
+/// indices), `AverageGrad` (dy, x for its shape).
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Pool {
     kind: PoolKind,
@@ -96,30 +96,30 @@ impl OpDef for Pool {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        let with_places = |x: &Spec| {
+        let with_indices = |x: &Spec| {
             let y = self.options.infer(x)?;
-            let places = Spec { dtype: DType::U8, shape: y.shape.clone() };
-            Ok::<[Spec; 2], Error>([y, places])
+            let indices = Spec { dtype: DType::U8, shape: y.shape.clone() };
+            Ok::<[Spec; 2], Error>([y, indices])
         };
         match (self.kind, inputs) {
-            (PoolKind::Max, [x]) => Ok(with_places(x)?.into()),
+            (PoolKind::Max, [x]) => Ok(with_indices(x)?.into()),
             (PoolKind::Average, [x]) => Ok(vec![self.options.infer(x)?]),
             (PoolKind::MaxPick, [x, at]) => {
-                let [y, places] = with_places(x)?;
-                same_spec(at, &places)?;
+                let [y, indices] = with_indices(x)?;
+                same_spec(at, &indices)?;
                 Ok(vec![y])
             }
             (PoolKind::MaxGrad, [dy, at, x]) => {
-                let [y, places] = with_places(x)?;
+                let [y, indices] = with_indices(x)?;
                 same_spec(dy, &y)?;
-                same_spec(at, &places)?;
+                same_spec(at, &indices)?;
                 Ok(vec![x.clone()])
             }
             (PoolKind::AverageGrad, [dy, x]) => {
                 same_spec(dy, &self.options.infer(x)?)?;
                 Ok(vec![x.clone()])
             }
-            _ => Err(Error::argument(format!("does not take {} inputs", inputs.len()))),
+            _ => Err(Error::argument(format!("{} inputs are not supported", inputs.len()))),
         }
     }
 
@@ -162,68 +162,70 @@ impl OpDef for Pool {
         };
         let ([height, width], slide) = (self.options.window, self.options.slide());
         let pad = slide.pad_low([x[1], x[2]], self.options.window)?;
-        // Where in the image a place in the window of an output lies, unless that is in the
+        // Maps an element of an output's window to its position in the image; `None` in the
         // padding.
-        let at = |o: &[usize], place: usize| {
-            let row = slide.position(0, o[1], place / width, pad[0], x[1])?;
-            Some([o[0], row, slide.position(1, o[2], place % width, pad[1], x[2])?, o[3]])
+        let at = |o: &[usize], tap: usize| {
+            let row = slide.position(0, o[1], tap / width, pad[0], x[1])?;
+            Some([o[0], row, slide.position(1, o[2], tap % width, pad[1], x[2])?, o[3]])
         };
         let mut largest = Array::zeros(first.dtype(), y);
-        let mut places = Array::zeros(DType::U8, y);
+        let mut indices = Array::zeros(DType::U8, y);
         let mut sums = Sums::new(first.dtype(), out);
         for o in Indices::new(y) {
-            let real: Vec<usize> = (0..height * width).filter(|&place| at(&o, place).is_some()).collect();
-            let named = |i: usize| at(&o, cx.input(i).int(&o) as usize);
-            let value = |place: usize| at(&o, place).map_or(0.0, |i| first.float(&i));
+            let inside: Vec<usize> = (0..height * width).filter(|&tap| at(&o, tap).is_some()).collect();
+            let max_position = |i: usize| at(&o, cx.input(i).int(&o) as usize);
+            let value = |tap: usize| at(&o, tap).map_or(0.0, |i| first.float(&i));
             match self.kind {
                 PoolKind::Max => {
-                    let (mut best, mut place) = (f64::NEG_INFINITY, 0);
-                    for (k, &p) in real.iter().enumerate() {
+                    let (mut best, mut tap) = (f64::NEG_INFINITY, 0);
+                    for (k, &p) in inside.iter().enumerate() {
                         let v = value(p);
                         if k == 0 || v > best || (v.is_nan() && !best.is_nan()) {
-                            (best, place) = (v, p);
+                            (best, tap) = (v, p);
                         }
                     }
                     largest.set(&o, Scalar::Float(best));
-                    places.set(&o, Scalar::Int(place as i64));
+                    indices.set(&o, Scalar::Int(tap as i64));
                 }
-                PoolKind::MaxPick => sums.add(&o, Scalar::Float(named(1).map_or(0.0, |i| first.float(&i)))),
+                PoolKind::MaxPick => {
+                    sums.add(&o, Scalar::Float(max_position(1).map_or(0.0, |i| first.float(&i))))
+                }
                 PoolKind::MaxGrad => {
-                    if let Some(i) = named(1) {
+                    if let Some(i) = max_position(1) {
                         sums.add(&i, first.at(&o));
                     }
                 }
                 PoolKind::Average => {
-                    let n = real.len().max(1) as f64;
-                    real.iter().for_each(|&place| sums.add(&o, Scalar::Float(value(place) / n)));
+                    let n = inside.len().max(1) as f64;
+                    inside.iter().for_each(|&tap| sums.add(&o, Scalar::Float(value(tap) / n)));
                 }
                 PoolKind::AverageGrad => {
-                    let share = first.float(&o) / real.len().max(1) as f64;
-                    real.iter().filter_map(|&p| at(&o, p)).for_each(|i| sums.add(&i, Scalar::Float(share)));
+                    let share = first.float(&o) / inside.len().max(1) as f64;
+                    inside.iter().filter_map(|&p| at(&o, p)).for_each(|i| sums.add(&i, Scalar::Float(share)));
                 }
             }
         }
         Ok(match self.kind {
-            PoolKind::Max => vec![largest, places],
+            PoolKind::Max => vec![largest, indices],
             _ => vec![sums.array()],
         })
     }
 }
 
 impl Tensor {
-    /// The maxima over windows of `size` by `size` that do not overlap.
+    /// Max pooling over non-overlapping windows of `size` by `size`.
     #[track_caller]
     pub fn max_pool(&self, size: usize) -> Tensor {
         self.max_pool_with(PoolOptions::square(size))
     }
 
-    /// The maxima over windows.
+    /// Max pooling.
     #[track_caller]
     pub fn max_pool_with(&self, options: PoolOptions) -> Tensor {
         self.pool(PoolKind::Max, options)
     }
 
-    /// The averages over windows.
+    /// Average pooling.
     #[track_caller]
     pub fn average_pool_with(&self, options: PoolOptions) -> Tensor {
         self.pool(PoolKind::Average, options)
@@ -236,32 +238,32 @@ impl Tensor {
         options.layout.from_nhwc(&y)
     }
 
-    /// The averages over windows of `size` by `size` that do not overlap.
+    /// Average pooling over non-overlapping windows of `size` by `size`.
     #[track_caller]
     pub fn average_pool(&self, size: usize) -> Tensor {
         self.average_pool_with(PoolOptions::square(size))
     }
 
-    /// The average of every channel of every image: `[batch, channels]`.
+    /// Averages every channel of every image: `[batch, channels]`.
     #[track_caller]
     #[doc(alias = "GlobalAvgPooling")]
     pub fn global_average_pool(&self) -> Tensor {
         self.global_average_pool_in(Layout::Nhwc)
     }
 
-    /// The average of every channel of every image of this layout.
+    /// Averages every channel of every image of this layout.
     #[track_caller]
     pub fn global_average_pool_in(&self, layout: Layout) -> Tensor {
         self.global("GlobalAveragePool", layout, |x, axes| x.mean_axes(axes))
     }
 
-    /// The largest element of every channel of every image: `[batch, channels]`.
+    /// Returns the maximum of every channel of every image: `[batch, channels]`.
     #[track_caller]
     pub fn global_max_pool(&self) -> Tensor {
         self.global_max_pool_in(Layout::Nhwc)
     }
 
-    /// The largest element of every channel of every image of this layout.
+    /// Returns the maximum of every channel of every image of this layout.
     #[track_caller]
     pub fn global_max_pool_in(&self, layout: Layout) -> Tensor {
         self.global("GlobalMaxPool", layout, |x, axes| x.max_axes(axes))
@@ -275,7 +277,7 @@ impl Tensor {
                 Layout::Nhwc => reduce(self, &[1, 2]),
                 Layout::Nchw => reduce(self, &[2, 3]),
             }),
-            _ => self.fail(name, Error::shape(format!("takes images, not {}", self.shape()))),
+            _ => self.fail(name, Error::shape(format!("expected images, got {}", self.shape()))),
         }
     }
 }

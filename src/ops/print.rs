@@ -1,4 +1,4 @@
-//! A look at a value while the graph runs.
+//! Prints a value while the graph runs.
 
 use crate::graph::{GradCx, OpDef, OpTraits, Spec, Tensor};
 use crate::kir::{CustomKernel, LowerCx, View};
@@ -22,10 +22,10 @@ struct Printer {
     runs: AtomicU64,
 }
 
-/// How many values are printed of a tensor.
+/// The maximum number of elements printed.
 const VALUES: usize = 8;
 
-// Each print is its own, whatever it prints.
+// Every print is distinct, whatever it prints.
 impl PartialEq for Print {
     fn eq(&self, other: &Print) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -69,7 +69,7 @@ impl OpDef for Print {
 }
 
 impl Printer {
-    /// Counts a run, and tells whether it is one that prints.
+    /// Counts a run, and returns whether it prints.
     fn is_due(&self) -> bool {
         self.runs.fetch_add(1, Ordering::Relaxed).is_multiple_of(self.every)
     }
@@ -84,7 +84,7 @@ impl Printer {
 impl CustomKernel for Printer {
     fn run(&self, inputs: &[HostTensor], outputs: &mut [HostTensor]) -> Result<()> {
         if self.is_due() {
-            // A look that cannot be shown must not end a training.
+            // A failed write must not stop training.
             let _ = writeln!(std::io::stderr(), "{}", self.line(&inputs[0]));
         }
         outputs[0].copy_from_bytes(inputs[0].as_bytes())
@@ -92,16 +92,17 @@ impl CustomKernel for Printer {
 }
 
 impl Tensor {
-    /// This tensor; whenever a run computes it, its name, type, sizes and first values go to standard error.
+    /// Returns this tensor and prints its name, type, sizes and first elements to standard error
+    /// whenever a run computes it.
     ///
-    /// What is printed is what comes after: use the tensor returned.
+    /// Use the returned tensor: nothing is printed unless a run needs it.
     #[track_caller]
     #[doc(alias = "print_stat")]
     pub fn print(&self) -> Tensor {
         self.print_every(1)
     }
 
-    /// [`Tensor::print`] in the first run, and every `n`-th after it.
+    /// Like [`Tensor::print`], but only in the first run and every `n`-th after it.
     #[track_caller]
     pub fn print_every(&self, n: u64) -> Tensor {
         if self.is_poison() {
@@ -118,13 +119,13 @@ mod tests {
     use crate::trial::*;
 
     cases![unary("Print", Twice, Any, |x| {
-        // As far as tests go, never: from the second run on.
+        // Starts at the second run, so that it never prints during tests.
         let printer = Printer { label: String::new(), every: u64::MAX, runs: AtomicU64::new(1) };
         Tensor::apply_one(Print(Arc::new(printer)), &[x]).square()
     }),];
 
     #[test]
-    fn a_line_has_name_form_and_first_values_every_so_often() {
+    fn prints_name_type_sizes_and_first_elements_every_n_runs() {
         let printer = Printer { label: "fc0/output".into(), every: 3, runs: AtomicU64::new(0) };
         let few = HostTensor::new([2], vec![1.5f32, -2.0]).unwrap();
         assert_eq!(printer.line(&few), "fc0/output: f32[2] [1.5, -2]");

@@ -1,5 +1,5 @@
-//! The gradient of a product: for every element the product of all others, zeros among them or not, and no division
-//! by one.
+//! The gradient of a product: for every element the product of all others, without dividing by
+//! zero.
 
 use super::reduce::{check_axes, groups};
 use super::{float_input, same_spec};
@@ -16,21 +16,22 @@ struct OtherProducts {
 }
 crate::exported!(OtherProducts, 1..=1);
 
-/// Input 1 times the derivative of [`OtherProducts`] of input 0, which is the product of all but two.
+/// Input 1 times the derivative of [`OtherProducts`] of input 0, the product of all but two
+/// elements.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct OtherProductsGrad {
     axes: Vec<usize>,
 }
 crate::exported!(OtherProductsGrad, 2..=2);
 
-/// Whether an element is zero, and what is divided by: the element, or 1 if it is zero.
+/// Returns whether an element is zero, and the divisor: the element, or 1 if it is zero.
 fn divisor(e: &mut ExprBuilder, x: Reg, class: Class) -> [Reg; 2] {
     let (zero, one) = (e.constant(0.0, class), e.constant(1.0, class));
     let is_zero = e.binary(Binary::Eq, x, zero);
     [is_zero, e.select(is_zero, one, x)]
 }
 
-/// A reduction over `axes` of an expression of `operands`, which stay with size 1.
+/// Reduces an expression of `operands` over `axes`, which are kept with size 1.
 fn reduced(
     cx: &mut LowerCx<'_>,
     kind: ReduceKind,
@@ -45,10 +46,10 @@ fn reduced(
     cx.reshape(&views[0], &kept)
 }
 
-/// The number of zeros, and the product of all else.
+/// Returns the number of zeros and the product of the other elements.
 fn zeros_and_product(cx: &mut LowerCx<'_>, axes: &[usize], x: &View) -> [View; 2] {
     let class = Class::of(x.dtype);
-    // Whoever reads an element must agree with the count on whether it is zero.
+    // All readers must agree with the count on whether an element is zero.
     cx.materialize(x);
     let zeros = reduced(cx, ReduceKind::Sum, axes, &[x], |e, r| divisor(e, r[0], class)[0]);
     [zeros, reduced(cx, ReduceKind::Prod, axes, &[x], |e, r| divisor(e, r[0], class)[1])]
@@ -128,15 +129,15 @@ impl OpDef for OtherProductsGrad {
             let [none, one, two] = [0.0, 1.0, 2.0].map(|v| e.constant(v, class));
             let [is_zero, divisor] = divisor(e, x, class);
             let others = e.binary(Binary::Div, product, divisor);
-            // Without zeros: the ratios of all others.
+            // No zeros: sum the ratios of all other elements.
             let ratio = e.binary(Binary::Div, g, divisor);
             let rest = e.binary(Binary::Sub, ratios, ratio);
             let without_zeros = e.binary(Binary::Mul, others, rest);
-            // With one: it alone sees all others, and they see it alone.
+            // One zero: its gradient involves all others, and theirs only the zero.
             let of_the_zero = e.binary(Binary::Mul, product, ratios);
             let of_the_rest = e.binary(Binary::Mul, others, at_zeros);
             let with_one = e.select(is_zero, of_the_zero, of_the_rest);
-            // With two: they see each other.
+            // Two zeros: only these have a gradient, each from the other.
             let other = e.binary(Binary::Sub, at_zeros, g);
             let of_each = e.binary(Binary::Mul, product, other);
             let with_two = e.select(is_zero, of_each, none);
@@ -154,7 +155,7 @@ impl OpDef for OtherProductsGrad {
     }
 }
 
-/// A number `value + slope e` with `e^2 = 0`: the slope of a product of such numbers is its
+/// A dual number `value + slope e` with `e^2 = 0`: the slope of a product of dual numbers is its
 /// derivative.
 #[derive(Clone, Copy)]
 struct Dual {
@@ -169,7 +170,7 @@ impl Dual {
     }
 }
 
-/// For every element what `pick` takes of the product of all others along `axes`.
+/// Returns for every element the component `pick` of the product of all others along `axes`.
 fn products_of_others(
     x: &Array,
     axes: &[usize],
@@ -178,7 +179,7 @@ fn products_of_others(
 ) -> Array {
     let mut result = Array::zeros(x.dtype(), x.sizes());
     for group in groups(x.sizes(), axes) {
-        // Products of all before, then of all after.
+        // Multiply the prefix products by the suffix products.
         let mut before = Dual { value: 1.0, slope: 0.0 };
         let mut others = Vec::new();
         for i in &group {
@@ -195,19 +196,20 @@ fn products_of_others(
 }
 
 impl Tensor {
-    /// For every element the product of all others along `axes`.
+    /// Returns for every element the product of all others along `axes`.
     #[track_caller]
     pub(super) fn other_products(&self, axes: &[usize]) -> Tensor {
         Tensor::apply_one(OtherProducts { axes: axes.to_vec() }, &[self])
     }
 
-    /// The product of all elements.
+    /// Returns the product of all elements.
     #[track_caller]
     pub fn prod(&self) -> Tensor {
         self.prod_axes(&[])
     }
 
-    /// The product over some axes (none: all), which vanish. It can be differentiated twice.
+    /// Returns the product over `axes` (empty: all), which are removed. It can be differentiated
+    /// twice.
     #[track_caller]
     pub fn prod_axes(&self, axes: &[isize]) -> Tensor {
         self.reduce(ReduceKind::Prod, axes, false)
@@ -220,13 +222,13 @@ mod tests {
 
     cases![
         reduction("Prod", Twice, Any, true, |x, axes| {
-            // Near 1, so that many of them have a product f32 holds.
+            // Near 1, so that the product of many elements stays in the range of f32.
             let x = x * 0.01 + 1.0;
             vec![x.prod_axes(axes), x.prod()]
         })
         .empty("x.prod_axes([0])", "[0, 3]", "1 [3]", |x| x[0].prod_axes(&[0]))
         .empty("x.prod()", "[0, 3]", "1 []", |x| x[0].prod()),
-        // No zero, one, two and three of them in a row.
+        // Zero, one, two and three zeros in a row.
         case("Prod of zeros", Twice, |draw| {
             let sizes = [draw.between(1, 6), draw.between(1, 6)];
             Trial::new(vec![Input::floats(draw, sizes, Halves)], |x| vec![x[0].prod_axes(&[1])])

@@ -1,4 +1,4 @@
-//! Random numbers that are a pure function of the seed, the op's name and the run: see
+//! Random numbers, a pure function of the seed, the op's name and the run: see
 //! [`CounterRng`](tensorpack_tensor::CounterRng).
 
 use super::composed;
@@ -16,7 +16,8 @@ use tensorpack_tensor::{DType, Error, Result};
 struct RandomUniform {
     dtype: DType,
     sizes: Vec<usize>,
-    /// The axis whose indices continue from tower to tower; without one, all towers draw the same.
+    /// The axis along which the sequence continues from tower to tower; without one, all towers
+    /// draw the same numbers.
     batch_axis: Option<usize>,
 }
 crate::exported!(RandomUniform, 0..=1);
@@ -28,13 +29,13 @@ impl OpDef for RandomUniform {
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         let shape = inputs.first().map_or_else(|| (&self.sizes).into(), |x| x.shape.clone());
-        // A scalar is all of its own batch.
+        // A scalar counts as a batch, so axis 0 is valid.
         if let Some(axis) = self.batch_axis.filter(|&a| a > 0 && a >= shape.rank()) {
             return Err(Error::argument(format!("{shape} has no batch axis {axis}")));
         }
         match self.dtype {
             DType::F32 | DType::F64 => Ok(vec![Spec { dtype: self.dtype, shape }]),
-            d => Err(Error::dtype(format!("draws f32 or f64, not {d}"))),
+            d => Err(Error::dtype(format!("expected f32 or f64, got {d}"))),
         }
     }
 
@@ -48,7 +49,8 @@ impl OpDef for RandomUniform {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let stream = split_tower(cx.node_name()).1.to_string();
-        // Drawn with the batch axis first: so the numbers of one tower's rows follow those of the tower before.
+        // Draw with the batch axis first, so that each tower's numbers follow those of the tower
+        // before.
         let out = cx.output_sizes(0);
         let axis = self.batch_axis.unwrap_or(0);
         let (first, others): (Vec<usize>, Vec<usize>) = (0..out.len()).partition(|&d| d == axis);
@@ -78,7 +80,8 @@ impl OpDef for RandomUniform {
     }
 }
 
-/// Random numbers to draw: a distribution, an element type, and how towers share them. New ones in every run.
+/// A distribution to draw from, with an element type and a rule for towers. Every run draws new
+/// numbers.
 ///
 /// ```
 /// # use tensorpack::prelude::*;
@@ -89,7 +92,7 @@ impl OpDef for RandomUniform {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Random {
-    what: Distribution,
+    distribution: Distribution,
     dtype: DType,
     batch_axis: Option<usize>,
 }
@@ -103,22 +106,22 @@ enum Distribution {
 }
 
 impl Random {
-    fn new(what: Distribution) -> Random {
-        Random { what, dtype: DType::F32, batch_axis: Some(0) }
+    fn new(distribution: Distribution) -> Random {
+        Random { distribution, dtype: DType::F32, batch_axis: Some(0) }
     }
 
-    /// Uniform numbers from `low` up to `high`, which is not reached but by rounding.
+    /// Uniform on `[low, high)`; `high` can occur only through rounding.
     pub fn uniform(low: f64, high: f64) -> Random {
         Random::new(Distribution::Uniform(low, high))
     }
 
-    /// Normal numbers with this mean and standard deviation.
+    /// Normal with this mean and standard deviation.
     pub fn normal(mean: f64, deviation: f64) -> Random {
         Random::new(Distribution::Normal(mean, deviation))
     }
 
-    /// Normal numbers of which none is further than two deviations from the mean. (The deviation is that of the
-    /// normal distribution; what is left of it deviates by 0.88 of that.)
+    /// Normal, truncated at two standard deviations from the mean. `deviation` is that of the
+    /// untruncated distribution; the truncated one has 0.88 of it.
     pub fn truncated_normal(mean: f64, deviation: f64) -> Random {
         Random::new(Distribution::TruncatedNormal(mean, deviation))
     }
@@ -128,32 +131,33 @@ impl Random {
         Random::new(Distribution::Bernoulli(p))
     }
 
-    /// Of this element type; f32 if nothing is said.
+    /// Sets the element type; defaults to f32.
     #[must_use]
     pub fn dtype(self, dtype: DType) -> Random {
         Random { dtype, ..self }
     }
 
-    /// The axis along which examples lie; the first if nothing is said. Along it the towers' numbers continue: several
-    /// towers together draw what one would for all their examples.
+    /// Sets the batch axis; defaults to the first. Along it the numbers continue from tower to
+    /// tower: several towers together draw the numbers that one tower would draw for all their
+    /// examples.
     #[must_use]
     pub fn batch_axis(self, axis: usize) -> Random {
         Random { batch_axis: Some(axis), ..self }
     }
 
-    /// The same numbers on all towers.
+    /// Draws the same numbers on all towers.
     #[must_use]
     pub fn same_on_all_towers(self) -> Random {
         Random { batch_axis: None, ..self }
     }
 
-    /// A tensor of these sizes.
+    /// Draws a tensor of these sizes.
     #[track_caller]
     pub fn shape(self, graph: &Graph, sizes: &[usize]) -> Tensor {
         self.draw(graph, Location::caller(), |op| graph.add_op(Arc::new(op), &[]), sizes)
     }
 
-    /// A tensor of the shape of `like`.
+    /// Draws a tensor of the shape of `like`.
     #[track_caller]
     pub fn like(self, like: &Tensor) -> Tensor {
         let graph = like.graph();
@@ -175,7 +179,7 @@ impl Random {
             };
             add(op).pop().unwrap_or_else(|| Tensor::poison(graph))
         };
-        let name = match self.what {
+        let name = match self.distribution {
             Distribution::Uniform(..) => "Uniform",
             Distribution::Normal(..) => "Normal",
             Distribution::TruncatedNormal(..) => "TruncatedNormal",
@@ -187,7 +191,7 @@ impl Random {
                     graph.record(name, &[], e);
                     return Tensor::poison(graph);
                 }
-                let numbers = match self.what {
+                let numbers = match self.distribution {
                     Distribution::Uniform(low, high) => uniform() * (high - low) + low,
                     Distribution::Normal(mean, deviation) => {
                         normal(&uniform(), &uniform()) * deviation + mean
@@ -206,7 +210,7 @@ impl Random {
     }
 
     fn check(&self) -> Result<()> {
-        let (numbers, sound) = match self.what {
+        let (parameters, valid) = match self.distribution {
             Distribution::Uniform(low, high) => (vec![low, high], low <= high),
             Distribution::Normal(mean, deviation) | Distribution::TruncatedNormal(mean, deviation) => {
                 (vec![mean, deviation], deviation >= 0.0)
@@ -214,36 +218,38 @@ impl Random {
             Distribution::Bernoulli(p) => {
                 return match (0.0..=1.0).contains(&p) {
                     true => Ok(()),
-                    false => Err(Error::argument(format!("{p} is no probability"))),
+                    false => Err(Error::argument(format!("{p} is not a probability"))),
                 };
             }
         };
-        if !sound || numbers.iter().any(|v| !v.is_finite()) {
-            return Err(Error::argument(format!("there are no such numbers as {:?}", self.what)));
+        if !valid || parameters.iter().any(|v| !v.is_finite()) {
+            return Err(Error::argument(format!("invalid distribution {:?}", self.distribution)));
         }
         match self.dtype.is_float() {
             true => Ok(()),
-            false => Err(Error::dtype(format!("draws floating point numbers, not {}", self.dtype))),
+            false => Err(Error::dtype(format!("expected a floating-point type, got {}", self.dtype))),
         }
     }
 }
 
-/// The type that uniform numbers are drawn in to make numbers of `dtype`: small types by way of f32.
+/// Returns the type in which uniform numbers are drawn for numbers of type `dtype`: f32 for smaller
+/// types.
 fn drawn_in(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// Standard normal numbers of two uniform ones (Box and Muller, 1958).
+/// Turns two uniform numbers into a standard normal one (Box and Muller, 1958).
 fn normal(u: &Tensor, v: &Tensor) -> Tensor {
     ((-u).log1p() * -2.0).sqrt() * (v * TAU).cos()
 }
 
-/// Standard normal numbers within two deviations, of uniform ones: the inverse of the distribution function, which is
-/// `x` times a smooth function of `-log(1 - x^2)` for `x` in `-1..1`.
+/// Turns a uniform number into a standard normal one truncated at two standard deviations. The
+/// inverse of the distribution function is `x` times a smooth function of `-log(1 - x^2)` for `x`
+/// in `-1..1`.
 fn truncated(u: &Tensor) -> Tensor {
-    /// The error function of the square root of 2: how much of the distribution is left.
+    /// The error function at the square root of 2: the probability of lying within the truncation.
     const LEFT: f64 = 0.954_499_736_103_641_6;
-    /// The polynomial through the Chebyshev nodes; its relative error is 1e-12.
+    /// A polynomial interpolated at Chebyshev nodes; its relative error is 1e-12.
     const SMOOTH: [f64; 11] = [
         1.2533141373163625,
         0.328116873783651,
@@ -259,23 +265,24 @@ fn truncated(u: &Tensor) -> Tensor {
     ];
     let x = (u * 2.0 - 1.0) * LEFT;
     let w = -(-x.square()).log1p();
-    let (last, others) = SMOOTH.split_last().expect("it has terms");
+    let (last, others) = SMOOTH.split_last().expect("the polynomial is not empty");
     let smooth = others.iter().rev().fold(w.constant_like(*last), |sum, &term| sum * &w + term);
     x * smooth
 }
 
 impl Tensor {
-    /// Uniform random numbers in `[0, 1)`, of this tensor's shape, new ones in every run.
+    /// Draws uniform random numbers in `[0, 1)` in this tensor's shape, new ones in every run.
     #[track_caller]
     pub fn random_uniform_like(&self, dtype: DType) -> Tensor {
         Tensor::apply_one(RandomUniform { dtype, sizes: Vec::new(), batch_axis: Some(0) }, &[self])
     }
 
-    /// Every element zero with probability `rate`, the others divided by `1 - rate`.
+    /// Dropout: sets every element to zero with probability `rate` and divides the others by
+    /// `1 - rate`.
     #[track_caller]
     pub fn dropout(&self, rate: f64) -> Tensor {
         if !(0.0..1.0).contains(&rate) {
-            return self.fail("Dropout", Error::argument(format!("a rate of {rate} is not in 0..1")));
+            return self.fail("Dropout", Error::argument(format!("the rate is {rate}, but must be in 0..1")));
         }
         if let Err(e) = super::float_input(self.spec()) {
             return if self.is_poison() { self.clone() } else { self.fail("Dropout", e) };
@@ -294,7 +301,7 @@ mod tests {
     use crate::trial::*;
 
     fn drawn(name: &'static str, random: Random) -> Case {
-        case(name, Never("the input is there for its shape"), move |draw| {
+        case(name, Never("only the shape of the input is used"), move |draw| {
             let rank = draw.below(4);
             let (sizes, axis) = (draw.sizes(rank), draw.below(rank.max(1)));
             Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| {
@@ -304,7 +311,7 @@ mod tests {
     }
 
     cases![
-        unary("RandomUniform", Never("the input is there for its shape"), Any, |x| {
+        unary("RandomUniform", Never("only the shape of the input is used"), Any, |x| {
             x.random_uniform_like(DType::F32)
         })
         .empty("x.dropout(0.5)", "[0, 3]", "empty [0, 3]", |x| x[0].dropout(0.5)),

@@ -1,4 +1,4 @@
-//! Sums, means and extremes over some dimensions.
+//! Reductions: sums, means and extremes over some dims.
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, ReduceKind, View};
@@ -15,7 +15,7 @@ struct Reduce {
 }
 crate::exported!(Reduce, 1..=1);
 
-/// Axes as users write them (negative from the end, none for all), sorted.
+/// Resolves axes as users write them (negative from the end, empty for all), and sorts them.
 pub(super) fn resolve_axes(x: &Tensor, axes: &[isize]) -> Result<Vec<usize>> {
     if axes.is_empty() {
         return Ok((0..x.rank()).collect());
@@ -24,20 +24,20 @@ pub(super) fn resolve_axes(x: &Tensor, axes: &[isize]) -> Result<Vec<usize>> {
         axes.iter().map(|&a| crate::graph::axis_in(a, x.rank())).collect::<Result<Vec<usize>>>()?;
     resolved.sort_unstable();
     if resolved.windows(2).any(|w| w[0] == w[1]) {
-        return Err(Error::argument(format!("the axes {axes:?} name one twice")));
+        return Err(Error::argument(format!("the axes {axes:?} contain a duplicate")));
     }
     Ok(resolved)
 }
 
-/// That axes are those of a shape, sorted, each once.
+/// Checks that axes are sorted, unique and in range.
 pub(super) fn check_axes(shape: &Shape, axes: &[usize]) -> Result<()> {
     match axes.is_sorted_by(|a, b| a < b) && axes.last().is_none_or(|&a| a < shape.rank()) {
         true => Ok(()),
-        false => Err(Error::argument(format!("{axes:?} are not axes of {shape}"))),
+        false => Err(Error::argument(format!("{axes:?} are not valid axes of {shape}"))),
     }
 }
 
-/// The shape left after reducing `axes`: they vanish, or stay with size 1.
+/// Returns the shape after reducing `axes`, which are removed or kept with size 1.
 pub(super) fn reduced_shape(shape: &Shape, axes: &[usize], keep: bool) -> Shape {
     let dims = shape.iter().enumerate().filter_map(|(i, &d)| match axes.contains(&i) {
         true => keep.then_some(Dim::Known(1)),
@@ -63,22 +63,19 @@ impl OpDef for Reduce {
         let x = &inputs[0];
         let adds = matches!(self.kind, ReduceKind::Sum | ReduceKind::Prod);
         if x.dtype == DType::Bool && !adds {
-            return Err(Error::dtype("does not take bool elements; cast them first"));
+            return Err(Error::dtype("bool elements are not supported; cast them first"));
         }
         if self.kind == ReduceKind::Moments {
-            return Err(Error::argument("moments are an operation of their own"));
+            return Err(Error::argument("moments are a separate operation"));
         }
         check_axes(&x.shape, &self.axes)?;
         let empty = self.axes.iter().any(|&a| x.shape[a].known() == Some(0));
         if empty && !adds {
-            return Err(Error::shape(format!(
-                "nothing to choose from: {} is empty along the axes reduced",
-                x.shape
-            )));
+            return Err(Error::shape(format!("{} is empty along the reduced axes", x.shape)));
         }
         let dtype = match self.kind {
             ReduceKind::ArgMax | ReduceKind::ArgMin => DType::I64,
-            // Sums of small integers soon leave the range of their type.
+            // Sums of small integers overflow their type quickly.
             _ if adds && !x.dtype.is_float() => DType::I64,
             _ => x.dtype,
         };
@@ -99,7 +96,7 @@ impl OpDef for Reduce {
             ReduceKind::ArgMax | ReduceKind::ArgMin => return Ok(vec![None]),
             ReduceKind::Prod => spread(cx.dy()) * x.other_products(&self.axes),
             ReduceKind::Moments => {
-                return Err(Error::new(ErrorKind::Gradient, "moments are an operation of their own"));
+                return Err(Error::new(ErrorKind::Gradient, "moments are a separate operation"));
             }
         };
         Ok(vec![Some(dx)])
@@ -118,8 +115,8 @@ impl OpDef for Reduce {
         let x = cx.input(0);
         let reduced = |group: &Vec<Vec<usize>>| {
             let values = || group.iter().map(|i| x.at(i));
-            // Whether the second replaces the first as the extreme: the first of equals stays, and
-            // so does a NaN.
+            // Returns whether the second replaces the first as the extreme: the first of equals
+            // stays, and so does a NaN.
             let replaces = |best: Scalar, v: Scalar| {
                 let larger = matches!(self.kind, ReduceKind::Max | ReduceKind::ArgMax);
                 match (best, v) {
@@ -138,7 +135,8 @@ impl OpDef for Reduce {
             };
             let extreme = || {
                 let all = values().enumerate();
-                all.reduce(|best, v| if replaces(best.1, v.1) { v } else { best }).expect("none is refused")
+                all.reduce(|best, v| if replaces(best.1, v.1) { v } else { best })
+                    .expect("infer rejects empty reductions")
             };
             match self.kind {
                 ReduceKind::Sum => {
@@ -155,7 +153,7 @@ impl OpDef for Reduce {
                 ReduceKind::Max | ReduceKind::Min => extreme().1,
                 ReduceKind::ArgMax | ReduceKind::ArgMin => Scalar::Int(extreme().0 as i64),
                 ReduceKind::Moments => {
-                    unreachable!("infer refuses it: moments are an operation of their own")
+                    unreachable!("infer rejects it: moments are a separate operation")
                 }
             }
         };
@@ -164,8 +162,8 @@ impl OpDef for Reduce {
     }
 }
 
-/// The elements that a reduction over `axes` makes one of, by their indices in row-major order: a
-/// list for each element of the result, in row-major order too.
+/// Groups the element indices that a reduction over `axes` combines: one list per element of the
+/// result, both in row-major order.
 pub(super) fn groups(sizes: &[usize], axes: &[usize]) -> impl Iterator<Item = Vec<Vec<usize>>> {
     let only = |reduced: bool| {
         let size = |(d, &n): (usize, &usize)| if axes.contains(&d) == reduced { n } else { 1 };
@@ -188,37 +186,37 @@ impl Tensor {
         }
     }
 
-    /// The sum of all elements. Integers and bool add up in i64.
+    /// Returns the sum of all elements. Integers and bool are summed in i64.
     #[track_caller]
     pub fn sum(&self) -> Tensor {
         self.reduce(ReduceKind::Sum, &[], false)
     }
 
-    /// The sum over some axes, which vanish. Integers and bool add up in i64.
+    /// Returns the sum over `axes`, which are removed. Integers and bool are summed in i64.
     #[track_caller]
     pub fn sum_axes(&self, axes: &[isize]) -> Tensor {
         self.reduce(ReduceKind::Sum, axes, false)
     }
 
-    /// The sum over some axes, which stay with size 1.
+    /// Returns the sum over `axes`, which are kept with size 1.
     #[track_caller]
     pub fn sum_keep(&self, axes: &[isize]) -> Tensor {
         self.reduce(ReduceKind::Sum, axes, true)
     }
 
-    /// The mean of all elements, which are floats.
+    /// Returns the mean of all elements, which must be floats.
     #[track_caller]
     pub fn mean(&self) -> Tensor {
         self.mean_of(|x| x.sum())
     }
 
-    /// The mean over some axes, which vanish.
+    /// Returns the mean over `axes`, which are removed.
     #[track_caller]
     pub fn mean_axes(&self, axes: &[isize]) -> Tensor {
         self.mean_of(|x| x.sum_axes(axes))
     }
 
-    /// The mean over some axes, which stay with size 1.
+    /// Returns the mean over `axes`, which are kept with size 1.
     #[track_caller]
     pub fn mean_keep(&self, axes: &[isize]) -> Tensor {
         self.mean_of(|x| x.sum_keep(axes))
@@ -228,50 +226,50 @@ impl Tensor {
     #[track_caller]
     fn mean_of(&self, sum: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
         if !self.is_poison() && !self.dtype().is_float() {
-            let why = format!("the mean of {} elements need not be one of them", self.dtype());
+            let why = format!("the mean requires floating-point elements, got {}", self.dtype());
             return self.fail("Mean", Error::dtype(why).note("cast to f32 first"));
         }
         let sum = sum(self);
         &sum / self.count_per(&sum)
     }
 
-    /// The largest element over some axes (none: all), which vanish.
+    /// Returns the maximum over `axes` (empty: all), which are removed.
     #[track_caller]
     pub fn max_axes(&self, axes: &[isize]) -> Tensor {
         self.reduce(ReduceKind::Max, axes, false)
     }
 
-    /// The largest element over some axes, which stay with size 1.
+    /// Returns the maximum over `axes`, which are kept with size 1.
     #[track_caller]
     pub fn max_keep(&self, axes: &[isize]) -> Tensor {
         self.reduce(ReduceKind::Max, axes, true)
     }
 
-    /// The smallest element over some axes (none: all), which vanish.
+    /// Returns the minimum over `axes` (empty: all), which are removed.
     #[track_caller]
     pub fn min_axes(&self, axes: &[isize]) -> Tensor {
         self.reduce(ReduceKind::Min, axes, false)
     }
 
-    /// The smallest element over some axes, which stay with size 1.
+    /// Returns the minimum over `axes`, which are kept with size 1.
     #[track_caller]
     pub fn min_keep(&self, axes: &[isize]) -> Tensor {
         self.reduce(ReduceKind::Min, axes, true)
     }
 
-    /// Where along `axis` the largest element is, as i64; the first if there are several.
+    /// Returns the index of the maximum along `axis`, as i64; the first of equal ones.
     #[track_caller]
     pub fn argmax(&self, axis: isize) -> Tensor {
         self.reduce(ReduceKind::ArgMax, &[axis], false)
     }
 
-    /// Where along `axis` the smallest element is, as i64; the first if there are several.
+    /// Returns the index of the minimum along `axis`, as i64; the first of equal ones.
     #[track_caller]
     pub fn argmin(&self, axis: isize) -> Tensor {
         self.reduce(ReduceKind::ArgMin, &[axis], false)
     }
 
-    /// A reduced tensor with its vanished axes back as dims of size 1.
+    /// Restores the reduced axes of a tensor as dims of size 1, unless they were kept.
     #[track_caller]
     pub(super) fn keep_axes(&self, axes: &[usize], kept: bool) -> Tensor {
         axes.iter().filter(|_| !kept).fold(self.clone(), |t, &a| t.expand_dims(a as isize))
@@ -283,13 +281,13 @@ mod tests {
     use super::*;
     use crate::trial::*;
 
-    const PLACE: Gradient = Never("a place, not a value");
+    const INDEX: Gradient = Never("an index, not a value");
 
     fn along(name: &'static str, op: fn(&Tensor, isize) -> Tensor) -> Case {
-        case(name, PLACE, move |draw| {
+        case(name, INDEX, move |draw| {
             let rank = draw.between(1, 3);
             let (sizes, axis) = (draw.solid(rank), draw.below(rank) as isize);
-            // Halves are often equal: the first of them is the one.
+            // Halves are often equal, to test that the first of them is chosen.
             Trial::new(vec![Input::floats(draw, sizes, Halves)], move |x| vec![op(&x[0], axis)])
         })
     }
@@ -305,12 +303,12 @@ mod tests {
             x.square().mean_axes(axes),
             x.exp().mean_keep(axes)
         ])
-        .empty("x.mean()", "[0, 3]", "error: the mean of an empty tensor ([0, 3]) does not exist", |x| x[0]
+        .empty("x.mean()", "[0, 3]", "error: the mean of an empty tensor ([0, 3]) is undefined", |x| x[0]
             .mean())
         .empty(
             "x.mean_axes([0])",
             "[0, 3]",
-            "error: the mean of an empty tensor ([0, 3]) does not exist",
+            "error: the mean of an empty tensor ([0, 3]) is undefined",
             |x| x[0].mean_axes(&[0])
         )
         .empty("x.mean_axes([1])", "[0, 3]", "empty [0]", |x| x[0].mean_axes(&[1]))
@@ -318,46 +316,30 @@ mod tests {
         .empty(
             "x.global_average_pool()",
             "[2, 0, 4, 3]",
-            "error: the mean of an empty tensor ([2, 0, 4, 3]) does not exist",
+            "error: the mean of an empty tensor ([2, 0, 4, 3]) is undefined",
             |x| x[0].global_average_pool()
         ),
         reduction("Max", Twice, Apart, false, |x, axes| vec![x.max_axes(axes), x.exp().max_keep(axes)])
-            .empty(
-                "x.max_axes([0])",
-                "[0, 3]",
-                "error: nothing to choose from: [0, 3] is empty along the axes reduced",
-                |x| x[0].max_axes(&[0])
-            )
+            .empty("x.max_axes([0])", "[0, 3]", "error: [0, 3] is empty along the reduced axes", |x| x[0]
+                .max_axes(&[0]))
             .empty("x.max_axes([1])", "[0, 3]", "empty [0]", |x| x[0].max_axes(&[1])),
         reduction("Min", Twice, Apart, false, |x, axes| vec![x.min_axes(axes), x.exp().min_keep(axes)])
-            .empty(
-                "x.min_axes([0])",
-                "[0, 3]",
-                "error: nothing to choose from: [0, 3] is empty along the axes reduced",
-                |x| x[0].min_axes(&[0])
-            )
+            .empty("x.min_axes([0])", "[0, 3]", "error: [0, 3] is empty along the reduced axes", |x| x[0]
+                .min_axes(&[0]))
             .empty("x.min_axes([1])", "[0, 3]", "empty [0]", |x| x[0].min_axes(&[1])),
         reduction("Max of equals", Never("equal extremes are a kink"), Halves, false, |x, axes| {
             vec![x.max_axes(axes), x.min_axes(axes)]
         }),
         along("ArgMax", Tensor::argmax)
-            .empty(
-                "x.argmax(0)",
-                "[0, 3]",
-                "error: nothing to choose from: [0, 3] is empty along the axes reduced",
-                |x| x[0].argmax(0)
-            )
+            .empty("x.argmax(0)", "[0, 3]", "error: [0, 3] is empty along the reduced axes", |x| x[0]
+                .argmax(0))
             .empty("x.argmax(1)", "[0, 3]", "empty [0]", |x| x[0].argmax(1)),
         along("ArgMin", Tensor::argmin)
-            .empty(
-                "x.argmin(0)",
-                "[0, 3]",
-                "error: nothing to choose from: [0, 3] is empty along the axes reduced",
-                |x| x[0].argmin(0)
-            )
+            .empty("x.argmin(0)", "[0, 3]", "error: [0, 3] is empty along the reduced axes", |x| x[0]
+                .argmin(0))
             .empty("x.argmin(1)", "[0, 3]", "empty [0]", |x| x[0].argmin(1)),
-        // Two reductions of one space, which share a pass, and what reads them both.
-        reduction("Sums that meet", Twice, Any, true, |x, axes| {
+        // Two reductions over one space, which share a pass, and a reader of both.
+        reduction("Sums that share a pass", Twice, Any, true, |x, axes| {
             let (a, b) = (x.square().sum_keep(axes), x.exp().sum_keep(axes));
             vec![(x * &a) + &b, a, b]
         }),

@@ -1,4 +1,4 @@
-//! The same elements under another shape.
+//! Reshaping: the same elements with another shape.
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, View};
@@ -6,18 +6,18 @@ use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
 
-/// What one dim of the result is.
+/// One dim of the target shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum Target {
     /// This size.
     Size(usize),
-    /// As large as dim `.0` of the input.
+    /// The size of dim `.0` of the input.
     Same(usize),
-    /// Whatever is left.
+    /// Inferred from the other dims (-1).
     Rest,
 }
 
-/// Sizes as given.
+/// The input with these dims.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Reshape(Vec<Target>);
 crate::exported!(Reshape, 1..=1);
@@ -32,8 +32,8 @@ impl OpDef for Reshape {
         let mut rest: Vec<Dim> = from.to_vec();
         let mut given = 1usize;
         let once = |i: usize| i < rest.len() && self.0.iter().filter(|&&t| t == Target::Same(i)).count() == 1;
-        let sane = |t: &Target| !matches!(t, Target::Same(i) if !once(*i));
-        if !self.0.iter().all(sane) || self.0.iter().filter(|&&t| t == Target::Rest).count() > 1 {
+        let valid = |t: &Target| !matches!(t, Target::Same(i) if !once(*i));
+        if !self.0.iter().all(valid) || self.0.iter().filter(|&&t| t == Target::Rest).count() > 1 {
             return Err(Error::argument(format!("{from} cannot be reshaped to {:?}", self.0)));
         }
         for t in &self.0 {
@@ -61,7 +61,8 @@ impl OpDef for Reshape {
             Dim::Known(n) if !wants_rest && n == given => Dim::Known(1),
             Dim::Known(_) => return Err(mismatch()),
             Dim::Unknown(_) => {
-                // What is known cancels, so that [batch, 7, 7, 32] as [-1, 1568] has the batch's own size again.
+                // Known sizes cancel, so that [batch, 7, 7, 32] as [-1, 1568] has the symbolic
+                // batch size again.
                 let known = rest.iter().filter_map(|d| d.known()).fold(1, usize::saturating_mul);
                 let unknown: Vec<Dim> = rest.iter().copied().filter(|d| d.known().is_none()).collect();
                 match unknown.as_slice() {
@@ -92,7 +93,7 @@ impl OpDef for Reshape {
     }
 }
 
-/// Input 0 under the shape of input 1.
+/// Input 0 with the shape of input 1.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct ReshapeLike;
 crate::exported!(ReshapeLike, 2..=2);
@@ -131,7 +132,7 @@ impl OpDef for ReshapeLike {
 }
 
 impl Tensor {
-    /// The elements in row-major order under other sizes; one of them may be -1: whatever is left.
+    /// Reshapes to `sizes` in row-major order; one of them may be -1, which is inferred.
     #[track_caller]
     pub fn reshape(&self, sizes: &[isize]) -> Tensor {
         let targets = sizes.iter().map(|&n| match n {
@@ -142,14 +143,13 @@ impl Tensor {
             Ok(t) if t.iter().filter(|&&t| t == Target::Rest).count() <= 1 => {
                 Tensor::apply_one(Reshape(t), &[self])
             }
-            _ => self.fail(
-                "Reshape",
-                Error::argument(format!("sizes {sizes:?} are not sizes (-1 may occur once)")),
-            ),
+            _ => {
+                self.fail("Reshape", Error::argument(format!("invalid sizes {sizes:?} (-1 may occur once)")))
+            }
         }
     }
 
-    /// The elements under the shape of `like`.
+    /// Reshapes to the shape of `like`.
     #[track_caller]
     pub fn reshape_like(&self, like: &Tensor) -> Tensor {
         if self.shape() == like.shape() {
@@ -159,20 +159,20 @@ impl Tensor {
         }
     }
 
-    /// All dims from `axis` on as one.
+    /// Flattens all dims from `axis` on into one.
     #[track_caller]
     pub fn flatten(&self, axis: usize) -> Tensor {
         if axis > self.rank() {
             return self.fail(
                 "Flatten",
-                Error::shape(format!("axis {axis} is outside a tensor of rank {}", self.rank())),
+                Error::shape(format!("axis {axis} is out of range for a tensor of rank {}", self.rank())),
             );
         }
         let targets = (0..axis).map(Target::Same).chain([Target::Rest]).collect();
         Tensor::apply_one(Reshape(targets), &[self])
     }
 
-    /// With a dim of size 1 put in at `axis`.
+    /// Inserts a dim of size 1 at `axis`.
     #[track_caller]
     pub fn expand_dims(&self, axis: isize) -> Tensor {
         match axis_in(axis, self.rank() + 1) {
@@ -185,7 +185,7 @@ impl Tensor {
         }
     }
 
-    /// Without the dim of size 1 at `axis`.
+    /// Removes the dim of size 1 at `axis`.
     #[track_caller]
     pub fn squeeze(&self, axis: isize) -> Tensor {
         let at = match axis_in(axis, self.rank()) {
@@ -200,7 +200,8 @@ impl Tensor {
         Tensor::apply_one(Reshape(targets), &[self])
     }
 
-    /// The dim at `axis` as several, in row-major order; one of the sizes may be -1: whatever is left.
+    /// Splits the dim at `axis` into several, in row-major order; one of the sizes may be -1, which
+    /// is inferred.
     #[track_caller]
     pub fn split_dim(&self, axis: isize, sizes: &[isize]) -> Tensor {
         let at = match axis_in(axis, self.rank()) {
@@ -211,21 +212,21 @@ impl Tensor {
         let parts = sizes.iter().map(|&n| usize::try_from(n).map_or(Target::Rest, Target::Size));
         let parts: Vec<Target> = parts.collect();
         if sizes.iter().any(|&n| n < -1) || parts.iter().filter(|&&t| t == Target::Rest).count() > 1 {
-            let e = Error::argument(format!("sizes {sizes:?} are not sizes (-1 may occur once)"));
+            let e = Error::argument(format!("invalid sizes {sizes:?} (-1 may occur once)"));
             return self.fail("SplitDim", e);
         }
         let (before, after) = ((0..at).map(Target::Same), (at + 1..self.rank()).map(Target::Same));
         Tensor::apply_one(Reshape(before.chain(parts).chain(after).collect()), &[self])
     }
 
-    /// `count` neighbouring dims, from `axis` on, as one.
+    /// Merges `count` adjacent dims, starting at `axis`, into one.
     #[track_caller]
     pub fn merge_dims(&self, axis: isize, count: usize) -> Tensor {
         let at = match axis_in(axis, self.rank()) {
             _ if self.is_poison() => return self.clone(),
             Ok(at) if count > 0 && at + count <= self.rank() => at,
             Ok(at) => {
-                let e = format!("{count} dims from {at} on are not in a tensor of rank {}", self.rank());
+                let e = format!("{count} dims from axis {at} exceed a tensor of rank {}", self.rank());
                 return self.fail("MergeDims", Error::shape(e));
             }
             Err(e) => return self.fail("MergeDims", e),
@@ -234,7 +235,7 @@ impl Tensor {
         Tensor::apply_one(Reshape(before.chain([Target::Rest]).chain(after).collect()), &[self])
     }
 
-    /// All dims but the last as one.
+    /// Flattens all dims but the last into one.
     #[track_caller]
     pub(super) fn as_matrix(&self) -> Tensor {
         let last = self.rank().saturating_sub(1);
@@ -254,7 +255,7 @@ mod tests {
         case("Reshape", Twice, |draw| {
             let rank = draw.between(1, 4);
             let sizes = draw.solid(rank);
-            // The product of some dims, then the rest; dims of size 1 come in too.
+            // The product of some dims, then the rest; includes dims of size 1.
             let cut = draw.between(0, rank);
             let front = sizes[..cut].iter().product::<usize>() as isize;
             let target: Vec<isize> = match draw.below(3) {

@@ -1,4 +1,5 @@
-//! Images of another size. Pixels are areas: the centre of the first is half a pixel from the edge, before and after.
+//! Image resizing. Pixels are areas: the centre of the first pixel is half a pixel from the edge,
+//! in the input and in the output (`align_corners = false`).
 
 use super::composed;
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
@@ -8,42 +9,43 @@ use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_tensor::{DType, Error, HostTensor, Result};
 
-/// Where along an axis of the input the samples of the output lie: constants, known once the axis's size is.
+/// The sampling positions of the output along an axis of the input: constants, known once the
+/// axis's size is.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct SamplePlaces {
     axis: usize,
     to: usize,
-    what: Place,
+    what: SampleKind,
     dtype: DType,
 }
 crate::exported!(SamplePlaces, 1..=1);
 
-/// The most pixels along an axis.
-const LARGEST: usize = 1 << 24;
+/// The maximum number of pixels along an axis.
+const MAX_PIXELS: usize = 1 << 24;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-enum Place {
-    /// The pixel the sample lies in.
+enum SampleKind {
+    /// The pixel that contains the sample.
     Nearest,
-    /// The last pixel whose centre is not after the sample, or the first.
+    /// The last pixel whose centre is not after the sample, or the first pixel.
     Before,
-    /// The next, or the last.
+    /// The pixel after that, or the last pixel.
     After,
-    /// How far the sample is from the one towards the other, from 0 to 1.
+    /// The interpolation weight between the two, from 0 to 1.
     Between,
 }
 
-impl Place {
-    /// For sample `i` of `to`, of `from` pixels.
+impl SampleKind {
+    /// Returns the value for sample `i` of `to`, in an axis of `from` pixels.
     fn of(self, i: usize, from: usize, to: usize) -> f64 {
         let last = from as f64 - 1.0;
         let edge = (i as f64 + 0.5) * from as f64 / to as f64;
         let centre = (edge - 0.5).clamp(0.0, last);
         match self {
-            Place::Nearest => edge.floor().min(last),
-            Place::Before => centre.floor(),
-            Place::After => (centre.floor() + 1.0).min(last),
-            Place::Between => centre - centre.floor(),
+            SampleKind::Nearest => edge.floor().min(last),
+            SampleKind::Before => centre.floor(),
+            SampleKind::After => (centre.floor() + 1.0).min(last),
+            SampleKind::Between => centre - centre.floor(),
         }
     }
 }
@@ -55,8 +57,8 @@ impl OpDef for SamplePlaces {
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         super::axis_of(&inputs[0].shape, self.axis)?;
-        if self.to > LARGEST {
-            return Err(Error::argument(format!("{} pixels are more than {LARGEST}", self.to)));
+        if self.to > MAX_PIXELS {
+            return Err(Error::argument(format!("{} pixels exceed the maximum of {MAX_PIXELS}", self.to)));
         }
         if self.to > 0 && inputs[0].shape[self.axis].known() == Some(0) {
             return Err(Error::shape(format!("{} has no pixels to resize", inputs[0].shape)));
@@ -74,8 +76,8 @@ impl OpDef for SamplePlaces {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let from = cx.input_sizes(0)[self.axis];
-        let places: Vec<f64> = (0..self.to).map(|i| self.what.of(i, from, self.to)).collect();
-        Ok(vec![cx.constant(HostTensor::from_f64(self.dtype, [self.to], &places)?)])
+        let samples: Vec<f64> = (0..self.to).map(|i| self.what.of(i, from, self.to)).collect();
+        Ok(vec![cx.constant(HostTensor::from_f64(self.dtype, [self.to], &samples)?)])
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
@@ -85,29 +87,30 @@ impl OpDef for SamplePlaces {
 }
 
 impl Tensor {
-    /// Images `[batch, height, width, channels]` of this height and width, every pixel that of the input it lies in.
+    /// Resizes images `[batch, height, width, channels]` to this height and width by
+    /// nearest-neighbour sampling.
     #[track_caller]
     pub fn resize_nearest(&self, size: [usize; 2]) -> Tensor {
         self.resized("ResizeNearest", Location::caller(), size, |x, axis, to| {
-            x.gather(&x.places(axis, to, Place::Nearest, DType::I64), axis as isize)
+            x.gather(&x.sample(axis, to, SampleKind::Nearest, DType::I64), axis as isize)
         })
     }
 
-    /// Images `[batch, height, width, channels]` of this height and width, every pixel interpolated linearly between
-    /// the four nearest of the input.
+    /// Resizes images `[batch, height, width, channels]` to this height and width by bilinear
+    /// interpolation.
     #[track_caller]
     #[doc(alias = "interpolate")]
     pub fn resize_bilinear(&self, size: [usize; 2]) -> Tensor {
         self.resized("ResizeBilinear", Location::caller(), size, |x, axis, to| {
-            let at = |place| x.gather(&x.places(axis, to, place, DType::I64), axis as isize);
-            let (before, after) = (at(Place::Before), at(Place::After));
-            let between = x.places(axis, to, Place::Between, x.dtype());
+            let at = |kind| x.gather(&x.sample(axis, to, kind, DType::I64), axis as isize);
+            let (before, after) = (at(SampleKind::Before), at(SampleKind::After));
+            let between = x.sample(axis, to, SampleKind::Between, x.dtype());
             let between = (axis + 1..x.rank()).fold(between, |t, _| t.expand_dims(-1));
             &before + (after - &before) * between
         })
     }
 
-    /// One axis after the other.
+    /// Resizes one axis after the other.
     #[track_caller]
     fn resized(
         &self,
@@ -120,15 +123,15 @@ impl Tensor {
             return self.clone();
         }
         if self.rank() != 4 || !self.dtype().is_float() {
-            let why = "takes images [batch, height, width, channels] of floating point elements";
-            let found = format!("{why}, not {}{}", self.dtype(), self.shape());
+            let why = "expected images [batch, height, width, channels] of floating-point elements";
+            let found = format!("{why}, got {}{}", self.dtype(), self.shape());
             return self.fail(name, Error::shape(found));
         }
         composed(self, name, caller, || along(&along(self, 1, size[0]), 2, size[1]))
     }
 
     #[track_caller]
-    fn places(&self, axis: usize, to: usize, what: Place, dtype: DType) -> Tensor {
+    fn sample(&self, axis: usize, to: usize, what: SampleKind, dtype: DType) -> Tensor {
         Tensor::apply_one(SamplePlaces { axis, to, what, dtype }, &[self])
     }
 }

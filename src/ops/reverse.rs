@@ -1,4 +1,4 @@
-//! Some dims backwards. No element moves.
+//! Reversal of dims, as a view: no element moves.
 
 use super::reduce::{check_axes, resolve_axes};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
@@ -7,7 +7,7 @@ use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::Result;
 
-/// The indices of these dims from last to first.
+/// Reverses these dims.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Reverse(Vec<usize>);
 crate::exported!(Reverse, 1..=1);
@@ -40,7 +40,7 @@ impl OpDef for Reverse {
 }
 
 impl Tensor {
-    /// The indices of some axes (none: all) from last to first.
+    /// Reverses `axes` (empty: all).
     #[track_caller]
     #[doc(alias = "flip")]
     pub fn reverse(&self, axes: &[isize]) -> Tensor {

@@ -10,7 +10,7 @@ use tensorpack_tensor::{Dim, Error, Result};
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct SameDims {
     dims: usize,
-    /// The expected tensor, for the error.
+    /// Describes the expected tensor, for the error.
     takes: String,
 }
 crate::exported!(SameDims, 2..=2);
@@ -22,14 +22,15 @@ impl OpDef for SameDims {
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         let (x, like) = (&inputs[0], &inputs[1]);
-        let refused = || Error::shape(format!("takes {}, not {} for {}", self.takes, x.shape, like.shape));
+        let mismatch =
+            || Error::shape(format!("expected {}, got {} for {}", self.takes, x.shape, like.shape));
         if x.shape.rank().min(like.shape.rank()) < self.dims {
-            return Err(refused());
+            return Err(mismatch());
         }
         let mut dims: Vec<Dim> = x.shape.iter().copied().collect();
         for (own, other) in dims.iter_mut().zip(like.shape.iter()).take(self.dims) {
             match (own.known(), other.known()) {
-                (Some(a), Some(b)) if a != b => return Err(refused()),
+                (Some(a), Some(b)) if a != b => return Err(mismatch()),
                 (None, Some(_)) => *own = *other,
                 _ => {}
             }
@@ -55,8 +56,8 @@ impl OpDef for SameDims {
 }
 
 impl Tensor {
-    /// Returns this tensor after a check that its first `dims` dims equal those of `like`, now or
-    /// once shapes are known. `takes` names the expected tensor in the error.
+    /// Checks that the first `dims` dims equal those of `like`, now or once shapes are known, and
+    /// returns this tensor. `takes` describes the expected tensor in the error.
     #[track_caller]
     pub(crate) fn with_dims_of(&self, like: &Tensor, dims: usize, takes: &str) -> Tensor {
         Tensor::apply_one(SameDims { dims, takes: takes.into() }, &[self, like])

@@ -1,4 +1,4 @@
-//! A choice between two tensors, element by element.
+//! Elementwise selection between two tensors.
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{Class, LowerCx, View};
@@ -6,7 +6,7 @@ use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Error, Result};
 
-/// The second where the first is true, else the third.
+/// Input 1 where input 0 is true, else input 2.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Select;
 crate::exported!(Select, 3..=3);
@@ -17,10 +17,10 @@ impl OpDef for Select {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        let [condition, a, b] = inputs else { return Err(Error::argument("takes three tensors")) };
+        let [condition, a, b] = inputs else { return Err(Error::argument("expected three inputs")) };
         if condition.dtype != DType::Bool || a.dtype != b.dtype {
             return Err(Error::dtype(format!(
-                "takes a bool condition and two tensors of one type, not {}, {} and {}",
+                "expected a bool condition and two tensors of one type, got {}, {} and {}",
                 condition.dtype, a.dtype, b.dtype
             )));
         }
@@ -56,7 +56,7 @@ impl OpDef for Select {
 }
 
 impl Tensor {
-    /// `a` where this is true, else `b`, all three broadcast together.
+    /// Returns `a` where this is true, else `b`; all three are broadcast together.
     #[track_caller]
     #[doc(alias = "where")]
     pub fn select(&self, a: &Tensor, b: &Tensor) -> Tensor {
@@ -68,7 +68,7 @@ impl Tensor {
 mod tests {
     use crate::trial::*;
 
-    /// The sizes that two inputs broadcast to.
+    /// Returns the sizes that two inputs broadcast to.
     fn broadcast(inputs: &[Input]) -> Vec<usize> {
         let rank = inputs.iter().map(|i| i.sizes.len()).max().unwrap_or(0);
         let size = |i: &Input, d: usize| (d + i.sizes.len()).checked_sub(rank).map_or(1, |at| i.sizes[at]);

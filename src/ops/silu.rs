@@ -1,11 +1,11 @@
-//! A smooth relative of ReLU (Elfwing et al., 2017).
+//! SiLU, a smooth variant of ReLU (Elfwing et al., 2017).
 
 use super::composed;
 use crate::graph::Tensor;
 use std::panic::Location;
 
 impl Tensor {
-    /// `x * sigmoid(x)`.
+    /// Returns `x * sigmoid(x)`.
     #[track_caller]
     #[doc(alias = "swish")]
     pub fn silu(&self) -> Tensor {

@@ -1,4 +1,4 @@
-//! A part of a tensor, perhaps every n-th element. No element moves.
+//! Slices with strides, as views: no element moves.
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
@@ -6,7 +6,7 @@ use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
 
-/// Every `step`-th index from `begin` to `end` of each dim; `end` is `None` for as far as it goes.
+/// Every `step`-th index from `begin` to `end` of each dim; an `end` of `None` means to the end.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Slice {
     begin: Vec<usize>,
@@ -29,7 +29,7 @@ impl OpDef for Slice {
         let dim = |i: usize| {
             let (begin, end, step) = (self.begin[i], self.end[i], self.step[i]);
             if step == 0 {
-                return Err(Error::argument(format!("a step of 0 in dim {i} goes nowhere")));
+                return Err(Error::argument(format!("the step of dim {i} must be at least 1")));
             }
             match shape[i] {
                 Dim::Unknown(_) if (begin, end, step) == (0, None, 1) => Ok(shape[i]),
@@ -39,7 +39,9 @@ impl OpDef for Slice {
                 Dim::Known(n) => {
                     let end = end.unwrap_or(n);
                     if begin > end || end > n {
-                        return Err(Error::shape(format!("{begin}..{end} is outside dim {i} of {shape}")));
+                        return Err(Error::shape(format!(
+                            "{begin}..{end} is out of range for dim {i} of {shape}"
+                        )));
                     }
                     Ok(Dim::Known((end - begin).div_ceil(step)))
                 }
@@ -66,7 +68,8 @@ impl OpDef for Slice {
 }
 
 impl Tensor {
-    /// Every `step[i]`-th index from `begin[i]` to `end[i]` (`None`: to the end) of each dim.
+    /// Returns every `step[i]`-th index from `begin[i]` to `end[i]` (`None`: to the end) of each
+    /// dim.
     #[track_caller]
     pub fn strided_slice(&self, begin: &[usize], end: &[Option<usize>], step: &[usize]) -> Tensor {
         let op = Slice { begin: begin.to_vec(), end: end.to_vec(), step: step.to_vec() };
@@ -106,7 +109,7 @@ mod tests {
         .empty(
             "x.strided_slice([0], [1], [1])",
             "[0]",
-            "error: 0..1 is outside dim 0 of [0]",
+            "error: 0..1 is out of range for dim 0 of [0]",
             |x| x[0].strided_slice(&[0], &[Some(1)], &[1])
         ),
     ];
@@ -118,6 +121,6 @@ mod tests {
         let x = g.placeholder(&TensorSpec::f32("x", [Some(4), Some(4)]));
         let _ = x.strided_slice(&[0, 3], &[None, Some(5)], &[1, 1]);
         let e = g.freeze().unwrap_err();
-        assert!(e.message().contains("3..5 is outside dim 1 of [4, 4]"), "{e}");
+        assert!(e.message().contains("3..5 is out of range for dim 1 of [4, 4]"), "{e}");
     }
 }

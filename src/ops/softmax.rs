@@ -1,4 +1,4 @@
-//! Softmax, and the losses made of it.
+//! Softmax, and the losses based on it.
 
 use super::composed;
 use super::loss::wide;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_tensor::{DType, Error, Result};
 
-/// The loss where the label is a class, NaN where it is none: a wrong label must not train silently.
+/// The loss where the label is a class, NaN elsewhere: an invalid label must not train silently.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct CheckLabels {
     classes: usize,
@@ -26,16 +26,19 @@ impl OpDef for CheckLabels {
         let (loss, labels) = (&inputs[0], &inputs[1]);
         super::float_input(loss)?;
         if !labels.dtype.is_int() {
-            return Err(Error::dtype(format!("takes integer labels, not {}", labels.dtype)));
+            return Err(Error::dtype(format!("expected integer labels, got {}", labels.dtype)));
         }
         if loss.shape.broadcast(&labels.shape)?.rank() != labels.shape.rank() {
-            return Err(Error::shape(format!("losses {} and labels {} differ", loss.shape, labels.shape)));
+            return Err(Error::shape(format!(
+                "the shapes of losses {} and labels {} differ",
+                loss.shape, labels.shape
+            )));
         }
         if let (Some(a), Some(b)) = (loss.shape.known(), labels.shape.known())
             && a != b
         {
             return Err(Error::shape(format!(
-                "the logits are for {} examples, the labels for {}",
+                "there are logits for {} examples, but labels for {}",
                 loss.shape, labels.shape
             )));
         }
@@ -53,10 +56,10 @@ impl OpDef for CheckLabels {
             let (zero, classes) = (e.constant(0.0, Class::I64), e.constant(self.classes as f64, Class::I64));
             let low = e.binary(Binary::Ge, r[1], zero);
             let high = e.binary(Binary::Lt, r[1], classes);
-            let good = e.binary(Binary::And, low, high);
-            let good = e.cast(class, good);
+            let in_range = e.binary(Binary::And, low, high);
+            let in_range = e.cast(class, in_range);
             let nan = e.constant(f64::NAN, class);
-            e.select(good, r[0], nan)
+            e.select(in_range, r[0], nan)
         })])
     }
 
@@ -67,12 +70,12 @@ impl OpDef for CheckLabels {
     }
 
     fn nan_hint(&self) -> Option<String> {
-        Some(format!("a label lies outside 0..{}", self.classes))
+        Some(format!("a label is outside 0..{}", self.classes))
     }
 }
 
-/// Softmax as `exp(x - max) / sum` along an axis. It is an operation of its own because its
-/// gradient needs only its result.
+/// Softmax along an axis, `exp(x - max) / sum`. It is a separate operation because its gradient
+/// needs only its result.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Softmax {
     axis: usize,
@@ -89,7 +92,7 @@ impl OpDef for Softmax {
         super::float_input(x)?;
         super::axis_of(&x.shape, self.axis)?;
         if x.shape[self.axis].known() == Some(0) {
-            let why = format!("nothing to choose from: {} is empty along the axes reduced", x.shape);
+            let why = format!("{} is empty along the reduced axes", x.shape);
             return Err(Error::shape(why));
         }
         Ok(vec![x.clone()])
@@ -103,7 +106,7 @@ impl OpDef for Softmax {
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let x = cx.input(0);
         let sizes = x.sizes.clone();
-        // Sums of bf16 are kept in f32.
+        // Accumulate bf16 in f32.
         let dtype = if x.dtype == DType::Bf16 { DType::F32 } else { x.dtype };
         let reduced: Vec<bool> = (0..sizes.len()).map(|i| i == self.axis).collect();
         let mut kept = sizes.clone();
@@ -117,7 +120,7 @@ impl OpDef for Softmax {
         let sum = cx.reduce(ReduceKind::Sum, dtype, &sizes, &reduced, &[&x, &top], power);
         let sum = cx.reshape(&sum[0], &kept);
         let scale = cx.map_to(dtype, &kept, &[&sum], |e, r| e.unary(Unary::Recip, r[0]));
-        // Compute the exponential again: storing it would cost another pass over memory.
+        // Recompute the exponential: storing it would cost another pass over memory.
         Ok(vec![cx.map(&[&x, &top, &scale], |e, r| {
             let power = power(e, r);
             e.binary(Binary::Mul, power, r[2])
@@ -142,32 +145,34 @@ impl OpDef for Softmax {
 }
 
 impl Tensor {
-    /// The logarithm of the sum of exponentials over some axes, which stay with size 1.
+    /// Returns the logarithm of the sum of exponentials over `axes`, which are kept with size 1.
     #[track_caller]
     pub fn log_sum_exp_keep(&self, axes: &[isize]) -> Tensor {
-        // Subtract the maximum first, so that nothing overflows; as a constant, since it cancels.
-        // An infinite maximum is not subtracted: infinity minus infinity is NaN.
+        // Subtract the maximum so that nothing overflows; it is a constant for the gradient, since
+        // it cancels. Do not subtract an infinite maximum: infinity minus infinity is NaN.
         let top = self.max_keep(axes);
         let top = top.is_finite().select(&top, &top.zero()).stop_gradient();
         let sum = (self - &top).exp().sum_keep(axes);
-        // If the sum is 0 the logarithm has no slope; the inner `select` gives gradient 0.
+        // If the sum is 0 the derivative of the logarithm is infinite; the inner `select` gives
+        // gradient 0.
         let none = sum.equal(&sum.zero());
         let log = none.select(&sum.one(), &sum).log();
         none.select(&sum.constant_like(f64::NEG_INFINITY), &(log + &top))
     }
 
     /// Returns the maximum along `axis` (without a gradient), this tensor minus that maximum, and
-    /// the sum of exponentials of the difference. The difference keeps its digits however large the
-    /// elements are; subtracting `log_sum_exp` would bring in the rounding error of a large number.
+    /// the sum of exponentials of the difference. The difference keeps its precision however large
+    /// the elements are; subtracting `log_sum_exp` would add the rounding error of a large number.
     #[track_caller]
-    fn below_top(&self, axis: isize) -> [Tensor; 3] {
+    fn shifted_by_max(&self, axis: isize) -> [Tensor; 3] {
         let top = self.max_keep(&[axis]).stop_gradient();
         let below = self - &top;
         let sum = below.exp().sum_keep(&[axis]);
         [top, below, sum]
     }
 
-    /// The logarithm of the sum of exponentials over some axes (none: all), which vanish.
+    /// Returns the logarithm of the sum of exponentials over `axes` (empty: all), which are
+    /// removed.
     #[track_caller]
     #[doc(alias = "logsumexp")]
     pub fn log_sum_exp_axes(&self, axes: &[isize]) -> Tensor {
@@ -183,34 +188,34 @@ impl Tensor {
         }
     }
 
-    /// The logarithm of the sum of exponentials over the last dim.
+    /// Returns the logarithm of the sum of exponentials over the last dim.
     #[track_caller]
     pub fn log_sum_exp(&self) -> Tensor {
         self.log_sum_exp_axes(&[-1])
     }
 
-    /// The logarithm of the softmax over the last dim.
+    /// Returns the logarithm of the softmax over the last dim.
     #[track_caller]
     pub fn log_softmax(&self) -> Tensor {
         self.log_softmax_axis(-1)
     }
 
-    /// The logarithm of the softmax over one axis.
+    /// Returns the logarithm of the softmax over one axis.
     #[track_caller]
     pub fn log_softmax_axis(&self, axis: isize) -> Tensor {
         composed(self, "LogSoftmax", Location::caller(), || {
-            let [_, below, sum] = self.below_top(axis);
+            let [_, below, sum] = self.shifted_by_max(axis);
             below - sum.log()
         })
     }
 
-    /// The softmax over the last dim.
+    /// Returns the softmax over the last dim.
     #[track_caller]
     pub fn softmax(&self) -> Tensor {
         self.softmax_axis(-1)
     }
 
-    /// The softmax over one axis.
+    /// Returns the softmax over one axis.
     #[track_caller]
     pub fn softmax_axis(&self, axis: isize) -> Tensor {
         if self.is_poison() {
@@ -222,9 +227,9 @@ impl Tensor {
         }
     }
 
-    /// The cross entropy of logits `[..., classes]` and integer labels `[...]`, one loss for each label. A label that
-    /// is no class gives NaN, which training reports. Other classes may be at minus infinity, as
-    /// masked ones are.
+    /// Returns the cross entropy of logits `[..., classes]` and integer labels `[...]`, one loss
+    /// per label. A label that is not a class gives NaN, which training reports. Logits of other
+    /// classes may be minus infinity, as for masked classes.
     #[track_caller]
     pub fn sparse_softmax_cross_entropy(&self, labels: &Tensor) -> Tensor {
         composed(self, "SparseSoftmaxCrossEntropy", Location::caller(), || {
@@ -234,16 +239,16 @@ impl Tensor {
             let classes = self.shape().last().and_then(|d| d.known());
             let Some(classes) = classes.filter(|_| labels.rank() + 1 == self.rank()) else {
                 let why = format!(
-                    "takes logits [..., classes] and labels [...], not {} and {}",
+                    "expected logits [..., classes] and labels [...], got {} and {}",
                     self.shape(),
                     labels.shape()
                 );
                 return self.fail("Labels", Error::shape(why));
             };
             let x = wide(self);
-            let [top, _, sum] = x.below_top(-1);
-            // Use `select`, not a product with 0 and 1: another class may be at minus infinity. The
-            // label's logit is summed as it is, which shares the pass that finds the maximum; the
+            let [top, _, sum] = x.shifted_by_max(-1);
+            // Use `select`, not a product with 0 and 1: another class may be at minus infinity. Sum
+            // the label's logit unshifted, which shares the pass that finds the maximum; the
             // difference of the two is exact.
             let hit = labels.one_hot(classes, DType::Bool);
             let own = hit.select(&x, &x.zero()).sum_axes(&[-1]);
@@ -270,28 +275,16 @@ mod tests {
     cases![
         last("LogSumExp", Tensor::log_sum_exp)
             .empty("x.log_sum_exp()", "[0, 3]", "empty [0]", |x| x[0].log_sum_exp())
-            .empty(
-                "x.log_sum_exp()",
-                "[3, 0]",
-                "error: nothing to choose from: [3, 0] is empty along the axes reduced",
-                |x| x[0].log_sum_exp()
-            ),
+            .empty("x.log_sum_exp()", "[3, 0]", "error: [3, 0] is empty along the reduced axes", |x| x[0]
+                .log_sum_exp()),
         last("LogSoftmax", Tensor::log_softmax)
             .empty("x.log_softmax()", "[0, 3]", "empty [0, 3]", |x| x[0].log_softmax())
-            .empty(
-                "x.log_softmax()",
-                "[3, 0]",
-                "error: nothing to choose from: [3, 0] is empty along the axes reduced",
-                |x| x[0].log_softmax()
-            ),
+            .empty("x.log_softmax()", "[3, 0]", "error: [3, 0] is empty along the reduced axes", |x| x[0]
+                .log_softmax()),
         last("Softmax", Tensor::softmax)
             .empty("x.softmax()", "[0, 3]", "empty [0, 3]", |x| x[0].softmax())
-            .empty(
-                "x.softmax()",
-                "[3, 0]",
-                "error: nothing to choose from: [3, 0] is empty along the axes reduced",
-                |x| x[0].softmax()
-            ),
+            .empty("x.softmax()", "[3, 0]", "error: [3, 0] is empty along the reduced axes", |x| x[0]
+                .softmax()),
         reduction("LogSumExp over axes", Twice, Any, false, |x, axes| vec![x.log_sum_exp_axes(axes)]),
         case("Softmax over an axis", Twice, |draw| {
             let rank = draw.between(1, 3);
@@ -316,7 +309,7 @@ mod tests {
         .empty(
             "x.sparse_softmax_cross_entropy(y)",
             "[2, 0], i32[2]",
-            "error: nothing to choose from: [2, 0] is empty along the axes reduced",
+            "error: [2, 0] is empty along the reduced axes",
             |x| x[0].sparse_softmax_cross_entropy(&x[1])
         ),
     ];

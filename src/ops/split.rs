@@ -1,17 +1,17 @@
-//! Parts of a tensor along one axis. All are views: no element moves.
+//! Splits a tensor along one axis. All parts are views: no element moves.
 
 use crate::graph::{Tensor, axis_in};
 use tensorpack_tensor::{Error, Result};
 
-/// Parts of a tensor at most: each is a node of the graph.
-const MOST_PARTS: usize = 1 << 20;
+/// The maximum number of parts: each is a node of the graph.
+const MAX_PARTS: usize = 1 << 20;
 
 fn too_many(parts: usize) -> Error {
-    Error::argument(format!("a tensor falls into at most {MOST_PARTS} parts, not {parts}"))
+    Error::argument(format!("a tensor can be split into at most {MAX_PARTS} parts, got {parts}"))
 }
 
 impl Tensor {
-    /// The indices from `begin` to `end` (`None`: to the end) of one axis.
+    /// Returns the indices from `begin` to `end` (`None`: to the end) of one axis.
     #[track_caller]
     #[doc(alias = "narrow")]
     pub fn slice_axis(&self, axis: isize, begin: usize, end: Option<usize>) -> Tensor {
@@ -24,7 +24,8 @@ impl Tensor {
         }
     }
 
-    /// Parts of these sizes along `axis`, in order; the sizes must add up to the axis's own.
+    /// Splits along `axis` into parts of these sizes, in order; the sizes must add up to that of
+    /// the axis.
     #[track_caller]
     pub fn split(&self, sizes: &[usize], axis: isize) -> Vec<Tensor> {
         let parts = self.known_axis(axis).and_then(|(axis, n)| {
@@ -45,42 +46,44 @@ impl Tensor {
                 };
                 sizes.iter().map(&mut next).collect()
             }
-            Err(e) => vec![self.broken("Split", e); sizes.len()],
+            Err(e) => vec![self.fail_once("Split", e); sizes.len()],
         }
     }
 
-    /// `count` parts of one size along `axis`, in order; a single broken one if there are too many for a graph.
+    /// Splits along `axis` into `count` equal parts, in order. Returns a single poison tensor if
+    /// there are too many.
     #[track_caller]
     pub fn split_equal(&self, count: usize, axis: isize) -> Vec<Tensor> {
-        if count > MOST_PARTS {
-            return vec![self.broken("Split", too_many(count))];
+        if count > MAX_PARTS {
+            return vec![self.fail_once("Split", too_many(count))];
         }
         match self.known_axis(axis) {
             Ok((at, n)) if count > 0 && n % count == 0 => self.split(&vec![n / count; count], at as isize),
             Ok(_) => {
-                let why = format!("axis {axis} of {} does not fall into {count} equal parts", self.shape());
-                vec![self.broken("Split", Error::shape(why)); count]
+                let why = format!("axis {axis} of {} cannot be split into {count} equal parts", self.shape());
+                vec![self.fail_once("Split", Error::shape(why)); count]
             }
-            Err(e) => vec![self.broken("Split", e); count],
+            Err(e) => vec![self.fail_once("Split", e); count],
         }
     }
 
-    /// One tensor for each index of `axis`, without that axis. Its size must be known while the graph is built.
+    /// Returns one tensor for each index of `axis`, without that axis. Its size must be known while
+    /// the graph is built.
     #[track_caller]
     pub fn unstack(&self, axis: isize) -> Vec<Tensor> {
         match self.known_axis(axis) {
-            Ok((_, n)) if n > MOST_PARTS => vec![self.broken("Unstack", too_many(n))],
+            Ok((_, n)) if n > MAX_PARTS => vec![self.fail_once("Unstack", too_many(n))],
             Ok((axis, n)) => (0..n).map(|i| self.part(axis, i, Some(i + 1)).squeeze(axis as isize)).collect(),
-            Err(e) => vec![self.broken("Unstack", e)],
+            Err(e) => vec![self.fail_once("Unstack", e)],
         }
     }
 
-    /// The axis, and its size, which must be known while the graph is built.
+    /// Returns the axis and its size, which must be known while the graph is built.
     fn known_axis(&self, axis: isize) -> Result<(usize, usize)> {
         let at = axis_in(axis, self.rank())?;
         let size = self.shape()[at].known();
         size.map(|n| (at, n)).ok_or_else(|| {
-            Error::shape(format!("the size of axis {axis} of {} must be known to cut it", self.shape()))
+            Error::shape(format!("the size of axis {axis} of {} must be known to split it", self.shape()))
         })
     }
 
@@ -92,9 +95,9 @@ impl Tensor {
         self.strided_slice(&begin, &end, &vec![1; self.rank()])
     }
 
-    /// A poison tensor, with the error on record unless this is one already.
+    /// Returns a poison tensor, and records the error unless this tensor is poison already.
     #[track_caller]
-    fn broken(&self, name: &str, error: Error) -> Tensor {
+    fn fail_once(&self, name: &str, error: Error) -> Tensor {
         if self.is_poison() { self.clone() } else { self.fail(name, error) }
     }
 }
@@ -125,15 +128,15 @@ mod tests {
     ];
 
     #[test]
-    fn errors_say_what_does_not_fit() {
+    fn errors_name_the_mismatch() {
         let message = |build: fn(&crate::graph::Tensor)| {
             let g = Graph::new();
             build(&g.placeholder(&TensorSpec::f32("x", [Some(4), None])));
             g.freeze().unwrap_err().message().to_string()
         };
         assert!(message(|x| drop(x.split(&[1, 2], 0))).contains("[1, 2] do not add up to axis 0 of [4, ?]"));
-        assert!(message(|x| drop(x.split_equal(3, 0))).contains("does not fall into 3 equal parts"));
+        assert!(message(|x| drop(x.split_equal(3, 0))).contains("cannot be split into 3 equal parts"));
         assert!(message(|x| drop(x.unstack(1))).contains("the size of axis 1 of [4, ?] must be known"));
-        assert!(message(|x| drop(x.slice_axis(2, 0, None))).contains("axis 2 is outside"));
+        assert!(message(|x| drop(x.slice_axis(2, 0, None))).contains("axis 2 is out of range"));
     }
 }

@@ -1,4 +1,4 @@
-//! Where differentiation ends.
+//! Stops differentiation.
 
 use crate::graph::{GradCx, OpDef, OpTraits, Spec, Tensor};
 use crate::kir::{LowerCx, View};
@@ -6,7 +6,7 @@ use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::Result;
 
-/// The input, as if it were a constant.
+/// The input, treated as a constant by differentiation.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct StopGradient;
 crate::exported!(StopGradient, 1..=1);
@@ -38,7 +38,7 @@ impl OpDef for StopGradient {
 }
 
 impl Tensor {
-    /// This tensor, but no gradient flows through it.
+    /// Returns this tensor, without letting gradients flow through it.
     #[track_caller]
     pub fn stop_gradient(&self) -> Tensor {
         Tensor::apply_one(StopGradient, &[self])
@@ -50,5 +50,5 @@ mod tests {
     use super::*;
     use crate::trial::*;
 
-    cases![unary("StopGradient", Never("it ends gradients on purpose"), Any, Tensor::stop_gradient),];
+    cases![unary("StopGradient", Never("it stops gradients on purpose"), Any, Tensor::stop_gradient),];
 }

@@ -1,4 +1,4 @@
-//! A tensor repeated along its dims.
+//! Repetition of a tensor along its dims.
 
 use super::composed;
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_tensor::{Dim, Error, Result};
 
-/// Dim `i` repeated `.0[i]` times.
+/// Repeats dim `i` `.0[i]` times.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Tile(Vec<usize>);
 crate::exported!(Tile, 1..=1);
 
-/// Every dim of `sizes` with its number of repeats before it.
+/// Returns every dim of `sizes`, preceded by its number of repeats.
 fn with_repeats(repeats: &[usize], sizes: &[usize]) -> Vec<usize> {
     repeats.iter().zip(sizes).flat_map(|(&r, &n)| [r, n]).collect()
 }
@@ -97,13 +97,13 @@ impl OpDef for Untile {
 }
 
 impl Tensor {
-    /// The whole tensor `counts[i]` times along each dim: `[1, 2]` twice is `[1, 2, 1, 2]`.
+    /// Repeats the whole tensor `counts[i]` times along each dim: `[1, 2]` twice is `[1, 2, 1, 2]`.
     #[track_caller]
     pub fn tile(&self, counts: &[usize]) -> Tensor {
         Tensor::apply_one(Tile(counts.to_vec()), &[self])
     }
 
-    /// Every index of `axis` `count` times: `[1, 2]` twice is `[1, 1, 2, 2]`.
+    /// Repeats every index of `axis` `count` times: `[1, 2]` twice is `[1, 1, 2, 2]`.
     #[track_caller]
     pub fn repeat(&self, count: usize, axis: isize) -> Tensor {
         if self.is_poison() {
@@ -114,10 +114,10 @@ impl Tensor {
             Err(e) => return self.fail("Repeat", e),
         };
         composed(self, "Repeat", Location::caller(), || {
-            let apart = self.expand_dims(axis as isize + 1);
+            let expanded = self.expand_dims(axis as isize + 1);
             let counts: Vec<usize> =
                 (0..=self.rank()).map(|i| if i == axis + 1 { count } else { 1 }).collect();
-            apart.tile(&counts).merge_dims(axis as isize, 2)
+            expanded.tile(&counts).merge_dims(axis as isize, 2)
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Dimensions in another order. No element moves: what reads the result reads it in the other order.
+//! Permutation of dims, as a view: no element moves.
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
@@ -6,7 +6,7 @@ use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Error, Result};
 
-/// Dimension `i` of the result is dimension `.0[i]` of the input.
+/// Dim `i` of the result is dim `.0[i]` of the input.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Transpose(Vec<usize>);
 crate::exported!(Transpose, 1..=1);
@@ -22,7 +22,7 @@ impl OpDef for Transpose {
         sorted.sort_unstable();
         if sorted != (0..x.shape.rank()).collect::<Vec<_>>() {
             return Err(Error::argument(format!(
-                "{:?} is not an order of the {} dims of {}",
+                "{:?} is not a permutation of the {} dims of {}",
                 self.0,
                 x.shape.rank(),
                 x.shape
@@ -52,13 +52,13 @@ impl OpDef for Transpose {
 }
 
 impl Tensor {
-    /// The dims in another order: dim `i` of the result is dim `order[i]` of this.
+    /// Permutes the dims: dim `i` of the result is dim `order[i]` of this tensor.
     #[track_caller]
     pub fn transpose(&self, order: &[usize]) -> Tensor {
         Tensor::apply_one(Transpose(order.to_vec()), &[self])
     }
 
-    /// The last two dims swapped.
+    /// Swaps the last two dims.
     #[track_caller]
     pub fn matrix_transpose(&self) -> Tensor {
         if self.is_poison() {
@@ -66,7 +66,7 @@ impl Tensor {
         }
         let n = self.rank();
         if n < 2 {
-            return self.fail("Transpose", Error::shape(format!("{} is no matrix", self.shape())));
+            return self.fail("Transpose", Error::shape(format!("{} is not a matrix", self.shape())));
         }
         let mut order: Vec<usize> = (0..n).collect();
         order.swap(n - 2, n - 1);

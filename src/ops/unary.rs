@@ -1,4 +1,4 @@
-//! Functions of one number, element by element.
+//! Elementwise functions of one tensor.
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{self, LowerCx, View};
@@ -6,7 +6,7 @@ use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
-/// A function of every element.
+/// An elementwise function.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Unary(kir::Unary);
 crate::exported!(Unary, 1..=1);
@@ -44,8 +44,8 @@ impl OpDef for Unary {
         let x = &inputs[0];
         match (self.0, x.dtype) {
             (Not, DType::Bool) => Ok(vec![x.clone()]),
-            (Not, d) => Err(Error::dtype(format!("takes bool elements, not {d}"))),
-            (_, DType::Bool) => Err(Error::dtype("does not take bool elements; cast them first")),
+            (Not, d) => Err(Error::dtype(format!("expected bool elements, got {d}"))),
+            (_, DType::Bool) => Err(Error::dtype("bool elements are not supported; cast them first")),
             (IsFinite, _) => Ok(vec![Spec::new(DType::Bool, x.shape.clone())]),
             (Neg | Abs | Sign | Square | Relu, _) => Ok(vec![x.clone()]),
             _ => super::float_input(x).map(|()| vec![x.clone()]),
@@ -59,7 +59,7 @@ impl OpDef for Unary {
             Neg => -dy,
             Abs => dy * x.sign(),
             Exp => dy * y,
-            // Not y + 1, which has no digits left where x is far below zero.
+            // Not y + 1, which loses all precision where x is far below zero.
             Expm1 => dy * x.exp(),
             Log => dy / x,
             Log1p => dy / (x + 1.0),
@@ -72,10 +72,13 @@ impl OpDef for Unary {
             Erf => dy * (-x.square()).exp() * std::f64::consts::FRAC_2_SQRT_PI,
             Sin => dy * x.cos(),
             Cos => -(dy * x.sin()),
-            // The result is positive exactly where the input is, and is kept anyway for what comes next.
+            // The result is positive exactly where the input is, and is usually kept for the next
+            // operation anyway.
             Relu => y.greater(&y.zero()).select(dy, &dy.zero()),
             Sign | Floor | Round => return Ok(vec![None]),
-            Not | IsFinite => return Err(Error::new(ErrorKind::Gradient, "a truth value has no gradient")),
+            Not | IsFinite => {
+                return Err(Error::new(ErrorKind::Gradient, "a boolean result has no gradient"));
+            }
         };
         Ok(vec![Some(dx)])
     }
@@ -101,7 +104,7 @@ impl OpDef for Unary {
                 Float(match op {
                     Neg => -x,
                     Abs => x.abs(),
-                    // Zero and NaN are their own signs.
+                    // The sign of zero is zero, and of NaN is NaN.
                     Sign if x == 0.0 || x.is_nan() => x,
                     Sign => x.signum(),
                     Exp => x.exp(),
@@ -119,7 +122,7 @@ impl OpDef for Unary {
                     Cos => x.cos(),
                     Floor => x.floor(),
                     Round => x.round_ties_even(),
-                    // A NaN is not below zero, and stays.
+                    // NaN is not below zero, so it is passed through.
                     Relu => {
                         if x < 0.0 {
                             0.0
@@ -127,7 +130,7 @@ impl OpDef for Unary {
                             x
                         }
                     }
-                    Not | IsFinite => unreachable!("truth values are above"),
+                    Not | IsFinite => unreachable!("boolean results are handled above"),
                 })
             }
         })])
@@ -144,8 +147,9 @@ impl OpDef for Unary {
     }
 }
 
-/// The error function, by its series of positive terms `2 / sqrt(pi) exp(-x^2) sum 2^n x^(2n + 1) /
-/// (2n + 1)!!`, which cancels nothing. From 6 on it is 1 in f64.
+/// Computes the error function by its series of positive terms
+/// `2 / sqrt(pi) exp(-x^2) sum 2^n x^(2n + 1) / (2n + 1)!!`, which is free of cancellation. From 6
+/// on it is 1 in f64.
 fn erf(x: f64) -> f64 {
     if x.is_nan() || x.abs() > 6.0 {
         return if x.is_nan() { x } else { x.signum() };
@@ -174,21 +178,21 @@ methods! {
     abs => Abs,
     /// -1, 0 or 1.
     sign => Sign,
-    /// e to the power of every element.
+    /// e to the power of x.
     exp => Exp,
-    /// e to the power of every element, minus 1; exact for small x.
+    /// e to the power of x, minus 1; accurate for small x.
     expm1 => Expm1,
     /// The natural logarithm.
     log => Log,
-    /// The logarithm of 1 + x, exact for small x.
+    /// The natural logarithm of 1 + x; accurate for small x.
     log1p => Log1p,
     /// The square root.
     sqrt => Sqrt,
-    /// One over the square root.
+    /// The reciprocal of the square root.
     rsqrt => Rsqrt,
-    /// One over every element.
+    /// The reciprocal.
     reciprocal => Recip,
-    /// Every element times itself.
+    /// The square.
     square => Square,
     /// The hyperbolic tangent.
     tanh => Tanh,
@@ -200,15 +204,15 @@ methods! {
     sin => Sin,
     /// The cosine.
     cos => Cos,
-    /// The largest integer not above.
+    /// The largest integer not greater than x.
     floor => Floor,
-    /// The nearest integer, halves to even.
+    /// The nearest integer, with halves rounded to even.
     round => Round,
     /// max(x, 0).
     relu => Relu,
-    /// Whether false.
+    /// Logical not.
     logical_not => Not,
-    /// Whether neither NaN nor infinite.
+    /// Whether x is neither NaN nor infinite.
     is_finite => IsFinite,
 }
 
@@ -233,8 +237,8 @@ mod tests {
     use super::*;
     use crate::trial::*;
 
-    const COMPARISON: Gradient = Never("a truth value");
-    const STEPS: Gradient = Never("constant by parts: no gradient on purpose");
+    const COMPARISON: Gradient = Never("boolean result");
+    const STEPS: Gradient = Never("piecewise constant: no gradient on purpose");
 
     cases![
         unary("Neg", Twice, Any, |x| -x),

@@ -1,4 +1,4 @@
-//! Larger images, each pixel spread over a block.
+//! Unpooling: enlarges images, spreading each pixel over a block.
 
 use super::composed;
 use crate::graph::Tensor;
@@ -6,8 +6,8 @@ use std::panic::Location;
 use tensorpack_tensor::Error;
 
 impl Tensor {
-    /// The Kronecker product of every channel of images `[batch, height, width, channels]` with `block`, a matrix
-    /// `[height, width]`: each pixel becomes the block times the pixel.
+    /// Returns the Kronecker product of every channel of images `[batch, height, width, channels]`
+    /// with `block`, a matrix `[height, width]`: each pixel becomes the block times the pixel.
     #[track_caller]
     #[doc(alias = "FixedUnPooling")]
     pub fn unpool(&self, block: &Tensor) -> Tensor {
@@ -16,7 +16,7 @@ impl Tensor {
         }
         if (self.rank(), block.rank()) != (4, 2) {
             let why = format!(
-                "takes images [batch, height, width, channels] and a block [height, width], not {} and {}",
+                "expected images [batch, height, width, channels] and a block [height, width], got {} and {}",
                 self.shape(),
                 block.shape()
             );
@@ -29,15 +29,17 @@ impl Tensor {
         })
     }
 
-    /// Each pixel at the top left of a block of `size` by `size`, zeros elsewhere.
+    /// Puts each pixel at the top left of a block of `size` by `size`, with zeros elsewhere.
     #[track_caller]
     pub fn unpool_zeros(&self, size: usize) -> Tensor {
         if self.is_poison() {
             return self.clone();
         }
         let Some(between) = size.checked_sub(1).filter(|_| self.rank() == 4) else {
-            let why =
-                format!("takes images [batch, height, width, channels] and a size, not {}", self.shape());
+            let why = format!(
+                "expected images [batch, height, width, channels] and a positive size, got {}",
+                self.shape()
+            );
             return self.fail("Unpool", Error::shape(why));
         };
         composed(self, "UnpoolZeros", Location::caller(), || {
@@ -65,7 +67,7 @@ mod tests {
     ];
 
     #[test]
-    fn zeros_are_a_block_with_a_one() {
+    fn unpool_zeros_equals_unpool_with_a_one_hot_block() {
         use crate::graph::{Graph, TensorSpec};
         use crate::runtime::Session;
         use tensorpack_tensor::HostTensor;

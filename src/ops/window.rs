@@ -1,21 +1,22 @@
-//! What slides over an image: the sizes of convolution, transposed convolution and pooling.
+//! Sliding windows: sizes of convolution, transposed convolution and pooling.
 
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
 
-/// How many zeros are put around an image.
+/// The zero padding around an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum Padding {
-    /// As many as make the output as large as the input divided by the stride, rounded up; an odd one goes after.
+    /// Makes the output as large as the input divided by the stride, rounded up; an odd zero goes
+    /// after.
     #[default]
     Same,
-    /// None.
+    /// No padding.
     Valid,
-    /// Before and after, for height and width.
+    /// Zeros before and after, for height and width.
     Explicit([[usize; 2]; 2]),
 }
 
-/// What a window slides over, for convolution and pooling alike.
+/// Stride, dilation and padding of a sliding window, for convolution and pooling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Window {
     pub(super) stride: [usize; 2],
@@ -23,11 +24,11 @@ pub(super) struct Window {
     pub(super) padding: Padding,
 }
 
-/// No window reaches or moves farther.
-const FARTHEST: usize = 1 << 31;
+/// The maximum reach and stride of a window.
+const MAX_REACH: usize = 1 << 31;
 
 impl Window {
-    /// Zeros before and after axis `i`, whose size is `n`, for a window of `k`.
+    /// Returns the zeros before and after axis `i` of size `n`, for a window of `k` taps.
     fn around(&self, i: usize, n: usize, k: usize) -> Result<[usize; 2]> {
         let reach = self.reach(i, k)?;
         Ok(match self.padding {
@@ -42,19 +43,19 @@ impl Window {
         })
     }
 
-    /// How far a window of `k` taps reaches.
+    /// Returns the extent of a window of `k` taps, dilation included.
     pub(super) fn reach(&self, i: usize, k: usize) -> Result<usize> {
         if self.stride[i] == 0 || self.dilation[i] == 0 || k == 0 {
             return Err(Error::argument("stride, dilation and window must be at least 1"));
         }
         let reach = (k - 1).checked_mul(self.dilation[i]).and_then(|r| r.checked_add(1));
-        match reach.filter(|&r| r.max(self.stride[i]).max(self.dilation[i]) <= FARTHEST) {
+        match reach.filter(|&r| r.max(self.stride[i]).max(self.dilation[i]) <= MAX_REACH) {
             Some(reach) => Ok(reach),
             None => Err(Error::argument("the window is too large")),
         }
     }
 
-    /// The output's size along axis `i`.
+    /// Returns the output's size along axis `i`.
     pub(super) fn out(&self, i: usize, n: Dim, k: usize) -> Result<Dim> {
         let reach = self.reach(i, k)?;
         let Dim::Known(n) = n else {
@@ -76,20 +77,20 @@ impl Window {
             _ if n == 0 => Ok(Dim::Known(0)),
             Some(padded) if padded >= reach => Ok(Dim::Known((padded - reach) / self.stride[i] + 1)),
             Some(padded) => Err(Error::shape(format!(
-                "a window reaching over {reach} does not fit a size of {n} padded to {padded}"
+                "a window with an extent of {reach} does not fit a size of {n} padded to {padded}"
             ))),
             None => Err(Error::argument(format!("padding by {low} and {high} is too large"))),
         }
     }
 
-    /// Where along axis `i` of an image of size `n`, with `pad` zeros before it, tap `k` of output
-    /// `o` lies; `None` in the padding.
+    /// Returns the position of tap `k` of output `o` along axis `i` of an image of size `n` with
+    /// `pad` zeros before it; `None` in the padding.
     pub(super) fn position(&self, i: usize, o: usize, k: usize, pad: usize, n: usize) -> Option<usize> {
         (o * self.stride[i] + k * self.dilation[i]).checked_sub(pad).filter(|&at| at < n)
     }
 
-    /// Calls `tap` for every pair of an output and a tap of the filter that meets the image, with
-    /// the height and width in the image, the filter and the output, of which the sizes are given.
+    /// Calls `tap` for every pair of an output and a filter tap that lies in the image, with its
+    /// height and width in the image, the filter and the output, for the given sizes.
     pub(super) fn taps(
         &self,
         x: &[usize],
@@ -109,7 +110,7 @@ impl Window {
         Ok(())
     }
 
-    /// Zeros before both axes, all sizes known.
+    /// Returns the zeros before both axes; all sizes must be known.
     pub(super) fn pad_low(&self, size: [usize; 2], k: [usize; 2]) -> Result<[usize; 2]> {
         Ok([self.around(0, size[0], k[0])?[0], self.around(1, size[1], k[1])?[0]])
     }
@@ -120,7 +121,8 @@ pub(super) mod tests {
     use super::*;
     use crate::trial::*;
 
-    /// A padding under which a window of `reach` fits an image of `n`; the image grows if it must.
+    /// Draws a padding under which a window of `reach` fits an image of `n`; enlarges the image if
+    /// necessary.
     pub(in crate::ops) fn draw_padding(
         draw: &mut Draw<'_>,
         n: &mut [usize; 2],

@@ -1,4 +1,4 @@
-//! A gradient of the user's own.
+//! Custom gradients.
 
 use crate::graph::{GradCx, OpDef, OpTraits, Spec, Tensor};
 use crate::kir::{LowerCx, View};
@@ -10,12 +10,13 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 
 type Backward = dyn Fn(&[Tensor], &Tensor) -> Vec<Option<Tensor>> + Send + Sync;
 
-/// Input 0, whose gradient with respect to the other inputs is what the function says.
+/// Input 0, with a user-defined gradient with respect to the other inputs.
 struct WithGradient(Arc<Backward>);
 crate::exported!(WithGradient, 1..=usize::MAX, |_, _| Ok(().into()), |_, _| Ok(WithGradient::read_back()));
 
 impl WithGradient {
-    /// One from a file, where functions are not: it can be run, and to differentiate it is an error.
+    /// Creates the operation when a file is loaded. Files hold no functions: the operation can be
+    /// run, but differentiating it is an error.
     fn read_back() -> WithGradient {
         WithGradient(Arc::new(|_, _| Vec::new()))
     }
@@ -27,7 +28,7 @@ impl fmt::Debug for WithGradient {
     }
 }
 
-// A function equals itself alone.
+// A function equals only itself.
 impl PartialEq for WithGradient {
     fn eq(&self, other: &WithGradient) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -55,7 +56,7 @@ impl OpDef for WithGradient {
         if grads.len() != xs.len() {
             return Err(Error::new(
                 ErrorKind::Gradient,
-                format!("the function gave {} gradients for {} inputs", grads.len(), xs.len()),
+                format!("the function returned {} gradients for {} inputs", grads.len(), xs.len()),
             ));
         }
         for (x, g) in xs.iter().zip(&grads) {
@@ -89,7 +90,7 @@ impl OpDef for WithGradient {
     }
 }
 
-/// Whether two shapes can turn out to be the same.
+/// Returns whether two shapes may be equal once all dims are known.
 fn may_be_equal(a: &Tensor, b: &Tensor) -> bool {
     let fits = |(a, b): (&tensorpack_tensor::Dim, &tensorpack_tensor::Dim)| {
         a.known().zip(b.known()).is_none_or(|(a, b)| a == b)
@@ -98,15 +99,16 @@ fn may_be_equal(a: &Tensor, b: &Tensor) -> bool {
 }
 
 impl Tensor {
-    /// This tensor, but differentiated in the user's own way: `backward` is given `inputs` and the gradient of the
-    /// cost with respect to this tensor, and makes the gradients with respect to each input (`None`: zero). How this
-    /// tensor was really made is not looked at; through what is not among `inputs` no gradient flows.
+    /// Returns this tensor with a custom gradient: `backward` receives `inputs` and the gradient of
+    /// the cost with respect to this tensor, and returns the gradient with respect to each input
+    /// (`None`: zero). The operations that computed this tensor are not differentiated; no gradient
+    /// flows to tensors that are not in `inputs`.
     ///
     /// ```
     /// # use tensorpack::prelude::*;
     /// # let graph = Graph::new();
     /// # let x = graph.placeholder(&TensorSpec::f32("x", [None]));
-    /// // Rounded forward, as if it were not backward.
+    /// // Straight-through estimator: round forward, identity backward.
     /// let y = x.round().with_gradient(&[&x], |_, dy| vec![Some(dy.clone())]);
     /// ```
     #[track_caller]
@@ -131,7 +133,7 @@ mod tests {
     use tensorpack_tensor::HostTensor;
 
     cases![
-        // The gradient that is right anyway, written by hand.
+        // The true gradient, written by hand.
         binary("WithGradient", Twice, [Any, Any], |a, b| {
             let a = a.broadcast_like(&(a + b));
             (a.sin() * b).with_gradient(&[&a, b], |x, dy| {
@@ -142,7 +144,7 @@ mod tests {
     ];
 
     #[test]
-    fn the_users_gradient_takes_the_place_of_the_real_one() {
+    fn custom_gradient_replaces_the_derivative() {
         let graph = Graph::new();
         let x = graph.placeholder(&TensorSpec::f32("x", [Some(2)]));
         let y = x.round().with_gradient(&[&x], |_, dy| vec![Some(dy * 3.0)]);
@@ -155,15 +157,15 @@ mod tests {
     }
 
     #[test]
-    fn gradients_that_do_not_fit_are_an_error() {
+    fn mismatched_gradients_are_an_error() {
         let message = |backward: fn(&[Tensor], &Tensor) -> Vec<Option<Tensor>>| {
             let graph = Graph::new();
             let x = graph.placeholder(&TensorSpec::f32("x", [Some(2), Some(3)]));
             let y = x.exp().with_gradient(&[&x], backward);
             gradients(&y.sum(), &[&x]).unwrap_err().to_string()
         };
-        assert!(message(|_, _| Vec::new()).contains("gave 0 gradients for 1 inputs"));
-        let said = message(|_, dy| vec![Some(dy.sum())]);
-        assert!(said.contains("gradient of f32[2, 3] is f32[]") && said.contains(file!()), "{said}");
+        assert!(message(|_, _| Vec::new()).contains("returned 0 gradients for 1 inputs"));
+        let text = message(|_, dy| vec![Some(dy.sum())]);
+        assert!(text.contains("gradient of f32[2, 3] is f32[]") && text.contains(file!()), "{text}");
     }
 }

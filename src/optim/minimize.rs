@@ -33,7 +33,7 @@ pub fn compute_gradients_of(cost: &Tensor, pattern: &str) -> Result<Vec<Gradient
 
 fn of_variables(cost: &Tensor, pattern: Option<NamePattern>) -> Result<Vec<Gradient>> {
     let graph = cost.graph();
-    graph.still_open("minimize")?;
+    graph.check_not_frozen("minimize")?;
     graph.first_error()?;
     cost.mark_cost();
     let trainable = graph.collection(TRAINABLE_VARIABLES).variables.into_iter();

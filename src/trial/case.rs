@@ -113,7 +113,7 @@ pub(crate) fn logical(name: &'static str, op: fn(&Tensor, &Tensor) -> Tensor) ->
         let inputs = pair(draw, [Elements::Bools; 2]);
         Trial::new(inputs, move |x| vec![op(&x[0], &x[1])])
     };
-    case(name, Never("a truth value"), draw).elementwise()
+    case(name, Never("boolean result"), draw).elementwise()
 }
 
 /// Two inputs that broadcast against each other.

@@ -65,7 +65,7 @@ fn assert_names_the_division(e: &Error, line: u32) {
     let site = e.site().unwrap();
     assert!(site.file.ends_with("tests/behaviour/not_finite.rs"), "{e}");
     assert_eq!(site.line, line, "{e}");
-    assert!(e.to_string().contains("a divisor is zero; add a small number to it"), "{e}");
+    assert!(e.to_string().contains("a divisor is zero"), "{e}");
     assert!(e.to_string().ends_with("no variable was changed by this run"), "{e}");
 }
 

@@ -296,7 +296,7 @@ fn towers_that_sum_different_shapes_are_an_error_with_the_users_line() {
         let fed = |n: usize| HostTensor::new([n], vec![1.0f32; n]).unwrap();
         let e = session.run(&[&sums[0]], &[("x0", &fed(2)), ("x1", &fed(3))]).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Shape, "{e}");
-        assert!(e.to_string().contains("towers sum sum of f32[2] and f32[3]"), "{e}");
+        assert!(e.message().contains("f32[2]") && e.message().contains("f32[3]"), "{e}");
         assert!(e.to_string().contains(file!()), "{e}");
         assert_eq!(session.run(&[&sums[0]], &[("x0", &fed(2)), ("x1", &fed(2))]).unwrap()[0], {
             HostTensor::new([2], vec![2.0f32; 2]).unwrap()

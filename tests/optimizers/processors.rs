@@ -123,7 +123,7 @@ fn a_pattern_that_matches_nothing_is_an_error_at_its_line() {
         assert_eq!(e.kind(), ErrorKind::Name);
         assert!(e.message().ends_with(": the pattern \"fc9/.*\" matches no variable"), "{e}");
         assert_eq!(e.site().unwrap().line, line + k as u32);
-        assert!(e.to_string().contains("there are: fc0/W, fc0/b, fc1/W, fc1/b"), "{e}");
+        assert!(e.to_string().contains(": fc0/W, fc0/b, fc1/W, fc1/b"), "{e}");
     }
 }
 

@@ -140,7 +140,7 @@ fn what_does_not_fit_a_module_is_an_error_at_its_line() {
         module().apply(t, "backbone", x);
         module().apply(t, "backbone", x);
     });
-    assert!(e.message().contains("backbone/conv0/W exists already"), "{e}");
+    assert!(e.message().contains("backbone/conv0/W already exists"), "{e}");
 
     let (_, both) = exported(dir.path(), &["features", "energy"]);
     let e = error_of(|t, x| drop(Module::load(both).unwrap().apply(t, "backbone", x)));

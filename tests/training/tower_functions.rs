@@ -183,7 +183,7 @@ fn names_of_variables_do_not_depend_on_name_scopes() {
     assert!(graph.variable_named("test/W").is_some());
     // A second one of the same name.
     Linear::new(1).apply(t, "test", &x);
-    assert_rule(&graph.first_error().unwrap_err(), "test/W exists already", "rule 3 of tower functions");
+    assert_rule(&graph.first_error().unwrap_err(), "test/W already exists", "rule 3 of tower functions");
 }
 
 #[test]
