@@ -167,7 +167,7 @@ fn files_that_are_not_what_they_say_are_errors() {
         let e = error_of(&path, change);
         assert!(e.contains(text) && e.contains("damaged.safetensors"), "{text}: {e}");
     };
-    expect("its format is 2", &|g| g["format"] = json!(2));
+    expect("format version 2", &|g| g["format"] = json!(2));
     expect("cannot be read", &|g| g["inputs"] = json!(7));
     expect("unknown field", &|g| g["more"] = json!(7));
     expect("no operation named \"Fly\"", &|g| g["operations"][conv]["op"] = json!("Fly"));
