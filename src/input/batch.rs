@@ -70,7 +70,7 @@ impl Feeds {
 }
 
 /// Formats sizes as in `[?, 28, 28]`.
-fn shape_text(sizes: &[Option<usize>]) -> String {
+pub(super) fn shape_text(sizes: &[Option<usize>]) -> String {
     let part = |s: &Option<usize>| s.map_or_else(|| "?".into(), |n| n.to_string());
     format!("[{}]", sizes.iter().map(part).collect::<Vec<_>>().join(", "))
 }

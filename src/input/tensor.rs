@@ -1,5 +1,6 @@
 //! Input that is built inside the graph.
 
+use super::batch::shape_text;
 use super::{InputSource, Start};
 use crate::graph::{Tensor, TensorSpec};
 use crate::tower::TowerContext;
@@ -53,10 +54,10 @@ impl InputSource for TensorInput {
                 });
             if spec.dtype != tensor.dtype() || !fits {
                 return Err(Error::shape(format!(
-                    "input {} expects {}{:?}, but the TensorInput function returned {}{shape}",
+                    "input {} expects {}{}, but the TensorInput function returned {}{shape}",
                     spec.name,
                     spec.dtype,
-                    spec.sizes,
+                    shape_text(&spec.sizes),
                     tensor.dtype()
                 )));
             }

@@ -76,7 +76,9 @@ fn a_file_has_the_inputs_that_its_outputs_need() {
     OfflinePredictor::new(PredictConfig::of(net(), ["cost"])).unwrap().export(&path).unwrap();
     assert_eq!(names(&ExportedModel::load(&path).unwrap()), ["image", "label"]);
     let blind = OfflinePredictor::new(PredictConfig::of(net(), ["cost"]).inputs(["image"])).unwrap();
-    assert!(blind.export(&path).unwrap_err().message().contains("need the input \"label\""));
+    let e = blind.export(&path).unwrap_err();
+    assert_eq!(e.kind(), tensorpack::ErrorKind::Name);
+    assert!(e.message().contains("input \"label\""), "{e}");
 }
 
 /// Every element plus a number: an operation of one's own.

@@ -144,7 +144,7 @@ fn what_does_not_fit_a_module_is_an_error_at_its_line() {
 
     let (_, both) = exported(dir.path(), &["features", "energy"]);
     let e = error_of(|t, x| drop(Module::load(both).unwrap().apply(t, "backbone", x)));
-    assert!(e.message().contains("it has 2 outputs"), "{e}");
+    assert!(e.message().contains("has 2 outputs"), "{e}");
 }
 
 #[test]
