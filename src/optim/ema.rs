@@ -15,8 +15,9 @@ use tensorpack_tensor::DType;
 ///
 /// The average starts at the weights before the first update, like TensorFlow's
 /// `ExponentialMovingAverage`. With [`debiased`](Ema::debiased) it equals an average that starts at
-/// zero, divided by `1 - decay^t`. Before the first update `EMA/NAME` is zero. To build a tower that uses the
-/// averages in place of the weights, use `TowerContext::inference(&graph).averaged()`.
+/// zero, divided by `1 - decay^t`. Before the first update `EMA/NAME` is zero. To build a tower
+/// that uses the averages in place of the weights, use
+/// `TowerContext::inference(&graph).averaged()`.
 #[derive(Debug)]
 pub struct Ema {
     inner: Box<dyn Optimizer>,

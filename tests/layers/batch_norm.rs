@@ -21,8 +21,8 @@ fn numbers(stream: &str, range: std::ops::Range<usize>) -> Vec<f64> {
     range.map(|i| rng.normal(0, i as u64) * 1.5 + 3.0).collect()
 }
 
-/// Runs `layer` (two applications if `twice`) on 2x2 images with three channels, `share[i]` of them in
-/// tower `i`.
+/// Runs `layer` (two applications if `twice`) on 2x2 images with three channels, `share[i]` of them
+/// in tower `i`.
 fn run(layer: &BatchNorm, share: &[usize], twice: bool) -> Ran {
     const IMAGE: usize = 12;
     let graph = Graph::new();
@@ -44,7 +44,8 @@ fn run(layer: &BatchNorm, share: &[usize], twice: bool) -> Ran {
         let made = t.build(|t| {
             let y = layer.apply(t, "bn", &x);
             let y = if twice { t.reuse(|t| layer.apply(t, "bn", &y.tanh())) } else { y };
-            // The cost is a sum over examples, so the sum over towers equals the cost of a single tower.
+            // The cost is a sum over examples, so the sum over towers equals the cost of a single
+            // tower.
             let cost = (y.square() * &weight).sum();
             let (gamma, beta) = (graph.tensor("bn/gamma").unwrap(), graph.tensor("bn/beta").unwrap());
             let found = gradients(&cost, &[&x, &gamma, &beta]).unwrap();

@@ -43,8 +43,8 @@ fn costs(dtype: DType) -> Vec<f64> {
     (0..30).map(|_| step()).collect()
 }
 
-/// The relative error of a bf16 product is at most 2^-8. With a cost of about 1, the costs of the two
-/// runs therefore stay within a few hundredths of each other.
+/// The relative error of a bf16 product is at most 2^-8. With a cost of about 1, the costs of the
+/// two runs therefore stay within a few hundredths of each other.
 #[test]
 fn bf16_training_matches_f32() {
     let (narrow, wide) = (costs(DType::Bf16), costs(DType::F32));

@@ -292,8 +292,8 @@ fn layers_and_their_gradients() {
     }
 }
 
-/// Checks the gradient penalty of a Wasserstein critic, whose gradient contains second derivatives of
-/// the whole critic.
+/// Checks the gradient penalty of a Wasserstein critic, whose gradient contains second derivatives
+/// of the whole critic.
 fn check_penalty(case: &Value, float: DType, engine: &SessionOptions, tolerance: f64) -> Result<()> {
     let name = format!("gradient penalty in {float} on {}", label(engine));
     let graph = Graph::new();
@@ -309,7 +309,8 @@ fn check_penalty(case: &Value, float: DType, engine: &SessionOptions, tolerance:
     let penalty = (norm - 1.0).square().mean();
     let wanted = list(&case["gradients"]).iter().map(|g| graph.tensor(text(&g["name"])));
     let wanted = wanted.collect::<Result<Vec<Tensor>>>()?;
-    // A variable that only moves the kinks of the activations has no gradient here, and zeros in PyTorch.
+    // A variable that only moves the kinks of the activations has no gradient here, and zeros in
+    // PyTorch.
     let found = gradients(&penalty, &wanted.iter().collect::<Vec<_>>())?;
     let (mut grads, mut rights) = (Vec::new(), Vec::new());
     for (g, right) in found.into_iter().zip(list(&case["gradients"])) {

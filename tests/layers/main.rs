@@ -1,4 +1,5 @@
-//! Tests of layers: values computed by PyTorch in float64, several towers, variables, logs and errors.
+//! Tests of layers: values computed by PyTorch in float64, several towers, variables, logs and
+//! errors.
 
 mod bad_input;
 mod batch_norm;

@@ -1,4 +1,5 @@
-//! Tests of optimizers: update rules compared with PyTorch, wrappers, and how the engine runs updates.
+//! Tests of optimizers: update rules compared with PyTorch, wrappers, and how the engine runs
+//! updates.
 
 mod accumulation;
 mod golden;

@@ -103,8 +103,8 @@ impl Net {
         Net { session, float, cost, train, flush }
     }
 
-    /// Runs one step on the batches of these steps of the file, merged into one batch. Returns the loss
-    /// before the update.
+    /// Runs one step on the batches of these steps of the file, merged into one batch. Returns the
+    /// loss before the update.
     pub(crate) fn step(&self, steps: std::ops::Range<usize>) -> f64 {
         self.try_step(steps, 1.0).unwrap()
     }

@@ -1,5 +1,5 @@
-//! Updates that overflow: the gradients are finite, but an optimizer's state or a variable would not
-//! be.
+//! Updates that overflow: the gradients are finite, but an optimizer's state or a variable would
+//! not be.
 
 use tensorpack::graph::{Graph, Op, TensorSpec, VariableSpec};
 use tensorpack::optim::{
@@ -9,7 +9,8 @@ use tensorpack::runtime::{Device, Session, SessionOptions};
 use tensorpack::tower::TowerContext;
 use tensorpack::{DType, ErrorKind, HostTensor};
 
-/// An optimizer, with a gradient for f32 and one for f64 that overflow a variable within three steps.
+/// An optimizer, with a gradient for f32 and one for f64 that overflow a variable within three
+/// steps.
 struct Case {
     optimizer: Box<dyn Optimizer>,
     gradients: [f64; 2],

@@ -1,9 +1,10 @@
 //! Optimizers on random small variables, compared with the published formulas in plain f64 loops.
 //!
 //! Small adjacent variables in a slab are the difficult case for updates fused into one pass: the
-//! shape of a variable of one element does not distinguish it from a scalar, and the padding is larger
-//! than the variables. Each case draws one to six variables of 0 to 20 elements, the sources of their
-//! gradients and which of them are shared, an update rule, a learning rate, and wrappers of the rule.
+//! shape of a variable of one element does not distinguish it from a scalar, and the padding is
+//! larger than the variables. Each case draws one to six variables of 0 to 20 elements, the sources
+//! of their gradients and which of them are shared, an update rule, a learning rate, and wrappers
+//! of the rule.
 //!
 //! `TENSORPACK_TEST_CASES` sets the number of cases. Every run draws the same cases.
 
@@ -133,7 +134,8 @@ struct Case {
     threads: usize,
     isa: Isa,
     vars: Vec<Var>,
-    /// Whether the gradients are those of a cost that combines the variables, instead of the sources.
+    /// Whether the gradients are those of a cost that combines the variables, instead of the
+    /// sources.
     by_cost: bool,
     rule: Rule,
     rate: LearningRate,
@@ -330,9 +332,9 @@ impl Case {
         all
     }
 
-    /// Returns the gradients of the sum of `sum(x w) + sum(w^2) / 8` for every variable,
-    /// `sum(v w) / 4` for neighbours of the same shape, and `sum((c + all w of one element)^2) / 16`,
-    /// which has the same gradient for all variables of one element.
+    /// Returns the gradients of the sum of `sum(x w) + sum(w^2) / 8` for every variable, `sum(v w)
+    /// / 4` for neighbours of the same shape, and `sum((c + all w of one element)^2) / 16`, which
+    /// has the same gradient for all variables of one element.
     fn cost_gradients(&self, step: usize, w: &[Vec<f64>]) -> Vec<Vec<f64>> {
         let single: f64 = w.iter().filter(|w| w.len() == 1).map(|w| w[0]).sum();
         let shared: f64 = self.common(step)[..4].iter().map(|c| (c + single) / 8.0).sum();

@@ -219,7 +219,8 @@ fn variables_may_be_of_any_size() {
         let train = minimize(&cost, &*optimizer).unwrap();
         let session = Session::new(graph.freeze().unwrap()).unwrap();
         (0..4).for_each(|_| drop(session.run(&[&train], &[]).unwrap()));
-        // All elements start equal and have the same gradient; only the norms of the variables differ.
+        // All elements start equal and have the same gradient; only the norms of the variables
+        // differ.
         let read = |k: usize| session.read(&format!("w{k}")).unwrap().to_f64_vec();
         assert!(read(0)[0] < 2.0, "{optimizer:?}");
         for k in 1..sizes.len() {
