@@ -1,4 +1,4 @@
-//! From samples to what is fed.
+//! Conversion of samples to feeds.
 
 use super::input_source::scope;
 use crate::graph::{Tensor, TensorSpec};
@@ -6,17 +6,17 @@ use crate::tower::TowerContext;
 use tensorpack_dataflow::Sample;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// The inputs that are fed, tower after tower, and what they are fed with.
+/// The inputs of all towers, in tower order, with their values.
 #[derive(Debug, Default)]
 pub(super) struct Feeds {
     specs: Vec<TensorSpec>,
-    /// Inputs of one tower.
+    /// The number of inputs of one tower.
     inputs: usize,
     feeds: Vec<(String, HostTensor)>,
 }
 
 impl Feeds {
-    /// Adds the inputs of one more tower.
+    /// Adds the inputs of another tower.
     pub(super) fn tower(&mut self, t: &TowerContext, signature: &[TensorSpec]) -> Vec<Tensor> {
         let scope = scope(t);
         let specs: Vec<TensorSpec> = signature.iter().map(|s| s.within(&scope)).collect();
@@ -27,17 +27,17 @@ impl Feeds {
         tensors
     }
 
-    /// How many towers are fed.
+    /// Returns the number of towers.
     pub(super) fn towers(&self) -> usize {
         self.specs.len() / self.inputs.max(1)
     }
 
-    /// What tower `tower` is fed with next.
+    /// Sets the next values of tower `tower`.
     pub(super) fn fill(&mut self, tower: usize, sample: Sample) -> Result<()> {
         if sample.len() != self.inputs {
             return Err(Error::new(
                 ErrorKind::Data,
-                format!("it has {} components, but the model takes {} inputs", sample.len(), self.inputs),
+                format!("it has {} components, but the model has {} inputs", sample.len(), self.inputs),
             ));
         }
         let from = tower * self.inputs;
@@ -49,7 +49,7 @@ impl Feeds {
                 return Err(Error::new(
                     ErrorKind::Data,
                     format!(
-                        "its component {i} is {}{:?}, but the input {} takes {}{}",
+                        "component {i} is {}{:?}, but input {} expects {}{}",
                         value.dtype(),
                         value.sizes(),
                         spec.name,
@@ -63,14 +63,14 @@ impl Feeds {
         Ok(())
     }
 
-    /// What is fed.
+    /// Returns the feeds, by name.
     pub(super) fn feeds(&self) -> &[(String, HostTensor)] {
         &self.feeds
     }
 }
 
-/// `[?, 28, 28]`.
-fn shape_text(sizes: &[Option<usize>]) -> String {
+/// Formats sizes as in `[?, 28, 28]`.
+pub(super) fn shape_text(sizes: &[Option<usize>]) -> String {
     let part = |s: &Option<usize>| s.map_or_else(|| "?".into(), |n| n.to_string());
     format!("[{}]", sizes.iter().map(part).collect::<Vec<_>>().join(", "))
 }

@@ -1,9 +1,10 @@
-//! Input from a dataflow of single examples.
+//! Batched input from a dataflow of single examples.
 
 use super::QueueInput;
 use tensorpack_dataflow::DataFlow;
 
-/// Batches of single examples, which a thread of its own keeps ready. The examples of a batch are of one shape.
+/// Returns an input source that batches single examples and prefetches the batches. The examples of
+/// a batch must have the same shape.
 #[doc(alias = "BatchQueueInput")]
 pub fn batch_queue_input(flow: impl DataFlow + 'static, batch_size: usize) -> QueueInput {
     const EXAMPLES: usize = 3000;

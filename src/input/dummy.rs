@@ -1,4 +1,4 @@
-//! Input that costs nothing, to see what the rest of a step takes.
+//! Constant input, to benchmark the rest of a step.
 
 use super::{InputSource, Start};
 use crate::graph::{Tensor, TensorSpec};
@@ -6,14 +6,14 @@ use crate::tower::TowerContext;
 use serde_json::Value;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// Constant zeros of certain sizes, for benchmarks: nothing is read and nothing is copied.
+/// An input source of constant zeros for benchmarks: it reads and copies nothing.
 #[derive(Clone, Debug)]
 pub struct DummyConstantInput {
     sizes: Vec<Vec<usize>>,
 }
 
 impl DummyConstantInput {
-    /// With these sizes, one list for each input.
+    /// Creates an input source with these sizes, one list per input.
     pub fn new(sizes: impl Into<Vec<Vec<usize>>>) -> DummyConstantInput {
         DummyConstantInput { sizes: sizes.into() }
     }
@@ -27,7 +27,7 @@ impl InputSource for DummyConstantInput {
     fn tensors(&mut self, t: &TowerContext, signature: &[TensorSpec]) -> Result<Vec<Tensor>> {
         if self.sizes.len() != signature.len() {
             return Err(Error::argument(format!(
-                "DummyConstantInput has sizes for {} inputs, but the model takes {}",
+                "DummyConstantInput has sizes for {} inputs, but the model has {}",
                 self.sizes.len(),
                 signature.len()
             )));
@@ -39,7 +39,7 @@ impl InputSource for DummyConstantInput {
     }
 
     fn start(&mut self, _: Start<'_>) -> Result<()> {
-        log::warn!("training on constant zeros: for measuring speed alone");
+        log::warn!("training on constant zeros (DummyConstantInput): use it for benchmarks only");
         Ok(())
     }
 

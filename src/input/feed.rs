@@ -1,4 +1,4 @@
-//! Input that is read when it is needed.
+//! Input that is read on demand.
 
 use super::{InputSource, QueueInput, Start};
 use crate::graph::{Tensor, TensorSpec};
@@ -8,11 +8,12 @@ use std::sync::Arc;
 use tensorpack_dataflow::DataFlow;
 use tensorpack_tensor::{HostTensor, Result};
 
-/// A batch of a dataflow at every step, read while the model waits. [`QueueInput`] reads ahead.
+/// An input source that reads a batch from a dataflow at every step, while the model waits.
+/// [`QueueInput`] prefetches instead.
 pub struct FeedInput(QueueInput);
 
 impl FeedInput {
-    /// Batches of this dataflow, pass after pass.
+    /// Creates an input source that reads this dataflow epoch after epoch.
     pub fn new(flow: impl DataFlow + 'static) -> FeedInput {
         FeedInput(QueueInput::of(Arc::new(flow)))
     }

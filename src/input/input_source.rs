@@ -1,4 +1,4 @@
-//! What an input source is.
+//! The input source interface.
 
 use crate::graph::{Tensor, TensorSpec};
 use crate::runtime::{Interrupt, Staging};
@@ -6,43 +6,45 @@ use crate::tower::TowerContext;
 use serde_json::Value;
 use tensorpack_tensor::{HostTensor, Result};
 
-/// Where the inputs of training towers come from. Every tower takes a batch of its own.
+/// A source of the inputs of training towers. Every tower takes its own batch.
 pub trait InputSource {
-    /// How many batches a pass has, if that is known.
+    /// Returns the number of batches per epoch, if known.
     fn size(&self) -> Option<u64>;
 
-    /// The inputs of one more training tower.
+    /// Creates the inputs of another training tower.
     fn tensors(&mut self, t: &TowerContext, signature: &[TensorSpec]) -> Result<Vec<Tensor>>;
 
-    /// Begins, or goes on where a stopped run was.
+    /// Starts reading, or resumes at the position of an earlier run.
     fn start(&mut self, start: Start<'_>) -> Result<()>;
 
-    /// Takes a batch for every tower and returns what is to be fed, by name. What needs no feeding returns nothing.
+    /// Takes a batch for every tower and returns the feeds, by name. A source whose batches are
+    /// built in the graph returns none.
     fn next(&mut self) -> Result<&[(String, HostTensor)]>;
 
-    /// What was *taken* so far, to go on from. [`Value::Null`] if it needs no state.
+    /// Returns the position to resume from, after the batches *taken* so far (not those
+    /// prefetched). [`Value::Null`] if the source has no state.
     fn state(&self) -> Value;
 
-    /// Why a run with this input cannot be resumed exactly, if that is so.
+    /// Returns the reason why a run with this input cannot be resumed exactly, if there is one.
     fn cannot_resume(&self) -> Option<String> {
         None
     }
 
-    /// Whether batches are made inside the graph, which then keeps the position: towers that update variables each on
-    /// its own cannot share it.
+    /// Returns whether the batches are built inside the graph, which then holds the position.
+    /// Asynchronous towers cannot share such a position.
     fn in_graph(&self) -> bool {
         false
     }
 
-    /// Numbers worth watching, such as how full a queue is.
+    /// Returns statistics to monitor, such as the queue size.
     fn report(&self) -> Vec<(String, f64)> {
         Vec::new()
     }
 
-    /// Ends threads and lets go of what it holds.
+    /// Stops threads and releases resources.
     fn stop(&mut self) {}
 
-    /// In a box, for code that chooses among sources.
+    /// Returns the source in a box, for code that selects one at run time.
     fn boxed(self) -> Box<dyn InputSource>
     where
         Self: Sized + 'static,
@@ -51,20 +53,20 @@ pub trait InputSource {
     }
 }
 
-/// How an input source starts.
+/// The arguments of [`InputSource::start`].
 #[derive(Clone, Copy, Debug)]
 pub struct Start<'a> {
-    /// What its randomness is drawn from.
+    /// The random seed.
     pub seed: u64,
-    /// The state to go on from; [`Value::Null`] at the beginning of a run.
+    /// The state to resume from; [`Value::Null`] at the start of a run.
     pub at: &'a Value,
-    /// Looked at in every wait.
+    /// Checked in every wait, so that the source can be interrupted.
     pub interrupt: &'a Interrupt,
-    /// How to send batches to their devices ahead of the step that takes them, where that is of use.
+    /// Transfers batches to their devices ahead of time, if the devices benefit from it.
     pub staging: Option<&'a Staging>,
 }
 
-/// The names under which a tower's inputs are fed.
+/// Returns the scope of the names of a tower's inputs.
 pub(super) fn scope(t: &TowerContext) -> String {
     if t.total() > 1 { format!("tower{}", t.index()) } else { String::new() }
 }

@@ -1,11 +1,11 @@
-//! Where training towers get their inputs from.
+//! Input sources of training towers.
 
 mod batch;
 mod batch_queue;
 mod dummy;
 mod feed;
 mod input_source;
-mod pump;
+mod prefetch;
 mod queue;
 mod remap;
 mod stager;

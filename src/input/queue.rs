@@ -1,7 +1,7 @@
-//! Input from a dataflow: read when needed, or ahead of it.
+//! Prefetched input from a dataflow.
 
 use super::batch::Feeds;
-use super::pump::Pump;
+use super::prefetch::Prefetcher;
 use super::{InputSource, Start, state};
 use crate::graph::{Tensor, TensorSpec};
 use crate::tower::TowerContext;
@@ -10,31 +10,40 @@ use std::sync::Arc;
 use tensorpack_dataflow::{DataFlow, Flow, Resume, State};
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// Batches of a dataflow that a thread of its own keeps ready, up to a bound, while the model computes. Another sends the
-/// next ones to the device, where that has memory of its own.
+/// An input source that prefetches batches from a dataflow on a background thread, up to a bound,
+/// while the model computes. For devices with their own memory, a second thread transfers the next
+/// batches.
 #[doc(alias = "StagingInput")]
 pub struct QueueInput {
     flow: Flow,
     ahead: usize,
     feeds: Feeds,
-    pump: Option<Pump>,
-    /// What was taken, by all towers.
+    prefetcher: Option<Prefetcher>,
+    /// The position after the last batch taken.
     taken: State,
-    /// How full the queue has been, averaged with a weight of one half.
-    fill: f64,
+    /// Moving average of the queue size, with a decay of one half.
+    queue_size: f64,
 }
 
 impl QueueInput {
-    /// Keeps up to 50 batches ready.
+    /// Creates an input source that prefetches up to 50 batches.
     pub fn new(flow: impl DataFlow + 'static) -> QueueInput {
         QueueInput::of(Arc::new(flow)).capacity(50)
     }
 
+    /// Creates an input source that reads on demand.
     pub(super) fn of(flow: Flow) -> QueueInput {
-        QueueInput { flow, ahead: 0, feeds: Feeds::default(), pump: None, taken: State::start(), fill: 0.0 }
+        QueueInput {
+            flow,
+            ahead: 0,
+            feeds: Feeds::default(),
+            prefetcher: None,
+            taken: State::start(),
+            queue_size: 0.0,
+        }
     }
 
-    /// Keeps up to this many batches ready, at least one.
+    /// Sets the number of batches to prefetch, at least one (default: 50).
     #[must_use]
     pub fn capacity(self, batches: usize) -> QueueInput {
         QueueInput { ahead: batches.max(1), ..self }
@@ -51,33 +60,34 @@ impl InputSource for QueueInput {
     }
 
     fn start(&mut self, start: Start<'_>) -> Result<()> {
-        // Who cannot go on begins anew, and says so: see `cannot_resume`.
+        // A dataflow that cannot resume restarts; `cannot_resume` reports it.
         let at = match self.flow.resume() {
             Resume::Never => State::start(),
             _ => state::from_json(start.at)?,
         };
         self.taken = at.clone();
-        let pump = Pump::start(&self.flow, start.seed, at, self.ahead, start.interrupt)?;
-        // Who reads only when asked has nothing to send ahead.
+        let prefetcher = Prefetcher::start(&self.flow, start.seed, at, self.ahead, start.interrupt)?;
+        // An on-demand source has nothing to transfer ahead of time.
         let staging = start.staging.filter(|_| self.ahead > 0);
-        self.pump = Some(match staging {
-            Some(staging) => pump.staged(staging, self.feeds.towers())?,
-            None => pump,
+        self.prefetcher = Some(match staging {
+            Some(staging) => prefetcher.staged(staging, self.feeds.towers())?,
+            None => prefetcher,
         });
         Ok(())
     }
 
     fn next(&mut self) -> Result<&[(String, HostTensor)]> {
-        let pump = self.pump.as_mut().ok_or_else(|| Error::argument("the input was not started"))?;
-        self.fill = 0.5 * (self.fill + pump.ready() as f64);
+        let prefetcher =
+            self.prefetcher.as_mut().ok_or_else(|| Error::argument("the input source was not started"))?;
+        self.queue_size = 0.5 * (self.queue_size + prefetcher.ready() as f64);
         for tower in 0..self.feeds.towers() {
-            let sample = pump.take()?;
+            let sample = prefetcher.take()?;
             self.feeds.fill(tower, sample).map_err(|e| {
-                let State { epoch, index, .. } = *pump.state();
+                let State { epoch, index, .. } = *prefetcher.state();
                 e.within(format!("sample {} of epoch {epoch}", index.saturating_sub(1)))
             })?;
         }
-        self.taken = pump.state().clone();
+        self.taken = prefetcher.state().clone();
         Ok(self.feeds.feeds())
     }
 
@@ -87,14 +97,14 @@ impl InputSource for QueueInput {
 
     fn cannot_resume(&self) -> Option<String> {
         let never = self.flow.resume() == Resume::Never;
-        never.then(|| "the dataflow can be read only once, and begins anew".to_string())
+        never.then(|| "the dataflow can be read only once and restarts from the beginning".to_string())
     }
 
     fn report(&self) -> Vec<(String, f64)> {
-        if self.ahead == 0 { Vec::new() } else { vec![("QueueInput/queue_size".into(), self.fill)] }
+        if self.ahead == 0 { Vec::new() } else { vec![("QueueInput/queue_size".into(), self.queue_size)] }
     }
 
     fn stop(&mut self) {
-        self.pump = None;
+        self.prefetcher = None;
     }
 }

@@ -1,4 +1,4 @@
-//! A source for some of a model's inputs.
+//! An input source for a subset of a model's inputs.
 
 use super::input_source::scope;
 use super::{InputSource, Start};
@@ -7,8 +7,8 @@ use crate::tower::TowerContext;
 use serde_json::Value;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// A source whose tensors are only some of the model's inputs, in another order perhaps. The others become inputs that
-/// somebody else must feed, if what is run needs them.
+/// An input source that supplies a subset of the model's inputs, in any order. The other inputs
+/// become placeholders; feed them if the run depends on them.
 #[doc(alias = "remap_input_source")]
 pub struct RemapInput {
     inner: Box<dyn InputSource>,
@@ -16,7 +16,7 @@ pub struct RemapInput {
 }
 
 impl RemapInput {
-    /// What `inner` gives are the inputs of these names.
+    /// Creates an input source whose components are the inputs of these names, in this order.
     pub fn new<S: Into<String>>(
         inner: impl InputSource + 'static,
         names: impl IntoIterator<Item = S>,

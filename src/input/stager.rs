@@ -1,12 +1,13 @@
-//! A thread that sends samples to devices before the trainer asks for them.
+//! A thread that transfers samples to devices before the trainer needs them.
 
-use super::pump::Read;
+use super::prefetch::Read;
 use crate::runtime::Staging;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 use tensorpack_tensor::Result;
 
-/// Hands on what comes, each sample sent to the device of the tower that takes it; so many as one step takes wait there.
+/// Starts a thread that transfers each sample to the device of the tower that takes it and passes
+/// it on. It keeps the samples of one step ready.
 pub(super) fn start(
     samples: Receiver<Read>,
     staging: Staging,

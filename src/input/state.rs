@@ -1,10 +1,10 @@
-//! A dataflow's state in a checkpoint.
+//! JSON encoding of a dataflow's state in a checkpoint.
 
 use serde_json::{Value, json};
 use tensorpack_dataflow::State;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// The state as it is saved.
+/// Encodes a state.
 pub(crate) fn to_json(state: &State) -> Value {
     match state.inputs.as_slice() {
         [] => json!([state.epoch, state.index]),
@@ -12,7 +12,7 @@ pub(crate) fn to_json(state: &State) -> Value {
     }
 }
 
-/// The state that was saved; the start if none was.
+/// Decodes a state; `null` is the start.
 pub(crate) fn from_json(saved: &Value) -> Result<State> {
     if saved.is_null() {
         return Ok(State::start());
@@ -23,7 +23,7 @@ pub(crate) fn from_json(saved: &Value) -> Result<State> {
         let inputs = inputs.iter().map(from_json).collect::<Result<_>>().ok()?;
         Some(State { epoch, index, inputs })
     };
-    read().ok_or_else(|| Error::new(ErrorKind::Io, format!("{saved} is no position in a dataflow")))
+    read().ok_or_else(|| Error::new(ErrorKind::Io, format!("{saved} is not a valid dataflow position")))
 }
 
 #[cfg(test)]
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn states_come_back() {
+    fn states_round_trip() {
         let inner = State { epoch: 4, index: 1, inputs: vec![State::at(1, 2), State::at(3, 4)] };
         let state = State { epoch: 2, index: 7, inputs: vec![inner] };
         assert_eq!(from_json(&to_json(&state)).unwrap(), state);

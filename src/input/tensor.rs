@@ -1,5 +1,6 @@
-//! Input that is made inside the graph.
+//! Input that is built inside the graph.
 
+use super::batch::shape_text;
 use super::{InputSource, Start};
 use crate::graph::{Tensor, TensorSpec};
 use crate::tower::TowerContext;
@@ -8,20 +9,21 @@ use tensorpack_tensor::{Error, HostTensor, Result};
 
 type Function = Box<dyn Fn(&TowerContext) -> Vec<Tensor>>;
 
-/// Tensors that a function builds in each tower: a data set held by the graph and a position in it, random numbers, and
-/// the like. What moves a position goes to `UPDATE_OPS`; being variables, positions are in checkpoints.
+/// An input source whose tensors are built by a function in each tower: for example a data set held
+/// in the graph with a position in it, or random numbers. Operations that advance a position belong
+/// in `UPDATE_OPS`. Positions are variables, so checkpoints contain them.
 pub struct TensorInput {
     function: Function,
     size: Option<u64>,
 }
 
 impl TensorInput {
-    /// What this function builds.
+    /// Creates an input source from this function.
     pub fn new(function: impl Fn(&TowerContext) -> Vec<Tensor> + 'static) -> TensorInput {
         TensorInput { function: Box::new(function), size: None }
     }
 
-    /// Which has this many batches a pass.
+    /// Sets the number of batches per epoch.
     #[must_use]
     pub fn with_size(self, batches: u64) -> TensorInput {
         TensorInput { size: Some(batches), ..self }
@@ -38,7 +40,7 @@ impl InputSource for TensorInput {
         t.graph().first_error()?;
         if tensors.len() != signature.len() {
             return Err(Error::argument(format!(
-                "the function of TensorInput made {} tensors, but the model takes {} inputs",
+                "the TensorInput function returned {} tensors, but the model has {} inputs",
                 tensors.len(),
                 signature.len()
             )));
@@ -52,10 +54,10 @@ impl InputSource for TensorInput {
                 });
             if spec.dtype != tensor.dtype() || !fits {
                 return Err(Error::shape(format!(
-                    "the input {} takes {}{:?}, but TensorInput made {}{shape}",
+                    "input {} expects {}{}, but the TensorInput function returned {}{shape}",
                     spec.name,
                     spec.dtype,
-                    spec.sizes,
+                    shape_text(&spec.sizes),
                     tensor.dtype()
                 )));
             }

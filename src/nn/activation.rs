@@ -1,11 +1,11 @@
-//! What a layer does to its result last.
+//! Activation functions.
 
 use crate::graph::Tensor;
 
-/// A nonlinearity.
+/// An activation function, applied element by element.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub enum Activation {
-    /// None.
+    /// `x`, unchanged.
     #[default]
     Identity,
     /// `max(x, 0)`.
@@ -29,7 +29,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// The result of it.
+    /// Applies the function to `x`.
     #[track_caller]
     pub fn apply(self, x: &Tensor) -> Tensor {
         match self {

@@ -1,19 +1,21 @@
-//! What normalisation layers do after they normalised: a scale and a shift for each channel.
+//! The affine transform of the normalization layers: a scale and a shift per channel.
 
 use super::bias::channels;
-use super::parameter::stored;
+use super::parameter::variable_dtype;
 use crate::graph::{Init, Tensor, Variable, VariableSpec};
 use crate::ops::Layout;
 use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
 
-/// Whether a normalisation has a scale `gamma` and a shift `beta`, and its other common settings.
+/// The settings that all normalization layers share.
 #[derive(Clone, Debug)]
 pub(super) struct Affine {
     pub(super) epsilon: f64,
+    /// Whether to add `beta`.
     pub(super) center: bool,
+    /// Whether to multiply by `gamma`.
     pub(super) scale: bool,
-    /// How `gamma` is drawn.
+    /// The initializer of `gamma`.
     pub(super) gamma: Init,
     pub(super) layout: Layout,
 }
@@ -25,40 +27,43 @@ impl Default for Affine {
 }
 
 impl Affine {
-    /// `gamma`, if there is to be one.
+    /// Returns the variable `gamma`, or `None` if the layer has no scale.
     #[track_caller]
     pub(super) fn gamma(&self, t: &TowerContext, x: &Tensor, channels: usize) -> Option<Variable> {
-        let spec = VariableSpec::new("gamma", [channels]).dtype(stored(x.dtype())).init(self.gamma.clone());
+        let spec =
+            VariableSpec::new("gamma", [channels]).dtype(variable_dtype(x.dtype())).init(self.gamma.clone());
         self.scale.then(|| t.variable(spec))
     }
 
-    /// `beta`, if there is to be one.
+    /// Returns the variable `beta`, or `None` if the layer has no shift.
     #[track_caller]
     pub(super) fn beta(&self, t: &TowerContext, x: &Tensor, channels: usize) -> Option<Variable> {
-        let spec = VariableSpec::new("beta", [channels]).dtype(stored(x.dtype())).init(Init::zeros());
+        let spec = VariableSpec::new("beta", [channels]).dtype(variable_dtype(x.dtype())).init(Init::zeros());
         self.center.then(|| t.variable(spec))
     }
 
-    /// The layer `name` of the kind `kind`: `x`, of at least `rank` dims, normalised with channels last, then scaled and
-    /// shifted, all in f32 where it is bf16.
+    /// Builds the layer `name` of the kind `kind`: normalizes `x` with `normalize`, which sees the
+    /// channels last, then scales and shifts it. `x` must have at least `rank` dimensions. A bf16
+    /// input is computed in f32.
     #[track_caller]
     pub(super) fn apply(
         &self,
         t: &TowerContext,
         (kind, name, rank): (&str, &str, usize),
         x: &Tensor,
-        normalized: impl FnOnce(&Tensor, f64) -> Tensor,
+        normalize: impl FnOnce(&Tensor, f64) -> Tensor,
     ) -> Tensor {
         t.layer(name, x, |t| {
             if x.is_poison() {
                 return x.clone();
             }
-            let rows = self.layout.to_nhwc(x).cast(stored(x.dtype()));
+            let rows = self.layout.to_nhwc(x).cast(variable_dtype(x.dtype()));
             let Some(channels) = channels(&rows, rank..) else {
-                let why = format!("takes at least {rank} dims, and known channels, not {}", x.shape());
+                let why =
+                    format!("expected at least {rank} dimensions and known channels, got {}", x.shape());
                 return x.fail(kind, Error::shape(why));
             };
-            let mut y = normalized(&rows, self.epsilon);
+            let mut y = normalize(&rows, self.epsilon);
             if let Some(gamma) = self.gamma(t, x, channels) {
                 y = y * gamma.value();
             }

@@ -1,4 +1,4 @@
-//! The convolution layer for sequences.
+//! The 1-D convolution layer.
 
 use super::Activation;
 use super::bias::{add_bias, channels};
@@ -8,7 +8,8 @@ use crate::ops::{Conv1dOptions, Padding};
 use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
 
-/// `activation(conv(x, W) + b)` over sequences `[batch, time, channels]`, with `W` as `[taps, in / groups, out]`.
+/// A 1-D convolution layer, `activation(conv(x, W) + b)`, over sequences `[batch, time, channels]`,
+/// with `W` of shape `[taps, in / groups, out]`.
 #[derive(Clone, Debug)]
 pub struct Conv1d {
     channels: usize,
@@ -21,7 +22,7 @@ pub struct Conv1d {
 }
 
 impl Conv1d {
-    /// With this many output channels and a kernel of so many taps.
+    /// Creates a layer with this many output channels and a kernel of `taps` taps.
     pub fn new(channels: usize, taps: usize) -> Conv1d {
         Conv1d {
             channels,
@@ -34,65 +35,65 @@ impl Conv1d {
         }
     }
 
-    /// Moving by `stride`.
+    /// Sets the stride (default: 1).
     #[must_use]
     pub fn stride(mut self, stride: usize) -> Conv1d {
         self.options.stride = stride;
         self
     }
 
-    /// With taps `dilation` apart.
+    /// Sets the dilation, the distance between filter taps (default: 1).
     #[must_use]
     pub fn dilation(mut self, dilation: usize) -> Conv1d {
         self.options.dilation = dilation;
         self
     }
 
-    /// With this padding instead of [`Padding::Same`].
+    /// Sets the padding (default: [`Padding::Same`]).
     #[must_use]
     pub fn padding(mut self, padding: Padding) -> Conv1d {
         self.options.padding = padding;
         self
     }
 
-    /// Padded before the sequence alone, so that no result sees what comes later.
+    /// Pads only at the start of the sequence, so that no output depends on a later input.
     #[must_use]
     pub fn causal(self) -> Conv1d {
         Conv1d { causal: true, ..self }
     }
 
-    /// With channels cut into this many groups, each convolved alone.
+    /// Splits the channels into this many groups and convolves each separately (default: 1).
     #[must_use]
     pub fn groups(mut self, groups: usize) -> Conv1d {
         self.options.groups = groups;
         self
     }
 
-    /// Without a bias.
+    /// Omits the bias.
     #[must_use]
     pub fn no_bias(self) -> Conv1d {
         Conv1d { bias: false, ..self }
     }
 
-    /// With filters drawn like this.
+    /// Sets the initializer of the filters (default: [`Init::he`]).
     #[must_use]
     pub fn init(self, init: Init) -> Conv1d {
         Conv1d { init, ..self }
     }
 
-    /// Followed by ReLU.
+    /// Applies ReLU to the result.
     #[must_use]
     pub fn relu(self) -> Conv1d {
         self.activation(Activation::Relu)
     }
 
-    /// Followed by this.
+    /// Applies this activation to the result.
     #[must_use]
     pub fn activation(self, activation: Activation) -> Conv1d {
         Conv1d { activation, ..self }
     }
 
-    /// Applies the layer, making (or sharing) `name/W` and `name/b`.
+    /// Applies the layer, creating (or sharing) `name/W` and `name/b`.
     #[track_caller]
     pub fn apply(&self, t: &TowerContext, name: &str, x: &Tensor) -> Tensor {
         t.layer(name, x, |t| {
@@ -100,13 +101,12 @@ impl Conv1d {
                 return x.clone();
             }
             let Some(inputs) = channels(x, 3..=3) else {
-                let why =
-                    format!("takes sequences [batch, time, channels] with known channels, not {}", x.shape());
+                let why = format!("expected [batch, time, channels] with known channels, got {}", x.shape());
                 return x.fail("Conv1d", Error::shape(why));
             };
             let groups = self.options.groups;
             if groups == 0 || !inputs.is_multiple_of(groups) {
-                let why = format!("{inputs} channels cannot be cut into {groups} groups");
+                let why = format!("{inputs} channels cannot be split into {groups} groups");
                 return x.fail("Conv1d", Error::argument(why));
             }
             let filter =

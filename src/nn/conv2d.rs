@@ -1,4 +1,4 @@
-//! The convolution layer.
+//! The 2-D convolution layer.
 
 use super::Activation;
 use super::bias::{add_bias, channels};
@@ -8,8 +8,8 @@ use crate::ops::{Conv2dOptions, Layout, Padding};
 use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
 
-/// `activation(conv(x, W) + b)` over images `[batch, height, width, channels]`, with `W` as
-/// `[height, width, in / groups, out]`.
+/// A 2-D convolution layer, `activation(conv(x, W) + b)`, over images
+/// `[batch, height, width, channels]`, with `W` of shape `[height, width, in / groups, out]`.
 #[derive(Clone, Debug)]
 pub struct Conv2d {
     channels: usize,
@@ -22,7 +22,7 @@ pub struct Conv2d {
 }
 
 impl Conv2d {
-    /// With this many output channels and a square kernel.
+    /// Creates a layer with this many output channels and a square kernel.
     pub fn new(channels: usize, kernel: usize) -> Conv2d {
         Conv2d {
             channels,
@@ -35,7 +35,7 @@ impl Conv2d {
         }
     }
 
-    /// With this many output channels.
+    /// Sets the number of output channels.
     pub(super) fn channels(self, channels: usize) -> Conv2d {
         Conv2d { channels, ..self }
     }
@@ -44,34 +44,34 @@ impl Conv2d {
         self.layout
     }
 
-    /// With a kernel of this height and width.
+    /// Sets the height and width of the kernel.
     #[must_use]
     pub fn kernel(self, height: usize, width: usize) -> Conv2d {
         Conv2d { kernel: [height, width], ..self }
     }
 
-    /// Moving by `stride` in both directions.
+    /// Sets the stride in both directions (default: 1).
     #[must_use]
     pub fn stride(mut self, stride: usize) -> Conv2d {
         self.options.stride = [stride; 2];
         self
     }
 
-    /// With taps `dilation` apart.
+    /// Sets the dilation, the distance between filter taps (default: 1).
     #[must_use]
     pub fn dilation(mut self, dilation: usize) -> Conv2d {
         self.options.dilation = [dilation; 2];
         self
     }
 
-    /// With this padding instead of [`Padding::Same`].
+    /// Sets the padding (default: [`Padding::Same`]).
     #[must_use]
     pub fn padding(mut self, padding: Padding) -> Conv2d {
         self.options.padding = padding;
         self
     }
 
-    /// With channels cut into this many groups, each convolved alone.
+    /// Splits the channels into this many groups and convolves each separately (default: 1).
     #[must_use]
     #[doc(alias = "split")]
     pub fn groups(mut self, groups: usize) -> Conv2d {
@@ -79,55 +79,55 @@ impl Conv2d {
         self
     }
 
-    /// For images of this layout, input and output alike.
+    /// Sets the layout of the input and the output (default: [`Layout::Nhwc`]).
     #[must_use]
     pub fn layout(self, layout: Layout) -> Conv2d {
         Conv2d { layout, ..self }
     }
 
-    /// Without a bias.
+    /// Omits the bias.
     #[must_use]
     pub fn no_bias(self) -> Conv2d {
         Conv2d { bias: false, ..self }
     }
 
-    /// With filters drawn like this.
+    /// Sets the initializer of the filters (default: [`Init::he`]).
     #[must_use]
     pub fn init(self, init: Init) -> Conv2d {
         Conv2d { init, ..self }
     }
 
-    /// Followed by ReLU.
+    /// Applies ReLU to the result.
     #[must_use]
     pub fn relu(self) -> Conv2d {
         self.activation(Activation::Relu)
     }
 
-    /// Followed by this.
+    /// Applies this activation to the result.
     #[must_use]
     pub fn activation(self, activation: Activation) -> Conv2d {
         Conv2d { activation, ..self }
     }
 
-    /// Applies the layer, making (or sharing) `name/W` and `name/b`.
+    /// Applies the layer, creating (or sharing) `name/W` and `name/b`.
     #[track_caller]
     pub fn apply(&self, t: &TowerContext, name: &str, x: &Tensor) -> Tensor {
         t.layer(name, x, |t| {
             if x.is_poison() {
                 return x.clone();
             }
-            // Bias and activation see channels last too, so that all is done where the convolution writes.
+            // Bias and activation also run channels-last, so that they fuse into the convolution.
             let rows = self.layout.to_nhwc(x);
             let Some(inputs) = channels(&rows, 4..=4) else {
                 let why = format!(
-                    "takes images [batch, height, width, channels] with known channels, not {}",
+                    "expected images [batch, height, width, channels] with known channels, got {}",
                     x.shape()
                 );
                 return x.fail("Conv2d", Error::shape(why));
             };
             let groups = self.options.groups;
             if groups == 0 || !inputs.is_multiple_of(groups) {
-                let why = format!("{inputs} channels cannot be cut into {groups} groups");
+                let why = format!("{inputs} channels cannot be split into {groups} groups");
                 return x.fail("Conv2d", Error::argument(why));
             }
             let [h, w] = self.kernel;

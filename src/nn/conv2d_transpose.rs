@@ -8,8 +8,9 @@ use crate::ops::{Conv2dOptions, Layout, Padding};
 use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
 
-/// `activation(convT(x, W) + b)` over images `[batch, height, width, channels]`, with `W` as
-/// `[height, width, out, in]`. An image grows by the stride.
+/// A transposed 2-D convolution layer, `activation(convT(x, W) + b)`, over images
+/// `[batch, height, width, channels]`, with `W` of shape `[height, width, out, in]`. The output is
+/// `stride` times as large as the input.
 #[derive(Clone, Debug)]
 #[doc(alias = "Deconv2D")]
 pub struct Conv2dTranspose {
@@ -23,7 +24,7 @@ pub struct Conv2dTranspose {
 }
 
 impl Conv2dTranspose {
-    /// With this many output channels and a square kernel.
+    /// Creates a layer with this many output channels and a square kernel.
     pub fn new(channels: usize, kernel: usize) -> Conv2dTranspose {
         Conv2dTranspose {
             channels,
@@ -36,52 +37,52 @@ impl Conv2dTranspose {
         }
     }
 
-    /// Growing by `stride` in both directions.
+    /// Sets the stride, the upsampling factor in both directions (default: 1).
     #[must_use]
     pub fn stride(mut self, stride: usize) -> Conv2dTranspose {
         self.options.stride = [stride; 2];
         self
     }
 
-    /// With this padding instead of [`Padding::Same`]: with [`Padding::Valid`] the result is larger by what the kernel
-    /// is larger than the stride.
+    /// Sets the padding (default: [`Padding::Same`]). With [`Padding::Valid`] the output is larger
+    /// by the kernel size minus the stride.
     #[must_use]
     pub fn padding(mut self, padding: Padding) -> Conv2dTranspose {
         self.options.padding = padding;
         self
     }
 
-    /// For images of this layout, input and output alike.
+    /// Sets the layout of the input and the output (default: [`Layout::Nhwc`]).
     #[must_use]
     pub fn layout(self, layout: Layout) -> Conv2dTranspose {
         Conv2dTranspose { layout, ..self }
     }
 
-    /// Without a bias.
+    /// Omits the bias.
     #[must_use]
     pub fn no_bias(self) -> Conv2dTranspose {
         Conv2dTranspose { bias: false, ..self }
     }
 
-    /// With filters drawn like this.
+    /// Sets the initializer of the filters (default: [`Init::he`]).
     #[must_use]
     pub fn init(self, init: Init) -> Conv2dTranspose {
         Conv2dTranspose { init, ..self }
     }
 
-    /// Followed by ReLU.
+    /// Applies ReLU to the result.
     #[must_use]
     pub fn relu(self) -> Conv2dTranspose {
         self.activation(Activation::Relu)
     }
 
-    /// Followed by this.
+    /// Applies this activation to the result.
     #[must_use]
     pub fn activation(self, activation: Activation) -> Conv2dTranspose {
         Conv2dTranspose { activation, ..self }
     }
 
-    /// Applies the layer, making (or sharing) `name/W` and `name/b`.
+    /// Applies the layer, creating (or sharing) `name/W` and `name/b`.
     #[track_caller]
     pub fn apply(&self, t: &TowerContext, name: &str, x: &Tensor) -> Tensor {
         t.layer(name, x, |t| {
@@ -90,7 +91,7 @@ impl Conv2dTranspose {
             }
             let rows = self.layout.to_nhwc(x);
             let Some(inputs) = channels(&rows, 4..=4) else {
-                let why = format!("takes images with known channels, not {}", x.shape());
+                let why = format!("expected images with known channels, got {}", x.shape());
                 return x.fail("Conv2dTranspose", Error::shape(why));
             };
             let [h, w] = self.kernel;

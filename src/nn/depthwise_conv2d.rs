@@ -1,4 +1,4 @@
-//! Convolution of each channel alone.
+//! The depthwise convolution layer.
 
 use super::bias::channels;
 use super::{Activation, Conv2d};
@@ -7,7 +7,8 @@ use crate::ops::{Layout, Padding};
 use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
 
-/// A [`Conv2d`] in which each channel is a group of its own, with `W` as `[height, width, 1, channels * multiplier]`.
+/// A depthwise convolution: a [`Conv2d`] in which each input channel is its own group, with `W` of
+/// shape `[height, width, 1, channels * multiplier]`.
 #[derive(Clone, Debug)]
 pub struct DepthwiseConv2d {
     multiplier: usize,
@@ -15,73 +16,74 @@ pub struct DepthwiseConv2d {
 }
 
 impl DepthwiseConv2d {
-    /// With one filter for each channel, and a square kernel.
+    /// Creates a layer with one filter per channel and a square kernel.
     pub fn new(kernel: usize) -> DepthwiseConv2d {
         DepthwiseConv2d { multiplier: 1, conv: Conv2d::new(1, kernel) }
     }
 
-    /// With this many filters for each channel: its outputs are neighbours.
+    /// Sets the number of filters per input channel (default: 1). The outputs of one input channel
+    /// are adjacent.
     #[must_use]
     pub fn multiplier(self, multiplier: usize) -> DepthwiseConv2d {
         DepthwiseConv2d { multiplier, ..self }
     }
 
-    /// Moving by `stride` in both directions.
+    /// Sets the stride in both directions (default: 1).
     #[must_use]
     pub fn stride(self, stride: usize) -> DepthwiseConv2d {
         DepthwiseConv2d { conv: self.conv.stride(stride), ..self }
     }
 
-    /// With taps `dilation` apart.
+    /// Sets the dilation, the distance between filter taps (default: 1).
     #[must_use]
     pub fn dilation(self, dilation: usize) -> DepthwiseConv2d {
         DepthwiseConv2d { conv: self.conv.dilation(dilation), ..self }
     }
 
-    /// With this padding instead of [`Padding::Same`].
+    /// Sets the padding (default: [`Padding::Same`]).
     #[must_use]
     pub fn padding(self, padding: Padding) -> DepthwiseConv2d {
         DepthwiseConv2d { conv: self.conv.padding(padding), ..self }
     }
 
-    /// For images of this layout, input and output alike.
+    /// Sets the layout of the input and the output (default: [`Layout::Nhwc`]).
     #[must_use]
     pub fn layout(self, layout: Layout) -> DepthwiseConv2d {
         DepthwiseConv2d { conv: self.conv.layout(layout), ..self }
     }
 
-    /// Without a bias.
+    /// Omits the bias.
     #[must_use]
     pub fn no_bias(self) -> DepthwiseConv2d {
         DepthwiseConv2d { conv: self.conv.no_bias(), ..self }
     }
 
-    /// With filters drawn like this.
+    /// Sets the initializer of the filters (default: [`Init::he`]).
     #[must_use]
     pub fn init(self, init: Init) -> DepthwiseConv2d {
         DepthwiseConv2d { conv: self.conv.init(init), ..self }
     }
 
-    /// Followed by ReLU.
+    /// Applies ReLU to the result.
     #[must_use]
     pub fn relu(self) -> DepthwiseConv2d {
         self.activation(Activation::Relu)
     }
 
-    /// Followed by this.
+    /// Applies this activation to the result.
     #[must_use]
     pub fn activation(self, activation: Activation) -> DepthwiseConv2d {
         DepthwiseConv2d { conv: self.conv.activation(activation), ..self }
     }
 
-    /// Applies the layer, making (or sharing) `name/W` and `name/b`.
+    /// Applies the layer, creating (or sharing) `name/W` and `name/b`.
     #[track_caller]
     pub fn apply(&self, t: &TowerContext, name: &str, x: &Tensor) -> Tensor {
         if x.is_poison() {
             return x.clone();
         }
         let Some(inputs) = channels(&self.conv.image_layout().to_nhwc(x), 4..=4) else {
-            let why = format!("takes images with known channels, not {}", x.shape());
+            let why = format!("expected images with known channels, got {}", x.shape());
             return x.fail("DepthwiseConv2d", Error::shape(why));
         };
         self.conv.clone().groups(inputs).channels(inputs.saturating_mul(self.multiplier)).apply(t, name, x)

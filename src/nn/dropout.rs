@@ -3,19 +3,20 @@
 use crate::graph::Tensor;
 use crate::tower::TowerContext;
 
-/// In training, every element zero with some probability and the others as much larger; in inference, nothing.
+/// Dropout: in training, sets elements to zero at random and scales the others by `1 / (1 - rate)`.
+/// In inference it returns its input.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout {
     rate: f64,
 }
 
 impl Dropout {
-    /// Dropping with this probability: not the one of keeping.
+    /// Creates a layer that drops each element with probability `rate`.
     pub fn new(rate: f64) -> Dropout {
         Dropout { rate }
     }
 
-    /// Applies the layer. What is dropped follows from the seed, the name and the run.
+    /// Applies the layer. The seed, the name and the run determine which elements are dropped.
     #[track_caller]
     pub fn apply(&self, t: &TowerContext, name: &str, x: &Tensor) -> Tensor {
         t.layer(

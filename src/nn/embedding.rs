@@ -1,10 +1,11 @@
-//! Vectors for words.
+//! The embedding layer.
 
 use crate::graph::{Init, Tensor, VariableSpec};
 use crate::tower::TowerContext;
 use tensorpack_tensor::DType;
 
-/// A vector for each of so many words, or other things that have numbers: the rows of `W [words, features]`.
+/// A trainable lookup table with one vector per word (or other integer id): the rows of
+/// `W [words, features]`.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     words: usize,
@@ -14,24 +15,25 @@ pub struct Embedding {
 }
 
 impl Embedding {
-    /// For this many words, drawn between -0.05 and 0.05.
+    /// Creates a table of `words` vectors, initialized uniformly in -0.05..0.05.
     pub fn new(words: usize, features: usize) -> Embedding {
         Embedding { words, features, dtype: DType::F32, init: Init::Uniform(-0.05, 0.05) }
     }
 
-    /// With vectors of this type instead of f32.
+    /// Sets the data type of the vectors (default: f32).
     #[must_use]
     pub fn dtype(self, dtype: DType) -> Embedding {
         Embedding { dtype, ..self }
     }
 
-    /// With vectors drawn like this.
+    /// Sets the initializer of the vectors.
     #[must_use]
     pub fn init(self, init: Init) -> Embedding {
         Embedding { init, ..self }
     }
 
-    /// The vectors of integer `ids` of any shape, in a last dim that comes with them, making (or sharing) `name/W`.
+    /// Looks up integer `ids` of any shape, creating (or sharing) `name/W`. The result has the
+    /// shape of `ids` followed by a dimension of `features` elements.
     #[track_caller]
     pub fn apply(&self, t: &TowerContext, name: &str, ids: &Tensor) -> Tensor {
         t.layer(name, ids, |t| {

@@ -1,14 +1,21 @@
-//! Gated recurrent units (Cho et al., 2014), with the reset gate after the product, so that a step has one.
+//! Gated recurrent units (Cho et al., 2014). The reset gate is applied after the recurrent matrix
+//! product, so that a step needs only one product.
 
 use super::bias::{add_bias, channels};
 use super::parameter::parameter;
-use super::sequence::{initial_state, unrolled};
+use super::sequence::{initial_state, unroll};
 use crate::graph::{Init, Tensor, VariableSpec};
 use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
 
-/// One step of a GRU: of the thirds r, z, n of `x W + b` and of `h U`, makes
-/// `n = tanh(n of x + sigmoid(r) (n of h + c))` and `h = (1 - sigmoid(z)) n + sigmoid(z) h`.
+/// One step of a GRU.
+///
+/// Splits `x W + b` and `h U` into thirds `rx, zx, nx` and `rh, zh, nh`, and computes
+///
+/// ```text
+/// r = sigmoid(rx + rh)    z = sigmoid(zx + zh)    n = tanh(nx + r (nh + c))
+/// h = (1 - z) n + z h
+/// ```
 #[derive(Clone, Debug)]
 pub struct GruCell {
     units: usize,
@@ -17,25 +24,26 @@ pub struct GruCell {
 }
 
 impl GruCell {
-    /// With this many units.
+    /// Creates a cell with this many units.
     pub fn new(units: usize) -> GruCell {
         GruCell { units, init: Init::xavier(), recurrent_init: Init::xavier() }
     }
 
-    /// With `W` drawn like this.
+    /// Sets the initializer of `W` (default: [`Init::xavier`]).
     #[must_use]
     pub fn init(self, init: Init) -> GruCell {
         GruCell { init, ..self }
     }
 
-    /// With `U` drawn like this.
+    /// Sets the initializer of `U` (default: [`Init::xavier`]).
     #[must_use]
     pub fn recurrent_init(self, init: Init) -> GruCell {
         GruCell { recurrent_init: init, ..self }
     }
 
-    /// One step on `x [batch, features]`, from a state or from zeros, making `name/W`, `name/U`, `name/b` and `name/c`
-    /// the first time and sharing them from then on. The new state is the output.
+    /// Runs one step on `x [batch, features]` from `state`, or from zeros. The first call creates
+    /// `name/W`, `name/U`, `name/b` and `name/c`; later calls share them. Returns the new state,
+    /// which is also the output.
     #[track_caller]
     pub fn step(&self, t: &TowerContext, name: &str, x: &Tensor, state: Option<&Tensor>) -> Tensor {
         t.auto_reusing().layer(name, x, |t| {
@@ -43,18 +51,18 @@ impl GruCell {
                 return x.clone();
             }
             let Some(inputs) = channels(x, 2..=2) else {
-                let why = format!("takes [batch, features] with known features, not {}", x.shape());
+                let why = format!("expected [batch, features] with known features, got {}", x.shape());
                 return x.fail("GruCell", Error::shape(why));
             };
-            let (projected, [u, c]) = self.projected(t, x, inputs);
-            let begin = state.map(|h| initial_state("GruCell", h, x, self.units));
-            self.advanced(&projected, [&u, &c], begin.as_ref())
+            let (projected, [u, c]) = self.project(t, x, inputs);
+            let initial = state.map(|h| initial_state("GruCell", h, x, self.units));
+            self.next_state(&projected, [&u, &c], initial.as_ref())
         })
     }
 
-    /// `x W + b`, for one step or many, and `U` and `c`.
+    /// Returns `x W + b`, for one step or several, and `U` and `c`.
     #[track_caller]
-    fn projected(&self, t: &TowerContext, x: &Tensor, inputs: usize) -> (Tensor, [Tensor; 2]) {
+    fn project(&self, t: &TowerContext, x: &Tensor, inputs: usize) -> (Tensor, [Tensor; 2]) {
         let weight = |name: &str, rows: usize, init: &Init| {
             let spec = VariableSpec::new(name, [rows, 3 * self.units]).init(init.clone());
             parameter(t, spec, x)
@@ -65,9 +73,9 @@ impl GruCell {
         (add_bias(t, &x.matmul(&w), 3 * self.units), [u, c])
     }
 
-    /// The state after a step.
+    /// Returns the state after a step.
     #[track_caller]
-    fn advanced(&self, projected: &Tensor, [u, c]: [&Tensor; 2], state: Option<&Tensor>) -> Tensor {
+    fn next_state(&self, projected: &Tensor, [u, c]: [&Tensor; 2], state: Option<&Tensor>) -> Tensor {
         let of_x = projected.cut(3, 1);
         let Some(h) = state else {
             let [r, z] = [of_x[0].sigmoid(), of_x[1].sigmoid()];
@@ -87,25 +95,26 @@ pub struct Gru {
 }
 
 impl Gru {
-    /// With this many units.
+    /// Creates a layer with this many units.
     pub fn new(units: usize) -> Gru {
         Gru { cell: GruCell::new(units) }
     }
 
-    /// With `W` drawn like this.
+    /// Sets the initializer of `W` (default: [`Init::xavier`]).
     #[must_use]
     pub fn init(self, init: Init) -> Gru {
         Gru { cell: self.cell.init(init) }
     }
 
-    /// With `U` drawn like this.
+    /// Sets the initializer of `U` (default: [`Init::xavier`]).
     #[must_use]
     pub fn recurrent_init(self, init: Init) -> Gru {
         Gru { cell: self.cell.recurrent_init(init) }
     }
 
-    /// Applies the layer from a state `[batch, units]` or from zeros, making (or sharing) `name/W`, `name/U`, `name/b`
-    /// and `name/c`; returns the outputs `[batch, time, units]` and the last state.
+    /// Applies the layer, starting from `state [batch, units]` or from zeros, creating (or sharing)
+    /// `name/W`, `name/U`, `name/b` and `name/c`. Returns the outputs `[batch, time, units]` and
+    /// the last state.
     #[track_caller]
     pub fn apply(
         &self,
@@ -116,13 +125,13 @@ impl Gru {
     ) -> (Tensor, Tensor) {
         let mut last = None;
         let y = t.layer(name, x, |t| {
-            let project = |inputs: usize| self.cell.projected(t, x, inputs);
+            let project = |inputs: usize| self.cell.project(t, x, inputs);
             let advance = |projected: &Tensor, [u, c]: &[Tensor; 2], state: Option<&Tensor>| {
-                let next = self.cell.advanced(projected, [u, c], state);
+                let next = self.cell.next_state(projected, [u, c], state);
                 (next.clone(), next)
             };
-            let begin = state.map(|h| initial_state("Gru", h, x, self.cell.units));
-            let (y, state) = unrolled("Gru", x, project, begin, advance);
+            let initial = state.map(|h| initial_state("Gru", h, x, self.cell.units));
+            let (y, state) = unroll("Gru", x, project, initial, advance);
             last = state;
             y
         });

@@ -7,8 +7,10 @@ use crate::graph::{Init, Tensor, VariableSpec};
 use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
 
-/// `activation(x W + b)`, with `W` as `[in, out]`. An input of more than two dims is flattened from its second on, or,
-/// [if so asked](Linear::last_axis), multiplied at each position alone.
+/// A fully connected layer, `activation(x W + b)`, with `W` of shape `[in, out]`.
+///
+/// An input of more than two dimensions is flattened to `[batch, features]`, unless
+/// [`Linear::last_axis`] applies the layer to each position separately.
 #[derive(Clone, Debug)]
 #[doc(alias = "FullyConnected")]
 #[doc(alias = "Dense")]
@@ -21,42 +23,43 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// With this many outputs.
+    /// Creates a layer with this many outputs.
     pub fn new(units: usize) -> Linear {
         Linear { units, last_axis: false, bias: true, init: Init::he(), activation: Activation::Identity }
     }
 
-    /// Over the last dim alone: `[batch, time, in]` becomes `[batch, time, out]`.
+    /// Applies the layer to the last dimension only: `[batch, time, in]` becomes `[batch, time,
+    /// out]`.
     #[must_use]
     pub fn last_axis(self) -> Linear {
         Linear { last_axis: true, ..self }
     }
 
-    /// Without a bias.
+    /// Omits the bias.
     #[must_use]
     pub fn no_bias(self) -> Linear {
         Linear { bias: false, ..self }
     }
 
-    /// With weights drawn like this.
+    /// Sets the initializer of the weights (default: [`Init::he`]).
     #[must_use]
     pub fn init(self, init: Init) -> Linear {
         Linear { init, ..self }
     }
 
-    /// Followed by ReLU.
+    /// Applies ReLU to the result.
     #[must_use]
     pub fn relu(self) -> Linear {
         self.activation(Activation::Relu)
     }
 
-    /// Followed by this.
+    /// Applies this activation to the result.
     #[must_use]
     pub fn activation(self, activation: Activation) -> Linear {
         Linear { activation, ..self }
     }
 
-    /// Applies the layer, making (or sharing) `name/W` and `name/b`.
+    /// Applies the layer, creating (or sharing) `name/W` and `name/b`.
     #[track_caller]
     pub fn apply(&self, t: &TowerContext, name: &str, x: &Tensor) -> Tensor {
         t.layer(name, x, |t| {
@@ -65,7 +68,7 @@ impl Linear {
             }
             let x = if x.rank() > 2 && !self.last_axis { x.flatten(1) } else { x.clone() };
             let Some(inputs) = channels(&x, 2..) else {
-                let why = format!("takes [batch, features] with known features, not {}", x.shape());
+                let why = format!("expected [batch, features] with known features, got {}", x.shape());
                 return x.fail("Linear", Error::shape(why));
             };
             let w = VariableSpec::new("W", [inputs, self.units]).init(self.init.clone());

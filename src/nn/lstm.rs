@@ -1,31 +1,38 @@
-//! Long short-term memory (Hochreiter and Schmidhuber, 1997; with a forget gate, Gers et al., 2000).
+//! Long short-term memory (Hochreiter and Schmidhuber, 1997; with a forget gate, Gers et al.,
+//! 2000).
 
 use super::bias::{add_bias, channels};
 use super::parameter::parameter;
-use super::sequence::{initial_state, unrolled};
+use super::sequence::{initial_state, unroll};
 use crate::graph::{Init, Tensor, VariableSpec};
 use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
 
-/// What an LSTM remembers from step to step, both `[batch, units]`.
+/// The state of an LSTM between steps. Both tensors are `[batch, units]`.
 #[derive(Clone, Debug)]
 pub struct LstmState {
-    /// The memory.
+    /// The cell state.
     pub c: Tensor,
-    /// The last output.
+    /// The hidden state, which is the last output.
     pub h: Tensor,
 }
 
 impl LstmState {
-    /// Checks that this is a state for the batch of `x`.
+    /// Checks that this is a valid state for the batch of `x`.
     #[track_caller]
-    fn fitted(&self, kind: &str, x: &Tensor, units: usize) -> LstmState {
+    fn checked(&self, kind: &str, x: &Tensor, units: usize) -> LstmState {
         LstmState { c: initial_state(kind, &self.c, x, units), h: initial_state(kind, &self.h, x, units) }
     }
 }
 
-/// One step of an LSTM: of `x W + h U + b`, whose quarters are the gates i, f, g, o, makes
-/// `c = sigmoid(f + forget bias) c + sigmoid(i) tanh(g)` and `h = sigmoid(o) tanh(c)`.
+/// One step of an LSTM.
+///
+/// Splits `x W + h U + b` into the gates `i, f, g, o`, and computes
+///
+/// ```text
+/// c = sigmoid(f + forget_bias) c + sigmoid(i) tanh(g)
+/// h = sigmoid(o) tanh(c)
+/// ```
 #[derive(Clone, Debug)]
 #[doc(alias = "BasicLSTMCell")]
 pub struct LstmCell {
@@ -36,31 +43,32 @@ pub struct LstmCell {
 }
 
 impl LstmCell {
-    /// With this many units and a forget bias of 1.
+    /// Creates a cell with this many units and a forget bias of 1.
     pub fn new(units: usize) -> LstmCell {
         LstmCell { units, forget_bias: 1.0, init: Init::xavier(), recurrent_init: Init::xavier() }
     }
 
-    /// With this added to the forget gate, so that a new net remembers.
+    /// Sets the constant added to the forget gate (default: 1), so that an untrained cell keeps its
+    /// state.
     #[must_use]
     pub fn forget_bias(self, forget_bias: f64) -> LstmCell {
         LstmCell { forget_bias, ..self }
     }
 
-    /// With `W` drawn like this.
+    /// Sets the initializer of `W` (default: [`Init::xavier`]).
     #[must_use]
     pub fn init(self, init: Init) -> LstmCell {
         LstmCell { init, ..self }
     }
 
-    /// With `U` drawn like this.
+    /// Sets the initializer of `U` (default: [`Init::xavier`]).
     #[must_use]
     pub fn recurrent_init(self, init: Init) -> LstmCell {
         LstmCell { recurrent_init: init, ..self }
     }
 
-    /// One step on `x [batch, features]`, from a state or from zeros, making `name/W`, `name/U` and `name/b` the first
-    /// time and sharing them from then on.
+    /// Runs one step on `x [batch, features]` from `state`, or from zeros. The first call creates
+    /// `name/W`, `name/U` and `name/b`; later calls share them.
     #[track_caller]
     pub fn step(&self, t: &TowerContext, name: &str, x: &Tensor, state: Option<&LstmState>) -> LstmState {
         let mut next = None;
@@ -69,20 +77,20 @@ impl LstmCell {
                 return x.clone();
             }
             let Some(inputs) = channels(x, 2..=2) else {
-                let why = format!("takes [batch, features] with known features, not {}", x.shape());
+                let why = format!("expected [batch, features] with known features, got {}", x.shape());
                 return x.fail("LstmCell", Error::shape(why));
             };
-            let (projected, [u]) = self.projected(t, x, inputs);
-            let begin = state.map(|s| s.fitted("LstmCell", x, self.units));
-            let state = self.advanced(&projected, &u, begin.as_ref());
+            let (projected, [u]) = self.project(t, x, inputs);
+            let initial = state.map(|s| s.checked("LstmCell", x, self.units));
+            let state = self.next_state(&projected, &u, initial.as_ref());
             next.insert(state).h.clone()
         });
         next.unwrap_or(LstmState { c: h.clone(), h })
     }
 
-    /// `x W + b`, for one step or many, and `U`.
+    /// Returns `x W + b`, for one step or several, and `U`.
     #[track_caller]
-    fn projected(&self, t: &TowerContext, x: &Tensor, inputs: usize) -> (Tensor, [Tensor; 1]) {
+    fn project(&self, t: &TowerContext, x: &Tensor, inputs: usize) -> (Tensor, [Tensor; 1]) {
         let weight = |name: &str, rows: usize, init: &Init| {
             let spec = VariableSpec::new(name, [rows, 4 * self.units]).init(init.clone());
             parameter(t, spec, x)
@@ -92,9 +100,9 @@ impl LstmCell {
         (add_bias(t, &x.matmul(&w), 4 * self.units), [u])
     }
 
-    /// The state after a step.
+    /// Returns the state after a step.
     #[track_caller]
-    fn advanced(&self, projected: &Tensor, u: &Tensor, state: Option<&LstmState>) -> LstmState {
+    fn next_state(&self, projected: &Tensor, u: &Tensor, state: Option<&LstmState>) -> LstmState {
         let gates = match state {
             Some(state) => state.h.matmul(u) + projected,
             None => projected.clone(),
@@ -117,31 +125,31 @@ pub struct Lstm {
 }
 
 impl Lstm {
-    /// With this many units and a forget bias of 1.
+    /// Creates a layer with this many units and a forget bias of 1.
     pub fn new(units: usize) -> Lstm {
         Lstm { cell: LstmCell::new(units) }
     }
 
-    /// With this added to the forget gate.
+    /// Sets the constant added to the forget gate (default: 1).
     #[must_use]
     pub fn forget_bias(self, forget_bias: f64) -> Lstm {
         Lstm { cell: self.cell.forget_bias(forget_bias) }
     }
 
-    /// With `W` drawn like this.
+    /// Sets the initializer of `W` (default: [`Init::xavier`]).
     #[must_use]
     pub fn init(self, init: Init) -> Lstm {
         Lstm { cell: self.cell.init(init) }
     }
 
-    /// With `U` drawn like this.
+    /// Sets the initializer of `U` (default: [`Init::xavier`]).
     #[must_use]
     pub fn recurrent_init(self, init: Init) -> Lstm {
         Lstm { cell: self.cell.recurrent_init(init) }
     }
 
-    /// Applies the layer from a state or from zeros, making (or sharing) `name/W`, `name/U` and `name/b`; returns the
-    /// outputs `[batch, time, units]` and the last state.
+    /// Applies the layer, starting from `state` or from zeros, creating (or sharing) `name/W`,
+    /// `name/U` and `name/b`. Returns the outputs `[batch, time, units]` and the last state.
     #[track_caller]
     pub fn apply(
         &self,
@@ -152,13 +160,13 @@ impl Lstm {
     ) -> (Tensor, LstmState) {
         let mut last = None;
         let y = t.layer(name, x, |t| {
-            let project = |inputs: usize| self.cell.projected(t, x, inputs);
+            let project = |inputs: usize| self.cell.project(t, x, inputs);
             let advance = |projected: &Tensor, [u]: &[Tensor; 1], state: Option<&LstmState>| {
-                let next = self.cell.advanced(projected, u, state);
+                let next = self.cell.next_state(projected, u, state);
                 (next.h.clone(), next)
             };
-            let begin = state.map(|s| s.fitted("Lstm", x, self.cell.units));
-            let (y, state) = unrolled("Lstm", x, project, begin, advance);
+            let initial = state.map(|s| s.checked("Lstm", x, self.cell.units));
+            let (y, state) = unroll("Lstm", x, project, initial, advance);
             last = state;
             y
         });

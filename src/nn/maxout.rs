@@ -5,14 +5,14 @@ use crate::graph::Tensor;
 use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
 
-/// The largest of every few neighbouring channels.
+/// Maxout: the maximum over each group of adjacent channels.
 #[derive(Clone, Copy, Debug)]
 pub struct Maxout {
     units: usize,
 }
 
 impl Maxout {
-    /// Of every `units` channels one is left.
+    /// Creates a layer that reduces every `units` adjacent channels to their maximum.
     pub fn new(units: usize) -> Maxout {
         Maxout { units }
     }
@@ -26,7 +26,7 @@ impl Maxout {
             }
             let divides = |&c: &usize| self.units > 0 && c.is_multiple_of(self.units);
             if channels(x, 1..).filter(divides).is_none() {
-                let why = format!("takes channels that {} divides, not {}", self.units, x.shape());
+                let why = format!("expected a multiple of {} channels, got {}", self.units, x.shape());
                 return x.fail("Maxout", Error::shape(why));
             }
             x.split_dim(-1, &[-1, self.units as isize]).max_axes(&[-1])

@@ -1,4 +1,5 @@
-//! Layers: plain values that say how a layer is made, applied to a tensor under a name.
+//! Neural network layers. A layer is a plain value that holds settings; `apply` adds it to the
+//! graph under a name.
 //!
 //! ```
 //! # use tensorpack::{graph::{Graph, TensorSpec}, nn::Conv2d, tower::TowerContext};

@@ -1,4 +1,4 @@
-//! Attention with several heads (Vaswani et al., 2017).
+//! Multi-head attention (Vaswani et al., 2017).
 
 use super::bias::channels;
 use super::{Dropout, Linear};
@@ -6,11 +6,11 @@ use crate::graph::{Init, Tensor};
 use crate::tower::TowerContext;
 use tensorpack_tensor::{DType, Error};
 
-/// Far enough below any score for its exponential to be zero, and far enough from infinity to be computed with.
-const NEVER: f64 = -1e30;
+/// The score of a masked position: finite, yet so low that its softmax weight is zero.
+const MASKED_SCORE: f64 = -1e30;
 
-/// Each position asks all positions, in several ways at a time, and takes the average of their answers by how well they
-/// match: `softmax(q k^T / sqrt(d)) v` for each head, the heads side by side, and a last linear layer.
+/// Multi-head scaled dot-product attention: `softmax(q k^T / sqrt(d)) v` for each head, then the
+/// concatenated heads through a linear layer.
 #[derive(Clone, Debug)]
 pub struct MultiHeadAttention {
     heads: usize,
@@ -21,43 +21,44 @@ pub struct MultiHeadAttention {
 }
 
 impl MultiHeadAttention {
-    /// With this many heads, which must divide the features.
+    /// Creates a layer with this many heads, which must divide the number of features.
     pub fn new(heads: usize) -> MultiHeadAttention {
         MultiHeadAttention { heads, causal: false, dropout: 0.0, bias: true, init: Init::xavier() }
     }
 
-    /// With each position asking only itself and those before it.
+    /// Applies a causal mask: each position attends only to itself and earlier positions.
     #[must_use]
     pub fn causal(self) -> MultiHeadAttention {
         MultiHeadAttention { causal: true, ..self }
     }
 
-    /// With weights dropped at this rate in training, after the softmax.
+    /// Sets the dropout rate of the attention weights in training (default: 0).
     #[must_use]
     pub fn dropout(self, rate: f64) -> MultiHeadAttention {
         MultiHeadAttention { dropout: rate, ..self }
     }
 
-    /// With linear layers that have no bias.
+    /// Omits the biases of the linear layers.
     #[must_use]
     pub fn no_bias(self) -> MultiHeadAttention {
         MultiHeadAttention { bias: false, ..self }
     }
 
-    /// With weights drawn like this.
+    /// Sets the initializer of the weights (default: [`Init::xavier`]).
     #[must_use]
     pub fn init(self, init: Init) -> MultiHeadAttention {
         MultiHeadAttention { init, ..self }
     }
 
-    /// Applies the layer to `[batch, time, features]`, which asks itself, making (or sharing) `W` and `b` of
+    /// Applies self-attention to `x [batch, time, features]`, creating (or sharing) `W` and `b` of
     /// `name/query`, `name/value` and `name/out`, and `name/key/W`.
     #[track_caller]
     pub fn apply(&self, t: &TowerContext, name: &str, x: &Tensor) -> Tensor {
         self.apply_to(t, name, x, x)
     }
 
-    /// Applies the layer to `[batch, time, features]`, which asks `memory`: `[batch, its time, its features]`.
+    /// Applies cross-attention: queries come from `x [batch, time, features]`, keys and values from
+    /// `memory`, a sequence with its own length and number of features.
     #[track_caller]
     pub fn apply_to(&self, t: &TowerContext, name: &str, x: &Tensor, memory: &Tensor) -> Tensor {
         t.layer(name, x, |t| {
@@ -67,7 +68,7 @@ impl MultiHeadAttention {
             let divides = |&f: &usize| self.heads > 0 && f.is_multiple_of(self.heads);
             let Some(features) = channels(x, 3..=3).filter(divides) else {
                 let why = format!(
-                    "takes [batch, time, features] with known features that {} heads divide, not {}",
+                    "expected [batch, time, features] with known features that {} heads divide, got {}",
                     self.heads,
                     x.shape()
                 );
@@ -75,33 +76,33 @@ impl MultiHeadAttention {
             };
             let linear = Linear::new(features).last_axis().init(self.init.clone());
             let linear = if self.bias { linear } else { linear.no_bias() };
-            // [batch, time, features] as [batch, head, time, features of a head].
+            // Reshapes [batch, time, features] to [batch, head, time, features of a head].
             let heads = |linear: &Linear, name: &str, x: &Tensor| {
                 let x = linear.apply(t, name, x);
                 x.split_dim(2, &[self.heads as isize, -1]).transpose(&[0, 2, 1, 3])
             };
             let query = heads(&linear, "query", x);
-            // A bias of the keys would add the same to all scores of a query, which the softmax takes out again.
+            // A key bias would add the same value to all scores of a query; the softmax cancels it.
             let key = heads(&linear.clone().no_bias(), "key", memory);
             let value = heads(&linear, "value", memory);
             let scale = 1.0 / ((features / self.heads) as f64).sqrt();
             let mut scores = (query * scale).matmul(&key.matrix_transpose());
             if self.causal {
-                scores = causal(&scores);
+                scores = causal_mask(&scores);
             }
             let weights = match self.dropout {
                 0.0 => scores.softmax(),
                 rate => Dropout::new(rate).apply(t, "dropout", &scores.softmax()),
             };
-            let answers = weights.matmul(&value).transpose(&[0, 2, 1, 3]).merge_dims(2, 2);
-            linear.apply(t, "out", &answers)
+            let attended = weights.matmul(&value).transpose(&[0, 2, 1, 3]).merge_dims(2, 2);
+            linear.apply(t, "out", &attended)
         })
     }
 }
 
-/// Scores `[..., time, time]` with what comes later out of reach.
+/// Masks the scores `[..., query, key]` of keys that come after the query.
 #[track_caller]
-fn causal(scores: &Tensor) -> Tensor {
-    let [asking, asked] = [-2, -1].map(|axis| scores.iota_like(axis, DType::I32));
-    asked.less_equal(&asking).select(scores, &scores.constant_like(NEVER))
+fn causal_mask(scores: &Tensor) -> Tensor {
+    let [query, key] = [-2, -1].map(|axis| scores.iota_like(axis, DType::I32));
+    key.less_equal(&query).select(scores, &scores.constant_like(MASKED_SCORE))
 }

@@ -1,10 +1,10 @@
-//! ReLU with a slope that is learned (He et al., 2015).
+//! Parametric ReLU (He et al., 2015).
 
 use super::parameter::parameter;
 use crate::graph::{Init, Tensor, VariableSpec};
 use crate::tower::TowerContext;
 
-/// `x` where positive, else `alpha * x`, with one `alpha` for all.
+/// Parametric ReLU: `x` where positive, else `alpha * x`, with one trainable scalar `alpha`.
 #[derive(Clone, Copy, Debug)]
 pub struct PRelu {
     init: f64,
@@ -17,18 +17,18 @@ impl Default for PRelu {
 }
 
 impl PRelu {
-    /// With a slope that begins at 0.001.
+    /// Creates a layer whose slope `alpha` starts at 0.001.
     pub fn new() -> PRelu {
         PRelu { init: 0.001 }
     }
 
-    /// With a slope that begins at this.
+    /// Sets the initial slope (default: 0.001).
     #[must_use]
     pub fn init(self, slope: f64) -> PRelu {
         PRelu { init: slope }
     }
 
-    /// Applies the layer, making (or sharing) `name/alpha`.
+    /// Applies the layer, creating (or sharing) `name/alpha`.
     #[track_caller]
     pub fn apply(&self, t: &TowerContext, name: &str, x: &Tensor) -> Tensor {
         t.layer(name, x, |t| {

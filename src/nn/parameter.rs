@@ -1,17 +1,17 @@
-//! What layers learn, in the type they compute in.
+//! Trainable parameters of layers, cast to the data type of the computation.
 
 use crate::graph::{Tensor, VariableSpec};
 use crate::tower::TowerContext;
 use tensorpack_tensor::DType;
 
-/// The type of the variables of a layer that computes in `dtype`: in bf16's eight bits small updates would be lost, so
-/// there they are f32.
-pub(super) fn stored(dtype: DType) -> DType {
+/// Returns the data type of the variables of a layer that computes in `dtype`. A bf16 layer stores
+/// its variables in f32, because the eight significant bits of bf16 would lose small updates.
+pub(super) fn variable_dtype(dtype: DType) -> DType {
     if dtype == DType::Bf16 { DType::F32 } else { dtype }
 }
 
-/// The variable of this spec, made or shared, in the type of `x`.
+/// Creates or shares the variable of this spec and casts it to the data type of `x`.
 #[track_caller]
 pub(super) fn parameter(t: &TowerContext, spec: VariableSpec, x: &Tensor) -> Tensor {
-    t.variable(spec.dtype(stored(x.dtype()))).cast(x.dtype())
+    t.variable(spec.dtype(variable_dtype(x.dtype()))).cast(x.dtype())
 }

@@ -1,22 +1,25 @@
-//! Costs of large weights, for variables chosen by name.
+//! L1 and L2 regularization of variables selected by name.
 
 use crate::graph::{Graph, TRAINABLE_VARIABLES, Tensor, Variable};
 use crate::tower::TowerContext;
 use regex_lite::Regex;
 use tensorpack_tensor::{DType, Error, HostTensor};
 
-/// `scale * sum(w^2) / 2` of a variable.
+/// Returns the regularizer `scale * sum(w^2) / 2`.
 pub fn l2_regularizer(scale: f64) -> impl Fn(&Tensor) -> Tensor {
     move |w| w.square().sum() * (0.5 * scale)
 }
 
-/// `scale * sum(|w|)` of a variable.
+/// Returns the regularizer `scale * sum(|w|)`.
 pub fn l1_regularizer(scale: f64) -> impl Fn(&Tensor) -> Tensor {
     move |w| w.abs().sum() * scale
 }
 
-/// The sum of `regularizer` over all trainable variables so far in whose name `pattern` is found, to be added to the
-/// cost. Which ones these are is logged once. Outside of training it is zero.
+/// Returns the sum of `regularizer` over the trainable variables whose name contains a match of the
+/// regular expression `pattern`, to be added to the cost.
+///
+/// Only variables created before the call count; their names are logged once. In inference the
+/// result is zero.
 ///
 /// ```
 /// # use tensorpack::prelude::*;
@@ -31,14 +34,15 @@ pub fn l1_regularizer(scale: f64) -> impl Fn(&Tensor) -> Tensor {
 pub fn regularize_cost(t: &TowerContext, pattern: &str, regularizer: impl Fn(&Tensor) -> Tensor) -> Tensor {
     let graph = t.graph();
     let pattern = match Regex::new(pattern) {
-        Ok(found) => found,
+        Ok(regex) => regex,
         Err(e) => {
-            let e = Error::argument(format!("the pattern {pattern:?} is not a regular expression: {e}"));
+            let e =
+                Error::argument(format!("the pattern {pattern:?} is not a valid regular expression: {e}"));
             graph.record("regularize_cost", &[], e);
             return Tensor::poison(graph);
         }
     };
-    let variables = trainables(graph);
+    let variables = trainable_variables(graph);
     let dtype = variables.first().map_or(DType::F32, |v| v.dtype());
     let zero = || graph.constant(HostTensor::from_f64(dtype, [], &[0.0]).expect("one float"));
     if !t.is_training() {
@@ -48,15 +52,15 @@ pub fn regularize_cost(t: &TowerContext, pattern: &str, regularizer: impl Fn(&Te
     if graph.first_time(&format!("regularize_cost {pattern}")) {
         let names: Vec<&str> = chosen.iter().map(|v| v.name()).collect();
         match names.is_empty() {
-            true => log::warn!("regularize_cost: no trainable variable has {pattern} in its name"),
-            false => log::info!("regularize_cost with {pattern}: {}", names.join(", ")),
+            true => log::warn!("regularize_cost: {pattern} matches no trainable variable"),
+            false => log::info!("regularize_cost: {pattern} matches {}", names.join(", ")),
         }
     }
     let costs = chosen.into_iter().map(|v| regularizer(v.value()).cast(dtype));
     costs.reduce(|a, b| a + b).unwrap_or_else(zero)
 }
 
-/// The trainable variables there are.
-fn trainables(graph: &Graph) -> Vec<Variable> {
+/// Returns the trainable variables created so far.
+fn trainable_variables(graph: &Graph) -> Vec<Variable> {
     graph.collection(TRAINABLE_VARIABLES).variables.iter().map(|&id| graph.variable_handle(id)).collect()
 }

@@ -1,4 +1,4 @@
-//! Steps of a recurrent layer, one after the other.
+//! Unrolling of recurrent layers over time.
 
 use super::bias::channels;
 use crate::graph::Tensor;
@@ -18,11 +18,14 @@ pub(super) fn initial_state(kind: &str, state: &Tensor, x: &Tensor, units: usize
     state.with_dims_of(x, 1, &takes)
 }
 
-/// Runs a cell over `x [batch, time, features]`. `project` makes, of the number of features, what of each step depends
-/// on the input alone, for all steps in one product, and the recurrent weights, the first of which all steps multiply
-/// by; `advance` makes output and state of one step. Returns the outputs `[batch, time, units]` and the last state.
+/// Runs a cell over `x [batch, time, features]`.
+///
+/// `project`, called with the number of features, computes the input contribution of all time steps
+/// in one matmul and returns it with the recurrent weights; every step multiplies by the first of
+/// these. `advance` computes the output and the state of one step. Returns the outputs `[batch,
+/// time, units]` and the last state.
 #[track_caller]
-pub(super) fn unrolled<S, const N: usize>(
+pub(super) fn unroll<S, const N: usize>(
     kind: &str,
     x: &Tensor,
     project: impl FnOnce(usize) -> (Tensor, [Tensor; N]),
@@ -34,13 +37,13 @@ pub(super) fn unrolled<S, const N: usize>(
     }
     let known = channels(x, 3..=3).and_then(|f| Some((f, x.shape()[1].known().filter(|&n| n > 0)?)));
     let Some((features, steps)) = known else {
-        let why = format!("takes [batch, time, features] with known time and features, not {}", x.shape());
+        let why = format!("expected [batch, time, features] with known time and features, got {}", x.shape());
         return (x.fail(kind, Error::shape(why)), None);
     };
     let (projected, mut weights) = project(features);
     let mut outputs = Vec::with_capacity(steps);
-    for (step, multiplied) in projected.cut(steps, 1).iter().zip(weights[0].fan_out(steps)) {
-        weights[0] = multiplied;
+    for (step, recurrent) in projected.cut(steps, 1).iter().zip(weights[0].fan_out(steps)) {
+        weights[0] = recurrent;
         let (output, next) = advance(&step.squeeze(1), &weights, state.as_ref());
         outputs.push(output);
         state = Some(next);

@@ -1,9 +1,10 @@
-//! What a model will learn, as a table.
+//! A table of a model's trainable variables.
 
 use crate::graph::{Graph, TRAINABLE_VARIABLES, VariableInfo};
 use std::fmt::Write;
 
-/// A table of the trainable variables: name, type, shape and number of elements of each, and the totals.
+/// Returns a table of the trainable variables: the name, type, shape and number of elements of
+/// each, and the totals.
 ///
 /// ```text
 /// name   type  shape         elements
@@ -23,10 +24,10 @@ pub fn describe_trainables(graph: &Graph) -> String {
         }),
     );
     let width = |i: usize| rows.iter().map(|r| r[i].len()).max().unwrap_or(0);
-    let [names, types, shapes, numbers] = [0, 1, 2, 3].map(width);
+    let [names, types, shapes, counts] = [0, 1, 2, 3].map(width);
     let mut text = String::new();
     for [name, dtype, shape, n] in &rows {
-        let _ = writeln!(text, "{name:names$}  {dtype:types$}  {shape:shapes$}  {n:>numbers$}");
+        let _ = writeln!(text, "{name:names$}  {dtype:types$}  {shape:shapes$}  {n:>counts$}");
     }
     let total: usize = infos.iter().map(elements).sum();
     let bytes: usize = infos.iter().map(|v| elements(v) * v.dtype.size()).sum();

@@ -1,4 +1,4 @@
-//! Gradients gathered over several steps.
+//! Gradient accumulation over several steps.
 
 use super::gradient::state;
 use super::setting::{Allowed, check_setting};
@@ -6,12 +6,14 @@ use super::{Gradient, Optimizer};
 use crate::graph::{FLUSH_OPS, Graph, Init, Op, Tensor, Variable, VariableSpec};
 use tensorpack_tensor::DType;
 
-/// An optimizer that is applied once in so many steps, to the mean of their gradients: so `n` steps on batches of `b`
-/// are one step on a batch of `n * b`. In the steps between, neither variables nor the inner optimizer's state change.
+/// An optimizer wrapper that accumulates gradients and applies their mean every `n` steps, so that
+/// `n` steps on batches of `b` equal one step on a batch of `n * b`. In the steps between, neither
+/// the variables nor the state of the inner optimizer change.
 ///
-/// What is left when training ends is applied by the operation that this adds to [`FLUSH_OPS`]: the mean over the steps
-/// since the last update, if there were any. A schedule of the inner optimizer's rate goes by all steps. One of these
-/// inside another is flushed only in part: multiply their steps instead.
+/// It adds an operation to [`FLUSH_OPS`] that, when training ends, applies the mean of the
+/// gradients accumulated since the last update, if any. A learning-rate schedule of the inner
+/// optimizer counts all steps. A nested `Accumulate` is flushed only in part; multiply the numbers
+/// of steps instead.
 #[derive(Debug)]
 pub struct Accumulate {
     inner: Box<dyn Optimizer>,
@@ -19,7 +21,7 @@ pub struct Accumulate {
 }
 
 impl Accumulate {
-    /// `inner`, applied every `steps` steps.
+    /// Creates an optimizer that applies `inner` every `steps` steps.
     #[doc(alias = "AccumGradOptimizer")]
     pub fn new(inner: impl Optimizer + 'static, steps: usize) -> Accumulate {
         Accumulate { inner: inner.boxed(), steps }
@@ -34,29 +36,30 @@ impl Optimizer for Accumulate {
         let count = state(graph, spec.non_trainable());
         let sums: Vec<_> = gradients.iter().map(|g| g.slot("accumulated")).collect();
 
-        // What was applied is not cleared but replaced by the first gradient after it.
-        let fresh = count.value().equal(&count.zero());
-        let mut gather = vec![count.update(|n| n + 1.0)];
-        let add = |(sum, g): (&Variable, &Gradient)| sum.update(|s| fresh.select(&g.value, &(s + &g.value)));
-        gather.extend(sums.iter().zip(gradients).map(add));
+        // The first gradient after an update replaces the old sum, so no step has to clear it.
+        let first = count.value().equal(&count.zero());
+        let mut updates = vec![count.update(|n| n + 1.0)];
+        let add = |(sum, g): (&Variable, &Gradient)| sum.update(|s| first.select(&g.value, &(s + &g.value)));
+        updates.extend(sums.iter().zip(gradients).map(add));
 
-        // From here on, what is current depends on the run: in a step it has the step's gradients in it, in a flush,
-        // which leaves `gather` out, it is what was there before. So both are made of the same updates.
+        // From here on, current values depend on the run. A training step runs the updates above,
+        // so current values include its gradients. A flush does not run them and sees the old
+        // values. Both therefore share the same update operations.
         let (before, counted) = (count.value(), count.current());
         let full = counted.greater_equal(&counted.constant_like(self.steps as f64));
         let flushed = counted.equal(before).logical_and(&counted.greater(&counted.zero()));
         let due = full.logical_or(&flushed);
-        let share = counted.maximum(&counted.one()).cast(DType::F64).reciprocal();
+        let scale = counted.maximum(&counted.one()).cast(DType::F64).reciprocal();
         let mean =
-            |(sum, g): (&Variable, &Gradient)| g.clone().with_value(sum.current() * share.cast(sum.dtype()));
+            |(sum, g): (&Variable, &Gradient)| g.clone().with_value(sum.current() * scale.cast(sum.dtype()));
         let means: Vec<Gradient> = sums.iter().zip(gradients).map(mean).collect();
         let gate = due.clone();
-        let held_back = move |current: &Tensor, next: &Tensor| gate.select(next, current);
-        let mut apply = graph.updates_through(held_back, || self.inner.apply(graph, &means));
+        let gated = move |current: &Tensor, next: &Tensor| gate.select(next, current);
+        let mut apply = graph.updates_through(gated, || self.inner.apply(graph, &means));
         apply.push(count.update(|n| due.select(&n.zero(), n)));
 
         graph.add_op_to_collection(FLUSH_OPS, &graph.group(&apply.iter().collect::<Vec<_>>()));
-        gather.extend(apply);
-        gather
+        updates.extend(apply);
+        updates
     }
 }

@@ -4,7 +4,7 @@ use super::setting::{Allowed, check_setting};
 use super::{Gradient, Optimizer, Rate};
 use crate::graph::{Graph, Op};
 
-/// PyTorch's `Adagrad`:
+/// Adagrad, as in PyTorch:
 ///
 /// ```text
 /// s += g^2
@@ -14,38 +14,39 @@ use crate::graph::{Graph, Op};
 pub struct Adagrad {
     rate: Rate,
     epsilon: f64,
-    first: f64,
+    initial: f64,
 }
 
 impl Adagrad {
-    /// With this learning rate, epsilon 1e-10, and sums that begin at 0.
+    /// Creates an optimizer with this learning rate, epsilon 1e-10 and accumulators that start at
+    /// 0.
     #[doc(alias = "AdagradOptimizer")]
     pub fn new(rate: impl Into<Rate>) -> Adagrad {
-        Adagrad { rate: rate.into(), epsilon: 1e-10, first: 0.0 }
+        Adagrad { rate: rate.into(), epsilon: 1e-10, initial: 0.0 }
     }
 
-    /// With this epsilon.
+    /// Sets epsilon (default: 1e-10).
     #[must_use]
     pub fn epsilon(self, epsilon: f64) -> Adagrad {
         Adagrad { epsilon, ..self }
     }
 
-    /// With sums that begin at `first`.
+    /// Sets the initial value of the accumulators `s` (default: 0).
     #[must_use]
-    #[doc(alias = "initial_accumulator_value")]
-    pub fn first_sum(self, first: f64) -> Adagrad {
-        Adagrad { first, ..self }
+    #[doc(alias = "first_sum")]
+    pub fn initial_accumulator_value(self, initial: f64) -> Adagrad {
+        Adagrad { initial, ..self }
     }
 }
 
 impl Optimizer for Adagrad {
     #[track_caller]
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
-        check_setting(graph, "Adagrad", "the first sum", self.first, Allowed::NotNegative);
+        check_setting(graph, "Adagrad", "initial_accumulator_value", self.initial, Allowed::NonNegative);
         let mut updates = Vec::new();
         for gradient in gradients {
             let g = gradient.decayed();
-            let s = gradient.slot_from("adagrad", self.first);
+            let s = gradient.slot_from("adagrad", self.initial);
             let next = s.value() + g.square();
             updates.push(s.assign(&next));
             let direction = g / (next.sqrt() + self.epsilon);

@@ -4,7 +4,7 @@ use super::moments::Moments;
 use super::{Gradient, Optimizer, Rate};
 use crate::graph::{Graph, Op};
 
-/// PyTorch's `Adam`:
+/// Adam, as in PyTorch:
 ///
 /// ```text
 /// m = b1 m + (1 - b1) g        v = b2 v + (1 - b2) g^2
@@ -17,20 +17,20 @@ pub struct Adam {
 }
 
 impl Adam {
-    /// With this learning rate, betas 0.9 and 0.999, epsilon 1e-8.
+    /// Creates an optimizer with this learning rate, betas 0.9 and 0.999, and epsilon 1e-8.
     #[doc(alias = "AdamOptimizer")]
     pub fn new(rate: impl Into<Rate>) -> Adam {
         Adam { rate: rate.into(), moments: Moments::new(1e-8) }
     }
 
-    /// With these betas.
+    /// Sets the betas (default: 0.9 and 0.999).
     #[must_use]
     pub fn betas(mut self, beta1: f64, beta2: f64) -> Adam {
         (self.moments.beta1, self.moments.beta2) = (beta1, beta2);
         self
     }
 
-    /// With this epsilon.
+    /// Sets epsilon (default: 1e-8).
     #[must_use]
     pub fn epsilon(mut self, epsilon: f64) -> Adam {
         self.moments.epsilon = epsilon;
@@ -41,10 +41,10 @@ impl Adam {
 impl Optimizer for Adam {
     #[track_caller]
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
-        let (averages, mut updates) = self.moments.follow(graph, "Adam", gradients, Gradient::decayed);
-        for (g, a) in gradients.iter().zip(averages) {
-            let rate = self.rate.of(graph, g) / a.left;
-            updates.push(g.variable.update(|w| w - rate * a.mean / a.root));
+        let (estimates, mut updates) = self.moments.update(graph, "Adam", gradients, Gradient::decayed);
+        for (g, e) in gradients.iter().zip(estimates) {
+            let rate = self.rate.of(graph, g) / e.bias_correction;
+            updates.push(g.variable.update(|w| w - rate * e.mean / e.denominator));
         }
         updates
     }

@@ -1,11 +1,11 @@
-//! Adam with weight decay apart from the gradient (Loshchilov and Hutter, 2017).
+//! Adam with decoupled weight decay (Loshchilov and Hutter, 2017).
 
 use super::moments::Moments;
 use super::setting::{Allowed, check_setting};
 use super::{Gradient, Optimizer, Rate};
 use crate::graph::{Graph, Op};
 
-/// PyTorch's `AdamW`:
+/// AdamW, as in PyTorch:
 ///
 /// ```text
 /// m = b1 m + (1 - b1) g        v = b2 v + (1 - b2) g^2
@@ -19,26 +19,28 @@ pub struct AdamW {
 }
 
 impl AdamW {
-    /// With this learning rate, betas 0.9 and 0.999, epsilon 1e-8, decay 0.01.
+    /// Creates an optimizer with this learning rate, betas 0.9 and 0.999, epsilon 1e-8 and weight
+    /// decay 0.01.
     pub fn new(rate: impl Into<Rate>) -> AdamW {
         AdamW { rate: rate.into(), moments: Moments::new(1e-8), decay: 0.01 }
     }
 
-    /// With these betas.
+    /// Sets the betas (default: 0.9 and 0.999).
     #[must_use]
     pub fn betas(mut self, beta1: f64, beta2: f64) -> AdamW {
         (self.moments.beta1, self.moments.beta2) = (beta1, beta2);
         self
     }
 
-    /// With this epsilon.
+    /// Sets epsilon (default: 1e-8).
     #[must_use]
     pub fn epsilon(mut self, epsilon: f64) -> AdamW {
         self.moments.epsilon = epsilon;
         self
     }
 
-    /// With this weight decay, except where a [group](super::ParamGroups) has its own.
+    /// Sets the weight decay (default: 0.01). A [parameter group](super::ParamGroups) may override
+    /// it.
     #[must_use]
     #[doc(alias = "weight_decay")]
     pub fn decay(self, decay: f64) -> AdamW {
@@ -49,13 +51,13 @@ impl AdamW {
 impl Optimizer for AdamW {
     #[track_caller]
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
-        check_setting(graph, "AdamW", "the decay", self.decay, Allowed::NotNegative);
-        let (averages, mut updates) = self.moments.follow(graph, "AdamW", gradients, |g| g.value.clone());
-        for (g, a) in gradients.iter().zip(averages) {
+        check_setting(graph, "AdamW", "the weight decay", self.decay, Allowed::NonNegative);
+        let (estimates, mut updates) = self.moments.update(graph, "AdamW", gradients, |g| g.value.clone());
+        for (g, e) in gradients.iter().zip(estimates) {
             let rate = self.rate.of(graph, g);
             let kept = 1.0 - &rate * g.decay.unwrap_or(self.decay);
-            let rate = rate / a.left;
-            updates.push(g.variable.update(|w| w * kept - rate * a.mean / a.root));
+            let rate = rate / e.bias_correction;
+            updates.push(g.variable.update(|w| w * kept - rate * e.mean / e.denominator));
         }
         updates
     }

@@ -1,4 +1,4 @@
-//! Moving averages of weights.
+//! Exponential moving averages of weights.
 
 use super::gradient::state;
 use super::setting::{Allowed, check_setting};
@@ -6,16 +6,17 @@ use super::{Gradient, Optimizer};
 use crate::graph::{EMA_VARIABLES, Graph, Init, Op, Sharing, Tensor, Variable, VariableSpec};
 use tensorpack_tensor::DType;
 
-/// An optimizer that keeps the exponential moving average of every variable it trains, as it is after each update, in
-/// `EMA/NAME`:
+/// An optimizer wrapper that keeps the exponential moving average of every trained variable in
+/// `EMA/NAME`, updated after each step:
 ///
 /// ```text
 /// average = decay average + (1 - decay) w
 /// ```
 ///
-/// It begins at the weights before the first update, as TensorFlow's `ExponentialMovingAverage` does, or, with
-/// [`debiased`](Ema::debiased), as if it had begun at zero and were divided by `1 - decay^t`. Before the first update
-/// there is no average, and `EMA/NAME` is zero. A tower that is to use the averages in place of the weights is made with
+/// The average starts at the weights before the first update, like TensorFlow's
+/// `ExponentialMovingAverage`. With [`debiased`](Ema::debiased) it equals an average that starts at
+/// zero, divided by `1 - decay^t`. Before the first update `EMA/NAME` is zero. To build a tower
+/// that uses the averages in place of the weights, use
 /// `TowerContext::inference(&graph).averaged()`.
 #[derive(Debug)]
 pub struct Ema {
@@ -25,25 +26,25 @@ pub struct Ema {
 }
 
 impl Ema {
-    /// `inner`, followed by averages that keep `decay` of what they were at each step.
+    /// Creates an optimizer that applies `inner` and then updates the averages with this decay.
     #[doc(alias = "ExponentialMovingAverage")]
     pub fn new(inner: impl Optimizer + 'static, decay: f64) -> Ema {
         Ema { inner: inner.boxed(), decay, debiased: false }
     }
 
-    /// Without a trace of the weights that training began with.
+    /// Corrects the bias of a zero start, so that the average does not contain the initial weights.
     #[must_use]
     pub fn debiased(self) -> Ema {
         Ema { debiased: true, ..self }
     }
 
-    /// The moving average of `variable`, if there is one.
+    /// Returns the moving average of `variable`, if it has one.
     #[track_caller]
     pub fn of(variable: &Variable) -> Option<Variable> {
         variable.graph().variable_named(&format!("{PREFIX}{}", variable.name()))
     }
 
-    /// All variables that have a moving average, each with its average.
+    /// Returns all variables that have a moving average, each with its average.
     #[track_caller]
     pub fn pairs(graph: &Graph) -> Vec<(Variable, Variable)> {
         let averages = graph.collection(EMA_VARIABLES).variables;
@@ -61,9 +62,9 @@ const PREFIX: &str = "EMA/";
 impl Optimizer for Ema {
     #[track_caller]
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
-        check_setting(graph, "Ema", "the decay", self.decay, Allowed::Share);
+        check_setting(graph, "Ema", "the decay", self.decay, Allowed::Fraction);
         let mut updates = self.inner.apply(graph, gradients);
-        // decay^t, in f64: 1 in the first step.
+        // decay^t, in f64; 1 in the first step.
         let spec = VariableSpec::new("ema_decay_power", []).dtype(DType::F64).init(Init::ones());
         let power = state(graph, spec.non_trainable());
         updates.push(power.update(|p| p * self.decay));
@@ -73,8 +74,8 @@ impl Optimizer for Ema {
             let (w, dtype) = (variable.current(), variable.dtype());
             let next = |average: &Tensor| {
                 if self.debiased {
-                    let share = (1.0 - self.decay) / (1.0 - power.value() * self.decay);
-                    average + (w - average) * share.cast(dtype)
+                    let weight = (1.0 - self.decay) / (1.0 - power.value() * self.decay);
+                    average + (w - average) * weight.cast(dtype)
                 } else {
                     let before = first.select(variable.value(), average);
                     before * self.decay + w * (1.0 - self.decay)
@@ -86,7 +87,7 @@ impl Optimizer for Ema {
     }
 }
 
-/// The variable that holds another's average.
+/// Creates the variable that holds the average of `variable`.
 #[track_caller]
 fn average_of(graph: &Graph, variable: &Variable) -> Variable {
     let sizes = variable.shape().known().unwrap_or_default();

@@ -1,13 +1,14 @@
-//! The number of steps so far, in the graph.
+//! The global step counter.
 
 use crate::graph::{Graph, Init, Op, Sharing, Variable, VariableSpec};
 use tensorpack_tensor::DType;
 
 impl Graph {
-    /// The number of steps made so far: the i64 variable `global_step`, saved like weights, 0 in the first step. It is
-    /// made by the first who asks and shared by all others.
+    /// Returns the number of completed steps: the i64 variable `global_step`, which is saved in
+    /// checkpoints and is 0 in the first step. The first call creates it; later calls share it.
     ///
-    /// Nothing counts by itself: whoever owns the training loop runs [`Graph::count_step`] once a step. Trainers do.
+    /// The counter does not advance on its own: the training loop runs [`Graph::count_step`] once
+    /// per step. Trainers do this.
     #[track_caller]
     #[doc(alias = "get_global_step_var")]
     pub fn global_step(&self) -> Variable {
@@ -15,7 +16,8 @@ impl Graph {
         self.at_root(|| self.variable(spec.non_trainable(), Sharing::Either))
     }
 
-    /// An operation that adds one to the [global step](Graph::global_step). Run with a step, it takes effect after it.
+    /// Returns an operation that increments the [global step](Graph::global_step). If it runs with
+    /// a training step, it takes effect after that step.
     #[track_caller]
     pub fn count_step(&self) -> Op {
         self.global_step().update(|steps| steps + 1.0)

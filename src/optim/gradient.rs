@@ -1,33 +1,35 @@
-//! What an optimizer is handed.
+//! The gradient of one variable, as passed to an optimizer.
 
 use crate::graph::{Graph, Init, NamePattern, Sharing, Tensor, Variable, VariableSpec};
 
-/// A variable to be updated, its gradient, and what its [group](super::ParamGroups) says of it.
+/// A variable to update, its gradient, and the settings of its [parameter
+/// group](super::ParamGroups).
 #[derive(Clone, Debug)]
 pub struct Gradient {
     /// The variable.
     pub variable: Variable,
-    /// The cost's gradient with respect to it.
+    /// The gradient of the cost with respect to the variable.
     pub value: Tensor,
-    /// The optimizer's rate is multiplied by this.
+    /// A factor for the optimizer's learning rate.
     pub rate: f64,
-    /// The weight decay, in place of the optimizer's own.
+    /// The weight decay that replaces the optimizer's own.
     pub decay: Option<f64>,
 }
 
 impl Gradient {
-    /// The gradient `value` of `variable`, with the optimizer's own settings.
+    /// Creates the gradient `value` of `variable`, with the optimizer's own settings.
     pub fn new(variable: Variable, value: Tensor) -> Gradient {
         Gradient { variable, value, rate: 1.0, decay: None }
     }
 
-    /// The same with another value.
+    /// Returns the same gradient with another value.
     #[must_use]
     pub fn with_value(self, value: Tensor) -> Gradient {
         Gradient { value, ..self }
     }
 
-    /// The gradient of the cost plus `decay / 2 * |w|^2`: weight decay as most optimizers have it.
+    /// Returns the gradient of the cost plus `decay / 2 * |w|^2`: weight decay as L2
+    /// regularization, which most optimizers use.
     #[track_caller]
     pub fn decayed(&self) -> Tensor {
         match self.decay {
@@ -36,34 +38,35 @@ impl Gradient {
         }
     }
 
-    /// A slot: a variable like this one that an optimizer keeps beside it, `NAME/SLOT`, zero at first. The slots of all
-    /// variables lie in one slab, so that an optimizer runs over them in one pass.
+    /// Creates a slot: optimizer state `NAME/SLOT` of the same shape and type as the variable,
+    /// initially zero. The slots of all variables are allocated in one slab, so that an optimizer
+    /// updates them in one pass.
     #[track_caller]
     pub fn slot(&self, slot: &str) -> Variable {
         self.slot_from(slot, 0.0)
     }
 
-    /// [`Gradient::slot`] with another first value.
+    /// Like [`Gradient::slot`], with another initial value.
     #[track_caller]
-    pub fn slot_from(&self, slot: &str, first: f64) -> Variable {
+    pub fn slot_from(&self, slot: &str, initial: f64) -> Variable {
         let variable = &self.variable;
         let sizes = variable.shape().known().unwrap_or_default();
         let spec = VariableSpec::new(format!("{}/{slot}", variable.name()), sizes).dtype(variable.dtype());
-        state(variable.graph(), spec.init(Init::Constant(first)).non_trainable().slab(slot))
+        state(variable.graph(), spec.init(Init::Constant(initial)).non_trainable().slab(slot))
     }
 }
 
-/// A variable of an optimizer's own, outside of all scopes. Where another optimizer has one of that name, it gets a
-/// number.
+/// Creates a state variable of an optimizer, outside of all scopes. If another optimizer already
+/// has a variable of that name, a number is appended.
 #[track_caller]
 pub(super) fn state(graph: &Graph, spec: VariableSpec) -> Variable {
     graph.at_root(|| graph.variable(spec, Sharing::Numbered))
 }
 
-/// Puts on record, as an error of `who`, a pattern that matches none of the gradients' variables.
+/// Records an error of `op` if the pattern matches none of the gradients' variables.
 #[track_caller]
-pub(super) fn check_pattern(graph: &Graph, who: &str, pattern: &NamePattern, gradients: &[Gradient]) {
+pub(super) fn check_pattern(graph: &Graph, op: &str, pattern: &NamePattern, gradients: &[Gradient]) {
     if let Err(e) = pattern.check(gradients.iter().map(|g| g.variable.name())) {
-        graph.record(who, &[], e);
+        graph.record(op, &[], e);
     }
 }

@@ -1,4 +1,4 @@
-//! From a cost to one operation that lowers it.
+//! Gradients of a cost, and the operation that applies them.
 
 use super::{Gradient, Optimizer};
 use crate::autodiff::gradients;
@@ -7,31 +7,33 @@ use std::collections::HashSet;
 use std::panic::Location;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// One operation that updates every trainable variable by the gradient of `cost`: [`compute_gradients`], then
-/// [`apply_gradients`].
+/// Returns one operation that updates every trainable variable with the gradient of `cost`:
+/// [`compute_gradients`] followed by [`apply_gradients`].
 #[track_caller]
 pub fn minimize(cost: &Tensor, optimizer: &dyn Optimizer) -> Result<Op> {
     let gradients = compute_gradients(cost)?;
     apply_gradients(optimizer, cost.graph(), &gradients)
 }
 
-/// The gradients of `cost` with respect to every trainable variable that is not frozen.
+/// Returns the gradients of `cost` with respect to every trainable variable that is not frozen.
 ///
-/// A trainable variable that the cost does not depend on is an error, for it would silently stay as it was drawn:
-/// unless that was said, by [`Tensor::stop_gradient`] on the way or by [`Graph::freeze_variables`].
+/// A trainable variable that the cost does not depend on is an error, because it would silently
+/// keep its initial value. [`Tensor::stop_gradient`] on the path, or [`Graph::freeze_variables`],
+/// declares this intended.
 #[track_caller]
 pub fn compute_gradients(cost: &Tensor) -> Result<Vec<Gradient>> {
-    of_variables(cost, None)
+    gradients_of_variables(cost, None)
 }
 
-/// The same with respect to those variables alone whose whole name matches the regular expression `pattern`: for models
-/// in which each of several costs trains a part, such as `gen/.*` and `discrim/.*`.
+/// Like [`compute_gradients`], with respect to only the variables whose whole name matches the
+/// regular expression `pattern`. For models in which each of several costs trains a part, such as
+/// `gen/.*` and `discrim/.*`.
 #[track_caller]
 pub fn compute_gradients_of(cost: &Tensor, pattern: &str) -> Result<Vec<Gradient>> {
-    of_variables(cost, Some(NamePattern::new(pattern)))
+    gradients_of_variables(cost, Some(NamePattern::new(pattern)))
 }
 
-fn of_variables(cost: &Tensor, pattern: Option<NamePattern>) -> Result<Vec<Gradient>> {
+fn gradients_of_variables(cost: &Tensor, pattern: Option<NamePattern>) -> Result<Vec<Gradient>> {
     let graph = cost.graph();
     graph.check_not_frozen("minimize")?;
     graph.first_error()?;
@@ -52,7 +54,7 @@ fn of_variables(cost: &Tensor, pattern: Option<NamePattern>) -> Result<Vec<Gradi
                 g.mark_gradient_of(cost);
                 all.push(Gradient::new(variable.clone(), g));
             }
-            None if !info.frozen && !stopped_on_purpose(graph, cost, variable) => {
+            None if !info.frozen && !only_through_stop_gradient(graph, cost, variable) => {
                 return Err(Error::new(
                     ErrorKind::Gradient,
                     format!(
@@ -62,8 +64,8 @@ fn of_variables(cost: &Tensor, pattern: Option<NamePattern>) -> Result<Vec<Gradi
                     ),
                 )
                 .at(info.site)
-                .note("what gradients do not train is not trainable (rule 2 of tower functions)")
-                .note("use it, make it non-trainable, or freeze it with freeze_variables"));
+                .note("a trainable variable must receive a gradient (rule 2 of tower functions)")
+                .note("use it in the cost, make it non-trainable, or freeze it with freeze_variables"));
             }
             _ => {}
         }
@@ -71,13 +73,13 @@ fn of_variables(cost: &Tensor, pattern: Option<NamePattern>) -> Result<Vec<Gradi
     if all.is_empty() {
         return Err(Error::new(
             ErrorKind::Gradient,
-            "there is no trainable variable to minimise the cost by",
+            "the cost depends on no trainable variable, so there is nothing to minimize",
         ));
     }
     Ok(all)
 }
 
-/// One operation that updates variables by these gradients.
+/// Returns one operation that updates variables with these gradients.
 #[track_caller]
 pub fn apply_gradients(optimizer: &dyn Optimizer, graph: &Graph, gradients: &[Gradient]) -> Result<Op> {
     let updates = graph.called_from(Location::caller(), || optimizer.apply(graph, gradients));
@@ -85,8 +87,8 @@ pub fn apply_gradients(optimizer: &dyn Optimizer, graph: &Graph, gradients: &[Gr
     Ok(graph.group(&updates.iter().collect::<Vec<_>>()))
 }
 
-/// Whether the cost depends on the variable, but only through a stopped gradient.
-fn stopped_on_purpose(graph: &Graph, cost: &Tensor, variable: &Variable) -> bool {
+/// Returns whether the cost depends on the variable only through `stop_gradient`.
+fn only_through_stop_gradient(graph: &Graph, cost: &Tensor, variable: &Variable) -> bool {
     let depends = |through_stops: bool| {
         let mut seen: HashSet<NodeId> = HashSet::new();
         let mut stack: Vec<NodeId> = cost.id().map(|t| t.node).into_iter().collect();
@@ -108,8 +110,8 @@ mod tests {
     use crate::graph::VariableSpec;
     use crate::tower::TowerContext;
 
-    /// Two variables, the second of which the first's cost does not need.
-    fn players() -> (Graph, [Tensor; 2]) {
+    /// Returns two costs, each of which depends on one of two variables.
+    fn two_costs() -> (Graph, [Tensor; 2]) {
         let graph = Graph::new();
         let t = &TowerContext::training(&graph);
         let square = |name: &str| t.variable(VariableSpec::new(name, [])).value().square();
@@ -118,8 +120,8 @@ mod tests {
     }
 
     #[test]
-    fn a_cost_trains_the_variables_that_are_named() {
-        let (_, [g, d]) = players();
+    fn compute_gradients_of_selects_variables_by_name() {
+        let (_, [g, d]) = two_costs();
         let names = |found: Vec<Gradient>| -> Vec<String> {
             found.iter().map(|g| g.variable.name().to_string()).collect()
         };
@@ -130,10 +132,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_named_must_be_there_and_be_trained() {
-        let (_, [g, _]) = players();
+    fn unmatched_pattern_and_missing_gradient_are_errors() {
+        let (_, [g, _]) = two_costs();
         let e = compute_gradients_of(&g, "gem/.*").unwrap_err();
-        assert_eq!(e.message(), "the pattern \"gem/.*\" matches no variable");
+        assert!(e.message().contains("gem/.*"), "{e}");
         assert_eq!(e.site().map(|s| s.file), Some(file!()));
         let e = compute_gradients_of(&g, ".*").unwrap_err();
         assert!(e.message().contains("no gradient with respect to the trainable variable discrim/w"), "{e}");

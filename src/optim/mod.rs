@@ -1,8 +1,9 @@
-//! Optimizers: rules that turn gradients into updates of variables. Their state is made of ordinary variables, saved
-//! like weights.
+//! Optimizers, which turn gradients into updates of variables. Optimizer state consists of ordinary
+//! variables and is saved like weights.
 //!
-//! Rules: [`Sgd`], [`Momentum`], [`RmsProp`], [`Adagrad`], [`Adam`], [`AdamW`], [`Lamb`]. Around a rule go [`ParamGroups`],
-//! [gradient processors](gradproc), [`Accumulate`], [`PostProcess`] and [`Ema`], which are optimizers too.
+//! Update rules: [`Sgd`], [`Momentum`], [`RmsProp`], [`Adagrad`], [`Adam`], [`AdamW`], [`Lamb`].
+//! Wrappers, which are optimizers too: [`ParamGroups`], [gradient processors](gradproc),
+//! [`Accumulate`], [`PostProcess`] and [`Ema`].
 
 mod accumulate;
 mod adagrad;

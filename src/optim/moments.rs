@@ -1,4 +1,4 @@
-//! The moving averages that Adam and its kin keep of gradients.
+//! The first and second moment estimates of Adam, AdamW and LAMB.
 
 use super::Gradient;
 use super::gradient::state;
@@ -6,6 +6,8 @@ use super::setting::{Allowed, check_setting};
 use crate::graph::{Graph, Init, Op, Tensor, VariableSpec};
 use tensorpack_tensor::DType;
 
+/// Exponential moving averages of the gradient and its square:
+///
 /// ```text
 /// m = b1 m + (1 - b1) g        v = b2 v + (1 - b2) g^2
 /// ```
@@ -16,44 +18,45 @@ pub(super) struct Moments {
     pub(super) epsilon: f64,
 }
 
-/// The next averages of one variable, as `mean / left / root` needs them.
-pub(super) struct Averages {
+/// The moment estimates of one variable after this step. The update direction is
+/// `mean / bias_correction / denominator`.
+pub(super) struct Estimates {
     /// `m`.
     pub(super) mean: Tensor,
-    /// `1 - b1^t`, which `m` is to be divided by since it began at zero.
-    pub(super) left: Tensor,
+    /// `1 - b1^t`, the bias correction of `m`, which starts at zero.
+    pub(super) bias_correction: Tensor,
     /// `sqrt(v / (1 - b2^t)) + epsilon`.
-    pub(super) root: Tensor,
+    pub(super) denominator: Tensor,
 }
 
 impl Moments {
-    /// Betas 0.9 and 0.999.
+    /// Creates the settings with betas 0.9 and 0.999.
     pub(super) fn new(epsilon: f64) -> Moments {
         Moments { beta1: 0.9, beta2: 0.999, epsilon }
     }
 
-    /// The averages of all `gradients`, each seen as `value` sees it, and the updates that keep them in slots named
-    /// after the optimizer `who`.
+    /// Returns the moment estimates for all `gradients`, and the updates that store them in slots
+    /// named after `optimizer`. `value` computes the gradient to average.
     #[track_caller]
-    pub(super) fn follow(
+    pub(super) fn update(
         &self,
         graph: &Graph,
-        who: &str,
+        optimizer: &str,
         gradients: &[Gradient],
         value: impl Fn(&Gradient) -> Tensor,
-    ) -> (Vec<Averages>, Vec<Op>) {
-        check_setting(graph, who, "beta1", self.beta1, Allowed::Share);
-        check_setting(graph, who, "beta2", self.beta2, Allowed::Share);
-        let prefix = who.to_lowercase();
+    ) -> (Vec<Estimates>, Vec<Op>) {
+        check_setting(graph, optimizer, "beta1", self.beta1, Allowed::Fraction);
+        check_setting(graph, optimizer, "beta2", self.beta2, Allowed::Fraction);
+        let prefix = optimizer.to_lowercase();
         let mut updates = Vec::new();
-        // beta^t, in f64: after many steps 1 - beta^t must still be right.
+        // beta^t, in f64, so that 1 - beta^t stays accurate after many steps.
         let mut power = |name: &str, beta: f64| {
             let spec = VariableSpec::new(format!("{prefix}_{name}_power"), []).dtype(DType::F64);
             let power = state(graph, spec.init(Init::Constant(beta)).non_trainable());
             updates.push(power.update(|p| p * beta));
             1.0 - power.value()
         };
-        let (left1, left2) = (power("beta1", self.beta1), power("beta2", self.beta2));
+        let (correction1, correction2) = (power("beta1", self.beta1), power("beta2", self.beta2));
         let mut all = Vec::new();
         for gradient in gradients {
             let (m, v) = (gradient.slot(&format!("{prefix}_m")), gradient.slot(&format!("{prefix}_v")));
@@ -63,8 +66,8 @@ impl Moments {
             updates.push(m.assign(&mean));
             updates.push(v.assign(&square));
             let dtype = gradient.variable.dtype();
-            let root = square.sqrt() * left2.cast(dtype).rsqrt() + self.epsilon;
-            all.push(Averages { mean, left: left1.cast(dtype), root });
+            let denominator = square.sqrt() * correction2.cast(dtype).rsqrt() + self.epsilon;
+            all.push(Estimates { mean, bias_correction: correction1.cast(dtype), denominator });
         }
         (all, updates)
     }

@@ -1,10 +1,11 @@
-//! Gradient descent that gathers speed.
+//! Gradient descent with momentum.
 
 use super::setting::{Allowed, check_setting};
 use super::{Gradient, Optimizer, Rate};
 use crate::graph::{Graph, Op};
 
-/// PyTorch's `SGD` with momentum and no dampening, which is TensorFlow's `MomentumOptimizer`:
+/// Gradient descent with momentum: PyTorch's `SGD` with momentum and no dampening, TensorFlow's
+/// `MomentumOptimizer`.
 ///
 /// ```text
 /// v = momentum v + g
@@ -19,13 +20,13 @@ pub struct Momentum {
 }
 
 impl Momentum {
-    /// With this learning rate and momentum, such as 0.9.
+    /// Creates an optimizer with this learning rate and momentum, such as 0.9.
     #[doc(alias = "MomentumOptimizer")]
     pub fn new(rate: impl Into<Rate>, momentum: f64) -> Momentum {
         Momentum { rate: rate.into(), momentum, nesterov: false }
     }
 
-    /// Looking one step ahead (Sutskever et al., 2013).
+    /// Uses Nesterov momentum (Sutskever et al., 2013).
     #[must_use]
     pub fn nesterov(self) -> Momentum {
         Momentum { nesterov: true, ..self }
@@ -35,7 +36,7 @@ impl Momentum {
 impl Optimizer for Momentum {
     #[track_caller]
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
-        check_setting(graph, "Momentum", "the momentum", self.momentum, Allowed::Share);
+        check_setting(graph, "Momentum", "the momentum", self.momentum, Allowed::Fraction);
         let mut updates = Vec::new();
         for gradient in gradients {
             let g = gradient.decayed();

@@ -1,21 +1,22 @@
-//! What an optimizer is.
+//! The optimizer interface.
 
 use super::Gradient;
 use super::gradproc::{GradProcessor, Processed};
 use crate::graph::{Graph, Op};
 use std::fmt::Debug;
 
-/// A rule that updates variables by their gradients. Optimizers that wrap another one hand it gradients of their own
-/// making, or add to its updates; so wrappers nest, and the outermost sees the gradients first.
+/// A rule that updates variables with their gradients. A wrapper passes modified gradients to its
+/// inner optimizer, or adds to its updates. Wrappers nest, and the outermost sees the gradients
+/// first.
 pub trait Optimizer: Debug {
     /// Adds the updates of all these variables to the graph.
     ///
-    /// State is made of variables: [`Gradient::slot`]. An update is made with
-    /// [`Variable::update`](crate::graph::Variable::update) or `assign`, so that [`Accumulate`](super::Accumulate) can
-    /// hold it back.
+    /// Keep state in variables, see [`Gradient::slot`]. Create updates with
+    /// [`Variable::update`](crate::graph::Variable::update) or `assign`, so that
+    /// [`Accumulate`](super::Accumulate) can gate them.
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op>;
 
-    /// In a box, for code that chooses among optimizers.
+    /// Returns the optimizer in a box, for code that selects one at run time.
     fn boxed(self) -> Box<dyn Optimizer>
     where
         Self: Sized + 'static,
@@ -23,7 +24,8 @@ pub trait Optimizer: Debug {
         Box::new(self)
     }
 
-    /// Behind a processor, which sees the gradients first. More of them follow in the order they are given.
+    /// Adds a gradient processor in front of the optimizer. Further processors run in the order
+    /// they are added.
     #[doc(alias = "apply_grad_processors")]
     fn process(self, processor: impl GradProcessor + 'static) -> Processed
     where

@@ -1,12 +1,13 @@
-//! Settings for some of the variables.
+//! Parameter groups: per-variable optimizer settings.
 
 use super::gradient::check_pattern;
 use super::setting::{Allowed, check_setting};
 use super::{Gradient, Optimizer};
 use crate::graph::{Graph, NamePattern, Op};
 
-/// An optimizer with other settings for the variables of some names. A variable belongs to the first group whose
-/// pattern, a regular expression, matches its whole name; if there is none, the optimizer's own settings hold.
+/// An optimizer wrapper with different settings for groups of variables. A variable belongs to the
+/// first group whose pattern, a regular expression, matches its whole name. Variables without a
+/// group use the optimizer's own settings.
 ///
 /// ```
 /// # use tensorpack::optim::{Adam, ParamGroups};
@@ -22,7 +23,7 @@ pub struct ParamGroups {
     groups: Vec<(NamePattern, Group)>,
 }
 
-/// What differs for the variables of a group.
+/// The settings of a parameter group.
 #[derive(Clone, Debug, Default)]
 pub struct Group {
     rate: Option<f64>,
@@ -30,14 +31,14 @@ pub struct Group {
 }
 
 impl Group {
-    /// The optimizer's rate is multiplied by this.
+    /// Multiplies the optimizer's learning rate by `factor`.
     #[must_use]
     pub fn rate(self, factor: f64) -> Group {
         Group { rate: Some(factor), ..self }
     }
 
-    /// This weight decay: added to the gradient as `decay * w`, or apart from it where the optimizer does it so
-    /// ([`AdamW`](super::AdamW), [`Lamb`](super::Lamb)).
+    /// Sets the weight decay. It is added to the gradient as `decay * w`, or decoupled from it in
+    /// [`AdamW`](super::AdamW) and [`Lamb`](super::Lamb).
     #[must_use]
     #[doc(alias = "weight_decay")]
     pub fn decay(self, decay: f64) -> Group {
@@ -46,12 +47,12 @@ impl Group {
 }
 
 impl ParamGroups {
-    /// `inner`, so far with its own settings for all.
+    /// Wraps `inner`, with no groups yet.
     pub fn new(inner: impl Optimizer + 'static) -> ParamGroups {
         ParamGroups { inner: inner.boxed(), groups: Vec::new() }
     }
 
-    /// With these settings for variables that match `pattern` and none before it.
+    /// Adds a group for the variables that match `pattern` and no earlier pattern.
     #[must_use]
     #[track_caller]
     pub fn group(mut self, pattern: &str, settings: impl FnOnce(Group) -> Group) -> ParamGroups {
@@ -65,8 +66,9 @@ impl Optimizer for ParamGroups {
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
         for (pattern, group) in &self.groups {
             check_pattern(graph, "ParamGroups", pattern, gradients);
-            check_setting(graph, "ParamGroups", "a rate", group.rate.unwrap_or(1.0), Allowed::Finite);
-            check_setting(graph, "ParamGroups", "a decay", group.decay.unwrap_or(0.0), Allowed::NotNegative);
+            let (rate, decay) = (group.rate.unwrap_or(1.0), group.decay.unwrap_or(0.0));
+            check_setting(graph, "ParamGroups", "a rate", rate, Allowed::Finite);
+            check_setting(graph, "ParamGroups", "a weight decay", decay, Allowed::NonNegative);
         }
         let in_group = |g: &Gradient| {
             let group = self.groups.iter().find(|(pattern, _)| pattern.matches(g.variable.name()));

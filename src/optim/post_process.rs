@@ -1,4 +1,4 @@
-//! What is done to variables after each update.
+//! Post-processing of variables after each update.
 
 use super::{Gradient, Optimizer};
 use crate::graph::{Graph, Op, Tensor, Variable};
@@ -6,8 +6,9 @@ use std::fmt;
 
 type Rule = Box<dyn Fn(&Variable, &Tensor) -> Option<Tensor>>;
 
-/// An optimizer whose updates are followed by a rule: of each variable and the value the optimizer gives it, the rule
-/// makes the value it gets, or `None` to let it be. The weights of a critic, kept small:
+/// An optimizer wrapper that post-processes updated variables. The rule receives each variable and
+/// its updated value, and returns the value to store, or `None` to keep the update. For example, to
+/// clip the weights of a critic:
 ///
 /// ```
 /// # use tensorpack::optim::{PostProcess, RmsProp};
@@ -19,7 +20,7 @@ pub struct PostProcess {
 }
 
 impl PostProcess {
-    /// `inner`, followed by `rule`.
+    /// Creates an optimizer that applies `inner` and then `rule`.
     #[doc(alias = "VariableAssignmentOptimizer")]
     #[doc(alias = "PostProcessOptimizer")]
     pub fn new(

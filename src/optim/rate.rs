@@ -5,19 +5,19 @@ use super::{Gradient, Schedule};
 use crate::graph::{Graph, Tensor, Variable};
 use tensorpack_tensor::{DType, Error, HostTensor};
 
-/// A learning rate: a number, a schedule of the global step, or a scalar in the graph that others may change.
+/// A learning rate: a constant, a schedule over the global step, or a scalar tensor of the graph.
 #[derive(Clone, Debug)]
 pub enum Rate {
-    /// Always this.
+    /// A constant.
     Fixed(f64),
-    /// What this is at the [global step](Graph::global_step).
+    /// The value of this schedule at the [global step](Graph::global_step).
     Scheduled(Schedule),
-    /// What this scalar is in each run.
+    /// The value of this scalar in each run.
     Tensor(Tensor),
 }
 
 impl Rate {
-    /// The rate as a scalar of type `dtype`.
+    /// Returns the rate as a scalar of type `dtype`.
     #[track_caller]
     pub fn tensor(&self, graph: &Graph, dtype: DType) -> Tensor {
         match self {
@@ -29,12 +29,12 @@ impl Rate {
             Rate::Scheduled(schedule) => schedule.at(&graph.global_step()).cast(dtype),
             Rate::Tensor(t) if t.rank() == 0 => t.cast(dtype),
             Rate::Tensor(t) => {
-                t.fail("Rate", Error::shape(format!("a learning rate is a scalar, not {}", t.shape())))
+                t.fail("Rate", Error::shape(format!("a learning rate must be a scalar, got {}", t.shape())))
             }
         }
     }
 
-    /// The rate for one gradient: of its type, and multiplied as its group says.
+    /// Returns the rate for one gradient: in its data type, multiplied by the factor of its group.
     #[track_caller]
     pub fn of(&self, graph: &Graph, gradient: &Gradient) -> Tensor {
         let dtype = gradient.variable.dtype();

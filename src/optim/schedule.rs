@@ -1,10 +1,10 @@
-//! Learning rates that change with the number of steps.
+//! Learning-rate schedules.
 
 use crate::graph::Tensor;
 use std::f64::consts::PI;
 use tensorpack_tensor::{DType, Error, Result};
 
-/// A number that is a function of the step, counted from 0, and computed in f64.
+/// A value that is a function of the step, which starts at 0. It is computed in f64.
 ///
 /// ```
 /// # use tensorpack::optim::{Adam, Schedule};
@@ -30,51 +30,55 @@ impl Schedule {
         Schedule { curve, warm_up: 0 }
     }
 
-    /// Always `value`: for a warm-up and nothing else.
+    /// Returns the schedule that is always `value`, for use with a warm-up.
     pub fn constant(value: f64) -> Schedule {
         Schedule::piecewise(value, [])
     }
 
-    /// `first`, and from each of the given steps on the value given with it.
+    /// Returns a piecewise constant schedule: `first`, then from each given step on the paired
+    /// value.
     #[doc(alias = "ScheduledHyperParamSetter")]
     #[doc(alias = "MultiStepLR")]
     pub fn piecewise(first: f64, later: impl Into<Vec<(u64, f64)>>) -> Schedule {
         Schedule::new(Curve::Piecewise { first, later: later.into() })
     }
 
-    /// `first * factor^(step / every)`.
+    /// Returns an exponential decay: `first * factor^(step / every)`.
     pub fn exponential(first: f64, factor: f64, every: u64) -> Schedule {
         Schedule::new(Curve::Exponential { first, factor, every, staircase: false })
     }
 
-    /// `first * factor^floor(step / every)`: multiplied by `factor` all at once, every so many steps.
+    /// Returns a staircase decay: `first * factor^floor(step / every)`, multiplied by `factor`
+    /// every `every` steps.
     #[doc(alias = "exponential_decay")]
     #[doc(alias = "StepLR")]
     pub fn staircase(first: f64, factor: f64, every: u64) -> Schedule {
         Schedule::new(Curve::Exponential { first, factor, every, staircase: true })
     }
 
-    /// `last + (first - last) * (1 - step / steps)^power`, and `last` from `steps` on.
+    /// Returns a polynomial decay: `last + (first - last) * (1 - step / steps)^power`, and `last`
+    /// from step `steps` on.
     #[doc(alias = "polynomial_decay")]
     pub fn polynomial(first: f64, last: f64, steps: u64, power: f64) -> Schedule {
         Schedule::new(Curve::Polynomial { first, last, steps, power })
     }
 
-    /// `last + (first - last) * (1 + cos(pi * step / steps)) / 2`, and `last` from `steps` on (Loshchilov and Hutter,
-    /// 2016).
+    /// Returns a cosine decay: `last + (first - last) * (1 + cos(pi * step / steps)) / 2`, and
+    /// `last` from step `steps` on (Loshchilov and Hutter, 2016).
     #[doc(alias = "CosineAnnealingLR")]
     pub fn cosine(first: f64, last: f64, steps: u64) -> Schedule {
         Schedule::new(Curve::Cosine { first, last, steps })
     }
 
-    /// Multiplied by `(step + 1) / steps` in the first so many steps (Goyal et al., 2017). The schedule itself counts
-    /// from the first step as before.
+    /// Adds a linear warm-up: multiplies the value by `(step + 1) / steps` in the first `steps`
+    /// steps (Goyal et al., 2017). The warm-up does not delay the schedule.
     #[must_use]
     pub fn warm_up(self, steps: u64) -> Schedule {
         Schedule { warm_up: steps, ..self }
     }
 
-    /// The f64 scalar this is at `step`, a scalar such as the [global step](crate::graph::Graph::global_step).
+    /// Returns the value at `step` as an f64 scalar. `step` is a scalar such as the
+    /// [global step](crate::graph::Graph::global_step).
     #[track_caller]
     pub fn at(&self, step: &Tensor) -> Tensor {
         if let Err(e) = self.check() {
@@ -82,8 +86,8 @@ impl Schedule {
         }
         let step = step.cast(DType::F64);
         let number = |v: f64| step.constant_like(v);
-        // How much of `steps` is over, from 0 to 1.
-        let over = |steps: u64| step.minimum(&number(steps as f64)) / steps as f64;
+        // The completed fraction of `steps`, from 0 to 1.
+        let progress = |steps: u64| step.minimum(&number(steps as f64)) / steps as f64;
         let value = match &self.curve {
             Curve::Piecewise { first, later } => {
                 later.iter().fold(number(*first), |before, &(from, value)| {
@@ -95,10 +99,10 @@ impl Schedule {
                 number(factor).pow(&if staircase { times.floor() } else { times }) * first
             }
             &Curve::Polynomial { first, last, steps, power } => {
-                (1.0 - over(steps)).pow(&number(power)) * (first - last) + last
+                (1.0 - progress(steps)).pow(&number(power)) * (first - last) + last
             }
             &Curve::Cosine { first, last, steps } => {
-                ((over(steps) * PI).cos() + 1.0) * ((first - last) / 2.0) + last
+                ((progress(steps) * PI).cos() + 1.0) * ((first - last) / 2.0) + last
             }
         };
         match self.warm_up {
@@ -111,12 +115,14 @@ impl Schedule {
         match &self.curve {
             Curve::Piecewise { later, .. } if !later.is_sorted_by(|a, b| a.0 < b.0) => {
                 let steps: Vec<u64> = later.iter().map(|(from, _)| *from).collect();
-                Err(Error::argument(format!("the steps of a piecewise schedule must grow, not {steps:?}")))
+                Err(Error::argument(format!(
+                    "the steps of a piecewise schedule must increase, got {steps:?}"
+                )))
             }
             Curve::Exponential { every: 0, .. }
             | Curve::Polynomial { steps: 0, .. }
             | Curve::Cosine { steps: 0, .. } => {
-                Err(Error::argument("a schedule over 0 steps has no value; give at least 1"))
+                Err(Error::argument("a schedule needs at least 1 step, got 0"))
             }
             _ => Ok(()),
         }

@@ -1,32 +1,32 @@
-//! What settings may be.
+//! Validation of optimizer settings.
 
 use crate::graph::Graph;
 use tensorpack_tensor::Error;
 
-/// The numbers among which a setting makes sense.
+/// The valid range of a setting.
 #[derive(Clone, Copy)]
 pub(super) enum Allowed {
-    /// 0 or more, and below 1: what is kept of an average.
-    Share,
-    /// Above 0.
+    /// At least 0 and below 1, such as a decay rate.
+    Fraction,
+    /// Finite and above 0.
     Positive,
-    /// 0 or more.
-    NotNegative,
-    /// All but NaN and the infinities.
+    /// Finite and at least 0.
+    NonNegative,
+    /// Neither NaN nor infinite.
     Finite,
 }
 
-/// Puts on record, as an error of `who`, a setting that makes no sense.
+/// Records an error of `op` if a setting is outside its valid range.
 #[track_caller]
-pub(super) fn check_setting(graph: &Graph, who: &str, setting: &str, value: f64, allowed: Allowed) {
-    let (fits, words) = match allowed {
-        Allowed::Share => ((0.0..1.0).contains(&value), "0 or more, and below 1"),
-        Allowed::Positive => (value > 0.0 && value.is_finite(), "a number above 0"),
-        Allowed::NotNegative => (value >= 0.0 && value.is_finite(), "a number not below 0"),
-        Allowed::Finite => (value.is_finite(), "a number"),
+pub(super) fn check_setting(graph: &Graph, op: &str, setting: &str, value: f64, allowed: Allowed) {
+    let (valid, range) = match allowed {
+        Allowed::Fraction => ((0.0..1.0).contains(&value), "at least 0 and below 1"),
+        Allowed::Positive => (value > 0.0 && value.is_finite(), "finite and above 0"),
+        Allowed::NonNegative => (value >= 0.0 && value.is_finite(), "finite and at least 0"),
+        Allowed::Finite => (value.is_finite(), "finite"),
     };
-    if !fits {
-        let why = format!("{setting} is {value}, but must be {words}");
-        graph.record(who, &[], Error::argument(why));
+    if !valid {
+        let why = format!("{setting} is {value}, but must be {range}");
+        graph.record(op, &[], Error::argument(why));
     }
 }

@@ -3,15 +3,15 @@
 use super::{Gradient, Optimizer, Rate};
 use crate::graph::{Graph, Op};
 
-/// `w -= rate * g`: PyTorch's `SGD`, TensorFlow's `GradientDescentOptimizer`. See [`Momentum`](super::Momentum) for
-/// the one that gathers speed.
+/// Stochastic gradient descent, `w -= rate * g`: PyTorch's `SGD`, TensorFlow's
+/// `GradientDescentOptimizer`. See [`Momentum`](super::Momentum) for SGD with momentum.
 #[derive(Clone, Debug)]
 pub struct Sgd {
     rate: Rate,
 }
 
 impl Sgd {
-    /// With this learning rate.
+    /// Creates an optimizer with this learning rate.
     #[doc(alias = "GradientDescentOptimizer")]
     pub fn new(rate: impl Into<Rate>) -> Sgd {
         Sgd { rate: rate.into() }

@@ -1,4 +1,4 @@
-//! One predictor for many callers: single examples, gathered into batches.
+//! Dynamic batching of single examples from many callers.
 
 use super::Predictor;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -6,56 +6,59 @@ use std::thread::JoinHandle;
 use tensorpack_dataflow::Sample;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// How many examples may wait; then callers do.
+/// The queue capacity in examples. Callers block while the queue is full.
 const QUEUE: usize = 100;
 
-/// Predicts single examples on a thread of its own. Whatever waits when the thread is free becomes one batch, which
-/// costs little more than one example; for a predictor with several towers, a batch for each. Each caller gets the
+/// Predicts single examples on a background thread with dynamic batching.
+///
+/// All examples that are queued when the thread becomes free form one batch (one per tower if the
+/// predictor has several), which costs little more than a single example. Each caller gets the
 /// outputs, or the error, of its own example.
 ///
-/// Dropping it ends the thread, once all that waits has its answer.
+/// Dropping the predictor stops the thread after it has processed the queue.
 #[doc(alias = "MultiThreadAsyncPredictor")]
 pub struct AsyncPredictor {
     requests: Option<SyncSender<Request>>,
     worker: Option<JoinHandle<()>>,
 }
 
-/// An example, and where its outputs go.
+/// An example, and the channel for its outputs.
 struct Request {
     inputs: Vec<HostTensor>,
-    answer: Sender<Result<Vec<HostTensor>>>,
+    response: Sender<Result<Vec<HostTensor>>>,
 }
 
-/// The outputs of an example, once they are there.
-#[must_use = "the outputs come from `wait`"]
+/// A handle to the outputs of an example that may not be computed yet.
+#[must_use = "call `wait` to get the outputs"]
 pub struct Pending(Receiver<Result<Vec<HostTensor>>>);
 
 impl Pending {
-    /// Waits for the outputs, without a batch dim, as the inputs were.
+    /// Waits for the outputs. Like the inputs, they have no batch dimension.
     pub fn wait(self) -> Result<Vec<HostTensor>> {
-        self.0.recv().unwrap_or_else(|_| Err(ended()))
+        self.0.recv().unwrap_or_else(|_| Err(thread_ended()))
     }
 }
 
 impl AsyncPredictor {
-    /// Batches of up to `batch` examples for a predictor whose inputs and outputs begin with the batch.
+    /// Starts a thread that runs batches of up to `batch` examples. The first dimension of the
+    /// predictor's inputs and outputs must be the batch.
     pub fn new(predictor: impl Predictor + 'static, batch: usize) -> Result<AsyncPredictor> {
         if batch == 0 {
-            return Err(Error::argument("batches of 0 examples predict nothing"));
+            return Err(Error::argument("the batch size must be at least 1, got 0"));
         }
-        let (requests, waiting) = sync_channel(QUEUE);
+        let (requests, queue) = sync_channel(QUEUE);
         let worker = std::thread::Builder::new()
             .name("predictor".into())
-            .spawn(move || answer_all(&predictor, batch, &waiting))?;
+            .spawn(move || serve(&predictor, batch, &queue))?;
         Ok(AsyncPredictor { requests: Some(requests), worker: Some(worker) })
     }
 
-    /// Puts one example, without a batch dim, in the queue. Waits only while the queue is full.
+    /// Queues one example without a batch dimension. Blocks only while the queue is full.
     #[doc(alias = "put_task")]
     pub fn predict(&self, inputs: Vec<HostTensor>) -> Result<Pending> {
-        let (answer, pending) = channel();
-        let requests = self.requests.as_ref().ok_or_else(ended)?;
-        requests.send(Request { inputs, answer }).map_err(|_| ended())?;
+        let (response, pending) = channel();
+        let requests = self.requests.as_ref().ok_or_else(thread_ended)?;
+        requests.send(Request { inputs, response }).map_err(|_| thread_ended())?;
         Ok(Pending(pending))
     }
 }
@@ -64,59 +67,60 @@ impl Drop for AsyncPredictor {
     fn drop(&mut self) {
         self.requests = None;
         if let Some(worker) = self.worker.take() {
-            // If it panicked, those who waited know.
+            // If the thread panicked, the waiting callers have received an error.
             let _ = worker.join();
         }
     }
 }
 
-fn ended() -> Error {
+fn thread_ended() -> Error {
     Error::new(ErrorKind::Engine, "the predictor's thread has ended")
 }
 
-/// Answers until nobody can ask any more.
-fn answer_all(predictor: &dyn Predictor, batch: usize, waiting: &Receiver<Request>) {
-    let most = batch.saturating_mul(predictor.towers().max(1));
-    let mut next = waiting.recv().ok();
+/// Processes requests until all senders are gone.
+fn serve(predictor: &dyn Predictor, batch: usize, queue: &Receiver<Request>) {
+    let capacity = batch.saturating_mul(predictor.towers().max(1));
+    let mut next = queue.recv().ok();
     while let Some(first) = next.take() {
-        let mut gathered = vec![first];
-        while gathered.len() < most
-            && let Ok(request) = waiting.try_recv()
+        let mut requests = vec![first];
+        while requests.len() < capacity
+            && let Ok(request) = queue.try_recv()
         {
-            if form(&request.inputs) != form(&gathered[0].inputs) {
-                // It begins the next batch.
+            if dtypes_and_sizes(&request.inputs) != dtypes_and_sizes(&requests[0].inputs) {
+                // It starts the next batch.
                 next = Some(request);
                 break;
             }
-            gathered.push(request);
+            requests.push(request);
         }
-        answer(predictor, &gathered);
-        next = next.or_else(|| waiting.recv().ok());
+        respond(predictor, &requests);
+        next = next.or_else(|| queue.recv().ok());
     }
 }
 
-/// What examples of one batch have in common.
-fn form(inputs: &[HostTensor]) -> impl PartialEq {
+/// Returns the data types and sizes of inputs, which must be equal for all examples of a batch.
+fn dtypes_and_sizes(inputs: &[HostTensor]) -> impl PartialEq {
     inputs.iter().map(|t| (t.dtype(), t.sizes().to_vec())).collect::<Vec<_>>()
 }
 
-fn answer(predictor: &dyn Predictor, requests: &[Request]) {
+/// Runs the requests and sends each its outputs or error.
+fn respond(predictor: &dyn Predictor, requests: &[Request]) {
     match run(predictor, requests) {
         Ok(outputs) => {
             for (request, outputs) in requests.iter().zip(outputs) {
-                // Who no longer waits does not mind.
-                let _ = request.answer.send(Ok(outputs));
+                // The receiver may be gone; ignore the send error.
+                let _ = request.response.send(Ok(outputs));
             }
         }
-        // The error of one is not that of the others.
+        // Run the requests one by one, so that one bad example does not fail the others.
         Err(_) if requests.len() > 1 => {
-            requests.iter().for_each(|r| answer(predictor, std::slice::from_ref(r)));
+            requests.iter().for_each(|r| respond(predictor, std::slice::from_ref(r)));
         }
-        Err(e) => requests.iter().for_each(|r| drop(r.answer.send(Err(e.clone())))),
+        Err(e) => requests.iter().for_each(|r| drop(r.response.send(Err(e.clone())))),
     }
 }
 
-/// The outputs of each request, all run at once: an equal share of them on each tower.
+/// Returns the outputs of each request. All requests run at once, divided evenly among the towers.
 fn run(predictor: &dyn Predictor, requests: &[Request]) -> Result<Vec<Vec<HostTensor>>> {
     let share = requests.len().div_ceil(predictor.towers().max(1));
     let batches = requests.chunks(share).map(batch_of).collect::<Result<Vec<Sample>>>()?;
@@ -128,25 +132,25 @@ fn run(predictor: &dyn Predictor, requests: &[Request]) -> Result<Vec<Vec<HostTe
     requests.chunks(share).zip(&outputs).flat_map(rows).collect()
 }
 
-/// The examples of these requests, input by input.
+/// Stacks the examples of these requests into one batch.
 fn batch_of(requests: &[Request]) -> Result<Sample> {
-    let input = |i: usize| stacked(&requests.iter().map(|r| &r.inputs[i]).collect::<Vec<_>>());
+    let input = |i: usize| stack(&requests.iter().map(|r| &r.inputs[i]).collect::<Vec<_>>());
     (0..requests[0].inputs.len()).map(input).collect()
 }
 
-/// Tensors of one form, one below the other.
-fn stacked(rows: &[&HostTensor]) -> Result<HostTensor> {
+/// Stacks tensors of the same type and shape along a new first dimension.
+fn stack(rows: &[&HostTensor]) -> Result<HostTensor> {
     let sizes = [&[rows.len()], rows[0].sizes()].concat();
     let mut batch = HostTensor::zeros(rows[0].dtype(), sizes)?;
     batch.copy_from_bytes(&rows.iter().flat_map(|r| r.as_bytes()).copied().collect::<Vec<u8>>())?;
     Ok(batch)
 }
 
-/// Row `k` of a tensor that has `n`.
+/// Returns row `k` of a tensor that must have `n` rows.
 fn row(y: &HostTensor, k: usize, n: usize) -> Result<HostTensor> {
     let Some((_, sizes)) = y.sizes().split_first().filter(|&(&first, _)| first == n) else {
-        let why =
-            format!("an output is {}{:?}: it has not a row for each of {n} examples", y.dtype(), y.sizes());
+        let (dtype, sizes) = (y.dtype(), y.sizes());
+        let why = format!("an output is {dtype}{sizes:?}, but must have one row for each of {n} examples");
         return Err(Error::shape(why));
     };
     let mut row = HostTensor::zeros(y.dtype(), sizes)?;

@@ -1,7 +1,7 @@
-//! A model in one file: its graph, its variables' values, and nothing of its code.
+//! Export of a model to one file: its graph and the values of its variables, without its code.
 
 use super::OfflinePredictor;
-use super::written::{FORMAT, KEY, Place, WrittenGraph, WrittenInput, WrittenOperation, WrittenOutput};
+use super::graph_file::{FORMAT, GraphFile, InputEntry, KEY, OperationEntry, OutputEntry, TensorRef};
 use crate::graph::{Exported, Frozen, NodeId, NodeKind, TensorId, VariableId};
 use crate::io::safetensors::{self, Metadata, Named};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -9,23 +9,23 @@ use std::path::Path;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 impl OfflinePredictor {
-    /// Writes the model to one file, which [`ExportedModel`](super::ExportedModel) runs without the model's code. It is
-    /// a safetensors file: the variables under their names, and the graph in its metadata. Of the inputs it has those
-    /// that the outputs need.
+    /// Exports the model to one file, which [`ExportedModel`](super::ExportedModel) runs without
+    /// the model's code. It is a safetensors file that contains the variables under their names and
+    /// the graph in its metadata. Inputs that no output depends on are omitted.
     #[doc(alias = "ModelExporter")]
     #[doc(alias = "export_compact")]
     pub fn export(&self, path: impl AsRef<Path>) -> Result<()> {
-        let (graph, tensors) = self.written()?;
+        let (graph, tensors) = self.graph_file()?;
         let text = serde_json::to_string(&graph)
-            .map_err(|e| Error::argument(format!("the graph cannot be written: {e}")))?;
+            .map_err(|e| Error::argument(format!("cannot serialize the graph: {e}")))?;
         safetensors::write_with_metadata(path, &tensors, &Metadata::from([(KEY.to_string(), text)]))
     }
 
-    /// What the file says, and its tensors.
-    fn written(&self) -> Result<(WrittenGraph, Named)> {
+    /// Returns the contents of the file: the graph and the tensors.
+    fn graph_file(&self) -> Result<(GraphFile, Named)> {
         let frozen = self.session.graph();
         let needed = Needed::of(frozen, self.outputs.iter().map(|(_, f)| f.node));
-        let mut places = HashMap::new();
+        let mut indices = HashMap::new();
         let mut inputs = Vec::new();
         for name in &self.inputs {
             let id = frozen.fetch(name)?.node;
@@ -34,13 +34,14 @@ impl OfflinePredictor {
                 let spec = &node.outputs[0];
                 let sizes = spec.shape.iter().map(|d| d.known()).collect();
                 let (name, infinite) = (name.clone(), node.infinite);
-                inputs.push(WrittenInput { name, dtype: spec.dtype, sizes, infinite });
-                places.insert(id, places.len());
+                inputs.push(InputEntry { name, dtype: spec.dtype, sizes, infinite });
+                indices.insert(id, indices.len());
             }
         }
-        if let Some(id) = needed.inputs.iter().find(|id| !places.contains_key(id)) {
-            let why = format!("the outputs need the input {:?}, which is not given", frozen.node(*id).name);
-            return Err(Error::new(ErrorKind::Name, why));
+        if let Some(id) = needed.inputs.iter().find(|id| !indices.contains_key(id)) {
+            let name = &frozen.node(*id).name;
+            let why = format!("the outputs depend on input {name:?}, which the predictor does not feed");
+            return Err(Error::new(ErrorKind::Name, why).note("add it to PredictConfig::inputs"));
         }
         let (mut variables, mut trainable, mut tensors) = (Vec::new(), Vec::new(), Vec::new());
         for (variable, readers) in &needed.variables {
@@ -49,58 +50,59 @@ impl OfflinePredictor {
             if info.trainable {
                 trainable.push(name.clone());
             }
-            let place = inputs.len() + variables.len();
-            places.extend(readers.iter().map(|&id| (id, place)));
+            let index = inputs.len() + variables.len();
+            indices.extend(readers.iter().map(|&id| (id, index)));
             tensors.push((name.clone(), self.session.read(name)?));
             variables.push(name.clone());
         }
         let before = inputs.len() + variables.len();
         let mut operations = Vec::new();
         for &id in &needed.operations {
-            operations.push(written_operation(frozen, id, &places, &mut tensors)?);
-            places.insert(id, before + operations.len() - 1);
+            operations.push(operation_entry(frozen, id, &indices, &mut tensors)?);
+            indices.insert(id, before + operations.len() - 1);
         }
-        let outputs = self.outputs.iter().map(|(name, f)| WrittenOutput {
+        let outputs = self.outputs.iter().map(|(name, f)| OutputEntry {
             name: name.clone(),
-            tensor: (places[&f.node], f.output.unwrap_or(0) as usize),
+            tensor: (indices[&f.node], f.output.unwrap_or(0) as usize),
         });
         let outputs = outputs.collect();
-        Ok((WrittenGraph { format: FORMAT, inputs, outputs, variables, trainable, operations }, tensors))
+        Ok((GraphFile { format: FORMAT, inputs, outputs, variables, trainable, operations }, tensors))
     }
 }
 
-fn written_operation(
+/// Returns the entry of an operation, and adds its constant tensors to `tensors`.
+fn operation_entry(
     frozen: &Frozen,
     id: NodeId,
-    places: &HashMap<NodeId, usize>,
+    indices: &HashMap<NodeId, usize>,
     tensors: &mut Named,
-) -> Result<WrittenOperation> {
+) -> Result<OperationEntry> {
     let node = frozen.node(id);
     let fail = |e: Error| e.within(&node.name).at(node.site);
     let NodeKind::Op(op) = &node.kind else {
-        let why = format!("{} changes what is outside the graph: it cannot be exported", node.kind.name());
+        let why = format!("{} has side effects outside the graph and cannot be exported", node.kind.name());
         return Err(fail(Error::new(ErrorKind::Graph, why)));
     };
     let exported = Exported::of(op.as_ref()).map_err(fail)?;
     let (attributes, own) = exported.save(op.as_ref()).map_err(fail)?;
     let mut names = Vec::new();
     for tensor in own {
-        // No variable can have a colon in its name.
+        // Variable names contain no colon, so this name is unique.
         let name = format!("{}:{}", node.name, names.len());
         tensors.push((name.clone(), tensor));
         names.push(name);
     }
-    let place = |t: &TensorId| -> Place { (places[&t.node], t.output as usize) };
-    let inputs = node.inputs.iter().map(place).collect();
-    Ok(WrittenOperation { name: node.name.clone(), op: exported.name(), attributes, tensors: names, inputs })
+    let tensor_ref = |t: &TensorId| -> TensorRef { (indices[&t.node], t.output as usize) };
+    let inputs = node.inputs.iter().map(tensor_ref).collect();
+    Ok(OperationEntry { name: node.name.clone(), op: exported.name(), attributes, tensors: names, inputs })
 }
 
-/// The nodes that some outputs need, for their values or their shapes.
+/// The nodes that outputs depend on, for their values or their shapes.
 struct Needed {
     inputs: BTreeSet<NodeId>,
-    /// What reads each variable.
+    /// The nodes that read each variable.
     variables: BTreeMap<VariableId, Vec<NodeId>>,
-    /// All others, in order.
+    /// All other nodes, in order.
     operations: BTreeSet<NodeId>,
 }
 
@@ -116,7 +118,7 @@ impl Needed {
             let node = frozen.node(id);
             match node.kind {
                 NodeKind::Placeholder => drop(needed.inputs.insert(id)),
-                // A prediction changes no variable: what is current is what was there at its start.
+                // A prediction changes no variable, so the current value is the initial one.
                 NodeKind::Read(v) | NodeKind::Current(v) => needed.variables.entry(v).or_default().push(id),
                 _ => drop(needed.operations.insert(id)),
             }

@@ -1,6 +1,6 @@
-//! Running a model from its file alone.
+//! Inference with an exported model.
 
-use super::written::{Rebuilt, read};
+use super::graph_file::{LoadedGraph, read};
 use super::{OfflinePredictor, Predictor};
 use crate::graph::TensorSpec;
 use crate::runtime::{Session, SessionOptions};
@@ -8,31 +8,32 @@ use std::panic::Location;
 use std::path::Path;
 use tensorpack_tensor::{HostTensor, Result};
 
-/// A model that [`OfflinePredictor::export`] wrote. It needs none of the code that built it, and takes batches of any
-/// size where the model did.
+/// A model loaded from a file that [`OfflinePredictor::export`] wrote. It needs none of the code
+/// that built it. Dimensions of unknown size, such as the batch, stay dynamic.
 pub struct ExportedModel {
     predictor: OfflinePredictor,
     inputs: Vec<TensorSpec>,
 }
 
 impl ExportedModel {
-    /// Reads a file. A damaged one is an error that says what is wrong with it.
+    /// Loads a model from a file. A damaged file is an error that describes the damage.
     #[track_caller]
     pub fn load(path: impl AsRef<Path>) -> Result<ExportedModel> {
         ExportedModel::load_with(path, SessionOptions::default())
     }
 
-    /// [`ExportedModel::load`], to run on this device, with so many threads.
+    /// Like [`ExportedModel::load`], with these session options, such as the device and the number
+    /// of threads.
     #[track_caller]
     pub fn load_with(path: impl AsRef<Path>, options: SessionOptions) -> Result<ExportedModel> {
         let (path, caller) = (path.as_ref(), Location::caller());
-        let rebuilt = read(path).and_then(|(graph, tensors)| graph.rebuild(tensors, caller));
-        let model = rebuilt.and_then(|rebuilt| ExportedModel::of(rebuilt, options));
+        let loaded = read(path).and_then(|(graph, tensors)| graph.rebuild(tensors, caller));
+        let model = loaded.and_then(|loaded| ExportedModel::of(loaded, options));
         model.map_err(|e| e.within(path.display()))
     }
 
-    fn of(rebuilt: Rebuilt, options: SessionOptions) -> Result<ExportedModel> {
-        let Rebuilt { graph, inputs, outputs, variables } = rebuilt;
+    fn of(loaded: LoadedGraph, options: SessionOptions) -> Result<ExportedModel> {
+        let LoadedGraph { graph, inputs, outputs, variables } = loaded;
         let session = Session::with(graph.freeze()?, options)?;
         for (name, value) in &variables {
             session.write(name, value)?;
@@ -41,17 +42,17 @@ impl ExportedModel {
         Ok(ExportedModel { predictor: OfflinePredictor::of(session, names, outputs)?, inputs })
     }
 
-    /// What it takes, in order.
+    /// Returns the input signature, in order.
     pub fn inputs(&self) -> &[TensorSpec] {
         &self.inputs
     }
 
-    /// The names of what it gives, in order.
+    /// Returns the names of the outputs, in order.
     pub fn outputs(&self) -> impl Iterator<Item = &str> {
         self.predictor.outputs.iter().map(|(name, _)| name.as_str())
     }
 
-    /// The outputs for these inputs.
+    /// Returns the outputs for these inputs.
     pub fn predict(&self, inputs: &[&HostTensor]) -> Result<Vec<HostTensor>> {
         self.predictor.predict(inputs)
     }

@@ -1,16 +1,16 @@
-//! Predictors: a model built in inference mode, and run; or written to a file, and run without its code,
-//! alone or as a part of another model.
+//! Inference: predictors that run a model in inference mode, export to a file, and exported models
+//! that run without their code, alone or as a module of another model.
 
 mod async_predictor;
 mod batch_groups;
 mod dataset_predictor;
 mod export;
 mod exported_model;
+mod graph_file;
 mod module;
 mod multi_tower;
 mod parallel_towers;
 mod predictor;
-mod written;
 
 pub use async_predictor::{AsyncPredictor, Pending};
 pub(crate) use batch_groups::BatchGroups;

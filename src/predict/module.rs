@@ -1,6 +1,6 @@
-//! A model from its file as a part of another one.
+//! An exported model as a module of another model.
 
-use super::written::{WrittenGraph, WrittenInput, read, take};
+use super::graph_file::{GraphFile, InputEntry, read, take};
 use crate::graph::{Init, NamePattern, Tensor, TensorSpec, VariableSpec};
 use crate::tower::TowerContext;
 use std::collections::HashMap;
@@ -8,12 +8,13 @@ use std::panic::Location;
 use std::path::Path;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// A part of a model that was trained elsewhere, from the file that
+/// A pretrained module, loaded from a file that
 /// [`OfflinePredictor::export`](super::OfflinePredictor::export) wrote.
 ///
-/// It is made outside the tower function and called inside it, like a layer. Its variables are the model's from then
-/// on: towers share them, they begin with the file's values, they are trained unless they are frozen, and they are saved
-/// with the others. It computes what it did in inference: a batch norm in it keeps its statistics, a dropout is gone.
+/// Load it outside the tower function and apply it inside, like a layer. Its variables become
+/// variables of the model: towers share them, they are initialized with the file's values, trained
+/// unless frozen, and saved with the others. The module always computes in inference mode: batch
+/// normalization uses its running statistics, and dropout is omitted.
 ///
 /// ```no_run
 /// # use tensorpack::prelude::*;
@@ -37,28 +38,28 @@ use tensorpack_tensor::{Error, HostTensor, Result};
 #[doc(alias = "hub.Module")]
 #[derive(Debug)]
 pub struct Module {
-    graph: WrittenGraph,
+    graph: GraphFile,
     inputs: Vec<TensorSpec>,
     tensors: HashMap<String, HostTensor>,
     frozen: Vec<NamePattern>,
 }
 
 impl Module {
-    /// Reads a file. A damaged one is an error that says what is wrong with it.
+    /// Loads a module from a file. A damaged file is an error that describes the damage.
     #[track_caller]
     pub fn load(path: impl AsRef<Path>) -> Result<Module> {
         let (path, caller) = (path.as_ref(), Location::caller());
         let module = read(path).and_then(|(graph, tensors)| {
-            // Once by itself: what cannot be built is told here.
+            // Build it once in a graph of its own, so that errors surface at load time.
             graph.rebuild(tensors.clone(), caller)?;
-            let inputs = graph.inputs.iter().map(WrittenInput::spec).collect();
+            let inputs = graph.inputs.iter().map(InputEntry::spec).collect();
             Ok(Module { graph, inputs, tensors: tensors.into_iter().collect(), frozen: Vec::new() })
         });
         module.map_err(|e| e.within(path.display()))
     }
 
-    /// Leaves alone the variables whose whole name in the module matches a regular expression. To freeze all of it, call
-    /// it inside [`TowerContext::freeze_variables`].
+    /// Freezes the variables whose whole name in the module matches the regular expression
+    /// `pattern`. To freeze the entire module, apply it inside [`TowerContext::freeze_variables`].
     #[must_use]
     #[track_caller]
     pub fn freeze(mut self, pattern: &str) -> Module {
@@ -66,35 +67,37 @@ impl Module {
         self
     }
 
-    /// What it takes, in order.
+    /// Returns the input signature, in order.
     pub fn inputs(&self) -> &[TensorSpec] {
         &self.inputs
     }
 
-    /// The names of what it gives, in order.
+    /// Returns the names of the outputs, in order.
     pub fn outputs(&self) -> impl Iterator<Item = &str> {
         self.graph.outputs.iter().map(|o| o.name.as_str())
     }
 
-    /// Applies a module of one input and one output, making (or sharing) its variables below `name/`.
+    /// Applies a module with one input and one output, creating (or sharing) its variables under
+    /// `name/`.
     #[track_caller]
     pub fn apply(&self, t: &TowerContext, name: &str, x: &Tensor) -> Tensor {
         t.layer(name, x, |t| match &self.build(t, &[x])[..] {
             [y] => y.clone(),
             outputs => {
-                let why = format!("it has {} outputs: call it with apply_all", outputs.len());
+                let why = format!("the module has {} outputs; use apply_all", outputs.len());
                 x.fail("Module", Error::argument(why))
             }
         })
     }
 
-    /// Applies the module to all its inputs, making (or sharing) its variables below `name/`; gives all its outputs.
+    /// Applies the module to all its inputs, creating (or sharing) its variables under `name/`.
+    /// Returns all outputs.
     #[track_caller]
     pub fn apply_all(&self, t: &TowerContext, name: &str, inputs: &[&Tensor]) -> Vec<Tensor> {
         t.graph().called_from(Location::caller(), || t.scope(name, |t| self.build(t, inputs)))
     }
 
-    /// The outputs, or poison for each of them.
+    /// Returns the outputs, or a poison tensor for each of them after an error.
     #[track_caller]
     fn build(&self, t: &TowerContext, inputs: &[&Tensor]) -> Vec<Tensor> {
         match self.try_build(t, inputs) {
@@ -111,12 +114,12 @@ impl Module {
         t.graph().first_error()?;
         self.check(inputs)?;
         let mut tensors = self.tensors.clone();
-        let mut made: Vec<Vec<Tensor>> = inputs.iter().map(|&x| vec![x.clone()]).collect();
+        let mut nodes: Vec<Vec<Tensor>> = inputs.iter().map(|&x| vec![x.clone()]).collect();
         for name in &self.graph.variables {
             let value = take(&mut tensors, name)?;
-            made.push(vec![self.variable(t, name, value)]);
+            nodes.push(vec![self.variable(t, name, value)]);
         }
-        let outputs = self.graph.add_to(t.graph(), made, tensors, |_, _| Ok(()))?;
+        let outputs = self.graph.add_to(t.graph(), nodes, tensors, |_, _| Ok(()))?;
         Ok(outputs.into_iter().map(|(_, tensor)| tensor).collect())
     }
 
@@ -130,13 +133,13 @@ impl Module {
         variable.value().clone()
     }
 
-    /// That inputs and patterns are such as the module knows.
+    /// Checks that the inputs match the signature and that every pattern matches a variable.
     fn check(&self, inputs: &[&Tensor]) -> Result<()> {
         let names: Vec<&str> = self.inputs.iter().map(|spec| spec.name.as_str()).collect();
         if inputs.len() != names.len() {
             let names = names.join(", ");
             return Err(Error::argument(format!(
-                "it takes {} inputs ({names}), but {} were given",
+                "the module takes {} inputs ({names}), but {} were given",
                 self.inputs.len(),
                 inputs.len()
             )));
@@ -148,7 +151,7 @@ impl Module {
                 let size = |n: &Option<usize>| n.map_or("?".to_string(), |n| n.to_string());
                 let sizes = spec.sizes.iter().map(size).collect::<Vec<_>>().join(", ");
                 let why = format!(
-                    "its input {} is {}[{sizes}], not {}{}",
+                    "input {} expects {}[{sizes}], got {}{}",
                     spec.name,
                     spec.dtype,
                     x.dtype(),

@@ -1,13 +1,13 @@
-//! Several batches at the same time.
+//! Inference on several batches concurrently.
 
 use super::{ParallelTowers, PredictConfig, Predictor};
 use crate::runtime::Session;
 use tensorpack_dataflow::Sample;
 use tensorpack_tensor::{HostTensor, Result};
 
-/// A model in inference mode with several towers, which share its variables. They predict at the same time, each a batch
-/// of its own on a team of threads of its own. The outputs are those of an [`OfflinePredictor`](super::OfflinePredictor),
-/// to the bit.
+/// A model in inference mode with several towers, which share its variables. The towers predict
+/// concurrently, each on its own batch and its own thread team. The outputs are bit-identical to
+/// those of an [`OfflinePredictor`](super::OfflinePredictor).
 #[doc(alias = "DataParallelOfflinePredictor")]
 pub struct MultiTowerOfflinePredictor {
     session: Session,
@@ -16,21 +16,21 @@ pub struct MultiTowerOfflinePredictor {
 }
 
 impl MultiTowerOfflinePredictor {
-    /// Builds the model as often as there are towers, and gives its variables their values.
+    /// Builds the model once per tower and initializes its variables.
     pub fn new(config: PredictConfig, towers: usize) -> Result<MultiTowerOfflinePredictor> {
         let (session, parts) = config.open("tower", towers)?;
         let outputs = parts.first().map_or(0, |part| part.fetches.len());
         Ok(MultiTowerOfflinePredictor { session, towers: ParallelTowers::new(parts)?, outputs })
     }
 
-    /// The session, to read and write variables.
+    /// Returns the session, to read and write variables.
     pub fn session(&self) -> &Session {
         &self.session
     }
 }
 
 impl Predictor for MultiTowerOfflinePredictor {
-    /// On the first tower alone.
+    /// Returns the outputs for these inputs, computed on the first tower.
     fn predict(&self, inputs: &[&HostTensor]) -> Result<Vec<HostTensor>> {
         let batch: Sample = inputs.iter().copied().cloned().collect();
         let mut outputs = Vec::new();

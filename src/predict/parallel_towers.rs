@@ -1,42 +1,44 @@
-//! Inference towers that run at the same time, each on a batch of its own.
+//! Inference towers that run concurrently, each on its own batch.
 
 use crate::graph::Fetch;
 use crate::runtime::{IntoFetch, MAX_FEEDS, Prepared, Session};
 use std::sync::OnceLock;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// What one of the towers is fed with, by name, and what is wanted of it.
+/// The feeds of one tower, by name, and its fetches.
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) inputs: Vec<String>,
     pub(crate) fetches: Vec<Fetch>,
 }
 
-/// The towers. They are alike, and know nothing of each other: a run may leave the last ones out.
+/// Identical, independent towers. A run may use only the first few.
 #[derive(Debug, Default)]
 pub(crate) struct ParallelTowers {
     parts: Vec<Part>,
-    /// What the first tower fetches, what the first two do, and so on: checked when the first run brings a session.
+    /// The prepared fetches of the first tower, of the first two, and so on. The first run creates
+    /// them, because it supplies the session.
     prepared: OnceLock<Vec<Prepared>>,
 }
 
 impl ParallelTowers {
-    /// Too many for one run are an error.
+    /// Creates the towers. Returns an error if one run cannot feed all their inputs.
     pub(crate) fn new(parts: Vec<Part>) -> Result<ParallelTowers> {
         let inputs: usize = parts.iter().map(|part| part.inputs.len()).sum();
         if inputs > MAX_FEEDS {
-            let why = format!("{} towers have {inputs} inputs together, but a run takes", parts.len());
+            let why = format!("{} towers have {inputs} inputs in total, but a run takes", parts.len());
             return Err(Error::argument(format!("{why} at most {MAX_FEEDS}")).note("use fewer towers"));
         }
         Ok(ParallelTowers { parts, prepared: OnceLock::new() })
     }
 
-    /// How many there are.
+    /// Returns the number of towers.
     pub(crate) fn count(&self) -> usize {
         self.parts.len()
     }
 
-    /// Runs the first towers on these batches, one each. The values of all go to `outputs`, tower after tower.
+    /// Runs the first towers on these batches, one each, and appends all values to `outputs`, in
+    /// tower order.
     pub(crate) fn run(
         &self,
         session: &Session,
@@ -47,7 +49,7 @@ impl ParallelTowers {
         for (i, (part, &batch)) in self.parts.iter().zip(batches).enumerate() {
             let (has, takes) = (batch.len(), part.inputs.len());
             if has != takes {
-                let why = format!("a sample has {has} components, but the model takes {takes} inputs");
+                let why = format!("a sample has {has} components, but the model has {takes} inputs");
                 let e = Error::new(ErrorKind::Data, why);
                 return Err(if batches.len() == 1 { e } else { e.within(format!("tower {i}")) });
             }

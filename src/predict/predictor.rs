@@ -1,4 +1,4 @@
-//! Running a model that has been trained.
+//! Inference with a trained model.
 
 use super::Part;
 use crate::graph::{Fetch, Graph};
@@ -9,8 +9,8 @@ use std::rc::Rc;
 use tensorpack_dataflow::Sample;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// What a predictor is made of: the model, which of its inputs are given, which of its tensors are wanted, and where the
-/// values of its variables come from.
+/// The configuration of a predictor: the model, its inputs and outputs, and the source of its
+/// variables' values.
 pub struct PredictConfig {
     tower: TowerFunc,
     inputs: Option<Vec<String>>,
@@ -20,7 +20,7 @@ pub struct PredictConfig {
 }
 
 impl PredictConfig {
-    /// The tensors of these names, of a model.
+    /// Creates a configuration that predicts the named tensors of a model.
     pub fn new<S: Into<String>>(
         model: impl ModelDesc + 'static,
         outputs: impl IntoIterator<Item = S>,
@@ -30,7 +30,7 @@ impl PredictConfig {
         Ok(PredictConfig::of(tower, outputs))
     }
 
-    /// The tensors of these names, of what a tower function builds.
+    /// Creates a configuration that predicts the named tensors of a tower function.
     pub fn of<S: Into<String>>(tower: TowerFunc, outputs: impl IntoIterator<Item = S>) -> PredictConfig {
         PredictConfig {
             tower,
@@ -41,28 +41,29 @@ impl PredictConfig {
         }
     }
 
-    /// Given these inputs alone, in this order: those the outputs need.
+    /// Sets the inputs to feed, in this order (default: all inputs of the model). Every input that
+    /// the outputs depend on must be among them.
     #[must_use]
     pub fn inputs<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> PredictConfig {
         PredictConfig { inputs: Some(names.into_iter().map(Into::into).collect()), ..self }
     }
 
-    /// Where variables get their values from.
+    /// Sets the source of the variables' values.
     #[must_use]
     pub fn session_init(self, init: impl SessionInit + 'static) -> PredictConfig {
         PredictConfig { session_init: Some(Box::new(init)), ..self }
     }
 
-    /// Device, threads, memory.
+    /// Sets the session options, such as device, threads and memory.
     #[must_use]
     pub fn session(self, session: SessionOptions) -> PredictConfig {
         PredictConfig { session, ..self }
     }
 
-    /// Builds so many towers of the model, under `scope`, and gives its variables their values.
+    /// Builds this many towers of the model under `scope` and initializes its variables.
     pub(super) fn open(mut self, scope: &str, towers: usize) -> Result<(Session, Vec<Part>)> {
         if self.outputs.is_empty() {
-            return Err(Error::argument("a predictor without outputs predicts nothing"));
+            return Err(Error::argument("a predictor needs at least one output"));
         }
         let graph = Graph::new();
         let towers = self.tower.infer_towers(&TowerContext::inference(&graph), scope, towers)?;
@@ -74,34 +75,35 @@ impl PredictConfig {
         Ok((session, parts))
     }
 
-    /// What is given to a tower and wanted of it.
+    /// Returns the feeds and fetches of a tower.
     fn part(&self, tower: &TowerHandle) -> Result<Part> {
-        let given = |name: &String| {
+        let input = |name: &String| {
             let found = tower.inputs().iter().find(|(have, _)| have == name);
             let missing = || Error::argument(format!("the model has no input named {name:?}"));
             found.map(|(_, tensor)| tensor.name()).ok_or_else(missing)
         };
         let inputs = match &self.inputs {
-            Some(names) => names.iter().map(given).collect::<Result<_>>()?,
+            Some(names) => names.iter().map(input).collect::<Result<_>>()?,
             None => tower.inputs().iter().map(|(_, tensor)| tensor.name()).collect(),
         };
-        let wanted = |name: &String| tower.get_tensor(name).map(|tensor| Fetch::from(&tensor));
-        Ok(Part { inputs, fetches: self.outputs.iter().map(wanted).collect::<Result<_>>()? })
+        let fetch = |name: &String| tower.get_tensor(name).map(|tensor| Fetch::from(&tensor));
+        Ok(Part { inputs, fetches: self.outputs.iter().map(fetch).collect::<Result<_>>()? })
     }
 }
 
-/// What makes outputs of inputs.
+/// A function from input tensors to output tensors.
 #[doc(alias = "PredictorBase")]
 pub trait Predictor: Send {
-    /// The outputs for these inputs, both in an order of its own.
+    /// Returns the outputs for these inputs, both in the order that the predictor defines.
     fn predict(&self, inputs: &[&HostTensor]) -> Result<Vec<HostTensor>>;
 
-    /// How many batches it predicts at the same time.
+    /// Returns the number of batches it predicts concurrently.
     fn towers(&self) -> usize {
         1
     }
 
-    /// The outputs for each of these batches of inputs, [`towers`](Predictor::towers) of them at the same time.
+    /// Returns the outputs for each of these batches, predicting [`towers`](Predictor::towers)
+    /// batches concurrently.
     fn predict_batches(&self, batches: &[Sample]) -> Result<Vec<Vec<HostTensor>>> {
         batches.iter().map(|batch| self.predict(&batch.iter().collect::<Vec<_>>())).collect()
     }
@@ -113,7 +115,7 @@ impl Predictor for OfflinePredictor {
     }
 }
 
-/// A model in inference mode, in a graph and session of its own.
+/// A model in inference mode, with its own graph and session.
 pub struct OfflinePredictor {
     pub(super) session: Session,
     pub(super) inputs: Vec<String>,
@@ -122,7 +124,7 @@ pub struct OfflinePredictor {
 }
 
 impl OfflinePredictor {
-    /// Builds the model and gives its variables their values.
+    /// Builds the model and initializes its variables.
     pub fn new(config: PredictConfig) -> Result<OfflinePredictor> {
         let names = config.outputs.clone();
         let (session, mut towers) = config.open("", 1)?;
@@ -130,7 +132,7 @@ impl OfflinePredictor {
         OfflinePredictor::of(session, inputs, names.into_iter().zip(fetches).collect())
     }
 
-    /// Outputs, with the names they go by, of inputs in a session's graph.
+    /// Creates a predictor from the inputs and named outputs of a session's graph.
     pub(crate) fn of(
         session: Session,
         inputs: Vec<String>,
@@ -141,7 +143,7 @@ impl OfflinePredictor {
         Ok(OfflinePredictor { session, inputs, outputs, prepared })
     }
 
-    /// The outputs for these inputs, in the order of the configuration.
+    /// Returns the outputs for these inputs, both in the order of the configuration.
     pub fn predict(&self, inputs: &[&HostTensor]) -> Result<Vec<HostTensor>> {
         if inputs.len() != self.inputs.len() {
             let names = self.inputs.join(", ");
@@ -158,7 +160,7 @@ impl OfflinePredictor {
         Ok(outputs)
     }
 
-    /// The session, to read and write variables.
+    /// Returns the session, to read and write variables.
     pub fn session(&self) -> &Session {
         &self.session
     }

@@ -1,4 +1,4 @@
-//! What a tower function is told: which replica it builds, for training or inference, and where variables come from.
+//! The context of a tower function: the replica to build, its mode, and how it gets variables.
 
 use crate::graph::{
     EMA_VARIABLES, Graph, HYPER_PARAMS, IMAGE_SUMMARIES, Init, MOVING_SUMMARIES, SUMMARIES, Sharing, Tensor,
@@ -10,17 +10,19 @@ use std::panic::Location;
 use std::rc::Rc;
 use tensorpack_tensor::{Error, ErrorKind};
 
-/// What a tower is built for.
+/// The mode a tower is built in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// To be trained.
+    /// For training.
     Training,
-    /// To be used.
+    /// For inference.
     Inference,
 }
 
-/// The context a tower function is called with. Only what makes variables, depends on the mode or writes collections
-/// takes it: a function without one is pure.
+/// The context that is passed to a tower function.
+///
+/// Only functions that create variables, depend on the mode or write to collections take a context;
+/// a function without one is pure.
 #[derive(Clone, Debug)]
 pub struct TowerContext {
     graph: Graph,
@@ -31,27 +33,28 @@ pub struct TowerContext {
     sharing: Sharing,
     averaged: bool,
     frozen: bool,
-    /// Layers around this.
+    /// The nesting depth of layers.
     depth: usize,
-    /// Lines of layers within the one that is built, which wait for its own.
+    /// Pending log lines of nested layers. They are logged after the line of the enclosing layer.
     lines: Rc<RefCell<Vec<String>>>,
 }
 
 impl TowerContext {
-    /// The only training tower, with variables of its own.
+    /// Returns the context of a single training tower, which creates its variables.
     #[doc(alias = "TrainTowerContext")]
     pub fn training(graph: &Graph) -> TowerContext {
         TowerContext::new(graph, Mode::Training, 0, 1)
     }
 
-    /// An inference tower, which shares the variables there are and makes those there are not.
+    /// Returns the context of an inference tower, which shares existing variables and creates
+    /// missing ones.
     #[doc(alias = "PredictTowerContext")]
     pub fn inference(graph: &Graph) -> TowerContext {
         TowerContext { sharing: Sharing::Either, ..TowerContext::new(graph, Mode::Inference, 0, 1) }
     }
 
-    /// The same tower, reading the moving average of every variable that has one in place of the variable: those that
-    /// an optimizer in [`Ema`] keeps. It must exist already.
+    /// Returns the same context, except that each variable with a moving average (see [`Ema`]) is
+    /// replaced by the average. The averages must exist already.
     #[must_use]
     #[track_caller]
     pub fn averaged(self) -> TowerContext {
@@ -63,7 +66,8 @@ impl TowerContext {
         TowerContext { averaged: true, ..self }
     }
 
-    /// Tower `index` of `total`. The first makes the variables, the others share them.
+    /// Returns the context of tower `index` of `total`. Tower 0 creates the variables; the others
+    /// share them.
     pub fn new(graph: &Graph, mode: Mode, index: usize, total: usize) -> TowerContext {
         let sharing = if index == 0 { Sharing::Make } else { Sharing::Share };
         TowerContext {
@@ -80,110 +84,116 @@ impl TowerContext {
         }
     }
 
-    /// The graph that is built.
+    /// Returns the graph under construction.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
 
-    /// The mode.
+    /// Returns the mode.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// Whether this tower is to be trained.
+    /// Returns whether this is a training tower.
     pub fn is_training(&self) -> bool {
         self.mode == Mode::Training
     }
 
-    /// Which tower this is, from 0.
+    /// Returns the index of the tower, starting at 0.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// How many towers there are.
+    /// Returns the number of towers.
     pub fn total(&self) -> usize {
         self.total
     }
 
-    /// Whether this is the training tower whose summaries and updates count.
+    /// Returns whether this is training tower 0, the only one whose summaries and updates are used.
     pub fn is_main_training_tower(&self) -> bool {
         self.is_training() && self.index == 0
     }
 
-    /// Whether variables made here are this tower's own.
+    /// Returns whether this tower creates variables of its own.
     pub fn owns_variables(&self) -> bool {
         self.owns_variables
     }
 
-    /// Runs a tower function as this tower: what it builds belongs to the tower, and is named after it if there are
-    /// several.
+    /// Calls a tower function as this tower. Nodes it builds belong to the tower; if there are
+    /// several towers, their names start with the tower's.
     #[track_caller]
     pub fn build<R>(&self, tower_function: impl FnOnce(&TowerContext) -> R) -> R {
         self.graph.in_tower(self.index, self.total > 1, || tower_function(self))
     }
 
-    /// The sum of what all towers have here. Every tower must ask for it, under the same name, in the same order.
+    /// Returns the sum of `x` over all towers. Every tower must make the same calls with the same
+    /// names in the same order.
     #[track_caller]
     pub fn all_reduce_sum(&self, name: &str, x: &Tensor) -> Tensor {
         x.all_reduce(self.graph.name_in_towers(name), self.total)
     }
 
-    /// The mean of what all towers have here. Every tower must ask for it, under the same name, in the same order.
+    /// Returns the mean of `x` over all towers. Every tower must make the same calls with the same
+    /// names in the same order.
     #[track_caller]
     pub fn all_reduce_mean(&self, name: &str, x: &Tensor) -> Tensor {
         if self.total == 1 { x.clone() } else { self.all_reduce_sum(name, x) * (1.0 / self.total as f64) }
     }
 
-    /// Runs `build` inside a scope: names of tensors and variables made there begin with `name/`.
+    /// Runs `build` inside a scope: names of tensors and variables created there start with
+    /// `name/`.
     #[track_caller]
     #[doc(alias = "variable_scope")]
     pub fn scope<R>(&self, name: &str, build: impl FnOnce(&TowerContext) -> R) -> R {
         self.graph.scope(name, true, false, || build(self))
     }
 
-    /// Runs `build` inside a scope for names of tensors alone: variables are named as outside.
+    /// Runs `build` inside a scope that applies to names of tensors, but not to names of variables.
     #[track_caller]
     pub fn name_scope<R>(&self, name: &str, build: impl FnOnce(&TowerContext) -> R) -> R {
         self.graph.scope(name, false, false, || build(self))
     }
 
-    /// Runs `build` so that variables that exist are shared instead of being an error.
+    /// Runs `build` with existing variables shared. Without this, an existing name is an error.
     pub fn reuse<R>(&self, build: impl FnOnce(&TowerContext) -> R) -> R {
         build(&TowerContext { sharing: Sharing::Share, ..self.clone() })
     }
 
-    /// Runs `build` so that variables that exist are shared and, where this tower makes variables, the others made: for
-    /// what is called several times, such as one step of a recurrent net.
+    /// Runs `build` with existing variables shared and, if this tower creates variables, missing
+    /// ones created. Use it for code that is called several times, such as one step of a recurrent
+    /// network.
     #[doc(alias = "auto_reuse_variable_scope")]
     pub fn auto_reuse<R>(&self, build: impl FnOnce(&TowerContext) -> R) -> R {
         build(&self.auto_reusing())
     }
 
-    /// The context of [`TowerContext::auto_reuse`].
+    /// Returns the context that [`TowerContext::auto_reuse`] passes to `build`.
     pub(crate) fn auto_reusing(&self) -> TowerContext {
         let sharing = if self.sharing == Sharing::Make { Sharing::Either } else { self.sharing };
         TowerContext { sharing, ..self.clone() }
     }
 
-    /// Runs `build` with variables that are not trained: what is computed from them has no gradient with respect to
-    /// them, and [`minimize`](crate::optim::minimize) leaves them as they are.
+    /// Runs `build` with frozen variables: no gradient flows to them, and
+    /// [`minimize`](crate::optim::minimize) does not update them.
     pub fn freeze_variables<R>(&self, build: impl FnOnce(&TowerContext) -> R) -> R {
         build(&TowerContext { frozen: true, ..self.clone() })
     }
 
-    /// Runs `build` as a layer called `name`, applied to `x`: in a scope of that name, with errors pointing at the line
-    /// that called the function this is called in (which is `#[track_caller]`). How the layer changes the shape is
-    /// logged, once for all towers, with the layers it is made of indented below.
+    /// Runs `build` as a layer called `name`, applied to `x`, in a scope of that name.
+    ///
+    /// Call it from a `#[track_caller]` function: errors then point at the line that called that
+    /// function. The input and output shapes are logged once for all towers, with nested layers
+    /// indented.
     #[track_caller]
     pub fn layer(&self, name: &str, x: &Tensor, build: impl FnOnce(&TowerContext) -> Tensor) -> Tensor {
         let inside = TowerContext { depth: self.depth + 1, ..self.clone() };
-        let place = self.lines.borrow().len();
+        let position = self.lines.borrow().len();
         let y = self.graph.called_from(Location::caller(), || self.scope(name, |_| build(&inside)));
         let line = || format!("{:1$}{name}: {x} -> {y}", "", 2 * self.depth, x = x.shape(), y = y.shape());
         if y.id().is_some() && self.graph.first_time(&format!("layer {}", self.graph.name_in_towers(name))) {
-            self.lines.borrow_mut().insert(place, line());
+            self.lines.borrow_mut().insert(position, line());
         }
-        // A model that is built again to be used has nothing new to say.
+        // The inference towers repeat the layers of the training towers; do not log them again.
         if self.depth == 0 && !self.is_training() {
             self.lines.borrow_mut().clear();
         }
@@ -193,7 +203,8 @@ impl TowerContext {
         y
     }
 
-    /// The variable of this spec in the current scope: made here, or shared if this tower shares.
+    /// Creates the variable of this spec in the current scope, or returns the existing one if this
+    /// context shares variables.
     #[track_caller]
     #[doc(alias = "get_variable")]
     pub fn variable(&self, spec: VariableSpec) -> Variable {
@@ -208,9 +219,12 @@ impl TowerContext {
         }
     }
 
-    /// A number that steers training and may be set while it runs: the scalar `name` in the current
-    /// scope, `value` at first, not trained, in [`HYPER_PARAMS`]. Towers share it. It is f64 if all
-    /// trainable variables made so far are, or, before there is one, all float inputs; else f32.
+    /// Creates a hyperparameter that can be set during training: a non-trainable scalar variable
+    /// `name` in the current scope and in [`HYPER_PARAMS`], with initial value `value`. Towers
+    /// share it.
+    ///
+    /// It is f64 if all trainable variables created so far are f64 or, if there are none, all
+    /// floating-point inputs; otherwise f32.
     #[track_caller]
     #[doc(alias = "GraphVarParam")]
     pub fn hyper_param(&self, name: &str, value: f64) -> Variable {
@@ -219,7 +233,8 @@ impl TowerContext {
         self.graph.variable(spec.also_in(HYPER_PARAMS), Sharing::Either)
     }
 
-    /// Keeps a moving average of scalars for the monitors. Only the main training tower's count.
+    /// Reports the moving averages of scalars to the monitors. Ignored outside the main training
+    /// tower.
     #[doc(alias = "add_moving_summary")]
     pub fn moving_summary(&self, scalars: &[&Tensor]) {
         if self.is_main_training_tower() {
@@ -227,8 +242,8 @@ impl TowerContext {
         }
     }
 
-    /// Shows tensors to the monitors once an epoch: scalars as they are, others as histograms of their elements. Only the
-    /// main training tower's count.
+    /// Reports tensors to the monitors once per epoch: scalars as values, others as histograms.
+    /// Ignored outside the main training tower.
     #[doc(alias = "add_tensor_summary")]
     pub fn summary(&self, tensors: &[&Tensor]) {
         if self.is_main_training_tower() {
@@ -236,8 +251,8 @@ impl TowerContext {
         }
     }
 
-    /// Shows images `[batch, height, width, channels]` of 0..255 to the monitors once an epoch. Only the main training
-    /// tower's count.
+    /// Reports images `[batch, height, width, channels]` with values in 0..255 to the monitors once
+    /// per epoch. Ignored outside the main training tower.
     pub fn image_summary(&self, images: &Tensor) {
         if self.is_main_training_tower() {
             self.graph.add_to_collection(IMAGE_SUMMARIES, images);

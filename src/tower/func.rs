@@ -1,4 +1,4 @@
-//! Tower functions: what a user writes to build one replica of a model.
+//! Tower functions: user code that builds one replica of a model.
 
 use super::{Mode, TowerContext, TowerHandle, Towers};
 use crate::graph::{Graph, MOVING_SUMMARIES, SUMMARIES, Tensor, TensorSpec, UPDATE_OPS};
@@ -8,11 +8,12 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 
 type Function = Box<dyn Fn(&TowerContext, &[Tensor]) -> Vec<Tensor>>;
 
-/// A function that adds one replica of a model to the graph, the inputs it takes, and the replicas built so far.
+/// A function that adds one replica of a model to the graph, with its input signature and the
+/// replicas built so far.
 ///
-/// It is called once for every training tower and again for inference, so it must not keep state of its own: a module
-/// that has state is made outside and called inside. Variables are made through the [`TowerContext`], which knows
-/// whether they are to be made or shared.
+/// It is called once for every training tower and again for inference, so it must be stateless:
+/// create stateful modules outside and call them inside. Create variables through the
+/// [`TowerContext`], which decides whether to create or share them.
 pub struct TowerFunc {
     signature: Vec<TensorSpec>,
     function: Function,
@@ -20,7 +21,8 @@ pub struct TowerFunc {
 }
 
 impl TowerFunc {
-    /// The function, and what it is called with. Names of inputs are unique and have no `/`.
+    /// Creates a tower function with this input signature. Input names must be unique and must not
+    /// contain `/`, `:` or spaces.
     pub fn new(
         signature: Vec<TensorSpec>,
         function: impl Fn(&TowerContext, &[Tensor]) -> Vec<Tensor> + 'static,
@@ -28,29 +30,29 @@ impl TowerFunc {
         let mut seen = HashSet::new();
         for spec in &signature {
             let why = if spec.name.contains(['/', ':', ' ']) {
-                "an input's name has no '/', ':' or space"
+                "an input name must not contain '/', ':' or spaces"
             } else if !seen.insert(spec.name.as_str()) {
-                "another input has this name"
+                "another input has the same name"
             } else {
                 continue;
             };
-            return Err(Error::new(ErrorKind::Name, format!("the input {:?}: {why}", spec.name)));
+            return Err(Error::new(ErrorKind::Name, format!("input {:?}: {why}", spec.name)));
         }
         Ok(TowerFunc { signature, function: Box::new(function), towers: Vec::new() })
     }
 
-    /// The same function, with nothing built.
+    /// Returns the same function with an empty list of towers.
     pub(crate) fn rebuilt(self) -> TowerFunc {
         TowerFunc { towers: Vec::new(), ..self }
     }
 
-    /// The inputs it takes.
+    /// Returns the input signature.
     #[doc(alias = "input_signature")]
     pub fn signature(&self) -> &[TensorSpec] {
         &self.signature
     }
 
-    /// The replicas built so far.
+    /// Returns the replicas built so far.
     pub fn towers(&self) -> Towers<'_> {
         Towers(&self.towers)
     }
@@ -59,23 +61,25 @@ impl TowerFunc {
     #[track_caller]
     pub fn train(&mut self, t: &TowerContext, inputs: &[Tensor]) -> Result<TowerHandle> {
         let scope = if t.total() > 1 { format!("tower{}", t.index()) } else { String::new() };
-        // Every tower would summarise the same: only the first one's count.
+        // The summaries of all towers are the same, so keep only those of the first.
         let guarded: &[&str] = if t.index() == 0 { &[] } else { &[SUMMARIES, MOVING_SUMMARIES] };
         self.call(t, scope, guarded, inputs, |t, build| t.build(build))
     }
 
-    /// Builds an inference tower under `scope` on inputs that are fed as `scope/NAME`, sharing the variables there are.
+    /// Builds an inference tower under `scope`, with inputs that are fed as `scope/NAME`, sharing
+    /// existing variables.
     #[track_caller]
     pub fn infer(&mut self, graph: &Graph, scope: &str) -> Result<TowerHandle> {
         self.infer_in(&TowerContext::inference(graph), scope)
     }
 
-    /// [`TowerFunc::infer`] in this context, such as one that reads averages in place of variables.
+    /// Like [`TowerFunc::infer`], in this context, such as one that reads moving averages in place
+    /// of variables.
     #[track_caller]
     pub fn infer_in(&mut self, t: &TowerContext, scope: &str) -> Result<TowerHandle> {
         let graph = t.graph();
         if self.towers.iter().any(|t| t.scope == scope) {
-            return Err(Error::new(ErrorKind::Name, format!("there is a tower named {scope:?} already")));
+            return Err(Error::new(ErrorKind::Name, format!("a tower named {scope:?} already exists")));
         }
         let trained = self.towers.iter().any(|t| t.mode == Mode::Training && t.graph.uid() == graph.uid());
         let inputs: Vec<Tensor> =
@@ -86,13 +90,13 @@ impl TowerFunc {
                 if scope.is_empty() { build(t) } else { t.graph().scope(scope, false, true, || build(t)) }
             })
         };
-        // What a training tower made is all there is: another variable would never be trained.
+        // The training tower created all variables; a new one would never be trained.
         if trained { t.reuse(build) } else { build(t) }
     }
 
-    /// Builds `count` inference towers that can run at the same time, each on inputs of its own: under `scope0`, `scope1`
-    /// and so on, or under `scope` itself if there is one. Each is the tower that [`TowerFunc::infer_in`] builds: it
-    /// knows nothing of the others.
+    /// Builds `count` inference towers that can run concurrently, each with its own inputs, under
+    /// `scope0`, `scope1` and so on (a single tower is named `scope`). Each is an independent tower
+    /// as built by [`TowerFunc::infer_in`].
     #[track_caller]
     pub fn infer_towers(&mut self, t: &TowerContext, scope: &str, count: usize) -> Result<Vec<TowerHandle>> {
         if count == 0 {
@@ -101,13 +105,14 @@ impl TowerFunc {
         let name = |i| if count == 1 { scope.to_string() } else { format!("{scope}{i}") };
         let mut towers = Vec::new();
         for i in 0..count {
-            // Numbered for the engine alone, which gives each number a team of its own.
+            // The index is only for the engine, which gives each tower its own thread team.
             towers.push(t.graph().in_tower(i, false, || self.infer_in(t, &name(i)))?);
         }
         Ok(towers)
     }
 
-    /// Calls the function through `within`, which opens its scope; `guarded` collections are afterwards as they were.
+    /// Calls the function through `within`, which opens its scope, and then restores the `guarded`
+    /// collections.
     #[track_caller]
     fn call(
         &mut self,

@@ -1,10 +1,10 @@
-//! What a tower function built, to be looked at later.
+//! Handles to the towers that a tower function built.
 
 use super::Mode;
 use crate::graph::{Graph, Op, Tensor};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// One replica that a tower function built.
+/// A handle to one replica that a tower function built.
 #[derive(Clone, Debug)]
 #[doc(alias = "TowerTensorHandle")]
 pub struct TowerHandle {
@@ -17,34 +17,36 @@ pub struct TowerHandle {
 }
 
 impl TowerHandle {
-    /// The scope that names of its tensors begin with; empty for the only training tower.
+    /// Returns the scope that its tensor names start with; empty for a single training tower.
     #[doc(alias = "ns_name")]
     pub fn scope(&self) -> &str {
         &self.scope
     }
 
-    /// What it was built for.
+    /// Returns the mode it was built in.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// The tensors the tower function was called with, by the names of the signature.
+    /// Returns the input tensors with their names in the signature.
     pub fn inputs(&self) -> &[(String, Tensor)] {
         &self.inputs
     }
 
-    /// What the tower function returned.
+    /// Returns the tensors that the tower function returned.
     pub fn outputs(&self) -> &[Tensor] {
         &self.outputs
     }
 
-    /// What the tower function put into [`UPDATE_OPS`](crate::graph::UPDATE_OPS). Those of a training tower run with
-    /// every step; those of an inference tower run only where somebody asks for them.
+    /// Returns the operations that the tower function added to
+    /// [`UPDATE_OPS`](crate::graph::UPDATE_OPS). Those of a training tower run in every step; those
+    /// of an inference tower run only on request.
     pub fn updates(&self) -> &[Op] {
         &self.updates
     }
 
-    /// The input of this name, else the tensor of this name in the tower, else the variable of this name.
+    /// Returns the input of this name, else the tensor of this name in the tower, else the variable
+    /// of this name.
     pub fn get_tensor(&self, name: &str) -> Result<Tensor> {
         if let Some((_, input)) = self.inputs.iter().find(|(n, _)| n == name) {
             return Ok(input.clone());
@@ -52,9 +54,9 @@ impl TowerHandle {
         let inside = if self.scope.is_empty() { name.to_string() } else { format!("{}/{name}", self.scope) };
         let found = self.graph.tensor(&inside).or_else(|_| self.graph.tensor(name));
         found.map_err(|_| {
-            let place = if self.scope.is_empty() { "the tower" } else { self.scope.as_str() };
-            Error::new(ErrorKind::Name, format!("{place} has no input, tensor or variable named {name:?}"))
-                .note("tensors get names with `.named(..)`")
+            let tower = if self.scope.is_empty() { "the tower" } else { self.scope.as_str() };
+            Error::new(ErrorKind::Name, format!("{tower} has no input, tensor or variable named {name:?}"))
+                .note("name a tensor with `.named(..)`")
         })
     }
 }
@@ -65,27 +67,27 @@ impl TowerHandle {
 pub struct Towers<'a>(pub(super) &'a [TowerHandle]);
 
 impl<'a> Towers<'a> {
-    /// Those for training.
+    /// Returns the training towers.
     pub fn training(self) -> Vec<&'a TowerHandle> {
         self.0.iter().filter(|t| t.mode == Mode::Training).collect()
     }
 
-    /// Those for inference.
+    /// Returns the inference towers.
     pub fn inference(self) -> Vec<&'a TowerHandle> {
         self.0.iter().filter(|t| t.mode == Mode::Inference).collect()
     }
 
-    /// The one under this scope.
+    /// Returns the tower with this scope.
     pub fn get(self, scope: &str) -> Option<&'a TowerHandle> {
         self.0.iter().find(|t| t.scope == scope)
     }
 
-    /// How many there are.
+    /// Returns the number of towers.
     pub fn len(self) -> usize {
         self.0.len()
     }
 
-    /// Whether none was built.
+    /// Returns whether no tower was built.
     pub fn is_empty(self) -> bool {
         self.0.is_empty()
     }

@@ -1,4 +1,5 @@
-//! Towers: replicas of a model in the graph, the function that builds one, and the context it is called with.
+//! Towers: replicas of a model in the graph, the function that builds one, and the context it is
+//! called with.
 
 mod context;
 mod func;

@@ -1,10 +1,10 @@
-//! Layers on what they cannot take: an error that names the layer and points at the caller, never a panic.
+//! Layers on invalid inputs: an error that names the layer and points at the caller, never a panic.
 
 use tensorpack::prelude::*;
 
 type Apply = fn(&TowerContext, &Tensor);
 
-/// Every layer, plain and with settings that cannot be right.
+/// Every layer, with valid and with invalid settings.
 const LAYERS: [(&str, Apply); 36] = [
     ("Linear", |t, x| drop(Linear::new(3).apply(t, "layer", x))),
     ("Linear with nothing", |t, x| drop(Linear::new(0).last_axis().apply(t, "layer", x))),
@@ -75,7 +75,7 @@ fn layers_never_panic_and_errors_point_here() {
                 let graph = Graph::new();
                 let x = graph.placeholder(&TensorSpec::new("x", dtype, shape));
                 apply(&TowerContext::training(&graph), &x);
-                // What failed is handed on: a second layer says nothing of its own.
+                // A failed layer returns poison, so that later layers record no further errors.
                 if let Err(e) = graph.freeze() {
                     let site = e.site().unwrap_or_else(|| panic!("{name} of {shape:?}: {e} has no line"));
                     assert!(site.file.ends_with("bad_input.rs"), "{name} of {dtype}{shape:?}: {e}");
@@ -92,7 +92,7 @@ fn layers_never_panic_and_errors_point_here() {
 }
 
 #[test]
-fn what_could_not_be_made_flows_through_all_layers() {
+fn poison_flows_through_all_layers() {
     for (name, apply) in LAYERS {
         let graph = Graph::new();
         let x = graph.placeholder(&TensorSpec::f32("x", [Some(2), Some(3)]));

@@ -1,4 +1,4 @@
-//! Batch normalisation in several towers.
+//! Batch normalization with several towers.
 
 use tensorpack::graph::UPDATE_OPS;
 use tensorpack::prelude::*;
@@ -6,11 +6,11 @@ use tensorpack::runtime::IntoFetch;
 use tensorpack::tensor::CounterRng;
 use tensorpack::tower::Mode;
 
-/// What a net with batch normalisation makes of a batch that is shared out among towers.
+/// The results of a network with batch normalization on a batch that is divided among towers.
 struct Ran {
-    /// The normalised batch, and the gradient of the input.
+    /// The normalized batch, and the gradient with respect to the input.
     values: [Vec<f64>; 2],
-    /// The average gradients of scale and shift.
+    /// The mean gradients with respect to scale and shift.
     gradients: Vec<Vec<f64>>,
     /// The running statistics after one step.
     running: Vec<Vec<f64>>,
@@ -21,7 +21,8 @@ fn numbers(stream: &str, range: std::ops::Range<usize>) -> Vec<f64> {
     range.map(|i| rng.normal(0, i as u64) * 1.5 + 3.0).collect()
 }
 
-/// Runs `layer`, twice if so asked, on images of two by two pixels with three channels, `share[i]` of them in tower `i`.
+/// Runs `layer` (two applications if `twice`) on 2x2 images with three channels, `share[i]` of them
+/// in tower `i`.
 fn run(layer: &BatchNorm, share: &[usize], twice: bool) -> Ran {
     const IMAGE: usize = 12;
     let graph = Graph::new();
@@ -43,7 +44,8 @@ fn run(layer: &BatchNorm, share: &[usize], twice: bool) -> Ran {
         let made = t.build(|t| {
             let y = layer.apply(t, "bn", &x);
             let y = if twice { t.reuse(|t| layer.apply(t, "bn", &y.tanh())) } else { y };
-            // A sum over examples: the sum over towers is that of one tower with all of them.
+            // The cost is a sum over examples, so the sum over towers equals the cost of a single
+            // tower.
             let cost = (y.square() * &weight).sum();
             let (gamma, beta) = (graph.tensor("bn/gamma").unwrap(), graph.tensor("bn/beta").unwrap());
             let found = gradients(&cost, &[&x, &gamma, &beta]).unwrap();
@@ -82,7 +84,7 @@ fn assert_equal(a: &Ran, b: &Ran) {
 }
 
 #[test]
-fn ghost_batches_on_one_tower_are_batches_of_as_many_towers() {
+fn ghost_batches_on_one_tower_equal_batches_on_several_towers() {
     let norm = BatchNorm::new().momentum(0.7);
     let ghost = run(&norm.clone().virtual_batch_size(4), &[12], false);
     assert_equal(&ghost, &run(&norm, &[4, 4, 4], false));
@@ -91,7 +93,7 @@ fn ghost_batches_on_one_tower_are_batches_of_as_many_towers() {
 }
 
 #[test]
-fn synchronised_towers_are_one_with_all_examples() {
+fn synchronized_towers_equal_one_tower_with_all_examples() {
     let norm = BatchNorm::new().momentum(0.7);
     let one = run(&norm, &[12], false);
     for share in [&[6, 6][..], &[4, 4, 4], &[1, 8, 3]] {
@@ -100,9 +102,9 @@ fn synchronised_towers_are_one_with_all_examples() {
     assert_equal(&one, &run(&norm.synchronized(), &[12], false));
 }
 
-/// A layer that is used twice learns of both uses, in order, in all towers.
+/// A layer that is applied twice updates its running statistics twice, in order, on all towers.
 #[test]
-fn a_shared_layer_synchronises_each_of_its_uses() {
+fn a_shared_layer_synchronizes_each_application() {
     let norm = BatchNorm::new().momentum(0.7);
     let one = run(&norm, &[8], true);
     assert_equal(&one, &run(&norm.clone().synchronized(), &[3, 5], true));
@@ -133,7 +135,7 @@ fn inference_uses_running_statistics_and_changes_nothing() {
 }
 
 #[test]
-fn a_scale_begins_as_it_is_told() {
+fn gamma_uses_its_initializer() {
     let ran = run(&BatchNorm::new().gamma(Init::zeros()), &[4], false);
     assert!(ran.values[0].iter().all(|&y| y == 0.0));
     let ran = run(&BatchNorm::new().gamma(Init::Constant(0.5)), &[4], false);

@@ -1,8 +1,8 @@
-//! Layers that compute in bf16: one line casts the input, and what is learned stays f32.
+//! Layers that compute in bf16: one line casts the input, and the variables stay f32.
 
 use tensorpack::prelude::*;
 
-/// A net with a layer of most kinds on images `[8, 8, 3]`, computing in `dtype`.
+/// Builds a network with most kinds of layers on images `[8, 8, 3]`, computing in `dtype`.
 fn cost(t: &TowerContext, image: &Tensor, label: &Tensor, dtype: DType) -> Tensor {
     let x = image.cast(dtype);
     let x = Conv2d::new(8, 3).no_bias().apply(t, "conv0", &x);
@@ -20,7 +20,7 @@ fn cost(t: &TowerContext, image: &Tensor, label: &Tensor, dtype: DType) -> Tenso
     logits.sparse_softmax_cross_entropy(label).mean()
 }
 
-/// The costs of 30 steps on the same images.
+/// Returns the costs of 30 steps on the same images.
 fn costs(dtype: DType) -> Vec<f64> {
     let graph = Graph::new();
     let t = TowerContext::training(&graph);
@@ -43,10 +43,10 @@ fn costs(dtype: DType) -> Vec<f64> {
     (0..30).map(|_| step()).collect()
 }
 
-/// A product of bf16 numbers is off by at most 2^-8 of itself; what that does to a cost of about 1 stays within a few
-/// hundredths while training goes the same way.
+/// The relative error of a bf16 product is at most 2^-8. With a cost of about 1, the costs of the
+/// two runs therefore stay within a few hundredths of each other.
 #[test]
-fn a_net_in_bf16_learns_as_in_f32() {
+fn bf16_training_matches_f32() {
     let (narrow, wide) = (costs(DType::Bf16), costs(DType::F32));
     for (i, (n, w)) in narrow.iter().zip(&wide).enumerate() {
         assert!((n - w).abs() < 0.05, "step {i}: {n} in bf16, {w} in f32");

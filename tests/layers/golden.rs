@@ -1,5 +1,6 @@
-//! Every layer, its gradients, and nets trained with them against PyTorch (`tests/golden/layers.json`). What is
-//! compared is whole tensors: the norm of the difference over the norm of what is right.
+//! Every layer, its gradients, and networks trained with them, compared with PyTorch
+//! (`tests/golden/layers.json`). The error of a tensor is the norm of the difference divided by the
+//! norm of the expected value.
 
 use serde_json::Value;
 use tensorpack::graph::UPDATE_OPS;
@@ -12,17 +13,17 @@ const F32: f64 = 1e-5;
 
 fn entries(kind: &str) -> Vec<Value> {
     let path = format!("{}/tests/golden/layers.json", env!("CARGO_MANIFEST_DIR"));
-    let all: Value = serde_json::from_str(&std::fs::read_to_string(path).expect("the golden file is there"))
-        .expect("JSON");
+    let all: Value =
+        serde_json::from_str(&std::fs::read_to_string(path).expect("the golden file exists")).expect("JSON");
     list(&all["entries"]).iter().filter(|e| text(&e["kind"]) == kind).cloned().collect()
 }
 
 fn list(v: &Value) -> &[Value] {
-    v.as_array().unwrap_or_else(|| panic!("{v} is no list"))
+    v.as_array().unwrap_or_else(|| panic!("{v} is not a list"))
 }
 
 fn text(v: &Value) -> &str {
-    v.as_str().unwrap_or_else(|| panic!("{v} is no text"))
+    v.as_str().unwrap_or_else(|| panic!("{v} is not a string"))
 }
 
 fn floats(v: &Value) -> Vec<f64> {
@@ -33,7 +34,7 @@ fn sizes(v: &Value) -> Vec<usize> {
     list(v).iter().map(|x| x.as_u64().expect("a size") as usize).collect()
 }
 
-/// The tensor `v` of the file, floats as `float`.
+/// Returns the tensor `v` of the file, with floats as `float`.
 fn value(v: &Value, float: DType) -> HostTensor {
     let dtype = if v["dtype"] == "i32" { DType::I32 } else { float };
     HostTensor::from_f64(dtype, sizes(&v["shape"]), &floats(&v["data"])).expect("a value for each element")
@@ -88,12 +89,12 @@ impl Attrs<'_> {
             "softplus" => Activation::Softplus,
             "tanh" => Activation::Tanh,
             "sigmoid" => Activation::Sigmoid,
-            unknown => panic!("there is no activation {unknown} here"),
+            unknown => panic!("unknown activation {unknown}"),
         }
     }
 }
 
-/// `setting` done to a layer, if it is asked for.
+/// Applies `setting` to a layer if a value is given.
 fn when<L, V>(layer: L, given: Option<V>, setting: impl FnOnce(L, V) -> L) -> L {
     match given {
         Some(value) => setting(layer, value),
@@ -101,7 +102,7 @@ fn when<L, V>(layer: L, given: Option<V>, setting: impl FnOnce(L, V) -> L) -> L 
     }
 }
 
-/// What the layer of a case, called `layer`, makes of `x`.
+/// Applies the layer of a case, named `layer`, to `x`.
 fn apply(case: &Value, t: &TowerContext, x: &[Tensor]) -> Vec<Tensor> {
     let a = Attrs(&case["attrs"]);
     let filter = || {
@@ -182,19 +183,19 @@ fn apply(case: &Value, t: &TowerContext, x: &[Tensor]) -> Vec<Tensor> {
         "maxout" => Maxout::new(a.size("units").expect("units")).apply(t, "layer", &x[0]),
         "unpool" => x[0].unpool(&x[1]),
         "global_max_pool" => x[0].global_max_pool_in(a.layout()),
-        unknown => panic!("the layer {unknown} of the golden file has no translation here"),
+        unknown => panic!("unknown layer {unknown}"),
     };
     vec![y]
 }
 
-/// The CPU engine with each instruction set of this machine, and the reference interpreter.
+/// Returns the CPU engine with each instruction set of this machine, and the reference interpreter.
 fn engines() -> Vec<SessionOptions> {
     let cpu = |isa| SessionOptions { isa: Some(isa), threads: Some(1), ..SessionOptions::default() };
     let reference = SessionOptions { device: Device::Reference, ..SessionOptions::default() };
     Isa::available().map(cpu).chain([reference]).collect()
 }
 
-/// An engine in words.
+/// Returns a description of an engine.
 fn label(engine: &SessionOptions) -> String {
     engine.isa.map_or_else(|| engine.device.to_string(), |isa| format!("{} with {isa}", engine.device))
 }
@@ -203,7 +204,7 @@ fn session(graph: Graph, engine: &SessionOptions) -> Result<Session> {
     Session::with(graph.freeze()?, engine.clone())
 }
 
-/// All engines in both types.
+/// Runs `test` on all engines with both float types.
 fn everywhere(test: impl Fn(DType, &SessionOptions, f64)) {
     for engine in &engines() {
         test(DType::F64, engine, F64);
@@ -212,7 +213,7 @@ fn everywhere(test: impl Fn(DType, &SessionOptions, f64)) {
 }
 
 fn placeholder(graph: &Graph, name: &str, value: &HostTensor) -> Tensor {
-    // The batch is known only when fed.
+    // The batch size is known only at run time.
     let known = |(i, &n): (usize, &usize)| (i > 0 || value.sizes().len() < 3).then_some(n);
     let sizes: Vec<Option<usize>> = value.sizes().iter().enumerate().map(known).collect();
     graph.placeholder(&TensorSpec::new(name, value.dtype(), sizes))
@@ -291,7 +292,8 @@ fn layers_and_their_gradients() {
     }
 }
 
-/// The penalty on the slope of a Wasserstein critic: its gradient has second derivatives of all of it.
+/// Checks the gradient penalty of a Wasserstein critic, whose gradient contains second derivatives
+/// of the whole critic.
 fn check_penalty(case: &Value, float: DType, engine: &SessionOptions, tolerance: f64) -> Result<()> {
     let name = format!("gradient penalty in {float} on {}", label(engine));
     let graph = Graph::new();
@@ -307,7 +309,8 @@ fn check_penalty(case: &Value, float: DType, engine: &SessionOptions, tolerance:
     let penalty = (norm - 1.0).square().mean();
     let wanted = list(&case["gradients"]).iter().map(|g| graph.tensor(text(&g["name"])));
     let wanted = wanted.collect::<Result<Vec<Tensor>>>()?;
-    // What only moves the kinks of the activations has no gradient, which theirs calls zeros.
+    // A variable that only moves the kinks of the activations has no gradient here, and zeros in
+    // PyTorch.
     let found = gradients(&penalty, &wanted.iter().collect::<Vec<_>>())?;
     let (mut grads, mut rights) = (Vec::new(), Vec::new());
     for (g, right) in found.into_iter().zip(list(&case["gradients"])) {
@@ -341,7 +344,7 @@ fn gradient_of_a_gradient_penalty() {
     }
 }
 
-/// The nets of the file, from a batch to logits.
+/// Returns the logits of a network of the file.
 fn logits(name: &str, t: &TowerContext, x: &Tensor, float: DType) -> Tensor {
     match name {
         "convnet" => {
@@ -365,7 +368,7 @@ fn logits(name: &str, t: &TowerContext, x: &Tensor, float: DType) -> Tensor {
             let x = &x + linear(6).apply(t, "fc1", &y);
             linear(3).apply(t, "out", &x).merge_dims(0, 2)
         }
-        unknown => panic!("there is no net {unknown} here"),
+        unknown => panic!("unknown network {unknown}"),
     }
 }
 

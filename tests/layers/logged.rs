@@ -1,15 +1,17 @@
-//! What building a model says: a line for each layer, the variables that are regularised, and the table of trainables.
+//! Log output of model building: one line per layer, the regularized variables, and the table of
+//! trainable variables.
 
 use std::sync::{Mutex, Once};
+use tensorpack::ErrorKind;
 use tensorpack::prelude::*;
 use tensorpack::tower::Mode;
 
 static LINES: Mutex<Vec<(std::thread::ThreadId, String)>> = Mutex::new(Vec::new());
 
-/// Keeps what each thread logs.
-struct Kept;
+/// A logger that records the lines of each thread.
+struct Recorder;
 
-impl log::Log for Kept {
+impl log::Log for Recorder {
     fn enabled(&self, _: &log::Metadata<'_>) -> bool {
         true
     }
@@ -19,11 +21,11 @@ impl log::Log for Kept {
     fn flush(&self) {}
 }
 
-/// What `build` logs on this thread.
+/// Returns the lines that `build` logs on this thread.
 fn lines_of(build: impl FnOnce()) -> Vec<String> {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        log::set_logger(&Kept).unwrap();
+        log::set_logger(&Recorder).unwrap();
         log::set_max_level(log::LevelFilter::Info);
     });
     let me = std::thread::current().id();
@@ -41,7 +43,7 @@ fn block(t: &TowerContext, name: &str, x: &Tensor) -> Tensor {
 }
 
 #[test]
-fn each_layer_says_once_how_shapes_change() {
+fn each_layer_logs_its_shapes_once() {
     let lines = lines_of(|| {
         let graph = Graph::new();
         for i in 0..2 {
@@ -69,7 +71,7 @@ fn each_layer_says_once_how_shapes_change() {
 }
 
 #[test]
-fn regularized_variables_are_chosen_by_name() {
+fn regularized_variables_are_selected_by_name() {
     let mut costs = Vec::new();
     let lines = lines_of(|| {
         let graph = Graph::new();
@@ -89,14 +91,10 @@ fn regularized_variables_are_chosen_by_name() {
     let costs: Vec<f64> = costs.iter().map(|c| c.to_f64_vec()[0]).collect();
     let right = [0.1 * (4.0 * 9.0 + 2.0 * 4.0) / 2.0, 0.5 * 4.0, 0.0, 0.0, 2.2];
     assert!(costs.iter().zip(right).all(|(a, b)| (a - b).abs() < 1e-5), "{costs:?}");
-    assert_eq!(
-        lines[3..],
-        [
-            "regularize_cost with fc.*/W: fc0/W, fc1/W",
-            "regularize_cost with fc1/W$: fc1/W",
-            "regularize_cost: no trainable variable has conv in its name",
-        ]
-    );
+    let [first, second, third] = &lines[3..] else { panic!("{lines:?}") };
+    assert!(first.contains("fc.*/W") && first.ends_with("fc0/W, fc1/W"), "{first}");
+    assert!(second.contains("fc1/W$") && second.ends_with(" fc1/W"), "{second}");
+    assert!(third.contains("conv matches no trainable variable"), "{third}");
 }
 
 #[test]
@@ -105,12 +103,13 @@ fn a_bad_pattern_is_an_error_at_its_line() {
     let line = line!() + 1;
     let _ = regularize_cost(&TowerContext::training(&graph), "fc(", l2_regularizer(1.0));
     let e = graph.freeze().unwrap_err();
-    assert!(e.message().contains("\"fc(\" is not a regular expression"), "{e}");
+    assert_eq!(e.kind(), ErrorKind::Argument);
+    assert!(e.message().contains("\"fc(\""), "{e}");
     assert_eq!(e.site().map(|s| s.line), Some(line), "{e}");
 }
 
 #[test]
-fn trainables_are_a_table() {
+fn describe_trainables_returns_a_table() {
     let graph = Graph::new();
     let t = &TowerContext::training(&graph);
     let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(784)]));

@@ -1,4 +1,5 @@
-//! Layers: against values PyTorch computed in float64, in graphs with several towers, and in what they make and say.
+//! Tests of layers: values computed by PyTorch in float64, several towers, variables, logs and
+//! errors.
 
 mod bad_input;
 mod batch_norm;

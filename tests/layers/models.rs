@@ -1,4 +1,4 @@
-//! Models in which variables are shared, trained by two costs, or frozen: right gradients, and the right variables.
+//! Models with variables that are shared, trained by two costs, or frozen.
 
 use tensorpack::prelude::*;
 
@@ -15,7 +15,7 @@ fn names(session: &Session) -> Vec<&str> {
     session.graph().variables().iter().map(|v| v.name.as_str()).collect()
 }
 
-/// The gradient of a cost by a weight, from two costs beside it.
+/// Returns the gradient of a cost with respect to a weight by central differences.
 fn difference(session: &Session, cost: &Tensor, feeds: &[(&str, &HostTensor)], name: &str) -> Vec<f64> {
     let start = session.read(name).unwrap();
     let values = start.to_f64_vec();
@@ -35,9 +35,9 @@ fn assert_near(what: &str, a: &[f64], b: &[f64]) {
     assert!(a.len() == b.len() && a.iter().zip(b).all(close), "{what}: {a:?}, {b:?}");
 }
 
-/// Two towers of a siamese net: one set of variables, gradients of both uses added up.
+/// A siamese network: both branches share variables, whose gradients are the sum over both uses.
 #[test]
-fn a_shared_layer_has_the_gradients_of_all_its_uses() {
+fn a_shared_layer_sums_the_gradients_of_its_uses() {
     let graph = Graph::new();
     let t = &TowerContext::training(&graph);
     let (a, b) = (input(&graph, "a", 3), input(&graph, "b", 3));
@@ -59,7 +59,7 @@ fn a_shared_layer_has_the_gradients_of_all_its_uses() {
     }
 }
 
-/// As in adversarial nets: each cost changes its own half, and sees the other as it is.
+/// As in adversarial networks, each cost updates its own half and uses the other half unchanged.
 #[test]
 fn two_costs_train_their_own_variables() {
     let graph = Graph::new();
@@ -99,7 +99,7 @@ fn two_costs_train_their_own_variables() {
 }
 
 #[test]
-fn a_frozen_half_stays_as_it_is() {
+fn frozen_variables_do_not_change() {
     let graph = Graph::new();
     let t = &TowerContext::training(&graph);
     let x = input(&graph, "x", 3);
@@ -109,7 +109,7 @@ fn a_frozen_half_stays_as_it_is() {
     });
     let cost = Linear::new(1).apply(t, "head/fc", &features).square().mean();
     let dx = gradients(&cost, &[&x]).unwrap().remove(0);
-    assert!(dx.is_some(), "what is frozen is variables: gradients flow through");
+    assert!(dx.is_some(), "gradients must flow through frozen layers");
     let train = minimize(&cost, &Adam::new(0.1)).unwrap();
     let session = Session::new(graph.freeze().unwrap()).unwrap();
     let trained: Vec<String> =
@@ -126,9 +126,9 @@ fn a_frozen_half_stays_as_it_is() {
     }
 }
 
-/// A cell stepped by hand is the layer over the sequence.
+/// A cell that is stepped in a loop equals the layer over the whole sequence.
 #[test]
-fn cells_step_by_step_are_the_layer() {
+fn stepped_cells_equal_the_layer() {
     let graph = Graph::new();
     let t = &TowerContext::training(&graph);
     let x = graph.placeholder(&TensorSpec::new("x", DType::F64, [None, Some(4), Some(3)]));
@@ -152,7 +152,7 @@ fn cells_step_by_step_are_the_layer() {
 }
 
 #[test]
-fn a_cell_in_a_loop_makes_its_variables_once() {
+fn a_cell_in_a_loop_creates_its_variables_once() {
     let graph = Graph::new();
     let t = &TowerContext::training(&graph);
     let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(3), Some(2)]));
@@ -165,7 +165,7 @@ fn a_cell_in_a_loop_makes_its_variables_once() {
 }
 
 #[test]
-fn dropout_is_for_training_alone() {
+fn dropout_applies_only_in_training() {
     let graph = Graph::new();
     let x = graph.placeholder(&TensorSpec::f32("x", [Some(1000)]));
     let dropped = Dropout::new(0.25).apply(&TowerContext::training(&graph), "dropout", &x);
@@ -177,5 +177,5 @@ fn dropout_is_for_training_alone() {
     let zeros = got[0].as_slice::<f32>().unwrap().iter().filter(|v| **v == 0.0).count();
     assert!((200..300).contains(&zeros), "{zeros} of 1000 dropped");
     let others = got[0].as_slice::<f32>().unwrap().iter().all(|&v| v == 0.0 || (v - 4.0 / 3.0).abs() < 1e-6);
-    assert!(others, "what is kept grows");
+    assert!(others, "kept elements must be scaled up");
 }

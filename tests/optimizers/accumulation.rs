@@ -1,4 +1,4 @@
-//! Accumulated gradients against the large batch they stand for.
+//! Accumulated gradients compared with one large batch.
 
 use crate::net::{Net, WEIGHTS, assert_close};
 use std::collections::BTreeSet;
@@ -8,7 +8,7 @@ use tensorpack::optim::{
     Accumulate, Adagrad, Adam, AdamW, Ema, Lamb, Momentum, Optimizer, ParamGroups, PostProcess, RmsProp, Sgd,
 };
 
-/// Every optimizer, with what can be around it inside.
+/// Returns every optimizer, and wrappers around some, to accumulate gradients for.
 fn all() -> Vec<fn() -> Box<dyn Optimizer>> {
     vec![
         || Sgd::new(0.5).boxed(),
@@ -28,7 +28,7 @@ fn all() -> Vec<fn() -> Box<dyn Optimizer>> {
     ]
 }
 
-/// That two nets have the same weights and the same state of the same inner optimizer.
+/// Checks that two networks have the same weights and the same state of the inner optimizer.
 fn assert_same(what: &str, accumulated: &Net, large: &Net) {
     for v in large.session.graph().variables().iter().filter(|v| v.name != "global_step") {
         assert_close(&format!("{what}: {}", v.name), &accumulated.read(&v.name), &large.read(&v.name), 1e-12);
@@ -36,7 +36,7 @@ fn assert_same(what: &str, accumulated: &Net, large: &Net) {
 }
 
 #[test]
-fn three_steps_are_one_of_a_batch_three_times_as_large() {
+fn three_steps_equal_one_step_on_a_batch_three_times_as_large() {
     for make in all() {
         let what = format!("{:?}", make());
         let large = Net::new(DType::F64, &*make());
@@ -52,7 +52,7 @@ fn three_steps_are_one_of_a_batch_three_times_as_large() {
 }
 
 #[test]
-fn a_flush_applies_the_mean_of_what_was_gathered_once() {
+fn a_flush_applies_the_mean_of_accumulated_gradients_once() {
     for make in all() {
         let what = format!("{:?}", make());
         let large = Net::new(DType::F64, &*make());
@@ -63,7 +63,7 @@ fn a_flush_applies_the_mean_of_what_was_gathered_once() {
         accumulated.flush();
         large.step(3..5);
         assert_same(&what, &accumulated, &large);
-        // There is nothing left to flush, and the next round begins at its first step.
+        // Nothing is left to flush, and the next update counts from its first step.
         let before = accumulated.variables();
         accumulated.flush();
         assert_eq!(accumulated.variables(), before, "{what}");

@@ -1,4 +1,4 @@
-//! Twenty steps of every optimizer against PyTorch's in float64.
+//! Twenty steps of every optimizer compared with PyTorch in float64.
 
 use crate::net::{Net, WEIGHTS, assert_close, engines, file, floats, label, list, text};
 use serde_json::Value;
@@ -11,7 +11,7 @@ use tensorpack::optim::{
 use tensorpack::runtime::SessionOptions;
 
 fn number(v: &Value) -> f64 {
-    v.as_f64().unwrap_or_else(|| panic!("{v} is no number"))
+    v.as_f64().unwrap_or_else(|| panic!("{v} is not a number"))
 }
 
 fn rate(run: &Value) -> Rate {
@@ -51,9 +51,10 @@ fn rule(run: &Value) -> Box<dyn Optimizer> {
             let rule = rule.momentum(or_zero("momentum"));
             if is("centered") { rule.centered().boxed() } else { rule.boxed() }
         }
-        "adagrad" => {
-            Adagrad::new(rate).epsilon(get("eps")).first_sum(or_zero("initial_accumulator_value")).boxed()
-        }
+        "adagrad" => Adagrad::new(rate)
+            .epsilon(get("eps"))
+            .initial_accumulator_value(or_zero("initial_accumulator_value"))
+            .boxed(),
         "adam" => Adam::new(rate).betas(beta(0), beta(1)).epsilon(get("eps")).boxed(),
         "adamw" => {
             let rule = AdamW::new(rate).betas(beta(0), beta(1)).epsilon(get("eps"));
@@ -95,7 +96,7 @@ fn check(run: &Value, float: DType, engine: &SessionOptions, tolerance: f64) {
     let name = format!("{} in {float} on {}", text(&run["name"]), label(engine));
     let net = Net::on(engine, float, &*optimizer(run));
     let found = net.steps(0..20);
-    // A loss of the file is that of all batches of one update; between updates, weights stay.
+    // A loss in the file covers all batches of one update; the weights change only with an update.
     let per_update = 20 / list(&run["losses"]).len();
     let means: Vec<f64> =
         found.chunks(per_update).map(|c| c.iter().sum::<f64>() / per_update as f64).collect();
@@ -114,7 +115,7 @@ fn check(run: &Value, float: DType, engine: &SessionOptions, tolerance: f64) {
 }
 
 #[test]
-fn every_optimizer_does_what_pytorchs_does() {
+fn every_optimizer_matches_pytorch() {
     let runs = list(&file()["runs"]);
     assert!(runs.len() >= 39, "the file has lost runs");
     for run in runs {

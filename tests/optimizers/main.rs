@@ -1,4 +1,5 @@
-//! Optimizers: their rules against PyTorch's, what goes around them, and what the engine makes of their updates.
+//! Tests of optimizers: update rules compared with PyTorch, wrappers, and how the engine runs
+//! updates.
 
 mod accumulation;
 mod golden;

@@ -1,4 +1,4 @@
-//! The small net of `tests/golden/optimizers.json`, its data, and any optimizer.
+//! The small network of `tests/golden/optimizers.json` and its data, with any optimizer.
 
 use serde_json::Value;
 use std::sync::OnceLock;
@@ -10,20 +10,20 @@ use tensorpack::runtime::{Device, Session, SessionOptions};
 use tensorpack::tower::TowerContext;
 use tensorpack::{DType, HostTensor, Result};
 
-/// The names of the net's weights.
+/// The names of the network's weights.
 pub(crate) const WEIGHTS: [&str; 4] = ["fc0/W", "fc0/b", "fc1/W", "fc1/b"];
 
 pub(crate) fn file() -> &'static Value {
     static FILE: OnceLock<Value> = OnceLock::new();
     FILE.get_or_init(|| {
         let path = format!("{}/tests/golden/optimizers.json", env!("CARGO_MANIFEST_DIR"));
-        serde_json::from_str(&std::fs::read_to_string(path).expect("the golden file is there"))
-            .expect("it is JSON")
+        serde_json::from_str(&std::fs::read_to_string(path).expect("the golden file exists"))
+            .expect("valid JSON")
     })
 }
 
 pub(crate) fn list(v: &Value) -> &[Value] {
-    v.as_array().unwrap_or_else(|| panic!("{v} is no list"))
+    v.as_array().unwrap_or_else(|| panic!("{v} is not a list"))
 }
 
 pub(crate) fn floats(v: &Value) -> Vec<f64> {
@@ -31,26 +31,26 @@ pub(crate) fn floats(v: &Value) -> Vec<f64> {
 }
 
 pub(crate) fn text(v: &Value) -> &str {
-    v.as_str().unwrap_or_else(|| panic!("{v} is no text"))
+    v.as_str().unwrap_or_else(|| panic!("{v} is not a string"))
 }
 
-/// The CPU engine with kernels of this instruction set.
+/// Returns the CPU engine with kernels of this instruction set.
 pub(crate) fn cpu(isa: Isa) -> SessionOptions {
     SessionOptions { isa: Some(isa), threads: Some(1), ..SessionOptions::default() }
 }
 
-/// The CPU engine with each instruction set of this machine, and the reference interpreter.
+/// Returns the CPU engine with each instruction set of this machine, and the reference interpreter.
 pub(crate) fn engines() -> Vec<SessionOptions> {
     let reference = SessionOptions { device: Device::Reference, ..SessionOptions::default() };
     Isa::available().map(cpu).chain([reference]).collect()
 }
 
-/// An engine in words.
+/// Returns a description of an engine.
 pub(crate) fn label(engine: &SessionOptions) -> String {
     engine.isa.map_or_else(|| engine.device.to_string(), |isa| format!("{} with {isa}", engine.device))
 }
 
-/// The net, its optimizer, and a session with the file's weights.
+/// The network, its optimizer, and a session with the weights of the file.
 pub(crate) struct Net {
     pub(crate) session: Session,
     float: DType,
@@ -59,12 +59,12 @@ pub(crate) struct Net {
     flush: Vec<Fetch>,
 }
 
-/// What is built: the graph, and the operation that makes a step.
+/// Adds the network to the graph. Returns the cost and the training operation.
 pub(crate) fn build(graph: &Graph, float: DType, optimizer: &dyn Optimizer) -> Result<[Fetch; 2]> {
     let t = TowerContext::training(graph);
     let x = graph.placeholder(&TensorSpec::new("x", float, [None, Some(6)]));
     let label = graph.placeholder(&TensorSpec::i32("label", [None]));
-    // Gradients are divided by this, which a test may make 0.
+    // Gradients are divided by this value; a test may set it to 0.
     let divisor = graph.placeholder(&TensorSpec::new("divisor", float, []));
     let hidden = Linear::new(5).apply(&t, "fc0", &x).tanh();
     let logits = Linear::new(3).apply(&t, "fc1", &hidden);
@@ -79,14 +79,14 @@ impl Net {
         Net::on(&cpu(Isa::detect()), float, optimizer)
     }
 
-    /// On this engine.
+    /// Builds the network on this engine.
     pub(crate) fn on(engine: &SessionOptions, float: DType, optimizer: &dyn Optimizer) -> Net {
         let graph = Graph::new();
         let [cost, train] = build(&graph, float, optimizer).unwrap();
         Net::around(graph, engine, float, [cost, train])
     }
 
-    /// A net that is built, whose steps give `cost`.
+    /// Creates a network from a finished graph whose steps return `cost`.
     pub(crate) fn around(
         graph: Graph,
         engine: &SessionOptions,
@@ -103,17 +103,19 @@ impl Net {
         Net { session, float, cost, train, flush }
     }
 
-    /// A step on the batches of these steps of the file, as one batch; its loss before the update.
+    /// Runs one step on the batches of these steps of the file, merged into one batch. Returns the
+    /// loss before the update.
     pub(crate) fn step(&self, steps: std::ops::Range<usize>) -> f64 {
         self.try_step(steps, 1.0).unwrap()
     }
 
-    /// A step on the batch of each of these steps of the file; the losses before the updates.
+    /// Runs one step on the batch of each of these steps of the file. Returns the losses before the
+    /// updates.
     pub(crate) fn steps(&self, steps: std::ops::Range<usize>) -> Vec<f64> {
         steps.map(|k| self.step(k..k + 1)).collect()
     }
 
-    /// A step with logits divided by `divisor`.
+    /// Runs one step with logits divided by `divisor`.
     pub(crate) fn try_step(&self, steps: std::ops::Range<usize>, divisor: f64) -> Result<f64> {
         let (x, labels) = (floats(&file()["x"]["data"]), floats(&file()["labels"]["data"]));
         let rows = 4 * steps.len();
@@ -124,7 +126,7 @@ impl Net {
         Ok(self.session.run(&[&self.cost, &self.train], &feeds)?[0].to_f64_vec()[0])
     }
 
-    /// Applies what was only accumulated.
+    /// Applies the accumulated gradients.
     pub(crate) fn flush(&self) {
         assert!(!self.flush.is_empty(), "nothing to flush");
         self.flush.iter().for_each(|op| drop(self.session.run(&[op], &[]).unwrap()));
@@ -134,7 +136,7 @@ impl Net {
         self.session.read(name).unwrap_or_else(|e| panic!("{e}")).to_f64_vec()
     }
 
-    /// Every variable with its bytes.
+    /// Returns every variable with its bytes.
     pub(crate) fn variables(&self) -> Vec<(String, Vec<u8>)> {
         let names = self.session.graph().variables().iter().map(|v| v.name.clone());
         names.map(|n| (n.clone(), self.session.read(&n).unwrap().as_bytes().to_vec())).collect()

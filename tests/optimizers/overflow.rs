@@ -1,4 +1,4 @@
-//! Updates that overflow, on the CPU engine: nothing that is not finite is written.
+//! Updates that overflow on the CPU engine: no non-finite value is written.
 
 use crate::net::build;
 use crate::overflow_cases::{self, Model};
@@ -14,7 +14,7 @@ use tensorpack::{DType, ErrorKind, HostTensor};
 
 #[test]
 fn every_optimizer_stops_before_it_overflows() {
-    // Large variables are bounded by proofs, small ones looked at in every step.
+    // Large variables are bounded by proofs; small ones are checked in every step.
     for len in [5, 6000] {
         overflow_cases::every_optimizer(Device::Cpu(0), len);
     }
@@ -24,8 +24,7 @@ fn scalar(x: f32) -> HostTensor {
     HostTensor::scalar(x)
 }
 
-/// One overflow among several updates keeps all of them from happening, whatever their order and
-/// form.
+/// One overflow among several updates prevents all of them, whatever their order and kind.
 #[test]
 fn all_updates_or_none() {
     let g = Graph::new();
@@ -83,7 +82,7 @@ fn an_infinite_constant_is_not_assigned_except_where_the_first_value_was_infinit
     }
 }
 
-/// A variable that is huge already, and bf16, whose largest number is below that of f32.
+/// A variable that is already huge, and bf16, whose largest finite value is below that of f32.
 #[test]
 fn the_type_of_the_variable_counts() {
     for (dtype, most) in [(DType::F32, f64::from(f32::MAX)), (DType::Bf16, 3.3895313892515355e38)] {
@@ -103,9 +102,9 @@ fn the_type_of_the_variable_counts() {
     }
 }
 
-/// What a caller writes to a variable is seen by the next step's proof.
+/// The proof of the next step sees a value that the caller wrote to a variable.
 #[test]
-fn what_is_written_from_outside_is_looked_at() {
+fn values_written_by_the_caller_are_checked() {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let w = t.variable(VariableSpec::new("w", [64]).init(Init::ones()));
@@ -122,7 +121,7 @@ fn what_is_written_from_outside_is_looked_at() {
 
 /// `log(relu(w))` is minus infinity, and its gradient 0.
 #[test]
-fn a_cost_that_is_infinite_is_an_error_though_nobody_fetches_it() {
+fn an_infinite_cost_is_an_error_even_if_it_is_not_fetched() {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let w = t.variable(VariableSpec::new("w", [3]).init(Init::Constant(-1.0)));
@@ -136,7 +135,7 @@ fn a_cost_that_is_infinite_is_an_error_though_nobody_fetches_it() {
     assert_eq!(e.kind(), ErrorKind::NotFinite, "{e}");
     assert_eq!(e.site().map(|s| s.line), Some(line), "{e}");
     assert_eq!(session.read("count").unwrap().to_scalar().unwrap(), 0.0);
-    // What has nothing to do with the cost does not compute it.
+    // A run that does not depend on the cost does not compute it.
     session.run(&[&counted], &[]).unwrap();
 }
 
@@ -184,10 +183,10 @@ fn ordinary_updates_are_computed_once() {
     }
 }
 
-/// The bound of a variable grows with every step, as if all went in one direction, until it says
-/// nothing. Then the variable is looked at, and that is enough.
+/// The bound of a variable grows with every step, as if all updates had the same sign, until it is
+/// useless. The variable is then checked, which resets the bound.
 #[test]
-fn variables_are_looked_at_when_bounds_say_too_little() {
+fn variables_are_checked_when_bounds_are_too_loose() {
     let model = Model::new(&Sgd::new(1.0), DType::F32, Device::Cpu(0), 6000);
     for step in 0..100u64 {
         model.step(if step % 2 == 0 { 3e37 } else { -3e37 }).unwrap();

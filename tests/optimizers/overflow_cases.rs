@@ -1,5 +1,5 @@
-//! Updates that overflow: gradients that are finite, and an optimizer's state or a variable that
-//! would not be.
+//! Updates that overflow: the gradients are finite, but an optimizer's state or a variable would
+//! not be.
 
 use tensorpack::graph::{Graph, Op, TensorSpec, VariableSpec};
 use tensorpack::optim::{
@@ -9,7 +9,7 @@ use tensorpack::runtime::{Device, Session, SessionOptions};
 use tensorpack::tower::TowerContext;
 use tensorpack::{DType, ErrorKind, HostTensor};
 
-/// An optimizer, and a gradient for f32 and one for f64 that overflow a variable within three
+/// An optimizer, with a gradient for f32 and one for f64 that overflow a variable within three
 /// steps.
 struct Case {
     optimizer: Box<dyn Optimizer>,
@@ -19,9 +19,9 @@ struct Case {
 
 /// Gradients whose squares overflow.
 const SQUARES: [f64; 2] = [1e25, 1e200];
-/// Gradients of which two overflow.
+/// Gradients for which the sum of two overflows.
 const SUMS: [f64; 2] = [3e38, 1.5e308];
-/// A rate so small that these change variables little.
+/// A rate so small that these gradients change variables little.
 const SLOW: f64 = 1e-38;
 
 fn cases() -> Vec<Case> {
@@ -38,7 +38,7 @@ fn cases() -> Vec<Case> {
         case(Lamb::new(0.1).boxed(), SQUARES, "w/lamb_v"),
         case(Accumulate::new(Sgd::new(SLOW), 4).boxed(), SUMS, "w/accumulated"),
         case(Ema::new(Sgd::new(1e3), 0.9).boxed(), SUMS, "w"),
-        // The root of the second moment is zero where gradients are, and nothing is added to it.
+        // The root of the second moment is zero where the gradient is, and epsilon is zero.
         case(Adam::new(0.1).epsilon(0.0).boxed(), [0.0, 0.0], "w"),
     ]
 }
@@ -51,7 +51,7 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// A cost that is always 0, with whatever gradient is fed, and a second variable that never
+    /// Builds a cost that is always 0 but has the fed gradient, and a second variable that never
     /// overflows.
     pub(crate) fn new(optimizer: &dyn Optimizer, dtype: DType, device: Device, len: usize) -> Model {
         let g = Graph::new();
@@ -68,14 +68,14 @@ impl Model {
     }
 
     pub(crate) fn step(&self, gradient: f64) -> tensorpack::Result<()> {
-        // Only one element is in danger.
+        // Only one element can overflow.
         let number = |i: usize| if i == self.len / 2 { gradient } else { 0.5 + (i % 3) as f64 };
         let x: Vec<f64> = (0..self.len).map(number).collect();
         let x = HostTensor::from_f64(self.dtype, [self.len], &x).unwrap();
         self.session.run(&[&self.train], &[("x", &x)]).map(|_| ())
     }
 
-    /// How often the kernel that ran most often did.
+    /// Returns the largest number of runs of any kernel.
     #[allow(dead_code, reason = "only the CPU engine counts")]
     pub(crate) fn runs(&self) -> u64 {
         self.session.profile().unwrap().iter().map(|kernel| kernel.runs).max().unwrap_or(0)
@@ -87,8 +87,8 @@ impl Model {
     }
 }
 
-/// Every optimizer, in f32 and f64: the step that overflows is an error that names the variable and
-/// leaves all as they were, and training goes on after it.
+/// Checks every optimizer in f32 and f64: a step that overflows fails with an error that names the
+/// variable, leaves all variables unchanged, and training can continue.
 pub(crate) fn every_optimizer(device: Device, len: usize) {
     for case in cases() {
         for (dtype, gradient) in [DType::F32, DType::F64].into_iter().zip(case.gradients) {

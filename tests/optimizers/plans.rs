@@ -1,4 +1,4 @@
-//! What is elementwise becomes one pass over all variables and their slots.
+//! Elementwise updates become one pass over all variables and their slots.
 
 use crate::net::build;
 use tensorpack::graph::{Graph, Init, TensorSpec, VariableSpec};
@@ -10,7 +10,7 @@ use tensorpack::runtime::Session;
 use tensorpack::tower::TowerContext;
 use tensorpack::{DType, HostTensor};
 
-/// The commits of a plan that touch more than scalars, and the whole plan.
+/// Returns the commits of a plan that touch more than scalars, and the text of the whole plan.
 fn commits(optimizer: &dyn Optimizer) -> (Vec<String>, String) {
     let graph = Graph::new();
     let [cost, train] = build(&graph, DType::F32, optimizer).unwrap();
@@ -55,10 +55,9 @@ fn one_pass_for_all_variables() {
     }
 }
 
-/// A variable of one element is joined with its larger neighbours, whatever scalars all of them
-/// read.
+/// A variable of one element is fused with its larger neighbours, whatever scalars they read.
 #[test]
-fn small_variables_do_not_cut_the_pass() {
+fn small_variables_do_not_split_the_pass() {
     let shapes: [&[usize]; 6] = [&[7], &[1], &[], &[1, 1], &[2, 3], &[1]];
     for by_variable in [false, true] {
         let graph = Graph::new();

@@ -1,4 +1,4 @@
-//! Gradient processors: which variables they let through, in which order, and what they refuse.
+//! Gradient processors: the variables they select, their order, and the settings they reject.
 
 use crate::net::{Net, WEIGHTS, assert_close, build, cpu};
 use tensorpack::graph::{Fetch, Graph, MOVING_SUMMARIES};
@@ -9,7 +9,7 @@ use tensorpack::optim::{Adam, Momentum, Optimizer, Sgd};
 use tensorpack::runtime::cpu::Isa;
 use tensorpack::{DType, Error, ErrorKind};
 
-/// Which weights one step changes, and by how much.
+/// Returns the change of each weight after one step.
 fn steps(optimizer: &dyn Optimizer) -> Vec<Vec<f64>> {
     let net = Net::new(DType::F64, optimizer);
     let before = WEIGHTS.map(|w| net.read(w));
@@ -36,13 +36,13 @@ fn scale_takes_the_first_match_and_zero_drops() {
     assert_close("fc0/W", &scaled[0], &times(&plain[0], 3.0), 1e-12);
     assert!(scaled[1].iter().all(|&d| d == 0.0));
     assert_close("fc1/W", &scaled[2], &plain[2], 1e-12);
-    // Dropped means no slot either.
+    // A dropped variable has no slot either.
     let net = Net::new(DType::F64, &Momentum::new(0.1, 0.9).process(ScaleGradient::new("fc0/.*", 0.0)));
     assert!(net.session.read("fc0/W/momentum").is_err() && net.session.read("fc1/W/momentum").is_ok());
 }
 
 #[test]
-fn map_changes_or_drops_what_it_matches() {
+fn map_changes_or_drops_matching_gradients() {
     let plain = steps(&Sgd::new(0.5));
     let map = MapGradient::new("fc1/.*", |v, g| v.name().ends_with("W").then(|| g * -2.0));
     let mapped = steps(&Sgd::new(0.5).process(map));
@@ -52,13 +52,13 @@ fn map_changes_or_drops_what_it_matches() {
 }
 
 #[test]
-fn filter_keeps_what_it_matches() {
+fn filter_keeps_matching_gradients() {
     assert_eq!(moves(&Sgd::new(0.5)), [true; 4]);
     assert_eq!(moves(&Adam::new(0.5).process(FilterGradient::keep("fc1/.*"))), [false, false, true, true]);
 }
 
 #[test]
-fn processors_run_in_the_order_they_are_given() {
+fn processors_run_in_the_order_they_are_added() {
     let limit = 1e-3;
     let clipped_last =
         Sgd::new(1.0).process(ScaleGradient::new(".*", 1e6)).process(ValueClip::new(limit)).boxed();
@@ -69,7 +69,7 @@ fn processors_run_in_the_order_they_are_given() {
 }
 
 #[test]
-fn a_small_norm_is_left_alone_and_a_large_one_is_the_limit() {
+fn norms_above_the_limit_are_clipped_to_it() {
     let norm = |all: &[Vec<f64>]| all.concat().iter().map(|d| d * d).sum::<f64>().sqrt();
     let plain = steps(&Sgd::new(1.0));
     let (free, bound) = (norm(&plain) * 1.5, norm(&plain) * 0.5);
@@ -84,7 +84,7 @@ fn a_small_norm_is_left_alone_and_a_large_one_is_the_limit() {
 }
 
 #[test]
-fn summaries_are_made_once_a_variable() {
+fn summaries_are_added_once_per_variable() {
     let graph = Graph::new();
     let optimizer = Sgd::new(0.1).process(SummaryGradient::new().of(".*/W")).process(SummaryGradient::new());
     build(&graph, DType::F32, &optimizer).unwrap();
@@ -128,7 +128,7 @@ fn a_pattern_that_matches_nothing_is_an_error_at_its_line() {
 }
 
 #[test]
-fn a_limit_that_lets_nothing_through_is_an_error() {
+fn a_limit_that_is_not_positive_is_an_error() {
     for limit in [0.0, -1.0, f64::NAN] {
         let e = refused(&Sgd::new(0.1).process(GlobalNormClip::new(limit)));
         assert!(e.message().starts_with("GlobalNormClip: the limit is"), "{e}");
@@ -138,13 +138,14 @@ fn a_limit_that_lets_nothing_through_is_an_error() {
 }
 
 #[test]
-fn to_drop_every_gradient_is_an_error() {
+fn dropping_every_gradient_is_an_error() {
     let e = refused(&Sgd::new(0.1).process(ScaleGradient::new(".*", 0.0)));
-    assert_eq!(e.message(), "Processed: no gradient is left: nothing would be trained");
+    assert_eq!(e.kind(), ErrorKind::Gradient);
+    assert!(e.message().starts_with("Processed: no gradient is left"), "{e}");
 }
 
 #[test]
-fn a_norm_that_overflows_is_an_error_and_no_step_of_nothing() {
+fn a_norm_that_overflows_is_an_error() {
     let huge = MapGradient::new(".*", |_, g| Some(g * 1e25));
     let net = Net::new(DType::F32, &Sgd::new(0.1).process(huge).process(GlobalNormClip::new(1.0)));
     let before = net.variables();

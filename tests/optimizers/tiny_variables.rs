@@ -1,11 +1,12 @@
-//! Optimizers over random small variables, against the published formulas in plain f64 loops.
+//! Optimizers on random small variables, compared with the published formulas in plain f64 loops.
 //!
-//! Small neighbours in a slab are where updates joined into one pass go wrong: a variable of one
-//! element cannot be told from a scalar by its shape, and padding is larger than the variables are.
-//! Each case draws one to six variables of 0 to 20 elements, where their gradients come from and
-//! which of them are shared, a rule, a learning rate, and what goes around the rule.
+//! Small adjacent variables in a slab are the difficult case for updates fused into one pass: the
+//! shape of a variable of one element does not distinguish it from a scalar, and the padding is
+//! larger than the variables. Each case draws one to six variables of 0 to 20 elements, the sources
+//! of their gradients and which of them are shared, an update rule, a learning rate, and wrappers
+//! of the rule.
 //!
-//! `TENSORPACK_TEST_CASES` sets the number of cases; the same ones are drawn in every run.
+//! `TENSORPACK_TEST_CASES` sets the number of cases. Every run draws the same cases.
 
 use proptest::collection::vec;
 use proptest::prelude::any;
@@ -27,8 +28,8 @@ use tensorpack::{DType, HostTensor};
 
 const STEPS: usize = 4;
 
-/// Choices, taken one after the other; zeros when they run out, so that fewer and smaller ones make
-/// simpler cases.
+/// A sequence of choices. It continues with zeros when it runs out, so that shorter sequences of
+/// smaller numbers make simpler cases.
 struct Choices<'a>(std::slice::Iter<'a, u32>);
 
 impl Choices<'_> {
@@ -45,10 +46,10 @@ impl Choices<'_> {
     }
 }
 
-/// Where a variable's gradient comes from.
+/// The source of a variable's gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Source {
-    /// Fed as it is.
+    /// A feed.
     Fed,
     /// `2 feed + w`, which fusion may compute inside the update.
     Affine,
@@ -60,7 +61,7 @@ enum Source {
     Broadcast,
     /// A part of one temporary, from this element on.
     Slice(usize),
-    /// The gradient of an earlier variable of as many elements, perhaps in another shape.
+    /// The gradient of an earlier variable with the same number of elements, possibly reshaped.
     SameAs(usize),
 }
 
@@ -68,7 +69,7 @@ enum Source {
 struct Var {
     sizes: Vec<usize>,
     source: Source,
-    /// Made before it in the same slab, and never updated.
+    /// The size of a variable created before it in the same slab and never updated.
     gap: Option<usize>,
 }
 
@@ -107,38 +108,40 @@ enum Processor {
     Scale(Vec<usize>, f64),
     ValueClip(f64),
     GlobalNormClip(f64),
-    /// `3 g` for these.
+    /// Multiplies the gradients of these variables by 3.
     Map(Vec<usize>),
     Keep(Vec<usize>),
-    /// Of these, which have elements: the mean square of none does not exist.
+    /// Summarizes these variables. All are non-empty, because the mean square of no elements is
+    /// undefined.
     Summary(Vec<usize>),
 }
 
 #[derive(Clone, Debug)]
-enum Around {
-    /// These variables with a factor of the rate and a decay of their own.
+enum Wrapper {
+    /// Sets a learning-rate factor and a weight decay for these variables.
     Group(Vec<usize>, Option<f64>, Option<f64>),
     Process(Vec<Processor>),
     Accumulate(usize),
-    /// Variables of even numbers limited to this after the update.
+    /// Clips variables with an even index to this limit after the update.
     Limit(f64),
     Ema(f64, bool),
 }
 
-/// A whole case.
+/// A test case.
 #[derive(Clone, Debug)]
 struct Case {
     dtype: DType,
     threads: usize,
     isa: Isa,
     vars: Vec<Var>,
-    /// Gradients are those of a cost in which variables meet, instead of what their sources say.
+    /// Whether the gradients are those of a cost that combines the variables, instead of the
+    /// sources.
     by_cost: bool,
     rule: Rule,
     rate: LearningRate,
-    /// Outermost first.
-    around: Vec<Around>,
-    /// Gradients that are fetched with the step.
+    /// The wrappers, outermost first.
+    wrappers: Vec<Wrapper>,
+    /// The variables whose gradients are fetched with the step.
     fetched: Vec<usize>,
     seed: u64,
 }
@@ -150,7 +153,7 @@ fn draw(choices: &[u32]) -> Case {
     let count = 1 + c.below(6);
     let mut vars: Vec<Var> = Vec::new();
     for k in 0..count {
-        // Small ones more often.
+        // Draw small variables more often.
         let sizes = if c.coin() { c.of(&shapes[..3]) } else { c.of(&shapes) }.to_vec();
         let mut var = Var { sizes, source: Source::Summed, gap: None };
         if c.below(6) == 5 {
@@ -191,35 +194,35 @@ fn draw(choices: &[u32]) -> Case {
         8 => LearningRate::Cosine(0.1, 0.0, 3),
         _ => LearningRate::WarmUp(0.1, 3),
     };
-    let mut around = Vec::new();
-    // What an outer processor left; the patterns of inner ones must still match something.
+    let mut wrappers = Vec::new();
+    // The variables that outer processors keep. The patterns of inner ones must match some of them.
     let mut left: Vec<usize> = (0..count).collect();
     for _ in 0..c.below(4) {
         let mut some = |left: &[usize]| {
             let chosen: Vec<usize> = left.iter().copied().filter(|_| c.coin()).collect();
             if chosen.is_empty() { left.to_vec() } else { chosen }
         };
-        around.push(match some(&left) {
+        wrappers.push(match some(&left) {
             names if c.below(6) == 0 => {
-                Around::Group(names, c.coin().then_some(0.5), c.coin().then_some(0.1))
+                Wrapper::Group(names, c.coin().then_some(0.5), c.coin().then_some(0.1))
             }
             names => match c.below(9) {
-                0 => Around::Process(vec![Processor::GlobalNormClip(0.5)]),
-                1 => Around::Process(vec![Processor::ValueClip(0.5), Processor::Map(names)]),
+                0 => Wrapper::Process(vec![Processor::GlobalNormClip(0.5)]),
+                1 => Wrapper::Process(vec![Processor::ValueClip(0.5), Processor::Map(names)]),
                 2 => {
                     let full: Vec<usize> = names.iter().copied().filter(|&k| vars[k].len() > 0).collect();
                     let mut all = vec![Processor::Scale(names, 0.25)];
                     all.extend((!full.is_empty()).then_some(Processor::Summary(full)));
-                    Around::Process(all)
+                    Wrapper::Process(all)
                 }
                 3 => {
                     left.clone_from(&names);
-                    Around::Process(vec![Processor::Keep(names)])
+                    Wrapper::Process(vec![Processor::Keep(names)])
                 }
-                4 | 5 => Around::Accumulate(1 + c.below(3)),
-                6 => Around::Limit(0.4),
-                _ if around.iter().any(|a| matches!(a, Around::Ema(..))) => Around::Limit(0.3),
-                _ => Around::Ema(c.of(&[0.9, 0.5, 0.0]), c.coin()),
+                4 | 5 => Wrapper::Accumulate(1 + c.below(3)),
+                6 => Wrapper::Limit(0.4),
+                _ if wrappers.iter().any(|a| matches!(a, Wrapper::Ema(..))) => Wrapper::Limit(0.3),
+                _ => Wrapper::Ema(c.of(&[0.9, 0.5, 0.0]), c.coin()),
             },
         });
     }
@@ -232,13 +235,13 @@ fn draw(choices: &[u32]) -> Case {
         by_cost: c.below(3) == 0,
         rule,
         rate,
-        around,
+        wrappers,
         fetched,
         seed: c.below(1 << 30) as u64,
     }
 }
 
-/// Numbers between -1 and 1 that f32 holds exactly and that are not near zero.
+/// Returns values between -1 and 1 that are exact in f32 and not near zero.
 fn numbers(seed: u64, what: &str, step: usize, n: usize) -> Vec<f64> {
     let rng = CounterRng::new(seed, what);
     let number = |i: usize| {
@@ -248,7 +251,7 @@ fn numbers(seed: u64, what: &str, step: usize, n: usize) -> Vec<f64> {
     (0..n).map(number).collect()
 }
 
-/// A pattern of the names of these variables.
+/// Returns a pattern that matches the names of these variables.
 fn pattern(vars: &[usize]) -> String {
     vars.iter().map(|k| format!("v{k}")).collect::<Vec<_>>().join("|")
 }
@@ -278,7 +281,7 @@ impl Case {
         numbers(self.seed, &format!("first{k}"), 0, self.vars[k].len())
     }
 
-    /// The rate of a step by its definition.
+    /// Returns the learning rate of a step by its definition.
     fn rate_at(&self, step: usize) -> f64 {
         let t = step as f64;
         match self.rate {
@@ -305,7 +308,7 @@ impl Case {
         }
     }
 
-    /// The gradients of a step by their definition, of weights as they are before it.
+    /// Returns the gradients of a step by their definition, for the weights before the step.
     fn gradients(&self, step: usize, w: &[Vec<f64>]) -> Vec<Vec<f64>> {
         if self.by_cost {
             return self.cost_gradients(step, w);
@@ -329,8 +332,9 @@ impl Case {
         all
     }
 
-    /// Of `sum(x w) + sum(w^2) / 8` for every variable, `sum(v w) / 4` for neighbours of one shape,
-    /// and `sum((c + all w of one element)^2) / 16`, in which those have one and the same gradient.
+    /// Returns the gradients of the sum of `sum(x w) + sum(w^2) / 8` for every variable, `sum(v w)
+    /// / 4` for neighbours of the same shape, and `sum((c + all w of one element)^2) / 16`, which
+    /// has the same gradient for all variables of one element.
     fn cost_gradients(&self, step: usize, w: &[Vec<f64>]) -> Vec<Vec<f64>> {
         let single: f64 = w.iter().filter(|w| w.len() == 1).map(|w| w[0]).sum();
         let shared: f64 = self.common(step)[..4].iter().map(|c| (c + single) / 8.0).sum();
@@ -351,7 +355,7 @@ impl Case {
     }
 }
 
-/// A gradient on its way through the formulas.
+/// The gradient of one variable in the formulas.
 #[derive(Clone)]
 struct Grad {
     var: usize,
@@ -363,12 +367,12 @@ struct Grad {
 /// The state of the whole optimizer, in f64.
 struct Formulas<'a> {
     case: &'a Case,
-    /// Weights, as the updates of this step have left them so far.
+    /// The weights, after the updates of this step so far.
     w: Vec<Vec<f64>>,
-    /// How often the rule was applied.
+    /// The number of times the rule was applied.
     updates: i32,
     slots: Vec<[Vec<f64>; 3]>,
-    /// Of each accumulation: the steps gathered, and their sums.
+    /// The number of accumulated steps and the sums, for each accumulation.
     gathered: Vec<(usize, Vec<Grad>)>,
     averages: Vec<Vec<f64>>,
     averaged: i32,
@@ -386,7 +390,7 @@ impl<'a> Formulas<'a> {
             w: (0..case.vars.len()).map(|k| case.first(k)).collect(),
             updates: 0,
             slots: case.vars.iter().map(slots).collect(),
-            gathered: vec![(0, Vec::new()); case.around.len()],
+            gathered: vec![(0, Vec::new()); case.wrappers.len()],
             averages: zeros,
             averaged: 0,
         }
@@ -399,23 +403,23 @@ impl<'a> Formulas<'a> {
         self.through(0, gradients, step, &start);
     }
 
-    /// What the wrapper `level` and all inside it do.
+    /// Applies the wrapper `level` and everything inside it.
     fn through(&mut self, level: usize, mut gradients: Vec<Grad>, step: usize, start: &[Vec<f64>]) {
         let case = self.case;
-        let Some(around) = case.around.get(level) else { return self.rule(gradients, step, start) };
-        match around {
-            Around::Group(of, factor, decay) => {
+        let Some(wrapper) = case.wrappers.get(level) else { return self.rule(gradients, step, start) };
+        match wrapper {
+            Wrapper::Group(of, factor, decay) => {
                 for g in gradients.iter_mut().filter(|g| of.contains(&g.var)) {
                     g.rate *= factor.unwrap_or(1.0);
                     g.decay = decay.or(g.decay);
                 }
                 self.through(level + 1, gradients, step, start);
             }
-            Around::Process(all) => {
+            Wrapper::Process(all) => {
                 all.iter().for_each(|p| process(p, &mut gradients));
                 self.through(level + 1, gradients, step, start);
             }
-            Around::Accumulate(n) => {
+            Wrapper::Accumulate(n) => {
                 let (count, sums) = &mut self.gathered[level];
                 if *count == 0 {
                     *sums = gradients;
@@ -426,17 +430,17 @@ impl<'a> Formulas<'a> {
                 }
                 *count += 1;
                 if *count == *n {
-                    self.apply_gathered(level, step, start);
+                    self.apply_accumulated(level, step, start);
                 }
             }
-            Around::Limit(limit) => {
+            Wrapper::Limit(limit) => {
                 let vars: Vec<usize> = gradients.iter().map(|g| g.var).collect();
                 self.through(level + 1, gradients, step, start);
                 for &k in vars.iter().filter(|k| *k % 2 == 0) {
                     self.w[k].iter_mut().for_each(|w| *w = w.clamp(-limit, *limit));
                 }
             }
-            Around::Ema(decay, debiased) => {
+            Wrapper::Ema(decay, debiased) => {
                 let vars: Vec<usize> = gradients.iter().map(|g| g.var).collect();
                 self.through(level + 1, gradients, step, start);
                 self.averaged += 1;
@@ -451,14 +455,14 @@ impl<'a> Formulas<'a> {
         }
     }
 
-    /// Applies the mean of what the accumulation `level` has gathered.
-    fn apply_gathered(&mut self, level: usize, step: usize, start: &[Vec<f64>]) {
+    /// Applies the mean of the gradients that the accumulation `level` holds.
+    fn apply_accumulated(&mut self, level: usize, step: usize, start: &[Vec<f64>]) {
         let (count, mut means) = std::mem::take(&mut self.gathered[level]);
         means.iter_mut().for_each(|g| g.value.iter_mut().for_each(|v| *v /= count as f64));
         self.through(level + 1, means, step, start);
     }
 
-    /// The averages as they are read.
+    /// Returns the expected moving average.
     fn ema(&self, k: usize, decay: f64, debiased: bool) -> Vec<f64> {
         let share = if debiased && self.averaged > 0 { 1.0 - decay.powi(self.averaged) } else { 1.0 };
         self.averages[k].iter().map(|a| a / share).collect()
@@ -522,7 +526,7 @@ impl<'a> Formulas<'a> {
     }
 }
 
-/// Adam's direction, with bias correction.
+/// Returns Adam's update direction, with bias correction.
 fn moments(slots: &mut [Vec<f64>; 3], g: &[f64], [b1, b2]: [f64; 2], epsilon: f64, t: i32) -> Vec<f64> {
     let [m, v, _] = slots;
     let mut direction = Vec::new();
@@ -555,7 +559,7 @@ fn process(p: &Processor, gradients: &mut Vec<Grad>) {
     }
 }
 
-/// The case as a graph in a session.
+/// A case built as a graph in a session.
 struct Built {
     session: Session,
     train: Fetch,
@@ -594,7 +598,9 @@ impl Case {
                 let rule = RmsProp::new(rate).alpha(alpha).epsilon(epsilon).momentum(momentum);
                 if centered { rule.centered().boxed() } else { rule.boxed() }
             }
-            Rule::Adagrad { first, epsilon } => Adagrad::new(rate).first_sum(first).epsilon(epsilon).boxed(),
+            Rule::Adagrad { first, epsilon } => {
+                Adagrad::new(rate).initial_accumulator_value(first).epsilon(epsilon).boxed()
+            }
             Rule::Adam { betas: [b1, b2], epsilon } => Adam::new(rate).betas(b1, b2).epsilon(epsilon).boxed(),
             Rule::AdamW { betas: [b1, b2], epsilon, decay } => {
                 AdamW::new(rate).betas(b1, b2).epsilon(epsilon).decay(decay).boxed()
@@ -603,14 +609,14 @@ impl Case {
                 Lamb::new(rate).betas(b1, b2).epsilon(epsilon).decay(decay).boxed()
             }
         };
-        self.around.iter().rev().fold(rule, |inner, around| match around {
-            Around::Group(of, factor, decay) => ParamGroups::new(inner)
+        self.wrappers.iter().rev().fold(rule, |inner, wrapper| match wrapper {
+            Wrapper::Group(of, factor, decay) => ParamGroups::new(inner)
                 .group(&pattern(of), |mut g| {
                     g = factor.map_or(g.clone(), |f| g.clone().rate(f));
                     decay.map_or(g.clone(), |d| g.clone().decay(d))
                 })
                 .boxed(),
-            Around::Process(all) => all
+            Wrapper::Process(all) => all
                 .iter()
                 .fold(Processed::new(inner), |o, p| match p {
                     Processor::Scale(of, factor) => o.process(ScaleGradient::new(&pattern(of), *factor)),
@@ -621,14 +627,14 @@ impl Case {
                     Processor::Summary(of) => o.process(SummaryGradient::new().of(&pattern(of))),
                 })
                 .boxed(),
-            Around::Accumulate(n) => Accumulate::new(inner, *n).boxed(),
-            Around::Limit(limit) => {
+            Wrapper::Accumulate(n) => Accumulate::new(inner, *n).boxed(),
+            Wrapper::Limit(limit) => {
                 let limit = *limit;
                 let is_even = |v: &Variable| v.name()[1..].parse::<usize>().is_ok_and(|k| k % 2 == 0);
                 PostProcess::new(inner, move |v, w| is_even(v).then(|| w.clip(-limit, limit))).boxed()
             }
-            Around::Ema(decay, false) => Ema::new(inner, *decay).boxed(),
-            Around::Ema(decay, true) => Ema::new(inner, *decay).debiased().boxed(),
+            Wrapper::Ema(decay, false) => Ema::new(inner, *decay).boxed(),
+            Wrapper::Ema(decay, true) => Ema::new(inner, *decay).debiased().boxed(),
         })
     }
 
@@ -697,7 +703,7 @@ impl Case {
         Ok(Built { session, train, flush, fetches })
     }
 
-    /// The cost that [`Case::cost_gradients`] is the derivative of.
+    /// Returns the cost whose gradients [`Case::cost_gradients`] computes.
     fn cost(&self, common: &Tensor, inputs: &[Tensor], weights: &[Variable]) -> Tensor {
         let own = inputs.iter().zip(weights).map(|(x, w)| (x * w.value()).sum() + w.square().sum() * 0.125);
         let mut terms: Vec<Tensor> = own.collect();
@@ -735,23 +741,23 @@ impl Case {
             formulas.step(step);
             self.compare(&session, &formulas).map_err(|e| format!("after step {step} {e}"))?;
         }
-        // What was gathered last; of nested accumulations only a part would be applied.
+        // Flush the accumulated gradients. Nested accumulations would be flushed only in part.
         let accumulations =
-            self.around.iter().enumerate().filter(|(_, a)| matches!(a, Around::Accumulate(_)));
+            self.wrappers.iter().enumerate().filter(|(_, a)| matches!(a, Wrapper::Accumulate(_)));
         if let [(level, _)] = accumulations.collect::<Vec<_>>()[..] {
             for flush in &flush {
                 run(&[flush], rate(STEPS).as_slice())?;
             }
             if formulas.gathered[level].0 > 0 {
                 let start = formulas.w.clone();
-                formulas.apply_gathered(level, STEPS, &start);
+                formulas.apply_accumulated(level, STEPS, &start);
             }
             self.compare(&session, &formulas).map_err(|e| format!("after the flush {e}"))?;
         }
         Ok(())
     }
 
-    /// Checks that all variables, and their averages, are what the formulas say.
+    /// Checks that all variables and their averages match the formulas.
     fn compare(&self, session: &Session, formulas: &Formulas<'_>) -> Result<(), String> {
         let tolerance = if self.dtype == DType::F64 { 1e-9 } else { 3e-4 };
         let same = |name: String, right: &[f64]| {
@@ -768,15 +774,15 @@ impl Case {
                 same(format!("gap{k}"), &vec![7.0; n])?;
             }
         }
-        let average = self.around.iter().position(|a| matches!(a, Around::Ema(..)));
+        let average = self.wrappers.iter().position(|a| matches!(a, Wrapper::Ema(..)));
         if let Some(at) = average
-            && let Around::Ema(decay, debiased) = self.around[at]
+            && let Wrapper::Ema(decay, debiased) = self.wrappers[at]
         {
-            // A filter outside of it leaves some variables without an average.
+            // With a filter outside of the wrapper, some variables have no average.
             let keeps = |p: &Processor, k: usize| !matches!(p, Processor::Keep(of) if !of.contains(&k));
             let kept = |k: usize| {
-                self.around[..at].iter().all(|a| match a {
-                    Around::Process(all) => all.iter().all(|p| keeps(p, k)),
+                self.wrappers[..at].iter().all(|a| match a {
+                    Wrapper::Process(all) => all.iter().all(|p| keeps(p, k)),
                     _ => true,
                 })
             };

@@ -1,4 +1,5 @@
-//! Groups, post-processing, averages, several optimizers in one graph, bad settings, and steps that fail.
+//! Parameter groups, post-processing, moving averages, several optimizers in one graph, invalid
+//! settings, and failing steps.
 
 use crate::net::{Net, WEIGHTS, assert_close, build};
 use tensorpack::graph::{Graph, Init, TensorSpec, VariableSpec};
@@ -13,7 +14,7 @@ use tensorpack::tower::TowerContext;
 use tensorpack::{DType, ErrorKind, HostTensor, Result};
 
 #[test]
-fn a_bad_step_leaves_every_slot_as_it_was() {
+fn a_failed_step_changes_no_slot() {
     let all: Vec<Box<dyn Optimizer>> = vec![
         Momentum::new(0.1, 0.9).nesterov().boxed(),
         RmsProp::new(0.01).momentum(0.9).centered().boxed(),
@@ -44,7 +45,7 @@ fn a_bad_step_leaves_every_slot_as_it_was() {
 }
 
 #[test]
-fn groups_nest_and_the_first_match_counts() {
+fn groups_nest_and_the_first_match_applies() {
     let net = |o: &dyn Optimizer| {
         let net = Net::new(DType::F64, o);
         net.steps(0..3);
@@ -60,7 +61,7 @@ fn groups_nest_and_the_first_match_counts() {
 }
 
 #[test]
-fn post_processing_sees_what_the_optimizer_made() {
+fn post_processing_sees_updated_values() {
     let rule = |v: &tensorpack::graph::Variable, w: &tensorpack::graph::Tensor| {
         v.name().ends_with('W').then(|| w.clip(-0.01, 0.01))
     };
@@ -83,7 +84,7 @@ fn averages_come_in_pairs_with_their_variables() {
     let right =
         [("fc0/W", "EMA/fc0/W"), ("fc0/b", "EMA/fc0/b"), ("fc1/W", "EMA/fc1/W"), ("fc1/b", "EMA/fc1/b")];
     assert_eq!(names, right);
-    // The average of what does not change is the thing itself.
+    // The average of a constant is the constant.
     let net = Net::new(DType::F64, &optimizer);
     net.steps(0..3);
     assert_close("fc0/b", &net.read("EMA/fc0/b"), &net.read("fc0/b"), 1e-12);
@@ -119,14 +120,12 @@ fn an_averaged_tower_without_averages_is_an_error_at_its_line() {
     let t = TowerContext::inference(&graph).averaged();
     t.variable(VariableSpec::new("w", [3]));
     let e = graph.freeze().unwrap_err();
-    assert_eq!(
-        (e.message(), e.site().unwrap().line),
-        ("averaged: no variable has a moving average yet", line)
-    );
+    assert!(e.message().contains("moving average"), "{e}");
+    assert_eq!((e.kind(), e.site().unwrap().line), (ErrorKind::Graph, line));
 }
 
 #[test]
-fn averages_follow_what_is_clipped() {
+fn averages_follow_clipped_weights() {
     let clip = |o: Sgd| PostProcess::new(o, |_, w| Some(w.clip(-0.01, 0.01)));
     let net = Net::new(DType::F64, &Ema::new(clip(Sgd::new(0.5)), 0.0));
     net.step(0..1);
@@ -136,7 +135,7 @@ fn averages_follow_what_is_clipped() {
 }
 
 #[test]
-fn two_optimizers_in_a_graph_have_state_of_their_own() {
+fn two_optimizers_in_a_graph_have_separate_state() {
     let graph = Graph::new();
     let t = TowerContext::training(&graph);
     let w = t.scope("made", |t| t.variable(VariableSpec::new("w", [3])));
@@ -157,31 +156,25 @@ fn two_optimizers_in_a_graph_have_state_of_their_own() {
 }
 
 #[test]
-fn settings_that_make_no_sense_are_errors() {
+fn settings_out_of_range_are_errors() {
     let all: [(Box<dyn Optimizer>, &str); 12] = [
-        (Momentum::new(0.1, 1.0).boxed(), "Momentum: the momentum is 1, but must be 0 or more, and below 1"),
-        (RmsProp::new(0.1).alpha(-0.1).boxed(), "RmsProp: alpha is -0.1, but must be 0 or more, and below 1"),
+        (Momentum::new(0.1, 1.0).boxed(), "Momentum: the momentum is 1,"),
+        (RmsProp::new(0.1).alpha(-0.1).boxed(), "RmsProp: alpha is -0.1,"),
         (
-            Adagrad::new(0.1).first_sum(-1.0).boxed(),
-            "Adagrad: the first sum is -1, but must be a number not below 0",
+            Adagrad::new(0.1).initial_accumulator_value(-1.0).boxed(),
+            "Adagrad: initial_accumulator_value is -1,",
         ),
-        (Adam::new(0.1).betas(1.5, 0.9).boxed(), "Adam: beta1 is 1.5, but must be 0 or more, and below 1"),
-        (AdamW::new(0.1).betas(0.9, 1.0).boxed(), "AdamW: beta2 is 1, but must be 0 or more, and below 1"),
-        (
-            Lamb::new(0.1).betas(0.9, f64::NAN).boxed(),
-            "Lamb: beta2 is NaN, but must be 0 or more, and below 1",
-        ),
-        (Ema::new(Sgd::new(0.1), 1.0).boxed(), "Ema: the decay is 1, but must be 0 or more, and below 1"),
-        (
-            Accumulate::new(Sgd::new(0.1), 0).boxed(),
-            "Accumulate: the number of steps is 0, but must be a number above 0",
-        ),
+        (Adam::new(0.1).betas(1.5, 0.9).boxed(), "Adam: beta1 is 1.5,"),
+        (AdamW::new(0.1).betas(0.9, 1.0).boxed(), "AdamW: beta2 is 1,"),
+        (Lamb::new(0.1).betas(0.9, f64::NAN).boxed(), "Lamb: beta2 is NaN,"),
+        (Ema::new(Sgd::new(0.1), 1.0).boxed(), "Ema: the decay is 1,"),
+        (Accumulate::new(Sgd::new(0.1), 0).boxed(), "Accumulate: the number of steps is 0,"),
         (
             ParamGroups::new(Sgd::new(0.1)).group("fc.*", |g| g.rate(f64::NAN)).boxed(),
-            "ParamGroups: a rate is NaN, but must be a number",
+            "ParamGroups: a rate is NaN,",
         ),
-        (Sgd::new(f64::INFINITY).boxed(), "Rate: the learning rate is inf, but must be a number"),
-        (AdamW::new(0.1).decay(-0.1).boxed(), "AdamW: the decay is -0.1, but must be a number not below 0"),
+        (Sgd::new(f64::INFINITY).boxed(), "Rate: the learning rate is inf,"),
+        (AdamW::new(0.1).decay(-0.1).boxed(), "AdamW: the weight decay is -0.1,"),
         (ParamGroups::new(Sgd::new(0.1)).group("fc(", |g| g).boxed(), "ParamGroups: \"fc(\""),
     ];
     for (optimizer, message) in all {
@@ -192,12 +185,13 @@ fn settings_that_make_no_sense_are_errors() {
 }
 
 #[test]
-fn a_rate_that_is_no_scalar_is_an_error() {
+fn a_non_scalar_rate_is_an_error() {
     let graph = Graph::new();
     let t = TowerContext::training(&graph);
     let w = t.variable(VariableSpec::new("w", [3]));
     let e = minimize(&w.square().sum(), &Sgd::new(w.value())).unwrap_err();
-    assert!(e.message().ends_with("a learning rate is a scalar, not [3]"), "{e}");
+    assert_eq!(e.kind(), ErrorKind::Shape);
+    assert!(e.message().contains("learning rate") && e.message().contains("[3]"), "{e}");
 }
 
 #[test]
@@ -222,7 +216,8 @@ fn variables_may_be_of_any_size() {
         let train = minimize(&cost, &*optimizer).unwrap();
         let session = Session::new(graph.freeze().unwrap()).unwrap();
         (0..4).for_each(|_| drop(session.run(&[&train], &[]).unwrap()));
-        // Every element began alike and has the same gradient: only the norms of variables may tell them apart.
+        // All elements start equal and have the same gradient; only the norms of the variables
+        // differ.
         let read = |k: usize| session.read(&format!("w{k}")).unwrap().to_f64_vec();
         assert!(read(0)[0] < 2.0, "{optimizer:?}");
         for k in 1..sizes.len() {

@@ -92,7 +92,7 @@ pub(crate) fn rules() -> &'static [RuleSetting] {
                 |d| vec![Value::Real(d.real(0.0, 0.95)), Value::Real(d.of(&[0.5, 0.9, 0.99])), Value::Real(d.of(&[1e-8, 1e-2])), Value::Real(d.real(0.0, 0.2))];
             "Lamb" [a: f64, b: f64, e: f64, w: f64] => Lamb::new(rate).betas(a, b).epsilon(e).decay(w).boxed();
                 |d| vec![Value::Real(d.real(0.0, 0.95)), Value::Real(d.of(&[0.5, 0.9, 0.99])), Value::Real(d.of(&[1e-6, 1e-2])), Value::Real(d.real(0.0, 0.2))];
-            "Adagrad" [e: f64, s: f64] => Adagrad::new(rate).epsilon(e).first_sum(s).boxed();
+            "Adagrad" [e: f64, s: f64] => Adagrad::new(rate).epsilon(e).initial_accumulator_value(s).boxed();
                 |d| vec![Value::Real(d.of(&[1e-10, 1e-3])), Value::Real(d.of(&[0.0, 0.1, 1.0]))];
             "RmsProp" [a: f64, e: f64, m: f64] => RmsProp::new(rate).alpha(a).epsilon(e).momentum(m).boxed();
                 |d| vec![Value::Real(d.real(0.3, 0.99)), Value::Real(d.of(&[1e-8, 1e-2])), Value::Real(d.of(&[0.0, 0.5, 0.9]))];

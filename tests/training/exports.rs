@@ -76,7 +76,9 @@ fn a_file_has_the_inputs_that_its_outputs_need() {
     OfflinePredictor::new(PredictConfig::of(net(), ["cost"])).unwrap().export(&path).unwrap();
     assert_eq!(names(&ExportedModel::load(&path).unwrap()), ["image", "label"]);
     let blind = OfflinePredictor::new(PredictConfig::of(net(), ["cost"]).inputs(["image"])).unwrap();
-    assert!(blind.export(&path).unwrap_err().message().contains("need the input \"label\""));
+    let e = blind.export(&path).unwrap_err();
+    assert_eq!(e.kind(), tensorpack::ErrorKind::Name);
+    assert!(e.message().contains("input \"label\""), "{e}");
 }
 
 /// Every element plus a number: an operation of one's own.
@@ -167,7 +169,7 @@ fn files_that_are_not_what_they_say_are_errors() {
         let e = error_of(&path, change);
         assert!(e.contains(text) && e.contains("damaged.safetensors"), "{text}: {e}");
     };
-    expect("its format is 2", &|g| g["format"] = json!(2));
+    expect("format version 2", &|g| g["format"] = json!(2));
     expect("cannot be read", &|g| g["inputs"] = json!(7));
     expect("unknown field", &|g| g["more"] = json!(7));
     expect("no operation named \"Fly\"", &|g| g["operations"][conv]["op"] = json!("Fly"));

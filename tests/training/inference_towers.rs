@@ -254,7 +254,7 @@ fn what_goes_wrong_in_one_tower_names_it() {
     let e = fails(FromList::new(vec![good(), good(), batch([0, 1], 1)]), 3);
     assert!(e.contains("batches 0 to 2: InferenceTower2/"), "{e}");
     let e = fails(FromList::new(vec![good(), good()[..1].to_vec()]), 2);
-    assert!(e.contains("batches 0 to 1: tower 1: a sample has 1 components, but the model takes 2"), "{e}");
+    assert!(e.contains("batches 0 to 1: tower 1: a sample has 1 components, but the model has 2"), "{e}");
     for nothing in [vec![], vec![vec![HostTensor::new([0], Vec::<i32>::new()).unwrap(); 2]]] {
         let e = fails(FromList::new(nothing), 2);
         assert!(e.contains("the dataflow has no sample"), "{e}");
@@ -263,10 +263,7 @@ fn what_goes_wrong_in_one_tower_names_it() {
     let e = launch_train_with_config(config().callback(carrying), SimpleTrainer::new()).err().unwrap();
     assert!(e.to_string().contains("updates, which follow one batch after the other"), "{e}");
     let e = fails(FromList::new(vec![good()]), 33);
-    assert!(
-        e.contains("InferenceTower: 33 towers have 66 inputs together, but a run takes at most 64"),
-        "{e}"
-    );
+    assert!(e.contains("InferenceTower: 33 towers have 66 inputs") && e.contains("at most 64"), "{e}");
     let e = fails(FromList::new(vec![good()]), 0);
     assert!(e.contains("InferenceTower needs at least one tower"), "{e}");
 }
@@ -317,7 +314,7 @@ fn two_runners_need_two_names() {
     let again =
         || InferenceRunner::new(batches(&[4, 3]), [ScalarStats::new("cost").prefix("again")]).towers(3);
     let e = both(again()).err().unwrap();
-    assert!(e.message().contains("there is a tower named \"InferenceTower0\" already"), "{e}");
+    assert!(e.message().contains("\"InferenceTower0\" already exists"), "{e}");
     let trained = both(again().tower_name("Again")).unwrap();
     assert_eq!(trained.monitors.latest("again_cost"), trained.monitors.latest("validation_cost"));
 }

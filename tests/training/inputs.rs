@@ -73,7 +73,7 @@ fn constants_cost_nothing_and_are_checked() {
     let trained = train(on(input(&[&[4, 3], &[4, 1]])).steps_per_epoch(3)).unwrap();
     assert_eq!(trained.session.run_index().unwrap(), 6);
     let e = train(on(input(&[&[4, 3]])).steps_per_epoch(3)).err().unwrap();
-    assert!(e.message().contains("has sizes for 1 inputs, but the model takes 2"), "{e}");
+    assert!(e.message().contains("has sizes for 1 inputs, but the model has 2"), "{e}");
     let e = train(on(input(&[&[4, 3], &[4, 1]]))).err().unwrap();
     assert!(e.message().contains("how many steps an epoch has is not known"), "{e}");
 }
@@ -126,17 +126,17 @@ fn tensors_of_the_graph_are_what_the_model_takes() {
         train(on(input)).err().unwrap().to_string()
     };
     let e = made(|g| vec![g.constant(HostTensor::zeros(DType::F32, [4, 3]).unwrap())]);
-    assert!(e.contains("made 1 tensors, but the model takes 2 inputs"), "{e}");
+    assert!(e.contains("1 tensors") && e.contains("2 inputs"), "{e}");
     let e = made(|g| {
         let zeros = |dtype, sizes: [usize; 2]| g.constant(HostTensor::zeros(dtype, sizes).unwrap());
         vec![zeros(DType::F32, [4, 3]), zeros(DType::F64, [4, 1])]
     });
-    assert!(e.contains("the input y takes f32") && e.contains("f64"), "{e}");
+    assert!(e.contains("input y expects f32[?, 1]") && e.contains("f64[4, 1]"), "{e}");
     let e = made(|g| {
         let zeros = |dtype, sizes: [usize; 2]| g.constant(HostTensor::zeros(dtype, sizes).unwrap());
         vec![zeros(DType::F32, [4, 2]), zeros(DType::F32, [4, 1])]
     });
-    assert!(e.contains("the input x takes f32"), "{e}");
+    assert!(e.contains("input x expects f32[?, 3]"), "{e}");
 }
 
 /// The dataflow's components are the inputs of these names, in this order.
@@ -216,16 +216,13 @@ fn a_panic_in_a_map_is_an_error_that_names_the_sample() {
 fn samples_that_do_not_fit_the_model_are_named() {
     type Change = fn(Vec<HostTensor>) -> Result<Vec<HostTensor>>;
     let cases: [(Change, &str); 4] = [
-        (|sample| Ok(sample[..1].to_vec()), "it has 1 components, but the model takes 2 inputs"),
+        (|sample| Ok(sample[..1].to_vec()), "it has 1 components, but the model has 2 inputs"),
         (
             |s| Ok(vec![HostTensor::zeros(DType::F64, [4, 3])?, s[1].clone()]),
-            "its component 0 is f64[4, 3], but the input x takes f32[?, 3]",
+            "component 0 is f64[4, 3], but input x expects f32[?, 3]",
         ),
-        (
-            |s| Ok(vec![s[1].clone(), s[0].clone()]),
-            "its component 0 is f32[4, 1], but the input x takes f32[?, 3]",
-        ),
-        (|s| Ok(vec![s[0].clone(), HostTensor::scalar(1.0f32)]), "but the input y takes f32[?, 1]"),
+        (|s| Ok(vec![s[1].clone(), s[0].clone()]), "component 0 is f32[4, 1], but input x expects f32[?, 3]"),
+        (|s| Ok(vec![s[0].clone(), HostTensor::scalar(1.0f32)]), "but input y expects f32[?, 1]"),
     ];
     for (change, why) in cases {
         let flow =

@@ -1,6 +1,7 @@
 //! The model as training left it, built again for inference.
 
 use crate::models::{Line, line};
+use tensorpack::ErrorKind;
 use tensorpack::dataflow::{DataFlow, FromList};
 use tensorpack::io::SaverRestore;
 use tensorpack::predict::AsyncPredictor;
@@ -149,10 +150,11 @@ fn predictors_of_several_towers_say_what_is_wrong() {
     assert!(e.message().contains("no input named \"z\""), "{e}");
     let none: [&str; 0] = [];
     let e = MultiTowerOfflinePredictor::new(PredictConfig::new(Line, none).unwrap(), 2).err().unwrap();
-    assert!(e.message().contains("without outputs"), "{e}");
+    assert!(e.message().contains("at least one output"), "{e}");
     let two = MultiTowerOfflinePredictor::new(line_config(), 2).unwrap();
     let e = two.predict_batches(&[batch(0, 2), batch(0, 2)[..1].to_vec()]).unwrap_err();
-    assert_eq!(e.message(), "tower 1: a sample has 1 components, but the model takes 2 inputs");
+    assert_eq!(e.kind(), ErrorKind::Data);
+    assert!(e.message().starts_with("tower 1: a sample has 1 components"), "{e}");
     let wide =
         vec![HostTensor::zeros(DType::F32, [2, 4]).unwrap(), HostTensor::zeros(DType::F32, [2, 1]).unwrap()];
     let e = two.predict_batches(&[batch(0, 2), wide]).unwrap_err();

@@ -1,11 +1,12 @@
-//! Some gradients alone.
+//! Selection of gradients by variable name.
 
 use super::GradProcessor;
 use crate::graph::{Graph, NamePattern};
 use crate::optim::Gradient;
 use crate::optim::gradient::check_pattern;
 
-/// Only the gradients of variables whose whole name matches a pattern: the others are not updated.
+/// Keeps only the gradients of variables whose whole name matches a pattern. Other variables are
+/// not updated.
 #[derive(Clone, Debug)]
 pub struct FilterGradient {
     pattern: NamePattern,

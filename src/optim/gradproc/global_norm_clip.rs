@@ -1,4 +1,4 @@
-//! Gradients that are too large together, made smaller together.
+//! Gradient clipping by global norm.
 
 use super::GradProcessor;
 use crate::graph::Graph;
@@ -6,15 +6,15 @@ use crate::optim::Gradient;
 use crate::optim::setting::{Allowed, check_setting};
 use tensorpack_tensor::DType;
 
-/// Every gradient times `limit / max(limit, norm)`, where `norm` is the norm of all of them as one vector: TensorFlow's
-/// `clip_by_global_norm`, which keeps the direction.
+/// Multiplies every gradient by `limit / max(limit, norm)`, where `norm` is the norm of all
+/// gradients as one vector. This is TensorFlow's `clip_by_global_norm`; it keeps the direction.
 #[derive(Clone, Debug)]
 pub struct GlobalNormClip {
     limit: f64,
 }
 
 impl GlobalNormClip {
-    /// With this largest norm.
+    /// Creates a processor that limits the global norm to `limit`.
     pub fn new(limit: f64) -> GlobalNormClip {
         GlobalNormClip { limit }
     }
@@ -28,7 +28,8 @@ impl GradProcessor for GlobalNormClip {
         let Some(total) = squares.reduce(|a, b| a + b) else { return gradients };
         let norm = total.sqrt();
         let scale = self.limit / norm.maximum(&norm.constant_like(self.limit));
-        // Squares may overflow where gradients do not. That is an error, not a step of nothing.
+        // The squares may overflow although the gradients are finite. Propagate the infinity, so
+        // that the run fails instead of scaling every gradient to zero.
         let scale = norm.is_finite().select(&scale, &norm);
         let clip = |g: Gradient| {
             let value = &g.value * scale.cast(g.value.dtype());

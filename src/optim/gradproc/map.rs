@@ -1,4 +1,4 @@
-//! Gradients of some variables, changed by a function.
+//! A user function applied to gradients.
 
 use super::GradProcessor;
 use crate::graph::{Graph, NamePattern, Tensor, Variable};
@@ -6,23 +6,24 @@ use crate::optim::Gradient;
 use crate::optim::gradient::check_pattern;
 use std::fmt;
 
-type Change = Box<dyn Fn(&Variable, &Tensor) -> Option<Tensor>>;
+type Function = Box<dyn Fn(&Variable, &Tensor) -> Option<Tensor>>;
 
-/// A function of the gradients of variables whose whole name matches a pattern. Where it gives `None`, the variable is
-/// not updated.
+/// Applies a function to the gradients of variables whose whole name matches a pattern. If it
+/// returns `None`, the variable is not updated.
 pub struct MapGradient {
     pattern: NamePattern,
-    change: Change,
+    function: Function,
 }
 
 impl MapGradient {
-    /// `change` of the gradients of variables that match `pattern`; `.*` is all of them.
+    /// Creates a processor that applies `function` to the gradients of variables that match
+    /// `pattern`; `.*` matches all.
     #[track_caller]
     pub fn new(
         pattern: &str,
-        change: impl Fn(&Variable, &Tensor) -> Option<Tensor> + 'static,
+        function: impl Fn(&Variable, &Tensor) -> Option<Tensor> + 'static,
     ) -> MapGradient {
-        MapGradient { pattern: NamePattern::new(pattern), change: Box::new(change) }
+        MapGradient { pattern: NamePattern::new(pattern), function: Box::new(function) }
     }
 }
 
@@ -30,11 +31,11 @@ impl GradProcessor for MapGradient {
     #[track_caller]
     fn process(&self, graph: &Graph, gradients: Vec<Gradient>) -> Vec<Gradient> {
         check_pattern(graph, "MapGradient", &self.pattern, &gradients);
-        let changed = |g: Gradient| match self.pattern.matches(g.variable.name()) {
-            true => (self.change)(&g.variable, &g.value).map(|value| g.with_value(value)),
+        let map = |g: Gradient| match self.pattern.matches(g.variable.name()) {
+            true => (self.function)(&g.variable, &g.value).map(|value| g.with_value(value)),
             false => Some(g),
         };
-        gradients.into_iter().filter_map(changed).collect()
+        gradients.into_iter().filter_map(map).collect()
     }
 }
 

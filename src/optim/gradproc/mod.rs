@@ -1,4 +1,4 @@
-//! Gradient processors: what happens to gradients before an optimizer sees them.
+//! Gradient processors, which transform gradients before an optimizer sees them.
 //!
 //! ```
 //! # use tensorpack::optim::{Optimizer, Sgd};
@@ -6,7 +6,8 @@
 //! let optimizer = Sgd::new(1.0).process(SummaryGradient::new()).process(GlobalNormClip::new(5.0));
 //! ```
 //!
-//! None is needed to look for NaN: a run in which a gradient is not finite is an error, and changes no variable.
+//! No processor is needed to detect NaN: a run with a non-finite gradient fails and changes no
+//! variable.
 
 mod filter;
 mod global_norm_clip;

@@ -1,13 +1,13 @@
-//! What a gradient processor is, and the optimizer behind some.
+//! The gradient processor interface, and an optimizer with processors.
 
 use crate::graph::{Graph, Op};
 use crate::optim::{Gradient, Optimizer};
 use std::fmt::Debug;
 use tensorpack_tensor::{Error, ErrorKind};
 
-/// Something done to gradients on their way to an optimizer.
+/// A transformation of gradients before they reach an optimizer.
 pub trait GradProcessor: Debug {
-    /// The gradients to go on with. A variable whose gradient is left out is not updated.
+    /// Returns the processed gradients. A variable whose gradient is omitted is not updated.
     fn process(&self, graph: &Graph, gradients: Vec<Gradient>) -> Vec<Gradient>;
 }
 
@@ -17,7 +17,7 @@ impl<P: GradProcessor + ?Sized> GradProcessor for Box<P> {
     }
 }
 
-/// An optimizer behind processors.
+/// An optimizer with gradient processors in front of it.
 #[derive(Debug)]
 pub struct Processed {
     inner: Box<dyn Optimizer>,
@@ -25,12 +25,12 @@ pub struct Processed {
 }
 
 impl Processed {
-    /// `inner`, so far without processors.
+    /// Wraps `inner`, with no processors yet.
     pub fn new(inner: impl Optimizer + 'static) -> Processed {
         Processed { inner: inner.boxed(), processors: Vec::new() }
     }
 
-    /// With one more processor, after those there are.
+    /// Adds a processor after the existing ones.
     #[must_use]
     pub fn process(mut self, processor: impl GradProcessor + 'static) -> Processed {
         self.processors.push(Box::new(processor));
@@ -43,8 +43,8 @@ impl Optimizer for Processed {
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
         let processed = self.processors.iter().fold(gradients.to_vec(), |g, p| p.process(graph, g));
         if processed.is_empty() && !gradients.is_empty() {
-            let error = Error::new(ErrorKind::Gradient, "no gradient is left: nothing would be trained");
-            graph.record("Processed", &[], error.note("every variable was dropped by a processor"));
+            let error = Error::new(ErrorKind::Gradient, "no gradient is left, so nothing would be trained");
+            graph.record("Processed", &[], error.note("the processors dropped every gradient"));
         }
         self.inner.apply(graph, &processed)
     }

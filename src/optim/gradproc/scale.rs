@@ -1,15 +1,16 @@
-//! Gradients of some variables, scaled.
+//! Scaling of gradients by variable name.
 
 use super::GradProcessor;
 use crate::graph::{Graph, NamePattern};
 use crate::optim::Gradient;
 use crate::optim::gradient::check_pattern;
 
-/// Gradients times a factor, for the variables whose whole name matches a pattern. The first pattern that matches
-/// counts; factor 0 leaves the variable as it is, with no update at all.
+/// Multiplies the gradients of variables whose whole name matches a pattern by a factor. The first
+/// matching pattern applies. With factor 0 the variable is not updated at all.
 ///
-/// With [`Adam`](crate::optim::Adam) and others that divide by the gradient's size a factor changes little: to change
-/// the rate, see [`ParamGroups`](crate::optim::ParamGroups).
+/// A factor has little effect with optimizers that divide by the gradient's magnitude, such as
+/// [`Adam`](crate::optim::Adam). To change the learning rate, use
+/// [`ParamGroups`](crate::optim::ParamGroups).
 #[derive(Clone, Debug)]
 pub struct ScaleGradient {
     rules: Vec<(NamePattern, f64)>,
@@ -22,7 +23,7 @@ impl ScaleGradient {
         ScaleGradient { rules: vec![(NamePattern::new(pattern), factor)] }
     }
 
-    /// And of those that match this one, and none before it.
+    /// Also scales the gradients of variables that match this pattern and no earlier one.
     #[must_use]
     #[track_caller]
     pub fn and(mut self, pattern: &str, factor: f64) -> ScaleGradient {

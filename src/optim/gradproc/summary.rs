@@ -1,11 +1,12 @@
-//! How large gradients are, for the monitors.
+//! Summaries of gradient magnitudes for the monitors.
 
 use super::GradProcessor;
 use crate::graph::{Graph, MOVING_SUMMARIES, NamePattern};
 use crate::optim::Gradient;
 use crate::optim::gradient::check_pattern;
 
-/// The root mean square of each gradient, `NAME-grad/rms`, among the moving summaries. Gradients stay as they are.
+/// Adds the root mean square of each gradient, `NAME-grad/rms`, to the moving summaries. The
+/// gradients are not changed.
 #[derive(Clone, Debug)]
 pub struct SummaryGradient {
     pattern: NamePattern,
@@ -18,12 +19,12 @@ impl Default for SummaryGradient {
 }
 
 impl SummaryGradient {
-    /// Of all gradients.
+    /// Creates a processor that summarizes all gradients.
     pub fn new() -> SummaryGradient {
         SummaryGradient { pattern: NamePattern::new(".*") }
     }
 
-    /// Only of variables whose whole name matches `pattern`.
+    /// Summarizes only the gradients of variables whose whole name matches `pattern`.
     #[must_use]
     #[track_caller]
     pub fn of(self, pattern: &str) -> SummaryGradient {
@@ -37,7 +38,7 @@ impl GradProcessor for SummaryGradient {
         check_pattern(graph, "SummaryGradient", &self.pattern, &gradients);
         for Gradient { variable, value, .. } in &gradients {
             let name = format!("{}-grad/rms", variable.name());
-            // Once a variable, however many costs it has gradients of.
+            // One summary per variable, even if several costs have gradients with respect to it.
             if self.pattern.matches(variable.name()) && graph.tensor(&name).is_err() {
                 let rms = value.square().mean().sqrt();
                 graph.at_root(|| graph.add_to_collection(MOVING_SUMMARIES, &rms.named(&name)));

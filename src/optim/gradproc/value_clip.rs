@@ -1,18 +1,18 @@
-//! Gradients with their elements limited.
+//! Gradient clipping by value.
 
 use super::GradProcessor;
 use crate::graph::Graph;
 use crate::optim::Gradient;
 use crate::optim::setting::{Allowed, check_setting};
 
-/// Every element of every gradient limited to between `-limit` and `limit`.
+/// Clips every element of every gradient to `-limit..=limit`.
 #[derive(Clone, Debug)]
 pub struct ValueClip {
     limit: f64,
 }
 
 impl ValueClip {
-    /// With this largest absolute value.
+    /// Creates a processor that limits absolute values to `limit`.
     #[doc(alias = "clip_grad_value")]
     pub fn new(limit: f64) -> ValueClip {
         ValueClip { limit }

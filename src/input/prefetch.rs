@@ -1,4 +1,4 @@
-//! A thread that reads a dataflow for the trainer.
+//! A thread that reads a dataflow for the trainer, ahead of time or on demand.
 
 use super::stager;
 use crate::runtime::{Interrupt, Staging};
@@ -11,53 +11,55 @@ use std::time::{Duration, Instant};
 use tensorpack_dataflow::{DataFlow, Flow, Reader, Sample, Seed, State};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// How long to wait for a sample before that is an error.
-const DEADLINE: Duration = Duration::from_secs(300);
-/// How often a wait looks whether the process is to end.
-const GLANCE: Duration = Duration::from_millis(20);
+/// The time to wait for a sample before the wait fails.
+const TIMEOUT: Duration = Duration::from_secs(300);
+/// The interval at which a wait checks for an interrupt.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A sample with the state after it, or why there is none.
+/// A sample with the state after it, or the error that ended reading.
 pub(super) type Read = Result<(Sample, State)>;
 
-/// Reads ahead of the trainer, or only what it is asked for.
-pub(super) struct Pump {
+/// Reads samples on a background thread, ahead of the trainer or on demand.
+pub(super) struct Prefetcher {
     samples: Receiver<Read>,
-    /// Asks for one sample, where the thread reads only what it is asked for.
-    asks: Option<SyncSender<()>>,
-    waiting: Arc<AtomicUsize>,
-    ended: Arc<AtomicBool>,
+    /// Requests one sample; `None` if the thread reads ahead.
+    requests: Option<SyncSender<()>>,
+    /// The number of samples in the queue.
+    queued: Arc<AtomicUsize>,
+    /// Tells the thread to stop.
+    stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
     interrupt: Interrupt,
-    /// What was taken.
+    /// The position after the last sample taken.
     state: State,
 }
 
-impl Pump {
-    /// A thread that keeps `ahead` samples ready; with 0 it reads when asked.
+impl Prefetcher {
+    /// Starts a thread that keeps up to `ahead` samples ready; with 0 it reads on demand.
     pub(super) fn start(
         flow: &Flow,
         seed: u64,
         at: State,
         ahead: usize,
         interrupt: &Interrupt,
-    ) -> Result<Pump> {
+    ) -> Result<Prefetcher> {
         let (send, samples) = sync_channel(ahead.max(1));
-        let (asks, asked) = sync_channel(1);
-        let (waiting, ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let (requests, requested) = sync_channel(1);
+        let (queued, stop) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
         let (flow, from) = (flow.clone(), at.clone());
-        let (count, stop) = (waiting.clone(), ended.clone());
+        let (count, stopped) = (queued.clone(), stop.clone());
         let on_demand = ahead == 0;
         let work = move || {
-            let mut passes = Passes::default();
+            let mut epochs = Epochs::default();
             let mut reader = None;
-            while !stop.load(Ordering::Relaxed) && (!on_demand || asked.recv().is_ok()) {
-                // A user's function may panic; that is an error like any other.
-                let read = catch_unwind(AssertUnwindSafe(|| passes.read(&flow, seed, &from, &mut reader)));
+            while !stopped.load(Ordering::Relaxed) && (!on_demand || requested.recv().is_ok()) {
+                // A user function may panic; report that like any other error.
+                let read = catch_unwind(AssertUnwindSafe(|| epochs.read(&flow, seed, &from, &mut reader)));
                 let sample = read.unwrap_or_else(|panic| {
                     let text = panic.downcast_ref::<String>().cloned();
                     let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
                     let text = text.unwrap_or_else(|| "no message".into());
-                    let State { epoch, index, .. } = passes.at;
+                    let State { epoch, index, .. } = epochs.at;
                     let why = format!("sample {index} of epoch {epoch}: the dataflow panicked: {text}");
                     Err(Error::new(ErrorKind::Data, why))
                 });
@@ -69,20 +71,21 @@ impl Pump {
             }
         };
         let thread = std::thread::Builder::new().name("input".into()).spawn(work)?;
-        let asks = on_demand.then_some(asks);
-        Ok(Pump {
+        let requests = on_demand.then_some(requests);
+        Ok(Prefetcher {
             samples,
-            asks,
-            waiting,
-            ended,
+            requests,
+            queued,
+            stop,
             threads: vec![thread],
             interrupt: interrupt.clone(),
             state: at,
         })
     }
 
-    /// With another thread, which sends the next samples to the devices of the towers that take them, in turn.
-    pub(super) fn staged(mut self, staging: &Staging, towers: usize) -> Result<Pump> {
+    /// Adds a second thread that transfers the next samples to the devices of the towers that take
+    /// them, in turn.
+    pub(super) fn staged(mut self, staging: &Staging, towers: usize) -> Result<Prefetcher> {
         let read = std::mem::replace(&mut self.samples, sync_channel(1).1);
         let (samples, thread) = stager::start(read, staging.clone(), towers)?;
         self.samples = samples;
@@ -90,78 +93,81 @@ impl Pump {
         Ok(self)
     }
 
-    /// The next sample.
+    /// Returns the next sample, waiting for it if necessary.
     pub(super) fn take(&mut self) -> Result<Sample> {
-        if let Some(asks) = &self.asks {
-            // A thread that ended said why in its last message.
-            let _ = asks.try_send(());
+        if let Some(requests) = &self.requests {
+            // Ignore the error: a thread that ended has queued its error as the last message.
+            let _ = requests.try_send(());
         }
-        let begun = Instant::now();
+        let start = Instant::now();
         loop {
-            match self.samples.recv_timeout(GLANCE) {
+            match self.samples.recv_timeout(POLL_INTERVAL) {
                 Ok(read) => {
-                    self.waiting.fetch_sub(1, Ordering::Relaxed);
+                    self.queued.fetch_sub(1, Ordering::Relaxed);
                     let (sample, state) = read?;
                     self.state = state;
                     return Ok(sample);
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Error::new(ErrorKind::Data, "the dataflow ended with an error before"));
+                    return Err(Error::new(
+                        ErrorKind::Data,
+                        "the dataflow has already failed; see the first error",
+                    ));
                 }
                 Err(RecvTimeoutError::Timeout) => self.interrupt.check()?,
             }
-            if begun.elapsed() > DEADLINE {
+            if start.elapsed() > TIMEOUT {
                 let State { epoch, index, .. } = &self.state;
                 return Err(Error::new(
                     ErrorKind::Deadline,
-                    format!("no sample came for {DEADLINE:?}, after sample {index} of pass {epoch}"),
+                    format!("timed out after {TIMEOUT:?} waiting for sample {index} of epoch {epoch}"),
                 ));
             }
         }
     }
 
-    /// What was taken so far.
+    /// Returns the position after the last sample taken.
     pub(super) fn state(&self) -> &State {
         &self.state
     }
 
-    /// Samples that are ready.
+    /// Returns the number of samples that are ready.
     pub(super) fn ready(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
+        self.queued.load(Ordering::Relaxed)
     }
 }
 
-impl Drop for Pump {
+impl Drop for Prefetcher {
     fn drop(&mut self) {
-        self.ended.store(true, Ordering::Relaxed);
-        self.asks = None;
-        // With nobody to send to, the thread ends; unless it is inside a user's function that does not return.
+        self.stop.store(true, Ordering::Relaxed);
+        self.requests = None;
+        // Without a receiver the thread ends, unless a user function does not return.
         drop(std::mem::replace(&mut self.samples, sync_channel(1).1));
-        let begun = Instant::now();
+        let start = Instant::now();
         for thread in self.threads.drain(..) {
-            while !thread.is_finished() && begun.elapsed() < Duration::from_secs(2) {
+            while !thread.is_finished() && start.elapsed() < Duration::from_secs(2) {
                 std::thread::sleep(Duration::from_millis(1));
             }
             if thread.is_finished() {
-                // It caught its own panics.
+                // The thread catches its own panics.
                 let _ = thread.join();
             } else {
-                log::warn!("a dataflow's reader did not end within 2 seconds, and is left behind");
+                log::warn!("a dataflow reader thread did not stop within 2 seconds; leaving it running");
             }
         }
     }
 }
 
-/// Reads pass after pass.
+/// Reads a dataflow epoch after epoch.
 #[derive(Default)]
-struct Passes {
-    /// Whether the last thing read was the end of a pass.
-    between: bool,
-    /// What is read.
+struct Epochs {
+    /// Whether the last read returned the end of an epoch.
+    at_end: bool,
+    /// The position of the sample being read.
     at: State,
 }
 
-impl Passes {
+impl Epochs {
     fn read(
         &mut self,
         flow: &Flow,
@@ -177,13 +183,13 @@ impl Passes {
             self.at = reader.state();
             match reader.read()? {
                 Some(sample) => {
-                    self.between = false;
+                    self.at_end = false;
                     return Ok((sample, reader.state()));
                 }
-                None if self.between => {
-                    return Err(Error::new(ErrorKind::Data, "a pass over the dataflow has no sample"));
+                None if self.at_end => {
+                    return Err(Error::new(ErrorKind::Data, "the dataflow is empty: an epoch has no sample"));
                 }
-                None => self.between = true,
+                None => self.at_end = true,
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What an exported model's file says beside its tensors: the graph, as JSON.
+//! The JSON graph in the metadata of an exported model file.
 
 use crate::graph::{Exported, Fetch, Graph, Init, Sharing, Tensor, TensorSpec, VariableSpec};
 use crate::io::safetensors::{self, Named};
@@ -9,35 +9,37 @@ use std::panic::Location;
 use std::path::Path;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
-/// The key of the file's metadata that the graph stands under.
+/// The metadata key of the graph.
 pub(super) const KEY: &str = "tensorpack.model";
-/// The only format there is.
+/// The only supported format version.
 pub(super) const FORMAT: u32 = 1;
 
-/// A tensor: a place in the list of all inputs, variables and operations, in this order, and which output of it.
-pub(super) type Place = (usize, usize);
+/// A reference to a tensor: an index into the list of all inputs, variables and operations, in this
+/// order, and the number of the output.
+pub(super) type TensorRef = (usize, usize);
 
+/// The graph of an exported model.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct WrittenGraph {
+pub(super) struct GraphFile {
     pub(super) format: u32,
-    pub(super) inputs: Vec<WrittenInput>,
-    pub(super) outputs: Vec<WrittenOutput>,
+    pub(super) inputs: Vec<InputEntry>,
+    pub(super) outputs: Vec<OutputEntry>,
     /// The names of their tensors in the file.
     pub(super) variables: Vec<String>,
-    /// Those of them that gradients train.
+    /// The names of the trainable variables.
     #[serde(default)]
     pub(super) trainable: Vec<String>,
-    /// Each reads only what comes before it.
-    pub(super) operations: Vec<WrittenOperation>,
+    /// The operations in topological order.
+    pub(super) operations: Vec<OperationEntry>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct WrittenInput {
+pub(super) struct InputEntry {
     pub(super) name: String,
     pub(super) dtype: DType,
-    /// `null` for what is known only when something is fed.
+    /// The size of each dimension; `null` if it is known only at run time.
     pub(super) sizes: Vec<Option<usize>>,
     /// Whether infinities are accepted; omitted if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -46,36 +48,36 @@ pub(super) struct WrittenInput {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct WrittenOutput {
+pub(super) struct OutputEntry {
     pub(super) name: String,
-    pub(super) tensor: Place,
+    pub(super) tensor: TensorRef,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct WrittenOperation {
+pub(super) struct OperationEntry {
     pub(super) name: String,
     pub(super) op: String,
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub(super) attributes: Value,
-    /// The names of tensors in the file that belong to the attributes.
+    /// The names of the tensors in the file that are part of the attributes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) tensors: Vec<String>,
-    pub(super) inputs: Vec<Place>,
+    pub(super) inputs: Vec<TensorRef>,
 }
 
-/// What a file holds: the graph, and the tensors of its variables and operations.
-pub(super) fn read(path: &Path) -> Result<(WrittenGraph, Named)> {
-    let (tensors, said) = safetensors::read_with_metadata(path)?;
-    let Some(text) = said.get(KEY) else {
-        return Err(Error::new(ErrorKind::Io, "it holds tensors, but no model")
+/// Reads a file. Returns the graph, and the tensors of its variables and operations.
+pub(super) fn read(path: &Path) -> Result<(GraphFile, Named)> {
+    let (tensors, metadata) = safetensors::read_with_metadata(path)?;
+    let Some(text) = metadata.get(KEY) else {
+        return Err(Error::new(ErrorKind::Io, "the file contains tensors, but no model")
             .note("export a model with OfflinePredictor::export"));
     };
-    Ok((WrittenGraph::parse(text)?, tensors))
+    Ok((GraphFile::parse(text)?, tensors))
 }
 
-/// A graph that was read, and what is to be known to run it.
-pub(super) struct Rebuilt {
+/// A graph built from a file, with its inputs, outputs and variables.
+pub(super) struct LoadedGraph {
     pub(super) graph: Graph,
     pub(super) inputs: Vec<TensorSpec>,
     pub(super) outputs: Vec<(String, Fetch)>,
@@ -83,33 +85,33 @@ pub(super) struct Rebuilt {
     pub(super) variables: Named,
 }
 
-impl WrittenGraph {
-    /// The graph that the text says.
-    fn parse(text: &str) -> Result<WrittenGraph> {
+impl GraphFile {
+    /// Parses the JSON text.
+    fn parse(text: &str) -> Result<GraphFile> {
         let damaged = |e: serde_json::Error| {
-            Error::new(ErrorKind::Io, format!("what it says of the model cannot be read: {e}"))
+            Error::new(ErrorKind::Io, format!("the model's graph cannot be read: {e}"))
         };
         let value: Value = serde_json::from_str(text).map_err(damaged)?;
-        // First of all: another format may differ in everything else.
+        // Check the version first: another format may differ in everything else.
         if value["format"] != FORMAT {
-            let why = format!("its format is {}, and only {FORMAT} can be read", value["format"]);
+            let why = format!("unsupported format version {} (supported: {FORMAT})", value["format"]);
             return Err(Error::new(ErrorKind::Io, why).note("export the model again"));
         }
         serde_json::from_value(value).map_err(damaged)
     }
 
-    /// Builds the graph anew. All shape rules run again: what a damaged file makes of them is an error.
-    pub(super) fn rebuild(&self, tensors: Named, caller: &'static Location<'static>) -> Result<Rebuilt> {
+    /// Builds the graph. All shape inference runs again, so that a damaged file is an error.
+    pub(super) fn rebuild(&self, tensors: Named, caller: &'static Location<'static>) -> Result<LoadedGraph> {
         let graph = Graph::new();
         graph.called_from(caller, || self.rebuild_in(&graph, tensors))
     }
 
-    fn rebuild_in(&self, graph: &Graph, tensors: Named) -> Result<Rebuilt> {
+    fn rebuild_in(&self, graph: &Graph, tensors: Named) -> Result<LoadedGraph> {
         let mut tensors: HashMap<String, HostTensor> = tensors.into_iter().collect();
-        let mut made = Vec::new();
-        let inputs: Vec<TensorSpec> = self.inputs.iter().map(WrittenInput::spec).collect();
+        let mut nodes = Vec::new();
+        let inputs: Vec<TensorSpec> = self.inputs.iter().map(InputEntry::spec).collect();
         for spec in &inputs {
-            made.push(vec![graph.placeholder(spec)]);
+            nodes.push(vec![graph.placeholder(spec)]);
             graph.first_error()?;
         }
         let mut variables = Vec::new();
@@ -118,31 +120,32 @@ impl WrittenGraph {
             let spec = VariableSpec::new(name, value.sizes()).dtype(value.dtype()).model();
             let variable = graph.variable(spec.init(Init::zeros()), Sharing::Make);
             graph.first_error()?;
-            made.push(vec![variable.value().clone()]);
+            nodes.push(vec![variable.value().clone()]);
             variables.push((name.clone(), value));
         }
-        let outputs = self.add_to(graph, made, tensors, |tensor, name| graph.restore_name(tensor, name))?;
+        let outputs = self.add_to(graph, nodes, tensors, |tensor, name| graph.restore_name(tensor, name))?;
         let outputs = outputs.into_iter().map(|(name, tensor)| (name, Fetch::from(&tensor))).collect();
-        Ok(Rebuilt { graph: graph.clone(), inputs, outputs, variables })
+        Ok(LoadedGraph { graph: graph.clone(), inputs, outputs, variables })
     }
 
-    /// Adds the operations to a graph that has the inputs and variables already, and gives the outputs. `tensors` are
-    /// those of the operations; `named` may give an operation the name it had.
+    /// Adds the operations to a graph that already has the inputs and variables (`nodes`), and
+    /// returns the outputs. `tensors` are the constants of the operations; `restore_name` may
+    /// rename an operation to its exported name.
     pub(super) fn add_to(
         &self,
         graph: &Graph,
-        mut made: Vec<Vec<Tensor>>,
+        mut nodes: Vec<Vec<Tensor>>,
         mut tensors: HashMap<String, HostTensor>,
-        named: impl Fn(&Tensor, &str) -> Result<()>,
+        restore_name: impl Fn(&Tensor, &str) -> Result<()>,
     ) -> Result<Vec<(String, Tensor)>> {
         for operation in &self.operations {
-            let added = operation.add_to(graph, &made, &mut tensors).and_then(|outputs| {
-                outputs.first().map_or(Ok(()), |first| named(first, &operation.name))?;
+            let added = operation.add_to(graph, &nodes, &mut tensors).and_then(|outputs| {
+                outputs.first().map_or(Ok(()), |first| restore_name(first, &operation.name))?;
                 graph.first_error().map(|()| outputs)
             });
-            made.push(added.map_err(|e| e.within(&operation.name))?);
+            nodes.push(added.map_err(|e| e.within(&operation.name))?);
         }
-        let output = |o: &WrittenOutput| match at(&made, o.tensor) {
+        let output = |o: &OutputEntry| match tensor_at(&nodes, o.tensor) {
             Ok(tensor) => Ok((o.name.clone(), tensor.clone())),
             Err(e) => Err(e.within(&o.name)),
         };
@@ -150,37 +153,39 @@ impl WrittenGraph {
     }
 }
 
-impl WrittenInput {
-    /// The input as a model would ask for it.
+impl InputEntry {
+    /// Returns the spec of the input.
     pub(super) fn spec(&self) -> TensorSpec {
         let spec = TensorSpec::new(&self.name, self.dtype, self.sizes.clone());
         if self.infinite { spec.allow_infinite() } else { spec }
     }
 }
 
-impl WrittenOperation {
+impl OperationEntry {
     fn add_to(
         &self,
         graph: &Graph,
-        made: &[Vec<Tensor>],
+        nodes: &[Vec<Tensor>],
         tensors: &mut HashMap<String, HostTensor>,
     ) -> Result<Vec<Tensor>> {
-        let inputs = self.inputs.iter().map(|&place| at(made, place)).collect::<Result<Vec<&Tensor>>>()?;
+        let inputs =
+            self.inputs.iter().map(|&input| tensor_at(nodes, input)).collect::<Result<Vec<&Tensor>>>()?;
         let own = self.tensors.iter().map(|name| take(tensors, name)).collect::<Result<_>>()?;
         let op = Exported::named(&self.op)?.load(self.attributes.clone(), own, inputs.len())?;
         Ok(graph.add_op(op, &inputs))
     }
 }
 
-/// The tensor of a name, which belongs to one place of the graph alone.
+/// Removes and returns the tensor of this name. Each tensor may be used only once.
 pub(super) fn take(tensors: &mut HashMap<String, HostTensor>, name: &str) -> Result<HostTensor> {
-    let missing = || Error::new(ErrorKind::Name, format!("the file has no tensor {name:?}, or two want it"));
+    let missing =
+        || Error::new(ErrorKind::Name, format!("the file has no tensor {name:?}, or uses it twice"));
     tensors.remove(name).ok_or_else(missing)
 }
 
-/// What was made so far, at a place.
-fn at(made: &[Vec<Tensor>], (node, output): Place) -> Result<&Tensor> {
-    let missing = || format!("there is no output {output} of node {node} before it, of {} nodes", made.len());
-    let found = made.get(node).and_then(|outputs| outputs.get(output));
+/// Returns the tensor that a reference denotes among the nodes built so far.
+fn tensor_at(nodes: &[Vec<Tensor>], (node, output): TensorRef) -> Result<&Tensor> {
+    let missing = || format!("no output {output} of node {node} among the {} nodes before it", nodes.len());
+    let found = nodes.get(node).and_then(|outputs| outputs.get(output));
     found.ok_or_else(|| Error::new(ErrorKind::Graph, missing()))
 }
