@@ -257,11 +257,11 @@ fn what_goes_wrong_in_one_tower_names_it() {
     assert!(e.contains("batches 0 to 1: tower 1: a sample has 1 components, but the model takes 2"), "{e}");
     for nothing in [vec![], vec![vec![HostTensor::new([0], Vec::<i32>::new()).unwrap(); 2]]] {
         let e = fails(FromList::new(nothing), 2);
-        assert!(e.contains("the dataflow has no sample"), "{e}");
+        assert!(e.contains("the dataflow is empty"), "{e}");
     }
     let carrying = runner(&[4], 2, &rows).with_updates();
     let e = launch_train_with_config(config().callback(carrying), SimpleTrainer::new()).err().unwrap();
-    assert!(e.to_string().contains("updates, which follow one batch after the other"), "{e}");
+    assert!(e.to_string().contains("updates") && e.to_string().contains("one tower"), "{e}");
     let e = fails(FromList::new(vec![good()]), 33);
     assert!(
         e.contains("InferenceTower: 33 towers have 66 inputs together, but a run takes at most 64"),

@@ -20,14 +20,14 @@ fn error(config: TrainConfig) -> String {
 fn a_statistic_nobody_makes() {
     let e = error(config().callback(runner()).callback(EarlyStopping::max("accuracy")));
     assert!(e.contains("EarlyStopping(accuracy) reads the statistic \"accuracy\""), "{e}");
-    assert!(e.contains("no callback makes it"), "{e}");
+    assert!(e.contains("no callback produces it"), "{e}");
     assert!(e.contains("there are: cost, validation_cost"), "{e}");
 }
 
 #[test]
 fn a_statistic_made_later_in_the_list() {
     let e = error(config().callback(EarlyStopping::min("validation_cost")).callback(runner()));
-    assert!(e.contains("InferenceRunner(InferenceTower) makes it, but stands later in the list"), "{e}");
+    assert!(e.contains("InferenceRunner(InferenceTower) produces it, but comes later"), "{e}");
     assert!(e.contains("put InferenceRunner(InferenceTower) before EarlyStopping(validation_cost)"), "{e}");
 }
 
@@ -35,7 +35,7 @@ fn a_statistic_made_later_in_the_list() {
 fn a_statistic_made_at_a_later_moment() {
     let early = PeriodicTrigger::new(EarlyStopping::min("validation_cost")).every_k_steps(1);
     let e = error(config().callback(runner()).callback(early));
-    assert!(e.contains("makes it after epochs, but it is read after steps"), "{e}");
+    assert!(e.contains("produces it after epochs, but it is read after steps"), "{e}");
     let advice =
         "trigger EarlyStopping(validation_cost) after epochs, or InferenceRunner(InferenceTower) after steps";
     assert!(e.contains(advice), "{e}");

@@ -114,7 +114,7 @@ fn summaries_of_variables() {
         TrainConfig::new(Line, line(3)).no_logdir().callback(ParamSummary::new("(", [Summary::Mean])),
         SimpleTrainer::new(),
     );
-    assert!(e.err().unwrap().to_string().contains("is no regular expression"));
+    assert!(e.err().unwrap().to_string().contains("regular expression"));
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn a_trace_of_kernels() {
     let dir = tempfile::tempdir().unwrap();
     let e = launch_train_with_config(config(dir.path()).callback(Profiler::new()), SimpleTrainer::new());
     let e = e.err().expect("an error").to_string();
-    assert!(e.contains("no kernel's time was counted") && e.contains("profile: true"), "{e}");
+    assert!(e.contains("no kernel times") && e.contains("profile: true"), "{e}");
 }
 
 #[test]
@@ -188,5 +188,5 @@ fn a_process_runs_as_long_as_training() {
     assert_eq!(with_argument(&mark), 0);
     let missing = config().callback(StartProcess::new(Command::new("no-such-program")));
     let e = launch_train_with_config(missing, SimpleTrainer::new()).err().expect("an error");
-    assert!(e.message().contains("no-such-program cannot be started"), "{e}");
+    assert!(e.message().contains("cannot start no-such-program"), "{e}");
 }
