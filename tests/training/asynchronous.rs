@@ -299,7 +299,7 @@ fn a_tower_that_stalls_is_named_with_its_line() {
         let begun = Instant::now();
         let e = troubled(Trouble::Stalls, bad, towers);
         assert_eq!(e.kind(), ErrorKind::Deadline, "{e}");
-        assert!(e.message().contains(&format!("tower {tower} got no further for 2 s")), "{e}");
+        assert!(e.message().contains(&format!("tower {tower} made no progress for 2 s")), "{e}");
         assert!(e.to_string().contains("it is at Trouble"), "{e}");
         assert!(e.site().is_some_and(|s| s.file.ends_with("asynchronous.rs")), "{e}");
         assert!(begun.elapsed() >= Duration::from_secs(2));
@@ -337,7 +337,7 @@ fn what_towers_cannot_share_is_refused() {
         )
     };
     let e = train(2).err().expect("an error");
-    assert!(e.message().contains("made in the graph"), "{e}");
+    assert!(e.message().contains("computed in the graph"), "{e}");
     train(1).unwrap();
     let e = train(0).err().expect("an error");
     assert!(e.message().contains("at least one device"), "{e}");
@@ -407,7 +407,7 @@ fn assert_resumes(child: &str, signal: i32) -> u64 {
     let output = processes::alone(child, dir.path());
     let text = processes::text(&output);
     assert_eq!(output.status.signal(), Some(signal), "{text}");
-    assert!(text.contains("asynchronous training does not resume exactly"), "{text}");
+    assert!(text.contains("asynchronous training does not resume"), "{text}");
     let latest = std::fs::read_to_string(dir.path().join("checkpoints/latest")).unwrap();
     let checkpoint = Checkpoint::load(dir.path().join("checkpoints").join(latest.trim())).unwrap();
     // All elements were saved after the same updates.

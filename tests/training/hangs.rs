@@ -271,7 +271,7 @@ fn towers_that_would_wait_for_each_other_are_refused_before_the_first_step() {
                 let w = t.variable(VariableSpec::new("extra", []).init(Init::ones()));
                 if t.index() == 0 { x * w.value() } else { x * w.value().stop_gradient() }
             },
-            "tower 1 trains other variables than tower 0",
+            "tower 1 does not train the same variables",
         ),
     ];
     for (unlike, why) in cases {

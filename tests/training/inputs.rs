@@ -75,7 +75,7 @@ fn constants_cost_nothing_and_are_checked() {
     let e = train(on(input(&[&[4, 3]])).steps_per_epoch(3)).err().unwrap();
     assert!(e.message().contains("has sizes for 1 inputs, but the model takes 2"), "{e}");
     let e = train(on(input(&[&[4, 3], &[4, 1]]))).err().unwrap();
-    assert!(e.message().contains("how many steps an epoch has is not known"), "{e}");
+    assert!(e.message().contains("steps per epoch is unknown"), "{e}");
 }
 
 /// A data set in the graph, and where in it the next batch begins.

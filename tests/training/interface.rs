@@ -50,7 +50,7 @@ fn the_four_things_of_setup_graph() {
     set_up(&mut trainer).unwrap();
     assert_eq!(trainer.towers().unwrap().training().len(), 1);
     let e = set_up(&mut trainer).unwrap_err();
-    assert!(e.message().contains("builds the graph once"), "{e}");
+    assert!(e.message().contains("setup_graph was already called"), "{e}");
     assert_eq!(weights(&trainer.train_with_defaults(two_epochs()).unwrap()), weights(&launched));
 
     let mut trainer = SingleCostTrainer::from(SimpleTrainer::new());
@@ -111,7 +111,7 @@ fn an_epoch_is_a_pass_over_the_data_unless_said() {
     });
     let unsized_config = || TrainConfig::new(Line, unknown.clone()).no_logdir().max_epoch(1);
     let e = error(launch_train_with_config(unsized_config(), SimpleTrainer::new()));
-    assert!(e.message().contains("how many steps an epoch has is not known"), "{e}");
+    assert!(e.message().contains("steps per epoch is unknown"), "{e}");
     assert!(e.to_string().contains("steps_per_epoch"), "{e}");
     launch_train_with_config(unsized_config().steps_per_epoch(3), SimpleTrainer::new()).unwrap();
 }
@@ -143,14 +143,14 @@ fn epochs_are_numbered_from_where_it_is_said() {
 }
 
 #[test]
-fn what_does_not_fit_together_is_an_error() {
+fn contradictory_configurations_are_errors() {
     let of = |config: TrainConfig| error(launch_train_with_config(config, SimpleTrainer::new())).to_string();
     let input = || FeedInput::new(line(2));
     for (config, what) in [
-        (TrainConfig::default().data(input()), "there is no model to train"),
-        (TrainConfig::of(Line), "there is nothing to train on"),
-        (TrainConfig::new(Line, line(2)).data(input()), "a dataflow and an input source were given"),
-        (TrainConfig::new(Line, line(2)).starting_epoch(0), "epochs are counted from 1"),
+        (TrainConfig::default().data(input()), "no model"),
+        (TrainConfig::of(Line), "no training data"),
+        (TrainConfig::new(Line, line(2)).data(input()), "both a dataflow and an input source"),
+        (TrainConfig::new(Line, line(2)).starting_epoch(0), "starting_epoch is 0"),
     ] {
         let e = of(config.no_logdir());
         assert!(e.contains(what), "{e}");

@@ -191,10 +191,10 @@ fn a_trainer_without_devices_is_refused() {
 }
 
 #[test]
-fn devices_that_do_not_go_together_are_refused() {
+fn invalid_device_lists_are_errors() {
     for (devices, why) in [
-        ([Device::Cpu(0), Device::Null], "tower 1 cannot run on null where the first runs on cpu:0"),
-        ([Device::Cpu(1), Device::Cpu(1)], "cpu:1 is named twice"),
+        ([Device::Cpu(0), Device::Null], "tower 1 cannot run on null"),
+        ([Device::Cpu(1), Device::Cpu(1)], "cpu:1 is listed twice"),
     ] {
         let e = launch_train_with_config(small(), SyncMultiGpuTrainer::on(devices)).err().unwrap();
         assert!(e.message().contains(why), "{e}");

@@ -174,10 +174,10 @@ impl ModelDesc for NoBatch {
 }
 
 #[test]
-fn what_has_no_examples_cannot_be_weighted_by_them() {
+fn weighted_by_batch_needs_a_batch_dimension() {
     let data = FromList::new(vec![vec![HostTensor::scalar(1.0f32)]]);
     let config = TrainConfig::new(NoBatch, data).max_epoch(1).no_logdir();
     let trainer = SyncMultiGpuTrainerReplicated::new(2).weighted_by_batch();
     let e = launch_train_with_config(config, trainer).err().unwrap();
-    assert!(e.message().contains("no input has a dim for them"), "{e}");
+    assert!(e.message().contains("batch dimension"), "{e}");
 }
