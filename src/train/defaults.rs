@@ -14,8 +14,8 @@ pub fn default_callbacks() -> Vec<Box<dyn Callback>> {
     ]
 }
 
-/// Returns the default monitors: the log and, if the run has a log directory, TensorBoard event files,
-/// `stats.jsonl` and `timing.jsonl`.
+/// Returns the default monitors: the log and, if the run has a log directory, TensorBoard event
+/// files, `stats.jsonl` and `timing.jsonl`.
 #[doc(alias = "DEFAULT_MONITORS")]
 pub fn default_monitors(has_logdir: bool) -> Vec<Box<dyn Monitor>> {
     let mut monitors: Vec<Box<dyn Monitor>> = Vec::new();

@@ -13,13 +13,14 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Installs the handlers: the first SIGTERM or SIGINT sets `interrupt`, a second one terminates the
-    /// process at once.
+    /// Installs the handlers: the first SIGTERM or SIGINT sets `interrupt`, a second one terminates
+    /// the process at once.
     pub(super) fn install(interrupt: &Interrupt) -> Result<Signals> {
         let again = Arc::new(AtomicBool::new(false));
         let mut ids = Vec::new();
         for signal in [SIGTERM, SIGINT] {
-            // In this order: the flag that the second handler sets arms the first for the next signal.
+            // In this order: the flag that the second handler sets arms the first for the next
+            // signal.
             ids.push(signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, again.clone())?);
             ids.push(signal_hook::flag::register(signal, again.clone())?);
             ids.push(signal_hook::flag::register_usize(signal, interrupt.cell(), signal as usize)?);
@@ -36,7 +37,8 @@ impl Drop for Signals {
     }
 }
 
-/// Terminates the process as the signal would have, so that its sender sees the expected exit status.
+/// Terminates the process as the signal would have, so that its sender sees the expected exit
+/// status.
 pub(super) fn terminate_by(signal: i32) -> ! {
     let _ = signal_hook::low_level::emulate_default_handler(signal);
     std::process::exit(128 + signal)
