@@ -114,8 +114,8 @@ fn a_tensor_that_no_variable_wants_is_an_error() {
     CheckpointStore::open(&lock).unwrap().save(&checkpoint, &[]).unwrap();
     let inference = model(Mode::Inference, 2);
     let e = SaverRestore::new(dir.path()).init(&inference.session).unwrap_err().to_string();
-    assert!(e.contains("there, but not in the graph (1):\n    fc9/W f32[2]"), "{e}");
-    // Without the note of what only training needs nobody can tell.
+    assert!(e.contains("unexpected in the source (1):\n    fc9/W f32[2]"), "{e}");
+    // Without the names of variables that only training needs, extra tensors are ignored.
     checkpoint.state = Value::Null;
     CheckpointStore::open(&lock).unwrap().save(&checkpoint, &[]).unwrap();
     SaverRestore::new(dir.path()).init(&inference.session).unwrap();
@@ -195,7 +195,7 @@ fn one_misfit_and_nothing_is_loaded() {
     let given = [("net/fc0/W", ones(DType::F32, &[3, 2])), ("net/count", ones(DType::F32, &[]))];
     let init = DictRestore::new(given);
     let e = init.init(&session).unwrap_err().to_string();
-    assert!(e.contains("net/count is f32[] there, but i64[] in the graph"), "{e}");
+    assert!(e.contains("net/count is f32[] in the source, but i64[] in the graph"), "{e}");
     assert_eq!(sum(&session, "net/fc0/W"), 0.0);
     init.ignore(["net/count"]).init(&session).unwrap();
     assert_eq!(sum(&session, "net/fc0/W"), 6.0);

@@ -235,5 +235,5 @@ fn a_plateau_changes_the_value() {
     assert_eq!(set, [(4, 0.5)]);
     let (set, trained) = monitored(&[1.0; 9], |s| s.stop_below(0.3));
     assert_eq!(set, [(3, 0.5)]);
-    assert!(matches!(&trained.ended, Ended::Stopped(why) if why.contains("attribute would be 0.25")));
+    assert!(matches!(&trained.ended, Ended::Stopped(why) if why.contains("attribute would be set to 0.25")));
 }

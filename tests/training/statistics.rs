@@ -21,7 +21,7 @@ fn a_statistic_that_no_callback_produces() {
     let e = error(config().callback(runner()).callback(EarlyStopping::max("accuracy")));
     assert!(e.contains("EarlyStopping(accuracy) reads the statistic \"accuracy\""), "{e}");
     assert!(e.contains("no callback produces it"), "{e}");
-    assert!(e.contains("there are: cost, validation_cost"), "{e}");
+    assert!(e.contains("available statistics: cost, validation_cost"), "{e}");
 }
 
 #[test]
