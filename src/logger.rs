@@ -1,8 +1,8 @@
-//! Log lines: to standard error, and to `log.log` in the directory of the run.
+//! Logs to standard error, and to `log.log` in the log directory.
 //!
-//! The library logs through the `log` crate. A program that has a logger of its own keeps it; else this one is used
-//! once training begins. The environment variable `TENSORPACK_LOG` sets the least level: `error`, `warn`, `info` (the
-//! default), `debug`, or `off`.
+//! The library logs through the `log` crate. This logger is installed when training starts, unless
+//! the program has installed another one. The environment variable `TENSORPACK_LOG` sets the
+//! maximum level: `error`, `warn`, `info` (the default), `debug`, or `off`.
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use std::fs::File;
@@ -22,7 +22,7 @@ fn logger() -> &'static Logger {
     LOGGER.get_or_init(|| Logger { file: Mutex::new(None), terminal: stderr().is_terminal() })
 }
 
-/// Logs to standard error from here on, unless the program has a logger of its own.
+/// Installs the logger, unless the program has installed another one.
 pub fn init() {
     if log::set_logger(logger()).is_ok() {
         let level = std::env::var("TENSORPACK_LOG").ok().and_then(|l| l.parse().ok());
@@ -30,7 +30,7 @@ pub fn init() {
     }
 }
 
-/// Logs to `log.log` in this directory, too; an earlier one there is added to.
+/// Also logs to `log.log` in this directory. Appends to an existing file.
 #[doc(alias = "set_logger_dir")]
 pub fn set_directory(dir: &Path) -> Result<()> {
     let path = dir.join("log.log");
@@ -66,7 +66,7 @@ impl Log for Logger {
             false => eprintln!("{head} {rest}"),
         }
         if let Some(file) = &mut *self.file.lock().unwrap_or_else(PoisonError::into_inner) {
-            // A log that cannot be written is no reason to end training.
+            // A failed write to the log must not end training.
             let _ = writeln!(file, "{head} {rest}");
         }
     }
@@ -78,11 +78,12 @@ impl Log for Logger {
     }
 }
 
-/// `MMDD HH:MM:SS`, in UTC.
+/// Formats a time as `MMDD HH:MM:SS`, in UTC.
 fn time_of_day(now: SystemTime) -> String {
     let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // The calendar repeats every 400 years of 146,097 days; years here begin in March, so that leap days come last.
+    // The calendar repeats every 400 years (146,097 days). Years start in March here, so that leap
+    // days come last.
     let day = (days + 719_468) % 146_097;
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
     let day = day - (365 * year + year / 4 - year / 100);
@@ -98,7 +99,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn days_are_those_of_the_calendar() {
+    fn dates_match_the_calendar() {
         let at = |seconds| time_of_day(UNIX_EPOCH + Duration::from_secs(seconds));
         assert_eq!(at(0), "0101 00:00:00");
         assert_eq!(at(951_782_400), "0229 00:00:00");

@@ -287,7 +287,7 @@ fn warned_of(dir: &TempDir, what: &str) -> bool {
 }
 
 #[test]
-fn damage_is_passed_over_with_a_warning() {
+fn corrupted_checkpoints_are_skipped_with_a_warning() {
     let _ = log::set_logger(&LOG).map(|()| log::set_max_level(log::LevelFilter::Warn));
     type Damage = fn(&Path);
     let cut: Damage = |file| {
@@ -302,11 +302,11 @@ fn damage_is_passed_over_with_a_warning() {
     };
     let missing: Damage = |file| fs::remove_file(file).unwrap();
     for (file, damage, what) in [
-        ("tensors.safetensors", cut, "bytes, and"),
-        ("tensors.safetensors", flip, "its checksum is wrong"),
+        ("tensors.safetensors", cut, "bytes instead of"),
+        ("tensors.safetensors", flip, "checksum mismatch"),
         ("tensors.safetensors", missing, "cannot read"),
-        ("state.json", cut, "bytes, and"),
-        ("state.json", flip, "its checksum is wrong"),
+        ("state.json", cut, "bytes instead of"),
+        ("state.json", flip, "checksum mismatch"),
         ("state.json", missing, "cannot read"),
         ("manifest.json", cut, ""),
         ("manifest.json", flip, "manifest"),
@@ -318,7 +318,7 @@ fn damage_is_passed_over_with_a_warning() {
         let newest = store.save(&checkpoint(20), &[]).unwrap();
         damage(&newest.join(file));
         let (_, found) = store.latest().unwrap().unwrap();
-        // The manifest's last byte is the end of its line, which nobody needs.
+        // The manifest's last byte is a newline, which is optional.
         let expected = if file == "manifest.json" && what.is_empty() { 20 } else { 10 };
         assert_is(&found, expected);
         assert!(expected == 20 || (warned_of(&dir, file) && warned_of(&dir, what)), "{file}: {what}");
@@ -351,12 +351,12 @@ fn going_back_is_naming_an_older_one_the_latest() {
 }
 
 #[test]
-fn only_damaged_checkpoints_are_an_error() {
+fn only_corrupted_checkpoints_are_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = open(&dir).save(&checkpoint(10), &[]).unwrap();
     fs::remove_file(path.join("state.json")).unwrap();
     let e = open(&dir).latest().unwrap_err().to_string();
-    assert!(e.contains("none is whole") && e.contains("state.json") && e.contains("--fresh"), "{e}");
+    assert!(e.contains("none is valid") && e.contains("state.json") && e.contains("--fresh"), "{e}");
     fs::remove_file(path.join("manifest.json")).unwrap();
     assert!(open(&dir).latest().is_err());
 }

@@ -1,4 +1,4 @@
-//! Checkpoints of the best there was.
+//! Keeps the best checkpoints.
 
 use super::{Callback, GraphCx, Statistic, TrainCx, When};
 use serde_json::{Value, json};
@@ -19,17 +19,17 @@ struct BestSaver {
     /// 1 if larger is better, else -1.
     sign: f64,
     best: Option<f64>,
-    /// Of the few best, if those are kept: what each tag names. Their order means nothing.
+    /// The value behind each of the top-k tags, unordered. Empty unless `best(k)` was called.
     top: Vec<Option<f64>>,
 }
 
 impl MinSaver {
-    /// Of this statistic.
+    /// Minimizes `statistic`.
     pub fn new(statistic: impl Into<String>) -> MinSaver {
         MinSaver(BestSaver::new("min", statistic.into(), -1.0))
     }
 
-    /// Under another tag.
+    /// Sets the tag.
     #[must_use]
     #[doc(alias = "filename")]
     pub fn tag(mut self, tag: impl Into<String>) -> MinSaver {
@@ -37,7 +37,8 @@ impl MinSaver {
         self
     }
 
-    /// The `k` best, under the tags `TAG-1` to `TAG-k` in no order; the best of them has the plain tag, too.
+    /// Keeps the `k` best checkpoints, under the tags `TAG-1` to `TAG-k` in no particular order.
+    /// The best one also has the plain tag.
     #[must_use]
     pub fn best(mut self, k: usize) -> MinSaver {
         self.0.top = vec![None; k];
@@ -46,12 +47,12 @@ impl MinSaver {
 }
 
 impl MaxSaver {
-    /// Of this statistic.
+    /// Maximizes `statistic`.
     pub fn new(statistic: impl Into<String>) -> MaxSaver {
         MaxSaver(BestSaver::new("max", statistic.into(), 1.0))
     }
 
-    /// Under another tag.
+    /// Sets the tag.
     #[must_use]
     #[doc(alias = "filename")]
     pub fn tag(mut self, tag: impl Into<String>) -> MaxSaver {
@@ -59,7 +60,8 @@ impl MaxSaver {
         self
     }
 
-    /// The `k` best, under the tags `TAG-1` to `TAG-k` in no order; the best of them has the plain tag, too.
+    /// Keeps the `k` best checkpoints, under the tags `TAG-1` to `TAG-k` in no particular order.
+    /// The best one also has the plain tag.
     #[must_use]
     pub fn best(mut self, k: usize) -> MaxSaver {
         self.0.top = vec![None; k];
@@ -78,7 +80,7 @@ impl BestSaver {
         }
     }
 
-    /// The tags that the checkpoint of a value gets.
+    /// Records a value and returns the tags its checkpoint gets.
     fn tags(&mut self, value: f64) -> Vec<String> {
         // NaN is never better.
         let better = |than: Option<f64>| than.map_or(!value.is_nan(), |t| (value - t) * self.sign > 0.0);
@@ -153,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_and_the_few_best_are_tagged() {
+    fn best_and_top_k_are_tagged() {
         let mut saver = MaxSaver::new("a").best(2).0;
         let mut tags = |value| saver.tags(value).join(" ");
         assert_eq!(tags(1.0), "max-a max-a-1");
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_best_is_remembered() {
+    fn best_values_survive_a_restart() {
         let mut saver = MinSaver::new("a").best(2).0;
         for value in [3.0, 2.0, 2.5] {
             saver.tags(value);

@@ -1,126 +1,131 @@
-//! What a callback is.
+//! The callback trait.
 
 use super::{CollectCx, GraphCx, RunCx, TrainCx};
 use serde_json::Value;
 use tensorpack_tensor::Result;
 
-/// Something done beside the iterations: at the beginning, around each run, after each step or epoch, at the end. At
-/// every moment, callbacks are called in the order of their list.
+/// Work outside the training step: before training, around each run, after each step or epoch, at
+/// the end. Each hook is called on all callbacks in list order.
 ///
-/// An `Err` from any of these ends training; every `after_train` still runs, and the first error is the one reported.
+/// An `Err` from any hook ends training. Every `after_train` still runs, and the first error is
+/// returned.
 pub trait Callback {
-    /// What it is called in messages and checkpoints; the name of its type unless said otherwise.
+    /// Returns the name used in messages and checkpoints. Defaults to the type name.
     fn name(&self) -> String {
         short_type_name(std::any::type_name_of_val(self))
     }
 
-    /// While the graph can still be added to: makes tensors, declares what is to be fetched, builds inference towers.
+    /// Called while the graph can still change: creates tensors, declares fetches, builds inference
+    /// towers.
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
         let _ = g;
         Ok(())
     }
 
-    /// Once, when variables have their first (or restored) values. See [`TrainCx::resumed`].
+    /// Called once, after variables are initialized or restored. See [`TrainCx::resumed`].
     fn before_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         let _ = cx;
         Ok(())
     }
 
-    /// Before the first step of an epoch.
+    /// Called before the first step of an epoch.
     fn before_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         let _ = cx;
         Ok(())
     }
 
-    /// Before every hooked run. Must be quick.
+    /// Called before every hooked run. Must be fast.
     fn before_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         let _ = cx;
         Ok(())
     }
 
-    /// After every hooked run, with the values it fetched. Must be quick.
+    /// Called after every hooked run, with the fetched values. Must be fast.
     fn after_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         let _ = cx;
         Ok(())
     }
 
-    /// After every hooked run that went well, in their order, with what it fetched as
-    /// [`Cadence::Deferred`](crate::runtime::Cadence::Deferred): on an accelerator, when the next run has begun. The values
-    /// of all steps are there by the end of an epoch, and before a checkpoint is made. Must be quick.
+    /// Called after every successful hooked run, in run order, with the
+    /// [`Cadence::Deferred`](crate::runtime::Cadence::Deferred) fetches. On an accelerator it is
+    /// called after the next run has been launched. All steps have been collected at the end of an
+    /// epoch and before a checkpoint is written. Must be fast.
     fn collect(&mut self, values: &CollectCx<'_>) -> Result<()> {
         let _ = values;
         Ok(())
     }
 
-    /// After every step.
+    /// Called after every step.
     fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         let _ = cx;
         Ok(())
     }
 
-    /// After the last step of an epoch. Must be quick: it is within the time of the epoch.
+    /// Called after the last step of an epoch. Must be fast: it counts towards the epoch's time.
     fn after_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         let _ = cx;
         Ok(())
     }
 
-    /// After every epoch. Does what [`Callback::trigger`] does, unless said otherwise.
+    /// Called after every epoch. Calls [`Callback::trigger`] by default.
     fn trigger_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         self.trigger(cx)
     }
 
-    /// What it is there for, once; after every epoch, or as a [`PeriodicTrigger`](super::PeriodicTrigger) says.
+    /// Does the callback's work once: after every epoch, or as often as a
+    /// [`PeriodicTrigger`](super::PeriodicTrigger) specifies.
     fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         let _ = cx;
         Ok(())
     }
 
-    /// At the end, however training ended.
+    /// Called at the end, whether training succeeded or failed.
     fn after_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         let _ = cx;
         Ok(())
     }
 
-    /// Statistics it reads, and when. They must be there by then: checked before training begins.
+    /// Returns the statistics this callback reads, and when. Before training, the trainer checks
+    /// that each is produced by then.
     fn reads(&self) -> Vec<Statistic> {
         Vec::new()
     }
 
-    /// Statistics it makes, and when. Asked after `setup_graph`.
+    /// Returns the statistics this callback produces, and when. Called after `setup_graph`.
     fn makes(&self) -> Vec<Statistic> {
         Vec::new()
     }
 
-    /// What a checkpoint keeps of it.
+    /// Returns the state to store in a checkpoint.
     fn state(&self) -> Value {
         Value::Null
     }
 
-    /// Takes back what [`Callback::state`] gave, before `before_train`.
+    /// Restores a state that [`Callback::state`] returned. Called before `before_train`.
     fn load_state(&mut self, state: &Value) -> Result<()> {
         let _ = state;
         Ok(())
     }
 }
 
-/// A statistic, and when it is made or read.
+/// A statistic, and when it is produced or read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Statistic {
     /// Its name.
     pub name: String,
-    /// When.
+    /// When it is produced or read.
     pub when: When,
 }
 
 impl Statistic {
-    /// The statistic `name`, made or read at that moment.
+    /// Creates the statistic `name`, produced or read at `when`.
     pub fn new(name: impl Into<String>, when: When) -> Statistic {
         Statistic { name: name.into(), when }
     }
 }
 
-/// Moments at which statistics are made and read, earliest first: what is made in a run is there for every trigger of
-/// its step, what is made after a step is there when an epoch ends.
+/// When a statistic is produced or read, earliest first. A statistic of a run is available to every
+/// trigger of its step; a statistic of a step is available at the end of the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum When {
     /// With a run.
@@ -132,8 +137,8 @@ pub enum When {
 }
 
 impl When {
-    /// For messages.
-    pub(super) fn in_words(self) -> &'static str {
+    /// Returns the phrase used in messages.
+    pub(super) fn phrase(self) -> &'static str {
         match self {
             When::Run => "with runs",
             When::Step => "after steps",
@@ -142,7 +147,8 @@ impl When {
     }
 }
 
-/// `MaxSaver` of `tensorpack::callback::max_saver::MaxSaver`, `PeriodicTrigger<MaxSaver>` of what is longer.
+/// Strips module paths from a type name: `a::PeriodicTrigger<b::MaxSaver>` becomes
+/// `PeriodicTrigger<MaxSaver>`.
 fn short_type_name(full: &str) -> String {
     let word = |w: &str| w.rsplit("::").next().unwrap_or(w).to_string();
     full.split('<').map(word).collect::<Vec<_>>().join("<")

@@ -1,26 +1,26 @@
-//! That variables are numbers.
+//! Checks that trainable variables are finite.
 
 use super::{Callback, TrainCx};
 use crate::graph::VariableInfo;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
-/// Ends training with an error that names the variable if one that is trained holds a NaN or an infinity: looked at
-/// before training and at every trigger, or after every step.
+/// Ends training with an error if a trainable variable contains a NaN or an infinity. Checks before
+/// training and at every trigger, optionally after every step.
 ///
-/// Updates that are not finite are stopped before they happen, see `NanPolicy`; this finds
-/// what came in otherwise, such as from a checkpoint.
+/// Non-finite updates never reach a variable (see `NanPolicy`). This callback finds non-finite
+/// values from elsewhere, such as a checkpoint.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CheckNumerics {
     every_step: bool,
 }
 
 impl CheckNumerics {
-    /// The callback.
+    /// Creates the callback.
     pub fn new() -> CheckNumerics {
         CheckNumerics::default()
     }
 
-    /// After every step as well. That reads every variable, so it is slow.
+    /// Also checks after every step. Slow, because it reads every variable.
     #[must_use]
     #[doc(alias = "run_step")]
     pub fn every_step(self) -> CheckNumerics {
@@ -36,7 +36,7 @@ fn check(v: &VariableInfo, value: &HostTensor) -> Result<()> {
     match bad {
         None => Ok(()),
         Some(at) => {
-            let why = format!("the variable {} is not finite: element {at} of {:?}", v.name, v.sizes);
+            let why = format!("variable {} is not finite: element {at} of {:?}", v.name, v.sizes);
             Err(Error::new(ErrorKind::NotFinite, why).at(v.site))
         }
     }

@@ -1,4 +1,4 @@
-//! Pictures of tensors.
+//! Writes tensors as images.
 
 use super::{Callback, GraphCx, TrainCx};
 use crate::graph::Fetch;
@@ -6,10 +6,11 @@ use crate::io::failed;
 use crate::monitor::Image;
 use tensorpack_tensor::{DType, HostTensor, Result};
 
-/// Shows a tensor, such as a layer's filters, as pictures: at every trigger, as `PREFIX-epEPOCH.png` (of several, the
-/// others as `PREFIX-epEPOCH-1.png` and so on) in the directory of the run, and to the monitors.
+/// Writes a tensor, such as a layer's filters, as images at every trigger: to `PREFIX-epEPOCH.png`
+/// in the log directory (further images of a batch to `PREFIX-epEPOCH-1.png` and so on), and to the
+/// monitors.
 ///
-/// The tensor is computed on its own, so it must not depend on inputs that are fed.
+/// The tensor is computed in a run of its own, so it must not depend on fed inputs.
 #[doc(alias = "DumpParamAsImage")]
 pub struct DumpTensorAsImage {
     name: String,
@@ -22,28 +23,30 @@ pub struct DumpTensorAsImage {
 type Map = Box<dyn FnMut(HostTensor) -> Result<HostTensor>>;
 
 impl DumpTensorAsImage {
-    /// Of the tensor or variable of this name, with values from 0 to 1: `[height, width]`,
-    /// `[height, width, channels]` or `[batch, height, width, channels]`. The prefix is its name.
+    /// Writes the tensor or variable `name`, whose values range from 0 to 1 and whose shape is
+    /// `[height, width]`, `[height, width, channels]` or `[batch, height, width, channels]`. The
+    /// prefix defaults to the name.
     pub fn new(name: impl Into<String>) -> DumpTensorAsImage {
         let name = name.into();
         let prefix = name.replace('/', "-");
         DumpTensorAsImage { name, prefix, map: Box::new(Ok), scale: 255.0, tensor: None }
     }
 
-    /// Under another prefix.
+    /// Sets the prefix of the file names.
     #[must_use]
     pub fn prefix(self, prefix: impl Into<String>) -> DumpTensorAsImage {
         DumpTensorAsImage { prefix: prefix.into(), ..self }
     }
 
-    /// What is shown is what `map` makes of the value.
+    /// Applies `map` to the value first.
     #[must_use]
     #[doc(alias = "map_func")]
     pub fn map(self, map: impl FnMut(HostTensor) -> Result<HostTensor> + 'static) -> DumpTensorAsImage {
         DumpTensorAsImage { map: Box::new(map), ..self }
     }
 
-    /// Values are multiplied by this, 255 unless said, and then cut to 0..255.
+    /// Sets the factor that values are multiplied by before they are clamped to 0..255. Defaults to
+    /// 255.
     #[must_use]
     pub fn scale(self, scale: f64) -> DumpTensorAsImage {
         DumpTensorAsImage { scale, ..self }

@@ -1,18 +1,19 @@
-//! Tensors to files.
+//! Writes tensors to files.
 
 use super::proxy::forward;
 use super::{Callback, GraphCx, ProcessTensors};
 use crate::io::safetensors;
 use tensorpack_tensor::Result;
 
-/// Writes the values of tensors at every step to `DumpTensor-STEP.safetensors` in the directory of the run. Best within
-/// a [`PeriodicCallback`](super::PeriodicCallback): files add up.
+/// Writes the values of tensors at every step to `DumpTensor-STEP.safetensors` in the log
+/// directory. Wrap it in a [`PeriodicCallback`](super::PeriodicCallback) to write fewer files.
 #[derive(Debug)]
 #[doc(alias = "DumpTensor")]
 pub struct DumpTensors(ProcessTensors);
 
 impl DumpTensors {
-    /// Of the tensors of these names, in the graph or in the first training tower; they keep their names.
+    /// Writes the tensors with these names, in the graph or in the first training tower. The files
+    /// use the same names.
     pub fn new<S: Into<String>>(names: impl IntoIterator<Item = S>) -> DumpTensors {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();
         let keys = names.clone();

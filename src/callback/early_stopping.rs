@@ -1,11 +1,13 @@
-//! Ending training when it no longer helps.
+//! Stops training when a statistic stops improving.
 
 use super::{Callback, Statistic, TrainCx, When};
 use serde_json::{Value, json};
 use tensorpack_tensor::Result;
 
-/// Ends training when a statistic has not become better for a number of values. Which checkpoint was the best,
-/// [`MinSaver`](super::MinSaver) and [`MaxSaver`](super::MaxSaver) know.
+/// Stops training when a statistic stops improving.
+///
+/// Pair it with [`MinSaver`](super::MinSaver) or [`MaxSaver`](super::MaxSaver) to keep the best
+/// checkpoint.
 ///
 /// ```
 /// use tensorpack::callback::EarlyStopping;
@@ -25,12 +27,12 @@ pub struct EarlyStopping {
 }
 
 impl EarlyStopping {
-    /// Of a statistic that should become smaller.
+    /// Watches a statistic that should decrease.
     pub fn min(statistic: impl Into<String>) -> EarlyStopping {
         EarlyStopping::of(statistic.into(), -1.0)
     }
 
-    /// Of a statistic that should become larger.
+    /// Watches a statistic that should increase.
     pub fn max(statistic: impl Into<String>) -> EarlyStopping {
         EarlyStopping::of(statistic.into(), 1.0)
     }
@@ -39,20 +41,20 @@ impl EarlyStopping {
         EarlyStopping { statistic, sign, patience: 5, min_delta: 0.0, best: None, waited: 0, seen: None }
     }
 
-    /// How many values in a row may be no better: 5 unless said.
+    /// Sets how many consecutive values without improvement are tolerated. Defaults to 5.
     #[must_use]
     pub fn patience(self, values: u64) -> EarlyStopping {
         EarlyStopping { patience: values, ..self }
     }
 
-    /// By how much a value must be better to count: more than 0 unless said.
+    /// Sets the threshold that an improvement must exceed to count. Defaults to 0.
     #[must_use]
     pub fn min_delta(self, delta: f64) -> EarlyStopping {
         EarlyStopping { min_delta: delta, ..self }
     }
 
-    /// Takes in a value; says whether patience is over.
-    fn over(&mut self, value: f64) -> bool {
+    /// Records a value and returns whether patience is exhausted.
+    fn record(&mut self, value: f64) -> bool {
         // NaN is never better.
         let better = |best: f64| (value - best) * self.sign > self.min_delta;
         if self.best.map_or(!value.is_nan(), better) {
@@ -71,13 +73,13 @@ impl Callback for EarlyStopping {
 
     fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         let newest = cx.monitors().history(&self.statistic).last().copied();
-        // What was looked at before is not looked at again.
+        // Skip a value that was recorded at an earlier trigger.
         let Some((step, value)) = newest.filter(|(step, _)| Some(*step) != self.seen) else { return Ok(()) };
         self.seen = Some(step);
-        if self.over(value) {
+        if self.record(value) {
             let best = self.best.map_or_else(|| "a number".into(), |b| b.to_string());
             let (name, waited) = (&self.statistic, self.waited);
-            cx.stop(format!("{name} was no better than {best} for {waited} values in a row"));
+            cx.stop(format!("{name} did not improve on {best} for {waited} consecutive values"));
         }
         Ok(())
     }
@@ -102,20 +104,20 @@ impl Callback for EarlyStopping {
 mod tests {
     use super::*;
 
-    /// After how many of these values it ends training.
-    fn ends_after(mut stop: EarlyStopping, values: &[f64]) -> Option<usize> {
-        values.iter().position(|v| stop.over(*v)).map(|i| i + 1)
+    /// Returns the number of values after which training stops.
+    fn stops_after(mut stop: EarlyStopping, values: &[f64]) -> Option<usize> {
+        values.iter().position(|v| stop.record(*v)).map(|i| i + 1)
     }
 
     #[test]
-    fn patience_and_the_least_difference() {
+    fn patience_and_min_delta() {
         let falling = [5.0, 4.0, 4.5, 4.2, 3.9, 3.95, 3.85];
         let stop = |patience| EarlyStopping::min("x").patience(patience);
-        assert_eq!(ends_after(stop(1), &falling), Some(4));
-        assert_eq!(ends_after(stop(2), &falling), None);
-        assert_eq!(ends_after(stop(2).min_delta(0.5), &falling), Some(5));
-        assert_eq!(ends_after(stop(0), &[1.0, 1.0]), Some(2));
-        assert_eq!(ends_after(EarlyStopping::max("x").patience(1), &falling), Some(3));
-        assert_eq!(ends_after(stop(1), &[f64::NAN, f64::NAN]), Some(2));
+        assert_eq!(stops_after(stop(1), &falling), Some(4));
+        assert_eq!(stops_after(stop(2), &falling), None);
+        assert_eq!(stops_after(stop(2).min_delta(0.5), &falling), Some(5));
+        assert_eq!(stops_after(stop(0), &[1.0, 1.0]), Some(2));
+        assert_eq!(stops_after(EarlyStopping::max("x").patience(1), &falling), Some(3));
+        assert_eq!(stops_after(stop(1), &[f64::NAN, f64::NAN]), Some(2));
     }
 }

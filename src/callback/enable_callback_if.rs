@@ -1,14 +1,14 @@
-//! Callbacks that are there some of the time.
+//! Enables a callback conditionally.
 
 use super::proxy::forward;
 use super::{Callback, CollectCx, Progress, RunCx, TrainCx};
 use std::fmt;
 use tensorpack_tensor::Result;
 
-/// Lets a callback take part in runs, steps and epochs only where a condition holds. The beginning and the end of
-/// training, and triggers by others, are as ever.
+/// Calls the run, step and epoch hooks of a callback only while a condition holds. `before_train`,
+/// `after_train` and `trigger` are always forwarded.
 ///
-/// The condition is looked at before a run, and holds for what comes after that run, too.
+/// The condition is evaluated before a run, and the result also applies to that run's `after_run`.
 pub struct EnableCallbackIf<C> {
     callback: C,
     pub(super) condition: Box<dyn Fn(&Progress) -> bool>,
@@ -16,7 +16,7 @@ pub struct EnableCallbackIf<C> {
 }
 
 impl<C: Callback> EnableCallbackIf<C> {
-    /// This callback, while `condition` holds.
+    /// Enables `callback` while `condition` holds.
     pub fn new(callback: C, condition: impl Fn(&Progress) -> bool + 'static) -> EnableCallbackIf<C> {
         EnableCallbackIf { callback, condition: Box::new(condition), in_run: false }
     }

@@ -1,4 +1,4 @@
-//! How long training will take.
+//! Estimates the remaining training time.
 
 use super::progress_bar::clock;
 use super::{Callback, Statistic, TrainCx, When};
@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 use std::time::Instant;
 use tensorpack_tensor::Result;
 
-/// Logs after every epoch how long the rest will take, by the median time of the last few, and puts it as
-/// `EstimatedTimeLeft (sec)`.
+/// Estimates the remaining training time after every epoch, from the median duration of the last
+/// few epochs. Logs it and reports it as `EstimatedTimeLeft (sec)`.
 #[derive(Clone, Debug)]
 pub struct EstimatedTimeLeft {
     last_k: usize,
@@ -17,7 +17,7 @@ pub struct EstimatedTimeLeft {
 }
 
 impl Default for EstimatedTimeLeft {
-    /// By the last five epochs.
+    /// Uses the last five epochs.
     fn default() -> EstimatedTimeLeft {
         EstimatedTimeLeft::last_k_epochs(5)
     }
@@ -26,19 +26,19 @@ impl Default for EstimatedTimeLeft {
 const TAG: &str = "EstimatedTimeLeft (sec)";
 
 impl EstimatedTimeLeft {
-    /// By the last `k` epochs.
+    /// Uses the last `k` epochs.
     pub fn last_k_epochs(k: usize) -> EstimatedTimeLeft {
         EstimatedTimeLeft { last_k: k.max(1), median: true, seconds: VecDeque::new(), since: Instant::now() }
     }
 
-    /// By their mean, not their median.
+    /// Uses the mean duration instead of the median.
     #[must_use]
     pub fn mean(self) -> EstimatedTimeLeft {
         EstimatedTimeLeft { median: false, ..self }
     }
 
-    /// What an epoch takes.
-    fn typical(&self) -> f64 {
+    /// Returns the expected duration of an epoch.
+    fn epoch_seconds(&self) -> f64 {
         let n = self.seconds.len();
         if !self.median {
             return self.seconds.iter().sum::<f64>() / n as f64;
@@ -48,13 +48,13 @@ impl EstimatedTimeLeft {
         (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0
     }
 
-    /// Takes in what an epoch took; returns what `epochs` more will take.
-    fn after(&mut self, seconds: f64, epochs: u64) -> f64 {
+    /// Records the duration of an epoch and returns the estimate for `epochs` more.
+    fn record(&mut self, seconds: f64, epochs: u64) -> f64 {
         if self.seconds.len() == self.last_k {
             self.seconds.pop_front();
         }
         self.seconds.push_back(seconds);
-        self.typical() * epochs as f64
+        self.epoch_seconds() * epochs as f64
     }
 }
 
@@ -67,7 +67,7 @@ impl Callback for EstimatedTimeLeft {
     fn trigger_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         let now = Instant::now();
         let took = now - std::mem::replace(&mut self.since, now);
-        let left = self.after(took.as_secs_f64(), cx.max_epoch.saturating_sub(cx.epoch_num));
+        let left = self.record(took.as_secs_f64(), cx.max_epoch.saturating_sub(cx.epoch_num));
         if left > 0.0 {
             log::info!("about {} left", clock(left));
         }
@@ -85,8 +85,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_typical_epoch_times_those_left() {
-        let left = |mut e: EstimatedTimeLeft| [9.0, 1.0, 2.0, 6.0].map(|s| e.after(s, 10));
+    fn estimate_is_epoch_duration_times_epochs_left() {
+        let left = |mut e: EstimatedTimeLeft| [9.0, 1.0, 2.0, 6.0].map(|s| e.record(s, 10));
         assert_eq!(left(EstimatedTimeLeft::last_k_epochs(3)), [90.0, 50.0, 20.0, 20.0]);
         assert_eq!(left(EstimatedTimeLeft::last_k_epochs(3).mean()), [90.0, 50.0, 40.0, 30.0]);
     }

@@ -1,4 +1,4 @@
-//! The list of callbacks, called in order at each moment.
+//! The list of callbacks. Each hook is called on all of them in order.
 
 use super::{Callback, CollectCx, GraphCx, RunCx, Statistic, TrainCx, When};
 use serde_json::{Map, Value};
@@ -11,8 +11,8 @@ pub(crate) struct Callbacks {
     list: Vec<Box<dyn Callback>>,
 }
 
-/// A method that calls one hook of every callback, and says whose error it was.
-macro_rules! moments {
+/// Defines methods that call one hook of every callback and add the callback's name to errors.
+macro_rules! hooks {
     ($($(#[$doc:meta])* $hook:ident($cx:ty);)*) => {$(
         $(#[$doc])*
         pub(crate) fn $hook(&mut self, cx: &mut $cx) -> Result<()> {
@@ -26,7 +26,7 @@ impl Callbacks {
         self.list.push(callback);
     }
 
-    moments! {
+    hooks! {
         setup_graph(GraphCx<'_>);
         before_train(TrainCx<'_>);
         before_epoch(TrainCx<'_>);
@@ -34,7 +34,8 @@ impl Callbacks {
         after_epoch(TrainCx<'_>);
     }
 
-    /// Not named in errors: runs are many, and names cost time.
+    /// Does not add the callback's name to errors: this is called at every step, and names cost
+    /// time.
     pub(crate) fn before_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         self.list.iter_mut().try_for_each(|c| c.before_run(cx))
     }
@@ -47,7 +48,7 @@ impl Callbacks {
         self.list.iter_mut().try_for_each(|c| c.collect(values))
     }
 
-    /// Says which callbacks took long, if they did.
+    /// Calls `trigger_epoch` and logs slow callbacks.
     pub(crate) fn trigger_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         const LONG: Duration = Duration::from_secs(2);
         let mut times = Vec::new();
@@ -60,12 +61,12 @@ impl Callbacks {
         if total >= LONG {
             let slow = times.iter().filter(|(_, t)| *t > total.mul_f64(0.3) && *t > LONG / 2);
             let slow: Vec<String> = slow.map(|(n, t)| format!("{n}: {:.1} s", t.as_secs_f64())).collect();
-            log::info!("callbacks took {:.1} s in all; {}", total.as_secs_f64(), slow.join(", "));
+            log::info!("callbacks took {:.1} s in total; {}", total.as_secs_f64(), slow.join(", "));
         }
         Ok(())
     }
 
-    /// Runs them all, whatever happens in one; returns the first error.
+    /// Calls `after_train` on all callbacks even if some fail. Returns the first error.
     pub(crate) fn after_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         let mut first = Ok(());
         for c in &mut self.list {
@@ -78,14 +79,15 @@ impl Callbacks {
         first
     }
 
-    /// The states of all, by name; the second of one name is `NAME#2`.
+    /// Returns the states of all callbacks by name. The second callback of a name is `NAME#2`.
     pub(crate) fn state(&self) -> Value {
         let keys = self.keys();
         let states = keys.into_iter().zip(&self.list).map(|(key, c)| (key, c.state()));
         Value::Object(states.filter(|(_, s)| !s.is_null()).collect())
     }
 
-    /// Takes the states back. One that nobody has any more is said, not an error: a callback may be left out later.
+    /// Restores the states. The state of a callback that no longer exists is a warning, not an
+    /// error, so that callbacks can be removed from a run.
     pub(crate) fn load_state(&mut self, states: &Value) -> Result<()> {
         let empty = Map::new();
         let states = states.as_object().unwrap_or(&empty);
@@ -96,7 +98,7 @@ impl Callbacks {
             }
         }
         for key in states.keys().filter(|k| !keys.contains(k)) {
-            log::warn!("the checkpoint has state of {key}, which is not among the callbacks");
+            log::warn!("ignoring the checkpoint's state of {key}: no callback has this name");
         }
         Ok(())
     }
@@ -110,7 +112,7 @@ impl Callbacks {
         (0..names.len()).map(key).collect()
     }
 
-    /// That every statistic which is read is made, and early enough.
+    /// Checks that every statistic is produced before it is read.
     pub(crate) fn check_statistics(&self) -> Result<()> {
         let made: Vec<(usize, Statistic)> = self
             .list
@@ -134,16 +136,18 @@ impl Callbacks {
                     None => {
                         let mut known: Vec<&str> = made.iter().map(|(_, s)| s.name.as_str()).collect();
                         known.sort_unstable();
-                        error.note("no callback makes it").note(format!("there are: {}", known.join(", ")))
+                        error
+                            .note("no callback produces it")
+                            .note(format!("available statistics: {}", known.join(", ")))
                     }
                     Some((maker, s)) => {
                         let (maker, reader) = (self.list[*maker].name(), callback.name());
                         if s.when == read.when {
-                            let why = format!("{maker} makes it, but stands later in the list");
+                            let why = format!("{maker} produces it, but comes later in the list");
                             error.note(why).note(format!("put {maker} before {reader}"))
                         } else {
-                            let (made, read) = (s.when.in_words(), read.when.in_words());
-                            let why = format!("{maker} makes it {made}, but it is read {read}");
+                            let (made, read) = (s.when.phrase(), read.when.phrase());
+                            let why = format!("{maker} produces it {made}, but it is read {read}");
                             error.note(why).note(format!("trigger {reader} {made}, or {maker} {read}"))
                         }
                     }

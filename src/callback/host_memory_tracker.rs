@@ -1,18 +1,18 @@
-//! How much memory is left.
+//! Tracks free host memory.
 
 use super::{Callback, Statistic, TrainCx, When};
 use crate::runtime::available_memory;
 use tensorpack_tensor::Result;
 
-/// Puts how much memory this process may still take, of the machine's or of what its cgroup allows, as
-/// `HostFreeMemory (GB)`. Where that cannot be known, it puts nothing.
+/// Reports the memory still available to this process, on the machine or within its cgroup limit,
+/// as `HostFreeMemory (GB)`. Reports nothing where the system does not expose it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostMemoryTracker {}
 
 const TAG: &str = "HostFreeMemory (GB)";
 
 impl HostMemoryTracker {
-    /// The callback.
+    /// Creates the callback.
     pub fn new() -> HostMemoryTracker {
         HostMemoryTracker::default()
     }
@@ -26,7 +26,7 @@ impl Callback for HostMemoryTracker {
     fn before_train(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
         match free_gigabytes() {
             Some(gb) => log::info!("free memory before training: {gb:.2} GB"),
-            None => log::warn!("how much memory is free cannot be known on this system"),
+            None => log::warn!("the amount of free memory is unavailable on this system"),
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Hyper-parameters by hand.
+//! Sets a hyper-parameter from a file that the user edits.
 
 use super::hyper_param::{HyperParam, Setter};
 use super::{Callback, GraphCx, TrainCx};
@@ -7,8 +7,9 @@ use serde_json::Value;
 use std::io::ErrorKind::NotFound;
 use tensorpack_tensor::Result;
 
-/// Sets a hyper-parameter to what somebody wrote into a file while training runs: a line such as `learning_rate: 0.01`
-/// in `hyper.txt` in the directory of the run. Without such a line, nothing happens.
+/// Sets a hyper-parameter from a file that the user edits during training: a line such as
+/// `learning_rate: 0.01` in `hyper.txt` in the log directory. Without such a line the value is left
+/// unchanged.
 #[derive(Debug)]
 pub struct HumanHyperParamSetter {
     setter: Setter,
@@ -16,20 +17,20 @@ pub struct HumanHyperParamSetter {
 }
 
 impl HumanHyperParamSetter {
-    /// Of this parameter.
+    /// Sets `param`.
     pub fn new(param: impl Into<HyperParam>) -> HumanHyperParamSetter {
         HumanHyperParamSetter { setter: Setter::of(param.into()), file: "hyper.txt".into() }
     }
 
-    /// In a file of another name.
+    /// Sets the name of the file. Defaults to `hyper.txt`.
     #[must_use]
     #[doc(alias = "file_name")]
     pub fn file(self, name: impl Into<String>) -> HumanHyperParamSetter {
         HumanHyperParamSetter { file: name.into(), ..self }
     }
 
-    /// What the file says, if anything.
-    fn written(&self, cx: &TrainCx<'_>) -> Result<Option<f64>> {
+    /// Returns the value in the file, if there is one.
+    fn read_value(&self, cx: &TrainCx<'_>) -> Result<Option<f64>> {
         let Some(path) = cx.logdir().map(|dir| dir.join(&self.file)) else { return Ok(None) };
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
@@ -42,7 +43,7 @@ impl HumanHyperParamSetter {
         let value = written.and_then(|w| w.parse().ok()).filter(|v: &f64| v.is_finite());
         match (value, written) {
             (Some(_), _) => {}
-            (None, Some(w)) => log::warn!("{}: {w:?}, given for {name}, is no number", path.display()),
+            (None, Some(w)) => log::warn!("{}: the value {w:?} of {name} is not a number", path.display()),
             (None, None) => log::warn!("{} has no line for {name}", path.display()),
         }
         Ok(value)
@@ -60,12 +61,12 @@ impl Callback for HumanHyperParamSetter {
     }
 
     fn before_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        // A checkpoint has the value.
+        // A resumed run has the value from the checkpoint.
         if cx.resumed() { Ok(()) } else { self.trigger(cx) }
     }
 
     fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        self.written(cx)?.map_or(Ok(()), |value| self.setter.set(cx, value))
+        self.read_value(cx)?.map_or(Ok(()), |value| self.setter.set(cx, value))
     }
 
     fn state(&self) -> Value {

@@ -1,62 +1,64 @@
-//! Numbers that steer training and may change on the way.
+//! Hyper-parameters that callbacks can change during training.
 
 use super::{GraphCx, Progress, TrainCx};
 use serde_json::{Value, json};
 use std::fmt;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// A number that callbacks can set: a scalar variable of the graph, or anything else that can be read and written.
+/// A scalar that callbacks can set: a variable of the graph, or any value with a getter and a
+/// setter.
 #[doc(alias = "GraphVarParam")]
 #[doc(alias = "ObjAttrParam")]
 pub struct HyperParam {
     name: String,
-    place: Place,
+    target: Target,
 }
 
-enum Place {
+enum Target {
     Variable,
     Attribute { get: Box<dyn Fn() -> f64>, set: Box<dyn FnMut(f64)> },
 }
 
 impl HyperParam {
-    /// The scalar variable of this name, such as the `learning_rate` that
-    /// `t.hyper_param("learning_rate", 0.1)` makes. A checkpoint has it, as it has all variables.
+    /// The scalar variable `name`, such as the `learning_rate` that
+    /// `t.hyper_param("learning_rate", 0.1)` creates. Checkpoints store it like any variable.
     pub fn variable(name: impl Into<String>) -> HyperParam {
-        HyperParam { name: name.into(), place: Place::Variable }
+        HyperParam { name: name.into(), target: Target::Variable }
     }
 
-    /// Something outside the graph, called `name`. A checkpoint keeps its value with the callback that sets it.
+    /// A value outside the graph, called `name`. Checkpoints store it with the state of the
+    /// callback that sets it.
     pub fn attribute(
         name: impl Into<String>,
         get: impl Fn() -> f64 + 'static,
         set: impl FnMut(f64) + 'static,
     ) -> HyperParam {
-        HyperParam { name: name.into(), place: Place::Attribute { get: Box::new(get), set: Box::new(set) } }
+        HyperParam { name: name.into(), target: Target::Attribute { get: Box::new(get), set: Box::new(set) } }
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// That there is such a variable, and that it is one number.
+    /// Checks that the variable exists and is a scalar.
     fn check(&self, g: &GraphCx<'_>) -> Result<()> {
-        if let Place::Attribute { .. } = self.place {
+        if let Target::Attribute { .. } = self.target {
             return Ok(());
         }
         match g.variables().find(|v| v.name == self.name) {
             Some(v) if v.sizes.is_empty() => Ok(()),
             Some(v) => {
-                Err(Error::shape(format!("the variable {} is {:?}, not a scalar", self.name, v.sizes))
+                Err(Error::shape(format!("variable {} has shape {:?}, not a scalar", self.name, v.sizes))
                     .at(v.site))
             }
             None => {
                 let scalars = g.variables().filter(|v| v.sizes.is_empty());
                 let scalars: Vec<String> = scalars.map(|v| v.name).collect();
-                let why = format!("there is no variable named {:?} to be set", self.name);
+                let why = format!("there is no variable named {:?}", self.name);
                 let e = Error::new(ErrorKind::Name, why);
                 Err(match scalars.is_empty() {
-                    true => e.note("make one with t.hyper_param(name, value)"),
+                    true => e.note("create one with t.hyper_param(name, value)"),
                     false => e.note(format!("scalar variables are: {}", scalars.join(", "))),
                 })
             }
@@ -64,25 +66,25 @@ impl HyperParam {
     }
 
     fn value(&self, cx: &TrainCx<'_>) -> Result<f64> {
-        match &self.place {
-            Place::Variable => cx.session().read(&self.name)?.to_scalar(),
-            Place::Attribute { get, .. } => Ok(get()),
+        match &self.target {
+            Target::Variable => cx.session().read(&self.name)?.to_scalar(),
+            Target::Attribute { get, .. } => Ok(get()),
         }
     }
 
     fn set(&mut self, cx: &TrainCx<'_>, value: f64) -> Result<()> {
-        match &mut self.place {
-            Place::Variable => {
+        match &mut self.target {
+            Target::Variable => {
                 let dtype = cx.session().read(&self.name)?.dtype();
                 if !dtype.is_float() && value.fract() != 0.0 {
                     return Err(Error::argument(format!(
-                        "{} is {dtype}, so it cannot be {value}",
+                        "{} has dtype {dtype} and cannot be set to {value}",
                         self.name
                     )));
                 }
                 cx.session().write(&self.name, &HostTensor::from_f64(dtype, [], &[value])?)
             }
-            Place::Attribute { set, .. } => {
+            Target::Attribute { set, .. } => {
                 set(value);
                 Ok(())
             }
@@ -103,25 +105,25 @@ impl fmt::Debug for HyperParam {
     }
 }
 
-/// What all callbacks that set a hyper-parameter have in common.
+/// The common part of all callbacks that set a hyper-parameter.
 #[derive(Debug)]
 #[doc(alias = "HyperParamSetter")]
 pub(super) struct Setter {
     param: HyperParam,
-    /// The epoch of the last change that was logged.
-    said: Option<u64>,
+    /// The epoch of the last logged change.
+    logged_epoch: Option<u64>,
 }
 
 impl Setter {
     pub(super) fn of(param: HyperParam) -> Setter {
-        Setter { param, said: None }
+        Setter { param, logged_epoch: None }
     }
 
     pub(super) fn param(&self) -> &str {
         self.param.name()
     }
 
-    /// What the callback is called.
+    /// Returns the name of the callback.
     pub(super) fn name(&self, callback: &str) -> String {
         format!("{callback}({})", self.param.name)
     }
@@ -134,12 +136,12 @@ impl Setter {
         self.param.value(cx)
     }
 
-    /// Sets a value. Changes are logged, once an epoch at most.
+    /// Sets the value. Logs a change at most once per epoch.
     pub(super) fn set(&mut self, cx: &TrainCx<'_>, value: f64) -> Result<()> {
         let before = self.param.value(cx)?;
         let Progress { epoch_num, global_step, .. } = **cx;
-        if before != value && self.said != Some(epoch_num) {
-            self.said = Some(epoch_num);
+        if before != value && self.logged_epoch != Some(epoch_num) {
+            self.logged_epoch = Some(epoch_num);
             log::info!(
                 "after step {global_step}, {} changes from {before:.6} to {value:.6}",
                 self.param.name
@@ -148,16 +150,16 @@ impl Setter {
         self.param.set(cx, value)
     }
 
-    /// The value of what no checkpoint has otherwise.
+    /// Returns the value if it lives outside the graph. Checkpoints store variables separately.
     pub(super) fn state(&self) -> Value {
-        match &self.param.place {
-            Place::Variable => Value::Null,
-            Place::Attribute { get, .. } => json!(get().to_bits()),
+        match &self.param.target {
+            Target::Variable => Value::Null,
+            Target::Attribute { get, .. } => json!(get().to_bits()),
         }
     }
 
     pub(super) fn load_state(&mut self, state: &Value) {
-        if let (Place::Attribute { set, .. }, Some(bits)) = (&mut self.param.place, state.as_u64()) {
+        if let (Target::Attribute { set, .. }, Some(bits)) = (&mut self.param.target, state.as_u64()) {
             set(f64::from_bits(bits));
         }
     }

@@ -1,4 +1,4 @@
-//! Hyper-parameters by formula.
+//! Sets a hyper-parameter with a function.
 
 use super::hyper_param::{HyperParam, Setter};
 use super::{Callback, GraphCx, TrainCx};
@@ -6,8 +6,8 @@ use serde_json::Value;
 use std::fmt;
 use tensorpack_tensor::Result;
 
-/// Sets a hyper-parameter to what a function makes of the epoch and the value so far: before training, with the number
-/// before that of the first epoch, and at every trigger.
+/// Sets a hyper-parameter to a function of the epoch number and the current value. The function is
+/// called at every trigger, and before training with the number of the epoch before the first.
 ///
 /// ```
 /// use tensorpack::callback::HyperParamSetterWithFunc;
@@ -19,7 +19,8 @@ pub struct HyperParamSetterWithFunc {
 }
 
 impl HyperParamSetterWithFunc {
-    /// This parameter, by a function of epoch and value. It must depend on nothing else if runs are to resume exactly.
+    /// Sets `param` to `function(epoch, value)`. For exact resume the function must depend on
+    /// nothing else.
     pub fn new(
         param: impl Into<HyperParam>,
         function: impl FnMut(u64, f64) -> f64 + 'static,
@@ -38,7 +39,7 @@ impl Callback for HyperParamSetterWithFunc {
     }
 
     fn before_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        // A checkpoint has the value.
+        // A resumed run has the value from the checkpoint.
         if cx.resumed() { Ok(()) } else { self.trigger(cx) }
     }
 

@@ -1,4 +1,4 @@
-//! Inference during training.
+//! Runs inference during training.
 
 use super::{Callback, GraphCx, Inferencer, Statistic, TrainCx, When};
 use crate::graph::{Fetch, Tensor};
@@ -8,8 +8,9 @@ use std::sync::Arc;
 use tensorpack_dataflow::{DataFlow, Flow, Seed};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// Runs the model in inference mode over a whole dataflow, each sample once, and puts what its inferencers make of the
-/// results. Training does not notice: neither its input nor its counters move.
+/// Runs the model in inference mode over an entire dataflow, each sample once, and reports the
+/// statistics of its inferencers. Does not affect training: neither its input nor its counters
+/// advance.
 #[doc(alias = "DataParallelInferenceRunner")]
 pub struct InferenceRunner {
     flow: Flow,
@@ -19,13 +20,13 @@ pub struct InferenceRunner {
     on_ema: bool,
     with_updates: bool,
     towers: ParallelTowers,
-    /// For each tower, how much of what it fetches belongs to each inferencer.
+    /// For each tower, the number of fetches of each inferencer.
     counts: Vec<Vec<usize>>,
     outputs: Vec<HostTensor>,
 }
 
 impl InferenceRunner {
-    /// Over this dataflow, of batches as the model takes them.
+    /// Runs over `flow`, which yields batches with the inputs of the model.
     pub fn new<I: Inferencer + 'static>(
         flow: impl DataFlow + 'static,
         inferencers: impl IntoIterator<Item = I>,
@@ -44,56 +45,62 @@ impl InferenceRunner {
         }
     }
 
-    /// One more inferencer.
+    /// Adds an inferencer.
     #[must_use]
     pub fn with(mut self, inferencer: impl Inferencer + 'static) -> InferenceRunner {
         self.inferencers.push(Box::new(inferencer));
         self
     }
 
-    /// With this many towers, which run at the same time, each on a batch of its own. Where fewer batches than towers
-    /// remain, the first towers take them. Inferencers see every batch once, in the order of the dataflow, so the
-    /// statistics are those of one tower, to the bit. Training may have any other number of towers.
+    /// Sets the number of towers. They run at the same time, each on its own batch. If fewer
+    /// batches than towers remain, the first towers take them. Inferencers see every batch once, in
+    /// the order of the dataflow, so the statistics are bit-identical to those of one tower. The
+    /// number of training towers may differ.
     #[must_use]
     pub fn towers(self, count: usize) -> InferenceRunner {
         InferenceRunner { count, ..self }
     }
 
-    /// With its tower under another name than `InferenceTower`: two runners need two names. Several towers are numbered:
-    /// `InferenceTower0` and so on.
+    /// Sets the name of the tower. Defaults to `InferenceTower`; each runner needs its own name.
+    /// Several towers are numbered: `InferenceTower0` and so on.
     #[must_use]
     pub fn tower_name(self, name: impl Into<String>) -> InferenceRunner {
         InferenceRunner { scope: name.into(), ..self }
     }
 
-    /// With the moving averages of the variables in their place, which an optimizer in [`Ema`](crate::optim::Ema) keeps.
-    /// The tower reads them; the variables themselves stay as they are.
+    /// Reads the moving averages of the variables, which [`Ema`](crate::optim::Ema) maintains,
+    /// instead of the variables. The variables themselves do not change.
     #[must_use]
     pub fn on_ema(self) -> InferenceRunner {
         InferenceRunner { on_ema: true, ..self }
     }
 
-    /// With the updates of its tower run along with every batch, for a model that carries something over from batch to
-    /// batch: the state of a recurrent net. Such a state is the training's too: let it begin anew before and after, with a
-    /// [`RunOp`](super::RunOp) on either side. It follows one batch after the other, so there can be only one tower.
+    /// Runs the tower's updates with every batch, for a model that carries state from batch to
+    /// batch, such as a recurrent network. Training shares this state: reset it before and after
+    /// inference with a [`RunOp`](super::RunOp) on either side. Batches run in sequence, so only
+    /// one tower is allowed.
     #[must_use]
     pub fn with_updates(self) -> InferenceRunner {
         InferenceRunner { with_updates: true, ..self }
     }
 
-    /// One pass, or its first few batches; returns the statistics.
-    pub(super) fn pass(&mut self, cx: &TrainCx<'_>, most: Option<u64>) -> Result<Vec<(String, f64)>> {
+    /// Runs one pass, or at most `max_batches` of it, and returns the statistics.
+    pub(super) fn run_pass(
+        &mut self,
+        cx: &TrainCx<'_>,
+        max_batches: Option<u64>,
+    ) -> Result<Vec<(String, f64)>> {
         self.inferencers.iter_mut().for_each(|i| i.start());
         let seed = Seed::new(cx.seed()).derive("inference");
         let mut groups = BatchGroups::open(&self.flow, seed, self.towers.count())?;
         let mut any = false;
         loop {
-            let group = groups.read(most.unwrap_or(u64::MAX))?;
+            let group = groups.read(max_batches.unwrap_or(u64::MAX))?;
             if group.is_empty() {
                 break;
             }
             cx.check_interrupt()?;
-            // A batch without examples has nothing to count, and the mean of nothing does not exist.
+            // Skip empty batches: a mean over no examples is undefined.
             let batches: Vec<&[HostTensor]> =
                 group.iter().filter(|b| examples(b) > 0).map(Vec::as_slice).collect();
             if batches.is_empty() {
@@ -103,12 +110,12 @@ impl InferenceRunner {
             self.run(cx, &batches).map_err(|e| groups.name(e))?;
         }
         if !any {
-            return Err(Error::new(ErrorKind::Data, "the dataflow has no sample"));
+            return Err(Error::new(ErrorKind::Data, "the dataflow is empty"));
         }
         Ok(self.inferencers.iter_mut().flat_map(|i| i.finish()).collect())
     }
 
-    /// Runs as many towers as there are batches, and shows the inferencers one after the other.
+    /// Runs one tower per batch and passes the batches to the inferencers in order.
     fn run(&mut self, cx: &TrainCx<'_>, batches: &[&[HostTensor]]) -> Result<()> {
         self.towers.run(cx.session(), batches, &mut self.outputs)?;
         let mut values = self.outputs.as_slice();
@@ -123,7 +130,7 @@ impl InferenceRunner {
     }
 }
 
-/// How many examples a batch has.
+/// Returns the number of examples in a batch.
 fn examples(batch: &[HostTensor]) -> usize {
     batch.first().and_then(|t| t.sizes().first().copied()).unwrap_or(1)
 }
@@ -135,8 +142,8 @@ impl Callback for InferenceRunner {
 
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
         if self.with_updates && self.count != 1 {
-            let why = format!("{} has updates, which follow one batch after the other", self.scope);
-            return Err(Error::argument(why).note("give it one tower"));
+            let why = format!("{} runs updates, which needs exactly one tower", self.scope);
+            return Err(Error::argument(why).note("remove towers(..) or with_updates()"));
         }
         let t = TowerContext::inference(g.graph());
         let t = if self.on_ema { t.averaged() } else { t };
@@ -144,7 +151,7 @@ impl Callback for InferenceRunner {
         let mut parts = Vec::new();
         for (i, tower) in towers.iter().enumerate() {
             let tensors = |inferencer: &mut Box<dyn Inferencer>| inferencer.fetches(tower);
-            // What an inferencer adds to a tower runs with it.
+            // Operations that an inferencer adds belong to the tower.
             let wanted: Vec<Vec<Tensor>> = g
                 .graph()
                 .in_tower(i, false, || self.inferencers.iter_mut().map(tensors).collect::<Result<_>>())?;
@@ -160,7 +167,7 @@ impl Callback for InferenceRunner {
     }
 
     fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        for (name, value) in self.pass(cx, None)? {
+        for (name, value) in self.run_pass(cx, None)? {
             cx.put_scalar(&name, value);
         }
         Ok(())

@@ -1,28 +1,29 @@
-//! What is made of the results of inference.
+//! Statistics of inference results.
 
 use crate::graph::Tensor;
 use crate::tower::TowerHandle;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// Makes statistics of the results of a pass of inference.
+/// Computes statistics from the results of an inference pass.
 pub trait Inferencer {
-    /// What it wants to see of every batch. Asked once of every tower that batches may run on.
+    /// Returns the tensors to fetch for every batch. Called once per inference tower.
     fn fetches(&mut self, tower: &TowerHandle) -> Result<Vec<Tensor>>;
 
-    /// Before a pass.
+    /// Called before a pass.
     fn start(&mut self);
 
-    /// The values of what it wanted, of a batch with this many examples.
+    /// Receives the fetched values of a batch with this many examples.
     fn batch(&mut self, values: &[HostTensor], examples: usize) -> Result<()>;
 
-    /// After a pass: the statistics.
+    /// Called after a pass. Returns the statistics.
     fn finish(&mut self) -> Vec<(String, f64)>;
 
-    /// The names of its statistics.
+    /// Returns the names of the statistics.
     fn names(&self) -> Vec<String>;
 }
 
-/// Means of scalars over all examples: a batch counts by its size, so a smaller last one is counted right.
+/// The mean of scalars over all examples. Batches are weighted by size, so a smaller last batch is
+/// handled correctly.
 #[derive(Clone, Debug)]
 pub struct ScalarStats {
     names: Vec<String>,
@@ -32,18 +33,18 @@ pub struct ScalarStats {
 }
 
 impl ScalarStats {
-    /// Of the scalar of this name in the tower; it is called `validation_NAME`.
+    /// Averages the scalar `name` of the tower. The statistic is called `validation_NAME`.
     pub fn new(name: impl Into<String>) -> ScalarStats {
         ScalarStats::of([name.into()])
     }
 
-    /// Of several scalars.
+    /// Averages several scalars.
     pub fn of<S: Into<String>>(names: impl IntoIterator<Item = S>) -> ScalarStats {
         let names = names.into_iter().map(Into::into).collect();
         ScalarStats { names, prefix: "validation".into(), sums: Vec::new(), examples: 0.0 }
     }
 
-    /// Called `PREFIX_NAME`, or `NAME` if the prefix is empty.
+    /// Sets the prefix: statistics are called `PREFIX_NAME`, or `NAME` if it is empty.
     #[must_use]
     pub fn prefix(self, prefix: impl Into<String>) -> ScalarStats {
         ScalarStats { prefix: prefix.into(), ..self }
@@ -88,7 +89,8 @@ impl Inferencer for ScalarStats {
     }
 }
 
-/// The share of wrong examples, of a vector with one number, 0 or 1, for each.
+/// The fraction of misclassified examples, from a vector with a 0 (correct) or 1 (wrong) per
+/// example.
 #[derive(Clone, Debug)]
 pub struct ClassificationError {
     tensor: String,
@@ -98,14 +100,14 @@ pub struct ClassificationError {
 }
 
 impl ClassificationError {
-    /// Of the vector of this name in the tower, called `name`.
+    /// Reads the vector `tensor` of the tower. The statistic is called `name`.
     pub fn new(tensor: impl Into<String>, name: impl Into<String>) -> ClassificationError {
         ClassificationError { tensor: tensor.into(), name: name.into(), wrong: 0.0, examples: 0.0 }
     }
 }
 
 impl Default for ClassificationError {
-    /// Of `incorrect_vector`, called `validation_error`.
+    /// Reads `incorrect_vector`. The statistic is called `validation_error`.
     fn default() -> ClassificationError {
         ClassificationError::new("incorrect_vector", "validation_error")
     }
@@ -139,7 +141,8 @@ impl Inferencer for ClassificationError {
     }
 }
 
-/// Precision and recall of yes-no predictions: `PREFIX_precision` and `PREFIX_recall`, 0 where there is none.
+/// Precision and recall of binary predictions: `PREFIX_precision` and `PREFIX_recall`, 0 where
+/// undefined.
 #[derive(Clone, Debug)]
 pub struct BinaryClassificationStats {
     prediction: String,
@@ -151,7 +154,8 @@ pub struct BinaryClassificationStats {
 }
 
 impl BinaryClassificationStats {
-    /// Of the predictions and labels of these names in the tower, both of zeros and ones; the prefix is `val`.
+    /// Reads the predictions and labels with these names in the tower, both zeros and ones. The
+    /// prefix defaults to `val`.
     pub fn new(prediction: impl Into<String>, label: impl Into<String>) -> BinaryClassificationStats {
         let (prediction, label) = (prediction.into(), label.into());
         BinaryClassificationStats {
@@ -164,7 +168,7 @@ impl BinaryClassificationStats {
         }
     }
 
-    /// With another prefix.
+    /// Sets the prefix.
     #[must_use]
     pub fn prefix(self, prefix: impl Into<String>) -> BinaryClassificationStats {
         BinaryClassificationStats { prefix: prefix.into(), ..self }

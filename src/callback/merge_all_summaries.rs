@@ -1,12 +1,12 @@
-//! Summaries, once an epoch.
+//! Reports all summaries once per epoch.
 
 use super::{Callback, FetchHandle, GraphCx, RunCx, Statistic, When};
 use crate::graph::{IMAGE_SUMMARIES, SUMMARIES};
 use crate::runtime::Cadence;
 use tensorpack_tensor::Result;
 
-/// Puts every tensor of the summary collections with the last run of an epoch (and every few steps): scalars as they
-/// are, others as histograms or images.
+/// Reports every tensor of the summary collections with the last run of an epoch, and optionally
+/// every few steps: scalars as they are, others as histograms or images.
 #[derive(Debug, Default)]
 pub struct MergeAllSummaries {
     every_steps: Option<u64>,
@@ -17,7 +17,7 @@ pub struct MergeAllSummaries {
 struct Summary {
     name: String,
     kind: Kind,
-    /// At the end of epochs, and every few steps.
+    /// The fetch at the end of epochs, and the one every few steps.
     fetched: Vec<FetchHandle>,
 }
 
@@ -29,7 +29,7 @@ enum Kind {
 }
 
 impl MergeAllSummaries {
-    /// Every `steps` steps, too.
+    /// Also reports every `steps` steps.
     #[must_use]
     pub fn every_steps(self, steps: u64) -> MergeAllSummaries {
         MergeAllSummaries { every_steps: Some(steps), ..self }

@@ -1,4 +1,5 @@
-//! Callbacks: everything outside the training step. Saving, inference, schedules, statistics, progress; one per file.
+//! Callbacks: everything outside the training step. Saving, inference, schedules, statistics,
+//! progress; one per file.
 
 #[expect(clippy::module_inception, reason = "the trait is in the file of its name")]
 mod callback;

@@ -1,19 +1,19 @@
-//! Checkpoints.
+//! Saves checkpoints.
 
 use super::{Callback, GraphCx, TrainCx};
 use tensorpack_tensor::Result;
 
-/// Saves everything the run needs to go on: after every epoch, or as a
-/// [`PeriodicTrigger`](super::PeriodicTrigger) says. Which checkpoints stay,
-/// `TrainConfig::keep` says.
+/// Saves everything needed to resume the run: after every epoch, or as often as a
+/// [`PeriodicTrigger`](super::PeriodicTrigger) specifies. `TrainConfig::keep` sets which
+/// checkpoints are kept.
 ///
-/// The checkpoint is written when all callbacks and monitors of the moment are done, so its place in the list does not
-/// matter. A failed save ends training with an error.
+/// The checkpoint is written after all callbacks and monitors have run, so the position in the list
+/// does not matter. A failed save ends training with an error.
 #[derive(Clone, Debug, Default)]
 pub struct ModelSaver {}
 
 impl ModelSaver {
-    /// The callback.
+    /// Creates the callback.
     pub fn new() -> ModelSaver {
         ModelSaver::default()
     }

@@ -1,4 +1,4 @@
-//! Moving averages of scalars, for the monitors.
+//! Reports moving averages of scalars.
 
 use super::{Callback, CollectCx, FetchHandle, GraphCx, RunCx, Statistic, When};
 use crate::graph::MOVING_SUMMARIES;
@@ -6,16 +6,17 @@ use crate::runtime::Cadence;
 use serde_json::{Map, Value, json};
 use tensorpack_tensor::{Error, Result};
 
-/// Keeps a moving average of every scalar given to
-/// [`TowerContext::moving_summary`](crate::tower::TowerContext::moving_summary), and puts it once an epoch.
+/// Maintains an exponential moving average of every scalar passed to
+/// [`TowerContext::moving_summary`](crate::tower::TowerContext::moving_summary), and reports it
+/// once per epoch.
 ///
-/// After `t` values `x` the average is `(1 - d) * sum(d^(t - i) * x_i) / (1 - d^t)`: one over the values so far, with the
-/// newest counting most.
+/// After `t` values `x` the average with decay `d` is
+/// `(1 - d) * sum(d^(t - i) * x_i) / (1 - d^t)`: bias-corrected, so that the weights sum to one.
 #[derive(Debug)]
 pub struct MovingAverageSummary {
     decay: f64,
     averages: Vec<Average>,
-    /// Whether the last values of an epoch are there, and not put yet.
+    /// Whether the last values of an epoch have been collected but not reported yet.
     ends_epoch: bool,
 }
 
@@ -35,7 +36,7 @@ impl Default for MovingAverageSummary {
 }
 
 impl MovingAverageSummary {
-    /// With another decay than 0.95.
+    /// Sets the decay. Defaults to 0.95.
     #[must_use]
     pub fn decay(self, decay: f64) -> MovingAverageSummary {
         MovingAverageSummary { decay, ..self }

@@ -1,19 +1,19 @@
-//! How variables are doing.
+//! Reports summaries of trainable variables.
 
 use super::{Callback, GraphCx, Statistic, TrainCx, When};
 use regex_lite::Regex;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// What is told of a tensor.
+/// A kind of summary of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Summary {
-    /// The mean of its elements.
+    /// The mean of the elements.
     Mean,
-    /// The root of the mean of their squares.
+    /// The root mean square of the elements.
     Rms,
-    /// The share of zeros.
+    /// The fraction of zeros.
     Sparsity,
-    /// How its elements are spread.
+    /// A histogram of the elements.
     Histogram,
 }
 
@@ -27,8 +27,8 @@ impl Summary {
         }
     }
 
-    /// The number, if it is one.
-    fn number(self, values: &[f64]) -> Option<f64> {
+    /// Returns the summary if it is a scalar.
+    fn scalar(self, values: &[f64]) -> Option<f64> {
         let mean = |of: fn(&f64) -> f64| values.iter().map(of).sum::<f64>() / values.len() as f64;
         match self {
             Summary::Mean => Some(mean(|x| *x)),
@@ -39,7 +39,8 @@ impl Summary {
     }
 }
 
-/// Puts summaries of the variables that are trained, at every trigger: `param-summary/NAME-rms` and the like.
+/// Reports summaries of trainable variables at every trigger, as `param-summary/NAME-rms` and so
+/// on.
 ///
 /// ```
 /// use tensorpack::callback::{ParamSummary, Summary};
@@ -49,17 +50,17 @@ impl Summary {
 #[doc(alias = "add_param_summary")]
 pub struct ParamSummary {
     patterns: Vec<(String, Vec<Summary>)>,
-    /// Variables and what is put of each.
+    /// The matching variables with their kinds of summary.
     found: Vec<(String, Summary)>,
 }
 
 impl ParamSummary {
-    /// Of the variables whose whole name matches a regular expression.
+    /// Summarizes the variables whose entire name matches the regular expression `pattern`.
     pub fn new(pattern: impl Into<String>, kinds: impl IntoIterator<Item = Summary>) -> ParamSummary {
         ParamSummary { patterns: Vec::new(), found: Vec::new() }.and(pattern, kinds)
     }
 
-    /// And of these.
+    /// Adds a pattern.
     #[must_use]
     pub fn and(
         mut self,
@@ -79,11 +80,12 @@ impl Callback for ParamSummary {
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
         let names: Vec<String> = g.variables().filter(|v| v.trainable).map(|v| v.name).collect();
         for (pattern, kinds) in &self.patterns {
-            let whole = Regex::new(&format!("^(?:{pattern})$"))
-                .map_err(|e| Error::argument(format!("{pattern:?} is no regular expression: {e}")))?;
+            let whole = Regex::new(&format!("^(?:{pattern})$")).map_err(|e| {
+                Error::argument(format!("{pattern:?} is not a valid regular expression: {e}"))
+            })?;
             let matching: Vec<&String> = names.iter().filter(|n| whole.is_match(n)).collect();
             if matching.is_empty() {
-                log::warn!("no trained variable is called {pattern}: nothing to summarise");
+                log::warn!("no trainable variable matches {pattern}: nothing to summarize");
             }
             self.found.extend(matching.iter().flat_map(|n| kinds.iter().map(|k| (n.to_string(), *k))));
         }
@@ -95,12 +97,12 @@ impl Callback for ParamSummary {
         for (name, kind) in &self.found {
             if last.as_ref().is_none_or(|(n, ..)| n != name) {
                 let value = cx.session().read(name)?;
-                let numbers = value.to_f64_vec();
-                last = Some((name, value, numbers));
+                let elements = value.to_f64_vec();
+                last = Some((name, value, elements));
             }
-            let Some((_, value, numbers)) = &last else { continue };
-            match kind.number(numbers) {
-                Some(number) => cx.put_scalar(&tag(name, *kind), number),
+            let Some((_, value, elements)) = &last else { continue };
+            match kind.scalar(elements) {
+                Some(scalar) => cx.put_scalar(&tag(name, *kind), scalar),
                 None => cx.put_histogram(&tag(name, *kind), value),
             }
         }
@@ -108,8 +110,8 @@ impl Callback for ParamSummary {
     }
 
     fn makes(&self) -> Vec<Statistic> {
-        let numbers = self.found.iter().filter(|(_, kind)| *kind != Summary::Histogram);
-        numbers.map(|(name, kind)| Statistic::new(tag(name, *kind), When::Epoch)).collect()
+        let scalars = self.found.iter().filter(|(_, kind)| *kind != Summary::Histogram);
+        scalars.map(|(name, kind)| Statistic::new(tag(name, *kind), When::Epoch)).collect()
     }
 }
 
@@ -118,11 +120,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_of_a_tensor() {
+    fn scalar_summaries() {
         let values = [0.0, 3.0, -4.0, 0.0];
-        assert_eq!(Summary::Mean.number(&values), Some(-0.25));
-        assert_eq!(Summary::Rms.number(&values), Some(2.5));
-        assert_eq!(Summary::Sparsity.number(&values), Some(0.5));
-        assert_eq!(Summary::Histogram.number(&values), None);
+        assert_eq!(Summary::Mean.scalar(&values), Some(-0.25));
+        assert_eq!(Summary::Rms.scalar(&values), Some(2.5));
+        assert_eq!(Summary::Sparsity.scalar(&values), Some(0.5));
+        assert_eq!(Summary::Histogram.scalar(&values), None);
     }
 }

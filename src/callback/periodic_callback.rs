@@ -1,15 +1,15 @@
-//! Callbacks that are there every now and then.
+//! Enables a callback periodically.
 
 use super::period::Period;
 use super::proxy::forward;
 use super::{Callback, EnableCallbackIf, GraphCx};
 use tensorpack_tensor::{Error, Result};
 
-/// Makes a callback rarer: it takes part only in steps and epochs whose number is a multiple of `k`.
+/// Enables a callback only in steps or epochs whose number is a multiple of `k`.
 ///
-/// Before and in a run, the number of a step is that of the steps finished. With epochs, the last step of the last
-/// epoch counts, too. What is to be triggered after steps instead of epochs needs a
-/// [`PeriodicTrigger`](super::PeriodicTrigger): this one adds nothing to what a callback does.
+/// Before and during a run, the number of a step is the number of finished steps. A period in
+/// epochs also enables the last step of the last epoch. This wrapper only removes calls; to trigger
+/// a callback after steps instead of epochs, use [`PeriodicTrigger`](super::PeriodicTrigger).
 #[derive(Debug)]
 pub struct PeriodicCallback<C> {
     enabled: EnableCallbackIf<C>,
@@ -17,19 +17,19 @@ pub struct PeriodicCallback<C> {
 }
 
 impl<C: Callback> PeriodicCallback<C> {
-    /// Of this callback; say how often.
+    /// Wraps `callback`. Call `every_k_steps` or `every_k_epochs` to set the period.
     pub fn new(callback: C) -> PeriodicCallback<C> {
         PeriodicCallback { enabled: EnableCallbackIf::new(callback, |_| false), period: Period::default() }
     }
 
-    /// While the number of finished steps is a multiple of `k`.
+    /// Enables the callback while the number of finished steps is a multiple of `k`.
     #[must_use]
     pub fn every_k_steps(self, k: u64) -> PeriodicCallback<C> {
         let period = Period { steps: Some(k), ..self.period };
         self.with(period)
     }
 
-    /// In epochs whose number is a multiple of `k`.
+    /// Enables the callback in epochs whose number is a multiple of `k`.
     #[must_use]
     pub fn every_k_epochs(self, k: u64) -> PeriodicCallback<C> {
         let period = Period { epochs: Some(k), ..self.period };
@@ -54,8 +54,8 @@ impl<C: Callback> Callback for PeriodicCallback<C> {
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
         self.period.check()?;
         if self.period == Period::default() {
-            let why = format!("the PeriodicCallback of {} is never due", self.enabled.name());
-            return Err(Error::argument(why).note("say every_k_steps(..) or every_k_epochs(..)"));
+            let why = format!("the PeriodicCallback of {} has no period", self.enabled.name());
+            return Err(Error::argument(why).note("call every_k_steps(..) or every_k_epochs(..)"));
         }
         self.enabled.setup_graph(g)
     }

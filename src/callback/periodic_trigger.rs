@@ -1,14 +1,15 @@
-//! When a callback is triggered.
+//! Triggers a callback periodically.
 
 use super::period::Period;
 use super::proxy::forward;
 use super::{Callback, GraphCx, Statistic, TrainCx, When};
 use tensorpack_tensor::{Error, Result};
 
-/// Triggers a callback every few steps or epochs, instead of after every epoch. All else it does stays as it is: its
-/// other hooks are called as ever.
+/// Triggers a callback every few steps or epochs instead of after every epoch. Its other hooks are
+/// called as usual.
 ///
-/// What it makes and reads is then made and read after steps, if it is triggered there.
+/// If it triggers after steps, the statistics of the callback are produced and read after steps,
+/// too.
 ///
 /// ```
 /// use tensorpack::callback::{ModelSaver, PeriodicTrigger};
@@ -22,33 +23,34 @@ pub struct PeriodicTrigger<C> {
 }
 
 impl<C: Callback> PeriodicTrigger<C> {
-    /// Triggers this callback; say when.
+    /// Wraps `callback`. Call `every_k_steps`, `every_k_epochs` or `at_start` to set when it
+    /// triggers.
     pub fn new(callback: C) -> PeriodicTrigger<C> {
         PeriodicTrigger { callback, period: Period::default(), at_start: false }
     }
 
-    /// After every step whose number (of all steps) is a multiple of `k`.
+    /// Triggers after every step whose global number is a multiple of `k`.
     #[must_use]
     pub fn every_k_steps(mut self, k: u64) -> PeriodicTrigger<C> {
         self.period.steps = Some(k);
         self
     }
 
-    /// After every epoch whose number is a multiple of `k`.
+    /// Triggers after every epoch whose number is a multiple of `k`.
     #[must_use]
     pub fn every_k_epochs(mut self, k: u64) -> PeriodicTrigger<C> {
         self.period.epochs = Some(k);
         self
     }
 
-    /// Once before training, too. A run that is resumed has done so already.
+    /// Also triggers once before training, but not in a resumed run.
     #[must_use]
     #[doc(alias = "before_train")]
     pub fn at_start(self) -> PeriodicTrigger<C> {
         PeriodicTrigger { at_start: true, ..self }
     }
 
-    /// What happens at a trigger happens after steps, if it is triggered there.
+    /// Moves the statistics of triggers to steps if the callback triggers after steps.
     fn when(&self, mut statistics: Vec<Statistic>) -> Vec<Statistic> {
         if self.period.steps.is_some() {
             statistics.iter_mut().for_each(|s| s.when = s.when.min(When::Step));
@@ -63,8 +65,8 @@ impl<C: Callback> Callback for PeriodicTrigger<C> {
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
         self.period.check()?;
         if self.period == Period::default() && !self.at_start {
-            let why = format!("the PeriodicTrigger of {} is never due", self.callback.name());
-            return Err(Error::argument(why).note("say every_k_steps(..), every_k_epochs(..) or at_start()"));
+            let why = format!("the PeriodicTrigger of {} has no period", self.callback.name());
+            return Err(Error::argument(why).note("call every_k_steps(..), every_k_epochs(..) or at_start()"));
         }
         self.callback.setup_graph(g)
     }

@@ -1,22 +1,22 @@
-//! A function of what runs compute.
+//! Passes fetched tensors to a function.
 
 use super::{Callback, FetchHandle, GraphCx, RunCx};
 use crate::runtime::Cadence;
 use std::fmt;
 use tensorpack_tensor::{HostTensor, Result};
 
-/// Fetches tensors with the first hooked run of every step, and gives their values to a function.
+/// Fetches tensors with the first hooked run of every step and passes their values to a function.
 pub struct ProcessTensors {
     names: Vec<String>,
     fetched: Vec<FetchHandle>,
     function: Function,
 }
 
-/// What is done with the values, which are in the order of the names.
+/// The function. It receives the values in the order of the names.
 type Function = Box<dyn FnMut(&mut RunCx<'_>, &[HostTensor]) -> Result<()>>;
 
 impl ProcessTensors {
-    /// Of the tensors of these names, in the graph or in the first training tower.
+    /// Fetches the tensors with these names, in the graph or in the first training tower.
     pub fn new<S: Into<String>>(
         names: impl IntoIterator<Item = S>,
         function: impl FnMut(&mut RunCx<'_>, &[HostTensor]) -> Result<()> + 'static,
@@ -36,9 +36,9 @@ impl Callback for ProcessTensors {
     }
 
     fn after_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
-        // A clone shares its elements.
+        // A clone shares the elements.
         let values: Option<Vec<HostTensor>> = self.fetched.iter().map(|f| cx.value(*f).cloned()).collect();
-        // There are none in further runs of a step.
+        // Only the first run of a step has values.
         values.map_or(Ok(()), |values| (self.function)(cx, &values))
     }
 }

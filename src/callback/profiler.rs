@@ -1,4 +1,4 @@
-//! Where the time of a step goes.
+//! Profiles the kernels of a step.
 
 use super::{Callback, GraphCx, TrainCx};
 use crate::io::failed;
@@ -6,24 +6,24 @@ use crate::runtime::KernelTime;
 use serde_json::{Value, json};
 use tensorpack_tensor::{Error, Result};
 
-/// Writes at every trigger what each kernel took, as `chrome-trace-STEP.json` in the directory of the run, to be opened
-/// in `chrome://tracing` or Perfetto.
+/// Writes the kernel times at every trigger to `chrome-trace-STEP.json` in the log directory. Open
+/// the file in `chrome://tracing` or Perfetto.
 ///
-/// A kernel is as long as its mean run so far, and kernels stand one after the other in the order of their programs: it
-/// shows how long each takes, not when it ran. The session must be told to count
-/// ([`SessionOptions::profile`](crate::runtime::SessionOptions::profile)).
+/// Each kernel's duration is the mean of its runs so far. Kernels are laid out one after the other
+/// in program order: the trace shows how long each takes, not when it ran. Requires
+/// [`SessionOptions::profile`](crate::runtime::SessionOptions::profile).
 #[derive(Clone, Copy, Debug, Default)]
 #[doc(alias = "GraphProfiler")]
 pub struct Profiler {}
 
 impl Profiler {
-    /// The callback.
+    /// Creates the callback.
     pub fn new() -> Profiler {
         Profiler::default()
     }
 }
 
-/// The file: times are in microseconds.
+/// Returns the trace in Chrome's format, with times in microseconds.
 fn trace(kernels: &[KernelTime]) -> Value {
     let mut begin = 0.0;
     let ran = kernels.iter().filter(|k| k.runs > 0);
@@ -59,8 +59,8 @@ impl Callback for Profiler {
     fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         let kernels = cx.session().profile()?;
         if kernels.iter().all(|k| k.runs == 0) {
-            return Err(Error::argument("no kernel's time was counted")
-                .note("make the session with SessionOptions { profile: true, ..Default::default() }"));
+            return Err(Error::argument("the session has no kernel times")
+                .note("create it with SessionOptions { profile: true, ..Default::default() }"));
         }
         let Some(dir) = cx.logdir() else { return Ok(()) };
         let path = dir.join(format!("chrome-trace-{}.json", cx.global_step));
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_stand_one_after_the_other() {
+    fn kernels_are_laid_out_in_sequence() {
         let kernel = |name: &str, runs, seconds| KernelTime {
             name: name.into(),
             runs,

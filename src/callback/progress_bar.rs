@@ -67,22 +67,21 @@ impl ProgressBar {
     }
 }
 
-/// A bar of `total` steps, which is drawn by [`draw`] alone.
+/// Returns a bar of `total` steps. Only [`draw`] draws it.
 fn new_bar(target: ProgressDrawTarget, total: u64) -> indicatif::ProgressBar {
     let style =
         ProgressStyle::with_template("|{bar:20}| {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
     indicatif::ProgressBar::with_draw_target(Some(total), target).with_style(style.progress_chars("=  "))
 }
 
-/// Draws the bar. A terminal that is gone is no reason to end training: indicatif ignores such
-/// errors.
+/// Draws the bar. indicatif ignores write errors, so a closed terminal does not end training.
 fn draw(bar: &indicatif::ProgressBar, done: u64, text: String) {
     bar.set_message(text);
     bar.set_position(done);
     bar.force_draw();
 }
 
-/// `1:02:03`, or `02:03`.
+/// Formats a duration as `1:02:03` or `02:03`.
 pub(super) fn clock(seconds: f64) -> String {
     let s = seconds.round() as u64;
     let (h, m, s) = (s / 3600, s / 60 % 60, s % 60);
@@ -133,7 +132,7 @@ impl Callback for ProgressBar {
             self.show(cx, cx.steps_per_epoch);
         }
         if let Some(bar) = self.bar.take() {
-            // The bar stays on the screen, and what comes next is printed below it.
+            // Leave the bar on the screen; the next output goes below it.
             bar.abandon();
             let _ = writeln!(stderr());
         }
@@ -206,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_written_as_clocks_do() {
+    fn clock_formats_hours_minutes_and_seconds() {
         assert_eq!(clock(0.4), "00:00");
         assert_eq!(clock(62.0), "01:02");
         assert_eq!(clock(3723.0), "1:02:03");

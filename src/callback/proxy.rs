@@ -1,6 +1,6 @@
-//! Callbacks around callbacks: hooks that go on to what is wrapped.
+//! Forwards the hooks of a wrapper to the wrapped callback.
 
-/// Hooks of a callback that `self.$inner` does.
+/// Defines hooks that forward to `self.$inner`.
 macro_rules! forward {
     ($inner:tt: $($hook:ident)*) => { $( $crate::callback::proxy::forward!(@ $hook $inner); )* };
     (@ name $inner:tt) => {
@@ -70,7 +70,7 @@ mod tests {
     use std::rc::Rc;
     use tensorpack_tensor::Result;
 
-    /// Notes which of its hooks were called. A hook that it lacks fails the test below.
+    /// Records which of its hooks were called. A missing hook fails the test below.
     #[derive(Clone, Default)]
     struct Recorder(Rc<RefCell<BTreeSet<&'static str>>>);
 
@@ -137,7 +137,7 @@ mod tests {
         }
     }
 
-    /// The hooks of the trait, as its file has them.
+    /// Returns the names of the trait's hooks, parsed from its source.
     fn hooks() -> BTreeSet<&'static str> {
         let text = include_str!("callback.rs");
         let body = text.split("pub trait Callback {").nth(1).unwrap().split("\n}\n").next().unwrap();
@@ -171,10 +171,10 @@ mod tests {
     }
 
     #[test]
-    fn wrappers_pass_on_every_hook() {
+    fn wrappers_forward_every_hook() {
         let plain = Recorder::default();
         call_all(&mut plain.clone());
-        assert_eq!(*plain.0.borrow(), hooks(), "the recorder must know every hook");
+        assert_eq!(*plain.0.borrow(), hooks(), "the recorder must implement every hook");
 
         let r = Recorder::default();
         call_all(&mut EnableCallbackIf::new(r.clone(), |_| true));
@@ -184,14 +184,15 @@ mod tests {
         call_all(&mut PeriodicCallback::new(r.clone()).every_k_steps(1));
         assert_eq!(*r.0.borrow(), hooks());
 
-        // It triggers instead of the callback's own end of an epoch.
+        // `PeriodicTrigger` replaces the callback's own `trigger_epoch`.
         let r = Recorder::default();
         call_all(&mut PeriodicTrigger::new(r.clone()).every_k_epochs(1));
         let but_trigger_epoch = hooks().into_iter().filter(|h| *h != "trigger_epoch").collect();
         assert_eq!(*r.0.borrow(), but_trigger_epoch);
     }
 
-    /// What wraps one kind of callback alone cannot wrap the recorder.
+    /// A wrapper of a single callback type cannot wrap the recorder, so its source is checked
+    /// instead.
     #[test]
     fn wrappers_of_one_kind_name_every_hook() {
         let words: BTreeSet<&str> =

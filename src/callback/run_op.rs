@@ -1,17 +1,17 @@
-//! An operation beside the steps.
+//! Runs an operation outside the training step.
 
 use super::{Callback, GraphCx, TrainCx};
 use crate::graph::{Fetch, Op};
 use crate::runtime::IntoFetch;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// Runs an operation before training and at every trigger, or along with every step.
+/// Runs an operation before training and at every trigger, or with every step.
 ///
 /// ```
 /// use tensorpack::callback::RunOp;
 /// // Once before training, and again after every epoch.
 /// let op = RunOp::new(|g| Ok(g.graph().group(&[])));
-/// // With every step alone.
+/// // Only with every step.
 /// let op = RunOp::new(|g| Ok(g.graph().group(&[]))).before(false).as_trigger(false).with_steps(true);
 /// ```
 pub struct RunOp {
@@ -25,32 +25,32 @@ pub struct RunOp {
 type MakeOp = Box<dyn FnOnce(&mut GraphCx<'_>) -> Result<Op>>;
 
 impl RunOp {
-    /// The operation that `make` returns; it is called while the graph can still be added to.
+    /// Runs the operation that `make` returns. `make` is called while the graph can still change.
     pub fn new(make: impl FnOnce(&mut GraphCx<'_>) -> Result<Op> + 'static) -> RunOp {
         RunOp { make: Some(Box::new(make)), op: None, before: true, as_trigger: true, with_steps: false }
     }
 
-    /// An operation that is there already.
+    /// Runs an existing operation.
     pub fn of(op: &Op) -> RunOp {
         let op = op.clone();
         RunOp::new(move |_| Ok(op))
     }
 
-    /// Whether before training, once: it is, unless said. A run that is resumed has done so already.
+    /// Sets whether to run once before training, except in a resumed run. Defaults to `true`.
     #[must_use]
     #[doc(alias = "run_before")]
     pub fn before(self, before: bool) -> RunOp {
         RunOp { before, ..self }
     }
 
-    /// Whether at triggers: it is, unless said.
+    /// Sets whether to run at triggers. Defaults to `true`.
     #[must_use]
     #[doc(alias = "run_as_trigger")]
     pub fn as_trigger(self, as_trigger: bool) -> RunOp {
         RunOp { as_trigger, ..self }
     }
 
-    /// Whether along with the first hooked run of every step: it is not, unless said.
+    /// Sets whether to run with the first hooked run of every step. Defaults to `false`.
     #[must_use]
     #[doc(alias = "run_step")]
     pub fn with_steps(self, with_steps: bool) -> RunOp {
@@ -66,7 +66,10 @@ impl RunOp {
 impl Callback for RunOp {
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
         let make = self.make.take().ok_or_else(|| {
-            Error::new(ErrorKind::Graph, "the operation was made before: a RunOp serves one training")
+            Error::new(
+                ErrorKind::Graph,
+                "this RunOp was already set up: create a new one for each training run",
+            )
         })?;
         let op = make(g)?;
         if self.with_steps {

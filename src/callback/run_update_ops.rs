@@ -1,11 +1,11 @@
-//! Update operations, with every step.
+//! Runs update operations with every step.
 
 use super::{Callback, GraphCx};
 use crate::graph::UPDATE_OPS;
 use tensorpack_tensor::Result;
 
-/// Runs the operations of a collection along with every step: those that keep batch normalisation's running statistics,
-/// unless said otherwise.
+/// Runs the operations of a collection with every step. Defaults to the updates of batch
+/// normalization's running statistics.
 #[derive(Debug)]
 pub struct RunUpdateOps {
     collection: String,
@@ -18,7 +18,7 @@ impl Default for RunUpdateOps {
 }
 
 impl RunUpdateOps {
-    /// Of this collection.
+    /// Runs the operations of `collection`.
     pub fn of(collection: impl Into<String>) -> RunUpdateOps {
         RunUpdateOps { collection: collection.into() }
     }

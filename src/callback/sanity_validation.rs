@@ -1,12 +1,12 @@
-//! Validation before training.
+//! Runs a short validation before training.
 
 use super::proxy::forward;
 use super::{Callback, InferenceRunner, TrainCx};
 use tensorpack_tensor::Result;
 
-/// Runs the first few batches of an [`InferenceRunner`] before training, so that what is wrong with validation is found
-/// at once and not after the first epoch. Its results are not put. Apart from that, it is the runner: give it to the
-/// list of callbacks in its place.
+/// Runs the first few batches of an [`InferenceRunner`] before training, so that validation errors
+/// surface at once and not after the first epoch. The results are not reported. Otherwise it
+/// behaves like the runner: put it in the list of callbacks instead of the runner.
 ///
 /// ```no_run
 /// # use tensorpack::callback::{InferenceRunner, SanityValidation, ScalarStats};
@@ -19,12 +19,12 @@ pub struct SanityValidation {
 }
 
 impl SanityValidation {
-    /// Of this runner, with 2 batches.
+    /// Wraps `runner` and validates on 2 batches.
     pub fn new(runner: InferenceRunner) -> SanityValidation {
         SanityValidation { runner, batches: 2 }
     }
 
-    /// With this many batches.
+    /// Sets the number of batches. Defaults to 2.
     #[must_use]
     pub fn batches(self, batches: u64) -> SanityValidation {
         SanityValidation { batches, ..self }
@@ -42,6 +42,6 @@ impl Callback for SanityValidation {
         if cx.resumed() {
             return Ok(());
         }
-        self.runner.pass(cx, Some(self.batches)).map_err(|e| e.within("before training")).map(|_| ())
+        self.runner.run_pass(cx, Some(self.batches)).map_err(|e| e.within("before training")).map(|_| ())
     }
 }

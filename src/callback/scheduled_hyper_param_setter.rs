@@ -1,15 +1,15 @@
-//! Hyper-parameters by plan.
+//! Sets a hyper-parameter by a schedule.
 
 use super::hyper_param::{HyperParam, Setter};
 use super::{Callback, GraphCx, TrainCx};
 use serde_json::Value;
 use tensorpack_tensor::{Error, Result};
 
-/// Sets a hyper-parameter to planned values at planned epochs or steps.
+/// Sets a hyper-parameter to scheduled values at given epochs or steps.
 ///
-/// A value is set when the epoch (or step) of its point is done; that of point 0 before training. A run that starts
-/// later begins with the value the plan has for that moment; one that is resumed, with what the checkpoint has, and a
-/// warning if the plan has another.
+/// A value is set at the end of its epoch (or step); the value of point 0 is set before training. A
+/// run with a later starting epoch begins with the value scheduled for it. A resumed run keeps the
+/// value of the checkpoint, and warns if the schedule has a different one.
 ///
 /// ```
 /// use tensorpack::callback::ScheduledHyperParamSetter;
@@ -21,7 +21,7 @@ use tensorpack_tensor::{Error, Result};
 #[derive(Debug)]
 pub struct ScheduledHyperParamSetter {
     setter: Setter,
-    /// By point, which is an epoch or a step.
+    /// Values sorted by point, which is an epoch or a step.
     schedule: Vec<(u64, f64)>,
     linear: bool,
     step_based: bool,
@@ -29,7 +29,7 @@ pub struct ScheduledHyperParamSetter {
 }
 
 impl ScheduledHyperParamSetter {
-    /// This parameter, with a value for each of some epochs.
+    /// Sets `param` by a schedule of `(epoch, value)` points.
     pub fn new(
         param: impl Into<HyperParam>,
         schedule: impl IntoIterator<Item = (u64, f64)>,
@@ -45,31 +45,33 @@ impl ScheduledHyperParamSetter {
         }
     }
 
-    /// Between two points, values on the straight line between theirs, set at every epoch (or step).
+    /// Interpolates linearly between points, at every epoch (or step).
     #[must_use]
     #[doc(alias = "interp")]
     pub fn linear(self) -> ScheduledHyperParamSetter {
         ScheduledHyperParamSetter { linear: true, ..self }
     }
 
-    /// Points are steps of all training, not epochs.
+    /// Interprets points as global steps instead of epochs.
     #[must_use]
     pub fn step_based(self) -> ScheduledHyperParamSetter {
         ScheduledHyperParamSetter { step_based: true, ..self }
     }
 
-    /// Whether a run that starts late begins with the planned value: it does, unless said. Otherwise it is warned of.
+    /// Sets whether a run with a later starting epoch begins with the scheduled value. Defaults to
+    /// `true`. If `false`, a different value is only a warning.
     #[must_use]
     pub fn set_at_beginning(self, set: bool) -> ScheduledHyperParamSetter {
         ScheduledHyperParamSetter { set_at_beginning: set, ..self }
     }
 
-    /// Where training is, in points.
+    /// Returns the current point.
     fn now(&self, cx: &TrainCx<'_>) -> u64 {
         if self.step_based { cx.global_step } else { cx.epoch_num }
     }
 
-    /// What is to be set at a point: nothing where there is none, before the first and after the last.
+    /// Returns the value to set at `point`, if any. There is none before the first and after the
+    /// last point.
     fn value_at(&self, point: u64) -> Option<f64> {
         let after = self.schedule.partition_point(|(p, _)| *p <= point);
         let (before, left) = *self.schedule[..after].last()?;
@@ -81,8 +83,8 @@ impl ScheduledHyperParamSetter {
         Some(left + share * (right - left))
     }
 
-    /// What has been set last when a point is reached.
-    fn value_since(&self, point: u64) -> Option<f64> {
+    /// Returns the value in effect at `point`.
+    fn value_in_effect(&self, point: u64) -> Option<f64> {
         let last = || self.schedule.iter().rev().find(|(p, _)| *p <= point).map(|(_, v)| *v);
         self.value_at(point).or_else(last)
     }
@@ -102,23 +104,23 @@ impl Callback for ScheduledHyperParamSetter {
     }
 
     fn before_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        // A checkpoint has the value, which nothing changes here.
+        // A resumed run keeps the value of the checkpoint.
         if !cx.resumed() {
             self.trigger(cx)?;
         }
         let now = self.now(cx);
-        let Some(planned) = self.value_since(now) else { return Ok(()) };
+        let Some(planned) = self.value_in_effect(now) else { return Ok(()) };
         let actual = self.setter.value(cx)?;
         if (planned - actual).abs() <= 1e-8 + 1e-5 * planned.abs() {
             return Ok(());
         }
         let (name, unit) = (self.setter.param(), if self.step_based { "step" } else { "epoch" });
-        let what = format!("{name} is {actual}, but the schedule has {planned} for {unit} {now}");
+        let what = format!("{name} is {actual}, but the schedule specifies {planned} for {unit} {now}");
         if self.set_at_beginning && !cx.resumed() {
-            log::warn!("{what}, which is set now");
+            log::warn!("{what}; setting it now");
             self.setter.set(cx, planned)
         } else {
-            log::warn!("{what}; it stays until the next point of the schedule");
+            log::warn!("{what}; keeping it until the next point of the schedule");
             Ok(())
         }
     }

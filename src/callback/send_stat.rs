@@ -1,11 +1,12 @@
-//! Statistics to a command.
+//! Passes statistics to a shell command.
 
 use super::{Callback, Statistic, TrainCx, When};
 use std::process::Command;
 use tensorpack_tensor::Result;
 
-/// Runs a shell command at every trigger, with `{NAME}` in it replaced by the last value of the statistic `NAME`.
-/// A command that fails is logged. Training waits for it: let it end soon, or go to the background.
+/// Runs a shell command at every trigger. Each `{NAME}` in it is replaced by the latest value of
+/// the statistic `NAME`. A failing command is logged. Training waits for the command, so keep it
+/// short or run it in the background.
 ///
 /// ```
 /// use tensorpack::callback::SendStat;
@@ -18,7 +19,7 @@ pub struct SendStat {
 }
 
 impl SendStat {
-    /// This command, with these statistics.
+    /// Runs `command` with the statistics `names`.
     pub fn new<S: Into<String>>(command: impl Into<String>, names: impl IntoIterator<Item = S>) -> SendStat {
         SendStat { command: command.into(), names: names.into_iter().map(Into::into).collect() }
     }
@@ -29,7 +30,7 @@ impl Callback for SendStat {
         let mut command = self.command.clone();
         for name in &self.names {
             let Some(value) = cx.monitors().latest(name) else {
-                log::warn!("{name} has no value yet: {} is not run", self.command);
+                log::warn!("not running {}: {name} has no value yet", self.command);
                 return Ok(());
             };
             command = command.replace(&format!("{{{name}}}"), &value.to_string());

@@ -1,4 +1,4 @@
-//! Means over the last steps.
+//! Reports simple moving averages of scalars.
 
 use super::{Callback, FetchHandle, GraphCx, RunCx, Statistic, When};
 use crate::runtime::Cadence;
@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
 use tensorpack_tensor::{Error, Result};
 
-/// Puts the mean of a scalar over the last `window` steps, every `window` steps, as `NAME/SMA`.
+/// Reports the mean of a scalar over the last `window` steps, every `window` steps, as `NAME/SMA`.
 #[derive(Debug)]
 pub struct SimpleMovingAverage {
     names: Vec<String>,
@@ -15,7 +15,7 @@ pub struct SimpleMovingAverage {
 }
 
 impl SimpleMovingAverage {
-    /// Of the scalars of these names, in the graph or in the first training tower.
+    /// Averages the scalars with these names, in the graph or in the first training tower.
     pub fn new<S: Into<String>>(names: impl IntoIterator<Item = S>, window: usize) -> SimpleMovingAverage {
         SimpleMovingAverage { names: names.into_iter().map(Into::into).collect(), window, series: Vec::new() }
     }
@@ -24,7 +24,7 @@ impl SimpleMovingAverage {
 impl Callback for SimpleMovingAverage {
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
         if self.window == 0 {
-            return Err(Error::argument("SimpleMovingAverage needs a window of 1 step or more, not 0"));
+            return Err(Error::argument("the window of SimpleMovingAverage must be at least 1 step"));
         }
         for name in &self.names {
             let tensor = g.tensor(name)?;
@@ -38,7 +38,7 @@ impl Callback for SimpleMovingAverage {
 
     fn after_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         for (name, (fetched, values)) in self.names.iter().zip(&mut self.series) {
-            // There is none in further runs of a step.
+            // Only the first run of a step has values.
             let Some(x) = cx.scalar(*fetched) else { continue };
             if values.len() == self.window {
                 values.pop_front();
@@ -66,7 +66,7 @@ impl Callback for SimpleMovingAverage {
         for (name, (_, values)) in self.names.iter().zip(&mut self.series) {
             let saved = state[name].as_array().into_iter().flatten();
             *values = saved.filter_map(|v| v.as_u64().map(f64::from_bits)).collect();
-            // The window may have become smaller.
+            // The window may be smaller than in the saved run.
             values.drain(..values.len().saturating_sub(self.window));
         }
         Ok(())

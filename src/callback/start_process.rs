@@ -1,4 +1,4 @@
-//! Processes beside training.
+//! Runs a process during training.
 
 use super::{Callback, TrainCx};
 use std::process::{Child, Command};
@@ -6,10 +6,10 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// Starts a process before training and ends it afterwards, however training ended: a simulator, a viewer.
+/// Starts a process, such as a simulator or a viewer, before training, and terminates it
+/// afterwards, whether training succeeded or failed.
 ///
-/// On Unix it has a process group of its own, so that a Ctrl-C meant for training does not reach it before training
-/// is over.
+/// On Unix the process has its own process group, so that a Ctrl-C for training does not reach it.
 ///
 /// ```
 /// use std::process::Command;
@@ -26,7 +26,7 @@ pub struct StartProcess {
 }
 
 impl StartProcess {
-    /// This one.
+    /// Runs `command`.
     pub fn new(command: Command) -> StartProcess {
         StartProcess { command, child: None }
     }
@@ -36,11 +36,11 @@ impl StartProcess {
     }
 }
 
-/// Asks the process to end and, if it does not within five seconds, ends it.
-fn end(child: &mut Child) -> std::io::Result<()> {
+/// Sends SIGTERM to the process, and SIGKILL if it is still running after five seconds.
+fn terminate(child: &mut Child) -> std::io::Result<()> {
     #[cfg(target_os = "linux")]
     {
-        // SAFETY: the child has not been waited for, so the number is still its own.
+        // SAFETY: the child has not been waited for, so its pid has not been reused.
         unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
         let asked = Instant::now();
         while asked.elapsed() < Duration::from_secs(5) {
@@ -59,20 +59,20 @@ impl Callback for StartProcess {
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut self.command, 0);
         let started = self.command.spawn();
-        let failed = |e| Error::new(ErrorKind::Io, format!("{} cannot be started: {e}", self.program()));
+        let failed = |e| Error::new(ErrorKind::Io, format!("cannot start {}: {e}", self.program()));
         self.child = Some(started.map_err(failed)?);
         Ok(())
     }
 
     fn after_train(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
         let Some(mut child) = self.child.take() else { return Ok(()) };
-        let failed = |e| Error::new(ErrorKind::Io, format!("{} cannot be ended: {e}", self.program()));
+        let failed = |e| Error::new(ErrorKind::Io, format!("cannot terminate {}: {e}", self.program()));
         match child.try_wait().map_err(failed)? {
             Some(status) => {
-                log::warn!("{} ended before training did: {status}", self.program());
+                log::warn!("{} exited before the end of training: {status}", self.program());
                 Ok(())
             }
-            None => end(&mut child).map_err(failed),
+            None => terminate(&mut child).map_err(failed),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Hyper-parameters by how training goes.
+//! Changes a hyper-parameter when a statistic stops improving.
 
 use super::hyper_param::{HyperParam, Setter};
 use super::{Callback, GraphCx, Statistic, TrainCx, When};
@@ -6,15 +6,15 @@ use serde_json::{Value, json};
 use std::fmt;
 use tensorpack_tensor::{Error, Result};
 
-/// Changes a hyper-parameter when a statistic no longer gets better.
+/// Changes a hyper-parameter when a statistic stops improving.
 ///
-/// It looks at the last `k` values. If none of them is below the first of them by more than a threshold (above, with
-/// [`larger_is_better`](StatMonitorParamSetter::larger_is_better)), the value is changed and the count of values begins
-/// anew.
+/// Compares the last `k` values. If none is below the first of them by more than a threshold
+/// (above, with [`larger_is_better`](StatMonitorParamSetter::larger_is_better)), it changes the
+/// hyper-parameter and discards the values.
 ///
 /// ```
 /// use tensorpack::callback::StatMonitorParamSetter;
-/// // A fifth of the rate if the error was no better than now for 10 epochs.
+/// // Divides the rate by 5 if the error did not improve for 10 epochs.
 /// let rate = StatMonitorParamSetter::new("learning_rate", "validation_error", |rate| rate * 0.2, 0.0, 10);
 /// ```
 pub struct StatMonitorParamSetter {
@@ -32,8 +32,8 @@ pub struct StatMonitorParamSetter {
 }
 
 impl StatMonitorParamSetter {
-    /// This parameter, to what `function` makes of it, if `last_k` values of `statistic` did not get better by more than
-    /// `threshold`.
+    /// Sets `param` to `function(value)` when the last `last_k` values of `statistic` did not
+    /// improve by more than `threshold`.
     pub fn new(
         param: impl Into<HyperParam>,
         statistic: impl Into<String>,
@@ -54,23 +54,23 @@ impl StatMonitorParamSetter {
         }
     }
 
-    /// Of a statistic that should grow.
+    /// Expects the statistic to increase.
     #[must_use]
     #[doc(alias = "reverse")]
     pub fn larger_is_better(self) -> StatMonitorParamSetter {
         StatMonitorParamSetter { sign: 1.0, ..self }
     }
 
-    /// Ends training instead of setting a value below `least`.
+    /// Stops training instead of setting a value below `least`.
     #[must_use]
     pub fn stop_below(self, least: f64) -> StatMonitorParamSetter {
         StatMonitorParamSetter { stop_below: Some(least), ..self }
     }
 
-    /// Takes the newest value in; says whether it is time for a change.
-    fn stuck(&mut self, newest: Option<(u64, f64)>) -> bool {
+    /// Records the newest value and returns whether the statistic has reached a plateau.
+    fn plateaued(&mut self, newest: Option<(u64, f64)>) -> bool {
         let Some((step, value)) = newest.filter(|(step, _)| Some(*step) != self.seen) else {
-            log::warn!("{} has no new value to look at", self.statistic);
+            log::warn!("{} has no new value", self.statistic);
             return false;
         };
         self.seen = Some(step);
@@ -80,11 +80,11 @@ impl StatMonitorParamSetter {
         self.values.push(value);
         let first = self.values[0];
         let better = |v: &f64| (v - first) * self.sign > self.threshold;
-        let stuck = self.values.len() == self.last_k && !self.values.iter().any(better);
-        if stuck {
+        let plateaued = self.values.len() == self.last_k && !self.values.iter().any(better);
+        if plateaued {
             self.values.clear();
         }
-        stuck
+        plateaued
     }
 }
 
@@ -95,19 +95,19 @@ impl Callback for StatMonitorParamSetter {
 
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
         if self.last_k == 0 {
-            return Err(Error::argument("StatMonitorParamSetter needs at least one value to look at, not 0"));
+            return Err(Error::argument("last_k of StatMonitorParamSetter must be at least 1"));
         }
         self.setter.setup_graph(g)
     }
 
     fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        if !self.stuck(cx.monitors().history(&self.statistic).last().copied()) {
+        if !self.plateaued(cx.monitors().history(&self.statistic).last().copied()) {
             return Ok(());
         }
         let value = (self.function)(self.setter.value(cx)?);
         if self.stop_below.is_some_and(|least| value < least) {
             let (name, statistic) = (self.setter.param(), &self.statistic);
-            cx.stop(format!("{statistic} no longer gets better, and {name} would be {value}"));
+            cx.stop(format!("{statistic} stopped improving, and {name} would be set to {value}"));
             return Ok(());
         }
         self.setter.set(cx, value)

@@ -1,14 +1,14 @@
-//! Tensors to the log.
+//! Logs tensors.
 
 use super::proxy::forward;
 use super::{Callback, ProcessTensors};
 
-/// Logs the values of tensors at every step: of larger ones, the first few elements.
+/// Logs the values of tensors at every step. Large tensors are abbreviated to their first elements.
 #[derive(Debug)]
 pub struct TensorPrinter(ProcessTensors);
 
 impl TensorPrinter {
-    /// Of the tensors of these names, in the graph or in the first training tower.
+    /// Logs the tensors with these names, in the graph or in the first training tower.
     pub fn new<S: Into<String>>(names: impl IntoIterator<Item = S>) -> TensorPrinter {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();
         let labels = names.clone();

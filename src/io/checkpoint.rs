@@ -1,8 +1,8 @@
-//! A checkpoint, and how it lies on disk: a folder with the tensors, the rest of the state as JSON, and a manifest that
-//! says how long the others are and what they sum up to.
+//! A checkpoint and its format on disk: a folder with the tensors, the rest of the state as JSON,
+//! and a manifest with the lengths and checksums of the other files.
 //!
-//! The checksum is CRC-32C: processors compute it as fast as they read, it finds every flipped bit and every torn page,
-//! and event files need it anyway. It guards against accidents, not against forgery.
+//! The checksum is CRC-32C: processors compute it at memory speed, it detects bit flips and torn
+//! pages, and event files need it anyway. It guards against accidents, not against forgery.
 
 use super::disk::{Parts, failed, length};
 use super::safetensors::{self, Metadata};
@@ -17,33 +17,35 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// All that a run goes on from.
+/// Everything needed to resume a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checkpoint {
-    /// How many steps there have been.
+    /// The number of finished steps.
     pub global_step: u64,
     /// Variables by name.
     pub tensors: Vec<(String, HostTensor)>,
-    /// Everything else: counters, seeds, where the data stands, the state of callbacks and monitors.
+    /// Everything else: counters, seeds, the position in the data, the state of callbacks and
+    /// monitors.
     pub state: Value,
 }
 
-/// Files by name, and what they hold.
+/// The contents of files by name.
 pub(super) type Files<'a> = Vec<(&'static str, Vec<Cow<'a, [u8]>>)>;
 
 const TENSORS: &str = "tensors.safetensors";
 const STATE: &str = "state.json";
 const MANIFEST: &str = "manifest.json";
-/// Grows when an older program could not read what a newer one writes.
+/// The format version. Incremented when older programs cannot read the files of newer ones.
 const FORMAT: u64 = 1;
-/// The key of the state under which the names of what only training needs are.
+/// The key of the state for the names of variables that only training needs.
 const TRAINING_ONLY: &str = "training_only_variables";
-/// No manifest is longer.
+/// The maximum length of a manifest in bytes.
 const MAX_MANIFEST: u64 = 1 << 20;
 
 impl Checkpoint {
-    /// The values that `which` of a session's variables have now, and `state`, a JSON object. The names of those that
-    /// only training needs are noted in it, so that a graph for inference can load the rest without complaint.
+    /// Captures the current values of the variables that `which` selects, and `state`, a JSON
+    /// object. Adds the names of the variables that only training needs to the state, so that an
+    /// inference graph can load the rest without warnings.
     pub fn capture(
         session: &Session,
         global_step: u64,
@@ -54,7 +56,8 @@ impl Checkpoint {
         Checkpoint::of_graph(session.graph(), global_step, state, read)
     }
 
-    /// All variables of a graph, with the values that `value` returns, and `state` as in [`Checkpoint::capture`].
+    /// Creates a checkpoint of all variables of a graph, with the values that `value` returns, and
+    /// `state` as in [`Checkpoint::capture`].
     pub(crate) fn of_values(
         graph: &Frozen,
         global_step: u64,
@@ -86,15 +89,15 @@ impl Checkpoint {
         Ok(Checkpoint { global_step, tensors, state: Value::Object(state) })
     }
 
-    /// Gives `which` of a session's variables their values back, bit for bit. A name, shape or type that is not on both
-    /// sides is an error, and then nothing is changed: the checkpoint is another model's.
+    /// Restores the variables that `which` selects, bit for bit. Returns an error and changes
+    /// nothing if names, shapes or dtypes of checkpoint and graph differ.
     pub fn restore(&self, session: &Session, which: impl Fn(&VariableInfo) -> bool) -> Result<()> {
         let variables: Vec<&VariableInfo> = session.graph().variables().iter().filter(|v| which(v)).collect();
         let mut wrong = Vec::new();
         for v in &variables {
             let here = format!("{}{:?}", v.dtype, v.sizes);
             match self.tensor(&v.name) {
-                None => wrong.push(format!("{} {here} is not in the checkpoint", v.name)),
+                None => wrong.push(format!("{} {here} is missing in the checkpoint", v.name)),
                 Some(t) if (t.dtype(), t.sizes()) != (v.dtype, &v.sizes) => {
                     let there = format!("{}{:?}", t.dtype(), t.sizes());
                     wrong.push(format!("{} is {there} in the checkpoint, but {here} in the graph", v.name));
@@ -103,29 +106,30 @@ impl Checkpoint {
             }
         }
         for (name, t) in self.tensors.iter().filter(|(name, _)| !variables.iter().any(|v| v.name == *name)) {
-            wrong.push(format!("{name} {}{:?} is not in the graph", t.dtype(), t.sizes()));
+            wrong.push(format!("{name} {}{:?} is missing in the graph", t.dtype(), t.sizes()));
         }
         if !wrong.is_empty() {
             wrong.sort();
-            let error = Error::new(ErrorKind::Name, "the checkpoint is another model's");
+            let error = Error::new(ErrorKind::Name, "the checkpoint belongs to a different model");
             return Err(wrong.into_iter().fold(error, Error::note));
         }
         self.tensors.iter().try_for_each(|(name, value)| session.write(name, value))
     }
 
-    /// Whether a path is a checkpoint's folder.
+    /// Returns whether a path is the folder of a checkpoint.
     pub(super) fn is_at(path: &Path) -> bool {
         path.join(MANIFEST).is_file()
     }
 
-    /// The names of tensors that only training needs, if [`Checkpoint::capture`] noted them.
+    /// Returns the names of tensors that only training needs, if [`Checkpoint::capture`] recorded
+    /// them.
     pub(super) fn training_only(&self) -> Option<BTreeSet<String>> {
         let names = self.state[TRAINING_ONLY].as_array()?;
         Some(names.iter().filter_map(Value::as_str).map(str::to_string).collect())
     }
 
-    /// The checkpoint in a folder such as `checkpoints/step-0000001234`. Anything missing, cut short or changed is an
-    /// error that says which file and how.
+    /// Loads the checkpoint in a folder such as `checkpoints/step-0000001234`. Returns an error
+    /// that names the file if one is missing, truncated or corrupted.
     pub fn load(folder: impl AsRef<Path>) -> Result<Checkpoint> {
         let folder = folder.as_ref();
         let manifest = Manifest::load(folder)?;
@@ -136,12 +140,12 @@ impl Checkpoint {
         Ok(Checkpoint { global_step: manifest.global_step, tensors, state })
     }
 
-    /// The tensor of a name.
+    /// Returns the tensor `name`.
     pub fn tensor(&self, name: &str) -> Option<&HostTensor> {
         self.tensors.iter().find(|(n, _)| n == name).map(|(_, t)| t)
     }
 
-    /// The files of its folder, in the order they are to be written: the manifest comes last.
+    /// Returns the files of the folder in the order to write them: the manifest comes last.
     pub(super) fn encode(&self, sequence: u64) -> Result<Files<'_>> {
         let state = vec![Cow::Owned(format!("{}\n", self.state).into_bytes())];
         let mut files =
@@ -150,39 +154,39 @@ impl Checkpoint {
             sequence,
             global_step: self.global_step,
             saved_at: SystemTime::now(),
-            files: files.iter().map(|(name, parts)| (name.to_string(), Seal::of(parts))).collect(),
+            files: files.iter().map(|(name, parts)| (name.to_string(), FileDigest::of(parts))).collect(),
         };
         files.push((MANIFEST, vec![Cow::Owned(manifest.to_text().into_bytes())]));
         Ok(files)
     }
 }
 
-/// What a folder's manifest says.
+/// The manifest of a checkpoint folder.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Manifest {
-    /// The how-many-eth commit of this run: steps alone do not tell which of two is newer.
+    /// Monotonic commit number of the run. Steps alone do not tell which of two commits is newer.
     pub(super) sequence: u64,
     pub(super) global_step: u64,
     pub(super) saved_at: SystemTime,
-    pub(super) files: Vec<(String, Seal)>,
+    pub(super) files: Vec<(String, FileDigest)>,
 }
 
 /// Length and checksum of a file.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Seal {
+pub(super) struct FileDigest {
     pub(super) bytes: u64,
     crc32c: u32,
 }
 
-impl Seal {
-    fn of(parts: &Parts<'_>) -> Seal {
+impl FileDigest {
+    fn of(parts: &Parts<'_>) -> FileDigest {
         let crc32c = parts.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part));
-        Seal { bytes: length(parts), crc32c }
+        FileDigest { bytes: length(parts), crc32c }
     }
 }
 
 impl Manifest {
-    /// The manifest of a folder, if it is one and whole.
+    /// Loads and verifies the manifest of a folder.
     pub(super) fn load(folder: &Path) -> Result<Manifest> {
         let path = folder.join(MANIFEST);
         let mut text = Vec::new();
@@ -197,7 +201,7 @@ impl Manifest {
         let files: Map<String, Value> = self
             .files
             .iter()
-            .map(|(name, seal)| (name.clone(), json!({"bytes": seal.bytes, "crc32c": seal.crc32c})))
+            .map(|(name, d)| (name.clone(), json!({"bytes": d.bytes, "crc32c": d.crc32c})))
             .collect();
         let manifest = json!({
             "format": FORMAT,
@@ -211,71 +215,72 @@ impl Manifest {
     }
 
     fn parse(text: &[u8]) -> Result<Manifest> {
-        let damaged = |why: &str| Error::new(ErrorKind::Io, format!("the manifest is damaged: {why}"));
-        let sealed: Value = serde_json::from_slice(text).map_err(|e| damaged(&e.to_string()))?;
-        let manifest = &sealed["manifest"];
-        let number = |of: &Value, key: &str| of[key].as_u64().ok_or_else(|| damaged(&format!("no {key}")));
+        let corrupted = |why: &str| Error::new(ErrorKind::Io, format!("the manifest is corrupted: {why}"));
+        let envelope: Value = serde_json::from_slice(text).map_err(|e| corrupted(&e.to_string()))?;
+        let manifest = &envelope["manifest"];
+        let number = |of: &Value, key: &str| of[key].as_u64().ok_or_else(|| corrupted(&format!("no {key}")));
         let format = number(manifest, "format")?;
-        // Before the checksum, which a later format may compute in another way.
+        // Checked before the checksum, which a later format may compute differently.
         if format > FORMAT {
-            let why = format!("the format is number {format}, and this program knows them up to {FORMAT}");
-            return Err(Error::new(ErrorKind::Unsupported, why));
+            let why = format!("format version {format} is newer than the supported version {FORMAT}");
+            return Err(Error::new(ErrorKind::Unsupported, why).note("update tensorpack"));
         }
-        // Keys are sorted and numbers whole, so the text that was summed up can be made again.
-        if number(&sealed, "crc32c")? != u64::from(crc32c::crc32c(manifest.to_string().as_bytes())) {
-            return Err(damaged("its checksum is wrong"));
+        // Keys are sorted and numbers are integers, so serializing again yields the checksummed
+        // text.
+        if number(&envelope, "crc32c")? != u64::from(crc32c::crc32c(manifest.to_string().as_bytes())) {
+            return Err(corrupted("checksum mismatch"));
         }
-        let files = manifest["files"].as_object().ok_or_else(|| damaged("no files"))?;
+        let files = manifest["files"].as_object().ok_or_else(|| corrupted("no files"))?;
         let files = files.iter().map(|(name, about)| {
             let crc32c = number(about, "crc32c")? as u32;
-            Ok((name.clone(), Seal { bytes: number(about, "bytes")?, crc32c }))
+            Ok((name.clone(), FileDigest { bytes: number(about, "bytes")?, crc32c }))
         });
         Ok(Manifest {
             sequence: number(manifest, "sequence")?,
             global_step: number(manifest, "global_step")?,
             saved_at: SystemTime::UNIX_EPOCH
                 .checked_add(Duration::from_secs(number(manifest, "saved_at")?))
-                .ok_or_else(|| damaged("no time is that late"))?,
+                .ok_or_else(|| corrupted("saved_at is out of range"))?,
             files: files.collect::<Result<_>>()?,
         })
     }
 
-    /// Reads one of the files, and believes what was read only if all of it is as it was written.
+    /// Reads and parses a file, and verifies its length and checksum.
     fn read<T>(
         &self,
         folder: &Path,
         name: &str,
-        parse: impl FnOnce(&mut Summed<BufReader<File>>, u64) -> Result<T>,
+        parse: impl FnOnce(&mut ChecksumReader<BufReader<File>>, u64) -> Result<T>,
     ) -> Result<T> {
         let path = folder.join(name);
-        let damaged =
-            |why: String| Error::new(ErrorKind::Io, format!("{} is damaged: {why}", path.display()));
-        let Some((_, seal)) = self.files.iter().find(|(n, _)| n == name) else {
-            return Err(damaged("the manifest does not name it".into()));
+        let corrupted =
+            |why: String| Error::new(ErrorKind::Io, format!("{} is corrupted: {why}", path.display()));
+        let Some((_, digest)) = self.files.iter().find(|(n, _)| n == name) else {
+            return Err(corrupted("the manifest does not list it".into()));
         };
         let file = File::open(&path).map_err(failed("read", &path))?;
         let length = file.metadata().map_err(failed("read", &path))?.len();
-        if length != seal.bytes {
-            return Err(damaged(format!("it has {length} bytes, and {} were written", seal.bytes)));
+        if length != digest.bytes {
+            return Err(corrupted(format!("it has {length} bytes instead of {}", digest.bytes)));
         }
-        let mut from = Summed { inner: BufReader::with_capacity(1 << 18, file), crc32c: 0 };
+        let mut from = ChecksumReader { inner: BufReader::with_capacity(1 << 18, file), crc32c: 0 };
         let parsed = parse(&mut from, length);
-        // Whatever the parser left: the sum is over everything.
+        // Read what the parser left: the checksum covers the entire file.
         std::io::copy(&mut from, &mut std::io::sink()).map_err(failed("read", &path))?;
-        if from.crc32c != seal.crc32c {
-            return Err(damaged("its checksum is wrong".into()));
+        if from.crc32c != digest.crc32c {
+            return Err(corrupted("checksum mismatch".into()));
         }
         parsed.map_err(|e| e.within(path.display()))
     }
 }
 
-/// Sums up what is read.
-struct Summed<R> {
+/// A reader that computes the checksum of everything read.
+struct ChecksumReader<R> {
     inner: R,
     crc32c: u32,
 }
 
-impl<R: Read> Read for Summed<R> {
+impl<R: Read> Read for ChecksumReader<R> {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
         let n = self.inner.read(into)?;
         self.crc32c = crc32c::crc32c_append(self.crc32c, &into[..n]);
@@ -288,24 +293,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_flipped_bit_of_a_manifest_is_found_or_harmless() {
+    fn every_bit_flip_in_a_manifest_is_detected_or_harmless() {
         let manifest = Manifest {
             sequence: 7,
             global_step: 1234,
             saved_at: SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000),
-            files: vec![(STATE.into(), Seal { bytes: 3, crc32c: 5 })],
+            files: vec![(STATE.into(), FileDigest { bytes: 3, crc32c: 5 })],
         };
         let text = manifest.to_text().into_bytes();
         assert_eq!(Manifest::parse(&text).unwrap(), manifest);
         for (at, bit) in (0..text.len()).flat_map(|at| (0..8).map(move |bit| (at, bit))) {
             let mut flipped = text.clone();
             flipped[at] ^= 1 << bit;
-            // White space can turn into other white space.
+            // Whitespace can turn into other whitespace.
             assert!(Manifest::parse(&flipped).map_or(true, |m| m == manifest), "bit {bit} of byte {at}");
         }
     }
 
-    /// A checkpoint as version 0.1.0 wrote it: its bytes must be read, and written, for ever.
+    /// A checkpoint of version 0.1.0. All later versions must read it, and write the same bytes.
     #[test]
     fn a_checkpoint_of_version_0_1_0_is_read_and_written_unchanged() {
         let tensors = b"\xa8\0\0\0\0\0\0\0\
@@ -357,9 +362,9 @@ mod tests {
     }
 
     #[test]
-    fn a_later_format_is_named() {
+    fn a_newer_format_is_unsupported() {
         let e = Manifest::parse(br#"{"manifest": {"format": 2}}"#).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unsupported);
-        assert_eq!(e.message(), "the format is number 2, and this program knows them up to 1");
+        assert!(e.message().contains("format version 2"), "{e}");
     }
 }

@@ -1,12 +1,13 @@
-//! The checkpoints of a run, in `checkpoints/` of its directory: one folder a commit, a file `latest` that names the
-//! newest, and a file for each tag.
+//! The checkpoints of a run, in `checkpoints/` of its log directory: one folder per commit, a file
+//! `latest` that names the newest, and a file per tag.
 //!
-//! A commit is written under another name, every file waits for the device, the folder is renamed, `latest` moves, and
-//! only then older ones go. So wherever that stops, `latest` names a whole checkpoint.
+//! A commit writes a temporary folder, syncs every file, renames the folder, updates `latest`, and
+//! only then removes old checkpoints. So at every point of failure `latest` names a complete
+//! checkpoint.
 
 use super::RunLock;
 use super::checkpoint::{Checkpoint, Files, Manifest};
-use super::disk::{Disk, RealDisk, UNFINISHED, failed, length, write_whole};
+use super::disk::{Disk, RealDisk, UNFINISHED, failed, length, write_atomically};
 use std::borrow::Cow;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,10 +16,10 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 
 const LATEST: &str = "latest";
 const STEP: &str = "step-";
-/// Directory entries and the rounding of files to blocks.
+/// Allowance for directory entries and the rounding of files to blocks.
 const SLACK: u64 = 64 << 10;
 
-/// Which checkpoints stay. Tagged ones and the latest always do.
+/// Which checkpoints to keep. Tagged ones and the latest are always kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keep {
     last: usize,
@@ -26,19 +27,19 @@ pub struct Keep {
 }
 
 impl Keep {
-    /// The `n` newest ones.
+    /// Keeps the `n` newest checkpoints.
     pub fn last(n: usize) -> Keep {
         Keep { last: n.max(1), every: None }
     }
 
-    /// Besides, for good, the oldest one and after it one for each time `every` has passed.
+    /// Also keeps, permanently, the oldest checkpoint and then one per interval `every`.
     #[must_use]
     pub fn every(self, every: Duration) -> Keep {
         Keep { every: Some(every), ..self }
     }
 }
 
-/// The ten newest, and one for each half hour.
+/// Keeps the ten newest, and one per half hour.
 impl Default for Keep {
     fn default() -> Keep {
         Keep::last(10).every(Duration::from_secs(30 * 60))
@@ -48,21 +49,21 @@ impl Default for Keep {
 /// A checkpoint on disk.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Saved {
-    /// Its folder.
+    /// The folder.
     pub path: PathBuf,
-    /// How many steps there had been.
+    /// The number of finished steps.
     pub global_step: u64,
-    /// Which commit of the run it is: larger ones are newer.
+    /// The commit number: larger is newer.
     pub sequence: u64,
     /// When it was written.
     pub saved_at: SystemTime,
-    /// How many bytes its tensors and state take.
+    /// The size of the tensors and the state in bytes.
     pub bytes: u64,
-    /// The tags that name it.
+    /// The tags that point to it.
     pub tags: Vec<String>,
 }
 
-/// Writes and finds the checkpoints of a run. It holds the run's lock.
+/// Writes and finds the checkpoints of a run. Holds the run's lock.
 pub struct CheckpointStore {
     dir: PathBuf,
     disk: Box<dyn Disk>,
@@ -72,20 +73,21 @@ pub struct CheckpointStore {
 }
 
 impl CheckpointStore {
-    /// The checkpoints in `checkpoints/` of the locked directory. What a crash left unfinished there is removed.
+    /// Opens `checkpoints/` in the locked directory. Removes incomplete files that a crash left
+    /// there.
     pub fn open(lock: &RunLock) -> Result<CheckpointStore> {
         CheckpointStore::open_on(Box::new(RealDisk), lock)
     }
 
-    /// [`CheckpointStore::open`], writing through another [`Disk`].
+    /// Like [`CheckpointStore::open`], but writes to another [`Disk`].
     pub fn open_on(mut disk: Box<dyn Disk>, lock: &RunLock) -> Result<CheckpointStore> {
         let dir = lock.dir().join("checkpoints");
         disk.create_dir(&dir)
             .and_then(|()| disk.sync_dir(lock.dir()))
-            .map_err(failed("make the directory", &dir))?;
+            .map_err(failed("create the directory", &dir))?;
         for path in entries(&dir)? {
             if file_name(&path).starts_with(UNFINISHED) {
-                log::info!("removing {}, which was not finished", path.display());
+                log::info!("removing the incomplete {}", path.display());
                 disk.remove(&path).map_err(failed("remove", &path))?;
             }
         }
@@ -93,73 +95,76 @@ impl CheckpointStore {
         Ok(CheckpointStore { dir, disk, keep: Keep::default(), next, _lock: lock.clone() })
     }
 
-    /// Keeping these.
+    /// Sets which checkpoints to keep.
     #[must_use]
     pub fn keep(self, keep: Keep) -> CheckpointStore {
         CheckpointStore { keep, ..self }
     }
 
-    /// Where the folders are.
+    /// Returns the directory of the checkpoint folders.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Writes a checkpoint, names it the latest and by `tags` (such as `max-accuracy`; a tag names one checkpoint, so
-    /// it leaves an older one), and removes those that are not kept. Returns its folder.
+    /// Writes a checkpoint, points `latest` and `tags` (such as `max-accuracy`) to it, and removes
+    /// checkpoints that are no longer kept. A tag points to one checkpoint, so it moves from an
+    /// older one. Returns the folder.
     ///
-    /// An error leaves all that was there before, and says whether this one was saved.
+    /// On an error all earlier checkpoints remain, and the error says whether this one was saved.
     pub fn save(&mut self, checkpoint: &Checkpoint, tags: &[&str]) -> Result<PathBuf> {
         let tags = tags.iter().map(|tag| tag_file(tag)).collect::<Result<Vec<_>>>()?;
         let files = checkpoint.encode(self.next)?;
-        self.preflight(files.iter().map(|(_, parts)| length(parts)).sum())?;
+        self.check_free_space(files.iter().map(|(_, parts)| length(parts)).sum())?;
         let name = self.free_name(checkpoint.global_step);
         let path = self.dir.join(&name);
-        self.write_folder(&path, &files).map_err(|e| e.note("earlier checkpoints are as they were"))?;
+        self.write_folder(&path, &files).map_err(|e| e.note("earlier checkpoints are unchanged"))?;
         self.next += 1;
-        let named = |e: Error| e.note(format!("{} is whole, and can be loaded by its name", path.display()));
+        let named =
+            |e: Error| e.note(format!("{} is complete, and can be loaded by its path", path.display()));
         for file in std::iter::once(LATEST).chain(tags.iter().map(String::as_str)) {
-            self.point(file, &name).map_err(named)?;
+            self.write_pointer(file, &name).map_err(named)?;
         }
-        let saved = |e: Error| e.note(format!("{} is saved", path.display()));
+        let saved = |e: Error| e.note(format!("{} was saved", path.display()));
         self.remove_old(&name).map_err(saved)?;
         Ok(path)
     }
 
-    /// The newest whole checkpoint and its folder. Damaged ones are passed over with a warning; if there are none but
-    /// damaged ones, that is an error: to begin anew is for the user to say.
+    /// Returns the newest valid checkpoint and its folder. Skips corrupted ones with a warning. If
+    /// all are corrupted, returns an error: only the user can decide to start over.
     pub fn latest(&self) -> Result<Option<(PathBuf, Checkpoint)>> {
         latest(&self.dir)
     }
 
-    /// All checkpoints, oldest first. Those without a whole manifest are left out, with a warning.
+    /// Returns all checkpoints, oldest first. Skips those without a valid manifest, with a warning.
     pub fn list(&self) -> Result<Vec<Saved>> {
         list(&self.dir)
     }
 
-    /// Whether it all fits, asked before anything is written.
-    fn preflight(&mut self, bytes: u64) -> Result<()> {
+    /// Checks that there is enough free space before anything is written.
+    fn check_free_space(&mut self, bytes: u64) -> Result<()> {
         let needed = bytes + SLACK;
-        let free = self.disk.free_space(&self.dir).map_err(failed("ask how much is free in", &self.dir))?;
+        let free =
+            self.disk.free_space(&self.dir).map_err(failed("determine the free space in", &self.dir))?;
         match free.and_then(|free| needed.checked_sub(free)) {
             None | Some(0) => Ok(()),
             Some(missing) => {
                 let why = format!(
-                    "a checkpoint takes {needed} bytes in {}, and {missing} of them are not free",
+                    "a checkpoint needs {needed} bytes in {}, but {missing} bytes are missing",
                     self.dir.display()
                 );
-                Err(Error::new(ErrorKind::Io, why).note("make room, or keep fewer checkpoints"))
+                Err(Error::new(ErrorKind::Io, why).note("free some space, or keep fewer checkpoints"))
             }
         }
     }
 
-    /// The name of a commit's folder: by its step, and numbered where a step is committed again.
+    /// Returns an unused folder name for a step. Further commits of the same step are numbered.
     fn free_name(&self, global_step: u64) -> String {
         let first = format!("{STEP}{global_step:010}");
         let again = (1u64..).map(|n| format!("{first}.{n}"));
         std::iter::once(first.clone())
             .chain(again)
             .find(|name| !self.dir.join(name).exists())
-            .expect("there are fewer folders than numbers")
+            .expect("the numbers do not run out")
     }
 
     fn write_folder(&mut self, path: &Path, files: &Files<'_>) -> Result<()> {
@@ -169,7 +174,7 @@ impl CheckpointStore {
             if unfinished.exists() {
                 disk.remove(&unfinished).map_err(failed("remove", &unfinished))?;
             }
-            disk.create_dir(&unfinished).map_err(failed("make the directory", &unfinished))?;
+            disk.create_dir(&unfinished).map_err(failed("create the directory", &unfinished))?;
             for (name, parts) in files {
                 let file = unfinished.join(name);
                 disk.write(&file, parts).map_err(failed("write", &file))?;
@@ -179,34 +184,36 @@ impl CheckpointStore {
             disk.sync_dir(&self.dir).map_err(failed("write", &self.dir))
         };
         write().inspect_err(|_| {
-            // A second error says nothing new, and the next one to open the directory cleans up.
+            // Report the first error only; the next `open` cleans up.
             let _ = self.disk.remove(&unfinished);
         })
     }
 
-    /// Lets a small file name a folder.
-    fn point(&mut self, file: &str, folder: &str) -> Result<()> {
+    /// Writes a pointer file: a small file with the name of a folder.
+    fn write_pointer(&mut self, file: &str, folder: &str) -> Result<()> {
         let text = format!("{folder}\n");
-        write_whole(&mut *self.disk, &self.dir.join(file), &[Cow::Borrowed(text.as_bytes())])
+        write_atomically(&mut *self.disk, &self.dir.join(file), &[Cow::Borrowed(text.as_bytes())])
     }
 
     fn remove_old(&mut self, latest: &str) -> Result<()> {
         let saved = list(&self.dir)?;
-        let mut going = Vec::new();
+        let mut removed = Vec::new();
         for old in not_kept(&saved, self.keep).filter(|s| file_name(&s.path) != latest) {
             let renamed = unfinished(&old.path);
             self.disk.rename(&old.path, &renamed).map_err(failed("remove", &old.path))?;
-            going.push(renamed);
+            removed.push(renamed);
         }
-        if !going.is_empty() {
-            // Before the first file goes: a folder that has its name is whole, also when the power fails.
+        if !removed.is_empty() {
+            // Sync before removing the first file, so that even after a power failure a folder with
+            // a final name is complete.
             self.disk.sync_dir(&self.dir).map_err(failed("write", &self.dir))?;
         }
-        going.iter().try_for_each(|path| self.disk.remove(path).map_err(failed("remove", path)))
+        removed.iter().try_for_each(|path| self.disk.remove(path).map_err(failed("remove", path)))
     }
 }
 
-/// The newest whole checkpoint in a directory of checkpoints, which may belong to another run.
+/// Returns the newest valid checkpoint in a directory of checkpoints, which may belong to another
+/// run.
 pub(super) fn latest(dir: &Path) -> Result<Option<(PathBuf, Checkpoint)>> {
     let mut candidates: Vec<PathBuf> = list(dir)?.into_iter().rev().map(|s| s.path).collect();
     let pointed = read_pointer(&dir.join(LATEST));
@@ -224,22 +231,22 @@ pub(super) fn latest(dir: &Path) -> Result<Option<(PathBuf, Checkpoint)>> {
         match Checkpoint::load(&path) {
             Ok(checkpoint) => return Ok(Some((path, checkpoint))),
             Err(e) => {
-                log::warn!("{} is passed over: {e}", path.display());
+                log::warn!("skipping {}: {e}", path.display());
                 wrong.push(e);
             }
         }
     }
-    let damaged: Vec<PathBuf> = entries(dir)?.into_iter().filter(|p| is_commit(p)).collect();
-    if wrong.is_empty() && damaged.is_empty() {
+    let corrupted: Vec<PathBuf> = entries(dir)?.into_iter().filter(|p| is_commit(p)).collect();
+    if wrong.is_empty() && corrupted.is_empty() {
         return Ok(None);
     }
-    let why = format!("{} has checkpoints, but none is whole", dir.display());
+    let why = format!("{} has checkpoints, but none is valid", dir.display());
     let error = Error::new(ErrorKind::Io, why);
     let error = wrong.iter().fold(error, |error, e| error.note(e.message()));
-    Err(error.note("to begin anew use --fresh, or another --logdir"))
+    Err(error.note("use --fresh or another --logdir to start over"))
 }
 
-/// All checkpoints in a directory, oldest first.
+/// Returns all checkpoints in a directory, oldest first.
 pub(super) fn list(dir: &Path) -> Result<Vec<Saved>> {
     let paths = entries(dir)?;
     let mut tags = Vec::new();
@@ -257,7 +264,7 @@ pub(super) fn list(dir: &Path) -> Result<Vec<Saved>> {
                 global_step: m.global_step,
                 sequence: m.sequence,
                 saved_at: m.saved_at,
-                bytes: m.files.iter().map(|(_, seal)| seal.bytes).sum(),
+                bytes: m.files.iter().map(|(_, digest)| digest.bytes).sum(),
                 tags: tags
                     .iter()
                     .filter(|(folder, _)| *folder == file_name(&path))
@@ -265,14 +272,14 @@ pub(super) fn list(dir: &Path) -> Result<Vec<Saved>> {
                     .collect(),
                 path,
             }),
-            Err(e) => log::warn!("{} is passed over: {e}", path.display()),
+            Err(e) => log::warn!("skipping {}: {e}", path.display()),
         }
     }
     saved.sort_by_key(|s| s.sequence);
     Ok(saved)
 }
 
-/// Those of `saved` (oldest first) that may go.
+/// Returns the checkpoints of `saved` (oldest first) to remove.
 fn not_kept(saved: &[Saved], keep: Keep) -> impl Iterator<Item = &Saved> {
     let older = &saved[..saved.len().saturating_sub(keep.last)];
     let mut kept: Option<SystemTime> = None;
@@ -287,7 +294,7 @@ fn not_kept(saved: &[Saved], keep: Keep) -> impl Iterator<Item = &Saved> {
     })
 }
 
-/// Whether a path is a commit's folder by its name.
+/// Returns whether a path is a folder with the name of a commit.
 fn is_commit(path: &Path) -> bool {
     file_name(path).starts_with(STEP) && path.is_dir()
 }
@@ -296,7 +303,7 @@ fn is_hidden(path: &Path) -> bool {
     file_name(path).starts_with('.')
 }
 
-/// The folder that a small file names; none if there is no such file.
+/// Reads a pointer file. Returns `None` if it does not exist.
 fn read_pointer(path: &Path) -> Result<Option<String>> {
     let text = match fs::read(path) {
         Ok(text) => text,
@@ -306,11 +313,11 @@ fn read_pointer(path: &Path) -> Result<Option<String>> {
     let name = str::from_utf8(&text).ok().map(str::trim);
     match name.filter(|n| n.starts_with(STEP) && !n.contains(['/', '\\'])) {
         Some(name) => Ok(Some(name.to_string())),
-        None => Err(Error::new(ErrorKind::Io, format!("{} names no checkpoint", path.display()))),
+        None => Err(Error::new(ErrorKind::Io, format!("{} does not name a checkpoint", path.display()))),
     }
 }
 
-/// What is in a directory, in the order of names; nothing if there is no such directory.
+/// Returns the entries of a directory sorted by name. A missing directory has none.
 fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
     let read = match fs::read_dir(dir) {
         Ok(read) => read,
@@ -325,7 +332,7 @@ fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// What a path is called while it is made or removed.
+/// Returns the temporary name of a path while it is written or removed.
 fn unfinished(path: &Path) -> PathBuf {
     path.with_file_name(format!("{UNFINISHED}{}", file_name(path)))
 }
@@ -334,10 +341,11 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The file of a tag. Statistics have names such as `tower0/cost`, so what files cannot have is written as `%2F`.
+/// Returns the file name of a tag. Statistics have names such as `tower0/cost`, so other characters
+/// are percent-encoded.
 fn tag_file(tag: &str) -> Result<String> {
     if tag.is_empty() || tag == LATEST || tag.starts_with(STEP) || tag.starts_with('.') {
-        let why = format!("{tag:?} cannot be a tag: it is empty, or the name of something else");
+        let why = format!("{tag:?} is not a valid tag: it is empty or reserved");
         return Err(Error::argument(why));
     }
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
@@ -345,7 +353,7 @@ fn tag_file(tag: &str) -> Result<String> {
     Ok(tag.bytes().map(encode).collect())
 }
 
-/// The tag of a file that [`tag_file`] named.
+/// Returns the tag of a file name that [`tag_file`] returned.
 fn tag_of(file: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = file.as_bytes();
@@ -364,7 +372,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tags_become_files_and_back() {
+    fn tags_round_trip_through_file_names() {
         for (tag, file) in [("max-accuracy", "max-accuracy"), ("min-tower0/a b", "min-tower0%2Fa%20b")] {
             assert_eq!(tag_file(tag).unwrap(), file);
             assert_eq!(tag_of(file), tag);
@@ -387,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept() {
+    fn keep_policy() {
         let mut saved: Vec<Saved> = [0.0, 0.4, 1.0, 1.4, 1.9, 2.2, 2.3].map(at).to_vec();
         let gone =
             |saved: &[Saved], keep| not_kept(saved, keep).map(|s| file_name(&s.path)).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! The few things that saving asks of a disk, so that tests can let each of them fail.
+//! The file system operations that saving needs, behind a trait so that tests can inject failures.
 
 use std::borrow::Cow;
 use std::fs::{self, File};
@@ -6,22 +6,22 @@ use std::io::{self, Write};
 use std::path::Path;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// What a file is made of: pieces one after the other, so that tensors are written from where they lie.
+/// The contents of a file in pieces, so that tensors are written without a copy.
 pub type Parts<'a> = [Cow<'a, [u8]>];
 
-/// A disk that checkpoints are written to. Each call is done when it returns, or it is an error.
+/// A disk that checkpoints are written to. Each operation is complete when the call returns `Ok`.
 pub trait Disk: Send {
-    /// Makes a directory and those above it. One that exists is fine.
+    /// Creates a directory and its parents. An existing directory is not an error.
     fn create_dir(&mut self, path: &Path) -> io::Result<()>;
-    /// Writes a file, replacing one of this name, and waits until the device has it.
+    /// Writes a file, replacing an existing one, and syncs it to the device.
     fn write(&mut self, path: &Path, parts: &Parts<'_>) -> io::Result<()>;
-    /// Renames a file or directory, replacing a file of the new name.
+    /// Renames a file or directory, replacing an existing file.
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Waits until the device has a directory's entries.
+    /// Syncs the entries of a directory to the device.
     fn sync_dir(&mut self, path: &Path) -> io::Result<()>;
-    /// Removes a file, or a directory with all in it.
+    /// Removes a file, or a directory with its contents.
     fn remove(&mut self, path: &Path) -> io::Result<()>;
-    /// How many bytes can still be written in a directory, where that can be known.
+    /// Returns the free space for a directory in bytes, or `None` if it is unknown.
     fn free_space(&mut self, dir: &Path) -> io::Result<Option<u64>>;
 }
 
@@ -45,7 +45,7 @@ impl Disk for RealDisk {
     }
 
     fn sync_dir(&mut self, path: &Path) -> io::Result<()> {
-        // Elsewhere a directory cannot be opened, and renames need no help.
+        // Other systems cannot open directories and need no sync after a rename.
         if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
     }
 
@@ -64,11 +64,12 @@ fn free_space(dir: &Path) -> io::Result<Option<u64>> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(dir.as_os_str().as_bytes())?;
     let mut about = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: the path ends with a zero byte, and `about` is room for what is written.
+    // SAFETY: `CString` terminates the path with a zero byte, and `about` has the size of the
+    // result.
     if unsafe { libc::statvfs(path.as_ptr(), about.as_mut_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call succeeded, so it has filled the structure.
+    // SAFETY: the call succeeded (checked above), so it has initialized the structure.
     let about = unsafe { about.assume_init() };
     Ok(Some((about.f_bavail as u64).saturating_mul(about.f_frsize as u64)))
 }
@@ -78,18 +79,19 @@ fn free_space(_: &Path) -> io::Result<Option<u64>> {
     Ok(None)
 }
 
-/// How many bytes a file takes.
+/// Returns the total length of the parts in bytes.
 pub(super) fn length(parts: &Parts<'_>) -> u64 {
     parts.iter().map(|p| p.len() as u64).sum()
 }
 
-/// Names of what is not finished begin with this. Whoever finds one may remove it.
+/// The prefix of temporary files and folders. They may be removed by any process that holds the
+/// lock.
 pub(super) const UNFINISHED: &str = ".tmp-";
 
-/// Writes a file so that, whenever the machine stops, either the old one or all of the new one is there.
-pub(super) fn write_whole(disk: &mut dyn Disk, path: &Path, parts: &Parts<'_>) -> Result<()> {
+/// Writes a file atomically: after a crash, either the old file or the complete new one exists.
+pub(super) fn write_atomically(disk: &mut dyn Disk, path: &Path, parts: &Parts<'_>) -> Result<()> {
     let Some(name) = path.file_name() else {
-        return Err(Error::argument(format!("{} names no file to write", path.display())));
+        return Err(Error::argument(format!("{} is not a file name", path.display())));
     };
     let unfinished = path.with_file_name(format!("{UNFINISHED}{}", name.to_string_lossy()));
     let dir = match path.parent() {
@@ -101,13 +103,13 @@ pub(super) fn write_whole(disk: &mut dyn Disk, path: &Path, parts: &Parts<'_>) -
         .and_then(|()| disk.rename(&unfinished, path))
         .and_then(|()| disk.sync_dir(dir));
     written.map_err(|e| {
-        // It may not be there, and a second error says nothing new.
+        // The file may not exist; report the first error only.
         let _ = disk.remove(&unfinished);
         failed("write", path)(e)
     })
 }
 
-/// Says what could not be done to which file.
+/// Returns a function that adds the failed operation and the path to an I/O error.
 pub(crate) fn failed(what: &str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let context = format!("cannot {what} {}", path.display());
     move |e| Error::new(ErrorKind::Io, e.to_string()).within(context)
@@ -118,16 +120,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_replaced_whole() {
+    fn a_file_is_replaced_atomically() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         for text in ["first", "second"] {
-            write_whole(&mut RealDisk, &path, &[Cow::Borrowed(text.as_bytes()), Cow::Borrowed(b"!")])
+            write_atomically(&mut RealDisk, &path, &[Cow::Borrowed(text.as_bytes()), Cow::Borrowed(b"!")])
                 .unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), format!("{text}!"));
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
-        let e = write_whole(&mut RealDisk, &dir.path().join("no/such/dir"), &[]).unwrap_err();
+        let e = write_atomically(&mut RealDisk, &dir.path().join("no/such/dir"), &[]).unwrap_err();
         assert!(e.message().starts_with("cannot write "), "{e}");
     }
 

@@ -1,18 +1,18 @@
-//! Layouts of other frameworks' weights.
+//! Weight layouts of other frameworks.
 
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// How a tensor is rearranged while it is loaded.
+/// A permutation of dimensions that is applied when a tensor is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// Filters `[out, in, height, width]`, as PyTorch has them, become `[height, width, in, out]`.
+    /// PyTorch's filters `[out, in, height, width]` become `[height, width, in, out]`.
     OihwToHwio,
-    /// Weights `[out, in]` of a linear layer, as PyTorch has them, become `[in, out]`.
+    /// PyTorch's linear weights `[out, in]` become `[in, out]`.
     OutInToInOut,
 }
 
 impl Layout {
-    /// The tensor, rearranged.
+    /// Returns the permuted tensor.
     pub fn apply(self, t: &HostTensor) -> Result<HostTensor> {
         match self {
             Layout::OihwToHwio => permuted(t, [2, 3, 1, 0]),
@@ -21,10 +21,10 @@ impl Layout {
     }
 }
 
-/// The tensor whose dim `i` is dim `order[i]` of `t`.
+/// Returns the tensor whose dim `i` is dim `order[i]` of `t`.
 fn permuted<const RANK: usize>(t: &HostTensor, order: [usize; RANK]) -> Result<HostTensor> {
     let Ok(sizes) = <[usize; RANK]>::try_from(t.sizes()) else {
-        return Err(Error::shape(format!("a layout of {RANK} dims does not fit the shape {:?}", t.sizes())));
+        return Err(Error::shape(format!("a layout of rank {RANK} does not apply to shape {:?}", t.sizes())));
     };
     let size = t.dtype().size();
     let mut strides = [size; RANK];
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elements_go_where_their_index_says() {
+    fn elements_are_permuted() {
         let sizes @ [o, i, h, w] = [2, 3, 4, 5];
         let t = HostTensor::new(sizes, (0..120i32).collect()).unwrap();
         let r = Layout::OihwToHwio.apply(&t).unwrap();

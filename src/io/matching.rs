@@ -1,4 +1,4 @@
-//! How tensors that were saved find the variables of a graph.
+//! Matches saved tensors with the variables of a graph.
 
 use super::{Checkpoint, Layout};
 use crate::graph::{GLOBAL_VARIABLES, MODEL_VARIABLES, TRAINABLE_VARIABLES};
@@ -9,11 +9,11 @@ use std::fmt::Display;
 use std::path::Path;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
-/// Tensors to load, and what they are called in errors.
+/// Tensors to load, and the name of their source in errors.
 pub(super) struct Source {
     from: String,
     tensors: BTreeMap<String, HostTensor>,
-    /// Those that only training needs; none where it is not known which are.
+    /// The tensors that only training needs, or `None` if unknown.
     training_only: Option<BTreeSet<String>>,
 }
 
@@ -32,7 +32,7 @@ impl Source {
     }
 }
 
-/// What may differ between the names and shapes of a source and those of the graph.
+/// Allowed differences between the names and shapes of a source and those of the graph.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Matching {
     pub(super) prefix: Option<String>,
@@ -41,45 +41,45 @@ pub(super) struct Matching {
     pub(super) layouts: Vec<(String, Layout)>,
 }
 
-/// All that does not fit, each as a sentence for users.
+/// All mismatches between source and graph, as messages.
 #[derive(Default)]
-struct Misfits {
+struct Mismatches {
     missing: Vec<String>,
     unexpected: Vec<String>,
-    misshaped: Vec<String>,
+    shape_or_dtype: Vec<String>,
 }
 
 impl Matching {
-    /// Gives the session's variables the values of their namesakes: all of them or, if something does not fit and that
-    /// was not allowed, none.
+    /// Writes the tensors to the variables of the same name. Writes nothing if there is a mismatch,
+    /// unless `ignore_mismatch` is set.
     pub(super) fn load(&self, source: &Source, session: &Session) -> Result<()> {
-        let (fitting, misfits) = self.compare(source, session)?;
-        if !misfits.is_empty() {
-            let error = misfits.error(source);
+        let (matching, mismatches) = self.compare(source, session)?;
+        if !mismatches.is_empty() {
+            let error = mismatches.error(source);
             if !self.ignore_mismatch {
-                return Err(error.note("to load what fits and leave the rest, use ignore_mismatch"));
+                return Err(error.note("use ignore_mismatch to load only what matches"));
             }
             log::warn!("{error}");
         }
-        if fitting.is_empty() && !source.tensors.is_empty() {
-            let why = format!("nothing in {} fits a variable of the graph", source.from);
+        if matching.is_empty() && !source.tensors.is_empty() {
+            let why = format!("no tensor in {} matches a variable of the graph", source.from);
             return Err(Error::new(ErrorKind::Name, why));
         }
-        for (name, value) in &fitting {
+        for (name, value) in &matching {
             session.write(name, value)?;
         }
-        log::info!("{} variables were loaded from {}", fitting.len(), source.from);
+        log::info!("loaded {} variables from {}", matching.len(), source.from);
         Ok(())
     }
 
-    fn compare(&self, source: &Source, session: &Session) -> Result<(Vec<(String, HostTensor)>, Misfits)> {
+    fn compare(&self, source: &Source, session: &Session) -> Result<(Vec<(String, HostTensor)>, Mismatches)> {
         let graph = session.graph();
         let of =
             |key: &str| -> BTreeSet<u32> { graph.collection(key).variables.iter().map(|v| v.0).collect() };
         let model = &of(MODEL_VARIABLES) | &of(TRAINABLE_VARIABLES);
         let layouts = self.compiled_layouts()?;
-        let mut fitting = Vec::new();
-        let mut misfits = Misfits::default();
+        let mut matching = Vec::new();
+        let mut mismatches = Mismatches::default();
         let mut looked_up = BTreeSet::new();
         for id in of(GLOBAL_VARIABLES) {
             let variable = &graph.variables()[id as usize];
@@ -90,7 +90,7 @@ impl Matching {
             let Some(value) = source.tensors.get(name) else {
                 if model.contains(&id) {
                     let sizes = &variable.sizes;
-                    misfits.missing.push(format!("{} {}{sizes:?}", variable.name, variable.dtype));
+                    mismatches.missing.push(format!("{} {}{sizes:?}", variable.name, variable.dtype));
                 }
                 continue;
             };
@@ -101,11 +101,11 @@ impl Matching {
             if value.sizes() == variable.sizes
                 && let Some(value) = cast(name, &value, variable.dtype)?
             {
-                fitting.push((variable.name.clone(), value));
+                matching.push((variable.name.clone(), value));
             } else {
                 let (there, here) = ((value.dtype(), value.sizes()), (variable.dtype, &variable.sizes));
-                misfits.misshaped.push(format!(
-                    "{} is {}{:?} there, but {}{:?} in the graph",
+                mismatches.shape_or_dtype.push(format!(
+                    "{} is {}{:?} in the source, but {}{:?} in the graph",
                     variable.name, there.0, there.1, here.0, here.1
                 ));
             }
@@ -114,13 +114,13 @@ impl Matching {
         let left = source.tensors.iter().filter(|(name, _)| {
             !looked_up.contains(name.as_str()) && !self.ignore.contains(*name) && !training_only(*name)
         });
-        misfits.unexpected = left.map(|(n, t)| format!("{n} {}{:?}", t.dtype(), t.sizes())).collect();
-        misfits.missing.sort();
-        misfits.misshaped.sort();
-        Ok((fitting, misfits))
+        mismatches.unexpected = left.map(|(n, t)| format!("{n} {}{:?}", t.dtype(), t.sizes())).collect();
+        mismatches.missing.sort();
+        mismatches.shape_or_dtype.sort();
+        Ok((matching, mismatches))
     }
 
-    /// What a variable is called in the source; none if the prefix says that it is not in there.
+    /// Returns the name of a variable in the source, or `None` if it does not have the prefix.
     fn name_in_source<'a>(&self, name: &'a str) -> Option<&'a str> {
         match &self.prefix {
             Some(prefix) => name.strip_prefix(prefix.trim_end_matches('/'))?.strip_prefix('/'),
@@ -131,24 +131,24 @@ impl Matching {
     fn compiled_layouts(&self) -> Result<Vec<(Regex, Layout)>> {
         let compile = |(pattern, layout): &(String, Layout)| match Regex::new(&format!("^(?:{pattern})$")) {
             Ok(compiled) => Ok((compiled, *layout)),
-            Err(e) => Err(Error::argument(format!("{pattern:?} is no regular expression: {e}"))),
+            Err(e) => Err(Error::argument(format!("{pattern:?} is not a valid regular expression: {e}"))),
         };
         self.layouts.iter().map(compile).collect()
     }
 }
 
-impl Misfits {
+impl Mismatches {
     fn is_empty(&self) -> bool {
-        self.missing.is_empty() && self.unexpected.is_empty() && self.misshaped.is_empty()
+        self.missing.is_empty() && self.unexpected.is_empty() && self.shape_or_dtype.is_empty()
     }
 
     fn error(&self, source: &Source) -> Error {
         let lists = [
-            ("in the graph, but not there", &self.missing),
-            ("there, but not in the graph", &self.unexpected),
-            ("of another shape or type", &self.misshaped),
+            ("missing in the source", &self.missing),
+            ("unexpected in the source", &self.unexpected),
+            ("different shape or dtype", &self.shape_or_dtype),
         ];
-        let error = Error::new(ErrorKind::Name, format!("{} does not fit the graph", source.from));
+        let error = Error::new(ErrorKind::Name, format!("{} does not match the graph", source.from));
         lists.iter().filter(|(_, list)| !list.is_empty()).fold(error, |error, (what, list)| {
             let error = error.note(format!("{what} ({}):", list.len()));
             list.iter().fold(error, |error, line| error.note(format!("  {line}")))
@@ -156,7 +156,8 @@ impl Misfits {
     }
 }
 
-/// The tensor as `dtype`: floats become other floats, with a warning; integers only larger ones; none if neither.
+/// Casts a tensor to `dtype`: floats to any float, with a warning; integers only to wider integers.
+/// Returns `None` for other casts.
 fn cast(name: &str, value: &HostTensor, dtype: DType) -> Result<Option<HostTensor>> {
     let from = value.dtype();
     if from == dtype {
@@ -168,8 +169,8 @@ fn cast(name: &str, value: &HostTensor, dtype: DType) -> Result<Option<HostTenso
         return Ok(None);
     }
     if rounds {
-        log::warn!("{name} is {from} where it is loaded from, and becomes {dtype}");
+        log::warn!("casting {name} from {from} to {dtype}");
     }
-    // Every integer that can be widened is an f64 as well.
+    // f64 represents every integer of a type that can be widened.
     HostTensor::from_f64(dtype, value.sizes(), &value.to_f64_vec()).map(Some)
 }

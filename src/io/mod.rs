@@ -1,4 +1,4 @@
-//! State on disk: checkpoints that are whole or not there, tensor files, and what a session starts from.
+//! State on disk: atomic checkpoints, tensor files, and the initialization of sessions from them.
 
 mod disk;
 mod run_lock;

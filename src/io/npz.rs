@@ -1,4 +1,4 @@
-//! NumPy's `.npz` files of named tensors.
+//! NumPy's `.npz` files: named tensors.
 
 use super::disk::{Disk, RealDisk, UNFINISHED, failed};
 use super::safetensors::Named;
@@ -6,16 +6,16 @@ use std::path::Path;
 use tensorpack_dataflow::format::npz;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// All tensors of a file, in the order of their names.
+/// Reads all tensors of a file, sorted by name.
 pub fn read(path: impl AsRef<Path>) -> Result<Named> {
     Ok(npz::read(path)?.into_iter().collect())
 }
 
-/// Writes a file, replacing one of this name.
+/// Writes a file, replacing an existing one.
 pub fn write(path: impl AsRef<Path>, tensors: &[(String, HostTensor)]) -> Result<()> {
     let path = path.as_ref();
     let Some(name) = path.file_name() else {
-        return Err(Error::argument(format!("{} names no file to write", path.display())));
+        return Err(Error::argument(format!("{} is not a file name", path.display())));
     };
     let unfinished = path.with_file_name(format!("{UNFINISHED}{}", name.to_string_lossy()));
     if unfinished.exists() {

@@ -1,4 +1,4 @@
-//! The lock of a run's directory: two processes that write one run would destroy both.
+//! The lock of a log directory: two processes that write to one run would corrupt it.
 
 use super::disk::failed;
 use std::fs::{self, File, TryLockError};
@@ -7,31 +7,32 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// The right to write in a run's directory. The operating system takes it back when the last clone is dropped or the
-/// process dies, however it dies: a lock never has to be removed by hand.
+/// An exclusive lock on a log directory. The operating system releases it when the last clone is
+/// dropped or the process terminates for any reason, so it never has to be removed by hand.
 #[derive(Clone, Debug)]
 pub struct RunLock {
     dir: PathBuf,
     _file: Arc<Locked>,
 }
 
-/// A file that is unlocked when it is dropped. To close it is not enough: a process that is just being started has it
-/// open, too, until its program is loaded.
+/// A file that is unlocked on drop. Closing is not enough: a forked child has the file open, too,
+/// until it calls `exec`.
 #[derive(Debug)]
 struct Locked(File);
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // If that fails, it is unlocked once everybody has closed it.
+        // If this fails, the lock is released once every process has closed the file.
         let _ = self.0.unlock();
     }
 }
 
 impl RunLock {
-    /// Locks a directory, which is made if need be. If another process has it, the error names that process.
+    /// Locks a directory, and creates it if necessary. If another process holds the lock, the error
+    /// names that process.
     pub fn acquire(dir: impl Into<PathBuf>) -> Result<RunLock> {
         let dir = dir.into();
-        fs::create_dir_all(&dir).map_err(failed("make the directory", &dir))?;
+        fs::create_dir_all(&dir).map_err(failed("create the directory", &dir))?;
         let path = dir.join("lock");
         let mut file = File::options()
             .read(true)
@@ -52,7 +53,7 @@ impl RunLock {
         Ok(RunLock { dir, _file: Arc::new(Locked(file)) })
     }
 
-    /// The directory.
+    /// Returns the directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -73,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_second_is_refused_and_told_who_the_first_is() {
+    fn a_second_lock_fails_and_names_the_holder() {
         let dir = tempfile::tempdir().unwrap();
         let run = dir.path().join("run");
         let first = RunLock::acquire(&run).unwrap();
@@ -86,10 +87,10 @@ mod tests {
     }
 
     #[test]
-    fn it_is_free_at_once_though_a_child_has_the_file_open() {
+    fn the_lock_is_released_while_a_child_has_the_file_open() {
         let dir = tempfile::tempdir().unwrap();
         let first = RunLock::acquire(dir.path()).unwrap();
-        // What a fork does.
+        // Like a fork.
         let held = first._file.0.try_clone().unwrap();
         drop(first);
         RunLock::acquire(dir.path()).unwrap();

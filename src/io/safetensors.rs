@@ -5,7 +5,7 @@
 //! serialises headers. Elements are read and written here, one tensor at a time, so that checksums
 //! can be computed on the way and no file is held in memory twice.
 
-use super::disk::{RealDisk, failed, write_whole};
+use super::disk::{RealDisk, failed, write_atomically};
 use safetensors::tensor::{Dtype, Metadata as Header, TensorInfo};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,16 +16,15 @@ use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
 /// Tensors with their names.
 pub type Named = Vec<(String, HostTensor)>;
-/// Text by key, which a file holds beside its tensors.
+/// Additional text of a file, by key.
 pub type Metadata = BTreeMap<String, String>;
 
-/// The longest header that is read: a file that claims a longer one is damaged.
+/// The maximum header length. A file that claims a longer one is corrupted.
 const MAX_HEADER: u64 = 100 << 20;
-/// The name in the header that is not a tensor's.
+/// The header entry for metadata.
 const METADATA: &str = "__metadata__";
 
-/// Reads all tensors of a file, in the order of their elements in it. F16, which has no [`DType`],
-/// is read as f32.
+/// Reads all tensors of a file, in file order. F16, which has no [`DType`], is read as f32.
 pub fn read(path: impl AsRef<Path>) -> Result<Named> {
     Ok(read_with_metadata(path)?.0)
 }
@@ -38,7 +37,7 @@ pub fn read_with_metadata(path: impl AsRef<Path>) -> Result<(Named, Metadata)> {
     parse(&mut BufReader::new(file), length).map_err(|e| e.within(path.display()))
 }
 
-/// Writes a file, replacing one of this name. Tensors with large elements come first, so that all
+/// Writes a file, replacing an existing one. Tensors with large elements come first, so that all
 /// are aligned.
 pub fn write(path: impl AsRef<Path>, tensors: &[(String, HostTensor)]) -> Result<()> {
     write_with_metadata(path, tensors, &Metadata::new())
@@ -50,10 +49,10 @@ pub fn write_with_metadata(
     tensors: &[(String, HostTensor)],
     metadata: &Metadata,
 ) -> Result<()> {
-    write_whole(&mut RealDisk, path.as_ref(), &encode(tensors, metadata)?)
+    write_atomically(&mut RealDisk, path.as_ref(), &encode(tensors, metadata)?)
 }
 
-/// The contents of a file with these tensors, in parts.
+/// Returns the contents of a file with these tensors, in parts.
 pub(super) fn encode<'a>(
     tensors: &'a [(String, HostTensor)],
     metadata: &Metadata,
@@ -65,7 +64,7 @@ pub(super) fn encode<'a>(
     let mut at = 0;
     for (name, t) in &order {
         if name == METADATA || !names.insert(name) {
-            let why = format!("a file cannot hold a tensor named {name:?}, or two of one name");
+            let why = format!("the tensor name {name:?} is reserved or occurs twice");
             return Err(Error::new(ErrorKind::Name, why));
         }
         let end = at + t.as_bytes().len();
@@ -76,7 +75,7 @@ pub(super) fn encode<'a>(
     }
     let metadata = (!metadata.is_empty()).then(|| metadata.clone().into_iter().collect());
     let header = Header::new(metadata, infos).map_err(|e| Error::argument(e.to_string()))?;
-    // By way of a `Value`, which sorts keys: the same tensors always make the same bytes.
+    // Serialized through a `Value`, which sorts keys: the same tensors always yield the same bytes.
     let header = serde_json::to_value(&header).map_err(|e| Error::argument(e.to_string()))?;
     let mut text = header.to_string().into_bytes();
     text.resize(text.len().next_multiple_of(8), b' ');
@@ -93,17 +92,16 @@ pub(super) fn parse(from: &mut impl Read, length: u64) -> Result<(Named, Metadat
     let header = u64::from_le_bytes(count);
     let elements = length.checked_sub(8).and_then(|n| n.checked_sub(header)).filter(|_| header <= MAX_HEADER);
     let Some(elements) = elements else {
-        return Err(damaged(format!("a header of {header} bytes in a file of {length}")));
+        return Err(corrupted(format!("a header of {header} bytes in a file of {length}")));
     };
     let mut text = vec![0; header as usize];
     from.read_exact(&mut text)?;
-    // This checks that the tensors lie one after the other, without gaps, each as long as its dtype
-    // and shape say.
-    let header: Header = serde_json::from_slice(&text).map_err(|e| damaged(format!("its header: {e}")))?;
+    // Checks that the tensors are contiguous, and that each length matches its dtype and shape.
+    let header: Header = serde_json::from_slice(&text).map_err(|e| corrupted(format!("its header: {e}")))?;
     let described = header.data_len() as u64;
     if described != elements {
-        return Err(damaged(format!(
-            "its header describes {described} bytes of elements, and it has {elements}"
+        return Err(corrupted(format!(
+            "its header describes {described} bytes of elements, but it has {elements}"
         )));
     }
     let mut infos: Vec<(String, &TensorInfo)> = header.tensors().into_iter().collect();
@@ -138,7 +136,7 @@ fn read_tensor(info: &TensorInfo, from: &mut impl Read) -> Result<HostTensor> {
     Ok(tensor)
 }
 
-/// The format's name of a dtype.
+/// Returns the dtype of the file format.
 fn stored(dtype: DType) -> Dtype {
     match dtype {
         DType::F32 => Dtype::F32,
@@ -160,7 +158,7 @@ fn little_endian(t: &HostTensor) -> Cow<'_, [u8]> {
     Cow::Owned(bytes)
 }
 
-fn damaged(why: String) -> Error {
+fn corrupted(why: String) -> Error {
     Error::new(ErrorKind::Io, format!("not a valid safetensors file: {why}"))
 }
 
@@ -194,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn every_type_comes_back_and_is_aligned() {
+    fn every_dtype_round_trips_and_is_aligned() {
         let bytes = file(&some());
         let back = read_bytes(&bytes).unwrap();
         assert_eq!(back.len(), some().len());
@@ -207,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_are_those_of_the_format() {
+    fn bytes_match_the_format() {
         let w = HostTensor::new([2], vec![1.0f32, -2.0]).unwrap();
         let header = r#"{"w":{"data_offsets":[0,8],"dtype":"F32","shape":[2]}}  "#;
         assert_eq!(file(&[("w".into(), w)]), with_header(header, &[0, 0, 128, 63, 0, 0, 0, 192]));
@@ -224,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_write_is_read() {
+    fn files_of_other_frameworks_are_read() {
         let header =
             r#"{"__metadata__":{"format":"pt"},"h":{"dtype":"F16","shape":[2],"data_offsets":[0,4]}}"#;
         let back = read_bytes(&with_header(header, &[0, 0x3c, 0, 0xc0])).unwrap();
@@ -232,11 +230,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_beside_the_tensors_comes_back() {
-        let said = Metadata::from([("model".to_string(), "{\"a\": [1]}".to_string())]);
-        let bytes = encode(&some(), &said).unwrap().concat();
+    fn metadata_round_trips() {
+        let metadata = Metadata::from([("model".to_string(), "{\"a\": [1]}".to_string())]);
+        let bytes = encode(&some(), &metadata).unwrap().concat();
         let (tensors, back) = parse(&mut &bytes[..], bytes.len() as u64).unwrap();
-        assert_eq!((tensors.len(), back), (some().len(), said));
+        assert_eq!((tensors.len(), back), (some().len(), metadata));
     }
 
     #[test]
@@ -263,7 +261,7 @@ mod tests {
         ] {
             assert!(read_bytes(&with_header(&header, &[0; 4])).is_err(), "{header:.80}");
         }
-        // A type that the format has and tensors do not is told apart from damage.
+        // An unsupported dtype of the format is not reported as corruption.
         let error = read_bytes(&with_header(&entry("I16", "[2]", "[0,4]"), &[0; 4])).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::DType);
         assert!(error.message().starts_with("a: "), "{error}");
@@ -272,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_cannot_be_written_are_errors() {
+    fn reserved_and_duplicate_names_are_errors() {
         let t = HostTensor::scalar(1.0f32);
         let encode = |tensors: &[(String, HostTensor)]| encode(tensors, &Metadata::new()).map(|_| ());
         assert!(encode(&[("__metadata__".into(), t.clone())]).is_err());

@@ -1,4 +1,4 @@
-//! What the variables of a session start from, beside their initialisers.
+//! Initialization of a session's variables from files and tensors.
 
 use super::matching::Matching;
 use super::safetensors::Named;
@@ -8,7 +8,7 @@ use crate::runtime::Session;
 use std::path::{Path, PathBuf};
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// Gives the variables of a new session their values. Without one, they have those of their initialisers.
+/// Sets the variables of a new session. Without it, they have the values of their initializers.
 pub trait SessionInit: Send {
     /// Writes the variables.
     fn init(&self, session: &Session) -> Result<()>;
@@ -24,11 +24,13 @@ impl SessionInit for JustCurrentSession {
     }
 }
 
-/// Loads a checkpoint (its folder, or a run's directory for the latest one) or a `.safetensors` or `.npz` file.
+/// Loads a checkpoint (its folder, or a log directory for the latest one) or a `.safetensors` or
+/// `.npz` file.
 ///
-/// Every variable that inference needs must be there, with its shape, and nothing else: otherwise the error lists what
-/// is missing, what is unexpected and what has another shape, and nothing is loaded. What only training needs, such as
-/// an optimizer's slots, is loaded where it is on both sides.
+/// The source must contain exactly the variables that inference needs, with the same shapes.
+/// Otherwise nothing is loaded, and the error lists what is missing, what is unexpected and which
+/// shapes differ. Variables that only training needs, such as optimizer slots, are loaded if both
+/// sides have them.
 #[derive(Clone, Debug)]
 pub struct SaverRestore {
     path: PathBuf,
@@ -36,7 +38,7 @@ pub struct SaverRestore {
 }
 
 impl SaverRestore {
-    /// From this path.
+    /// Loads from `path`.
     pub fn new(path: impl Into<PathBuf>) -> SaverRestore {
         SaverRestore { path: path.into(), matching: Matching::default() }
     }
@@ -50,8 +52,9 @@ impl SessionInit for SaverRestore {
 
 /// Loads tensors by name. The rules are those of [`SaverRestore`].
 ///
-/// For weights of other frameworks: read their file with [`safetensors::read`](super::safetensors::read), give each
-/// tensor the name it has here, and say with `map_layout` what is to be transposed.
+/// For weights of other frameworks, read the file with
+/// [`safetensors::read`](super::safetensors::read), rename the tensors, and transpose them with
+/// `map_layout`.
 #[derive(Clone, Debug)]
 pub struct DictRestore {
     tensors: Named,
@@ -59,7 +62,7 @@ pub struct DictRestore {
 }
 
 impl DictRestore {
-    /// From these tensors.
+    /// Loads these tensors.
     pub fn new<N: Into<String>>(tensors: impl IntoIterator<Item = (N, HostTensor)>) -> DictRestore {
         let tensors = tensors.into_iter().map(|(name, t)| (name.into(), t)).collect();
         DictRestore { tensors, matching: Matching::default() }
@@ -68,35 +71,36 @@ impl DictRestore {
 
 impl SessionInit for DictRestore {
     fn init(&self, session: &Session) -> Result<()> {
-        self.matching.load(&Source::new("what was given", self.tensors.iter().cloned()), session)
+        self.matching.load(&Source::new("DictRestore", self.tensors.iter().cloned()), session)
     }
 }
 
-/// What both of them can be told.
+/// The options of both.
 macro_rules! matching_setters {
     ($($restore:ident),*) => {$(impl $restore {
-        /// Loads only variables under `prefix/`, which is not part of the saved names.
+        /// Loads only variables under `prefix/`. The saved names do not have the prefix.
         #[must_use]
         pub fn prefix(mut self, prefix: impl Into<String>) -> $restore {
             self.matching.prefix = Some(prefix.into());
             self
         }
 
-        /// Leaves out these names.
+        /// Skips these names.
         #[must_use]
         pub fn ignore<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> $restore {
             self.matching.ignore.extend(names.into_iter().map(Into::into));
             self
         }
 
-        /// Loads what fits, and warns of the rest.
+        /// Loads what matches, and warns about the rest.
         #[must_use]
         pub fn ignore_mismatch(mut self) -> $restore {
             self.matching.ignore_mismatch = true;
             self
         }
 
-        /// Rearranges tensors whose whole saved name matches a regular expression; the first one that matches counts.
+        /// Applies `layout` to tensors whose entire saved name matches the regular expression
+        /// `names`. The first match wins.
         #[must_use]
         pub fn map_layout(mut self, names: impl Into<String>, layout: Layout) -> $restore {
             self.matching.layouts.push((names.into(), layout));
@@ -106,14 +110,14 @@ macro_rules! matching_setters {
 }
 matching_setters!(SaverRestore, DictRestore);
 
-/// One after the other: later ones overwrite what earlier ones wrote.
+/// Runs several initializations in order. Later ones overwrite the values of earlier ones.
 #[derive(Default)]
 pub struct ChainInit {
     inits: Vec<Box<dyn SessionInit>>,
 }
 
 impl ChainInit {
-    /// All of these, in order.
+    /// Runs `inits` in order.
     pub fn new(inits: impl IntoIterator<Item = Box<dyn SessionInit>>) -> ChainInit {
         ChainInit { inits: inits.into_iter().collect() }
     }
@@ -125,8 +129,8 @@ impl SessionInit for ChainInit {
     }
 }
 
-/// What a path on a command line means: nothing if it is empty, otherwise a [`SaverRestore`]. `~` is the home
-/// directory.
+/// Returns the initialization for a path on a command line: [`JustCurrentSession`] if it is empty,
+/// otherwise a [`SaverRestore`]. Expands `~` to the home directory.
 #[doc(alias = "SmartInit")]
 #[doc(alias = "get_model_loader")]
 pub fn smart_init(path: impl AsRef<Path>) -> Result<Box<dyn SessionInit>> {
@@ -136,17 +140,18 @@ pub fn smart_init(path: impl AsRef<Path>) -> Result<Box<dyn SessionInit>> {
     }
     let path = match path.strip_prefix("~") {
         Ok(inside) => std::env::home_dir()
-            .ok_or_else(|| Error::argument("there is no home directory, which ~ stands for"))?
+            .ok_or_else(|| Error::argument("cannot expand ~: the home directory is unknown"))?
             .join(inside),
         Err(_) => path.to_path_buf(),
     };
     if !path.exists() {
-        return Err(Error::argument(format!("there is nothing to load at {}", path.display())));
+        return Err(Error::argument(format!("cannot load {}: no such file or directory", path.display())));
     }
     Ok(Box::new(SaverRestore::new(path)))
 }
 
-/// Writes the variables that inference needs to a `.safetensors` or `.npz` file, replacing one of this name.
+/// Writes the variables that inference needs to a `.safetensors` or `.npz` file, replacing an
+/// existing one.
 #[doc(alias = "dump_session_params")]
 pub fn dump_model_variables(session: &Session, path: impl AsRef<Path>) -> Result<()> {
     let graph = session.graph();

@@ -1,4 +1,4 @@
-//! Files of named tensors, by the ending of their name.
+//! Files of named tensors. The extension determines the format.
 
 use super::checkpoint_store::latest;
 use super::safetensors::{self, Named};
@@ -6,9 +6,10 @@ use super::{Checkpoint, Source, npz};
 use std::path::Path;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// The tensors at a path: a checkpoint's folder, a run's directory (its latest checkpoint) or a tensor file.
+/// Reads the tensors at a path: a checkpoint folder, a log directory (its latest checkpoint) or a
+/// tensor file.
 pub(super) fn open(path: &Path) -> Result<Source> {
-    // A file in a checkpoint's folder is not read alone: the manifest guards all of it.
+    // A file in a checkpoint folder is read with its manifest, which has the checksums.
     if let Some(folder) = [Some(path), path.parent()].into_iter().flatten().find(|p| Checkpoint::is_at(p)) {
         return Ok(Source::checkpoint(folder, Checkpoint::load(folder)?));
     }
@@ -22,7 +23,7 @@ pub(super) fn open(path: &Path) -> Result<Source> {
     Ok(Source::new(path.display(), read(path)?))
 }
 
-/// The tensors of a file.
+/// Reads the tensors of a file.
 fn read(path: &Path) -> Result<Named> {
     match Format::of(path)? {
         Format::Safetensors => safetensors::read(path),
@@ -30,7 +31,7 @@ fn read(path: &Path) -> Result<Named> {
     }
 }
 
-/// Writes tensors to a file, replacing one of this name.
+/// Writes tensors to a file, replacing an existing one.
 pub(super) fn write(path: &Path, tensors: &[(String, HostTensor)]) -> Result<()> {
     match Format::of(path)? {
         Format::Safetensors => safetensors::write(path, tensors),
@@ -49,9 +50,8 @@ impl Format {
             Some("safetensors") => Ok(Format::Safetensors),
             Some("npz") => Ok(Format::Npz),
             _ => {
-                let why = format!("{} is no file of tensors", path.display());
-                Err(Error::argument(why)
-                    .note("tensors are in .safetensors and .npz files, or in checkpoints' folders"))
+                let why = format!("{} is not a tensor file", path.display());
+                Err(Error::argument(why).note("use a .safetensors or .npz file, or a checkpoint folder"))
             }
         }
     }

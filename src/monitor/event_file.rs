@@ -1,5 +1,5 @@
-//! TensorBoard's event files: a sequence of records with their length and masked CRC-32C checksums,
-//! each of which is an `Event` message.
+//! TensorBoard's event files: a sequence of `Event` messages, each framed with its length and
+//! masked CRC-32C checksums.
 
 use super::{Histogram, Image};
 use crate::graph::{Frozen, Node, TensorId};
@@ -11,29 +11,29 @@ use tensorpack_tensor::Result;
 pub(super) struct Event<'a> {
     /// Seconds since 1970.
     pub(super) wall_time: f64,
-    /// The step it belongs to.
+    /// The global step.
     pub(super) step: u64,
     pub(super) what: What<'a>,
 }
 
-/// What an event tells.
+/// The content of an event.
 pub(super) enum What<'a> {
     /// First in every file.
     Version,
-    /// A run begins or goes on here: readers drop what other files have from this step on.
+    /// The start of a new or resumed run: readers drop events of other files from this step on.
     Start,
     /// The graph.
     Graph(&'a Frozen),
     /// A scalar.
     Scalar(&'a str, f64),
-    /// A picture.
+    /// An image.
     Image(&'a str, &'a Image),
     /// A histogram.
     Histogram(&'a str, &'a Histogram),
 }
 
 impl Event<'_> {
-    /// The event as a record.
+    /// Serializes the event as a record.
     pub(super) fn to_record(&self) -> Result<Vec<u8>> {
         let event = Message::new().nonzero_double(1, self.wall_time);
         let event = if self.step == 0 { event } else { event.int64(2, self.step as i64) };
@@ -42,12 +42,12 @@ impl Event<'_> {
             What::Graph(graph) => event.message(4, &graph_def(graph)),
             What::Scalar(tag, value) => event.message(5, &summary(&value_of(tag).float(2, value as f32))),
             What::Image(tag, image) => {
-                let picture = Message::new()
+                let proto = Message::new()
                     .int64(1, i64::from(image.height))
                     .int64(2, i64::from(image.width))
                     .int64(3, image.channels as i64)
                     .bytes(4, image.to_png()?);
-                event.message(5, &summary(&value_of(tag).message(4, &picture)))
+                event.message(5, &summary(&value_of(tag).message(4, &proto)))
             }
             What::Histogram(tag, h) => {
                 event.message(5, &summary(&value_of(tag).message(5, &histogram_proto(h))))
@@ -58,15 +58,15 @@ impl Event<'_> {
     }
 }
 
-/// The state of a session log that says that a run begins.
+/// `SessionLog.SessionStatus.START`.
 const START: i64 = 1;
 
-/// The start of a `Summary.Value`.
+/// Returns a `Summary.Value` with only the tag.
 fn value_of(tag: &str) -> Message {
     Message::new().string(1, tag)
 }
 
-/// A `Summary` of one value.
+/// Returns a `Summary` of one value.
 fn summary(value: &Message) -> Message {
     Message::new().message(1, value)
 }
@@ -82,7 +82,7 @@ fn histogram_proto(h: &Histogram) -> Message {
         .packed_double(7, h.buckets.iter().map(|b| b.1))
 }
 
-/// All nodes, by name, with what they read and the shapes they make.
+/// Returns a `GraphDef`: all nodes with their names, inputs and output shapes.
 fn graph_def(graph: &Frozen) -> Message {
     graph.nodes().iter().fold(Message::new(), |def, node| def.message(1, &node_def(graph, node)))
 }
@@ -93,7 +93,7 @@ fn node_def(graph: &Frozen, node: &Node) -> Message {
         (name, n) => format!("{name}:{n}"),
     };
     let inputs = node.inputs.iter().map(name);
-    // What runs along with a node, without its value being read, has a caret before it.
+    // Control inputs start with a caret.
     let along = node.runs.iter().map(|&id| format!("^{}", graph.node(id).name));
     let def = Message::new().string(1, &node.name).string(2, node.kind.name());
     let def = inputs.chain(along).fold(def, |def, input| def.string(3, &input));
@@ -128,9 +128,9 @@ mod tests {
         record.iter().map(|b| format!("{b:02x}")).collect()
     }
 
-    /// What TensorBoard's own writer makes of the same events.
+    /// The expected bytes are those of TensorBoard's own writer.
     #[test]
-    fn events_are_byte_for_byte_those_of_tensorboard() {
+    fn events_match_tensorboard_byte_for_byte() {
         assert_eq!(
             hex(0, What::Version),
             "1800000000000000a37f4b2209000000000000f83f1a0d627261696e2e4576656e743a322a28646c"

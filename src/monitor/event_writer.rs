@@ -1,4 +1,4 @@
-//! Event files for TensorBoard.
+//! Writes event files for TensorBoard.
 
 use super::event_file::{Event, What};
 use super::{Class, Histogram, Image, Moment, Monitor, Start};
@@ -12,12 +12,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 use tensorpack_tensor::{Error, Result};
 
-/// Writes scalars, pictures, histograms and the graph to an event file in the run's directory:
-/// `tensorboard --logdir DIR` shows them while the run goes on.
+/// Writes scalars, images, histograms and the graph to an event file in the log directory.
+/// `tensorboard --logdir DIR` shows them during the run.
 ///
-/// Every start makes a new file, since nothing can follow a record that a crash has torn. A run that goes on cuts the
-/// file of its checkpoint to what it was then, and removes later ones, since what is in them will be put again. A mark
-/// at the beginning makes a TensorBoard that has read them already drop it too, or all that an older run put.
+/// Every start creates a new file, because no record can follow one that a crash truncated. A
+/// resumed run truncates the file of its checkpoint to its length at that time, and removes later
+/// files, because their events will be written again. A start event at the beginning makes a
+/// running TensorBoard drop the events it has already read from those files, or from an older run.
 #[doc(alias = "TFEventWriter")]
 #[derive(Default)]
 pub struct EventWriter {
@@ -27,18 +28,18 @@ pub struct EventWriter {
 struct Open {
     path: PathBuf,
     file: BufWriter<File>,
-    /// How many bytes were written, flushed or not.
+    /// The number of bytes written, including unflushed ones.
     length: u64,
     flushed: Instant,
 }
 
-/// The longest that a reader waits for what was written, beside the end of an epoch.
+/// The maximum time between flushes. The end of an epoch flushes, too.
 const FLUSH_EVERY: Duration = Duration::from_secs(30);
 const PREFIX: &str = "events.out.tfevents.";
 const SUFFIX: &str = ".tensorpack";
 
 impl EventWriter {
-    /// To the run's directory.
+    /// Writes to the log directory.
     pub fn new() -> EventWriter {
         EventWriter::default()
     }
@@ -60,13 +61,13 @@ impl EventWriter {
 }
 
 impl Open {
-    /// A file whose name comes after those of all older ones: readers take them in the order of their names.
+    /// Creates a file whose name sorts after all existing ones: readers read files in name order.
     fn create(dir: &Path) -> Result<Open> {
         let time = |name: &String| name.strip_prefix(PREFIX)?.split('.').next()?.parse::<u64>().ok();
         let newest = event_files(dir)?.iter().filter_map(time).max();
         let time = since_1970().as_secs().max(newest.map_or(0, |t| t.saturating_add(1)));
         let path = dir.join(format!("{PREFIX}{time:010}{SUFFIX}"));
-        let file = File::create_new(&path).map_err(failed("make", &path))?;
+        let file = File::create_new(&path).map_err(failed("create", &path))?;
         Ok(Open { path, file: BufWriter::with_capacity(1 << 16, file), length: 0, flushed: Instant::now() })
     }
 
@@ -83,14 +84,14 @@ impl Monitor for EventWriter {
 
     fn start(&mut self, start: &Start<'_>) -> Result<()> {
         let Some(dir) = start.logdir else {
-            return Err(Error::argument("the run has no directory to write event files in"));
+            return Err(Error::argument("EventWriter needs a log directory, but the run has none"));
         };
         if let Some(state) = start.resumed {
-            cut(dir, state)?;
+            truncate(dir, state)?;
         }
         self.open = Some(Open::create(dir)?);
         self.write(0, What::Version)?;
-        // All steps are another run's, unless this one goes on.
+        // In a new run, all existing events belong to an older run.
         let first = start.resumed.map_or(0, |_| start.at.global_step + 1);
         self.write(first, What::Start)?;
         self.flush()?;
@@ -135,8 +136,8 @@ impl Monitor for EventWriter {
     }
 }
 
-/// Takes back what was written after a state was saved.
-fn cut(dir: &Path, state: &Value) -> Result<()> {
+/// Removes the events that were written after `state` was saved.
+fn truncate(dir: &Path, state: &Value) -> Result<()> {
     let (Some(last), Some(length)) = (state["file"].as_str(), state["length"].as_u64()) else {
         return Ok(());
     };
@@ -147,9 +148,9 @@ fn cut(dir: &Path, state: &Value) -> Result<()> {
             Ordering::Greater => fs::remove_file(&path).map_err(failed("remove", &path))?,
             Ordering::Equal => {
                 let file = File::options().write(true).open(&path).map_err(failed("open", &path))?;
-                // One that lost its end must not grow.
+                // `set_len` must not extend a file that lost its end.
                 if file.metadata().map_err(failed("read", &path))?.len() > length {
-                    file.set_len(length).map_err(failed("cut", &path))?;
+                    file.set_len(length).map_err(failed("truncate", &path))?;
                 }
             }
         }
@@ -157,7 +158,7 @@ fn cut(dir: &Path, state: &Value) -> Result<()> {
     Ok(())
 }
 
-/// The names of all event files in a directory.
+/// Returns the names of all event files in a directory.
 fn event_files(dir: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(dir).map_err(failed("read", dir))? {

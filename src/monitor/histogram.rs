@@ -1,35 +1,36 @@
-//! Histograms with the buckets that TensorBoard expects: each limit is 10 % further from zero than the one before.
+//! Histograms with TensorBoard's buckets: each limit is 10 % further from zero than the previous
+//! one.
 
 use std::sync::OnceLock;
 use tensorpack_tensor::HostTensor;
 
-/// How values are spread.
+/// A histogram of values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
     /// The smallest value.
     pub min: f64,
     /// The largest value.
     pub max: f64,
-    /// How many values there are.
+    /// The number of values.
     pub count: f64,
-    /// Their sum.
+    /// The sum of the values.
     pub sum: f64,
-    /// The sum of their squares.
+    /// The sum of the squared values.
     pub sum_of_squares: f64,
-    /// Upper limits of the buckets, growing, and how many values lie below each and not below the one before. Runs of
-    /// empty buckets are one.
+    /// The exclusive upper limit and the number of values of each bucket, in ascending order.
+    /// Consecutive empty buckets are merged.
     pub buckets: Vec<(f64, f64)>,
 }
 
 impl Histogram {
-    /// The histogram of a tensor's finite values.
+    /// Returns the histogram of a tensor's finite values.
     pub fn of(values: &HostTensor) -> Histogram {
         let limits = limits();
         let mut counts = vec![0.0; limits.len()];
         let (mut min, mut max, mut count, mut sum, mut squares) =
             (f64::INFINITY, f64::NEG_INFINITY, 0.0, 0.0, 0.0);
         for x in values.to_f64_vec().into_iter().filter(|x| x.is_finite()) {
-            // The largest number of all belongs to the last bucket.
+            // `f64::MAX` belongs to the last bucket.
             let at = limits.partition_point(|&limit| limit <= x).min(limits.len() - 1);
             counts[at] += 1.0;
             (min, max, count) = (f64::min(min, x), f64::max(max, x), count + 1.0);
@@ -77,12 +78,12 @@ mod tests {
             assert_eq!(values.iter().filter(inside).count() as f64, n, "below {limit}");
             below = limit;
         }
-        // Zero is a limit, and belongs above it.
+        // Zero is a limit and belongs to the bucket above it.
         assert!(h.buckets.contains(&(1e-12, 2.0)));
     }
 
     #[test]
-    fn nothing_is_a_histogram_too() {
+    fn histogram_of_no_values() {
         let h = Histogram::of(&HostTensor::new([0], Vec::<f32>::new()).unwrap());
         assert_eq!(h.buckets, [(f64::MAX, 0.0)]);
         assert_eq!((h.min, h.max, h.count, h.sum), (0.0, 0.0, 0.0, 0.0));

@@ -1,52 +1,53 @@
-//! Pictures for monitors.
+//! Images for monitors.
 
 use tensorpack_tensor::{DType, Error, HostTensor, Result};
 
-/// A picture: rows of pixels, each of 1 (grey), 3 (RGB) or 4 (RGBA) bytes.
+/// An 8-bit image with 1 (grayscale), 3 (RGB) or 4 (RGBA) channels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// How many pixels wide.
+    /// The width in pixels.
     pub width: u32,
-    /// How many pixels high.
+    /// The height in pixels.
     pub height: u32,
-    /// Bytes of a pixel.
+    /// The number of channels.
     pub channels: usize,
-    /// The pixels, row by row.
+    /// The pixels in row-major order, with interleaved channels.
     pub pixels: Vec<u8>,
 }
 
 impl Image {
-    /// The pictures in a tensor with values from 0 to 255: `[height, width]`, `[height, width, channels]` or
-    /// `[batch, height, width, channels]`. Floats are rounded, and what is outside of the range is cut to it.
+    /// Returns the images in a tensor of shape `[height, width]`, `[height, width, channels]` or
+    /// `[batch, height, width, channels]` with values from 0 to 255. Floats are rounded and clamped
+    /// to this range.
     pub fn from_tensor(images: &HostTensor) -> Result<Vec<Image>> {
         let (count, height, width, channels) = match *images.sizes() {
             [h, w] => (1, h, w, 1),
             [h, w, c @ (1 | 3 | 4)] => (1, h, w, c),
             [n, h, w, c @ (1 | 3 | 4)] => (n, h, w, c),
             _ => {
-                let why = format!("a tensor of shape {:?} holds no pictures", images.sizes());
+                let why = format!("a tensor of shape {:?} is not an image", images.sizes());
                 return Err(Error::shape(why).note(
-                    "pictures are [height, width], [height, width, channels] or [batch, height, width, channels], \
-                     with 1, 3 or 4 channels",
+                    "images have shape [height, width], [height, width, channels] or \
+                     [batch, height, width, channels], with 1, 3 or 4 channels",
                 ));
             }
         };
         let (Ok(h), Ok(w)) = (u32::try_from(height), u32::try_from(width)) else {
-            return Err(Error::shape(format!("{height} by {width} pixels are too many for a picture")));
+            return Err(Error::shape(format!("an image of {height}x{width} pixels is too large")));
         };
         if h == 0 || w == 0 {
-            return Err(Error::shape(format!("a picture of {h} by {w} pixels shows nothing")));
+            return Err(Error::shape(format!("an image of {h}x{w} pixels is empty")));
         }
         let bytes = match images.dtype() {
             DType::U8 => images.as_slice::<u8>()?.to_vec(),
-            // `as` cuts to the range, and makes 0 of NaN.
+            // `as` saturates, and converts NaN to 0.
             _ => images.to_f64_vec().iter().map(|x| x.round() as u8).collect(),
         };
         let one = |pixels: &[u8]| Image { width: w, height: h, channels, pixels: pixels.to_vec() };
         Ok(bytes.chunks_exact(height * width * channels).take(count).map(one).collect())
     }
 
-    /// The bytes of a PNG file of it.
+    /// Encodes the image as a PNG file.
     pub fn to_png(&self) -> Result<Vec<u8>> {
         let mut file = Vec::new();
         let mut encoder = png::Encoder::new(&mut file, self.width, self.height);
@@ -55,10 +56,10 @@ impl Image {
             1 => png::ColorType::Grayscale,
             3 => png::ColorType::Rgb,
             4 => png::ColorType::Rgba,
-            n => return Err(Error::argument(format!("a picture has 1, 3 or 4 channels, not {n}"))),
+            n => return Err(Error::argument(format!("an image has 1, 3 or 4 channels, not {n}"))),
         });
         let write = |encoder: png::Encoder<'_, _>| encoder.write_header()?.write_image_data(&self.pixels);
-        write(encoder).map_err(|e| Error::argument(format!("the picture cannot be packed: {e}")))?;
+        write(encoder).map_err(|e| Error::argument(format!("cannot encode the image as PNG: {e}")))?;
         Ok(file)
     }
 }
@@ -82,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_png_holds_the_pixels() {
+    fn png_round_trips_pixels() {
         for channels in [1, 3, 4] {
             let pixels: Vec<u8> = (0..6 * channels as u8).collect();
             let image = Image { width: 2, height: 3, channels, pixels };
@@ -92,7 +93,7 @@ mod tests {
             reader.next_frame(&mut back).unwrap();
             assert_eq!(back, image.pixels);
         }
-        let torn = Image { width: 2, height: 3, channels: 1, pixels: vec![0; 5] };
-        assert!(torn.to_png().is_err());
+        let truncated = Image { width: 2, height: 3, channels: 1, pixels: vec![0; 5] };
+        assert!(truncated.to_png().is_err());
     }
 }

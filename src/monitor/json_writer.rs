@@ -1,4 +1,4 @@
-//! Statistics as lines of JSON.
+//! Writes statistics as JSON lines.
 
 use super::number::{from_json, to_json};
 use super::{Class, Moment, Monitor, Start};
@@ -11,14 +11,16 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// Writes `stats.jsonl` and `timing.jsonl` in the run's directory: one object for each step or epoch in which scalars
-/// were put, with `epoch_num`, `global_step`, and the scalars in the order of their names. NaN and infinities, which
-/// JSON has not, are the texts `"NaN"`, `"inf"` and `"-inf"`.
+/// Writes `stats.jsonl` and `timing.jsonl` in the log directory: one object per step or epoch that
+/// has scalars, with `epoch_num`, `global_step`, and the scalars sorted by name. NaN and
+/// infinities, which JSON lacks, are the strings `"NaN"`, `"inf"` and `"-inf"`.
 ///
-/// `stats.jsonl` holds what the program and its seed determine: two runs of one program write the same bytes, also if
-/// one was interrupted. What depends on the clock is in `timing.jsonl`.
+/// `stats.jsonl` contains the deterministic scalars: two runs of one program with one seed write
+/// the same bytes, even if one was interrupted. Scalars that depend on the clock go to
+/// `timing.jsonl`.
 ///
-/// A run that goes on cuts both to where they were at its checkpoint, and knows what was put but not yet written then. A new run moves files of an older one aside.
+/// A resumed run truncates both files to their lengths at the checkpoint, and restores the scalars
+/// that were not yet written then. A new run moves the files of an older one aside.
 #[doc(alias = "JSONWriter")]
 #[derive(Default)]
 pub struct JsonWriter {
@@ -31,12 +33,12 @@ pub struct JsonWriter {
 struct Stream {
     pending: BTreeMap<String, f64>,
     lines: Option<Lines>,
-    /// The line being made, kept for its memory.
+    /// The buffer of the current line, kept to reuse its memory.
     line: String,
 }
 
 impl JsonWriter {
-    /// To the run's directory.
+    /// Writes to the log directory.
     pub fn new() -> JsonWriter {
         JsonWriter::default()
     }
@@ -54,7 +56,7 @@ impl Monitor for JsonWriter {
 
     fn start(&mut self, start: &Start<'_>) -> Result<()> {
         let Some(dir) = start.logdir else {
-            return Err(Error::argument("the run has no directory to write stats.jsonl in"));
+            return Err(Error::argument("JsonWriter needs a log directory, but the run has none"));
         };
         let length = |key: &str| start.resumed.and_then(|r| r[key].as_u64());
         let pending = start.resumed.and_then(|r| r["pending"].as_object());
@@ -99,7 +101,7 @@ impl Monitor for JsonWriter {
 }
 
 impl Stream {
-    /// Writes what was put since the last line, if anything.
+    /// Writes the scalars since the last line, if there are any.
     fn write(&mut self, at: Moment) -> Result<()> {
         let Some(lines) = self.lines.as_mut().filter(|_| !self.pending.is_empty()) else { return Ok(()) };
         self.line.clear();
@@ -107,22 +109,22 @@ impl Stream {
         let line = self.pending.iter().fold(start, |written, (name, &value)| {
             written.and_then(|()| write!(self.line, ",{}:{}", json!(name), to_json(value)))
         });
-        line.and_then(|()| self.line.write_str("}\n")).expect("text in memory can always grow");
+        line.and_then(|()| self.line.write_str("}\n")).expect("writing to a String does not fail");
         self.pending.clear();
         lines.append(self.line.as_bytes())
     }
 }
 
-/// A file of lines that is only appended to.
+/// An append-only file of lines.
 struct Lines {
     path: PathBuf,
     file: File,
-    /// Bytes of whole lines.
+    /// The length of the complete lines in bytes.
     length: u64,
 }
 
 impl Lines {
-    /// The file, cut to `length` where a run goes on; otherwise a new one.
+    /// Opens the file. A resumed run truncates it to `length`; a new run creates it.
     fn open(path: &Path, length: Option<u64>) -> Result<Lines> {
         if length.is_none() {
             move_aside(path)?;
@@ -144,7 +146,7 @@ impl Lines {
 
     fn append(&mut self, line: &[u8]) -> Result<()> {
         self.file.write_all(line).map_err(|e| {
-            // Half a line would spoil the file for its readers. If that fails too, the first error says enough.
+            // Remove the partial line, which readers cannot parse. Report the first error only.
             let _ = self.file.set_len(self.length);
             failed("write", &self.path)(e)
         })?;
@@ -157,14 +159,15 @@ impl Lines {
     }
 }
 
-/// How many bytes of a file are whole lines.
+/// Returns the length of the complete lines of a file in bytes.
 fn whole_lines(file: &mut File) -> std::io::Result<u64> {
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;
     Ok(text.iter().rposition(|&b| b == b'\n').map_or(0, |at| at as u64 + 1))
 }
 
-/// Gives a file of an older run the first free of the names `stats.jsonl.1`, `stats.jsonl.2` and so on.
+/// Renames a file of an older run to the first unused of `stats.jsonl.1`, `stats.jsonl.2` and so
+/// on.
 fn move_aside(path: &Path) -> Result<()> {
     if !path.exists() {
         return Ok(());
@@ -175,8 +178,8 @@ fn move_aside(path: &Path) -> Result<()> {
         PathBuf::from(name)
     };
     let Some(aside) = (1..).map(numbered).find(|p| !p.exists()) else {
-        return Err(Error::new(ErrorKind::Io, format!("{} cannot be moved aside", path.display())));
+        return Err(Error::new(ErrorKind::Io, format!("cannot move {} aside", path.display())));
     };
-    log::info!("{} of an older run is moved to {}", path.display(), aside.display());
+    log::info!("moving {} of an older run to {}", path.display(), aside.display());
     fs::rename(path, &aside).map_err(failed("move aside", path))
 }

@@ -1,4 +1,5 @@
-//! Monitors: where statistics go. A run puts scalars, images and histograms; each monitor does with them what it likes.
+//! Monitors: the destinations of statistics. Each monitor receives the scalars, images and
+//! histograms of a run and writes, prints or sends them.
 
 mod number;
 mod image;

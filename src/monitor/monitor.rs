@@ -1,4 +1,4 @@
-//! What a monitor is.
+//! The monitor trait.
 
 use super::{Histogram, Image};
 use crate::graph::Frozen;
@@ -6,42 +6,42 @@ use serde_json::Value;
 use std::path::Path;
 use tensorpack_tensor::Result;
 
-/// When something was put.
+/// The time of a statistic, in epochs and steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moment {
-    /// The epoch, from 1 on; 0 before the first.
+    /// The epoch, starting at 1; 0 before the first.
     pub epoch_num: u64,
-    /// How many steps there have been.
+    /// The number of finished steps.
     pub global_step: u64,
 }
 
-/// What a scalar depends on.
+/// Whether a scalar is reproducible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// The program and its seed: the same in every run, interrupted or not.
+    /// Depends on the program and its seed only: the same in every run, interrupted or not.
     Deterministic,
-    /// The machine and its clock: throughput, time left, memory, how full queues are.
+    /// Depends on the machine and its clock: throughput, time left, memory, queue sizes.
     WallClock,
 }
 
-/// What a monitor begins with.
+/// The arguments of [`Monitor::start`].
 #[derive(Clone, Copy, Debug)]
 pub struct Start<'a> {
-    /// The run's directory, if it has one.
+    /// The log directory, if the run has one.
     pub logdir: Option<&'a Path>,
-    /// In a run that goes on, what [`Monitor::state`] was when it was saved.
+    /// In a resumed run, the saved [`Monitor::state`].
     pub resumed: Option<&'a Value>,
-    /// Where the run begins or goes on.
+    /// The moment at which the run starts or resumes.
     pub at: Moment,
 }
 
-/// Does something with the statistics of a run: prints, writes or sends them.
+/// Receives the statistics of a run, and prints, writes or sends them.
 ///
-/// A monitor that returns an error is switched off with a loud line. It never ends training. What has no meaning for
-/// it, it leaves to the default, which does nothing.
+/// A monitor that returns an error is disabled, and the error is logged. It never ends training.
+/// The default methods do nothing.
 #[doc(alias = "MonitorBase")]
 pub trait Monitor: Send {
-    /// The name in log lines, under which the state is saved as well.
+    /// Returns the name in log lines and in saved states.
     fn name(&self) -> String;
 
     /// Called once, before anything else.
@@ -49,50 +49,51 @@ pub trait Monitor: Send {
         Ok(())
     }
 
-    /// A scalar; it may be NaN.
+    /// Receives a scalar, which may be NaN.
     #[doc(alias = "process_scalar")]
     fn scalar(&mut self, _name: &str, _value: f64, _class: Class, _at: Moment) -> Result<()> {
         Ok(())
     }
 
-    /// A picture.
+    /// Receives an image.
     #[doc(alias = "process_image")]
     fn image(&mut self, _name: &str, _image: &Image, _at: Moment) -> Result<()> {
         Ok(())
     }
 
-    /// How the values of a tensor are spread.
+    /// Receives a histogram.
     fn histogram(&mut self, _name: &str, _histogram: &Histogram, _at: Moment) -> Result<()> {
         Ok(())
     }
 
-    /// The graph, once, before training.
+    /// Receives the graph, once, before training.
     fn graph(&mut self, _graph: &Frozen) -> Result<()> {
         Ok(())
     }
 
-    /// After a step in which something was put. The last step of an epoch has none: what was put in it belongs to
-    /// [`Monitor::end_epoch`].
+    /// Called after a step that has statistics, except the last step of an epoch, whose statistics
+    /// belong to [`Monitor::end_epoch`].
     fn end_step(&mut self, _at: Moment) -> Result<()> {
         Ok(())
     }
 
-    /// After an epoch, when all callbacks have run.
+    /// Called after an epoch, when all callbacks have run.
     fn end_epoch(&mut self, _at: Moment) -> Result<()> {
         Ok(())
     }
 
-    /// Before a checkpoint is written: what was put so far must be safe when this returns.
+    /// Called before a checkpoint is written. All statistics so far must be durable when this
+    /// returns.
     fn sync(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// What it needs to go on from here, such as how long its files are.
+    /// Returns the state needed to resume, such as the lengths of files.
     fn state(&self) -> Value {
         Value::Null
     }
 
-    /// After training, also when that failed.
+    /// Called after training, even if it failed.
     fn finish(&mut self) -> Result<()> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! All monitors of a run, and the history of what was put.
+//! All monitors of a run, and the history of scalars.
 
 use super::number::{from_json, to_json};
 use super::{Class, Histogram, Image, Moment, Monitor, Start};
@@ -8,53 +8,54 @@ use std::collections::HashMap;
 use std::path::Path;
 use tensorpack_tensor::{HostTensor, Result};
 
-/// Hands what is put to every monitor, and remembers scalars.
+/// Passes statistics to all monitors, and keeps a history of scalars.
 ///
-/// The loop tells it the time by [`Monitors::set_moment`], and where steps and epochs end; callbacks put and read.
+/// The training loop sets the current moment with [`Monitors::set_moment`] and signals the end of
+/// steps and epochs. Callbacks report and read statistics.
 #[derive(Default)]
 pub struct Monitors {
     slots: Vec<Slot>,
     history: HashMap<String, Series>,
     now: Moment,
-    /// Whether something was put since the last step or epoch ended.
+    /// Whether there are statistics since the end of the last step or epoch.
     put: bool,
 }
 
 struct Slot {
     name: String,
     monitor: Box<dyn Monitor>,
-    /// The state at the time it failed; such a monitor is never called again.
+    /// The state at the time of failure. A failed monitor is never called again.
     failed: Option<Value>,
 }
 
-/// The last values of one name.
+/// The latest values of a scalar.
 struct Series {
     class: Class,
     values: Vec<(u64, f64)>,
 }
 
-/// How many values of each name are remembered at least; twice as many at most.
-const REMEMBERED: usize = 1024;
+/// The minimum number of values of each scalar in the history. The maximum is twice as many.
+const HISTORY: usize = 1024;
 
 impl Monitors {
-    /// No monitors: what is put is remembered alone.
+    /// Creates an empty list, which only keeps the history.
     pub fn new() -> Monitors {
         Monitors::default()
     }
 
-    /// Adds a monitor. Two of one name are told apart by a number.
+    /// Adds a monitor. Monitors of the same name are numbered.
     pub fn add(&mut self, monitor: impl Monitor + 'static) {
         self.add_boxed(Box::new(monitor));
     }
 
-    /// [`Monitors::add`] for one of a kind chosen at run time.
+    /// Like [`Monitors::add`], for a boxed monitor.
     pub fn add_boxed(&mut self, monitor: Box<dyn Monitor>) {
         let same = self.slots.iter().filter(|s| s.monitor.name() == monitor.name()).count();
         let name = if same == 0 { monitor.name() } else { format!("{}.{same}", monitor.name()) };
         self.slots.push(Slot { name, monitor, failed: None });
     }
 
-    /// Begins: `resumed` is the [`Monitors::state`] that was saved, in a run that goes on.
+    /// Starts all monitors. In a resumed run, `resumed` is the saved [`Monitors::state`].
     pub fn start(&mut self, logdir: Option<&Path>, resumed: Option<&Value>, at: Moment) {
         self.now = at;
         let saved = resumed.and_then(|r| r["history"].as_object());
@@ -70,60 +71,61 @@ impl Monitors {
         self.put = resumed.is_some_and(|r| r["put"] == true);
     }
 
-    /// Says which moment all that is put from now on belongs to.
+    /// Sets the moment of the statistics that follow.
     pub fn set_moment(&mut self, at: Moment) {
         self.now = at;
     }
 
-    /// The moment that was set last.
+    /// Returns the current moment.
     pub fn moment(&self) -> Moment {
         self.now
     }
 
-    /// Puts a scalar that the program and its seed determine.
+    /// Reports a deterministic scalar: one that depends on the program and its seed only.
     pub fn put_scalar(&mut self, name: &str, value: f64) {
-        self.remember_and_put(name, value, Class::Deterministic);
+        self.record_scalar(name, value, Class::Deterministic);
     }
 
-    /// Puts a scalar that depends on the machine and its clock.
+    /// Reports a scalar that depends on the machine and its clock.
     pub fn put_timing(&mut self, name: &str, value: f64) {
-        self.remember_and_put(name, value, Class::WallClock);
+        self.record_scalar(name, value, Class::WallClock);
     }
 
-    fn remember_and_put(&mut self, name: &str, value: f64, class: Class) {
+    fn record_scalar(&mut self, name: &str, value: f64, class: Class) {
         let at = self.now;
         if !self.history.contains_key(name) {
             self.history.insert(name.to_string(), Series { class, values: Vec::new() });
         }
         if let Some(series) = self.history.get_mut(name) {
             series.class = class;
-            if series.values.len() == 2 * REMEMBERED {
-                series.values.drain(..REMEMBERED);
+            if series.values.len() == 2 * HISTORY {
+                series.values.drain(..HISTORY);
             }
             series.values.push((at.global_step, value));
         }
-        self.put_to_each("write a scalar", |m| m.scalar(name, value, class, at));
+        self.report_to_each("write a scalar", |m| m.scalar(name, value, class, at));
     }
 
-    /// Puts pictures with values from 0 to 255: `[height, width]`, `[height, width, channels]` or
-    /// `[batch, height, width, channels]`. Several are called `name/0`, `name/1` and so on.
+    /// Reports images: a tensor of shape `[height, width]`, `[height, width, channels]` or
+    /// `[batch, height, width, channels]` with values from 0 to 255. Several images are called
+    /// `name/0`, `name/1` and so on.
     pub fn put_image(&mut self, name: &str, images: &HostTensor) -> Result<()> {
         let images = Image::from_tensor(images).map_err(|e| e.within(name))?;
         let at = self.now;
         for (i, image) in images.iter().enumerate() {
             let name = if images.len() == 1 { name.to_string() } else { format!("{name}/{i}") };
-            self.put_to_each("write a picture", |m| m.image(&name, image, at));
+            self.report_to_each("write an image", |m| m.image(&name, image, at));
         }
         Ok(())
     }
 
-    /// Puts how the finite values of a tensor are spread.
+    /// Reports a histogram of the finite values of a tensor.
     pub fn put_histogram(&mut self, name: &str, values: &HostTensor) {
         let (at, histogram) = (self.now, Histogram::of(values));
-        self.put_to_each("write a histogram", |m| m.histogram(name, &histogram, at));
+        self.report_to_each("write a histogram", |m| m.histogram(name, &histogram, at));
     }
 
-    /// Puts the graph.
+    /// Reports the graph.
     pub fn put_graph(&mut self, graph: &Frozen) {
         self.each("write the graph", |m| m.graph(graph));
     }
@@ -143,9 +145,9 @@ impl Monitors {
         self.put = false;
     }
 
-    /// Makes all that was put safe, before a checkpoint is written.
+    /// Makes all statistics durable before a checkpoint is written.
     pub fn sync(&mut self) {
-        self.each("make its files safe", |m| m.sync());
+        self.each("sync its files", |m| m.sync());
     }
 
     /// Ends the run.
@@ -153,31 +155,33 @@ impl Monitors {
         self.each("finish", |m| m.finish());
     }
 
-    /// The last value put under a name.
+    /// Returns the latest value of a scalar.
     #[doc(alias = "get_latest")]
     pub fn latest(&self, name: &str) -> Option<f64> {
         self.history(name).last().map(|&(_, value)| value)
     }
 
-    /// What was put under a name: steps and values, oldest first. At least the last thousand are there.
+    /// Returns the steps and values of a scalar, oldest first. Keeps at least the last 1024.
     #[doc(alias = "get_history")]
     pub fn history(&self, name: &str) -> &[(u64, f64)] {
         self.history.get(name).map_or(&[], |s| &s.values)
     }
 
-    /// What a run that goes on needs: the history, wall-clock scalars excepted, and each monitor's own state.
+    /// Returns the state needed to resume: the history of deterministic scalars, and the state of
+    /// every monitor.
     pub fn state(&self) -> Value {
-        let lasting = self.history.iter().filter(|(_, s)| s.class == Class::Deterministic);
+        let deterministic = self.history.iter().filter(|(_, s)| s.class == Class::Deterministic);
         let pairs = |s: &Series| s.values.iter().map(|&(step, v)| json!([step, to_json(v)])).collect();
-        let history: Map<String, Value> = lasting.map(|(n, s)| (n.clone(), Value::Array(pairs(s)))).collect();
+        let history: Map<String, Value> =
+            deterministic.map(|(n, s)| (n.clone(), Value::Array(pairs(s)))).collect();
         let state = |s: &Slot| s.failed.clone().unwrap_or_else(|| s.monitor.state());
         let monitors: Map<String, Value> = self.slots.iter().map(|s| (s.name.clone(), state(s))).collect();
-        // A checkpoint may come between what a step put and its end.
+        // A checkpoint may come between the statistics of a step and its end.
         json!({"history": history, "monitors": monitors, "put": self.put})
     }
 
-    /// Hands something to every monitor, which the end of the step is due to follow.
-    fn put_to_each(&mut self, what: &str, call: impl FnMut(&mut dyn Monitor) -> Result<()>) {
+    /// Passes a statistic to every monitor. `end_step` or `end_epoch` must follow.
+    fn report_to_each(&mut self, what: &str, call: impl FnMut(&mut dyn Monitor) -> Result<()>) {
         self.put = true;
         self.each(what, call);
     }
@@ -194,7 +198,7 @@ impl Slot {
         }
         if let Err(e) = call(&mut *self.monitor) {
             log::error!(
-                "the monitor {} failed to {what} and is switched off; training goes on: {e}",
+                "disabling the monitor {}, which failed to {what}; training continues: {e}",
                 self.name
             );
             self.failed = Some(self.monitor.state());
@@ -208,7 +212,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
     use tensorpack_tensor::Error;
 
-    /// Notes its calls, and fails at one of them.
+    /// Records its calls, and fails at one of them.
     struct Recorder {
         name: &'static str,
         calls: Arc<Mutex<Vec<String>>>,
@@ -301,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_monitor_that_fails_is_switched_off_and_the_others_go_on() {
+    fn a_failing_monitor_is_disabled_and_the_others_continue() {
         let (mut m, calls) = with(&[("bad", "scalar"), ("good", "")]);
         m.start(None, None, step(0));
         m.put_scalar("cost", 1.0);
@@ -311,12 +315,12 @@ mod tests {
         assert_eq!(all.iter().filter(|c| c.starts_with("bad")).count(), 2);
         assert_eq!(all.iter().filter(|c| c.starts_with("good")).count(), 4);
         assert!(m.latest("cost").unwrap().is_nan());
-        // The state at the time of the failure, not what became of it later.
+        // The state at the time of the failure, not a later one.
         assert_eq!(m.state()["monitors"], json!({"recorder": 3, "recorder.1": 0}));
     }
 
     #[test]
-    fn history_comes_back_with_the_state() {
+    fn history_is_restored_from_the_state() {
         let (mut m, _) = with(&[("a", "")]);
         for i in 0..5 {
             m.set_moment(step(i));
@@ -335,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_in_which_something_was_put_ends_after_a_resume_too() {
+    fn a_step_with_statistics_ends_after_a_resume() {
         for put in [false, true] {
             let (mut m, _) = with(&[("a", "")]);
             m.put_scalar("early", 1.0);
@@ -364,9 +368,9 @@ mod tests {
                 monitors.set_moment(step(i));
                 monitors.put_scalar("x", i as f64);
             }
-            assert!(m.history("x").len() <= 2 * REMEMBERED);
+            assert!(m.history("x").len() <= 2 * HISTORY);
         }
         assert_eq!(m.history("x"), whole.history("x"));
-        assert!(m.history("x").len() >= REMEMBERED);
+        assert!(m.history("x").len() >= HISTORY);
     }
 }

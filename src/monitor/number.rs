@@ -1,8 +1,8 @@
-//! Numbers in JSON, which has no NaN and no infinity: those are written as text.
+//! Floats in JSON. NaN and infinities, which JSON lacks, are written as strings.
 
 use serde_json::Value;
 
-/// The number as JSON. Numbers with the same bits become the same text, and [`from_json`] gives them back.
+/// Converts a float to JSON. [`from_json`] restores it exactly.
 pub(super) fn to_json(x: f64) -> Value {
     if x.is_nan() {
         return "NaN".into();
@@ -13,7 +13,7 @@ pub(super) fn to_json(x: f64) -> Value {
     x.into()
 }
 
-/// The number that [`to_json`] wrote.
+/// Parses a float that [`to_json`] wrote.
 pub(super) fn from_json(v: &Value) -> Option<f64> {
     match v.as_str() {
         Some("NaN") => Some(f64::NAN),
@@ -31,7 +31,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_number_comes_back(bits: u64) {
+        fn every_float_round_trips(bits: u64) {
             let x = f64::from_bits(bits);
             let text = to_json(x).to_string();
             let back = from_json(&serde_json::from_str(&text).unwrap()).unwrap();
@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn what_json_has_no_number_for() {
+    fn special_values_round_trip() {
         for x in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, f64::MIN_POSITIVE / 3.0] {
             let back = from_json(&serde_json::from_str(&to_json(x).to_string()).unwrap()).unwrap();
             assert!(back.to_bits() == x.to_bits() || (x.is_nan() && back.is_nan()), "{x}");

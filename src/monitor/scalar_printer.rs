@@ -1,22 +1,22 @@
-//! Scalars in the log.
+//! Logs scalars.
 
 use super::{Class, Moment, Monitor, Start};
 use regex_lite::Regex;
 use std::collections::BTreeMap;
 use tensorpack_tensor::{Error, Result};
 
-/// Logs `name: value`, with five significant digits and in the order of names, after each epoch.
+/// Logs scalars after each epoch as `name: value`, with five significant digits, sorted by name.
 #[derive(Debug)]
 pub struct ScalarPrinter {
     each_step: bool,
     each_epoch: bool,
     whitelist: Option<Vec<String>>,
     blacklist: Vec<String>,
-    chosen: Patterns,
+    patterns: Patterns,
     pending: BTreeMap<String, f64>,
 }
 
-/// Which names are printed, ready to be asked.
+/// The compiled patterns of the names to print.
 #[derive(Debug, Default)]
 struct Patterns {
     only: Option<Vec<Regex>>,
@@ -30,43 +30,44 @@ impl Default for ScalarPrinter {
             each_epoch: true,
             whitelist: None,
             blacklist: Vec::new(),
-            chosen: Patterns::default(),
+            patterns: Patterns::default(),
             pending: BTreeMap::new(),
         }
     }
 }
 
 impl ScalarPrinter {
-    /// After each epoch, all scalars.
+    /// Logs all scalars after each epoch.
     pub fn new() -> ScalarPrinter {
         ScalarPrinter::default()
     }
 
-    /// After each step too. What was put in the last step of an epoch is printed with the epoch.
+    /// Sets whether to log after each step, too. The last step of an epoch is logged with the
+    /// epoch. Defaults to `false`.
     #[must_use]
     pub fn each_step(self, each_step: bool) -> ScalarPrinter {
         ScalarPrinter { each_step, ..self }
     }
 
-    /// After each epoch or not.
+    /// Sets whether to log after each epoch. Defaults to `true`.
     #[must_use]
     pub fn each_epoch(self, each_epoch: bool) -> ScalarPrinter {
         ScalarPrinter { each_epoch, ..self }
     }
 
-    /// Only names in which one of these regular expressions is found.
+    /// Logs only names that contain a match of one of these regular expressions.
     #[must_use]
     pub fn whitelist<P: Into<String>>(self, patterns: impl IntoIterator<Item = P>) -> ScalarPrinter {
         ScalarPrinter { whitelist: Some(patterns.into_iter().map(Into::into).collect()), ..self }
     }
 
-    /// No name in which one of these regular expressions is found.
+    /// Skips names that contain a match of one of these regular expressions.
     #[must_use]
     pub fn blacklist<P: Into<String>>(self, patterns: impl IntoIterator<Item = P>) -> ScalarPrinter {
         ScalarPrinter { blacklist: patterns.into_iter().map(Into::into).collect(), ..self }
     }
 
-    /// What is to be printed of what was put since the last time.
+    /// Returns the lines to log since the last call.
     fn take_lines(&mut self) -> Vec<String> {
         let line = |(name, value): (String, f64)| format!("{name}: {}", significant(value));
         std::mem::take(&mut self.pending).into_iter().map(line).collect()
@@ -87,17 +88,18 @@ impl Monitor for ScalarPrinter {
     fn start(&mut self, _: &Start<'_>) -> Result<()> {
         let compile = |patterns: &[String]| -> Result<Vec<Regex>> {
             let one = |p: &String| {
-                Regex::new(p).map_err(|e| Error::argument(format!("{p:?} is no regular expression: {e}")))
+                Regex::new(p)
+                    .map_err(|e| Error::argument(format!("{p:?} is not a valid regular expression: {e}")))
             };
             patterns.iter().map(one).collect()
         };
         let only = self.whitelist.as_deref().map(compile).transpose()?;
-        self.chosen = Patterns { only, never: compile(&self.blacklist)? };
+        self.patterns = Patterns { only, never: compile(&self.blacklist)? };
         Ok(())
     }
 
     fn scalar(&mut self, name: &str, value: f64, _: Class, _: Moment) -> Result<()> {
-        if self.chosen.has(name) {
+        if self.patterns.matches(name) {
             self.pending.insert(name.to_string(), value);
         }
         Ok(())
@@ -119,23 +121,23 @@ impl Monitor for ScalarPrinter {
 }
 
 impl Patterns {
-    fn has(&self, name: &str) -> bool {
+    fn matches(&self, name: &str) -> bool {
         let found = |patterns: &[Regex]| patterns.iter().any(|p| p.is_match(name));
         self.only.as_deref().is_none_or(found) && !found(&self.never)
     }
 }
 
-/// A number with five significant digits, without zeros at its end, and as a power of ten where it is very large or
-/// very small.
+/// Formats a float like C's `%.5g`: five significant digits without trailing zeros, in scientific
+/// notation if it is very large or very small.
 fn significant(x: f64) -> String {
     const DIGITS: usize = 5;
     if !x.is_finite() {
         return x.to_string();
     }
     let scientific = format!("{x:.*e}", DIGITS - 1);
-    // Rounding may have made one more digit of it, so the exponent is read from the result.
-    let (digits, exponent) = scientific.split_once('e').expect("this is how numbers are formatted");
-    let power: i32 = exponent.parse().expect("an exponent is a number");
+    // Rounding may add a digit, so the exponent is parsed from the result.
+    let (digits, exponent) = scientific.split_once('e').expect("scientific notation has an e");
+    let power: i32 = exponent.parse().expect("the exponent is an integer");
     let trimmed = |digits: &str| match digits.contains('.') {
         true => digits.trim_end_matches('0').trim_end_matches('.').to_string(),
         false => digits.to_string(),
@@ -184,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn sorted_and_chosen() {
+    fn lines_are_sorted_and_filtered() {
         let lines = |p| printer(p).take_lines();
         assert_eq!(lines(ScalarPrinter::new()), ["cost: 1.5", "val/cost: 2", "val/error: 0.25"]);
         assert_eq!(
@@ -198,11 +200,11 @@ mod tests {
             resumed: None,
             at: Moment::default(),
         });
-        assert!(bad.unwrap_err().message().starts_with("\"(\" is no regular expression"));
+        assert!(bad.unwrap_err().message().contains("regular expression"));
     }
 
     #[test]
-    fn the_end_of_an_epoch_takes_what_its_last_step_put() {
+    fn the_end_of_an_epoch_logs_its_last_step() {
         let mut p = printer(ScalarPrinter::new().each_step(true));
         p.end_step(Moment::default()).unwrap();
         assert!(p.take_lines().is_empty());

@@ -1,4 +1,4 @@
-//! Asynchronous data-parallel training: towers update the variables they share, each at its own pace.
+//! Asynchronous data-parallel training: towers update shared variables independently.
 
 use super::Iteration;
 use super::async_towers::AsyncTowers;
@@ -11,14 +11,16 @@ use crate::runtime::Device;
 use crate::tower::TowerContext;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// Each tower computes gradients on a snapshot of the variables and applies them at once, whatever the others did
-/// meanwhile: nobody waits for anybody's step. What others did meanwhile is the *staleness* of an update, which goes to
-/// `timing.jsonl` once an epoch, as `staleness/mean` and `staleness/max`.
+/// Trains towers asynchronously: each computes gradients on a snapshot of the variables and applies
+/// them at once, without waiting for the other towers. The number of updates that others applied in
+/// between is the *staleness* of an update. It is written to `timing.jsonl` once per epoch, as
+/// `staleness/mean` and `staleness/max`.
 ///
-/// A step is a step of the first tower; in an epoch of `n` steps every tower does `n`. No update happens while callbacks
-/// look at variables, nor while a checkpoint is made. All towers run the graph that one call of the tower function built;
-/// what callbacks fetch and run along, update operations too, goes with the first tower. With more than one tower the
-/// numbers depend on the clock, so a resumed run goes on from where it was but not with the same bits.
+/// A step is a step of the first tower; in an epoch of `n` steps every tower runs `n`. No update
+/// happens while callbacks run or while a checkpoint is written. All towers run the graph that one
+/// call of the tower function built. The fetches and operations of callbacks, including update
+/// operations, run with the first tower. With more than one tower the results depend on timing, so
+/// a resumed run continues from the checkpoint but is not bit-identical.
 #[derive(Clone, Debug)]
 #[doc(alias = "AsyncMultiGPUTrainer")]
 pub struct AsyncMultiGpuTrainer {
@@ -27,18 +29,18 @@ pub struct AsyncMultiGpuTrainer {
 }
 
 impl AsyncMultiGpuTrainer {
-    /// With this many towers, each on a thread team of this process; the teams share its cores.
+    /// Uses this many towers, each on a thread team of this process. The teams share its cores.
     pub fn new(towers: usize) -> AsyncMultiGpuTrainer {
         AsyncMultiGpuTrainer { devices: Devices::teams(towers), scale_gradient: true }
     }
 
-    /// With one tower on each of these devices.
+    /// Uses one tower on each of these devices.
     pub fn on(devices: impl IntoIterator<Item = Device>) -> AsyncMultiGpuTrainer {
         AsyncMultiGpuTrainer { devices: Devices::of(devices), scale_gradient: true }
     }
 
-    /// Whether gradients are divided by the number of towers, so that all updates of a step together go as far as the one
-    /// of a synchronous trainer. They are, unless said.
+    /// Sets whether gradients are divided by the number of towers, so that the updates of all
+    /// towers in a step add up to one update of a synchronous trainer. Defaults to `true`.
     #[must_use]
     pub fn scale_gradient(self, scale_gradient: bool) -> AsyncMultiGpuTrainer {
         AsyncMultiGpuTrainer { scale_gradient, ..self }
@@ -47,14 +49,14 @@ impl AsyncMultiGpuTrainer {
 
 impl Strategy for AsyncMultiGpuTrainer {
     fn build(&self, setup: &mut Setup<'_>) -> Result<Op> {
-        self.devices.announce()?;
+        self.devices.check_and_log()?;
         if let Some(device @ Device::Xla { .. }) = self.devices.of_session() {
-            let why = format!("asynchronous training does not run on {device}");
+            let why = format!("asynchronous training is not supported on {device}");
             return Err(Error::new(ErrorKind::Unsupported, why)
-                .note("train with SyncMultiGpuTrainerReplicated there, or on thread teams (cpu:N)"));
+                .note("use SyncMultiGpuTrainerReplicated there, or train on thread teams (cpu:N)"));
         }
         if self.towers() > 1 {
-            log::warn!("asynchronous training does not resume exactly: its numbers depend on the clock");
+            log::warn!("asynchronous training does not resume bit-identically: its results depend on timing");
         }
         let t = TowerContext::training(setup.graph());
         let cost = setup.tower(&t)?;
@@ -84,10 +86,10 @@ impl Strategy for AsyncMultiGpuTrainer {
 
     fn check_input(&self, input: &dyn InputSource) -> Result<()> {
         match self.towers() > 1 && input.in_graph() {
-            true => {
-                Err(Error::argument("asynchronous towers cannot share an input that is made in the graph")
-                    .note("each would read at a position that another moves; train on a dataflow"))
-            }
+            true => Err(Error::argument(
+                "asynchronous towers cannot share an input that is computed in the graph",
+            )
+            .note("each tower would advance the read position of the others; train on a dataflow")),
             false => Ok(()),
         }
     }

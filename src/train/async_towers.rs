@@ -1,5 +1,5 @@
-//! Towers that train each at its own pace: a thread each, and the trainer's thread, which hands out batches and lets
-//! callbacks follow the first of them.
+//! The threads of asynchronous training: one per tower, and the trainer's thread, which distributes
+//! batches and runs callbacks with the first tower.
 
 use super::step::{Iteration, Job, StepCx};
 use crate::graph::Fetch;
@@ -9,12 +9,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// One step is one of the first tower. The others run beside it, as many steps in an epoch as it does, and do not update
-/// variables while no step runs.
+/// The iteration of asynchronous training. A step is a step of the first tower. The others run
+/// concurrently, the same number of steps per epoch, and update no variables between steps.
 pub(super) struct AsyncTowers {
     step: Fetch,
     count: usize,
-    /// The threads, from the first step on.
+    /// The threads, started at the first step.
     workers: Option<AsyncWorkers>,
 }
 
@@ -41,16 +41,17 @@ impl Iteration for AsyncTowers {
     }
 }
 
-/// The threads of all towers, as the trainer sees them.
+/// The trainer's handles to the threads of all towers.
 struct AsyncWorkers {
     step: Fetch,
     towers: Vec<Tower>,
     done: Receiver<Done>,
     turns: Turns,
     deadline: Duration,
-    /// The run that random operations began at: run `i` of tower `t` of `n` draws the numbers of run `i * n + t` after it.
+    /// The run index at the start: run `i` of tower `t` of `n` draws the random numbers of run
+    /// `first_run + i * n + t`.
     first_run: u64,
-    /// What the first tower gave back.
+    /// The last result of the first tower.
     first: Option<(StepProgram, Result<()>)>,
     staleness: Staleness,
 }
@@ -58,20 +59,20 @@ struct AsyncWorkers {
 struct Tower {
     jobs: Sender<(u64, Job)>,
     at: KernelProgress,
-    /// Runs it was given so far.
+    /// Runs sent to this tower so far.
     runs: u64,
-    /// Runs it is still to be given in this epoch.
+    /// Runs still to send in this epoch.
     left: u64,
     busy: bool,
-    /// What it runs beside the first tower; not here while it does.
+    /// The program, except while the tower runs it. The first tower's programs come with its jobs.
     program: Option<StepProgram>,
 }
 
-/// What a tower gives back.
+/// The result of a tower's run.
 struct Done {
     tower: usize,
     program: StepProgram,
-    /// How many updates by others there were meanwhile.
+    /// The number of updates by other towers in between.
     ran: Result<u64>,
 }
 
@@ -83,7 +84,7 @@ impl AsyncWorkers {
             let at = fork.at().clone();
             let (jobs, given) = channel();
             let send = send.clone();
-            // Never joined: one that is stuck must not hold up the error that says so.
+            // Never joined: a stuck thread must not block the error that reports it.
             std::thread::Builder::new()
                 .name(format!("tower {i}"))
                 .spawn(move || work(i, &fork, &given, &send))?;
@@ -101,7 +102,7 @@ impl AsyncWorkers {
         })
     }
 
-    /// Every tower has the same number of steps to do.
+    /// Assigns every tower the same number of steps.
     fn begin_epoch(&mut self, cx: &mut StepCx<'_>) {
         if let Some(summary) = cx.summary {
             summary.groups = self.towers.len();
@@ -111,10 +112,11 @@ impl AsyncWorkers {
         self.staleness = Staleness::default();
     }
 
-    /// A step of the first tower; the others go on meanwhile, and at the end of an epoch until all are done.
+    /// Runs a step of the first tower while the others continue. At the end of an epoch, waits for
+    /// all towers.
     fn step(&mut self, cx: &mut StepCx<'_>) -> Result<()> {
         for tower in 1..self.towers.len() {
-            self.give(cx, tower)?;
+            self.send_batch(cx, tower)?;
         }
         let step = self.step.clone();
         cx.run_by(&step, |cx, job| {
@@ -132,8 +134,8 @@ impl AsyncWorkers {
         Ok(())
     }
 
-    /// Gives a tower its next batch, if it has nothing to do and is not done with the epoch.
-    fn give(&mut self, cx: &mut StepCx<'_>, tower: usize) -> Result<()> {
+    /// Sends a tower its next batch if it is idle and has steps left in this epoch.
+    fn send_batch(&mut self, cx: &mut StepCx<'_>, tower: usize) -> Result<()> {
         let Tower { busy, left, program, .. } = &mut self.towers[tower];
         if *busy || *left == 0 || cx.state.interrupt.signal().is_some() {
             return Ok(());
@@ -142,7 +144,7 @@ impl AsyncWorkers {
         *left -= 1;
         match cx.parallel_job(&self.step, program) {
             Ok(job) => self.send(tower, job),
-            // The step of the first tower goes on, and the main loop finds out by itself.
+            // The step of the first tower continues; the main loop handles the interrupt.
             Err(e) if e.kind() == ErrorKind::Interrupted => Ok(()),
             Err(e) => Err(e),
         }
@@ -157,11 +159,11 @@ impl AsyncWorkers {
         t.jobs.send((run, job)).map_err(|_| gone())
     }
 
-    /// Waits for towers, and gives them more to do, until `enough`.
-    fn wait(&mut self, cx: &mut StepCx<'_>, enough: impl Fn(&AsyncWorkers) -> bool) -> Result<()> {
-        // Before this, towers may have been held back: that is not their fault.
+    /// Receives results and sends further batches until `finished` holds.
+    fn wait(&mut self, cx: &mut StepCx<'_>, finished: impl Fn(&AsyncWorkers) -> bool) -> Result<()> {
+        // The deadline counts from here at the earliest: towers were paused before.
         let begun = Instant::now();
-        while !enough(self) {
+        while !finished(self) {
             let quiet = |t: &Tower| t.at.since().max(begun).elapsed();
             let busy = self.towers.iter().enumerate().filter(|(_, t)| t.busy);
             let longest = busy.map(|(i, t)| (quiet(t), i)).max().ok_or_else(gone)?;
@@ -172,7 +174,7 @@ impl AsyncWorkers {
                     let tower = &self.towers[longest.1];
                     if quiet(tower) >= self.deadline {
                         let (i, seconds) = (longest.1, self.deadline.as_secs_f64());
-                        let why = format!("tower {i} got no further for {seconds:.0} s");
+                        let why = format!("tower {i} made no progress for {seconds:.0} s");
                         return Err(tower.at.name(Error::new(ErrorKind::Deadline, why)));
                     }
                 }
@@ -181,7 +183,7 @@ impl AsyncWorkers {
         Ok(())
     }
 
-    /// A tower is done with a run.
+    /// Handles the result of a run.
     fn receive(&mut self, cx: &mut StepCx<'_>, done: Done) -> Result<()> {
         let Done { tower, program, ran } = done;
         self.towers[tower].busy = false;
@@ -203,7 +205,7 @@ impl AsyncWorkers {
             }
             Err(e) => return Err(e),
         }
-        self.give(cx, tower)
+        self.send_batch(cx, tower)
     }
 }
 
@@ -213,7 +215,7 @@ impl Drop for AsyncWorkers {
     }
 }
 
-/// What the thread of a tower does: runs what it is given, until there is nobody to give.
+/// The main function of a tower's thread: runs jobs until the channel closes.
 fn work(tower: usize, session: &Session, jobs: &Receiver<(u64, Job)>, send: &Sender<Done>) {
     for (run, mut job) in jobs {
         let ran = catch_unwind(AssertUnwindSafe(|| {
@@ -221,7 +223,7 @@ fn work(tower: usize, session: &Session, jobs: &Receiver<(u64, Job)>, send: &Sen
             job.run(session)?;
             session.behind()
         }));
-        let ran = ran.unwrap_or_else(|_| Err(Error::new(ErrorKind::Engine, "it panicked")));
+        let ran = ran.unwrap_or_else(|_| Err(Error::new(ErrorKind::Engine, "the thread panicked")));
         if send.send(Done { tower, program: job.program, ran }).is_err() {
             return;
         }
@@ -229,10 +231,10 @@ fn work(tower: usize, session: &Session, jobs: &Receiver<(u64, Job)>, send: &Sen
 }
 
 fn gone() -> Error {
-    Error::new(ErrorKind::Engine, "a tower's thread is gone")
+    Error::new(ErrorKind::Engine, "the thread of a tower exited")
 }
 
-/// How many updates by others came between reading and updating, in an epoch.
+/// The staleness of an epoch's updates: the number of updates by others between read and update.
 #[derive(Clone, Copy, Debug, Default)]
 struct Staleness {
     updates: u64,

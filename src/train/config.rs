@@ -1,4 +1,4 @@
-//! How a model is to be trained.
+//! The configuration of a training run.
 
 use super::NanPolicy;
 use crate::callback::Callback;
@@ -13,8 +13,9 @@ use std::time::Duration;
 use tensorpack_dataflow::{DataFlow, Flow};
 use tensorpack_tensor::{Error, Result};
 
-/// Everything about a training run except who runs it: model, data, callbacks, how long, where to write. What is
-/// needed is given to [`TrainConfig::new`]; the rest has defaults, and is checked when training is launched.
+/// The configuration of a training run, except the trainer: model, data, callbacks, duration, log
+/// directory. [`TrainConfig::new`] takes the required parts. The rest has defaults. The
+/// configuration is checked when training is launched.
 pub struct TrainConfig {
     pub(super) model: Option<Box<dyn ModelDesc>>,
     pub(super) dataflow: Option<Flow>,
@@ -35,7 +36,7 @@ pub struct TrainConfig {
 }
 
 impl Default for TrainConfig {
-    /// For trainers whose graph and input are made otherwise: neither model nor data.
+    /// A configuration without model and data, for trainers that already have a graph and an input.
     fn default() -> TrainConfig {
         TrainConfig {
             model: None,
@@ -58,7 +59,7 @@ impl Default for TrainConfig {
     }
 }
 
-/// `train_log/NAME`, for the program of this name.
+/// Returns `train_log/NAME`, where `NAME` is the name of the program.
 fn default_logdir() -> PathBuf {
     let program = std::env::args_os().next().map(PathBuf::from);
     let name = program.as_deref().and_then(|p| p.file_stem()).map(PathBuf::from);
@@ -66,94 +67,97 @@ fn default_logdir() -> PathBuf {
 }
 
 impl TrainConfig {
-    /// This model, trained on this data.
+    /// Trains `model` on `dataflow`.
     pub fn new(model: impl ModelDesc + 'static, dataflow: impl DataFlow + 'static) -> TrainConfig {
         TrainConfig { dataflow: Some(Arc::new(dataflow)), ..TrainConfig::of(model) }
     }
 
-    /// This model; say with [`TrainConfig::data`] what it is trained on.
+    /// Trains `model`. Set the input with [`TrainConfig::data`].
     pub fn of(model: impl ModelDesc + 'static) -> TrainConfig {
         TrainConfig { model: Some(Box::new(model)), ..TrainConfig::default() }
     }
 
-    /// An input source instead of a dataflow.
+    /// Sets an input source, instead of a dataflow.
     #[must_use]
     pub fn data(self, input: impl InputSource + 'static) -> TrainConfig {
         TrainConfig { data: Some(Box::new(input)), ..self }
     }
 
-    /// One more callback, at the end of the list.
+    /// Appends a callback.
     #[must_use]
     pub fn callback(mut self, callback: impl Callback + 'static) -> TrainConfig {
         self.callbacks.push(Box::new(callback));
         self
     }
 
-    /// More callbacks, at the end of the list.
+    /// Appends callbacks.
     #[must_use]
     pub fn callbacks(mut self, callbacks: Vec<Box<dyn Callback>>) -> TrainConfig {
         self.callbacks.extend(callbacks);
         self
     }
 
-    /// These callbacks instead of [`default_callbacks`](super::default_callbacks); they come after the others.
+    /// Replaces [`default_callbacks`](super::default_callbacks), which run after the other
+    /// callbacks.
     #[must_use]
     pub fn extra_callbacks(self, callbacks: Vec<Box<dyn Callback>>) -> TrainConfig {
         TrainConfig { extra_callbacks: Some(callbacks), ..self }
     }
 
-    /// These monitors instead of [`default_monitors`](super::default_monitors).
+    /// Replaces [`default_monitors`](super::default_monitors).
     #[must_use]
     pub fn monitors(self, monitors: Vec<Box<dyn Monitor>>) -> TrainConfig {
         TrainConfig { monitors: Some(monitors), ..self }
     }
 
-    /// Device, threads, instructions, memory.
+    /// Sets the options of the session: device, threads, instruction set, memory.
     #[must_use]
     pub fn session(self, session: SessionOptions) -> TrainConfig {
         TrainConfig { session, ..self }
     }
 
-    /// What initial values, random operations and the order of data are drawn from; 0 unless said.
+    /// Sets the seed of initial values, random operations and the order of data. Defaults to 0.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> TrainConfig {
         self.session.seed = seed;
         self
     }
 
-    /// The longest one tower waits for another, 300 s unless said: then training ends with an error that names the tower,
-    /// what it waited for, and where the other one is.
+    /// Sets the longest time that one tower waits for another. Defaults to 300 s. After it,
+    /// training ends with an error that names the tower, what it waited for, and where the other
+    /// one is.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> TrainConfig {
         self.session.deadline = deadline;
         self
     }
 
-    /// Values of variables to begin with. A run that resumes does not need them.
+    /// Sets the initial values of variables. A resumed run ignores them.
     #[must_use]
     pub fn session_init(self, init: impl SessionInit + 'static) -> TrainConfig {
         TrainConfig { session_init: Some(Box::new(init)), ..self }
     }
 
-    /// The number of the first epoch, 1 unless said.
+    /// Sets the number of the first epoch. Defaults to 1.
     #[must_use]
     pub fn starting_epoch(self, epoch: u64) -> TrainConfig {
         TrainConfig { starting_epoch: epoch, ..self }
     }
 
-    /// Steps in an epoch; a pass over the data unless said. It sets when callbacks are called, never the order of data.
+    /// Sets the number of steps per epoch. Defaults to one pass over the data. It determines when
+    /// callbacks run, not the order of data.
     #[must_use]
     pub fn steps_per_epoch(self, steps: u64) -> TrainConfig {
         TrainConfig { steps_per_epoch: Some(steps), ..self }
     }
 
-    /// The number of the last epoch.
+    /// Sets the number of the last epoch.
     #[must_use]
     pub fn max_epoch(self, epoch: u64) -> TrainConfig {
         TrainConfig { max_epoch: epoch, ..self }
     }
 
-    /// Where the run is written; `train_log/PROGRAM` unless said. A run that is there already is resumed.
+    /// Sets the log directory. Defaults to `train_log/PROGRAM`. An existing run in it is resumed.
     #[must_use]
     pub fn logdir(self, dir: impl Into<PathBuf>) -> TrainConfig {
         TrainConfig { logdir: Some(dir.into()), ..self }
@@ -165,31 +169,33 @@ impl TrainConfig {
         TrainConfig { logdir: None, ..self }
     }
 
-    /// Begins anew, even if there is a run in the directory: what it left is moved aside.
+    /// Starts a new run even if the directory has one. Existing checkpoints are moved aside.
     #[must_use]
     pub fn fresh(self, fresh: bool) -> TrainConfig {
         TrainConfig { fresh, ..self }
     }
 
-    /// Which checkpoints stay.
+    /// Sets which checkpoints are kept.
     #[must_use]
     pub fn keep(self, keep: Keep) -> TrainConfig {
         TrainConfig { keep, ..self }
     }
 
-    /// Writes checkpoints through this, for unusual storage and for tests; to the machine's disk unless said.
+    /// Writes checkpoints to this disk, for other kinds of storage and for tests. Defaults to the
+    /// local file system.
     #[must_use]
     pub fn disk(self, disk: Box<dyn Disk>) -> TrainConfig {
         TrainConfig { disk: Some(disk), ..self }
     }
 
-    /// What to do when a cost or gradient is not finite: to stop, unless said.
+    /// Sets how to handle a non-finite cost or gradient. Defaults to stopping with an error.
     #[must_use]
     pub fn nan_policy(self, nan: NanPolicy) -> TrainConfig {
         TrainConfig { nan, ..self }
     }
 
-    /// That nothing is asked of a trainer that it would not do: it has its graph and its input already.
+    /// Rejects a model or input: this trainer already has a graph and an input and would ignore
+    /// them.
     pub(super) fn check_unused(&self) -> Result<()> {
         let unused = match (&self.model, &self.dataflow, &self.data) {
             (Some(_), ..) => "a model",
@@ -198,18 +204,19 @@ impl TrainConfig {
             (None, None, None) => return Ok(()),
         };
         let why =
-            format!("the configuration has {unused}, but this trainer's graph and input are made already");
-        Err(Error::argument(why)
-            .note("begin with TrainConfig::default(), or let launch_train_with_config make them"))
+            format!("the configuration has {unused}, but this trainer already has a graph and an input");
+        Err(Error::argument(why).note("start from TrainConfig::default(), or use launch_train_with_config"))
     }
 
-    /// What does not fit together.
+    /// Checks the configuration for contradictions.
     pub(super) fn check(&self) -> Result<()> {
         if self.dataflow.is_some() && self.data.is_some() {
-            return Err(Error::argument("a dataflow and an input source were given; one is enough"));
+            return Err(Error::argument(
+                "the configuration has both a dataflow and an input source; give only one",
+            ));
         }
         if self.starting_epoch == 0 {
-            return Err(Error::argument("epochs are counted from 1: starting_epoch(0) is none"));
+            return Err(Error::argument("starting_epoch is 0, but epochs are numbered from 1"));
         }
         Ok(())
     }

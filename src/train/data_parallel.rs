@@ -1,4 +1,4 @@
-//! Several towers that minimise one cost together: each on a batch of its own, with one set of variables.
+//! Data-parallel training: towers minimize one cost on their own batches, with shared variables.
 
 use super::single_cost::Setup;
 use crate::graph::{Op, Tensor};
@@ -7,17 +7,16 @@ use crate::runtime::Device;
 use crate::tower::{Mode, TowerContext};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// The devices of the towers, one each.
+/// The devices of the towers, one per tower.
 #[derive(Clone, Debug)]
 pub(super) struct Devices(Vec<Device>);
 
 impl Devices {
-    /// `count` thread teams of this process, which share its cores.
+    /// Returns `count` thread teams of this process, which share its cores.
     pub(super) fn teams(count: usize) -> Devices {
         Devices((0..count).map(Device::Cpu).collect())
     }
 
-    /// These.
     pub(super) fn of(devices: impl IntoIterator<Item = Device>) -> Devices {
         Devices(devices.into_iter().collect())
     }
@@ -26,21 +25,23 @@ impl Devices {
         self.0.len()
     }
 
-    /// What the session runs on, if that is more than teams of the CPU.
+    /// Returns the device of the session, or `None` if the towers run on CPU thread teams.
     pub(super) fn of_session(&self) -> Option<Device> {
         self.0.first().copied().filter(|device| !matches!(device, Device::Cpu(_)))
     }
 
-    /// Says that variables are not shared where they cannot be.
-    pub(super) fn say_if_replicated(&self) {
+    /// Logs that variables are replicated if the devices cannot share them.
+    pub(super) fn log_if_replicated(&self) {
         if let (Some(device @ Device::Xla { .. }), true) = (self.of_session(), self.count() > 1) {
-            log::info!("variables are replicated: each of the devices from {device} on has all of them");
+            log::info!(
+                "variables are replicated: every device, starting with {device}, has a copy of all of them"
+            );
         }
     }
 
-    /// That there is one at least, that one engine has them all, none twice, and that XLA's are neighbours; says which
-    /// they are.
-    pub(super) fn announce(&self) -> Result<()> {
+    /// Checks the device list (non-empty, one engine, no duplicates, contiguous XLA indices) and
+    /// logs it.
+    pub(super) fn check_and_log(&self) -> Result<()> {
         let Some(first) = self.0.first() else {
             return Err(Error::argument("a trainer needs at least one device"));
         };
@@ -55,34 +56,34 @@ impl Devices {
         };
         for (i, &device) in self.0.iter().enumerate() {
             if !follows(i, device) {
-                let why = format!("tower {i} cannot run on {device} where the first runs on {first}");
+                let why = format!("tower {i} cannot run on {device} because tower 0 runs on {first}");
                 return Err(Error::argument(why).note(
-                    "name thread teams (cpu:N) alone, or XLA devices in a row: xla:cuda:0, xla:cuda:1",
+                    "list only thread teams (cpu:N), or contiguous XLA devices: xla:cuda:0, xla:cuda:1",
                 ));
             }
             if matches!(device, Device::Cpu(_)) && self.0[..i].contains(&device) {
-                let why = format!("each tower has a device of its own, but {device} is named twice");
+                let why = format!("every tower needs its own device, but {device} is listed twice");
                 return Err(Error::argument(why));
             }
         }
         let names: Vec<String> = self.0.iter().map(Device::to_string).collect();
-        log::info!("{} towers, on {}", self.count(), names.join(", "));
+        log::info!("{} towers on {}", self.count(), names.join(", "));
         Ok(())
     }
 }
 
-/// How much each tower counts in a step.
+/// How towers are weighted in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Weights {
-    /// All alike: the mean of the towers' means.
+    /// Equally: the mean of the towers' means.
     Equal,
-    /// By the examples of its batch: the mean over all examples.
+    /// By the number of examples in the batch: the mean over all examples.
     Examples,
 }
 
-/// One step: every tower's gradients, averaged over the towers, and one update of the variables they share.
+/// Builds a step: the gradients averaged over all towers, and one update of the shared variables.
 pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices, weights: Weights) -> Result<Op> {
-    devices.announce()?;
+    devices.check_and_log()?;
     let graph = setup.graph().clone();
     let total = devices.count();
     let mut averaged: Option<Vec<Gradient>> = None;
@@ -105,7 +106,8 @@ pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices, weights: W
     apply_gradients(&*setup.optimizer(&first), &graph, &averaged.unwrap_or_default())
 }
 
-/// The mean of the towers' gradients. If one waits here in vain, the error points at the line that made the variable.
+/// Averages a gradient over the towers. If a tower times out here, the error points at the line
+/// that created the variable.
 fn averaged_gradient(t: &TowerContext, g: Gradient) -> Gradient {
     let site = g.variable.id.and_then(|id| t.graph().variable_info(id)).map(|v| v.site);
     let mean = || t.all_reduce_mean(&format!("average/{}", g.variable.name()), &g.value);
@@ -113,11 +115,12 @@ fn averaged_gradient(t: &TowerContext, g: Gradient) -> Gradient {
     g.with_value(value)
 }
 
-/// The cost times the tower's share of all examples, so that the mean over the towers is that over the examples. It is
-/// the cost that is weighted, not its gradients: those of synchronised layers are of all towers' costs together.
+/// Scales the cost by the tower's share of all examples, so that the mean over towers is the mean
+/// over examples. It scales the cost and not the gradients, because gradients of synchronized
+/// layers depend on the costs of all towers.
 fn weighted(t: &TowerContext, inputs: &[Tensor], cost: &Tensor) -> Result<Tensor> {
     let batch = inputs.iter().find(|x| x.rank() > 0).ok_or_else(|| {
-        Error::shape("weighted_by_batch counts the examples of a batch, but no input has a dim for them")
+        Error::shape("weighted_by_batch needs an input with a batch dimension, but all inputs are scalars")
     })?;
     Ok(t.build(|t| {
         let batch = batch.cast(cost.dtype());
@@ -127,7 +130,8 @@ fn weighted(t: &TowerContext, inputs: &[Tensor], cost: &Tensor) -> Result<Tensor
     }))
 }
 
-/// That a tower has gradients of the same variables as the first: else the sums would wait for each other.
+/// Checks that a tower has gradients of the same variables as the first: otherwise the all-reduces
+/// would wait for each other.
 fn same_variables(first: &[Gradient], other: &[Gradient], index: usize) -> Result<()> {
     let names = |gs: &[Gradient]| gs.iter().map(|g| g.variable.name().to_string()).collect::<Vec<_>>();
     let (first, other) = (names(first), names(other));
@@ -137,7 +141,7 @@ fn same_variables(first: &[Gradient], other: &[Gradient], index: usize) -> Resul
     let only = |a: &[String], b: &[String]| {
         a.iter().filter(|n| !b.contains(n)).cloned().collect::<Vec<_>>().join(", ")
     };
-    Err(Error::new(ErrorKind::Graph, format!("tower {index} trains other variables than tower 0"))
+    Err(Error::new(ErrorKind::Graph, format!("tower {index} does not train the same variables as tower 0"))
         .note(format!("only tower 0: {}; only tower {index}: {}", only(&first, &other), only(&other, &first)))
         .note("a tower function must build the same model in every tower"))
 }

@@ -1,9 +1,9 @@
-//! What every run has unless it says otherwise.
+//! The default callbacks and monitors.
 
 use crate::callback::{Callback, MergeAllSummaries, MovingAverageSummary, ProgressBar, RunUpdateOps};
 use crate::monitor::{EventWriter, JsonWriter, Monitor, ScalarPrinter};
 
-/// Moving averages, a progress bar, summaries, update operations.
+/// Returns the default callbacks: moving averages, a progress bar, summaries, update operations.
 #[doc(alias = "DEFAULT_CALLBACKS")]
 pub fn default_callbacks() -> Vec<Box<dyn Callback>> {
     vec![
@@ -14,7 +14,8 @@ pub fn default_callbacks() -> Vec<Box<dyn Callback>> {
     ]
 }
 
-/// Lines in the log and, if the run has a directory, TensorBoard event files and `stats.jsonl` with `timing.jsonl`.
+/// Returns the default monitors: the log and, if the run has a log directory, TensorBoard event
+/// files, `stats.jsonl` and `timing.jsonl`.
 #[doc(alias = "DEFAULT_MONITORS")]
 pub fn default_monitors(has_logdir: bool) -> Vec<Box<dyn Monitor>> {
     let mut monitors: Vec<Box<dyn Monitor>> = Vec::new();

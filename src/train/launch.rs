@@ -1,11 +1,11 @@
-//! From a configuration to a trained model.
+//! Trains a model from a configuration.
 
 use super::{SingleCostTrainer, TrainConfig, Trained};
 use crate::logger;
 use std::rc::Rc;
 use tensorpack_tensor::{Error, Result};
 
-/// Trains a model as the configuration says, on the devices the trainer says.
+/// Trains the model of a configuration on the devices of the trainer.
 pub fn launch_train_with_config(
     mut config: TrainConfig,
     trainer: impl Into<SingleCostTrainer>,
@@ -14,14 +14,14 @@ pub fn launch_train_with_config(
     logger::init();
     let mut trainer = trainer.into();
     let model = config.model.take().ok_or_else(|| {
-        Error::argument("there is no model to train").note("give one with TrainConfig::new(model, data)")
+        Error::argument("the configuration has no model").note("set one with TrainConfig::new(model, data)")
     })?;
     let input = match (config.data.take(), config.dataflow.take()) {
         (Some(input), _) => input,
         (None, Some(dataflow)) => trainer.strategy().default_input(dataflow),
         (None, None) => {
-            return Err(Error::argument("there is nothing to train on").note(
-                "give a dataflow with TrainConfig::new(model, data), or an input source with data(..)",
+            return Err(Error::argument("the configuration has no training data").note(
+                "set a dataflow with TrainConfig::new(model, data), or an input source with data(..)",
             ));
         }
     };

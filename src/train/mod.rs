@@ -1,4 +1,4 @@
-//! Trainers: what runs iterations, epoch after epoch, with callbacks around them.
+//! Trainers: run the training loop and its callbacks.
 
 mod async_multi;
 mod async_towers;

@@ -1,16 +1,17 @@
-//! Steps that do nothing.
+//! A trainer whose steps do nothing.
 
 use super::single_cost::{Setup, Strategy};
 use crate::graph::Op;
 use crate::tower::TowerContext;
 use tensorpack_tensor::Result;
 
-/// Builds the model and trains nothing: every step is an empty hooked run. For running callbacks alone.
+/// Builds the model but does not train it: every step is an empty hooked run. Use it to run only
+/// the callbacks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoOpTrainer;
 
 impl NoOpTrainer {
-    /// The trainer.
+    /// Creates the trainer.
     pub fn new() -> NoOpTrainer {
         NoOpTrainer
     }

@@ -1,16 +1,16 @@
-//! One tower, with data read ahead.
+//! Trains one tower with prefetched data.
 
 use super::simple::one_tower;
 use super::single_cost::{Setup, Strategy};
 use crate::graph::Op;
 use tensorpack_tensor::Result;
 
-/// Trains one tower; a dataflow is read ahead in a thread of its own.
+/// Trains one tower. Prefetches the dataflow in a separate thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QueueInputTrainer;
 
 impl QueueInputTrainer {
-    /// The trainer.
+    /// Creates the trainer.
     pub fn new() -> QueueInputTrainer {
         QueueInputTrainer
     }

@@ -1,4 +1,4 @@
-//! SIGTERM and SIGINT: finish the step, save, say goodbye, then die by the same signal.
+//! Handles SIGTERM and SIGINT: finish the step, save, then terminate with the same signal.
 
 use crate::runtime::Interrupt;
 use signal_hook::SigId;
@@ -7,18 +7,20 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use tensorpack_tensor::Result;
 
-/// Handlers that live as long as this.
+/// Signal handlers, removed on drop.
 pub(super) struct Signals {
     ids: Vec<SigId>,
 }
 
 impl Signals {
-    /// From here on, the first SIGTERM or SIGINT sets `interrupt`, and a second ends the process at once.
-    pub(super) fn watch(interrupt: &Interrupt) -> Result<Signals> {
+    /// Installs the handlers: the first SIGTERM or SIGINT sets `interrupt`, a second one terminates
+    /// the process at once.
+    pub(super) fn install(interrupt: &Interrupt) -> Result<Signals> {
         let again = Arc::new(AtomicBool::new(false));
         let mut ids = Vec::new();
         for signal in [SIGTERM, SIGINT] {
-            // In this order: the second of a pair arms the first for the next time.
+            // In this order: the flag that the second handler sets arms the first for the next
+            // signal.
             ids.push(signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, again.clone())?);
             ids.push(signal_hook::flag::register(signal, again.clone())?);
             ids.push(signal_hook::flag::register_usize(signal, interrupt.cell(), signal as usize)?);
@@ -35,8 +37,9 @@ impl Drop for Signals {
     }
 }
 
-/// Ends the process as the signal would have, so that whoever sent it sees what it expects.
-pub(super) fn die_by(signal: i32) -> ! {
+/// Terminates the process as the signal would have, so that its sender sees the expected exit
+/// status.
+pub(super) fn terminate_by(signal: i32) -> ! {
     let _ = signal_hook::low_level::emulate_default_handler(signal);
     std::process::exit(128 + signal)
 }

@@ -1,4 +1,4 @@
-//! One tower, one device.
+//! Trains one tower on one device.
 
 use super::single_cost::{Setup, Strategy, feed};
 use crate::graph::Op;
@@ -8,18 +8,18 @@ use crate::tower::TowerContext;
 use tensorpack_dataflow::Flow;
 use tensorpack_tensor::Result;
 
-/// Trains one tower. A dataflow is read while the model waits, unless an input source says otherwise.
+/// Trains one tower. Reads the dataflow without prefetching, unless an input source is set.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SimpleTrainer;
 
 impl SimpleTrainer {
-    /// The trainer.
+    /// Creates the trainer.
     pub fn new() -> SimpleTrainer {
         SimpleTrainer
     }
 }
 
-/// One tower, minimised.
+/// Builds one tower and the operation that minimizes its cost.
 pub(super) fn one_tower(setup: &mut Setup<'_>) -> Result<Op> {
     let t = TowerContext::training(setup.graph());
     let cost = setup.tower(&t)?;

@@ -1,4 +1,4 @@
-//! Trainers of models with one cost.
+//! Trainers for models with one cost.
 
 use super::{Iteration, RunTrainOp, StepCx, TrainConfig, Trained, Trainer};
 use crate::graph::{Fetch, Graph, Op, Tensor, TensorSpec};
@@ -9,38 +9,40 @@ use crate::tower::{TowerContext, TowerFunc, Towers};
 use tensorpack_dataflow::Flow;
 use tensorpack_tensor::{Error, Result};
 
-/// How a model with one cost is laid out over devices: placement, averaging of gradients, updates.
+/// How a model with one cost is distributed over devices: placement, averaging of gradients,
+/// updates.
 pub trait Strategy {
-    /// Builds the training towers on inputs of `input`, and the operation that is one step.
+    /// Builds the training towers and returns the operation of one step.
     fn build(&self, setup: &mut Setup<'_>) -> Result<Op>;
 
-    /// What a step does, of the operation that was built: to run it, unless said.
+    /// Returns the iteration that runs the built operation. Defaults to one run per step.
     fn iteration(&self, step: Fetch) -> Box<dyn Iteration> {
         Box::new(RunTrainOp(step))
     }
 
-    /// How many towers there are.
+    /// Returns the number of towers. Defaults to 1.
     fn towers(&self) -> usize {
         1
     }
 
-    /// What the session runs on, if the trainer says so.
+    /// Returns the device of the session, if the trainer sets it.
     fn device(&self) -> Option<Device> {
         None
     }
 
-    /// How a dataflow is read if nothing else is said: ahead of the model, in a thread of its own.
+    /// Returns the input source for a dataflow. Defaults to [`QueueInput`], which prefetches in a
+    /// separate thread.
     fn default_input(&self, dataflow: Flow) -> Box<dyn InputSource> {
         QueueInput::new(dataflow).boxed()
     }
 
-    /// What this kind of trainer asks of its input.
+    /// Checks that this trainer supports the input.
     fn check_input(&self, input: &dyn InputSource) -> Result<()> {
         let _ = input;
         Ok(())
     }
 
-    /// The trainer of a configuration, for `SimpleTrainer::from_config(config).train()`.
+    /// Combines the trainer with a configuration: `SimpleTrainer::from_config(config).train()`.
     fn from_config(config: TrainConfig) -> Configured
     where
         Self: Sized + Default + 'static,
@@ -49,20 +51,20 @@ pub trait Strategy {
     }
 }
 
-/// A trainer with all it needs.
+/// A trainer with its configuration.
 pub struct Configured {
     pub(super) config: TrainConfig,
     pub(super) trainer: SingleCostTrainer,
 }
 
 impl Configured {
-    /// Trains.
+    /// Trains the model.
     pub fn train(self) -> Result<Trained> {
         super::launch_train_with_config(self.config, self.trainer)
     }
 }
 
-/// What a [`Strategy`] builds from.
+/// The parts from which a [`Strategy`] builds a step.
 pub struct Setup<'a> {
     graph: &'a Graph,
     tower: &'a mut TowerFunc,
@@ -71,12 +73,12 @@ pub struct Setup<'a> {
 }
 
 impl Setup<'_> {
-    /// The graph.
+    /// Returns the graph.
     pub fn graph(&self) -> &Graph {
         self.graph
     }
 
-    /// Builds the tower of this context on inputs of its own; returns its cost.
+    /// Builds the tower of this context on its own inputs and returns its cost.
     #[track_caller]
     pub fn tower(&mut self, t: &TowerContext) -> Result<Tensor> {
         let inputs = self.input.tensors(t, self.tower.signature())?;
@@ -85,24 +87,28 @@ impl Setup<'_> {
         let cost = cost.ok_or_else(|| Error::argument("the tower function returned no cost"))?;
         match cost.rank() {
             0 => Ok(cost),
-            _ => Err(Error::shape(format!("the cost {} is {}, not a scalar", cost.name(), cost.shape()))
-                .note("take its mean")),
+            _ => Err(Error::shape(format!(
+                "the cost {} has shape {}, not a scalar",
+                cost.name(),
+                cost.shape()
+            ))
+            .note("take its mean")),
         }
     }
 
-    /// The inputs of the tower that was built last.
+    /// Returns the inputs of the tower that was built last.
     pub fn inputs(&self) -> Vec<Tensor> {
         let last = self.tower.towers().training().pop();
         last.map_or_else(Vec::new, |tower| tower.inputs().iter().map(|(_, x)| x.clone()).collect())
     }
 
-    /// The optimizer. To be asked for once.
+    /// Creates the optimizer. Call this once.
     pub fn optimizer(&self, t: &TowerContext) -> Box<dyn Optimizer> {
         (self.optimizer)(t)
     }
 }
 
-/// A trainer that minimises one cost.
+/// A trainer that minimizes one cost.
 pub struct SingleCostTrainer {
     strategy: Box<dyn Strategy>,
     graph: Graph,
@@ -116,13 +122,13 @@ impl<S: Strategy + 'static> From<S> for SingleCostTrainer {
 }
 
 impl SingleCostTrainer {
-    /// The strategy.
+    /// Returns the strategy.
     pub fn strategy(&self) -> &dyn Strategy {
         &*self.strategy
     }
 
-    /// Builds the graph: the towers of `get_cost`, a tower function that returns the cost, on inputs of `input`, and the
-    /// updates of the optimizer.
+    /// Builds the graph: the towers of the tower function `get_cost`, which returns the cost, on
+    /// the tensors of `input`, and the updates of the optimizer.
     pub fn setup_graph(
         &mut self,
         signature: Vec<TensorSpec>,
@@ -131,7 +137,7 @@ impl SingleCostTrainer {
         get_optimizer: impl Fn(&TowerContext) -> Box<dyn Optimizer>,
     ) -> Result<()> {
         if self.built.is_some() {
-            return Err(Error::argument("setup_graph was called before, and builds the graph once"));
+            return Err(Error::argument("setup_graph was already called: a trainer builds its graph once"));
         }
         self.strategy.check_input(&*input)?;
         let mut tower = TowerFunc::new(signature, move |t, inputs| vec![get_cost(t, inputs)])?;
@@ -143,19 +149,19 @@ impl SingleCostTrainer {
         Ok(())
     }
 
-    /// The towers, once they are built.
+    /// Returns the towers after `setup_graph`.
     pub fn towers(&self) -> Option<Towers<'_>> {
         self.built.as_ref().and_then(|(trainer, _)| trainer.towers())
     }
 
-    /// Trains with the default callbacks and monitors added, unless the configuration has others.
+    /// Trains with the default callbacks and monitors, unless the configuration replaces them.
     pub fn train_with_defaults(self, config: TrainConfig) -> Result<Trained> {
         let config = self.on_device(config);
         let (trainer, mut iteration) = self.ready()?;
         trainer.train_with_defaults(config, move |cx: &mut StepCx<'_>| iteration.run_step(cx))
     }
 
-    /// Trains with the callbacks and monitors of the configuration alone.
+    /// Trains with only the callbacks and monitors of the configuration.
     pub fn train(self, config: TrainConfig) -> Result<Trained> {
         let config = self.on_device(config);
         let (trainer, mut iteration) = self.ready()?;
@@ -167,23 +173,23 @@ impl SingleCostTrainer {
         Ok((built.0, self.strategy.iteration(built.1)))
     }
 
-    /// The configuration with the device that the trainer names.
+    /// Returns the configuration with the device of the trainer.
     fn on_device(&self, mut config: TrainConfig) -> TrainConfig {
         config.session.device = self.strategy.device().unwrap_or(config.session.device);
         config
     }
 
-    /// The trainer and its step, to run something else around it.
+    /// Returns the trainer and the operation of its step, for custom iterations.
     pub fn built(self) -> Result<(Trainer, Fetch)> {
         self.built.ok_or_else(no_graph)
     }
 }
 
 fn no_graph() -> Error {
-    Error::argument("there is no graph yet: call setup_graph first")
+    Error::argument("the graph has not been built: call setup_graph first")
 }
 
-/// A feed of the dataflow, read while the model waits.
+/// Returns an input source that reads the dataflow without prefetching.
 pub(super) fn feed(dataflow: Flow) -> Box<dyn InputSource> {
     FeedInput::new(dataflow).boxed()
 }

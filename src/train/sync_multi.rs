@@ -1,4 +1,5 @@
-//! Synchronous data-parallel trainers: total batch = batch of the input times towers.
+//! Synchronous data-parallel trainers. The total batch size is the input's batch size times the
+//! number of towers.
 
 use super::TrainConfig;
 use super::data_parallel::{Devices, Weights, averaged_step};
@@ -9,7 +10,7 @@ use tensorpack_tensor::Result;
 
 /// Defines a trainer that averages the gradients of its towers and updates once.
 macro_rules! sync_trainer {
-    ($(#[$doc:meta])* $name:ident $(says $says:ident)?) => {
+    ($(#[$doc:meta])* $name:ident $(logs $log:ident)?) => {
         $(#[$doc])*
         #[derive(Clone, Debug)]
         pub struct $name {
@@ -18,25 +19,27 @@ macro_rules! sync_trainer {
         }
 
         impl $name {
-            /// With this many towers, each on a thread team of this process; the teams share its cores.
+            /// Uses this many towers, each on a thread team of this process. The teams share its
+            /// cores.
             pub fn new(towers: usize) -> $name {
                 $name { devices: Devices::teams(towers), weights: Weights::Equal }
             }
 
-            /// With one tower on each of these devices.
+            /// Uses one tower on each of these devices.
             pub fn on(devices: impl IntoIterator<Item = Device>) -> $name {
                 $name { devices: Devices::of(devices), weights: Weights::Equal }
             }
 
-            /// With towers that count by how many examples their batches have, the first dim of the first input: so
-            /// batches of unlike sizes train as the one large batch of all their examples would. Otherwise all towers
-            /// count alike, and a step takes the mean of the towers' means.
+            /// Weights towers by the number of examples in their batches (the first dimension of
+            /// the first input that is not a scalar), so that batches of different sizes train like
+            /// one large batch. By default all towers have equal weight, and a step takes the mean
+            /// of the towers' means.
             #[must_use]
             pub fn weighted_by_batch(self) -> $name {
                 $name { weights: Weights::Examples, ..self }
             }
 
-            /// The trainer of a configuration with this many towers:
+            /// Combines a trainer of this many towers with a configuration:
             /// `SyncMultiGpuTrainer::from_config(config, 4).train()`.
             pub fn from_config(config: TrainConfig, towers: usize) -> Configured {
                 Configured { config, trainer: $name::new(towers).into() }
@@ -45,7 +48,7 @@ macro_rules! sync_trainer {
 
         impl Strategy for $name {
             fn build(&self, setup: &mut Setup<'_>) -> Result<Op> {
-                $(self.devices.$says();)?
+                $(self.devices.$log();)?
                 averaged_step(setup, &self.devices, self.weights)
             }
 
@@ -61,19 +64,21 @@ macro_rules! sync_trainer {
 }
 
 sync_trainer! {
-    /// One set of variables that all towers share; gradients are averaged where the variables are, and applied once. On
-    /// XLA's devices each has a copy, as with [`SyncMultiGpuTrainerReplicated`], which is said.
+    /// Synchronous training with one set of variables that all towers share. Gradients are averaged
+    /// where the variables are, and applied once. XLA devices have a copy each, as with
+    /// [`SyncMultiGpuTrainerReplicated`]; the trainer logs this.
     #[doc(alias = "SyncMultiGPUTrainerParameterServer")]
-    SyncMultiGpuTrainerParameterServer says say_if_replicated
+    SyncMultiGpuTrainerParameterServer logs log_if_replicated
 }
 
 sync_trainer! {
-    /// Every device has all variables, and gradients are averaged over all of them. Thread teams of one process read the
-    /// same memory, so there the copies are one, and the bits are those of [`SyncMultiGpuTrainerParameterServer`].
+    /// Synchronous training with a copy of all variables on every device. Gradients are averaged
+    /// over all devices. Thread teams of one process share memory, so they share one copy, and
+    /// results are bit-identical to [`SyncMultiGpuTrainerParameterServer`].
     #[doc(alias = "SyncMultiGPUTrainerReplicated")]
     SyncMultiGpuTrainerReplicated
 }
 
-/// The synchronous trainer people mean when they do not care which: variables in shared memory.
+/// The default synchronous trainer: variables in shared memory.
 #[doc(alias = "SyncMultiGPUTrainer")]
 pub type SyncMultiGpuTrainer = SyncMultiGpuTrainerParameterServer;

@@ -14,8 +14,8 @@ use tensorpack_tensor::{Error, Result};
 
 /// The options of a training program, to be parsed alone or flattened into a program's own options.
 ///
-/// The last value of an option that is given twice counts. Programs that take other options, too,
-/// flatten these into their own:
+/// If an option is repeated, its last value wins. A program with further options flattens these
+/// into its own:
 ///
 /// ```no_run
 /// use clap::Parser;
@@ -42,7 +42,7 @@ use tensorpack_tensor::{Error, Result};
 /// ```
 #[doc(alias = "CommandLine")]
 #[derive(Args, Clone, Debug, Default)]
-// Without `None` this page would be the description of programs that have none of their own.
+// Without `None` this documentation would become the description of programs that have none.
 #[command(about = None, long_about = None, args_override_self = true)]
 pub struct TrainArgs {
     /// The last epoch.
@@ -60,13 +60,13 @@ pub struct TrainArgs {
     /// Threads of each device.
     #[arg(long, value_name = "N")]
     pub threads_per_device: Option<usize>,
-    /// The directory of the run; a run that is there already is resumed.
+    /// The log directory; an existing run in it is resumed.
     #[arg(long, value_name = "DIR")]
     pub logdir: Option<PathBuf>,
     /// A file or checkpoint with initial values of variables.
     #[arg(long, value_name = "PATH")]
     pub load: Option<PathBuf>,
-    /// Start a new run, even if there is one in the directory.
+    /// Start a new run, even if the directory has one.
     #[arg(long)]
     pub fresh: bool,
     /// The seed of all random numbers.
@@ -78,7 +78,7 @@ pub struct TrainArgs {
     /// Train for the original's long schedule.
     #[arg(long)]
     pub full: bool,
-    /// Fail if the result that the program states is missed.
+    /// Fail if the program does not reach its stated result.
     #[arg(long)]
     pub assert: bool,
 }
@@ -88,7 +88,7 @@ fn trainer_names() -> PossibleValuesParser {
     PossibleValuesParser::new(names.into_iter().chain([PossibleValue::new("noop").hide(true)]))
 }
 
-// A program that has these options alone. (A doc comment would be its description.)
+// A program with only these options. (A doc comment would become its description.)
 #[derive(Parser)]
 struct Program {
     #[command(flatten)]
@@ -96,13 +96,12 @@ struct Program {
 }
 
 impl TrainArgs {
-    /// Parses the command line of a program that has these options alone; see
-    /// [`command_line::parse`].
+    /// Parses the command line of a program with only these options. See [`command_line::parse`].
     pub fn parse() -> Result<TrainArgs> {
         Ok(command_line::parse::<Program>()?.train)
     }
 
-    /// Parses a list of options, without a program's name before them.
+    /// Parses a list of options, without a program name in front.
     #[doc(alias = "of")]
     pub fn parse_options<S: Into<String>>(options: impl IntoIterator<Item = S>) -> Result<TrainArgs> {
         let words = std::iter::once("program".to_string()).chain(options.into_iter().map(Into::into));
@@ -135,7 +134,7 @@ impl TrainArgs {
         Ok(())
     }
 
-    /// Returns the configuration with the options that were given in place of its own.
+    /// Returns the configuration with the given options applied.
     pub fn apply(&self, mut config: TrainConfig) -> Result<TrainConfig> {
         config.max_epoch = self.max_epoch.unwrap_or(config.max_epoch);
         config.steps_per_epoch = self.steps_per_epoch.or(config.steps_per_epoch);
@@ -152,7 +151,7 @@ impl TrainArgs {
         Ok(config)
     }
 
-    /// The trainer that was asked for; defaults to [`SimpleTrainer`].
+    /// Returns the selected trainer. Defaults to [`SimpleTrainer`].
     pub fn trainer(&self) -> Result<SingleCostTrainer> {
         match self.trainer.as_deref() {
             None | Some("simple") => Ok(SimpleTrainer::new().into()),
@@ -161,11 +160,11 @@ impl TrainArgs {
             Some("sync-ps") => Ok(SyncMultiGpuTrainerParameterServer::on(self.devices()).into()),
             Some("sync-replicated") => Ok(SyncMultiGpuTrainerReplicated::on(self.devices()).into()),
             Some("async") => Ok(AsyncMultiGpuTrainer::on(self.devices()).into()),
-            Some(other) => Err(Error::argument(format!("--trainer: there is no trainer {other:?}"))),
+            Some(other) => Err(Error::argument(format!("--trainer: unknown trainer {other:?}"))),
         }
     }
 
-    /// The number of towers that trainer builds; each takes a batch of its own.
+    /// Returns the number of towers of the selected trainer. Each takes its own batch.
     pub fn towers(&self) -> usize {
         match self.trainer.as_deref() {
             Some("sync-ps" | "sync-replicated" | "async") => self.devices().len(),
@@ -173,7 +172,7 @@ impl TrainArgs {
         }
     }
 
-    /// The devices that were given; defaults to `cpu:0`.
+    /// Returns the selected devices. Defaults to `cpu:0`.
     fn devices(&self) -> Vec<Device> {
         if self.devices.is_empty() { vec![Device::Cpu(0)] } else { self.devices.clone() }
     }
@@ -205,13 +204,13 @@ mod tests {
     }
 
     #[test]
-    fn the_last_value_of_a_repeated_option_counts() {
+    fn the_last_value_of_a_repeated_option_wins() {
         let args = args("--seed 1 --fresh --devices cpu:0,cpu:1 --seed 2 --fresh --devices cpu:2").unwrap();
         assert_eq!((args.seed, args.fresh, &args.devices[..]), (Some(2), true, &[Device::Cpu(2)][..]));
     }
 
     #[test]
-    fn a_tower_on_each_device_where_the_trainer_has_several() {
+    fn only_multi_tower_trainers_use_all_devices() {
         let towers = |text: &str| args(text).unwrap().towers();
         assert_eq!(towers("--trainer sync-replicated --devices cpu:0,cpu:1"), 2);
         assert_eq!(towers("--trainer sync-ps"), 1);
@@ -227,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn every_trainer_that_is_listed_exists() {
+    fn every_listed_trainer_exists() {
         let command = Program::command();
         let trainer = command.get_arguments().find(|arg| arg.get_id() == "trainer").unwrap();
         let names = trainer.get_possible_values();

@@ -1,4 +1,4 @@
-//! The trainer: from a graph to a run.
+//! The trainer: sets up and runs training of a graph.
 
 use super::batch_summary::BatchSummary;
 use super::main_loop::{Ended, MainLoop};
@@ -21,11 +21,11 @@ use serde_json::{Map, Value, json};
 use std::path::Path;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// Training of any kind: a graph, callbacks and monitors, a session, and a loop of epochs and steps. What a step is,
-/// an [`Iteration`] says. It assumes neither batches nor gradients nor costs.
+/// A general trainer: a graph, callbacks, monitors, a session, and a loop over epochs and steps. An
+/// [`Iteration`] defines the step. The trainer assumes neither batches nor gradients nor costs.
 ///
-/// Build the graph, make the trainer of it, then [`train`](Trainer::train). Trainers for models with one cost do the
-/// first two: see [`SingleCostTrainer`](super::SingleCostTrainer).
+/// Build the graph, create a trainer for it, then call [`train`](Trainer::train).
+/// [`SingleCostTrainer`](super::SingleCostTrainer) does the first two for models with one cost.
 pub struct Trainer {
     graph: Graph,
     tower: Option<TowerFunc>,
@@ -34,53 +34,55 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Of a graph that has been built, or will be before training begins.
+    /// Creates a trainer for a graph. The graph must be complete before training starts.
     pub fn new(graph: &Graph) -> Trainer {
         Trainer { graph: graph.clone(), tower: None, input: None, callbacks: Callbacks::default() }
     }
 
-    /// With the tower function that built the model: inference during training and predictors need it.
+    /// Sets the tower function that built the model. Inference during training and predictors need
+    /// it.
     #[must_use]
     pub fn tower_func(self, tower: TowerFunc) -> Trainer {
         Trainer { tower: Some(tower), ..self }
     }
 
-    /// With the source of what steps are fed with.
+    /// Sets the input source that feeds the steps.
     #[must_use]
     pub fn input(self, input: Box<dyn InputSource>) -> Trainer {
         Trainer { input: Some(input), ..self }
     }
 
-    /// The graph.
+    /// Returns the graph.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
 
-    /// The replicas the tower function built, if there is one.
+    /// Returns the towers that the tower function built, if there is one.
     pub fn towers(&self) -> Option<Towers<'_>> {
         self.tower.as_ref().map(TowerFunc::towers)
     }
 
-    /// Adds a callback of the trainer's own. They come before the user's.
+    /// Adds a callback of the trainer itself. It runs before the user's callbacks.
     pub fn register_callback(&mut self, callback: impl Callback + 'static) {
         self.callbacks.push(Box::new(callback));
     }
 
-    /// Trains with the default callbacks and monitors added, unless the configuration has others: sets up callbacks and
-    /// monitors, freezes the graph, makes the session or takes up the run that is in the log directory, and runs
-    /// the loop. A signal that asked for the end ends the process once everything is saved.
+    /// Trains with the default callbacks and monitors, unless the configuration replaces them. Sets
+    /// up callbacks and monitors, freezes the graph, creates the session, resumes the run in the
+    /// log directory if there is one, and runs the loop. After SIGTERM or SIGINT the process
+    /// terminates once everything is saved.
     pub fn train_with_defaults(self, mut config: TrainConfig, iteration: impl Iteration) -> Result<Trained> {
         config.extra_callbacks.get_or_insert_with(default_callbacks);
         config.monitors.get_or_insert_with(|| default_monitors(config.logdir.is_some()));
         self.train(config, iteration)
     }
 
-    /// Trains with the callbacks and monitors of the configuration alone.
+    /// Trains with only the callbacks and monitors of the configuration.
     pub fn train(self, config: TrainConfig, mut iteration: impl Iteration) -> Result<Trained> {
         config.check()?;
         config.check_unused()?;
         let interrupt = Interrupt::new();
-        let signals = Signals::watch(&interrupt)?;
+        let signals = Signals::install(&interrupt)?;
         let ended = self.run(config, &interrupt, &mut iteration);
         drop(signals);
         let by_signal = match &ended {
@@ -92,7 +94,7 @@ impl Trainer {
                 log::error!("{e}");
             }
             log::logger().flush();
-            signals::die_by(signal);
+            signals::terminate_by(signal);
         }
         ended
     }
@@ -118,7 +120,7 @@ impl Trainer {
             let Progress { epoch_num, global_step, .. } = state.progress;
             log::info!("resuming {} at epoch {epoch_num}, step {global_step}", folder.display());
             if let Some(ended) = already_ended(&mut state) {
-                return Ok(self.nothing_to_do(ended, state, checkpoint));
+                return Ok(self.already_complete(ended, state, checkpoint));
             }
         } else if let Some(init) = &config.session_init {
             init.init(&state.session)?;
@@ -157,8 +159,8 @@ impl Trainer {
         Ok(Trained { ended, session, monitors, tower: self.tower })
     }
 
-    /// The result of a run whose last checkpoint says that it has ended.
-    fn nothing_to_do(self, ended: Ended, state: TrainState, checkpoint: &Checkpoint) -> Trained {
+    /// Returns the result of a run that its last checkpoint marks as ended.
+    fn already_complete(self, ended: Ended, state: TrainState, checkpoint: &Checkpoint) -> Trained {
         let Progress { epoch_num, max_epoch, .. } = state.progress;
         let how = match &ended {
             Ended::Stopped(reason) => format!("was stopped ({reason})"),
@@ -175,12 +177,12 @@ impl Trainer {
     fn steps_per_epoch(&self, config: &TrainConfig) -> Result<u64> {
         let size = || self.input.as_ref().and_then(|i| i.size());
         config.steps_per_epoch.or_else(size).ok_or_else(|| {
-            Error::argument("how many steps an epoch has is not known")
-                .note("the data do not say how many batches a pass has: give steps_per_epoch(..)")
+            Error::argument("the number of steps per epoch is unknown")
+                .note("the input has no known size: set steps_per_epoch(..)")
         })
     }
 
-    /// Adds the callbacks and lets them build. Returns the plan with what they fetch.
+    /// Adds the callbacks and calls their `setup_graph`. Returns the plan with their fetches.
     fn setup_callbacks(&mut self, config: &mut TrainConfig) -> Result<StepPlan> {
         self.graph.first_error()?;
         let extra = config.extra_callbacks.take().unwrap_or_default();
@@ -205,7 +207,8 @@ impl Trainer {
         self.towers().map_or(1, |t| t.training().len())
     }
 
-    /// The operation that applies accumulated gradients at the end of training, if there are any.
+    /// Returns the operation that applies accumulated gradients at the end of training, if there is
+    /// one.
     fn flush_op(&self) -> Option<Fetch> {
         let flush = self.graph.collection_ops(FLUSH_OPS);
         (!flush.is_empty()).then(|| Fetch::from(&self.graph.group(&flush.iter().collect::<Vec<_>>())))
@@ -260,7 +263,7 @@ impl Trainer {
     }
 }
 
-/// How a resumed run had ended already, if it had.
+/// Returns how a resumed run ended, if it is complete.
 fn already_ended(state: &mut TrainState) -> Option<Ended> {
     let ended = state.epoch_ended;
     match state.stop_reason.take_if(|_| ended) {
@@ -269,7 +272,7 @@ fn already_ended(state: &mut TrainState) -> Option<Ended> {
     }
 }
 
-/// Locks the directory of a run; with `fresh`, what an earlier run left is moved aside first.
+/// Locks the log directory. With `fresh`, moves the checkpoints of an earlier run aside.
 fn open_directory(dir: &Path, fresh: bool) -> Result<RunLock> {
     let lock = RunLock::acquire(dir)?;
     logger::set_directory(dir)?;
@@ -277,18 +280,19 @@ fn open_directory(dir: &Path, fresh: bool) -> Result<RunLock> {
     if fresh && checkpoints.exists() {
         let aside = (1..).map(|i| dir.join(format!("checkpoints.{i}"))).find(|p| !p.exists());
         let aside = aside.unwrap_or_else(|| dir.join("checkpoints.old"));
-        std::fs::rename(&checkpoints, &aside)
-            .map_err(|e| Error::new(ErrorKind::Io, format!("moving {} aside: {e}", checkpoints.display())))?;
-        log::info!("beginning anew: the earlier checkpoints are in {}", aside.display());
+        std::fs::rename(&checkpoints, &aside).map_err(|e| {
+            Error::new(ErrorKind::Io, format!("cannot move {} aside: {e}", checkpoints.display()))
+        })?;
+        log::info!("starting a new run; the earlier checkpoints are in {}", aside.display());
     }
     Ok(lock)
 }
 
-/// What is left when training is over.
+/// The result of training.
 pub struct Trained {
-    /// How it ended.
+    /// How training ended.
     pub ended: Ended,
-    /// The session, with the variables as training left them.
+    /// The session, with the trained variables.
     pub session: Session,
     /// The statistics.
     pub monitors: Monitors,
@@ -297,12 +301,13 @@ pub struct Trained {
 }
 
 impl Trained {
-    /// The model as training left it, in inference mode: the tensors of these names, given the inputs of those names.
+    /// Builds the trained model in inference mode, as a predictor from the named inputs to the
+    /// named outputs.
     pub fn get_predictor(self, inputs: &[&str], outputs: &[&str]) -> Result<OfflinePredictor> {
         let tower = self.tower.ok_or_else(|| {
             Error::new(
                 ErrorKind::Graph,
-                "this model was not made by a tower function: it cannot be built again",
+                "a predictor needs the tower function of the model, but this trainer has none",
             )
         })?;
         let config =

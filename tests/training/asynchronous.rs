@@ -1,4 +1,4 @@
-//! Towers that update the variables they share without waiting for each other.
+//! Asynchronous training: towers update shared variables without waiting for each other.
 
 use crate::models::{Line, line};
 use crate::processes;
@@ -87,7 +87,7 @@ fn several_towers_converge() {
     }
 }
 
-/// Every example pulls the same way, so that where the weight is says how often it was pulled.
+/// Every example moves the weight by the same amount, so the weight counts the updates.
 struct Count(MakeOptimizer);
 
 impl ModelDesc for Count {
@@ -112,7 +112,7 @@ fn ones() -> impl DataFlow {
     FromFn::new(100, |_| Ok(vec![HostTensor::new([1], vec![1f32])?]))
 }
 
-/// However the towers meet, each reads the optimizer's state as the last one left it, and none undoes what another did.
+/// For any interleaving, each tower reads the latest optimizer state, and no update is overwritten.
 #[test]
 fn no_update_is_lost() {
     const STEPS: u64 = 200;
@@ -127,10 +127,10 @@ fn no_update_is_lost() {
         let sgd: MakeOptimizer = || Sgd::new(1.0).boxed();
         let trained = train(sgd, AsyncMultiGpuTrainer::new(towers).scale_gradient(false));
         assert_eq!(read(&trained, "w"), vec![-all; 257], "{towers} towers");
-        // With gradients divided by the towers, all together go as far as one.
+        // Scaled gradients: the updates of all towers add up to one update of a single tower.
         let trained = train(sgd, AsyncMultiGpuTrainer::new(towers));
         assert_eq!(read(&trained, "w"), vec![-(STEPS as f64); 257], "{towers} towers");
-        // What is run along goes with the first tower.
+        // Operations of callbacks run with the first tower.
         assert_eq!(read(&trained, "seen"), [STEPS as f64]);
 
         let trained = train(|| Adam::new(0.01).boxed(), AsyncMultiGpuTrainer::new(towers));
@@ -146,7 +146,7 @@ fn no_update_is_lost() {
     }
 }
 
-/// Reads everything twice, with time between.
+/// Reads all variables twice, with a pause in between.
 struct Twice {
     names: Vec<&'static str>,
     looked: Arc<Mutex<u64>>,
@@ -174,7 +174,7 @@ impl Callback for Twice {
         self.look(cx)
     }
     fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        // At the end of an epoch all towers have done all of their steps.
+        // At the end of an epoch all towers have finished their steps.
         let w = cx.session().read("w")?.to_f64_vec()[0];
         assert_eq!(w, -((cx.epoch_num * cx.steps_per_epoch) as f64));
         self.look(cx)
@@ -182,7 +182,7 @@ impl Callback for Twice {
 }
 
 #[test]
-fn nothing_is_updated_while_callbacks_look() {
+fn no_update_happens_while_callbacks_run() {
     let looked = Arc::new(Mutex::new(0));
     let twice = Twice { names: vec!["w", "seen"], looked: looked.clone() };
     let config = TrainConfig::new(Count(|| Sgd::new(1.0).boxed()), ones())
@@ -195,19 +195,19 @@ fn nothing_is_updated_while_callbacks_look() {
 }
 
 #[test]
-fn staleness_goes_to_the_statistics_of_time() {
+fn staleness_is_a_timing_statistic() {
     let dir = tempfile::tempdir().unwrap();
     let config = TrainConfig::new(Line, line(8)).logdir(dir.path()).steps_per_epoch(20).max_epoch(2);
     let trained = launch_train_with_config(config, AsyncMultiGpuTrainer::new(3)).unwrap();
     let (mean, most) = (trained.monitors.latest("staleness/mean"), trained.monitors.latest("staleness/max"));
-    // There are two others, with 20 updates each.
+    // The two other towers apply 20 updates each.
     assert!(mean <= most && most <= Some(40.0), "{mean:?} {most:?}");
     let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
     assert_eq!(read("timing.jsonl").matches("staleness/mean").count(), 2);
     assert!(!read("stats.jsonl").contains("staleness"));
 }
 
-/// What a kernel does to a batch that is marked.
+/// What a kernel does with a marked batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Trouble {
     Fails,
@@ -262,12 +262,12 @@ impl ModelDesc for Troubled {
     }
 }
 
-/// Batches of which the one of this number is marked.
+/// Batches, of which number `bad` is marked.
 fn marked(bad: u64) -> impl DataFlow {
     FromFn::new(1000, move |i| Ok(vec![HostTensor::new([1], vec![if i == bad { 100f32 } else { 1.0 }])?]))
 }
 
-fn troubled(trouble: Trouble, bad: u64, towers: usize) -> Error {
+fn train_with_trouble(trouble: Trouble, bad: u64, towers: usize) -> Error {
     let seconds = if trouble == Trouble::Stalls { 2 } else { 300 };
     let config = TrainConfig::new(Troubled(trouble), marked(bad))
         .deadline(Duration::from_secs(seconds))
@@ -279,27 +279,27 @@ fn troubled(trouble: Trouble, bad: u64, towers: usize) -> Error {
 
 /// The first batches go to the other towers, then one to the first.
 #[test]
-fn trouble_in_any_tower_ends_all_with_its_cause() {
+fn a_failure_in_any_tower_ends_training_with_its_cause() {
     for (bad, tower) in [(0, 1), (1, 2), (2, 0)] {
-        let e = troubled(Trouble::Fails, bad, 3);
+        let e = train_with_trouble(Trouble::Fails, bad, 3);
         assert!(e.message().starts_with(&format!("tower {tower}: ")), "{e}");
         assert!(e.message().contains("the sensor is unplugged"), "{e}");
         assert!(e.site().is_some_and(|s| s.file.ends_with("asynchronous.rs")), "{e}");
-        let e = troubled(Trouble::Panics, bad, 3);
+        let e = train_with_trouble(Trouble::Panics, bad, 3);
         assert!(e.message().starts_with(&format!("tower {tower}: ")), "{e}");
         assert!(e.message().contains("the sensor is on fire"), "{e}");
     }
-    // In the middle of an epoch, whoever has it.
-    assert!(troubled(Trouble::Fails, 77, 2).message().contains("the sensor is unplugged"));
+    // In the middle of an epoch, in any tower.
+    assert!(train_with_trouble(Trouble::Fails, 77, 2).message().contains("the sensor is unplugged"));
 }
 
 #[test]
 fn a_tower_that_stalls_is_named_with_its_line() {
     for (bad, tower, towers) in [(0, 1, 2), (1, 0, 2), (3, 0, 1)] {
         let begun = Instant::now();
-        let e = troubled(Trouble::Stalls, bad, towers);
+        let e = train_with_trouble(Trouble::Stalls, bad, towers);
         assert_eq!(e.kind(), ErrorKind::Deadline, "{e}");
-        assert!(e.message().contains(&format!("tower {tower} got no further for 2 s")), "{e}");
+        assert!(e.message().contains(&format!("tower {tower} made no progress for 2 s")), "{e}");
         assert!(e.to_string().contains("it is at Trouble"), "{e}");
         assert!(e.site().is_some_and(|s| s.file.ends_with("asynchronous.rs")), "{e}");
         assert!(begun.elapsed() >= Duration::from_secs(2));
@@ -307,8 +307,8 @@ fn a_tower_that_stalls_is_named_with_its_line() {
 }
 
 #[test]
-fn what_is_not_finite_is_not_applied_in_any_tower() {
-    // Batches 3 and 10 are infinite once they are squared.
+fn non_finite_updates_are_not_applied_in_any_tower() {
+    // Batches 3 and 10 overflow when squared.
     let data = || {
         FromFn::new(16, |i| {
             let x = if i == 3 || i == 10 { 1e30f32 } else { 1.0 };
@@ -327,7 +327,7 @@ fn what_is_not_finite_is_not_applied_in_any_tower() {
 }
 
 #[test]
-fn what_towers_cannot_share_is_refused() {
+fn inputs_that_towers_cannot_share_are_errors() {
     let input = || TensorInput::new(|t| vec![t.graph().constant(HostTensor::new([1], vec![1f32]).unwrap())]);
     let train = |towers| {
         let config = TrainConfig::of(Count(|| Sgd::new(1.0).boxed())).data(input());
@@ -337,7 +337,7 @@ fn what_towers_cannot_share_is_refused() {
         )
     };
     let e = train(2).err().expect("an error");
-    assert!(e.message().contains("made in the graph"), "{e}");
+    assert!(e.message().contains("computed in the graph"), "{e}");
     train(1).unwrap();
     let e = train(0).err().expect("an error");
     assert!(e.message().contains("at least one device"), "{e}");
@@ -357,7 +357,7 @@ fn a_null_device_shows_the_structure() {
 const EPOCHS: u64 = 3;
 const STEPS: u64 = 10;
 
-/// Saves within the second epoch, and sends the process a signal three steps later.
+/// Saves during the second epoch, and sends a signal to this process three steps later.
 struct Signalled(Option<i32>);
 
 impl Callback for Signalled {
@@ -366,9 +366,10 @@ impl Callback for Signalled {
             cx.request_save();
         }
         if let Some(signal) = self.0.filter(|_| cx.global_step == STEPS + 7) {
-            // SAFETY: a signal to this process, which is a child made for it.
+            // SAFETY: `kill` takes no pointers; this process is a child that exists for this
+            // signal.
             unsafe { libc::kill(std::process::id() as i32, signal) };
-            // It is seen a moment later.
+            // The handler runs asynchronously.
             while cx.check_interrupt().is_ok() {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -395,38 +396,39 @@ fn child_that_is_killed() {
 }
 
 #[test]
-fn child_that_is_asked_to_end() {
+fn child_that_is_terminated() {
     if let Some(dir) = processes::dir() {
         resumable(&dir, Some(libc::SIGTERM));
     }
 }
 
-/// Trains in a child that ends by `signal`, goes on here, and returns the step it went on from.
+/// Trains in a child that terminates by `signal`, resumes here, and returns the step of the resumed
+/// checkpoint.
 fn assert_resumes(child: &str, signal: i32) -> u64 {
     let dir = tempfile::tempdir().unwrap();
     let output = processes::alone(child, dir.path());
     let text = processes::text(&output);
     assert_eq!(output.status.signal(), Some(signal), "{text}");
-    assert!(text.contains("asynchronous training does not resume exactly"), "{text}");
+    assert!(text.contains("asynchronous training does not resume"), "{text}");
     let latest = std::fs::read_to_string(dir.path().join("checkpoints/latest")).unwrap();
     let checkpoint = Checkpoint::load(dir.path().join("checkpoints").join(latest.trim())).unwrap();
-    // All elements were saved after the same updates.
+    // All elements were saved after the same number of updates.
     let w = checkpoint.tensors.iter().find(|(name, _)| name == "w").unwrap().1.to_f64_vec();
     assert!(w.iter().all(|x| *x == w[0]), "{w:?}");
     let trained = resumable(dir.path(), None);
     assert_eq!(trained.session.read("seen").unwrap().to_f64_vec(), [(EPOCHS * STEPS) as f64]);
-    // From there each of the towers pulled by a half at each step that was left.
+    // After that each tower moves the weight by one half at each remaining step.
     let left = (EPOCHS * STEPS - checkpoint.global_step) as f64;
     assert_eq!(trained.session.read("w").unwrap().to_f64_vec(), vec![w[0] - left; 257]);
     checkpoint.global_step
 }
 
 #[test]
-fn a_killed_run_goes_on_from_its_last_commit() {
+fn a_killed_run_resumes_from_its_last_checkpoint() {
     assert_eq!(assert_resumes("asynchronous::child_that_is_killed", libc::SIGKILL), STEPS + 4);
 }
 
 #[test]
-fn a_polite_signal_saves_first() {
-    assert_eq!(assert_resumes("asynchronous::child_that_is_asked_to_end", libc::SIGTERM), STEPS + 7);
+fn sigterm_saves_first() {
+    assert_eq!(assert_resumes("asynchronous::child_that_is_terminated", libc::SIGTERM), STEPS + 7);
 }

@@ -1,4 +1,4 @@
-//! Trainers of one's own: a graph built by hand, and a step that is whatever one likes.
+//! Custom trainers: a graph built by hand, and custom steps.
 
 use crate::life_cycle::Recorder;
 use std::sync::Arc;
@@ -19,9 +19,9 @@ fn counter(t: &TowerContext, name: &str) -> Variable {
     t.variable(VariableSpec::new(name, []).init(Init::zeros()).non_trainable())
 }
 
-/// No batches, no gradients, no cost, no data: one operation, again and again.
+/// A trainer without batches, gradients, cost or data: it only runs one operation.
 #[test]
-fn training_is_running_something_again_and_again() {
+fn a_step_can_be_any_operation() {
     let graph = Graph::new();
     let t = &TowerContext::training(&graph);
     let v = t.variable(VariableSpec::new("v", []).init(Init::Constant(64.0)));
@@ -30,17 +30,17 @@ fn training_is_running_something_again_and_again() {
         Trainer::new(&graph).train_with_defaults(config(), RunTrainOp(Fetch::from(&halve))).unwrap();
     assert_eq!(trained.session.read("v").unwrap().to_scalar().unwrap(), 1.0);
     let e = trained.get_predictor(&[], &["v"]).err().unwrap();
-    assert!(e.message().contains("not made by a tower function"), "{e}");
+    assert!(e.message().contains("tower function"), "{e}");
 }
 
-/// A graph whose operation `learn` takes input, and `tick` takes none.
+/// A graph with an operation `learn` that needs input, and an operation `tick` that does not.
 struct Parts {
     graph: Graph,
     input: Box<dyn InputSource>,
     learn: Fetch,
     tick: Fetch,
     ticks: Tensor,
-    /// Batches that were drawn.
+    /// The number of batches drawn.
     drawn: Arc<AtomicU64>,
 }
 
@@ -69,7 +69,7 @@ fn parts() -> Parts {
     }
 }
 
-/// Fetches `ticks` with every first run of a step.
+/// Fetches `ticks` with the first run of every step.
 #[derive(Default)]
 struct Watch {
     ticks: Option<FetchHandle>,
@@ -116,20 +116,20 @@ fn a_step_of_two_hooked_runs_and_a_plain_one() {
     }
     right.push("after_train 2 2 6".to_string());
     assert_eq!(recorder.take(), right);
-    // The first run of a step carries what callbacks fetch, the others do not.
+    // Callbacks fetch with the first run of a step only.
     let fetched = (0..6).flat_map(|n| [Some(n as f64), None]);
     assert_eq!(*seen.lock().unwrap(), fetched.collect::<Vec<_>>());
     assert_eq!(plain, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let read = |name: &str| trained.session.read(name).unwrap().to_scalar().unwrap();
-    // Steps are counted as steps, hooked runs as runs; a batch goes to the run that needs one.
+    // Steps and hooked runs are counted separately. A batch goes to the run that needs one.
     assert_eq!((read("global_step"), trained.session.run_index().unwrap()), (6.0, 12));
     assert_eq!((read("ticks"), drawn.load(Ordering::Relaxed)), (6.0, 6));
-    // 0, 1, 2, 3, 0, 1, each with 1 beside it.
+    // 0, 1, 2, 3, 0, 1, each paired with 1.
     assert_eq!(read("sum"), 7.0 + 6.0);
 }
 
 #[test]
-fn a_batch_is_drawn_only_by_what_needs_one() {
+fn only_runs_that_need_input_draw_a_batch() {
     let Parts { graph, input, learn, tick, drawn, .. } = parts();
     let step = |cx: &mut StepCx<'_>| {
         let what = if cx.global_step.is_multiple_of(3) { &learn } else { &tick };
@@ -153,7 +153,7 @@ fn a_plain_run_must_be_fed() {
     assert_eq!(drawn.load(Ordering::Relaxed), 0);
 }
 
-/// A step may end training, and a run gives back what was run.
+/// A step can stop training, and a run returns its value.
 #[test]
 fn a_step_reads_its_results_and_stops() {
     let graph = Graph::new();
@@ -175,7 +175,7 @@ fn a_step_reads_its_results_and_stops() {
     assert_eq!(trained.session.read("v").unwrap().to_scalar().unwrap(), 4.0);
 }
 
-/// Two costs, minimised in turn: `critic` at every step, `maker` at every `period`th.
+/// Two costs, minimized alternately: `critic` at every step, `maker` at every `period`-th step.
 struct Turns {
     critic: Fetch,
     maker: Fetch,
@@ -193,7 +193,7 @@ impl Iteration for Turns {
 }
 
 #[test]
-fn two_costs_in_turn() {
+fn two_alternating_costs() {
     let graph = Graph::new();
     let t = &TowerContext::training(&graph);
     for name in ["maker/w", "critic/w"] {
@@ -203,7 +203,7 @@ fn two_costs_in_turn() {
     let step_of = |scope: &str| {
         let ids = trainable.iter().map(|&id| graph.variable_handle(id));
         let own = ids.filter(|v| v.name().starts_with(scope)).collect::<Vec<_>>().remove(0);
-        // Its slope is the variable: a step of size 1/2 halves it.
+        // The gradient is the variable itself: a step with rate 1/2 halves it.
         let cost = own.square() * 0.5;
         let slope = gradients(&cost, &[own.value()]).unwrap().remove(0).unwrap();
         apply_gradients(&Sgd::new(0.5), &graph, &[Gradient::new(own, slope)]).unwrap()
@@ -216,9 +216,9 @@ fn two_costs_in_turn() {
     assert_eq!(trained.session.run_index().unwrap(), 6 + 2);
 }
 
-/// What a configuration says and this trainer would not do is an error, not silence.
+/// Settings that this trainer would ignore are errors.
 #[test]
-fn a_model_for_a_trainer_that_has_its_graph() {
+fn a_model_is_an_error_if_the_trainer_has_a_graph() {
     use crate::models::{Line, line};
     let train = |config: TrainConfig| {
         let graph = Graph::new();

@@ -13,7 +13,7 @@ fn config() -> TrainConfig {
 }
 
 #[test]
-fn an_operation_before_training_at_triggers_or_with_steps() {
+fn run_op_before_training_at_triggers_or_with_steps() {
     let count = |before, as_trigger, with_steps| {
         let op = RunOp::new(|g| {
             let all = g.graph().collection(GLOBAL_VARIABLES).variables;
@@ -33,7 +33,7 @@ fn an_operation_before_training_at_triggers_or_with_steps() {
 }
 
 #[test]
-fn values_of_every_step_go_to_a_function_and_to_files() {
+fn values_of_every_step_are_passed_to_a_function_and_written_to_files() {
     let dir = tempfile::tempdir().unwrap();
     let seen = Rc::new(RefCell::new(Vec::new()));
     let noted = seen.clone();
@@ -56,7 +56,7 @@ fn values_of_every_step_go_to_a_function_and_to_files() {
 }
 
 #[test]
-fn a_function_may_stop_training_and_fail_it() {
+fn a_function_can_stop_training_or_fail() {
     let stop = ProcessTensors::new(["cost"], |cx, _| {
         cx.stop("enough");
         Ok(())
@@ -69,7 +69,7 @@ fn a_function_may_stop_training_and_fail_it() {
 }
 
 #[test]
-fn variables_as_pictures() {
+fn variables_as_images() {
     let dir = tempfile::tempdir().unwrap();
     let image = DumpTensorAsImage::new("fc/W").map(|w| {
         assert_eq!(w.sizes(), [3, 1]);
@@ -91,8 +91,8 @@ fn variables_as_pictures() {
 }
 
 #[test]
-fn a_variable_that_is_not_finite_is_named() {
-    /// Spoils a variable after the second step.
+fn check_numerics_names_a_non_finite_variable() {
+    /// Writes an infinity to a variable after the second step.
     struct Spoil;
     impl Callback for Spoil {
         fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
@@ -107,7 +107,7 @@ fn a_variable_that_is_not_finite_is_named() {
         let config = config().callback(Spoil).callback(check);
         let e = launch_train_with_config(config, NoOpTrainer::new()).err().expect("an error");
         assert_eq!(e.kind(), tensorpack::ErrorKind::NotFinite);
-        assert!(e.message().contains("the variable fc/W is not finite: element 1 of [3, 1]"), "{e}");
+        assert!(e.message().contains("fc/W is not finite: element 1 of [3, 1]"), "{e}");
     }
     launch_train_with_config(config().callback(CheckNumerics::new().every_step()), NoOpTrainer::new())
         .unwrap();

@@ -1,4 +1,4 @@
-//! Models in one file: the same bits as the code that built them, and errors for files that are not what they say.
+//! Exported models: bit-identical to the code that built them, and errors for invalid files.
 
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,8 @@ use tensorpack::predict::{ExportedModel, OfflinePredictor, PredictConfig};
 use tensorpack::prelude::*;
 use tensorpack::tower::TowerFunc;
 
-/// A net with most of what nets have: convolutions, batch norm, pooling, dropout, a recurrence, attention, constants.
+/// A net with convolutions, batch norm, pooling, dropout, a recurrent layer, attention and
+/// constants.
 fn net() -> TowerFunc {
     let inputs =
         vec![TensorSpec::f32("image", [None, Some(8), Some(8), Some(3)]), TensorSpec::i32("label", [None])];
@@ -43,7 +44,7 @@ fn bits(tensors: &[HostTensor]) -> Vec<(Vec<usize>, Vec<u8>)> {
 }
 
 #[test]
-fn a_file_predicts_what_the_code_does_bit_for_bit_for_any_batch() {
+fn an_exported_model_is_bit_identical_for_any_batch_size() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("net.safetensors");
     let config = PredictConfig::of(net(), ["logits", "probability", "noisy"]);
@@ -63,7 +64,7 @@ fn a_file_predicts_what_the_code_does_bit_for_bit_for_any_batch() {
 }
 
 #[test]
-fn a_file_has_the_inputs_that_its_outputs_need() {
+fn a_file_has_only_the_inputs_that_its_outputs_need() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("net.safetensors");
     OfflinePredictor::new(PredictConfig::of(net(), ["probability"])).unwrap().export(&path).unwrap();
@@ -81,14 +82,14 @@ fn a_file_has_the_inputs_that_its_outputs_need() {
     assert!(e.message().contains("input \"label\""), "{e}");
 }
 
-/// Every element plus a number: an operation of one's own.
+/// A custom operation: adds a constant to every element.
 #[derive(Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 struct Shift {
     by: i32,
 }
 tensorpack::exported!(Shift, 1..=1);
 
-/// An operation that nobody registered.
+/// An unregistered operation.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Unknown;
 
@@ -122,29 +123,29 @@ fn with_op(op: fn(&Tensor) -> Tensor) -> OfflinePredictor {
 }
 
 #[test]
-fn an_operation_of_ones_own_is_exported_once_it_is_registered() {
+fn a_registered_custom_operation_is_exported() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("own.safetensors");
     with_op(|x| Tensor::apply_one(Shift { by: 3 }, &[x])).export(&path).unwrap();
     let x = HostTensor::new([2], vec![1.0f32, -2.0]).unwrap();
     let y = ExportedModel::load(&path).unwrap().predict(&[&x]).unwrap().remove(0);
     assert_eq!(y.as_slice::<f32>().unwrap(), [4.0, 1.0]);
-    assert!(said(&path)["operations"][0]["op"].as_str().unwrap().ends_with("::Shift"));
+    assert!(stored_graph(&path)["operations"][0]["op"].as_str().unwrap().ends_with("::Shift"));
     let e = with_op(|x| Tensor::apply_one(Unknown, &[x])).export(&path).unwrap_err().to_string();
     assert!(e.contains("the operation Unknown cannot be exported") && e.contains("exported!("), "{e}");
     assert!(e.contains(file!()), "{e}");
 }
 
-/// What a file says of its graph.
-fn said(path: &Path) -> Value {
-    let (_, said) = safetensors::read_with_metadata(path).unwrap();
-    serde_json::from_str(&said["tensorpack.model"]).unwrap()
+/// Returns the graph stored in a file.
+fn stored_graph(path: &Path) -> Value {
+    let (_, metadata) = safetensors::read_with_metadata(path).unwrap();
+    serde_json::from_str(&metadata["tensorpack.model"]).unwrap()
 }
 
-/// The error of loading a file, or of predicting with it, that says something else of its graph.
+/// Changes the graph stored in a file, and returns the error of loading it or predicting with it.
 fn error_of(path: &Path, change: impl FnOnce(&mut Value)) -> String {
     let (tensors, mut metadata) = safetensors::read_with_metadata(path).unwrap();
-    let mut graph = said(path);
+    let mut graph = stored_graph(path);
     change(&mut graph);
     metadata.insert("tensorpack.model".into(), graph.to_string());
     let damaged: PathBuf = path.with_file_name("damaged.safetensors");
@@ -155,11 +156,11 @@ fn error_of(path: &Path, change: impl FnOnce(&mut Value)) -> String {
 }
 
 #[test]
-fn files_that_are_not_what_they_say_are_errors() {
+fn invalid_files_are_errors() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("net.safetensors");
     OfflinePredictor::new(PredictConfig::of(net(), ["logits"])).unwrap().export(&path).unwrap();
-    let graph = said(&path);
+    let graph = stored_graph(&path);
     let of = |op: &str| {
         let operations = graph["operations"].as_array().unwrap();
         operations.iter().position(|o| o["op"] == op).unwrap_or_else(|| panic!("no {op}"))

@@ -1,4 +1,4 @@
-//! Damaged checkpoints, disks that fail, monitors that fail: no run is lost.
+//! Corrupted checkpoints, failing disks, failing monitors: no run is lost.
 
 use crate::models::{Line, line};
 use crate::processes;
@@ -29,7 +29,7 @@ fn train(config: TrainConfig) -> Result<Trained> {
     launch_train_with_config(config, SimpleTrainer::new())
 }
 
-/// What a finished run leaves: the tensors of its last checkpoint, and its statistics.
+/// Returns the results of a run: the tensors of its last checkpoint, and its statistics.
 fn outcome(dir: &Path) -> (BTreeMap<String, HostTensor>, String) {
     let latest = fs::read_to_string(dir.join("checkpoints/latest")).unwrap();
     let checkpoint = Checkpoint::load(dir.join("checkpoints").join(latest.trim())).unwrap();
@@ -50,7 +50,7 @@ fn child() {
     }
 }
 
-/// Trains to the end in a process of its own, and returns what it said.
+/// Trains to the end in a child process, and returns its log.
 fn finish(dir: &Path) -> String {
     let output = processes::alone("faults::child", dir);
     let text = processes::text(&output);
@@ -77,7 +77,7 @@ fn remove(file: &Path) {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_passed_over_and_the_run_ends_the_same() {
+fn a_corrupted_checkpoint_is_skipped_and_the_results_are_identical() {
     let whole = uninterrupted();
     let damages: [(&str, Damage); 3] = [("cut", cut), ("flipped", flip), ("missing", remove)];
     for file in ["tensors.safetensors", "state.json", "manifest.json"] {
@@ -86,7 +86,7 @@ fn a_damaged_checkpoint_is_passed_over_and_the_run_ends_the_same() {
             train(config(dir.path()).max_epoch(2)).unwrap();
             damage(&dir.path().join("checkpoints/step-0000000004").join(file));
             let text = finish(dir.path());
-            assert!(text.contains("step-0000000004 is passed over"), "{file} {what}: {text}");
+            assert!(text.contains("checkpoints/step-0000000004: "), "{file} {what}: {text}");
             assert!(text.contains("step-0000000002 at epoch 1, step 2"), "{file} {what}: {text}");
             assert_eq!(outcome(dir.path()), whole, "{file} {what}");
         }
@@ -94,7 +94,7 @@ fn a_damaged_checkpoint_is_passed_over_and_the_run_ends_the_same() {
 }
 
 #[test]
-fn a_pointer_to_nothing_is_passed_over_too() {
+fn a_dangling_pointer_is_skipped() {
     let whole = uninterrupted();
     for latest in ["step-0000000099\n", "", "\u{1}\u{2}"] {
         let dir = tempfile::tempdir().unwrap();
@@ -105,22 +105,22 @@ fn a_pointer_to_nothing_is_passed_over_too() {
     }
 }
 
-/// Nobody begins from scratch without having said so.
+/// A run never starts over without the user's request.
 #[test]
-fn a_run_of_damaged_checkpoints_alone_is_an_error() {
+fn only_corrupted_checkpoints_are_an_error() {
     let dir = tempfile::tempdir().unwrap();
     train(config(dir.path()).max_epoch(2)).unwrap();
     for step in ["step-0000000002", "step-0000000004"] {
         cut(&dir.path().join("checkpoints").join(step).join("tensors.safetensors"));
     }
     let e = train(config(dir.path())).err().expect("an error");
-    assert!(e.message().contains("has checkpoints, but none is whole"), "{e}");
+    assert!(e.message().contains("none is valid"), "{e}");
     assert!(e.to_string().contains("--fresh"), "{e}");
     train(config(dir.path()).fresh(true)).unwrap();
     assert_eq!(outcome(dir.path()), uninterrupted());
 }
 
-/// The machine's disk, of which operation `fails_at` fails, and with `for_good` all after it.
+/// The real disk, except that operation `fails_at` fails, and with `for_good` all later ones.
 struct Failing {
     done: Arc<AtomicU64>,
     fails_at: u64,
@@ -167,8 +167,8 @@ impl Disk for Failing {
     }
 }
 
-/// The steps of the whole checkpoints in a directory.
-fn whole_ones(dir: &Path) -> Vec<u64> {
+/// Returns the steps of the valid checkpoints in a directory.
+fn valid_checkpoints(dir: &Path) -> Vec<u64> {
     let Ok(entries) = fs::read_dir(dir.join("checkpoints")) else { return Vec::new() };
     let folders = entries.map(|e| e.unwrap().path()).filter(|p| p.is_dir() && !is_hidden(p));
     let mut steps: Vec<u64> = folders.map(|p| Checkpoint::load(p).unwrap().global_step).collect();
@@ -180,11 +180,12 @@ fn is_hidden(path: &Path) -> bool {
     path.file_name().is_some_and(|n| n.to_string_lossy().starts_with('.'))
 }
 
-/// At every operation of every save: an error, what was saved stands, and the run can be taken up to the same end.
+/// A failure at any operation of any save is an error, keeps earlier checkpoints, and the run can
+/// be resumed with the same results.
 #[test]
 fn a_disk_that_fails_during_training() {
     let whole = uninterrupted();
-    // A disk that fails for good leaves the same behind as one that fails once, but for cleaning up: fewer will do.
+    // A permanent failure differs from a single one only in the cleanup, so fewer cases suffice.
     for (for_good, stride) in [(false, 1), (true, 4)] {
         let mut failures = 0;
         for fails_at in (0..).step_by(stride) {
@@ -197,11 +198,12 @@ fn a_disk_that_fails_during_training() {
                 break;
             }
             failures += 1;
-            let e =
-                trained.err().unwrap_or_else(|| panic!("nobody noticed that operation {fails_at} failed"));
+            let e = trained
+                .err()
+                .unwrap_or_else(|| panic!("the failure of operation {fails_at} was not reported"));
             assert_eq!(e.kind(), ErrorKind::Io, "{fails_at}: {e}");
-            // What has a folder's name is whole, and what was named the latest is still there.
-            let there = whole_ones(dir.path());
+            // Every folder with a final name is valid, and the latest checkpoint still exists.
+            let there = valid_checkpoints(dir.path());
             if let Ok(latest) = fs::read_to_string(dir.path().join("checkpoints/latest")) {
                 let step: u64 = latest.trim().trim_start_matches("step-").parse().unwrap();
                 assert!(there.contains(&step), "{fails_at}: {step} is not in {there:?}");
@@ -213,7 +215,7 @@ fn a_disk_that_fails_during_training() {
     }
 }
 
-/// Fails to put a scalar, from the second epoch on.
+/// Fails to write a scalar from the second epoch on.
 struct Fails;
 
 impl Monitor for Fails {
@@ -225,7 +227,7 @@ impl Monitor for Fails {
     }
 }
 
-/// Looks that training goes on.
+/// Checks that training continues.
 struct Counts(u64);
 
 impl Callback for Counts {
@@ -240,7 +242,7 @@ impl Callback for Counts {
 }
 
 #[test]
-fn child_with_a_monitor_that_fails() {
+fn child_with_a_failing_monitor() {
     if let Some(dir) = processes::dir() {
         let monitors: Vec<Box<dyn Monitor>> = vec![Box::new(Fails), Box::new(JsonWriter::new())];
         train(config(&dir).callback(Counts(0)).monitors(monitors)).unwrap();
@@ -248,19 +250,19 @@ fn child_with_a_monitor_that_fails() {
 }
 
 #[test]
-fn a_monitor_that_fails_is_switched_off_loudly() {
+fn a_failing_monitor_is_disabled_and_logged() {
     let dir = tempfile::tempdir().unwrap();
-    let output = processes::alone("faults::child_with_a_monitor_that_fails", dir.path());
+    let output = processes::alone("faults::child_with_a_failing_monitor", dir.path());
     let text = processes::text(&output);
     assert!(output.status.success(), "{text}");
-    let loud: Vec<&str> = text.lines().filter(|l| l.contains("the monitor Fails")).collect();
-    assert_eq!(loud.len(), 1, "{text}");
-    assert!(loud[0].contains("ERR") && loud[0].contains("is switched off"), "{text}");
-    assert!(loud[0].contains("the network is down"), "{text}");
+    let logged: Vec<&str> = text.lines().filter(|l| l.contains("the monitor Fails")).collect();
+    assert_eq!(logged.len(), 1, "{text}");
+    assert!(logged[0].contains("ERR") && logged[0].contains("disabling the monitor"), "{text}");
+    assert!(logged[0].contains("the network is down"), "{text}");
     assert_eq!(fs::read_to_string(dir.path().join("stats.jsonl")).unwrap(), uninterrupted().1);
 }
 
-/// Data that are gone once they are read.
+/// Data that can be read only once.
 fn once(dir: &Path) -> TrainConfig {
     let batch = || Ok(vec![HostTensor::zeros(DType::F32, [4, 3])?, HostTensor::zeros(DType::F32, [4, 1])?]);
     let flow = FromIter::once(std::iter::repeat_with(batch));
@@ -268,17 +270,17 @@ fn once(dir: &Path) -> TrainConfig {
 }
 
 #[test]
-fn child_with_data_that_are_gone() {
+fn child_with_data_that_can_be_read_once() {
     if let Some(dir) = processes::dir() {
         train(once(&dir).max_epoch(2)).unwrap();
     }
 }
 
 #[test]
-fn data_that_cannot_be_read_again_are_said_to_be_so() {
+fn data_that_cannot_be_read_again_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     train(once(dir.path()).max_epoch(1)).unwrap();
-    let output = processes::alone("faults::child_with_data_that_are_gone", dir.path());
+    let output = processes::alone("faults::child_with_data_that_can_be_read_once", dir.path());
     let text = processes::text(&output);
     assert!(output.status.success(), "{text}");
     assert!(text.contains("this run does not resume exactly: the dataflow can be read only once"), "{text}");

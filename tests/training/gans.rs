@@ -1,4 +1,4 @@
-//! The trainer of two players that the adversarial examples share.
+//! The GAN trainer that the adversarial examples share.
 
 #[path = "../../examples/gan/mod.rs"]
 mod gan;
@@ -14,7 +14,7 @@ use tensorpack::train::Trained;
 const TOTAL: usize = 12;
 const Z: usize = 3;
 
-/// Points of two numbers, and a critic whose slope is part of its loss. Nothing in it mixes examples.
+/// Two-dimensional points, and a critic with a gradient penalty. No operation mixes examples.
 struct Points {
     batch: usize,
 }
@@ -45,7 +45,7 @@ impl GanModelDesc for Points {
     }
 }
 
-/// The same points in the same order, however many make a batch.
+/// The same points in the same order for any batch size.
 fn points(batch: usize) -> Box<dyn InputSource> {
     let flow = FromFn::new(u64::MAX / 2, move |index| {
         let rng = CounterRng::new(4, "points");
@@ -71,7 +71,7 @@ fn weights(trained: &Trained) -> Vec<f64> {
 }
 
 #[test]
-fn several_towers_of_players_are_one_with_the_large_batch() {
+fn several_towers_train_like_one_with_the_total_batch() {
     let one = weights(&trainer(1).train_together(config()).unwrap());
     for towers in [2, 3] {
         let several = weights(&trainer(towers).train_together(config()).unwrap());
@@ -80,9 +80,9 @@ fn several_towers_of_players_are_one_with_the_large_batch() {
     }
 }
 
-/// Five steps of one player to one of the other, exactly: steps are counted, not runs.
+/// The discriminator takes five steps per step of the generator: steps are counted, not runs.
 #[test]
-fn players_move_in_turn_by_steps() {
+fn alternating_training_counts_steps() {
     let start = weights(&trainer(1).train_together(config().max_epoch(0)).unwrap());
     let generator = |weights: &[f64]| weights[..2 * Z + 2].to_vec();
     let four = trainer(1).train_in_turn(config().steps_per_epoch(4), 1, 5).unwrap();

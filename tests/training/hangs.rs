@@ -1,7 +1,8 @@
-//! A tower that stalls, panics or fails, between any two sums over towers: an error that names it, and the end of the
-//! process. Never a hang.
+//! A tower that stalls, panics or fails between any two all-reduces: training ends with an error
+//! that names it, and the process exits. It never hangs.
 //!
-//! The tests run themselves as child processes: a child is `hangs::child`, told by the environment what goes wrong.
+//! The tests run themselves as child processes: `hangs::child` reads from the environment what goes
+//! wrong.
 
 use crate::models::line;
 use std::io::{BufRead, BufReader};
@@ -20,12 +21,12 @@ const MARK: &str = "in trouble";
 const DEADLINE: Duration = Duration::from_secs(2);
 const STEPS: u64 = 5;
 
-/// Passes its input on, and the gradient back; in the third step, in trouble.
+/// The identity, which fails in the third step.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Trouble {
     what: String,
     place: String,
-    /// Where it is trouble.
+    /// The place where it fails.
     at: String,
 }
 
@@ -66,7 +67,8 @@ impl CustomKernel for Trouble {
     }
 }
 
-/// A net in which towers meet often: two layers of synchronised normalisation, forward and backward, and the gradients.
+/// A net with many all-reduces: two synchronized batch norms, forward and backward, and the
+/// gradients.
 #[derive(Clone, Debug)]
 struct Net {
     what: String,
@@ -106,7 +108,7 @@ impl ModelDesc for Net {
     }
 }
 
-/// The update comes when all towers have met for the last time.
+/// The update comes after the last all-reduce.
 impl GradProcessor for Net {
     fn process(&self, _: &Graph, gradients: Vec<Gradient>) -> Vec<Gradient> {
         let through = |g: Gradient| match self.at == "update" && g.variable.name() == "fc0/W" {
@@ -141,12 +143,12 @@ fn child() {
     std::process::exit(1);
 }
 
-/// What a child in this trouble says, and how long it lives on.
+/// Returns the output of a child in this trouble, and the time until it exits.
 fn run(trouble: &str) -> (String, Duration) {
     let mut child = Command::new(std::env::current_exe().expect("this test has a file"))
         .args(["--exact", "hangs::child", "--nocapture"])
         .env(TROUBLE, trouble)
-        // Where a panic was can take longer to find out than the deadline.
+        // A backtrace can take longer than the deadline.
         .env("RUST_BACKTRACE", "0")
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -165,7 +167,8 @@ fn run(trouble: &str) -> (String, Duration) {
     (text, marked.elapsed())
 }
 
-/// Every place between two meetings of the towers where there is something of the user's, and what the others wait for.
+/// Every place of user code between two all-reduces, and the all-reduce that the other towers wait
+/// for.
 const PLACES: [(&str, &str); 8] = [
     ("fc0/forward", "bn0/sums"),
     ("bn0/forward", "bn1/sums"),
@@ -177,10 +180,11 @@ const PLACES: [(&str, &str); 8] = [
     ("fc0/backward", "average/fc0/W"),
 ];
 
-/// All children of one kind at the same time. Each is to say what is `right` and be gone in time; if not, it is tried
-/// again, for the machine may be too busy to run three towers within their deadline.
+/// Runs all children of one kind concurrently. Each must print what `right` expects and exit in
+/// time; otherwise it is retried, because the machine may be too busy to run three towers within
+/// the deadline.
 fn try_all(what: &'static str, right: fn(&str, &str, usize) -> bool) {
-    let ends_well = |place: &str, waited_for: &str, tower: usize| {
+    let exits_in_time = |place: &str, waited_for: &str, tower: usize| {
         let trouble = format!("{what} {place} {tower}");
         for attempt in 1.. {
             let (text, lived) = run(&trouble);
@@ -196,10 +200,10 @@ fn try_all(what: &'static str, right: fn(&str, &str, usize) -> bool) {
     std::thread::scope(|s| {
         for tower in [0, 2] {
             for (place, waited_for) in PLACES {
-                s.spawn(move || ends_well(place, waited_for, tower));
+                s.spawn(move || exits_in_time(place, waited_for, tower));
             }
         }
-        s.spawn(move || ends_well("update", "the end", 0));
+        s.spawn(move || exits_in_time("update", "the end", 0));
     });
 }
 
@@ -228,7 +232,7 @@ fn a_tower_that_fails_ends_all_with_its_error() {
 
 type Layer = fn(&TowerContext, &Tensor) -> Tensor;
 
-/// Builds something else in the second tower.
+/// Builds a different model in the second tower.
 struct Unlike(Layer);
 
 impl ModelDesc for Unlike {
@@ -247,7 +251,7 @@ impl ModelDesc for Unlike {
 }
 
 #[test]
-fn towers_that_would_wait_for_each_other_are_refused_before_the_first_step() {
+fn towers_that_would_deadlock_are_errors_before_the_first_step() {
     let cases: [(Layer, &str); 3] = [
         (
             |t, x| {
@@ -271,7 +275,7 @@ fn towers_that_would_wait_for_each_other_are_refused_before_the_first_step() {
                 let w = t.variable(VariableSpec::new("extra", []).init(Init::ones()));
                 if t.index() == 0 { x * w.value() } else { x * w.value().stop_gradient() }
             },
-            "tower 1 trains other variables than tower 0",
+            "tower 1 does not train the same variables",
         ),
     ];
     for (unlike, why) in cases {

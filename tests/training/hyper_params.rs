@@ -21,7 +21,7 @@ fn error(config: TrainConfig) -> String {
     launch_train_with_config(config, NoOpTrainer::new()).err().expect("an error").to_string()
 }
 
-/// Something outside the graph that remembers what it was set to after which step.
+/// A value outside the graph that records the step and value of every change.
 #[derive(Clone)]
 struct Attribute {
     value: Rc<Cell<f64>>,
@@ -47,7 +47,7 @@ impl Attribute {
     }
 }
 
-/// It tells the time. Stands before the setter.
+/// Tracks the current step. Comes before the setter in the list.
 impl Callback for Attribute {
     fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         self.now.set(cx.global_step);
@@ -55,7 +55,7 @@ impl Callback for Attribute {
     }
 }
 
-/// What a schedule sets after which step, with one step in an epoch.
+/// Returns the steps and values that a schedule sets, with one step per epoch.
 fn sets(
     epochs: std::ops::RangeInclusive<u64>,
     make: impl FnOnce(HyperParam) -> ScheduledHyperParamSetter,
@@ -70,17 +70,17 @@ fn sets(
 const POINTS: [(u64, f64); 3] = [(10, 0.1), (30, 0.5), (20, 0.2)];
 
 #[test]
-fn a_schedule_sets_at_its_points_alone() {
+fn a_schedule_sets_only_at_its_points() {
     let set = sets(1..=50, |p| ScheduledHyperParamSetter::new(p, POINTS));
     assert_eq!(set, [(10, 0.1), (20, 0.2), (30, 0.5)]);
 }
 
 #[test]
-fn a_schedule_begins_late_with_the_last_value_due() {
+fn a_late_start_uses_the_scheduled_value() {
     assert_eq!(sets(90..=92, |p| ScheduledHyperParamSetter::new(p, POINTS)), [(0, 0.5)]);
     assert_eq!(sets(16..=16, |p| ScheduledHyperParamSetter::new(p, POINTS)), [(0, 0.1)]);
     assert_eq!(sets(90..=92, |p| ScheduledHyperParamSetter::new(p, POINTS).set_at_beginning(false)), []);
-    // Between two points, the value between theirs.
+    // Interpolated between two points.
     let linear = sets(16..=17, |p| ScheduledHyperParamSetter::new(p, POINTS).linear());
     let right = [(0, 0.15), (1, 0.16), (2, 0.17)];
     assert_eq!(linear.len(), right.len());
@@ -88,8 +88,8 @@ fn a_schedule_begins_late_with_the_last_value_due() {
 }
 
 #[test]
-fn a_schedule_may_begin_with_zero() {
-    // Before training, and a value of 0 is a value.
+fn a_schedule_can_start_at_zero() {
+    // Point 0 is set before training, and 0 is a valid value.
     assert_eq!(
         sets(1..=2, |p| ScheduledHyperParamSetter::new(p, [(0, 0.0), (2, 0.3)])),
         [(0, 0.0), (2, 0.3)]
@@ -98,14 +98,14 @@ fn a_schedule_may_begin_with_zero() {
 }
 
 #[test]
-fn a_schedule_of_steps_on_a_line() {
+fn a_linear_schedule_of_steps() {
     let points = [(30, 0.3), (40, 0.4), (50, 0.5)];
     let attribute = Attribute::new(1.0);
     let setter = ScheduledHyperParamSetter::new(attribute.param(), points).linear().step_based();
     let config = config().callback(attribute.clone()).callback(setter);
     train(config.steps_per_epoch(7).max_epoch(10));
     let set = attribute.sets.take();
-    // Nothing before the first point, nothing after the last.
+    // Sets nothing before the first point and after the last.
     assert_eq!(set.iter().map(|(step, _)| *step).collect::<Vec<_>>(), (30..=50).collect::<Vec<_>>());
     for (step, value) in set {
         assert!((value - step as f64 / 100.0).abs() < 1e-12, "{value} at {step}");
@@ -121,8 +121,8 @@ fn a_schedule_sets_a_variable() {
 }
 
 #[test]
-fn a_rate_that_is_set_is_the_rate_of_the_optimizer() {
-    /// [`Line`](crate::models::Line) with a rate to be set.
+fn the_optimizer_uses_the_rate_that_is_set() {
+    /// [`Line`](crate::models::Line) with an adjustable learning rate.
     struct Steered;
     impl ModelDesc for Steered {
         fn inputs(&self) -> Vec<TensorSpec> {
@@ -135,7 +135,7 @@ fn a_rate_that_is_set_is_the_rate_of_the_optimizer() {
             Sgd::new(t.hyper_param("learning_rate", 0.05)).boxed()
         }
     }
-    // The weights after some epochs, of which those after the first `still` have a rate of 0.
+    // Returns the weights after `epochs` epochs. The rate is 0 after epoch `still`.
     let weights = |epochs, still| {
         let setter = ScheduledHyperParamSetter::new("learning_rate", [(still, 0.0)]);
         let config = TrainConfig::new(Steered, line(2)).no_logdir().max_epoch(epochs).callback(setter);
@@ -148,7 +148,7 @@ fn a_rate_that_is_set_is_the_rate_of_the_optimizer() {
 }
 
 #[test]
-fn what_cannot_be_set_is_an_error_in_words() {
+fn invalid_hyper_params_are_errors() {
     let schedule = |name: &str| ScheduledHyperParamSetter::new(name, [(0, 2.5)]);
     let e = error(config().callback(schedule("knobb")));
     assert!(
@@ -156,9 +156,9 @@ fn what_cannot_be_set_is_an_error_in_words() {
         "{e}"
     );
     let e = error(config().callback(schedule("fc/b")));
-    assert!(e.contains("fc/b is [1], not a scalar"), "{e}");
+    assert!(e.contains("fc/b has shape [1], not a scalar"), "{e}");
     let e = error(config().callback(schedule("count")));
-    assert!(e.contains("count is i64, so it cannot be 2.5"), "{e}");
+    assert!(e.contains("count has dtype i64") && e.contains("2.5"), "{e}");
     let e = error(config().callback(ScheduledHyperParamSetter::new("knob", [(4, 0.1), (4, 0.2)])));
     assert!(e.contains("point 4 has two values, 0.1 and 0.2"), "{e}");
     let whole = ScheduledHyperParamSetter::new("count", [(0, 7.0)]);
@@ -179,9 +179,9 @@ fn a_function_of_epoch_and_value() {
 }
 
 #[test]
-fn a_file_written_by_hand() {
+fn values_from_a_file() {
     let dir = tempfile::tempdir().unwrap();
-    // Written while training runs: a value, an entry that is none, no entry, no file.
+    // Written during training: a value, an invalid value, no entry, no file.
     struct Hand(std::path::PathBuf);
     impl Callback for Hand {
         fn after_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
@@ -202,7 +202,7 @@ fn a_file_written_by_hand() {
     assert!(e.contains("HumanHyperParamSetter needs a log directory"), "{e}");
 }
 
-/// Puts one of these values after each epoch.
+/// Reports one of these values after each epoch.
 struct Put(&'static [f64]);
 
 impl Callback for Put {
@@ -227,13 +227,13 @@ fn monitored(
 }
 
 #[test]
-fn a_value_that_follows_a_statistic() {
-    // 0.95 and 0.92 are no better than 1 by more than 0.1; then the count begins anew.
+fn a_plateau_changes_the_value() {
+    // 0.95 and 0.92 do not improve on 1 by more than 0.1; then counting starts over.
     let (set, _) = monitored(&[1.0, 0.95, 0.92, 0.85, 0.82, 0.7, 0.7, 0.7], |s| s);
     assert_eq!(set, [(3, 0.5), (8, 0.25)]);
     let (set, _) = monitored(&[1.0, 1.2, 1.2, 1.2, 1.2], |s| s.larger_is_better());
     assert_eq!(set, [(4, 0.5)]);
     let (set, trained) = monitored(&[1.0; 9], |s| s.stop_below(0.3));
     assert_eq!(set, [(3, 0.5)]);
-    assert!(matches!(&trained.ended, Ended::Stopped(why) if why.contains("attribute would be 0.25")));
+    assert!(matches!(&trained.ended, Ended::Stopped(why) if why.contains("attribute would be set to 0.25")));
 }

@@ -1,4 +1,5 @@
-//! Inference during training: each sample once, on averages too, and training does not notice.
+//! Inference during training: each sample once, optionally on moving averages, without affecting
+//! training.
 
 use crate::models::{Line, line};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use tensorpack::optim::Optimizer;
 use tensorpack::prelude::*;
 use tensorpack::tower::TowerHandle;
 
-/// [`Line`], whose optimizer keeps averages.
+/// [`Line`] with an optimizer that maintains moving averages.
 struct Averaged;
 
 impl ModelDesc for Averaged {
@@ -27,7 +28,7 @@ impl ModelDesc for Averaged {
     }
 }
 
-/// The cost over all examples of a line with these weights.
+/// Returns the mean cost of a line with these weights over all samples.
 fn cost_of(w: &[f64], b: f64, samples: &[Vec<HostTensor>]) -> f64 {
     let mut errors = Vec::new();
     for sample in samples {
@@ -54,7 +55,7 @@ fn config(model: impl ModelDesc + 'static) -> TrainConfig {
     TrainConfig::new(model, line(2)).no_logdir().max_epoch(2)
 }
 
-/// Looks at a statistic at the end.
+/// Reads a statistic at the end.
 struct Look(&'static str, Arc<AtomicU64>);
 
 impl Callback for Look {
@@ -65,7 +66,7 @@ impl Callback for Look {
 }
 
 #[test]
-fn averages_are_validated_and_weights_trained() {
+fn validation_reads_averages_and_training_updates_weights() {
     let found = Arc::new(AtomicU64::new(0));
     let runner = InferenceRunner::new(line(3), [ScalarStats::new("cost")]).on_ema();
     let on_ema = config(Averaged).callback(runner).callback(Look("validation_cost", found.clone()));
@@ -100,7 +101,7 @@ impl Inferencer for Fails {
 }
 
 #[test]
-fn averages_that_are_not_there_are_an_error() {
+fn missing_averages_are_an_error() {
     let runner = InferenceRunner::new(line(3), [ScalarStats::new("cost")]).on_ema();
     let e = launch_train_with_config(config(Line).callback(runner), SimpleTrainer::new()).err().unwrap();
     assert!(e.to_string().contains("no variable has a moving average"), "{e}");
@@ -108,7 +109,7 @@ fn averages_that_are_not_there_are_an_error() {
 }
 
 #[test]
-fn a_smaller_last_batch_counts_by_its_size() {
+fn a_smaller_last_batch_is_weighted_by_its_size() {
     // The same examples in batches of 4, 4 and 4, and of 4, 4, 3 and 1.
     let mut ragged = samples(3);
     let last = ragged.pop().unwrap();
@@ -130,7 +131,7 @@ fn a_smaller_last_batch_counts_by_its_size() {
     assert!((even - uneven).abs() < 1e-6 * even, "{even} is not {uneven}");
 }
 
-/// [`Line`], which counts how often it was called.
+/// [`Line`] with a counter of its runs.
 struct Counting;
 
 impl ModelDesc for Counting {
@@ -151,7 +152,7 @@ impl ModelDesc for Counting {
 }
 
 #[test]
-fn what_a_model_carries_from_batch_to_batch() {
+fn state_carried_from_batch_to_batch() {
     let run = |with: fn(InferenceRunner) -> InferenceRunner| {
         let found = Arc::new(AtomicU64::new(0));
         let runner = with(InferenceRunner::new(line(3), [ScalarStats::new("calls_before")]));
@@ -161,7 +162,7 @@ fn what_a_model_carries_from_batch_to_batch() {
         let calls = trained.session.read("calls").unwrap().to_scalar().unwrap();
         (f64::from_bits(found.load(Ordering::Relaxed)), calls, weights(&trained.session))
     };
-    // Two steps, then three batches: without updates every batch finds what training left.
+    // Two steps, then three batches: without updates every batch sees the state after training.
     let (mean, calls, without) = run(|runner| runner);
     assert_eq!((mean, calls), (2.0, 2.0));
     let (mean, calls, with) = run(InferenceRunner::with_updates);
@@ -170,8 +171,8 @@ fn what_a_model_carries_from_batch_to_batch() {
 }
 
 #[test]
-fn validation_is_tried_before_training() {
-    /// What was put and read before the first epoch.
+fn sanity_validation_runs_before_training() {
+    /// The statistics before the first epoch.
     struct Before(Arc<AtomicU64>, Arc<AtomicU64>);
     impl Callback for Before {
         fn before_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {

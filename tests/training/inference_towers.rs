@@ -1,4 +1,5 @@
-//! Inference on several towers: every example counts once, whatever the towers and however the batches fall.
+//! Inference on several towers: every example counts once, for any number of towers and any
+//! batches.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,7 +12,8 @@ use tensorpack::tensor::CounterRng;
 use tensorpack::tower::{TowerFunc, TowerHandle};
 use tensorpack::train::{SingleCostTrainer, StepCx, Trainer};
 
-/// Two classes of rows of a table, with everything inferencers look at; batch normalisation differs in inference.
+/// A binary classifier on embedding rows, with all tensors that inferencers read. Batch norm
+/// differs in inference.
 #[derive(Clone)]
 struct Classes;
 
@@ -36,7 +38,7 @@ impl ModelDesc for Classes {
     }
 }
 
-/// Batches of these sizes, of rows all different in all of them.
+/// Batches of these sizes, with distinct rows.
 fn batches(sizes: &[usize]) -> FromList {
     let rng = CounterRng::new(4, "labels");
     let mut row = 0;
@@ -55,7 +57,7 @@ fn open(flow: &FromList) -> Vec<Vec<HostTensor>> {
     std::iter::from_fn(|| reader.read().unwrap()).collect()
 }
 
-/// Remembers the rows of every batch.
+/// Records the rows of every batch.
 #[derive(Clone, Default)]
 struct Rows(Arc<Mutex<Vec<i32>>>);
 
@@ -79,7 +81,7 @@ impl Inferencer for Rows {
     }
 }
 
-/// Everything that inferencers make, in a runner with so many towers.
+/// A runner with all inferencers and `towers` towers.
 fn runner(sizes: &[usize], towers: usize, rows: &Rows) -> InferenceRunner {
     InferenceRunner::new(batches(sizes), [ScalarStats::new("cost")])
         .with(ClassificationError::default())
@@ -94,7 +96,7 @@ fn config() -> TrainConfig {
     TrainConfig::new(Classes, batches(&[8, 8, 8])).steps_per_epoch(3).max_epoch(2).no_logdir()
 }
 
-/// The statistics after two epochs, as bits, and the rows in the order they were seen.
+/// Returns the bits of the statistics after two epochs, and the rows in the order of the batches.
 fn found(
     runner: impl Callback + 'static,
     rows: &Rows,
@@ -105,7 +107,7 @@ fn found(
     Ok((bits, rows.0.lock().unwrap().clone()))
 }
 
-/// Sizes of batches: as many as towers or not, all full or not, with nothing in the last or in between.
+/// Batch sizes: multiples of the number of towers or not, full or not, some empty.
 const CASES: [&[usize]; 6] =
     [&[4, 4, 4, 4, 4, 4], &[4, 4, 4, 4, 4, 4, 1], &[5], &[4, 4, 4, 2], &[4, 4, 4, 0], &[3, 0, 0, 2, 4]];
 
@@ -123,7 +125,7 @@ fn every_example_counts_once_on_any_number_of_towers() {
     }
 }
 
-/// However many examples each batch has, with and without nothing in it.
+/// Random batch sizes, including empty batches.
 #[test]
 fn batches_of_any_sizes() {
     let rng = CounterRng::new(12, "sizes");
@@ -140,7 +142,7 @@ fn batches_of_any_sizes() {
 }
 
 #[test]
-fn inference_and_training_have_towers_of_their_own() {
+fn inference_and_training_towers_are_independent() {
     let (sizes, rows) = ([4, 4, 4, 4, 3], Rows::default());
     let check = |of: &dyn Fn(InferenceRunner) -> Result<([u64; 4], Vec<i32>)>, what: &str| {
         let one = of(runner(&sizes, 1, &rows)).unwrap();
@@ -154,9 +156,9 @@ fn inference_and_training_have_towers_of_their_own() {
     check(&|r| found(SanityValidation::new(r).batches(2), &rows, SimpleTrainer::new()), "tried before");
 }
 
-/// A trainer of one's own, with the tower function it was built with.
+/// A custom trainer with a tower function.
 #[test]
-fn any_trainer_that_has_a_tower_function_will_do() {
+fn any_trainer_with_a_tower_function_can_run_inference() {
     let rows = Rows::default();
     let statistics = |towers: usize| {
         let graph = Graph::new();
@@ -179,9 +181,9 @@ fn any_trainer_that_has_a_tower_function_will_do() {
     assert!(e.message().contains("InferenceTower needs a model made by a tower function"), "{e}");
 }
 
-/// A callback of one's own that builds a replica and runs it.
+/// A custom callback that builds a tower and runs it.
 #[test]
-fn a_callback_may_build_a_tower_of_its_own() {
+fn a_callback_can_build_its_own_tower() {
     #[derive(Default)]
     struct Own {
         cost: Option<Fetch>,
@@ -218,9 +220,9 @@ fn a_callback_may_build_a_tower_of_its_own() {
     assert_ne!(found("Own"), found("Averaged"));
 }
 
-/// Nothing of training changes.
+/// Inference changes nothing in training.
 #[test]
-fn training_does_not_notice_towers_of_inference() {
+fn inference_towers_do_not_affect_training() {
     let weights = |runner: Option<InferenceRunner>| {
         let config = runner.into_iter().fold(config(), TrainConfig::callback);
         let trained = launch_train_with_config(config, SimpleTrainer::new()).unwrap();
@@ -231,7 +233,7 @@ fn training_does_not_notice_towers_of_inference() {
 }
 
 #[test]
-fn what_goes_wrong_in_one_tower_names_it() {
+fn an_error_names_its_tower() {
     let rows = Rows::default();
     let fails = |flow: FromList, towers: usize| {
         let runner = InferenceRunner::new(flow, [ScalarStats::new("cost")]).with(rows.clone()).towers(towers);
@@ -243,7 +245,7 @@ fn what_goes_wrong_in_one_tower_names_it() {
         vec![HostTensor::new([2], rows.to_vec()).unwrap(), labels]
     };
     let good = || batch([0, 1], 2);
-    // The row of the fourth batch is not in the table: of the second run, on its second tower.
+    // The fourth batch has an invalid row: it is in the second run, on the second tower.
     let list = vec![good(), good(), good(), batch([1, 99], 2), good()];
     let e = fails(FromList::new(list.clone()), 2);
     assert!(e.contains("batches 2 to 3: InferenceTower1/table"), "{e}");
@@ -257,21 +259,21 @@ fn what_goes_wrong_in_one_tower_names_it() {
     assert!(e.contains("batches 0 to 1: tower 1: a sample has 1 components, but the model has 2"), "{e}");
     for nothing in [vec![], vec![vec![HostTensor::new([0], Vec::<i32>::new()).unwrap(); 2]]] {
         let e = fails(FromList::new(nothing), 2);
-        assert!(e.contains("the dataflow has no sample"), "{e}");
+        assert!(e.contains("the dataflow is empty"), "{e}");
     }
     let carrying = runner(&[4], 2, &rows).with_updates();
     let e = launch_train_with_config(config().callback(carrying), SimpleTrainer::new()).err().unwrap();
-    assert!(e.to_string().contains("updates, which follow one batch after the other"), "{e}");
+    assert!(e.to_string().contains("updates") && e.to_string().contains("one tower"), "{e}");
     let e = fails(FromList::new(vec![good()]), 33);
     assert!(e.contains("InferenceTower: 33 towers have 66 inputs") && e.contains("at most 64"), "{e}");
     let e = fails(FromList::new(vec![good()]), 0);
     assert!(e.contains("InferenceTower needs at least one tower"), "{e}");
 }
 
-/// Runs on two towers take two batches each: the first two are read before inferencers see any, and so on.
+/// Runs on two towers take two batches each: both are read before inferencers see the first.
 #[test]
 fn a_run_takes_a_batch_for_each_tower() {
-    /// How many batches were read whenever one was seen.
+    /// The number of batches read whenever an inferencer sees one.
     struct Ahead(Arc<AtomicU64>, Arc<Mutex<Vec<u64>>>);
     impl Inferencer for Ahead {
         fn fetches(&mut self, tower: &TowerHandle) -> Result<Vec<Tensor>> {
@@ -303,7 +305,7 @@ fn a_run_takes_a_batch_for_each_tower() {
     assert_eq!(*seen.lock().unwrap(), [2, 2, 4, 4, 5]);
 }
 
-/// Two runners, each with towers of its own name.
+/// Two runners with different tower names.
 #[test]
 fn two_runners_need_two_names() {
     let rows = Rows::default();
@@ -321,7 +323,7 @@ fn two_runners_need_two_names() {
 
 /// The first three batches on two towers: two, then one.
 #[test]
-fn only_as_many_batches_as_asked_for_are_tried() {
+fn sanity_validation_limits_the_number_of_batches() {
     struct Seen(Rows, Arc<Mutex<Vec<i32>>>);
     impl Callback for Seen {
         fn before_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {

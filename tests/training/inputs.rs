@@ -1,4 +1,4 @@
-//! Where inputs come from, and what happens when they do not.
+//! Input sources, and errors of the data.
 
 use crate::models::{Line, line};
 use std::path::Path;
@@ -25,7 +25,7 @@ fn weight(trained: &Trained) -> HostTensor {
 }
 
 #[test]
-fn reading_ahead_changes_nothing_but_time() {
+fn prefetching_does_not_change_results() {
     let feed = weight(&train(on(FeedInput::new(line(3)))).unwrap());
     for ahead in [1, 2, 50] {
         let queue = train(on(QueueInput::new(line(3)).capacity(ahead))).unwrap();
@@ -54,20 +54,20 @@ fn timing(dir: &Path) -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn how_full_the_queue_is_goes_to_the_timing() {
+fn the_queue_size_is_a_timing_statistic() {
     let dir = tempfile::tempdir().unwrap();
     train(on(QueueInput::new(line(40)).capacity(8)).logdir(dir.path())).unwrap();
     let fill: Vec<f64> =
         timing(dir.path()).iter().map(|l| l["QueueInput/queue_size"].as_f64().unwrap()).collect();
     assert_eq!(fill.len(), 2);
-    // One more is held by the thread, which waits to put it.
+    // The thread holds one more while it waits for space.
     assert!(fill.iter().all(|f| (0.0..=9.0).contains(f)), "{fill:?}");
     let stats = std::fs::read_to_string(dir.path().join("stats.jsonl")).unwrap();
     assert!(!stats.contains("queue_size"), "{stats}");
 }
 
 #[test]
-fn constants_cost_nothing_and_are_checked() {
+fn constant_inputs_are_checked() {
     let input =
         |sizes: &[&[usize]]| DummyConstantInput::new(sizes.iter().map(|s| s.to_vec()).collect::<Vec<_>>());
     let trained = train(on(input(&[&[4, 3], &[4, 1]])).steps_per_epoch(3)).unwrap();
@@ -75,10 +75,10 @@ fn constants_cost_nothing_and_are_checked() {
     let e = train(on(input(&[&[4, 3]])).steps_per_epoch(3)).err().unwrap();
     assert!(e.message().contains("has sizes for 1 inputs, but the model has 2"), "{e}");
     let e = train(on(input(&[&[4, 3], &[4, 1]]))).err().unwrap();
-    assert!(e.message().contains("how many steps an epoch has is not known"), "{e}");
+    assert!(e.message().contains("steps per epoch is unknown"), "{e}");
 }
 
-/// A data set in the graph, and where in it the next batch begins.
+/// A data set in the graph, with a variable for the position of the next batch.
 fn in_graph() -> TensorInput {
     TensorInput::new(|t| {
         let rows = |width: usize, scale: f32| {
@@ -103,7 +103,7 @@ fn in_graph() -> TensorInput {
 }
 
 #[test]
-fn tensors_of_the_graph_resume_where_they_were() {
+fn graph_inputs_resume_at_their_position() {
     let run = |dir: &Path, epochs: u64| {
         let config = TrainConfig::of(Line).data(in_graph()).callback(ModelSaver::new()).logdir(dir);
         train(config.steps_per_epoch(3).max_epoch(epochs)).unwrap()
@@ -120,7 +120,7 @@ fn tensors_of_the_graph_resume_where_they_were() {
 }
 
 #[test]
-fn tensors_of_the_graph_are_what_the_model_takes() {
+fn graph_inputs_must_match_the_model() {
     let made = |make: fn(&Graph) -> Vec<Tensor>| {
         let input = TensorInput::new(move |t| make(t.graph())).with_size(1);
         train(on(input)).err().unwrap().to_string()
@@ -139,27 +139,27 @@ fn tensors_of_the_graph_are_what_the_model_takes() {
     assert!(e.contains("input x expects f32[?, 3]"), "{e}");
 }
 
-/// The dataflow's components are the inputs of these names, in this order.
+/// The components of the dataflow feed the inputs with these names, in this order.
 #[test]
-fn some_inputs_of_a_source_by_name() {
+fn remap_input_by_name() {
     let swapped = line(3).select([1, 0]);
     let right = weight(&train(on(FeedInput::new(line(3)))).unwrap());
     let remapped = RemapInput::new(FeedInput::new(swapped), ["y", "x"]);
     assert_eq!(weight(&train(on(remapped)).unwrap()), right);
     let e = train(on(RemapInput::new(FeedInput::new(line(3)), ["x", "z"]))).err().unwrap();
     assert!(e.message().contains("the model has no input named \"z\""), "{e}");
-    // What nobody gives must be fed by somebody.
+    // An input without a source must be fed.
     let only_x = RemapInput::new(FeedInput::new(line(3).select([0])), ["x"]);
     let e = train(on(only_x)).err().unwrap();
     assert!(e.message().contains("y must be fed"), "{e}");
 }
 
-/// A source read when needed, and one that reads ahead.
+/// A source without prefetching, and one with it.
 fn both(flow: impl DataFlow + Clone + 'static) -> [TrainConfig; 2] {
     [on(FeedInput::new(flow.clone())), on(QueueInput::new(flow))]
 }
 
-/// Notes how many steps were done.
+/// Counts the finished steps.
 fn counted(config: TrainConfig) -> (TrainConfig, std::rc::Rc<std::cell::Cell<u64>>) {
     let steps = std::rc::Rc::new(std::cell::Cell::new(0));
     let count = steps.clone();
@@ -213,7 +213,7 @@ fn a_panic_in_a_map_is_an_error_that_names_the_sample() {
 }
 
 #[test]
-fn samples_that_do_not_fit_the_model_are_named() {
+fn an_error_names_a_sample_that_does_not_match_the_model() {
     type Change = fn(Vec<HostTensor>) -> Result<Vec<HostTensor>>;
     let cases: [(Change, &str); 4] = [
         (|sample| Ok(sample[..1].to_vec()), "it has 1 components, but the model has 2 inputs"),
@@ -238,7 +238,7 @@ fn samples_that_do_not_fit_the_model_are_named() {
 }
 
 #[test]
-fn data_without_a_sample_are_an_error() {
+fn an_empty_dataflow_is_an_error() {
     for config in both(FromList::new(vec![])) {
         let e = train(config.steps_per_epoch(1)).err().expect("an error");
         assert!(e.message().contains("no sample"), "{e}");

@@ -1,4 +1,4 @@
-//! A model, a configuration and a trainer: what each of them says, and what is checked.
+//! The training interface: models, configurations and trainers, and their checks.
 
 use crate::life_cycle::{Recorder, TWO_EPOCHS, config};
 use crate::models::{Line, line};
@@ -36,9 +36,9 @@ fn a_trainer_of_a_configuration_trains() {
     assert_ne!(weights(&untrained), weights(&launched));
 }
 
-/// Signature, input, cost and optimizer, by hand: a closure does what a [`ModelDesc`] does.
+/// Passes signature, input, cost and optimizer to `setup_graph`, without a [`ModelDesc`].
 #[test]
-fn the_four_things_of_setup_graph() {
+fn setup_graph_without_a_model_desc() {
     let set_up = |trainer: &mut SingleCostTrainer| {
         let cost = |t: &TowerContext, inputs: &[Tensor]| Line.build_graph(t, inputs);
         trainer.setup_graph(Line.inputs(), FeedInput::new(line(2)).boxed(), cost, |t| Line.optimizer(t))
@@ -50,7 +50,7 @@ fn the_four_things_of_setup_graph() {
     set_up(&mut trainer).unwrap();
     assert_eq!(trainer.towers().unwrap().training().len(), 1);
     let e = set_up(&mut trainer).unwrap_err();
-    assert!(e.message().contains("builds the graph once"), "{e}");
+    assert!(e.message().contains("setup_graph was already called"), "{e}");
     assert_eq!(weights(&trainer.train_with_defaults(two_epochs()).unwrap()), weights(&launched));
 
     let mut trainer = SingleCostTrainer::from(SimpleTrainer::new());
@@ -73,7 +73,7 @@ fn a_cost_is_a_scalar() {
 }
 
 #[test]
-fn a_trainer_that_trains_nothing_runs_callbacks() {
+fn the_noop_trainer_runs_callbacks() {
     let drawn = Arc::new(AtomicU64::new(0));
     let counted = drawn.clone();
     let flow = line(2).map(move |sample| {
@@ -96,7 +96,7 @@ fn steps(recorder: &Recorder) -> usize {
 }
 
 #[test]
-fn an_epoch_is_a_pass_over_the_data_unless_said() {
+fn an_epoch_defaults_to_a_pass_over_the_data() {
     let recorder = Recorder::default();
     let config =
         |n: usize| TrainConfig::new(Line, line(n)).no_logdir().max_epoch(1).callback(recorder.clone());
@@ -111,14 +111,14 @@ fn an_epoch_is_a_pass_over_the_data_unless_said() {
     });
     let unsized_config = || TrainConfig::new(Line, unknown.clone()).no_logdir().max_epoch(1);
     let e = error(launch_train_with_config(unsized_config(), SimpleTrainer::new()));
-    assert!(e.message().contains("how many steps an epoch has is not known"), "{e}");
+    assert!(e.message().contains("steps per epoch is unknown"), "{e}");
     assert!(e.to_string().contains("steps_per_epoch"), "{e}");
     launch_train_with_config(unsized_config().steps_per_epoch(3), SimpleTrainer::new()).unwrap();
 }
 
-/// The size of an epoch sets when callbacks are called; the order of data is what it was.
+/// The size of an epoch determines when callbacks run, but not the order of data.
 #[test]
-fn the_size_of_an_epoch_changes_no_weight() {
+fn the_size_of_an_epoch_does_not_change_weights() {
     let train = |steps: u64, epochs: u64| {
         let config = TrainConfig::new(Line, line(5).shuffle()).no_logdir();
         let config = config.steps_per_epoch(steps).max_epoch(epochs);
@@ -129,7 +129,7 @@ fn the_size_of_an_epoch_changes_no_weight() {
 }
 
 #[test]
-fn epochs_are_numbered_from_where_it_is_said() {
+fn epochs_are_numbered_from_the_starting_epoch() {
     let recorder = Recorder::default();
     let numbered = || config().starting_epoch(3).callback(recorder.clone());
     launch_train_with_config(numbered().max_epoch(4), SimpleTrainer::new()).unwrap();
@@ -143,14 +143,14 @@ fn epochs_are_numbered_from_where_it_is_said() {
 }
 
 #[test]
-fn what_does_not_fit_together_is_an_error() {
+fn contradictory_configurations_are_errors() {
     let of = |config: TrainConfig| error(launch_train_with_config(config, SimpleTrainer::new())).to_string();
     let input = || FeedInput::new(line(2));
     for (config, what) in [
-        (TrainConfig::default().data(input()), "there is no model to train"),
-        (TrainConfig::of(Line), "there is nothing to train on"),
-        (TrainConfig::new(Line, line(2)).data(input()), "a dataflow and an input source were given"),
-        (TrainConfig::new(Line, line(2)).starting_epoch(0), "epochs are counted from 1"),
+        (TrainConfig::default().data(input()), "no model"),
+        (TrainConfig::of(Line), "no training data"),
+        (TrainConfig::new(Line, line(2)).data(input()), "both a dataflow and an input source"),
+        (TrainConfig::new(Line, line(2)).starting_epoch(0), "starting_epoch is 0"),
     ] {
         let e = of(config.no_logdir());
         assert!(e.contains(what), "{e}");
@@ -158,7 +158,7 @@ fn what_does_not_fit_together_is_an_error() {
 }
 
 #[test]
-fn values_and_seeds_to_begin_with() {
+fn session_init_and_seed() {
     let start =
         |config: TrainConfig| launch_train_with_config(config.max_epoch(0), SimpleTrainer::new()).unwrap();
     assert_eq!(weights(&start(config())), weights(&start(config().seed(0))));
@@ -169,7 +169,7 @@ fn values_and_seeds_to_begin_with() {
     assert_eq!(weights(&start(config().session_init(init))), [w, b]);
 }
 
-/// Notes the names of scalars.
+/// Records the names of scalars.
 struct Names(Arc<Mutex<Vec<String>>>);
 
 impl Monitor for Names {
@@ -183,7 +183,7 @@ impl Monitor for Names {
 }
 
 #[test]
-fn default_callbacks_and_monitors_can_be_others() {
+fn default_callbacks_and_monitors_can_be_replaced() {
     let names: Vec<String> = default_callbacks().iter().map(|c| c.name()).collect();
     assert_eq!(names, ["MovingAverageSummary", "ProgressBar", "MergeAllSummaries", "RunUpdateOps"]);
     let names = |has_logdir| default_monitors(has_logdir).iter().map(|m| m.name()).collect::<Vec<_>>();
@@ -194,7 +194,7 @@ fn default_callbacks_and_monitors_can_be_others() {
     let watched = || config().monitors(vec![Box::new(Names(put.clone()))]);
     launch_train_with_config(watched(), SimpleTrainer::new()).unwrap();
     assert_eq!(std::mem::take(&mut *put.lock().unwrap()), ["cost 2", "cost 4"]);
-    // Without the moving averages, nobody puts the cost.
+    // Without the moving averages, no callback reports the cost.
     let bar: Vec<Box<dyn Callback>> = vec![Box::new(ProgressBar::default())];
     launch_train_with_config(watched().extra_callbacks(bar), SimpleTrainer::new()).unwrap();
     assert!(put.lock().unwrap().is_empty());
@@ -202,7 +202,7 @@ fn default_callbacks_and_monitors_can_be_others() {
 
 fn files(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
-    // An event file is named by the time and the machine.
+    // The name of an event file contains the time.
     let short = |name: String| if name.contains("tfevents") { "events".to_string() } else { name };
     let mut names: Vec<String> = entries.map(short).collect();
     names.sort();
@@ -210,7 +210,7 @@ fn files(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn what_a_run_leaves_in_its_directory() {
+fn files_in_the_log_directory() {
     let dir = tempfile::tempdir().unwrap();
     let train = |config: TrainConfig| {
         let config = config.logdir(dir.path()).callback(ModelSaver::new()).keep(Keep::last(1));
@@ -220,7 +220,7 @@ fn what_a_run_leaves_in_its_directory() {
     let left = ["checkpoints", "events", "lock", "log.log", "stats.jsonl", "timing.jsonl"];
     assert_eq!(files(dir.path()), left);
     assert_eq!(files(&dir.path().join("checkpoints")), ["latest", "step-0000000004"]);
-    // Anew: what was there is moved aside, nothing is lost.
+    // With `fresh`, existing files are moved aside.
     let untrained = train(config().fresh(true).max_epoch(0));
     assert_eq!(untrained.session.run_index().unwrap(), 0);
     let names = files(dir.path());
@@ -228,7 +228,7 @@ fn what_a_run_leaves_in_its_directory() {
     assert_eq!(files(&dir.path().join("checkpoints.1")), ["latest", "step-0000000004"]);
 }
 
-/// The list of a configuration is called in its order, however it was given; what comes by default comes after it.
+/// Callbacks of a configuration run in the order they were added, then the default callbacks.
 #[test]
 fn callbacks_are_called_in_the_order_they_were_given() {
     struct Named(&'static str, Arc<Mutex<Vec<&'static str>>>);
@@ -250,9 +250,9 @@ fn callbacks_are_called_in_the_order_they_were_given() {
     assert_eq!(*calls.lock().unwrap(), ["a", "b", "c", "d", "extra"]);
 }
 
-/// The same bits, with one thread or several.
+/// Results are bit-identical for any number of threads.
 #[test]
-fn threads_change_no_bit() {
+fn results_do_not_depend_on_threads() {
     let with = |threads| {
         let options = SessionOptions { threads: Some(threads), ..SessionOptions::default() };
         weights(&launch_train_with_config(config().session(options), SimpleTrainer::new()).unwrap())

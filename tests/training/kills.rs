@@ -1,6 +1,6 @@
-//! Runs that are killed and started again, against one that was not: the same bytes at the end.
+//! Runs that are killed and resumed end with the same bytes as an uninterrupted one.
 //!
-//! The tests run themselves as child processes: a child is `kills::child`, told by the environment what to do.
+//! The tests run themselves as child processes: `kills::child` reads its task from the environment.
 
 use crate::models::line;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ const SLOW: &str = "TENSORPACK_TEST_SLOW";
 const EPOCHS: u64 = 4;
 const STEPS: u64 = 12;
 
-/// A net with everything that has state: dropout, batch normalisation, Adam, and weights large enough for a save to
+/// A net with state: dropout, batch norm, Adam, and weights large enough for a save to
 /// take a while.
 struct Net;
 
@@ -45,7 +45,7 @@ impl ModelDesc for Net {
     }
 }
 
-/// Saves every few steps too, counts runs, and takes its time where the environment says so.
+/// Saves every few steps, counts runs, and sleeps where the environment says so.
 #[derive(Default)]
 struct Often {
     runs: u64,
@@ -109,7 +109,7 @@ fn train(dir: &Path) -> Result<()> {
     launch_train_with_config(config, SimpleTrainer::new()).map(|_| ())
 }
 
-/// What a child process runs; in an ordinary run of the tests it has nothing to do.
+/// The main function of the child process. It does nothing in an ordinary run of the tests.
 #[test]
 fn child() {
     if let Some(dir) = std::env::var_os(DIR) {
@@ -132,10 +132,11 @@ fn start(dir: &Path, slow: &str) -> Child {
         .expect("the test can run itself")
 }
 
-/// The bytes a run ended with: the tensors of its last checkpoint, and its statistics.
+/// Returns the bytes of a run's last checkpoint and its statistics.
 fn outcome(dir: &Path) -> (BTreeMap<String, Vec<u8>>, String) {
     let latest = std::fs::read_to_string(dir.join("checkpoints/latest")).expect("a checkpoint");
-    let checkpoint = Checkpoint::load(dir.join("checkpoints").join(latest.trim())).expect("it is whole");
+    let checkpoint =
+        Checkpoint::load(dir.join("checkpoints").join(latest.trim())).expect("a valid checkpoint");
     assert_eq!(checkpoint.global_step, EPOCHS * STEPS);
     let tensors = checkpoint.tensors.iter().map(|(n, t)| (n.clone(), t.as_bytes().to_vec()));
     (tensors.collect(), std::fs::read_to_string(dir.join("stats.jsonl")).expect("statistics"))
@@ -163,7 +164,7 @@ fn uninterrupted(root: &Path) -> (BTreeMap<String, Vec<u8>>, String) {
     whole
 }
 
-/// Waits until a file of a child says something, however slowly the machine starts processes.
+/// Waits until a file of a child contains `text`.
 fn wait_for(file: &Path, text: &str) {
     let begun = Instant::now();
     while !std::fs::read_to_string(file).unwrap_or_default().contains(text) {
@@ -172,20 +173,20 @@ fn wait_for(file: &Path, text: &str) {
     }
 }
 
-/// Whether a checkpoint is being written.
+/// Returns whether a checkpoint is being written.
 fn saving(dir: &Path) -> bool {
     let Ok(entries) = std::fs::read_dir(dir.join("checkpoints")) else { return false };
     entries.flatten().any(|e| e.file_name().to_string_lossy().starts_with('.'))
 }
 
 #[test]
-fn twenty_sigkills_change_nothing() {
+fn twenty_sigkills_do_not_change_results() {
     let kills: u64 = std::env::var("TENSORPACK_TEST_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
     let root = tempfile::tempdir().unwrap();
     let whole = uninterrupted(root.path());
     let rng = CounterRng::new(11, "kills");
     let (mut killed, mut in_saves, mut run) = (0, 0, 0);
-    // A save that was seen may be over when the kill arrives: go on until some were hit.
+    // A save may be finished when the kill arrives: repeat until some were hit.
     let enough = |killed, in_saves| {
         assert!(killed < 10 * kills.max(1), "only {in_saves} of {killed} kills hit a save");
         killed >= kills && in_saves >= 3.min(kills / 4)
@@ -195,7 +196,7 @@ fn twenty_sigkills_change_nothing() {
         run += 1;
         loop {
             let mut child = start(&dir, "");
-            // Every third waits for a save; the others for a random while.
+            // Every third kill waits for a save, the others for a random time.
             let in_save = killed % 3 == 2;
             let wait = Duration::from_millis((rng.uniform(0, killed) * 700.0) as u64);
             let begun = Instant::now();
@@ -226,12 +227,12 @@ fn twenty_sigkills_change_nothing() {
 }
 
 fn signal(child: &Child, signal: i32) {
-    // SAFETY: a signal to a child of this process that has not been waited for.
+    // SAFETY: the child has not been waited for, so its pid has not been reused.
     assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
 }
 
 #[test]
-fn a_polite_signal_saves_and_ends_by_that_signal() {
+fn a_signal_saves_and_terminates_with_that_signal() {
     let root = tempfile::tempdir().unwrap();
     let whole = uninterrupted(root.path());
     for (i, place) in ["", "step", "evaluation", "data", "save"].into_iter().enumerate() {
@@ -261,7 +262,7 @@ fn a_polite_signal_saves_and_ends_by_that_signal() {
 }
 
 #[test]
-fn a_finished_run_says_so_and_another_seed_is_refused() {
+fn a_finished_run_is_reported_and_another_seed_is_an_error() {
     let root = tempfile::tempdir().unwrap();
     finish(root.path());
     let output = start(root.path(), "").wait_with_output().unwrap();
@@ -274,7 +275,7 @@ fn a_finished_run_says_so_and_another_seed_is_refused() {
 }
 
 #[test]
-fn a_second_process_is_refused() {
+fn a_second_process_is_an_error() {
     let root = tempfile::tempdir().unwrap();
     let mut child = start(root.path(), "step");
     wait_for(&root.path().join("lock"), &format!("{}\n", child.id()));

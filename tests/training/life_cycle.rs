@@ -1,4 +1,4 @@
-//! In which order callbacks are called, and what the counters say then.
+//! The order of callback hooks, and the counters they see.
 
 use crate::models::{Line, line};
 use std::sync::{Arc, Mutex};
@@ -8,13 +8,13 @@ use tensorpack::train::Ended;
 
 type Calls = Arc<Mutex<Vec<String>>>;
 
-/// Notes every call with the counters.
+/// Records every call with the counters.
 #[derive(Clone, Default)]
 pub(crate) struct Recorder {
     pub(crate) calls: Calls,
-    /// Where to ask for the end, such as `trigger_step 1 0`.
+    /// The call at which to stop training, such as `trigger_step 1 0`.
     pub(crate) stop_at: Option<&'static str>,
-    /// Where to fail.
+    /// The call at which to fail.
     pub(crate) fail_at: Option<&'static str>,
 }
 
@@ -112,8 +112,8 @@ fn callbacks_are_called_in_order_with_the_right_counters() {
 }
 
 #[test]
-fn a_stop_takes_effect_at_the_end_of_its_moment() {
-    // What was asked, and the last call before `after_train`.
+fn a_stop_takes_effect_after_the_current_hook() {
+    // The call that stops training, and the last call before `after_train`.
     let cases = [
         ("before_train", "before_epoch 1 -1 0"),
         ("before_run 1 0", "trigger_step 1 0 1"),
@@ -167,7 +167,7 @@ fn the_first_error_is_reported_when_after_train_fails_too() {
 }
 
 #[test]
-fn an_epoch_may_have_no_steps() {
+fn an_epoch_can_have_no_steps() {
     let recorder = Recorder::default();
     let config = config().steps_per_epoch(0).max_epoch(1).callback(recorder.clone());
     launch_train_with_config(config, SimpleTrainer::new()).unwrap();

@@ -1,11 +1,11 @@
-//! The training interface, from the outside.
+//! Tests of the public training interface.
 
 mod asynchronous;
+mod callback_state;
 mod custom;
-mod cut_short;
 mod dumps;
-mod faults;
 mod exports;
+mod faults;
 mod gans;
 mod hangs;
 mod hyper_params;
@@ -18,17 +18,17 @@ mod life_cycle;
 mod models;
 mod modules;
 mod not_finite;
-mod other_towers;
 mod overflow;
 mod overflow_cases;
 mod predictors;
 mod processes;
-mod remembered;
 mod replicas;
 mod resume;
+mod resume_towers;
 mod schedules;
+mod signals;
 mod statistics;
 mod tower_functions;
 mod towers;
 mod trackers;
-mod unlike_towers;
+mod uneven_batches;

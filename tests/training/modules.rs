@@ -1,4 +1,4 @@
-//! Modules: parts of models that were trained elsewhere, made outside the tower function and called inside it.
+//! Modules: pretrained parts of models, created outside the tower function and called inside it.
 
 use std::path::{Path, PathBuf};
 use tensorpack::ErrorKind;
@@ -8,7 +8,7 @@ use tensorpack::predict::{Module, OfflinePredictor, PredictConfig};
 use tensorpack::prelude::*;
 use tensorpack::tower::{Mode, TowerFunc};
 
-/// A net whose features are worth keeping.
+/// A net with reusable features.
 fn net() -> TowerFunc {
     let inputs = vec![TensorSpec::f32("image", [None, Some(6), Some(6), Some(2)])];
     let build = |t: &TowerContext, inputs: &[Tensor]| {
@@ -21,12 +21,12 @@ fn net() -> TowerFunc {
     TowerFunc::new(inputs, build).unwrap()
 }
 
-/// The net with weights of its own, and the file it is exported to.
+/// Returns the net with its weights, and the exported file.
 fn exported(dir: &Path, outputs: &[&str]) -> (OfflinePredictor, PathBuf) {
     let session = SessionOptions { seed: 7, ..SessionOptions::default() };
     let config = PredictConfig::of(net(), outputs.iter().copied()).session(session);
     let predictor = OfflinePredictor::new(config).unwrap();
-    // Statistics as training would leave them.
+    // Running statistics as after training.
     let statistics = HostTensor::new([4], vec![0.1f32, -0.2, 0.3, 0.0]).unwrap();
     predictor.session().write("bn0/mean/EMA", &statistics).unwrap();
     let path = dir.join("features.safetensors");
@@ -47,7 +47,7 @@ fn names(graph: &Graph, key: &str) -> Vec<String> {
     ids.iter().map(|&id| graph.variable_handle(id).name().to_string()).collect()
 }
 
-/// The first error of building something on a module and an image.
+/// Returns the first error of building on a module and an image.
 fn error_of(build: impl FnOnce(&TowerContext, &Tensor)) -> Error {
     let graph = Graph::new();
     let x = image(&graph, "image");
@@ -56,7 +56,7 @@ fn error_of(build: impl FnOnce(&TowerContext, &Tensor)) -> Error {
 }
 
 #[test]
-fn a_module_computes_what_the_model_did() {
+fn a_module_computes_the_same_as_the_model() {
     let dir = tempfile::tempdir().unwrap();
     let (predictor, path) = exported(dir.path(), &["features", "energy"]);
     let module = Module::load(path).unwrap();
@@ -88,7 +88,7 @@ fn towers_share_a_module() {
     tower.infer(&graph, "validation").unwrap();
     let mine = ["conv0/W", "bn0/gamma", "bn0/beta", "conv1/W", "conv1/b"].map(|n| format!("backbone/{n}"));
     assert_eq!(names(&graph, TRAINABLE_VARIABLES)[..5], mine);
-    // What is not trained, inference needs all the same.
+    // Inference needs non-trainable variables, too.
     let statistics = ["backbone/bn0/mean/EMA", "backbone/bn0/variance/EMA"];
     let all = names(&graph, MODEL_VARIABLES);
     assert!(statistics.iter().all(|n| all.iter().any(|have| have == n)), "{all:?}");
@@ -96,7 +96,7 @@ fn towers_share_a_module() {
 }
 
 #[test]
-fn what_is_frozen_stays_and_the_rest_learns() {
+fn frozen_variables_do_not_change() {
     let dir = tempfile::tempdir().unwrap();
     let (before, path) = exported(dir.path(), &["features"]);
     let module = Module::load(path).unwrap().freeze("conv0/.*");
@@ -124,7 +124,7 @@ fn what_is_frozen_stays_and_the_rest_learns() {
 }
 
 #[test]
-fn what_does_not_fit_a_module_is_an_error_at_its_line() {
+fn invalid_calls_of_a_module_are_errors_with_their_line() {
     let dir = tempfile::tempdir().unwrap();
     let (_, path) = exported(dir.path(), &["features"]);
     let module = || Module::load(&path).unwrap();
@@ -135,7 +135,7 @@ fn what_does_not_fit_a_module_is_an_error_at_its_line() {
     assert!(e.message().contains("takes 1 inputs (image), but 2 were given"), "{e}");
     let e = error_of(|t, x| drop(module().freeze("conv9/.*").apply(t, "backbone", x)));
     assert!(e.message().contains("\"conv9/.*\" matches no variable"), "{e}");
-    // Rule 3 of tower functions: no name is given twice.
+    // Rule 3 of tower functions: names are unique.
     let e = error_of(|t, x| {
         module().apply(t, "backbone", x);
         module().apply(t, "backbone", x);
@@ -148,7 +148,7 @@ fn what_does_not_fit_a_module_is_an_error_at_its_line() {
 }
 
 #[test]
-fn a_file_without_a_model_is_no_module() {
+fn a_file_without_a_model_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let (predictor, _) = exported(dir.path(), &["features"]);
     let path = dir.path().join("weights.safetensors");

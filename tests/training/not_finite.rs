@@ -1,4 +1,4 @@
-//! Costs that are not finite: no variable takes part in them.
+//! Non-finite costs never update variables.
 
 use crate::models::{Line, line};
 use tensorpack::ErrorKind;
@@ -6,7 +6,7 @@ use tensorpack::dataflow::{DataFlow, FromFn};
 use tensorpack::prelude::*;
 use tensorpack::train::{NanPolicy, Trained};
 
-/// Batches of the line, of which those of these numbers are too large for f32 once they are squared.
+/// Batches of the line, of which the numbers in `bad` overflow f32 when squared.
 fn broken(n: usize, bad: &'static [u64]) -> impl DataFlow {
     let number = FromFn::new(n as u64, |i| Ok(vec![HostTensor::scalar(i as f32)]));
     line(n).zip(number).map(|mut sample| {
@@ -27,7 +27,7 @@ fn train(bad: &'static [u64], policy: NanPolicy) -> Result<Trained> {
 fn training_stops_and_names_the_tensor_and_the_step() {
     for result in [
         train(&[4], NanPolicy::Stop),
-        // As it is if nothing is said.
+        // The default.
         launch_train_with_config(
             TrainConfig::new(Line, broken(8, &[4])).no_logdir().max_epoch(1),
             SimpleTrainer::new(),
@@ -41,7 +41,7 @@ fn training_stops_and_names_the_tensor_and_the_step() {
     }
 }
 
-/// A step that is skipped is a step without its batch.
+/// Skipping a step is equivalent to leaving out its batch.
 #[test]
 fn skipped_steps_change_nothing_and_are_counted() {
     let skipped = train(&[1, 2, 5], NanPolicy::Skip(2)).unwrap();
@@ -52,7 +52,7 @@ fn skipped_steps_change_nothing_and_are_counted() {
     for name in ["fc/W", "fc/b"] {
         assert_eq!(skipped.session.read(name).unwrap(), without.session.read(name).unwrap());
     }
-    // Every step was one, with random numbers of its own.
+    // Skipped steps count, and draw their own random numbers.
     assert_eq!(skipped.session.run_index().unwrap(), 8);
 }
 
@@ -65,9 +65,9 @@ fn too_many_in_a_row_end_training() {
     assert!(train(&[3], NanPolicy::Skip(0)).is_err());
 }
 
-/// How many there were is in the checkpoint, those in a row too.
+/// The checkpoint stores the number of skipped steps, in total and in a row.
 #[test]
-fn what_was_skipped_is_remembered() {
+fn skipped_steps_are_saved() {
     let dir = tempfile::tempdir().unwrap();
     let config = |epochs: u64| {
         TrainConfig::new(Line, broken(8, &[1, 2, 3]))

@@ -6,7 +6,7 @@ use tensorpack::optim::Optimizer;
 use tensorpack::prelude::*;
 use tensorpack::train::{NanPolicy, SingleCostTrainer, Trained};
 
-/// Its cost is always 0, and its gradient whatever is fed.
+/// A model whose cost is always 0 and whose gradient is the input.
 struct Fed;
 
 impl ModelDesc for Fed {
@@ -34,7 +34,7 @@ fn gradients(towers: u64, bad: Option<u64>) -> FromFn {
     })
 }
 
-/// What trains `Fed`.
+/// A trainer and device for `Fed`.
 pub(crate) struct Setup {
     pub(crate) device: Device,
     pub(crate) towers: u64,
@@ -53,7 +53,8 @@ impl Setup {
         launch_train_with_config(config, (self.trainer)(self.towers as usize))
     }
 
-    /// Training stops at the step, and says which variable would have overflowed.
+    /// Checks that training stops at the step, and that the error names the variable that would
+    /// overflow.
     pub(crate) fn stops(&self) {
         let e = self.train(self.config(Some(4)).no_logdir()).err().expect("an error");
         assert_eq!(e.kind(), ErrorKind::NotFinite, "{e}");
@@ -61,7 +62,7 @@ impl Setup {
         assert!(e.message().contains("the variable w/adam_v "), "{e}");
     }
 
-    /// A step that is skipped changes nothing: the ones after it find what the ones before left.
+    /// Checks that a skipped step changes nothing.
     pub(crate) fn skips(&self) {
         let policy = |most| self.config(Some(7)).nan_policy(NanPolicy::Skip(most)).no_logdir();
         assert!(self.train(policy(0)).is_err());
@@ -76,8 +77,8 @@ impl Setup {
         assert_eq!(skipped.session.run_index().unwrap(), 8);
     }
 
-    /// The last checkpoint before the step stands, and training goes on from it as if nothing had
-    /// happened.
+    /// Checks that the last checkpoint before the step remains, and that training resumes from it
+    /// as if nothing had happened.
     pub(crate) fn keeps_the_last_checkpoint(&self) {
         let (broken, whole) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let config =

@@ -1,4 +1,4 @@
-//! The model as training left it, built again for inference.
+//! Predictors: the trained model, rebuilt for inference.
 
 use crate::models::{Line, line};
 use tensorpack::ErrorKind;
@@ -24,7 +24,7 @@ fn a_predictor_of_the_trained_model_and_one_of_its_checkpoint_agree() {
 }
 
 #[test]
-fn what_is_asked_of_a_predictor_is_checked() {
+fn the_names_of_a_predictor_are_checked() {
     let e = OfflinePredictor::new(PredictConfig::new(Line, ["nothing"]).unwrap()).err().unwrap();
     assert!(e.message().contains("no input, tensor or variable named \"nothing\""), "{e}");
     let none: [&str; 0] = [];
@@ -58,7 +58,7 @@ fn single_examples_from_many_threads_get_their_own_answers() {
     }
 }
 
-/// Holds every batch until it is told to go on, and keeps its size.
+/// Blocks every batch until it is released, and records its size.
 struct Slow {
     go: std::sync::mpsc::Receiver<()>,
     sizes: std::sync::Arc<std::sync::Mutex<Vec<usize>>>,
@@ -76,12 +76,12 @@ impl Predictor for Slow {
 }
 
 #[test]
-fn what_waits_is_one_batch_and_errors_reach_those_they_are_of() {
+fn waiting_examples_form_one_batch_and_errors_reach_their_callers() {
     let (on, go) = std::sync::mpsc::channel();
     let sizes = std::sync::Arc::default();
     let slow = AsyncPredictor::new(Slow { go, sizes: std::sync::Arc::clone(&sizes) }, 3).unwrap();
     let ask = |v: f32| slow.predict(vec![HostTensor::scalar(v)]).unwrap();
-    // The first is taken alone or with some that follow; the queue holds the others.
+    // The first example is taken alone or with some that follow; the queue holds the rest.
     let pending: Vec<_> = [1.0, 2.0, -1.0, 3.0, 4.0, 5.0].map(ask).into();
     let other = slow.predict(vec![HostTensor::new([2], vec![6.0f32, 7.0]).unwrap()]).unwrap();
     drop(on);
@@ -119,9 +119,9 @@ fn batch(seed: u64, rows: usize) -> Vec<HostTensor> {
     vec![part(3), part(1)]
 }
 
-/// One set of variables, and as many batches at a time as there are towers.
+/// Towers share one set of variables and run one batch each at the same time.
 #[test]
-fn towers_predict_what_one_does() {
+fn several_towers_predict_the_same_as_one() {
     let one = OfflinePredictor::new(line_config()).unwrap();
     let batches: Vec<Vec<HostTensor>> = (0..5u64).map(|i| batch(i, 1 + i as usize)).collect();
     let right = one.predict_batches(&batches).unwrap();
@@ -135,7 +135,7 @@ fn towers_predict_what_one_does() {
         let names = several.session().graph().variables().iter().map(|v| v.name.clone());
         assert_eq!(names.collect::<Vec<_>>(), ["fc/W", "fc/b"], "towers share variables");
     }
-    // Written once, the variables are those of all towers.
+    // All towers read a variable that is written once.
     let several = MultiTowerOfflinePredictor::new(line_config(), 3).unwrap();
     several.session().write("fc/b", &HostTensor::new([1], vec![100.0f32]).unwrap()).unwrap();
     let moved = several.predict_batches(&batches).unwrap();
@@ -143,7 +143,7 @@ fn towers_predict_what_one_does() {
 }
 
 #[test]
-fn predictors_of_several_towers_say_what_is_wrong() {
+fn errors_of_predictors_with_several_towers() {
     let e = MultiTowerOfflinePredictor::new(line_config(), 0).err().unwrap();
     assert!(e.message().contains("at least one tower"), "{e}");
     let e = MultiTowerOfflinePredictor::new(line_config().inputs(["z"]), 2).err().unwrap();
@@ -161,9 +161,9 @@ fn predictors_of_several_towers_say_what_is_wrong() {
     assert!(e.message().contains("the input tower1/x is [?, 3], but [2, 4] was fed"), "{e}");
 }
 
-/// With any predictor, and in the order of the data.
+/// For any predictor, in the order of the data.
 #[test]
-fn all_of_a_dataflow_is_predicted_in_order() {
+fn an_entire_dataflow_is_predicted_in_order() {
     let config = || PredictConfig::new(Line, ["fc/Add"]).unwrap().inputs(["x"]);
     let flow = || ragged().select([0]);
     let one = DatasetPredictor::new(OfflinePredictor::new(config()).unwrap(), flow());
@@ -174,7 +174,7 @@ fn all_of_a_dataflow_is_predicted_in_order() {
         let predictor = MultiTowerOfflinePredictor::new(config(), towers).unwrap();
         let several = DatasetPredictor::new(predictor, flow());
         assert_eq!(several.all_results().unwrap(), right, "{towers} towers");
-        // Every pass begins anew.
+        // Every pass starts over.
         let first = several.results().unwrap().take(2).collect::<Result<Vec<_>>>().unwrap();
         assert_eq!(first, right[..2]);
     }
@@ -197,9 +197,10 @@ fn an_error_ends_the_predictions_of_a_dataflow() {
     assert!(all.all_results().is_err());
 }
 
-/// What waits is shared among the towers of a predictor, and everybody gets the answer to what he asked.
+/// Waiting examples are distributed over the towers of a predictor, and every caller gets its own
+/// result.
 #[test]
-fn single_examples_are_shared_among_towers() {
+fn single_examples_are_distributed_over_towers() {
     let line = || PredictConfig::new(Line, ["fc/Add"]).unwrap().inputs(["x"]);
     let one = OfflinePredictor::new(line()).unwrap();
     let several = MultiTowerOfflinePredictor::new(line(), 3).unwrap();
@@ -215,7 +216,7 @@ fn single_examples_are_shared_among_towers() {
         assert!(off < 1e-5, "example {i} differs by {off}");
     }
 
-    /// Two towers, that remember how many examples each got.
+    /// Two towers that record their numbers of examples.
     struct Two {
         go: std::sync::mpsc::Receiver<()>,
         shares: std::sync::Arc<std::sync::Mutex<Vec<Vec<usize>>>>,
@@ -242,7 +243,8 @@ fn single_examples_are_shared_among_towers() {
     assert_eq!(answers.collect::<Vec<_>>(), (0..20).map(f64::from).collect::<Vec<_>>());
     drop(two);
     let shares = shares.lock().unwrap();
-    // The first call takes what is there by then; the next finds eight at least, four for each tower.
+    // The first call takes what is queued by then; the next finds at least eight examples, four per
+    // tower.
     assert_eq!(shares[1], [4, 4], "{shares:?}");
     assert_eq!(shares.iter().flatten().sum::<usize>(), 20);
     assert!(shares.iter().flatten().all(|&n| n <= 4), "{shares:?}");

@@ -1,12 +1,13 @@
-//! Tests that need a process of their own: for its signals, or for what it writes to standard error.
+//! Tests that need a process of their own: for its signals, or for what it writes to standard
+//! error.
 
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Tells a child which directory to train in; in an ordinary run of the tests it is not set.
+/// The directory in which a child trains. Not set in an ordinary run of the tests.
 const DIR: &str = "TENSORPACK_TEST_ALONE";
 
-/// Runs a test of this binary in a process of its own, with [`dir`] set.
+/// Runs a test of this binary in a child process, with [`dir`] set.
 pub(crate) fn alone(test: &str, dir: &Path) -> Output {
     Command::new(std::env::current_exe().expect("this test has a file"))
         .args(["--exact", test, "--nocapture", "--test-threads", "1"])
@@ -16,12 +17,12 @@ pub(crate) fn alone(test: &str, dir: &Path) -> Output {
         .expect("the test can run itself")
 }
 
-/// Where to train, in a child.
+/// Returns the directory to train in, in a child process.
 pub(crate) fn dir() -> Option<std::path::PathBuf> {
     std::env::var_os(DIR).map(Into::into)
 }
 
-/// What a child wrote to standard error.
+/// Returns what a child wrote to standard error.
 pub(crate) fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }

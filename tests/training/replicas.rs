@@ -1,4 +1,4 @@
-//! Towers of one process share their variables: nothing can make copies differ, and who tries is told.
+//! Towers of one process share variables: copies cannot diverge, and attempts are errors.
 
 use crate::models::{Line, line};
 use std::sync::{Arc, Mutex};
@@ -9,18 +9,18 @@ use tensorpack::optim::Optimizer;
 use tensorpack::prelude::*;
 use tensorpack::train::Trained;
 
-/// What a tower does with a statistic beside training.
+/// How towers update a statistic during training.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Keeps {
-    /// Every tower moves the one variable towards the mean of its own batch.
+    /// Every tower updates the shared variable with the mean of its own batch.
     Alone,
-    /// The first tower moves it towards the average of what all have.
+    /// The first tower updates it with the mean over all towers.
     Together,
-    /// Every tower has a variable of its own.
+    /// Every tower has its own variable.
     Apart,
 }
 
-/// [`Line`], which also keeps the mean of what it was fed.
+/// [`Line`] with a running mean of its input.
 struct Watching(Keeps);
 
 impl ModelDesc for Watching {
@@ -53,7 +53,7 @@ fn seen(trained: &Trained, name: &str) -> f64 {
     trained.session.read(name).unwrap().to_scalar().unwrap()
 }
 
-/// The moving average after steps in each of which these batches counted at once.
+/// Returns the moving average after steps that average these batches.
 fn average(steps: &[&[usize]]) -> f64 {
     let mut reader = line(4).open(Seed::new(0), &State::start()).unwrap();
     let batches: Vec<Vec<HostTensor>> = (0..4).map(|_| reader.read().unwrap().unwrap()).collect();
@@ -63,9 +63,9 @@ fn average(steps: &[&[usize]]) -> f64 {
     })
 }
 
-/// One tower's would be lost, and which one is chance: nothing runs.
+/// One of the updates would be lost, so this is an error before anything runs.
 #[test]
-fn an_update_of_one_variable_in_every_tower_is_refused() {
+fn an_update_of_a_shared_variable_in_every_tower_is_an_error() {
     let runs = Arc::new(Mutex::new(0));
     let counted = runs.clone();
     let count = ProcessTensors::new(["cost"], move |_, _| {
@@ -81,13 +81,13 @@ fn an_update_of_one_variable_in_every_tower_is_refused() {
 }
 
 #[test]
-fn what_all_towers_have_is_averaged_and_updated_once() {
+fn a_mean_over_towers_updates_a_variable_once() {
     let trained =
         launch_train_with_config(config(Keeps::Together), SyncMultiGpuTrainerReplicated::new(2)).unwrap();
     assert!((seen(&trained, "seen") - average(&[&[0, 1], &[2, 3]])).abs() < 1e-6);
 }
 
-/// The average is the same number, bit for bit, in every tower.
+/// The mean is bit-identical in every tower.
 #[test]
 fn all_towers_read_the_same_sums() {
     let names: Vec<String> = (0..3).map(|i| format!("tower{i}/all")).collect();
@@ -104,7 +104,7 @@ fn all_towers_read_the_same_sums() {
 }
 
 #[test]
-fn what_is_a_towers_own_is_kept_by_that_tower() {
+fn a_tower_can_have_its_own_variable() {
     let trained =
         launch_train_with_config(config(Keeps::Apart), SyncMultiGpuTrainerReplicated::new(2)).unwrap();
     assert!((seen(&trained, "seen0") - average(&[&[0], &[2]])).abs() < 1e-6);

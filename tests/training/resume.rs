@@ -1,4 +1,4 @@
-//! A run that is taken up again does what was left to do, call by call.
+//! A resumed run makes exactly the remaining calls.
 
 use crate::life_cycle::{Recorder, TWO_EPOCHS};
 use crate::models::{Line, line};
@@ -10,7 +10,7 @@ use tensorpack::dataflow::DataFlow;
 use tensorpack::prelude::*;
 use tensorpack::train::{Ended, QueueInputTrainer, SingleCostTrainer, Trained};
 
-/// Asks for a checkpoint after one step.
+/// Requests a checkpoint after one step.
 pub(crate) struct SaveAfter(pub(crate) u64);
 
 impl Callback for SaveAfter {
@@ -34,7 +34,7 @@ fn failing_at(at: &'static str) -> Recorder {
     Recorder { fail_at: Some(at), ..Recorder::default() }
 }
 
-/// The weights and statistics of a run that nothing happened to.
+/// Returns the weights and statistics of an uninterrupted run.
 fn uninterrupted() -> (HostTensor, String) {
     let dir = tempfile::tempdir().unwrap();
     let trained = train(config(dir.path(), &Recorder::default())).unwrap();
@@ -61,7 +61,8 @@ fn in_the_middle_of_an_epoch() {
     assert!(e.message().contains("failed in before_run"), "{e}");
     let recorder = Recorder::default();
     let trained = train(config(dir.path(), &recorder)).unwrap();
-    // The epoch is begun again for the callbacks, which can ask whether that is so; its first step is not.
+    // `before_epoch` is called again, and callbacks can check `resumed`; the first step is not
+    // repeated.
     assert_eq!(recorder.take(), rest("before_train 2 0 3", &["before_epoch 2 0 3"], "before_run 2 1 3"));
     assert_eq!(left(&trained, dir.path()), uninterrupted());
 }
@@ -75,12 +76,12 @@ fn between_two_epochs() {
     let trained = train(config(dir.path(), &recorder).callback(saver())).unwrap();
     assert_eq!(recorder.take(), rest("before_train 1 1 2", &[], "before_epoch 2 1 2"));
     assert_eq!(left(&trained, dir.path()), uninterrupted());
-    // And when all is done, nothing is called.
+    // A complete run calls nothing.
     let trained = train(config(dir.path(), &recorder).callback(saver())).unwrap();
     assert_eq!((trained.ended, recorder.take()), (Ended::Finished, vec![]));
 }
 
-/// A save that is asked for in the last step of an epoch is made when its end is done, too.
+/// A save requested in the last step of an epoch is written after the epoch boundary.
 #[test]
 fn after_a_save_in_the_last_step() {
     let dir = tempfile::tempdir().unwrap();
@@ -91,7 +92,7 @@ fn after_a_save_in_the_last_step() {
     assert_eq!(left(&trained, dir.path()), uninterrupted());
 }
 
-/// Changes a variable in the boundary of an epoch, and then receives a signal there.
+/// Changes a variable at the epoch boundary, and then receives a signal.
 struct InterruptedAtTheEnd;
 
 impl Callback for InterruptedAtTheEnd {
@@ -111,9 +112,10 @@ fn child() {
     }
 }
 
-/// The checkpoint has the variables as they were before the boundary, and the resumed run does all of the boundary.
+/// The checkpoint has the variables from before the boundary, and the resumed run repeats the
+/// boundary.
 #[test]
-fn at_the_end_of_an_epoch_that_a_signal_cut_short() {
+fn after_a_signal_at_the_epoch_boundary() {
     let dir = tempfile::tempdir().unwrap();
     let output = processes::alone("resume::child", dir.path());
     assert_eq!(output.status.signal(), Some(libc::SIGTERM), "{}", processes::text(&output));
@@ -123,9 +125,10 @@ fn at_the_end_of_an_epoch_that_a_signal_cut_short() {
     assert_eq!(left(&trained, dir.path()), uninterrupted());
 }
 
-/// A checkpoint has what was taken, not what was read ahead; and who reads ahead may change on the way.
+/// A checkpoint stores what was consumed, not what was prefetched; the input source may change on
+/// resume.
 #[test]
-fn what_was_read_ahead_is_read_again() {
+fn prefetched_data_are_read_again() {
     let data = || {
         line(5).shuffle().map_random(|mut sample, rng| {
             sample[0].as_mut_slice::<f32>()?[0] += rng.normal() as f32;
@@ -149,7 +152,7 @@ fn what_was_read_ahead_is_read_again() {
     }
 }
 
-/// Notes whether hooks were told that the run goes on.
+/// Records `resumed` in every hook.
 #[derive(Clone, Default)]
 struct Told(std::sync::Arc<std::sync::Mutex<Vec<(String, bool)>>>);
 
@@ -164,9 +167,9 @@ impl Callback for Told {
     }
 }
 
-/// What was done before is told apart from what was not: the second epoch had begun, the third had not.
+/// The second epoch had started before, the third had not.
 #[test]
-fn hooks_are_told_that_the_run_goes_on() {
+fn hooks_see_that_the_run_is_resumed() {
     let dir = tempfile::tempdir().unwrap();
     train(config(dir.path(), &failing_at("before_run 2 1")).callback(SaveAfter(3))).err().unwrap();
     let told = Told::default();
@@ -176,7 +179,7 @@ fn hooks_are_told_that_the_run_goes_on() {
     assert_eq!(told.iter().map(|(what, resumed)| (what.as_str(), *resumed)).collect::<Vec<_>>(), right);
 }
 
-/// Who asks for the end means the run, not the process.
+/// A stop request ends the run, not only the process.
 #[test]
 fn a_run_that_was_stopped_stays_stopped() {
     // After an epoch, and in the middle of one.
@@ -195,7 +198,7 @@ fn a_run_that_was_stopped_stays_stopped() {
             (&first.ended, calls.iter().map(|c| c.to_string()).collect())
         );
         assert_eq!(left(&second, dir.path()), left(&first, dir.path()));
-        // Told to be longer, it goes on.
+        // With a larger max_epoch it continues.
         let longer = train(config(dir.path(), &again).max_epoch(3)).unwrap();
         assert_eq!(longer.ended, Ended::Finished);
         assert_eq!(again.take().last().unwrap(), "after_train 3 1 6");

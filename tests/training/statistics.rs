@@ -1,4 +1,4 @@
-//! Who reads which statistic, and who makes it: what does not fit is an error before training.
+//! Statistics must be produced before they are read: checked before training.
 
 use crate::models::{Line, line};
 use tensorpack::callback::SimpleMovingAverage;
@@ -17,37 +17,37 @@ fn error(config: TrainConfig) -> String {
 }
 
 #[test]
-fn a_statistic_nobody_makes() {
+fn a_statistic_that_no_callback_produces() {
     let e = error(config().callback(runner()).callback(EarlyStopping::max("accuracy")));
     assert!(e.contains("EarlyStopping(accuracy) reads the statistic \"accuracy\""), "{e}");
-    assert!(e.contains("no callback makes it"), "{e}");
-    assert!(e.contains("there are: cost, validation_cost"), "{e}");
+    assert!(e.contains("no callback produces it"), "{e}");
+    assert!(e.contains("available statistics: cost, validation_cost"), "{e}");
 }
 
 #[test]
-fn a_statistic_made_later_in_the_list() {
+fn a_statistic_produced_later_in_the_list() {
     let e = error(config().callback(EarlyStopping::min("validation_cost")).callback(runner()));
-    assert!(e.contains("InferenceRunner(InferenceTower) makes it, but stands later in the list"), "{e}");
+    assert!(e.contains("InferenceRunner(InferenceTower) produces it, but comes later"), "{e}");
     assert!(e.contains("put InferenceRunner(InferenceTower) before EarlyStopping(validation_cost)"), "{e}");
 }
 
 #[test]
-fn a_statistic_made_at_a_later_moment() {
+fn a_statistic_produced_at_a_later_moment() {
     let early = PeriodicTrigger::new(EarlyStopping::min("validation_cost")).every_k_steps(1);
     let e = error(config().callback(runner()).callback(early));
-    assert!(e.contains("makes it after epochs, but it is read after steps"), "{e}");
+    assert!(e.contains("produces it after epochs, but it is read after steps"), "{e}");
     let advice =
         "trigger EarlyStopping(validation_cost) after epochs, or InferenceRunner(InferenceTower) after steps";
     assert!(e.contains(advice), "{e}");
 }
 
 #[test]
-fn what_is_there_in_time() {
+fn statistics_produced_in_time() {
     let by_steps = || PeriodicTrigger::new(EarlyStopping::min("validation_cost")).every_k_steps(1);
     let runner_by_steps = PeriodicTrigger::new(runner()).every_k_steps(1);
     for config in [
         config().callback(runner()).callback(EarlyStopping::min("validation_cost")),
-        // What is made with runs is there wherever its maker stands: moving averages come last.
+        // Statistics of runs are available at any position in the list: moving averages come last.
         config().callback(EarlyStopping::min("cost")),
         config().callback(EarlyStopping::min("cost/SMA")).callback(SimpleMovingAverage::new(["cost"], 1)),
         config().callback(runner_by_steps).callback(by_steps()),

@@ -1,4 +1,4 @@
-//! Tower functions: called once for each replica, and held to their five rules.
+//! Tower functions: called once per tower, and checked against their five rules.
 
 use crate::models::{Line, line};
 use std::cell::Cell;
@@ -15,7 +15,7 @@ fn signature() -> Vec<TensorSpec> {
     vec![TensorSpec::f32("x", [None, Some(3)])]
 }
 
-/// A net with a variable to train, statistics to keep, and summaries to show.
+/// A net with a trainable variable, running statistics and summaries.
 fn net(t: &TowerContext, inputs: &[Tensor]) -> Vec<Tensor> {
     let h = BatchNorm::new().apply(t, "bn", &Linear::new(2).apply(t, "fc", &inputs[0])).named("h");
     let cost = h.square().mean().named("cost");
@@ -38,7 +38,7 @@ fn two(graph: &Graph, tower: &mut TowerFunc) -> Result<()> {
 }
 
 #[test]
-fn replicas_share_variables_and_only_the_first_one_is_summarised() {
+fn towers_share_variables_and_only_the_first_has_summaries() {
     let graph = Graph::new();
     let mut tower = TowerFunc::new(signature(), net).unwrap();
     two(&graph, &mut tower).unwrap();
@@ -47,7 +47,7 @@ fn replicas_share_variables_and_only_the_first_one_is_summarised() {
         ids.iter().map(|&id| graph.variable_handle(id).name().to_string()).collect::<Vec<_>>()
     };
     assert_eq!(names(TRAINABLE_VARIABLES), ["fc/W", "fc/b", "bn/gamma", "bn/beta"]);
-    // What inference needs: those that are trained, and those that are not.
+    // Model variables: trainable and non-trainable ones.
     assert_eq!(names(MODEL_VARIABLES)[4..], ["bn/mean/EMA", "bn/variance/EMA"]);
     for (key, name) in [(SUMMARIES, "tower0/h"), (MOVING_SUMMARIES, "tower0/cost")] {
         let first = graph.tensor(name).unwrap().id().unwrap();
@@ -61,7 +61,7 @@ fn replicas_share_variables_and_only_the_first_one_is_summarised() {
 }
 
 #[test]
-fn what_a_tower_has_is_found_by_name() {
+fn tensors_of_a_tower_are_found_by_name() {
     let graph = Graph::new();
     let mut tower = TowerFunc::new(signature(), net).unwrap();
     two(&graph, &mut tower).unwrap();
@@ -95,9 +95,9 @@ fn the_towers_of_a_trainer() {
     assert_eq!(towers.training()[0].get_tensor("y").unwrap().name(), "y");
 }
 
-/// The context says what is built, and the function may build something else for it.
+/// The context has the mode, and the function may build a different graph for it.
 #[test]
-fn the_context_tells_the_function_what_it_builds() {
+fn the_context_has_the_mode() {
     let graph = Graph::new();
     let mut tower = TowerFunc::new(signature(), |t, inputs| {
         let told = [t.index(), t.total(), t.is_training() as usize, t.is_main_training_tower() as usize];
@@ -133,7 +133,7 @@ fn names_of_inputs_are_checked() {
     }
 }
 
-/// That the error is about this line's file, the variable and the rule.
+/// Checks that the error names this file, the variable and the rule.
 #[track_caller]
 fn assert_rule(e: &Error, variable: &str, rule: &str) {
     let text = e.to_string();
@@ -141,7 +141,7 @@ fn assert_rule(e: &Error, variable: &str, rule: &str) {
     assert!(e.site().is_some_and(|s| s.file.ends_with("tower_functions.rs")), "{text}");
 }
 
-/// Rule 1: it is called several times, and builds the same each time.
+/// Rule 1: it is called several times, and builds the same graph each time.
 #[test]
 fn a_function_that_counts_its_calls_is_an_error() {
     let counts = || {
@@ -154,15 +154,15 @@ fn a_function_that_counts_its_calls_is_an_error() {
     };
     let graph = Graph::new();
     assert_rule(&two(&graph, &mut counts()).unwrap_err(), "fc2/W does not exist", "(rule 1)");
-    // For inference beside training as well: such a layer would never be trained.
+    // In an inference tower during training, too: such a layer would never be trained.
     let (graph, mut tower) = (Graph::new(), counts());
     tower.train(&TowerContext::training(&graph), &[input(&graph, "x")]).unwrap();
     assert_rule(&tower.infer(&graph, "validation").unwrap_err(), "fc2/W does not exist", "(rule 1)");
-    // Alone, an inference tower makes its variables.
+    // Without training towers, an inference tower creates its variables.
     assert!(counts().infer(&Graph::new(), "").is_ok());
 }
 
-/// Rule 2: trainable is what gradients train.
+/// Rule 2: every trainable variable has a gradient.
 #[test]
 fn a_trainable_variable_that_no_gradient_reaches_is_an_error() {
     let graph = Graph::new();
@@ -173,7 +173,7 @@ fn a_trainable_variable_that_no_gradient_reaches_is_an_error() {
     assert_rule(&e, "trainable variable count", "rule 2 of tower functions");
 }
 
-/// Rule 3: names of variables come from variable scopes alone.
+/// Rule 3: only variable scopes determine the names of variables.
 #[test]
 fn names_of_variables_do_not_depend_on_name_scopes() {
     let graph = Graph::new();
@@ -183,7 +183,7 @@ fn names_of_variables_do_not_depend_on_name_scopes() {
     let x = input(&graph, "x");
     t.name_scope("block", |t| Linear::new(1).apply(t, "test", &x));
     assert!(graph.variable_named("test/W").is_some());
-    // A second one of the same name.
+    // A second variable of the same name.
     Linear::new(1).apply(t, "test", &x);
     assert_rule(&graph.first_error().unwrap_err(), "test/W already exists", "rule 3 of tower functions");
 }
@@ -201,9 +201,9 @@ fn a_layer_named_after_a_tensor_is_an_error() {
     assert_rule(&e, "validation/shifted/W does not exist", "(rule 3)");
 }
 
-/// Rule 4: creation respects reuse; what is not trained may be a tower's own.
+/// Rule 4: creation respects reuse; non-trainable variables may belong to one tower.
 #[test]
-fn a_tower_that_shares_makes_no_trainable_variable() {
+fn a_reusing_tower_creates_no_trainable_variable() {
     let graph = Graph::new();
     let t = TowerContext::new(&graph, Mode::Training, 1, 2);
     let local = t.build(|t| t.variable(VariableSpec::new("seen", []).init(Init::zeros()).local()));
@@ -217,7 +217,7 @@ fn a_tower_that_shares_makes_no_trainable_variable() {
     );
 }
 
-/// What `reuse` opens is closed with it: nobody changes the scope of another.
+/// `reuse` ends with its closure and does not affect other scopes.
 #[test]
 fn reuse_ends_with_its_scope() {
     let graph = Graph::new();
@@ -230,7 +230,7 @@ fn reuse_ends_with_its_scope() {
     assert!(graph.first_error().is_err());
 }
 
-/// Rule 5: the word is reserved.
+/// Rule 5: the word `tower` is reserved.
 #[test]
 fn no_name_contains_tower() {
     let graph = Graph::new();

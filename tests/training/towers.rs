@@ -1,4 +1,5 @@
-//! Several towers against one: k towers of batch b are one tower of batch k b.
+//! Several towers against one: k towers with batch size b train like one tower with batch size k *
+//! b.
 
 use std::sync::Arc;
 use tensorpack::dataflow::FromFn;
@@ -12,7 +13,7 @@ const STEPS: u64 = 20;
 
 type MakeOptimizer = Arc<dyn Fn() -> Box<dyn Optimizer>>;
 
-/// How the net's first layer is normalised.
+/// The normalization of the first layer.
 #[derive(Clone, Copy, Debug)]
 enum Normalised {
     Not,
@@ -20,11 +21,11 @@ enum Normalised {
     Together,
     /// Over each tower's own batch.
     Alone,
-    /// In groups of so many examples.
+    /// In groups of this many examples.
     Ghost(usize),
 }
 
-/// A net with dropout, weight decay, and batch normalisation if asked.
+/// A net with dropout, weight decay, and optional batch norm.
 struct Net {
     dtype: DType,
     normalised: Normalised,
@@ -56,7 +57,7 @@ impl ModelDesc for Net {
     }
 }
 
-/// Batches of `rows` examples: the same examples in the same order, however many make a batch.
+/// Batches of `rows` examples: the same examples in the same order for any batch size.
 fn batches(dtype: DType, rows: usize) -> FromFn {
     FromFn::new(u64::MAX / 2, move |index| {
         let rng = CounterRng::new(9, "examples");
@@ -70,7 +71,7 @@ fn batches(dtype: DType, rows: usize) -> FromFn {
     })
 }
 
-/// All variables after twenty steps.
+/// Returns all variables after twenty steps.
 fn train(
     dtype: DType,
     normalised: Normalised,
@@ -97,7 +98,7 @@ pub(crate) fn distance(a: &HostTensor, b: &HostTensor) -> f64 {
     norm(&difference) / norm(&b).max(1e-30)
 }
 
-/// That the [`distance`] of each variable is small.
+/// Checks that the [`distance`] of each variable is small.
 pub(crate) fn assert_close(
     found: &[(String, HostTensor)],
     right: &[(String, HostTensor)],
@@ -127,7 +128,7 @@ const TYPES: [(DType, f64); 2] = [(DType::F64, 1e-9), (DType::F32, 1e-4)];
 const TOWERS: [usize; 5] = [1, 2, 3, 4, 8];
 
 #[test]
-fn k_towers_are_one_with_k_times_the_batch() {
+fn k_towers_train_like_one_with_k_times_the_batch() {
     for (name, optimizer) in optimizers() {
         for normalised in [Normalised::Not, Normalised::Together] {
             for (dtype, at_most) in TYPES {
@@ -143,10 +144,10 @@ fn k_towers_are_one_with_k_times_the_batch() {
     }
 }
 
-/// Each tower normalises its own batch: so does one tower each group of so many examples. The running statistics are
-/// among the variables that are compared.
+/// Each tower normalizes its own batch, like one tower with groups of that size. The running
+/// statistics are among the compared variables.
 #[test]
-fn batch_norm_of_each_tower_alone_is_ghost_batch_norm_of_one() {
+fn per_tower_batch_norm_is_ghost_batch_norm() {
     for (name, optimizer) in optimizers() {
         for (dtype, at_most) in TYPES {
             for towers in TOWERS {
@@ -185,23 +186,23 @@ fn small() -> TrainConfig {
 }
 
 #[test]
-fn a_trainer_without_devices_is_refused() {
+fn a_trainer_without_devices_is_an_error() {
     let e = launch_train_with_config(small(), SyncMultiGpuTrainer::new(0)).err().unwrap();
     assert!(e.message().contains("at least one device"), "{e}");
 }
 
 #[test]
-fn devices_that_do_not_go_together_are_refused() {
+fn invalid_device_lists_are_errors() {
     for (devices, why) in [
-        ([Device::Cpu(0), Device::Null], "tower 1 cannot run on null where the first runs on cpu:0"),
-        ([Device::Cpu(1), Device::Cpu(1)], "cpu:1 is named twice"),
+        ([Device::Cpu(0), Device::Null], "tower 1 cannot run on null"),
+        ([Device::Cpu(1), Device::Cpu(1)], "cpu:1 is listed twice"),
     ] {
         let e = launch_train_with_config(small(), SyncMultiGpuTrainer::on(devices)).err().unwrap();
         assert!(e.message().contains(why), "{e}");
     }
 }
 
-/// The same steps, but for the rounding of f32, with synchronised statistics and dropout.
+/// The same steps up to f32 rounding, with synchronized statistics and dropout.
 #[test]
 fn towers_on_the_reference_device_train_as_on_the_cpu() {
     let train = |devices: [Device; 2]| {
@@ -218,7 +219,7 @@ fn towers_on_the_reference_device_train_as_on_the_cpu() {
     }
 }
 
-/// What surrounds the computation, without it.
+/// Everything except the computation.
 #[test]
 fn towers_on_the_null_device_compute_nothing() {
     let trained = launch_train_with_config(small(), SyncMultiGpuTrainer::on([Device::Null; 3])).unwrap();
@@ -228,7 +229,7 @@ fn towers_on_the_null_device_compute_nothing() {
 }
 
 #[test]
-fn a_configuration_makes_its_trainer() {
+fn from_config_creates_the_trainer() {
     let trained = SyncMultiGpuTrainer::from_config(small(), 3).train().unwrap();
     assert_eq!(trained.tower.unwrap().towers().training().len(), 3);
 }

@@ -55,7 +55,7 @@ fn child_that_compiles() {
 
 fn latest(dir: &Path) -> Checkpoint {
     let name = std::fs::read_to_string(dir.join("checkpoints/latest")).expect("a checkpoint");
-    Checkpoint::load(dir.join("checkpoints").join(name.trim())).expect("it is whole")
+    Checkpoint::load(dir.join("checkpoints").join(name.trim())).expect("a valid checkpoint")
 }
 
 #[test]

@@ -121,12 +121,9 @@ fn towers_need_devices_in_a_row() {
         launch_train_with_config(config(), SyncMultiGpuTrainerReplicated::on(devices)).err().unwrap()
     };
     let e = on(vec![at(0), at(2)]);
-    assert_eq!(
-        e.message(),
-        format!("tower 1 cannot run on xla:{name}:2 where the first runs on xla:{name}:0")
-    );
+    assert!(e.message().contains(&format!("tower 1 cannot run on xla:{name}:2")), "{e}");
     let e = on(vec![at(0), Device::Cpu(1)]);
-    assert_eq!(e.message(), format!("tower 1 cannot run on cpu:1 where the first runs on xla:{name}:0"));
+    assert!(e.message().contains("tower 1 cannot run on cpu:1"), "{e}");
     let there = (0..).find(|&i| open(at(i)).is_err()).unwrap();
     let missing = format!("xla:{name}:{there} is not there: xla:{name} has {there} devices");
     assert_eq!(open(at(there)).err().unwrap().message(), missing);
@@ -141,7 +138,7 @@ fn open(device: Device) -> Result<Session> {
 }
 
 #[test]
-fn variables_of_a_parameter_server_are_replicated_which_is_said() {
+fn parameter_server_logs_that_variables_are_replicated() {
     let Some(devices) = devices(2) else { return };
     let net = || Net { follow_the_first: false };
     let placed = train(net(), 2, Device::Cpu(0), SyncMultiGpuTrainerParameterServer::on(devices.clone()));
@@ -150,13 +147,12 @@ fn variables_of_a_parameter_server_are_replicated_which_is_said() {
     }
     let replicated = train(net(), 2, Device::Cpu(0), SyncMultiGpuTrainerReplicated::on(devices.clone()));
     assert!(placed == replicated, "the weights differ");
-    // What is said can be read only from outside.
-    let this = "towers::variables_of_a_parameter_server_are_replicated_which_is_said";
+    // Only another process can read the log lines.
+    let this = "towers::parameter_server_logs_that_variables_are_replicated";
     let output = child(this).env(CHILD, "1").output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
-    let said =
-        format!("variables are replicated: each of the devices from {} on has all of them", devices[0]);
-    assert!(output.status.success() && text.contains(&said), "{text}");
+    let logged = text.contains("variables are replicated") && text.contains(&devices[0].to_string());
+    assert!(output.status.success() && logged, "{text}");
 }
 
 #[test]
@@ -168,7 +164,7 @@ fn asynchronous_training_is_refused() {
     };
     let on = AsyncMultiGpuTrainer::on([device]);
     let e = refused(launch_train_with_config(config(), on).err().unwrap());
-    assert!(e.starts_with(&format!("asynchronous training does not run on {device}\n")), "{e}");
+    assert!(e.starts_with(&format!("asynchronous training is not supported on {device}\n")), "{e}");
     assert!(e.contains("SyncMultiGpuTrainerReplicated"), "{e}");
     // Where only the session says it, too.
     let here = config().session(SessionOptions { device, ..SessionOptions::default() });

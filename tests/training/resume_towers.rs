@@ -1,4 +1,4 @@
-//! A run that is taken up with another number of towers: the data go on where they stopped.
+//! Resuming with another number of towers: the data continue where they stopped.
 
 use crate::life_cycle::Recorder;
 use crate::models::Line;
@@ -11,10 +11,10 @@ use tensorpack::dataflow::{DataFlow, FromFn};
 use tensorpack::prelude::*;
 use tensorpack::train::SingleCostTrainer;
 
-/// The number of every example that was trained on, in order.
+/// The index of every training example, in order.
 type Taken = Arc<Mutex<Vec<i64>>>;
 
-/// Eleven batches of two examples, shuffled in every pass; an example says which one it is.
+/// Eleven batches of two examples, shuffled in every pass. An example contains its index.
 fn data() -> impl DataFlow {
     let example = |i: u64| {
         Ok(vec![HostTensor::new([3], vec![i as f32, 0.0, 0.0])?, HostTensor::new([1], vec![0.0f32])?])
@@ -22,7 +22,7 @@ fn data() -> impl DataFlow {
     FromFn::new(22, example).shuffle().batch(2)
 }
 
-/// Notes what each of so many towers took.
+/// Records the examples of every tower.
 fn recording(towers: usize, taken: &Taken) -> ProcessTensors {
     let names = (0..towers).map(|i| if towers > 1 { format!("tower{i}/x") } else { "x".into() });
     let taken = taken.clone();
@@ -34,7 +34,7 @@ fn recording(towers: usize, taken: &Taken) -> ProcessTensors {
 }
 
 fn config(towers: usize, taken: &Taken) -> TrainConfig {
-    // A rate of 0: examples are numbers up to 21, and nothing is to be learnt.
+    // Rate 0: the examples are indices up to 21, and the model must not change.
     TrainConfig::new(Still, data()).callback(recording(towers, taken)).steps_per_epoch(4).seed(5)
 }
 
@@ -42,7 +42,7 @@ fn trainer(towers: usize) -> SingleCostTrainer {
     if towers == 1 { SimpleTrainer::new().into() } else { SyncMultiGpuTrainerReplicated::new(towers).into() }
 }
 
-/// [`Line`], which learns nothing.
+/// [`Line`] with a learning rate of 0.
 struct Still;
 
 impl ModelDesc for Still {
@@ -59,10 +59,11 @@ impl ModelDesc for Still {
     }
 }
 
-/// Six steps with `before` towers, stopped in the middle of the second epoch; then six with `after` towers.
+/// Runs six steps with `before` towers, stopping in the middle of the second epoch, then six with
+/// `after` towers.
 fn change(dir: &Path, before: usize, after: usize) -> Vec<i64> {
     let taken = Taken::default();
-    // One step more than was saved is lost, and its data are read again.
+    // The step after the checkpoint is lost, and its data are read again.
     let stop = Recorder { fail_at: Some("before_run 2 3"), ..Recorder::default() };
     let first = config(before, &taken).callback(SaveAfter(6)).callback(stop).logdir(dir).max_epoch(2);
     assert!(launch_train_with_config(first, trainer(before)).is_err());
@@ -75,7 +76,7 @@ fn change(dir: &Path, before: usize, after: usize) -> Vec<i64> {
 }
 
 #[test]
-fn examples_go_on_in_the_same_order() {
+fn examples_continue_in_the_same_order() {
     let whole = Taken::default();
     launch_train_with_config(config(1, &whole).no_logdir().max_epoch(20), trainer(1)).unwrap();
     let whole = whole.lock().unwrap();
@@ -94,9 +95,9 @@ fn child() {
 }
 
 #[test]
-fn a_line_says_what_changed() {
+fn the_change_is_logged() {
     let dir = tempfile::tempdir().unwrap();
-    let output = processes::alone("other_towers::child", dir.path());
+    let output = processes::alone("resume_towers::child", dir.path());
     let text = processes::text(&output);
     assert!(output.status.success(), "{text}");
     assert!(text.contains("max_epoch 3 (was 2); towers 2 (was 3)"), "{text}");

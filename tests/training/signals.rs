@@ -1,4 +1,4 @@
-//! A signal that comes at an awkward moment: the run that goes on ends as if it had not.
+//! Signals at awkward moments: the resumed run ends like an uninterrupted one.
 
 use crate::models::{Line, line};
 use crate::processes;
@@ -15,7 +15,7 @@ use tensorpack::prelude::*;
 use tensorpack::runtime::Interrupt;
 use tensorpack::train::{StepCx, Trained, Trainer};
 
-/// Hands out the flag that a signal sets.
+/// Exposes the flag that a signal sets.
 #[derive(Clone, Default)]
 struct Flag(Arc<Mutex<Option<Interrupt>>>);
 
@@ -32,7 +32,7 @@ impl Callback for Flag {
     }
 }
 
-/// Counts runs that began, and puts the count after each epoch.
+/// Counts started runs, and reports the count after each epoch.
 #[derive(Default)]
 struct Began(u64);
 
@@ -54,7 +54,7 @@ impl Callback for Began {
     }
 }
 
-/// Batches of which reading number `at` takes long, while a signal comes.
+/// Batches, of which number `at` is slow to read; a signal arrives meanwhile.
 fn slow_at(at: Option<u64>, flag: Flag) -> impl DataFlow {
     let read = AtomicU64::new(0);
     line(4).map(move |sample| {
@@ -66,7 +66,7 @@ fn slow_at(at: Option<u64>, flag: Flag) -> impl DataFlow {
     })
 }
 
-/// Asks for the end in `trigger_step` of this step, and looks whether it came.
+/// Sets the interrupt flag in `trigger_step` of this step, and returns its error.
 struct LongTrigger(u64, Flag);
 
 impl Callback for LongTrigger {
@@ -96,7 +96,8 @@ fn left(trained: &Trained, dir: &Path) -> (HostTensor, String) {
     (trained.session.read("fc/W").unwrap(), stats)
 }
 
-/// Runs a child that a signal ends, then goes on; what it said, and whether the end is that of an undisturbed run.
+/// Runs a child that a signal terminates, then resumes. Checks that the results equal those of an
+/// uninterrupted run, and returns the output of the child.
 fn assert_same_end(child: &str) -> String {
     let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let undisturbed = train(whole.path(), None, 0).unwrap();
@@ -115,10 +116,10 @@ fn child_that_waits() {
     }
 }
 
-/// The step had not begun: the run is saved as it was before it, in the middle of the epoch.
+/// The step has not started: the run is saved in the state before it, in the middle of the epoch.
 #[test]
 fn while_a_step_waits_for_data() {
-    let text = assert_same_end("cut_short::child_that_waits");
+    let text = assert_same_end("signals::child_that_waits");
     assert!(text.contains("saving") && text.contains("step-0000000004"), "{text}");
 }
 
@@ -129,15 +130,15 @@ fn child_in_a_long_trigger() {
     }
 }
 
-/// The step had begun and cannot end: what was saved before stands.
+/// The step has started and cannot finish: the last checkpoint stands.
 #[test]
-fn while_a_trigger_of_a_step_is_at_work() {
-    let text = assert_same_end("cut_short::child_in_a_long_trigger");
+fn while_a_step_trigger_runs() {
+    let text = assert_same_end("signals::child_in_a_long_trigger");
     assert!(text.contains("in the middle of a step"), "{text}");
     assert!(!text.contains("step-0000000005"), "{text}");
 }
 
-/// Each step changes `ticks` by a plain run, then waits for a batch.
+/// Each step updates `ticks` in a plain run, then waits for a batch.
 fn two_runs(dir: &Path, slow: Option<u64>) -> Result<(f64, f64)> {
     let flag = Flag::default();
     let graph = Graph::new();
@@ -165,13 +166,13 @@ fn child_after_a_plain_run() {
     }
 }
 
-/// A plain run may have changed something: such a step is not one that has not begun.
+/// A plain run may have changed variables, so the step counts as started.
 #[test]
 fn between_two_runs_of_a_step() {
     let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let undisturbed = two_runs(whole.path(), None).unwrap();
     assert_eq!(undisturbed.0, 9.0);
-    let output = processes::alone("cut_short::child_after_a_plain_run", parts.path());
+    let output = processes::alone("signals::child_after_a_plain_run", parts.path());
     assert_eq!(output.status.signal(), Some(libc::SIGTERM), "{}", processes::text(&output));
     assert_eq!(two_runs(parts.path(), None).unwrap(), undisturbed);
 }

@@ -1,4 +1,4 @@
-//! What callbacks remember: a run in two parts is the same as one in one.
+//! The state of callbacks: a resumed run is identical to an uninterrupted one.
 
 use crate::models::{Knobs, line};
 use std::cell::Cell;
@@ -12,7 +12,7 @@ use tensorpack::io::Keep;
 use tensorpack::prelude::*;
 use tensorpack::train::Ended;
 
-/// Puts the knobs after each epoch.
+/// Reports the knobs after each epoch.
 struct PutKnobs(Rc<Cell<f64>>);
 
 impl Callback for PutKnobs {
@@ -26,7 +26,7 @@ impl Callback for PutKnobs {
     }
 }
 
-/// Trains up to an epoch, with every callback that remembers something.
+/// Trains up to an epoch, with every callback that has state.
 fn train(dir: &Path, max_epoch: u64) -> Ended {
     let attribute = Rc::new(Cell::new(1.0));
     let (get, set) = (attribute.clone(), attribute.clone());
@@ -37,7 +37,7 @@ fn train(dir: &Path, max_epoch: u64) -> Ended {
         .callback(InferenceRunner::new(line(2), [ScalarStats::new("cost")]))
         .callback(MinSaver::new("cost").best(3))
         .callback(MaxSaver::new("cost/SMA").tag("costly"))
-        // Never better by so much: 3 values, and the first change.
+        // Never improves by this much: the first change comes after 3 values.
         .callback(StatMonitorParamSetter::new("knob", "validation_cost", |x| x / 2.0, 1e9, 3))
         .callback(StatMonitorParamSetter::new(param, "cost", |x| x + 0.3, 1e9, 2))
         .callback(HyperParamSetterWithFunc::new("other", |epoch, x| 0.5 * x + epoch as f64))
@@ -53,7 +53,7 @@ fn train(dir: &Path, max_epoch: u64) -> Ended {
     launch_train_with_config(config, SimpleTrainer::new()).unwrap().ended
 }
 
-/// Statistics, and what each tag names.
+/// Returns the statistics, and the checkpoint of each tag.
 fn left(dir: &Path) -> (String, BTreeMap<String, String>) {
     let mut tags = BTreeMap::new();
     for entry in std::fs::read_dir(dir.join("checkpoints")).unwrap() {
@@ -67,12 +67,12 @@ fn left(dir: &Path) -> (String, BTreeMap<String, String>) {
 }
 
 #[test]
-fn a_run_in_two_parts_is_the_same_as_one() {
+fn a_resumed_run_is_identical_to_an_uninterrupted_one() {
     let whole = tempfile::tempdir().unwrap();
     let ended = train(whole.path(), 8);
     assert!(matches!(&ended, Ended::Stopped(why) if why.contains("validation_cost")), "{ended:?}");
     let (stats, tags) = left(whole.path());
-    // The run has what is to be compared.
+    // The run produces everything that is compared.
     assert!(tags.keys().any(|t| t.contains("min-cost-3")) && tags.contains_key("latest"), "{tags:?}");
     for part in [r#""cost/SMA":"#, r#""knob":0.5"#, r#""attribute":1.6"#, r#""count":9.0"#, r#""other":"#] {
         assert!(stats.contains(part), "{part} in {stats}");
@@ -89,7 +89,7 @@ fn a_run_in_two_parts_is_the_same_as_one() {
 }
 
 #[test]
-fn a_resumed_run_keeps_what_the_checkpoint_has() {
+fn a_resumed_run_keeps_the_value_of_the_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let train = |setter: ScheduledHyperParamSetter, max_epoch| {
         let config = TrainConfig::new(Knobs, line(1)).logdir(dir.path()).max_epoch(max_epoch);
@@ -98,7 +98,7 @@ fn a_resumed_run_keeps_what_the_checkpoint_has() {
         trained.session.read("knob").unwrap().to_scalar().unwrap()
     };
     assert_eq!(train(ScheduledHyperParamSetter::new("knob", [(0, 5.0)]), 1), 5.0);
-    // Point 1 is done: another plan for it comes too late.
+    // Point 1 has passed: a new value for it has no effect.
     assert_eq!(train(ScheduledHyperParamSetter::new("knob", [(0, 6.0), (1, 7.0)]), 2), 5.0);
     assert_eq!(train(ScheduledHyperParamSetter::new("knob", [(0, 6.0), (3, 8.0)]), 3), 8.0);
 }

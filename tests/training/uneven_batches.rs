@@ -1,4 +1,4 @@
-//! Towers whose batches are not alike in one step: a ragged tail, images of several sizes.
+//! Towers with different batches in one step: a smaller last batch, images of several sizes.
 
 use crate::towers::{assert_close, distance};
 use tensorpack::dataflow::{DataFlow, FromFn, FromList};
@@ -10,7 +10,8 @@ use tensorpack::train::SingleCostTrainer;
 const STEPS: u64 = 6;
 const RATE: f64 = 0.1;
 
-/// Tells images of any size apart, by their mean over all places. If asked, it normalises over the images of all towers.
+/// A regression on images of any size with global average pooling and optional synchronized batch
+/// norm.
 struct Pooled {
     synchronized: bool,
 }
@@ -38,7 +39,7 @@ impl ModelDesc for Pooled {
     }
 }
 
-/// `rows` images of this side, the `index`-th batch of all.
+/// `rows` images with this side length: the batch number `index`.
 fn images(index: u64, rows: usize, side: usize) -> Vec<HostTensor> {
     let rng = CounterRng::new(4, "images");
     let draw = |stream: u64, n: usize| {
@@ -66,7 +67,7 @@ fn train(
     values(&launch_train_with_config(config.no_logdir(), trainer).unwrap().session)
 }
 
-/// What a step is, written down by hand: one tower with the model twice, and one cost of both.
+/// A step built by hand: one tower with the model twice, and one cost of both.
 fn by_hand(batches: &[Vec<HostTensor>], share: impl Fn(usize, usize) -> f64) -> Vec<(String, HostTensor)> {
     let graph = Graph::new();
     let t = &TowerContext::training(&graph);
@@ -97,7 +98,7 @@ fn by_hand(batches: &[Vec<HostTensor>], share: impl Fn(usize, usize) -> f64) -> 
     values(&session)
 }
 
-/// Batches of unlike numbers of images of unlike sizes.
+/// Batches with different numbers of images of different sizes.
 fn mixed() -> Vec<Vec<HostTensor>> {
     let forms = [(4, 6), (3, 6), (5, 8), (1, 4), (2, 7), (2, 5)];
     (0..2 * STEPS)
@@ -108,13 +109,13 @@ fn mixed() -> Vec<Vec<HostTensor>> {
 }
 
 #[test]
-fn a_step_takes_the_mean_of_the_towers_means() {
+fn equal_weights_average_the_towers_means() {
     let found = train(Pooled { synchronized: false }, FromList::new(mixed()), SyncMultiGpuTrainer::new(2));
     assert_close(&found, &by_hand(&mixed(), |_, _| 0.5), 1e-12, "two towers");
 }
 
 #[test]
-fn or_the_mean_over_all_examples() {
+fn weighted_by_batch_averages_over_all_examples() {
     let trainer = SyncMultiGpuTrainer::new(2).weighted_by_batch();
     let found = train(Pooled { synchronized: false }, FromList::new(mixed()), trainer);
     let share = |own: usize, all: usize| own as f64 / all as f64;
@@ -131,10 +132,11 @@ fn one_by_one() -> impl DataFlow {
     FromFn::new(10, move |i| example(i).iter().map(flat).collect())
 }
 
-/// The tail of a pass is a smaller batch, and the next tower's is of the next pass: together they are the examples that
-/// one tower would take at once. Synchronised statistics, and what goes back through them, are of all examples too.
+/// The last batch of a pass is smaller, and the next tower's batch is from the next pass: together
+/// they have the examples that one tower would take at once. Synchronized statistics and their
+/// gradients cover all examples, too.
 #[test]
-fn a_ragged_tail_that_counts_by_its_examples_is_part_of_one_large_batch() {
+fn weighted_ragged_batches_train_like_one_large_batch() {
     let mut taken = 0;
     let together = [8u64, 6, 6].iter().cycle().take(STEPS as usize).map(|&rows| {
         let parts: Vec<_> = (taken..taken + rows).map(example).collect();
@@ -151,12 +153,12 @@ fn a_ragged_tail_that_counts_by_its_examples_is_part_of_one_large_batch() {
     let weighted = SyncMultiGpuTrainer::new(2).weighted_by_batch();
     let found = train(Pooled { synchronized: true }, ragged(), weighted);
     assert_close(&found, &one, 1e-9, "weighted");
-    // Not by chance: the mean of means is something else.
+    // The mean of means differs, so the weighting matters.
     let unweighted = train(Pooled { synchronized: true }, ragged(), SyncMultiGpuTrainer::new(2));
     assert!(distance(&unweighted[0].1, &one[0].1) > 1e-4);
 }
 
-/// An input without a dim for examples cannot be weighted by them.
+/// A model whose input has no batch dimension.
 struct NoBatch;
 
 impl ModelDesc for NoBatch {
@@ -174,10 +176,10 @@ impl ModelDesc for NoBatch {
 }
 
 #[test]
-fn what_has_no_examples_cannot_be_weighted_by_them() {
+fn weighted_by_batch_needs_a_batch_dimension() {
     let data = FromList::new(vec![vec![HostTensor::scalar(1.0f32)]]);
     let config = TrainConfig::new(NoBatch, data).max_epoch(1).no_logdir();
     let trainer = SyncMultiGpuTrainerReplicated::new(2).weighted_by_batch();
     let e = launch_train_with_config(config, trainer).err().unwrap();
-    assert!(e.message().contains("no input has a dim for them"), "{e}");
+    assert!(e.message().contains("batch dimension"), "{e}");
 }
