@@ -4,8 +4,8 @@
 use std::time::Instant;
 
 use tensorpack_kernels::{
-    Bias, Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Isa, Machine, MatMul, Operands,
-    Team,
+    Bias, Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Isa, MatMul, Operands,
+    Roofline, Team,
 };
 
 /// Memory aligned to cache lines.
@@ -92,7 +92,7 @@ fn conv(size: usize, kernel: usize, stride: usize, channels: [usize; 2]) -> Conv
         dilation: [1; 2],
         pad_low: [pad / 2; 2],
         out_size: [out; 2],
-        by_definition: false,
+        exact: false,
     }
 }
 
@@ -150,11 +150,11 @@ fn main() {
     let mut team = Team::new(args.next().map_or(1, |a| a.parse().expect("a number of threads")));
     let only = args.next().unwrap_or_default();
     for isa in Isa::available().filter(|&isa| isa != Isa::Plain) {
-        println!("{isa}, {team:?}: peak {:.0} GFLOP/s", Machine::measure(&mut team, isa).gflops);
+        println!("{isa}, {team:?}: peak {:.0} GFLOP/s", Roofline::measure(&mut team, isa).gflops);
         for (name, work) in shapes() {
             if name.contains(&only) {
                 let speed = gflops(&mut team, isa, &*work);
-                let share = 100.0 * speed / Machine::measure(&mut team, isa).gflops;
+                let share = 100.0 * speed / Roofline::measure(&mut team, isa).gflops;
                 println!("{name:36} {speed:7.1} GFLOP/s {share:4.0} %");
             }
         }

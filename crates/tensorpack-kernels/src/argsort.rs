@@ -9,7 +9,7 @@ const CHUNK: usize = 8 * 1024;
 /// For every row of `len` elements, the places (i64) of the first `take` of them in order of value. Of equals the
 /// earlier comes first; a NaN is larger than any number.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Order {
+pub struct Argsort {
     /// How many rows.
     pub rows: usize,
     /// Elements of a row.
@@ -20,7 +20,7 @@ pub struct Order {
     pub descending: bool,
 }
 
-impl Order {
+impl Argsort {
     fn group(&self) -> usize {
         (CHUNK / self.len.max(1)).max(1)
     }
@@ -38,8 +38,8 @@ impl Order {
     /// Does one chunk.
     ///
     /// # Safety
-    /// [`Order::check`] must have passed. `src` must be readable as `rows * len` elements of `dtype`, `dst` writable as `rows * take`, both aligned and
-    /// apart; `scratch` must be aligned for i64 and as large as [`Order::scratch_bytes`] says.
+    /// [`Argsort::check`] must have passed. `src` must be readable as `rows * len` elements of `dtype`, `dst` writable as `rows * take`, both aligned and
+    /// apart; `scratch` must be aligned for i64 and as large as [`Argsort::scratch_bytes`] says.
     pub unsafe fn run(&self, dtype: DType, chunk: usize, src: *const u8, dst: *mut i64, scratch: &mut [u8]) {
         // SAFETY: passed on from the caller.
         unsafe {
@@ -61,7 +61,7 @@ impl Order {
     }
 
     /// # Safety
-    /// As for [`Order::run`].
+    /// As for [`Argsort::run`].
     unsafe fn sort<T>(
         &self,
         chunk: usize,
@@ -70,7 +70,7 @@ impl Order {
         scratch: &mut [u8],
         compare: impl Fn(&T, &T) -> Ordering,
     ) {
-        let Order { rows, len, take, descending } = *self;
+        let Argsort { rows, len, take, descending } = *self;
         // SAFETY: the scratch is large enough and aligned, as the caller vouches.
         let places = unsafe { std::slice::from_raw_parts_mut(scratch.as_mut_ptr().cast::<i64>(), len) };
         for row in chunk * self.group()..((chunk + 1) * self.group()).min(rows) {

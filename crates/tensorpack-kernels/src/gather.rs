@@ -12,7 +12,7 @@ const CHUNK: usize = 32 * 1024;
 
 /// `batch` tables of `rows` rows, and `count` row numbers (i64) for each of them or, if `shared`, for all.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Lookup {
+pub struct GatherScatter {
     /// How many tables.
     pub batch: usize,
     /// Rows of a table.
@@ -25,7 +25,7 @@ pub struct Lookup {
     pub shared: bool,
 }
 
-impl Lookup {
+impl GatherScatter {
     fn gather_group(&self) -> usize {
         (CHUNK / self.width.max(1)).max(1)
     }
@@ -51,7 +51,7 @@ impl Lookup {
     /// such a one nothing is written.
     ///
     /// # Safety
-    /// [`Lookup::check`] must have passed. The tables and `indices` must be readable in full, the output writable,
+    /// [`GatherScatter::check`] must have passed. The tables and `indices` must be readable in full, the output writable,
     /// aligned for their types, and apart.
     pub unsafe fn gather(
         &self,
@@ -75,7 +75,7 @@ impl Lookup {
     }
 
     /// # Safety
-    /// As for [`Lookup::gather`], with rows of `width` numbers of type `T`.
+    /// As for [`GatherScatter::gather`], with rows of `width` numbers of type `T`.
     unsafe fn gather_rows<T: Copy>(
         &self,
         width: usize,
@@ -106,7 +106,7 @@ impl Lookup {
         bad
     }
 
-    /// Copies a chunk of the `count` numbers, cut as for [`Lookup::gather`]. Returns the position
+    /// Copies a chunk of the `count` numbers, cut as for [`GatherScatter::gather`]. Returns the position
     /// of the first zero in this chunk.
     ///
     /// # Safety
@@ -148,7 +148,7 @@ impl Lookup {
     /// `indices[b, k]`, row `k` of the updates' table `b`. Returns where in `indices` the first is that names no row.
     ///
     /// # Safety
-    /// [`Lookup::check`] must have passed. The updates and `indices` must be readable in full, the output writable,
+    /// [`GatherScatter::check`] must have passed. The updates and `indices` must be readable in full, the output writable,
     /// aligned for their types, and apart.
     /// The machine must have the instructions of `isa`.
     pub unsafe fn scatter_add(
@@ -173,7 +173,7 @@ impl Lookup {
     }
 
     /// # Safety
-    /// As for [`Lookup::scatter_add`].
+    /// As for [`GatherScatter::scatter_add`].
     unsafe fn scatter<T: Addend>(
         &self,
         isa: Isa,

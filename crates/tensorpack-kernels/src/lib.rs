@@ -26,19 +26,19 @@ mod argsort;
 mod random;
 mod sizes;
 
-pub use argsort::Order;
+pub use argsort::Argsort;
 pub use conv::{
     Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, DepthwiseFilterGrad, DepthwiseForward,
     DepthwiseInputGrad,
 };
 pub use copy::{Concat, Copy, Pad};
 pub use elementwise::{Map, Operand};
-pub use gather::Lookup;
+pub use gather::GatherScatter;
 pub use gemm::{Bias, Block, Contract, MatMul, Operands};
 pub use pool::Pool;
 pub use random::Random;
-pub use reduce::{Cumulate, Extremes, Reduce, ReduceKind, all_finite, extremes};
-pub use roofline::Machine;
+pub use reduce::{Cumsum, Extremes, Reduce, ReduceKind, all_finite, extremes};
+pub use roofline::Roofline;
 pub use simd::Isa;
 pub use sizes::MAX_ELEMENTS;
 pub use team::Team;

@@ -6,19 +6,19 @@ use std::time::Instant;
 
 /// A machine's measured limits.
 #[derive(Clone, Copy, Debug)]
-pub struct Machine {
+pub struct Roofline {
     /// Billions of f32 operations a second, a multiply-add counting as two.
     pub gflops: f64,
     /// Billions of bytes a second read and written in a large copy, both counted.
     pub copy_gbs: f64,
 }
 
-impl Machine {
+impl Roofline {
     /// Measures with all of `team`, for about a quarter of a second, with the instructions of `isa` or the best that
     /// this machine has.
-    pub fn measure(team: &mut Team, isa: Isa) -> Machine {
+    pub fn measure(team: &mut Team, isa: Isa) -> Roofline {
         let isa = isa.min(Isa::detect());
-        Machine { gflops: gflops(team, isa), copy_gbs: copy_gbs(team) }
+        Roofline { gflops: gflops(team, isa), copy_gbs: copy_gbs(team) }
     }
 
     /// The least time a kernel of so many operations and bytes can take.

@@ -7,7 +7,7 @@
 //! and the like) multiply no more of them than their dense output has elements, and see to empty ones themselves.
 
 use crate::conv::Conv2d;
-use crate::{Cumulate, Lookup, MatMul, Order, Pad, Pool};
+use crate::{Argsort, Cumsum, GatherScatter, MatMul, Pad, Pool};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// Elements that a kernel may read, write or count, at most: more than any machine has memory for, and few enough
@@ -121,7 +121,7 @@ impl Pool {
     }
 }
 
-impl Lookup {
+impl GatherScatter {
     /// Checks that the sizes stay within what the loops can count with.
     pub fn check(&self) -> Result<()> {
         check_extent("tables", &[self.batch, self.rows, self.width])?;
@@ -144,7 +144,7 @@ impl Lookup {
     }
 }
 
-impl Cumulate {
+impl Cumsum {
     /// Checks that the sizes stay within what the loops can count with.
     pub fn check(&self) -> Result<()> {
         check_extent("running sums", &[self.outer, self.len, self.inner])
@@ -156,7 +156,7 @@ impl Cumulate {
     }
 }
 
-impl Order {
+impl Argsort {
     /// Checks that the sizes stay within what the loops can count with, and that no more places are wanted than there
     /// are elements in a row.
     pub fn check(&self) -> Result<()> {
@@ -209,7 +209,7 @@ mod tests {
             dilation: [dilation; 2],
             pad_low: [pad; 2],
             out_size: [4; 2],
-            by_definition: false,
+            exact: false,
         }
     }
 

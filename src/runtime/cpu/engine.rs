@@ -7,7 +7,7 @@ use super::conductor::{Conducted, Conductor};
 use super::exchange::Exchange;
 use super::panels;
 use super::plan::{Mode, Plan};
-use super::precision::by_definition;
+use super::precision::use_exact_convolutions;
 use super::sharing::SharedVariables;
 use super::tower_run::{Lane, Phase, TowerCx, TowerRun};
 use super::variables::Variables;
@@ -148,7 +148,7 @@ impl Engine {
         self.check_results(&programs, &shared)?;
         programs.iter_mut().for_each(widen);
         if self.options.full_precision {
-            programs.iter_mut().for_each(by_definition);
+            programs.iter_mut().for_each(use_exact_convolutions);
         }
         programs.iter_mut().for_each(panels::lay_out);
         self.crew(&mut shared, 1)?;

@@ -1,9 +1,9 @@
-//! Full precision, for those who ask for it.
+//! The full-precision option: convolutions without Winograd.
 
 use crate::kir::{ContractKind, Kernel, Program};
 
-/// Has convolutions take every product of their definition.
-pub(super) fn by_definition(program: &mut Program) {
+/// Sets [`Conv2d::exact`](tensorpack_kernels::Conv2d) on every convolution of `program`.
+pub(super) fn use_exact_convolutions(program: &mut Program) {
     for node in &mut program.kernels {
         if let Kernel::Contract {
             kind:
@@ -13,7 +13,7 @@ pub(super) fn by_definition(program: &mut Program) {
             ..
         } = &mut node.kernel
         {
-            conv.by_definition = true;
+            conv.exact = true;
         }
     }
 }

@@ -6,7 +6,7 @@
 //! | | forward, input gradient | filter gradient |
 //! |---|---|---|
 //! | Winograd F(2x2, 3x3) | 3x3, stride 1, dilation 1, 24 to 128 channels on both sides, at least 128 tiles | 3x3, stride 1, dilation 1, at least 24 channels on both sides, at most 8192 pairs of channels, at least 128 tiles |
-//! | direct | everything else, and every convolution that asks to be `by_definition` | likewise |
+//! | direct | everything else, and every convolution that asks to be `exact` | likewise |
 //!
 //! Depthwise convolutions have loops of their own (`depthwise`), and 1x1 convolutions are folded into long rows first
 //! ([`Conv2d::folded`]). The direct algorithm picks one of three micro-kernels for each row of outputs: see
@@ -56,7 +56,7 @@ impl Algorithm {
 /// Whether Winograd's transforms apply to this convolution and save more than they cost.
 fn winograd_pays(work: &Correlation) -> bool {
     let c = &work.conv;
-    let applies = (c.kernel, c.stride, c.dilation) == ([3; 2], [1; 2], [1; 2]) && !c.by_definition;
+    let applies = (c.kernel, c.stride, c.dilation) == ([3; 2], [1; 2], [1; 2]) && !c.exact;
     let [height, width] = work.out_size();
     let [down, across] = work.out_size().map(|n| n.div_ceil(TILE));
     // Tiles reach beyond images of odd sizes: at most a fifth of the work may be wasted there.

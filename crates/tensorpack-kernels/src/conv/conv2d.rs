@@ -38,7 +38,7 @@ pub struct Conv2d {
     pub out_size: [usize; 2],
     /// Whether to use the direct algorithm only. Otherwise 3x3 filters may use Winograd: fewer multiplications, slightly
     /// more rounding error.
-    pub by_definition: bool,
+    pub exact: bool,
 }
 
 /// `y = conv(x, w)`: the left operand is `x [n, h, w, in]`, the right one `w [kh, kw, in, out]`.

@@ -15,7 +15,7 @@ const COLUMNS: usize = 1024;
 /// Running sums along the middle dimension of dense `[outer, len, inner]`. Sums of f32 accumulate
 /// in f64 and are rounded when stored, so the error does not grow with the length.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Cumulate {
+pub struct Cumsum {
     /// Indices before the dimension.
     pub outer: usize,
     /// The dimension's size.
@@ -28,7 +28,7 @@ pub struct Cumulate {
     pub reverse: bool,
 }
 
-impl Cumulate {
+impl Cumsum {
     fn pieces(&self) -> usize {
         self.inner.div_ceil(COLUMNS).max(1)
     }
@@ -49,7 +49,7 @@ impl Cumulate {
     /// Does one chunk, of f32, f64, i32 or i64.
     ///
     /// # Safety
-    /// [`Cumulate::check`] must have passed. `src` must be readable and `dst` writable in full, aligned for the type, the
+    /// [`Cumsum::check`] must have passed. `src` must be readable and `dst` writable in full, aligned for the type, the
     /// two apart. The machine must have the instructions of `isa`.
     pub unsafe fn run(&self, isa: Isa, dtype: DType, chunk: usize, src: *const u8, dst: *mut u8) {
         // SAFETY: passed on from the caller.
@@ -65,7 +65,7 @@ impl Cumulate {
     }
 
     /// # Safety
-    /// As for [`Cumulate::run`].
+    /// As for [`Cumsum::run`].
     unsafe fn chunk<T: Addend>(&self, isa: Isa, chunk: usize, src: *const T, dst: *mut T) {
         let (pieces, group) = (self.pieces(), self.group());
         for item in chunk * group..((chunk + 1) * group).min(self.outer * pieces) {
@@ -80,17 +80,17 @@ impl Cumulate {
 per_isa! {
     /// # Safety
     /// `cols` columns of the sums' length must be readable at `src` and writable at `dst`.
-    unsafe fn sum_columns<T: Addend>(sums: &Cumulate, src: *const T, dst: *mut T, cols: usize) = sum_columns_body
+    unsafe fn sum_columns<T: Addend>(sums: &Cumsum, src: *const T, dst: *mut T, cols: usize) = sum_columns_body
 }
 
 #[inline(always)]
 unsafe fn sum_columns_body<T: Addend, const FAST: bool>(
-    sums: &Cumulate,
+    sums: &Cumsum,
     src: *const T,
     dst: *mut T,
     cols: usize,
 ) {
-    let &Cumulate { len, inner, exclusive, reverse, .. } = sums;
+    let &Cumsum { len, inner, exclusive, reverse, .. } = sums;
     let row = |k: usize| if reverse { (len - 1 - k) * inner } else { k * inner };
     if cols == 1 {
         let mut sum = T::Running::default();

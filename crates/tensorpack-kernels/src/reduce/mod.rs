@@ -6,6 +6,6 @@ mod finite;
 mod reduce;
 mod state;
 
-pub use cumsum::Cumulate;
+pub use cumsum::Cumsum;
 pub use finite::{Extremes, all_finite, extremes};
 pub use reduce::{Reduce, ReduceKind};

@@ -74,7 +74,7 @@ pub(crate) fn convolution() -> impl Strategy<Value = Conv2d> {
             dilation: [y.3, x.3],
             pad_low: [y.4, x.4],
             out_size: [y.5, x.5],
-            by_definition: false,
+            exact: false,
         },
     )
 }
@@ -83,7 +83,7 @@ pub(crate) fn convolution() -> impl Strategy<Value = Conv2d> {
 fn squares() -> impl Strategy<Value = Conv2d> {
     let size = || 5usize..14;
     (2usize..9, 20usize..70, 20usize..70, size(), size(), 0usize..3, 0usize..4, any::<bool>()).prop_map(
-        |(batch, in_channels, out_channels, height, width, low, high, by_definition)| Conv2d {
+        |(batch, in_channels, out_channels, height, width, low, high, exact)| Conv2d {
             batch,
             in_size: [height, width],
             in_channels,
@@ -93,7 +93,7 @@ fn squares() -> impl Strategy<Value = Conv2d> {
             dilation: [1, 1],
             pad_low: [low, low.saturating_sub(1)],
             out_size: [height + low + high - 2, width + low.saturating_sub(1) + high - 2],
-            by_definition,
+            exact,
         },
     )
 }
@@ -161,7 +161,7 @@ pub(crate) fn same(batch: usize, size: usize, kernel: usize, stride: usize, chan
         dilation: [1; 2],
         pad_low: [(kernel - 1) / 2; 2],
         out_size: [size.div_ceil(stride); 2],
-        by_definition: false,
+        exact: false,
     }
 }
 

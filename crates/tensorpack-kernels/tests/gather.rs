@@ -4,17 +4,17 @@ mod oracle;
 
 use oracle::{Dice, Memory, isas, unflatten};
 use proptest::prelude::*;
-use tensorpack_kernels::{Concat, Lookup};
+use tensorpack_kernels::{Concat, GatherScatter};
 use tensorpack_tensor::DType;
 
-fn lookups() -> impl Strategy<Value = Lookup> {
+fn lookups() -> impl Strategy<Value = GatherScatter> {
     let sizes = prop_oneof![
         4 => (0usize..4, 0usize..6, 0usize..9, 0usize..12),
         1 => (1usize..3, 1usize..400, 1usize..400, 1usize..200),
         1 => (1usize..3, 1usize..3, 30_000usize..80_000, 1usize..4),
         1 => (1usize..3, 10_000usize..80_000, 1usize..3, 1usize..500),
     ];
-    (sizes, any::<bool>()).prop_map(|((batch, rows, width, count), shared)| Lookup {
+    (sizes, any::<bool>()).prop_map(|((batch, rows, width, count), shared)| GatherScatter {
         batch,
         rows,
         width,
@@ -29,7 +29,7 @@ fn some(dice: &mut Dice, odds: usize, large: usize) -> usize {
 }
 
 /// Random row numbers, at times one that names no row, and the place of the first such.
-fn indices(dice: &mut Dice, l: &Lookup) -> (Vec<i64>, Option<usize>) {
+fn indices(dice: &mut Dice, l: &GatherScatter) -> (Vec<i64>, Option<usize>) {
     let n = if l.shared { l.count } else { l.batch * l.count };
     let mut all: Vec<i64> = (0..n).map(|_| dice.below(l.rows.max(1)) as i64).collect();
     if n > 0 && dice.chance(4) {

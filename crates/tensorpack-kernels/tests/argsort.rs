@@ -4,7 +4,7 @@ mod oracle;
 
 use oracle::{Dice, Memory, Scalar, isas};
 use proptest::prelude::*;
-use tensorpack_kernels::{Cumulate, Order};
+use tensorpack_kernels::{Argsort, Cumsum};
 use tensorpack_tensor::DType;
 
 proptest! {
@@ -21,7 +21,7 @@ proptest! {
         exclusive: bool, reverse: bool, seed: u64,
     ) {
         let mut dice = Dice::new(seed);
-        let sums = Cumulate { outer, len, inner, exclusive, reverse };
+        let sums = Cumsum { outer, len, inner, exclusive, reverse };
         let n = outer * len * inner;
         for dtype in [DType::F32, DType::F64, DType::I32, DType::I64] {
             let mut src = Memory::new(n * dtype.size());
@@ -58,7 +58,7 @@ proptest! {
     ) {
         let mut dice = Dice::new(seed);
         let take = dice.below(len + 1);
-        let order = Order { rows, len, take, descending };
+        let order = Argsort { rows, len, take, descending };
         let values: Vec<f32> = (0..rows * len)
             .map(|_| if dice.chance(9) { f32::NAN } else { dice.below(30) as f32 - 15.0 })
             .collect();
@@ -88,7 +88,7 @@ proptest! {
 fn long_running_sums_keep_their_digits() {
     let len = 1_000_000;
     for (inner, exclusive) in [(1, false), (1, true), (3, false)] {
-        let sums = Cumulate { outer: 1, len, inner, exclusive, reverse: false };
+        let sums = Cumsum { outer: 1, len, inner, exclusive, reverse: false };
         let mut src = Memory::new(len * inner * 4);
         (0..len * inner).for_each(|i| src.set(DType::F32, i, Scalar::F(0.1)));
         for isa in isas() {
