@@ -1,4 +1,4 @@
-//! Fused reductions, cumulative sums and the check for finite values.
+//! Fused reductions, cumulative sums and the check for NaN and infinity.
 
 mod accumulate;
 mod cumsum;
