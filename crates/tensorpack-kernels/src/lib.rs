@@ -71,21 +71,22 @@
 //!
 //! # Modules
 //!
-//! | Module | Contents |
-//! |---|---|
-//! | `gemm` | [`Contract`], the interface of contractions; [`MatMul`] with packing, blocking and the micro-kernel |
-//! | `conv` | [`Conv2d`] and its gradients, direct or by Winograd; depthwise convolution |
-//! | [`expr`], `elementwise` | scalar expressions, and [`Map`], which runs one over every element, tile by tile |
-//! | `reduce` | [`Reduce`], [`Cumsum`], and the check for NaN and infinity ([`all_finite`]) |
-//! | `pool` | max and average pooling: [`Pool`] |
-//! | `copy` | [`Copy`], [`Concat`], [`Pad`] |
-//! | `gather`, `argsort` | [`GatherScatter`], [`Argsort`] |
-//! | `random` | [`Random`]: uniform random numbers |
-//! | `team` | [`Team`]: the thread team that runs chunks |
-//! | `simd` | [`Isa`]: detection of instruction sets, multiversioned loops, vectors for micro-kernels |
-//! | `scalar` | element types, conversions and math functions |
-//! | `roofline` | [`Roofline`]: peak GFLOP/s and copy bandwidth of this machine |
-//! | `partition`, `sizes` | partitions into chunks, and overflow checks of sizes |
+//! - `gemm`: [`Contract`], the interface of contractions; [`MatMul`] with packing, blocking and the
+//!   micro-kernel
+//! - `conv`: [`Conv2d`] and its gradients, direct or by Winograd; depthwise convolution
+//! - [`expr`], `elementwise`: scalar expressions, and [`Map`], which runs one over every element,
+//!   tile by tile
+//! - `reduce`: [`Reduce`], [`Cumsum`], and the check for NaN and infinity ([`all_finite`])
+//! - `pool`: max and average pooling ([`Pool`])
+//! - `copy`: [`Copy`](struct@Copy), [`Concat`], [`Pad`]
+//! - `gather`, `argsort`: [`GatherScatter`], [`Argsort`]
+//! - `random`: uniform random numbers ([`Random`])
+//! - `team`: the thread team that runs chunks ([`Team`])
+//! - `simd`: detection of instruction sets ([`Isa`]), multiversioned loops, vectors for
+//!   micro-kernels
+//! - `scalar`: element types, conversions and math functions
+//! - `roofline`: peak GFLOP/s and copy bandwidth of this machine ([`Roofline`])
+//! - `partition`, `sizes`: partitions into chunks, and overflow checks of sizes
 
 mod partition;
 mod simd;

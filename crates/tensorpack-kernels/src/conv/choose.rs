@@ -4,10 +4,10 @@
 //! computes the same bits on every run. The thresholds were measured with
 //! `examples/contract_speed.rs`.
 //!
-//! | | forward, input gradient | filter gradient |
-//! |---|---|---|
-//! | Winograd F(2x2, 3x3) | 3x3, stride 1, dilation 1, 24 to 128 channels on both sides, at least 128 tiles | 3x3, stride 1, dilation 1, at least 24 channels on both sides, at most 8192 pairs of channels, at least 128 tiles |
-//! | direct | everything else, and every convolution with `exact` set | likewise |
+//! - Winograd F(2x2, 3x3) for 3x3 filters with stride 1, dilation 1 and at least 128 tiles. Outputs
+//!   and input gradients need 24 to 128 channels on both sides; filter gradients need at least 24
+//!   channels on both sides and at most 8192 pairs of channels.
+//! - Direct for everything else, and for every convolution with `exact` set.
 //!
 //! Depthwise convolutions have loops of their own (`depthwise`), and 1x1 convolutions are folded
 //! into long rows first ([`Conv2d::folded`]). The direct algorithm picks one of three micro-kernels

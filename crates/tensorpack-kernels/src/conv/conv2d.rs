@@ -199,7 +199,7 @@ enum Planned {
 impl Planned {
     fn chunks(&self) -> usize {
         match self {
-            Planned::Direct(sums) => sums.cut().groups * sums.cut().bands,
+            Planned::Direct(sums) => sums.blocking().groups * sums.blocking().bands,
             Planned::Winograd(winograd) => winograd.chunks,
         }
     }
@@ -207,7 +207,7 @@ impl Planned {
     /// Returns the block of the output that a chunk computes.
     fn block(&self, chunk: usize) -> Block {
         match self {
-            Planned::Direct(sums) => sums.block(&sums.cut(), chunk),
+            Planned::Direct(sums) => sums.block(&sums.blocking(), chunk),
             Planned::Winograd(winograd) => winograd.block(chunk),
         }
     }
@@ -244,7 +244,7 @@ impl Planned {
             match (self, phase) {
                 (Planned::Direct(sums), 0) => direct::pack::<V>(sums, chunk, mem.rhs, mem.shared.cast()),
                 (Planned::Direct(sums), _) => {
-                    direct::run::<V>(sums, &sums.cut(), chunk, mem, scratch, finish)
+                    direct::run::<V>(sums, &sums.blocking(), chunk, mem, scratch, finish)
                 }
                 (Planned::Winograd(winograd), 0) => {
                     winograd.pack::<V>(chunk, mem.rhs, mem.shared.cast(), scratch)

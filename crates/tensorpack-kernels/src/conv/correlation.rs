@@ -44,7 +44,7 @@ pub(crate) struct Correlation {
 
 /// The partition of the output into chunks: groups of images, and bands of their rows.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cut {
+pub(crate) struct Blocking {
     pub(crate) groups: usize,
     pub(crate) bands: usize,
 }
@@ -156,7 +156,7 @@ impl Correlation {
         self.reach(0, 0..rows).1 * self.reach(1, 0..self.steps(1)).1 * self.in_channels()
     }
 
-    pub(crate) fn cut(&self) -> Cut {
+    pub(crate) fn blocking(&self) -> Blocking {
         let (batch, rows) = (self.conv.batch.max(1), self.steps(0).max(1));
         let band =
             partition::largest_fitting(rows, |rows| self.window_len(rows) * size_of::<f32>() <= WINDOW_BYTES);
@@ -167,25 +167,32 @@ impl Correlation {
             1 => MIN_PIXELS.div_ceil(pixels).min(batch.div_ceil(ENOUGH_CHUNKS)).min(few),
             _ => 1,
         };
-        Cut { groups: batch.div_ceil(images), bands }
+        Blocking { groups: batch.div_ceil(images), bands }
     }
 
     /// Returns the number of elements of the largest window of any chunk.
     pub(crate) fn scratch_len(&self) -> usize {
-        let cut = self.cut();
-        self.conv.batch.div_ceil(cut.groups) * self.window_len(self.steps(0).div_ceil(cut.bands))
+        let blocking = self.blocking();
+        self.conv.batch.div_ceil(blocking.groups) * self.window_len(self.steps(0).div_ceil(blocking.bands))
     }
 
     /// Returns the images of a chunk, and its outputs of each class along the first axis.
-    pub(crate) fn part(&self, cut: &Cut, chunk: usize) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
-        let (group, band) = (chunk / cut.bands, chunk % cut.bands);
-        (partition::part(self.conv.batch, cut.groups, group), partition::part(self.steps(0), cut.bands, band))
+    pub(crate) fn part(
+        &self,
+        blocking: &Blocking,
+        chunk: usize,
+    ) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
+        let (group, band) = (chunk / blocking.bands, chunk % blocking.bands);
+        (
+            partition::part(self.conv.batch, blocking.groups, group),
+            partition::part(self.steps(0), blocking.bands, band),
+        )
     }
 
     /// Returns the block of the output that a chunk computes. A chunk covers a band of one image,
     /// or whole images, so its output is one block.
-    pub(crate) fn block(&self, cut: &Cut, chunk: usize) -> Block {
-        let (images, band) = self.part(cut, chunk);
+    pub(crate) fn block(&self, blocking: &Blocking, chunk: usize) -> Block {
+        let (images, band) = self.part(blocking, chunk);
         let (first, last) = (images.start, images.end.saturating_sub(1));
         let rows = self.first_pixel(first, band.start)..self.first_pixel(last, band.end);
         Block { rows, cols: 0..self.out_channels() }

@@ -224,8 +224,8 @@ macro_rules! depthwise {
             }
 
             fn chunks(&self, _: usize) -> usize {
-                let cut = self.sums().cut();
-                if self.0.$out() == 0 { 0 } else { cut.groups * cut.bands }
+                let blocking = self.sums().blocking();
+                if self.0.$out() == 0 { 0 } else { blocking.groups * blocking.bands }
             }
 
             fn shared_bytes(&self) -> usize {
@@ -250,8 +250,8 @@ macro_rules! depthwise {
                 finish: &mut dyn FnMut(Block),
             ) {
                 let work = self.sums();
-                let cut = work.cut();
-                let (images, band) = work.part(&cut, chunk);
+                let blocking = work.blocking();
+                let (images, band) = work.part(&blocking, chunk);
                 // SAFETY: guaranteed by the caller; chunks have images and rows of their own.
                 unsafe {
                     match isa {
@@ -259,7 +259,7 @@ macro_rules! depthwise {
                         isa => fast(isa, &work, images, band, mem),
                     }
                 }
-                finish(work.block(&cut, chunk));
+                finish(work.block(&blocking, chunk));
             }
 
             unsafe fn run_f64(
@@ -272,11 +272,11 @@ macro_rules! depthwise {
                 finish: &mut dyn FnMut(Block),
             ) {
                 let work = self.sums();
-                let cut = work.cut();
-                let (images, band) = work.part(&cut, chunk);
+                let blocking = work.blocking();
+                let (images, band) = work.part(&blocking, chunk);
                 // SAFETY: guaranteed by the caller; chunks have images and rows of their own.
                 unsafe { plain(&work, images, band, mem) };
-                finish(work.block(&cut, chunk));
+                finish(work.block(&blocking, chunk));
             }
         }
     };

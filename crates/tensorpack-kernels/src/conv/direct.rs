@@ -6,12 +6,12 @@ use std::ops::Range;
 use crate::Block;
 use crate::conv::choose::{Microkernel, SHORT_ROW};
 use crate::conv::conv_k3::{self, ConvK3};
-use crate::conv::correlation::{Axis, Correlation, Cut, PACK_COLS};
+use crate::conv::correlation::{Axis, Blocking, Correlation, PACK_COLS};
 use crate::conv::kernel_table::ConvKernels;
 use crate::conv::strided_rows_tile::StridedRowsTile;
 use crate::conv::window::{Images, Region};
 use crate::gemm::contract::Operands;
-use crate::gemm::microkernel::{Ahead, Tile};
+use crate::gemm::microkernel::{Prefetch, Tile};
 use crate::gemm::pack;
 use crate::partition;
 
@@ -90,13 +90,13 @@ const OUT_BYTES: usize = 256 << 10;
 /// is packed.
 pub(crate) unsafe fn run<V: ConvKernels>(
     work: &Correlation,
-    cut: &Cut,
+    blocking: &Blocking,
     chunk: usize,
     mem: Operands<f32>,
     scratch: &mut [u8],
     finish: &mut dyn FnMut(Block),
 ) {
-    let (images, band) = work.part(cut, chunk);
+    let (images, band) = work.part(blocking, chunk);
     let (top, rows) = work.reach(0, band.clone());
     let (left, cols) = work.reach(1, 0..work.steps(1));
     let source = Images { data: mem.lhs, size: work.in_size(), channels: work.in_channels() };
@@ -200,7 +200,7 @@ impl ChunkInput<'_> {
                 c_row,
                 cols,
                 add,
-                ahead: Ahead::none(b),
+                prefetch: Prefetch::none(b),
             };
             if kernel == Microkernel::StridedRows {
                 let pixels = lines.clone().flat_map(|(image, j)| {

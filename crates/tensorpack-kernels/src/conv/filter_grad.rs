@@ -41,10 +41,10 @@ const SUM_ELEMENTS: usize = 1 << 13;
 
 /// The partition of the sum.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cut {
+pub(crate) struct Blocking {
     /// Bands of output rows of an image; a band of an image is a unit of work.
     pub(crate) bands: usize,
-    /// Images taken together, where each is a single band.
+    /// Images processed together if each is a single band.
     pub(crate) together: usize,
     /// Groups of units, each with its own partial result.
     pub(crate) groups: usize,
@@ -82,7 +82,7 @@ fn gradient_len(c: &Conv2d, rows: usize) -> usize {
     rows * c.out_size[1] * c.out_channels.next_multiple_of(16)
 }
 
-pub(crate) fn cut(c: &Conv2d) -> Cut {
+pub(crate) fn blocking(c: &Conv2d) -> Blocking {
     let rows = c.out_size[0].max(1);
     let partial = (c.filter_rows() * c.out_channels * size_of::<f32>()).max(1);
     let taps = if partial > CACHED_BYTES { c.kernel[0].max(1) } else { 1 };
@@ -98,7 +98,14 @@ pub(crate) fn cut(c: &Conv2d) -> Cut {
     let groups = (PARTIAL_BYTES / partial).clamp(1, enough).min((c.batch * bands).max(1));
     let panels = c.out_channels.div_ceil(BLOCK_COLS).max(1);
     let cols = panels.div_ceil(enough.div_ceil(groups)) * BLOCK_COLS;
-    Cut { bands, together: together.max(1), groups, taps, cols, col_blocks: c.out_channels.div_ceil(cols) }
+    Blocking {
+        bands,
+        together: together.max(1),
+        groups,
+        taps,
+        cols,
+        col_blocks: c.out_channels.div_ceil(cols),
+    }
 }
 
 /// Returns the number of chunks of the second phase.
@@ -114,7 +121,7 @@ pub(crate) struct Part {
     pub(crate) cols: Range<usize>,
 }
 
-impl Cut {
+impl Blocking {
     pub(crate) fn part(&self, c: &Conv2d, chunk: usize) -> Part {
         let (chunk, block) = (chunk / self.col_blocks, chunk % self.col_blocks);
         Part {
@@ -126,10 +133,10 @@ impl Cut {
 }
 
 /// Returns the block of the output that a chunk of the last phase completes.
-pub(crate) fn block(c: &Conv2d, cut: &Cut, chunk: usize) -> Block {
-    match cut.groups {
+pub(crate) fn block(c: &Conv2d, blocking: &Blocking, chunk: usize) -> Block {
+    match blocking.groups {
         1 => {
-            let Part { taps, cols, .. } = cut.part(c, chunk);
+            let Part { taps, cols, .. } = blocking.part(c, chunk);
             let row = c.kernel[1] * c.in_channels;
             Block { rows: taps.start * row..taps.end * row, cols }
         }
@@ -180,12 +187,12 @@ unsafe fn run_plain<T: Float>(
     mem: Operands<T>,
     finish: &mut dyn FnMut(Block),
 ) {
-    let cut = cut(c);
+    let blocking = blocking(c);
     let winograd = WinogradFilterGrad::if_chosen(c);
-    if phase == 0 && (winograd.is_some() || cut.groups > 1) {
+    if phase == 0 && (winograd.is_some() || blocking.groups > 1) {
         return;
     }
-    let direct = winograd.is_none().then(|| block(c, &cut, chunk));
+    let direct = winograd.is_none().then(|| block(c, &blocking, chunk));
     for block in winograd.iter().flat_map(|s| s.blocks(chunk)).chain(direct) {
         // SAFETY: blocks of different chunks are disjoint, the rest is guaranteed by the caller.
         unsafe { plain(c, mem, block.rows.clone(), block.cols.clone()) }
@@ -212,7 +219,7 @@ impl Contract for Conv2dFilterGrad {
 
     fn phases(&self) -> usize {
         let winograd = WinogradFilterGrad::if_chosen(&self.conv()).is_some();
-        if winograd || cut(&self.conv()).groups > 1 { 2 } else { 1 }
+        if winograd || blocking(&self.conv()).groups > 1 { 2 } else { 1 }
     }
 
     fn chunks(&self, phase: usize) -> usize {
@@ -220,10 +227,10 @@ impl Contract for Conv2dFilterGrad {
         if let Some(winograd) = WinogradFilterGrad::if_chosen(&c) {
             return winograd.chunks(phase);
         }
-        let cut = cut(&c);
+        let blocking = blocking(&c);
         match phase {
             _ if c.filter_rows() * c.out_channels == 0 => 0,
-            0 => cut.groups * cut.taps * cut.col_blocks,
+            0 => blocking.groups * blocking.taps * blocking.col_blocks,
             _ => sum_blocks(&c),
         }
     }
@@ -233,7 +240,7 @@ impl Contract for Conv2dFilterGrad {
         if let Some(winograd) = WinogradFilterGrad::if_chosen(&c) {
             return winograd.shared_len() * size_of::<f32>();
         }
-        let groups = cut(&c).groups;
+        let groups = blocking(&c).groups;
         if groups > 1 { groups * c.filter_rows() * c.out_channels * size_of::<f32>() } else { 0 }
     }
 
@@ -242,10 +249,10 @@ impl Contract for Conv2dFilterGrad {
         if let Some(winograd) = WinogradFilterGrad::if_chosen(&c) {
             return winograd.scratch_len() * size_of::<f32>();
         }
-        let cut = cut(&c);
-        let rows = c.out_size[0].div_ceil(cut.bands);
-        let window = window_len(&c, rows, c.kernel[0].div_ceil(cut.taps)).next_multiple_of(16);
-        cut.together * (window + gradient_len(&c, rows)) * size_of::<f32>()
+        let blocking = blocking(&c);
+        let rows = c.out_size[0].div_ceil(blocking.bands);
+        let window = window_len(&c, rows, c.kernel[0].div_ceil(blocking.taps)).next_multiple_of(16);
+        blocking.together * (window + gradient_len(&c, rows)) * size_of::<f32>()
     }
 
     fn flops(&self) -> f64 {

@@ -8,13 +8,13 @@ use crate::conv::choose::Microkernel;
 use crate::conv::conv_k3::TAPS;
 use crate::conv::conv2d::Conv2d;
 use crate::conv::correlation::Correlation;
-use crate::conv::filter_grad::{Cut, Part, TILE_PIXELS, block, cut, gap};
+use crate::conv::filter_grad::{Blocking, Part, TILE_PIXELS, block, blocking, gap};
 use crate::conv::filter_grad_k3::FilterGradK3;
 use crate::conv::kernel_table::ConvKernels;
 use crate::conv::window::{Images, Region};
 use crate::conv::winograd_filter_grad::WinogradFilterGrad;
 use crate::gemm::contract::Operands;
-use crate::gemm::microkernel::{Ahead, Tile, sum_partials};
+use crate::gemm::microkernel::{Prefetch, Tile, sum_partials};
 use crate::gemm::pack;
 use crate::partition;
 
@@ -35,27 +35,27 @@ pub(crate) unsafe fn run<V: ConvKernels>(
         // SAFETY: guaranteed by the caller.
         return unsafe { winograd.run::<V>(phase, chunk, mem, scratch, finish) };
     }
-    let cut = cut(c);
+    let blocking = blocking(c);
     let len = c.filter_rows() * c.out_channels;
     if phase == 0 {
-        let part = cut.part(c, chunk);
-        let out = match cut.groups {
+        let part = blocking.part(c, chunk);
+        let out = match blocking.groups {
             1 => mem.out,
             _ => mem.shared.cast::<f32>().wrapping_add(part.group * len),
         };
         // SAFETY: each chunk has its own taps and columns of its own partial result; the rest is
         // guaranteed by the caller.
-        unsafe { group_sum::<V>(c, &cut, &part, Operands { out, ..mem }, scratch) }
-        if cut.groups > 1 {
+        unsafe { group_sum::<V>(c, &blocking, &part, Operands { out, ..mem }, scratch) }
+        if blocking.groups > 1 {
             return;
         }
     } else {
-        let rows = block(c, &cut, chunk).rows;
+        let rows = block(c, &blocking, chunk).rows;
         let elements = rows.start * c.out_channels..rows.end * c.out_channels;
         // SAFETY: all partial results are complete, and this chunk owns these rows of the output.
-        unsafe { sum_partials(mem.shared.cast(), len, cut.groups, mem.out, elements) }
+        unsafe { sum_partials(mem.shared.cast(), len, blocking.groups, mem.out, elements) }
     }
-    finish(block(c, &cut, chunk));
+    finish(block(c, &blocking, chunk));
 }
 
 /// Sums the units of one group, for some taps and columns, into `mem.out`.
@@ -64,18 +64,18 @@ pub(crate) unsafe fn run<V: ConvKernels>(
 /// Same as [`run`].
 unsafe fn group_sum<V: ConvKernels>(
     c: &Conv2d,
-    cut: &Cut,
+    blocking: &Blocking,
     part: &Part,
     mem: Operands<f32>,
     scratch: &mut [u8],
 ) {
-    let units = partition::part(c.batch * cut.bands, cut.groups, part.group);
+    let units = partition::part(c.batch * blocking.bands, blocking.groups, part.group);
     let mut first = units.start;
     loop {
         // Several whole images, or one band of one image. Without units the sum is zero.
-        let last = (first + cut.together).min(units.end);
-        let images = first / cut.bands..last.div_ceil(cut.bands);
-        let band = partition::part(c.out_size[0], cut.bands, first % cut.bands);
+        let last = (first + blocking.together).min(units.end);
+        let images = first / blocking.bands..last.div_ceil(blocking.bands);
+        let band = partition::part(c.out_size[0], blocking.bands, first % blocking.bands);
         // SAFETY: guaranteed by the caller.
         unsafe {
             add_images::<V>(c, images, band, part, mem, scratch, first > units.start);
@@ -203,7 +203,7 @@ unsafe fn add_images<V: ConvKernels>(
                     c_row: c.out_channels,
                     cols: (cols.len() - col).min(widest),
                     add: add || rows.start > 0,
-                    ahead: Ahead::none(b),
+                    prefetch: Prefetch::none(b),
                 };
                 // SAFETY: the window and the gradient hold all pixels of the band, shifted by any
                 // tap.

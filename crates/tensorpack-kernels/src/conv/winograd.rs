@@ -77,7 +77,7 @@ mod fast {
     use crate::conv::kernel_table::ConvKernels;
     use crate::conv::winograd_transform::transforms::OutputTile;
     use crate::gemm::contract::Operands;
-    use crate::gemm::microkernel::{Ahead, Tile};
+    use crate::gemm::microkernel::{Prefetch, Tile};
     use crate::gemm::pack;
 
     impl Winograd {
@@ -174,7 +174,7 @@ mod fast {
                             c_row: panel_width,
                             cols: panel_width,
                             add: false,
-                            ahead: Ahead::none(filter),
+                            prefetch: Prefetch::none(filter),
                         };
                         // SAFETY: tiles and filter are transformed, and the scratch memory has room
                         // for the products.

@@ -95,7 +95,7 @@ mod fast {
     use crate::conv::winograd_transform::TILE;
     use crate::conv::winograd_transform::transforms::Partials;
     use crate::gemm::contract::Operands;
-    use crate::gemm::microkernel::{Ahead, Tile};
+    use crate::gemm::microkernel::{Prefetch, Tile};
 
     impl WinogradFilterGrad {
         /// # Safety
@@ -188,7 +188,7 @@ mod fast {
                         c_row: cols,
                         cols: (cols - col).min(V::MAX_COLS),
                         add,
-                        ahead: Ahead::none(gradients),
+                        prefetch: Prefetch::none(gradients),
                     };
                     // SAFETY: the tiles of the image and of the gradient are transformed.
                     unsafe { tile.run::<V>(inputs, false) }

@@ -18,7 +18,7 @@ struct Axis {
 
 /// The method for the two innermost dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Method {
     /// The last dimension is contiguous on both sides.
     Runs,
     /// The last dimension is contiguous in the destination, the one before it in the source.
@@ -34,9 +34,9 @@ pub struct Copy {
     outer: Vec<Axis>,
     /// The two innermost dimensions.
     axes: [Axis; 2],
-    way: Way,
+    method: Method,
     /// Which of the two is split into work items, and the length of each piece.
-    cut: usize,
+    split: usize,
     piece: usize,
     /// Work items per chunk.
     group: usize,
@@ -57,7 +57,15 @@ impl Copy {
             // Nothing is copied, and the other sizes may be arbitrarily large.
             let axes = [Axis { len: 0, src: 0, dst: 0 }; 2];
             let outer = Vec::new();
-            return Copy { size: element_size, outer, axes, way: Way::Strided, cut: 0, piece: 1, group: 1 };
+            return Copy {
+                size: element_size,
+                outer,
+                axes,
+                method: Method::Strided,
+                split: 0,
+                piece: 1,
+                group: 1,
+            };
         }
         let axes = (0..dims.len()).map(|d| Axis { len: dims[d], src: src_strides[d], dst: dst_strides[d] });
         let mut axes: Vec<Axis> = axes.filter(|a| a.len != 1).collect();
@@ -76,26 +84,34 @@ impl Copy {
         let one = Axis { len: 1, src: 0, dst: 0 };
         let last = merged.pop().unwrap_or(Axis { len: 1, src: 1, dst: 1 });
         let along_src = merged.iter().rposition(|a| a.src == 1);
-        let (way, before) = match (last, along_src) {
-            (Axis { src: 1, dst: 1, .. }, _) => (Way::Runs, merged.pop().unwrap_or(one)),
-            (Axis { dst: 1, .. }, Some(at)) => (Way::Transposed, merged.remove(at)),
-            _ => (Way::Strided, merged.pop().unwrap_or(one)),
+        let (method, before) = match (last, along_src) {
+            (Axis { src: 1, dst: 1, .. }, _) => (Method::Runs, merged.pop().unwrap_or(one)),
+            (Axis { dst: 1, .. }, Some(at)) => (Method::Transposed, merged.remove(at)),
+            _ => (Method::Strided, merged.pop().unwrap_or(one)),
         };
         // Split the last dimension only if the one before it is too short.
-        let cut = usize::from(way != Way::Transposed && before.len < 8 && last.len > CHUNK);
-        let other = [last.len, before.len][cut];
+        let split = usize::from(method != Method::Transposed && before.len < 8 && last.len > CHUNK);
+        let other = [last.len, before.len][split];
         let piece = (CHUNK / other.max(1)).max(1);
         // A band of transposed blocks needs a few blocks to pay off.
-        let piece = if way == Way::Transposed { piece.next_multiple_of(64) } else { piece };
+        let piece = if method == Method::Transposed { piece.next_multiple_of(64) } else { piece };
         let axes = [before, last];
-        let item = piece.min(axes[cut].len) * other;
-        Copy { size: element_size, outer: merged, axes, way, cut, piece, group: (CHUNK / item.max(1)).max(1) }
+        let item = piece.min(axes[split].len) * other;
+        Copy {
+            size: element_size,
+            outer: merged,
+            axes,
+            method,
+            split,
+            piece,
+            group: (CHUNK / item.max(1)).max(1),
+        }
     }
 
     fn items(&self) -> usize {
         let outer: usize = self.outer.iter().map(|a| a.len).product();
-        let empty = self.axes[1 - self.cut].len == 0;
-        if empty { 0 } else { outer * self.axes[self.cut].len.div_ceil(self.piece) }
+        let empty = self.axes[1 - self.split].len == 0;
+        if empty { 0 } else { outer * self.axes[self.split].len.div_ceil(self.piece) }
     }
 
     /// Returns the number of chunks.
@@ -131,7 +147,7 @@ impl Copy {
         src: *const T,
         dst: *mut T,
     ) {
-        let pieces = self.axes[self.cut].len.div_ceil(self.piece);
+        let pieces = self.axes[self.split].len.div_ceil(self.piece);
         for item in items {
             let (mut s, mut d, mut rest) = (src, dst, item / pieces);
             for axis in self.outer.iter().rev() {
@@ -141,16 +157,16 @@ impl Copy {
             }
             let mut axes = self.axes;
             let start = item % pieces * self.piece;
-            let axis = &mut axes[self.cut];
+            let axis = &mut axes[self.split];
             axis.len = self.piece.min(axis.len - start);
             let start = start as isize;
             (s, d) = (s.wrapping_offset(start * axis.src), d.wrapping_offset(start * axis.dst));
             let [a, b] = axes;
             // SAFETY: guaranteed by the caller; the pieces stay within the dimensions.
             unsafe {
-                match self.way {
-                    Way::Transposed => transpose(isa, s, b.src, d, a.dst, [a.len, b.len]),
-                    way => rows(way, s, d, a, b),
+                match self.method {
+                    Method::Transposed => transpose(isa, s, b.src, d, a.dst, [a.len, b.len]),
+                    method => rows(method, s, d, a, b),
                 }
             }
         }
@@ -159,13 +175,13 @@ impl Copy {
 
 /// # Safety
 /// Same as [`Copy::run`].
-unsafe fn rows<T: std::marker::Copy>(way: Way, src: *const T, dst: *mut T, a: Axis, b: Axis) {
+unsafe fn rows<T: std::marker::Copy>(method: Method, src: *const T, dst: *mut T, a: Axis, b: Axis) {
     for i in 0..a.len as isize {
         let (s, d) = (src.wrapping_offset(i * a.src), dst.wrapping_offset(i * a.dst));
         // SAFETY: guaranteed by the caller.
         unsafe {
-            match way {
-                Way::Runs => std::ptr::copy_nonoverlapping(s, d, b.len),
+            match method {
+                Method::Runs => std::ptr::copy_nonoverlapping(s, d, b.len),
                 _ if b.src == 0 && b.dst == 1 => std::slice::from_raw_parts_mut(d, b.len).fill(*s),
                 _ => (0..b.len as isize).for_each(|j| *d.offset(j * b.dst) = *s.offset(j * b.src)),
             }

@@ -131,8 +131,8 @@ unsafe fn unary_of<T: Number, const FAST: bool>(op: Unary, n: usize, a: *const u
         Unary::Floor => each!(x => x.floor()),
         Unary::Round => each!(x => x.round()),
         Unary::Relu => each!(x => x.relu()),
-        Unary::Not => each!(x => T::truth(!x.is_true())),
-        Unary::IsFinite => each!(x => T::truth(x.is_finite())),
+        Unary::Not => each!(x => T::from_bool(!x.is_true())),
+        Unary::IsFinite => each!(x => T::from_bool(x.is_finite())),
     }
 }
 
@@ -175,14 +175,14 @@ unsafe fn binary_of<T: Number>(op: Binary, n: usize, a: Value, b: Value, dst: *m
         Binary::Max => each!(x, y => x.max(y)),
         Binary::Min => each!(x, y => x.min(y)),
         Binary::Pow => each!(x, y => x.pow(y)),
-        Binary::Eq => each!(x, y => T::truth(x == y)),
-        Binary::Ne => each!(x, y => T::truth(x != y)),
-        Binary::Lt => each!(x, y => T::truth(x < y)),
-        Binary::Le => each!(x, y => T::truth(x <= y)),
-        Binary::Gt => each!(x, y => T::truth(x > y)),
-        Binary::Ge => each!(x, y => T::truth(x >= y)),
-        Binary::And => each!(x, y => T::truth(x.is_true() & y.is_true())),
-        Binary::Or => each!(x, y => T::truth(x.is_true() | y.is_true())),
+        Binary::Eq => each!(x, y => T::from_bool(x == y)),
+        Binary::Ne => each!(x, y => T::from_bool(x != y)),
+        Binary::Lt => each!(x, y => T::from_bool(x < y)),
+        Binary::Le => each!(x, y => T::from_bool(x <= y)),
+        Binary::Gt => each!(x, y => T::from_bool(x > y)),
+        Binary::Ge => each!(x, y => T::from_bool(x >= y)),
+        Binary::And => each!(x, y => T::from_bool(x.is_true() & y.is_true())),
+        Binary::Or => each!(x, y => T::from_bool(x.is_true() | y.is_true())),
     }
 }
 
@@ -288,7 +288,8 @@ per_isa! {
     /// Reads `n` elements of `dtype`, `stride` elements apart, as `class`.
     ///
     /// # Safety
-    /// The elements named must be readable, `n` writable at `dst`, apart from them.
+    /// These elements must be readable at the source, `n` elements must be writable at `dst`, and
+    /// the two must not overlap.
     pub(crate) unsafe fn load(dtype: DType, class: Class, n: usize, src: *const u8, stride: isize, dst: *mut u8) = load_body
 }
 

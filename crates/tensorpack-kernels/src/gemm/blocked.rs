@@ -11,7 +11,7 @@ use std::ops::Range;
 use crate::Block;
 use crate::gemm::contract::Operands;
 use crate::gemm::matmul::{DEPTH, MatMul, Part, Stage};
-use crate::gemm::microkernel::{Ahead, Tile, TileKernels, sum_partials};
+use crate::gemm::microkernel::{Prefetch, Tile, TileKernels, sum_partials};
 use crate::gemm::pack;
 use crate::partition;
 
@@ -132,10 +132,10 @@ unsafe fn multiply<V: TileKernels>(
             let next = (product.n - (col + cols)).min(widest);
             let next_panel = rhs.wrapping_add(first * rhs_step + product.rhs_column(col + cols));
             for (i, rows) in partition::parts(part.rows.len(), tile_rows).enumerate() {
-                let ahead = match (in_place || next == 0, product.rhs_transposed) {
-                    (true, _) => Ahead::none(panel),
-                    (_, false) => Ahead::part(next_panel, [steps.len(), next], rhs_step, i, tiles),
-                    (_, true) => Ahead::part(next_panel, [next, steps.len()], rhs_col, i, tiles),
+                let prefetch = match (in_place || next == 0, product.rhs_transposed) {
+                    (true, _) => Prefetch::none(panel),
+                    (_, false) => Prefetch::part(next_panel, [steps.len(), next], rhs_step, i, tiles),
+                    (_, true) => Prefetch::part(next_panel, [next, steps.len()], rhs_col, i, tiles),
                 };
                 let (a, a_stride) = if packed_lhs {
                     (first * product.m + (part.rows.start + rows.start) * steps.len(), rows.len())
@@ -162,7 +162,7 @@ unsafe fn multiply<V: TileKernels>(
                     c_row: product.n,
                     cols,
                     add: steps.start > 0,
-                    ahead,
+                    prefetch,
                 };
                 // SAFETY: rows, columns and steps are inside the operands and the output.
                 unsafe { tile.run::<V>(rows.len(), !product.lhs_transposed) }

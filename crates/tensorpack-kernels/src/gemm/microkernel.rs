@@ -37,24 +37,24 @@ pub(crate) struct Tile {
     /// Whether to add to `c` instead of overwriting it.
     pub(crate) add: bool,
     /// Memory to prefetch meanwhile.
-    pub(crate) ahead: Ahead,
+    pub(crate) prefetch: Prefetch,
 }
 
 /// Memory to prefetch into the L2 cache while a tile is computed: one address in every [`UNROLL`]
 /// steps, `step` elements apart, up to `last`. All prefetches at once would delay the loads of the
 /// tile itself.
 #[derive(Clone, Copy)]
-pub(crate) struct Ahead {
+pub(crate) struct Prefetch {
     from: *const f32,
     step: usize,
     last: *const f32,
 }
 
-impl Ahead {
+impl Prefetch {
     /// Prefetches only `near`, which is in cache already. Prefetching an invalid address would be
     /// slow.
-    pub(crate) fn none(near: *const f32) -> Ahead {
-        Ahead { from: near, step: 0, last: near }
+    pub(crate) fn none(near: *const f32) -> Prefetch {
+        Prefetch { from: near, step: 0, last: near }
     }
 
     /// Prefetches the share of tile `tile` of `tiles` in a matrix of `rows` rows of `cols`
@@ -66,16 +66,16 @@ impl Ahead {
         stride: usize,
         tile: usize,
         tiles: usize,
-    ) -> Ahead {
+    ) -> Prefetch {
         const LINE: usize = 16;
         let share = partition::part(rows * cols.div_ceil(LINE), tiles, tile);
         if share.is_empty() {
-            return Ahead::none(matrix);
+            return Prefetch::none(matrix);
         }
         let (line, row) = (share.start / rows, share.start % rows);
         let last = (row + share.len()).min(rows) - 1;
         let at = |row: usize| matrix.wrapping_add(line * LINE + row * stride);
-        Ahead { from: at(row), step: stride, last: at(last) }
+        Prefetch { from: at(row), step: stride, last: at(last) }
     }
 }
 
@@ -190,7 +190,7 @@ unsafe fn tile<V: Simd, const ROWS: usize, const VECTORS: usize, const ALONG_K: 
     // reach.
     unsafe {
         let mut acc = [[V::zero(); VECTORS]; ROWS];
-        let mut ahead = t.ahead.from;
+        let mut prefetch = t.prefetch.from;
         let (a_row, a_step) = if ALONG_K { (t.a_stride, 1) } else { (1, t.a_stride) };
         for image in 0..t.images {
             for segment in 0..t.segments {
@@ -202,8 +202,8 @@ unsafe fn tile<V: Simd, const ROWS: usize, const VECTORS: usize, const ALONG_K: 
                 let mut b = t.b.wrapping_add(image * t.b_image + segment * t.b_segment);
                 let mut left = t.steps;
                 while left >= UNROLL {
-                    _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
-                    ahead = ahead.wrapping_add(t.ahead.step).min(t.ahead.last);
+                    _mm_prefetch::<_MM_HINT_T1>(prefetch.cast());
+                    prefetch = prefetch.wrapping_add(t.prefetch.step).min(t.prefetch.last);
                     for u in 0..UNROLL {
                         if ALONG_K {
                             hide_addresses(&mut a[..ROWS.div_ceil(3)]);

@@ -6,7 +6,7 @@ use tensorpack_tensor::{DType, bf16};
 /// A bool in memory: one byte; any value but 0 is true.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub(crate) struct Truth(u8);
+pub(crate) struct Bool(u8);
 
 /// Converts a value with the semantics of Rust's `as`; to a bool by comparing with 0.
 pub(crate) trait To<T> {
@@ -34,16 +34,16 @@ by_as! {
 
 macro_rules! by_class {
     ($($class:ty),*) => {$(
-        impl To<$class> for Truth {
+        impl To<$class> for Bool {
             #[inline(always)]
             fn to(self) -> $class {
                 u8::from(self.0 != 0) as $class
             }
         }
-        impl To<Truth> for $class {
+        impl To<Bool> for $class {
             #[inline(always)]
-            fn to(self) -> Truth {
-                Truth(u8::from(self != 0 as $class))
+            fn to(self) -> Bool {
+                Bool(u8::from(self != 0 as $class))
             }
         }
         impl To<$class> for bf16 {
@@ -111,7 +111,7 @@ macro_rules! with_dtype {
                 $body
             }
             DType::Bool => {
-                type $t = $crate::scalar::element::Truth;
+                type $t = $crate::scalar::element::Bool;
                 $body
             }
         }

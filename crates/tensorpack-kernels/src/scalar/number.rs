@@ -51,7 +51,7 @@ pub(crate) trait Number: Copy + PartialOrd + To<f64> {
         self.cos::<false>()
     }
     #[inline(always)]
-    fn truth(b: bool) -> Self {
+    fn from_bool(b: bool) -> Self {
         if b { Self::ONE } else { Self::ZERO }
     }
     #[inline(always)]
