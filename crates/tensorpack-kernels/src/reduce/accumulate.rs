@@ -2,7 +2,7 @@
 //! accumulators.
 
 use crate::expr::Class;
-use crate::reduce::reduce::ReduceKind;
+use crate::reduce::ReduceKind;
 use crate::reduce::state::{State, beats, merge_moments};
 use crate::scalar::Number;
 use crate::scalar::element::{To, with_class};

@@ -3,9 +3,9 @@
 mod accumulate;
 mod cumsum;
 mod finite;
-mod reduce;
+mod fused_reduce;
 mod state;
 
 pub use cumsum::Cumsum;
 pub use finite::{Extremes, all_finite, extremes};
-pub use reduce::{Reduce, ReduceKind};
+pub use fused_reduce::{Reduce, ReduceKind};

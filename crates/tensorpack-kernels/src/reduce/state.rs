@@ -7,7 +7,7 @@
 use crate::Isa;
 use crate::elementwise::steps::{self, Value};
 use crate::expr::Class;
-use crate::reduce::reduce::ReduceKind;
+use crate::reduce::ReduceKind;
 use crate::scalar::Number;
 use std::slice::from_raw_parts_mut;
 use tensorpack_tensor::DType;
