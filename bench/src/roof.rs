@@ -4,7 +4,7 @@
 use std::fmt::Write;
 use tensorpack::Result;
 use tensorpack::runtime::cpu::{Isa, Team};
-use tensorpack::runtime::{KernelTime, Machine};
+use tensorpack::runtime::{KernelTime, Roofline};
 
 /// The number of rows in the table.
 const ROWS: usize = 30;
@@ -19,8 +19,11 @@ struct KernelGroup<'a> {
 /// Prints the kernels that take longest by their best times; kernels of identical layers share a row.
 pub(crate) fn print_table(times: &[KernelTime], threads: Option<usize>) -> Result<()> {
     let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
-    let machine = Machine::measure(&mut Team::new(threads), Isa::detect());
-    println!("machine: {:.0} GFLOP/s in multiply-adds, {:.1} GB/s copied", machine.gflops, machine.copy_gbs);
+    let roofline = Roofline::measure(&mut Team::new(threads), Isa::detect());
+    println!(
+        "machine: {:.0} GFLOP/s in multiply-adds, {:.1} GB/s copied",
+        roofline.gflops, roofline.copy_gbs
+    );
     let mut groups: Vec<KernelGroup<'_>> = Vec::new();
     let kind = |t: &KernelTime| t.name.split(' ').next().map(String::from);
     for t in times.iter().filter(|t| t.runs > 0) {
@@ -40,7 +43,7 @@ pub(crate) fn print_table(times: &[KernelTime], threads: Option<usize>) -> Resul
     for KernelGroup { first, count, seconds } in groups.iter().take(ROWS) {
         let each = seconds / *count as f64;
         let (gflops, gbs) = (first.flops / each / 1e9, first.bytes / each / 1e9);
-        let roof = machine.roof_seconds(first.flops, first.bytes) / each;
+        let roof = roofline.roof_seconds(first.flops, first.bytes) / each;
         let _ = writeln!(
             table,
             "{:>5.1}% {:>9.1} {gflops:>9.1} {gbs:>9.1} {:>5.0}%  {count} x {}",

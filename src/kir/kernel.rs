@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 use tensorpack_kernels::{
-    Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Cumulate, DepthwiseFilterGrad,
-    DepthwiseForward, DepthwiseInputGrad, Lookup, MatMul, Order, Pool,
+    Argsort, Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Cumsum, DepthwiseFilterGrad,
+    DepthwiseForward, DepthwiseInputGrad, GatherScatter, MatMul, Pool,
 };
 use tensorpack_tensor::{HostTensor, Result};
 
@@ -82,7 +82,8 @@ pub enum PoolKind {
 
 /// What is done with the rows of tables that are named by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum LookupKind {
+#[doc(alias = "LookupKind")]
+pub enum GatherKind {
     /// Reads tables; gives the rows named.
     Gather,
     /// Reads rows; gives tables of zeros with each added to the row named.
@@ -153,27 +154,30 @@ pub enum Kernel {
         axis: usize,
     },
     /// Rows of tables by number. A number that names no row ends the run with an error.
-    Lookup {
+    #[doc(alias = "Lookup")]
+    Gather {
         /// Whether they are read or added to.
-        kind: LookupKind,
+        kind: GatherKind,
         /// The sizes.
-        lookup: Lookup,
+        lookup: GatherScatter,
         /// The tables, or what is added; dense, or bf16 that is added.
         rows: View,
         /// The numbers, dense i64.
         indices: View,
     },
     /// Running sums of a tensor that is dense or bf16.
-    Cumulate {
+    #[doc(alias = "Cumulate")]
+    Cumsum {
         /// The sizes, and from where to where.
-        sums: Cumulate,
+        sums: Cumsum,
         /// What is summed.
         input: View,
     },
     /// The places (i64) of a dense tensor's elements in the order of their values.
-    Order {
+    #[doc(alias = "Order")]
+    Argsort {
         /// The sizes, and which come first.
-        order: Order,
+        order: Argsort,
         /// What is ordered.
         input: View,
     },
@@ -214,11 +218,11 @@ impl Kernel {
             }
             Kernel::Pool { inputs, .. } | Kernel::Custom { inputs, .. } => inputs.iter().collect(),
             Kernel::Concat { parts, .. } => parts.iter().collect(),
-            Kernel::Lookup { rows, indices, .. } => vec![rows, indices],
+            Kernel::Gather { rows, indices, .. } => vec![rows, indices],
             Kernel::Copy(src) | Kernel::Pad { src, .. } => vec![src],
             Kernel::AllReduce { input, .. }
-            | Kernel::Cumulate { input, .. }
-            | Kernel::Order { input, .. } => {
+            | Kernel::Cumsum { input, .. }
+            | Kernel::Argsort { input, .. } => {
                 vec![input]
             }
             Kernel::Random { .. } => Vec::new(),
@@ -235,11 +239,11 @@ impl Kernel {
             }
             Kernel::Pool { inputs, .. } | Kernel::Custom { inputs, .. } => inputs.iter_mut().collect(),
             Kernel::Concat { parts, .. } => parts.iter_mut().collect(),
-            Kernel::Lookup { rows, indices, .. } => vec![rows, indices],
+            Kernel::Gather { rows, indices, .. } => vec![rows, indices],
             Kernel::Copy(src) | Kernel::Pad { src, .. } => vec![src],
             Kernel::AllReduce { input, .. }
-            | Kernel::Cumulate { input, .. }
-            | Kernel::Order { input, .. } => vec![input],
+            | Kernel::Cumsum { input, .. }
+            | Kernel::Argsort { input, .. } => vec![input],
             Kernel::Random { .. } => Vec::new(),
         }
     }
@@ -268,11 +272,11 @@ impl Kernel {
             Kernel::Copy(_) => "copy",
             Kernel::Pad { .. } => "pad",
             Kernel::Concat { .. } => "concat",
-            Kernel::Lookup { kind: LookupKind::Gather, .. } => "gather",
-            Kernel::Lookup { kind: LookupKind::ScatterAdd, .. } => "scatter-add",
-            Kernel::Lookup { kind: LookupKind::NonZero, .. } => "check-nonzero",
-            Kernel::Cumulate { .. } => "running-sum",
-            Kernel::Order { .. } => "order",
+            Kernel::Gather { kind: GatherKind::Gather, .. } => "gather",
+            Kernel::Gather { kind: GatherKind::ScatterAdd, .. } => "scatter-add",
+            Kernel::Gather { kind: GatherKind::NonZero, .. } => "check-nonzero",
+            Kernel::Cumsum { .. } => "cumsum",
+            Kernel::Argsort { .. } => "argsort",
             Kernel::Random { .. } => "random",
             Kernel::AllReduce { .. } => "all-reduce",
             Kernel::Custom { .. } => "custom",

@@ -1,11 +1,11 @@
 //! What an operation's `lower` writes with.
 
 use super::{
-    BufferKind, Class, ContractKind, CustomKernel, Expr, ExprBuilder, Kernel, KernelNode, LookupKind,
+    BufferKind, Class, ContractKind, CustomKernel, Expr, ExprBuilder, GatherKind, Kernel, KernelNode,
     MapBody, Origin, PoolKind, Program, ReduceKind, Reg, View,
 };
 use std::sync::Arc;
-use tensorpack_kernels::{Cumulate, Lookup, Order, Pool};
+use tensorpack_kernels::{Argsort, Cumsum, GatherScatter, Pool};
 use tensorpack_tensor::{DType, HostTensor};
 
 /// The lowering of one graph node, all shapes known: its inputs as views, and methods that emit kernels.
@@ -217,17 +217,17 @@ impl LowerCx<'_> {
     }
 
     /// Rows of tables by number, for output 0. Rows are added up in f32 where they are bf16.
-    pub fn lookup(&mut self, kind: LookupKind, lookup: Lookup, rows: &View, indices: &View) -> View {
+    pub fn lookup(&mut self, kind: GatherKind, lookup: GatherScatter, rows: &View, indices: &View) -> View {
         let (dtype, sizes) = self.outputs[0].clone();
         let indices = match indices.dtype {
             DType::I64 => self.dense(indices),
             _ => self.map_to(DType::I64, &indices.sizes, &[indices], |_, r| r[0]),
         };
         let rows = match kind {
-            LookupKind::Gather | LookupKind::NonZero => self.dense(rows),
-            LookupKind::ScatterAdd => self.operand(rows),
+            GatherKind::Gather | GatherKind::NonZero => self.dense(rows),
+            GatherKind::ScatterAdd => self.operand(rows),
         };
-        self.one(Kernel::Lookup { kind, lookup, rows, indices }, dtype, sizes)
+        self.one(Kernel::Gather { kind, lookup, rows, indices }, dtype, sizes)
     }
 
     /// Returns the integers as i64 and checks, when the program runs, that none is zero. A zero
@@ -238,9 +238,9 @@ impl LowerCx<'_> {
             _ => self.map_to(DType::I64, &view.sizes, &[view], |_, r| r[0]),
         };
         let count = wide.len();
-        let lookup = Lookup { batch: 1, rows: count, width: 1, count, shared: false };
+        let lookup = GatherScatter { batch: 1, rows: count, width: 1, count, shared: false };
         let kernel =
-            Kernel::Lookup { kind: LookupKind::NonZero, lookup, rows: wide.clone(), indices: wide.clone() };
+            Kernel::Gather { kind: GatherKind::NonZero, lookup, rows: wide.clone(), indices: wide.clone() };
         self.one(kernel, DType::I64, wide.sizes)
     }
 
@@ -250,17 +250,17 @@ impl LowerCx<'_> {
     }
 
     /// Running sums for output 0, in f32 where they are of bf16.
-    pub fn cumulate(&mut self, sums: Cumulate, input: &View) -> View {
+    pub fn cumulate(&mut self, sums: Cumsum, input: &View) -> View {
         let (dtype, sizes) = self.outputs[0].clone();
         let input = self.operand(input);
-        self.one(Kernel::Cumulate { sums, input }, dtype, sizes)
+        self.one(Kernel::Cumsum { sums, input }, dtype, sizes)
     }
 
     /// Places in the order of values, for output 0.
-    pub fn order(&mut self, order: Order, input: &View) -> View {
+    pub fn order(&mut self, order: Argsort, input: &View) -> View {
         let (dtype, sizes) = self.outputs[0].clone();
         let input = self.dense(input);
-        self.one(Kernel::Order { order, input }, dtype, sizes)
+        self.one(Kernel::Argsort { order, input }, dtype, sizes)
     }
 
     /// Uniform random numbers of output 0's type and these sizes, drawn from the stream of this name; `continued` from

@@ -12,7 +12,7 @@ mod validate;
 mod view;
 
 pub use expr_builder::ExprBuilder;
-pub use kernel::{ContractKind, CustomKernel, Epilogue, Kernel, LookupKind, MapBody, PoolKind};
+pub use kernel::{ContractKind, CustomKernel, Epilogue, GatherKind, Kernel, MapBody, PoolKind};
 pub use lower::LowerCx;
 pub(crate) use lower::compact;
 pub use program::{Buffer, BufferId, BufferKind, KernelNode, Origin, Program, Update};

@@ -6,7 +6,7 @@
 
 use super::view::elements;
 use super::{
-    Binary, Buffer, BufferId, BufferKind, ContractKind, Expr, Kernel, KernelNode, LookupKind, MapBody,
+    Binary, Buffer, BufferId, BufferKind, ContractKind, Expr, GatherKind, Kernel, KernelNode, MapBody,
     PoolKind, Program, ReduceKind, Reg, Step, View,
 };
 use tensorpack_kernels as kernels;
@@ -233,30 +233,30 @@ fn kernel(kernel: &Kernel, outputs: &[&Buffer]) -> Result<()> {
             same_sizes("the output", &out.sizes, &kernels::Pad::padded_dims(&src.sizes, low, high, interior)?)
         }
         Kernel::Concat { parts, axis } => concat(parts, *axis, one(outputs)?),
-        Kernel::Lookup { kind, lookup, rows, indices } => {
+        Kernel::Gather { kind, lookup, rows, indices } => {
             let out = one(outputs)?;
             lookup.check()?;
             require_dtype("the row numbers", indices.dtype, &[DType::I64])?;
             dense("the row numbers", indices, lookup.indices_len())?;
             require_dtype("the output", out.dtype, &[rows.dtype])?;
             match kind {
-                LookupKind::Gather => {
+                GatherKind::Gather => {
                     dense("the tables", rows, lookup.tables_len())?;
                     require_len("the output", out.len(), lookup.rows_len())
                 }
-                LookupKind::ScatterAdd => {
+                GatherKind::ScatterAdd => {
                     require_dtype("what is added", rows.dtype, &ADDENDS)?;
                     operand("what is added", rows, lookup.rows_len())?;
                     require_len("the output", out.len(), lookup.tables_len())
                 }
-                LookupKind::NonZero => {
+                GatherKind::NonZero => {
                     require_dtype("the divisor", rows.dtype, &[DType::I64])?;
                     dense("the divisor", rows, lookup.rows_len())?;
                     require_len("the output", out.len(), lookup.rows_len())
                 }
             }
         }
-        Kernel::Cumulate { sums, input } => {
+        Kernel::Cumsum { sums, input } => {
             let out = one(outputs)?;
             sums.check()?;
             require_dtype("what is summed", input.dtype, &ADDENDS)?;
@@ -264,7 +264,7 @@ fn kernel(kernel: &Kernel, outputs: &[&Buffer]) -> Result<()> {
             operand("what is summed", input, sums.elements())?;
             require_len("the output", out.len(), sums.elements())
         }
-        Kernel::Order { order, input } => {
+        Kernel::Argsort { order, input } => {
             let out = one(outputs)?;
             order.check()?;
             require_dtype("the output", out.dtype, &[DType::I64])?;

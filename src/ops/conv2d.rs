@@ -82,7 +82,7 @@ impl Window {
             dilation: self.dilation,
             pad_low: self.pad_low([x[1], x[2]], [w[0], w[1]])?,
             out_size: [y[1], y[2]],
-            by_definition: false,
+            exact: false,
         })
     }
 }

@@ -2,10 +2,10 @@
 //! gradient.
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
-use crate::kir::{LookupKind, LowerCx, View};
+use crate::kir::{GatherKind, LowerCx, View};
 use crate::reference::{Array, EvaluateCx, Indices, Scalar, Sums};
 use serde::{Deserialize, Serialize};
-use tensorpack_kernels::Lookup;
+use tensorpack_kernels::GatherScatter;
 use tensorpack_tensor::{DType, Dim, Error, Result, Shape, element_count};
 
 /// How indices select elements.
@@ -37,10 +37,10 @@ impl Along {
 
     /// Returns the loop sizes: `tables` are the sizes of the indexed tensor, `chosen` those of the
     /// result.
-    fn lookup(self, tables: &[usize], chosen: &[usize]) -> Result<Lookup> {
+    fn lookup(self, tables: &[usize], chosen: &[usize]) -> Result<GatherScatter> {
         let axis = self.axis(tables.len());
         let counted = chosen.len() - (tables.len() - axis - 1);
-        Ok(Lookup {
+        Ok(GatherScatter {
             batch: element_count(&tables[..axis])?,
             rows: tables[axis],
             width: element_count(&tables[axis + 1..])?,
@@ -107,7 +107,7 @@ impl OpDef for Gather {
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let (x, indices) = (cx.input(0), cx.input(1));
         let lookup = self.0.lookup(&x.sizes, &cx.output_sizes(0))?;
-        Ok(vec![cx.lookup(LookupKind::Gather, lookup, &x, &indices)])
+        Ok(vec![cx.lookup(GatherKind::Gather, lookup, &x, &indices)])
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
@@ -194,7 +194,7 @@ impl OpDef for ScatterAdd {
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let (updates, indices) = (cx.input(0), cx.input(1));
         let lookup = self.along.lookup(&cx.output_sizes(0), &updates.sizes)?;
-        Ok(vec![cx.lookup(LookupKind::ScatterAdd, lookup, &updates, &indices)])
+        Ok(vec![cx.lookup(GatherKind::ScatterAdd, lookup, &updates, &indices)])
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {

@@ -45,7 +45,7 @@ impl OpDef for Order {
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let x = cx.input(0);
         let (outer, last) = x.sizes.split_at(x.sizes.len() - 1);
-        let order = kernels::Order {
+        let order = kernels::Argsort {
             rows: element_count(outer)?,
             len: last[0],
             take: self.take.unwrap_or(last[0]),

@@ -35,5 +35,5 @@ pub(crate) use session::MAX_FEEDS;
 pub use session::{IntoFetch, Prepared, Session, SessionOptions};
 pub use staging::{Stage, Staging};
 pub use step_program::{Cadence, Clock, FetchHandle, StepProgram};
-pub use tensorpack_kernels::Machine;
+pub use tensorpack_kernels::Roofline;
 pub use update_turns::Turns;

@@ -159,12 +159,12 @@ impl Choices {
                 0 => self.change(axis),
                 _ => drop(parts.pop()),
             },
-            Kernel::Lookup { lookup: l, .. } => match self.below(5) {
+            Kernel::Gather { lookup: l, .. } => match self.below(5) {
                 0 => l.shared ^= true,
                 _ => self.change_one(vec![&mut l.batch, &mut l.rows, &mut l.width, &mut l.count]),
             },
-            Kernel::Cumulate { sums: s, .. } => self.change_one(vec![&mut s.outer, &mut s.len, &mut s.inner]),
-            Kernel::Order { order: o, .. } => self.change_one(vec![&mut o.rows, &mut o.len, &mut o.take]),
+            Kernel::Cumsum { sums: s, .. } => self.change_one(vec![&mut s.outer, &mut s.len, &mut s.inner]),
+            Kernel::Argsort { order: o, .. } => self.change_one(vec![&mut o.rows, &mut o.len, &mut o.take]),
             Kernel::Random { first, .. } => self.change(first),
             // How many inputs a user's kernel takes is between it and its operation.
             Kernel::Copy(_) | Kernel::AllReduce { .. } | Kernel::Custom { .. } => {}

@@ -3,11 +3,11 @@
 
 use tensorpack::graph::{GradCx, Graph, OpDef, Spec, Tensor, TensorSpec};
 use tensorpack::kir::{
-    Binary, BufferId, Class, ContractKind, LookupKind, LowerCx, PoolKind, ReduceKind, View,
+    Binary, BufferId, Class, ContractKind, GatherKind, LowerCx, PoolKind, ReduceKind, View,
 };
 use tensorpack::runtime::{Session, SessionOptions};
 use tensorpack::{DType, ErrorKind, HostTensor, Result};
-use tensorpack_kernels::{Conv2d, Cumulate, Lookup, MatMul, Order, Pool};
+use tensorpack_kernels::{Argsort, Conv2d, Cumsum, GatherScatter, MatMul, Pool};
 
 /// An operation of `f32[2, 3]` that is lowered wrongly.
 struct Case {
@@ -42,7 +42,7 @@ const CONV: Conv2d = Conv2d {
     dilation: [1, 1],
     pad_low: [0, 0],
     out_size: [2, 3],
-    by_definition: false,
+    exact: false,
 };
 
 fn pool() -> Pool {
@@ -70,10 +70,10 @@ fn conv(cx: &mut LowerCx<'_>, conv: Conv2d) -> View {
 
 fn order(cx: &mut LowerCx<'_>, rows: usize, len: usize, take: usize) -> View {
     let x = cx.input(0);
-    cx.order(Order { rows, len, take, descending: false }, &x)
+    cx.order(Argsort { rows, len, take, descending: false }, &x)
 }
 
-fn lookup(cx: &mut LowerCx<'_>, kind: LookupKind, lookup: Lookup) -> View {
+fn lookup(cx: &mut LowerCx<'_>, kind: GatherKind, lookup: GatherScatter) -> View {
     let x = cx.input(0);
     let indices = cx.constant(HostTensor::new([2], vec![0i64, 1]).unwrap());
     cx.lookup(kind, lookup, &x, &indices)
@@ -329,8 +329,8 @@ const CASES: &[Case] = &[
         name: "rows of a larger table",
         output: SAME,
         lower: |cx| {
-            let sizes = Lookup { batch: 1, rows: 1 << 20, width: 3, count: 2, shared: true };
-            lookup(cx, LookupKind::Gather, sizes)
+            let sizes = GatherScatter { batch: 1, rows: 1 << 20, width: 3, count: 2, shared: true };
+            lookup(cx, GatherKind::Gather, sizes)
         },
         kind: ErrorKind::Shape,
     },
@@ -338,8 +338,8 @@ const CASES: &[Case] = &[
         name: "more row numbers than there are",
         output: SAME,
         lower: |cx| {
-            let sizes = Lookup { batch: 1, rows: 2, width: 3, count: 200, shared: true };
-            lookup(cx, LookupKind::Gather, sizes)
+            let sizes = GatherScatter { batch: 1, rows: 2, width: 3, count: 200, shared: true };
+            lookup(cx, GatherKind::Gather, sizes)
         },
         kind: ErrorKind::Shape,
     },
@@ -347,8 +347,8 @@ const CASES: &[Case] = &[
         name: "rows added to a larger table",
         output: SAME,
         lower: |cx| {
-            let sizes = Lookup { batch: 1, rows: 1 << 20, width: 3, count: 2, shared: true };
-            lookup(cx, LookupKind::ScatterAdd, sizes)
+            let sizes = GatherScatter { batch: 1, rows: 1 << 20, width: 3, count: 2, shared: true };
+            lookup(cx, GatherKind::ScatterAdd, sizes)
         },
         kind: ErrorKind::Shape,
     },
@@ -357,7 +357,7 @@ const CASES: &[Case] = &[
         output: SAME,
         lower: |cx| {
             let x = cx.input(0);
-            cx.cumulate(Cumulate { outer: 2, len: 300, inner: 1, exclusive: false, reverse: false }, &x)
+            cx.cumulate(Cumsum { outer: 2, len: 300, inner: 1, exclusive: false, reverse: false }, &x)
         },
         kind: ErrorKind::Shape,
     },

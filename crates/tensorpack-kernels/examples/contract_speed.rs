@@ -1,11 +1,12 @@
-//! How fast the contractions are, for shapes of typical models: GFLOP/s, and the share of what a loop of nothing but
-//! fused multiply-adds reaches in the same run. Arguments: threads (default 1), then a part of a shape's name.
+//! Measures the contractions for shapes of typical models, in GFLOP/s and as a share of the peak,
+//! which a loop of fused multiply-adds measures in the same run. Arguments: number of threads
+//! (default 1), then a substring of the shape names to run.
 
 use std::time::Instant;
 
 use tensorpack_kernels::{
-    Bias, Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Isa, Machine, MatMul, Operands,
-    Team,
+    Bias, Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Isa, MatMul, Operands,
+    Roofline, Team,
 };
 
 /// Memory aligned to cache lines.
@@ -29,7 +30,7 @@ impl Buffer {
     }
 }
 
-/// The shortest of several times that `work` takes, in seconds.
+/// Returns the shortest of several run times of `work`, in seconds.
 fn best(mut work: impl FnMut()) -> f64 {
     let (mut best, start) = (f64::MAX, Instant::now());
     let mut rounds = 0;
@@ -60,8 +61,8 @@ fn gflops(team: &mut Team, isa: Isa, work: &dyn Contract) -> f64 {
                     shared: shared as *mut u8,
                     bias: Bias::NONE,
                 };
-                // SAFETY: the buffers have the sizes the contraction asks for, each member has its own scratch, and
-                // `Team::run` waits between phases.
+                // SAFETY: the buffers have the sizes that the contraction needs, each member has
+                // its own scratch memory, and `Team::run` waits between phases.
                 unsafe {
                     let scratch =
                         std::slice::from_raw_parts_mut(scratch[member] as *mut u8, work.scratch_bytes());
@@ -78,7 +79,7 @@ fn matmul(m: usize, n: usize, k: usize, lhs_transposed: bool, rhs_transposed: bo
     MatMul { batch: 1, m, n, k, lhs_transposed, rhs_transposed, lhs_shared, rhs_shared, rhs_panels }
 }
 
-/// A convolution with a square filter, padded to keep the size but for the stride.
+/// Returns a convolution with a square filter and "same" padding.
 fn conv(size: usize, kernel: usize, stride: usize, channels: [usize; 2]) -> Conv2d {
     let out = size.div_ceil(stride);
     let pad = ((out - 1) * stride + kernel).saturating_sub(size);
@@ -92,7 +93,7 @@ fn conv(size: usize, kernel: usize, stride: usize, channels: [usize; 2]) -> Conv
         dilation: [1; 2],
         pad_low: [pad / 2; 2],
         out_size: [out; 2],
-        by_definition: false,
+        exact: false,
     }
 }
 
@@ -147,14 +148,16 @@ fn shapes() -> Vec<(String, Box<dyn Contract>)> {
 
 fn main() {
     let mut args = std::env::args().skip(1);
-    let mut team = Team::new(args.next().map_or(1, |a| a.parse().expect("a number of threads")));
+    let mut team = Team::new(
+        args.next().map_or(1, |a| a.parse().expect("the first argument must be the number of threads")),
+    );
     let only = args.next().unwrap_or_default();
     for isa in Isa::available().filter(|&isa| isa != Isa::Plain) {
-        println!("{isa}, {team:?}: peak {:.0} GFLOP/s", Machine::measure(&mut team, isa).gflops);
+        println!("{isa}, {team:?}: peak {:.0} GFLOP/s", Roofline::measure(&mut team, isa).gflops);
         for (name, work) in shapes() {
             if name.contains(&only) {
                 let speed = gflops(&mut team, isa, &*work);
-                let share = 100.0 * speed / Machine::measure(&mut team, isa).gflops;
+                let share = 100.0 * speed / Roofline::measure(&mut team, isa).gflops;
                 println!("{name:36} {speed:7.1} GFLOP/s {share:4.0} %");
             }
         }

@@ -1,18 +1,18 @@
-//! How fast the elementwise, reduction and pooling kernels are on one thread, next to a plain copy of as much memory:
-//! `cargo run --release -p tensorpack-kernels --example map_speed`.
+//! Measures the elementwise, reduction and pooling kernels on one thread, next to a copy of as many
+//! bytes: `cargo run --release -p tensorpack-kernels --example map_speed`.
 
 use std::time::Instant;
 use tensorpack_kernels::expr::{Binary, Class, Expr, Reg, Step, Unary};
 use tensorpack_kernels::{Copy, Isa, Map, Operand, Pool, Random, Reduce, ReduceKind, all_finite};
 use tensorpack_tensor::{CounterRng, DType};
 
-/// Prints a case: the bytes it reads and writes, and what copies that move as many get. All take turns, and the best
-/// of many rounds counts, since other programs use the memory too.
+/// Measures and prints a case: its bandwidth, and that of copies of as many bytes. They take turns,
+/// and the best of many rounds counts, since other programs use the memory, too.
 fn report(name: &str, bytes: usize, mut f: impl FnMut()) {
     let (from, mut to) = (Aligned::noise(bytes / 8), Aligned::zeros(bytes / 8));
     let (from, to) = (&from.memory[from.start..], &mut to.memory[to.start..]);
     let mut best = [f64::INFINITY; 3];
-    // Each first without the clock, to start with what it leaves in the caches itself.
+    // Each runs once untimed, so that it starts with its own data in the caches.
     let mut lap = |i: usize, f: &mut dyn FnMut()| {
         f();
         let start = Instant::now();
@@ -22,8 +22,8 @@ fn report(name: &str, bytes: usize, mut f: impl FnMut()) {
     for _ in 0..30 {
         lap(0, &mut f);
         lap(1, &mut || to.copy_from_slice(std::hint::black_box(from)));
-        // The library's copy may write around the caches; this one does not, nor do kernels, whose results are wanted
-        // there.
+        // The library's copy may use non-temporal stores; this one does not, like kernels, whose
+        // results should stay in the caches.
         lap(2, &mut || to.iter_mut().zip(std::hint::black_box(from)).for_each(|(t, f)| *t = f.abs()));
     }
     let [speed, copy, simple] = best.map(|t| bytes as f64 / t / 1e9);
@@ -34,7 +34,7 @@ fn report(name: &str, bytes: usize, mut f: impl FnMut()) {
     );
 }
 
-/// Numbers in memory aligned as tensors are.
+/// Floats in memory aligned like tensors.
 struct Aligned {
     memory: Vec<f32>,
     start: usize,
@@ -64,7 +64,7 @@ impl Aligned {
         self.memory.len() - self.start
     }
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: floats are bytes as well.
+        // SAFETY: any float is valid as bytes.
         unsafe { std::slice::from_raw_parts_mut(self.ptr_mut(), self.len() * 4) }
     }
 }
@@ -93,7 +93,7 @@ fn run_map(isa: Isa, name: &str, map: &Map, operands: &[&Aligned], outputs: &mut
     let mut scratch = Aligned::zeros(map.scratch_bytes() / 4);
     report(name, len * 4, || {
         for chunk in 0..map.chunks() {
-            // SAFETY: the vectors are as long as the map's operands and outputs.
+            // SAFETY: the buffers have the lengths of the map's operands and outputs.
             unsafe { map.run(isa, chunk, &operands, &outputs, scratch.bytes()) };
         }
     });
@@ -178,7 +178,7 @@ fn run_reduce(isa: Isa, name: &str, reduce: &Reduce, operands: &[&Aligned], outp
     report(name, len * 4, || {
         for phase in 0..reduce.phases() {
             for chunk in 0..reduce.chunks(phase) {
-                // SAFETY: the memory is as large as the reduction says.
+                // SAFETY: the buffers have the sizes that the reduction needs.
                 unsafe {
                     reduce.run(isa, phase, chunk, &operands, &outputs, shared.ptr_mut(), scratch.bytes());
                 }
@@ -218,7 +218,7 @@ fn reductions(isa: Isa) {
         run_reduce(isa, name, &reduce, &[&x], &mut out);
     }
     report("all_finite", x.len() * 4, || {
-        // SAFETY: the memory has as many elements.
+        // SAFETY: the memory has `x.len()` elements.
         assert!(unsafe { all_finite(isa, DType::F32, x.ptr(), x.len()) });
     });
 }
@@ -238,7 +238,7 @@ fn pooling(isa: Isa) {
     let (mut y, mut index) = (Aligned::zeros(n / 4), Aligned::zeros(n / 16));
     let bytes = n * 4 + n + n / 4;
     report("max pool 2x2, 128x28x28x32", bytes, || {
-        // SAFETY: the memory is as large as the sizes say.
+        // SAFETY: the buffers have the sizes of the descriptor.
         (0..pool.chunks())
             .for_each(|c| unsafe { pool.max(isa, DType::F32, c, x.ptr(), y.ptr_mut(), index.ptr_mut()) });
     });
@@ -263,7 +263,7 @@ fn copies(isa: Isa) {
     let (x, mut y) = (Aligned::noise(n), Aligned::zeros(n));
     let mut run = |name: &str, copy: Copy| {
         report(name, n * 8, || {
-            // SAFETY: the copies are all of n elements.
+            // SAFETY: both buffers have n elements.
             (0..copy.chunks()).for_each(|c| unsafe { copy.run(isa, c, x.ptr(), y.ptr_mut()) });
         });
     };
@@ -273,7 +273,7 @@ fn copies(isa: Isa) {
     let random = Random::new(n, DType::F32);
     report("uniform random numbers", n * 4, || {
         let rng = CounterRng::new(1, "speed");
-        // SAFETY: there are n elements.
+        // SAFETY: the buffer has n elements.
         (0..random.chunks()).for_each(|c| unsafe { random.run(isa, c, rng, 0, 0, y.ptr_mut()) });
     });
 }

@@ -1,47 +1,49 @@
-//! Places of elements in the order of their values.
+//! Argsort and top-k: the indices of elements in order of their values.
 
 use std::cmp::Ordering;
 use tensorpack_tensor::{DType, bf16};
 
-/// Elements of one chunk, more or less.
+/// Approximate number of elements per chunk.
 const CHUNK: usize = 8 * 1024;
 
-/// For every row of `len` elements, the places (i64) of the first `take` of them in order of value. Of equals the
-/// earlier comes first; a NaN is larger than any number.
+/// For every row of `len` elements, the i64 indices of the first `take` elements in order of value.
+/// The order is stable, and NaN is larger than any number.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Order {
-    /// How many rows.
+#[doc(alias = "Order")]
+pub struct Argsort {
+    /// Number of rows.
     pub rows: usize,
-    /// Elements of a row.
+    /// Elements per row.
     pub len: usize,
-    /// How many places are wanted, at most all.
+    /// Number of indices to return per row, at most `len`.
     pub take: usize,
-    /// The largest first.
+    /// Whether the largest comes first.
     pub descending: bool,
 }
 
-impl Order {
-    fn group(&self) -> usize {
+impl Argsort {
+    fn rows_per_chunk(&self) -> usize {
         (CHUNK / self.len.max(1)).max(1)
     }
 
-    /// Into how many chunks the work is cut.
+    /// Returns the number of chunks.
     pub fn chunks(&self) -> usize {
-        if self.take == 0 { 0 } else { self.rows.div_ceil(self.group()) }
+        if self.take == 0 { 0 } else { self.rows.div_ceil(self.rows_per_chunk()) }
     }
 
-    /// Bytes of working memory a thread needs while it runs a chunk.
+    /// Returns the bytes of scratch memory each thread needs.
     pub fn scratch_bytes(&self) -> usize {
         self.len * size_of::<i64>()
     }
 
-    /// Does one chunk.
+    /// Runs one chunk.
     ///
     /// # Safety
-    /// [`Order::check`] must have passed. `src` must be readable as `rows * len` elements of `dtype`, `dst` writable as `rows * take`, both aligned and
-    /// apart; `scratch` must be aligned for i64 and as large as [`Order::scratch_bytes`] says.
+    /// [`Argsort::check`] must have passed. `src` must be readable as `rows * len` elements of
+    /// `dtype` and `dst` writable as `rows * take`; both must be aligned and must not overlap.
+    /// `scratch` must be aligned for i64 and have at least [`Argsort::scratch_bytes`] bytes.
     pub unsafe fn run(&self, dtype: DType, chunk: usize, src: *const u8, dst: *mut i64, scratch: &mut [u8]) {
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match dtype {
                 DType::F32 => self.sort(chunk, src.cast::<f32>(), dst, scratch, |a, b| {
@@ -61,7 +63,7 @@ impl Order {
     }
 
     /// # Safety
-    /// As for [`Order::run`].
+    /// Same as [`Argsort::run`].
     unsafe fn sort<T>(
         &self,
         chunk: usize,
@@ -70,10 +72,10 @@ impl Order {
         scratch: &mut [u8],
         compare: impl Fn(&T, &T) -> Ordering,
     ) {
-        let Order { rows, len, take, descending } = *self;
-        // SAFETY: the scratch is large enough and aligned, as the caller vouches.
-        let places = unsafe { std::slice::from_raw_parts_mut(scratch.as_mut_ptr().cast::<i64>(), len) };
-        for row in chunk * self.group()..((chunk + 1) * self.group()).min(rows) {
+        let Argsort { rows, len, take, descending } = *self;
+        // SAFETY: the caller guarantees that the scratch memory is large enough and aligned.
+        let indices = unsafe { std::slice::from_raw_parts_mut(scratch.as_mut_ptr().cast::<i64>(), len) };
+        for row in chunk * self.rows_per_chunk()..((chunk + 1) * self.rows_per_chunk()).min(rows) {
             // SAFETY: a row of the source, and its row of the output.
             let (values, out) = unsafe {
                 (
@@ -81,16 +83,16 @@ impl Order {
                     std::slice::from_raw_parts_mut(dst.add(row * take), take),
                 )
             };
-            places.iter_mut().enumerate().for_each(|(i, p)| *p = i as i64);
+            indices.iter_mut().enumerate().for_each(|(i, p)| *p = i as i64);
             let before = |a: &i64, b: &i64| {
                 let order = compare(&values[*a as usize], &values[*b as usize]);
                 (if descending { order.reverse() } else { order }).then(a.cmp(b))
             };
             if 0 < take && take < len {
-                places.select_nth_unstable_by(take - 1, before);
+                indices.select_nth_unstable_by(take - 1, before);
             }
-            places[..take].sort_unstable_by(before);
-            out.copy_from_slice(&places[..take]);
+            indices[..take].sort_unstable_by(before);
+            out.copy_from_slice(&indices[..take]);
         }
     }
 }

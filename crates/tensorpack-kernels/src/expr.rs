@@ -1,12 +1,15 @@
-//! Scalar expressions: what one element of a fused elementwise kernel computes. An [`Expr`] is a straight line of
-//! steps, each using the results of earlier ones; a kernel runs it over a tile of elements at a time, step by step,
-//! so that a chain of operations reads and writes memory once.
+//! Scalar expressions: the computation of a fused elementwise kernel for one element.
+//!
+//! An [`Expr`] is a straight-line program whose steps use the results of earlier steps. A kernel
+//! runs it one tile of elements at a time, step by step, so a chain of operations reads and writes
+//! memory once.
 
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::DType;
 
-/// The types arithmetic is done in. Elements are converted when loaded and stored: bf16 computes in f32, all
-/// integers and bool in i64 (wrapping when stored), which gives the same results with fewer loops.
+/// The type that arithmetic is done in. Elements are converted when loaded and stored: bf16
+/// computes in f32, all integers and bool in i64 (wrapping when stored). That gives the same
+/// results with fewer loops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Class {
     /// f32 and bf16.
@@ -18,7 +21,7 @@ pub enum Class {
 }
 
 impl Class {
-    /// The class in which elements of `dtype` are computed.
+    /// Returns the class that elements of `dtype` are computed in.
     pub fn of(dtype: DType) -> Class {
         match dtype {
             DType::F32 | DType::Bf16 => Class::F32,
@@ -28,12 +31,12 @@ impl Class {
     }
 }
 
-/// The result of a step, by the step's number.
+/// A virtual register: the result of the step with this index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Reg(pub u16);
 
-/// A function of one number. Truth values are numbers of the same class: 0 is false, all else true, and what yields
-/// a truth value yields 0 or 1.
+/// A function of one value. Booleans are values of the same class: 0 is false, anything else is
+/// true, and predicates return 0 or 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are the functions")]
 pub enum Unary {
@@ -65,14 +68,14 @@ pub enum Unary {
     IsFinite,
 }
 
-/// A function of two numbers of one class.
+/// A function of two values of the same class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are the functions")]
 pub enum Binary {
     Add,
     Sub,
     Mul,
-    /// Integer division truncates, as Rust's; by zero it gives 0.
+    /// Integer division truncates as in Rust; division by zero gives 0.
     Div,
     /// NaN if either is NaN.
     Max,
@@ -92,29 +95,30 @@ pub enum Binary {
 /// One step of an expression.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
-    /// The element of the kernel's operand number `index`, converted to `class`.
+    /// The element of operand `index`, converted to `class`.
     Operand {
-        /// Which operand.
+        /// Index of the operand.
         index: u16,
-        /// The class it is wanted in.
+        /// Class of the result.
         class: Class,
     },
-    /// The same number for every element.
+    /// The same value for every element.
     Const(f64, Class),
     /// The element's position along dimension `axis` of the iteration space.
     Index {
         /// The dimension.
         axis: u16,
-        /// The class it is wanted in.
+        /// Class of the result.
         class: Class,
     },
     /// A function of one earlier result.
     Unary(Unary, Reg),
-    /// A function of two earlier results of one class.
+    /// A function of two earlier results of the same class.
     Binary(Binary, Reg, Reg),
-    /// The second where the first is true, else the third; the last two of one class.
+    /// The second result where the first is true, otherwise the third. The last two have the same
+    /// class.
     Select(Reg, Reg, Reg),
-    /// An earlier result in another class, as Rust's `as` converts.
+    /// An earlier result converted to another class, with the semantics of Rust's `as`.
     Cast(Class, Reg),
 }
 
@@ -123,12 +127,12 @@ pub enum Step {
 pub struct Expr {
     /// The steps; step `i` defines `Reg(i)`.
     pub steps: Vec<Step>,
-    /// The results, one for each output of the kernel.
+    /// The results, one per output of the kernel.
     pub outputs: Vec<Reg>,
 }
 
 impl Expr {
-    /// The class of a step's result.
+    /// Returns the class of a step's result.
     pub fn class(&self, mut reg: Reg) -> Class {
         loop {
             reg = match self.steps[reg.0 as usize] {
@@ -141,8 +145,8 @@ impl Expr {
         }
     }
 
-    /// How much there is to do for an element, in simple steps.
-    pub(crate) fn effort(&self) -> usize {
+    /// Estimates the cost per element, in units of a simple step.
+    pub(crate) fn cost(&self) -> usize {
         let steps = self.steps.iter().map(|step| match step {
             Step::Unary(Unary::Exp | Unary::Expm1 | Unary::Log | Unary::Log1p | Unary::Tanh, _) => 8,
             Step::Unary(Unary::Sigmoid | Unary::Erf | Unary::Sin | Unary::Cos, _) => 8,

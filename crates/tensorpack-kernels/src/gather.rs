@@ -1,4 +1,5 @@
-//! Rows of a table by number: picked, or added to.
+//! Gather and scatter-add: reads the rows of a table that a list of indices names, or adds rows to
+//! them.
 
 use crate::Isa;
 use crate::partition::part;
@@ -7,52 +8,56 @@ use crate::simd::per_isa::per_isa;
 use std::ops::Range;
 use tensorpack_tensor::DType;
 
-/// Elements of one chunk, more or less.
+/// Approximate number of elements per chunk.
 const CHUNK: usize = 32 * 1024;
 
-/// `batch` tables of `rows` rows, and `count` row numbers (i64) for each of them or, if `shared`, for all.
+/// The sizes of a gather or a scatter-add: `batch` tables of `rows` rows, and `count` i64 indices
+/// per table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Lookup {
-    /// How many tables.
+#[doc(alias = "Lookup")]
+pub struct GatherScatter {
+    /// Number of tables.
     pub batch: usize,
-    /// Rows of a table.
+    /// Rows per table.
     pub rows: usize,
-    /// Elements of a row.
+    /// Elements per row.
     pub width: usize,
-    /// Row numbers for a table.
+    /// Indices per table.
     pub count: usize,
-    /// Whether all tables have the same row numbers.
+    /// Whether all tables share one list of indices.
     pub shared: bool,
 }
 
-impl Lookup {
-    fn gather_group(&self) -> usize {
+impl GatherScatter {
+    /// Returns the number of rows that a chunk gathers.
+    fn rows_per_chunk(&self) -> usize {
         (CHUNK / self.width.max(1)).max(1)
     }
 
-    /// Lists of row numbers.
+    /// Returns the number of index lists.
     pub(crate) fn index_tables(&self) -> usize {
         if self.shared { self.batch.min(1) } else { self.batch }
     }
 
-    /// Rows that are picked. Without columns there is nothing to write, but every row number is looked at once.
+    /// Returns the number of rows to gather. Rows without elements write nothing, but every index
+    /// is still checked once.
     fn gathered(&self) -> usize {
         let tables = if self.width == 0 { self.index_tables() } else { self.batch };
         tables * self.count
     }
 
-    /// Into how many chunks picking is cut.
+    /// Returns the number of chunks of [`GatherScatter::gather`].
     pub fn gather_chunks(&self) -> usize {
-        self.gathered().div_ceil(self.gather_group())
+        self.gathered().div_ceil(self.rows_per_chunk())
     }
 
-    /// Picks: row `k` of the output's table `b`, `[batch, count, width]`, is row `indices[b, k]` of the table `b`.
-    /// Elements have 1, 2, 4 or 8 bytes. Returns where in `indices` this chunk met the first that names no row; for
-    /// such a one nothing is written.
+    /// Gathers one chunk: `out[b, k, :] = tables[b, indices[b, k], :]`, with `out` of shape
+    /// `[batch, count, width]`. Elements have 1, 2, 4 or 8 bytes. Returns the position in `indices`
+    /// of the first out-of-range index of this chunk; nothing is written for such an index.
     ///
     /// # Safety
-    /// [`Lookup::check`] must have passed. The tables and `indices` must be readable in full, the output writable,
-    /// aligned for their types, and apart.
+    /// [`GatherScatter::check`] must have passed. The tables and `indices` must be readable and the
+    /// output writable in full. All must be aligned for their types and must not overlap.
     pub unsafe fn gather(
         &self,
         element_size: usize,
@@ -61,9 +66,9 @@ impl Lookup {
         indices: *const i64,
         out: *mut u8,
     ) -> Option<usize> {
-        let group = self.gather_group();
+        let group = self.rows_per_chunk();
         let items = chunk * group..((chunk + 1) * group).min(self.gathered());
-        // SAFETY: passed on from the caller. A row of one element is read as a number.
+        // SAFETY: guaranteed by the caller. A row of one element is copied as an integer.
         unsafe {
             match (self.width, element_size) {
                 (1, 2) => self.gather_rows(1, items, tables.cast::<u16>(), indices, out.cast()),
@@ -75,7 +80,7 @@ impl Lookup {
     }
 
     /// # Safety
-    /// As for [`Lookup::gather`], with rows of `width` numbers of type `T`.
+    /// Same as [`GatherScatter::gather`], with rows of `width` elements of type `T`.
     unsafe fn gather_rows<T: Copy>(
         &self,
         width: usize,
@@ -87,11 +92,11 @@ impl Lookup {
         let mut bad = None;
         for item in items {
             let table = item / self.count;
-            let place = if self.shared { item % self.count } else { item };
-            // SAFETY: as many indices as items, or as many as an item's table has.
-            let row = unsafe { *indices.add(place) };
+            let position = if self.shared { item % self.count } else { item };
+            // SAFETY: there is an index for each item, or, if shared, for each row of a table.
+            let row = unsafe { *indices.add(position) };
             if (row as u64) >= self.rows as u64 {
-                bad = bad.or(Some(place));
+                bad = bad.or(Some(position));
                 continue;
             }
             // SAFETY: the row is inside its table, and the item inside the output.
@@ -106,15 +111,15 @@ impl Lookup {
         bad
     }
 
-    /// Copies a chunk of the `count` numbers, cut as for [`Lookup::gather`]. Returns the position
-    /// of the first zero in this chunk.
+    /// Copies one chunk of `count` integers, with the chunks of [`GatherScatter::gather`]. Returns
+    /// the position of the first zero in this chunk.
     ///
     /// # Safety
-    /// `values` must be readable and `out` writable in full, and the two apart.
+    /// `values` must be readable and `out` writable in full, and they must not overlap.
     pub unsafe fn nonzero(&self, chunk: usize, values: *const i64, out: *mut i64) -> Option<usize> {
-        let group = self.gather_group();
+        let group = self.rows_per_chunk();
         let items = chunk * group..((chunk + 1) * group).min(self.batch * self.count);
-        // SAFETY: the items are some of the numbers, which the caller gives in full.
+        // SAFETY: the items are in range, and the caller guarantees both buffers in full.
         let (from, to) = unsafe {
             let from = std::slice::from_raw_parts(values.add(items.start), items.len());
             (from, std::slice::from_raw_parts_mut(out.add(items.start), items.len()))
@@ -123,34 +128,36 @@ impl Lookup {
         from.iter().position(|&v| v == 0).map(|at| items.start + at)
     }
 
-    /// How a table is cut for adding: into pieces of its width, and those into parts of its rows. Every chunk looks
-    /// at all row numbers, so there are not more parts than keep that small beside the adding.
-    fn cut(&self) -> [usize; 2] {
-        let pieces = self.width.div_ceil(CHUNK).max(1);
-        let width = self.width / pieces;
-        let parts = (self.rows * width).div_ceil(CHUNK).min(width.max(8)).max(1);
-        [pieces, parts]
+    /// Returns how many column blocks and row blocks partition a table for a scatter-add. Every
+    /// chunk scans all indices, so the number of row blocks is limited to keep the scan cheap
+    /// relative to the additions.
+    fn blocks(&self) -> [usize; 2] {
+        let col_blocks = self.width.div_ceil(CHUNK).max(1);
+        let width = self.width / col_blocks;
+        let row_blocks = (self.rows * width).div_ceil(CHUNK).min(width.max(8)).max(1);
+        [col_blocks, row_blocks]
     }
 
-    /// Into how many chunks adding is cut.
+    /// Returns the number of chunks of [`GatherScatter::scatter_add`].
     pub fn scatter_chunks(&self) -> usize {
-        let [pieces, parts] = self.cut();
+        let [col_blocks, row_blocks] = self.blocks();
         let tables = match self.rows * self.width {
-            // Nothing is written, but every row number is looked at once.
+            // Nothing is written, but every index is still checked once.
             0 if self.count == 0 => 0,
             0 => self.index_tables(),
             _ => self.batch,
         };
-        tables * pieces * parts
+        tables * col_blocks * row_blocks
     }
 
-    /// Adds: the output's table `b`, `[batch, rows, width]`, is zeros, plus for every `k` in order, in row
-    /// `indices[b, k]`, row `k` of the updates' table `b`. Returns where in `indices` the first is that names no row.
+    /// Scatter-adds one chunk: `out`, of shape `[batch, rows, width]`, starts as zeros, then
+    /// `out[b, indices[b, k], :] += updates[b, k, :]` for every `k` in order. Returns the position
+    /// in `indices` of the first out-of-range index.
     ///
     /// # Safety
-    /// [`Lookup::check`] must have passed. The updates and `indices` must be readable in full, the output writable,
-    /// aligned for their types, and apart.
-    /// The machine must have the instructions of `isa`.
+    /// [`GatherScatter::check`] must have passed. The updates and `indices` must be readable and
+    /// the output writable in full. All must be aligned for their types and must not overlap. The
+    /// CPU must support `isa`.
     pub unsafe fn scatter_add(
         &self,
         isa: Isa,
@@ -160,20 +167,20 @@ impl Lookup {
         indices: *const i64,
         out: *mut u8,
     ) -> Option<usize> {
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match dtype {
                 DType::F32 => self.scatter::<f32>(isa, chunk, updates.cast(), indices, out.cast()),
                 DType::F64 => self.scatter::<f64>(isa, chunk, updates.cast(), indices, out.cast()),
                 DType::I32 => self.scatter::<i32>(isa, chunk, updates.cast(), indices, out.cast()),
                 DType::I64 => self.scatter::<i64>(isa, chunk, updates.cast(), indices, out.cast()),
-                other => panic!("rows are added in f32, f64, i32 or i64, not {other}"),
+                other => panic!("scatter-add supports f32, f64, i32 and i64, not {other}"),
             }
         }
     }
 
     /// # Safety
-    /// As for [`Lookup::scatter_add`].
+    /// Same as [`GatherScatter::scatter_add`].
     unsafe fn scatter<T: Addend>(
         &self,
         isa: Isa,
@@ -182,12 +189,12 @@ impl Lookup {
         indices: *const i64,
         out: *mut T,
     ) -> Option<usize> {
-        let [pieces, parts] = self.cut();
-        let table = chunk / (pieces * parts);
-        let columns = part(self.width, pieces, chunk / parts % pieces);
-        let rows = part(self.rows, parts, chunk % parts);
+        let [col_blocks, row_blocks] = self.blocks();
+        let table = chunk / (col_blocks * row_blocks);
+        let columns = part(self.width, col_blocks, chunk / row_blocks % col_blocks);
+        let rows = part(self.rows, row_blocks, chunk % row_blocks);
         let first = if self.shared { 0 } else { table * self.count };
-        // SAFETY: `first` and the offsets lie within what the caller vouches for.
+        // SAFETY: `first` and the offsets are within the buffers that the caller guarantees.
         let bad = unsafe {
             let (updates, out) = (
                 updates.add(table * self.count * self.width + columns.start),
@@ -196,16 +203,17 @@ impl Lookup {
             let indices = std::slice::from_raw_parts(indices.add(first), self.count);
             add_rows(isa, indices, self.rows, rows, updates, out, self.width, columns.len())
         };
-        bad.map(|place| first + place)
+        bad.map(|k| first + k)
     }
 }
 
 per_isa! {
     /// # Safety
-    /// `updates` must have a row of `cols` elements, `stride` apart, for each index, and `out` one for each of `rows`.
+    /// `updates` must have a row of `cols` elements for each index, and `out` one for each of
+    /// `rows`; rows are `stride` elements apart.
     unsafe fn add_rows<T: Addend>(
         indices: &[i64],
-        all: usize,
+        table_rows: usize,
         rows: Range<usize>,
         updates: *const T,
         out: *mut T,
@@ -217,24 +225,24 @@ per_isa! {
 #[inline(always)]
 unsafe fn add_rows_body<T: Addend, const FAST: bool>(
     indices: &[i64],
-    all: usize,
+    table_rows: usize,
     rows: Range<usize>,
     updates: *const T,
     out: *mut T,
     stride: usize,
     cols: usize,
 ) -> Option<usize> {
-    // Rows without elements may be many more than memory has room for.
+    // There may be more rows without elements than memory could hold: do not touch those.
     for row in rows.clone().filter(|_| cols > 0) {
         // SAFETY: a row of the output.
         unsafe { std::slice::from_raw_parts_mut(out.add(row * stride), cols) }.fill(T::default());
     }
     let mut bad = None;
     for (k, &row) in indices.iter().enumerate() {
-        if (row as u64) >= all as u64 {
+        if (row as u64) >= table_rows as u64 {
             bad = bad.or(Some(k));
         } else if rows.contains(&(row as usize)) {
-            // SAFETY: a row of the output, and the one of the updates that is added to it.
+            // SAFETY: a row of the output, and row `k` of the updates.
             let (to, from) = unsafe {
                 (
                     std::slice::from_raw_parts_mut(out.add(row as usize * stride), cols),

@@ -1,21 +1,22 @@
-//! Cutting a length into nearly equal parts: tiles of rows, chunks of work, slices of a sum.
+//! Partitions of a length into nearly equal parts: tiles of rows, chunks of work, slices of a sum.
 
 use std::ops::Range;
 
-/// Part `index` of `len` cut into `parts` whose lengths differ by one at most.
+/// Returns part `index` of `len` split into `parts` parts whose lengths differ by at most one.
 pub(crate) fn part(len: usize, parts: usize, index: usize) -> Range<usize> {
     let (each, longer) = (len / parts, len % parts);
     let start = each * index + index.min(longer);
     start..start + each + usize::from(index < longer)
 }
 
-/// The largest number from 1 to `most` that fits, or 1 if none does. Whatever is less than what fits must fit as well.
-pub(crate) fn most(most: usize, fits: impl Fn(usize) -> bool) -> usize {
-    if fits(most) {
-        return most;
+/// Returns the largest number from 1 to `max` that fits, or 1 if none does. `fits` must be
+/// monotonic: if a number fits, so do all smaller ones.
+pub(crate) fn largest_fitting(max: usize, fits: impl Fn(usize) -> bool) -> usize {
+    if fits(max) {
+        return max;
     }
     // `low` fits, or is 1; `high` does not fit.
-    let (mut low, mut high) = (1, most);
+    let (mut low, mut high) = (1, max);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
         if fits(middle) {
@@ -27,7 +28,8 @@ pub(crate) fn most(most: usize, fits: impl Fn(usize) -> bool) -> usize {
     low
 }
 
-/// The fewest nearly equal parts of `len` of which none is longer than `longest`; one empty part if `len` is 0.
+/// Returns the fewest nearly equal parts of `len` that are no longer than `longest`; one empty part
+/// if `len` is 0.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn parts(len: usize, longest: usize) -> impl Iterator<Item = Range<usize>> {
     let parts = len.div_ceil(longest.max(1)).max(1);

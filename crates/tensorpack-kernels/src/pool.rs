@@ -1,7 +1,7 @@
 //! Pooling over windows of images in NHWC order, and its gradients.
 //!
-//! Gradients are gathered: each input element sums over the windows that cover it, so chunks write apart from each
-//! other and nothing has to be cleared first.
+//! Gradients gather instead of scatter: each input element sums over the windows that cover it. So
+//! chunks write disjoint elements, and nothing has to be cleared first.
 
 use crate::Isa;
 use crate::scalar::Number;
@@ -10,25 +10,26 @@ use crate::simd::per_isa::per_isa;
 use std::ops::Range;
 use tensorpack_tensor::DType;
 
-/// Elements of one chunk, more or less.
+/// Approximate number of elements per chunk.
 const CHUNK: usize = 32 * 1024;
 
-/// The sizes of a pooling, each with height before width. Windows may reach into padding, which counts as not there.
+/// The sizes of a pooling operation; pairs are (height, width). Windows may reach into padding,
+/// which is ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Pool {
-    /// Images.
+    /// Number of images.
     pub batch: usize,
-    /// Size of an input image.
+    /// Size of the input images.
     pub in_size: [usize; 2],
-    /// Channels of a pixel.
+    /// Number of channels.
     pub channels: usize,
-    /// Size of a window.
+    /// Size of the window.
     pub window: [usize; 2],
-    /// Step from window to window.
+    /// Step from one window to the next.
     pub stride: [usize; 2],
-    /// Padding above and to the left. What windows reach beyond the other two edges is padding as well.
+    /// Padding above and to the left. Positions beyond the other two edges are padding as well.
     pub pad_low: [usize; 2],
-    /// Size of an output image.
+    /// Size of the output images.
     pub out_size: [usize; 2],
 }
 
@@ -44,13 +45,13 @@ macro_rules! with_float {
                 type $t = f64;
                 $body
             }
-            other => panic!("pooling is for f32 and f64, not {other}"),
+            other => panic!("pooling supports f32 and f64, not {other}"),
         }
     };
 }
 
 impl Pool {
-    /// Into how many chunks the outputs are cut.
+    /// Returns the number of chunks of the forward kernels.
     pub fn chunks(&self) -> usize {
         match self.out_len() {
             0 => 0,
@@ -58,7 +59,7 @@ impl Pool {
         }
     }
 
-    /// Into how many chunks the inputs are cut, for gradients.
+    /// Returns the number of chunks of the gradient kernels, which partition the input.
     pub fn in_chunks(&self) -> usize {
         match self.in_len() {
             0 => 0,
@@ -66,21 +67,22 @@ impl Pool {
         }
     }
 
-    /// Rows of pixels in a chunk.
+    /// Returns the number of pixel rows in a chunk.
     fn group(&self, width: usize) -> usize {
         (CHUNK / (width * self.channels).max(1)).max(1)
     }
 
-    /// The rows that a chunk of the outputs, or of the inputs, has.
+    /// Returns the pixel rows of a chunk of images of this size.
     fn rows(&self, chunk: usize, size: [usize; 2]) -> Range<usize> {
         let group = self.group(size[1]);
         let all = self.batch * size[0];
         (chunk * group).min(all)..((chunk + 1) * group).min(all)
     }
 
-    /// The window positions along `axis` that are real for output `o`, and the input position of the first.
+    /// Returns the window positions along `axis` that lie inside the input for output `o`, and the
+    /// input position of the first.
     #[inline(always)]
-    fn real(&self, axis: usize, o: usize) -> (Range<usize>, usize) {
+    fn inside(&self, axis: usize, o: usize) -> (Range<usize>, usize) {
         let start = o * self.stride[axis];
         let (pad, size) = (self.pad_low[axis], self.in_size[axis]);
         let first = pad.saturating_sub(start).min(self.window[axis]);
@@ -88,7 +90,7 @@ impl Pool {
         (first..end, (start + first).saturating_sub(pad))
     }
 
-    /// The outputs along `axis` whose windows cover input `i`.
+    /// Returns the outputs along `axis` whose windows cover input `i`.
     #[inline(always)]
     fn covering(&self, axis: usize, i: usize) -> Range<usize> {
         let (at, stride) = (i + self.pad_low[axis], self.stride[axis]);
@@ -96,7 +98,8 @@ impl Pool {
         first..(at / stride + 1).min(self.out_size[axis]).max(first)
     }
 
-    /// The same for the input after the one that `before` is for, without divisions.
+    /// Computes [`Pool::covering`] of input `i` from `before`, that of input `i - 1`, without
+    /// divisions.
     #[inline(always)]
     fn covering_next(&self, axis: usize, before: Range<usize>, i: usize) -> Range<usize> {
         let (at, stride) = (i + self.pad_low[axis], self.stride[axis]);
@@ -105,26 +108,29 @@ impl Pool {
         first..(before.end + more).max(first)
     }
 
-    /// The largest of each window, and in `index` where in the window it is (the first such, by rows). NaN counts
-    /// as largest; a window without any real element gives minus infinity.
+    /// Max pooling: writes the largest element of each window to `y`, and its row-major position in
+    /// the window to `index` (the first one if there are ties). NaN counts as largest; a window
+    /// entirely in the padding gives negative infinity.
     ///
     /// # Safety
-    /// [`Pool::check`] must have passed. `x` must be readable and `y` and `index` (one byte for each output) writable in
-    /// full, aligned for `dtype`,
-    /// which is f32 or f64, and apart. A window must have at most 256 elements. The machine must have the
-    /// instructions of `isa`.
+    /// [`Pool::check`] must have passed. `x` must be readable and `y` and `index` (one byte per
+    /// output) writable in full. They must be aligned for `dtype`, which is f32 or f64, and must
+    /// not overlap. A window must have at most 256 elements. The CPU must support `isa`.
     pub unsafe fn max(&self, isa: Isa, dtype: DType, chunk: usize, x: *const u8, y: *mut u8, index: *mut u8) {
-        assert!(self.window[0] * self.window[1] <= 256, "a position in a window is a byte");
+        assert!(
+            self.window[0] * self.window[1] <= 256,
+            "positions in a max-pooling window are bytes: it has at most 256 elements"
+        );
         let rows = self.rows(chunk, self.out_size);
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         with_float!(dtype, T => unsafe { max::<T>(isa, self, rows, x.cast(), y.cast(), index) });
     }
 
-    /// The gradient of [`Pool::max`]: each output's share goes to the element that `index` names. `chunk` is one of
-    /// [`Pool::in_chunks`].
+    /// The gradient of [`Pool::max`]: each output's gradient goes to the element that `index`
+    /// selected. `chunk` is one of [`Pool::in_chunks`].
     ///
     /// # Safety
-    /// As for [`Pool::max`], with `dy` and `index` read and `dx` written.
+    /// Same as [`Pool::max`], with `dy` and `index` read and `dx` written.
     pub unsafe fn max_grad(
         &self,
         isa: Isa,
@@ -135,14 +141,15 @@ impl Pool {
         dx: *mut u8,
     ) {
         let rows = self.rows(chunk, self.in_size);
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         with_float!(dtype, T => unsafe { max_grad::<T>(isa, self, rows, dy.cast(), index, dx.cast()) });
     }
 
-    /// The elements of `x` that `index` names, or 0 where a window has none: the gradient of [`Pool::max_grad`].
+    /// Gathers the elements of `x` that `index` selected, or 0 for a window entirely in the
+    /// padding: the gradient of [`Pool::max_grad`].
     ///
     /// # Safety
-    /// As for [`Pool::max`], with `x` and `index` read and `y` written.
+    /// Same as [`Pool::max`], with `x` and `index` read and `y` written.
     pub unsafe fn max_pick(
         &self,
         isa: Isa,
@@ -153,54 +160,54 @@ impl Pool {
         y: *mut u8,
     ) {
         let rows = self.rows(chunk, self.out_size);
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         with_float!(dtype, T => unsafe { max_pick::<T>(isa, self, rows, x.cast(), index, y.cast()) });
     }
 
-    /// The mean of each window's real elements; 0 where there is none.
+    /// Average pooling: the mean of each window's elements inside the input, or 0 if there is none.
     ///
     /// # Safety
-    /// As for [`Pool::max`], with `x` read and `y` written.
+    /// Same as [`Pool::max`], with `x` read and `y` written.
     pub unsafe fn average(&self, isa: Isa, dtype: DType, chunk: usize, x: *const u8, y: *mut u8) {
         let rows = self.rows(chunk, self.out_size);
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         with_float!(dtype, T => unsafe { average::<T>(isa, self, rows, x.cast(), y.cast()) });
     }
 
     /// The gradient of [`Pool::average`]. `chunk` is one of [`Pool::in_chunks`].
     ///
     /// # Safety
-    /// As for [`Pool::max`], with `dy` read and `dx` written.
+    /// Same as [`Pool::max`], with `dy` read and `dx` written.
     pub unsafe fn average_grad(&self, isa: Isa, dtype: DType, chunk: usize, dy: *const u8, dx: *mut u8) {
         let rows = self.rows(chunk, self.in_size);
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         with_float!(dtype, T => unsafe { average_grad::<T>(isa, self, rows, dy.cast(), dx.cast()) });
     }
 }
 
-/// A float that pooling is done in.
+/// A float type that pooling supports.
 trait Float: Number {
-    /// One over a number of elements.
-    fn share(n: usize) -> Self;
+    /// Returns `1 / n`.
+    fn reciprocal(n: usize) -> Self;
 }
 
 impl Float for f32 {
     #[inline(always)]
-    fn share(n: usize) -> f32 {
+    fn reciprocal(n: usize) -> f32 {
         1.0 / n as f32
     }
 }
 
 impl Float for f64 {
     #[inline(always)]
-    fn share(n: usize) -> f64 {
+    fn reciprocal(n: usize) -> f64 {
         1.0 / n as f64
     }
 }
 
 per_isa! {
     /// # Safety
-    /// As for [`Pool::max`].
+    /// Same as [`Pool::max`].
     unsafe fn max<T: Float>(pool: &Pool, rows: Range<usize>, x: *const T, y: *mut T, index: *mut u8) = max_body
 }
 
@@ -214,10 +221,10 @@ unsafe fn max_body<T: Float, const FAST: bool>(
 ) {
     let channels = pool.channels;
     for row in rows {
-        let (kh, h) = pool.real(0, row % pool.out_size[0]);
+        let (kh, h) = pool.inside(0, row % pool.out_size[0]);
         let image = row / pool.out_size[0] * pool.in_size[0];
         for col in 0..pool.out_size[1] {
-            let (kw, w) = pool.real(1, col);
+            let (kw, w) = pool.inside(1, col);
             let out = (row * pool.out_size[1] + col) * channels;
             by_lanes!(channels, |c, N| {
                 let (mut best, mut at) = ([T::LOWEST; N], [0u32; N]);
@@ -225,7 +232,7 @@ unsafe fn max_body<T: Float, const FAST: bool>(
                 for i in kh.clone() {
                     let line = ((image + h + i - kh.start) * pool.in_size[1] + w) * channels + c;
                     for j in kw.clone() {
-                        // SAFETY: a real element of the window.
+                        // SAFETY: an element of the window inside the input.
                         let v = unsafe { *x.add(line + (j - kw.start) * channels).cast::<[T; N]>() };
                         let code = (i * pool.window[1] + j) as u32;
                         for l in 0..N {
@@ -236,7 +243,7 @@ unsafe fn max_body<T: Float, const FAST: bool>(
                         first = false;
                     }
                 }
-                // SAFETY: an element of the outputs.
+                // SAFETY: an output element.
                 unsafe {
                     *y.add(out + c).cast::<[T; N]>() = best;
                     *index.add(out + c).cast::<[u8; N]>() = at.map(|a| a as u8);
@@ -248,7 +255,7 @@ unsafe fn max_body<T: Float, const FAST: bool>(
 
 per_isa! {
     /// # Safety
-    /// As for [`Pool::max_grad`].
+    /// Same as [`Pool::max_grad`].
     unsafe fn max_grad<T: Float>(pool: &Pool, rows: Range<usize>, dy: *const T, index: *const u8, dx: *mut T)
         = max_grad_body
 }
@@ -282,7 +289,7 @@ unsafe fn max_grad_body<T: Float, const FAST: bool>(
                         // SAFETY: an output whose window covers this element.
                         let (g, at) =
                             unsafe { (*dy.add(from).cast::<[T; N]>(), *index.add(from).cast::<[u8; N]>()) };
-                        // As wide as the numbers, so that the comparison is one for whole vectors.
+                        // Widened so that the comparison works on whole vectors.
                         let at = at.map(u32::from);
                         let mut hit = [T::ZERO; N];
                         for l in 0..N {
@@ -293,7 +300,7 @@ unsafe fn max_grad_body<T: Float, const FAST: bool>(
                         }
                     }
                 }
-                // SAFETY: an element of the inputs.
+                // SAFETY: an input element.
                 unsafe { *dx.add(to + c).cast::<[T; N]>() = sum };
             });
         }
@@ -302,7 +309,7 @@ unsafe fn max_grad_body<T: Float, const FAST: bool>(
 
 per_isa! {
     /// # Safety
-    /// As for [`Pool::max_pick`].
+    /// Same as [`Pool::max_pick`].
     unsafe fn max_pick<T: Float>(pool: &Pool, rows: Range<usize>, x: *const T, index: *const u8, y: *mut T)
         = max_pick_body
 }
@@ -317,19 +324,19 @@ unsafe fn max_pick_body<T: Float, const FAST: bool>(
 ) {
     let channels = pool.channels;
     for row in rows {
-        let (kh, h) = pool.real(0, row % pool.out_size[0]);
+        let (kh, h) = pool.inside(0, row % pool.out_size[0]);
         let image = row / pool.out_size[0] * pool.in_size[0];
         for col in 0..pool.out_size[1] {
-            let (kw, w) = pool.real(1, col);
+            let (kw, w) = pool.inside(1, col);
             let out = (row * pool.out_size[1] + col) * channels;
             by_lanes!(channels, |c, N| {
-                // SAFETY: an element of the outputs.
+                // SAFETY: an output element.
                 let at = unsafe { *index.add(out + c).cast::<[u8; N]>() };
                 let mut picked = [T::ZERO; N];
                 for i in kh.clone() {
                     let line = ((image + h + i - kh.start) * pool.in_size[1] + w) * channels + c;
                     for j in kw.clone() {
-                        // SAFETY: a real element of the window.
+                        // SAFETY: an element of the window inside the input.
                         let v = unsafe { *x.add(line + (j - kw.start) * channels).cast::<[T; N]>() };
                         let code = (i * pool.window[1] + j) as u8;
                         for l in 0..N {
@@ -337,7 +344,7 @@ unsafe fn max_pick_body<T: Float, const FAST: bool>(
                         }
                     }
                 }
-                // SAFETY: an element of the outputs.
+                // SAFETY: an output element.
                 unsafe { *y.add(out + c).cast::<[T; N]>() = picked };
             });
         }
@@ -346,7 +353,7 @@ unsafe fn max_pick_body<T: Float, const FAST: bool>(
 
 per_isa! {
     /// # Safety
-    /// As for [`Pool::average`].
+    /// Same as [`Pool::average`].
     unsafe fn average<T: Float>(pool: &Pool, rows: Range<usize>, x: *const T, y: *mut T) = average_body
 }
 
@@ -354,26 +361,26 @@ per_isa! {
 unsafe fn average_body<T: Float, const FAST: bool>(pool: &Pool, rows: Range<usize>, x: *const T, y: *mut T) {
     let channels = pool.channels;
     for row in rows {
-        let (kh, h) = pool.real(0, row % pool.out_size[0]);
+        let (kh, h) = pool.inside(0, row % pool.out_size[0]);
         let image = row / pool.out_size[0] * pool.in_size[0];
         for col in 0..pool.out_size[1] {
-            let (kw, w) = pool.real(1, col);
+            let (kw, w) = pool.inside(1, col);
             let out = (row * pool.out_size[1] + col) * channels;
-            let share = T::share((kh.len() * kw.len()).max(1));
+            let weight = T::reciprocal((kh.len() * kw.len()).max(1));
             by_lanes!(channels, |c, N| {
                 let mut sum = [T::ZERO; N];
                 for i in 0..kh.len() {
                     let line = ((image + h + i) * pool.in_size[1] + w) * channels + c;
                     for j in 0..kw.len() {
-                        // SAFETY: a real element of the window.
+                        // SAFETY: an element of the window inside the input.
                         let v = unsafe { *x.add(line + j * channels).cast::<[T; N]>() };
                         for l in 0..N {
                             sum[l] = sum[l].add(v[l]);
                         }
                     }
                 }
-                // SAFETY: an element of the outputs.
-                unsafe { *y.add(out + c).cast::<[T; N]>() = sum.map(|s| s.mul(share)) };
+                // SAFETY: an output element.
+                unsafe { *y.add(out + c).cast::<[T; N]>() = sum.map(|s| s.mul(weight)) };
             });
         }
     }
@@ -381,7 +388,7 @@ unsafe fn average_body<T: Float, const FAST: bool>(pool: &Pool, rows: Range<usiz
 
 per_isa! {
     /// # Safety
-    /// As for [`Pool::average_grad`].
+    /// Same as [`Pool::average_grad`].
     unsafe fn average_grad<T: Float>(pool: &Pool, rows: Range<usize>, dy: *const T, dx: *mut T) = average_grad_body
 }
 
@@ -393,9 +400,9 @@ unsafe fn average_grad_body<T: Float, const FAST: bool>(
     dx: *mut T,
 ) {
     let channels = pool.channels;
-    // Most windows have all their elements, and a division for each would show.
+    // Most windows lie entirely inside the input, and one division per window would be slow.
     let area = pool.window[0] * pool.window[1];
-    let usual = T::share(area);
+    let full = T::reciprocal(area);
     for row in rows {
         let (oh, image) = (pool.covering(0, row % pool.in_size[0]), row / pool.in_size[0] * pool.out_size[0]);
         let mut ow = pool.covering(1, 0);
@@ -407,19 +414,19 @@ unsafe fn average_grad_body<T: Float, const FAST: bool>(
             by_lanes!(channels, |c, N| {
                 let mut sum = [T::ZERO; N];
                 for p in oh.clone() {
-                    let high = pool.real(0, p).0.len();
+                    let high = pool.inside(0, p).0.len();
                     for q in ow.clone() {
-                        let n = high * pool.real(1, q).0.len();
-                        let share = if n == area { usual } else { T::share(n) };
+                        let n = high * pool.inside(1, q).0.len();
+                        let weight = if n == area { full } else { T::reciprocal(n) };
                         let from = ((image + p) * pool.out_size[1] + q) * channels + c;
                         // SAFETY: an output whose window covers this element.
                         let g = unsafe { *dy.add(from).cast::<[T; N]>() };
                         for l in 0..N {
-                            sum[l] = sum[l].add(g[l].mul(share));
+                            sum[l] = sum[l].add(g[l].mul(weight));
                         }
                     }
                 }
-                // SAFETY: an element of the inputs.
+                // SAFETY: an input element.
                 unsafe { *dx.add(to + c).cast::<[T; N]>() = sum };
             });
         }

@@ -1,13 +1,13 @@
-//! Uniform random numbers by the counter generator, many counters at a time.
+//! Uniform random numbers from the counter-based generator, many counters at a time.
 
 use crate::Isa;
 use crate::simd::per_isa::per_isa;
 use tensorpack_tensor::{CounterRng, DType};
 
-/// Elements of one chunk, more or less.
+/// Approximate number of elements per chunk.
 const CHUNK: usize = 32 * 1024;
 
-/// Counters at a time; each gives four numbers.
+/// Counters per block; each yields four numbers.
 const LANES: usize = 16;
 
 /// Fills memory with the numbers of [`CounterRng::uniform`].
@@ -18,26 +18,26 @@ pub struct Random {
 }
 
 impl Random {
-    /// Prepares for `len` elements of `dtype`, which is f32 or f64.
+    /// Prepares a kernel for `len` elements of `dtype`, which must be f32 or f64.
     pub fn new(len: usize, dtype: DType) -> Random {
-        assert!(matches!(dtype, DType::F32 | DType::F64), "random numbers are f32 or f64, not {dtype}");
+        assert!(matches!(dtype, DType::F32 | DType::F64), "random numbers must be f32 or f64, not {dtype}");
         Random { len, dtype }
     }
 
-    /// Into how many chunks the work is cut.
+    /// Returns the number of chunks.
     pub fn chunks(&self) -> usize {
         self.len.div_ceil(CHUNK)
     }
 
-    /// Does one chunk: element `i` is `rng.uniform(draw, first + i)`.
+    /// Runs one chunk: element `i` is `rng.uniform(draw, first + i)`.
     ///
     /// # Safety
-    /// `out` must be writable in full and aligned for the type, and the machine have the instructions of `isa`.
+    /// `out` must be writable in full and aligned for the type, and the CPU must support `isa`.
     pub unsafe fn run(&self, isa: Isa, chunk: usize, rng: CounterRng, draw: u64, first: u64, out: *mut u8) {
         let start = chunk * CHUNK;
         let len = CHUNK.min(self.len - start);
         let first = first.wrapping_add(start as u64);
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match self.dtype {
                 DType::F64 => fill::<f64>(isa, &rng, draw, first, out.cast::<f64>().add(start), len),
@@ -49,14 +49,14 @@ impl Random {
 
 /// A type that holds 24 random bits exactly.
 trait Uniform: Copy {
-    /// The number in `[0, 1)` of a random word.
+    /// Converts a random word to a number in `[0, 1)`.
     fn of(word: u32) -> Self;
 }
 
 impl Uniform for f32 {
     #[inline(always)]
     fn of(word: u32) -> f32 {
-        // As a signed integer, which has a vector conversion everywhere.
+        // Through a signed integer, which every instruction set converts in vectors.
         (word >> 8) as i32 as f32 * (1.0 / 16_777_216.0)
     }
 }
@@ -82,9 +82,9 @@ unsafe fn fill_body<T: Uniform, const FAST: bool>(
     out: *mut T,
     len: usize,
 ) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     let out = unsafe { std::slice::from_raw_parts_mut(out, len) };
-    // Up to the first whole counter, and after the last whole block, one by one.
+    // One by one up to the first whole counter and after the last whole block.
     let head = (first.wrapping_neg() % 4).min(len as u64) as usize;
     let (head, body) = out.split_at_mut(head);
     for (i, x) in head.iter_mut().enumerate() {
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equals_the_generator_element_by_element() {
+    fn matches_the_scalar_generator() {
         let rng = CounterRng::new(11, "random kernel");
         for isa in Isa::available() {
             for (len, first) in [(0, 0), (1, 3), (5, 2), (63, 1), (1000, 6), (70_000, 4_294_967_290 * 4)] {
@@ -121,7 +121,7 @@ mod tests {
                     for chunk in (0..random.chunks()).rev() {
                         let out =
                             if dtype == DType::F32 { a.as_mut_ptr().cast() } else { b.as_mut_ptr().cast() };
-                        // SAFETY: the vectors have as many elements.
+                        // SAFETY: the vectors have `len` elements.
                         unsafe { random.run(isa, chunk, rng, 9, first, out) };
                     }
                 }

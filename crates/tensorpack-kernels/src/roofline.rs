@@ -1,33 +1,36 @@
-//! What this machine can do at most: multiply-adds a second, and bytes copied a second. For judging kernels.
+//! The roofline model of this machine: peak multiply-adds per second and copy bandwidth, to judge
+//! kernels by.
 
 use crate::{Isa, Team};
 use std::hint::black_box;
 use std::time::Instant;
 
-/// A machine's measured limits.
+/// Measured limits of this machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Machine {
-    /// Billions of f32 operations a second, a multiply-add counting as two.
+#[doc(alias = "Machine")]
+pub struct Roofline {
+    /// Peak GFLOP/s in f32; a fused multiply-add counts as two operations.
     pub gflops: f64,
-    /// Billions of bytes a second read and written in a large copy, both counted.
+    /// Bandwidth of a large copy in GB/s, reads and writes counted.
     pub copy_gbs: f64,
 }
 
-impl Machine {
-    /// Measures with all of `team`, for about a quarter of a second, with the instructions of `isa` or the best that
-    /// this machine has.
-    pub fn measure(team: &mut Team, isa: Isa) -> Machine {
+impl Roofline {
+    /// Measures on all threads of `team` for about a quarter of a second, with `isa` or, if the CPU
+    /// does not support it, the best instruction set available.
+    pub fn measure(team: &mut Team, isa: Isa) -> Roofline {
         let isa = isa.min(Isa::detect());
-        Machine { gflops: gflops(team, isa), copy_gbs: copy_gbs(team) }
+        Roofline { gflops: gflops(team, isa), copy_gbs: copy_gbs(team) }
     }
 
-    /// The least time a kernel of so many operations and bytes can take.
+    /// Returns the shortest time that a kernel of `flops` operations and `bytes` bytes of memory
+    /// traffic can take.
     pub fn roof_seconds(&self, flops: f64, bytes: f64) -> f64 {
         (flops / (self.gflops * 1e9)).max(bytes / (self.copy_gbs * 1e9))
     }
 }
 
-/// The shortest of several runs: what the machine can do when nobody disturbs it.
+/// Returns the shortest of several run times, the one least disturbed by other processes.
 fn best(mut run: impl FnMut()) -> f64 {
     let times = (0..8).map(|_| {
         let began = Instant::now();
@@ -38,7 +41,7 @@ fn best(mut run: impl FnMut()) -> f64 {
 }
 
 const STEPS: usize = 200_000;
-/// Chains of dependent multiply-adds side by side: enough to keep every unit busy.
+/// Independent chains of dependent multiply-adds: enough to keep every FMA unit busy.
 const CHAINS: usize = 12;
 
 fn gflops(team: &mut Team, isa: Isa) -> f64 {
@@ -59,7 +62,7 @@ fn gflops(team: &mut Team, isa: Isa) -> f64 {
 fn multiply_adds(isa: Isa) -> f32 {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `measure` takes no more than the machine has.
+        // SAFETY: `measure` limits `isa` to what the CPU supports.
         Isa::Avx512 => unsafe { avx512() },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
@@ -99,7 +102,7 @@ fn plain() -> f32 {
 }
 
 fn copy_gbs(team: &mut Team) -> f64 {
-    // Larger than the last cache, so that it is memory that is measured.
+    // Larger than the last-level cache, so that the copies go to memory.
     const BYTES: usize = 64 << 20;
     let members = team.len();
     let source = vec![1u8; BYTES];
@@ -108,7 +111,7 @@ fn copy_gbs(team: &mut Team) -> f64 {
     let to = target.as_mut_ptr() as usize;
     let seconds = best(|| {
         team.run(members, &|i, _| {
-            // SAFETY: each member writes its own piece of the target, which outlives the call.
+            // SAFETY: each chunk writes its own piece of the target, which outlives the call.
             let mine = unsafe { std::slice::from_raw_parts_mut((to + i * piece) as *mut u8, piece) };
             mine.copy_from_slice(&source[i * piece..(i + 1) * piece]);
         });

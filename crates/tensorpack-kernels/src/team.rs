@@ -1,11 +1,13 @@
-//! A team of threads that shares the chunks of one kernel after another.
+//! A thread team that runs the chunks of one kernel after another.
 //!
-//! The caller is member 0 and works along. Between kernels the others spin for a short while, since the next kernel
-//! usually follows within microseconds, and then park, so that an idle session costs nothing.
+//! The calling thread is member 0 and takes part in the work. Between kernels the workers spin
+//! briefly, since the next kernel usually follows within microseconds, and then park, so that an
+//! idle session uses no CPU.
 //!
-//! Each member begins with its own share of neighbouring chunks, the same for every kernel of as many, so that it often
-//! finds in its cache what it wrote in the kernel before; who is done takes from the end of the others' shares. Chunks are
-//! independent, so results do not depend on who takes which.
+//! Each member starts with its own contiguous range of chunks. The ranges depend only on the number
+//! of chunks, so a member often finds in its cache what it wrote in the previous kernel. A member
+//! that runs out of chunks steals from the end of the others' ranges. Chunks are independent, so
+//! results do not depend on which member runs which chunk.
 
 use std::any::Any;
 use std::ops::Range;
@@ -17,41 +19,41 @@ use std::thread::{self, Thread};
 use crate::partition;
 use crate::simd::subnormals::SubnormalsAreZero;
 
-/// How often a waiting member looks before it parks: some tens of microseconds.
+/// Number of times a waiting thread polls before it parks: some tens of microseconds.
 const SPINS: u32 = 20_000;
 
-/// Chunks of a job at most: a share keeps its two ends in the halves of one number.
-const MOST_CHUNKS: usize = u32::MAX as usize;
+/// Maximum number of chunks per job: a chunk queue keeps both ends in the halves of one u64.
+const MAX_CHUNKS: usize = u32::MAX as usize;
 
-/// A number of threads that run kernels together.
+/// A thread team: threads that run the chunks of a kernel together.
 pub struct Team {
     shared: Arc<Shared>,
     workers: Vec<Thread>,
     spins: u32,
 }
 
-/// A job as its members see it: a closure of the caller's stack, borrowed while `Team::run` waits.
+/// A job: a closure on the caller's stack, borrowed until `Team::run` returns.
 type Job<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
-/// The chunks of a member that nobody has taken yet: where they begin and end, in the halves of one number. On a cache line
-/// of its own, since its member takes from it all the time.
+/// The remaining chunks of a member: a range with its start and end in the halves of one u64. It
+/// has a cache line of its own, since its owner pops from it all the time.
 #[derive(Default)]
 #[repr(align(64))]
-struct Share(AtomicU64);
+struct ChunkQueue(AtomicU64);
 
-impl Share {
+impl ChunkQueue {
     fn set(&self, chunks: Range<usize>) {
         debug_assert!(chunks.end <= u32::MAX as usize, "{chunks:?}");
         self.0.store((chunks.start as u64) << 32 | chunks.end as u64, Ordering::Relaxed);
     }
 
-    /// Takes the first.
-    fn first(&self) -> Option<usize> {
+    /// Pops the first chunk, for the owner.
+    fn pop_front(&self) -> Option<usize> {
         self.take(|chunks| chunks.next())
     }
 
-    /// Takes the last.
-    fn last(&self) -> Option<usize> {
+    /// Pops the last chunk, for a thief.
+    fn pop_back(&self) -> Option<usize> {
         self.take(|chunks| chunks.next_back())
     }
 
@@ -67,12 +69,12 @@ impl Share {
 }
 
 struct Shared {
-    /// Counts jobs; a change tells workers that there is one. The lowest bit is always zero but at the end.
+    /// Number of jobs so far; workers wait for it to change.
     generation: AtomicU64,
     /// The current job, a `*const Job` valid while `running` is not zero.
     job: AtomicPtr<()>,
-    /// By member.
-    shares: Vec<Share>,
+    /// One per member.
+    queues: Vec<ChunkQueue>,
     /// Workers that have not finished the current job.
     running: AtomicUsize,
     quit: AtomicBool,
@@ -84,14 +86,15 @@ struct Shared {
 }
 
 impl Team {
-    /// A team of `threads` members, the caller of [`Team::run`] included. It spins between kernels only if the
-    /// machine has a core for each member.
+    /// Creates a team of `threads` members, including the caller of [`Team::run`]. Its threads spin
+    /// between kernels only if the machine has a core for each of them.
     pub fn new(threads: usize) -> Team {
         Team::among(threads, threads)
     }
 
-    /// A team of `threads` members, one of several teams that have `all` threads together and work at the same time: it
-    /// spins only if the machine has a core for each of those.
+    /// Creates a team of `threads` members that runs concurrently with other teams. `all` is the
+    /// number of threads of all teams together: this team spins only if the machine has a core for
+    /// each of those.
     pub fn among(threads: usize, all: usize) -> Team {
         let threads = threads.max(1);
         let cores = thread::available_parallelism().map_or(1, |n| n.get());
@@ -99,7 +102,7 @@ impl Team {
         let shared = Arc::new(Shared {
             generation: AtomicU64::new(0),
             job: AtomicPtr::new(std::ptr::null_mut()),
-            shares: (0..threads).map(|_| Share::default()).collect(),
+            queues: (0..threads).map(|_| ChunkQueue::default()).collect(),
             running: AtomicUsize::new(0),
             quit: AtomicBool::new(false),
             parked: (1..threads).map(|_| AtomicBool::new(false)).collect(),
@@ -114,14 +117,14 @@ impl Team {
                 let spawned = thread::Builder::new()
                     .name(format!("tensorpack-{member}"))
                     .spawn(move || shared.work(member));
-                // A machine out of threads gives a smaller team, which computes the same.
+                // If the system refuses more threads, a smaller team computes the same results.
                 spawned.ok().map(|handle| handle.thread().clone())
             })
             .collect();
         Team { shared, workers, spins }
     }
 
-    /// The number of members.
+    /// Returns the number of members.
     pub fn len(&self) -> usize {
         self.workers.len() + 1
     }
@@ -131,16 +134,17 @@ impl Team {
         false
     }
 
-    /// Calls `job(chunk, member)` once for every chunk in `0..chunks`, on all members, and returns when all are
-    /// done. A panic in a job is passed on once every member has stopped. One job at a time: `&mut self`. To a job,
-    /// subnormal numbers are zero.
+    /// Calls `job(chunk, member)` once for every chunk in `0..chunks`, on all members, and returns
+    /// when all are done. If a job panics, the panic resumes on the caller once every member has
+    /// stopped. Takes `&mut self` because a team runs one job at a time. Jobs run with subnormals
+    /// flushed to zero.
     pub fn run(&mut self, chunks: usize, job: Job<'_>) {
-        let _zero = SubnormalsAreZero::begin();
+        let _flush = SubnormalsAreZero::begin();
         if chunks <= 1 || self.workers.is_empty() {
             return (0..chunks).for_each(|chunk| job(chunk, 0));
         }
-        if chunks > MOST_CHUNKS {
-            return self.run_in_rounds(chunks, MOST_CHUNKS, job);
+        if chunks > MAX_CHUNKS {
+            return self.run_in_rounds(chunks, MAX_CHUNKS, job);
         }
         let shared = &*self.shared;
         {
@@ -150,8 +154,8 @@ impl Team {
                 *caller = Some(me);
             }
         }
-        for (member, share) in shared.shares[..self.len()].iter().enumerate() {
-            share.set(partition::part(chunks, self.len(), member));
+        for (member, queue) in shared.queues[..self.len()].iter().enumerate() {
+            queue.set(partition::part(chunks, self.len(), member));
         }
         shared.running.store(self.workers.len(), Ordering::Relaxed);
         shared.job.store((&raw const job).cast_mut().cast(), Ordering::Relaxed);
@@ -162,7 +166,7 @@ impl Team {
             }
         }
         let mine = catch_unwind(AssertUnwindSafe(|| shared.take_chunks(job, 0)));
-        // The closure lives on this stack: whatever happened, wait for the others before leaving.
+        // The closure lives on this stack: wait for the workers even if this thread panicked.
         let mut spun = 0;
         while shared.running.load(Ordering::Acquire) != 0 {
             if spun < self.spins {
@@ -182,28 +186,28 @@ impl Team {
         }
     }
 
-    /// Runs `most` chunks after `most` chunks.
-    fn run_in_rounds(&mut self, chunks: usize, most: usize, job: Job<'_>) {
-        for first in (0..chunks).step_by(most) {
-            self.run(most.min(chunks - first), &|chunk, member| job(first + chunk, member));
+    /// Runs the chunks in rounds of at most `max` chunks.
+    fn run_in_rounds(&mut self, chunks: usize, max: usize, job: Job<'_>) {
+        for first in (0..chunks).step_by(max) {
+            self.run(max.min(chunks - first), &|chunk, member| job(first + chunk, member));
         }
     }
 }
 
 impl Shared {
     fn take_chunks(&self, job: Job<'_>, member: usize) {
-        while let Some(chunk) = self.shares[member].first() {
+        while let Some(chunk) = self.queues[member].pop_front() {
             job(chunk, member);
         }
-        for others in self.shares[member + 1..].iter().chain(&self.shares[..member]) {
-            while let Some(chunk) = others.last() {
+        for others in self.queues[member + 1..].iter().chain(&self.queues[..member]) {
+            while let Some(chunk) = others.pop_back() {
                 job(chunk, member);
             }
         }
     }
 
     fn work(&self, member: usize) {
-        let _zero = SubnormalsAreZero::begin();
+        let _flush = SubnormalsAreZero::begin();
         let mut seen = 0;
         loop {
             let mut spun = 0;
@@ -224,8 +228,8 @@ impl Shared {
                 }
             }
             seen += 1;
-            // SAFETY: `Team::run` stored the job before it raised the generation, and keeps it alive until every
-            // worker has lowered `running`, which this one does only below.
+            // SAFETY: `Team::run` stored the job before it incremented `generation`, and keeps it
+            // alive until every worker has decremented `running`, which this one does only below.
             let job = unsafe { *self.job.load(Ordering::Relaxed).cast::<Job<'_>>() };
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_chunks(job, member))) {
                 self.panic.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(panic);
@@ -276,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn more_chunks_than_a_share_counts_run_in_rounds() {
+    fn more_chunks_than_a_queue_holds_run_in_rounds() {
         for threads in [1, 3] {
             let mut team = Team::new(threads);
             for chunks in [0, 3, 4, 10] {
@@ -305,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_team_lives_on() {
+    fn a_panic_reaches_the_caller_and_the_team_stays_usable() {
         let mut team = Team::new(3);
         for bad in 0..8 {
             let caught = catch_unwind(AssertUnwindSafe(|| {
@@ -319,11 +323,11 @@ mod tests {
 
     #[test]
     #[cfg(target_arch = "x86_64")]
-    fn subnormal_numbers_are_zero_to_every_member_and_to_nobody_else() {
+    fn subnormals_are_flushed_on_every_member_only_while_a_job_runs() {
         let halved = || std::hint::black_box(f32::MIN_POSITIVE) * std::hint::black_box(0.5);
         for threads in [1, 3] {
             let mut team = Team::new(threads);
-            // Nobody leaves a chunk before all members have one.
+            // The barrier makes every member run exactly one chunk.
             let all = std::sync::Barrier::new(team.len());
             team.run(team.len(), &|_, member| {
                 all.wait();

@@ -1,8 +1,8 @@
-//! Copies and paddings against one element at a time.
+//! Tests of `Copy` and `Pad` against scalar reference code.
 
 mod oracle;
 
-use oracle::{Dice, Memory, isas, unflatten};
+use oracle::{Memory, TestRng, isas, unflatten};
 use proptest::prelude::*;
 use tensorpack_kernels::{Copy, Pad};
 
@@ -15,28 +15,29 @@ fn dims() -> impl Strategy<Value = Vec<usize>> {
     ]
 }
 
-/// Strides of a layout with the dimensions in random order, perhaps with gaps, backwards or (if allowed) repeated; how
-/// many elements it spans, and where the first index is.
-fn layout(dice: &mut Dice, dims: &[usize], repeats: bool) -> (Vec<isize>, usize, usize) {
+/// Returns the strides of a layout with the dimensions in random order, possibly with gaps,
+/// reversed or (if allowed) broadcast; the number of elements it spans; and the offset of the first
+/// index.
+fn layout(rng: &mut TestRng, dims: &[usize], repeats: bool) -> (Vec<isize>, usize, usize) {
     let mut order: Vec<usize> = (0..dims.len()).collect();
-    if dice.chance(2) {
-        (1..dims.len()).rev().for_each(|i| order.swap(i, dice.below(i + 1)));
+    if rng.chance(2) {
+        (1..dims.len()).rev().for_each(|i| order.swap(i, rng.below(i + 1)));
     }
     let (mut strides, mut step, mut start) = (vec![0; dims.len()], 1, 0);
-    if dice.chance(4) {
+    if rng.chance(4) {
         step = 2;
     }
     for &d in order.iter().rev() {
-        if repeats && dice.chance(5) {
+        if repeats && rng.chance(5) {
             continue;
         }
         strides[d] = step as isize;
-        if dice.chance(8) {
+        if rng.chance(8) {
             strides[d] = -strides[d];
             start += step * dims[d].saturating_sub(1);
         }
         step *= dims[d].max(1);
-        if dice.chance(8) {
+        if rng.chance(8) {
             step += 3;
         }
     }
@@ -52,12 +53,12 @@ proptest! {
 
     #[test]
     fn copies_every_element(dims in dims(), seed: u64, log in 0usize..4) {
-        let mut dice = Dice::new(seed);
+        let mut rng = TestRng::new(seed);
         let (size, len) = (1 << log, dims.iter().product::<usize>());
-        let (from, src_len, src_start) = layout(&mut dice, &dims, true);
-        let (to, dst_len, dst_start) = layout(&mut dice, &dims, false);
+        let (from, src_len, src_start) = layout(&mut rng, &dims, true);
+        let (to, dst_len, dst_start) = layout(&mut rng, &dims, false);
         let mut src = Memory::new(src_len * size);
-        src.bytes_mut().iter_mut().for_each(|b| *b = dice.below(256) as u8);
+        src.bytes_mut().iter_mut().for_each(|b| *b = rng.below(256) as u8);
         let copy = Copy::new(&dims, size, &from, &to);
         let mut want = Memory::new(dst_len * size);
         for at in 0..len {
@@ -70,7 +71,7 @@ proptest! {
             for chunk in (0..copy.chunks()).rev() {
                 let s = src.ptr().wrapping_add(src_start * size);
                 let d = dst.ptr_mut().wrapping_add(dst_start * size);
-                // SAFETY: the memory spans what the strides reach.
+                // SAFETY: the memory covers every element that the strides reach.
                 unsafe { copy.run(isa, chunk, s, d) };
             }
             prop_assert!(want.bytes() == dst.bytes(), "{isa}, {dims:?} {from:?} to {to:?}");
@@ -79,12 +80,12 @@ proptest! {
 
     #[test]
     fn pads_with_zeros(dims in dims(), seed: u64, log in 0usize..4) {
-        let mut dice = Dice::new(seed);
+        let mut rng = TestRng::new(seed);
         let size = 1 << log;
-        let (strides, src_len, start) = layout(&mut dice, &dims, true);
+        let (strides, src_len, start) = layout(&mut rng, &dims, true);
         let mut src = Memory::new(src_len * size);
-        src.bytes_mut().iter_mut().for_each(|b| *b = dice.below(256) as u8);
-        let mut some = |odds| -> Vec<usize> { dims.iter().map(|_| if dice.chance(odds) { dice.below(4) } else { 0 }).collect() };
+        src.bytes_mut().iter_mut().for_each(|b| *b = rng.below(256) as u8);
+        let mut some = |odds| -> Vec<usize> { dims.iter().map(|_| if rng.chance(odds) { rng.below(4) } else { 0 }).collect() };
         let (low, high, interior) = (some(2), some(2), some(4));
         let pad = Pad::new(&dims, size, &strides, &low, &high, &interior);
         let out: Vec<usize> = (0..dims.len())
@@ -102,7 +103,7 @@ proptest! {
         for isa in isas() {
             let mut dst = Memory::new(len * size);
             for chunk in (0..pad.chunks()).rev() {
-                // SAFETY: the memory spans what the strides reach, and the output.
+                // SAFETY: the memory covers every element that the strides reach, and the output.
                 unsafe { pad.run(isa, chunk, src.ptr().wrapping_add(start * size), dst.ptr_mut()) };
             }
             prop_assert!(dst.bytes() == want, "{isa}, {dims:?} {low:?} {high:?} {interior:?}");

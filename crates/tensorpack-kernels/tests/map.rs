@@ -1,8 +1,8 @@
-//! Elementwise kernels against one element at a time in f64.
+//! Tests of `Map` against scalar reference code in f64.
 
 mod oracle;
 
-use oracle::{Dice, Input, Memory, Scalar, isas, native, step, unflatten};
+use oracle::{Input, Memory, Scalar, TestRng, isas, native, step, unflatten};
 use proptest::prelude::*;
 use tensorpack_kernels::expr::{Binary, Class, Expr, Reg, Step, Unary};
 use tensorpack_kernels::{Block, Isa, Map, Operand};
@@ -24,7 +24,7 @@ fn run(map: &Map, isa: Isa, operands: &[*const u8], outputs: &[*mut u8], reverse
         chunks.reverse();
     }
     for chunk in chunks {
-        // SAFETY: the operands and outputs of the tests are as large as the map needs.
+        // SAFETY: operands and outputs have the sizes that the map needs.
         unsafe { map.run(isa, chunk, operands, outputs, scratch.bytes_mut()) };
     }
 }
@@ -33,40 +33,40 @@ fn outputs(len: usize, dtypes: &[DType]) -> Vec<Memory> {
     dtypes.iter().map(|d| Memory::new(len * d.size())).collect()
 }
 
-fn random_case(dims: &[usize], seed: u64) -> (Vec<Input>, Expr, Dice) {
-    let mut dice = Dice::new(seed);
-    let inputs: Vec<Input> = (0..1 + dice.below(4))
+fn random_case(dims: &[usize], seed: u64) -> (Vec<Input>, Expr, TestRng) {
+    let mut rng = TestRng::new(seed);
+    let inputs: Vec<Input> = (0..1 + rng.below(4))
         .map(|_| {
-            let (dtype, dense) = (dice.pick(&DType::ALL), dice.chance(2));
-            dice.operand(dims, dtype, dense)
+            let (dtype, dense) = (rng.pick(&DType::ALL), rng.chance(2));
+            rng.operand(dims, dtype, dense)
         })
         .collect();
-    let steps = dice.below(14);
-    let expr = dice.expr(dims, &inputs, steps);
-    (inputs, expr, dice)
+    let steps = rng.below(14);
+    let expr = rng.expr(dims, &inputs, steps);
+    (inputs, expr, rng)
 }
 
 proptest! {
     #![proptest_config(oracle::cases(400))]
 
-    /// Every step's result is right given the results before it, and what an expression stores does not depend on
-    /// which of its results are kept.
+    /// Checks every step's result given the results before it, and that stored values do not depend
+    /// on which results an expression keeps.
     #[test]
-    fn agrees_with_the_oracle(dims in dims(), seed: u64) {
-        let (inputs, expr, mut dice) = random_case(&dims, seed);
+    fn matches_the_reference(dims in dims(), seed: u64) {
+        let (inputs, expr, mut rng) = random_case(&dims, seed);
         let len: usize = dims.iter().product();
         let operands: Vec<Operand> = inputs.iter().map(|i| i.operand.clone()).collect();
         let pointers: Vec<_> = inputs.iter().map(Input::ptr).collect();
         let all: Vec<Reg> = (0..expr.steps.len() as u16).map(Reg).collect();
         let classes: Vec<DType> = all.iter().map(|&r| native(expr.class(r))).collect();
         let map = Map::new(&dims, operands.clone(), Expr { outputs: all, ..expr.clone() }, classes.clone());
-        let kept: Vec<Reg> = (0..1 + dice.below(3)).map(|_| Reg(dice.below(expr.steps.len()) as u16)).collect();
+        let kept: Vec<Reg> = (0..1 + rng.below(3)).map(|_| Reg(rng.below(expr.steps.len()) as u16)).collect();
         let stored: Vec<DType> = kept
             .iter()
-            .map(|&r| if dice.chance(2) { dice.pick(&DType::ALL) } else { native(expr.class(r)) })
+            .map(|&r| if rng.chance(2) { rng.pick(&DType::ALL) } else { native(expr.class(r)) })
             .collect();
         let small = Map::new(&dims, operands, Expr { outputs: kept.clone(), ..expr.clone() }, stored.clone());
-        let shown: Vec<usize> = (0..len).filter(|_| len < 3000 || dice.chance(len / 1000)).collect();
+        let shown: Vec<usize> = (0..len).filter(|_| len < 3000 || rng.chance(len / 1000)).collect();
         for isa in isas() {
             let mut full = outputs(len, &classes);
             let outs: Vec<_> = full.iter_mut().map(Memory::ptr_mut).collect();
@@ -95,12 +95,12 @@ proptest! {
         }
     }
 
-    /// Any tiling by blocks gives the bits of the whole.
+    /// Checks that any tiling into blocks gives the same bits as one run over the whole space.
     #[test]
-    fn blocks_make_the_whole(dims in dims(), seed: u64) {
-        let (inputs, mut expr, mut dice) = random_case(&dims, seed);
-        expr.outputs = vec![Reg(expr.steps.len() as u16 - 1), Reg(dice.below(expr.steps.len()) as u16)];
-        let stored = vec![native(expr.class(expr.outputs[0])), dice.pick(&DType::ALL)];
+    fn blocks_match_a_full_run(dims in dims(), seed: u64) {
+        let (inputs, mut expr, mut rng) = random_case(&dims, seed);
+        expr.outputs = vec![Reg(expr.steps.len() as u16 - 1), Reg(rng.below(expr.steps.len()) as u16)];
+        let stored = vec![native(expr.class(expr.outputs[0])), rng.pick(&DType::ALL)];
         let len: usize = dims.iter().product();
         let operands = inputs.iter().map(|i| i.operand.clone()).collect();
         let map = Map::new(&dims, operands, expr, stored.clone());
@@ -108,7 +108,7 @@ proptest! {
         let cols = dims.last().copied().unwrap_or(1);
         let rows = len.checked_div(cols).unwrap_or(0);
         let mut cuts = |n: usize| {
-            let mut cuts: Vec<usize> = (0..dice.below(4)).map(|_| dice.below(n + 1)).chain([0, n]).collect();
+            let mut cuts: Vec<usize> = (0..rng.below(4)).map(|_| rng.below(n + 1)).chain([0, n]).collect();
             cuts.sort_unstable();
             cuts
         };
@@ -122,7 +122,7 @@ proptest! {
                 for c in col_cuts.windows(2) {
                     let block = Block { rows: r[0]..r[1], cols: c[0]..c[1] };
                     let mut scratch = Memory::new(map.scratch_bytes());
-                    // SAFETY: the operands and outputs are as large as the map needs.
+                    // SAFETY: operands and outputs have the sizes that the map needs.
                     unsafe { map.run_block(isa, &block, &pointers, &outs, scratch.bytes_mut()) };
                 }
             }
@@ -134,24 +134,25 @@ proptest! {
         }
     }
 
-    /// Outputs in the memory of dense operands give what they give elsewhere.
+    /// Checks that outputs in the memory of dense operands get the same results as separate
+    /// outputs.
     #[test]
     fn works_in_place(dims in dims(), seed: u64) {
-        let mut dice = Dice::new(seed);
+        let mut rng = TestRng::new(seed);
         let types = [DType::F32, DType::F32, DType::F64, DType::I64, DType::I32, DType::Bf16, DType::U8];
         let inputs: Vec<Input> = (0..3)
-            .map(|i| { let t = dice.pick(&types); dice.operand(&dims, t, i < 2) })
+            .map(|i| { let t = rng.pick(&types); rng.operand(&dims, t, i < 2) })
             .collect();
-        let steps = 1 + dice.below(9);
-        let mut expr = dice.expr(&dims, &inputs, steps);
-        expr.outputs = (0..2).map(|_| Reg(dice.below(expr.steps.len()) as u16)).collect();
-        let swap = dice.below(2);
-        // Output o lies in the memory of dense operand o or the other one.
+        let steps = 1 + rng.below(9);
+        let mut expr = rng.expr(&dims, &inputs, steps);
+        expr.outputs = (0..2).map(|_| Reg(rng.below(expr.steps.len()) as u16)).collect();
+        let swap = rng.below(2);
+        // Output o shares the memory of dense operand o or of the other one.
         let stored: Vec<DType> = (0..2)
             .map(|o| {
                 let size = inputs[o ^ swap].operand.dtype.size();
                 let alike: Vec<DType> = DType::ALL.into_iter().filter(|d| d.size() == size).collect();
-                dice.pick(&alike)
+                rng.pick(&alike)
             })
             .collect();
         let len: usize = dims.iter().product();
@@ -174,7 +175,7 @@ proptest! {
 }
 
 #[test]
-fn chunks_cover_the_outputs_once() {
+fn chunks_partition_the_outputs() {
     for dims in [
         vec![],
         vec![0],

@@ -1,8 +1,8 @@
-//! Pooling against its definition.
+//! Tests of `Pool` against the definition of pooling.
 
 mod oracle;
 
-use oracle::{Dice, Memory, Scalar, isas};
+use oracle::{Memory, Scalar, TestRng, isas};
 use proptest::prelude::*;
 use tensorpack_kernels::Pool;
 use tensorpack_tensor::DType;
@@ -22,7 +22,8 @@ fn pools() -> impl Strategy<Value = Pool> {
     )
 }
 
-/// The real elements of an output's window: position in the window, and in the input.
+/// Returns the elements of an output's window inside the input: position in the window, and in the
+/// input.
 fn window(p: &Pool, n: usize, oh: usize, ow: usize, c: usize) -> Vec<(usize, usize)> {
     let mut elements = Vec::new();
     for kh in 0..p.window[0] {
@@ -42,24 +43,24 @@ proptest! {
     #![proptest_config(oracle::cases(300))]
 
     #[test]
-    fn agrees_with_the_definition(p in pools(), seed: u64) {
-        let mut dice = Dice::new(seed);
+    fn matches_the_definition(p in pools(), seed: u64) {
+        let mut rng = TestRng::new(seed);
         let inputs = p.batch * p.in_size[0] * p.in_size[1] * p.channels;
         let outputs = p.batch * p.out_size[0] * p.out_size[1] * p.channels;
         for (dtype, limit) in [(DType::F32, 1e-5), (DType::F64, 1e-13)] {
             let size = dtype.size();
-            let mut x = dice.fill(dtype, inputs);
-            // Ties, so that the first must win; small whole numbers sum exactly.
+            let mut x = rng.fill(dtype, inputs);
+            // Ties, of which the first must win; sums of small integers are exact.
             let mut dy = Memory::new(outputs * size);
-            (0..outputs).for_each(|i| dy.set(dtype, i, Scalar::F(dice.below(9) as f64 - 4.0)));
-            (0..inputs).for_each(|i| if dice.chance(2) { x.set(dtype, i, Scalar::F(1.0)) });
+            (0..outputs).for_each(|i| dy.set(dtype, i, Scalar::F(rng.below(9) as f64 - 4.0)));
+            (0..inputs).for_each(|i| if rng.chance(2) { x.set(dtype, i, Scalar::F(1.0)) });
             let mut finite = x.clone();
             (0..inputs).filter(|&i| !x.get(dtype, i).f().is_finite()).for_each(|i| finite.set(dtype, i, Scalar::F(2.0)));
             for isa in isas() {
                 let [mut y, mut picked, mut mean] = [0; 3].map(|_| Memory::new(outputs * size));
                 let [mut dx, mut da] = [0; 2].map(|_| Memory::new(inputs * size));
                 let mut index = Memory::new(outputs);
-                // SAFETY: all memory is as large as the sizes say.
+                // SAFETY: the buffers have the sizes of the descriptor.
                 unsafe {
                     for chunk in (0..p.chunks()).rev() {
                         p.max(isa, dtype, chunk, x.ptr(), y.ptr_mut(), index.ptr_mut());

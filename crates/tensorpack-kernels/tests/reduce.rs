@@ -1,8 +1,8 @@
-//! Reductions against one number at a time in f64.
+//! Tests of `Reduce` against scalar reference code in f64.
 
 mod oracle;
 
-use oracle::{Dice, Input, Memory, Scalar, isas, native, unflatten};
+use oracle::{Input, Memory, Scalar, TestRng, isas, native, unflatten};
 use proptest::prelude::*;
 use tensorpack_kernels::expr::{Class, Expr, Reg, Step};
 use tensorpack_kernels::{Isa, Map, Operand, Reduce, ReduceKind};
@@ -27,7 +27,7 @@ fn run(reduce: &Reduce, isa: Isa, operands: &[*const u8], outputs: &[*mut u8], r
         }
         for chunk in chunks {
             let mut scratch = Memory::new(reduce.scratch_bytes());
-            // SAFETY: the operands, outputs and memory of the tests are as large as the reduction needs.
+            // SAFETY: operands, outputs and scratch memory have the sizes that the reduction needs.
             unsafe {
                 reduce.run(isa, phase, chunk, operands, outputs, shared.ptr_mut(), scratch.bytes_mut())
             };
@@ -35,7 +35,7 @@ fn run(reduce: &Reduce, isa: Isa, operands: &[*const u8], outputs: &[*mut u8], r
     }
 }
 
-/// What a kind makes of numbers, and the sizes that rounding errors are relative to.
+/// Returns the results of a reduction, and the magnitudes that rounding errors are relative to.
 fn expect(kind: ReduceKind, class: Class, dtype: DType, numbers: &[Scalar]) -> Vec<(Scalar, f64)> {
     let ints: Vec<i64> = numbers.iter().map(|n| n.i()).collect();
     let floats: Vec<f64> = numbers.iter().map(|n| n.f()).collect();
@@ -82,15 +82,15 @@ fn expect(kind: ReduceKind, class: Class, dtype: DType, numbers: &[Scalar]) -> V
             let mean = floats.iter().sum::<f64>() / n;
             let var = floats.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / n;
             let top = floats.iter().fold(0.0, |a: f64, &b| a.max(size(b)));
-            // Squares below what the class can hold are lost, whatever they are relative to; 1e6 makes up for the 2e-6
-            // of this size that rounding may take.
+            // Squares that underflow the class are lost, whatever they are relative to; 1e6 makes
+            // up for the 2e-6 of this magnitude that rounding may take.
             let lost = if class == Class::F32 { f64::from(f32::MIN_POSITIVE) } else { f64::MIN_POSITIVE };
             vec![(Scalar::F(mean), total / n), (Scalar::F(var), var + 1e-6 * top * top + 1e6 * lost)]
         }
     }
 }
 
-/// Whether products of any of these, in any order, neither overflow nor underflow.
+/// Returns whether no product of any of these, in any order, overflows or underflows.
 fn stays_in_range(class: Class, numbers: &[Scalar]) -> bool {
     let limit = match class {
         Class::F32 => 120.0,
@@ -118,26 +118,26 @@ proptest! {
     #![proptest_config(oracle::cases(400))]
 
     #[test]
-    fn agrees_with_the_oracle(dims in dims(), seed: u64) {
-        let mut dice = Dice::new(seed);
-        let inputs: Vec<Input> = (0..1 + dice.below(3))
+    fn matches_the_reference(dims in dims(), seed: u64) {
+        let mut rng = TestRng::new(seed);
+        let inputs: Vec<Input> = (0..1 + rng.below(3))
             .map(|_| {
-                let (dtype, dense) = (dice.pick(&DType::ALL), dice.chance(2));
-                dice.operand(&dims, dtype, dense)
+                let (dtype, dense) = (rng.pick(&DType::ALL), rng.chance(2));
+                rng.operand(&dims, dtype, dense)
             })
             .collect();
-        let steps = dice.below(5);
-        let mut expr = dice.expr(&dims, &inputs, steps);
-        let kinds: Vec<ReduceKind> = (0..1 + dice.below(3)).map(|_| dice.pick(&KINDS)).collect();
-        expr.outputs = kinds.iter().map(|_| Reg(dice.below(expr.steps.len()) as u16)).collect();
-        let reduced: Vec<bool> = dims.iter().map(|_| dice.chance(2)).collect();
+        let steps = rng.below(5);
+        let mut expr = rng.expr(&dims, &inputs, steps);
+        let kinds: Vec<ReduceKind> = (0..1 + rng.below(3)).map(|_| rng.pick(&KINDS)).collect();
+        expr.outputs = kinds.iter().map(|_| Reg(rng.below(expr.steps.len()) as u16)).collect();
+        let reduced: Vec<bool> = dims.iter().map(|_| rng.chance(2)).collect();
         let mut dtypes = Vec::new();
         for (&kind, &reg) in kinds.iter().zip(&expr.outputs) {
             let class = expr.class(reg);
             match kind {
-                ReduceKind::Moments => dtypes.extend([dice.pick(&[DType::F32, DType::F64]); 2]),
-                ReduceKind::ArgMax | ReduceKind::ArgMin => dtypes.push(dice.pick(&[DType::I64, DType::I32])),
-                _ if class == Class::I64 => dtypes.push(dice.pick(&[DType::I64, DType::I32, DType::U8])),
+                ReduceKind::Moments => dtypes.extend([rng.pick(&[DType::F32, DType::F64]); 2]),
+                ReduceKind::ArgMax | ReduceKind::ArgMin => dtypes.push(rng.pick(&[DType::I64, DType::I32])),
+                _ if class == Class::I64 => dtypes.push(rng.pick(&[DType::I64, DType::I32, DType::U8])),
                 _ => dtypes.push(native(class)),
             }
         }
@@ -150,12 +150,12 @@ proptest! {
         let classes: Vec<DType> = expr.outputs.iter().map(|&r| native(expr.class(r))).collect();
         let map = Map::new(&dims, operands, expr.clone(), classes.clone());
         for isa in isas() {
-            // The numbers to reduce are taken from the map, which has tests of its own.
+            // The elements to reduce come from `Map`, which has its own tests.
             let mut numbers: Vec<Memory> = classes.iter().map(|d| Memory::new(len * d.size())).collect();
             let outs: Vec<_> = numbers.iter_mut().map(Memory::ptr_mut).collect();
             let mut scratch = Memory::new(map.scratch_bytes());
             for chunk in 0..map.chunks() {
-                // SAFETY: the operands and outputs are as large as the map needs.
+                // SAFETY: operands and outputs have the sizes that the map needs.
                 unsafe { map.run(isa, chunk, &pointers, &outs, scratch.bytes_mut()) };
             }
             let mut got: Vec<Memory> = dtypes.iter().map(|d| Memory::new(results * d.size())).collect();
@@ -163,7 +163,7 @@ proptest! {
             let mut again: Vec<Memory> = dtypes.iter().map(|d| Memory::new(results * d.size())).collect();
             run(&reduce, isa, &pointers, &again.iter_mut().map(Memory::ptr_mut).collect::<Vec<_>>(), true);
             for (a, b) in got.iter().zip(&again) {
-                prop_assert_eq!(a.bytes(), b.bytes(), "the order of chunks changes bits");
+                prop_assert_eq!(a.bytes(), b.bytes(), "the result depends on the order of chunks");
             }
             let mut groups: Vec<Vec<usize>> = vec![Vec::new(); results];
             for at in 0..len {
@@ -177,7 +177,8 @@ proptest! {
                 for (result, group) in groups.iter().enumerate() {
                     let these: Vec<Scalar> = group.iter().map(|&at| numbers[k].get(classes[k], at)).collect();
                     if these.iter().any(|n| !n.f().is_finite() || n.f().abs() > 1e15) && matches!(kind, ReduceKind::Moments | ReduceKind::Prod | ReduceKind::Sum) {
-                        // Infinities meet in an order that is the kernel's own, and squares overflow f32.
+                        // The order in which infinities combine is unspecified, and squares
+                        // overflow f32.
                         continue;
                     }
                     if kind == ReduceKind::Prod && !stays_in_range(class, &these) {
@@ -205,10 +206,11 @@ fn dense(dims: &[usize]) -> Vec<isize> {
     (0..dims.len()).map(|d| dims[d + 1..].iter().product::<usize>() as isize).collect()
 }
 
-/// Sums of many f32 that a running f32 sum would get wrong in the third digit, and variances of numbers far from 0.
+/// Checks sums of many f32, whose third digit would be wrong in an f32 accumulator, and variances
+/// of numbers far from 0.
 #[test]
 fn long_sums_and_offset_moments_are_accurate() {
-    let mut dice = Dice::new(1);
+    let mut rng = TestRng::new(1);
     for (dims, reduced) in [
         (vec![1 << 20], vec![true]),
         (vec![1 << 17, 8], vec![true, false]),
@@ -219,7 +221,7 @@ fn long_sums_and_offset_moments_are_accurate() {
         let results: usize = dims.iter().zip(&reduced).map(|(&d, &r)| if r { 1 } else { d }).product();
         let mut x = Memory::new(len * 4);
         for i in 0..len {
-            x.set(DType::F32, i, Scalar::F(1000.0 + dice.normal()));
+            x.set(DType::F32, i, Scalar::F(1000.0 + rng.normal()));
         }
         let expr = Expr {
             steps: vec![Step::Operand { index: 0, class: Class::F32 }],

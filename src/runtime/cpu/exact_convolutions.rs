@@ -13,7 +13,7 @@ pub(super) fn exact_convolutions(program: &mut Program) {
             ..
         } = &mut node.kernel
         {
-            conv.by_definition = true;
+            conv.exact = true;
         }
     }
 }

@@ -1,19 +1,19 @@
 //! Work on whole rows: joining them, finding them by number, adding them up, ordering them.
 
 use super::work::Memory;
-use crate::kir::{LookupKind, View};
+use crate::kir::{GatherKind, View};
 use crate::runtime::faults::{division_by_zero, no_such_row};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use tensorpack_kernels::{Concat, Cumulate, Lookup, Order, Team};
+use tensorpack_kernels::{Argsort, Concat, Cumsum, GatherScatter, Team};
 use tensorpack_tensor::{DType, Result};
 
 /// What is done with rows.
 #[derive(Debug)]
 pub(super) enum RowWork {
     Concat(Concat),
-    Lookup { kind: LookupKind, lookup: Lookup, dtype: DType },
-    Cumulate { sums: Cumulate, dtype: DType },
-    Order { order: Order, dtype: DType },
+    Gather { kind: GatherKind, lookup: GatherScatter, dtype: DType },
+    Cumsum { sums: Cumsum, dtype: DType },
+    Argsort { order: Argsort, dtype: DType },
 }
 
 impl RowWork {
@@ -26,15 +26,15 @@ impl RowWork {
     pub(super) fn name(&self) -> &'static str {
         match self {
             RowWork::Concat(_) => "concat",
-            RowWork::Lookup { .. } => "lookup",
-            RowWork::Cumulate { .. } => "running-sum",
-            RowWork::Order { .. } => "order",
+            RowWork::Gather { .. } => "gather",
+            RowWork::Cumsum { .. } => "cumsum",
+            RowWork::Argsort { .. } => "argsort",
         }
     }
 
     pub(super) fn scratch_bytes(&self) -> usize {
         match self {
-            RowWork::Order { order, .. } => order.scratch_bytes(),
+            RowWork::Argsort { order, .. } => order.scratch_bytes(),
             _ => 0,
         }
     }
@@ -50,10 +50,10 @@ impl RowWork {
                 // SAFETY: as promised by the caller; chunks write apart from each other.
                 unsafe { k.run(isa, chunk, m.reads(), m.write(0)) }
             }),
-            RowWork::Lookup { kind, lookup, dtype } => {
+            RowWork::Gather { kind, lookup, dtype } => {
                 let chunks = match kind {
-                    LookupKind::Gather | LookupKind::NonZero => lookup.gather_chunks(),
-                    LookupKind::ScatterAdd => lookup.scatter_chunks(),
+                    GatherKind::Gather | GatherKind::NonZero => lookup.gather_chunks(),
+                    GatherKind::ScatterAdd => lookup.scatter_chunks(),
                 };
                 // The first of all, so that the error is the same for any number of threads.
                 let bad = AtomicUsize::new(usize::MAX);
@@ -62,17 +62,17 @@ impl RowWork {
                     // SAFETY: as above.
                     let place = unsafe {
                         match kind {
-                            LookupKind::Gather => lookup.gather(dtype.size(), chunk, rows, indices, out),
-                            LookupKind::ScatterAdd => {
+                            GatherKind::Gather => lookup.gather(dtype.size(), chunk, rows, indices, out),
+                            GatherKind::ScatterAdd => {
                                 lookup.scatter_add(isa, *dtype, chunk, rows, indices, out)
                             }
-                            LookupKind::NonZero => lookup.nonzero(chunk, indices, out.cast()),
+                            GatherKind::NonZero => lookup.nonzero(chunk, indices, out.cast()),
                         }
                     };
                     bad.fetch_min(place.unwrap_or(usize::MAX), Ordering::Relaxed);
                 });
                 let place = bad.into_inner();
-                if place != usize::MAX && *kind == LookupKind::NonZero {
+                if place != usize::MAX && *kind == GatherKind::NonZero {
                     return Err(division_by_zero(place));
                 }
                 if place != usize::MAX {
@@ -81,11 +81,11 @@ impl RowWork {
                     return Err(no_such_row(index, place, lookup.rows));
                 }
             }
-            RowWork::Cumulate { sums, dtype } => team.run(sums.chunks(), &|chunk, _| {
+            RowWork::Cumsum { sums, dtype } => team.run(sums.chunks(), &|chunk, _| {
                 // SAFETY: as above.
                 unsafe { sums.run(isa, *dtype, chunk, m.read(0), m.write(0)) }
             }),
-            RowWork::Order { order, dtype } => team.run(order.chunks(), &|chunk, member| {
+            RowWork::Argsort { order, dtype } => team.run(order.chunks(), &|chunk, member| {
                 // SAFETY: as above; the scratch is aligned for any number.
                 unsafe { order.run(*dtype, chunk, m.read(0), m.write(0).cast(), m.scratch(member)) }
             }),

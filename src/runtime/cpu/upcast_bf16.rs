@@ -2,7 +2,7 @@
 //! what they write after. Both are maps, for fusion to find.
 
 use crate::kir::{
-    BufferId, BufferKind, Class, ExprBuilder, Kernel, KernelNode, LookupKind, MapBody, Origin, Program, View,
+    BufferId, BufferKind, Class, ExprBuilder, GatherKind, Kernel, KernelNode, MapBody, Origin, Program, View,
 };
 use tensorpack_tensor::DType;
 
@@ -33,8 +33,8 @@ pub(super) fn upcast_bf16(program: &mut Program) {
 
 fn sums(kernel: &Kernel) -> bool {
     match kernel {
-        Kernel::Lookup { kind, .. } => *kind == LookupKind::ScatterAdd,
-        Kernel::Contract { .. } | Kernel::Pool { .. } | Kernel::Cumulate { .. } => true,
+        Kernel::Gather { kind, .. } => *kind == GatherKind::ScatterAdd,
+        Kernel::Contract { .. } | Kernel::Pool { .. } | Kernel::Cumsum { .. } => true,
         _ => false,
     }
 }

@@ -114,14 +114,14 @@ impl Work {
                 Work::Pad(kernels::Pad::new(&src.sizes, src.dtype.size(), &src.strides, low, high, interior))
             }
             Kernel::Concat { parts, axis } => Work::Rows(RowWork::concat(parts, *axis)),
-            Kernel::Lookup { kind, lookup, rows, .. } => {
-                Work::Rows(RowWork::Lookup { kind: *kind, lookup: lookup.clone(), dtype: rows.dtype })
+            Kernel::Gather { kind, lookup, rows, .. } => {
+                Work::Rows(RowWork::Gather { kind: *kind, lookup: lookup.clone(), dtype: rows.dtype })
             }
-            Kernel::Cumulate { sums, input } => {
-                Work::Rows(RowWork::Cumulate { sums: sums.clone(), dtype: input.dtype })
+            Kernel::Cumsum { sums, input } => {
+                Work::Rows(RowWork::Cumsum { sums: sums.clone(), dtype: input.dtype })
             }
-            Kernel::Order { order, input } => {
-                Work::Rows(RowWork::Order { order: order.clone(), dtype: input.dtype })
+            Kernel::Argsort { order, input } => {
+                Work::Rows(RowWork::Argsort { order: order.clone(), dtype: input.dtype })
             }
             Kernel::Random { stream, first, .. } => {
                 let out = program.buffer(node.outputs[0]);

@@ -7,7 +7,7 @@ use super::spmd::{Own, SpmdProgram};
 use super::staged::Staged;
 use super::target::Target;
 use super::variables::Variables;
-use crate::kir::LookupKind;
+use crate::kir::GatherKind;
 use crate::runtime::executor::{Feed, RunInfo};
 use crate::runtime::faults;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -127,7 +127,7 @@ impl Launch {
             if found[0] != i64::MAX {
                 let place = found[0] as usize;
                 let e = match lookup.kind {
-                    LookupKind::NonZero => faults::division_by_zero(place),
+                    GatherKind::NonZero => faults::division_by_zero(place),
                     _ => faults::no_such_row(found[1], place, lookup.rows),
                 };
                 return Err(e.within(&lookup.origin.name).at(lookup.origin.site));

@@ -7,7 +7,7 @@ use super::spmd::SpmdProgram;
 use super::text::{Element, Materialize, Value, Writer, tensor_type};
 use super::{expr, narrow, pool, reduce, towers, view};
 use crate::kir::{
-    self, BufferId, BufferKind, ContractKind, Kernel, KernelNode, LookupKind, Origin, Program, View,
+    self, BufferId, BufferKind, ContractKind, GatherKind, Kernel, KernelNode, Origin, Program, View,
 };
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
@@ -50,7 +50,7 @@ pub(super) enum Argument {
 #[derive(Clone, Debug)]
 pub(super) struct Checked {
     pub(super) origin: Origin,
-    pub(super) kind: LookupKind,
+    pub(super) kind: GatherKind,
     pub(super) rows: usize,
 }
 
@@ -290,18 +290,18 @@ impl<'a> ModuleWriter<'a> {
                 let all: Vec<&Value> = parts.iter().collect();
                 vec![self.w.op("concatenate", &all, &attribute, *dtype, sizes)]
             }
-            Kernel::Lookup { kind, lookup, rows, indices } => {
+            Kernel::Gather { kind, lookup, rows, indices } => {
                 let (table, indices) = (self.see(rows), self.see(indices));
                 let (found, bad) = rows::lookup(&mut self.w, *kind, lookup, &table, &indices);
                 let checked = Checked { origin: node.origin.clone(), kind: *kind, rows: lookup.rows };
                 self.bad.extend(bad.map(|bad| (checked, bad)));
                 vec![found]
             }
-            Kernel::Cumulate { sums, input } => {
+            Kernel::Cumsum { sums, input } => {
                 let input = self.see(input);
                 vec![rows::cumulate(&mut self.w, sums, &input)]
             }
-            Kernel::Order { order, input } => {
+            Kernel::Argsort { order, input } => {
                 let input = self.see(input);
                 vec![rows::order(&mut self.w, order, &input)]
             }

@@ -1,8 +1,8 @@
 //! Work on whole rows as StableHLO: finding them by number, adding them up, ordering them.
 
 use super::text::{Element, Value, Writer};
-use crate::kir::LookupKind;
-use tensorpack_kernels::{Cumulate, Lookup, Order};
+use crate::kir::GatherKind;
+use tensorpack_kernels::{Argsort, Cumsum, GatherScatter};
 use tensorpack_tensor::DType;
 
 /// The first number of a lookup that names no row: where it is, `i64::MAX` if there is none, and which it is.
@@ -15,20 +15,20 @@ pub(super) struct BadIndex {
 /// Looks up rows, or adds to them. Numbers that name no row are treated as 0, and reported.
 pub(super) fn lookup(
     w: &mut Writer,
-    kind: LookupKind,
-    k: &Lookup,
+    kind: GatherKind,
+    k: &GatherScatter,
     rows: &Value,
     indices: &Value,
 ) -> (Value, Option<BadIndex>) {
     let sizes = match kind {
-        LookupKind::Gather | LookupKind::NonZero => [k.batch, k.count, k.width],
-        LookupKind::ScatterAdd => [k.batch, k.rows, k.width],
+        GatherKind::Gather | GatherKind::NonZero => [k.batch, k.count, k.width],
+        GatherKind::ScatterAdd => [k.batch, k.rows, k.width],
     };
     let indices = w.reshape(indices, &[indices.len()]);
     if indices.is_empty() {
         return (w.splat(0.0, rows.element, &sizes), None);
     }
-    if kind == LookupKind::NonZero {
+    if kind == GatherKind::NonZero {
         let zero = w.integer(0, DType::I64, &indices.sizes);
         let one = w.integer(1, DType::I64, &indices.sizes);
         let zeros = w.compare("EQ", &indices, &zero);
@@ -41,13 +41,13 @@ pub(super) fn lookup(
         return (w.splat(0.0, rows.element, &sizes), Some(bad));
     }
     let found = match kind {
-        LookupKind::Gather => gather(w, k, rows, &indices),
+        GatherKind::Gather => gather(w, k, rows, &indices),
         _ => scatter_add(w, k, rows, &indices),
     };
     (w.reshape(&found, &sizes), Some(bad))
 }
 
-fn checked(w: &mut Writer, k: &Lookup, indices: &Value) -> (Value, BadIndex) {
+fn checked(w: &mut Writer, k: &GatherScatter, indices: &Value) -> (Value, BadIndex) {
     let zero = w.integer(0, DType::I64, &indices.sizes);
     let end = w.integer(k.rows as i128, DType::I64, &indices.sizes);
     let (below, above) = (w.compare("LT", indices, &zero), w.compare("GE", indices, &end));
@@ -74,7 +74,7 @@ fn first_of(w: &mut Writer, indices: &Value, outside: &Value) -> BadIndex {
 }
 
 /// The numbers of rows of all tables laid one behind the other, as `[n, 1]`.
-fn flat_rows(w: &mut Writer, k: &Lookup, indices: &Value) -> Value {
+fn flat_rows(w: &mut Writer, k: &GatherScatter, indices: &Value) -> Value {
     let all = [k.batch, k.count];
     let indices = if k.shared { w.broadcast(indices, &[1], &all) } else { w.reshape(indices, &all) };
     let table = w.iota(0, DType::I64, &all);
@@ -84,7 +84,7 @@ fn flat_rows(w: &mut Writer, k: &Lookup, indices: &Value) -> Value {
     w.reshape(&flat, &[k.batch * k.count, 1])
 }
 
-fn gather(w: &mut Writer, k: &Lookup, tables: &Value, indices: &Value) -> Value {
+fn gather(w: &mut Writer, k: &GatherScatter, tables: &Value, indices: &Value) -> Value {
     if k.shared {
         let tables = w.reshape(tables, &[k.batch, k.rows, k.width]);
         let indices = w.reshape(indices, &[k.count, 1]);
@@ -111,7 +111,7 @@ fn gather(w: &mut Writer, k: &Lookup, tables: &Value, indices: &Value) -> Value 
     w.op("gather", &[&tables, &indices], &attributes, tables.element, &[k.batch * k.count, k.width])
 }
 
-fn scatter_add(w: &mut Writer, k: &Lookup, rows: &Value, indices: &Value) -> Value {
+fn scatter_add(w: &mut Writer, k: &GatherScatter, rows: &Value, indices: &Value) -> Value {
     let element = rows.element;
     let rows = w.reshape(rows, &[k.batch * k.count, k.width]);
     let rows = w.widened(&rows);
@@ -126,7 +126,7 @@ fn scatter_add(w: &mut Writer, k: &Lookup, rows: &Value, indices: &Value) -> Val
 }
 
 /// Running sums.
-pub(super) fn cumulate(w: &mut Writer, k: &Cumulate, x: &Value) -> Value {
+pub(super) fn cumulate(w: &mut Writer, k: &Cumsum, x: &Value) -> Value {
     let element = x.element;
     let x = w.reshape(x, &[k.outer, k.len, k.inner]);
     if x.is_empty() {
@@ -147,7 +147,7 @@ pub(super) fn cumulate(w: &mut Writer, k: &Cumulate, x: &Value) -> Value {
 }
 
 /// The places of the first `take` elements of every row, in the order of their values.
-pub(super) fn order(w: &mut Writer, k: &Order, x: &Value) -> Value {
+pub(super) fn order(w: &mut Writer, k: &Argsort, x: &Value) -> Value {
     let x = w.reshape(x, &[k.rows, k.len]);
     if x.is_empty() {
         return w.splat(0.0, DType::I64, &[k.rows, k.take]);

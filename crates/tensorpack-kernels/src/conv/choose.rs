@@ -1,16 +1,17 @@
-//! Which algorithm computes a convolution.
+//! Algorithm selection for convolutions.
 //!
-//! The choice depends on sizes alone, never on timing or on the number of threads, so a program computes the same
-//! bits everywhere. The thresholds were measured with `examples/contract_speed.rs`.
+//! The choice depends on sizes alone, never on timing or on the number of threads, so a program
+//! computes the same bits on every run. The thresholds were measured with
+//! `examples/contract_speed.rs`.
 //!
-//! | | forward, input gradient | filter gradient |
-//! |---|---|---|
-//! | Winograd F(2x2, 3x3) | 3x3, stride 1, dilation 1, 24 to 128 channels on both sides, at least 128 tiles | 3x3, stride 1, dilation 1, at least 24 channels on both sides, at most 8192 pairs of channels, at least 128 tiles |
-//! | direct | everything else, and every convolution that asks to be `by_definition` | likewise |
+//! - Winograd F(2x2, 3x3) for 3x3 filters with stride 1, dilation 1 and at least 128 tiles. Outputs
+//!   and input gradients need 24 to 128 channels on both sides; filter gradients need at least 24
+//!   channels on both sides and at most 8192 pairs of channels.
+//! - Direct for everything else, and for every convolution with `exact` set.
 //!
-//! Depthwise convolutions have loops of their own (`depthwise`), and 1x1 convolutions are folded into long rows first
-//! ([`Conv2d::folded`]). The direct algorithm picks one of three micro-kernels for each row of outputs: see
-//! [`Microkernel`].
+//! Depthwise convolutions have loops of their own (`depthwise`), and 1x1 convolutions are folded
+//! into long rows first ([`Conv2d::folded`]). The direct algorithm picks one of three micro-kernels
+//! for each row of outputs: see [`Microkernel`].
 
 use super::conv2d::Conv2d;
 use super::correlation::Correlation;
@@ -20,28 +21,29 @@ use super::winograd_transform::TILE;
 const MIN_CHANNELS: usize = 24;
 /// With fewer tiles, transforming the filter costs more than the saved products.
 const MIN_TILES: usize = 128;
-/// With more channels, a chunk's transformed tiles outgrow the second-level cache.
+/// With more channels, a chunk's transformed tiles outgrow the L2 cache.
 const MAX_CHANNELS: usize = 128;
-/// With more pairs of input and output channels, the sums of a filter gradient outgrow the second-level cache.
+/// With more pairs of input and output channels, the sums of a filter gradient outgrow the L2
+/// cache.
 const MAX_CHANNEL_PAIRS: usize = 8192;
 
 /// How a convolution or one of its gradients is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Algorithm {
-    /// Tap by tap, every product of the definition.
+    /// Direct convolution: tap by tap, every product of the definition.
     Direct,
     /// F(2x2, 3x3): 16 products for each 2x2 tile of outputs and pair of channels instead of 36.
     Winograd,
 }
 
 impl Algorithm {
-    /// The algorithm for the outputs of a convolution, or for its input gradient.
+    /// Returns the algorithm for the outputs of a convolution, or for its input gradient.
     pub(super) fn for_outputs(work: &Correlation) -> Algorithm {
         let channels = work.in_channels().max(work.out_channels());
         Algorithm::winograd_if(winograd_pays(work) && channels <= MAX_CHANNELS)
     }
 
-    /// The algorithm for the gradient with respect to the filter.
+    /// Returns the algorithm for the gradient with respect to the filter.
     pub(super) fn for_filter_grad(conv: &Conv2d) -> Algorithm {
         let pairs = conv.in_channels.saturating_mul(conv.out_channels);
         let work = Correlation { conv: *conv, backward: false };
@@ -53,10 +55,10 @@ impl Algorithm {
     }
 }
 
-/// Whether Winograd's transforms apply to this convolution and save more than they cost.
+/// Returns whether the Winograd transforms apply to this convolution and save more than they cost.
 fn winograd_pays(work: &Correlation) -> bool {
     let c = &work.conv;
-    let applies = (c.kernel, c.stride, c.dilation) == ([3; 2], [1; 2], [1; 2]) && !c.by_definition;
+    let applies = (c.kernel, c.stride, c.dilation) == ([3; 2], [1; 2], [1; 2]) && !c.exact;
     let [height, width] = work.out_size();
     let [down, across] = work.out_size().map(|n| n.div_ceil(TILE));
     // Tiles reach beyond images of odd sizes: at most a fifth of the work may be wasted there.
@@ -71,9 +73,11 @@ fn winograd_pays(work: &Correlation) -> bool {
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Microkernel {
-    /// `conv_k3`: three neighbouring taps at stride 1, each input element loaded once for all three.
+    /// `conv_k3`: three neighbouring taps at stride 1, each input element loaded once for all
+    /// three.
     K3,
-    /// `strided_rows_tile`: rows too short to fill a tile, so that a tile takes pixels of several rows and images.
+    /// `strided_rows_tile`: rows too short to fill a tile, so that a tile takes pixels of several
+    /// rows and images.
     StridedRows,
     /// `gemm::microkernel`: everything else.
     Tile,
@@ -91,7 +95,7 @@ mod microkernel {
     use super::*;
 
     impl Microkernel {
-        /// The micro-kernel for rows along `x` and `cols` output channels.
+        /// Returns the micro-kernel for rows along `x` and `cols` output channels.
         pub(in super::super) fn for_outputs<V: ConvKernels>(x: &Axis, cols: usize) -> Microkernel {
             let pixels = V::MAX_PIXELS[cols.div_ceil(V::LANES) - 1];
             if pixels > 0 && x.stride == 1 && x.dilation == 1 && x.taps == TAPS {
@@ -103,8 +107,8 @@ mod microkernel {
             }
         }
 
-        /// The micro-kernel for filter gradients of `cols` output channels. `K3` needs enough input channels to keep
-        /// the machine busy.
+        /// Returns the micro-kernel for filter gradients of `cols` output channels. `K3` needs
+        /// enough input channels to keep the FMA units busy.
         pub(in super::super) fn for_filter_grad<V: ConvKernels>(c: &Conv2d, cols: usize) -> Microkernel {
             let channels = V::MAX_CHANNELS.get(cols.div_ceil(V::LANES) - 1).copied().unwrap_or(0);
             let fits = c.kernel[1] == TAPS && c.stride[1] == 1 && c.dilation[1] == 1 && c.out_size[1] >= 2;

@@ -1,9 +1,11 @@
-//! Two-dimensional convolution of NHWC images with HWIO filters: the output, and the gradient with respect to the input.
+//! Two-dimensional convolution of NHWC images with HWIO filters: the output, and the gradient with
+//! respect to the input.
 //!
-//! With channels last, an output pixel is the product of a few runs of contiguous elements with the filter, which is
-//! already a matrix. So there is no im2col: a first phase packs (or transforms) the filter, and each chunk of the second
-//! copies the part of the images it reads, with padding, and multiplies. `choose` picks the algorithm; the gradient with
-//! respect to the filter is in `filter_grad`.
+//! With channels last, an output pixel is the product of a few runs of contiguous elements with the
+//! filter, which is already a matrix. So there is no im2col: a first phase packs (or transforms)
+//! the filter, and each chunk of the second copies the part of the images it reads, with padding,
+//! and multiplies. `choose` picks the algorithm; the gradient with respect to the filter is in
+//! `filter_grad`.
 
 use std::ops::Range;
 
@@ -14,8 +16,8 @@ use crate::gemm::contract::{Contract, Float, Operands};
 use crate::{Block, Isa};
 use tensorpack_tensor::Result;
 
-/// The sizes of a convolution; pairs are (height, width). Elements beyond the edges of the input are zero; the padding at
-/// the high ends follows from `out_size`.
+/// The sizes of a convolution; pairs are (height, width). Elements beyond the edges of the input
+/// are zero; the padding at the high ends follows from `out_size`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Conv2d {
     /// Number of images.
@@ -36,20 +38,23 @@ pub struct Conv2d {
     pub pad_low: [usize; 2],
     /// Size of the output images.
     pub out_size: [usize; 2],
-    /// Whether to use the direct algorithm only. Otherwise 3x3 filters may use Winograd: fewer multiplications, slightly
-    /// more rounding error.
-    pub by_definition: bool,
+    /// Whether to use the direct algorithm only. Otherwise 3x3 filters may use Winograd: fewer
+    /// multiplications, slightly more rounding error.
+    #[doc(alias = "by_definition")]
+    pub exact: bool,
 }
 
 /// `y = conv(x, w)`: the left operand is `x [n, h, w, in]`, the right one `w [kh, kw, in, out]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Conv2dForward(pub Conv2d);
 
-/// The gradient with respect to `x`: the left operand is `dy [n, oh, ow, out]`, the right one `w [kh, kw, in, out]`.
+/// The gradient with respect to `x`: the left operand is `dy [n, oh, ow, out]`, the right one `w
+/// [kh, kw, in, out]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Conv2dInputGrad(pub Conv2d);
 
-/// The longest row of a folded image; longer ones would leave too few rows for the threads to share.
+/// The longest row of a folded image; longer ones would leave too few rows for the threads to
+/// share.
 const FOLDED_WIDTH: usize = 1024;
 
 impl Conv2d {
@@ -61,18 +66,18 @@ impl Conv2d {
         self.batch * self.out_size[0] * self.out_size[1] * self.out_channels
     }
 
-    /// Rows of the filter as a matrix: height, width and input channels.
+    /// Returns the rows of the filter as a matrix: height x width x input channels.
     pub(crate) fn filter_rows(&self) -> usize {
         self.kernel[0] * self.kernel[1] * self.in_channels
     }
 
-    /// Multiplications and additions, padding included.
+    /// Returns the number of floating-point operations, padding included.
     pub(crate) fn flops(&self) -> f64 {
         2.0 * self.out_len() as f64 * self.filter_rows() as f64
     }
 
-    /// The same convolution with several rows of pixels merged into one, if it is pointwise (1x1, stride 1): longer rows
-    /// fill more tiles.
+    /// Returns the same convolution with several rows of pixels merged into one, if it is pointwise
+    /// (1x1, stride 1): longer rows fill more tiles.
     pub(crate) fn folded(&self) -> Conv2d {
         let [height, width] = self.in_size;
         let pointwise = self.kernel == [1, 1] && self.stride == [1, 1] && self.pad_low == [0, 0];
@@ -86,13 +91,15 @@ impl Conv2d {
         Conv2d { in_size: size, out_size: size, ..*self }
     }
 
-    /// The input position that tap `k` of output `o` reads along an axis; `None` in the padding.
+    /// Returns the input position that tap `k` of output `o` reads along an axis; `None` in the
+    /// padding.
     pub(crate) fn input_at(&self, axis: usize, o: usize, k: usize) -> Option<usize> {
         let at = o * self.stride[axis] + k * self.dilation[axis];
         at.checked_sub(self.pad_low[axis]).filter(|&i| i < self.in_size[axis])
     }
 
-    /// The output position to which tap `k` contributes input `i` along an axis, if there is one.
+    /// Returns the output position to which tap `k` contributes input `i` along an axis, if there
+    /// is one.
     fn output_at(&self, axis: usize, i: usize, k: usize) -> Option<usize> {
         let at = (i + self.pad_low[axis]).checked_sub(k * self.dilation[axis])?;
         let o = at / self.stride[axis];
@@ -100,7 +107,7 @@ impl Conv2d {
     }
 }
 
-/// The image, y and x of row `row` of a matrix of pixels.
+/// Returns the image, y and x of row `row` of a matrix of pixels.
 fn pixel(row: usize, size: [usize; 2]) -> (usize, usize, usize) {
     (row / (size[0] * size[1]), row / size[1] % size[0], row % size[1])
 }
@@ -108,11 +115,11 @@ fn pixel(row: usize, size: [usize; 2]) -> (usize, usize, usize) {
 /// Reference loops for the output: pixel by pixel, tap by tap.
 ///
 /// # Safety
-/// The operands are valid, and nobody else uses these rows of the output.
+/// The operands are valid, and no other thread accesses these rows of the output.
 unsafe fn plain_forward<T: Float>(c: &Conv2d, mem: Operands<T>, rows: Range<usize>) {
     for row in rows {
         let (n, oy, ox) = pixel(row, c.out_size);
-        // SAFETY: this pixel of the output, which is this thread's.
+        // SAFETY: this pixel is in this thread's part of the output.
         let out = unsafe {
             std::slice::from_raw_parts_mut(mem.out.wrapping_add(row * c.out_channels), c.out_channels)
         };
@@ -138,11 +145,11 @@ unsafe fn plain_forward<T: Float>(c: &Conv2d, mem: Operands<T>, rows: Range<usiz
 /// Reference loops for the input gradient: pixel by pixel, tap by tap.
 ///
 /// # Safety
-/// The operands are valid, and nobody else uses these rows of the output.
+/// The operands are valid, and no other thread accesses these rows of the output.
 unsafe fn plain_input_grad<T: Float>(c: &Conv2d, mem: Operands<T>, rows: Range<usize>) {
     for row in rows {
         let (n, iy, ix) = pixel(row, c.in_size);
-        // SAFETY: this pixel of the output, which is this thread's.
+        // SAFETY: this pixel is in this thread's part of the output.
         let out = unsafe {
             std::slice::from_raw_parts_mut(mem.out.wrapping_add(row * c.in_channels), c.in_channels)
         };
@@ -167,7 +174,7 @@ unsafe fn plain_input_grad<T: Float>(c: &Conv2d, mem: Operands<T>, rows: Range<u
 /// Reference loops for bias and activation.
 ///
 /// # Safety
-/// The operands are valid, and nobody else uses these rows of the output.
+/// The operands are valid, and no other thread accesses these rows of the output.
 unsafe fn plain_bias<T: Float>(cols: usize, mem: Operands<T>, rows: Range<usize>) {
     for at in rows.start * cols..rows.end * cols {
         // SAFETY: inside the output, and the bias has an element for each column.
@@ -192,20 +199,20 @@ enum Planned {
 impl Planned {
     fn chunks(&self) -> usize {
         match self {
-            Planned::Direct(sums) => sums.cut().groups * sums.cut().bands,
+            Planned::Direct(sums) => sums.blocking().groups * sums.blocking().bands,
             Planned::Winograd(winograd) => winograd.chunks,
         }
     }
 
-    /// The rectangle of the output that a chunk computes.
+    /// Returns the block of the output that a chunk computes.
     fn block(&self, chunk: usize) -> Block {
         match self {
-            Planned::Direct(sums) => sums.block(&sums.cut(), chunk),
+            Planned::Direct(sums) => sums.block(&sums.blocking(), chunk),
             Planned::Winograd(winograd) => winograd.block(chunk),
         }
     }
 
-    /// Elements of the packed filter.
+    /// Returns the number of elements of the packed filter.
     fn shared_len(&self) -> usize {
         match self {
             Planned::Direct(sums) => sums.depth() * sums.out_channels().next_multiple_of(PACK_COLS),
@@ -221,7 +228,7 @@ impl Planned {
     }
 
     /// # Safety
-    /// As for [`Contract::run_f32`], with the machine having the instructions of `V`.
+    /// Same as [`Contract::run_f32`], on a CPU that supports the instructions of `V`.
     #[cfg(target_arch = "x86_64")]
     unsafe fn run_fast<V: crate::conv::kernel_table::ConvKernels>(
         &self,
@@ -232,12 +239,12 @@ impl Planned {
         finish: &mut dyn FnMut(Block),
     ) {
         use crate::conv::direct;
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match (self, phase) {
                 (Planned::Direct(sums), 0) => direct::pack::<V>(sums, chunk, mem.rhs, mem.shared.cast()),
                 (Planned::Direct(sums), _) => {
-                    direct::run::<V>(sums, &sums.cut(), chunk, mem, scratch, finish)
+                    direct::run::<V>(sums, &sums.blocking(), chunk, mem, scratch, finish)
                 }
                 (Planned::Winograd(winograd), 0) => {
                     winograd.pack::<V>(chunk, mem.rhs, mem.shared.cast(), scratch)
@@ -249,7 +256,7 @@ impl Planned {
 }
 
 impl Correlation {
-    /// Chooses the algorithm. The plain loops cut the work in the same chunks.
+    /// Chooses the algorithm. The reference loops use the same chunks.
     fn planned(self) -> Planned {
         match Algorithm::for_outputs(&self) {
             Algorithm::Direct => Planned::Direct(self),
@@ -258,7 +265,7 @@ impl Correlation {
     }
 
     /// # Safety
-    /// As for [`Contract::run_f32`].
+    /// Same as [`Contract::run_f32`].
     unsafe fn run_plain<T: Float>(
         &self,
         phase: usize,
@@ -266,12 +273,12 @@ impl Correlation {
         mem: Operands<T>,
         finish: &mut dyn FnMut(Block),
     ) {
-        // The plain loops read the filter in place: there is nothing to pack.
+        // The reference loops read the filter in place: there is nothing to pack.
         if phase == 0 {
             return;
         }
         let block = self.planned().block(chunk);
-        // SAFETY: blocks of different chunks are disjoint, the rest is passed on from the caller.
+        // SAFETY: blocks of different chunks are disjoint, the rest is guaranteed by the caller.
         unsafe {
             match self.backward {
                 false => plain_forward(&self.conv, mem, block.rows.clone()),
@@ -351,7 +358,7 @@ macro_rules! impl_contract {
             ) {
                 let sums = self.sums();
                 debug_assert!(scratch.len() >= self.scratch_bytes());
-                // SAFETY: passed on from the caller, who has checked that the machine has `isa`.
+                // SAFETY: guaranteed by the caller, who has checked that the CPU supports `isa`.
                 unsafe {
                     match isa {
                         #[cfg(target_arch = "x86_64")]
@@ -376,7 +383,7 @@ macro_rules! impl_contract {
                 _scratch: &mut [u8],
                 finish: &mut dyn FnMut(Block),
             ) {
-                // SAFETY: passed on from the caller.
+                // SAFETY: guaranteed by the caller.
                 unsafe { self.sums().run_plain(phase, chunk, mem, finish) }
             }
         }

@@ -1,19 +1,22 @@
-//! The micro-kernel of direct convolutions with three taps in a row at stride 1, the most common ones.
+//! The micro-kernel of direct convolutions with three taps in a row at stride 1, the most common
+//! ones.
 //!
-//! Each input element is loaded once and multiplied by all three taps. The general tile kernel loads it once per tap,
-//! and with few output channels the loads, not the multiplications, would limit the speed.
+//! Each input element is loaded once and multiplied by all three taps. The general tile kernel
+//! loads it once per tap, and with few output channels the loads, not the multiplications, would
+//! limit the speed.
 
 use std::arch::x86_64::__m512;
 
 use crate::conv::kernel_table::ConvKernels;
-use crate::gemm::microkernel::{forget, write_rows};
+use crate::gemm::microkernel::{hide_addresses, write_rows};
 use crate::partition;
 use crate::simd::Simd;
 
 /// Taps in a row of the filter.
 pub(crate) const TAPS: usize = 3;
 
-/// A sum over some rows of the filter, for a run of pixels and up to two vectors of channels; distances in elements.
+/// A sum over some rows of the filter, for a run of pixels and up to two vectors of channels;
+/// strides are in elements.
 #[derive(Clone, Copy)]
 pub(crate) struct ConvK3 {
     /// Rows of the filter.
@@ -24,9 +27,9 @@ pub(crate) struct ConvK3 {
     pub(crate) a: *const f32,
     pub(crate) a_pixel: usize,
     pub(crate) a_row: usize,
-    /// The weights of the first channel: whole vectors, whatever `cols` is.
+    /// The weights of the first channel: whole vectors, even past `cols`.
     pub(crate) b: *const f32,
-    /// Distances from channel to channel, from tap to tap and from row to row of the filter.
+    /// The strides from channel to channel, from tap to tap and from row to row of the filter.
     pub(crate) b_channel: usize,
     pub(crate) b_tap: usize,
     pub(crate) b_row: usize,
@@ -34,7 +37,7 @@ pub(crate) struct ConvK3 {
     pub(crate) c_pixel: usize,
     /// Columns of `c`, at least 1.
     pub(crate) cols: usize,
-    /// Add to `c` instead of overwriting it.
+    /// Whether to add to `c` instead of overwriting it.
     pub(crate) add: bool,
 }
 
@@ -45,8 +48,9 @@ impl ConvK3 {
     /// Computes `pixels` pixels, in nearly equal runs.
     ///
     /// # Safety
-    /// The machine has the instructions of `V`, and `V::MAX_PIXELS` is not 0; `cols` is at most two vectors; every element that the
-    /// sizes and distances reach is valid, two pixels beyond the last included, and no other thread uses those of `c`.
+    /// The CPU supports the instructions of `V`, and `V::MAX_PIXELS` is not 0; `cols` is at most
+    /// two vectors; every element that the sizes and strides reach is valid, two pixels beyond the
+    /// last included, and no other thread accesses those of `c`.
     pub(crate) unsafe fn run<V: ConvKernels>(&self, pixels: usize) {
         let vectors = self.cols.div_ceil(V::LANES);
         if pixels == 0 {
@@ -56,7 +60,8 @@ impl ConvK3 {
             let mut run = *self;
             run.a = self.a.wrapping_add(part.start * self.a_pixel);
             run.c = self.c.wrapping_add(part.start * self.c_pixel);
-            // SAFETY: guaranteed by the caller; each kernel of the table touches only the pixels of its part.
+            // SAFETY: guaranteed by the caller; each kernel of the table touches only the pixels of
+            // its part.
             unsafe { V::conv_k3(part.len(), vectors)(&run) }
         }
     }
@@ -64,7 +69,8 @@ impl ConvK3 {
 
 #[inline(always)]
 unsafe fn conv_k3<V: Simd, const PIXELS: usize, const VECTORS: usize>(s: &ConvK3) {
-    // SAFETY: the caller guarantees the instructions and every element that sizes and distances reach.
+    // SAFETY: the caller guarantees the instructions and every element that sizes and strides
+    // reach.
     unsafe {
         let mut acc = [[V::zero(); VECTORS]; PIXELS];
         for row in 0..s.rows {
@@ -76,7 +82,7 @@ unsafe fn conv_k3<V: Simd, const PIXELS: usize, const VECTORS: usize>(s: &ConvK3
             }
             let mut b = s.b.wrapping_add(row * s.b_row);
             for _ in 0..s.channels {
-                forget(&mut a[..(PIXELS + TAPS - 1).div_ceil(3)]);
+                hide_addresses(&mut a[..(PIXELS + TAPS - 1).div_ceil(3)]);
                 let mut w = [[V::zero(); VECTORS]; TAPS];
                 for (t, w) in w.iter_mut().enumerate() {
                     for (v, w) in w.iter_mut().enumerate() {
@@ -110,15 +116,15 @@ unsafe fn conv_k3<V: Simd, const PIXELS: usize, const VECTORS: usize>(s: &ConvK3
 }
 
 /// # Safety
-/// As for [`ConvK3::run`].
+/// Same as [`ConvK3::run`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn avx512<const PIXELS: usize, const VECTORS: usize>(s: &ConvK3) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { conv_k3::<__m512, PIXELS, VECTORS>(s) }
 }
 
-/// Tables of kernels by number of pixels, for one and for two vectors. The latter hold 24 sums,
-/// 6 weights and one input element: 31 of 32 registers.
+/// Tables of kernels by number of pixels, for one and for two vectors. The latter hold 24 sums, 6
+/// weights and one input element: 31 of 32 registers.
 pub(crate) static AVX512_ONE: [ConvK3Fn; 16] = [
     avx512::<1, 1>,
     avx512::<2, 1>,

@@ -1,15 +1,17 @@
-//! Sliding sums over images: what a convolution's output and its input gradient have in common. Each output pixel is
-//! a sum over taps, and along each axis taps and outputs walk over the input in constant steps.
+//! Cross-correlation of images: the form that a convolution's output and its input gradient share.
+//! Each output pixel is a sum over taps, and along each axis taps and outputs move over the input
+//! with constant strides.
 //!
-//! The gradient by the input of a convolution with stride `s` is `s` such walks along each axis: only every `s`-th
-//! tap reaches a pixel, so the pixels fall into classes, each with its own taps. No product is with a known zero.
+//! The input gradient of a convolution with stride `s` is `s` correlations along each axis: only
+//! every `s`-th tap reaches a pixel, so the pixels fall into classes, each with its own taps. No
+//! product has a factor known to be zero.
 
 use crate::Block;
 use crate::conv::conv2d::Conv2d;
 use crate::partition;
 
-/// One class of outputs along one axis: output `out_first + out_step * j` sums, over taps `t`, input
-/// `stride * j + offset + dilation * t` times the filter at `tap_first + tap_step * t`.
+/// One class of outputs along one axis: output `out_first + out_step * j` sums, over taps `t`,
+/// input `stride * j + offset + dilation * t` times the filter at `tap_first + tap_step * t`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Axis {
     pub(crate) outs: usize,
@@ -33,27 +35,27 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// A convolution, or its gradient by the input, as sliding sums.
+/// A convolution, or its input gradient, as a cross-correlation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Correlation {
     pub(crate) conv: Conv2d,
     pub(crate) backward: bool,
 }
 
-/// How the output is cut into chunks: groups of images, and bands of their rows.
+/// The partition of the output into chunks: groups of images, and bands of their rows.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cut {
+pub(crate) struct Blocking {
     pub(crate) groups: usize,
     pub(crate) bands: usize,
 }
 
-/// Columns that are packed together: a multiple of every panel width.
+/// Columns packed by one chunk: a multiple of every panel width.
 pub(crate) const PACK_COLS: usize = 32;
-/// What a chunk reads should stay in a part of the second-level cache.
+/// Maximum size of the window of a chunk: it should stay in a part of the L2 cache.
 const WINDOW_BYTES: usize = 384 << 10;
-/// Fewer pixels of each class than this are too few to make good use of packed weights.
+/// With fewer pixels per class than this, packed weights are reused too rarely.
 const MIN_PIXELS: usize = 64;
-/// Chunks that are enough for all threads.
+/// Enough chunks for all threads.
 const ENOUGH_CHUNKS: usize = 16;
 
 impl Correlation {
@@ -73,12 +75,12 @@ impl Correlation {
         if self.backward { self.conv.in_channels } else { self.conv.out_channels }
     }
 
-    /// Terms of the longest sum, which is also what all classes' sums have together.
+    /// Returns the number of terms of the longest sum, which equals the total over all classes.
     pub(crate) fn depth(&self) -> usize {
         self.conv.kernel[0] * self.conv.kernel[1] * self.in_channels()
     }
 
-    /// How many classes of outputs an axis has.
+    /// Returns the number of output classes of an axis.
     pub(crate) fn classes(&self, axis: usize) -> usize {
         if self.backward { self.conv.stride[axis].min(self.conv.in_size[axis]).max(1) } else { 1 }
     }
@@ -100,8 +102,9 @@ impl Correlation {
                 tap_step: 1,
             };
         }
-        // Tap k takes output o to input s * o + d * k - pad. For inputs class + s * j this has solutions only for
-        // every (s / g)-th tap, and from one of those to the next o steps back by d / g.
+        // Tap k takes output o to input s * o + d * k - pad. For inputs class + s * j this has
+        // solutions only for every (s / g)-th tap, and from one of those to the next o decreases by
+        // d / g.
         let g = gcd(stride, dilation);
         let (tap_step, dilation_out) = (stride / g, dilation / g);
         let reach = |k: usize| class as isize + pad - (dilation * k) as isize;
@@ -124,12 +127,13 @@ impl Correlation {
         }
     }
 
-    /// Outputs along an axis of the class that has most.
+    /// Returns the number of outputs of the largest class along an axis.
     pub(crate) fn steps(&self, axis: usize) -> usize {
         self.axis(axis, 0).outs
     }
 
-    /// The inputs that outputs `range` of all classes read along an axis: the first, and how many.
+    /// Returns the inputs that outputs `range` of all classes read along an axis: the first one and
+    /// their number.
     pub(crate) fn reach(&self, axis: usize, range: std::ops::Range<usize>) -> (isize, usize) {
         let (mut low, mut high) = (isize::MAX, isize::MIN);
         let mut stride = 1;
@@ -147,14 +151,15 @@ impl Correlation {
         (low + (range.start * stride) as isize, (high - low) as usize + (range.len() - 1) * stride)
     }
 
-    /// Elements of the window that a band of `rows` reads of one image.
+    /// Returns the number of elements that a band of `rows` rows reads from one image.
     fn window_len(&self, rows: usize) -> usize {
         self.reach(0, 0..rows).1 * self.reach(1, 0..self.steps(1)).1 * self.in_channels()
     }
 
-    pub(crate) fn cut(&self) -> Cut {
+    pub(crate) fn blocking(&self) -> Blocking {
         let (batch, rows) = (self.conv.batch.max(1), self.steps(0).max(1));
-        let band = partition::most(rows, |rows| self.window_len(rows) * size_of::<f32>() <= WINDOW_BYTES);
+        let band =
+            partition::largest_fitting(rows, |rows| self.window_len(rows) * size_of::<f32>() <= WINDOW_BYTES);
         let bands = rows.div_ceil(band).max(rows.min(ENOUGH_CHUNKS.div_ceil(batch)));
         let pixels = (self.steps(0) * self.steps(1)).max(1);
         let few = (WINDOW_BYTES / size_of::<f32>() / self.window_len(rows).max(1)).max(1);
@@ -162,30 +167,38 @@ impl Correlation {
             1 => MIN_PIXELS.div_ceil(pixels).min(batch.div_ceil(ENOUGH_CHUNKS)).min(few),
             _ => 1,
         };
-        Cut { groups: batch.div_ceil(images), bands }
+        Blocking { groups: batch.div_ceil(images), bands }
     }
 
-    /// Elements of the largest window of any chunk.
+    /// Returns the number of elements of the largest window of any chunk.
     pub(crate) fn scratch_len(&self) -> usize {
-        let cut = self.cut();
-        self.conv.batch.div_ceil(cut.groups) * self.window_len(self.steps(0).div_ceil(cut.bands))
+        let blocking = self.blocking();
+        self.conv.batch.div_ceil(blocking.groups) * self.window_len(self.steps(0).div_ceil(blocking.bands))
     }
 
-    /// The images of a chunk, and which outputs of each class along the first axis.
-    pub(crate) fn part(&self, cut: &Cut, chunk: usize) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
-        let (group, band) = (chunk / cut.bands, chunk % cut.bands);
-        (partition::part(self.conv.batch, cut.groups, group), partition::part(self.steps(0), cut.bands, band))
+    /// Returns the images of a chunk, and its outputs of each class along the first axis.
+    pub(crate) fn part(
+        &self,
+        blocking: &Blocking,
+        chunk: usize,
+    ) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
+        let (group, band) = (chunk / blocking.bands, chunk % blocking.bands);
+        (
+            partition::part(self.conv.batch, blocking.groups, group),
+            partition::part(self.steps(0), blocking.bands, band),
+        )
     }
 
-    /// The rectangle of the output that a chunk computes. A chunk has one image or whole images, so it is one.
-    pub(crate) fn block(&self, cut: &Cut, chunk: usize) -> Block {
-        let (images, band) = self.part(cut, chunk);
+    /// Returns the block of the output that a chunk computes. A chunk covers a band of one image,
+    /// or whole images, so its output is one block.
+    pub(crate) fn block(&self, blocking: &Blocking, chunk: usize) -> Block {
+        let (images, band) = self.part(blocking, chunk);
         let (first, last) = (images.start, images.end.saturating_sub(1));
         let rows = self.first_pixel(first, band.start)..self.first_pixel(last, band.end);
         Block { rows, cols: 0..self.out_channels() }
     }
 
-    /// The first pixel of an image that belongs to outputs `j` of all classes.
+    /// Returns the first pixel of an image that belongs to outputs `j` of all classes.
     pub(crate) fn first_pixel(&self, image: usize, j: usize) -> usize {
         let [height, width] = self.out_size();
         (image * height + (j * self.axis(0, 0).out_step).min(height)) * width

@@ -1,9 +1,9 @@
-//! Convolution of each channel with a filter of its own, over images `[batch, height, width, channels]` with filters
-//! `[height, width, channels]`: the output and the gradient by the input. The gradient by the filter is in
-//! `depthwise_filter`.
+//! Depthwise convolution of NHWC images with `[height, width, channels]` filters: the output and
+//! the input gradient. The filter gradient is in `depthwise_filter_grad`.
 //!
-//! A pixel has few products, so memory bounds these loops: channels are done side by side in vectors, as they lie,
-//! and a few neighbouring pixels together, so that a filter's numbers are loaded once for all of them.
+//! A pixel has few products, so these loops are memory-bound. Vectors hold neighbouring channels,
+//! and a few neighbouring pixels are computed together, so that filter elements are loaded once for
+//! all of them.
 
 use std::ops::Range;
 
@@ -15,25 +15,28 @@ use crate::simd::per_isa::per_isa;
 use crate::{Block, Isa};
 use tensorpack_tensor::Result;
 
-/// `y`: the left operand is `x [n, h, w, c]`, the right one `w [kh, kw, c]`. Both channels of the sizes are `c`.
+/// `y = depthwise_conv(x, w)`: the left operand is `x [n, h, w, c]`, the right one `w [kh, kw, c]`.
+/// `in_channels` and `out_channels` are both `c`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DepthwiseForward(pub Conv2d);
 
-/// The gradient by `x`: the left operand is `dy [n, oh, ow, c]`, the right one `w [kh, kw, c]`.
+/// The gradient with respect to `x`: the left operand is `dy [n, oh, ow, c]`, the right one `w [kh,
+/// kw, c]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DepthwiseInputGrad(pub Conv2d);
 
-/// Neighbouring pixels that are done together.
+/// Neighbouring pixels computed together.
 const PIXELS: usize = 4;
 
 impl Conv2d {
-    /// Additions and multiplications where each channel has a filter of its own.
+    /// Returns the number of floating-point operations of a depthwise convolution.
     pub(crate) fn depthwise_flops(&self) -> f64 {
         2.0 * self.out_len() as f64 * (self.kernel[0] * self.kernel[1]) as f64
     }
 }
 
-/// The taps of an axis that are inside an input of `size` for an output whose first tap reads `base`.
+/// Returns the taps of an axis that are inside an input of `size` for an output whose first tap
+/// reads `base`.
 fn inside(axis: &Axis, base: isize, size: usize) -> Range<usize> {
     let step = axis.dilation as isize;
     let first = if base < 0 { (-base + step - 1) / step } else { 0 };
@@ -42,10 +45,10 @@ fn inside(axis: &Axis, base: isize, size: usize) -> Range<usize> {
     (first as usize).min(end)..end
 }
 
-/// The reference: output by output, tap by tap.
+/// Reference loops: output by output, tap by tap.
 ///
 /// # Safety
-/// The operands are valid, and nobody else uses these images and rows of the output.
+/// The operands are valid, and no other thread accesses these images and rows of the output.
 unsafe fn plain<T: Float>(work: &Correlation, images: Range<usize>, band: Range<usize>, mem: Operands<T>) {
     let (channels, [_, kernel]) = (work.conv.in_channels, work.conv.kernel);
     let ([height, width], [out_height, out_width]) = (work.in_size(), work.out_size());
@@ -67,29 +70,29 @@ unsafe fn plain<T: Float>(work: &Correlation, images: Range<usize>, band: Range<
                 }
                 let row = image * out_height + y.out_first + y.out_step * j;
                 let to = (row * out_width + x.out_first + x.out_step * i) * channels + c;
-                // SAFETY: inside the output, and this thread's.
+                // SAFETY: inside this thread's part of the output.
                 unsafe { *mem.out.add(to) = sum };
             }
         }
     }
 }
 
-/// All pairs of classes.
+/// Returns all pairs of classes.
 fn classes(work: &Correlation) -> impl Iterator<Item = (Axis, Axis)> {
     let across = work.classes(1);
     (0..work.classes(0) * across).map(move |i| (work.axis(0, i / across), work.axis(1, i % across)))
 }
 
-/// Where the first tap of output `j` of a class reads.
+/// Returns the input position of the first tap of output `j` of a class.
 fn at(axis: &Axis, j: usize) -> isize {
     (axis.stride * j) as isize + axis.offset
 }
 
 per_isa! {
-    /// The outputs of some images and rows.
+    /// Computes the outputs of some images and rows.
     ///
     /// # Safety
-    /// As for [`plain`].
+    /// Same as [`plain`].
     unsafe fn fast(work: &Correlation, images: Range<usize>, band: Range<usize>, mem: Operands<f32>) = fast_body
 }
 
@@ -120,7 +123,7 @@ unsafe fn fast_body<const FAST: bool>(
                 let whole = |i: usize| inside(&x, at(&x, i), size[1]).len() == x.taps;
                 let mut i = 0;
                 while i < x.outs {
-                    // SAFETY: pixels of this row, whose taps are looked at.
+                    // SAFETY: pixels of this row, whose taps are checked.
                     unsafe {
                         if i + PIXELS <= x.outs && whole(i) && whole(i + PIXELS - 1) {
                             by_lanes!(channels, |c, N| sums.pixels::<N, PIXELS, FAST>(i, c));
@@ -140,9 +143,9 @@ unsafe fn fast_body<const FAST: bool>(
 struct Row<'a> {
     y: &'a Axis,
     x: &'a Axis,
-    /// The rows of taps that are inside.
+    /// The rows of taps inside the input.
     rows: Range<usize>,
-    /// The row, of all images, that the first row of taps reads.
+    /// The row, counted over all images, that the first row of taps reads.
     top: isize,
     width: usize,
     kernel: usize,
@@ -152,10 +155,11 @@ struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// `P` outputs from number `i` on, whose taps are all inside or `P` is 1, for `N` channels from `c` on.
+    /// Computes `P` outputs from index `i` for `N` channels from `c`. All their taps must be inside
+    /// the input, unless `P` is 1.
     ///
     /// # Safety
-    /// As for [`plain`].
+    /// Same as [`plain`].
     #[inline(always)]
     unsafe fn pixels<const N: usize, const P: usize, const FAST: bool>(&self, i: usize, c: usize) {
         let mut sums = [[0f32; N]; P];
@@ -167,7 +171,7 @@ impl Row<'_> {
                 let col = left + (tx * self.x.dilation) as isize;
                 let from = (row * self.width as isize + col) as usize * self.channels + c;
                 let tap = (self.y.tap(ty) * self.kernel + self.x.tap(tx)) * self.channels + c;
-                // SAFETY: a tap that is inside, for pixels whose taps are.
+                // SAFETY: a tap inside the input, for pixels whose taps all are.
                 let w = unsafe { *self.mem.rhs.add(tap).cast::<[f32; N]>() };
                 for (p, sum) in sums.iter_mut().enumerate() {
                     // SAFETY: as above.
@@ -188,7 +192,7 @@ impl Row<'_> {
     }
 }
 
-/// Both directions are the same sliding sums: only operands and output differ.
+/// Output and input gradient are both correlations: only operands and output differ.
 macro_rules! depthwise {
     ($type:ident, $backward:literal, $lhs:ident, $out:ident) => {
         impl $type {
@@ -220,8 +224,8 @@ macro_rules! depthwise {
             }
 
             fn chunks(&self, _: usize) -> usize {
-                let cut = self.sums().cut();
-                if self.0.$out() == 0 { 0 } else { cut.groups * cut.bands }
+                let blocking = self.sums().blocking();
+                if self.0.$out() == 0 { 0 } else { blocking.groups * blocking.bands }
             }
 
             fn shared_bytes(&self) -> usize {
@@ -246,16 +250,16 @@ macro_rules! depthwise {
                 finish: &mut dyn FnMut(Block),
             ) {
                 let work = self.sums();
-                let cut = work.cut();
-                let (images, band) = work.part(&cut, chunk);
-                // SAFETY: passed on from the caller; chunks have images and rows of their own.
+                let blocking = work.blocking();
+                let (images, band) = work.part(&blocking, chunk);
+                // SAFETY: guaranteed by the caller; chunks have images and rows of their own.
                 unsafe {
                     match isa {
                         Isa::Plain => plain(&work, images, band, mem),
                         isa => fast(isa, &work, images, band, mem),
                     }
                 }
-                finish(work.block(&cut, chunk));
+                finish(work.block(&blocking, chunk));
             }
 
             unsafe fn run_f64(
@@ -268,11 +272,11 @@ macro_rules! depthwise {
                 finish: &mut dyn FnMut(Block),
             ) {
                 let work = self.sums();
-                let cut = work.cut();
-                let (images, band) = work.part(&cut, chunk);
-                // SAFETY: passed on from the caller; chunks have images and rows of their own.
+                let blocking = work.blocking();
+                let (images, band) = work.part(&blocking, chunk);
+                // SAFETY: guaranteed by the caller; chunks have images and rows of their own.
                 unsafe { plain(&work, images, band, mem) };
-                finish(work.block(&cut, chunk));
+                finish(work.block(&blocking, chunk));
             }
         }
     };

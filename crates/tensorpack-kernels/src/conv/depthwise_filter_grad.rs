@@ -1,8 +1,8 @@
-//! The gradient of a channel-by-channel convolution by its filters: for each tap and channel, a product of the input,
-//! shifted by the tap, with the gradient of the output, summed over all pixels of all images.
+//! The filter gradient of a depthwise convolution: for each tap and channel, the products of the
+//! input, shifted by the tap, and the output gradient, summed over all pixels of all images.
 //!
-//! The filters are small and the sum is long: rows are shared out among groups, each with sums of its own, and a
-//! second phase adds those in order.
+//! The filters are small and the sum is long, so rows are divided among groups, each with its own
+//! partial sums, and a second phase adds those in order.
 
 use std::ops::Range;
 
@@ -14,13 +14,14 @@ use crate::simd::per_isa::per_isa;
 use crate::{Block, Isa};
 use tensorpack_tensor::Result;
 
-/// The gradient by `w [kh, kw, c]`: the left operand is `x [n, h, w, c]`, the right one `dy [n, oh, ow, c]`.
+/// The gradient with respect to `w [kh, kw, c]`: the left operand is `x [n, h, w, c]`, the right
+/// one `dy [n, oh, ow, c]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DepthwiseFilterGrad(pub Conv2d);
 
-/// Groups at most, which is enough for all threads.
+/// Maximum number of groups: enough for all threads.
 const GROUPS: usize = 16;
-/// Sums that run side by side, so that none waits for its last addition.
+/// Independent sums, so that an addition need not wait for the previous one.
 const CHAINS: usize = 4;
 
 impl DepthwiseFilterGrad {
@@ -29,7 +30,7 @@ impl DepthwiseFilterGrad {
     }
 }
 
-/// The outputs along `axis` for which tap `k` is inside the input.
+/// Returns the outputs along `axis` for which tap `k` is inside the input.
 fn reached(c: &Conv2d, axis: usize, k: usize) -> Range<usize> {
     let (stride, shift, pad) = (c.stride[axis], k * c.dilation[axis], c.pad_low[axis]);
     let first = pad.saturating_sub(shift).div_ceil(stride);
@@ -37,10 +38,11 @@ fn reached(c: &Conv2d, axis: usize, k: usize) -> Range<usize> {
     first.min(end)..end
 }
 
-/// The reference: tap by tap, over all pixels, for some rows of the filter as a matrix of taps by channels.
+/// Reference loops: tap by tap, over all pixels, for some rows of the filter as a matrix of taps by
+/// channels.
 ///
 /// # Safety
-/// The operands are valid, and nobody else uses these rows of the output.
+/// The operands are valid, and no other thread accesses these rows of the output.
 unsafe fn plain<T: Float>(c: &Conv2d, taps: Range<usize>, mem: Operands<T>) {
     for (tap, ch) in taps.flat_map(|t| (0..c.in_channels).map(move |ch| (t, ch))) {
         let (ky, kx) = (tap / c.kernel[1], tap % c.kernel[1]);
@@ -56,16 +58,16 @@ unsafe fn plain<T: Float>(c: &Conv2d, taps: Range<usize>, mem: Operands<T>) {
                 };
             }
         }
-        // SAFETY: inside the output, and this thread's.
+        // SAFETY: inside this thread's part of the output.
         unsafe { *mem.out.add(tap * c.in_channels + ch) = sum };
     }
 }
 
 per_isa! {
-    /// The sums over some rows of all images' outputs, written to `out`.
+    /// Writes the sums over some output rows, counted over all images, to `out`.
     ///
     /// # Safety
-    /// The operands are valid, and nobody else uses `out`, which has room for the filter.
+    /// The operands are valid, and no other thread accesses `out`, which has room for the filter.
     unsafe fn group_sum(c: &Conv2d, rows: Range<usize>, x: *const f32, dy: *const f32, out: *mut f32)
         = group_sum_body
 }
@@ -79,7 +81,7 @@ unsafe fn group_sum_body<const FAST: bool>(
     out: *mut f32,
 ) {
     let channels = c.in_channels;
-    // SAFETY: the caller's memory for one filter.
+    // SAFETY: the caller guarantees room for one filter.
     unsafe { std::ptr::write_bytes(out, 0, c.filter_rows()) };
     for row in rows {
         let (image, oy) = (row / c.out_size[0], row % c.out_size[0]);
@@ -95,7 +97,8 @@ unsafe fn group_sum_body<const FAST: bool>(
                 let b = dy.wrapping_add((row * c.out_size[1] + pixels.start) * channels);
                 let to = out.wrapping_add((ky * c.kernel[1] + kx) * channels);
                 let a_step = c.stride[1] * channels;
-                // SAFETY: pixels whose tap is inside, and the tap's numbers of the filter.
+                // SAFETY: pixels whose tap is inside the input, and the tap's elements of the
+                // filter.
                 by_lanes!(channels, |l, N| unsafe {
                     let (a, b) = (a.add(l), b.add(l));
                     add_products::<N, FAST>(pixels.len(), a, a_step, b, channels, to.add(l));
@@ -105,10 +108,10 @@ unsafe fn group_sum_body<const FAST: bool>(
     }
 }
 
-/// Adds the products of `n` pixels to `N` numbers at `to`.
+/// Adds the products of `n` pixels to `N` elements at `to`.
 ///
 /// # Safety
-/// All pixels and `to` are valid for `N` numbers.
+/// All pixels and `to` are valid for `N` elements.
 #[inline(always)]
 unsafe fn add_products<const N: usize, const FAST: bool>(
     n: usize,
@@ -132,7 +135,7 @@ unsafe fn add_products<const N: usize, const FAST: bool>(
         (0..CHAINS).for_each(|chain| add(chain, i + chain));
     }
     (n / CHAINS * CHAINS..n).for_each(|i| add(0, i));
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     let to = unsafe { &mut *to.cast::<[f32; N]>() };
     for l in 0..N {
         to[l] += (sums[0][l] + sums[1][l]) + (sums[2][l] + sums[3][l]);
@@ -192,12 +195,12 @@ impl Contract for DepthwiseFilterGrad {
         let (c, len) = (&self.0, self.0.filter_rows());
         let partial = |group: usize| mem.shared.cast::<f32>().wrapping_add(group * len);
         match (isa, phase) {
-            // SAFETY: passed on from the caller.
+            // SAFETY: guaranteed by the caller.
             (Isa::Plain, _) => unsafe { self.run_plain(phase, chunk, mem, finish) },
             (isa, 0) => {
                 debug_assert!(scratch.len() >= self.scratch_bytes());
                 let rows = partition::part(c.batch * c.out_size[0], self.groups(), chunk);
-                // SAFETY: each group has sums of its own; the rest is passed on.
+                // SAFETY: each group has its own sums; the rest is guaranteed by the caller.
                 unsafe { group_sum(isa, c, rows, mem.lhs, mem.rhs, partial(chunk)) }
             }
             _ => {
@@ -219,16 +222,17 @@ impl Contract for DepthwiseFilterGrad {
         _: &mut [u8],
         finish: &mut dyn FnMut(Block),
     ) {
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.run_plain(phase, chunk, mem, finish) }
     }
 }
 
 impl DepthwiseFilterGrad {
-    /// Runs a chunk with the plain loops, which know no groups: the last phase does it all.
+    /// Runs one chunk with the reference loops, which use no groups: the last phase does all the
+    /// work.
     ///
     /// # Safety
-    /// As for [`Contract::run_f32`].
+    /// Same as [`Contract::run_f32`].
     unsafe fn run_plain<T: Float>(
         &self,
         phase: usize,
@@ -237,7 +241,7 @@ impl DepthwiseFilterGrad {
         finish: &mut dyn FnMut(Block),
     ) {
         if phase == 1 {
-            // SAFETY: chunks have rows of their own, the rest is passed on from the caller.
+            // SAFETY: chunks have rows of their own, the rest is guaranteed by the caller.
             unsafe { plain(&self.0, chunk..chunk + 1, mem) };
             finish(Block { rows: chunk..chunk + 1, cols: 0..self.0.in_channels });
         }

@@ -1,24 +1,24 @@
-//! Sliding sums, fast: the filter is packed into panels, and each chunk copies the part of the images it reads, with the
-//! padding, and multiplies.
+//! Direct convolution: packs the filter into panels; each chunk copies the part of the images it
+//! reads, with padding, and multiplies.
 
 use std::ops::Range;
 
 use crate::Block;
 use crate::conv::choose::{Microkernel, SHORT_ROW};
 use crate::conv::conv_k3::{self, ConvK3};
-use crate::conv::correlation::{Axis, Correlation, Cut, PACK_COLS};
+use crate::conv::correlation::{Axis, Blocking, Correlation, PACK_COLS};
 use crate::conv::kernel_table::ConvKernels;
 use crate::conv::strided_rows_tile::StridedRowsTile;
 use crate::conv::window::{Images, Region};
 use crate::gemm::contract::Operands;
-use crate::gemm::microkernel::{Ahead, Tile};
+use crate::gemm::microkernel::{Prefetch, Tile};
 use crate::gemm::pack;
 use crate::partition;
 
-/// Rows of a packed panel that are used together, so that they stay in the first-level cache.
+/// Rows of a packed panel used together, so that they stay in the L1 cache.
 const DEPTH: usize = 288;
 
-/// All pairs of classes, each with the terms of the sums of those before it.
+/// Returns all pairs of classes, each with the number of terms of the classes before it.
 fn classes(work: &Correlation) -> impl Iterator<Item = (Axis, Axis, usize)> {
     let pairs = (0..work.classes(0)).flat_map(|y| (0..work.classes(1)).map(move |x| (y, x)));
     pairs.scan(0, |before, (y, x)| {
@@ -28,7 +28,8 @@ fn classes(work: &Correlation) -> impl Iterator<Item = (Axis, Axis, usize)> {
     })
 }
 
-/// Where the panel that starts at column `col` begins for a class of sums of `depth` terms after `before` others.
+/// Returns the offset of the panel of column `col` for a class with sums of `depth` terms, after
+/// classes with `before` terms.
 fn panel_at<V: ConvKernels>(work: &Correlation, before: usize, depth: usize, col: usize) -> usize {
     let (group, within) = (col / PACK_COLS, col % PACK_COLS);
     (group * work.depth() + before) * PACK_COLS + within * depth
@@ -37,7 +38,8 @@ fn panel_at<V: ConvKernels>(work: &Correlation, before: usize, depth: usize, col
 /// Packs one group of columns of the filter, for all classes.
 ///
 /// # Safety
-/// The filter `w` is valid, `packed` is the shared memory of the contraction, AVX2 is there.
+/// The filter `w` is valid, `packed` is the shared memory of the contraction, and the CPU supports
+/// AVX2.
 pub(crate) unsafe fn pack<V: ConvKernels>(work: &Correlation, group: usize, w: *const f32, packed: *mut f32) {
     let (inputs, outputs) = (work.in_channels(), work.out_channels());
     let cols = group * PACK_COLS..((group + 1) * PACK_COLS).min(outputs);
@@ -50,11 +52,12 @@ pub(crate) unsafe fn pack<V: ConvKernels>(work: &Correlation, group: usize, w: *
                 let (ky, kx) = (y.tap(tap / x.taps), x.tap(tap % x.taps));
                 let tap_at = w.wrapping_add((ky * work.conv.kernel[1] + kx) * inputs * outputs);
                 let to = packed.wrapping_add(at + tap * inputs * width);
-                // SAFETY: one tap of the filter, and its place in the panel.
+                // SAFETY: one tap of the filter, and its rows of the panel.
                 unsafe {
                     match work.backward {
                         false => pack::pack_rows(tap_at.wrapping_add(col), outputs, inputs, here, to, width),
-                        // A tap is stored as rows of what is here the output by columns of the input.
+                        // In the filter, the rows of a tap are the output channels of this
+                        // correlation, and the columns its input channels.
                         true => {
                             let from = tap_at.wrapping_add(col * inputs);
                             pack::pack_columns(from, inputs, inputs, here, to, width)
@@ -66,7 +69,7 @@ pub(crate) unsafe fn pack<V: ConvKernels>(work: &Correlation, group: usize, w: *
     }
 }
 
-/// The pieces a class's sum is cut into: ranges of rows of taps, and of the steps within them.
+/// Returns the pieces of a class's sum: ranges of rows of taps, and of the steps within them.
 fn pieces(taps: usize, segments: usize, steps: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
     let row = segments * steps;
     let rows = (DEPTH / row.max(1)).max(1);
@@ -75,23 +78,25 @@ fn pieces(taps: usize, segments: usize, steps: usize) -> impl Iterator<Item = (R
         .flat_map(move |t| partition::parts(steps, longest).map(move |s| (t.clone(), s)))
 }
 
-/// Bytes of output that are computed together, and finished while they are in the second-level cache. Smaller pieces
-/// would stay in the first level, but what an epilogue prepares for each piece costs more than that saves.
+/// Bytes of output computed together and finished while they are in the L2 cache. Smaller pieces
+/// would stay in the L1 cache, but the setup of an epilogue for each piece costs more than that
+/// saves.
 const OUT_BYTES: usize = 256 << 10;
 
 /// Computes the outputs of one chunk.
 ///
 /// # Safety
-/// As for [`crate::Contract::run_f32`], with the machine having the instructions of `V`; the filter is packed.
+/// Same as [`crate::Contract::run_f32`], on a CPU that supports the instructions of `V`; the filter
+/// is packed.
 pub(crate) unsafe fn run<V: ConvKernels>(
     work: &Correlation,
-    cut: &Cut,
+    blocking: &Blocking,
     chunk: usize,
     mem: Operands<f32>,
     scratch: &mut [u8],
     finish: &mut dyn FnMut(Block),
 ) {
-    let (images, band) = work.part(cut, chunk);
+    let (images, band) = work.part(blocking, chunk);
     let (top, rows) = work.reach(0, band.clone());
     let (left, cols) = work.reach(1, 0..work.steps(1));
     let source = Images { data: mem.lhs, size: work.in_size(), channels: work.in_channels() };
@@ -101,20 +106,21 @@ pub(crate) unsafe fn run<V: ConvKernels>(
     let first_image = images.start;
     let short = work.steps(1) < SHORT_ROW;
     let row_bytes = work.first_pixel(0, 1) * work.out_channels() * size_of::<f32>();
-    // Images with short rows are computed together, others one by one.
+    // Images with short rows are computed together, others one at a time.
     for images in partition::parts(images.len(), if short { images.len() } else { 1 }) {
         let data = window.data.wrapping_add(images.start * window.image);
         let images = first_image + images.start..first_image + images.end;
-        let seen = Seen { work, images, data, row: window.row, image: window.image, corner: [top, left] };
+        let input =
+            ChunkInput { work, images, data, row: window.row, image: window.image, corner: [top, left] };
         for part in partition::parts(band.len(), OUT_BYTES / row_bytes.max(1)) {
             let rows = band.start + part.start..band.start + part.end;
             for col in (0..work.out_channels()).step_by(2 * V::LANES) {
                 for (y, x, before) in classes(work) {
-                    // SAFETY: passed on from the caller.
-                    unsafe { seen.outputs::<V>(&y, &x, before, rows.clone(), col, mem) }
+                    // SAFETY: guaranteed by the caller.
+                    unsafe { input.outputs::<V>(&y, &x, before, rows.clone(), col, mem) }
                 }
             }
-            for image in seen.images.clone() {
+            for image in input.images.clone() {
                 let pixels = work.first_pixel(image, rows.start)..work.first_pixel(image, rows.end);
                 finish(Block { rows: pixels, cols: 0..work.out_channels() });
             }
@@ -122,23 +128,23 @@ pub(crate) unsafe fn run<V: ConvKernels>(
     }
 }
 
-/// What is seen of some images.
-struct Seen<'a> {
+/// The part of some images that a chunk reads.
+struct ChunkInput<'a> {
     work: &'a Correlation,
     images: Range<usize>,
     data: *const f32,
-    /// From row to row, and from image to image.
+    /// The strides from row to row, and from image to image.
     row: usize,
     image: usize,
-    /// The first pixel seen.
+    /// The first pixel of the part.
     corner: [isize; 2],
 }
 
-impl Seen<'_> {
+impl ChunkInput<'_> {
     /// Computes outputs `rows` of one class, for one panel of columns.
     ///
     /// # Safety
-    /// As for [`run`].
+    /// Same as [`run`].
     unsafe fn outputs<V: ConvKernels>(
         &self,
         y: &Axis,
@@ -155,19 +161,20 @@ impl Seen<'_> {
         let panel = panel_at::<V>(work, before, y.taps * x.taps * inputs, col);
         let panel = mem.shared.cast::<f32>().wrapping_add(panel);
         let kernel = Microkernel::for_outputs::<V>(x, cols);
-        // Neighbouring taps in a row of the window are one run of numbers, but for the kernel with three taps.
+        // Neighbouring taps in a row of the window are contiguous, and one segment, except for the
+        // three-tap kernel.
         let (segments, steps) = match kernel {
             Microkernel::K3 => (conv_k3::TAPS, inputs),
             _ if x.dilation == 1 || x.taps <= 1 => (1, x.taps * inputs),
             _ => (x.taps, inputs),
         };
         for (piece, (taps, part)) in pieces(y.taps, segments, steps).enumerate() {
-            // What is done to a sum is done once it is whole.
+            // The epilogue runs once a sum is complete.
             let whole = taps.end == y.taps && part.end == steps;
             let b = panel.wrapping_add((taps.start * x.taps * inputs + part.start) * panel_width);
             let across = (x.offset - self.corner[1]) * inputs as isize + part.start as isize;
             let rows = rows.start..rows.end.min(y.outs);
-            // What the taps of a row of outputs read, and where the row goes.
+            // The input and output addresses of a row of outputs.
             let place = |image: usize, j: usize| {
                 let down = y.offset - self.corner[0] + (j * y.stride + taps.start * y.dilation) as isize;
                 let a = self.data.wrapping_offset(down * self.row as isize + across);
@@ -193,7 +200,7 @@ impl Seen<'_> {
                 c_row,
                 cols,
                 add,
-                ahead: Ahead::none(b),
+                prefetch: Prefetch::none(b),
             };
             if kernel == Microkernel::StridedRows {
                 let pixels = lines.clone().flat_map(|(image, j)| {
@@ -201,12 +208,12 @@ impl Seen<'_> {
                     (0..x.outs).map(move |i| (a.wrapping_add(i * a_pixel), c.wrapping_add(i * c_row)))
                 });
                 let count = self.images.len() * rows.len() * x.outs;
-                // SAFETY: the window holds all that the taps of these outputs reach.
+                // SAFETY: the window holds all elements that the taps of these outputs read.
                 unsafe { StridedRowsTile::run::<V>(&tile, pixels, count) }
             }
             for (image, j) in lines {
                 let (a, c) = place(image, j);
-                // SAFETY: the window holds all that the taps of this row of outputs reach.
+                // SAFETY: the window holds all elements that the taps of this row of outputs read.
                 unsafe {
                     if kernel == Microkernel::K3 {
                         let slide = ConvK3 {

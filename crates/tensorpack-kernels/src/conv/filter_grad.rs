@@ -1,9 +1,10 @@
-//! The gradient of a two-dimensional convolution by its filter: for each tap, a product of the input, shifted by the
-//! tap, with the gradient of the output, summed over all pixels of all images.
+//! The gradient of a two-dimensional convolution with respect to its filter: for each tap, the
+//! products of the input, shifted by the tap, and the output gradient, summed over all pixels of
+//! all images.
 //!
-//! The filter is small and the sum long, so images are shared out among groups, each with its own partial result,
-//! and a second phase adds those in order. A filter too large for the cache is cut by its rows as well, and one too large
-//! to have many copies of by columns.
+//! The filter is small and the sum long, so images are divided among groups, each with its own
+//! partial result, and a second phase adds those in order. A filter too large for the cache is also
+//! divided by rows, and one too large for many partial results by columns.
 
 use std::ops::Range;
 
@@ -17,32 +18,33 @@ use crate::partition;
 use crate::{Block, Isa};
 use tensorpack_tensor::Result;
 
-/// The gradient by `w`: the left operand is `x [n, h, w, in]`, the right one `dy [n, oh, ow, out]`.
+/// The gradient with respect to `w`: the left operand is `x [n, h, w, in]`, the right one `dy [n,
+/// oh, ow, out]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Conv2dFilterGrad(pub Conv2d);
 
-/// All partial results together take no more than this.
+/// Maximum size of all partial results together.
 const PARTIAL_BYTES: usize = 16 << 20;
-/// Partial results at most, and chunks that are enough for all threads.
+/// Maximum number of partial results, and enough chunks for all threads.
 const ENOUGH_CHUNKS: usize = 16;
-/// A filter larger than this is cut by rows: what a chunk adds to should stay in the second-level cache.
+/// A filter larger than this is divided by rows: the sums of a chunk should stay in the L2 cache.
 const CACHED_BYTES: usize = 256 << 10;
-/// Columns of a chunk are a multiple of this, the widest panel.
+/// The columns of a chunk are a multiple of this, the width of the widest panel.
 const BLOCK_COLS: usize = 32;
-/// A tile sums about this many pixels, of some rows of a large image or of several small ones: enough that its products
-/// are most of its cost, and few enough for the first-level cache.
+/// A tile sums about this many pixels, of some rows of a large image or of several small ones:
+/// enough that its products are most of its cost, and few enough for the L1 cache.
 pub(crate) const TILE_PIXELS: usize = 128;
-/// What a chunk reads at a time should stay in a part of the second-level cache.
+/// Maximum size of what a chunk reads at a time: it should stay in a part of the L2 cache.
 const WINDOW_BYTES: usize = 320 << 10;
-/// Elements of the filter that a chunk of the second phase adds up.
+/// Elements of the filter that a chunk of the second phase sums.
 const SUM_ELEMENTS: usize = 1 << 13;
 
-/// How the sum is cut.
+/// The partition of the sum.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cut {
+pub(crate) struct Blocking {
     /// Bands of output rows of an image; a band of an image is a unit of work.
     pub(crate) bands: usize,
-    /// Images taken together, where each is a single band.
+    /// Images processed together if each is a single band.
     pub(crate) together: usize,
     /// Groups of units, each with its own partial result.
     pub(crate) groups: usize,
@@ -59,13 +61,14 @@ impl Conv2dFilterGrad {
     }
 }
 
-/// Elements between the pixels of a copied image: without, pixels that are apart by many lines would share few places of the
-/// first-level cache.
+/// Returns the gap between the pixels of a copied image, in elements. Without it, pixels many cache
+/// lines apart would map to few sets of the L1 cache.
 pub(crate) fn gap(c: &Conv2d) -> usize {
     if (c.stride[1] * c.in_channels).is_multiple_of(128) { 16 } else { 0 }
 }
 
-/// Elements of the part of an image that `rows` rows of output read under `taps` rows of the filter.
+/// Returns the number of elements of an image that `rows` rows of output read under `taps` rows of
+/// the filter.
 fn window_len(c: &Conv2d, rows: usize, taps: usize) -> usize {
     let sums = Correlation { conv: *c, backward: false };
     let beyond = c.kernel[0].saturating_sub(taps) * c.dilation[0];
@@ -73,19 +76,20 @@ fn window_len(c: &Conv2d, rows: usize, taps: usize) -> usize {
     high * sums.reach(1, 0..c.out_size[1]).1 * (c.in_channels + gap(c))
 }
 
-/// Elements of a copy of `rows` rows of the output's gradient with columns that fill whole vectors.
+/// Returns the number of elements of a copy of `rows` rows of the output gradient, with columns
+/// padded to whole vectors.
 fn gradient_len(c: &Conv2d, rows: usize) -> usize {
     rows * c.out_size[1] * c.out_channels.next_multiple_of(16)
 }
 
-pub(crate) fn cut(c: &Conv2d) -> Cut {
+pub(crate) fn blocking(c: &Conv2d) -> Blocking {
     let rows = c.out_size[0].max(1);
     let partial = (c.filter_rows() * c.out_channels * size_of::<f32>()).max(1);
     let taps = if partial > CACHED_BYTES { c.kernel[0].max(1) } else { 1 };
     let bytes = |rows: usize| {
         (window_len(c, rows, c.kernel[0].div_ceil(taps)) + gradient_len(c, rows)) * size_of::<f32>()
     };
-    let band = partition::most(rows, |rows| bytes(rows) <= WINDOW_BYTES);
+    let band = partition::largest_fitting(rows, |rows| bytes(rows) <= WINDOW_BYTES);
     let bands = rows.div_ceil(band);
     let pixels = (c.out_size[0] * c.out_size[1]).max(1);
     let few = TILE_PIXELS.div_ceil(pixels);
@@ -94,10 +98,17 @@ pub(crate) fn cut(c: &Conv2d) -> Cut {
     let groups = (PARTIAL_BYTES / partial).clamp(1, enough).min((c.batch * bands).max(1));
     let panels = c.out_channels.div_ceil(BLOCK_COLS).max(1);
     let cols = panels.div_ceil(enough.div_ceil(groups)) * BLOCK_COLS;
-    Cut { bands, together: together.max(1), groups, taps, cols, col_blocks: c.out_channels.div_ceil(cols) }
+    Blocking {
+        bands,
+        together: together.max(1),
+        groups,
+        taps,
+        cols,
+        col_blocks: c.out_channels.div_ceil(cols),
+    }
 }
 
-/// Chunks of the second phase.
+/// Returns the number of chunks of the second phase.
 fn sum_blocks(c: &Conv2d) -> usize {
     (c.filter_rows() * c.out_channels).div_ceil(SUM_ELEMENTS).clamp(1, c.filter_rows().max(1))
 }
@@ -110,7 +121,7 @@ pub(crate) struct Part {
     pub(crate) cols: Range<usize>,
 }
 
-impl Cut {
+impl Blocking {
     pub(crate) fn part(&self, c: &Conv2d, chunk: usize) -> Part {
         let (chunk, block) = (chunk / self.col_blocks, chunk % self.col_blocks);
         Part {
@@ -121,11 +132,11 @@ impl Cut {
     }
 }
 
-/// The rectangle of the output that a chunk of the last phase completes.
-pub(crate) fn block(c: &Conv2d, cut: &Cut, chunk: usize) -> Block {
-    match cut.groups {
+/// Returns the block of the output that a chunk of the last phase completes.
+pub(crate) fn block(c: &Conv2d, blocking: &Blocking, chunk: usize) -> Block {
+    match blocking.groups {
         1 => {
-            let Part { taps, cols, .. } = cut.part(c, chunk);
+            let Part { taps, cols, .. } = blocking.part(c, chunk);
             let row = c.kernel[1] * c.in_channels;
             Block { rows: taps.start * row..taps.end * row, cols }
         }
@@ -133,15 +144,15 @@ pub(crate) fn block(c: &Conv2d, cut: &Cut, chunk: usize) -> Block {
     }
 }
 
-/// The reference: tap by tap, over all pixels.
+/// Reference loops: tap by tap, over all pixels.
 ///
 /// # Safety
-/// The operands are valid, and nobody else uses this part of the output.
+/// The operands are valid, and no other thread accesses this part of the output.
 unsafe fn plain<T: Float>(c: &Conv2d, mem: Operands<T>, rows: Range<usize>, cols: Range<usize>) {
     for row in rows {
         let (ky, kx, i) =
             (row / (c.kernel[1] * c.in_channels), row / c.in_channels % c.kernel[1], row % c.in_channels);
-        // SAFETY: inside the output, and this thread's.
+        // SAFETY: inside this thread's part of the output.
         let out = unsafe {
             std::slice::from_raw_parts_mut(
                 mem.out.wrapping_add(row * c.out_channels + cols.start),
@@ -165,10 +176,10 @@ unsafe fn plain<T: Float>(c: &Conv2d, mem: Operands<T>, rows: Range<usize>, cols
     }
 }
 
-/// Runs a chunk with the plain loops, which know no groups: the last phase does it all.
+/// Runs one chunk with the reference loops, which use no groups: the last phase does all the work.
 ///
 /// # Safety
-/// As for [`Contract::run_f32`].
+/// Same as [`Contract::run_f32`].
 unsafe fn run_plain<T: Float>(
     c: &Conv2d,
     phase: usize,
@@ -176,14 +187,14 @@ unsafe fn run_plain<T: Float>(
     mem: Operands<T>,
     finish: &mut dyn FnMut(Block),
 ) {
-    let cut = cut(c);
+    let blocking = blocking(c);
     let winograd = WinogradFilterGrad::if_chosen(c);
-    if phase == 0 && (winograd.is_some() || cut.groups > 1) {
+    if phase == 0 && (winograd.is_some() || blocking.groups > 1) {
         return;
     }
-    let direct = winograd.is_none().then(|| block(c, &cut, chunk));
+    let direct = winograd.is_none().then(|| block(c, &blocking, chunk));
     for block in winograd.iter().flat_map(|s| s.blocks(chunk)).chain(direct) {
-        // SAFETY: blocks of different chunks are disjoint, the rest is passed on from the caller.
+        // SAFETY: blocks of different chunks are disjoint, the rest is guaranteed by the caller.
         unsafe { plain(c, mem, block.rows.clone(), block.cols.clone()) }
         finish(block);
     }
@@ -208,7 +219,7 @@ impl Contract for Conv2dFilterGrad {
 
     fn phases(&self) -> usize {
         let winograd = WinogradFilterGrad::if_chosen(&self.conv()).is_some();
-        if winograd || cut(&self.conv()).groups > 1 { 2 } else { 1 }
+        if winograd || blocking(&self.conv()).groups > 1 { 2 } else { 1 }
     }
 
     fn chunks(&self, phase: usize) -> usize {
@@ -216,10 +227,10 @@ impl Contract for Conv2dFilterGrad {
         if let Some(winograd) = WinogradFilterGrad::if_chosen(&c) {
             return winograd.chunks(phase);
         }
-        let cut = cut(&c);
+        let blocking = blocking(&c);
         match phase {
             _ if c.filter_rows() * c.out_channels == 0 => 0,
-            0 => cut.groups * cut.taps * cut.col_blocks,
+            0 => blocking.groups * blocking.taps * blocking.col_blocks,
             _ => sum_blocks(&c),
         }
     }
@@ -229,7 +240,7 @@ impl Contract for Conv2dFilterGrad {
         if let Some(winograd) = WinogradFilterGrad::if_chosen(&c) {
             return winograd.shared_len() * size_of::<f32>();
         }
-        let groups = cut(&c).groups;
+        let groups = blocking(&c).groups;
         if groups > 1 { groups * c.filter_rows() * c.out_channels * size_of::<f32>() } else { 0 }
     }
 
@@ -238,10 +249,10 @@ impl Contract for Conv2dFilterGrad {
         if let Some(winograd) = WinogradFilterGrad::if_chosen(&c) {
             return winograd.scratch_len() * size_of::<f32>();
         }
-        let cut = cut(&c);
-        let rows = c.out_size[0].div_ceil(cut.bands);
-        let window = window_len(&c, rows, c.kernel[0].div_ceil(cut.taps)).next_multiple_of(16);
-        cut.together * (window + gradient_len(&c, rows)) * size_of::<f32>()
+        let blocking = blocking(&c);
+        let rows = c.out_size[0].div_ceil(blocking.bands);
+        let window = window_len(&c, rows, c.kernel[0].div_ceil(blocking.taps)).next_multiple_of(16);
+        blocking.together * (window + gradient_len(&c, rows)) * size_of::<f32>()
     }
 
     fn flops(&self) -> f64 {
@@ -259,7 +270,7 @@ impl Contract for Conv2dFilterGrad {
     ) {
         let c = self.conv();
         debug_assert!(scratch.len() >= self.scratch_bytes());
-        // SAFETY: passed on from the caller, who has checked that the machine has `isa`.
+        // SAFETY: guaranteed by the caller, who has checked that the CPU supports `isa`.
         unsafe {
             match isa {
                 #[cfg(target_arch = "x86_64")]
@@ -284,7 +295,7 @@ impl Contract for Conv2dFilterGrad {
         _scratch: &mut [u8],
         finish: &mut dyn FnMut(Block),
     ) {
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { run_plain(&self.conv(), phase, chunk, mem, finish) }
     }
 }

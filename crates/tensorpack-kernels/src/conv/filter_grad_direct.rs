@@ -1,5 +1,5 @@
-//! The gradient by the filter, by its definition and fast: each chunk copies the part of the images it reads, with the
-//! padding, and multiplies it, shifted by each tap, with the output's gradient.
+//! Direct filter gradient: each chunk copies the part of the images it reads, with padding, and
+//! multiplies it, shifted by each tap, by the output gradient.
 
 use std::ops::Range;
 
@@ -8,21 +8,21 @@ use crate::conv::choose::Microkernel;
 use crate::conv::conv_k3::TAPS;
 use crate::conv::conv2d::Conv2d;
 use crate::conv::correlation::Correlation;
-use crate::conv::filter_grad::{Cut, Part, TILE_PIXELS, block, cut, gap};
+use crate::conv::filter_grad::{Blocking, Part, TILE_PIXELS, block, blocking, gap};
 use crate::conv::filter_grad_k3::FilterGradK3;
 use crate::conv::kernel_table::ConvKernels;
 use crate::conv::window::{Images, Region};
 use crate::conv::winograd_filter_grad::WinogradFilterGrad;
 use crate::gemm::contract::Operands;
-use crate::gemm::microkernel::{Ahead, Tile, sum_partials};
+use crate::gemm::microkernel::{Prefetch, Tile, sum_partials};
 use crate::gemm::pack;
 use crate::partition;
 
-/// Columns of a gradient that is read where it lies.
-const MOST_IN_PLACE: usize = 64;
+/// Maximum number of columns of an output gradient that is read in place.
+const MAX_IN_PLACE: usize = 64;
 
 /// # Safety
-/// As for [`Contract::run_f32`], with the machine having the instructions of `V`.
+/// Same as [`Contract::run_f32`], on a CPU that supports the instructions of `V`.
 pub(crate) unsafe fn run<V: ConvKernels>(
     c: &Conv2d,
     phase: usize,
@@ -32,50 +32,51 @@ pub(crate) unsafe fn run<V: ConvKernels>(
     finish: &mut dyn FnMut(Block),
 ) {
     if let Some(winograd) = WinogradFilterGrad::if_chosen(c) {
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         return unsafe { winograd.run::<V>(phase, chunk, mem, scratch, finish) };
     }
-    let cut = cut(c);
+    let blocking = blocking(c);
     let len = c.filter_rows() * c.out_channels;
     if phase == 0 {
-        let part = cut.part(c, chunk);
-        let out = match cut.groups {
+        let part = blocking.part(c, chunk);
+        let out = match blocking.groups {
             1 => mem.out,
             _ => mem.shared.cast::<f32>().wrapping_add(part.group * len),
         };
-        // SAFETY: each chunk has its own taps and columns of its own partial result; the rest is passed on.
-        unsafe { group_sum::<V>(c, &cut, &part, Operands { out, ..mem }, scratch) }
-        if cut.groups > 1 {
+        // SAFETY: each chunk has its own taps and columns of its own partial result; the rest is
+        // guaranteed by the caller.
+        unsafe { group_sum::<V>(c, &blocking, &part, Operands { out, ..mem }, scratch) }
+        if blocking.groups > 1 {
             return;
         }
     } else {
-        let rows = block(c, &cut, chunk).rows;
+        let rows = block(c, &blocking, chunk).rows;
         let elements = rows.start * c.out_channels..rows.end * c.out_channels;
         // SAFETY: all partial results are complete, and this chunk owns these rows of the output.
-        unsafe { sum_partials(mem.shared.cast(), len, cut.groups, mem.out, elements) }
+        unsafe { sum_partials(mem.shared.cast(), len, blocking.groups, mem.out, elements) }
     }
-    finish(block(c, &cut, chunk));
+    finish(block(c, &blocking, chunk));
 }
 
 /// Sums the units of one group, for some taps and columns, into `mem.out`.
 ///
 /// # Safety
-/// As for [`run`].
+/// Same as [`run`].
 unsafe fn group_sum<V: ConvKernels>(
     c: &Conv2d,
-    cut: &Cut,
+    blocking: &Blocking,
     part: &Part,
     mem: Operands<f32>,
     scratch: &mut [u8],
 ) {
-    let units = partition::part(c.batch * cut.bands, cut.groups, part.group);
+    let units = partition::part(c.batch * blocking.bands, blocking.groups, part.group);
     let mut first = units.start;
     loop {
-        // Several whole images, or one band of one image. Without any unit the sum is zero.
-        let last = (first + cut.together).min(units.end);
-        let images = first / cut.bands..last.div_ceil(cut.bands);
-        let band = partition::part(c.out_size[0], cut.bands, first % cut.bands);
-        // SAFETY: passed on from the caller.
+        // Several whole images, or one band of one image. Without units the sum is zero.
+        let last = (first + blocking.together).min(units.end);
+        let images = first / blocking.bands..last.div_ceil(blocking.bands);
+        let band = partition::part(c.out_size[0], blocking.bands, first % blocking.bands);
+        // SAFETY: guaranteed by the caller.
         unsafe {
             add_images::<V>(c, images, band, part, mem, scratch, first > units.start);
         }
@@ -86,11 +87,11 @@ unsafe fn group_sum<V: ConvKernels>(
     }
 }
 
-/// Sums the products of a band of output rows of some images, and adds them to what is in `mem.out` or replaces
-/// it.
+/// Sums the products of a band of output rows of some images, and adds the result to `mem.out` or
+/// overwrites it.
 ///
 /// # Safety
-/// As for [`run`].
+/// Same as [`run`].
 unsafe fn add_images<V: ConvKernels>(
     c: &Conv2d,
     images: Range<usize>,
@@ -112,12 +113,13 @@ unsafe fn add_images<V: ConvKernels>(
     // SAFETY: `scratch` has room for the window and, after it, the copy of the gradient.
     let window = unsafe { source.window(images.clone(), region, gap(c), copy) };
 
-    // The gradient of the output is read in whole vectors, pixel after pixel: it is copied, panel after panel, if its
-    // columns do not fill them, or are so many that pixels would push each other out of the cache.
+    // The output gradient is read in whole vectors, pixel after pixel. It is copied, panel after
+    // panel, if its columns do not fill whole vectors, or if there are so many that pixels would
+    // evict each other from the cache.
     let (image_pixels, band_pixels) = (c.out_size[0] * c.out_size[1], band.len() * c.out_size[1]);
     let skip = (images.start * image_pixels + band.start * c.out_size[1]) * c.out_channels + cols.start;
     let dy = mem.rhs.wrapping_add(skip);
-    let packed = !c.out_channels.is_multiple_of(V::LANES) || c.out_channels > MOST_IN_PLACE;
+    let packed = !c.out_channels.is_multiple_of(V::LANES) || c.out_channels > MAX_IN_PLACE;
     let copy =
         copy.wrapping_add((images.len() * rows * width * (c.in_channels + gap(c))).next_multiple_of(16));
     let widest = if Microkernel::for_filter_grad::<V>(c, cols.len().min(2 * V::LANES)) == Microkernel::K3 {
@@ -125,7 +127,8 @@ unsafe fn add_images<V: ConvKernels>(
     } else {
         V::MAX_COLS
     };
-    // The panel that starts at a column, with the distances from pixel to pixel and from image to image.
+    // The panel that starts at a column, with the strides from pixel to pixel and from image to
+    // image.
     let panel = |col: usize| match packed {
         true => {
             let width = pack::width((cols.len() - col).min(widest), V::LANES);
@@ -138,12 +141,12 @@ unsafe fn add_images<V: ConvKernels>(
         for i in 0..images.len() {
             let from = dy.wrapping_add(i * image_pixels * c.out_channels + col);
             let to = to.cast_mut().wrapping_add(i * image);
-            // SAFETY: the band's part of the gradient, and its place in the copy.
+            // SAFETY: the band's part of the gradient, and its part of the copy.
             unsafe { pack::pack_rows(from, c.out_channels, band_pixels, here, to, width) }
         }
     }
 
-    // Neighbouring taps in a row of the window are one run of numbers, which are the rows of the product.
+    // Neighbouring taps in a row of the window are contiguous: they are the rows of the product.
     let (across, run) = match (c.dilation[1] == 1 && gap(c) == 0) || c.kernel[1] <= 1 {
         true => (1, c.kernel[1] * c.in_channels),
         false => (c.kernel[1], c.in_channels),
@@ -175,7 +178,8 @@ unsafe fn add_images<V: ConvKernels>(
                         cols: (cols.len() - col).min(widest),
                         add: add || rows.start > 0,
                     };
-                    // SAFETY: the window and the gradient hold all pixels of the band, shifted by any tap.
+                    // SAFETY: the window and the gradient hold all pixels of the band, shifted by
+                    // any tap.
                     unsafe { sum.run::<V>(c.in_channels) }
                 }
                 continue;
@@ -199,9 +203,10 @@ unsafe fn add_images<V: ConvKernels>(
                     c_row: c.out_channels,
                     cols: (cols.len() - col).min(widest),
                     add: add || rows.start > 0,
-                    ahead: Ahead::none(b),
+                    prefetch: Prefetch::none(b),
                 };
-                // SAFETY: the window and the gradient hold all pixels of the band, shifted by any tap.
+                // SAFETY: the window and the gradient hold all pixels of the band, shifted by any
+                // tap.
                 unsafe { tile.run::<V>(run, false) }
             }
         }

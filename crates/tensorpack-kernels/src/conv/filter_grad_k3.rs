@@ -1,7 +1,8 @@
 //! The micro-kernel of filter gradients with three taps in a row at stride 1.
 //!
-//! Each input element is multiplied by the gradients of the three outputs that read it. Those gradients stay in
-//! registers while the kernel moves along the row, so it needs a third of the loads of the general tile kernel.
+//! Each input element is multiplied by the gradients of the three outputs that read it. Those
+//! gradients stay in registers while the kernel moves along the row, so it needs a third of the
+//! loads of the general tile kernel.
 
 use std::arch::x86_64::__m512;
 
@@ -11,8 +12,8 @@ use crate::gemm::microkernel::write_rows;
 use crate::partition;
 use crate::simd::Simd;
 
-/// A sum over pixels of some images, for three taps, a run of input channels and up to two vectors of output channels;
-/// distances in elements.
+/// A sum over pixels of some images, for three taps, a run of input channels and up to two vectors
+/// of output channels; strides are in elements.
 #[derive(Clone, Copy)]
 pub(crate) struct FilterGradK3 {
     pub(crate) images: usize,
@@ -23,18 +24,18 @@ pub(crate) struct FilterGradK3 {
     pub(crate) a_pixel: usize,
     pub(crate) a_row: usize,
     pub(crate) a_image: usize,
-    /// The gradient, readable in whole vectors, whatever `cols` is.
+    /// The gradient, readable in whole vectors, even past `cols`.
     pub(crate) b: *const f32,
     pub(crate) b_pixel: usize,
     pub(crate) b_row: usize,
     pub(crate) b_image: usize,
     pub(crate) c: *mut f32,
-    /// Distances from input channel to input channel, and from tap to tap.
+    /// The strides from input channel to input channel, and from tap to tap.
     pub(crate) c_channel: usize,
     pub(crate) c_tap: usize,
     /// Columns of `c`, at least 1.
     pub(crate) cols: usize,
-    /// Add to `c` instead of overwriting it.
+    /// Whether to add to `c` instead of overwriting it.
     pub(crate) add: bool,
 }
 
@@ -45,28 +46,32 @@ impl FilterGradK3 {
     /// Computes `channels` input channels, in nearly equal runs.
     ///
     /// # Safety
-    /// The machine has the instructions of `V`, and `V::MAX_CHANNELS` is not 0; `cols` is at most two vectors; every element that the
-    /// sizes and distances reach is valid, and no other thread uses those of `c`.
+    /// The CPU supports the instructions of `V`, and `V::MAX_CHANNELS` is not 0; `cols` is at most
+    /// two vectors; every element that the sizes and strides reach is valid, and no other thread
+    /// accesses those of `c`.
     pub(crate) unsafe fn run<V: ConvKernels>(&self, channels: usize) {
         let vectors = self.cols.div_ceil(V::LANES);
         for part in partition::parts(channels, V::MAX_CHANNELS[vectors - 1]) {
             let mut sum = *self;
             sum.a = self.a.wrapping_add(part.start);
             sum.c = self.c.wrapping_add(part.start * self.c_channel);
-            // SAFETY: guaranteed by the caller; each kernel of the table touches only the channels of its part.
+            // SAFETY: guaranteed by the caller; each kernel of the table touches only the channels
+            // of its part.
             unsafe { V::filter_grad_k3(part.len(), vectors)(&sum) }
         }
     }
 }
 
-/// The sums of each tap, and the gradients of the outputs under the taps: `under[t]` belongs to tap `t`.
+/// The sums of each tap, and the gradients of the outputs under the taps: `under[t]` belongs to tap
+/// `t`.
 struct Sums<V, const CHANNELS: usize, const VECTORS: usize> {
     taps: [[[V; VECTORS]; CHANNELS]; TAPS],
     under: [[V; VECTORS]; TAPS],
 }
 
 impl<V: Simd, const CHANNELS: usize, const VECTORS: usize> Sums<V, CHANNELS, VECTORS> {
-    /// One pixel of the image at `a`, under taps `FIRST..LAST`; with tap 0 the next output's gradient is taken from `b`.
+    /// Accumulates one pixel of the image at `a`, under taps `FIRST..LAST`; with tap 0 the next
+    /// output's gradient is loaded from `b`.
     #[inline(always)]
     unsafe fn pixel<const FIRST: usize, const LAST: usize>(&mut self, a: *const f32, b: *const f32) {
         // SAFETY: the caller guarantees the pixel, and the gradient if there is one.
@@ -97,8 +102,9 @@ impl<V: Simd, const CHANNELS: usize, const VECTORS: usize> Sums<V, CHANNELS, VEC
 }
 
 #[inline(always)]
-unsafe fn slide_filter<V: Simd, const CHANNELS: usize, const VECTORS: usize>(s: &FilterGradK3) {
-    // SAFETY: the caller vouches for the instructions and for all that the sizes and distances reach.
+unsafe fn filter_grad_k3<V: Simd, const CHANNELS: usize, const VECTORS: usize>(s: &FilterGradK3) {
+    // SAFETY: the caller guarantees the instructions and every element that sizes and strides
+    // reach.
     unsafe {
         let mut sums = Sums::<V, CHANNELS, VECTORS> {
             taps: [[[V::zero(); VECTORS]; CHANNELS]; TAPS],
@@ -131,15 +137,15 @@ unsafe fn slide_filter<V: Simd, const CHANNELS: usize, const VECTORS: usize>(s: 
 }
 
 /// # Safety
-/// As for [`FilterGradK3::run`].
+/// Same as [`FilterGradK3::run`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn avx512<const CHANNELS: usize, const VECTORS: usize>(s: &FilterGradK3) {
-    // SAFETY: passed on from the caller.
-    unsafe { slide_filter::<__m512, CHANNELS, VECTORS>(s) }
+    // SAFETY: guaranteed by the caller.
+    unsafe { filter_grad_k3::<__m512, CHANNELS, VECTORS>(s) }
 }
 
-/// Tables of kernels by number of input channels, for one and for two vectors: 24 sums, the gradients of three outputs
-/// and a number of the image fill the registers.
+/// Tables of kernels by number of input channels, for one and for two vectors: 24 sums, the
+/// gradients of three outputs and one input element fill the registers.
 pub(crate) static AVX512_ONE: [FilterGradK3Fn; 8] = [
     avx512::<1, 1>,
     avx512::<2, 1>,

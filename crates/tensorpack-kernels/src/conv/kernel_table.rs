@@ -13,26 +13,28 @@ use crate::simd::Simd;
 /// The convolution micro-kernels written for one vector type.
 ///
 /// # Safety
-/// The kernels need a machine that has the instructions of the type.
+/// The kernels need a CPU that supports the instructions of the type.
 pub(crate) trait ConvKernels: TileKernels {
-    /// The most output pixels that [`conv_k3`] computes at once, with one and with two vectors of channels; 0 if
-    /// there are too few registers for any.
+    /// Maximum number of output pixels that [`conv_k3`] computes at once, with one and with two
+    /// vectors of channels; 0 if there are too few registers for any.
     const MAX_PIXELS: [usize; 2];
-    /// The most input channels that [`filter_grad_k3`] computes at once, likewise.
+    /// Maximum number of input channels that [`filter_grad_k3`] computes at once, likewise.
     const MAX_CHANNELS: [usize; 2];
     /// The Winograd transforms.
     const TRANSFORMS: &'static Transforms;
 
-    /// Adds a bias to rows of `cols` columns, and applies ReLU, right after they were written.
+    /// Applies the bias epilogue to rows of `cols` columns, right after they were written.
     ///
     /// # Safety
-    /// The machine has the instructions of the type, and the rows of `c` and the columns of the bias are valid.
+    /// The CPU supports the instructions of the type, and the rows of `c` and the columns of the
+    /// bias are valid.
     unsafe fn add_bias(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>);
-    /// The kernels for 1, 2, ... pixels and `vectors` vectors; see [`strided_rows_tile`].
+    /// Returns the kernels for 1, 2, ... pixels and `vectors` vectors; see [`strided_rows_tile`].
     fn strided_rows(vectors: usize) -> &'static [StridedRowsFn];
-    /// The kernel for `pixels` pixels and `vectors` vectors of channels; see [`conv_k3`].
+    /// Returns the kernel for `pixels` pixels and `vectors` vectors of channels; see [`conv_k3`].
     fn conv_k3(pixels: usize, vectors: usize) -> ConvK3Fn;
-    /// The kernel for `channels` input channels and `vectors` vectors of output channels; see [`filter_grad_k3`].
+    /// Returns the kernel for `channels` input channels and `vectors` vectors of output channels;
+    /// see [`filter_grad_k3`].
     fn filter_grad_k3(channels: usize, vectors: usize) -> FilterGradK3Fn;
 }
 
@@ -44,10 +46,10 @@ impl ConvKernels for __m512 {
     unsafe fn add_bias(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>) {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
         unsafe fn avx512(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>) {
-            // SAFETY: passed on from the caller.
+            // SAFETY: guaranteed by the caller.
             unsafe { add_bias::<__m512>(c, c_row, rows, cols, bias) }
         }
-        // SAFETY: passed on from the caller, who has the instructions.
+        // SAFETY: guaranteed by the caller, who has the instructions.
         unsafe { avx512(c, c_row, rows, cols, bias) }
     }
 
@@ -78,10 +80,10 @@ impl ConvKernels for __m256 {
     unsafe fn add_bias(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>) {
         #[target_feature(enable = "avx2,fma")]
         unsafe fn avx2(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>) {
-            // SAFETY: passed on from the caller.
+            // SAFETY: guaranteed by the caller.
             unsafe { add_bias::<__m256>(c, c_row, rows, cols, bias) }
         }
-        // SAFETY: passed on from the caller, who has the instructions.
+        // SAFETY: guaranteed by the caller, who has the instructions.
         unsafe { avx2(c, c_row, rows, cols, bias) }
     }
 
@@ -98,15 +100,16 @@ impl ConvKernels for __m256 {
     }
 }
 
-/// Adds the bias, if there is one, and then applies ReLU, if asked to.
+/// Adds the bias, if there is one, and then applies ReLU, if requested.
 ///
 /// # Safety
-/// The machine has the instructions of `V`, and the rows of `c` and the columns of the bias are valid.
+/// The CPU supports the instructions of `V`, and the rows of `c` and the columns of the bias are
+/// valid.
 #[inline(always)]
 unsafe fn add_bias<V: Simd>(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>) {
     for from in (0..cols).step_by(V::LANES) {
         let lanes = (cols - from).min(V::LANES);
-        // SAFETY: as the caller vouches.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let add = if bias.add.is_null() { V::zero() } else { V::load_first(bias.add.add(from), lanes) };
             for row in 0..rows {

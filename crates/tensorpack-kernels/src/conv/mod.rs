@@ -1,11 +1,12 @@
 //! Convolutions of NHWC images with HWIO filters, and their gradients.
 //!
-//! - `choose` says which algorithm computes a convolution, and why.
-//! - `direct` computes convolutions and input gradients tap by tap with the micro-kernel of `gemm`; `conv_k3` and
-//!   `strided_rows_tile` are its specialised micro-kernels, `window` its padded copies of the input.
+//! - `choose` selects the algorithm of a convolution.
+//! - `direct` computes convolutions and input gradients tap by tap with the micro-kernel of `gemm`;
+//!   `conv_k3` and `strided_rows_tile` are its specialised micro-kernels, `window` its padded
+//!   copies of the input.
 //! - `winograd` computes them with F(2x2, 3x3); `winograd_transform` holds the transforms.
-//! - `filter_grad` is the gradient with respect to the filter: `filter_grad_direct` with `filter_grad_k3`, or
-//!   `winograd_filter_grad`.
+//! - `filter_grad` is the gradient with respect to the filter: `filter_grad_direct` with
+//!   `filter_grad_k3`, or `winograd_filter_grad`.
 //! - `depthwise` and `depthwise_filter_grad` convolve each channel with its own filter.
 
 mod choose;

@@ -1,13 +1,13 @@
 //! The micro-kernel of direct convolutions whose output rows are too short to fill a tile.
 //!
-//! It works like the general tile kernel, but every row of the tile has its own address: any pixel of any image. So the
-//! weights in the nearest cache serve many small images at once.
+//! It works like the general tile kernel, but every row of the tile has its own address: any pixel
+//! of any image. So the weights in the L1 cache serve many small images at once.
 
 use std::arch::x86_64::{__m256, __m512};
 use std::ptr;
 
 use crate::conv::kernel_table::ConvKernels;
-use crate::gemm::microkernel::{Tile, forget, write_rows};
+use crate::gemm::microkernel::{Tile, hide_addresses, write_rows};
 use crate::partition;
 use crate::simd::Simd;
 
@@ -17,7 +17,7 @@ const MAX_PIXELS: usize = 12;
 /// A tile in which each row has its own input and output address.
 #[derive(Clone, Copy)]
 pub(crate) struct StridedRowsTile<'a> {
-    /// The sums; its `a`, `c` and the distances between rows are not used.
+    /// The sums; its `a`, `c` and row strides are not used.
     tile: &'a Tile,
     /// The first input element of each pixel; the steps of a sum are contiguous.
     a: [*const f32; MAX_PIXELS],
@@ -32,7 +32,7 @@ impl StridedRowsTile<'_> {
     /// Computes the sums of `tile` for `count` pixels, in nearly equal tiles.
     ///
     /// # Safety
-    /// As for [`Tile::run`], of every pixel.
+    /// Same as [`Tile::run`], for every pixel.
     pub(crate) unsafe fn run<V: ConvKernels>(
         tile: &Tile,
         mut pixels: impl Iterator<Item = (*const f32, *mut f32)>,
@@ -51,7 +51,7 @@ impl StridedRowsTile<'_> {
     }
 }
 
-/// Steps done between two updates of the addresses.
+/// Steps between two updates of the addresses.
 const UNROLL: usize = 4;
 
 /// One step: `acc[pixel] += a[pixel] * b`.
@@ -62,7 +62,8 @@ unsafe fn step<V: Simd, const PIXELS: usize, const VECTORS: usize>(
     offset: usize,
     b: *const f32,
 ) {
-    // SAFETY: the caller's sums reach this step of every pixel, and a whole number of vectors of `b`.
+    // SAFETY: the caller guarantees that the sums reach this step of every pixel, and a whole
+    // number of vectors of `b`.
     unsafe {
         let mut bv = [V::zero(); VECTORS];
         for (v, bv) in bv.iter_mut().enumerate() {
@@ -86,7 +87,8 @@ unsafe fn step<V: Simd, const PIXELS: usize, const VECTORS: usize>(
 #[inline(always)]
 unsafe fn strided_rows<V: Simd, const PIXELS: usize, const VECTORS: usize>(s: &StridedRowsTile<'_>) {
     let t = s.tile;
-    // SAFETY: the caller guarantees the instructions and every element that sizes and distances reach.
+    // SAFETY: the caller guarantees the instructions and every element that sizes and strides
+    // reach.
     unsafe {
         let mut acc = [[V::zero(); VECTORS]; PIXELS];
         for image in 0..t.images {
@@ -97,7 +99,7 @@ unsafe fn strided_rows<V: Simd, const PIXELS: usize, const VECTORS: usize>(s: &S
                 let mut left = t.steps;
                 while left >= UNROLL {
                     for u in 0..UNROLL {
-                        forget(&mut a);
+                        hide_addresses(&mut a);
                         step::<V, PIXELS, VECTORS>(&mut acc, &a, u, b);
                         b = b.wrapping_add(t.b_step);
                     }
@@ -119,11 +121,11 @@ unsafe fn strided_rows<V: Simd, const PIXELS: usize, const VECTORS: usize>(s: &S
 }
 
 /// # Safety
-/// As for [`Tile::run`], of every pixel.
+/// Same as [`Tile::run`], for every pixel.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn avx512<const PIXELS: usize, const VECTORS: usize>(s: &StridedRowsTile<'_>) {
     // One wide vector is split into two half vectors, as in a tile.
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match VECTORS {
             1 if s.tile.cols > 8 => strided_rows::<__m256, PIXELS, 2>(s),
@@ -134,15 +136,16 @@ unsafe fn avx512<const PIXELS: usize, const VECTORS: usize>(s: &StridedRowsTile<
 }
 
 /// # Safety
-/// As for [`Tile::run`], of every pixel.
+/// Same as [`Tile::run`], for every pixel.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn avx2<const PIXELS: usize, const VECTORS: usize>(s: &StridedRowsTile<'_>) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { strided_rows::<__m256, PIXELS, VECTORS>(s) }
 }
 
-/// Kernels by vectors and pixels. An address per pixel, the address of the weights and the step counter fill the
-/// general-purpose registers; the sums take no more vector registers than in a tile.
+/// Kernels by vectors and pixels. An address per pixel, the address of the weights and the step
+/// counter fill the general-purpose registers; the sums take no more vector registers than in a
+/// tile.
 macro_rules! table {
     ($kernel:ident: $($pixels:literal)*) => {
         [[$($kernel::<$pixels, 1> as StridedRowsFn),*], [$($kernel::<$pixels, 2>),*]]

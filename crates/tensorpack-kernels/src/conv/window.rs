@@ -1,5 +1,6 @@
-//! The part of an image batch that a chunk of a convolution reads, padding included: a copy with zeros around the
-//! edges, or the images themselves where nothing beyond the edges is read. The inner kernel then needs no bounds.
+//! The part of an image batch that a chunk of a convolution reads, padding included: a zero-padded
+//! copy, or the images themselves if the chunk reads nothing beyond the edges. So the micro-kernel
+//! needs no bounds checks.
 
 use std::ops::Range;
 use std::ptr;
@@ -12,14 +13,14 @@ pub(crate) struct Images {
     pub(crate) channels: usize,
 }
 
-/// Pixels of the images from `first` on, which may lie beyond the edges on all sides.
+/// A rectangle of pixels, which may extend beyond the edges on all sides.
 #[derive(Clone, Copy)]
 pub(crate) struct Region {
     pub(crate) first: [isize; 2],
     pub(crate) size: [usize; 2],
 }
 
-/// A region of some images in memory; distances in elements.
+/// A region of some images in memory; strides are in elements.
 #[derive(Clone, Copy)]
 pub(crate) struct Window {
     pub(crate) data: *const f32,
@@ -29,11 +30,12 @@ pub(crate) struct Window {
 }
 
 impl Images {
-    /// The region of the `images`, in place or copied to `copy`; copied with a `gap` behind each pixel, if there is to be
-    /// one.
+    /// Returns the region of the `images`, in place or copied to `copy`. With a nonzero `gap` it is
+    /// always copied, with `gap` unused elements after each pixel.
     ///
     /// # Safety
-    /// The images are valid, and `copy` is valid for all elements of the region in all images, with their gaps.
+    /// The images are valid, and `copy` is valid for all elements of the region in all images, gaps
+    /// included.
     pub(crate) unsafe fn window(
         &self,
         images: Range<usize>,
@@ -61,7 +63,7 @@ impl Images {
             for y in 0..region.size[0] {
                 let to = copy.wrapping_add((i * region.size[0] + y) * copy_row);
                 let from = region.first[0] + y as isize;
-                // SAFETY: `to` is a row of the copy; what is read of the image's row is inside both.
+                // SAFETY: `to` is a row of the copy; the columns copied are inside both rows.
                 unsafe {
                     if from < 0 || from as usize >= self.size[0] {
                         ptr::write_bytes(to, 0, copy_row);
@@ -78,7 +80,7 @@ impl Images {
                     }
                     let from = first.add(i * image + from as usize * row + skip * self.channels);
                     let to = to.add(before * pixel);
-                    // Pixels without gaps are one run.
+                    // Pixels without gaps are one contiguous run.
                     let (runs, len) =
                         if gap > 0 { (within, self.channels) } else { (1, within * self.channels) };
                     for run in 0..runs {

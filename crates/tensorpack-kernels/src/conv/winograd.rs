@@ -1,7 +1,8 @@
-//! Convolutions and their input gradients by [Winograd F(2x2, 3x3)](crate::conv::winograd_transform).
+//! Convolutions and their input gradients by [Winograd F(2x2,
+//! 3x3)](crate::conv::winograd_transform).
 //!
-//! The first phase transforms the filter. Each chunk of the second transforms the input tiles of some tile rows,
-//! multiplies, and transforms the products back.
+//! The first phase transforms the filter. Each chunk of the second transforms the input tiles of
+//! some tile rows, multiplies, and transforms the products back.
 
 use std::ops::Range;
 
@@ -10,18 +11,18 @@ use crate::conv::correlation::{Correlation, PACK_COLS};
 use crate::conv::winograd_transform::{PLANES, TILE, WinogradTiles, plane};
 use crate::partition;
 
-/// Tiles of a chunk, if there are enough for all threads.
+/// Tiles per chunk, if there are enough for all threads.
 const CHUNK_TILES: usize = 128;
-/// Tiles transformed at a time: few, so that they and their products stay in the nearest caches while the filter
-/// streams from the next one; more, if the filter comes from further away.
+/// Tiles transformed at a time: few, so that they and their products stay in the L1 cache while the
+/// filter streams from L2; more, if the filter comes from further away.
 const FEW_TOGETHER: usize = 28;
 const MANY_TOGETHER: usize = 64;
-/// A filter larger than this leaves too little room in the second-level cache.
+/// A filter larger than this leaves too little room in the L2 cache.
 const NEAR_BYTES: usize = 512 << 10;
-/// Chunks that are enough for all threads.
+/// Enough chunks for all threads.
 const ENOUGH_CHUNKS: usize = 16;
 
-/// A convolution, or its input gradient, cut into tiles and chunks.
+/// A convolution, or its input gradient, divided into tiles and chunks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Winograd {
     tiles: WinogradTiles,
@@ -29,19 +30,20 @@ pub(crate) struct Winograd {
 }
 
 impl Winograd {
-    /// `work` cut into tiles and chunks. [`Algorithm`](super::choose::Algorithm) says when that pays.
+    /// Divides `work` into tiles and chunks. [`Algorithm`](super::choose::Algorithm) decides when
+    /// Winograd pays off.
     pub(crate) fn new(work: &Correlation) -> Winograd {
         let tiles = WinogradTiles::new(work);
         let chunks = tiles.rows().div_ceil((CHUNK_TILES / tiles.count[1]).max(1));
         Winograd { tiles, chunks: chunks.max(tiles.rows().min(ENOUGH_CHUNKS)) }
     }
 
-    /// The tile rows of a chunk.
+    /// Returns the tile rows of a chunk.
     fn rows(&self, chunk: usize) -> Range<usize> {
         partition::part(self.tiles.rows(), self.chunks, chunk)
     }
 
-    /// The rectangle of the output that a chunk computes.
+    /// Returns the block of the output that a chunk computes.
     pub(crate) fn block(&self, chunk: usize) -> Block {
         let WinogradTiles { work, count, .. } = &self.tiles;
         let [height, width] = work.out_size();
@@ -50,7 +52,7 @@ impl Winograd {
         Block { rows: pixel(rows.start)..pixel(rows.end), cols: 0..work.out_channels() }
     }
 
-    /// Elements of the transformed filter.
+    /// Returns the number of elements of the transformed filter.
     pub(crate) fn shared_len(&self) -> usize {
         let work = &self.tiles.work;
         PLANES * work.in_channels() * work.out_channels().next_multiple_of(PACK_COLS)
@@ -60,8 +62,8 @@ impl Winograd {
         if self.shared_len() * size_of::<f32>() > NEAR_BYTES { MANY_TOGETHER } else { FEW_TOGETHER }
     }
 
-    /// Elements of scratch memory: zeros for a pixel beyond the edges, then a chunk's transformed tiles and their products;
-    /// or the taps of some columns of the filter.
+    /// Returns the number of elements of scratch memory: zeros for a pixel beyond the edges, then a
+    /// chunk's transformed tiles and their products; or the taps of some columns of the filter.
     pub(crate) fn scratch_len(&self) -> usize {
         let (at_once, inputs) = (self.tiles_at_once(), self.tiles.work.in_channels());
         let tiles = plane(at_once, inputs) + plane(at_once, PACK_COLS);
@@ -75,15 +77,16 @@ mod fast {
     use crate::conv::kernel_table::ConvKernels;
     use crate::conv::winograd_transform::transforms::OutputTile;
     use crate::gemm::contract::Operands;
-    use crate::gemm::microkernel::{Ahead, Tile};
+    use crate::gemm::microkernel::{Prefetch, Tile};
     use crate::gemm::pack;
 
     impl Winograd {
-        /// Transforms one group of columns of the filter: panel after panel, in each plane after plane.
+        /// Transforms one group of columns of the filter: panel after panel, in each plane after
+        /// plane.
         ///
         /// # Safety
-        /// The filter `w` is valid, `shared` and `scratch` have the sizes asked for, the machine has the instructions of
-        /// `V`.
+        /// The filter `w` is valid, `shared` and `scratch` have the required sizes, the CPU
+        /// supports the instructions of `V`.
         pub(crate) unsafe fn pack<V: ConvKernels>(
             &self,
             group: usize,
@@ -120,7 +123,8 @@ mod fast {
         /// Computes the outputs of one chunk.
         ///
         /// # Safety
-        /// As for [`crate::Contract::run_f32`], with the machine having the instructions of `V`; the filter is packed.
+        /// Same as [`crate::Contract::run_f32`], on a CPU that supports the instructions of `V`;
+        /// the filter is packed.
         pub(crate) unsafe fn run<V: ConvKernels>(
             &self,
             chunk: usize,
@@ -143,7 +147,8 @@ mod fast {
                 for tile in 0..tiles {
                     let (row, x) = position(tile);
                     let pixels = self.tiles.pixels(row, x, mem.lhs, zeros);
-                    // SAFETY: the pixels are the image's, or zeros; each tile has its own part of the scratch memory.
+                    // SAFETY: the pixels are the image's, or zeros; each tile has its own part of
+                    // the scratch memory.
                     unsafe { (V::TRANSFORMS.input)(&pixels, inputs, images.add(tile * inputs), image_plane) }
                 }
                 let products = images.wrapping_add(PLANES * image_plane);
@@ -169,9 +174,10 @@ mod fast {
                             c_row: panel_width,
                             cols: panel_width,
                             add: false,
-                            ahead: Ahead::none(filter),
+                            prefetch: Prefetch::none(filter),
                         };
-                        // SAFETY: tiles and filter are transformed, and the scratch memory has room for the products.
+                        // SAFETY: tiles and filter are transformed, and the scratch memory has room
+                        // for the products.
                         unsafe { tile.run::<V>(tiles, true) }
                     }
                     for tile in 0..tiles {
@@ -187,7 +193,7 @@ mod fast {
             finish(self.block(chunk));
         }
 
-        /// Some columns of tile `x` of tile row `row` of the output.
+        /// Returns some columns of tile `x` of tile row `row` of the output.
         fn output_tile(
             &self,
             row: usize,

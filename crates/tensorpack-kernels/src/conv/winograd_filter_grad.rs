@@ -1,8 +1,8 @@
 //! Filter gradients by [Winograd F(2x2, 3x3)](crate::conv::winograd_transform).
 //!
-//! After the tiles of the input and of the output gradient are transformed, the sum over all tiles is 16 matrix
-//! products. The tile rows are divided among groups, each with its own partial sums; a second phase adds those in order
-//! and transforms the result back.
+//! After the tiles of the input and of the output gradient are transformed, the sum over all tiles
+//! is 16 matrix products. The tile rows are divided among groups, each with its own partial sums; a
+//! second phase adds those in order and transforms the result back.
 
 use std::ops::Range;
 
@@ -15,12 +15,12 @@ use crate::partition;
 
 /// Bytes of transformed tiles at a time.
 const PART_BYTES: usize = 512 << 10;
-/// Partial results, and chunks that are enough for all threads.
+/// Number of partial results, and enough chunks for all threads.
 const GROUPS: usize = 8;
-/// Input channels that a chunk of the second phase adds up.
+/// Input channels that a chunk of the second phase sums.
 const SUM_CHANNELS: usize = 4;
 
-/// The gradient with respect to a 3x3 filter, cut into tiles and groups.
+/// The gradient with respect to a 3x3 filter, divided into tiles and groups.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WinogradFilterGrad {
     tiles: WinogradTiles,
@@ -28,7 +28,7 @@ pub(crate) struct WinogradFilterGrad {
 }
 
 impl WinogradFilterGrad {
-    /// The gradient with respect to the filter by Winograd, if [`Algorithm`] chooses it.
+    /// Returns the filter gradient by Winograd, if [`Algorithm`] chooses it.
     pub(crate) fn if_chosen(conv: &Conv2d) -> Option<WinogradFilterGrad> {
         (Algorithm::for_filter_grad(conv) == Algorithm::Winograd).then(|| {
             let tiles = WinogradTiles::new(&Correlation { conv: *conv, backward: false });
@@ -43,12 +43,12 @@ impl WinogradFilterGrad {
         }
     }
 
-    /// Output channels, as whole vectors.
+    /// Returns the number of output channels, rounded up to whole vectors.
     fn cols(&self) -> usize {
         self.tiles.work.conv.out_channels.next_multiple_of(16)
     }
 
-    /// Elements of a partial result.
+    /// Returns the number of elements of a partial result.
     fn partial_len(&self) -> usize {
         PLANES * self.tiles.work.conv.in_channels * self.cols()
     }
@@ -57,27 +57,28 @@ impl WinogradFilterGrad {
         self.groups * self.partial_len()
     }
 
-    /// Tile rows transformed at a time.
+    /// Returns the number of tile rows transformed at a time.
     fn rows_at_once(&self) -> usize {
         let c = &self.tiles.work.conv;
         let row_bytes = PLANES * self.tiles.count[1] * (c.in_channels + self.cols()) * size_of::<f32>();
         (PART_BYTES / row_bytes).clamp(1, self.tiles.rows().div_ceil(self.groups))
     }
 
-    /// Elements of scratch memory: zeros for a pixel beyond the edges, then tiles of the image and of the gradient.
+    /// Returns the number of elements of scratch memory: zeros for a pixel beyond the edges, then
+    /// tiles of the image and of the gradient.
     pub(crate) fn scratch_len(&self) -> usize {
         let (tiles, inputs) = (self.rows_at_once() * self.tiles.count[1], self.tiles.work.conv.in_channels);
         inputs.max(self.cols()).next_multiple_of(16)
             + PLANES * (plane(tiles, inputs) + plane(tiles, self.cols()))
     }
 
-    /// The input channels of a chunk of the second phase.
+    /// Returns the input channels of a chunk of the second phase.
     fn channels(&self, chunk: usize) -> Range<usize> {
         let inputs = self.tiles.work.conv.in_channels;
         chunk * SUM_CHANNELS..((chunk + 1) * SUM_CHANNELS).min(inputs)
     }
 
-    /// The rectangles of the output that a chunk of the second phase completes: one for each tap.
+    /// Returns the blocks of the output that a chunk of the second phase completes, one per tap.
     pub(crate) fn blocks(&self, chunk: usize) -> impl Iterator<Item = Block> {
         let (channels, c) = (self.channels(chunk), self.tiles.work.conv);
         (0..9).map(move |tap| Block {
@@ -94,11 +95,11 @@ mod fast {
     use crate::conv::winograd_transform::TILE;
     use crate::conv::winograd_transform::transforms::Partials;
     use crate::gemm::contract::Operands;
-    use crate::gemm::microkernel::{Ahead, Tile};
+    use crate::gemm::microkernel::{Prefetch, Tile};
 
     impl WinogradFilterGrad {
         /// # Safety
-        /// As for [`crate::Contract::run_f32`], with the machine having the instructions of `V`.
+        /// Same as [`crate::Contract::run_f32`], on a CPU that supports the instructions of `V`.
         pub(crate) unsafe fn run<V: ConvKernels>(
             &self,
             phase: usize,
@@ -114,7 +115,8 @@ mod fast {
                 let rows = partition::part(self.tiles.rows(), self.groups, chunk);
                 for part in partition::parts(rows.len(), self.rows_at_once()) {
                     let here = rows.start + part.start..rows.start + part.end;
-                    // SAFETY: each chunk has its own partial result; the rest is passed on from the caller.
+                    // SAFETY: each chunk has its own partial result; the rest is guaranteed by the
+                    // caller.
                     unsafe { self.add_rows::<V>(here, mem, sums, scratch, part.start > 0) }
                 }
                 return;
@@ -128,7 +130,8 @@ mod fast {
                     cols: c.out_channels,
                 };
                 let to = mem.out.wrapping_add(channel * c.out_channels);
-                // SAFETY: all partial results are complete, and this chunk owns the channel's rows of the output.
+                // SAFETY: all partial results are complete, and this chunk owns the channel's rows
+                // of the output.
                 unsafe { (V::TRANSFORMS.taps)(&sums, to, c.in_channels * c.out_channels) }
             }
             self.blocks(chunk).for_each(finish);
@@ -137,7 +140,7 @@ mod fast {
         /// Sums the products of some tile rows, and adds them to `sums` or overwrites it.
         ///
         /// # Safety
-        /// As for [`WinogradFilterGrad::run`].
+        /// Same as [`WinogradFilterGrad::run`].
         unsafe fn add_rows<V: ConvKernels>(
             &self,
             rows: Range<usize>,
@@ -160,7 +163,8 @@ mod fast {
                 let pixels = self.tiles.pixels(row, x, mem.lhs, zeros);
                 let dy = self.gradient(row, x, mem.rhs, zeros);
                 let outputs = self.tiles.work.conv.out_channels;
-                // SAFETY: the pixels exist or are zeros; each tile has its own part of the scratch memory.
+                // SAFETY: the pixels exist or are zeros; each tile has its own part of the scratch
+                // memory.
                 unsafe {
                     (V::TRANSFORMS.input)(&pixels, inputs, images.add(tile * inputs), image_plane);
                     (V::TRANSFORMS.gradient)(&dy, outputs, gradients.add(tile * cols), gradient_plane);
@@ -184,7 +188,7 @@ mod fast {
                         c_row: cols,
                         cols: (cols - col).min(V::MAX_COLS),
                         add,
-                        ahead: Ahead::none(gradients),
+                        prefetch: Prefetch::none(gradients),
                     };
                     // SAFETY: the tiles of the image and of the gradient are transformed.
                     unsafe { tile.run::<V>(inputs, false) }
@@ -192,7 +196,7 @@ mod fast {
             }
         }
 
-        /// The pixels of the output gradient in tile `x` of tile row `row`.
+        /// Returns the pixels of the output gradient in tile `x` of tile row `row`.
         fn gradient(&self, row: usize, x: usize, data: *const f32, zeros: *const f32) -> [*const f32; 4] {
             let WinogradTiles { work, count, .. } = &self.tiles;
             let [height, width] = work.out_size();

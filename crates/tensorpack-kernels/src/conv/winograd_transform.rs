@@ -1,9 +1,10 @@
 //! Winograd convolution F(2x2, 3x3): tiles and transforms.
 //!
-//! Each 2x2 tile of outputs reads a 4x4 tile of the input. After the input and filter transforms the convolution is 16
-//! independent matrix products, one per element of the 4x4 tile: `tiles x in_channels` by `in_channels x
-//! out_channels`. That is 16 multiplications per tile and pair of channels instead of 36. The transforms use only
-//! additions and halving, so small integers stay exact; the rounding error is that of a few more additions.
+//! Each 2x2 tile of outputs reads a 4x4 tile of the input. After the input and filter transforms
+//! the convolution is 16 independent matrix products, one per element of the 4x4 tile: `tiles x
+//! in_channels` by `in_channels x out_channels`. That is 16 multiplications per tile and pair of
+//! channels instead of 36. The transforms use only additions and halving, so small integers stay
+//! exact; the rounding error is that of a few more additions.
 //!
 //! A *plane* holds one of the 16 elements of all transformed tiles.
 
@@ -14,7 +15,7 @@ pub(crate) const PLANES: usize = 16;
 /// Outputs along each side of a tile.
 pub(crate) const TILE: usize = 2;
 
-/// A convolution, or its input gradient, whose output is cut into 2x2 tiles.
+/// A convolution, or its input gradient, whose output is divided into 2x2 tiles.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WinogradTiles {
     pub(crate) work: Correlation,
@@ -25,7 +26,7 @@ pub(crate) struct WinogradTiles {
 }
 
 impl WinogradTiles {
-    /// The tiles of `work`, which has 3x3 filters, stride 1 and dilation 1.
+    /// Returns the tiles of `work`, which has 3x3 filters, stride 1 and dilation 1.
     pub(crate) fn new(work: &Correlation) -> WinogradTiles {
         WinogradTiles {
             work: *work,
@@ -34,12 +35,13 @@ impl WinogradTiles {
         }
     }
 
-    /// Tile rows in the whole batch.
+    /// Returns the number of tile rows in the whole batch.
     pub(crate) fn rows(&self) -> usize {
         self.work.conv.batch * self.count[0]
     }
 
-    /// The input pixels that tile `x` of tile row `row` reads; `zeros` stands for pixels beyond the edges.
+    /// Returns the input pixels that tile `x` of tile row `row` reads; `zeros` stands for pixels
+    /// beyond the edges.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn pixels(
         &self,
@@ -69,8 +71,8 @@ impl WinogradTiles {
     }
 }
 
-/// The distance between planes of `tiles` tiles. One cache line more than they take: planes a power of two apart would
-/// evict each other from the cache.
+/// Returns the stride between planes of `tiles` tiles: one cache line more than they take, because
+/// planes a power of two apart would evict each other from the cache.
 pub(crate) fn plane(tiles: usize, channels: usize) -> usize {
     (tiles * channels).next_multiple_of(16) + 16
 }
@@ -85,7 +87,8 @@ pub(crate) mod transforms {
 
     /// The Winograd transforms for one instruction set.
     pub(crate) struct Transforms {
-        /// Transforms a 3x3 filter (`len` floats per tap, whole vectors) into 16 planes, `plane` floats apart.
+        /// Transforms a 3x3 filter (`len` floats per tap, whole vectors) into 16 planes, `plane`
+        /// floats apart.
         pub(crate) filter: unsafe fn(*const f32, usize, *mut f32, usize),
         /// Transforms a 4x4 input tile of `channels` channels into 16 planes.
         pub(crate) input: unsafe fn(&[*const f32; PLANES], usize, *mut f32, usize),
@@ -111,7 +114,7 @@ pub(crate) mod transforms {
     /// A row of a transformed filter gradient, as several partial sums.
     pub(crate) struct Partials {
         pub(crate) first: *const f32,
-        /// The distance between planes, and between partial sums.
+        /// The strides between planes, and between partial sums.
         pub(crate) plane: usize,
         pub(crate) part: usize,
         pub(crate) parts: usize,
@@ -154,7 +157,8 @@ pub(crate) mod transforms {
         }
     }
 
-    /// Writes the columns of a transformed tile to its 16 planes. Unrolled by hand, so that all stay in registers.
+    /// Writes the columns of a transformed tile to its 16 planes. Unrolled by hand, so that all
+    /// stay in registers.
     #[inline(always)]
     unsafe fn store_tile<V: Simd>(columns: [[V; 4]; 4], to: *mut f32, plane: usize, lanes: usize) {
         macro_rules! planes {
@@ -275,7 +279,7 @@ pub(crate) mod transforms {
             pub(crate) static $name: Transforms = {
                 #[target_feature(enable = $features)]
                 unsafe fn filter_transform(taps: *const f32, len: usize, to: *mut f32, plane: usize) {
-                    // SAFETY: passed on from the caller.
+                    // SAFETY: guaranteed by the caller.
                     unsafe { filter::<$vector>(taps, len, to, plane) }
                 }
                 #[target_feature(enable = $features)]
@@ -285,12 +289,12 @@ pub(crate) mod transforms {
                     to: *mut f32,
                     plane: usize,
                 ) {
-                    // SAFETY: passed on from the caller.
+                    // SAFETY: guaranteed by the caller.
                     unsafe { input::<$vector>(pixels, len, to, plane) }
                 }
                 #[target_feature(enable = $features)]
                 unsafe fn output_transform(tile: &OutputTile, from: *const f32, plane: usize) {
-                    // SAFETY: passed on from the caller.
+                    // SAFETY: guaranteed by the caller.
                     unsafe { output::<$vector>(tile, from, plane) }
                 }
                 #[target_feature(enable = $features)]
@@ -300,12 +304,12 @@ pub(crate) mod transforms {
                     to: *mut f32,
                     plane: usize,
                 ) {
-                    // SAFETY: passed on from the caller.
+                    // SAFETY: guaranteed by the caller.
                     unsafe { gradient::<$vector>(pixels, len, to, plane) }
                 }
                 #[target_feature(enable = $features)]
                 unsafe fn taps_transform(sums: &Partials, to: *mut f32, tap: usize) {
-                    // SAFETY: passed on from the caller.
+                    // SAFETY: guaranteed by the caller.
                     unsafe { taps::<$vector>(sums, to, tap) }
                 }
                 Transforms {

@@ -1,10 +1,10 @@
-//! Moving elements without computing: strided copies, transposition, concatenation and padding.
+//! Data movement: strided copies, transposition, concatenation and padding.
 
 mod concat;
-mod copy;
+mod strided_copy;
 mod pad;
 mod transpose;
 
 pub use concat::Concat;
-pub use copy::Copy;
 pub use pad::Pad;
+pub use strided_copy::Copy;

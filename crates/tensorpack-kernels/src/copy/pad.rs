@@ -3,10 +3,10 @@
 use crate::Isa;
 use std::ops::Range;
 
-/// Elements of one chunk, more or less.
+/// Approximate number of elements per chunk.
 const CHUNK: usize = 32 * 1024;
 
-/// A dimension of a padding.
+/// A padded dimension.
 #[derive(Clone, Copy, Debug)]
 struct Axis {
     len: usize,
@@ -25,7 +25,7 @@ impl Axis {
         self.low == 0 && self.high == 0 && (self.interior == 0 || self.len <= 1)
     }
 
-    /// The element that output position `at` shows, if it is not padding.
+    /// Returns the input element at output position `at`, or `None` in the padding.
     fn element(&self, at: usize) -> Option<usize> {
         let inside = at.checked_sub(self.low)?;
         let step = self.interior + 1;
@@ -33,21 +33,22 @@ impl Axis {
     }
 }
 
-/// A copy into larger memory, with zeros around and between the elements. The output is dense, and every element of
-/// it is written.
+/// A copy with zeros around and between the elements. The output is dense, and every element of it
+/// is written.
 #[derive(Clone, Debug)]
 pub struct Pad {
     size: usize,
     out_dims: Vec<usize>,
     outer: Vec<Axis>,
     inner: Axis,
-    /// Rows of the innermost dimension in a chunk.
+    /// Rows of the innermost dimension per chunk.
     group: usize,
 }
 
 impl Pad {
-    /// Prepares a padding of `dims` with elements of 1, 2, 4 or 8 bytes: along each dimension `low` zeros before the
-    /// first element, `high` after the last, and `interior` between neighbours. Strides are in elements.
+    /// Prepares a padding of `dims` with elements of 1, 2, 4 or 8 bytes: along each dimension `low`
+    /// zeros before the first element, `high` after the last, and `interior` between neighbours.
+    /// Strides are in elements.
     pub fn new(
         dims: &[usize],
         element_size: usize,
@@ -71,11 +72,11 @@ impl Pad {
             .collect();
         let out_dims: Vec<usize> = axes.iter().map(Axis::out).collect();
         if out_dims.contains(&0) {
-            // Nothing is written, and the other sizes may be any.
+            // Nothing is written, and the other sizes may be arbitrarily large.
             let inner = Axis { len: 0, stride: 0, low: 0, high: 0, interior: 0 };
             return Pad { size: element_size, out_dims, outer: Vec::new(), inner, group: 1 };
         }
-        // A dimension without padding becomes part of the one before it.
+        // A dimension without padding is merged into the one before it.
         let mut merged: Vec<Axis> = Vec::new();
         for axis in axes {
             let n = axis.len;
@@ -97,7 +98,7 @@ impl Pad {
         Pad { size: element_size, out_dims, outer: merged, inner, group }
     }
 
-    /// The sizes of the output.
+    /// Returns the sizes of the output.
     pub fn out_dims(&self) -> &[usize] {
         &self.out_dims
     }
@@ -107,21 +108,21 @@ impl Pad {
         if self.inner.out() == 0 { 0 } else { rows }
     }
 
-    /// Into how many chunks the work is cut.
+    /// Returns the number of chunks.
     pub fn chunks(&self) -> usize {
         self.rows().div_ceil(self.group)
     }
 
-    /// Does one chunk.
+    /// Runs one chunk.
     ///
     /// # Safety
-    /// All elements must be readable at `src` and the whole output writable at `dst`, aligned for their size; the
-    /// two apart. The machine must have the instructions of `isa`.
+    /// All elements must be readable at `src` and the whole output writable at `dst`, aligned for
+    /// their size, and the two must not overlap. The CPU must support `isa`.
     pub unsafe fn run(&self, isa: Isa, chunk: usize, src: *const u8, dst: *mut u8) {
-        // Copies and zeros are the standard library's, which finds the best instructions by itself.
+        // The standard library copies and fills, and picks the best instructions itself.
         let _ = isa;
         let rows = chunk * self.group..((chunk + 1) * self.group).min(self.rows());
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match self.size {
                 1 => self.rows_of::<u8>(rows, src.cast(), dst.cast()),
@@ -133,12 +134,12 @@ impl Pad {
     }
 
     /// # Safety
-    /// As for [`Pad::run`].
+    /// Same as [`Pad::run`].
     unsafe fn rows_of<T: Copy + Default>(&self, rows: Range<usize>, src: *const T, dst: *mut T) {
         let Axis { len, stride, low, interior, .. } = self.inner;
         let width = self.inner.out();
         for row in rows {
-            // SAFETY: a row of the output, which is all ours to write.
+            // SAFETY: a row of the output, which this chunk owns.
             let out = unsafe { std::slice::from_raw_parts_mut(dst.add(row * width), width) };
             let (mut from, mut rest) = (Some(src), row);
             for axis in self.outer.iter().rev() {
@@ -156,7 +157,7 @@ impl Pad {
                 let (inside, after) = out.split_at_mut(len);
                 after.fill(T::default());
                 if stride == 1 {
-                    // SAFETY: a row of the source without gaps.
+                    // SAFETY: a contiguous row of the source.
                     inside.copy_from_slice(unsafe { std::slice::from_raw_parts(from, len) });
                     continue;
                 }

@@ -1,18 +1,19 @@
-//! Transposition of a matrix in blocks of whole cache lines; elements of 4 bytes go through vector registers.
+//! Blocked matrix transposition, in blocks of whole cache lines; 4-byte elements go through vector
+//! registers.
 
 use crate::Isa;
 
 /// Side of a block: a cache line of 4-byte elements.
 const SIDE: usize = 16;
 
-/// Columns of a band of blocks: no more source rows than the first-level translation cache has pages.
+/// Columns of a band of blocks: no more source rows than the L1 TLB has entries.
 const BAND: usize = 48;
 
 /// `dst[i * dst_pitch + j] = src[i + j * src_pitch]` for `i` and `j` below `dims`.
 ///
 /// # Safety
-/// The elements named must be readable and writable, the two sides apart, and the machine have the instructions of
-/// `isa`.
+/// These elements must be readable at `src` and writable at `dst`, the two must not overlap, and
+/// the CPU must support `isa`.
 pub(crate) unsafe fn transpose<T: Copy>(
     isa: Isa,
     src: *const T,
@@ -22,7 +23,8 @@ pub(crate) unsafe fn transpose<T: Copy>(
     dims: [usize; 2],
 ) {
     let [rows, cols] = dims;
-    // Bands of columns, so that the pages of source rows are found again for the next rows of blocks.
+    // In bands of columns, so that the pages of the source rows are still in the TLB for the next
+    // row of blocks.
     for band in (0..cols).step_by(BAND) {
         let end = cols.min(band + BAND);
         for i in (0..rows).step_by(SIDE) {
@@ -30,7 +32,7 @@ pub(crate) unsafe fn transpose<T: Copy>(
                 let s = src.wrapping_offset(i as isize + j as isize * src_pitch);
                 let d = dst.wrapping_offset(i as isize * dst_pitch + j as isize);
                 let dims = [SIDE.min(rows - i), SIDE.min(end - j)];
-                // SAFETY: passed on from the caller; the block is inside the matrix.
+                // SAFETY: guaranteed by the caller; the block is inside the matrix.
                 unsafe { block(isa, s, src_pitch, d, dst_pitch, dims) };
             }
         }
@@ -40,7 +42,7 @@ pub(crate) unsafe fn transpose<T: Copy>(
 /// Transposes a block of at most `SIDE` by `SIDE`.
 ///
 /// # Safety
-/// As for [`transpose`].
+/// Same as [`transpose`].
 #[inline(always)]
 unsafe fn block<T: Copy>(
     isa: Isa,
@@ -55,7 +57,8 @@ unsafe fn block<T: Copy>(
         for (p, q) in [(0, 0), (0, 8), (8, 0), (8, 8)] {
             let s = src.wrapping_offset(p + q * src_pitch).cast();
             let d = dst.wrapping_offset(p * dst_pitch + q).cast();
-            // SAFETY: the block is inside the matrix, its elements have 4 bytes, and the machine has AVX2.
+            // SAFETY: the block is inside the matrix, its elements have 4 bytes, and the CPU
+            // supports AVX2.
             unsafe { avx2::transpose8(s, src_pitch, d, dst_pitch) };
         }
         return;
@@ -78,10 +81,10 @@ mod avx2 {
     /// The elements must be readable and writable.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn transpose8(src: *const f32, src_pitch: isize, dst: *mut f32, dst_pitch: isize) {
-        // SAFETY: the caller gives eight rows of eight elements.
+        // SAFETY: the caller guarantees eight rows of eight elements.
         let row = |i: isize| unsafe { _mm256_loadu_ps(src.offset(i * src_pitch)) };
         let r = [row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)];
-        // Pairs of rows interleaved, then pairs of pairs, then the halves put together.
+        // Interleave pairs of rows, then pairs of pairs, then combine the halves.
         let pairs = |a: usize| (_mm256_unpacklo_ps(r[a], r[a + 1]), _mm256_unpackhi_ps(r[a], r[a + 1]));
         let ((a0, a1), (b0, b1), (c0, c1), (d0, d1)) = (pairs(0), pairs(2), pairs(4), pairs(6));
         let low = |a, b| _mm256_shuffle_ps::<0x44>(a, b);
@@ -91,7 +94,7 @@ mod avx2 {
         for i in 0..4 {
             let first = _mm256_permute2f128_ps::<0x20>(top[i], bottom[i]);
             let second = _mm256_permute2f128_ps::<0x31>(top[i], bottom[i]);
-            // SAFETY: the caller gives eight rows of eight elements.
+            // SAFETY: the caller guarantees eight rows of eight elements.
             unsafe {
                 _mm256_storeu_ps(dst.offset(i as isize * dst_pitch), first);
                 _mm256_storeu_ps(dst.offset((i as isize + 4) * dst_pitch), second);

@@ -1,28 +1,29 @@
-//! Iteration spaces in their simplest form. Neighbouring dimensions that every operand walks through as if they were
-//! one are merged, so that most kernels see a line or a matrix whatever the rank of the tensors was.
+//! Iteration spaces in their simplest form. Neighbouring dimensions that are contiguous for every
+//! operand are merged, so that most kernels see a vector or a matrix whatever the rank of the
+//! tensors.
 
 use crate::elementwise::Operand;
 use crate::expr::{Expr, Step};
 
-/// Sizes of an iteration space with the strides of everything that is read along it.
+/// The sizes of an iteration space, with the strides of everything read along it.
 #[derive(Clone, Debug)]
 pub(crate) struct Space {
     /// The sizes, outermost first.
     pub(crate) dims: Vec<usize>,
     /// The group that each dimension belongs to; only dimensions of one group are merged.
     pub(crate) groups: Vec<u8>,
-    /// For each thing read, its stride along each dimension: first the operands, then one for each `Index` step,
-    /// which "reads" its own offset.
+    /// The strides along each dimension, for each operand and then for each `Index` step, which
+    /// "reads" its own offset.
     pub(crate) strides: Vec<Vec<isize>>,
 }
 
 impl Space {
-    /// The space of an expression over `dims`, not yet merged.
+    /// Creates the space of an expression over `dims`, not yet merged.
     pub(crate) fn new(dims: &[usize], groups: Vec<u8>, operands: &[Operand], expr: &Expr) -> Space {
         let mut strides: Vec<Vec<isize>> = operands
             .iter()
             .map(|o| {
-                assert_eq!(o.strides.len(), dims.len(), "an operand needs a stride for each dimension");
+                assert_eq!(o.strides.len(), dims.len(), "an operand needs one stride per dimension");
                 o.strides.clone()
             })
             .collect();
@@ -44,13 +45,15 @@ impl Space {
         self.merge_where(|_| false)
     }
 
-    /// Merges like [`Space::merge`], but leaves the last dimension as it is: then its size is the same whatever is read.
+    /// Merges like [`Space::merge`], but keeps the last dimension, so that its size does not depend
+    /// on the operands.
     pub(crate) fn merge_but_last(&self) -> Space {
         let last = self.dims.iter().rposition(|&n| n != 1);
         self.merge_where(|d| Some(d) != last)
     }
 
-    /// Drops dimensions of size 1 and merges those into their neighbours that `may` and can be.
+    /// Drops dimensions of size 1, and merges dimensions into their neighbours where `may` and the
+    /// strides allow it.
     fn merge_where(&self, may: impl Fn(usize) -> bool) -> Space {
         let empty = vec![Vec::new(); self.strides.len()];
         let mut out = Space { dims: Vec::new(), groups: Vec::new(), strides: empty };
@@ -78,7 +81,7 @@ impl Space {
         out
     }
 
-    /// The same space with its dimensions in another order.
+    /// Returns the same space with its dimensions in another order.
     pub(crate) fn permute(&self, order: &[usize]) -> Space {
         Space {
             dims: order.iter().map(|&d| self.dims[d]).collect(),

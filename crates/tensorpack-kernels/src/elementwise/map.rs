@@ -9,54 +9,60 @@ use crate::{Block, Isa};
 use std::ops::Range;
 use tensorpack_tensor::DType;
 
-/// Elements of one chunk at most, more or less.
+/// Approximate maximum number of elements per chunk.
 const CHUNK: usize = 32 * 1024;
 
-/// An expression of more steps than these gets smaller chunks, so that few elements with much to do are shared out, too.
+/// Expressions that cost more than this get smaller chunks, so that few but expensive elements are
+/// shared among threads, too.
 const SIMPLE: usize = 8;
 
-/// Bytes of a value over a tile, at most.
+/// Maximum number of bytes of a value over a tile.
 const TILE_BYTES: usize = 32 * 1024;
 
-/// Something a kernel reads: the type of its elements and how they lie.
+/// An operand of a kernel: its element type and strides.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operand {
     /// The element type.
     pub dtype: DType,
-    /// The step in elements from one position to the next along each dimension of the iteration space: 0 repeats
-    /// the element, and negative steps walk backwards.
+    /// The stride in elements along each dimension of the iteration space; 0 broadcasts the
+    /// element, and negative strides go backwards.
     pub strides: Vec<isize>,
 }
 
-/// An expression over every element of an iteration space. Outputs are dense and in row-major order. An output may
-/// be in the same memory as an operand that is dense too and has elements of the same size.
+/// An expression over every element of an iteration space. Outputs are dense and in row-major
+/// order. An output may share the memory of a dense operand whose elements have the same size.
 #[derive(Clone, Debug)]
 pub struct Map {
     len: usize,
-    /// Length of the last dimension: the rows of [`Map::run_block`].
+    /// Length of the last dimension: the row length of [`Map::run_block`].
     last: usize,
     chunk: usize,
     outputs: Vec<DType>,
     flat: Program,
-    /// The same with the last dimension kept apart, for blocks narrower than it.
+    /// The same program with the last dimension not merged, for blocks narrower than a row.
     block: Option<Program>,
 }
 
-/// An iteration space without elements, whatever its sizes, as one that nothing multiplies past what can be counted;
-/// any other space as it is.
-pub(crate) fn nothing_if_empty(dims: &[usize], operands: Vec<Operand>) -> (Vec<usize>, Vec<Operand>) {
+/// Sets all sizes and strides of an empty iteration space to 0, because its other sizes may
+/// overflow when multiplied. Returns any other space unchanged.
+pub(crate) fn normalize_empty(dims: &[usize], operands: Vec<Operand>) -> (Vec<usize>, Vec<Operand>) {
     if !dims.contains(&0) {
         return (dims.to_vec(), operands);
     }
-    let still = |o: Operand| Operand { strides: vec![0; o.strides.len()], ..o };
-    (vec![0; dims.len()], operands.into_iter().map(still).collect())
+    let without_strides = |o: Operand| Operand { strides: vec![0; o.strides.len()], ..o };
+    (vec![0; dims.len()], operands.into_iter().map(without_strides).collect())
 }
 
 impl Map {
-    /// Prepares `expr` over `dims`, writing its results as the types in `outputs`.
+    /// Prepares a kernel that evaluates `expr` over `dims` and stores its results as the types in
+    /// `outputs`.
     pub fn new(dims: &[usize], operands: Vec<Operand>, expr: Expr, outputs: Vec<DType>) -> Map {
-        assert_eq!(expr.outputs.len(), outputs.len(), "an output for each result of the expression");
-        let (dims, operands) = nothing_if_empty(dims, operands);
+        assert_eq!(
+            expr.outputs.len(),
+            outputs.len(),
+            "`outputs` needs one type per result of the expression"
+        );
+        let (dims, operands) = normalize_empty(dims, operands);
         let (dims, len) = (&dims[..], dims.iter().product::<usize>());
         let last = dims.last().copied().unwrap_or(1);
         let space = |groups| Space::new(dims, groups, &operands, &expr).merge();
@@ -67,34 +73,34 @@ impl Map {
             let groups = (1..=dims.len()).map(|d| u8::from(d == dims.len())).collect();
             Program::new(&space(groups), &operands, &expr, &outputs, 1, TileSize::Fitting(TILE_BYTES))
         });
-        // Whole tiles to a chunk, and the last chunk not much smaller than the others.
-        let pieces = len.saturating_mul(expr.effort().max(SIMPLE)).div_ceil(SIMPLE * CHUNK).max(1);
+        // Whole tiles per chunk, with a last chunk not much smaller than the others.
+        let pieces = len.saturating_mul(expr.cost().max(SIMPLE)).div_ceil(SIMPLE * CHUNK).max(1);
         let chunk = len.div_ceil(pieces).next_multiple_of(flat.capacity().max(64)).max(1);
         Map { len, last, chunk, outputs, flat, block }
     }
 
-    /// Into how many chunks the work is cut.
+    /// Returns the number of chunks.
     pub fn chunks(&self) -> usize {
         self.len.div_ceil(self.chunk)
     }
 
-    /// The positions in the outputs that a chunk writes.
+    /// Returns the output positions that a chunk writes.
     pub fn chunk_range(&self, chunk: usize) -> Range<usize> {
         (chunk * self.chunk).min(self.len)..((chunk + 1) * self.chunk).min(self.len)
     }
 
-    /// Bytes of scratch memory that a member needs.
+    /// Returns the bytes of scratch memory each thread needs.
     pub fn scratch_bytes(&self) -> usize {
         self.flat.scratch_bytes().max(self.block.as_ref().map_or(0, Program::scratch_bytes))
     }
 
-    /// Does one chunk.
+    /// Runs one chunk.
     ///
     /// # Safety
-    /// Every operand must be readable wherever its strides lead, every output writable over its whole length and
-    /// apart from everything but one operand as the type's description allows; nothing else may write them
-    /// meanwhile, but for other chunks of the same kernel. `scratch` must be aligned to 64 bytes, and the machine
-    /// have the instructions of `isa`.
+    /// Every operand must be readable at every offset that its strides reach, and every output
+    /// writable in full. An output must not overlap anything but one operand, as described at
+    /// [`Map`]. Only other chunks of the same kernel may write them meanwhile. `scratch` must be
+    /// aligned to 64 bytes, and the CPU must support `isa`.
     pub unsafe fn run(
         &self,
         isa: Isa,
@@ -103,15 +109,15 @@ impl Map {
         outputs: &[*mut u8],
         scratch: &mut [u8],
     ) {
-        // SAFETY: passed on from the caller; a chunk is within the outputs.
+        // SAFETY: guaranteed by the caller; a chunk is within the outputs.
         unsafe { self.run_flat(isa, self.chunk_range(chunk), operands, outputs, scratch) };
     }
 
-    /// Does the part of the outputs inside `block`, where they are seen as a matrix with rows as long as the last
-    /// dimension (a space of rank 0 or 1 is a single row).
+    /// Computes the part of the outputs inside `block`, with the outputs seen as a matrix whose
+    /// rows are the last dimension (a space of rank 0 or 1 is a single row).
     ///
     /// # Safety
-    /// As for [`Map::run`], with nothing else writing inside the block.
+    /// Same as [`Map::run`], with nothing else writing inside the block.
     pub unsafe fn run_block(
         &self,
         isa: Isa,
@@ -133,16 +139,17 @@ impl Map {
             Some(program) if !whole => program,
             _ => {
                 let range = rows.start * self.last + cols.start..(rows.end - 1) * self.last + cols.end;
-                // SAFETY: passed on from the caller; the block is one piece, being whole rows or part of one.
+                // SAFETY: guaranteed by the caller; the block is contiguous: whole rows, or part of
+                // one row.
                 return unsafe { self.run_flat(isa, range, operands, outputs, scratch) };
             }
         };
-        assert!(scratch.len() >= program.scratch_bytes(), "too little scratch memory");
+        assert!(scratch.len() >= program.scratch_bytes(), "scratch memory is too small");
         let high = (program.capacity() / cols.len()).clamp(1, rows.len());
         let wide = cols.len().min(program.capacity());
         let span = Tile { row: rows.start, rows: high, col: cols.start, cols: wide };
         let span = (wide == cols.len()).then_some(span);
-        // SAFETY: passed on from the caller; all tiles are inside the block.
+        // SAFETY: guaranteed by the caller; all tiles are inside the block.
         unsafe {
             let mut run = program.begin(isa, operands, outputs, scratch.as_mut_ptr(), span);
             for row in rows.clone().step_by(high) {
@@ -158,7 +165,7 @@ impl Map {
     }
 
     /// # Safety
-    /// As for [`Map::run`].
+    /// Same as [`Map::run`].
     unsafe fn run_flat(
         &self,
         isa: Isa,
@@ -170,9 +177,9 @@ impl Map {
         if range.is_empty() {
             return;
         }
-        assert!(scratch.len() >= self.flat.scratch_bytes(), "too little scratch memory");
+        assert!(scratch.len() >= self.flat.scratch_bytes(), "scratch memory is too small");
         let rows = range.len().div_ceil(self.flat.inner());
-        // SAFETY: passed on from the caller; all tiles are inside the range.
+        // SAFETY: guaranteed by the caller; all tiles are inside the range.
         unsafe {
             let mut run = self.flat.begin_flat(isa, operands, outputs, scratch.as_mut_ptr(), rows);
             let mut at = range.start;
@@ -188,7 +195,7 @@ impl Map {
     /// Writes a tile's results to the outputs, from position `at` with rows `pitch` elements apart.
     ///
     /// # Safety
-    /// As for [`Map::run`]; the tile has just been computed.
+    /// Same as [`Map::run`]; the tile has just been computed.
     #[expect(clippy::too_many_arguments, reason = "a tile's results and where they go")]
     unsafe fn store(
         &self,
@@ -204,7 +211,7 @@ impl Map {
             let (value, class) = (run.result(o), program.class(o));
             let dst = out.wrapping_add(at * dtype.size());
             if value.ptr == dst {
-                // Written there in the first place.
+                // The step has already written it there.
                 continue;
             }
             let (rows, cols) = if pitch == tile.cols { (1, tile.len()) } else { (tile.rows, tile.cols) };
@@ -212,8 +219,8 @@ impl Map {
                 let step = if value.scalar { 0 } else { row * cols * class_size(class) };
                 let piece = Value { ptr: value.ptr.wrapping_add(step), scalar: value.scalar };
                 let dst = dst.wrapping_add(row * pitch * dtype.size());
-                // SAFETY: the rows are inside the output; the value is in scratch memory, in another output, or an
-                // operand no output overlaps.
+                // SAFETY: the rows are inside the output; the value is in scratch memory, in
+                // another output, or in an operand that no output overlaps.
                 unsafe { steps::store(isa, class, dtype, cols, piece, dst) };
             }
         }

@@ -1,5 +1,6 @@
-//! The loop of each kind of step over one tile, for each instruction set. A value is either a vector, one element for each of the tile's, or a
-//! scalar that stands for all of them; steps of scalars alone are done once.
+//! The loops of each kind of step over one tile, for each instruction set. A value is either a
+//! vector, with one element per element of the tile, or a scalar that stands for all of them; steps
+//! with only scalar operands run once.
 
 use crate::expr::{Binary, Class, Unary};
 use crate::scalar::Number;
@@ -8,22 +9,22 @@ use crate::simd::per_isa::per_isa;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 use tensorpack_tensor::DType;
 
-/// Where a step's result lies.
+/// The location of a step's result.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Value {
     /// The elements, of the class's type.
     pub(crate) ptr: *const u8,
-    /// Whether there is one element that stands for all.
+    /// Whether one element stands for all.
     pub(crate) scalar: bool,
 }
 
 /// `dst[i] = f(a[i])`.
 ///
 /// # Safety
-/// `n` elements at each pointer, `dst` apart from `a`.
+/// `n` elements at each pointer; `dst` must not overlap `a`.
 #[inline(always)]
 unsafe fn each1<A: Copy, D>(n: usize, a: *const u8, dst: *mut u8, f: impl Fn(A) -> D) {
-    // SAFETY: the caller gives n elements at each.
+    // SAFETY: the caller guarantees n elements at each.
     let (a, dst) = unsafe { (from_raw_parts(a.cast::<A>(), n), from_raw_parts_mut(dst.cast::<D>(), n)) };
     for (d, &a) in dst.iter_mut().zip(a) {
         *d = f(a);
@@ -34,13 +35,13 @@ unsafe fn each1<A: Copy, D>(n: usize, a: *const u8, dst: *mut u8, f: impl Fn(A) 
 /// rare: a tile without such an element costs one comparison per element.
 ///
 /// # Safety
-/// `n` elements at each pointer, `dst` apart from `a`.
+/// `n` elements at each pointer; `dst` must not overlap `a`.
 #[inline(always)]
 unsafe fn each_far<T: Number, const FAST: bool>(n: usize, a: *const u8, dst: *mut u8, f: impl Fn(T) -> T) {
     if !FAST {
         return;
     }
-    // SAFETY: the caller gives n elements at each.
+    // SAFETY: the caller guarantees n elements at each.
     let (a, dst) = unsafe { (from_raw_parts(a.cast::<T>(), n), from_raw_parts_mut(dst.cast::<T>(), n)) };
     if !a.iter().fold(false, |any, x| any | x.is_far()) {
         return;
@@ -50,17 +51,17 @@ unsafe fn each_far<T: Number, const FAST: bool>(n: usize, a: *const u8, dst: *mu
     }
 }
 
-/// `dst[i] = f(a[i], b[i])`, either of them a scalar or not.
+/// `dst[i] = f(a[i], b[i])`, where either operand may be a scalar.
 ///
 /// # Safety
-/// `n` elements at each pointer (one at scalars), `dst` apart from the others.
+/// `n` elements at each pointer (one at scalars), `dst` must not overlap the others.
 #[inline(always)]
 unsafe fn each2<A: Copy, B: Copy, D>(n: usize, a: Value, b: Value, dst: *mut u8, f: impl Fn(A, B) -> D) {
-    // SAFETY: the caller gives n elements at `dst`.
+    // SAFETY: the caller guarantees n elements at `dst`.
     let dst = unsafe { from_raw_parts_mut(dst.cast::<D>(), n) };
     let (ap, bp) = (a.ptr.cast::<A>(), b.ptr.cast::<B>());
     if a.scalar {
-        // SAFETY: a scalar has its one element, and b, which then is no scalar unless n is 1, has n.
+        // SAFETY: a scalar has one element, and b, which is no scalar then unless n is 1, has n.
         let (a, b) = unsafe { (*ap, from_raw_parts(bp, n)) };
         for (d, &b) in dst.iter_mut().zip(b) {
             *d = f(a, b);
@@ -81,16 +82,16 @@ unsafe fn each2<A: Copy, B: Copy, D>(n: usize, a: Value, b: Value, dst: *mut u8,
 }
 
 per_isa! {
-    /// A unary step over `n` elements of class `class`.
+    /// Runs a unary step over `n` elements of `class`.
     ///
     /// # Safety
-    /// `n` elements of the class at each pointer, `dst` apart from `a`.
+    /// `n` elements of the class at each pointer; `dst` must not overlap `a`.
     pub(crate) unsafe fn unary(op: Unary, class: Class, n: usize, a: *const u8, dst: *mut u8) = unary_body
 }
 
 #[inline(always)]
 unsafe fn unary_body<const FAST: bool>(op: Unary, class: Class, n: usize, a: *const u8, dst: *mut u8) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     with_class!(class, T => unsafe { unary_of::<T, FAST>(op, n, a, dst) });
 }
 
@@ -98,7 +99,7 @@ unsafe fn unary_body<const FAST: bool>(op: Unary, class: Class, n: usize, a: *co
 unsafe fn unary_of<T: Number, const FAST: bool>(op: Unary, n: usize, a: *const u8, dst: *mut u8) {
     macro_rules! each {
         ($x:ident => $e:expr) => {
-            // SAFETY: passed on from the caller.
+            // SAFETY: guaranteed by the caller.
             unsafe { each1::<T, T>(n, a, dst, |$x| $e) }
         };
     }
@@ -119,27 +120,29 @@ unsafe fn unary_of<T: Number, const FAST: bool>(op: Unary, n: usize, a: *const u
         Unary::Erf => each!(x => x.erf::<FAST>()),
         Unary::Sin => {
             each!(x => x.sin::<FAST>());
-            // SAFETY: passed on from the caller.
+            // SAFETY: guaranteed by the caller.
             unsafe { each_far::<T, FAST>(n, a, dst, T::sin_far) }
         }
         Unary::Cos => {
             each!(x => x.cos::<FAST>());
-            // SAFETY: passed on from the caller.
+            // SAFETY: guaranteed by the caller.
             unsafe { each_far::<T, FAST>(n, a, dst, T::cos_far) }
         }
         Unary::Floor => each!(x => x.floor()),
         Unary::Round => each!(x => x.round()),
         Unary::Relu => each!(x => x.relu()),
-        Unary::Not => each!(x => T::truth(!x.is_true())),
-        Unary::IsFinite => each!(x => T::truth(x.is_finite())),
+        Unary::Not => each!(x => T::from_bool(!x.is_true())),
+        Unary::IsFinite => each!(x => T::from_bool(x.is_finite())),
     }
 }
 
 per_isa! {
-    /// A binary step over `n` elements of class `class`; not both scalars, unless `n` is 1.
+    /// Runs a binary step over `n` elements of `class`. Not both operands are scalars, unless `n`
+    /// is 1.
     ///
     /// # Safety
-    /// `n` elements of the class at each pointer (one at scalars), `dst` apart from the others.
+    /// `n` elements of the class at each pointer (one at scalars), `dst` must not overlap the
+    /// others.
     pub(crate) unsafe fn binary(op: Binary, class: Class, n: usize, a: Value, b: Value, dst: *mut u8) = binary_body
 }
 
@@ -152,7 +155,7 @@ unsafe fn binary_body<const FAST: bool>(
     b: Value,
     dst: *mut u8,
 ) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     with_class!(class, T => unsafe { binary_of::<T>(op, n, a, b, dst) });
 }
 
@@ -160,7 +163,7 @@ unsafe fn binary_body<const FAST: bool>(
 unsafe fn binary_of<T: Number>(op: Binary, n: usize, a: Value, b: Value, dst: *mut u8) {
     macro_rules! each {
         ($x:ident, $y:ident => $e:expr) => {
-            // SAFETY: passed on from the caller.
+            // SAFETY: guaranteed by the caller.
             unsafe { each2::<T, T, T>(n, a, b, dst, |$x, $y| $e) }
         };
     }
@@ -172,22 +175,23 @@ unsafe fn binary_of<T: Number>(op: Binary, n: usize, a: Value, b: Value, dst: *m
         Binary::Max => each!(x, y => x.max(y)),
         Binary::Min => each!(x, y => x.min(y)),
         Binary::Pow => each!(x, y => x.pow(y)),
-        Binary::Eq => each!(x, y => T::truth(x == y)),
-        Binary::Ne => each!(x, y => T::truth(x != y)),
-        Binary::Lt => each!(x, y => T::truth(x < y)),
-        Binary::Le => each!(x, y => T::truth(x <= y)),
-        Binary::Gt => each!(x, y => T::truth(x > y)),
-        Binary::Ge => each!(x, y => T::truth(x >= y)),
-        Binary::And => each!(x, y => T::truth(x.is_true() & y.is_true())),
-        Binary::Or => each!(x, y => T::truth(x.is_true() | y.is_true())),
+        Binary::Eq => each!(x, y => T::from_bool(x == y)),
+        Binary::Ne => each!(x, y => T::from_bool(x != y)),
+        Binary::Lt => each!(x, y => T::from_bool(x < y)),
+        Binary::Le => each!(x, y => T::from_bool(x <= y)),
+        Binary::Gt => each!(x, y => T::from_bool(x > y)),
+        Binary::Ge => each!(x, y => T::from_bool(x >= y)),
+        Binary::And => each!(x, y => T::from_bool(x.is_true() & y.is_true())),
+        Binary::Or => each!(x, y => T::from_bool(x.is_true() | y.is_true())),
     }
 }
 
 per_isa! {
-    /// `dst = a where cond else b` over `n` elements: the condition of class `test`, the others of `class`.
+    /// `dst = a where cond else b` over `n` elements: the condition has class `test`, the others
+    /// `class`.
     ///
     /// # Safety
-    /// `n` elements at each pointer (one at scalars), `dst` apart from the others.
+    /// `n` elements at each pointer (one at scalars), `dst` must not overlap the others.
     pub(crate) unsafe fn select(test: Class, class: Class, n: usize, cond: Value, ab: [Value; 2], dst: *mut u8) = select_body
 }
 
@@ -200,14 +204,14 @@ unsafe fn select_body<const FAST: bool>(
     ab: [Value; 2],
     dst: *mut u8,
 ) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     with_class!(test, C => with_class!(class, T => unsafe { select_of::<C, T>(n, cond, ab[0], ab[1], dst) }));
 }
 
 #[inline(always)]
 unsafe fn select_of<C: Number, T: Number>(n: usize, cond: Value, a: Value, b: Value, dst: *mut u8) {
     if cond.scalar {
-        // SAFETY: a scalar has its one element.
+        // SAFETY: a scalar has one element.
         let chosen = if unsafe { *cond.ptr.cast::<C>() }.is_true() { a } else { b };
         // SAFETY: the chosen value has n elements, or one to repeat.
         unsafe { copy::<T>(n, chosen, dst.cast()) };
@@ -252,31 +256,31 @@ unsafe fn select_of<C: Number, T: Number>(n: usize, cond: Value, a: Value, b: Va
 /// Writes a value's `n` elements to `dst`, repeating a scalar.
 ///
 /// # Safety
-/// `n` elements at each pointer (one at a scalar), `dst` apart from the value.
+/// `n` elements at each pointer (one at a scalar), `dst` must not overlap the value.
 #[inline(always)]
 pub(crate) unsafe fn copy<T: Number>(n: usize, a: Value, dst: *mut T) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     let dst = unsafe { from_raw_parts_mut(dst, n) };
     if a.scalar {
-        // SAFETY: a scalar has its one element.
+        // SAFETY: a scalar has one element.
         dst.fill(unsafe { *a.ptr.cast() });
     } else {
-        // SAFETY: no scalar, so n elements.
+        // SAFETY: not a scalar, so it has n elements.
         dst.copy_from_slice(unsafe { from_raw_parts(a.ptr.cast(), n) });
     }
 }
 
 per_isa! {
-    /// `n` elements of class `from` in class `to`.
+    /// Converts `n` elements of class `from` to class `to`.
     ///
     /// # Safety
-    /// `n` elements at each pointer, `dst` apart from `a`.
+    /// `n` elements at each pointer; `dst` must not overlap `a`.
     pub(crate) unsafe fn cast(from: Class, to: Class, n: usize, a: *const u8, dst: *mut u8) = cast_body
 }
 
 #[inline(always)]
 unsafe fn cast_body<const FAST: bool>(from: Class, to: Class, n: usize, a: *const u8, dst: *mut u8) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     with_class!(from, A => with_class!(to, D => unsafe { convert::<A, D>(n, a.cast(), 1, dst.cast()) }));
 }
 
@@ -284,7 +288,8 @@ per_isa! {
     /// Reads `n` elements of `dtype`, `stride` elements apart, as `class`.
     ///
     /// # Safety
-    /// The elements named must be readable, `n` writable at `dst`, apart from them.
+    /// These elements must be readable at the source, `n` elements must be writable at `dst`, and
+    /// the two must not overlap.
     pub(crate) unsafe fn load(dtype: DType, class: Class, n: usize, src: *const u8, stride: isize, dst: *mut u8) = load_body
 }
 
@@ -297,7 +302,7 @@ unsafe fn load_body<const FAST: bool>(
     stride: isize,
     dst: *mut u8,
 ) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     with_dtype!(dtype, S => with_class!(class, D => unsafe { convert::<S, D>(n, src.cast(), stride, dst.cast()) }));
 }
 
@@ -305,19 +310,20 @@ per_isa! {
     /// Writes `n` elements of a value of `class` as `dtype`.
     ///
     /// # Safety
-    /// `n` elements at `a` (one at a scalar) and writable at `dst`, apart.
+    /// `n` elements at `a` (one at a scalar) and `n` writable elements at `dst`, which must not
+    /// overlap.
     pub(crate) unsafe fn store(class: Class, dtype: DType, n: usize, a: Value, dst: *mut u8) = store_body
 }
 
 #[inline(always)]
 unsafe fn store_body<const FAST: bool>(class: Class, dtype: DType, n: usize, a: Value, dst: *mut u8) {
     let stride = if a.scalar { 0 } else { 1 };
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     with_class!(class, S => with_dtype!(dtype, D => unsafe { convert::<S, D>(n, a.ptr.cast(), stride, dst.cast()) }));
 }
 
 per_isa! {
-    /// `first, first + stride, ...` as `class`.
+    /// Writes `first, first + stride, ...` as `class`.
     ///
     /// # Safety
     /// `n` elements writable at `dst`.
@@ -327,7 +333,7 @@ per_isa! {
 #[inline(always)]
 unsafe fn count_body<const FAST: bool>(class: Class, n: usize, first: isize, stride: isize, dst: *mut u8) {
     with_class!(class, T => {
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         let dst = unsafe { from_raw_parts_mut(dst.cast::<T>(), n) };
         for (i, d) in dst.iter_mut().enumerate() {
             *d = ((first + i as isize * stride) as i64).to();

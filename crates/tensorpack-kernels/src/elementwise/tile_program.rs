@@ -1,10 +1,11 @@
-//! Expressions compiled to run over tiles: pieces of the iteration space so small that all intermediate results stay
-//! in the nearest cache.
+//! Expressions compiled to run over tiles: pieces of the iteration space small enough that all
+//! intermediate results stay in the L1 cache.
 //!
-//! The space is seen as rows of its last dimension. A tile is a number of whole rows, or a part of one row, or (for
-//! blocks) the same part of several rows. Each step is done for a whole tile before the next. Results that are the
-//! same for every element, or for every row, are computed once and kept; operands that lie right already are read
-//! where they are; all other results take turns in as few buffers as possible.
+//! The space is a sequence of rows of its last dimension. A tile is several whole rows, a part of
+//! one row, or (for blocks) the same part of several rows. Each step runs over a whole tile before
+//! the next step. Results that are the same for every element, or for every row, are computed once
+//! and kept. Operands that already have the right type and layout are read in place. All other
+//! results share as few buffers as possible.
 
 use crate::Isa;
 use crate::elementwise::Operand;
@@ -14,21 +15,21 @@ use crate::expr::{Binary, Class, Expr, Step, Unary};
 use crate::scalar::element::{class_size, is_native};
 use tensorpack_tensor::DType;
 
-/// Bytes of one value over a whole tile, at least: enough to outweigh the start of a loop.
+/// Minimum number of bytes of one value over a tile: enough to outweigh the loop overhead.
 const MIN_TILE: usize = 4096;
-/// Bytes of all values over a tile, unless that makes it too small: what the nearest cache holds.
+/// Bytes of all values over a tile, unless that makes it too small: what fits in the L1 cache.
 const ALL_BUFFERS: usize = 16 * 1024;
 
-/// How many elements a tile has.
+/// The number of elements of a tile.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TileSize {
-    /// As many as the nearest cache holds of what the expression keeps, with no more than so many bytes for a value.
+    /// As many as the L1 cache holds, with at most this many bytes per value.
     Fitting(usize),
-    /// So many, whatever the expression: for results that depend on where tiles end.
+    /// A fixed number, whatever the expression: for results that depend on the tile boundaries.
     Elements(usize),
 }
 
-/// A piece of the space seen as a matrix of rows.
+/// A piece of the space as a matrix of rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tile {
     pub(crate) row: usize,
@@ -38,33 +39,34 @@ pub(crate) struct Tile {
 }
 
 impl Tile {
-    /// How many elements it has.
+    /// Returns the number of elements.
     pub(crate) fn len(&self) -> usize {
         self.rows * self.cols
     }
 }
 
-/// How often a result changes: the order is that of the work.
+/// How often a result changes; the variants are in order of execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rate {
-    /// The same for all elements.
+    /// Once: the same for all elements.
     Once,
-    /// The same for all rows.
+    /// Per column: the same for all rows.
     Column,
-    /// For every element.
+    /// Per element.
     Element,
 }
 
 #[derive(Clone, Debug)]
 enum Code {
     Const(f64),
-    /// Operand `index`, or the offset itself where there is none.
+    /// Operand `index`, or the offset itself if there is none.
     Load {
         index: Option<(usize, DType)>,
         outer: Vec<isize>,
         inner: isize,
         dense: bool,
-        /// Never read in place: the value outlives the operand, whose memory an output may take.
+        /// Never read in place: the value outlives the operand, whose memory an output may
+        /// overwrite.
         copy: bool,
     },
     Unary(Unary, usize),
@@ -89,20 +91,20 @@ struct Instr {
     reg: usize,
     class: Class,
     code: Code,
-    /// Where in the scratch memory the result goes.
+    /// Offset of the result in the scratch memory.
     slot: usize,
-    /// The output that the result may be written to at once.
+    /// The output that the result may be written to directly.
     direct: Option<usize>,
 }
 
-/// An expression made ready to run over tiles of a space.
+/// An expression compiled to run over tiles of a space.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     /// Sizes of the dimensions outside the rows.
     outer: Vec<usize>,
     /// Length of a row.
     inner: usize,
-    /// The most elements that a tile may have.
+    /// Maximum number of elements of a tile.
     capacity: usize,
     once: Vec<Instr>,
     column: Vec<Instr>,
@@ -116,8 +118,8 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Compiles `expr` over a merged space. Tiles are made of whole multiples of `unit` elements where that is not
-    /// too many. `outputs` says which element types the results are stored as, for those stored at all.
+    /// Compiles `expr` over a merged space. Tiles are multiples of `unit` elements if that is not
+    /// too many. `outputs` lists the element types of the results that are stored.
     pub(crate) fn new(
         space: &Space,
         operands: &[Operand],
@@ -144,8 +146,8 @@ impl Program {
         };
         program.compile(space, operands, expr, outputs);
         let last_use = last_uses(&program.element, expr.steps.len(), &program.results);
-        // Placed once to see how much memory an element takes, and again for as many as there is room for.
-        let each = (program.place(&last_use) / program.capacity).max(1);
+        // Allocate once to find the memory per element, and again for as many elements as fit.
+        let each = (program.allocate(&last_use) / program.capacity).max(1);
         let widest =
             program.column.iter().chain(&program.element).map(|i| class_size(i.class)).max().unwrap_or(4);
         let normal = match size {
@@ -157,12 +159,12 @@ impl Program {
         };
         let unit = unit.max(1);
         program.capacity = if unit <= 2 * normal { unit * (normal / unit).max(1) } else { normal };
-        program.place(&last_use);
+        program.allocate(&last_use);
         program
     }
 
     fn compile(&mut self, space: &Space, operands: &[Operand], expr: &Expr, outputs: &[DType]) {
-        // Casts that change nothing give their source another name.
+        // Casts to the same class are aliases of their source.
         let mut alias: Vec<usize> = (0..expr.steps.len()).collect();
         for (i, step) in expr.steps.iter().enumerate() {
             match *step {
@@ -228,9 +230,9 @@ impl Program {
         }
     }
 
-    /// Gives every result its place in the scratch memory, and finds when operands are last read. Says how many bytes
-    /// the tiles' buffers take.
-    fn place(&mut self, last_use: &[Option<usize>]) -> usize {
+    /// Allocates scratch memory for every result, and finds the last read of each operand. Returns
+    /// the bytes of the tile buffers.
+    fn allocate(&mut self, last_use: &[Option<usize>]) -> usize {
         let mut end = (self.registers * size_of::<Value>()).next_multiple_of(64);
         let mut take = |bytes: usize| {
             let at = end;
@@ -244,8 +246,8 @@ impl Program {
         for instr in &mut self.column {
             instr.slot = take(class_size(instr.class) * self.capacity);
         }
-        // A buffer is free again after the last use of what it holds; never before, as a loop's result must not
-        // overlap its arguments.
+        // A buffer is free after the last use of its value, not during it: the result of a loop
+        // must not overlap its arguments.
         let mut free: [Vec<usize>; 2] = Default::default();
         let mut slots: Vec<Option<(usize, usize)>> = vec![None; self.registers];
         for (at, instr) in self.element.iter_mut().enumerate() {
@@ -272,27 +274,27 @@ impl Program {
         end - first
     }
 
-    /// Bytes of scratch memory needed.
+    /// Returns the bytes of scratch memory needed.
     pub(crate) fn scratch_bytes(&self) -> usize {
         self.scratch
     }
 
-    /// The most elements that a tile may have.
+    /// Maximum number of elements of a tile.
     pub(crate) fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// The length of a row.
+    /// Returns the length of a row.
     pub(crate) fn inner(&self) -> usize {
         self.inner
     }
 
-    /// The class of a result.
+    /// Returns the class of a result.
     pub(crate) fn class(&self, output: usize) -> Class {
         self.results[output].1
     }
 
-    /// The tile that starts at flat position `at` and goes no further than `end`.
+    /// Returns the tile that starts at flat position `at` and ends at `end` at the latest.
     pub(crate) fn tile_at(&self, at: usize, end: usize) -> Tile {
         let (row, col) = (at / self.inner, at % self.inner);
         if col == 0 && self.inner <= self.capacity && end - at >= self.inner {
@@ -303,11 +305,11 @@ impl Program {
         }
     }
 
-    /// Prepares for tiles within flat positions `from..to`.
+    /// Prepares to run tiles within flat positions `from..to`.
     ///
     /// # Safety
-    /// The operands must be those the program was compiled for, `scratch` of [`Program::scratch_bytes`] bytes and
-    /// aligned to 64; all must live as long as the result is used.
+    /// The operands must be those that the program was compiled for. `scratch` must have
+    /// [`Program::scratch_bytes`] bytes and be aligned to 64. All must outlive the result.
     pub(crate) unsafe fn begin_flat<'a>(
         &'a self,
         isa: Isa,
@@ -318,15 +320,15 @@ impl Program {
     ) -> Run<'a> {
         let rows = rows.clamp(1, (self.capacity / self.inner.max(1)).max(1));
         let span = (self.inner <= self.capacity).then_some(Tile { row: 0, rows, col: 0, cols: self.inner });
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.begin(isa, operands, outputs, scratch, span) }
     }
 
-    /// Prepares for tiles whose columns are all within those of `span` (or any at all if none is given) and which
-    /// have no more rows.
+    /// Prepares to run tiles with columns within those of `span` (any columns if it is `None`) and
+    /// with no more rows than it.
     ///
     /// # Safety
-    /// As for [`Program::begin_flat`].
+    /// Same as [`Program::begin_flat`].
     pub(crate) unsafe fn begin<'a>(
         &'a self,
         isa: Isa,
@@ -338,7 +340,7 @@ impl Program {
         let mut direct = 0;
         for (at, instr) in self.element.iter().enumerate() {
             if let Some(o) = instr.direct {
-                // Not if an operand in the same memory is still to be read.
+                // Not if an operand in the same memory is read later.
                 let clear = |i: usize| operands[i].cast_mut() != outputs[o] || self.last_read[i] < Some(at);
                 if (0..operands.len()).all(clear) {
                     direct |= 1u64 << o;
@@ -347,7 +349,8 @@ impl Program {
         }
         let cached = span.is_some();
         let mut run = Run { program: self, isa, operands, outputs, scratch, direct, cached, col: 0 };
-        // SAFETY: the once instructions read single elements, the column ones those of the span, which exist.
+        // SAFETY: the `once` instructions read single elements, the `column` instructions those of
+        // the span, which exist.
         unsafe {
             execute(&run, &self.once, Tile { row: 0, rows: 1, col: 0, cols: 1 }, None);
             if let Some(span) = span {
@@ -359,7 +362,7 @@ impl Program {
     }
 }
 
-/// A program at work: its operands and scratch memory.
+/// A running program: its operands and scratch memory.
 #[derive(Debug)]
 pub(crate) struct Run<'a> {
     program: &'a Program,
@@ -367,20 +370,21 @@ pub(crate) struct Run<'a> {
     operands: &'a [*const u8],
     outputs: &'a [*mut u8],
     scratch: *mut u8,
-    /// Which outputs are written at once, one bit each.
+    /// Which outputs are written directly, one bit each.
     direct: u64,
-    /// Whether the results of the `column` instructions are there already.
+    /// Whether the results of the `column` instructions are computed.
     cached: bool,
-    /// The column that those now start at.
+    /// The first column of those results.
     col: usize,
 }
 
 impl Run<'_> {
-    /// Computes a tile. With `at`, the flat position of its elements in the outputs, which they then fill without
-    /// gaps, results may be written there at once.
+    /// Computes a tile. If `at` is given, the tile is contiguous in the outputs from this flat
+    /// position on, and results may be written there directly.
     ///
     /// # Safety
-    /// The tile must lie within the space and what the run was begun for.
+    /// The tile must lie within the space, and within the range or span that the run was prepared
+    /// for.
     pub(crate) unsafe fn tile(&mut self, tile: Tile, at: Option<usize>) {
         // SAFETY: the tile is within the space.
         unsafe {
@@ -400,7 +404,7 @@ impl Run<'_> {
         }
     }
 
-    /// Where output `output` of the last tile lies.
+    /// Returns the location of output `output` of the last tile.
     pub(crate) fn result(&self, output: usize) -> Value {
         // SAFETY: the register was set when the tile was computed.
         unsafe { *self.values().add(self.program.results[output].0) }
@@ -411,7 +415,7 @@ impl Run<'_> {
     }
 }
 
-/// Whether these strides walk through memory element by element.
+/// Returns whether these strides are dense.
 fn is_dense(outer_dims: &[usize], inner_dim: usize, outer: &[isize], inner: isize) -> bool {
     let mut expect = inner_dim as isize;
     inner == 1
@@ -422,7 +426,8 @@ fn is_dense(outer_dims: &[usize], inner_dim: usize, outer: &[isize], inner: isiz
         })
 }
 
-/// For each register, the last of the instructions that uses it; none for results, which stay.
+/// Returns, for each register, the last instruction that uses it; `None` for results, which are
+/// kept.
 fn last_uses(list: &[Instr], registers: usize, results: &[(usize, Class)]) -> Vec<Option<usize>> {
     let mut last = vec![None; registers];
     for (at, instr) in list.iter().enumerate() {
@@ -440,7 +445,8 @@ fn last_uses(list: &[Instr], registers: usize, results: &[(usize, Class)]) -> Ve
 /// Runs instructions over a tile.
 ///
 /// # Safety
-/// The tile must lie within the program's space, and the results that the instructions use be there.
+/// The tile must lie within the program's space, and the results that the instructions use must be
+/// computed.
 unsafe fn execute(run: &Run<'_>, list: &[Instr], tile: Tile, at: Option<usize>) {
     let values = run.values();
     // SAFETY: registers are set before they are used, as steps only use earlier ones.
@@ -448,7 +454,7 @@ unsafe fn execute(run: &Run<'_>, list: &[Instr], tile: Tile, at: Option<usize>) 
     for instr in list {
         let class = instr.class;
         let slot = run.scratch.wrapping_add(instr.slot);
-        // A result of scalars is a scalar, done once, and goes to its own slot.
+        // A result of scalars is a scalar, computed once, in its own slot.
         let target = |scalar: bool| match (instr.direct, at) {
             _ if scalar => (1, slot),
             (Some(o), Some(at)) if run.direct >> o & 1 == 1 => {
@@ -456,8 +462,9 @@ unsafe fn execute(run: &Run<'_>, list: &[Instr], tile: Tile, at: Option<usize>) 
             }
             _ => (tile.len(), slot),
         };
-        // SAFETY: slots hold the capacity of a tile and overlap none of the inputs, which have as many elements as
-        // the tile or are scalars; direct outputs overlap no operand still to be read.
+        // SAFETY: slots hold the capacity of a tile and overlap none of the inputs, which have as
+        // many elements as the tile or are scalars; direct outputs overlap no operand that is read
+        // later.
         let result = unsafe {
             match instr.code {
                 Code::Const(x) => {
@@ -498,10 +505,11 @@ unsafe fn execute(run: &Run<'_>, list: &[Instr], tile: Tile, at: Option<usize>) 
     }
 }
 
-/// Brings a tile of an operand (or of offsets) to `dst`, or says where it lies already.
+/// Loads a tile of an operand (or of offsets) into `dst`, or returns its location if it can be read
+/// in place.
 ///
 /// # Safety
-/// As for [`execute`].
+/// Same as [`execute`].
 unsafe fn load(run: &Run<'_>, instr: &Instr, tile: Tile, dst: *mut u8, slot: *mut u8) -> Value {
     let Code::Load { index, ref outer, inner, dense, copy } = instr.code else { unreachable!("only loads") };
     let (dims, class) = (&run.program.outer, instr.class);
@@ -518,7 +526,8 @@ unsafe fn load(run: &Run<'_>, instr: &Instr, tile: Tile, dst: *mut u8, slot: *mu
     let piece = |n: usize, offset: isize, to: *mut u8| match index {
         Some((operand, dtype)) => {
             let src = run.operands[operand].wrapping_offset(offset * dtype.size() as isize);
-            // SAFETY: the offset is that of an element of the tile, and the next n follow by the inner stride.
+            // SAFETY: the offset is that of an element of the tile, and the next n follow with the
+            // inner stride.
             unsafe { steps::load(run.isa, dtype, class, n, src, inner, to) }
         }
         // SAFETY: `to` is in a buffer with room for the tile.
@@ -550,7 +559,7 @@ unsafe fn load(run: &Run<'_>, instr: &Instr, tile: Tile, dst: *mut u8, slot: *mu
         piece(tile.len(), offset, dst);
         return Value { ptr: dst, scalar: false };
     }
-    // Row by row; offsets are found anew only where the innermost of the outer dimensions starts over.
+    // Row by row; offsets are recomputed only where the innermost outer dimension wraps around.
     let (wrap, step) = (dims.last().copied().unwrap_or(1), outer.last().copied().unwrap_or(0));
     let bytes = tile.cols * class_size(class);
     let mut done = 0;

@@ -1,23 +1,25 @@
-//! How a chunk of a matrix product is computed with vectors.
+//! Blocked matrix multiplication: the vectorised computation of one chunk.
 //!
-//! A panel of the right operand, one tile wide, is packed, up to [`DEPTH`] steps of it, and used for all rows of the
-//! block; few rows are not worth that, nor is a panel that is stored as one. The left operand is read in place where the
-//! steps of a row lie side by side, which the inner kernel takes as well as packed rows; else an earlier phase has packed
-//! it, tile by tile.
+//! A panel of the right operand, one tile wide and up to [`DEPTH`] steps deep, is packed and used
+//! for all rows of the block. Packing is skipped if the block has few rows, or if the operand is
+//! already stored in panels. The left operand is read in place where the steps of a row are
+//! contiguous, which suits the micro-kernel as well as packed rows do; otherwise an earlier phase
+//! has packed it, tile by tile.
 
 use std::ops::Range;
 
 use crate::Block;
 use crate::gemm::contract::Operands;
 use crate::gemm::matmul::{DEPTH, MatMul, Part, Stage};
-use crate::gemm::microkernel::{Ahead, Tile, TileKernels, sum_partials};
+use crate::gemm::microkernel::{Prefetch, Tile, TileKernels, sum_partials};
 use crate::gemm::pack;
 use crate::partition;
 
-/// Runs a chunk of a folded product.
+/// Runs one chunk of a folded product.
 ///
 /// # Safety
-/// The machine has the instructions of `V`, and as for [`Contract::run_f32`](crate::Contract::run_f32).
+/// The CPU supports the instructions of `V`, and the conditions of
+/// [`Contract::run_f32`](crate::Contract::run_f32) hold.
 pub(crate) unsafe fn run<V: TileKernels>(
     product: &MatMul,
     phase: usize,
@@ -26,32 +28,41 @@ pub(crate) unsafe fn run<V: TileKernels>(
     scratch: &mut [u8],
     finish: &mut dyn FnMut(Block),
 ) {
-    let cut = product.cut();
+    let blocking = product.blocking();
     let shared = mem.shared.cast::<f32>();
     let out_len = product.batch * product.m * product.n;
-    match MatMul::stage(&cut, phase) {
+    match MatMul::stage(&blocking, phase) {
         Stage::PackLhs => {
             let (lhs_batch, _, lhs_step) = product.lhs_strides();
-            let p = product.packing(&cut, chunk);
+            let p = product.packing(&blocking, chunk);
             let from = p.batch * lhs_batch + (p.depth.start + p.steps.start) * lhs_step + p.rows.start;
             let to = p.batch * lhs_batch + p.depth.start * product.m + p.rows.start * p.depth.len();
             for tile in partition::parts(p.rows.len(), tile_rows::<V>(product)) {
                 let to = to + tile.start * p.depth.len() + p.steps.start * tile.len();
                 let from = mem.lhs.wrapping_add(from + tile.start);
-                // SAFETY: rows and steps of the operand, and as much of the shared memory, which has its size.
+                // SAFETY: rows and steps of the operand, and the same part of the shared memory,
+                // which has the operand's size.
                 unsafe { pack::pack_tile(from, lhs_step, p.steps.len(), tile.len(), shared.wrapping_add(to)) }
             }
         }
         Stage::Multiply => {
-            let part = product.part(&cut, chunk);
-            let lhs = if cut.packs_lhs { shared.cast_const() } else { mem.lhs };
-            let out = if cut.slices > 1 { shared.wrapping_add(part.slice * out_len) } else { mem.out };
-            let steps = partition::part(product.k, cut.slices, part.slice);
-            // SAFETY: each chunk has its own block of its own slice; the rest is passed on from the caller.
+            let part = product.part(&blocking, chunk);
+            let lhs = if blocking.packs_lhs { shared.cast_const() } else { mem.lhs };
+            let out = if blocking.slices > 1 { shared.wrapping_add(part.slice * out_len) } else { mem.out };
+            let steps = partition::part(product.k, blocking.slices, part.slice);
+            // SAFETY: each chunk has its own block of its own slice; the rest is guaranteed by the
+            // caller.
             unsafe {
-                multiply::<V>(product, &part, steps, cut.packs_lhs, Operands { lhs, out, ..mem }, scratch)
+                multiply::<V>(
+                    product,
+                    &part,
+                    steps,
+                    blocking.packs_lhs,
+                    Operands { lhs, out, ..mem },
+                    scratch,
+                )
             }
-            if cut.slices == 1 {
+            if blocking.slices == 1 {
                 finish(product.out_block(&part));
             }
         }
@@ -59,27 +70,28 @@ pub(crate) unsafe fn run<V: TileKernels>(
             let block = product.sum_block(chunk);
             let elements = block.rows.start * product.n..block.rows.end * product.n;
             // SAFETY: all slices are complete, and this chunk owns these rows of the output.
-            unsafe { sum_partials(shared, out_len, cut.slices, mem.out, elements) }
+            unsafe { sum_partials(shared, out_len, blocking.slices, mem.out, elements) }
             finish(block);
         }
     }
 }
 
-/// Columns of a panel, but for the last.
+/// Returns the number of columns of every panel but the last.
 fn tile_cols<V: TileKernels>(product: &MatMul) -> usize {
-    // Few rows would be cut into more tiles by a wider panel, each of which reads all of it.
+    // A wider panel would split the few rows into more tiles, and every tile reads the whole panel.
     let few = product.m <= 2 * V::tiles(2, true).len();
     let widest = if product.rhs_panels || few { 2 * V::LANES } else { V::MAX_COLS };
     pack::width(product.n, V::LANES).min(widest)
 }
 
-/// Rows of a tile at most.
+/// Returns the maximum number of rows of a tile.
 fn tile_rows<V: TileKernels>(product: &MatMul) -> usize {
     V::tiles(tile_cols::<V>(product) / V::LANES, !product.lhs_transposed).len()
 }
 
 /// # Safety
-/// As for [`run`]; `mem.out` is the matrix that receives the part, and `mem.lhs` the left operand, packed or not.
+/// Same as [`run`]; `mem.out` is the matrix that receives the part, and `mem.lhs` the left operand,
+/// packed or not.
 unsafe fn multiply<V: TileKernels>(
     product: &MatMul,
     part: &Part,
@@ -103,10 +115,11 @@ unsafe fn multiply<V: TileKernels>(
             let cols = (part.cols.end - col).min(widest);
             let width = pack::width(cols, V::LANES);
             let panel = rhs.wrapping_add(first * rhs_step + product.rhs_column(col));
-            // Packing is a waste if the panel serves one tile only, or is packed already.
+            // Packing does not pay if only one tile reads the panel, or if it is packed already.
             let in_place = product.rhs_panels
                 || !product.rhs_transposed && cols == width && (tiles == 1 || product.n == width);
-            // SAFETY: the panel is inside the operand, and `scratch` holds `DEPTH` rows of the widest.
+            // SAFETY: the panel is inside the operand, and `scratch` holds `DEPTH` rows of the
+            // widest panel.
             unsafe {
                 match (in_place, product.rhs_transposed) {
                     (true, _) => (),
@@ -114,14 +127,15 @@ unsafe fn multiply<V: TileKernels>(
                     (_, true) => pack::pack_columns(panel, rhs_col, steps.len(), cols, packed, width),
                 }
             }
-            // The next panel, for this chunk or its neighbour, as it is stored: it will be packed.
+            // Prefetch the next panel, of this chunk or its neighbour, from where it is stored: it
+            // will be packed.
             let next = (product.n - (col + cols)).min(widest);
             let next_panel = rhs.wrapping_add(first * rhs_step + product.rhs_column(col + cols));
             for (i, rows) in partition::parts(part.rows.len(), tile_rows).enumerate() {
-                let ahead = match (in_place || next == 0, product.rhs_transposed) {
-                    (true, _) => Ahead::none(panel),
-                    (_, false) => Ahead::part(next_panel, [steps.len(), next], rhs_step, i, tiles),
-                    (_, true) => Ahead::part(next_panel, [next, steps.len()], rhs_col, i, tiles),
+                let prefetch = match (in_place || next == 0, product.rhs_transposed) {
+                    (true, _) => Prefetch::none(panel),
+                    (_, false) => Prefetch::part(next_panel, [steps.len(), next], rhs_step, i, tiles),
+                    (_, true) => Prefetch::part(next_panel, [next, steps.len()], rhs_col, i, tiles),
                 };
                 let (a, a_stride) = if packed_lhs {
                     (first * product.m + (part.rows.start + rows.start) * steps.len(), rows.len())
@@ -130,7 +144,7 @@ unsafe fn multiply<V: TileKernels>(
                     (first * lhs_step + (part.rows.start + rows.start) * lhs_row, stride)
                 };
                 let c = out.wrapping_add(rows.start * product.n + col);
-                // They are far away, and there is time until they are written.
+                // The output rows are not in cache, and there is time before they are written.
                 pack::prefetch(c, product.n, rows.len(), cols);
                 let tile = Tile {
                     images: 1,
@@ -148,7 +162,7 @@ unsafe fn multiply<V: TileKernels>(
                     c_row: product.n,
                     cols,
                     add: steps.start > 0,
-                    ahead,
+                    prefetch,
                 };
                 // SAFETY: rows, columns and steps are inside the operands and the output.
                 unsafe { tile.run::<V>(rows.len(), !product.lhs_transposed) }

@@ -1,6 +1,8 @@
-//! What matrix products and convolutions have in common: two operands, one output that is a matrix, and sums over
-//! the rest. The caller sees only phases, chunks and memory sizes, and can finish each part of the output (bias,
-//! activation, ...) while it is still in cache.
+//! The interface of matrix products and convolutions: two operands, an output that is a matrix, and
+//! sums over the other dimensions.
+//!
+//! The caller sees only phases, chunks and memory sizes, and can run an epilogue (bias, activation,
+//! ...) on each block of the output while it is still in cache.
 
 use std::fmt::Debug;
 use std::ops::{AddAssign, Mul};
@@ -8,8 +10,9 @@ use std::ops::{AddAssign, Mul};
 use crate::simd::Isa;
 use tensorpack_tensor::Result;
 
-/// A rectangle of a kernel's output seen as a matrix: for a matrix product the output itself, for a convolution
-/// pixels by channels. Kernels report each rectangle as it becomes final, while it is still in cache.
+/// A rectangle of a kernel's output matrix: the output itself for a matrix product, pixels by
+/// channels for a convolution. Kernels report each block as it becomes final, while it is still in
+/// cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     /// Rows of the matrix.
@@ -18,93 +21,100 @@ pub struct Block {
     pub cols: std::ops::Range<usize>,
 }
 
-/// The memory of one contraction.
+/// The memory that one contraction reads and writes.
 #[derive(Clone, Copy, Debug)]
 pub struct Operands<T> {
     /// The left operand, dense.
     pub lhs: *const T,
     /// The right operand, dense.
     pub rhs: *const T,
-    /// The output, dense; what it held before is ignored.
+    /// The output, dense; its previous contents are ignored.
     pub out: *mut T,
-    /// [`Contract::shared_bytes`] bytes, aligned to 64, the same memory for all phases and chunks of one run.
+    /// [`Contract::shared_bytes`] bytes, aligned to 64, the same memory for all phases and chunks
+    /// of one run.
     pub shared: *mut u8,
-    /// What is done to sums as they are written; nothing, unless the contraction [takes it](Contract::takes_bias).
+    /// The epilogue applied to sums as they are written. Must be [`Bias::NONE`] unless the
+    /// contraction [supports it](Contract::takes_bias).
     pub bias: Bias<T>,
 }
 
-/// What most layers do to a sum: cheapest right after it was written, by the loop that wrote it.
+/// The most common epilogue: bias and ReLU, cheapest in the loop that writes the sums.
 #[derive(Clone, Copy, Debug)]
 pub struct Bias<T> {
-    /// A number for each column of the output, to be added; null for none.
+    /// The bias, one element per output column; null for none.
     pub add: *const T,
-    /// Whether negative results become zero, after that.
+    /// Whether to apply ReLU after the bias.
     pub relu: bool,
 }
 
 impl<T> Bias<T> {
-    /// Nothing is done.
+    /// No epilogue.
     pub const NONE: Bias<T> = Bias { add: std::ptr::null(), relu: false };
 
-    /// Whether anything is done.
+    /// Returns whether there is a bias or a ReLU.
     pub(crate) fn is_some(&self) -> bool {
         self.relu || !self.add.is_null()
     }
 
-    /// The same for the columns from `col` on.
+    /// Returns the epilogue of the columns from `col` on.
     pub(crate) fn at(self, col: usize) -> Bias<T> {
         Bias { add: if self.add.is_null() { self.add } else { self.add.wrapping_add(col) }, ..self }
     }
 }
 
-/// A sum of products over two operands, cut into phases and chunks.
+/// A contraction: a sum of products of two operands, divided into phases and chunks.
 ///
-/// To run one: for each phase in turn, run all its chunks, in any order and on any threads, and wait for them
-/// before the next phase. Neither the cut nor the order of any sum depends on the threads.
+/// To run one, take the phases in turn: run all chunks of a phase, in any order and on any threads,
+/// and wait for them before the next phase. Neither the chunks nor the order of any sum depend on
+/// the number of threads.
 pub trait Contract: Debug + Send + Sync {
-    /// Checks that the sizes stay within what the loops can count with. Nothing else here means anything before that.
+    /// Checks that no product of the sizes overflows. Call this before any other method.
     fn check(&self) -> Result<()>;
 
-    /// The output as a dense row-major matrix: rows, columns.
+    /// Returns the rows and columns of the output as a dense row-major matrix.
     fn out_matrix(&self) -> (usize, usize);
 
-    /// Elements of the left operand.
+    /// Returns the number of elements of the left operand.
     fn lhs_len(&self) -> usize;
 
-    /// Elements of the right operand.
+    /// Returns the number of elements of the right operand.
     fn rhs_len(&self) -> usize;
 
-    /// How many phases there are.
+    /// Returns the number of phases.
     fn phases(&self) -> usize;
 
-    /// How many independent pieces a phase has: by the sizes alone, never by the number of threads.
+    /// Returns the number of independent chunks of a phase. It depends on the sizes alone, never on
+    /// the number of threads.
     fn chunks(&self, phase: usize) -> usize;
 
-    /// Bytes of the memory that all chunks share (packed weights, partial sums). Its first content is ignored.
+    /// Returns the bytes of memory that all chunks share (packed weights, partial sums). Its
+    /// initial contents are ignored.
     fn shared_bytes(&self) -> usize;
 
-    /// Bytes of working memory that each thread needs while it runs a chunk. Its first content is ignored.
+    /// Returns the bytes of scratch memory each thread needs. Its initial contents are ignored.
     fn scratch_bytes(&self) -> usize;
 
-    /// Whether this contraction can do what [`Operands::bias`] says.
+    /// Returns whether this contraction supports [`Operands::bias`].
     fn takes_bias(&self) -> bool {
         false
     }
 
-    /// Additions and multiplications in all.
+    /// Returns the number of floating-point operations: additions plus multiplications.
     fn flops(&self) -> f64;
 
-    /// Runs one chunk, and calls `finish` for each rectangle of the output once it is final. The rectangles of all
-    /// chunks of all phases tile the output; `finish` may change the elements of its rectangle.
+    /// Runs one chunk, and calls `finish` for each block of the output once it is final. The blocks
+    /// of all chunks of all phases tile the output; `finish` may modify the elements of its block.
     ///
     /// # Safety
-    /// - The machine has `isa`, and [`Contract::check`] has passed.
-    /// - `lhs`, `rhs` and `out` are valid for the lengths this description gives, `bias`, if not null, for a number a
-    ///   column, and it says nothing that this contraction does not take; `shared` is valid for `shared_bytes` and
-    ///   aligned to 64 bytes, and none of them is touched by others while the chunk runs, but for other chunks of
-    ///   this contraction.
+    /// - The CPU supports `isa`, and [`Contract::check`] has passed.
+    /// - `lhs`, `rhs` and `out` are valid for the lengths of this descriptor, and the bias, if not
+    ///   null, for one element per column. It is [`Bias::NONE`] unless [`Contract::takes_bias`]
+    ///   returns true.
+    /// - `shared` is valid for `shared_bytes` bytes and aligned to 64 bytes.
+    /// - While the chunk runs, only other chunks of this contraction access any of them.
     /// - `scratch` has at least `scratch_bytes` bytes and is aligned to 64 bytes.
-    /// - Every chunk of earlier phases has returned, `chunk < chunks(phase)`, and no chunk runs twice at a time.
+    /// - Every chunk of earlier phases has returned, `chunk < chunks(phase)`, and no two calls run
+    ///   the same chunk at the same time.
     unsafe fn run_f32(
         &self,
         isa: Isa,
@@ -115,10 +125,10 @@ pub trait Contract: Debug + Send + Sync {
         finish: &mut dyn FnMut(Block),
     );
 
-    /// As [`Contract::run_f32`] in double precision, always with the plain loops.
+    /// Like [`Contract::run_f32`] in double precision, always with the reference loops.
     ///
     /// # Safety
-    /// As for [`Contract::run_f32`].
+    /// Same as [`Contract::run_f32`].
     unsafe fn run_f64(
         &self,
         isa: Isa,
@@ -130,7 +140,7 @@ pub trait Contract: Debug + Send + Sync {
     );
 }
 
-/// The numbers the plain loops compute with.
+/// The float types of the reference loops.
 pub(crate) trait Float: Copy + Default + PartialOrd + AddAssign + Mul<Output = Self> {}
 
 impl Float for f32 {}

@@ -1,8 +1,9 @@
-//! Matrix products, batched, with either operand transposed or shared by the batch.
+//! Batched matrix multiplication, with either operand transposed or shared by the batch.
 //!
-//! A chunk owns a block of rows by some panels of columns; how it computes them is told in `blocked`. A left operand
-//! whose steps lie apart is packed first, once for all chunks. A long sum with few outputs would be a single chunk, so
-//! it is cut into slices, whose partial results a last phase adds up in order.
+//! A chunk owns a block of rows by some panels of columns; `blocked` computes it. A left operand
+//! whose steps are not contiguous is packed first, once for all chunks. A long sum with few outputs
+//! would be a single chunk, so it is split along `k` into slices, whose partial results a last
+//! phase adds in order.
 
 use std::ops::Range;
 
@@ -13,16 +14,17 @@ use crate::partition;
 use crate::{Block, Isa};
 use tensorpack_tensor::Result;
 
-/// `out[b, m, n] = sum over k of lhs[b, m, k] * rhs[b, k, n]`. As a matrix the output has `batch * m` rows.
+/// `out[b, m, n] = sum over k of lhs[b, m, k] * rhs[b, k, n]`. The output matrix has `batch * m`
+/// rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MatMul {
-    /// Independent products.
+    /// Number of independent products.
     pub batch: usize,
-    /// Rows of each output.
+    /// Rows of each output matrix.
     pub m: usize,
-    /// Columns of each output.
+    /// Columns of each output matrix.
     pub n: usize,
-    /// Terms of each sum.
+    /// Length of the contracted dimension.
     pub k: usize,
     /// The left operand is stored `[batch, k, m]` rather than `[batch, m, k]`.
     pub lhs_transposed: bool,
@@ -32,42 +34,42 @@ pub struct MatMul {
     pub lhs_shared: bool,
     /// All products use one right operand, which has no batch dimension.
     pub rhs_shared: bool,
-    /// Right operands are stored as they are read: `[batch, ceil(n / PANEL), k, PANEL]`, with numbers of no meaning past
-    /// the last column. Not with `rhs_transposed`. See [`MatMul::PANEL`].
+    /// The right operand is stored packed in panels: `[batch, ceil(n / PANEL), k, PANEL]`, with
+    /// unspecified values past the last column. Excludes `rhs_transposed`. See [`MatMul::PANEL`].
     pub rhs_panels: bool,
 }
 
-/// Steps of a sum that are done at a time at most: a panel of so many streams from the second-level cache, and sums are
-/// not read again more often than need be.
+/// Maximum depth of a block along `k`: a panel of this depth streams from the L2 cache, and the
+/// sums are rarely reloaded.
 pub(crate) const DEPTH: usize = 720;
-/// Rows of a block at most: with all their steps they fill most of a second-level cache. Packing a panel costs as much
-/// as some five rows.
+/// Maximum number of rows of a block: with all their steps they fill most of the L2 cache. Packing
+/// a panel costs as much as about five rows.
 const BLOCK_ROWS: usize = 360;
-/// Columns of the chunks are a multiple of this, the widest panel.
+/// The columns of a chunk are a multiple of this, the width of the widest panel.
 pub(crate) const BLOCK_COLS: usize = 64;
-/// Columns of a chunk at most.
+/// Maximum number of columns of a chunk.
 const CHUNK_COLS: usize = 256;
-/// Steps of the left operand that a chunk packs at most, more or less.
+/// Approximate maximum number of steps of the left operand that a chunk packs.
 const PACK_STEPS: usize = 64;
-/// Chunks are cut no smaller than this many operations, which take some microseconds.
+/// Minimum number of operations per chunk: a few microseconds of work.
 const SMALL_CHUNK: usize = 1_000_000;
-/// Sums of at least so many terms may be sliced.
+/// Sums of at least this many terms may be sliced.
 const LONG_SUM: usize = 1152;
-/// With fewer chunks than this, columns, rows and sums are cut further.
+/// With fewer chunks than this, columns, rows and sums are split further.
 const ENOUGH_CHUNKS: usize = 8;
 
-/// How a product is cut.
+/// The blocking of a product.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cut {
+pub(crate) struct Blocking {
     row_blocks: usize,
     col_blocks: usize,
-    /// Parts of the sum.
+    /// Number of slices along `k`.
     pub(crate) slices: usize,
-    /// Whether the left operand is packed, which is never so with several slices.
+    /// Whether the left operand is packed; never together with several slices.
     pub(crate) packs_lhs: bool,
 }
 
-/// What a phase does.
+/// The work of a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     PackLhs,
@@ -83,12 +85,12 @@ pub(crate) struct Part {
     pub(crate) slice: usize,
 }
 
-/// One chunk's part of the left operand, to be packed.
+/// The part of the left operand that one chunk packs.
 #[cfg(target_arch = "x86_64")]
 pub(crate) struct Packing {
     pub(crate) batch: usize,
     pub(crate) rows: Range<usize>,
-    /// The steps that are done at a time, and those of them that the chunk packs.
+    /// The block along `k`, and the steps of it that the chunk packs.
     pub(crate) depth: Range<usize>,
     pub(crate) steps: Range<usize>,
 }
@@ -97,7 +99,8 @@ impl MatMul {
     /// Columns of a panel.
     pub const PANEL: usize = 32;
 
-    /// The same product with the batch turned into rows where one right operand serves them all.
+    /// Returns the same product with the batch folded into the rows, if all batches share the right
+    /// operand.
     fn folded(&self) -> MatMul {
         if self.rhs_shared && !self.lhs_shared && !self.lhs_transposed {
             MatMul { batch: 1, m: self.batch * self.m, ..*self }
@@ -106,15 +109,16 @@ impl MatMul {
         }
     }
 
-    /// The cut of a folded product.
-    pub(crate) fn cut(&self) -> Cut {
+    /// Returns the blocking of a folded product.
+    pub(crate) fn blocking(&self) -> Blocking {
         let ops = |rows: usize, cols: usize, k: usize| rows.saturating_mul(cols).saturating_mul(2 * k);
         let mut row_blocks = self.m.div_ceil(BLOCK_ROWS).max(1);
         let mut cols = BLOCK_COLS;
         while cols < CHUNK_COLS && self.batch * row_blocks * self.n.div_ceil(2 * cols) >= ENOUGH_CHUNKS {
             cols *= 2;
         }
-        // As many columns as make a chunk worth its start; all of them where there is nothing to multiply.
+        // Enough columns to outweigh the overhead of a chunk; all of them if there is nothing to
+        // multiply.
         let wanted = match ops(self.m.div_ceil(row_blocks), 1, self.k) {
             0 => self.n,
             column => self.n.min(SMALL_CHUNK.div_ceil(column)),
@@ -127,7 +131,7 @@ impl MatMul {
             ops(self.m.div_ceil(row_blocks), cols, self.k.div_ceil(slices)) >= 2 * SMALL_CHUNK
         };
         while chunks(row_blocks, slices) < ENOUGH_CHUNKS && big(row_blocks, slices) {
-            // Slices share no work, but add a phase: worth it only when the sum is long.
+            // Slices duplicate no work but add a phase: they pay off only if the sum is long.
             if self.k / slices >= LONG_SUM || (slices > 1 && self.k / slices >= LONG_SUM / 2) {
                 slices *= 2;
             } else if self.m.div_ceil(row_blocks) >= 64 {
@@ -139,67 +143,69 @@ impl MatMul {
         // Packing costs as much as a few columns.
         let packs_lhs =
             self.lhs_transposed && slices == 1 && self.m > MatMul::PANEL && self.n > 2 * MatMul::PANEL;
-        Cut { row_blocks, col_blocks, slices, packs_lhs }
+        Blocking { row_blocks, col_blocks, slices, packs_lhs }
     }
 
-    /// What a phase of a folded product does.
-    pub(crate) fn stage(cut: &Cut, phase: usize) -> Stage {
+    /// Returns the work of a phase of a folded product.
+    pub(crate) fn stage(blocking: &Blocking, phase: usize) -> Stage {
         match phase {
-            0 if cut.packs_lhs => Stage::PackLhs,
-            1 if cut.slices > 1 => Stage::AddSlices,
+            0 if blocking.packs_lhs => Stage::PackLhs,
+            1 if blocking.slices > 1 => Stage::AddSlices,
             _ => Stage::Multiply,
         }
     }
 
-    pub(crate) fn part(&self, cut: &Cut, chunk: usize) -> Part {
-        let (chunk, col_block) = (chunk / cut.col_blocks, chunk % cut.col_blocks);
-        let (chunk, row_block) = (chunk / cut.row_blocks, chunk % cut.row_blocks);
-        let panels = partition::part(self.n.div_ceil(BLOCK_COLS), cut.col_blocks, col_block);
+    pub(crate) fn part(&self, blocking: &Blocking, chunk: usize) -> Part {
+        let (chunk, col_block) = (chunk / blocking.col_blocks, chunk % blocking.col_blocks);
+        let (chunk, row_block) = (chunk / blocking.row_blocks, chunk % blocking.row_blocks);
+        let panels = partition::part(self.n.div_ceil(BLOCK_COLS), blocking.col_blocks, col_block);
         Part {
             batch: chunk % self.batch,
-            rows: partition::part(self.m, cut.row_blocks, row_block),
+            rows: partition::part(self.m, blocking.row_blocks, row_block),
             cols: panels.start * BLOCK_COLS..(panels.end * BLOCK_COLS).min(self.n),
             slice: chunk / self.batch,
         }
     }
 
-    /// Parts of the sum that are done at a time, and pieces of each that are packed by a chunk.
+    /// Returns the number of blocks along `k`, and into how many pieces each is divided for
+    /// packing.
     fn packings(&self) -> (usize, usize) {
         let parts = self.k.div_ceil(DEPTH).max(1);
         (parts, self.k.div_ceil(parts).div_ceil(PACK_STEPS).max(1))
     }
 
-    /// Left operands there are.
+    /// Returns the number of left operands.
     fn lhs_count(&self) -> usize {
         if self.lhs_shared { 1 } else { self.batch }
     }
 
     #[cfg(target_arch = "x86_64")]
-    pub(crate) fn packing(&self, cut: &Cut, chunk: usize) -> Packing {
+    pub(crate) fn packing(&self, blocking: &Blocking, chunk: usize) -> Packing {
         let (parts, pieces) = self.packings();
         let (chunk, piece) = (chunk / pieces, chunk % pieces);
-        let (chunk, row_block) = (chunk / cut.row_blocks, chunk % cut.row_blocks);
+        let (chunk, row_block) = (chunk / blocking.row_blocks, chunk % blocking.row_blocks);
         let depth = partition::part(self.k, parts, chunk % parts);
         Packing {
             batch: chunk / parts,
-            rows: partition::part(self.m, cut.row_blocks, row_block),
+            rows: partition::part(self.m, blocking.row_blocks, row_block),
             steps: partition::part(depth.len(), pieces, piece),
             depth,
         }
     }
 
-    /// How the last phase of a sliced product is cut: blocks of whole rows.
+    /// Returns the number of chunks of the last phase of a sliced product: blocks of whole rows.
     fn sum_blocks(&self) -> usize {
         (self.batch * self.m * self.n).div_ceil(1 << 14).clamp(1, (self.batch * self.m).max(1))
     }
 
-    /// Distances in the left operand: batch, row, step.
+    /// Returns the strides of the left operand: batch, row, step.
     pub(crate) fn lhs_strides(&self) -> (usize, usize, usize) {
         let batch = if self.lhs_shared { 0 } else { self.m * self.k };
         if self.lhs_transposed { (batch, 1, self.m) } else { (batch, self.k, 1) }
     }
 
-    /// Distances in the right operand: batch, step, and column, within a panel where it is stored so.
+    /// Returns the strides of the right operand: batch, step and column, the last one within a
+    /// panel if it is stored in panels.
     pub(crate) fn rhs_strides(&self) -> (usize, usize, usize) {
         let batch = if self.rhs_shared { 0 } else { self.rhs_matrix() };
         match (self.rhs_panels, self.rhs_transposed) {
@@ -209,13 +215,13 @@ impl MatMul {
         }
     }
 
-    /// Elements of one right operand.
+    /// Returns the number of elements of one right operand.
     fn rhs_matrix(&self) -> usize {
         let cols = if self.rhs_panels { self.n.next_multiple_of(MatMul::PANEL) } else { self.n };
         cols * self.k
     }
 
-    /// Where in a right operand a column begins.
+    /// Returns the offset of a column in a right operand.
     pub(crate) fn rhs_column(&self, col: usize) -> usize {
         match (self.rhs_panels, self.rhs_transposed) {
             (true, _) => col / MatMul::PANEL * self.k * MatMul::PANEL + col % MatMul::PANEL,
@@ -224,10 +230,10 @@ impl MatMul {
         }
     }
 
-    /// The reference: rows of the output matrix, one after another.
+    /// Reference loops: rows of the output matrix, one after another.
     ///
     /// # Safety
-    /// The operands are valid, and nobody else uses this part of the output.
+    /// The operands are valid, and no other thread accesses this part of the output.
     unsafe fn plain<T: Float>(&self, mem: Operands<T>, rows: Range<usize>, cols: Range<usize>) {
         let (lhs_batch, lhs_row, lhs_step) = self.lhs_strides();
         let (rhs_batch, rhs_step, _) = self.rhs_strides();
@@ -255,10 +261,10 @@ impl MatMul {
         }
     }
 
-    /// Runs a chunk of a folded product with the plain loops.
+    /// Runs one chunk of a folded product with the reference loops.
     ///
     /// # Safety
-    /// As for [`Contract::run_f32`].
+    /// Same as [`Contract::run_f32`].
     unsafe fn run_plain<T: Float>(
         &self,
         phase: usize,
@@ -266,26 +272,26 @@ impl MatMul {
         mem: Operands<T>,
         finish: &mut dyn FnMut(Block),
     ) {
-        let cut = self.cut();
-        // The plain loops know neither packing nor slices: the last phase does it all.
-        let block = match MatMul::stage(&cut, phase) {
+        let blocking = self.blocking();
+        // The reference loops neither pack nor slice: the last phase does all the work.
+        let block = match MatMul::stage(&blocking, phase) {
             Stage::PackLhs => return,
-            Stage::Multiply if cut.slices > 1 => return,
-            Stage::Multiply => self.out_block(&self.part(&cut, chunk)),
+            Stage::Multiply if blocking.slices > 1 => return,
+            Stage::Multiply => self.out_block(&self.part(&blocking, chunk)),
             Stage::AddSlices => self.sum_block(chunk),
         };
-        // SAFETY: blocks of different chunks are disjoint, the rest is passed on from the caller.
+        // SAFETY: blocks of different chunks are disjoint, the rest is guaranteed by the caller.
         unsafe { self.plain(mem, block.rows.clone(), block.cols.clone()) }
         finish(block);
     }
 
-    /// The rectangle of the output that a chunk computes.
+    /// Returns the block of the output that a chunk computes.
     pub(crate) fn out_block(&self, part: &Part) -> Block {
         let first = part.batch * self.m;
         Block { rows: first + part.rows.start..first + part.rows.end, cols: part.cols.clone() }
     }
 
-    /// The rectangle of the output that a chunk of the last phase sums.
+    /// Returns the block of the output that a chunk of the last phase sums.
     pub(crate) fn sum_block(&self, chunk: usize) -> Block {
         Block { rows: partition::part(self.batch * self.m, self.sum_blocks(), chunk), cols: 0..self.n }
     }
@@ -309,31 +315,31 @@ impl Contract for MatMul {
     }
 
     fn phases(&self) -> usize {
-        let cut = self.folded().cut();
-        1 + usize::from(cut.slices > 1 || cut.packs_lhs)
+        let blocking = self.folded().blocking();
+        1 + usize::from(blocking.slices > 1 || blocking.packs_lhs)
     }
 
     fn chunks(&self, phase: usize) -> usize {
         let folded = self.folded();
-        let cut = folded.cut();
+        let blocking = folded.blocking();
         if folded.m == 0 || folded.n == 0 {
             return 0;
         }
-        match MatMul::stage(&cut, phase) {
+        match MatMul::stage(&blocking, phase) {
             Stage::PackLhs => {
                 let (parts, pieces) = folded.packings();
-                folded.lhs_count() * parts * cut.row_blocks * pieces
+                folded.lhs_count() * parts * blocking.row_blocks * pieces
             }
-            Stage::Multiply => folded.batch * cut.row_blocks * cut.col_blocks * cut.slices,
+            Stage::Multiply => folded.batch * blocking.row_blocks * blocking.col_blocks * blocking.slices,
             Stage::AddSlices => folded.sum_blocks(),
         }
     }
 
     fn shared_bytes(&self) -> usize {
         let folded = self.folded();
-        let cut = folded.cut();
-        let packed = if cut.packs_lhs { self.lhs_len() } else { 0 };
-        let partial = if cut.slices > 1 { cut.slices * self.batch * self.m * self.n } else { 0 };
+        let blocking = folded.blocking();
+        let packed = if blocking.packs_lhs { self.lhs_len() } else { 0 };
+        let partial = if blocking.slices > 1 { blocking.slices * self.batch * self.m * self.n } else { 0 };
         (packed + partial) * size_of::<f32>()
     }
 
@@ -356,7 +362,7 @@ impl Contract for MatMul {
     ) {
         let folded = self.folded();
         debug_assert!(scratch.len() >= self.scratch_bytes());
-        // SAFETY: passed on from the caller, who has checked that the machine has `isa`.
+        // SAFETY: guaranteed by the caller, who has checked that the CPU supports `isa`.
         unsafe {
             match isa {
                 #[cfg(target_arch = "x86_64")]
@@ -381,7 +387,7 @@ impl Contract for MatMul {
         _scratch: &mut [u8],
         finish: &mut dyn FnMut(Block),
     ) {
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.folded().run_plain(phase, chunk, mem, finish) }
     }
 }

@@ -1,10 +1,10 @@
-//! The one inner kernel of all contractions: a tile of the output, some rows by one to four vectors, is summed in
-//! registers over all products that belong to it, and then written once.
+//! The general micro-kernel of all contractions: accumulates a tile of the output, some rows by one
+//! to four vectors, in registers and writes it once.
 //!
-//! The sum has three loops, images of segments of steps, each with its own distance in both operands, so that a
-//! convolution is a single sum too: a segment is a run of neighbouring pixels. In each step a vector or two of `b`
-//! meet one number of `a` for each row. In `a` either the steps lie side by side (`along_k`) or the rows do; knowing
-//! which saves address arithmetic in the loop.
+//! The sum has three nested loops, over images, segments and steps, each with its own stride in
+//! both operands. So a convolution is a single sum, too: a segment is a run of neighbouring pixels.
+//! Each step multiplies one element of `a` per row by the vectors of `b`. In `a` either the steps
+//! are contiguous (`along_k`) or the rows are; knowing which saves address arithmetic in the loop.
 
 use std::arch::asm;
 use std::arch::x86_64::{__m256, __m512, _MM_HINT_T1, _mm_prefetch};
@@ -12,18 +12,20 @@ use std::arch::x86_64::{__m256, __m512, _MM_HINT_T1, _mm_prefetch};
 use crate::partition;
 use crate::simd::Simd;
 
-/// A sum of products for some rows and up to [`TileKernels::MAX_COLS`] columns; lengths and distances in elements.
+/// A sum of products for some rows and up to [`TileKernels::MAX_COLS`] columns; lengths and strides
+/// are in elements.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile {
     pub(crate) images: usize,
     pub(crate) segments: usize,
     pub(crate) steps: usize,
     pub(crate) a: *const f32,
-    /// From row to row with `along_k`, else from step to step; the other distance is 1.
+    /// The stride from row to row with `along_k`, otherwise from step to step; the other stride is
+    /// 1.
     pub(crate) a_stride: usize,
     pub(crate) a_segment: usize,
     pub(crate) a_image: usize,
-    /// Readable in whole vectors, whatever `cols` is.
+    /// Readable in whole vectors, even past `cols`.
     pub(crate) b: *const f32,
     pub(crate) b_step: usize,
     pub(crate) b_segment: usize,
@@ -32,57 +34,60 @@ pub(crate) struct Tile {
     pub(crate) c_row: usize,
     /// Columns of `c`, at least 1.
     pub(crate) cols: usize,
-    /// Add to what `c` holds, rather than overwrite it.
+    /// Whether to add to `c` instead of overwriting it.
     pub(crate) add: bool,
-    /// What will be needed soon and is far away.
-    pub(crate) ahead: Ahead,
+    /// Memory to prefetch meanwhile.
+    pub(crate) prefetch: Prefetch,
 }
 
-/// Numbers to bring to the second-level cache while a tile is computed: one in every [`UNROLL`] steps, `step` apart, up to
-/// the last. Asked for all at once they would hold up the loads of the tile itself.
+/// Memory to prefetch into the L2 cache while a tile is computed: one address in every [`UNROLL`]
+/// steps, `step` elements apart, up to `last`. All prefetches at once would delay the loads of the
+/// tile itself.
 #[derive(Clone, Copy)]
-pub(crate) struct Ahead {
+pub(crate) struct Prefetch {
     from: *const f32,
     step: usize,
     last: *const f32,
 }
 
-impl Ahead {
-    /// Nothing that is not near already. Asking for an address that does not exist takes time.
-    pub(crate) fn none(near: *const f32) -> Ahead {
-        Ahead { from: near, step: 0, last: near }
+impl Prefetch {
+    /// Prefetches only `near`, which is in cache already. Prefetching an invalid address would be
+    /// slow.
+    pub(crate) fn none(near: *const f32) -> Prefetch {
+        Prefetch { from: near, step: 0, last: near }
     }
 
-    /// The share of tile `tile` of `tiles` of a matrix of `rows` rows of `cols` numbers, `stride` apart: the tiles go down
-    /// its columns, a cache line wide, one after another.
+    /// Prefetches the share of tile `tile` of `tiles` in a matrix of `rows` rows of `cols`
+    /// elements, `stride` apart. The tiles go down columns of one cache line each, one column after
+    /// another.
     pub(crate) fn part(
         matrix: *const f32,
         [rows, cols]: [usize; 2],
         stride: usize,
         tile: usize,
         tiles: usize,
-    ) -> Ahead {
+    ) -> Prefetch {
         const LINE: usize = 16;
         let share = partition::part(rows * cols.div_ceil(LINE), tiles, tile);
         if share.is_empty() {
-            return Ahead::none(matrix);
+            return Prefetch::none(matrix);
         }
         let (line, row) = (share.start / rows, share.start % rows);
         let last = (row + share.len()).min(rows) - 1;
         let at = |row: usize| matrix.wrapping_add(line * LINE + row * stride);
-        Ahead { from: at(row), step: stride, last: at(last) }
+        Prefetch { from: at(row), step: stride, last: at(last) }
     }
 }
 
-/// A tile kernel for one number of rows and vectors.
+/// A tile kernel for a fixed number of rows and vectors.
 pub(crate) type TileFn = unsafe fn(&Tile);
 
 /// The tile kernels written for one vector type.
 pub(crate) trait TileKernels: Simd {
-    /// The most columns of a tile.
+    /// Maximum number of columns of a tile.
     const MAX_COLS: usize;
 
-    /// The kernels for tiles of `vectors` vectors and 1, 2, ... rows.
+    /// Returns the kernels for tiles of `vectors` vectors and 1, 2, ... rows.
     fn tiles(vectors: usize, along_k: bool) -> &'static [TileFn];
 }
 
@@ -103,11 +108,11 @@ impl TileKernels for __m256 {
 }
 
 impl Tile {
-    /// Computes `rows` rows, in tiles that are as equal as can be.
+    /// Computes `rows` rows, in nearly equal tiles.
     ///
     /// # Safety
-    /// The machine has the instructions of `V`; `cols` is at most `V::MAX_COLS`; every element that the sizes and
-    /// distances reach is valid, and no other thread uses those of `c`.
+    /// The CPU supports the instructions of `V`; `cols` is at most `V::MAX_COLS`; every element
+    /// that the sizes and strides reach is valid, and no other thread uses those of `c`.
     pub(crate) unsafe fn run<V: TileKernels>(&self, rows: usize, along_k: bool) {
         let kernels = V::tiles(self.cols.div_ceil(V::LANES), along_k);
         if rows == 0 {
@@ -118,17 +123,18 @@ impl Tile {
             let a_row = if along_k { self.a_stride } else { 1 };
             tile.a = self.a.wrapping_add(part.start * a_row);
             tile.c = self.c.wrapping_add(part.start * self.c_row);
-            // SAFETY: as the caller vouches; the table's kernels touch just the rows of their part.
+            // SAFETY: guaranteed by the caller; each kernel of the table touches only the rows of
+            // its part.
             unsafe { kernels[part.len() - 1](&tile) }
         }
     }
 }
 
-/// Steps done between two updates of the addresses.
+/// Steps between two updates of the addresses.
 const UNROLL: usize = 4;
 
-/// One step: `acc[row] += a[row] * b`. Rows are reached from every third one, since an address can add one or two
-/// row distances for free: that keeps the number of address registers low.
+/// One step: `acc[row] += a[row] * b`. One address register serves three rows, since addressing
+/// modes add one or two row strides for free.
 #[inline(always)]
 unsafe fn step<V: Simd, const ROWS: usize, const VECTORS: usize>(
     acc: &mut [[V; VECTORS]; ROWS],
@@ -137,13 +143,15 @@ unsafe fn step<V: Simd, const ROWS: usize, const VECTORS: usize>(
     a_offset: usize,
     b: *const f32,
 ) {
-    // SAFETY: the caller's tile reaches this step of every row, and a whole number of vectors of `b`.
+    // SAFETY: the caller's tile reaches this step of every row, and a whole number of vectors of
+    // `b`.
     unsafe {
         let mut bv = [V::zero(); VECTORS];
         for (v, bv) in bv.iter_mut().enumerate() {
             *bv = V::load(b.add(v * V::LANES));
         }
-        // Written out, since the compiler gives up on unrolling the larger tiles, and keeps their sums in memory.
+        // Unrolled by hand: the compiler does not unroll the larger tiles, and would keep their
+        // sums in memory.
         macro_rules! rows {
             ($($row:literal)*) => {$(
                 if $row < ROWS {
@@ -158,13 +166,13 @@ unsafe fn step<V: Simd, const ROWS: usize, const VECTORS: usize>(
     }
 }
 
-/// Makes the compiler forget how the addresses were computed. It would else derive them from one another, or load
-/// ahead of the step, and has the registers for neither.
+/// Hides from the compiler how the addresses were computed. Otherwise it derives them from one
+/// another or hoists loads out of the step, and has no registers for either.
 #[inline(always)]
 #[expect(clippy::pointers_in_nomem_asm_block, reason = "there is no instruction")]
-pub(crate) fn forget(a: &mut [*const f32]) {
+pub(crate) fn hide_addresses(a: &mut [*const f32]) {
     for a in a {
-        // SAFETY: no instruction at all.
+        // SAFETY: emits no instruction.
         unsafe { asm!("/* {} */", inout(reg) * a, options(pure, nomem, nostack, preserves_flags)) }
     }
 }
@@ -178,10 +186,11 @@ fn advance(a: &mut [*const f32], by: usize) {
 
 #[inline(always)]
 unsafe fn tile<V: Simd, const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: &Tile) {
-    // SAFETY: the caller vouches for the instructions and for all that the tile's sizes and distances reach.
+    // SAFETY: the caller guarantees the instructions and every element that sizes and strides
+    // reach.
     unsafe {
         let mut acc = [[V::zero(); VECTORS]; ROWS];
-        let mut ahead = t.ahead.from;
+        let mut prefetch = t.prefetch.from;
         let (a_row, a_step) = if ALONG_K { (t.a_stride, 1) } else { (1, t.a_stride) };
         for image in 0..t.images {
             for segment in 0..t.segments {
@@ -193,11 +202,11 @@ unsafe fn tile<V: Simd, const ROWS: usize, const VECTORS: usize, const ALONG_K: 
                 let mut b = t.b.wrapping_add(image * t.b_image + segment * t.b_segment);
                 let mut left = t.steps;
                 while left >= UNROLL {
-                    _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
-                    ahead = ahead.wrapping_add(t.ahead.step).min(t.ahead.last);
+                    _mm_prefetch::<_MM_HINT_T1>(prefetch.cast());
+                    prefetch = prefetch.wrapping_add(t.prefetch.step).min(t.prefetch.last);
                     for u in 0..UNROLL {
                         if ALONG_K {
-                            forget(&mut a[..ROWS.div_ceil(3)]);
+                            hide_addresses(&mut a[..ROWS.div_ceil(3)]);
                             step::<V, ROWS, VECTORS>(&mut acc, &a, a_row, u, b);
                         } else {
                             step::<V, ROWS, VECTORS>(&mut acc, &a, a_row, 0, b);
@@ -212,7 +221,7 @@ unsafe fn tile<V: Simd, const ROWS: usize, const VECTORS: usize, const ALONG_K: 
                 }
                 while left > 0 {
                     if ALONG_K {
-                        forget(&mut a[..ROWS.div_ceil(3)]);
+                        hide_addresses(&mut a[..ROWS.div_ceil(3)]);
                     }
                     step::<V, ROWS, VECTORS>(&mut acc, &a, a_row, 0, b);
                     b = b.wrapping_add(t.b_step);
@@ -225,10 +234,10 @@ unsafe fn tile<V: Simd, const ROWS: usize, const VECTORS: usize, const ALONG_K: 
     }
 }
 
-/// Writes the sums of some rows, `cols` columns of each, or adds them to what is there.
+/// Writes the sums of some rows, `cols` columns each, or adds them to `c`.
 ///
 /// # Safety
-/// The machine has the instructions of `V`, and the rows of `c` are valid.
+/// The CPU supports the instructions of `V`, and the rows of `c` are valid.
 #[inline(always)]
 pub(crate) unsafe fn write_rows<V: Simd, const ROWS: usize, const VECTORS: usize>(
     acc: &[[V; VECTORS]; ROWS],
@@ -241,7 +250,7 @@ pub(crate) unsafe fn write_rows<V: Simd, const ROWS: usize, const VECTORS: usize
     let tail = cols - last * V::LANES;
     for (row, acc) in acc.iter().enumerate() {
         let c = c.wrapping_add(row * c_row);
-        // SAFETY: as the caller vouches.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             for (v, &sum) in acc[..last].iter().enumerate() {
                 let c = c.add(v * V::LANES);
@@ -254,12 +263,13 @@ pub(crate) unsafe fn write_rows<V: Simd, const ROWS: usize, const VECTORS: usize
 }
 
 /// # Safety
-/// As for [`Tile::run`].
+/// Same as [`Tile::run`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn avx512<const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: &Tile) {
-    // A single wide vector a row would need a load for each multiply-add, more than the machine can do. The same
-    // columns as two half vectors need half the loads for the same work, and are faster for it.
-    // SAFETY: passed on from the caller.
+    // A single wide vector per row would need one load per multiply-add, more than the load ports
+    // sustain. The same columns as two half vectors need half the loads for the same work, and are
+    // faster.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match VECTORS {
             1 if t.cols > 8 => tile::<__m256, ROWS, 2, ALONG_K>(t),
@@ -270,17 +280,17 @@ unsafe fn avx512<const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t
 }
 
 /// # Safety
-/// As for [`Tile::run`].
+/// Same as [`Tile::run`].
 #[target_feature(enable = "avx2,fma")]
 unsafe fn avx2<const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: &Tile) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { tile::<__m256, ROWS, VECTORS, ALONG_K>(t) }
 }
 
-/// Kernels by layout of `a`, vectors and rows.
+/// Kernels indexed by layout of `a`, vectors and rows.
 pub(crate) type Tiles<const VECTORS: usize> = [[&'static [TileFn]; VECTORS]; 2];
 
-/// A kernel for these numbers of vectors, each with these numbers of rows.
+/// Builds the table of a kernel for these numbers of vectors, each with these numbers of rows.
 macro_rules! table {
     ($kernel:ident: $($vectors:literal => $($rows:literal)*;)*) => {
         [
@@ -290,8 +300,8 @@ macro_rules! table {
     };
 }
 
-/// Sums, vectors of `b` and a number of `a` fill up to 31 of 32 registers. The wider a tile, the fewer loads there are
-/// for each multiply-add: two vectors reach 85 % of what the machine can do, three and four 97 %.
+/// Sums, vectors of `b` and one element of `a` fill up to 31 of 32 registers. The wider a tile, the
+/// fewer loads per multiply-add: two vectors reach 85 % of the peak, three and four 97 %.
 pub(crate) static AVX512: Tiles<4> = table!(avx512:
     1 => 1 2 3 4 5 6 7 8 9 10 11 12 13 14;
     2 => 1 2 3 4 5 6 7 8 9 10 11 12 13 14;
@@ -299,17 +309,18 @@ pub(crate) static AVX512: Tiles<4> = table!(avx512:
     4 => 1 2 3 4 5 6;
 );
 
-/// 6 rows of 2 vectors: 12 sums, 2 vectors of `b` and a number of `a` fill 15 of 16 registers.
+/// 6 rows of 2 vectors: 12 sums, 2 vectors of `b` and one element of `a` fill 15 of 16 registers.
 pub(crate) static AVX2: Tiles<2> = table!(avx2:
     1 => 1 2 3 4 5 6;
     2 => 1 2 3 4 5 6;
 );
 
-/// `out[i] = sum of partials[i], partials[len + i], ...` for the `elements`, always in the same order.
+/// `out[i] = sum of partials[i], partials[len + i], ...` for each of the `elements`, always in the
+/// same order.
 ///
 /// # Safety
-/// `count >= 1` partial results of `len` numbers are valid, as are the
-/// elements of `out`, which no other thread uses.
+/// `count >= 1` partial results of `len` elements are valid, as are the elements of `out`, which no
+/// other thread accesses.
 pub(crate) unsafe fn sum_partials(
     partials: *const f32,
     len: usize,
@@ -317,10 +328,10 @@ pub(crate) unsafe fn sum_partials(
     out: *mut f32,
     elements: std::ops::Range<usize>,
 ) {
-    // Pieces that stay in the first-level cache while the partial results are added one after another.
+    // In pieces that stay in the L1 cache while the partial results are added one after another.
     for piece in partition::parts(elements.len(), 2048) {
         let first = elements.start + piece.start;
-        // SAFETY: inside the elements the caller vouches for.
+        // SAFETY: inside the elements that the caller guarantees.
         unsafe {
             let out = std::slice::from_raw_parts_mut(out.add(first), piece.len());
             std::ptr::copy_nonoverlapping(partials.add(first), out.as_mut_ptr(), piece.len());

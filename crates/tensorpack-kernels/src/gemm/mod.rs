@@ -1,4 +1,5 @@
-//! Matrix products, and what every contraction shares: the [`Contract`] trait, packing and the micro-kernel.
+//! Matrix multiplication, and the parts that all contractions share: the [`Contract`] trait,
+//! packing and the micro-kernel.
 
 #[cfg(target_arch = "x86_64")]
 mod blocked;

@@ -1,26 +1,26 @@
-//! Packing: the right operand is copied into panels, `k` rows of one tile width each, so that the inner kernel
-//! reads it front to back, whole vectors at a time. Missing columns become zeros.
+//! Packing: copies the right operand into panels, `k` rows of one tile width each, so that the
+//! micro-kernel reads it sequentially in whole vectors. Missing columns become zeros.
 
 use std::arch::x86_64::*;
 
-/// The width of the panel that holds `cols` columns: one vector, or two.
+/// Returns the width of a panel of `cols` columns: a multiple of the vector length.
 pub(crate) fn width(cols: usize, lanes: usize) -> usize {
     cols.div_ceil(lanes) * lanes
 }
 
-/// Asks for rows of `cols` numbers, `stride` apart, to be brought to the first-level cache.
+/// Prefetches rows of `cols` elements, `stride` apart, into the L1 cache.
 #[inline]
 pub(crate) fn prefetch(from: *const f32, stride: usize, rows: usize, cols: usize) {
     for row in 0..rows {
         let from = from.wrapping_add(row * stride);
         for at in (0..cols).step_by(16).chain([cols - 1]) {
-            // SAFETY: only a hint, whatever the address.
+            // SAFETY: only a hint; any address is allowed.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(at).cast()) }
         }
     }
 }
 
-/// A mask of the first `count` of 8 lanes, or of all.
+/// Returns a mask of the first `count` of 8 lanes, or of all if there are more.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn first_lanes(count: usize) -> __m256i {
@@ -30,14 +30,16 @@ fn first_lanes(count: usize) -> __m256i {
 /// `dst[k * rows + row] = src[k * stride + row]`: packs a tile's rows of a transposed left operand.
 ///
 /// # Safety
-/// AVX2; `src` is valid for `steps` steps of `rows` numbers `stride` apart, `dst` for `steps * rows`.
+/// AVX2; `src` is valid for `steps` steps of `rows` elements `stride` apart, `dst` for `steps *
+/// rows`.
 #[target_feature(enable = "avx2")]
 pub(crate) unsafe fn pack_tile(src: *const f32, stride: usize, steps: usize, rows: usize, dst: *mut f32) {
     for row in (0..rows).step_by(8) {
         let mask = first_lanes(rows - row);
         for step in 0..steps {
             let (from, to) = (src.wrapping_add(step * stride + row), dst.wrapping_add(step * rows + row));
-            // SAFETY: within the step's rows of both, as the caller vouches; what is not there is masked out.
+            // SAFETY: within the step's rows of both, as the caller guarantees; missing columns are
+            // masked out.
             unsafe { _mm256_maskstore_ps(to, mask, _mm256_maskload_ps(from, mask)) }
         }
     }
@@ -46,8 +48,8 @@ pub(crate) unsafe fn pack_tile(src: *const f32, stride: usize, steps: usize, row
 /// `dst[k * width + col] = src[k * stride + col]`.
 ///
 /// # Safety
-/// AVX2; `src` is valid for `rows` rows of `cols` numbers `stride` apart, `dst` for `rows * width`, and
-/// `cols <= width`, a multiple of 8.
+/// AVX2; `src` is valid for `rows` rows of `cols` elements `stride` apart, `dst` for `rows *
+/// width`, and `cols <= width`, a multiple of 8.
 #[target_feature(enable = "avx2")]
 pub(crate) unsafe fn pack_rows(
     src: *const f32,
@@ -61,7 +63,7 @@ pub(crate) unsafe fn pack_rows(
         for row in 0..rows {
             let (from, to) = (src.wrapping_add(row * stride), dst.wrapping_add(row * width));
             for col in (0..width).step_by(16) {
-                // SAFETY: within the row's part of both, as the caller vouches.
+                // SAFETY: within the row's part of both, as the caller guarantees.
                 unsafe { std::ptr::copy_nonoverlapping(from.add(col), to.add(col), 16) }
             }
         }
@@ -71,7 +73,8 @@ pub(crate) unsafe fn pack_rows(
         let mask = first_lanes(cols.saturating_sub(col));
         for row in 0..rows {
             let (from, to) = (src.wrapping_add(row * stride + col), dst.wrapping_add(row * width + col));
-            // SAFETY: within the row's part of both, as the caller vouches; what is not there is masked out.
+            // SAFETY: within the row's part of both, as the caller guarantees; missing columns are
+            // masked out.
             unsafe { _mm256_storeu_ps(to, _mm256_maskload_ps(from, mask)) }
         }
     }
@@ -80,8 +83,8 @@ pub(crate) unsafe fn pack_rows(
 /// `dst[k * width + col] = src[col * stride + k]`: packs a transposed operand.
 ///
 /// # Safety
-/// AVX2; `src` is valid for `cols` columns of `rows` numbers `stride` apart, `dst` for `rows * width`, and
-/// `cols <= width`, a multiple of 8.
+/// AVX2; `src` is valid for `cols` columns of `rows` elements `stride` apart, `dst` for `rows *
+/// width`, and `cols <= width`, a multiple of 8.
 #[target_feature(enable = "avx2")]
 pub(crate) unsafe fn pack_columns(
     src: *const f32,
@@ -96,7 +99,7 @@ pub(crate) unsafe fn pack_columns(
         for row in (0..rows).step_by(8) {
             let from = src.wrapping_add(col * stride + row);
             let to = dst.wrapping_add(row * width + col);
-            // SAFETY: a block of 8 by 8, or what is left of one, inside what the caller vouches for.
+            // SAFETY: a block of at most 8 by 8, inside the memory that the caller guarantees.
             unsafe {
                 if here == 8 && row + 8 <= rows {
                     transpose_8x8(from, stride, to, width);
@@ -113,13 +116,14 @@ pub(crate) unsafe fn pack_columns(
 }
 
 /// # Safety
-/// AVX2; 8 rows of 8 numbers are valid in both.
+/// AVX2; 8 rows of 8 elements are valid in both.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn transpose_8x8(src: *const f32, stride: usize, dst: *mut f32, dst_stride: usize) {
-    // Loading halves puts rows i and i + 4 side by side, which leaves only shuffles within halves to do.
+    // Loading halves puts rows i and i + 4 in one vector, so that only shuffles within halves
+    // remain.
     let load = |row: usize, half: usize| {
-        // SAFETY: rows `row` and `row + 4` of the source, as the caller vouches.
+        // SAFETY: rows `row` and `row + 4` of the source, as the caller guarantees.
         unsafe {
             let low = _mm_loadu_ps(src.add(row * stride + half * 4));
             let high = _mm_loadu_ps(src.add((row + 4) * stride + half * 4));
@@ -137,7 +141,7 @@ unsafe fn transpose_8x8(src: *const f32, stride: usize, dst: *mut f32, dst_strid
             _mm256_shuffle_ps::<0xee>(t1, t3),
         ];
         for (i, column) in columns.into_iter().enumerate() {
-            // SAFETY: row `half * 4 + i` of the destination, as the caller vouches.
+            // SAFETY: row `half * 4 + i` of the destination, as the caller guarantees.
             unsafe { _mm256_storeu_ps(dst.add((half * 4 + i) * dst_stride), column) }
         }
     }

@@ -1,29 +1,30 @@
-//! The loops of reductions: folding a tile's rows of columns, or its runs of numbers, into running states.
+//! The inner loops of reductions: fold the rows of columns of a tile, or its rows of elements, into
+//! accumulators.
 
 use crate::expr::Class;
-use crate::reduce::reduce::ReduceKind;
+use crate::reduce::ReduceKind;
 use crate::reduce::state::{State, beats, merge_moments};
 use crate::scalar::Number;
 use crate::scalar::element::{To, with_class};
 use crate::simd::per_isa::per_isa;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
-/// Running results side by side, and columns of a block: enough to keep wide vector units busy.
+/// Independent accumulators, and columns of a block: enough to keep wide vector units busy.
 const LANES: usize = 64;
 
-/// The same for rows too short for that.
+/// The same for short rows.
 const FEW: usize = 8;
 
-/// The most columns that narrow rows side by side may come to.
+/// Maximum width of several narrow rows folded side by side.
 pub(crate) const WIDE: usize = 1024;
 
-/// What a class's running results are kept in, and what its moments are computed in.
+/// A class with the types of its accumulators and moments.
 pub(crate) trait Summand: Number + To<Self::Wide> + To<Self::Real> {
-    /// The type of running results.
+    /// The accumulator type.
     type Wide: Number;
-    /// The type of deviations from a mean.
+    /// The type of deviations from the mean.
     type Real: Number;
-    /// The nearest number of the type in which deviations are taken.
+    /// Rounds to the type of deviations.
     fn real(x: f64) -> Self::Real;
 }
 
@@ -55,11 +56,13 @@ impl Summand for i64 {
 }
 
 per_isa! {
-    /// Folds `rows` rows of `state.width` columns into the states of the columns. `seen` rows were folded before;
-    /// `temp` is working memory for three times the width, at least [`WIDE`], in numbers of 8 bytes.
+    /// Folds `rows` rows of `state.width` columns into the accumulators of the columns, after
+    /// `seen` earlier rows. `temp` is scratch memory for three times the width, at least [`WIDE`],
+    /// in 8-byte words.
     ///
     /// # Safety
-    /// The data, of the class, must be readable, the state and working memory writable, and all apart.
+    /// The data, of type `class`, must be readable, the state and scratch memory writable, and none
+    /// may overlap.
     pub(crate) unsafe fn fold_columns(kind: ReduceKind, class: Class, data: *const u8, rows: usize, seen: usize,
         state: State, temp: *mut u64) = fold_columns_body
 }
@@ -74,7 +77,7 @@ unsafe fn fold_columns_body<const FAST: bool>(
     state: State,
     temp: *mut u64,
 ) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     with_class!(class, T => unsafe { columns_of::<T>(kind, data, rows, seen, state, temp) });
 }
 
@@ -88,12 +91,12 @@ unsafe fn columns_of<T: Summand>(
     temp: *mut u64,
 ) {
     let width = state.width;
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     let data = unsafe { from_raw_parts(data.cast::<T>(), rows * width) };
-    // SAFETY: the first plane is of the wide type, but for moments, which take it as f64 below.
+    // SAFETY: the first plane has the wide type, except for moments, which use it as f64 below.
     let wide = || unsafe { state.plane::<T::Wide>(0) };
     match kind {
-        // SAFETY: the working memory is apart and large enough, here and below.
+        // SAFETY: the scratch memory is separate and large enough, here and below.
         ReduceKind::Sum => unsafe {
             stacked::<T>(data, wide(), temp, T::ZERO, |a, b| a.add(b), |a, b| a.add(b))
         },
@@ -106,7 +109,7 @@ unsafe fn columns_of<T: Summand>(
             unsafe { stacked::<T>(data, wide(), temp, T::HIGHEST, |a, b| a.min(b), |a, b| a.min(b)) }
         }
         ReduceKind::Prod => {
-            // Products leave the range of f32 easily: they are wide from the start.
+            // Products overflow f32 easily: they are wide from the start.
             for row in data.chunks_exact(width) {
                 for (p, &x) in wide().iter_mut().zip(row) {
                     *p = p.mul(x.to());
@@ -127,23 +130,24 @@ unsafe fn columns_of<T: Summand>(
             }
         }
         ReduceKind::Moments => {
-            // SAFETY: as above; a moment's state is two planes of f64.
+            // SAFETY: as above; the state of moments is two planes of f64.
             unsafe { column_moments::<T>(data, rows, seen, state, temp) }
         }
     }
 }
 
-/// How many rows are folded side by side: enough to fill whole blocks of columns, where the data has as many.
+/// Returns how many rows to fold side by side: enough to fill whole blocks of columns, if there are
+/// as many rows.
 #[inline(always)]
 fn stack(width: usize, rows: usize) -> usize {
-    // As many as make the width a multiple of a block's, or at least as wide as one.
+    // Enough to make the width a multiple of a block's, or at least as wide as a block.
     let whole = LANES >> width.trailing_zeros().min(LANES.trailing_zeros());
     if whole <= rows && whole * width <= WIDE { whole } else { LANES.div_ceil(width).min(rows) }
 }
 
-/// Folds rows of as many columns as the sums have, and what is left of one, block of columns by block of columns, so
-/// that the `K` running results of a block's columns stay in registers. `f` gets the column's number in
-/// `side` as well.
+/// Folds rows as wide as `sums`, and a possible partial row, one block of columns at a time, so
+/// that the `K` accumulators of a block's columns stay in registers. `f` also gets the column's
+/// element of `side`.
 #[inline(always)]
 fn fold_blocks<T: Copy, A: Copy, const K: usize>(
     data: &[T],
@@ -191,7 +195,7 @@ fn fold_blocks<T: Copy, A: Copy, const K: usize>(
     }
 }
 
-/// Folds rows that lie side by side into the first `width` of them.
+/// Folds rows that lie side by side into the first `width` columns.
 #[inline(always)]
 fn unstack<A: Copy>(sums: &mut [A], width: usize, f: impl Fn(A, A) -> A) {
     let mut rows = sums.len() / width;
@@ -210,10 +214,11 @@ fn unstack<A: Copy>(sums: &mut [A], width: usize, f: impl Fn(A, A) -> A) {
     }
 }
 
-/// Folds rows of columns, several side by side if they are narrow, first in their own type and then into `plane`.
+/// Folds rows of columns, several side by side if they are narrow, first in their own type and then
+/// into `plane`.
 ///
 /// # Safety
-/// `temp` must have room for [`WIDE`] numbers, or the width if that is more.
+/// `temp` must have room for [`WIDE`] words, or for the width if that is more.
 #[inline(always)]
 unsafe fn stacked<T: Summand>(
     data: &[T],
@@ -229,7 +234,7 @@ unsafe fn stacked<T: Summand>(
     let sums = if rows == 1 {
         data
     } else {
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         let sums = unsafe { from_raw_parts_mut(temp.cast::<T>(), full) };
         fold_blocks(data, [&mut *sums], start, None, |[s], _, x| [f(s, x)]);
         unstack(sums, width, &f);
@@ -240,15 +245,15 @@ unsafe fn stacked<T: Summand>(
     }
 }
 
-/// Mean and squared deviations of each column of a tile, around its own mean, merged into the state.
+/// Merges the mean of each column of a tile, and the squared deviations from it, into the state.
 ///
 /// # Safety
-/// As for [`fold_columns`].
+/// Same as [`fold_columns`].
 #[inline(always)]
 unsafe fn column_moments<T: Summand>(data: &[T], rows: usize, seen: usize, state: State, temp: *mut u64) {
     let width = state.width;
     let full = width * stack(width, rows);
-    // SAFETY: the working memory has room for three of these, and the state is two planes of f64.
+    // SAFETY: the scratch memory has room for three of these, and the state is two planes of f64.
     let (sums, squares, shift, mean, m2) = unsafe {
         (
             from_raw_parts_mut(temp.cast::<T::Real>(), full),
@@ -283,11 +288,11 @@ unsafe fn column_moments<T: Summand>(data: &[T], rows: usize, seen: usize, state
 }
 
 per_isa! {
-    /// Folds `state.width` rows of `len` numbers each into the state of each row; `seen` numbers of each were folded
-    /// before.
+    /// Folds `state.width` rows of `len` elements into the accumulators of the rows, after `seen`
+    /// earlier elements of each.
     ///
     /// # Safety
-    /// The data, of the class, must be readable and the state writable.
+    /// The data, of type `class`, must be readable and the state writable.
     pub(crate) unsafe fn fold_rows(kind: ReduceKind, class: Class, data: *const u8, len: usize, seen: usize,
         state: State) = fold_rows_body
 }
@@ -301,16 +306,16 @@ unsafe fn fold_rows_body<const FAST: bool>(
     seen: usize,
     state: State,
 ) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     with_class!(class, T => unsafe { rows_of::<T>(kind, data, len, seen, state) });
 }
 
 #[inline(always)]
 unsafe fn rows_of<T: Summand>(kind: ReduceKind, data: *const u8, len: usize, seen: usize, state: State) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     let data = unsafe { from_raw_parts(data.cast::<T>(), len * state.width) };
     let rows = data.chunks_exact(len);
-    // SAFETY: the first plane is of the wide type, but for moments, which take it as f64 below.
+    // SAFETY: the first plane has the wide type, except for moments, which use it as f64 below.
     let wide = || unsafe { state.plane::<T::Wide>(0) };
     match kind {
         ReduceKind::Sum => {
@@ -341,7 +346,8 @@ unsafe fn rows_of<T: Summand>(kind: ReduceKind, data: *const u8, len: usize, see
             // SAFETY: the second plane holds positions.
             let at = unsafe { state.plane::<i64>(1) };
             for ((best, at), row) in wide().iter_mut().zip(at).zip(rows) {
-                // First the extreme, many numbers at a time; where it is only if it is news.
+                // First the extreme value, vectorised; search for its position only if it beats the
+                // best so far.
                 let [x] = if kind == ReduceKind::ArgMax {
                     lanes(row, T::LOWEST, |[a], x: T| [a.max(x)], |a, b| a.max(b))
                 } else {
@@ -354,7 +360,7 @@ unsafe fn rows_of<T: Summand>(kind: ReduceKind, data: *const u8, len: usize, see
             }
         }
         ReduceKind::Moments => {
-            // SAFETY: a moment's state is two planes of f64.
+            // SAFETY: the state of moments is two planes of f64.
             let (mean, m2) = unsafe { (state.plane::<f64>(0), state.plane::<f64>(1)) };
             let (zero, share) = (T::Real::ZERO, 1.0 / len as f64);
             for ((mean, m2), row) in mean.iter_mut().zip(m2).zip(rows) {
@@ -374,7 +380,7 @@ unsafe fn rows_of<T: Summand>(kind: ReduceKind, data: *const u8, len: usize, see
     }
 }
 
-/// Folds a row into `K` results in many independent lanes, and those into one.
+/// Folds a row into `K` results, with many independent lanes that are combined at the end.
 #[inline(always)]
 fn lanes<T: Copy, A: Copy, const K: usize>(
     row: &[T],
@@ -394,7 +400,7 @@ fn lanes<T: Copy, A: Copy, const K: usize>(
     rest.iter().fold(result, |a, &x| f(a, x))
 }
 
-/// Folds as much of a row as fills whole blocks, and says what is left.
+/// Folds the whole blocks of a row, and returns the remainder as well.
 #[inline(always)]
 fn folded<'a, T: Copy, A: Copy, const K: usize, const N: usize>(
     row: &'a [T],
@@ -414,7 +420,7 @@ fn folded<'a, T: Copy, A: Copy, const K: usize, const N: usize>(
             }
         }
     }
-    // Neighbours last, so that the first rounds are whole vectors.
+    // Combine distant lanes first, so that the first rounds work on whole vectors.
     let mut half = N / 2;
     while half > 0 {
         for sums in &mut sums {

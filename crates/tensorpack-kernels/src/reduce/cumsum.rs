@@ -1,4 +1,4 @@
-//! Running sums.
+//! Cumulative sums.
 
 use crate::Isa;
 use crate::partition::part;
@@ -6,72 +6,74 @@ use crate::scalar::Addend;
 use crate::simd::per_isa::per_isa;
 use tensorpack_tensor::DType;
 
-/// Elements of one chunk, more or less.
+/// Approximate number of elements per chunk.
 const CHUNK: usize = 32 * 1024;
 
-/// Columns that are summed together, at most.
+/// Maximum number of columns summed together.
 const COLUMNS: usize = 1024;
 
-/// Running sums along the middle dimension of dense `[outer, len, inner]`. Sums of f32 accumulate
-/// in f64 and are rounded when stored, so the error does not grow with the length.
+/// Cumulative sums along the middle dimension of dense `[outer, len, inner]`. Sums of f32
+/// accumulate in f64 and are rounded when stored, so the error does not grow with the length.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Cumulate {
-    /// Indices before the dimension.
+#[doc(alias = "Cumulate")]
+pub struct Cumsum {
+    /// Product of the sizes before the summed dimension.
     pub outer: usize,
-    /// The dimension's size.
+    /// Size of the summed dimension.
     pub len: usize,
-    /// Indices after it.
+    /// Product of the sizes after the summed dimension.
     pub inner: usize,
-    /// Without the element in its own place.
+    /// Whether each sum excludes its own element.
     pub exclusive: bool,
-    /// From the end.
+    /// Whether to sum from the end.
     pub reverse: bool,
 }
 
-impl Cumulate {
-    fn pieces(&self) -> usize {
+impl Cumsum {
+    /// Returns the number of column blocks.
+    fn col_blocks(&self) -> usize {
         self.inner.div_ceil(COLUMNS).max(1)
     }
 
-    /// Columns of sums in a chunk.
+    /// Returns the number of column blocks in a chunk.
     fn group(&self) -> usize {
-        (CHUNK / (self.len * (self.inner / self.pieces())).max(1)).max(1)
+        (CHUNK / (self.len * (self.inner / self.col_blocks())).max(1)).max(1)
     }
 
-    /// Into how many chunks the work is cut.
+    /// Returns the number of chunks.
     pub fn chunks(&self) -> usize {
         if self.len == 0 || self.inner == 0 {
             return 0;
         }
-        (self.outer * self.pieces()).div_ceil(self.group())
+        (self.outer * self.col_blocks()).div_ceil(self.group())
     }
 
-    /// Does one chunk, of f32, f64, i32 or i64.
+    /// Runs one chunk. Supports f32, f64, i32 and i64.
     ///
     /// # Safety
-    /// [`Cumulate::check`] must have passed. `src` must be readable and `dst` writable in full, aligned for the type, the
-    /// two apart. The machine must have the instructions of `isa`.
+    /// [`Cumsum::check`] must have passed. `src` must be readable and `dst` writable in full; both
+    /// must be aligned for the type and must not overlap. The CPU must support `isa`.
     pub unsafe fn run(&self, isa: Isa, dtype: DType, chunk: usize, src: *const u8, dst: *mut u8) {
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match dtype {
                 DType::F32 => self.chunk::<f32>(isa, chunk, src.cast(), dst.cast()),
                 DType::F64 => self.chunk::<f64>(isa, chunk, src.cast(), dst.cast()),
                 DType::I32 => self.chunk::<i32>(isa, chunk, src.cast(), dst.cast()),
                 DType::I64 => self.chunk::<i64>(isa, chunk, src.cast(), dst.cast()),
-                other => panic!("running sums are of f32, f64, i32 or i64, not {other}"),
+                other => panic!("cumulative sums support f32, f64, i32 and i64, not {other}"),
             }
         }
     }
 
     /// # Safety
-    /// As for [`Cumulate::run`].
+    /// Same as [`Cumsum::run`].
     unsafe fn chunk<T: Addend>(&self, isa: Isa, chunk: usize, src: *const T, dst: *mut T) {
-        let (pieces, group) = (self.pieces(), self.group());
-        for item in chunk * group..((chunk + 1) * group).min(self.outer * pieces) {
-            let columns = part(self.inner, pieces, item % pieces);
-            let at = item / pieces * self.len * self.inner + columns.start;
-            // SAFETY: the columns of one outer index, which are this item's alone.
+        let (col_blocks, group) = (self.col_blocks(), self.group());
+        for item in chunk * group..((chunk + 1) * group).min(self.outer * col_blocks) {
+            let columns = part(self.inner, col_blocks, item % col_blocks);
+            let at = item / col_blocks * self.len * self.inner + columns.start;
+            // SAFETY: the columns of one outer index, which belong to this item alone.
             unsafe { sum_columns(isa, self, src.wrapping_add(at), dst.wrapping_add(at), columns.len()) };
         }
     }
@@ -79,18 +81,18 @@ impl Cumulate {
 
 per_isa! {
     /// # Safety
-    /// `cols` columns of the sums' length must be readable at `src` and writable at `dst`.
-    unsafe fn sum_columns<T: Addend>(sums: &Cumulate, src: *const T, dst: *mut T, cols: usize) = sum_columns_body
+    /// `cols` columns of `sums.len` elements must be readable at `src` and writable at `dst`.
+    unsafe fn sum_columns<T: Addend>(sums: &Cumsum, src: *const T, dst: *mut T, cols: usize) = sum_columns_body
 }
 
 #[inline(always)]
 unsafe fn sum_columns_body<T: Addend, const FAST: bool>(
-    sums: &Cumulate,
+    sums: &Cumsum,
     src: *const T,
     dst: *mut T,
     cols: usize,
 ) {
-    let &Cumulate { len, inner, exclusive, reverse, .. } = sums;
+    let &Cumsum { len, inner, exclusive, reverse, .. } = sums;
     let row = |k: usize| if reverse { (len - 1 - k) * inner } else { k * inner };
     if cols == 1 {
         let mut sum = T::Running::default();
@@ -107,7 +109,7 @@ unsafe fn sum_columns_body<T: Addend, const FAST: bool>(
     let mut sums = [T::Running::default(); COLUMNS];
     let sums = &mut sums[..cols];
     for k in 0..len {
-        // SAFETY: a row of these columns, in the input and in the output, which lie apart.
+        // SAFETY: a row of these columns, in the input and in the output, which do not overlap.
         let (from, to) = unsafe {
             let from = std::slice::from_raw_parts(src.add(row(k)), cols);
             (from, std::slice::from_raw_parts_mut(dst.add(row(k)), cols))

@@ -1,25 +1,25 @@
-//! Extremes of float arrays, and whether all elements are finite. Trainers check every gradient, so
-//! this takes one vectorised pass.
+//! Extremes of float arrays, and the check that all elements are finite. Trainers check every
+//! gradient, so this takes one vectorised pass.
 
 use crate::Isa;
 use crate::simd::per_isa::per_isa;
 use tensorpack_tensor::{DType, bf16};
 
-/// The largest and the smallest of some floats of one type, as bits.
+/// The largest and smallest of some floats of one type, as bits.
 ///
 /// Compared as unsigned integers, the bits of negative floats are above those of all others, and
-/// within each sign the bits grow with the magnitude, infinity above all numbers and NaN above
-/// infinity. So a signed and an unsigned integer maximum find both extremes and everything that is
-/// not finite.
+/// within each sign the bits grow with the magnitude, infinity above all finite numbers and NaN
+/// above infinity. So a signed and an unsigned integer maximum find both extremes and everything
+/// that is not finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extremes {
-    /// The largest bits of those without a sign, or 0.
+    /// The largest bits of any non-negative float, or 0.
     pub top: u64,
-    /// The largest bits of all.
+    /// The largest bits of any float.
     pub bottom: u64,
 }
 
-/// The bits of infinity, and those below the sign.
+/// Returns the bits of infinity, and the mask of all bits but the sign.
 fn infinity_and_digits(dtype: DType) -> Option<(u64, u64)> {
     match dtype {
         DType::F32 => Some((0x7f80_0000, 0x7fff_ffff)),
@@ -30,18 +30,19 @@ fn infinity_and_digits(dtype: DType) -> Option<(u64, u64)> {
 }
 
 impl Extremes {
-    /// Those of both.
+    /// Combines the extremes of two arrays.
     pub fn and(self, other: Extremes) -> Extremes {
         Extremes { top: self.top.max(other.top), bottom: self.bottom.max(other.bottom) }
     }
 
-    /// Whether none of the floats, which are of `dtype`, is NaN or infinite.
+    /// Returns whether none of the floats, which are of type `dtype`, is NaN or infinite.
     pub fn are_finite(self, dtype: DType) -> bool {
         infinity_and_digits(dtype)
             .is_none_or(|(infinity, digits)| self.top < infinity && self.bottom & digits < infinity)
     }
 
-    /// Two numbers that no float, all being of `dtype`, is below or above; 0 is never outside.
+    /// Returns a lower and an upper bound of the floats, which are of type `dtype`. The bounds
+    /// always include 0.
     pub fn bounds(self, dtype: DType) -> [f64; 2] {
         let float = |bits: u64| match dtype {
             DType::F32 => f32::from_bits(bits as u32).into(),
@@ -49,17 +50,17 @@ impl Extremes {
             DType::Bf16 => bf16::from_bits(bits as u16).to_f32().into(),
             _ => 0.0,
         };
-        // Bits without a sign are no bound from below.
+        // Without a negative float, `bottom` is no lower bound.
         [float(self.bottom).min(0.0), float(self.top).max(0.0)]
     }
 }
 
-/// The extremes of `len` elements; none for types that are not floats.
+/// Returns the extremes of `len` elements; zeros for types that are not floats.
 ///
 /// # Safety
-/// `data` must hold `len` elements of `dtype`, aligned for it, and the machine have the instructions of `isa`.
+/// `data` must hold `len` aligned elements of `dtype`, and the CPU must support `isa`.
 pub unsafe fn extremes(isa: Isa, dtype: DType, data: *const u8, len: usize) -> Extremes {
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     let (top, bottom) = unsafe {
         match dtype {
             DType::F32 => extremes_f32(isa, data.cast(), len),
@@ -71,27 +72,27 @@ pub unsafe fn extremes(isa: Isa, dtype: DType, data: *const u8, len: usize) -> E
     Extremes { top, bottom }
 }
 
-/// Whether none of `len` elements is NaN or infinite; true for types that have no such values.
+/// Returns whether none of `len` elements is NaN or infinite; true for types without such values.
 ///
 /// # Safety
-/// As for [`extremes`].
+/// Same as [`extremes`].
 pub unsafe fn all_finite(isa: Isa, dtype: DType, data: *const u8, len: usize) -> bool {
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { extremes(isa, dtype, data, len) }.are_finite(dtype)
 }
 
-/// The extremes of one float type, by its bits as integers with and without a sign.
+/// Defines the extremes of one float type, from its bits as signed and unsigned integers.
 macro_rules! extremes {
     ($name:ident, $body:ident, $bits:ty, $signed:ty) => {
         per_isa! {
             /// # Safety
-            /// As for [`extremes`].
+            /// Same as [`extremes`].
             unsafe fn $name(data: *const $bits, len: usize) -> (u64, u64) = $body
         }
 
         #[inline(always)]
         unsafe fn $body<const FAST: bool>(data: *const $bits, len: usize) -> (u64, u64) {
-            // SAFETY: passed on from the caller.
+            // SAFETY: guaranteed by the caller.
             let data = unsafe { std::slice::from_raw_parts(data, len) };
             let (mut top, mut bottom): ($signed, $bits) = (0, 0);
             for &x in data {
@@ -114,7 +115,7 @@ mod tests {
         for isa in Isa::available() {
             for len in [0, 1, 31, 4096, 9999] {
                 let mut data: Vec<T> = (0..len).map(|i| fine[i % fine.len()]).collect();
-                // SAFETY: the vector has as many elements.
+                // SAFETY: the vector has `len` elements.
                 assert!(unsafe { all_finite(isa, dtype, data.as_ptr().cast(), len) });
                 for at in [0, len / 2, len.saturating_sub(1)].into_iter().filter(|_| len > 0) {
                     for &b in bad {
@@ -132,7 +133,7 @@ mod tests {
     fn finds_the_largest_and_the_smallest() {
         for isa in Isa::available() {
             let of = |data: &[f32]| {
-                // SAFETY: the slice has as many elements.
+                // SAFETY: the slice has that many elements.
                 unsafe { extremes(isa, DType::F32, data.as_ptr().cast(), data.len()) }.bounds(DType::F32)
             };
             assert_eq!(of(&[]), [0.0, 0.0]);

@@ -1,11 +1,11 @@
-//! Fused reductions, cumulative sums and the check for finite values.
+//! Fused reductions, cumulative sums and the check for NaN and infinity.
 
 mod accumulate;
 mod cumsum;
 mod finite;
-mod reduce;
+mod fused_reduce;
 mod state;
 
-pub use cumsum::Cumulate;
+pub use cumsum::Cumsum;
 pub use finite::{Extremes, all_finite, extremes};
-pub use reduce::{Reduce, ReduceKind};
+pub use fused_reduce::{Reduce, ReduceKind};

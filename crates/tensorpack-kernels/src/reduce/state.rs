@@ -1,17 +1,18 @@
-//! Running results of reductions: where they start, how two of them make one, and how they become outputs.
+//! Accumulators of reductions: their initial values, how two of them merge, and how they become
+//! outputs.
 //!
-//! A state is one or two planes of 8-byte numbers, one column each per result: floats are kept in f64 whatever their
-//! own type, so only a tile's worth of additions is ever done in f32.
+//! A state is one or two planes of 8-byte values, with one column per result. Floats of any type
+//! accumulate in f64, so only the additions within a tile are done in f32.
 
 use crate::Isa;
 use crate::elementwise::steps::{self, Value};
 use crate::expr::Class;
-use crate::reduce::reduce::ReduceKind;
+use crate::reduce::ReduceKind;
 use crate::scalar::Number;
 use std::slice::from_raw_parts_mut;
 use tensorpack_tensor::DType;
 
-/// The states of some neighbouring results: planes `pitch` numbers apart.
+/// The states of some neighbouring results, in planes `pitch` values apart.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct State {
     pub(crate) at: *mut u64,
@@ -21,16 +22,16 @@ pub(crate) struct State {
 
 impl State {
     /// # Safety
-    /// The plane must be there, hold numbers of the type and be used by nobody else meanwhile.
+    /// The plane must exist and hold values of type `T`, and nothing else may access it meanwhile.
     #[inline(always)]
     pub(crate) unsafe fn plane<'a, T>(self, plane: usize) -> &'a mut [T] {
         const { assert!(size_of::<T>() == 8) };
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { from_raw_parts_mut(self.at.add(plane * self.pitch).cast(), self.width) }
     }
 }
 
-/// Makes states those of reductions over nothing.
+/// Initialises states to those of empty reductions.
 ///
 /// # Safety
 /// The state's planes must be writable.
@@ -43,7 +44,8 @@ pub(crate) unsafe fn clear(kind: ReduceKind, class: Class, state: State) {
             ReduceKind::Min | ReduceKind::ArgMin => W::HIGHEST,
         }
     }
-    // SAFETY: passed on from the caller; positions and moments start at a zero of all zero bits.
+    // SAFETY: guaranteed by the caller; positions and moments start at zero, which is all zero
+    // bits.
     unsafe {
         match class {
             Class::I64 => state.plane::<i64>(0).fill(first(kind)),
@@ -55,14 +57,15 @@ pub(crate) unsafe fn clear(kind: ReduceKind, class: Class, state: State) {
     }
 }
 
-/// Whether `x` takes the place of the best so far: only if better, so that the first of equals stays.
+/// Returns whether `x` replaces the best value so far: only if strictly better, so that the first
+/// of equal values stays.
 #[inline(always)]
 pub(crate) fn beats<W: Number>(kind: ReduceKind, x: W, best: W) -> bool {
     let better = if kind == ReduceKind::ArgMax { x > best } else { x < best };
     better | (x.is_nan() & !best.is_nan())
 }
 
-/// Adds the moments of `n` numbers to those of `seen` others (Chan, Golub and LeVeque).
+/// Merges the moments of `n` values into those of `seen` others (Chan, Golub and LeVeque).
 #[inline(always)]
 pub(crate) fn merge_moments(mean: &mut f64, m2: &mut f64, seen: usize, mean_b: f64, m2_b: f64, n: usize) {
     let (a, b) = (seen as f64, n as f64);
@@ -71,20 +74,20 @@ pub(crate) fn merge_moments(mean: &mut f64, m2: &mut f64, seen: usize, mean_b: f
     *m2 += m2_b.max(0.0) + delta * delta * (a * b / (a + b));
 }
 
-/// Adds the state of `n` more numbers to that of `seen`, which come before them.
+/// Merges the state of `n` more values into that of the `seen` values before them.
 ///
 /// # Safety
-/// The states must be readable and the first writable, and apart.
+/// The states must be readable and the first writable, and they must not overlap.
 pub(crate) unsafe fn merge(kind: ReduceKind, class: Class, into: State, seen: usize, from: State, n: usize) {
     if kind == ReduceKind::Moments {
-        // SAFETY: a moment's state is two planes of f64.
+        // SAFETY: the state of moments is two planes of f64.
         let (a, a2, b, b2) = unsafe { (into.plane(0), into.plane(1), from.plane(0), from.plane(1)) };
         for c in 0..into.width {
             merge_moments(&mut a[c], &mut a2[c], seen, b[c], b2[c], n);
         }
         return;
     }
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match class {
             Class::I64 => merge_of::<i64>(kind, into, from),
@@ -94,7 +97,7 @@ pub(crate) unsafe fn merge(kind: ReduceKind, class: Class, into: State, seen: us
 }
 
 unsafe fn merge_of<W: Number>(kind: ReduceKind, into: State, from: State) {
-    // SAFETY: passed on from the caller, as are the other planes where there are any.
+    // SAFETY: guaranteed by the caller, as are the other planes, if any.
     let (a, b) = unsafe { (into.plane::<W>(0), from.plane::<W>(0)) };
     for c in 0..into.width {
         match kind {
@@ -113,10 +116,10 @@ unsafe fn merge_of<W: Number>(kind: ReduceKind, into: State, from: State) {
     }
 }
 
-/// Writes results from the states of `total` numbers each, from position `at` of the outputs.
+/// Writes results from the states of `total` values each, from position `at` of the outputs.
 ///
 /// # Safety
-/// The state must be that of the kind and class, and the outputs have room.
+/// The state must have this kind and class, and the outputs must have room.
 pub(crate) unsafe fn finish(
     isa: Isa,
     kind: ReduceKind,
@@ -130,13 +133,13 @@ pub(crate) unsafe fn finish(
     let write = |plane: usize, class: Class, output: usize| {
         let (out, dtype) = outputs[output];
         let value = Value { ptr: state.at.wrapping_add(plane * state.pitch).cast(), scalar: false };
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { steps::store(isa, class, dtype, state.width, value, out.wrapping_add(at * dtype.size())) };
     };
     match kind {
         ReduceKind::ArgMax | ReduceKind::ArgMin => write(1, Class::I64, 0),
         ReduceKind::Moments => {
-            // SAFETY: a moment's state is two planes of f64.
+            // SAFETY: the state of moments is two planes of f64.
             unsafe { state.plane::<f64>(1) }.iter_mut().for_each(|m2| *m2 /= total as f64);
             write(0, wide, 0);
             write(1, wide, 1);
@@ -145,7 +148,7 @@ pub(crate) unsafe fn finish(
     }
 }
 
-/// Writes the results of reductions over nothing to all `len` elements of the outputs.
+/// Writes the results of empty reductions to all `len` elements of the outputs.
 ///
 /// # Safety
 /// The outputs must have room.
@@ -176,7 +179,7 @@ pub(crate) unsafe fn finish_empty(
         } else {
             (Class::F64, (&raw const float).cast())
         };
-        // SAFETY: passed on from the caller; the value is one number to repeat.
+        // SAFETY: guaranteed by the caller; the value is one element to repeat.
         unsafe { steps::store(isa, class, dtype, len, Value { ptr, scalar: true }, out) };
     }
 }

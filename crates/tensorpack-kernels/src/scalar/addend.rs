@@ -1,13 +1,13 @@
-//! Numbers that are added up as they lie in memory.
+//! Element types that can be summed without a conversion.
 
-/// What can be added up; integers wrap.
+/// An element type with addition; integers wrap.
 pub(crate) trait Addend: Copy + Default {
-    /// The type of a running sum: f64 for f32, where the sum would stop growing once an element is
-    /// less than half a unit in its last place; the type itself otherwise.
+    /// The accumulator type: f64 for f32, whose sum would stop growing once an element is below
+    /// half a unit in its last place; otherwise the type itself.
     type Running: Copy + Default;
-    /// The sum.
+    /// Returns `self + other`.
     fn plus(self, other: Self) -> Self;
-    /// Adds this to a running sum.
+    /// Adds this element to a running sum.
     fn added_to(self, sum: Self::Running) -> Self::Running;
     /// Rounds a running sum to an element.
     fn rounded(sum: Self::Running) -> Self;

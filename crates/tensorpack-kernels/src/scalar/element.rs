@@ -1,16 +1,16 @@
-//! Elements as they lie in memory and how they turn into the classes arithmetic is done in, and back.
+//! Storage types of elements, and conversions to and from the classes that arithmetic is done in.
 
 use crate::expr::Class;
 use tensorpack_tensor::{DType, bf16};
 
-/// A truth value in memory: one byte, of which any but 0 is true.
+/// A bool in memory: one byte; any value but 0 is true.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub(crate) struct Truth(u8);
+pub(crate) struct Bool(u8);
 
-/// One number as another type, as Rust's `as` converts; to a truth value by comparing with 0.
+/// Converts a value with the semantics of Rust's `as`; to a bool by comparing with 0.
 pub(crate) trait To<T> {
-    /// The value as `T`.
+    /// Returns the value as `T`.
     fn to(self) -> T;
 }
 
@@ -34,16 +34,16 @@ by_as! {
 
 macro_rules! by_class {
     ($($class:ty),*) => {$(
-        impl To<$class> for Truth {
+        impl To<$class> for Bool {
             #[inline(always)]
             fn to(self) -> $class {
                 u8::from(self.0 != 0) as $class
             }
         }
-        impl To<Truth> for $class {
+        impl To<Bool> for $class {
             #[inline(always)]
-            fn to(self) -> Truth {
-                Truth(u8::from(self != 0 as $class))
+            fn to(self) -> Bool {
+                Bool(u8::from(self != 0 as $class))
             }
         }
         impl To<$class> for bf16 {
@@ -59,7 +59,7 @@ by_class!(f32, f64, i64);
 impl To<bf16> for f32 {
     #[inline(always)]
     fn to(self) -> bf16 {
-        // To nearest, ties to even, without branches so that it runs many at a time.
+        // To nearest, ties to even; branch-free so that it vectorises.
         let bits = self.to_bits();
         let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
         let quiet = bits >> 16 | 0x40;
@@ -70,7 +70,7 @@ impl To<bf16> for f32 {
 impl To<bf16> for f64 {
     #[inline(always)]
     fn to(self) -> bf16 {
-        // By way of f32, as arithmetic on bf16 goes.
+        // Through f32, like arithmetic on bf16.
         (self as f32).to()
     }
 }
@@ -82,7 +82,7 @@ impl To<bf16> for i64 {
     }
 }
 
-/// Runs the body with `$t` standing for the Rust type of a dtype's elements in memory.
+/// Runs the body with `$t` as the Rust type of a dtype's elements in memory.
 macro_rules! with_dtype {
     ($dtype:expr, $t:ident => $body:expr) => {
         match $dtype {
@@ -111,7 +111,7 @@ macro_rules! with_dtype {
                 $body
             }
             DType::Bool => {
-                type $t = $crate::scalar::element::Truth;
+                type $t = $crate::scalar::element::Bool;
                 $body
             }
         }
@@ -119,7 +119,7 @@ macro_rules! with_dtype {
 }
 pub(crate) use with_dtype;
 
-/// Runs the body with `$t` standing for the Rust type that a class computes in.
+/// Runs the body with `$t` as the Rust type that a class computes in.
 macro_rules! with_class {
     ($class:expr, $t:ident => $body:expr) => {
         match $class {
@@ -140,7 +140,7 @@ macro_rules! with_class {
 }
 pub(crate) use with_class;
 
-/// Bytes of a value of `class`.
+/// Returns the bytes of a value of `class`.
 pub(crate) const fn class_size(class: Class) -> usize {
     match class {
         Class::F32 => 4,
@@ -148,22 +148,23 @@ pub(crate) const fn class_size(class: Class) -> usize {
     }
 }
 
-/// Whether elements of `dtype` are values of `class` as they lie in memory.
+/// Returns whether elements of `dtype` need no conversion to `class`.
 pub(crate) fn is_native(dtype: DType, class: Class) -> bool {
     matches!((dtype, class), (DType::F32, Class::F32) | (DType::F64, Class::F64) | (DType::I64, Class::I64))
 }
 
-/// Writes `n` values starting at `src`, `stride` elements apart, to `dst` in its type.
+/// Converts `n` elements at `src`, `stride` apart, to contiguous elements at `dst`.
 ///
 /// # Safety
-/// The elements named must be readable, `n` elements at `dst` writable, and the two apart.
+/// These elements must be readable at `src`, `n` elements must be writable at `dst`, and the two
+/// must not overlap.
 #[inline(always)]
 pub(crate) unsafe fn convert<S: Copy + To<D>, D: Copy>(n: usize, src: *const S, stride: isize, dst: *mut D) {
-    // SAFETY: `dst` holds n elements, by the contract.
+    // SAFETY: the caller guarantees n elements at `dst`.
     let dst = unsafe { std::slice::from_raw_parts_mut(dst, n) };
     match stride {
         1 => {
-            // SAFETY: with stride 1 the source is n elements on end.
+            // SAFETY: with stride 1 the source is n contiguous elements.
             let src = unsafe { std::slice::from_raw_parts(src, n) };
             for (d, s) in dst.iter_mut().zip(src) {
                 *d = s.to();
@@ -171,13 +172,13 @@ pub(crate) unsafe fn convert<S: Copy + To<D>, D: Copy>(n: usize, src: *const S, 
         }
         0 => {
             if n > 0 {
-                // SAFETY: there is at least the one element.
+                // SAFETY: the source has at least one element.
                 dst.fill(unsafe { *src }.to());
             }
         }
         _ => {
             for (i, d) in dst.iter_mut().enumerate() {
-                // SAFETY: the contract names these elements.
+                // SAFETY: the caller guarantees these elements.
                 *d = unsafe { *src.offset(i as isize * stride) }.to();
             }
         }

@@ -1,14 +1,15 @@
-//! Branch-free f32 functions that the compiler can run many elements at a time, and the error function that std
-//! lacks. The polynomials are plain Taylor series on ranges made small enough that they are exact to f32.
+//! Branch-free f32 functions that the compiler vectorises, and the error function, which std lacks.
+//! The polynomials are plain Taylor series on ranges small enough for full f32 accuracy.
 //!
 //! `exp`, `expm1`, `log`, `erf`, `sin` and `cos` are within 2 units in the last place of the true
 //! result, `log1p`, `tanh` and `sigmoid` within 4. `sin` and `cos` hold up to [`FAR`], beyond which
-//! [`sin_far`] and [`cos_far`] take over. All give NaN for NaN, and the limits at infinity. Written
-//! with fused multiply-add: call them only where that is an instruction.
+//! [`sin_far`] and [`cos_far`] take over. All give NaN for NaN, and the limits at infinity. They
+//! use fused multiply-add: call them only where that is an instruction.
 
 use std::f32::consts::{LN_2, LOG2_E};
 
-/// Adding and subtracting it rounds a small f32 to an integer, which is then also in the sum's low bits.
+/// Adding and subtracting this rounds a small f32 to an integer, which is also in the low bits of
+/// the sum.
 const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
 /// ln 2 in two parts; the first has few bits, so that small multiples of it are exact.
 const LN2_HI: f32 = 0.693_359_4;
@@ -17,7 +18,7 @@ const LN2_LO: f32 = (std::f64::consts::LN_2 - 0.693_359_375) as f32;
 /// The coefficients `1/1!, 1/2!, ... 1/7!` of `(e^r - 1) / r`.
 const EXPM1: [f32; 7] = [1.0, 0.5, 1.0 / 6.0, 1.0 / 24.0, 1.0 / 120.0, 1.0 / 720.0, 1.0 / 5040.0];
 
-/// A polynomial by Horner's rule, lowest coefficient first.
+/// Evaluates a polynomial by Horner's rule, lowest coefficient first.
 #[inline(always)]
 fn poly<const N: usize>(x: f32, c: [f32; N]) -> f32 {
     let mut sum = c[N - 1];
@@ -27,14 +28,15 @@ fn poly<const N: usize>(x: f32, c: [f32; N]) -> f32 {
     sum
 }
 
-/// `x` no less than `lo` and no more than `hi`; NaN stays NaN.
+/// Clamps `x` to `lo..=hi`; NaN stays NaN.
 #[inline(always)]
 fn clamp(x: f32, lo: f32, hi: f32) -> f32 {
     let x = if x < lo { lo } else { x };
     if x > hi { hi } else { x }
 }
 
-/// Splits `x` into `n * ln 2 + r` with |r| at most half of ln 2: gives `e^r - 1` and the integer n.
+/// Splits `x` into `n * ln 2 + r` with |r| at most half of ln 2, and returns `e^r - 1` and the
+/// integer n.
 #[inline(always)]
 fn split_exp(x: f32) -> (f32, i32) {
     let t = x.mul_add(LOG2_E, ROUND);
@@ -43,22 +45,22 @@ fn split_exp(x: f32) -> (f32, i32) {
     (r * poly(r, EXPM1), (t.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32))
 }
 
-/// 2 to the power `n`, for the exponents of normal numbers.
+/// Returns `2^n`, for the exponents of normal numbers.
 #[inline(always)]
 fn exp2i(n: i32) -> f32 {
     f32::from_bits((n.wrapping_add(127) as u32) << 23)
 }
 
-/// `e^x`.
+/// Returns `e^x`.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     let (p, n) = split_exp(clamp(x, -104.0, 89.0));
-    // In two factors, as 2^n alone leaves the range before the product does.
+    // In two factors, because 2^n alone overflows before the product does.
     let half = n >> 1;
     (p + 1.0) * exp2i(half) * exp2i(n.wrapping_sub(half))
 }
 
-/// `e^x - 1`, accurate near zero as well.
+/// Returns `e^x - 1`, accurate also near zero.
 #[inline(always)]
 pub(crate) fn expm1(x: f32) -> f32 {
     let x = clamp(x, -25.0, 89.0);
@@ -83,7 +85,7 @@ pub(crate) fn expm1(x: f32) -> f32 {
     if x > 60.0 { far } else { near }
 }
 
-/// Natural logarithm.
+/// Returns the natural logarithm.
 #[inline(always)]
 pub(crate) fn log(x: f32) -> f32 {
     let small = x < f32::MIN_POSITIVE;
@@ -105,17 +107,17 @@ pub(crate) fn log(x: f32) -> f32 {
     if x < f32::INFINITY { v } else { x }
 }
 
-/// `log(1 + x)`, exact for small `x` as well.
+/// Returns `log(1 + x)`, accurate also for small `x`.
 #[inline(always)]
 pub(crate) fn log1p(x: f32) -> f32 {
     let u = 1.0 + x;
-    // What rounding `1 + x` lost, to first order.
+    // Add what rounding `1 + x` lost, to first order.
     let lost = (x - (u - 1.0)) / u;
     let v = log(u);
     if u > 0.0 && u < f32::INFINITY { v + lost } else { v }
 }
 
-/// Hyperbolic tangent.
+/// Returns the hyperbolic tangent.
 #[inline(always)]
 pub(crate) fn tanh(x: f32) -> f32 {
     // t = e^(2|x|) - 1 without cancellation, then tanh = t / (t + 2).
@@ -125,13 +127,13 @@ pub(crate) fn tanh(x: f32) -> f32 {
     (t / (t + 2.0)).copysign(x)
 }
 
-/// `1 / (1 + e^-x)`.
+/// Returns `1 / (1 + e^-x)`.
 #[inline(always)]
 pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// The error function.
+/// Returns the error function.
 #[inline(always)]
 pub(crate) fn erf(x: f32) -> f32 {
     let a = x.abs();
@@ -159,7 +161,7 @@ pub(crate) fn erf(x: f32) -> f32 {
     ];
     // From 4 on the result is 1.
     let far = (1.0 - exp(poly(clamp(a, 0.0, 4.0), FAR))).copysign(x);
-    // A NaN takes the first form, which passes it on.
+    // NaN takes the first branch, which propagates it.
     if a > 0.9 { far } else { near }
 }
 
@@ -167,11 +169,12 @@ pub(crate) fn erf(x: f32) -> f32 {
 /// accurate.
 pub(crate) const FAR: f32 = 1_099_511_627_776.0; // 2^40
 
-/// Splits `x` into a multiple of pi/2 and the rest: gives sine and cosine of the rest, and the multiple's low bits.
+/// Splits `x` into a multiple of pi/2 and a remainder. Returns the sine and cosine of the
+/// remainder, and the low bits of the multiple.
 #[inline(always)]
 fn split_turn(x: f32) -> (f32, f32, u64) {
     const ROUND: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
-    /// What pi/2 is more than its nearest f64.
+    /// The difference between pi/2 and its nearest f64.
     const FRAC_PI_2_LO: f64 = 6.123_233_995_736_766e-17;
     let wide = f64::from(x);
     let t = wide.mul_add(std::f64::consts::FRAC_2_PI, ROUND);
@@ -183,17 +186,17 @@ fn split_turn(x: f32) -> (f32, f32, u64) {
     (sin, cos, t.to_bits())
 }
 
-/// Sine of an argument beyond [`FAR`], through f64's, whose argument reduction is exact.
+/// Returns the sine of an argument beyond [`FAR`], through f64, whose argument reduction is exact.
 pub(crate) fn sin_far(x: f32) -> f32 {
     f64::from(x).sin() as f32
 }
 
-/// Cosine of an argument beyond [`FAR`].
+/// Returns the cosine of an argument beyond [`FAR`].
 pub(crate) fn cos_far(x: f32) -> f32 {
     f64::from(x).cos() as f32
 }
 
-/// Sine.
+/// Returns the sine.
 #[inline(always)]
 pub(crate) fn sin(x: f32) -> f32 {
     let (s, c, n) = split_turn(x);
@@ -201,7 +204,7 @@ pub(crate) fn sin(x: f32) -> f32 {
     if n & 2 == 0 { v } else { -v }
 }
 
-/// Cosine.
+/// Returns the cosine.
 #[inline(always)]
 pub(crate) fn cos(x: f32) -> f32 {
     let (s, c, n) = split_turn(x);
@@ -209,7 +212,7 @@ pub(crate) fn cos(x: f32) -> f32 {
     if n.wrapping_add(1) & 2 == 0 { v } else { -v }
 }
 
-/// The error function in f64, to about 1e-15 of its value.
+/// Returns the error function in f64, with a relative error of about 1e-15.
 pub(crate) fn erf_f64(x: f64) -> f64 {
     let a = x.abs();
     if a.is_nan() {
@@ -218,7 +221,7 @@ pub(crate) fn erf_f64(x: f64) -> f64 {
     if a > 6.0 {
         return 1f64.copysign(x);
     }
-    // e^(-a^2), with what rounding a^2 lost put back.
+    // e^(-a^2), corrected for the rounding of a^2.
     let a2 = a * a;
     let gauss = (-a2).exp() * (1.0 - a.mul_add(a, -a2));
     if a < 3.0 {
@@ -240,7 +243,7 @@ pub(crate) fn erf_f64(x: f64) -> f64 {
     }
 }
 
-/// ln 2 is split exactly: a check kept next to the constants it is about.
+/// Checks that ln 2 is split exactly.
 const _: () = assert!(LN2_HI + LN2_LO == LN_2);
 
 #[cfg(test)]
@@ -290,13 +293,13 @@ mod tests {
         check("sigmoid", sigmoid, |x| 1.0 / (1.0 + (-x).exp()), 4.0);
     }
 
-    /// A unary step on every instruction set: what sessions run, with the loops around the
-    /// functions above.
+    /// Checks a unary step on every instruction set, including the loops around the functions
+    /// above.
     fn on_each_isa(op: Unary, xs: &[f32], exact: impl Fn(f64) -> f64, limit: f64) {
         let want: Vec<f64> = xs.iter().map(|&x| exact(f64::from(x))).collect();
         for isa in Isa::available() {
             let mut got = vec![0f32; xs.len()];
-            // SAFETY: as many elements at each pointer, and the machine has the instructions.
+            // SAFETY: `xs.len()` elements at each pointer, and the CPU supports the instructions.
             unsafe {
                 steps::unary(isa, op, Class::F32, xs.len(), xs.as_ptr().cast(), got.as_mut_ptr().cast());
             }
@@ -323,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn erf_has_its_published_values() {
+    fn erf_matches_published_values() {
         for (x, want) in [
             (0.1, 0.112_462_916_018_284_89),
             (0.5, 0.520_499_877_813_046_5),

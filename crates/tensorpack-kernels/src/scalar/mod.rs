@@ -1,4 +1,5 @@
-//! Arithmetic on single elements: storage types, the types arithmetic is done in, and their functions.
+//! Arithmetic on single elements: storage types, the types arithmetic is done in, and their
+//! functions.
 
 mod addend;
 pub(crate) mod element;

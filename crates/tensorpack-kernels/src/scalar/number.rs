@@ -1,9 +1,11 @@
-//! The three types arithmetic is done in, with every function of an expression's step on one element.
+//! The three types that arithmetic is done in, and the functions of expression steps on one
+//! element.
 
 use crate::scalar::element::To;
 use crate::scalar::math;
 
-/// A type that expressions compute in. `FAST` picks the vectorisable f32 functions of [`math`] over std's.
+/// A type that expressions compute in. `FAST` picks the vectorisable f32 functions of [`math`] over
+/// std's.
 pub(crate) trait Number: Copy + PartialOrd + To<f64> {
     const ZERO: Self;
     const ONE: Self;
@@ -34,7 +36,8 @@ pub(crate) trait Number: Copy + PartialOrd + To<f64> {
     fn round(self) -> Self;
     fn is_finite(self) -> bool;
 
-    /// Whether this is too large for the fast `sin` and `cos`; then `sin_far` and `cos_far` apply.
+    /// Returns whether this is too large for the fast `sin` and `cos`; then use `sin_far` and
+    /// `cos_far`.
     #[inline(always)]
     fn is_far(self) -> bool {
         false
@@ -48,31 +51,31 @@ pub(crate) trait Number: Copy + PartialOrd + To<f64> {
         self.cos::<false>()
     }
     #[inline(always)]
-    fn truth(b: bool) -> Self {
+    fn from_bool(b: bool) -> Self {
         if b { Self::ONE } else { Self::ZERO }
     }
     #[inline(always)]
     fn is_true(self) -> bool {
         self != Self::ZERO
     }
-    /// The larger; NaN if either is.
+    /// Returns the larger one; NaN if either is NaN.
     #[inline(always)]
     fn max(self, b: Self) -> Self {
         if self > b || self.is_nan() { self } else { b }
     }
-    /// The smaller; NaN if either is.
+    /// Returns the smaller one; NaN if either is NaN.
     #[inline(always)]
     fn min(self, b: Self) -> Self {
         if self < b || self.is_nan() { self } else { b }
     }
     #[inline(always)]
     fn relu(self) -> Self {
-        // A NaN is not below zero, so it stays.
+        // NaN is not below zero, so it stays.
         if self < Self::ZERO { Self::ZERO } else { self }
     }
 }
 
-/// What f32 and f64 do alike.
+/// The functions that are the same for f32 and f64.
 macro_rules! float_basics {
     ($t:ident) => {
         const ZERO: $t = 0.0;
@@ -113,7 +116,7 @@ macro_rules! float_basics {
         }
         #[inline(always)]
         fn sign(self) -> $t {
-            // Zero and NaN are their own signs.
+            // The sign of zero and NaN is the value itself.
             let v = if self < 0.0 { -1.0 } else { self };
             if self > 0.0 { 1.0 } else { v }
         }

@@ -1,20 +1,21 @@
-//! Which vector instructions to use: found at run time, so that one binary is fast everywhere.
+//! Instruction sets, detected at run time so that one binary is fast on every CPU.
 
 use std::fmt;
 
-/// A level of vector instructions.
+/// A vector instruction set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
-    /// Simple loops with whatever the target guarantees: the reference, and what other targets use for now.
+    /// Portable loops with the instructions that the target guarantees: the reference, and the only
+    /// implementation on targets other than x86-64.
     Plain,
     /// AVX2 with fused multiply-add.
     Avx2,
-    /// AVX-512 (foundation, and the byte/word, double/quad and vector-length extensions).
+    /// AVX-512 (F, BW, DQ and VL).
     Avx512,
 }
 
 impl Isa {
-    /// The best this machine has.
+    /// Returns the best instruction set of this CPU.
     pub fn detect() -> Isa {
         #[cfg(target_arch = "x86_64")]
         {
@@ -34,7 +35,7 @@ impl Isa {
         Isa::Plain
     }
 
-    /// All this machine has, plainest first.
+    /// Returns all instruction sets of this CPU, [`Isa::Plain`] first.
     pub fn available() -> impl Iterator<Item = Isa> {
         let best = Isa::detect();
         [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().filter(move |&i| i <= best)

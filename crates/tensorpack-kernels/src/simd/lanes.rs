@@ -1,9 +1,10 @@
-//! Channels side by side: loops whose body the compiler turns into vector instructions.
+//! Loops over channels whose body the compiler vectorises.
 
-/// Channels that are done side by side.
+/// Channels per iteration.
 pub(crate) const LANES: usize = 16;
 
-/// Calls `$body` for all channels, [`LANES`] at a time and the rest one by one, with `$n` the constant number of them.
+/// Runs `$body` for all channels from `$c` on, [`LANES`] at a time and the rest one by one; `$n` is
+/// the number of channels, as a constant.
 macro_rules! by_lanes {
     ($channels:expr, |$c:ident, $n:ident| $body:expr) => {{
         let mut $c = 0;

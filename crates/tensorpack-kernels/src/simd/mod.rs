@@ -1,4 +1,5 @@
-//! Instruction sets: detection at run time, loops compiled once per set, and vectors for hand-written micro-kernels.
+//! Instruction sets: detection at run time, loops compiled once per set, and vectors for
+//! hand-written micro-kernels.
 
 mod isa;
 pub(crate) mod lanes;

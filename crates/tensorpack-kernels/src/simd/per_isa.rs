@@ -1,8 +1,9 @@
-//! One loop, compiled once for each level of vector instructions.
+//! Multiversioning: one loop, compiled once per instruction set.
 
-/// Defines a function that calls `$body`, chosen by its first argument from instances compiled for each [`Isa`]
-/// (the body must be `#[inline(always)]`, so that the compiler vectorises it anew in each). The body's const
-/// parameter says whether fused multiply-add is an instruction there.
+/// Defines a function that dispatches on its first argument, an [`Isa`], to a copy of `$body`
+/// compiled for that instruction set. The body must be `#[inline(always)]`, so that the compiler
+/// vectorises it in each copy. Its const parameter says whether fused multiply-add is an
+/// instruction there.
 ///
 /// [`Isa`]: crate::Isa
 macro_rules! per_isa {
@@ -15,25 +16,25 @@ macro_rules! per_isa {
             #[allow(clippy::too_many_arguments, reason = "as above")]
             #[target_feature(enable = "avx2,fma")]
             unsafe fn avx2 $(<$t: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
-                // SAFETY: the caller keeps the contract of the body.
+                // SAFETY: the caller upholds the contract of the body.
                 unsafe { $body::<$($t,)? true>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
             #[allow(clippy::too_many_arguments, reason = "as above")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
             unsafe fn avx512 $(<$t: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
-                // SAFETY: the caller keeps the contract of the body.
+                // SAFETY: the caller upholds the contract of the body.
                 unsafe { $body::<$($t,)? true>($($arg),*) }
             }
             match isa {
-                // SAFETY: whoever names an instruction set has checked that the machine has it; the caller keeps
-                // the contract of the body.
+                // SAFETY: the caller has checked that the CPU supports the instruction set, and
+                // upholds the contract of the body.
                 #[cfg(target_arch = "x86_64")]
                 $crate::Isa::Avx2 => unsafe { avx2($($arg),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 $crate::Isa::Avx512 => unsafe { avx512($($arg),*) },
-                // SAFETY: the caller keeps the contract of the body.
+                // SAFETY: the caller upholds the contract of the body.
                 _ => unsafe { $body::<$($t,)? false>($($arg),*) },
             }
         }

@@ -1,27 +1,27 @@
-//! Numbers too small for a full mantissa, below 1.2e-38 in f32, count as zero while kernels run.
+//! Flush-to-zero mode: subnormal numbers, below 1.2e-38 in f32, count as zero while kernels run.
 //!
-//! Processors compute with them many times slower: without this a model that has learned its data by heart, whose
-//! gradients fade away, would train several times slower for it. XLA and TensorFlow do the same.
+//! CPUs compute with subnormals many times slower. Without this, a model that has memorised its
+//! data, whose gradients vanish, would train several times slower. XLA and TensorFlow do the same.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::asm;
 
-/// While it lives, this thread takes subnormal numbers for zero and gives zero instead of them.
+/// A guard: while it lives, subnormal operands and results are zero on this thread (FTZ and DAZ).
 #[derive(Debug)]
 pub(crate) struct SubnormalsAreZero {
-    /// The thread's control word before.
+    /// The previous MXCSR of the thread.
     #[cfg(target_arch = "x86_64")]
     before: u32,
 }
 
 #[cfg(target_arch = "x86_64")]
 impl SubnormalsAreZero {
-    /// Results flushed to zero, and arguments taken for zero.
+    /// Flush-to-zero (results) and denormals-are-zero (operands).
     const BITS: u32 = 1 << 15 | 1 << 6;
 
     pub(crate) fn begin() -> SubnormalsAreZero {
         let mut before = 0u32;
-        // SAFETY: stores the control word, which every machine has, where there is room for it.
+        // SAFETY: stores MXCSR, which every x86-64 CPU has, to a local.
         unsafe { asm!("stmxcsr [{}]", in(reg) &mut before, options(nostack, preserves_flags)) }
         set(before | SubnormalsAreZero::BITS);
         SubnormalsAreZero { before }
@@ -37,14 +37,14 @@ impl Drop for SubnormalsAreZero {
 
 #[cfg(target_arch = "x86_64")]
 fn set(word: u32) {
-    // SAFETY: a control word that was there before, but for the two bits, which change no rounding and raise nothing. With
-    // it come back the marks of past exceptions, which nobody reads.
+    // SAFETY: a previous MXCSR except for the two bits, which neither change rounding nor unmask
+    // exceptions. It also restores old exception flags, which nothing reads.
     unsafe { asm!("ldmxcsr [{}]", in(reg) &word, options(nostack, readonly)) }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 impl SubnormalsAreZero {
-    /// Nothing to do: the control word is that of x86.
+    /// Does nothing: MXCSR exists on x86 only.
     pub(crate) fn begin() -> SubnormalsAreZero {
         SubnormalsAreZero {}
     }

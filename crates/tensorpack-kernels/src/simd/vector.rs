@@ -1,26 +1,28 @@
-//! Vectors of f32 for hand-written micro-kernels: one trait, one implementation per instruction set.
+//! Vectors of f32 for hand-written micro-kernels: one trait, one implementation per instruction
+//! set.
 
 use std::arch::x86_64::*;
 
 /// A vector of f32. The methods compile to the instructions of the function they are inlined in.
 ///
 /// # Safety
-/// All methods need a machine that has the instructions of the type, and pointers valid for the lanes they touch.
+/// All methods need a CPU that supports the instructions of the type, and pointers valid for the
+/// lanes they touch.
 pub(crate) trait Simd: Copy + 'static {
-    /// Numbers in a vector.
+    /// Elements per vector.
     const LANES: usize;
 
-    /// All lanes zero.
+    /// Returns a vector of zeros.
     unsafe fn zero() -> Self;
-    /// All lanes the number at `p`.
+    /// Broadcasts the element at `p` to all lanes.
     unsafe fn splat(p: *const f32) -> Self;
-    /// All lanes from `p` on.
+    /// Loads all lanes from `p`.
     unsafe fn load(p: *const f32) -> Self;
-    /// The first `n` lanes from `p` on, the others zero.
+    /// Loads the first `n` lanes from `p`; the others are zero.
     unsafe fn load_first(p: *const f32, n: usize) -> Self;
-    /// Writes all lanes.
+    /// Stores all lanes to `p`.
     unsafe fn store(self, p: *mut f32);
-    /// Writes the first `n` lanes.
+    /// Stores the first `n` lanes to `p`.
     unsafe fn store_first(self, p: *mut f32, n: usize);
     /// `a * b + self`, rounded once.
     unsafe fn fma(self, a: Self, b: Self) -> Self;
@@ -30,7 +32,7 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn sub(self, other: Self) -> Self;
     /// `self * other`.
     unsafe fn mul(self, other: Self) -> Self;
-    /// Zero where negative; NaN stays.
+    /// Replaces negative lanes with zero; NaN stays.
     unsafe fn relu(self) -> Self;
 }
 
@@ -54,7 +56,7 @@ impl Simd for __m512 {
     }
     #[inline(always)]
     unsafe fn load_first(p: *const f32, n: usize) -> Self {
-        // SAFETY: the caller has the instructions and a pointer valid for the lanes that the mask leaves.
+        // SAFETY: the caller has the instructions and a pointer valid for the lanes in the mask.
         unsafe { _mm512_maskz_loadu_ps(((1u32 << n) - 1) as u16, p) }
     }
     #[inline(always)]
@@ -64,7 +66,7 @@ impl Simd for __m512 {
     }
     #[inline(always)]
     unsafe fn store_first(self, p: *mut f32, n: usize) {
-        // SAFETY: the caller has the instructions and a pointer valid for the lanes that the mask leaves.
+        // SAFETY: the caller has the instructions and a pointer valid for the lanes in the mask.
         unsafe { _mm512_mask_storeu_ps(p, ((1u32 << n) - 1) as u16, self) }
     }
     #[inline(always)]
@@ -89,12 +91,13 @@ impl Simd for __m512 {
     }
     #[inline(always)]
     unsafe fn relu(self) -> Self {
-        // SAFETY: the caller has the instructions. Of two numbers, one of them NaN, the second is the maximum.
+        // SAFETY: the caller has the instructions. The maximum of two numbers is the second one if
+        // either is NaN.
         unsafe { _mm512_max_ps(_mm512_setzero_ps(), self) }
     }
 }
 
-/// The lanes of `__m256` below `n` have their highest bit set.
+/// Returns a mask whose first `n` lanes have their highest bit set.
 #[inline(always)]
 unsafe fn first_lanes(n: usize) -> __m256i {
     // SAFETY: the caller has AVX2.
@@ -121,7 +124,7 @@ impl Simd for __m256 {
     }
     #[inline(always)]
     unsafe fn load_first(p: *const f32, n: usize) -> Self {
-        // SAFETY: the caller has the instructions and a pointer valid for the lanes that the mask leaves.
+        // SAFETY: the caller has the instructions and a pointer valid for the lanes in the mask.
         unsafe { _mm256_maskload_ps(p, first_lanes(n)) }
     }
     #[inline(always)]
@@ -131,7 +134,7 @@ impl Simd for __m256 {
     }
     #[inline(always)]
     unsafe fn store_first(self, p: *mut f32, n: usize) {
-        // SAFETY: the caller has the instructions and a pointer valid for the lanes that the mask leaves.
+        // SAFETY: the caller has the instructions and a pointer valid for the lanes in the mask.
         unsafe { _mm256_maskstore_ps(p, first_lanes(n), self) }
     }
     #[inline(always)]
@@ -156,7 +159,8 @@ impl Simd for __m256 {
     }
     #[inline(always)]
     unsafe fn relu(self) -> Self {
-        // SAFETY: the caller has the instructions. Of two numbers, one of them NaN, the second is the maximum.
+        // SAFETY: the caller has the instructions. The maximum of two numbers is the second one if
+        // either is NaN.
         unsafe { _mm256_max_ps(_mm256_setzero_ps(), self) }
     }
 }

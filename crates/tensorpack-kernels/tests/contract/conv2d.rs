@@ -1,4 +1,4 @@
-//! Convolutions and their gradients, all three from one definition.
+//! Tests of convolutions and their gradients, all three from one definition.
 
 use proptest::prelude::*;
 use tensorpack_kernels::{Bias, Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Isa};
@@ -46,12 +46,12 @@ fn check_filter_grad(c: Conv2d) {
     check(&Conv2dFilterGrad(c), |product| products(&c, &mut |x, w, y| product(w, x, y)));
 }
 
-/// Sizes of one axis: input, kernel, stride, dilation, padding, output.
+/// Generates the sizes of one axis: input, kernel, stride, dilation, padding, output.
 fn axis() -> impl Strategy<Value = (usize, usize, usize, usize, usize, usize)> {
     let input = prop_oneof![1 => Just(0usize), 2 => Just(1usize), 8 => 2usize..14];
     let kernel = prop_oneof![1 => Just(0usize), 4 => Just(1usize), 8 => 2usize..5];
     (input, kernel, 1usize..4, 1usize..4, 0usize..6, 0usize..4).prop_map(|(i, k, s, d, low, high)| {
-        // Sizes for which the filter does not fit have no output; an output larger than usual reads zeros.
+        // There is no output if the filter does not fit; an output larger than usual reads zeros.
         let span = d * k.saturating_sub(1) + 1;
         let out = (i + low + high).checked_sub(span).map_or(0, |room| room / s + 1);
         (i, k, s, d, low, out)
@@ -74,16 +74,17 @@ pub(crate) fn convolution() -> impl Strategy<Value = Conv2d> {
             dilation: [y.3, x.3],
             pad_low: [y.4, x.4],
             out_size: [y.5, x.5],
-            by_definition: false,
+            exact: false,
         },
     )
 }
 
-/// Filters of 3 by 3 with stride 1 and many channels: those computed in squares, and those just too small for it.
-fn squares() -> impl Strategy<Value = Conv2d> {
+/// Generates 3x3 convolutions with stride 1 and many channels: those that use Winograd, and those
+/// just too small for it.
+fn winograd_sizes() -> impl Strategy<Value = Conv2d> {
     let size = || 5usize..14;
     (2usize..9, 20usize..70, 20usize..70, size(), size(), 0usize..3, 0usize..4, any::<bool>()).prop_map(
-        |(batch, in_channels, out_channels, height, width, low, high, by_definition)| Conv2d {
+        |(batch, in_channels, out_channels, height, width, low, high, exact)| Conv2d {
             batch,
             in_size: [height, width],
             in_channels,
@@ -93,12 +94,13 @@ fn squares() -> impl Strategy<Value = Conv2d> {
             dilation: [1, 1],
             pad_low: [low, low.saturating_sub(1)],
             out_size: [height + low + high - 2, width + low.saturating_sub(1) + high - 2],
-            by_definition,
+            exact,
         },
     )
 }
 
-/// What is done in registers is what would be done afterwards: the same operations on the same sums.
+/// Checks that the fused bias and ReLU give the same bits as a separate pass: the same operations
+/// on the same sums.
 fn check_bias(c: Conv2d, relu: bool) {
     let work = Conv2dForward(c);
     let (lhs, rhs) = (numbers(work.lhs_len(), 1), numbers(work.rhs_len(), 2));
@@ -137,11 +139,11 @@ proptest! {
 }
 
 proptest! {
-    // The definition alone takes long for so many channels.
+    // The reference code is slow for so many channels.
     #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
-    fn in_squares(c in squares(), relu: bool) {
+    fn winograd(c in winograd_sizes(), relu: bool) {
         check_forward(c);
         check_input_grad(c);
         check_filter_grad(c);
@@ -149,7 +151,7 @@ proptest! {
     }
 }
 
-/// A square convolution with padding that keeps the size, but for the stride.
+/// Returns a square convolution with "same" padding.
 pub(crate) fn same(batch: usize, size: usize, kernel: usize, stride: usize, channels: [usize; 2]) -> Conv2d {
     Conv2d {
         batch,
@@ -161,11 +163,12 @@ pub(crate) fn same(batch: usize, size: usize, kernel: usize, stride: usize, chan
         dilation: [1; 2],
         pad_low: [(kernel - 1) / 2; 2],
         out_size: [size.div_ceil(stride); 2],
-        by_definition: false,
+        exact: false,
     }
 }
 
-/// Shapes large enough to be cut in every way: bands, groups of images, pieces of sums, several panels.
+/// Returns shapes large enough for every kind of blocking: bands, groups of images, pieces of sums,
+/// several panels.
 fn large() -> Vec<Conv2d> {
     vec![
         same(1, 70, 3, 1, [64, 8]),

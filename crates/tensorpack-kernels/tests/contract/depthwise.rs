@@ -1,4 +1,4 @@
-//! Convolutions of each channel alone, from the definition of all convolutions: one channel of a batch at a time.
+//! Tests of depthwise convolutions against the definition of convolution, one channel at a time.
 
 use proptest::prelude::*;
 use tensorpack_kernels::{Conv2d, DepthwiseFilterGrad, DepthwiseForward, DepthwiseInputGrad};
@@ -7,7 +7,7 @@ use crate::check;
 use crate::conv2d::{convolution, products, same};
 
 /// Calls `product` with the positions in x, w and y of every product.
-fn of_each_channel(c: &Conv2d, product: &mut dyn FnMut(usize, usize, usize)) {
+fn depthwise_products(c: &Conv2d, product: &mut dyn FnMut(usize, usize, usize)) {
     let one = Conv2d { in_channels: 1, out_channels: 1, ..*c };
     products(&one, &mut |x, w, y| {
         let at = |i: usize, channel: usize| i * c.in_channels + channel;
@@ -17,9 +17,9 @@ fn of_each_channel(c: &Conv2d, product: &mut dyn FnMut(usize, usize, usize)) {
 
 fn check_all(c: Conv2d) {
     let c = Conv2d { out_channels: c.in_channels, ..c };
-    check(&DepthwiseForward(c), |product| of_each_channel(&c, &mut |x, w, y| product(y, x, w)));
-    check(&DepthwiseInputGrad(c), |product| of_each_channel(&c, &mut |x, w, y| product(x, y, w)));
-    check(&DepthwiseFilterGrad(c), |product| of_each_channel(&c, &mut |x, w, y| product(w, x, y)));
+    check(&DepthwiseForward(c), |product| depthwise_products(&c, &mut |x, w, y| product(y, x, w)));
+    check(&DepthwiseInputGrad(c), |product| depthwise_products(&c, &mut |x, w, y| product(x, y, w)));
+    check(&DepthwiseFilterGrad(c), |product| depthwise_products(&c, &mut |x, w, y| product(w, x, y)));
 }
 
 proptest! {
@@ -29,7 +29,7 @@ proptest! {
     }
 }
 
-/// Several bands, groups of images and of rows, and pixels side by side.
+/// Checks sizes with several bands, groups of images and of rows, and pixels computed together.
 #[test]
 fn large_sizes() {
     for (size, kernel, stride) in [(30, 3, 1), (31, 3, 2), (12, 5, 1), (40, 1, 3)] {

@@ -1,6 +1,6 @@
-//! Every contraction, over random shapes: the plain loops against the definition, and each instruction set against
-//! the definition in double precision. The output must be tiled exactly, no uninitialised memory read, and the order
-//! of chunks leave no trace in the bits.
+//! Tests of every contraction over random shapes: the reference loops and each instruction set
+//! against the definition in double precision. The blocks must tile the output exactly, no
+//! uninitialised memory may be read, and the result must not depend on the order of chunks.
 
 mod conv2d;
 mod depthwise;
@@ -8,7 +8,7 @@ mod matmul;
 
 use tensorpack_kernels::{Bias, Block, Contract, Isa, Operands};
 
-/// Memory aligned to cache lines, full of NaN.
+/// Memory aligned to cache lines, filled with NaN.
 struct Buffer {
     lines: Vec<[u64; 8]>,
     bytes: usize,
@@ -16,19 +16,19 @@ struct Buffer {
 
 impl Buffer {
     fn new(bytes: usize) -> Buffer {
-        // One line more, for the alignment that a `Vec` of u64 does not promise.
+        // One extra line, since a `Vec` of u64 does not guarantee the alignment.
         Buffer { lines: vec![[u64::MAX; 8]; bytes.div_ceil(64) + 1], bytes }
     }
 
     fn slice(&mut self) -> &mut [u8] {
         let start = self.lines.as_mut_ptr().cast::<u8>();
         let skip = start.align_offset(64);
-        // SAFETY: `lines` has a line more than `bytes` needs.
+        // SAFETY: `lines` has one line more than `bytes` needs.
         unsafe { std::slice::from_raw_parts_mut(start.add(skip), self.bytes) }
     }
 }
 
-/// A float type with the method of [`Contract`] that computes in it.
+/// A float type with its method of [`Contract`].
 trait Number: Copy + From<f32> + Into<f64> {
     const NAN: Self;
     unsafe fn run(
@@ -91,7 +91,8 @@ fn run_with<T: Number>(
         for chunk in 0..chunks {
             let chunk = if reverse { chunks - 1 - chunk } else { chunk };
             scratch.slice().fill(0xff);
-            // SAFETY: all memory has the size the contraction asks for, and one chunk runs at a time.
+            // SAFETY: all memory has the size that the contraction needs, and one chunk runs at a
+            // time.
             unsafe {
                 T::run(work, isa, (phase, chunk), mem, scratch.slice(), &mut |block| {
                     for row in block.rows {
@@ -108,7 +109,7 @@ fn run_with<T: Number>(
     out
 }
 
-/// Numbers between -1 and 1, the same for every run.
+/// Returns numbers between -1 and 1, the same for every run.
 fn numbers(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9).wrapping_add(1);
     (0..len)
@@ -119,7 +120,8 @@ fn numbers(len: usize, seed: u32) -> Vec<f32> {
         .collect()
 }
 
-/// Checks all forms of `work` against `define`, which calls its argument with (output, lhs, rhs) for each product.
+/// Checks all instruction sets of `work` against `define`, which calls its argument with the
+/// positions (output, lhs, rhs) of each product.
 fn check(work: &dyn Contract, define: impl Fn(&mut dyn FnMut(usize, usize, usize))) {
     let (lhs, rhs) = (numbers(work.lhs_len(), 1), numbers(work.rhs_len(), 2));
     let (rows, cols) = work.out_matrix();

@@ -1,4 +1,4 @@
-//! Matrix products of all forms.
+//! Tests of matrix multiplication in all layouts.
 
 use proptest::prelude::*;
 use tensorpack_kernels::{Contract, MatMul};
@@ -43,8 +43,8 @@ proptest! {
     }
 }
 
-/// Shapes large enough to be cut in every way: blocks of rows, several panels, slices, parts of a sum, a packed left
-/// operand.
+/// Checks shapes large enough for every kind of blocking: blocks of rows, several panels, slices,
+/// blocks along `k`, a packed left operand.
 #[test]
 fn large_shapes() {
     for (m, n, k) in [

@@ -1,11 +1,13 @@
-//! What the kernel tests share: memory as kernels want it, random cases, and every step's meaning spelled out in f64.
+//! Shared test code: aligned memory, random cases, and a reference implementation of every step in
+//! f64.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use tensorpack_kernels::expr::{Binary, Class, Expr, Reg, Step, Unary};
 use tensorpack_kernels::{Isa, Operand};
 use tensorpack_tensor::{CounterRng, DType, bf16};
 
-/// Bytes aligned to 64, all 0xFF at first: NaN in any float type, so that reading what was never written shows.
+/// Bytes aligned to 64, initially all 0xFF: NaN in every float type, so that reads of uninitialised
+/// memory show.
 #[derive(Clone)]
 pub(crate) struct Memory {
     words: Vec<[u64; 8]>,
@@ -26,7 +28,7 @@ impl Memory {
         self.words.as_mut_ptr().cast::<u8>().wrapping_add(self.start)
     }
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: `new` made room for len bytes after the start.
+        // SAFETY: `new` allocated `len` bytes after the start.
         unsafe { std::slice::from_raw_parts(self.ptr(), self.len) }
     }
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
@@ -65,7 +67,7 @@ impl Memory {
     }
 }
 
-/// One element: exact whatever its type.
+/// One element, exact for every type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Scalar {
     F(f64),
@@ -98,14 +100,15 @@ impl Scalar {
             _ => false,
         }
     }
-    /// Equal but for `limit` of the size of `self` (at least `floor`): integers exactly.
+    /// Returns whether `got` equals `self` up to a relative error of `limit` (of `floor` if that is
+    /// larger). Integers must be equal.
     pub(crate) fn near(self, got: Scalar, limit: f64, floor: f64) -> bool {
         match (self, got) {
             (Scalar::F(a), Scalar::F(b)) if a.is_finite() => (a - b).abs() <= limit * a.abs().max(floor),
             _ => self.same(got),
         }
     }
-    /// In a class, as `as` converts.
+    /// Converts to a class with the semantics of `as`.
     pub(crate) fn to_class(self, class: Class) -> Scalar {
         match (class, self) {
             (Class::F32, Scalar::F(x)) => Scalar::F((x as f32).into()),
@@ -124,15 +127,15 @@ pub(crate) fn native(class: Class) -> DType {
     }
 }
 
-/// Random numbers one after another.
-pub(crate) struct Dice {
+/// A sequence of random numbers.
+pub(crate) struct TestRng {
     rng: CounterRng,
     next: u64,
 }
 
-impl Dice {
-    pub(crate) fn new(seed: u64) -> Dice {
-        Dice { rng: CounterRng::new(seed, "kernel tests"), next: 0 }
+impl TestRng {
+    pub(crate) fn new(seed: u64) -> TestRng {
+        TestRng { rng: CounterRng::new(seed, "kernel tests"), next: 0 }
     }
     pub(crate) fn below(&mut self, n: usize) -> usize {
         self.next += 1;
@@ -171,7 +174,7 @@ impl Dice {
         }
         m
     }
-    /// An operand over `dims` with its memory and the position in it of the element at index 0.
+    /// Returns an operand over `dims`, with its memory and the position of the element at index 0.
     pub(crate) fn operand(&mut self, dims: &[usize], dtype: DType, dense: bool) -> Input {
         let rank = dims.len();
         let mut order: Vec<usize> = (0..rank).collect();
@@ -202,7 +205,7 @@ impl Dice {
         }
         Input { operand: Operand { dtype, strides }, memory: self.fill(dtype, step as usize), start }
     }
-    /// A random expression over `inputs`.
+    /// Returns a random expression over `inputs`.
     pub(crate) fn expr(&mut self, dims: &[usize], inputs: &[Input], steps: usize) -> Expr {
         let classes = [Class::F32, Class::F32, Class::F64, Class::I64];
         let mut expr = Expr { steps: Vec::new(), outputs: Vec::new() };
@@ -290,7 +293,7 @@ pub(crate) const BINARY: [Binary; 15] = [
     Binary::Or,
 ];
 
-/// The index that row-major position `flat` of `dims` has.
+/// Returns the index of row-major position `flat` in `dims`.
 pub(crate) fn unflatten(dims: &[usize], mut flat: usize) -> Vec<usize> {
     let mut index = vec![0; dims.len()];
     for d in (0..dims.len()).rev() {
@@ -307,7 +310,8 @@ fn truth(b: bool, like: Scalar) -> Scalar {
     }
 }
 
-/// The error function by numeric integration: slow, but nobody's approximation.
+/// Returns the error function by numerical integration: slow, but independent of the code under
+/// test.
 pub(crate) fn erf(x: f64) -> f64 {
     if x.abs() > 5.9 {
         return 1f64.copysign(x);
@@ -389,7 +393,7 @@ pub(crate) fn binary(op: Binary, a: Scalar, b: Scalar) -> Scalar {
                 }
             }
             (_, ..0) => 0,
-            // In two parts, as std takes exponents of 32 bits.
+            // In two parts, because std takes 32-bit exponents.
             (a, b) => {
                 let high = a.wrapping_pow(1 << 31).wrapping_pow(2).wrapping_pow((b >> 32) as u32);
                 high.wrapping_mul(a.wrapping_pow(b as u32))
@@ -426,8 +430,9 @@ pub(crate) fn binary(op: Binary, a: Scalar, b: Scalar) -> Scalar {
     }
 }
 
-/// One step for the element at `index`, from the results of the steps before it, and how far off an implementation
-/// in `class` may be: relative, and the size below which it is absolute.
+/// Computes one step for the element at `index` from the results of the steps before it. Also
+/// returns the error allowed for an implementation in `class`: the relative limit, and the
+/// magnitude below which it is absolute.
 pub(crate) fn step(
     expr: &Expr,
     i: usize,
@@ -444,7 +449,7 @@ pub(crate) fn step(
         Step::Index { axis, class } => (Scalar::I(index[axis as usize] as i64).to_class(class), 0.0, 0.0),
         Step::Unary(op, a) => {
             let v = unary(op, at(a));
-            // Rounded to the class first: an overflow must overflow.
+            // Rounded to the class first, so that overflows show.
             let v = if v.f().is_finite() { v.to_class(class) } else { v };
             match op {
                 Unary::Erf if class == Class::F64 => (v, 1e-6, 1e-7),
@@ -465,7 +470,7 @@ pub(crate) fn isas() -> Vec<Isa> {
     Isa::available().collect()
 }
 
-/// How many random cases a property is tried on; failures are not written to files.
+/// Configures proptest to run `n` cases and not to write failures to files.
 pub(crate) fn cases(n: u32) -> proptest::prelude::ProptestConfig {
     proptest::prelude::ProptestConfig { cases: n, failure_persistence: None, ..Default::default() }
 }

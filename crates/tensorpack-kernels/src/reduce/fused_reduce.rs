@@ -1,14 +1,15 @@
-//! Fused reductions: expressions over an iteration space, with some of its dimensions summed up (or otherwise
-//! reduced) away, several results in one pass over the operands.
+//! Fused reductions: expressions over an iteration space, reduced over some of its dimensions, with
+//! several results in one pass over the operands.
 //!
-//! Whatever the dimensions, the space is brought to the form `[outer, reduced, columns]`. With columns, whole rows of
-//! them are folded together; without, each run of numbers is folded by itself. Where few results come of many numbers,
-//! the numbers are cut in pieces, by sizes alone, whose partial results a second phase merges in order.
+//! Every space is brought to the form `[outer, reduced, columns]`. With columns, whole rows of
+//! columns are folded together; without, each row of elements is folded by itself. A reduction of
+//! many elements to few results is split into pieces, by sizes alone, whose partial results a
+//! second phase merges in order.
 
 use crate::Isa;
 use crate::elementwise::Operand;
 use crate::elementwise::iteration_space::Space;
-use crate::elementwise::map::nothing_if_empty;
+use crate::elementwise::map::normalize_empty;
 use crate::elementwise::steps;
 use crate::elementwise::tile_program::{Program, Run, TileSize};
 use crate::expr::{Class, Expr};
@@ -19,41 +20,42 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use tensorpack_tensor::DType;
 
-/// Elements of one chunk, at least, where there are as many.
+/// Minimum number of elements per chunk, if there are as many.
 const CHUNK: usize = 32 * 1024;
-/// Elements of one piece of a long reduction, more or less.
+/// Approximate number of elements in a piece of a long reduction.
 const PIECE: usize = 64 * 1024;
-/// The most pieces of a reduction.
+/// Maximum number of pieces of a reduction.
 const MAX_PIECES: usize = 64;
-/// With so many independent parts, none is cut in pieces.
+/// With this many independent parts, none is split into pieces.
 const MANY: usize = 32;
 
-/// Elements of a tile, more or less. Sums are rounded tile by tile, so tiles are cut by sizes alone: a result must not
-/// depend on which expression was fused into its reduction.
+/// Approximate number of elements of a tile. Sums are rounded tile by tile, so tiles depend on
+/// sizes alone: a result must not depend on which expression was fused into its reduction.
 const TILE: TileSize = TileSize::Elements(2048);
 
-/// How numbers become one. Over nothing, sums are 0, products 1, maxima the lowest and minima the highest number of
-/// the type (infinite for floats), positions 0, and moments NaN.
+/// The kind of a reduction. Over no elements, sums are 0, products 1, maxima the lowest and minima
+/// the highest value of the type (infinite for floats), positions 0, and moments NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ReduceKind {
-    /// Their sum.
+    /// The sum.
     Sum,
-    /// Their product.
+    /// The product.
     Prod,
-    /// The largest; NaN if there is one.
+    /// The maximum; NaN if any element is NaN.
     Max,
-    /// The smallest; NaN if there is one.
+    /// The minimum; NaN if any element is NaN.
     Min,
-    /// The position of the first largest, in row-major order over the reduced dimensions; NaN counts as largest.
+    /// The position of the first maximum, in row-major order over the reduced dimensions; NaN
+    /// counts as largest.
     ArgMax,
-    /// The position of the first smallest; NaN counts as smallest.
+    /// The position of the first minimum; NaN counts as smallest.
     ArgMin,
-    /// Two results: the mean, and the variance around it (divided by how many there are).
+    /// Two results: the mean and the population variance (divided by the number of elements).
     Moments,
 }
 
 impl ReduceKind {
-    /// Planes of 8-byte numbers in a running result.
+    /// Returns the number of 8-byte planes in an accumulator.
     pub(crate) fn planes(self) -> usize {
         match self {
             ReduceKind::Sum | ReduceKind::Prod | ReduceKind::Max | ReduceKind::Min => 1,
@@ -61,7 +63,7 @@ impl ReduceKind {
         }
     }
 
-    /// How many outputs it has.
+    /// Returns the number of outputs.
     fn outputs(self) -> usize {
         if self == ReduceKind::Moments { 2 } else { 1 }
     }
@@ -72,13 +74,13 @@ impl ReduceKind {
 struct Part {
     kind: ReduceKind,
     class: Class,
-    /// Where its planes start among all.
+    /// Index of its first plane.
     plane: usize,
-    /// Its outputs among all.
+    /// Indices of its outputs.
     outputs: Range<usize>,
 }
 
-/// Reductions of expressions over an iteration space. Outputs are dense over the dimensions that are kept.
+/// Reductions of expressions over an iteration space. Outputs are dense over the kept dimensions.
 #[derive(Clone, Debug)]
 pub struct Reduce {
     /// Sizes of the three parts of the space.
@@ -89,21 +91,21 @@ pub struct Reduce {
     dtypes: Vec<DType>,
     planes: usize,
     program: Program,
-    /// How many results are computed side by side, at most: the pitch of their states.
+    /// Maximum number of results computed side by side: the pitch of their states.
     pitch: usize,
-    /// Blocks of columns for each of `outer`.
+    /// Blocks of columns per outer index.
     blocks: usize,
-    /// Steps along `reduced` in a piece, and pieces in all.
+    /// Steps along `reduced` per piece, and the number of pieces.
     piece: usize,
     pieces: usize,
-    /// Blocks (or single results) in one chunk.
+    /// Blocks (or single results) per chunk.
     group: usize,
 }
 
 impl Reduce {
-    /// Prepares the reductions of `expr` over those of `dims` that are marked in `reduced`: one kind for each result
-    /// of the expression, and one type in `outputs` for each output of the kinds, of which [`ReduceKind::Moments`]
-    /// has two.
+    /// Prepares the reductions of `expr` over the dimensions marked in `reduced`: one kind per
+    /// result of the expression, and one type in `outputs` per output of the kinds
+    /// ([`ReduceKind::Moments`] has two).
     pub fn new(
         dims: &[usize],
         reduced: &[bool],
@@ -112,8 +114,8 @@ impl Reduce {
         kinds: Vec<ReduceKind>,
         outputs: Vec<DType>,
     ) -> Reduce {
-        assert_eq!(dims.len(), reduced.len(), "a mark for each dimension");
-        assert_eq!(expr.outputs.len(), kinds.len(), "a kind for each result of the expression");
+        assert_eq!(dims.len(), reduced.len(), "`reduced` needs one flag per dimension");
+        assert_eq!(expr.outputs.len(), kinds.len(), "`kinds` needs one kind per result of the expression");
         let (mut plane, mut output) = (0, 0);
         let mut parts = Vec::new();
         for (&kind, &reg) in kinds.iter().zip(&expr.outputs) {
@@ -121,16 +123,18 @@ impl Reduce {
             (plane, output) = (plane + kind.planes(), outputs.end);
             parts.push(Part { kind, class: expr.class(reg), plane: plane - kind.planes(), outputs });
         }
-        assert_eq!(outputs.len(), output, "a type for each output");
+        assert_eq!(outputs.len(), output, "`outputs` needs one type per output");
 
-        // Nothing that is reduced, or nothing that is kept: other sizes do not matter, and may be any.
+        // Nothing to reduce, or nothing to keep: the other sizes do not matter, and may be
+        // arbitrarily large.
         let nothing_kept = dims.iter().zip(reduced).any(|(&n, &r)| n == 0 && !r);
-        let (nothing, operands) = nothing_if_empty(dims, operands);
+        let (nothing, operands) = normalize_empty(dims, operands);
         let dims = dims.iter().zip(nothing).zip(reduced);
         let dims: Vec<usize> = dims.map(|((&n, m), &r)| if r || nothing_kept { m } else { n }).collect();
         let groups = reduced.iter().map(|&r| u8::from(r)).collect();
         let mut space = Space::new(&dims, groups, &operands, &expr).squeeze();
-        // Kept, then reduced, then kept dimensions; any other order is changed to kept, then reduced.
+        // Kept, then reduced, then kept dimensions; any other order is permuted to kept, then
+        // reduced.
         let turns = space.groups.windows(2).filter(|w| w[0] != w[1]).count();
         if turns > 2 || turns == 2 && space.groups[0] == 1 {
             let (kept, gone): (Vec<_>, Vec<_>) = (0..space.dims.len()).partition(|&d| space.groups[d] == 0);
@@ -159,12 +163,12 @@ impl Reduce {
             pieces: 1,
             group: 1,
         };
-        reduce.cut();
+        reduce.partition();
         reduce
     }
 
-    /// Cuts the work into chunks and pieces.
-    fn cut(&mut self) {
+    /// Divides the work into chunks and pieces.
+    fn partition(&mut self) {
         let (capacity, inner) = (self.program.capacity(), self.program.inner().max(1));
         if self.outer * self.reduced * self.columns == 0 {
             return;
@@ -177,7 +181,7 @@ impl Reduce {
         if self.columns > 1 {
             step = capacity / self.columns;
             if self.columns > capacity {
-                // Whole rows of the innermost dimension, or parts of one.
+                // Whole rows of the innermost dimension, or parts of a row.
                 let rows = self.columns / inner;
                 (width, step) = (capacity.min(inner), 1);
                 self.blocks = rows * inner.div_ceil(width);
@@ -197,12 +201,12 @@ impl Reduce {
         }
     }
 
-    /// Whether results come of runs of numbers so short that a tile holds whole ones.
+    /// Returns whether results reduce rows of elements so short that a tile holds whole rows.
     fn short_rows(&self) -> bool {
         self.columns == 1 && self.reduced <= self.program.capacity()
     }
 
-    /// The columns of a block.
+    /// Returns the columns of a block.
     fn block(&self, block: usize) -> Range<usize> {
         let (capacity, inner) = (self.program.capacity(), self.program.inner());
         if self.blocks == 1 {
@@ -217,12 +221,12 @@ impl Reduce {
         }
     }
 
-    /// How many phases there are: all chunks of one must be done before the next.
+    /// Returns the number of phases. All chunks of a phase must be done before the next phase.
     pub fn phases(&self) -> usize {
         if self.pieces > 1 { 2 } else { 1 }
     }
 
-    /// Into how many chunks a phase is cut.
+    /// Returns the number of chunks of a phase.
     pub fn chunks(&self, phase: usize) -> usize {
         let units = self.outer * self.blocks;
         if units * self.columns == 0 {
@@ -236,7 +240,8 @@ impl Reduce {
         }
     }
 
-    /// Bytes of memory, aligned to 64, that the phases pass partial results through.
+    /// Returns the bytes of memory, aligned to 64, for the partial results that phase 0 passes to
+    /// phase 1.
     pub fn shared_bytes(&self) -> usize {
         if self.pieces > 1 { self.outer * self.blocks * self.pieces * self.state_bytes() } else { 0 }
     }
@@ -245,7 +250,7 @@ impl Reduce {
         self.planes * self.pitch * 8
     }
 
-    /// Bytes of scratch memory that a member needs.
+    /// Returns the bytes of scratch memory each thread needs.
     pub fn scratch_bytes(&self) -> usize {
         self.program.scratch_bytes() + self.pitch * 8 + self.temp_bytes() + self.state_bytes()
     }
@@ -254,13 +259,13 @@ impl Reduce {
         3 * 8 * self.pitch.max(WIDE)
     }
 
-    /// Does one chunk of a phase.
+    /// Runs one chunk of a phase.
     ///
     /// # Safety
-    /// Every operand must be readable wherever its strides lead, every output writable over its whole length and
-    /// apart from everything else; `shared` must have [`Reduce::shared_bytes`], be the same for all chunks, and hold
-    /// in phase 1 what phase 0 left there. `scratch` must be aligned to 64 bytes, and the machine have the
-    /// instructions of `isa`.
+    /// Every operand must be readable at every offset that its strides reach, and every output must
+    /// be writable in full and overlap nothing else. `shared` must have [`Reduce::shared_bytes`]
+    /// bytes, be the same for all chunks, and hold in phase 1 what phase 0 wrote. `scratch` must be
+    /// aligned to 64 bytes, and the CPU must support `isa`.
     #[expect(clippy::too_many_arguments, reason = "kernels take what they read and write")]
     pub unsafe fn run(
         &self,
@@ -272,8 +277,8 @@ impl Reduce {
         shared: *mut u8,
         scratch: &mut [u8],
     ) {
-        assert!(scratch.len() >= self.scratch_bytes(), "too little scratch memory");
-        // SAFETY: passed on from the caller.
+        assert!(scratch.len() >= self.scratch_bytes(), "scratch memory is too small");
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if self.reduced == 0 {
                 for part in &self.parts {
@@ -317,7 +322,7 @@ impl Reduce {
         }
     }
 
-    /// The state of a part's results within the planes at `state`.
+    /// Returns the state of a part's results within the planes at `state`.
     fn state(&self, part: &Part, state: *mut u64, width: usize) -> State {
         State { at: state.wrapping_add(part.plane * self.pitch), pitch: self.pitch, width }
     }
@@ -337,7 +342,7 @@ impl Reduce {
     }
 
     /// # Safety
-    /// As for [`Reduce::run`].
+    /// Same as [`Reduce::run`].
     unsafe fn merge_pieces(&self, isa: Isa, unit: usize, outputs: &[*mut u8], shared: *mut u8) {
         let at = |piece| shared.wrapping_add((unit * self.pieces + piece) * self.state_bytes()).cast();
         let width = self.block(unit % self.blocks).len();
@@ -347,45 +352,45 @@ impl Reduce {
             for piece in 1..self.pieces {
                 let n = self.piece_len(piece);
                 let from = self.state(part, at(piece), width);
-                // SAFETY: phase 0 has written these, and no other chunk reads them.
+                // SAFETY: phase 0 has written these, and no other chunk accesses them.
                 unsafe { state::merge(part.kind, part.class, into, seen, from, n) };
                 seen += n;
             }
         }
-        // SAFETY: the first piece's state is now that of all.
+        // SAFETY: the state of the first piece now includes all pieces.
         unsafe { self.finish(isa, unit, at(0), outputs) };
     }
 
     /// Writes a unit's results.
     ///
     /// # Safety
-    /// As for [`Reduce::run`]; the state must be complete.
+    /// Same as [`Reduce::run`]; the state must be complete.
     unsafe fn finish(&self, isa: Isa, unit: usize, state: *mut u64, outputs: &[*mut u8]) {
         let block = self.block(unit % self.blocks);
         let at = unit / self.blocks * self.columns + block.start;
         for part in &self.parts {
             let state = self.state(part, state, block.len());
             self.with_outputs(part, outputs, |o| {
-                // SAFETY: passed on from the caller.
+                // SAFETY: guaranteed by the caller.
                 unsafe { state::finish(isa, part.kind, part.class, state, self.reduced, o, at) };
             });
         }
     }
 }
 
-/// A chunk being worked on.
+/// The chunk being run.
 struct Work<'a> {
     reduce: &'a Reduce,
     isa: Isa,
     run: Run<'a>,
     state: *mut u64,
-    /// Room for a tile of a result that is the same for all elements.
+    /// Room for a tile of a scalar result.
     flat: *mut u8,
     temp: *mut u64,
 }
 
 impl Work<'_> {
-    /// Where the tile of a part's expression lies.
+    /// Returns the address of the tile of a part's expression.
     ///
     /// # Safety
     /// A tile of `n` elements must have been computed.
@@ -400,22 +405,22 @@ impl Work<'_> {
             Class::F64 => DType::F64,
             Class::I64 => DType::I64,
         };
-        debug_assert!(n * class_size(class) <= self.reduce.pitch * 8, "a tile fits");
-        // SAFETY: there is room for a tile, apart from all else.
+        debug_assert!(n * class_size(class) <= self.reduce.pitch * 8, "a tile exceeds its buffer");
+        // SAFETY: there is room for a tile, and nothing else uses it.
         unsafe { steps::store(self.isa, class, native, n, value, self.flat) };
         self.flat
     }
 
-    /// Results `rows`, each of a run of numbers that fits a tile.
+    /// Computes results `rows`, each from a row of elements that fits in a tile.
     ///
     /// # Safety
-    /// As for [`Reduce::run`].
+    /// Same as [`Reduce::run`].
     unsafe fn short_rows(&mut self, rows: Range<usize>, outputs: &[*mut u8]) {
         let (reduce, len) = (self.reduce, self.reduce.reduced);
         let (mut at, end) = (rows.start * len, rows.end * len);
         while at < end {
             let tile = reduce.program.tile_at(at, end);
-            // SAFETY: the tile is within the space; the rest is passed on from the caller.
+            // SAFETY: the tile is within the space; the rest is guaranteed by the caller.
             unsafe {
                 self.run.tile(tile, None);
                 for (p, part) in reduce.parts.iter().enumerate() {
@@ -435,7 +440,7 @@ impl Work<'_> {
     /// Folds one piece of a unit into the state.
     ///
     /// # Safety
-    /// As for [`Reduce::run`].
+    /// Same as [`Reduce::run`].
     unsafe fn piece(&mut self, unit: usize, piece: usize) {
         let reduce = self.reduce;
         let block = reduce.block(unit % reduce.blocks);
@@ -449,18 +454,19 @@ impl Work<'_> {
         let mut r = first;
         while r < end {
             let at = (outer + r) * reduce.columns + block.start;
-            // With one block the tile may go on over the next rows of columns.
+            // With one block, the tile may continue over the next rows of columns.
             let whole = reduce.blocks == 1;
             let limit = if whole { (outer + end) * reduce.columns } else { at + block.len() };
             let tile = reduce.program.tile_at(at, limit);
             let rows = tile.len() / block.len();
-            // SAFETY: the tile is within the space; the rest is passed on from the caller.
+            // SAFETY: the tile is within the space; the rest is guaranteed by the caller.
             unsafe {
                 self.run.tile(tile, None);
                 for (p, part) in reduce.parts.iter().enumerate() {
                     let data = self.data(p, tile.len());
                     let state = reduce.state(part, self.state, block.len());
-                    // Positions count from the very start, moments from that of the piece.
+                    // Positions count from the start of the reduction, moments from the start of
+                    // the piece.
                     let seen = if part.kind == ReduceKind::Moments { r - first } else { r };
                     if reduce.columns > 1 {
                         accumulate::fold_columns(

@@ -1,20 +1,20 @@
-//! Joining, picking and adding rows against one element at a time.
+//! Tests of `Concat` and `GatherScatter` against scalar reference code.
 
 mod oracle;
 
-use oracle::{Dice, Memory, isas, unflatten};
+use oracle::{Memory, TestRng, isas, unflatten};
 use proptest::prelude::*;
-use tensorpack_kernels::{Concat, Lookup};
+use tensorpack_kernels::{Concat, GatherScatter};
 use tensorpack_tensor::DType;
 
-fn lookups() -> impl Strategy<Value = Lookup> {
+fn descriptors() -> impl Strategy<Value = GatherScatter> {
     let sizes = prop_oneof![
         4 => (0usize..4, 0usize..6, 0usize..9, 0usize..12),
         1 => (1usize..3, 1usize..400, 1usize..400, 1usize..200),
         1 => (1usize..3, 1usize..3, 30_000usize..80_000, 1usize..4),
         1 => (1usize..3, 10_000usize..80_000, 1usize..3, 1usize..500),
     ];
-    (sizes, any::<bool>()).prop_map(|((batch, rows, width, count), shared)| Lookup {
+    (sizes, any::<bool>()).prop_map(|((batch, rows, width, count), shared)| GatherScatter {
         batch,
         rows,
         width,
@@ -23,17 +23,18 @@ fn lookups() -> impl Strategy<Value = Lookup> {
     })
 }
 
-/// A small size, or by a chance of one in `odds` one below `large`.
-fn some(dice: &mut Dice, odds: usize, large: usize) -> usize {
-    if dice.chance(odds) { dice.below(large) } else { dice.below(6) }
+/// Returns a small size or, one time in `odds`, a size below `large`.
+fn random_size(rng: &mut TestRng, odds: usize, large: usize) -> usize {
+    if rng.chance(odds) { rng.below(large) } else { rng.below(6) }
 }
 
-/// Random row numbers, at times one that names no row, and the place of the first such.
-fn indices(dice: &mut Dice, l: &Lookup) -> (Vec<i64>, Option<usize>) {
+/// Returns random indices, sometimes with one out of range, and the position of the first such
+/// index.
+fn indices(rng: &mut TestRng, l: &GatherScatter) -> (Vec<i64>, Option<usize>) {
     let n = if l.shared { l.count } else { l.batch * l.count };
-    let mut all: Vec<i64> = (0..n).map(|_| dice.below(l.rows.max(1)) as i64).collect();
-    if n > 0 && dice.chance(4) {
-        all[dice.below(n)] = if dice.chance(2) { -1 } else { l.rows as i64 };
+    let mut all: Vec<i64> = (0..n).map(|_| rng.below(l.rows.max(1)) as i64).collect();
+    if n > 0 && rng.chance(4) {
+        all[rng.below(n)] = if rng.chance(2) { -1 } else { l.rows as i64 };
     }
     let bad = all.iter().position(|&i| i < 0 || i >= l.rows as i64).filter(|_| l.batch > 0);
     (all, bad)
@@ -43,23 +44,23 @@ proptest! {
     #![proptest_config(oracle::cases(200))]
 
     #[test]
-    fn joins_side_by_side(seed: u64, log in 0usize..4) {
-        let mut dice = Dice::new(seed);
-        let (size, rank) = (1usize << log, 1 + dice.below(3));
-        let axis = dice.below(rank);
-        let mut dims: Vec<usize> = (0..rank).map(|_| some(&mut dice, 4, 200)).collect();
-        let parts: Vec<(Vec<usize>, Vec<isize>, Memory)> = (0..1 + dice.below(4))
+    fn concat_matches_the_reference(seed: u64, log in 0usize..4) {
+        let mut rng = TestRng::new(seed);
+        let (size, rank) = (1usize << log, 1 + rng.below(3));
+        let axis = rng.below(rank);
+        let mut dims: Vec<usize> = (0..rank).map(|_| random_size(&mut rng, 4, 200)).collect();
+        let parts: Vec<(Vec<usize>, Vec<isize>, Memory)> = (0..1 + rng.below(4))
             .map(|_| {
-                dims[axis] = some(&mut dice, 3, 90);
+                dims[axis] = random_size(&mut rng, 3, 90);
                 // Rows or columns first.
                 let mut strides = vec![1isize; rank];
-                let backwards = dice.chance(2);
+                let backwards = rng.chance(2);
                 for i in 1..rank {
                     let (d, inner) = if backwards { (i, i - 1) } else { (rank - 1 - i, rank - i) };
                     strides[d] = strides[inner] * dims[inner].max(1) as isize;
                 }
                 let mut memory = Memory::new(dims.iter().product::<usize>() * size);
-                memory.bytes_mut().iter_mut().for_each(|b| *b = dice.below(256) as u8);
+                memory.bytes_mut().iter_mut().for_each(|b| *b = rng.below(256) as u8);
                 (dims.clone(), strides, memory)
             })
             .collect();
@@ -82,7 +83,7 @@ proptest! {
         for isa in isas() {
             let mut dst = Memory::new(want.len());
             for chunk in (0..concat.chunks()).rev() {
-                // SAFETY: the memory is as large as the sizes say.
+                // SAFETY: the buffers have the sizes of the descriptor.
                 unsafe { concat.run(isa, chunk, &pointers, dst.ptr_mut()) };
             }
             prop_assert!(dst.bytes() == want, "{isa}: {sources:?} along {axis}");
@@ -90,12 +91,12 @@ proptest! {
     }
 
     #[test]
-    fn picks_rows(l in lookups(), seed: u64, log in 0usize..4) {
-        let mut dice = Dice::new(seed);
+    fn gather_matches_the_reference(l in descriptors(), seed: u64, log in 0usize..4) {
+        let mut rng = TestRng::new(seed);
         let size = 1 << log;
-        let (indices, bad) = indices(&mut dice, &l);
+        let (indices, bad) = indices(&mut rng, &l);
         let mut tables = Memory::new(l.batch * l.rows * l.width * size);
-        tables.bytes_mut().iter_mut().for_each(|b| *b = dice.below(256) as u8);
+        tables.bytes_mut().iter_mut().for_each(|b| *b = rng.below(256) as u8);
         let row = l.width * size;
         let mut want = vec![0xFFu8; l.batch * l.count * row];
         for item in 0..l.batch * l.count {
@@ -109,7 +110,7 @@ proptest! {
         let mut out = Memory::new(want.len());
         let mut found = None;
         for chunk in 0..l.gather_chunks() {
-            // SAFETY: the memory is as large as the sizes say.
+            // SAFETY: the buffers have the sizes of the descriptor.
             let b = unsafe { l.gather(size, chunk, tables.ptr(), indices.as_ptr(), out.ptr_mut()) };
             found = found.into_iter().chain(b).min();
         }
@@ -118,16 +119,16 @@ proptest! {
     }
 
     #[test]
-    fn adds_rows_in_order(l in lookups(), seed: u64, float: bool) {
-        let mut dice = Dice::new(seed);
+    fn scatter_add_matches_the_reference_in_order(l in descriptors(), seed: u64, float: bool) {
+        let mut rng = TestRng::new(seed);
         let dtype = if float { DType::F32 } else { DType::I32 };
-        let (indices, bad) = indices(&mut dice, &l);
+        let (indices, bad) = indices(&mut rng, &l);
         let n = l.batch * l.count * l.width;
         let mut updates = Memory::new(n * 4);
         let mut values = vec![0.0f32; n];
         for (i, v) in values.iter_mut().enumerate() {
-            // Thirds of whole numbers: their sums depend on the order.
-            *v = if float { (dice.below(2000) as f32 - 1000.0) / 3.0 } else { dice.below(2000) as f32 - 1000.0 };
+            // Thirds of integers: their sums depend on the order.
+            *v = if float { (rng.below(2000) as f32 - 1000.0) / 3.0 } else { rng.below(2000) as f32 - 1000.0 };
             updates.set(dtype, i, oracle::Scalar::F((*v).into()));
         }
         let mut want = vec![0.0f32; l.batch * l.rows * l.width];
@@ -144,7 +145,7 @@ proptest! {
             let mut out = Memory::new(want.len() * 4);
             let mut found = None;
             for chunk in (0..l.scatter_chunks()).rev() {
-                // SAFETY: the memory is as large as the sizes say.
+                // SAFETY: the buffers have the sizes of the descriptor.
                 let b = unsafe {
                     l.scatter_add(isa, dtype, chunk, updates.ptr(), indices.as_ptr(), out.ptr_mut())
                 };

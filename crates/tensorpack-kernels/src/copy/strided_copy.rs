@@ -1,14 +1,14 @@
-//! Copies between memory laid out in different ways: whole runs where both sides have them, transposition in blocks
-//! where the two sides walk along different dimensions, and element by element where nothing better is left.
+//! Strided copies: contiguous runs where both sides have them, blocked transposition where the two
+//! sides are contiguous along different dimensions, and element by element otherwise.
 
 use crate::Isa;
 use crate::copy::transpose::transpose;
 use std::ops::Range;
 
-/// Elements of one chunk, more or less.
+/// Approximate number of elements per chunk.
 const CHUNK: usize = 32 * 1024;
 
-/// A dimension with the step along it in source and destination.
+/// A dimension with its strides in source and destination.
 #[derive(Clone, Copy, Debug)]
 struct Axis {
     len: usize,
@@ -16,12 +16,12 @@ struct Axis {
     dst: isize,
 }
 
-/// How the two innermost dimensions are copied.
+/// The method for the two innermost dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// The last dimension is without gaps on both sides.
+enum Method {
+    /// The last dimension is contiguous on both sides.
     Runs,
-    /// The last dimension is without gaps in the destination, the one before it in the source.
+    /// The last dimension is contiguous in the destination, the one before it in the source.
     Transposed,
     /// Element by element.
     Strided,
@@ -32,13 +32,13 @@ enum Way {
 pub struct Copy {
     size: usize,
     outer: Vec<Axis>,
-    /// The dimension before the last, and the last.
+    /// The two innermost dimensions.
     axes: [Axis; 2],
-    way: Way,
-    /// Which of the two is cut to make items of work, into pieces of how many steps.
-    cut: usize,
+    method: Method,
+    /// Which of the two is split into work items, and the length of each piece.
+    split: usize,
     piece: usize,
-    /// Items of work in a chunk.
+    /// Work items per chunk.
     group: usize,
 }
 
@@ -54,14 +54,22 @@ impl Copy {
             "strides for each dimension"
         );
         if dims.contains(&0) {
-            // Nothing is copied, and the other sizes may be any.
+            // Nothing is copied, and the other sizes may be arbitrarily large.
             let axes = [Axis { len: 0, src: 0, dst: 0 }; 2];
             let outer = Vec::new();
-            return Copy { size: element_size, outer, axes, way: Way::Strided, cut: 0, piece: 1, group: 1 };
+            return Copy {
+                size: element_size,
+                outer,
+                axes,
+                method: Method::Strided,
+                split: 0,
+                piece: 1,
+                group: 1,
+            };
         }
         let axes = (0..dims.len()).map(|d| Axis { len: dims[d], src: src_strides[d], dst: dst_strides[d] });
         let mut axes: Vec<Axis> = axes.filter(|a| a.len != 1).collect();
-        // In the order of the destination, as writing out of order costs most.
+        // In the order of the destination, because out-of-order writes cost most.
         axes.sort_by_key(|a| std::cmp::Reverse(a.dst.unsigned_abs()));
         let mut merged: Vec<Axis> = Vec::new();
         for axis in axes {
@@ -76,41 +84,50 @@ impl Copy {
         let one = Axis { len: 1, src: 0, dst: 0 };
         let last = merged.pop().unwrap_or(Axis { len: 1, src: 1, dst: 1 });
         let along_src = merged.iter().rposition(|a| a.src == 1);
-        let (way, before) = match (last, along_src) {
-            (Axis { src: 1, dst: 1, .. }, _) => (Way::Runs, merged.pop().unwrap_or(one)),
-            (Axis { dst: 1, .. }, Some(at)) => (Way::Transposed, merged.remove(at)),
-            _ => (Way::Strided, merged.pop().unwrap_or(one)),
+        let (method, before) = match (last, along_src) {
+            (Axis { src: 1, dst: 1, .. }, _) => (Method::Runs, merged.pop().unwrap_or(one)),
+            (Axis { dst: 1, .. }, Some(at)) => (Method::Transposed, merged.remove(at)),
+            _ => (Method::Strided, merged.pop().unwrap_or(one)),
         };
-        // Cut the last dimension only where the one before has too little to share out.
-        let cut = usize::from(way != Way::Transposed && before.len < 8 && last.len > CHUNK);
-        let other = [last.len, before.len][cut];
+        // Split the last dimension only if the one before it is too short.
+        let split = usize::from(method != Method::Transposed && before.len < 8 && last.len > CHUNK);
+        let other = [last.len, before.len][split];
         let piece = (CHUNK / other.max(1)).max(1);
-        // Bands of transposed blocks are worth it from some blocks on.
-        let piece = if way == Way::Transposed { piece.next_multiple_of(64) } else { piece };
+        // A band of transposed blocks needs a few blocks to pay off.
+        let piece = if method == Method::Transposed { piece.next_multiple_of(64) } else { piece };
         let axes = [before, last];
-        let item = piece.min(axes[cut].len) * other;
-        Copy { size: element_size, outer: merged, axes, way, cut, piece, group: (CHUNK / item.max(1)).max(1) }
+        let item = piece.min(axes[split].len) * other;
+        Copy {
+            size: element_size,
+            outer: merged,
+            axes,
+            method,
+            split,
+            piece,
+            group: (CHUNK / item.max(1)).max(1),
+        }
     }
 
     fn items(&self) -> usize {
         let outer: usize = self.outer.iter().map(|a| a.len).product();
-        let empty = self.axes[1 - self.cut].len == 0;
-        if empty { 0 } else { outer * self.axes[self.cut].len.div_ceil(self.piece) }
+        let empty = self.axes[1 - self.split].len == 0;
+        if empty { 0 } else { outer * self.axes[self.split].len.div_ceil(self.piece) }
     }
 
-    /// Into how many chunks the work is cut.
+    /// Returns the number of chunks.
     pub fn chunks(&self) -> usize {
         self.items().div_ceil(self.group)
     }
 
-    /// Does one chunk.
+    /// Runs one chunk.
     ///
     /// # Safety
-    /// All elements named must be readable at `src` and writable at `dst`, aligned for their size; the two apart;
-    /// different indices must lead to different places in `dst`. The machine must have the instructions of `isa`.
+    /// All these elements must be readable at `src` and writable at `dst`, aligned for their size.
+    /// The two must not overlap, and different indices must map to different elements of `dst`. The
+    /// CPU must support `isa`.
     pub unsafe fn run(&self, isa: Isa, chunk: usize, src: *const u8, dst: *mut u8) {
         let items = chunk * self.group..((chunk + 1) * self.group).min(self.items());
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match self.size {
                 1 => self.items_of::<u8>(isa, items, src.cast(), dst.cast()),
@@ -122,7 +139,7 @@ impl Copy {
     }
 
     /// # Safety
-    /// As for [`Copy::run`].
+    /// Same as [`Copy::run`].
     unsafe fn items_of<T: std::marker::Copy>(
         &self,
         isa: Isa,
@@ -130,7 +147,7 @@ impl Copy {
         src: *const T,
         dst: *mut T,
     ) {
-        let pieces = self.axes[self.cut].len.div_ceil(self.piece);
+        let pieces = self.axes[self.split].len.div_ceil(self.piece);
         for item in items {
             let (mut s, mut d, mut rest) = (src, dst, item / pieces);
             for axis in self.outer.iter().rev() {
@@ -140,16 +157,16 @@ impl Copy {
             }
             let mut axes = self.axes;
             let start = item % pieces * self.piece;
-            let axis = &mut axes[self.cut];
+            let axis = &mut axes[self.split];
             axis.len = self.piece.min(axis.len - start);
             let start = start as isize;
             (s, d) = (s.wrapping_offset(start * axis.src), d.wrapping_offset(start * axis.dst));
             let [a, b] = axes;
-            // SAFETY: passed on from the caller; the pieces stay within the dimensions.
+            // SAFETY: guaranteed by the caller; the pieces stay within the dimensions.
             unsafe {
-                match self.way {
-                    Way::Transposed => transpose(isa, s, b.src, d, a.dst, [a.len, b.len]),
-                    way => rows(way, s, d, a, b),
+                match self.method {
+                    Method::Transposed => transpose(isa, s, b.src, d, a.dst, [a.len, b.len]),
+                    method => rows(method, s, d, a, b),
                 }
             }
         }
@@ -157,14 +174,14 @@ impl Copy {
 }
 
 /// # Safety
-/// As for [`Copy::run`].
-unsafe fn rows<T: std::marker::Copy>(way: Way, src: *const T, dst: *mut T, a: Axis, b: Axis) {
+/// Same as [`Copy::run`].
+unsafe fn rows<T: std::marker::Copy>(method: Method, src: *const T, dst: *mut T, a: Axis, b: Axis) {
     for i in 0..a.len as isize {
         let (s, d) = (src.wrapping_offset(i * a.src), dst.wrapping_offset(i * a.dst));
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
-            match way {
-                Way::Runs => std::ptr::copy_nonoverlapping(s, d, b.len),
+            match method {
+                Method::Runs => std::ptr::copy_nonoverlapping(s, d, b.len),
                 _ if b.src == 0 && b.dst == 1 => std::slice::from_raw_parts_mut(d, b.len).fill(*s),
                 _ => (0..b.len as isize).for_each(|j| *d.offset(j * b.dst) = *s.offset(j * b.src)),
             }
