@@ -10,7 +10,7 @@ pub mod kir;
 pub mod reference;
 pub mod graph;
 #[cfg(test)]
-mod trial;
+mod op_cases;
 pub mod ops;
 pub mod autodiff;
 pub mod optim;
@@ -28,7 +28,7 @@ pub mod callback;
 pub mod train;
 pub mod prelude;
 #[cfg(test)]
-mod truth;
+mod op_tests;
 
 /// What [`exported!`] registers operations with.
 #[doc(hidden)]

@@ -74,7 +74,7 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     cases![
         unary("Clip", Twice, Apart, |x| x.clip(-0.613, 0.717)),

@@ -69,7 +69,7 @@ impl Tensor {
 
 #[cfg(test)]
 mod tests {
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     cases![
         // Sums over several towers are tested in tests/towers.rs; over one tower the result is the

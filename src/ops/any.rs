@@ -40,7 +40,7 @@ impl Tensor {
 
 #[cfg(test)]
 mod tests {
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     cases![
         case("Any and all", Never("boolean result"), |draw| {

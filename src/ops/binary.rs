@@ -283,7 +283,7 @@ operators!(Add add => Add, Sub sub => Sub, Mul mul => Mul, Div div => Div);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     const COMPARISON: Gradient = Never("boolean result");
 

@@ -59,7 +59,7 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     cases![
         unary("Cast", Never("rounding depends on the type: see integers"), Halves, |x| x.cast(DType::I32)),

@@ -185,7 +185,7 @@ impl Graph {
 mod tests {
     use super::*;
     use crate::graph::TensorSpec;
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     cases![
         case("Concat", Twice, |draw| {

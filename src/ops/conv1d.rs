@@ -70,7 +70,7 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     cases![
         case("Conv1d", Twice, |draw| {

@@ -300,8 +300,8 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::op_cases::*;
     use crate::ops::window::tests::draw_padding;
-    use crate::trial::*;
 
     cases![
         case("Conv2d", Twice, |draw| {

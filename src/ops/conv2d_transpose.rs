@@ -103,8 +103,8 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::op_cases::*;
     use crate::ops::Layout;
-    use crate::trial::*;
 
     cases![
         case("Conv2dTranspose", Twice, |draw| {

@@ -95,7 +95,7 @@ impl Tensor {
 
 #[cfg(test)]
 mod tests {
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     cases![
         case("Cut", Twice, |draw| {

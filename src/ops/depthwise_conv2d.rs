@@ -160,9 +160,9 @@ pub(super) fn grouped(x: &Tensor, filter: &Tensor, groups: usize, window: Window
 
 #[cfg(test)]
 mod tests {
+    use crate::op_cases::*;
     use crate::ops::window::tests::draw_padding;
     use crate::ops::{Conv2dOptions, Layout};
-    use crate::trial::*;
 
     cases![
         case("DepthwiseConv2d", Twice, |draw| {

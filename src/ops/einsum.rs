@@ -299,7 +299,7 @@ impl Graph {
 mod tests {
     use super::*;
     use crate::graph::TensorSpec;
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     const EQUATIONS: [&str; 14] = [
         "ij,jk->ik",

@@ -291,7 +291,7 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     fn integers(draw: &mut Draw<'_>, sizes: Vec<usize>, below: usize) -> Input {
         let dtype = draw.of(&[DType::I64, DType::I32, DType::U8]);

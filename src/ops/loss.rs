@@ -60,7 +60,7 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     cases![
         binary("SigmoidCrossEntropy", Twice, [AwayFromZero, Any], Tensor::sigmoid_cross_entropy),

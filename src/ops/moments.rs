@@ -140,7 +140,7 @@ impl Tensor {
 
 #[cfg(test)]
 mod tests {
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     cases![
         reduction("Moments", Twice, Any, false, |x, axes| {

@@ -73,7 +73,7 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     /// A normalisation of tensors with at least `rank` dims, the last a multiple of 3.
     fn norm(name: &'static str, rank: usize, op: fn(&Tensor) -> Tensor) -> Case {

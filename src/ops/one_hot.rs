@@ -63,7 +63,7 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     cases![
         case("OneHot", Never("integer input"), |draw| {

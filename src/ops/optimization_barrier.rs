@@ -49,7 +49,7 @@ impl Tensor {
 
 #[cfg(test)]
 mod tests {
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     cases![unary("OptimizationBarrier", Twice, Any, |x| (x * 3.0).optimization_barrier()),];
 }

@@ -211,7 +211,7 @@ impl Tensor {
 
 #[cfg(test)]
 mod tests {
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     cases![
         case("Pad", Twice, |draw| {

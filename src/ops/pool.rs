@@ -285,8 +285,8 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::op_cases::*;
     use crate::ops::window::tests::draw_padding;
-    use crate::trial::*;
 
     fn pool(name: &'static str, domain: Domain, op: fn(&Tensor, PoolOptions) -> Tensor) -> Case {
         case(name, Twice, move |draw| {

@@ -116,7 +116,7 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     cases![unary("Print", Twice, Any, |x| {
         // Starts at the second run, so that it never prints during tests.

@@ -218,7 +218,7 @@ impl Tensor {
 
 #[cfg(test)]
 mod tests {
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     cases![
         reduction("Prod", Twice, Any, true, |x, axes| {

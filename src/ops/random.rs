@@ -298,7 +298,7 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     fn drawn(name: &'static str, random: Random) -> Case {
         case(name, Never("only the shape of the input is used"), move |draw| {

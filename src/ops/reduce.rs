@@ -279,7 +279,7 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     const INDEX: Gradient = Never("an index, not a value");
 

@@ -139,7 +139,7 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     fn resize(name: &'static str, op: fn(&Tensor, [usize; 2]) -> Tensor) -> Case {
         case(name, Twice, move |draw| {

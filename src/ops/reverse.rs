@@ -56,7 +56,7 @@ impl Tensor {
 
 #[cfg(test)]
 mod tests {
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     cases![
         reduction("Reverse", Twice, Any, true, |x, axes| vec![

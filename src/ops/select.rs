@@ -66,7 +66,7 @@ impl Tensor {
 
 #[cfg(test)]
 mod tests {
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     /// Returns the sizes that two inputs broadcast to.
     fn broadcast(inputs: &[Input]) -> Vec<usize> {

@@ -16,7 +16,7 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     cases![unary("Silu", Twice, Any, Tensor::silu)];
 }

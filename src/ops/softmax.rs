@@ -261,7 +261,7 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     fn last(name: &'static str, op: fn(&Tensor) -> Tensor) -> Case {
         case(name, Twice, move |draw| {

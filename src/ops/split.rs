@@ -105,7 +105,7 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use crate::graph::{Graph, TensorSpec};
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     cases![
         case("Split", Twice, |draw| {

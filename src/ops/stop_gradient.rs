@@ -48,7 +48,7 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     cases![unary("StopGradient", Never("it stops gradients on purpose"), Any, Tensor::stop_gradient),];
 }

@@ -235,7 +235,7 @@ impl std::ops::Neg for Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     const COMPARISON: Gradient = Never("boolean result");
     const STEPS: Gradient = Never("piecewise constant: no gradient on purpose");

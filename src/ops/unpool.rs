@@ -54,7 +54,7 @@ impl Tensor {
 
 #[cfg(test)]
 mod tests {
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     cases![
         case("Unpool", Twice, |draw| {

@@ -119,7 +119,7 @@ impl Window {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::trial::*;
+    use crate::op_cases::*;
 
     /// Draws a padding under which a window of `reach` fits an image of `n`; enlarges the image if
     /// necessary.

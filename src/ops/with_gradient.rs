@@ -128,8 +128,8 @@ mod tests {
     use super::*;
     use crate::autodiff::gradients;
     use crate::graph::{Graph, TensorSpec};
+    use crate::op_cases::*;
     use crate::runtime::Session;
-    use crate::trial::*;
     use tensorpack_tensor::HostTensor;
 
     cases![

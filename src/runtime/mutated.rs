@@ -12,7 +12,7 @@ use crate::graph::{Fetch, Frozen, Graph, Tensor};
 use crate::kir::{
     BufferId, BufferKind, ContractKind, Expr, Kernel, Program, ReduceKind, Reg, Step, Surroundings, View,
 };
-use crate::trial::{Case, Draw, Gradient, Input, all_cases};
+use crate::op_cases::{Case, Draw, Gradient, Input, all_cases};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Attributes that multiply past what can be counted, of every operation that has sizes: an error of a kind, or an answer,
 //! but never a panic and never a loop that takes years. What a damaged model file can say is tried beside the operations'
-//! own cases, in `src/truth/exported.rs`.
+//! own cases, in `src/op_tests/exported.rs`.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;

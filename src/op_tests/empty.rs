@@ -3,8 +3,8 @@
 
 use super::completeness::{OF_GRADIENTS, names_in_source};
 use crate::graph::{Graph, NodeKind, Tensor, TensorSpec};
+use crate::op_cases::{Case, Draw, all_cases};
 use crate::runtime::{Device, Session, SessionOptions};
-use crate::trial::{Case, Draw, all_cases};
 use std::collections::BTreeSet;
 use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
 

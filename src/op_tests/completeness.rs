@@ -2,7 +2,7 @@
 
 use crate::autodiff::gradients;
 use crate::graph::{Graph, NodeKind, Tensor};
-use crate::trial::{Case, Draw, Gradient, all_cases};
+use crate::op_cases::{Case, Draw, Gradient, all_cases};
 use std::collections::BTreeSet;
 use std::path::Path;
 use tensorpack_tensor::{CounterRng, DType};

@@ -1,7 +1,7 @@
 //! The tables of the documentation that are made of the operations' cases. `TENSORPACK_WRITE_DOCS=1 cargo test` writes
 //! them anew.
 
-use crate::trial::{Gradient, all_cases};
+use crate::op_cases::{Gradient, all_cases};
 
 /// Compares (or writes) the table of a page: all that stands from its header line on.
 fn table(page: &str, header: &str, rows: impl Iterator<Item = String>) {
@@ -21,7 +21,7 @@ fn table(page: &str, header: &str, rows: impl Iterator<Item = String>) {
 #[test]
 fn what_is_made_of_nothing() {
     let rows = all_cases().into_iter().flat_map(|case| {
-        let row = |e: &crate::trial::Empty| {
+        let row = |e: &crate::op_cases::Empty| {
             format!("| {} | `{}` | {} | {} |\n", case.name, e.call, e.inputs, e.result)
         };
         case.empties.iter().map(row).collect::<Vec<_>>()

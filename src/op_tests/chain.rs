@@ -2,8 +2,8 @@
 
 use crate::autodiff::gradients;
 use crate::graph::{Fetch, Graph, Tensor};
+use crate::op_cases::{Gradient, Trial};
 use crate::runtime::{Device, IntoFetch, Session, SessionOptions};
-use crate::trial::{Gradient, Trial};
 use tensorpack_kernels::Isa;
 use tensorpack_tensor::{CounterRng, DType, HostTensor};
 

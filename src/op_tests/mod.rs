@@ -21,7 +21,7 @@ mod exported;
 mod integers;
 mod xla;
 
-use crate::trial::{Draw, all_cases};
+use crate::op_cases::{Draw, all_cases};
 use proptest::collection::vec;
 use proptest::prelude::any;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};

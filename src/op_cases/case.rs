@@ -57,7 +57,7 @@ inventory::collect!(Cases);
 /// Lists the cases of a file, for [`all_cases`] to find.
 macro_rules! cases {
     ($($case:expr),* $(,)?) => {
-        inventory::submit! { $crate::trial::Cases(|| vec![$($case),*]) }
+        inventory::submit! { $crate::op_cases::Cases(|| vec![$($case),*]) }
     };
 }
 pub(crate) use cases;

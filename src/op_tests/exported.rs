@@ -5,9 +5,9 @@ use super::trials;
 use crate::autodiff::gradients;
 use crate::graph::{Fetch, Graph, Tensor};
 use crate::io::safetensors;
+use crate::op_cases::{Case, Draw, Gradient, all_cases};
 use crate::predict::{ExportedModel, OfflinePredictor};
 use crate::runtime::{Session, SessionOptions};
-use crate::trial::{Case, Draw, Gradient, all_cases};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -25,7 +25,7 @@ fn predictor(case: &Case, seed: u64) -> (OfflinePredictor, Vec<HostTensor>) {
     let trial = (case.draw)(&mut Draw::new(&choices));
     let graph = Graph::new();
     let names: Vec<String> = (0..trial.inputs.len()).map(|i| format!("x{i}")).collect();
-    let place = |(name, x): (&String, &crate::trial::Input)| x.tensor(&graph, name, DType::F32);
+    let place = |(name, x): (&String, &crate::op_cases::Input)| x.tensor(&graph, name, DType::F32);
     let inputs: Vec<Tensor> = names.iter().zip(&trial.inputs).map(place).collect();
     let mut outputs = (trial.build)(&inputs);
     if matches!(case.gradient, Gradient::Twice) {
