@@ -28,8 +28,8 @@ impl Linear {
         Linear { units, last_axis: false, bias: true, init: Init::he(), activation: Activation::Identity }
     }
 
-    /// Applies the layer to the last dimension only: `[batch, time, in]` becomes `[batch, time,
-    /// out]`.
+    /// Applies the layer to the last dimension only: `[batch, time, in]` becomes
+    /// `[batch, time, out]`.
     #[must_use]
     pub fn last_axis(self) -> Linear {
         Linear { last_axis: true, ..self }

@@ -22,8 +22,8 @@ pub(super) fn initial_state(kind: &str, state: &Tensor, x: &Tensor, units: usize
 ///
 /// `project`, called with the number of features, computes the input contribution of all time steps
 /// in one matmul and returns it with the recurrent weights; every step multiplies by the first of
-/// these. `advance` computes the output and the state of one step. Returns the outputs `[batch,
-/// time, units]` and the last state.
+/// these. `advance` computes the output and the state of one step. Returns the outputs
+/// `[batch, time, units]` and the last state.
 #[track_caller]
 pub(super) fn unroll<S, const N: usize>(
     kind: &str,

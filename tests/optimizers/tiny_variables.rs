@@ -332,9 +332,10 @@ impl Case {
         all
     }
 
-    /// Returns the gradients of the sum of `sum(x w) + sum(w^2) / 8` for every variable, `sum(v w)
-    /// / 4` for neighbours of the same shape, and `sum((c + all w of one element)^2) / 16`, which
-    /// has the same gradient for all variables of one element.
+    /// Returns the gradients of the sum of `sum(x w) + sum(w^2) / 8` for every variable,
+    /// `sum(v w) / 4` for neighbours of the same shape, and
+    /// `sum((c + all w of one element)^2) / 16`, which has the same gradient for all variables of one
+    /// element.
     fn cost_gradients(&self, step: usize, w: &[Vec<f64>]) -> Vec<Vec<f64>> {
         let single: f64 = w.iter().filter(|w| w.len() == 1).map(|w| w[0]).sum();
         let shared: f64 = self.common(step)[..4].iter().map(|c| (c + single) / 8.0).sum();
