@@ -18,7 +18,7 @@ fn reductions_of_one_space_are_the_same() {
                 let x = match c.below(4) {
                     0 => x.reverse(&[c.below(rank) as isize]),
                     1 if shape.iter().all(|&n| n == shape[0]) => x.transpose(&c.order(rank)),
-                    2 => x.sum_keep(&[0]).broadcast_like(&x),
+                    2 => x.sum_keep(&[0]).cast(dtype).broadcast_like(&x),
                     _ => x,
                 };
                 seen.push(b.stored(x));

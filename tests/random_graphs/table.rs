@@ -168,6 +168,7 @@ fn elementwise() -> Vec<Row> {
         Exact "sign" (x) [] => x.sign(); bounded;
         Op "exp" (x) [] => x.tanh().exp(); |d| { let x = d.float(|_| true)?; scaled(&[x], vec![], 2.0) };
         Op "log" (x) [] => (x.square() + 0.5).log(); one;
+        Op "expm1" (x) [] => x.tanh().expm1(); |d| { let x = d.float(|_| true)?; scaled(&[x], vec![], 2.0) };
         Op "log1p" (x) [] => x.square().log1p(); one;
         Op "sqrt" (x) [] => (x.square() + 0.25).sqrt(); one;
         Op "rsqrt" (x) [] => (x.abs() + 0.5).rsqrt(); bounded;
