@@ -1,6 +1,5 @@
-//! That validation is enough: valid programs, changed in one place at random, are either refused or run within their
-//! buffers. Run under AddressSanitizer this finds every check that is missing; without, those whose absence is a panic
-//! or a crash.
+//! Tests that validation suffices: a valid program with one random mutation is either rejected or
+//! runs within its buffers.
 
 use super::binding::Request;
 use super::cpu::{self, CpuOptions};
