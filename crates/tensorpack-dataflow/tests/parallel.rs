@@ -208,6 +208,20 @@ fn timeout_loses_no_samples() {
     }
 }
 
+/// A timeout too long for the clock never ends a wait.
+#[test]
+fn longest_timeout_reads_all_samples() {
+    for (i, flow) in slow_pipelines(Duration::MAX).iter().enumerate() {
+        let (got, late) = two_passes(flow);
+        assert_eq!((got, late), two_passes(&slow_pipelines(Duration::from_secs(60))[i]), "flow {i}");
+    }
+    let (sender, receiver) = mpsc::channel();
+    let sample = vec![HostTensor::scalar(7i64)];
+    sender.send(sample.clone()).expect("the channel is open");
+    let mut reader = open(&FromChannel::new(receiver).timeout(Duration::MAX));
+    assert_eq!(reader.read().expect("a sample was sent"), Some(sample));
+}
+
 #[test]
 fn deadline_error_inside_a_function_is_a_failed_sample() {
     let flow = numbers(6).map(|sample| match value(&sample) {

@@ -118,8 +118,10 @@ impl Exchange {
             }
             round.cause.get_or_insert(e);
         }
-        let until = Instant::now() + patience;
-        round.until = Some(round.until.map_or(until, |earlier| earlier.min(until)));
+        // A deadline beyond the clock's range never comes.
+        if let Some(until) = Instant::now().checked_add(patience) {
+            round.until = Some(round.until.map_or(until, |earlier| earlier.min(until)));
+        }
         drop(round);
         if failed {
             self.fail();

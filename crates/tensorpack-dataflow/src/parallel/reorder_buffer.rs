@@ -110,7 +110,7 @@ impl ReorderBuffer {
     /// this thread's own stage is cancelled.
     pub(super) fn pop_front_within(&self, timeout: Duration) -> Result<Option<Item>> {
         let mut slots = self.lock();
-        let mut end = None;
+        let mut begun: Option<Instant> = None;
         loop {
             if let Some(item) = slots.items.front_mut().and_then(Option::take) {
                 slots.items.pop_front();
@@ -124,8 +124,7 @@ impl ReorderBuffer {
                 return Ok(Some(item));
             }
             cancellation::check_cancelled()?;
-            let end = *end.get_or_insert_with(|| Instant::now() + timeout);
-            let left = end.saturating_duration_since(Instant::now());
+            let left = timeout.saturating_sub(begun.get_or_insert_with(Instant::now).elapsed());
             if left.is_zero() {
                 return Ok(None);
             }

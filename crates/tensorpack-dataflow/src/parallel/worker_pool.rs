@@ -178,10 +178,10 @@ struct LiveThreads {
 
 impl LiveThreads {
     fn wait_for_exit(&self, timeout: Duration) -> bool {
-        let end = Instant::now() + timeout;
+        let begun = Instant::now();
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let left = end.saturating_duration_since(Instant::now());
+            let left = timeout.saturating_sub(begun.elapsed());
             if *count == 0 || left.is_zero() {
                 return *count == 0;
             }

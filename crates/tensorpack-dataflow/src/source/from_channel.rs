@@ -70,10 +70,10 @@ impl ChannelReader {
         let Some(receiver) = &self.receiver else {
             return Err(Error::new(ErrorKind::Data, "the channel is closed: it has only one pass"));
         };
-        let end = Instant::now() + self.timeout;
+        let begun = Instant::now();
         loop {
             cancellation::check_cancelled()?;
-            let left = end.saturating_duration_since(Instant::now());
+            let left = self.timeout.saturating_sub(begun.elapsed());
             match receiver.recv_timeout(left.min(cancellation::POLL_INTERVAL)) {
                 Ok(sample) => return Ok(Some(sample)),
                 Err(RecvTimeoutError::Disconnected) => {
