@@ -186,8 +186,7 @@ const FULL: Plan = Plan {
 pub(crate) fn config(plan: Plan, [train, validation, test]: [HostTensor; 3]) -> Result<TrainConfig> {
     let Plan { model, constant, factor, epochs } = plan;
     let lower = move |epoch: u64, rate: f64| if epoch > constant { factor * rate } else { rate };
-    Ok(TrainConfig::of(model)
-        .data(unrolled(&train)?)
+    Ok(TrainConfig::with_input(model, unrolled(&train)?)
         .callback(ModelSaver::new())
         .callback(HyperParamSetterWithFunc::new("learning_rate", lower))
         .callback(reset())

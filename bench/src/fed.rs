@@ -69,8 +69,7 @@ impl Callback for Clock {
 fn step_seconds(args: &StepArgs, classifier: &Classifier, input: impl InputSource + 'static) -> Result<f64> {
     let (seconds, result) = channel();
     let model = OfBytes { classifier: classifier.clone(), dtype: args.dtype };
-    let config = TrainConfig::of(model)
-        .data(input)
+    let config = TrainConfig::with_input(model, input)
         .callback(Clock { at: Vec::new(), seconds })
         .session(SessionOptions {
             device: args.devices[0],

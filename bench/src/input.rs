@@ -55,8 +55,7 @@ impl Callback for Clock {
 
 fn step_seconds(input: impl InputSource + 'static, steps: u64) -> Result<f64> {
     let (median, result) = std::sync::mpsc::channel();
-    let config = TrainConfig::of(Perceptron)
-        .data(input)
+    let config = TrainConfig::with_input(Perceptron, input)
         .callback(Clock { last: None, seconds: Vec::new(), median })
         .session(SessionOptions { threads: Some(1), ..SessionOptions::default() })
         .steps_per_epoch(steps)

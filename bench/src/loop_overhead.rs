@@ -60,8 +60,7 @@ impl Callback for Clock {
 pub(crate) fn measure(steps: u64, json: bool) -> Result<()> {
     let dir = std::env::temp_dir().join(format!("tensorpack-loop-{}", std::process::id()));
     let clock = Clock { last: None, nanoseconds: Vec::with_capacity(steps as usize), json };
-    let config = TrainConfig::of(Nothing)
-        .data(DummyConstantInput::new([vec![8, 4]]))
+    let config = TrainConfig::with_input(Nothing, DummyConstantInput::new([vec![8, 4]]))
         .callback(clock)
         .session(SessionOptions { device: Device::Null, ..SessionOptions::default() })
         .steps_per_epoch(steps.div_ceil(10))

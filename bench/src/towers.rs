@@ -7,7 +7,7 @@ use tensorpack::dataflow::FromList;
 use tensorpack::graph::{Fetch, UPDATE_OPS};
 use tensorpack::input::{FeedInput, InputSource};
 use tensorpack::runtime::Device;
-use tensorpack::train::{SingleCostTrainer, SyncMultiGpuTrainerReplicated};
+use tensorpack::train::{Strategy, SyncMultiGpuTrainerReplicated};
 use tensorpack::{DType, Error, Result};
 
 /// Builds a tower on each device, each with a batch of this size.
@@ -16,18 +16,16 @@ pub(crate) fn build(model: Model, batch: usize, dtype: DType, devices: &[Device]
         Error::argument(format!("{} supports only one device", model.name()))
             .note("mlp, mnist, resnet32 and resnet50 support several")
     })?;
-    let mut trainer = SingleCostTrainer::from(SyncMultiGpuTrainerReplicated::on(devices.iter().copied()));
     let trained = classifier.clone();
     // Only the names of its inputs are used: the step is fed directly.
     let input = FeedInput::new(FromList::new(Vec::new())).boxed();
     let signature = classifier.inputs();
-    trainer.setup_graph(
+    let trainer = SyncMultiGpuTrainerReplicated::on(devices.iter().copied()).setup_graph(
         signature,
         input,
         move |t, x| classifier.cost(t, x, dtype),
         move |_| trained.optimizer(),
     )?;
-    let (trainer, step) = trainer.built()?;
     let graph = trainer.graph().clone();
     let updates = graph.collection_ops(UPDATE_OPS);
     let mut inputs = Vec::new();
@@ -37,7 +35,7 @@ pub(crate) fn build(model: Model, batch: usize, dtype: DType, devices: &[Device]
     }
     Ok(Built {
         cost: Fetch::from(&graph.tensor("tower0/cost")?),
-        step: std::iter::once(step).chain(updates.iter().map(Fetch::from)).collect(),
+        step: std::iter::once(trainer.train_op().clone()).chain(updates.iter().map(Fetch::from)).collect(),
         inputs,
         graph,
     })

@@ -36,7 +36,7 @@ impl GanModelDesc for Dcgan {
 /// Runs the example with these options; `train` defines the step.
 pub(crate) fn train_dcgan(
     args: &TrainArgs,
-    train: impl FnOnce(GanTrainer, TrainConfig) -> Result<Trained>,
+    train: impl FnOnce(GanTrainer, RunConfig) -> Result<Trained>,
 ) -> Result<()> {
     // The original's schedule is 200 epochs of 300 steps with 128 images each.
     let (batch, length) = if args.full { (128, (200, 300)) } else { (64, (16, 500)) };

@@ -10,9 +10,9 @@ pub(crate) fn run(
     args: &TrainArgs,
     gan: GanTrainer,
     (epochs, steps): (u64, u64),
-    train: impl FnOnce(GanTrainer, TrainConfig) -> Result<Trained>,
+    train: impl FnOnce(GanTrainer, RunConfig) -> Result<Trained>,
 ) -> Result<()> {
-    let config = TrainConfig::default()
+    let config = RunConfig::new()
         .callback(ModelSaver::new())
         .callback(sample_grid())
         .steps_per_epoch(steps)

@@ -44,7 +44,7 @@ impl GanTrainer {
         let optimizer = model.optimizer(&TowerContext::new(&graph, Mode::Training, 0, towers));
         let update_d = apply_gradients(&*optimizer, &graph, &d)?;
         let update_g = apply_gradients(&*optimizer, &graph, &g)?;
-        let trainer = Trainer::new(&graph).tower_func(tower).input(input);
+        let trainer = Trainer::new(&graph).with_tower_func(tower).input(input);
         Ok(GanTrainer { trainer, update_d, update_g })
     }
 
@@ -56,7 +56,7 @@ impl GanTrainer {
     /// A step is one operation: both players see the same batch and the same fakes, and both updates
     /// start from the weights at the start of the step.
     #[doc(alias = "GANTrainer")]
-    pub(crate) fn train_together(self, config: TrainConfig) -> Result<Trained> {
+    pub(crate) fn train_together(self, config: RunConfig) -> Result<Trained> {
         let both = self.graph().group(&[&self.update_g, &self.update_d]);
         self.trainer.train_with_defaults(config, RunTrainOp(Fetch::from(&both)))
     }
@@ -64,7 +64,7 @@ impl GanTrainer {
     /// A step runs the discriminator's update, then the generator's, each with its own batch. The
     /// discriminator is updated in every `d_period`-th step, the generator in every `g_period`-th.
     #[doc(alias = "SeparateGANTrainer")]
-    pub(crate) fn train_in_turn(self, config: TrainConfig, d_period: u64, g_period: u64) -> Result<Trained> {
+    pub(crate) fn train_in_turn(self, config: RunConfig, d_period: u64, g_period: u64) -> Result<Trained> {
         if d_period.min(g_period) != 1 {
             return Err(Error::argument(format!("one of the periods {d_period} and {g_period} must be 1"))
                 .note("otherwise some steps would update nothing"));

@@ -133,11 +133,11 @@ fn train_on_images(args: &TrainArgs, root: &str) -> Result<()> {
 fn train_on_nothing(args: &TrainArgs) -> Result<()> {
     let images = FAKE_BATCH * args.towers();
     let sizes = vec![vec![FAKE_BATCH, SIDE, SIDE, 3], vec![FAKE_BATCH]];
-    let config = TrainConfig::of(Model { rate: Schedule::constant(0.1) })
-        .data(DummyConstantInput::new(sizes))
-        .callback(ThroughputTracker::samples(images as u64))
-        .steps_per_epoch(10)
-        .max_epoch(2);
+    let config =
+        TrainConfig::with_input(Model { rate: Schedule::constant(0.1) }, DummyConstantInput::new(sizes))
+            .callback(ThroughputTracker::samples(images as u64))
+            .steps_per_epoch(10)
+            .max_epoch(2);
     let trained = args.configure(config)?.train()?;
     let latest =
         |name: &str| trained.monitors.latest(name).ok_or_else(|| Error::argument("no epoch was trained"));

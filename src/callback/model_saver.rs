@@ -4,7 +4,7 @@ use super::{Callback, GraphCx, TrainCx};
 use tensorpack_tensor::Result;
 
 /// Saves everything needed to resume the run: after every epoch, or as often as a
-/// [`PeriodicTrigger`](super::PeriodicTrigger) specifies. `TrainConfig::keep` sets which
+/// [`PeriodicTrigger`](super::PeriodicTrigger) specifies. `RunConfig::keep` sets which
 /// checkpoints are kept.
 ///
 /// The checkpoint is written after all callbacks and monitors have run, so the position in the list

@@ -2,6 +2,7 @@
 
 use crate::callback::{Callback, MergeAllSummaries, MovingAverageSummary, ProgressBar, RunUpdateOps};
 use crate::monitor::{EventWriter, JsonWriter, Monitor, ScalarPrinter};
+use std::path::Path;
 
 /// Returns the default callbacks: moving averages, a progress bar, summaries, update operations.
 #[doc(alias = "DEFAULT_CALLBACKS")]
@@ -17,9 +18,9 @@ pub fn default_callbacks() -> Vec<Box<dyn Callback>> {
 /// Returns the default monitors: the log and, if the run has a log directory, TensorBoard event
 /// files, `stats.jsonl` and `timing.jsonl`.
 #[doc(alias = "DEFAULT_MONITORS")]
-pub fn default_monitors(has_logdir: bool) -> Vec<Box<dyn Monitor>> {
+pub fn default_monitors(logdir: Option<&Path>) -> Vec<Box<dyn Monitor>> {
     let mut monitors: Vec<Box<dyn Monitor>> = Vec::new();
-    if has_logdir {
+    if logdir.is_some() {
         monitors.push(Box::new(EventWriter::new()));
         monitors.push(Box::new(JsonWriter::new()));
     }

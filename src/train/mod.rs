@@ -3,7 +3,6 @@
 mod async_multi;
 mod async_towers;
 mod batch_summary;
-mod config;
 mod data_parallel;
 mod defaults;
 mod launch;
@@ -11,29 +10,34 @@ mod main_loop;
 mod noop;
 mod queue_input;
 mod resume;
+mod run_config;
 mod signals;
 mod simple;
 mod single_cost;
 mod step;
 mod step_plan;
 mod sync_multi;
+mod tower_trainer;
 #[cfg(feature = "cli")]
 mod train_args;
+mod train_config;
 mod trainer;
 
 pub use async_multi::AsyncMultiGpuTrainer;
-pub use config::TrainConfig;
 pub use defaults::{default_callbacks, default_monitors};
 pub use launch::launch_train_with_config;
 pub use main_loop::Ended;
 pub use noop::NoOpTrainer;
 pub use queue_input::QueueInputTrainer;
+pub use run_config::RunConfig;
 pub use simple::SimpleTrainer;
 pub use single_cost::{Configured, Setup, SingleCostTrainer, Strategy};
 pub use step::{Iteration, NanPolicy, RunTrainOp, StepCx};
 pub use sync_multi::{
     SyncMultiGpuTrainer, SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated,
 };
+pub use tower_trainer::TowerTrainer;
 #[cfg(feature = "cli")]
 pub use train_args::TrainArgs;
+pub use train_config::TrainConfig;
 pub use trainer::{Trained, Trainer};

@@ -118,7 +118,7 @@ fn check_settings(state: &TrainState, saved: &Value) -> Result<()> {
 fn another_run(state: &TrainState, why: String) -> Error {
     let dir = state.logdir.as_deref().map_or_else(String::new, |d| d.display().to_string());
     Error::new(ErrorKind::Argument, format!("{dir} holds another run: {why}"))
-        .note("start over with --fresh (`TrainConfig::fresh`), or use another directory with --logdir")
+        .note("start over with --fresh (`RunConfig::fresh`), or use another directory with --logdir")
 }
 
 /// Starts the input at the position of the run.

@@ -1,11 +1,11 @@
 //! Trainers for models with one cost.
 
-use super::{Iteration, RunTrainOp, StepCx, TrainConfig, Trained, Trainer};
+use super::{Iteration, RunTrainOp, TowerTrainer, TrainConfig, Trained, Trainer};
 use crate::graph::{Fetch, Graph, Op, Tensor, TensorSpec};
 use crate::input::{FeedInput, InputSource, QueueInput};
 use crate::optim::Optimizer;
 use crate::runtime::Device;
-use crate::tower::{TowerContext, TowerFunc, Towers};
+use crate::tower::{TowerContext, TowerFunc};
 use tensorpack_dataflow::Flow;
 use tensorpack_tensor::{Error, Result};
 
@@ -40,6 +40,20 @@ pub trait Strategy {
     fn check_input(&self, input: &dyn InputSource) -> Result<()> {
         let _ = input;
         Ok(())
+    }
+
+    /// Builds the graph of a trainer: see [`SingleCostTrainer::setup_graph`].
+    fn setup_graph(
+        self,
+        signature: Vec<TensorSpec>,
+        input: Box<dyn InputSource>,
+        get_cost: impl Fn(&TowerContext, &[Tensor]) -> Tensor + 'static,
+        get_optimizer: impl Fn(&TowerContext) -> Box<dyn Optimizer>,
+    ) -> Result<TowerTrainer>
+    where
+        Self: Sized + 'static,
+    {
+        SingleCostTrainer::from(self).setup_graph(signature, input, get_cost, get_optimizer)
     }
 
     /// Combines the trainer with a configuration: `SimpleTrainer::from_config(config).train()`.
@@ -108,85 +122,60 @@ impl Setup<'_> {
     }
 }
 
-/// A trainer that minimizes one cost.
-pub struct SingleCostTrainer {
-    strategy: Box<dyn Strategy>,
-    graph: Graph,
-    built: Option<(Trainer, Fetch)>,
-}
+/// A trainer that minimizes one cost. It trains nothing before [`setup_graph`] has built the graph
+/// and returned a [`TowerTrainer`]:
+///
+/// ```
+/// # use tensorpack::prelude::*;
+/// # use tensorpack::train::{RunConfig, SingleCostTrainer, TowerTrainer, Trained};
+/// fn train(trainer: TowerTrainer) -> Result<Trained> {
+///     trainer.train(RunConfig::new())
+/// }
+/// ```
+///
+/// ```compile_fail,E0599
+/// # use tensorpack::prelude::*;
+/// # use tensorpack::train::{RunConfig, SingleCostTrainer, TowerTrainer, Trained};
+/// fn train(trainer: SingleCostTrainer) -> Result<Trained> {
+///     trainer.train(RunConfig::new())
+/// }
+/// ```
+///
+/// [`setup_graph`]: SingleCostTrainer::setup_graph
+pub struct SingleCostTrainer(Box<dyn Strategy>);
 
 impl<S: Strategy + 'static> From<S> for SingleCostTrainer {
     fn from(strategy: S) -> SingleCostTrainer {
-        SingleCostTrainer { strategy: Box::new(strategy), graph: Graph::new(), built: None }
+        SingleCostTrainer(Box::new(strategy))
     }
 }
 
 impl SingleCostTrainer {
     /// Returns the strategy.
     pub fn strategy(&self) -> &dyn Strategy {
-        &*self.strategy
+        &*self.0
     }
 
     /// Builds the graph: the towers of the tower function `get_cost`, which returns the cost, on
     /// the tensors of `input`, and the updates of the optimizer.
     pub fn setup_graph(
-        &mut self,
+        self,
         signature: Vec<TensorSpec>,
         mut input: Box<dyn InputSource>,
         get_cost: impl Fn(&TowerContext, &[Tensor]) -> Tensor + 'static,
         get_optimizer: impl Fn(&TowerContext) -> Box<dyn Optimizer>,
-    ) -> Result<()> {
-        if self.built.is_some() {
-            return Err(Error::argument("setup_graph was already called: a trainer builds its graph once"));
-        }
-        self.strategy.check_input(&*input)?;
+    ) -> Result<TowerTrainer> {
+        let SingleCostTrainer(strategy) = self;
+        strategy.check_input(&*input)?;
+        let graph = Graph::new();
         let mut tower = TowerFunc::new(signature, move |t, inputs| vec![get_cost(t, inputs)])?;
         let mut setup =
-            Setup { graph: &self.graph, tower: &mut tower, input: &mut *input, optimizer: &get_optimizer };
-        let step = self.strategy.build(&mut setup)?;
-        let fetch = Fetch::from(&step);
-        self.built = Some((Trainer::new(&self.graph).tower_func(tower).input(input), fetch));
-        Ok(())
+            Setup { graph: &graph, tower: &mut tower, input: &mut *input, optimizer: &get_optimizer };
+        let step = Fetch::from(&strategy.build(&mut setup)?);
+        let iteration = strategy.iteration(step.clone());
+        let trainer = Trainer::new(&graph).input(input).on_device(strategy.device());
+        Ok(TowerTrainer::new(trainer, tower, step, iteration))
     }
-
-    /// Returns the towers after `setup_graph`.
-    pub fn towers(&self) -> Option<Towers<'_>> {
-        self.built.as_ref().and_then(|(trainer, _)| trainer.towers())
-    }
-
-    /// Trains with the default callbacks and monitors, unless the configuration replaces them.
-    pub fn train_with_defaults(self, config: TrainConfig) -> Result<Trained> {
-        let config = self.on_device(config);
-        let (trainer, mut iteration) = self.ready()?;
-        trainer.train_with_defaults(config, move |cx: &mut StepCx<'_>| iteration.run_step(cx))
-    }
-
-    /// Trains with only the callbacks and monitors of the configuration.
-    pub fn train(self, config: TrainConfig) -> Result<Trained> {
-        let config = self.on_device(config);
-        let (trainer, mut iteration) = self.ready()?;
-        trainer.train(config, move |cx: &mut StepCx<'_>| iteration.run_step(cx))
-    }
-
-    fn ready(mut self) -> Result<(Trainer, Box<dyn Iteration>)> {
-        let built = self.built.take().ok_or_else(no_graph)?;
-        Ok((built.0, self.strategy.iteration(built.1)))
-    }
-
-    /// Returns the configuration with the device of the trainer.
-    fn on_device(&self, mut config: TrainConfig) -> TrainConfig {
-        config.session.device = self.strategy.device().unwrap_or(config.session.device);
-        config
-    }
-
-    /// Returns the trainer and the operation of its step, for custom iterations.
-    pub fn built(self) -> Result<(Trainer, Fetch)> {
-        self.built.ok_or_else(no_graph)
-    }
-}
-
-fn no_graph() -> Error {
-    Error::argument("the graph has not been built: call setup_graph first")
 }
 
 /// Returns an input source that reads the dataflow without prefetching.

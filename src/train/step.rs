@@ -16,6 +16,12 @@ pub trait Iteration {
     fn run_step(&mut self, cx: &mut StepCx<'_>) -> Result<()>;
 }
 
+impl Iteration for Box<dyn Iteration> {
+    fn run_step(&mut self, cx: &mut StepCx<'_>) -> Result<()> {
+        (**self).run_step(cx)
+    }
+}
+
 /// Runs one operation per step, which is what most training is.
 #[derive(Clone, Debug)]
 pub struct RunTrainOp(pub Fetch);

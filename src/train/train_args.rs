@@ -1,8 +1,8 @@
 //! The options that every training program understands.
 
 use super::{
-    AsyncMultiGpuTrainer, Configured, NoOpTrainer, QueueInputTrainer, SimpleTrainer, SingleCostTrainer,
-    SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated, TrainConfig,
+    AsyncMultiGpuTrainer, Configured, NoOpTrainer, QueueInputTrainer, RunConfig, SimpleTrainer,
+    SingleCostTrainer, SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated, TrainConfig,
 };
 use crate::command_line;
 use crate::io::smart_init;
@@ -134,19 +134,25 @@ impl TrainArgs {
         Ok(())
     }
 
-    /// Returns the configuration with the given options applied.
-    pub fn apply(&self, mut config: TrainConfig) -> Result<TrainConfig> {
-        config.max_epoch = self.max_epoch.unwrap_or(config.max_epoch);
-        config.steps_per_epoch = self.steps_per_epoch.or(config.steps_per_epoch);
-        config.session.threads = self.threads_per_device.or(config.session.threads);
-        config.session.seed = self.seed.unwrap_or(config.session.seed);
-        config.logdir = self.logdir.clone().or(config.logdir);
-        config.fresh |= self.fresh;
+    /// Returns the configuration with the given options applied. It is a [`TrainConfig`] or, for a
+    /// trainer that already has a graph, a [`RunConfig`].
+    pub fn apply<C: AsMut<RunConfig>>(&self, mut config: C) -> Result<C> {
+        let run = config.as_mut();
+        run.max_epoch = self.max_epoch.unwrap_or(run.max_epoch);
+        run.steps_per_epoch = self.steps_per_epoch.or(run.steps_per_epoch);
+        run.session.threads = self.threads_per_device.or(run.session.threads);
+        if let Some(seed) = self.seed {
+            // The command line replaces both ways in which a program can set its seed.
+            run.seed = None;
+            run.session.seed = seed;
+        }
+        run.logdir = self.logdir.clone().or(run.logdir.take());
+        run.fresh |= self.fresh;
         if let [device, ..] = self.devices[..] {
-            config.session.device = device;
+            run.session.device = device;
         }
         if let Some(path) = &self.load {
-            config.session_init = Some(smart_init(path)?);
+            run.session_init = Some(smart_init(path)?);
         }
         Ok(config)
     }
@@ -187,6 +193,7 @@ impl TrainArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::SessionOptions;
     use clap::CommandFactory;
     use tensorpack_tensor::ErrorKind;
 
@@ -197,10 +204,20 @@ mod tests {
     #[test]
     fn options_are_parsed_and_applied() {
         let args = args("--max-epoch 3 --seed 7 --logdir /tmp/x --fresh --threads-per-device 2").unwrap();
-        let config = args.apply(TrainConfig::default()).unwrap();
-        assert_eq!((config.max_epoch, config.session.seed, config.session.threads), (3, 7, Some(2)));
+        let config = args.apply(RunConfig::new()).unwrap();
+        let options = config.session_options().unwrap();
+        assert_eq!((config.max_epoch, options.seed, options.threads), (3, 7, Some(2)));
         assert_eq!(config.logdir.unwrap().to_str(), Some("/tmp/x"));
         assert!(config.fresh);
+    }
+
+    #[test]
+    fn the_command_line_replaces_the_seed_of_the_program() {
+        let options = || SessionOptions { seed: 5, ..SessionOptions::default() };
+        for program in [RunConfig::new().seed(5), RunConfig::new().session(options())] {
+            let config = args("--seed 7").unwrap().apply(program).unwrap();
+            assert_eq!(config.session_options().unwrap().seed, 7);
+        }
     }
 
     #[test]

@@ -1,21 +1,21 @@
 //! The trainer: sets up and runs training of a graph.
 
+use super::RunConfig;
 use super::batch_summary::BatchSummary;
 use super::main_loop::{Ended, MainLoop};
 use super::resume;
 use super::signals::{self, Signals};
 use super::step::Iteration;
 use super::step_plan::StepPlan;
-use super::{TrainConfig, default_callbacks, default_monitors};
 use crate::callback::{Callback, Callbacks, GraphCx, Progress, SkippedSteps, TrainState};
-use crate::graph::{FLUSH_OPS, Fetch, Graph};
+use crate::graph::{FLUSH_OPS, Fetch, Graph, TensorSpec};
 use crate::input::InputSource;
 use crate::io::{Checkpoint, CheckpointStore, RealDisk, RunLock};
 use crate::logger;
 use crate::monitor::{Moment, Monitors};
 use crate::nn::describe_trainables;
 use crate::predict::{OfflinePredictor, PredictConfig};
-use crate::runtime::{Interrupt, Session};
+use crate::runtime::{Device, Interrupt, Session, SessionOptions};
 use crate::tower::{TowerFunc, Towers};
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -25,24 +25,28 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 /// [`Iteration`] defines the step. The trainer assumes neither batches nor gradients nor costs.
 ///
 /// Build the graph, create a trainer for it, then call [`train`](Trainer::train).
-/// [`SingleCostTrainer`](super::SingleCostTrainer) does the first two for models with one cost.
+/// [`SingleCostTrainer::setup_graph`](super::SingleCostTrainer::setup_graph) does the first two for
+/// models with one cost.
 pub struct Trainer {
     graph: Graph,
     tower: Option<TowerFunc>,
     input: Option<Box<dyn InputSource>>,
+    /// The device of the session, if the trainer and not the configuration sets it.
+    device: Option<Device>,
     callbacks: Callbacks,
 }
 
 impl Trainer {
     /// Creates a trainer for a graph. The graph must be complete before training starts.
     pub fn new(graph: &Graph) -> Trainer {
-        Trainer { graph: graph.clone(), tower: None, input: None, callbacks: Callbacks::default() }
+        let callbacks = Callbacks::default();
+        Trainer { graph: graph.clone(), tower: None, input: None, device: None, callbacks }
     }
 
     /// Sets the tower function that built the model. Inference during training and predictors need
     /// it.
     #[must_use]
-    pub fn tower_func(self, tower: TowerFunc) -> Trainer {
+    pub fn with_tower_func(self, tower: TowerFunc) -> Trainer {
         Trainer { tower: Some(tower), ..self }
     }
 
@@ -52,9 +56,24 @@ impl Trainer {
         Trainer { input: Some(input), ..self }
     }
 
+    /// Runs the session on this device, whatever the configuration says.
+    pub(super) fn on_device(self, device: Option<Device>) -> Trainer {
+        Trainer { device, ..self }
+    }
+
     /// Returns the graph.
     pub fn graph(&self) -> &Graph {
         &self.graph
+    }
+
+    /// Returns the tower function, if there is one.
+    pub fn tower_func(&self) -> Option<&TowerFunc> {
+        self.tower.as_ref()
+    }
+
+    /// Returns the input signature of the tower function, if there is one.
+    pub fn input_signature(&self) -> Option<&[TensorSpec]> {
+        self.tower.as_ref().map(TowerFunc::signature)
     }
 
     /// Returns the towers that the tower function built, if there is one.
@@ -71,16 +90,13 @@ impl Trainer {
     /// up callbacks and monitors, freezes the graph, creates the session, resumes the run in the
     /// log directory if there is one, and runs the loop. After SIGTERM or SIGINT the process
     /// terminates once everything is saved.
-    pub fn train_with_defaults(self, mut config: TrainConfig, iteration: impl Iteration) -> Result<Trained> {
-        config.extra_callbacks.get_or_insert_with(default_callbacks);
-        config.monitors.get_or_insert_with(|| default_monitors(config.logdir.is_some()));
-        self.train(config, iteration)
+    pub fn train_with_defaults(self, config: RunConfig, iteration: impl Iteration) -> Result<Trained> {
+        self.train(config.with_defaults(), iteration)
     }
 
     /// Trains with only the callbacks and monitors of the configuration.
-    pub fn train(self, config: TrainConfig, mut iteration: impl Iteration) -> Result<Trained> {
+    pub fn train(self, config: RunConfig, mut iteration: impl Iteration) -> Result<Trained> {
         config.check()?;
-        config.check_unused()?;
         let interrupt = Interrupt::new();
         let signals = Signals::install(&interrupt)?;
         let ended = self.run(config, &interrupt, &mut iteration);
@@ -101,7 +117,7 @@ impl Trainer {
 
     fn run(
         mut self,
-        mut config: TrainConfig,
+        mut config: RunConfig,
         interrupt: &Interrupt,
         iteration: &mut dyn Iteration,
     ) -> Result<Trained> {
@@ -174,7 +190,7 @@ impl Trainer {
         Trained { ended, session: state.session, monitors, tower: self.tower }
     }
 
-    fn steps_per_epoch(&self, config: &TrainConfig) -> Result<u64> {
+    fn steps_per_epoch(&self, config: &RunConfig) -> Result<u64> {
         let size = || self.input.as_ref().and_then(|i| i.size());
         config.steps_per_epoch.or_else(size).ok_or_else(|| {
             Error::argument("the number of steps per epoch is unknown")
@@ -183,7 +199,7 @@ impl Trainer {
     }
 
     /// Adds the callbacks and calls their `setup_graph`. Returns the plan with their fetches.
-    fn setup_callbacks(&mut self, config: &mut TrainConfig) -> Result<StepPlan> {
+    fn setup_callbacks(&mut self, config: &mut RunConfig) -> Result<StepPlan> {
         self.graph.first_error()?;
         let extra = config.extra_callbacks.take().unwrap_or_default();
         for callback in config.callbacks.drain(..).chain(extra) {
@@ -214,17 +230,24 @@ impl Trainer {
         (!flush.is_empty()).then(|| Fetch::from(&self.graph.group(&flush.iter().collect::<Vec<_>>())))
     }
 
+    fn session_options(&self, config: &RunConfig) -> Result<SessionOptions> {
+        let options = config.session_options()?;
+        Ok(SessionOptions { device: self.device.unwrap_or(options.device), ..options })
+    }
+
     /// Freezes the graph and creates the session.
     fn initialize(
         &self,
-        config: &mut TrainConfig,
+        config: &mut RunConfig,
         interrupt: &Interrupt,
         steps_per_epoch: u64,
         lock: Option<&RunLock>,
     ) -> Result<TrainState> {
         let disk = config.disk.take().unwrap_or_else(|| Box::new(RealDisk));
         let store = lock.map(|lock| CheckpointStore::open_on(disk, lock)).transpose()?;
-        let session = Session::with(self.graph.clone().freeze()?, config.session.clone())?;
+        let options = self.session_options(config)?;
+        let (seed, device) = (options.seed, options.device);
+        let session = Session::with(self.graph.clone().freeze()?, options)?;
         session.watch(interrupt)?;
         let progress = Progress {
             epoch_num: config.starting_epoch - 1,
@@ -234,7 +257,6 @@ impl Trainer {
             starting_epoch: config.starting_epoch,
             max_epoch: config.max_epoch,
         };
-        let seed = config.session.seed;
         let mut monitors = Monitors::new();
         config.monitors.take().into_iter().flatten().for_each(|m| monitors.add_boxed(m));
         let settings = json!({
@@ -242,7 +264,7 @@ impl Trainer {
             "towers": self.tower_count(),
             "steps_per_epoch": steps_per_epoch,
             "max_epoch": config.max_epoch,
-            "device": config.session.device.to_string(),
+            "device": device.to_string(),
         });
         Ok(TrainState {
             session,

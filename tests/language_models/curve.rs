@@ -28,7 +28,7 @@ fn costs(model: Model, words: &HostTensor, rate: f64, steps: usize) -> Vec<f64> 
         noted.borrow_mut().push(cost[0].to_scalar()?);
         Ok(())
     });
-    let config = TrainConfig::of(model).data(unrolled(words).unwrap());
+    let config = TrainConfig::with_input(model, unrolled(words).unwrap());
     let rate = HyperParamSetterWithFunc::new("learning_rate", move |_, _| rate);
     let config = config.callback(rate).callback(reset()).callback(note).no_logdir();
     launch_train_with_config(config.steps_per_epoch(steps as u64).max_epoch(1), SimpleTrainer::new())

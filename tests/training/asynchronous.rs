@@ -330,7 +330,7 @@ fn non_finite_updates_are_not_applied_in_any_tower() {
 fn inputs_that_towers_cannot_share_are_errors() {
     let input = || TensorInput::new(|t| vec![t.graph().constant(HostTensor::new([1], vec![1f32]).unwrap())]);
     let train = |towers| {
-        let config = TrainConfig::of(Count(|| Sgd::new(1.0).boxed())).data(input());
+        let config = TrainConfig::with_input(Count(|| Sgd::new(1.0).boxed()), input());
         launch_train_with_config(
             config.steps_per_epoch(2).max_epoch(1).no_logdir(),
             AsyncMultiGpuTrainer::new(towers),

@@ -11,8 +11,8 @@ use tensorpack::prelude::*;
 use tensorpack::runtime::Cadence;
 use tensorpack::train::{Iteration, RunTrainOp, StepCx, Trainer};
 
-fn config() -> TrainConfig {
-    TrainConfig::default().no_logdir().steps_per_epoch(3).max_epoch(2)
+fn config() -> RunConfig {
+    RunConfig::new().no_logdir().steps_per_epoch(3).max_epoch(2)
 }
 
 fn counter(t: &TowerContext, name: &str) -> Variable {
@@ -214,23 +214,4 @@ fn two_alternating_costs() {
     let read = |name: &str| trained.session.read(name).unwrap().to_scalar().unwrap();
     assert_eq!((read("critic/w"), read("maker/w")), (8.0 / 64.0, 8.0 / 4.0));
     assert_eq!(trained.session.run_index().unwrap(), 6 + 2);
-}
-
-/// Settings that this trainer would ignore are errors.
-#[test]
-fn a_model_is_an_error_if_the_trainer_has_a_graph() {
-    use crate::models::{Line, line};
-    let train = |config: TrainConfig| {
-        let graph = Graph::new();
-        let nothing = |_: &mut StepCx<'_>| Ok(());
-        Trainer::new(&graph).train(config.no_logdir().steps_per_epoch(1).max_epoch(1), nothing)
-    };
-    assert!(train(TrainConfig::default()).is_ok());
-    for (config, what) in [
-        (TrainConfig::new(Line, line(1)), "a model"),
-        (TrainConfig::default().data(FeedInput::new(line(1))), "an input source"),
-    ] {
-        let e = train(config).err().unwrap();
-        assert!(e.message().contains(&format!("the configuration has {what}")), "{e}");
-    }
 }

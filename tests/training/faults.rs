@@ -116,7 +116,7 @@ fn only_corrupted_checkpoints_are_an_error() {
     let e = train(config(dir.path())).err().expect("an error");
     assert!(e.message().contains("none is valid"), "{e}");
     assert!(e.to_string().contains("--fresh"), "{e}");
-    train(config(dir.path()).fresh(true)).unwrap();
+    train(config(dir.path()).fresh()).unwrap();
     assert_eq!(outcome(dir.path()), uninterrupted());
 }
 

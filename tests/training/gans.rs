@@ -61,8 +61,8 @@ fn trainer(towers: usize) -> GanTrainer {
     GanTrainer::new(Points { batch }, points(batch), towers).unwrap()
 }
 
-fn config() -> TrainConfig {
-    TrainConfig::default().no_logdir().steps_per_epoch(10).max_epoch(1)
+fn config() -> RunConfig {
+    RunConfig::new().no_logdir().steps_per_epoch(10).max_epoch(1)
 }
 
 fn weights(trained: &Trained) -> Vec<f64> {

@@ -167,15 +167,15 @@ fn any_trainer_with_a_tower_function_can_run_inference() {
         let t = TowerContext::training(&graph);
         let inputs: Vec<Tensor> = Classes.inputs().iter().map(|spec| graph.placeholder(spec)).collect();
         tower.train(&t, &inputs).unwrap();
-        let config = TrainConfig::default().steps_per_epoch(1).max_epoch(1).no_logdir();
+        let config = RunConfig::new().steps_per_epoch(1).max_epoch(1).no_logdir();
         let config = config.callback(runner(&[4, 4, 3], towers, &rows));
         let nothing = |_: &mut StepCx<'_>| Ok(());
-        let trained = Trainer::new(&graph).tower_func(tower).train(config, nothing).unwrap();
+        let trained = Trainer::new(&graph).with_tower_func(tower).train(config, nothing).unwrap();
         STATISTICS.map(|name| trained.monitors.latest(name).unwrap().to_bits())
     };
     assert_eq!(statistics(2), statistics(1));
     let nothing = |_: &mut StepCx<'_>| Ok(());
-    let config = TrainConfig::default().steps_per_epoch(1).max_epoch(1).no_logdir();
+    let config = RunConfig::new().steps_per_epoch(1).max_epoch(1).no_logdir();
     let config = config.callback(runner(&[4], 2, &rows));
     let e = Trainer::new(&Graph::new()).train(config, nothing).err().unwrap();
     assert!(e.message().contains("InferenceTower needs a model made by a tower function"), "{e}");

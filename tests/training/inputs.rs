@@ -13,7 +13,7 @@ use tensorpack::prelude::*;
 use tensorpack::train::Trained;
 
 fn on(input: impl InputSource + 'static) -> TrainConfig {
-    TrainConfig::of(Line).data(input).no_logdir().max_epoch(2)
+    TrainConfig::with_input(Line, input).no_logdir().max_epoch(2)
 }
 
 fn train(config: TrainConfig) -> Result<Trained> {
@@ -105,7 +105,7 @@ fn in_graph() -> TensorInput {
 #[test]
 fn graph_inputs_resume_at_their_position() {
     let run = |dir: &Path, epochs: u64| {
-        let config = TrainConfig::of(Line).data(in_graph()).callback(ModelSaver::new()).logdir(dir);
+        let config = TrainConfig::with_input(Line, in_graph()).callback(ModelSaver::new()).logdir(dir);
         train(config.steps_per_epoch(3).max_epoch(epochs)).unwrap()
     };
     let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

@@ -5,6 +5,8 @@ use crate::models::{Line, line};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tensorpack::ErrorKind;
 use tensorpack::callback::{ProgressBar, TrainCx};
 use tensorpack::dataflow::{DataFlow, FromIter};
 use tensorpack::input::{FeedInput, InputSource};
@@ -12,7 +14,7 @@ use tensorpack::io::{DictRestore, Keep};
 use tensorpack::monitor::{Class, Moment, Monitor};
 use tensorpack::prelude::*;
 use tensorpack::train::{
-    Ended, QueueInputTrainer, SingleCostTrainer, Strategy, Trained, default_callbacks, default_monitors,
+    Ended, QueueInputTrainer, SingleCostTrainer, StepCx, Trained, default_callbacks, default_monitors,
 };
 
 fn weights(trained: &Trained) -> Vec<HostTensor> {
@@ -39,36 +41,55 @@ fn a_trainer_of_a_configuration_trains() {
 /// Passes signature, input, cost and optimizer to `setup_graph`, without a [`ModelDesc`].
 #[test]
 fn setup_graph_without_a_model_desc() {
-    let set_up = |trainer: &mut SingleCostTrainer| {
+    let set_up = || {
         let cost = |t: &TowerContext, inputs: &[Tensor]| Line.build_graph(t, inputs);
-        trainer.setup_graph(Line.inputs(), FeedInput::new(line(2)).boxed(), cost, |t| Line.optimizer(t))
+        let input = FeedInput::new(line(2)).boxed();
+        SimpleTrainer::new().setup_graph(Line.inputs(), input, cost, |t| Line.optimizer(t)).unwrap()
     };
     let launched = launch_train_with_config(config(), SimpleTrainer::new()).unwrap();
-    let two_epochs = || TrainConfig::default().no_logdir().max_epoch(2);
-    let mut trainer = SingleCostTrainer::from(SimpleTrainer::new());
-    assert!(trainer.towers().is_none());
-    set_up(&mut trainer).unwrap();
-    assert_eq!(trainer.towers().unwrap().training().len(), 1);
-    let e = set_up(&mut trainer).unwrap_err();
-    assert!(e.message().contains("setup_graph was already called"), "{e}");
-    assert_eq!(weights(&trainer.train_with_defaults(two_epochs()).unwrap()), weights(&launched));
-
-    let mut trainer = SingleCostTrainer::from(SimpleTrainer::new());
-    set_up(&mut trainer).unwrap();
+    let two_epochs = || RunConfig::new().no_logdir().max_epoch(2);
+    assert_eq!(weights(&set_up().train_with_defaults(two_epochs()).unwrap()), weights(&launched));
     let recorder = Recorder::default();
-    assert_eq!(weights(&trainer.train(two_epochs().callback(recorder.clone())).unwrap()), weights(&launched));
+    let recorded = two_epochs().callback(recorder.clone());
+    assert_eq!(weights(&set_up().train(recorded).unwrap()), weights(&launched));
     assert_eq!(recorder.take(), TWO_EPOCHS);
+}
 
-    let e = error(SingleCostTrainer::from(SimpleTrainer::new()).train(two_epochs()));
-    assert!(e.message().contains("call setup_graph first"), "{e}");
+/// A step that runs the train op twice trains like two steps.
+#[test]
+fn a_custom_iteration_of_a_ready_trainer() {
+    let set_up = || {
+        let cost = |t: &TowerContext, inputs: &[Tensor]| Line.build_graph(t, inputs);
+        let input = FeedInput::new(line(4)).boxed();
+        let trainer = SingleCostTrainer::from(SimpleTrainer::new());
+        trainer.setup_graph(Line.inputs(), input, cost, |t| Line.optimizer(t)).unwrap()
+    };
+    let steps = |n| RunConfig::new().no_logdir().steps_per_epoch(n).max_epoch(1);
+    let single = set_up().train(steps(4)).unwrap();
+    let mut trainer = set_up();
+    let recorder = Recorder::default();
+    trainer.register_callback(recorder.clone());
+    let op = trainer.train_op().clone();
+    let trainer = trainer.with_iteration(move |cx: &mut StepCx<'_>| {
+        cx.run(&op)?;
+        cx.run(&op).map(|_| ())
+    });
+    let double = trainer.train(steps(2)).unwrap();
+    assert_eq!(weights(&double), weights(&single));
+    assert_eq!(double.session.run_index().unwrap(), 4);
+    assert_eq!(recorder.take().iter().filter(|call| call.starts_with("trigger_step")).count(), 2);
+    // The tower function stays with the trainer.
+    double.get_predictor(&["x"], &["cost"]).err().expect("the cost needs y as well");
+    single.get_predictor(&["x", "y"], &["cost"]).unwrap();
 }
 
 #[test]
 fn a_cost_is_a_scalar() {
-    let mut trainer = SingleCostTrainer::from(SimpleTrainer::new());
     let cost = |t: &TowerContext, inputs: &[Tensor]| Linear::new(1).apply(t, "fc", &inputs[0]);
     let input = FeedInput::new(line(2)).boxed();
-    let e = trainer.setup_graph(Line.inputs(), input, cost, |t| Line.optimizer(t)).unwrap_err();
+    let trainer = SimpleTrainer::new();
+    let e = trainer.setup_graph(Line.inputs(), input, cost, |t| Line.optimizer(t)).err().unwrap();
+    assert_eq!(e.kind(), ErrorKind::Shape);
     assert!(e.message().contains("not a scalar") && e.to_string().contains("take its mean"), "{e}");
 }
 
@@ -81,13 +102,12 @@ fn the_noop_trainer_runs_callbacks() {
         Ok(sample)
     });
     let recorder = Recorder::default();
-    let config = || TrainConfig::of(Line).no_logdir().max_epoch(2);
-    let nothing =
-        config().data(FeedInput::new(flow)).callback(recorder.clone()).extra_callbacks(vec![]).max_epoch(2);
+    let nothing = TrainConfig::with_input(Line, FeedInput::new(flow)).no_logdir().max_epoch(2);
+    let nothing = nothing.callback(recorder.clone()).extra_callbacks(vec![]);
     let trained = launch_train_with_config(nothing, NoOpTrainer::new()).unwrap();
     assert_eq!(recorder.take(), TWO_EPOCHS);
     assert_eq!(drawn.load(Ordering::Relaxed), 0);
-    let fresh = config().data(FeedInput::new(line(2))).max_epoch(0);
+    let fresh = TrainConfig::with_input(Line, FeedInput::new(line(2))).no_logdir().max_epoch(0);
     assert_eq!(weights(&trained), weights(&launch_train_with_config(fresh, SimpleTrainer::new()).unwrap()));
 }
 
@@ -142,18 +162,19 @@ fn epochs_are_numbered_from_the_starting_epoch() {
     assert_eq!(recorder.take(), ["before_train 2 -1 0", "after_train 2 -1 0"]);
 }
 
+/// Contradictions are errors before the log directory is created.
 #[test]
 fn contradictory_configurations_are_errors() {
-    let of = |config: TrainConfig| error(launch_train_with_config(config, SimpleTrainer::new())).to_string();
-    let input = || FeedInput::new(line(2));
-    for (config, what) in [
-        (TrainConfig::default().data(input()), "no model"),
-        (TrainConfig::of(Line), "no training data"),
-        (TrainConfig::new(Line, line(2)).data(input()), "both a dataflow and an input source"),
-        (TrainConfig::new(Line, line(2)).starting_epoch(0), "starting_epoch is 0"),
-    ] {
-        let e = of(config.no_logdir());
-        assert!(e.contains(what), "{e}");
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("run");
+    let seed = SessionOptions { seed: 2, ..SessionOptions::default() };
+    for (config, what) in
+        [(config().starting_epoch(0), "starting_epoch is 0"), (config().seed(1).session(seed), "seed")]
+    {
+        let e = error(launch_train_with_config(config.logdir(&dir), SimpleTrainer::new()));
+        assert_eq!(e.kind(), ErrorKind::Argument);
+        assert!(e.message().contains(what), "{e}");
+        assert!(!dir.exists(), "{e}");
     }
 }
 
@@ -167,6 +188,32 @@ fn session_init_and_seed() {
     let b = HostTensor::new([1], vec![0.25f32]).unwrap();
     let init = DictRestore::new([("fc/W".to_string(), w.clone()), ("fc/b".to_string(), b.clone())]);
     assert_eq!(weights(&start(config().session_init(init))), [w, b]);
+}
+
+/// The seed survives session options that are set after it, and the other way round.
+#[test]
+fn seed_and_session_options_hold_in_any_order() {
+    let start = |config: TrainConfig| {
+        weights(&launch_train_with_config(config.max_epoch(0), SimpleTrainer::new()).unwrap())
+    };
+    let one_thread = || SessionOptions { threads: Some(1), ..SessionOptions::default() };
+    let expected = start(config().seed(5));
+    assert_ne!(start(config()), expected);
+    assert_eq!(start(config().session(one_thread()).seed(5)), expected);
+    assert_eq!(start(config().seed(5).session(one_thread())), expected);
+}
+
+/// A deadline too far away for the clock is no deadline.
+#[test]
+fn the_longest_deadline_trains() {
+    let forever = || config().deadline(Duration::MAX);
+    for trainer in [
+        SingleCostTrainer::from(SimpleTrainer::new()),
+        SyncMultiGpuTrainerReplicated::new(2).into(),
+        AsyncMultiGpuTrainer::new(2).into(),
+    ] {
+        assert_eq!(launch_train_with_config(forever(), trainer).unwrap().ended, Ended::Finished);
+    }
 }
 
 /// Records the names of scalars.
@@ -186,9 +233,9 @@ impl Monitor for Names {
 fn default_callbacks_and_monitors_can_be_replaced() {
     let names: Vec<String> = default_callbacks().iter().map(|c| c.name()).collect();
     assert_eq!(names, ["MovingAverageSummary", "ProgressBar", "MergeAllSummaries", "RunUpdateOps"]);
-    let names = |has_logdir| default_monitors(has_logdir).iter().map(|m| m.name()).collect::<Vec<_>>();
-    assert_eq!(names(true), ["EventWriter", "JsonWriter", "ScalarPrinter"]);
-    assert_eq!(names(false), ["ScalarPrinter"]);
+    let names = |logdir| default_monitors(logdir).iter().map(|m| m.name()).collect::<Vec<_>>();
+    assert_eq!(names(Some(Path::new("run"))), ["EventWriter", "JsonWriter", "ScalarPrinter"]);
+    assert_eq!(names(None), ["ScalarPrinter"]);
 
     let put = Arc::new(Mutex::new(Vec::new()));
     let watched = || config().monitors(vec![Box::new(Names(put.clone()))]);
@@ -221,7 +268,7 @@ fn files_in_the_log_directory() {
     assert_eq!(files(dir.path()), left);
     assert_eq!(files(&dir.path().join("checkpoints")), ["latest", "step-0000000004"]);
     // With `fresh`, existing files are moved aside.
-    let untrained = train(config().fresh(true).max_epoch(0));
+    let untrained = train(config().fresh().max_epoch(0));
     assert_eq!(untrained.session.run_index().unwrap(), 0);
     let names = files(dir.path());
     assert!(names.contains(&"checkpoints.1".to_string()), "{names:?}");

@@ -148,7 +148,7 @@ fn two_runs(dir: &Path, slow: Option<u64>) -> Result<(f64, f64)> {
     let counter = |name: &str| t.variable(VariableSpec::new(name, []).init(Init::zeros()).non_trainable());
     let tick = Fetch::from(&counter("ticks").update(|n| n + 1.0));
     let learn = Fetch::from(&counter("sum").update(|s| s + x.sum()));
-    let config = TrainConfig::default().callback(ModelSaver::new()).callback(flag).logdir(dir);
+    let config = RunConfig::new().callback(ModelSaver::new()).callback(flag).logdir(dir);
     let step = |cx: &mut StepCx<'_>| {
         cx.run_plain(&[&tick], &[])?;
         cx.run(&learn).map(|_| ())

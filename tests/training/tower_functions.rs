@@ -9,7 +9,6 @@ use tensorpack::graph::{
 use tensorpack::input::{FeedInput, InputSource};
 use tensorpack::prelude::*;
 use tensorpack::tower::{Mode, TowerFunc};
-use tensorpack::train::SingleCostTrainer;
 
 fn signature() -> Vec<TensorSpec> {
     vec![TensorSpec::f32("x", [None, Some(3)])]
@@ -86,11 +85,14 @@ fn tensors_of_a_tower_are_found_by_name() {
 
 #[test]
 fn the_towers_of_a_trainer() {
-    let mut trainer = SingleCostTrainer::from(SimpleTrainer::new());
     let cost = |t: &TowerContext, inputs: &[Tensor]| Line.build_graph(t, inputs);
     let input = FeedInput::new(line(2)).boxed();
-    trainer.setup_graph(Line.inputs(), input, cost, |t| Line.optimizer(t)).unwrap();
-    let towers = trainer.towers().unwrap();
+    let trainer = SimpleTrainer::new();
+    let trainer = trainer.setup_graph(Line.inputs(), input, cost, |t| Line.optimizer(t)).unwrap();
+    assert_eq!(trainer.input_signature(), Line.inputs());
+    assert_eq!(trainer.tower_func().signature(), Line.inputs());
+    let towers = trainer.towers();
+    assert_eq!(towers.training().len(), 1);
     assert_eq!(towers.training()[0].get_tensor("cost").unwrap().name(), "cost");
     assert_eq!(towers.training()[0].get_tensor("y").unwrap().name(), "y");
 }

@@ -78,8 +78,7 @@ impl InputSource for Watched {
 }
 
 fn train(device: Device, input: impl InputSource + 'static) -> Vec<f64> {
-    let config = TrainConfig::of(OfBytes)
-        .data(input)
+    let config = TrainConfig::with_input(OfBytes, input)
         .session(SessionOptions { device, full_precision: true, ..SessionOptions::default() })
         .steps_per_epoch(5)
         .max_epoch(2)

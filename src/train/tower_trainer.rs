@@ -1,0 +1,77 @@
+//! A trainer whose graph a tower function built.
+
+use super::{Iteration, RunConfig, Trained, Trainer};
+use crate::callback::Callback;
+use crate::graph::{Fetch, Graph, TensorSpec};
+use crate::tower::{TowerFunc, Towers};
+use tensorpack_tensor::Result;
+
+/// A trainer that is ready to train: a tower function built its graph, and its step is known.
+/// [`SingleCostTrainer::setup_graph`](super::SingleCostTrainer::setup_graph) returns one.
+pub struct TowerTrainer {
+    /// Without the tower function.
+    trainer: Trainer,
+    tower: TowerFunc,
+    step: Fetch,
+    iteration: Box<dyn Iteration>,
+}
+
+impl TowerTrainer {
+    pub(super) fn new(
+        trainer: Trainer,
+        tower: TowerFunc,
+        step: Fetch,
+        iteration: Box<dyn Iteration>,
+    ) -> TowerTrainer {
+        TowerTrainer { trainer, tower, step, iteration }
+    }
+
+    /// Returns the graph.
+    pub fn graph(&self) -> &Graph {
+        self.trainer.graph()
+    }
+
+    /// Returns the tower function.
+    pub fn tower_func(&self) -> &TowerFunc {
+        &self.tower
+    }
+
+    /// Returns the input signature of the tower function.
+    pub fn input_signature(&self) -> &[TensorSpec] {
+        self.tower.signature()
+    }
+
+    /// Returns the towers that were built.
+    pub fn towers(&self) -> Towers<'_> {
+        self.tower.towers()
+    }
+
+    /// Returns the operation of one step.
+    pub fn train_op(&self) -> &Fetch {
+        &self.step
+    }
+
+    /// Adds a callback of the trainer itself. It runs before the user's callbacks.
+    pub fn register_callback(&mut self, callback: impl Callback + 'static) {
+        self.trainer.register_callback(callback);
+    }
+
+    /// Replaces the step. [`train_op`](TowerTrainer::train_op) is the operation that the step ran
+    /// before.
+    #[must_use]
+    #[doc(alias = "run_step")]
+    pub fn with_iteration(self, iteration: impl Iteration + 'static) -> TowerTrainer {
+        TowerTrainer { iteration: Box::new(iteration), ..self }
+    }
+
+    /// Trains with the default callbacks and monitors, unless the configuration replaces them. See
+    /// [`Trainer::train_with_defaults`].
+    pub fn train_with_defaults(self, config: RunConfig) -> Result<Trained> {
+        self.train(config.with_defaults())
+    }
+
+    /// Trains with only the callbacks and monitors of the configuration.
+    pub fn train(self, config: RunConfig) -> Result<Trained> {
+        self.trainer.with_tower_func(self.tower).train(config, self.iteration)
+    }
+}
