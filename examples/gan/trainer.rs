@@ -6,7 +6,7 @@ use tensorpack::graph::Fetch;
 use tensorpack::input::InputSource;
 use tensorpack::prelude::*;
 use tensorpack::tower::{Mode, TowerFunc};
-use tensorpack::train::{Iteration, RunTrainOp, StepCx, TrainArgs, Trained, Trainer};
+use tensorpack::train::{Iteration, RunTrainOp, StepCx, TrainArgs, Trained, Trainer, average_gradients};
 
 /// A [`Trainer`] of a [`GanModelDesc`], with one operation for each player's update.
 pub(crate) struct GanTrainer {
@@ -30,17 +30,16 @@ impl GanTrainer {
             let losses = builder.build_graph(t, inputs);
             vec![losses.d_loss, losses.g_loss]
         })?;
-        let mut first = None;
+        let (mut d, mut g) = (Vec::new(), Vec::new());
         for index in 0..towers {
             let t = TowerContext::new(&graph, Mode::Training, index, towers);
             let inputs = input.tensors(&t, tower.signature())?;
             let built = tower.train(&t, &inputs)?;
             let losses = built.outputs();
-            let d = averaged(&t, compute_gradients_of(&losses[0], "discrim/.*")?);
-            let g = averaged(&t, compute_gradients_of(&losses[1], "gen/.*")?);
-            first.get_or_insert((d, g));
+            d.push((t.clone(), compute_gradients_of(&losses[0], "discrim/.*")?));
+            g.push((t, compute_gradients_of(&losses[1], "gen/.*")?));
         }
-        let (d, g) = first.ok_or_else(|| Error::argument("a trainer needs at least one tower"))?;
+        let (d, g) = (average_gradients(d)?, average_gradients(g)?);
         let optimizer = model.optimizer(&TowerContext::new(&graph, Mode::Training, 0, towers));
         let update_d = apply_gradients(&*optimizer, &graph, &d)?;
         let update_g = apply_gradients(&*optimizer, &graph, &g)?;
@@ -73,15 +72,6 @@ impl GanTrainer {
         let turns = InTurn([turn(&self.update_d, d_period), turn(&self.update_g, g_period)]);
         self.trainer.train_with_defaults(config, turns)
     }
-}
-
-/// Averages gradients over all towers.
-fn averaged(t: &TowerContext, gradients: Vec<Gradient>) -> Vec<Gradient> {
-    let mean = |t: &TowerContext, g: Gradient| {
-        let value = t.all_reduce_mean(&format!("average/{}", g.variable.name()), &g.value);
-        g.with_value(value)
-    };
-    t.build(|t| gradients.into_iter().map(|g| mean(t, g)).collect())
 }
 
 /// One player's update, and how often it is due.

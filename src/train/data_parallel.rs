@@ -1,11 +1,12 @@
 //! Data-parallel training: towers minimize one cost on their own batches, with shared variables.
 
+use super::average_gradients;
 use super::single_cost::Setup;
 use crate::graph::{Op, Tensor};
-use crate::optim::{Gradient, apply_gradients, compute_gradients};
+use crate::optim::{apply_gradients, compute_gradients};
 use crate::runtime::Device;
 use crate::tower::{Mode, TowerContext};
-use tensorpack_tensor::{Error, ErrorKind, Result};
+use tensorpack_tensor::{Error, Result};
 
 /// The devices of the towers, one per tower.
 #[derive(Clone, Debug)]
@@ -86,7 +87,7 @@ pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices, weights: W
     devices.check_and_log()?;
     let graph = setup.graph().clone();
     let total = devices.count();
-    let mut averaged: Option<Vec<Gradient>> = None;
+    let mut towers = Vec::new();
     for index in 0..total {
         let t = TowerContext::new(&graph, Mode::Training, index, total);
         let cost = setup.tower(&t)?;
@@ -94,25 +95,11 @@ pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices, weights: W
             Weights::Equal => cost,
             Weights::Examples => weighted(&t, &setup.inputs(), &cost)?,
         };
-        let gradients = compute_gradients(&cost)?;
-        let gradients: Vec<Gradient> =
-            t.build(|t| gradients.into_iter().map(|g| averaged_gradient(t, g)).collect());
-        match &averaged {
-            None => averaged = Some(gradients),
-            Some(first) => same_variables(first, &gradients, index)?,
-        }
+        towers.push((t, compute_gradients(&cost)?));
     }
+    let averages = average_gradients(towers)?;
     let first = TowerContext::new(&graph, Mode::Training, 0, total);
-    apply_gradients(&*setup.optimizer(&first), &graph, &averaged.unwrap_or_default())
-}
-
-/// Averages a gradient over the towers. If a tower times out here, the error points at the line
-/// that created the variable.
-fn averaged_gradient(t: &TowerContext, g: Gradient) -> Gradient {
-    let site = g.variable.id.and_then(|id| t.graph().variable_info(id)).map(|v| v.site);
-    let mean = || t.all_reduce_mean(&format!("average/{}", g.variable.name()), &g.value);
-    let value = site.map_or_else(mean, |site| t.graph().on_line(site, mean));
-    g.with_value(value)
+    apply_gradients(&*setup.optimizer(&first), &graph, &averages)
 }
 
 /// Scales the cost by the tower's share of all examples, so that the mean over towers is the mean
@@ -128,20 +115,4 @@ fn weighted(t: &TowerContext, inputs: &[Tensor], cost: &Tensor) -> Result<Tensor
         let all = t.all_reduce_sum("examples", &own);
         cost * (own * t.total() as f64 / all)
     }))
-}
-
-/// Checks that a tower has gradients of the same variables as the first: otherwise the all-reduces
-/// would wait for each other.
-fn same_variables(first: &[Gradient], other: &[Gradient], index: usize) -> Result<()> {
-    let names = |gs: &[Gradient]| gs.iter().map(|g| g.variable.name().to_string()).collect::<Vec<_>>();
-    let (first, other) = (names(first), names(other));
-    if first == other {
-        return Ok(());
-    }
-    let only = |a: &[String], b: &[String]| {
-        a.iter().filter(|n| !b.contains(n)).cloned().collect::<Vec<_>>().join(", ")
-    };
-    Err(Error::new(ErrorKind::Graph, format!("tower {index} does not train the same variables as tower 0"))
-        .note(format!("only tower 0: {}; only tower {index}: {}", only(&first, &other), only(&other, &first)))
-        .note("a tower function must build the same model in every tower"))
 }

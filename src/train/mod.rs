@@ -2,6 +2,7 @@
 
 mod async_multi;
 mod async_towers;
+mod average_gradients;
 mod batch_summary;
 mod data_parallel;
 mod defaults;
@@ -24,6 +25,7 @@ mod train_config;
 mod trainer;
 
 pub use async_multi::AsyncMultiGpuTrainer;
+pub use average_gradients::average_gradients;
 pub use defaults::{default_callbacks, default_monitors};
 pub use launch::launch_train_with_config;
 pub use main_loop::Ended;

@@ -3,13 +3,15 @@
 use crate::life_cycle::Recorder;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tensorpack::ErrorKind;
 use tensorpack::callback::{FetchHandle, GraphCx, RunCx};
 use tensorpack::dataflow::{DataFlow, FromFn};
 use tensorpack::graph::{Fetch, TRAINABLE_VARIABLES};
 use tensorpack::input::{FeedInput, InputSource};
 use tensorpack::prelude::*;
 use tensorpack::runtime::Cadence;
-use tensorpack::train::{Iteration, RunTrainOp, StepCx, Trainer};
+use tensorpack::tower::Mode;
+use tensorpack::train::{Iteration, RunTrainOp, StepCx, Trainer, average_gradients};
 
 fn config() -> RunConfig {
     RunConfig::new().no_logdir().steps_per_epoch(3).max_epoch(2)
@@ -214,4 +216,53 @@ fn two_alternating_costs() {
     let read = |name: &str| trained.session.read(name).unwrap().to_scalar().unwrap();
     assert_eq!((read("critic/w"), read("maker/w")), (8.0 / 64.0, 8.0 / 4.0));
     assert_eq!(trained.session.run_index().unwrap(), 6 + 2);
+}
+
+/// Two towers of one variable `w` and one variable `v`, on inputs `x0` and `x1`. Returns each tower
+/// with the gradients of the variables that match its pattern.
+fn two_towers(graph: &Graph, patterns: [&str; 2]) -> Vec<(TowerContext, Vec<Gradient>)> {
+    let build = |index: usize| {
+        let t = TowerContext::new(graph, Mode::Training, index, 2);
+        let x = graph.placeholder(&TensorSpec::f32(format!("x{index}"), [None]));
+        let variable = |t: &TowerContext, name| t.variable(VariableSpec::new(name, [1]).init(Init::ones()));
+        let cost = t.build(|t| (variable(t, "w").value() * &x + variable(t, "v").value()).mean());
+        (t, compute_gradients_of(&cost, patterns[index]).unwrap())
+    };
+    vec![build(0), build(1)]
+}
+
+#[test]
+fn gradients_of_towers_are_averaged_on_every_engine() {
+    for device in [Device::Cpu(0), Device::Reference] {
+        let graph = Graph::new();
+        let averages = average_gradients(two_towers(&graph, [".*"; 2])).unwrap();
+        let step = apply_gradients(&Sgd::new(0.5), &graph, &averages).unwrap();
+        let options = SessionOptions { device, ..SessionOptions::default() };
+        let session = Session::with(graph.freeze().unwrap(), options).unwrap();
+        let fed = |x: f32| HostTensor::new([1], vec![x]).unwrap();
+        session.run(&[&step], &[("x0", &fed(1.0)), ("x1", &fed(2.0))]).unwrap();
+        let read = |name: &str| session.read(name).unwrap().to_f64_vec()[0];
+        // One update with the mean of 1 and 2, and with the mean of 1 and 1.
+        assert_eq!((read("w"), read("v")), (1.0 - 0.5 * 1.5, 1.0 - 0.5), "{device}");
+    }
+}
+
+/// Averaging requires every tower, in order, with the same variables: otherwise towers would wait
+/// for each other, or average gradients of different variables.
+#[test]
+fn averaging_requires_the_same_variables_in_all_towers() {
+    let error = |towers: Vec<(TowerContext, Vec<Gradient>)>| average_gradients(towers).err().unwrap();
+    let e = error(two_towers(&Graph::new(), [".*", "w"]));
+    assert_eq!(e.kind(), ErrorKind::Graph);
+    assert!(e.message().contains("tower 1") && e.to_string().contains("only tower 0: v"), "{e}");
+    for towers in [
+        Vec::new(),
+        two_towers(&Graph::new(), [".*"; 2])[..1].to_vec(),
+        two_towers(&Graph::new(), [".*"; 2]).into_iter().rev().collect(),
+        vec![two_towers(&Graph::new(), [".*"; 2]).remove(0), two_towers(&Graph::new(), [".*"; 2]).remove(1)],
+    ] {
+        let e = error(towers);
+        assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
+        assert!(e.message().contains("tower"), "{e}");
+    }
 }
