@@ -100,10 +100,19 @@ impl Graph {
         if several { self.scope(&format!("tower{index}"), false, true, build) } else { build() }
     }
 
+    /// Returns the name scope that nodes are created in; empty at the root.
+    pub(crate) fn current_name_scope(&self) -> String {
+        self.built().map_or_else(String::new, |b| b.name_scope.join("/"))
+    }
+
+    /// Returns the variable scope that variables are created in; empty at the root.
+    pub(crate) fn current_variable_scope(&self) -> String {
+        self.built().map_or_else(String::new, |b| b.variable_scope.join("/"))
+    }
+
     /// Returns the full name of `part` in the current scope, without the tower prefix.
     pub(crate) fn name_in_towers(&self, part: &str) -> String {
-        let scope = self.built().map_or_else(String::new, |b| b.name_scope.join("/"));
-        name::split_tower(&name::join(&scope, part)).1.to_string()
+        name::split_tower(&name::join(&self.current_name_scope(), part)).1.to_string()
     }
 }
 

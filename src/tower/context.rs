@@ -24,6 +24,8 @@ pub enum Mode {
 /// Only functions that create variables, depend on the mode or write to collections take a context;
 /// a function without one is pure.
 #[derive(Clone, Debug)]
+#[doc(alias = "BaseTowerContext")]
+#[doc(alias = "get_current_tower_context")]
 pub struct TowerContext {
     graph: Graph,
     mode: Mode,
@@ -115,6 +117,7 @@ impl TowerContext {
     }
 
     /// Returns whether this tower creates variables of its own.
+    #[doc(alias = "has_own_variables")]
     pub fn owns_variables(&self) -> bool {
         self.owns_variables
     }
@@ -152,6 +155,21 @@ impl TowerContext {
     #[track_caller]
     pub fn name_scope<R>(&self, name: &str, build: impl FnOnce(&TowerContext) -> R) -> R {
         self.graph.scope(name, false, false, || build(self))
+    }
+
+    /// Returns the current name scope, which the names of new tensors start with: the scope of the
+    /// tower and those opened in it, such as `tower1/conv0`. Empty in the outermost scope of a
+    /// single training tower.
+    #[doc(alias = "ns_name")]
+    pub fn current_name_scope(&self) -> String {
+        self.graph.current_name_scope()
+    }
+
+    /// Returns the current variable scope, which the names of new variables start with, such as
+    /// `conv0`. It is the same in all towers.
+    #[doc(alias = "vs_name")]
+    pub fn current_variable_scope(&self) -> String {
+        self.graph.current_variable_scope()
     }
 
     /// Runs `build` with existing variables shared. Without this, an existing name is an error.

@@ -14,6 +14,7 @@ type Function = Box<dyn Fn(&TowerContext, &[Tensor]) -> Vec<Tensor>>;
 /// It is called once for every training tower and again for inference, so it must be stateless:
 /// create stateful modules outside and call them inside. Create variables through the
 /// [`TowerContext`], which decides whether to create or share them.
+#[doc(alias = "TowerFuncWrapper")]
 pub struct TowerFunc {
     signature: Vec<TensorSpec>,
     function: Function,

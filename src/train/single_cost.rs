@@ -32,6 +32,7 @@ pub trait Strategy {
 
     /// Returns the input source for a dataflow. Defaults to [`QueueInput`], which prefetches in a
     /// separate thread.
+    #[doc(alias = "apply_default_prefetch")]
     fn default_input(&self, dataflow: Flow) -> Box<dyn InputSource> {
         QueueInput::new(dataflow).boxed()
     }

@@ -1,7 +1,8 @@
 //! Tower functions: called once per tower, and checked against their five rules.
 
 use crate::models::{Line, line};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use tensorpack::ErrorKind;
 use tensorpack::graph::{
     LOCAL_VARIABLES, MODEL_VARIABLES, MOVING_SUMMARIES, SUMMARIES, TRAINABLE_VARIABLES, UPDATE_OPS,
@@ -118,6 +119,29 @@ fn the_context_has_the_mode() {
     assert_eq!(read(&outputs[0]), [0.0, 2.0, 1.0, 1.0]);
     assert_eq!(read(&outputs[1]), [1.0, 2.0, 1.0, 0.0]);
     assert_eq!(read(&inferred), [0.0, 1.0, 0.0, 0.0]);
+}
+
+/// The context has the names of its scopes. Those of variables do not depend on the tower.
+#[test]
+fn the_context_has_the_names_of_its_scopes() {
+    let graph = Graph::new();
+    let seen = Rc::new(RefCell::new(Vec::new()));
+    let record = seen.clone();
+    let mut tower = TowerFunc::new(signature(), move |t, _| {
+        let note = |t: &TowerContext| {
+            record.borrow_mut().push([t.current_name_scope(), t.current_variable_scope()]);
+        };
+        note(t);
+        t.scope("fc", |t| t.name_scope("product", note));
+        vec![]
+    })
+    .unwrap();
+    tower.train(&TowerContext::training(&graph), &[input(&graph, "x")]).unwrap();
+    assert_eq!(seen.take(), [["", ""], ["fc/product", "fc"]]);
+    two(&graph, &mut tower).unwrap();
+    assert_eq!(seen.take()[2..], [["tower1", ""], ["tower1/fc/product", "fc"]]);
+    tower.infer(&graph, "validation").unwrap();
+    assert_eq!(seen.take(), [["validation", ""], ["validation/fc/product", "fc"]]);
 }
 
 #[test]
