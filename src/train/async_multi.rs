@@ -39,11 +39,12 @@ impl AsyncMultiGpuTrainer {
         AsyncMultiGpuTrainer { devices: Devices::of(devices), scale_gradient: true }
     }
 
-    /// Sets whether gradients are divided by the number of towers, so that the updates of all
-    /// towers in a step add up to one update of a synchronous trainer. Defaults to `true`.
+    /// Applies gradients as they are. By default they are divided by the number of towers, so that
+    /// the updates of all towers in a step add up to one update of a synchronous trainer.
     #[must_use]
-    pub fn scale_gradient(self, scale_gradient: bool) -> AsyncMultiGpuTrainer {
-        AsyncMultiGpuTrainer { scale_gradient, ..self }
+    #[doc(alias = "scale_gradient")]
+    pub fn no_gradient_scaling(self) -> AsyncMultiGpuTrainer {
+        AsyncMultiGpuTrainer { scale_gradient: false, ..self }
     }
 }
 

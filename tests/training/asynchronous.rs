@@ -125,7 +125,7 @@ fn no_update_is_lost() {
     for towers in [2usize, 4] {
         let all = (STEPS * towers as u64) as f64;
         let sgd: MakeOptimizer = || Sgd::new(1.0).boxed();
-        let trained = train(sgd, AsyncMultiGpuTrainer::new(towers).scale_gradient(false));
+        let trained = train(sgd, AsyncMultiGpuTrainer::new(towers).no_gradient_scaling());
         assert_eq!(read(&trained, "w"), vec![-all; 257], "{towers} towers");
         // Scaled gradients: the updates of all towers add up to one update of a single tower.
         let trained = train(sgd, AsyncMultiGpuTrainer::new(towers));
@@ -139,7 +139,7 @@ fn no_update_is_lost() {
 
         let trained = train(
             || Accumulate::new(Sgd::new(1.0), 5).boxed(),
-            AsyncMultiGpuTrainer::new(towers).scale_gradient(false),
+            AsyncMultiGpuTrainer::new(towers).no_gradient_scaling(),
         );
         assert_eq!(read(&trained, "w"), vec![-all / 5.0; 257], "{towers} towers");
         assert_eq!(read(&trained, "accumulated_steps"), [0.0]);
