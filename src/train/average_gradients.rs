@@ -32,8 +32,8 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 /// # }
 /// ```
 ///
-/// All towers wait for each other here, on any engine. Returns an error if a tower is missing, or if
-/// the towers do not train the same variables.
+/// All towers wait for each other here, on any engine. Returns an error if a tower is missing, or
+/// if the towers do not train the same variables.
 #[doc(alias = "allreduce_grads")]
 #[doc(alias = "aggregate_grads")]
 pub fn average_gradients(

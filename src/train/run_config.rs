@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tensorpack_tensor::{Error, Result};
 
-/// The configuration of a run that does not depend on what is trained: callbacks, monitors, session,
+/// The settings of a run that do not depend on what is trained: callbacks, monitors, session,
 /// duration, log directory. Everything has a default.
 ///
 /// Trainers that already have a graph take it ([`Trainer::train`](super::Trainer::train),
@@ -99,8 +99,8 @@ macro_rules! run_settings {
 
             /// Sets the options of the session: device, threads, instruction set, memory.
             ///
-            /// A seed or deadline that is set here and, to another value, by `seed` or `deadline` is
-            /// an error when training starts.
+            /// A seed or deadline that is set here and, to another value, by `seed` or `deadline`
+            /// is an error when training starts.
             #[must_use]
             pub fn session(mut self, session: $crate::runtime::SessionOptions) -> $config {
                 self $(.$run)? .session = session;
@@ -138,8 +138,8 @@ macro_rules! run_settings {
                 self
             }
 
-            /// Sets the number of steps per epoch. Defaults to one pass over the data. It determines
-            /// when callbacks run, not the order of data.
+            /// Sets the number of steps per epoch. Defaults to one pass over the data. It
+            /// determines when callbacks run, not the order of data.
             #[must_use]
             pub fn steps_per_epoch(mut self, steps: u64) -> $config {
                 self $(.$run)? .steps_per_epoch = Some(steps);
@@ -168,7 +168,8 @@ macro_rules! run_settings {
                 self
             }
 
-            /// Starts a new run even if the directory has one. Existing checkpoints are moved aside.
+            /// Starts a new run even if the directory has one. Existing checkpoints are moved
+            /// aside.
             #[must_use]
             pub fn fresh(mut self) -> $config {
                 self $(.$run)? .fresh = true;
@@ -182,15 +183,16 @@ macro_rules! run_settings {
                 self
             }
 
-            /// Writes checkpoints to this disk, for other kinds of storage and for tests. Defaults to
-            /// the local file system.
+            /// Writes checkpoints to this disk, for other kinds of storage and for tests. Defaults
+            /// to the local file system.
             #[must_use]
             pub fn disk(mut self, disk: Box<dyn $crate::io::Disk>) -> $config {
                 self $(.$run)? .disk = Some(disk);
                 self
             }
 
-            /// Sets how to handle a non-finite cost or gradient. Defaults to stopping with an error.
+            /// Sets how to handle a non-finite cost or gradient. Defaults to stopping with an
+            /// error.
             #[must_use]
             pub fn nan_policy(mut self, nan: $crate::train::NanPolicy) -> $config {
                 self $(.$run)? .nan = nan;
