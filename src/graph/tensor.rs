@@ -145,6 +145,7 @@ impl fmt::Debug for Op {
 
 /// Name, type and shape of an input. The signature of a tower function is a list of these.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[doc(alias = "InputDesc")]
 pub struct TensorSpec {
     /// The name it is fed under.
     pub name: String,

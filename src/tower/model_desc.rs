@@ -5,6 +5,7 @@ use crate::graph::{Tensor, TensorSpec};
 use crate::optim::Optimizer;
 
 /// A model that is trained with a single cost: its inputs, its graph and its optimizer.
+#[doc(alias = "ModelDescBase")]
 pub trait ModelDesc {
     /// Returns the input signature.
     #[doc(alias = "get_input_signature")]

@@ -47,6 +47,7 @@ impl TowerTrainer {
     }
 
     /// Returns the operation of one step.
+    #[doc(alias = "built")]
     pub fn train_op(&self) -> &Fetch {
         &self.step
     }
