@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
-use tensorpack::io::{Checkpoint, CheckpointStore, Disk, Keep, Parts, RealDisk, RunLock};
+use tensorpack::io::{Checkpoint, CheckpointStore, DirEntry, Disk, Keep, OpenFile, Parts, RealDisk, RunLock};
 use tensorpack::{DType, HostTensor};
 
 /// What goes wrong at the n-th operation.
@@ -82,6 +82,18 @@ impl Disk for FailingDisk {
 
     fn free_space(&mut self, _: &Path) -> io::Result<Option<u64>> {
         self.fails().map_or(Ok(None), Err)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<OpenFile> {
+        self.fails().map_or_else(|| RealDisk.open(path), Err)
+    }
+
+    fn entries(&self, dir: &Path) -> io::Result<Vec<DirEntry>> {
+        self.fails().map_or_else(|| RealDisk.entries(dir), Err)
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        self.fails().map_or_else(|| RealDisk.exists(path), Err)
     }
 }
 
@@ -402,6 +414,15 @@ fn too_little_room_is_said_before_anything_is_written() {
         fn free_space(&mut self, _: &Path) -> io::Result<Option<u64>> {
             Ok(Some(1000))
         }
+        fn open(&self, path: &Path) -> io::Result<OpenFile> {
+            RealDisk.open(path)
+        }
+        fn entries(&self, dir: &Path) -> io::Result<Vec<DirEntry>> {
+            RealDisk.entries(dir)
+        }
+        fn exists(&self, path: &Path) -> io::Result<bool> {
+            RealDisk.exists(path)
+        }
     }
     let dir = tempfile::tempdir().unwrap();
     let lock = RunLock::acquire(dir.path()).unwrap();
@@ -437,4 +458,94 @@ fn the_lock_dies_with_its_process() {
     other.kill().unwrap();
     other.wait().unwrap();
     RunLock::acquire(dir.path()).unwrap();
+}
+
+/// Replaces a file by a link to itself: it exists, but reading it is an error.
+fn make_unreadable(file: &Path) {
+    fs::remove_file(file).unwrap();
+    std::os::unix::fs::symlink(file, file).unwrap();
+}
+
+#[test]
+fn an_unreadable_tag_deletes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open(&dir).keep(Keep::last(1));
+    let best = store.save(&checkpoint(10), &["best"]).unwrap();
+    store.save(&checkpoint(20), &[]).unwrap();
+    make_unreadable(&dir.path().join("checkpoints/best"));
+    let saved = store.save(&checkpoint(30), &[]);
+    assert!(best.join("manifest.json").exists(), "the best checkpoint was deleted: {saved:?}");
+    let e = saved.unwrap_err();
+    assert_eq!(e.kind(), tensorpack::ErrorKind::Io);
+    assert!(e.to_string().contains("step-0000000030 was saved"), "{e}");
+}
+
+#[test]
+fn an_unreadable_checkpoint_is_an_error_and_no_older_one_is_resumed() {
+    for file in ["latest", "step-0000000020/state.json", "step-0000000020/manifest.json"] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = open(&dir);
+        store.save(&checkpoint(10), &[]).unwrap();
+        store.save(&checkpoint(20), &[]).unwrap();
+        make_unreadable(&dir.path().join("checkpoints").join(file));
+        match store.latest() {
+            Ok(found) => panic!("{file}: resumed {:?}", found.map(|(path, _)| path)),
+            Err(e) => assert!(e.message().contains(file), "{file}: {e}"),
+        }
+    }
+}
+
+/// A newer program wrote the newest checkpoint; this one must not go back to an older one.
+#[test]
+fn a_checkpoint_of_a_newer_format_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open(&dir);
+    store.save(&checkpoint(10), &[]).unwrap();
+    let newest = store.save(&checkpoint(20), &[]).unwrap();
+    fs::write(newest.join("manifest.json"), r#"{"manifest": {"format": 99}}"#).unwrap();
+    let e = store.latest().map(|found| found.map(|(path, _)| path)).unwrap_err();
+    assert_eq!(e.kind(), tensorpack::ErrorKind::Unsupported, "{e}");
+}
+
+/// A save may fail after its folder has the final name. The next one is newer all the same.
+#[test]
+fn every_commit_has_its_own_number() {
+    for n in 0..40 {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, _) = open_failing(&dir, n, Fault::Denied);
+        let Ok(mut store) = store else { continue };
+        let _ = store.save(&checkpoint(20), &[]);
+        store.save(&checkpoint(10), &[]).unwrap();
+        fs::remove_file(dir.path().join("checkpoints/latest")).unwrap();
+        let found = store.list().unwrap();
+        let numbers: Vec<(u64, u64)> = found.iter().map(|s| (s.sequence, s.global_step)).collect();
+        assert!(numbers.windows(2).all(|w| w[0].0 < w[1].0), "operation {n} failed: {numbers:?}");
+        assert_is(&store.latest().unwrap().unwrap().1, 10);
+    }
+}
+
+/// Two processes may export to one path, for example two runs of one program.
+#[test]
+fn concurrent_writers_of_one_file_do_not_mix() {
+    use tensorpack::io::{npz, safetensors};
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["model.safetensors", "model.npz"] {
+        let path = dir.path().join(name);
+        let write = |value: f32| {
+            let tensors = [("w".to_string(), HostTensor::new([100_000], vec![value; 100_000]).unwrap())];
+            for _ in 0..20 {
+                if name.ends_with("npz") {
+                    npz::write(&path, &tensors)
+                } else {
+                    safetensors::write(&path, &tensors)
+                }
+                .unwrap();
+            }
+        };
+        std::thread::scope(|s| [1.0, 2.0, 3.0].map(|v| s.spawn(move || write(v))).map(|t| t.join().unwrap()));
+        let read = if name.ends_with("npz") { npz::read(&path) } else { safetensors::read(&path) }.unwrap();
+        let values = read[0].1.as_slice::<f32>().unwrap();
+        assert!(values.iter().all(|v| *v == values[0]));
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "temporary files were left");
 }

@@ -2,7 +2,7 @@
 
 use super::checkpoint_store::latest;
 use super::safetensors::{self, Named};
-use super::{Checkpoint, Source, npz};
+use super::{Checkpoint, RealDisk, Source, npz};
 use std::path::Path;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
@@ -15,7 +15,7 @@ pub(super) fn open(path: &Path) -> Result<Source> {
     }
     let checkpoints = path.join("checkpoints");
     if path.is_dir() {
-        return match latest(if checkpoints.is_dir() { &checkpoints } else { path })? {
+        return match latest(&RealDisk, if checkpoints.is_dir() { &checkpoints } else { path })? {
             Some((folder, checkpoint)) => Ok(Source::checkpoint(&folder, checkpoint)),
             None => Err(Error::argument(format!("there is no checkpoint in {}", path.display()))),
         };

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fs, io};
 use tensorpack::callback::TrainCx;
 use tensorpack::dataflow::FromIter;
-use tensorpack::io::{Checkpoint, Disk, Keep, Parts, RealDisk};
+use tensorpack::io::{Checkpoint, DirEntry, Disk, Keep, OpenFile, Parts, RealDisk};
 use tensorpack::monitor::{Class, JsonWriter, Moment, Monitor};
 use tensorpack::prelude::*;
 use tensorpack::{ErrorKind, train::Trained};
@@ -164,6 +164,18 @@ impl Disk for Failing {
     fn free_space(&mut self, dir: &Path) -> io::Result<Option<u64>> {
         self.allowed()?;
         RealDisk.free_space(dir)
+    }
+    fn open(&self, path: &Path) -> io::Result<OpenFile> {
+        self.allowed()?;
+        RealDisk.open(path)
+    }
+    fn entries(&self, dir: &Path) -> io::Result<Vec<DirEntry>> {
+        self.allowed()?;
+        RealDisk.entries(dir)
+    }
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        self.allowed()?;
+        RealDisk.exists(path)
     }
 }
 
