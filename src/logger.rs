@@ -43,6 +43,15 @@ pub fn set_directory(dir: &Path) -> Result<()> {
     Ok(())
 }
 
+impl Logger {
+    /// Writes a line to `log.log`, if there is one.
+    fn write_to_file(&self, line: &str) {
+        if let Some(file) = &mut *self.file.lock().unwrap_or_else(PoisonError::into_inner) {
+            let _ = writeln!(file, "{line}");
+        }
+    }
+}
+
 impl Log for Logger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.level() <= log::max_level()
@@ -61,14 +70,13 @@ impl Log for Logger {
         let file = record.file().and_then(|f| f.rsplit('/').next()).unwrap_or("?");
         let head = format!("[{} @{file}:{}]", time_of_day(SystemTime::now()), record.line().unwrap_or(0));
         let rest = format!("{tag}{}", record.args());
-        match self.terminal {
-            true => eprintln!("\x1b[{colour}m{head}\x1b[0m {rest}"),
-            false => eprintln!("{head} {rest}"),
-        }
-        if let Some(file) = &mut *self.file.lock().unwrap_or_else(PoisonError::into_inner) {
-            // A failed write to the log must not end training.
-            let _ = writeln!(file, "{head} {rest}");
-        }
+        // Training does not depend on its log: the terminal may be gone, and the disk full. `eprintln`
+        // would panic.
+        let _ = match self.terminal {
+            true => writeln!(stderr(), "\x1b[{colour}m{head}\x1b[0m {rest}"),
+            false => writeln!(stderr(), "{head} {rest}"),
+        };
+        self.write_to_file(&format!("{head} {rest}"));
     }
 
     fn flush(&self) {

@@ -27,6 +27,7 @@ mod resume;
 mod resume_towers;
 mod schedules;
 mod signals;
+mod standard_error;
 mod statistics;
 mod tower_functions;
 mod towers;
