@@ -15,6 +15,7 @@ mod inputs;
 mod interface;
 mod kills;
 mod life_cycle;
+mod log_file;
 mod models;
 mod modules;
 mod not_finite;
