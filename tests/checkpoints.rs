@@ -448,13 +448,14 @@ fn the_lock_dies_with_its_process() {
         .stdout(std::process::Stdio::null())
         .spawn()
         .unwrap();
-    let pid = format!("{}\n", other.id());
-    while fs::read_to_string(dir.path().join("lock")).unwrap_or_default() != pid {
+    let pid = format!("{} ", other.id());
+    while !fs::read_to_string(dir.path().join("lock")).is_ok_and(|t| t.starts_with(&pid) && t.ends_with('\n'))
+    {
         std::thread::sleep(Duration::from_millis(5));
         assert!(other.try_wait().unwrap().is_none(), "the other process ended too early");
     }
     let e = RunLock::acquire(dir.path()).unwrap_err();
-    assert!(e.message().ends_with(&format!("is in use by process {}", other.id())), "{e}");
+    assert!(e.message().contains(&format!("is in use by process {} on ", other.id())), "{e}");
     other.kill().unwrap();
     other.wait().unwrap();
     RunLock::acquire(dir.path()).unwrap();

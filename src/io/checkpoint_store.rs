@@ -8,7 +8,8 @@
 use super::RunLock;
 use super::checkpoint::{Checkpoint, Files, LoadError, Manifest};
 use super::disk::{
-    self, Disk, RealDisk, UNFINISHED, failed, is_missing, length, unfinished, write_atomically,
+    self, Disk, RealDisk, UNFINISHED, create_dir_durably, failed, is_missing, length, unfinished,
+    write_atomically,
 };
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -85,9 +86,7 @@ impl CheckpointStore {
     /// Like [`CheckpointStore::open`], but writes to another [`Disk`].
     pub fn open_on(mut disk: Box<dyn Disk>, lock: &RunLock) -> Result<CheckpointStore> {
         let dir = lock.dir().join("checkpoints");
-        disk.create_dir(&dir)
-            .and_then(|()| disk.sync_dir(lock.dir()))
-            .map_err(failed("create the directory", &dir))?;
+        create_dir_durably(&mut *disk, &dir).map_err(failed("create the directory", &dir))?;
         for Entry { path, .. } in entries(&*disk, &dir)? {
             if file_name(&path).starts_with(UNFINISHED) {
                 log::info!("removing the incomplete {}", path.display());
@@ -117,11 +116,12 @@ impl CheckpointStore {
     pub fn save(&mut self, checkpoint: &Checkpoint, tags: &[&str]) -> Result<PathBuf> {
         let tags = tags.iter().map(|tag| tag_file(tag)).collect::<Result<Vec<_>>>()?;
         let files = checkpoint.encode(self.next)?;
+        // Even if this save fails: its folder may exist by then, and two must not share a number.
+        self.next += 1;
         self.check_free_space(files.iter().map(|(_, parts)| length(parts)).sum())?;
         let name = self.free_name(checkpoint.global_step)?;
         let path = self.dir.join(&name);
         self.write_folder(&path, &files).map_err(|e| e.note("earlier checkpoints are unchanged"))?;
-        self.next += 1;
         let named =
             |e: Error| e.note(format!("{} is complete, and can be loaded by its path", path.display()));
         for file in std::iter::once(LATEST).chain(tags.iter().map(String::as_str)) {
@@ -292,7 +292,8 @@ fn not_kept(saved: &[Saved], keep: Keep) -> impl Iterator<Item = &Saved> {
     let mut kept: Option<SystemTime> = None;
     older.iter().filter(move |s| {
         let due = keep.every.is_some_and(|every| {
-            kept.is_none_or(|kept| s.saved_at.duration_since(kept).is_ok_and(|passed| passed >= every))
+            // A clock that was set back must not make all checkpoints look recent.
+            kept.is_none_or(|kept| s.saved_at.duration_since(kept).map_or(true, |passed| passed >= every))
         });
         if due {
             kept = Some(s.saved_at);
@@ -416,5 +417,15 @@ mod tests {
         assert_eq!(gone(&saved, Keep::last(2).every(Duration::from_secs(3600))), ["1.4", "1.9"]);
         assert_eq!(gone(&saved, Keep::last(20)), [""; 0]);
         assert_eq!(Keep::last(0), Keep::last(1));
+    }
+
+    /// The clock was years ahead for a while.
+    #[test]
+    fn a_clock_that_is_set_back_loses_no_checkpoint() {
+        let saved: Vec<Saved> = [0.0, 90_000.0, 1.0, 2.0, 2.5, 3.0, 3.1].map(at).to_vec();
+        let gone: Vec<String> = not_kept(&saved, Keep::last(1).every(Duration::from_secs(3600)))
+            .map(|s| file_name(&s.path))
+            .collect();
+        assert_eq!(gone, ["2.5"]);
     }
 }

@@ -78,7 +78,17 @@ impl Disk for RealDisk {
 
     fn sync_dir(&mut self, path: &Path) -> io::Result<()> {
         // Other systems cannot open directories and need no sync after a rename.
-        if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
+        if !cfg!(unix) {
+            return Ok(());
+        }
+        match File::open(path).and_then(|dir| dir.sync_all()) {
+            // The directory may belong to someone else (`/home`), or the file system may not sync
+            // directories. Then nobody can do better.
+            Err(e) if matches!(e.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput) => {
+                Ok(())
+            }
+            synced => synced,
+        }
     }
 
     fn remove(&mut self, path: &Path) -> io::Result<()> {
@@ -99,12 +109,13 @@ impl Disk for RealDisk {
         let mut entries = Vec::new();
         for entry in fs::read_dir(dir)? {
             let entry = entry?;
-            // Links are followed: the folders of checkpoints may be on another disk.
-            match fs::metadata(entry.path()) {
-                Ok(about) => entries.push(DirEntry { name: entry.file_name(), is_dir: about.is_dir() }),
-                Err(e) if is_missing(&e) => {}
-                Err(e) => return Err(e),
-            }
+            // Links are followed: the folders of checkpoints may be on another disk. If that fails,
+            // reading the entry will tell why.
+            let is_dir = match entry.file_type() {
+                Ok(kind) if !kind.is_symlink() => kind.is_dir(),
+                _ => fs::metadata(entry.path()).is_ok_and(|about| about.is_dir()),
+            };
+            entries.push(DirEntry { name: entry.file_name(), is_dir });
         }
         Ok(entries)
     }
@@ -173,6 +184,21 @@ pub(super) fn parent(path: &Path) -> &Path {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),
     }
+}
+
+/// Creates a directory and its missing parents, and makes their entries durable.
+pub(super) fn create_dir_durably(disk: &mut dyn Disk, dir: &Path) -> io::Result<()> {
+    // The entry of `dir` is synced even if it exists: a process that created it may have been killed
+    // before its own sync.
+    let mut changed = vec![parent(dir)];
+    while let Some(&above) = changed.last()
+        && above.file_name().is_some()
+        && !disk.exists(above)?
+    {
+        changed.push(parent(above));
+    }
+    disk.create_dir(dir)?;
+    changed.into_iter().rev().try_for_each(|above| disk.sync_dir(above))
 }
 
 /// Writes a file atomically: after a crash, either the old file or the complete new one exists.

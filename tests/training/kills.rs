@@ -288,7 +288,7 @@ fn a_finished_run_is_reported_and_another_seed_is_an_error() {
 fn a_second_process_is_an_error() {
     let root = tempfile::tempdir().unwrap();
     let mut child = start(root.path(), "step");
-    wait_for(&root.path().join("lock"), &format!("{}\n", child.id()));
+    wait_for(&root.path().join("lock"), &format!("{} ", child.id()));
     let second = start(root.path(), "").wait_with_output().unwrap();
     assert_eq!(second.status.code(), Some(1));
     let text = String::from_utf8_lossy(&second.stderr);

@@ -6,6 +6,7 @@ mod custom;
 mod dumps;
 mod exports;
 mod faults;
+mod full_disk;
 mod gans;
 mod hangs;
 mod hyper_params;
