@@ -143,8 +143,13 @@ impl Checkpoint {
     }
 
     /// Returns whether a path is the folder of a checkpoint.
-    pub(super) fn is_at(path: &Path) -> bool {
-        path.join(MANIFEST).is_file()
+    pub(super) fn is_at(path: &Path) -> Result<bool> {
+        let manifest = path.join(MANIFEST);
+        match std::fs::metadata(&manifest) {
+            Ok(about) => Ok(about.is_file()),
+            Err(e) if is_missing(&e) => Ok(false),
+            Err(e) => Err(failed("read", &manifest)(e)),
+        }
     }
 
     /// Returns the names of tensors that only training needs, if [`Checkpoint::capture`] recorded

@@ -10,8 +10,10 @@ use tensorpack_tensor::{Error, HostTensor, Result};
 /// tensor file.
 pub(super) fn open(path: &Path) -> Result<Source> {
     // A file in a checkpoint folder is read with its manifest, which has the checksums.
-    if let Some(folder) = [Some(path), path.parent()].into_iter().flatten().find(|p| Checkpoint::is_at(p)) {
-        return Ok(Source::checkpoint(folder, Checkpoint::load(folder)?));
+    for folder in [Some(path), path.parent()].into_iter().flatten() {
+        if Checkpoint::is_at(folder)? {
+            return Ok(Source::checkpoint(folder, Checkpoint::load(folder)?));
+        }
     }
     let checkpoints = path.join("checkpoints");
     if path.is_dir() {

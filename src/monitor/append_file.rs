@@ -105,6 +105,7 @@ impl AppendFile {
 mod tests {
     use super::*;
 
+    #[cfg(target_os = "linux")]
     impl AppendFile {
         /// Replaces the device by a full one, or by a file.
         pub(crate) fn replace_device(&mut self, path: &str) {

@@ -163,7 +163,8 @@ fn whole_lines(file: &mut File) -> std::io::Result<u64> {
 /// Renames a file of an older run to the first unused of `stats.jsonl.1`, `stats.jsonl.2` and so
 /// on.
 fn move_aside(path: &Path) -> Result<()> {
-    if !path.exists() {
+    // If this is unknown, opening the file would truncate the statistics of the older run.
+    if !path.try_exists().map_err(failed("read", path))? {
         return Ok(());
     }
     let numbered = |n: u32| {
@@ -171,7 +172,7 @@ fn move_aside(path: &Path) -> Result<()> {
         name.push(format!(".{n}"));
         PathBuf::from(name)
     };
-    let Some(aside) = (1..).map(numbered).find(|p| !p.exists()) else {
+    let Some(aside) = (1..=u32::MAX).map(numbered).find(|p| p.try_exists().is_ok_and(|there| !there)) else {
         return Err(Error::new(ErrorKind::Io, format!("cannot move {} aside", path.display())));
     };
     log::info!("moving {} of an older run to {}", path.display(), aside.display());

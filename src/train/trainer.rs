@@ -307,12 +307,14 @@ fn open_directory(dir: &Path) -> Result<RunLock> {
 /// Moves the checkpoints of an earlier run aside.
 fn move_checkpoints_aside(dir: &Path) -> Result<()> {
     let checkpoints = dir.join("checkpoints");
-    if checkpoints.exists() {
+    let failed = |e: std::io::Error| {
+        Error::new(ErrorKind::Io, format!("cannot move {} aside: {e}", checkpoints.display()))
+    };
+    // If this is unknown, the run would resume what the user wants to leave behind.
+    if checkpoints.try_exists().map_err(failed)? {
         let aside = (1..).map(|i| dir.join(format!("checkpoints.{i}"))).find(|p| !p.exists());
         let aside = aside.unwrap_or_else(|| dir.join("checkpoints.old"));
-        std::fs::rename(&checkpoints, &aside).map_err(|e| {
-            Error::new(ErrorKind::Io, format!("cannot move {} aside: {e}", checkpoints.display()))
-        })?;
+        std::fs::rename(&checkpoints, &aside).map_err(failed)?;
         log::info!("starting a new run; the earlier checkpoints are in {}", aside.display());
     }
     Ok(())

@@ -2,9 +2,13 @@
 
 mod asynchronous;
 mod callback_state;
+#[path = "../checkpoints/crash_disk.rs"]
+mod crash_disk;
 mod custom;
 mod dumps;
 mod exports;
+#[path = "../checkpoints/failing_disk.rs"]
+mod failing_disk;
 mod faults;
 mod full_disk;
 mod gans;
