@@ -101,6 +101,13 @@ impl AppendFile {
     }
 }
 
+impl Drop for AppendFile {
+    fn drop(&mut self) {
+        // A run that panics does not finish its monitors. A failure is logged.
+        let _ = self.flush();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,6 +142,16 @@ mod tests {
         file.flush().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"one,two,three,four,");
         assert_eq!((file.written(), file.waiting()), (19, &b""[..]));
+    }
+
+    #[test]
+    fn a_dropped_file_is_complete() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("records");
+        let mut file = AppendFile::new(&path, File::create(&path).unwrap(), 0).unwrap();
+        file.append(b"one,");
+        drop(file);
+        assert_eq!(std::fs::read(&path).unwrap(), b"one,");
     }
 
     #[test]

@@ -3,10 +3,13 @@
 
 use crate::models::{Line, line};
 use crate::processes;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::fs::File;
+use std::io::{IsTerminal, Read};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tensorpack::callback::{ProgressBar, TrainCx};
 use tensorpack::dataflow::DataFlow;
@@ -17,11 +20,14 @@ const OUTPUT: &str = "TENSORPACK_TEST_OUTPUT";
 const EPOCHS: u64 = 3;
 const STEPS: u64 = 4;
 
-/// Gives a signal time to arrive inside a run.
+/// Gives a signal time to arrive inside a run. Cuts the terminal's connection in step 2.
 struct Slow;
 
+static CONNECTION_LOST: AtomicBool = AtomicBool::new(false);
+
 impl Callback for Slow {
-    fn trigger_step(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+    fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        CONNECTION_LOST.store(cx.global_step >= 2, Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(20));
         Ok(())
     }
@@ -48,28 +54,35 @@ fn train(dir: &Path) -> Result<()> {
 /// A file descriptor to which every write fails.
 fn unwritable(kind: &str) -> OwnedFd {
     match kind {
-        "full" => std::fs::File::options().write(true).open("/dev/full").unwrap().into(),
+        "full" => File::options().write(true).open("/dev/full").unwrap().into(),
         // The reader is closed at once, as by `head`.
         "closed pipe" => std::io::pipe().unwrap().1.into(),
-        // A pseudo-terminal whose other side is gone, as after a lost connection.
-        _ => vanished_terminal(),
+        _ => vanishing_terminal(),
     }
 }
 
-fn vanished_terminal() -> OwnedFd {
-    use std::os::fd::FromRawFd;
-    // SAFETY: the calls take and return plain integers; the descriptor is owned by nobody else.
-    unsafe {
+/// A pseudo-terminal that a thread reads until the connection is lost.
+fn vanishing_terminal() -> OwnedFd {
+    // SAFETY: `name` outlives the calls that write and read it, which are told its length; the
+    // descriptors are open (asserted) and owned by nobody else.
+    let (mut master, slave) = unsafe {
         let master = libc::posix_openpt(libc::O_RDWR | libc::O_NOCTTY);
         assert!(master >= 0 && libc::grantpt(master) == 0 && libc::unlockpt(master) == 0);
         let mut name = [0; 64];
         assert_eq!(libc::ptsname_r(master, name.as_mut_ptr(), name.len()), 0);
         let slave = libc::open(name.as_ptr(), libc::O_RDWR | libc::O_NOCTTY);
         assert!(slave >= 0);
-        // The progress bar looks once, at the start, whether this is a terminal.
-        libc::close(master);
-        OwnedFd::from_raw_fd(slave)
-    }
+        assert_eq!(libc::fcntl(master, libc::F_SETFL, libc::O_NONBLOCK), 0);
+        (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave))
+    };
+    std::thread::spawn(move || {
+        while !CONNECTION_LOST.load(Ordering::Relaxed) {
+            // Nothing may have been written yet.
+            let _ = master.read(&mut [0; 4096]);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    slave
 }
 
 /// The main function of the child process. It does nothing in an ordinary run of the tests.
@@ -81,6 +94,8 @@ fn child() {
         // SAFETY: both descriptors are open, and `dup2` does not touch memory.
         assert!(unsafe { libc::dup2(output.as_raw_fd(), stream) } >= 0);
     }
+    // The progress bar draws on terminals only.
+    assert_eq!(std::io::stderr().is_terminal(), kind == TERMINAL);
     std::process::exit(i32::from(train(&dir).is_err()));
 }
 
@@ -99,7 +114,8 @@ fn latest_step(dir: &Path) -> u64 {
     Checkpoint::load(dir.join("checkpoints").join(latest.trim())).unwrap().global_step
 }
 
-const KINDS: [&str; 3] = ["full", "closed pipe", "vanished terminal"];
+const TERMINAL: &str = "vanishing terminal";
+const KINDS: [&str; 3] = ["full", "closed pipe", TERMINAL];
 
 #[test]
 fn an_unwritable_standard_error_does_not_end_training() {
