@@ -227,7 +227,7 @@ fn sigkills_do_not_change_results() {
     // Kills are spread over the duration of a run, however fast the machine is.
     let duration = begun.elapsed();
     let rng = random("kills");
-    let (mut killed, mut in_saves, mut run) = (0, 0, 0);
+    let (mut killed, mut in_saves, mut run, mut attempts) = (0, 0, 0, 0);
     // A save may be finished when the kill arrives: repeat until some were hit.
     let enough = |killed, in_saves| {
         assert!(killed < 10 * kills.max(1), "only {in_saves} of {killed} kills hit a save");
@@ -240,7 +240,10 @@ fn sigkills_do_not_change_results() {
             let mut child = start(&dir, "");
             // Kills wait for a random time, or for a save if too few were hit so far.
             let in_save = 10 * in_saves < killed;
-            let wait = duration.mul_f64(rng.uniform(0, killed));
+            // Drawn again even if the last attempt came too late: the same moment might always be.
+            let wait = duration.mul_f64(rng.uniform(0, attempts));
+            attempts += 1;
+            assert!(attempts < 100 * kills, "only {killed} of {attempts} processes were killed");
             let begun = Instant::now();
             let ended = loop {
                 if child.try_wait().unwrap().is_some() {
