@@ -6,6 +6,9 @@
 //!
 //! The modules are listed in the order data flows through them; each names only those before it.
 
+// These macros panic if the stream is closed or full; see `logger.rs`.
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod kir;
 pub mod reference;
 pub mod graph;

@@ -7,6 +7,7 @@
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use std::fs::File;
 use std::io::{IsTerminal, Write, stderr};
+use std::panic::{Location, PanicHookInfo};
 use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -22,12 +23,41 @@ fn logger() -> &'static Logger {
     LOGGER.get_or_init(|| Logger { file: Mutex::new(None), terminal: stderr().is_terminal() })
 }
 
-/// Installs the logger, unless the program has installed another one.
+/// Installs the logger, unless the program has installed another one. From then on `log.log` also
+/// contains the panics of all threads; the panic hook of the program is called as before.
 pub fn init() {
     if log::set_logger(logger()).is_ok() {
         let level = std::env::var("TENSORPACK_LOG").ok().and_then(|l| l.parse().ok());
         log::set_max_level(level.unwrap_or(LevelFilter::Info));
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            record_panic(panic);
+            hook(panic);
+        }));
     }
+}
+
+/// Writes the error that ends a run to `log.log`, and syncs the file. Not to standard error: the
+/// program gets the error and reports it.
+#[track_caller]
+pub(crate) fn record_error(error: &Error) {
+    let at = Location::caller();
+    logger().write_to_file(&format!("{} ERR {error}", head(Some(at.file()), at.line())));
+    logger().flush();
+}
+
+fn record_panic(panic: &PanicHookInfo<'_>) {
+    let text = panic.payload().downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.payload().downcast_ref::<String>().map(String::as_str));
+    let text = text.unwrap_or("without a message");
+    let (file, line) = panic.location().map_or((None, 0), |at| (Some(at.file()), at.line()));
+    logger().write_to_file(&format!("{} ERR panic: {text}", head(file, line)));
+}
+
+/// Returns the beginning of a line.
+fn head(file: Option<&str>, line: u32) -> String {
+    let file = file.and_then(|f| f.rsplit('/').next()).unwrap_or("?");
+    format!("[{} @{file}:{line}]", time_of_day(SystemTime::now()))
 }
 
 /// Also logs to `log.log` in this directory. Appends to an existing file.
@@ -41,6 +71,15 @@ pub fn set_directory(dir: &Path) -> Result<()> {
     let file = open().map_err(|e| Error::new(ErrorKind::Io, format!("{}: {e}", path.display())))?;
     *logger().file.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
     Ok(())
+}
+
+impl Logger {
+    /// Writes a line to `log.log`, if there is one.
+    fn write_to_file(&self, line: &str) {
+        if let Some(file) = &mut *self.file.lock().unwrap_or_else(PoisonError::into_inner) {
+            let _ = writeln!(file, "{line}");
+        }
+    }
 }
 
 impl Log for Logger {
@@ -58,17 +97,15 @@ impl Log for Logger {
             Level::Info => ("", 32),
             Level::Debug | Level::Trace => ("DBG ", 34),
         };
-        let file = record.file().and_then(|f| f.rsplit('/').next()).unwrap_or("?");
-        let head = format!("[{} @{file}:{}]", time_of_day(SystemTime::now()), record.line().unwrap_or(0));
+        let head = head(record.file(), record.line().unwrap_or(0));
         let rest = format!("{tag}{}", record.args());
-        match self.terminal {
-            true => eprintln!("\x1b[{colour}m{head}\x1b[0m {rest}"),
-            false => eprintln!("{head} {rest}"),
-        }
-        if let Some(file) = &mut *self.file.lock().unwrap_or_else(PoisonError::into_inner) {
-            // A failed write to the log must not end training.
-            let _ = writeln!(file, "{head} {rest}");
-        }
+        // Training does not depend on its log: the terminal may be gone, and the disk full. `eprintln`
+        // would panic.
+        let _ = match self.terminal {
+            true => writeln!(stderr(), "\x1b[{colour}m{head}\x1b[0m {rest}"),
+            false => writeln!(stderr(), "{head} {rest}"),
+        };
+        self.write_to_file(&format!("{head} {rest}"));
     }
 
     fn flush(&self) {

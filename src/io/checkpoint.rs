@@ -4,15 +4,14 @@
 //! The checksum is CRC-32C: processors compute it at memory speed, it detects bit flips and torn
 //! pages, and event files need it anyway. It guards against accidents, not against forgery.
 
-use super::disk::{Parts, failed, length};
+use super::disk::{self, Disk, Parts, RealDisk, failed, is_missing, length};
 use super::safetensors::{self, Metadata};
 use crate::graph::{Frozen, MODEL_VARIABLES, TRAINABLE_VARIABLES, VariableInfo};
 use crate::runtime::Session;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{self, BufReader, Read};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
@@ -27,6 +26,33 @@ pub struct Checkpoint {
     /// Everything else: counters, seeds, the position in the data, the state of callbacks and
     /// monitors.
     pub state: Value,
+}
+
+/// Why a checkpoint cannot be loaded.
+#[derive(Debug)]
+pub(super) enum LoadError {
+    /// A file is missing, has another length or fails its checksum, and always will.
+    Damaged(Error),
+    /// Anything else, such as a read error: the checkpoint may be intact.
+    Failed(Error),
+}
+
+impl LoadError {
+    /// Classifies an error of reading the file at `path`.
+    fn reading(path: &Path) -> impl FnOnce(io::Error) -> LoadError {
+        move |e| match is_missing(&e) {
+            true => LoadError::Damaged(failed("read", path)(e)),
+            false => LoadError::Failed(failed("read", path)(e)),
+        }
+    }
+}
+
+impl From<LoadError> for Error {
+    fn from(e: LoadError) -> Error {
+        match e {
+            LoadError::Damaged(e) | LoadError::Failed(e) => e,
+        }
+    }
 }
 
 /// The contents of files by name.
@@ -117,8 +143,13 @@ impl Checkpoint {
     }
 
     /// Returns whether a path is the folder of a checkpoint.
-    pub(super) fn is_at(path: &Path) -> bool {
-        path.join(MANIFEST).is_file()
+    pub(super) fn is_at(path: &Path) -> Result<bool> {
+        let manifest = path.join(MANIFEST);
+        match std::fs::metadata(&manifest) {
+            Ok(about) => Ok(about.is_file()),
+            Err(e) if is_missing(&e) => Ok(false),
+            Err(e) => Err(failed("read", &manifest)(e)),
+        }
     }
 
     /// Returns the names of tensors that only training needs, if [`Checkpoint::capture`] recorded
@@ -131,10 +162,14 @@ impl Checkpoint {
     /// Loads the checkpoint in a folder such as `checkpoints/step-0000001234`. Returns an error
     /// that names the file if one is missing, truncated or corrupted.
     pub fn load(folder: impl AsRef<Path>) -> Result<Checkpoint> {
-        let folder = folder.as_ref();
-        let manifest = Manifest::load(folder)?;
-        let (tensors, _) = manifest.read(folder, TENSORS, safetensors::parse)?;
-        let state = manifest.read(folder, STATE, |from, _| {
+        Ok(Checkpoint::load_from(&RealDisk, folder.as_ref())?)
+    }
+
+    /// Like [`Checkpoint::load`], from another disk, and tells damage from other errors.
+    pub(super) fn load_from(disk: &dyn Disk, folder: &Path) -> Result<Checkpoint, LoadError> {
+        let manifest = Manifest::load(disk, folder)?;
+        let (tensors, _) = manifest.read(disk, folder, TENSORS, safetensors::parse)?;
+        let state = manifest.read(disk, folder, STATE, |from, _| {
             serde_json::from_reader(from).map_err(|e| Error::new(ErrorKind::Io, e.to_string()))
         })?;
         Ok(Checkpoint { global_step: manifest.global_step, tensors, state })
@@ -187,13 +222,14 @@ impl FileDigest {
 
 impl Manifest {
     /// Loads and verifies the manifest of a folder.
-    pub(super) fn load(folder: &Path) -> Result<Manifest> {
+    pub(super) fn load(disk: &dyn Disk, folder: &Path) -> Result<Manifest, LoadError> {
         let path = folder.join(MANIFEST);
-        let mut text = Vec::new();
-        File::open(&path)
-            .and_then(|file| file.take(MAX_MANIFEST).read_to_end(&mut text))
-            .map_err(failed("read", &path))?;
-        Manifest::parse(&text).map_err(|e| e.within(path.display()))
+        let text = disk::read(disk, &path, MAX_MANIFEST).map_err(LoadError::reading(&path))?;
+        Manifest::parse(&text).map_err(|e| match e.kind() {
+            // An older checkpoint would silently undo the work of the newer program.
+            ErrorKind::Unsupported => LoadError::Failed(e.within(path.display())),
+            _ => LoadError::Damaged(e.within(path.display())),
+        })
     }
 
     fn to_text(&self) -> String {
@@ -248,43 +284,59 @@ impl Manifest {
     /// Reads and parses a file, and verifies its length and checksum.
     fn read<T>(
         &self,
+        disk: &dyn Disk,
         folder: &Path,
         name: &str,
-        parse: impl FnOnce(&mut ChecksumReader<BufReader<File>>, u64) -> Result<T>,
-    ) -> Result<T> {
+        parse: impl FnOnce(&mut ChecksumReader<BufReader<Box<dyn Read>>>, u64) -> Result<T>,
+    ) -> Result<T, LoadError> {
         let path = folder.join(name);
-        let corrupted =
-            |why: String| Error::new(ErrorKind::Io, format!("{} is corrupted: {why}", path.display()));
+        let corrupted = |why: String| {
+            LoadError::Damaged(Error::new(ErrorKind::Io, format!("{} is corrupted: {why}", path.display())))
+        };
         let Some((_, digest)) = self.files.iter().find(|(n, _)| n == name) else {
             return Err(corrupted("the manifest does not list it".into()));
         };
-        let file = File::open(&path).map_err(failed("read", &path))?;
-        let length = file.metadata().map_err(failed("read", &path))?.len();
+        let disk::OpenFile { length, contents } = disk.open(&path).map_err(LoadError::reading(&path))?;
         if length != digest.bytes {
             return Err(corrupted(format!("it has {length} bytes instead of {}", digest.bytes)));
         }
-        let mut from = ChecksumReader { inner: BufReader::with_capacity(1 << 18, file), crc32c: 0 };
+        let inner = BufReader::with_capacity(1 << 18, contents);
+        let mut from = ChecksumReader { inner, crc32c: 0, failed: None };
         let parsed = parse(&mut from, length);
-        // Read what the parser left: the checksum covers the entire file.
-        std::io::copy(&mut from, &mut std::io::sink()).map_err(failed("read", &path))?;
+        // Read what the parser left: the checksum covers the entire file. After an error of the
+        // disk there is no checksum to compare; the parser may have hidden that error.
+        let rest = io::copy(&mut from, &mut io::sink());
+        if let Some(e) = from.failed.take().or(rest.err()) {
+            return Err(LoadError::reading(&path)(e));
+        }
         if from.crc32c != digest.crc32c {
             return Err(corrupted("checksum mismatch".into()));
         }
-        parsed.map_err(|e| e.within(path.display()))
+        parsed.map_err(|e| LoadError::Failed(e.within(path.display())))
     }
 }
 
-/// A reader that computes the checksum of everything read.
+/// A reader that computes the checksum of everything read, and keeps the first error.
 struct ChecksumReader<R> {
     inner: R,
     crc32c: u32,
+    failed: Option<io::Error>,
 }
 
 impl<R: Read> Read for ChecksumReader<R> {
-    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
-        let n = self.inner.read(into)?;
-        self.crc32c = crc32c::crc32c_append(self.crc32c, &into[..n]);
-        Ok(n)
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self.inner.read(into) {
+            Ok(n) => {
+                self.crc32c = crc32c::crc32c_append(self.crc32c, &into[..n]);
+                Ok(n)
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => Err(e),
+            Err(e) => {
+                let kind = e.kind();
+                self.failed.get_or_insert(e);
+                Err(kind.into())
+            }
+        }
     }
 }
 
@@ -354,7 +406,7 @@ mod tests {
             state: json!({"epoch": 1}),
         };
         assert_eq!(Checkpoint::load(folder.path()).unwrap(), expected);
-        assert_eq!(Manifest::load(folder.path()).unwrap().to_text(), manifest);
+        assert_eq!(Manifest::load(&RealDisk, folder.path()).unwrap().to_text(), manifest);
         let written = expected.encode(1).unwrap();
         for ((name, bytes), (written_name, parts)) in files[..2].iter().zip(&written) {
             assert_eq!((*name, &parts.concat()[..]), (*written_name, *bytes), "{name}");

@@ -6,16 +6,20 @@
 //! checkpoint.
 
 use super::RunLock;
-use super::checkpoint::{Checkpoint, Files, Manifest};
-use super::disk::{Disk, RealDisk, UNFINISHED, failed, length, write_atomically};
+use super::checkpoint::{Checkpoint, Files, LoadError, Manifest};
+use super::disk::{
+    self, Disk, RealDisk, UNFINISHED, create_dir_durably, failed, is_missing, length, unfinished,
+    write_atomically,
+};
 use std::borrow::Cow;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 const LATEST: &str = "latest";
 const STEP: &str = "step-";
+/// The maximum length of a pointer file in bytes. A longer file is something else.
+const MAX_POINTER: u64 = 4096;
 /// Allowance for directory entries and the rounding of files to blocks.
 const SLACK: u64 = 64 << 10;
 
@@ -82,16 +86,14 @@ impl CheckpointStore {
     /// Like [`CheckpointStore::open`], but writes to another [`Disk`].
     pub fn open_on(mut disk: Box<dyn Disk>, lock: &RunLock) -> Result<CheckpointStore> {
         let dir = lock.dir().join("checkpoints");
-        disk.create_dir(&dir)
-            .and_then(|()| disk.sync_dir(lock.dir()))
-            .map_err(failed("create the directory", &dir))?;
-        for path in entries(&dir)? {
+        create_dir_durably(&mut *disk, &dir).map_err(failed("create the directory", &dir))?;
+        for Entry { path, .. } in entries(&*disk, &dir)? {
             if file_name(&path).starts_with(UNFINISHED) {
                 log::info!("removing the incomplete {}", path.display());
                 disk.remove(&path).map_err(failed("remove", &path))?;
             }
         }
-        let next = list(&dir)?.last().map_or(0, |s| s.sequence + 1);
+        let next = list(&*disk, &dir)?.last().map_or(0, |s| s.sequence + 1);
         Ok(CheckpointStore { dir, disk, keep: Keep::default(), next, _lock: lock.clone() })
     }
 
@@ -114,11 +116,12 @@ impl CheckpointStore {
     pub fn save(&mut self, checkpoint: &Checkpoint, tags: &[&str]) -> Result<PathBuf> {
         let tags = tags.iter().map(|tag| tag_file(tag)).collect::<Result<Vec<_>>>()?;
         let files = checkpoint.encode(self.next)?;
+        // Even if this save fails: its folder may exist by then, and two must not share a number.
+        self.next += 1;
         self.check_free_space(files.iter().map(|(_, parts)| length(parts)).sum())?;
-        let name = self.free_name(checkpoint.global_step);
+        let name = self.free_name(checkpoint.global_step)?;
         let path = self.dir.join(&name);
         self.write_folder(&path, &files).map_err(|e| e.note("earlier checkpoints are unchanged"))?;
-        self.next += 1;
         let named =
             |e: Error| e.note(format!("{} is complete, and can be loaded by its path", path.display()));
         for file in std::iter::once(LATEST).chain(tags.iter().map(String::as_str)) {
@@ -129,15 +132,20 @@ impl CheckpointStore {
         Ok(path)
     }
 
-    /// Returns the newest valid checkpoint and its folder. Skips corrupted ones with a warning. If
-    /// all are corrupted, returns an error: only the user can decide to start over.
+    /// Returns the newest valid checkpoint and its folder. Skips damaged ones (a file is missing or
+    /// fails its checksum) with a warning. If all are damaged, returns an error: only the user can
+    /// decide to start over.
+    ///
+    /// A read error is an error, too: it may be transient, and resuming an older checkpoint would
+    /// lose work.
     pub fn latest(&self) -> Result<Option<(PathBuf, Checkpoint)>> {
-        latest(&self.dir)
+        latest(&*self.disk, &self.dir)
     }
 
-    /// Returns all checkpoints, oldest first. Skips those without a valid manifest, with a warning.
+    /// Returns all checkpoints, oldest first. Skips those with a damaged manifest, with a warning.
+    /// Returns an error if anything cannot be read.
     pub fn list(&self) -> Result<Vec<Saved>> {
-        list(&self.dir)
+        list(&*self.disk, &self.dir)
     }
 
     /// Checks that there is enough free space before anything is written.
@@ -158,22 +166,18 @@ impl CheckpointStore {
     }
 
     /// Returns an unused folder name for a step. Further commits of the same step are numbered.
-    fn free_name(&self, global_step: u64) -> String {
+    fn free_name(&self, global_step: u64) -> Result<String> {
+        let used: Vec<String> = entries(&*self.disk, &self.dir)?.iter().map(|e| file_name(&e.path)).collect();
         let first = format!("{STEP}{global_step:010}");
         let again = (1u64..).map(|n| format!("{first}.{n}"));
-        std::iter::once(first.clone())
-            .chain(again)
-            .find(|name| !self.dir.join(name).exists())
-            .expect("the numbers do not run out")
+        let mut names = std::iter::once(first.clone()).chain(again);
+        Ok(names.find(|name| !used.contains(name)).expect("the numbers do not run out"))
     }
 
     fn write_folder(&mut self, path: &Path, files: &Files<'_>) -> Result<()> {
-        let unfinished = unfinished(path);
+        let unfinished = unfinished(path)?;
         let disk = &mut *self.disk;
         let mut write = || {
-            if unfinished.exists() {
-                disk.remove(&unfinished).map_err(failed("remove", &unfinished))?;
-            }
             disk.create_dir(&unfinished).map_err(failed("create the directory", &unfinished))?;
             for (name, parts) in files {
                 let file = unfinished.join(name);
@@ -196,10 +200,10 @@ impl CheckpointStore {
     }
 
     fn remove_old(&mut self, latest: &str) -> Result<()> {
-        let saved = list(&self.dir)?;
+        let saved = list(&*self.disk, &self.dir)?;
         let mut removed = Vec::new();
         for old in not_kept(&saved, self.keep).filter(|s| file_name(&s.path) != latest) {
-            let renamed = unfinished(&old.path);
+            let renamed = unfinished(&old.path)?;
             self.disk.rename(&old.path, &renamed).map_err(failed("remove", &old.path))?;
             removed.push(renamed);
         }
@@ -214,30 +218,26 @@ impl CheckpointStore {
 
 /// Returns the newest valid checkpoint in a directory of checkpoints, which may belong to another
 /// run.
-pub(super) fn latest(dir: &Path) -> Result<Option<(PathBuf, Checkpoint)>> {
-    let mut candidates: Vec<PathBuf> = list(dir)?.into_iter().rev().map(|s| s.path).collect();
-    let pointed = read_pointer(&dir.join(LATEST));
-    match &pointed {
-        Ok(Some(name)) => {
-            let path = dir.join(name);
-            candidates.retain(|p| *p != path);
-            candidates.insert(0, path);
-        }
-        Ok(None) => {}
-        Err(e) => log::warn!("{e}"),
+pub(super) fn latest(disk: &dyn Disk, dir: &Path) -> Result<Option<(PathBuf, Checkpoint)>> {
+    let mut candidates: Vec<PathBuf> = list(disk, dir)?.into_iter().rev().map(|s| s.path).collect();
+    if let Some(name) = read_pointer(disk, &dir.join(LATEST))? {
+        let path = dir.join(name);
+        candidates.retain(|p| *p != path);
+        candidates.insert(0, path);
     }
     let mut wrong = Vec::new();
     for path in candidates {
-        match Checkpoint::load(&path) {
+        match Checkpoint::load_from(disk, &path) {
             Ok(checkpoint) => return Ok(Some((path, checkpoint))),
-            Err(e) => {
+            Err(LoadError::Damaged(e)) => {
                 log::warn!("skipping {}: {e}", path.display());
                 wrong.push(e);
             }
+            Err(LoadError::Failed(e)) => return Err(may_be_intact(e, &path)),
         }
     }
-    let corrupted: Vec<PathBuf> = entries(dir)?.into_iter().filter(|p| is_commit(p)).collect();
-    if wrong.is_empty() && corrupted.is_empty() {
+    let any_folder = entries(disk, dir)?.iter().any(Entry::is_commit);
+    if wrong.is_empty() && !any_folder {
         return Ok(None);
     }
     let why = format!("{} has checkpoints, but none is valid", dir.display());
@@ -246,20 +246,26 @@ pub(super) fn latest(dir: &Path) -> Result<Option<(PathBuf, Checkpoint)>> {
     Err(error.note("use --fresh or another --logdir to start over"))
 }
 
+/// Adds what to do about a checkpoint that cannot be read but may be intact.
+fn may_be_intact(e: Error, folder: &Path) -> Error {
+    e.note(format!(
+        "the checkpoint may be intact: try again, or move {} elsewhere to use an older one",
+        folder.display()
+    ))
+}
+
 /// Returns all checkpoints in a directory, oldest first.
-pub(super) fn list(dir: &Path) -> Result<Vec<Saved>> {
-    let paths = entries(dir)?;
+fn list(disk: &dyn Disk, dir: &Path) -> Result<Vec<Saved>> {
+    let entries = entries(disk, dir)?;
     let mut tags = Vec::new();
-    for path in paths.iter().filter(|p| p.is_file() && file_name(p) != LATEST && !is_hidden(p)) {
-        match read_pointer(path) {
-            Ok(Some(folder)) => tags.push((folder, tag_of(&file_name(path)))),
-            Ok(None) => {}
-            Err(e) => log::warn!("{e}"),
+    for Entry { path, .. } in entries.iter().filter(|e| e.may_be_tag()) {
+        if let Some(folder) = read_pointer(disk, path)? {
+            tags.push((folder, tag_of(&file_name(path))));
         }
     }
     let mut saved = Vec::new();
-    for path in paths.into_iter().filter(|p| is_commit(p)) {
-        match Manifest::load(&path) {
+    for Entry { path, .. } in entries.into_iter().filter(Entry::is_commit) {
+        match Manifest::load(disk, &path) {
             Ok(m) => saved.push(Saved {
                 global_step: m.global_step,
                 sequence: m.sequence,
@@ -272,7 +278,8 @@ pub(super) fn list(dir: &Path) -> Result<Vec<Saved>> {
                     .collect(),
                 path,
             }),
-            Err(e) => log::warn!("skipping {}: {e}", path.display()),
+            Err(LoadError::Damaged(e)) => log::warn!("skipping {}: {e}", path.display()),
+            Err(LoadError::Failed(e)) => return Err(may_be_intact(e, &path)),
         }
     }
     saved.sort_by_key(|s| s.sequence);
@@ -285,7 +292,8 @@ fn not_kept(saved: &[Saved], keep: Keep) -> impl Iterator<Item = &Saved> {
     let mut kept: Option<SystemTime> = None;
     older.iter().filter(move |s| {
         let due = keep.every.is_some_and(|every| {
-            kept.is_none_or(|kept| s.saved_at.duration_since(kept).is_ok_and(|passed| passed >= every))
+            // A clock that was set back must not make all checkpoints look recent.
+            kept.is_none_or(|kept| s.saved_at.duration_since(kept).map_or(true, |passed| passed >= every))
         });
         if due {
             kept = Some(s.saved_at);
@@ -294,47 +302,51 @@ fn not_kept(saved: &[Saved], keep: Keep) -> impl Iterator<Item = &Saved> {
     })
 }
 
-/// Returns whether a path is a folder with the name of a commit.
-fn is_commit(path: &Path) -> bool {
-    file_name(path).starts_with(STEP) && path.is_dir()
+/// A file or folder in the directory of checkpoints.
+struct Entry {
+    path: PathBuf,
+    is_dir: bool,
 }
 
-fn is_hidden(path: &Path) -> bool {
-    file_name(path).starts_with('.')
-}
+impl Entry {
+    /// Returns whether this is a folder with the name of a commit.
+    fn is_commit(&self) -> bool {
+        self.is_dir && file_name(&self.path).starts_with(STEP)
+    }
 
-/// Reads a pointer file. Returns `None` if it does not exist.
-fn read_pointer(path: &Path) -> Result<Option<String>> {
-    let text = match fs::read(path) {
-        Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(failed("read", path)(e)),
-    };
-    let name = str::from_utf8(&text).ok().map(str::trim);
-    match name.filter(|n| n.starts_with(STEP) && !n.contains(['/', '\\'])) {
-        Some(name) => Ok(Some(name.to_string())),
-        None => Err(Error::new(ErrorKind::Io, format!("{} does not name a checkpoint", path.display()))),
+    /// Returns whether this is a file with a name that a tag may have.
+    fn may_be_tag(&self) -> bool {
+        let name = file_name(&self.path);
+        !self.is_dir && name != LATEST && !name.starts_with('.')
     }
 }
 
-/// Returns the entries of a directory sorted by name. A missing directory has none.
-fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
-    let read = match fs::read_dir(dir) {
-        Ok(read) => read,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(failed("read", dir)(e)),
+/// Reads a pointer file. Returns `None` if it does not exist, or, with a warning, if it does not
+/// name a checkpoint.
+fn read_pointer(disk: &dyn Disk, path: &Path) -> Result<Option<String>> {
+    let text = match disk::read(disk, path, MAX_POINTER) {
+        Ok(text) => text,
+        Err(e) if is_missing(&e) => return Ok(None),
+        Err(e) => return Err(failed("read", path)(e)),
     };
-    let mut paths = read
-        .map(|entry| entry.map(|e| e.path()))
-        .collect::<std::io::Result<Vec<_>>>()
-        .map_err(failed("read", dir))?;
-    paths.sort();
-    Ok(paths)
+    let name = str::from_utf8(&text).ok().map(str::trim);
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-.".contains(&b);
+    let name = name.filter(|n| n.starts_with(STEP) && n.len() <= 64 && n.bytes().all(plain));
+    if name.is_none() {
+        log::warn!("{} does not name a checkpoint", path.display());
+    }
+    Ok(name.map(str::to_string))
 }
 
-/// Returns the temporary name of a path while it is written or removed.
-fn unfinished(path: &Path) -> PathBuf {
-    path.with_file_name(format!("{UNFINISHED}{}", file_name(path)))
+/// Returns the entries of a directory sorted by name. A missing directory has none.
+fn entries(disk: &dyn Disk, dir: &Path) -> Result<Vec<Entry>> {
+    let mut entries: Vec<Entry> = match disk.entries(dir) {
+        Ok(found) => found.into_iter().map(|e| Entry { path: dir.join(e.name), is_dir: e.is_dir }).collect(),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(e) => return Err(failed("read", dir)(e)),
+    };
+    entries.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(entries)
 }
 
 fn file_name(path: &Path) -> String {
@@ -405,5 +417,15 @@ mod tests {
         assert_eq!(gone(&saved, Keep::last(2).every(Duration::from_secs(3600))), ["1.4", "1.9"]);
         assert_eq!(gone(&saved, Keep::last(20)), [""; 0]);
         assert_eq!(Keep::last(0), Keep::last(1));
+    }
+
+    /// The clock was years ahead for a while.
+    #[test]
+    fn a_clock_that_is_set_back_loses_no_checkpoint() {
+        let saved: Vec<Saved> = [0.0, 90_000.0, 1.0, 2.0, 2.5, 3.0, 3.1].map(at).to_vec();
+        let gone: Vec<String> = not_kept(&saved, Keep::last(1).every(Duration::from_secs(3600)))
+            .map(|s| file_name(&s.path))
+            .collect();
+        assert_eq!(gone, ["2.5"]);
     }
 }

@@ -14,7 +14,7 @@ mod session_init;
 pub use checkpoint::Checkpoint;
 pub use checkpoint_store::{CheckpointStore, Keep, Saved};
 pub(crate) use disk::failed;
-pub use disk::{Disk, Parts, RealDisk};
+pub use disk::{DirEntry, Disk, OpenFile, Parts, RealDisk};
 pub use layout::Layout;
 use matching::Source;
 pub use run_lock::RunLock;

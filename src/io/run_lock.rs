@@ -1,6 +1,6 @@
 //! The lock of a log directory: two processes that write to one run would corrupt it.
 
-use super::disk::failed;
+use super::disk::{RealDisk, create_dir_durably, failed};
 use std::fs::{self, File, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -29,10 +29,10 @@ impl Drop for Locked {
 
 impl RunLock {
     /// Locks a directory, and creates it if necessary. If another process holds the lock, the error
-    /// names that process.
+    /// names that process and its host.
     pub fn acquire(dir: impl Into<PathBuf>) -> Result<RunLock> {
         let dir = dir.into();
-        fs::create_dir_all(&dir).map_err(failed("create the directory", &dir))?;
+        create_dir_durably(&mut RealDisk, &dir).map_err(failed("create the directory", &dir))?;
         let path = dir.join("lock");
         let mut file = File::options()
             .read(true)
@@ -48,7 +48,7 @@ impl RunLock {
         }
         file.set_len(0)
             .and_then(|()| file.rewind())
-            .and_then(|()| writeln!(file, "{}", std::process::id()))
+            .and_then(|()| writeln!(file, "{} {}", std::process::id(), host()))
             .map_err(failed("write", &path))?;
         Ok(RunLock { dir, _file: Arc::new(Locked(file)) })
     }
@@ -60,13 +60,23 @@ impl RunLock {
 }
 
 fn taken(dir: &Path, file: &mut File) -> Error {
-    let mut pid = String::new();
-    let holder = match file.take(32).read_to_string(&mut pid) {
-        Ok(1..) => format!("process {}", pid.trim()),
-        _ => "another process".into(),
+    let mut text = String::new();
+    // Without a newline the holder is still writing.
+    let read = file.take(512).read_to_string(&mut text).ok().and_then(|_| text.strip_suffix('\n'));
+    let holder = match read.map(|line| line.split_once(' ').unwrap_or((line, "an unknown host"))) {
+        Some((pid, host)) => format!("process {pid} on {host}"),
+        None => "another process".into(),
     };
     Error::new(ErrorKind::Io, format!("{} is in use by {holder}", dir.display()))
         .note("stop that process, or choose another --logdir")
+}
+
+/// Returns the name of this machine: a log directory may be shared by several.
+fn host() -> String {
+    let name =
+        fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| fs::read_to_string("/etc/hostname"));
+    let name = name.ok().map(|n| n.trim().to_string()).filter(|n| !n.is_empty());
+    name.unwrap_or_else(|| "an unknown host".into())
 }
 
 #[cfg(test)]
@@ -81,7 +91,10 @@ mod tests {
         let again = first.clone();
         drop(first);
         let e = RunLock::acquire(&run).unwrap_err();
-        assert!(e.message().ends_with(&format!("is in use by process {}", std::process::id())), "{e}");
+        let holder = format!("is in use by process {} on {}", std::process::id(), host());
+        assert!(e.message().ends_with(&holder), "{e}");
+        let written = fs::read_to_string(run.join("lock")).unwrap();
+        assert_eq!(written, format!("{} {}\n", std::process::id(), host()));
         drop(again);
         RunLock::acquire(&run).unwrap();
     }

@@ -2,7 +2,7 @@
 
 use super::checkpoint_store::latest;
 use super::safetensors::{self, Named};
-use super::{Checkpoint, Source, npz};
+use super::{Checkpoint, RealDisk, Source, npz};
 use std::path::Path;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
@@ -10,12 +10,14 @@ use tensorpack_tensor::{Error, HostTensor, Result};
 /// tensor file.
 pub(super) fn open(path: &Path) -> Result<Source> {
     // A file in a checkpoint folder is read with its manifest, which has the checksums.
-    if let Some(folder) = [Some(path), path.parent()].into_iter().flatten().find(|p| Checkpoint::is_at(p)) {
-        return Ok(Source::checkpoint(folder, Checkpoint::load(folder)?));
+    for folder in [Some(path), path.parent()].into_iter().flatten() {
+        if Checkpoint::is_at(folder)? {
+            return Ok(Source::checkpoint(folder, Checkpoint::load(folder)?));
+        }
     }
     let checkpoints = path.join("checkpoints");
     if path.is_dir() {
-        return match latest(if checkpoints.is_dir() { &checkpoints } else { path })? {
+        return match latest(&RealDisk, if checkpoints.is_dir() { &checkpoints } else { path })? {
             Some((folder, checkpoint)) => Ok(Source::checkpoint(&folder, checkpoint)),
             None => Err(Error::argument(format!("there is no checkpoint in {}", path.display()))),
         };

@@ -1,5 +1,6 @@
 //! Writes event files for TensorBoard.
 
+use super::append_file::AppendFile;
 use super::event_file::{Event, What};
 use super::{Class, Histogram, Image, Moment, Monitor, Start};
 use crate::graph::Frozen;
@@ -7,8 +8,7 @@ use crate::io::{Disk, RealDisk, failed};
 use serde_json::{Value, json};
 use std::cmp::Ordering;
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 use tensorpack_tensor::{Error, Result};
 
@@ -26,15 +26,14 @@ pub struct EventWriter {
 }
 
 struct Open {
-    path: PathBuf,
-    file: BufWriter<File>,
-    /// The number of bytes written, including unflushed ones.
-    length: u64,
+    file: AppendFile,
     flushed: Instant,
 }
 
 /// The maximum time between flushes. The end of an epoch flushes, too.
 const FLUSH_EVERY: Duration = Duration::from_secs(30);
+/// The number of bytes to write at once.
+const BUFFER: usize = 1 << 16;
 const PREFIX: &str = "events.out.tfevents.";
 const SUFFIX: &str = ".tensorpack";
 
@@ -47,9 +46,8 @@ impl EventWriter {
     fn write(&mut self, step: u64, what: What<'_>) -> Result<()> {
         let Some(open) = &mut self.open else { return Ok(()) };
         let record = Event { wall_time: since_1970().as_secs_f64(), step, what }.to_record()?;
-        open.file.write_all(&record).map_err(failed("write", &open.path))?;
-        open.length += record.len() as u64;
-        if open.flushed.elapsed() >= FLUSH_EVERY {
+        open.file.append(&record);
+        if open.file.waiting().len() >= BUFFER || open.flushed.elapsed() >= FLUSH_EVERY {
             open.flush()?;
         }
         Ok(())
@@ -67,13 +65,13 @@ impl Open {
         let newest = event_files(dir)?.iter().filter_map(time).max();
         let time = since_1970().as_secs().max(newest.map_or(0, |t| t.saturating_add(1)));
         let path = dir.join(format!("{PREFIX}{time:010}{SUFFIX}"));
-        let file = File::create_new(&path).map_err(failed("create", &path))?;
-        Ok(Open { path, file: BufWriter::with_capacity(1 << 16, file), length: 0, flushed: Instant::now() })
+        let create = || AppendFile::new(&path, File::create_new(&path)?, 0);
+        Ok(Open { file: create().map_err(failed("create", &path))?, flushed: Instant::now() })
     }
 
     fn flush(&mut self) -> Result<()> {
         self.flushed = Instant::now();
-        self.file.flush().map_err(failed("write", &self.path))
+        self.file.flush()
     }
 }
 
@@ -120,15 +118,15 @@ impl Monitor for EventWriter {
     }
 
     fn sync(&mut self) -> Result<()> {
-        self.flush()?;
-        let Some(open) = &self.open else { return Ok(()) };
-        open.file.get_ref().sync_data().map_err(failed("write", &open.path))
+        self.open.as_mut().map_or(Ok(()), |open| open.file.sync())
     }
 
     fn state(&self) -> Value {
         let Some(open) = &self.open else { return Value::Null };
-        let name = open.path.file_name().unwrap_or_default().to_string_lossy();
-        json!({"file": name, "length": open.length})
+        let name = open.file.path().file_name().unwrap_or_default().to_string_lossy();
+        // Events that a full device keeps in memory are not part of a checkpoint: they are for the
+        // eye, and may be large.
+        json!({"file": name, "length": open.file.written()})
     }
 
     fn finish(&mut self) -> Result<()> {

@@ -1,5 +1,6 @@
 //! Writes statistics as JSON lines.
 
+use super::append_file::AppendFile;
 use super::number::{from_json, to_json};
 use super::{Class, Moment, Monitor, Start};
 use crate::io::{Disk, RealDisk, failed};
@@ -7,7 +8,7 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
@@ -21,6 +22,9 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 ///
 /// A resumed run truncates both files to their lengths at the checkpoint, and restores the scalars
 /// that were not yet written then. A new run moves the files of an older one aside.
+///
+/// If a file cannot be written, because the device is full for example, its lines wait in memory
+/// and every later line tries again. Checkpoints contain the lines that wait.
 #[doc(alias = "JSONWriter")]
 #[derive(Default)]
 pub struct JsonWriter {
@@ -32,7 +36,7 @@ pub struct JsonWriter {
 #[derive(Default)]
 struct Stream {
     pending: BTreeMap<String, f64>,
-    lines: Option<Lines>,
+    lines: Option<AppendFile>,
     /// The buffer of the current line, kept to reuse its memory.
     line: String,
 }
@@ -58,12 +62,17 @@ impl Monitor for JsonWriter {
         let Some(dir) = start.logdir else {
             return Err(Error::argument("JsonWriter needs a log directory, but the run has none"));
         };
-        let length = |key: &str| start.resumed.and_then(|r| r[key].as_u64());
+        let open = |file: &str, key: &str| {
+            let mut lines = open(&dir.join(file), start.resumed.and_then(|r| r[key].as_u64()))?;
+            let waiting = start.resumed.and_then(|r| r["waiting"][key].as_str());
+            lines.append(waiting.unwrap_or_default().as_bytes());
+            Ok::<_, Error>(lines)
+        };
         let pending = start.resumed.and_then(|r| r["pending"].as_object());
         let scalar = |(name, value): (&String, &Value)| Some((name.clone(), from_json(value)?));
         self.stats.pending = pending.into_iter().flatten().filter_map(scalar).collect();
-        self.stats.lines = Some(Lines::open(&dir.join("stats.jsonl"), length("stats"))?);
-        self.timing.lines = Some(Lines::open(&dir.join("timing.jsonl"), length("timing"))?);
+        self.stats.lines = Some(open("stats.jsonl", "stats")?);
+        self.timing.lines = Some(open("timing.jsonl", "timing")?);
         RealDisk.sync_dir(dir).map_err(failed("write", dir))
     }
 
@@ -85,17 +94,27 @@ impl Monitor for JsonWriter {
     }
 
     fn sync(&mut self) -> Result<()> {
-        let both = [&self.stats, &self.timing];
-        both.iter().filter_map(|s| s.lines.as_ref()).try_for_each(Lines::sync)
+        let both = [&mut self.stats, &mut self.timing];
+        both.into_iter().filter_map(|s| s.lines.as_mut()).try_for_each(AppendFile::sync)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let both = [&mut self.stats, &mut self.timing];
+        both.into_iter().filter_map(|s| s.lines.as_mut()).try_for_each(AppendFile::flush)
     }
 
     fn state(&self) -> Value {
-        let length = |s: &Stream| s.lines.as_ref().map(|l| l.length);
+        let length = |s: &Stream| s.lines.as_ref().map(AppendFile::written);
+        let waiting = |s: &Stream| {
+            let lines = s.lines.as_ref().map_or(&[][..], AppendFile::waiting);
+            String::from_utf8_lossy(lines).into_owned()
+        };
         let pending = self.stats.pending.iter().map(|(name, &value)| (name.clone(), to_json(value)));
         json!({
             "stats": length(&self.stats),
             "timing": length(&self.timing),
             "pending": pending.collect::<Map<_, _>>(),
+            "waiting": {"stats": waiting(&self.stats), "timing": waiting(&self.timing)},
         })
     }
 }
@@ -111,52 +130,27 @@ impl Stream {
         });
         line.and_then(|()| self.line.write_str("}\n")).expect("writing to a String does not fail");
         self.pending.clear();
-        lines.append(self.line.as_bytes())
+        lines.append(self.line.as_bytes());
+        lines.flush()
     }
 }
 
-/// An append-only file of lines.
-struct Lines {
-    path: PathBuf,
-    file: File,
-    /// The length of the complete lines in bytes.
-    length: u64,
-}
-
-impl Lines {
-    /// Opens the file. A resumed run truncates it to `length`; a new run creates it.
-    fn open(path: &Path, length: Option<u64>) -> Result<Lines> {
-        if length.is_none() {
-            move_aside(path)?;
+/// Opens a file of lines. A resumed run truncates it to `length`; a new run creates it.
+fn open(path: &Path, length: Option<u64>) -> Result<AppendFile> {
+    if length.is_none() {
+        move_aside(path)?;
+    }
+    let open = || {
+        let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+        let there = file.metadata()?.len();
+        let length = length.unwrap_or(0);
+        let whole = if there >= length { length } else { whole_lines(&mut file)? };
+        if there < length {
+            log::warn!("{} has lost {} bytes since the checkpoint", path.display(), length - whole);
         }
-        let open = || {
-            let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
-            let there = file.metadata()?.len();
-            let length = length.unwrap_or(0);
-            let whole = if there >= length { length } else { whole_lines(&mut file)? };
-            if there < length {
-                log::warn!("{} has lost {} bytes since the checkpoint", path.display(), length - whole);
-            }
-            file.set_len(whole)?;
-            file.seek(SeekFrom::Start(whole))?;
-            Ok(Lines { path: path.to_path_buf(), file, length: whole })
-        };
-        open().map_err(failed("open", path))
-    }
-
-    fn append(&mut self, line: &[u8]) -> Result<()> {
-        self.file.write_all(line).map_err(|e| {
-            // Remove the partial line, which readers cannot parse. Report the first error only.
-            let _ = self.file.set_len(self.length);
-            failed("write", &self.path)(e)
-        })?;
-        self.length += line.len() as u64;
-        Ok(())
-    }
-
-    fn sync(&self) -> Result<()> {
-        self.file.sync_data().map_err(failed("write", &self.path))
-    }
+        AppendFile::new(path, file, whole)
+    };
+    open().map_err(failed("open", path))
 }
 
 /// Returns the length of the complete lines of a file in bytes.
@@ -169,7 +163,8 @@ fn whole_lines(file: &mut File) -> std::io::Result<u64> {
 /// Renames a file of an older run to the first unused of `stats.jsonl.1`, `stats.jsonl.2` and so
 /// on.
 fn move_aside(path: &Path) -> Result<()> {
-    if !path.exists() {
+    // If this is unknown, opening the file would truncate the statistics of the older run.
+    if !path.try_exists().map_err(failed("read", path))? {
         return Ok(());
     }
     let numbered = |n: u32| {
@@ -177,9 +172,41 @@ fn move_aside(path: &Path) -> Result<()> {
         name.push(format!(".{n}"));
         PathBuf::from(name)
     };
-    let Some(aside) = (1..).map(numbered).find(|p| !p.exists()) else {
+    let Some(aside) = (1..=u32::MAX).map(numbered).find(|p| p.try_exists().is_ok_and(|there| !there)) else {
         return Err(Error::new(ErrorKind::Io, format!("cannot move {} aside", path.display())));
     };
     log::info!("moving {} of an older run to {}", path.display(), aside.display());
     fs::rename(path, &aside).map_err(failed("move aside", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_checkpoint_contains_the_lines_that_a_full_device_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let start = |resumed| Start { logdir: Some(dir.path()), resumed, at: Moment::default() };
+        let put = |writer: &mut JsonWriter, step| {
+            let at = Moment { epoch_num: 1, global_step: step };
+            writer.scalar("cost", step as f64, Class::Deterministic, at).unwrap();
+            writer.end_step(at).unwrap();
+        };
+        let mut writer = JsonWriter::new();
+        writer.start(&start(None)).unwrap();
+        put(&mut writer, 1);
+        writer.stats.lines.as_mut().unwrap().replace_device("/dev/full");
+        put(&mut writer, 2);
+        writer.sync().unwrap();
+        let state = writer.state();
+        drop(writer);
+        let mut resumed = JsonWriter::new();
+        resumed.start(&start(Some(&state))).unwrap();
+        put(&mut resumed, 3);
+        let stats = fs::read_to_string(dir.path().join("stats.jsonl")).unwrap();
+        let steps: Vec<Value> =
+            stats.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()["global_step"].clone()).collect();
+        assert_eq!(steps, [json!(1), json!(2), json!(3)]);
+    }
 }

@@ -1,6 +1,7 @@
 //! Monitors: the destinations of statistics. Each monitor receives the scalars, images and
 //! histograms of a run and writes, prints or sends them.
 
+mod append_file;
 mod number;
 mod image;
 mod histogram;

@@ -115,15 +115,40 @@ impl Trainer {
         ended
     }
 
+    /// Opens the log directory and runs training. The error that ends it is the end of `log.log`.
     fn run(
+        self,
+        config: TrainConfig,
+        interrupt: &Interrupt,
+        iteration: &mut dyn Iteration,
+    ) -> Result<Trained> {
+        logger::init();
+        let lock = config.logdir.as_deref().map(open_directory).transpose()?;
+        let has_log_file = lock.is_some();
+        let ended = self.run_locked(config, interrupt, iteration, lock);
+        // After a signal `train` logs the error.
+        if let Err(e) = &ended
+            && has_log_file
+            && interrupt.signal().is_none()
+        {
+            logger::record_error(e);
+        }
+        ended
+    }
+
+    fn run_locked(
         mut self,
         mut config: RunConfig,
         interrupt: &Interrupt,
         iteration: &mut dyn Iteration,
+        lock: Option<RunLock>,
     ) -> Result<Trained> {
         let steps_per_epoch = self.steps_per_epoch(&config)?;
-        logger::init();
-        let lock = config.logdir.as_deref().map(|dir| open_directory(dir, config.fresh)).transpose()?;
+        if config.fresh
+            && let Some(lock) = &lock
+        {
+            move_checkpoints_aside(lock.dir())?;
+        }
         let plan = self.setup_callbacks(&mut config)?;
         let flush = self.flush_op();
         let mut state = self.initialize(&mut config, interrupt, steps_per_epoch, lock.as_ref())?;
@@ -294,20 +319,27 @@ fn already_ended(state: &mut TrainState) -> Option<Ended> {
     }
 }
 
-/// Locks the log directory. With `fresh`, moves the checkpoints of an earlier run aside.
-fn open_directory(dir: &Path, fresh: bool) -> Result<RunLock> {
+/// Locks the log directory, and opens its log file.
+fn open_directory(dir: &Path) -> Result<RunLock> {
     let lock = RunLock::acquire(dir)?;
     logger::set_directory(dir)?;
+    Ok(lock)
+}
+
+/// Moves the checkpoints of an earlier run aside.
+fn move_checkpoints_aside(dir: &Path) -> Result<()> {
     let checkpoints = dir.join("checkpoints");
-    if fresh && checkpoints.exists() {
+    let failed = |e: std::io::Error| {
+        Error::new(ErrorKind::Io, format!("cannot move {} aside: {e}", checkpoints.display()))
+    };
+    // If this is unknown, the run would resume what the user wants to leave behind.
+    if checkpoints.try_exists().map_err(failed)? {
         let aside = (1..).map(|i| dir.join(format!("checkpoints.{i}"))).find(|p| !p.exists());
         let aside = aside.unwrap_or_else(|| dir.join("checkpoints.old"));
-        std::fs::rename(&checkpoints, &aside).map_err(|e| {
-            Error::new(ErrorKind::Io, format!("cannot move {} aside: {e}", checkpoints.display()))
-        })?;
+        std::fs::rename(&checkpoints, &aside).map_err(failed)?;
         log::info!("starting a new run; the earlier checkpoints are in {}", aside.display());
     }
-    Ok(lock)
+    Ok(())
 }
 
 /// The result of training.

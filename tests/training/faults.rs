@@ -1,15 +1,17 @@
 //! Corrupted checkpoints, failing disks, failing monitors: no run is lost.
 
+use crate::crash_disk::{CrashDisk, Leaves};
+use crate::failing_disk::{FailingDisk, Fault, Medium};
 use crate::models::{Line, line};
 use crate::processes;
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::{fs, io};
 use tensorpack::callback::TrainCx;
 use tensorpack::dataflow::FromIter;
-use tensorpack::io::{Checkpoint, Disk, Keep, Parts, RealDisk};
+use tensorpack::io::{Checkpoint, Keep, RealDisk};
 use tensorpack::monitor::{Class, JsonWriter, Moment, Monitor};
 use tensorpack::prelude::*;
 use tensorpack::{ErrorKind, train::Trained};
@@ -120,53 +122,6 @@ fn only_corrupted_checkpoints_are_an_error() {
     assert_eq!(outcome(dir.path()), uninterrupted());
 }
 
-/// The real disk, except that operation `fails_at` fails, and with `for_good` all later ones.
-struct Failing {
-    done: Arc<AtomicU64>,
-    fails_at: u64,
-    for_good: bool,
-}
-
-impl Failing {
-    fn allowed(&self) -> io::Result<()> {
-        let n = self.done.fetch_add(1, Ordering::Relaxed);
-        match n == self.fails_at || (self.for_good && n > self.fails_at) {
-            true => Err(io::Error::from(io::ErrorKind::StorageFull)),
-            false => Ok(()),
-        }
-    }
-}
-
-impl Disk for Failing {
-    fn create_dir(&mut self, path: &Path) -> io::Result<()> {
-        self.allowed()?;
-        RealDisk.create_dir(path)
-    }
-    fn write(&mut self, path: &Path, parts: &Parts<'_>) -> io::Result<()> {
-        self.allowed().inspect_err(|_| {
-            let bytes = parts.concat();
-            fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
-        })?;
-        RealDisk.write(path, parts)
-    }
-    fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
-        self.allowed()?;
-        RealDisk.rename(from, to)
-    }
-    fn sync_dir(&mut self, path: &Path) -> io::Result<()> {
-        self.allowed()?;
-        RealDisk.sync_dir(path)
-    }
-    fn remove(&mut self, path: &Path) -> io::Result<()> {
-        self.allowed()?;
-        RealDisk.remove(path)
-    }
-    fn free_space(&mut self, dir: &Path) -> io::Result<Option<u64>> {
-        self.allowed()?;
-        RealDisk.free_space(dir)
-    }
-}
-
 /// Returns the steps of the valid checkpoints in a directory.
 fn valid_checkpoints(dir: &Path) -> Vec<u64> {
     let Ok(entries) = fs::read_dir(dir.join("checkpoints")) else { return Vec::new() };
@@ -181,37 +136,66 @@ fn is_hidden(path: &Path) -> bool {
 }
 
 /// A failure at any operation of any save is an error, keeps earlier checkpoints, and the run can
-/// be resumed with the same results.
+/// be resumed with the same results. `check` looks at the disk before that.
+fn a_failing_disk<M: Medium>(
+    new: impl Fn(&Path) -> M,
+    fault: Fault,
+    stride: usize,
+    check: impl Fn(&Path, &str),
+) {
+    let whole = uninterrupted();
+    let mut failures = 0;
+    for fails_at in (0..).step_by(stride) {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = new(dir.path());
+        let done = Arc::new(AtomicU64::new(0));
+        let failing = FailingDisk { inner: disk.clone(), done: done.clone(), fails_at, fault };
+        let trained = train(config(dir.path()).disk(Box::new(failing)));
+        let at = format!("{fault:?} at operation {fails_at}");
+        if done.load(Ordering::Relaxed) <= fails_at {
+            trained.unwrap();
+            break;
+        }
+        failures += 1;
+        let e = trained.err().unwrap_or_else(|| panic!("{at} was not reported"));
+        assert_eq!(e.kind(), ErrorKind::Io, "{at}: {e}");
+        check(dir.path(), &at);
+        if fault == Fault::Crash {
+            disk.restart(Leaves::Some(fails_at));
+        }
+        let resumed = train(config(dir.path()).disk(Box::new(disk))).unwrap_or_else(|e| panic!("{at}: {e}"));
+        for (name, value) in &whole.0 {
+            assert_eq!(resumed.session.read(name).unwrap(), *value, "{at}: {name}");
+        }
+        let stats = fs::read_to_string(dir.path().join("stats.jsonl")).unwrap();
+        assert_eq!(stats, whole.1, "{at}");
+    }
+    assert!(failures > 60 / stride, "only {failures} operations");
+}
+
+/// Every folder with a final name is valid, and the latest checkpoint exists.
+fn check_folders(dir: &Path, at: &str) {
+    let there = valid_checkpoints(dir);
+    if let Ok(latest) = fs::read_to_string(dir.join("checkpoints/latest")) {
+        let step: u64 = latest.trim().trim_start_matches("step-").parse().unwrap();
+        assert!(there.contains(&step), "{at}: {step} is not in {there:?}");
+    }
+}
+
 #[test]
 fn a_disk_that_fails_during_training() {
-    let whole = uninterrupted();
     // A permanent failure differs from a single one only in the cleanup, so fewer cases suffice.
-    for (for_good, stride) in [(false, 1), (true, 4)] {
-        let mut failures = 0;
-        for fails_at in (0..).step_by(stride) {
-            let dir = tempfile::tempdir().unwrap();
-            let done = Arc::new(AtomicU64::new(0));
-            let disk = Failing { done: done.clone(), fails_at, for_good };
-            let trained = train(config(dir.path()).disk(Box::new(disk)));
-            if done.load(Ordering::Relaxed) <= fails_at {
-                trained.unwrap();
-                break;
-            }
-            failures += 1;
-            let e = trained
-                .err()
-                .unwrap_or_else(|| panic!("the failure of operation {fails_at} was not reported"));
-            assert_eq!(e.kind(), ErrorKind::Io, "{fails_at}: {e}");
-            // Every folder with a final name is valid, and the latest checkpoint still exists.
-            let there = valid_checkpoints(dir.path());
-            if let Ok(latest) = fs::read_to_string(dir.path().join("checkpoints/latest")) {
-                let step: u64 = latest.trim().trim_start_matches("step-").parse().unwrap();
-                assert!(there.contains(&step), "{fails_at}: {step} is not in {there:?}");
-            }
-            train(config(dir.path())).unwrap_or_else(|e| panic!("after {fails_at}: {e}"));
-            assert_eq!(outcome(dir.path()), whole, "after operation {fails_at} failed");
-        }
-        assert!(failures > 40 / stride, "only {failures} operations");
+    a_failing_disk(|_| RealDisk, Fault::Full, 1, check_folders);
+    a_failing_disk(|_| RealDisk, Fault::Crash, 4, check_folders);
+}
+
+/// On the model of a disk that loses what was not synced.
+#[test]
+fn a_power_failure_during_training() {
+    let model = |dir: &Path| CrashDisk::new(dir.parent().expect("a temporary directory"));
+    a_failing_disk(model, Fault::Crash, 1, |_, _| ());
+    for fault in [Fault::Denied, Fault::ReadsHalf, Fault::Late] {
+        a_failing_disk(model, fault, 3, |_, _| ());
     }
 }
 

@@ -1,12 +1,22 @@
 //! Runs that are killed and resumed end with the same bytes as an uninterrupted one.
 //!
 //! The tests run themselves as child processes: `kills::child` reads its task from the environment.
+//! The binary needs nothing but itself, so it can be copied to another machine. These variables set
+//! how much is tried; `docs/reliability.md` has the commands:
+//!
+//! | variable | meaning | default |
+//! |---|---|---|
+//! | `TENSORPACK_TEST_KILLS` | SIGKILLs, at least a tenth of them inside saves | 20 |
+//! | `TENSORPACK_TEST_SIGNALS` | SIGTERMs in each of step, validation, data wait and save | 2 |
+//! | `TENSORPACK_TEST_FULL_DISKS` | runs on a disk that fills up (`full_disk.rs`) | 2 |
+//! | `TENSORPACK_TEST_SEED` | the seed of all moments | 0 |
 
 use crate::models::line;
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tensorpack::callback::{RunCx, TrainCx};
 use tensorpack::dataflow::DataFlow;
@@ -17,8 +27,21 @@ use tensorpack::tensor::CounterRng;
 
 const DIR: &str = "TENSORPACK_TEST_RUN";
 const SLOW: &str = "TENSORPACK_TEST_SLOW";
-const EPOCHS: u64 = 4;
+/// How long the child waits at the place that [`SLOW`] names.
+const WAIT: Duration = Duration::from_millis(400);
+const EPOCHS: u64 = 3;
 const STEPS: u64 = 12;
+
+/// Returns the number in an environment variable.
+pub(crate) fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name)
+        .map_or(default, |n| n.parse().unwrap_or_else(|_| panic!("{name}={n} is not a number")))
+}
+
+/// Returns random numbers for one kind of fault.
+pub(crate) fn random(what: &str) -> CounterRng {
+    CounterRng::new(setting("TENSORPACK_TEST_SEED", 0), what)
+}
 
 /// A net with state: dropout, batch norm, Adam, and weights large enough for a save to
 /// take a while.
@@ -51,11 +74,19 @@ struct Often {
     runs: u64,
 }
 
-fn slow(what: &str) {
-    if std::env::var(SLOW).is_ok_and(|s| s == what) {
-        std::thread::sleep(Duration::from_millis(400));
+/// Waits if [`SLOW`] is `PLACE:N` and this is call number N from this place. Creates a file before.
+fn slow(place: &str) {
+    static CALLS: AtomicU64 = AtomicU64::new(0);
+    let (Ok(slow), Some(dir)) = (std::env::var(SLOW), std::env::var_os(DIR)) else { return };
+    let Some((slow_place, n)) = slow.split_once(':') else { return };
+    if slow_place == place && CALLS.fetch_add(1, Ordering::Relaxed) == n.parse().unwrap_or(0) {
+        std::fs::write(Path::new(&dir).join(WAITING), place).expect("a directory");
+        std::thread::sleep(WAIT);
     }
 }
+
+/// The file that says that the child waits.
+const WAITING: &str = "waiting";
 
 impl Callback for Often {
     fn after_run(&mut self, _: &mut RunCx<'_>) -> Result<()> {
@@ -113,6 +144,7 @@ fn train(dir: &Path) -> Result<()> {
 #[test]
 fn child() {
     if let Some(dir) = std::env::var_os(DIR) {
+        crate::full_disk::fill(Path::new(&dir));
         if let Err(e) = train(Path::new(&dir)) {
             eprintln!("{e}");
             std::process::exit(1);
@@ -121,19 +153,25 @@ fn child() {
     }
 }
 
-fn start(dir: &Path, slow: &str) -> Child {
-    Command::new(std::env::current_exe().expect("this test has a file"))
+/// Returns the command that trains in a directory.
+pub(crate) fn command(dir: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this test has a file"));
+    command
         .args(["--exact", "kills::child", "--nocapture"])
         .env(DIR, dir)
-        .env(SLOW, slow)
         .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the test can run itself")
+        .stderr(Stdio::piped());
+    command
 }
 
-/// Returns the bytes of a run's last checkpoint and its statistics.
-fn outcome(dir: &Path) -> (BTreeMap<String, Vec<u8>>, String) {
+fn start(dir: &Path, slow: &str) -> Child {
+    command(dir).env(SLOW, slow).spawn().expect("the test can run itself")
+}
+
+/// The bytes of a run's last checkpoint, and its statistics.
+type Outcome = (BTreeMap<String, Vec<u8>>, String);
+
+fn outcome(dir: &Path) -> Outcome {
     let latest = std::fs::read_to_string(dir.join("checkpoints/latest")).expect("a checkpoint");
     let checkpoint =
         Checkpoint::load(dir.join("checkpoints").join(latest.trim())).expect("a valid checkpoint");
@@ -142,12 +180,13 @@ fn outcome(dir: &Path) -> (BTreeMap<String, Vec<u8>>, String) {
     (tensors.collect(), std::fs::read_to_string(dir.join("stats.jsonl")).expect("statistics"))
 }
 
-fn finish(dir: &Path) {
+/// Trains to the end.
+pub(crate) fn finish(dir: &Path) {
     let output = start(dir, "").wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-fn assert_same(dir: &Path, whole: &(BTreeMap<String, Vec<u8>>, String), what: &str) {
+pub(crate) fn assert_same(dir: &Path, whole: &Outcome, what: &str) {
     let found = outcome(dir);
     assert_eq!(found.1, whole.1, "{what}: other statistics");
     for (name, bytes) in &whole.0 {
@@ -156,7 +195,7 @@ fn assert_same(dir: &Path, whole: &(BTreeMap<String, Vec<u8>>, String), what: &s
     assert_eq!(found.0.len(), whole.0.len());
 }
 
-fn uninterrupted(root: &Path) -> (BTreeMap<String, Vec<u8>>, String) {
+pub(crate) fn uninterrupted(root: &Path) -> Outcome {
     let dir = root.join("whole");
     finish(&dir);
     let whole = outcome(&dir);
@@ -180,28 +219,31 @@ fn saving(dir: &Path) -> bool {
 }
 
 #[test]
-fn twenty_sigkills_do_not_change_results() {
-    let kills: u64 = std::env::var("TENSORPACK_TEST_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
+fn sigkills_do_not_change_results() {
+    let kills = setting("TENSORPACK_TEST_KILLS", 20);
     let root = tempfile::tempdir().unwrap();
     let begun = Instant::now();
     let whole = uninterrupted(root.path());
     // Kills are spread over the duration of a run, however fast the machine is.
     let duration = begun.elapsed();
-    let rng = CounterRng::new(11, "kills");
-    let (mut killed, mut in_saves, mut run) = (0, 0, 0);
+    let rng = random("kills");
+    let (mut killed, mut in_saves, mut run, mut attempts) = (0, 0, 0, 0);
     // A save may be finished when the kill arrives: repeat until some were hit.
     let enough = |killed, in_saves| {
         assert!(killed < 10 * kills.max(1), "only {in_saves} of {killed} kills hit a save");
-        killed >= kills && in_saves >= 3.min(kills / 4)
+        killed >= kills && 10 * in_saves >= kills
     };
     while !enough(killed, in_saves) {
         let dir = root.path().join(format!("run{run}"));
         run += 1;
         loop {
             let mut child = start(&dir, "");
-            // Every third kill waits for a save, the others for a random time.
-            let in_save = killed % 3 == 2;
-            let wait = duration.mul_f64(rng.uniform(0, killed));
+            // Kills wait for a random time, or for a save if too few were hit so far.
+            let in_save = 10 * in_saves < killed;
+            // Drawn again even if the last attempt came too late: the same moment might always be.
+            let wait = duration.mul_f64(rng.uniform(0, attempts));
+            attempts += 1;
+            assert!(attempts < 100 * kills, "only {killed} of {attempts} processes were killed");
             let begun = Instant::now();
             let ended = loop {
                 if child.try_wait().unwrap().is_some() {
@@ -233,7 +275,9 @@ fn twenty_sigkills_do_not_change_results() {
         // Fast runs end before they are killed, so there can be many: keep none of them on disk.
         std::fs::remove_dir_all(&dir).unwrap();
     }
-    println!("{killed} kills in {run} runs, {in_saves} of them inside a save");
+    println!(
+        "{killed} SIGKILLs in {run} runs, {in_saves} of them inside a save: all runs have the same bits"
+    );
 }
 
 fn signal(child: &Child, signal: i32) {
@@ -241,33 +285,65 @@ fn signal(child: &Child, signal: i32) {
     assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
 }
 
+/// Waits for a child to reach a place, and sends it a signal there. Returns whether the signal hit.
+fn signal_at(place: &str, number: i32, dir: &Path, nth: u64, delay: Duration) -> bool {
+    let mut child = start(dir, &format!("{place}:{nth}"));
+    let reached = || if place == "save" { saving(dir) } else { dir.join(WAITING).exists() };
+    let mut saves = 0;
+    while !reached() || (place == "save" && saves < nth) {
+        if child.try_wait().unwrap().is_some() {
+            return false;
+        }
+        if place == "save" && reached() {
+            saves += 1;
+            while saving(dir) && child.try_wait().unwrap().is_none() {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    std::thread::sleep(delay);
+    let hit = place != "save" || saving(dir);
+    let sent = Instant::now();
+    signal(&child, number);
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    if !hit && output.status.success() {
+        return false;
+    }
+    assert_eq!(output.status.signal(), Some(number), "{place}: {text}");
+    assert!(text.contains("saving"), "{place}: {text}");
+    assert!(sent.elapsed() < Duration::from_secs(5), "{place}: {:?}", sent.elapsed());
+    assert!(dir.join("checkpoints/latest").exists(), "{place}: {text}");
+    hit
+}
+
 #[test]
 fn a_signal_saves_and_terminates_with_that_signal() {
+    let signals = setting("TENSORPACK_TEST_SIGNALS", 2);
     let root = tempfile::tempdir().unwrap();
     let whole = uninterrupted(root.path());
-    for (i, place) in ["", "step", "evaluation", "data", "save"].into_iter().enumerate() {
-        for number in [libc::SIGTERM, libc::SIGINT] {
-            let dir: PathBuf = root.path().join(format!("{place}{number}"));
-            let mut child = start(&dir, place);
-            if place == "save" {
-                while !saving(&dir) && child.try_wait().unwrap().is_none() {
-                    std::thread::sleep(Duration::from_micros(100));
-                }
-            } else {
-                wait_for(&dir.join("log.log"), "epoch 1 of");
-                std::thread::sleep(Duration::from_millis(100 + 100 * i as u64));
-            }
-            let sent = Instant::now();
-            signal(&child, number);
-            let output = child.wait_with_output().unwrap();
-            let text = String::from_utf8_lossy(&output.stderr);
-            assert_eq!(output.status.signal(), Some(number), "{place}: {text}");
-            assert!(text.contains("saving"), "{place}: {text}");
-            assert!(sent.elapsed() < Duration::from_secs(5), "{place}: {:?}", sent.elapsed());
-            assert!(dir.join("checkpoints/latest").exists(), "{place}: {text}");
+    let rng = random("signals");
+    // How often a run comes to each place.
+    let places =
+        [("step", EPOCHS * STEPS), ("evaluation", EPOCHS * 5), ("data", EPOCHS * STEPS), ("save", 9)];
+    for (i, (place, times)) in places.into_iter().enumerate() {
+        let (mut hits, mut runs) = (0, 0);
+        while hits < signals {
+            assert!(runs < 10 * signals, "only {hits} of {runs} signals hit {place}");
+            let nth = (rng.uniform(i as u64, 2 * runs) * times as f64) as u64;
+            // Signals arrive at any moment of the wait; a save is too short to wait.
+            let share = if place == "save" { 0.0 } else { 0.7 * rng.uniform(i as u64, 2 * runs + 1) };
+            // Every other sample of CI is a SIGINT.
+            let number = if signals < 10 && runs % 2 == 1 { libc::SIGINT } else { libc::SIGTERM };
+            let dir: PathBuf = root.path().join(format!("{place}{runs}"));
+            runs += 1;
+            hits += u64::from(signal_at(place, number, &dir, nth, WAIT.mul_f64(share)));
             finish(&dir);
-            assert_same(&dir, &whole, &format!("signal {number}, slow {place:?}"));
+            assert_same(&dir, &whole, &format!("signal {number} in {place} {nth}"));
+            std::fs::remove_dir_all(&dir).unwrap();
         }
+        println!("{hits} signals in {place}, {runs} runs: all runs have the same bits");
     }
 }
 
@@ -287,8 +363,8 @@ fn a_finished_run_is_reported_and_another_seed_is_an_error() {
 #[test]
 fn a_second_process_is_an_error() {
     let root = tempfile::tempdir().unwrap();
-    let mut child = start(root.path(), "step");
-    wait_for(&root.path().join("lock"), &format!("{}\n", child.id()));
+    let mut child = start(root.path(), "step:0");
+    wait_for(&root.path().join("lock"), &format!("{} ", child.id()));
     let second = start(root.path(), "").wait_with_output().unwrap();
     assert_eq!(second.status.code(), Some(1));
     let text = String::from_utf8_lossy(&second.stderr);

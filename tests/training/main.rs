@@ -2,10 +2,15 @@
 
 mod asynchronous;
 mod callback_state;
+#[path = "../checkpoints/crash_disk.rs"]
+mod crash_disk;
 mod custom;
 mod dumps;
 mod exports;
+#[path = "../checkpoints/failing_disk.rs"]
+mod failing_disk;
 mod faults;
+mod full_disk;
 mod gans;
 mod hangs;
 mod hyper_params;
@@ -15,6 +20,7 @@ mod inputs;
 mod interface;
 mod kills;
 mod life_cycle;
+mod log_file;
 mod models;
 mod modules;
 mod not_finite;
@@ -27,6 +33,7 @@ mod resume;
 mod resume_towers;
 mod schedules;
 mod signals;
+mod standard_error;
 mod statistics;
 mod tower_functions;
 mod towers;

@@ -7,14 +7,19 @@ use std::process::{Command, Output};
 /// The directory in which a child trains. Not set in an ordinary run of the tests.
 const DIR: &str = "TENSORPACK_TEST_ALONE";
 
-/// Runs a test of this binary in a child process, with [`dir`] set.
-pub(crate) fn alone(test: &str, dir: &Path) -> Output {
-    Command::new(std::env::current_exe().expect("this test has a file"))
+/// Returns the command that runs a test of this binary in a child process, with [`dir`] set.
+pub(crate) fn command(test: &str, dir: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this test has a file"));
+    command
         .args(["--exact", test, "--nocapture", "--test-threads", "1"])
         .env(DIR, dir)
-        .env("TENSORPACK_LOG", "info")
-        .output()
-        .expect("the test can run itself")
+        .env("TENSORPACK_LOG", "info");
+    command
+}
+
+/// Runs a test of this binary in a child process, with [`dir`] set.
+pub(crate) fn alone(test: &str, dir: &Path) -> Output {
+    command(test, dir).output().expect("the test can run itself")
 }
 
 /// Returns the directory to train in, in a child process.

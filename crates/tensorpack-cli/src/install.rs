@@ -3,7 +3,7 @@
 use crate::packages::Package;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use tensorpack::dataflow::dataset::pip;
 use tensorpack::{Error, ErrorKind, Result};
@@ -39,15 +39,20 @@ pub(crate) fn install(package: &Package) -> Result<()> {
     let _lock = lock.lock();
     let home = folder.join(package.name);
     if is_installed(package, &home) {
-        println!("{} is already installed in {}", package.requirement(), home.display());
+        say(format_args!("{} is already installed in {}", package.requirement(), home.display()));
     } else {
         download(package, &folder, &home)?;
-        println!("installed {} in {}", package.requirement(), home.display());
+        say(format_args!("installed {} in {}", package.requirement(), home.display()));
     }
     let plugin = Plugin::open(&home.join(plugin_file(package)))?;
     let (major, minor) = plugin.api_version();
-    println!("it opens (PJRT API version {major}.{minor}); `tensorpack doctor` lists its devices");
+    say(format_args!("it opens (PJRT API version {major}.{minor}); `tensorpack doctor` lists its devices"));
     Ok(())
+}
+
+/// Prints a line. The installation does not depend on it: the reader may have closed the pipe.
+fn say(line: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// The path of the plugin inside its folder.

@@ -47,6 +47,9 @@
 //! failed sample. The guides `docs/dataflow.md`, `docs/data.md` and `docs/images.md` list all
 //! sources, adaptors, formats and augmentors.
 
+// These macros panic if the stream is closed or full, which must not end training.
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 mod dataflow;
 mod state;
 mod seed;

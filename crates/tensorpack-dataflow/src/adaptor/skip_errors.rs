@@ -2,6 +2,7 @@
 
 use crate::cancellation;
 use crate::{DataFlow, Flow, Reader, Resume, Sample, Seed, State, replay};
+use std::io::{Write, stderr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tensorpack_tensor::{ErrorKind, Result};
@@ -71,12 +72,14 @@ impl SkipReader {
                 Err(e) => {
                     skipped.fetch_add(1, Ordering::Relaxed);
                     if skipped_so_far < LOGGED_PER_PASS {
-                        eprintln!("skipped: {e}");
+                        // `eprintln` would panic if standard error is closed or full.
+                        let _ = writeln!(stderr(), "skipped: {e}");
                     }
                 }
                 Ok(None) => {
                     if skipped_so_far > 0 {
-                        eprintln!("skipped {skipped_so_far} failed samples in epoch {epoch}");
+                        let _ =
+                            writeln!(stderr(), "skipped {skipped_so_far} failed samples in epoch {epoch}");
                     }
                     return Ok(None);
                 }
