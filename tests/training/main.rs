@@ -17,6 +17,7 @@ mod kills;
 mod life_cycle;
 mod models;
 mod modules;
+mod named_inputs;
 mod not_finite;
 mod overflow;
 mod overflow_cases;
