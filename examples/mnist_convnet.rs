@@ -60,7 +60,7 @@ pub(crate) fn data() -> Result<(Flow, Flow, f64)> {
         (Err(e), _) | (_, Err(e)) => {
             eprintln!("{e}");
             eprintln!("MNIST is unavailable; training on generated digits");
-            Ok((digits::train().into_flow(), digits::test().into_flow(), 0.02))
+            Ok((digits::train()?.into_flow(), digits::test()?.into_flow(), 0.02))
         }
     }
 }
