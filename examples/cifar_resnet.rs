@@ -107,7 +107,7 @@ fn main() -> Result<()> {
         true => Schedule::piecewise(0.01, [(1_000, 0.1), (32_000, 0.01), (48_000, 0.001)]),
         false => Schedule::cosine(0.2, 0.0, steps * epochs).warm_up(200),
     };
-    let validation = ScalarStats::of(["cross_entropy_loss", "error"]);
+    let validation = ScalarStats::from_names(["cross_entropy_loss", "error"]);
     let config = TrainConfig::new(
         ResNet { n, mean, rate },
         train.shuffle().augment_image(0, augmentors).batch(batch).prefetch(4),

@@ -69,7 +69,7 @@ fn main() -> Result<()> {
     let args = TrainArgs::parse()?;
     args.without(&["--fake"])?;
     let (train, test, target) = data()?;
-    let validation = ScalarStats::of(["cross_entropy_loss", "accuracy"]).prefix("val");
+    let validation = ScalarStats::from_names(["cross_entropy_loss", "accuracy"]).prefix("val");
     let config = TrainConfig::new(Convnet, train.shuffle().batch(128))
         .callback(ModelSaver::new())
         .callback(InferenceRunner::new(test.batch(256).keep_remainder(), [validation]))

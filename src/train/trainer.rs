@@ -310,8 +310,8 @@ impl Trained {
                 "a predictor needs the tower function of the model, but this trainer has none",
             )
         })?;
-        let config =
-            PredictConfig::of(tower.rebuilt(), outputs.iter().copied()).inputs(inputs.iter().copied());
+        let config = PredictConfig::from_tower(tower.rebuilt(), outputs.iter().copied())
+            .inputs(inputs.iter().copied());
         let predictor = OfflinePredictor::new(config)?;
         for v in predictor.session().graph().variables() {
             predictor.session().write(&v.name, &self.session.read(&v.name)?)?;

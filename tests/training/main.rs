@@ -32,4 +32,5 @@ mod statistics;
 mod tower_functions;
 mod towers;
 mod trackers;
+mod unknown_names;
 mod uneven_batches;
