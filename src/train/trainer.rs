@@ -111,6 +111,7 @@ impl Trainer {
         let plan = self.setup_callbacks(&mut config)?;
         let flush = self.flush_op();
         let mut state = self.initialize(&mut config, interrupt, steps_per_epoch, lock.as_ref())?;
+        iteration.check(state.session.graph())?;
         let saved = match &state.store {
             Some(store) => store.latest()?,
             None => None,
