@@ -155,7 +155,7 @@ impl Callback for InferenceRunner {
         let towers = g.tower_func(&self.scope)?;
         let first = if self.count > 1 { format!("{}0", self.scope) } else { self.scope.clone() };
         if towers.towers().get(&first).is_some() {
-            let why = format!("a tower named {:?} already exists", self.scope);
+            let why = format!("a tower named {first:?} already exists");
             return Err(Error::new(ErrorKind::Name, why)
                 .note("a second InferenceRunner needs a name of its own: set it with tower_name(..)"));
         }

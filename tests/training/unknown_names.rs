@@ -41,16 +41,15 @@ fn names_in_graphs_and_sessions() {
 
 #[test]
 fn names_in_configurations() {
-    let train = |callback: Box<dyn Callback>| {
-        let config = TrainConfig::new(Knobs, line(2)).no_logdir().max_epoch(1);
-        launch_train_with_config(config.extra_callbacks(vec![callback]), SimpleTrainer::new())
-    };
-    check(train(Box::new(ProgressBar::new(["cots"]))), "cots", "cost");
-    check(train(Box::new(EarlyStopping::min("cots"))), "cots", " are: ");
-    check(train(Box::new(ScheduledHyperParamSetter::new("konb", [(0, 1.0)]))), "konb", "knob");
-    check(train(Box::new(RunUpdateOps::new("updates"))), "updates", "trainable_variables");
-    let runner = InferenceRunner::new(line(1), [ScalarStats::new("cots")]);
-    check(train(Box::new(runner)), "cots", "cost");
+    fn train(callback: impl Callback + 'static) -> Result<()> {
+        let config = TrainConfig::new(Knobs, line(2)).no_logdir().max_epoch(1).callback(callback);
+        launch_train_with_config(config, SimpleTrainer::new()).map(drop)
+    }
+    check(train(ProgressBar::new(["cots"])), "cots", "cost");
+    check(train(EarlyStopping::min("cots")), "cots", "cost");
+    check(train(ScheduledHyperParamSetter::new("konb", [(0, 1.0)])), "konb", "knob");
+    check(train(RunUpdateOps::new("updates")), "updates", "trainable_variables");
+    check(train(InferenceRunner::new(line(1), [ScalarStats::new("cots")])), "cots", "cost");
 }
 
 #[test]
