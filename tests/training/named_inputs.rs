@@ -68,6 +68,6 @@ fn the_number_of_tensors_is_checked() {
     assert!(e.message().contains("x, y") && e.message().contains("2 inputs"), "{e}");
 
     ModelDesc::build_graph(&NamedLine, &TowerContext::training(&graph), &[x]);
-    let e = graph.freeze().err().expect("the graph keeps the error");
+    let e = graph.freeze().expect_err("the graph keeps the error");
     assert!(e.message().contains("2 inputs"), "{e}");
 }
