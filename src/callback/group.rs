@@ -127,10 +127,12 @@ impl Callbacks {
             .enumerate()
             .flat_map(|(i, c)| c.makes().into_iter().map(move |s| (i, s)))
             .collect();
-        let mut makers: HashMap<&str, usize> = HashMap::new();
-        for (maker, Statistic { name, .. }) in &made {
-            let first = *makers.entry(name).or_insert(*maker);
-            if first != *maker {
+        let mut makers: HashMap<&str, (usize, When)> = HashMap::new();
+        for (maker, Statistic { name, when }) in &made {
+            let (first, first_when) = *makers.entry(name).or_insert((*maker, *when));
+            // A tensor may be in the collections of two callbacks that summarize runs.
+            let both_of_runs = (first_when, *when) == (When::Run, When::Run);
+            if first != *maker && !both_of_runs {
                 let (first, second) = (self.list[first].name(), self.list[*maker].name());
                 let why = format!("{first} and {second} both produce the statistic {name:?}");
                 return Err(Error::argument(why).note(

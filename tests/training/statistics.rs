@@ -31,6 +31,10 @@ fn two_inference_runners_need_different_names() {
     let e = error(config().callback(runner()).callback(runner().tower_name("Test")));
     assert!(e.contains("\"validation_cost\"") && e.contains("prefix"), "{e}");
     assert!(e.contains("InferenceRunner(InferenceTower)") && e.contains("InferenceRunner(Test)"), "{e}");
+    // The moving average of the training cost is called "cost".
+    let no_prefix = InferenceRunner::new(line(1), [ScalarStats::new("cost").prefix("")]);
+    let e = error(config().callback(no_prefix));
+    assert!(e.contains("\"cost\"") && e.contains("MovingAverageSummary"), "{e}");
     let e = error(config().callback(runner().with(ScalarStats::new("cost"))));
     assert!(e.contains("\"validation_cost\"") && e.contains("prefix"), "{e}");
     let test = InferenceRunner::new(line(1), [ScalarStats::new("cost").prefix("test")]).tower_name("Test");
