@@ -66,8 +66,8 @@ impl Parse for Attribute {
 /// Returns a size as an `Option<usize>`. The span makes a size of another type an error there.
 fn size(expr: &Expr) -> TokenStream {
     match expr {
-        Expr::Path(path) if path.path.is_ident("None") => quote!(::core::option::Option::None),
-        size => quote_spanned!(size.span()=> ::core::option::Option::Some(#size)),
+        Expr::Path(path) if path.path.is_ident("None") => quote!(::core::option::Option::<usize>::None),
+        size => quote_spanned!(size.span()=> ::core::option::Option::<usize>::Some(#size)),
     }
 }
 
@@ -77,7 +77,7 @@ fn attribute(field: &Field) -> Result<Attribute> {
     let Some(first) = found.next() else {
         let why =
             "this field needs an attribute: #[input(DTYPE, [SIZES])], such as #[input(f32, [None, 28])]";
-        return Err(Error::new(field.span(), why));
+        return Err(Error::new(field.ident.span(), why));
     };
     match found.next() {
         Some(second) => Err(Error::new(second.span(), "this field already has an #[input(..)]")),
@@ -137,7 +137,9 @@ pub(crate) fn derive(item: TokenStream) -> Result<TokenStream> {
             )#infinite
         });
         let binding = format_ident!("tensor{i}");
-        values.push(quote_spanned!(field.ty.span()=> #ident: ::core::clone::Clone::clone(#binding)));
+        values.push(quote_spanned! {field.ty.span()=>
+            #ident: <::tensorpack::graph::Tensor as ::core::clone::Clone>::clone(#binding)
+        });
         bindings.push(binding);
         names.push(name);
     }
@@ -187,7 +189,10 @@ mod tests {
         });
         let code = code.unwrap().to_string().replace(' ', "");
         assert!(code.contains("\"input\",::tensorpack::DType::F32"), "{code}");
-        assert!(code.contains("Option::None,::core::option::Option::Some(2*SIDE)]"), "{code}");
+        assert!(
+            code.contains("Option::<usize>::None,::core::option::Option::<usize>::Some(2*SIDE)]"),
+            "{code}"
+        );
         assert_eq!(code.matches(".allow_infinite()").count(), 1, "{code}");
         assert!(
             code.contains(
