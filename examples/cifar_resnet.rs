@@ -13,7 +13,15 @@ use tensorpack::graph::Fan;
 use tensorpack::prelude::*;
 use tensorpack::train::TrainArgs;
 
-struct Model {
+#[derive(Inputs)]
+struct Batch {
+    #[input(u8, [None, 32, 32, 3])]
+    image: Tensor,
+    #[input(i32, [None])]
+    label: Tensor,
+}
+
+struct ResNet {
     /// Blocks in each stage; the model has `6 n + 2` layers.
     n: usize,
     /// The mean training image.
@@ -21,14 +29,10 @@ struct Model {
     rate: Schedule,
 }
 
-impl ModelDesc for Model {
-    fn inputs(&self) -> Vec<TensorSpec> {
-        let image = [None, Some(32), Some(32), Some(3)];
-        vec![TensorSpec::new("input", DType::U8, image), TensorSpec::i32("label", [None])]
-    }
+impl Model for ResNet {
+    type Inputs = Batch;
 
-    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
-        let (image, label) = (&inputs[0], &inputs[1]);
+    fn build_graph(&self, t: &TowerContext, Batch { image, label }: Batch) -> Tensor {
         let x = (image.cast(DType::F32) - t.graph().constant(self.mean.clone())) / 128.0;
         let x = conv(16, 1).apply(t, "conv0", &x);
         let mut x = norm().apply(t, "bn0", &x);
@@ -40,7 +44,7 @@ impl ModelDesc for Model {
         let x = norm().apply(t, "bnlast", &x).global_average_pool();
         let logits = Linear::new(10).apply(t, "linear", &x).named("logits");
 
-        let loss = logits.sparse_softmax_cross_entropy(label).mean().named("cross_entropy_loss");
+        let loss = logits.sparse_softmax_cross_entropy(&label).mean().named("cross_entropy_loss");
         let wrong = logits.argmax(-1).not_equal(&label.cast(DType::I64)).cast(DType::F32);
         let error = wrong.mean().named("error");
         let decay = regularize_cost(t, ".*/W", l2_regularizer(2e-4));
@@ -103,9 +107,9 @@ fn main() -> Result<()> {
         true => Schedule::piecewise(0.01, [(1_000, 0.1), (32_000, 0.01), (48_000, 0.001)]),
         false => Schedule::cosine(0.2, 0.0, steps * epochs).warm_up(200),
     };
-    let validation = ScalarStats::of(["cross_entropy_loss", "error"]);
+    let validation = ScalarStats::from_names(["cross_entropy_loss", "error"]);
     let config = TrainConfig::new(
-        Model { n, mean, rate },
+        ResNet { n, mean, rate },
         train.shuffle().augment_image(0, augmentors).batch(batch).prefetch(4),
     )
     .callback(ModelSaver::new())

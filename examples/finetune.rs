@@ -65,9 +65,9 @@ fn module(path: &Path) -> Result<Module> {
 
 /// Trains with this module, or from scratch, and returns the test accuracy.
 fn accuracy_with(module: Option<Module>, args: &TrainArgs, name: &str) -> Result<f64> {
-    let config = TrainConfig::new(Model { module }, digits::train().take(IMAGES).shuffle().batch(25))
+    let config = TrainConfig::new(Model { module }, digits::train()?.take(IMAGES).shuffle().batch(25))
         .callback(ModelSaver::new())
-        .callback(InferenceRunner::new(digits::test().batch(250), [ScalarStats::new("accuracy")]))
+        .callback(InferenceRunner::new(digits::test()?.batch(250), [ScalarStats::new("accuracy")]))
         .steps_per_epoch(100)
         .max_epoch(3);
     let runs = args.logdir.clone().unwrap_or_else(|| PathBuf::from("train_log/finetune"));

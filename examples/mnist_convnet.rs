@@ -10,21 +10,26 @@ use tensorpack::dataflow::{DataFlow, Flow};
 use tensorpack::prelude::*;
 use tensorpack::train::TrainArgs;
 
-pub(crate) struct Model;
+#[derive(Inputs)]
+pub(crate) struct Batch {
+    #[input(f32, [None, 28, 28])]
+    image: Tensor,
+    #[input(i32, [None])]
+    label: Tensor,
+}
 
-impl ModelDesc for Model {
-    fn inputs(&self) -> Vec<TensorSpec> {
-        vec![TensorSpec::f32("input", [None, Some(28), Some(28)]), TensorSpec::i32("label", [None])]
-    }
+pub(crate) struct Convnet;
 
-    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
-        let (image, label) = (&inputs[0], &inputs[1]);
-        let x = convolutions(t, image).named("features");
+impl Model for Convnet {
+    type Inputs = Batch;
+
+    fn build_graph(&self, t: &TowerContext, Batch { image, label }: Batch) -> Tensor {
+        let x = convolutions(t, &image).named("features");
         let x = Linear::new(512).relu().apply(t, "fc0", &x);
         let x = Dropout::new(0.5).apply(t, "dropout", &x);
         let logits = Linear::new(10).apply(t, "fc1", &x).named("logits");
 
-        let loss = logits.sparse_softmax_cross_entropy(label).mean().named("cross_entropy_loss");
+        let loss = logits.sparse_softmax_cross_entropy(&label).mean().named("cross_entropy_loss");
         let correct = logits.argmax(-1).equal(&label.cast(DType::I64)).cast(DType::F32);
         let accuracy = correct.mean().named("accuracy");
         let decay = regularize_cost(t, "fc.*/W", l2_regularizer(1e-5));
@@ -55,7 +60,7 @@ pub(crate) fn data() -> Result<(Flow, Flow, f64)> {
         (Err(e), _) | (_, Err(e)) => {
             eprintln!("{e}");
             eprintln!("MNIST is unavailable; training on generated digits");
-            Ok((digits::train().into_flow(), digits::test().into_flow(), 0.02))
+            Ok((digits::train()?.into_flow(), digits::test()?.into_flow(), 0.02))
         }
     }
 }
@@ -64,8 +69,8 @@ fn main() -> Result<()> {
     let args = TrainArgs::parse()?;
     args.without(&["--fake"])?;
     let (train, test, target) = data()?;
-    let validation = ScalarStats::of(["cross_entropy_loss", "accuracy"]).prefix("val");
-    let config = TrainConfig::new(Model, train.shuffle().batch(128))
+    let validation = ScalarStats::from_names(["cross_entropy_loss", "accuracy"]).prefix("val");
+    let config = TrainConfig::new(Convnet, train.shuffle().batch(128))
         .callback(ModelSaver::new())
         .callback(InferenceRunner::new(test.batch(256).keep_remainder(), [validation]))
         .callback(MaxSaver::new("val_accuracy"))
@@ -80,5 +85,5 @@ fn main() -> Result<()> {
     }
     // Export the convolutions for other models: see `finetune`.
     let logdir = args.logdir.unwrap_or_else(|| "train_log/mnist_convnet".into());
-    trained.get_predictor(&["input"], &["features"])?.export(logdir.join("features.safetensors"))
+    trained.get_predictor(&["image"], &["features"])?.export(logdir.join("features.safetensors"))
 }

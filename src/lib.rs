@@ -40,6 +40,8 @@ pub use inventory;
 /// The parser of command lines that [`train::TrainArgs`] is made for.
 #[cfg(feature = "cli")]
 pub use clap;
+/// JSON values, the states of callbacks, monitors and input sources.
+pub use serde_json;
 /// The data library.
 pub use tensorpack_dataflow as dataflow;
 pub use tensorpack_tensor as tensor;

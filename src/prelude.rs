@@ -23,7 +23,7 @@ pub use crate::predict::{
     DatasetPredictor, ExportedModel, MultiTowerOfflinePredictor, OfflinePredictor, PredictConfig, Predictor,
 };
 pub use crate::runtime::{Device, Session, SessionOptions};
-pub use crate::tower::{ModelDesc, TowerContext};
+pub use crate::tower::{Inputs, Model, ModelDesc, TowerContext};
 pub use crate::train::{
     AsyncMultiGpuTrainer, NoOpTrainer, RunConfig, SimpleTrainer, Strategy as _, SyncMultiGpuTrainer,
     SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated, TrainConfig, launch_train_with_config,

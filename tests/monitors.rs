@@ -229,7 +229,7 @@ fn tensorboard_sees_what_was_put() {
         "sample/1": picture([120, 140, 160, 180, 200, 220]),
     });
     assert_eq!(seen["images"], both);
-    let h = Histogram::of(&weights);
+    let h = Histogram::new(&weights);
     let expected = json!({"min": -2.0, "max": 3.0, "num": 6.0, "sum": 1.5, "buckets": h.buckets});
     assert_eq!(seen["histograms"], json!({"fc0/W": [[20, expected]]}));
     let nodes = seen["graph"].as_array().unwrap();

@@ -2,9 +2,10 @@
 
 use serde_json::{Map, Value};
 use std::path::Path;
+use tensorpack::ErrorKind;
 use tensorpack::graph::{Init, UPDATE_OPS};
 use tensorpack::io::{
-    ChainInit, Checkpoint, CheckpointStore, DictRestore, Layout, RunLock, SaverRestore, SessionInit,
+    ChainInit, Checkpoint, CheckpointStore, DictRestore, RunLock, SaverRestore, SessionInit, WeightLayout,
     dump_model_variables, npz, safetensors, smart_init,
 };
 use tensorpack::prelude::*;
@@ -185,7 +186,7 @@ fn mismatches_are_listed() {
     // Loading nothing at all is an error: the file was meant for another graph.
     let e = init.clone().ignore_mismatch().init(&session).unwrap_err();
     assert!(e.message().contains("no tensor in DictRestore matches"), "{e}");
-    init.map_layout(".*/W", Layout::OutInToInOut).ignore_mismatch().init(&session).unwrap();
+    init.map_layout(".*/W", WeightLayout::OutInToInOut).ignore_mismatch().init(&session).unwrap();
     assert_eq!((sum(&session, "net/fc0/W"), sum(&session, "net/count")), (6.0, 0.0));
 }
 
@@ -249,11 +250,25 @@ fn a_path_that_means_nothing_is_an_error() {
     assert!(e.message().starts_with("there is no checkpoint in "), "{e}");
     std::fs::write(dir.path().join("model.pth"), "").unwrap();
     assert!(smart_init(dir.path().join("model.pth")).unwrap().init(&session).is_err());
-    let e = DictRestore::new([("net/fc0/W", ones(DType::F32, &[3, 2]))])
-        .map_layout("(", Layout::OihwToHwio)
-        .init(&session)
-        .unwrap_err();
-    assert!(e.message().contains("regular expression"), "{e}");
+}
+
+#[test]
+fn a_pattern_must_match_a_whole_name() {
+    let session = two_variables();
+    let init =
+        || DictRestore::new([("net/fc0/W", ones(DType::F32, &[3, 2])), ("extra", ones(DType::F32, &[]))]);
+    let line = line!() + 2;
+    let wrong = [
+        init().map_layout("(", WeightLayout::OihwToHwio),
+        init().map_layout("fc0/W", WeightLayout::OihwToHwio),
+        init().ignore(["extr"]),
+    ];
+    for (i, wrong) in wrong.iter().enumerate() {
+        let e = wrong.init(&session).unwrap_err();
+        assert_eq!((e.kind(), e.site().map(|s| s.line)), (ErrorKind::Name, Some(line + i as u32)), "{e}");
+    }
+    init().ignore(["ext.*", "net/count"]).init(&session).unwrap();
+    assert_eq!(sum(&session, "net/fc0/W"), 6.0);
 }
 
 #[test]
@@ -284,8 +299,8 @@ fn weights_of_pytorch_compute_what_they_did_there() {
         (format!("{layer}/{part}"), t)
     });
     DictRestore::new(renamed)
-        .map_layout("conv.*/W", Layout::OihwToHwio)
-        .map_layout("fc.*/W", Layout::OutInToInOut)
+        .map_layout("conv.*/W", WeightLayout::OihwToHwio)
+        .map_layout("fc.*/W", WeightLayout::OutInToInOut)
         .init(&session)
         .unwrap();
     let x = HostTensor::from_f64(DType::F32, [2, 4, 6, 2], &floats("x")).unwrap();

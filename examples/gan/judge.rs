@@ -43,12 +43,12 @@ fn classifier(args: &TrainArgs) -> Result<OfflinePredictor> {
         "evaluating the samples with the classifier in {CLASSIFIER}, which is trained first if necessary"
     );
     let (train, ..) = mnist_convnet::data()?;
-    let config = TrainConfig::new(mnist_convnet::Model, train.shuffle().batch(128))
+    let config = TrainConfig::new(mnist_convnet::Convnet, train.shuffle().batch(128))
         .callback(ModelSaver::new())
         .session(SessionOptions { threads: args.threads_per_device, ..SessionOptions::default() })
         .max_epoch(2)
         .logdir(CLASSIFIER);
-    launch_train_with_config(config, SimpleTrainer::new())?.get_predictor(&["input"], &["logits"])
+    launch_train_with_config(config, SimpleTrainer::new())?.get_predictor(&["image"], &["logits"])
 }
 
 /// Counts, for each digit, the samples `[n, 32, 32, 1]` that the classifier recognises.

@@ -112,7 +112,7 @@ fn train_on_images(args: &TrainArgs, root: &str) -> Result<()> {
     let steps = data.size().map_or(0, |batches| batches / towers as u64).max(1);
     let later = [(30, 1e-2), (60, 1e-3), (90, 1e-4), (100, 1e-5)];
     let rate = Schedule::piecewise(0.1, later.map(|(epoch, rate)| (epoch * steps, rate)));
-    let validation = ScalarStats::of(["error-top1", "error-top5"]).prefix("val");
+    let validation = ScalarStats::from_names(["error-top1", "error-top5"]).prefix("val");
     let config = TrainConfig::new(Model { rate }, data)
         .callback(ModelSaver::new())
         .callback(InferenceRunner::new(validation_data(root)?, [validation]))

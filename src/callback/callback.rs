@@ -96,7 +96,8 @@ pub trait Callback {
         Vec::new()
     }
 
-    /// Returns the state to store in a checkpoint.
+    /// Returns the state to store in a checkpoint, as JSON: `tensorpack::serde_json` has the macro
+    /// `json!`.
     fn state(&self) -> Value {
         Value::Null
     }

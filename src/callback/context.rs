@@ -51,10 +51,10 @@ impl GraphCx<'_> {
     #[doc(alias = "get_tensors_maybe_in_tower")]
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
         let first = self.tower.as_ref().and_then(|t| t.towers().training().first().copied().cloned());
-        let in_graph = self.graph.tensor(name);
-        match first {
-            Some(tower) => in_graph.or_else(|_| tower.get_tensor(name)),
-            None => in_graph,
+        match (first, self.graph.find_tensor(name)) {
+            (_, Some(tensor)) => Ok(tensor),
+            (Some(tower), None) => tower.get_tensor(name),
+            (None, None) => self.graph.tensor(name),
         }
     }
 

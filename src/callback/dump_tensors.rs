@@ -1,7 +1,6 @@
 //! Writes tensors to files.
 
-use super::proxy::forward;
-use super::{Callback, GraphCx, ProcessTensors};
+use super::{Callback, GraphCx, ProcessTensors, ProxyCallback};
 use crate::io::safetensors;
 use tensorpack_tensor::Result;
 
@@ -25,8 +24,20 @@ impl DumpTensors {
     }
 }
 
-impl Callback for DumpTensors {
-    forward!(0: before_run after_run);
+impl ProxyCallback for DumpTensors {
+    type Inner = ProcessTensors;
+
+    fn inner(&self) -> &ProcessTensors {
+        &self.0
+    }
+
+    fn inner_mut(&mut self) -> &mut ProcessTensors {
+        &mut self.0
+    }
+
+    fn name(&self) -> String {
+        "DumpTensors".into()
+    }
 
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
         g.need_logdir("DumpTensors")?;

@@ -1,7 +1,6 @@
 //! Enables a callback conditionally.
 
-use super::proxy::forward;
-use super::{Callback, CollectCx, Progress, RunCx, TrainCx};
+use super::{Callback, CollectCx, Progress, ProxyCallback, RunCx, TrainCx};
 use std::fmt;
 use tensorpack_tensor::Result;
 
@@ -22,8 +21,16 @@ impl<C: Callback> EnableCallbackIf<C> {
     }
 }
 
-impl<C: Callback> Callback for EnableCallbackIf<C> {
-    forward!(callback: name setup_graph before_train trigger after_train reads makes state load_state);
+impl<C: Callback> ProxyCallback for EnableCallbackIf<C> {
+    type Inner = C;
+
+    fn inner(&self) -> &C {
+        &self.callback
+    }
+
+    fn inner_mut(&mut self) -> &mut C {
+        &mut self.callback
+    }
 
     fn before_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         if (self.condition)(cx) { self.callback.before_epoch(cx) } else { Ok(()) }

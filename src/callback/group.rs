@@ -1,7 +1,9 @@
 //! The list of callbacks. Each hook is called on all of them in order.
 
-use super::{Callback, CollectCx, GraphCx, RunCx, Statistic, TrainCx, When};
+use super::{Callback, CollectCx, GraphCx, ProgressBar, RunCx, Statistic, TrainCx, When};
+use crate::graph::nearest_names;
 use serde_json::{Map, Value};
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, Result};
 
@@ -22,8 +24,13 @@ macro_rules! hooks {
 }
 
 impl Callbacks {
+    /// Adds a callback at the end. Of several progress bars only the first is kept, since they
+    /// would draw over each other: the user's own one replaces the default, which comes later.
     pub(crate) fn push(&mut self, callback: Box<dyn Callback>) {
-        self.list.push(callback);
+        let is_bar = |c: &dyn Callback| c.name() == ProgressBar::NAME;
+        if !is_bar(&*callback) || !self.list.iter().any(|c| is_bar(&**c)) {
+            self.list.push(callback);
+        }
     }
 
     hooks! {
@@ -112,7 +119,7 @@ impl Callbacks {
         (0..names.len()).map(key).collect()
     }
 
-    /// Checks that every statistic is produced before it is read.
+    /// Checks that every statistic is produced once, and before it is read.
     pub(crate) fn check_statistics(&self) -> Result<()> {
         let made: Vec<(usize, Statistic)> = self
             .list
@@ -120,6 +127,20 @@ impl Callbacks {
             .enumerate()
             .flat_map(|(i, c)| c.makes().into_iter().map(move |s| (i, s)))
             .collect();
+        let mut makers: HashMap<&str, (usize, When)> = HashMap::new();
+        for (maker, Statistic { name, when }) in &made {
+            let (first, first_when) = *makers.entry(name).or_insert((*maker, *when));
+            // A tensor may be in the collections of two callbacks that summarize runs.
+            let both_of_runs = (first_when, *when) == (When::Run, When::Run);
+            if first != *maker && !both_of_runs {
+                let (first, second) = (self.list[first].name(), self.list[*maker].name());
+                let why = format!("{first} and {second} both produce the statistic {name:?}");
+                return Err(Error::argument(why).note(
+                    "give the statistics of one of them another prefix, such as \
+                     ScalarStats::new(\"cost\").prefix(\"test\")",
+                ));
+            }
+        }
         for (reader, callback) in self.list.iter().enumerate() {
             for read in callback.reads() {
                 let makers: Vec<&(usize, Statistic)> =
@@ -134,11 +155,12 @@ impl Callbacks {
                     Error::argument(format!("{} reads the statistic {:?}", callback.name(), read.name));
                 return Err(match makers.first() {
                     None => {
-                        let mut known: Vec<&str> = made.iter().map(|(_, s)| s.name.as_str()).collect();
-                        known.sort_unstable();
-                        error
-                            .note("no callback produces it")
-                            .note(format!("available statistics: {}", known.join(", ")))
+                        let known = made.iter().map(|(_, s)| s.name.as_str());
+                        error.note("no callback produces it").note(nearest_names(
+                            "statistics",
+                            &read.name,
+                            known,
+                        ))
                     }
                     Some((maker, s)) => {
                         let (maker, reader) = (self.list[*maker].name(), callback.name());
@@ -155,5 +177,20 @@ impl Callbacks {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::callback::{ModelSaver, PeriodicCallback};
+
+    #[test]
+    fn only_the_first_progress_bar_is_kept() {
+        let mut callbacks = Callbacks::default();
+        callbacks.push(Box::new(PeriodicCallback::new(ProgressBar::new(["cost"])).every_k_epochs(2)));
+        callbacks.push(Box::new(ModelSaver::new()));
+        callbacks.push(Box::new(ProgressBar::default()));
+        assert_eq!(callbacks.keys(), ["ProgressBar", "ModelSaver"]);
     }
 }

@@ -1,6 +1,7 @@
 //! Hyper-parameters that callbacks can change during training.
 
 use super::{GraphCx, Progress, TrainCx};
+use crate::graph::nearest_names;
 use serde_json::{Value, json};
 use std::fmt;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
@@ -56,11 +57,10 @@ impl HyperParam {
                 let scalars = g.variables().filter(|v| v.sizes.is_empty());
                 let scalars: Vec<String> = scalars.map(|v| v.name).collect();
                 let why = format!("there is no variable named {:?}", self.name);
-                let e = Error::new(ErrorKind::Name, why);
-                Err(match scalars.is_empty() {
-                    true => e.note("create one with t.hyper_param(name, value)"),
-                    false => e.note(format!("scalar variables are: {}", scalars.join(", "))),
-                })
+                let known = scalars.iter().map(String::as_str);
+                Err(Error::new(ErrorKind::Name, why)
+                    .note(nearest_names("scalar variables", &self.name, known))
+                    .note("create one with t.hyper_param(name, value)"))
             }
         }
     }

@@ -147,7 +147,19 @@ impl Callback for InferenceRunner {
         }
         let t = TowerContext::inference(g.graph());
         let t = if self.on_ema { t.averaged() } else { t };
-        let towers = g.tower_func(&self.scope)?.infer_towers(&t, &self.scope, self.count)?;
+        let names = self.inferencers.iter().flat_map(|i| i.names()).collect::<Vec<_>>();
+        if let Some(name) = names.iter().enumerate().find_map(|(i, n)| names[..i].contains(n).then_some(n)) {
+            let why = format!("two inferencers of {} produce the statistic {name:?}", self.scope);
+            return Err(Error::argument(why).note("give one of them another prefix(..)"));
+        }
+        let towers = g.tower_func(&self.scope)?;
+        let first = if self.count > 1 { format!("{}0", self.scope) } else { self.scope.clone() };
+        if towers.towers().get(&first).is_some() {
+            let why = format!("a tower named {first:?} already exists");
+            return Err(Error::new(ErrorKind::Name, why)
+                .note("a second InferenceRunner needs a name of its own: set it with tower_name(..)"));
+        }
+        let towers = towers.infer_towers(&t, &self.scope, self.count)?;
         let mut parts = Vec::new();
         for (i, tower) in towers.iter().enumerate() {
             let tensors = |inferencer: &mut Box<dyn Inferencer>| inferencer.fetches(tower);

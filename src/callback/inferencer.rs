@@ -5,6 +5,9 @@ use crate::tower::TowerHandle;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
 /// Computes statistics from the results of an inference pass.
+///
+/// The statistics of all inferencers here are called `PREFIX_NAME`, or `NAME` if the prefix is
+/// empty. The prefix defaults to `validation`.
 pub trait Inferencer {
     /// Returns the tensors to fetch for every batch. Called once per inference tower.
     fn fetches(&mut self, tower: &TowerHandle) -> Result<Vec<Tensor>>;
@@ -22,6 +25,14 @@ pub trait Inferencer {
     fn names(&self) -> Vec<String>;
 }
 
+/// The default prefix of statistics.
+const PREFIX: &str = "validation";
+
+/// Returns the name of a statistic with its prefix.
+fn prefixed(prefix: &str, name: &str) -> String {
+    if prefix.is_empty() { name.into() } else { format!("{prefix}_{name}") }
+}
+
 /// The mean of scalars over all examples. Batches are weighted by size, so a smaller last batch is
 /// handled correctly.
 #[derive(Clone, Debug)]
@@ -33,18 +44,20 @@ pub struct ScalarStats {
 }
 
 impl ScalarStats {
-    /// Averages the scalar `name` of the tower. The statistic is called `validation_NAME`.
+    /// Averages the scalar `name` of the tower. The statistic is called `validation_NAME`, where
+    /// `NAME` is the last part of the name.
     pub fn new(name: impl Into<String>) -> ScalarStats {
-        ScalarStats::of([name.into()])
+        ScalarStats::from_names([name.into()])
     }
 
     /// Averages several scalars.
-    pub fn of<S: Into<String>>(names: impl IntoIterator<Item = S>) -> ScalarStats {
+    #[doc(alias = "of")]
+    pub fn from_names<S: Into<String>>(names: impl IntoIterator<Item = S>) -> ScalarStats {
         let names = names.into_iter().map(Into::into).collect();
-        ScalarStats { names, prefix: "validation".into(), sums: Vec::new(), examples: 0.0 }
+        ScalarStats { names, prefix: PREFIX.into(), sums: Vec::new(), examples: 0.0 }
     }
 
-    /// Sets the prefix: statistics are called `PREFIX_NAME`, or `NAME` if it is empty.
+    /// Sets the [prefix](Inferencer) of the statistics.
     #[must_use]
     pub fn prefix(self, prefix: impl Into<String>) -> ScalarStats {
         ScalarStats { prefix: prefix.into(), ..self }
@@ -82,10 +95,7 @@ impl Inferencer for ScalarStats {
 
     fn names(&self) -> Vec<String> {
         let last = |name: &String| name.rsplit('/').next().unwrap_or(name).to_string();
-        let full = |name| {
-            if self.prefix.is_empty() { last(name) } else { format!("{}_{}", self.prefix, last(name)) }
-        };
-        self.names.iter().map(full).collect()
+        self.names.iter().map(|name| prefixed(&self.prefix, &last(name))).collect()
     }
 }
 
@@ -94,22 +104,37 @@ impl Inferencer for ScalarStats {
 #[derive(Clone, Debug)]
 pub struct ClassificationError {
     tensor: String,
+    prefix: String,
     name: String,
     wrong: f64,
     examples: f64,
 }
 
 impl ClassificationError {
-    /// Reads the vector `tensor` of the tower. The statistic is called `name`.
-    pub fn new(tensor: impl Into<String>, name: impl Into<String>) -> ClassificationError {
-        ClassificationError { tensor: tensor.into(), name: name.into(), wrong: 0.0, examples: 0.0 }
+    /// Reads the vector `tensor` of the tower. The statistic is called `validation_error`.
+    pub fn new(tensor: impl Into<String>) -> ClassificationError {
+        let (prefix, name) = (PREFIX.into(), "error".into());
+        ClassificationError { tensor: tensor.into(), prefix, name, wrong: 0.0, examples: 0.0 }
+    }
+
+    /// Sets the [prefix](Inferencer) of the statistic.
+    #[must_use]
+    pub fn prefix(self, prefix: impl Into<String>) -> ClassificationError {
+        ClassificationError { prefix: prefix.into(), ..self }
+    }
+
+    /// Sets the name after the prefix. Defaults to `error`.
+    #[must_use]
+    #[doc(alias = "summary_name")]
+    pub fn name(self, name: impl Into<String>) -> ClassificationError {
+        ClassificationError { name: name.into(), ..self }
     }
 }
 
 impl Default for ClassificationError {
     /// Reads `incorrect_vector`. The statistic is called `validation_error`.
     fn default() -> ClassificationError {
-        ClassificationError::new("incorrect_vector", "validation_error")
+        ClassificationError::new("incorrect_vector")
     }
 }
 
@@ -133,16 +158,17 @@ impl Inferencer for ClassificationError {
     }
 
     fn finish(&mut self) -> Vec<(String, f64)> {
-        vec![(self.name.clone(), if self.examples > 0.0 { self.wrong / self.examples } else { 0.0 })]
+        let share = if self.examples > 0.0 { self.wrong / self.examples } else { 0.0 };
+        vec![(prefixed(&self.prefix, &self.name), share)]
     }
 
     fn names(&self) -> Vec<String> {
-        vec![self.name.clone()]
+        vec![prefixed(&self.prefix, &self.name)]
     }
 }
 
-/// Precision and recall of binary predictions: `PREFIX_precision` and `PREFIX_recall`, 0 where
-/// undefined.
+/// Precision and recall of binary predictions: `validation_precision` and `validation_recall`, 0
+/// where undefined.
 #[derive(Clone, Debug)]
 pub struct BinaryClassificationStats {
     prediction: String,
@@ -154,21 +180,20 @@ pub struct BinaryClassificationStats {
 }
 
 impl BinaryClassificationStats {
-    /// Reads the predictions and labels with these names in the tower, both zeros and ones. The
-    /// prefix defaults to `val`.
+    /// Reads the predictions and labels with these names in the tower, both zeros and ones.
     pub fn new(prediction: impl Into<String>, label: impl Into<String>) -> BinaryClassificationStats {
         let (prediction, label) = (prediction.into(), label.into());
         BinaryClassificationStats {
             prediction,
             label,
-            prefix: "val".into(),
+            prefix: PREFIX.into(),
             positive: 0.0,
             predicted: 0.0,
             both: 0.0,
         }
     }
 
-    /// Sets the prefix.
+    /// Sets the [prefix](Inferencer) of the statistics.
     #[must_use]
     pub fn prefix(self, prefix: impl Into<String>) -> BinaryClassificationStats {
         BinaryClassificationStats { prefix: prefix.into(), ..self }
@@ -206,6 +231,6 @@ impl Inferencer for BinaryClassificationStats {
     }
 
     fn names(&self) -> Vec<String> {
-        ["precision", "recall"].map(|what| format!("{}_{what}", self.prefix)).into()
+        ["precision", "recall"].map(|what| prefixed(&self.prefix, what)).into()
     }
 }

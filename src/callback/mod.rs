@@ -69,6 +69,7 @@ pub(crate) use position::Position;
 pub use process_tensors::ProcessTensors;
 pub use profiler::Profiler;
 pub use progress_bar::ProgressBar;
+pub use proxy::ProxyCallback;
 pub use run_op::RunOp;
 pub use run_update_ops::RunUpdateOps;
 pub use sanity_validation::SanityValidation;

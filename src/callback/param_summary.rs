@@ -1,8 +1,8 @@
 //! Reports summaries of trainable variables.
 
 use super::{Callback, GraphCx, Statistic, TrainCx, When};
-use regex_lite::Regex;
-use tensorpack_tensor::{Error, HostTensor, Result};
+use crate::graph::NamePattern;
+use tensorpack_tensor::{HostTensor, Result};
 
 /// A kind of summary of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,25 +49,24 @@ impl Summary {
 #[derive(Debug)]
 #[doc(alias = "add_param_summary")]
 pub struct ParamSummary {
-    patterns: Vec<(String, Vec<Summary>)>,
+    patterns: Vec<(NamePattern, Vec<Summary>)>,
     /// The matching variables with their kinds of summary.
     found: Vec<(String, Summary)>,
 }
 
 impl ParamSummary {
-    /// Summarizes the variables whose entire name matches the regular expression `pattern`.
-    pub fn new(pattern: impl Into<String>, kinds: impl IntoIterator<Item = Summary>) -> ParamSummary {
+    /// Summarizes the variables whose whole name matches the regular expression `pattern` (see
+    /// [`NamePattern`]).
+    #[track_caller]
+    pub fn new(pattern: &str, kinds: impl IntoIterator<Item = Summary>) -> ParamSummary {
         ParamSummary { patterns: Vec::new(), found: Vec::new() }.and(pattern, kinds)
     }
 
     /// Adds a pattern.
     #[must_use]
-    pub fn and(
-        mut self,
-        pattern: impl Into<String>,
-        kinds: impl IntoIterator<Item = Summary>,
-    ) -> ParamSummary {
-        self.patterns.push((pattern.into(), kinds.into_iter().collect()));
+    #[track_caller]
+    pub fn and(mut self, pattern: &str, kinds: impl IntoIterator<Item = Summary>) -> ParamSummary {
+        self.patterns.push((NamePattern::new(pattern), kinds.into_iter().collect()));
         self
     }
 }
@@ -80,14 +79,9 @@ impl Callback for ParamSummary {
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
         let names: Vec<String> = g.variables().filter(|v| v.trainable).map(|v| v.name).collect();
         for (pattern, kinds) in &self.patterns {
-            let whole = Regex::new(&format!("^(?:{pattern})$")).map_err(|e| {
-                Error::argument(format!("{pattern:?} is not a valid regular expression: {e}"))
-            })?;
-            let matching: Vec<&String> = names.iter().filter(|n| whole.is_match(n)).collect();
-            if matching.is_empty() {
-                log::warn!("no trainable variable matches {pattern}: nothing to summarize");
-            }
-            self.found.extend(matching.iter().flat_map(|n| kinds.iter().map(|k| (n.to_string(), *k))));
+            pattern.check_among("trainable variable", names.iter().map(String::as_str))?;
+            let matching = names.iter().filter(|n| pattern.matches(n));
+            self.found.extend(matching.flat_map(|n| kinds.iter().map(|k| (n.to_string(), *k))));
         }
         Ok(())
     }

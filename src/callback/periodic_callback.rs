@@ -1,8 +1,7 @@
 //! Enables a callback periodically.
 
 use super::period::Period;
-use super::proxy::forward;
-use super::{Callback, EnableCallbackIf, GraphCx};
+use super::{Callback, EnableCallbackIf, GraphCx, ProxyCallback};
 use tensorpack_tensor::{Error, Result};
 
 /// Enables a callback only in steps or epochs whose number is a multiple of `k`.
@@ -45,18 +44,23 @@ impl<C: Callback> PeriodicCallback<C> {
     }
 }
 
-impl<C: Callback> Callback for PeriodicCallback<C> {
-    forward!(enabled:
-        name before_train before_epoch before_run after_run collect trigger_step after_epoch trigger_epoch trigger
-        after_train reads makes state load_state
-    );
+impl<C: Callback> ProxyCallback for PeriodicCallback<C> {
+    type Inner = EnableCallbackIf<C>;
+
+    fn inner(&self) -> &EnableCallbackIf<C> {
+        &self.enabled
+    }
+
+    fn inner_mut(&mut self) -> &mut EnableCallbackIf<C> {
+        &mut self.enabled
+    }
 
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
         self.period.check()?;
         if self.period == Period::default() {
-            let why = format!("the PeriodicCallback of {} has no period", self.enabled.name());
+            let why = format!("the PeriodicCallback of {} has no period", Callback::name(&self.enabled));
             return Err(Error::argument(why).note("call every_k_steps(..) or every_k_epochs(..)"));
         }
-        self.enabled.setup_graph(g)
+        Callback::setup_graph(&mut self.enabled, g)
     }
 }

@@ -1,8 +1,7 @@
 //! Triggers a callback periodically.
 
 use super::period::Period;
-use super::proxy::forward;
-use super::{Callback, GraphCx, Statistic, TrainCx, When};
+use super::{Callback, GraphCx, ProxyCallback, Statistic, TrainCx, When};
 use tensorpack_tensor::{Error, Result};
 
 /// Triggers a callback every few steps or epochs instead of after every epoch. Its other hooks are
@@ -59,8 +58,16 @@ impl<C: Callback> PeriodicTrigger<C> {
     }
 }
 
-impl<C: Callback> Callback for PeriodicTrigger<C> {
-    forward!(callback: name before_epoch before_run after_run collect after_epoch trigger after_train state load_state);
+impl<C: Callback> ProxyCallback for PeriodicTrigger<C> {
+    type Inner = C;
+
+    fn inner(&self) -> &C {
+        &self.callback
+    }
+
+    fn inner_mut(&mut self) -> &mut C {
+        &mut self.callback
+    }
 
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
         self.period.check()?;

@@ -10,6 +10,8 @@ use tensorpack_tensor::{Error, Result};
 /// Shows the progress of an epoch and the values of some scalars: as a bar on a terminal, as log
 /// lines elsewhere.
 ///
+/// A run has at most one: yours replaces the default one.
+///
 /// The environment variable `TENSORPACK_PROGRESS_REFRESH` sets the seconds between two updates. It
 /// defaults to 0.5 on a terminal and to 180 elsewhere.
 #[derive(Debug)]
@@ -32,6 +34,9 @@ impl Default for ProgressBar {
 }
 
 impl ProgressBar {
+    /// The name of this callback.
+    pub(super) const NAME: &str = "ProgressBar";
+
     /// Shows these scalars beside the bar.
     pub fn new<'a>(names: impl IntoIterator<Item = &'a str>) -> ProgressBar {
         let terminal = stderr().is_terminal();
@@ -89,6 +94,10 @@ pub(super) fn clock(seconds: f64) -> String {
 }
 
 impl Callback for ProgressBar {
+    fn name(&self) -> String {
+        ProgressBar::NAME.into()
+    }
+
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
         for name in std::mem::take(&mut self.names) {
             let tensor = g.tensor(&name)?;

@@ -12,7 +12,7 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 /// // Once before training, and again after every epoch.
 /// let op = RunOp::new(|g| Ok(g.graph().group(&[])));
 /// // Only with every step.
-/// let op = RunOp::new(|g| Ok(g.graph().group(&[]))).before(false).as_trigger(false).with_steps(true);
+/// let op = RunOp::new(|g| Ok(g.graph().group(&[]))).no_before_train().no_trigger().with_steps();
 /// ```
 pub struct RunOp {
     make: Option<MakeOp>,
@@ -31,30 +31,34 @@ impl RunOp {
     }
 
     /// Runs an existing operation.
-    pub fn of(op: &Op) -> RunOp {
+    #[doc(alias = "of")]
+    pub fn from_op(op: &Op) -> RunOp {
         let op = op.clone();
         RunOp::new(move |_| Ok(op))
     }
 
-    /// Sets whether to run once before training, except in a resumed run. Defaults to `true`.
+    /// Does not run before training. By default it runs once before training, except in a resumed
+    /// run.
     #[must_use]
+    #[doc(alias = "before")]
     #[doc(alias = "run_before")]
-    pub fn before(self, before: bool) -> RunOp {
-        RunOp { before, ..self }
+    pub fn no_before_train(self) -> RunOp {
+        RunOp { before: false, ..self }
     }
 
-    /// Sets whether to run at triggers. Defaults to `true`.
+    /// Does not run at triggers.
     #[must_use]
+    #[doc(alias = "as_trigger")]
     #[doc(alias = "run_as_trigger")]
-    pub fn as_trigger(self, as_trigger: bool) -> RunOp {
-        RunOp { as_trigger, ..self }
+    pub fn no_trigger(self) -> RunOp {
+        RunOp { as_trigger: false, ..self }
     }
 
-    /// Sets whether to run with the first hooked run of every step. Defaults to `false`.
+    /// Also runs with the first hooked run of every step.
     #[must_use]
     #[doc(alias = "run_step")]
-    pub fn with_steps(self, with_steps: bool) -> RunOp {
-        RunOp { with_steps, ..self }
+    pub fn with_steps(self) -> RunOp {
+        RunOp { with_steps: true, ..self }
     }
 
     fn run(&self, cx: &TrainCx<'_>) -> Result<()> {

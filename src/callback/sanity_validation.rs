@@ -1,7 +1,6 @@
 //! Runs a short validation before training.
 
-use super::proxy::forward;
-use super::{Callback, InferenceRunner, TrainCx};
+use super::{Callback, InferenceRunner, ProxyCallback, TrainCx};
 use tensorpack_tensor::Result;
 
 /// Runs the first few batches of an [`InferenceRunner`] before training, so that validation errors
@@ -31,11 +30,16 @@ impl SanityValidation {
     }
 }
 
-impl Callback for SanityValidation {
-    forward!(runner:
-        name setup_graph before_epoch before_run after_run collect trigger_step after_epoch trigger_epoch trigger
-        after_train reads makes state load_state
-    );
+impl ProxyCallback for SanityValidation {
+    type Inner = InferenceRunner;
+
+    fn inner(&self) -> &InferenceRunner {
+        &self.runner
+    }
+
+    fn inner_mut(&mut self) -> &mut InferenceRunner {
+        &mut self.runner
+    }
 
     fn before_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         self.runner.before_train(cx)?;

@@ -58,11 +58,12 @@ impl ScheduledHyperParamSetter {
         ScheduledHyperParamSetter { step_based: true, ..self }
     }
 
-    /// Sets whether a run with a later starting epoch begins with the scheduled value. Defaults to
-    /// `true`. If `false`, a different value is only a warning.
+    /// Only warns if a run with a later starting epoch begins with another value than the scheduled
+    /// one. By default the scheduled value is set.
     #[must_use]
-    pub fn set_at_beginning(self, set: bool) -> ScheduledHyperParamSetter {
-        ScheduledHyperParamSetter { set_at_beginning: set, ..self }
+    #[doc(alias = "set_at_beginning")]
+    pub fn no_set_at_beginning(self) -> ScheduledHyperParamSetter {
+        ScheduledHyperParamSetter { set_at_beginning: false, ..self }
     }
 
     /// Returns the current point.

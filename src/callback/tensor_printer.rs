@@ -1,7 +1,6 @@
 //! Logs tensors.
 
-use super::proxy::forward;
-use super::{Callback, ProcessTensors};
+use super::{ProcessTensors, ProxyCallback};
 
 /// Logs the values of tensors at every step. Large tensors are abbreviated to their first elements.
 #[derive(Debug)]
@@ -21,6 +20,18 @@ impl TensorPrinter {
     }
 }
 
-impl Callback for TensorPrinter {
-    forward!(0: setup_graph before_run after_run);
+impl ProxyCallback for TensorPrinter {
+    type Inner = ProcessTensors;
+
+    fn inner(&self) -> &ProcessTensors {
+        &self.0
+    }
+
+    fn inner_mut(&mut self) -> &mut ProcessTensors {
+        &mut self.0
+    }
+
+    fn name(&self) -> String {
+        "TensorPrinter".into()
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::collection::Collections;
 use super::graph::Building;
-use super::{Collection, Node, NodeId, Op, Tensor, TensorId, Variable, VariableInfo};
+use super::{Collection, Node, NodeId, Op, Tensor, TensorId, Variable, VariableInfo, nearest_names};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_tensor::{Error, ErrorKind, Result};
@@ -79,7 +79,11 @@ impl Frozen {
         self.names
             .get(name)
             .map(|&id| Fetch { graph: self.uid, node: id.node, output: Some(id.output), name: name.into() })
-            .ok_or_else(|| Error::new(ErrorKind::Name, format!("the graph has no tensor named {name:?}")))
+            .ok_or_else(|| {
+                let known = self.names.keys().map(String::as_str);
+                Error::new(ErrorKind::Name, format!("the graph has no tensor named {name:?}"))
+                    .note(nearest_names("tensors", name, known))
+            })
     }
 
     /// Returns the error of a handle that was used after freezing, and clears it.

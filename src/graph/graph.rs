@@ -7,7 +7,7 @@ use super::gate::Gate;
 use super::tensor::dims_of;
 use super::{
     Collection, Frozen, Node, NodeId, NodeKind, Op, OpDef, Role, Spec, Tensor, TensorId, TensorSpec,
-    VariableId, VariableInfo, name,
+    VariableId, VariableInfo, name, nearest_names,
 };
 use std::cell::{Ref, RefCell, RefMut};
 use std::collections::{HashMap, HashSet};
@@ -393,12 +393,40 @@ impl Graph {
 
     /// Returns the tensor with this name.
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
-        let found = self.built().and_then(|b| {
+        self.find_tensor(name).ok_or_else(|| {
+            Error::new(ErrorKind::Name, format!("the graph has no tensor named {name:?}"))
+                .note(self.nearest_tensors(name, ""))
+        })
+    }
+
+    /// Returns the tensor with this name, if there is one. Unlike [`Graph::tensor`] it does not
+    /// look for similar names.
+    pub(crate) fn find_tensor(&self, name: &str) -> Option<Tensor> {
+        self.built().and_then(|b| {
             let id = *b.names.get(name)?;
             let spec = b.nodes[id.node.0 as usize].outputs.get(id.output as usize)?.clone();
             Some(Tensor { graph: self.clone(), id: Some(id), spec })
-        });
-        found.ok_or_else(|| Error::new(ErrorKind::Name, format!("the graph has no tensor named {name:?}")))
+        })
+    }
+
+    /// Returns a note with the names of tensors nearest to `name`, of those that begin with
+    /// `prefix`.
+    pub(crate) fn nearest_tensors(&self, name: &str, prefix: &str) -> String {
+        let built = self.built();
+        let names = built.iter().flat_map(|b| b.names.keys()).map(String::as_str);
+        nearest_names("tensors", name, names.filter(|n| n.starts_with(prefix)))
+    }
+
+    /// Returns whether anything was ever added to this collection.
+    pub(crate) fn has_collection(&self, key: &str) -> bool {
+        self.built().is_some_and(|b| b.collections.contains_key(key))
+    }
+
+    /// Returns a note with the names of collections nearest to `key`.
+    pub(crate) fn nearest_collections(&self, key: &str) -> String {
+        let built = self.built();
+        let names = built.iter().flat_map(|b| b.collections.keys()).map(String::as_str);
+        nearest_names("collections", key, names)
     }
 
     pub(crate) fn tensor_at(&self, id: TensorId) -> Tensor {

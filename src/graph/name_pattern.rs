@@ -1,11 +1,21 @@
-//! Patterns that select variables by name.
+//! Patterns that select variables, saved tensors and statistics by name.
 
+use super::nearest_names;
 use regex_lite::Regex;
+use std::fmt;
 use std::panic::Location;
 use tensorpack_tensor::{Error, ErrorKind, Result, Site};
 
-/// A regular expression over variable names. It must match the whole name: `fc.*/W` matches `fc0/W`
-/// and `fc1/W`, but not `fc0/W/momentum`.
+/// A regular expression over the names of variables, saved tensors or statistics.
+///
+/// Every pattern of this crate follows the same rules, whether it is a `NamePattern` or text that
+/// becomes one:
+///
+/// - It must match the whole name: `fc.*/W` matches `fc0/W` and `fc1/W`, but not `fc0/W/momentum`.
+///   Write `.*conv.*` for every name that contains `conv`.
+/// - An invalid pattern is an error with the line that wrote it.
+/// - So is a pattern that matches none of the names it selects from, which is probably misspelt.
+///   Only patterns of statistics may match nothing, since their names become known during training.
 #[derive(Clone, Debug)]
 pub struct NamePattern {
     text: String,
@@ -25,23 +35,51 @@ impl NamePattern {
         NamePattern { text: text.into(), regex, site }
     }
 
+    /// Compiles several patterns.
+    #[track_caller]
+    pub(crate) fn list<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<NamePattern> {
+        // A closure would not pass on the caller's line.
+        let mut patterns = Vec::new();
+        for text in texts {
+            patterns.push(NamePattern::new(text));
+        }
+        patterns
+    }
+
     /// Returns whether the pattern matches the whole of `name`.
     pub fn matches(&self, name: &str) -> bool {
         self.regex.as_ref().is_ok_and(|r| r.is_match(name))
     }
 
-    /// Checks that the pattern is valid and matches at least one of `names`: a pattern that matches
-    /// nothing is probably misspelt.
+    /// Checks that the pattern is a valid regular expression.
+    pub fn check_syntax(&self) -> Result<()> {
+        self.regex.as_ref().map(|_| ()).map_err(Error::clone)
+    }
+
+    /// Checks that the pattern is valid and matches at least one of `names`, which are those of
+    /// variables.
     pub fn check<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<()> {
-        self.regex.as_ref().map_err(Error::clone)?;
+        self.check_among("variable", names)
+    }
+
+    /// Like [`NamePattern::check`], for the names of other things. `what` is one of them.
+    pub(crate) fn check_among<'a>(&self, what: &str, names: impl IntoIterator<Item = &'a str>) -> Result<()> {
+        self.check_syntax()?;
         let names: Vec<&str> = names.into_iter().collect();
         if names.iter().any(|n| self.matches(n)) {
             return Ok(());
         }
-        let message = format!("the pattern {:?} matches no variable", self.text);
-        Err(Error::new(ErrorKind::Name, message)
-            .at(self.site)
-            .note(format!("a pattern must match a whole name; the variables are: {}", names.join(", "))))
+        let message = format!("the pattern {:?} matches no {what}", self.text);
+        Err(Error::new(ErrorKind::Name, message).at(self.site).note(format!(
+            "a pattern must match a whole name; {}",
+            nearest_names(&format!("{what}s"), &self.text, names)
+        )))
+    }
+}
+
+impl fmt::Display for NamePattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
     }
 }
 

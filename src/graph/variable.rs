@@ -2,8 +2,8 @@
 
 use super::graph::Building;
 use super::{
-    GLOBAL_VARIABLES, Graph, Init, LOCAL_VARIABLES, MODEL_VARIABLES, NodeKind, Op, TRAINABLE_VARIABLES,
-    Tensor, VariableId, name,
+    GLOBAL_VARIABLES, Graph, Init, LOCAL_VARIABLES, MODEL_VARIABLES, NamePattern, NodeKind, Op,
+    TRAINABLE_VARIABLES, Tensor, VariableId, name,
 };
 use std::ops::Deref;
 use std::panic::Location;
@@ -313,11 +313,21 @@ impl Graph {
         self.built().and_then(|b| b.variables.get(id.0 as usize).cloned())
     }
 
-    /// Freezes the trainable variables whose names `pattern` accepts: they may have no path to the
-    /// cost.
-    pub fn freeze_variables(&self, pattern: impl Fn(&str) -> bool) {
-        if let Some(mut b) = self.building() {
-            b.variables.iter_mut().filter(|v| pattern(&v.name)).for_each(|v| v.frozen = true);
+    /// Freezes the trainable variables whose whole name matches the regular expression `pattern`
+    /// (see [`NamePattern`]): they are not trained, and may have no path to the cost.
+    #[track_caller]
+    pub fn freeze_variables(&self, pattern: &str) {
+        let pattern = NamePattern::new(pattern);
+        let checked = match self.building() {
+            Some(mut b) => {
+                let checked = pattern.check(b.variables.iter().map(|v| v.name.as_str()));
+                b.variables.iter_mut().filter(|v| pattern.matches(&v.name)).for_each(|v| v.frozen = true);
+                checked
+            }
+            None => Ok(()),
+        };
+        if let Err(e) = checked {
+            self.record("freeze_variables", &[], e);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::input_source::scope;
 use super::{InputSource, Start};
-use crate::graph::{Tensor, TensorSpec};
+use crate::graph::{Tensor, TensorSpec, nearest_names};
 use crate::tower::TowerContext;
 use serde_json::Value;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
@@ -31,12 +31,12 @@ impl InputSource for RemapInput {
     }
 
     fn tensors(&mut self, t: &TowerContext, signature: &[TensorSpec]) -> Result<Vec<Tensor>> {
-        let find =
-            |name: &String| {
-                signature.iter().find(|s| s.name == *name).cloned().ok_or_else(|| {
-                    Error::new(ErrorKind::Name, format!("the model has no input named {name:?}"))
-                })
-            };
+        let find = |name: &String| {
+            signature.iter().find(|s| s.name == *name).cloned().ok_or_else(|| {
+                Error::new(ErrorKind::Name, format!("the model has no input named {name:?}"))
+                    .note(nearest_names("inputs", name, signature.iter().map(|s| s.name.as_str())))
+            })
+        };
         let own: Vec<TensorSpec> = self.names.iter().map(find).collect::<Result<_>>()?;
         let tensors = self.inner.tensors(t, &own)?;
         let scope = scope(t);

@@ -1,9 +1,8 @@
 //! Matches saved tensors with the variables of a graph.
 
-use super::{Checkpoint, Layout};
-use crate::graph::{GLOBAL_VARIABLES, MODEL_VARIABLES, TRAINABLE_VARIABLES};
+use super::{Checkpoint, WeightLayout};
+use crate::graph::{GLOBAL_VARIABLES, MODEL_VARIABLES, NamePattern, TRAINABLE_VARIABLES};
 use crate::runtime::Session;
-use regex_lite::Regex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::path::Path;
@@ -36,9 +35,9 @@ impl Source {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Matching {
     pub(super) prefix: Option<String>,
-    pub(super) ignore: BTreeSet<String>,
+    pub(super) ignore: Vec<NamePattern>,
     pub(super) ignore_mismatch: bool,
-    pub(super) layouts: Vec<(String, Layout)>,
+    pub(super) layouts: Vec<(NamePattern, WeightLayout)>,
 }
 
 /// All mismatches between source and graph, as messages.
@@ -77,14 +76,14 @@ impl Matching {
         let of =
             |key: &str| -> BTreeSet<u32> { graph.collection(key).variables.iter().map(|v| v.0).collect() };
         let model = &of(MODEL_VARIABLES) | &of(TRAINABLE_VARIABLES);
-        let layouts = self.compiled_layouts()?;
+        self.check_patterns(source, session)?;
         let mut matching = Vec::new();
         let mut mismatches = Mismatches::default();
         let mut looked_up = BTreeSet::new();
         for id in of(GLOBAL_VARIABLES) {
             let variable = &graph.variables()[id as usize];
             let Some(name) = self.name_in_source(&variable.name) else { continue };
-            if self.ignore.contains(name) {
+            if self.ignores(name) {
                 continue;
             }
             let Some(value) = source.tensors.get(name) else {
@@ -95,7 +94,7 @@ impl Matching {
                 continue;
             };
             looked_up.insert(name);
-            let layout = layouts.iter().find(|(pattern, _)| pattern.is_match(name));
+            let layout = self.layouts.iter().find(|(pattern, _)| pattern.matches(name));
             let value =
                 layout.map_or(Ok(value.clone()), |(_, l)| l.apply(value)).map_err(|e| e.within(name))?;
             if value.sizes() == variable.sizes
@@ -112,7 +111,7 @@ impl Matching {
         }
         let training_only = |name| source.training_only.as_ref().is_none_or(|names| names.contains(name));
         let left = source.tensors.iter().filter(|(name, _)| {
-            !looked_up.contains(name.as_str()) && !self.ignore.contains(*name) && !training_only(*name)
+            !looked_up.contains(name.as_str()) && !self.ignores(name) && !training_only(*name)
         });
         mismatches.unexpected = left.map(|(n, t)| format!("{n} {}{:?}", t.dtype(), t.sizes())).collect();
         mismatches.missing.sort();
@@ -128,12 +127,23 @@ impl Matching {
         }
     }
 
-    fn compiled_layouts(&self) -> Result<Vec<(Regex, Layout)>> {
-        let compile = |(pattern, layout): &(String, Layout)| match Regex::new(&format!("^(?:{pattern})$")) {
-            Ok(compiled) => Ok((compiled, *layout)),
-            Err(e) => Err(Error::argument(format!("{pattern:?} is not a valid regular expression: {e}"))),
-        };
-        self.layouts.iter().map(compile).collect()
+    fn ignores(&self, name: &str) -> bool {
+        self.ignore.iter().any(|pattern| pattern.matches(name))
+    }
+
+    /// Checks that every pattern matches something: a layout a saved tensor, and what is ignored a
+    /// saved tensor or a variable.
+    fn check_patterns(&self, source: &Source, session: &Session) -> Result<()> {
+        let saved = || source.tensors.keys().map(String::as_str);
+        for (pattern, _) in &self.layouts {
+            pattern.check_among("saved tensor", saved())?;
+        }
+        let variables = session.graph().variables().iter().filter_map(|v| self.name_in_source(&v.name));
+        let either: Vec<&str> = saved().chain(variables).collect();
+        for pattern in &self.ignore {
+            pattern.check_among("name", either.iter().copied())?;
+        }
+        Ok(())
     }
 }
 

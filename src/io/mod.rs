@@ -6,7 +6,7 @@ pub mod safetensors;
 pub mod npz;
 mod checkpoint;
 mod checkpoint_store;
-mod layout;
+mod weight_layout;
 mod matching;
 mod tensor_file;
 mod session_init;
@@ -15,9 +15,9 @@ pub use checkpoint::Checkpoint;
 pub use checkpoint_store::{CheckpointStore, Keep, Saved};
 pub(crate) use disk::failed;
 pub use disk::{DirEntry, Disk, OpenFile, Parts, RealDisk};
-pub use layout::Layout;
 use matching::Source;
 pub use run_lock::RunLock;
 pub use session_init::{
     ChainInit, DictRestore, JustCurrentSession, SaverRestore, SessionInit, dump_model_variables, smart_init,
 };
+pub use weight_layout::WeightLayout;

@@ -2,8 +2,8 @@
 
 use super::matching::Matching;
 use super::safetensors::Named;
-use super::{Layout, Source, tensor_file};
-use crate::graph::{MODEL_VARIABLES, TRAINABLE_VARIABLES};
+use super::{Source, WeightLayout, tensor_file};
+use crate::graph::{MODEL_VARIABLES, NamePattern, TRAINABLE_VARIABLES};
 use crate::runtime::Session;
 use std::path::{Path, PathBuf};
 use tensorpack_tensor::{Error, HostTensor, Result};
@@ -85,10 +85,11 @@ macro_rules! matching_setters {
             self
         }
 
-        /// Skips these names.
+        /// Skips the names that match one of these [patterns](NamePattern) as a whole.
         #[must_use]
-        pub fn ignore<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> $restore {
-            self.matching.ignore.extend(names.into_iter().map(Into::into));
+        #[track_caller]
+        pub fn ignore<'a>(mut self, patterns: impl IntoIterator<Item = &'a str>) -> $restore {
+            self.matching.ignore.extend(NamePattern::list(patterns));
             self
         }
 
@@ -99,11 +100,12 @@ macro_rules! matching_setters {
             self
         }
 
-        /// Applies `layout` to tensors whose entire saved name matches the regular expression
-        /// `names`. The first match wins.
+        /// Applies `layout` to tensors whose whole saved name matches the regular expression
+        /// `pattern` (see [`NamePattern`]). The first match wins.
         #[must_use]
-        pub fn map_layout(mut self, names: impl Into<String>, layout: Layout) -> $restore {
-            self.matching.layouts.push((names.into(), layout));
+        #[track_caller]
+        pub fn map_layout(mut self, pattern: &str, layout: WeightLayout) -> $restore {
+            self.matching.layouts.push((NamePattern::new(pattern), layout));
             self
         }
     })*};

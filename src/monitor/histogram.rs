@@ -24,7 +24,8 @@ pub struct Histogram {
 
 impl Histogram {
     /// Returns the histogram of a tensor's finite values.
-    pub fn of(values: &HostTensor) -> Histogram {
+    #[doc(alias = "of")]
+    pub fn new(values: &HostTensor) -> Histogram {
         let limits = limits();
         let mut counts = vec![0.0; limits.len()];
         let (mut min, mut max, mut count, mut sum, mut squares) =
@@ -68,7 +69,7 @@ mod tests {
     #[test]
     fn values_lie_below_their_limit() {
         let values = [-2.0, 0.0, 0.0, 0.5, 3.0, f64::NAN, f64::INFINITY, f64::MAX];
-        let h = Histogram::of(&HostTensor::new([8], values.to_vec()).unwrap());
+        let h = Histogram::new(&HostTensor::new([8], values.to_vec()).unwrap());
         assert_eq!((h.min, h.max, h.count), (-2.0, f64::MAX, 6.0));
         assert!(h.buckets.windows(2).all(|w| w[0].0 < w[1].0 && (w[0].1, w[1].1) != (0.0, 0.0)));
         assert_eq!(h.buckets.iter().map(|b| b.1).sum::<f64>(), 6.0);
@@ -84,7 +85,7 @@ mod tests {
 
     #[test]
     fn histogram_of_no_values() {
-        let h = Histogram::of(&HostTensor::new([0], Vec::<f32>::new()).unwrap());
+        let h = Histogram::new(&HostTensor::new([0], Vec::<f32>::new()).unwrap());
         assert_eq!(h.buckets, [(f64::MAX, 0.0)]);
         assert_eq!((h.min, h.max, h.count, h.sum), (0.0, 0.0, 0.0, 0.0));
     }

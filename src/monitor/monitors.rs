@@ -121,7 +121,7 @@ impl Monitors {
 
     /// Reports a histogram of the finite values of a tensor.
     pub fn put_histogram(&mut self, name: &str, values: &HostTensor) {
-        let (at, histogram) = (self.now, Histogram::of(values));
+        let (at, histogram) = (self.now, Histogram::new(values));
         self.report_to_each("write a histogram", |m| m.histogram(name, &histogram, at));
     }
 

@@ -1,26 +1,18 @@
 //! Logs scalars.
 
 use super::{Class, Moment, Monitor, Start};
-use regex_lite::Regex;
+use crate::graph::NamePattern;
 use std::collections::BTreeMap;
-use tensorpack_tensor::{Error, Result};
+use tensorpack_tensor::Result;
 
 /// Logs scalars after each epoch as `name: value`, with five significant digits, sorted by name.
 #[derive(Debug)]
 pub struct ScalarPrinter {
     each_step: bool,
     each_epoch: bool,
-    whitelist: Option<Vec<String>>,
-    blacklist: Vec<String>,
-    patterns: Patterns,
+    whitelist: Option<Vec<NamePattern>>,
+    blacklist: Vec<NamePattern>,
     pending: BTreeMap<String, f64>,
-}
-
-/// The compiled patterns of the names to print.
-#[derive(Debug, Default)]
-struct Patterns {
-    only: Option<Vec<Regex>>,
-    never: Vec<Regex>,
 }
 
 impl Default for ScalarPrinter {
@@ -30,7 +22,6 @@ impl Default for ScalarPrinter {
             each_epoch: true,
             whitelist: None,
             blacklist: Vec::new(),
-            patterns: Patterns::default(),
             pending: BTreeMap::new(),
         }
     }
@@ -42,29 +33,39 @@ impl ScalarPrinter {
         ScalarPrinter::default()
     }
 
-    /// Sets whether to log after each step, too. The last step of an epoch is logged with the
-    /// epoch. Defaults to `false`.
+    /// Logs after each step, too. The last step of an epoch is logged with the epoch.
     #[must_use]
-    pub fn each_step(self, each_step: bool) -> ScalarPrinter {
-        ScalarPrinter { each_step, ..self }
+    #[doc(alias = "enable_step")]
+    pub fn each_step(self) -> ScalarPrinter {
+        ScalarPrinter { each_step: true, ..self }
     }
 
-    /// Sets whether to log after each epoch. Defaults to `true`.
+    /// Does not log after each epoch. With [`ScalarPrinter::each_step`] the last step of an epoch is
+    /// still logged.
     #[must_use]
-    pub fn each_epoch(self, each_epoch: bool) -> ScalarPrinter {
-        ScalarPrinter { each_epoch, ..self }
+    #[doc(alias = "each_epoch")]
+    #[doc(alias = "enable_epoch")]
+    pub fn no_each_epoch(self) -> ScalarPrinter {
+        ScalarPrinter { each_epoch: false, ..self }
     }
 
-    /// Logs only names that contain a match of one of these regular expressions.
+    /// Logs only names that match one of these [patterns](NamePattern) as a whole.
     #[must_use]
-    pub fn whitelist<P: Into<String>>(self, patterns: impl IntoIterator<Item = P>) -> ScalarPrinter {
-        ScalarPrinter { whitelist: Some(patterns.into_iter().map(Into::into).collect()), ..self }
+    #[track_caller]
+    pub fn whitelist<'a>(self, patterns: impl IntoIterator<Item = &'a str>) -> ScalarPrinter {
+        ScalarPrinter { whitelist: Some(NamePattern::list(patterns)), ..self }
     }
 
-    /// Skips names that contain a match of one of these regular expressions.
+    /// Skips names that match one of these [patterns](NamePattern) as a whole.
     #[must_use]
-    pub fn blacklist<P: Into<String>>(self, patterns: impl IntoIterator<Item = P>) -> ScalarPrinter {
-        ScalarPrinter { blacklist: patterns.into_iter().map(Into::into).collect(), ..self }
+    #[track_caller]
+    pub fn blacklist<'a>(self, patterns: impl IntoIterator<Item = &'a str>) -> ScalarPrinter {
+        ScalarPrinter { blacklist: NamePattern::list(patterns), ..self }
+    }
+
+    fn logs(&self, name: &str) -> bool {
+        let found = |patterns: &[NamePattern]| patterns.iter().any(|p| p.matches(name));
+        self.whitelist.as_deref().is_none_or(found) && !found(&self.blacklist)
     }
 
     /// Returns the lines to log since the last call.
@@ -86,20 +87,11 @@ impl Monitor for ScalarPrinter {
     }
 
     fn start(&mut self, _: &Start<'_>) -> Result<()> {
-        let compile = |patterns: &[String]| -> Result<Vec<Regex>> {
-            let one = |p: &String| {
-                Regex::new(p)
-                    .map_err(|e| Error::argument(format!("{p:?} is not a valid regular expression: {e}")))
-            };
-            patterns.iter().map(one).collect()
-        };
-        let only = self.whitelist.as_deref().map(compile).transpose()?;
-        self.patterns = Patterns { only, never: compile(&self.blacklist)? };
-        Ok(())
+        self.whitelist.iter().flatten().chain(&self.blacklist).try_for_each(NamePattern::check_syntax)
     }
 
     fn scalar(&mut self, name: &str, value: f64, _: Class, _: Moment) -> Result<()> {
-        if self.patterns.matches(name) {
+        if self.logs(name) {
             self.pending.insert(name.to_string(), value);
         }
         Ok(())
@@ -117,13 +109,6 @@ impl Monitor for ScalarPrinter {
             self.print();
         }
         Ok(())
-    }
-}
-
-impl Patterns {
-    fn matches(&self, name: &str) -> bool {
-        let found = |patterns: &[Regex]| patterns.iter().any(|p| p.is_match(name));
-        self.only.as_deref().is_none_or(found) && !found(&self.never)
     }
 }
 
@@ -153,6 +138,7 @@ fn significant(x: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tensorpack_tensor::ErrorKind;
 
     #[test]
     fn five_significant_digits() {
@@ -190,22 +176,25 @@ mod tests {
         let lines = |p| printer(p).take_lines();
         assert_eq!(lines(ScalarPrinter::new()), ["cost: 1.5", "val/cost: 2", "val/error: 0.25"]);
         assert_eq!(
-            lines(ScalarPrinter::new().whitelist(["^cost", "error"])),
+            lines(ScalarPrinter::new().whitelist(["cost", ".*error"])),
             ["cost: 1.5", "val/error: 0.25"]
         );
-        assert_eq!(lines(ScalarPrinter::new().blacklist(["cost"])), ["val/error: 0.25"]);
+        // A pattern must match a whole name.
+        assert_eq!(lines(ScalarPrinter::new().blacklist(["cost"])), ["val/cost: 2", "val/error: 0.25"]);
+        assert_eq!(lines(ScalarPrinter::new().blacklist([".*cost"])), ["val/error: 0.25"]);
         assert_eq!(lines(ScalarPrinter::new().whitelist([""; 0])), [""; 0]);
         let bad = ScalarPrinter::new().blacklist(["("]).start(&Start {
             logdir: None,
             resumed: None,
             at: Moment::default(),
         });
-        assert!(bad.unwrap_err().message().contains("regular expression"));
+        let e = bad.unwrap_err();
+        assert_eq!((e.kind(), e.site().map(|s| s.file)), (ErrorKind::Name, Some(file!())), "{e}");
     }
 
     #[test]
     fn the_end_of_an_epoch_logs_its_last_step() {
-        let mut p = printer(ScalarPrinter::new().each_step(true));
+        let mut p = printer(ScalarPrinter::new().each_step());
         p.end_step(Moment::default()).unwrap();
         assert!(p.take_lines().is_empty());
         let mut p = printer(ScalarPrinter::new());

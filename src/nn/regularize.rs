@@ -1,9 +1,8 @@
 //! L1 and L2 regularization of variables selected by name.
 
-use crate::graph::{Graph, TRAINABLE_VARIABLES, Tensor, Variable};
+use crate::graph::{Graph, NamePattern, TRAINABLE_VARIABLES, Tensor, Variable};
 use crate::tower::TowerContext;
-use regex_lite::Regex;
-use tensorpack_tensor::{DType, Error, HostTensor};
+use tensorpack_tensor::{DType, HostTensor};
 
 /// Returns the regularizer `scale * sum(w^2) / 2`.
 pub fn l2_regularizer(scale: f64) -> impl Fn(&Tensor) -> Tensor {
@@ -15,8 +14,8 @@ pub fn l1_regularizer(scale: f64) -> impl Fn(&Tensor) -> Tensor {
     move |w| w.abs().sum() * scale
 }
 
-/// Returns the sum of `regularizer` over the trainable variables whose name contains a match of the
-/// regular expression `pattern`, to be added to the cost.
+/// Returns the sum of `regularizer` over the trainable variables whose whole name matches the
+/// regular expression `pattern` (see [`NamePattern`]), to be added to the cost.
 ///
 /// Only variables created before the call count; their names are logged once. In inference the
 /// result is zero.
@@ -33,28 +32,21 @@ pub fn l1_regularizer(scale: f64) -> impl Fn(&Tensor) -> Tensor {
 #[track_caller]
 pub fn regularize_cost(t: &TowerContext, pattern: &str, regularizer: impl Fn(&Tensor) -> Tensor) -> Tensor {
     let graph = t.graph();
-    let pattern = match Regex::new(pattern) {
-        Ok(regex) => regex,
-        Err(e) => {
-            let e =
-                Error::argument(format!("the pattern {pattern:?} is not a valid regular expression: {e}"));
-            graph.record("regularize_cost", &[], e);
-            return Tensor::poison(graph);
-        }
-    };
+    let pattern = NamePattern::new(pattern);
     let variables = trainable_variables(graph);
     let dtype = variables.first().map_or(DType::F32, |v| v.dtype());
     let zero = || graph.constant(HostTensor::from_f64(dtype, [], &[0.0]).expect("one float"));
     if !t.is_training() {
         return zero();
     }
-    let chosen: Vec<&Variable> = variables.iter().filter(|v| pattern.is_match(v.name())).collect();
+    if let Err(e) = pattern.check_among("trainable variable", variables.iter().map(Variable::name)) {
+        graph.record("regularize_cost", &[], e);
+        return Tensor::poison(graph);
+    }
+    let chosen: Vec<&Variable> = variables.iter().filter(|v| pattern.matches(v.name())).collect();
     if graph.first_time(&format!("regularize_cost {pattern}")) {
         let names: Vec<&str> = chosen.iter().map(|v| v.name()).collect();
-        match names.is_empty() {
-            true => log::warn!("regularize_cost: {pattern} matches no trainable variable"),
-            false => log::info!("regularize_cost: {pattern} matches {}", names.join(", ")),
-        }
+        log::info!("regularize_cost: {pattern} matches {}", names.join(", "));
     }
     let costs = chosen.into_iter().map(|v| regularizer(v.value()).cast(dtype));
     costs.reduce(|a, b| a + b).unwrap_or_else(zero)

@@ -66,9 +66,9 @@ fn of_equals_the_earlier_comes_first_and_nan_is_largest() {
     let x = [2., 5., 2., f64::NAN, 5., -1.];
     assert_eq!(made(&[6], &x, |x| x.top_k(4).1), [3., 1., 4., 0.]);
     assert_eq!(made(&[6], &x, |x| x.top_k(4).0)[1..], [5., 5., 2.]);
-    assert_eq!(made(&[6], &x, |x| x.argsort(0, false)), [5., 0., 2., 1., 4., 3.]);
-    assert_eq!(made(&[3, 2], &[3., 1., 2., 2., 1., 3.], |x| x.sort(0, false)), [1., 1., 2., 2., 3., 3.]);
-    assert_eq!(made(&[2, 2], &[3., 4., 2., 1.], |x| x.sort(1, true)), [4., 3., 2., 1.]);
+    assert_eq!(made(&[6], &x, |x| x.argsort(0)), [5., 0., 2., 1., 4., 3.]);
+    assert_eq!(made(&[3, 2], &[3., 1., 2., 2., 1., 3.], |x| x.sort(0)), [1., 1., 2., 2., 3., 3.]);
+    assert_eq!(made(&[2, 2], &[3., 4., 2., 1.], |x| x.sort_descending(1)), [4., 3., 2., 1.]);
 }
 
 #[test]

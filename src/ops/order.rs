@@ -90,10 +90,21 @@ impl Tensor {
         (composed(self, "TopK", caller, || self.taken(&indices)), indices)
     }
 
-    /// Returns the indices, as i64, that sort the elements along `axis`, in ascending or descending
-    /// order. Among equal elements the first comes first; NaN sorts above all numbers.
+    /// Returns the indices, as i64, that sort the elements along `axis` in ascending order. Among
+    /// equal elements the first comes first; NaN sorts above all numbers.
     #[track_caller]
-    pub fn argsort(&self, axis: isize, descending: bool) -> Tensor {
+    pub fn argsort(&self, axis: isize) -> Tensor {
+        self.order_along(axis, false)
+    }
+
+    /// Like [`Tensor::argsort`], in descending order.
+    #[track_caller]
+    pub fn argsort_descending(&self, axis: isize) -> Tensor {
+        self.order_along(axis, true)
+    }
+
+    #[track_caller]
+    fn order_along(&self, axis: isize, descending: bool) -> Tensor {
         if self.is_poison() {
             return self.clone();
         }
@@ -109,13 +120,23 @@ impl Tensor {
         })
     }
 
-    /// Returns the elements along `axis` in ascending or descending order.
+    /// Returns the elements along `axis` in ascending order. NaN sorts above all numbers.
     #[track_caller]
-    pub fn sort(&self, axis: isize, descending: bool) -> Tensor {
-        let indices = self.argsort(axis, descending);
+    pub fn sort(&self, axis: isize) -> Tensor {
+        self.sorted_by(axis, &self.argsort(axis))
+    }
+
+    /// Like [`Tensor::sort`], in descending order.
+    #[track_caller]
+    pub fn sort_descending(&self, axis: isize) -> Tensor {
+        self.sorted_by(axis, &self.argsort_descending(axis))
+    }
+
+    #[track_caller]
+    fn sorted_by(&self, axis: isize, indices: &Tensor) -> Tensor {
         composed(self, "Sort", Location::caller(), || match indices.is_poison() {
             true => indices.clone(),
-            false => self.take_along_axis(&indices, axis),
+            false => self.take_along_axis(indices, axis),
         })
     }
 
@@ -186,10 +207,11 @@ mod tests {
             let (sizes, axis) = (draw.sizes(rank), draw.below(rank) as isize);
             let descending = draw.below(2) == 1;
             Trial::new(vec![Input::floats(draw, sizes, Apart)], move |x| {
-                vec![x[0].sort(axis, descending).exp()]
+                let sorted = if descending { x[0].sort_descending(axis) } else { x[0].sort(axis) };
+                vec![sorted.exp()]
             })
         })
-        .empty("x.sort(0, false)", "[0, 3]", "empty [0, 3]", |x| x[0].sort(0, false)),
+        .empty("x.sort(0)", "[0, 3]", "empty [0, 3]", |x| x[0].sort(0)),
         case("InTopK", Never("boolean result"), |draw| {
             let (rows, classes, k) = (draw.between(1, 5), draw.between(1, 7), draw.below(4));
             let inputs = vec![

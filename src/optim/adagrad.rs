@@ -50,7 +50,8 @@ impl Optimizer for Adagrad {
             let next = s.value() + g.square();
             updates.push(s.assign(&next));
             let direction = g / (next.sqrt() + self.epsilon);
-            updates.push(gradient.variable.update(|w| w - direction * self.rate.of(graph, gradient)));
+            updates
+                .push(gradient.variable.update(|w| w - direction * self.rate.for_gradient(graph, gradient)));
         }
         updates
     }

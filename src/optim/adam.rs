@@ -43,7 +43,7 @@ impl Optimizer for Adam {
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
         let (estimates, mut updates) = self.moments.update(graph, "Adam", gradients, Gradient::decayed);
         for (g, e) in gradients.iter().zip(estimates) {
-            let rate = self.rate.of(graph, g) / e.bias_correction;
+            let rate = self.rate.for_gradient(graph, g) / e.bias_correction;
             updates.push(g.variable.update(|w| w - rate * e.mean / e.denominator));
         }
         updates

@@ -54,7 +54,7 @@ impl Optimizer for AdamW {
         check_setting(graph, "AdamW", "the weight decay", self.decay, Allowed::NonNegative);
         let (estimates, mut updates) = self.moments.update(graph, "AdamW", gradients, |g| g.value.clone());
         for (g, e) in gradients.iter().zip(estimates) {
-            let rate = self.rate.of(graph, g);
+            let rate = self.rate.for_gradient(graph, g);
             let kept = 1.0 - &rate * g.decay.unwrap_or(self.decay);
             let rate = rate / e.bias_correction;
             updates.push(g.variable.update(|w| w * kept - rate * e.mean / e.denominator));

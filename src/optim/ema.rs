@@ -40,7 +40,8 @@ impl Ema {
 
     /// Returns the moving average of `variable`, if it has one.
     #[track_caller]
-    pub fn of(variable: &Variable) -> Option<Variable> {
+    #[doc(alias = "of")]
+    pub fn average_of(variable: &Variable) -> Option<Variable> {
         variable.graph().variable_named(&format!("{PREFIX}{}", variable.name()))
     }
 
@@ -70,7 +71,7 @@ impl Optimizer for Ema {
         updates.push(power.update(|p| p * self.decay));
         let first = power.value().equal(&power.one());
         for Gradient { variable, .. } in gradients {
-            let average = average_of(graph, variable);
+            let average = create_average(graph, variable);
             let (w, dtype) = (variable.current(), variable.dtype());
             let next = |average: &Tensor| {
                 if self.debiased {
@@ -89,7 +90,7 @@ impl Optimizer for Ema {
 
 /// Creates the variable that holds the average of `variable`.
 #[track_caller]
-fn average_of(graph: &Graph, variable: &Variable) -> Variable {
+fn create_average(graph: &Graph, variable: &Variable) -> Variable {
     let sizes = variable.shape().known().unwrap_or_default();
     let spec = VariableSpec::new(format!("{PREFIX}{}", variable.name()), sizes).dtype(variable.dtype());
     let spec = spec.init(Init::zeros()).non_trainable().slab("ema").also_in(EMA_VARIABLES);

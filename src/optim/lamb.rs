@@ -59,7 +59,7 @@ impl Optimizer for Lamb {
         for (g, e) in gradients.iter().zip(estimates) {
             let w = g.variable.value();
             let direction = e.mean / (e.bias_correction * e.denominator) + w * g.decay.unwrap_or(self.decay);
-            let rate = self.rate.of(graph, g) * trust_ratio(w, &direction);
+            let rate = self.rate.for_gradient(graph, g) * trust_ratio(w, &direction);
             updates.push(g.variable.update(|w| w - rate * direction));
         }
         updates

@@ -44,7 +44,8 @@ impl Optimizer for Momentum {
             let next = v.value() * self.momentum + &g;
             updates.push(v.assign(&next));
             let direction = if self.nesterov { g + next * self.momentum } else { next };
-            updates.push(gradient.variable.update(|w| w - direction * self.rate.of(graph, gradient)));
+            updates
+                .push(gradient.variable.update(|w| w - direction * self.rate.for_gradient(graph, gradient)));
         }
         updates
     }

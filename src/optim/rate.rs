@@ -36,7 +36,8 @@ impl Rate {
 
     /// Returns the rate for one gradient: in its data type, multiplied by the factor of its group.
     #[track_caller]
-    pub fn of(&self, graph: &Graph, gradient: &Gradient) -> Tensor {
+    #[doc(alias = "of")]
+    pub fn for_gradient(&self, graph: &Graph, gradient: &Gradient) -> Tensor {
         let dtype = gradient.variable.dtype();
         match self {
             Rate::Fixed(v) => Rate::Fixed(v * gradient.rate).tensor(graph, dtype),

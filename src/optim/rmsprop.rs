@@ -80,7 +80,8 @@ impl Optimizer for RmsProp {
                 direction = b.value() * self.momentum + direction;
                 updates.push(b.assign(&direction));
             }
-            updates.push(gradient.variable.update(|w| w - direction * self.rate.of(graph, gradient)));
+            updates
+                .push(gradient.variable.update(|w| w - direction * self.rate.for_gradient(graph, gradient)));
         }
         updates
     }

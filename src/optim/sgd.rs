@@ -21,7 +21,7 @@ impl Sgd {
 impl Optimizer for Sgd {
     #[track_caller]
     fn apply(&self, graph: &Graph, gradients: &[Gradient]) -> Vec<Op> {
-        let step = |g: &Gradient| g.variable.update(|w| w - g.decayed() * self.rate.of(graph, g));
+        let step = |g: &Gradient| g.variable.update(|w| w - g.decayed() * self.rate.for_gradient(graph, g));
         gradients.iter().map(step).collect()
     }
 }

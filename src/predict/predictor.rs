@@ -1,7 +1,7 @@
 //! Inference with a trained model.
 
 use super::Part;
-use crate::graph::{Fetch, Graph};
+use crate::graph::{Fetch, Graph, nearest_names};
 use crate::io::SessionInit;
 use crate::runtime::{IntoFetch, Prepared, Session, SessionOptions};
 use crate::tower::{ModelDesc, TowerContext, TowerFunc, TowerHandle};
@@ -27,11 +27,15 @@ impl PredictConfig {
     ) -> Result<PredictConfig> {
         let model: Rc<dyn ModelDesc> = Rc::new(model);
         let tower = TowerFunc::new(model.inputs(), move |t, inputs| vec![model.build_graph(t, inputs)])?;
-        Ok(PredictConfig::of(tower, outputs))
+        Ok(PredictConfig::from_tower(tower, outputs))
     }
 
     /// Creates a configuration that predicts the named tensors of a tower function.
-    pub fn of<S: Into<String>>(tower: TowerFunc, outputs: impl IntoIterator<Item = S>) -> PredictConfig {
+    #[doc(alias = "of")]
+    pub fn from_tower<S: Into<String>>(
+        tower: TowerFunc,
+        outputs: impl IntoIterator<Item = S>,
+    ) -> PredictConfig {
         PredictConfig {
             tower,
             inputs: None,
@@ -79,7 +83,11 @@ impl PredictConfig {
     fn part(&self, tower: &TowerHandle) -> Result<Part> {
         let input = |name: &String| {
             let found = tower.inputs().iter().find(|(have, _)| have == name);
-            let missing = || Error::argument(format!("the model has no input named {name:?}"));
+            let missing = || {
+                let known = tower.inputs().iter().map(|(name, _)| name.as_str());
+                Error::argument(format!("the model has no input named {name:?}"))
+                    .note(nearest_names("inputs", name, known))
+            };
             found.map(|(_, tensor)| tensor.name()).ok_or_else(missing)
         };
         let inputs = match &self.inputs {

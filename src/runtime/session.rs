@@ -7,7 +7,7 @@ use super::null::NullEngine;
 use super::reference::ReferenceEngine;
 use super::snapshot::Reading;
 use super::{Device, Interrupt, KernelProgress, Staging, Turns, cpu, xla};
-use crate::graph::{Fetch, Frozen, Op, Tensor, Variable};
+use crate::graph::{Fetch, Frozen, Op, Tensor, Variable, nearest_names};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -380,11 +380,14 @@ impl Session {
     }
 
     fn variable(&self, name: &str) -> Result<usize> {
-        self.graph
-            .variables()
-            .iter()
-            .position(|v| v.name == name)
-            .ok_or_else(|| Error::new(ErrorKind::Name, format!("there is no variable named {name:?}")))
+        self.graph.variables().iter().position(|v| v.name == name).ok_or_else(|| {
+            let known = self.graph.variables().iter().map(|v| v.name.as_str());
+            Error::new(ErrorKind::Name, format!("there is no variable named {name:?}")).note(nearest_names(
+                "variables",
+                name,
+                known,
+            ))
+        })
     }
 
     pub(super) fn lock(&self) -> Result<MutexGuard<'_, State>> {

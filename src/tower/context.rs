@@ -228,7 +228,7 @@ impl TowerContext {
     pub fn variable(&self, spec: VariableSpec) -> Variable {
         let variable = self.graph.variable(spec, self.sharing);
         let variable = match self.averaged {
-            true => Ema::of(&variable).unwrap_or(variable),
+            true => Ema::average_of(&variable).unwrap_or(variable),
             false => variable,
         };
         match self.frozen {

@@ -52,11 +52,11 @@ impl TowerHandle {
             return Ok(input.clone());
         }
         let inside = if self.scope.is_empty() { name.to_string() } else { format!("{}/{name}", self.scope) };
-        let found = self.graph.tensor(&inside).or_else(|_| self.graph.tensor(name));
-        found.map_err(|_| {
+        self.graph.find_tensor(&inside).or_else(|| self.graph.find_tensor(name)).ok_or_else(|| {
             let tower = if self.scope.is_empty() { "the tower" } else { self.scope.as_str() };
             Error::new(ErrorKind::Name, format!("{tower} has no input, tensor or variable named {name:?}"))
                 .note("name a tensor with `.named(..)`")
+                .note(self.graph.nearest_tensors(&inside, inside.strip_suffix(name).unwrap_or_default()))
         })
     }
 }

@@ -4,9 +4,14 @@
 mod context;
 mod func;
 mod handle;
+mod inputs;
+mod model;
 mod model_desc;
 
 pub use context::{Mode, TowerContext};
 pub use func::TowerFunc;
 pub use handle::{TowerHandle, Towers};
+pub use inputs::Inputs;
+pub use model::Model;
 pub use model_desc::ModelDesc;
+pub use tensorpack_derive::Inputs;

@@ -1,9 +1,9 @@
 //! One iteration: what it is, and what it can do.
 
 use super::batch_summary::BatchSummary;
-use super::step_plan::{RunId, StepPlan};
+use super::step_plan::{RunId, StepPlan, depends_on};
 use crate::callback::{Callbacks, CollectCx, Progress, RunCx, TrainState};
-use crate::graph::Fetch;
+use crate::graph::{Fetch, Frozen, NodeKind};
 use crate::input::InputSource;
 use crate::runtime::{Clock, IntoFetch, MAX_FEEDS, Session, StepProgram};
 use std::ops::Deref;
@@ -14,21 +14,41 @@ use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 pub trait Iteration {
     /// Runs one step.
     fn run_step(&mut self, cx: &mut StepCx<'_>) -> Result<()>;
+
+    /// Checks before the first step that the iteration fits the graph. Accepts any by default.
+    fn check(&self, graph: &Frozen) -> Result<()> {
+        let _ = graph;
+        Ok(())
+    }
 }
 
 impl Iteration for Box<dyn Iteration> {
     fn run_step(&mut self, cx: &mut StepCx<'_>) -> Result<()> {
         (**self).run_step(cx)
     }
+
+    fn check(&self, graph: &Frozen) -> Result<()> {
+        (**self).check(graph)
+    }
 }
 
-/// Runs one operation per step, which is what most training is.
+/// Runs one operation per step, which is what most training is. An operation that updates no
+/// variable, such as a cost, is an error.
 #[derive(Clone, Debug)]
 pub struct RunTrainOp(pub Fetch);
 
 impl Iteration for RunTrainOp {
     fn run_step(&mut self, cx: &mut StepCx<'_>) -> Result<()> {
         cx.run(&self.0).map(|_| ())
+    }
+
+    fn check(&self, graph: &Frozen) -> Result<()> {
+        let updates = depends_on(graph, [&self.0], |kind| matches!(kind, NodeKind::Assign { .. }));
+        if updates || self.0.graph != graph.uid() {
+            return Ok(());
+        }
+        let why = format!("the train op {:?} updates no variable, so nothing would be trained", self.0.name);
+        Err(Error::argument(why).note("run the operation that minimize(..) or apply_gradients(..) returns"))
     }
 }
 

@@ -110,13 +110,22 @@ impl StepPlan {
     }
 }
 
-/// Whether any of these depends on a placeholder.
-fn needs_input<'a>(graph: &Frozen, what: impl Iterator<Item = &'a Fetch>) -> bool {
+/// Returns whether any of these depends on a placeholder.
+fn needs_input<'a>(graph: &Frozen, what: impl IntoIterator<Item = &'a Fetch>) -> bool {
+    depends_on(graph, what, |kind| matches!(kind, NodeKind::Placeholder))
+}
+
+/// Returns whether any of these is or depends on a node whose kind `is` accepts.
+pub(super) fn depends_on<'a>(
+    graph: &Frozen,
+    what: impl IntoIterator<Item = &'a Fetch>,
+    is: impl Fn(&NodeKind) -> bool,
+) -> bool {
     let mut seen: HashSet<NodeId> = HashSet::new();
-    let mut stack: Vec<NodeId> = what.map(|f| f.node).collect();
+    let mut stack: Vec<NodeId> = what.into_iter().map(|f| f.node).collect();
     while let Some(id) = stack.pop() {
         let Some(node) = graph.nodes().get(id.0 as usize).filter(|_| seen.insert(id)) else { continue };
-        if matches!(node.kind, NodeKind::Placeholder) {
+        if is(&node.kind) {
             return true;
         }
         stack.extend(node.inputs.iter().map(|t| t.node).chain(node.runs.iter().copied()));

@@ -116,12 +116,7 @@ impl Trainer {
     }
 
     /// Opens the log directory and runs training. The error that ends it is the end of `log.log`.
-    fn run(
-        self,
-        config: TrainConfig,
-        interrupt: &Interrupt,
-        iteration: &mut dyn Iteration,
-    ) -> Result<Trained> {
+    fn run(self, config: RunConfig, interrupt: &Interrupt, iteration: &mut dyn Iteration) -> Result<Trained> {
         logger::init();
         let lock = config.logdir.as_deref().map(open_directory).transpose()?;
         let has_log_file = lock.is_some();
@@ -152,6 +147,7 @@ impl Trainer {
         let plan = self.setup_callbacks(&mut config)?;
         let flush = self.flush_op();
         let mut state = self.initialize(&mut config, interrupt, steps_per_epoch, lock.as_ref())?;
+        iteration.check(state.session.graph())?;
         let saved = match &state.store {
             Some(store) => store.latest()?,
             None => None,
@@ -364,8 +360,8 @@ impl Trained {
                 "a predictor needs the tower function of the model, but this trainer has none",
             )
         })?;
-        let config =
-            PredictConfig::of(tower.rebuilt(), outputs.iter().copied()).inputs(inputs.iter().copied());
+        let config = PredictConfig::from_tower(tower.rebuilt(), outputs.iter().copied())
+            .inputs(inputs.iter().copied());
         let predictor = OfflinePredictor::new(config)?;
         for v in predictor.session().graph().variables() {
             predictor.session().write(&v.name, &self.session.read(&v.name)?)?;

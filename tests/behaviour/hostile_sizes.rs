@@ -90,7 +90,7 @@ const ERRORS: &[(&str, Build)] = &[
     ("unstack", |t, n| t.v.sum().broadcast_to(&[signed(n)]).unstack(0).remove(0)),
     ("top_k", |t, n| t.v.top_k(n).0),
     ("cumsum", |t, n| t.v.sum().broadcast_to(&[signed(n)]).cumsum(0)),
-    ("argsort", |t, n| t.v.sum().broadcast_to(&[signed(n)]).argsort(0, false)),
+    ("argsort", |t, n| t.v.sum().broadcast_to(&[signed(n)]).argsort(0)),
     ("concat", |t, n| {
         let part = t.v.sum().broadcast_to(&[signed(n)]);
         t.graph.concat(&[part.clone(), part], 0)
@@ -136,7 +136,7 @@ const ANY: &[(&str, Build)] = &[
     ("gather of nothing", |t, _| t.empty.gather(&t.i, 0)),
     ("scatter_add of nothing", |t, n| t.empty.gather(&t.i, 0).scatter_add(&t.i, n, 0)),
     ("cumsum of nothing", |t, _| t.empty.cumsum(0)),
-    ("argsort of nothing", |t, _| t.empty.argsort(1, true)),
+    ("argsort of nothing", |t, _| t.empty.argsort_descending(1)),
     ("matmul of empties", |t, _| t.empty.matmul(&t.empty.matrix_transpose()).sum()),
     ("three sizes of nothing", |t, n| t.empty.expand_dims(0).broadcast_to(&[signed(n), signed(n), 0]).exp()),
     ("pad of nothing", |t, n| t.empty.pad(&[n, 0], &[0, 0], &[n, n])),

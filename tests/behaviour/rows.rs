@@ -14,7 +14,7 @@ fn train(isa: Isa, threads: usize, indices: &[i32], steps: usize) -> (Vec<Result
         .variable(VariableSpec::new("table", [WORDS, 24]).init(Init::Normal(0.0, 1.0)));
     let words = graph.placeholder(&TensorSpec::i32("words", [None]));
     let found = table.value().gather(&words, 0);
-    let cost = (found.cumsum(0) * 0.01 + found.sort(1, true)).square().mean();
+    let cost = (found.cumsum(0) * 0.01 + found.sort_descending(1)).square().mean();
     let train = minimize(&cost, &Sgd::new(0.1)).unwrap();
     let options = SessionOptions { threads: Some(threads), isa: Some(isa), ..SessionOptions::default() };
     let session = Session::with(graph.freeze().unwrap(), options).unwrap();

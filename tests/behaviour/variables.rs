@@ -238,17 +238,26 @@ fn a_trainable_variable_without_a_path_to_the_cost() {
     let stopped = with_unused(|_, u| Some(u.stop_gradient().sum()));
     assert_eq!(stopped.unwrap(), (0.5, 1.0));
     let frozen = with_unused(|g, _| {
-        g.freeze_variables(|name| name.starts_with("net/"));
+        g.freeze_variables("net/.*");
         None
     });
     assert_eq!(frozen.unwrap(), (0.5, 1.0));
     let frozen_though_used = with_unused(|g, u| {
-        g.freeze_variables(|name| name == "net/u");
+        g.freeze_variables("net/u");
         Some(u.sum())
     });
     assert_eq!(frozen_though_used.unwrap(), (0.5, 1.0));
     let used = with_unused(|_, u| Some(u.sum()));
     assert_eq!(used.unwrap(), (0.5, 0.75));
+    // A pattern must match a whole name.
+    let line = line!() + 2;
+    let misspelt = with_unused(|g, u| {
+        g.freeze_variables("net");
+        Some(u.sum())
+    });
+    let e = misspelt.unwrap_err();
+    assert_eq!((e.kind(), e.site().map(|s| s.line)), (ErrorKind::Name, Some(line)), "{e}");
+    assert!(e.message().contains("\"net\"") && e.to_string().contains("net/u"), "{e}");
 }
 
 /// One change of a variable: `scale * (current, or nothing) + other + shift`.

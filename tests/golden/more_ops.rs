@@ -32,7 +32,8 @@ pub(crate) fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Option<Tensor> {
             x[0].cumsum_with(axis(), options)
         }
         "top_k" => x[0].top_k(number("k")).0,
-        "sort" => x[0].sort(axis(), flag("descending")),
+        "sort" if flag("descending") => x[0].sort_descending(axis()),
+        "sort" => x[0].sort(axis()),
         "einsum" => graph.einsum(text(&attrs["equation"]), x),
         "resize_nearest" => x[0].resize_nearest(size()),
         "resize_bilinear" => x[0].resize_bilinear(size()),

@@ -71,7 +71,7 @@ fn an_exported_model_keeps_what_its_inputs_take() {
     let net = TowerFunc::new(inputs.clone(), build).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("net.safetensors");
-    let code = OfflinePredictor::new(PredictConfig::of(net, ["p"]).inputs(["x", "mask"])).unwrap();
+    let code = OfflinePredictor::new(PredictConfig::from_tower(net, ["p"]).inputs(["x", "mask"])).unwrap();
     code.export(&path).unwrap();
     let file = ExportedModel::load(&path).unwrap();
     assert_eq!(file.inputs(), inputs);

@@ -86,7 +86,8 @@ fn norms_above_the_limit_are_clipped_to_it() {
 #[test]
 fn summaries_are_added_once_per_variable() {
     let graph = Graph::new();
-    let optimizer = Sgd::new(0.1).process(SummaryGradient::new().of(".*/W")).process(SummaryGradient::new());
+    let optimizer =
+        Sgd::new(0.1).process(SummaryGradient::new().matching(".*/W")).process(SummaryGradient::new());
     build(&graph, DType::F32, &optimizer).unwrap();
     let made = graph.collection(MOVING_SUMMARIES).tensors.len();
     let names: Vec<String> = WEIGHTS.iter().map(|w| format!("{w}-grad/rms")).collect();
@@ -116,7 +117,7 @@ fn a_pattern_that_matches_nothing_is_an_error_at_its_line() {
         Box::new(ScaleGradient::new("fc9/.*", 0.5)),
         Box::new(MapGradient::new("fc9/.*", |_, g| Some(g.clone()))),
         Box::new(FilterGradient::keep("fc9/.*")),
-        Box::new(SummaryGradient::new().of("fc9/.*")),
+        Box::new(SummaryGradient::new().matching("fc9/.*")),
     ];
     for (k, processor) in all.into_iter().enumerate() {
         let e = refused(&Sgd::new(0.1).process(processor));

@@ -625,7 +625,7 @@ impl Case {
                     Processor::GlobalNormClip(limit) => o.process(GlobalNormClip::new(*limit)),
                     Processor::Map(of) => o.process(MapGradient::new(&pattern(of), |_, g| Some(g * 3.0))),
                     Processor::Keep(of) => o.process(FilterGradient::keep(&pattern(of))),
-                    Processor::Summary(of) => o.process(SummaryGradient::new().of(&pattern(of))),
+                    Processor::Summary(of) => o.process(SummaryGradient::new().matching(&pattern(of))),
                 })
                 .boxed(),
             Wrapper::Accumulate(n) => Accumulate::new(inner, *n).boxed(),

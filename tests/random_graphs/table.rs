@@ -285,8 +285,8 @@ fn reductions() -> Vec<Row> {
         };
         Exact "top k" (x) [k: usize] => { let (values, places) = x.top_k(k); vec![values, places] };
             |d| { let x = d.float(|i| i.rank() > 0 && i.len() > 0)?; let n = *d.sizes(x).last()?; let k = d.between(1, n); draft(&[x], vec![int(k)]) };
-        Exact "argsort" (x) [a: isize, f: bool] => x.argsort(a, f); sorted;
-        Exact "sort" (x) [a: isize, f: bool] => x.sort(a, f); sorted;
+        Exact "argsort" (x) [a: isize, f: bool] => if f { x.argsort_descending(a) } else { x.argsort(a) }; sorted;
+        Exact "sort" (x) [a: isize, f: bool] => if f { x.sort_descending(a) } else { x.sort(a) }; sorted;
     }
 }
 

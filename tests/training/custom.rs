@@ -35,6 +35,18 @@ fn a_step_can_be_any_operation() {
     assert!(e.message().contains("tower function"), "{e}");
 }
 
+#[test]
+fn a_train_op_must_change_a_variable() {
+    let graph = Graph::new();
+    let t = &TowerContext::training(&graph);
+    let v = t.variable(VariableSpec::new("v", []).init(Init::Constant(64.0)));
+    let cost = v.square().named("the_cost");
+    let trained = Trainer::new(&graph).train_with_defaults(config(), RunTrainOp(Fetch::from(&cost)));
+    let e = trained.err().expect("the cost is not a train op");
+    assert_eq!(e.kind(), ErrorKind::Argument);
+    assert!(e.message().contains("the_cost") && e.to_string().contains("minimize"), "{e}");
+}
+
 /// A graph with an operation `learn` that needs input, and an operation `tick` that does not.
 struct Parts {
     graph: Graph,

@@ -20,7 +20,9 @@ fn run_op_before_training_at_triggers_or_with_steps() {
             let knob = all.iter().map(|id| g.graph().variable_handle(*id)).find(|v| v.name() == "knob");
             Ok(knob.expect("a knob").update(|x| x + 1.0))
         });
-        let op = op.before(before).as_trigger(as_trigger).with_steps(with_steps);
+        let op = if before { op } else { op.no_before_train() };
+        let op = if as_trigger { op } else { op.no_trigger() };
+        let op = if with_steps { op.with_steps() } else { op };
         let config = TrainConfig::new(Knobs, line(3)).no_logdir().max_epoch(2).callback(op);
         let trained = launch_train_with_config(config, SimpleTrainer::new()).unwrap();
         trained.session.read("knob").unwrap().to_scalar().unwrap() - 1.0

@@ -47,7 +47,7 @@ fn bits(tensors: &[HostTensor]) -> Vec<(Vec<usize>, Vec<u8>)> {
 fn an_exported_model_is_bit_identical_for_any_batch_size() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("net.safetensors");
-    let config = PredictConfig::of(net(), ["logits", "probability", "noisy"]);
+    let config = PredictConfig::from_tower(net(), ["logits", "probability", "noisy"]);
     let session = SessionOptions { seed: 3, ..SessionOptions::default() };
     let code = OfflinePredictor::new(config.inputs(["image"]).session(session.clone())).unwrap();
     code.export(&path).unwrap();
@@ -67,16 +67,16 @@ fn an_exported_model_is_bit_identical_for_any_batch_size() {
 fn a_file_has_only_the_inputs_that_its_outputs_need() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("net.safetensors");
-    OfflinePredictor::new(PredictConfig::of(net(), ["probability"])).unwrap().export(&path).unwrap();
+    OfflinePredictor::new(PredictConfig::from_tower(net(), ["probability"])).unwrap().export(&path).unwrap();
     let names = |m: &ExportedModel| m.inputs().iter().map(|s| s.name.clone()).collect::<Vec<_>>();
     let model = ExportedModel::load(&path).unwrap();
     assert_eq!(names(&model), ["image"]);
     assert!(model.predict(&[]).unwrap_err().message().contains("takes 1 inputs (image), but 0"));
     let other = HostTensor::zeros(DType::F32, [1, 8, 9, 3]).unwrap();
     assert!(model.predict(&[&other]).unwrap_err().message().contains("the input image is"));
-    OfflinePredictor::new(PredictConfig::of(net(), ["cost"])).unwrap().export(&path).unwrap();
+    OfflinePredictor::new(PredictConfig::from_tower(net(), ["cost"])).unwrap().export(&path).unwrap();
     assert_eq!(names(&ExportedModel::load(&path).unwrap()), ["image", "label"]);
-    let blind = OfflinePredictor::new(PredictConfig::of(net(), ["cost"]).inputs(["image"])).unwrap();
+    let blind = OfflinePredictor::new(PredictConfig::from_tower(net(), ["cost"]).inputs(["image"])).unwrap();
     let e = blind.export(&path).unwrap_err();
     assert_eq!(e.kind(), tensorpack::ErrorKind::Name);
     assert!(e.message().contains("input \"label\""), "{e}");
@@ -119,7 +119,7 @@ shifts!(Unknown, |_: &Unknown| 1);
 fn with_op(op: fn(&Tensor) -> Tensor) -> OfflinePredictor {
     let inputs = vec![TensorSpec::f32("x", [None])];
     let tower = TowerFunc::new(inputs, move |_, x| vec![op(&x[0]).named("y")]).unwrap();
-    OfflinePredictor::new(PredictConfig::of(tower, ["y"])).unwrap()
+    OfflinePredictor::new(PredictConfig::from_tower(tower, ["y"])).unwrap()
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn error_of(path: &Path, change: impl FnOnce(&mut Value)) -> String {
 fn invalid_files_are_errors() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("net.safetensors");
-    OfflinePredictor::new(PredictConfig::of(net(), ["logits"])).unwrap().export(&path).unwrap();
+    OfflinePredictor::new(PredictConfig::from_tower(net(), ["logits"])).unwrap().export(&path).unwrap();
     let graph = stored_graph(&path);
     let of = |op: &str| {
         let operations = graph["operations"].as_array().unwrap();

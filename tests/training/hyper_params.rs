@@ -79,7 +79,7 @@ fn a_schedule_sets_only_at_its_points() {
 fn a_late_start_uses_the_scheduled_value() {
     assert_eq!(sets(90..=92, |p| ScheduledHyperParamSetter::new(p, POINTS)), [(0, 0.5)]);
     assert_eq!(sets(16..=16, |p| ScheduledHyperParamSetter::new(p, POINTS)), [(0, 0.1)]);
-    assert_eq!(sets(90..=92, |p| ScheduledHyperParamSetter::new(p, POINTS).set_at_beginning(false)), []);
+    assert_eq!(sets(90..=92, |p| ScheduledHyperParamSetter::new(p, POINTS).no_set_at_beginning()), []);
     // Interpolated between two points.
     let linear = sets(16..=17, |p| ScheduledHyperParamSetter::new(p, POINTS).linear());
     let right = [(0, 0.15), (1, 0.16), (2, 0.17)];
@@ -152,7 +152,7 @@ fn invalid_hyper_params_are_errors() {
     let schedule = |name: &str| ScheduledHyperParamSetter::new(name, [(0, 2.5)]);
     let e = error(config().callback(schedule("knobb")));
     assert!(
-        e.contains("no variable named \"knobb\"") && e.contains("scalar variables are: knob, other, count"),
+        e.contains("no variable named \"knobb\"") && e.contains("scalar variables are: count, knob, other"),
         "{e}"
     );
     let e = error(config().callback(schedule("fc/b")));

@@ -90,7 +90,8 @@ fn runner(sizes: &[usize], towers: usize, rows: &Rows) -> InferenceRunner {
         .towers(towers)
 }
 
-const STATISTICS: [&str; 4] = ["validation_cost", "validation_error", "val_precision", "val_recall"];
+const STATISTICS: [&str; 4] =
+    ["validation_cost", "validation_error", "validation_precision", "validation_recall"];
 
 fn config() -> TrainConfig {
     TrainConfig::new(Classes, batches(&[8, 8, 8])).steps_per_epoch(3).max_epoch(2).no_logdir()

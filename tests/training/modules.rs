@@ -24,7 +24,7 @@ fn net() -> TowerFunc {
 /// Returns the net with its weights, and the exported file.
 fn exported(dir: &Path, outputs: &[&str]) -> (OfflinePredictor, PathBuf) {
     let session = SessionOptions { seed: 7, ..SessionOptions::default() };
-    let config = PredictConfig::of(net(), outputs.iter().copied()).session(session);
+    let config = PredictConfig::from_tower(net(), outputs.iter().copied()).session(session);
     let predictor = OfflinePredictor::new(config).unwrap();
     // Running statistics as after training.
     let statistics = HostTensor::new([4], vec![0.1f32, -0.2, 0.3, 0.0]).unwrap();

@@ -21,7 +21,24 @@ fn a_statistic_that_no_callback_produces() {
     let e = error(config().callback(runner()).callback(EarlyStopping::max("accuracy")));
     assert!(e.contains("EarlyStopping(accuracy) reads the statistic \"accuracy\""), "{e}");
     assert!(e.contains("no callback produces it"), "{e}");
-    assert!(e.contains("available statistics: cost, validation_cost"), "{e}");
+    assert!(e.contains("statistics are: cost, validation_cost"), "{e}");
+}
+
+#[test]
+fn two_inference_runners_need_different_names() {
+    let e = error(config().callback(runner()).callback(runner()));
+    assert!(e.contains("\"InferenceTower\"") && e.contains("tower_name"), "{e}");
+    let e = error(config().callback(runner()).callback(runner().tower_name("Test")));
+    assert!(e.contains("\"validation_cost\"") && e.contains("prefix"), "{e}");
+    assert!(e.contains("InferenceRunner(InferenceTower)") && e.contains("InferenceRunner(Test)"), "{e}");
+    // The moving average of the training cost is called "cost".
+    let no_prefix = InferenceRunner::new(line(1), [ScalarStats::new("cost").prefix("")]);
+    let e = error(config().callback(no_prefix));
+    assert!(e.contains("\"cost\"") && e.contains("MovingAverageSummary"), "{e}");
+    let e = error(config().callback(runner().with(ScalarStats::new("cost"))));
+    assert!(e.contains("\"validation_cost\"") && e.contains("prefix"), "{e}");
+    let test = InferenceRunner::new(line(1), [ScalarStats::new("cost").prefix("test")]).tower_name("Test");
+    launch_train_with_config(config().callback(runner()).callback(test), SimpleTrainer::new()).unwrap();
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use crate::models::{Line, line};
 use serde_json::Value;
 use std::path::Path;
+use tensorpack::ErrorKind;
 use tensorpack::callback::{
     EstimatedTimeLeft, HostMemoryTracker, MergeAllSummaries, ParamSummary, ProcessTensors, Profiler,
     SendStat, SimpleMovingAverage, Summary, ThroughputTracker,
@@ -110,11 +111,14 @@ fn summaries_of_variables() {
     assert!((put("mean") - w.iter().sum::<f64>() / 3.0).abs() < 1e-12);
     assert!((put("rms") - (w.iter().map(|x| x * x).sum::<f64>() / 3.0).sqrt()).abs() < 1e-12);
     assert!(last.get("param-summary/fc/b-mean").is_none());
-    let e = launch_train_with_config(
-        TrainConfig::new(Line, line(3)).no_logdir().callback(ParamSummary::new("(", [Summary::Mean])),
-        SimpleTrainer::new(),
-    );
-    assert!(e.err().unwrap().to_string().contains("regular expression"));
+    // The second is valid, but matches no whole name.
+    for pattern in ["(", "fc"] {
+        let summary = ParamSummary::new(pattern, [Summary::Mean]);
+        let config = TrainConfig::new(Line, line(3)).no_logdir().callback(summary);
+        let e = launch_train_with_config(config, SimpleTrainer::new()).err().unwrap();
+        assert_eq!(e.kind(), ErrorKind::Name, "{e}");
+        assert!(e.message().contains(&format!("{pattern:?}")), "{e}");
+    }
 }
 
 #[test]

@@ -67,7 +67,7 @@ fn convolutions_and_pooling() {
 fn digits_of(step: u64) -> [HostTensor; 2] {
     let (mut images, mut labels) = (Vec::new(), Vec::new());
     for i in step * BATCH..(step + 1) * BATCH {
-        let sample = digits::train().get(i).unwrap();
+        let sample = digits::train().unwrap().get(i).unwrap();
         images.extend_from_slice(sample[0].as_slice::<f32>().unwrap());
         labels.push(sample[1].as_slice::<i32>().unwrap()[0]);
     }

@@ -24,10 +24,12 @@ impl SummaryGradient {
         SummaryGradient { pattern: NamePattern::new(".*") }
     }
 
-    /// Summarizes only the gradients of variables whose whole name matches `pattern`.
+    /// Summarizes only the gradients of variables whose whole name matches the regular expression
+    /// `pattern` (see [`NamePattern`]).
     #[must_use]
     #[track_caller]
-    pub fn of(self, pattern: &str) -> SummaryGradient {
+    #[doc(alias = "of")]
+    pub fn matching(self, pattern: &str) -> SummaryGradient {
         SummaryGradient { pattern: NamePattern::new(pattern) }
     }
 }
@@ -39,7 +41,7 @@ impl GradProcessor for SummaryGradient {
         for Gradient { variable, value, .. } in &gradients {
             let name = format!("{}-grad/rms", variable.name());
             // One summary per variable, even if several costs have gradients with respect to it.
-            if self.pattern.matches(variable.name()) && graph.tensor(&name).is_err() {
+            if self.pattern.matches(variable.name()) && graph.find_tensor(&name).is_none() {
                 let rms = value.square().mean().sqrt();
                 graph.at_root(|| graph.add_to_collection(MOVING_SUMMARIES, &rms.named(&name)));
             }

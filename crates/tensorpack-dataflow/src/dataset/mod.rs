@@ -11,7 +11,7 @@
 //! use tensorpack_dataflow::RandomAccess;
 //! use tensorpack_dataflow::dataset::digits;
 //!
-//! let sample = digits::train().get(3)?;
+//! let sample = digits::train()?.get(3)?;
 //! assert_eq!(sample[0].sizes(), [28, 28]);
 //! assert_eq!(sample[1].to_scalar()?, 3.0);
 //! # Ok::<(), tensorpack_dataflow::tensor::Error>(())

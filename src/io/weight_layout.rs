@@ -4,19 +4,20 @@ use tensorpack_tensor::{Error, HostTensor, Result};
 
 /// A permutation of dimensions that is applied when a tensor is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
+#[doc(alias = "Layout")]
+pub enum WeightLayout {
     /// PyTorch's filters `[out, in, height, width]` become `[height, width, in, out]`.
     OihwToHwio,
     /// PyTorch's linear weights `[out, in]` become `[in, out]`.
     OutInToInOut,
 }
 
-impl Layout {
+impl WeightLayout {
     /// Returns the permuted tensor.
     pub fn apply(self, t: &HostTensor) -> Result<HostTensor> {
         match self {
-            Layout::OihwToHwio => permuted(t, [2, 3, 1, 0]),
-            Layout::OutInToInOut => permuted(t, [1, 0]),
+            WeightLayout::OihwToHwio => permuted(t, [2, 3, 1, 0]),
+            WeightLayout::OutInToInOut => permuted(t, [1, 0]),
         }
     }
 }
@@ -60,7 +61,7 @@ mod tests {
     fn elements_are_permuted() {
         let sizes @ [o, i, h, w] = [2, 3, 4, 5];
         let t = HostTensor::new(sizes, (0..120i32).collect()).unwrap();
-        let r = Layout::OihwToHwio.apply(&t).unwrap();
+        let r = WeightLayout::OihwToHwio.apply(&t).unwrap();
         assert_eq!(r.sizes(), [h, w, i, o]);
         let (from, to) = (t.as_slice::<i32>().unwrap(), r.as_slice::<i32>().unwrap());
         for (a, b, c, d) in [(0, 0, 0, 0), (1, 2, 3, 4), (0, 2, 1, 3), (1, 0, 2, 0)] {
@@ -68,7 +69,7 @@ mod tests {
         }
         let t = HostTensor::new([2, 3], vec![1.0f64, 2.0, 3.0, 4.0, 5.0, 6.0]).unwrap();
         let expected = HostTensor::new([3, 2], vec![1.0f64, 4.0, 2.0, 5.0, 3.0, 6.0]).unwrap();
-        assert_eq!(Layout::OutInToInOut.apply(&t).unwrap(), expected);
-        assert!(Layout::OihwToHwio.apply(&t).is_err());
+        assert_eq!(WeightLayout::OutInToInOut.apply(&t).unwrap(), expected);
+        assert!(WeightLayout::OihwToHwio.apply(&t).is_err());
     }
 }
