@@ -1,25 +1,48 @@
 //! An engine that computes nothing: every result is zeros of the right shape, and variables keep their values. For
 //! testing trainers, callbacks and graphs without waiting for arithmetic.
 
+use super::engine::Engine;
 use super::executor::{Executable, Executor, Feed, Fork, Outcome, RunInfo, check_value};
 use super::lowering::Source;
-use super::memory_limit;
+use super::{Device, SessionOptions, Turns, memory_limit};
 use crate::graph::VariableInfo;
 use crate::kir::Program;
 use tensorpack_tensor::{DType, Error, HostTensor, Result, element_count};
 
 /// The null engine.
+pub(super) struct NullEngine;
+
+impl Engine for NullEngine {
+    fn name(&self) -> &'static str {
+        "null"
+    }
+
+    fn device_names(&self) -> String {
+        "null".into()
+    }
+
+    fn description(&self) -> String {
+        "computes nothing, for tests (device null)".into()
+    }
+
+    fn parse_device(&self, parts: &[&str]) -> Option<Device> {
+        parts.is_empty().then_some(Device::Null)
+    }
+
+    fn supports_forks(&self) -> bool {
+        true
+    }
+
+    fn create(&self, options: &SessionOptions, _: &Turns) -> Result<Box<dyn Executor>> {
+        Ok(Box::new(NullExecutor { limit: options.memory_limit, variables: Vec::new() }))
+    }
+}
+
 #[derive(Debug)]
-pub(super) struct NullEngine {
+struct NullExecutor {
     /// The most bytes to allocate; `None`: what the machine or its cgroup allows.
     limit: Option<usize>,
     variables: Vec<HostTensor>,
-}
-
-impl NullEngine {
-    pub(super) fn new(limit: Option<usize>) -> NullEngine {
-        NullEngine { limit, variables: Vec::new() }
-    }
 }
 
 struct NullProgram {
@@ -27,7 +50,7 @@ struct NullProgram {
     text: String,
 }
 
-impl Executor for NullEngine {
+impl Executor for NullExecutor {
     fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()> {
         let bytes = total_bytes(variables.iter().map(|v| (v.dtype, v.sizes.as_slice())))?;
         memory_limit::check(bytes, "the variables", self.limit)?;
@@ -65,7 +88,7 @@ impl Executor for NullEngine {
     }
 
     fn fork(&self, _: Fork) -> Result<Box<dyn Executor>> {
-        Ok(Box::new(NullEngine { limit: self.limit, variables: self.variables.clone() }))
+        Ok(Box::new(NullExecutor { limit: self.limit, variables: self.variables.clone() }))
     }
 }
 

@@ -6,9 +6,10 @@ use super::binding::{
     Binding, Concrete, assigned_before, assigns_in_run, close_over_collectives, collective, last_assigns,
     needed,
 };
+use super::engine::Engine;
 use super::executor::{Executable, Executor, Feed, Outcome, RunInfo};
 use super::lowering::Source;
-use super::{faults, memory_limit};
+use super::{Device, SessionOptions, Turns, faults, memory_limit};
 use crate::graph::{Frozen, NodeId, NodeKind, OpDef, Role, TensorId, VariableInfo, split_tower};
 use crate::reference::{Array, EvaluateCx};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -23,17 +24,35 @@ type Variables = Arc<Mutex<Vec<Arc<Array>>>>;
 type Values = HashMap<TensorId, Arc<Array>>;
 
 /// The reference engine.
+pub(super) struct ReferenceEngine;
+
+impl Engine for ReferenceEngine {
+    fn name(&self) -> &'static str {
+        "reference"
+    }
+
+    fn device_names(&self) -> String {
+        "reference".into()
+    }
+
+    fn description(&self) -> String {
+        "f64, for debugging (device reference)".into()
+    }
+
+    fn parse_device(&self, parts: &[&str]) -> Option<Device> {
+        parts.is_empty().then_some(Device::Reference)
+    }
+
+    fn create(&self, options: &SessionOptions, _: &Turns) -> Result<Box<dyn Executor>> {
+        Ok(Box::new(ReferenceExecutor { limit: options.memory_limit, variables: Variables::default() }))
+    }
+}
+
 #[derive(Debug)]
-pub(super) struct ReferenceEngine {
+struct ReferenceExecutor {
     /// The most bytes to allocate; `None`: what the machine or its cgroup allows.
     limit: Option<usize>,
     variables: Variables,
-}
-
-impl ReferenceEngine {
-    pub(super) fn new(limit: Option<usize>) -> ReferenceEngine {
-        ReferenceEngine { limit, variables: Variables::default() }
-    }
 }
 
 /// What a run evaluates, in which order.
@@ -58,7 +77,7 @@ struct ReferenceProgram {
     checked: Vec<TensorId>,
 }
 
-impl Executor for ReferenceEngine {
+impl Executor for ReferenceExecutor {
     fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()> {
         memory_limit::check(
             bytes(variables.iter().map(|v| v.sizes.as_slice()))?,

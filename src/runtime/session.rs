@@ -3,10 +3,8 @@
 use super::binding::Request;
 use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo};
 use super::lowering::Source;
-use super::null::NullEngine;
-use super::reference::ReferenceEngine;
 use super::snapshot::Reading;
-use super::{Device, Interrupt, KernelProgress, Staging, Turns, cpu, xla};
+use super::{Device, Interrupt, KernelProgress, Staging, Turns};
 use crate::graph::{Fetch, Frozen, Op, Tensor, Variable};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -46,7 +44,7 @@ pub struct SessionOptions {
 impl Default for SessionOptions {
     fn default() -> SessionOptions {
         SessionOptions {
-            device: Device::Cpu(0),
+            device: Device::default(),
             threads: None,
             isa: None,
             seed: 0,
@@ -135,31 +133,7 @@ impl Session {
     pub fn with(graph: Frozen, options: SessionOptions) -> Result<Session> {
         graph.take_late_error()?;
         let turns = Turns::new(options.deadline);
-        let mut executor: Box<dyn Executor> = match options.device {
-            Device::Cpu(_) => cpu::cpu_executor(
-                &cpu::CpuOptions {
-                    threads: options.threads,
-                    isa: options.isa,
-                    memory_limit: options.memory_limit,
-                    deadline: options.deadline,
-                    profile: options.profile,
-                    full_precision: options.full_precision,
-                    dump_passes: options.dump_passes,
-                },
-                &turns,
-            ),
-            Device::Null => Box::new(NullEngine::new(options.memory_limit)),
-            Device::Reference => Box::new(ReferenceEngine::new(options.memory_limit)),
-            Device::Xla { platform, index } => {
-                let xla = xla::XlaOptions {
-                    memory_limit: options.memory_limit,
-                    deadline: options.deadline,
-                    full_precision: options.full_precision,
-                    deterministic: options.deterministic,
-                };
-                Box::new(xla::XlaEngine::open(platform, index, xla)?)
-            }
-        };
+        let mut executor = options.device.engine()?.create(&options, &turns)?;
         executor.create_variables(graph.variables(), options.seed)?;
         Ok(Session {
             graph: Arc::new(graph),

@@ -7,11 +7,13 @@ mod spmd;
 mod clients;
 mod compile;
 mod contract;
-mod engine;
+mod device;
+mod executor;
 mod expr;
 mod launch;
 mod module;
 mod narrow;
+mod platform;
 mod pool;
 mod program;
 mod random;
@@ -25,5 +27,9 @@ mod towers;
 mod variables;
 mod view;
 
-pub(super) use engine::XlaEngine;
+pub(super) use device::XlaEngine;
+#[cfg(test)]
+pub(super) use executor::XlaExecutor;
+pub use platform::{Platform, XLA_CPU_DEVICES};
+#[cfg(test)]
 pub(super) use target::XlaOptions;

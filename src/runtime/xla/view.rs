@@ -158,7 +158,7 @@ mod tests {
     use crate::kir::{BufferId, BufferKind, Program};
     use crate::runtime::executor::{Executable, Executor, RunInfo};
     use crate::runtime::xla::module::Purpose;
-    use crate::runtime::xla::{XlaEngine, XlaOptions};
+    use crate::runtime::xla::{XlaExecutor, XlaOptions};
     use crate::runtime::{Lowered, Platform};
     use std::time::Duration;
     use tensorpack_tensor::{CounterRng, HostTensor};
@@ -238,7 +238,7 @@ mod tests {
             full_precision: true,
             deterministic: true,
         };
-        let mut engine = XlaEngine::open(Platform::Cpu, 0, options).unwrap();
+        let mut engine = XlaExecutor::open(Platform::Cpu, 0, options).unwrap();
         engine.create_variables(&[], 0).unwrap();
         let count = HostTensor::new(buffer, (0..120).collect::<Vec<i64>>()).unwrap();
         let mut found = Vec::new();

@@ -13,21 +13,21 @@ use tensorpack_pjrt::Buffer;
 use tensorpack_tensor::{Error, HostTensor, Result, element_count};
 
 /// An engine on the devices of a platform.
-pub(in crate::runtime) struct XlaEngine {
+pub(in crate::runtime) struct XlaExecutor {
     target: Target,
     variables: Arc<Mutex<Variables>>,
     staged: Arc<Staged>,
 }
 
-impl XlaEngine {
+impl XlaExecutor {
     /// An engine whose first tower runs on the platform's device `index`, the next on the next.
     pub(in crate::runtime) fn open(
         platform: Platform,
         index: usize,
         options: XlaOptions,
-    ) -> Result<XlaEngine> {
+    ) -> Result<XlaExecutor> {
         let target = Target::open(platform, index, options)?;
-        Ok(XlaEngine { staged: Staged::new(&target), target, variables: Arc::default() })
+        Ok(XlaExecutor { staged: Staged::new(&target), target, variables: Arc::default() })
     }
 
     pub(super) fn program(&self, lowered: &Lowered, purpose: Purpose) -> Result<XlaProgram> {
@@ -35,7 +35,7 @@ impl XlaEngine {
     }
 }
 
-impl Executor for XlaEngine {
+impl Executor for XlaExecutor {
     fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()> {
         let mut bytes = 0usize;
         for v in variables {
