@@ -12,6 +12,11 @@ pub trait Executor: Send {
     fn read(&self, index: usize) -> Result<HostTensor>;
     /// Gives variable `index` a value of its own type and sizes.
     fn write(&mut self, index: usize, value: &HostTensor) -> Result<()>;
+    /// Saves the current value of variable `index`; later writes and runs do not change it. An
+    /// engine whose devices have their own memory keeps it there. By default the value is read.
+    fn save(&self, index: usize) -> Result<Box<dyn SavedValue>> {
+        Ok(Box::new(self.read(index)?))
+    }
     /// Makes what a source asks for runnable.
     fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>>;
     /// Runs the program kernel by kernel, without changing a variable, until a result is not finite; returns the
@@ -38,6 +43,18 @@ pub trait Executor: Send {
         let _ = fork;
         Err(Error::new(ErrorKind::Unsupported, "this device has no towers that run each on its own")
             .note("train asynchronously on thread teams (cpu:N), or here with a synchronous trainer"))
+    }
+}
+
+/// The value that a variable had when it was [saved](Executor::save).
+pub trait SavedValue: Send {
+    /// Returns the value, copied to the host if it is on a device.
+    fn read(&self) -> Result<HostTensor>;
+}
+
+impl SavedValue for HostTensor {
+    fn read(&self) -> Result<HostTensor> {
+        Ok(self.clone())
     }
 }
 

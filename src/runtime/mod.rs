@@ -29,7 +29,7 @@ pub use binding::Request;
 pub use device::Device;
 pub(crate) use engine::device_mismatch;
 pub use engine::{Engine, engines, register_engine};
-pub use executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, Pending, RunInfo};
+pub use executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, Pending, RunInfo, SavedValue};
 pub use interrupt::Interrupt;
 pub use kernel_progress::KernelProgress;
 pub use lowering::{Lowered, Source};

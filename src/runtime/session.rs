@@ -1,7 +1,7 @@
 //! A session: a frozen graph, its variables' values, and the programs made from it.
 
 use super::binding::Request;
-use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo};
+use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, SavedValue};
 use super::lowering::Source;
 use super::snapshot::Reading;
 use super::{Device, Interrupt, KernelProgress, Staging, Turns};
@@ -78,7 +78,7 @@ pub(super) struct State {
     /// Plain runs since the last step run.
     pub(super) plain_runs: u64,
     /// The values that variables had before they were first changed, while they are recorded.
-    undo_log: Option<BTreeMap<usize, HostTensor>>,
+    undo_log: Option<BTreeMap<usize, Box<dyn SavedValue>>>,
     /// How many updates by others there were while the last run computed.
     behind: u64,
     /// Set for good when a kernel panicked, or a tower never came back.
@@ -298,17 +298,25 @@ impl Session {
         state.executor.write(index, value)
     }
 
-    /// Starts to record the value that each variable has before it is first changed, by a write or by a run.
+    /// Starts to save the value that each variable has before a write or a run first changes it.
+    /// Values stay on the device.
     pub(crate) fn begin_undo_log(&self) -> Result<()> {
         self.lock()?.undo_log = Some(BTreeMap::new());
         Ok(())
     }
 
-    /// Stops recording. Returns the names of the variables that were changed, with the values they had before.
+    /// Ends the undo log without reading what was saved.
+    pub(crate) fn discard_undo_log(&self) -> Result<()> {
+        self.lock()?.undo_log = None;
+        Ok(())
+    }
+
+    /// Ends the undo log. Returns the names of the variables that were changed, with the values
+    /// they had before.
     pub(crate) fn end_undo_log(&self) -> Result<Vec<(String, HostTensor)>> {
         let log = self.lock()?.undo_log.take().unwrap_or_default();
         let name = |index: usize| self.graph.variables()[index].name.clone();
-        Ok(log.into_iter().map(|(index, value)| (name(index), value)).collect())
+        log.into_iter().map(|(index, saved)| Ok((name(index), saved.read()?))).collect()
     }
 
     /// The plan of a run as text: what fused, what is in place, how much memory.
@@ -399,7 +407,7 @@ impl State {
         if let Some(log) = &mut self.undo_log
             && !log.contains_key(&index)
         {
-            log.insert(index, self.executor.read(index)?);
+            log.insert(index, self.executor.save(index)?);
         }
         Ok(())
     }

@@ -2,22 +2,51 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tensorpack::ErrorKind;
+use tensorpack::callback::TrainCx;
 use tensorpack::graph::VariableInfo;
 use tensorpack::prelude::*;
 use tensorpack::runtime::{
-    Engine, Executable, Executor, Feed, RunInfo, Source, Turns, engines, register_engine,
+    Engine, Executable, Executor, Feed, RunInfo, SavedValue, Source, Turns, engines, register_engine,
 };
 
-/// Runs on the reference engine and counts the programs it compiles.
+/// Runs on the reference engine and counts what is asked of it.
 struct Counting {
-    compiled: AtomicUsize,
+    name: &'static str,
+    counts: &'static Counts,
 }
 
-static COUNTING: Counting = Counting { compiled: AtomicUsize::new(0) };
+struct Counts {
+    compiled: AtomicUsize,
+    /// Variables that were read to the host, or saved.
+    read: AtomicUsize,
+    saved: AtomicUsize,
+    /// Saved values that were read to the host.
+    saved_read: AtomicUsize,
+}
+
+impl Counts {
+    const fn new() -> Counts {
+        let [compiled, read, saved, saved_read] = [const { AtomicUsize::new(0) }; 4];
+        Counts { compiled, read, saved, saved_read }
+    }
+}
+
+fn add(count: &AtomicUsize) {
+    count.fetch_add(1, Ordering::Relaxed);
+}
+
+fn get(count: &AtomicUsize) -> usize {
+    count.load(Ordering::Relaxed)
+}
+
+static COUNTED: Counts = Counts::new();
+static COUNTING: Counting = Counting { name: "counting", counts: &COUNTED };
+static SAVED: Counts = Counts::new();
+static SAVING: Counting = Counting { name: "saving", counts: &SAVED };
 
 impl Engine for Counting {
     fn name(&self) -> &'static str {
-        "counting"
+        self.name
     }
 
     fn description(&self) -> String {
@@ -37,32 +66,54 @@ impl Engine for Counting {
 
     fn create(&self, options: &SessionOptions, turns: &Turns) -> Result<Box<dyn Executor>> {
         let options = SessionOptions { device: Device::Reference, ..options.clone() };
-        Ok(Box::new(CountingExecutor(options.device.engine()?.create(&options, turns)?)))
+        let executor = options.device.engine()?.create(&options, turns)?;
+        Ok(Box::new(CountingExecutor { executor, counts: self.counts }))
     }
 }
 
-struct CountingExecutor(Box<dyn Executor>);
+struct CountingExecutor {
+    executor: Box<dyn Executor>,
+    counts: &'static Counts,
+}
 
 impl Executor for CountingExecutor {
     fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()> {
-        self.0.create_variables(variables, seed)
+        self.executor.create_variables(variables, seed)
     }
 
     fn read(&self, index: usize) -> Result<HostTensor> {
-        self.0.read(index)
+        add(&self.counts.read);
+        self.executor.read(index)
+    }
+
+    fn save(&self, index: usize) -> Result<Box<dyn SavedValue>> {
+        add(&self.counts.saved);
+        Ok(Box::new(CountingValue { value: self.executor.save(index)?, counts: self.counts }))
     }
 
     fn write(&mut self, index: usize, value: &HostTensor) -> Result<()> {
-        self.0.write(index, value)
+        self.executor.write(index, value)
     }
 
     fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>> {
-        COUNTING.compiled.fetch_add(1, Ordering::Relaxed);
-        self.0.compile(source)
+        add(&self.counts.compiled);
+        self.executor.compile(source)
     }
 
     fn find_bad(&mut self, source: &Source<'_>, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
-        self.0.find_bad(source, run, feeds)
+        self.executor.find_bad(source, run, feeds)
+    }
+}
+
+struct CountingValue {
+    value: Box<dyn SavedValue>,
+    counts: &'static Counts,
+}
+
+impl SavedValue for CountingValue {
+    fn read(&self) -> Result<HostTensor> {
+        add(&self.counts.saved_read);
+        self.value.read()
     }
 }
 
@@ -87,7 +138,6 @@ fn config() -> TrainConfig {
     TrainConfig::new(Line, tensorpack::dataflow::FromFn::new(10, move |_| Ok(vec![batch()?])))
         .steps_per_epoch(2)
         .max_epoch(1)
-        .no_logdir()
 }
 
 /// A registered engine is parsed by name, runs sessions and trainers, checks device lists, and is
@@ -97,7 +147,7 @@ fn a_registered_engine_is_used_like_a_built_in_one() {
     assert!("counting:1".parse::<Device>().is_err());
     register_engine(&COUNTING).unwrap();
     assert_eq!(register_engine(&COUNTING).unwrap_err().kind(), ErrorKind::Name);
-    assert_eq!(engines().last().unwrap().name(), "counting");
+    assert!(engines().iter().any(|engine| engine.name() == "counting"));
     let device: Device = "counting:1".parse().unwrap();
     assert_eq!(
         (device, device.to_string()),
@@ -111,19 +161,50 @@ fn a_registered_engine_is_used_like_a_built_in_one() {
     let session = Session::with(graph.freeze().unwrap(), options).unwrap();
     let y = session.run(&[&y], &[("x", &HostTensor::new([2], vec![2f32, 3.0]).unwrap())]).unwrap();
     assert_eq!(y[0].as_slice::<f32>().unwrap(), [4.0, 9.0]);
-    assert_eq!(COUNTING.compiled.load(Ordering::Relaxed), 1);
+    assert_eq!(get(&COUNTED.compiled), 1);
     assert!(format!("{session:?}").contains("counting:1"));
 
     let at = |index| Device::Other { engine: "counting", index };
-    let trained = launch_train_with_config(config(), SyncMultiGpuTrainer::on([at(0), at(1)])).unwrap();
+    let trained =
+        launch_train_with_config(config().no_logdir(), SyncMultiGpuTrainer::on([at(0), at(1)])).unwrap();
     assert_eq!(trained.session.run_index().unwrap(), 2);
-    assert!(COUNTING.compiled.load(Ordering::Relaxed) > 1, "the trainer used another engine");
-    let e = launch_train_with_config(config(), SyncMultiGpuTrainer::on([0, 1, 2].map(at))).err().unwrap();
+    assert!(get(&COUNTED.compiled) > 1, "the trainer used another engine");
+    let e = launch_train_with_config(config().no_logdir(), SyncMultiGpuTrainer::on([0, 1, 2].map(at)))
+        .err()
+        .unwrap();
     assert!(e.message().contains("counting has 2 devices"), "{e}");
-    let e =
-        launch_train_with_config(config(), SyncMultiGpuTrainer::on([at(0), Device::Cpu(0)])).err().unwrap();
+    let e = launch_train_with_config(config().no_logdir(), SyncMultiGpuTrainer::on([at(0), Device::Cpu(0)]))
+        .err()
+        .unwrap();
     assert!(e.message().contains("tower 1 cannot run on cpu:0"), "{e}");
-    let e = launch_train_with_config(config(), AsyncMultiGpuTrainer::on([at(0)])).err().unwrap();
+    let e = launch_train_with_config(config().no_logdir(), AsyncMultiGpuTrainer::on([at(0)])).err().unwrap();
     assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
     assert!(e.message().contains("counting:0"), "{e}");
+}
+
+/// Writes a variable at the epoch boundary, twice.
+struct WritesAtTheBoundary;
+
+impl Callback for WritesAtTheBoundary {
+    fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        let before = (get(&SAVED.read), get(&SAVED.saved));
+        for value in [1f32, 2.0] {
+            cx.session().write("fc/b", &HostTensor::new([1], vec![value])?)?;
+        }
+        assert_eq!((get(&SAVED.read), get(&SAVED.saved)), (before.0, before.1 + 1));
+        Ok(())
+    }
+}
+
+/// The state before an epoch boundary can still be saved during it, but a variable that the boundary
+/// changes is read to the host only if that happens.
+#[test]
+fn a_boundary_saves_the_variables_it_changes_without_reading_them() {
+    register_engine(&SAVING).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let options = SessionOptions { device: "saving".parse().unwrap(), ..SessionOptions::default() };
+    let config = config().session(options).callback(WritesAtTheBoundary).max_epoch(3).logdir(dir.path());
+    launch_train_with_config(config, SimpleTrainer::new()).unwrap();
+    assert!(get(&SAVED.saved) >= 3, "nothing was saved");
+    assert_eq!(get(&SAVED.saved_read), 0);
 }

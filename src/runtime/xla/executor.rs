@@ -6,7 +6,7 @@ use super::staged::Staged;
 use super::target::{Target, XlaOptions};
 use super::variables::Variables;
 use crate::graph::VariableInfo;
-use crate::runtime::executor::{Executable, Executor, Feed, RunInfo, check_value};
+use crate::runtime::executor::{Executable, Executor, Feed, RunInfo, SavedValue, check_value};
 use crate::runtime::{Interrupt, Lowered, Platform, Source, Staging};
 use std::sync::{Arc, Mutex};
 use tensorpack_pjrt::Buffer;
@@ -55,6 +55,12 @@ impl Executor for XlaExecutor {
         variables.read(index, &self.target)
     }
 
+    fn save(&self, index: usize) -> Result<Box<dyn SavedValue>> {
+        let variables = lock(&self.variables);
+        variables.known(index)?;
+        Ok(Box::new(variables.save(index, &self.target)))
+    }
+
     fn write(&mut self, index: usize, value: &HostTensor) -> Result<()> {
         let mut variables = lock(&self.variables);
         check_value(Some(variables.known(index)?), index, value)?;
@@ -94,5 +100,62 @@ impl Executor for XlaExecutor {
             }
         }
         Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Fetch, Graph, Init, VariableSpec};
+    use crate::runtime::session::request;
+    use crate::runtime::snapshot::Reading;
+    use crate::tower::TowerContext;
+    use std::time::Duration;
+
+    fn f32s(values: [f32; 2]) -> HostTensor {
+        HostTensor::new([2], values.to_vec()).unwrap()
+    }
+
+    /// A saved value is the variable's buffer itself, neither copied nor read. Writes replace the
+    /// buffer, and runs do not donate it.
+    #[test]
+    fn a_saved_value_stays_on_the_device() {
+        if tensorpack_pjrt::plugin_for_tests("cpu").is_none() {
+            return;
+        }
+        let graph = Graph::new();
+        let t = TowerContext::training(&graph);
+        let w = t.variable(VariableSpec::new("w", [2]).init(Init::Value(f32s([1.0, 2.0]))));
+        let double = w.update(|w| w * 2.0);
+        let graph = Arc::new(graph.freeze().unwrap());
+        let options = XlaOptions {
+            memory_limit: None,
+            deadline: Duration::from_secs(300),
+            full_precision: true,
+            deterministic: true,
+        };
+        let mut executor = XlaExecutor::open(Platform::Cpu, 0, options).unwrap();
+        executor.create_variables(graph.variables(), 0).unwrap();
+        let request = request(&[Fetch::from(&double)], &[]);
+        let mut program = executor.compile(&Source::new(&graph, &request, Reading::InPlace)).unwrap();
+        let mut run = || program.run(&RunInfo { seed: 0, draw: 0 }, &[], &mut Vec::new()).unwrap();
+        let save = |executor: &XlaExecutor| lock(&executor.variables).save(0, &executor.target);
+
+        let first = save(&executor);
+        assert!(lock(&executor.variables).is_saved(0));
+        run();
+        assert!(!first.buffer.is_donated().unwrap());
+        assert!(!lock(&executor.variables).is_saved(0));
+        assert_eq!(executor.read(0).unwrap(), f32s([2.0, 4.0]));
+        let second = save(&executor);
+        executor.write(0, &f32s([5.0, 6.0])).unwrap();
+        run();
+        assert_eq!(executor.read(0).unwrap(), f32s([10.0, 12.0]));
+        assert_eq!(first.read().unwrap(), f32s([1.0, 2.0]));
+        assert_eq!(second.read().unwrap(), f32s([2.0, 4.0]));
+
+        // A value that is no longer saved is donated again.
+        drop(save(&executor));
+        assert!(!lock(&executor.variables).is_saved(0));
     }
 }

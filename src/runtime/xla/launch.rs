@@ -81,7 +81,12 @@ impl Launch {
                 self.module.arguments.iter().map(argument).collect()
             })
             .collect();
-        let mut results = self.executable.execute(&arguments)?.outputs;
+        // A buffer that is saved must not be donated to the variable's next value.
+        let is_saved =
+            |argument: &Argument| matches!(argument, Argument::Variable(v) if variables.is_saved(*v));
+        let kept = self.module.arguments.iter().enumerate().filter(|(_, argument)| is_saved(argument));
+        let kept: Vec<usize> = kept.map(|(index, _)| index).collect();
+        let mut results = self.executable.execute_without_donating(&arguments, &kept)?.outputs;
         let updated = &self.module.updated;
         let mut rest: Vec<Vec<pjrt::Buffer>> =
             results.iter_mut().map(|made| made.split_off(updated.len())).collect();

@@ -1,18 +1,33 @@
 //! The variables of a session, on every device that runs a tower. All copies are equal between runs.
 
 use super::target::Target;
+use crate::runtime::executor::SavedValue;
+use std::sync::Arc;
+use std::time::Duration;
 use tensorpack_pjrt::Buffer;
 use tensorpack_tensor::{DType, Error, HostTensor, Result};
 
 /// By tower, the buffer of each variable.
 #[derive(Debug, Default)]
 pub(super) struct Variables {
-    copies: Vec<Vec<Buffer>>,
+    copies: Vec<Vec<Arc<Buffer>>>,
     /// Type and sizes of each variable.
     forms: Vec<(DType, Vec<usize>)>,
     /// By tower, whether every run so far went prior_steps_ok, as far as runs know of each other: one that finds it false changes
     /// nothing. So runs can be started before it is known how the last one ended.
     prior_steps_ok: Vec<Buffer>,
+}
+
+/// The value that a variable had, still on the device of the first tower.
+pub(super) struct SavedBuffer {
+    pub(super) buffer: Arc<Buffer>,
+    timeout: Duration,
+}
+
+impl SavedValue for SavedBuffer {
+    fn read(&self) -> Result<HostTensor> {
+        self.buffer.download(self.timeout)
+    }
 }
 
 impl Variables {
@@ -23,6 +38,7 @@ impl Variables {
         target: &Target,
     ) -> Result<Variables> {
         let prior_steps_ok = vec![target.upload(&HostTensor::scalar(true), 0)?];
+        let first = first.into_iter().map(Arc::new).collect();
         Ok(Variables { copies: vec![first], forms, prior_steps_ok })
     }
 
@@ -30,7 +46,8 @@ impl Variables {
     pub(super) fn spread(&mut self, target: &Target, towers: usize) -> Result<()> {
         for tower in self.copies.len()..towers {
             let device = target.device(tower)?;
-            let copy = self.copies[0].iter().map(|v| v.copy_to(device)).collect::<Result<_>>()?;
+            let copy = self.copies[0].iter().map(|v| Ok(Arc::new(v.copy_to(device)?)));
+            let copy = copy.collect::<Result<_>>()?;
             let prior_steps_ok = self.prior_steps_ok[0].copy_to(device)?;
             // Both or neither: a tower with variables but no flag would never get one.
             self.copies.push(copy);
@@ -66,12 +83,23 @@ impl Variables {
         self.of(0, variable).download(target.options.deadline)
     }
 
+    /// Keeps the current buffer of a variable. A write replaces the buffer, and a run does not
+    /// donate one that is saved, so its elements do not change.
+    pub(super) fn save(&self, variable: usize, target: &Target) -> SavedBuffer {
+        SavedBuffer { buffer: self.copies[0][variable].clone(), timeout: target.options.deadline }
+    }
+
+    /// Returns whether the current value of a variable is saved, so that a run must not donate it.
+    pub(super) fn is_saved(&self, variable: usize) -> bool {
+        Arc::strong_count(&self.copies[0][variable]) > 1
+    }
+
     pub(super) fn write(&mut self, variable: usize, value: &HostTensor, target: &Target) -> Result<()> {
         // All are there before the first is replaced: copies stay equal.
         let made = (0..self.copies.len()).map(|tower| target.upload(value, tower));
         let made = made.collect::<Result<Vec<Buffer>>>()?;
         for (copy, value) in self.copies.iter_mut().zip(made) {
-            copy[variable] = value;
+            copy[variable] = Arc::new(value);
         }
         Ok(())
     }
@@ -98,7 +126,7 @@ impl Variables {
         }
         for (copy, next) in self.copies.iter_mut().zip(next) {
             for (&v, value) in updated.iter().zip(next) {
-                copy[v] = value;
+                copy[v] = Arc::new(value);
             }
         }
         Ok(())
