@@ -18,9 +18,9 @@ pub enum Device {
         /// The index of the device on the platform.
         index: usize,
     },
-    /// A plain interpreter that computes every operation from its definition in f64. It is slow; the
-    /// other devices are tested against it. Use it to find out whether a result is wrong because of
-    /// the device or because of the model.
+    /// A plain interpreter that computes every operation from its definition in f64. It is slow;
+    /// the other devices are tested against it. Use it to find out whether a result is wrong
+    /// because of the device or because of the model.
     Reference,
     /// Computes nothing: every result is zeros of the right shape. For testing everything around
     /// the computation.

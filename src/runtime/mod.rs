@@ -1,20 +1,20 @@
 //! Running a frozen graph: the session, its programs, and the engines that execute them.
 
-mod bad_run;
 mod binding;
 pub mod cpu;
 mod cse;
 mod device;
 mod engine;
 mod executor;
-mod faults;
 mod finiteness;
 mod in_flight;
 mod interrupt;
+mod kernel_progress;
 mod lowering;
 mod memory_limit;
 #[cfg(test)]
 mod mutated;
+mod non_finite;
 mod null;
 mod reference;
 mod session;
@@ -22,7 +22,7 @@ mod snapshot;
 mod staging;
 mod step_program;
 mod update_turns;
-mod kernel_progress;
+mod value_errors;
 mod xla;
 
 pub use binding::Request;

@@ -100,8 +100,13 @@ impl Executor for CountingExecutor {
         self.executor.compile(source)
     }
 
-    fn find_bad(&mut self, source: &Source<'_>, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
-        self.executor.find_bad(source, run, feeds)
+    fn find_non_finite(
+        &mut self,
+        source: &Source<'_>,
+        run: &RunInfo,
+        feeds: &[Feed<'_>],
+    ) -> Result<Option<Error>> {
+        self.executor.find_non_finite(source, run, feeds)
     }
 }
 

@@ -1,8 +1,8 @@
-//! The engine: variables that stay on devices, and programs that run there.
+//! The executor: variables that stay on devices, and programs that run there.
 
 use super::module::Purpose;
 use super::program::{XlaProgram, lock};
-use super::staged::Staged;
+use super::staging::StagedFeeds;
 use super::target::{Target, XlaOptions};
 use super::variables::Variables;
 use crate::graph::VariableInfo;
@@ -12,22 +12,22 @@ use std::sync::{Arc, Mutex};
 use tensorpack_pjrt::Buffer;
 use tensorpack_tensor::{Error, HostTensor, Result, element_count};
 
-/// An engine on the devices of a platform.
+/// An executor on the devices of a platform.
 pub(in crate::runtime) struct XlaExecutor {
     target: Target,
     variables: Arc<Mutex<Variables>>,
-    staged: Arc<Staged>,
+    staged: Arc<StagedFeeds>,
 }
 
 impl XlaExecutor {
-    /// An engine whose first tower runs on the platform's device `index`, the next on the next.
+    /// Opens an executor whose tower `i` runs on device `index + i` of the platform.
     pub(in crate::runtime) fn open(
         platform: Platform,
         index: usize,
         options: XlaOptions,
     ) -> Result<XlaExecutor> {
         let target = Target::open(platform, index, options)?;
-        Ok(XlaExecutor { staged: Staged::new(&target), target, variables: Arc::default() })
+        Ok(XlaExecutor { staged: StagedFeeds::new(&target), target, variables: Arc::default() })
     }
 
     pub(super) fn program(&self, lowered: &Lowered, purpose: Purpose) -> Result<XlaProgram> {
@@ -44,26 +44,26 @@ impl Executor for XlaExecutor {
         self.target.check_memory(bytes, "the variables", 0)?;
         let first = variables.iter().map(|v| v.init.value(seed, &v.name, v.dtype, &v.sizes));
         let made = first.map(|value| self.target.upload(&value?, 0)).collect::<Result<Vec<Buffer>>>()?;
-        let forms = variables.iter().map(|v| (v.dtype, v.sizes.clone())).collect();
-        *lock(&self.variables) = Variables::new(made, forms, &self.target)?;
+        let specs = variables.iter().map(|v| (v.dtype, v.sizes.clone())).collect();
+        *lock(&self.variables) = Variables::new(made, specs, &self.target)?;
         Ok(())
     }
 
     fn read(&self, index: usize) -> Result<HostTensor> {
         let variables = lock(&self.variables);
-        variables.known(index)?;
+        variables.spec(index)?;
         variables.read(index, &self.target)
     }
 
     fn save(&self, index: usize) -> Result<Box<dyn SavedValue>> {
         let variables = lock(&self.variables);
-        variables.known(index)?;
+        variables.spec(index)?;
         Ok(Box::new(variables.save(index, &self.target)))
     }
 
     fn write(&mut self, index: usize, value: &HostTensor) -> Result<()> {
         let mut variables = lock(&self.variables);
-        check_value(Some(variables.known(index)?), index, value)?;
+        check_value(Some(variables.spec(index)?), index, value)?;
         variables.write(index, value, &self.target)
     }
 
@@ -84,14 +84,19 @@ impl Executor for XlaExecutor {
         Some(Staging::new(self.staged.clone()))
     }
 
-    fn find_bad(&mut self, source: &Source<'_>, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
+    fn find_non_finite(
+        &mut self,
+        source: &Source<'_>,
+        run: &RunInfo,
+        feeds: &[Feed<'_>],
+    ) -> Result<Option<Error>> {
         let lowered = source.lower()?;
-        let program = self.program(&lowered, Purpose::Search)?;
+        let program = self.program(&lowered, Purpose::FindNonFinite)?;
         for (launch, towers) in program.launches.iter().zip(program.launch(run, feeds)?) {
-            for made in towers {
-                let finite = made[0].download(self.target.options.deadline)?;
+            for outputs in towers {
+                let finite = outputs[0].download(self.target.options.deadline)?;
                 let finite = finite.as_slice::<bool>()?;
-                let results = launch.module.searched.iter().zip(finite).filter(|(_, fine)| !**fine);
+                let results = launch.module.tested.iter().zip(finite).filter(|(_, finite)| !**finite);
                 let found =
                     results.into_iter().find_map(|(origin, _)| lowered.diagnosis().not_finite(origin));
                 if found.is_some() {
