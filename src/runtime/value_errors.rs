@@ -17,7 +17,7 @@ pub(super) fn index_out_of_range(index: i64, position: usize, rows: usize) -> Er
 /// The error of element `position` of an integer divisor, which is zero.
 pub(super) fn division_by_zero(position: usize) -> Error {
     Error::new(ErrorKind::Argument, format!("element {position} of the divisor is zero")).note(
-        "integers have no infinity: replace the zeros first, for example with `select`, or cast both to a float type",
+        "integers have no infinity: replace the zeros, for example with `select`, or cast both to a float dtype",
     )
 }
 

@@ -92,7 +92,11 @@ fn more_feeds_than_a_run_takes() {
     let session = Session::new(g.freeze().unwrap()).unwrap();
     let one = HostTensor::scalar(1.0f32);
     let feeds: Vec<(&str, &HostTensor)> = names.iter().map(|n| (n.as_str(), &one)).collect();
-    assert_error(session.run(&[&sum], &feeds), ErrorKind::Argument, "at most 64 inputs can be fed, not 65");
+    assert_error(
+        session.run(&[&sum], &feeds),
+        ErrorKind::Argument,
+        "at most 64 inputs can be fed, but 65 were given",
+    );
 }
 
 #[test]
@@ -389,7 +393,7 @@ fn tensors_of_another_graph() {
     assert_error(
         s.session.run(&[&foreign], &[]),
         ErrorKind::Graph,
-        "foreign belongs to another graph than this session's",
+        "foreign belongs to a different graph than this session",
     );
 }
 
@@ -449,9 +453,13 @@ fn reading_and_writing_variables() {
     TowerContext::training(&g).variable(VariableSpec::new("w", [2, 3]).init(Init::ones()));
     let session = Session::new(g.freeze().unwrap()).unwrap();
     let write = |value: &HostTensor| session.write("w", value);
-    assert_error(write(&zeros(&[3, 2])), ErrorKind::Shape, "the variable w is f32[2, 3], not f32[3, 2]");
+    assert_error(
+        write(&zeros(&[3, 2])),
+        ErrorKind::Shape,
+        "the variable w is f32[2, 3], but the value is f32[3, 2]",
+    );
     let double = HostTensor::zeros(DType::F64, [2, 3]).unwrap();
-    assert_error(write(&double), ErrorKind::Shape, "the variable w is f32[2, 3], not f64[2, 3]");
+    assert_error(write(&double), ErrorKind::Shape, "the variable w is f32[2, 3], but the value is f64[2, 3]");
     assert_error(session.write("u", &double), ErrorKind::Name, "there is no variable named \"u\"");
     assert_error(session.read("u"), ErrorKind::Name, "there is no variable named \"u\"");
     assert_eq!(session.read("w").unwrap(), f32s(&[2, 3], &[1.0; 6]));

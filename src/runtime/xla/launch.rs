@@ -155,7 +155,7 @@ impl Launch {
         let planned = self.executable.memory().map_or(String::new(), |m| {
             let pjrt::PlannedMemory { arguments, outputs, aliased, temporary, .. } = m;
             format!(
-                "// bytes: arguments {arguments}, outputs {outputs} ({aliased} aliased), temporaries {temporary}\n"
+                "// bytes: arguments {arguments}, outputs {outputs} ({aliased} aliased), temporary {temporary}\n"
             )
         });
         planned + &self.module.text

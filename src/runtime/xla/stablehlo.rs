@@ -97,7 +97,7 @@ fn join(items: impl IntoIterator<Item = impl fmt::Display>) -> String {
     items.into_iter().map(|n| n.to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// How to prevent that a value is recomputed.
+/// How to keep a value from being recomputed.
 #[derive(Clone, Debug)]
 pub(super) enum Materialize {
     /// With an optimization barrier.
