@@ -60,5 +60,5 @@ fn training_on_unlike_batches_is_an_error_that_says_what_differs() {
     let e = launch_train_with_config(config, SyncMultiGpuTrainerReplicated::on(devices)).err().unwrap();
     assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
     assert!(e.message().contains("tower 1 differs from the first") && e.message().contains("feeds"), "{e}");
-    assert!(e.to_string().contains("batches of the same sizes"), "{e}");
+    assert!(e.to_string().contains("batches of equal sizes"), "{e}");
 }
