@@ -54,6 +54,8 @@ mod documentation {
     struct Readme;
     #[doc = include_str!("../docs/extend/op.md")]
     struct ExtendOp;
+    #[doc = include_str!("../docs/extend/device.md")]
+    struct ExtendDevice;
     #[doc = include_str!("../docs/checkpoints.md")]
     struct Checkpoints;
     #[doc = include_str!("../docs/optimizers.md")]

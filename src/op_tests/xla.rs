@@ -328,7 +328,7 @@ fn what_runs_on_the_host_alone_says_so() {
     let options = SessionOptions { device, ..SessionOptions::default() };
     let session = Session::with(graph.freeze().unwrap(), options).unwrap();
     let e = session.run(&[&printed], &[]).unwrap_err();
-    assert_eq!(e.message(), "Print: this operation has no XLA form");
+    assert_eq!(e.message(), "Print: this operation is not supported on XLA");
     assert_eq!(e.site().map(|s| s.line), Some(line), "{e}");
 }
 

@@ -1,14 +1,14 @@
-//! Row-major arrays that hold every float as f64 and every integer as i64, whatever the declared
-//! element type is.
+//! Row-major arrays that store every float as f64 and every integer as i64, regardless of the
+//! declared dtype.
 
 use tensorpack_tensor::{DType, HostTensor, Result};
 
-/// One element: a float, or an integer or truth value.
+/// One element: a float, or an integer or boolean.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scalar {
     /// An element of a float type, never rounded to that type.
     Float(f64),
-    /// An element of an integer type, within its range; a truth value is 0 or 1.
+    /// An element of an integer type, within its range; a boolean is 0 or 1.
     Int(i64),
 }
 
@@ -42,7 +42,7 @@ enum Elements {
     Ints(Vec<i64>),
 }
 
-/// An n-dimensional array: what the reference interpreter computes with.
+/// An n-dimensional array of the reference interpreter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Array {
     dtype: DType,
@@ -51,8 +51,8 @@ pub struct Array {
 }
 
 impl Array {
-    /// Returns the array whose element at each index is what `value` says. Integers wrap to the
-    /// range of `dtype`.
+    /// Creates an array whose elements are a function of the index. Integers wrap to the range of
+    /// `dtype`.
     pub fn from_fn(dtype: DType, sizes: &[usize], mut value: impl FnMut(&[usize]) -> Scalar) -> Array {
         let mut index = Indices::new(sizes);
         let mut array = Array::zeros(dtype, sizes);
@@ -63,14 +63,14 @@ impl Array {
         array
     }
 
-    /// Returns the array of `values`, given in row-major order. There are as many as the sizes say.
+    /// Creates an array of `values` in row-major order. Their number must match `sizes`.
     pub fn from_values(dtype: DType, sizes: &[usize], values: &[Scalar]) -> Array {
         let mut array = Array::zeros(dtype, sizes);
         values.iter().enumerate().for_each(|(k, &v)| array.put(k, v));
         array
     }
 
-    /// Returns an array of zeros.
+    /// Creates an array of zeros.
     pub fn zeros(dtype: DType, sizes: &[usize]) -> Array {
         let len = sizes.iter().product();
         let elements = match dtype.is_float() {
@@ -85,14 +85,14 @@ impl Array {
         let ints = |values: Vec<i64>| Elements::Ints(values);
         let elements = match tensor.dtype() {
             d if d.is_float() => Elements::Floats(tensor.to_f64_vec()),
-            // Through f64 large integers would lose digits.
+            // A conversion through f64 would round large integers.
             DType::I64 => ints(tensor.as_slice::<i64>().unwrap_or_default().to_vec()),
             _ => ints(tensor.to_f64_vec().into_iter().map(|v| v as i64).collect()),
         };
         Array { dtype: tensor.dtype(), sizes: tensor.sizes().to_vec(), elements }
     }
 
-    /// Returns the elements as a tensor of the declared type, floats rounded to it.
+    /// Returns the elements as a tensor of the declared dtype, to which floats are rounded.
     pub fn to_host(&self) -> Result<HostTensor> {
         let sizes = self.sizes.as_slice();
         match (&self.elements, self.dtype) {
@@ -109,7 +109,7 @@ impl Array {
         self.dtype
     }
 
-    /// The sizes of the dims.
+    /// The sizes of the dimensions.
     pub fn sizes(&self) -> &[usize] {
         &self.sizes
     }
@@ -127,9 +127,9 @@ impl Array {
         self.len() == 0
     }
 
-    /// Returns the element at an index, which has a number below the size for each dim.
+    /// Returns the element at an index. Panics if the index is out of range.
     pub fn at(&self, index: &[usize]) -> Scalar {
-        self.get(self.place(index))
+        self.get(self.offset(index))
     }
 
     /// Returns the element at an index, as a float.
@@ -151,18 +151,18 @@ impl Array {
         self.at(&own)
     }
 
-    /// Puts an element at an index.
+    /// Sets the element at an index. Panics if the index is out of range.
     pub fn set(&mut self, index: &[usize], value: Scalar) {
-        let place = self.place(index);
-        self.put(place, value);
+        let offset = self.offset(index);
+        self.put(offset, value);
     }
 
-    /// Returns the elements in row-major order under other sizes, which hold as many.
+    /// Returns the array with other sizes, which must have the same number of elements.
     pub fn reshaped(&self, sizes: &[usize]) -> Array {
         Array { sizes: sizes.to_vec(), ..self.clone() }
     }
 
-    /// Returns every element after `f`, as elements of `dtype`.
+    /// Applies `f` to every element. The result has elements of `dtype`.
     pub fn map(&self, dtype: DType, f: impl Fn(Scalar) -> Scalar) -> Array {
         let mut array = Array::zeros(dtype, &self.sizes);
         (0..self.len()).for_each(|k| array.put(k, f(self.get(k))));
@@ -177,36 +177,35 @@ impl Array {
         }
     }
 
-    /// All elements in row-major order.
+    /// Returns all elements in row-major order.
     pub fn values(&self) -> impl Iterator<Item = Scalar> + '_ {
         (0..self.len()).map(|k| self.get(k))
     }
 
-    fn place(&self, index: &[usize]) -> usize {
-        assert_eq!(index.len(), self.sizes.len(), "an index has a number for each dim");
+    fn offset(&self, index: &[usize]) -> usize {
+        assert_eq!(index.len(), self.sizes.len(), "an index has one entry per dimension");
         index.iter().zip(&self.sizes).fold(0, |at, (&i, &n)| {
             assert!(i < n, "{index:?} is outside {:?}", self.sizes);
             at * n + i
         })
     }
 
-    fn get(&self, place: usize) -> Scalar {
+    fn get(&self, offset: usize) -> Scalar {
         match &self.elements {
-            Elements::Floats(v) => Scalar::Float(v[place]),
-            Elements::Ints(v) => Scalar::Int(v[place]),
+            Elements::Floats(v) => Scalar::Float(v[offset]),
+            Elements::Ints(v) => Scalar::Int(v[offset]),
         }
     }
 
-    fn put(&mut self, place: usize, value: Scalar) {
+    fn put(&mut self, offset: usize, value: Scalar) {
         match &mut self.elements {
-            Elements::Floats(v) => v[place] = value.as_f64(),
-            Elements::Ints(v) => v[place] = narrowed(value, self.dtype),
+            Elements::Floats(v) => v[offset] = value.as_f64(),
+            Elements::Ints(v) => v[offset] = narrowed(value, self.dtype),
         }
     }
 }
 
-/// A value as an integer of `dtype`. Integers wrap; floats stop at the ends of the type's range, as
-/// Rust's `as` does.
+/// Converts a value to an integer of `dtype`. Integers wrap; floats saturate, like Rust's `as`.
 fn narrowed(value: Scalar, dtype: DType) -> i64 {
     match (dtype, value) {
         (DType::I32, Scalar::Int(v)) => i64::from(v as i32),
@@ -218,7 +217,7 @@ fn narrowed(value: Scalar, dtype: DType) -> i64 {
     }
 }
 
-/// Every index of a shape, in row-major order.
+/// An iterator over the indices of a shape, in row-major order.
 #[derive(Clone, Debug)]
 pub struct Indices {
     sizes: Vec<usize>,
@@ -267,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_wrap_and_floats_stop_at_the_ends() {
+    fn integers_wrap_and_floats_saturate() {
         let large = Scalar::Int(300);
         assert_eq!(Array::from_fn(DType::U8, &[], |_| large).int(&[]), 44);
         assert_eq!(Array::from_fn(DType::U8, &[], |_| Scalar::Float(300.7)).int(&[]), 255);
@@ -276,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn tensors_come_back_with_all_their_digits() {
+    fn host_tensors_round_trip_exactly() {
         let wide = HostTensor::new([2], vec![(1i64 << 53) + 1, i64::MIN]).unwrap();
         assert_eq!(Array::from_host(&wide).to_host().unwrap(), wide);
         let third = Array::from_fn(DType::F32, &[], |_| Scalar::Float(1.0 / 3.0));
@@ -285,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn smaller_shapes_repeat() {
+    fn smaller_shapes_are_broadcast() {
         let column = Array::from_fn(DType::I64, &[2, 1], |i| Scalar::Int(i[0] as i64));
         assert_eq!(column.broadcast_at(&[7, 1, 5]), Scalar::Int(1));
     }

@@ -1,29 +1,29 @@
-//! What an operation's `evaluate` works with.
+//! The context of an operation's `evaluate`.
 
 use super::{Array, Scalar};
 use crate::kir::CustomKernel;
 use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
 
-/// The evaluation of one graph node: the values of its inputs, the concrete type and sizes of its
-/// outputs, and what random and collective operations need.
+/// The evaluation of one graph node: the values of its inputs, the dtypes and concrete sizes of its
+/// outputs, and the data of random and collective operations.
 #[derive(Debug)]
 pub struct EvaluateCx<'a> {
-    /// The values of the inputs; `None` for those taken for their shape alone.
+    /// The values of the inputs; `None` for shape-only inputs.
     pub(crate) inputs: &'a [Option<&'a Array>],
     pub(crate) input_sizes: &'a [&'a [usize]],
     pub(crate) outputs: &'a [(DType, Vec<usize>)],
     /// The node's name.
     pub(crate) name: &'a str,
-    /// Input 0 of this operation in every tower that takes part in it, in the towers' order.
+    /// Input 0 of this operation in every tower that takes part in it, in order.
     pub(crate) tower_inputs: &'a [&'a Array],
-    /// Elements of output 0 in earlier towers' copies of this node.
+    /// The number of elements of output 0 of this node's copies in earlier towers.
     pub(crate) elements_before: usize,
     pub(crate) seed: u64,
     pub(crate) draw: u64,
 }
 
 impl EvaluateCx<'_> {
-    /// Returns the value of input `i`. Not for inputs that the op declared shape-only.
+    /// Returns the value of input `i`. Panics if the op declared it shape-only.
     pub fn input(&self, i: usize) -> &Array {
         self.inputs[i].expect("an op reads no input it declared shape-only")
     }
@@ -33,7 +33,7 @@ impl EvaluateCx<'_> {
         self.inputs.len()
     }
 
-    /// Returns the sizes of input `i`, of shape-only ones too.
+    /// Returns the sizes of input `i`, which may be shape-only.
     pub fn input_sizes(&self, i: usize) -> &[usize] {
         self.input_sizes[i]
     }
@@ -48,30 +48,30 @@ impl EvaluateCx<'_> {
         self.outputs[i].0
     }
 
-    /// Returns the node's name: what random streams are keyed by.
+    /// Returns the name of the node, which is the key of random streams.
     pub fn node_name(&self) -> &str {
         self.name
     }
 
-    /// Returns output 0 by the value at each index.
+    /// Returns output 0, computed by a function of the index.
     pub fn output(&self, value: impl FnMut(&[usize]) -> Scalar) -> Vec<Array> {
         vec![Array::from_fn(self.output_dtype(0), self.output_sizes(0), value)]
     }
 
-    /// Returns output 0 by the float at each index.
+    /// Returns output 0, computed by a float function of the index.
     pub fn float_output(&self, mut value: impl FnMut(&[usize]) -> f64) -> Vec<Array> {
         self.output(|index| Scalar::Float(value(index)))
     }
 
-    /// Returns this run's draw from a random stream: for each element's number, a uniform number in
-    /// `[0, 1)`.
+    /// Returns this run's draw from a random stream: a uniform number in `[0, 1)` for each element
+    /// number.
     pub fn uniform(&self, stream: &str) -> impl Fn(usize) -> f64 {
         let (rng, draw) = (CounterRng::new(self.seed, stream), self.draw);
         move |i| rng.uniform(draw, i as u64)
     }
 
-    /// Returns the number of elements that earlier towers' copies of this operation have: where the
-    /// numbers of this tower begin, if several towers together draw what one would.
+    /// Returns the number of elements of this operation's copies in earlier towers: the number of
+    /// this tower's first element, so that several towers draw the same numbers as one large tower.
     pub fn elements_before(&self) -> usize {
         self.elements_before
     }
@@ -81,7 +81,7 @@ impl EvaluateCx<'_> {
         self.tower_inputs
     }
 
-    /// Runs a user's own kernel over all inputs. It sees them in their declared types.
+    /// Runs a custom kernel on all inputs, in their declared dtypes.
     pub fn custom(&self, kernel: &dyn CustomKernel) -> Result<Vec<Array>> {
         let inputs =
             (0..self.input_count()).map(|i| self.input(i).to_host()).collect::<Result<Vec<HostTensor>>>()?;

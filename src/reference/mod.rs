@@ -1,9 +1,8 @@
-//! What the reference interpreter computes with: plain arrays of f64 and i64, and the context that
-//! `OpDef::evaluate` of every operation gets.
+//! The arrays of the reference interpreter (f64 and i64), and the context of `OpDef::evaluate`.
 //!
 //! The interpreter is the root of the chain of truth. It shares no lowering and no kernel with the
-//! engines: each operation is written a second time, from its definition, in its own file of `ops`.
-//! The engine itself is `runtime/reference.rs`.
+//! engines: each operation has a second implementation, from its definition, in its own file in
+//! `ops`. The engine itself is `runtime/reference.rs`.
 
 mod array;
 mod evaluate;

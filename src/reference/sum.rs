@@ -1,14 +1,14 @@
-//! Sums that keep the digits which plain addition rounds away.
+//! Compensated summation.
 
 use super::{Array, Scalar};
 use tensorpack_tensor::DType;
 
-/// A running sum. Integers wrap; floats carry the rounding error of every addition along (Neumaier,
-/// 1974), so that the reference value of a long sum is as good as that of a short one.
+/// A running sum. Integers wrap; floats use compensated summation (Neumaier, 1974), so that a long
+/// sum is as accurate as a short one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum {
     float: f64,
-    lost: f64,
+    compensation: f64,
     int: i64,
 }
 
@@ -21,7 +21,7 @@ impl Sum {
                 let next = self.float + v;
                 let (large, small) =
                     if self.float.abs() >= v.abs() { (self.float, v) } else { (v, self.float) };
-                self.lost += (large - next) + small;
+                self.compensation += (large - next) + small;
                 self.float = next;
             }
         }
@@ -30,8 +30,8 @@ impl Sum {
     /// Returns the sum of all elements so far, as an element of `dtype`.
     pub fn value(&self, dtype: DType) -> Scalar {
         match dtype.is_float() {
-            // The error of an infinite sum is NaN, and means nothing.
-            true if self.float.is_finite() => Scalar::Float(self.float + self.lost),
+            // The compensation of an infinite sum is NaN.
+            true if self.float.is_finite() => Scalar::Float(self.float + self.compensation),
             true => Scalar::Float(self.float),
             false => Scalar::Int(self.int),
         }
@@ -54,18 +54,18 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Returns sums of elements of `dtype`, one for each index of `sizes`.
+    /// Creates sums of elements of `dtype`, one for each index of `sizes`.
     pub fn new(dtype: DType, sizes: &[usize]) -> Sums {
         Sums { dtype, sizes: sizes.to_vec(), sums: vec![Sum::default(); sizes.iter().product()] }
     }
 
     /// Adds an element to the sum at an index.
     pub fn add(&mut self, index: &[usize], value: Scalar) {
-        let place = index.iter().zip(&self.sizes).fold(0, |at, (&i, &n)| {
+        let offset = index.iter().zip(&self.sizes).fold(0, |at, (&i, &n)| {
             assert!(i < n, "{index:?} is outside {:?}", self.sizes);
             at * n + i
         });
-        self.sums[place].add(value);
+        self.sums[offset].add(value);
     }
 
     /// Returns the sums.
@@ -80,14 +80,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_terms_beside_a_large_one_are_kept() {
+    fn small_terms_next_to_a_large_one_are_kept() {
         let terms = || [1e16].into_iter().chain([1.0; 10]).chain([-1e16]);
         assert_ne!(terms().sum::<f64>(), 10.0);
         assert_eq!(sum(terms()), 10.0);
     }
 
     #[test]
-    fn infinities_and_nan_are_as_ever() {
+    fn infinities_and_nan_propagate() {
         assert_eq!(sum([1.0, f64::INFINITY, 2.0]), f64::INFINITY);
         assert!(sum([f64::INFINITY, f64::NEG_INFINITY]).is_nan());
         assert!(sum([1.0, f64::NAN]).is_nan());

@@ -1,16 +1,16 @@
-//! What a run needs of a frozen graph: which nodes, with which concrete shapes. Engines that lower
-//! the graph and the reference interpreter start from the same selection.
+//! The nodes of a frozen graph that a run needs, with their concrete shapes. Engines that lower the
+//! graph and the reference interpreter start from the same selection.
 
 use crate::graph::{Fetch, Frozen, Node, NodeId, NodeKind, Spec, TensorId, VariableId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use tensorpack_tensor::{DType, Error, ErrorKind, Result, element_count};
 
-/// What is to be run, on inputs of which sizes.
+/// A request to run fetches on feeds of given sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Request {
-    /// What is fetched and run.
+    /// The tensors to fetch and the operations to run.
     pub fetches: Vec<Fetch>,
-    /// Name, type and sizes of what is fed.
+    /// Name, dtype and sizes of each feed.
     pub feeds: Vec<(String, DType, Vec<usize>)>,
 }
 
@@ -22,12 +22,12 @@ impl Request {
     }
 }
 
-/// Concrete type and sizes of each output of a node.
+/// The dtype and concrete sizes of each output of a node.
 pub(super) type Concrete = Vec<(DType, Vec<usize>)>;
 
-/// For each tower, the nodes that must be computed for their own sake: what is fetched and assigned there, the costs of
-/// the gradients that are used, and every collective in which another tower takes part, for else that one would wait
-/// forever.
+/// Returns the root nodes of each tower: its fetches and assignments, the costs of the gradients in
+/// use, and every collective in which another tower takes part, because that tower would wait
+/// forever otherwise.
 pub(super) fn close_over_collectives(
     graph: &Frozen,
     fetched: &[TensorId],
@@ -51,20 +51,20 @@ pub(super) fn close_over_collectives(
             if !assigns.is_empty() {
                 more.extend(values.iter().flat_map(|&id| &graph.node(id).costs).copied());
             }
-            let met: Vec<&Node> =
+            let collectives: Vec<&Node> =
                 values.iter().map(|&id| graph.node(id)).filter(|n| collective(n).is_some()).collect();
-            if let Some(other) = met.iter().find(|n| n.tower != tower) {
+            if let Some(other) = collectives.iter().find(|n| n.tower != tower) {
                 return Err(Error::new(
                     ErrorKind::Graph,
                     format!(
-                        "tower {tower} reads {}, which tower {} computes with all others",
+                        "tower {tower} reads {}, a collective result of tower {}",
                         other.name, other.tower
                     ),
                 )
                 .at(other.site)
-                .note("every tower has its own result of a sum over towers: read that one"));
+                .note("every tower has its own copy of the result: read that one"));
             }
-            let keys: Vec<&str> = met.iter().filter_map(|n| collective(n)).collect();
+            let keys: Vec<&str> = collectives.iter().filter_map(|n| collective(n)).collect();
             more.extend(keys.iter().flat_map(|k| &groups[k]).copied());
             sequences.insert(tower, keys);
         }
@@ -83,7 +83,7 @@ pub(super) fn close_over_collectives(
         return Err(Error::new(
             ErrorKind::Graph,
             format!(
-                "towers disagree on what they sum: as number {} tower {first} has {}, tower {other} has {}",
+                "towers disagree on their sums: sum {} is {} in tower {first}, but {} in tower {other}",
                 at + 1,
                 name(want),
                 name(got)
@@ -101,20 +101,20 @@ pub(super) fn collective(node: &Node) -> Option<&str> {
     }
 }
 
-/// The assignment whose value a `Current` node stands for: the latest of the run before it.
+/// Returns the assignment whose value a `Current` node reads: the last one before it in the run.
 pub(super) fn assigned_before(
     graph: &Frozen,
     assigns: &BTreeSet<NodeId>,
     id: NodeId,
     variable: VariableId,
 ) -> Option<NodeId> {
-    let is_it =
+    let assigns_it =
         |n: &&NodeId| matches!(graph.node(**n).kind, NodeKind::Assign { variable: v, .. } if v == variable);
-    assigns.range(..id).rev().find(is_it).copied()
+    assigns.range(..id).rev().find(assigns_it).copied()
 }
 
-/// Nodes whose values are needed, and nodes whose shapes are (those of the former included), in
-/// order.
+/// Returns the nodes whose values are needed, and the nodes whose shapes are needed (a superset),
+/// in order.
 pub(super) fn needed(
     graph: &Frozen,
     assigns: &BTreeSet<NodeId>,
@@ -138,7 +138,7 @@ pub(super) fn needed(
     (values, shapes)
 }
 
-/// The assignments the request runs, in the order they were built.
+/// Returns the assignments that a request runs, in build order.
 pub(super) fn assigns_in_run(graph: &Frozen, request: &Request) -> Result<BTreeSet<NodeId>> {
     let mut assigns = BTreeSet::new();
     let mut stack: Vec<NodeId> =
@@ -166,14 +166,14 @@ pub(super) fn assigns_in_run(graph: &Frozen, request: &Request) -> Result<BTreeS
             )
             .at(node.site)
             .note(format!("the other assignment is at {}", other.site))
-            .note("use update(), which composes, or run them one after the other"));
+            .note("use update(), which composes, or use two runs"));
         }
     }
     Ok(assigns)
 }
 
-/// The last assignment of the run to each variable, in build order: it makes the next value, and
-/// reads the others.
+/// Returns the last assignment to each variable in build order. It computes the next value from the
+/// earlier ones.
 pub(super) fn last_assigns(graph: &Frozen, assigns: &BTreeSet<NodeId>) -> Result<Vec<(VariableId, NodeId)>> {
     let mut last: Vec<(VariableId, NodeId)> = Vec::new();
     for &id in assigns {
@@ -187,7 +187,7 @@ pub(super) fn last_assigns(graph: &Frozen, assigns: &BTreeSet<NodeId>) -> Result
                     format!("the variable {name} is updated by two towers"),
                 )
                 .at(node.site)
-                .note("sum what they have over the towers, and update it in one"));
+                .note("sum the values over the towers, and update the variable in one of them"));
             }
             Some(entry) => entry.1 = id,
             None => last.push((variable, id)),
@@ -196,7 +196,7 @@ pub(super) fn last_assigns(graph: &Frozen, assigns: &BTreeSet<NodeId>) -> Result
     Ok(last)
 }
 
-/// The variables whose values at the start of the run it reads, by number.
+/// Returns the indices of the variables whose initial values a run reads.
 pub(super) fn variables_read(graph: &Frozen, request: &Request) -> Result<BTreeSet<usize>> {
     let assigns = assigns_in_run(graph, request)?;
     let roots = close_over_collectives(graph, &request.fetched(), &assigns)?;
@@ -209,22 +209,22 @@ pub(super) fn variables_read(graph: &Frozen, request: &Request) -> Result<BTreeS
     Ok(values.into_iter().filter_map(read).collect())
 }
 
-/// Feeds and concrete shapes of the nodes of a run.
+/// The feeds and concrete shapes of the nodes of a run.
 pub(super) struct Binding<'a> {
     graph: &'a Frozen,
-    /// Which feed each placeholder takes.
+    /// The feed of each placeholder.
     pub(super) feeds: HashMap<NodeId, usize>,
     pub(super) concrete: HashMap<NodeId, Concrete>,
 }
 
 impl<'a> Binding<'a> {
-    /// Returns a binding of nothing yet.
+    /// Creates an empty binding.
     pub(super) fn new(graph: &'a Frozen) -> Binding<'a> {
         Binding { graph, feeds: HashMap::new(), concrete: HashMap::new() }
     }
 
-    /// Takes type and sizes of what is fed; checks that everything needed is fed, and fed as
-    /// declared.
+    /// Binds placeholders to feeds. Checks that all needed inputs are fed, with their declared
+    /// dtypes and shapes.
     pub(super) fn bind_feeds(
         &mut self,
         request: &Request,
@@ -232,9 +232,9 @@ impl<'a> Binding<'a> {
         shapes: &BTreeSet<NodeId>,
     ) -> Result<()> {
         for (i, (name, dtype, sizes)) in request.feeds.iter().enumerate() {
-            let place = self.graph.fetch(name).ok().map(|f| f.node);
-            let place = place.filter(|&n| matches!(self.graph.node(n).kind, NodeKind::Placeholder));
-            let Some(id) = place else {
+            let node = self.graph.fetch(name).ok().map(|f| f.node);
+            let node = node.filter(|&n| matches!(self.graph.node(n).kind, NodeKind::Placeholder));
+            let Some(id) = node else {
                 return Err(Error::new(ErrorKind::Name, format!("the graph has no input named {name:?}"))
                     .note(format!("its inputs are: {}", self.input_names())));
             };
@@ -275,7 +275,7 @@ impl<'a> Binding<'a> {
         inputs.map(|n| n.name.clone()).collect::<Vec<_>>().join(", ")
     }
 
-    /// Runs the shape rule once more, now that all sizes are known.
+    /// Runs the shape rule of a node with concrete sizes.
     pub(super) fn bind(&mut self, id: NodeId) -> Result<()> {
         let node = self.graph.node(id);
         let concrete = match &node.kind {

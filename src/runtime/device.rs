@@ -1,79 +1,83 @@
-//! Where a graph runs: `cpu:0`, `xla:cuda:0`, `reference` for debugging, or `null` for shapes
-//! alone.
+//! Devices as users name them: `cpu:0`, `xla:cuda:0`, `reference`, `null`.
 
+use super::engine::{Engine, engines};
+use super::xla::Platform;
 use std::fmt;
 use std::str::FromStr;
-use tensorpack_tensor::{Error, ErrorKind};
+use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// A device, as users name it.
+/// A device, as users name it. Its [engine](Device::engine) knows everything else about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Device {
-    /// A team of threads of this process, by number.
+    /// A thread team of this process, by index.
     Cpu(usize),
     /// A device that XLA compiles for, through a plugin. See `docs/xla.md`.
     Xla {
-        /// Whose plugin.
+        /// The platform, which selects the plugin.
         platform: Platform,
-        /// Which of its devices.
+        /// The index of the device on the platform.
         index: usize,
     },
-    /// A plain interpreter of the graph that computes every operation from its definition in f64:
-    /// slow, and what the other devices are tested against. For telling whether a result is a
-    /// device's fault or the model's own.
+    /// A plain interpreter that computes every operation from its definition in f64. It is slow;
+    /// the other devices are tested against it. Use it to find out whether a result is wrong
+    /// because of the device or because of the model.
     Reference,
-    /// Computes nothing: every result is zeros of the right shape. For testing what surrounds the computation.
+    /// Computes nothing: every result is zeros of the right shape. For testing everything around
+    /// the computation.
     Null,
+    /// A device of a [registered](super::register_engine) engine.
+    Other {
+        /// The name of the engine.
+        engine: &'static str,
+        /// The index of the device.
+        index: usize,
+    },
 }
 
-/// How many devices `xla:cpu` has: shares of one processor, so as many as tests may want.
-pub const XLA_CPU_DEVICES: usize = 8;
-
-/// What XLA compiles for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Platform {
-    /// This machine's processor, for tests: the embedded engine is faster there.
-    Cpu,
-    /// NVIDIA's GPUs.
-    Cuda,
-    /// Google's TPUs.
-    Tpu,
-}
-
-impl Platform {
-    /// The name, as in `xla:cuda:0`.
-    pub fn name(self) -> &'static str {
+impl Device {
+    fn engine_name(self) -> &'static str {
         match self {
-            Platform::Cpu => "cpu",
-            Platform::Cuda => "cuda",
-            Platform::Tpu => "tpu",
+            Device::Cpu(_) => "cpu",
+            Device::Xla { .. } => "xla",
+            Device::Reference => "reference",
+            Device::Null => "null",
+            Device::Other { engine, .. } => engine,
         }
     }
 
-    fn named(name: &str) -> Option<Platform> {
-        [Platform::Cpu, Platform::Cuda, Platform::Tpu].into_iter().find(|p| p.name() == name)
+    /// Returns the engine of this device, or an error if it is not registered.
+    pub fn engine(self) -> Result<&'static dyn Engine> {
+        find_engine(self.engine_name()).ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, format!("{self} has no engine"))
+                .note("register its engine with `register_engine` first")
+        })
     }
+
+    /// Returns whether both devices belong to the same engine.
+    pub fn same_engine(self, other: Device) -> bool {
+        self.engine_name() == other.engine_name()
+    }
+}
+
+impl Default for Device {
+    /// `cpu:0`.
+    fn default() -> Device {
+        Device::Cpu(0)
+    }
+}
+
+fn find_engine(name: &str) -> Option<&'static dyn Engine> {
+    engines().into_iter().find(|engine| engine.name() == name)
 }
 
 impl FromStr for Device {
     type Err = Error;
 
-    fn from_str(text: &str) -> Result<Device, Error> {
-        let number = |n: &str| n.parse().ok();
-        let xla = |platform: &str, index: Option<usize>| {
-            Some(Device::Xla { platform: Platform::named(platform)?, index: index? })
-        };
-        match text.split(':').collect::<Vec<_>>()[..] {
-            ["cpu"] => Some(Device::Cpu(0)),
-            ["cpu", n] => number(n).map(Device::Cpu),
-            ["reference"] => Some(Device::Reference),
-            ["null"] => Some(Device::Null),
-            ["xla", platform] => xla(platform, Some(0)),
-            ["xla", platform, n] => xla(platform, number(n)),
-            _ => None,
-        }
-        .ok_or_else(|| {
-            let all = "cpu:N, xla:cpu:N, xla:cuda:N, xla:tpu:N, reference and null";
-            let why = format!("{text:?} is no device; there are {all}");
+    fn from_str(text: &str) -> Result<Device> {
+        let parts: Vec<&str> = text.split(':').collect();
+        find_engine(parts[0]).and_then(|engine| engine.parse_device(&parts[1..])).ok_or_else(|| {
+            let all: Vec<String> = engines().iter().map(|engine| engine.device_names()).collect();
+            let why = format!("{text:?} is not a device; devices are {}", all.join(", "));
             Error::new(ErrorKind::Unsupported, why)
         })
     }
@@ -81,11 +85,11 @@ impl FromStr for Device {
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.engine_name())?;
         match self {
-            Device::Cpu(n) => write!(f, "cpu:{n}"),
-            Device::Xla { platform, index } => write!(f, "xla:{}:{index}", platform.name()),
-            Device::Reference => f.write_str("reference"),
-            Device::Null => f.write_str("null"),
+            Device::Cpu(index) | Device::Other { index, .. } => write!(f, ":{index}"),
+            Device::Xla { platform, index } => write!(f, ":{}:{index}", platform.name()),
+            Device::Reference | Device::Null => Ok(()),
         }
     }
 }
@@ -95,13 +99,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_read_as_they_are_written() {
+    fn names_round_trip() {
         for name in ["cpu:0", "cpu:3", "xla:cpu:1", "xla:cuda:0", "xla:tpu:7", "reference", "null"] {
             assert_eq!(name.parse::<Device>().unwrap().to_string(), name);
         }
+        assert_eq!("cpu".parse::<Device>().unwrap(), Device::default());
         assert_eq!("xla:cuda".parse::<Device>().unwrap(), Device::Xla { platform: Platform::Cuda, index: 0 });
-        for name in ["gpu:0", "xla", "xla:rocm:0", "xla:cuda:x", "cpu:0:1", ""] {
-            assert!(name.parse::<Device>().unwrap_err().message().contains("is no device"), "{name}");
+        for name in ["gpu:0", "xla", "xla:rocm:0", "xla:cuda:x", "cpu:0:1", "null:0", "reference:1", ""] {
+            let e = name.parse::<Device>().unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Unsupported, "{name}");
+            assert!(e.message().contains("xla:cuda:N"), "{e}");
         }
     }
 }

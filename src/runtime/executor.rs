@@ -1,94 +1,123 @@
-//! What an engine is: it keeps variables, compiles parts of a frozen graph, and runs them.
+//! The traits of an engine's executor: it keeps variables, compiles parts of a frozen graph, and
+//! runs them.
 
 use super::{Interrupt, KernelProgress, Source, Staging};
 use crate::graph::VariableInfo;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
-/// An engine with its variables.
+/// Keeps the variables of a session on a device, and compiles programs for it.
 pub trait Executor: Send {
-    /// Makes room for the variables and gives them their first values.
+    /// Allocates and initializes the variables.
     fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()>;
-    /// The value of variable `index`.
+    /// Returns the value of variable `index`.
     fn read(&self, index: usize) -> Result<HostTensor>;
-    /// Gives variable `index` a value of its own type and sizes.
+    /// Writes variable `index`. The value must have its dtype and sizes.
     fn write(&mut self, index: usize, value: &HostTensor) -> Result<()>;
-    /// Makes what a source asks for runnable.
+    /// Saves the current value of variable `index`; later writes and runs do not change it. An
+    /// engine whose devices have their own memory keeps it there. By default the value is read.
+    fn save(&self, index: usize) -> Result<Box<dyn SavedValue>> {
+        Ok(Box::new(self.read(index)?))
+    }
+    /// Compiles a requested part of a graph.
     fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>>;
-    /// Runs the program kernel by kernel, without changing a variable, until a result is not finite; returns the
-    /// error that names it, or `None` if all are finite.
-    fn find_bad(&mut self, source: &Source<'_>, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>>;
-    /// Whether a tower that did not come back has the engine's memory: then nothing can be run or read any more.
+    /// Runs the program kernel by kernel, without changing variables, until a result is not finite.
+    /// Returns the error that names it, or `None` if all are finite.
+    #[doc(alias = "find_bad")]
+    fn find_non_finite(
+        &mut self,
+        source: &Source<'_>,
+        run: &RunInfo,
+        feeds: &[Feed<'_>],
+    ) -> Result<Option<Error>>;
+    /// Whether a tower that hangs still uses the executor's memory, so that nothing can be run or
+    /// read any more.
     fn lost(&self) -> bool {
         false
     }
-    /// What to look at in waits that may be cut short, such as for a compiler.
+    /// Sets the interrupt that ends waits early, such as those for a compiler.
     fn watch(&mut self, interrupt: &Interrupt) {
         let _ = interrupt;
     }
-    /// Whether its programs can be [started](Executable::start), to go on by themselves.
+    /// Whether its programs can be [started](Executable::start) without waiting for them.
     fn runs_ahead(&self) -> bool {
         false
     }
-    /// How to send ahead what runs will be fed with, where devices have memory of their own.
+    /// Returns the staging area for feeds, if devices have their own memory.
     fn staging(&self) -> Option<Staging> {
         None
     }
-    /// Another engine over the same variables, whose runs compute on a snapshot of them while others do the same.
+    /// Creates an executor that shares the variables. Its runs compute on a snapshot of them,
+    /// concurrently with others.
     fn fork(&self, fork: Fork) -> Result<Box<dyn Executor>> {
         let _ = fork;
-        Err(Error::new(ErrorKind::Unsupported, "this device has no towers that run each on its own")
-            .note("train asynchronously on thread teams (cpu:N), or here with a synchronous trainer"))
+        Err(Error::new(ErrorKind::Unsupported, "this device does not support asynchronous towers")
+            .note("train asynchronously on thread teams (cpu:N), or use a synchronous trainer here"))
     }
 }
 
-/// Which of several engines over the same variables one is.
+/// The value that a variable had when it was [saved](Executor::save).
+pub trait SavedValue: Send {
+    /// Returns the value, copied to the host if it is on a device.
+    fn read(&self) -> Result<HostTensor>;
+}
+
+impl SavedValue for HostTensor {
+    fn read(&self) -> Result<HostTensor> {
+        Ok(self.clone())
+    }
+}
+
+/// One of several executors that share variables.
 #[derive(Clone, Debug)]
 pub struct Fork {
-    /// The tower it is for.
+    /// The tower that it runs.
     pub tower: usize,
-    /// How many towers there are.
+    /// The number of towers.
     pub towers: usize,
-    /// Where to say what it is at.
+    /// Where to record the current kernel.
     pub at: KernelProgress,
 }
 
 /// A value fed to an input.
 pub type Feed<'a> = &'a HostTensor;
 
-/// What a run is keyed by.
+/// The key of a run's random numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct RunInfo {
     /// The seed of the session.
     pub seed: u64,
-    /// Which draw of every random stream this run takes.
+    /// The draw number of this run in every random stream.
     pub draw: u64,
 }
 
-/// How a run ended.
+/// The outcome of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Everything was finite, and the variables have their next values.
+    /// All checked values were finite, and the variables were updated.
     Committed {
-        /// How many updates by others there were since this run read the variables.
+        /// The staleness: the number of updates by others since this run read the variables.
         behind: u64,
     },
-    /// Something was not finite; no variable was changed.
+    /// A value was not finite; no variable was changed.
     NotFinite,
 }
 
-/// Checks that what is fed has the number, types and sizes that a program was compiled for.
+/// Checks that feeds have the number, dtypes and sizes that a program was compiled for.
 pub(super) fn check_feeds(compiled: &[(DType, Vec<usize>)], feeds: &[Feed<'_>]) -> Result<()> {
     if compiled.len() != feeds.len() {
-        let why = format!("the program takes {} feeds, not {}", compiled.len(), feeds.len());
+        let why = format!("the program expects {} feeds, but {} were given", compiled.len(), feeds.len());
         return Err(Error::argument(why));
     }
     for (i, ((dtype, sizes), feed)) in compiled.iter().zip(feeds).enumerate() {
         if feed.dtype() != *dtype {
-            return Err(Error::dtype(format!("feed {i} is {}, but the program takes {dtype}", feed.dtype())));
+            return Err(Error::dtype(format!(
+                "feed {i} is {}, but the program expects {dtype}",
+                feed.dtype()
+            )));
         }
         if feed.sizes() != sizes {
             return Err(Error::shape(format!(
-                "feed {i} is {:?}, but the program takes {sizes:?}",
+                "feed {i} is {:?}, but the program expects {sizes:?}",
                 feed.sizes()
             )));
         }
@@ -96,60 +125,64 @@ pub(super) fn check_feeds(compiled: &[(DType, Vec<usize>)], feeds: &[Feed<'_>]) 
     Ok(())
 }
 
-/// Checks that a value has the form of the variable that it is for, which is `None` if there is no such variable.
-pub(super) fn check_value(known: Option<(DType, &[usize])>, index: usize, value: &HostTensor) -> Result<()> {
-    let Some((dtype, sizes)) = known else {
-        return Err(Error::argument(format!("there is no variable number {index}")));
+/// Checks that a value has the dtype and sizes of variable `index`; `spec` is `None` if there is no
+/// such variable.
+pub(super) fn check_value(spec: Option<(DType, &[usize])>, index: usize, value: &HostTensor) -> Result<()> {
+    let Some((dtype, sizes)) = spec else {
+        return Err(Error::argument(format!("there is no variable with index {index}")));
     };
     if value.dtype() != dtype {
-        return Err(Error::dtype(format!("variable {index} is {dtype}, not {}", value.dtype())));
+        return Err(Error::dtype(format!("variable {index} is {dtype}, but the value is {}", value.dtype())));
     }
     if value.sizes() != sizes {
-        return Err(Error::shape(format!("variable {index} is {sizes:?}, not {:?}", value.sizes())));
+        return Err(Error::shape(format!(
+            "variable {index} is {sizes:?}, but the value is {:?}",
+            value.sizes()
+        )));
     }
     Ok(())
 }
 
-/// A program that can be run.
+/// A compiled program.
 pub trait Executable: Send {
-    /// Runs once. What is fed must have the types and sizes that the program was compiled for, or it is an error.
-    /// `outputs` are overwritten in place where type and sizes fit, so that a caller who keeps them
-    /// causes no allocation.
+    /// Runs once. Feeds must have the dtypes and sizes that the program was compiled for. `outputs`
+    /// are overwritten in place if dtype and sizes match, so that a caller that reuses them causes
+    /// no allocation.
     fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome>;
-    /// Whether a run looks by itself at what it is fed, and ends as [`Outcome::NotFinite`] where that is not finite.
+    /// Whether a run checks its feeds, and ends with [`Outcome::NotFinite`] if one is not finite.
     fn checks_feeds(&self) -> bool {
         false
     }
-    /// Starts a run that goes on by itself. If it turns out to have failed, neither it nor any run that was started before
-    /// that was known has changed a variable.
+    /// Starts a run without waiting for it. If it fails, neither it nor any run that was started
+    /// before its failure was known changes a variable.
     fn start(&mut self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Box<dyn Pending>> {
         let _ = (run, feeds);
-        Err(Error::new(ErrorKind::Unsupported, "this device runs only what is waited for"))
+        Err(Error::new(ErrorKind::Unsupported, "this device runs programs only synchronously"))
     }
-    /// The plan as text: what fused, what is in place, how much memory.
+    /// Returns the plan as text: fusion, in-place kernels, memory.
     fn plan_text(&self) -> String;
-    /// Seconds spent in each kernel since the program was made, if it was asked to count.
+    /// Returns the time spent in each kernel since compilation, if profiling is on.
     fn profile(&self) -> Vec<KernelTime> {
         Vec::new()
     }
 }
 
-/// A run that was started and goes on by itself.
+/// A run that was started and not waited for.
 pub trait Pending: Send {
-    /// Waits for its end, and takes what it fetched.
+    /// Waits for the run and stores its fetches in `outputs`.
     fn collect(self: Box<Self>, outputs: &mut Vec<HostTensor>) -> Result<Outcome>;
 }
 
-/// Where time went.
+/// The time spent in a kernel.
 #[derive(Clone, Debug)]
 pub struct KernelTime {
     /// The kind of kernel and what it was lowered from.
     pub name: String,
-    /// How often it ran.
+    /// The number of runs.
     pub runs: u64,
-    /// Seconds in all.
+    /// Total seconds.
     pub seconds: f64,
-    /// Seconds of the shortest run: what it takes when nothing else disturbs the machine.
+    /// Seconds of the fastest run, which other load disturbs least.
     pub best_seconds: f64,
     /// Floating point operations of one run.
     pub flops: f64,

@@ -1,4 +1,4 @@
-//! Runs in flight: launched now, collected later.
+//! Runs in flight: launched without waiting, and collected later.
 
 use super::executor::{Feed, Outcome, Pending, RunInfo};
 use super::session::{Session, check_finite_feeds};
@@ -7,7 +7,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tensorpack_tensor::{HostTensor, Result};
 
-/// A launched run, with what is needed to explain its failure.
+/// A launched run, with its inputs for explaining a failure.
 pub(super) struct InFlight {
     pending: Box<dyn Pending>,
     fetches: Vec<Fetch>,
@@ -22,8 +22,8 @@ impl fmt::Debug for InFlight {
 }
 
 impl Session {
-    /// Launches a step run without waiting for it, and counts it. Returns `None`, and does nothing, if the engine runs
-    /// synchronously.
+    /// Launches and counts a step run without waiting for it. Returns `None` and does nothing if
+    /// the engine runs synchronously.
     pub(super) fn launch(
         &self,
         fetches: &[Fetch],
@@ -49,7 +49,7 @@ impl Session {
         Ok(Some(InFlight { pending, fetches: fetches.to_vec(), feeds, run }))
     }
 
-    /// Waits for a run in flight, and takes what it fetched.
+    /// Waits for a run in flight and stores its fetches in `outputs`.
     pub(super) fn collect(&self, run: InFlight, outputs: &mut Vec<HostTensor>) -> Result<()> {
         let InFlight { pending, fetches, feeds, run } = run;
         let mut state = self.lock()?;
@@ -59,7 +59,7 @@ impl Session {
             Outcome::Committed { .. } => Ok(()),
             Outcome::NotFinite => {
                 let feeds: Vec<(&str, &HostTensor)> = feeds.iter().map(|(n, v)| (n.as_str(), v)).collect();
-                Err(self.bad_run(&mut state, &fetches, &feeds, &run))
+                Err(self.explain_non_finite(&mut state, &fetches, &feeds, &run))
             }
         }
     }

@@ -1,30 +1,30 @@
-//! Being asked to end: a flag that signal handlers set, and everything that waits or takes long looks at.
+//! The interrupt flag: signal handlers set it, and long operations and waits check it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// Whether this process was asked to end, and by which signal. Clones are the same flag.
+/// A flag that is set when a signal asks this process to end. Clones share the flag.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicUsize>);
 
 impl Interrupt {
-    /// A flag that is not set.
+    /// Creates a flag that is not set.
     pub fn new() -> Interrupt {
         Interrupt::default()
     }
 
-    /// Sets it, as the signal of this number does.
+    /// Sets the flag, like a signal with this number.
     pub fn set(&self, signal: i32) {
         self.0.store(signal as usize, Ordering::Relaxed);
     }
 
-    /// The signal, if one came.
+    /// Returns the signal that was received, if any.
     pub fn signal(&self) -> Option<i32> {
         Some(self.0.load(Ordering::Relaxed) as i32).filter(|s| *s != 0)
     }
 
-    /// An error of kind [`ErrorKind::Interrupted`] if a signal came.
+    /// Returns an error of kind [`ErrorKind::Interrupted`] if a signal was received.
     pub fn check(&self) -> Result<()> {
         match self.signal() {
             None => Ok(()),
@@ -34,7 +34,7 @@ impl Interrupt {
         }
     }
 
-    /// The number that handlers store into.
+    /// Returns the cell in which handlers store the signal.
     pub(crate) fn cell(&self) -> Arc<AtomicUsize> {
         self.0.clone()
     }

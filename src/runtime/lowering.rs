@@ -6,9 +6,9 @@ use super::binding::{
     Binding, Concrete, Request, assigned_before, assigns_in_run, close_over_collectives, last_assigns, needed,
 };
 use super::cse::{CommonSubexpressions, CseInput};
-use super::faults::{Diagnosis, NextValue};
 use super::finiteness;
 use super::snapshot::{self, Reading};
+use super::value_errors::{Diagnosis, NextValue};
 use crate::graph::{Frozen, NodeId, NodeKind, Role, TensorId, VariableId};
 use crate::kir::{self, BufferKind, LowerCx, Origin, Program, Surroundings, Update, View};
 use std::collections::{BTreeSet, HashMap};
@@ -244,7 +244,7 @@ impl Lowering<'_> {
             self.binding.bind(id)?;
         }
         if self.reading == Reading::Snapshot {
-            self.live = snapshot::of_updates_alone(graph, self.assigns, &values);
+            self.live = snapshot::live_nodes(graph, self.assigns, &values);
         }
         for &id in &values {
             self.lower_node(id)?;

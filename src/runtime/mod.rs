@@ -1,19 +1,20 @@
 //! Running a frozen graph: the session, its programs, and the engines that execute them.
 
-mod bad_run;
 mod binding;
 pub mod cpu;
 mod cse;
 mod device;
+mod engine;
 mod executor;
-mod faults;
 mod finiteness;
 mod in_flight;
 mod interrupt;
+mod kernel_progress;
 mod lowering;
 mod memory_limit;
 #[cfg(test)]
 mod mutated;
+mod non_finite;
 mod null;
 mod reference;
 mod session;
@@ -21,12 +22,14 @@ mod snapshot;
 mod staging;
 mod step_program;
 mod update_turns;
-mod kernel_progress;
+mod value_errors;
 mod xla;
 
 pub use binding::Request;
-pub use device::{Device, Platform, XLA_CPU_DEVICES};
-pub use executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, Pending, RunInfo};
+pub use device::Device;
+pub(crate) use engine::device_mismatch;
+pub use engine::{Engine, engines, register_engine};
+pub use executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, Pending, RunInfo, SavedValue};
 pub use interrupt::Interrupt;
 pub use kernel_progress::KernelProgress;
 pub use lowering::{Lowered, Source};
@@ -37,3 +40,4 @@ pub use staging::{Stage, Staging};
 pub use step_program::{Cadence, Clock, FetchHandle, StepProgram};
 pub use tensorpack_kernels::Roofline;
 pub use update_turns::Turns;
+pub use xla::{Platform, XLA_CPU_DEVICES};

@@ -1,14 +1,15 @@
 //! The reference engine: interprets the frozen graph node by node in f64. It merges, fuses and
-//! reuses nothing, and shares no lowering with the other engines, so that a result of theirs can be
-//! held against it.
+//! reuses nothing, and shares no lowering with the other engines, so that their results can be
+//! compared with its own.
 
 use super::binding::{
     Binding, Concrete, assigned_before, assigns_in_run, close_over_collectives, collective, last_assigns,
     needed,
 };
+use super::engine::Engine;
 use super::executor::{Executable, Executor, Feed, Outcome, RunInfo};
 use super::lowering::Source;
-use super::{faults, memory_limit};
+use super::{Device, SessionOptions, Turns, memory_limit, value_errors};
 use crate::graph::{Frozen, NodeId, NodeKind, OpDef, Role, TensorId, VariableInfo, split_tower};
 use crate::reference::{Array, EvaluateCx};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -16,49 +17,67 @@ use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tensorpack_tensor::{Error, HostTensor, Result, element_count};
 
-/// The values of the variables, between runs in f64 too.
+/// The values of the variables, which stay f64 between runs.
 type Variables = Arc<Mutex<Vec<Arc<Array>>>>;
 
 /// The value of every tensor of a run.
 type Values = HashMap<TensorId, Arc<Array>>;
 
 /// The reference engine.
+pub(super) struct ReferenceEngine;
+
+impl Engine for ReferenceEngine {
+    fn name(&self) -> &'static str {
+        "reference"
+    }
+
+    fn device_names(&self) -> String {
+        "reference".into()
+    }
+
+    fn description(&self) -> String {
+        "f64, for debugging (device reference)".into()
+    }
+
+    fn parse_device(&self, parts: &[&str]) -> Option<Device> {
+        parts.is_empty().then_some(Device::Reference)
+    }
+
+    fn create(&self, options: &SessionOptions, _: &Turns) -> Result<Box<dyn Executor>> {
+        Ok(Box::new(ReferenceExecutor { limit: options.memory_limit, variables: Variables::default() }))
+    }
+}
+
 #[derive(Debug)]
-pub(super) struct ReferenceEngine {
-    /// The most bytes to allocate; `None`: what the machine or its cgroup allows.
+struct ReferenceExecutor {
+    /// The memory limit in bytes; defaults to the available memory.
     limit: Option<usize>,
     variables: Variables,
 }
 
-impl ReferenceEngine {
-    pub(super) fn new(limit: Option<usize>) -> ReferenceEngine {
-        ReferenceEngine { limit, variables: Variables::default() }
-    }
-}
-
-/// What a run evaluates, in which order.
+/// The nodes of a run in evaluation order.
 struct ReferenceProgram {
     graph: Arc<Frozen>,
     variables: Variables,
-    /// The nodes whose values are needed, each after all that it reads.
+    /// The nodes whose values are needed, in topological order.
     order: Vec<NodeId>,
-    /// Which feed each placeholder takes.
+    /// The feed of each placeholder.
     feeds: HashMap<NodeId, usize>,
     concrete: HashMap<NodeId, Concrete>,
     assigns: BTreeSet<NodeId>,
-    /// For every node of a collective operation, what it sums: input 0 of its node in each tower,
-    /// in their order.
+    /// For every collective node, the tensors that it sums: input 0 of its node in each tower, in
+    /// order.
     collectives: HashMap<NodeId, Vec<TensorId>>,
     /// Elements of output 0 in earlier towers' copies of a node.
     elements_before: HashMap<NodeId, usize>,
     fetches: Vec<TensorId>,
-    /// Variables by number, with the tensor each becomes.
+    /// Variables by index, each with the tensor of its next value.
     updates: Vec<(usize, TensorId)>,
-    /// What must be finite for variables to change: costs, gradients, and next values.
+    /// The tensors that must be finite for variables to change: costs, gradients and next values.
     checked: Vec<TensorId>,
 }
 
-impl Executor for ReferenceEngine {
+impl Executor for ReferenceExecutor {
     fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()> {
         memory_limit::check(
             bytes(variables.iter().map(|v| v.sizes.as_slice()))?,
@@ -84,17 +103,22 @@ impl Executor for ReferenceEngine {
 
     fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>> {
         let program = ReferenceProgram::new(source, &self.variables)?;
-        let made = program.order.iter().filter_map(|id| program.concrete.get(id)).flatten();
-        memory_limit::check(bytes(made.map(|(_, sizes)| sizes.as_slice()))?, "this program", self.limit)?;
+        let outputs = program.order.iter().filter_map(|id| program.concrete.get(id)).flatten();
+        memory_limit::check(bytes(outputs.map(|(_, sizes)| sizes.as_slice()))?, "this program", self.limit)?;
         Ok(Box::new(program))
     }
 
-    fn find_bad(&mut self, source: &Source<'_>, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
+    fn find_non_finite(
+        &mut self,
+        source: &Source<'_>,
+        run: &RunInfo,
+        feeds: &[Feed<'_>],
+    ) -> Result<Option<Error>> {
         let program = ReferenceProgram::new(source, &self.variables)?;
         let values = program.evaluate(run, feeds)?;
         let finite = |t: &TensorId| values.get(t).is_none_or(|v| v.is_finite());
         let graph = source.graph();
-        let mut made_bad = program.order.iter().filter_map(|&id| match &graph.node(id).kind {
+        let mut non_finite = program.order.iter().filter_map(|&id| match &graph.node(id).kind {
             NodeKind::Op(op) if !graph.node(id).inputs.is_empty() => {
                 let bad = (0..program.concrete[&id].len() as u32)
                     .any(|output| !finite(&TensorId { node: id, output }));
@@ -102,12 +126,11 @@ impl Executor for ReferenceEngine {
             }
             _ => None,
         });
-        // The culprit made something bad of good inputs. Infinities that the model has for
-        // constants are none.
+        // Prefer the first node with finite inputs: infinite constants of the model are no errors.
         let first =
-            made_bad.clone().find(|(node, _)| node.inputs.iter().all(finite)).or_else(|| made_bad.next());
+            non_finite.clone().find(|(node, _)| node.inputs.iter().all(finite)).or_else(|| non_finite.next());
         Ok(first.map(|(node, op)| {
-            op.nan_hint().into_iter().fold(faults::not_finite(&node.name).at(node.site), Error::note)
+            op.nan_hint().into_iter().fold(value_errors::not_finite(&node.name).at(node.site), Error::note)
         }))
     }
 }
@@ -126,8 +149,8 @@ impl ReferenceProgram {
         let next = |(v, id): (_, NodeId)| (v, graph.node(id).inputs[0]);
         let updates: Vec<(usize, TensorId)> =
             last_assigns(graph, &assigns)?.into_iter().map(next).map(|(v, t)| (v.0 as usize, t)).collect();
-        let learned_from = |id: &&NodeId| matches!(graph.node(**id).role, Role::Cost | Role::Gradient);
-        let checked = values.iter().filter(learned_from).map(|&node| TensorId { node, output: 0 });
+        let is_cost_or_gradient = |id: &&NodeId| matches!(graph.node(**id).role, Role::Cost | Role::Gradient);
+        let checked = values.iter().filter(is_cost_or_gradient).map(|&node| TensorId { node, output: 0 });
         let starts_finite = |v: usize| {
             let info = &graph.variables()[v];
             info.init.is_finite(info.dtype)
@@ -136,7 +159,7 @@ impl ReferenceProgram {
         let checked = checked.chain(next_values).collect();
         let collectives = collectives(graph, &values);
         Ok(ReferenceProgram {
-            order: in_order(graph, &assigns, &values, &collectives),
+            order: topological_order(graph, &assigns, &values, &collectives),
             elements_before: elements_before(graph, &values, &concrete),
             graph: graph.clone(),
             variables: variables.clone(),
@@ -200,11 +223,11 @@ impl ReferenceProgram {
             seed: run.seed,
             draw: run.draw,
         })?;
-        let form: Concrete = made.iter().map(|a| (a.dtype(), a.sizes().to_vec())).collect();
-        match form == *outputs {
+        let evaluated: Concrete = made.iter().map(|a| (a.dtype(), a.sizes().to_vec())).collect();
+        match evaluated == *outputs {
             true => Ok(made),
             false => {
-                let why = format!("{} was evaluated to {form:?}, but declared {outputs:?}", op.name());
+                let why = format!("{} evaluates to {evaluated:?}, but declares {outputs:?}", op.name());
                 Err(Error::shape(why))
             }
         }
@@ -242,11 +265,11 @@ impl Executable for ReferenceProgram {
 }
 
 fn lock(variables: &Variables) -> MutexGuard<'_, Vec<Arc<Array>>> {
-    // A run that panicked changed nothing: variables are written only when all values are there.
+    // A run that panicked changed nothing: variables are written after all values are computed.
     variables.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The bytes that all these arrays take together, or as many as can be counted.
+/// Returns the total size of arrays of these sizes in bytes, saturating.
 fn bytes<'a>(sizes: impl Iterator<Item = &'a [usize]>) -> Result<usize> {
     let mut total = 0usize;
     for sizes in sizes {
@@ -255,21 +278,21 @@ fn bytes<'a>(sizes: impl Iterator<Item = &'a [usize]>) -> Result<usize> {
     Ok(total)
 }
 
-/// For every node of a collective operation, input 0 of its node in each tower. A layer that is
-/// used twice has the same keys again: towers meet in the order of the uses.
+/// For every collective node, returns input 0 of its node in each tower. A layer that is used twice
+/// has the same keys twice; uses are matched in order.
 fn collectives(graph: &Frozen, values: &BTreeSet<NodeId>) -> HashMap<NodeId, Vec<TensorId>> {
     let mut uses: HashMap<(usize, &str), usize> = HashMap::new();
-    let mut meetings: BTreeMap<(&str, usize), Vec<(usize, NodeId)>> = BTreeMap::new();
+    let mut groups: BTreeMap<(&str, usize), Vec<(usize, NodeId)>> = BTreeMap::new();
     for &id in values {
         let node = graph.node(id);
         if let Some(key) = collective(node) {
             let uses = uses.entry((node.tower, key)).or_default();
-            meetings.entry((key, *uses)).or_default().push((node.tower, id));
+            groups.entry((key, *uses)).or_default().push((node.tower, id));
             *uses += 1;
         }
     }
     let mut summed = HashMap::new();
-    for mut towers in meetings.into_values() {
+    for mut towers in groups.into_values() {
         towers.sort_unstable();
         let inputs: Vec<TensorId> = towers.iter().map(|(_, id)| graph.node(*id).inputs[0]).collect();
         summed.extend(towers.iter().map(|(_, id)| (*id, inputs.clone())));
@@ -277,9 +300,9 @@ fn collectives(graph: &Frozen, values: &BTreeSet<NodeId>) -> HashMap<NodeId, Vec
     summed
 }
 
-/// The nodes of a run, each after all whose values it takes: its inputs, and for a collective those
-/// of all towers.
-fn in_order(
+/// Returns the nodes of a run in topological order. A collective depends on its inputs in all
+/// towers.
+fn topological_order(
     graph: &Frozen,
     assigns: &BTreeSet<NodeId>,
     values: &BTreeSet<NodeId>,
@@ -298,7 +321,7 @@ fn in_order(
     };
     let (mut order, mut done) = (Vec::new(), HashSet::new());
     for &root in values {
-        // A node is left on the stack while what it reads is put in order first.
+        // A node stays on the stack until its dependencies are done.
         let mut stack = vec![(root, false)];
         while let Some((id, ready)) = stack.pop() {
             if ready {
@@ -314,7 +337,7 @@ fn in_order(
     order
 }
 
-/// For every node, the elements of output 0 that nodes of its name have in earlier towers.
+/// For every node, returns the number of elements of output 0 of its copies in earlier towers.
 fn elements_before(
     graph: &Frozen,
     values: &BTreeSet<NodeId>,

@@ -1,12 +1,10 @@
-//! A session: a frozen graph, its variables' values, and the programs made from it.
+//! A session: a frozen graph, the values of its variables, and its compiled programs.
 
 use super::binding::Request;
-use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo};
+use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, SavedValue};
 use super::lowering::Source;
-use super::null::NullEngine;
-use super::reference::ReferenceEngine;
 use super::snapshot::Reading;
-use super::{Device, Interrupt, KernelProgress, Staging, Turns, cpu, xla};
+use super::{Device, Interrupt, KernelProgress, Staging, Turns};
 use crate::graph::{Fetch, Frozen, Op, Tensor, Variable, nearest_names};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,38 +13,42 @@ use std::time::Duration;
 use tensorpack_kernels::Isa;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
-/// How a session is made.
+/// The options of a session.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
-    /// Where to run.
+    /// The device to run on. Defaults to `cpu:0`.
     pub device: Device,
-    /// Threads of a CPU device; `None`: one for each core.
+    /// Threads of a CPU device. Defaults to one per core.
     pub threads: Option<usize>,
-    /// Instructions of a CPU device; `None`: the best there are.
+    /// The instruction set of a CPU device. Defaults to the best that the machine has.
     pub isa: Option<Isa>,
-    /// What initial values and random operations are drawn from.
+    /// The seed of initial values and random operations.
     pub seed: u64,
-    /// The most bytes to allocate; `None`: what the machine or its cgroup allows.
+    /// The memory limit in bytes. Defaults to what the machine or its cgroup allows.
     pub memory_limit: Option<usize>,
-    /// The longest one tower waits for another before that is an error.
+    /// The timeout of waits for another tower or a device.
     pub deadline: Duration,
-    /// How many programs (fetches and shapes) to keep; the least recently used goes.
+    /// The number of compiled programs (one per fetches and shapes) to cache. The least recently
+    /// used one is evicted.
     pub programs: usize,
-    /// Whether to count the time of each kernel.
+    /// Whether to measure the time of each kernel.
     pub profile: bool,
-    /// Whether products of f32 keep all digits. Without, they are done as fast as the device can: with the 10 bits of TF32
-    /// on NVIDIA's; on the CPU engine, convolutions of 3 by 3 with fewer products, whose rounding is a few times as large.
+    /// Whether f32 products are computed in full precision. Otherwise the fastest algorithm is
+    /// used: TF32 (10 mantissa bits) on NVIDIA GPUs; Winograd for 3x3 convolutions on the CPU
+    /// engine, whose rounding error is a few times as large.
     pub full_precision: bool,
-    /// Whether [`Session::plan_text`] begins with the program after each compiler pass, on the CPU engine.
+    /// Whether [`Session::plan_text`] starts with the program after each compiler pass (CPU engine
+    /// only).
     pub dump_passes: bool,
-    /// Whether two runs give the same bits on accelerators too, at some cost. The CPU engine always does.
+    /// Whether results are bit-reproducible on accelerators, at some cost. On the CPU engine they
+    /// always are.
     pub deterministic: bool,
 }
 
 impl Default for SessionOptions {
     fn default() -> SessionOptions {
         SessionOptions {
-            device: Device::Cpu(0),
+            device: Device::default(),
             threads: None,
             isa: None,
             seed: 0,
@@ -61,7 +63,7 @@ impl Default for SessionOptions {
     }
 }
 
-/// Runs a frozen graph. Every method takes `&self`; runs of several threads wait for each other.
+/// Runs a frozen graph. All methods take `&self`; concurrent calls are serialized.
 pub struct Session {
     pub(super) graph: Arc<Frozen>,
     pub(super) options: SessionOptions,
@@ -75,15 +77,15 @@ pub(super) struct State {
     pub(super) executor: Box<dyn Executor>,
     /// Most recently used last.
     pub(super) programs: Vec<CachedProgram>,
-    /// Step runs so far: what random operations are keyed by.
+    /// The number of step runs so far, which is part of the key of random operations.
     pub(super) run_index: u64,
     /// Plain runs since the last step run.
     pub(super) plain_runs: u64,
-    /// The values that variables had before they were first changed, while they are recorded.
-    undo_log: Option<BTreeMap<usize, HostTensor>>,
-    /// How many updates by others there were while the last run computed.
+    /// The values that variables had before they were first changed, if an undo log is kept.
+    undo_log: Option<BTreeMap<usize, Box<dyn SavedValue>>>,
+    /// The staleness of the last run: the number of updates by others while it computed.
     behind: u64,
-    /// Set for good when a kernel panicked, or a tower never came back.
+    /// Set permanently when a kernel panics or a tower hangs.
     poisoned: Option<Error>,
 }
 
@@ -94,15 +96,15 @@ pub(super) struct CachedProgram {
     pub(super) executable: Box<dyn Executable>,
 }
 
-/// What is fetched in a run, checked once so that it can be run often.
+/// Checked fetches, for repeated runs.
 #[derive(Clone, Debug)]
 pub struct Prepared {
     pub(super) fetches: Vec<Fetch>,
 }
 
-/// What can be fetched or run: tensors, operations, variables, and [`Fetch`]es made from them.
+/// A type that can be fetched or run: tensors, operations, variables, and [`Fetch`]es of them.
 pub trait IntoFetch {
-    /// The fetch.
+    /// Returns the fetch.
     fn fetch(&self) -> Fetch;
 }
 
@@ -113,53 +115,29 @@ macro_rules! into_fetch {
 }
 into_fetch!(Tensor, Op, Variable, Fetch);
 
-/// The most inputs that one run is fed with, those of all towers together.
+/// The maximum number of feeds of a run, over all towers.
 pub(crate) const MAX_FEEDS: usize = 64;
 
-/// Which numbers a run draws from random streams.
+/// The kind of a run, which determines its random numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RunKind {
-    /// A run of training: the n-th one draws the n-th numbers, after a resume too.
+    /// A training step: the n-th one makes the n-th draw, also after a resume.
     Step,
-    /// Any other run: draws from a stream of its own.
+    /// Any other run, which has its own draws.
     Plain,
 }
 
 impl Session {
-    /// A session with default options.
+    /// Creates a session with default options.
     pub fn new(graph: Frozen) -> Result<Session> {
         Session::with(graph, SessionOptions::default())
     }
 
-    /// A session on the device the options name, with variables at their first values.
+    /// Creates a session on the device of the options, and initializes its variables.
     pub fn with(graph: Frozen, options: SessionOptions) -> Result<Session> {
         graph.take_late_error()?;
         let turns = Turns::new(options.deadline);
-        let mut executor: Box<dyn Executor> = match options.device {
-            Device::Cpu(_) => cpu::cpu_executor(
-                &cpu::CpuOptions {
-                    threads: options.threads,
-                    isa: options.isa,
-                    memory_limit: options.memory_limit,
-                    deadline: options.deadline,
-                    profile: options.profile,
-                    full_precision: options.full_precision,
-                    dump_passes: options.dump_passes,
-                },
-                &turns,
-            ),
-            Device::Null => Box::new(NullEngine::new(options.memory_limit)),
-            Device::Reference => Box::new(ReferenceEngine::new(options.memory_limit)),
-            Device::Xla { platform, index } => {
-                let xla = xla::XlaOptions {
-                    memory_limit: options.memory_limit,
-                    deadline: options.deadline,
-                    full_precision: options.full_precision,
-                    deterministic: options.deterministic,
-                };
-                Box::new(xla::XlaEngine::open(platform, index, xla)?)
-            }
-        };
+        let mut executor = options.device.engine()?.create(&options, &turns)?;
         executor.create_variables(graph.variables(), options.seed)?;
         Ok(Session {
             graph: Arc::new(graph),
@@ -171,11 +149,13 @@ impl Session {
         })
     }
 
-    /// A session for tower `tower` of `towers` that shares this one's graph and variables, and runs at the same time as
-    /// the others: each run computes on a snapshot of the variables, then has them for itself for as long as it takes to
-    /// update them. Whatever only updates need, such as an optimizer's state, is read then.
+    /// Creates a session for tower `tower` of `towers` that shares the graph and the variables of
+    /// this one and runs concurrently. Each run computes on a snapshot of the variables, and then
+    /// has exclusive access to them while it updates them. State that only updates need, such as an
+    /// optimizer's, is read during the update.
     ///
-    /// This session's own runs, reads and writes take their turn likewise; [`Turns`] can hold back the towers.
+    /// The runs, reads and writes of this session take turns with those of the towers; [`Turns`]
+    /// can hold the towers back.
     pub fn fork(&self, tower: usize, towers: usize) -> Result<Session> {
         let at = KernelProgress::new();
         let executor = self.lock()?.executor.fork(Fork { tower, towers, at: at.clone() })?;
@@ -189,34 +169,36 @@ impl Session {
         })
     }
 
-    /// Who may touch the variables when, if this session was [forked](Session::fork).
+    /// Returns the turns of this session and its [forks](Session::fork) with the variables.
     pub fn turns(&self) -> &Turns {
         &self.turns
     }
 
-    /// Where this session is in its run.
+    /// Returns the kernel that this session is executing.
     pub(crate) fn at(&self) -> &KernelProgress {
         &self.at
     }
 
-    /// The longest one tower waits for another.
+    /// Returns the timeout of waits for another tower.
     pub(crate) fn deadline(&self) -> Duration {
         self.options.deadline
     }
 
-    /// How many updates by others there were while the last run computed: 0 unless this is a [fork](Session::fork).
+    /// Returns the staleness of the last run: the number of updates by others while it computed. It
+    /// is 0 unless this session is a [fork](Session::fork).
     #[doc(alias = "staleness")]
     pub fn behind(&self) -> Result<u64> {
         Ok(self.lock()?.behind)
     }
 
-    /// The graph.
+    /// Returns the graph.
     pub fn graph(&self) -> &Frozen {
         &self.graph
     }
 
-    /// Runs once and returns the value of every *tensor* in `fetches`, in order; operations have none. `feeds` are
-    /// inputs by name. Nothing beside the run happens: no hook, no summary, no step is counted.
+    /// Runs once and returns the value of every *tensor* in `fetches`, in order; operations have
+    /// none. `feeds` are inputs by name. This is a plain run: no hooks, no summaries, no step is
+    /// counted.
     pub fn run(&self, fetches: &[&dyn IntoFetch], feeds: &[(&str, &HostTensor)]) -> Result<Vec<HostTensor>> {
         let prepared = self.prepare(fetches)?;
         let mut outputs = Vec::new();
@@ -224,7 +206,7 @@ impl Session {
         Ok(outputs)
     }
 
-    /// Checks what is to be fetched, for running it often.
+    /// Checks fetches, for repeated runs.
     pub fn prepare(&self, fetches: &[&dyn IntoFetch]) -> Result<Prepared> {
         self.graph.take_late_error()?;
         let fetches: Vec<Fetch> = fetches.iter().map(|f| f.fetch()).collect();
@@ -232,7 +214,7 @@ impl Session {
             if f.graph != self.graph.uid() {
                 return Err(Error::new(
                     ErrorKind::Graph,
-                    format!("{} belongs to another graph than this session's", f.name),
+                    format!("{} belongs to a different graph than this session", f.name),
                 ));
             }
             if f.node.0 as usize >= self.graph.nodes().len() {
@@ -245,8 +227,8 @@ impl Session {
         Ok(Prepared { fetches })
     }
 
-    /// [`Session::run`] into values the caller keeps: overwritten in place where they fit, so that a loop of runs
-    /// allocates nothing.
+    /// Like [`Session::run`], but overwrites `outputs` in place if dtypes and sizes match, so that
+    /// a loop of runs does not allocate.
     pub fn run_prepared(
         &self,
         what: &Prepared,
@@ -271,14 +253,14 @@ impl Session {
         }
         let draw = match kind {
             RunKind::Step => state.run_index,
-            // The upper half of all draws belongs to plain runs.
+            // Plain runs use the upper half of the draw numbers.
             RunKind::Plain => 1 << 63 | state.run_index << 20 | state.plain_runs,
         };
         let run = RunInfo { seed: self.options.seed, draw };
         let mut values: [Feed<'_>; MAX_FEEDS] = [EMPTY.get_or_init(|| HostTensor::scalar(0u8)); MAX_FEEDS];
         if feeds.len() > MAX_FEEDS {
             return Err(Error::argument(format!(
-                "at most {MAX_FEEDS} inputs can be fed, not {}",
+                "at most {MAX_FEEDS} inputs can be fed, but {} were given",
                 feeds.len()
             )));
         }
@@ -289,7 +271,7 @@ impl Session {
         let ran = ran.unwrap_or_else(|panic| Err(state.poison(&*panic)));
         let outcome = ran.map_err(|e| state.end_if_lost(e))?;
         let Outcome::Committed { behind } = outcome else {
-            return Err(self.bad_run(&mut state, fetches, feeds, &run));
+            return Err(self.explain_non_finite(&mut state, fetches, feeds, &run));
         };
         state.behind = behind;
         match kind {
@@ -299,19 +281,19 @@ impl Session {
         Ok(())
     }
 
-    /// The value of a variable.
+    /// Returns the value of a variable.
     pub fn read(&self, name: &str) -> Result<HostTensor> {
         let index = self.variable(name)?;
         self.lock()?.executor.read(index)
     }
 
-    /// Gives a variable a value of its own type and sizes.
+    /// Writes a variable. The value must have its dtype and sizes.
     pub fn write(&self, name: &str, value: &HostTensor) -> Result<()> {
         let index = self.variable(name)?;
         let v = &self.graph.variables()[index];
         if (v.dtype, v.sizes.as_slice()) != (value.dtype(), value.sizes()) {
             return Err(Error::shape(format!(
-                "the variable {name} is {}{:?}, not {}{:?}",
+                "the variable {name} is {}{:?}, but the value is {}{:?}",
                 v.dtype,
                 v.sizes,
                 value.dtype(),
@@ -324,20 +306,28 @@ impl Session {
         state.executor.write(index, value)
     }
 
-    /// Starts to record the value that each variable has before it is first changed, by a write or by a run.
+    /// Starts to save the value that each variable has before a write or a run first changes it.
+    /// Values stay on the device.
     pub(crate) fn begin_undo_log(&self) -> Result<()> {
         self.lock()?.undo_log = Some(BTreeMap::new());
         Ok(())
     }
 
-    /// Stops recording. Returns the names of the variables that were changed, with the values they had before.
+    /// Ends the undo log without reading what was saved.
+    pub(crate) fn discard_undo_log(&self) -> Result<()> {
+        self.lock()?.undo_log = None;
+        Ok(())
+    }
+
+    /// Ends the undo log. Returns the names of the variables that were changed, with the values
+    /// they had before.
     pub(crate) fn end_undo_log(&self) -> Result<Vec<(String, HostTensor)>> {
         let log = self.lock()?.undo_log.take().unwrap_or_default();
         let name = |index: usize| self.graph.variables()[index].name.clone();
-        Ok(log.into_iter().map(|(index, value)| (name(index), value)).collect())
+        log.into_iter().map(|(index, saved)| Ok((name(index), saved.read()?))).collect()
     }
 
-    /// The plan of a run as text: what fused, what is in place, how much memory.
+    /// Returns the plan of a run as text: fusion, in-place kernels, memory.
     pub fn plan_text(&self, fetches: &[&dyn IntoFetch], feeds: &[(&str, &HostTensor)]) -> Result<String> {
         let prepared = self.prepare(fetches)?;
         let mut state = self.lock()?;
@@ -345,36 +335,37 @@ impl Session {
         Ok(state.programs[at].executable.plan_text())
     }
 
-    /// Where the time of all runs went, if the session was made to count.
+    /// Returns the time spent in each kernel, if [`SessionOptions::profile`] is set.
     pub fn profile(&self) -> Result<Vec<KernelTime>> {
         Ok(self.lock()?.programs.iter().flat_map(|p| p.executable.profile()).collect())
     }
 
-    /// Cuts waits for a compiler short when this is set; the error is then of kind [`ErrorKind::Interrupted`].
+    /// Ends waits for a compiler with an error of kind [`ErrorKind::Interrupted`] when this is set.
     pub(crate) fn watch(&self, interrupt: &Interrupt) -> Result<()> {
         self.lock()?.executor.watch(interrupt);
         Ok(())
     }
 
-    /// How to send ahead what runs will be fed with; `None` where that is of no use, as on the CPU engine.
+    /// Returns the staging area for feeds, or `None` on engines that need none, such as the CPU
+    /// engine.
     #[doc(alias = "StagingInput")]
     pub fn staging(&self) -> Result<Option<Staging>> {
         Ok(self.lock()?.executor.staging())
     }
 
-    /// The number of step runs so far.
+    /// Returns the number of step runs so far.
     pub fn run_index(&self) -> Result<u64> {
         Ok(self.lock()?.run_index)
     }
 
-    /// Continues counting step runs from `run_index`, as a resumed run does.
+    /// Sets the number of step runs, for a resumed run.
     pub fn set_run_index(&self, run_index: u64) -> Result<()> {
         let mut state = self.lock()?;
         (state.run_index, state.plain_runs) = (run_index, 0);
         Ok(())
     }
 
-    /// Makes the program of a run now, so that the run itself does not wait for it.
+    /// Compiles the program of a run in advance.
     pub(super) fn compile(&self, fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) -> Result<()> {
         self.lock()?.program(self, fetches, feeds).map(|_| ())
     }
@@ -414,7 +405,7 @@ impl State {
         }
     }
 
-    /// Records the values of the variables that a program is about to update, if an undo log is kept.
+    /// Saves the variables that a program is about to update, if an undo log is kept.
     fn record_undo(&mut self, program: usize) -> Result<()> {
         if self.undo_log.is_none() {
             return Ok(());
@@ -423,24 +414,27 @@ impl State {
         updates.into_iter().try_for_each(|index| self.record_undo_of(index))
     }
 
-    /// Records the value of a variable that is about to change, if an undo log is kept and does not have it yet.
+    /// Saves a variable that is about to change, if an undo log is kept and does not have it yet.
     fn record_undo_of(&mut self, index: usize) -> Result<()> {
         if let Some(log) = &mut self.undo_log
             && !log.contains_key(&index)
         {
-            log.insert(index, self.executor.read(index)?);
+            log.insert(index, self.executor.save(index)?);
         }
         Ok(())
     }
 
-    /// Ends the session: who knows what a kernel that panicked left behind. The engine says which one, if it can.
+    /// Ends the session, because a panic may have left invalid state. The error names the kernel if
+    /// the engine knows it.
     pub(super) fn poison(&mut self, panic: &(dyn std::any::Any + Send)) -> Error {
         let unknown = || Error::new(ErrorKind::Engine, format!("the engine panicked: {}", panic_text(panic)));
         let e = panic.downcast_ref::<Error>().cloned().unwrap_or_else(unknown);
-        self.poisoned.get_or_insert(e.note("this session cannot go on; the last checkpoint stands")).clone()
+        self.poisoned
+            .get_or_insert(e.note("this session cannot continue; the last checkpoint is valid"))
+            .clone()
     }
 
-    /// Ends the session if the engine is lost, with the error of the run that lost it.
+    /// Ends the session with this error if the executor is lost.
     pub(super) fn end_if_lost(&mut self, e: Error) -> Error {
         if self.executor.lost() {
             self.poisoned.get_or_insert(e.clone());
@@ -448,15 +442,16 @@ impl State {
         e
     }
 
-    /// The place of the program for these fetches and shapes, made if there is none yet.
+    /// Returns the index of the program for these fetches and shapes. Compiles it if it is not
+    /// cached.
     pub(super) fn program(
         &mut self,
         session: &Session,
         fetches: &[Fetch],
         feeds: &[(&str, &HostTensor)],
     ) -> Result<usize> {
-        let there = self.programs.iter().position(|p| matches(&p.request, fetches, feeds));
-        let program = match there {
+        let cached = self.programs.iter().position(|p| matches(&p.request, fetches, feeds));
+        let program = match cached {
             // The common case: the same as last time.
             Some(at) if at + 1 == self.programs.len() => return Ok(at),
             Some(at) => self.programs.remove(at),
@@ -481,7 +476,7 @@ pub(super) fn request(fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) -> Reque
     Request { fetches: fetches.to_vec(), feeds }
 }
 
-/// Whether a request is for just these, found out without allocating.
+/// Returns whether a request has these fetches and feeds, without allocating.
 fn matches(request: &Request, fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) -> bool {
     request.fetches == fetches
         && request.feeds.len() == feeds.len()
@@ -509,11 +504,11 @@ pub(super) fn check_finite_feeds(graph: &Frozen, feeds: &[(&str, &HostTensor)]) 
         let bad = |x: &f64| if infinite { x.is_nan() } else { !x.is_finite() };
         let at = t.to_f64_vec().iter().position(bad).unwrap_or(0);
         let what =
-            format!("what is fed to {name} holds a NaN or an infinity, at element {at} of {:?}", t.sizes());
+            format!("the feed of {name} contains a NaN or an infinity, at element {at} of {:?}", t.sizes());
         let e = Error::new(ErrorKind::NotFinite, what);
         return Err(match infinite {
             true => e,
-            false => e.note("an input that is a mask may be declared with `TensorSpec::allow_infinite`"),
+            false => e.note("declare an input that is a mask with `TensorSpec::allow_infinite`"),
         });
     }
     Ok(())

@@ -1,36 +1,36 @@
-//! Where a run reads variables, when others may change them while it computes.
+//! Which reads of variables use a snapshot, when other towers may update variables during a run.
 
 use crate::graph::{Frozen, NodeId, NodeKind, Role};
 use std::collections::BTreeSet;
 
-/// Where the variables that a run reads are.
+/// How a run reads variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
-    /// In place: nobody changes them while it runs.
+    /// In place: nothing changes them during the run.
     InPlace,
-    /// In a copy made when it begins, except for what only updates need: that is computed from the variables as they are
-    /// when they are updated, so that no update of another tower is lost.
+    /// From a copy made at its start, except for values that only updates need: those are computed
+    /// from the current variables at the update, so that no update of another tower is lost.
     Snapshot,
 }
 
-/// The nodes that read the variables themselves, of those whose `values` are computed: what only
-/// updates need, neither a cost nor a gradient; and what is fetched and depends on that, with all
-/// that it is computed from, so that it reads one version of the variables, except through costs
-/// and gradients.
-pub(super) fn of_updates_alone(
+/// Returns the nodes among `values` that read the current variables instead of the snapshot: those
+/// that only updates need (not costs and gradients), and the fetches that depend on them, with all
+/// their ancestors, so that they read one version of the variables except through costs and
+/// gradients.
+pub(super) fn live_nodes(
     graph: &Frozen,
     assigns: &BTreeSet<NodeId>,
     values: &BTreeSet<NodeId>,
 ) -> BTreeSet<NodeId> {
-    let is_learned_from = |id: &&NodeId| matches!(graph.node(**id).role, Role::Cost | Role::Gradient);
-    let learned_from = behind(graph, values.iter().filter(is_learned_from).copied());
+    let is_cost_or_gradient = |id: &&NodeId| matches!(graph.node(**id).role, Role::Cost | Role::Gradient);
+    let for_gradients = with_ancestors(graph, values.iter().filter(is_cost_or_gradient).copied());
     let mut live: BTreeSet<NodeId> =
-        behind(graph, assigns.iter().copied()).difference(&learned_from).copied().collect();
+        with_ancestors(graph, assigns.iter().copied()).difference(&for_gradients).copied().collect();
     loop {
-        // Nodes come after those they read. Constants and feeds are the same in any version.
+        // Nodes come after their inputs. Constants and feeds are the same in any version.
         let mut computed: BTreeSet<NodeId> = BTreeSet::new();
         let mut more: Vec<NodeId> = Vec::new();
-        for &id in values.difference(&learned_from) {
+        for &id in values.difference(&for_gradients) {
             let node = graph.node(id);
             let reads = |test: &dyn Fn(NodeId) -> bool| node.inputs.iter().any(|t| test(t.node));
             let is_variable = |n: NodeId| matches!(graph.node(n).kind, NodeKind::Read(_));
@@ -46,12 +46,12 @@ pub(super) fn of_updates_alone(
         if more.is_empty() {
             return live;
         }
-        live.extend(behind(graph, more.into_iter()).difference(&learned_from));
+        live.extend(with_ancestors(graph, more.into_iter()).difference(&for_gradients));
     }
 }
 
-/// These nodes and all whose values they are computed from.
-fn behind(graph: &Frozen, roots: impl Iterator<Item = NodeId>) -> BTreeSet<NodeId> {
+/// Returns these nodes and all their ancestors.
+fn with_ancestors(graph: &Frozen, roots: impl Iterator<Item = NodeId>) -> BTreeSet<NodeId> {
     let (mut seen, mut stack) = (BTreeSet::new(), roots.collect::<Vec<_>>());
     while let Some(id) = stack.pop() {
         if seen.insert(id) {

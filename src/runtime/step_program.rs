@@ -1,8 +1,9 @@
-//! What training runs step after step, with fetches that are due every run, every few steps or once an epoch.
+//! The program of a training step, with fetches that are due in every run, every few steps or once
+//! per epoch.
 //!
-//! A [`StepProgram`] has two compiled programs: one with the fetches of every run, and one with all declared fetches. A run
-//! in which something more is due uses the second and delivers only what is due. Both are compiled when a shape is
-//! first seen, so that no later step waits for a compilation.
+//! A [`StepProgram`] has two compiled programs: one with the fetches of every run, and one with all
+//! declared fetches. A run in which more is due uses the second and delivers only what is due. Both
+//! are compiled when a shape is first seen, so that no later step waits for a compilation.
 
 use super::in_flight::InFlight;
 use super::session::RunKind;
@@ -20,23 +21,23 @@ pub enum Cadence {
     EverySteps(u64),
     /// With the last step of every epoch.
     EveryEpoch,
-    /// With every run, but possibly after the next one has started, so that an accelerator does not wait for the host.
-    /// See [`StepProgram::deferred`].
+    /// With every run, but possibly after the next one has started, so that an accelerator does not
+    /// wait for the host. See [`StepProgram::deferred`].
     #[doc(alias = "Collected")]
     Deferred,
 }
 
-/// When a run happens.
+/// The time of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
-    /// The number of the step, from 1.
+    /// The number of the step, starting at 1.
     pub global_step: u64,
     /// Whether it is the last step of its epoch.
     pub last_of_epoch: bool,
 }
 
 impl Cadence {
-    /// Whether every run fetches it.
+    /// Returns whether every run fetches it.
     fn is_frequent(self) -> bool {
         matches!(self, Cadence::EveryRun | Cadence::Deferred)
     }
@@ -50,23 +51,24 @@ impl Cadence {
     }
 }
 
-/// A declared fetch: the key to its values.
+/// The handle of a declared fetch, for reading its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "Declared")]
 #[doc(alias = "Fetched")]
 pub struct FetchHandle(pub(crate) usize);
 
-/// Operations to run step after step, and the fetches declared for them.
+/// The operations of a step, and the fetches declared for them.
 #[derive(Debug)]
 #[doc(alias = "HookedRun")]
 pub struct StepProgram {
     operations: Vec<Fetch>,
     declared: Vec<(Fetch, Cadence)>,
-    /// What every run fetches: the operations, then the frequent fetches.
+    /// The fetches of every run: the operations, then the frequent fetches.
     frequent: Vec<Fetch>,
     /// The operations, then all declared fetches.
     all: Vec<Fetch>,
-    /// For each declared fetch, the index of its value in a run of `frequent`, and in a run of `all`.
+    /// For each declared fetch, the index of its value in a run of `frequent`, and in a run of
+    /// `all`.
     indices: Vec<(Option<usize>, usize)>,
     /// The shapes of all feeds for which both programs are compiled.
     compiled_for: Vec<Vec<usize>>,
@@ -80,7 +82,7 @@ pub struct StepProgram {
 }
 
 impl StepProgram {
-    /// A program that runs these operations.
+    /// Creates a program that runs these operations.
     pub fn new(operations: &[&dyn IntoFetch]) -> StepProgram {
         let operations: Vec<Fetch> = operations.iter().map(|f| f.fetch()).collect();
         StepProgram {
@@ -124,7 +126,7 @@ impl StepProgram {
         Ok(FetchHandle(self.declared.len() - 1))
     }
 
-    /// How many of the operations are tensors, which have values.
+    /// Returns the number of operations that are tensors, which have values.
     fn result_count(&self) -> usize {
         self.operations.iter().filter(|f| f.output.is_some()).count()
     }
@@ -142,8 +144,8 @@ impl StepProgram {
         Ok(())
     }
 
-    /// Compiles both programs for these feeds, if they are not yet. Clears what is due: a run that fails delivers
-    /// nothing, in particular no value of an earlier run.
+    /// Compiles both programs for these feeds, unless they are cached. Clears what is due, so that
+    /// a run that fails delivers nothing, in particular no value of an earlier run.
     fn prepare(&mut self, session: &Session, feeds: &[(&str, &HostTensor)]) -> Result<()> {
         self.due.fill(false);
         let sizes = || feeds.iter().flat_map(|(_, t)| t.sizes());
@@ -156,16 +158,16 @@ impl StepProgram {
         Ok(())
     }
 
-    /// Whether a run at this moment may be left in flight while the next one starts: nobody needs its values before. The
-    /// last run of an epoch is always collected at once.
+    /// Returns whether a run at this time may stay in flight while the next one starts, because its
+    /// values are not needed before. The last run of an epoch is always collected at once.
     pub(crate) fn can_stay_in_flight(&self, clock: Clock) -> bool {
         let can_wait = |c: Cadence| c == Cadence::Deferred || !c.is_due(clock);
         let no_results = self.operations.iter().all(|f| f.output.is_none());
         no_results && !clock.last_of_epoch && self.declared.iter().all(|(_, c)| can_wait(*c))
     }
 
-    /// Launches a run without waiting for it, and counts it. Returns false, and does nothing, if the engine runs
-    /// synchronously.
+    /// Launches and counts a run without waiting for it. Returns false and does nothing if the
+    /// engine runs synchronously.
     pub(crate) fn launch(&mut self, session: &Session, feeds: &[(&str, &HostTensor)]) -> Result<bool> {
         self.prepare(session, feeds)?;
         let launched = session.launch(&self.frequent, feeds)?;
@@ -174,26 +176,27 @@ impl StepProgram {
         Ok(is_launched)
     }
 
-    /// Waits for the oldest run in flight, and takes what it fetched.
+    /// Waits for the oldest run in flight and stores its fetches.
     pub(crate) fn collect(&mut self, session: &Session) -> Result<()> {
         let Some(oldest) = self.in_flight.pop_front() else { return Ok(()) };
         self.ran_all = false;
         session.collect(oldest, &mut self.values)
     }
 
-    /// The values of those operations that are tensors, from the last run.
+    /// Returns the values of the operations that are tensors, from the last run.
     pub fn results(&self) -> &[HostTensor] {
         &self.values[..self.result_count().min(self.values.len())]
     }
 
-    /// What the last run delivered for a fetch; `None` if it was not due, or is [`Cadence::Deferred`].
+    /// Returns the value of a fetch from the last run, or `None` if it was not due or is
+    /// [`Cadence::Deferred`].
     pub fn value(&self, handle: FetchHandle) -> Option<&HostTensor> {
         let (_, cadence) = self.declared.get(handle.0)?;
         let delivered = self.due[handle.0] && *cadence != Cadence::Deferred;
         if delivered { self.fetched(handle) } else { None }
     }
 
-    /// The value of a [`Cadence::Deferred`] fetch, from the run that was collected last.
+    /// Returns the value of a [`Cadence::Deferred`] fetch, from the run that was collected last.
     #[doc(alias = "collected")]
     pub fn deferred(&self, handle: FetchHandle) -> Option<&HostTensor> {
         let (_, cadence) = self.declared.get(handle.0)?;

@@ -9,7 +9,7 @@ use crate::input::InputSource;
 use crate::optim::{Gradient, apply_gradients, compute_gradients};
 use crate::runtime::Device;
 use crate::tower::TowerContext;
-use tensorpack_tensor::{Error, ErrorKind, Result};
+use tensorpack_tensor::{Error, Result};
 
 /// Trains towers asynchronously: each computes gradients on a snapshot of the variables and applies
 /// them at once, without waiting for the other towers. The number of updates that others applied in
@@ -51,11 +51,7 @@ impl AsyncMultiGpuTrainer {
 impl Strategy for AsyncMultiGpuTrainer {
     fn build(&self, setup: &mut Setup<'_>) -> Result<Op> {
         self.devices.check_and_log()?;
-        if let Some(device @ Device::Xla { .. }) = self.devices.of_session() {
-            let why = format!("asynchronous training is not supported on {device}");
-            return Err(Error::new(ErrorKind::Unsupported, why)
-                .note("use SyncMultiGpuTrainerReplicated there, or train on thread teams (cpu:N)"));
-        }
+        self.devices.check_forks()?;
         if self.towers() > 1 {
             log::warn!("asynchronous training does not resume bit-identically: its results depend on timing");
         }

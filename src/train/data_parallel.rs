@@ -4,9 +4,9 @@ use super::average_gradients;
 use super::single_cost::Setup;
 use crate::graph::{Op, Tensor};
 use crate::optim::{apply_gradients, compute_gradients};
-use crate::runtime::Device;
+use crate::runtime::{Device, device_mismatch};
 use crate::tower::{Mode, TowerContext};
-use tensorpack_tensor::{Error, Result};
+use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// The devices of the towers, one per tower.
 #[derive(Clone, Debug)]
@@ -26,47 +26,45 @@ impl Devices {
         self.0.len()
     }
 
-    /// Returns the device of the session, or `None` if the towers run on CPU thread teams.
+    /// Returns the device of the session, or `None` if the towers run on the default engine. The
+    /// session then stays on the device of the configuration.
     pub(super) fn of_session(&self) -> Option<Device> {
-        self.0.first().copied().filter(|device| !matches!(device, Device::Cpu(_)))
+        self.0.first().copied().filter(|device| !device.same_engine(Device::default()))
     }
 
     /// Logs that variables are replicated if the devices cannot share them.
     pub(super) fn log_if_replicated(&self) {
-        if let (Some(device @ Device::Xla { .. }), true) = (self.of_session(), self.count() > 1) {
+        if let (Some(first), true) = (self.0.first(), self.count() > 1)
+            && first.engine().is_ok_and(|engine| !engine.shares_variables())
+        {
             log::info!(
-                "variables are replicated: every device, starting with {device}, has a copy of all of them"
+                "variables are replicated: every device, starting with {first}, has a copy of all of them"
             );
         }
     }
 
-    /// Checks the device list (non-empty, one engine, no duplicates, contiguous XLA indices) and
-    /// logs it.
+    /// Returns an error if the engine cannot train asynchronously.
+    pub(super) fn check_forks(&self) -> Result<()> {
+        match self.of_session() {
+            Some(device) if !device.engine()?.supports_forks() => {
+                let why = format!("asynchronous training is not supported on {device}");
+                Err(Error::new(ErrorKind::Unsupported, why)
+                    .note("use SyncMultiGpuTrainerReplicated there, or train on thread teams (cpu:N)"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks the device list (non-empty, one engine, and what that engine requires) and logs it.
     pub(super) fn check_and_log(&self) -> Result<()> {
-        let Some(first) = self.0.first() else {
+        let Some(&first) = self.0.first() else {
             return Err(Error::argument("a trainer needs at least one device"));
         };
-        let follows = |tower: usize, device: Device| match (*first, device) {
-            (Device::Cpu(_), Device::Cpu(_))
-            | (Device::Reference, Device::Reference)
-            | (Device::Null, Device::Null) => true,
-            (Device::Xla { platform, index }, Device::Xla { platform: other, index: i }) => {
-                platform == other && i == index + tower
-            }
-            _ => false,
-        };
-        for (i, &device) in self.0.iter().enumerate() {
-            if !follows(i, device) {
-                let why = format!("tower {i} cannot run on {device} because tower 0 runs on {first}");
-                return Err(Error::argument(why).note(
-                    "list only thread teams (cpu:N), or contiguous XLA devices: xla:cuda:0, xla:cuda:1",
-                ));
-            }
-            if matches!(device, Device::Cpu(_)) && self.0[..i].contains(&device) {
-                let why = format!("every tower needs its own device, but {device} is listed twice");
-                return Err(Error::argument(why));
-            }
+        if let Some((i, device)) = self.0.iter().enumerate().find(|(_, device)| !device.same_engine(first)) {
+            return Err(device_mismatch(i, *device, first)
+                .note("list only devices of one engine, such as cpu:0, cpu:1 or xla:cuda:0, xla:cuda:1"));
         }
+        first.engine()?.check_towers(&self.0)?;
         let names: Vec<String> = self.0.iter().map(Device::to_string).collect();
         log::info!("{} towers on {}", self.count(), names.join(", "));
         Ok(())

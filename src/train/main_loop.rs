@@ -180,7 +180,7 @@ impl MainLoop<'_> {
             return self.interrupted(before);
         }
         triggered?;
-        self.state.session.end_undo_log()?;
+        self.state.session.discard_undo_log()?;
         self.state.epoch_ended = true;
         self.commit()?;
         self.end_requested()

@@ -51,7 +51,7 @@ fn feeds_that_are_not_finite() {
         assert_error(
             s.session.run(&[&s.mean], &[("x", &f32s(&[2, 3], &values))]),
             ErrorKind::NotFinite,
-            &format!("what is fed to x holds a NaN or an infinity, at element {at} of [2, 3]"),
+            &format!("the feed of x contains a NaN or an infinity, at element {at} of [2, 3]"),
         );
     }
     let good = s.session.run(&[&s.mean], &[("x", &f32s(&[2, 3], &[1.0; 6]))]).unwrap();
@@ -92,7 +92,11 @@ fn more_feeds_than_a_run_takes() {
     let session = Session::new(g.freeze().unwrap()).unwrap();
     let one = HostTensor::scalar(1.0f32);
     let feeds: Vec<(&str, &HostTensor)> = names.iter().map(|n| (n.as_str(), &one)).collect();
-    assert_error(session.run(&[&sum], &feeds), ErrorKind::Argument, "at most 64 inputs can be fed, not 65");
+    assert_error(
+        session.run(&[&sum], &feeds),
+        ErrorKind::Argument,
+        "at most 64 inputs can be fed, but 65 were given",
+    );
 }
 
 #[test]
@@ -389,7 +393,7 @@ fn tensors_of_another_graph() {
     assert_error(
         s.session.run(&[&foreign], &[]),
         ErrorKind::Graph,
-        "foreign belongs to another graph than this session's",
+        "foreign belongs to a different graph than this session",
     );
 }
 
@@ -449,9 +453,13 @@ fn reading_and_writing_variables() {
     TowerContext::training(&g).variable(VariableSpec::new("w", [2, 3]).init(Init::ones()));
     let session = Session::new(g.freeze().unwrap()).unwrap();
     let write = |value: &HostTensor| session.write("w", value);
-    assert_error(write(&zeros(&[3, 2])), ErrorKind::Shape, "the variable w is f32[2, 3], not f32[3, 2]");
+    assert_error(
+        write(&zeros(&[3, 2])),
+        ErrorKind::Shape,
+        "the variable w is f32[2, 3], but the value is f32[3, 2]",
+    );
     let double = HostTensor::zeros(DType::F64, [2, 3]).unwrap();
-    assert_error(write(&double), ErrorKind::Shape, "the variable w is f32[2, 3], not f64[2, 3]");
+    assert_error(write(&double), ErrorKind::Shape, "the variable w is f32[2, 3], but the value is f64[2, 3]");
     assert_error(session.write("u", &double), ErrorKind::Name, "there is no variable named \"u\"");
     assert_error(session.read("u"), ErrorKind::Name, "there is no variable named \"u\"");
     assert_eq!(session.read("w").unwrap(), f32s(&[2, 3], &[1.0; 6]));
@@ -590,10 +598,7 @@ fn a_users_kernel_that_panics() {
         assert_eq!(first.kind(), ErrorKind::Engine, "{does:?}: {first}");
         assert_eq!(first.message(), "net/Own: a kernel panicked: the roof fell in");
         assert_eq!(first.site().unwrap().line, line);
-        assert!(
-            first.to_string().ends_with("this session cannot go on; the last checkpoint stands"),
-            "{first}"
-        );
+        assert!(first.to_string().contains("this session cannot continue"), "{first}");
         for again in [
             session.run(&[&op], &[("x", &x)]).unwrap_err(),
             session.run(&[&op], &[]).unwrap_err(),

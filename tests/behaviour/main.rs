@@ -12,6 +12,7 @@ mod out_of_memory;
 mod not_finite;
 mod variables;
 mod step_program;
+mod engines;
 mod null_device;
 mod reference_device;
 mod threads;

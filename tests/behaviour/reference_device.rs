@@ -385,7 +385,7 @@ fn operations_of_ones_own() {
     assert_eq!(e.site().unwrap().line, line, "{e}");
     let e = session.run(&[&misshapen], &[("x", &fed)]).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Shape);
-    assert!(e.message().contains("Twice was evaluated to"), "{e}");
+    assert!(e.message().contains("Twice evaluates to"), "{e}");
 }
 
 #[test]

@@ -300,7 +300,7 @@ fn a_tower_that_stalls_is_named_with_its_line() {
         let e = train_with_trouble(Trouble::Stalls, bad, towers);
         assert_eq!(e.kind(), ErrorKind::Deadline, "{e}");
         assert!(e.message().contains(&format!("tower {tower} made no progress for 2 s")), "{e}");
-        assert!(e.to_string().contains("it is at Trouble"), "{e}");
+        assert!(e.to_string().contains("executing Trouble"), "{e}");
         assert!(e.site().is_some_and(|s| s.file.ends_with("asynchronous.rs")), "{e}");
         assert!(begun.elapsed() >= Duration::from_secs(2));
     }

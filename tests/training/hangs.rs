@@ -261,14 +261,14 @@ fn towers_that_would_deadlock_are_errors_before_the_first_step() {
                     .iter()
                     .fold(x.clone(), |x, name| x + sum(name, &t.graph().constant(HostTensor::scalar(1.0f32))))
             },
-            "towers disagree on what they sum: as number 1 tower 0 has a, tower 1 has b",
+            "towers disagree on their sums: sum 1 is a in tower 0, but b in tower 1",
         ),
         (
             |t, x| {
                 let mean = |t: &TowerContext| t.all_reduce_mean("shift", &x.mean());
                 if t.index() == 0 { x - mean(t) } else { x.clone() }
             },
-            "towers disagree on what they sum: as number 1 tower 0 has shift, tower 1 has average/fc/W",
+            "towers disagree on their sums: sum 1 is shift in tower 0, but average/fc/W in tower 1",
         ),
         (
             |t, x| {

@@ -53,7 +53,8 @@ fn child_that_compiles() {
     }
 }
 
-fn latest(dir: &Path) -> Checkpoint {
+/// Returns the last checkpoint of a run.
+pub(crate) fn latest(dir: &Path) -> Checkpoint {
     let name = std::fs::read_to_string(dir.join("checkpoints/latest")).expect("a checkpoint");
     Checkpoint::load(dir.join("checkpoints").join(name.trim())).expect("a valid checkpoint")
 }

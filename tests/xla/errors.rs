@@ -140,7 +140,7 @@ fn an_operation_without_xla_form_is_named_with_its_line() {
     let session = Session::with(graph.freeze().unwrap(), options).unwrap();
     let e = session.run(&[&total], &[("x", &HostTensor::new([1], vec![1.0f32]).unwrap())]).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
-    assert!(e.message().ends_with("this operation has no XLA form"), "{e}");
+    assert!(e.message().contains("not supported on XLA"), "{e}");
     assert_eq!(e.site().map(|s| s.line), Some(line), "{e}");
     assert!(e.to_string().contains("use a device cpu:N"), "{e}");
 }

@@ -120,7 +120,7 @@ fn a_bad_feed_is_named_and_changes_nothing_though_no_result_shows_it() {
             let e = e.unwrap_err();
             assert_eq!(
                 (e.kind(), e.message()),
-                (ErrorKind::NotFinite, "what is fed to x holds a NaN or an infinity, at element 4 of [2, 3]")
+                (ErrorKind::NotFinite, "the feed of x contains a NaN or an infinity, at element 4 of [2, 3]")
             );
         }
     }

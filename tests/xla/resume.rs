@@ -1,9 +1,12 @@
 //! Training on XLA gives the same bits again, and so does training that was cut short and taken up again.
 
-use crate::device;
+use crate::compile::latest;
+use crate::{child, device};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use tensorpack::callback::TrainCx;
+use tensorpack::callback::{RunOp, TrainCx};
 use tensorpack::dataflow::FromFn;
+use tensorpack::graph::TRAINABLE_VARIABLES;
 use tensorpack::optim::Optimizer;
 use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
@@ -91,4 +94,51 @@ fn two_runs_are_equal_to_the_bit_and_so_is_one_that_was_cut_short() {
         assert!(found == right, "cut short after step {after}: the weights differ");
         assert_eq!(statistics(dir.path()), statistics(first.path()), "cut short after step {after}");
     }
+}
+
+const INTERRUPTED_DIR: &str = "TENSORPACK_TEST_INTERRUPTED";
+
+/// Writes a variable at the epoch boundary, and then receives a signal.
+struct InterruptedAtTheBoundary;
+
+impl Callback for InterruptedAtTheBoundary {
+    fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        let bias = cx.session().read("fc/b")?;
+        cx.session().write("fc/b", &HostTensor::new(bias.sizes().to_vec(), vec![7f32; bias.len()])?)?;
+        cx.interrupt().set(libc::SIGTERM);
+        cx.check_interrupt()
+    }
+}
+
+/// The child process: a run doubles all weights at the first boundary, and a write changes one more.
+#[test]
+fn child_interrupted_at_the_boundary() {
+    let (Some(dir), Some(device)) = (std::env::var_os(INTERRUPTED_DIR), device()) else { return };
+    let double = RunOp::new(|g| {
+        let weights = g.graph().collection(TRAINABLE_VARIABLES).variables;
+        let doubled: Vec<_> =
+            weights.iter().map(|id| g.graph().variable_handle(*id).update(|w| w * 2.0)).collect();
+        Ok(g.graph().group(&doubled.iter().collect::<Vec<_>>()))
+    });
+    let callbacks: Vec<Box<dyn Callback>> =
+        vec![Box::new(double.before(false)), Box::new(InterruptedAtTheBoundary)];
+    let ended = train(Path::new(&dir), device, callbacks);
+    panic!("training went on: {:?}", ended.map(|variables| variables.len()));
+}
+
+/// A signal inside an epoch boundary saves the variables from before the boundary, though callbacks
+/// have changed them on the device.
+#[test]
+fn a_signal_at_the_boundary_saves_the_variables_from_before_it() {
+    let Some(device) = device() else { return };
+    let [whole, dir] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let right = train(whole.path(), device, Vec::new()).unwrap();
+    let mut command = child("resume::child_interrupted_at_the_boundary");
+    let output = command.env(INTERRUPTED_DIR, dir.path()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.signal(), Some(libc::SIGTERM), "{text}");
+    assert_eq!(latest(dir.path()).global_step, STEPS, "{text}");
+    let found = train(dir.path(), device, Vec::new()).unwrap();
+    assert!(found == right, "the weights differ: {text}");
+    assert_eq!(statistics(dir.path()), statistics(whole.path()));
 }

@@ -125,7 +125,7 @@ fn towers_need_devices_in_a_row() {
     let e = on(vec![at(0), Device::Cpu(1)]);
     assert!(e.message().contains("tower 1 cannot run on cpu:1"), "{e}");
     let there = (0..).find(|&i| open(at(i)).is_err()).unwrap();
-    let missing = format!("xla:{name}:{there} is not there: xla:{name} has {there} devices");
+    let missing = format!("xla:{name}:{there} does not exist: xla:{name} has {there} devices");
     assert_eq!(open(at(there)).err().unwrap().message(), missing);
     assert_eq!(on((0..=there).map(at).collect()).message(), missing);
     if device == at(0) && name == "cpu" {
@@ -169,6 +169,6 @@ fn asynchronous_training_is_refused() {
     // Where only the session says it, too.
     let here = config().session(SessionOptions { device, ..SessionOptions::default() });
     let e = refused(launch_train_with_config(here, AsyncMultiGpuTrainer::new(2)).err().unwrap());
-    assert!(e.starts_with("this device has no towers that run each on its own\n"), "{e}");
+    assert!(e.contains("does not support asynchronous towers"), "{e}");
     assert!(e.contains("synchronous trainer"), "{e}");
 }

@@ -3,18 +3,17 @@
 use crate::nvidia;
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::thread::available_parallelism;
-use tensorpack::runtime::{XLA_CPU_DEVICES, available_memory};
+use tensorpack::runtime::{XLA_CPU_DEVICES, engines};
 use tensorpack::{Error, Result};
-use tensorpack_kernels::Isa;
 use tensorpack_pjrt::{Client, Device, FoundPlugin, OptionValue, Plugin, find_plugins};
 
 /// Writes the report line by line, so that a plugin that crashes the process is the last one named.
 pub(crate) fn report(out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "tensorpack {}", env!("CARGO_PKG_VERSION"))?;
-    writeln!(out, "cpu engine: {}", machine())?;
-    writeln!(out, "reference engine: f64, for debugging (device reference)")?;
-    writeln!(out, "xla engine:")?;
+    for engine in engines() {
+        writeln!(out, "{} engine: {}", engine.name(), engine.description())?;
+    }
+    writeln!(out, "PJRT plugins for the xla engine:")?;
     let found = find_plugins();
     for plugin in &found {
         writeln!(out, "  {} ({})", plugin.path.display(), plugin.source)?;
@@ -30,13 +29,6 @@ pub(crate) fn report(out: &mut impl Write) -> io::Result<()> {
         }
     }
     writeln!(out, "many machines (MPI): not yet supported")
-}
-
-fn machine() -> String {
-    let cores = available_parallelism().map_or(1, usize::from);
-    let memory =
-        available_memory().map(|bytes| format!(", {:.1} GB of memory available", gigabytes(bytes as u64)));
-    format!("{cores} cores, {} instructions{}", Isa::detect(), memory.unwrap_or_default())
 }
 
 /// Opens a plugin and describes its API version and devices, one a line.

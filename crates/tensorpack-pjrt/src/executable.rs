@@ -118,6 +118,14 @@ impl Executable {
     /// The order of arguments, their dtypes and shapes must be the program's: XLA only checks their
     /// sizes in bytes.
     pub fn execute(&self, arguments: &[Vec<&Buffer>]) -> Result<Execution> {
+        self.execute_without_donating(arguments, &[])
+    }
+
+    /// Starts the program like [`execute`](Executable::execute), but does not donate the arguments
+    /// with the indices `kept`, on any device. They stay usable, and the outputs that alias them
+    /// take new memory.
+    #[doc(alias = "non_donatable_input_indices")]
+    pub fn execute_without_donating(&self, arguments: &[Vec<&Buffer>], kept: &[usize]) -> Result<Execution> {
         self.handle.check()?;
         self.check(arguments)?;
         let plugin = &self.handle.plugin;
@@ -127,7 +135,12 @@ impl Executable {
         let mut outputs = vec![vec![ptr::null_mut(); self.outputs.len()]; self.devices];
         let output_lists: Vec<_> = outputs.iter_mut().map(|list| list.as_mut_ptr()).collect();
         let mut done = vec![ptr::null_mut(); self.devices];
-        let mut options = PJRT_ExecuteOptions::new();
+        let kept: Vec<i64> = kept.iter().map(|&index| index as i64).collect();
+        let mut options = PJRT_ExecuteOptions {
+            non_donatable_input_indices: kept.as_ptr(),
+            num_non_donatable_input_indices: kept.len(),
+            ..CStruct::new()
+        };
         // SAFETY: executable and arguments are the plugin's; all lists have the stated lengths and
         // live until the call returns; those that it fills have room for all outputs and events.
         unsafe {

@@ -124,6 +124,12 @@ fn an_aliased_argument_is_donated() {
     let again = first.download(LIMIT).unwrap_err();
     assert!(again.message().starts_with("XLA says"), "{again}");
     assert!(program.execute(&[vec![&first, &one]]).is_err());
+    // An argument that must stay usable is copied instead.
+    let kept = upload(5);
+    let run = program.execute_without_donating(&[vec![&kept, &one]], &[0]).unwrap();
+    assert_eq!(run.outputs[0][0].download(LIMIT).unwrap().as_slice::<i32>().unwrap(), [6; 1024]);
+    assert!(!kept.is_donated().unwrap());
+    assert_eq!(kept.download(LIMIT).unwrap().as_slice::<i32>().unwrap(), [5; 1024]);
 }
 
 /// A program that sums its argument over `n` replicas and returns the replica id, too.

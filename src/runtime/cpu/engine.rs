@@ -14,7 +14,7 @@ use super::work::Meeting;
 use crate::graph::VariableInfo;
 use crate::kir::{Kernel, KernelNode, Origin, Program};
 use crate::runtime::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, check_feeds};
-use crate::runtime::faults::Diagnosis;
+use crate::runtime::value_errors::Diagnosis;
 use crate::runtime::{KernelProgress, Lowered, Source, Turns, memory_limit};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -299,7 +299,12 @@ impl Executor for Engine {
         self.executable(source.lower()?)
     }
 
-    fn find_bad(&mut self, source: &Source<'_>, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
+    fn find_non_finite(
+        &mut self,
+        source: &Source<'_>,
+        run: &RunInfo,
+        feeds: &[Feed<'_>],
+    ) -> Result<Option<Error>> {
         let lowered = source.lower()?;
         let diagnosis = lowered.diagnosis().clone();
         let program = self.plan(lowered, Mode::Inspect)?;

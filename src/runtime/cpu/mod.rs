@@ -25,9 +25,11 @@ mod row_work;
 mod work;
 mod tower_run;
 mod engine;
+mod device;
 mod tower_thread;
 mod memory;
 
+pub(super) use device::CpuEngine;
 #[cfg(test)]
 pub(super) use engine::compile;
 pub use engine::{CpuOptions, cpu_executor};

@@ -2,7 +2,7 @@
 
 use super::work::Memory;
 use crate::kir::{GatherKind, View};
-use crate::runtime::faults::{division_by_zero, no_such_row};
+use crate::runtime::value_errors::{division_by_zero, index_out_of_range};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tensorpack_kernels::{Argsort, Concat, Cumsum, GatherScatter, Team};
 use tensorpack_tensor::{DType, Result};
@@ -78,7 +78,7 @@ impl RowWork {
                 if place != usize::MAX {
                     // SAFETY: the place is one of the indices.
                     let index = unsafe { *m.read(1).cast::<i64>().add(place) };
-                    return Err(no_such_row(index, place, lookup.rows));
+                    return Err(index_out_of_range(index, place, lookup.rows));
                 }
             }
             RowWork::Cumsum { sums, dtype } => team.run(sums.chunks(), &|chunk, _| {

@@ -2,7 +2,7 @@
 
 use super::variables::Variables;
 use crate::runtime::Turns;
-use crate::runtime::update_turns::{Turn, Who};
+use crate::runtime::update_turns::{Holder, Turn};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tensorpack_tensor::Result;
@@ -12,7 +12,7 @@ use tensorpack_tensor::Result;
 pub(super) struct SharedVariables {
     variables: Arc<Mutex<Variables>>,
     turns: Turns,
-    who: Who,
+    who: Holder,
 }
 
 /// The variables, while it is one's turn.
@@ -25,17 +25,17 @@ pub(super) struct Taken<'a> {
 impl SharedVariables {
     /// None yet, for the engine they will belong to.
     pub(super) fn new(turns: &Turns) -> SharedVariables {
-        SharedVariables { variables: Arc::default(), turns: turns.clone(), who: Who::Owner }
+        SharedVariables { variables: Arc::default(), turns: turns.clone(), who: Holder::Owner }
     }
 
     /// The same, for the engine of one tower.
     pub(super) fn of_tower(&self, tower: usize) -> SharedVariables {
-        SharedVariables { who: Who::Tower(tower), ..self.clone() }
+        SharedVariables { who: Holder::Tower(tower), ..self.clone() }
     }
 
     /// Whether other towers may change them between this engine's turns.
     pub(super) fn are_shared(&self) -> bool {
-        self.who != Who::Owner
+        self.who != Holder::Owner
     }
 
     /// Waits for this engine's turn.

@@ -8,7 +8,7 @@ use super::variables::Variables;
 use super::work::{Meeting, Memory};
 use crate::runtime::KernelProgress;
 use crate::runtime::executor::{Feed, KernelTime, RunInfo};
-use crate::runtime::faults::Diagnosis;
+use crate::runtime::value_errors::Diagnosis;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};

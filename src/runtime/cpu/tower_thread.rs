@@ -8,7 +8,7 @@ use super::all_reduce::{Exchange, Overdue};
 use super::engine::CpuProgram;
 use crate::kir::Origin;
 use crate::runtime::executor::{Executable, Feed, KernelTime, Outcome, RunInfo};
-use crate::runtime::faults::Diagnosis;
+use crate::runtime::value_errors::Diagnosis;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

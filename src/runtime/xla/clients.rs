@@ -1,11 +1,11 @@
-//! Clients of plugins: one for each platform, for the whole process, as a client takes hold of its devices.
+//! The PJRT clients of the process: one per platform, because a client claims its devices.
 
 use crate::runtime::{Platform, XLA_CPU_DEVICES};
 use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_pjrt::{Client, OptionValue, Plugin};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// The client of a platform, made if there is none yet.
+/// Returns the client of a platform, creating it at the first call.
 pub(super) fn client(platform: Platform) -> Result<Arc<Client>> {
     static CLIENTS: Mutex<Vec<(Platform, Arc<Client>)>> = Mutex::new(Vec::new());
     let mut clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! Compiling, with a word now and then that it is going on.
+//! Compilation in a separate thread, with progress messages.
 
 use super::target::Target;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 use tensorpack_pjrt::{CompileOptions, Executable};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// After how long a compilation is first worth a line.
-const QUIET: Duration = Duration::from_secs(1);
-/// And after how long the next ones are.
-const REMINDER: Duration = Duration::from_secs(15);
-/// How often the wait looks whether the process is to end.
-const GLANCE: Duration = Duration::from_millis(20);
+/// The time after which a compilation is first logged.
+const FIRST_MESSAGE: Duration = Duration::from_secs(1);
+/// The interval between further messages.
+const MESSAGE_INTERVAL: Duration = Duration::from_secs(15);
+/// The interval at which the wait checks for an interrupt.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Compiles `text` for the devices the options name. What takes long says so.
+/// Compiles `text` for the devices in the options. Logs compilations that take long.
 ///
-/// A compiler cannot be called back, so it works on a thread of its own: if the process is asked to end meanwhile that is
-/// an error at once, and the thread is left behind.
+/// A compilation cannot be canceled, so it runs in its own thread. If the process is interrupted
+/// meanwhile, this function returns an error at once and abandons the thread.
 pub(super) fn compile(
     target: &Target,
     text: &str,
@@ -28,25 +28,25 @@ pub(super) fn compile(
     let (send, made) = channel();
     let (client, text) = (target.client.clone(), text.to_string());
     let work = move || {
-        // Nobody waits for it any more if the process ends.
+        // The receiver is gone after an interrupt; ignore the send error.
         let _ = send.send(client.compile(&text, &options));
     };
     thread::Builder::new().name("compiler".into()).spawn(work)?;
-    let mut next_word = QUIET;
+    let mut next_message = FIRST_MESSAGE;
     let made = loop {
-        match made.recv_timeout(GLANCE) {
+        match made.recv_timeout(POLL_INTERVAL) {
             Ok(made) => break made?,
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Error::new(ErrorKind::Engine, format!("XLA's compiler for {name} panicked")));
             }
             Err(RecvTimeoutError::Timeout) => target.interrupt.check()?,
         }
-        if started.elapsed() >= next_word {
+        if started.elapsed() >= next_message {
             log::info!("XLA compiles for {name}, {:.0} s so far", started.elapsed().as_secs_f64());
-            next_word += REMINDER;
+            next_message += MESSAGE_INTERVAL;
         }
     };
-    if started.elapsed() > QUIET {
+    if started.elapsed() > FIRST_MESSAGE {
         log::info!("XLA compiled for {name} in {:.1} s", started.elapsed().as_secs_f64());
     }
     Ok(made)

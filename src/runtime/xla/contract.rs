@@ -1,15 +1,15 @@
-//! Matrix products and convolutions as StableHLO, in the forms that compilers have libraries for.
+//! Matrix products and convolutions as StableHLO, in the layouts that compiler libraries support.
 
-use super::text::{Value, Writer, array, list, pairs};
+use super::stablehlo::{Value, Writer, array, list, pairs};
 use crate::kir::ContractKind;
 use tensorpack_kernels::{Conv2d, MatMul};
 
-/// How many digits products keep.
+/// The precision of products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Precision {
-    /// As many as the device is fastest with.
+    /// The fastest that the device offers.
     Fast,
-    /// All of the operands'.
+    /// Full precision of the operands.
     Full,
 }
 
@@ -20,7 +20,7 @@ impl Precision {
     }
 }
 
-/// The contraction of two dense operands, under its natural sizes.
+/// Prints a contraction of two dense operands.
 pub(super) fn write(
     w: &mut Writer,
     kind: &ContractKind,
@@ -40,8 +40,8 @@ pub(super) fn write(
 }
 
 fn matmul(w: &mut Writer, k: &MatMul, lhs: &Value, rhs: &Value, precision: Precision) -> Value {
-    let matrix = |rows: usize, cols: usize, turned: bool, shared: bool| {
-        let sizes = if turned { [cols, rows] } else { [rows, cols] };
+    let matrix = |rows: usize, cols: usize, transposed: bool, shared: bool| {
+        let sizes = if transposed { [cols, rows] } else { [rows, cols] };
         if shared { sizes.to_vec() } else { vec![k.batch, sizes[0], sizes[1]] }
     };
     let lhs = w.reshape(lhs, &matrix(k.m, k.k, k.lhs_transposed, k.lhs_shared));
@@ -50,7 +50,7 @@ fn matmul(w: &mut Writer, k: &MatMul, lhs: &Value, rhs: &Value, precision: Preci
     let summed_r = rhs.sizes.len() - if k.rhs_transposed { 1 } else { 2 };
     let batched = !k.lhs_shared && !k.rhs_shared;
     let batch: &[usize] = if batched { &[0] } else { &[] };
-    // What comes out: the batch both have, what is left of the left operand, what is left of the right one.
+    // The result has the batch dimensions, then the free dimensions of lhs, then those of rhs.
     let sizes = match (k.lhs_shared, k.rhs_shared) {
         (true, true) => vec![k.m, k.n],
         (true, false) => vec![k.m, k.batch, k.n],
@@ -70,9 +70,9 @@ fn matmul(w: &mut Writer, k: &MatMul, lhs: &Value, rhs: &Value, precision: Preci
     }
 }
 
-/// What a convolution of the dialect is told; pairs are height, width.
+/// The attributes of a convolution; pairs are height, width.
 struct Convolution<'a> {
-    /// Which dimension is what, for both operands and the result.
+    /// The dimension numbers of both operands and the result.
     dims: &'a str,
     stride: [usize; 2],
     lhs_dilation: [usize; 2],
@@ -108,12 +108,12 @@ fn results(k: &Conv2d) -> [usize; 4] {
     [k.batch, k.out_size[0], k.out_size[1], k.out_channels]
 }
 
-/// A filter's sizes. Where each channel has its own, it reads one channel.
+/// The sizes of a filter. A depthwise filter reads one channel.
 fn filter(k: &Conv2d, depthwise: bool) -> [usize; 4] {
     [k.kernel[0], k.kernel[1], if depthwise { 1 } else { k.in_channels }, k.out_channels]
 }
 
-/// Zeros around the input, on each axis; less than none where windows leave out the end of it.
+/// The zero padding of each axis; negative if the windows do not reach the end of the input.
 fn padding(k: &Conv2d) -> [[i64; 2]; 2] {
     [0, 1].map(|a| {
         let span = (k.out_size[a] as i64 - 1) * k.stride[a] as i64
@@ -134,7 +134,8 @@ fn forward(
 ) -> Value {
     let x = w.reshape(x, &images(k));
     let filters = w.reshape(filters, &filter(k, depthwise));
-    // An end that is shorter than a stride is left out all the same; to say so would copy the input without it.
+    // Windows skip a rest shorter than a stride anyway; cropping it explicitly would copy the
+    // input.
     let mut around = padding(k);
     for (pad, &stride) in around.iter_mut().zip(&k.stride) {
         if -(stride as i64) < pad[1] {
@@ -154,7 +155,7 @@ fn forward(
     convolve(w, &x, &filters, &c, &results(k))
 }
 
-/// A convolution of dy, its pixels a stride apart, with the filter turned round.
+/// The gradient of the input: a convolution of dy, dilated by the stride, with the reversed filter.
 fn input_grad(
     w: &mut Writer,
     k: &Conv2d,
@@ -189,7 +190,8 @@ fn input_grad(
     convolve(w, &dy, &filters, &c, &images(k))
 }
 
-/// A convolution of x with dy as filter: what was the batch is summed over, and taps are what it moves by.
+/// The gradient of the filter: a convolution of x with dy as the filter, summed over the batch,
+/// with one output position per filter tap.
 fn filter_grad(
     w: &mut Writer,
     k: &Conv2d,

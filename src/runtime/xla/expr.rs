@@ -1,27 +1,27 @@
-//! Scalar expressions as StableHLO: one operation on whole tensors a step.
+//! Scalar expressions as StableHLO: each step becomes one operation on whole tensors.
 
-use super::text::{Element, Value, Writer};
+use super::stablehlo::{Element, Value, Writer};
 use crate::kir::{Binary, Class, Expr, Reg, Step, Unary};
 use tensorpack_tensor::DType;
 
-/// A step's result. Truth values stay as they are until somebody computes with them.
+/// The result of a step. Booleans stay booleans until a step computes with them.
 #[derive(Clone, Debug)]
 enum Result {
     Number(Value),
-    Truth(Value, Class),
+    Bool(Value, Class),
 }
 
-/// An expression of every element of an iteration space.
+/// Prints the steps of an expression over an iteration space.
 struct Steps<'a> {
     w: &'a mut Writer,
     sizes: &'a [usize],
-    /// What class f32 is computed in.
+    /// The dtype in which class f32 is computed.
     float: DType,
     results: Vec<Result>,
 }
 
-/// The outputs of an expression, each in the type of its class, where that of f32 is `float`; `operands` have the
-/// sizes of the iteration space.
+/// Returns the outputs of an expression, each in the dtype of its class, which is `float` for f32.
+/// `operands` have the sizes of the iteration space.
 pub(super) fn write(
     w: &mut Writer,
     sizes: &[usize],
@@ -37,10 +37,10 @@ pub(super) fn write(
     expr.outputs.iter().map(|&r| steps.number(r)).collect()
 }
 
-/// A number of a class as an element of a tensor, as Rust's `as` converts.
+/// Converts a result to the dtype of a tensor, as Rust's `as` does.
 pub(super) fn store(w: &mut Writer, x: &Value, dtype: DType) -> Value {
     if x.element == Element::Of(DType::F64) && dtype == DType::Bf16 {
-        // By way of f32, as arithmetic on bf16 goes.
+        // Round to f32 first, like bf16 arithmetic.
         let x = w.convert(x, DType::F32);
         return w.convert(&x, dtype);
     }
@@ -61,7 +61,7 @@ fn to(w: &mut Writer, x: &Value, element: Element) -> Value {
     }
 }
 
-/// A float as an integer: the nearest there is, and 0 for NaN.
+/// Converts floats to integers. Saturates; NaN becomes 0.
 fn saturated(w: &mut Writer, x: &Value, dtype: DType) -> Value {
     let (low, high) = match dtype {
         DType::I32 => (i32::MIN as f64, i32::MAX as f64),
@@ -81,7 +81,7 @@ fn saturated(w: &mut Writer, x: &Value, dtype: DType) -> Value {
 }
 
 impl Steps<'_> {
-    /// The type a class computes in.
+    /// Returns the type in which a class is computed.
     fn element_of(&self, class: Class) -> Element {
         Element::Of(match class {
             Class::F32 => self.float,
@@ -92,7 +92,7 @@ impl Steps<'_> {
 
     fn class(&self, r: Reg) -> Class {
         match &self.results[r.0 as usize] {
-            Result::Truth(_, class) => *class,
+            Result::Bool(_, class) => *class,
             Result::Number(v) => match v.element {
                 Element::Of(DType::F32 | DType::Bf16) => Class::F32,
                 Element::Of(DType::F64) => Class::F64,
@@ -104,16 +104,16 @@ impl Steps<'_> {
     fn number(&mut self, r: Reg) -> Value {
         match self.results[r.0 as usize].clone() {
             Result::Number(v) => v,
-            Result::Truth(v, class) => {
+            Result::Bool(v, class) => {
                 let element = self.element_of(class);
                 self.w.convert(&v, element)
             }
         }
     }
 
-    fn truth(&mut self, r: Reg) -> Value {
+    fn boolean(&mut self, r: Reg) -> Value {
         match self.results[r.0 as usize].clone() {
-            Result::Truth(v, _) => v,
+            Result::Bool(v, _) => v,
             Result::Number(v) => to(self.w, &v, DType::Bool.into()),
         }
     }
@@ -123,7 +123,7 @@ impl Steps<'_> {
             Step::Operand { index, class } => {
                 let x = &operands[index as usize];
                 if x.element == Element::Of(DType::Bool) {
-                    return Result::Truth(x.clone(), class);
+                    return Result::Bool(x.clone(), class);
                 }
                 let element = self.element_of(class);
                 to(self.w, x, element)
@@ -139,11 +139,11 @@ impl Steps<'_> {
             Step::Unary(op, x) => return self.unary(op, x),
             Step::Binary(op, a, b) => return self.binary(op, a, b),
             Step::Select(c, a, b) => {
-                let (c, a, b) = (self.truth(c), self.number(a), self.number(b));
+                let (c, a, b) = (self.boolean(c), self.number(a), self.number(b));
                 self.w.select(&c, &a, &b)
             }
             Step::Cast(class, x) => match self.results[x.0 as usize].clone() {
-                Result::Truth(v, _) => return Result::Truth(v, class),
+                Result::Bool(v, _) => return Result::Bool(v, class),
                 Result::Number(v) => {
                     let element = self.element_of(class);
                     to(self.w, &v, element)
@@ -156,15 +156,15 @@ impl Steps<'_> {
         let class = self.class(r);
         match op {
             Unary::Not => {
-                let truth = self.truth(r);
-                return Result::Truth(self.w.like("not", &[&truth]), class);
+                let flag = self.boolean(r);
+                return Result::Bool(self.w.like("not", &[&flag]), class);
             }
             Unary::IsFinite if class == Class::I64 => {
-                return Result::Truth(self.w.splat(1.0, DType::Bool, self.sizes), class);
+                return Result::Bool(self.w.splat(1.0, DType::Bool, self.sizes), class);
             }
             Unary::IsFinite => {
                 let x = self.number(r);
-                return Result::Truth(self.w.op("is_finite", &[&x], "", DType::Bool, self.sizes), class);
+                return Result::Bool(self.w.op("is_finite", &[&x], "", DType::Bool, self.sizes), class);
             }
             _ => {}
         }
@@ -199,17 +199,17 @@ impl Steps<'_> {
                 return self.w.like("divide", &[&one, x]);
             }
             Unary::Relu => {
-                // A maximum with a NaN is one.
+                // The maximum with NaN is NaN.
                 let zero = self.w.splat(0.0, x.element, self.sizes);
                 return self.w.like("maximum", &[x, &zero]);
             }
-            // The dialect has no name for it, but compilers know this one.
+            // StableHLO has no erf, but XLA knows this custom call.
             Unary::Erf => {
                 let attributes =
                     "call_target_name = \"mhlo.erf\", mhlo.attributes = {}, mhlo.version = 1 : i64";
                 return self.w.op("custom_call", &[x], attributes, x.element, self.sizes);
             }
-            Unary::Not | Unary::IsFinite => unreachable!("truth values are written by `unary`"),
+            Unary::Not | Unary::IsFinite => unreachable!("booleans are handled by `unary`"),
         };
         self.w.like(name, &[x])
     }
@@ -241,7 +241,7 @@ impl Steps<'_> {
         }
     }
 
-    /// Integer division; by zero it gives 0.
+    /// Integer division; division by zero returns 0.
     fn divide(&mut self, a: &Value, b: &Value) -> Value {
         let zero = self.w.integer(0, a.element, self.sizes);
         let one = self.w.integer(1, a.element, self.sizes);
@@ -261,9 +261,9 @@ impl Steps<'_> {
             Binary::Gt => "GT",
             Binary::Ge => "GE",
             Binary::And | Binary::Or => {
-                let (a, b) = (self.truth(a), self.truth(b));
+                let (a, b) = (self.boolean(a), self.boolean(b));
                 let name = if op == Binary::And { "and" } else { "or" };
-                return Result::Truth(self.w.like(name, &[&a, &b]), class);
+                return Result::Bool(self.w.like(name, &[&a, &b]), class);
             }
             _ => {
                 let (a, b) = (self.number(a), self.number(b));
@@ -271,7 +271,7 @@ impl Steps<'_> {
             }
         };
         let (a, b) = (self.number(a), self.number(b));
-        Result::Truth(self.w.compare(direction, &a, &b), class)
+        Result::Bool(self.w.compare(direction, &a, &b), class)
     }
 
     fn arithmetic(&mut self, op: Binary, class: Class, a: &Value, b: &Value) -> Value {
@@ -284,7 +284,7 @@ impl Steps<'_> {
             Binary::Max => "maximum",
             Binary::Min => "minimum",
             Binary::Pow => "power",
-            _ => unreachable!("truth values are written by `binary`"),
+            _ => unreachable!("booleans are handled by `binary`"),
         };
         self.w.like(name, &[a, b])
     }

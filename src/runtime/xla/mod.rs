@@ -1,29 +1,38 @@
-//! The XLA engine: programs are written as StableHLO, compiled by a PJRT plugin, and run in one launch on its device.
+//! The XLA engine: prints programs as StableHLO, compiles them with a PJRT plugin, and runs each in
+//! one launch on its device.
 //!
-//! The text is written from the kernel IR, whose kinds are few and closed: a new operation costs this engine no line.
-//! Nothing is fused or planned here; that is the compiler's work. See `docs/xla.md`.
+//! StableHLO is printed from the kernel IR, whose kinds are few and closed, so a new operation
+//! needs no code here. Fusion and memory planning are left to the compiler. See `docs/xla.md`.
 
-mod spmd;
+mod argument_cache;
+mod bf16;
 mod clients;
+mod collectives;
 mod compile;
 mod contract;
-mod engine;
+mod cumsum;
+mod device;
+mod executor;
 mod expr;
+mod gather;
 mod launch;
 mod module;
-mod narrow;
+mod platform;
 mod pool;
 mod program;
 mod random;
 mod reduce;
-mod rows;
-mod sent;
-mod staged;
+mod sort;
+mod spmd;
+mod stablehlo;
+mod staging;
 mod target;
-mod text;
-mod towers;
 mod variables;
 mod view;
 
-pub(super) use engine::XlaEngine;
+pub(super) use device::XlaEngine;
+#[cfg(test)]
+pub(super) use executor::XlaExecutor;
+pub use platform::{Platform, XLA_CPU_DEVICES};
+#[cfg(test)]
 pub(super) use target::XlaOptions;

@@ -1,11 +1,11 @@
-//! A whole program as a module of StableHLO: its arguments, what it computes, and what comes back.
+//! Prints a whole program as a StableHLO module: arguments, kernels, results.
 
 use super::contract::{self, Precision};
-use super::random::{self, First, Key};
-use super::rows::{self, BadIndex};
+use super::gather::{self, BadIndex};
+use super::random::{self, Key, Offset};
 use super::spmd::SpmdProgram;
-use super::text::{Element, Materialize, Value, Writer, tensor_type};
-use super::{expr, narrow, pool, reduce, towers, view};
+use super::stablehlo::{Element, Materialize, Value, Writer, tensor_type};
+use super::{bf16, collectives, cumsum, expr, pool, reduce, sort, view};
 use crate::kir::{
     self, BufferId, BufferKind, ContractKind, GatherKind, Kernel, KernelNode, Origin, Program, View,
 };
@@ -13,68 +13,69 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
-/// Constants of more bytes are arguments that stay on the device: text is no place for them.
+/// Larger constants are arguments that stay on the device, instead of text in the module.
 const INLINE_BYTES: usize = 256;
 
-/// What a module is for.
+/// The purpose of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// Fetches values and updates variables.
     Run,
-    /// Says which results are finite, and changes nothing.
-    Search,
+    /// Returns which results are finite, and updates nothing.
+    FindNonFinite,
 }
 
-/// What a module is called with.
+/// An argument of a module.
 #[derive(Clone, Debug)]
 pub(super) enum Argument {
     /// A variable's value.
     Variable(usize),
-    /// Whether the runs before went prior_steps_ok: else this one changes nothing.
+    /// Whether all earlier runs succeeded; if not, this one changes nothing.
     PriorStepsOk,
-    /// What is fed, by number.
+    /// A feed, by index.
     Feed(usize),
-    /// What never changes.
+    /// A constant.
     Constant(HostTensor),
-    /// The session's seed, its bits as an i64.
+    /// The bits of the session's seed as an i64.
     Seed,
-    /// Which draw of random streams this run takes, likewise.
+    /// The bits of the run's draw number as an i64.
     Draw,
-    /// The number of the tower's first random element, by stream.
-    First(String),
-    /// The number 0, which the compiler does not know, as an i64: see [`Materialize::Branch`].
+    /// The offset of the tower's elements in a random stream.
+    RandomOffset(String),
+    /// An i64 zero that the compiler cannot fold; see [`Materialize::Branch`].
     Zero,
 }
 
-/// A lookup whose numbers are checked.
+/// A gather or scatter whose indices are checked, or a division whose divisor is.
 #[derive(Clone, Debug)]
-pub(super) struct Checked {
+pub(super) struct CheckedGather {
     pub(super) origin: Origin,
     pub(super) kind: GatherKind,
     pub(super) rows: usize,
 }
 
-/// A program as text, and what goes in and comes out.
+/// A program as text, with its arguments and results.
 ///
-/// Results are the next values of variables, then the fetches, then the report: i64s, of which the first is 1 if all
-/// that was checked is finite; then, for each lookup, where its first bad number is (or `i64::MAX`) and which. If there
-/// are updates, the last result is what [`Argument::PriorStepsOk`] is for the next run.
-/// A module that searches gives only truth values, one for each result, and the report.
+/// The results are the next values of variables, the fetches, and the report: i64s, of which the
+/// first is 1 if all checked values are finite, followed by the position (or `i64::MAX`) and the
+/// value of the first bad index of each gather. If there are updates, the last result is
+/// [`Argument::PriorStepsOk`] of the next run. A module that searches for non-finite results
+/// returns only a boolean for each result, and the report.
 #[derive(Clone, Debug)]
 pub(super) struct Module {
     pub(super) text: String,
     pub(super) arguments: Vec<Argument>,
-    /// Variables that get next values, in the order of the results.
+    /// The updated variables, in the order of the results.
     pub(super) updated: Vec<usize>,
     pub(super) fetches: usize,
-    pub(super) lookups: Vec<Checked>,
-    /// What each truth value of a search is about.
-    pub(super) searched: Vec<Origin>,
+    pub(super) gathers: Vec<CheckedGather>,
+    /// The origin of each result that a search tests.
+    pub(super) tested: Vec<Origin>,
 }
 
-/// Writes a program as a module, which as many devices run as there are towers.
+/// Prints a program as a module, which runs on one device per tower.
 ///
-/// `barriers` says that the compiler keeps optimization barriers until operations are fused.
+/// `barriers`: whether the compiler keeps optimization barriers until operations are fused.
 pub(super) fn module(
     spmd: &SpmdProgram,
     purpose: Purpose,
@@ -88,7 +89,7 @@ pub(super) fn module(
     }
     Ok(match purpose {
         Purpose::Run => cx.run(),
-        Purpose::Search => cx.search(),
+        Purpose::FindNonFinite => cx.find_non_finite(),
     })
 }
 
@@ -100,11 +101,11 @@ struct ModuleWriter<'a> {
     values: HashMap<BufferId, Value>,
     arguments: Vec<(Argument, Value)>,
     key: Option<Key>,
-    firsts: HashMap<String, Value>,
+    random_offsets: HashMap<String, Value>,
     prior_steps_ok: Option<Value>,
     materialize: Materialize,
     barriers: bool,
-    bad: Vec<(Checked, BadIndex)>,
+    bad: Vec<(CheckedGather, BadIndex)>,
 }
 
 impl<'a> ModuleWriter<'a> {
@@ -117,7 +118,7 @@ impl<'a> ModuleWriter<'a> {
             values: HashMap::new(),
             arguments: Vec::new(),
             key: None,
-            firsts: HashMap::new(),
+            random_offsets: HashMap::new(),
             prior_steps_ok: None,
             materialize: Materialize::Barrier,
             barriers,
@@ -131,7 +132,8 @@ impl<'a> ModuleWriter<'a> {
         value
     }
 
-    /// Names what comes from outside: variables that are read or written, feeds that are read, constants, the key.
+    /// Declares the arguments: variables that are read or updated, feeds that are read, constants,
+    /// the random key.
     fn bind_arguments(&mut self, purpose: Purpose) {
         let program = self.program;
         let mut used: HashSet<BufferId> =
@@ -157,7 +159,8 @@ impl<'a> ModuleWriter<'a> {
             };
             self.values.insert(id, value);
         }
-        // The old value is kept when the check fails, so variables that nobody reads come in as well.
+        // If the check fails the old value is kept, so variables that no kernel reads are
+        // arguments, too.
         for u in &program.updates {
             if !program.reads(u.variable) && purpose == Purpose::Run {
                 self.argument(Argument::Variable(u.variable), u.value.dtype, &u.value.sizes);
@@ -183,7 +186,7 @@ impl<'a> ModuleWriter<'a> {
         }
     }
 
-    /// What random numbers are keyed by, if the program draws any.
+    /// Declares the random key, if the program draws random numbers.
     fn bind_key(&mut self) {
         let random: Vec<(&String, bool)> = self
             .program
@@ -203,31 +206,31 @@ impl<'a> ModuleWriter<'a> {
         let streams: Vec<&String> = of_towers.map(|(stream, _)| stream).collect();
         let given: Vec<Value> = streams
             .iter()
-            .map(|stream| self.argument(Argument::First((*stream).clone()), DType::I64, &[]))
+            .map(|stream| self.argument(Argument::RandomOffset((*stream).clone()), DType::I64, &[]))
             .collect();
         let mut bits = |v: &Value| self.w.op("bitcast_convert", &[v], "", Element::U64, &[]);
         self.key = Some(Key { seed: bits(&seed), draw: bits(&draw) });
-        self.firsts = streams.into_iter().cloned().zip(given.iter().map(bits)).collect();
+        self.random_offsets = streams.into_iter().cloned().zip(given.iter().map(bits)).collect();
     }
 
-    fn see(&mut self, v: &View) -> Value {
+    fn read(&mut self, v: &View) -> Value {
         let buffer = self.values[&v.buffer].clone();
-        view::see(&mut self.w, &buffer, v)
+        view::read(&mut self.w, &buffer, v)
     }
 
-    fn all(&mut self, views: &[View]) -> Vec<Value> {
-        views.iter().map(|v| self.see(v)).collect()
+    fn read_all(&mut self, views: &[View]) -> Vec<Value> {
+        views.iter().map(|v| self.read(v)).collect()
     }
 
     fn kernel(&mut self, node: &KernelNode) -> Result<()> {
         self.w.comment(&format!("{} {}", node.kernel.name(), node.origin.name));
-        let forms: Vec<(DType, Vec<usize>)> = node
+        let specs: Vec<(DType, Vec<usize>)> = node
             .outputs
             .iter()
             .map(|&b| (self.program.buffer(b).dtype, self.program.buffer(b).sizes.clone()))
             .collect();
-        let made = self.results(node, &forms)?;
-        for ((&buffer, (dtype, sizes)), value) in node.outputs.iter().zip(forms).zip(made) {
+        let results = self.results(node, &specs)?;
+        for ((&buffer, (dtype, sizes)), value) in node.outputs.iter().zip(specs).zip(results) {
             let value = expr::store(&mut self.w, &value, dtype);
             let mut value = self.w.reshape(&value, &sizes);
             if self.program.materialized.contains(&buffer) {
@@ -238,89 +241,89 @@ impl<'a> ModuleWriter<'a> {
         Ok(())
     }
 
-    fn results(&mut self, node: &KernelNode, forms: &[(DType, Vec<usize>)]) -> Result<Vec<Value>> {
-        let (dtype, sizes) = &forms[0];
+    fn results(&mut self, node: &KernelNode, specs: &[(DType, Vec<usize>)]) -> Result<Vec<Value>> {
+        let (dtype, sizes) = &specs[0];
         Ok(match &node.kernel {
             Kernel::Map(body) => {
-                let operands = self.all(&body.operands);
-                let stored: Vec<DType> = forms.iter().map(|(dtype, _)| *dtype).collect();
-                let float = narrow::float_of(&body.expr, &operands, &stored);
+                let operands = self.read_all(&body.operands);
+                let stored: Vec<DType> = specs.iter().map(|(dtype, _)| *dtype).collect();
+                let float = bf16::compute_dtype(&body.expr, &operands, &stored);
                 expr::write(&mut self.w, &body.sizes, &operands, &body.expr, float)
             }
             Kernel::Reduce { body, reduced, kinds } => {
                 let dims: Vec<usize> = (0..reduced.len()).filter(|&d| reduced[d]).collect();
-                let operands = self.all(&body.operands);
+                let operands = self.read_all(&body.operands);
                 let values = expr::write(&mut self.w, &body.sizes, &operands, &body.expr, DType::F32);
                 let mut results = Vec::new();
                 for (kind, x) in kinds.iter().zip(&values) {
-                    let dtype = forms[results.len()].0;
+                    let dtype = specs[results.len()].0;
                     results.extend(reduce::write(&mut self.w, *kind, x, &dims, dtype));
                 }
                 results
             }
             Kernel::Contract { kind, lhs, rhs, epilogue } => {
-                let (lhs, rhs) = (self.see(lhs), self.see(rhs));
+                let (lhs, rhs) = (self.read(lhs), self.read(rhs));
                 let y = self.contract(kind, &lhs, &rhs, *dtype, sizes);
                 match epilogue {
                     None => vec![y],
                     Some(e) => {
                         let mut operands = vec![y];
-                        operands.extend(self.all(&e.operands));
+                        operands.extend(self.read_all(&e.operands));
                         expr::write(&mut self.w, sizes, &operands, &e.expr, DType::F32)
                     }
                 }
             }
             Kernel::Pool { kind, pool, inputs } => {
-                let inputs = self.all(inputs);
+                let inputs = self.read_all(inputs);
                 if inputs[0].is_empty() || sizes.contains(&0) {
-                    return Ok(forms.iter().map(|(d, s)| self.w.splat(0.0, *d, s)).collect());
+                    return Ok(specs.iter().map(|(d, s)| self.w.splat(0.0, *d, s)).collect());
                 }
                 pool::write(&mut self.w, *kind, pool, &inputs)?
             }
-            Kernel::Copy(src) => vec![self.see(src)],
+            Kernel::Copy(src) => vec![self.read(src)],
             Kernel::Pad { src, low, high, interior } => {
-                let src = self.see(src);
+                let src = self.read(src);
                 let around: Vec<[i64; 2]> =
                     low.iter().zip(high).map(|(&l, &h)| [l as i64, h as i64]).collect();
                 vec![self.w.pad(&src, 0.0, &around, interior)]
             }
             Kernel::Concat { parts, axis } => {
-                let parts = self.all(parts);
+                let parts = self.read_all(parts);
                 let attribute = format!("dimension = {axis} : i64");
                 let all: Vec<&Value> = parts.iter().collect();
                 vec![self.w.op("concatenate", &all, &attribute, *dtype, sizes)]
             }
             Kernel::Gather { kind, lookup, rows, indices } => {
-                let (table, indices) = (self.see(rows), self.see(indices));
-                let (found, bad) = rows::lookup(&mut self.w, *kind, lookup, &table, &indices);
-                let checked = Checked { origin: node.origin.clone(), kind: *kind, rows: lookup.rows };
+                let (table, indices) = (self.read(rows), self.read(indices));
+                let (found, bad) = gather::write(&mut self.w, *kind, lookup, &table, &indices);
+                let checked = CheckedGather { origin: node.origin.clone(), kind: *kind, rows: lookup.rows };
                 self.bad.extend(bad.map(|bad| (checked, bad)));
                 vec![found]
             }
             Kernel::Cumsum { sums, input } => {
-                let input = self.see(input);
-                vec![rows::cumulate(&mut self.w, sums, &input)]
+                let input = self.read(input);
+                vec![cumsum::cumsum(&mut self.w, sums, &input)]
             }
             Kernel::Argsort { order, input } => {
-                let input = self.see(input);
-                vec![rows::order(&mut self.w, order, &input)]
+                let input = self.read(input);
+                vec![sort::argsort(&mut self.w, order, &input)]
             }
             Kernel::Random { stream, first, .. } => {
-                let key = self.key.clone().expect("a program that draws is given its key");
+                let key = self.key.clone().expect("a program that draws has a key");
                 let len = kir::elements(sizes);
-                let first = match self.firsts.get(stream) {
-                    Some(given) => First::Given(given.clone()),
-                    None => First::Known(*first),
+                let first = match self.random_offsets.get(stream) {
+                    Some(offset) => Offset::Argument(offset.clone()),
+                    None => Offset::Known(*first),
                 };
                 vec![random::uniform(&mut self.w, &key, stream, &first, len, *dtype)]
             }
             Kernel::AllReduce { input, .. } => {
-                let input = self.see(input);
-                vec![towers::all_reduce(&mut self.w, "add", &input, self.spmd.towers.len())]
+                let input = self.read(input);
+                vec![collectives::all_reduce(&mut self.w, "add", &input, self.spmd.towers.len())]
             }
             Kernel::Custom { .. } => {
-                return Err(Error::new(ErrorKind::Unsupported, "this operation has no XLA form")
-                    .note("a kernel of one's own runs on the CPU engine alone: use a device cpu:N"));
+                return Err(Error::new(ErrorKind::Unsupported, "this operation is not supported on XLA")
+                    .note("custom kernels run only on the CPU engine: use a device cpu:N"));
             }
         })
     }
@@ -340,51 +343,52 @@ impl<'a> ModuleWriter<'a> {
         self.w.reshape(&y, sizes)
     }
 
-    /// Ends with the next values of variables, the fetches and the report.
+    /// Finishes with the next values of variables, the fetches and the report.
     fn run(mut self) -> Module {
         let program = self.program;
         let mut finite = self.w.splat(1.0, DType::Bool, &[]);
         self.w.comment("check");
-        // Each value to check, and whether it may be infinite.
+        // The values to check, each with whether it may be infinite.
         let fed = self.arguments.iter().filter(|(_, v)| v.element.is_float()).filter_map(|(a, v)| match a {
             Argument::Feed(i) => Some((v.clone(), program.infinite.contains(i))),
             _ => None,
         });
-        let mut looked_at: Vec<(Value, bool)> = fed.collect();
-        looked_at.extend(program.finite.iter().map(|b| (self.values[b].clone(), false)));
-        let varying = towers::varying(self.spmd);
+        let mut checked: Vec<(Value, bool)> = fed.collect();
+        checked.extend(program.finite.iter().map(|b| (self.values[b].clone(), false)));
+        let varying = collectives::varying(self.spmd);
         let count = self.spmd.towers.len();
         let mut next = Vec::new();
         for u in &program.updates {
-            let mut new = self.see(&u.value);
+            let mut new = self.read(&u.value);
             if varying.contains(&u.value.buffer) {
-                new = towers::of_the_first(&mut self.w, &new, count);
+                new = collectives::from_first_tower(&mut self.w, &new, count);
             }
             if u.finite && new.element.is_float() {
-                looked_at.push((new.clone(), false));
+                checked.push((new.clone(), false));
             }
             next.push(new);
         }
-        for (value, infinite) in &looked_at {
-            let fine = match infinite {
+        for (value, infinite) in &checked {
+            let finite_here = match infinite {
                 true => reduce::no_nan(&mut self.w, value),
                 false => reduce::all_finite(&mut self.w, value),
             };
-            finite = self.w.like("and", &[&finite, &fine]);
+            finite = self.w.like("and", &[&finite, &finite_here]);
         }
-        let ok = self.without_bad_indices(&finite);
+        let ok = self.and_no_bad_index(&finite);
         let ok = match &self.prior_steps_ok {
             None => ok,
-            Some(well) => {
-                let agreed = towers::all_agree(&mut self.w, &ok, count);
-                self.w.like("and", &[&agreed, well])
+            Some(prior) => {
+                let agreed = collectives::all_reduce_and(&mut self.w, &ok, count);
+                self.w.like("and", &[&agreed, prior])
             }
         };
         let mut results = Vec::new();
         for (u, new) in program.updates.iter().zip(&next) {
-            let is_it = |(a, _): &&(Argument, Value)| matches!(a, Argument::Variable(v) if *v == u.variable);
+            let is_variable =
+                |(a, _): &&(Argument, Value)| matches!(a, Argument::Variable(v) if *v == u.variable);
             let old =
-                self.arguments.iter().find(is_it).expect("variables that are updated come in").1.clone();
+                self.arguments.iter().find(is_variable).expect("updated variables are arguments").1.clone();
             let mut take = ok.clone();
             if u.finite && new.element.is_float() {
                 // The compiler may recompute the value here, and round to infinity what the check
@@ -396,21 +400,21 @@ impl<'a> ModuleWriter<'a> {
             results.push(self.w.select(&take, new, &old));
         }
         let updated: Vec<usize> = program.updates.iter().map(|u| u.variable).collect();
-        results.extend(self.all(&program.fetches));
+        results.extend(self.read_all(&program.fetches));
         results.push(self.report(&finite));
         results.extend(self.prior_steps_ok.is_some().then_some(ok));
         self.finish(updated, program.fetches.len(), results, Vec::new())
     }
 
-    /// Ends with whether each result is finite, and the report.
-    fn search(mut self) -> Module {
-        let mut searched = Vec::new();
+    /// Finishes with whether each result is finite, and the report.
+    fn find_non_finite(mut self) -> Module {
+        let mut tested = Vec::new();
         let mut flags = Vec::new();
         for node in &self.program.kernels {
             for b in node.outputs.iter().filter(|b| self.program.buffer(**b).dtype.is_float()) {
                 let fine = reduce::all_finite(&mut self.w, &self.values[b]);
                 flags.push(self.w.reshape(&fine, &[1]));
-                searched.push(node.origin.clone());
+                tested.push(node.origin.clone());
             }
         }
         let all: Vec<&Value> = flags.iter().collect();
@@ -420,15 +424,15 @@ impl<'a> ModuleWriter<'a> {
         };
         let yes = self.w.splat(1.0, DType::Bool, &[]);
         let report = self.report(&yes);
-        self.finish(Vec::new(), 0, vec![flags, report], searched)
+        self.finish(Vec::new(), 0, vec![flags, report], tested)
     }
 
-    /// Whether it is so, and no number of a lookup is bad.
-    fn without_bad_indices(&mut self, so: &Value) -> Value {
-        let mut ok = so.clone();
+    /// Returns `flag`, and that all indices are in range.
+    fn and_no_bad_index(&mut self, flag: &Value) -> Value {
+        let mut ok = flag.clone();
         for (_, bad) in &self.bad {
             let never = self.w.integer(i64::MAX as i128, DType::I64, &[]);
-            let fine = self.w.compare("EQ", &bad.place, &never);
+            let fine = self.w.compare("EQ", &bad.position, &never);
             ok = self.w.like("and", &[&ok, &fine]);
         }
         ok
@@ -436,10 +440,10 @@ impl<'a> ModuleWriter<'a> {
 
     fn report(&mut self, finite: &Value) -> Value {
         let finite = self.w.convert(finite, DType::I64);
-        let mut numbers = vec![finite];
-        numbers.extend(self.bad.iter().flat_map(|(_, bad)| [bad.place.clone(), bad.index.clone()]));
-        let numbers: Vec<Value> = numbers.iter().map(|n| self.w.reshape(n, &[1])).collect();
-        let all: Vec<&Value> = numbers.iter().collect();
+        let mut report = vec![finite];
+        report.extend(self.bad.iter().flat_map(|(_, bad)| [bad.position.clone(), bad.index.clone()]));
+        let report: Vec<Value> = report.iter().map(|n| self.w.reshape(n, &[1])).collect();
+        let all: Vec<&Value> = report.iter().collect();
         self.w.op("concatenate", &all, "dimension = 0 : i64", DType::I64, &[all.len()])
     }
 
@@ -448,13 +452,13 @@ impl<'a> ModuleWriter<'a> {
         updated: Vec<usize>,
         fetches: usize,
         results: Vec<Value>,
-        searched: Vec<Origin>,
+        tested: Vec<Origin>,
     ) -> Module {
-        self.w.give_back(&results);
+        self.w.finish_function(&results);
         let mut text = String::from("module @tensorpack {\n  func.func public @main(");
         for (i, (argument, value)) in self.arguments.iter().enumerate() {
             let alias = match argument {
-                // Its memory becomes that of its next value.
+                // The next value takes over its memory.
                 Argument::Variable(v) => updated.iter().position(|u| u == v),
                 _ => None,
             };
@@ -469,8 +473,8 @@ impl<'a> ModuleWriter<'a> {
             arguments: self.arguments.into_iter().map(|(a, _)| a).collect(),
             updated,
             fetches,
-            lookups: self.bad.into_iter().map(|(checked, _)| checked).collect(),
-            searched,
+            gathers: self.bad.into_iter().map(|(checked, _)| checked).collect(),
+            tested,
         }
     }
 }

@@ -1,12 +1,13 @@
-//! Pooling as StableHLO: the places of a window one after the other, each a slice of all images, so that a compiler
-//! makes one loop of them.
+//! Pooling as StableHLO: one slice of all images per window position, so that a compiler fuses them
+//! into one loop.
 
-use super::text::{Value, Writer};
+use super::stablehlo::{Value, Writer};
 use crate::kir::PoolKind;
 use tensorpack_kernels::Pool;
 use tensorpack_tensor::{DType, Error, HostTensor, Result};
 
-/// Pooling of dense inputs; results are of the first input's type, places are u8.
+/// Prints pooling of dense inputs. Results have the type of the first input; window positions are
+/// u8.
 pub(super) fn write(w: &mut Writer, kind: PoolKind, pool: &Pool, inputs: &[Value]) -> Result<Vec<Value>> {
     let windows = Windows { pool };
     Ok(match kind {
@@ -31,18 +32,18 @@ impl Windows<'_> {
         [self.pool.batch, self.pool.out_size[0], self.pool.out_size[1], self.pool.channels]
     }
 
-    /// Every place in a window with its number, by rows.
-    fn places(&self) -> impl Iterator<Item = ([usize; 2], usize)> {
+    /// Returns every position in a window with its index, in row-major order.
+    fn positions(&self) -> impl Iterator<Item = ([usize; 2], usize)> {
         let [height, width] = self.pool.window;
         (0..height).flat_map(move |i| (0..width).map(move |j| ([i, j], i * width + j)))
     }
 
-    /// From the first to the last pixel that windows read, along an axis.
+    /// The number of pixels from the first to the last that windows read, along an axis.
     fn span(&self, axis: usize) -> i64 {
         ((self.pool.out_size[axis] - 1) * self.pool.stride[axis] + self.pool.window[axis]) as i64
     }
 
-    /// The images with `fill` around them, as far as windows reach.
+    /// Returns the images, padded with `fill` as far as windows reach.
     fn padded(&self, w: &mut Writer, x: &Value, fill: f64) -> Value {
         let x = w.reshape(x, &self.images());
         let around = |axis: usize| {
@@ -52,20 +53,20 @@ impl Windows<'_> {
         w.pad(&x, fill, &[[0, 0], around(0), around(1), [0, 0]], &[0; 4])
     }
 
-    /// What all windows have in one place.
+    /// Returns the elements of all windows at one position.
     fn at(&self, w: &mut Writer, padded: &Value, [i, j]: [usize; 2]) -> Value {
         let [down, across] = self.pool.stride;
         w.slice(padded, &[0, i, j, 0], &[1, down, across, 1], &self.results())
     }
 
-    /// The window's first place inside the image, for each output along an axis.
+    /// The first window position inside the image, for each output along an axis.
     fn first_real(&self, axis: usize) -> Vec<f64> {
         let Pool { pad_low, stride, window, .. } = self.pool;
         let first = |o: usize| pad_low[axis].saturating_sub(o * stride[axis]).min(window[axis]);
         (0..self.pool.out_size[axis]).map(|o| first(o) as f64).collect()
     }
 
-    /// How many places of the window are inside, for each output along an axis; 1 where there is none.
+    /// The number of window positions inside the image, at least 1, for each output along an axis.
     fn real(&self, axis: usize) -> Vec<f64> {
         let Pool { pad_low, stride, window, in_size, .. } = self.pool;
         let end =
@@ -74,7 +75,7 @@ impl Windows<'_> {
         (0..self.pool.out_size[axis]).map(|o| (end(o) as f64 - first[o]).max(1.0)).collect()
     }
 
-    /// A number for each output along height, and one along width, each repeated to all results.
+    /// Broadcasts a number per output row and a number per output column to all results.
     fn by_axes(&self, w: &mut Writer, dtype: DType, numbers: [Vec<f64>; 2]) -> Result<[Value; 2]> {
         let [rows, cols] = numbers;
         let mut repeated = |numbers: Vec<f64>, dim: usize| {
@@ -84,32 +85,33 @@ impl Windows<'_> {
         Ok([repeated(rows, 1)?, repeated(cols, 2)?])
     }
 
-    /// The largest of each window and where it is: the first such, NaN before all, padding never.
+    /// Returns the maximum of each window and its first position. NaN wins; padding never does.
     fn max(&self, w: &mut Writer, x: &Value) -> Result<[Value; 2]> {
         let x = self.padded(w, x, f64::NEG_INFINITY);
         let rows = self.first_real(0).iter().map(|&i| i * self.pool.window[1] as f64).collect();
         let [row, col] = self.by_axes(w, DType::U8, [rows, self.first_real(1)])?;
-        let mut place = w.like("add", &[&row, &col]);
+        let mut position = w.like("add", &[&row, &col]);
         let mut best = self.at(w, &x, [0, 0]);
-        for (at, number) in self.places().skip(1) {
+        for (at, number) in self.positions().skip(1) {
             let v = self.at(w, &x, at);
-            // A NaN is not below anything.
-            let loses = w.compare("LE", &v, &best);
-            let (rises, no_nan_yet) = (w.like("not", &[&loses]), w.compare("EQ", &best, &best));
-            let wins = w.like("and", &[&rises, &no_nan_yet]);
+            // NaN compares as not less.
+            let not_greater = w.compare("LE", &v, &best);
+            let (greater, no_nan_yet) = (w.like("not", &[&not_greater]), w.compare("EQ", &best, &best));
+            let wins = w.like("and", &[&greater, &no_nan_yet]);
             best = w.select(&wins, &v, &best);
-            let number = w.splat(number as f64, DType::U8, &place.sizes);
-            place = w.select(&wins, &number, &place);
+            let number = w.splat(number as f64, DType::U8, &position.sizes);
+            position = w.select(&wins, &number, &position);
         }
-        Ok([best, place])
+        Ok([best, position])
     }
 
-    /// Each pixel gathers from the windows that it is the largest of. Pixels are taken in blocks of a stride, so that
-    /// all those of a block are in the same windows: the one that begins with the block, and some before it.
-    fn max_grad(&self, w: &mut Writer, dy: &Value, places: &Value) -> Value {
+    /// Each pixel sums the gradients of the windows whose maximum it is. Pixels are grouped in
+    /// blocks of a stride, so that all pixels of a block are in the same windows: the one that
+    /// begins at the block, and some before it.
+    fn max_grad(&self, w: &mut Writer, dy: &Value, positions: &Value) -> Value {
         let Pool { in_size, window, stride, pad_low, out_size, .. } = *self.pool;
-        let (dy, places) = (w.reshape(dy, &self.results()), w.reshape(places, &self.results()));
-        let (wide, places) = (w.widened(&dy), w.convert(&places, DType::I32));
+        let (dy, positions) = (w.reshape(dy, &self.results()), w.reshape(positions, &self.results()));
+        let (wide, positions) = (w.widened(&dy), w.convert(&positions, DType::I32));
         let blocks = [0, 1].map(|a| (pad_low[a] + in_size[a]).div_ceil(stride[a]));
         let [batch, channels] = [self.pool.batch, self.pool.channels];
         let pixels = [batch, blocks[0], stride[0], blocks[1], stride[1], channels];
@@ -122,8 +124,8 @@ impl Windows<'_> {
                 let x = w.pad(x, 0.0, &[[0, 0], around(0), around(1), [0, 0]], &[0; 4]);
                 w.broadcast(&x, &[0, 1, 3, 5], &pixels)
             };
-            let (share, place) = (of_window(&wide), of_window(&places));
-            // Where the pixel is in that window, if it is in it.
+            let (share, position) = (of_window(&wide), of_window(&positions));
+            // The position of the pixel in that window, if it is inside.
             let [row, col] = [0, 1].map(|a| {
                 let in_block = w.iota(2 + 2 * a, DType::I32, &pixels);
                 let ahead = w.integer((before[a] * stride[a]) as i128, DType::I32, &pixels);
@@ -132,7 +134,7 @@ impl Windows<'_> {
             let width = w.integer(window[1] as i128, DType::I32, &pixels);
             let own = w.like("multiply", &[&row, &width]);
             let own = w.like("add", &[&own, &col]);
-            let mut is_it = w.compare("EQ", &place, &own);
+            let mut is_it = w.compare("EQ", &position, &own);
             for (a, at) in [row, col].iter().enumerate() {
                 if (before[a] + 1) * stride[a] > window[a] {
                     let end = w.integer(window[a] as i128, DType::I32, &pixels);
@@ -148,20 +150,20 @@ impl Windows<'_> {
         w.convert(&dx, dy.element)
     }
 
-    fn max_pick(&self, w: &mut Writer, x: &Value, places: &Value) -> Value {
-        let (x, places) = (self.padded(w, x, 0.0), w.reshape(places, &self.results()));
+    fn max_pick(&self, w: &mut Writer, x: &Value, positions: &Value) -> Value {
+        let (x, positions) = (self.padded(w, x, 0.0), w.reshape(positions, &self.results()));
         let mut picked = w.splat(0.0, x.element, &self.results());
-        for (at, number) in self.places() {
+        for (at, number) in self.positions() {
             let v = self.at(w, &x, at);
-            let number = w.splat(number as f64, DType::U8, &places.sizes);
-            let is_it = w.compare("EQ", &places, &number);
+            let number = w.splat(number as f64, DType::U8, &positions.sizes);
+            let is_it = w.compare("EQ", &positions, &number);
             picked = w.select(&is_it, &v, &picked);
         }
         picked
     }
 
-    /// Divides by how many real elements each window has.
-    fn shared(&self, w: &mut Writer, x: &Value) -> Result<Value> {
+    /// Divides by the number of elements of each window that are inside the image.
+    fn divide_by_count(&self, w: &mut Writer, x: &Value) -> Result<Value> {
         let dtype = if x.element == DType::F64.into() { DType::F64 } else { DType::F32 };
         let [rows, cols] = self.by_axes(w, dtype, [self.real(0), self.real(1)])?;
         let count = w.like("multiply", &[&rows, &cols]);
@@ -176,7 +178,7 @@ impl Windows<'_> {
         let [height, width] = self.pool.window;
         let strides = [1, self.pool.stride[0], self.pool.stride[1], 1];
         let sum = w.reduce_window("add", &x, &zero, &[1, height, width, 1], &strides, &[[0, 0]; 4]);
-        let mean = self.shared(w, &sum)?;
+        let mean = self.divide_by_count(w, &sum)?;
         Ok(w.convert(&mean, element))
     }
 
@@ -184,7 +186,7 @@ impl Windows<'_> {
         let element = dy.element;
         let dy = w.reshape(dy, &self.results());
         let dy = w.widened(&dy);
-        let share = self.shared(w, &dy)?;
+        let share = self.divide_by_count(w, &dy)?;
         let around = |axis: usize| {
             let reach = self.pool.window[axis] as i64 - 1;
             let low = reach - self.pool.pad_low[axis] as i64;

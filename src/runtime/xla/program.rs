@@ -1,9 +1,10 @@
-//! A program of a session: one launch for all its towers or, where they have nothing to do with each other, one each.
+//! A program of a session: one SPMD launch for all towers, or one launch per tower if they are
+//! independent.
 
 use super::launch::Launch;
 use super::module::Purpose;
-use super::spmd::{SpmdProgram, join};
-use super::staged::Staged;
+use super::spmd::{SpmdProgram, merge_towers};
+use super::staging::StagedFeeds;
 use super::target::Target;
 use super::variables::Variables;
 use crate::kir::{Kernel, Program};
@@ -16,30 +17,30 @@ use tensorpack_tensor::{DType, HostTensor, Result};
 /// A compiled program.
 pub(super) struct XlaProgram {
     pub(super) launches: Arc<Vec<Launch>>,
-    fetches: Vec<Place>,
+    fetches: Vec<FetchSource>,
     target: Target,
     variables: Arc<Mutex<Variables>>,
-    staged: Arc<Staged>,
-    /// Type and sizes of everything that is fed.
+    staged: Arc<StagedFeeds>,
+    /// Dtype and sizes of each feed.
     feeds: Vec<(DType, Vec<usize>)>,
 }
 
-/// Where a value that the caller gets comes from.
+/// The origin of a fetched value.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct FetchSource {
     launch: usize,
-    /// Which of the launch's towers.
+    /// The tower within the launch.
     tower: usize,
-    /// Which of its fetches.
-    at: usize,
+    /// The index of the fetch in the tower.
+    index: usize,
 }
 
-/// A run that was started: what it will say, and what it will give.
-struct Started {
+/// A launched run, with the downloads of its reports and fetches.
+struct PendingRun {
     launches: Arc<Vec<Launch>>,
     target: Target,
     variables: Arc<Mutex<Variables>>,
-    /// By launch, the report of each tower.
+    /// The report of each tower of each launch.
     reports: Vec<Vec<pjrt::Download>>,
     fetches: Vec<pjrt::Download>,
 }
@@ -54,49 +55,52 @@ impl XlaProgram {
         purpose: Purpose,
         target: &Target,
         variables: &Arc<Mutex<Variables>>,
-        staged: &Arc<Staged>,
+        staged: &Arc<StagedFeeds>,
     ) -> Result<XlaProgram> {
-        lock(variables).spread(target, lowered.programs().len())?;
-        let joined = join(lowered);
-        let (joints, fetches) = match joined {
+        lock(variables).replicate(target, lowered.programs().len())?;
+        let (programs, fetches) = match merge_towers(lowered) {
             Ok(spmd) => {
-                let place = |&(tower, at): &(usize, usize)| Place { launch: 0, tower, at };
-                let fetches = spmd.fetches.iter().map(place).collect();
+                let source = |&(tower, at): &(usize, usize)| FetchSource { launch: 0, tower, index: at };
+                let fetches = spmd.fetches.iter().map(source).collect();
                 (vec![spmd], fetches)
             }
-            Err(_) if lowered.programs().iter().all(stands_alone) => {
-                let place = |&(launch, at): &(usize, usize)| Place { launch, tower: 0, at };
-                let joints = lowered.programs().iter().map(|p| SpmdProgram::single(p, Vec::new())).collect();
-                (joints, lowered.fetches().iter().map(place).collect())
+            Err(_) if lowered.programs().iter().all(is_independent) => {
+                let source = |&(launch, at): &(usize, usize)| FetchSource { launch, tower: 0, index: at };
+                let programs =
+                    lowered.programs().iter().map(|p| SpmdProgram::single(p, Vec::new())).collect();
+                (programs, lowered.fetches().iter().map(source).collect())
             }
             Err(e) => return Err(e),
         };
         let launch = |(first, spmd): (usize, &SpmdProgram)| Launch::new(spmd, purpose, target, first);
-        let launches = Arc::new(joints.iter().enumerate().map(launch).collect::<Result<_>>()?);
+        let launches = Arc::new(programs.iter().enumerate().map(launch).collect::<Result<_>>()?);
         let (target, variables, staged) = (target.clone(), variables.clone(), staged.clone());
         let feeds = lowered.feeds().to_vec();
         Ok(XlaProgram { launches, fetches, target, variables, staged, feeds })
     }
 
-    /// Starts all launches: by launch and tower, what will be there.
+    /// Starts all launches. Returns the outputs of each tower of each launch.
     pub(super) fn launch(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Vec<Vec<Vec<pjrt::Buffer>>>> {
         check_feeds(&self.feeds, feeds)?;
         let mut variables = lock(&self.variables);
         let start = |launch: &Launch| launch.start(run, feeds, &mut variables, &self.staged, &self.target);
         let started = self.launches.iter().map(start).collect();
-        self.staged.taken(feeds);
+        self.staged.release(feeds);
         started
     }
 
-    /// Starts a run, and all copies of what it makes.
-    fn begin(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Started> {
-        let made = self.launch(run, feeds)?;
+    /// Starts a run and the downloads of its results.
+    fn begin(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<PendingRun> {
+        let outputs = self.launch(run, feeds)?;
         let report = |(launch, towers): (&Launch, &Vec<Vec<pjrt::Buffer>>)| {
-            towers.iter().map(|made| made[launch.module.fetches].start_download()).collect::<Result<_>>()
+            towers
+                .iter()
+                .map(|outputs| outputs[launch.module.fetches].start_download())
+                .collect::<Result<_>>()
         };
-        let fetch = |p: &Place| made[p.launch][p.tower][p.at].start_download();
-        Ok(Started {
-            reports: self.launches.iter().zip(&made).map(report).collect::<Result<_>>()?,
+        let fetch = |p: &FetchSource| outputs[p.launch][p.tower][p.index].start_download();
+        Ok(PendingRun {
+            reports: self.launches.iter().zip(&outputs).map(report).collect::<Result<_>>()?,
             fetches: self.fetches.iter().map(fetch).collect::<Result<_>>()?,
             launches: self.launches.clone(),
             target: self.target.clone(),
@@ -105,26 +109,26 @@ impl XlaProgram {
     }
 }
 
-impl Started {
-    /// Waits for what all towers say: whether everything was finite.
-    fn judge(&mut self) -> Result<bool> {
+impl PendingRun {
+    /// Waits for the reports of all towers. Returns whether all checked values were finite.
+    fn wait_for_reports(&mut self) -> Result<bool> {
         let wait = self.target.options.deadline;
         let mut finite = true;
         for (launch, reports) in self.launches.iter().zip(self.reports.drain(..)) {
             for report in reports {
-                finite &= launch.judge(&report.wait(wait).map_err(|e| launch.explain(e))?)?;
+                finite &= launch.check_report(&report.wait(wait).map_err(|e| launch.explain(e))?)?;
             }
         }
         Ok(finite)
     }
 }
 
-impl Pending for Started {
+impl Pending for PendingRun {
     fn collect(mut self: Box<Self>, outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
-        let judged = self.judge();
-        if !matches!(judged, Ok(true)) {
+        let finite = self.wait_for_reports();
+        if !matches!(finite, Ok(true)) {
             let reset = lock(&self.variables).reset_ok(&self.target);
-            judged?;
+            finite?;
             return reset.map(|()| Outcome::NotFinite);
         }
         outputs.clear();
@@ -135,10 +139,10 @@ impl Pending for Started {
     }
 }
 
-/// Whether a tower's program neither meets others nor changes a variable.
-fn stands_alone(program: &Program) -> bool {
-    let meets = program.kernels.iter().any(|n| matches!(n.kernel, Kernel::AllReduce { .. }));
-    !meets && program.updates.is_empty()
+/// Returns whether the program of a tower has neither collectives nor updates.
+fn is_independent(program: &Program) -> bool {
+    let has_collectives = program.kernels.iter().any(|n| matches!(n.kernel, Kernel::AllReduce { .. }));
+    !has_collectives && program.updates.is_empty()
 }
 
 impl Executable for XlaProgram {
@@ -150,12 +154,13 @@ impl Executable for XlaProgram {
         Ok(Box::new(self.begin(run, feeds)?))
     }
 
-    /// On the device: the host takes as long to look at a batch of images as a GPU to train on it.
+    /// Feeds are checked on the device: on the host this would take as long as a GPU needs for the
+    /// whole step.
     fn checks_feeds(&self) -> bool {
         true
     }
 
     fn plan_text(&self) -> String {
-        self.launches.iter().map(Launch::text).collect()
+        self.launches.iter().map(Launch::plan_text).collect()
     }
 }

@@ -1,9 +1,10 @@
-//! Uniform random numbers as StableHLO: the bits of [`CounterRng`](tensorpack_tensor::CounterRng), computed in integers.
+//! Uniform random numbers as StableHLO: bit-identical to
+//! [`CounterRng`](tensorpack_tensor::CounterRng), computed in integer arithmetic.
 
-use super::text::{Element, Value, Writer};
+use super::stablehlo::{Element, Value, Writer};
 use tensorpack_tensor::{DType, hash_name};
 
-/// What random numbers of a run are keyed by, u64 scalars.
+/// The key of a run's random numbers: u64 scalars.
 #[derive(Clone, Debug)]
 pub(super) struct Key {
     pub(super) seed: Value,
@@ -13,30 +14,30 @@ pub(super) struct Key {
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
-/// The number of a random tensor's first element.
+/// The offset of a random tensor's first element in its stream.
 #[derive(Clone, Debug)]
-pub(super) enum First {
+pub(super) enum Offset {
     Known(usize),
-    /// A u64 scalar: each tower has its own.
-    Given(Value),
+    /// A u64 scalar that differs between towers.
+    Argument(Value),
 }
 
-/// `len` numbers in `[0, 1)` of the stream, from element `first` on.
+/// Returns `len` uniform numbers in `[0, 1)` from the stream, starting with element `first`.
 pub(super) fn uniform(
     w: &mut Writer,
     key: &Key,
     stream: &str,
-    first: &First,
+    first: &Offset,
     len: usize,
     dtype: DType,
 ) -> Value {
-    // Four numbers to a counter; an unknown first may lie anywhere in its four.
+    // A counter yields four numbers; an unknown offset may fall on any of them.
     let (counters, begin) = match first {
-        First::Known(first) => {
+        Offset::Known(first) => {
             let begin = first / 4;
             ([(first + len).div_ceil(4) - begin], w.integer(begin as i128, Element::U64, &[]))
         }
-        First::Given(first) => {
+        Offset::Argument(first) => {
             let two = w.integer(2, Element::U64, &[]);
             ([len.div_ceil(4) + 1], w.like("shift_right_logical", &[first, &two]))
         }
@@ -66,14 +67,14 @@ pub(super) fn uniform(
         let (c0, c2) = (mixed(w, &high1, &c[1], &k[0]), mixed(w, &high0, &c[3], &k[1]));
         c = [c0, low1, c2, low0];
     }
-    // The words of a counter are neighbours.
+    // Interleave, so that the words of one counter are adjacent.
     let columns = c.map(|word| w.reshape(&word, &[counters[0], 1]));
     let all = columns.iter().collect::<Vec<_>>();
     let words = w.op("concatenate", &all, "dimension = 1 : i64", Element::U32, &[counters[0], 4]);
     let words = w.reshape(&words, &[counters[0] * 4]);
     let words = match first {
-        First::Known(first) => w.slice(&words, &[first % 4], &[1], &[len]),
-        First::Given(first) => {
+        Offset::Known(first) => w.slice(&words, &[first % 4], &[1], &[len]),
+        Offset::Argument(first) => {
             let three = w.integer(3, Element::U64, &[]);
             let at = w.like("and", &[first, &three]);
             let attribute = format!("slice_sizes = array<i64: {len}>");
@@ -87,14 +88,14 @@ pub(super) fn uniform(
     w.like("multiply", &[&number, &unit])
 }
 
-/// The lower and the upper 32 bits.
+/// Returns the lower and the upper 32 bits.
 fn halves(w: &mut Writer, x: &Value) -> [Value; 2] {
     let by = w.integer(32, Element::U64, &x.sizes);
     let upper = w.like("shift_right_logical", &[x, &by]);
     [w.convert(x, Element::U32), w.convert(&upper, Element::U32)]
 }
 
-/// The lower and the upper half of a product.
+/// Returns the lower and the upper half of a product.
 fn product(w: &mut Writer, x: &Value, by: u32) -> [Value; 2] {
     let wide = w.convert(x, Element::U64);
     let by = w.integer(i128::from(by), Element::U64, &x.sizes);

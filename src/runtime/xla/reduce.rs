@@ -1,23 +1,23 @@
 //! Reductions as StableHLO.
 
-use super::text::{Element, Value, Writer, array};
+use super::stablehlo::{Element, Value, Writer, array};
 use crate::kir::{ReduceKind, elements};
 use tensorpack_tensor::{DType, HostTensor};
 
-/// The results of one reduction of `x`, whose elements are of a class's type, over `dims`; `dtype` is that of the
-/// outputs, which are yet to be stored in it.
+/// Reduces `x`, whose elements have the type of a class, over `dims`. The results are stored as
+/// `dtype` later.
 pub(super) fn write(w: &mut Writer, kind: ReduceKind, x: &Value, dims: &[usize], dtype: DType) -> Vec<Value> {
     let count = elements(&dims.iter().map(|&d| x.sizes[d]).collect::<Vec<_>>());
     if count == 0 {
-        return over_nothing(w, kind, x, dims, dtype);
+        return of_empty(w, kind, x, dims, dtype);
     }
     match kind {
         ReduceKind::Sum => vec![fold(w, "add", 0.0, x, dims)],
         ReduceKind::Prod => vec![fold(w, "multiply", 1.0, x, dims)],
         ReduceKind::Max => vec![extreme(w, true, x, dims)],
         ReduceKind::Min => vec![extreme(w, false, x, dims)],
-        ReduceKind::ArgMax => vec![place(w, true, x, dims)],
-        ReduceKind::ArgMin => vec![place(w, false, x, dims)],
+        ReduceKind::ArgMax => vec![arg_extreme(w, true, x, dims)],
+        ReduceKind::ArgMin => vec![arg_extreme(w, false, x, dims)],
         ReduceKind::Moments => moments(w, x, dims, count),
     }
 }
@@ -28,33 +28,33 @@ fn fold(w: &mut Writer, name: &str, first: f64, x: &Value, dims: &[usize]) -> Va
 }
 
 fn extreme(w: &mut Writer, largest: bool, x: &Value, dims: &[usize]) -> Value {
-    // As an integer, infinity is the last number there is.
+    // Converted to an integer, infinity saturates.
     let first = if largest { f64::NEG_INFINITY } else { f64::INFINITY };
     fold(w, if largest { "maximum" } else { "minimum" }, first, x, dims)
 }
 
-/// The first place of the largest or smallest, in row-major order over `dims`; NaN comes before all.
+/// Argmax or argmin: the first index in row-major order over `dims`. NaN wins over any number.
 ///
-/// One reduction of values and places together. Comparing elements with their maximum afterwards
-/// may find none, if the compiler recomputes the elements with different rounding.
-fn place(w: &mut Writer, largest: bool, x: &Value, dims: &[usize]) -> Value {
+/// This is one reduction of values and indices together. Comparing elements with their maximum
+/// afterwards may find none, if the compiler recomputes the elements with different rounding.
+fn arg_extreme(w: &mut Writer, largest: bool, x: &Value, dims: &[usize]) -> Value {
     let reduced: Vec<usize> = dims.iter().map(|&d| x.sizes[d]).collect();
-    let places = w.iota(0, DType::I64, &[elements(&reduced)]);
-    let places = w.reshape(&places, &reduced);
-    let places = w.broadcast(&places, dims, &x.sizes);
+    let indices = w.iota(0, DType::I64, &[elements(&reduced)]);
+    let indices = w.reshape(&indices, &reduced);
+    let indices = w.broadcast(&indices, dims, &x.sizes);
     let never = w.integer(i64::MAX as i128, DType::I64, &[]);
     let worst = w.splat(if largest { f64::NEG_INFINITY } else { f64::INFINITY }, x.element, &[]);
     let kept: Vec<usize> = (0..x.sizes.len()).filter(|d| !dims.contains(d)).map(|d| x.sizes[d]).collect();
-    let place = Element::Of(DType::I64);
-    let region = w.region(&[x.element, place, x.element, place], |w, v| {
+    let index = Element::Of(DType::I64);
+    let region = w.region(&[x.element, index, x.element, index], |w, v| {
         let (a, b) = ([&v[0], &v[1]], [&v[2], &v[3]]);
         let mut wins = w.compare(if largest { "GT" } else { "LT" }, a[0], b[0]);
         let mut equal = w.compare("EQ", a[0], b[0]);
         if x.element.is_float() {
             let [a_nan, b_nan] = [a[0], b[0]].map(|x| w.compare("NE", x, x));
             let b_number = w.like("not", &[&b_nan]);
-            let alone = w.like("and", &[&a_nan, &b_number]);
-            wins = w.like("or", &[&wins, &alone]);
+            let only_a_nan = w.like("and", &[&a_nan, &b_number]);
+            wins = w.like("or", &[&wins, &only_a_nan]);
             let both = w.like("and", &[&a_nan, &b_nan]);
             equal = w.like("or", &[&equal, &both]);
         }
@@ -64,13 +64,14 @@ fn place(w: &mut Writer, largest: bool, x: &Value, dims: &[usize]) -> Value {
         vec![w.select(&chosen, a[0], b[0]), w.select(&chosen, a[1], b[1])]
     });
     let attribute = format!("dimensions = {}", array(dims));
-    let results = [(x.element, kept.clone()), (place, kept)];
-    w.with_region("reduce", &[x, &places, &worst, &never], &attribute, &region, &results).swap_remove(1)
+    let results = [(x.element, kept.clone()), (index, kept)];
+    w.with_region("reduce", &[x, &indices, &worst, &never], &attribute, &region, &results).swap_remove(1)
 }
 
-/// Mean and variance, in one pass over `x`: sums of what is left when the first element is taken off, and of its
-/// squares. Of two passes the second would wait for the first, and a GPU takes as long for each as to read `x`.
-/// The first element is about as far from the mean as any, so the squares lose no more digits than their sum does.
+/// Mean and variance in one pass over `x`: sums of the differences from the first element, and of
+/// their squares. With two passes the second would wait for the first, and each would take a GPU as
+/// long as reading `x`. The first element is about as far from the mean as any other, so the
+/// squares lose no more digits than their sum does.
 fn moments(w: &mut Writer, x: &Value, dims: &[usize], count: usize) -> Vec<Value> {
     let x = if x.element.is_float() { x.clone() } else { w.convert(x, DType::F64) };
     let rank = x.sizes.len();
@@ -88,17 +89,17 @@ fn moments(w: &mut Writer, x: &Value, dims: &[usize], count: usize) -> Vec<Value
         w.like("divide", &[&sum, &count])
     });
     let mean = w.like("add", &[&origin, &off]);
-    let of_the_mean = w.like("multiply", &[&off, &off]);
-    let variance = w.like("subtract", &[&squares, &of_the_mean]);
-    // Rounding may leave it a little below.
+    let mean_squared = w.like("multiply", &[&off, &off]);
+    let variance = w.like("subtract", &[&squares, &mean_squared]);
+    // Rounding may make the variance slightly negative.
     let zero = w.splat(0.0, x.element, &sizes);
     vec![mean, w.like("maximum", &[&variance, &zero])]
 }
 
-/// What a reduction of no numbers gives.
-fn over_nothing(w: &mut Writer, kind: ReduceKind, x: &Value, dims: &[usize], dtype: DType) -> Vec<Value> {
+/// Returns the result of reducing no elements.
+fn of_empty(w: &mut Writer, kind: ReduceKind, x: &Value, dims: &[usize], dtype: DType) -> Vec<Value> {
     let sizes: Vec<usize> = (0..x.sizes.len()).filter(|d| !dims.contains(d)).map(|d| x.sizes[d]).collect();
-    let whole = !x.element.is_float();
+    let is_int = !x.element.is_float();
     let (low, high) = match dtype {
         DType::I32 => (i32::MIN as f64, i32::MAX as f64),
         DType::U8 => (0.0, 255.0),
@@ -108,28 +109,28 @@ fn over_nothing(w: &mut Writer, kind: ReduceKind, x: &Value, dims: &[usize], dty
     let number = match kind {
         ReduceKind::Sum | ReduceKind::ArgMax | ReduceKind::ArgMin => 0.0,
         ReduceKind::Prod => 1.0,
-        ReduceKind::Max if whole => low,
-        ReduceKind::Min if whole => high,
+        ReduceKind::Max if is_int => low,
+        ReduceKind::Min if is_int => high,
         ReduceKind::Max => f64::NEG_INFINITY,
         ReduceKind::Min => f64::INFINITY,
         ReduceKind::Moments => f64::NAN,
     };
     let element = match kind {
         ReduceKind::ArgMax | ReduceKind::ArgMin => Element::Of(DType::I64),
-        ReduceKind::Moments if whole => Element::Of(DType::F64),
+        ReduceKind::Moments if is_int => Element::Of(DType::F64),
         _ => x.element,
     };
     let value = w.splat(number, element, &sizes);
     vec![value; if kind == ReduceKind::Moments { 2 } else { 1 }]
 }
 
-/// Whether all of these floats are finite: one truth value.
+/// Returns one boolean: whether all of these floats are finite.
 pub(super) fn all_finite(w: &mut Writer, x: &Value) -> Value {
     let finite = w.op("is_finite", &[x], "", DType::Bool, &x.sizes);
     all(w, &finite)
 }
 
-/// Returns one truth value: whether none of these floats is NaN.
+/// Returns one boolean: whether none of these floats is NaN.
 pub(super) fn no_nan(w: &mut Writer, x: &Value) -> Value {
     let equal = w.compare("EQ", x, x);
     all(w, &equal)

@@ -1,54 +1,56 @@
-//! Towers that do the same to their own inputs, as one program that all their devices run.
+//! Merges towers that run the same program on different inputs into one SPMD program.
 
 use crate::kir::{BufferId, BufferKind, Kernel, Program, View};
 use crate::runtime::Lowered;
 use std::collections::HashMap;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// A program for some towers, with what each has of its own.
+/// One program for several towers, with the inputs that differ between them.
 #[derive(Clone, Debug)]
 pub(super) struct SpmdProgram {
-    /// The first tower's. What it does beside the others (updates, summaries) all do, to equal ends.
+    /// The program of the first tower. What only the first tower does (updates, summaries) is done
+    /// by all, with equal results.
     pub(super) program: Program,
-    /// For each value the caller gets, which tower has it, and as which of the program's fetches.
+    /// For each fetched value, its tower and its index among the fetches of the program.
     pub(super) fetches: Vec<(usize, usize)>,
-    pub(super) towers: Vec<Own>,
+    pub(super) towers: Vec<PerTower>,
 }
 
-/// What differs between towers.
+/// The inputs of a tower that differ from those of the first.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Own {
-    /// What is fed to it in place of what is fed to the first.
+pub(super) struct PerTower {
+    /// Maps each feed of the first tower to the feed of this one.
     pub(super) feeds: HashMap<usize, usize>,
-    /// By stream, the number of its first random element.
-    pub(super) firsts: HashMap<String, usize>,
+    /// The offset of this tower's elements in each random stream.
+    pub(super) random_offsets: HashMap<String, usize>,
 }
 
-impl Own {
-    /// The feed that stands for the first tower's.
+impl PerTower {
+    /// Returns the feed of this tower for a feed of the first.
     pub(super) fn feed(&self, first: usize) -> usize {
         self.feeds.get(&first).copied().unwrap_or(first)
     }
 }
 
 impl SpmdProgram {
-    /// One tower alone.
+    /// Returns the program of one tower.
     pub(super) fn single(program: &Program, fetches: Vec<(usize, usize)>) -> SpmdProgram {
-        let own = Own { feeds: HashMap::new(), firsts: firsts(program) };
+        let own = PerTower { feeds: HashMap::new(), random_offsets: random_offsets(program) };
         SpmdProgram { program: program.clone(), fetches, towers: vec![own] }
     }
 
-    /// Feeds that towers have each their own of.
+    /// Returns whether a feed differs between towers.
     pub(super) fn differs(&self, feed: usize) -> bool {
         self.towers.iter().any(|own| own.feed(feed) != feed)
     }
 }
 
-/// All towers of a run as one program, or an error that says where one does what the first does not.
-pub(super) fn join(lowered: &Lowered) -> Result<SpmdProgram> {
+/// Merges all towers of a run into one program. Returns an error that names the first difference
+/// if their programs are not the same.
+pub(super) fn merge_towers(lowered: &Lowered) -> Result<SpmdProgram> {
     let first = &lowered.programs()[0];
     let mut spmd = SpmdProgram::single(first, Vec::new());
-    let known = by_form(first);
+    let known = kernels_by_key(first);
     let mut maps = vec![None];
     for (tower, program) in lowered.programs().iter().enumerate().skip(1) {
         let (own, buffers) = same_program(first, &known, program, tower)?;
@@ -61,16 +63,17 @@ pub(super) fn join(lowered: &Lowered) -> Result<SpmdProgram> {
             None => view.clone(),
             Some(buffers) => View { buffer: buffers[&view.buffer], ..view.clone() },
         };
-        let place = spmd.program.fetches.iter().position(|v| *v == view).unwrap_or_else(|| {
+        let index = spmd.program.fetches.iter().position(|v| *v == view).unwrap_or_else(|| {
             spmd.program.fetches.push(view);
             spmd.program.fetches.len() - 1
         });
-        spmd.fetches.push((tower, place));
+        spmd.fetches.push((tower, index));
     }
     Ok(spmd)
 }
 
-fn firsts(program: &Program) -> HashMap<String, usize> {
+/// Returns the offset of the first element in each random stream.
+fn random_offsets(program: &Program) -> HashMap<String, usize> {
     let random = program.kernels.iter().filter_map(|n| match &n.kernel {
         Kernel::Random { stream, first, .. } => Some((stream.clone(), *first)),
         _ => None,
@@ -78,62 +81,63 @@ fn firsts(program: &Program) -> HashMap<String, usize> {
     random.collect()
 }
 
-/// A kernel in words, wherever its random numbers begin.
-fn form(kernel: &Kernel) -> String {
+/// Returns a key that is equal for kernels that compute the same, regardless of random offsets.
+fn kernel_key(kernel: &Kernel) -> String {
     match kernel {
         Kernel::Random { stream, continued, .. } => format!("random {stream} {continued}"),
         other => format!("{other:?}"),
     }
 }
 
-/// Kernels by what they do; where several do the same to the same, the earlier comes last.
-fn by_form(program: &Program) -> HashMap<String, Vec<usize>> {
+/// Returns the kernels by key. Of several with one key, the earliest comes last.
+fn kernels_by_key(program: &Program) -> HashMap<String, Vec<usize>> {
     let mut known: HashMap<String, Vec<usize>> = HashMap::new();
     for (i, node) in program.kernels.iter().enumerate().rev() {
-        known.entry(form(&node.kernel)).or_default().push(i);
+        known.entry(kernel_key(&node.kernel)).or_default().push(i);
     }
     known
 }
 
-/// What a tower has of its own, and where its buffers are in the first tower's program.
+/// Returns the inputs of a tower, and a map from its buffers to those of the first tower.
 fn same_program(
     first: &Program,
     known: &HashMap<String, Vec<usize>>,
     other: &Program,
     tower: usize,
-) -> Result<(Own, HashMap<BufferId, BufferId>)> {
-    let unlike = |what: String| {
-        Error::new(ErrorKind::Unsupported, format!("tower {tower} is not like the first: {what}"))
-            .note("towers run together on XLA only where they do the same to batches of the same sizes")
+) -> Result<(PerTower, HashMap<BufferId, BufferId>)> {
+    let mismatch = |what: String| {
+        Error::new(ErrorKind::Unsupported, format!("tower {tower} differs from the first: {what}"))
+            .note("XLA runs towers together only if they compute the same on batches of equal sizes")
     };
     if !other.updates.is_empty() {
-        return Err(unlike("it updates variables of its own".into()));
+        return Err(mismatch("it updates variables of its own".into()));
     }
     let mut known = known.clone();
-    let mut own = Own { feeds: HashMap::new(), firsts: firsts(other) };
+    let mut own = PerTower { feeds: HashMap::new(), random_offsets: random_offsets(other) };
     let mut buffers = leaves(first, other, &mut own)
-        .ok_or_else(|| unlike("what is fed to it has other types or sizes".into()))?;
+        .ok_or_else(|| mismatch("its feeds have other dtypes or sizes".into()))?;
     for node in &other.kernels {
         let mut kernel = node.kernel.clone();
         for view in kernel.reads_mut() {
-            // What the first tower does not have at all has no counterpart.
+            // A buffer that the first tower lacks matches nothing.
             view.buffer = buffers.get(&view.buffer).copied().unwrap_or(BufferId(u32::MAX));
         }
-        let twin = known.get_mut(&form(&kernel)).and_then(Vec::pop).map(|at| &first.kernels[at]);
-        let twin = twin.ok_or_else(|| {
-            unlike(format!("{} has no counterpart there", node.origin.name)).at(node.origin.site)
+        let counterpart = known.get_mut(&kernel_key(&kernel)).and_then(Vec::pop).map(|at| &first.kernels[at]);
+        let counterpart = counterpart.ok_or_else(|| {
+            mismatch(format!("{} has no counterpart there", node.origin.name)).at(node.origin.site)
         })?;
-        buffers.extend(node.outputs.iter().copied().zip(twin.outputs.iter().copied()));
+        buffers.extend(node.outputs.iter().copied().zip(counterpart.outputs.iter().copied()));
     }
     let wanted = other.fetches.iter().chain(&other.costs);
     match wanted.into_iter().find(|v| !buffers.contains_key(&v.buffer)) {
         None => Ok((own, buffers)),
-        Some(_) => Err(unlike("a value is fetched that the first does not have".into())),
+        Some(_) => Err(mismatch("it fetches a value that the first does not compute".into())),
     }
 }
 
-/// Where the variables, constants and feeds of a program are in the first one. The n-th feed stands for the first's n-th.
-fn leaves(first: &Program, other: &Program, own: &mut Own) -> Option<HashMap<BufferId, BufferId>> {
+/// Maps the variables, constants and feeds of a program to those of the first. The n-th feed
+/// corresponds to the n-th feed of the first.
+fn leaves(first: &Program, other: &Program, own: &mut PerTower) -> Option<HashMap<BufferId, BufferId>> {
     let mut feeds = ids(first).filter(|&b| matches!(first.buffer(b).kind, BufferKind::Feed(_)));
     let mut buffers = HashMap::new();
     for id in ids(other) {

@@ -1,31 +1,31 @@
-//! Strided views as StableHLO: slices, reversals, transpositions and broadcasts of what a buffer holds.
+//! Strided views as StableHLO: slices, reversals, transpositions and broadcasts of a buffer.
 
-use super::text::{Value, Writer};
+use super::stablehlo::{Value, Writer};
 use crate::kir::View;
 use tensorpack_tensor::DType;
 
-/// A dimension of a view that moves through the buffer, forwards.
+/// A dimension of a view that advances through the buffer.
 #[derive(Clone, Copy, Debug)]
 struct Walk {
-    /// Which dimension of the view.
+    /// The dimension of the view.
     dim: usize,
     size: usize,
-    /// Elements from one index to the next.
+    /// The distance between elements.
     stride: usize,
 }
 
-/// A dimension of the buffer, with what walks through it.
+/// A dimension of the buffer, with the view dimensions that advance through it.
 #[derive(Debug)]
 struct Track {
     size: usize,
-    /// Where the view begins in it.
+    /// The offset of the view in it.
     offset: usize,
-    /// The longest steps first; strides are counted in this dimension's own elements.
+    /// Longest strides first; strides are in elements of this dimension.
     walks: Vec<Walk>,
 }
 
-/// What a view sees of `buffer`, with the view's sizes.
-pub(super) fn see(w: &mut Writer, buffer: &Value, view: &View) -> Value {
+/// Returns the elements of a view of `buffer`, with the sizes of the view.
+pub(super) fn read(w: &mut Writer, buffer: &Value, view: &View) -> Value {
     if view.is_empty() {
         return w.splat(0.0, buffer.element, &view.sizes);
     }
@@ -46,21 +46,22 @@ pub(super) fn see(w: &mut Writer, buffer: &Value, view: &View) -> Value {
     walks.sort_by_key(|walk| std::cmp::Reverse(walk.stride));
     let offset = offset as usize;
     let flat = [buffer.len()];
-    // The buffer's own dimensions keep the layout an engine chose; its elements in a row are the same under any.
+    // The dimensions of the buffer keep the layout that the compiler chose; flat elements also
+    // work.
     let found = [buffer.sizes.as_slice(), &flat]
         .into_iter()
         .find_map(|sizes| tracks(sizes, offset, &walks).map(|tracks| (sizes, tracks)));
     let Some((sizes, tracks)) = found else {
-        return pick(w, buffer, view);
+        return gather(w, buffer, view);
     };
     let mut x = w.reshape(buffer, sizes);
     let mut order = Vec::new();
     for track in &tracks {
         x = follow(w, &x, order.len(), track, &mut order);
     }
-    let turned: Vec<usize> = (0..order.len()).filter(|&i| backwards.contains(&order[i])).collect();
-    if !turned.is_empty() {
-        x = w.reverse(&x, &turned);
+    let reversed: Vec<usize> = (0..order.len()).filter(|&i| backwards.contains(&order[i])).collect();
+    if !reversed.is_empty() {
+        x = w.reverse(&x, &reversed);
     }
     let mut back: Vec<usize> = (0..order.len()).collect();
     back.sort_by_key(|&i| order[i]);
@@ -69,7 +70,8 @@ pub(super) fn see(w: &mut Writer, buffer: &Value, view: &View) -> Value {
     if x.len() == view.len() { w.reshape(&x, &view.sizes) } else { w.broadcast(&x, &order, &view.sizes) }
 }
 
-/// Which dimension of a dense tensor of these sizes each walk stays in, or `None` if one leaves its own.
+/// Assigns each walk to the dimension of a dense tensor in which it stays. Returns `None` if one
+/// crosses dimensions.
 fn tracks(sizes: &[usize], offset: usize, walks: &[Walk]) -> Option<Vec<Track>> {
     let mut strides = vec![1; sizes.len()];
     (1..sizes.len()).rev().for_each(|d| strides[d - 1] = strides[d] * sizes[d]);
@@ -77,21 +79,22 @@ fn tracks(sizes: &[usize], offset: usize, walks: &[Walk]) -> Option<Vec<Track>> 
         .map(|d| Track { size: sizes[d], offset: offset / strides[d] % sizes[d], walks: Vec::new() })
         .collect();
     for walk in walks {
-        // The dimension of the longest stride that this one is made of.
+        // The dimension with the longest stride that divides this one.
         let d = (0..sizes.len()).find(|&d| sizes[d] > 1 && walk.stride.is_multiple_of(strides[d]))?;
         tracks[d].walks.push(Walk { stride: walk.stride / strides[d], ..*walk });
     }
     tracks.iter().all(fits).then_some(tracks)
 }
 
-/// Whether the walks end inside, and each is done before the next longer one takes a step.
+/// Whether the walks stay inside, and each ends before the next longer one advances.
 fn fits(track: &Track) -> bool {
     let reach = |walks: &[Walk]| walks.iter().map(|w| (w.size - 1) * w.stride).sum::<usize>();
     track.offset + reach(&track.walks) < track.size
         && (1..track.walks.len()).all(|i| reach(&track.walks[i..]) < track.walks[i - 1].stride)
 }
 
-/// Replaces dimension `at` of `x` by one for each walk through it, and notes whose they are in `order`.
+/// Replaces dimension `at` of `x` by one dimension per walk, and appends the view dimensions to
+/// `order`.
 fn follow(w: &mut Writer, x: &Value, at: usize, track: &Track, order: &mut Vec<usize>) -> Value {
     let along = |x: &Value, size: usize| -> Vec<usize> {
         let mut sizes = x.sizes.clone();
@@ -115,7 +118,7 @@ fn follow(w: &mut Writer, x: &Value, at: usize, track: &Track, order: &mut Vec<u
             cut(w, x, track.offset, walk.stride, walk.size)
         }
         [walk, inner @ ..] => {
-            // Whole steps of the longest walk as a dimension of their own; the last may end with the buffer.
+            // Split off the longest walk as a dimension; its last step may end with the buffer.
             let whole = walk.size * walk.stride;
             let there = whole.min(track.size - track.offset);
             let x = cut(w, x, track.offset, 1, there);
@@ -132,22 +135,22 @@ fn follow(w: &mut Writer, x: &Value, at: usize, track: &Track, order: &mut Vec<u
     }
 }
 
-/// Element by element, where steps of a view overlap.
-fn pick(w: &mut Writer, buffer: &Value, view: &View) -> Value {
-    let mut places = w.integer(view.offset as i128, DType::I64, &view.sizes);
+/// Gathers element by element, for views whose walks overlap.
+fn gather(w: &mut Writer, buffer: &Value, view: &View) -> Value {
+    let mut indices = w.integer(view.offset as i128, DType::I64, &view.sizes);
     for (dim, &stride) in view.strides.iter().enumerate() {
         if stride != 0 && view.sizes[dim] > 1 {
             let index = w.iota(dim, DType::I64, &view.sizes);
             let stride = w.integer(stride as i128, DType::I64, &view.sizes);
             let ahead = w.like("multiply", &[&index, &stride]);
-            places = w.like("add", &[&places, &ahead]);
+            indices = w.like("add", &[&indices, &ahead]);
         }
     }
-    let places = w.reshape(&places, &[view.len(), 1]);
+    let indices = w.reshape(&indices, &[view.len(), 1]);
     let flat = w.reshape(buffer, &[buffer.len()]);
     let attributes = "dimension_numbers = #stablehlo.gather<collapsed_slice_dims = [0], start_index_map = [0], \
                       index_vector_dim = 1>, slice_sizes = array<i64: 1>";
-    let picked = w.op("gather", &[&flat, &places], attributes, buffer.element, &[view.len()]);
+    let picked = w.op("gather", &[&flat, &indices], attributes, buffer.element, &[view.len()]);
     w.reshape(&picked, &view.sizes)
 }
 
@@ -158,25 +161,25 @@ mod tests {
     use crate::kir::{BufferId, BufferKind, Program};
     use crate::runtime::executor::{Executable, Executor, RunInfo};
     use crate::runtime::xla::module::Purpose;
-    use crate::runtime::xla::{XlaEngine, XlaOptions};
+    use crate::runtime::xla::{XlaExecutor, XlaOptions};
     use crate::runtime::{Lowered, Platform};
     use std::time::Duration;
     use tensorpack_tensor::{CounterRng, HostTensor};
 
-    /// The element of the buffer that each element of the view is.
-    fn places(view: &View) -> Vec<i64> {
+    /// Returns the index in the buffer of each element of the view.
+    fn indices(view: &View) -> Vec<i64> {
         let at = |i: usize| {
-            let (mut rest, mut place) = (i, view.offset as isize);
+            let (mut rest, mut index) = (i, view.offset as isize);
             for d in (0..view.sizes.len()).rev() {
-                place += (rest % view.sizes[d]) as isize * view.strides[d];
+                index += (rest % view.sizes[d]) as isize * view.strides[d];
                 rest /= view.sizes[d];
             }
-            place as i64
+            index as i64
         };
         (0..view.len()).map(at).collect()
     }
 
-    /// A view made by a few random steps, as operations make them; at times one whose steps overlap.
+    /// Returns a view made by a few random operations, sometimes with overlapping elements.
     fn draw(rng: &CounterRng, number: u64, buffer: &[usize]) -> View {
         let next = std::cell::Cell::new(0);
         let below = |n: usize| {
@@ -210,16 +213,16 @@ mod tests {
             };
         }
         match number % 10 {
-            // Parts of rows that are not the buffer's, of which the last ends with it.
+            // Parts of rows that are not rows of the buffer; the last one ends with the buffer.
             8 => View { sizes: vec![9, 5], strides: vec![13, 1], offset: 8 + below(4), ..view },
-            // Windows of three, one further each.
+            // Overlapping windows of three.
             9 => View { sizes: vec![4, 3], strides: vec![1, 1], offset: below(20), ..view },
             _ => view,
         }
     }
 
     #[test]
-    fn views_see_what_strides_say() {
+    fn views_read_the_strided_elements() {
         if tensorpack_pjrt::plugin_for_tests("cpu").is_none() {
             return;
         }
@@ -238,7 +241,7 @@ mod tests {
             full_precision: true,
             deterministic: true,
         };
-        let mut engine = XlaEngine::open(Platform::Cpu, 0, options).unwrap();
+        let mut engine = XlaExecutor::open(Platform::Cpu, 0, options).unwrap();
         engine.create_variables(&[], 0).unwrap();
         let count = HostTensor::new(buffer, (0..120).collect::<Vec<i64>>()).unwrap();
         let mut found = Vec::new();
@@ -246,7 +249,7 @@ mod tests {
         executable.run(&RunInfo { seed: 0, draw: 0 }, &[&count], &mut found).unwrap();
         for (view, found) in views.iter().zip(&found) {
             assert_eq!(found.sizes(), view.sizes, "{view:?}");
-            assert_eq!(found.as_slice::<i64>().unwrap(), places(view), "{view:?}");
+            assert_eq!(found.as_slice::<i64>().unwrap(), indices(view), "{view:?}");
         }
         let text = executable.plan_text();
         for name in ["slice", "reverse", "transpose", "broadcast_in_dim", "pad", "gather"] {

@@ -1,25 +1,25 @@
-//! What lies on a device already and need not be sent again.
+//! A cache of arguments on devices, so that unchanged values are not uploaded again.
 
-use super::staged::Staged;
+use super::staging::StagedFeeds;
 use super::target::Target;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tensorpack_pjrt as pjrt;
 use tensorpack_tensor::{HostTensor, Result};
 
-/// The value last sent for each argument of each tower. A tensor that is fed again, such as a constant batch, stays
-/// where it is. It cannot have changed meanwhile: it is kept here, and who writes to a tensor that others have gets a
-/// copy.
+/// The last value uploaded for each argument of each tower. A tensor that is fed again, such as a
+/// constant batch, is not uploaded again. It cannot have changed, because the cache holds a
+/// reference to it and tensors are copied on write.
 #[derive(Default)]
-pub(super) struct Sent(HashMap<(usize, usize), (HostTensor, Arc<pjrt::Buffer>)>);
+pub(super) struct ArgumentCache(HashMap<(usize, usize), (HostTensor, Arc<pjrt::Buffer>)>);
 
-impl Sent {
-    /// The value of an argument on the device of a tower: from last time, or sent ahead, or else sent now.
-    pub(super) fn send(
+impl ArgumentCache {
+    /// Returns an argument on the device of a tower: cached, staged, or else uploaded now.
+    pub(super) fn upload(
         &mut self,
         value: &HostTensor,
         (argument, tower): (usize, usize),
-        staged: &Staged,
+        staged: &StagedFeeds,
         target: &Target,
     ) -> Result<Arc<pjrt::Buffer>> {
         if let Some((last, buffer)) = self.0.get(&(argument, tower))

@@ -1,18 +1,18 @@
-//! What was wrong with a run in which something was not finite.
+//! Finds the first result that was not finite in a failed run.
 
 use super::binding::variables_read;
 use super::executor::{Feed, RunInfo};
-use super::faults::next_value_not_finite;
 use super::lowering::{Lowered, Source};
 use super::session::{Session, State, check_finite_feeds, is_finite, request};
+use super::value_errors::next_value_not_finite;
 use crate::graph::{Fetch, VariableInfo};
 use crate::kir::BufferKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor};
 
 impl Session {
-    /// The error of a run in which something was not finite.
-    pub(super) fn bad_run(
+    /// Returns the error of a run in which a value was not finite.
+    pub(super) fn explain_non_finite(
         &self,
         state: &mut State,
         fetches: &[Fetch],
@@ -22,15 +22,15 @@ impl Session {
         if let Err(fed) = check_finite_feeds(self.graph(), feeds) {
             return fed;
         }
-        // What searches is a run as well, and users' kernels may do anything in it.
-        let named = catch_unwind(AssertUnwindSafe(|| self.name_the_bad(state, fetches, feeds, run)));
+        // The search is a run as well, and custom kernels may panic in it.
+        let named = catch_unwind(AssertUnwindSafe(|| self.find_first_non_finite(state, fetches, feeds, run)));
         let named = named.unwrap_or_else(|panic| state.poison(&*panic));
         state.end_if_lost(named)
     }
 
-    /// Runs again, result by result, to say which one is the first that is not finite. Variables are untouched, and
-    /// random operations draw the same again.
-    fn name_the_bad(
+    /// Runs the program again, result by result, and returns an error that names the first result
+    /// that is not finite. Variables do not change, and random operations draw the same numbers.
+    fn find_first_non_finite(
         &self,
         state: &mut State,
         fetches: &[Fetch],
@@ -42,7 +42,8 @@ impl Session {
         let mut search = || {
             let request = request(fetches, feeds);
             let source = Source::new(&self.graph, &request, self.reading);
-            // Only variables that the run reads and that were finite at first: others may be infinite for a reason.
+            // Only variables that the run reads and that are initialized finite: others may be
+            // infinite intentionally.
             for i in variables_read(self.graph(), &request)? {
                 let v = &self.graph().variables()[i];
                 if v.dtype.is_float() && v.init.is_finite(v.dtype) && !is_finite(&state.executor.read(i)?) {
@@ -52,20 +53,21 @@ impl Session {
             if let Some(v) = assigned_constant(&source.lower()?, self.graph().variables()) {
                 return Ok(Some(next_value_not_finite(&v.name).at(v.site)));
             }
-            state.executor.find_bad(&source, run, &values)
+            state.executor.find_non_finite(&source, run, &values)
         };
         let e = match search() {
-            Ok(found) => {
-                found.unwrap_or_else(|| bad("a gradient or cost is not finite, though each result alone is"))
+            Ok(found) => found
+                .unwrap_or_else(|| bad("a gradient or cost is not finite, but no result of the search is")),
+            // The search needs more memory than the run; its failure is not the cause.
+            Err(e) => {
+                bad("a gradient or cost is not finite").note(format!("the search for the result failed: {e}"))
             }
-            // Searching takes more memory than running. That is not what went wrong.
-            Err(e) => bad("a gradient or cost is not finite").note(format!("which one was not found: {e}")),
         };
         e.note("no variable was changed by this run")
     }
 }
 
-/// The variable that is assigned a constant that is not finite, which no kernel computes.
+/// Returns the variable that is assigned a non-finite constant, which no kernel computes.
 fn assigned_constant<'a>(lowered: &Lowered, variables: &'a [VariableInfo]) -> Option<&'a VariableInfo> {
     lowered.programs().iter().find_map(|program| {
         let bad = program.updates.iter().filter(|u| u.finite).find(

@@ -1,51 +1,52 @@
-//! Where the devices of a program meet, as StableHLO.
+//! Collectives across the towers of a program, as StableHLO.
 
 use super::spmd::SpmdProgram;
-use super::text::{Element, Value, Writer};
+use super::stablehlo::{Element, Value, Writer};
 use crate::kir::{BufferId, BufferKind, Kernel};
 use std::collections::HashSet;
 use tensorpack_tensor::DType;
 
-/// What all towers have, folded into one by an operation of two numbers. One tower's is its own.
+/// Reduces the values of all towers with a binary operation. With one tower, returns its value.
 pub(super) fn all_reduce(w: &mut Writer, name: &str, x: &Value, towers: usize) -> Value {
     if towers == 1 {
         return x.clone();
     }
     let group: Vec<String> = (0..towers).map(|t| t.to_string()).collect();
     let attributes = format!("replica_groups = dense<[[{}]]> : tensor<1x{towers}xi64>", group.join(", "));
-    let region = w.fold(name, x.element);
+    let region = w.binary_region(name, x.element);
     w.with_region("all_reduce", &[x], &attributes, &region, &[(x.element, x.sizes.clone())]).swap_remove(0)
 }
 
-/// Whether it is so for all towers.
-pub(super) fn all_agree(w: &mut Writer, so: &Value, towers: usize) -> Value {
+/// Returns whether a boolean is true in all towers.
+pub(super) fn all_reduce_and(w: &mut Writer, flag: &Value, towers: usize) -> Value {
     if towers == 1 {
-        return so.clone();
+        return flag.clone();
     }
-    let number = w.convert(so, DType::I32);
+    let number = w.convert(flag, DType::I32);
     let least = all_reduce(w, "minimum", &number, towers);
     let zero = w.integer(0, DType::I32, &[]);
     w.compare("NE", &least, &zero)
 }
 
-/// The first tower's value, for all towers.
-pub(super) fn of_the_first(w: &mut Writer, x: &Value, towers: usize) -> Value {
-    let is_truth = x.element == DType::Bool.into();
-    let number = if is_truth { w.convert(x, DType::I32) } else { x.clone() };
+/// Broadcasts the value of the first tower to all towers.
+pub(super) fn from_first_tower(w: &mut Writer, x: &Value, towers: usize) -> Value {
+    let is_bool = x.element == DType::Bool.into();
+    let number = if is_bool { w.convert(x, DType::I32) } else { x.clone() };
     let tower = w.op("replica_id", &[], "", Element::U32, &[]);
     let zero = w.integer(0, Element::U32, &[]);
     let is_first = w.compare("EQ", &tower, &zero);
     let nothing = w.splat(0.0, number.element, &x.sizes);
     let part = w.select(&is_first, &number, &nothing);
     let sum = all_reduce(w, "add", &part, towers);
-    if !is_truth {
+    if !is_bool {
         return sum;
     }
     let none = w.splat(0.0, sum.element, &x.sizes);
     w.compare("NE", &sum, &none)
 }
 
-/// Buffers that differ from tower to tower: made from what each is fed or draws, but not from sums over all of them.
+/// Returns the buffers whose values differ between towers: those computed from feeds or random
+/// numbers that differ, except through all-reduces.
 pub(super) fn varying(spmd: &SpmdProgram) -> HashSet<BufferId> {
     let program = &spmd.program;
     let mut varying = HashSet::new();

@@ -1,19 +1,19 @@
-//! Work on whole rows as StableHLO: finding them by number, adding them up, ordering them.
+//! Gather and scatter-add of rows as StableHLO, with checked indices.
 
-use super::text::{Element, Value, Writer};
+use super::stablehlo::{Value, Writer};
 use crate::kir::GatherKind;
-use tensorpack_kernels::{Argsort, Cumsum, GatherScatter};
+use tensorpack_kernels::GatherScatter;
 use tensorpack_tensor::DType;
 
-/// The first number of a lookup that names no row: where it is, `i64::MAX` if there is none, and which it is.
+/// The first index that is out of range: its position (`i64::MAX` if all are in range) and value.
 #[derive(Clone, Debug)]
 pub(super) struct BadIndex {
-    pub(super) place: Value,
+    pub(super) position: Value,
     pub(super) index: Value,
 }
 
-/// Looks up rows, or adds to them. Numbers that name no row are treated as 0, and reported.
-pub(super) fn lookup(
+/// Gathers rows, or adds to them. Indices out of range are replaced by 0 and reported.
+pub(super) fn write(
     w: &mut Writer,
     kind: GatherKind,
     k: &GatherScatter,
@@ -56,24 +56,24 @@ fn checked(w: &mut Writer, k: &GatherScatter, indices: &Value) -> (Value, BadInd
     (w.select(&outside, &zero, indices), bad)
 }
 
-/// Finds the first of the numbers marked in `outside`.
+/// Finds the first of the indices marked in `outside`.
 fn first_of(w: &mut Writer, indices: &Value, outside: &Value) -> BadIndex {
     let zero = w.integer(0, DType::I64, &indices.sizes);
-    let places = w.iota(0, DType::I64, &indices.sizes);
+    let positions = w.iota(0, DType::I64, &indices.sizes);
     let never = w.integer(i64::MAX as i128, DType::I64, &indices.sizes);
-    let bad_places = w.select(outside, &places, &never);
+    let bad_positions = w.select(outside, &positions, &never);
     let last = w.integer(i64::MAX as i128, DType::I64, &[]);
-    let place = w.reduce("minimum", &bad_places, &last, &[0]);
-    let first = w.broadcast(&place, &[], &indices.sizes);
-    let is_first = w.compare("EQ", &places, &first);
+    let position = w.reduce("minimum", &bad_positions, &last, &[0]);
+    let first = w.broadcast(&position, &[], &indices.sizes);
+    let is_first = w.compare("EQ", &positions, &first);
     let there = w.select(&is_first, indices, &zero);
     let none = w.integer(0, DType::I64, &[]);
-    // One number and zeros: their sum is that number.
+    // All other elements are zero, so the sum is the index.
     let index = w.reduce("add", &there, &none, &[0]);
-    BadIndex { place, index }
+    BadIndex { position, index }
 }
 
-/// The numbers of rows of all tables laid one behind the other, as `[n, 1]`.
+/// Row indices into all tables concatenated, as `[n, 1]`.
 fn flat_rows(w: &mut Writer, k: &GatherScatter, indices: &Value) -> Value {
     let all = [k.batch, k.count];
     let indices = if k.shared { w.broadcast(indices, &[1], &all) } else { w.reshape(indices, &all) };
@@ -117,57 +117,10 @@ fn scatter_add(w: &mut Writer, k: &GatherScatter, rows: &Value, indices: &Value)
     let rows = w.widened(&rows);
     let indices = flat_rows(w, k, indices);
     let zeros = w.splat(0.0, rows.element, &[k.batch * k.rows, k.width]);
-    let region = w.fold("add", rows.element);
+    let region = w.binary_region("add", rows.element);
     let attributes = "scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1], \
                       inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>";
-    let form = (rows.element, zeros.sizes.clone());
-    let sums = w.with_region("scatter", &[&zeros, &indices, &rows], attributes, &region, &[form]);
+    let result = (rows.element, zeros.sizes.clone());
+    let sums = w.with_region("scatter", &[&zeros, &indices, &rows], attributes, &region, &[result]);
     w.convert(&sums[0], element)
-}
-
-/// Running sums.
-pub(super) fn cumulate(w: &mut Writer, k: &Cumsum, x: &Value) -> Value {
-    let element = x.element;
-    let x = w.reshape(x, &[k.outer, k.len, k.inner]);
-    if x.is_empty() {
-        return x;
-    }
-    let x = w.widened(&x);
-    let before = |n: usize| if k.reverse { [0, n as i64] } else { [n as i64, 0] };
-    // Without the element in its own place: as if all had moved one on.
-    let x = match (k.exclusive, k.reverse) {
-        (false, _) => x,
-        (true, false) => w.pad(&x, 0.0, &[[0, 0], [1, -1], [0, 0]], &[0; 3]),
-        (true, true) => w.pad(&x, 0.0, &[[0, 0], [-1, 1], [0, 0]], &[0; 3]),
-    };
-    let zero = w.splat(0.0, x.element, &[]);
-    let padding = [[0, 0], before(k.len - 1), [0, 0]];
-    let sums = w.reduce_window("add", &x, &zero, &[1, k.len, 1], &[1; 3], &padding);
-    w.convert(&sums, element)
-}
-
-/// The places of the first `take` elements of every row, in the order of their values.
-pub(super) fn order(w: &mut Writer, k: &Argsort, x: &Value) -> Value {
-    let x = w.reshape(x, &[k.rows, k.len]);
-    if x.is_empty() {
-        return w.splat(0.0, DType::I64, &[k.rows, k.take]);
-    }
-    let x = if x.element == DType::Bool.into() { w.convert(&x, DType::U8) } else { x };
-    let places = w.iota(1, DType::I64, &x.sizes);
-    let region = w.region(&[x.element, x.element, DType::I64.into(), DType::I64.into()], |w, pair| {
-        let (a, b) = (&pair[0], &pair[1]);
-        let before = w.compare(if k.descending { "GT" } else { "LT" }, a, b);
-        if !a.element.is_float() {
-            return vec![before];
-        }
-        // A NaN is larger than any number.
-        let (larger, smaller) = if k.descending { (a, b) } else { (b, a) };
-        let (nan, number) = (w.compare("NE", larger, larger), w.compare("EQ", smaller, smaller));
-        let by_nan = w.like("and", &[&nan, &number]);
-        vec![w.like("or", &[&before, &by_nan])]
-    });
-    let forms = [(x.element, x.sizes.clone()), (Element::Of(DType::I64), x.sizes.clone())];
-    let attributes = "dimension = 1 : i64, is_stable = true";
-    let sorted = w.with_region("sort", &[&x, &places], attributes, &region, &forms);
-    w.slice(&sorted[1], &[0, 0], &[1, 1], &[k.rows, k.take])
 }

@@ -1,48 +1,49 @@
-//! What engines find wrong with numbers while they run, in words that are the same on all of them.
+//! Errors about values that engines find while they run. All engines report them in the same words.
 
 use crate::kir::Origin;
 use std::collections::HashMap;
 use tensorpack_tensor::{Error, ErrorKind};
 
-/// Element `place` of the numbers of rows is `index`, but there are only `rows`.
-pub(super) fn no_such_row(index: i64, place: usize, rows: usize) -> Error {
+/// The error of element `position` of the indices, which is `index`, outside of `0..rows`.
+pub(super) fn index_out_of_range(index: i64, position: usize, rows: usize) -> Error {
     let what = match rows {
         0 => "and there are no rows at all".to_string(),
         _ => format!("which is outside 0..{rows}"),
     };
-    Error::new(ErrorKind::Argument, format!("element {place} of the indices is {index}, {what}"))
-        .note("an index counts from 0 and must be below the size of the axis it chooses from")
+    Error::new(ErrorKind::Argument, format!("element {position} of the indices is {index}, {what}"))
+        .note("an index starts at 0 and must be less than the size of the axis it selects from")
 }
 
-/// Element `place` of a divisor of integers is zero.
-pub(super) fn division_by_zero(place: usize) -> Error {
-    Error::new(ErrorKind::Argument, format!("element {place} of the divisor is zero")).note(
-        "integers have no infinity: replace the zeros first, say with `select`, or cast both to a float type",
+/// The error of element `position` of an integer divisor, which is zero.
+pub(super) fn division_by_zero(position: usize) -> Error {
+    Error::new(ErrorKind::Argument, format!("element {position} of the divisor is zero")).note(
+        "integers have no infinity: replace the zeros, for example with `select`, or cast both to a float dtype",
     )
 }
 
-/// What is known of nodes whose results may turn out not to be finite, by their names.
+/// Information about nodes by name, for errors about results that are not finite.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Diagnosis {
-    /// What a NaN there most likely means.
+    /// The most likely cause of a NaN.
     pub hints: HashMap<String, String>,
-    /// Those that only the update of a variable needs.
+    /// The nodes that only the update of a variable needs.
     pub next_values: HashMap<String, NextValue>,
 }
 
-/// A result that the next value of a variable is made of.
+/// A result from which the next value of a variable is computed.
 #[derive(Clone, Debug)]
 pub(super) struct NextValue {
-    /// The variable's name.
+    /// The name of the variable.
     pub variable: String,
-    /// Whether it is that value, or a step on the way to it, element by element.
+    /// Whether it is that value, or an elementwise intermediate result of it.
     pub itself: bool,
     /// Whether it must be finite.
     pub finite: bool,
 }
 
 impl Diagnosis {
-    /// The error of a kernel whose result is the first that is not finite; `None` if it may be so.
+    /// Returns the error of the kernel whose result is the first that is not finite, or `None` if
+    /// it may be infinite.
     pub(super) fn not_finite(&self, origin: &Origin) -> Option<Error> {
         let name = &origin.name;
         let e = match self.next_values.get(name) {
@@ -60,14 +61,14 @@ impl Diagnosis {
     }
 }
 
-/// An update made something of a variable that is not finite.
+/// The error of an update whose result is not finite.
 pub(super) fn next_value_not_finite(variable: &str) -> Error {
     let what = format!("the next value of the variable {variable} is not finite: its update overflows");
     Error::new(ErrorKind::NotFinite, what)
         .note("lower the learning rate, clip the gradients, or raise the optimizer's epsilon")
 }
 
-/// The result of the node of this name is the first that is not finite.
+/// The error of the node whose result is the first that is not finite.
 pub(super) fn not_finite(name: &str) -> Error {
     Error::new(ErrorKind::NotFinite, format!("{name} is not finite: it holds a NaN or an infinity"))
 }

@@ -1,12 +1,12 @@
-//! StableHLO as text: values, operations on them, and the functions that reduce and sort.
+//! A printer for StableHLO: values, operations, and the regions of reductions and sorts.
 //!
-//! Operations are written in MLIR's generic form, which is the same for all of them and the same in every version of
-//! the dialect.
+//! Operations are printed in MLIR's generic form, which is the same for all operations and in every
+//! version of the dialect.
 
 use std::fmt::{self, Write};
 use tensorpack_tensor::{DType, HostTensor};
 
-/// The type of a value's elements: those of tensors, and two that only programs use.
+/// The element type of a value: a tensor dtype, or one of two types that only programs use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Element {
     Of(DType),
@@ -87,7 +87,7 @@ pub(super) fn list(numbers: impl IntoIterator<Item = impl fmt::Display>) -> Stri
     format!("[{}]", join(numbers))
 }
 
-/// Numbers before and after each dimension: `dense<[[0, 1], [0, 0]]> : tensor<2x2xi64>`.
+/// A pair for each dimension: `dense<[[0, 1], [0, 0]]> : tensor<2x2xi64>`.
 pub(super) fn pairs(around: &[[i64; 2]]) -> String {
     let rows = join(around.iter().map(list));
     format!("dense<[{rows}]> : tensor<{}x2xi64>", around.len())
@@ -97,16 +97,16 @@ fn join(items: impl IntoIterator<Item = impl fmt::Display>) -> String {
     items.into_iter().map(|n| n.to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// How a value is kept from being recomputed.
+/// How to keep a value from being recomputed.
 #[derive(Clone, Debug)]
 pub(super) enum Materialize {
-    /// By an optimization barrier.
+    /// With an optimization barrier.
     Barrier,
-    /// By a branch on this index, which is always 0.
+    /// With a branch on this index, which is always 0.
     Branch(Value),
 }
 
-/// The body of a function while it is written.
+/// Prints the body of a function.
 #[derive(Debug, Default)]
 pub(super) struct Writer {
     text: String,
@@ -114,7 +114,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// A value of the enclosing function or region, with a name of its own.
+    /// Returns an argument of the enclosing function or region, with a new name.
     pub(super) fn argument(&mut self, element: impl Into<Element>, sizes: &[usize]) -> Value {
         let name = self.name();
         Value { name, element: element.into(), sizes: sizes.to_vec() }
@@ -126,7 +126,7 @@ impl Writer {
     }
 
     pub(super) fn comment(&mut self, text: &str) {
-        // A name may hold anything but the end of the line.
+        // A name may contain anything, but a comment ends with the line.
         let _ = writeln!(self.text, "    // {}", text.replace(['\n', '\r'], " "));
     }
 
@@ -134,7 +134,7 @@ impl Writer {
         self.text
     }
 
-    /// An operation with one result.
+    /// Prints an operation with one result.
     pub(super) fn op(
         &mut self,
         name: &str,
@@ -143,16 +143,16 @@ impl Writer {
         element: impl Into<Element>,
         sizes: &[usize],
     ) -> Value {
-        let form = (element.into(), sizes.to_vec());
-        self.call(name, operands, attributes, None, &[form]).swap_remove(0)
+        let result = (element.into(), sizes.to_vec());
+        self.call(name, operands, attributes, None, &[result]).swap_remove(0)
     }
 
-    /// An operation whose result is as its first operand.
+    /// Prints an operation whose result has the type of its first operand.
     pub(super) fn like(&mut self, name: &str, operands: &[&Value]) -> Value {
         self.op(name, operands, "", operands[0].element, &operands[0].sizes)
     }
 
-    /// An operation with a function of its own, as reductions and sorts have.
+    /// Prints an operation with a region, such as a reduction or a sort.
     pub(super) fn with_region(
         &mut self,
         name: &str,
@@ -192,7 +192,7 @@ impl Writer {
         results.iter().enumerate().map(value).collect()
     }
 
-    /// The text of a function of scalars of these types.
+    /// Returns the text of a region with scalar arguments of these types.
     pub(super) fn region(
         &mut self,
         arguments: &[Element],
@@ -203,13 +203,13 @@ impl Writer {
         let results = body(self, &arguments);
         let body = std::mem::replace(&mut self.text, outer);
         let heads = join(arguments.iter().map(|a| format!("{a}: {}", a.ty())));
-        // A function of nothing has an entry block without a label.
+        // Without arguments the entry block has no label.
         let label = if arguments.is_empty() { String::new() } else { format!("    ^bb0({heads}):\n") };
         let types = join(results.iter().map(Value::ty));
         format!("{{\n{label}{body}    \"stablehlo.return\"({}) : ({types}) -> ()\n    }}", join(&results))
     }
 
-    /// `x`, computed once for all who read the result, in a way that compilers keep.
+    /// Returns `x` so that it is computed once for all readers, in a way that compilers keep.
     ///
     /// [`Materialize::Barrier`] suffices if the compiler removes barriers after fusion. On CPUs XLA
     /// removes them before. There the value passes through a three-way conditional on an argument,
@@ -224,39 +224,39 @@ impl Writer {
                 let others =
                     [0.0, 1.0].map(|n| self.region(&[], |w, _| vec![w.splat(n, x.element, &x.sizes)]));
                 let branches = format!("{taken}, {}, {}", others[0], others[1]);
-                let form = (x.element, x.sizes.clone());
-                self.with_region("case", &[index], "", &branches, &[form]).swap_remove(0)
+                let result = (x.element, x.sizes.clone());
+                self.with_region("case", &[index], "", &branches, &[result]).swap_remove(0)
             }
         }
     }
 
-    /// Ends the function.
-    pub(super) fn give_back(&mut self, results: &[Value]) {
+    /// Prints the return of the function.
+    pub(super) fn finish_function(&mut self, results: &[Value]) {
         let types = join(results.iter().map(Value::ty));
         let _ = writeln!(self.text, "    \"func.return\"({}) : ({types}) -> ()", join(results));
     }
 
-    /// One number everywhere.
+    /// A constant tensor of one number.
     pub(super) fn splat(&mut self, number: f64, element: impl Into<Element>, sizes: &[usize]) -> Value {
         let element = element.into();
         self.literal(&number_text(number, element), element, sizes)
     }
 
-    /// One integer everywhere, with all its digits.
+    /// A constant tensor of one integer, exactly.
     pub(super) fn integer(&mut self, number: i128, element: impl Into<Element>, sizes: &[usize]) -> Value {
         self.literal(&number.to_string(), element.into(), sizes)
     }
 
-    /// A small tensor, written out.
+    /// A small constant tensor.
     pub(super) fn tensor(&mut self, value: &HostTensor) -> Value {
         let (element, sizes) = (Element::from(value.dtype()), value.sizes());
         match value.len() {
             0 => self.splat(0.0, element, sizes),
-            // One element is a splat, which is not written as hexadecimal bytes.
+            // A single element is a splat, which cannot be written as hexadecimal bytes.
             1 => self.literal(&single(value), element, sizes),
             _ if value.dtype() == DType::Bool => {
-                let truths = value.to_f64_vec();
-                let flat = self.literal(&list(truths.iter().map(|&t| t != 0.0)), element, &[truths.len()]);
+                let flags = value.to_f64_vec();
+                let flat = self.literal(&list(flags.iter().map(|&t| t != 0.0)), element, &[flags.len()]);
                 self.reshape(&flat, sizes)
             }
             _ => {
@@ -271,7 +271,7 @@ impl Writer {
         self.op("constant", &[], &format!("value = dense<{text}> : {ty}"), element, sizes)
     }
 
-    /// The same elements under other sizes.
+    /// Reshapes a value.
     pub(super) fn reshape(&mut self, x: &Value, sizes: &[usize]) -> Value {
         if x.sizes == sizes {
             return x.clone();
@@ -279,7 +279,7 @@ impl Writer {
         self.op("reshape", &[x], "", x.element, sizes)
     }
 
-    /// The same numbers in another type.
+    /// Converts the elements to another type.
     pub(super) fn convert(&mut self, x: &Value, element: impl Into<Element>) -> Value {
         let element = element.into();
         if x.element == element {
@@ -288,12 +288,12 @@ impl Writer {
         self.op("convert", &[x], "", element, &x.sizes)
     }
 
-    /// With bf16 as f32, for sums.
+    /// Converts bf16 to f32, for sums.
     pub(super) fn widened(&mut self, x: &Value) -> Value {
         if x.element == DType::Bf16.into() { self.convert(x, DType::F32) } else { x.clone() }
     }
 
-    /// Dimension `i` of the operand as dimension `dims[i]` of the result; the others repeat it.
+    /// Broadcasts: dimension `i` of the operand becomes dimension `dims[i]` of the result.
     pub(super) fn broadcast(&mut self, x: &Value, dims: &[usize], sizes: &[usize]) -> Value {
         if x.sizes == sizes {
             return x.clone();
@@ -312,12 +312,12 @@ impl Writer {
         self.op("select", &[condition, a, b], "", a.element, &a.sizes)
     }
 
-    /// Each index along a dimension.
+    /// The index of each element along a dimension.
     pub(super) fn iota(&mut self, dim: usize, element: impl Into<Element>, sizes: &[usize]) -> Value {
         self.op("iota", &[], &format!("iota_dimension = {dim} : i64"), element, sizes)
     }
 
-    /// A part of a tensor: from `begin`, `step` apart, `sizes` of them.
+    /// A strided slice: `sizes` elements from `begin`, `step` apart.
     pub(super) fn slice(&mut self, x: &Value, begin: &[usize], step: &[usize], sizes: &[usize]) -> Value {
         if x.sizes == sizes {
             return x.clone();
@@ -335,7 +335,7 @@ impl Writer {
         self.op("slice", &[x], &attributes, x.element, sizes)
     }
 
-    /// Dimension `order[i]` of the operand as dimension `i`.
+    /// Permutes dimensions: dimension `i` of the result is dimension `order[i]` of the operand.
     pub(super) fn transpose(&mut self, x: &Value, order: &[usize]) -> Value {
         if order.iter().enumerate().all(|(i, &d)| i == d) {
             return x.clone();
@@ -351,7 +351,7 @@ impl Writer {
         self.op("reverse", &[x], &format!("dimensions = {}", array(dims)), x.element, &x.sizes)
     }
 
-    /// With `fill` before, after and between the elements of each dimension; less than none before or after cuts.
+    /// Pads each dimension with `fill` around and between elements. Negative padding crops.
     pub(super) fn pad(&mut self, x: &Value, fill: f64, around: &[[i64; 2]], between: &[usize]) -> Value {
         if around.iter().all(|a| *a == [0, 0]) && between.iter().all(|&n| n == 0) {
             return x.clone();
@@ -371,15 +371,15 @@ impl Writer {
         self.op("pad", &[x, &fill], &attributes, x.element, &sizes)
     }
 
-    /// Some dimensions folded away by an operation of two numbers, from `first` on.
+    /// Reduces dimensions with a binary operation, starting with `first`.
     pub(super) fn reduce(&mut self, name: &str, x: &Value, first: &Value, dims: &[usize]) -> Value {
         let kept = (0..x.sizes.len()).filter(|d| !dims.contains(d)).map(|d| x.sizes[d]).collect();
-        let region = self.fold(name, x.element);
+        let region = self.binary_region(name, x.element);
         let attribute = format!("dimensions = {}", array(dims));
         self.with_region("reduce", &[x, first], &attribute, &region, &[(x.element, kept)]).swap_remove(0)
     }
 
-    /// Windows folded by an operation of two numbers, from `first` on.
+    /// Reduces windows with a binary operation, starting with `first`.
     pub(super) fn reduce_window(
         &mut self,
         name: &str,
@@ -394,7 +394,7 @@ impl Writer {
             (room / strides[d] as i64 + 1) as usize
         };
         let sizes: Vec<usize> = (0..x.sizes.len()).map(size).collect();
-        let region = self.fold(name, x.element);
+        let region = self.binary_region(name, x.element);
         let attributes = format!(
             "window_dimensions = {}, window_strides = {}, padding = {}",
             array(window),
@@ -405,13 +405,13 @@ impl Writer {
             .swap_remove(0)
     }
 
-    /// The function of two numbers that an operation of that name is.
-    pub(super) fn fold(&mut self, name: &str, element: Element) -> String {
+    /// Returns the region of a binary operation on scalars.
+    pub(super) fn binary_region(&mut self, name: &str, element: Element) -> String {
         self.region(&[element, element], |w, x| vec![w.like(name, &[&x[0], &x[1]])])
     }
 }
 
-/// A number as MLIR reads it without losing a digit.
+/// Returns a number in the MLIR syntax that preserves all digits.
 fn number_text(number: f64, element: Element) -> String {
     match element {
         Element::Of(DType::F32) => format!("0x{:08X}", (number as f32).to_bits()),
@@ -420,12 +420,12 @@ fn number_text(number: f64, element: Element) -> String {
             format!("0x{:04X}", tensorpack_tensor::bf16::from_f32(number as f32).to_bits())
         }
         Element::Of(DType::Bool) => (number != 0.0).to_string(),
-        // As Rust converts: what is out of range becomes the nearest number in it.
+        // Rust's conversion saturates.
         _ => (number as i64).to_string(),
     }
 }
 
-/// The element of a tensor that has one.
+/// Returns the only element of a tensor as text.
 fn single(value: &HostTensor) -> String {
     match value.as_slice::<i64>() {
         Ok(integers) => integers[0].to_string(),

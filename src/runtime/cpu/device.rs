@@ -1,0 +1,55 @@
+//! The CPU engine's entry in the registry: thread teams of this process, `cpu:N`.
+
+use super::engine::{CpuOptions, cpu_executor};
+use crate::runtime::engine::{Engine, parse_index};
+use crate::runtime::executor::Executor;
+use crate::runtime::{Device, SessionOptions, Turns, available_memory};
+use std::thread::available_parallelism;
+use tensorpack_kernels::Isa;
+use tensorpack_tensor::{Error, Result};
+
+/// The CPU engine.
+pub(in crate::runtime) struct CpuEngine;
+
+impl Engine for CpuEngine {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn description(&self) -> String {
+        let cores = available_parallelism().map_or(1, usize::from);
+        let memory = available_memory()
+            .map_or_else(String::new, |bytes| format!(", {:.1} GB of memory available", bytes as f64 / 1e9));
+        format!("{cores} cores, {} instructions{memory}", Isa::detect())
+    }
+
+    fn parse_device(&self, parts: &[&str]) -> Option<Device> {
+        parse_index(parts).map(Device::Cpu)
+    }
+
+    fn supports_forks(&self) -> bool {
+        true
+    }
+
+    fn check_towers(&self, devices: &[Device]) -> Result<()> {
+        match devices.iter().enumerate().find(|(i, device)| devices[..*i].contains(device)) {
+            Some((_, device)) => Err(Error::argument(format!(
+                "every tower needs its own device, but {device} is listed twice"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    fn create(&self, options: &SessionOptions, turns: &Turns) -> Result<Box<dyn Executor>> {
+        let options = CpuOptions {
+            threads: options.threads,
+            isa: options.isa,
+            memory_limit: options.memory_limit,
+            deadline: options.deadline,
+            profile: options.profile,
+            full_precision: options.full_precision,
+            dump_passes: options.dump_passes,
+        };
+        Ok(cpu_executor(&options, turns))
+    }
+}

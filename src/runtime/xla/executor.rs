@@ -1,0 +1,166 @@
+//! The executor: variables that stay on devices, and programs that run there.
+
+use super::module::Purpose;
+use super::program::{XlaProgram, lock};
+use super::staging::StagedFeeds;
+use super::target::{Target, XlaOptions};
+use super::variables::Variables;
+use crate::graph::VariableInfo;
+use crate::runtime::executor::{Executable, Executor, Feed, RunInfo, SavedValue, check_value};
+use crate::runtime::{Interrupt, Lowered, Platform, Source, Staging};
+use std::sync::{Arc, Mutex};
+use tensorpack_pjrt::Buffer;
+use tensorpack_tensor::{Error, HostTensor, Result, element_count};
+
+/// An executor on the devices of a platform.
+pub(in crate::runtime) struct XlaExecutor {
+    target: Target,
+    variables: Arc<Mutex<Variables>>,
+    staged: Arc<StagedFeeds>,
+}
+
+impl XlaExecutor {
+    /// Opens an executor whose tower `i` runs on device `index + i` of the platform.
+    pub(in crate::runtime) fn open(
+        platform: Platform,
+        index: usize,
+        options: XlaOptions,
+    ) -> Result<XlaExecutor> {
+        let target = Target::open(platform, index, options)?;
+        Ok(XlaExecutor { staged: StagedFeeds::new(&target), target, variables: Arc::default() })
+    }
+
+    pub(super) fn program(&self, lowered: &Lowered, purpose: Purpose) -> Result<XlaProgram> {
+        XlaProgram::new(lowered, purpose, &self.target, &self.variables, &self.staged)
+    }
+}
+
+impl Executor for XlaExecutor {
+    fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()> {
+        let mut bytes = 0usize;
+        for v in variables {
+            bytes = bytes.saturating_add(element_count(&v.sizes)?.saturating_mul(v.dtype.size()));
+        }
+        self.target.check_memory(bytes, "the variables", 0)?;
+        let first = variables.iter().map(|v| v.init.value(seed, &v.name, v.dtype, &v.sizes));
+        let made = first.map(|value| self.target.upload(&value?, 0)).collect::<Result<Vec<Buffer>>>()?;
+        let specs = variables.iter().map(|v| (v.dtype, v.sizes.clone())).collect();
+        *lock(&self.variables) = Variables::new(made, specs, &self.target)?;
+        Ok(())
+    }
+
+    fn read(&self, index: usize) -> Result<HostTensor> {
+        let variables = lock(&self.variables);
+        variables.spec(index)?;
+        variables.read(index, &self.target)
+    }
+
+    fn save(&self, index: usize) -> Result<Box<dyn SavedValue>> {
+        let variables = lock(&self.variables);
+        variables.spec(index)?;
+        Ok(Box::new(variables.save(index, &self.target)))
+    }
+
+    fn write(&mut self, index: usize, value: &HostTensor) -> Result<()> {
+        let mut variables = lock(&self.variables);
+        check_value(Some(variables.spec(index)?), index, value)?;
+        variables.write(index, value, &self.target)
+    }
+
+    fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>> {
+        let lowered = source.lower()?;
+        Ok(Box::new(self.program(&lowered, Purpose::Run)?))
+    }
+
+    fn watch(&mut self, interrupt: &Interrupt) {
+        self.target.interrupt = interrupt.clone();
+    }
+
+    fn runs_ahead(&self) -> bool {
+        true
+    }
+
+    fn staging(&self) -> Option<Staging> {
+        Some(Staging::new(self.staged.clone()))
+    }
+
+    fn find_non_finite(
+        &mut self,
+        source: &Source<'_>,
+        run: &RunInfo,
+        feeds: &[Feed<'_>],
+    ) -> Result<Option<Error>> {
+        let lowered = source.lower()?;
+        let program = self.program(&lowered, Purpose::FindNonFinite)?;
+        for (launch, towers) in program.launches.iter().zip(program.launch(run, feeds)?) {
+            for outputs in towers {
+                let finite = outputs[0].download(self.target.options.deadline)?;
+                let finite = finite.as_slice::<bool>()?;
+                let results = launch.module.tested.iter().zip(finite).filter(|(_, finite)| !**finite);
+                let found =
+                    results.into_iter().find_map(|(origin, _)| lowered.diagnosis().not_finite(origin));
+                if found.is_some() {
+                    return Ok(found);
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Fetch, Graph, Init, VariableSpec};
+    use crate::runtime::session::request;
+    use crate::runtime::snapshot::Reading;
+    use crate::tower::TowerContext;
+    use std::time::Duration;
+
+    fn f32s(values: [f32; 2]) -> HostTensor {
+        HostTensor::new([2], values.to_vec()).unwrap()
+    }
+
+    /// A saved value is the variable's buffer itself, neither copied nor read. Writes replace the
+    /// buffer, and runs do not donate it.
+    #[test]
+    fn a_saved_value_stays_on_the_device() {
+        if tensorpack_pjrt::plugin_for_tests("cpu").is_none() {
+            return;
+        }
+        let graph = Graph::new();
+        let t = TowerContext::training(&graph);
+        let w = t.variable(VariableSpec::new("w", [2]).init(Init::Value(f32s([1.0, 2.0]))));
+        let double = w.update(|w| w * 2.0);
+        let graph = Arc::new(graph.freeze().unwrap());
+        let options = XlaOptions {
+            memory_limit: None,
+            deadline: Duration::from_secs(300),
+            full_precision: true,
+            deterministic: true,
+        };
+        let mut executor = XlaExecutor::open(Platform::Cpu, 0, options).unwrap();
+        executor.create_variables(graph.variables(), 0).unwrap();
+        let request = request(&[Fetch::from(&double)], &[]);
+        let mut program = executor.compile(&Source::new(&graph, &request, Reading::InPlace)).unwrap();
+        let mut run = || program.run(&RunInfo { seed: 0, draw: 0 }, &[], &mut Vec::new()).unwrap();
+        let save = |executor: &XlaExecutor| lock(&executor.variables).save(0, &executor.target);
+
+        let first = save(&executor);
+        assert!(lock(&executor.variables).is_saved(0));
+        run();
+        assert!(!first.buffer.is_donated().unwrap());
+        assert!(!lock(&executor.variables).is_saved(0));
+        assert_eq!(executor.read(0).unwrap(), f32s([2.0, 4.0]));
+        let second = save(&executor);
+        executor.write(0, &f32s([5.0, 6.0])).unwrap();
+        run();
+        assert_eq!(executor.read(0).unwrap(), f32s([10.0, 12.0]));
+        assert_eq!(first.read().unwrap(), f32s([1.0, 2.0]));
+        assert_eq!(second.read().unwrap(), f32s([2.0, 4.0]));
+
+        // A value that is no longer saved is donated again.
+        drop(save(&executor));
+        assert!(!lock(&executor.variables).is_saved(0));
+    }
+}
