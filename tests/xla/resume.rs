@@ -121,7 +121,7 @@ fn child_interrupted_at_the_boundary() {
         Ok(g.graph().group(&doubled.iter().collect::<Vec<_>>()))
     });
     let callbacks: Vec<Box<dyn Callback>> =
-        vec![Box::new(double.before(false)), Box::new(InterruptedAtTheBoundary)];
+        vec![Box::new(double.no_before_train()), Box::new(InterruptedAtTheBoundary)];
     let ended = train(Path::new(&dir), device, callbacks);
     panic!("training went on: {:?}", ended.map(|variables| variables.len()));
 }
