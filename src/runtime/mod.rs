@@ -37,3 +37,5 @@ pub use staging::{Stage, Staging};
 pub use step_program::{Cadence, Clock, FetchHandle, StepProgram};
 pub use tensorpack_kernels::Roofline;
 pub use update_turns::Turns;
+
+pub use crate::reference::StochasticRounding;

@@ -10,7 +10,7 @@ use super::executor::{Executable, Executor, Feed, Outcome, RunInfo};
 use super::lowering::Source;
 use super::{faults, memory_limit};
 use crate::graph::{Frozen, NodeId, NodeKind, OpDef, Role, TensorId, VariableInfo, split_tower};
-use crate::reference::{Array, EvaluateCx};
+use crate::reference::{Array, EvaluateCx, Scalar, StochasticRounding};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,12 +27,13 @@ type Values = HashMap<TensorId, Arc<Array>>;
 pub(super) struct ReferenceEngine {
     /// The most bytes to allocate; `None`: what the machine or its cgroup allows.
     limit: Option<usize>,
+    rounding: Option<StochasticRounding>,
     variables: Variables,
 }
 
 impl ReferenceEngine {
-    pub(super) fn new(limit: Option<usize>) -> ReferenceEngine {
-        ReferenceEngine { limit, variables: Variables::default() }
+    pub(super) fn new(limit: Option<usize>, rounding: Option<StochasticRounding>) -> ReferenceEngine {
+        ReferenceEngine { limit, rounding, variables: Variables::default() }
     }
 }
 
@@ -40,6 +41,7 @@ impl ReferenceEngine {
 struct ReferenceProgram {
     graph: Arc<Frozen>,
     variables: Variables,
+    rounding: Option<StochasticRounding>,
     /// The nodes whose values are needed, each after all that it reads.
     order: Vec<NodeId>,
     /// Which feed each placeholder takes.
@@ -83,14 +85,14 @@ impl Executor for ReferenceEngine {
     }
 
     fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>> {
-        let program = ReferenceProgram::new(source, &self.variables)?;
+        let program = ReferenceProgram::new(source, &self.variables, self.rounding)?;
         let made = program.order.iter().filter_map(|id| program.concrete.get(id)).flatten();
         memory_limit::check(bytes(made.map(|(_, sizes)| sizes.as_slice()))?, "this program", self.limit)?;
         Ok(Box::new(program))
     }
 
     fn find_bad(&mut self, source: &Source<'_>, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Option<Error>> {
-        let program = ReferenceProgram::new(source, &self.variables)?;
+        let program = ReferenceProgram::new(source, &self.variables, self.rounding)?;
         let values = program.evaluate(run, feeds)?;
         let finite = |t: &TensorId| values.get(t).is_none_or(|v| v.is_finite());
         let graph = source.graph();
@@ -113,7 +115,11 @@ impl Executor for ReferenceEngine {
 }
 
 impl ReferenceProgram {
-    fn new(source: &Source<'_>, variables: &Variables) -> Result<ReferenceProgram> {
+    fn new(
+        source: &Source<'_>,
+        variables: &Variables,
+        rounding: Option<StochasticRounding>,
+    ) -> Result<ReferenceProgram> {
         let (graph, request) = (source.graph(), source.request());
         let assigns = assigns_in_run(graph, request)?;
         let fetches = request.fetched();
@@ -140,6 +146,7 @@ impl ReferenceProgram {
             elements_before: elements_before(graph, &values, &concrete),
             graph: graph.clone(),
             variables: variables.clone(),
+            rounding,
             feeds,
             concrete,
             assigns,
@@ -171,6 +178,7 @@ impl ReferenceProgram {
                 }
             };
             for (output, value) in made.into_iter().enumerate() {
+                let value = self.rounding.map_or(value.clone(), |r| Arc::new(rounded(&value, r)));
                 values.insert(TensorId { node: id, output: output as u32 }, value);
             }
         }
@@ -199,6 +207,7 @@ impl ReferenceProgram {
             elements_before: self.elements_before.get(&id).copied().unwrap_or(0),
             seed: run.seed,
             draw: run.draw,
+            rounding: self.rounding,
         })?;
         let form: Concrete = made.iter().map(|a| (a.dtype(), a.sizes().to_vec())).collect();
         match form == *outputs {
@@ -239,6 +248,13 @@ impl Executable for ReferenceProgram {
         }
         text
     }
+}
+
+fn rounded(value: &Array, rounding: StochasticRounding) -> Array {
+    value.map(value.dtype(), |v| match v {
+        Scalar::Float(v) => Scalar::Float(rounding.round(v)),
+        int => int,
+    })
 }
 
 fn lock(variables: &Variables) -> MutexGuard<'_, Vec<Arc<Array>>> {

@@ -8,6 +8,7 @@ use super::reference::ReferenceEngine;
 use super::snapshot::Reading;
 use super::{Device, Interrupt, KernelProgress, Staging, Turns, cpu, xla};
 use crate::graph::{Fetch, Frozen, Op, Tensor, Variable};
+use crate::reference::StochasticRounding;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -39,6 +40,8 @@ pub struct SessionOptions {
     pub full_precision: bool,
     /// Whether [`Session::plan_text`] begins with the program after each compiler pass, on the CPU engine.
     pub dump_passes: bool,
+    /// How the reference device rounds results; `None`: not at all, beyond f64. Other devices reject it.
+    pub stochastic_rounding: Option<StochasticRounding>,
     /// Whether two runs give the same bits on accelerators too, at some cost. The CPU engine always does.
     pub deterministic: bool,
 }
@@ -56,6 +59,7 @@ impl Default for SessionOptions {
             profile: false,
             full_precision: false,
             dump_passes: false,
+            stochastic_rounding: None,
             deterministic: false,
         }
     }
@@ -134,6 +138,10 @@ impl Session {
     /// A session on the device the options name, with variables at their first values.
     pub fn with(graph: Frozen, options: SessionOptions) -> Result<Session> {
         graph.take_late_error()?;
+        if options.stochastic_rounding.is_some() && options.device != Device::Reference {
+            let why = format!("{} cannot round stochastically", options.device);
+            return Err(Error::new(ErrorKind::Unsupported, why).note("use the device `reference`"));
+        }
         let turns = Turns::new(options.deadline);
         let mut executor: Box<dyn Executor> = match options.device {
             Device::Cpu(_) => cpu::cpu_executor(
@@ -149,7 +157,9 @@ impl Session {
                 &turns,
             ),
             Device::Null => Box::new(NullEngine::new(options.memory_limit)),
-            Device::Reference => Box::new(ReferenceEngine::new(options.memory_limit)),
+            Device::Reference => {
+                Box::new(ReferenceEngine::new(options.memory_limit, options.stochastic_rounding))
+            }
             Device::Xla { platform, index } => {
                 let xla = xla::XlaOptions {
                     memory_limit: options.memory_limit,
