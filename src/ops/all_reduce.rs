@@ -3,7 +3,7 @@
 
 use crate::graph::{GradCx, OpDef, OpTraits, Spec, Tensor};
 use crate::kir::{LowerCx, View};
-use crate::reference::{Array, EvaluateCx, Scalar, sum};
+use crate::reference::{Array, EvaluateCx, Scalar};
 use tensorpack_tensor::{DType, Error, Result};
 
 /// The sum of the tensors that all towers contribute under `key`. Each tower has its own node;
@@ -47,7 +47,7 @@ impl OpDef for AllReduce {
             let why = format!("towers contribute {} and {} to the sum {}", spec(own), spec(other), self.key);
             return Err(Error::shape(why));
         }
-        Ok(cx.output(|i| Scalar::Float(sum(parts.iter().map(|p| p.float(i))))))
+        Ok(cx.output(|i| Scalar::Float(cx.sum(parts.iter().map(|p| p.float(i))))))
     }
 
     fn traits(&self) -> OpTraits {

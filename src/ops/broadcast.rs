@@ -3,7 +3,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, ReduceKind, View};
-use crate::reference::{Array, EvaluateCx, Indices, Sums};
+use crate::reference::{Array, EvaluateCx, Indices};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Dim, Error, HostTensor, Result};
 
@@ -133,7 +133,7 @@ impl OpDef for SumLike {
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         let (x, to) = (cx.input(0), cx.output_sizes(0));
-        let mut sums = Sums::new(x.dtype(), to);
+        let mut sums = cx.running_sums(x.dtype(), to);
         for i in Indices::new(x.sizes()) {
             let aligned = &i[i.len() - to.len()..];
             let at: Vec<usize> = aligned.iter().zip(to).map(|(&i, &n)| if n == 1 { 0 } else { i }).collect();

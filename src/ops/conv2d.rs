@@ -5,7 +5,7 @@
 use super::{Layout, Padding, Window, depthwise_conv2d, same_spec};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{ContractKind, LowerCx, View};
-use crate::reference::{Array, EvaluateCx, Scalar, Sums};
+use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use tensorpack_kernels as kernels;
 use tensorpack_tensor::{Dim, Error, Result};
@@ -165,7 +165,8 @@ impl OpDef for Conv2d {
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
-        let (x, w, mut y) = (cx.input(0), cx.input(1), Sums::new(cx.output_dtype(0), cx.output_sizes(0)));
+        let (x, w, mut y) =
+            (cx.input(0), cx.input(1), cx.running_sums(cx.output_dtype(0), cx.output_sizes(0)));
         products(&self.0, x.sizes(), w.sizes(), cx.output_sizes(0), |i, k, o| {
             y.add(o, Scalar::Float(x.float(i) * w.float(k)));
         })?;
@@ -210,7 +211,8 @@ impl OpDef for Conv2dInputGrad {
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
-        let (dy, w, mut dx) = (cx.input(0), cx.input(1), Sums::new(cx.output_dtype(0), cx.output_sizes(0)));
+        let (dy, w, mut dx) =
+            (cx.input(0), cx.input(1), cx.running_sums(cx.output_dtype(0), cx.output_sizes(0)));
         products(&self.0, cx.output_sizes(0), w.sizes(), dy.sizes(), |i, k, o| {
             dx.add(i, Scalar::Float(dy.float(o) * w.float(k)));
         })?;
@@ -255,7 +257,8 @@ impl OpDef for Conv2dFilterGrad {
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
-        let (x, dy, mut dw) = (cx.input(0), cx.input(1), Sums::new(cx.output_dtype(0), cx.output_sizes(0)));
+        let (x, dy, mut dw) =
+            (cx.input(0), cx.input(1), cx.running_sums(cx.output_dtype(0), cx.output_sizes(0)));
         products(&self.0, x.sizes(), cx.output_sizes(0), dy.sizes(), |i, k, o| {
             dw.add(k, Scalar::Float(x.float(i) * dy.float(o)));
         })?;

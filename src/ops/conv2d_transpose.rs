@@ -5,7 +5,7 @@ use super::conv2d::{Conv2d, Conv2dFilterGrad, contract, products};
 use super::{Conv2dOptions, Padding, Window};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{ContractKind, LowerCx, View};
-use crate::reference::{Array, EvaluateCx, Scalar, Sums};
+use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
 
@@ -74,7 +74,8 @@ impl OpDef for Conv2dTranspose {
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
-        let (x, w, mut y) = (cx.input(0), cx.input(1), Sums::new(cx.output_dtype(0), cx.output_sizes(0)));
+        let (x, w, mut y) =
+            (cx.input(0), cx.input(1), cx.running_sums(cx.output_dtype(0), cx.output_sizes(0)));
         // The output has the role of a convolution's image.
         products(&self.0, cx.output_sizes(0), w.sizes(), x.sizes(), |i, k, o| {
             y.add(i, Scalar::Float(x.float(o) * w.float(k)));

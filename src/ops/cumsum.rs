@@ -2,7 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, View};
-use crate::reference::{Array, EvaluateCx, Indices, Sum};
+use crate::reference::{Array, EvaluateCx, Indices};
 use serde::{Deserialize, Serialize};
 use tensorpack_kernels as kernels;
 use tensorpack_tensor::{DType, Error, Result, element_count};
@@ -65,7 +65,7 @@ impl OpDef for Cumsum {
         let mut lines = x.sizes().to_vec();
         lines[self.axis] = 1;
         for mut i in Indices::new(&lines) {
-            let mut total = Sum::default();
+            let mut total = cx.running_sum();
             for step in 0..len {
                 i[self.axis] = if reverse { len - 1 - step } else { step };
                 let before = total.value(x.dtype());

@@ -5,7 +5,7 @@ use super::conv2d::Conv2d;
 use super::{Window, composed, same_spec};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{ContractKind, LowerCx, View};
-use crate::reference::{Array, EvaluateCx, Scalar, Sums};
+use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_tensor::{Error, Result};
@@ -98,7 +98,7 @@ impl OpDef for Depthwise {
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         let (a, b, out) = (cx.input(0), cx.input(1), cx.output_sizes(0));
-        let mut sums = Sums::new(cx.output_dtype(0), out);
+        let mut sums = cx.running_sums(cx.output_dtype(0), out);
         let (x, w, y) = match self.part {
             Output => (a.sizes(), b.sizes(), out),
             InputGrad => (out, b.sizes(), a.sizes()),

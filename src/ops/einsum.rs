@@ -3,7 +3,7 @@
 
 use crate::graph::{GradCx, Graph, OpDef, Spec, Tensor};
 use crate::kir::{Binary, ContractKind, LowerCx, ReduceKind, View};
-use crate::reference::{Array, EvaluateCx, Indices, Scalar, Sums};
+use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
 use std::borrow::Borrow;
 use std::sync::Arc;
@@ -261,7 +261,7 @@ impl OpDef for Einsum {
                 }
             }
         }
-        let mut sums = Sums::new(cx.output_dtype(0), cx.output_sizes(0));
+        let mut sums = cx.running_sums(cx.output_dtype(0), cx.output_sizes(0));
         for index in Indices::new(&letters.iter().map(|(_, n)| *n).collect::<Vec<_>>()) {
             let index_of =
                 |c: &char| letters.iter().zip(&index).find(|((l, _), _)| l == c).map_or(0, |(_, &i)| i);

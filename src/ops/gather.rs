@@ -3,7 +3,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{GatherKind, LowerCx, View};
-use crate::reference::{Array, EvaluateCx, Indices, Scalar, Sums};
+use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
 use tensorpack_kernels::GatherScatter;
 use tensorpack_tensor::{DType, Dim, Error, Result, Shape, element_count};
@@ -201,7 +201,7 @@ impl OpDef for ScatterAdd {
         let (updates, indices, to) = (cx.input(0), cx.input(1), cx.output_sizes(0));
         let axis = self.along.axis(to.len());
         check_rows(indices, to[axis])?;
-        let mut sums = Sums::new(updates.dtype(), to);
+        let mut sums = cx.running_sums(updates.dtype(), to);
         for i in Indices::new(updates.sizes()) {
             let row = indices.int(self.along.index(&i, indices.sizes().len())) as usize;
             let after = &i[i.len() - (to.len() - axis - 1)..];

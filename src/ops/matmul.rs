@@ -2,7 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{ContractKind, LowerCx, View};
-use crate::reference::{Array, EvaluateCx, sum};
+use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_kernels as kernels;
 use tensorpack_tensor::{Dim, Error, Result, element_count};
@@ -106,7 +106,7 @@ impl OpDef for MatMul {
                 2 => m.float(&[row, column]),
                 _ => m.float(&[leading, &[row, column]].concat()),
             };
-            sum((0..inner).map(|k| of(a, at[0], k) * of(b, k, at[1])))
+            cx.sum((0..inner).map(|k| of(a, at[0], k) * of(b, k, at[1])))
         }))
     }
 }

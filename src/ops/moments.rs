@@ -4,7 +4,7 @@ use super::composed;
 use super::reduce::{check_axes, groups, reduced_shape, resolve_axes};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, ReduceKind, View};
-use crate::reference::{Array, EvaluateCx, Scalar, sum};
+use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_tensor::{Error, Result};
@@ -72,9 +72,9 @@ impl OpDef for Moments {
         let (mut means, mut variances) = (Vec::new(), Vec::new());
         for group in groups(x.sizes(), &self.axes) {
             let n = group.len() as f64;
-            let mean = sum(group.iter().map(|i| x.float(i))) / n;
+            let mean = cx.sum(group.iter().map(|i| x.float(i))) / n;
             means.push(Scalar::Float(mean));
-            variances.push(Scalar::Float(sum(group.iter().map(|i| (x.float(i) - mean).powi(2))) / n));
+            variances.push(Scalar::Float(cx.sum(group.iter().map(|i| (x.float(i) - mean).powi(2))) / n));
         }
         let array = |values: &[Scalar]| Array::from_values(x.dtype(), cx.output_sizes(0), values);
         Ok(vec![array(&means), array(&variances)])

@@ -3,7 +3,7 @@
 use super::{Layout, Padding, Window, composed, same_spec};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, PoolKind, View};
-use crate::reference::{Array, EvaluateCx, Indices, Scalar, Sums};
+use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_kernels as kernels;
@@ -170,7 +170,7 @@ impl OpDef for Pool {
         };
         let mut largest = Array::zeros(first.dtype(), y);
         let mut indices = Array::zeros(DType::U8, y);
-        let mut sums = Sums::new(first.dtype(), out);
+        let mut sums = cx.running_sums(first.dtype(), out);
         for o in Indices::new(y) {
             let inside: Vec<usize> = (0..height * width).filter(|&tap| at(&o, tap).is_some()).collect();
             let max_position = |i: usize| at(&o, cx.input(i).int(&o) as usize);

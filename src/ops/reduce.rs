@@ -2,7 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, ReduceKind, View};
-use crate::reference::{Array, EvaluateCx, Indices, Scalar, Sum};
+use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Dim, Error, ErrorKind, Result, Shape};
 
@@ -140,7 +140,7 @@ impl OpDef for Reduce {
             };
             match self.kind {
                 ReduceKind::Sum => {
-                    let mut sum = Sum::default();
+                    let mut sum = cx.running_sum();
                     values().for_each(|v| sum.add(v));
                     sum.value(x.dtype())
                 }

@@ -5,7 +5,7 @@ use super::loss::wide;
 use super::reduce::resolve_axes;
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{Binary, Class, ExprBuilder, LowerCx, ReduceKind, Reg, Unary, View};
-use crate::reference::{Array, EvaluateCx, sum};
+use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_tensor::{DType, Error, Result};
@@ -138,7 +138,7 @@ impl OpDef for Softmax {
             }
             let top =
                 row.iter().copied().fold(f64::NEG_INFINITY, |a, b| if b > a || b.is_nan() { b } else { a });
-            let total = sum(row.iter().map(|v| (v - top).exp()));
+            let total = cx.sum(row.iter().map(|v| (v - top).exp()));
             (x.float(i) - top).exp() / total
         }))
     }

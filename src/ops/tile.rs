@@ -3,7 +3,7 @@
 use super::composed;
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, ReduceKind, View};
-use crate::reference::{Array, EvaluateCx, Indices, Sums};
+use crate::reference::{Array, EvaluateCx, Indices};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use tensorpack_tensor::{Dim, Error, Result};
@@ -88,7 +88,7 @@ impl OpDef for Untile {
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         let (x, to) = (cx.input(0), cx.output_sizes(0));
-        let mut sums = Sums::new(x.dtype(), to);
+        let mut sums = cx.running_sums(x.dtype(), to);
         for i in Indices::new(x.sizes()) {
             sums.add(&i.iter().zip(to).map(|(&i, &n)| i % n).collect::<Vec<usize>>(), x.at(&i));
         }

@@ -1,6 +1,6 @@
 //! The context of an operation's `evaluate`.
 
-use super::{Array, Scalar};
+use super::{Array, Scalar, StochasticRounding, Sum, Sums};
 use crate::kir::CustomKernel;
 use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
 
@@ -20,6 +20,7 @@ pub struct EvaluateCx<'a> {
     pub(crate) elements_before: usize,
     pub(crate) seed: u64,
     pub(crate) draw: u64,
+    pub(crate) rounding: Option<StochasticRounding>,
 }
 
 impl EvaluateCx<'_> {
@@ -61,6 +62,24 @@ impl EvaluateCx<'_> {
     /// Returns output 0, computed by a float function of the index.
     pub fn float_output(&self, mut value: impl FnMut(&[usize]) -> f64) -> Vec<Array> {
         self.output(|index| Scalar::Float(value(index)))
+    }
+
+    /// Returns an empty running sum.
+    pub fn running_sum(&self) -> Sum {
+        Sum::new(self.rounding)
+    }
+
+    /// Returns an array of empty running sums of elements of `dtype`, one for each index of
+    /// `sizes`.
+    pub fn running_sums(&self, dtype: DType, sizes: &[usize]) -> Sums {
+        Sums::new(dtype, sizes, self.rounding)
+    }
+
+    /// Returns the sum of floats.
+    pub fn sum(&self, values: impl IntoIterator<Item = f64>) -> f64 {
+        let mut total = self.running_sum();
+        values.into_iter().for_each(|v| total.add(Scalar::Float(v)));
+        total.value(DType::F64).as_f64()
     }
 
     /// Returns this run's draw from a random stream: a uniform number in `[0, 1)` for each element

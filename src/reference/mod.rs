@@ -6,8 +6,10 @@
 
 mod array;
 mod evaluate;
+mod rounding;
 mod sum;
 
 pub use array::{Array, Indices, Scalar};
 pub use evaluate::EvaluateCx;
-pub use sum::{Sum, Sums, sum};
+pub use rounding::StochasticRounding;
+pub use sum::{Sum, Sums};

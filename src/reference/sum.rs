@@ -1,23 +1,34 @@
 //! Compensated summation.
 
-use super::{Array, Scalar};
+use super::{Array, Scalar, StochasticRounding};
 use tensorpack_tensor::DType;
 
 /// A running sum. Integers wrap; floats use compensated summation (Neumaier, 1974), so that a long
-/// sum is as accurate as a short one.
+/// sum is as accurate as a short one. Under [`StochasticRounding`] every partial sum is
+/// rounded instead, as a loop in that precision does.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum {
     float: f64,
     compensation: f64,
     int: i64,
+    rounding: Option<StochasticRounding>,
 }
 
 impl Sum {
+    /// Returns an empty sum.
+    pub(super) fn new(rounding: Option<StochasticRounding>) -> Sum {
+        Sum { rounding, ..Sum::default() }
+    }
+
     /// Adds an element.
     pub fn add(&mut self, value: Scalar) {
         match value {
             Scalar::Int(v) => self.int = self.int.wrapping_add(v),
             Scalar::Float(v) => {
+                if let Some(rounding) = self.rounding {
+                    self.float = rounding.round(self.float + v);
+                    return;
+                }
                 let next = self.float + v;
                 let (large, small) =
                     if self.float.abs() >= v.abs() { (self.float, v) } else { (v, self.float) };
@@ -38,13 +49,6 @@ impl Sum {
     }
 }
 
-/// Returns the sum of floats.
-pub fn sum(values: impl IntoIterator<Item = f64>) -> f64 {
-    let mut total = Sum::default();
-    values.into_iter().for_each(|v| total.add(Scalar::Float(v)));
-    total.value(DType::F64).as_f64()
-}
-
 /// An array of running sums, each of which starts at zero.
 #[derive(Clone, Debug)]
 pub struct Sums {
@@ -55,8 +59,8 @@ pub struct Sums {
 
 impl Sums {
     /// Creates sums of elements of `dtype`, one for each index of `sizes`.
-    pub fn new(dtype: DType, sizes: &[usize]) -> Sums {
-        Sums { dtype, sizes: sizes.to_vec(), sums: vec![Sum::default(); sizes.iter().product()] }
+    pub(super) fn new(dtype: DType, sizes: &[usize], rounding: Option<StochasticRounding>) -> Sums {
+        Sums { dtype, sizes: sizes.to_vec(), sums: vec![Sum::new(rounding); sizes.iter().product()] }
     }
 
     /// Adds an element to the sum at an index.
@@ -79,6 +83,12 @@ impl Sums {
 mod tests {
     use super::*;
 
+    fn sum(values: impl IntoIterator<Item = f64>) -> f64 {
+        let mut total = Sum::default();
+        values.into_iter().for_each(|v| total.add(Scalar::Float(v)));
+        total.value(DType::F64).as_f64()
+    }
+
     #[test]
     fn small_terms_next_to_a_large_one_are_kept() {
         let terms = || [1e16].into_iter().chain([1.0; 10]).chain([-1e16]);
@@ -96,7 +106,7 @@ mod tests {
 
     #[test]
     fn integers_wrap_to_their_type() {
-        let mut sums = Sums::new(DType::U8, &[2]);
+        let mut sums = Sums::new(DType::U8, &[2], None);
         [200, 100].into_iter().for_each(|v| sums.add(&[1], Scalar::Int(v)));
         assert_eq!(sums.array().values().collect::<Vec<_>>(), [Scalar::Int(0), Scalar::Int(44)]);
     }

@@ -42,6 +42,11 @@ pub trait Engine: Send + Sync {
         false
     }
 
+    /// Whether its executors obey [`SessionOptions::stochastic_rounding`]. Defaults to `false`.
+    fn rounds_stochastically(&self) -> bool {
+        false
+    }
+
     /// Checks that tower `i` can run on `devices[i]` for all `i`. The devices are at least one, all
     /// of this engine. By default any list is valid.
     fn check_towers(&self, devices: &[Device]) -> Result<()> {

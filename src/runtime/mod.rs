@@ -41,3 +41,5 @@ pub use step_program::{Cadence, Clock, FetchHandle, StepProgram};
 pub use tensorpack_kernels::Roofline;
 pub use update_turns::Turns;
 pub use xla::{Platform, XLA_CPU_DEVICES};
+
+pub use crate::reference::StochasticRounding;

@@ -11,7 +11,7 @@ use super::executor::{Executable, Executor, Feed, Outcome, RunInfo};
 use super::lowering::Source;
 use super::{Device, SessionOptions, Turns, memory_limit, value_errors};
 use crate::graph::{Frozen, NodeId, NodeKind, OpDef, Role, TensorId, VariableInfo, split_tower};
-use crate::reference::{Array, EvaluateCx};
+use crate::reference::{Array, EvaluateCx, Scalar, StochasticRounding};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,8 +43,16 @@ impl Engine for ReferenceEngine {
         parts.is_empty().then_some(Device::Reference)
     }
 
+    fn rounds_stochastically(&self) -> bool {
+        true
+    }
+
     fn create(&self, options: &SessionOptions, _: &Turns) -> Result<Box<dyn Executor>> {
-        Ok(Box::new(ReferenceExecutor { limit: options.memory_limit, variables: Variables::default() }))
+        Ok(Box::new(ReferenceExecutor {
+            limit: options.memory_limit,
+            rounding: options.stochastic_rounding,
+            variables: Variables::default(),
+        }))
     }
 }
 
@@ -52,6 +60,7 @@ impl Engine for ReferenceEngine {
 struct ReferenceExecutor {
     /// The memory limit in bytes; defaults to the available memory.
     limit: Option<usize>,
+    rounding: Option<StochasticRounding>,
     variables: Variables,
 }
 
@@ -59,6 +68,7 @@ struct ReferenceExecutor {
 struct ReferenceProgram {
     graph: Arc<Frozen>,
     variables: Variables,
+    rounding: Option<StochasticRounding>,
     /// The nodes whose values are needed, in topological order.
     order: Vec<NodeId>,
     /// The feed of each placeholder.
@@ -102,7 +112,7 @@ impl Executor for ReferenceExecutor {
     }
 
     fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>> {
-        let program = ReferenceProgram::new(source, &self.variables)?;
+        let program = ReferenceProgram::new(source, &self.variables, self.rounding)?;
         let outputs = program.order.iter().filter_map(|id| program.concrete.get(id)).flatten();
         memory_limit::check(bytes(outputs.map(|(_, sizes)| sizes.as_slice()))?, "this program", self.limit)?;
         Ok(Box::new(program))
@@ -114,7 +124,7 @@ impl Executor for ReferenceExecutor {
         run: &RunInfo,
         feeds: &[Feed<'_>],
     ) -> Result<Option<Error>> {
-        let program = ReferenceProgram::new(source, &self.variables)?;
+        let program = ReferenceProgram::new(source, &self.variables, self.rounding)?;
         let values = program.evaluate(run, feeds)?;
         let finite = |t: &TensorId| values.get(t).is_none_or(|v| v.is_finite());
         let graph = source.graph();
@@ -136,7 +146,11 @@ impl Executor for ReferenceExecutor {
 }
 
 impl ReferenceProgram {
-    fn new(source: &Source<'_>, variables: &Variables) -> Result<ReferenceProgram> {
+    fn new(
+        source: &Source<'_>,
+        variables: &Variables,
+        rounding: Option<StochasticRounding>,
+    ) -> Result<ReferenceProgram> {
         let (graph, request) = (source.graph(), source.request());
         let assigns = assigns_in_run(graph, request)?;
         let fetches = request.fetched();
@@ -163,6 +177,7 @@ impl ReferenceProgram {
             elements_before: elements_before(graph, &values, &concrete),
             graph: graph.clone(),
             variables: variables.clone(),
+            rounding,
             feeds,
             concrete,
             assigns,
@@ -194,6 +209,7 @@ impl ReferenceProgram {
                 }
             };
             for (output, value) in made.into_iter().enumerate() {
+                let value = self.rounding.map_or(value.clone(), |r| Arc::new(rounded(&value, r)));
                 values.insert(TensorId { node: id, output: output as u32 }, value);
             }
         }
@@ -222,6 +238,7 @@ impl ReferenceProgram {
             elements_before: self.elements_before.get(&id).copied().unwrap_or(0),
             seed: run.seed,
             draw: run.draw,
+            rounding: self.rounding,
         })?;
         let evaluated: Concrete = made.iter().map(|a| (a.dtype(), a.sizes().to_vec())).collect();
         match evaluated == *outputs {
@@ -262,6 +279,13 @@ impl Executable for ReferenceProgram {
         }
         text
     }
+}
+
+fn rounded(value: &Array, rounding: StochasticRounding) -> Array {
+    value.map(value.dtype(), |v| match v {
+        Scalar::Float(v) => Scalar::Float(rounding.round(v)),
+        int => int,
+    })
 }
 
 fn lock(variables: &Variables) -> MutexGuard<'_, Vec<Arc<Array>>> {

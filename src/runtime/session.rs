@@ -6,6 +6,7 @@ use super::lowering::Source;
 use super::snapshot::Reading;
 use super::{Device, Interrupt, KernelProgress, Staging, Turns};
 use crate::graph::{Fetch, Frozen, Op, Tensor, Variable, nearest_names};
+use crate::reference::StochasticRounding;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -40,6 +41,9 @@ pub struct SessionOptions {
     /// Whether [`Session::plan_text`] starts with the program after each compiler pass (CPU engine
     /// only).
     pub dump_passes: bool,
+    /// How the reference device rounds results. Defaults to no rounding beyond f64. Other devices
+    /// reject it.
+    pub stochastic_rounding: Option<StochasticRounding>,
     /// Whether results are bit-reproducible on accelerators, at some cost. On the CPU engine they
     /// always are.
     pub deterministic: bool,
@@ -58,6 +62,7 @@ impl Default for SessionOptions {
             profile: false,
             full_precision: false,
             dump_passes: false,
+            stochastic_rounding: None,
             deterministic: false,
         }
     }
@@ -136,8 +141,13 @@ impl Session {
     /// Creates a session on the device of the options, and initializes its variables.
     pub fn with(graph: Frozen, options: SessionOptions) -> Result<Session> {
         graph.take_late_error()?;
+        let engine = options.device.engine()?;
+        if options.stochastic_rounding.is_some() && !engine.rounds_stochastically() {
+            let why = format!("{} cannot round stochastically", options.device);
+            return Err(Error::new(ErrorKind::Unsupported, why).note("use the device `reference`"));
+        }
         let turns = Turns::new(options.deadline);
-        let mut executor = options.device.engine()?.create(&options, &turns)?;
+        let mut executor = engine.create(&options, &turns)?;
         executor.create_variables(graph.variables(), options.seed)?;
         Ok(Session {
             graph: Arc::new(graph),

@@ -1,7 +1,7 @@
 //! Builds programs with the public API.
 
 use crate::program::{Class, Port, Program, Source};
-use crate::rows::{Kind, Made};
+use crate::rows::Made;
 use tensorpack::graph::UPDATE_OPS;
 use tensorpack::prelude::*;
 
@@ -10,9 +10,6 @@ use tensorpack::prelude::*;
 pub(crate) struct Change {
     /// Whether all sizes are known while the graph is built.
     pub(crate) known: bool,
-    /// Multiplies every rounded result by `1 + r`, with `r` between plus and minus the amplitude,
-    /// from this stream, and adds as much to gradients.
-    pub(crate) noise: Option<(f64, u64)>,
     /// Makes the results of the row of this name wrong: a test of the test.
     pub(crate) fault: Option<&'static str>,
 }
@@ -78,44 +75,8 @@ fn node(
             if change.fault == Some(row.name) {
                 made.tensors.iter_mut().filter(|y| y.dtype().is_float()).for_each(|y| *y = &*y * 1.01);
             }
-            if let Some((amplitude, stream)) = change.noise.filter(|_| row.kind != Kind::Exact) {
-                let seed = stream.wrapping_mul(0x1000_0001) + at as u64;
-                for y in made.tensors.iter_mut().filter(|y| y.dtype().is_float()) {
-                    *y = t.name_scope("noise", |_| noisy(y, amplitude, seed));
-                }
-            }
             made
         }
-    }
-}
-
-/// Returns `y` with each element multiplied by a number close to 1.
-fn noisy(y: &Tensor, amplitude: f64, seed: u64) -> Tensor {
-    let sizes = y.shape().known().expect("noise is added where all sizes are known");
-    let len = sizes.iter().product();
-    let factors: Vec<f64> = crate::values(seed, len).iter().map(|v| 1.0 + v / 1.5 * amplitude).collect();
-    y * y.graph().constant(HostTensor::from_f64(y.dtype(), sizes, &factors).expect("as many as there are"))
-}
-
-/// A gradient is a sum whose terms may cancel, inside a layer too. What is left of them is
-/// rounding: this share of an ulp of their magnitude, which is taken to be that of all gradients
-/// and at least the second number.
-const CANCELLED: [f64; 2] = [0.25, 0.25];
-
-/// Adds to each of the gradients of one cost what rounding leaves of terms that cancel.
-fn add_noise<'a>(gradients: impl Iterator<Item = &'a mut Tensor>, (amplitude, stream): (f64, u64)) {
-    let mut gradients: Vec<&mut Tensor> = gradients.collect();
-    let Some(norm) = gradients.iter().map(|g| g.square().sum()).reduce(|a, b| a + b).map(|sum| sum.sqrt())
-    else {
-        return;
-    };
-    for (i, g) in gradients.iter_mut().enumerate() {
-        let sizes = g.shape().known().expect("noise is added where all sizes are known");
-        let noise = crate::values(stream.wrapping_mul(0x2000_0003) + i as u64, sizes.iter().product());
-        let noise: Vec<f64> = noise.iter().map(|v| v / 1.5 * amplitude * CANCELLED[0]).collect();
-        let noise =
-            g.graph().constant(HostTensor::from_f64(g.dtype(), sizes, &noise).expect("as many as there are"));
-        **g = &**g + noise * (&norm + CANCELLED[1]);
     }
 }
 
@@ -181,13 +142,7 @@ pub(crate) fn build(program: &Program, float: DType, change: &Change) -> Result<
     let mut train = None;
     if program.steps > 0 {
         let optimizer = program.training.build(t);
-        let mut computed = compute_gradients(&cost)?;
-        if let Some(noise) = change.noise {
-            let mut values: Vec<Tensor> = computed.iter().map(|g| g.value.clone()).collect();
-            add_noise(values.iter_mut(), noise);
-            computed = computed.into_iter().zip(values).map(|(g, value)| g.with_value(value)).collect();
-        }
-        let minimized = apply_gradients(&*optimizer, &graph, &computed)?;
+        let minimized = minimize(&cost, &*optimizer)?;
         let updates = graph.collection_ops(UPDATE_OPS);
         let count = graph.count_step();
         let ops: Vec<&Op> = [&minimized, &count].into_iter().chain(&updates).collect();
@@ -196,10 +151,6 @@ pub(crate) fn build(program: &Program, float: DType, change: &Change) -> Result<
     graph.first_error()?;
     if !program.gradients {
         first.clear();
-    }
-    if let Some(noise) = change.noise {
-        add_noise(first.iter_mut().map(|(_, g)| g), noise);
-        add_noise(second.iter_mut().map(|(_, g)| g), noise);
     }
     Ok(Whole { graph, cost, forward, gradients: first, second, train })
 }

@@ -4,8 +4,8 @@ use crate::build::{Change, Whole, build};
 use crate::program::{Class, Program, Source};
 use std::fmt;
 use tensorpack::prelude::*;
-use tensorpack::runtime::IntoFetch;
 use tensorpack::runtime::cpu::Isa;
+use tensorpack::runtime::{IntoFetch, StochasticRounding};
 
 /// Where a program runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -86,18 +86,25 @@ pub(crate) struct Found {
 }
 
 /// Runs a program, and returns the values of what it fetches and of all variables after the last
-/// step.
-pub(crate) fn run(program: &Program, engine: Engine, noise: Option<(f64, u64)>) -> Result<Vec<Found>> {
+/// step. With `rounding` (reference only) every result rounds at random, and inputs and variables
+/// are moved by about an ulp.
+pub(crate) fn run(
+    program: &Program,
+    engine: Engine,
+    rounding: Option<StochasticRounding>,
+) -> Result<Vec<Found>> {
     let exact = matches!(engine, Engine::Reference | Engine::Faulty(_));
     let float = if exact { DType::F64 } else { program.float };
     let fault = if let Engine::Faulty(row) = engine { Some(row) } else { None };
     let Whole { graph, cost, forward, gradients, second, train } =
-        build(program, float, &Change { known: exact, noise, fault })?;
-    let session = Session::with(graph.freeze()?, engine.options())?;
-    let moved = |values: Vec<f64>, seed: u64| match noise {
-        Some((amplitude, stream)) => {
+        build(program, float, &Change { known: exact, fault })?;
+    let session =
+        Session::with(graph.freeze()?, SessionOptions { stochastic_rounding: rounding, ..engine.options() })?;
+    let moved = |values: Vec<f64>, seed: u64| match rounding {
+        Some(StochasticRounding { bits, seed: stream }) => {
             let by = crate::values(seed ^ (stream + 1).wrapping_mul(0x5851_F42D), values.len());
-            values.iter().zip(by).map(|(v, r)| v * (1.0 + r / 1.5 * amplitude)).collect()
+            let ulp = 2f64.powi(1 - bits as i32);
+            values.iter().zip(by).map(|(v, r)| v * (1.0 + r / 1.5 * ulp)).collect()
         }
         None => values,
     };

@@ -5,6 +5,7 @@ mod ahead;
 mod compile;
 mod errors;
 mod feeds;
+mod integers;
 #[path = "../models/mod.rs"]
 mod models;
 mod not_finite;

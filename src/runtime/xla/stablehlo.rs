@@ -304,7 +304,16 @@ impl Writer {
 
     /// A comparison by its name: `EQ`, `NE`, `LT`, `LE`, `GT` or `GE`.
     pub(super) fn compare(&mut self, direction: &str, a: &Value, b: &Value) -> Value {
-        let attribute = format!("comparison_direction = #stablehlo<comparison_direction {direction}>");
+        let kind = match a.element {
+            e if e.is_float() => "FLOAT",
+            Element::Of(DType::I32 | DType::I64) => "SIGNED",
+            _ => "UNSIGNED",
+        };
+        // Without its type XLA simplifies comparisons of signed integers as if they were unsigned.
+        let attribute = format!(
+            "comparison_direction = #stablehlo<comparison_direction {direction}>, \
+             compare_type = #stablehlo<comparison_type {kind}>"
+        );
         self.op("compare", &[a, b], &attribute, DType::Bool, &a.sizes)
     }
 

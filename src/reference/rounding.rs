@@ -1,0 +1,98 @@
+//! Stochastic arithmetic: results rounded up or down at random (Vignes, 1993; CADNA).
+
+/// Rounds every float result of the [reference device](crate::runtime::Device::Reference) to `bits`
+/// significant bits, up or down depending on a hash of the value and `seed`.
+///
+/// Results that agree for several seeds are determined by the model; digits that differ are an
+/// artifact of rounding. With 24 bits the spread shows what f32 arithmetic can lose, with 8 bits
+/// bf16. A value that already fits is left alone, and equal values round alike, so copies,
+/// comparisons and repeated subexpressions stay consistent.
+///
+/// ```
+/// use tensorpack::prelude::*;
+/// use tensorpack::runtime::StochasticRounding;
+///
+/// # fn main() -> Result<()> {
+/// let loss = |seed| {
+///     let graph = Graph::new();
+///     let x = graph.constant(HostTensor::new([3], vec![1.0e8, 1.25, -1.0e8])?);
+///     let sum = x.sum();
+///     let options = SessionOptions {
+///         device: Device::Reference,
+///         stochastic_rounding: Some(StochasticRounding { bits: 24, seed }),
+///         ..SessionOptions::default()
+///     };
+///     Session::with(graph.freeze()?, options)?.run(&[&sum], &[])?[0].to_scalar()
+/// };
+/// // In f32 this sum has no correct digit.
+/// let sums = (0..8).map(loss).collect::<Result<Vec<f64>>>()?;
+/// assert!(sums.contains(&0.0) && sums.contains(&8.0));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StochasticRounding {
+    /// Significant bits of a result, from 2 to 53. f32 has 24, bf16 8, f16 11.
+    pub bits: u32,
+    /// Which of the random roundings to use.
+    pub seed: u64,
+}
+
+impl StochasticRounding {
+    /// Rounds a value.
+    pub(crate) fn round(self, value: f64) -> f64 {
+        let dropped = f64::MANTISSA_DIGITS - self.bits.clamp(2, f64::MANTISSA_DIGITS);
+        let (bits, rest) = (value.to_bits(), (1u64 << dropped) - 1);
+        if bits & rest == 0 || !value.is_finite() {
+            return value;
+        }
+        let up = mixed(bits ^ mixed(self.seed)) & 1;
+        // A carry out of the mantissa increments the exponent, as it should.
+        f64::from_bits((bits & !rest) + (up << dropped))
+    }
+}
+
+/// Returns a hash of a number (the finalizer of SplitMix64).
+fn mixed(number: u64) -> u64 {
+    let mut z = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_to_a_neighbor_in_both_directions() {
+        let third = 1.0 / 3.0;
+        let rounded: Vec<f64> =
+            (0..20).map(|seed| StochasticRounding { bits: 24, seed }.round(third)).collect();
+        for &r in &rounded {
+            assert_eq!(f64::from(r as f32), r);
+            assert!((r - third).abs() < f64::from(f32::EPSILON) / 2.0);
+        }
+        assert!(rounded.iter().any(|&r| r > third) && rounded.iter().any(|&r| r < third));
+    }
+
+    #[test]
+    fn leaves_what_fits() {
+        for value in [0.0, -0.0, 1.5, f64::from(0.1f32), f64::INFINITY, f64::NEG_INFINITY] {
+            for seed in 0..8 {
+                let round = StochasticRounding { bits: 24, seed }.round(value);
+                assert_eq!(round.to_bits(), value.to_bits());
+            }
+        }
+        assert!(StochasticRounding { bits: 24, seed: 0 }.round(f64::NAN).is_nan());
+        assert_eq!(StochasticRounding { bits: 53, seed: 0 }.round(0.1), 0.1);
+    }
+
+    #[test]
+    fn carries_into_the_exponent() {
+        let below_two = f64::from_bits(2.0f64.to_bits() - 1);
+        let rounded: Vec<f64> =
+            (0..20).map(|seed| StochasticRounding { bits: 24, seed }.round(below_two)).collect();
+        assert!(rounded.contains(&2.0) && rounded.iter().all(|&r| r == 2.0 || r == 2.0 - 2f64.powi(-23)));
+    }
+}
