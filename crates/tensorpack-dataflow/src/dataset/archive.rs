@@ -1,6 +1,6 @@
 //! Extracting downloaded packages.
 
-use crate::format::gzip::decompress;
+use crate::format::gzip::{decompress, decompress_within};
 use crate::format::{ByteSource, Tar, for_each_zip_entry};
 use std::ops::ControlFlow;
 use std::process::{Command, Stdio};
@@ -19,7 +19,8 @@ pub(super) fn single_file(fetched: &[ByteSource]) -> Result<ByteSource> {
 
 /// Reads every file, decompressing gzip.
 pub(super) fn gunzip_all(fetched: &[ByteSource]) -> Result<Vec<Vec<u8>>> {
-    fetched.iter().map(|file| decompress(file.clone(), MAX_SIZE)?.read_all()).collect()
+    let mut left = MAX_SIZE;
+    fetched.iter().map(|file| decompress_within(file.clone(), &mut left)?.read_all()).collect()
 }
 
 /// Opens a tar archive, compressed or not.

@@ -5,9 +5,9 @@ use super::archive::zip_entry;
 use super::checksum::Checksum::Sha256;
 use super::download::{DatasetFile, DatasetFiles, Mirror};
 use super::package_client::Origin;
+use crate::format::ByteSource;
 use crate::{RandomAccess, Sample};
 use std::collections::HashMap;
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
@@ -138,7 +138,8 @@ impl RandomAccess for BpttBatches {
 }
 
 fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(|e| Error::from(e).within(path.display()))
+    String::from_utf8(ByteSource::open(path)?.read_all()?)
+        .map_err(|_| Error::new(ErrorKind::Data, format!("{} is not text in UTF-8", path.display())))
 }
 
 fn tokens(text: &str) -> impl Iterator<Item = &str> {
