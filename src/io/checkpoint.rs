@@ -15,6 +15,7 @@ use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
+use tensorpack_dataflow::format::open_regular_file;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
 /// Everything needed to resume a run.
@@ -190,8 +191,8 @@ impl Manifest {
     pub(super) fn load(folder: &Path) -> Result<Manifest> {
         let path = folder.join(MANIFEST);
         let mut text = Vec::new();
-        File::open(&path)
-            .and_then(|file| file.take(MAX_MANIFEST).read_to_end(&mut text))
+        open_regular_file(&path)
+            .and_then(|(file, _)| file.take(MAX_MANIFEST).read_to_end(&mut text))
             .map_err(failed("read", &path))?;
         Manifest::parse(&text).map_err(|e| e.within(path.display()))
     }
@@ -258,8 +259,8 @@ impl Manifest {
         let Some((_, digest)) = self.files.iter().find(|(n, _)| n == name) else {
             return Err(corrupted("the manifest does not list it".into()));
         };
-        let file = File::open(&path).map_err(failed("read", &path))?;
-        let length = file.metadata().map_err(failed("read", &path))?.len();
+        let (file, meta) = open_regular_file(&path).map_err(failed("read", &path))?;
+        let length = meta.len();
         if length != digest.bytes {
             return Err(corrupted(format!("it has {length} bytes instead of {}", digest.bytes)));
         }

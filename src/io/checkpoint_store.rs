@@ -10,8 +10,10 @@ use super::checkpoint::{Checkpoint, Files, Manifest};
 use super::disk::{Disk, RealDisk, UNFINISHED, failed, length, write_atomically};
 use std::borrow::Cow;
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+use tensorpack_dataflow::format::open_regular_file;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 const LATEST: &str = "latest";
@@ -305,8 +307,10 @@ fn is_hidden(path: &Path) -> bool {
 
 /// Reads a pointer file. Returns `None` if it does not exist.
 fn read_pointer(path: &Path) -> Result<Option<String>> {
-    let text = match fs::read(path) {
-        Ok(text) => text,
+    const MAX_NAME: u64 = 4096;
+    let mut text = Vec::new();
+    match open_regular_file(path).and_then(|(file, _)| file.take(MAX_NAME).read_to_end(&mut text)) {
+        Ok(_) => {}
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(failed("read", path)(e)),
     };
