@@ -7,6 +7,7 @@ use crate::{
     IndexedReader, Map, MapBatch, MapParallel, Prefetch, Print, Repeat, RepeatEach, SampleRng, Seed, Shard,
     Shuffle, ShuffleWindow, SkipErrors, Speed, State, Take, Zip,
 };
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -327,7 +328,8 @@ pub trait DataFlow: Send + Sync {
         Self: Sized,
     {
         let speed = crate::adaptor::test_speed::measure(self, samples)?;
-        println!("{speed}");
+        // The reader may have closed the pipe.
+        let _ = writeln!(std::io::stdout(), "{speed}");
         Ok(speed)
     }
 }

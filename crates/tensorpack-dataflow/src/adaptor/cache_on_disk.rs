@@ -5,6 +5,7 @@ use crate::format::tfrecord::{TfRecord, TfRecordWriter};
 use crate::indexed_reader::{SequentialReader, sample_error};
 use crate::{DataFlow, Flow, IndexedReader, RandomAccess, Reader, Resume, Seed, State};
 use std::fs;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_tensor::{Error, Result};
@@ -86,7 +87,8 @@ impl CacheOnDisk {
             return Ok(Some(Samples { records, count }));
         }
         let why = if complete { "was built for a different seed or size" } else { "is incomplete" };
-        eprintln!("rebuilding cache {name}: it {why}");
+        // The reader may have closed the pipe.
+        let _ = writeln!(std::io::stderr(), "rebuilding cache {name}: it {why}");
         fs::remove_file(&self.path).map_err(|e| Error::from(e).within(name))?;
         Ok(None)
     }

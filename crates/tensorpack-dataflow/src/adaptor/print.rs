@@ -2,6 +2,7 @@
 
 use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::fmt::Write;
+use std::io::Write as _;
 use std::sync::Arc;
 use tensorpack_tensor::Result;
 
@@ -51,7 +52,8 @@ impl Reader for PrintReader {
         let read = self.inner.read();
         if let Ok(Some(sample)) = &read {
             self.left -= 1;
-            print!("sample {index} of epoch {epoch}:\n{}", describe(sample));
+            // The reader may have closed the pipe.
+            let _ = write!(std::io::stdout(), "sample {index} of epoch {epoch}:\n{}", describe(sample));
         }
         read
     }

@@ -2,6 +2,7 @@
 
 use crate::cancellation;
 use crate::{DataFlow, Flow, Reader, Resume, Sample, Seed, State, replay};
+use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tensorpack_tensor::{ErrorKind, Result};
@@ -71,12 +72,17 @@ impl SkipReader {
                 Err(e) => {
                     skipped.fetch_add(1, Ordering::Relaxed);
                     if skipped_so_far < LOGGED_PER_PASS {
-                        eprintln!("skipped: {e}");
+                        // The reader may have closed the pipe.
+                        let _ = writeln!(std::io::stderr(), "skipped: {e}");
                     }
                 }
                 Ok(None) => {
                     if skipped_so_far > 0 {
-                        eprintln!("skipped {skipped_so_far} failed samples in epoch {epoch}");
+                        // The reader may have closed the pipe.
+                        let _ = writeln!(
+                            std::io::stderr(),
+                            "skipped {skipped_so_far} failed samples in epoch {epoch}"
+                        );
                     }
                     return Ok(None);
                 }

@@ -4,6 +4,7 @@ use super::reorder_buffer::{Item, ReorderBuffer};
 use crate::cancellation;
 use crate::{Sample, State};
 use std::any::Any;
+use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -164,7 +165,11 @@ impl Drop for WorkerPool {
             self.threads.drain(..).for_each(|thread| drop(thread.join()));
         } else {
             let stage = self.options.stage;
-            eprintln!("warning: a {stage} worker did not return in time and was detached");
+            // The reader may have closed the pipe.
+            let _ = writeln!(
+                std::io::stderr(),
+                "warning: a {stage} worker did not return in time and was detached"
+            );
         }
     }
 }
