@@ -1,6 +1,7 @@
 //! Files of parameters and models. Each parser corrects checksums and lengths, so that mutations get
 //! past them.
 
+use super::parsers::Parse;
 use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
@@ -53,7 +54,7 @@ pub(crate) fn safetensors_files() -> Vec<Vec<u8>> {
 
 /// Reads the bytes as they are and with a corrected length of the header, which ends with the last
 /// closing brace.
-pub(crate) fn safetensors_parser() -> Box<dyn FnMut(&[u8])> {
+pub(crate) fn safetensors_parser() -> Parse {
     let dir = memory_dir();
     Box::new(move |bytes| {
         let path = dir.path().join("x.safetensors");

@@ -4,7 +4,10 @@ use super::model_files::{Checkpoints, ExportedModels, safetensors_files};
 use super::targets;
 use std::path::{Path, PathBuf};
 
-/// A function of bytes that must neither panic, nor hang, nor use memory that the bytes cannot
+/// A parser as a function of the bytes of a file.
+pub(crate) type Parse = Box<dyn FnMut(&[u8])>;
+
+/// A parser, which must neither panic, nor hang, nor use memory that the bytes cannot
 /// account for.
 pub(crate) struct Parser {
     pub(crate) name: &'static str,
@@ -13,7 +16,7 @@ pub(crate) struct Parser {
     /// Makes the files to mutate.
     make_seeds: fn() -> Vec<Vec<u8>>,
     /// Makes the function.
-    pub(crate) make: fn() -> Box<dyn FnMut(&[u8])>,
+    pub(crate) make: fn() -> Parse,
 }
 
 impl Parser {
