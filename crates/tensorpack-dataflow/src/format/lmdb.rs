@@ -256,4 +256,16 @@ mod tests {
         assert_eq!(keys, [b"a", b"b"]);
         assert!(Lmdb::open(dir.path().join("missing")).is_err());
     }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("data.mdb");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for path in [dir.path(), &pipe] {
+            let e = Lmdb::open(path).err().unwrap();
+            assert!(e.message().contains("not a regular file"), "{e}");
+        }
+    }
 }
