@@ -78,7 +78,9 @@ impl<const N: usize> DatasetFiles<N> {
         error =
             error.note(format!("to install it manually, place these files in {}:", dataset_dir.display()));
         for DatasetFile(name, size, checksum) in &self.files {
-            error = error.note(format!("  {name} ({size} bytes, {checksum})"));
+            let is =
+                if dataset_dir.join(name).exists() { "; the present file may be another one" } else { "" };
+            error = error.note(format!("  {name} ({size} bytes, {checksum}){is}"));
         }
         Err(error.note("or set TENSORPACK_DATASET to the directory that contains it"))
     }
@@ -217,7 +219,10 @@ mod tests {
         for term in terms {
             assert!(text.contains(term), "{term:?} is missing:\n{text}");
         }
-        assert!(!dir.path().join("letters/abc").exists());
+        assert!(!dir.path().join("letters/abc").exists() && !text.contains("present file"));
+        fs::write(dir.path().join("letters/abc"), b"abd").unwrap();
+        let e = abc_dataset(&[UNAVAILABLE]).ensure_downloaded_in(dir.path()).unwrap_err();
+        assert!(e.to_string().contains("present file"), "{e}");
         assert!(!dir.path().join("letters/.partial").exists());
     }
 
