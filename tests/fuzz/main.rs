@@ -2,9 +2,10 @@
 //! cannot account for.
 //!
 //! ```sh
-//! TENSORPACK_FUZZ_SECONDS=3600 cargo test --release --test fuzz            # all parsers, an hour together
-//! TENSORPACK_FUZZ_SECONDS=3600 cargo test --release --test fuzz -- npy tar # those with npy or tar in the name
-//! TENSORPACK_FUZZ_CASE=1234 cargo test --release --test fuzz -- npy        # one input again
+//! # All parsers, an hour together; those with npy or tar in the name; one input again.
+//! TENSORPACK_FUZZ_SECONDS=3600 cargo test --release --test fuzz
+//! TENSORPACK_FUZZ_SECONDS=3600 cargo test --release --test fuzz -- npy tar
+//! TENSORPACK_FUZZ_CASE=1234 cargo test --release --test fuzz -- npy
 //! ```
 //!
 //! | variable | meaning |
@@ -12,8 +13,8 @@
 //! | `TENSORPACK_FUZZ_SECONDS` | the time for all chosen parsers together (default: 5) |
 //! | `TENSORPACK_FUZZ_SEED` | the seed (default: 0) |
 //! | `TENSORPACK_FUZZ_CASE` | runs only the input with this number |
-//! | `TENSORPACK_FUZZ_FAILURES` | where inputs that fail are written (default: a folder for temporary files) |
-//! | `TENSORPACK_FUZZ_CORPUS` | the corpus (default: that of the repository; each parser has files of its own, too) |
+//! | `TENSORPACK_FUZZ_FAILURES` | where inputs that fail are written (default: a temporary folder) |
+//! | `TENSORPACK_FUZZ_CORPUS` | more files to mutate (default: the repository's corpus) |
 //!
 //! Input `i` of a parser is a function of the seed, `i` and the files to mutate. Each parser runs in
 //! a process of its own, so that a crash or a hang ends neither the others nor the report. The

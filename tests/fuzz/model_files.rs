@@ -10,6 +10,7 @@ use tensorpack::io::{Checkpoint, CheckpointStore, RunLock, safetensors};
 use tensorpack::predict::{ExportedModel, OfflinePredictor, PredictConfig};
 use tensorpack::prelude::*;
 use tensorpack::tower::TowerFunc;
+use tensorpack_dataflow::{SampleRng, Seed};
 
 /// A temporary folder, in memory where possible: disks are slow.
 fn memory_dir() -> TempDir {
@@ -138,6 +139,8 @@ impl Checkpoints {
 /// An exported model. An input is the text that describes its graph.
 pub(crate) struct ExportedModels {
     dir: TempDir,
+    /// The text, parsed.
+    graph: Value,
     /// The header of the file, which contains the text.
     header: Value,
     key: String,
@@ -160,19 +163,76 @@ impl ExportedModels {
         let metadata = header[METADATA].as_object().expect("metadata");
         let longest = metadata.iter().max_by_key(|(_, text)| text.as_str().map_or(0, str::len));
         let key = longest.expect("the graph is part of the metadata").0.clone();
-        ExportedModels { dir, header, key, elements: elements.to_vec() }
+        let text = header[METADATA][&key].as_str().expect("a text");
+        let graph = serde_json::from_str(text).expect("the text is JSON");
+        ExportedModels { dir, graph, header, key, elements: elements.to_vec() }
     }
 
     pub(crate) fn seeds(&self) -> Vec<Vec<u8>> {
-        vec![self.header[METADATA][&self.key].as_str().expect("a text").as_bytes().to_vec()]
+        vec![self.graph.to_string().into_bytes()]
     }
 
+    /// Loads the model with this text. If it is not JSON, as after most mutations, the bytes decide
+    /// how the intact graph is changed instead.
     pub(crate) fn load(&mut self, bytes: &[u8]) {
-        self.header[METADATA][&self.key] = String::from_utf8_lossy(bytes).into_owned().into();
+        let text = String::from_utf8_lossy(bytes).into_owned();
+        let is_json = serde_json::from_str::<Value>(&text).is_ok();
+        self.load_text(text);
+        if !is_json {
+            let mut rng = Seed::new(crc32c::crc32c(bytes).into()).rng(0, 0);
+            let mut graph = self.graph.clone();
+            for _ in 0..1 + rng.below(3) {
+                change_value(&mut rng, &mut graph);
+            }
+            self.load_text(graph.to_string());
+        }
+    }
+
+    fn load_text(&mut self, text: String) {
+        self.header[METADATA][&self.key] = text.into();
         let header = self.header.to_string().into_bytes();
         let length = (header.len() as u64).to_le_bytes();
         let path = self.dir.path().join("model.safetensors");
         fs::write(&path, [&length, &header[..], &self.elements].concat()).expect("a file");
         let _ = ExportedModel::load_with(&path, one_thread());
     }
+}
+
+/// Replaces a random value inside `root` by a number, by another value of it, or by nothing.
+fn change_value(rng: &mut SampleRng, root: &mut Value) {
+    let count = count_values(root);
+    let other = nth_value(root, &mut rng.below(count)).cloned().unwrap_or_default();
+    let Some(value) = nth_value(root, &mut rng.below(count)) else { return };
+    let power = 1i64 << rng.below(63);
+    *value = match (rng.below(8), &mut *value) {
+        (0, _) => other,
+        (1, _) => Value::Null,
+        (2, _) => power.into(),
+        (3, _) => (-power).into(),
+        (4, Value::Array(values)) => Value::Array(values.iter().chain([&other]).cloned().collect()),
+        (5, Value::Array(values)) => Value::Array(values.iter().skip(1).cloned().collect()),
+        (6, _) => 1e300.into(),
+        _ => rng.below(4).into(),
+    };
+}
+
+fn children(value: &mut Value) -> Vec<&mut Value> {
+    match value {
+        Value::Array(values) => values.iter_mut().collect(),
+        Value::Object(fields) => fields.values_mut().collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn count_values(value: &mut Value) -> u64 {
+    1 + children(value).into_iter().map(count_values).sum::<u64>()
+}
+
+/// Returns value `n` in depth-first order, and otherwise reduces `n` by the number of values passed.
+fn nth_value<'a>(value: &'a mut Value, n: &mut u64) -> Option<&'a mut Value> {
+    if *n == 0 {
+        return Some(value);
+    }
+    *n -= 1;
+    children(value).into_iter().find_map(|child| nth_value(child, n))
 }
