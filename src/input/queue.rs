@@ -54,8 +54,8 @@ impl QueueInput {
     }
 
     /// Sets the number of bytes to prefetch (default: 256 MiB). Two batches are prefetched in any
-    /// case, so that reading overlaps with computing. The size of a batch is known only after it was
-    /// read, so a batch that is larger than the one before may exceed the limit.
+    /// case, so that reading overlaps with computing. The size of a batch is known only after it
+    /// was read, so a batch that is larger than the one before may exceed the limit.
     #[must_use]
     pub fn max_bytes(self, bytes: usize) -> QueueInput {
         QueueInput { ahead: ReadAhead { bytes, ..self.ahead }, ..self }

@@ -16,8 +16,8 @@
 //! | `TENSORPACK_FUZZ_FAILURES` | where inputs that fail are written (default: a temporary folder) |
 //! | `TENSORPACK_FUZZ_CORPUS` | more files to mutate (default: the repository's corpus) |
 //!
-//! Input `i` of a parser is a function of the seed, `i` and the files to mutate. Each parser runs in
-//! a process of its own, so that a crash or a hang ends neither the others nor the report. The
+//! Input `i` of a parser is a function of the seed, `i` and the files to mutate. Each parser runs
+//! in a process of its own, so that a crash or a hang ends neither the others nor the report. The
 //! binary can be copied to another machine and run there.
 
 #[path = "../../crates/tensorpack-dataflow/fuzz/mutate.rs"]
@@ -64,8 +64,8 @@ fn job(time: Duration) -> Job {
     }
 }
 
-/// The parsers whose names contain one of the words on the command line; all without one. Options of
-/// the standard test harness are accepted and have no meaning.
+/// The parsers whose names contain one of the words on the command line; all without one. Options
+/// of the standard test harness are accepted and have no meaning.
 fn chosen() -> Vec<&'static Parser> {
     let mut words: Vec<String> = Vec::new();
     let mut args = env::args().skip(1);
@@ -104,8 +104,8 @@ fn main() -> ExitCode {
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs a parser in processes of its own for the given time. After a crash or a hang it goes on with
-/// the next case. Returns whether there was no failure.
+/// Runs a parser in processes of its own for the given time. After a crash or a hang it goes on
+/// with the next case. Returns whether there was no failure.
 fn supervise(parser: &Parser, time: Duration) -> bool {
     let (started, mut ok, mut job) = (Instant::now(), true, job(time));
     for _ in 0..MAX_CRASHES {

@@ -1,5 +1,5 @@
-//! Files of parameters and models. Each parser corrects checksums and lengths, so that mutations get
-//! past them.
+//! Files of parameters and models. Each parser corrects checksums and lengths, so that mutations
+//! get past them.
 
 use super::parsers::Parse;
 use serde_json::Value;
@@ -228,7 +228,8 @@ fn count_values(value: &mut Value) -> u64 {
     1 + children(value).into_iter().map(count_values).sum::<u64>()
 }
 
-/// Returns value `n` in depth-first order, and otherwise reduces `n` by the number of values passed.
+/// Returns value `n` in depth-first order, and otherwise reduces `n` by the number of values
+/// passed.
 fn nth_value<'a>(value: &'a mut Value, n: &mut u64) -> Option<&'a mut Value> {
     if *n == 0 {
         return Some(value);

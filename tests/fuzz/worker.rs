@@ -45,8 +45,8 @@ static ALLOCATOR: PeakAllocator = PeakAllocator;
 /// The location and message of the last panic.
 static PANIC: Mutex<String> = Mutex::new(String::new());
 
-/// Returns input `case` of a parser: the seeds themselves, then mutations. It depends on nothing but
-/// the arguments.
+/// Returns input `case` of a parser: the seeds themselves, then mutations. It depends on nothing
+/// but the arguments.
 pub(crate) fn input(parser: &Parser, seeds: &[Vec<u8>], seed: u64, case: u64) -> Vec<u8> {
     if let Some(file) = seeds.get(case as usize) {
         return file.clone();

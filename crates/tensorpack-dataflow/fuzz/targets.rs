@@ -47,8 +47,8 @@ pub(crate) fn idx(bytes: &[u8]) {
     let _ = idx::parse(source(bytes));
 }
 
-/// Decodes the bytes as they are and, if they are a PNG file, with corrected checksums; otherwise few
-/// mutations would get past them.
+/// Decodes the bytes as they are and, if they are a PNG file, with corrected checksums; otherwise
+/// few mutations would get past them.
 pub(crate) fn image(bytes: &[u8]) {
     decode_image(bytes);
     if bytes.starts_with(b"\x89PNG") {

@@ -174,7 +174,8 @@ fn only_images_that_can_be_decoded_are_listed() {
 #[test]
 fn column_major_arrays_of_high_rank_take_linear_time() {
     let _alone = alone();
-    // 2^20 elements, 20 dims of two and 20,000 of one: 2 * 10^10 steps if each element visits them all.
+    // 2^20 elements, 20 dims of two and 20,000 of one: 2 * 10^10 steps if each element visits them
+    // all.
     let shape = "2,".repeat(20) + &"1,".repeat(20_000);
     let header = format!("{{'descr': '|u1', 'fortran_order': True, 'shape': ({shape}), }}");
     let mut file = b"\x93NUMPY\x02\0".to_vec();

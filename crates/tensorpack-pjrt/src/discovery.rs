@@ -111,8 +111,8 @@ pub fn find_plugins() -> Vec<FoundPlugin> {
     found
 }
 
-/// Finds the file of the plugin for a platform, such as `cpu` or `cuda`. If there is none elsewhere,
-/// runs `python3`, once, to search its packages.
+/// Finds the file of the plugin for a platform, such as `cpu` or `cuda`. If there is none
+/// elsewhere, runs `python3`, once, to search its packages.
 pub fn find_plugin(platform: &str) -> Result<PathBuf> {
     let serves = |plugin: &FoundPlugin| plugin.platform.as_deref().is_none_or(|name| name == platform);
     let in_python = || in_folders(python_packages(), PluginSource::Python).find(serves);

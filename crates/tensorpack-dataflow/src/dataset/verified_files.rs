@@ -12,8 +12,8 @@ use tensorpack_tensor::{Error, Result};
 /// The verified files of a directory, kept in its file `.verified`: one line per file, with its
 /// stamp, its checksum and its name.
 ///
-/// A stamp is the size, the time of the last change and, on Unix, the inode. A file that was changed
-/// or replaced has another stamp and is verified again.
+/// A stamp is the size, the time of the last change and, on Unix, the inode. A file that was
+/// changed or replaced has another stamp and is verified again.
 pub(super) struct VerifiedFiles {
     path: PathBuf,
     lines: BTreeMap<String, String>,
@@ -35,8 +35,8 @@ impl VerifiedFiles {
         VerifiedFiles { lines: lines.collect(), path }
     }
 
-    /// Returns whether a file has the size and the checksum. Reads it unless this version of it is in
-    /// the record. A missing file does not match; one that cannot be read is an error.
+    /// Returns whether a file has the size and the checksum. Reads it unless this version of it is
+    /// in the record. A missing file does not match; one that cannot be read is an error.
     pub(super) fn matches(&mut self, name: &str, size: u64, checksum: Checksum) -> Result<bool> {
         let path = self.path.with_file_name(name);
         let within = |e: io::Error| Error::from(e).within(path.display());

@@ -185,9 +185,9 @@ fn quoted(text: &str) -> Option<(&str, &str)> {
 
 /// Converts elements from column-major to row-major order.
 fn row_major(sizes: &[usize], size: usize, elements: &[u8]) -> Vec<u8> {
-    // The caller checked that `elements` has the size of the array. Dims of one element move nothing.
-    // Without them the rank is at most the logarithm of the number of elements, and a step below
-    // takes constant time on average.
+    // The caller checked that `elements` has the size of the array. Dims of one element move
+    // nothing. Without them the rank is at most the logarithm of the number of elements, and a step
+    // below takes constant time on average.
     let mut dims = Vec::new();
     let mut stride = size;
     for &n in sizes.iter().filter(|&&n| n != 1) {

@@ -4,8 +4,8 @@ use std::fs::{self, File, Metadata};
 use std::io;
 use std::path::Path;
 
-/// Opens a regular file for reading, and returns an error of kind [`io::ErrorKind::InvalidInput`] for
-/// anything else.
+/// Opens a regular file for reading, and returns an error of kind [`io::ErrorKind::InvalidInput`]
+/// for anything else.
 ///
 /// The type is checked before the file is opened, because opening a pipe waits for a writer, and
 /// again afterwards, because the file may have been replaced. Symbolic links are followed.
