@@ -310,3 +310,38 @@ fn weights_of_pytorch_compute_what_they_did_there() {
     }
     assert_eq!(made.len(), 10);
 }
+
+#[cfg(unix)]
+#[test]
+fn pipes_are_errors_and_not_waited_for() {
+    use std::process::Command;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = |path: &Path| {
+        let _ = std::fs::remove_file(path);
+        assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+    };
+    let fails = |path: std::path::PathBuf| {
+        let (send, receive) = channel();
+        std::thread::spawn(move || {
+            send.send(match path.is_dir() {
+                true => Checkpoint::load(path).map(|_| ()),
+                false => safetensors::read(path).map(|_| ()),
+            })
+        });
+        let opened = receive.recv_timeout(Duration::from_secs(10)).expect("it returns soon");
+        let e = opened.unwrap_err();
+        assert!(e.to_string().contains("not a regular file"), "{e}");
+    };
+    let file = dir.path().join("weights.safetensors");
+    fifo(&file);
+    fails(file);
+    let folder = save(dir.path(), &trained());
+    for name in ["tensors.safetensors", "manifest.json"] {
+        let path = folder.join(name);
+        assert!(path.exists(), "{}", path.display());
+        fifo(&path);
+        fails(folder.clone());
+    }
+}

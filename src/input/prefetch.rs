@@ -3,9 +3,8 @@
 use super::stager;
 use crate::runtime::{Interrupt, Staging};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tensorpack_dataflow::{DataFlow, Flow, Reader, Sample, Seed, State};
@@ -16,6 +15,71 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 /// The interval at which a wait checks for an interrupt.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
+/// How far a [`Prefetcher`] reads ahead.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReadAhead {
+    /// The number of samples that are kept ready; 0 to read on demand.
+    pub(super) samples: usize,
+    /// The number of bytes that are kept ready. It does not apply to the first two samples.
+    pub(super) bytes: usize,
+}
+
+/// The samples that may exceed [`ReadAhead::bytes`]: with fewer, reading and computing would not
+/// overlap.
+const MIN_SAMPLES: usize = 2;
+
+/// What has been read and not yet taken.
+#[derive(Default)]
+struct Queue {
+    state: Mutex<QueueState>,
+    /// Signaled when a sample is taken, and when reading must stop.
+    changed: Condvar,
+}
+
+#[derive(Clone, Copy, Default)]
+struct QueueState {
+    samples: usize,
+    bytes: usize,
+    stopped: bool,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, bytes: usize) {
+        let mut state = self.lock();
+        state.samples += 1;
+        state.bytes += bytes;
+    }
+
+    fn remove(&self, bytes: usize) {
+        let mut state = self.lock();
+        state.samples -= 1;
+        state.bytes -= bytes;
+        self.changed.notify_all();
+    }
+
+    fn stop(&self) {
+        self.lock().stopped = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until there is room for a sample of `next` bytes. Returns false if reading must stop.
+    fn wait_for_room(&self, next: usize, max_bytes: usize) -> bool {
+        let is_full = |q: &mut QueueState| {
+            !q.stopped && q.samples >= MIN_SAMPLES && q.bytes.saturating_add(next) > max_bytes
+        };
+        !self.changed.wait_while(self.lock(), is_full).unwrap_or_else(PoisonError::into_inner).stopped
+    }
+}
+
+/// Returns the number of bytes that a sample takes; 0 for an error.
+fn sample_bytes(read: &Read) -> usize {
+    read.as_ref().map_or(0, |(sample, _)| sample.iter().map(|value| value.as_bytes().len()).sum())
+}
+
 /// A sample with the state after it, or the error that ended reading.
 pub(super) type Read = Result<(Sample, State)>;
 
@@ -24,10 +88,8 @@ pub(super) struct Prefetcher {
     samples: Receiver<Read>,
     /// Requests one sample; `None` if the thread reads ahead.
     requests: Option<SyncSender<()>>,
-    /// The number of samples in the queue.
-    queued: Arc<AtomicUsize>,
-    /// Tells the thread to stop.
-    stop: Arc<AtomicBool>,
+    /// The samples in the queue; also tells the thread to stop.
+    queue: Arc<Queue>,
     threads: Vec<JoinHandle<()>>,
     interrupt: Interrupt,
     /// The position after the last sample taken.
@@ -35,24 +97,25 @@ pub(super) struct Prefetcher {
 }
 
 impl Prefetcher {
-    /// Starts a thread that keeps up to `ahead` samples ready; with 0 it reads on demand.
+    /// Starts a thread that keeps samples ready, or reads them on demand.
     pub(super) fn start(
         flow: &Flow,
         seed: u64,
         at: State,
-        ahead: usize,
+        ahead: ReadAhead,
         interrupt: &Interrupt,
     ) -> Result<Prefetcher> {
-        let (send, samples) = sync_channel(ahead.max(1));
+        let (send, samples) = sync_channel(ahead.samples.max(1));
         let (requests, requested) = sync_channel(1);
-        let (queued, stop) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-        let (flow, from) = (flow.clone(), at.clone());
-        let (count, stopped) = (queued.clone(), stop.clone());
-        let on_demand = ahead == 0;
+        let queue = Arc::new(Queue::default());
+        let (flow, from, filled) = (flow.clone(), at.clone(), queue.clone());
+        let on_demand = ahead.samples == 0;
         let work = move || {
             let mut epochs = Epochs::default();
             let mut reader = None;
-            while !stopped.load(Ordering::Relaxed) && (!on_demand || requested.recv().is_ok()) {
+            // The next sample is expected to be as large as the last one.
+            let mut bytes = 0;
+            while filled.wait_for_room(bytes, ahead.bytes) && (!on_demand || requested.recv().is_ok()) {
                 // A user function may panic; report that like any other error.
                 let read = catch_unwind(AssertUnwindSafe(|| epochs.read(&flow, seed, &from, &mut reader)));
                 let sample = read.unwrap_or_else(|panic| {
@@ -64,7 +127,8 @@ impl Prefetcher {
                     Err(Error::new(ErrorKind::Data, why))
                 });
                 let last = sample.is_err();
-                count.fetch_add(1, Ordering::Relaxed);
+                bytes = sample_bytes(&sample);
+                filled.add(bytes);
                 if send.send(sample).is_err() || last {
                     return;
                 }
@@ -75,8 +139,7 @@ impl Prefetcher {
         Ok(Prefetcher {
             samples,
             requests,
-            queued,
-            stop,
+            queue,
             threads: vec![thread],
             interrupt: interrupt.clone(),
             state: at,
@@ -103,7 +166,7 @@ impl Prefetcher {
         loop {
             match self.samples.recv_timeout(POLL_INTERVAL) {
                 Ok(read) => {
-                    self.queued.fetch_sub(1, Ordering::Relaxed);
+                    self.queue.remove(sample_bytes(&read));
                     let (sample, state) = read?;
                     self.state = state;
                     return Ok(sample);
@@ -133,13 +196,13 @@ impl Prefetcher {
 
     /// Returns the number of samples that are ready.
     pub(super) fn ready(&self) -> usize {
-        self.queued.load(Ordering::Relaxed)
+        self.queue.lock().samples
     }
 }
 
 impl Drop for Prefetcher {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.queue.stop();
         self.requests = None;
         // Without a receiver the thread ends, unless a user function does not return.
         drop(std::mem::replace(&mut self.samples, sync_channel(1).1));

@@ -1,7 +1,7 @@
 //! Prefetched input from a dataflow.
 
 use super::batch::Feeds;
-use super::prefetch::Prefetcher;
+use super::prefetch::{Prefetcher, ReadAhead};
 use super::{InputSource, Start, state};
 use crate::graph::{Tensor, TensorSpec};
 use crate::tower::TowerContext;
@@ -10,13 +10,13 @@ use std::sync::Arc;
 use tensorpack_dataflow::{DataFlow, Flow, Resume, State};
 use tensorpack_tensor::{Error, HostTensor, Result};
 
-/// An input source that prefetches batches from a dataflow on a background thread, up to a bound,
-/// while the model computes. For devices with their own memory, a second thread transfers the next
-/// batches.
+/// An input source that prefetches batches from a dataflow on a background thread while the model
+/// computes: up to 50 batches and 256 MiB, whichever is less, but at least two batches. For devices
+/// with their own memory, a second thread transfers the next batches.
 #[doc(alias = "StagingInput")]
 pub struct QueueInput {
     flow: Flow,
-    ahead: usize,
+    ahead: ReadAhead,
     feeds: Feeds,
     prefetcher: Option<Prefetcher>,
     /// The position after the last batch taken.
@@ -25,8 +25,11 @@ pub struct QueueInput {
     queue_size: f64,
 }
 
+/// The default limit on prefetched bytes: 256 MiB.
+const MAX_BYTES: usize = 256 << 20;
+
 impl QueueInput {
-    /// Creates an input source that prefetches up to 50 batches.
+    /// Creates an input source that prefetches up to 50 batches and 256 MiB.
     pub fn new(flow: impl DataFlow + 'static) -> QueueInput {
         QueueInput::of(Arc::new(flow)).capacity(50)
     }
@@ -35,7 +38,7 @@ impl QueueInput {
     pub(super) fn of(flow: Flow) -> QueueInput {
         QueueInput {
             flow,
-            ahead: 0,
+            ahead: ReadAhead { samples: 0, bytes: MAX_BYTES },
             feeds: Feeds::default(),
             prefetcher: None,
             taken: State::start(),
@@ -43,10 +46,19 @@ impl QueueInput {
         }
     }
 
-    /// Sets the number of batches to prefetch, at least one (default: 50).
+    /// Sets the number of batches to prefetch, at least one (default: 50). Fewer are prefetched if
+    /// they would take more than [`max_bytes`](QueueInput::max_bytes).
     #[must_use]
     pub fn capacity(self, batches: usize) -> QueueInput {
-        QueueInput { ahead: batches.max(1), ..self }
+        QueueInput { ahead: ReadAhead { samples: batches.max(1), ..self.ahead }, ..self }
+    }
+
+    /// Sets the number of bytes to prefetch (default: 256 MiB). Two batches are prefetched in any
+    /// case, so that reading overlaps with computing. The size of a batch is known only after it
+    /// was read, so a batch that is larger than the one before may exceed the limit.
+    #[must_use]
+    pub fn max_bytes(self, bytes: usize) -> QueueInput {
+        QueueInput { ahead: ReadAhead { bytes, ..self.ahead }, ..self }
     }
 }
 
@@ -68,7 +80,7 @@ impl InputSource for QueueInput {
         self.taken = at.clone();
         let prefetcher = Prefetcher::start(&self.flow, start.seed, at, self.ahead, start.interrupt)?;
         // An on-demand source has nothing to transfer ahead of time.
-        let staging = start.staging.filter(|_| self.ahead > 0);
+        let staging = start.staging.filter(|_| self.ahead.samples > 0);
         self.prefetcher = Some(match staging {
             Some(staging) => prefetcher.staged(staging, self.feeds.towers())?,
             None => prefetcher,
@@ -101,7 +113,11 @@ impl InputSource for QueueInput {
     }
 
     fn report(&self) -> Vec<(String, f64)> {
-        if self.ahead == 0 { Vec::new() } else { vec![("QueueInput/queue_size".into(), self.queue_size)] }
+        if self.ahead.samples == 0 {
+            Vec::new()
+        } else {
+            vec![("QueueInput/queue_size".into(), self.queue_size)]
+        }
     }
 
     fn stop(&mut self) {

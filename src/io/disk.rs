@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use tensorpack_dataflow::format::open_regular_file;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// The contents of a file in pieces, so that tensors are written without a copy.
@@ -100,9 +101,8 @@ impl Disk for RealDisk {
     }
 
     fn open(&self, path: &Path) -> io::Result<OpenFile> {
-        let file = File::open(path)?;
-        let length = file.metadata()?.len();
-        Ok(OpenFile { length, contents: Box::new(file) })
+        let (file, about) = open_regular_file(path)?;
+        Ok(OpenFile { length: about.len(), contents: Box::new(file) })
     }
 
     fn entries(&self, dir: &Path) -> io::Result<Vec<DirEntry>> {

@@ -9,9 +9,9 @@ use super::disk::{RealDisk, failed, write_atomically};
 use safetensors::tensor::{Dtype, Metadata as Header, TensorInfo};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
+use tensorpack_dataflow::format::open_regular_file;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
 /// Tensors with their names.
@@ -32,9 +32,8 @@ pub fn read(path: impl AsRef<Path>) -> Result<Named> {
 /// Like [`read()`], and also returns the file's metadata.
 pub fn read_with_metadata(path: impl AsRef<Path>) -> Result<(Named, Metadata)> {
     let path = path.as_ref();
-    let file = File::open(path).map_err(failed("read", path))?;
-    let length = file.metadata().map_err(failed("read", path))?.len();
-    parse(&mut BufReader::new(file), length).map_err(|e| e.within(path.display()))
+    let (file, meta) = open_regular_file(path).map_err(failed("read", path))?;
+    parse(&mut BufReader::new(file), meta.len()).map_err(|e| e.within(path.display()))
 }
 
 /// Writes a file, replacing an existing one. Tensors with large elements come first, so that all

@@ -66,6 +66,44 @@ fn the_queue_size_is_a_timing_statistic() {
     assert!(!stats.contains("queue_size"), "{stats}");
 }
 
+/// Trains on batches of 8 MB, and returns how many of them were read ahead after a pause.
+fn read_ahead(queue: impl FnOnce(Flow) -> QueueInput) -> usize {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    const ROWS: usize = 500_000;
+    let read = Arc::new(AtomicUsize::new(0));
+    let count = read.clone();
+    let flow = FromFn::new(12, move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+        Ok(vec![HostTensor::zeros(DType::F32, [ROWS, 3])?, HostTensor::zeros(DType::F32, [ROWS, 1])?])
+    });
+    let ahead = std::rc::Rc::new(std::cell::Cell::new(0));
+    let seen = ahead.clone();
+    let pause = ProcessTensors::new(["cost"], move |_, _| {
+        // Until nothing more is read.
+        let mut before = usize::MAX;
+        while std::mem::replace(&mut before, read.load(Ordering::SeqCst)) != read.load(Ordering::SeqCst) {
+            std::thread::sleep(std::time::Duration::from_millis(300));
+        }
+        seen.set(before - 1);
+        Ok(())
+    });
+    let config = on(queue(flow.into_flow())).callback(pause).max_epoch(1).steps_per_epoch(1);
+    train(config).unwrap();
+    ahead.get()
+}
+
+#[test]
+fn a_queue_is_bounded_by_bytes() {
+    // Five batches fit; the next one may be on its way.
+    let five = read_ahead(|flow| QueueInput::new(flow).max_bytes(40_000_000));
+    assert!((4..=6).contains(&five), "{five} batches of 8 MB in 40 MB");
+    let two = read_ahead(|flow| QueueInput::new(flow).max_bytes(1));
+    assert!((2..=3).contains(&two), "{two} batches, with room for none");
+    let one = read_ahead(|flow| QueueInput::new(flow).capacity(1));
+    assert!((1..=2).contains(&one), "{one} batches, with a capacity of one");
+}
+
 #[test]
 fn constant_inputs_are_checked() {
     let input =

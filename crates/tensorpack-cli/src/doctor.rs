@@ -21,12 +21,16 @@ pub(crate) fn report(out: &mut impl Write) -> io::Result<()> {
             writeln!(out, "    {line}")?;
         }
     }
-    let driver = nvidia::driver();
+    let (driver, mut missing) = (nvidia::driver(), false);
     writeln!(out, "  NVIDIA driver: {}", driver.as_deref().unwrap_or("none"))?;
     for (platform, name) in [("cpu", "cpu"), ("cuda", nvidia::plugin_for(driver.as_deref()))] {
         if !found.iter().any(|plugin| plugin.platform.as_deref().is_none_or(|found| found == platform)) {
             writeln!(out, "  no plugin for {platform}; to get one: tensorpack plugin install {name}")?;
+            missing = true;
         }
+    }
+    if missing {
+        writeln!(out, "  (packages of python3 are not listed here; a session searches them, too)")?;
     }
     writeln!(out, "many machines (MPI): not yet supported")
 }

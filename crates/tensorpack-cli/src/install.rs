@@ -1,26 +1,25 @@
 //! Installs a plugin with pip into the folder that is searched for plugins.
 
-use crate::packages::Package;
+use crate::packages::{Package, Wheel};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use tensorpack::dataflow::dataset::pip;
+use tensorpack::dataflow::dataset::{PipCommand, lock_file, pip};
 use tensorpack::{Error, ErrorKind, Result};
 use tensorpack_pjrt::{PACKAGED_PLUGINS, Plugin, plugin_folder};
 
 /// Describes what would be downloaded, and where it would be installed.
 pub(crate) fn plan(package: &Package) -> Result<String> {
-    let (home, wheel) = (plugin_folder()?.join(package.name), package.wheel()?);
+    let (home, wheels) = (plugin_folder()?.join(package.name), package.wheels()?);
     let mut text = format!("pip would download into {}:\n", home.display());
     let line = |what: &str, bytes: u64| format!("  {what:<40} {:>6.0} MB\n", bytes as f64 / 1e6);
-    text += &line(&package.requirement(), wheel.bytes);
-    text += &format!("    sha256 {}\n", wheel.sha256);
-    for (library, bytes) in package.libraries {
-        text += &line(library, *bytes);
+    for wheel in &wheels {
+        text += &line(&wheel.requirement(), wheel.bytes);
+        text += &format!("    sha256 {}\n", wheel.sha256);
     }
-    if !package.libraries.is_empty() {
-        text += &line("total, about", package.bytes()?);
+    if wheels.len() > 1 {
+        text += &line("total", total_bytes(&wheels));
     }
     if let Some(needs) = package.needs {
         text += &format!("It needs {needs}.\n");
@@ -28,31 +27,30 @@ pub(crate) fn plan(package: &Package) -> Result<String> {
     Ok(text)
 }
 
-/// Installs the plugin, unless this version is installed already.
-pub(crate) fn install(package: &Package) -> Result<()> {
-    package.wheel()?;
+fn total_bytes(wheels: &[Wheel]) -> u64 {
+    wheels.iter().map(|wheel| wheel.bytes).sum()
+}
+
+/// Installs the plugin, unless this version is installed already. Says on `out` what was done.
+pub(crate) fn install(package: &Package, out: &mut impl Write) -> Result<()> {
+    let wheels = package.wheels()?;
+    let plugin = wheels.first().expect("every requirements file lists the plugin");
     let folder = plugin_folder()?;
-    let within = |e: std::io::Error| Error::from(e).within(folder.display());
-    fs::create_dir_all(&folder).map_err(within)?;
-    let lock = File::create(folder.join(".lock")).map_err(within)?;
-    // On a file system without locks the final rename is still atomic.
-    let _lock = lock.lock();
+    fs::create_dir_all(&folder).map_err(|e| Error::from(e).within(folder.display()))?;
+    let _lock = lock_file(&folder.join(".lock"), "install a plugin")?;
     let home = folder.join(package.name);
-    if is_installed(package, &home) {
-        say(format_args!("{} is already installed in {}", package.requirement(), home.display()));
+    // What was done matters more than the report: a reader may have closed the pipe.
+    let mut say = |text: String| drop(writeln!(out, "{text}"));
+    if is_installed(package, plugin, &home) {
+        say(format!("{} is already installed in {}", plugin.requirement(), home.display()));
     } else {
-        download(package, &folder, &home)?;
-        say(format_args!("installed {} in {}", package.requirement(), home.display()));
+        download(package, &wheels, &folder, &home)?;
+        say(format!("installed {} in {}", plugin.requirement(), home.display()));
     }
     let plugin = Plugin::open(&home.join(plugin_file(package)))?;
     let (major, minor) = plugin.api_version();
-    say(format_args!("it opens (PJRT API version {major}.{minor}); `tensorpack doctor` lists its devices"));
+    say(format!("it opens (PJRT API version {major}.{minor}); `tensorpack doctor` lists its devices"));
     Ok(())
-}
-
-/// Prints a line. The installation does not depend on it: the reader may have closed the pipe.
-fn say(line: std::fmt::Arguments<'_>) {
-    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// The path of the plugin inside its folder.
@@ -61,33 +59,33 @@ fn plugin_file(package: &Package) -> &'static str {
     packaged.expect("every package has an entry in PACKAGED_PLUGINS").file
 }
 
-fn is_installed(package: &Package, home: &Path) -> bool {
-    let record = format!("{}-{}.dist-info", package.package.replace('-', "_"), package.version);
+fn is_installed(package: &Package, plugin: &Wheel, home: &Path) -> bool {
+    let record = format!("{}.dist-info", plugin.file_stem());
     home.join(record).is_dir() && home.join(plugin_file(package)).is_file()
 }
 
-/// Downloads the package and its libraries, verifies the checksum, unpacks them aside and renames
-/// the result to `home`.
-fn download(package: &Package, folder: &Path, home: &Path) -> Result<()> {
+/// Downloads the wheels, verifies their checksums, unpacks them aside and renames the result to
+/// `home`.
+fn download(package: &Package, wheels: &[Wheel], folder: &Path, home: &Path) -> Result<()> {
     let partial = Partial::create(folder.join(format!(".partial-{}", package.name)))?;
-    let wheels = partial.folder("wheels")?;
-    let requirement = package.requirement();
-    let mut wanted = vec!["download", "--only-binary=:all:", &requirement];
-    wanted.extend(package.libraries.iter().map(|(library, _)| *library));
-    pip(&format!("downloading {requirement}"), Some(package.bytes()?), &wanted, &wheels)
-        .map_err(|e| with_advice(e, package, home))?;
-    let files = files_in(&wheels)?;
-    verify_checksum(package, &files)?;
+    let fetched = partial.folder("wheels")?;
+    let requirements = partial.0.join("requirements.txt");
+    fs::write(&requirements, package.requirements()?)
+        .map_err(|e| Error::from(e).within(requirements.display()))?;
+    let name = wheels[0].requirement();
+    let (label, bytes) = (format!("downloading {name}"), total_bytes(wheels));
+    pip(&label, Some(bytes), PipCommand::Download, &requirements, &fetched)
+        .map_err(|e| with_advice(e, package, &name, home))?;
+    verify_checksums(wheels, &files_in(&fetched)?)?;
     let site = partial.folder("site")?;
-    let names: Vec<_> = files.iter().map(|path| path.to_string_lossy()).collect();
-    let mut unpack = vec!["install", "--no-index", "--no-deps", "--no-compile", "--target", "."];
-    unpack.extend(names.iter().map(|name| &**name));
-    pip(&format!("unpacking {requirement}"), None, &unpack, &site)?;
-    if !is_installed(package, &site) {
-        let why = format!("{requirement} does not contain {}", plugin_file(package));
+    // Unpacked, libraries take up to four times their size.
+    let label = format!("unpacking {name}");
+    pip(&label, Some(4 * bytes), PipCommand::Unpack(&fetched), &requirements, &site)?;
+    if !is_installed(package, &wheels[0], &site) {
+        let why = format!("{name} does not contain {}", plugin_file(package));
         return Err(Error::new(ErrorKind::Io, why));
     }
-    let within = |e: std::io::Error| Error::from(e).within(home.display());
+    let within = |e: io::Error| Error::from(e).within(home.display());
     if home.exists() {
         fs::rename(home, partial.0.join("old")).map_err(within)?;
     }
@@ -95,41 +93,44 @@ fn download(package: &Package, folder: &Path, home: &Path) -> Result<()> {
 }
 
 /// Adds how to install the package without pip or without a network.
-fn with_advice(error: Error, package: &Package, home: &Path) -> Error {
-    let requirement = package.requirement();
+fn with_advice(error: Error, package: &Package, name: &str, home: &Path) -> Error {
     if error.kind() == ErrorKind::Unsupported {
-        let why = format!("{requirement} is downloaded with pip: {}", error.message());
+        let why = format!("{name} is downloaded with pip: {}", error.message());
         return Error::new(ErrorKind::Unsupported, why).note("install Python 3 with pip, and try again");
     }
-    let mut libraries = String::new();
-    for (library, _) in package.libraries {
-        libraries += &format!(" \"{library}\"");
+    let mut error = error
+        .within(format!("could not download {name}"))
+        .note("without a network, download its wheels on a machine that has one, with a requirements file:");
+    for line in package.requirements().unwrap_or_default().lines().filter(|line| !line.starts_with('#')) {
+        error = error.note(format!("  {line}"));
     }
     error
-        .within(format!("could not download {requirement}"))
-        .note("without a network, download it on a machine that has one:")
-        .note(format!("  pip download {requirement}{libraries}"))
+        .note("  pip download --only-binary=:all: --no-deps --require-hashes -r requirements.txt")
         .note("and install the files here:")
         .note(format!("  pip install --no-index --no-deps --target {} *.whl", home.display()))
 }
 
-/// Checks that the plugin's own wheel has the known checksum.
-fn verify_checksum(package: &Package, files: &[PathBuf]) -> Result<()> {
-    let start = format!("{}-", package.package.replace('-', "_"));
-    let is_it =
-        |path: &&PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&start));
-    let path = files.iter().find(is_it).ok_or_else(|| {
-        Error::new(ErrorKind::Io, format!("pip downloaded no file of {}", package.requirement()))
-    })?;
-    let sum = sha256(path).map_err(|e| e.within(path.display()))?;
-    if sum != package.wheel()?.sha256 {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let why = format!("{name} has the wrong checksum: sha256 {sum}");
-        return Err(
-            Error::new(ErrorKind::Io, why).note(format!("expected sha256 {}", package.wheel()?.sha256))
-        );
+/// Checks that there is exactly one file for each wheel, with the known checksum. pip has checked
+/// the same; this does not depend on its version.
+fn verify_checksums(wheels: &[Wheel], files: &[PathBuf]) -> Result<()> {
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let mut left: Vec<&PathBuf> = files.iter().collect();
+    for wheel in wheels {
+        let start = format!("{}-", wheel.file_stem());
+        let found = left.iter().position(|path| name(path).to_lowercase().starts_with(&start));
+        let path = found.map(|i| left.swap_remove(i)).ok_or_else(|| {
+            Error::new(ErrorKind::Io, format!("pip downloaded no file of {}", wheel.requirement()))
+        })?;
+        let sum = sha256(path).map_err(|e| e.within(path.display()))?;
+        if sum != wheel.sha256 {
+            let why = format!("{} has the wrong checksum: sha256 {sum}", name(path));
+            return Err(Error::new(ErrorKind::Io, why).note(format!("expected sha256 {}", wheel.sha256)));
+        }
     }
-    Ok(())
+    match left.first() {
+        Some(path) => Err(Error::new(ErrorKind::Io, format!("pip downloaded {}, too", name(path)))),
+        None => Ok(()),
+    }
 }
 
 fn sha256(path: &Path) -> Result<String> {

@@ -47,7 +47,9 @@ fn main() -> Result<()> {
         Some(Command::Plugin(PluginCommand::Install { name, dry_run: true })) => {
             printed(stdout().write_all(install::plan(name)?.as_bytes()))
         }
-        Some(Command::Plugin(PluginCommand::Install { name, dry_run: false })) => install::install(name),
+        Some(Command::Plugin(PluginCommand::Install { name, dry_run: false })) => {
+            install::install(name, &mut stdout())
+        }
         Some(Command::Doctor) => printed(doctor::report(&mut stdout())),
         None => printed(write!(stdout(), "{}", Cli::command().render_help())),
     }

@@ -1,27 +1,41 @@
 //! The command `tensorpack`, with a fake pip.
 #![cfg(unix)]
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+/// Writes a shell script into the folder that is the whole path of the command.
+fn program(cache: &Path, name: &str, text: &str) {
+    let file = cache.join("programs").join(name);
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(&file, format!("#!/bin/sh\n{text}\n")).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+}
 
 /// Runs the command. `pip` is the shell script of a program of that name; nothing else is on the
 /// path.
 fn tensorpack_with(variables: &[(&str, &str)], words: &[&str], cache: &Path, pip: Option<&str>) -> Output {
+    if let Some(text) = pip {
+        program(cache, "pip", text);
+    }
+    command(variables, words, cache).output().unwrap()
+}
+
+fn command(variables: &[(&str, &str)], words: &[&str], cache: &Path) -> Command {
     let programs = cache.join("programs");
     fs::create_dir_all(&programs).unwrap();
-    if let Some(text) = pip {
-        let file = programs.join("pip");
-        fs::write(&file, format!("#!/bin/sh\n{text}\n")).unwrap();
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
-    }
     let mut command = Command::new(env!("CARGO_BIN_EXE_tensorpack"));
     command.args(words).env("TENSORPACK_CACHE", cache).env("PATH", &programs);
     for name in ["VIRTUAL_ENV", "TENSORPACK_PJRT_PLUGIN", "PJRT_NAMES_AND_LIBRARY_PATHS"] {
         command.env_remove(name);
     }
-    command.envs(variables.iter().copied()).output().unwrap()
+    command.envs(variables.iter().copied());
+    command
 }
 
 fn tensorpack(words: &[&str], cache: &Path, pip: Option<&str>) -> Output {
@@ -54,7 +68,7 @@ fn a_dry_run_lists_the_download_and_does_nothing() {
     let text = out(&tensorpack(&["plugin", "install", "cuda13", "--dry-run"], dir.path(), Some("exit 1")));
     let home = dir.path().join("plugins/cuda13");
     assert!(text.lines().next().unwrap().contains(home.to_str().unwrap()), "{text}");
-    for part in ["jax-cuda13-pjrt==0.11.2 ", "nvidia-cudnn-cu13>=", "nvidia-nccl-cu13>=", "total, about"] {
+    for part in ["jax-cuda13-pjrt==0.11.2 ", "nvidia-cudnn-cu13==", "nvidia-nccl-cu13==", "total "] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
     assert!(!home.exists());
@@ -157,4 +171,106 @@ fn a_reader_may_close_the_pipe() {
         let output = command.args(words).env("TENSORPACK_CACHE", dir.path()).stdout(writer).output().unwrap();
         assert!(output.status.success() && output.stderr.is_empty(), "{words:?}: {output:?}");
     }
+}
+
+/// Makes the folder of an installed plugin, with a plugin that cannot be opened.
+fn pretend_installed(cache: &Path) {
+    let home = cache.join("plugins/cpu");
+    fs::create_dir_all(home.join("xla_cpu_pjrt-0.0.1.dist-info")).unwrap();
+    let file = home.join("xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so");
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(file, "words").unwrap();
+}
+
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[test]
+fn closed_output_is_never_a_panic() {
+    let dir = tempfile::tempdir().unwrap();
+    pretend_installed(dir.path());
+    let closed = || {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        writer
+    };
+    let install = &["plugin", "install", "cpu"][..];
+    let output = command(&[], install, dir.path()).stdout(closed()).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(!text.contains("panicked"), "{text}");
+    assert_eq!(output.status.code(), Some(1), "the plugin cannot be opened: {text}");
+    for words in [install, &["docter"], &["--help"], &["doctor"]] {
+        let status = command(&[], words, dir.path()).stdout(closed()).stderr(closed()).status().unwrap();
+        assert!(matches!(status.code(), Some(0 | 1)), "{words:?}: {status}");
+    }
+}
+
+#[test]
+fn doctor_runs_no_other_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let marker = dir.path().join("ran");
+    for name in ["python3", "python", "pip", "pip3"] {
+        program(dir.path(), name, &format!("echo {name} >> '{}'", marker.display()));
+    }
+    out(&tensorpack(&["doctor"], dir.path(), None));
+    assert!(!marker.exists(), "doctor ran {}", fs::read_to_string(&marker).unwrap());
+}
+
+#[test]
+fn a_relative_cache_is_made_absolute() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = command(&[], &["plugin", "install", "cpu", "--dry-run"], dir.path());
+    let output = command.env("TENSORPACK_CACHE", "here").current_dir(dir.path()).output().unwrap();
+    let text = out(&output);
+    let home = dir.path().canonicalize().unwrap().join("here/plugins/cpu");
+    assert!(text.contains(home.to_str().unwrap()), "{text}");
+}
+
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[test]
+fn pip_gets_pinned_wheels_with_hashes_and_builds_nothing() {
+    for plugin in ["cpu", "cuda12", "cuda13"] {
+        let dir = tempfile::tempdir().unwrap();
+        let seen = dir.path().join("seen");
+        // Records its arguments and the requirements.
+        let script = format!(
+            "echo \"$@\" >> '{seen}'; for word in \"$@\"; do case $word in *requirements*) \
+             while read -r line; do echo \"$line\" >> '{seen}'; done < \"$word\";; esac; done",
+            seen = seen.display()
+        );
+        error(&tensorpack(&["plugin", "install", plugin], dir.path(), Some(&script)));
+        let text = fs::read_to_string(&seen).unwrap();
+        let (words, requirements) = text.split_once('\n').unwrap();
+        for option in ["--only-binary=:all:", "--require-hashes", "--no-deps"] {
+            assert!(words.contains(option), "{option} is missing: {words}");
+        }
+        let lines: Vec<_> = requirements.lines().filter(|line| !line.starts_with('#')).collect();
+        assert!(!lines.is_empty() && lines.iter().all(|line| line.contains("==")), "{requirements}");
+        assert!(lines.iter().all(|line| line.contains(" --hash=sha256:")), "{requirements}");
+        assert_eq!(plugin != "cpu", requirements.contains("nvidia-cudnn-cu1"), "{requirements}");
+    }
+}
+
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[test]
+fn a_wait_for_another_installation_is_announced() {
+    let dir = tempfile::tempdir().unwrap();
+    pretend_installed(dir.path());
+    let lock = File::create(dir.path().join("plugins/.lock")).unwrap();
+    lock.lock().unwrap();
+    let mut command = command(&[], &["plugin", "install", "cpu"], dir.path());
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let (send, receive) = channel();
+    std::thread::spawn(move || {
+        let mut line = String::new();
+        stderr.read_line(&mut line).unwrap();
+        let _ = send.send(line);
+        // Keep the pipe open until the command ends.
+        let _ = std::io::copy(&mut stderr, &mut std::io::sink());
+    });
+    let line = receive.recv_timeout(Duration::from_secs(20));
+    lock.unlock().unwrap();
+    let status = child.wait().unwrap();
+    let line = line.expect("the command says what it waits for");
+    assert!(line.contains("waiting for another process") && line.contains(".lock"), "{line}");
+    assert_eq!(status.code(), Some(1), "the plugin cannot be opened");
 }

@@ -5,8 +5,10 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use tensorpack_dataflow::{SampleRng, Seed};
+use tensorpack_dataflow::Seed;
 
+#[path = "../fuzz/mutate.rs"]
+mod mutate;
 #[path = "../fuzz/targets.rs"]
 mod targets;
 
@@ -57,33 +59,6 @@ fn check_target(name: &str, target: fn(&[u8]), bytes: &[u8]) {
     assert!(peak <= MAX_BYTES, "{name} takes {peak} bytes of memory: {}", bytes.escape_ascii());
 }
 
-/// Applies a few random mutations: bits, bytes, numbers, and pieces removed, duplicated or spliced
-/// in from another file.
-fn mutate(rng: &mut SampleRng, bytes: &mut Vec<u8>, other: &[u8]) {
-    let index = |rng: &mut SampleRng, n: usize| rng.below(n.max(1) as u64) as usize;
-    for _ in 0..1 + rng.below(4) {
-        let at = index(rng, bytes.len());
-        let end = (at + 1 + index(rng, 16)).min(bytes.len());
-        match rng.below(7) {
-            _ if bytes.is_empty() => bytes.extend(other),
-            0 => bytes[at] ^= 1 << rng.below(8),
-            1 => bytes[at] = rng.below(256) as u8,
-            2 => bytes[at..end].fill([0, 0x7f, 0x80, 0xff][index(rng, 4)]),
-            3 => bytes.truncate(at),
-            4 => drop(bytes.drain(at..end)),
-            5 => {
-                let piece = bytes[at..end].to_vec();
-                bytes.splice(at..at, piece);
-            }
-            _ => {
-                let from = index(rng, other.len());
-                bytes.truncate(at);
-                bytes.extend(&other[from.min(other.len())..]);
-            }
-        }
-    }
-}
-
 // A single test: memory of a concurrent test would be counted too.
 #[test]
 fn parsers_neither_panic_nor_overallocate() {
@@ -100,7 +75,7 @@ fn parsers_neither_panic_nor_overallocate() {
             let one = &files[rng.below(files.len() as u64) as usize].1;
             let other = &files[rng.below(files.len() as u64) as usize].1;
             let mut bytes = one.clone();
-            mutate(&mut rng, &mut bytes, other);
+            mutate::mutate(&mut rng, &mut bytes, other);
             check_target(name, target, &bytes);
         }
     }

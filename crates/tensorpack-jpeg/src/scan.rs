@@ -117,7 +117,15 @@ pub(crate) fn max_sampling(header: &Header) -> (usize, usize) {
     header.components.iter().fold((1, 1), |(h, v), c| (h.max(c.h), v.max(c.v)))
 }
 
-fn truncated() -> Error {
+/// Returns the number of blocks of the largest component, without padding to whole MCUs.
+pub(crate) fn max_blocks(header: &Header) -> usize {
+    let (h, v) = max_sampling(header);
+    let blocks = |side: usize, sampling: usize, max: usize| (side * sampling).div_ceil(max).div_ceil(8);
+    let of = |c: &Component| blocks(header.width, c.h, h) * blocks(header.height, c.v, v);
+    header.components.iter().map(of).max().unwrap_or(0)
+}
+
+pub(crate) fn truncated() -> Error {
     Error::new(ErrorKind::Io, "truncated JPEG file: the data ends before the last block")
 }
 

@@ -5,10 +5,12 @@ use crate::Plugin;
 use std::env;
 use std::fmt;
 use std::fs;
-use std::io::Write;
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, Result, user_data_dir};
 
 /// The environment variable with the file of a plugin for all platforms.
@@ -81,7 +83,11 @@ pub fn plugin_folder() -> Result<PathBuf> {
     Ok(user_data_dir(CACHE)?.join("plugins"))
 }
 
-/// Finds all plugins. Of those for one platform, the first is used.
+/// Finds all plugins that are named by variables, installed by tensorpack or part of the active
+/// virtual environment. Of those for one platform, the first is used.
+///
+/// This only looks at files. The packages of the `python3` on the path are not part of the result,
+/// because Python must be run to find them; [`find_plugin`] does so if there is no other plugin.
 pub fn find_plugins() -> Vec<FoundPlugin> {
     let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
     let mut found = Vec::new();
@@ -101,27 +107,16 @@ pub fn find_plugins() -> Vec<FoundPlugin> {
         found.extend(PACKAGED_PLUGINS.into_iter().filter_map(installed));
     }
     let environment = variable("VIRTUAL_ENV").map(|folder| environment_packages(Path::new(&folder)));
-    let environment = environment.unwrap_or_default();
-    for (folders, source) in
-        [(&environment[..], PluginSource::VirtualEnv), (python_packages(), PluginSource::Python)]
-    {
-        let every = folders.iter().flat_map(|folder| PACKAGED_PLUGINS.map(|plugin| (folder, plugin)));
-        found.extend(every.filter_map(|(folder, plugin)| in_folder(folder, plugin, source)));
-    }
-    // The packages of `python3` are usually those of the virtual environment: list a file once.
-    let mut seen = Vec::new();
-    found.retain(|plugin| {
-        let new = !seen.contains(&plugin.path);
-        seen.push(plugin.path.clone());
-        new
-    });
+    found.extend(in_folders(&environment.unwrap_or_default(), PluginSource::VirtualEnv));
     found
 }
 
-/// Finds the file of the plugin for a platform, such as `cpu` or `cuda`.
+/// Finds the file of the plugin for a platform, such as `cpu` or `cuda`. If there is none
+/// elsewhere, runs `python3`, once, to search its packages.
 pub fn find_plugin(platform: &str) -> Result<PathBuf> {
     let serves = |plugin: &FoundPlugin| plugin.platform.as_deref().is_none_or(|name| name == platform);
-    match find_plugins().into_iter().find(serves) {
+    let in_python = || in_folders(python_packages(), PluginSource::Python).find(serves);
+    match find_plugins().into_iter().find(serves).or_else(in_python) {
         Some(plugin) if plugin.path.is_file() => Ok(plugin.path),
         Some(FoundPlugin { path, source, .. }) => {
             let why = format!("the plugin {} ({source}) does not exist", path.display());
@@ -181,6 +176,12 @@ fn parse_pairs(text: &str) -> Vec<FoundPlugin> {
     pairs.map(found).collect()
 }
 
+/// The plugins in folders of Python packages.
+fn in_folders(folders: &[PathBuf], source: PluginSource) -> impl Iterator<Item = FoundPlugin> {
+    let every = folders.iter().flat_map(|folder| PACKAGED_PLUGINS.map(|plugin| (folder, plugin)));
+    every.filter_map(move |(folder, plugin)| in_folder(folder, plugin, source))
+}
+
 fn in_folder(folder: &Path, plugin: PackagedPlugin, source: PluginSource) -> Option<FoundPlugin> {
     let path = folder.join(plugin.file);
     path.is_file().then(|| FoundPlugin { platform: Some(plugin.platform.into()), path, source })
@@ -195,19 +196,46 @@ fn environment_packages(environment: &Path) -> Vec<PathBuf> {
 /// The folders of packages of the `python3` on the path, which is run once.
 fn python_packages() -> &'static [PathBuf] {
     static PACKAGES: OnceLock<Vec<PathBuf>> = OnceLock::new();
-    PACKAGES.get_or_init(run_python)
+    PACKAGES.get_or_init(|| run_python("python3".as_ref(), None))
 }
 
-fn run_python() -> Vec<PathBuf> {
-    let script = "import site, sysconfig
+/// Runs Python and returns its folders of packages, or none if it fails or hangs. `folder` is the
+/// folder to run it in, if not the current one.
+fn run_python(program: &Path, folder: Option<&Path>) -> Vec<PathBuf> {
+    const SCRIPT: &str = "import site, sysconfig
 paths = {sysconfig.get_path(p): 0 for p in ('purelib', 'platlib')}
-if site.ENABLE_USER_SITE: paths[site.getusersitepackages()] = 0
+paths[site.getusersitepackages()] = 0
 print('\\n'.join(paths))";
-    let mut python = Command::new("python3");
-    let output = python.args(["-c", script]).stdin(Stdio::null()).stderr(Stdio::null()).output();
-    let output = output.ok().filter(|output| output.status.success());
-    let paths = output.map(|output| output.stdout).unwrap_or_default();
-    String::from_utf8_lossy(&paths).lines().map(PathBuf::from).collect()
+    let mut python = Command::new(program);
+    // Isolated (-I): otherwise a `sysconfig.py` in the current folder would be run.
+    python.args(["-I", "-c", SCRIPT]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    if let Some(folder) = folder {
+        python.current_dir(folder);
+    }
+    output_within(python, Duration::from_secs(20)).unwrap_or_default().lines().map(PathBuf::from).collect()
+}
+
+/// Runs a command and returns its output. Returns an error if it fails, does not end in time, or
+/// writes more than 64 KiB.
+fn output_within(mut command: Command, limit: Duration) -> io::Result<String> {
+    let mut child = command.spawn()?;
+    let started = Instant::now();
+    // What fits into the pipe is read after the end. A child that writes more runs into the limit.
+    let status = loop {
+        match child.try_wait()? {
+            Some(status) => break status,
+            None if started.elapsed() > limit => {
+                child.kill()?;
+                child.wait()?;
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            None => thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    let mut text = String::new();
+    let stdout = child.stdout.take().filter(|_| status.success()).ok_or(io::ErrorKind::Other)?;
+    stdout.take(1 << 16).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 #[cfg(test)]
@@ -243,5 +271,26 @@ mod tests {
         assert!(missing("cuda").message().contains("XLA plugin for cuda"), "{text}");
         assert!(text.contains("tensorpack plugin install cuda13|cuda12\n"), "{text}");
         assert!(!missing("metal").to_string().contains("install"));
+    }
+
+    #[test]
+    fn modules_in_the_current_folder_are_not_run() {
+        let dir = tempfile::tempdir().unwrap();
+        for module in ["site.py", "sysconfig.py", "usercustomize.py"] {
+            fs::write(dir.path().join(module), "open('ran', 'w')\nraise SystemExit").unwrap();
+        }
+        let found = run_python("python3".as_ref(), Some(dir.path()));
+        assert!(!dir.path().join("ran").exists());
+        let installed = Command::new("python3").arg("--version").stdout(Stdio::null()).status();
+        assert_eq!(installed.is_ok_and(|status| status.success()), !found.is_empty());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_program_that_hangs_is_ended() {
+        let mut command = Command::new("sleep");
+        command.arg("60").stdout(Stdio::piped());
+        let e = output_within(command, Duration::from_millis(50)).unwrap_err();
+        assert_eq!(e.kind(), io::ErrorKind::TimedOut);
     }
 }

@@ -54,6 +54,11 @@ impl Plugin {
     pub fn open(path: &Path) -> Result<Arc<Plugin>> {
         static OPEN: Mutex<BTreeMap<PathBuf, Arc<Plugin>>> = Mutex::new(BTreeMap::new());
         let file = path.canonicalize().map_err(|e| Error::from(e).within(path.display()))?;
+        if !file.is_file() {
+            // The loader would wait for a writer of a pipe.
+            return Err(Error::new(ErrorKind::Io, format!("{} is not a regular file", path.display()))
+                .note("name the file of a PJRT plugin"));
+        }
         // Held while loading, so that a plugin is initialised once. A poisoned lock is fine: the
         // map is always whole.
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -82,3 +82,16 @@ fn a_missing_function_is_an_error() {
     assert_eq!(e.kind(), ErrorKind::Unsupported);
     assert!(e.message().contains("libshort (API 0.99)") && e.message().contains("PJRT_Client_Create"), "{e}");
 }
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("plugin.so");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let (send, receive) = std::sync::mpsc::channel();
+    std::thread::spawn(move || send.send(Plugin::open(&pipe).map(|_| ())));
+    let opened = receive.recv_timeout(std::time::Duration::from_secs(10)).expect("it returns soon");
+    let e = opened.unwrap_err();
+    assert!(e.message().contains("plugin.so") && e.message().contains("not a regular file"), "{e}");
+}

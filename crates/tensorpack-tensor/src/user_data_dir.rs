@@ -5,14 +5,16 @@ use std::env;
 use std::path::PathBuf;
 
 /// Returns the directory named by the environment variable `variable`; defaults to `tensorpack` in
-/// the platform's per-user data directory.
+/// the platform's per-user data directory. The result is absolute: programs that run in other
+/// directories use it, too.
 #[doc(alias = "user_folder")]
 pub fn user_data_dir(variable: &str) -> Result<PathBuf> {
     let var = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    data_dir_from(variable, var).ok_or_else(|| {
+    let dir = data_dir_from(variable, var).ok_or_else(|| {
         Error::argument("cannot determine a directory for data: no home directory is set")
             .note(format!("set the environment variable {variable} to a directory"))
-    })
+    })?;
+    std::path::absolute(&dir).map_err(|e| Error::from(e).within(dir.display()))
 }
 
 fn data_dir_from(variable: &str, var: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {

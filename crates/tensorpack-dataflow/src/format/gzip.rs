@@ -15,8 +15,7 @@ pub const MAX_DECOMPRESSED: u64 = 1 << 32;
 /// held in memory.
 #[doc(alias = "unpack")]
 pub fn decompress(source: ByteSource, max: u64) -> Result<ByteSource> {
-    let magic = source.read(0, source.len().min(2))?;
-    if magic != [0x1f, 0x8b] {
+    if !is_gzip(&source)? {
         return Ok(source);
     }
     let compressed = BufReader::with_capacity(1 << 16, source.reader_at(0));
@@ -31,6 +30,21 @@ pub fn decompress(source: ByteSource, max: u64) -> Result<ByteSource> {
         return Err(Error::new(ErrorKind::Memory, why).note("decompress it with gunzip and read the result"));
     }
     Ok(ByteSource::from_bytes(source.name(), bytes))
+}
+
+/// Like [`decompress`], for one of several files that share a limit: `left` is reduced by what the
+/// file decompresses to.
+pub(crate) fn decompress_within(source: ByteSource, left: &mut u64) -> Result<ByteSource> {
+    let is_compressed = is_gzip(&source)?;
+    let source = decompress(source, *left)?;
+    if is_compressed {
+        *left -= source.len();
+    }
+    Ok(source)
+}
+
+fn is_gzip(source: &ByteSource) -> Result<bool> {
+    Ok(source.read(0, source.len().min(2))? == [0x1f, 0x8b])
 }
 
 #[cfg(test)]

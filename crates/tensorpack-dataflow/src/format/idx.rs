@@ -4,7 +4,7 @@
 //! elements, all big-endian.
 
 use super::endian::{Endian, byte_count, tensor_from_bytes};
-use super::gzip::{MAX_DECOMPRESSED, decompress};
+use super::gzip::{MAX_DECOMPRESSED, decompress, decompress_within};
 use super::{ByteSource, Rows};
 use std::path::Path;
 use tensorpack_tensor::{DType, HostTensor, Result};
@@ -14,14 +14,23 @@ pub fn read(path: impl AsRef<Path>) -> Result<HostTensor> {
     parse(ByteSource::open(path)?)
 }
 
-/// Reads several files, such as images and labels. Sample `i` is row `i` of each.
+/// Reads several files, such as images and labels. Sample `i` is row `i` of each. Compressed files
+/// may take 4 GiB decompressed, all together.
 pub fn rows(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Rows> {
-    Rows::new(paths.into_iter().map(read).collect::<Result<_>>()?)
+    let mut left = MAX_DECOMPRESSED;
+    let arrays = paths.into_iter().map(|path| {
+        let source = ByteSource::open(path)?;
+        parse_plain(decompress_within(source, &mut left)?)
+    });
+    Rows::new(arrays.collect::<Result<_>>()?)
 }
 
-/// Parses the array in `source`.
+/// Parses the array in `source`, compressed or not.
 pub fn parse(source: ByteSource) -> Result<HostTensor> {
-    let source = decompress(source, MAX_DECOMPRESSED)?;
+    parse_plain(decompress(source, MAX_DECOMPRESSED)?)
+}
+
+fn parse_plain(source: ByteSource) -> Result<HostTensor> {
     let header = source.read(0, 4)?;
     let [0, 0, kind, rank] = header[..] else {
         return Err(source.error_at(0, "not an IDX file: it does not start with two zero bytes"));

@@ -1,16 +1,19 @@
 //! Labeled image files: a folder per class, or a list of paths and labels.
 
-use super::RandomAccess;
 use super::check_index::check_index;
+use super::{ByteSource, RandomAccess};
 use crate::Sample;
-use std::fs;
+use std::collections::HashSet;
+use std::fs::{self, FileType};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// Recognized file extensions.
-const IMAGE_EXTENSIONS: [&str; 11] =
-    ["jpg", "jpeg", "png", "bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm", "pnm"];
+/// The extensions of the formats that [`decode`](crate::image::decode) reads.
+const IMAGE_EXTENSIONS: [&str; 3] = ["jpg", "jpeg", "png"];
+
+/// The largest file that is read as one sample: 1 GiB.
+const MAX_FILE: u64 = 1 << 30;
 
 /// Labeled files. A sample is `[file contents u8, label i32]`; decode it with a map.
 #[doc(alias = "LabelledFiles")]
@@ -21,23 +24,27 @@ pub struct ImageFolder {
 }
 
 impl ImageFolder {
-    /// Finds the images below `root`, which has one folder per class. Classes are numbered in
-    /// alphabetical order of the folder names; files are sorted by path.
+    /// Finds the images (`.jpg`, `.jpeg`, `.png`) below `root`, which has one folder per class.
+    /// Classes are numbered in alphabetical order of the folder names; files are sorted by path.
+    ///
+    /// Symbolic links are followed. Links that lead to the same folder twice within a class are an
+    /// error, and so are images that are not regular files.
     #[doc(alias = "folders")]
     pub fn open(root: impl AsRef<Path>) -> Result<ImageFolder> {
         let root = root.as_ref();
         let mut classes = Vec::new();
         let mut files = Vec::new();
-        for (folder, _) in read_dir_sorted(root)?.into_iter().filter(|(_, is_dir)| *is_dir) {
+        for (folder, _) in read_dir_sorted(root)?.into_iter().filter(|(_, kind)| *kind == Kind::Folder) {
             let label = classes.len() as i32;
             classes.push(file_name(&folder));
             let mut images = Vec::new();
-            find_images(&folder, &mut images)?;
+            find_images(&folder, &mut images, &mut HashSet::new())?;
             files.extend(images.into_iter().map(|path| (path, label)));
         }
         if files.is_empty() {
             let why = format!("{} contains no folders with images", root.display());
-            return Err(Error::argument(why).note("expected a layout like ROOT/CLASS/IMAGE.jpg"));
+            return Err(Error::argument(why)
+                .note("expected a layout like ROOT/CLASS/IMAGE.jpg, with extensions jpg, jpeg or png"));
         }
         Ok(ImageFolder { files: files.into(), classes: classes.into() })
     }
@@ -47,7 +54,9 @@ impl ImageFolder {
     #[doc(alias = "list")]
     pub fn from_list(root: impl AsRef<Path>, list: impl AsRef<Path>) -> Result<ImageFolder> {
         let list = list.as_ref();
-        let text = fs::read_to_string(list).map_err(|e| Error::from(e).within(list.display()))?;
+        let text = String::from_utf8(ByteSource::open(list)?.read_all()?).map_err(|_| {
+            Error::new(ErrorKind::Data, format!("{} is not a text file in UTF-8", list.display()))
+        })?;
         let mut files = parse_list(&text).map_err(|e| e.within(list.display()))?;
         files.iter_mut().for_each(|(path, _)| *path = root.as_ref().join(&path));
         Ok(ImageFolder { files: files.into(), classes: Arc::new([]) })
@@ -71,7 +80,12 @@ impl RandomAccess for ImageFolder {
 
     fn get(&self, index: u64) -> Result<Sample> {
         let (path, label) = &self.files[check_index(index, self.files.len())?];
-        let bytes = fs::read(path).map_err(|e| Error::from(e).within(path.display()))?;
+        let source = ByteSource::open(path)?;
+        if source.len() > MAX_FILE {
+            let why = format!("{} has {} bytes; the limit is {MAX_FILE}", source.name(), source.len());
+            return Err(Error::new(ErrorKind::Memory, why).note("remove it from the images"));
+        }
+        let bytes = source.read_all()?;
         Ok(vec![HostTensor::new([bytes.len()], bytes)?, HostTensor::scalar(*label)])
     }
 }
@@ -90,32 +104,66 @@ pub fn parse_list(text: &str) -> Result<Vec<(PathBuf, i32)>> {
     parsed.collect()
 }
 
-fn find_images(folder: &Path, images: &mut Vec<PathBuf>) -> Result<()> {
-    for (path, is_dir) in read_dir_sorted(folder)? {
+/// Adds the images in `folder` and below. `visited` holds the folders seen so far, without links in
+/// their paths: links may form loops, or lead to one folder in exponentially many ways.
+fn find_images(folder: &Path, images: &mut Vec<PathBuf>, visited: &mut HashSet<PathBuf>) -> Result<()> {
+    let real = folder.canonicalize().map_err(|e| Error::from(e).within(folder.display()))?;
+    if !visited.insert(real) {
+        let why =
+            format!("symbolic links lead twice to the same folder, the second time as {}", folder.display());
+        return Err(Error::new(ErrorKind::Data, why).note("remove the link"));
+    }
+    for (path, kind) in read_dir_sorted(folder)? {
         let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default().to_lowercase();
-        if is_dir {
-            find_images(&path, images)?;
-        } else if IMAGE_EXTENSIONS.contains(&&extension[..]) {
-            images.push(path);
+        match kind {
+            Kind::Folder => find_images(&path, images, visited)?,
+            _ if !IMAGE_EXTENSIONS.contains(&&extension[..]) => {}
+            Kind::File => images.push(path),
+            Kind::Other => {
+                let why = format!("{} is not a regular file", path.display());
+                return Err(Error::argument(why).note("remove it from the images"));
+            }
         }
     }
     Ok(())
 }
 
-/// Returns the entries of a directory and whether each is a directory, sorted and without hidden
-/// files.
-fn read_dir_sorted(folder: &Path) -> Result<Vec<(PathBuf, bool)>> {
+/// What a directory entry is, after symbolic links.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Folder,
+    File,
+    /// A pipe, a socket or a device.
+    Other,
+}
+
+impl From<FileType> for Kind {
+    fn from(kind: FileType) -> Kind {
+        match (kind.is_dir(), kind.is_file()) {
+            (true, _) => Kind::Folder,
+            (_, true) => Kind::File,
+            _ => Kind::Other,
+        }
+    }
+}
+
+/// Returns the entries of a directory, sorted and without hidden files.
+fn read_dir_sorted(folder: &Path) -> Result<Vec<(PathBuf, Kind)>> {
     let within = |e| Error::from(e).within(folder.display());
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).map_err(within)? {
         let entry = entry.map_err(within)?;
         let (path, kind) = (entry.path(), entry.file_type().map_err(within)?);
-        // `file_type` comes with the listing, which saves a `stat` per file; only symbolic links
-        // need one.
-        let is_dir = kind.is_dir() || kind.is_symlink() && path.is_dir();
-        if !file_name(&path).starts_with('.') {
-            paths.push((path, is_dir));
+        if file_name(&path).starts_with('.') {
+            continue;
         }
+        // `file_type` comes with the listing, which saves a `stat` per file; only symbolic links
+        // need one. A link to nothing counts as a file: reading it is the error.
+        let kind = match kind.is_symlink() {
+            true => fs::metadata(&path).map_or(Kind::File, |meta| meta.file_type().into()),
+            false => kind.into(),
+        };
+        paths.push((path, kind));
     }
     paths.sort();
     Ok(paths)

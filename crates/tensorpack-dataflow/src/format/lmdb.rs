@@ -133,7 +133,12 @@ fn shared_env(path: &Path) -> Result<Arc<Env<WithoutTls>>> {
     static OPEN: Mutex<Vec<(PathBuf, Weak<Env<WithoutTls>>)>> = Mutex::new(Vec::new());
     let io = |e| Error::from(e).within(path.display());
     let file = data_file(path).canonicalize().map_err(io)?;
-    let size = fs::metadata(&file).map_err(io)?.len();
+    let meta = fs::metadata(&file).map_err(io)?;
+    if !meta.is_file() {
+        // Opening a pipe would wait for a writer.
+        return Err(Error::argument(format!("{} is not a regular file", file.display())));
+    }
+    let size = meta.len();
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     open.retain(|(_, env)| env.strong_count() > 0);
     if let Some(env) = open.iter().find(|(f, _)| *f == file).and_then(|(_, env)| env.upgrade()) {
@@ -250,5 +255,17 @@ mod tests {
         let keys: Vec<_> = raw.keys().iter().map(|k| &k[..]).collect();
         assert_eq!(keys, [b"a", b"b"]);
         assert!(Lmdb::open(dir.path().join("missing")).is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("data.mdb");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for path in [dir.path(), &pipe] {
+            let e = Lmdb::open(path).err().unwrap();
+            assert!(e.message().contains("not a regular file"), "{e}");
+        }
     }
 }

@@ -18,6 +18,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod regular_file;
 mod byte_source;
 mod endian;
 mod check_index;
@@ -43,6 +44,8 @@ pub mod tfrecord;
 
 use crate::RandomAccess;
 pub use byte_source::{ByteSource, ByteSourceReader};
+#[doc(hidden)]
+pub use regular_file::open_regular_file;
 #[cfg(test)]
 use round_trip::{assert_round_trip, test_samples};
 pub use rows::Rows;

@@ -7,7 +7,7 @@ use super::ByteSource;
 use super::atomic_file::AtomicFile;
 use super::endian::{Endian, byte_count, little_endian, tensor_from_bytes};
 use std::path::Path;
-use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result, element_count};
+use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 
@@ -48,8 +48,11 @@ pub fn decode(bytes: &[u8]) -> Result<HostTensor> {
     };
     let (text, elements) = rest.split_at_checked(length).ok_or_else(|| damaged("truncated header"))?;
     let text = std::str::from_utf8(text).map_err(|_| damaged("the header is not text"))?;
-    let Header { descr, fortran_order, sizes } =
-        Header::parse(text).ok_or_else(|| damaged(&format!("invalid header: {}", text.trim())))?;
+    let Header { descr, fortran_order, sizes } = Header::parse(text).ok_or_else(|| {
+        // A header may be as long as the file.
+        let start: String = text.trim().chars().take(200).collect();
+        damaged(&format!("invalid header: {start}"))
+    })?;
     let (dtype, order) = element_type(&descr)?;
     let needed = byte_count(dtype, &sizes)?;
     if elements.len() != needed {
@@ -182,23 +185,26 @@ fn quoted(text: &str) -> Option<(&str, &str)> {
 
 /// Converts elements from column-major to row-major order.
 fn row_major(sizes: &[usize], size: usize, elements: &[u8]) -> Vec<u8> {
-    let count = element_count(sizes).unwrap_or(0);
-    let mut strides: Vec<usize> = Vec::with_capacity(sizes.len());
+    // The caller checked that `elements` has the size of the array. Dims of one element move
+    // nothing. Without them the rank is at most the logarithm of the number of elements, and a step
+    // below takes constant time on average.
+    let mut dims = Vec::new();
     let mut stride = size;
-    for &n in sizes {
-        strides.push(stride);
+    for &n in sizes.iter().filter(|&&n| n != 1) {
+        dims.push((n, stride));
         stride = stride.saturating_mul(n);
     }
     let mut bytes = Vec::with_capacity(elements.len());
-    let mut index = vec![0; sizes.len()];
-    for _ in 0..count {
-        let at: usize = index.iter().zip(&strides).map(|(i, s)| i * s).sum();
+    let (mut index, mut at) = (vec![0; dims.len()], 0);
+    while bytes.len() < elements.len() {
         bytes.extend(&elements[at..at + size]);
-        for (i, &n) in index.iter_mut().zip(sizes).rev() {
+        for (i, &(n, stride)) in index.iter_mut().zip(&dims).rev() {
             *i += 1;
+            at += stride;
             if *i < n {
                 break;
             }
+            at -= n * stride;
             *i = 0;
         }
     }

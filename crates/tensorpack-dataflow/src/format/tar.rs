@@ -6,7 +6,7 @@
 
 use super::atomic_file::AtomicFile;
 use super::check_index::check_index;
-use super::gzip::{MAX_DECOMPRESSED, decompress};
+use super::gzip::{MAX_DECOMPRESSED, decompress, decompress_within};
 use super::serialized::for_each_sample;
 use super::tar_archive::{ByteRange, Tar, file_header};
 use super::{ByteSource, RandomAccess, npy};
@@ -36,15 +36,40 @@ impl TarShards {
     /// Opens the archives and concatenates their samples. Every sample has one component per entry
     /// of `extensions`; alternatives are separated by semicolons, as in `"jpg;png"`. A missing
     /// component is an error when the sample is read.
+    ///
+    /// Compressed archives may take 4 GiB decompressed, all together; see
+    /// [`open_with_limit`](TarShards::open_with_limit).
     pub fn open(paths: impl IntoIterator<Item = impl AsRef<Path>>, extensions: &[&str]) -> Result<TarShards> {
         TarShards::parse(paths.into_iter().map(ByteSource::open).collect::<Result<_>>()?, extensions)
     }
 
+    /// Like [`open`](TarShards::open), with a limit of `max` bytes on the size of all compressed
+    /// archives together, decompressed. They are held in memory.
+    pub fn open_with_limit(
+        paths: impl IntoIterator<Item = impl AsRef<Path>>,
+        extensions: &[&str],
+        max: u64,
+    ) -> Result<TarShards> {
+        let archives = paths.into_iter().map(ByteSource::open).collect::<Result<_>>()?;
+        TarShards::parse_with_limit(archives, extensions, max)
+    }
+
     /// Parses `archives` and concatenates their samples.
     pub fn parse(archives: Vec<ByteSource>, extensions: &[&str]) -> Result<TarShards> {
+        TarShards::parse_with_limit(archives, extensions, MAX_DECOMPRESSED)
+    }
+
+    /// Like [`parse`](TarShards::parse), with a limit of `max` bytes on the size of all compressed
+    /// archives together, decompressed.
+    pub fn parse_with_limit(archives: Vec<ByteSource>, extensions: &[&str], max: u64) -> Result<TarShards> {
         let (mut shards, mut samples) = (Vec::new(), Vec::new());
+        let mut left = max;
         for (shard, archive) in archives.into_iter().enumerate() {
-            let tar = Tar::parse(decompress(archive, MAX_DECOMPRESSED)?)?;
+            let plain = decompress_within(archive, &mut left).map_err(|e| match e.kind() {
+                ErrorKind::Memory => e.note("or raise the limit with TarShards::open_with_limit"),
+                _ => e,
+            })?;
+            let tar = Tar::parse(plain)?;
             for (key, files) in groups(&tar) {
                 let find = |wanted: &&str| {
                     wanted.split(';').find_map(|w| files.iter().find(|(extension, _)| *extension == w))

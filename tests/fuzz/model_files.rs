@@ -1,0 +1,239 @@
+//! Files of parameters and models. Each parser corrects checksums and lengths, so that mutations
+//! get past them.
+
+use super::parsers::Parse;
+use serde_json::Value;
+use std::fs;
+use std::path::PathBuf;
+use tempfile::TempDir;
+use tensorpack::io::{Checkpoint, CheckpointStore, RunLock, safetensors};
+use tensorpack::predict::{ExportedModel, OfflinePredictor, PredictConfig};
+use tensorpack::prelude::*;
+use tensorpack::tower::TowerFunc;
+use tensorpack_dataflow::{SampleRng, Seed};
+
+/// A temporary folder, in memory where possible: disks are slow.
+fn memory_dir() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder")
+}
+
+fn one_thread() -> SessionOptions {
+    SessionOptions { threads: Some(1), ..SessionOptions::default() }
+}
+
+/// Convolution, batch norm, attention and a recurrent layer, with inputs of unknown batch size.
+fn model() -> OfflinePredictor {
+    let inputs = vec![TensorSpec::f32("image", [None, Some(4), Some(4), Some(2)])];
+    let build = |t: &TowerContext, inputs: &[Tensor]| {
+        let x = Conv2d::new(4, 3).relu().apply(t, "conv0", &inputs[0]);
+        let x = BatchNorm::new().apply(t, "bn0", &x).max_pool(2);
+        let steps = x.reshape(&[-1, 4, 4]);
+        let steps = MultiHeadAttention::new(2).apply(t, "attention", &steps);
+        let (x, _) = Gru::new(3).apply(t, "gru", &steps, None);
+        vec![Linear::new(2).apply(t, "fc", &x.mean_axes(&[1])).softmax().named("probability")]
+    };
+    let tower = TowerFunc::new(inputs, build).expect("a valid model");
+    OfflinePredictor::new(PredictConfig::from_tower(tower, ["probability"]).session(one_thread()))
+        .expect("a valid model")
+}
+
+fn tensors() -> Vec<(String, HostTensor)> {
+    let tensor = |dtype| HostTensor::from_f64(dtype, [2, 3], &[0.0, 1.0, 1.0, 0.0, 1.0, 0.0]);
+    let named = DType::ALL.map(|dtype| (format!("tensor/{dtype}"), tensor(dtype).expect("six elements")));
+    named.into()
+}
+
+pub(crate) fn safetensors_files() -> Vec<Vec<u8>> {
+    let dir = memory_dir();
+    let path = dir.path().join("x.safetensors");
+    let metadata = [("format".to_string(), "pt".to_string())].into();
+    safetensors::write_with_metadata(&path, &tensors(), &metadata).expect("a file");
+    let all = fs::read(&path).expect("a file");
+    safetensors::write(&path, &[]).expect("a file");
+    vec![all, fs::read(&path).expect("a file")]
+}
+
+/// Reads the bytes as they are and with a corrected length of the header, which ends with the last
+/// closing brace.
+pub(crate) fn safetensors_parser() -> Parse {
+    let dir = memory_dir();
+    Box::new(move |bytes| {
+        let path = dir.path().join("x.safetensors");
+        let mut fixed = bytes.to_vec();
+        if let (Some(end), Some(length)) =
+            (bytes.windows(2).rposition(|w| w == b"}}"), fixed.first_chunk_mut::<8>())
+        {
+            *length = (end as u64 + 2).saturating_sub(8).to_le_bytes();
+        }
+        for bytes in [bytes, &fixed] {
+            fs::write(&path, bytes).expect("a file");
+            let _ = safetensors::read_with_metadata(&path);
+        }
+    })
+}
+
+/// A checkpoint. An input is the contents of one of its files, after the file's number.
+pub(crate) struct Checkpoints {
+    _dir: TempDir,
+    folder: PathBuf,
+    /// The names and contents of the files; the manifest is the first.
+    files: Vec<(String, Vec<u8>)>,
+}
+
+const MANIFEST: &str = "manifest.json";
+
+impl Checkpoints {
+    pub(crate) fn new() -> Checkpoints {
+        let dir = memory_dir();
+        let lock = RunLock::acquire(dir.path()).expect("a lock");
+        let state = [("position".to_string(), serde_json::json!({"epoch": 3, "names": ["a", "b"]}))];
+        let model = model();
+        let checkpoint =
+            Checkpoint::capture(model.session(), 3, state.into_iter().collect(), |_| true).expect("values");
+        let folder = CheckpointStore::open(&lock).and_then(|mut store| store.save(&checkpoint, &[]));
+        let folder = folder.expect("a checkpoint");
+        let mut files: Vec<(String, Vec<u8>)> = fs::read_dir(&folder)
+            .expect("a folder")
+            .map(|entry| {
+                let path = entry.expect("an entry").path();
+                let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+                (name, fs::read(path).expect("a file"))
+            })
+            .collect();
+        files.sort_by_key(|(name, _)| (name != MANIFEST, name.clone()));
+        assert_eq!(files[0].0, MANIFEST);
+        Checkpoint::load(&folder).expect("the checkpoint is intact");
+        Checkpoints { _dir: dir, folder, files }
+    }
+
+    pub(crate) fn seeds(&self) -> Vec<Vec<u8>> {
+        let seed = |(i, (_, bytes)): (usize, &(String, Vec<u8>))| [&[i as u8], &bytes[..]].concat();
+        self.files.iter().enumerate().map(seed).collect()
+    }
+
+    /// Loads the checkpoint with one changed file, and a manifest with the right checksums.
+    pub(crate) fn load(&mut self, bytes: &[u8]) {
+        let Some((&which, bytes)) = bytes.split_first() else { return };
+        let (name, intact) = &self.files[usize::from(which) % self.files.len()];
+        let mut manifest: Value = match name == MANIFEST {
+            true => serde_json::from_slice(bytes).unwrap_or_default(),
+            false => serde_json::from_slice(&self.files[0].1).expect("the manifest is intact"),
+        };
+        if name != MANIFEST {
+            manifest["manifest"]["files"][name] =
+                serde_json::json!({"bytes": bytes.len(), "crc32c": crc32c::crc32c(bytes)});
+        }
+        if let Some(fields) = manifest.as_object_mut() {
+            let sum = crc32c::crc32c(fields.get("manifest").unwrap_or(&Value::Null).to_string().as_bytes());
+            fields.insert("crc32c".into(), sum.into());
+        }
+        fs::write(self.folder.join(name), bytes).expect("a file");
+        let _ = Checkpoint::load(&self.folder);
+        fs::write(self.folder.join(MANIFEST), manifest.to_string()).expect("a file");
+        let _ = Checkpoint::load(&self.folder);
+        fs::write(self.folder.join(MANIFEST), &self.files[0].1).expect("a file");
+        fs::write(self.folder.join(name), intact).expect("a file");
+    }
+}
+
+/// An exported model. An input is the text that describes its graph.
+pub(crate) struct ExportedModels {
+    dir: TempDir,
+    /// The text, parsed.
+    graph: Value,
+    /// The header of the file, which contains the text.
+    header: Value,
+    key: String,
+    /// The bytes after the header.
+    elements: Vec<u8>,
+}
+
+const METADATA: &str = "__metadata__";
+
+impl ExportedModels {
+    pub(crate) fn new() -> ExportedModels {
+        let dir = memory_dir();
+        let path = dir.path().join("model.safetensors");
+        model().export(&path).expect("a file");
+        ExportedModel::load_with(&path, one_thread()).expect("the model is intact");
+        let file = fs::read(&path).expect("a file");
+        let (length, rest) = file.split_first_chunk::<8>().expect("a length");
+        let (header, elements) = rest.split_at(u64::from_le_bytes(*length) as usize);
+        let header: Value = serde_json::from_slice(header).expect("a header");
+        let metadata = header[METADATA].as_object().expect("metadata");
+        let longest = metadata.iter().max_by_key(|(_, text)| text.as_str().map_or(0, str::len));
+        let key = longest.expect("the graph is part of the metadata").0.clone();
+        let text = header[METADATA][&key].as_str().expect("a text");
+        let graph = serde_json::from_str(text).expect("the text is JSON");
+        ExportedModels { dir, graph, header, key, elements: elements.to_vec() }
+    }
+
+    pub(crate) fn seeds(&self) -> Vec<Vec<u8>> {
+        vec![self.graph.to_string().into_bytes()]
+    }
+
+    /// Loads the model with this text. If it is not JSON, as after most mutations, the bytes decide
+    /// how the intact graph is changed instead.
+    pub(crate) fn load(&mut self, bytes: &[u8]) {
+        let text = String::from_utf8_lossy(bytes).into_owned();
+        let is_json = serde_json::from_str::<Value>(&text).is_ok();
+        self.load_text(text);
+        if !is_json {
+            let mut rng = Seed::new(crc32c::crc32c(bytes).into()).rng(0, 0);
+            let mut graph = self.graph.clone();
+            for _ in 0..1 + rng.below(3) {
+                change_value(&mut rng, &mut graph);
+            }
+            self.load_text(graph.to_string());
+        }
+    }
+
+    fn load_text(&mut self, text: String) {
+        self.header[METADATA][&self.key] = text.into();
+        let header = self.header.to_string().into_bytes();
+        let length = (header.len() as u64).to_le_bytes();
+        let path = self.dir.path().join("model.safetensors");
+        fs::write(&path, [&length, &header[..], &self.elements].concat()).expect("a file");
+        let _ = ExportedModel::load_with(&path, one_thread());
+    }
+}
+
+/// Replaces a random value inside `root` by a number, by another value of it, or by nothing.
+fn change_value(rng: &mut SampleRng, root: &mut Value) {
+    let count = count_values(root);
+    let other = nth_value(root, &mut rng.below(count)).cloned().unwrap_or_default();
+    let Some(value) = nth_value(root, &mut rng.below(count)) else { return };
+    let power = 1i64 << rng.below(63);
+    *value = match (rng.below(8), &mut *value) {
+        (0, _) => other,
+        (1, _) => Value::Null,
+        (2, _) => power.into(),
+        (3, _) => (-power).into(),
+        (4, Value::Array(values)) => Value::Array(values.iter().chain([&other]).cloned().collect()),
+        (5, Value::Array(values)) => Value::Array(values.iter().skip(1).cloned().collect()),
+        (6, _) => 1e300.into(),
+        _ => rng.below(4).into(),
+    };
+}
+
+fn children(value: &mut Value) -> Vec<&mut Value> {
+    match value {
+        Value::Array(values) => values.iter_mut().collect(),
+        Value::Object(fields) => fields.values_mut().collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn count_values(value: &mut Value) -> u64 {
+    1 + children(value).into_iter().map(count_values).sum::<u64>()
+}
+
+/// Returns value `n` in depth-first order, and otherwise reduces `n` by the number of values
+/// passed.
+fn nth_value<'a>(value: &'a mut Value, n: &mut u64) -> Option<&'a mut Value> {
+    if *n == 0 {
+        return Some(value);
+    }
+    *n -= 1;
+    children(value).into_iter().find_map(|child| nth_value(child, n))
+}
