@@ -1,13 +1,9 @@
 //! The kinds of kernel.
 
-use super::{Expr, ReduceKind, View};
+use super::{Argsort, Conv2d, Cumsum, Expr, GatherScatter, MatMul, Pool, ReduceKind, View};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
-use tensorpack_kernels::{
-    Argsort, Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Cumsum, DepthwiseFilterGrad,
-    DepthwiseForward, DepthwiseInputGrad, GatherScatter, MatMul, Pool,
-};
 use tensorpack_tensor::{HostTensor, Result};
 
 /// A scalar expression over every element of an iteration space, and what it reads.
@@ -51,16 +47,41 @@ pub enum ContractKind {
 }
 
 impl ContractKind {
-    /// The loops that compute it.
-    pub fn kernel(&self) -> Box<dyn Contract> {
-        match self.clone() {
-            ContractKind::MatMul(k) => Box::new(k),
-            ContractKind::Conv2d(k) => Box::new(Conv2dForward(k)),
-            ContractKind::Conv2dInputGrad(k) => Box::new(Conv2dInputGrad(k)),
-            ContractKind::Conv2dFilterGrad(k) => Box::new(Conv2dFilterGrad(k)),
-            ContractKind::Depthwise(k) => Box::new(DepthwiseForward(k)),
-            ContractKind::DepthwiseInputGrad(k) => Box::new(DepthwiseInputGrad(k)),
-            ContractKind::DepthwiseFilterGrad(k) => Box::new(DepthwiseFilterGrad(k)),
+    /// Checks that no product of the sizes overflows.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self {
+            ContractKind::MatMul(product) => product.check(),
+            ContractKind::Conv2d(c)
+            | ContractKind::Conv2dInputGrad(c)
+            | ContractKind::Conv2dFilterGrad(c) => c.check(),
+            ContractKind::Depthwise(c)
+            | ContractKind::DepthwiseInputGrad(c)
+            | ContractKind::DepthwiseFilterGrad(c) => c.check_depthwise(),
+        }
+    }
+
+    /// Returns the number of elements of the left operand, of the right operand and of the output.
+    pub(crate) fn lens(&self) -> [usize; 3] {
+        match self {
+            ContractKind::MatMul(product) => [product.lhs_len(), product.rhs_len(), product.out_len()],
+            ContractKind::Conv2d(c) => [c.in_len(), c.filter_len(), c.out_len()],
+            ContractKind::Conv2dInputGrad(c) => [c.out_len(), c.filter_len(), c.in_len()],
+            ContractKind::Conv2dFilterGrad(c) => [c.in_len(), c.out_len(), c.filter_len()],
+            ContractKind::Depthwise(c) => [c.in_len(), c.depthwise_filter_len(), c.out_len()],
+            ContractKind::DepthwiseInputGrad(c) => [c.out_len(), c.depthwise_filter_len(), c.in_len()],
+            ContractKind::DepthwiseFilterGrad(c) => [c.in_len(), c.out_len(), c.depthwise_filter_len()],
+        }
+    }
+
+    /// Returns the size of the output's last dimension: columns of a matrix product, channels of a convolution.
+    pub(crate) fn out_columns(&self) -> usize {
+        match self {
+            ContractKind::MatMul(product) => product.n,
+            ContractKind::Conv2d(c) | ContractKind::Conv2dFilterGrad(c) => c.out_channels,
+            ContractKind::Conv2dInputGrad(c)
+            | ContractKind::Depthwise(c)
+            | ContractKind::DepthwiseInputGrad(c)
+            | ContractKind::DepthwiseFilterGrad(c) => c.in_channels,
         }
     }
 }
@@ -159,7 +180,7 @@ pub enum Kernel {
         /// Whether they are read or added to.
         kind: GatherKind,
         /// The sizes.
-        lookup: GatherScatter,
+        gather: GatherScatter,
         /// The tables, or what is added; dense, or bf16 that is added.
         rows: View,
         /// The numbers, dense i64.
@@ -168,16 +189,16 @@ pub enum Kernel {
     /// Running sums of a tensor that is dense or bf16.
     #[doc(alias = "Cumulate")]
     Cumsum {
-        /// The sizes, and from where to where.
-        sums: Cumsum,
+        /// The sizes and the direction.
+        cumsum: Cumsum,
         /// What is summed.
         input: View,
     },
     /// The places (i64) of a dense tensor's elements in the order of their values.
     #[doc(alias = "Order")]
     Argsort {
-        /// The sizes, and which come first.
-        order: Argsort,
+        /// The sizes and the order.
+        argsort: Argsort,
         /// What is ordered.
         input: View,
     },

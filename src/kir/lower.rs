@@ -1,11 +1,10 @@
 //! What an operation's `lower` writes with.
 
 use super::{
-    BufferKind, Class, ContractKind, CustomKernel, Expr, ExprBuilder, GatherKind, Kernel, KernelNode,
-    MapBody, Origin, PoolKind, Program, ReduceKind, Reg, View,
+    Argsort, BufferKind, Class, ContractKind, Cumsum, CustomKernel, Expr, ExprBuilder, GatherKind,
+    GatherScatter, Kernel, KernelNode, MapBody, Origin, Pool, PoolKind, Program, ReduceKind, Reg, View,
 };
 use std::sync::Arc;
-use tensorpack_kernels::{Argsort, Cumsum, GatherScatter, Pool};
 use tensorpack_tensor::{DType, HostTensor};
 
 /// The lowering of one graph node, all shapes known: its inputs as views, and methods that emit kernels.
@@ -216,8 +215,9 @@ impl LowerCx<'_> {
         self.one(Kernel::Concat { parts: parts.to_vec(), axis }, dtype, sizes)
     }
 
-    /// Rows of tables by number, for output 0. Rows are added up in f32 where they are bf16.
-    pub fn lookup(&mut self, kind: GatherKind, lookup: GatherScatter, rows: &View, indices: &View) -> View {
+    /// Emits a gather or scatter of table rows for output 0. Rows of bf16 are added in f32.
+    #[doc(alias = "lookup")]
+    pub fn gather(&mut self, kind: GatherKind, gather: GatherScatter, rows: &View, indices: &View) -> View {
         let (dtype, sizes) = self.outputs[0].clone();
         let indices = match indices.dtype {
             DType::I64 => self.dense(indices),
@@ -227,7 +227,7 @@ impl LowerCx<'_> {
             GatherKind::Gather | GatherKind::NonZero => self.dense(rows),
             GatherKind::ScatterAdd => self.operand(rows),
         };
-        self.one(Kernel::Gather { kind, lookup, rows, indices }, dtype, sizes)
+        self.one(Kernel::Gather { kind, gather, rows, indices }, dtype, sizes)
     }
 
     /// Returns the integers as i64 and checks, when the program runs, that none is zero. A zero
@@ -238,9 +238,9 @@ impl LowerCx<'_> {
             _ => self.map_to(DType::I64, &view.sizes, &[view], |_, r| r[0]),
         };
         let count = wide.len();
-        let lookup = GatherScatter { batch: 1, rows: count, width: 1, count, shared: false };
+        let gather = GatherScatter { batch: 1, rows: count, width: 1, count, shared: false };
         let kernel =
-            Kernel::Gather { kind: GatherKind::NonZero, lookup, rows: wide.clone(), indices: wide.clone() };
+            Kernel::Gather { kind: GatherKind::NonZero, gather, rows: wide.clone(), indices: wide.clone() };
         self.one(kernel, DType::I64, wide.sizes)
     }
 
@@ -249,18 +249,20 @@ impl LowerCx<'_> {
         self.program.scalar_constant(view)
     }
 
-    /// Running sums for output 0, in f32 where they are of bf16.
-    pub fn cumulate(&mut self, sums: Cumsum, input: &View) -> View {
+    /// Emits cumulative sums for output 0, computed in f32 if they are bf16.
+    #[doc(alias = "cumulate")]
+    pub fn cumsum(&mut self, cumsum: Cumsum, input: &View) -> View {
         let (dtype, sizes) = self.outputs[0].clone();
         let input = self.operand(input);
-        self.one(Kernel::Cumsum { sums, input }, dtype, sizes)
+        self.one(Kernel::Cumsum { cumsum, input }, dtype, sizes)
     }
 
-    /// Places in the order of values, for output 0.
-    pub fn order(&mut self, order: Argsort, input: &View) -> View {
+    /// Emits the indices that sort `input`, for output 0.
+    #[doc(alias = "order")]
+    pub fn argsort(&mut self, argsort: Argsort, input: &View) -> View {
         let (dtype, sizes) = self.outputs[0].clone();
         let input = self.dense(input);
-        self.one(Kernel::Argsort { order, input }, dtype, sizes)
+        self.one(Kernel::Argsort { argsort, input }, dtype, sizes)
     }
 
     /// Uniform random numbers of output 0's type and these sizes, drawn from the stream of this name; `continued` from

@@ -4,6 +4,7 @@
 //! so fusion, memory and scheduling never ask which operation a kernel came from. Operations that only rearrange
 //! (reshape, transpose, slice, broadcast) emit no kernel at all: they return another [`View`] of the same buffer.
 
+mod descriptors;
 mod expr_builder;
 mod kernel;
 mod lower;
@@ -11,6 +12,7 @@ mod program;
 mod validate;
 mod view;
 
+pub use descriptors::{Argsort, Conv2d, Cumsum, GatherScatter, MatMul, Pool};
 pub use expr_builder::ExprBuilder;
 pub use kernel::{ContractKind, CustomKernel, Epilogue, GatherKind, Kernel, MapBody, PoolKind};
 pub use lower::LowerCx;

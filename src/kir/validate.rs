@@ -4,12 +4,12 @@
 //! operation's `lower` says is taken on trust: every view must stay within its buffer, and every kernel must fit its
 //! operands and outputs in number, type and size. All passes are linear in the size of the program.
 
+use super::descriptors::padded_sizes;
 use super::view::elements;
 use super::{
-    Binary, Buffer, BufferId, BufferKind, ContractKind, Expr, GatherKind, Kernel, KernelNode, MapBody,
+    Binary, Buffer, BufferId, BufferKind, ContractKind, Expr, GatherKind, Kernel, KernelNode, MapBody, Pool,
     PoolKind, Program, ReduceKind, Reg, Step, View,
 };
-use tensorpack_kernels as kernels;
 use tensorpack_tensor::{DType, Error, ErrorKind, Result, element_count};
 
 /// Elements that a reduction may go over, at most. A reduction needs no memory for what it reads of a broadcast view,
@@ -216,8 +216,7 @@ fn kernel(kernel: &Kernel, outputs: &[&Buffer]) -> Result<()> {
             for view in &epilogue.operands {
                 same_sizes("an epilogue's operand", &view.sizes, &out.sizes)?;
             }
-            let (_, cols) = kind.kernel().out_matrix();
-            require_len("a row of the output", out.sizes.last().copied().unwrap_or(1), cols)?;
+            require_len("a row of the output", out.sizes.last().copied().unwrap_or(1), kind.out_columns())?;
             expr(&epilogue.expr, 1 + epilogue.operands.len(), out.sizes.len())?;
             require_count("results of an epilogue", epilogue.expr.outputs.len(), 1)
         }
@@ -230,46 +229,46 @@ fn kernel(kernel: &Kernel, outputs: &[&Buffer]) -> Result<()> {
         Kernel::Pad { src, low, high, interior } => {
             let out = one(outputs)?;
             require_dtype("the output", out.dtype, &[src.dtype])?;
-            same_sizes("the output", &out.sizes, &kernels::Pad::padded_dims(&src.sizes, low, high, interior)?)
+            same_sizes("the output", &out.sizes, &padded_sizes(&src.sizes, low, high, interior)?)
         }
         Kernel::Concat { parts, axis } => concat(parts, *axis, one(outputs)?),
-        Kernel::Gather { kind, lookup, rows, indices } => {
+        Kernel::Gather { kind, gather, rows, indices } => {
             let out = one(outputs)?;
-            lookup.check()?;
+            gather.check()?;
             require_dtype("the row numbers", indices.dtype, &[DType::I64])?;
-            dense("the row numbers", indices, lookup.indices_len())?;
+            dense("the row numbers", indices, gather.indices_len())?;
             require_dtype("the output", out.dtype, &[rows.dtype])?;
             match kind {
                 GatherKind::Gather => {
-                    dense("the tables", rows, lookup.tables_len())?;
-                    require_len("the output", out.len(), lookup.rows_len())
+                    dense("the tables", rows, gather.tables_len())?;
+                    require_len("the output", out.len(), gather.rows_len())
                 }
                 GatherKind::ScatterAdd => {
                     require_dtype("what is added", rows.dtype, &ADDENDS)?;
-                    operand("what is added", rows, lookup.rows_len())?;
-                    require_len("the output", out.len(), lookup.tables_len())
+                    operand("what is added", rows, gather.rows_len())?;
+                    require_len("the output", out.len(), gather.tables_len())
                 }
                 GatherKind::NonZero => {
                     require_dtype("the divisor", rows.dtype, &[DType::I64])?;
-                    dense("the divisor", rows, lookup.rows_len())?;
-                    require_len("the output", out.len(), lookup.rows_len())
+                    dense("the divisor", rows, gather.rows_len())?;
+                    require_len("the output", out.len(), gather.rows_len())
                 }
             }
         }
-        Kernel::Cumsum { sums, input } => {
+        Kernel::Cumsum { cumsum, input } => {
             let out = one(outputs)?;
-            sums.check()?;
+            cumsum.check()?;
             require_dtype("what is summed", input.dtype, &ADDENDS)?;
             require_dtype("the output", out.dtype, &[input.dtype])?;
-            operand("what is summed", input, sums.elements())?;
-            require_len("the output", out.len(), sums.elements())
+            operand("what is summed", input, cumsum.elements())?;
+            require_len("the output", out.len(), cumsum.elements())
         }
-        Kernel::Argsort { order, input } => {
+        Kernel::Argsort { argsort, input } => {
             let out = one(outputs)?;
-            order.check()?;
+            argsort.check()?;
             require_dtype("the output", out.dtype, &[DType::I64])?;
-            dense("what is ordered", input, order.rows * order.len)?;
-            require_len("the output", out.len(), order.rows * order.take)
+            dense("what is ordered", input, argsort.rows * argsort.len)?;
+            require_len("the output", out.len(), argsort.rows * argsort.take)
         }
         Kernel::Random { .. } => require_dtype("the output", one(outputs)?.dtype, &[DType::F32, DType::F64]),
         Kernel::AllReduce { input, .. } => {
@@ -331,18 +330,17 @@ fn reduce(body: &MapBody, reduced: &[bool], kinds: &[ReduceKind], outputs: &[&Bu
 }
 
 fn contract(kind: &ContractKind, lhs: &View, rhs: &View, out: &Buffer) -> Result<()> {
-    let kernel = kind.kernel();
-    kernel.check()?;
+    kind.check()?;
     require_dtype("the left operand", lhs.dtype, &FLOATS)?;
     require_dtype("the right operand", rhs.dtype, &[lhs.dtype])?;
     require_dtype("the output", out.dtype, &[lhs.dtype])?;
-    operand("the left operand", lhs, kernel.lhs_len())?;
-    operand("the right operand", rhs, kernel.rhs_len())?;
-    let (rows, cols) = kernel.out_matrix();
-    require_len("the output", out.len(), rows * cols)
+    let [lhs_len, rhs_len, out_len] = kind.lens();
+    operand("the left operand", lhs, lhs_len)?;
+    operand("the right operand", rhs, rhs_len)?;
+    require_len("the output", out.len(), out_len)
 }
 
-fn pool_kernel(kind: PoolKind, pool: &kernels::Pool, inputs: &[View], outputs: &[&Buffer]) -> Result<()> {
+fn pool_kernel(kind: PoolKind, pool: &Pool, inputs: &[View], outputs: &[&Buffer]) -> Result<()> {
     pool.check()?;
     let (x, y) = (pool.in_len(), pool.out_len());
     // What is read first, whether the places of maxima are read, what is written, and whether the places are.

@@ -10,14 +10,15 @@ use super::{Feed, RunInfo};
 use crate::autodiff::gradients;
 use crate::graph::{Fetch, Frozen, Graph, Tensor};
 use crate::kir::{
-    BufferId, BufferKind, ContractKind, Expr, Kernel, Program, ReduceKind, Reg, Step, Surroundings, View,
+    BufferId, BufferKind, ContractKind, Conv2d, Expr, Kernel, Program, ReduceKind, Reg, Step, Surroundings,
+    View,
 };
 use crate::op_cases::{Case, Draw, Gradient, Input, all_cases};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
-use tensorpack_kernels::{Conv2d, Isa};
+use tensorpack_kernels::Isa;
 use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
 
 /// Random choices, each by a number of its own.
@@ -100,18 +101,8 @@ impl Choices {
     }
 
     fn conv(&mut self, c: &mut Conv2d) {
-        let Conv2d {
-            batch,
-            in_size,
-            in_channels,
-            out_channels,
-            kernel,
-            stride,
-            dilation,
-            pad_low,
-            out_size,
-            ..
-        } = c;
+        let Conv2d { batch, in_size, in_channels, out_channels, kernel, stride, dilation, pad_low, out_size } =
+            c;
         let mut all = vec![batch, in_channels, out_channels];
         for pair in [in_size, kernel, stride, dilation, pad_low, out_size] {
             all.extend(pair.iter_mut());
@@ -135,7 +126,7 @@ impl Choices {
                     0 => p.lhs_transposed ^= true,
                     1 => p.rhs_transposed ^= true,
                     2 => p.lhs_shared ^= true,
-                    3 => p.rhs_panels ^= true,
+                    3 => p.rhs_shared ^= true,
                     _ => self.change_one(vec![&mut p.batch, &mut p.m, &mut p.n, &mut p.k]),
                 },
                 ContractKind::Conv2d(c)
@@ -159,12 +150,12 @@ impl Choices {
                 0 => self.change(axis),
                 _ => drop(parts.pop()),
             },
-            Kernel::Gather { lookup: l, .. } => match self.below(5) {
-                0 => l.shared ^= true,
-                _ => self.change_one(vec![&mut l.batch, &mut l.rows, &mut l.width, &mut l.count]),
+            Kernel::Gather { gather: g, .. } => match self.below(5) {
+                0 => g.shared ^= true,
+                _ => self.change_one(vec![&mut g.batch, &mut g.rows, &mut g.width, &mut g.count]),
             },
-            Kernel::Cumsum { sums: s, .. } => self.change_one(vec![&mut s.outer, &mut s.len, &mut s.inner]),
-            Kernel::Argsort { order: o, .. } => self.change_one(vec![&mut o.rows, &mut o.len, &mut o.take]),
+            Kernel::Cumsum { cumsum: c, .. } => self.change_one(vec![&mut c.outer, &mut c.len, &mut c.inner]),
+            Kernel::Argsort { argsort: a, .. } => self.change_one(vec![&mut a.rows, &mut a.len, &mut a.take]),
             Kernel::Random { first, .. } => self.change(first),
             // How many inputs a user's kernel takes is between it and its operation.
             Kernel::Copy(_) | Kernel::AllReduce { .. } | Kernel::Custom { .. } => {}

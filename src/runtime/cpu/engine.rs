@@ -178,7 +178,7 @@ impl Engine {
         variables: &mut Variables,
     ) -> Result<Vec<HostTensor>> {
         let fetches = (0..program.fetches.len()).map(|i| (0, i)).collect();
-        let compilation = Compilation { program, commit: Default::default(), live_from: 0 };
+        let compilation = Compilation::new(program, self.options.full_precision);
         let ready = self.ready(vec![(compilation, String::new())], fetches, shared, variables)?;
         let (mut values, run) = (Vec::new(), RunInfo { seed: 0, draw: 0 });
         ready.resolve(shared, variables, &[]);

@@ -234,7 +234,7 @@ impl<'a> Fusion<'a> {
             else {
                 continue;
             };
-            let (made, columns) = (outputs[0], kind.kernel().out_matrix().1);
+            let (made, columns) = (outputs[0], kind.out_columns());
             let [user] = readers.get(&made).map_or(&[][..], Vec::as_slice) else { continue };
             if self.is_stored(made) || self.kept.contains(&made) {
                 continue;

@@ -4,7 +4,6 @@
 //! makes the kernels, and `engine` runs them again and again on a team of threads per tower.
 
 mod upcast_bf16;
-mod exact_convolutions;
 mod prepack_weights;
 mod constant_folding;
 mod dense_fetches;
@@ -18,6 +17,8 @@ mod commit;
 mod snapshot;
 mod pipeline;
 mod arena;
+mod kernel_selection;
+mod panels;
 mod plan;
 mod all_reduce;
 mod epilogue;

@@ -5,11 +5,9 @@
 
 use super::commit::{self, Commit};
 use super::variables::Variables;
-use super::{
-    constant_folding, dense_fetches, exact_convolutions, fuse, pool_grad_hoist, prepack_weights, snapshot,
-    upcast_bf16,
-};
-use crate::kir::{self, Program};
+use super::{constant_folding, dense_fetches, fuse, pool_grad_hoist, prepack_weights, snapshot, upcast_bf16};
+use crate::kir::{self, BufferId, Program};
+use std::collections::HashSet;
 use tensorpack_tensor::{HostTensor, Result};
 
 /// What a program is compiled for.
@@ -31,11 +29,24 @@ pub(super) struct Compilation {
     pub(super) commit: Commit,
     /// Kernels before this one read no variable, at most a snapshot.
     pub(super) live_from: usize,
+    /// Matrices that are stored in panels.
+    pub(super) panels: HashSet<BufferId>,
+    /// Whether convolutions use the direct algorithm only.
+    pub(super) exact_convolutions: bool,
+}
+
+impl Compilation {
+    /// Starts with a program as it was lowered.
+    pub(super) fn new(program: Program, exact_convolutions: bool) -> Compilation {
+        let (commit, panels) = Default::default();
+        Compilation { program, commit, live_from: 0, panels, exact_convolutions }
+    }
 }
 
 /// What passes may use besides the program.
 pub(super) struct PassCx<'a> {
     pub(super) mode: Mode,
+    /// Whether convolutions use the direct algorithm only.
     pub(super) full_precision: bool,
     pub(super) variables: &'a mut Variables,
     /// Runs a program that reads constants only, and returns what it fetches.
@@ -71,20 +82,11 @@ const PASSES: &[Pass] = &[
         },
     },
     Pass {
-        name: "exact_convolutions",
-        why: "full precision rules out Winograd",
-        applies: |cx| cx.full_precision,
-        run: |c, _| {
-            exact_convolutions::exact_convolutions(&mut c.program);
-            Ok(())
-        },
-    },
-    Pass {
         name: "prepack_weights",
         why: "weights that many small products read are packed once",
         applies: always,
         run: |c, _| {
-            prepack_weights::prepack_weights(&mut c.program);
+            c.panels = prepack_weights::prepack_weights(&mut c.program);
             Ok(())
         },
     },
@@ -179,7 +181,7 @@ const PASSES: &[Pass] = &[
 
 /// Runs all passes on one tower's program. With `dump`, returns the program as text after each.
 pub(super) fn run(program: Program, cx: &mut PassCx<'_>, dump: bool) -> Result<(Compilation, String)> {
-    let mut compilation = Compilation { program, commit: Commit::default(), live_from: 0 };
+    let mut compilation = Compilation::new(program, cx.full_precision);
     let mut text = String::new();
     for pass in PASSES {
         if !(pass.applies)(cx) {

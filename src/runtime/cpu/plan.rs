@@ -1,15 +1,16 @@
 //! The plan: every kernel made, every buffer placed, before anything runs.
 
 use super::arena::{self, Lifetime};
-use super::commit::{self, Pass};
+use super::commit::Pass;
 use super::interval::Bound;
 use super::memory::padded;
 use super::overflow::{self, Output, Proof, Source};
+use super::panels;
 use super::pipeline::Compilation;
 use super::snapshot;
 use super::variables::Variables;
 use super::work::Work;
-use crate::kir::{self, BufferId, BufferKind, Kernel, KernelNode, MapBody, Origin, Program, View};
+use crate::kir::{self, BufferId, BufferKind, Kernel, KernelNode, MapBody, Origin, View};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::ops::Range;
@@ -108,8 +109,7 @@ pub(super) struct Plan {
 impl Plan {
     /// Places all buffers of a compiled program and makes its kernels. `passes` is the dump of the pipeline, if any.
     pub(super) fn new(compilation: Compilation, variables: &Variables, passes: String) -> Result<Plan> {
-        let Compilation { program, commit, live_from } = compilation;
-        let mut plan = Planner::new(program, variables, commit, live_from).plan()?;
+        let mut plan = Planner::new(compilation, variables).plan()?;
         plan.text.insert_str(0, &passes);
         Ok(plan)
     }
@@ -132,12 +132,9 @@ impl Plan {
 }
 
 struct Planner<'a> {
-    program: Program,
-    live_from: usize,
+    compilation: Compilation,
     snapshots: Vec<usize>,
     variables: &'a Variables,
-    passes: Vec<Pass>,
-    copies: Vec<(usize, View)>,
     /// Buffers packed together so that a pass over a slab reads them in one go: buffer to (pack, offset).
     packed: HashMap<BufferId, (usize, usize)>,
     pack_bytes: Vec<usize>,
@@ -146,19 +143,11 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(
-        program: Program,
-        variables: &'a Variables,
-        commit: commit::Commit,
-        live_from: usize,
-    ) -> Planner<'a> {
+    fn new(compilation: Compilation, variables: &'a Variables) -> Planner<'a> {
         Planner {
-            live_from,
-            snapshots: snapshot::snapshots(&program, &commit),
-            program,
+            snapshots: snapshot::snapshots(&compilation.program, &compilation.commit),
+            compilation,
             variables,
-            passes: commit.passes,
-            copies: commit.copies,
             packed: HashMap::new(),
             pack_bytes: Vec::new(),
             reuses: HashMap::new(),
@@ -169,17 +158,17 @@ impl<'a> Planner<'a> {
     /// form. Each such buffer has one place: `commit::form` let no other operand of any pass have
     /// it.
     fn pack(&mut self) {
-        for pass in self.passes.iter().filter(|p| p.members.len() > 1) {
+        for pass in self.compilation.commit.passes.iter().filter(|p| p.members.len() > 1) {
             let first = &pass.members[0];
             for (k, view) in first.body.operands.iter().enumerate() {
-                if pass.scalar[k] || !self.program.is_temp(view.buffer) {
+                if pass.scalar[k] || !self.compilation.program.is_temp(view.buffer) {
                     continue;
                 }
                 let mut offset = 0;
                 for m in &pass.members {
                     let b = m.body.operands[k].buffer;
                     self.packed.insert(b, (self.pack_bytes.len(), offset));
-                    offset += padded(self.program.buffer(b).bytes());
+                    offset += padded(self.compilation.program.buffer(b).bytes());
                 }
                 self.pack_bytes.push(offset);
             }
@@ -188,7 +177,7 @@ impl<'a> Planner<'a> {
 
     fn plan(mut self) -> Result<Plan> {
         self.pack();
-        let compute = self.program.kernels.len();
+        let compute = self.compilation.program.kernels.len();
         let fetch_time = compute;
         let commit_time = compute + 1;
         let lives = self.lifetimes(fetch_time, commit_time);
@@ -215,7 +204,13 @@ impl<'a> Planner<'a> {
             item_of.insert(b, item);
         }
         items.iter_mut().filter(|i| i.first == usize::MAX).for_each(|i| i.first = 0);
-        let works: Vec<Work> = self.program.kernels.iter().map(|n| Work::new(&self.program, n)).collect();
+        let works: Vec<Work> = self
+            .compilation
+            .program
+            .kernels
+            .iter()
+            .map(|n| Work::new(&self.compilation, n))
+            .collect::<Result<_>>()?;
         let shared: Vec<Option<usize>> = works
             .iter()
             .enumerate()
@@ -244,7 +239,7 @@ impl<'a> Planner<'a> {
 
         let mut constants = Vec::new();
         let mut locs: HashMap<BufferId, Loc> = HashMap::new();
-        for (i, buffer) in self.program.buffers.iter().enumerate() {
+        for (i, buffer) in self.compilation.program.buffers.iter().enumerate() {
             let id = BufferId(i as u32);
             let loc = match &buffer.kind {
                 BufferKind::Feed(n) => Loc { base: Base::Feed(*n), offset: 0 },
@@ -257,7 +252,10 @@ impl<'a> Planner<'a> {
                     Loc { base: Base::Snapshot(place.slab), offset: place.offset }
                 }
                 BufferKind::Constant(value) => {
-                    constants.push(value.clone());
+                    constants.push(match self.compilation.panels.contains(&id) {
+                        true => panels::packed(value)?,
+                        false => value.clone(),
+                    });
                     Loc { base: Base::Constant(constants.len() - 1), offset: 0 }
                 }
                 BufferKind::Temp => match item_of.get(&id) {
@@ -277,16 +275,16 @@ impl<'a> Planner<'a> {
         };
         let mut text = String::new();
         let mut steps = Vec::new();
-        for ((node, work), shared) in self.program.kernels.iter().zip(works).zip(shared) {
+        for ((node, work), shared) in self.compilation.program.kernels.iter().zip(works).zip(shared) {
             let sharing = match work.shared_bytes() {
                 0 => String::new(),
                 bytes => format!(" sharing {} bytes", padded(bytes)),
             };
             let _ = writeln!(text, "{}{}{sharing}", self.describe(node), work.summary());
-            let form = |&b: &BufferId| (self.program.buffer(b).dtype, self.program.buffer(b).len());
+            let form = |&b: &BufferId| (self.compilation.program.buffer(b).dtype, self.len(b));
             let outputs = node.outputs.iter();
             let read: f64 = node.kernel.reads().iter().map(|v| seen_bytes(v)).sum();
-            let written: f64 = node.outputs.iter().map(|&b| self.program.buffer(b).bytes() as f64).sum();
+            let written: f64 = node.outputs.iter().map(|&b| self.bytes(b) as f64).sum();
             steps.push(Step {
                 reads: self.reads(node).iter().map(at).collect(),
                 writes: outputs.clone().map(|b| locs[b]).collect(),
@@ -298,21 +296,21 @@ impl<'a> Planner<'a> {
                 work,
             });
         }
-        if !self.program.fetches.is_empty() {
-            let _ = writeln!(text, "fetch {}", self.names(self.program.fetches.iter()));
+        if !self.compilation.program.fetches.is_empty() {
+            let _ = writeln!(text, "fetch {}", self.names(self.compilation.program.fetches.iter()));
         }
         let commit_from = steps.len();
         let mut proofs = Vec::new();
-        for pass in &self.passes {
+        for pass in &self.compilation.commit.passes {
             let step = self.pass_step(pass, &at);
             proofs.push(self.proof(pass, &slots));
             let names: Vec<String> = pass.members.iter().map(|m| format!("{:?}", m.variables)).collect();
             let read = pass.members.iter().flat_map(|m| &m.body.operands);
-            let read = self.names(read.filter(|v| self.program.is_temp(v.buffer)));
+            let read = self.names(read.filter(|v| self.compilation.program.is_temp(v.buffer)));
             let _ = writeln!(text, "commit {}({read}) over variables {}", step.work.name(), names.join(" "));
             steps.push(step);
         }
-        for (variable, value) in &self.copies {
+        for (variable, value) in &self.compilation.commit.copies {
             let place = self.variables.place(*variable);
             let (bytes, n) = (2.0 * (value.len() * value.dtype.size()) as f64, value.len());
             let _ = writeln!(text, "commit copy({}) to variable {variable}", self.names([value].into_iter()));
@@ -331,6 +329,7 @@ impl<'a> Planner<'a> {
             });
         }
         let fetches = self
+            .compilation
             .program
             .fetches
             .iter()
@@ -339,10 +338,16 @@ impl<'a> Planner<'a> {
         let scratch_bytes = steps.iter().map(|s| s.work.scratch_bytes()).max().unwrap_or(0);
         Ok(Plan {
             steps,
-            live_from: self.live_from,
+            live_from: self.compilation.live_from,
             commit_from,
             proofs,
-            copied: self.copies.iter().map(|(variable, v)| self.copied(*variable, v, &slots)).collect(),
+            copied: self
+                .compilation
+                .commit
+                .copies
+                .iter()
+                .map(|(variable, v)| self.copied(*variable, v, &slots))
+                .collect(),
             assigns_infinity: self.assigns_infinity(),
             measured: slots.len(),
             snapshots: self.snapshots,
@@ -355,12 +360,23 @@ impl<'a> Planner<'a> {
         })
     }
 
+    /// Returns the number of elements of a buffer as it is stored.
+    fn len(&self, b: BufferId) -> usize {
+        let buffer = self.compilation.program.buffer(b);
+        if self.compilation.panels.contains(&b) { panels::len(buffer) } else { buffer.len() }
+    }
+
+    /// Returns the number of bytes of a buffer as it is stored.
+    fn bytes(&self, b: BufferId) -> usize {
+        self.len(b).saturating_mul(self.compilation.program.buffer(b).dtype.size())
+    }
+
     /// What a kernel is handed to read: its views and, for a contraction, its own result before the epilogue's operands.
     fn reads(&self, node: &KernelNode) -> Vec<View> {
         let mut reads: Vec<View> = node.kernel.reads().into_iter().cloned().collect();
         if let Kernel::Contract { .. } = node.kernel {
             let own = node.outputs[0];
-            let out = self.program.buffer(own);
+            let out = self.compilation.program.buffer(own);
             reads.insert(2, View::dense(own, out.dtype, &out.sizes));
         }
         reads
@@ -370,19 +386,26 @@ impl<'a> Planner<'a> {
     fn lifetimes(&self, fetch_time: usize, commit_time: usize) -> HashMap<BufferId, Lifetime> {
         let mut lives: HashMap<BufferId, Lifetime> = HashMap::new();
         let mut touch = |b: BufferId, t: usize| {
-            if self.program.is_temp(b) {
-                let bytes = padded(self.program.buffer(b).bytes().max(1));
+            if self.compilation.program.is_temp(b) {
+                let bytes = padded(self.bytes(b).max(1));
                 let live = lives.entry(b).or_insert(Lifetime { bytes, first: t, last: t });
                 live.last = live.last.max(t);
             }
         };
-        for (t, node) in self.program.kernels.iter().enumerate() {
+        for (t, node) in self.compilation.program.kernels.iter().enumerate() {
             node.outputs.iter().for_each(|&b| touch(b, t));
             node.kernel.reads().iter().for_each(|v| touch(v.buffer, t));
         }
-        self.program.fetches.iter().chain(&self.program.costs).for_each(|v| touch(v.buffer, fetch_time));
-        let late = self.passes.iter().flat_map(|p| &p.members).flat_map(|m| &m.body.operands);
-        late.chain(self.copies.iter().map(|(_, v)| v)).for_each(|v| touch(v.buffer, commit_time));
+        self.compilation
+            .program
+            .fetches
+            .iter()
+            .chain(&self.compilation.program.costs)
+            .for_each(|v| touch(v.buffer, fetch_time));
+        let late =
+            self.compilation.commit.passes.iter().flat_map(|p| &p.members).flat_map(|m| &m.body.operands);
+        late.chain(self.compilation.commit.copies.iter().map(|(_, v)| v))
+            .for_each(|v| touch(v.buffer, commit_time));
         lives
     }
 
@@ -398,12 +421,12 @@ impl<'a> Planner<'a> {
     /// result.
     fn reuse_in_place(&mut self, lives: &HashMap<BufferId, Lifetime>) {
         let mut given: Vec<BufferId> = Vec::new();
-        for (t, node) in self.program.kernels.iter().enumerate() {
+        for (t, node) in self.compilation.program.kernels.iter().enumerate() {
             let Kernel::Map(body) = &node.kernel else { continue };
             for &out in &node.outputs {
-                let size = self.program.buffer(out).dtype.size();
+                let size = self.compilation.program.buffer(out).dtype.size();
                 let fits = |v: &&View| {
-                    self.program.is_temp(v.buffer)
+                    self.compilation.program.is_temp(v.buffer)
                         && lives.get(&v.buffer).is_some_and(|l| l.last == t && l.bytes == lives[&out].bytes)
                         && v.is_whole(&body.sizes)
                         && v.dtype.size() == size
@@ -426,11 +449,16 @@ impl<'a> Planner<'a> {
     /// Assigns a slot to every result whose extremes are recorded: stored results that must be
     /// finite, and floats that passes and copies read.
     fn slots(&self) -> HashMap<BufferId, usize> {
-        let late = self.passes.iter().flat_map(|p| &p.members).flat_map(|m| &m.body.operands);
-        let consumed = late.chain(self.copies.iter().map(|(_, v)| v)).chain(&self.program.costs);
-        let consumed = consumed.map(|v| v.buffer).chain(self.program.finite.iter().copied());
+        let late =
+            self.compilation.commit.passes.iter().flat_map(|p| &p.members).flat_map(|m| &m.body.operands);
+        let consumed = late
+            .chain(self.compilation.commit.copies.iter().map(|(_, v)| v))
+            .chain(&self.compilation.program.costs);
+        let consumed = consumed.map(|v| v.buffer).chain(self.compilation.program.finite.iter().copied());
         let mut slots = HashMap::new();
-        for b in consumed.filter(|&b| self.program.buffer(b).dtype.is_float() && self.program.is_temp(b)) {
+        for b in consumed.filter(|&b| {
+            self.compilation.program.buffer(b).dtype.is_float() && self.compilation.program.is_temp(b)
+        }) {
             let next = slots.len();
             slots.entry(b).or_insert(next);
         }
@@ -439,28 +467,30 @@ impl<'a> Planner<'a> {
 
     /// All elements of a result, if it has a slot.
     fn whole(&self, b: BufferId, slots: &HashMap<BufferId, usize>) -> Vec<Checked> {
-        let elements = 0..self.program.buffer(b).len();
+        let elements = 0..self.compilation.program.buffer(b).len();
         slots.get(&b).map(|&slot| Checked { elements, slot, finite: true }).into_iter().collect()
     }
 
     /// Whether a variable's next value must be finite.
     fn must_be_finite(&self, variable: usize) -> bool {
-        self.program.updates.iter().any(|u| u.variable == variable && u.finite)
+        self.compilation.program.updates.iter().any(|u| u.variable == variable && u.finite)
     }
 
     /// Whether one that must be is assigned a constant that is not.
     fn assigns_infinity(&self) -> bool {
-        self.copies.iter().any(|(variable, value)| match &self.program.buffer(value.buffer).kind {
-            BufferKind::Constant(t) => {
-                t.dtype().is_float() && self.must_be_finite(*variable) && constant_bound(t).is_none()
+        self.compilation.commit.copies.iter().any(|(variable, value)| {
+            match &self.compilation.program.buffer(value.buffer).kind {
+                BufferKind::Constant(t) => {
+                    t.dtype().is_float() && self.must_be_finite(*variable) && constant_bound(t).is_none()
+                }
+                _ => false,
             }
-            _ => false,
         })
     }
 
     /// What bounds the elements of a view.
     fn source(&self, v: &View, slots: &HashMap<BufferId, usize>) -> Source {
-        let buffer = self.program.buffer(v.buffer);
+        let buffer = self.compilation.program.buffer(v.buffer);
         let single = buffer.len() == 1;
         match &buffer.kind {
             BufferKind::Variable(index) => Source::Variable(*index),
@@ -487,7 +517,7 @@ impl<'a> Planner<'a> {
         };
         let output = |k: usize| {
             let finite = pass.members.iter().any(|m| self.must_be_finite(m.variables[k]));
-            Output { dtype: self.program.buffer(first.outputs[k]).dtype, finite }
+            Output { dtype: self.compilation.program.buffer(first.outputs[k]).dtype, finite }
         };
         Proof {
             expr: first.body.expr.clone(),
@@ -502,7 +532,7 @@ impl<'a> Planner<'a> {
         let mut checked = Vec::new();
         let mut from = 0;
         for m in &pass.members {
-            let (buffer, slot) = (self.program.buffer(m.outputs[output]), m.variables[output]);
+            let (buffer, slot) = (self.compilation.program.buffer(m.outputs[output]), m.variables[output]);
             let elements = from..from + buffer.len();
             checked.push(Checked { elements, slot, finite: self.must_be_finite(slot) });
             from += padded(buffer.bytes()) / buffer.dtype.size();
@@ -521,7 +551,8 @@ impl<'a> Planner<'a> {
             let place = self.variables.place(v);
             Loc { base: Base::Slab(place.slab), offset: place.offset }
         });
-        let dtypes: Vec<DType> = first.outputs.iter().map(|&b| self.program.buffer(b).dtype).collect();
+        let dtypes: Vec<DType> =
+            first.outputs.iter().map(|&b| self.compilation.program.buffer(b).dtype).collect();
         let read: f64 = body.operands.iter().map(seen_bytes).sum();
         let written: f64 = dtypes.iter().map(|d| (d.size() * n) as f64).sum();
         Step {
@@ -538,12 +569,12 @@ impl<'a> Planner<'a> {
 
     /// The first member's map, over the elements of all members and the padding between them.
     fn stretched(&self, pass: &Pass) -> MapBody {
-        let size = |b: BufferId| self.program.buffer(b).dtype.size();
-        let bytes = |b: BufferId| self.program.buffer(b).bytes();
+        let size = |b: BufferId| self.compilation.program.buffer(b).dtype.size();
+        let bytes = |b: BufferId| self.compilation.program.buffer(b).bytes();
         let (first, last) = (&pass.members[0], &pass.members[pass.members.len() - 1]);
         let before: usize =
             pass.members[..pass.members.len() - 1].iter().map(|m| padded(bytes(m.outputs[0]))).sum();
-        let n = before / size(first.outputs[0]) + self.program.buffer(last.outputs[0]).len();
+        let n = before / size(first.outputs[0]) + self.compilation.program.buffer(last.outputs[0]).len();
         let operands = first.body.operands.iter().zip(&pass.scalar).map(|(v, &scalar)| View {
             sizes: vec![n],
             strides: vec![isize::from(!scalar)],
@@ -561,7 +592,12 @@ impl<'a> Planner<'a> {
                     Some(r) => format!(" in place of %{}", r.0),
                     None => String::new(),
                 };
-                format!("%{} {}{:?}{place}", b.0, self.program.buffer(b).dtype, self.program.buffer(b).sizes)
+                format!(
+                    "%{} {}{:?}{place}",
+                    b.0,
+                    self.compilation.program.buffer(b).dtype,
+                    self.compilation.program.buffer(b).sizes
+                )
             })
             .collect();
         let reads = self.names(node.kernel.reads().into_iter());
@@ -572,7 +608,7 @@ impl<'a> Planner<'a> {
     fn names<'v>(&self, views: impl Iterator<Item = &'v View>) -> String {
         let mut names: Vec<String> = Vec::new();
         for v in views {
-            let name = match &self.program.buffer(v.buffer).kind {
+            let name = match &self.compilation.program.buffer(v.buffer).kind {
                 BufferKind::Temp => format!("%{}", v.buffer.0),
                 BufferKind::Feed(i) => format!("feed{i}"),
                 BufferKind::Variable(i) => format!("var{i}"),

@@ -4,9 +4,8 @@
 //! - A sum over each channel. The gradient moves every element to one position, so the sum does not change.
 
 use crate::kir::{
-    BufferId, BufferKind, Kernel, KernelNode, MapBody, PoolKind, Program, ReduceKind, Reg, Step, View,
+    BufferId, BufferKind, Kernel, KernelNode, MapBody, Pool, PoolKind, Program, ReduceKind, Reg, Step, View,
 };
-use tensorpack_kernels::Pool;
 
 /// Moves masks before the gradient. Maps are inlined by now, so a mask is a single map.
 pub(super) fn hoist_masks(program: &mut Program) {

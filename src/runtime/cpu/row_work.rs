@@ -11,9 +11,9 @@ use tensorpack_tensor::{DType, Result};
 #[derive(Debug)]
 pub(super) enum RowWork {
     Concat(Concat),
-    Gather { kind: GatherKind, lookup: GatherScatter, dtype: DType },
-    Cumsum { sums: Cumsum, dtype: DType },
-    Argsort { order: Argsort, dtype: DType },
+    Gather { kind: GatherKind, gather: GatherScatter, dtype: DType },
+    Cumsum { cumsum: Cumsum, dtype: DType },
+    Argsort { argsort: Argsort, dtype: DType },
 }
 
 impl RowWork {
@@ -34,7 +34,7 @@ impl RowWork {
 
     pub(super) fn scratch_bytes(&self) -> usize {
         match self {
-            RowWork::Argsort { order, .. } => order.scratch_bytes(),
+            RowWork::Argsort { argsort, .. } => argsort.scratch_bytes(),
             _ => 0,
         }
     }
@@ -50,10 +50,10 @@ impl RowWork {
                 // SAFETY: as promised by the caller; chunks write apart from each other.
                 unsafe { k.run(isa, chunk, m.reads(), m.write(0)) }
             }),
-            RowWork::Gather { kind, lookup, dtype } => {
+            RowWork::Gather { kind, gather, dtype } => {
                 let chunks = match kind {
-                    GatherKind::Gather | GatherKind::NonZero => lookup.gather_chunks(),
-                    GatherKind::ScatterAdd => lookup.scatter_chunks(),
+                    GatherKind::Gather | GatherKind::NonZero => gather.gather_chunks(),
+                    GatherKind::ScatterAdd => gather.scatter_chunks(),
                 };
                 // The first of all, so that the error is the same for any number of threads.
                 let bad = AtomicUsize::new(usize::MAX);
@@ -62,11 +62,11 @@ impl RowWork {
                     // SAFETY: as above.
                     let place = unsafe {
                         match kind {
-                            GatherKind::Gather => lookup.gather(dtype.size(), chunk, rows, indices, out),
+                            GatherKind::Gather => gather.gather(dtype.size(), chunk, rows, indices, out),
                             GatherKind::ScatterAdd => {
-                                lookup.scatter_add(isa, *dtype, chunk, rows, indices, out)
+                                gather.scatter_add(isa, *dtype, chunk, rows, indices, out)
                             }
-                            GatherKind::NonZero => lookup.nonzero(chunk, indices, out.cast()),
+                            GatherKind::NonZero => gather.nonzero(chunk, indices, out.cast()),
                         }
                     };
                     bad.fetch_min(place.unwrap_or(usize::MAX), Ordering::Relaxed);
@@ -78,16 +78,16 @@ impl RowWork {
                 if place != usize::MAX {
                     // SAFETY: the place is one of the indices.
                     let index = unsafe { *m.read(1).cast::<i64>().add(place) };
-                    return Err(no_such_row(index, place, lookup.rows));
+                    return Err(no_such_row(index, place, gather.rows));
                 }
             }
-            RowWork::Cumsum { sums, dtype } => team.run(sums.chunks(), &|chunk, _| {
+            RowWork::Cumsum { cumsum, dtype } => team.run(cumsum.chunks(), &|chunk, _| {
                 // SAFETY: as above.
-                unsafe { sums.run(isa, *dtype, chunk, m.read(0), m.write(0)) }
+                unsafe { cumsum.run(isa, *dtype, chunk, m.read(0), m.write(0)) }
             }),
-            RowWork::Argsort { order, dtype } => team.run(order.chunks(), &|chunk, member| {
+            RowWork::Argsort { argsort, dtype } => team.run(argsort.chunks(), &|chunk, member| {
                 // SAFETY: as above; the scratch is aligned for any number.
-                unsafe { order.run(*dtype, chunk, m.read(0), m.write(0).cast(), m.scratch(member)) }
+                unsafe { argsort.run(*dtype, chunk, m.read(0), m.write(0).cast(), m.scratch(member)) }
             }),
         }
         Ok(())

@@ -447,7 +447,7 @@ mod tests {
 
     /// A plan that does nothing in so much memory.
     fn plan(arena_bytes: usize, scratch_bytes: usize) -> Plan {
-        let empty = Compilation { program: Program::default(), commit: Default::default(), live_from: 0 };
+        let empty = Compilation::new(Program::default(), false);
         let mut plan = Plan::new(empty, &Variables::default(), String::new()).unwrap();
         (plan.arena_bytes, plan.scratch_bytes) = (arena_bytes, scratch_bytes);
         plan

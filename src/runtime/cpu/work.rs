@@ -2,15 +2,18 @@
 
 use super::all_reduce::Exchange;
 use super::epilogue::After;
+use super::kernel_selection::{self, ContractAttributes};
 use super::memory::padded;
 use super::overflow::Measured;
+use super::panels::PackPanels;
+use super::pipeline::Compilation;
 use super::plan::Checked;
 use super::row_work::RowWork;
-use crate::kir::{CustomKernel, Kernel, KernelNode, MapBody, PoolKind, Program, View};
+use crate::kir::{CustomKernel, Kernel, KernelNode, MapBody, PoolKind, View};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tensorpack_kernels::{self as kernels, Bias, Block, Contract, Isa, Operand, Operands, Team};
-use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
+use tensorpack_tensor::{CounterRng, DType, Error, HostTensor, Result};
 
 /// What a step computes.
 #[derive(Debug)]
@@ -28,6 +31,7 @@ pub(super) enum Work {
         dtype: DType,
     },
     Copy(kernels::Copy),
+    PackPanels(PackPanels),
     Pad(kernels::Pad),
     Rows(RowWork),
     Random {
@@ -86,10 +90,18 @@ pub(super) fn operand(view: &View) -> Operand {
 }
 
 impl Work {
-    pub(super) fn new(program: &Program, node: &KernelNode) -> Work {
+    /// Prepares a kernel. Returns an error, with the node it was lowered from, if its sizes are too large for the loops
+    /// that run it.
+    pub(super) fn new(compilation: &Compilation, node: &KernelNode) -> Result<Work> {
+        let fail = |e: Error| e.within(&node.origin.name).at(node.origin.site);
+        Work::prepared(compilation, node).map_err(fail)
+    }
+
+    fn prepared(compilation: &Compilation, node: &KernelNode) -> Result<Work> {
+        let program = &compilation.program;
         let dtypes: Vec<DType> = node.outputs.iter().map(|&b| program.buffer(b).dtype).collect();
         let form = |v: &View| (v.dtype, v.sizes.clone());
-        match &node.kernel {
+        Ok(match &node.kernel {
             Kernel::Map(body) => Work::map(body, dtypes),
             Kernel::Reduce { body, reduced, kinds } => Work::Reduce(kernels::Reduce::new(
                 &body.sizes,
@@ -99,29 +111,45 @@ impl Work {
                 kinds.clone(),
                 dtypes,
             )),
-            Kernel::Contract { kind, lhs, epilogue, .. } => {
+            Kernel::Contract { kind, lhs, rhs, epilogue } => {
                 let out = program.buffer(node.outputs[0]);
                 let own = View::dense(node.outputs[0], out.dtype, &out.sizes);
-                let kernel = kind.kernel();
+                let attributes = ContractAttributes {
+                    rhs_panels: compilation.panels.contains(&rhs.buffer),
+                    exact: compilation.exact_convolutions,
+                };
+                let kernel = kernel_selection::contraction(kind, attributes);
+                kernel.check()?;
                 let epilogue = After::new(epilogue.as_ref(), &*kernel, &own);
                 Work::Contract { kernel, dtype: lhs.dtype, epilogue }
             }
             Kernel::Pool { kind, pool, inputs } => {
-                Work::Pool { kind: *kind, pool: pool.clone(), dtype: inputs[0].dtype }
+                let pool = kernel_selection::pool(pool);
+                pool.check()?;
+                Work::Pool { kind: *kind, pool, dtype: inputs[0].dtype }
+            }
+            Kernel::Copy(src) if compilation.panels.contains(&node.outputs[0]) => {
+                Work::PackPanels(PackPanels::new(src))
             }
             Kernel::Copy(src) => Work::copy(src),
             Kernel::Pad { src, low, high, interior } => {
                 Work::Pad(kernels::Pad::new(&src.sizes, src.dtype.size(), &src.strides, low, high, interior))
             }
             Kernel::Concat { parts, axis } => Work::Rows(RowWork::concat(parts, *axis)),
-            Kernel::Gather { kind, lookup, rows, .. } => {
-                Work::Rows(RowWork::Gather { kind: *kind, lookup: lookup.clone(), dtype: rows.dtype })
+            Kernel::Gather { kind, gather, rows, .. } => {
+                let gather = kernel_selection::gather(gather);
+                gather.check()?;
+                Work::Rows(RowWork::Gather { kind: *kind, gather, dtype: rows.dtype })
             }
-            Kernel::Cumsum { sums, input } => {
-                Work::Rows(RowWork::Cumsum { sums: sums.clone(), dtype: input.dtype })
+            Kernel::Cumsum { cumsum, input } => {
+                let cumsum = kernel_selection::cumsum(cumsum);
+                cumsum.check()?;
+                Work::Rows(RowWork::Cumsum { cumsum, dtype: input.dtype })
             }
-            Kernel::Argsort { order, input } => {
-                Work::Rows(RowWork::Argsort { order: order.clone(), dtype: input.dtype })
+            Kernel::Argsort { argsort, input } => {
+                let argsort = kernel_selection::argsort(argsort);
+                argsort.check()?;
+                Work::Rows(RowWork::Argsort { argsort, dtype: input.dtype })
             }
             Kernel::Random { stream, first, .. } => {
                 let out = program.buffer(node.outputs[0]);
@@ -140,7 +168,7 @@ impl Work {
                     .map(|&b| (program.buffer(b).dtype, program.buffer(b).sizes.clone()))
                     .collect(),
             },
-        }
+        })
     }
 
     pub(super) fn map(body: &MapBody, outputs: Vec<DType>) -> Work {
@@ -159,7 +187,7 @@ impl Work {
             Work::Reduce(_) => "reduce",
             Work::Contract { .. } => "contract",
             Work::Pool { .. } => "pool",
-            Work::Copy(_) => "copy",
+            Work::Copy(_) | Work::PackPanels(_) => "copy",
             Work::Pad(_) => "pad",
             Work::Rows(k) => k.name(),
             Work::Random { .. } => "random",
@@ -172,6 +200,7 @@ impl Work {
     pub(super) fn summary(&self) -> &'static str {
         match self {
             Work::Contract { epilogue: After::Bias { .. } | After::Map(_), .. } => " with epilogue",
+            Work::PackPanels(_) => " in panels",
             _ => "",
         }
     }
@@ -289,6 +318,10 @@ impl Work {
                 // SAFETY: the output is complete.
                 unsafe { m.check_all() };
             }
+            Work::PackPanels(k) => {
+                // SAFETY: as promised by the caller; chunks write apart from each other.
+                team.run(k.chunks(), &|chunk, _| unsafe { k.run(isa, chunk, read(0), write(0)) });
+            }
             Work::Pad(k) => {
                 // SAFETY: as promised by the caller.
                 team.run(k.chunks(), &|chunk, _| unsafe { k.run(isa, chunk, read(0), write(0)) });
@@ -335,7 +368,7 @@ impl Work {
                 kernel.run(&inputs, &mut made)?;
                 for (i, (t, (dtype, sizes))) in made.iter().zip(outputs).enumerate() {
                     if (t.dtype(), t.sizes()) != (*dtype, sizes.as_slice()) {
-                        return Err(tensorpack_tensor::Error::shape(format!(
+                        return Err(Error::shape(format!(
                             "the kernel made {}{:?} where {dtype}{sizes:?} was declared",
                             t.dtype(),
                             t.sizes()

@@ -1,8 +1,7 @@
 //! Matrix products and convolutions as StableHLO, in the forms that compilers have libraries for.
 
 use super::text::{Value, Writer, array, list, pairs};
-use crate::kir::ContractKind;
-use tensorpack_kernels::{Conv2d, MatMul};
+use crate::kir::{ContractKind, Conv2d, MatMul};
 
 /// How many digits products keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

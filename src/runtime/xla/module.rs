@@ -290,20 +290,20 @@ impl<'a> ModuleWriter<'a> {
                 let all: Vec<&Value> = parts.iter().collect();
                 vec![self.w.op("concatenate", &all, &attribute, *dtype, sizes)]
             }
-            Kernel::Gather { kind, lookup, rows, indices } => {
+            Kernel::Gather { kind, gather, rows, indices } => {
                 let (table, indices) = (self.see(rows), self.see(indices));
-                let (found, bad) = rows::lookup(&mut self.w, *kind, lookup, &table, &indices);
-                let checked = Checked { origin: node.origin.clone(), kind: *kind, rows: lookup.rows };
+                let (found, bad) = rows::lookup(&mut self.w, *kind, gather, &table, &indices);
+                let checked = Checked { origin: node.origin.clone(), kind: *kind, rows: gather.rows };
                 self.bad.extend(bad.map(|bad| (checked, bad)));
                 vec![found]
             }
-            Kernel::Cumsum { sums, input } => {
+            Kernel::Cumsum { cumsum, input } => {
                 let input = self.see(input);
-                vec![rows::cumulate(&mut self.w, sums, &input)]
+                vec![rows::cumulate(&mut self.w, cumsum, &input)]
             }
-            Kernel::Argsort { order, input } => {
+            Kernel::Argsort { argsort, input } => {
                 let input = self.see(input);
-                vec![rows::order(&mut self.w, order, &input)]
+                vec![rows::order(&mut self.w, argsort, &input)]
             }
             Kernel::Random { stream, first, .. } => {
                 let key = self.key.clone().expect("a program that draws is given its key");

@@ -2,8 +2,7 @@
 //! makes one loop of them.
 
 use super::text::{Value, Writer};
-use crate::kir::PoolKind;
-use tensorpack_kernels::Pool;
+use crate::kir::{Pool, PoolKind};
 use tensorpack_tensor::{DType, Error, HostTensor, Result};
 
 /// Pooling of dense inputs; results are of the first input's type, places are u8.

@@ -1,8 +1,7 @@
 //! Work on whole rows as StableHLO: finding them by number, adding them up, ordering them.
 
 use super::text::{Element, Value, Writer};
-use crate::kir::GatherKind;
-use tensorpack_kernels::{Argsort, Cumsum, GatherScatter};
+use crate::kir::{Argsort, Cumsum, GatherKind, GatherScatter};
 use tensorpack_tensor::DType;
 
 /// The first number of a lookup that names no row: where it is, `i64::MAX` if there is none, and which it is.
