@@ -64,12 +64,7 @@ impl ExprBuilder {
         if self.steps.len() > MOST_STEPS {
             return Reg(u16::MAX);
         }
-        // Constants are compared by bits: NaN equals itself here, and 0 differs from -0.
-        let same = |s: &Step| match (s, &step) {
-            (Step::Const(a, c), Step::Const(b, d)) => a.to_bits() == b.to_bits() && c == d,
-            (s, t) => s == t,
-        };
-        let at = self.steps.iter().position(same).unwrap_or_else(|| {
+        let at = self.steps.iter().position(|s| *s == step).unwrap_or_else(|| {
             self.steps.push(step);
             self.unconverted.push(false);
             self.steps.len() - 1

@@ -3,11 +3,12 @@
 use super::{Argsort, Conv2d, Cumsum, Expr, GatherScatter, MatMul, Pool, ReduceKind, View};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use tensorpack_tensor::{HostTensor, Result};
 
 /// A scalar expression over every element of an iteration space, and what it reads.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MapBody {
     /// The iteration space; outputs are dense over it.
     pub sizes: Vec<usize>,
@@ -19,7 +20,7 @@ pub struct MapBody {
 
 /// A map applied to the result of a contraction, rectangle by rectangle, while it is in cache. Operand 0 of the
 /// expression is the contraction's own result.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Epilogue {
     /// The other operands: operand `i + 1` of the expression, each broadcast to the output's sizes.
     pub operands: Vec<View>,
@@ -120,8 +121,23 @@ pub trait CustomKernel: fmt::Debug + Send + Sync {
     fn run(&self, inputs: &[HostTensor], outputs: &mut [HostTensor]) -> Result<()>;
 }
 
+/// Custom kernels are compared by identity: two are equal if they are the same object.
+impl PartialEq for dyn CustomKernel {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::addr_eq(self, other)
+    }
+}
+
+impl Eq for dyn CustomKernel {}
+
+impl Hash for dyn CustomKernel {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        std::ptr::from_ref(self).cast::<()>().hash(state);
+    }
+}
+
 /// One kernel. Outputs are always dense.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Kernel {
     /// An expression of every element; one output for each of the expression's.
     Map(MapBody),

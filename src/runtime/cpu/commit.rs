@@ -4,7 +4,9 @@
 //! Those that do the same to neighbours in a slab become one pass over it.
 
 use super::variables::{Place, Variables};
-use crate::kir::{self, BufferId, BufferKind, Kernel, KernelNode, MapBody, Origin, Program, Step, View};
+use crate::kir::{
+    self, BufferId, BufferKind, Expr, Kernel, KernelNode, MapBody, Origin, Program, Step, View,
+};
 use std::collections::{HashMap, HashSet};
 use tensorpack_tensor::DType;
 
@@ -129,15 +131,15 @@ fn late_kernels(program: &Program) -> HashMap<usize, Vec<usize>> {
 }
 
 /// What must agree for maps to be one pass.
-#[derive(PartialEq)]
+#[derive(PartialEq, Eq)]
 struct Form {
-    expr: String,
+    expr: Expr,
     operands: Vec<FormOperand>,
     output_slabs: Vec<usize>,
 }
 
 /// How a joined pass reads an operand.
-#[derive(PartialEq)]
+#[derive(PartialEq, Eq)]
 enum FormOperand {
     /// One element, the same for all members.
     Scalar(View),
@@ -203,7 +205,7 @@ fn form(
         by_element
     };
     Some(Form {
-        expr: format!("{:?}", body.expr),
+        expr: body.expr.clone(),
         operands: body.operands.iter().map(&mut operand).collect::<Option<Vec<_>>>()?,
         output_slabs: member.variables.iter().map(|&v| variables.place(v).slab).collect(),
     })

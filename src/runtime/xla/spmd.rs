@@ -48,7 +48,7 @@ impl SpmdProgram {
 pub(super) fn join(lowered: &Lowered) -> Result<SpmdProgram> {
     let first = &lowered.programs()[0];
     let mut spmd = SpmdProgram::single(first, Vec::new());
-    let known = by_form(first);
+    let known = positions(first);
     let mut maps = vec![None];
     for (tower, program) in lowered.programs().iter().enumerate().skip(1) {
         let (own, buffers) = same_program(first, &known, program, tower)?;
@@ -78,19 +78,21 @@ fn firsts(program: &Program) -> HashMap<String, usize> {
     random.collect()
 }
 
-/// A kernel in words, wherever its random numbers begin.
-fn form(kernel: &Kernel) -> String {
+/// Returns the kernel without its first random element, which differs between towers.
+fn without_first(kernel: &Kernel) -> Kernel {
     match kernel {
-        Kernel::Random { stream, continued, .. } => format!("random {stream} {continued}"),
-        other => format!("{other:?}"),
+        Kernel::Random { stream, continued, .. } => {
+            Kernel::Random { stream: stream.clone(), first: 0, continued: *continued }
+        }
+        other => other.clone(),
     }
 }
 
-/// Kernels by what they do; where several do the same to the same, the earlier comes last.
-fn by_form(program: &Program) -> HashMap<String, Vec<usize>> {
-    let mut known: HashMap<String, Vec<usize>> = HashMap::new();
+/// Returns the positions of equal kernels; the earlier comes last.
+fn positions(program: &Program) -> HashMap<Kernel, Vec<usize>> {
+    let mut known: HashMap<Kernel, Vec<usize>> = HashMap::new();
     for (i, node) in program.kernels.iter().enumerate().rev() {
-        known.entry(form(&node.kernel)).or_default().push(i);
+        known.entry(without_first(&node.kernel)).or_default().push(i);
     }
     known
 }
@@ -98,7 +100,7 @@ fn by_form(program: &Program) -> HashMap<String, Vec<usize>> {
 /// What a tower has of its own, and where its buffers are in the first tower's program.
 fn same_program(
     first: &Program,
-    known: &HashMap<String, Vec<usize>>,
+    known: &HashMap<Kernel, Vec<usize>>,
     other: &Program,
     tower: usize,
 ) -> Result<(Own, HashMap<BufferId, BufferId>)> {
@@ -119,7 +121,7 @@ fn same_program(
             // What the first tower does not have at all has no counterpart.
             view.buffer = buffers.get(&view.buffer).copied().unwrap_or(BufferId(u32::MAX));
         }
-        let twin = known.get_mut(&form(&kernel)).and_then(Vec::pop).map(|at| &first.kernels[at]);
+        let twin = known.get_mut(&without_first(&kernel)).and_then(Vec::pop).map(|at| &first.kernels[at]);
         let twin = twin.ok_or_else(|| {
             unlike(format!("{} has no counterpart there", node.origin.name)).at(node.origin.site)
         })?;
