@@ -122,6 +122,10 @@ impl OpDef for Pool {
         }
     }
 
+    fn output_count(&self) -> usize {
+        if self.kind == PoolKind::Max { 2 } else { 1 }
+    }
+
     fn shape_only(&self, i: usize) -> bool {
         matches!((self.kind, i), (PoolKind::MaxGrad, 2) | (PoolKind::AverageGrad, 1))
     }
