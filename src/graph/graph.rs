@@ -125,7 +125,7 @@ impl Graph {
 
     /// Returns the user's line for a call from `caller`.
     pub(super) fn site(&self, caller: &'static Location<'static>) -> Site {
-        self.0.sites.borrow().resolve(caller)
+        self.sites().resolve(caller)
     }
 
     /// Checks that the graph is not frozen yet.

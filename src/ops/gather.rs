@@ -5,6 +5,7 @@ use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{GatherKind, GatherScatter, LowerCx, View};
 use crate::reference::{Array, EvaluateCx, Indices, Scalar, Sums};
 use serde::{Deserialize, Serialize};
+use std::panic::Location;
 use tensorpack_tensor::{DType, Dim, Error, Result, Shape, element_count};
 
 /// How indices select elements.
@@ -263,7 +264,9 @@ impl Tensor {
         let mut order: Vec<usize> = (0..self.rank()).collect();
         order.swap(axis, self.rank() - 1);
         let last = |t: &Tensor| if axis + 1 == t.rank() { t.clone() } else { t.transpose(&order) };
-        last(&Tensor::apply_one(Gather(Along::Last), &[&last(self), &last(indices)]))
+        self.graph().called_from(Location::caller(), || {
+            last(&Tensor::apply_one(Gather(Along::Last), &[&last(self), &last(indices)]))
+        })
     }
 
     /// Returns zeros with `rows` rows along `axis`, with every row of this tensor added to the row
