@@ -79,8 +79,10 @@ pub struct Update {
     pub variable: usize,
     /// Its next value.
     pub value: View,
-    /// Whether the next value must be finite: it must, unless the variable's first value is not.
+    /// Whether the next value must be finite: it must, unless the variable's initial value is not.
     pub finite: bool,
+    /// The assignment.
+    pub origin: Origin,
 }
 
 /// Kernels in an order in which they can run, with what they are run for.
@@ -90,8 +92,10 @@ pub struct Program {
     pub buffers: Vec<Buffer>,
     /// The kernels, each after those that write what it reads.
     pub kernels: Vec<KernelNode>,
-    /// What the caller gets.
+    /// Values returned to the caller.
     pub fetches: Vec<View>,
+    /// The node of each fetch.
+    pub fetch_origins: Vec<Origin>,
     /// What variables become once all kernels ran and the check passed.
     pub updates: Vec<Update>,
     /// Costs, which must be finite.

@@ -40,6 +40,7 @@ pub(crate) fn validate(program: &Program) -> Result<()> {
                 .note("the operation's `lower` emits a kernel that does not fit its operands or outputs")
         })?;
     }
+    require_count("origins of fetches", program.fetch_origins.len(), program.fetches.len())?;
     let results = program.fetches.iter().map(|v| ("a fetch", v));
     let results = results.chain(program.costs.iter().map(|v| ("a cost", v)));
     let results = results.chain(program.kept.iter().map(|v| ("a gradient", v)));

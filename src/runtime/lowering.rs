@@ -251,6 +251,7 @@ impl Lowering<'_> {
         }
         let seen = |t: &TensorId| self.snapshots.get(t).unwrap_or(&self.views[t]).clone();
         self.program.fetches = fetched.iter().map(seen).collect();
+        self.program.fetch_origins = fetched.iter().map(|t| self.origin(t.node)).collect();
         self.program.updates = self.updates(tower)?;
         if !self.assigns.is_empty() {
             let with = |role: Role| {
@@ -320,7 +321,7 @@ impl Lowering<'_> {
                         .iter()
                         .map(|t| self.binding.concrete[&t.node][t.output as usize].1.clone())
                         .collect();
-                    let origin = Origin { name: node.name.clone(), site: node.site };
+                    let origin = self.origin(id);
                     let mut cx = LowerCx {
                         program: &mut self.program,
                         inputs: &inputs,
@@ -357,6 +358,11 @@ impl Lowering<'_> {
         Ok(())
     }
 
+    fn origin(&self, id: NodeId) -> Origin {
+        let node = self.graph.node(id);
+        Origin { name: node.name.clone(), site: node.site }
+    }
+
     /// What `reader` sees of a tensor.
     fn read_by(&self, reader: NodeId, t: &TensorId) -> &View {
         let snapshot = self.snapshots.get(t).filter(|_| !self.live.contains(&reader));
@@ -386,6 +392,7 @@ impl Lowering<'_> {
                 variable: v.0 as usize,
                 value: self.views[&self.graph.node(id).inputs[0]].clone(),
                 finite: info.init.is_finite(info.dtype),
+                origin: self.origin(id),
             }
         };
         Ok(last.into_iter().map(update).collect())

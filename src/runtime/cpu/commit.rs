@@ -5,7 +5,7 @@
 
 use super::variables::{Place, Variables};
 use crate::kir::{
-    self, BufferId, BufferKind, Expr, Kernel, KernelNode, MapBody, Origin, Program, Step, View,
+    self, BufferId, BufferKind, Expr, Kernel, KernelNode, MapBody, Origin, Program, Step, Update, View,
 };
 use std::collections::{HashMap, HashSet};
 use tensorpack_tensor::DType;
@@ -15,8 +15,8 @@ use tensorpack_tensor::DType;
 pub(super) struct Commit {
     /// Passes over variables, in order.
     pub(super) passes: Vec<Pass>,
-    /// Variables whose next value lies ready elsewhere and is copied at the very end: variable and value.
-    pub(super) copies: Vec<(usize, View)>,
+    /// Updates whose value is computed before the check and copied after all passes.
+    pub(super) copies: Vec<Update>,
 }
 
 /// One map over a stretch of slabs.
@@ -44,6 +44,12 @@ impl Commit {
     pub(super) fn is_empty(&self) -> bool {
         self.passes.is_empty() && self.copies.is_empty()
     }
+
+    /// Returns every view that the commit reads.
+    pub(super) fn reads(&self) -> impl Iterator<Item = &View> {
+        let operands = self.passes.iter().flat_map(|p| &p.members).flat_map(|m| &m.body.operands);
+        operands.chain(self.copies.iter().map(|copy| &copy.value))
+    }
 }
 
 /// Takes what can wait out of the program.
@@ -65,7 +71,7 @@ pub(super) fn split(program: &mut Program, variables: &Variables) -> Commit {
     }
     commit.passes = join(program, variables, members);
     let rest = program.updates.iter().filter(|u| !done.contains(&u.variable));
-    commit.copies = rest.map(|u| (u.variable, u.value.clone())).collect();
+    commit.copies = rest.cloned().collect();
     commit
 }
 
@@ -79,8 +85,7 @@ fn materialise_moved_variables(program: &mut Program) {
             continue;
         }
         let buffer = program.add_buffer(value.dtype, &value.sizes, BufferKind::Temp);
-        let origin =
-            Origin { name: "assign".into(), site: tensorpack_tensor::Site { file: file!(), line: line!() } };
+        let origin = program.updates[i].origin.clone();
         program.kernels.push(KernelNode {
             kernel: Kernel::Copy(value.clone()),
             outputs: vec![buffer],

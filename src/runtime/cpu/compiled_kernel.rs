@@ -2,13 +2,13 @@
 
 use super::all_reduce::Exchange;
 use super::epilogue::After;
+use super::finite_checks::Checked;
 use super::kernel_selection::{self, ContractAttributes};
 use super::memory::padded;
 use super::overflow::Measured;
 use super::panels::PackPanels;
 use super::pipeline::Compilation;
-use super::plan::Checked;
-use super::row_work::RowWork;
+use super::row_kernel::RowKernel;
 use crate::kir::{CustomKernel, Kernel, KernelNode, MapBody, PoolKind, View};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use tensorpack_tensor::{CounterRng, DType, Error, HostTensor, Result};
 
 /// What a step computes.
 #[derive(Debug)]
-pub(super) enum Work {
+pub(super) enum CompiledKernel {
     Map(kernels::Map),
     Reduce(kernels::Reduce),
     Contract {
@@ -33,7 +33,7 @@ pub(super) enum Work {
     Copy(kernels::Copy),
     PackPanels(PackPanels),
     Pad(kernels::Pad),
-    Rows(RowWork),
+    Rows(RowKernel),
     Random {
         kernel: kernels::Random,
         stream: String,
@@ -56,7 +56,7 @@ pub(super) enum Work {
 pub(super) struct Memory<'a> {
     pub(super) reads: &'a [*const u8],
     pub(super) writes: &'a [*mut u8],
-    pub(super) forms: &'a [(DType, usize)],
+    pub(super) outputs: &'a [(DType, usize)],
     /// By output, which of its elements must be finite.
     pub(super) checked: &'a [Vec<Checked>],
     /// Where the extremes of checked elements go, if anybody wants them.
@@ -89,21 +89,21 @@ pub(super) fn operand(view: &View) -> Operand {
     Operand { dtype: view.dtype, strides: view.strides.clone() }
 }
 
-impl Work {
+impl CompiledKernel {
     /// Prepares a kernel. Returns an error, with the node it was lowered from, if its sizes are too large for the loops
     /// that run it.
-    pub(super) fn new(compilation: &Compilation, node: &KernelNode) -> Result<Work> {
+    pub(super) fn new(compilation: &Compilation, node: &KernelNode) -> Result<CompiledKernel> {
         let fail = |e: Error| e.within(&node.origin.name).at(node.origin.site);
-        Work::prepared(compilation, node).map_err(fail)
+        CompiledKernel::prepared(compilation, node).map_err(fail)
     }
 
-    fn prepared(compilation: &Compilation, node: &KernelNode) -> Result<Work> {
+    fn prepared(compilation: &Compilation, node: &KernelNode) -> Result<CompiledKernel> {
         let program = &compilation.program;
         let dtypes: Vec<DType> = node.outputs.iter().map(|&b| program.buffer(b).dtype).collect();
         let form = |v: &View| (v.dtype, v.sizes.clone());
         Ok(match &node.kernel {
-            Kernel::Map(body) => Work::map(body, dtypes),
-            Kernel::Reduce { body, reduced, kinds } => Work::Reduce(kernels::Reduce::new(
+            Kernel::Map(body) => CompiledKernel::map(body, dtypes),
+            Kernel::Reduce { body, reduced, kinds } => CompiledKernel::Reduce(kernels::Reduce::new(
                 &body.sizes,
                 reduced,
                 body.operands.iter().map(operand).collect(),
@@ -121,45 +121,50 @@ impl Work {
                 let kernel = kernel_selection::contraction(kind, attributes);
                 kernel.check()?;
                 let epilogue = After::new(epilogue.as_ref(), &*kernel, &own);
-                Work::Contract { kernel, dtype: lhs.dtype, epilogue }
+                CompiledKernel::Contract { kernel, dtype: lhs.dtype, epilogue }
             }
             Kernel::Pool { kind, pool, inputs } => {
                 let pool = kernel_selection::pool(pool);
                 pool.check()?;
-                Work::Pool { kind: *kind, pool, dtype: inputs[0].dtype }
+                CompiledKernel::Pool { kind: *kind, pool, dtype: inputs[0].dtype }
             }
             Kernel::Copy(src) if compilation.panels.contains(&node.outputs[0]) => {
-                Work::PackPanels(PackPanels::new(src))
+                CompiledKernel::PackPanels(PackPanels::new(src))
             }
-            Kernel::Copy(src) => Work::copy(src),
-            Kernel::Pad { src, low, high, interior } => {
-                Work::Pad(kernels::Pad::new(&src.sizes, src.dtype.size(), &src.strides, low, high, interior))
-            }
-            Kernel::Concat { parts, axis } => Work::Rows(RowWork::concat(parts, *axis)),
+            Kernel::Copy(src) => CompiledKernel::copy(src),
+            Kernel::Pad { src, low, high, interior } => CompiledKernel::Pad(kernels::Pad::new(
+                &src.sizes,
+                src.dtype.size(),
+                &src.strides,
+                low,
+                high,
+                interior,
+            )),
+            Kernel::Concat { parts, axis } => CompiledKernel::Rows(RowKernel::concat(parts, *axis)),
             Kernel::Gather { kind, gather, rows, .. } => {
                 let gather = kernel_selection::gather(gather);
                 gather.check()?;
-                Work::Rows(RowWork::Gather { kind: *kind, gather, dtype: rows.dtype })
+                CompiledKernel::Rows(RowKernel::Gather { kind: *kind, gather, dtype: rows.dtype })
             }
             Kernel::Cumsum { cumsum, input } => {
                 let cumsum = kernel_selection::cumsum(cumsum);
                 cumsum.check()?;
-                Work::Rows(RowWork::Cumsum { cumsum, dtype: input.dtype })
+                CompiledKernel::Rows(RowKernel::Cumsum { cumsum, dtype: input.dtype })
             }
             Kernel::Argsort { argsort, input } => {
                 let argsort = kernel_selection::argsort(argsort);
                 argsort.check()?;
-                Work::Rows(RowWork::Argsort { argsort, dtype: input.dtype })
+                CompiledKernel::Rows(RowKernel::Argsort { argsort, dtype: input.dtype })
             }
             Kernel::Random { stream, first, .. } => {
                 let out = program.buffer(node.outputs[0]);
                 let kernel = kernels::Random::new(out.len(), out.dtype);
-                Work::Random { kernel, stream: stream.clone(), first: *first as u64 }
+                CompiledKernel::Random { kernel, stream: stream.clone(), first: *first as u64 }
             }
             Kernel::AllReduce { key, input } => {
-                Work::AllReduce { dtype: input.dtype, len: input.len(), key: key.clone() }
+                CompiledKernel::AllReduce { dtype: input.dtype, len: input.len(), key: key.clone() }
             }
-            Kernel::Custom { kernel, inputs } => Work::Custom {
+            Kernel::Custom { kernel, inputs } => CompiledKernel::Custom {
                 kernel: kernel.clone(),
                 inputs: inputs.iter().map(form).collect(),
                 outputs: node
@@ -171,63 +176,63 @@ impl Work {
         })
     }
 
-    pub(super) fn map(body: &MapBody, outputs: Vec<DType>) -> Work {
+    pub(super) fn map(body: &MapBody, outputs: Vec<DType>) -> CompiledKernel {
         let operands = body.operands.iter().map(operand).collect();
-        Work::Map(kernels::Map::new(&body.sizes, operands, body.expr.clone(), outputs))
+        CompiledKernel::Map(kernels::Map::new(&body.sizes, operands, body.expr.clone(), outputs))
     }
 
-    pub(super) fn copy(src: &View) -> Work {
+    pub(super) fn copy(src: &View) -> CompiledKernel {
         let dense = View::dense(src.buffer, src.dtype, &src.sizes);
-        Work::Copy(kernels::Copy::new(&src.sizes, src.dtype.size(), &src.strides, &dense.strides))
+        CompiledKernel::Copy(kernels::Copy::new(&src.sizes, src.dtype.size(), &src.strides, &dense.strides))
     }
 
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Work::Map(_) => "map",
-            Work::Reduce(_) => "reduce",
-            Work::Contract { .. } => "contract",
-            Work::Pool { .. } => "pool",
-            Work::Copy(_) | Work::PackPanels(_) => "copy",
-            Work::Pad(_) => "pad",
-            Work::Rows(k) => k.name(),
-            Work::Random { .. } => "random",
-            Work::AllReduce { .. } => "all-reduce",
-            Work::Custom { .. } => "custom",
+            CompiledKernel::Map(_) => "map",
+            CompiledKernel::Reduce(_) => "reduce",
+            CompiledKernel::Contract { .. } => "contract",
+            CompiledKernel::Pool { .. } => "pool",
+            CompiledKernel::Copy(_) | CompiledKernel::PackPanels(_) => "copy",
+            CompiledKernel::Pad(_) => "pad",
+            CompiledKernel::Rows(k) => k.name(),
+            CompiledKernel::Random { .. } => "random",
+            CompiledKernel::AllReduce { .. } => "all-reduce",
+            CompiledKernel::Custom { .. } => "custom",
         }
     }
 
     /// What the plan's text adds to the kernel's line.
     pub(super) fn summary(&self) -> &'static str {
         match self {
-            Work::Contract { epilogue: After::Bias { .. } | After::Map(_), .. } => " with epilogue",
-            Work::PackPanels(_) => " in panels",
+            CompiledKernel::Contract { epilogue: After::Bias { .. } | After::Map(_), .. } => " with epilogue",
+            CompiledKernel::PackPanels(_) => " in panels",
             _ => "",
         }
     }
 
     pub(super) fn flops(&self) -> f64 {
         match self {
-            Work::Contract { kernel, .. } => kernel.flops(),
+            CompiledKernel::Contract { kernel, .. } => kernel.flops(),
             _ => 0.0,
         }
     }
 
     pub(super) fn shared_bytes(&self) -> usize {
         match self {
-            Work::Reduce(k) => k.shared_bytes(),
-            Work::Contract { kernel, .. } => kernel.shared_bytes(),
+            CompiledKernel::Reduce(k) => k.shared_bytes(),
+            CompiledKernel::Contract { kernel, .. } => kernel.shared_bytes(),
             _ => 0,
         }
     }
 
     pub(super) fn scratch_bytes(&self) -> usize {
         match self {
-            Work::Map(k) => k.scratch_bytes(),
-            Work::Reduce(k) => k.scratch_bytes(),
-            Work::Contract { kernel, epilogue, .. } => {
+            CompiledKernel::Map(k) => k.scratch_bytes(),
+            CompiledKernel::Reduce(k) => k.scratch_bytes(),
+            CompiledKernel::Contract { kernel, epilogue, .. } => {
                 padded(kernel.scratch_bytes()) + epilogue.scratch_bytes()
             }
-            Work::Rows(k) => k.scratch_bytes(),
+            CompiledKernel::Rows(k) => k.scratch_bytes(),
             _ => 0,
         }
     }
@@ -242,14 +247,14 @@ impl Work {
         let read = |i: usize| m.read(i);
         let write = |i: usize| m.write(i);
         match self {
-            Work::Map(k) => team.run(k.chunks(), &|chunk, member| {
+            CompiledKernel::Map(k) => team.run(k.chunks(), &|chunk, member| {
                 // SAFETY: as promised by the caller; chunks write apart from each other.
                 unsafe {
                     k.run(isa, chunk, m.reads(), m.writes(), m.scratch(member));
                     m.check(k.chunk_range(chunk));
                 }
             }),
-            Work::Reduce(k) => {
+            CompiledKernel::Reduce(k) => {
                 for phase in 0..k.phases() {
                     team.run(k.chunks(phase), &|chunk, member| {
                         // SAFETY: as above; phases follow one another.
@@ -261,7 +266,7 @@ impl Work {
                 // SAFETY: the outputs are complete; they are few.
                 unsafe { m.check_all() };
             }
-            Work::Contract { kernel, dtype, epilogue } => {
+            CompiledKernel::Contract { kernel, dtype, epilogue } => {
                 let (_, cols) = kernel.out_matrix();
                 for phase in 0..kernel.phases() {
                     team.run(kernel.chunks(phase), &|chunk, member| {
@@ -288,7 +293,7 @@ impl Work {
                     });
                 }
             }
-            Work::Pool { kind, pool, dtype } => {
+            CompiledKernel::Pool { kind, pool, dtype } => {
                 let chunks = match kind {
                     PoolKind::MaxGrad | PoolKind::AverageGrad => pool.in_chunks(),
                     _ => pool.chunks(),
@@ -312,29 +317,29 @@ impl Work {
                 // SAFETY: the outputs are complete.
                 unsafe { m.check_all() };
             }
-            Work::Copy(k) => {
+            CompiledKernel::Copy(k) => {
                 // SAFETY: as promised by the caller.
                 team.run(k.chunks(), &|chunk, _| unsafe { k.run(isa, chunk, read(0), write(0)) });
                 // SAFETY: the output is complete.
                 unsafe { m.check_all() };
             }
-            Work::PackPanels(k) => {
+            CompiledKernel::PackPanels(k) => {
                 // SAFETY: as promised by the caller; chunks write apart from each other.
                 team.run(k.chunks(), &|chunk, _| unsafe { k.run(isa, chunk, read(0), write(0)) });
             }
-            Work::Pad(k) => {
+            CompiledKernel::Pad(k) => {
                 // SAFETY: as promised by the caller.
                 team.run(k.chunks(), &|chunk, _| unsafe { k.run(isa, chunk, read(0), write(0)) });
                 // SAFETY: the output is complete.
                 unsafe { m.check_all() };
             }
-            Work::Rows(k) => {
+            CompiledKernel::Rows(k) => {
                 // SAFETY: as promised by the caller.
                 unsafe { k.run(team, m)? };
                 // SAFETY: the output is complete.
                 unsafe { m.check_all() };
             }
-            Work::Random { kernel, stream, first } => {
+            CompiledKernel::Random { kernel, stream, first } => {
                 let rng = CounterRng::new(m.seed, stream);
                 // SAFETY: as promised by the caller.
                 team.run(kernel.chunks(), &|chunk, _| unsafe {
@@ -343,14 +348,14 @@ impl Work {
                 // SAFETY: the output is complete.
                 unsafe { m.check_all() };
             }
-            Work::AllReduce { dtype, len, key } => {
+            CompiledKernel::AllReduce { dtype, len, key } => {
                 let Meeting { exchange, tower } = m.meeting;
                 // SAFETY: as promised by the caller; all towers have the same number of elements, as the engine checked.
                 unsafe { exchange.all_reduce(tower, key, *dtype, read(0), write(0), *len)? };
                 // SAFETY: the output is complete.
                 unsafe { m.check_all() };
             }
-            Work::Custom { kernel, inputs, outputs } => {
+            CompiledKernel::Custom { kernel, inputs, outputs } => {
                 let inputs = inputs
                     .iter()
                     .enumerate()
@@ -437,7 +442,7 @@ impl Memory<'_> {
     /// cache.
     unsafe fn check(&self, elements: std::ops::Range<usize>) {
         for (i, checked) in self.checked.iter().enumerate() {
-            let dtype = self.forms[i].0;
+            let dtype = self.outputs[i].0;
             let first = checked.partition_point(|c| c.elements.end <= elements.start);
             for c in checked[first..].iter().take_while(|c| c.elements.start < elements.end) {
                 let from = c.elements.start.max(elements.start);
@@ -457,7 +462,7 @@ impl Memory<'_> {
     }
 
     unsafe fn check_all(&self) {
-        let most = self.forms.iter().map(|(_, n)| *n).max().unwrap_or(0);
+        let most = self.outputs.iter().map(|(_, n)| *n).max().unwrap_or(0);
         // SAFETY: checked elements are inside the outputs.
         unsafe { self.check(0..most) }
     }

@@ -4,13 +4,13 @@
 //! time. Each run of a fork computes on a snapshot, and takes its turn with the variables to update them.
 
 use super::all_reduce::Exchange;
+use super::compiled_kernel::Meeting;
 use super::pipeline::{self, Compilation, Mode, PassCx};
 use super::plan::Plan;
 use super::shared_variables::SharedVariables;
 use super::tower_run::{Lane, Phase, TowerCx, TowerRun};
 use super::tower_thread::{MultiTowerProgram, TowerThread};
 use super::variables::Variables;
-use super::work::Meeting;
 use crate::graph::VariableInfo;
 use crate::kir::{Kernel, KernelNode, Origin, Program};
 use crate::runtime::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, check_feeds};
@@ -548,5 +548,100 @@ impl Executable for CpuProgram {
 
     fn profile(&self) -> Vec<KernelTime> {
         self.towers.iter().flat_map(|tower| own(tower).profile().collect::<Vec<_>>()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Fetch, Graph, Init, Tensor, TensorSpec, UPDATE_OPS, VariableSpec};
+    use crate::nn::{BatchNorm, Conv2d, Linear};
+    use crate::optim::{Adam, Sgd, minimize};
+    use crate::runtime::binding::Request;
+    use crate::runtime::snapshot::Reading;
+    use crate::tower::TowerContext;
+    use std::collections::BTreeSet;
+
+    /// A model: adds it to a graph and returns what to run, with the sizes of its input `x`.
+    type Model = fn(&Graph, &Tensor) -> Vec<Fetch>;
+
+    fn two_layers(g: &Graph, x: &Tensor) -> Vec<Fetch> {
+        let t = TowerContext::training(g);
+        let y = Linear::new(16).relu().apply(&t, "fc0", &x.mean_axes(&[1, 2]));
+        let cost = Linear::new(5).apply(&t, "fc1", &y).log_softmax().square().mean();
+        let train = minimize(&cost, &Adam::new(1e-3)).unwrap();
+        vec![Fetch::from(&cost), Fetch::from(&train)]
+    }
+
+    fn convolution(g: &Graph, x: &Tensor) -> Vec<Fetch> {
+        let t = TowerContext::training(g);
+        let y = BatchNorm::new().relu().apply(&t, "bn", &Conv2d::new(4, 3).apply(&t, "conv", x)).max_pool(2);
+        let train = minimize(&y.square().mean(), &Sgd::new(0.1)).unwrap();
+        let updates = g.collection_ops(UPDATE_OPS);
+        let train = g.group(&updates.iter().chain([&train]).collect::<Vec<_>>());
+        vec![Fetch::from(&train), Fetch::from(&y.transpose(&[3, 0, 1, 2]))]
+    }
+
+    fn recurrence(g: &Graph, x: &Tensor) -> Vec<Fetch> {
+        let t = TowerContext::training(g);
+        let w = t.variable(VariableSpec::new("w", [4, 300]).init(Init::Uniform(-0.1, 0.1)));
+        let u = t.variable(VariableSpec::new("u", [300, 300]).init(Init::Uniform(-0.1, 0.1)));
+        let h = x.mean_axes(&[1, 2]).matmul(&w);
+        let h = (0..8).fold(h, |h, _| h.matmul(&u).tanh());
+        let train = minimize(&h.square().mean(), &Sgd::new(0.1)).unwrap();
+        vec![Fetch::from(&h), Fetch::from(&train), Fetch::from(&u.value().transpose(&[1, 0]))]
+    }
+
+    /// A variable that becomes a view of itself, one that becomes another, and one that becomes an input.
+    fn assignments(g: &Graph, x: &Tensor) -> Vec<Fetch> {
+        let t = TowerContext::training(g);
+        let [a, b] = ["a", "b"].map(|name| t.variable(VariableSpec::new(name, [3, 3])));
+        let c = t.variable(VariableSpec::new("c", [2, 8, 8, 4]));
+        let ops = [a.assign(&b.value().transpose(&[1, 0])), b.assign(a.value()), c.assign(x)];
+        ops.iter().map(Fetch::from).collect()
+    }
+
+    #[test]
+    fn the_origin_of_every_kernel_is_a_line_of_the_user() {
+        let models: [(&str, Model); 4] = [
+            ("two layers", two_layers),
+            ("convolution", convolution),
+            ("recurrence", recurrence),
+            ("assignments", assignments),
+        ];
+        let options = CpuOptions {
+            threads: Some(1),
+            isa: None,
+            memory_limit: None,
+            deadline: Duration::from_secs(60),
+            profile: false,
+            full_precision: false,
+            dump_passes: false,
+        };
+        let mut wrong = BTreeSet::new();
+        for (model, build) in models {
+            let g = Graph::new();
+            let x = g.placeholder(&TensorSpec::f32("x", [Some(2), Some(8), Some(8), Some(4)]));
+            let fetches = build(&g, &x);
+            let graph = Arc::new(g.freeze().unwrap());
+            let feeds = vec![("x".to_string(), DType::F32, vec![2, 8, 8, 4])];
+            let request = Request { feeds, fetches };
+            for mode in [Mode::Fast, Mode::Inspect] {
+                let lowered = Source::new(&graph, &request, Reading::InPlace).lower().unwrap();
+                let mut engine = Engine::new(&options, &Turns::new(options.deadline));
+                engine.create_variables(graph.variables(), 1).unwrap();
+                let program = engine.plan(lowered, mode).unwrap();
+                let tower = own(&program.towers[0]);
+                assert!(!tower.plan.steps.is_empty() || mode == Mode::Inspect, "{model}");
+                for step in &tower.plan.steps {
+                    let Origin { name, site } = &*step.origin;
+                    // This file is the user's here. A node knows its full name.
+                    if site.file != file!() || !graph.nodes().iter().any(|n| n.name == *name) {
+                        wrong.insert(format!("{model}: {} {name} at {site}", step.kernel.name()));
+                    }
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
     }
 }

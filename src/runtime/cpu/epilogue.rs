@@ -1,6 +1,6 @@
 //! What follows a contraction while its result is in cache.
 
-use super::work::operand;
+use super::compiled_kernel::operand;
 use crate::kir::{Binary, Epilogue, Expr, Reg, Step, Unary, View};
 use tensorpack_kernels::{self as kernels, Contract};
 

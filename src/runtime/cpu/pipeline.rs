@@ -5,7 +5,9 @@
 
 use super::commit::{self, Commit};
 use super::variables::Variables;
-use super::{constant_folding, dense_fetches, fuse, pool_grad_hoist, prepack_weights, snapshot, upcast_bf16};
+use super::{
+    constant_folding, dense_fetches, fuse, panels, pool_grad_hoist, prepack_weights, snapshot, upcast_bf16,
+};
 use crate::kir::{self, BufferId, Program};
 use std::collections::HashSet;
 use tensorpack_tensor::{HostTensor, Result};
@@ -36,6 +38,17 @@ pub(super) struct Compilation {
 }
 
 impl Compilation {
+    /// Returns the number of elements of a buffer as it is stored.
+    pub(super) fn stored_len(&self, b: BufferId) -> usize {
+        let buffer = self.program.buffer(b);
+        if self.panels.contains(&b) { panels::len(buffer) } else { buffer.len() }
+    }
+
+    /// Returns the number of bytes of a buffer as it is stored.
+    pub(super) fn stored_bytes(&self, b: BufferId) -> usize {
+        self.stored_len(b).saturating_mul(self.program.buffer(b).dtype.size())
+    }
+
     /// Starts with a program as it was lowered.
     pub(super) fn new(program: Program, exact_convolutions: bool) -> Compilation {
         let (commit, panels) = Default::default();
@@ -205,8 +218,7 @@ fn still_valid(compilation: &Compilation) -> Result<()> {
     // The updates are the commit's by now.
     let (updates, kept) = Default::default();
     kir::validate(&Program { updates, kept, ..program.clone() })?;
-    let late = commit.passes.iter().flat_map(|pass| &pass.members).flat_map(|m| &m.body.operands);
-    late.chain(commit.copies.iter().map(|(_, v)| v)).try_for_each(|v| kir::validate_view(program, v))
+    commit.reads().try_for_each(|v| kir::validate_view(program, v))
 }
 
 #[cfg(test)]

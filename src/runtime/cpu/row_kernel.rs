@@ -1,6 +1,6 @@
 //! Work on whole rows: joining them, finding them by number, adding them up, ordering them.
 
-use super::work::Memory;
+use super::compiled_kernel::Memory;
 use crate::kir::{GatherKind, View};
 use crate::runtime::faults::{division_by_zero, no_such_row};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,32 +9,32 @@ use tensorpack_tensor::{DType, Result};
 
 /// What is done with rows.
 #[derive(Debug)]
-pub(super) enum RowWork {
+pub(super) enum RowKernel {
     Concat(Concat),
     Gather { kind: GatherKind, gather: GatherScatter, dtype: DType },
     Cumsum { cumsum: Cumsum, dtype: DType },
     Argsort { argsort: Argsort, dtype: DType },
 }
 
-impl RowWork {
-    pub(super) fn concat(parts: &[View], axis: usize) -> RowWork {
+impl RowKernel {
+    pub(super) fn concat(parts: &[View], axis: usize) -> RowKernel {
         let sources: Vec<(&[usize], &[isize])> =
             parts.iter().map(|v| (&v.sizes[..], &v.strides[..])).collect();
-        RowWork::Concat(Concat::new(parts[0].dtype.size(), axis, &sources))
+        RowKernel::Concat(Concat::new(parts[0].dtype.size(), axis, &sources))
     }
 
     pub(super) fn name(&self) -> &'static str {
         match self {
-            RowWork::Concat(_) => "concat",
-            RowWork::Gather { .. } => "gather",
-            RowWork::Cumsum { .. } => "cumsum",
-            RowWork::Argsort { .. } => "argsort",
+            RowKernel::Concat(_) => "concat",
+            RowKernel::Gather { .. } => "gather",
+            RowKernel::Cumsum { .. } => "cumsum",
+            RowKernel::Argsort { .. } => "argsort",
         }
     }
 
     pub(super) fn scratch_bytes(&self) -> usize {
         match self {
-            RowWork::Argsort { argsort, .. } => argsort.scratch_bytes(),
+            RowKernel::Argsort { argsort, .. } => argsort.scratch_bytes(),
             _ => 0,
         }
     }
@@ -46,11 +46,11 @@ impl RowWork {
     pub(super) unsafe fn run(&self, team: &mut Team, m: &Memory<'_>) -> Result<()> {
         let isa = m.isa;
         match self {
-            RowWork::Concat(k) => team.run(k.chunks(), &|chunk, _| {
+            RowKernel::Concat(k) => team.run(k.chunks(), &|chunk, _| {
                 // SAFETY: as promised by the caller; chunks write apart from each other.
                 unsafe { k.run(isa, chunk, m.reads(), m.write(0)) }
             }),
-            RowWork::Gather { kind, gather, dtype } => {
+            RowKernel::Gather { kind, gather, dtype } => {
                 let chunks = match kind {
                     GatherKind::Gather | GatherKind::NonZero => gather.gather_chunks(),
                     GatherKind::ScatterAdd => gather.scatter_chunks(),
@@ -81,11 +81,11 @@ impl RowWork {
                     return Err(no_such_row(index, place, gather.rows));
                 }
             }
-            RowWork::Cumsum { cumsum, dtype } => team.run(cumsum.chunks(), &|chunk, _| {
+            RowKernel::Cumsum { cumsum, dtype } => team.run(cumsum.chunks(), &|chunk, _| {
                 // SAFETY: as above.
                 unsafe { cumsum.run(isa, *dtype, chunk, m.read(0), m.write(0)) }
             }),
-            RowWork::Argsort { argsort, dtype } => team.run(argsort.chunks(), &|chunk, member| {
+            RowKernel::Argsort { argsort, dtype } => team.run(argsort.chunks(), &|chunk, member| {
                 // SAFETY: as above; the scratch is aligned for any number.
                 unsafe { argsort.run(*dtype, chunk, m.read(0), m.write(0).cast(), m.scratch(member)) }
             }),

@@ -31,13 +31,11 @@ pub(super) fn split_live(program: &mut Program) -> usize {
 
 /// The variables of which anything reads a snapshot.
 pub(super) fn snapshots(program: &Program, commit: &Commit) -> Vec<usize> {
-    let late = commit.passes.iter().flat_map(|p| &p.members).flat_map(|m| &m.body.operands);
-    let late = late.chain(commit.copies.iter().map(|(_, v)| v));
     let kernels = program.kernels.iter().flat_map(|n| n.kernel.reads());
     let of = |v: &View| match program.buffer(v.buffer).kind {
         BufferKind::Snapshot(variable) => Some(variable),
         _ => None,
     };
-    let all: BTreeSet<usize> = kernels.chain(late).chain(&program.fetches).filter_map(of).collect();
+    let all: BTreeSet<usize> = kernels.chain(commit.reads()).chain(&program.fetches).filter_map(of).collect();
     all.into_iter().collect()
 }

@@ -1,11 +1,12 @@
 //! One tower: its plan, and the memory and the threads that it runs on.
 
+use super::compiled_kernel::{Meeting, Memory};
 use super::interval::Bound;
 use super::memory::{Block, padded};
 use super::overflow::{Known, Measured, Room, Source, Value};
-use super::plan::{Base, Loc, Plan, Step};
+use super::placement::{Base, Loc};
+use super::plan::{Plan, Step};
 use super::variables::Variables;
-use super::work::{Meeting, Memory};
 use crate::runtime::KernelProgress;
 use crate::runtime::executor::{Feed, KernelTime, RunInfo};
 use crate::runtime::faults::Diagnosis;
@@ -215,7 +216,7 @@ impl TowerRun {
     /// Whether a pass records the extremes of what it writes: if it is small, or if no proof bounds
     /// its results.
     fn measures(&self, pass: usize) -> bool {
-        let elements = self.plan.steps[self.plan.commit_from + pass].forms[0].1;
+        let elements = self.plan.steps[self.plan.commit_from + pass].outputs[0].1;
         elements <= SMALL_PASS || !self.proven[pass]
     }
 
@@ -269,7 +270,7 @@ impl TowerRun {
         let memory = Memory {
             reads: &self.reads[at.read..at.read + step.reads.len()],
             writes: &self.writes[at.write..at.write + step.writes.len()],
-            forms: &step.forms,
+            outputs: &step.outputs,
             checked,
             measured,
             shared: cx.lane.arena().wrapping_add(step.shared.unwrap_or(0)),
@@ -289,7 +290,7 @@ impl TowerRun {
         let started = (!self.times.is_empty()).then(Instant::now);
         // SAFETY: the plan gave every buffer its own place for as long as it lives, `resolve` has just filled the
         // tables, the engine's lock keeps everyone else away, and whoever runs steps that touch variables has the turn.
-        let ran = catch_unwind(AssertUnwindSafe(|| unsafe { step.work.run(cx.team, &memory) }));
+        let ran = catch_unwind(AssertUnwindSafe(|| unsafe { step.kernel.run(cx.team, &memory) }));
         let here = |e: Error| e.within(&step.origin.name).at(step.origin.site);
         ran.unwrap_or_else(|panic| resume_unwind(Box::new(here(panicked(&*panic))))).map_err(here)?;
         if let Some(started) = started {
@@ -348,7 +349,7 @@ impl TowerRun {
             let kept = self.writes[first..first + count].to_vec();
             let mut offset = 0;
             for k in 0..count {
-                let (dtype, n) = self.plan.steps[i].forms[k];
+                let (dtype, n) = self.plan.steps[i].outputs[k];
                 self.writes[first + k] = room.wrapping_add(offset);
                 offset += padded(dtype.size() * n);
             }
@@ -361,11 +362,11 @@ impl TowerRun {
     /// Seconds spent in each kernel, if they are counted.
     pub(super) fn profile(&self) -> impl Iterator<Item = KernelTime> {
         self.plan.steps.iter().zip(&self.times).map(|(step, t)| KernelTime {
-            name: format!("{} {}", step.work.name(), step.origin.name),
+            name: format!("{} {}", step.kernel.name(), step.origin.name),
             runs: t.runs,
             seconds: t.seconds,
             best_seconds: t.best,
-            flops: step.work.flops(),
+            flops: step.kernel.flops(),
             bytes: step.bytes,
         })
     }
@@ -385,7 +386,7 @@ impl TowerRun {
             let first = at.write;
             self.step(i, &mut at, cx, run, look)?;
             let step = &self.plan.steps[i];
-            let bad = step.forms.iter().enumerate().any(|(k, &(dtype, n))| {
+            let bad = step.outputs.iter().enumerate().any(|(k, &(dtype, n))| {
                 // SAFETY: the step has just written n elements there.
                 unsafe { !tensorpack_kernels::all_finite(cx.isa, dtype, self.writes[first + k], n) }
             });
