@@ -48,6 +48,11 @@ impl SpmdProgram {
 pub(super) fn join(lowered: &Lowered) -> Result<SpmdProgram> {
     let first = &lowered.programs()[0];
     let mut spmd = SpmdProgram::single(first, Vec::new());
+    if first.kernels.iter().any(|n| matches!(n.kernel, Kernel::Custom { .. })) {
+        // Custom kernels are compared by identity, so towers that have them differ. The module
+        // writer rejects them with an error of its own.
+        return Ok(spmd);
+    }
     let known = positions(first);
     let mut maps = vec![None];
     for (tower, program) in lowered.programs().iter().enumerate().skip(1) {
