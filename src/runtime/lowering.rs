@@ -9,11 +9,12 @@ use super::cse::{CommonSubexpressions, CseInput};
 use super::faults::{Diagnosis, NextValue};
 use super::finiteness;
 use super::snapshot::{self, Reading};
+use super::tower_collectives;
 use crate::graph::{Frozen, NodeId, NodeKind, Role, TensorId, VariableId};
 use crate::kir::{self, BufferKind, LowerCx, Origin, Program, Surroundings, Update, View};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use tensorpack_tensor::{DType, Error, ErrorKind, Result};
+use tensorpack_tensor::{DType, Error, Result};
 
 /// What an engine makes runnable: a request on a frozen graph. Engines that execute kernel IR lower
 /// it.
@@ -85,7 +86,7 @@ impl Lowered {
         if !fetches.iter().all(there) {
             return Err(Error::argument(format!("not all of the fetches {fetches:?} exist")));
         }
-        check_sums(&programs)?;
+        tower_collectives::check_all_reduces(&programs)?;
         let feeds = around.feeds.iter().map(|(dtype, sizes)| (*dtype, sizes.to_vec())).collect();
         Ok(Lowered { programs, fetches, diagnosis, feeds })
     }
@@ -149,69 +150,13 @@ fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Result<Lowered>
     if programs.is_empty() {
         programs.push(Program::default());
     }
-    let updated: Vec<Vec<usize>> =
-        programs.iter().map(|p| p.updates.iter().map(|u| u.variable).collect()).collect();
-    for (i, program) in programs.iter_mut().enumerate() {
-        let others = updated.iter().enumerate().filter(|(j, _)| *j != i);
-        program.updated_elsewhere = others.flat_map(|(_, v)| v).copied().collect();
-    }
-    number_random_rows(&mut programs);
+    tower_collectives::set_updated_elsewhere(&mut programs);
+    tower_collectives::number_random_elements(&mut programs);
     let around = Surroundings {
         feeds: request.feeds.iter().map(|(_, dtype, sizes)| (*dtype, &sizes[..])).collect(),
         variables: graph.variables().iter().map(|v| (v.dtype, &v.sizes[..])).collect(),
     };
     Lowered::new(programs, places, diagnosis, &around)
-}
-
-/// Checks that all towers have the same sums over towers, of the same form and in the same order.
-fn check_sums(programs: &[Program]) -> Result<()> {
-    let sums = |program: &Program| -> Vec<(String, DType, Vec<usize>, Origin)> {
-        let sums = program.kernels.iter().filter_map(|node| match &node.kernel {
-            kir::Kernel::AllReduce { key, input } => {
-                Some((key.clone(), input.dtype, input.sizes.clone(), node.origin.clone()))
-            }
-            _ => None,
-        });
-        sums.collect()
-    };
-    let Some((first, others)) = programs.split_first() else { return Ok(()) };
-    let first = sums(first);
-    for mine in others.iter().map(sums) {
-        for (a, b) in first.iter().zip(&mine) {
-            if (&a.0, a.1, &a.2) != (&b.0, b.1, &b.2) {
-                let why = format!("towers sum {} of {}{:?} and {} of {}{:?}", a.0, a.1, a.2, b.0, b.1, b.2);
-                return Err(Error::shape(why).within(&b.3.name).at(b.3.site));
-            }
-        }
-        if first.len() != mine.len() {
-            let more = if first.len() > mine.len() { &first[mine.len()] } else { &mine[first.len()] };
-            let why = format!("not every tower sums {}", more.0);
-            return Err(Error::new(ErrorKind::Graph, why).within(&more.3.name).at(more.3.site));
-        }
-    }
-    Ok(())
-}
-
-/// The rows of a random tensor continue over the towers. One that was built outside of them, and so
-/// is computed in the program of each tower that reads it, is one tensor all the same.
-fn number_random_rows(programs: &mut [Program]) {
-    let mut drawn: HashMap<String, usize> = HashMap::new();
-    let mut first_of: HashMap<String, usize> = HashMap::new();
-    for program in programs {
-        for i in 0..program.kernels.len() {
-            let outputs = program.kernels[i].outputs.iter();
-            let len = outputs.fold(0usize, |n, &b| n.saturating_add(program.buffer(b).len()));
-            let node = &mut program.kernels[i];
-            if let kir::Kernel::Random { stream, first, continued: true } = &mut node.kernel {
-                *first = *first_of.entry(node.origin.name.clone()).or_insert_with(|| {
-                    let drawn = drawn.entry(stream.clone()).or_default();
-                    let before = *drawn;
-                    *drawn = drawn.saturating_add(len);
-                    before
-                });
-            }
-        }
-    }
 }
 
 struct Lowering<'a> {

@@ -20,6 +20,7 @@ mod session;
 mod snapshot;
 mod staging;
 mod step_program;
+mod tower_collectives;
 mod update_turns;
 mod kernel_progress;
 mod xla;

@@ -15,9 +15,9 @@ const SPINS: u32 = 20_000;
 /// How long a tower that others waited for in vain has to come back.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// The meeting place of a number of towers.
+/// Synchronizes the towers of a program, as a communicator does in NCCL or MPI.
 #[derive(Debug)]
-pub(super) struct Exchange {
+pub(super) struct Communicator {
     /// What each tower brings, and where it wants the sum.
     parts: Vec<(AtomicPtr<u8>, AtomicPtr<u8>)>,
     /// How often all have met.
@@ -44,7 +44,7 @@ struct Round {
 
 /// A tower at work. However it leaves, the others are told.
 pub(super) struct AtWork<'a> {
-    exchange: &'a Exchange,
+    communicator: &'a Communicator,
     tower: usize,
     /// How it went; nothing yet if it leaves by a panic.
     pub(super) outcome: Option<Result<()>>,
@@ -52,7 +52,7 @@ pub(super) struct AtWork<'a> {
 
 impl Drop for AtWork<'_> {
     fn drop(&mut self) {
-        self.exchange.left(self.tower, self.outcome.take());
+        self.communicator.left(self.tower, self.outcome.take());
     }
 }
 
@@ -65,11 +65,11 @@ pub(super) struct Overdue {
     pub(super) towers: Vec<(usize, usize)>,
 }
 
-impl Exchange {
+impl Communicator {
     /// For so many towers, each wait at most `deadline` long. They spin while they wait only if every thread has a core.
-    pub(super) fn new(towers: usize, deadline: Duration, spin: bool) -> Exchange {
+    pub(super) fn new(towers: usize, deadline: Duration, spin: bool) -> Communicator {
         let nowhere = || AtomicPtr::new(std::ptr::null_mut());
-        Exchange {
+        Communicator {
             parts: (0..towers).map(|_| (nowhere(), nowhere())).collect(),
             met: AtomicU64::new(0),
             waiting: Mutex::new(0),
@@ -98,7 +98,7 @@ impl Exchange {
 
     /// A tower begins.
     pub(super) fn enter(&self, tower: usize) -> AtWork<'_> {
-        AtWork { exchange: self, tower, outcome: None }
+        AtWork { communicator: self, tower, outcome: None }
     }
 
     /// A tower begins a step of its plan.
@@ -263,17 +263,17 @@ mod tests {
 
     #[test]
     fn all_get_the_same_sum() {
-        let exchange = Exchange::new(3, Duration::from_secs(10), false);
+        let communicator = Communicator::new(3, Duration::from_secs(10), false);
         let mut parts: Vec<Vec<f32>> =
             (0..3).map(|t| (0..5000).map(|i| (i * (t + 1)) as f32).collect()).collect();
         std::thread::scope(|s| {
             for (t, part) in parts.iter_mut().enumerate() {
-                let exchange = &exchange;
+                let communicator = &communicator;
                 s.spawn(move || {
                     for _ in 0..2 {
                         let p = part.as_mut_ptr().cast::<u8>();
                         // SAFETY: each tower brings its own vector of 5000 numbers, in place.
-                        unsafe { exchange.all_reduce(t, "sum", DType::F32, p, p, 5000) }.unwrap();
+                        unsafe { communicator.all_reduce(t, "sum", DType::F32, p, p, 5000) }.unwrap();
                     }
                 });
             }
@@ -284,20 +284,20 @@ mod tests {
 
     #[test]
     fn a_tower_that_never_comes_is_an_error() {
-        let exchange = Exchange::new(2, Duration::from_millis(50), false);
-        let e = exchange.meet(1, "gradients/fc0/W").unwrap_err();
+        let communicator = Communicator::new(2, Duration::from_millis(50), false);
+        let e = communicator.meet(1, "gradients/fc0/W").unwrap_err();
         assert!(e.message().starts_with("tower 1 waited 0 s at gradients/fc0/W"), "{e}");
     }
 
     #[test]
     fn a_failure_ends_all_waits() {
-        let exchange = Exchange::new(2, Duration::from_secs(100), true);
+        let communicator = Communicator::new(2, Duration::from_secs(100), true);
         std::thread::scope(|s| {
-            let waiter = s.spawn(|| exchange.meet(0, "sum"));
+            let waiter = s.spawn(|| communicator.meet(0, "sum"));
             std::thread::sleep(Duration::from_millis(20));
-            exchange.fail();
+            communicator.fail();
             // Who comes later does not wait either.
-            assert!(exchange.meet(1, "sum").unwrap_err().message().contains("another tower failed"));
+            assert!(communicator.meet(1, "sum").unwrap_err().message().contains("another tower failed"));
             assert!(waiter.join().unwrap().unwrap_err().message().contains("another tower failed"));
         });
     }
@@ -305,34 +305,35 @@ mod tests {
     /// The first cause is the one that is told, and who is missing is known.
     #[test]
     fn towers_that_do_not_leave_are_overdue() {
-        let exchange = Exchange::new(3, Duration::from_millis(50), false);
-        exchange.begin();
-        let (mut first, _stuck, mut third) = (exchange.enter(0), exchange.enter(1), exchange.enter(2));
-        exchange.at_step(1, 7);
-        assert!(exchange.overdue().is_none());
-        first.outcome = Some(exchange.meet(0, "sum"));
+        let communicator = Communicator::new(3, Duration::from_millis(50), false);
+        communicator.begin();
+        let (mut first, _stuck, mut third) =
+            (communicator.enter(0), communicator.enter(1), communicator.enter(2));
+        communicator.at_step(1, 7);
+        assert!(communicator.overdue().is_none());
+        first.outcome = Some(communicator.meet(0, "sum"));
         drop(first);
-        third.outcome = Some(exchange.meet(2, "sum"));
+        third.outcome = Some(communicator.meet(2, "sum"));
         drop(third);
         std::thread::sleep(2 * GRACE);
-        let Overdue { error, towers } = exchange.overdue().unwrap();
+        let Overdue { error, towers } = communicator.overdue().unwrap();
         assert!(error.message().starts_with("tower 0 waited 0 s at sum"), "{error}");
         assert_eq!(towers, [(1, 7)]);
     }
 
     #[test]
     fn a_tower_that_stays_after_all_others_are_done_is_overdue_too() {
-        let exchange = Exchange::new(2, Duration::from_millis(50), false);
-        exchange.begin();
-        let (mut first, second) = (exchange.enter(0), exchange.enter(1));
+        let communicator = Communicator::new(2, Duration::from_millis(50), false);
+        communicator.begin();
+        let (mut first, second) = (communicator.enter(0), communicator.enter(1));
         first.outcome = Some(Ok(()));
         drop(first);
         std::thread::sleep(Duration::from_millis(60));
-        let late = exchange.overdue().unwrap().error;
+        let late = communicator.overdue().unwrap().error;
         assert!(late.message().starts_with("tower 1 did not come to the end within 0 s"), "{late}");
         drop(second);
-        assert!(exchange.overdue().is_none());
-        exchange.begin();
-        assert!(exchange.overdue().is_none() && exchange.end().is_ok());
+        assert!(communicator.overdue().is_none());
+        communicator.begin();
+        assert!(communicator.overdue().is_none() && communicator.end().is_ok());
     }
 }

@@ -137,15 +137,15 @@ fn late_kernels(program: &Program) -> HashMap<usize, Vec<usize>> {
 
 /// What must agree for maps to be one pass.
 #[derive(PartialEq, Eq)]
-struct Form {
+struct PassKey {
     expr: Expr,
-    operands: Vec<FormOperand>,
+    operands: Vec<OperandKey>,
     output_slabs: Vec<usize>,
 }
 
 /// How a joined pass reads an operand.
 #[derive(PartialEq, Eq)]
-enum FormOperand {
+enum OperandKey {
     /// One element, the same for all members.
     Scalar(View),
     /// All of a variable of this slab, element by element.
@@ -174,13 +174,13 @@ fn is_scalar(view: &View) -> bool {
 /// A member of one element reads every operand both ways. What others read too (a learning rate, a
 /// gradient that several variables share) is a scalar; what it alone reads is read element by
 /// element, as its larger neighbours do.
-fn form(
+fn pass_key(
     program: &Program,
     variables: &Variables,
     member: &Member,
     is_shared: impl Fn(BufferId) -> bool,
     packed: &HashSet<BufferId>,
-) -> Option<Form> {
+) -> Option<PassKey> {
     let body = &member.body;
     let len = kir::elements(&body.sizes);
     let has_index = body.expr.steps.iter().any(|s| matches!(s, Step::Index { .. }));
@@ -191,17 +191,17 @@ fn form(
     }
     let mut own: Vec<BufferId> = Vec::new();
     let mut operand = |v: &View| {
-        let scalar = || FormOperand::Scalar(View { sizes: vec![1], strides: vec![0], ..v.clone() });
+        let scalar = || OperandKey::Scalar(View { sizes: vec![1], strides: vec![0], ..v.clone() });
         let whole = v.is_dense() && v.len() == program.buffer(v.buffer).len() && v.dtype.size() == size;
         let by_element = match program.buffer(v.buffer).kind {
-            BufferKind::Variable(x) if whole => Some(FormOperand::Slab(variables.place(x).slab)),
-            BufferKind::Temp if whole => Some(FormOperand::Temp(v.dtype)),
+            BufferKind::Variable(x) if whole => Some(OperandKey::Slab(variables.place(x).slab)),
+            BufferKind::Temp if whole => Some(OperandKey::Temp(v.dtype)),
             _ => None,
         };
         if is_scalar(v) && (len > 1 || by_element.is_none() || is_shared(v.buffer)) {
             return Some(scalar());
         }
-        if matches!(by_element, Some(FormOperand::Temp(_))) {
+        if matches!(by_element, Some(OperandKey::Temp(_))) {
             if packed.contains(&v.buffer) || own.contains(&v.buffer) {
                 return None;
             }
@@ -209,7 +209,7 @@ fn form(
         }
         by_element
     };
-    Some(Form {
+    Some(PassKey {
         expr: body.expr.clone(),
         operands: body.operands.iter().map(&mut operand).collect::<Option<Vec<_>>>()?,
         output_slabs: member.variables.iter().map(|&v| variables.place(v).slab).collect(),
@@ -229,7 +229,7 @@ fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>
         return members.into_iter().map(|m| pass(vec![m], Vec::new())).collect();
     }
     struct Group {
-        form: Option<Form>,
+        key: Option<PassKey>,
         members: Vec<(Member, Origin)>,
     }
     let mut readers: HashMap<BufferId, usize> = HashMap::new();
@@ -241,21 +241,21 @@ fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>
     let mut groups: Vec<Group> = Vec::new();
     let mut packed: HashSet<BufferId> = HashSet::new();
     for (member, origin) in members {
-        let form = form(program, variables, &member, is_shared, &packed);
-        for (operand, view) in form.iter().flat_map(|f| &f.operands).zip(&member.body.operands) {
-            if let FormOperand::Temp(_) = operand {
+        let key = pass_key(program, variables, &member, is_shared, &packed);
+        for (operand, view) in key.iter().flat_map(|f| &f.operands).zip(&member.body.operands) {
+            if let OperandKey::Temp(_) = operand {
                 packed.insert(view.buffer);
             }
         }
-        match groups.iter_mut().find(|g| form.is_some() && g.form == form) {
+        match groups.iter_mut().find(|g| key.is_some() && g.key == key) {
             Some(group) => group.members.push((member, origin)),
-            None => groups.push(Group { form, members: vec![(member, origin)] }),
+            None => groups.push(Group { key, members: vec![(member, origin)] }),
         }
     }
     let mut passes = Vec::new();
     for mut group in groups {
         let scalar: Vec<bool> =
-            group.form.iter().flat_map(|f| &f.operands).map(FormOperand::is_scalar).collect();
+            group.key.iter().flat_map(|f| &f.operands).map(OperandKey::is_scalar).collect();
         let place = |m: &Member| variables.place(m.variables[0]).offset;
         group.members.sort_by_key(|(m, _)| place(m));
         let mut run: Vec<(Member, Origin)> = Vec::new();
@@ -272,9 +272,9 @@ fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>
     passes
 }
 
-impl FormOperand {
+impl OperandKey {
     fn is_scalar(&self) -> bool {
-        matches!(self, FormOperand::Scalar(_))
+        matches!(self, OperandKey::Scalar(_))
     }
 }
 

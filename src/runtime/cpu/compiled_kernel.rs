@@ -1,7 +1,7 @@
 //! A kernel with its sizes, and how it is run on memory.
 
-use super::all_reduce::Exchange;
-use super::epilogue::After;
+use super::all_reduce::Communicator;
+use super::epilogue::CompiledEpilogue;
 use super::finite_checks::Checked;
 use super::kernel_selection::{self, ContractAttributes};
 use super::memory::padded;
@@ -23,7 +23,7 @@ pub(super) enum CompiledKernel {
     Contract {
         kernel: Box<dyn Contract>,
         dtype: DType,
-        epilogue: After,
+        epilogue: CompiledEpilogue,
     },
     Pool {
         kind: PoolKind,
@@ -70,13 +70,13 @@ pub(super) struct Memory<'a> {
     pub(super) isa: Isa,
     pub(super) seed: u64,
     pub(super) draw: u64,
-    pub(super) meeting: Meeting<'a>,
+    pub(super) participant: Participant<'a>,
 }
 
 /// Where a tower meets the others.
 #[derive(Clone, Copy)]
-pub(super) struct Meeting<'a> {
-    pub(super) exchange: &'a Exchange,
+pub(super) struct Participant<'a> {
+    pub(super) communicator: &'a Communicator,
     pub(super) tower: usize,
 }
 
@@ -120,7 +120,7 @@ impl CompiledKernel {
                 };
                 let kernel = kernel_selection::contraction(kind, attributes);
                 kernel.check()?;
-                let epilogue = After::new(epilogue.as_ref(), &*kernel, &own);
+                let epilogue = CompiledEpilogue::new(epilogue.as_ref(), &*kernel, &own);
                 CompiledKernel::Contract { kernel, dtype: lhs.dtype, epilogue }
             }
             Kernel::Pool { kind, pool, inputs } => {
@@ -204,7 +204,10 @@ impl CompiledKernel {
     /// What the plan's text adds to the kernel's line.
     pub(super) fn summary(&self) -> &'static str {
         match self {
-            CompiledKernel::Contract { epilogue: After::Bias { .. } | After::Map(_), .. } => " with epilogue",
+            CompiledKernel::Contract {
+                epilogue: CompiledEpilogue::Bias { .. } | CompiledEpilogue::Map(_),
+                ..
+            } => " with epilogue",
             CompiledKernel::PackPanels(_) => " in panels",
             _ => "",
         }
@@ -272,7 +275,7 @@ impl CompiledKernel {
                     team.run(kernel.chunks(phase), &|chunk, member| {
                         let (own, rest) = m.scratch(member).split_at_mut(padded(kernel.scratch_bytes()));
                         let mut finish = |block: Block| {
-                            if let After::Map(map) = epilogue {
+                            if let CompiledEpilogue::Map(map) = epilogue {
                                 // SAFETY: the block is final and this chunk's own; operand 0 is the result itself.
                                 unsafe { map.run_block(isa, &block, m.epilogue_reads(), m.writes(), rest) };
                             }
@@ -349,9 +352,9 @@ impl CompiledKernel {
                 unsafe { m.check_all() };
             }
             CompiledKernel::AllReduce { dtype, len, key } => {
-                let Meeting { exchange, tower } = m.meeting;
+                let Participant { communicator, tower } = m.participant;
                 // SAFETY: as promised by the caller; all towers have the same number of elements, as the engine checked.
-                unsafe { exchange.all_reduce(tower, key, *dtype, read(0), write(0), *len)? };
+                unsafe { communicator.all_reduce(tower, key, *dtype, read(0), write(0), *len)? };
                 // SAFETY: the output is complete.
                 unsafe { m.check_all() };
             }
@@ -416,10 +419,12 @@ impl Memory<'_> {
     }
 
     /// What a contraction works on.
-    fn operands<T>(&self, epilogue: &After) -> Operands<T> {
+    fn operands<T>(&self, epilogue: &CompiledEpilogue) -> Operands<T> {
         let bias = match epilogue {
-            After::Bias { add: true, relu } => Bias { add: self.epilogue_reads()[1].cast(), relu: *relu },
-            After::Bias { add: false, relu } => Bias { relu: *relu, ..Bias::NONE },
+            CompiledEpilogue::Bias { add: true, relu } => {
+                Bias { add: self.epilogue_reads()[1].cast(), relu: *relu }
+            }
+            CompiledEpilogue::Bias { add: false, relu } => Bias { relu: *relu, ..Bias::NONE },
             _ => Bias::NONE,
         };
         let (lhs, rhs, out) = (self.read(0).cast(), self.read(1).cast(), self.write(0).cast());

@@ -3,12 +3,12 @@
 //! An engine can be forked: the forks have threads and memory of their own, share the variables, and run at the same
 //! time. Each run of a fork computes on a snapshot, and takes its turn with the variables to update them.
 
-use super::all_reduce::Exchange;
-use super::compiled_kernel::Meeting;
+use super::all_reduce::Communicator;
+use super::compiled_kernel::Participant;
 use super::pipeline::{self, Compilation, Mode, PassCx};
 use super::plan::Plan;
 use super::shared_variables::SharedVariables;
-use super::tower_run::{Lane, Phase, TowerCx, TowerRun};
+use super::tower_run::{Phase, TowerCx, TowerMemory, TowerRun};
 use super::tower_thread::{MultiTowerProgram, TowerThread};
 use super::variables::Variables;
 use crate::graph::VariableInfo;
@@ -65,9 +65,9 @@ struct Engine {
 /// What all programs of an engine use, one at a time.
 struct Shared {
     /// Teams, by how many towers they are for: the same threads serve every program with that many.
-    crews: Vec<TowerTeams>,
+    teams: Vec<TowerTeams>,
     /// Memory of tower 0, of tower 1, and so on.
-    lanes: Vec<Lane>,
+    memories: Vec<TowerMemory>,
     /// The variables as a run of a fork found them; nothing in an engine that is no fork.
     snapshot: Variables,
     isa: Isa,
@@ -76,8 +76,8 @@ struct Shared {
 impl Shared {
     fn new(options: &CpuOptions, snapshot: Variables) -> Arc<Mutex<Shared>> {
         Arc::new(Mutex::new(Shared {
-            crews: Vec::new(),
-            lanes: Vec::new(),
+            teams: Vec::new(),
+            memories: Vec::new(),
             snapshot,
             isa: options.isa.map_or_else(Isa::detect, |i| i.min(Isa::detect())),
         }))
@@ -89,7 +89,7 @@ struct TowerTeams {
     /// One member for each tower, which leads that tower's team.
     leaders: Team,
     teams: Vec<Mutex<Team>>,
-    exchange: Arc<Exchange>,
+    communicator: Arc<Communicator>,
 }
 
 impl Engine {
@@ -118,7 +118,7 @@ impl Engine {
 
     /// Makes teams for so many towers, if there are none yet.
     fn teams(&self, shared: &mut Shared, towers: usize) -> Result<()> {
-        if shared.crews.iter().any(|c| c.teams.len() == towers) {
+        if shared.teams.iter().any(|c| c.teams.len() == towers) {
             return Ok(());
         }
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -132,10 +132,10 @@ impl Engine {
                 format!("no threads could be started for {towers} towers"),
             ));
         }
-        shared.crews.push(TowerTeams {
+        shared.teams.push(TowerTeams {
             leaders,
             teams: (0..towers).map(|_| Mutex::new(Team::among(threads, all))).collect(),
-            exchange: Arc::new(Exchange::new(towers, self.options.deadline, all <= cores)),
+            communicator: Arc::new(Communicator::new(towers, self.options.deadline, all <= cores)),
         });
         Ok(())
     }
@@ -195,7 +195,7 @@ impl Engine {
             node.outputs.iter().map(|&b| p.buffer(b).bytes()).max().unwrap_or(0)
         };
         let Some(largest) = stored.max_by_key(bytes) else { return Ok(()) };
-        let there = shared.lanes.iter().map(Lane::arena_bytes).max().unwrap_or(0);
+        let there = shared.memories.iter().map(TowerMemory::arena_bytes).max().unwrap_or(0);
         let (more, origin) = (bytes(&largest).saturating_sub(there), &largest.1.origin);
         if more == 0 {
             return Ok(());
@@ -217,15 +217,15 @@ impl Engine {
             .map(|(compilation, passes)| Plan::new(compilation, variables, passes))
             .collect::<Result<Vec<Plan>>>()?;
         self.teams(shared, plans.len())?;
-        shared.lanes.resize_with(plans.len().max(shared.lanes.len()), Lane::default);
-        let (teams, lanes) = teams_and_lanes(shared, plans.len())?;
+        shared.memories.resize_with(plans.len().max(shared.memories.len()), TowerMemory::default);
+        let (teams, memories) = teams_and_memories(shared, plans.len())?;
         let more = plans
             .iter()
-            .zip(lanes.iter())
-            .fold(0usize, |more, (plan, lane)| more.saturating_add(lane.missing(plan, teams.threads())));
+            .zip(memories.iter())
+            .fold(0usize, |more, (plan, memory)| more.saturating_add(memory.missing(plan, teams.threads())));
         memory_limit::check(more, "this program", self.options.memory_limit)?;
-        for (plan, lane) in plans.iter().zip(lanes) {
-            lane.make_room(plan, teams.threads())?;
+        for (plan, memory) in plans.iter().zip(memories) {
+            memory.make_room(plan, teams.threads())?;
         }
         let profile = self.options.profile;
         let towers = plans.into_iter().map(|plan| Mutex::new(TowerRun::new(plan, profile))).collect();
@@ -245,8 +245,9 @@ impl Engine {
             Some(tower_thread) => tower_thread.clone(),
             None => self.tower_thread.insert(TowerThread::new()?).clone(),
         };
-        let exchange = teams_and_lanes(&mut *self.lock()?, program.towers.len())?.0.exchange.clone();
-        Ok(MultiTowerProgram::new(program, exchange, tower_thread))
+        let communicator =
+            teams_and_memories(&mut *self.lock()?, program.towers.len())?.0.communicator.clone();
+        Ok(MultiTowerProgram::new(program, communicator, tower_thread))
     }
 }
 
@@ -262,11 +263,11 @@ fn own<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The teams for so many towers, and their memory.
-fn teams_and_lanes(shared: &mut Shared, towers: usize) -> Result<(&mut TowerTeams, &mut [Lane])> {
-    let teams = shared.crews.iter_mut().find(|c| c.teams.len() == towers);
+fn teams_and_memories(shared: &mut Shared, towers: usize) -> Result<(&mut TowerTeams, &mut [TowerMemory])> {
+    let teams = shared.teams.iter_mut().find(|c| c.teams.len() == towers);
     let teams = teams
         .ok_or_else(|| Error::new(ErrorKind::Engine, format!("there are no teams for {towers} towers")))?;
-    Ok((teams, &mut shared.lanes[..towers]))
+    Ok((teams, &mut shared.memories[..towers]))
 }
 
 impl TowerTeams {
@@ -341,8 +342,8 @@ pub(super) struct CpuProgram {
 impl CpuProgram {
     /// Fills every tower's tables with where everything is in this run.
     fn resolve(&self, shared: &mut Shared, variables: &Variables, feeds: &[Feed<'_>]) {
-        for (tower, lane) in self.towers.iter().zip(&shared.lanes) {
-            own(tower).resolve(lane, variables, &shared.snapshot, feeds);
+        for (tower, memory) in self.towers.iter().zip(&shared.memories) {
+            own(tower).resolve(memory, variables, &shared.snapshot, feeds);
         }
     }
 
@@ -360,17 +361,18 @@ impl CpuProgram {
         job: &(dyn Fn(&mut TowerRun, &mut TowerCx<'_>) -> Result<()> + Sync),
     ) -> Result<()> {
         let isa = shared.isa;
-        let Shared { crews, lanes, .. } = shared;
-        let teams = crews.iter_mut().find(|c| c.teams.len() == self.towers.len());
-        let TowerTeams { leaders, teams, exchange } =
+        let Shared { teams, memories, .. } = shared;
+        let teams = teams.iter_mut().find(|c| c.teams.len() == self.towers.len());
+        let TowerTeams { leaders, teams, communicator } =
             teams.ok_or_else(|| Error::new(ErrorKind::Engine, "the program's teams are gone"))?;
-        let (lanes, teams, exchange) = (&*lanes, &*teams, &**exchange);
-        exchange.begin();
+        let (memories, teams, communicator) = (&*memories, &*teams, &**communicator);
+        communicator.begin();
         leaders.run(self.towers.len(), &|i, _| {
-            let mut at_work = exchange.enter(i);
+            let mut at_work = communicator.enter(i);
             let mut team = own(&teams[i]);
-            let meeting = Meeting { exchange, tower: i };
-            let mut cx = TowerCx { team: &mut team, lane: &lanes[i], isa, meeting, at: self.at.as_ref() };
+            let participant = Participant { communicator, tower: i };
+            let mut cx =
+                TowerCx { team: &mut team, memory: &memories[i], isa, participant, at: self.at.as_ref() };
             match catch_unwind(AssertUnwindSafe(|| job(&mut own(&self.towers[i]), &mut cx))) {
                 Ok(outcome) => at_work.outcome = Some(outcome),
                 Err(panic) => {
@@ -380,7 +382,7 @@ impl CpuProgram {
                 }
             }
         });
-        exchange.end()
+        communicator.end()
     }
 
     /// Runs, result by result, until one is not finite; returns the error that names it.
@@ -496,8 +498,8 @@ impl CpuProgram {
         if looked && proven(variables) {
             return Ok(true);
         }
-        for (tower, lane) in self.towers.iter().zip(&mut shared.lanes) {
-            lane.make_trial_room(&own(tower).plan)?;
+        for (tower, memory) in self.towers.iter().zip(&mut shared.memories) {
+            memory.make_trial_room(&own(tower).plan)?;
         }
         self.on_all_towers(shared, &|tower, cx| tower.run(cx, run, finite, Phase::Trial, &[]))?;
         Ok(finite.load(Ordering::Relaxed))
@@ -523,7 +525,7 @@ impl CpuProgram {
                 }
             }
             let bytes = outputs[i].len() * f.dtype.size();
-            let from = run.plan.pointer(&f.loc, &shared.lanes[tower], variables, &shared.snapshot, feeds);
+            let from = run.plan.pointer(&f.loc, &shared.memories[tower], variables, &shared.snapshot, feeds);
             // SAFETY: the plan placed the value here, and it lives until the fetches are taken.
             let there = unsafe { std::slice::from_raw_parts(from.cast_const(), bytes) };
             outputs[i].copy_from_bytes(if bytes == 0 { &[] } else { there })?;

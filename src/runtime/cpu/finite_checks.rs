@@ -6,7 +6,7 @@ use super::memory::padded;
 use super::overflow::{self, Output, Proof, Source};
 use super::pipeline::Compilation;
 use crate::kir::{BufferId, BufferKind, Program, View};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use tensorpack_kernels::{Isa, extremes};
 use tensorpack_tensor::{DType, HostTensor};
@@ -35,21 +35,27 @@ pub(super) struct FiniteChecks<'a> {
     compilation: &'a Compilation,
     /// The slot of every result whose extremes are recorded.
     slots: HashMap<BufferId, usize>,
+    /// Results that must be finite for variables to change.
+    finite: HashSet<BufferId>,
 }
 
 impl<'a> FiniteChecks<'a> {
-    /// Assigns a slot to every result whose extremes are recorded: those that
-    /// [must be finite](Program::finite), and floats that passes and copies read.
+    /// Assigns a slot to every result whose extremes are recorded: those that must be finite, and floats that passes and
+    /// copies read.
+    ///
+    /// [`Program::finite`] and [`Update::finite`](crate::kir::Update::finite) say what must be finite, for all engines.
+    /// A next value that is copied is checked where it is computed.
     pub(super) fn new(compilation: &'a Compilation) -> FiniteChecks<'a> {
         let Compilation { program, commit, .. } = compilation;
-        let consumed = commit.reads().chain(&program.costs).map(|v| v.buffer);
-        let consumed = consumed.chain(program.finite.iter().copied());
+        let copied = commit.copies.iter().filter(|c| c.finite).map(|c| c.value.buffer);
+        let finite: HashSet<BufferId> = program.finite.iter().copied().chain(copied).collect();
         let mut slots = HashMap::new();
+        let consumed = commit.reads().map(|v| v.buffer).chain(program.finite.iter().copied());
         for b in consumed.filter(|&b| program.buffer(b).dtype.is_float() && program.is_temp(b)) {
             let next = slots.len();
             slots.entry(b).or_insert(next);
         }
-        FiniteChecks { compilation, slots }
+        FiniteChecks { compilation, slots, finite }
     }
 
     fn program(&self) -> &Program {
@@ -63,8 +69,8 @@ impl<'a> FiniteChecks<'a> {
 
     /// Returns the checks of a result: all elements, if it has a slot.
     pub(super) fn of_result(&self, b: BufferId) -> Vec<Checked> {
-        let elements = 0..self.program().buffer(b).len();
-        self.slots.get(&b).map(|&slot| Checked { elements, slot, finite: true }).into_iter().collect()
+        let (elements, finite) = (0..self.program().buffer(b).len(), self.finite.contains(&b));
+        self.slots.get(&b).map(|&slot| Checked { elements, slot, finite }).into_iter().collect()
     }
 
     /// Returns the checks of an output of a pass: the elements of its members, without the padding between them.

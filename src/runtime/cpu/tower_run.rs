@@ -1,6 +1,6 @@
 //! One tower: its plan, and the memory and the threads that it runs on.
 
-use super::compiled_kernel::{Meeting, Memory};
+use super::compiled_kernel::{Memory, Participant};
 use super::interval::Bound;
 use super::memory::{Block, padded};
 use super::overflow::{Known, Measured, Room, Source, Value};
@@ -19,7 +19,7 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// The working memory of one tower.
 #[derive(Default)]
-pub(super) struct Lane {
+pub(super) struct TowerMemory {
     arena: Option<Block>,
     scratch: Vec<Block>,
     scratch_bytes: usize,
@@ -27,7 +27,7 @@ pub(super) struct Lane {
     trial: Option<Block>,
 }
 
-impl Lane {
+impl TowerMemory {
     /// How many bytes more a plan takes, with so many threads.
     pub(super) fn missing(&self, plan: &Plan, members: usize) -> usize {
         let arena = plan.arena_bytes.saturating_sub(self.arena_bytes());
@@ -41,7 +41,7 @@ impl Lane {
         (padded(plan.scratch_bytes).max(self.scratch_bytes), members.max(self.scratch.len()))
     }
 
-    /// Makes the memory large enough for a plan. Programs that were compiled before go on using the lane, so nothing is
+    /// Makes the memory large enough for a plan. Programs that were compiled before go on using the memory, so nothing is
     /// given up before its replacement is there: after an error all is as it was. New memory takes no pages before it
     /// is written to, so that both together are no more than the larger one.
     pub(super) fn make_room(&mut self, plan: &Plan, members: usize) -> Result<()> {
@@ -79,9 +79,9 @@ impl Lane {
 /// What a tower's plan runs on.
 pub(super) struct TowerCx<'a> {
     pub(super) team: &'a mut Team,
-    pub(super) lane: &'a Lane,
+    pub(super) memory: &'a TowerMemory,
     pub(super) isa: Isa,
-    pub(super) meeting: Meeting<'a>,
+    pub(super) participant: Participant<'a>,
     pub(super) at: Option<&'a KernelProgress>,
 }
 
@@ -131,13 +131,13 @@ impl Plan {
     pub(super) fn pointer(
         &self,
         loc: &Loc,
-        lane: &Lane,
+        memory: &TowerMemory,
         variables: &Variables,
         snapshot: &Variables,
         feeds: &[Feed<'_>],
     ) -> *mut u8 {
         let base = match loc.base {
-            Base::Arena => lane.arena(),
+            Base::Arena => memory.arena(),
             Base::Slab(i) => variables.slab(i),
             Base::Snapshot(i) => snapshot.slab(i),
             // Feeds and constants are never written: no step has one among its outputs.
@@ -168,7 +168,7 @@ impl TowerRun {
     /// Fills the tables with where everything is in this run.
     pub(super) fn resolve(
         &mut self,
-        lane: &Lane,
+        memory: &TowerMemory,
         variables: &Variables,
         snapshot: &Variables,
         feeds: &[Feed<'_>],
@@ -176,12 +176,12 @@ impl TowerRun {
         self.reads.clear();
         self.writes.clear();
         for step in &self.plan.steps {
-            let pointer = |loc: &Loc| self.plan.pointer(loc, lane, variables, snapshot, feeds);
+            let pointer = |loc: &Loc| self.plan.pointer(loc, memory, variables, snapshot, feeds);
             self.reads.extend(step.reads.iter().map(|loc| pointer(loc).cast_const()));
             self.writes.extend(step.writes.iter().map(pointer));
         }
         self.scratch.clear();
-        self.scratch.extend(lane.scratch.iter().map(Block::as_ptr));
+        self.scratch.extend(memory.scratch.iter().map(Block::as_ptr));
         self.measured.iter().for_each(Measured::reset);
     }
 
@@ -273,17 +273,17 @@ impl TowerRun {
             outputs: &step.outputs,
             checked,
             measured,
-            shared: cx.lane.arena().wrapping_add(step.shared.unwrap_or(0)),
+            shared: cx.memory.arena().wrapping_add(step.shared.unwrap_or(0)),
             scratch: &self.scratch,
-            scratch_bytes: cx.lane.scratch_bytes,
+            scratch_bytes: cx.memory.scratch_bytes,
             finite,
             isa: cx.isa,
             seed: run.seed,
             draw: run.draw,
-            meeting: cx.meeting,
+            participant: cx.participant,
         };
         at.skip(step);
-        cx.meeting.exchange.at_step(cx.meeting.tower, i);
+        cx.participant.communicator.at_step(cx.participant.tower, i);
         if let Some(whereabouts) = cx.at {
             whereabouts.set(Some(&step.origin));
         }
@@ -338,7 +338,7 @@ impl TowerRun {
         }
         let mut at = Cursor::default();
         self.plan.steps[..self.plan.commit_from].iter().for_each(|step| at.skip(step));
-        let room = cx.lane.trial.as_ref().map_or(std::ptr::null_mut(), Block::as_ptr);
+        let room = cx.memory.trial.as_ref().map_or(std::ptr::null_mut(), Block::as_ptr);
         for pass in 0..self.proven.len() {
             let i = self.plan.commit_from + pass;
             if self.proven[pass] {
@@ -455,29 +455,29 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_keeps_its_arena_when_a_larger_one_cannot_be_had() {
-        let mut lane = Lane::default();
-        lane.make_room(&plan(4096, 64), 2).unwrap();
-        let there = lane.arena();
+    fn the_arena_stays_when_a_larger_one_cannot_be_allocated() {
+        let mut memory = TowerMemory::default();
+        memory.make_room(&plan(4096, 64), 2).unwrap();
+        let there = memory.arena();
         for vast in [plan(1 << 60, 64), plan(usize::MAX - 64, 64), plan(4096, 1 << 60)] {
-            assert_eq!(lane.make_room(&vast, 2).unwrap_err().kind(), ErrorKind::Memory);
-            assert_eq!(lane.arena(), there);
-            assert_eq!((lane.arena_bytes(), lane.scratch.len(), lane.scratch_bytes), (4096, 2, 64));
+            assert_eq!(memory.make_room(&vast, 2).unwrap_err().kind(), ErrorKind::Memory);
+            assert_eq!(memory.arena(), there);
+            assert_eq!((memory.arena_bytes(), memory.scratch.len(), memory.scratch_bytes), (4096, 2, 64));
         }
     }
 
     #[test]
     fn scratch_is_never_for_fewer_members_than_before() {
-        let mut lane = Lane::default();
-        lane.make_room(&plan(64, 64), 4).unwrap();
+        let mut memory = TowerMemory::default();
+        memory.make_room(&plan(64, 64), 4).unwrap();
         // Larger, for the members of a smaller team.
-        assert_eq!(lane.missing(&plan(64, 256), 2), 4 * 256 - 4 * 64);
-        lane.make_room(&plan(64, 256), 2).unwrap();
-        assert_eq!((lane.scratch.len(), lane.scratch_bytes), (4, 256));
+        assert_eq!(memory.missing(&plan(64, 256), 2), 4 * 256 - 4 * 64);
+        memory.make_room(&plan(64, 256), 2).unwrap();
+        assert_eq!((memory.scratch.len(), memory.scratch_bytes), (4, 256));
         // Smaller, for the members of a larger one.
-        assert_eq!(lane.missing(&plan(64, 64), 5), 256);
-        lane.make_room(&plan(64, 64), 5).unwrap();
-        assert_eq!((lane.scratch.len(), lane.scratch_bytes), (5, 256));
-        assert_eq!(lane.missing(&plan(64, 256), 5), 0);
+        assert_eq!(memory.missing(&plan(64, 64), 5), 256);
+        memory.make_room(&plan(64, 64), 5).unwrap();
+        assert_eq!((memory.scratch.len(), memory.scratch_bytes), (5, 256));
+        assert_eq!(memory.missing(&plan(64, 256), 5), 0);
     }
 }

@@ -4,7 +4,7 @@
 //! though a tower never comes back. The thread that conducts waits for all towers, forever if need be, and owns all that
 //! they use; so what a tower that was left behind touches stays where it is.
 
-use super::all_reduce::{Exchange, Overdue};
+use super::all_reduce::{Communicator, Overdue};
 use super::engine::CpuProgram;
 use crate::kir::Origin;
 use crate::runtime::executor::{Executable, Feed, KernelTime, Outcome, RunInfo};
@@ -41,10 +41,10 @@ impl TowerThread {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Has `job` done, in which towers meet at `exchange`. The towers that are overdue are an error.
-    fn conduct<R: Send + 'static>(
+    /// Has `job` done, in which towers meet at `communicator`. The towers that are overdue are an error.
+    fn run_job<R: Send + 'static>(
         &self,
-        exchange: &Exchange,
+        communicator: &Communicator,
         job: impl FnOnce() -> R + Send + 'static,
     ) -> std::result::Result<R, Overdue> {
         let (answer, answered) = sync_channel(1);
@@ -63,7 +63,7 @@ impl TowerThread {
                 Err(RecvTimeoutError::Disconnected) => return Err(gone()),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            if let Some(overdue) = exchange.overdue() {
+            if let Some(overdue) = communicator.overdue() {
                 self.lost.store(true, Ordering::Relaxed);
                 return Err(overdue);
             }
@@ -74,7 +74,7 @@ impl TowerThread {
 /// A program of several towers, run by a tower_thread.
 pub(super) struct MultiTowerProgram {
     program: Arc<CpuProgram>,
-    exchange: Arc<Exchange>,
+    communicator: Arc<Communicator>,
     tower_thread: Arc<TowerThread>,
     /// What the steps of each tower are, for errors.
     steps: Vec<Vec<Arc<Origin>>>,
@@ -83,14 +83,14 @@ pub(super) struct MultiTowerProgram {
 impl MultiTowerProgram {
     pub(super) fn new(
         program: CpuProgram,
-        exchange: Arc<Exchange>,
+        communicator: Arc<Communicator>,
         tower_thread: Arc<TowerThread>,
     ) -> MultiTowerProgram {
-        MultiTowerProgram { steps: program.origins(), program: Arc::new(program), exchange, tower_thread }
+        MultiTowerProgram { steps: program.origins(), program: Arc::new(program), communicator, tower_thread }
     }
 
     /// Has `job` done with the program and copies of what is fed.
-    fn conduct<R: Send + 'static>(
+    fn run_job<R: Send + 'static>(
         &self,
         feeds: &[Feed<'_>],
         job: impl FnOnce(&CpuProgram, &[Feed<'_>]) -> Result<R> + Send + 'static,
@@ -99,7 +99,9 @@ impl MultiTowerProgram {
         // A copy shares its elements. They must outlive a tower that is left behind.
         let feeds: Vec<HostTensor> = feeds.iter().map(|&feed| feed.clone()).collect();
         let job = move || job(&program, &feeds.iter().collect::<Vec<_>>());
-        self.tower_thread.conduct(&self.exchange, job).unwrap_or_else(|overdue| Err(self.explain(overdue)))
+        self.tower_thread
+            .run_job(&self.communicator, job)
+            .unwrap_or_else(|overdue| Err(self.explain(overdue)))
     }
 
     fn explain(&self, Overdue { error, towers }: Overdue) -> Error {
@@ -118,14 +120,14 @@ impl MultiTowerProgram {
         diagnosis: Diagnosis,
     ) -> Result<Option<Error>> {
         let run = *run;
-        self.conduct(feeds, move |program, feeds| program.find_bad(&run, feeds, &diagnosis))
+        self.run_job(feeds, move |program, feeds| program.find_bad(&run, feeds, &diagnosis))
     }
 }
 
 impl Executable for MultiTowerProgram {
     fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
         let (run, mut made) = (*run, std::mem::take(outputs));
-        let (made, outcome) = self.conduct(feeds, move |program, feeds| {
+        let (made, outcome) = self.run_job(feeds, move |program, feeds| {
             let outcome = program.run(&run, feeds, &mut made);
             Ok((made, outcome))
         })?;
