@@ -1,72 +1,73 @@
-//! Where towers meet: each brings its part of a sum, each adds up its share of the elements for all.
+//! All-reduce between the towers of a process: each tower contributes a summand and adds up its share of the elements.
 //!
-//! Every wait has a deadline, and ends at once when another tower failed: a tower that never comes is an error that
-//! names what was waited for, not a hang. Towers say when they leave, so that who waits for all of them knows how long
-//! to wait for the last.
+//! Every wait has a deadline and ends at once when another tower fails: a tower that never arrives causes an error that
+//! names the all-reduce, not a hang. Towers report when they finish, so that the caller knows how long to wait for the
+//! last one.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
-/// How often a tower looks before it sleeps.
+/// Number of spins before a waiting tower sleeps.
 const SPINS: u32 = 20_000;
 
-/// How long a tower that others waited for in vain has to come back.
+/// How long a tower that missed a deadline may still take to finish.
 const GRACE: Duration = Duration::from_millis(100);
 
 /// Synchronizes the towers of a program, as a communicator does in NCCL or MPI.
 #[derive(Debug)]
 pub(super) struct Communicator {
-    /// What each tower brings, and where it wants the sum.
+    /// The summand of each tower, and where it wants the sum.
     parts: Vec<(AtomicPtr<u8>, AtomicPtr<u8>)>,
-    /// How often all have met.
+    /// Number of completed barriers.
     met: AtomicU64,
     waiting: Mutex<usize>,
     all_here: Condvar,
     failed: AtomicBool,
     round: Mutex<Round>,
-    /// The step each tower is in.
+    /// The current step of each tower.
     steps: Vec<AtomicUsize>,
     deadline: Duration,
     spins: u32,
 }
 
-/// What became of the towers that began together.
+/// The state of the towers of one run.
 #[derive(Debug, Default)]
 struct Round {
     left: Vec<bool>,
-    /// When nobody waits any longer for those that have not left.
+    /// When towers that have not finished become overdue.
     until: Option<Instant>,
-    /// Why the first that failed did.
+    /// The error of the first tower that failed.
     cause: Option<Error>,
 }
 
-/// A tower at work. However it leaves, the others are told.
-pub(super) struct AtWork<'a> {
+/// A running tower. Dropping it reports the outcome to the others, even after a panic.
+pub(super) struct RunningTower<'a> {
     communicator: &'a Communicator,
     tower: usize,
-    /// How it went; nothing yet if it leaves by a panic.
+    /// The outcome; `None` if the tower panics.
     pub(super) outcome: Option<Result<()>>,
 }
 
-impl Drop for AtWork<'_> {
+impl Drop for RunningTower<'_> {
     fn drop(&mut self) {
         self.communicator.left(self.tower, self.outcome.take());
     }
 }
 
-/// Towers that did not come back in time.
+/// Towers that did not finish in time.
 #[derive(Debug)]
 pub(super) struct Overdue {
-    /// What is wrong: why another failed, if one did.
+    /// The error of another tower if one failed, otherwise a deadline error.
     pub(super) error: Error,
-    /// Which they are, and the steps they are in.
+    /// The overdue towers, with their current steps.
     pub(super) towers: Vec<(usize, usize)>,
 }
 
 impl Communicator {
-    /// For so many towers, each wait at most `deadline` long. They spin while they wait only if every thread has a core.
+    /// Creates a communicator for `towers` towers, whose waits take at most `deadline`. Towers spin while they wait if
+    /// `spin` is set, which pays only if every thread has a core.
     pub(super) fn new(towers: usize, deadline: Duration, spin: bool) -> Communicator {
         let nowhere = || AtomicPtr::new(std::ptr::null_mut());
         Communicator {
@@ -86,7 +87,7 @@ impl Communicator {
         self.round.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Before all towers begin: as if nobody had ever waited here.
+    /// Resets the state before all towers start.
     pub(super) fn begin(&self) {
         let mut round = self.round();
         round.left.clear();
@@ -96,17 +97,18 @@ impl Communicator {
         self.failed.store(false, Ordering::SeqCst);
     }
 
-    /// A tower begins.
-    pub(super) fn enter(&self, tower: usize) -> AtWork<'_> {
-        AtWork { communicator: self, tower, outcome: None }
+    /// Registers the start of a tower.
+    pub(super) fn enter(&self, tower: usize) -> RunningTower<'_> {
+        RunningTower { communicator: self, tower, outcome: None }
     }
 
-    /// A tower begins a step of its plan.
+    /// Records the current step of a tower.
     pub(super) fn at_step(&self, tower: usize, step: usize) {
         self.steps[tower].store(step, Ordering::Relaxed);
     }
 
-    /// A tower is done, failed, or panicked. The cause is kept before others are told: they only follow.
+    /// Records that a tower finished, failed or panicked. The cause is stored before the others are woken, because their
+    /// errors are only consequences.
     fn left(&self, tower: usize, outcome: Option<Result<()>>) {
         let failed = !matches!(outcome, Some(Ok(())));
         let mut round = self.round();
@@ -126,14 +128,14 @@ impl Communicator {
         }
     }
 
-    /// After all towers have left: why the first that failed did, if one did.
+    /// Returns the error of the first tower that failed. Called after all towers have finished.
     pub(super) fn end(&self) -> Result<()> {
         let mut round = self.round();
         round.until = None;
         round.cause.take().map_or(Ok(()), Err)
     }
 
-    /// The towers that should have left by now, if there are any.
+    /// Returns the towers that should have finished by now, if there are any.
     pub(super) fn overdue(&self) -> Option<Overdue> {
         let round = self.round();
         round.until.filter(|until| Instant::now() > *until)?;
@@ -149,7 +151,7 @@ impl Communicator {
         (!towers.is_empty()).then_some(Overdue { error, towers })
     }
 
-    /// Makes every wait end with an error: a tower cannot go on.
+    /// Ends every wait with an error, because a tower failed.
     fn fail(&self) {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         self.failed.store(true, Ordering::SeqCst);
@@ -157,8 +159,8 @@ impl Communicator {
         self.all_here.notify_all();
     }
 
-    /// Waits until all towers are here. `what` is what an error says was waited for.
-    fn meet(&self, tower: usize, what: &str) -> Result<()> {
+    /// Waits until all towers arrive. `what` names the barrier in errors.
+    fn barrier(&self, tower: usize, what: &str) -> Result<()> {
         let begun = Instant::now();
         let gave_up = || {
             let why = format!("tower {tower} gave up at {what}: another tower failed");
@@ -218,7 +220,7 @@ impl Communicator {
     ) -> Result<()> {
         self.parts[tower].0.store(input.cast_mut(), Ordering::Relaxed);
         self.parts[tower].1.store(output, Ordering::Relaxed);
-        self.meet(tower, what)?;
+        self.barrier(tower, what)?;
         let towers = self.parts.len();
         let mine = len * tower / towers..len * (tower + 1) / towers;
         // SAFETY: all towers are here with their pointers, and this range of elements is this tower's alone.
@@ -229,7 +231,7 @@ impl Communicator {
             }
         }
         // Nobody leaves before all have added: the inputs are needed until then.
-        self.meet(tower, what)
+        self.barrier(tower, what)
     }
 
     unsafe fn add<T: Copy + std::ops::Add<Output = T>>(&self, mine: std::ops::Range<usize>) {
@@ -285,7 +287,7 @@ mod tests {
     #[test]
     fn a_tower_that_never_comes_is_an_error() {
         let communicator = Communicator::new(2, Duration::from_millis(50), false);
-        let e = communicator.meet(1, "gradients/fc0/W").unwrap_err();
+        let e = communicator.barrier(1, "gradients/fc0/W").unwrap_err();
         assert!(e.message().starts_with("tower 1 waited 0 s at gradients/fc0/W"), "{e}");
     }
 
@@ -293,11 +295,11 @@ mod tests {
     fn a_failure_ends_all_waits() {
         let communicator = Communicator::new(2, Duration::from_secs(100), true);
         std::thread::scope(|s| {
-            let waiter = s.spawn(|| communicator.meet(0, "sum"));
+            let waiter = s.spawn(|| communicator.barrier(0, "sum"));
             std::thread::sleep(Duration::from_millis(20));
             communicator.fail();
             // Who comes later does not wait either.
-            assert!(communicator.meet(1, "sum").unwrap_err().message().contains("another tower failed"));
+            assert!(communicator.barrier(1, "sum").unwrap_err().message().contains("another tower failed"));
             assert!(waiter.join().unwrap().unwrap_err().message().contains("another tower failed"));
         });
     }
@@ -311,9 +313,9 @@ mod tests {
             (communicator.enter(0), communicator.enter(1), communicator.enter(2));
         communicator.at_step(1, 7);
         assert!(communicator.overdue().is_none());
-        first.outcome = Some(communicator.meet(0, "sum"));
+        first.outcome = Some(communicator.barrier(0, "sum"));
         drop(first);
-        third.outcome = Some(communicator.meet(2, "sum"));
+        third.outcome = Some(communicator.barrier(2, "sum"));
         drop(third);
         std::thread::sleep(2 * GRACE);
         let Overdue { error, towers } = communicator.overdue().unwrap();

@@ -1,4 +1,4 @@
-//! A kernel with its sizes, and how it is run on memory.
+//! Kernels compiled for the CPU, and how they run on memory.
 
 use super::all_reduce::Communicator;
 use super::epilogue::CompiledEpilogue;
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tensorpack_kernels::{self as kernels, Bias, Block, Contract, Isa, Operand, Operands, Team};
 use tensorpack_tensor::{CounterRng, DType, Error, HostTensor, Result};
 
-/// What a step computes.
+/// A kernel with everything it needs to run.
 #[derive(Debug)]
 pub(super) enum CompiledKernel {
     Map(kernels::Map),
@@ -51,18 +51,18 @@ pub(super) enum CompiledKernel {
     },
 }
 
-/// What a step runs on.
+/// The memory and state that a step runs on.
 #[derive(Clone, Copy)]
 pub(super) struct Memory<'a> {
     pub(super) reads: &'a [*const u8],
     pub(super) writes: &'a [*mut u8],
     pub(super) outputs: &'a [(DType, usize)],
-    /// By output, which of its elements must be finite.
+    /// The checked elements of each output.
     pub(super) checked: &'a [Vec<Checked>],
-    /// Where the extremes of checked elements go, if anybody wants them.
+    /// Records the extremes of checked elements, if they are needed.
     pub(super) measured: Option<&'a [Measured]>,
     pub(super) shared: *mut u8,
-    /// A block of working memory for each member of the team.
+    /// A block of scratch memory for each member of the team.
     pub(super) scratch: &'a [*mut u8],
     pub(super) scratch_bytes: usize,
     /// Cleared when a checked result is not finite.
@@ -73,7 +73,7 @@ pub(super) struct Memory<'a> {
     pub(super) participant: Participant<'a>,
 }
 
-/// Where a tower meets the others.
+/// A tower as a member of its communicator.
 #[derive(Clone, Copy)]
 pub(super) struct Participant<'a> {
     pub(super) communicator: &'a Communicator,
@@ -84,7 +84,7 @@ pub(super) struct Participant<'a> {
 // it that no other chunk touches.
 unsafe impl Sync for Memory<'_> {}
 
-/// A view as kernels take it.
+/// Returns the operand of a kernel that reads a view.
 pub(super) fn operand(view: &View) -> Operand {
     Operand { dtype: view.dtype, strides: view.strides.clone() }
 }
@@ -201,7 +201,7 @@ impl CompiledKernel {
         }
     }
 
-    /// What the plan's text adds to the kernel's line.
+    /// Returns a suffix for the kernel's line in the plan's text.
     pub(super) fn summary(&self) -> &'static str {
         match self {
             CompiledKernel::Contract {
@@ -243,8 +243,8 @@ impl CompiledKernel {
     /// Runs on the whole team.
     ///
     /// # Safety
-    /// The memory must be what this work was planned with: every pointer valid for the planned number of elements,
-    /// nothing else touching it meanwhile.
+    /// The memory must be what this kernel was planned with: every pointer valid for the planned number of elements, with
+    /// no other access during the run.
     pub(super) unsafe fn run(&self, team: &mut Team, m: &Memory<'_>) -> Result<()> {
         let isa = m.isa;
         let read = |i: usize| m.read(i);
@@ -377,7 +377,7 @@ impl CompiledKernel {
                 for (i, (t, (dtype, sizes))) in made.iter().zip(outputs).enumerate() {
                     if (t.dtype(), t.sizes()) != (*dtype, sizes.as_slice()) {
                         return Err(Error::shape(format!(
-                            "the kernel made {}{:?} where {dtype}{sizes:?} was declared",
+                            "the kernel returned {}{:?}, but declared {dtype}{sizes:?}",
                             t.dtype(),
                             t.sizes()
                         )));
@@ -395,8 +395,8 @@ impl CompiledKernel {
     }
 }
 
-// Closures that several threads run capture a `&Memory`, which is shareable, and come to its pointers by these methods:
-// a field named in the closure would be captured by itself, and a bare pointer is not shareable.
+// Closures that run on several threads capture a `&Memory`, which is `Sync`, and access its pointers through these
+// methods. A field named in a closure would be captured on its own, and a raw pointer is not `Sync`.
 impl Memory<'_> {
     pub(super) fn reads(&self) -> &[*const u8] {
         self.reads
@@ -418,7 +418,7 @@ impl Memory<'_> {
         self.shared
     }
 
-    /// What a contraction works on.
+    /// Returns the operands of a contraction.
     fn operands<T>(&self, epilogue: &CompiledEpilogue) -> Operands<T> {
         let bias = match epilogue {
             CompiledEpilogue::Bias { add: true, relu } => {
@@ -431,14 +431,14 @@ impl Memory<'_> {
         Operands { lhs, rhs, out, shared: self.shared, bias }
     }
 
-    /// The scratch of one member.
+    /// Returns the scratch memory of one member.
     #[expect(clippy::mut_from_ref, reason = "each member of the team takes its own block")]
     pub(super) fn scratch(&self, member: usize) -> &mut [u8] {
         // SAFETY: each member has a block of this size, and runs one chunk at a time.
         unsafe { std::slice::from_raw_parts_mut(self.scratch[member], self.scratch_bytes) }
     }
 
-    /// What an epilogue reads: the result itself, then the operands behind lhs and rhs.
+    /// Returns the operands of an epilogue: the result itself, then the operands after lhs and rhs.
     fn epilogue_reads(&self) -> &[*const u8] {
         &self.reads[2..]
     }

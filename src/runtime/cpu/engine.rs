@@ -315,7 +315,7 @@ impl Executor for Engine {
     }
 
     fn fork(&self, fork: Fork) -> Result<Box<dyn Executor>> {
-        let snapshot = self.variables.take()?.room()?;
+        let snapshot = self.variables.take()?.zeroed_copy()?;
         Ok(Box::new(Engine {
             options: self.options.clone(),
             variables: self.variables.of_tower(fork.tower),
@@ -368,16 +368,16 @@ impl CpuProgram {
         let (memories, teams, communicator) = (&*memories, &*teams, &**communicator);
         communicator.begin();
         leaders.run(self.towers.len(), &|i, _| {
-            let mut at_work = communicator.enter(i);
+            let mut running = communicator.enter(i);
             let mut team = own(&teams[i]);
             let participant = Participant { communicator, tower: i };
             let mut cx =
                 TowerCx { team: &mut team, memory: &memories[i], isa, participant, at: self.at.as_ref() };
             match catch_unwind(AssertUnwindSafe(|| job(&mut own(&self.towers[i]), &mut cx))) {
-                Ok(outcome) => at_work.outcome = Some(outcome),
+                Ok(outcome) => running.outcome = Some(outcome),
                 Err(panic) => {
-                    at_work.outcome = panic.downcast_ref::<Error>().cloned().map(Err);
-                    drop(at_work);
+                    running.outcome = panic.downcast_ref::<Error>().cloned().map(Err);
+                    drop(running);
                     resume_unwind(panic)
                 }
             }
@@ -494,7 +494,7 @@ impl CpuProgram {
         if proven(variables) {
             return Ok(true);
         }
-        let looked = self.towers.iter().filter(|tower| own(tower).look_at_variables(variables)).count() > 0;
+        let looked = self.towers.iter().filter(|tower| own(tower).measure_variables(variables)).count() > 0;
         if looked && proven(variables) {
             return Ok(true);
         }

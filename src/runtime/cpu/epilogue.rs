@@ -1,20 +1,19 @@
-//! What follows a contraction while its result is in cache.
+//! Epilogues of contractions, applied while the result is in cache.
 
 use super::compiled_kernel::operand;
 use crate::kir::{Binary, Epilogue, Expr, Reg, Step, Unary, View};
 use tensorpack_kernels::{self as kernels, Contract};
 
-/// What is done to a contraction's result.
+/// The epilogue of a contraction.
 #[derive(Debug)]
 pub(super) enum CompiledEpilogue {
     None,
-    /// A number added to each column, if there is one, and negative results set to zero if asked for: done by the
-    /// contraction itself, row by row.
+    /// An optional bias per column and an optional ReLU, applied by the contraction itself.
     Bias {
         add: bool,
         relu: bool,
     },
-    /// Anything else, on each rectangle while it is in cache.
+    /// Any other map, applied to each block while it is in cache.
     Map(Box<kernels::Map>),
 }
 
@@ -29,7 +28,7 @@ impl CompiledEpilogue {
         CompiledEpilogue::Map(Box::new(map))
     }
 
-    /// `relu(sum + bias)`, or either half of it.
+    /// Recognizes `relu(sum + bias)`, or either part of it.
     fn bias(epilogue: &Epilogue, out: &View) -> Option<CompiledEpilogue> {
         let Expr { steps, outputs } = &epilogue.expr;
         let step = |r: Reg| &steps[r.0 as usize];

@@ -1,4 +1,4 @@
-//! Work on whole rows: joining them, finding them by number, adding them up, ordering them.
+//! Kernels over whole rows: concat, gather, cumsum and argsort.
 
 use super::compiled_kernel::Memory;
 use crate::kir::{GatherKind, View};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tensorpack_kernels::{Argsort, Concat, Cumsum, GatherScatter, Team};
 use tensorpack_tensor::{DType, Result};
 
-/// What is done with rows.
+/// A kernel over whole rows.
 #[derive(Debug)]
 pub(super) enum RowKernel {
     Concat(Concat),
@@ -42,7 +42,7 @@ impl RowKernel {
     /// Runs on the whole team.
     ///
     /// # Safety
-    /// The memory must be what this work was planned with.
+    /// The memory must be what this kernel was planned with.
     pub(super) unsafe fn run(&self, team: &mut Team, m: &Memory<'_>) -> Result<()> {
         let isa = m.isa;
         match self {
@@ -55,12 +55,12 @@ impl RowKernel {
                     GatherKind::Gather | GatherKind::NonZero => gather.gather_chunks(),
                     GatherKind::ScatterAdd => gather.scatter_chunks(),
                 };
-                // The first of all, so that the error is the same for any number of threads.
+                // The first bad index, so that the error is the same for any number of threads.
                 let bad = AtomicUsize::new(usize::MAX);
                 team.run(chunks, &|chunk, _| {
                     let (rows, indices, out) = (m.read(0), m.read(1).cast::<i64>(), m.write(0));
                     // SAFETY: as above.
-                    let place = unsafe {
+                    let position = unsafe {
                         match kind {
                             GatherKind::Gather => gather.gather(dtype.size(), chunk, rows, indices, out),
                             GatherKind::ScatterAdd => {
@@ -69,16 +69,16 @@ impl RowKernel {
                             GatherKind::NonZero => gather.nonzero(chunk, indices, out.cast()),
                         }
                     };
-                    bad.fetch_min(place.unwrap_or(usize::MAX), Ordering::Relaxed);
+                    bad.fetch_min(position.unwrap_or(usize::MAX), Ordering::Relaxed);
                 });
-                let place = bad.into_inner();
-                if place != usize::MAX && *kind == GatherKind::NonZero {
-                    return Err(division_by_zero(place));
+                let position = bad.into_inner();
+                if position != usize::MAX && *kind == GatherKind::NonZero {
+                    return Err(division_by_zero(position));
                 }
-                if place != usize::MAX {
-                    // SAFETY: the place is one of the indices.
-                    let index = unsafe { *m.read(1).cast::<i64>().add(place) };
-                    return Err(no_such_row(index, place, gather.rows));
+                if position != usize::MAX {
+                    // SAFETY: `position` is less than the number of indices.
+                    let index = unsafe { *m.read(1).cast::<i64>().add(position) };
+                    return Err(no_such_row(index, position, gather.rows));
                 }
             }
             RowKernel::Cumsum { cumsum, dtype } => team.run(cumsum.chunks(), &|chunk, _| {
@@ -86,7 +86,7 @@ impl RowKernel {
                 unsafe { cumsum.run(isa, *dtype, chunk, m.read(0), m.write(0)) }
             }),
             RowKernel::Argsort { argsort, dtype } => team.run(argsort.chunks(), &|chunk, member| {
-                // SAFETY: as above; the scratch is aligned for any number.
+                // SAFETY: as above; the scratch memory is aligned for any type.
                 unsafe { argsort.run(*dtype, chunk, m.read(0), m.write(0).cast(), m.scratch(member)) }
             }),
         }

@@ -199,14 +199,14 @@ impl TowerRun {
 
     /// Measures the variables that unproven passes read and whose bounds come from earlier proofs.
     /// Returns whether there were any.
-    pub(super) fn look_at_variables(&self, variables: &mut Variables) -> bool {
+    pub(super) fn measure_variables(&self, variables: &mut Variables) -> bool {
         let mut any = false;
         let unproven = self.plan.proofs.iter().zip(&self.proven).filter(|(_, proven)| !**proven);
         for source in unproven.flat_map(|(proof, _)| &proof.operands).flat_map(|(_, sources)| sources) {
             if let Source::Variable(index) = *source
                 && variables.known[index].proven
             {
-                variables.look_at(index);
+                variables.measure(index);
                 any = true;
             }
         }

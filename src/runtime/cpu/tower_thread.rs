@@ -1,8 +1,8 @@
-//! Runs of several towers, on a thread of their own.
+//! Runs programs of several towers on a separate thread.
 //!
-//! Who asks for a run does not take part in it: it waits, and is told when a tower is overdue. So it gets its answer
-//! though a tower never comes back. The thread that conducts waits for all towers, forever if need be, and owns all that
-//! they use; so what a tower that was left behind touches stays where it is.
+//! The caller does not take part in a run: it waits, and learns when a tower is overdue. So it gets an error even if a
+//! tower never finishes. The thread waits for all towers, forever if necessary, and owns everything that they use, so
+//! the memory of a tower that hangs stays valid.
 
 use super::all_reduce::{Communicator, Overdue};
 use super::engine::CpuProgram;
@@ -16,12 +16,12 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
 use std::time::Duration;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// How often a wait looks for towers that are overdue.
-const GLANCE: Duration = Duration::from_millis(20);
+/// Interval between checks for overdue towers.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The thread that runs several towers for others.
+/// The thread that runs several towers for the caller.
 #[derive(Debug)]
 pub(super) struct TowerThread {
     jobs: Sender<Job>,
@@ -36,12 +36,12 @@ impl TowerThread {
         Ok(Arc::new(TowerThread { jobs, lost: AtomicBool::new(false) }))
     }
 
-    /// Whether a tower was left behind, with the memory of all.
+    /// Returns whether a tower hangs, so that the memory of all towers is lost.
     pub(super) fn lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Has `job` done, in which towers meet at `communicator`. The towers that are overdue are an error.
+    /// Runs `job`, whose towers synchronize through `communicator`. Returns an error if towers are overdue.
     fn run_job<R: Send + 'static>(
         &self,
         communicator: &Communicator,
@@ -53,12 +53,12 @@ impl TowerThread {
             towers: Vec::new(),
         };
         let job = move || {
-            // Nobody takes the answer of a run that was given up.
+            // The receiver is gone if the run was abandoned; ignore the send error.
             let _ = answer.send(catch_unwind(AssertUnwindSafe(job)));
         };
         self.jobs.send(Box::new(job)).map_err(|_| gone())?;
         loop {
-            match answered.recv_timeout(GLANCE) {
+            match answered.recv_timeout(POLL_INTERVAL) {
                 Ok(done) => return Ok(done.unwrap_or_else(|panic| resume_unwind(panic))),
                 Err(RecvTimeoutError::Disconnected) => return Err(gone()),
                 Err(RecvTimeoutError::Timeout) => {}
