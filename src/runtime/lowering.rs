@@ -1,6 +1,5 @@
-//! From a frozen graph to kernel IR: takes the nodes a run needs with their concrete shapes, merges
-//! equal ones, and
-//! lowers each.
+//! Lowers a frozen graph to kernel IR: takes the nodes that a run needs with their concrete shapes, merges equal ones,
+//! and lowers each.
 
 use super::binding::{
     Binding, Concrete, Request, assigned_before, assigns_in_run, close_over_collectives, last_assigns, needed,
@@ -16,8 +15,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use tensorpack_tensor::{DType, Error, Result};
 
-/// What an engine makes runnable: a request on a frozen graph. Engines that execute kernel IR lower
-/// it.
+/// The input of an engine's compiler: a request on a frozen graph. Engines that execute kernel IR
+/// lower it.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'a> {
     graph: &'a Arc<Frozen>,
@@ -30,46 +29,46 @@ impl<'a> Source<'a> {
         Source { graph, request, reading }
     }
 
-    /// The graph.
+    /// Returns the graph.
     pub fn graph(&self) -> &'a Arc<Frozen> {
         self.graph
     }
 
-    /// What is to be run, on inputs of which sizes.
+    /// Returns the request: the fetches, and the sizes of the feeds.
     pub fn request(&self) -> &'a Request {
         self.request
     }
 
-    /// The variables that a run updates, by index.
+    /// Returns the indices of the variables that a run updates.
     pub(super) fn updates(&self) -> Result<Vec<usize>> {
         let assigns = assigns_in_run(self.graph, self.request)?;
         let last = last_assigns(self.graph, &assigns)?;
         Ok(last.into_iter().map(|(variable, _)| variable.0 as usize).collect())
     }
 
-    /// Lowers what is requested to kernel IR.
+    /// Lowers the request to kernel IR.
     pub fn lower(&self) -> Result<Lowered> {
         lower(self.graph, self.request, self.reading)
     }
 }
 
-/// Programs in kernel IR, one for each tower the request needs, with what surrounds them. They meet only where they
-/// sum over towers.
+/// Validated programs in kernel IR, one for each tower that the request needs. They communicate only through
+/// all-reduces.
 ///
-/// Only validated programs are ever in one, so engines need not check again what they compile.
+/// Engines need not check the programs again.
 #[derive(Clone, Debug)]
 pub struct Lowered {
     programs: Vec<Program>,
     fetches: Vec<(usize, usize)>,
     diagnosis: Diagnosis,
-    feeds: Vec<Form>,
+    feeds: Vec<ConcreteSpec>,
 }
 
 /// Type and sizes of a tensor.
-pub(super) type Form = (DType, Vec<usize>);
+pub(super) type ConcreteSpec = (DType, Vec<usize>);
 
 impl Lowered {
-    /// Validates the programs, and what they take from their surroundings.
+    /// Validates the programs, with their feeds and variables.
     pub(super) fn new(
         programs: Vec<Program>,
         fetches: Vec<(usize, usize)>,
@@ -91,33 +90,33 @@ impl Lowered {
         Ok(Lowered { programs, fetches, diagnosis, feeds })
     }
 
-    /// A program for each tower.
+    /// Returns the programs, one for each tower.
     pub fn programs(&self) -> &[Program] {
         &self.programs
     }
 
-    /// The programs by value.
+    /// Returns the programs by value.
     pub(super) fn into_programs(self) -> Vec<Program> {
         self.programs
     }
 
-    /// For each fetched value, which program has it and as which of its fetches.
+    /// Returns, for each fetched value, the index of its program and its index among the fetches of that program.
     pub fn fetches(&self) -> &[(usize, usize)] {
         &self.fetches
     }
 
-    /// What is known of nodes whose results may turn out not to be finite.
+    /// Returns what errors say about nodes whose results are not finite.
     pub(super) fn diagnosis(&self) -> &Diagnosis {
         &self.diagnosis
     }
 
-    /// Type and sizes of everything that is fed, in the order of the request.
+    /// Returns the type and sizes of each feed, in the order of the request.
     pub fn feeds(&self) -> &[(DType, Vec<usize>)] {
         &self.feeds
     }
 }
 
-/// Lowers what `request` asks for.
+/// Lowers a request.
 fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Result<Lowered> {
     let assigns = assigns_in_run(graph, request)?;
     let fetched = request.fetched();
@@ -165,7 +164,7 @@ struct Lowering<'a> {
     binding: Binding<'a>,
     views: HashMap<TensorId, View>,
     reading: Reading,
-    /// Of variables that are read: what all nodes read but those of `live`, which read the variables themselves.
+    /// Snapshots of variables, which all nodes read except those in `live`: these read the variables themselves.
     snapshots: HashMap<TensorId, View>,
     live: BTreeSet<NodeId>,
     cse: CommonSubexpressions,
@@ -174,7 +173,7 @@ struct Lowering<'a> {
 }
 
 impl Lowering<'_> {
-    /// Lowers what one tower computes.
+    /// Lowers the nodes of one tower.
     fn lower_tower(
         &mut self,
         request: &Request,
@@ -276,7 +275,7 @@ impl Lowering<'_> {
                     };
                     let fail = |e: Error| e.within(&node.name).at(node.site);
                     let views = op.lower(&mut cx).map_err(fail)?;
-                    // Other operations rearrange these views, so they must be sound already.
+                    // Other operations rearrange these views, so they must be valid now.
                     for view in &views {
                         kir::validate_view(&self.program, view).map_err(|e| fail(e.within(op.name())))?;
                     }
@@ -308,13 +307,13 @@ impl Lowering<'_> {
         Origin { name: node.name.clone(), site: node.site }
     }
 
-    /// What `reader` sees of a tensor.
+    /// Returns the view of a tensor that node `reader` reads.
     fn read_by(&self, reader: NodeId, t: &TensorId) -> &View {
         let snapshot = self.snapshots.get(t).filter(|_| !self.live.contains(&reader));
         snapshot.unwrap_or_else(|| &self.views[t])
     }
 
-    /// A variable, or a snapshot of it.
+    /// Returns a view of a variable or of its snapshot.
     fn variable(&mut self, kind: BufferKind, v: VariableId) -> View {
         let info = &self.graph.variables()[v.0 as usize];
         let same = |b: &kir::Buffer| match (&b.kind, &kind) {
@@ -327,7 +326,7 @@ impl Lowering<'_> {
         View::dense(buffer, info.dtype, &info.sizes)
     }
 
-    /// The next value of every variable that this tower assigns.
+    /// Returns the updates of the variables that this tower assigns.
     fn updates(&self, tower: usize) -> Result<Vec<Update>> {
         let mut last = last_assigns(self.graph, self.assigns)?;
         last.retain(|(_, id)| self.graph.node(*id).tower == tower);

@@ -1,7 +1,7 @@
-//! The end of a run: what happens to variables once everything is known to be finite.
+//! The commit: updates of variables at the end of a run, once everything is known to be finite.
 //!
-//! Kernels that do nothing but make next values of variables wait until the check has passed and then write in place.
-//! Those that do the same to neighbours in a slab become one pass over it.
+//! Kernels that only compute next values of variables run after the check and write in place. Those with equal
+//! expressions over adjacent variables of a slab are joined into one pass over it.
 
 use super::variables::{Place, Variables};
 use crate::kir::{
@@ -10,7 +10,7 @@ use crate::kir::{
 use std::collections::{HashMap, HashSet};
 use tensorpack_tensor::DType;
 
-/// What waits for the check.
+/// The work that runs after the check.
 #[derive(Debug, Default)]
 pub(super) struct Commit {
     /// Passes over variables, in order.
@@ -19,13 +19,13 @@ pub(super) struct Commit {
     pub(super) copies: Vec<Update>,
 }
 
-/// One map over a stretch of slabs.
+/// One map over a contiguous part of slabs.
 #[derive(Debug)]
 pub(super) struct Pass {
-    /// The maps joined in it, neighbours in their slabs; alone if it could not be joined.
+    /// The joined maps, whose variables are adjacent in their slabs; a single one if it could not be joined.
     pub(super) members: Vec<Member>,
-    /// For each operand, whether all members read one and the same element of it; empty if there is
-    /// one member.
+    /// For each operand, whether all members read the same single element of it; empty if there is one
+    /// member.
     pub(super) scalar: Vec<bool>,
     pub(super) origin: Origin,
 }
@@ -34,9 +34,9 @@ pub(super) struct Pass {
 #[derive(Clone, Debug)]
 pub(super) struct Member {
     pub(super) body: MapBody,
-    /// The variable each output becomes.
+    /// The variable that each output is written to.
     pub(super) variables: Vec<usize>,
-    /// The buffers the outputs were called.
+    /// The buffers that the outputs had in the program.
     pub(super) outputs: Vec<BufferId>,
 }
 
@@ -52,9 +52,9 @@ impl Commit {
     }
 }
 
-/// Takes what can wait out of the program.
+/// Moves the kernels that can run after the check from the program to the commit.
 pub(super) fn split(program: &mut Program, variables: &Variables) -> Commit {
-    materialise_moved_variables(program);
+    materialize_next_values(program);
     let late = late_kernels(program);
     let mut commit = Commit::default();
     let mut done: Vec<usize> = Vec::new();
@@ -75,8 +75,8 @@ pub(super) fn split(program: &mut Program, variables: &Variables) -> Commit {
     commit
 }
 
-/// A value that is another variable's start value, or not dense, is copied aside while it still is what it is.
-fn materialise_moved_variables(program: &mut Program) {
+/// Copies next values that are not dense, or that are a view of a variable or feed, before any variable changes.
+fn materialize_next_values(program: &mut Program) {
     for i in 0..program.updates.len() {
         let value = program.updates[i].value.clone();
         let own_memory = program.is_temp(value.buffer)
@@ -95,12 +95,12 @@ fn materialise_moved_variables(program: &mut Program) {
     }
 }
 
-/// Kernels that can wait and write in place, with the variable each output becomes.
+/// Returns the kernels that can run after the check and write in place, with the variables they write.
 fn late_kernels(program: &Program) -> HashMap<usize, Vec<usize>> {
     let wanted = |b: BufferId| program.fetches.iter().chain(&program.costs).any(|v| v.buffer == b);
-    // The variable that a buffer becomes. Precondition: the update's value is the whole buffer (it
-    // is dense by now), and no other update reads any part of it, for a kernel that writes the
-    // variable in place leaves the buffer unwritten.
+    // Returns the variable whose next value a buffer is. Precondition: the update's value is the whole
+    // buffer (it is dense by now), and no other update reads any part of it, because a kernel that
+    // writes the variable in place leaves the buffer unwritten.
     let becomes = |b: BufferId| {
         let mut of = program.updates.iter().filter(|u| u.value.buffer == b);
         let first = of.next()?;
@@ -118,8 +118,8 @@ fn late_kernels(program: &Program) -> HashMap<usize, Vec<usize>> {
         let is_target =
             |v: &View| matches!(program.buffer(v.buffer).kind, BufferKind::Variable(x) if vars.contains(&x));
         let is_foreign = |v: &View| matches!(program.buffer(v.buffer).kind, BufferKind::Variable(x) if program.updated_elsewhere.contains(&x));
-        // Nobody may need the next value early; none that waits too, and comes later, the start value; nor this kernel
-        // itself another element of what it overwrites, or what another tower overwrites at the same time.
+        // A kernel is not late if anything needs the next value before the check, if a later late kernel reads the start
+        // value, or if the kernel itself reads other elements of a variable that it or another tower overwrites.
         let needed = node.outputs.iter().any(|&o| wanted(o))
             || program.kernels.iter().any(|n| reads(n, &is_output))
             || late.keys().any(|&n| reads(&program.kernels[n], &is_target))
@@ -130,12 +130,12 @@ fn late_kernels(program: &Program) -> HashMap<usize, Vec<usize>> {
             late.insert(i, vars);
         }
     }
-    // Waiting moves a kernel behind all that do not wait: those read start values, which are still there. Among
-    // themselves the order stays, and `needed` looked at all later ones.
+    // Late kernels move after all others, which read start values that are still intact. Late kernels keep their order,
+    // and `needed` has checked all later ones.
     late
 }
 
-/// What must agree for maps to be one pass.
+/// Maps with equal keys can be joined into one pass.
 #[derive(PartialEq, Eq)]
 struct PassKey {
     expr: Expr,
@@ -148,32 +148,32 @@ struct PassKey {
 enum OperandKey {
     /// One element, the same for all members.
     Scalar(View),
-    /// All of a variable of this slab, element by element.
+    /// A whole variable of this slab, element by element.
     Slab(usize),
-    /// All of a temporary of this type, element by element; packed like the slab.
+    /// A whole temporary of this type, element by element, packed like the slab.
     Temp(DType),
 }
 
-/// Whether all elements of a map read one and the same element of the view.
+/// Returns whether all elements of a map read the same element of the view.
 fn is_scalar(view: &View) -> bool {
     view.strides.iter().zip(&view.sizes).all(|(&s, &n)| s == 0 || n == 1)
 }
 
-/// What a pass must be like to do what this member does; none if it cannot be joined with others.
+/// Returns the key of a member; `None` if it cannot be joined with others.
 ///
-/// A joined pass runs over the slab from the first element of its first member to the last of its
-/// last, padding included. Preconditions, on the member itself:
-/// - There are elements, and no result depends on an element's index.
-/// - All that is read or written element by element has elements of one size: then padding has the
-///   same number of elements everywhere, and positions agree.
+/// A joined pass runs over the slab from the first element of its first member to the last element
+/// of its last member, padding included. Preconditions on the member:
+/// - It has elements, and no result depends on an element's index.
+/// - All operands and outputs that are accessed element by element have elements of one size: then
+///   the padding has the same number of elements everywhere, and positions agree.
 /// - Each operand is one element (`Scalar`), or a whole dense buffer that is a variable or a
 ///   temporary. View sizes need not be the buffer's: elements are visited in memory order.
-/// - A temporary that is read element by element is read once, by one member: it has one place in
+/// - A temporary that is read element by element is read once, by one member: it has one position in
 ///   one pack.
 ///
-/// A member of one element reads every operand both ways. What others read too (a learning rate, a
-/// gradient that several variables share) is a scalar; what it alone reads is read element by
-/// element, as its larger neighbours do.
+/// For a member of one element every operand could be either. Operands that other members read too
+/// (a learning rate, a gradient that several variables share) are scalars; those that it alone reads
+/// are read element by element, as in larger members.
 fn pass_key(
     program: &Program,
     variables: &Variables,
@@ -216,9 +216,9 @@ fn pass_key(
     })
 }
 
-/// Joins maps of one form over neighbours.
+/// Joins maps with equal keys over adjacent variables.
 fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>) -> Vec<Pass> {
-    // Joining changes the order. Where one member reads what another writes, all stay as they are.
+    // Joining changes the order, so nothing is joined if one member reads what another writes.
     let reads = |m: &Member, v: usize| {
         let is_it = |w: &View| matches!(program.buffer(w.buffer).kind, BufferKind::Variable(x) if x == v);
         m.body.operands.iter().any(is_it)
@@ -283,8 +283,8 @@ fn pass(run: Vec<(Member, Origin)>, scalar: Vec<bool>) -> Pass {
     Pass { members: run.into_iter().map(|(m, _)| m).collect(), scalar, origin }
 }
 
-/// Whether every variable that `b` reads or writes element by element lies right behind the one
-/// that `a` does in the same position.
+/// Returns whether every variable that `b` accesses element by element directly follows the one that
+/// `a` accesses in the same position.
 fn follows(program: &Program, variables: &Variables, scalar: &[bool], a: &Member, b: &Member) -> bool {
     let places = |m: &Member| -> Vec<Place> {
         let by_element = m.body.operands.iter().zip(scalar).filter(|(_, scalar)| !**scalar);

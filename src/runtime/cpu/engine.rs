@@ -1,7 +1,7 @@
-//! The engine: teams of threads, the variables, one arena a tower, and programs that run on them.
+//! The CPU engine: thread teams, variables, an arena per tower, and the programs that run on them.
 //!
-//! An engine can be forked: the forks have threads and memory of their own, share the variables, and run at the same
-//! time. Each run of a fork computes on a snapshot, and takes its turn with the variables to update them.
+//! An engine can be forked. Forks have their own threads and memory, share the variables, and run concurrently. Each run
+//! of a fork computes on a snapshot and takes a turn with the variables to update them.
 
 use super::all_reduce::Communicator;
 use super::compiled_kernel::Participant;
@@ -23,31 +23,31 @@ use std::time::Duration;
 use tensorpack_kernels::{Isa, Team};
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
-/// How the CPU engine works.
+/// Options of the CPU engine.
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
-    /// Threads of a tower's team; `None`: the cores, shared among the towers.
+    /// Threads per tower. Defaults to the number of cores divided by the number of towers.
     pub threads: Option<usize>,
-    /// The instructions to use; `None`: the best there are.
+    /// The instruction set. Defaults to the best one of this machine.
     pub isa: Option<Isa>,
-    /// The most bytes to allocate; `None`: what the machine or its cgroup allows.
+    /// Maximum number of bytes to allocate. Defaults to the limit of the machine or its cgroup.
     pub memory_limit: Option<usize>,
-    /// The longest one tower waits for another.
+    /// Maximum time that a tower waits for another.
     pub deadline: Duration,
-    /// Whether to count the time of each kernel.
+    /// Whether to measure the time of each kernel.
     pub profile: bool,
-    /// Whether convolutions take every product of their definition.
+    /// Whether convolutions use the direct algorithm only, never Winograd.
     pub full_precision: bool,
-    /// Whether plans begin with the program after each compiler pass.
+    /// Whether plan texts start with the program after each compiler pass.
     pub dump_passes: bool,
 }
 
-/// A CPU engine, whose variables are used in these turns.
+/// Creates a CPU engine. `turns` orders the access to its variables.
 pub fn cpu_executor(options: &CpuOptions, turns: &Turns) -> Box<dyn Executor> {
     Box::new(Engine::new(options, turns))
 }
 
-/// Compiles programs that are lowered already.
+/// Compiles lowered programs.
 #[cfg(test)]
 pub(in crate::runtime) fn compile(options: &CpuOptions, lowered: Lowered) -> Result<Box<dyn Executable>> {
     Engine::new(options, &Turns::new(options.deadline)).executable(lowered)
@@ -56,19 +56,19 @@ pub(in crate::runtime) fn compile(options: &CpuOptions, lowered: Lowered) -> Res
 struct Engine {
     options: CpuOptions,
     variables: SharedVariables,
-    /// Who runs programs of several towers, if there are any.
+    /// The thread that runs programs of several towers, once there are any.
     tower_thread: Option<Arc<TowerThread>>,
     shared: Arc<Mutex<Shared>>,
     fork: Option<Fork>,
 }
 
-/// What all programs of an engine use, one at a time.
+/// The resources that all programs of an engine share. One program uses them at a time.
 struct Shared {
-    /// Teams, by how many towers they are for: the same threads serve every program with that many.
+    /// Teams for each number of towers: all programs with that many towers use the same threads.
     teams: Vec<TowerTeams>,
-    /// Memory of tower 0, of tower 1, and so on.
+    /// The memory of each tower.
     memories: Vec<TowerMemory>,
-    /// The variables as a run of a fork found them; nothing in an engine that is no fork.
+    /// The snapshot of the variables that a fork computes on; empty if the engine is not a fork.
     snapshot: Variables,
     isa: Isa,
 }
@@ -84,9 +84,9 @@ impl Shared {
     }
 }
 
-/// The threads for a number of towers.
+/// The threads of programs with a certain number of towers.
 struct TowerTeams {
-    /// One member for each tower, which leads that tower's team.
+    /// One thread per tower, which leads that tower's team.
     leaders: Team,
     teams: Vec<Mutex<Team>>,
     communicator: Arc<Communicator>,
@@ -116,7 +116,7 @@ impl Engine {
         lock(&self.shared)
     }
 
-    /// Makes teams for so many towers, if there are none yet.
+    /// Creates teams for this number of towers if there are none yet.
     fn teams(&self, shared: &mut Shared, towers: usize) -> Result<()> {
         if shared.teams.iter().any(|c| c.teams.len() == towers) {
             return Ok(());
@@ -170,7 +170,7 @@ impl Engine {
         pipeline::run(program, &mut cx, self.options.dump_passes)
     }
 
-    /// Runs a program that reads constants only, as it is, and returns what it fetches.
+    /// Runs a program that reads only constants, without any passes, and returns its fetches.
     fn evaluate(
         &self,
         program: Program,
@@ -186,8 +186,8 @@ impl Engine {
         Ok(values)
     }
 
-    /// Checks that the largest result can be had at all, before anything is planned. Results of maps and reductions need
-    /// no memory where they are fused.
+    /// Checks that the largest result fits in memory, before anything is planned. Results of maps and reductions are
+    /// ignored, because they may be fused.
     fn check_results(&self, programs: &[Program], shared: &Shared) -> Result<()> {
         let stored = programs.iter().flat_map(|p| p.kernels.iter().map(move |node| (p, node)));
         let stored = stored.filter(|(_, n)| !matches!(n.kernel, Kernel::Map(_) | Kernel::Reduce { .. }));
@@ -204,7 +204,7 @@ impl Engine {
             .map_err(|e| e.at(origin.site).note(format!("the largest result is that of {}", origin.name)))
     }
 
-    /// Plans with all the memory and threads they need.
+    /// Plans compiled programs and allocates the memory and threads they need.
     fn ready(
         &self,
         compiled: Vec<(Compilation, String)>,
@@ -239,7 +239,7 @@ impl Engine {
         })
     }
 
-    /// The program, with who runs it, if it has several towers.
+    /// Returns a program of several towers, with the thread that runs it.
     fn multi_tower(&mut self, program: CpuProgram) -> Result<MultiTowerProgram> {
         let tower_thread = match &self.tower_thread {
             Some(tower_thread) => tower_thread.clone(),
@@ -257,12 +257,12 @@ fn lock(shared: &Mutex<Shared>) -> Result<MutexGuard<'_, Shared>> {
     })
 }
 
-/// The lock of something that only its own tower uses; a panic elsewhere does not make it worse.
+/// Locks something that only one tower uses, so a panic of another tower leaves it intact.
 fn own<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The teams for so many towers, and their memory.
+/// Returns the teams and the memory of a program with this number of towers.
 fn teams_and_memories(shared: &mut Shared, towers: usize) -> Result<(&mut TowerTeams, &mut [TowerMemory])> {
     let teams = shared.teams.iter_mut().find(|c| c.teams.len() == towers);
     let teams = teams
@@ -271,7 +271,7 @@ fn teams_and_memories(shared: &mut Shared, towers: usize) -> Result<(&mut TowerT
 }
 
 impl TowerTeams {
-    /// The members of each tower's team.
+    /// Returns the number of threads in each tower's team.
     fn threads(&self) -> usize {
         self.teams.iter().map(|t| own(t).len()).max().unwrap_or(1)
     }
@@ -280,7 +280,7 @@ impl TowerTeams {
 impl Executor for Engine {
     fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()> {
         let mut there = self.variables.take()?;
-        // Programs that were compiled know where the variables lie.
+        // Compiled programs contain the locations of the variables.
         if there.count() > 0 {
             return Err(Error::new(ErrorKind::Engine, "this engine has its variables already"));
         }
@@ -329,18 +329,18 @@ impl Executor for Engine {
 /// A program: a plan for each tower.
 pub(super) struct CpuProgram {
     towers: Vec<Mutex<TowerRun>>,
-    /// For each value the caller gets, which tower has it, and as which of its fetches.
+    /// For each fetched value, the tower that has it and its index among the fetches of that tower.
     fetches: Vec<(usize, usize)>,
-    /// Type and sizes of everything that is fed.
+    /// Type and sizes of each feed.
     feeds: Vec<(DType, Vec<usize>)>,
     shared: Arc<Mutex<Shared>>,
     variables: SharedVariables,
-    /// Where to say which kernel runs, if somebody waits for it.
+    /// Reports the kernel that is running, if it is watched.
     at: Option<KernelProgress>,
 }
 
 impl CpuProgram {
-    /// Fills every tower's tables with where everything is in this run.
+    /// Fills every tower's tables with the pointers of this run.
     fn resolve(&self, shared: &mut Shared, variables: &Variables, feeds: &[Feed<'_>]) {
         for (tower, memory) in self.towers.iter().zip(&shared.memories) {
             own(tower).resolve(memory, variables, &shared.snapshot, feeds);
@@ -354,7 +354,7 @@ impl CpuProgram {
         }
     }
 
-    /// Runs `job` on every tower's plan, all at the same time, and returns the first error.
+    /// Runs `job` on every tower's plan concurrently and returns the first error.
     fn on_all_towers(
         &self,
         shared: &mut Shared,
@@ -385,7 +385,7 @@ impl CpuProgram {
         communicator.end()
     }
 
-    /// Runs, result by result, until one is not finite; returns the error that names it.
+    /// Runs step by step to find the first result that is not finite, and returns the error that names it.
     pub(super) fn find_bad(
         &self,
         run: &RunInfo,
@@ -399,7 +399,7 @@ impl CpuProgram {
         self.resolve(&mut shared, &variables, feeds);
         self.on_all_towers(&mut shared, &|tower, cx| {
             if let Some(e) = tower.find_bad(cx, run, diagnosis)? {
-                // Of several towers the first to find something names it; the others find the same a moment later.
+                // The first tower to find a bad result reports it; the others find the same one.
                 own(&found).get_or_insert(e);
             }
             Ok(())
@@ -422,7 +422,7 @@ impl CpuProgram {
         outcome
     }
 
-    /// What each step of each tower was lowered from.
+    /// Returns the origin of each step of each tower.
     pub(super) fn origins(&self) -> Vec<Vec<Arc<Origin>>> {
         let steps =
             |tower: &Mutex<TowerRun>| own(tower).plan.steps.iter().map(|s| s.origin.clone()).collect();
@@ -451,7 +451,7 @@ impl CpuProgram {
         self.finish(shared, &mut variables, run, &finite, feeds, outputs)
     }
 
-    /// What needs the variables themselves, and their update.
+    /// Runs the part that needs the variables themselves, and their update.
     fn finish(
         &self,
         shared: &mut Shared,
@@ -488,7 +488,7 @@ impl CpuProgram {
     ) -> Result<bool> {
         let isa = shared.isa;
         let proven = |variables: &Variables| {
-            // All of them: each remembers which of its proofs hold.
+            // No short circuit: each tower records which of its proofs hold.
             self.towers.iter().filter(|tower| !own(tower).prove(variables, feeds, isa)).count() == 0
         };
         if proven(variables) {

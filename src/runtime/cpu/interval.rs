@@ -48,7 +48,7 @@ impl Interval {
     }
 }
 
-/// The largest number of a type of floats.
+/// Returns the largest finite value of a floating-point type.
 fn largest(dtype: DType) -> Option<f64> {
     match dtype {
         DType::F32 => Some(f64::from(f32::MAX)),

@@ -1,7 +1,8 @@
-//! Our own CPU engine: kernel IR in, results out, nothing to install.
+//! The embedded CPU engine, which compiles and runs kernel IR without anything to install.
 //!
-//! `pipeline` lists the compiler passes in order; each has a file of its own. `plan` places all buffers in one arena and
-//! makes the kernels, and `engine` runs them again and again on a team of threads per tower.
+//! `pipeline` lists the compiler passes in order; each has its own file. `plan` is the result of compilation: `placement`
+//! puts all buffers in one arena, `kernel_selection` picks the CPU kernels, and `emit` makes the steps. `engine` runs
+//! plans, with a team of threads for each tower.
 
 mod upcast_bf16;
 mod prepack_weights;

@@ -1,4 +1,4 @@
-//! One tower: its plan, and the memory and the threads that it runs on.
+//! Runs one tower's plan on its memory and threads.
 
 use super::compiled_kernel::{Memory, Participant};
 use super::interval::Bound;
@@ -23,12 +23,12 @@ pub(super) struct TowerMemory {
     arena: Option<Block>,
     scratch: Vec<Block>,
     scratch_bytes: usize,
-    /// Where updates run on trial; made when the first has to.
+    /// Scratch memory for trial runs of updates, allocated on first use.
     trial: Option<Block>,
 }
 
 impl TowerMemory {
-    /// How many bytes more a plan takes, with so many threads.
+    /// Returns the number of additional bytes that a plan needs with this many threads.
     pub(super) fn missing(&self, plan: &Plan, members: usize) -> usize {
         let arena = plan.arena_bytes.saturating_sub(self.arena_bytes());
         let (each, members) = self.scratch_for(plan, members);
@@ -36,14 +36,15 @@ impl TowerMemory {
         arena.saturating_add(scratch.saturating_sub(self.scratch_bytes.saturating_mul(self.scratch.len())))
     }
 
-    /// Bytes of scratch for each member, and for how many members. Never less than there is: other programs rely on it.
+    /// Returns the scratch bytes per thread and the number of threads. Neither shrinks, because other programs rely on
+    /// them.
     fn scratch_for(&self, plan: &Plan, members: usize) -> (usize, usize) {
         (padded(plan.scratch_bytes).max(self.scratch_bytes), members.max(self.scratch.len()))
     }
 
-    /// Makes the memory large enough for a plan. Programs that were compiled before go on using the memory, so nothing is
-    /// given up before its replacement is there: after an error all is as it was. New memory takes no pages before it
-    /// is written to, so that both together are no more than the larger one.
+    /// Grows the memory to fit a plan. Earlier programs keep using the memory, so nothing is freed before its replacement
+    /// is allocated: an error leaves everything unchanged. New memory has no pages until it is written, so both together
+    /// take no more than the larger one.
     pub(super) fn make_room(&mut self, plan: &Plan, members: usize) -> Result<()> {
         if plan.arena_bytes > self.arena_bytes() || self.arena.is_none() {
             self.arena = Some(Block::zeroed(plan.arena_bytes)?);
@@ -56,12 +57,12 @@ impl TowerMemory {
         Ok(())
     }
 
-    /// Bytes of the arena.
+    /// Returns the size of the arena in bytes.
     pub(super) fn arena_bytes(&self) -> usize {
         self.arena.as_ref().map_or(0, Block::len)
     }
 
-    /// Makes room for the next values of any pass of a plan.
+    /// Allocates room for the next values of any pass of a plan.
     pub(super) fn make_trial_room(&mut self, plan: &Plan) -> Result<()> {
         let bytes = plan.trial_bytes();
         if bytes > self.trial.as_ref().map_or(0, Block::len) {
@@ -76,7 +77,7 @@ impl TowerMemory {
     }
 }
 
-/// What a tower's plan runs on.
+/// The resources that a tower's plan runs on.
 pub(super) struct TowerCx<'a> {
     pub(super) team: &'a mut Team,
     pub(super) memory: &'a TowerMemory,
@@ -92,21 +93,21 @@ struct Tally {
     best: f64,
 }
 
-/// Passes over no more elements find the extremes of what they write in every run.
+/// Passes over at most this many elements record the extremes of their outputs in every run.
 const SMALL_PASS: usize = 4096;
 
-/// Which part of a plan to run.
+/// A part of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// What reads no variable, at most a snapshot.
+    /// Steps that read no variable, at most a snapshot.
     Apart,
     Compute,
-    /// Updates that may overflow, for what they would write.
+    /// Updates that may overflow, with scratch memory as their output.
     Trial,
     Commit,
 }
 
-/// A tower's plan with room for the pointers of one run, kept so that no run allocates.
+/// A tower's plan with tables for the pointers of one run, kept so that no run allocates.
 pub(super) struct TowerRun {
     pub(super) plan: Plan,
     reads: Vec<*const u8>,
@@ -117,7 +118,7 @@ pub(super) struct TowerRun {
     measured: Vec<Measured>,
     /// Whether each of the plan's proofs holds in this run.
     proven: Vec<bool>,
-    /// Bounds of what passes write, one pass after the other.
+    /// Bounds on the outputs of all passes, in order.
     next: Vec<Bound>,
     room: Room,
 }
@@ -127,7 +128,7 @@ pub(super) struct TowerRun {
 unsafe impl Send for TowerRun {}
 
 impl Plan {
-    /// Where something is in this run.
+    /// Returns the address of a location in this run.
     pub(super) fn pointer(
         &self,
         loc: &Loc,
@@ -165,7 +166,7 @@ impl TowerRun {
         }
     }
 
-    /// Fills the tables with where everything is in this run.
+    /// Fills the tables with the pointers of this run.
     pub(super) fn resolve(
         &mut self,
         memory: &TowerMemory,
@@ -185,7 +186,7 @@ impl TowerRun {
         self.measured.iter().for_each(Measured::reset);
     }
 
-    /// Whether everything that the run is about to write to variables is sure to be finite.
+    /// Returns whether all values that the run is about to write to variables are proven finite.
     pub(super) fn prove(&mut self, variables: &Variables, feeds: &[Feed<'_>], isa: Isa) -> bool {
         let known = Known { results: &self.measured, variables: &variables.known, feeds, isa };
         let mut next = self.next.as_mut_slice();
@@ -213,14 +214,14 @@ impl TowerRun {
         any
     }
 
-    /// Whether a pass records the extremes of what it writes: if it is small, or if no proof bounds
-    /// its results.
+    /// Returns whether a pass records the extremes of its outputs: if it is small, or if no proof
+    /// bounds them.
     fn measures(&self, pass: usize) -> bool {
         let elements = self.plan.steps[self.plan.commit_from + pass].outputs[0].1;
         elements <= SMALL_PASS || !self.proven[pass]
     }
 
-    /// Prepares for finding the extremes of what passes write.
+    /// Resets the extremes that passes will record.
     pub(super) fn before_commit(&self, variables: &Variables) {
         for pass in (0..self.proven.len()).filter(|&pass| self.measures(pass)) {
             let step = &self.plan.steps[self.plan.commit_from + pass];
@@ -228,7 +229,7 @@ impl TowerRun {
         }
     }
 
-    /// Remembers what is known of the variables that were written.
+    /// Updates what is known of the variables that were written.
     pub(super) fn after_commit(&self, variables: &mut Variables, feeds: &[Feed<'_>], isa: Isa) {
         let mut next = self.next.iter();
         for pass in 0..self.proven.len() {
@@ -250,7 +251,7 @@ impl TowerRun {
         }
     }
 
-    /// Runs one step, whose pointers begin at `at` in the tables.
+    /// Runs one step, whose pointers start at `at` in the tables.
     fn step(
         &mut self,
         i: usize,
@@ -284,8 +285,8 @@ impl TowerRun {
         };
         at.skip(step);
         cx.participant.communicator.at_step(cx.participant.tower, i);
-        if let Some(whereabouts) = cx.at {
-            whereabouts.set(Some(&step.origin));
+        if let Some(progress) = cx.at {
+            progress.set(Some(&step.origin));
         }
         let started = (!self.times.is_empty()).then(Instant::now);
         // SAFETY: the plan gave every buffer its own place for as long as it lives, `resolve` has just filled the
@@ -359,7 +360,7 @@ impl TowerRun {
         Ok(())
     }
 
-    /// Seconds spent in each kernel, if they are counted.
+    /// Returns the time spent in each kernel, if it is measured.
     pub(super) fn profile(&self) -> impl Iterator<Item = KernelTime> {
         self.plan.steps.iter().zip(&self.times).map(|(step, t)| KernelTime {
             name: format!("{} {}", step.kernel.name(), step.origin.name),
@@ -371,8 +372,8 @@ impl TowerRun {
         })
     }
 
-    /// Runs step by step and looks at every result. Goes on to the end even when it has found something, so that the
-    /// other towers do not wait for it.
+    /// Runs step by step and checks every result. Continues to the end after finding a bad one, so that the other towers
+    /// do not wait for this one.
     pub(super) fn find_bad(
         &mut self,
         cx: &mut TowerCx<'_>,
@@ -398,35 +399,35 @@ impl TowerRun {
     }
 }
 
-/// What is done with what is found of checked elements.
+/// What a step does with the extremes of checked elements.
 #[derive(Clone, Copy)]
 struct Look<'a> {
-    /// Cleared when one that must be finite is not.
+    /// Cleared if an element that must be finite is not.
     finite: &'a AtomicBool,
     at: At<'a>,
 }
 
-/// Whose extremes are found.
+/// Where the extremes of checked elements are recorded.
 #[derive(Clone, Copy)]
 enum At<'a> {
-    /// Those of the run's results.
+    /// In the slots of the run's results.
     Results,
-    /// Those of variables.
+    /// In the slots of variables.
     Variables(&'a [Measured]),
-    /// Nobody's: elements are only checked.
+    /// Nowhere: elements are only checked.
     Elements,
-    /// Nobody's, and nothing is checked.
+    /// Nowhere, and nothing is checked.
     Nothing,
 }
 
-/// What a kernel that panicked said.
+/// Returns the error of a kernel that panicked.
 fn panicked(panic: &(dyn Any + Send)) -> Error {
     let text = panic.downcast_ref::<String>().cloned();
     let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
     Error::new(ErrorKind::Engine, format!("a kernel panicked: {}", text.as_deref().unwrap_or("no message")))
 }
 
-/// How far the tables have been used.
+/// A position in the pointer tables.
 #[derive(Default)]
 struct Cursor {
     read: usize,
@@ -446,7 +447,7 @@ mod tests {
     use super::*;
     use crate::kir::Program;
 
-    /// A plan that does nothing in so much memory.
+    /// An empty plan that needs this much memory.
     fn plan(arena_bytes: usize, scratch_bytes: usize) -> Plan {
         let empty = Compilation::new(Program::default(), false);
         let mut plan = Plan::new(empty, &Variables::default(), String::new()).unwrap();
