@@ -73,7 +73,7 @@ impl LowerCx<'_> {
     /// For comparisons with a value that was computed from the same elements, such as a maximum: a
     /// compiler that recomputes the elements for the comparison may contract a multiplication and
     /// an addition into one rounding there and not elsewhere, and then no element equals the
-    /// maximum. The CPU engine's kernels always round alike.
+    /// maximum. The CPU engine's kernels always round the same way.
     pub fn materialize(&mut self, view: &View) {
         if self.program.is_temp(view.buffer) && !self.program.materialized.contains(&view.buffer) {
             self.program.materialized.push(view.buffer);

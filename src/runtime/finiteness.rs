@@ -17,7 +17,7 @@ pub(super) struct Part {
 /// Fills in [`Program::finite`], and returns the results that only updates need.
 ///
 /// Late results are not in [`Program::finite`], only their inputs are: engines compute late results
-/// while they write variables, and check the next values alone.
+/// while they write variables, and check only the next values.
 pub(super) fn find(program: &mut Program) -> HashMap<BufferId, Part> {
     let elsewhere = program.fetches.iter().chain(&program.costs).chain(&program.kept);
     let mut read_elsewhere: HashSet<BufferId> = elsewhere.map(|v| v.buffer).collect();

@@ -121,7 +121,7 @@ fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Result<Lowered>
     let assigns = assigns_in_run(graph, request)?;
     let fetched = request.fetched();
     let roots = close_over_collectives(graph, &fetched, &assigns)?;
-    let (mut programs, mut places, mut diagnosis) = (Vec::new(), Vec::new(), Diagnosis::default());
+    let (mut programs, mut positions, mut diagnosis) = (Vec::new(), Vec::new(), Diagnosis::default());
     for (&tower, roots) in &roots {
         let mine: Vec<TensorId> =
             fetched.iter().copied().filter(|t| graph.node(t.node).tower == tower).collect();
@@ -143,7 +143,7 @@ fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Result<Lowered>
     let mut taken = vec![0; roots.len()];
     for t in &fetched {
         let program = roots.keys().position(|&k| k == graph.node(t.node).tower).unwrap_or(0);
-        places.push((program, taken[program]));
+        positions.push((program, taken[program]));
         taken[program] += 1;
     }
     if programs.is_empty() {
@@ -155,7 +155,7 @@ fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Result<Lowered>
         feeds: request.feeds.iter().map(|(_, dtype, sizes)| (*dtype, &sizes[..])).collect(),
         variables: graph.variables().iter().map(|v| (v.dtype, &v.sizes[..])).collect(),
     };
-    Lowered::new(programs, places, diagnosis, &around)
+    Lowered::new(programs, positions, diagnosis, &around)
 }
 
 struct Lowering<'a> {

@@ -223,14 +223,14 @@ impl Communicator {
         self.barrier(tower, what)?;
         let towers = self.parts.len();
         let mine = len * tower / towers..len * (tower + 1) / towers;
-        // SAFETY: all towers are here with their pointers, and this range of elements is this tower's alone.
+        // SAFETY: all towers have stored their pointers, and only this tower writes this range of elements.
         unsafe {
             match dtype {
                 DType::F64 => self.add::<f64>(mine),
                 _ => self.add::<f32>(mine),
             }
         }
-        // Nobody leaves before all have added: the inputs are needed until then.
+        // No tower continues before all have added, because the inputs are needed until then.
         self.barrier(tower, what)
     }
 

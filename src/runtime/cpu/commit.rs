@@ -185,8 +185,8 @@ fn pass_key(
     let len = kir::elements(&body.sizes);
     let has_index = body.expr.steps.iter().any(|s| matches!(s, Step::Index { .. }));
     let size = program.buffer(member.outputs[0]).dtype.size();
-    let outputs_alike = member.outputs.iter().all(|&b| program.buffer(b).dtype.size() == size);
-    if len == 0 || has_index || !outputs_alike {
+    let same_output_size = member.outputs.iter().all(|&b| program.buffer(b).dtype.size() == size);
+    if len == 0 || has_index || !same_output_size {
         return None;
     }
     let mut own: Vec<BufferId> = Vec::new();

@@ -477,7 +477,7 @@ impl Memory<'_> {
             return;
         }
         if block.cols == (0..cols) {
-            // SAFETY: whole rows lie one behind the other.
+            // SAFETY: whole rows are contiguous.
             return unsafe { self.check(block.rows.start * cols..block.rows.end * cols) };
         }
         for row in block.rows.clone() {

@@ -45,9 +45,9 @@ fn moved_mask(program: &Program, at: usize) -> Option<(usize, MapBody)> {
     let Kernel::Pool { kind: PoolKind::MaxGrad, pool, inputs } = &program.kernels[made].kernel else {
         return None;
     };
-    let [dy, places] = &inputs[..] else { return None };
+    let [dy, positions] = &inputs[..] else { return None };
     let [image, out] = image_sizes(pool);
-    let pooled = program.kernels[..made].iter().find(|n| n.outputs.get(1) == Some(&places.buffer))?;
+    let pooled = program.kernels[..made].iter().find(|n| n.outputs.get(1) == Some(&positions.buffer))?;
     let Kernel::Pool { kind: PoolKind::Max, pool: same, inputs: from } = &pooled.kernel else { return None };
     let fits = same == pool
         && from[0] == *x
