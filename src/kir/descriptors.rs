@@ -1,15 +1,16 @@
 //! Descriptors: sizes and attributes of the kernels that are not maps, reductions or copies.
 //!
-//! A descriptor says what is computed, the same for every engine. Layouts, algorithms and loops are choices of an
-//! engine. `check` bounds all products of sizes, so that engines multiply them without overflow.
+//! A descriptor says what is computed, the same for every engine. Layouts, algorithms and loops are
+//! choices of an engine. `check` bounds all products of sizes, so that engines multiply them
+//! without overflow.
 
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// Maximum number of elements that a kernel may read, write or count.
 const MAX_ELEMENTS: usize = 1 << 48;
 
-/// Returns an error of kind [`ErrorKind::Memory`] if the product of `sizes` is too large. A 0 counts as 1, because
-/// engines also multiply parts of a shape.
+/// Returns an error of kind [`ErrorKind::Memory`] if the product of `sizes` is too large. A 0
+/// counts as 1, because engines also multiply parts of a shape.
 fn check_extent(what: &str, sizes: &[usize]) -> Result<()> {
     let product = |n: usize, &s: &usize| n.checked_mul(s.max(1)).filter(|&n| n <= MAX_ELEMENTS);
     match sizes.iter().try_fold(1, product) {
@@ -30,8 +31,8 @@ fn check_positive(what: &str, sizes: [usize; 2]) -> Result<()> {
     }
 }
 
-/// Returns the number of positions along one axis of an image, padding included, that windows cover; `usize::MAX` if
-/// there are too many to count.
+/// Returns the number of positions along one axis of an image, padding included, that windows
+/// cover; `usize::MAX` if there are too many to count.
 fn reach(size: usize, pad: usize, out: usize, stride: usize, taps: usize, dilation: usize) -> usize {
     let covered = || {
         let windows = out.saturating_sub(1).checked_mul(stride)?;
@@ -86,7 +87,8 @@ impl MatMul {
 
 /// A two-dimensional convolution of NHWC images with HWIO filters; pairs are (height, width).
 ///
-/// Elements beyond the edges of the input are zero. The padding at the high ends follows from `out_size`.
+/// Elements beyond the edges of the input are zero. The padding at the high ends follows from
+/// `out_size`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Conv2d {
     /// Number of images.
@@ -110,7 +112,8 @@ pub struct Conv2d {
 }
 
 impl Conv2d {
-    /// Checks that no product of the sizes overflows: images, filters, and the part of an image that the windows cover.
+    /// Checks that no product of the sizes overflows: images, filters, and the part of an image
+    /// that the windows cover.
     pub(crate) fn check(&self) -> Result<()> {
         check_positive("stride", self.stride)?;
         check_positive("dilation", self.dilation)?;
@@ -147,7 +150,8 @@ impl Conv2d {
         self.kernel[0] * self.kernel[1] * self.in_channels * self.out_channels
     }
 
-    /// Returns the number of elements of a depthwise filter, which has one output channel per input channel.
+    /// Returns the number of elements of a depthwise filter, which has one output channel per input
+    /// channel.
     pub(crate) fn depthwise_filter_len(&self) -> usize {
         self.kernel[0] * self.kernel[1] * self.in_channels
     }
@@ -285,8 +289,8 @@ impl Argsort {
     }
 }
 
-/// Returns `sizes` after padding with `low` zeros before, `high` after and `interior` between the elements of each
-/// dimension; an error if a list has the wrong length or a size overflows.
+/// Returns `sizes` after padding with `low` zeros before, `high` after and `interior` between the
+/// elements of each dimension; an error if a list has the wrong length or a size overflows.
 pub(super) fn padded_sizes(
     sizes: &[usize],
     low: &[usize],

@@ -134,8 +134,8 @@ impl ExprBuilder {
         match self.steps[x.0 as usize] {
             _ if self.class(x) == class => x,
             Step::Const(v, _) => self.constant(v, class),
-            // A load converts to any class as a cast would. A load that already converts may have lost digits, so it is
-            // not replaced.
+            // A load converts to any class as a cast would. A load that already converts may have
+            // lost digits, so it is not replaced.
             Step::Operand { index, .. } if self.unconverted[x.0 as usize] => {
                 self.push(Step::Operand { index, class })
             }
@@ -145,9 +145,9 @@ impl ExprBuilder {
         }
     }
 
-    /// Returns `x` as it would be read back from a buffer of type `dtype`, in the class of that type.
-    /// The class of an expression may differ from that of its output, and storing converts. Not for
-    /// types narrower than their class, which storing rounds or wraps.
+    /// Returns `x` as it would be read back from a buffer of type `dtype`, in the class of that
+    /// type. The class of an expression may differ from that of its output, and storing converts.
+    /// Not for types narrower than their class, which storing rounds or wraps.
     pub(crate) fn stored(&mut self, dtype: DType, x: Reg) -> Reg {
         debug_assert!(matches!(dtype, DType::F32 | DType::F64 | DType::I64 | DType::Bool));
         if dtype != DType::Bool || self.is_truth(x) {
@@ -171,8 +171,8 @@ impl ExprBuilder {
         }
     }
 
-    /// Inlines `expr`, with its operand `i` replaced by `operand(i)` and its dimension `d` by `axis(d)`. Returns its
-    /// outputs.
+    /// Inlines `expr`, with its operand `i` replaced by `operand(i)` and its dimension `d` by
+    /// `axis(d)`. Returns its outputs.
     pub fn inline(
         &mut self,
         expr: &Expr,
@@ -197,7 +197,8 @@ impl ExprBuilder {
     }
 }
 
-/// Returns an index as an expression stores it. One that is too large becomes `u16::MAX`, which validation rejects.
+/// Returns an index as an expression stores it. One that is too large becomes `u16::MAX`, which
+/// validation rejects.
 fn number(index: usize) -> u16 {
     u16::try_from(index).unwrap_or(u16::MAX)
 }

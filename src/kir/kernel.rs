@@ -18,8 +18,8 @@ pub struct MapBody {
     pub expr: Expr,
 }
 
-/// A map applied to the result of a contraction, rectangle by rectangle, while it is in cache. Operand 0 of the
-/// expression is the contraction's own result.
+/// A map applied to the result of a contraction, rectangle by rectangle, while it is in cache.
+/// Operand 0 of the expression is the contraction's own result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Epilogue {
     /// The other operands: operand `i + 1` of the expression, each broadcast to the output's sizes.
@@ -74,7 +74,8 @@ impl ContractKind {
         }
     }
 
-    /// Returns the size of the output's last dimension: columns of a matrix product, channels of a convolution.
+    /// Returns the size of the output's last dimension: columns of a matrix product, channels of a
+    /// convolution.
     pub(crate) fn out_columns(&self) -> usize {
         match self {
             ContractKind::MatMul(product) => product.n,
@@ -141,7 +142,8 @@ impl Hash for dyn CustomKernel {
 pub enum Kernel {
     /// An expression of every element, with one output for each output of the expression.
     Map(MapBody),
-    /// An expression of every element, reduced over some dimensions; several reductions share one pass.
+    /// An expression of every element, reduced over some dimensions; several reductions share one
+    /// pass.
     Reduce {
         /// The reduced values; the expression has one output for each kind.
         body: MapBody,
@@ -222,8 +224,8 @@ pub enum Kernel {
     Random {
         /// The name of the stream: the op's name without the tower's prefix.
         stream: String,
-        /// The index of the first element in the stream. Earlier elements belong to earlier towers, so that several
-        /// towers draw together what one would draw for all their examples.
+        /// The index of the first element in the stream. Earlier elements belong to earlier towers,
+        /// so that several towers draw together what one would draw for all their examples.
         first: usize,
         /// Whether each tower draws its own elements; otherwise all draw the same.
         continued: bool,

@@ -7,7 +7,8 @@ use super::{
 use std::sync::Arc;
 use tensorpack_tensor::{DType, HostTensor};
 
-/// The lowering of one graph node, all shapes known: its inputs as views, and methods that emit kernels.
+/// The lowering of one graph node, all shapes known: its inputs as views, and methods that emit
+/// kernels.
 #[derive(Debug)]
 pub struct LowerCx<'a> {
     /// The program written to.
@@ -116,7 +117,8 @@ impl LowerCx<'_> {
         compact(sizes, read, b.finish(&outputs))
     }
 
-    /// Emits an elementwise kernel that computes output 0 from `operands`, each broadcast to its sizes.
+    /// Emits an elementwise kernel that computes output 0 from `operands`, each broadcast to its
+    /// sizes.
     pub fn map(&mut self, operands: &[&View], build: impl FnOnce(&mut ExprBuilder, &[Reg]) -> Reg) -> View {
         let (dtype, sizes) = self.outputs[0].clone();
         self.map_to(dtype, &sizes, operands, build)
@@ -134,8 +136,8 @@ impl LowerCx<'_> {
         self.one(Kernel::Map(body), dtype, sizes.to_vec())
     }
 
-    /// Emits a reduction of an expression over the dimensions marked in `reduced`. Outputs have only the other
-    /// dimensions; moments have two outputs.
+    /// Emits a reduction of an expression over the dimensions marked in `reduced`. Outputs have
+    /// only the other dimensions; moments have two outputs.
     pub fn reduce(
         &mut self,
         kind: ReduceKind,
@@ -152,8 +154,8 @@ impl LowerCx<'_> {
         self.emit(kernel, &vec![(dtype, kept); count])
     }
 
-    /// Emits a contraction; operands that are not dense are copied first. In bf16 only the operands and the result are
-    /// rounded: every engine computes products and sums in f32.
+    /// Emits a contraction; operands that are not dense are copied first. In bf16 only the operands
+    /// and the result are rounded: every engine computes products and sums in f32.
     pub fn contract(&mut self, kind: ContractKind, lhs: &View, rhs: &View) -> View {
         let sizes = self.output_sizes(0);
         self.contract_to(kind, lhs, rhs, &sizes)
@@ -163,7 +165,8 @@ impl LowerCx<'_> {
     pub fn contract_to(&mut self, kind: ContractKind, lhs: &View, rhs: &View, sizes: &[usize]) -> View {
         let (dtype, sizes) = (self.outputs[0].0, sizes.to_vec());
         if sizes.contains(&0) {
-            // Kernels are partitioned by products of sizes, which may overflow where another size is zero.
+            // Kernels are partitioned by products of sizes, which may overflow where another size
+            // is zero.
             return self.map_to(dtype, &sizes, &[], |b, _| b.constant(0.0, Class::of(dtype)));
         }
         let (lhs, rhs) = (self.operand(lhs), self.operand(rhs));
@@ -177,8 +180,8 @@ impl LowerCx<'_> {
         self.emit(Kernel::Pool { kind, pool, inputs }, &outputs)
     }
 
-    /// Returns the operand of a kernel that computes in f32: a dense view, or bf16 with any strides, which the engine
-    /// converts.
+    /// Returns the operand of a kernel that computes in f32: a dense view, or bf16 with any
+    /// strides, which the engine converts.
     fn operand(&mut self, view: &View) -> View {
         match view.dtype {
             DType::Bf16 => view.clone(),
@@ -268,8 +271,9 @@ impl LowerCx<'_> {
         self.one(Kernel::Argsort { argsort, input }, dtype, sizes)
     }
 
-    /// Emits uniform random numbers of output 0's type and these sizes, drawn from the stream of this name. With
-    /// `continued` each tower draws its own elements of the stream; otherwise all towers draw the same.
+    /// Emits uniform random numbers of output 0's type and these sizes, drawn from the stream of
+    /// this name. With `continued` each tower draws its own elements of the stream; otherwise all
+    /// towers draw the same.
     pub fn random(&mut self, stream: &str, sizes: &[usize], continued: bool) -> View {
         let dtype = self.outputs[0].0;
         self.one(Kernel::Random { stream: stream.to_string(), first: 0, continued }, dtype, sizes.to_vec())

@@ -1,9 +1,10 @@
 //! The kernel IR: operations lower to it, and engines compile it.
 //!
-//! A [`Program`] is a list of [`Kernel`]s over [`Buffer`]s with concrete sizes. The kinds of kernels are few and fixed,
-//! so fusion, memory planning and scheduling never ask which operation a kernel came from. Operations that only
-//! rearrange (reshape, transpose, slice, broadcast) emit no kernel: they return another [`View`] of the same buffer.
-//! The IR says what is computed; layouts, algorithms and loops are choices of each engine.
+//! A [`Program`] is a list of [`Kernel`]s over [`Buffer`]s with concrete sizes. The kinds of
+//! kernels are few and fixed, so fusion, memory planning and scheduling never ask which operation a
+//! kernel came from. Operations that only rearrange (reshape, transpose, slice, broadcast) emit no
+//! kernel: they return another [`View`] of the same buffer. The IR says what is computed; layouts,
+//! algorithms and loops are choices of each engine.
 
 mod descriptors;
 mod expr_builder;

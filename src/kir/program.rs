@@ -9,7 +9,7 @@ use tensorpack_tensor::{DType, HostTensor, Site};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BufferId(pub u32);
 
-/// Where a buffer's elements come from.
+/// The source of a buffer's elements.
 #[derive(Clone, Debug)]
 pub enum BufferKind {
     /// Written by a kernel of the program.
@@ -40,7 +40,7 @@ pub struct Buffer {
     pub dtype: DType,
     /// The sizes.
     pub sizes: Vec<usize>,
-    /// Where the elements come from.
+    /// The source of the elements.
     pub kind: BufferKind,
 }
 
@@ -140,7 +140,8 @@ impl Program {
         self.buffers.iter().any(|b| is_it(&b.kind))
     }
 
-    /// Returns the value of a constant with a single element, if `view` is one and f64 represents it exactly.
+    /// Returns the value of a constant with a single element, if `view` is one and f64 represents
+    /// it exactly.
     pub fn scalar_constant(&self, view: &View) -> Option<f64> {
         let exact = |v: &f64| view.dtype != DType::I64 || v.abs() < (1u64 << 53) as f64;
         match &self.buffers.get(view.buffer.0 as usize)?.kind {

@@ -1,8 +1,9 @@
 //! Validates programs before engines compile them.
 //!
-//! Operations are safe code that users may write, and an engine runs kernels over plain memory. So nothing that an
-//! operation's `lower` emits is trusted: every view must stay within its buffer, and every kernel must fit its operands
-//! and outputs in number, type and size. Validation is linear in the size of the program.
+//! Operations are safe code that users may write, and an engine runs kernels over plain memory. So
+//! nothing that an operation's `lower` emits is trusted: every view must stay within its buffer,
+//! and every kernel must fit its operands and outputs in number, type and size. Validation is
+//! linear in the size of the program.
 
 use super::descriptors::padded_sizes;
 use super::view::elements;
@@ -12,8 +13,8 @@ use super::{
 };
 use tensorpack_tensor::{DType, Error, ErrorKind, Result, element_count};
 
-/// Maximum number of elements of a reduction. A reduction of a broadcast view needs no memory for its operand, so nothing
-/// else would stop one that takes years.
+/// Maximum number of elements of a reduction. A reduction of a broadcast view needs no memory for
+/// its operand, so nothing else would stop one that takes years.
 const MAX_REDUCED: usize = 1 << 42;
 
 /// Types and sizes of the feeds and variables of a program.
@@ -346,8 +347,8 @@ fn contract(kind: &ContractKind, lhs: &View, rhs: &View, out: &Buffer) -> Result
 fn pool_kernel(kind: PoolKind, pool: &Pool, inputs: &[View], outputs: &[&Buffer]) -> Result<()> {
     pool.check()?;
     let (x, y) = (pool.in_len(), pool.out_len());
-    // Elements of the first input, whether the positions of maxima are read, elements of the first output, and whether
-    // the positions are written.
+    // Elements of the first input, whether the positions of maxima are read, elements of the first
+    // output, and whether the positions are written.
     let (read, reads_positions, written, writes_positions) = match kind {
         PoolKind::Max => (x, false, y, true),
         PoolKind::MaxGrad => (y, true, x, false),

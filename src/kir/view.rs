@@ -12,7 +12,8 @@ pub struct View {
     pub dtype: DType,
     /// The sizes of the dimensions.
     pub sizes: Vec<usize>,
-    /// Elements from one index of a dimension to the next. 0 repeats an element; negative strides run backwards.
+    /// Elements from one index of a dimension to the next. 0 repeats an element; negative strides
+    /// run backwards.
     pub strides: Vec<isize>,
     /// The position in the buffer of the element at index zero.
     pub offset: usize,
@@ -52,7 +53,8 @@ impl View {
         self.sizes.contains(&0)
     }
 
-    /// Returns whether the elements are contiguous in row-major order. They may start anywhere in the buffer.
+    /// Returns whether the elements are contiguous in row-major order. They may start anywhere in
+    /// the buffer.
     pub fn is_dense(&self) -> bool {
         let dense = dense_strides(&self.sizes);
         self.is_empty()
@@ -64,8 +66,8 @@ impl View {
         self.offset == 0 && self.sizes == sizes && self.is_dense()
     }
 
-    /// Broadcasts this view to `sizes`, aligned at the last dimension. Incompatible sizes give a view with one stride
-    /// too many, which validation rejects.
+    /// Broadcasts this view to `sizes`, aligned at the last dimension. Incompatible sizes give a
+    /// view with one stride too many, which validation rejects.
     pub fn broadcast_to(&self, sizes: &[usize]) -> View {
         let missing = sizes.len().saturating_sub(self.sizes.len());
         let (outer, aligned) = sizes.split_at(missing);
@@ -97,7 +99,8 @@ impl View {
         let ahead = ahead.fold(0isize, |n, (&b, &s)| n.wrapping_add((b as isize).wrapping_mul(s)));
         View {
             sizes: sizes.to_vec(),
-            // The stride of a single index is never used, and validation rejects views that leave the buffer.
+            // The stride of a single index is never used, and validation rejects views that leave
+            // the buffer.
             strides: self.strides.iter().zip(step).map(|(&s, &k)| s.wrapping_mul(k as isize)).collect(),
             // An empty slice may start past the end: keep its offset inside.
             offset: if sizes.contains(&0) { self.offset } else { self.offset.wrapping_add_signed(ahead) },

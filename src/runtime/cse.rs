@@ -33,9 +33,9 @@ pub(super) struct CommonSubexpressions {
 impl CommonSubexpressions {
     /// Returns the results of an equal operation on equal inputs, if there was one.
     ///
-    /// Preconditions, checked here: the operation is pure, and its attributes are equal. It reads the same elements in
-    /// the same order: views have equal buffers, sizes, strides and offsets. Inputs of which only the shape is used have
-    /// equal types and sizes.
+    /// Preconditions, checked here: the operation is pure, and its attributes are equal. It reads
+    /// the same elements in the same order: views have equal buffers, sizes, strides and offsets.
+    /// Inputs of which only the shape is used have equal types and sizes.
     pub(super) fn find(&self, op: &dyn OpDef, inputs: &[CseInput]) -> Option<&[View]> {
         if !op.traits().mergeable {
             return None;

@@ -1,7 +1,7 @@
 //! Finds the results that must be finite before a run changes any variable.
 //!
-//! These are costs, the inputs of updates, and next values. The rule is the same for all engines; each
-//! engine checks them before the first write.
+//! These are costs, the inputs of updates, and next values. The rule is the same for all engines;
+//! each engine checks them before the first write.
 
 use crate::kir::{BufferId, Kernel, Program};
 use std::collections::{HashMap, HashSet};

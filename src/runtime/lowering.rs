@@ -1,5 +1,5 @@
-//! Lowers a frozen graph to kernel IR: takes the nodes that a run needs with their concrete shapes, merges equal ones,
-//! and lowers each.
+//! Lowers a frozen graph to kernel IR: takes the nodes that a run needs with their concrete shapes,
+//! merges equal ones, and lowers each.
 
 use super::binding::{
     Binding, Concrete, Request, assigned_before, assigns_in_run, close_over_collectives, last_assigns, needed,
@@ -52,8 +52,8 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Validated programs in kernel IR, one for each tower that the request needs. They communicate only through
-/// all-reduces.
+/// Validated programs in kernel IR, one for each tower that the request needs. They communicate
+/// only through all-reduces.
 ///
 /// Engines need not check the programs again.
 #[derive(Clone, Debug)]
@@ -100,7 +100,8 @@ impl Lowered {
         self.programs
     }
 
-    /// Returns, for each fetched value, the index of its program and its index among the fetches of that program.
+    /// Returns, for each fetched value, the index of its program and its index among the fetches of
+    /// that program.
     pub fn fetches(&self) -> &[(usize, usize)] {
         &self.fetches
     }
@@ -164,7 +165,8 @@ struct Lowering<'a> {
     binding: Binding<'a>,
     views: HashMap<TensorId, View>,
     reading: Reading,
-    /// Snapshots of variables, which all nodes read except those in `live`: these read the variables themselves.
+    /// Snapshots of variables, which all nodes read except those in `live`: these read the
+    /// variables themselves.
     snapshots: HashMap<TensorId, View>,
     live: BTreeSet<NodeId>,
     cse: CommonSubexpressions,

@@ -1,6 +1,6 @@
 //! Tests that validation suffices: a valid program with one random mutation is either rejected or
-//! runs within its buffers. Under AddressSanitizer this finds every missing check; without it, those
-//! whose absence panics or crashes.
+//! runs within its buffers. Under AddressSanitizer this finds every missing check; without it,
+//! those whose absence panics or crashes.
 
 use super::binding::Request;
 use super::cpu::{self, CpuOptions};

@@ -1,4 +1,5 @@
-//! What the programs of several towers share: all-reduces and random streams.
+//! Coordination of the programs of several towers: all-reduces, random streams and updated
+//! variables.
 
 use crate::kir::{Kernel, Origin, Program};
 use std::collections::HashMap;
@@ -7,8 +8,8 @@ use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 /// An all-reduce of one tower: key, type and sizes, with the node it was lowered from.
 type AllReduce<'a> = (&'a str, DType, &'a [usize], &'a Origin);
 
-/// Checks that all towers have the same all-reduces, of the same types and sizes and in the same order. Otherwise some
-/// would wait for the others forever.
+/// Checks that all towers have the same all-reduces, of the same types and sizes and in the same
+/// order. Otherwise some would wait for the others forever.
 pub(super) fn check_all_reduces(programs: &[Program]) -> Result<()> {
     let Some((first, others)) = programs.split_first() else { return Ok(()) };
     let first = all_reduces(first);
@@ -36,9 +37,9 @@ fn all_reduces(program: &Program) -> Vec<AllReduce<'_>> {
     found.collect()
 }
 
-/// Numbers the elements of random tensors across towers, so that several towers draw together what one would draw for
-/// all their examples. A tensor that was built outside of the towers is computed in the program of each tower that reads
-/// it, and is the same tensor in all of them.
+/// Numbers the elements of random tensors across towers, so that several towers draw together what
+/// one would draw for all their examples. A tensor that was built outside of the towers is computed
+/// in the program of each tower that reads it, and is the same tensor in all of them.
 pub(super) fn number_random_elements(programs: &mut [Program]) {
     let mut drawn: HashMap<String, usize> = HashMap::new();
     let mut first_of: HashMap<String, usize> = HashMap::new();

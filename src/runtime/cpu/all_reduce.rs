@@ -1,8 +1,9 @@
-//! All-reduce between the towers of a process: each tower contributes a summand and adds up its share of the elements.
+//! All-reduce between the towers of a process: each tower contributes a summand and adds up its
+//! share of the elements.
 //!
-//! Every wait has a deadline and ends at once when another tower fails: a tower that never arrives causes an error that
-//! names the all-reduce, not a hang. Towers report when they finish, so that the caller knows how long to wait for the
-//! last one.
+//! Every wait has a deadline and ends at once when another tower fails: a tower that never arrives
+//! causes an error that names the all-reduce, not a hang. Towers report when they finish, so that
+//! the caller knows how long to wait for the last one.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -66,8 +67,8 @@ pub(super) struct Overdue {
 }
 
 impl Communicator {
-    /// Creates a communicator for `towers` towers, whose waits take at most `deadline`. Towers spin while they wait if
-    /// `spin` is set, which pays only if every thread has a core.
+    /// Creates a communicator for `towers` towers, whose waits take at most `deadline`. Towers spin
+    /// while they wait if `spin` is set, which pays only if every thread has a core.
     pub(super) fn new(towers: usize, deadline: Duration, spin: bool) -> Communicator {
         let nowhere = || AtomicPtr::new(std::ptr::null_mut());
         Communicator {
@@ -107,8 +108,8 @@ impl Communicator {
         self.steps[tower].store(step, Ordering::Relaxed);
     }
 
-    /// Records that a tower finished, failed or panicked. The cause is stored before the others are woken, because their
-    /// errors are only consequences.
+    /// Records that a tower finished, failed or panicked. The cause is stored before the others are
+    /// woken, because their errors are only consequences.
     fn left(&self, tower: usize, outcome: Option<Result<()>>) {
         let failed = !matches!(outcome, Some(Ok(())));
         let mut round = self.round();
@@ -203,12 +204,12 @@ impl Communicator {
         }
     }
 
-    /// Puts the sum of all towers' `input` into every tower's `output`, element by element in the order of the towers,
-    /// so that all get the same bits.
+    /// Puts the sum of all towers' `input` into every tower's `output`, element by element in the
+    /// order of the towers, so that all get the same bits.
     ///
     /// # Safety
-    /// `input` and `output` must be valid for `len` elements of `dtype` (f32 or f64), the same number in all towers, and
-    /// may be the same memory; nobody else touches them meanwhile.
+    /// `input` and `output` must be valid for `len` elements of `dtype` (f32 or f64), the same
+    /// number in all towers, and may be the same memory; nobody else touches them meanwhile.
     pub(super) unsafe fn all_reduce(
         &self,
         tower: usize,
@@ -223,7 +224,8 @@ impl Communicator {
         self.barrier(tower, what)?;
         let towers = self.parts.len();
         let mine = len * tower / towers..len * (tower + 1) / towers;
-        // SAFETY: all towers have stored their pointers, and only this tower writes this range of elements.
+        // SAFETY: all towers have stored their pointers, and only this tower writes this range of
+        // elements.
         unsafe {
             match dtype {
                 DType::F64 => self.add::<f64>(mine),
@@ -239,7 +241,8 @@ impl Communicator {
         let mut at = mine.start;
         while at < mine.end {
             let n = TILE.min(mine.end - at);
-            // SAFETY: as the caller says; reading all parts of an element comes before writing it anywhere.
+            // SAFETY: as the caller says; reading all parts of an element comes before writing it
+            // anywhere.
             unsafe {
                 let from =
                     |p: &(AtomicPtr<u8>, AtomicPtr<u8>)| p.0.load(Ordering::Relaxed).cast::<T>().add(at);

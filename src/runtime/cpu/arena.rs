@@ -1,4 +1,5 @@
-//! The arena: one block of memory for all temporary buffers, whose lifetimes are known at compile time.
+//! The arena: one block of memory for all temporary buffers, whose lifetimes are known at compile
+//! time.
 
 /// A buffer that is in use from step `first` to step `last`, inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,11 +15,11 @@ impl Lifetime {
     }
 }
 
-/// Returns an offset for each buffer, so that no two that are live at the same time overlap, and the
-/// size of the arena. The operands and results of a kernel are live at the same time, so a result
-/// overlaps an operand only where `placement` made them one buffer. The largest buffers are placed
-/// first, each in the tightest gap that holds it (best fit): with few large and many small buffers
-/// this comes close to the largest number of live bytes. Sums saturate at `usize::MAX`.
+/// Returns an offset for each buffer, so that no two that are live at the same time overlap, and
+/// the size of the arena. The operands and results of a kernel are live at the same time, so a
+/// result overlaps an operand only where `placement` made them one buffer. The largest buffers are
+/// placed first, each in the tightest gap that holds it (best fit): with few large and many small
+/// buffers this comes close to the largest number of live bytes. Sums saturate at `usize::MAX`.
 pub(super) fn place(lifetimes: &[Lifetime]) -> (Vec<usize>, usize) {
     let mut order: Vec<usize> = (0..lifetimes.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(lifetimes[i].bytes), lifetimes[i].first));

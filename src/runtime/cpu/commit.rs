@@ -1,7 +1,7 @@
 //! The commit: updates of variables at the end of a run, once everything is known to be finite.
 //!
-//! Kernels that only compute next values of variables run after the check and write in place. Those with equal
-//! expressions over adjacent variables of a slab are joined into one pass over it.
+//! Kernels that only compute next values of variables run after the check and write in place. Those
+//! with equal expressions over adjacent variables of a slab are joined into one pass over it.
 
 use super::variables::{Place, Variables};
 use crate::kir::{
@@ -22,10 +22,11 @@ pub(super) struct Commit {
 /// One map over a contiguous part of slabs.
 #[derive(Debug)]
 pub(super) struct Pass {
-    /// The joined maps, whose variables are adjacent in their slabs; a single one if it could not be joined.
+    /// The joined maps, whose variables are adjacent in their slabs; a single one if it could not
+    /// be joined.
     pub(super) members: Vec<Member>,
-    /// For each operand, whether all members read the same single element of it; empty if there is one
-    /// member.
+    /// For each operand, whether all members read the same single element of it; empty if there is
+    /// one member.
     pub(super) scalar: Vec<bool>,
     pub(super) origin: Origin,
 }
@@ -75,7 +76,8 @@ pub(super) fn split(program: &mut Program, variables: &Variables) -> Commit {
     commit
 }
 
-/// Copies next values that are not dense, or that are a view of a variable or feed, before any variable changes.
+/// Copies next values that are not dense, or that are a view of a variable or feed, before any
+/// variable changes.
 fn materialize_next_values(program: &mut Program) {
     for i in 0..program.updates.len() {
         let value = program.updates[i].value.clone();
@@ -95,12 +97,13 @@ fn materialize_next_values(program: &mut Program) {
     }
 }
 
-/// Returns the kernels that can run after the check and write in place, with the variables they write.
+/// Returns the kernels that can run after the check and write in place, with the variables they
+/// write.
 fn late_kernels(program: &Program) -> HashMap<usize, Vec<usize>> {
     let wanted = |b: BufferId| program.fetches.iter().chain(&program.costs).any(|v| v.buffer == b);
-    // Returns the variable whose next value a buffer is. Precondition: the update's value is the whole
-    // buffer (it is dense by now), and no other update reads any part of it, because a kernel that
-    // writes the variable in place leaves the buffer unwritten.
+    // Returns the variable whose next value a buffer is. Precondition: the update's value is the
+    // whole buffer (it is dense by now), and no other update reads any part of it, because a kernel
+    // that writes the variable in place leaves the buffer unwritten.
     let becomes = |b: BufferId| {
         let mut of = program.updates.iter().filter(|u| u.value.buffer == b);
         let first = of.next()?;
@@ -118,8 +121,9 @@ fn late_kernels(program: &Program) -> HashMap<usize, Vec<usize>> {
         let is_target =
             |v: &View| matches!(program.buffer(v.buffer).kind, BufferKind::Variable(x) if vars.contains(&x));
         let is_foreign = |v: &View| matches!(program.buffer(v.buffer).kind, BufferKind::Variable(x) if program.updated_elsewhere.contains(&x));
-        // A kernel is not late if anything needs the next value before the check, if a later late kernel reads the start
-        // value, or if the kernel itself reads other elements of a variable that it or another tower overwrites.
+        // A kernel is not late if anything needs the next value before the check, if a later late
+        // kernel reads the start value, or if the kernel itself reads other elements of a variable
+        // that it or another tower overwrites.
         let needed = node.outputs.iter().any(|&o| wanted(o))
             || program.kernels.iter().any(|n| reads(n, &is_output))
             || late.keys().any(|&n| reads(&program.kernels[n], &is_target))
@@ -130,8 +134,8 @@ fn late_kernels(program: &Program) -> HashMap<usize, Vec<usize>> {
             late.insert(i, vars);
         }
     }
-    // Late kernels move after all others, which read start values that are still intact. Late kernels keep their order,
-    // and `needed` has checked all later ones.
+    // Late kernels move after all others, which read start values that are still intact. Late
+    // kernels keep their order, and `needed` has checked all later ones.
     late
 }
 
@@ -168,12 +172,12 @@ fn is_scalar(view: &View) -> bool {
 ///   the padding has the same number of elements everywhere, and positions agree.
 /// - Each operand is one element (`Scalar`), or a whole dense buffer that is a variable or a
 ///   temporary. View sizes need not be the buffer's: elements are visited in memory order.
-/// - A temporary that is read element by element is read once, by one member: it has one position in
-///   one pack.
+/// - A temporary that is read element by element is read once, by one member: it has one position
+///   in one pack.
 ///
 /// For a member of one element every operand could be either. Operands that other members read too
-/// (a learning rate, a gradient that several variables share) are scalars; those that it alone reads
-/// are read element by element, as in larger members.
+/// (a learning rate, a gradient that several variables share) are scalars; those that it alone
+/// reads are read element by element, as in larger members.
 fn pass_key(
     program: &Program,
     variables: &Variables,
@@ -283,8 +287,8 @@ fn pass(run: Vec<(Member, Origin)>, scalar: Vec<bool>) -> Pass {
     Pass { members: run.into_iter().map(|(m, _)| m).collect(), scalar, origin }
 }
 
-/// Returns whether every variable that `b` accesses element by element directly follows the one that
-/// `a` accesses in the same position.
+/// Returns whether every variable that `b` accesses element by element directly follows the one
+/// that `a` accesses in the same position.
 fn follows(program: &Program, variables: &Variables, scalar: &[bool], a: &Member, b: &Member) -> bool {
     let places = |m: &Member| -> Vec<Place> {
         let by_element = m.body.operands.iter().zip(scalar).filter(|(_, scalar)| !**scalar);

@@ -80,8 +80,8 @@ pub(super) struct Participant<'a> {
     pub(super) tower: usize,
 }
 
-// SAFETY: the pointers are the engine's own memory, which it keeps while a step runs, and each chunk writes a part of
-// it that no other chunk touches.
+// SAFETY: the pointers are the engine's own memory, which it keeps while a step runs, and each
+// chunk writes a part of it that no other chunk touches.
 unsafe impl Sync for Memory<'_> {}
 
 /// Returns the operand of a kernel that reads a view.
@@ -90,8 +90,8 @@ pub(super) fn operand(view: &View) -> Operand {
 }
 
 impl CompiledKernel {
-    /// Prepares a kernel. Returns an error, with the node it was lowered from, if its sizes are too large for the loops
-    /// that run it.
+    /// Prepares a kernel. Returns an error, with the node it was lowered from, if its sizes are too
+    /// large for the loops that run it.
     pub(super) fn new(compilation: &Compilation, node: &KernelNode) -> Result<CompiledKernel> {
         let fail = |e: Error| e.within(&node.origin.name).at(node.origin.site);
         CompiledKernel::prepared(compilation, node).map_err(fail)
@@ -243,8 +243,8 @@ impl CompiledKernel {
     /// Runs on the whole team.
     ///
     /// # Safety
-    /// The memory must be what this kernel was planned with: every pointer valid for the planned number of elements, with
-    /// no other access during the run.
+    /// The memory must be what this kernel was planned with: every pointer valid for the planned
+    /// number of elements, with no other access during the run.
     pub(super) unsafe fn run(&self, team: &mut Team, m: &Memory<'_>) -> Result<()> {
         let isa = m.isa;
         let read = |i: usize| m.read(i);
@@ -276,7 +276,8 @@ impl CompiledKernel {
                         let (own, rest) = m.scratch(member).split_at_mut(padded(kernel.scratch_bytes()));
                         let mut finish = |block: Block| {
                             if let CompiledEpilogue::Map(map) = epilogue {
-                                // SAFETY: the block is final and this chunk's own; operand 0 is the result itself.
+                                // SAFETY: the block is final and this chunk's own; operand 0 is the
+                                // result itself.
                                 unsafe { map.run_block(isa, &block, m.epilogue_reads(), m.writes(), rest) };
                             }
                             // SAFETY: as above.
@@ -353,7 +354,8 @@ impl CompiledKernel {
             }
             CompiledKernel::AllReduce { dtype, len, key } => {
                 let Participant { communicator, tower } = m.participant;
-                // SAFETY: as promised by the caller; all towers have the same number of elements, as the engine checked.
+                // SAFETY: as promised by the caller; all towers have the same number of elements,
+                // as the engine checked.
                 unsafe { communicator.all_reduce(tower, key, *dtype, read(0), write(0), *len)? };
                 // SAFETY: the output is complete.
                 unsafe { m.check_all() };
@@ -395,8 +397,9 @@ impl CompiledKernel {
     }
 }
 
-// Closures that run on several threads capture a `&Memory`, which is `Sync`, and access its pointers through these
-// methods. A field named in a closure would be captured on its own, and a raw pointer is not `Sync`.
+// Closures that run on several threads capture a `&Memory`, which is `Sync`, and access its
+// pointers through these methods. A field named in a closure would be captured on its own, and a
+// raw pointer is not `Sync`.
 impl Memory<'_> {
     pub(super) fn reads(&self) -> &[*const u8] {
         self.reads

@@ -1,4 +1,5 @@
-//! Emits the steps of a plan: the kernels in order, then the passes and copies that update variables.
+//! Emits the steps of a plan: the kernels in order, then the passes and copies that update
+//! variables.
 
 use super::commit::Pass;
 use super::compiled_kernel::CompiledKernel;
@@ -49,8 +50,8 @@ impl Emitter<'_> {
         }
     }
 
-    /// Returns the operands of a step: the kernel's views and, for a contraction, its own result before the epilogue's
-    /// operands.
+    /// Returns the operands of a step: the kernel's views and, for a contraction, its own result
+    /// before the epilogue's operands.
     fn reads(&self, node: &KernelNode) -> Vec<View> {
         let mut reads: Vec<View> = node.kernel.reads().into_iter().cloned().collect();
         if let Kernel::Contract { .. } = node.kernel {
@@ -83,7 +84,8 @@ impl Emitter<'_> {
         }
     }
 
-    /// Returns the first member's map, over the elements of all members and the padding between them.
+    /// Returns the first member's map, over the elements of all members and the padding between
+    /// them.
     fn joined(&self, pass: &Pass) -> MapBody {
         let buffer = |b: BufferId| self.program().buffer(b);
         let (first, last) = (&pass.members[0], &pass.members[pass.members.len() - 1]);

@@ -1,7 +1,8 @@
 //! The CPU engine: thread teams, variables, an arena per tower, and the programs that run on them.
 //!
-//! An engine can be forked. Forks have their own threads and memory, share the variables, and run concurrently. Each run
-//! of a fork computes on a snapshot and takes a turn with the variables to update them.
+//! An engine can be forked. Forks have their own threads and memory, share the variables, and run
+//! concurrently. Each run of a fork computes on a snapshot and takes a turn with the variables to
+//! update them.
 
 use super::all_reduce::Communicator;
 use super::compiled_kernel::Participant;
@@ -186,8 +187,8 @@ impl Engine {
         Ok(values)
     }
 
-    /// Checks that the largest result fits in memory, before anything is planned. Results of maps and reductions are
-    /// ignored, because they may be fused.
+    /// Checks that the largest result fits in memory, before anything is planned. Results of maps
+    /// and reductions are ignored, because they may be fused.
     fn check_results(&self, programs: &[Program], shared: &Shared) -> Result<()> {
         let stored = programs.iter().flat_map(|p| p.kernels.iter().map(move |node| (p, node)));
         let stored = stored.filter(|(_, n)| !matches!(n.kernel, Kernel::Map(_) | Kernel::Reduce { .. }));
@@ -385,7 +386,8 @@ impl CpuProgram {
         communicator.end()
     }
 
-    /// Runs step by step to find the first result that is not finite, and returns the error that names it.
+    /// Runs step by step to find the first result that is not finite, and returns the error that
+    /// names it.
     pub(super) fn find_bad(
         &self,
         run: &RunInfo,
@@ -594,7 +596,8 @@ mod tests {
         vec![Fetch::from(&h), Fetch::from(&train), Fetch::from(&u.value().transpose(&[1, 0]))]
     }
 
-    /// A variable that becomes a view of itself, one that becomes another, and one that becomes an input.
+    /// A variable that becomes a view of itself, one that becomes another, and one that becomes an
+    /// input.
     fn assignments(g: &Graph, x: &Tensor) -> Vec<Fetch> {
         let t = TowerContext::training(g);
         let [a, b] = ["a", "b"].map(|name| t.variable(VariableSpec::new(name, [3, 3])));

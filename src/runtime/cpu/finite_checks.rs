@@ -1,4 +1,5 @@
-//! The checks of a plan: which results have their extremes recorded, and what bounds the updates of variables.
+//! The checks of a plan: which results have their extremes recorded, and what bounds the updates of
+//! variables.
 
 use super::commit::Pass;
 use super::interval::Bound;
@@ -15,7 +16,7 @@ use tensorpack_tensor::{DType, HostTensor};
 #[derive(Clone, Debug)]
 pub(super) struct Checked {
     pub(super) elements: Range<usize>,
-    /// Where their extremes go: the slot of a result or, in a commit, the index of a variable.
+    /// The slot for their extremes: that of a result or, in a commit, the index of a variable.
     pub(super) slot: usize,
     /// Whether they must be finite for variables to change.
     pub(super) finite: bool,
@@ -26,7 +27,7 @@ pub(super) struct Checked {
 pub(super) struct Copied {
     pub(super) variable: usize,
     pub(super) dtype: DType,
-    /// What bounds it.
+    /// The source of its bound.
     pub(super) source: Source,
 }
 
@@ -40,11 +41,11 @@ pub(super) struct FiniteChecks<'a> {
 }
 
 impl<'a> FiniteChecks<'a> {
-    /// Assigns a slot to every result whose extremes are recorded: those that must be finite, and floats that passes and
-    /// copies read.
+    /// Assigns a slot to every result whose extremes are recorded: those that must be finite, and
+    /// floats that passes and copies read.
     ///
-    /// [`Program::finite`] and [`Update::finite`](crate::kir::Update::finite) say what must be finite, for all engines.
-    /// A next value that is copied is checked where it is computed.
+    /// [`Program::finite`] and [`Update::finite`](crate::kir::Update::finite) say what must be
+    /// finite, for all engines. A next value that is copied is checked where it is computed.
     pub(super) fn new(compilation: &'a Compilation) -> FiniteChecks<'a> {
         let Compilation { program, commit, .. } = compilation;
         let copied = commit.copies.iter().filter(|c| c.finite).map(|c| c.value.buffer);
@@ -73,7 +74,8 @@ impl<'a> FiniteChecks<'a> {
         self.slots.get(&b).map(|&slot| Checked { elements, slot, finite }).into_iter().collect()
     }
 
-    /// Returns the checks of an output of a pass: the elements of its members, without the padding between them.
+    /// Returns the checks of an output of a pass: the elements of its members, without the padding
+    /// between them.
     pub(super) fn of_pass(&self, pass: &Pass, output: usize) -> Vec<Checked> {
         let mut checked = Vec::new();
         let mut from = 0;
@@ -154,8 +156,8 @@ fn constant_bound(t: &HostTensor) -> Bound {
     if !t.dtype().is_float() {
         return overflow::any_of(t.dtype());
     }
-    // SAFETY: the bytes are the tensor's elements, `t.len()` of type `t.dtype()`, and the CPU has the detected
-    // instructions.
+    // SAFETY: the bytes are the tensor's elements, `t.len()` of type `t.dtype()`, and the CPU has
+    // the detected instructions.
     let of = unsafe { extremes(Isa::detect(), t.dtype(), t.as_bytes().as_ptr(), t.len()) };
     overflow::bound(of, t.dtype(), t.len() == 1)
 }

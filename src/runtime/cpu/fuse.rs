@@ -81,8 +81,8 @@ impl<'a> Fusion<'a> {
     /// Computes maps inside their readers.
     ///
     /// Preconditions: storing the result does not round it (`exact`), and it is not `kept`; nothing
-    /// else needs it, or its first reader stores it too; and `inlined` can trace each element of every
-    /// view of it back to one element of the map.
+    /// else needs it, or its first reader stores it too; and `inlined` can trace each element of
+    /// every view of it back to one element of the map.
     fn inline_maps(&mut self) {
         for i in 0..self.nodes.len() {
             let Some(KernelNode { kernel: Kernel::Map(producer), outputs, .. }) = &self.nodes[i] else {
@@ -138,7 +138,8 @@ impl<'a> Fusion<'a> {
         }
     }
 
-    /// Returns whether computing a map once for each of its readers moves less memory than storing it.
+    /// Returns whether computing a map once for each of its readers moves less memory than storing
+    /// it.
     fn worth_repeating(&self, producer: &MapBody, users: &[usize], merged: &[MapBody]) -> bool {
         let costly = |s: &Step| {
             matches!(
@@ -157,7 +158,8 @@ impl<'a> Fusion<'a> {
                 ) | Step::Binary(crate::kir::Binary::Pow, ..)
             )
         };
-        // A contraction result that only this map reads will be fused as its epilogue, which costs nothing.
+        // A contraction result that only this map reads will be fused as its epilogue, which costs
+        // nothing.
         let epilogue_to_be = producer.operands.iter().any(|v| {
             let makes =
                 |n: &KernelNode| n.outputs.contains(&v.buffer) && matches!(n.kernel, Kernel::Contract { .. });
@@ -181,11 +183,12 @@ impl<'a> Fusion<'a> {
         repeated <= before + full(producer) + 1
     }
 
-    /// Computes a map together with its first reader, which then stores the outputs of both that others need.
+    /// Computes a map together with its first reader, which then stores the outputs of both that
+    /// others need.
     ///
-    /// Preconditions: the reader is a map over the same sizes and reads the results whole and in order
-    /// (sizes, strides and offset), so that element `i` of one is computed together with element `i` of
-    /// the other.
+    /// Preconditions: the reader is a map over the same sizes and reads the results whole and in
+    /// order (sizes, strides and offset), so that element `i` of one is computed together with
+    /// element `i` of the other.
     fn join_with_first(&mut self, producer: &MapBody, made: &[BufferId], users: &[usize]) -> bool {
         let first = users[0];
         let Some(KernelNode { kernel: Kernel::Map(reader), outputs, .. }) = &self.nodes[first] else {
@@ -196,7 +199,8 @@ impl<'a> Fusion<'a> {
             .collect();
         let same_space = reader.sizes == producer.sizes
             && reader.operands.iter().filter(|v| made.contains(&v.buffer)).all(|v| v.is_whole(&producer.sizes))
-            // Joining maps of one element saves nothing and would tie scalars of the step to large passes.
+            // Joining maps of one element saves nothing and would tie scalars of the step to large
+            // passes.
             && kir::elements(&reader.sizes) > 1;
         if !same_space || outputs.len() + kept.len() > 6 {
             return false;
@@ -223,10 +227,10 @@ impl<'a> Fusion<'a> {
 
     /// Fuses maps of contraction results as epilogues.
     ///
-    /// Preconditions: only the map reads the result, in any number of operands, each time whole and in
-    /// order; it has the result's sizes and type, because it is computed in place of it; and the last
-    /// of these sizes is the number of columns of the contraction, because it is computed on blocks of
-    /// rows and columns. Its other operands may have any strides.
+    /// Preconditions: only the map reads the result, in any number of operands, each time whole and
+    /// in order; it has the result's sizes and type, because it is computed in place of it; and the
+    /// last of these sizes is the number of columns of the contraction, because it is computed on
+    /// blocks of rows and columns. Its other operands may have any strides.
     fn epilogues(&mut self) {
         let readers = self.readers();
         for i in 0..self.nodes.len() {
@@ -274,8 +278,8 @@ impl<'a> Fusion<'a> {
     /// Joins reductions over the same iteration space, if one position in the order comes after
     /// everything they read and before everything that reads them.
     ///
-    /// Preconditions: equal sizes, equal reduced dims, values of one class, and at least one view that
-    /// both read, because otherwise joining saves nothing. Views may have any strides.
+    /// Preconditions: equal sizes, equal reduced dims, values of one class, and at least one view
+    /// that both read, because otherwise joining saves nothing. Views may have any strides.
     fn share_reductions(&mut self) {
         for j in 0..self.nodes.len() {
             for i in (0..j).rev() {
@@ -358,15 +362,15 @@ fn index_of(operands: &mut Vec<View>, view: View) -> usize {
     })
 }
 
-/// Returns `reader` with the map that computes `made` inlined where it was read, if every view of it
-/// allows that.
+/// Returns `reader` with the map that computes `made` inlined where it was read, if every view of
+/// it allows that.
 ///
 /// Preconditions: both have the same number of elements, because otherwise values would be computed
 /// again for every repetition; each view passes `seen_through`; and if the map depends on indices,
 /// the reader's view runs over those dims one to one.
 fn inlined(reader: &MapBody, producer: &MapBody, made: &[BufferId]) -> Option<MapBody> {
-    // For each operand of the reader: its new index; or the output of the producer that it is, with the indices of the
-    // producer's operands and the reader's dims for its dims.
+    // For each operand of the reader: its new index; or the output of the producer that it is, with
+    // the indices of the producer's operands and the reader's dims for its dims.
     enum Source {
         Kept(usize),
         Inlined { output: usize, indices: Vec<usize>, axes: Vec<Option<usize>> },

@@ -238,7 +238,8 @@ mod tests {
         assert!(quotient(-1.0, 100.0, 1e-8).is_none(), "the root of a negative number is NaN");
     }
 
-    /// The results of random expressions on values inside the operands' bounds are inside the result's bounds.
+    /// The results of random expressions on values inside the operands' bounds are inside the
+    /// result's bounds.
     #[test]
     fn bounds_hold() {
         let rng = tensorpack_tensor::CounterRng::new(3, "bounds");

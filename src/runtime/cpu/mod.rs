@@ -1,8 +1,8 @@
 //! The embedded CPU engine, which compiles and runs kernel IR without anything to install.
 //!
-//! `pipeline` lists the compiler passes in order; each has its own file. `plan` is the result of compilation: `placement`
-//! puts all buffers in one arena, `kernel_selection` picks the CPU kernels, and `emit` makes the steps. `engine` runs
-//! plans, with a team of threads for each tower.
+//! `pipeline` lists the compiler passes in order; each has its own file. `plan` is the result of
+//! compilation: `placement` puts all buffers in one arena, `kernel_selection` picks the CPU
+//! kernels, and `emit` makes the steps. `engine` runs plans, with a team of threads for each tower.
 
 mod upcast_bf16;
 mod prepack_weights;

@@ -70,7 +70,7 @@ pub(super) fn any_of(dtype: DType) -> Bound {
     }
 }
 
-/// What is known of the value of a variable.
+/// The knowledge about the value of a variable.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Value {
     pub(super) bound: Bound,
@@ -78,7 +78,7 @@ pub(super) struct Value {
     pub(super) proven: bool,
 }
 
-/// What bounds an operand of an update.
+/// The source of the bound on an operand of an update.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
     /// The measured extremes of a result of the run, and whether it has one element.
@@ -109,7 +109,7 @@ pub(super) struct Output {
     pub(super) finite: bool,
 }
 
-/// What is known when a proof is tried.
+/// The known extremes and bounds when a proof is tried.
 #[derive(Clone, Copy)]
 pub(super) struct Known<'a> {
     pub(super) results: &'a [Measured],

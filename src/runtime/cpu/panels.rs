@@ -1,8 +1,9 @@
 //! The panel layout of a matrix: blocks of columns, each stored row after row.
 //!
-//! Products of few rows read a right operand in panels without packing it first. A matrix `[k, n]` in panels takes
-//! `[ceil(n / PANEL), k, PANEL]` elements, with zeros past the last column. In the IR it is an ordinary matrix; only
-//! the CPU engine knows which buffers are stored this way ([`Compilation::panels`](super::pipeline::Compilation)).
+//! Products of few rows read a right operand in panels without packing it first. A matrix `[k, n]`
+//! in panels takes `[ceil(n / PANEL), k, PANEL]` elements, with zeros past the last column. In the
+//! IR it is an ordinary matrix; only the CPU engine knows which buffers are stored this way
+//! ([`Compilation::panels`](super::pipeline::Compilation)).
 
 use crate::kir::{Buffer, View};
 use tensorpack_kernels::{Copy, Isa, MatMul, Pad};
@@ -59,10 +60,11 @@ impl PackPanels {
     /// Runs one chunk.
     ///
     /// # Safety
-    /// The view's elements must be readable at `src`, and the panels writable at `dst`. The two must not overlap, and the
-    /// CPU must support `isa`.
+    /// The view's elements must be readable at `src`, and the panels writable at `dst`. The two
+    /// must not overlap, and the CPU must support `isa`.
     pub(super) unsafe fn run(&self, isa: Isa, chunk: usize, src: *const u8, dst: *mut u8) {
-        // SAFETY: the full panels and the last one are parts of the view and of the output, as the caller guarantees.
+        // SAFETY: the full panels and the last one are parts of the view and of the output, as the
+        // caller guarantees.
         unsafe {
             match (chunk.checked_sub(self.full.chunks()), &self.last) {
                 (Some(chunk), Some(last)) => {

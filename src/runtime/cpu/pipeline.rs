@@ -1,7 +1,8 @@
 //! The compiler passes of the CPU engine: one ordered list.
 //!
-//! A pass rewrites one tower's program and calls no other pass. Each documents its preconditions where it checks them.
-//! Debug builds validate the program after every pass; [`CpuOptions::dump_passes`](super::CpuOptions) dumps it.
+//! A pass rewrites one tower's program and calls no other pass. Each documents its preconditions
+//! where it checks them. Debug builds validate the program after every pass;
+//! [`CpuOptions::dump_passes`](super::CpuOptions) dumps it.
 
 use super::commit::{self, Commit};
 use super::variables::Variables;
@@ -17,10 +18,11 @@ use tensorpack_tensor::{HostTensor, Result};
 pub(super) enum Mode {
     /// A run: everything fused, variables updated at the end.
     Fast,
-    /// A run of a fork: like `Fast`, but with all kernels that need the variables themselves at the end, so that other
-    /// forks can use the variables until then.
+    /// A run of a fork: like `Fast`, but with all kernels that need the variables themselves at the
+    /// end, so that other forks can use the variables until then.
     Apart,
-    /// A search for the first result that is not finite: every result is stored, and no variable changes.
+    /// A search for the first result that is not finite: every result is stored, and no variable
+    /// changes.
     Inspect,
 }
 

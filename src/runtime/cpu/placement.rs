@@ -1,7 +1,7 @@
 //! Placement: where every buffer of a compiled program lies in memory.
 //!
-//! Temporaries share one arena. A buffer occupies its part of it from the kernel that writes it to the last one that
-//! reads it. A map may write its result in place of an operand that dies there.
+//! Temporaries share one arena. A buffer occupies its part of it from the kernel that writes it to
+//! the last one that reads it. A map may write its result in place of an operand that dies there.
 
 use super::arena::{self, Lifetime};
 use super::memory::padded;
@@ -40,12 +40,14 @@ pub(super) struct Placement {
     pub(super) shared: Vec<Option<usize>>,
     pub(super) constants: Vec<HostTensor>,
     pub(super) arena_bytes: usize,
-    /// The largest number of bytes that live at the same time, a lower bound on the size of any arena.
+    /// The largest number of bytes that live at the same time, a lower bound on the size of any
+    /// arena.
     pub(super) live_bytes: usize,
 }
 
 impl Placement {
-    /// Places all buffers. `shared_bytes` is the memory that the threads of each kernel share, padded.
+    /// Places all buffers. `shared_bytes` is the memory that the threads of each kernel share,
+    /// padded.
     pub(super) fn new(
         compilation: &Compilation,
         variables: &Variables,
@@ -130,8 +132,8 @@ pub(super) fn variable(variables: &Variables, index: usize) -> Loc {
     Loc { base: Base::Slab(place.slab), offset: place.offset }
 }
 
-/// Buffers packed together with the padding of a slab, so that a pass over several variables reads their gradients as
-/// one array.
+/// Buffers packed together with the padding of a slab, so that a pass over several variables reads
+/// their gradients as one array.
 #[derive(Default)]
 struct Packs {
     /// The pack and the offset of each packed buffer.
@@ -140,8 +142,8 @@ struct Packs {
 }
 
 impl Packs {
-    /// Packs the temporaries that passes over several variables read element by element. Each such buffer is in one
-    /// pack only: `commit::pass_key` lets no other operand of any pass read it.
+    /// Packs the temporaries that passes over several variables read element by element. Each such
+    /// buffer is in one pack only: `commit::pass_key` lets no other operand of any pass read it.
     fn new(compilation: &Compilation) -> Packs {
         let program = &compilation.program;
         let mut packs = Packs::default();
@@ -172,8 +174,8 @@ impl Packs {
     }
 }
 
-/// Returns the first and last use of every temporary that something needs. Fetches are taken after the last kernel, and
-/// the commit follows them.
+/// Returns the first and last use of every temporary that something needs. Fetches are taken after
+/// the last kernel, and the commit follows them.
 fn lifetimes(compilation: &Compilation) -> HashMap<BufferId, Lifetime> {
     let Compilation { program, commit, .. } = compilation;
     let fetch_time = program.kernels.len();
@@ -197,9 +199,9 @@ fn lifetimes(compilation: &Compilation) -> HashMap<BufferId, Lifetime> {
 
 /// Finds maps whose result can be written in place of an operand that nothing reads any more.
 ///
-/// Preconditions: the operand is a temporary that dies here, of as many elements of the same size, read whole and in
-/// order by one operand of the map (kernels read an element before they write it, but not its neighbors), given to no
-/// other result, and in no pack; nor is the result.
+/// Preconditions: the operand is a temporary that dies here, of as many elements of the same size,
+/// read whole and in order by one operand of the map (kernels read an element before they write it,
+/// but not its neighbors), given to no other result, and in no pack; nor is the result.
 fn reuse_in_place(
     compilation: &Compilation,
     packs: &Packs,
@@ -219,7 +221,8 @@ fn reuse_in_place(
                     && v.dtype.size() == size
                     && !packs.contains(v.buffer)
                     && !given.contains(&v.buffer)
-                    // If it is also read in another way (shifted, say), it must stay until all of it was read.
+                    // If it is also read in another way (shifted, say), it must stay until all of
+                    // it was read.
                     && body.operands.iter().filter(|o| o.buffer == v.buffer).count() == 1
             };
             if let Some(v) = body.operands.iter().find(fits) {
@@ -231,7 +234,7 @@ fn reuse_in_place(
     reuses
 }
 
-/// What the arena places: packs, and groups of buffers that lie in place of each other.
+/// The items of the arena: packs, and groups of buffers that are written in place of each other.
 struct Items {
     lifetimes: Vec<Lifetime>,
     item_of: HashMap<BufferId, usize>,

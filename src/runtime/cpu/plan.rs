@@ -1,7 +1,7 @@
 //! The plan of a program: every kernel compiled and every buffer placed before anything runs.
 //!
-//! `placement` decides where buffers lie, `emit` turns kernels and updates into steps, `finite_checks` says what each
-//! step checks, and `describe` writes the plan as text.
+//! `placement` decides where buffers lie, `emit` turns kernels and updates into steps,
+//! `finite_checks` says what each step checks, and `describe` writes the plan as text.
 
 use super::compiled_kernel::CompiledKernel;
 use super::describe::describe;
@@ -68,8 +68,8 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Places all buffers of a compiled program and emits its steps. `passes` is the dump of the pipeline; it is empty if
-    /// there is none.
+    /// Places all buffers of a compiled program and emits its steps. `passes` is the dump of the
+    /// pipeline; it is empty if there is none.
     pub(super) fn new(compilation: Compilation, variables: &Variables, passes: String) -> Result<Plan> {
         let program = &compilation.program;
         let nodes = program.kernels.iter();

@@ -1,7 +1,9 @@
 //! Hoists work from after max pooling's gradient to before it, where there are fewer elements:
 //!
-//! - A mask by the pooled input, such as ReLU's gradient. Only the maxima have a gradient, so only they need the mask.
-//! - A sum over each channel. The gradient moves every element to one position, so the sum does not change.
+//! - A mask by the pooled input, such as ReLU's gradient. Only the maxima have a gradient, so only
+//!   they need the mask.
+//! - A sum over each channel. The gradient moves every element to one position, so the sum does not
+//!   change.
 
 use crate::kir::{
     BufferId, BufferKind, Kernel, KernelNode, MapBody, Pool, PoolKind, Program, ReduceKind, Reg, Step, View,
@@ -30,12 +32,12 @@ fn image_sizes(pool: &Pool) -> [[usize; 4]; 2] {
     [sizes(pool.in_size), sizes(pool.out_size)]
 }
 
-/// If kernel `at` masks a pooling's gradient with the pooled input, returns the index of the gradient
-/// kernel and the equivalent mask of the gradient's own input.
+/// If kernel `at` masks a pooling's gradient with the pooled input, returns the index of the
+/// gradient kernel and the equivalent mask of the gradient's own input.
 ///
 /// Preconditions: the mask has the sizes of the pooling's image (with other sizes, elements would
-/// have other channels), reads the whole gradient in order, and reads the same view that was pooled;
-/// nothing else needs the unmasked gradient; types do not change.
+/// have other channels), reads the whole gradient in order, and reads the same view that was
+/// pooled; nothing else needs the unmasked gradient; types do not change.
 fn moved_mask(program: &Program, at: usize) -> Option<(usize, MapBody)> {
     let KernelNode { kernel: Kernel::Map(body), outputs, .. } = &program.kernels[at] else { return None };
     let ([result], [_, _]) = (&outputs[..], &body.operands[..]) else { return None };
@@ -65,8 +67,8 @@ fn moved_mask(program: &Program, at: usize) -> Option<(usize, MapBody)> {
     Some((made, MapBody { sizes: dy.sizes.clone(), operands, expr: body.expr.clone() }))
 }
 
-/// Returns the operand that is masked: the result is this operand where a condition on the other operand alone is true,
-/// otherwise zero.
+/// Returns the operand that is masked: the result is this operand where a condition on the other
+/// operand alone is true, otherwise zero.
 fn masked_operand(body: &MapBody) -> Option<usize> {
     let steps = &body.expr.steps;
     let step = |r: Reg| steps[r.0 as usize];
@@ -127,7 +129,8 @@ fn summed(program: &Program, at: usize) -> Option<View> {
     fits.then(|| dy.clone())
 }
 
-/// Returns whether every window contains an element along an axis that is not padding, which gets its gradient.
+/// Returns whether every window contains an element along an axis that is not padding, which gets
+/// its gradient.
 fn all_real(pool: &Pool, axis: usize) -> bool {
     let last = pool.out_size[axis].saturating_sub(1) * pool.stride[axis];
     pool.pad_low[axis] < pool.window[axis] && last < pool.in_size[axis] + pool.pad_low[axis]

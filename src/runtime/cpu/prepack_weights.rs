@@ -1,5 +1,6 @@
-//! Weight prepacking: weights that many small products read, step after step of a recurrent layer, are copied into
-//! panels once. A product of few rows takes no longer than reading its weights, so packing them each time does not pay.
+//! Weight prepacking: weights that many small products read, step after step of a recurrent layer,
+//! are copied into panels once. A product of few rows takes no longer than reading its weights, so
+//! packing them each time does not pay.
 
 use crate::kir::{BufferId, BufferKind, ContractKind, Kernel, KernelNode, MatMul, Origin, Program, View};
 use std::collections::{HashMap, HashSet};
@@ -12,12 +13,12 @@ const MANY: usize = 6;
 /// Smaller weights stay in cache.
 const LARGE: usize = 1 << 16;
 
-/// Copies weights that many small products read before the first of them, and returns the copies: buffers to be stored
-/// in panels.
+/// Copies weights that many small products read before the first of them, and returns the copies:
+/// buffers to be stored in panels.
 ///
-/// Preconditions (`small`): one f32 matrix, dense from its offset on, for the whole product. Products share a copy if
-/// they read the same view as a matrix of the same sizes and transposition: the same elements under other sizes are
-/// another matrix.
+/// Preconditions (`small`): one f32 matrix, dense from its offset on, for the whole product.
+/// Products share a copy if they read the same view as a matrix of the same sizes and
+/// transposition: the same elements under other sizes are another matrix.
 pub(super) fn prepack_weights(program: &mut Program) -> HashSet<BufferId> {
     let mut readers: HashMap<Matrix, usize> = HashMap::new();
     for (product, rhs) in program.kernels.iter().filter_map(|node| small(&node.kernel)) {

@@ -1,5 +1,5 @@
-//! Programs of asynchronous towers: which kernels read a snapshot of the variables, and which read the variables
-//! themselves.
+//! Programs of asynchronous towers: which kernels read a snapshot of the variables, and which read
+//! the variables themselves.
 
 use super::commit::Commit;
 use crate::kir::{BufferKind, Program, View};

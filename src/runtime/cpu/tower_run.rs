@@ -36,15 +36,15 @@ impl TowerMemory {
         arena.saturating_add(scratch.saturating_sub(self.scratch_bytes.saturating_mul(self.scratch.len())))
     }
 
-    /// Returns the scratch bytes per thread and the number of threads. Neither shrinks, because other programs rely on
-    /// them.
+    /// Returns the scratch bytes per thread and the number of threads. Neither shrinks, because
+    /// other programs rely on them.
     fn scratch_for(&self, plan: &Plan, members: usize) -> (usize, usize) {
         (padded(plan.scratch_bytes).max(self.scratch_bytes), members.max(self.scratch.len()))
     }
 
-    /// Grows the memory to fit a plan. Earlier programs keep using the memory, so nothing is freed before its replacement
-    /// is allocated: an error leaves everything unchanged. New memory has no pages until it is written, so both together
-    /// take no more than the larger one.
+    /// Grows the memory to fit a plan. Earlier programs keep using the memory, so nothing is freed
+    /// before its replacement is allocated: an error leaves everything unchanged. New memory has no
+    /// pages until it is written, so both together take no more than the larger one.
     pub(super) fn make_room(&mut self, plan: &Plan, members: usize) -> Result<()> {
         if plan.arena_bytes > self.arena_bytes() || self.arena.is_none() {
             self.arena = Some(Block::zeroed(plan.arena_bytes)?);
@@ -66,7 +66,8 @@ impl TowerMemory {
     pub(super) fn make_trial_room(&mut self, plan: &Plan) -> Result<()> {
         let bytes = plan.trial_bytes();
         if bytes > self.trial.as_ref().map_or(0, Block::len) {
-            // The old block stays until the new one exists: a failed allocation must not leave none.
+            // The old block stays until the new one exists: a failed allocation must not leave
+            // none.
             self.trial = Some(Block::zeroed(bytes)?);
         }
         Ok(())
@@ -123,8 +124,8 @@ pub(super) struct TowerRun {
     room: Room,
 }
 
-// SAFETY: the pointers are written at the beginning of every run, before they are used, under the engine's lock; those
-// into variables are used while it is this engine's turn with them.
+// SAFETY: the pointers are written at the beginning of every run, before they are used, under the
+// engine's lock; those into variables are used while it is this engine's turn with them.
 unsafe impl Send for TowerRun {}
 
 impl Plan {
@@ -289,8 +290,9 @@ impl TowerRun {
             progress.set(Some(&step.origin));
         }
         let started = (!self.times.is_empty()).then(Instant::now);
-        // SAFETY: the plan gave every buffer its own place for as long as it lives, `resolve` has just filled the
-        // tables, the engine's lock keeps everyone else away, and whoever runs steps that touch variables has the turn.
+        // SAFETY: the plan gave every buffer its own place for as long as it lives, `resolve` has
+        // just filled the tables, the engine's lock keeps everyone else away, and whoever runs
+        // steps that touch variables has the turn.
         let ran = catch_unwind(AssertUnwindSafe(|| unsafe { step.kernel.run(cx.team, &memory) }));
         let here = |e: Error| e.within(&step.origin.name).at(step.origin.site);
         ran.unwrap_or_else(|panic| resume_unwind(Box::new(here(panicked(&*panic))))).map_err(here)?;
@@ -372,8 +374,8 @@ impl TowerRun {
         })
     }
 
-    /// Runs step by step and checks every result. Continues to the end after finding a bad one, so that the other towers
-    /// do not wait for this one.
+    /// Runs step by step and checks every result. Continues to the end after finding a bad one, so
+    /// that the other towers do not wait for this one.
     pub(super) fn find_bad(
         &mut self,
         cx: &mut TowerCx<'_>,

@@ -1,8 +1,8 @@
 //! Runs programs of several towers on a separate thread.
 //!
-//! The caller does not take part in a run: it waits, and learns when a tower is overdue. So it gets an error even if a
-//! tower never finishes. The thread waits for all towers, forever if necessary, and owns everything that they use, so
-//! the memory of a tower that hangs stays valid.
+//! The caller does not take part in a run: it waits, and learns when a tower is overdue. So it gets
+//! an error even if a tower never finishes. The thread waits for all towers, forever if necessary,
+//! and owns everything that they use, so the memory of a tower that hangs stays valid.
 
 use super::all_reduce::{Communicator, Overdue};
 use super::engine::CpuProgram;
@@ -41,7 +41,8 @@ impl TowerThread {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Runs `job`, whose towers synchronize through `communicator`. Returns an error if towers are overdue.
+    /// Runs `job`, whose towers synchronize through `communicator`. Returns an error if towers are
+    /// overdue.
     fn run_job<R: Send + 'static>(
         &self,
         communicator: &Communicator,
@@ -76,7 +77,7 @@ pub(super) struct MultiTowerProgram {
     program: Arc<CpuProgram>,
     communicator: Arc<Communicator>,
     tower_thread: Arc<TowerThread>,
-    /// What the steps of each tower are, for errors.
+    /// The origins of the steps of each tower, for errors.
     steps: Vec<Vec<Arc<Origin>>>,
 }
 

@@ -1,5 +1,6 @@
-//! Computes bf16 in f32. Kernels that sum have loops for f32 and f64 only, so their operands are converted before them
-//! and their results after. The conversions are maps, which fusion can merge with others.
+//! Computes bf16 in f32. Kernels that sum have loops for f32 and f64 only, so their operands are
+//! converted before them and their results after. The conversions are maps, which fusion can merge
+//! with others.
 
 use crate::kir::{
     BufferId, BufferKind, Class, ExprBuilder, GatherKind, Kernel, KernelNode, MapBody, Origin, Program, View,

@@ -1,5 +1,6 @@
-//! Variables, stored in slabs. The variables of a slab are contiguous, in the order they were created, so that an
-//! optimizer step is one pass over memory. Optimizer slots are stored in slabs of the same layout.
+//! Variables, stored in slabs. The variables of a slab are contiguous, in the order they were
+//! created, so that an optimizer step is one pass over memory. Optimizer slots are stored in slabs
+//! of the same layout.
 
 use super::memory::{Block, padded};
 use super::overflow::{Measured, Value, bound};
@@ -25,7 +26,7 @@ pub(super) struct Variables {
     places: Vec<Place>,
     /// Type and sizes of each variable.
     types: Vec<(DType, Vec<usize>)>,
-    /// What is known of the value of each; empty in a snapshot.
+    /// The known bounds of each variable; empty in a snapshot.
     pub(super) known: Vec<Value>,
     /// The extremes that passes over variables record.
     pub(super) measured: Vec<Measured>,
@@ -74,8 +75,8 @@ impl Variables {
             let (place, (dtype, sizes)) = (self.places[index], &self.types[index]);
             let bytes = kir::elements(sizes) * dtype.size();
             let (from, to) = (others.slab(place.slab), self.slab(place.slab));
-            // SAFETY: both slabs were allocated with room for this variable at its offset, and they are distinct: one is
-            // borrowed for reading and the other for writing.
+            // SAFETY: both slabs were allocated with room for this variable at its offset, and they
+            // are distinct: one is borrowed for reading and the other for writing.
             unsafe { std::ptr::copy_nonoverlapping(from.add(place.offset), to.add(place.offset), bytes) };
         }
         self.version = others.version;
@@ -101,7 +102,8 @@ impl Variables {
         let mut value = HostTensor::zeros(*dtype, sizes.as_slice())?;
         let place = self.places[index];
         let bytes = value.len() * dtype.size();
-        // SAFETY: the slab was allocated with room for this variable at its offset, and `&self` excludes writers.
+        // SAFETY: the slab was allocated with room for this variable at its offset, and `&self`
+        // excludes writers.
         let there = unsafe { std::slice::from_raw_parts(self.slab(place.slab).add(place.offset), bytes) };
         value.copy_from_bytes(there)?;
         Ok(value)
