@@ -198,3 +198,19 @@ impl Expr {
         steps.sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn constants_are_equal_if_their_bits_are() {
+        let constant = |value: f64| Step::Const(value, Class::F64);
+        assert_eq!(constant(f64::NAN), constant(f64::NAN));
+        assert_ne!(constant(0.0), constant(-0.0));
+        assert_ne!(constant(1.0), Step::Const(1.0, Class::F32));
+        let steps = [0.0, -0.0, f64::NAN, 0.0, f64::NAN].map(constant);
+        assert_eq!(steps.into_iter().collect::<HashSet<Step>>().len(), 3);
+    }
+}
