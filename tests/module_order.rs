@@ -114,6 +114,29 @@ fn no_file_is_a_grab_bag() {
 }
 
 #[test]
+fn the_kernel_ir_names_no_cpu_kernel() {
+    // The IR shares scalar expressions with the CPU kernels. Loops, layouts and algorithms belong to the engines.
+    let allowed = ["ReduceKind", "expr"];
+    let mut files = Vec::new();
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/kir"), &mut files);
+    let (mut wrong, mut seen) = (Vec::new(), 0);
+    for file in files {
+        let text = code(&read(&file)).replace("tensorpack_kernels", "crate");
+        for name in named(&text.replace("crate::kir", "")).into_iter().filter(|n| !n.is_empty()) {
+            seen += 1;
+            if !allowed.contains(&name) {
+                wrong.push(format!("{} names {name}", file.display()));
+            }
+        }
+        if text.contains("crate as") {
+            wrong.push(format!("{} renames the crate of CPU kernels", file.display()));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(seen >= 2, "only {seen} names were found: the scan does not see them");
+}
+
+#[test]
 fn names_are_found_in_every_form_of_use() {
     let text = code(
         "use crate::{graph::{Graph, Tensor}, kir};\nlet x = crate::ops::f(); // crate::nn\nuse crate::tower;",

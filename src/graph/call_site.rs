@@ -14,6 +14,8 @@ pub(super) struct CallSites {
     stack: Vec<Site>,
     /// While gradients are built: the line of the forward node they belong to.
     pub(super) inherited: Option<Site>,
+    /// The last line of the user that created a node or called a layer.
+    last: Option<Site>,
 }
 
 impl CallSites {
@@ -27,14 +29,17 @@ impl CallSites {
     }
 
     /// Returns the user's line for a call from `caller`.
-    pub(super) fn resolve(&self, caller: &'static Location<'static>) -> Site {
+    ///
+    /// A function pointer, such as `Tensor::relu` in `map(Tensor::relu)`, has no caller's line: Rust
+    /// gives the line of its definition. Such a call gets the user's previous line.
+    pub(super) fn resolve(&mut self, caller: &'static Location<'static>) -> Site {
         if let Some(site) = self.inherited {
             return site;
         }
-        match self.stack.last() {
-            Some(&user) if is_ours(caller.file()) => user,
-            _ => Site::from(caller),
+        if !is_ours(caller.file()) {
+            return *self.last.insert(Site::from(caller));
         }
+        self.stack.last().copied().or(self.last).unwrap_or(Site::from(caller))
     }
 }
 

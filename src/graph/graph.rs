@@ -125,7 +125,7 @@ impl Graph {
 
     /// Returns the user's line for a call from `caller`.
     pub(super) fn site(&self, caller: &'static Location<'static>) -> Site {
-        self.0.sites.borrow().resolve(caller)
+        self.sites().resolve(caller)
     }
 
     /// Checks that the graph is not frozen yet.
@@ -160,13 +160,20 @@ impl Graph {
     /// Adds an operation.
     #[track_caller]
     pub fn add_op(&self, op: Arc<dyn OpDef>, inputs: &[&Tensor]) -> Vec<Tensor> {
-        // The number of outputs of a failed op is unknown: callers take as many as they need.
-        let poison = || vec![Tensor::poison(self); 4];
+        let poison = || vec![Tensor::poison(self); op.output_count().min(MAX_POISON)];
         if inputs.iter().any(|t| t.is_poison()) {
             return poison();
         }
         let specs: Vec<Spec> = inputs.iter().map(|t| t.spec.clone()).collect();
-        match op.infer(&specs) {
+        let inferred = op.infer(&specs).and_then(|outputs| match outputs.len() == op.output_count() {
+            true => Ok(outputs),
+            false => Err(Error::argument(format!(
+                "`infer` returned {} outputs, but `output_count` is {}",
+                outputs.len(),
+                op.output_count()
+            ))),
+        });
+        match inferred {
             Ok(outputs) => self.add_node(NodeKind::Op(op), inputs, Some(outputs)),
             Err(e) => {
                 self.record(op.name(), inputs, e);
@@ -185,12 +192,13 @@ impl Graph {
         outputs: Option<Vec<Spec>>,
     ) -> Vec<Tensor> {
         let caller = Location::caller();
-        let Some(mut b) = self.building_or_late(kind.name()) else { return vec![Tensor::poison(self); 4] };
+        let poison = || vec![Tensor::poison(self); outputs.as_ref().map_or(1, Vec::len)];
+        let Some(mut b) = self.building_or_late(kind.name()) else { return poison() };
         if let Some(foreign) = inputs.iter().find(|t| t.graph.uid() != self.uid()) {
             let error = Error::new(ErrorKind::Graph, format!("{foreign:?} belongs to another graph"));
             let site = self.site(caller);
             b.error.get_or_insert(error.within(kind.name()).at(site));
-            return vec![Tensor::poison(self); 4];
+            return poison();
         }
         let outputs = outputs.unwrap_or_else(|| match kind {
             NodeKind::Current(v) | NodeKind::Read(v) => {
@@ -491,6 +499,9 @@ impl Graph {
     }
 }
 
+/// Maximum number of poison tensors of a failed operation, whose attributes may say anything.
+const MAX_POISON: usize = 1 << 16;
+
 fn frozen(what: &str, site: Site) -> Error {
     Error::new(ErrorKind::Graph, format!("{what}: the graph is frozen; nothing can be added to it"))
         .at(site)
@@ -524,5 +535,92 @@ impl std::fmt::Debug for Graph {
             Some(b) => write!(f, "Graph({} nodes, {} variables)", b.nodes.len(), b.variables.len()),
             None => f.write_str("Graph(frozen)"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kir::{LowerCx, View};
+
+    /// Six copies of a matrix; any other rank is an error.
+    #[derive(Debug, PartialEq, Eq, Hash)]
+    struct Six;
+
+    impl OpDef for Six {
+        fn name(&self) -> &str {
+            "Six"
+        }
+
+        fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+            match inputs[0].shape.rank() {
+                2 => Ok(vec![inputs[0].clone(); 6]),
+                _ => Err(Error::shape("expected a matrix")),
+            }
+        }
+
+        fn output_count(&self) -> usize {
+            6
+        }
+
+        fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+            Ok(vec![cx.input(0); 6])
+        }
+    }
+
+    /// Declares one output too many.
+    #[derive(Debug, PartialEq, Eq, Hash)]
+    struct Miscounted;
+
+    impl OpDef for Miscounted {
+        fn name(&self) -> &str {
+            "Miscounted"
+        }
+
+        fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+            Ok(vec![inputs[0].clone()])
+        }
+
+        fn output_count(&self) -> usize {
+            2
+        }
+
+        fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+            Ok(vec![cx.input(0)])
+        }
+    }
+
+    fn poisoned(made: &[Tensor]) -> usize {
+        assert!(made.iter().all(Tensor::is_poison), "{made:?}");
+        made.len()
+    }
+
+    #[test]
+    fn a_failed_op_has_as_many_outputs_as_it_declares() {
+        let graph = Graph::new();
+        let vector = graph.placeholder(&TensorSpec::f32("vector", [Some(3)]));
+        let matrix = graph.placeholder(&TensorSpec::f32("matrix", [Some(3), Some(2)]));
+        assert_eq!(Tensor::apply(Six, &[&matrix]).len(), 6);
+        let failed = Tensor::apply(Six, &[&vector]);
+        assert_eq!(poisoned(&failed), 6, "an error of `infer`");
+        assert_eq!(poisoned(&Tensor::apply(Six, &[&failed[5]])), 6, "a poison input");
+        assert_eq!(poisoned(&Tensor::apply(Miscounted, &[&failed[0]])), 2);
+        let other = Graph::new().placeholder(&TensorSpec::f32("other", [Some(3), Some(2)]));
+        assert_eq!(poisoned(&graph.add_op(Arc::new(Six), &[&other])), 6, "an input of another graph");
+        let fine = Graph::new();
+        let matrix = fine.placeholder(&TensorSpec::f32("matrix", [Some(3), Some(2)]));
+        fine.clone().freeze().unwrap();
+        assert_eq!(poisoned(&Tensor::apply(Six, &[&matrix])), 6, "a frozen graph");
+    }
+
+    #[test]
+    fn a_wrong_number_of_outputs_is_an_error() {
+        let graph = Graph::new();
+        let x = graph.placeholder(&TensorSpec::f32("x", [Some(3)]));
+        let line = line!() + 1;
+        assert_eq!(poisoned(&Tensor::apply(Miscounted, &[&x])), 2);
+        let e = graph.freeze().unwrap_err();
+        assert_eq!((e.kind(), e.site().map(|s| s.line)), (ErrorKind::Argument, Some(line)), "{e}");
+        assert!(e.message().contains("Miscounted") && e.message().contains("output_count"), "{e}");
     }
 }

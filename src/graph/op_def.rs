@@ -76,6 +76,12 @@ pub trait OpDef: OpIdentity + Debug + Send + Sync {
     /// check what could not be checked the first time.
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>>;
 
+    /// Returns the number of outputs, which is the length of what `infer` returns. A failed
+    /// operation has this many poison tensors as its outputs.
+    fn output_count(&self) -> usize {
+        1
+    }
+
     /// Returns whether only the shape of input `i` is used, so that its value need not be computed
     /// or kept.
     fn shape_only(&self, _i: usize) -> bool {

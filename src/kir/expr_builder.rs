@@ -1,29 +1,29 @@
-//! Writes scalar expressions, folding constants and equal steps as it goes.
+//! Builds scalar expressions, folding constants and merging equal steps.
 
 use super::{Binary, Class, Expr, Reg, Step, Unary};
 use tensorpack_tensor::DType;
 
-/// Steps of an expression at most: registers are numbered in 16 bits.
-const MOST_STEPS: usize = u16::MAX as usize;
+/// Maximum number of steps of an expression: registers have 16 bits.
+const MAX_STEPS: usize = u16::MAX as usize;
 
-/// Builds an [`Expr`] step by step. One of more than 65535 steps is refused when the program is validated.
+/// Builds an [`Expr`] step by step. Validation rejects expressions of more than 65535 steps.
 #[derive(Debug, Default)]
 pub struct ExprBuilder {
     steps: Vec<Step>,
-    /// For each step, whether it loads an operand as it is, without conversion.
+    /// For each step, whether it loads an operand without conversion.
     unconverted: Vec<bool>,
 }
 
 impl ExprBuilder {
-    /// The expression with these outputs, without steps that none of them needs.
+    /// Returns the expression with these outputs, without unused steps.
     pub fn finish(self, outputs: &[Reg]) -> Expr {
-        if self.steps.len() > MOST_STEPS {
-            // More than can be numbered: an expression that validation refuses.
+        if self.steps.len() > MAX_STEPS {
+            // Too many steps: an expression that validation rejects.
             return Expr { steps: Vec::new(), outputs: vec![Reg(u16::MAX); outputs.len()] };
         }
         let mut needed = vec![false; self.steps.len()];
         outputs.iter().for_each(|r| needed[r.0 as usize] = true);
-        // Steps use earlier ones alone, so one pass backwards finds all.
+        // Steps use only earlier ones, so one backward pass finds all that are needed.
         for i in (0..self.steps.len()).rev() {
             if needed[i] {
                 map_regs(self.steps[i], |r| {
@@ -61,15 +61,10 @@ impl ExprBuilder {
     }
 
     fn push(&mut self, step: Step) -> Reg {
-        if self.steps.len() > MOST_STEPS {
+        if self.steps.len() > MAX_STEPS {
             return Reg(u16::MAX);
         }
-        // Constants are compared by bits: NaN equals itself here, and 0 differs from -0.
-        let same = |s: &Step| match (s, &step) {
-            (Step::Const(a, c), Step::Const(b, d)) => a.to_bits() == b.to_bits() && c == d,
-            (s, t) => s == t,
-        };
-        let at = self.steps.iter().position(same).unwrap_or_else(|| {
+        let at = self.steps.iter().position(|s| *s == step).unwrap_or_else(|| {
             self.steps.push(step);
             self.unconverted.push(false);
             self.steps.len() - 1
@@ -77,14 +72,14 @@ impl ExprBuilder {
         Reg(number(at))
     }
 
-    /// The kernel's operand `index`, whose elements are of type `dtype`, in `class`.
+    /// Loads the kernel's operand `index`, whose elements are of type `dtype`, in `class`.
     pub fn operand(&mut self, index: usize, dtype: DType, class: Class) -> Reg {
         let reg = self.push(Step::Operand { index: number(index), class });
         self.unconverted[reg.0 as usize] = Class::of(dtype) == class;
         reg
     }
 
-    /// A constant.
+    /// Adds a constant.
     pub fn constant(&mut self, value: f64, class: Class) -> Reg {
         let value = match class {
             Class::F32 => f64::from(value as f32),
@@ -94,12 +89,12 @@ impl ExprBuilder {
         self.push(Step::Const(value, class))
     }
 
-    /// The element's index along `axis`.
+    /// Adds the element's index along `axis`.
     pub fn index(&mut self, axis: usize, class: Class) -> Reg {
         self.push(Step::Index { axis: number(axis), class })
     }
 
-    /// A function of one number.
+    /// Adds a function of one value.
     pub fn unary(&mut self, op: Unary, x: Reg) -> Reg {
         match (op, self.constant_of(x)) {
             (Unary::Neg, Some(v)) => self.constant(-v, self.class(x)),
@@ -108,7 +103,7 @@ impl ExprBuilder {
         }
     }
 
-    /// A function of two numbers of one class.
+    /// Adds a function of two values of the same class.
     pub fn binary(&mut self, op: Binary, a: Reg, b: Reg) -> Reg {
         let class = self.class(a);
         match (op, self.constant_of(a), self.constant_of(b)) {
@@ -125,7 +120,7 @@ impl ExprBuilder {
         self.push(Step::Binary(op, a, b))
     }
 
-    /// `a` where `condition` is true, else `b`.
+    /// Adds a selection: `a` where `condition` is true, otherwise `b`.
     pub fn select(&mut self, condition: Reg, a: Reg, b: Reg) -> Reg {
         match self.constant_of(condition) {
             Some(0.0) => b,
@@ -134,25 +129,25 @@ impl ExprBuilder {
         }
     }
 
-    /// `x` in another class.
+    /// Converts `x` to another class.
     pub fn cast(&mut self, class: Class, x: Reg) -> Reg {
         match self.steps[x.0 as usize] {
             _ if self.class(x) == class => x,
             Step::Const(v, _) => self.constant(v, class),
-            // Elements are loaded in any class directly, converted as a cast would; but not what was converted before,
-            // which may have lost digits.
+            // A load converts to any class as a cast would. A load that already converts may have
+            // lost digits, so it is not replaced.
             Step::Operand { index, .. } if self.unconverted[x.0 as usize] => {
                 self.push(Step::Operand { index, class })
             }
-            // 0 and 1 are the same in every class, so a truth value needs no detour.
+            // 0 and 1 are the same in every class, so a boolean is cast directly.
             Step::Cast(_, truth) if self.is_truth(truth) => self.cast(class, truth),
             _ => self.push(Step::Cast(class, x)),
         }
     }
 
-    /// `x` as a buffer of type `dtype` would give it back, in the class of that type. An expression
-    /// may be of another class than its output, and storing converts. Not for types narrower than
-    /// their class, which storing rounds or wraps.
+    /// Returns `x` as it would be read back from a buffer of type `dtype`, in the class of that
+    /// type. The class of an expression may differ from that of its output, and storing converts.
+    /// Not for types narrower than their class, which storing rounds or wraps.
     pub(crate) fn stored(&mut self, dtype: DType, x: Reg) -> Reg {
         debug_assert!(matches!(dtype, DType::F32 | DType::F64 | DType::I64 | DType::Bool));
         if dtype != DType::Bool || self.is_truth(x) {
@@ -163,7 +158,7 @@ impl ExprBuilder {
         self.cast(Class::I64, truth)
     }
 
-    /// Whether a value is known to be 0 or 1.
+    /// Returns whether a value is known to be 0 or 1.
     fn is_truth(&self, reg: Reg) -> bool {
         use Binary::{And, Eq, Ge, Gt, Le, Lt, Ne, Or};
         match self.steps[reg.0 as usize] {
@@ -176,8 +171,8 @@ impl ExprBuilder {
         }
     }
 
-    /// Copies `expr` in, with its operand `i` replaced by what `operand` says, and its dimension `d` by `axis`.
-    /// Returns its outputs.
+    /// Inlines `expr`, with its operand `i` replaced by `operand(i)` and its dimension `d` by
+    /// `axis(d)`. Returns its outputs.
     pub fn inline(
         &mut self,
         expr: &Expr,
@@ -202,9 +197,10 @@ impl ExprBuilder {
     }
 }
 
-/// A place as an expression stores it. One that is too large becomes the largest, which validation refuses.
-fn number(place: usize) -> u16 {
-    u16::try_from(place).unwrap_or(u16::MAX)
+/// Returns an index as an expression stores it. One that is too large becomes `u16::MAX`, which
+/// validation rejects.
+fn number(index: usize) -> u16 {
+    u16::try_from(index).unwrap_or(u16::MAX)
 }
 
 fn map_regs(step: Step, mut f: impl FnMut(Reg) -> Reg) -> Step {
@@ -222,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_steps_are_one_and_unused_ones_go() {
+    fn equal_steps_are_merged_and_unused_ones_removed() {
         let mut b = ExprBuilder::default();
         let x = b.operand(0, DType::F32, Class::F32);
         let unused = b.unary(Unary::Exp, x);
@@ -239,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plus_zero_is_nothing_to_subtract() {
+    fn subtracting_plus_zero_is_the_identity() {
         let mut b = ExprBuilder::default();
         let x = b.operand(0, DType::F32, Class::F32);
         let [plus, minus] = [0.0, -0.0].map(|v| b.constant(v, Class::F32));
@@ -248,15 +244,15 @@ mod tests {
     }
 
     #[test]
-    fn more_steps_than_can_be_numbered_make_no_expression() {
+    fn too_many_steps_make_no_expression() {
         let full = |steps: usize| ExprBuilder {
             steps: vec![Step::Const(0.0, Class::F32); steps],
             unconverted: vec![false; steps],
         };
-        let mut b = full(MOST_STEPS - 1);
+        let mut b = full(MAX_STEPS - 1);
         let last = b.index(0, Class::F32);
         assert_eq!(b.finish(&[last]).steps, [Step::Index { axis: 0, class: Class::F32 }]);
-        let mut b = full(MOST_STEPS);
+        let mut b = full(MAX_STEPS);
         b.index(0, Class::F32);
         let past = b.index(1, Class::F32);
         let expr = b.finish(&[past]);

@@ -1,29 +1,26 @@
-//! The kinds of kernel.
+//! The kinds of kernels.
 
-use super::{Expr, ReduceKind, View};
+use super::{Argsort, Conv2d, Cumsum, Expr, GatherScatter, MatMul, Pool, ReduceKind, View};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
-use tensorpack_kernels::{
-    Argsort, Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Cumsum, DepthwiseFilterGrad,
-    DepthwiseForward, DepthwiseInputGrad, GatherScatter, MatMul, Pool,
-};
 use tensorpack_tensor::{HostTensor, Result};
 
-/// A scalar expression over every element of an iteration space, and what it reads.
-#[derive(Clone, Debug, PartialEq)]
+/// A scalar expression over every element of an iteration space, with its operands.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MapBody {
     /// The iteration space; outputs are dense over it.
     pub sizes: Vec<usize>,
-    /// What is read, each broadcast to the iteration space.
+    /// The operands, each broadcast to the iteration space.
     pub operands: Vec<View>,
-    /// What is computed.
+    /// The expression.
     pub expr: Expr,
 }
 
-/// A map applied to the result of a contraction, rectangle by rectangle, while it is in cache. Operand 0 of the
-/// expression is the contraction's own result.
-#[derive(Clone, Debug, PartialEq)]
+/// A map applied to the result of a contraction, rectangle by rectangle, while it is in cache.
+/// Operand 0 of the expression is the contraction's own result.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Epilogue {
     /// The other operands: operand `i + 1` of the expression, each broadcast to the output's sizes.
     pub operands: Vec<View>,
@@ -31,10 +28,10 @@ pub struct Epilogue {
     pub expr: Expr,
 }
 
-/// What is contracted, with all sizes.
+/// The kind of a contraction, with all sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ContractKind {
-    /// A matrix product, perhaps batched.
+    /// A batched matrix product.
     MatMul(MatMul),
     /// A convolution.
     Conv2d(Conv2d),
@@ -51,164 +48,206 @@ pub enum ContractKind {
 }
 
 impl ContractKind {
-    /// The loops that compute it.
-    pub fn kernel(&self) -> Box<dyn Contract> {
-        match self.clone() {
-            ContractKind::MatMul(k) => Box::new(k),
-            ContractKind::Conv2d(k) => Box::new(Conv2dForward(k)),
-            ContractKind::Conv2dInputGrad(k) => Box::new(Conv2dInputGrad(k)),
-            ContractKind::Conv2dFilterGrad(k) => Box::new(Conv2dFilterGrad(k)),
-            ContractKind::Depthwise(k) => Box::new(DepthwiseForward(k)),
-            ContractKind::DepthwiseInputGrad(k) => Box::new(DepthwiseInputGrad(k)),
-            ContractKind::DepthwiseFilterGrad(k) => Box::new(DepthwiseFilterGrad(k)),
+    /// Checks that no product of the sizes overflows.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self {
+            ContractKind::MatMul(product) => product.check(),
+            ContractKind::Conv2d(c)
+            | ContractKind::Conv2dInputGrad(c)
+            | ContractKind::Conv2dFilterGrad(c) => c.check(),
+            ContractKind::Depthwise(c)
+            | ContractKind::DepthwiseInputGrad(c)
+            | ContractKind::DepthwiseFilterGrad(c) => c.check_depthwise(),
+        }
+    }
+
+    /// Returns the number of elements of the left operand, of the right operand and of the output.
+    pub(crate) fn lens(&self) -> [usize; 3] {
+        match self {
+            ContractKind::MatMul(product) => [product.lhs_len(), product.rhs_len(), product.out_len()],
+            ContractKind::Conv2d(c) => [c.in_len(), c.filter_len(), c.out_len()],
+            ContractKind::Conv2dInputGrad(c) => [c.out_len(), c.filter_len(), c.in_len()],
+            ContractKind::Conv2dFilterGrad(c) => [c.in_len(), c.out_len(), c.filter_len()],
+            ContractKind::Depthwise(c) => [c.in_len(), c.depthwise_filter_len(), c.out_len()],
+            ContractKind::DepthwiseInputGrad(c) => [c.out_len(), c.depthwise_filter_len(), c.in_len()],
+            ContractKind::DepthwiseFilterGrad(c) => [c.in_len(), c.out_len(), c.depthwise_filter_len()],
+        }
+    }
+
+    /// Returns the size of the output's last dimension: columns of a matrix product, channels of a
+    /// convolution.
+    pub(crate) fn out_columns(&self) -> usize {
+        match self {
+            ContractKind::MatMul(product) => product.n,
+            ContractKind::Conv2d(c) | ContractKind::Conv2dFilterGrad(c) => c.out_channels,
+            ContractKind::Conv2dInputGrad(c)
+            | ContractKind::Depthwise(c)
+            | ContractKind::DepthwiseInputGrad(c)
+            | ContractKind::DepthwiseFilterGrad(c) => c.in_channels,
         }
     }
 }
 
-/// What pooling does.
+/// The kind of a pooling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PoolKind {
-    /// Reads x; gives the maxima and, as u8, where in its window each was found.
+    /// Reads x; returns the maxima and, as u8, the position of each in its window.
     Max,
-    /// Reads dy and the places; gives dx.
+    /// Reads dy and the positions; returns dx.
     MaxGrad,
-    /// Reads x and the places; gives the elements there.
+    /// Reads x and the positions; returns the elements there.
     MaxPick,
-    /// Reads x; gives averages.
+    /// Reads x; returns averages.
     Average,
-    /// Reads dy; gives dx.
+    /// Reads dy; returns dx.
     AverageGrad,
 }
 
-/// What is done with the rows of tables that are named by number.
+/// The kind of a gather or scatter of table rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "LookupKind")]
 pub enum GatherKind {
-    /// Reads tables; gives the rows named.
+    /// Reads tables; returns the selected rows.
     Gather,
-    /// Reads rows; gives tables of zeros with each added to the row named.
+    /// Reads rows; returns tables of zeros with each row added to the selected one.
     ScatterAdd,
     /// Reads integers (`rows` and `indices` are the same view) and returns them unchanged. A zero
     /// ends the run with an error.
     NonZero,
 }
 
-/// A user's own kernel: a function of dense host tensors. See `docs/extend/op.md`.
+/// A custom kernel: a function of dense host tensors. See `docs/extend/op.md`.
 pub trait CustomKernel: fmt::Debug + Send + Sync {
-    /// Computes the outputs, which come zeroed and with the right shapes. Runs on one thread.
+    /// Computes the outputs, which are zeroed and have the declared shapes. Runs on one thread.
     fn run(&self, inputs: &[HostTensor], outputs: &mut [HostTensor]) -> Result<()>;
 }
 
+/// Custom kernels are compared by identity: two are equal if they are the same object.
+impl PartialEq for dyn CustomKernel {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::addr_eq(self, other)
+    }
+}
+
+impl Eq for dyn CustomKernel {}
+
+impl Hash for dyn CustomKernel {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        std::ptr::from_ref(self).cast::<()>().hash(state);
+    }
+}
+
 /// One kernel. Outputs are always dense.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Kernel {
-    /// An expression of every element; one output for each of the expression's.
+    /// An expression of every element, with one output for each output of the expression.
     Map(MapBody),
-    /// An expression of every element, reduced over some dimensions; several reductions share one pass.
+    /// An expression of every element, reduced over some dimensions; several reductions share one
+    /// pass.
     Reduce {
-        /// What is computed of every element; one output of the expression for each kind.
+        /// The reduced values; the expression has one output for each kind.
         body: MapBody,
         /// Which dimensions are reduced.
         reduced: Vec<bool>,
-        /// How.
+        /// The kinds of reduction.
         kinds: Vec<ReduceKind>,
     },
-    /// A sum of products of two tensors, which are dense or bf16.
+    /// A sum of products of two tensors. Each is dense, or bf16 with any strides.
     Contract {
-        /// What and how large.
+        /// The kind and sizes.
         kind: ContractKind,
         /// The left operand.
         lhs: View,
         /// The right operand.
         rhs: View,
-        /// What is done to the result before it leaves the cache.
+        /// A map applied to the result.
         epilogue: Option<Epilogue>,
     },
-    /// Pooling over windows of NHWC tensors, which are dense or bf16.
+    /// Pooling over windows of NHWC tensors. Each is dense, or bf16 with any strides.
     Pool {
-        /// What it does.
+        /// The kind.
         kind: PoolKind,
         /// The sizes.
         pool: Pool,
-        /// What it reads.
+        /// The inputs.
         inputs: Vec<View>,
     },
     /// A dense copy of a view.
     Copy(View),
     /// A copy with zeros around and between the elements.
     Pad {
-        /// What is read.
+        /// The input.
         src: View,
         /// Zeros before, for each dimension.
         low: Vec<usize>,
         /// Zeros after.
         high: Vec<usize>,
-        /// Zeros between neighbours.
+        /// Zeros between neighboring elements.
         interior: Vec<usize>,
     },
-    /// Several tensors side by side.
+    /// A concatenation.
     Concat {
-        /// What is read, alike in all dimensions but one.
+        /// The inputs, which have equal sizes except along `axis`.
         parts: Vec<View>,
-        /// That one.
+        /// The dimension they are joined along.
         axis: usize,
     },
-    /// Rows of tables by number. A number that names no row ends the run with an error.
+    /// A gather or scatter of table rows. An index out of range ends the run with an error.
     #[doc(alias = "Lookup")]
     Gather {
-        /// Whether they are read or added to.
+        /// The kind.
         kind: GatherKind,
         /// The sizes.
-        lookup: GatherScatter,
-        /// The tables, or what is added; dense, or bf16 that is added.
+        gather: GatherScatter,
+        /// The tables of a gather, dense; or the rows that are added, dense or bf16.
         rows: View,
-        /// The numbers, dense i64.
+        /// The indices, dense i64.
         indices: View,
     },
-    /// Running sums of a tensor that is dense or bf16.
+    /// Cumulative sums of a tensor that is dense or bf16.
     #[doc(alias = "Cumulate")]
     Cumsum {
-        /// The sizes, and from where to where.
-        sums: Cumsum,
-        /// What is summed.
+        /// The sizes and the direction.
+        cumsum: Cumsum,
+        /// The input.
         input: View,
     },
-    /// The places (i64) of a dense tensor's elements in the order of their values.
+    /// The indices (i64) that sort the rows of a dense tensor.
     #[doc(alias = "Order")]
     Argsort {
-        /// The sizes, and which come first.
-        order: Argsort,
-        /// What is ordered.
+        /// The sizes and the order.
+        argsort: Argsort,
+        /// The input.
         input: View,
     },
     /// Uniform random numbers in `[0, 1)`.
     Random {
-        /// The name of the stream: the op's, without the tower's.
+        /// The name of the stream: the op's name without the tower's prefix.
         stream: String,
-        /// The number of the first element: those before belong to earlier towers, so that several towers draw
-        /// together what one would for all their examples.
+        /// The index of the first element in the stream. Earlier elements belong to earlier towers,
+        /// so that several towers draw together what one would draw for all their examples.
         first: usize,
-        /// Whether towers draw numbers of their own; else all draw the same.
+        /// Whether each tower draws its own elements; otherwise all draw the same.
         continued: bool,
     },
-    /// The sum of what all towers have here.
+    /// The sum over all towers.
     AllReduce {
-        /// What it is called in every tower.
+        /// The name, the same in every tower.
         key: String,
-        /// This tower's part, dense.
+        /// This tower's summand, dense.
         input: View,
     },
-    /// A user's own kernel.
+    /// A custom kernel.
     Custom {
         /// The function.
         kernel: Arc<dyn CustomKernel>,
-        /// What it reads, dense.
+        /// The inputs, dense.
         inputs: Vec<View>,
     },
 }
 
 impl Kernel {
-    /// Every view the kernel reads.
+    /// Returns every view the kernel reads.
     pub fn reads(&self) -> Vec<&View> {
         match self {
             Kernel::Map(body) | Kernel::Reduce { body, .. } => body.operands.iter().collect(),
@@ -229,7 +268,7 @@ impl Kernel {
         }
     }
 
-    /// Every view the kernel reads, to be changed; in the same order.
+    /// Returns every view the kernel reads, in the order of `reads`.
     pub(crate) fn reads_mut(&mut self) -> Vec<&mut View> {
         match self {
             Kernel::Map(body) | Kernel::Reduce { body, .. } => body.operands.iter_mut().collect(),
@@ -248,7 +287,7 @@ impl Kernel {
         }
     }
 
-    /// The kind, in a word.
+    /// Returns the kind as one word.
     pub fn name(&self) -> &'static str {
         match self {
             Kernel::Map(_) => "map",
@@ -283,7 +322,7 @@ impl Kernel {
         }
     }
 
-    /// Whether the result depends on the operands alone.
+    /// Returns whether the result depends only on the operands.
     pub fn is_pure(&self) -> bool {
         !matches!(self, Kernel::Random { .. } | Kernel::AllReduce { .. } | Kernel::Custom { .. })
     }

@@ -1,19 +1,19 @@
-//! What an operation's `lower` writes with.
+//! The context of an operation's `lower`: its inputs, and methods that emit kernels.
 
 use super::{
-    BufferKind, Class, ContractKind, CustomKernel, Expr, ExprBuilder, GatherKind, Kernel, KernelNode,
-    MapBody, Origin, PoolKind, Program, ReduceKind, Reg, View,
+    Argsort, BufferKind, Class, ContractKind, Cumsum, CustomKernel, Expr, ExprBuilder, GatherKind,
+    GatherScatter, Kernel, KernelNode, MapBody, Origin, Pool, PoolKind, Program, ReduceKind, Reg, View,
 };
 use std::sync::Arc;
-use tensorpack_kernels::{Argsort, Cumsum, GatherScatter, Pool};
 use tensorpack_tensor::{DType, HostTensor};
 
-/// The lowering of one graph node, all shapes known: its inputs as views, and methods that emit kernels.
+/// The lowering of one graph node, all shapes known: its inputs as views, and methods that emit
+/// kernels.
 #[derive(Debug)]
 pub struct LowerCx<'a> {
     /// The program written to.
     pub(crate) program: &'a mut Program,
-    /// The node's inputs; `None` for those taken for their shape alone.
+    /// The node's inputs; `None` for those of which only the shape is used.
     pub(crate) inputs: &'a [Option<View>],
     /// The sizes of all inputs.
     pub(crate) input_sizes: &'a [Vec<usize>],
@@ -23,32 +23,35 @@ pub struct LowerCx<'a> {
 }
 
 impl LowerCx<'_> {
-    /// Input `i`. Not for inputs that the op declared shape-only.
+    /// Returns input `i`.
+    ///
+    /// # Panics
+    /// Panics if the op declared the input shape-only.
     pub fn input(&self, i: usize) -> View {
         self.inputs[i].clone().expect("an op reads no input it declared shape-only")
     }
 
-    /// How many inputs there are.
+    /// Returns the number of inputs.
     pub fn input_count(&self) -> usize {
         self.inputs.len()
     }
 
-    /// The sizes of input `i`, shape-only ones too.
+    /// Returns the sizes of input `i`, which may be shape-only.
     pub fn input_sizes(&self, i: usize) -> &[usize] {
         &self.input_sizes[i]
     }
 
-    /// The sizes of output `i`.
+    /// Returns the sizes of output `i`.
     pub fn output_sizes(&self, i: usize) -> Vec<usize> {
         self.outputs[i].1.clone()
     }
 
-    /// The element type of output `i`.
+    /// Returns the element type of output `i`.
     pub fn output_dtype(&self, i: usize) -> DType {
         self.outputs[i].0
     }
 
-    /// The node's name: what random streams are keyed by.
+    /// Returns the node's name, which identifies random streams.
     pub fn node_name(&self) -> &str {
         &self.origin.name
     }
@@ -71,22 +74,22 @@ impl LowerCx<'_> {
     /// For comparisons with a value that was computed from the same elements, such as a maximum: a
     /// compiler that recomputes the elements for the comparison may contract a multiplication and
     /// an addition into one rounding there and not elsewhere, and then no element equals the
-    /// maximum. The CPU engine's kernels always round alike.
+    /// maximum. The CPU engine's kernels always round the same way.
     pub fn materialize(&mut self, view: &View) {
         if self.program.is_temp(view.buffer) && !self.program.materialized.contains(&view.buffer) {
             self.program.materialized.push(view.buffer);
         }
     }
 
-    /// A constant tensor.
+    /// Adds a constant tensor.
     pub fn constant(&mut self, value: HostTensor) -> View {
         let (dtype, sizes) = (value.dtype(), value.sizes().to_vec());
         let b = self.program.add_buffer(dtype, &sizes, BufferKind::Constant(value));
         View::dense(b, dtype, &sizes)
     }
 
-    /// The operands of a map over `sizes`: constants of one element become part of the expression.
-    /// Whatever the view, all that it sees is that element.
+    /// Builds a map over `sizes`. Constants of one element become part of the expression, since all
+    /// elements of a view of such a constant are equal.
     fn body(
         &mut self,
         sizes: &[usize],
@@ -114,13 +117,14 @@ impl LowerCx<'_> {
         compact(sizes, read, b.finish(&outputs))
     }
 
-    /// An elementwise kernel that computes output 0 from `operands`, each broadcast to its sizes.
+    /// Emits an elementwise kernel that computes output 0 from `operands`, each broadcast to its
+    /// sizes.
     pub fn map(&mut self, operands: &[&View], build: impl FnOnce(&mut ExprBuilder, &[Reg]) -> Reg) -> View {
         let (dtype, sizes) = self.outputs[0].clone();
         self.map_to(dtype, &sizes, operands, build)
     }
 
-    /// An elementwise kernel over `sizes` with a result of type `dtype`.
+    /// Emits an elementwise kernel over `sizes` with a result of type `dtype`.
     pub fn map_to(
         &mut self,
         dtype: DType,
@@ -132,8 +136,8 @@ impl LowerCx<'_> {
         self.one(Kernel::Map(body), dtype, sizes.to_vec())
     }
 
-    /// A reduction of an expression over the dimensions marked in `reduced`. Outputs have the kept dimensions
-    /// alone; moments give two.
+    /// Emits a reduction of an expression over the dimensions marked in `reduced`. Outputs have
+    /// only the other dimensions; moments have two outputs.
     pub fn reduce(
         &mut self,
         kind: ReduceKind,
@@ -150,33 +154,34 @@ impl LowerCx<'_> {
         self.emit(kernel, &vec![(dtype, kept); count])
     }
 
-    /// A contraction; its operands are made dense first if they are not. In bf16 only the operands and the result are
-    /// rounded: products and sums are done in f32, which is each engine's own business.
+    /// Emits a contraction; operands that are not dense are copied first. In bf16 only the operands
+    /// and the result are rounded: every engine computes products and sums in f32.
     pub fn contract(&mut self, kind: ContractKind, lhs: &View, rhs: &View) -> View {
         let sizes = self.output_sizes(0);
         self.contract_to(kind, lhs, rhs, &sizes)
     }
 
-    /// A contraction whose result, of output 0's type, is seen under these sizes.
+    /// Emits a contraction whose result has the type of output 0 and these sizes.
     pub fn contract_to(&mut self, kind: ContractKind, lhs: &View, rhs: &View, sizes: &[usize]) -> View {
         let (dtype, sizes) = (self.outputs[0].0, sizes.to_vec());
         if sizes.contains(&0) {
-            // Kernels cut work by products of sizes, which need not fit a number where one of them is zero.
+            // Kernels are partitioned by products of sizes, which may overflow where another size
+            // is zero.
             return self.map_to(dtype, &sizes, &[], |b, _| b.constant(0.0, Class::of(dtype)));
         }
         let (lhs, rhs) = (self.operand(lhs), self.operand(rhs));
         self.one(Kernel::Contract { kind, lhs, rhs, epilogue: None }, dtype, sizes)
     }
 
-    /// Pooling; its operands are made dense first if they are not. In bf16 it is done in f32.
+    /// Emits a pooling; operands that are not dense are copied first. bf16 is computed in f32.
     pub fn pool(&mut self, kind: PoolKind, pool: Pool, inputs: &[View]) -> Vec<View> {
         let inputs = inputs.iter().map(|v| self.operand(v)).collect();
         let outputs = self.outputs.to_vec();
         self.emit(Kernel::Pool { kind, pool, inputs }, &outputs)
     }
 
-    /// What a kernel that computes in f32 reads: dense, unless it is bf16 and so converted by the engine first, or by
-    /// the kernel as it reads.
+    /// Returns the operand of a kernel that computes in f32: a dense view, or bf16 with any
+    /// strides, which the engine converts.
     fn operand(&mut self, view: &View) -> View {
         match view.dtype {
             DType::Bf16 => view.clone(),
@@ -184,7 +189,7 @@ impl LowerCx<'_> {
         }
     }
 
-    /// The view itself if it is dense, else a dense copy.
+    /// Returns the view itself if it is dense, otherwise a dense copy.
     pub fn dense(&mut self, view: &View) -> View {
         if view.is_dense() {
             return view.clone();
@@ -192,7 +197,7 @@ impl LowerCx<'_> {
         self.one(Kernel::Copy(view.clone()), view.dtype, view.sizes.clone())
     }
 
-    /// The elements under other sizes: a view where that is possible, else a copy.
+    /// Returns the elements with other sizes: a view if possible, otherwise a copy.
     pub fn reshape(&mut self, view: &View, sizes: &[usize]) -> View {
         match view.reshape(sizes) {
             Some(v) => v,
@@ -203,21 +208,22 @@ impl LowerCx<'_> {
         }
     }
 
-    /// A copy with zeros before, after and between the elements of each dimension.
+    /// Emits a copy with zeros before, after and between the elements of each dimension.
     pub fn pad(&mut self, src: &View, low: &[usize], high: &[usize], interior: &[usize]) -> View {
         let (dtype, sizes) = self.outputs[0].clone();
         let (low, high, interior) = (low.to_vec(), high.to_vec(), interior.to_vec());
         self.one(Kernel::Pad { src: src.clone(), low, high, interior }, dtype, sizes)
     }
 
-    /// Several tensors side by side along `axis`, as output 0.
+    /// Emits a concatenation along `axis`, as output 0.
     pub fn concat(&mut self, parts: &[View], axis: usize) -> View {
         let (dtype, sizes) = self.outputs[0].clone();
         self.one(Kernel::Concat { parts: parts.to_vec(), axis }, dtype, sizes)
     }
 
-    /// Rows of tables by number, for output 0. Rows are added up in f32 where they are bf16.
-    pub fn lookup(&mut self, kind: GatherKind, lookup: GatherScatter, rows: &View, indices: &View) -> View {
+    /// Emits a gather or scatter of table rows for output 0. Rows of bf16 are added in f32.
+    #[doc(alias = "lookup")]
+    pub fn gather(&mut self, kind: GatherKind, gather: GatherScatter, rows: &View, indices: &View) -> View {
         let (dtype, sizes) = self.outputs[0].clone();
         let indices = match indices.dtype {
             DType::I64 => self.dense(indices),
@@ -227,7 +233,7 @@ impl LowerCx<'_> {
             GatherKind::Gather | GatherKind::NonZero => self.dense(rows),
             GatherKind::ScatterAdd => self.operand(rows),
         };
-        self.one(Kernel::Gather { kind, lookup, rows, indices }, dtype, sizes)
+        self.one(Kernel::Gather { kind, gather, rows, indices }, dtype, sizes)
     }
 
     /// Returns the integers as i64 and checks, when the program runs, that none is zero. A zero
@@ -238,9 +244,9 @@ impl LowerCx<'_> {
             _ => self.map_to(DType::I64, &view.sizes, &[view], |_, r| r[0]),
         };
         let count = wide.len();
-        let lookup = GatherScatter { batch: 1, rows: count, width: 1, count, shared: false };
+        let gather = GatherScatter { batch: 1, rows: count, width: 1, count, shared: false };
         let kernel =
-            Kernel::Gather { kind: GatherKind::NonZero, lookup, rows: wide.clone(), indices: wide.clone() };
+            Kernel::Gather { kind: GatherKind::NonZero, gather, rows: wide.clone(), indices: wide.clone() };
         self.one(kernel, DType::I64, wide.sizes)
     }
 
@@ -249,35 +255,38 @@ impl LowerCx<'_> {
         self.program.scalar_constant(view)
     }
 
-    /// Running sums for output 0, in f32 where they are of bf16.
-    pub fn cumulate(&mut self, sums: Cumsum, input: &View) -> View {
+    /// Emits cumulative sums for output 0, computed in f32 if they are bf16.
+    #[doc(alias = "cumulate")]
+    pub fn cumsum(&mut self, cumsum: Cumsum, input: &View) -> View {
         let (dtype, sizes) = self.outputs[0].clone();
         let input = self.operand(input);
-        self.one(Kernel::Cumsum { sums, input }, dtype, sizes)
+        self.one(Kernel::Cumsum { cumsum, input }, dtype, sizes)
     }
 
-    /// Places in the order of values, for output 0.
-    pub fn order(&mut self, order: Argsort, input: &View) -> View {
+    /// Emits the indices that sort `input`, for output 0.
+    #[doc(alias = "order")]
+    pub fn argsort(&mut self, argsort: Argsort, input: &View) -> View {
         let (dtype, sizes) = self.outputs[0].clone();
         let input = self.dense(input);
-        self.one(Kernel::Argsort { order, input }, dtype, sizes)
+        self.one(Kernel::Argsort { argsort, input }, dtype, sizes)
     }
 
-    /// Uniform random numbers of output 0's type and these sizes, drawn from the stream of this name; `continued` from
-    /// tower to tower, or the same in all.
+    /// Emits uniform random numbers of output 0's type and these sizes, drawn from the stream of
+    /// this name. With `continued` each tower draws its own elements of the stream; otherwise all
+    /// towers draw the same.
     pub fn random(&mut self, stream: &str, sizes: &[usize], continued: bool) -> View {
         let dtype = self.outputs[0].0;
         self.one(Kernel::Random { stream: stream.to_string(), first: 0, continued }, dtype, sizes.to_vec())
     }
 
-    /// The sum over all towers of what each has under `key`.
+    /// Emits the sum over all towers of the tensors with this `key`.
     pub fn all_reduce(&mut self, key: &str, input: &View) -> View {
         let input = self.dense(input);
         let (dtype, sizes) = (input.dtype, input.sizes.clone());
         self.one(Kernel::AllReduce { key: key.to_string(), input }, dtype, sizes)
     }
 
-    /// A user's own kernel over all inputs, for all outputs.
+    /// Emits a custom kernel that reads all inputs and computes all outputs.
     pub fn custom(&mut self, kernel: Arc<dyn CustomKernel>) -> Vec<View> {
         let inputs: Vec<View> = (0..self.inputs.len()).map(|i| self.input(i)).collect();
         let inputs = inputs.iter().map(|v| self.dense(v)).collect();
@@ -286,14 +295,14 @@ impl LowerCx<'_> {
     }
 }
 
-/// A map body whose operand list holds only what the expression reads.
+/// Returns a map body without the operands that the expression does not read.
 pub(crate) fn compact(sizes: &[usize], operands: Vec<View>, expr: Expr) -> MapBody {
     use super::Step;
     let mut kept: Vec<View> = Vec::new();
     let mut expr = expr;
     for step in &mut expr.steps {
         if let Step::Operand { index, .. } = step {
-            // An operand that does not exist keeps a number that none has, and is refused when the program is validated.
+            // An operand that does not exist gets an index that none has, which validation rejects.
             let Some(view) = operands.get(*index as usize) else {
                 *index = u16::MAX;
                 continue;

@@ -1,9 +1,12 @@
-//! The kernel IR: what operations lower to, and all that the planner of an engine sees.
+//! The kernel IR: operations lower to it, and engines compile it.
 //!
-//! A [`Program`] is a list of [`Kernel`]s over [`Buffer`]s with concrete sizes. Kernels are of a few closed kinds,
-//! so fusion, memory and scheduling never ask which operation a kernel came from. Operations that only rearrange
-//! (reshape, transpose, slice, broadcast) emit no kernel at all: they return another [`View`] of the same buffer.
+//! A [`Program`] is a list of [`Kernel`]s over [`Buffer`]s with concrete sizes. The kinds of
+//! kernels are few and fixed, so fusion, memory planning and scheduling never ask which operation a
+//! kernel came from. Operations that only rearrange (reshape, transpose, slice, broadcast) emit no
+//! kernel: they return another [`View`] of the same buffer. The IR says what is computed; layouts,
+//! algorithms and loops are choices of each engine.
 
+mod descriptors;
 mod expr_builder;
 mod kernel;
 mod lower;
@@ -11,6 +14,7 @@ mod program;
 mod validate;
 mod view;
 
+pub use descriptors::{Argsort, Conv2d, Cumsum, GatherScatter, MatMul, Pool};
 pub use expr_builder::ExprBuilder;
 pub use kernel::{ContractKind, CustomKernel, Epilogue, GatherKind, Kernel, MapBody, PoolKind};
 pub use lower::LowerCx;

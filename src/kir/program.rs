@@ -1,30 +1,30 @@
-//! A whole program in kernel IR.
+//! A program in kernel IR: buffers, kernels, and the results they are run for.
 
 use super::view::elements;
 use super::{Kernel, View};
 use std::fmt::Write;
 use tensorpack_tensor::{DType, HostTensor, Site};
 
-/// A buffer, by number.
+/// The index of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BufferId(pub u32);
 
-/// Where a buffer's elements come from.
+/// The source of a buffer's elements.
 #[derive(Clone, Debug)]
 pub enum BufferKind {
     /// Written by a kernel of the program.
     Temp,
-    /// Fed by the caller, by the input's number.
+    /// Fed by the caller; the index of the feed.
     Feed(usize),
-    /// A variable's value at the start of the run, by the variable's number in the graph.
+    /// A variable's value at the start of the run; the index of the variable in the graph.
     Variable(usize),
-    /// A variable's value when the tower last looked, where towers update variables without waiting for each other.
+    /// A variable's value in the tower's snapshot, for towers that update variables asynchronously.
     Snapshot(usize),
     /// The same in every run.
     Constant(HostTensor),
 }
 
-/// What a kernel was lowered from, for errors and dumps.
+/// The node that a kernel was lowered from, for errors and dumps.
 #[derive(Clone, Debug)]
 pub struct Origin {
     /// The node's name.
@@ -33,29 +33,29 @@ pub struct Origin {
     pub site: Site,
 }
 
-/// A dense tensor the program works with.
+/// A dense tensor of a program.
 #[derive(Clone, Debug)]
 pub struct Buffer {
     /// The element type.
     pub dtype: DType,
     /// The sizes.
     pub sizes: Vec<usize>,
-    /// Where the elements come from.
+    /// The source of the elements.
     pub kind: BufferKind,
 }
 
 impl Buffer {
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         elements(&self.sizes)
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.sizes.contains(&0)
     }
 
-    /// The bytes the elements take.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         self.len().saturating_mul(self.dtype.size())
     }
@@ -64,35 +64,39 @@ impl Buffer {
 /// A kernel with the buffers it writes.
 #[derive(Clone, Debug)]
 pub struct KernelNode {
-    /// What is done.
+    /// The kernel.
     pub kernel: Kernel,
-    /// What is written, one buffer for each output.
+    /// The buffers that it writes, one for each output.
     pub outputs: Vec<BufferId>,
-    /// What it was lowered from.
+    /// The node that it was lowered from.
     pub origin: Origin,
 }
 
 /// A variable's next value.
 #[derive(Clone, Debug)]
 pub struct Update {
-    /// The variable's number in the graph.
+    /// The index of the variable in the graph.
     pub variable: usize,
     /// Its next value.
     pub value: View,
-    /// Whether the next value must be finite: it must, unless the variable's first value is not.
+    /// Whether the next value must be finite: it must, unless the variable's initial value is not.
     pub finite: bool,
+    /// The assignment.
+    pub origin: Origin,
 }
 
-/// Kernels in an order in which they can run, with what they are run for.
+/// Kernels in execution order, with the results they are run for.
 #[derive(Clone, Debug, Default)]
 pub struct Program {
     /// All buffers.
     pub buffers: Vec<Buffer>,
     /// The kernels, each after those that write what it reads.
     pub kernels: Vec<KernelNode>,
-    /// What the caller gets.
+    /// Values returned to the caller.
     pub fetches: Vec<View>,
-    /// What variables become once all kernels ran and the check passed.
+    /// The node of each fetch.
+    pub fetch_origins: Vec<Origin>,
+    /// Next values of variables, assigned after all kernels ran and the check passed.
     pub updates: Vec<Update>,
     /// Costs, which must be finite.
     pub costs: Vec<View>,
@@ -101,7 +105,7 @@ pub struct Program {
     pub finite: Vec<BufferId>,
     /// Variables that another tower's program updates at the end of the same run.
     pub updated_elsewhere: Vec<usize>,
-    /// Results that stay as they are, whatever could be fused across them: gradients of variables.
+    /// Results across which nothing is fused: gradients of variables.
     pub kept: Vec<View>,
     /// Results that are computed once and stored: all kernels that read one see the same bits. A
     /// compiler that fuses a producer into each of its readers may round differently in each; see
@@ -114,29 +118,30 @@ pub struct Program {
 }
 
 impl Program {
-    /// A new buffer.
+    /// Adds a buffer.
     pub fn add_buffer(&mut self, dtype: DType, sizes: &[usize], kind: BufferKind) -> BufferId {
         self.buffers.push(Buffer { dtype, sizes: sizes.to_vec(), kind });
         BufferId(self.buffers.len() as u32 - 1)
     }
 
-    /// A buffer.
+    /// Returns a buffer.
     pub fn buffer(&self, id: BufferId) -> &Buffer {
         &self.buffers[id.0 as usize]
     }
 
-    /// Whether a kernel of this program writes the buffer.
+    /// Returns whether a kernel of this program writes the buffer.
     pub fn is_temp(&self, id: BufferId) -> bool {
         matches!(self.buffer(id).kind, BufferKind::Temp)
     }
 
-    /// Whether the program reads the variable of this number.
+    /// Returns whether the program reads the variable with this index.
     pub fn reads(&self, variable: usize) -> bool {
         let is_it = |kind: &BufferKind| matches!(kind, BufferKind::Variable(v) | BufferKind::Snapshot(v) if *v == variable);
         self.buffers.iter().any(|b| is_it(&b.kind))
     }
 
-    /// The value of a constant with a single element, if `view` is one. Integers that f64 cannot hold are none.
+    /// Returns the value of a constant with a single element, if `view` is one and f64 represents
+    /// it exactly.
     pub fn scalar_constant(&self, view: &View) -> Option<f64> {
         let exact = |v: &f64| view.dtype != DType::I64 || v.abs() < (1u64 << 53) as f64;
         match &self.buffers.get(view.buffer.0 as usize)?.kind {
@@ -145,7 +150,7 @@ impl Program {
         }
     }
 
-    /// The program as text, one kernel a line.
+    /// Returns the program as text, one line for each kernel.
     pub fn dump(&self) -> String {
         let mut text = String::new();
         for node in &self.kernels {

@@ -1,30 +1,31 @@
-//! Validation of a program: what engines rely on, checked once before they compile it.
+//! Validates programs before engines compile them.
 //!
-//! Operations are safe code that users may write, and an engine runs kernels over plain memory. So nothing that an
-//! operation's `lower` says is taken on trust: every view must stay within its buffer, and every kernel must fit its
-//! operands and outputs in number, type and size. All passes are linear in the size of the program.
+//! Operations are safe code that users may write, and an engine runs kernels over plain memory. So
+//! nothing that an operation's `lower` emits is trusted: every view must stay within its buffer,
+//! and every kernel must fit its operands and outputs in number, type and size. Validation is
+//! linear in the size of the program.
 
+use super::descriptors::padded_sizes;
 use super::view::elements;
 use super::{
-    Binary, Buffer, BufferId, BufferKind, ContractKind, Expr, GatherKind, Kernel, KernelNode, MapBody,
+    Binary, Buffer, BufferId, BufferKind, ContractKind, Expr, GatherKind, Kernel, KernelNode, MapBody, Pool,
     PoolKind, Program, ReduceKind, Reg, Step, View,
 };
-use tensorpack_kernels as kernels;
 use tensorpack_tensor::{DType, Error, ErrorKind, Result, element_count};
 
-/// Elements that a reduction may go over, at most. A reduction needs no memory for what it reads of a broadcast view,
-/// so that nothing else would stop one that takes years.
+/// Maximum number of elements of a reduction. A reduction of a broadcast view needs no memory for
+/// its operand, so nothing else would stop one that takes years.
 const MAX_REDUCED: usize = 1 << 42;
 
-/// Types and sizes of what surrounds a program.
+/// Types and sizes of the feeds and variables of a program.
 pub(crate) struct Surroundings<'a> {
-    /// What is fed, by number.
+    /// The feeds, by index.
     pub(crate) feeds: Vec<(DType, &'a [usize])>,
-    /// The variables of the graph, by number.
+    /// The variables of the graph, by index.
     pub(crate) variables: Vec<(DType, &'a [usize])>,
 }
 
-/// Returns an error that names the operation if the program may not be run.
+/// Checks a program. The error names the operation.
 pub(crate) fn validate(program: &Program) -> Result<()> {
     let mut written = Vec::with_capacity(program.buffers.len());
     for (i, buffer) in program.buffers.iter().enumerate() {
@@ -40,39 +41,40 @@ pub(crate) fn validate(program: &Program) -> Result<()> {
                 .note("the operation's `lower` emits a kernel that does not fit its operands or outputs")
         })?;
     }
+    require_count("origins of fetches", program.fetch_origins.len(), program.fetches.len())?;
     let results = program.fetches.iter().map(|v| ("a fetch", v));
     let results = results.chain(program.costs.iter().map(|v| ("a cost", v)));
     let results = results.chain(program.kept.iter().map(|v| ("a gradient", v)));
     for (what, view) in results.chain(program.updates.iter().map(|u| ("an update", &u.value))) {
-        checks.read(view).map_err(|e| checks.name_maker(e.within(what), view.buffer))?;
+        checks.read(view).map_err(|e| checks.name_producer(e.within(what), view.buffer))?;
     }
     Ok(())
 }
 
-/// Checks what a program takes from its surroundings, and what it does to variables.
+/// Checks the feeds and variables that a program reads and the variables that it updates.
 pub(crate) fn validate_surroundings(program: &Program, around: &Surroundings<'_>) -> Result<()> {
-    let form = |known: &[(DType, &[usize])], i: usize, what: &str, dtype: DType, sizes: &[usize]| {
+    let matches = |known: &[(DType, &[usize])], i: usize, what: &str, dtype: DType, sizes: &[usize]| {
         let Some(&(d, s)) = known.get(i) else {
             return Err(Error::argument(format!("the program names {what} {i}, of {}", known.len())));
         };
         if (d, s) != (dtype, sizes) {
-            let why = format!("{what} {i} is {d}{s:?}, but the program takes it for {dtype}{sizes:?}");
+            let why = format!("{what} {i} is {d}{s:?}, but the program reads it as {dtype}{sizes:?}");
             return Err(if d == dtype { Error::shape(why) } else { Error::dtype(why) });
         }
         Ok(())
     };
     for b in &program.buffers {
         match b.kind {
-            BufferKind::Feed(i) => form(&around.feeds, i, "feed", b.dtype, &b.sizes)?,
+            BufferKind::Feed(i) => matches(&around.feeds, i, "feed", b.dtype, &b.sizes)?,
             BufferKind::Variable(i) | BufferKind::Snapshot(i) => {
-                form(&around.variables, i, "variable", b.dtype, &b.sizes)?;
+                matches(&around.variables, i, "variable", b.dtype, &b.sizes)?;
             }
             BufferKind::Temp | BufferKind::Constant(_) => {}
         }
     }
     let mut updated = vec![false; around.variables.len()];
     for u in &program.updates {
-        form(&around.variables, u.variable, "variable", u.value.dtype, &u.value.sizes)?;
+        matches(&around.variables, u.variable, "variable", u.value.dtype, &u.value.sizes)?;
         if std::mem::replace(&mut updated[u.variable], true) {
             return Err(Error::argument(format!("variable {} is updated twice", u.variable)));
         }
@@ -112,16 +114,16 @@ pub(crate) fn validate_view(program: &Program, view: &View) -> Result<()> {
     }
 }
 
-/// The first and the last element that a view of at least one element sees; `None` if they cannot be counted.
+/// Returns the first and the last element of a non-empty view; `None` on overflow.
 fn span(view: &View) -> Option<(isize, isize)> {
     let from = isize::try_from(view.offset).ok()?;
     view.sizes.iter().zip(&view.strides).try_fold((from, from), |(low, high), (&n, &stride)| {
         match n {
-            // A stride that is never taken may be anything.
+            // The stride of a single index is never used.
             0 | 1 => Some((low, high)),
             _ => {
                 let last = isize::try_from(n - 1).ok()?.checked_mul(stride)?;
-                // What kernels multiply when they merge dimensions.
+                // Kernels form this product when they merge dimensions.
                 last.checked_add(stride)?;
                 Some((low.checked_add(last.min(0))?, high.checked_add(last.max(0))?))
             }
@@ -141,30 +143,32 @@ fn validate_buffer(buffer: &Buffer) -> Result<()> {
 
 struct Checks<'a> {
     program: &'a Program,
-    /// For each buffer, whether it holds something by now.
+    /// For each buffer, whether it has been written.
     written: Vec<bool>,
 }
 
-/// A check that is an error of a kind where it fails.
+/// Returns an error of this kind if a condition does not hold.
 fn require(holds: bool, kind: ErrorKind, why: impl FnOnce() -> String) -> Result<()> {
     if holds { Ok(()) } else { Err(Error::new(kind, why())) }
 }
 
 fn require_len(what: &str, found: usize, wanted: usize) -> Result<()> {
-    require(found == wanted, ErrorKind::Shape, || format!("{what} has {found} elements, not {wanted}"))
+    require(found == wanted, ErrorKind::Shape, || format!("{what} has {found} elements; expected {wanted}"))
 }
 
 fn require_count(what: &str, found: usize, wanted: usize) -> Result<()> {
-    require(found == wanted, ErrorKind::Argument, || format!("there are {found} {what}, not {wanted}"))
+    require(found == wanted, ErrorKind::Argument, || format!("there are {found} {what}; expected {wanted}"))
 }
 
 fn require_dtype(what: &str, found: DType, wanted: &[DType]) -> Result<()> {
-    require(wanted.contains(&found), ErrorKind::DType, || format!("{what} is {found}, not one of {wanted:?}"))
+    require(wanted.contains(&found), ErrorKind::DType, || {
+        format!("{what} is {found}; expected one of {wanted:?}")
+    })
 }
 
-/// What contractions, pooling and the like compute in; engines convert bf16 to f32 and back.
+/// Types of contractions and pooling; engines compute bf16 in f32.
 const FLOATS: [DType; 3] = [DType::F32, DType::F64, DType::Bf16];
-/// What running sums and scattered rows are added in.
+/// Types of cumulative sums and scattered rows.
 const ADDENDS: [DType; 5] = [DType::F32, DType::F64, DType::Bf16, DType::I32, DType::I64];
 
 impl Checks<'_> {
@@ -177,14 +181,14 @@ impl Checks<'_> {
                 return Err(Error::argument(format!("it writes buffer %{}, which does not exist", id.0)));
             };
             if std::mem::replace(written, true) {
-                return Err(Error::argument(format!("it writes buffer %{}, which holds something", id.0)));
+                return Err(Error::argument(format!("it writes buffer %{}, which is written already", id.0)));
             }
         }
         let outputs: Vec<&Buffer> = node.outputs.iter().map(|&id| self.program.buffer(id)).collect();
         kernel(&node.kernel, &outputs)
     }
 
-    /// A view that is valid, of something that is there by now.
+    /// Checks that a view is valid and that its buffer has been written.
     fn read(&self, view: &View) -> Result<()> {
         validate_view(self.program, view)?;
         require(self.written[view.buffer.0 as usize], ErrorKind::Argument, || {
@@ -192,8 +196,8 @@ impl Checks<'_> {
         })
     }
 
-    /// An error of what is done with a result, with the operation that makes it.
-    fn name_maker(&self, e: Error, buffer: BufferId) -> Error {
+    /// Adds to an error the operation that computes a buffer.
+    fn name_producer(&self, e: Error, buffer: BufferId) -> Error {
         match self.program.kernels.iter().find(|n| n.outputs.contains(&buffer)) {
             Some(node) => e.within(&node.origin.name).at(node.origin.site),
             None => e,
@@ -216,8 +220,7 @@ fn kernel(kernel: &Kernel, outputs: &[&Buffer]) -> Result<()> {
             for view in &epilogue.operands {
                 same_sizes("an epilogue's operand", &view.sizes, &out.sizes)?;
             }
-            let (_, cols) = kind.kernel().out_matrix();
-            require_len("a row of the output", out.sizes.last().copied().unwrap_or(1), cols)?;
+            require_len("a row of the output", out.sizes.last().copied().unwrap_or(1), kind.out_columns())?;
             expr(&epilogue.expr, 1 + epilogue.operands.len(), out.sizes.len())?;
             require_count("results of an epilogue", epilogue.expr.outputs.len(), 1)
         }
@@ -230,53 +233,53 @@ fn kernel(kernel: &Kernel, outputs: &[&Buffer]) -> Result<()> {
         Kernel::Pad { src, low, high, interior } => {
             let out = one(outputs)?;
             require_dtype("the output", out.dtype, &[src.dtype])?;
-            same_sizes("the output", &out.sizes, &kernels::Pad::padded_dims(&src.sizes, low, high, interior)?)
+            same_sizes("the output", &out.sizes, &padded_sizes(&src.sizes, low, high, interior)?)
         }
         Kernel::Concat { parts, axis } => concat(parts, *axis, one(outputs)?),
-        Kernel::Gather { kind, lookup, rows, indices } => {
+        Kernel::Gather { kind, gather, rows, indices } => {
             let out = one(outputs)?;
-            lookup.check()?;
-            require_dtype("the row numbers", indices.dtype, &[DType::I64])?;
-            dense("the row numbers", indices, lookup.indices_len())?;
+            gather.check()?;
+            require_dtype("the indices", indices.dtype, &[DType::I64])?;
+            dense("the indices", indices, gather.indices_len())?;
             require_dtype("the output", out.dtype, &[rows.dtype])?;
             match kind {
                 GatherKind::Gather => {
-                    dense("the tables", rows, lookup.tables_len())?;
-                    require_len("the output", out.len(), lookup.rows_len())
+                    dense("the tables", rows, gather.tables_len())?;
+                    require_len("the output", out.len(), gather.rows_len())
                 }
                 GatherKind::ScatterAdd => {
-                    require_dtype("what is added", rows.dtype, &ADDENDS)?;
-                    operand("what is added", rows, lookup.rows_len())?;
-                    require_len("the output", out.len(), lookup.tables_len())
+                    require_dtype("the added rows", rows.dtype, &ADDENDS)?;
+                    operand("the added rows", rows, gather.rows_len())?;
+                    require_len("the output", out.len(), gather.tables_len())
                 }
                 GatherKind::NonZero => {
                     require_dtype("the divisor", rows.dtype, &[DType::I64])?;
-                    dense("the divisor", rows, lookup.rows_len())?;
-                    require_len("the output", out.len(), lookup.rows_len())
+                    dense("the divisor", rows, gather.rows_len())?;
+                    require_len("the output", out.len(), gather.rows_len())
                 }
             }
         }
-        Kernel::Cumsum { sums, input } => {
+        Kernel::Cumsum { cumsum, input } => {
             let out = one(outputs)?;
-            sums.check()?;
-            require_dtype("what is summed", input.dtype, &ADDENDS)?;
+            cumsum.check()?;
+            require_dtype("the input", input.dtype, &ADDENDS)?;
             require_dtype("the output", out.dtype, &[input.dtype])?;
-            operand("what is summed", input, sums.elements())?;
-            require_len("the output", out.len(), sums.elements())
+            operand("the input", input, cumsum.elements())?;
+            require_len("the output", out.len(), cumsum.elements())
         }
-        Kernel::Argsort { order, input } => {
+        Kernel::Argsort { argsort, input } => {
             let out = one(outputs)?;
-            order.check()?;
+            argsort.check()?;
             require_dtype("the output", out.dtype, &[DType::I64])?;
-            dense("what is ordered", input, order.rows * order.len)?;
-            require_len("the output", out.len(), order.rows * order.take)
+            dense("the input", input, argsort.rows * argsort.len)?;
+            require_len("the output", out.len(), argsort.rows * argsort.take)
         }
         Kernel::Random { .. } => require_dtype("the output", one(outputs)?.dtype, &[DType::F32, DType::F64]),
         Kernel::AllReduce { input, .. } => {
             let out = one(outputs)?;
-            require_dtype("what is summed", input.dtype, &[DType::F32, DType::F64])?;
+            require_dtype("the input", input.dtype, &[DType::F32, DType::F64])?;
             require_dtype("the output", out.dtype, &[input.dtype])?;
-            dense("what is summed", input, out.len())
+            dense("the input", input, out.len())
         }
         Kernel::Custom { inputs, .. } => inputs.iter().try_for_each(|v| dense("an input", v, v.len())),
     }
@@ -288,10 +291,10 @@ fn one<'a>(outputs: &[&'a Buffer]) -> Result<&'a Buffer> {
 }
 
 fn same_sizes(what: &str, found: &[usize], wanted: &[usize]) -> Result<()> {
-    require(found == wanted, ErrorKind::Shape, || format!("{what} has sizes {found:?}, not {wanted:?}"))
+    require(found == wanted, ErrorKind::Shape, || format!("{what} has sizes {found:?}; expected {wanted:?}"))
 }
 
-/// An operand that kernels read as it lies.
+/// Checks that an operand is dense and has `len` elements.
 fn dense(what: &str, view: &View, len: usize) -> Result<()> {
     require(view.is_dense(), ErrorKind::Shape, || {
         format!("{what} is not dense: sizes {:?}, strides {:?}", view.sizes, view.strides)
@@ -299,7 +302,7 @@ fn dense(what: &str, view: &View, len: usize) -> Result<()> {
     require_len(what, view.len(), len)
 }
 
-/// An operand that kernels read as it lies, unless it is bf16: that is converted first, whatever its strides.
+/// Checks an operand that must be dense unless it is bf16, which is converted first.
 fn operand(what: &str, view: &View, len: usize) -> Result<()> {
     match view.dtype {
         DType::Bf16 => require_len(what, view.len(), len),
@@ -331,46 +334,46 @@ fn reduce(body: &MapBody, reduced: &[bool], kinds: &[ReduceKind], outputs: &[&Bu
 }
 
 fn contract(kind: &ContractKind, lhs: &View, rhs: &View, out: &Buffer) -> Result<()> {
-    let kernel = kind.kernel();
-    kernel.check()?;
+    kind.check()?;
     require_dtype("the left operand", lhs.dtype, &FLOATS)?;
     require_dtype("the right operand", rhs.dtype, &[lhs.dtype])?;
     require_dtype("the output", out.dtype, &[lhs.dtype])?;
-    operand("the left operand", lhs, kernel.lhs_len())?;
-    operand("the right operand", rhs, kernel.rhs_len())?;
-    let (rows, cols) = kernel.out_matrix();
-    require_len("the output", out.len(), rows * cols)
+    let [lhs_len, rhs_len, out_len] = kind.lens();
+    operand("the left operand", lhs, lhs_len)?;
+    operand("the right operand", rhs, rhs_len)?;
+    require_len("the output", out.len(), out_len)
 }
 
-fn pool_kernel(kind: PoolKind, pool: &kernels::Pool, inputs: &[View], outputs: &[&Buffer]) -> Result<()> {
+fn pool_kernel(kind: PoolKind, pool: &Pool, inputs: &[View], outputs: &[&Buffer]) -> Result<()> {
     pool.check()?;
     let (x, y) = (pool.in_len(), pool.out_len());
-    // What is read first, whether the places of maxima are read, what is written, and whether the places are.
-    let (read, reads_places, written, writes_places) = match kind {
+    // Elements of the first input, whether the positions of maxima are read, elements of the first
+    // output, and whether the positions are written.
+    let (read, reads_positions, written, writes_positions) = match kind {
         PoolKind::Max => (x, false, y, true),
         PoolKind::MaxGrad => (y, true, x, false),
         PoolKind::MaxPick => (x, true, y, false),
         PoolKind::Average => (x, false, y, false),
         PoolKind::AverageGrad => (y, false, x, false),
     };
-    let places = reads_places || writes_places;
+    let positions = reads_positions || writes_positions;
     let window = pool.window[0].saturating_mul(pool.window[1]);
-    require(!places || window <= 256, ErrorKind::Argument, || {
-        format!("a window of {:?} has more than 256 places", pool.window)
+    require(!positions || window <= 256, ErrorKind::Argument, || {
+        format!("a window of {:?} has more than 256 elements", pool.window)
     })?;
-    require_count("inputs", inputs.len(), 1 + usize::from(reads_places))?;
-    require_count("outputs", outputs.len(), 1 + usize::from(writes_places))?;
+    require_count("inputs", inputs.len(), 1 + usize::from(reads_positions))?;
+    require_count("outputs", outputs.len(), 1 + usize::from(writes_positions))?;
     require_dtype("the input", inputs[0].dtype, &FLOATS)?;
     operand("the input", &inputs[0], read)?;
     require_dtype("the output", outputs[0].dtype, &[inputs[0].dtype])?;
     require_len("the output", outputs[0].len(), written)?;
-    if reads_places {
-        require_dtype("the places", inputs[1].dtype, &[DType::U8])?;
-        dense("the places", &inputs[1], y)?;
+    if reads_positions {
+        require_dtype("the positions", inputs[1].dtype, &[DType::U8])?;
+        dense("the positions", &inputs[1], y)?;
     }
-    if writes_places {
-        require_dtype("the places", outputs[1].dtype, &[DType::U8])?;
-        require_len("the places", outputs[1].len(), y)?;
+    if writes_positions {
+        require_dtype("the positions", outputs[1].dtype, &[DType::U8])?;
+        require_len("the positions", outputs[1].len(), y)?;
     }
     Ok(())
 }
@@ -390,7 +393,7 @@ fn concat(parts: &[View], axis: usize, out: &Buffer) -> Result<()> {
     require_len("the joined dimension", along, out.sizes[axis])
 }
 
-/// Checks the steps of an expression: each uses earlier ones alone, of the right classes.
+/// Checks that each step of an expression uses only earlier ones, of the right classes.
 fn expr(expr: &Expr, operands: usize, rank: usize) -> Result<()> {
     let wrong = |why: String| Err(Error::argument(format!("an expression {why}")));
     if expr.steps.len() > usize::from(u16::MAX) {

@@ -1,34 +1,35 @@
-//! A way of looking at a buffer: sizes, strides and where to begin.
+//! Strided views of buffers.
 
 use super::BufferId;
 use tensorpack_tensor::DType;
 
-/// A strided look at a buffer's elements.
+/// A strided view of a buffer's elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct View {
-    /// The buffer looked at.
+    /// The buffer.
     pub buffer: BufferId,
     /// The type of its elements.
     pub dtype: DType,
     /// The sizes of the dimensions.
     pub sizes: Vec<usize>,
-    /// How many elements further the next index of each dimension lies; 0 repeats, negative runs backwards.
+    /// Elements from one index of a dimension to the next. 0 repeats an element; negative strides
+    /// run backwards.
     pub strides: Vec<isize>,
-    /// The element at index zero.
+    /// The position in the buffer of the element at index zero.
     pub offset: usize,
 }
 
-/// The strides of a dense row-major tensor of these sizes.
+/// Returns the strides of a dense row-major tensor of these sizes.
 pub(crate) fn dense_strides(sizes: &[usize]) -> Vec<isize> {
     let mut strides = vec![1; sizes.len()];
     for i in (1..sizes.len()).rev() {
-        // Sizes that cannot be addressed are refused when the program is validated.
+        // Validation rejects sizes that cannot be addressed.
         strides[i - 1] = isize::wrapping_mul(strides[i], sizes[i].max(1) as isize);
     }
     strides
 }
 
-/// The product of some sizes, or the largest number there is, which no program may hold.
+/// Returns the product of sizes, saturating at `usize::MAX`, which validation rejects.
 pub(crate) fn elements(sizes: &[usize]) -> usize {
     if sizes.contains(&0) {
         return 0;
@@ -37,35 +38,36 @@ pub(crate) fn elements(sizes: &[usize]) -> usize {
 }
 
 impl View {
-    /// All of a buffer that is dense in row-major order.
+    /// Returns a view of a whole buffer, dense in row-major order.
     pub fn dense(buffer: BufferId, dtype: DType, sizes: &[usize]) -> View {
         View { buffer, dtype, sizes: sizes.to_vec(), strides: dense_strides(sizes), offset: 0 }
     }
 
-    /// The number of elements seen.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         elements(&self.sizes)
     }
 
-    /// Whether no element is seen.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.sizes.contains(&0)
     }
 
-    /// Whether the elements lie one after another in row-major order (they may begin anywhere in the buffer).
+    /// Returns whether the elements are contiguous in row-major order. They may start anywhere in
+    /// the buffer.
     pub fn is_dense(&self) -> bool {
         let dense = dense_strides(&self.sizes);
         self.is_empty()
             || self.sizes.iter().zip(&self.strides).zip(&dense).all(|((&n, s), d)| n == 1 || s == d)
     }
 
-    /// Whether this sees a buffer of these sizes from its first element on, as it lies.
+    /// Returns whether this is a dense view of these sizes from the first element of the buffer on.
     pub fn is_whole(&self, sizes: &[usize]) -> bool {
         self.offset == 0 && self.sizes == sizes && self.is_dense()
     }
 
-    /// This view repeated to `sizes`, aligned at the last dimension. Sizes that are not compatible give a view with one
-    /// stride too many, which no program may hold.
+    /// Broadcasts this view to `sizes`, aligned at the last dimension. Incompatible sizes give a
+    /// view with one stride too many, which validation rejects.
     pub fn broadcast_to(&self, sizes: &[usize]) -> View {
         let missing = sizes.len().saturating_sub(self.sizes.len());
         let (outer, aligned) = sizes.split_at(missing);
@@ -82,7 +84,7 @@ impl View {
         View { sizes: sizes.to_vec(), strides, ..self.clone() }
     }
 
-    /// The dimensions in another order: dimension `i` of the result is `order[i]` of this.
+    /// Permutes the dimensions: dimension `i` of the result is `order[i]` of this view.
     pub fn permute(&self, order: &[usize]) -> View {
         View {
             sizes: order.iter().map(|&i| self.sizes[i]).collect(),
@@ -91,21 +93,22 @@ impl View {
         }
     }
 
-    /// Every `step[i]`-th index from `begin[i]` on, `sizes[i]` of them.
+    /// Returns `sizes[i]` indices of each dimension: every `step[i]`-th one from `begin[i]` on.
     pub fn slice(&self, begin: &[usize], step: &[usize], sizes: &[usize]) -> View {
         let ahead = begin.iter().zip(&self.strides);
         let ahead = ahead.fold(0isize, |n, (&b, &s)| n.wrapping_add((b as isize).wrapping_mul(s)));
         View {
             sizes: sizes.to_vec(),
-            // A step past everything is never taken, and what leads outside is refused when the program is validated.
+            // The stride of a single index is never used, and validation rejects views that leave
+            // the buffer.
             strides: self.strides.iter().zip(step).map(|(&s, &k)| s.wrapping_mul(k as isize)).collect(),
-            // An empty slice may begin past the end: keep its offset inside.
+            // An empty slice may start past the end: keep its offset inside.
             offset: if sizes.contains(&0) { self.offset } else { self.offset.wrapping_add_signed(ahead) },
             ..self.clone()
         }
     }
 
-    /// With the indices of some dimensions running backwards.
+    /// Reverses some dimensions.
     pub fn reverse(&self, axes: &[usize]) -> View {
         let mut turned = self.clone();
         for &a in axes.iter().filter(|_| !self.is_empty()) {
@@ -116,7 +119,7 @@ impl View {
         turned
     }
 
-    /// The same elements under other sizes, if that needs no copy.
+    /// Returns the same elements with other sizes, if that needs no copy.
     pub fn reshape(&self, sizes: &[usize]) -> Option<View> {
         if self.is_dense() {
             return Some(View { sizes: sizes.to_vec(), strides: dense_strides(sizes), ..self.clone() });

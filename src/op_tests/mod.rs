@@ -12,6 +12,7 @@
 //! only the cases whose name has this in it. What is drawn depends on the case's name alone: a failure repeats.
 
 mod by_eye;
+mod call_sites;
 mod chain;
 mod completeness;
 mod documented;

@@ -5,6 +5,7 @@ use crate::kir::{LowerCx, View};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use std::borrow::Borrow;
+use std::panic::Location;
 use std::sync::Arc;
 use tensorpack_tensor::{Dim, Error, Result};
 
@@ -174,7 +175,9 @@ impl Graph {
         };
         let parts: Vec<Tensor> = match new {
             0 => parts,
-            _ => parts.iter().map(|p| p.expand_dims(axis.min(p.rank()) as isize)).collect(),
+            _ => self.called_from(Location::caller(), || {
+                parts.iter().map(|p| p.expand_dims(axis.min(p.rank()) as isize)).collect()
+            }),
         };
         let inputs: Vec<&Tensor> = parts.iter().collect();
         self.add_op(Arc::new(Concat { axis }), &inputs).pop().unwrap_or_else(|| Tensor::poison(self))

@@ -4,10 +4,9 @@
 
 use super::{Layout, Padding, Window, depthwise_conv2d, same_spec};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
-use crate::kir::{ContractKind, LowerCx, View};
+use crate::kir::{self, ContractKind, LowerCx, View};
 use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
-use tensorpack_kernels as kernels;
 use tensorpack_tensor::{Dim, Error, Result};
 
 /// Stride, dilation, padding, groups and layout of a 2-D convolution.
@@ -71,8 +70,8 @@ impl Window {
     }
 
     /// Returns the kernel for the concrete sizes of image, filter and output.
-    pub(super) fn kernel(&self, x: &[usize], w: &[usize], y: &[usize]) -> Result<kernels::Conv2d> {
-        Ok(kernels::Conv2d {
+    pub(super) fn kernel(&self, x: &[usize], w: &[usize], y: &[usize]) -> Result<kir::Conv2d> {
+        Ok(kir::Conv2d {
             batch: x[0],
             in_size: [x[1], x[2]],
             in_channels: x[3],
@@ -82,7 +81,6 @@ impl Window {
             dilation: self.dilation,
             pad_low: self.pad_low([x[1], x[2]], [w[0], w[1]])?,
             out_size: [y[1], y[2]],
-            exact: false,
         })
     }
 }
@@ -100,7 +98,7 @@ pub(super) fn contract(cx: &mut LowerCx<'_>, kind: ContractKind, lhs: &View, rhs
 
 /// Returns the matrix product equivalent to a convolution with one window position per image and no
 /// padding.
-fn as_matmul(kind: &ContractKind) -> Option<kernels::MatMul> {
+fn as_matmul(kind: &ContractKind) -> Option<kir::MatMul> {
     let (ContractKind::Conv2d(c) | ContractKind::Conv2dInputGrad(c) | ContractKind::Conv2dFilterGrad(c)) =
         kind
     else {
@@ -115,17 +113,7 @@ fn as_matmul(kind: &ContractKind) -> Option<kernels::MatMul> {
         _ => ([image, out, batch], true, false),
     };
     let (lhs_shared, rhs_shared) = (false, false);
-    once.then_some(kernels::MatMul {
-        batch: 1,
-        m,
-        n,
-        k,
-        lhs_transposed,
-        rhs_transposed,
-        lhs_shared,
-        rhs_shared,
-        rhs_panels: false,
-    })
+    once.then_some(kir::MatMul { batch: 1, m, n, k, lhs_transposed, rhs_transposed, lhs_shared, rhs_shared })
 }
 
 /// Computes the output from image and filter.

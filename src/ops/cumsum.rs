@@ -1,10 +1,9 @@
 //! Cumulative sums along an axis.
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
-use crate::kir::{LowerCx, View};
+use crate::kir::{self, LowerCx, View};
 use crate::reference::{Array, EvaluateCx, Indices};
 use serde::{Deserialize, Serialize};
-use tensorpack_kernels as kernels;
 use tensorpack_tensor::{DType, Error, Result, element_count};
 
 /// Options of a cumulative sum. By default it is inclusive and runs from the first element to the
@@ -49,14 +48,14 @@ impl OpDef for Cumsum {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let (x, CumsumOptions { exclusive, reverse }) = (cx.input(0), self.options);
-        let sums = kernels::Cumsum {
+        let cumsum = kir::Cumsum {
             outer: element_count(&x.sizes[..self.axis])?,
             len: x.sizes[self.axis],
             inner: element_count(&x.sizes[self.axis + 1..])?,
             exclusive,
             reverse,
         };
-        Ok(vec![cx.cumulate(sums, &x)])
+        Ok(vec![cx.cumsum(cumsum, &x)])
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {

@@ -47,6 +47,10 @@ impl OpDef for Cut {
         Ok(vec![Spec { dtype: x.dtype, shape: dims.into() }; self.count])
     }
 
+    fn output_count(&self) -> usize {
+        self.count
+    }
+
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
         let nothing = |i: usize| cx.output(i).zero().broadcast_like(cx.output(i));
         let part = |i: usize| cx.output_grad(i).cloned().unwrap_or_else(|| nothing(i));

@@ -146,7 +146,9 @@ pub(super) fn grouped(x: &Tensor, filter: &Tensor, groups: usize, window: Window
     };
     let depthwise = |x: &Tensor| Tensor::apply_one(Depthwise { part: Output, window }, &[x, filter]);
     match channels {
-        (inputs, outputs) if inputs == groups && outputs == groups => depthwise(x),
+        (inputs, outputs) if inputs == groups && outputs == groups => {
+            x.graph().called_from(Location::caller(), || depthwise(x))
+        }
         (inputs, outputs) if inputs == groups => {
             composed(x, "DepthwiseConv2d", Location::caller(), || depthwise(&x.repeat(outputs / inputs, 3)))
         }

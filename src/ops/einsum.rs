@@ -2,12 +2,11 @@
 //! einsum is another einsum.
 
 use crate::graph::{GradCx, Graph, OpDef, Spec, Tensor};
-use crate::kir::{Binary, ContractKind, LowerCx, ReduceKind, View};
+use crate::kir::{Binary, ContractKind, LowerCx, MatMul, ReduceKind, View};
 use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
 use std::borrow::Borrow;
 use std::sync::Arc;
-use tensorpack_kernels::MatMul;
 use tensorpack_tensor::{Dim, Error, Result};
 
 /// The index labels of one or two inputs and of the output, one per dim.
@@ -239,7 +238,6 @@ impl OpDef for Einsum {
             rhs_transposed,
             lhs_shared: false,
             rhs_shared: false,
-            rhs_panels: false,
         };
         // Keep the columns as one dim during the matrix product, so that the following operations
         // can run on its blocks.

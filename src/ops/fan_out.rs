@@ -32,6 +32,10 @@ impl OpDef for FanOut {
         }
     }
 
+    fn output_count(&self) -> usize {
+        self.0
+    }
+
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
         let grads: Vec<&Tensor> = (0..self.0).filter_map(|i| cx.output_grad(i)).collect();
         let products: Option<Vec<[Tensor; 2]>> = grads.iter().map(|g| operands(g)).collect();

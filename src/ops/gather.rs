@@ -2,10 +2,10 @@
 //! gradient.
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
-use crate::kir::{GatherKind, LowerCx, View};
+use crate::kir::{GatherKind, GatherScatter, LowerCx, View};
 use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
-use tensorpack_kernels::GatherScatter;
+use std::panic::Location;
 use tensorpack_tensor::{DType, Dim, Error, Result, Shape, element_count};
 
 /// How indices select elements.
@@ -37,7 +37,7 @@ impl Along {
 
     /// Returns the loop sizes: `tables` are the sizes of the indexed tensor, `chosen` those of the
     /// result.
-    fn lookup(self, tables: &[usize], chosen: &[usize]) -> Result<GatherScatter> {
+    fn descriptor(self, tables: &[usize], chosen: &[usize]) -> Result<GatherScatter> {
         let axis = self.axis(tables.len());
         let counted = chosen.len() - (tables.len() - axis - 1);
         Ok(GatherScatter {
@@ -106,8 +106,8 @@ impl OpDef for Gather {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let (x, indices) = (cx.input(0), cx.input(1));
-        let lookup = self.0.lookup(&x.sizes, &cx.output_sizes(0))?;
-        Ok(vec![cx.lookup(GatherKind::Gather, lookup, &x, &indices)])
+        let gather = self.0.descriptor(&x.sizes, &cx.output_sizes(0))?;
+        Ok(vec![cx.gather(GatherKind::Gather, gather, &x, &indices)])
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
@@ -193,8 +193,8 @@ impl OpDef for ScatterAdd {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let (updates, indices) = (cx.input(0), cx.input(1));
-        let lookup = self.along.lookup(&cx.output_sizes(0), &updates.sizes)?;
-        Ok(vec![cx.lookup(GatherKind::ScatterAdd, lookup, &updates, &indices)])
+        let gather = self.along.descriptor(&cx.output_sizes(0), &updates.sizes)?;
+        Ok(vec![cx.gather(GatherKind::ScatterAdd, gather, &updates, &indices)])
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
@@ -264,7 +264,9 @@ impl Tensor {
         let mut order: Vec<usize> = (0..self.rank()).collect();
         order.swap(axis, self.rank() - 1);
         let last = |t: &Tensor| if axis + 1 == t.rank() { t.clone() } else { t.transpose(&order) };
-        last(&Tensor::apply_one(Gather(Along::Last), &[&last(self), &last(indices)]))
+        self.graph().called_from(Location::caller(), || {
+            last(&Tensor::apply_one(Gather(Along::Last), &[&last(self), &last(indices)]))
+        })
     }
 
     /// Returns zeros with `rows` rows along `axis`, with every row of this tensor added to the row

@@ -1,10 +1,9 @@
 //! Matrix products.
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
-use crate::kir::{ContractKind, LowerCx, View};
+use crate::kir::{self, ContractKind, LowerCx, View};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
-use tensorpack_kernels as kernels;
 use tensorpack_tensor::{Dim, Error, Result, element_count};
 
 /// The matrix product over the last two dims, for every index of the leading ones. Both inputs have
@@ -82,17 +81,7 @@ impl OpDef for MatMul {
         // Many matrices times one matrix are a single product of all their rows.
         let (batch, m) =
             if rhs_shared && !lhs_transposed { (1, element_count(&[batch, m])?) } else { (batch, m) };
-        let kind = kernels::MatMul {
-            batch,
-            m,
-            n,
-            k,
-            lhs_transposed,
-            rhs_transposed,
-            lhs_shared,
-            rhs_shared,
-            rhs_panels: false,
-        };
+        let kind = kir::MatMul { batch, m, n, k, lhs_transposed, rhs_transposed, lhs_shared, rhs_shared };
         Ok(vec![cx.contract(ContractKind::MatMul(kind), &a, &b)])
     }
 

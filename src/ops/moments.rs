@@ -45,6 +45,10 @@ impl OpDef for Moments {
         Ok(vec![y.clone(), y])
     }
 
+    fn output_count(&self) -> usize {
+        2
+    }
+
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
         let (x, mean) = (cx.input(0), cx.output(0));
         let n = x.count_per(mean);

@@ -2,11 +2,10 @@
 
 use super::composed;
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
-use crate::kir::{LowerCx, View};
+use crate::kir::{self, LowerCx, View};
 use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
-use tensorpack_kernels as kernels;
 use tensorpack_tensor::{DType, Dim, Error, Result, element_count};
 
 /// The indices of elements along the last dim in sorted order: the first `take`, or all.
@@ -45,13 +44,13 @@ impl OpDef for Order {
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let x = cx.input(0);
         let (outer, last) = x.sizes.split_at(x.sizes.len() - 1);
-        let order = kernels::Argsort {
+        let argsort = kir::Argsort {
             rows: element_count(outer)?,
             len: last[0],
             take: self.take.unwrap_or(last[0]),
             descending: self.descending,
         };
-        Ok(vec![cx.order(order, &x)])
+        Ok(vec![cx.argsort(argsort, &x)])
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {

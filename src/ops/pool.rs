@@ -2,11 +2,10 @@
 
 use super::{Layout, Padding, Window, composed, same_spec};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
-use crate::kir::{LowerCx, PoolKind, View};
+use crate::kir::{self, LowerCx, PoolKind, View};
 use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
-use tensorpack_kernels as kernels;
 use tensorpack_tensor::{DType, Error, Result};
 
 /// Window, stride, padding and layout of pooling.
@@ -56,8 +55,8 @@ impl PoolOptions {
         Ok(Spec { dtype: x.dtype, shape: vec![x.shape[0], size[0], size[1], x.shape[3]].into() })
     }
 
-    fn kernel(&self, x: &[usize], y: &[usize]) -> Result<kernels::Pool> {
-        Ok(kernels::Pool {
+    fn kernel(&self, x: &[usize], y: &[usize]) -> Result<kir::Pool> {
+        Ok(kir::Pool {
             batch: x[0],
             in_size: [x[1], x[2]],
             channels: x[3],
@@ -121,6 +120,10 @@ impl OpDef for Pool {
             }
             _ => Err(Error::argument(format!("{} inputs are not supported", inputs.len()))),
         }
+    }
+
+    fn output_count(&self) -> usize {
+        if self.kind == PoolKind::Max { 2 } else { 1 }
     }
 
     fn shape_only(&self, i: usize) -> bool {

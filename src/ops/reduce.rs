@@ -207,29 +207,29 @@ impl Tensor {
     /// Returns the mean of all elements, which must be floats.
     #[track_caller]
     pub fn mean(&self) -> Tensor {
-        self.mean_of(|x| x.sum())
+        self.mean_of(&[], false)
     }
 
     /// Returns the mean over `axes`, which are removed.
     #[track_caller]
     pub fn mean_axes(&self, axes: &[isize]) -> Tensor {
-        self.mean_of(|x| x.sum_axes(axes))
+        self.mean_of(axes, false)
     }
 
     /// Returns the mean over `axes`, which are kept with size 1.
     #[track_caller]
     pub fn mean_keep(&self, axes: &[isize]) -> Tensor {
-        self.mean_of(|x| x.sum_keep(axes))
+        self.mean_of(axes, true)
     }
 
     /// Divides a sum by the number of elements that were added.
     #[track_caller]
-    fn mean_of(&self, sum: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
+    fn mean_of(&self, axes: &[isize], keep: bool) -> Tensor {
         if !self.is_poison() && !self.dtype().is_float() {
             let why = format!("the mean requires floating-point elements, got {}", self.dtype());
             return self.fail("Mean", Error::dtype(why).note("cast to f32 first"));
         }
-        let sum = sum(self);
+        let sum = self.reduce(ReduceKind::Sum, axes, keep);
         &sum / self.count_per(&sum)
     }
 

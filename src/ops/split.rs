@@ -1,6 +1,7 @@
 //! Splits a tensor along one axis. All parts are views: no element moves.
 
 use crate::graph::{Tensor, axis_in};
+use std::panic::Location;
 use tensorpack_tensor::{Error, Result};
 
 /// The maximum number of parts: each is a node of the graph.
@@ -44,7 +45,7 @@ impl Tensor {
                     end += size;
                     self.part(axis, end - size, Some(end))
                 };
-                sizes.iter().map(&mut next).collect()
+                self.graph().called_from(Location::caller(), || sizes.iter().map(&mut next).collect())
             }
             Err(e) => vec![self.fail_once("Split", e); sizes.len()],
         }
@@ -73,7 +74,9 @@ impl Tensor {
     pub fn unstack(&self, axis: isize) -> Vec<Tensor> {
         match self.known_axis(axis) {
             Ok((_, n)) if n > MAX_PARTS => vec![self.fail_once("Unstack", too_many(n))],
-            Ok((axis, n)) => (0..n).map(|i| self.part(axis, i, Some(i + 1)).squeeze(axis as isize)).collect(),
+            Ok((axis, n)) => self.graph().called_from(Location::caller(), || {
+                (0..n).map(|i| self.part(axis, i, Some(i + 1)).squeeze(axis as isize)).collect()
+            }),
             Err(e) => vec![self.fail_once("Unstack", e)],
         }
     }

@@ -1,4 +1,4 @@
-//! Common subexpression elimination: an operation that was lowered before on the same inputs is not lowered again.
+//! Common subexpression elimination: equal operations on equal inputs are lowered once.
 
 use crate::graph::OpDef;
 use crate::kir::View;
@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use tensorpack_tensor::DType;
 
-/// What an operation takes from an input.
+/// How an operation uses an input.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum CseInput {
     /// Its elements, in the order of the view.
@@ -31,11 +31,11 @@ pub(super) struct CommonSubexpressions {
 }
 
 impl CommonSubexpressions {
-    /// The results of an equal operation on equal inputs.
+    /// Returns the results of an equal operation on equal inputs, if there was one.
     ///
-    /// Preconditions, checked here: the operation is pure and its attributes are equal. It reads the same elements in
-    /// the same order: views are equal in buffer, sizes, strides and offset, of a variable or of its snapshot alike.
-    /// Inputs taken only for their shape have equal types and sizes.
+    /// Preconditions, checked here: the operation is pure, and its attributes are equal. It reads
+    /// the same elements in the same order: views have equal buffers, sizes, strides and offsets.
+    /// Inputs of which only the shape is used have equal types and sizes.
     pub(super) fn find(&self, op: &dyn OpDef, inputs: &[CseInput]) -> Option<&[View]> {
         if !op.traits().mergeable {
             return None;
@@ -45,7 +45,7 @@ impl CommonSubexpressions {
         Some(&same.outputs)
     }
 
-    /// Remembers the results of an operation.
+    /// Records the results of an operation.
     pub(super) fn insert(&mut self, op: &Arc<dyn OpDef>, inputs: Vec<CseInput>, outputs: &[View]) {
         if op.traits().mergeable {
             let lowered = Lowered { op: op.clone(), outputs: outputs.to_vec(), inputs };

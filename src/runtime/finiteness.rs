@@ -1,31 +1,31 @@
-//! What must be finite before a run changes any variable, for all engines.
+//! Finds the results that must be finite before a run changes any variable.
 //!
-//! Costs, the inputs of updates, and next values. Each engine checks all of it before the first
-//! write, in its own way.
+//! These are costs, the inputs of updates, and next values. The rule is the same for all engines;
+//! each engine checks them before the first write.
 
 use crate::kir::{BufferId, Kernel, Program};
 use std::collections::{HashMap, HashSet};
 
-/// What a result is to the variable whose next value is made of it.
+/// The role of a result that only an update needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) variable: usize,
-    /// Whether it does nothing but make next values, element by element.
+    /// Whether it only computes next values, element by element.
     pub(super) late: bool,
 }
 
 /// Fills in [`Program::finite`], and returns the results that only updates need.
 ///
 /// Late results are not in [`Program::finite`], only their inputs are: engines compute late results
-/// while they write variables, and check the next values alone.
+/// while they write variables, and check only the next values.
 pub(super) fn find(program: &mut Program) -> HashMap<BufferId, Part> {
     let elsewhere = program.fetches.iter().chain(&program.costs).chain(&program.kept);
     let mut read_elsewhere: HashSet<BufferId> = elsewhere.map(|v| v.buffer).collect();
-    // What updates are made from, with how many elements are made from it.
+    // The inputs of updates, with the number of elements computed from each.
     let mut of_updates: HashMap<BufferId, usize> =
         program.updates.iter().map(|u| (u.value.buffer, u.value.len())).collect();
     let mut late: HashSet<BufferId> = HashSet::new();
-    // From the last kernel to the first, so that all who read a result are known.
+    // From the last kernel to the first, so that all readers of a result are known.
     for node in program.kernels.iter().rev() {
         let waits = |b: &BufferId| {
             of_updates.get(b) == Some(&program.buffer(*b).len()) && !read_elsewhere.contains(b)
@@ -62,7 +62,7 @@ fn of_variables(program: &Program) -> HashMap<BufferId, usize> {
         .enumerate()
         .flat_map(|(i, n)| n.outputs.iter().map(move |&b| (b, i)))
         .collect();
-    // The results that `from` is made of, itself included, but for those seen before.
+    // The results that `from` depends on, including itself, except those seen before.
     let behind = |from: BufferId, seen: &mut HashSet<BufferId>| {
         let (mut stack, mut found) = (vec![from], Vec::new());
         while let Some(b) = stack.pop() {

@@ -1,6 +1,5 @@
-//! From a frozen graph to kernel IR: takes the nodes a run needs with their concrete shapes, merges
-//! equal ones, and
-//! lowers each.
+//! Lowers a frozen graph to kernel IR: takes the nodes that a run needs with their concrete shapes,
+//! merges equal ones, and lowers each.
 
 use super::binding::{
     Binding, Concrete, Request, assigned_before, assigns_in_run, close_over_collectives, last_assigns, needed,
@@ -8,15 +7,16 @@ use super::binding::{
 use super::cse::{CommonSubexpressions, CseInput};
 use super::finiteness;
 use super::snapshot::{self, Reading};
+use super::tower_collectives;
 use super::value_errors::{Diagnosis, NextValue};
 use crate::graph::{Frozen, NodeId, NodeKind, Role, TensorId, VariableId};
 use crate::kir::{self, BufferKind, LowerCx, Origin, Program, Surroundings, Update, View};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use tensorpack_tensor::{DType, Error, ErrorKind, Result};
+use tensorpack_tensor::{DType, Error, Result};
 
-/// What an engine makes runnable: a request on a frozen graph. Engines that execute kernel IR lower
-/// it.
+/// The input of an engine's compiler: a request on a frozen graph. Engines that execute kernel IR
+/// lower it.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'a> {
     graph: &'a Arc<Frozen>,
@@ -29,46 +29,46 @@ impl<'a> Source<'a> {
         Source { graph, request, reading }
     }
 
-    /// The graph.
+    /// Returns the graph.
     pub fn graph(&self) -> &'a Arc<Frozen> {
         self.graph
     }
 
-    /// What is to be run, on inputs of which sizes.
+    /// Returns the request: the fetches, and the sizes of the feeds.
     pub fn request(&self) -> &'a Request {
         self.request
     }
 
-    /// The variables that a run updates, by index.
+    /// Returns the indices of the variables that a run updates.
     pub(super) fn updates(&self) -> Result<Vec<usize>> {
         let assigns = assigns_in_run(self.graph, self.request)?;
         let last = last_assigns(self.graph, &assigns)?;
         Ok(last.into_iter().map(|(variable, _)| variable.0 as usize).collect())
     }
 
-    /// Lowers what is requested to kernel IR.
+    /// Lowers the request to kernel IR.
     pub fn lower(&self) -> Result<Lowered> {
         lower(self.graph, self.request, self.reading)
     }
 }
 
-/// Programs in kernel IR, one for each tower the request needs, with what surrounds them. They meet only where they
-/// sum over towers.
+/// Validated programs in kernel IR, one for each tower that the request needs. They communicate
+/// only through all-reduces.
 ///
-/// Only validated programs are ever in one, so engines need not check again what they compile.
+/// Engines need not check the programs again.
 #[derive(Clone, Debug)]
 pub struct Lowered {
     programs: Vec<Program>,
     fetches: Vec<(usize, usize)>,
     diagnosis: Diagnosis,
-    feeds: Vec<Form>,
+    feeds: Vec<ConcreteSpec>,
 }
 
 /// Type and sizes of a tensor.
-pub(super) type Form = (DType, Vec<usize>);
+pub(super) type ConcreteSpec = (DType, Vec<usize>);
 
 impl Lowered {
-    /// Validates the programs, and what they take from their surroundings.
+    /// Validates the programs, with their feeds and variables.
     pub(super) fn new(
         programs: Vec<Program>,
         fetches: Vec<(usize, usize)>,
@@ -85,43 +85,44 @@ impl Lowered {
         if !fetches.iter().all(there) {
             return Err(Error::argument(format!("not all of the fetches {fetches:?} exist")));
         }
-        check_sums(&programs)?;
+        tower_collectives::check_all_reduces(&programs)?;
         let feeds = around.feeds.iter().map(|(dtype, sizes)| (*dtype, sizes.to_vec())).collect();
         Ok(Lowered { programs, fetches, diagnosis, feeds })
     }
 
-    /// A program for each tower.
+    /// Returns the programs, one for each tower.
     pub fn programs(&self) -> &[Program] {
         &self.programs
     }
 
-    /// The programs by value.
+    /// Returns the programs by value.
     pub(super) fn into_programs(self) -> Vec<Program> {
         self.programs
     }
 
-    /// For each fetched value, which program has it and as which of its fetches.
+    /// Returns, for each fetched value, the index of its program and its index among the fetches of
+    /// that program.
     pub fn fetches(&self) -> &[(usize, usize)] {
         &self.fetches
     }
 
-    /// What is known of nodes whose results may turn out not to be finite.
+    /// Returns what errors say about nodes whose results are not finite.
     pub(super) fn diagnosis(&self) -> &Diagnosis {
         &self.diagnosis
     }
 
-    /// Type and sizes of everything that is fed, in the order of the request.
+    /// Returns the type and sizes of each feed, in the order of the request.
     pub fn feeds(&self) -> &[(DType, Vec<usize>)] {
         &self.feeds
     }
 }
 
-/// Lowers what `request` asks for.
+/// Lowers a request.
 fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Result<Lowered> {
     let assigns = assigns_in_run(graph, request)?;
     let fetched = request.fetched();
     let roots = close_over_collectives(graph, &fetched, &assigns)?;
-    let (mut programs, mut places, mut diagnosis) = (Vec::new(), Vec::new(), Diagnosis::default());
+    let (mut programs, mut positions, mut diagnosis) = (Vec::new(), Vec::new(), Diagnosis::default());
     for (&tower, roots) in &roots {
         let mine: Vec<TensorId> =
             fetched.iter().copied().filter(|t| graph.node(t.node).tower == tower).collect();
@@ -143,75 +144,19 @@ fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Result<Lowered>
     let mut taken = vec![0; roots.len()];
     for t in &fetched {
         let program = roots.keys().position(|&k| k == graph.node(t.node).tower).unwrap_or(0);
-        places.push((program, taken[program]));
+        positions.push((program, taken[program]));
         taken[program] += 1;
     }
     if programs.is_empty() {
         programs.push(Program::default());
     }
-    let updated: Vec<Vec<usize>> =
-        programs.iter().map(|p| p.updates.iter().map(|u| u.variable).collect()).collect();
-    for (i, program) in programs.iter_mut().enumerate() {
-        let others = updated.iter().enumerate().filter(|(j, _)| *j != i);
-        program.updated_elsewhere = others.flat_map(|(_, v)| v).copied().collect();
-    }
-    number_random_rows(&mut programs);
+    tower_collectives::set_updated_elsewhere(&mut programs);
+    tower_collectives::number_random_elements(&mut programs);
     let around = Surroundings {
         feeds: request.feeds.iter().map(|(_, dtype, sizes)| (*dtype, &sizes[..])).collect(),
         variables: graph.variables().iter().map(|v| (v.dtype, &v.sizes[..])).collect(),
     };
-    Lowered::new(programs, places, diagnosis, &around)
-}
-
-/// Checks that all towers have the same sums over towers, of the same form and in the same order.
-fn check_sums(programs: &[Program]) -> Result<()> {
-    let sums = |program: &Program| -> Vec<(String, DType, Vec<usize>, Origin)> {
-        let sums = program.kernels.iter().filter_map(|node| match &node.kernel {
-            kir::Kernel::AllReduce { key, input } => {
-                Some((key.clone(), input.dtype, input.sizes.clone(), node.origin.clone()))
-            }
-            _ => None,
-        });
-        sums.collect()
-    };
-    let Some((first, others)) = programs.split_first() else { return Ok(()) };
-    let first = sums(first);
-    for mine in others.iter().map(sums) {
-        for (a, b) in first.iter().zip(&mine) {
-            if (&a.0, a.1, &a.2) != (&b.0, b.1, &b.2) {
-                let why = format!("towers sum {} of {}{:?} and {} of {}{:?}", a.0, a.1, a.2, b.0, b.1, b.2);
-                return Err(Error::shape(why).within(&b.3.name).at(b.3.site));
-            }
-        }
-        if first.len() != mine.len() {
-            let more = if first.len() > mine.len() { &first[mine.len()] } else { &mine[first.len()] };
-            let why = format!("not every tower sums {}", more.0);
-            return Err(Error::new(ErrorKind::Graph, why).within(&more.3.name).at(more.3.site));
-        }
-    }
-    Ok(())
-}
-
-/// The rows of a random tensor continue over the towers. One that was built outside of them, and so
-/// is computed in the program of each tower that reads it, is one tensor all the same.
-fn number_random_rows(programs: &mut [Program]) {
-    let mut drawn: HashMap<String, usize> = HashMap::new();
-    let mut first_of: HashMap<String, usize> = HashMap::new();
-    for program in programs {
-        for i in 0..program.kernels.len() {
-            let outputs = program.kernels[i].outputs.iter();
-            let len = outputs.fold(0usize, |n, &b| n.saturating_add(program.buffer(b).len()));
-            let node = &mut program.kernels[i];
-            if let kir::Kernel::Random { stream, first, continued: true } = &mut node.kernel {
-                *first = *first_of.entry(node.origin.name.clone()).or_insert_with(|| {
-                    let drawn = drawn.entry(stream.clone()).or_default();
-                    let before = *drawn;
-                    *drawn = drawn.saturating_add(len);
-                    before
-                });
-            }
-        }
-    }
+    Lowered::new(programs, positions, diagnosis, &around)
 }
 
 struct Lowering<'a> {
@@ -220,7 +165,8 @@ struct Lowering<'a> {
     binding: Binding<'a>,
     views: HashMap<TensorId, View>,
     reading: Reading,
-    /// Of variables that are read: what all nodes read but those of `live`, which read the variables themselves.
+    /// Snapshots of variables, which all nodes read except those in `live`: these read the
+    /// variables themselves.
     snapshots: HashMap<TensorId, View>,
     live: BTreeSet<NodeId>,
     cse: CommonSubexpressions,
@@ -229,7 +175,7 @@ struct Lowering<'a> {
 }
 
 impl Lowering<'_> {
-    /// Lowers what one tower computes.
+    /// Lowers the nodes of one tower.
     fn lower_tower(
         &mut self,
         request: &Request,
@@ -251,6 +197,7 @@ impl Lowering<'_> {
         }
         let seen = |t: &TensorId| self.snapshots.get(t).unwrap_or(&self.views[t]).clone();
         self.program.fetches = fetched.iter().map(seen).collect();
+        self.program.fetch_origins = fetched.iter().map(|t| self.origin(t.node)).collect();
         self.program.updates = self.updates(tower)?;
         if !self.assigns.is_empty() {
             let with = |role: Role| {
@@ -320,7 +267,7 @@ impl Lowering<'_> {
                         .iter()
                         .map(|t| self.binding.concrete[&t.node][t.output as usize].1.clone())
                         .collect();
-                    let origin = Origin { name: node.name.clone(), site: node.site };
+                    let origin = self.origin(id);
                     let mut cx = LowerCx {
                         program: &mut self.program,
                         inputs: &inputs,
@@ -330,7 +277,7 @@ impl Lowering<'_> {
                     };
                     let fail = |e: Error| e.within(&node.name).at(node.site);
                     let views = op.lower(&mut cx).map_err(fail)?;
-                    // Other operations rearrange these views, so they must be sound already.
+                    // Other operations rearrange these views, so they must be valid now.
                     for view in &views {
                         kir::validate_view(&self.program, view).map_err(|e| fail(e.within(op.name())))?;
                     }
@@ -357,13 +304,18 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// What `reader` sees of a tensor.
+    fn origin(&self, id: NodeId) -> Origin {
+        let node = self.graph.node(id);
+        Origin { name: node.name.clone(), site: node.site }
+    }
+
+    /// Returns the view of a tensor that node `reader` reads.
     fn read_by(&self, reader: NodeId, t: &TensorId) -> &View {
         let snapshot = self.snapshots.get(t).filter(|_| !self.live.contains(&reader));
         snapshot.unwrap_or_else(|| &self.views[t])
     }
 
-    /// A variable, or a snapshot of it.
+    /// Returns a view of a variable or of its snapshot.
     fn variable(&mut self, kind: BufferKind, v: VariableId) -> View {
         let info = &self.graph.variables()[v.0 as usize];
         let same = |b: &kir::Buffer| match (&b.kind, &kind) {
@@ -376,7 +328,7 @@ impl Lowering<'_> {
         View::dense(buffer, info.dtype, &info.sizes)
     }
 
-    /// The next value of every variable that this tower assigns.
+    /// Returns the updates of the variables that this tower assigns.
     fn updates(&self, tower: usize) -> Result<Vec<Update>> {
         let mut last = last_assigns(self.graph, self.assigns)?;
         last.retain(|(_, id)| self.graph.node(*id).tower == tower);
@@ -386,6 +338,7 @@ impl Lowering<'_> {
                 variable: v.0 as usize,
                 value: self.views[&self.graph.node(id).inputs[0]].clone(),
                 finite: info.init.is_finite(info.dtype),
+                origin: self.origin(id),
             }
         };
         Ok(last.into_iter().map(update).collect())

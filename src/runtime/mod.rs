@@ -21,6 +21,7 @@ mod session;
 mod snapshot;
 mod staging;
 mod step_program;
+mod tower_collectives;
 mod update_turns;
 mod value_errors;
 mod xla;

@@ -572,14 +572,14 @@ fn a_users_kernel_that_works() {
 /// An error is the run's alone: no variable has changed, so the session goes on.
 #[test]
 fn a_users_kernel_that_fails() {
-    for (does, why) in [
-        (Does::Fails, "net/Own: the water is too cold"),
-        (Does::Reshapes, "net/Own: the kernel made f32[7] where f32[2] was declared"),
+    for (does, terms) in [
+        (Does::Fails, &["net/Own", "the water is too cold"][..]),
+        (Does::Reshapes, &["net/Own", "f32[7]", "f32[2]"]),
     ] {
         let (session, op, line) = own(does);
         for _ in 0..2 {
             let e = session.run(&[&op], &[("x", &zeros(&[2]))]).unwrap_err();
-            assert_eq!(e.message(), why);
+            assert!(terms.iter().all(|term| e.message().contains(term)), "{e}");
             assert_eq!(e.site().unwrap().line, line);
         }
         assert_eq!(session.read("w").unwrap(), f32s(&[2], &[1.0, 1.0]));

@@ -3,11 +3,11 @@
 
 use tensorpack::graph::{GradCx, Graph, OpDef, Spec, Tensor, TensorSpec};
 use tensorpack::kir::{
-    Binary, BufferId, Class, ContractKind, GatherKind, LowerCx, PoolKind, ReduceKind, View,
+    Argsort, Binary, BufferId, Class, ContractKind, Conv2d, Cumsum, GatherKind, GatherScatter, LowerCx,
+    MatMul, Pool, PoolKind, ReduceKind, View,
 };
 use tensorpack::runtime::{Session, SessionOptions};
 use tensorpack::{DType, ErrorKind, HostTensor, Result};
-use tensorpack_kernels::{Argsort, Conv2d, Cumsum, GatherScatter, MatMul, Pool};
 
 /// An operation of `f32[2, 3]` that is lowered wrongly.
 struct Case {
@@ -29,7 +29,6 @@ const PRODUCT: MatMul = MatMul {
     rhs_transposed: false,
     lhs_shared: false,
     rhs_shared: false,
-    rhs_panels: false,
 };
 
 const CONV: Conv2d = Conv2d {
@@ -42,7 +41,6 @@ const CONV: Conv2d = Conv2d {
     dilation: [1, 1],
     pad_low: [0, 0],
     out_size: [2, 3],
-    exact: false,
 };
 
 fn pool() -> Pool {
@@ -68,15 +66,15 @@ fn conv(cx: &mut LowerCx<'_>, conv: Conv2d) -> View {
     cx.contract(ContractKind::Conv2d(conv), &x, &filter)
 }
 
-fn order(cx: &mut LowerCx<'_>, rows: usize, len: usize, take: usize) -> View {
+fn argsort(cx: &mut LowerCx<'_>, rows: usize, len: usize, take: usize) -> View {
     let x = cx.input(0);
-    cx.order(Argsort { rows, len, take, descending: false }, &x)
+    cx.argsort(Argsort { rows, len, take, descending: false }, &x)
 }
 
-fn lookup(cx: &mut LowerCx<'_>, kind: GatherKind, lookup: GatherScatter) -> View {
+fn gather(cx: &mut LowerCx<'_>, kind: GatherKind, gather: GatherScatter) -> View {
     let x = cx.input(0);
     let indices = cx.constant(HostTensor::new([2], vec![0i64, 1]).unwrap());
-    cx.lookup(kind, lookup, &x, &indices)
+    cx.gather(kind, gather, &x, &indices)
 }
 
 const CASES: &[Case] = &[
@@ -330,7 +328,7 @@ const CASES: &[Case] = &[
         output: SAME,
         lower: |cx| {
             let sizes = GatherScatter { batch: 1, rows: 1 << 20, width: 3, count: 2, shared: true };
-            lookup(cx, GatherKind::Gather, sizes)
+            gather(cx, GatherKind::Gather, sizes)
         },
         kind: ErrorKind::Shape,
     },
@@ -339,7 +337,7 @@ const CASES: &[Case] = &[
         output: SAME,
         lower: |cx| {
             let sizes = GatherScatter { batch: 1, rows: 2, width: 3, count: 200, shared: true };
-            lookup(cx, GatherKind::Gather, sizes)
+            gather(cx, GatherKind::Gather, sizes)
         },
         kind: ErrorKind::Shape,
     },
@@ -348,7 +346,7 @@ const CASES: &[Case] = &[
         output: SAME,
         lower: |cx| {
             let sizes = GatherScatter { batch: 1, rows: 1 << 20, width: 3, count: 2, shared: true };
-            lookup(cx, GatherKind::ScatterAdd, sizes)
+            gather(cx, GatherKind::ScatterAdd, sizes)
         },
         kind: ErrorKind::Shape,
     },
@@ -357,26 +355,26 @@ const CASES: &[Case] = &[
         output: SAME,
         lower: |cx| {
             let x = cx.input(0);
-            cx.cumulate(Cumsum { outer: 2, len: 300, inner: 1, exclusive: false, reverse: false }, &x)
+            cx.cumsum(Cumsum { outer: 2, len: 300, inner: 1, exclusive: false, reverse: false }, &x)
         },
         kind: ErrorKind::Shape,
     },
     Case {
         name: "an order of longer rows",
         output: (DType::I64, &[2, 3]),
-        lower: |cx| order(cx, 2, 300, 3),
+        lower: |cx| argsort(cx, 2, 300, 3),
         kind: ErrorKind::Shape,
     },
     Case {
         name: "more places than elements",
         output: (DType::I64, &[2, 9]),
-        lower: |cx| order(cx, 2, 3, 9),
+        lower: |cx| argsort(cx, 2, 3, 9),
         kind: ErrorKind::Argument,
     },
     Case {
         name: "places that are not i64",
         output: SAME,
-        lower: |cx| order(cx, 2, 3, 3),
+        lower: |cx| argsort(cx, 2, 3, 3),
         kind: ErrorKind::DType,
     },
     Case {

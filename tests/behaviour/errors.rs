@@ -307,3 +307,27 @@ fn errors_in_gradients_point_at_the_forward_line() {
     assert_eq!((e.kind(), e.message()), (ErrorKind::Gradient, "net/OneWay: OneWay has no gradient"));
     assert_points_at(&e, line);
 }
+
+/// Checks that every node of a graph was created in a file of the user, not in one of the library.
+#[track_caller]
+fn assert_users_lines(model: &str, graph: Graph) {
+    let frozen = graph.freeze().unwrap();
+    assert!(!frozen.nodes().is_empty(), "{model}");
+    for node in frozen.nodes() {
+        assert!(!node.site.file.starts_with("src/"), "{model}: {} points at {}", node.name, node.site);
+    }
+}
+
+#[test]
+fn no_node_points_at_a_line_of_the_library() {
+    assert_users_lines("mlp", models::mlp().graph);
+    assert_users_lines("mnist", models::mnist().graph);
+    assert_users_lines("resnet", models::small_resnet().graph);
+    let g = Graph::new();
+    let x = g.placeholder(&TensorSpec::f32("x", [Some(4), Some(6)]));
+    let made = [Tensor::relu, Tensor::silu, Tensor::mean].map(|f| f(&x));
+    let parts = x.unstack(0).iter().map(Tensor::square).collect::<Vec<_>>();
+    let cost = g.stack(&parts, 1).mean_axes(&[0]).sum() + &made[2];
+    gradients(&cost, &[&x]).unwrap();
+    assert_users_lines("function pointers", g);
+}

@@ -4,10 +4,10 @@
 use tensorpack::graph::{Fetch, Graph, TensorSpec, UPDATE_OPS, VariableSpec};
 use tensorpack::nn::{BatchNorm, Linear};
 use tensorpack::optim::{Adam, Optimizer, Sgd, minimize};
-use tensorpack::runtime::{Cadence, Clock, Session, SessionOptions, StepProgram};
+use tensorpack::runtime::{Cadence, Clock, Device, Session, SessionOptions, StepProgram};
 use tensorpack::tensor::CounterRng;
 use tensorpack::tower::TowerContext;
-use tensorpack::{Error, ErrorKind, HostTensor, Result};
+use tensorpack::{DType, Error, ErrorKind, HostTensor, Result};
 
 /// A net whose hidden layer is divided by what is fed to `divisor`.
 struct Net {
@@ -201,4 +201,22 @@ fn a_bad_hooked_run_is_not_counted_and_delivers_nothing() {
     ran.unwrap();
     assert_eq!((cost.unwrap().sizes(), ratio.unwrap().sizes()), (&[][..], &[4, 16][..]));
     assert_eq!(net.session.run_index().unwrap(), 2);
+}
+
+#[test]
+fn an_infinity_on_the_way_to_a_finite_next_value_is_no_error() {
+    // Only costs, gradients and next values must be finite, on every device. The bf16 value is stored
+    // before the update, and overflows.
+    for device in [Device::Cpu(0), Device::Reference] {
+        let g = Graph::new();
+        let t = TowerContext::training(&g);
+        let v = t.variable(VariableSpec::new("v", [2]).init(tensorpack::graph::Init::ones()));
+        let narrow = (v.value() * 1000.0).exp().cast(DType::Bf16);
+        let next = narrow.cast(DType::F32).minimum(&g.constant(HostTensor::scalar(5.0f32)));
+        let assign = Fetch::from(&v.assign(&next));
+        let options = SessionOptions { device, ..SessionOptions::default() };
+        let session = Session::with(g.freeze().unwrap(), options).unwrap();
+        session.run(&[&assign], &[]).unwrap_or_else(|e| panic!("{device:?}: {e}"));
+        assert_eq!(session.read("v").unwrap().as_slice::<f32>().unwrap(), [5.0; 2], "{device:?}");
+    }
 }

@@ -11,12 +11,28 @@ use tensorpack::tower::TowerContext;
 const UNITS: usize = 263;
 const STEPS: usize = 7;
 
-/// What a recurrent net makes of these rows, and its gradient with respect to them: as bits, row by row, with the plan.
-fn run(isa: Isa, rows: usize) -> (Vec<u32>, String) {
+#[derive(Clone, Copy, PartialEq)]
+enum Weights {
+    Variable,
+    Constant,
+}
+
+/// The output of a recurrent net on these rows and its gradient with respect to them, as bits, with the plan.
+fn run(isa: Isa, rows: usize, weights: Weights) -> (Vec<u32>, String) {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let x = g.placeholder(&TensorSpec::f32("x", [None, Some(UNITS)]));
-    let w = t.variable(VariableSpec::new("w", [UNITS, UNITS]).init(Init::Uniform(-0.1, 0.1)));
+    let w = match weights {
+        Weights::Variable => {
+            let spec = VariableSpec::new("w", [UNITS, UNITS]).init(Init::Uniform(-0.1, 0.1));
+            t.variable(spec).value().clone()
+        }
+        Weights::Constant => {
+            let elements: Vec<f32> =
+                (0..UNITS * UNITS).map(|i| (i * 7877 % 1000) as f32 * 2e-4 - 0.1).collect();
+            g.constant(HostTensor::new([UNITS, UNITS], elements).unwrap())
+        }
+    };
     let y = (0..STEPS).fold(x.clone(), |h, _| h.matmul(&w).tanh());
     let dx = gradients(&y.square().sum(), &[&x]).unwrap().remove(0).unwrap();
     let (y, dx) = (Fetch::from(&y), Fetch::from(&dx));
@@ -33,11 +49,24 @@ fn run(isa: Isa, rows: usize) -> (Vec<u32>, String) {
 #[test]
 fn many_small_products_share_panels() {
     for isa in Isa::available() {
-        let (few, few_plan) = run(isa, 3);
-        let (many, many_plan) = run(isa, 100);
-        let laid_out = |plan: &str| plan.matches("= pad(var0)").count();
-        assert_eq!(laid_out(&few_plan), 2, "once as it is, once transposed:\n{few_plan}");
-        assert_eq!(laid_out(&many_plan), 0, "large products pack for themselves:\n{many_plan}");
+        let (few, few_plan) = run(isa, 3, Weights::Variable);
+        let (many, many_plan) = run(isa, 100, Weights::Variable);
+        let packed = |plan: &str| {
+            let copies = plan.lines().filter(|l| l.contains("= copy(var0)"));
+            copies.filter(|l| l.contains("in panels")).count()
+        };
+        assert_eq!(packed(&few_plan), 2, "once as it is, once transposed:\n{few_plan}");
+        assert_eq!(packed(&many_plan), 0, "large products pack for themselves:\n{many_plan}");
+        assert_eq!(few, many, "{isa}");
+    }
+}
+
+#[test]
+fn constant_weights_are_packed_when_the_program_is_compiled() {
+    for isa in Isa::available() {
+        let (few, few_plan) = run(isa, 3, Weights::Constant);
+        let (many, _) = run(isa, 100, Weights::Constant);
+        assert!(!few_plan.contains("= copy("), "no step copies weights:\n{few_plan}");
         assert_eq!(few, many, "{isa}");
     }
 }

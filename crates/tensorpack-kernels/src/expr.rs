@@ -5,6 +5,7 @@
 //! memory once.
 
 use serde::{Deserialize, Serialize};
+use std::hash::{Hash, Hasher};
 use tensorpack_tensor::DType;
 
 /// The type that arithmetic is done in. Elements are converted when loaded and stored: bf16
@@ -92,8 +93,9 @@ pub enum Binary {
     Or,
 }
 
-/// One step of an expression.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// One step of an expression. Steps are equal if they compute the same bits: constants are compared
+/// by bits, so NaN equals itself and 0 differs from -0.
+#[derive(Clone, Copy, Debug)]
 pub enum Step {
     /// The element of operand `index`, converted to `class`.
     Operand {
@@ -122,8 +124,48 @@ pub enum Step {
     Cast(Class, Reg),
 }
 
+/// A step with constants as bits, for which equality and hash can be derived.
+#[derive(PartialEq, Eq, Hash)]
+enum StepBits {
+    Operand(u16, Class),
+    Const(u64, Class),
+    Index(u16, Class),
+    Unary(Unary, Reg),
+    Binary(Binary, Reg, Reg),
+    Select(Reg, Reg, Reg),
+    Cast(Class, Reg),
+}
+
+impl Step {
+    fn bits(self) -> StepBits {
+        match self {
+            Step::Operand { index, class } => StepBits::Operand(index, class),
+            Step::Const(value, class) => StepBits::Const(value.to_bits(), class),
+            Step::Index { axis, class } => StepBits::Index(axis, class),
+            Step::Unary(op, x) => StepBits::Unary(op, x),
+            Step::Binary(op, a, b) => StepBits::Binary(op, a, b),
+            Step::Select(condition, a, b) => StepBits::Select(condition, a, b),
+            Step::Cast(class, x) => StepBits::Cast(class, x),
+        }
+    }
+}
+
+impl PartialEq for Step {
+    fn eq(&self, other: &Step) -> bool {
+        self.bits() == other.bits()
+    }
+}
+
+impl Eq for Step {}
+
+impl Hash for Step {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.bits().hash(state);
+    }
+}
+
 /// A straight-line program for one element.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Expr {
     /// The steps; step `i` defines `Reg(i)`.
     pub steps: Vec<Step>,
@@ -154,5 +196,21 @@ impl Expr {
             _ => 1,
         });
         steps.sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn constants_are_equal_if_their_bits_are() {
+        let constant = |value: f64| Step::Const(value, Class::F64);
+        assert_eq!(constant(f64::NAN), constant(f64::NAN));
+        assert_ne!(constant(0.0), constant(-0.0));
+        assert_ne!(constant(1.0), Step::Const(1.0, Class::F32));
+        let steps = [0.0, -0.0, f64::NAN, 0.0, f64::NAN].map(constant);
+        assert_eq!(steps.into_iter().collect::<HashSet<Step>>().len(), 3);
     }
 }

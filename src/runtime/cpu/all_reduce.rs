@@ -1,75 +1,77 @@
-//! Where towers meet: each brings its part of a sum, each adds up its share of the elements for all.
+//! All-reduce between the towers of a process: each tower contributes a summand and adds up its
+//! share of the elements.
 //!
-//! Every wait has a deadline, and ends at once when another tower failed: a tower that never comes is an error that
-//! names what was waited for, not a hang. Towers say when they leave, so that who waits for all of them knows how long
-//! to wait for the last.
+//! Every wait has a deadline and ends at once when another tower fails: a tower that never arrives
+//! causes an error that names the all-reduce, not a hang. Towers report when they finish, so that
+//! the caller knows how long to wait for the last one.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
-/// How often a tower looks before it sleeps.
+/// Number of spins before a waiting tower sleeps.
 const SPINS: u32 = 20_000;
 
-/// How long a tower that others waited for in vain has to come back.
+/// How long a tower that missed a deadline may still take to finish.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// The meeting place of a number of towers.
+/// Synchronizes the towers of a program, as a communicator does in NCCL or MPI.
 #[derive(Debug)]
-pub(super) struct Exchange {
-    /// What each tower brings, and where it wants the sum.
+pub(super) struct Communicator {
+    /// The summand of each tower, and where it wants the sum.
     parts: Vec<(AtomicPtr<u8>, AtomicPtr<u8>)>,
-    /// How often all have met.
+    /// Number of completed barriers.
     met: AtomicU64,
     waiting: Mutex<usize>,
     all_here: Condvar,
     failed: AtomicBool,
     round: Mutex<Round>,
-    /// The step each tower is in.
+    /// The current step of each tower.
     steps: Vec<AtomicUsize>,
     deadline: Duration,
     spins: u32,
 }
 
-/// What became of the towers that began together.
+/// The state of the towers of one run.
 #[derive(Debug, Default)]
 struct Round {
     left: Vec<bool>,
-    /// When nobody waits any longer for those that have not left.
+    /// When towers that have not finished become overdue.
     until: Option<Instant>,
-    /// Why the first that failed did.
+    /// The error of the first tower that failed.
     cause: Option<Error>,
 }
 
-/// A tower at work. However it leaves, the others are told.
-pub(super) struct AtWork<'a> {
-    exchange: &'a Exchange,
+/// A running tower. Dropping it reports the outcome to the others, even after a panic.
+pub(super) struct RunningTower<'a> {
+    communicator: &'a Communicator,
     tower: usize,
-    /// How it went; nothing yet if it leaves by a panic.
+    /// The outcome; `None` if the tower panics.
     pub(super) outcome: Option<Result<()>>,
 }
 
-impl Drop for AtWork<'_> {
+impl Drop for RunningTower<'_> {
     fn drop(&mut self) {
-        self.exchange.left(self.tower, self.outcome.take());
+        self.communicator.left(self.tower, self.outcome.take());
     }
 }
 
-/// Towers that did not come back in time.
+/// Towers that did not finish in time.
 #[derive(Debug)]
 pub(super) struct Overdue {
-    /// What is wrong: why another failed, if one did.
+    /// The error of another tower if one failed, otherwise a deadline error.
     pub(super) error: Error,
-    /// Which they are, and the steps they are in.
+    /// The overdue towers, with their current steps.
     pub(super) towers: Vec<(usize, usize)>,
 }
 
-impl Exchange {
-    /// For so many towers, each wait at most `deadline` long. They spin while they wait only if every thread has a core.
-    pub(super) fn new(towers: usize, deadline: Duration, spin: bool) -> Exchange {
+impl Communicator {
+    /// Creates a communicator for `towers` towers, whose waits take at most `deadline`. Towers spin
+    /// while they wait if `spin` is set, which pays only if every thread has a core.
+    pub(super) fn new(towers: usize, deadline: Duration, spin: bool) -> Communicator {
         let nowhere = || AtomicPtr::new(std::ptr::null_mut());
-        Exchange {
+        Communicator {
             parts: (0..towers).map(|_| (nowhere(), nowhere())).collect(),
             met: AtomicU64::new(0),
             waiting: Mutex::new(0),
@@ -86,7 +88,7 @@ impl Exchange {
         self.round.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Before all towers begin: as if nobody had ever waited here.
+    /// Resets the state before all towers start.
     pub(super) fn begin(&self) {
         let mut round = self.round();
         round.left.clear();
@@ -96,17 +98,18 @@ impl Exchange {
         self.failed.store(false, Ordering::SeqCst);
     }
 
-    /// A tower begins.
-    pub(super) fn enter(&self, tower: usize) -> AtWork<'_> {
-        AtWork { exchange: self, tower, outcome: None }
+    /// Registers the start of a tower.
+    pub(super) fn enter(&self, tower: usize) -> RunningTower<'_> {
+        RunningTower { communicator: self, tower, outcome: None }
     }
 
-    /// A tower begins a step of its plan.
+    /// Records the current step of a tower.
     pub(super) fn at_step(&self, tower: usize, step: usize) {
         self.steps[tower].store(step, Ordering::Relaxed);
     }
 
-    /// A tower is done, failed, or panicked. The cause is kept before others are told: they only follow.
+    /// Records that a tower finished, failed or panicked. The cause is stored before the others are
+    /// woken, because their errors are only consequences.
     fn left(&self, tower: usize, outcome: Option<Result<()>>) {
         let failed = !matches!(outcome, Some(Ok(())));
         let mut round = self.round();
@@ -128,14 +131,14 @@ impl Exchange {
         }
     }
 
-    /// After all towers have left: why the first that failed did, if one did.
+    /// Returns the error of the first tower that failed. Called after all towers have finished.
     pub(super) fn end(&self) -> Result<()> {
         let mut round = self.round();
         round.until = None;
         round.cause.take().map_or(Ok(()), Err)
     }
 
-    /// The towers that should have left by now, if there are any.
+    /// Returns the towers that should have finished by now, if there are any.
     pub(super) fn overdue(&self) -> Option<Overdue> {
         let round = self.round();
         round.until.filter(|until| Instant::now() > *until)?;
@@ -151,7 +154,7 @@ impl Exchange {
         (!towers.is_empty()).then_some(Overdue { error, towers })
     }
 
-    /// Makes every wait end with an error: a tower cannot go on.
+    /// Ends every wait with an error, because a tower failed.
     fn fail(&self) {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         self.failed.store(true, Ordering::SeqCst);
@@ -159,8 +162,8 @@ impl Exchange {
         self.all_here.notify_all();
     }
 
-    /// Waits until all towers are here. `what` is what an error says was waited for.
-    fn meet(&self, tower: usize, what: &str) -> Result<()> {
+    /// Waits until all towers arrive. `what` names the barrier in errors.
+    fn barrier(&self, tower: usize, what: &str) -> Result<()> {
         let begun = Instant::now();
         let gave_up = || {
             let why = format!("tower {tower} gave up at {what}: another tower failed");
@@ -203,12 +206,12 @@ impl Exchange {
         }
     }
 
-    /// Puts the sum of all towers' `input` into every tower's `output`, element by element in the order of the towers,
-    /// so that all get the same bits.
+    /// Puts the sum of all towers' `input` into every tower's `output`, element by element in the
+    /// order of the towers, so that all get the same bits.
     ///
     /// # Safety
-    /// `input` and `output` must be valid for `len` elements of `dtype` (f32 or f64), the same number in all towers, and
-    /// may be the same memory; nobody else touches them meanwhile.
+    /// `input` and `output` must be valid for `len` elements of `dtype` (f32 or f64), the same
+    /// number in all towers, and may be the same memory; nobody else touches them meanwhile.
     pub(super) unsafe fn all_reduce(
         &self,
         tower: usize,
@@ -220,18 +223,19 @@ impl Exchange {
     ) -> Result<()> {
         self.parts[tower].0.store(input.cast_mut(), Ordering::Relaxed);
         self.parts[tower].1.store(output, Ordering::Relaxed);
-        self.meet(tower, what)?;
+        self.barrier(tower, what)?;
         let towers = self.parts.len();
         let mine = len * tower / towers..len * (tower + 1) / towers;
-        // SAFETY: all towers are here with their pointers, and this range of elements is this tower's alone.
+        // SAFETY: all towers have stored their pointers, and only this tower writes this range of
+        // elements.
         unsafe {
             match dtype {
                 DType::F64 => self.add::<f64>(mine),
                 _ => self.add::<f32>(mine),
             }
         }
-        // Nobody leaves before all have added: the inputs are needed until then.
-        self.meet(tower, what)
+        // No tower continues before all have added, because the inputs are needed until then.
+        self.barrier(tower, what)
     }
 
     unsafe fn add<T: Copy + std::ops::Add<Output = T>>(&self, mine: std::ops::Range<usize>) {
@@ -239,7 +243,8 @@ impl Exchange {
         let mut at = mine.start;
         while at < mine.end {
             let n = TILE.min(mine.end - at);
-            // SAFETY: as the caller says; reading all parts of an element comes before writing it anywhere.
+            // SAFETY: as the caller says; reading all parts of an element comes before writing it
+            // anywhere.
             unsafe {
                 let from =
                     |p: &(AtomicPtr<u8>, AtomicPtr<u8>)| p.0.load(Ordering::Relaxed).cast::<T>().add(at);
@@ -265,17 +270,17 @@ mod tests {
 
     #[test]
     fn all_get_the_same_sum() {
-        let exchange = Exchange::new(3, Duration::from_secs(10), false);
+        let communicator = Communicator::new(3, Duration::from_secs(10), false);
         let mut parts: Vec<Vec<f32>> =
             (0..3).map(|t| (0..5000).map(|i| (i * (t + 1)) as f32).collect()).collect();
         std::thread::scope(|s| {
             for (t, part) in parts.iter_mut().enumerate() {
-                let exchange = &exchange;
+                let communicator = &communicator;
                 s.spawn(move || {
                     for _ in 0..2 {
                         let p = part.as_mut_ptr().cast::<u8>();
                         // SAFETY: each tower brings its own vector of 5000 numbers, in place.
-                        unsafe { exchange.all_reduce(t, "sum", DType::F32, p, p, 5000) }.unwrap();
+                        unsafe { communicator.all_reduce(t, "sum", DType::F32, p, p, 5000) }.unwrap();
                     }
                 });
             }
@@ -286,20 +291,20 @@ mod tests {
 
     #[test]
     fn a_tower_that_never_comes_is_an_error() {
-        let exchange = Exchange::new(2, Duration::from_millis(50), false);
-        let e = exchange.meet(1, "gradients/fc0/W").unwrap_err();
+        let communicator = Communicator::new(2, Duration::from_millis(50), false);
+        let e = communicator.barrier(1, "gradients/fc0/W").unwrap_err();
         assert!(e.message().starts_with("tower 1 waited 0 s at gradients/fc0/W"), "{e}");
     }
 
     #[test]
     fn a_failure_ends_all_waits() {
-        let exchange = Exchange::new(2, Duration::from_secs(100), true);
+        let communicator = Communicator::new(2, Duration::from_secs(100), true);
         std::thread::scope(|s| {
-            let waiter = s.spawn(|| exchange.meet(0, "sum"));
+            let waiter = s.spawn(|| communicator.barrier(0, "sum"));
             std::thread::sleep(Duration::from_millis(20));
-            exchange.fail();
+            communicator.fail();
             // Who comes later does not wait either.
-            assert!(exchange.meet(1, "sum").unwrap_err().message().contains("another tower failed"));
+            assert!(communicator.barrier(1, "sum").unwrap_err().message().contains("another tower failed"));
             assert!(waiter.join().unwrap().unwrap_err().message().contains("another tower failed"));
         });
     }
@@ -307,34 +312,35 @@ mod tests {
     /// The first cause is the one that is told, and who is missing is known.
     #[test]
     fn towers_that_do_not_leave_are_overdue() {
-        let exchange = Exchange::new(3, Duration::from_millis(50), false);
-        exchange.begin();
-        let (mut first, _stuck, mut third) = (exchange.enter(0), exchange.enter(1), exchange.enter(2));
-        exchange.at_step(1, 7);
-        assert!(exchange.overdue().is_none());
-        first.outcome = Some(exchange.meet(0, "sum"));
+        let communicator = Communicator::new(3, Duration::from_millis(50), false);
+        communicator.begin();
+        let (mut first, _stuck, mut third) =
+            (communicator.enter(0), communicator.enter(1), communicator.enter(2));
+        communicator.at_step(1, 7);
+        assert!(communicator.overdue().is_none());
+        first.outcome = Some(communicator.barrier(0, "sum"));
         drop(first);
-        third.outcome = Some(exchange.meet(2, "sum"));
+        third.outcome = Some(communicator.barrier(2, "sum"));
         drop(third);
         std::thread::sleep(2 * GRACE);
-        let Overdue { error, towers } = exchange.overdue().unwrap();
+        let Overdue { error, towers } = communicator.overdue().unwrap();
         assert!(error.message().starts_with("tower 0 waited 0 s at sum"), "{error}");
         assert_eq!(towers, [(1, 7)]);
     }
 
     #[test]
     fn a_tower_that_stays_after_all_others_are_done_is_overdue_too() {
-        let exchange = Exchange::new(2, Duration::from_millis(50), false);
-        exchange.begin();
-        let (mut first, second) = (exchange.enter(0), exchange.enter(1));
+        let communicator = Communicator::new(2, Duration::from_millis(50), false);
+        communicator.begin();
+        let (mut first, second) = (communicator.enter(0), communicator.enter(1));
         first.outcome = Some(Ok(()));
         drop(first);
         std::thread::sleep(Duration::from_millis(60));
-        let late = exchange.overdue().unwrap().error;
+        let late = communicator.overdue().unwrap().error;
         assert!(late.message().starts_with("tower 1 did not come to the end within 0 s"), "{late}");
         drop(second);
-        assert!(exchange.overdue().is_none());
-        exchange.begin();
-        assert!(exchange.overdue().is_none() && exchange.end().is_ok());
+        assert!(communicator.overdue().is_none());
+        communicator.begin();
+        assert!(communicator.overdue().is_none() && communicator.end().is_ok());
     }
 }

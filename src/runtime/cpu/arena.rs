@@ -1,6 +1,7 @@
-//! Where temporary buffers lie: all lifetimes are known, so all share one block of memory.
+//! The arena: one block of memory for all temporary buffers, whose lifetimes are known at compile
+//! time.
 
-/// Something that needs room from step `first` to step `last`, both included.
+/// A buffer that is in use from step `first` to step `last`, inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lifetime {
     pub(super) bytes: usize,
@@ -9,16 +10,16 @@ pub(super) struct Lifetime {
 }
 
 impl Lifetime {
-    fn meets(&self, other: &Lifetime) -> bool {
+    fn overlaps(&self, other: &Lifetime) -> bool {
         self.first <= other.last && other.first <= self.last
     }
 }
 
-/// An offset for each, so that none that live at the same time overlap; and the bytes needed in
-/// all. What a kernel reads and what it writes live at the same time, so a result overlaps an
-/// operand only where `plan` made them one. The largest are placed first, each in the tightest gap
-/// that holds it: with few large and many small buffers this comes close to the largest sum of what
-/// lives at once. Sums stop at the largest number there is, which no machine has room for.
+/// Returns an offset for each buffer, so that no two that are live at the same time overlap, and
+/// the size of the arena. The operands and results of a kernel are live at the same time, so a
+/// result overlaps an operand only where `placement` made them one buffer. The largest buffers are
+/// placed first, each in the tightest gap that holds it (best fit): with few large and many small
+/// buffers this comes close to the largest number of live bytes. Sums saturate at `usize::MAX`.
 pub(super) fn place(lifetimes: &[Lifetime]) -> (Vec<usize>, usize) {
     let mut order: Vec<usize> = (0..lifetimes.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(lifetimes[i].bytes), lifetimes[i].first));
@@ -28,7 +29,7 @@ pub(super) fn place(lifetimes: &[Lifetime]) -> (Vec<usize>, usize) {
     for i in order {
         let mut busy: Vec<(usize, usize)> = placed
             .iter()
-            .filter(|&&p| lifetimes[p].meets(&lifetimes[i]))
+            .filter(|&&p| lifetimes[p].overlaps(&lifetimes[i]))
             .map(|&p| (offsets[p], offsets[p].saturating_add(lifetimes[p].bytes)))
             .collect();
         busy.sort_unstable();
@@ -67,7 +68,7 @@ mod tests {
                 prop_assert!(at[i] + lives[i].bytes <= total);
                 for j in 0..i {
                     let apart = at[i] + lives[i].bytes <= at[j] || at[j] + lives[j].bytes <= at[i];
-                    prop_assert!(apart || !lives[i].meets(&lives[j]));
+                    prop_assert!(apart || !lives[i].overlaps(&lives[j]));
                 }
             }
         }

@@ -1,28 +1,31 @@
-//! The end of a run: what happens to variables once everything is known to be finite.
+//! The commit: updates of variables at the end of a run, once everything is known to be finite.
 //!
-//! Kernels that do nothing but make next values of variables wait until the check has passed and then write in place.
-//! Those that do the same to neighbours in a slab become one pass over it.
+//! Kernels that only compute next values of variables run after the check and write in place. Those
+//! with equal expressions over adjacent variables of a slab are joined into one pass over it.
 
 use super::variables::{Place, Variables};
-use crate::kir::{self, BufferId, BufferKind, Kernel, KernelNode, MapBody, Origin, Program, Step, View};
+use crate::kir::{
+    self, BufferId, BufferKind, Expr, Kernel, KernelNode, MapBody, Origin, Program, Step, Update, View,
+};
 use std::collections::{HashMap, HashSet};
 use tensorpack_tensor::DType;
 
-/// What waits for the check.
+/// The work that runs after the check.
 #[derive(Debug, Default)]
 pub(super) struct Commit {
     /// Passes over variables, in order.
     pub(super) passes: Vec<Pass>,
-    /// Variables whose next value lies ready elsewhere and is copied at the very end: variable and value.
-    pub(super) copies: Vec<(usize, View)>,
+    /// Updates whose value is computed before the check and copied after all passes.
+    pub(super) copies: Vec<Update>,
 }
 
-/// One map over a stretch of slabs.
+/// One map over a contiguous part of slabs.
 #[derive(Debug)]
 pub(super) struct Pass {
-    /// The maps joined in it, neighbours in their slabs; alone if it could not be joined.
+    /// The joined maps, whose variables are adjacent in their slabs; a single one if it could not
+    /// be joined.
     pub(super) members: Vec<Member>,
-    /// For each operand, whether all members read one and the same element of it; empty if there is
+    /// For each operand, whether all members read the same single element of it; empty if there is
     /// one member.
     pub(super) scalar: Vec<bool>,
     pub(super) origin: Origin,
@@ -32,9 +35,9 @@ pub(super) struct Pass {
 #[derive(Clone, Debug)]
 pub(super) struct Member {
     pub(super) body: MapBody,
-    /// The variable each output becomes.
+    /// The variable that each output is written to.
     pub(super) variables: Vec<usize>,
-    /// The buffers the outputs were called.
+    /// The buffers that the outputs had in the program.
     pub(super) outputs: Vec<BufferId>,
 }
 
@@ -42,11 +45,17 @@ impl Commit {
     pub(super) fn is_empty(&self) -> bool {
         self.passes.is_empty() && self.copies.is_empty()
     }
+
+    /// Returns every view that the commit reads.
+    pub(super) fn reads(&self) -> impl Iterator<Item = &View> {
+        let operands = self.passes.iter().flat_map(|p| &p.members).flat_map(|m| &m.body.operands);
+        operands.chain(self.copies.iter().map(|copy| &copy.value))
+    }
 }
 
-/// Takes what can wait out of the program.
+/// Moves the kernels that can run after the check from the program to the commit.
 pub(super) fn split(program: &mut Program, variables: &Variables) -> Commit {
-    materialise_moved_variables(program);
+    materialize_next_values(program);
     let late = late_kernels(program);
     let mut commit = Commit::default();
     let mut done: Vec<usize> = Vec::new();
@@ -63,12 +72,13 @@ pub(super) fn split(program: &mut Program, variables: &Variables) -> Commit {
     }
     commit.passes = join(program, variables, members);
     let rest = program.updates.iter().filter(|u| !done.contains(&u.variable));
-    commit.copies = rest.map(|u| (u.variable, u.value.clone())).collect();
+    commit.copies = rest.cloned().collect();
     commit
 }
 
-/// A value that is another variable's start value, or not dense, is copied aside while it still is what it is.
-fn materialise_moved_variables(program: &mut Program) {
+/// Copies next values that are not dense, or that are a view of a variable or feed, before any
+/// variable changes.
+fn materialize_next_values(program: &mut Program) {
     for i in 0..program.updates.len() {
         let value = program.updates[i].value.clone();
         let own_memory = program.is_temp(value.buffer)
@@ -77,8 +87,7 @@ fn materialise_moved_variables(program: &mut Program) {
             continue;
         }
         let buffer = program.add_buffer(value.dtype, &value.sizes, BufferKind::Temp);
-        let origin =
-            Origin { name: "assign".into(), site: tensorpack_tensor::Site { file: file!(), line: line!() } };
+        let origin = program.updates[i].origin.clone();
         program.kernels.push(KernelNode {
             kernel: Kernel::Copy(value.clone()),
             outputs: vec![buffer],
@@ -88,12 +97,13 @@ fn materialise_moved_variables(program: &mut Program) {
     }
 }
 
-/// Kernels that can wait and write in place, with the variable each output becomes.
+/// Returns the kernels that can run after the check and write in place, with the variables they
+/// write.
 fn late_kernels(program: &Program) -> HashMap<usize, Vec<usize>> {
     let wanted = |b: BufferId| program.fetches.iter().chain(&program.costs).any(|v| v.buffer == b);
-    // The variable that a buffer becomes. Precondition: the update's value is the whole buffer (it
-    // is dense by now), and no other update reads any part of it, for a kernel that writes the
-    // variable in place leaves the buffer unwritten.
+    // Returns the variable whose next value a buffer is. Precondition: the update's value is the
+    // whole buffer (it is dense by now), and no other update reads any part of it, because a kernel
+    // that writes the variable in place leaves the buffer unwritten.
     let becomes = |b: BufferId| {
         let mut of = program.updates.iter().filter(|u| u.value.buffer == b);
         let first = of.next()?;
@@ -111,8 +121,9 @@ fn late_kernels(program: &Program) -> HashMap<usize, Vec<usize>> {
         let is_target =
             |v: &View| matches!(program.buffer(v.buffer).kind, BufferKind::Variable(x) if vars.contains(&x));
         let is_foreign = |v: &View| matches!(program.buffer(v.buffer).kind, BufferKind::Variable(x) if program.updated_elsewhere.contains(&x));
-        // Nobody may need the next value early; none that waits too, and comes later, the start value; nor this kernel
-        // itself another element of what it overwrites, or what another tower overwrites at the same time.
+        // A kernel is not late if anything needs the next value before the check, if a later late
+        // kernel reads the start value, or if the kernel itself reads other elements of a variable
+        // that it or another tower overwrites.
         let needed = node.outputs.iter().any(|&o| wanted(o))
             || program.kernels.iter().any(|n| reads(n, &is_output))
             || late.keys().any(|&n| reads(&program.kernels[n], &is_target))
@@ -123,78 +134,78 @@ fn late_kernels(program: &Program) -> HashMap<usize, Vec<usize>> {
             late.insert(i, vars);
         }
     }
-    // Waiting moves a kernel behind all that do not wait: those read start values, which are still there. Among
-    // themselves the order stays, and `needed` looked at all later ones.
+    // Late kernels move after all others, which read start values that are still intact. Late
+    // kernels keep their order, and `needed` has checked all later ones.
     late
 }
 
-/// What must agree for maps to be one pass.
-#[derive(PartialEq)]
-struct Form {
-    expr: String,
-    operands: Vec<FormOperand>,
+/// Maps with equal keys can be joined into one pass.
+#[derive(PartialEq, Eq)]
+struct PassKey {
+    expr: Expr,
+    operands: Vec<OperandKey>,
     output_slabs: Vec<usize>,
 }
 
 /// How a joined pass reads an operand.
-#[derive(PartialEq)]
-enum FormOperand {
+#[derive(PartialEq, Eq)]
+enum OperandKey {
     /// One element, the same for all members.
     Scalar(View),
-    /// All of a variable of this slab, element by element.
+    /// A whole variable of this slab, element by element.
     Slab(usize),
-    /// All of a temporary of this type, element by element; packed like the slab.
+    /// A whole temporary of this type, element by element, packed like the slab.
     Temp(DType),
 }
 
-/// Whether all elements of a map read one and the same element of the view.
+/// Returns whether all elements of a map read the same element of the view.
 fn is_scalar(view: &View) -> bool {
     view.strides.iter().zip(&view.sizes).all(|(&s, &n)| s == 0 || n == 1)
 }
 
-/// What a pass must be like to do what this member does; none if it cannot be joined with others.
+/// Returns the key of a member; `None` if it cannot be joined with others.
 ///
-/// A joined pass runs over the slab from the first element of its first member to the last of its
-/// last, padding included. Preconditions, on the member itself:
-/// - There are elements, and no result depends on an element's index.
-/// - All that is read or written element by element has elements of one size: then padding has the
-///   same number of elements everywhere, and positions agree.
+/// A joined pass runs over the slab from the first element of its first member to the last element
+/// of its last member, padding included. Preconditions on the member:
+/// - It has elements, and no result depends on an element's index.
+/// - All operands and outputs that are accessed element by element have elements of one size: then
+///   the padding has the same number of elements everywhere, and positions agree.
 /// - Each operand is one element (`Scalar`), or a whole dense buffer that is a variable or a
 ///   temporary. View sizes need not be the buffer's: elements are visited in memory order.
-/// - A temporary that is read element by element is read once, by one member: it has one place in
-///   one pack.
+/// - A temporary that is read element by element is read once, by one member: it has one position
+///   in one pack.
 ///
-/// A member of one element reads every operand both ways. What others read too (a learning rate, a
-/// gradient that several variables share) is a scalar; what it alone reads is read element by
-/// element, as its larger neighbours do.
-fn form(
+/// For a member of one element every operand could be either. Operands that other members read too
+/// (a learning rate, a gradient that several variables share) are scalars; those that it alone
+/// reads are read element by element, as in larger members.
+fn pass_key(
     program: &Program,
     variables: &Variables,
     member: &Member,
     is_shared: impl Fn(BufferId) -> bool,
     packed: &HashSet<BufferId>,
-) -> Option<Form> {
+) -> Option<PassKey> {
     let body = &member.body;
     let len = kir::elements(&body.sizes);
     let has_index = body.expr.steps.iter().any(|s| matches!(s, Step::Index { .. }));
     let size = program.buffer(member.outputs[0]).dtype.size();
-    let outputs_alike = member.outputs.iter().all(|&b| program.buffer(b).dtype.size() == size);
-    if len == 0 || has_index || !outputs_alike {
+    let same_output_size = member.outputs.iter().all(|&b| program.buffer(b).dtype.size() == size);
+    if len == 0 || has_index || !same_output_size {
         return None;
     }
     let mut own: Vec<BufferId> = Vec::new();
     let mut operand = |v: &View| {
-        let scalar = || FormOperand::Scalar(View { sizes: vec![1], strides: vec![0], ..v.clone() });
+        let scalar = || OperandKey::Scalar(View { sizes: vec![1], strides: vec![0], ..v.clone() });
         let whole = v.is_dense() && v.len() == program.buffer(v.buffer).len() && v.dtype.size() == size;
         let by_element = match program.buffer(v.buffer).kind {
-            BufferKind::Variable(x) if whole => Some(FormOperand::Slab(variables.place(x).slab)),
-            BufferKind::Temp if whole => Some(FormOperand::Temp(v.dtype)),
+            BufferKind::Variable(x) if whole => Some(OperandKey::Slab(variables.place(x).slab)),
+            BufferKind::Temp if whole => Some(OperandKey::Temp(v.dtype)),
             _ => None,
         };
         if is_scalar(v) && (len > 1 || by_element.is_none() || is_shared(v.buffer)) {
             return Some(scalar());
         }
-        if matches!(by_element, Some(FormOperand::Temp(_))) {
+        if matches!(by_element, Some(OperandKey::Temp(_))) {
             if packed.contains(&v.buffer) || own.contains(&v.buffer) {
                 return None;
             }
@@ -202,16 +213,16 @@ fn form(
         }
         by_element
     };
-    Some(Form {
-        expr: format!("{:?}", body.expr),
+    Some(PassKey {
+        expr: body.expr.clone(),
         operands: body.operands.iter().map(&mut operand).collect::<Option<Vec<_>>>()?,
         output_slabs: member.variables.iter().map(|&v| variables.place(v).slab).collect(),
     })
 }
 
-/// Joins maps of one form over neighbours.
+/// Joins maps with equal keys over adjacent variables.
 fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>) -> Vec<Pass> {
-    // Joining changes the order. Where one member reads what another writes, all stay as they are.
+    // Joining changes the order, so nothing is joined if one member reads what another writes.
     let reads = |m: &Member, v: usize| {
         let is_it = |w: &View| matches!(program.buffer(w.buffer).kind, BufferKind::Variable(x) if x == v);
         m.body.operands.iter().any(is_it)
@@ -222,7 +233,7 @@ fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>
         return members.into_iter().map(|m| pass(vec![m], Vec::new())).collect();
     }
     struct Group {
-        form: Option<Form>,
+        key: Option<PassKey>,
         members: Vec<(Member, Origin)>,
     }
     let mut readers: HashMap<BufferId, usize> = HashMap::new();
@@ -234,21 +245,21 @@ fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>
     let mut groups: Vec<Group> = Vec::new();
     let mut packed: HashSet<BufferId> = HashSet::new();
     for (member, origin) in members {
-        let form = form(program, variables, &member, is_shared, &packed);
-        for (operand, view) in form.iter().flat_map(|f| &f.operands).zip(&member.body.operands) {
-            if let FormOperand::Temp(_) = operand {
+        let key = pass_key(program, variables, &member, is_shared, &packed);
+        for (operand, view) in key.iter().flat_map(|f| &f.operands).zip(&member.body.operands) {
+            if let OperandKey::Temp(_) = operand {
                 packed.insert(view.buffer);
             }
         }
-        match groups.iter_mut().find(|g| form.is_some() && g.form == form) {
+        match groups.iter_mut().find(|g| key.is_some() && g.key == key) {
             Some(group) => group.members.push((member, origin)),
-            None => groups.push(Group { form, members: vec![(member, origin)] }),
+            None => groups.push(Group { key, members: vec![(member, origin)] }),
         }
     }
     let mut passes = Vec::new();
     for mut group in groups {
         let scalar: Vec<bool> =
-            group.form.iter().flat_map(|f| &f.operands).map(FormOperand::is_scalar).collect();
+            group.key.iter().flat_map(|f| &f.operands).map(OperandKey::is_scalar).collect();
         let place = |m: &Member| variables.place(m.variables[0]).offset;
         group.members.sort_by_key(|(m, _)| place(m));
         let mut run: Vec<(Member, Origin)> = Vec::new();
@@ -265,9 +276,9 @@ fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>
     passes
 }
 
-impl FormOperand {
+impl OperandKey {
     fn is_scalar(&self) -> bool {
-        matches!(self, FormOperand::Scalar(_))
+        matches!(self, OperandKey::Scalar(_))
     }
 }
 
@@ -276,8 +287,8 @@ fn pass(run: Vec<(Member, Origin)>, scalar: Vec<bool>) -> Pass {
     Pass { members: run.into_iter().map(|(m, _)| m).collect(), scalar, origin }
 }
 
-/// Whether every variable that `b` reads or writes element by element lies right behind the one
-/// that `a` does in the same position.
+/// Returns whether every variable that `b` accesses element by element directly follows the one
+/// that `a` accesses in the same position.
 fn follows(program: &Program, variables: &Variables, scalar: &[bool], a: &Member, b: &Member) -> bool {
     let places = |m: &Member| -> Vec<Place> {
         let by_element = m.body.operands.iter().zip(scalar).filter(|(_, scalar)| !**scalar);

@@ -6,8 +6,9 @@ use tensorpack_tensor::Result;
 
 /// Runs kernels that read only constants, and turns their results into constants.
 ///
-/// Precondition: the kernels depend on nothing else ([`Kernel::is_pure`](crate::kir::Kernel::is_pure)). All their outputs
-/// are constants then, whole and dense, so views of them stay as they are.
+/// Precondition: the kernels depend on nothing else
+/// ([`Kernel::is_pure`](crate::kir::Kernel::is_pure)). Then all their outputs are dense constants,
+/// and views of them stay valid.
 pub(super) fn fold_constants(program: &mut Program, cx: &mut PassCx<'_>) -> Result<()> {
     let mut constant: Vec<bool> =
         program.buffers.iter().map(|b| matches!(b.kind, BufferKind::Constant(_))).collect();

@@ -1,16 +1,17 @@
-//! The engine: teams of threads, the variables, one arena a tower, and programs that run on them.
+//! The CPU engine: thread teams, variables, an arena per tower, and the programs that run on them.
 //!
-//! An engine can be forked: the forks have threads and memory of their own, share the variables, and run at the same
-//! time. Each run of a fork computes on a snapshot, and takes its turn with the variables to update them.
+//! An engine can be forked. Forks have their own threads and memory, share the variables, and run
+//! concurrently. Each run of a fork computes on a snapshot and takes a turn with the variables to
+//! update them.
 
-use super::all_reduce::Exchange;
+use super::all_reduce::Communicator;
+use super::compiled_kernel::Participant;
 use super::pipeline::{self, Compilation, Mode, PassCx};
 use super::plan::Plan;
 use super::shared_variables::SharedVariables;
-use super::tower_run::{Lane, Phase, TowerCx, TowerRun};
+use super::tower_run::{Phase, TowerCx, TowerMemory, TowerRun};
 use super::tower_thread::{MultiTowerProgram, TowerThread};
 use super::variables::Variables;
-use super::work::Meeting;
 use crate::graph::VariableInfo;
 use crate::kir::{Kernel, KernelNode, Origin, Program};
 use crate::runtime::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, check_feeds};
@@ -23,31 +24,31 @@ use std::time::Duration;
 use tensorpack_kernels::{Isa, Team};
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
-/// How the CPU engine works.
+/// Options of the CPU engine.
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
-    /// Threads of a tower's team; `None`: the cores, shared among the towers.
+    /// Threads per tower. Defaults to the number of cores divided by the number of towers.
     pub threads: Option<usize>,
-    /// The instructions to use; `None`: the best there are.
+    /// The instruction set. Defaults to the best one of this machine.
     pub isa: Option<Isa>,
-    /// The most bytes to allocate; `None`: what the machine or its cgroup allows.
+    /// Maximum number of bytes to allocate. Defaults to the limit of the machine or its cgroup.
     pub memory_limit: Option<usize>,
-    /// The longest one tower waits for another.
+    /// Maximum time that a tower waits for another.
     pub deadline: Duration,
-    /// Whether to count the time of each kernel.
+    /// Whether to measure the time of each kernel.
     pub profile: bool,
-    /// Whether convolutions take every product of their definition.
+    /// Whether convolutions use the direct algorithm only, never Winograd.
     pub full_precision: bool,
-    /// Whether plans begin with the program after each compiler pass.
+    /// Whether plan texts start with the program after each compiler pass.
     pub dump_passes: bool,
 }
 
-/// A CPU engine, whose variables are used in these turns.
+/// Creates a CPU engine. `turns` orders the access to its variables.
 pub fn cpu_executor(options: &CpuOptions, turns: &Turns) -> Box<dyn Executor> {
     Box::new(Engine::new(options, turns))
 }
 
-/// Compiles programs that are lowered already.
+/// Compiles lowered programs.
 #[cfg(test)]
 pub(in crate::runtime) fn compile(options: &CpuOptions, lowered: Lowered) -> Result<Box<dyn Executable>> {
     Engine::new(options, &Turns::new(options.deadline)).executable(lowered)
@@ -56,19 +57,19 @@ pub(in crate::runtime) fn compile(options: &CpuOptions, lowered: Lowered) -> Res
 struct Engine {
     options: CpuOptions,
     variables: SharedVariables,
-    /// Who runs programs of several towers, if there are any.
+    /// The thread that runs programs of several towers, once there are any.
     tower_thread: Option<Arc<TowerThread>>,
     shared: Arc<Mutex<Shared>>,
     fork: Option<Fork>,
 }
 
-/// What all programs of an engine use, one at a time.
+/// The resources that all programs of an engine share. One program uses them at a time.
 struct Shared {
-    /// Teams, by how many towers they are for: the same threads serve every program with that many.
-    crews: Vec<TowerTeams>,
-    /// Memory of tower 0, of tower 1, and so on.
-    lanes: Vec<Lane>,
-    /// The variables as a run of a fork found them; nothing in an engine that is no fork.
+    /// Teams for each number of towers: all programs with that many towers use the same threads.
+    teams: Vec<TowerTeams>,
+    /// The memory of each tower.
+    memories: Vec<TowerMemory>,
+    /// The snapshot of the variables that a fork computes on; empty if the engine is not a fork.
     snapshot: Variables,
     isa: Isa,
 }
@@ -76,20 +77,20 @@ struct Shared {
 impl Shared {
     fn new(options: &CpuOptions, snapshot: Variables) -> Arc<Mutex<Shared>> {
         Arc::new(Mutex::new(Shared {
-            crews: Vec::new(),
-            lanes: Vec::new(),
+            teams: Vec::new(),
+            memories: Vec::new(),
             snapshot,
             isa: options.isa.map_or_else(Isa::detect, |i| i.min(Isa::detect())),
         }))
     }
 }
 
-/// The threads for a number of towers.
+/// The threads of programs with a certain number of towers.
 struct TowerTeams {
-    /// One member for each tower, which leads that tower's team.
+    /// One thread per tower, which leads that tower's team.
     leaders: Team,
     teams: Vec<Mutex<Team>>,
-    exchange: Arc<Exchange>,
+    communicator: Arc<Communicator>,
 }
 
 impl Engine {
@@ -116,9 +117,9 @@ impl Engine {
         lock(&self.shared)
     }
 
-    /// Makes teams for so many towers, if there are none yet.
+    /// Creates teams for this number of towers if there are none yet.
     fn teams(&self, shared: &mut Shared, towers: usize) -> Result<()> {
-        if shared.crews.iter().any(|c| c.teams.len() == towers) {
+        if shared.teams.iter().any(|c| c.teams.len() == towers) {
             return Ok(());
         }
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -132,10 +133,10 @@ impl Engine {
                 format!("no threads could be started for {towers} towers"),
             ));
         }
-        shared.crews.push(TowerTeams {
+        shared.teams.push(TowerTeams {
             leaders,
             teams: (0..towers).map(|_| Mutex::new(Team::among(threads, all))).collect(),
-            exchange: Arc::new(Exchange::new(towers, self.options.deadline, all <= cores)),
+            communicator: Arc::new(Communicator::new(towers, self.options.deadline, all <= cores)),
         });
         Ok(())
     }
@@ -170,7 +171,7 @@ impl Engine {
         pipeline::run(program, &mut cx, self.options.dump_passes)
     }
 
-    /// Runs a program that reads constants only, as it is, and returns what it fetches.
+    /// Runs a program that reads only constants, without any passes, and returns its fetches.
     fn evaluate(
         &self,
         program: Program,
@@ -178,7 +179,7 @@ impl Engine {
         variables: &mut Variables,
     ) -> Result<Vec<HostTensor>> {
         let fetches = (0..program.fetches.len()).map(|i| (0, i)).collect();
-        let compilation = Compilation { program, commit: Default::default(), live_from: 0 };
+        let compilation = Compilation::new(program, self.options.full_precision);
         let ready = self.ready(vec![(compilation, String::new())], fetches, shared, variables)?;
         let (mut values, run) = (Vec::new(), RunInfo { seed: 0, draw: 0 });
         ready.resolve(shared, variables, &[]);
@@ -186,8 +187,8 @@ impl Engine {
         Ok(values)
     }
 
-    /// Checks that the largest result can be had at all, before anything is planned. Results of maps and reductions need
-    /// no memory where they are fused.
+    /// Checks that the largest result fits in memory, before anything is planned. Results of maps
+    /// and reductions are ignored, because they may be fused.
     fn check_results(&self, programs: &[Program], shared: &Shared) -> Result<()> {
         let stored = programs.iter().flat_map(|p| p.kernels.iter().map(move |node| (p, node)));
         let stored = stored.filter(|(_, n)| !matches!(n.kernel, Kernel::Map(_) | Kernel::Reduce { .. }));
@@ -195,7 +196,7 @@ impl Engine {
             node.outputs.iter().map(|&b| p.buffer(b).bytes()).max().unwrap_or(0)
         };
         let Some(largest) = stored.max_by_key(bytes) else { return Ok(()) };
-        let there = shared.lanes.iter().map(Lane::arena_bytes).max().unwrap_or(0);
+        let there = shared.memories.iter().map(TowerMemory::arena_bytes).max().unwrap_or(0);
         let (more, origin) = (bytes(&largest).saturating_sub(there), &largest.1.origin);
         if more == 0 {
             return Ok(());
@@ -204,7 +205,7 @@ impl Engine {
             .map_err(|e| e.at(origin.site).note(format!("the largest result is that of {}", origin.name)))
     }
 
-    /// Plans with all the memory and threads they need.
+    /// Plans compiled programs and allocates the memory and threads they need.
     fn ready(
         &self,
         compiled: Vec<(Compilation, String)>,
@@ -217,15 +218,15 @@ impl Engine {
             .map(|(compilation, passes)| Plan::new(compilation, variables, passes))
             .collect::<Result<Vec<Plan>>>()?;
         self.teams(shared, plans.len())?;
-        shared.lanes.resize_with(plans.len().max(shared.lanes.len()), Lane::default);
-        let (teams, lanes) = teams_and_lanes(shared, plans.len())?;
+        shared.memories.resize_with(plans.len().max(shared.memories.len()), TowerMemory::default);
+        let (teams, memories) = teams_and_memories(shared, plans.len())?;
         let more = plans
             .iter()
-            .zip(lanes.iter())
-            .fold(0usize, |more, (plan, lane)| more.saturating_add(lane.missing(plan, teams.threads())));
+            .zip(memories.iter())
+            .fold(0usize, |more, (plan, memory)| more.saturating_add(memory.missing(plan, teams.threads())));
         memory_limit::check(more, "this program", self.options.memory_limit)?;
-        for (plan, lane) in plans.iter().zip(lanes) {
-            lane.make_room(plan, teams.threads())?;
+        for (plan, memory) in plans.iter().zip(memories) {
+            memory.make_room(plan, teams.threads())?;
         }
         let profile = self.options.profile;
         let towers = plans.into_iter().map(|plan| Mutex::new(TowerRun::new(plan, profile))).collect();
@@ -239,14 +240,15 @@ impl Engine {
         })
     }
 
-    /// The program, with who runs it, if it has several towers.
+    /// Returns a program of several towers, with the thread that runs it.
     fn multi_tower(&mut self, program: CpuProgram) -> Result<MultiTowerProgram> {
         let tower_thread = match &self.tower_thread {
             Some(tower_thread) => tower_thread.clone(),
             None => self.tower_thread.insert(TowerThread::new()?).clone(),
         };
-        let exchange = teams_and_lanes(&mut *self.lock()?, program.towers.len())?.0.exchange.clone();
-        Ok(MultiTowerProgram::new(program, exchange, tower_thread))
+        let communicator =
+            teams_and_memories(&mut *self.lock()?, program.towers.len())?.0.communicator.clone();
+        Ok(MultiTowerProgram::new(program, communicator, tower_thread))
     }
 }
 
@@ -256,21 +258,21 @@ fn lock(shared: &Mutex<Shared>) -> Result<MutexGuard<'_, Shared>> {
     })
 }
 
-/// The lock of something that only its own tower uses; a panic elsewhere does not make it worse.
+/// Locks something that only one tower uses, so a panic of another tower leaves it intact.
 fn own<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The teams for so many towers, and their memory.
-fn teams_and_lanes(shared: &mut Shared, towers: usize) -> Result<(&mut TowerTeams, &mut [Lane])> {
-    let teams = shared.crews.iter_mut().find(|c| c.teams.len() == towers);
+/// Returns the teams and the memory of a program with this number of towers.
+fn teams_and_memories(shared: &mut Shared, towers: usize) -> Result<(&mut TowerTeams, &mut [TowerMemory])> {
+    let teams = shared.teams.iter_mut().find(|c| c.teams.len() == towers);
     let teams = teams
         .ok_or_else(|| Error::new(ErrorKind::Engine, format!("there are no teams for {towers} towers")))?;
-    Ok((teams, &mut shared.lanes[..towers]))
+    Ok((teams, &mut shared.memories[..towers]))
 }
 
 impl TowerTeams {
-    /// The members of each tower's team.
+    /// Returns the number of threads in each tower's team.
     fn threads(&self) -> usize {
         self.teams.iter().map(|t| own(t).len()).max().unwrap_or(1)
     }
@@ -279,7 +281,7 @@ impl TowerTeams {
 impl Executor for Engine {
     fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()> {
         let mut there = self.variables.take()?;
-        // Programs that were compiled know where the variables lie.
+        // Compiled programs contain the locations of the variables.
         if there.count() > 0 {
             return Err(Error::new(ErrorKind::Engine, "this engine has its variables already"));
         }
@@ -319,7 +321,7 @@ impl Executor for Engine {
     }
 
     fn fork(&self, fork: Fork) -> Result<Box<dyn Executor>> {
-        let snapshot = self.variables.take()?.room()?;
+        let snapshot = self.variables.take()?.zeroed_copy()?;
         Ok(Box::new(Engine {
             options: self.options.clone(),
             variables: self.variables.of_tower(fork.tower),
@@ -333,21 +335,21 @@ impl Executor for Engine {
 /// A program: a plan for each tower.
 pub(super) struct CpuProgram {
     towers: Vec<Mutex<TowerRun>>,
-    /// For each value the caller gets, which tower has it, and as which of its fetches.
+    /// For each fetched value, the tower that has it and its index among the fetches of that tower.
     fetches: Vec<(usize, usize)>,
-    /// Type and sizes of everything that is fed.
+    /// Type and sizes of each feed.
     feeds: Vec<(DType, Vec<usize>)>,
     shared: Arc<Mutex<Shared>>,
     variables: SharedVariables,
-    /// Where to say which kernel runs, if somebody waits for it.
+    /// Reports the kernel that is running, if it is watched.
     at: Option<KernelProgress>,
 }
 
 impl CpuProgram {
-    /// Fills every tower's tables with where everything is in this run.
+    /// Fills every tower's tables with the pointers of this run.
     fn resolve(&self, shared: &mut Shared, variables: &Variables, feeds: &[Feed<'_>]) {
-        for (tower, lane) in self.towers.iter().zip(&shared.lanes) {
-            own(tower).resolve(lane, variables, &shared.snapshot, feeds);
+        for (tower, memory) in self.towers.iter().zip(&shared.memories) {
+            own(tower).resolve(memory, variables, &shared.snapshot, feeds);
         }
     }
 
@@ -358,37 +360,39 @@ impl CpuProgram {
         }
     }
 
-    /// Runs `job` on every tower's plan, all at the same time, and returns the first error.
+    /// Runs `job` on every tower's plan concurrently and returns the first error.
     fn on_all_towers(
         &self,
         shared: &mut Shared,
         job: &(dyn Fn(&mut TowerRun, &mut TowerCx<'_>) -> Result<()> + Sync),
     ) -> Result<()> {
         let isa = shared.isa;
-        let Shared { crews, lanes, .. } = shared;
-        let teams = crews.iter_mut().find(|c| c.teams.len() == self.towers.len());
-        let TowerTeams { leaders, teams, exchange } =
+        let Shared { teams, memories, .. } = shared;
+        let teams = teams.iter_mut().find(|c| c.teams.len() == self.towers.len());
+        let TowerTeams { leaders, teams, communicator } =
             teams.ok_or_else(|| Error::new(ErrorKind::Engine, "the program's teams are gone"))?;
-        let (lanes, teams, exchange) = (&*lanes, &*teams, &**exchange);
-        exchange.begin();
+        let (memories, teams, communicator) = (&*memories, &*teams, &**communicator);
+        communicator.begin();
         leaders.run(self.towers.len(), &|i, _| {
-            let mut at_work = exchange.enter(i);
+            let mut running = communicator.enter(i);
             let mut team = own(&teams[i]);
-            let meeting = Meeting { exchange, tower: i };
-            let mut cx = TowerCx { team: &mut team, lane: &lanes[i], isa, meeting, at: self.at.as_ref() };
+            let participant = Participant { communicator, tower: i };
+            let mut cx =
+                TowerCx { team: &mut team, memory: &memories[i], isa, participant, at: self.at.as_ref() };
             match catch_unwind(AssertUnwindSafe(|| job(&mut own(&self.towers[i]), &mut cx))) {
-                Ok(outcome) => at_work.outcome = Some(outcome),
+                Ok(outcome) => running.outcome = Some(outcome),
                 Err(panic) => {
-                    at_work.outcome = panic.downcast_ref::<Error>().cloned().map(Err);
-                    drop(at_work);
+                    running.outcome = panic.downcast_ref::<Error>().cloned().map(Err);
+                    drop(running);
                     resume_unwind(panic)
                 }
             }
         });
-        exchange.end()
+        communicator.end()
     }
 
-    /// Runs, result by result, until one is not finite; returns the error that names it.
+    /// Runs step by step to find the first result that is not finite, and returns the error that
+    /// names it.
     pub(super) fn find_bad(
         &self,
         run: &RunInfo,
@@ -402,7 +406,7 @@ impl CpuProgram {
         self.resolve(&mut shared, &variables, feeds);
         self.on_all_towers(&mut shared, &|tower, cx| {
             if let Some(e) = tower.find_bad(cx, run, diagnosis)? {
-                // Of several towers the first to find something names it; the others find the same a moment later.
+                // The first tower to find a bad result reports it; the others find the same one.
                 own(&found).get_or_insert(e);
             }
             Ok(())
@@ -425,7 +429,7 @@ impl CpuProgram {
         outcome
     }
 
-    /// What each step of each tower was lowered from.
+    /// Returns the origin of each step of each tower.
     pub(super) fn origins(&self) -> Vec<Vec<Arc<Origin>>> {
         let steps =
             |tower: &Mutex<TowerRun>| own(tower).plan.steps.iter().map(|s| s.origin.clone()).collect();
@@ -454,7 +458,7 @@ impl CpuProgram {
         self.finish(shared, &mut variables, run, &finite, feeds, outputs)
     }
 
-    /// What needs the variables themselves, and their update.
+    /// Runs the part that needs the variables themselves, and their update.
     fn finish(
         &self,
         shared: &mut Shared,
@@ -491,18 +495,18 @@ impl CpuProgram {
     ) -> Result<bool> {
         let isa = shared.isa;
         let proven = |variables: &Variables| {
-            // All of them: each remembers which of its proofs hold.
+            // No short circuit: each tower records which of its proofs hold.
             self.towers.iter().filter(|tower| !own(tower).prove(variables, feeds, isa)).count() == 0
         };
         if proven(variables) {
             return Ok(true);
         }
-        let looked = self.towers.iter().filter(|tower| own(tower).look_at_variables(variables)).count() > 0;
+        let looked = self.towers.iter().filter(|tower| own(tower).measure_variables(variables)).count() > 0;
         if looked && proven(variables) {
             return Ok(true);
         }
-        for (tower, lane) in self.towers.iter().zip(&mut shared.lanes) {
-            lane.make_trial_room(&own(tower).plan)?;
+        for (tower, memory) in self.towers.iter().zip(&mut shared.memories) {
+            memory.make_trial_room(&own(tower).plan)?;
         }
         self.on_all_towers(shared, &|tower, cx| tower.run(cx, run, finite, Phase::Trial, &[]))?;
         Ok(finite.load(Ordering::Relaxed))
@@ -528,7 +532,7 @@ impl CpuProgram {
                 }
             }
             let bytes = outputs[i].len() * f.dtype.size();
-            let from = run.plan.pointer(&f.loc, &shared.lanes[tower], variables, &shared.snapshot, feeds);
+            let from = run.plan.pointer(&f.loc, &shared.memories[tower], variables, &shared.snapshot, feeds);
             // SAFETY: the plan placed the value here, and it lives until the fetches are taken.
             let there = unsafe { std::slice::from_raw_parts(from.cast_const(), bytes) };
             outputs[i].copy_from_bytes(if bytes == 0 { &[] } else { there })?;
@@ -553,5 +557,101 @@ impl Executable for CpuProgram {
 
     fn profile(&self) -> Vec<KernelTime> {
         self.towers.iter().flat_map(|tower| own(tower).profile().collect::<Vec<_>>()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Fetch, Graph, Init, Tensor, TensorSpec, UPDATE_OPS, VariableSpec};
+    use crate::nn::{BatchNorm, Conv2d, Linear};
+    use crate::optim::{Adam, Sgd, minimize};
+    use crate::runtime::binding::Request;
+    use crate::runtime::snapshot::Reading;
+    use crate::tower::TowerContext;
+    use std::collections::BTreeSet;
+
+    /// A model: adds it to a graph and returns what to run, with the sizes of its input `x`.
+    type Model = fn(&Graph, &Tensor) -> Vec<Fetch>;
+
+    fn two_layers(g: &Graph, x: &Tensor) -> Vec<Fetch> {
+        let t = TowerContext::training(g);
+        let y = Linear::new(16).relu().apply(&t, "fc0", &x.mean_axes(&[1, 2]));
+        let cost = Linear::new(5).apply(&t, "fc1", &y).log_softmax().square().mean();
+        let train = minimize(&cost, &Adam::new(1e-3)).unwrap();
+        vec![Fetch::from(&cost), Fetch::from(&train)]
+    }
+
+    fn convolution(g: &Graph, x: &Tensor) -> Vec<Fetch> {
+        let t = TowerContext::training(g);
+        let y = BatchNorm::new().relu().apply(&t, "bn", &Conv2d::new(4, 3).apply(&t, "conv", x)).max_pool(2);
+        let train = minimize(&y.square().mean(), &Sgd::new(0.1)).unwrap();
+        let updates = g.collection_ops(UPDATE_OPS);
+        let train = g.group(&updates.iter().chain([&train]).collect::<Vec<_>>());
+        vec![Fetch::from(&train), Fetch::from(&y.transpose(&[3, 0, 1, 2]))]
+    }
+
+    fn recurrence(g: &Graph, x: &Tensor) -> Vec<Fetch> {
+        let t = TowerContext::training(g);
+        let w = t.variable(VariableSpec::new("w", [4, 300]).init(Init::Uniform(-0.1, 0.1)));
+        let u = t.variable(VariableSpec::new("u", [300, 300]).init(Init::Uniform(-0.1, 0.1)));
+        let h = x.mean_axes(&[1, 2]).matmul(&w);
+        let h = (0..8).fold(h, |h, _| h.matmul(&u).tanh());
+        let train = minimize(&h.square().mean(), &Sgd::new(0.1)).unwrap();
+        vec![Fetch::from(&h), Fetch::from(&train), Fetch::from(&u.value().transpose(&[1, 0]))]
+    }
+
+    /// A variable that becomes a view of itself, one that becomes another, and one that becomes an
+    /// input.
+    fn assignments(g: &Graph, x: &Tensor) -> Vec<Fetch> {
+        let t = TowerContext::training(g);
+        let [a, b] = ["a", "b"].map(|name| t.variable(VariableSpec::new(name, [3, 3])));
+        let c = t.variable(VariableSpec::new("c", [2, 8, 8, 4]));
+        let ops = [a.assign(&b.value().transpose(&[1, 0])), b.assign(a.value()), c.assign(x)];
+        ops.iter().map(Fetch::from).collect()
+    }
+
+    #[test]
+    fn the_origin_of_every_kernel_is_a_line_of_the_user() {
+        let models: [(&str, Model); 4] = [
+            ("two layers", two_layers),
+            ("convolution", convolution),
+            ("recurrence", recurrence),
+            ("assignments", assignments),
+        ];
+        let options = CpuOptions {
+            threads: Some(1),
+            isa: None,
+            memory_limit: None,
+            deadline: Duration::from_secs(60),
+            profile: false,
+            full_precision: false,
+            dump_passes: false,
+        };
+        let mut wrong = BTreeSet::new();
+        for (model, build) in models {
+            let g = Graph::new();
+            let x = g.placeholder(&TensorSpec::f32("x", [Some(2), Some(8), Some(8), Some(4)]));
+            let fetches = build(&g, &x);
+            let graph = Arc::new(g.freeze().unwrap());
+            let feeds = vec![("x".to_string(), DType::F32, vec![2, 8, 8, 4])];
+            let request = Request { feeds, fetches };
+            for mode in [Mode::Fast, Mode::Inspect] {
+                let lowered = Source::new(&graph, &request, Reading::InPlace).lower().unwrap();
+                let mut engine = Engine::new(&options, &Turns::new(options.deadline));
+                engine.create_variables(graph.variables(), 1).unwrap();
+                let program = engine.plan(lowered, mode).unwrap();
+                let tower = own(&program.towers[0]);
+                assert!(!tower.plan.steps.is_empty() || mode == Mode::Inspect, "{model}");
+                for step in &tower.plan.steps {
+                    let Origin { name, site } = &*step.origin;
+                    // This file is the user's here. A node knows its full name.
+                    if site.file != file!() || !graph.nodes().iter().any(|n| n.name == *name) {
+                        wrong.insert(format!("{model}: {} {name} at {site}", step.kernel.name()));
+                    }
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
     }
 }

@@ -1,36 +1,35 @@
-//! What follows a contraction while its result is in cache.
+//! Epilogues of contractions, applied while the result is in cache.
 
-use super::work::operand;
+use super::compiled_kernel::operand;
 use crate::kir::{Binary, Epilogue, Expr, Reg, Step, Unary, View};
 use tensorpack_kernels::{self as kernels, Contract};
 
-/// What is done to a contraction's result.
+/// The epilogue of a contraction.
 #[derive(Debug)]
-pub(super) enum After {
-    Nothing,
-    /// A number added to each column, if there is one, and negative results set to zero if asked for: done by the
-    /// contraction itself, row by row.
+pub(super) enum CompiledEpilogue {
+    None,
+    /// An optional bias per column and an optional ReLU, applied by the contraction itself.
     Bias {
         add: bool,
         relu: bool,
     },
-    /// Anything else, on each rectangle while it is in cache.
+    /// Any other map, applied to each block while it is in cache.
     Map(Box<kernels::Map>),
 }
 
-impl After {
-    pub(super) fn new(epilogue: Option<&Epilogue>, kernel: &dyn Contract, out: &View) -> After {
-        let Some(epilogue) = epilogue else { return After::Nothing };
-        if let Some(bias) = After::bias(epilogue, out).filter(|_| kernel.takes_bias()) {
+impl CompiledEpilogue {
+    pub(super) fn new(epilogue: Option<&Epilogue>, kernel: &dyn Contract, out: &View) -> CompiledEpilogue {
+        let Some(epilogue) = epilogue else { return CompiledEpilogue::None };
+        if let Some(bias) = CompiledEpilogue::bias(epilogue, out).filter(|_| kernel.takes_bias()) {
             return bias;
         }
         let operands = [out].into_iter().chain(&epilogue.operands).map(operand).collect();
         let map = kernels::Map::new(&out.sizes, operands, epilogue.expr.clone(), vec![out.dtype]);
-        After::Map(Box::new(map))
+        CompiledEpilogue::Map(Box::new(map))
     }
 
-    /// `relu(sum + bias)`, or either half of it.
-    fn bias(epilogue: &Epilogue, out: &View) -> Option<After> {
+    /// Recognizes `relu(sum + bias)`, or either part of it.
+    fn bias(epilogue: &Epilogue, out: &View) -> Option<CompiledEpilogue> {
         let Expr { steps, outputs } = &epilogue.expr;
         let step = |r: Reg| &steps[r.0 as usize];
         let (relu, sum) = match step(outputs[0]) {
@@ -43,9 +42,9 @@ impl After {
             (*last == 1 && outer.iter().all(|&s| s == 0) && v.dtype == out.dtype).then_some(())
         };
         match (sum, &epilogue.operands[..]) {
-            (Step::Operand { index: 0, .. }, []) => Some(After::Bias { add: false, relu }),
+            (Step::Operand { index: 0, .. }, []) => Some(CompiledEpilogue::Bias { add: false, relu }),
             (Step::Binary(Binary::Add, a, b), [bias]) if is(a, 0) && is(b, 1) || is(a, 1) && is(b, 0) => {
-                by_column(bias).map(|()| After::Bias { add: true, relu })
+                by_column(bias).map(|()| CompiledEpilogue::Bias { add: true, relu })
             }
             _ => None,
         }
@@ -53,7 +52,7 @@ impl After {
 
     pub(super) fn scratch_bytes(&self) -> usize {
         match self {
-            After::Map(map) => map.scratch_bytes(),
+            CompiledEpilogue::Map(map) => map.scratch_bytes(),
             _ => 0,
         }
     }

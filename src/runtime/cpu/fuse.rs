@@ -1,7 +1,7 @@
 //! Fusion: fewer passes over memory.
 //!
 //! - A map that only maps and reductions read is computed inside them instead of being stored.
-//! - A map that is read on is computed together with its first reader, which stores both.
+//! - A map with other readers is computed together with its first reader, which stores both.
 //! - A map of a contraction's result becomes its epilogue, applied while the result is in cache.
 //! - Reductions over the same space share one pass.
 
@@ -12,7 +12,7 @@ use crate::kir::{
 use std::collections::{HashMap, HashSet};
 use tensorpack_tensor::DType;
 
-/// Beyond these a tile's registers outgrow the first cache.
+/// With more steps or operands, a tile's registers outgrow the L1 cache.
 const MAX_STEPS: usize = 64;
 const MAX_OPERANDS: usize = 14;
 
@@ -40,9 +40,9 @@ fn rewrite(program: &mut Program, pass: impl FnOnce(&mut Fusion<'_>)) {
 struct Fusion<'a> {
     program: &'a Program,
     nodes: Vec<Option<KernelNode>>,
-    /// Buffers that must exist: fetched, or checked.
+    /// Buffers that must be stored: fetches and costs.
     wanted: HashSet<BufferId>,
-    /// Buffers that become a variable's next value.
+    /// Buffers that hold a variable's next value.
     updating: HashSet<BufferId>,
     /// Buffers across which nothing is fused.
     kept: HashSet<BufferId>,
@@ -57,7 +57,7 @@ impl<'a> Fusion<'a> {
         Fusion { program, nodes, wanted, updating, kept }
     }
 
-    /// The nodes that read each buffer, in order.
+    /// Returns the nodes that read each buffer, in order.
     fn readers(&self) -> HashMap<BufferId, Vec<usize>> {
         let mut readers: HashMap<BufferId, Vec<usize>> = HashMap::new();
         for (i, node) in self.nodes.iter().enumerate() {
@@ -80,16 +80,16 @@ impl<'a> Fusion<'a> {
 
     /// Computes maps inside their readers.
     ///
-    /// Preconditions: what is inlined is stored exactly (`exact`) and is no result that stays as it
-    /// is (`kept`); nobody else needs it, or else its first reader stores it too; and every view
-    /// through which it is read lets `inlined` trace each element back to one of the map's.
+    /// Preconditions: storing the result does not round it (`exact`), and it is not `kept`; nothing
+    /// else needs it, or its first reader stores it too; and `inlined` can trace each element of
+    /// every view of it back to one element of the map.
     fn inline_maps(&mut self) {
         for i in 0..self.nodes.len() {
             let Some(KernelNode { kernel: Kernel::Map(producer), outputs, .. }) = &self.nodes[i] else {
                 continue;
             };
             let (producer, outputs) = (producer.clone(), outputs.clone());
-            // Rounding to a narrower type happens when a value is stored: such values stay stored.
+            // Storing in a narrower type rounds: such values must be stored.
             let exact = |b: &BufferId| {
                 matches!(self.program.buffer(*b).dtype, DType::F32 | DType::F64 | DType::I64 | DType::Bool)
             };
@@ -138,7 +138,8 @@ impl<'a> Fusion<'a> {
         }
     }
 
-    /// Whether computing a map once for each of its readers moves less memory than storing it.
+    /// Returns whether computing a map once for each of its readers moves less memory than storing
+    /// it.
     fn worth_repeating(&self, producer: &MapBody, users: &[usize], merged: &[MapBody]) -> bool {
         let costly = |s: &Step| {
             matches!(
@@ -157,7 +158,8 @@ impl<'a> Fusion<'a> {
                 ) | Step::Binary(crate::kir::Binary::Pow, ..)
             )
         };
-        // What only this map reads of a contraction will be its epilogue, which costs nothing.
+        // A contraction result that only this map reads will be fused as its epilogue, which costs
+        // nothing.
         let epilogue_to_be = producer.operands.iter().any(|v| {
             let makes =
                 |n: &KernelNode| n.outputs.contains(&v.buffer) && matches!(n.kernel, Kernel::Contract { .. });
@@ -181,11 +183,12 @@ impl<'a> Fusion<'a> {
         repeated <= before + full(producer) + 1
     }
 
-    /// Computes a map together with its first reader, which then stores what others need of both.
+    /// Computes a map together with its first reader, which then stores the outputs of both that
+    /// others need.
     ///
-    /// Preconditions: the reader is a map over the very same sizes and reads the results whole and
-    /// in order (size, strides and offset), so that element `i` of one is made with element `i` of
-    /// the other.
+    /// Preconditions: the reader is a map over the same sizes and reads the results whole and in
+    /// order (sizes, strides and offset), so that element `i` of one is computed together with
+    /// element `i` of the other.
     fn join_with_first(&mut self, producer: &MapBody, made: &[BufferId], users: &[usize]) -> bool {
         let first = users[0];
         let Some(KernelNode { kernel: Kernel::Map(reader), outputs, .. }) = &self.nodes[first] else {
@@ -196,7 +199,8 @@ impl<'a> Fusion<'a> {
             .collect();
         let same_space = reader.sizes == producer.sizes
             && reader.operands.iter().filter(|v| made.contains(&v.buffer)).all(|v| v.is_whole(&producer.sizes))
-            // Outputs of one element gain nothing, and would tie scalars of the step to large passes.
+            // Joining maps of one element saves nothing and would tie scalars of the step to large
+            // passes.
             && kir::elements(&reader.sizes) > 1;
         if !same_space || outputs.len() + kept.len() > 6 {
             return false;
@@ -205,9 +209,10 @@ impl<'a> Fusion<'a> {
         let mut operands = std::mem::take(&mut body.operands);
         let mut b = ExprBuilder::default();
         let mut regs = b.inline(&body.expr, |b, i, class| b.operand(i, operands[i].dtype, class), |a| a);
-        let places: Vec<usize> = producer.operands.iter().map(|v| place(&mut operands, v.clone())).collect();
+        let indices: Vec<usize> =
+            producer.operands.iter().map(|v| index_of(&mut operands, v.clone())).collect();
         let load =
-            |b: &mut ExprBuilder, i: usize, class| b.operand(places[i], producer.operands[i].dtype, class);
+            |b: &mut ExprBuilder, i: usize, class| b.operand(indices[i], producer.operands[i].dtype, class);
         let own = b.inline(&producer.expr, load, |a| a);
         regs.extend(kept.iter().map(|&k| own[k]));
         let joined = crate::kir::compact(&body.sizes, operands, b.finish(&regs));
@@ -220,11 +225,11 @@ impl<'a> Fusion<'a> {
         true
     }
 
-    /// Makes maps of contractions' results their epilogues.
+    /// Fuses maps of contraction results as epilogues.
     ///
-    /// Preconditions: the map alone reads the result, in whatever number of operands, each time
-    /// whole and in order; it has the result's sizes and type, since it is computed in place of it;
-    /// and the last of these sizes are the columns of the contraction, since it is computed on
+    /// Preconditions: only the map reads the result, in any number of operands, each time whole and
+    /// in order; it has the result's sizes and type, because it is computed in place of it; and the
+    /// last of these sizes is the number of columns of the contraction, because it is computed on
     /// blocks of rows and columns. Its other operands may have any strides.
     fn epilogues(&mut self) {
         let readers = self.readers();
@@ -234,7 +239,7 @@ impl<'a> Fusion<'a> {
             else {
                 continue;
             };
-            let (made, columns) = (outputs[0], kind.kernel().out_matrix().1);
+            let (made, columns) = (outputs[0], kind.out_columns());
             let [user] = readers.get(&made).map_or(&[][..], Vec::as_slice) else { continue };
             if self.is_stored(made) || self.kept.contains(&made) {
                 continue;
@@ -253,9 +258,9 @@ impl<'a> Fusion<'a> {
             }
             let rest: Vec<View> = map.operands.iter().filter(|v| v.buffer != made).cloned().collect();
             let mut b = ExprBuilder::default();
-            let place = |v: &View| rest.iter().position(|r| r == v).map_or(0, |p| p + 1);
+            let index_of = |v: &View| rest.iter().position(|r| r == v).map_or(0, |p| p + 1);
             let load = |b: &mut ExprBuilder, i: usize, class| {
-                b.operand(place(&map.operands[i]), map.operands[i].dtype, class)
+                b.operand(index_of(&map.operands[i]), map.operands[i].dtype, class)
             };
             let regs = b.inline(&map.expr, load, |a| a);
             let epilogue = Epilogue { expr: b.finish(&regs), operands: rest.clone() };
@@ -270,15 +275,15 @@ impl<'a> Fusion<'a> {
         }
     }
 
-    /// Joins reductions of the same space, if one place in the order comes after all they read and
-    /// before all that read them.
+    /// Joins reductions over the same iteration space, if one position in the order comes after
+    /// everything they read and before everything that reads them.
     ///
-    /// Preconditions: equal sizes, equal reduced dims, values of one class; both read one view at
-    /// least, or nothing would be gained. Views may have any strides: each operand keeps its own.
+    /// Preconditions: equal sizes, equal reduced dims, values of one class, and at least one view
+    /// that both read, because otherwise joining saves nothing. Views may have any strides.
     fn share_reductions(&mut self) {
         for j in 0..self.nodes.len() {
             for i in (0..j).rev() {
-                if let Some(at) = self.common_place(i, j) {
+                if let Some(at) = self.common_position(i, j) {
                     self.join_reductions(i, j, at);
                     if at == i {
                         break;
@@ -288,7 +293,7 @@ impl<'a> Fusion<'a> {
         }
     }
 
-    fn common_place(&self, i: usize, j: usize) -> Option<usize> {
+    fn common_position(&self, i: usize, j: usize) -> Option<usize> {
         let (first, second) = (self.nodes[i].as_ref()?, self.nodes[j].as_ref()?);
         let (
             Kernel::Reduce { body: a, reduced: ra, kinds: ka },
@@ -297,12 +302,12 @@ impl<'a> Fusion<'a> {
         else {
             return None;
         };
-        // The places of extremes come from another kind of loop.
+        // The indices of extremes come from a different loop.
         let plain = |kinds: &[ReduceKind]| {
             !kinds.iter().any(|k| matches!(k, ReduceKind::ArgMax | ReduceKind::ArgMin))
         };
-        let reads_alike = b.operands.iter().any(|v| a.operands.contains(v));
-        let same = a.sizes == b.sizes && ra == rb && plain(ka) && plain(kb) && reads_alike;
+        let shares_operand = b.operands.iter().any(|v| a.operands.contains(v));
+        let same = a.sizes == b.sizes && ra == rb && plain(ka) && plain(kb) && shares_operand;
         let class = |body: &MapBody| body.expr.class(body.expr.outputs[0]);
         let fits = same
             && class(a) == class(b)
@@ -334,12 +339,12 @@ impl<'a> Fusion<'a> {
             return;
         };
         let mut operands = a.operands.clone();
-        let places: Vec<usize> = b.operands.iter().map(|v| place(&mut operands, v.clone())).collect();
+        let indices: Vec<usize> = b.operands.iter().map(|v| index_of(&mut operands, v.clone())).collect();
         let mut e = ExprBuilder::default();
         let mut regs = e.inline(&a.expr, |e, k, class| e.operand(k, operands[k].dtype, class), |x| x);
         regs.extend(e.inline(
             &b.expr,
-            |e, k, class| e.operand(places[k], operands[places[k]].dtype, class),
+            |e, k, class| e.operand(indices[k], operands[indices[k]].dtype, class),
             |x| x,
         ));
         let body = MapBody { sizes: a.sizes, operands, expr: e.finish(&regs) };
@@ -349,33 +354,33 @@ impl<'a> Fusion<'a> {
     }
 }
 
-/// The place of an operand in a list, added if it is not there.
-fn place(operands: &mut Vec<View>, view: View) -> usize {
+/// Returns the index of an operand in a list, after adding it if it is missing.
+fn index_of(operands: &mut Vec<View>, view: View) -> usize {
     operands.iter().position(|o| *o == view).unwrap_or_else(|| {
         operands.push(view);
         operands.len() - 1
     })
 }
 
-/// `reader` with the map that makes `made` written in where it was read, if every way in which it
-/// is read allows.
+/// Returns `reader` with the map that computes `made` inlined where it was read, if every view of
+/// it allows that.
 ///
-/// Preconditions: both have the same number of elements, or values would be computed again for
-/// every repetition; each view passes `seen_through`; and if the map depends on indices, the
-/// reader's view runs over those dims one to one.
+/// Preconditions: both have the same number of elements, because otherwise values would be computed
+/// again for every repetition; each view passes `seen_through`; and if the map depends on indices,
+/// the reader's view runs over those dims one to one.
 fn inlined(reader: &MapBody, producer: &MapBody, made: &[BufferId]) -> Option<MapBody> {
-    // For each operand of the reader: its new place, or which output of the producer it is, and the producer's
-    // operands and dims as the reader sees them.
+    // For each operand of the reader: its new index; or the output of the producer that it is, with
+    // the indices of the producer's operands and the reader's dims for its dims.
     enum Source {
         Kept(usize),
-        Inlined { output: usize, places: Vec<usize>, axes: Vec<Option<usize>> },
+        Inlined { output: usize, indices: Vec<usize>, axes: Vec<Option<usize>> },
     }
     let count = kir::elements;
     let mut operands: Vec<View> = Vec::new();
     let mut sources = Vec::new();
     for view in &reader.operands {
         let Some(output) = made.iter().position(|b| *b == view.buffer) else {
-            sources.push(Source::Kept(place(&mut operands, view.clone())));
+            sources.push(Source::Kept(index_of(&mut operands, view.clone())));
             continue;
         };
         // A value that the reader repeats would be computed again for every repetition.
@@ -387,22 +392,22 @@ fn inlined(reader: &MapBody, producer: &MapBody, made: &[BufferId]) -> Option<Ma
         if producer.expr.steps.iter().any(lost) {
             return None;
         }
-        let places = seen.into_iter().map(|v| place(&mut operands, v)).collect();
-        sources.push(Source::Inlined { output, places, axes });
+        let indices = seen.into_iter().map(|v| index_of(&mut operands, v)).collect();
+        sources.push(Source::Inlined { output, indices, axes });
     }
     let mut b = ExprBuilder::default();
     let outputs = b.inline(
         &reader.expr,
         |b, i, class: Class| match &sources[i] {
             Source::Kept(at) => b.operand(*at, operands[*at].dtype, class),
-            Source::Inlined { output, places, axes } => {
+            Source::Inlined { output, indices, axes } => {
                 let made: Vec<Reg> = b.inline(
                     &producer.expr,
-                    |b, k, class| b.operand(places[k], operands[places[k]].dtype, class),
+                    |b, k, class| b.operand(indices[k], operands[indices[k]].dtype, class),
                     |a| axes[a].unwrap_or(0),
                 );
-                // As it would be read from its buffer, which is of one of the types that
-                // `inline_maps` lets through.
+                // Converted as if it were read from its buffer, which has one of the types that
+                // `inline_maps` accepts.
                 let stored = b.stored(reader.operands[i].dtype, made[*output]);
                 b.cast(class, stored)
             }
@@ -415,18 +420,18 @@ fn inlined(reader: &MapBody, producer: &MapBody, made: &[BufferId]) -> Option<Ma
 }
 
 struct Seen {
-    /// The producer's operands over the reader's space.
+    /// The producer's operands over the reader's iteration space.
     operands: Vec<View>,
     /// For each dim of the producer, the reader's dim that runs over it one to one.
     axes: Vec<Option<usize>>,
 }
 
-/// How the producer's operands look to someone who reads its result through `view`.
+/// Returns the producer's operands as a reader of its result through `view` would read them.
 ///
 /// Precondition: every dim of the view runs forwards along one dim of the producer, no two along
 /// the same, and stays inside it from where the offset puts it. Then the index of an element splits
 /// into one index for each dim of the producer. Views that merge or split dims, or run backwards,
-/// have no such form and are read from memory; dims of size 1 and repeated ones have any stride.
+/// do not split and are read from memory; dims of size 1 and repeated dims may have any stride.
 fn seen_through(view: &View, producer: &MapBody) -> Option<Seen> {
     let dense = View::dense(view.buffer, view.dtype, &producer.sizes).strides;
     let rank = producer.sizes.len();
@@ -435,7 +440,7 @@ fn seen_through(view: &View, producer: &MapBody) -> Option<Seen> {
     }
     let start: Vec<usize> = (0..rank).map(|d| view.offset / dense[d] as usize % producer.sizes[d]).collect();
     let mut axes = vec![None; rank];
-    // For each dim of the reader: the dim of the producer it runs over, and how far a step goes.
+    // For each dim of the reader: the dim of the producer it runs over, and its step.
     let mut runs: Vec<Option<(usize, isize)>> = Vec::new();
     let mut taken = vec![false; rank];
     for (i, (&n, &stride)) in view.sizes.iter().zip(&view.strides).enumerate() {
@@ -475,7 +480,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_transposed_and_sliced_reading_is_traced_to_the_operands() {
+    fn a_transposed_slice_is_traced_to_the_operands() {
         let b = BufferId(0);
         let x = View::dense(BufferId(1), DType::F32, &[4, 6]);
         let bias = View::dense(BufferId(2), DType::F32, &[6]).broadcast_to(&[4, 6]);

@@ -48,7 +48,7 @@ impl Interval {
     }
 }
 
-/// The largest number of a type of floats.
+/// Returns the largest finite value of a floating-point type.
 fn largest(dtype: DType) -> Option<f64> {
     match dtype {
         DType::F32 => Some(f64::from(f32::MAX)),
@@ -238,7 +238,8 @@ mod tests {
         assert!(quotient(-1.0, 100.0, 1e-8).is_none(), "the root of a negative number is NaN");
     }
 
-    /// Whatever random expressions compute of numbers inside the bounds is inside the result's.
+    /// The results of random expressions on values inside the operands' bounds are inside the
+    /// result's bounds.
     #[test]
     fn bounds_hold() {
         let rng = tensorpack_tensor::CounterRng::new(3, "bounds");

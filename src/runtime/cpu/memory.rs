@@ -4,10 +4,10 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// What every buffer begins at a multiple of: a cache line, and the widest vector.
+/// Alignment of every buffer: a cache line, and the widest vector.
 pub(super) const ALIGN: usize = 64;
 
-/// `bytes` rounded up to whole cache lines.
+/// Rounds `bytes` up to whole cache lines.
 pub(super) fn padded(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGN)
 }
@@ -21,8 +21,8 @@ pub(super) struct Block {
     lead: usize,
 }
 
-// SAFETY: the block owns its memory as a Box would; who may touch it when is decided by the engine, which hands out
-// pointers only while it is locked.
+// SAFETY: the block owns its memory as a Box would; who may touch it when is decided by the engine,
+// which hands out pointers only while it is locked.
 unsafe impl Send for Block {}
 // SAFETY: as above: a shared block tells its address, nothing more.
 unsafe impl Sync for Block {}
@@ -30,7 +30,7 @@ unsafe impl Sync for Block {}
 impl Block {
     pub(super) fn zeroed(bytes: usize) -> Result<Block> {
         let too_large = || Error::new(ErrorKind::Memory, format!("{bytes} bytes could not be allocated"));
-        // Aligned by hand: asked for a small alignment only, the allocator hands out fresh pages, which are zero
+        // Aligned by hand: with a small alignment the allocator returns fresh pages, which are zero
         // already and take no memory before they are used.
         let room = bytes.checked_add(ALIGN).ok_or_else(too_large)?;
         let layout = Layout::from_size_align(room, 16).map_err(|_| too_large())?;
@@ -56,16 +56,16 @@ impl Drop for Block {
     }
 }
 
-/// Asks for large pages where the system gives them only on request: a pass over the arena then misses the page tables'
-/// cache far less often. A refusal changes nothing.
+/// Requests huge pages, which some systems give only on request: a pass over the arena then has far
+/// fewer TLB misses. A refusal is ignored.
 fn huge_pages(from: *mut u8, bytes: usize) {
     #[cfg(target_os = "linux")]
     {
         const PAGE: usize = 4096;
         let lead = from.align_offset(PAGE);
         if bytes >= 4 << 20 {
-            // SAFETY: the range lies inside memory just allocated, and the advice changes how it is mapped, not what
-            // it holds.
+            // SAFETY: the range lies inside memory just allocated, and the advice changes how it is
+            // mapped, not what it holds.
             unsafe {
                 libc::madvise(from.wrapping_add(lead).cast(), bytes - lead - PAGE, libc::MADV_HUGEPAGE)
             };

@@ -1,10 +1,10 @@
-//! Our own CPU engine: kernel IR in, results out, nothing to install.
+//! The embedded CPU engine, which compiles and runs kernel IR without anything to install.
 //!
-//! `pipeline` lists the compiler passes in order; each has a file of its own. `plan` places all buffers in one arena and
-//! makes the kernels, and `engine` runs them again and again on a team of threads per tower.
+//! `pipeline` lists the compiler passes in order; each has its own file. `plan` is the result of
+//! compilation: `placement` puts all buffers in one arena, `kernel_selection` picks the CPU
+//! kernels, and `emit` makes the steps. `engine` runs plans, with a team of threads for each tower.
 
 mod upcast_bf16;
-mod exact_convolutions;
 mod prepack_weights;
 mod constant_folding;
 mod dense_fetches;
@@ -18,11 +18,17 @@ mod commit;
 mod snapshot;
 mod pipeline;
 mod arena;
-mod plan;
+mod panels;
+mod placement;
+mod finite_checks;
+mod kernel_selection;
 mod all_reduce;
 mod epilogue;
-mod row_work;
-mod work;
+mod row_kernel;
+mod compiled_kernel;
+mod describe;
+mod emit;
+mod plan;
 mod tower_run;
 mod engine;
 mod device;

@@ -70,28 +70,28 @@ pub(super) fn any_of(dtype: DType) -> Bound {
     }
 }
 
-/// What is known of the value of a variable.
+/// The knowledge about the value of a variable.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Value {
     pub(super) bound: Bound,
-    /// Whether the bound is that of a proof, and not of the elements as they are.
+    /// Whether the bound comes from a proof rather than from measuring the elements.
     pub(super) proven: bool,
 }
 
-/// What bounds an operand of an update.
+/// The source of the bound on an operand of an update.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
-    /// What the run measured of one of its results; and whether that has one element.
+    /// The measured extremes of a result of the run, and whether it has one element.
     Result { slot: usize, single: bool },
-    /// What is known of a variable.
+    /// The known bound of a variable.
     Variable(usize),
-    /// What is fed.
+    /// A feed.
     Feed(usize),
-    /// What never changes.
+    /// A bound that never changes.
     Always(Bound),
 }
 
-/// A proof obligation: one pass over variables writes finite values only.
+/// A proof obligation: one pass over variables writes only finite values.
 #[derive(Debug)]
 pub(super) struct Proof {
     pub(super) expr: Expr,
@@ -109,7 +109,7 @@ pub(super) struct Output {
     pub(super) finite: bool,
 }
 
-/// What is known when a proof is tried.
+/// The known extremes and bounds when a proof is tried.
 #[derive(Clone, Copy)]
 pub(super) struct Known<'a> {
     pub(super) results: &'a [Measured],

@@ -1,51 +1,77 @@
 //! The compiler passes of the CPU engine: one ordered list.
 //!
-//! A pass rewrites one tower's program and calls no other pass. Each states its preconditions at its own check. In
-//! debug builds the program is validated after every pass; [`CpuOptions::dump_passes`](super::CpuOptions) logs it.
+//! A pass rewrites one tower's program and calls no other pass. Each documents its preconditions
+//! where it checks them. Debug builds validate the program after every pass;
+//! [`CpuOptions::dump_passes`](super::CpuOptions) dumps it.
 
 use super::commit::{self, Commit};
 use super::variables::Variables;
 use super::{
-    constant_folding, dense_fetches, exact_convolutions, fuse, pool_grad_hoist, prepack_weights, snapshot,
-    upcast_bf16,
+    constant_folding, dense_fetches, fuse, panels, pool_grad_hoist, prepack_weights, snapshot, upcast_bf16,
 };
-use crate::kir::{self, Program};
+use crate::kir::{self, BufferId, Program};
+use std::collections::HashSet;
 use tensorpack_tensor::{HostTensor, Result};
 
-/// What a program is compiled for.
+/// The purpose of a compilation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     /// A run: everything fused, variables updated at the end.
     Fast,
-    /// A run of a fork: like `Fast`, with all kernels that need the variables themselves at the end, so that other
-    /// forks can use the variables until then.
+    /// A run of a fork: like `Fast`, but with all kernels that need the variables themselves at the
+    /// end, so that other forks can use the variables until then.
     Apart,
-    /// A search for the first result that is not finite: every result is stored, no variable changes.
+    /// A search for the first result that is not finite: every result is stored, and no variable
+    /// changes.
     Inspect,
 }
 
-/// A program on its way through the pipeline.
+/// A program in the pipeline, with the CPU-only choices that the IR does not express.
 pub(super) struct Compilation {
     pub(super) program: Program,
-    /// The updates of variables, once they are split off.
+    /// The updates of variables, after `split_commit`.
     pub(super) commit: Commit,
     /// Kernels before this one read no variable, at most a snapshot.
     pub(super) live_from: usize,
+    /// Matrices that are stored in panels.
+    pub(super) panels: HashSet<BufferId>,
+    /// Whether convolutions use the direct algorithm only.
+    pub(super) exact_convolutions: bool,
 }
 
-/// What passes may use besides the program.
+impl Compilation {
+    /// Returns the number of elements of a buffer as it is stored.
+    pub(super) fn stored_len(&self, b: BufferId) -> usize {
+        let buffer = self.program.buffer(b);
+        if self.panels.contains(&b) { panels::len(buffer) } else { buffer.len() }
+    }
+
+    /// Returns the number of bytes of a buffer as it is stored.
+    pub(super) fn stored_bytes(&self, b: BufferId) -> usize {
+        self.stored_len(b).saturating_mul(self.program.buffer(b).dtype.size())
+    }
+
+    /// Starts with a program as it was lowered.
+    pub(super) fn new(program: Program, exact_convolutions: bool) -> Compilation {
+        let (commit, panels) = Default::default();
+        Compilation { program, commit, live_from: 0, panels, exact_convolutions }
+    }
+}
+
+/// The context of a pass.
 pub(super) struct PassCx<'a> {
     pub(super) mode: Mode,
+    /// Whether convolutions use the direct algorithm only.
     pub(super) full_precision: bool,
     pub(super) variables: &'a mut Variables,
-    /// Runs a program that reads constants only, and returns what it fetches.
+    /// Runs a program that reads only constants, and returns its fetches.
     pub(super) evaluate: &'a mut dyn FnMut(Program, &mut Variables) -> Result<Vec<HostTensor>>,
 }
 
 /// One compiler pass.
 struct Pass {
     name: &'static str,
-    /// What it is for, in one line.
+    /// The reason for it, in one line.
     why: &'static str,
     applies: fn(&PassCx<'_>) -> bool,
     run: fn(&mut Compilation, &mut PassCx<'_>) -> Result<()>,
@@ -71,20 +97,11 @@ const PASSES: &[Pass] = &[
         },
     },
     Pass {
-        name: "exact_convolutions",
-        why: "full precision rules out Winograd",
-        applies: |cx| cx.full_precision,
-        run: |c, _| {
-            exact_convolutions::exact_convolutions(&mut c.program);
-            Ok(())
-        },
-    },
-    Pass {
         name: "prepack_weights",
         why: "weights that many small products read are packed once",
         applies: always,
         run: |c, _| {
-            prepack_weights::prepack_weights(&mut c.program);
+            c.panels = prepack_weights::prepack_weights(&mut c.program);
             Ok(())
         },
     },
@@ -179,7 +196,7 @@ const PASSES: &[Pass] = &[
 
 /// Runs all passes on one tower's program. With `dump`, returns the program as text after each.
 pub(super) fn run(program: Program, cx: &mut PassCx<'_>, dump: bool) -> Result<(Compilation, String)> {
-    let mut compilation = Compilation { program, commit: Commit::default(), live_from: 0 };
+    let mut compilation = Compilation::new(program, cx.full_precision);
     let mut text = String::new();
     for pass in PASSES {
         if !(pass.applies)(cx) {
@@ -194,17 +211,16 @@ pub(super) fn run(program: Program, cx: &mut PassCx<'_>, dump: bool) -> Result<(
     Ok((compilation, text))
 }
 
-/// Validates what a pass left of a valid program.
+/// Validates the program after a pass.
 fn still_valid(compilation: &Compilation) -> Result<()> {
     let Compilation { program, commit, .. } = compilation;
     if commit.is_empty() {
         return kir::validate(program);
     }
-    // The updates are the commit's by now.
+    // The updates have moved to the commit.
     let (updates, kept) = Default::default();
     kir::validate(&Program { updates, kept, ..program.clone() })?;
-    let late = commit.passes.iter().flat_map(|pass| &pass.members).flat_map(|m| &m.body.operands);
-    late.chain(commit.copies.iter().map(|(_, v)| v)).try_for_each(|v| kir::validate_view(program, v))
+    commit.reads().try_for_each(|v| kir::validate_view(program, v))
 }
 
 #[cfg(test)]

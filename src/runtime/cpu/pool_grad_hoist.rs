@@ -1,12 +1,13 @@
-//! Moves work from behind max pooling's gradient to before it, where there are fewer elements:
+//! Hoists work from after max pooling's gradient to before it, where there are fewer elements:
 //!
-//! - A mask by the pooled input, such as ReLU's gradient. Only the maxima have a gradient, so only they need the mask.
-//! - A sum over each channel. The gradient moves every element to one position, so the sum does not change.
+//! - A mask by the pooled input, such as ReLU's gradient. Only the maxima have a gradient, so only
+//!   they need the mask.
+//! - A sum over each channel. The gradient moves every element to one position, so the sum does not
+//!   change.
 
 use crate::kir::{
-    BufferId, BufferKind, Kernel, KernelNode, MapBody, PoolKind, Program, ReduceKind, Reg, Step, View,
+    BufferId, BufferKind, Kernel, KernelNode, MapBody, Pool, PoolKind, Program, ReduceKind, Reg, Step, View,
 };
-use tensorpack_kernels::Pool;
 
 /// Moves masks before the gradient. Maps are inlined by now, so a mask is a single map.
 pub(super) fn hoist_masks(program: &mut Program) {
@@ -25,19 +26,18 @@ pub(super) fn hoist_masks(program: &mut Program) {
     }
 }
 
-/// The sizes of what is pooled, and of what comes out.
+/// Returns the sizes of the input and of the output of a pooling.
 fn image_sizes(pool: &Pool) -> [[usize; 4]; 2] {
     let sizes = |[height, width]: [usize; 2]| [pool.batch, height, width, pool.channels];
     [sizes(pool.in_size), sizes(pool.out_size)]
 }
 
-/// If kernel `at` is a mask of a pooling's gradient by what was pooled: which kernel that gradient
-/// is, and the mask of what it reads.
+/// If kernel `at` masks a pooling's gradient with the pooled input, returns the index of the
+/// gradient kernel and the equivalent mask of the gradient's own input.
 ///
-/// Preconditions: the mask runs over the pooling's own image (not the same elements under other
-/// sizes, where an element's channel would be another), reads the whole gradient in order, and
-/// reads the very view that was pooled; nothing else needs the unmasked gradient; types do not
-/// change.
+/// Preconditions: the mask has the sizes of the pooling's image (with other sizes, elements would
+/// have other channels), reads the whole gradient in order, and reads the same view that was
+/// pooled; nothing else needs the unmasked gradient; types do not change.
 fn moved_mask(program: &Program, at: usize) -> Option<(usize, MapBody)> {
     let KernelNode { kernel: Kernel::Map(body), outputs, .. } = &program.kernels[at] else { return None };
     let ([result], [_, _]) = (&outputs[..], &body.operands[..]) else { return None };
@@ -47,9 +47,9 @@ fn moved_mask(program: &Program, at: usize) -> Option<(usize, MapBody)> {
     let Kernel::Pool { kind: PoolKind::MaxGrad, pool, inputs } = &program.kernels[made].kernel else {
         return None;
     };
-    let [dy, places] = &inputs[..] else { return None };
+    let [dy, positions] = &inputs[..] else { return None };
     let [image, out] = image_sizes(pool);
-    let pooled = program.kernels[..made].iter().find(|n| n.outputs.get(1) == Some(&places.buffer))?;
+    let pooled = program.kernels[..made].iter().find(|n| n.outputs.get(1) == Some(&positions.buffer))?;
     let Kernel::Pool { kind: PoolKind::Max, pool: same, inputs: from } = &pooled.kernel else { return None };
     let fits = same == pool
         && from[0] == *x
@@ -67,7 +67,8 @@ fn moved_mask(program: &Program, at: usize) -> Option<(usize, MapBody)> {
     Some((made, MapBody { sizes: dy.sizes.clone(), operands, expr: body.expr.clone() }))
 }
 
-/// Which operand passes where something that the other decides alone is true, zero standing elsewhere.
+/// Returns the operand that is masked: the result is this operand where a condition on the other
+/// operand alone is true, otherwise zero.
 fn masked_operand(body: &MapBody) -> Option<usize> {
     let steps = &body.expr.steps;
     let step = |r: Reg| steps[r.0 as usize];
@@ -87,7 +88,7 @@ fn masked_operand(body: &MapBody) -> Option<usize> {
     (once && !placed).then_some(index as usize)
 }
 
-/// Whether nothing but kernel `at` needs a buffer.
+/// Returns whether only kernel `at` needs a buffer.
 fn only_read_by(program: &Program, buffer: BufferId, at: usize) -> bool {
     let wanted = program.fetches.iter().chain(&program.costs).chain(&program.kept);
     let updates = program.updates.iter().map(|u| &u.value);
@@ -107,11 +108,11 @@ pub(super) fn hoist_sums(program: &mut Program) {
     }
 }
 
-/// If kernel `at` sums each channel of a pooling's gradient: what that gradient reads.
+/// If kernel `at` sums each channel of a pooling's gradient, returns the input of that gradient.
 ///
-/// Preconditions: the sum runs over the pooling's own image, all of it in order, and keeps the
-/// pooling's channels. The same gradient under other sizes, such as `[b, h, w, 1]` for
-/// `[b, 1, h, w]`, has other channels. The gradient of every window goes to some element.
+/// Preconditions: the sum has the sizes of the pooling's image, reads all of it in order, and keeps
+/// the channels. The same gradient with other sizes, such as `[b, h, w, 1]` for `[b, 1, h, w]`, has
+/// other channels. The gradient of every window goes to some element.
 fn summed(program: &Program, at: usize) -> Option<View> {
     let Kernel::Reduce { body, reduced, kinds } = &program.kernels[at].kernel else { return None };
     let ([dx], [Step::Operand { .. }]) = (&body.operands[..], &body.expr.steps[..]) else { return None };
@@ -128,7 +129,8 @@ fn summed(program: &Program, at: usize) -> Option<View> {
     fits.then(|| dy.clone())
 }
 
-/// Whether every window has an element along an axis that is not padding, so that its gradient goes somewhere.
+/// Returns whether every window contains an element along an axis that is not padding, which gets
+/// its gradient.
 fn all_real(pool: &Pool, axis: usize) -> bool {
     let last = pool.out_size[axis].saturating_sub(1) * pool.stride[axis];
     pool.pad_low[axis] < pool.window[axis] && last < pool.in_size[axis] + pool.pad_low[axis]

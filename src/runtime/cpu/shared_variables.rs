@@ -1,4 +1,4 @@
-//! Variables that several engines share, one of them at a time.
+//! Variables that several engines share. One engine at a time has access.
 
 use super::variables::Variables;
 use crate::runtime::Turns;
@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tensorpack_tensor::Result;
 
-/// One engine's share in the variables.
+/// An engine's handle on the variables.
 #[derive(Clone, Debug)]
 pub(super) struct SharedVariables {
     variables: Arc<Mutex<Variables>>,
@@ -15,25 +15,25 @@ pub(super) struct SharedVariables {
     who: Holder,
 }
 
-/// The variables, while it is one's turn.
+/// Access to the variables for the duration of a turn.
 pub(super) struct Taken<'a> {
-    // Dropped first: whoever has the next turn finds them unlocked.
+    // Dropped before the turn, so that the next turn finds the variables unlocked.
     variables: MutexGuard<'a, Variables>,
     _turn: Turn<'a>,
 }
 
 impl SharedVariables {
-    /// None yet, for the engine they will belong to.
+    /// Creates the handle of the owner, without any variables yet.
     pub(super) fn new(turns: &Turns) -> SharedVariables {
         SharedVariables { variables: Arc::default(), turns: turns.clone(), who: Holder::Owner }
     }
 
-    /// The same, for the engine of one tower.
+    /// Returns a handle for the engine of one tower.
     pub(super) fn of_tower(&self, tower: usize) -> SharedVariables {
         SharedVariables { who: Holder::Tower(tower), ..self.clone() }
     }
 
-    /// Whether other towers may change them between this engine's turns.
+    /// Returns whether other towers may change the variables between this engine's turns.
     pub(super) fn are_shared(&self) -> bool {
         self.who != Holder::Owner
     }
@@ -41,7 +41,7 @@ impl SharedVariables {
     /// Waits for this engine's turn.
     pub(super) fn take(&self) -> Result<Taken<'_>> {
         let turn = self.turns.take(self.who)?;
-        // After a panic nobody gets a turn.
+        // `Turns` gives no turn after a panic, so the lock is never poisoned here.
         let variables = self.variables.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(Taken { variables, _turn: turn })
     }

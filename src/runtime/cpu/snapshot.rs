@@ -1,17 +1,16 @@
-//! What of a program runs on a snapshot of the variables, where towers update them without waiting for each other, and
-//! what on the variables themselves.
+//! Programs of asynchronous towers: which kernels read a snapshot of the variables, and which read
+//! the variables themselves.
 
 use super::commit::Commit;
 use crate::kir::{BufferKind, Program, View};
 use std::collections::BTreeSet;
 
-/// Puts the kernels that need the variables themselves behind all others, and returns where they
-/// begin: so that a tower that reads snapshots keeps others from the variables as shortly as can
-/// be.
+/// Moves the kernels that need the variables themselves after all others, and returns the index of
+/// the first: a tower that reads snapshots then blocks the others for as short a time as possible.
 ///
-/// Precondition: every buffer is written by one kernel, before all that read it. Then kernels that
-/// need no variable, neither themselves nor by way of others, may all come first; each half keeps
-/// its order.
+/// Precondition: every buffer is written by one kernel, before all that read it. Then the kernels
+/// that depend on no variable, directly or indirectly, can all come first. Both halves keep their
+/// order.
 pub(super) fn split_live(program: &mut Program) -> usize {
     let mut live: Vec<bool> =
         program.buffers.iter().map(|b| matches!(b.kind, BufferKind::Variable(_))).collect();
@@ -29,15 +28,13 @@ pub(super) fn split_live(program: &mut Program) -> usize {
     live_from
 }
 
-/// The variables of which anything reads a snapshot.
+/// Returns the variables whose snapshot is read.
 pub(super) fn snapshots(program: &Program, commit: &Commit) -> Vec<usize> {
-    let late = commit.passes.iter().flat_map(|p| &p.members).flat_map(|m| &m.body.operands);
-    let late = late.chain(commit.copies.iter().map(|(_, v)| v));
     let kernels = program.kernels.iter().flat_map(|n| n.kernel.reads());
     let of = |v: &View| match program.buffer(v.buffer).kind {
         BufferKind::Snapshot(variable) => Some(variable),
         _ => None,
     };
-    let all: BTreeSet<usize> = kernels.chain(late).chain(&program.fetches).filter_map(of).collect();
+    let all: BTreeSet<usize> = kernels.chain(commit.reads()).chain(&program.fetches).filter_map(of).collect();
     all.into_iter().collect()
 }

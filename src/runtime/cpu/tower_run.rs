@@ -1,11 +1,12 @@
-//! One tower: its plan, and the memory and the threads that it runs on.
+//! Runs one tower's plan on its memory and threads.
 
+use super::compiled_kernel::{Memory, Participant};
 use super::interval::Bound;
 use super::memory::{Block, padded};
 use super::overflow::{Known, Measured, Room, Source, Value};
-use super::plan::{Base, Loc, Plan, Step};
+use super::placement::{Base, Loc};
+use super::plan::{Plan, Step};
 use super::variables::Variables;
-use super::work::{Meeting, Memory};
 use crate::runtime::KernelProgress;
 use crate::runtime::executor::{Feed, KernelTime, RunInfo};
 use crate::runtime::value_errors::Diagnosis;
@@ -18,16 +19,16 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// The working memory of one tower.
 #[derive(Default)]
-pub(super) struct Lane {
+pub(super) struct TowerMemory {
     arena: Option<Block>,
     scratch: Vec<Block>,
     scratch_bytes: usize,
-    /// Where updates run on trial; made when the first has to.
+    /// Scratch memory for trial runs of updates, allocated on first use.
     trial: Option<Block>,
 }
 
-impl Lane {
-    /// How many bytes more a plan takes, with so many threads.
+impl TowerMemory {
+    /// Returns the number of additional bytes that a plan needs with this many threads.
     pub(super) fn missing(&self, plan: &Plan, members: usize) -> usize {
         let arena = plan.arena_bytes.saturating_sub(self.arena_bytes());
         let (each, members) = self.scratch_for(plan, members);
@@ -35,14 +36,15 @@ impl Lane {
         arena.saturating_add(scratch.saturating_sub(self.scratch_bytes.saturating_mul(self.scratch.len())))
     }
 
-    /// Bytes of scratch for each member, and for how many members. Never less than there is: other programs rely on it.
+    /// Returns the scratch bytes per thread and the number of threads. Neither shrinks, because
+    /// other programs rely on them.
     fn scratch_for(&self, plan: &Plan, members: usize) -> (usize, usize) {
         (padded(plan.scratch_bytes).max(self.scratch_bytes), members.max(self.scratch.len()))
     }
 
-    /// Makes the memory large enough for a plan. Programs that were compiled before go on using the lane, so nothing is
-    /// given up before its replacement is there: after an error all is as it was. New memory takes no pages before it
-    /// is written to, so that both together are no more than the larger one.
+    /// Grows the memory to fit a plan. Earlier programs keep using the memory, so nothing is freed
+    /// before its replacement is allocated: an error leaves everything unchanged. New memory has no
+    /// pages until it is written, so both together take no more than the larger one.
     pub(super) fn make_room(&mut self, plan: &Plan, members: usize) -> Result<()> {
         if plan.arena_bytes > self.arena_bytes() || self.arena.is_none() {
             self.arena = Some(Block::zeroed(plan.arena_bytes)?);
@@ -55,16 +57,17 @@ impl Lane {
         Ok(())
     }
 
-    /// Bytes of the arena.
+    /// Returns the size of the arena in bytes.
     pub(super) fn arena_bytes(&self) -> usize {
         self.arena.as_ref().map_or(0, Block::len)
     }
 
-    /// Makes room for the next values of any pass of a plan.
+    /// Allocates room for the next values of any pass of a plan.
     pub(super) fn make_trial_room(&mut self, plan: &Plan) -> Result<()> {
         let bytes = plan.trial_bytes();
         if bytes > self.trial.as_ref().map_or(0, Block::len) {
-            // The old block stays until the new one exists: a failed allocation must not leave none.
+            // The old block stays until the new one exists: a failed allocation must not leave
+            // none.
             self.trial = Some(Block::zeroed(bytes)?);
         }
         Ok(())
@@ -75,12 +78,12 @@ impl Lane {
     }
 }
 
-/// What a tower's plan runs on.
+/// The resources that a tower's plan runs on.
 pub(super) struct TowerCx<'a> {
     pub(super) team: &'a mut Team,
-    pub(super) lane: &'a Lane,
+    pub(super) memory: &'a TowerMemory,
     pub(super) isa: Isa,
-    pub(super) meeting: Meeting<'a>,
+    pub(super) participant: Participant<'a>,
     pub(super) at: Option<&'a KernelProgress>,
 }
 
@@ -91,21 +94,21 @@ struct Tally {
     best: f64,
 }
 
-/// Passes over no more elements find the extremes of what they write in every run.
+/// Passes over at most this many elements record the extremes of their outputs in every run.
 const SMALL_PASS: usize = 4096;
 
-/// Which part of a plan to run.
+/// A part of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// What reads no variable, at most a snapshot.
+    /// Steps that read no variable, at most a snapshot.
     Apart,
     Compute,
-    /// Updates that may overflow, for what they would write.
+    /// Updates that may overflow, with scratch memory as their output.
     Trial,
     Commit,
 }
 
-/// A tower's plan with room for the pointers of one run, kept so that no run allocates.
+/// A tower's plan with tables for the pointers of one run, kept so that no run allocates.
 pub(super) struct TowerRun {
     pub(super) plan: Plan,
     reads: Vec<*const u8>,
@@ -116,27 +119,27 @@ pub(super) struct TowerRun {
     measured: Vec<Measured>,
     /// Whether each of the plan's proofs holds in this run.
     proven: Vec<bool>,
-    /// Bounds of what passes write, one pass after the other.
+    /// Bounds on the outputs of all passes, in order.
     next: Vec<Bound>,
     room: Room,
 }
 
-// SAFETY: the pointers are written at the beginning of every run, before they are used, under the engine's lock; those
-// into variables are used while it is this engine's turn with them.
+// SAFETY: the pointers are written at the beginning of every run, before they are used, under the
+// engine's lock; those into variables are used while it is this engine's turn with them.
 unsafe impl Send for TowerRun {}
 
 impl Plan {
-    /// Where something is in this run.
+    /// Returns the address of a location in this run.
     pub(super) fn pointer(
         &self,
         loc: &Loc,
-        lane: &Lane,
+        memory: &TowerMemory,
         variables: &Variables,
         snapshot: &Variables,
         feeds: &[Feed<'_>],
     ) -> *mut u8 {
         let base = match loc.base {
-            Base::Arena => lane.arena(),
+            Base::Arena => memory.arena(),
             Base::Slab(i) => variables.slab(i),
             Base::Snapshot(i) => snapshot.slab(i),
             // Feeds and constants are never written: no step has one among its outputs.
@@ -164,10 +167,10 @@ impl TowerRun {
         }
     }
 
-    /// Fills the tables with where everything is in this run.
+    /// Fills the tables with the pointers of this run.
     pub(super) fn resolve(
         &mut self,
-        lane: &Lane,
+        memory: &TowerMemory,
         variables: &Variables,
         snapshot: &Variables,
         feeds: &[Feed<'_>],
@@ -175,16 +178,16 @@ impl TowerRun {
         self.reads.clear();
         self.writes.clear();
         for step in &self.plan.steps {
-            let pointer = |loc: &Loc| self.plan.pointer(loc, lane, variables, snapshot, feeds);
+            let pointer = |loc: &Loc| self.plan.pointer(loc, memory, variables, snapshot, feeds);
             self.reads.extend(step.reads.iter().map(|loc| pointer(loc).cast_const()));
             self.writes.extend(step.writes.iter().map(pointer));
         }
         self.scratch.clear();
-        self.scratch.extend(lane.scratch.iter().map(Block::as_ptr));
+        self.scratch.extend(memory.scratch.iter().map(Block::as_ptr));
         self.measured.iter().for_each(Measured::reset);
     }
 
-    /// Whether everything that the run is about to write to variables is sure to be finite.
+    /// Returns whether all values that the run is about to write to variables are proven finite.
     pub(super) fn prove(&mut self, variables: &Variables, feeds: &[Feed<'_>], isa: Isa) -> bool {
         let known = Known { results: &self.measured, variables: &variables.known, feeds, isa };
         let mut next = self.next.as_mut_slice();
@@ -198,28 +201,28 @@ impl TowerRun {
 
     /// Measures the variables that unproven passes read and whose bounds come from earlier proofs.
     /// Returns whether there were any.
-    pub(super) fn look_at_variables(&self, variables: &mut Variables) -> bool {
+    pub(super) fn measure_variables(&self, variables: &mut Variables) -> bool {
         let mut any = false;
         let unproven = self.plan.proofs.iter().zip(&self.proven).filter(|(_, proven)| !**proven);
         for source in unproven.flat_map(|(proof, _)| &proof.operands).flat_map(|(_, sources)| sources) {
             if let Source::Variable(index) = *source
                 && variables.known[index].proven
             {
-                variables.look_at(index);
+                variables.measure(index);
                 any = true;
             }
         }
         any
     }
 
-    /// Whether a pass records the extremes of what it writes: if it is small, or if no proof bounds
-    /// its results.
+    /// Returns whether a pass records the extremes of its outputs: if it is small, or if no proof
+    /// bounds them.
     fn measures(&self, pass: usize) -> bool {
-        let elements = self.plan.steps[self.plan.commit_from + pass].forms[0].1;
+        let elements = self.plan.steps[self.plan.commit_from + pass].outputs[0].1;
         elements <= SMALL_PASS || !self.proven[pass]
     }
 
-    /// Prepares for finding the extremes of what passes write.
+    /// Resets the extremes that passes will record.
     pub(super) fn before_commit(&self, variables: &Variables) {
         for pass in (0..self.proven.len()).filter(|&pass| self.measures(pass)) {
             let step = &self.plan.steps[self.plan.commit_from + pass];
@@ -227,7 +230,7 @@ impl TowerRun {
         }
     }
 
-    /// Remembers what is known of the variables that were written.
+    /// Updates what is known of the variables that were written.
     pub(super) fn after_commit(&self, variables: &mut Variables, feeds: &[Feed<'_>], isa: Isa) {
         let mut next = self.next.iter();
         for pass in 0..self.proven.len() {
@@ -249,7 +252,7 @@ impl TowerRun {
         }
     }
 
-    /// Runs one step, whose pointers begin at `at` in the tables.
+    /// Runs one step, whose pointers start at `at` in the tables.
     fn step(
         &mut self,
         i: usize,
@@ -269,27 +272,28 @@ impl TowerRun {
         let memory = Memory {
             reads: &self.reads[at.read..at.read + step.reads.len()],
             writes: &self.writes[at.write..at.write + step.writes.len()],
-            forms: &step.forms,
+            outputs: &step.outputs,
             checked,
             measured,
-            shared: cx.lane.arena().wrapping_add(step.shared.unwrap_or(0)),
+            shared: cx.memory.arena().wrapping_add(step.shared.unwrap_or(0)),
             scratch: &self.scratch,
-            scratch_bytes: cx.lane.scratch_bytes,
+            scratch_bytes: cx.memory.scratch_bytes,
             finite,
             isa: cx.isa,
             seed: run.seed,
             draw: run.draw,
-            meeting: cx.meeting,
+            participant: cx.participant,
         };
         at.skip(step);
-        cx.meeting.exchange.at_step(cx.meeting.tower, i);
-        if let Some(whereabouts) = cx.at {
-            whereabouts.set(Some(&step.origin));
+        cx.participant.communicator.at_step(cx.participant.tower, i);
+        if let Some(progress) = cx.at {
+            progress.set(Some(&step.origin));
         }
         let started = (!self.times.is_empty()).then(Instant::now);
-        // SAFETY: the plan gave every buffer its own place for as long as it lives, `resolve` has just filled the
-        // tables, the engine's lock keeps everyone else away, and whoever runs steps that touch variables has the turn.
-        let ran = catch_unwind(AssertUnwindSafe(|| unsafe { step.work.run(cx.team, &memory) }));
+        // SAFETY: the plan gave every buffer its own place for as long as it lives, `resolve` has
+        // just filled the tables, the engine's lock keeps everyone else away, and whoever runs
+        // steps that touch variables has the turn.
+        let ran = catch_unwind(AssertUnwindSafe(|| unsafe { step.kernel.run(cx.team, &memory) }));
         let here = |e: Error| e.within(&step.origin.name).at(step.origin.site);
         ran.unwrap_or_else(|panic| resume_unwind(Box::new(here(panicked(&*panic))))).map_err(here)?;
         if let Some(started) = started {
@@ -337,7 +341,7 @@ impl TowerRun {
         }
         let mut at = Cursor::default();
         self.plan.steps[..self.plan.commit_from].iter().for_each(|step| at.skip(step));
-        let room = cx.lane.trial.as_ref().map_or(std::ptr::null_mut(), Block::as_ptr);
+        let room = cx.memory.trial.as_ref().map_or(std::ptr::null_mut(), Block::as_ptr);
         for pass in 0..self.proven.len() {
             let i = self.plan.commit_from + pass;
             if self.proven[pass] {
@@ -348,7 +352,7 @@ impl TowerRun {
             let kept = self.writes[first..first + count].to_vec();
             let mut offset = 0;
             for k in 0..count {
-                let (dtype, n) = self.plan.steps[i].forms[k];
+                let (dtype, n) = self.plan.steps[i].outputs[k];
                 self.writes[first + k] = room.wrapping_add(offset);
                 offset += padded(dtype.size() * n);
             }
@@ -358,20 +362,20 @@ impl TowerRun {
         Ok(())
     }
 
-    /// Seconds spent in each kernel, if they are counted.
+    /// Returns the time spent in each kernel, if it is measured.
     pub(super) fn profile(&self) -> impl Iterator<Item = KernelTime> {
         self.plan.steps.iter().zip(&self.times).map(|(step, t)| KernelTime {
-            name: format!("{} {}", step.work.name(), step.origin.name),
+            name: format!("{} {}", step.kernel.name(), step.origin.name),
             runs: t.runs,
             seconds: t.seconds,
             best_seconds: t.best,
-            flops: step.work.flops(),
+            flops: step.kernel.flops(),
             bytes: step.bytes,
         })
     }
 
-    /// Runs step by step and looks at every result. Goes on to the end even when it has found something, so that the
-    /// other towers do not wait for it.
+    /// Runs step by step and checks every result. Continues to the end after finding a bad one, so
+    /// that the other towers do not wait for this one.
     pub(super) fn find_bad(
         &mut self,
         cx: &mut TowerCx<'_>,
@@ -385,7 +389,7 @@ impl TowerRun {
             let first = at.write;
             self.step(i, &mut at, cx, run, look)?;
             let step = &self.plan.steps[i];
-            let bad = step.forms.iter().enumerate().any(|(k, &(dtype, n))| {
+            let bad = step.outputs.iter().enumerate().any(|(k, &(dtype, n))| {
                 // SAFETY: the step has just written n elements there.
                 unsafe { !tensorpack_kernels::all_finite(cx.isa, dtype, self.writes[first + k], n) }
             });
@@ -397,35 +401,35 @@ impl TowerRun {
     }
 }
 
-/// What is done with what is found of checked elements.
+/// What a step does with the extremes of checked elements.
 #[derive(Clone, Copy)]
 struct Look<'a> {
-    /// Cleared when one that must be finite is not.
+    /// Cleared if an element that must be finite is not.
     finite: &'a AtomicBool,
     at: At<'a>,
 }
 
-/// Whose extremes are found.
+/// Where the extremes of checked elements are recorded.
 #[derive(Clone, Copy)]
 enum At<'a> {
-    /// Those of the run's results.
+    /// In the slots of the run's results.
     Results,
-    /// Those of variables.
+    /// In the slots of variables.
     Variables(&'a [Measured]),
-    /// Nobody's: elements are only checked.
+    /// Nowhere: elements are only checked.
     Elements,
-    /// Nobody's, and nothing is checked.
+    /// Nowhere, and nothing is checked.
     Nothing,
 }
 
-/// What a kernel that panicked said.
+/// Returns the error of a kernel that panicked.
 fn panicked(panic: &(dyn Any + Send)) -> Error {
     let text = panic.downcast_ref::<String>().cloned();
     let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
     Error::new(ErrorKind::Engine, format!("a kernel panicked: {}", text.as_deref().unwrap_or("no message")))
 }
 
-/// How far the tables have been used.
+/// A position in the pointer tables.
 #[derive(Default)]
 struct Cursor {
     read: usize,
@@ -445,38 +449,38 @@ mod tests {
     use super::*;
     use crate::kir::Program;
 
-    /// A plan that does nothing in so much memory.
+    /// An empty plan that needs this much memory.
     fn plan(arena_bytes: usize, scratch_bytes: usize) -> Plan {
-        let empty = Compilation { program: Program::default(), commit: Default::default(), live_from: 0 };
+        let empty = Compilation::new(Program::default(), false);
         let mut plan = Plan::new(empty, &Variables::default(), String::new()).unwrap();
         (plan.arena_bytes, plan.scratch_bytes) = (arena_bytes, scratch_bytes);
         plan
     }
 
     #[test]
-    fn a_lane_keeps_its_arena_when_a_larger_one_cannot_be_had() {
-        let mut lane = Lane::default();
-        lane.make_room(&plan(4096, 64), 2).unwrap();
-        let there = lane.arena();
+    fn the_arena_stays_when_a_larger_one_cannot_be_allocated() {
+        let mut memory = TowerMemory::default();
+        memory.make_room(&plan(4096, 64), 2).unwrap();
+        let there = memory.arena();
         for vast in [plan(1 << 60, 64), plan(usize::MAX - 64, 64), plan(4096, 1 << 60)] {
-            assert_eq!(lane.make_room(&vast, 2).unwrap_err().kind(), ErrorKind::Memory);
-            assert_eq!(lane.arena(), there);
-            assert_eq!((lane.arena_bytes(), lane.scratch.len(), lane.scratch_bytes), (4096, 2, 64));
+            assert_eq!(memory.make_room(&vast, 2).unwrap_err().kind(), ErrorKind::Memory);
+            assert_eq!(memory.arena(), there);
+            assert_eq!((memory.arena_bytes(), memory.scratch.len(), memory.scratch_bytes), (4096, 2, 64));
         }
     }
 
     #[test]
     fn scratch_is_never_for_fewer_members_than_before() {
-        let mut lane = Lane::default();
-        lane.make_room(&plan(64, 64), 4).unwrap();
+        let mut memory = TowerMemory::default();
+        memory.make_room(&plan(64, 64), 4).unwrap();
         // Larger, for the members of a smaller team.
-        assert_eq!(lane.missing(&plan(64, 256), 2), 4 * 256 - 4 * 64);
-        lane.make_room(&plan(64, 256), 2).unwrap();
-        assert_eq!((lane.scratch.len(), lane.scratch_bytes), (4, 256));
+        assert_eq!(memory.missing(&plan(64, 256), 2), 4 * 256 - 4 * 64);
+        memory.make_room(&plan(64, 256), 2).unwrap();
+        assert_eq!((memory.scratch.len(), memory.scratch_bytes), (4, 256));
         // Smaller, for the members of a larger one.
-        assert_eq!(lane.missing(&plan(64, 64), 5), 256);
-        lane.make_room(&plan(64, 64), 5).unwrap();
-        assert_eq!((lane.scratch.len(), lane.scratch_bytes), (5, 256));
-        assert_eq!(lane.missing(&plan(64, 256), 5), 0);
+        assert_eq!(memory.missing(&plan(64, 64), 5), 256);
+        memory.make_room(&plan(64, 64), 5).unwrap();
+        assert_eq!((memory.scratch.len(), memory.scratch_bytes), (5, 256));
+        assert_eq!(memory.missing(&plan(64, 256), 5), 0);
     }
 }

@@ -1,10 +1,10 @@
-//! Runs of several towers, on a thread of their own.
+//! Runs programs of several towers on a separate thread.
 //!
-//! Who asks for a run does not take part in it: it waits, and is told when a tower is overdue. So it gets its answer
-//! though a tower never comes back. The thread that conducts waits for all towers, forever if need be, and owns all that
-//! they use; so what a tower that was left behind touches stays where it is.
+//! The caller does not take part in a run: it waits, and learns when a tower is overdue. So it gets
+//! an error even if a tower never finishes. The thread waits for all towers, forever if necessary,
+//! and owns everything that they use, so the memory of a tower that hangs stays valid.
 
-use super::all_reduce::{Exchange, Overdue};
+use super::all_reduce::{Communicator, Overdue};
 use super::engine::CpuProgram;
 use crate::kir::Origin;
 use crate::runtime::executor::{Executable, Feed, KernelTime, Outcome, RunInfo};
@@ -16,12 +16,12 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
 use std::time::Duration;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// How often a wait looks for towers that are overdue.
-const GLANCE: Duration = Duration::from_millis(20);
+/// Interval between checks for overdue towers.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The thread that runs several towers for others.
+/// The thread that runs several towers for the caller.
 #[derive(Debug)]
 pub(super) struct TowerThread {
     jobs: Sender<Job>,
@@ -36,15 +36,16 @@ impl TowerThread {
         Ok(Arc::new(TowerThread { jobs, lost: AtomicBool::new(false) }))
     }
 
-    /// Whether a tower was left behind, with the memory of all.
+    /// Returns whether a tower hangs, so that the memory of all towers is lost.
     pub(super) fn lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Has `job` done, in which towers meet at `exchange`. The towers that are overdue are an error.
-    fn conduct<R: Send + 'static>(
+    /// Runs `job`, whose towers synchronize through `communicator`. Returns an error if towers are
+    /// overdue.
+    fn run_job<R: Send + 'static>(
         &self,
-        exchange: &Exchange,
+        communicator: &Communicator,
         job: impl FnOnce() -> R + Send + 'static,
     ) -> std::result::Result<R, Overdue> {
         let (answer, answered) = sync_channel(1);
@@ -53,17 +54,17 @@ impl TowerThread {
             towers: Vec::new(),
         };
         let job = move || {
-            // Nobody takes the answer of a run that was given up.
+            // The receiver is gone if the run was abandoned; ignore the send error.
             let _ = answer.send(catch_unwind(AssertUnwindSafe(job)));
         };
         self.jobs.send(Box::new(job)).map_err(|_| gone())?;
         loop {
-            match answered.recv_timeout(GLANCE) {
+            match answered.recv_timeout(POLL_INTERVAL) {
                 Ok(done) => return Ok(done.unwrap_or_else(|panic| resume_unwind(panic))),
                 Err(RecvTimeoutError::Disconnected) => return Err(gone()),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            if let Some(overdue) = exchange.overdue() {
+            if let Some(overdue) = communicator.overdue() {
                 self.lost.store(true, Ordering::Relaxed);
                 return Err(overdue);
             }
@@ -74,23 +75,23 @@ impl TowerThread {
 /// A program of several towers, run by a tower_thread.
 pub(super) struct MultiTowerProgram {
     program: Arc<CpuProgram>,
-    exchange: Arc<Exchange>,
+    communicator: Arc<Communicator>,
     tower_thread: Arc<TowerThread>,
-    /// What the steps of each tower are, for errors.
+    /// The origins of the steps of each tower, for errors.
     steps: Vec<Vec<Arc<Origin>>>,
 }
 
 impl MultiTowerProgram {
     pub(super) fn new(
         program: CpuProgram,
-        exchange: Arc<Exchange>,
+        communicator: Arc<Communicator>,
         tower_thread: Arc<TowerThread>,
     ) -> MultiTowerProgram {
-        MultiTowerProgram { steps: program.origins(), program: Arc::new(program), exchange, tower_thread }
+        MultiTowerProgram { steps: program.origins(), program: Arc::new(program), communicator, tower_thread }
     }
 
     /// Has `job` done with the program and copies of what is fed.
-    fn conduct<R: Send + 'static>(
+    fn run_job<R: Send + 'static>(
         &self,
         feeds: &[Feed<'_>],
         job: impl FnOnce(&CpuProgram, &[Feed<'_>]) -> Result<R> + Send + 'static,
@@ -99,7 +100,9 @@ impl MultiTowerProgram {
         // A copy shares its elements. They must outlive a tower that is left behind.
         let feeds: Vec<HostTensor> = feeds.iter().map(|&feed| feed.clone()).collect();
         let job = move || job(&program, &feeds.iter().collect::<Vec<_>>());
-        self.tower_thread.conduct(&self.exchange, job).unwrap_or_else(|overdue| Err(self.explain(overdue)))
+        self.tower_thread
+            .run_job(&self.communicator, job)
+            .unwrap_or_else(|overdue| Err(self.explain(overdue)))
     }
 
     fn explain(&self, Overdue { error, towers }: Overdue) -> Error {
@@ -118,14 +121,14 @@ impl MultiTowerProgram {
         diagnosis: Diagnosis,
     ) -> Result<Option<Error>> {
         let run = *run;
-        self.conduct(feeds, move |program, feeds| program.find_bad(&run, feeds, &diagnosis))
+        self.run_job(feeds, move |program, feeds| program.find_bad(&run, feeds, &diagnosis))
     }
 }
 
 impl Executable for MultiTowerProgram {
     fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
         let (run, mut made) = (*run, std::mem::take(outputs));
-        let (made, outcome) = self.conduct(feeds, move |program, feeds| {
+        let (made, outcome) = self.run_job(feeds, move |program, feeds| {
             let outcome = program.run(&run, feeds, &mut made);
             Ok((made, outcome))
         })?;

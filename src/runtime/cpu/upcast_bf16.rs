@@ -1,13 +1,14 @@
-//! bf16 in f32: kernels that sum have loops for f32 and f64 alone, so what they read is converted before them, and
-//! what they write after. Both are maps, for fusion to find.
+//! Computes bf16 in f32. Kernels that sum have loops for f32 and f64 only, so their operands are
+//! converted before them and their results after. The conversions are maps, which fusion can merge
+//! with others.
 
 use crate::kir::{
     BufferId, BufferKind, Class, ExprBuilder, GatherKind, Kernel, KernelNode, MapBody, Origin, Program, View,
 };
 use tensorpack_tensor::DType;
 
-/// Puts conversions around the kernels that sum bf16. Views may be any: what is converted is dense,
-/// as these kernels need it.
+/// Adds conversions around the kernels that sum bf16. Operands may have any strides; converted ones
+/// are dense.
 pub(super) fn upcast_bf16(program: &mut Program) {
     for mut node in std::mem::take(&mut program.kernels) {
         if !sums(&node.kernel) {
@@ -39,14 +40,14 @@ fn sums(kernel: &Kernel) -> bool {
     }
 }
 
-/// The view's elements in another type, dense.
+/// Converts a view to another type and returns the dense result.
 fn converted(program: &mut Program, view: &View, dtype: DType, origin: &Origin) -> View {
     let buffer = program.add_buffer(dtype, &view.sizes, BufferKind::Temp);
     program.kernels.push(conversion(view, buffer, origin));
     View::dense(buffer, dtype, &view.sizes)
 }
 
-/// A map that copies; types are those of the view and the buffer.
+/// Returns a map that converts a view to the type of a buffer.
 fn conversion(from: &View, to: BufferId, origin: &Origin) -> KernelNode {
     let mut b = ExprBuilder::default();
     let x = b.operand(0, from.dtype, Class::F32);

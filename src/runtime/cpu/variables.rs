@@ -1,5 +1,6 @@
-//! Variables in slabs: those of one slab lie one behind the other, in the order they were made, so that an optimizer
-//! is one pass over memory, and its slots lie in slabs of the same form.
+//! Variables, stored in slabs. The variables of a slab are contiguous, in the order they were
+//! created, so that an optimizer step is one pass over memory. Optimizer slots are stored in slabs
+//! of the same layout.
 
 use super::memory::{Block, padded};
 use super::overflow::{Measured, Value, bound};
@@ -10,11 +11,11 @@ use crate::runtime::memory_limit;
 use tensorpack_kernels::{Isa, extremes};
 use tensorpack_tensor::{DType, Error, HostTensor, Result, element_count};
 
-/// Where a variable is.
+/// The location of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) slab: usize,
-    /// In bytes from the slab's beginning.
+    /// Offset in bytes from the start of the slab.
     pub(super) offset: usize,
 }
 
@@ -23,12 +24,13 @@ pub(super) struct Place {
 pub(super) struct Variables {
     slabs: Vec<Block>,
     places: Vec<Place>,
-    forms: Vec<(DType, Vec<usize>)>,
-    /// What is known of each; nothing of a copy.
+    /// Type and sizes of each variable.
+    types: Vec<(DType, Vec<usize>)>,
+    /// The known bounds of each variable; empty in a snapshot.
     pub(super) known: Vec<Value>,
-    /// Where passes over variables find the extremes of what they write.
+    /// The extremes that passes over variables record.
     pub(super) measured: Vec<Measured>,
-    /// How often a run has changed them.
+    /// Number of runs that changed the variables.
     pub(super) version: u64,
 }
 
@@ -50,39 +52,39 @@ impl Variables {
         }
         memory_limit::check(sizes.iter().fold(0, |n, &s| n.saturating_add(s)), "the variables", limit)?;
         let slabs = sizes.iter().map(|&n| Block::zeroed(n)).collect::<Result<Vec<Block>>>()?;
-        let forms = infos.iter().map(|v| (v.dtype, v.sizes.clone())).collect();
+        let types = infos.iter().map(|v| (v.dtype, v.sizes.clone())).collect();
         let measured = infos.iter().map(|_| Measured::default()).collect();
         let known = vec![Value::default(); infos.len()];
-        let mut variables = Variables { slabs, places, forms, known, measured, version: 0 };
+        let mut variables = Variables { slabs, places, types, known, measured, version: 0 };
         for (i, v) in infos.iter().enumerate() {
             variables.write(i, &v.init.value(seed, &v.name, v.dtype, &v.sizes)?)?;
         }
         Ok(variables)
     }
 
-    /// Room for a copy of these, all zero.
-    pub(super) fn room(&self) -> Result<Variables> {
+    /// Returns zeroed memory for a copy of these variables.
+    pub(super) fn zeroed_copy(&self) -> Result<Variables> {
         let slabs = self.slabs.iter().map(|b| Block::zeroed(b.len())).collect::<Result<Vec<Block>>>()?;
-        let (places, forms) = (self.places.clone(), self.forms.clone());
-        Ok(Variables { slabs, places, forms, known: Vec::new(), measured: Vec::new(), version: 0 })
+        let (places, types) = (self.places.clone(), self.types.clone());
+        Ok(Variables { slabs, places, types, known: Vec::new(), measured: Vec::new(), version: 0 })
     }
 
-    /// Copies the values of some variables of `others`, which lie as these do.
+    /// Copies the values of some variables from `others`, which has the same layout.
     pub(super) fn copy_some(&mut self, others: &Variables, some: &[usize]) {
         for &index in some {
-            let (place, (dtype, sizes)) = (self.places[index], &self.forms[index]);
+            let (place, (dtype, sizes)) = (self.places[index], &self.types[index]);
             let bytes = kir::elements(sizes) * dtype.size();
             let (from, to) = (others.slab(place.slab), self.slab(place.slab));
-            // SAFETY: both slabs were made with room for this variable at its place; they are two pieces of memory, one
-            // borrowed for reading and one for writing.
+            // SAFETY: both slabs were allocated with room for this variable at its offset, and they
+            // are distinct: one is borrowed for reading and the other for writing.
             unsafe { std::ptr::copy_nonoverlapping(from.add(place.offset), to.add(place.offset), bytes) };
         }
         self.version = others.version;
     }
 
-    /// How many there are.
+    /// Returns the number of variables.
     pub(super) fn count(&self) -> usize {
-        self.forms.len()
+        self.types.len()
     }
 
     pub(super) fn place(&self, index: usize) -> Place {
@@ -94,13 +96,14 @@ impl Variables {
     }
 
     pub(super) fn read(&self, index: usize) -> Result<HostTensor> {
-        let Some((dtype, sizes)) = self.forms.get(index) else {
-            return Err(Error::argument(format!("there is no variable number {index}")));
+        let Some((dtype, sizes)) = self.types.get(index) else {
+            return Err(Error::argument(format!("there is no variable with index {index}")));
         };
         let mut value = HostTensor::zeros(*dtype, sizes.as_slice())?;
         let place = self.places[index];
         let bytes = value.len() * dtype.size();
-        // SAFETY: the slab was made with room for this variable at its place, and nobody writes it meanwhile.
+        // SAFETY: the slab was allocated with room for this variable at its offset, and `&self`
+        // excludes writers.
         let there = unsafe { std::slice::from_raw_parts(self.slab(place.slab).add(place.offset), bytes) };
         value.copy_from_bytes(there)?;
         Ok(value)
@@ -108,10 +111,10 @@ impl Variables {
 
     /// Overwrites a variable with a value of its own type and sizes.
     pub(super) fn write(&mut self, index: usize, value: &HostTensor) -> Result<()> {
-        check_value(self.forms.get(index).map(|(dtype, sizes)| (*dtype, &sizes[..])), index, value)?;
+        check_value(self.types.get(index).map(|(dtype, sizes)| (*dtype, &sizes[..])), index, value)?;
         let place = self.places[index];
         let bytes = value.as_bytes();
-        // SAFETY: as in `read`; `value` has this variable's own form, as was just checked.
+        // SAFETY: as in `read`; `check_value` has just checked the type and sizes of `value`.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 bytes.as_ptr(),
@@ -119,23 +122,23 @@ impl Variables {
                 bytes.len(),
             )
         };
-        self.look_at(index);
+        self.measure(index);
         Ok(())
     }
 
-    /// Finds the extremes of a variable as it is.
-    pub(super) fn look_at(&mut self, index: usize) {
-        let (place, (dtype, sizes)) = (self.places[index], &self.forms[index]);
+    /// Measures the extremes of a variable.
+    pub(super) fn measure(&mut self, index: usize) {
+        let (place, (dtype, sizes)) = (self.places[index], &self.types[index]);
         let len = sizes.iter().product();
-        // SAFETY: the slab was made with room for this variable at its place, and nobody writes it
-        // meanwhile.
+        // SAFETY: the slab was allocated with room for this variable at its offset, and `&mut self`
+        // excludes writers.
         let of = unsafe { extremes(Isa::detect(), *dtype, self.slab(place.slab).add(place.offset), len) };
         self.known[index] = Value { bound: bound(of, *dtype, len == 1), proven: false };
     }
 
-    /// Takes what a pass has found of a variable that it wrote.
+    /// Takes the extremes that a pass recorded for a variable that it wrote.
     pub(super) fn take_measured(&mut self, index: usize) {
-        let (dtype, sizes) = &self.forms[index];
+        let (dtype, sizes) = &self.types[index];
         let single = sizes.iter().product::<usize>() == 1;
         self.known[index] = Value { bound: bound(self.measured[index].get(), *dtype, single), proven: false };
     }

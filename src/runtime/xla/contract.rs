@@ -1,8 +1,7 @@
 //! Matrix products and convolutions as StableHLO, in the layouts that compiler libraries support.
 
 use super::stablehlo::{Value, Writer, array, list, pairs};
-use crate::kir::ContractKind;
-use tensorpack_kernels::{Conv2d, MatMul};
+use crate::kir::{ContractKind, Conv2d, MatMul};
 
 /// The precision of products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Cumulative sums as StableHLO.
 
 use super::stablehlo::{Value, Writer};
-use tensorpack_kernels::Cumsum;
+use crate::kir::Cumsum;
 
 /// Cumulative sums along the middle dimension.
 pub(super) fn cumsum(w: &mut Writer, k: &Cumsum, x: &Value) -> Value {

@@ -1,8 +1,7 @@
 //! Gather and scatter-add of rows as StableHLO, with checked indices.
 
 use super::stablehlo::{Value, Writer};
-use crate::kir::GatherKind;
-use tensorpack_kernels::GatherScatter;
+use crate::kir::{GatherKind, GatherScatter};
 use tensorpack_tensor::DType;
 
 /// The first index that is out of range: its position (`i64::MAX` if all are in range) and value.

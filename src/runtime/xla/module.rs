@@ -293,20 +293,20 @@ impl<'a> ModuleWriter<'a> {
                 let all: Vec<&Value> = parts.iter().collect();
                 vec![self.w.op("concatenate", &all, &attribute, *dtype, sizes)]
             }
-            Kernel::Gather { kind, lookup, rows, indices } => {
+            Kernel::Gather { kind, gather, rows, indices } => {
                 let (table, indices) = (self.read(rows), self.read(indices));
-                let (found, bad) = gather::write(&mut self.w, *kind, lookup, &table, &indices);
-                let checked = CheckedGather { origin: node.origin.clone(), kind: *kind, rows: lookup.rows };
+                let (found, bad) = gather::write(&mut self.w, *kind, gather, &table, &indices);
+                let checked = CheckedGather { origin: node.origin.clone(), kind: *kind, rows: gather.rows };
                 self.bad.extend(bad.map(|bad| (checked, bad)));
                 vec![found]
             }
-            Kernel::Cumsum { sums, input } => {
+            Kernel::Cumsum { cumsum, input } => {
                 let input = self.read(input);
-                vec![cumsum::cumsum(&mut self.w, sums, &input)]
+                vec![cumsum::cumsum(&mut self.w, cumsum, &input)]
             }
-            Kernel::Argsort { order, input } => {
+            Kernel::Argsort { argsort, input } => {
                 let input = self.read(input);
-                vec![sort::argsort(&mut self.w, order, &input)]
+                vec![sort::argsort(&mut self.w, argsort, &input)]
             }
             Kernel::Random { stream, first, .. } => {
                 let key = self.key.clone().expect("a program that draws has a key");

@@ -2,8 +2,7 @@
 //! into one loop.
 
 use super::stablehlo::{Value, Writer};
-use crate::kir::PoolKind;
-use tensorpack_kernels::Pool;
+use crate::kir::{Pool, PoolKind};
 use tensorpack_tensor::{DType, Error, HostTensor, Result};
 
 /// Prints pooling of dense inputs. Results have the type of the first input; window positions are

@@ -1,7 +1,7 @@
 //! Argsort as StableHLO.
 
 use super::stablehlo::{Element, Value, Writer};
-use tensorpack_kernels::Argsort;
+use crate::kir::Argsort;
 use tensorpack_tensor::DType;
 
 /// Returns the indices of the first `take` elements of every row, in sorted order.

@@ -50,7 +50,12 @@ impl SpmdProgram {
 pub(super) fn merge_towers(lowered: &Lowered) -> Result<SpmdProgram> {
     let first = &lowered.programs()[0];
     let mut spmd = SpmdProgram::single(first, Vec::new());
-    let known = kernels_by_key(first);
+    if first.kernels.iter().any(|n| matches!(n.kernel, Kernel::Custom { .. })) {
+        // Custom kernels are compared by identity, so towers that have them differ. The module
+        // writer rejects them with an error of its own.
+        return Ok(spmd);
+    }
+    let known = equal_kernels(first);
     let mut maps = vec![None];
     for (tower, program) in lowered.programs().iter().enumerate().skip(1) {
         let (own, buffers) = same_program(first, &known, program, tower)?;
@@ -81,19 +86,21 @@ fn random_offsets(program: &Program) -> HashMap<String, usize> {
     random.collect()
 }
 
-/// Returns a key that is equal for kernels that compute the same, regardless of random offsets.
-fn kernel_key(kernel: &Kernel) -> String {
+/// Returns the kernel without its random offset, which differs between towers.
+fn without_offset(kernel: &Kernel) -> Kernel {
     match kernel {
-        Kernel::Random { stream, continued, .. } => format!("random {stream} {continued}"),
-        other => format!("{other:?}"),
+        Kernel::Random { stream, continued, .. } => {
+            Kernel::Random { stream: stream.clone(), first: 0, continued: *continued }
+        }
+        other => other.clone(),
     }
 }
 
-/// Returns the kernels by key. Of several with one key, the earliest comes last.
-fn kernels_by_key(program: &Program) -> HashMap<String, Vec<usize>> {
-    let mut known: HashMap<String, Vec<usize>> = HashMap::new();
+/// Returns the positions of equal kernels. Of several, the earliest comes last.
+fn equal_kernels(program: &Program) -> HashMap<Kernel, Vec<usize>> {
+    let mut known: HashMap<Kernel, Vec<usize>> = HashMap::new();
     for (i, node) in program.kernels.iter().enumerate().rev() {
-        known.entry(kernel_key(&node.kernel)).or_default().push(i);
+        known.entry(without_offset(&node.kernel)).or_default().push(i);
     }
     known
 }
@@ -101,7 +108,7 @@ fn kernels_by_key(program: &Program) -> HashMap<String, Vec<usize>> {
 /// Returns the inputs of a tower, and a map from its buffers to those of the first tower.
 fn same_program(
     first: &Program,
-    known: &HashMap<String, Vec<usize>>,
+    known: &HashMap<Kernel, Vec<usize>>,
     other: &Program,
     tower: usize,
 ) -> Result<(PerTower, HashMap<BufferId, BufferId>)> {
@@ -122,7 +129,8 @@ fn same_program(
             // A buffer that the first tower lacks matches nothing.
             view.buffer = buffers.get(&view.buffer).copied().unwrap_or(BufferId(u32::MAX));
         }
-        let counterpart = known.get_mut(&kernel_key(&kernel)).and_then(Vec::pop).map(|at| &first.kernels[at]);
+        let counterpart =
+            known.get_mut(&without_offset(&kernel)).and_then(Vec::pop).map(|at| &first.kernels[at]);
         let counterpart = counterpart.ok_or_else(|| {
             mismatch(format!("{} has no counterpart there", node.origin.name)).at(node.origin.site)
         })?;

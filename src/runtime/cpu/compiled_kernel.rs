@@ -1,26 +1,29 @@
-//! A kernel with its sizes, and how it is run on memory.
+//! Kernels compiled for the CPU, and how they run on memory.
 
-use super::all_reduce::Exchange;
-use super::epilogue::After;
+use super::all_reduce::Communicator;
+use super::epilogue::CompiledEpilogue;
+use super::finite_checks::Checked;
+use super::kernel_selection::{self, ContractAttributes};
 use super::memory::padded;
 use super::overflow::Measured;
-use super::plan::Checked;
-use super::row_work::RowWork;
-use crate::kir::{CustomKernel, Kernel, KernelNode, MapBody, PoolKind, Program, View};
+use super::panels::PackPanels;
+use super::pipeline::Compilation;
+use super::row_kernel::RowKernel;
+use crate::kir::{CustomKernel, Kernel, KernelNode, MapBody, PoolKind, View};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tensorpack_kernels::{self as kernels, Bias, Block, Contract, Isa, Operand, Operands, Team};
-use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
+use tensorpack_tensor::{CounterRng, DType, Error, HostTensor, Result};
 
-/// What a step computes.
+/// A kernel with everything it needs to run.
 #[derive(Debug)]
-pub(super) enum Work {
+pub(super) enum CompiledKernel {
     Map(kernels::Map),
     Reduce(kernels::Reduce),
     Contract {
         kernel: Box<dyn Contract>,
         dtype: DType,
-        epilogue: After,
+        epilogue: CompiledEpilogue,
     },
     Pool {
         kind: PoolKind,
@@ -28,8 +31,9 @@ pub(super) enum Work {
         dtype: DType,
     },
     Copy(kernels::Copy),
+    PackPanels(PackPanels),
     Pad(kernels::Pad),
-    Rows(RowWork),
+    Rows(RowKernel),
     Random {
         kernel: kernels::Random,
         stream: String,
@@ -47,18 +51,18 @@ pub(super) enum Work {
     },
 }
 
-/// What a step runs on.
+/// The memory and state that a step runs on.
 #[derive(Clone, Copy)]
 pub(super) struct Memory<'a> {
     pub(super) reads: &'a [*const u8],
     pub(super) writes: &'a [*mut u8],
-    pub(super) forms: &'a [(DType, usize)],
-    /// By output, which of its elements must be finite.
+    pub(super) outputs: &'a [(DType, usize)],
+    /// The checked elements of each output.
     pub(super) checked: &'a [Vec<Checked>],
-    /// Where the extremes of checked elements go, if anybody wants them.
+    /// Records the extremes of checked elements, if they are needed.
     pub(super) measured: Option<&'a [Measured]>,
     pub(super) shared: *mut u8,
-    /// A block of working memory for each member of the team.
+    /// A block of scratch memory for each member of the team.
     pub(super) scratch: &'a [*mut u8],
     pub(super) scratch_bytes: usize,
     /// Cleared when a checked result is not finite.
@@ -66,32 +70,40 @@ pub(super) struct Memory<'a> {
     pub(super) isa: Isa,
     pub(super) seed: u64,
     pub(super) draw: u64,
-    pub(super) meeting: Meeting<'a>,
+    pub(super) participant: Participant<'a>,
 }
 
-/// Where a tower meets the others.
+/// A tower as a member of its communicator.
 #[derive(Clone, Copy)]
-pub(super) struct Meeting<'a> {
-    pub(super) exchange: &'a Exchange,
+pub(super) struct Participant<'a> {
+    pub(super) communicator: &'a Communicator,
     pub(super) tower: usize,
 }
 
-// SAFETY: the pointers are the engine's own memory, which it keeps while a step runs, and each chunk writes a part of
-// it that no other chunk touches.
+// SAFETY: the pointers are the engine's own memory, which it keeps while a step runs, and each
+// chunk writes a part of it that no other chunk touches.
 unsafe impl Sync for Memory<'_> {}
 
-/// A view as kernels take it.
+/// Returns the operand of a kernel that reads a view.
 pub(super) fn operand(view: &View) -> Operand {
     Operand { dtype: view.dtype, strides: view.strides.clone() }
 }
 
-impl Work {
-    pub(super) fn new(program: &Program, node: &KernelNode) -> Work {
+impl CompiledKernel {
+    /// Prepares a kernel. Returns an error, with the node it was lowered from, if its sizes are too
+    /// large for the loops that run it.
+    pub(super) fn new(compilation: &Compilation, node: &KernelNode) -> Result<CompiledKernel> {
+        let fail = |e: Error| e.within(&node.origin.name).at(node.origin.site);
+        CompiledKernel::prepared(compilation, node).map_err(fail)
+    }
+
+    fn prepared(compilation: &Compilation, node: &KernelNode) -> Result<CompiledKernel> {
+        let program = &compilation.program;
         let dtypes: Vec<DType> = node.outputs.iter().map(|&b| program.buffer(b).dtype).collect();
         let form = |v: &View| (v.dtype, v.sizes.clone());
-        match &node.kernel {
-            Kernel::Map(body) => Work::map(body, dtypes),
-            Kernel::Reduce { body, reduced, kinds } => Work::Reduce(kernels::Reduce::new(
+        Ok(match &node.kernel {
+            Kernel::Map(body) => CompiledKernel::map(body, dtypes),
+            Kernel::Reduce { body, reduced, kinds } => CompiledKernel::Reduce(kernels::Reduce::new(
                 &body.sizes,
                 reduced,
                 body.operands.iter().map(operand).collect(),
@@ -99,39 +111,60 @@ impl Work {
                 kinds.clone(),
                 dtypes,
             )),
-            Kernel::Contract { kind, lhs, epilogue, .. } => {
+            Kernel::Contract { kind, lhs, rhs, epilogue } => {
                 let out = program.buffer(node.outputs[0]);
                 let own = View::dense(node.outputs[0], out.dtype, &out.sizes);
-                let kernel = kind.kernel();
-                let epilogue = After::new(epilogue.as_ref(), &*kernel, &own);
-                Work::Contract { kernel, dtype: lhs.dtype, epilogue }
+                let attributes = ContractAttributes {
+                    rhs_panels: compilation.panels.contains(&rhs.buffer),
+                    exact: compilation.exact_convolutions,
+                };
+                let kernel = kernel_selection::contraction(kind, attributes);
+                kernel.check()?;
+                let epilogue = CompiledEpilogue::new(epilogue.as_ref(), &*kernel, &own);
+                CompiledKernel::Contract { kernel, dtype: lhs.dtype, epilogue }
             }
             Kernel::Pool { kind, pool, inputs } => {
-                Work::Pool { kind: *kind, pool: pool.clone(), dtype: inputs[0].dtype }
+                let pool = kernel_selection::pool(pool);
+                pool.check()?;
+                CompiledKernel::Pool { kind: *kind, pool, dtype: inputs[0].dtype }
             }
-            Kernel::Copy(src) => Work::copy(src),
-            Kernel::Pad { src, low, high, interior } => {
-                Work::Pad(kernels::Pad::new(&src.sizes, src.dtype.size(), &src.strides, low, high, interior))
+            Kernel::Copy(src) if compilation.panels.contains(&node.outputs[0]) => {
+                CompiledKernel::PackPanels(PackPanels::new(src))
             }
-            Kernel::Concat { parts, axis } => Work::Rows(RowWork::concat(parts, *axis)),
-            Kernel::Gather { kind, lookup, rows, .. } => {
-                Work::Rows(RowWork::Gather { kind: *kind, lookup: lookup.clone(), dtype: rows.dtype })
+            Kernel::Copy(src) => CompiledKernel::copy(src),
+            Kernel::Pad { src, low, high, interior } => CompiledKernel::Pad(kernels::Pad::new(
+                &src.sizes,
+                src.dtype.size(),
+                &src.strides,
+                low,
+                high,
+                interior,
+            )),
+            Kernel::Concat { parts, axis } => CompiledKernel::Rows(RowKernel::concat(parts, *axis)),
+            Kernel::Gather { kind, gather, rows, .. } => {
+                let gather = kernel_selection::gather(gather);
+                gather.check()?;
+                CompiledKernel::Rows(RowKernel::Gather { kind: *kind, gather, dtype: rows.dtype })
             }
-            Kernel::Cumsum { sums, input } => {
-                Work::Rows(RowWork::Cumsum { sums: sums.clone(), dtype: input.dtype })
+            Kernel::Cumsum { cumsum, input } => {
+                let cumsum = kernel_selection::cumsum(cumsum);
+                cumsum.check()?;
+                CompiledKernel::Rows(RowKernel::Cumsum { cumsum, dtype: input.dtype })
             }
-            Kernel::Argsort { order, input } => {
-                Work::Rows(RowWork::Argsort { order: order.clone(), dtype: input.dtype })
+            Kernel::Argsort { argsort, input } => {
+                let argsort = kernel_selection::argsort(argsort);
+                argsort.check()?;
+                CompiledKernel::Rows(RowKernel::Argsort { argsort, dtype: input.dtype })
             }
             Kernel::Random { stream, first, .. } => {
                 let out = program.buffer(node.outputs[0]);
                 let kernel = kernels::Random::new(out.len(), out.dtype);
-                Work::Random { kernel, stream: stream.clone(), first: *first as u64 }
+                CompiledKernel::Random { kernel, stream: stream.clone(), first: *first as u64 }
             }
             Kernel::AllReduce { key, input } => {
-                Work::AllReduce { dtype: input.dtype, len: input.len(), key: key.clone() }
+                CompiledKernel::AllReduce { dtype: input.dtype, len: input.len(), key: key.clone() }
             }
-            Kernel::Custom { kernel, inputs } => Work::Custom {
+            Kernel::Custom { kernel, inputs } => CompiledKernel::Custom {
                 kernel: kernel.clone(),
                 inputs: inputs.iter().map(form).collect(),
                 outputs: node
@@ -140,65 +173,69 @@ impl Work {
                     .map(|&b| (program.buffer(b).dtype, program.buffer(b).sizes.clone()))
                     .collect(),
             },
-        }
+        })
     }
 
-    pub(super) fn map(body: &MapBody, outputs: Vec<DType>) -> Work {
+    pub(super) fn map(body: &MapBody, outputs: Vec<DType>) -> CompiledKernel {
         let operands = body.operands.iter().map(operand).collect();
-        Work::Map(kernels::Map::new(&body.sizes, operands, body.expr.clone(), outputs))
+        CompiledKernel::Map(kernels::Map::new(&body.sizes, operands, body.expr.clone(), outputs))
     }
 
-    pub(super) fn copy(src: &View) -> Work {
+    pub(super) fn copy(src: &View) -> CompiledKernel {
         let dense = View::dense(src.buffer, src.dtype, &src.sizes);
-        Work::Copy(kernels::Copy::new(&src.sizes, src.dtype.size(), &src.strides, &dense.strides))
+        CompiledKernel::Copy(kernels::Copy::new(&src.sizes, src.dtype.size(), &src.strides, &dense.strides))
     }
 
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Work::Map(_) => "map",
-            Work::Reduce(_) => "reduce",
-            Work::Contract { .. } => "contract",
-            Work::Pool { .. } => "pool",
-            Work::Copy(_) => "copy",
-            Work::Pad(_) => "pad",
-            Work::Rows(k) => k.name(),
-            Work::Random { .. } => "random",
-            Work::AllReduce { .. } => "all-reduce",
-            Work::Custom { .. } => "custom",
+            CompiledKernel::Map(_) => "map",
+            CompiledKernel::Reduce(_) => "reduce",
+            CompiledKernel::Contract { .. } => "contract",
+            CompiledKernel::Pool { .. } => "pool",
+            CompiledKernel::Copy(_) | CompiledKernel::PackPanels(_) => "copy",
+            CompiledKernel::Pad(_) => "pad",
+            CompiledKernel::Rows(k) => k.name(),
+            CompiledKernel::Random { .. } => "random",
+            CompiledKernel::AllReduce { .. } => "all-reduce",
+            CompiledKernel::Custom { .. } => "custom",
         }
     }
 
-    /// What the plan's text adds to the kernel's line.
+    /// Returns a suffix for the kernel's line in the plan's text.
     pub(super) fn summary(&self) -> &'static str {
         match self {
-            Work::Contract { epilogue: After::Bias { .. } | After::Map(_), .. } => " with epilogue",
+            CompiledKernel::Contract {
+                epilogue: CompiledEpilogue::Bias { .. } | CompiledEpilogue::Map(_),
+                ..
+            } => " with epilogue",
+            CompiledKernel::PackPanels(_) => " in panels",
             _ => "",
         }
     }
 
     pub(super) fn flops(&self) -> f64 {
         match self {
-            Work::Contract { kernel, .. } => kernel.flops(),
+            CompiledKernel::Contract { kernel, .. } => kernel.flops(),
             _ => 0.0,
         }
     }
 
     pub(super) fn shared_bytes(&self) -> usize {
         match self {
-            Work::Reduce(k) => k.shared_bytes(),
-            Work::Contract { kernel, .. } => kernel.shared_bytes(),
+            CompiledKernel::Reduce(k) => k.shared_bytes(),
+            CompiledKernel::Contract { kernel, .. } => kernel.shared_bytes(),
             _ => 0,
         }
     }
 
     pub(super) fn scratch_bytes(&self) -> usize {
         match self {
-            Work::Map(k) => k.scratch_bytes(),
-            Work::Reduce(k) => k.scratch_bytes(),
-            Work::Contract { kernel, epilogue, .. } => {
+            CompiledKernel::Map(k) => k.scratch_bytes(),
+            CompiledKernel::Reduce(k) => k.scratch_bytes(),
+            CompiledKernel::Contract { kernel, epilogue, .. } => {
                 padded(kernel.scratch_bytes()) + epilogue.scratch_bytes()
             }
-            Work::Rows(k) => k.scratch_bytes(),
+            CompiledKernel::Rows(k) => k.scratch_bytes(),
             _ => 0,
         }
     }
@@ -206,21 +243,21 @@ impl Work {
     /// Runs on the whole team.
     ///
     /// # Safety
-    /// The memory must be what this work was planned with: every pointer valid for the planned number of elements,
-    /// nothing else touching it meanwhile.
+    /// The memory must be what this kernel was planned with: every pointer valid for the planned
+    /// number of elements, with no other access during the run.
     pub(super) unsafe fn run(&self, team: &mut Team, m: &Memory<'_>) -> Result<()> {
         let isa = m.isa;
         let read = |i: usize| m.read(i);
         let write = |i: usize| m.write(i);
         match self {
-            Work::Map(k) => team.run(k.chunks(), &|chunk, member| {
+            CompiledKernel::Map(k) => team.run(k.chunks(), &|chunk, member| {
                 // SAFETY: as promised by the caller; chunks write apart from each other.
                 unsafe {
                     k.run(isa, chunk, m.reads(), m.writes(), m.scratch(member));
                     m.check(k.chunk_range(chunk));
                 }
             }),
-            Work::Reduce(k) => {
+            CompiledKernel::Reduce(k) => {
                 for phase in 0..k.phases() {
                     team.run(k.chunks(phase), &|chunk, member| {
                         // SAFETY: as above; phases follow one another.
@@ -232,14 +269,15 @@ impl Work {
                 // SAFETY: the outputs are complete; they are few.
                 unsafe { m.check_all() };
             }
-            Work::Contract { kernel, dtype, epilogue } => {
+            CompiledKernel::Contract { kernel, dtype, epilogue } => {
                 let (_, cols) = kernel.out_matrix();
                 for phase in 0..kernel.phases() {
                     team.run(kernel.chunks(phase), &|chunk, member| {
                         let (own, rest) = m.scratch(member).split_at_mut(padded(kernel.scratch_bytes()));
                         let mut finish = |block: Block| {
-                            if let After::Map(map) = epilogue {
-                                // SAFETY: the block is final and this chunk's own; operand 0 is the result itself.
+                            if let CompiledEpilogue::Map(map) = epilogue {
+                                // SAFETY: the block is final and this chunk's own; operand 0 is the
+                                // result itself.
                                 unsafe { map.run_block(isa, &block, m.epilogue_reads(), m.writes(), rest) };
                             }
                             // SAFETY: as above.
@@ -259,7 +297,7 @@ impl Work {
                     });
                 }
             }
-            Work::Pool { kind, pool, dtype } => {
+            CompiledKernel::Pool { kind, pool, dtype } => {
                 let chunks = match kind {
                     PoolKind::MaxGrad | PoolKind::AverageGrad => pool.in_chunks(),
                     _ => pool.chunks(),
@@ -283,25 +321,29 @@ impl Work {
                 // SAFETY: the outputs are complete.
                 unsafe { m.check_all() };
             }
-            Work::Copy(k) => {
+            CompiledKernel::Copy(k) => {
                 // SAFETY: as promised by the caller.
                 team.run(k.chunks(), &|chunk, _| unsafe { k.run(isa, chunk, read(0), write(0)) });
                 // SAFETY: the output is complete.
                 unsafe { m.check_all() };
             }
-            Work::Pad(k) => {
+            CompiledKernel::PackPanels(k) => {
+                // SAFETY: as promised by the caller; chunks write apart from each other.
+                team.run(k.chunks(), &|chunk, _| unsafe { k.run(isa, chunk, read(0), write(0)) });
+            }
+            CompiledKernel::Pad(k) => {
                 // SAFETY: as promised by the caller.
                 team.run(k.chunks(), &|chunk, _| unsafe { k.run(isa, chunk, read(0), write(0)) });
                 // SAFETY: the output is complete.
                 unsafe { m.check_all() };
             }
-            Work::Rows(k) => {
+            CompiledKernel::Rows(k) => {
                 // SAFETY: as promised by the caller.
                 unsafe { k.run(team, m)? };
                 // SAFETY: the output is complete.
                 unsafe { m.check_all() };
             }
-            Work::Random { kernel, stream, first } => {
+            CompiledKernel::Random { kernel, stream, first } => {
                 let rng = CounterRng::new(m.seed, stream);
                 // SAFETY: as promised by the caller.
                 team.run(kernel.chunks(), &|chunk, _| unsafe {
@@ -310,14 +352,15 @@ impl Work {
                 // SAFETY: the output is complete.
                 unsafe { m.check_all() };
             }
-            Work::AllReduce { dtype, len, key } => {
-                let Meeting { exchange, tower } = m.meeting;
-                // SAFETY: as promised by the caller; all towers have the same number of elements, as the engine checked.
-                unsafe { exchange.all_reduce(tower, key, *dtype, read(0), write(0), *len)? };
+            CompiledKernel::AllReduce { dtype, len, key } => {
+                let Participant { communicator, tower } = m.participant;
+                // SAFETY: as promised by the caller; all towers have the same number of elements,
+                // as the engine checked.
+                unsafe { communicator.all_reduce(tower, key, *dtype, read(0), write(0), *len)? };
                 // SAFETY: the output is complete.
                 unsafe { m.check_all() };
             }
-            Work::Custom { kernel, inputs, outputs } => {
+            CompiledKernel::Custom { kernel, inputs, outputs } => {
                 let inputs = inputs
                     .iter()
                     .enumerate()
@@ -335,8 +378,8 @@ impl Work {
                 kernel.run(&inputs, &mut made)?;
                 for (i, (t, (dtype, sizes))) in made.iter().zip(outputs).enumerate() {
                     if (t.dtype(), t.sizes()) != (*dtype, sizes.as_slice()) {
-                        return Err(tensorpack_tensor::Error::shape(format!(
-                            "the kernel made {}{:?} where {dtype}{sizes:?} was declared",
+                        return Err(Error::shape(format!(
+                            "the kernel returned {}{:?}, but declared {dtype}{sizes:?}",
                             t.dtype(),
                             t.sizes()
                         )));
@@ -354,8 +397,9 @@ impl Work {
     }
 }
 
-// Closures that several threads run capture a `&Memory`, which is shareable, and come to its pointers by these methods:
-// a field named in the closure would be captured by itself, and a bare pointer is not shareable.
+// Closures that run on several threads capture a `&Memory`, which is `Sync`, and access its
+// pointers through these methods. A field named in a closure would be captured on its own, and a
+// raw pointer is not `Sync`.
 impl Memory<'_> {
     pub(super) fn reads(&self) -> &[*const u8] {
         self.reads
@@ -377,25 +421,27 @@ impl Memory<'_> {
         self.shared
     }
 
-    /// What a contraction works on.
-    fn operands<T>(&self, epilogue: &After) -> Operands<T> {
+    /// Returns the operands of a contraction.
+    fn operands<T>(&self, epilogue: &CompiledEpilogue) -> Operands<T> {
         let bias = match epilogue {
-            After::Bias { add: true, relu } => Bias { add: self.epilogue_reads()[1].cast(), relu: *relu },
-            After::Bias { add: false, relu } => Bias { relu: *relu, ..Bias::NONE },
+            CompiledEpilogue::Bias { add: true, relu } => {
+                Bias { add: self.epilogue_reads()[1].cast(), relu: *relu }
+            }
+            CompiledEpilogue::Bias { add: false, relu } => Bias { relu: *relu, ..Bias::NONE },
             _ => Bias::NONE,
         };
         let (lhs, rhs, out) = (self.read(0).cast(), self.read(1).cast(), self.write(0).cast());
         Operands { lhs, rhs, out, shared: self.shared, bias }
     }
 
-    /// The scratch of one member.
+    /// Returns the scratch memory of one member.
     #[expect(clippy::mut_from_ref, reason = "each member of the team takes its own block")]
     pub(super) fn scratch(&self, member: usize) -> &mut [u8] {
         // SAFETY: each member has a block of this size, and runs one chunk at a time.
         unsafe { std::slice::from_raw_parts_mut(self.scratch[member], self.scratch_bytes) }
     }
 
-    /// What an epilogue reads: the result itself, then the operands behind lhs and rhs.
+    /// Returns the operands of an epilogue: the result itself, then the operands after lhs and rhs.
     fn epilogue_reads(&self) -> &[*const u8] {
         &self.reads[2..]
     }
@@ -404,7 +450,7 @@ impl Memory<'_> {
     /// cache.
     unsafe fn check(&self, elements: std::ops::Range<usize>) {
         for (i, checked) in self.checked.iter().enumerate() {
-            let dtype = self.forms[i].0;
+            let dtype = self.outputs[i].0;
             let first = checked.partition_point(|c| c.elements.end <= elements.start);
             for c in checked[first..].iter().take_while(|c| c.elements.start < elements.end) {
                 let from = c.elements.start.max(elements.start);
@@ -424,7 +470,7 @@ impl Memory<'_> {
     }
 
     unsafe fn check_all(&self) {
-        let most = self.forms.iter().map(|(_, n)| *n).max().unwrap_or(0);
+        let most = self.outputs.iter().map(|(_, n)| *n).max().unwrap_or(0);
         // SAFETY: checked elements are inside the outputs.
         unsafe { self.check(0..most) }
     }
@@ -434,7 +480,7 @@ impl Memory<'_> {
             return;
         }
         if block.cols == (0..cols) {
-            // SAFETY: whole rows lie one behind the other.
+            // SAFETY: whole rows are contiguous.
             return unsafe { self.check(block.rows.start * cols..block.rows.end * cols) };
         }
         for row in block.rows.clone() {

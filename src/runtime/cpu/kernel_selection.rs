@@ -1,0 +1,94 @@
+//! Maps descriptors of the kernel IR to the CPU kernels that run them.
+
+use crate::kir::{self, ContractKind};
+use tensorpack_kernels as kernels;
+use tensorpack_kernels::Contract;
+
+/// CPU-only attributes of a contraction.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ContractAttributes {
+    /// The right operand is stored in panels, see `panels.rs`.
+    pub(super) rhs_panels: bool,
+    /// Convolutions use the direct algorithm only.
+    pub(super) exact: bool,
+}
+
+/// Returns the kernel of a contraction.
+pub(super) fn contraction(kind: &ContractKind, attributes: ContractAttributes) -> Box<dyn Contract> {
+    let conv2d = |c: &kir::Conv2d| kernels::Conv2d {
+        batch: c.batch,
+        in_size: c.in_size,
+        in_channels: c.in_channels,
+        out_channels: c.out_channels,
+        kernel: c.kernel,
+        stride: c.stride,
+        dilation: c.dilation,
+        pad_low: c.pad_low,
+        out_size: c.out_size,
+        exact: attributes.exact,
+    };
+    match kind {
+        ContractKind::MatMul(product) => Box::new(kernels::MatMul {
+            batch: product.batch,
+            m: product.m,
+            n: product.n,
+            k: product.k,
+            lhs_transposed: product.lhs_transposed,
+            rhs_transposed: product.rhs_transposed,
+            lhs_shared: product.lhs_shared,
+            rhs_shared: product.rhs_shared,
+            rhs_panels: attributes.rhs_panels,
+        }),
+        ContractKind::Conv2d(c) => Box::new(kernels::Conv2dForward(conv2d(c))),
+        ContractKind::Conv2dInputGrad(c) => Box::new(kernels::Conv2dInputGrad(conv2d(c))),
+        ContractKind::Conv2dFilterGrad(c) => Box::new(kernels::Conv2dFilterGrad(conv2d(c))),
+        ContractKind::Depthwise(c) => Box::new(kernels::DepthwiseForward(conv2d(c))),
+        ContractKind::DepthwiseInputGrad(c) => Box::new(kernels::DepthwiseInputGrad(conv2d(c))),
+        ContractKind::DepthwiseFilterGrad(c) => Box::new(kernels::DepthwiseFilterGrad(conv2d(c))),
+    }
+}
+
+/// Returns the kernel of a pooling.
+pub(super) fn pool(pool: &kir::Pool) -> kernels::Pool {
+    kernels::Pool {
+        batch: pool.batch,
+        in_size: pool.in_size,
+        channels: pool.channels,
+        window: pool.window,
+        stride: pool.stride,
+        pad_low: pool.pad_low,
+        out_size: pool.out_size,
+    }
+}
+
+/// Returns the kernel of a gather or scatter.
+pub(super) fn gather(gather: &kir::GatherScatter) -> kernels::GatherScatter {
+    kernels::GatherScatter {
+        batch: gather.batch,
+        rows: gather.rows,
+        width: gather.width,
+        count: gather.count,
+        shared: gather.shared,
+    }
+}
+
+/// Returns the kernel of a cumulative sum.
+pub(super) fn cumsum(cumsum: &kir::Cumsum) -> kernels::Cumsum {
+    kernels::Cumsum {
+        outer: cumsum.outer,
+        len: cumsum.len,
+        inner: cumsum.inner,
+        exclusive: cumsum.exclusive,
+        reverse: cumsum.reverse,
+    }
+}
+
+/// Returns the kernel of an argsort.
+pub(super) fn argsort(argsort: &kir::Argsort) -> kernels::Argsort {
+    kernels::Argsort {
+        rows: argsort.rows,
+        len: argsort.len,
+        take: argsort.take,
+        descending: argsort.descending,
+    }
+}

@@ -1,0 +1,71 @@
+//! Coordination of the programs of several towers: all-reduces, random streams and updated
+//! variables.
+
+use crate::kir::{Kernel, Origin, Program};
+use std::collections::HashMap;
+use tensorpack_tensor::{DType, Error, ErrorKind, Result};
+
+/// An all-reduce of one tower: key, type and sizes, with the node it was lowered from.
+type AllReduce<'a> = (&'a str, DType, &'a [usize], &'a Origin);
+
+/// Checks that all towers have the same all-reduces, of the same types and sizes and in the same
+/// order. Otherwise some would wait for the others forever.
+pub(super) fn check_all_reduces(programs: &[Program]) -> Result<()> {
+    let Some((first, others)) = programs.split_first() else { return Ok(()) };
+    let first = all_reduces(first);
+    for other in others.iter().map(all_reduces) {
+        for (a, b) in first.iter().zip(&other) {
+            if (a.0, a.1, a.2) != (b.0, b.1, b.2) {
+                let why = format!("towers sum {} of {}{:?} and {} of {}{:?}", a.0, a.1, a.2, b.0, b.1, b.2);
+                return Err(Error::shape(why).within(&b.3.name).at(b.3.site));
+            }
+        }
+        if first.len() != other.len() {
+            let more = if first.len() > other.len() { first[other.len()] } else { other[first.len()] };
+            let why = format!("not every tower sums {}", more.0);
+            return Err(Error::new(ErrorKind::Graph, why).within(&more.3.name).at(more.3.site));
+        }
+    }
+    Ok(())
+}
+
+fn all_reduces(program: &Program) -> Vec<AllReduce<'_>> {
+    let found = program.kernels.iter().filter_map(|node| match &node.kernel {
+        Kernel::AllReduce { key, input } => Some((&key[..], input.dtype, &input.sizes[..], &node.origin)),
+        _ => None,
+    });
+    found.collect()
+}
+
+/// Numbers the elements of random tensors across towers, so that several towers draw together what
+/// one would draw for all their examples. A tensor that was built outside of the towers is computed
+/// in the program of each tower that reads it, and is the same tensor in all of them.
+pub(super) fn number_random_elements(programs: &mut [Program]) {
+    let mut drawn: HashMap<String, usize> = HashMap::new();
+    let mut first_of: HashMap<String, usize> = HashMap::new();
+    for program in programs {
+        for i in 0..program.kernels.len() {
+            let outputs = program.kernels[i].outputs.iter();
+            let len = outputs.fold(0usize, |n, &b| n.saturating_add(program.buffer(b).len()));
+            let node = &mut program.kernels[i];
+            if let Kernel::Random { stream, first, continued: true } = &mut node.kernel {
+                *first = *first_of.entry(node.origin.name.clone()).or_insert_with(|| {
+                    let drawn = drawn.entry(stream.clone()).or_default();
+                    let before = *drawn;
+                    *drawn = drawn.saturating_add(len);
+                    before
+                });
+            }
+        }
+    }
+}
+
+/// Tells each program which variables the other towers update.
+pub(super) fn set_updated_elsewhere(programs: &mut [Program]) {
+    let updated: Vec<Vec<usize>> =
+        programs.iter().map(|p| p.updates.iter().map(|u| u.variable).collect()).collect();
+    for (i, program) in programs.iter_mut().enumerate() {
+        let others = updated.iter().enumerate().filter(|(j, _)| *j != i);
+        program.updated_elsewhere = others.flat_map(|(_, v)| v).copied().collect();
+    }
+}
