@@ -1,7 +1,6 @@
 //! Operations, their gradients, the gradients of those, and whole training runs against the values PyTorch computed in
 //! float64 (`tests/golden`): in f64 to its digits, and in f32 on every instruction set of this machine.
 
-#[path = "golden/more_ops.rs"]
 mod more_ops;
 
 use serde_json::Value;

@@ -41,7 +41,7 @@ fn device() -> Option<Device> {
     let name = std::env::var("TENSORPACK_XLA_TEST_DEVICE").unwrap_or("xla:cpu:0".into());
     let device: Device = name.parse().unwrap();
     let Device::Xla { platform, .. } = device else { panic!("{name} is no XLA device") };
-    tensorpack_pjrt::plugin_for_tests(platform.name()).map(|_| device)
+    tensorpack_testing::plugin_for_tests(platform.name()).map(|_| device)
 }
 
 /// A trial with its values.

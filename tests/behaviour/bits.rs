@@ -1,6 +1,6 @@
 //! Results have the same bits for any number of threads, whatever the instructions.
 
-use crate::models;
+use super::models;
 use tensorpack::HostTensor;
 use tensorpack::runtime::cpu::Isa;
 use tensorpack::runtime::{Session, SessionOptions};

@@ -1,7 +1,7 @@
 //! Mistakes in a model become errors that name the operation, its scope and the shapes, and point at the user's own
 //! line: however deep in layers, closures and gradients they come up.
 
-use crate::models;
+use super::models;
 use std::cell::Cell;
 use tensorpack::autodiff::gradients;
 use tensorpack::graph::{Graph, Tensor, TensorSpec, VariableSpec};

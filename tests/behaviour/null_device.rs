@@ -1,6 +1,6 @@
 //! The null device: right shapes, zeros, and variables that stay as they are.
 
-use crate::models;
+use super::models;
 use tensorpack::runtime::{Cadence, Clock, Device, Session, SessionOptions, StepProgram};
 use tensorpack::{DType, HostTensor};
 

@@ -4,7 +4,7 @@
 //!
 //! And the arena: how much larger it is than what lives at once.
 
-use crate::models::{self, Model};
+use super::models::{self, Model};
 use std::collections::HashMap;
 use tensorpack::graph::{Graph, TensorSpec, UPDATE_OPS, VariableSpec};
 use tensorpack::nn::{BatchNorm, Conv2d, Linear};

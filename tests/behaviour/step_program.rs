@@ -1,7 +1,7 @@
 //! Hooked runs: each fetch is delivered exactly when it is due, results do not depend on what else is fetched, and
 //! random numbers depend on the number of the run alone.
 
-use crate::models;
+use super::models;
 use tensorpack::graph::{Fetch, Frozen, Graph, Init, TensorSpec, VariableSpec};
 use tensorpack::runtime::{Cadence, Clock, Session, SessionOptions, StepProgram};
 use tensorpack::tower::TowerContext;

@@ -1,6 +1,6 @@
 //! Random graphs as they grow.
 
-use crate::barrier::barrier;
+use super::barrier::barrier;
 use proptest::collection::vec;
 use proptest::prelude::any;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};

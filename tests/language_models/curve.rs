@@ -99,8 +99,7 @@ fn the_first_steps_of_the_net_in_its_size() {
 
 #[test]
 fn two_hundred_steps_on_the_treebank() {
-    if std::env::var_os("TENSORPACK_TEST_PTB").is_none() {
-        println!("not asked for: TENSORPACK_TEST_PTB is not set");
+    if !tensorpack_testing::opted_in("TENSORPACK_TEST_PTB") {
         return;
     }
     assert_follows("treebank", net(650, DType::F32), &ptb::token_ids(Split::Train).unwrap(), 0.1, (10, 0.02));

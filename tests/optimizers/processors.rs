@@ -1,6 +1,6 @@
 //! Gradient processors: the variables they select, their order, and the settings they reject.
 
-use crate::net::{Net, WEIGHTS, assert_close, build, cpu};
+use super::net::{Net, WEIGHTS, assert_close, build, cpu};
 use tensorpack::graph::{Fetch, Graph, MOVING_SUMMARIES};
 use tensorpack::optim::gradproc::{
     FilterGradient, GlobalNormClip, GradProcessor, MapGradient, ScaleGradient, SummaryGradient, ValueClip,

@@ -68,7 +68,7 @@ impl Engine {
             let name = std::env::var("TENSORPACK_XLA_TEST_DEVICE").unwrap_or("xla:cpu:0".into());
             let device: Device = name.parse().unwrap_or_else(|e| panic!("{e}"));
             let Device::Xla { platform, .. } = device else { panic!("{name} is no XLA device") };
-            tensorpack_pjrt::plugin_for_tests(platform.name()).map(|_| Engine::Xla(device))
+            tensorpack_testing::plugin_for_tests(platform.name()).map(|_| Engine::Xla(device))
         })
     }
 }

@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn views_see_what_strides_say() {
-        if tensorpack_pjrt::plugin_for_tests("cpu").is_none() {
+        if tensorpack_testing::plugin_for_tests("cpu").is_none() {
             return;
         }
         let rng = CounterRng::new(0, "views");

@@ -1,6 +1,5 @@
 //! Shared test code: aligned memory, random cases, and a reference implementation of every step in
 //! f64.
-#![allow(dead_code, reason = "each test file uses its part")]
 
 use tensorpack_kernels::expr::{Binary, Class, Expr, Reg, Step, Unary};
 use tensorpack_kernels::{Isa, Operand};

@@ -19,7 +19,7 @@ use tensorpack::{DType, Error, ErrorKind, HostTensor, Result};
 /// The CPU engine, and XLA's where its plugin is installed.
 fn engines() -> Vec<Device> {
     let xla: Device = "xla:cpu:0".parse().unwrap();
-    let xla = tensorpack_pjrt::plugin_for_tests("cpu").map(|_| xla);
+    let xla = tensorpack_testing::plugin_for_tests("cpu").map(|_| xla);
     [Device::Cpu(0)].into_iter().chain(xla).collect()
 }
 
