@@ -3,6 +3,7 @@
 
 use tensorpack::prelude::*;
 use tensorpack::tower::Mode;
+use tensorpack_testing::assert_mentions;
 
 /// A million numbers.
 fn numbers(random: Random) -> Vec<f64> {
@@ -141,8 +142,8 @@ fn numbers_that_there_are_not() {
         let _ = random.shape(&graph, &[2]);
         graph.freeze().unwrap_err().message().to_string()
     };
-    assert!(message(Random::bernoulli(1.5)).contains("1.5 is not a probability"));
+    assert_mentions(message(Random::bernoulli(1.5)), &["1.5", "probability"]);
     assert!(message(Random::normal(0.0, -1.0)).contains("Normal(0.0, -1.0)"));
     assert!(message(Random::uniform(0.0, 1.0).dtype(DType::I32)).contains("got i32"));
-    assert!(message(Random::uniform(0.0, 1.0).batch_axis(1)).contains("[2] has no batch axis 1"));
+    assert_mentions(message(Random::uniform(0.0, 1.0).batch_axis(1)), &["[2]", "batch axis 1"]);
 }

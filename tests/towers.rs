@@ -7,6 +7,7 @@ use tensorpack::kir::{CustomKernel, LowerCx, View};
 use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
 use tensorpack::tower::Mode;
+use tensorpack_testing::assert_mentions;
 
 /// A small net with dropout; returns the tower's cost.
 fn net(t: &TowerContext, x: &Tensor, y: &Tensor) -> Tensor {
@@ -161,7 +162,7 @@ fn towers_that_disagree_are_an_error_before_anything_runs() {
     }
     let session = Session::new(graph.freeze().unwrap()).unwrap();
     let e = session.run(&[&sums[0]], &[]).unwrap_err();
-    assert_eq!(e.message(), "towers disagree on what they sum: as number 1 tower 0 has a, tower 1 has b");
+    assert_mentions(&e, &["tower 0 has a", "tower 1 has b"]);
 }
 
 #[test]
@@ -177,7 +178,7 @@ fn a_variable_updated_by_two_towers_is_an_error() {
     }
     let session = Session::new(graph.freeze().unwrap()).unwrap();
     let e = session.run(&[&updates[0], &updates[1]], &[]).unwrap_err();
-    assert!(e.message().contains("the variable v is updated by two towers"), "{e}");
+    assert_mentions(&e, &["variable v", "two towers"]);
 }
 
 /// A kernel that fails, or sleeps, in one tower.
@@ -246,9 +247,9 @@ fn a_tower_that_comes_too_late_is_an_error_that_names_the_sum() {
     let late = |before: usize| {
         let runs = troubled(true, Duration::from_secs(2), before).unwrap();
         let [e, again] = runs.map(Result::unwrap_err);
-        assert!(e.message().ends_with(&format!("tower 0 waited 2 s at total{before} for the others")), "{e}");
+        assert_mentions(&e, &["tower 0", "2 s", &format!("total{before}")]);
         assert!(e.site().is_some_and(|s| s.file.ends_with("towers.rs")), "{e}");
-        assert!(e.to_string().contains("tower 1 is in tower1/Trouble, made at tests/towers.rs"), "{e}");
+        assert_mentions(&e, &["tower 1", "tower1/Trouble", "tests/towers.rs"]);
         // Who knows what the other tower still does: the session is over.
         assert_eq!(e.to_string(), again.to_string());
     };

@@ -8,6 +8,7 @@ use tensorpack::runtime::{Cadence, Clock, Session, SessionOptions, StepProgram};
 use tensorpack::tensor::CounterRng;
 use tensorpack::tower::TowerContext;
 use tensorpack::{Error, ErrorKind, HostTensor, Result};
+use tensorpack_testing::assert_mentions;
 
 /// A net whose hidden layer is divided by what is fed to `divisor`.
 struct Net {
@@ -61,12 +62,10 @@ fn batch(k: u64) -> [HostTensor; 2] {
 
 fn assert_names_the_division(e: &Error, line: u32) {
     assert_eq!(e.kind(), ErrorKind::NotFinite);
-    assert_eq!(e.message(), "head/ratio is not finite: it holds a NaN or an infinity");
+    assert_mentions(e, &["head/ratio", "not finite", "divisor is zero", "no variable was changed"]);
     let site = e.site().unwrap();
     assert!(site.file.ends_with("tests/behaviour/not_finite.rs"), "{e}");
     assert_eq!(site.line, line, "{e}");
-    assert!(e.to_string().contains("a divisor is zero"), "{e}");
-    assert!(e.to_string().ends_with("no variable was changed by this run"), "{e}");
 }
 
 #[test]
@@ -120,7 +119,8 @@ fn a_variable_that_is_not_finite_is_named_itself() {
     bad.as_mut_slice::<f32>().unwrap()[7] = f32::NAN;
     net.session.write("fc1/W", &bad).unwrap();
     let e = net.step(1, 1.0).unwrap_err();
-    assert_eq!((e.kind(), e.message()), (ErrorKind::NotFinite, "the variable fc1/W is not finite"));
+    assert_eq!(e.kind(), ErrorKind::NotFinite);
+    assert_mentions(&e, &["variable fc1/W"]);
     assert!(e.site().unwrap().file.ends_with("not_finite.rs"), "{e}");
     net.session.write("fc1/W", &good).unwrap();
     assert!(net.variables() == before);

@@ -11,6 +11,7 @@ use tensorpack::runtime::{Clock, IntoFetch, StepProgram};
 use tensorpack::tensor::CounterRng;
 use tensorpack::tower::Mode;
 use tensorpack::{ErrorKind, Result};
+use tensorpack_testing::assert_mentions;
 
 const BOTH: [Device; 2] = [Device::Cpu(0), Device::Reference];
 
@@ -381,11 +382,11 @@ fn operations_of_ones_own() {
     assert_eq!(got[1].as_slice::<f32>().unwrap(), [2.0; 3]);
     let e = session.run(&[&missing], &[("x", &fed)]).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Unsupported);
-    assert!(e.message().contains("Lowered has no reference implementation"), "{e}");
+    assert_mentions(&e, &["Lowered", "reference"]);
     assert_eq!(e.site().unwrap().line, line, "{e}");
     let e = session.run(&[&misshapen], &[("x", &fed)]).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Shape);
-    assert!(e.message().contains("Twice was evaluated to"), "{e}");
+    assert_mentions(&e, &["Twice", "evaluated"]);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use tensorpack::graph::{Fetch, Frozen, Graph, Init, TensorSpec, VariableSpec};
 use tensorpack::runtime::{Cadence, Clock, Session, SessionOptions, StepProgram};
 use tensorpack::tower::TowerContext;
 use tensorpack::{DType, ErrorKind, HostTensor};
+use tensorpack_testing::assert_mentions;
 
 /// A counter that every run raises by what is fed, with dropout on the side.
 struct Counting {
@@ -89,9 +90,10 @@ fn nothing_is_delivered_before_the_first_run() {
     let always = run.declare(&c.count, Cadence::EveryRun).unwrap();
     assert!(run.value(always).is_none());
     let e = run.declare(&c.count, Cadence::EverySteps(0)).unwrap_err();
-    assert_eq!((e.kind(), e.message()), (ErrorKind::Argument, "a fetch every 0 steps is never due"));
+    assert_eq!(e.kind(), ErrorKind::Argument);
+    assert_mentions(&e, &["0 steps"]);
     let e = run.run(&c.session, at(1), &[]).unwrap_err();
-    assert_eq!(e.message(), "the input x must be fed for this run");
+    assert_mentions(&e, &["input x", "fed"]);
     assert!(run.value(always).is_none());
 }
 

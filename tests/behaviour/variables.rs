@@ -11,6 +11,7 @@ use tensorpack::optim::{Adam, Sgd, minimize};
 use tensorpack::runtime::{IntoFetch, Session};
 use tensorpack::tower::{Mode, TowerContext};
 use tensorpack::{ErrorKind, HostTensor};
+use tensorpack_testing::assert_mentions;
 
 fn f32s(values: &[f32]) -> HostTensor {
     HostTensor::new([values.len()], values.to_vec()).unwrap()
@@ -232,9 +233,8 @@ fn with_unused(prepare: impl FnOnce(&Graph, &Variable) -> Option<Tensor>) -> ten
 fn a_trainable_variable_without_a_path_to_the_cost() {
     let e = with_unused(|_, _| None).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Gradient);
-    assert!(e.message().ends_with("has no gradient with respect to the trainable variable net/u"), "{e}");
+    assert_mentions(&e, &["no gradient", "net/u", "non-trainable", "freeze_variables"]);
     assert!(e.site().unwrap().file.ends_with("tests/behaviour/variables.rs"), "{e}");
-    assert!(e.to_string().ends_with("make it non-trainable, or freeze it with freeze_variables"), "{e}");
     let stopped = with_unused(|_, u| Some(u.stop_gradient().sum()));
     assert_eq!(stopped.unwrap(), (0.5, 1.0));
     let frozen = with_unused(|g, _| {

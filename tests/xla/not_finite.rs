@@ -7,6 +7,7 @@ use tensorpack::optim::{Adam, minimize};
 use tensorpack::runtime::{Session, SessionOptions};
 use tensorpack::tower::TowerContext;
 use tensorpack::{ErrorKind, HostTensor};
+use tensorpack_testing::assert_mentions;
 
 #[test]
 fn a_bad_step_names_the_tensor_and_changes_nothing() {
@@ -37,8 +38,7 @@ fn a_bad_step_names_the_tensor_and_changes_nothing() {
         (ErrorKind::NotFinite, "head/ratio is not finite: it holds a NaN or an infinity")
     );
     assert_eq!(e.site().map(|s| s.line), Some(line), "{e}");
-    assert!(e.to_string().contains("a divisor is zero"), "{e}");
-    assert!(e.to_string().ends_with("no variable was changed by this run"), "{e}");
+    assert_mentions(&e, &["divisor is zero", "no variable was changed"]);
     assert!(variables() == before, "a bad step changed a variable");
     let second = step(1.0).unwrap();
     assert!(second[0].to_scalar().unwrap() < first[0].to_scalar().unwrap());

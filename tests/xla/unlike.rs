@@ -5,6 +5,7 @@ use tensorpack::ErrorKind;
 use tensorpack::dataflow::FromList;
 use tensorpack::optim::Optimizer;
 use tensorpack::prelude::*;
+use tensorpack_testing::assert_mentions;
 
 struct Net;
 
@@ -59,6 +60,5 @@ fn training_on_unlike_batches_is_an_error_that_says_what_differs() {
     let config = TrainConfig::new(Net, batches(&[6, 5])).steps_per_epoch(1).max_epoch(1).no_logdir();
     let e = launch_train_with_config(config, SyncMultiGpuTrainerReplicated::on(devices)).err().unwrap();
     assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
-    assert!(e.message().starts_with("tower 1 is not like the first: what is fed to it has other"), "{e}");
-    assert!(e.to_string().contains("batches of the same sizes"), "{e}");
+    assert_mentions(&e, &["tower 1", "sizes"]);
 }
