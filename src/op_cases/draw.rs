@@ -28,8 +28,8 @@ impl Draw<'_> {
         low + self.below(high - low + 1)
     }
 
-    /// Draws sizes of `rank` dims, among them 0, 1 and sizes that no vector length divides. Tensors are
-    /// mostly small, but sometimes large enough for several tiles and threads.
+    /// Draws sizes of `rank` dims, among them 0, 1 and sizes that no vector length divides. Tensors
+    /// are mostly small, but sometimes large enough for several tiles and threads.
     pub(crate) fn sizes(&mut self, rank: usize) -> Vec<usize> {
         let large = self.below(16) == 15;
         let mut room = if large { 4000 } else { 200 };
@@ -90,8 +90,8 @@ pub(crate) enum Domain {
 }
 
 impl Domain {
-    /// Draws values for `n` elements, after `before` elements of other inputs and out of `total` in all
-    /// inputs. All are exact in f32.
+    /// Draws values for `n` elements, after `before` elements of other inputs and out of `total` in
+    /// all inputs. All are exact in f32.
     pub(crate) fn values(self, rng: &CounterRng, n: usize, before: usize, total: usize) -> Vec<f64> {
         let uniform = |i: usize| rng.uniform(1, (before + i) as u64);
         let permutation = || {

@@ -222,8 +222,8 @@ fn weighted(graph: &Graph, tensors: &[Tensor], weights: &[(Vec<usize>, Vec<f64>)
     parts.reduce(|sum, part| sum + part).expect("at least one tensor")
 }
 
-/// Compares two tensors within `tolerance` times the largest absolute value. The error describes the
-/// first difference.
+/// Compares two tensors within `tolerance` times the largest absolute value. The error describes
+/// the first difference.
 pub(super) fn close(right: &[f64], found: &[f64], tolerance: f64) -> Result<(), String> {
     if right.len() != found.len() {
         return Err(format!("{} elements, expected {}", found.len(), right.len()));

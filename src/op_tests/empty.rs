@@ -1,5 +1,5 @@
-//! Operations on empty inputs. Elementwise operations return an empty tensor; the cases of the others
-//! state the result, and `docs/empty-inputs.md` lists them.
+//! Operations on empty inputs. Elementwise operations return an empty tensor; the cases of the
+//! others state the result, and `docs/empty-inputs.md` lists them.
 
 use super::completeness::{OF_GRADIENTS, names_in_source};
 use crate::graph::{Graph, NodeKind, Tensor, TensorSpec};

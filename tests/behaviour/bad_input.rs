@@ -1,4 +1,4 @@
-//! Bad input of any kind is an error that helps, never a panic, and leaves the session as it was.
+//! Bad input is an error with a useful message, never a panic, and leaves the session unchanged.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ fn feeds_that_are_not_finite() {
 }
 
 #[test]
-fn feeds_of_another_form() {
+fn feeds_of_another_dtype_or_shape() {
     let s = small();
     let run = |name: &str, value: &HostTensor| s.session.run(&[&s.mean], &[(name, value)]);
     let wrong = HostTensor::zeros(DType::F64, [2, 3]).unwrap();
@@ -72,12 +72,12 @@ fn feeds_of_another_form() {
 }
 
 #[test]
-fn feeds_by_wrong_names() {
+fn feeds_with_wrong_names() {
     let s = small();
     let x = zeros(&[2, 3]);
     let run = |feeds: &[(&str, &HostTensor)]| s.session.run(&[&s.both], feeds);
     assert_error(run(&[("image", &x)]), ErrorKind::Name, &["no input", "\"image\"", "x, y"]);
-    // A tensor that is no input cannot be fed either.
+    // A tensor that is not an input cannot be fed.
     assert_error(run(&[("mean", &x)]), ErrorKind::Name, &["no input", "\"mean\""]);
     let e = assert_error(run(&[("x", &x)]), ErrorKind::Name, &["input y", "fed"]);
     assert!(e.site().unwrap().file.ends_with("bad_input.rs"), "{e}");
@@ -96,21 +96,21 @@ fn more_feeds_than_a_run_takes() {
 }
 
 #[test]
-fn a_batch_of_none() {
+fn an_empty_batch() {
     let s = small();
     let e = s.session.run(&[&s.mean], &[("x", &zeros(&[0, 3]))]).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Shape);
     assert_mentions(&e, &["mean", "empty", "[0, 3]"]);
     assert!(e.site().unwrap().file.ends_with("bad_input.rs"), "{e}");
-    // What exists for an empty batch is computed.
+    // Results that are defined for an empty batch are computed.
     let y = HostTensor::zeros(DType::I32, [0]).unwrap();
     let sum = s.session.run(&[&s.both], &[("x", &zeros(&[0, 3])), ("y", &y)]).unwrap();
     assert_eq!(sum[0].to_scalar().unwrap(), 0.0);
 }
 
-/// Sums over nothing are zero, and so are their gradients.
+/// Empty sums are zero, and so are their gradients.
 #[test]
-fn a_training_step_on_a_batch_of_none() {
+fn a_training_step_on_an_empty_batch() {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let x = g.placeholder(&TensorSpec::f32("x", [None, Some(8), Some(8), Some(3)]));
@@ -147,7 +147,7 @@ fn absurd_sizes_while_building() {
     assert_eq!(HostTensor::zeros(DType::F64, [(1 << 60) - 1]).unwrap_err().kind(), ErrorKind::Memory);
 }
 
-/// Each of these can be addressed, all of them together cannot.
+/// Each of these fits into the address space, but all of them together do not.
 #[test]
 fn absurd_sizes_that_add_up() {
     for device in [Device::Cpu(0), Device::Null] {
@@ -175,7 +175,7 @@ fn absurd_sizes_that_add_up() {
     }
 }
 
-/// An empty tensor may have any other sizes: nothing may multiply them without care.
+/// The other sizes of an empty tensor may be huge: products of them must not overflow.
 #[test]
 fn absurd_sizes_of_empty_feeds() {
     let max = usize::MAX;
@@ -232,7 +232,7 @@ fn a_model_larger_than_memory() {
     assert_eq!(session.run(&[&y], &[("x", &zeros(&[2, 1000]))]).unwrap()[0].sizes(), [2, 1000]);
 }
 
-/// The error of a graph that `build` puts something wrong into.
+/// Returns the error of a graph into which `build` puts a mistake.
 fn building(build: impl FnOnce(&Graph, &TowerContext)) -> Error {
     let g = Graph::new();
     build(&g, &TowerContext::training(&g));
@@ -276,7 +276,7 @@ fn the_reserved_word() {
 }
 
 #[test]
-fn names_that_are_taken() {
+fn duplicate_names() {
     let taken = |build: &dyn Fn(&Graph, &TowerContext)| {
         let e = building(build);
         assert_eq!(e.kind(), ErrorKind::Name);
@@ -303,7 +303,7 @@ fn names_that_are_taken() {
 }
 
 #[test]
-fn a_variable_made_twice() {
+fn a_variable_created_twice() {
     let twice = |sizes: [usize; 2], reuse: bool| {
         building(|_, t| {
             t.scope("fc", |t| {
@@ -326,7 +326,7 @@ fn a_variable_made_twice() {
 }
 
 #[test]
-fn a_sharing_tower_makes_no_trainable_variable() {
+fn a_sharing_tower_creates_no_trainable_variable() {
     let g = Graph::new();
     let t = TowerContext::new(&g, Mode::Training, 1, 2);
     let x = g.placeholder(&TensorSpec::f32("x", [None, Some(3)]));
@@ -339,7 +339,7 @@ fn a_sharing_tower_makes_no_trainable_variable() {
 }
 
 #[test]
-fn a_first_value_of_another_form() {
+fn an_initial_value_of_another_dtype_or_shape() {
     for value in [zeros(&[1000]), zeros(&[2]), HostTensor::zeros(DType::F64, [3]).unwrap()] {
         for device in [Device::Cpu(0), Device::Null] {
             let g = Graph::new();
@@ -379,12 +379,12 @@ fn tensors_of_another_graph() {
 }
 
 #[test]
-fn fetching_what_could_not_be_made() {
+fn fetching_a_poison_tensor() {
     let other = Graph::new();
     let bad = other.placeholder(&TensorSpec::f32("x", [Some(2)])).reshape(&[3]);
     let s = small();
     assert_eq!(s.session.run(&[&bad], &[]).unwrap_err().kind(), ErrorKind::Graph);
-    // A handle used after freezing is the same: what it stands for is in no graph.
+    // So is a handle created after freezing: it stands for no node.
     let late = s.mean.relu();
     assert_eq!(s.session.prepare(&[&late]).unwrap_err().kind(), ErrorKind::Graph);
     assert_error(s.session.prepare(&[&late]), ErrorKind::Graph, &["could not be built"]);
@@ -457,15 +457,15 @@ fn labels_outside_the_classes() {
     }
 }
 
-/// What a user's own kernel does.
+/// The behaviour of a custom kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Does {
     Copies,
     Fails,
     Panics,
-    /// Makes a NaN at first, and panics when asked a second time.
+    /// Returns NaN in the first call, and panics in the second.
     MakesNanThenPanics,
-    /// Hands back an output of another shape.
+    /// Returns an output of another shape.
     Reshapes,
 }
 
@@ -476,7 +476,7 @@ struct Own(Does);
 struct OwnKernel(Does);
 
 thread_local! {
-    /// How often a user's kernel ran on this thread, which is the one that called the session.
+    /// Number of runs of a custom kernel on this thread, which is the session's caller.
     static RUNS: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -532,15 +532,15 @@ fn own(does: Does) -> (Session, tensorpack::graph::Op, u32) {
 }
 
 #[test]
-fn a_users_kernel_that_works() {
+fn a_custom_kernel_that_works() {
     let (session, op, _) = own(Does::Copies);
     session.run(&[&op], &[("x", &f32s(&[2], &[1.0, 2.0]))]).unwrap();
     assert_eq!(session.read("w").unwrap(), f32s(&[2], &[2.0, 3.0]));
 }
 
-/// An error is the run's alone: no variable has changed, so the session goes on.
+/// An error affects only its run: no variable has changed, so the session remains usable.
 #[test]
-fn a_users_kernel_that_fails() {
+fn a_custom_kernel_that_fails() {
     for (does, terms) in
         [(Does::Fails, ["net/Own", "the water is too cold"]), (Does::Reshapes, ["f32[7]", "f32[2]"])]
     {
@@ -556,12 +556,12 @@ fn a_users_kernel_that_fails() {
 
 /// A panic ends the session: every later call returns the first cause.
 #[test]
-fn a_users_kernel_that_panics() {
+fn a_custom_kernel_that_panics() {
     for does in [Does::Panics, Does::MakesNanThenPanics] {
         RUNS.set(0);
         let (session, op, line) = own(does);
         let x = zeros(&[2]);
-        // Where a NaN came from is found by running again: that may panic as well.
+        // The session runs again to find the source of a NaN, and that run may panic.
         let first = session.run(&[&op], &[("x", &x)]).unwrap_err();
         assert_eq!(first.kind(), ErrorKind::Engine, "{does:?}: {first}");
         assert_mentions(&first, &["net/Own", "panicked", "the roof fell in", "checkpoint"]);
@@ -577,7 +577,7 @@ fn a_users_kernel_that_panics() {
     }
 }
 
-/// An operation whose lowering makes something else than its shape rule says.
+/// An operation whose lowering contradicts its shape rule.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Liar;
 
@@ -594,7 +594,7 @@ impl tensorpack::graph::OpDef for Liar {
 }
 
 #[test]
-fn an_operation_that_makes_what_it_did_not_declare() {
+fn an_operation_whose_lowering_contradicts_its_shape_rule() {
     let graph = tensorpack::graph::Graph::new();
     let x = graph.placeholder(&tensorpack::graph::TensorSpec::f32("x", [None]));
     let y = tensorpack::graph::Tensor::apply_one(Liar, &[&x]);

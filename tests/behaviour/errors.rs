@@ -1,5 +1,5 @@
-//! Mistakes in a model become errors that name the operation, its scope and the shapes, and point at the user's own
-//! line: however deep in layers, closures and gradients they come up.
+//! Mistakes in a model become errors that name the operation, its scope and the shapes, and point
+//! at the user's line, even if they surface inside layers, closures or gradients.
 
 use super::models;
 use std::cell::Cell;
@@ -12,7 +12,7 @@ use tensorpack::tower::TowerContext;
 use tensorpack::{Error, ErrorKind, HostTensor};
 use tensorpack_testing::assert_mentions;
 
-/// That `error` points at `line` of this file.
+/// Checks that `error` points at `line` of this file.
 #[track_caller]
 fn assert_points_at(error: &Error, line: u32) {
     let site = error.site().unwrap_or_else(|| panic!("the error has no place: {error}"));
@@ -25,7 +25,7 @@ fn zeros(sizes: &[usize]) -> HostTensor {
 }
 
 thread_local! {
-    /// The line of the call that is meant to go wrong.
+    /// The line of the call that is expected to fail.
     static WRONG: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -60,7 +60,7 @@ fn three_functions_deep() {
 }
 
 #[test]
-fn inside_a_layer_the_line_is_that_of_its_caller() {
+fn errors_in_a_layer_point_at_its_caller() {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let x = g.placeholder(&TensorSpec::f32("x", [Some(4), Some(8)]));
@@ -73,7 +73,7 @@ fn inside_a_layer_the_line_is_that_of_its_caller() {
 }
 
 #[test]
-fn inside_a_closure_the_line_is_the_closures() {
+fn errors_in_a_closure_point_into_it() {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let x = g.placeholder(&TensorSpec::f32("x", [None, Some(8)]));
@@ -90,14 +90,14 @@ fn inside_a_closure_the_line_is_the_closures() {
     assert!(e.to_string().ends_with("\n  inputs: f32[?, 8], f32[9, 2]"), "{e}");
 }
 
-/// A layer of the user's own.
+/// A custom layer.
 #[track_caller]
 fn scaled(t: &TowerContext, name: &str, x: &Tensor) -> Tensor {
     t.layer(name, x, |t| Linear::new(3).apply(t, "fc", x))
 }
 
 #[test]
-fn a_users_own_layer_counts_its_inner_lines_as_the_users() {
+fn errors_in_a_custom_layer_point_into_it() {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let x = g.placeholder(&TensorSpec::f32("x", [Some(4)]));
@@ -124,7 +124,7 @@ fn composed_operations_point_at_their_caller() {
 }
 
 #[test]
-fn shapes_that_clash_only_when_fed() {
+fn shapes_that_differ_only_when_fed() {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let a = g.placeholder(&TensorSpec::f32("a", [None, Some(3)]));
@@ -146,7 +146,7 @@ fn shapes_that_clash_only_when_fed() {
 }
 
 #[test]
-fn labels_of_another_batch_than_the_logits() {
+fn labels_and_logits_of_different_batch_sizes() {
     let model = models::mlp();
     let [image, _] = model.batch(4, 0);
     let [_, label] = model.batch(5, 0);
@@ -158,7 +158,7 @@ fn labels_of_another_batch_than_the_logits() {
     assert!(e.site().unwrap().file.ends_with("models/mod.rs"), "{e}");
 }
 
-/// What a session says first after `misuse` of handles of its frozen graph.
+/// Returns the first error of a session after `misuse` of handles of its frozen graph.
 fn after_freezing(misuse: impl FnOnce(&TowerContext, &Tensor)) -> Error {
     let g = Graph::new();
     let t = TowerContext::training(&g);
@@ -167,7 +167,7 @@ fn after_freezing(misuse: impl FnOnce(&TowerContext, &Tensor)) -> Error {
     misuse(&t, &x);
     let e = session.run(&[&x], &[("x", &zeros(&[2, 3]))]).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Graph);
-    // Said once; the session itself is as good as before.
+    // The error is returned once; the session remains usable.
     assert_eq!(session.run(&[&x], &[("x", &zeros(&[2, 3]))]).unwrap()[0].sizes(), [2, 3]);
     e
 }
@@ -235,7 +235,7 @@ fn the_first_error_wins() {
 }
 
 #[test]
-fn what_could_not_be_made_flows_through_everything() {
+fn poison_tensors_pass_through_every_operation() {
     let g = Graph::new();
     let t = &TowerContext::training(&g);
     let x = g.placeholder(&TensorSpec::f32("x", [Some(4), Some(8)]));

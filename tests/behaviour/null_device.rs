@@ -1,4 +1,4 @@
-//! The null device: right shapes, zeros, and variables that stay as they are.
+//! The null device: correct shapes, zeros, and unchanged variables.
 
 use super::models;
 use tensorpack::runtime::{Cadence, Clock, Device, Session, SessionOptions, StepProgram};
@@ -6,7 +6,7 @@ use tensorpack::{DType, HostTensor};
 use tensorpack_testing::assert_mentions;
 
 #[test]
-fn shapes_are_right_values_zero_and_variables_untouched() {
+fn shapes_are_correct_values_zero_and_variables_unchanged() {
     let model = models::mnist();
     let [image, label] = model.batch(3, 0);
     let logits = model.graph.tensor("fc1/Add").unwrap();

@@ -5,7 +5,7 @@ use crate::rows::{Kind, Made};
 use tensorpack::graph::UPDATE_OPS;
 use tensorpack::prelude::*;
 
-/// What is changed on the way from a program to a graph.
+/// Modifications of a program while its graph is built.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Change {
     /// Whether all sizes are known while the graph is built.
@@ -13,7 +13,7 @@ pub(crate) struct Change {
     /// Multiplies every rounded result by `1 + r`, with `r` between plus and minus the amplitude,
     /// from this stream, and adds as much to gradients.
     pub(crate) noise: Option<(f64, u64)>,
-    /// Makes the results of the row of this name wrong: a test of the test.
+    /// Makes the results of the row of this name wrong, to test the comparison.
     pub(crate) fault: Option<&'static str>,
 }
 
@@ -29,8 +29,8 @@ impl Scratch {
         Scratch { known, t: TowerContext::training(&Graph::new()), tensors: Vec::new() }
     }
 
-    /// Adds the nodes that are new in `program` and returns what the last one made, if the graph
-    /// accepts it.
+    /// Adds the nodes that are new in `program` and returns the result of the last one, if the
+    /// graph accepts it.
     pub(crate) fn extend(&mut self, program: &Program) -> Option<Made> {
         let change = Change { known: self.known, ..Change::default() };
         let mut last = None;
@@ -94,15 +94,14 @@ fn noisy(y: &Tensor, amplitude: f64, seed: u64) -> Tensor {
     let sizes = y.shape().known().expect("noise is added where all sizes are known");
     let len = sizes.iter().product();
     let factors: Vec<f64> = crate::values(seed, len).iter().map(|v| 1.0 + v / 1.5 * amplitude).collect();
-    y * y.graph().constant(HostTensor::from_f64(y.dtype(), sizes, &factors).expect("as many as there are"))
+    y * y.graph().constant(HostTensor::from_f64(y.dtype(), sizes, &factors).expect("one value per element"))
 }
 
-/// A gradient is a sum whose terms may cancel, inside a layer too. What is left of them is
-/// rounding: this share of an ulp of their magnitude, which is taken to be that of all gradients
-/// and at least the second number.
+/// The terms of a gradient may cancel, also inside a layer, so that only rounding errors remain:
+/// this fraction of an ulp of the magnitude of all gradients, which is at least the second number.
 const CANCELLED: [f64; 2] = [0.25, 0.25];
 
-/// Adds to each of the gradients of one cost what rounding leaves of terms that cancel.
+/// Adds to each gradient of one cost the rounding errors of terms that cancel.
 fn add_noise<'a>(gradients: impl Iterator<Item = &'a mut Tensor>, (amplitude, stream): (f64, u64)) {
     let mut gradients: Vec<&mut Tensor> = gradients.collect();
     let Some(norm) = gradients.iter().map(|g| g.square().sum()).reduce(|a, b| a + b).map(|sum| sum.sqrt())
@@ -113,8 +112,9 @@ fn add_noise<'a>(gradients: impl Iterator<Item = &'a mut Tensor>, (amplitude, st
         let sizes = g.shape().known().expect("noise is added where all sizes are known");
         let noise = crate::values(stream.wrapping_mul(0x2000_0003) + i as u64, sizes.iter().product());
         let noise: Vec<f64> = noise.iter().map(|v| v / 1.5 * amplitude * CANCELLED[0]).collect();
-        let noise =
-            g.graph().constant(HostTensor::from_f64(g.dtype(), sizes, &noise).expect("as many as there are"));
+        let noise = g
+            .graph()
+            .constant(HostTensor::from_f64(g.dtype(), sizes, &noise).expect("one value per element"));
         **g = &**g + noise * (&norm + CANCELLED[1]);
     }
 }
@@ -219,7 +219,7 @@ pub(crate) fn port_name(program: &Program, port: &Port) -> String {
     if program.nodes[port.node].outputs.is_some() { format!("{name}[{}]", port.output) } else { name }
 }
 
-/// Returns element type and sizes of the only output of a node.
+/// Returns the dtype and sizes of the only output of a node.
 pub(crate) fn spec_of(program: &Program, at: usize) -> Option<(DType, Vec<usize>)> {
     let mut scratch = Scratch::new(true);
     let mut part = program.clone();

@@ -7,10 +7,10 @@ use tensorpack::prelude::*;
 use tensorpack::runtime::IntoFetch;
 use tensorpack::runtime::cpu::Isa;
 
-/// Where a program runs.
+/// An engine that runs programs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Engine {
-    /// What the others are compared with. It runs every program in f64.
+    /// The device that the others are compared with. It runs every program in f64.
     Reference,
     Cpu {
         isa: Isa,
@@ -18,7 +18,7 @@ pub(crate) enum Engine {
         full_precision: bool,
     },
     Xla(Device),
-    /// The reference with a wrong row: a test of the test.
+    /// The reference with a wrong row, to test the comparison.
     Faulty(&'static str),
 }
 
@@ -44,7 +44,7 @@ impl Engine {
             Engine::Cpu { isa, threads, full_precision } => {
                 SessionOptions { threads: Some(threads), isa: Some(isa), full_precision, ..plain }
             }
-            // Products in full precision are what the tolerances are for.
+            // The tolerances assume products in full precision.
             Engine::Xla(device) => SessionOptions { device, full_precision: true, ..plain },
         }
     }
@@ -85,8 +85,7 @@ pub(crate) struct Found {
     pub(crate) values: Vec<f64>,
 }
 
-/// Runs a program, and returns the values of what it fetches and of all variables after the last
-/// step.
+/// Runs a program and returns its fetches, and all variables after the last step.
 pub(crate) fn run(program: &Program, engine: Engine, noise: Option<(f64, u64)>) -> Result<Vec<Found>> {
     let exact = matches!(engine, Engine::Reference | Engine::Faulty(_));
     let float = if exact { DType::F64 } else { program.float };
