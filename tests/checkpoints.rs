@@ -220,9 +220,9 @@ fn a_crash_in_the_first_save_leaves_nothing_or_all() {
     panic!("the save never ended");
 }
 
-/// `TENSORPACK_TEST_CASES` sets how many are tried; what is drawn is the same in every run.
+/// The same random cases in every run; `TENSORPACK_TEST_CASES` sets their number.
 fn cases() -> ProptestConfig {
-    let cases = std::env::var("TENSORPACK_TEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(24);
+    let cases = tensorpack_testing::test_cases(24);
     let rng_seed = proptest::test_runner::RngSeed::Fixed(0);
     ProptestConfig { cases, rng_seed, failure_persistence: None, ..ProptestConfig::default() }
 }

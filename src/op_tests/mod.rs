@@ -31,7 +31,7 @@ use tensorpack_tensor::CounterRng;
 
 /// The number of trials per case.
 fn trials() -> u32 {
-    std::env::var("TENSORPACK_TEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(24)
+    tensorpack_testing::test_cases(24)
 }
 
 /// Runs `check` on random lists of choices, the same in every run. Shrinks a list that fails.

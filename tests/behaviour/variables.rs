@@ -11,7 +11,7 @@ use tensorpack::optim::{Adam, Sgd, minimize};
 use tensorpack::runtime::{IntoFetch, Session};
 use tensorpack::tower::{Mode, TowerContext};
 use tensorpack::{ErrorKind, HostTensor};
-use tensorpack_testing::assert_mentions;
+use tensorpack_testing::{assert_mentions, test_cases};
 
 fn f32s(values: &[f32]) -> HostTensor {
     HostTensor::new([values.len()], values.to_vec()).unwrap()
@@ -301,7 +301,7 @@ fn expected(start: &[[f32; 4]; COUNT], changes: &[Change]) -> [[f32; 4]; COUNT] 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: test_cases(500), ..ProptestConfig::default() })]
 
     #[test]
     fn any_changes_of_any_variables(mut changes in changes()) {

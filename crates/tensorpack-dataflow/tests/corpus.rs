@@ -87,7 +87,7 @@ fn mutate(rng: &mut SampleRng, bytes: &mut Vec<u8>, other: &[u8]) {
 // A single test: memory of a concurrent test would be counted too.
 #[test]
 fn parsers_neither_panic_nor_overallocate() {
-    let cases = std::env::var("TENSORPACK_TEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(1000);
+    let cases = tensorpack_testing::test_cases(1000);
     for (name, target) in targets::TARGETS {
         let files = corpus(name);
         assert!(files.len() >= 5, "the corpus of {name} has {} files", files.len());

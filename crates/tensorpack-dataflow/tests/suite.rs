@@ -1,8 +1,8 @@
-//! Tests of the data crate, in one binary: it links once, and all tests share the cores.
+//! Tests of the data crate that can share a process: one binary links once, and its tests share the
+//! cores.
 
 mod adaptors;
 mod augmentors;
-mod corpus;
 mod decode;
 mod fetch;
 mod offline;

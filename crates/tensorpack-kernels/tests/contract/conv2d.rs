@@ -140,7 +140,7 @@ proptest! {
 
 proptest! {
     // The reference code is slow for so many channels.
-    #![proptest_config(ProptestConfig::with_cases(12))]
+    #![proptest_config(crate::oracle::cases(12))]
 
     #[test]
     fn winograd(c in winograd_sizes(), relu: bool) {
