@@ -21,7 +21,7 @@ fn zeros(sizes: &[usize]) -> HostTensor {
 
 #[track_caller]
 fn assert_error<T: std::fmt::Debug>(result: Result<T>, kind: ErrorKind, terms: &[&str]) -> Error {
-    let e = result.expect_err(message);
+    let e = result.expect_err("this must be an error");
     assert_mentions(&e, terms);
     assert_eq!(e.kind(), kind, "{e}");
     e
@@ -218,7 +218,7 @@ fn a_model_larger_than_memory() {
     };
     let with_limit = |bytes| SessionOptions { memory_limit: Some(bytes), ..SessionOptions::default() };
     let (graph, _) = build();
-    let e = assert_error(
+    assert_error(
         Session::with(graph, with_limit(1_500_000)),
         ErrorKind::Memory,
         &["variables", "8.0 MB", "1.5 MB", "smaller batch"],

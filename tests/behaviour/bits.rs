@@ -49,5 +49,5 @@ fn plain_loops() {
 /// Every instruction set that this machine has.
 #[test]
 fn vector_loops() {
-    Isa::available().filter(|&isa| isa != Isa::Plain).for_each(same_for_any_team);
+    Isa::available().filter(|&isa| isa != Isa::Plain).for_each(assert_same_for_any_number_of_threads);
 }

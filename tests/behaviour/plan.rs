@@ -82,7 +82,7 @@ fn results(text: &str) -> impl Iterator<Item = u32> + '_ {
 
 /// Returns the size of a result written as `f32[8, 16]`, rounded up to cache lines.
 fn bytes(spec: &str) -> usize {
-    let (dtype, sizes) = form.split_once('[').unwrap();
+    let (dtype, sizes) = spec.split_once('[').unwrap();
     let sizes = sizes.split_once(']').unwrap().0.split(", ").filter(|s| !s.is_empty());
     let elements: usize = sizes.map(|s| s.parse::<usize>().unwrap()).product();
     let dtype = DType::ALL.into_iter().find(|d| d.to_string() == dtype).unwrap();
