@@ -87,7 +87,7 @@ fn mutate(rng: &mut SampleRng, bytes: &mut Vec<u8>, other: &[u8]) {
 // A single test: memory of a concurrent test would be counted too.
 #[test]
 fn parsers_neither_panic_nor_overallocate() {
-    let cases = tensorpack_testing::test_cases(1000);
+    let cases = u64::from(tensorpack_testing::test_cases(1000));
     for (name, target) in targets::TARGETS {
         let files = corpus(name);
         assert!(files.len() >= 5, "the corpus of {name} has {} files", files.len());
