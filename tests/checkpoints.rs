@@ -1,4 +1,5 @@
-//! Checkpoints on disks that fail, on disks that stop, and in files that are damaged: what was saved is always there.
+//! Checkpoints on failing disks, after crashes, and with damaged files: a saved checkpoint is never
+//! lost.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -12,20 +13,20 @@ use tempfile::TempDir;
 use tensorpack::io::{Checkpoint, CheckpointStore, Disk, Keep, Parts, RealDisk, RunLock};
 use tensorpack::{DType, HostTensor};
 
-/// What goes wrong at the n-th operation.
+/// The fault at the n-th operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     /// The device is full: half of a file is written.
     Full,
-    /// Nothing is allowed.
+    /// Permission is denied.
     Denied,
-    /// The machine stops: half of a file is written, and nothing after it happens.
+    /// The machine crashes: half of a file is written, and all later operations fail.
     Crash,
 }
 
 const FAULTS: [Fault; 3] = [Fault::Full, Fault::Denied, Fault::Crash];
 
-/// The machine's disk, until operation number `fails_at`.
+/// The real disk, with a fault at operation number `fails_at`.
 struct FailingDisk {
     done: Arc<AtomicU64>,
     fails_at: u64,
@@ -85,7 +86,7 @@ impl Disk for FailingDisk {
     }
 }
 
-/// A checkpoint that tells by every part of it which one it is.
+/// A checkpoint with its number in every part.
 fn checkpoint(step: u64) -> Checkpoint {
     let values = |n: usize| (0..n).map(|i| (step as usize * 31 + i) as f64).collect::<Vec<_>>();
     Checkpoint {
@@ -230,8 +231,9 @@ fn cases() -> ProptestConfig {
 proptest! {
     #![proptest_config(cases())]
 
-    /// Saves, crashes anywhere, opens (and crashes there too), saves: again and again. The latest is always the one
-    /// that was saved last, or the one whose saving was cut short, and a tag always names what it should.
+    /// Saves, crashes at any operation, opens (and crashes there too), and saves again, many times.
+    /// The latest checkpoint is always the last one saved or the one being saved during the crash,
+    /// and every tag names the right one.
     #[test]
     fn any_number_of_crashes_loses_nothing(
         rounds in proptest::collection::vec((0u64..40, 1usize..4, any::<bool>()), 1..8),
@@ -267,7 +269,7 @@ proptest! {
     }
 }
 
-/// All that the log said, by whichever test.
+/// All log lines, of all tests.
 struct Log(Mutex<Vec<String>>);
 static LOG: Log = Log(Mutex::new(Vec::new()));
 

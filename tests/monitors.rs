@@ -1,4 +1,5 @@
-//! What monitors leave on disk: lines of JSON that are the same after a resume, and event files that TensorBoard reads.
+//! The files of monitors: JSON lines that are identical after a resume, and event files that
+//! TensorBoard reads.
 
 use serde_json::{Value, json};
 use std::fs;
@@ -26,7 +27,7 @@ fn json_monitors(dir: &Path, resumed: Option<&Value>, at: Moment) -> Monitors {
 
 const STEPS_PER_EPOCH: u64 = 5;
 
-/// The steps `from..to` of a run that puts something now and then.
+/// Runs the steps `from..to` of a run that puts values in some of them.
 fn run(monitors: &mut Monitors, from: u64, to: u64) {
     for step in from + 1..=to {
         monitors.set_moment(at(1 + (step - 1) / STEPS_PER_EPOCH, step));
@@ -246,7 +247,7 @@ fn tensorboard_sees_what_was_put() {
     assert_eq!(seen["files"], 2);
 }
 
-/// Steps `from..to` of a run with two steps an epoch, whose epochs end with a scalar too.
+/// Runs the steps `from..to` of a run with two steps per epoch that puts a scalar after each epoch.
 fn run_events(monitors: &mut Monitors, from: u64, to: u64) {
     for step in from + 1..=to {
         monitors.set_moment(at(step.div_ceil(2), step));

@@ -1,8 +1,7 @@
-//! What the CPU engine makes of a program changes no result: fusion, epilogues, what is done before
-//! pooling, updates in place and joined into passes.
+//! Compiler passes of the CPU engine change no result: fusion, epilogues, operations moved before
+//! pooling, in-place and merged updates.
 //!
-//! `TENSORPACK_TEST_CASES` sets how many random programs are tried; what is drawn is the same in
-//! every run.
+//! `TENSORPACK_TEST_CASES` sets the number of random programs, which are the same in every run.
 
 mod barrier;
 mod epilogues;

@@ -1,4 +1,4 @@
-//! What is moved before the gradient of max pooling.
+//! Operations that are moved before the gradient of max pooling.
 
 use super::barrier::{barrier, same_apart};
 use super::growing::{Choices, over_graphs};

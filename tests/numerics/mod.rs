@@ -1,6 +1,6 @@
 //! Values and derivatives at the edges of the number range, at kinks and at ties: what
-//! `docs/numerics.md` promises. Expected values are exact or those of PyTorch in f64. Whatever both
-//! engines compute is tried on both; without XLA's plugin the XLA half is skipped, or fails where
+//! `docs/numerics.md` promises. Expected values are exact or those of PyTorch in f64. Both
+//! engines run every test. Without XLA's plugin the XLA half is skipped, or fails if
 //! `TENSORPACK_REQUIRE_PLUGIN` is set.
 
 mod feeds;
