@@ -194,7 +194,7 @@ fn an_error_ends_the_predictions_of_a_dataflow() {
     let results: Vec<_> = all.results().unwrap().collect();
     assert_eq!(results.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, true, false]);
     let e = results[2].as_ref().unwrap_err();
-    assert_mentions(&e, &["batches 2 to 3", "tower 1", "1 components"]);
+    assert_mentions(e, &["batches 2 to 3", "tower 1", "1 components"]);
     assert!(all.all_results().is_err());
 }
 
