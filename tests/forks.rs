@@ -1,4 +1,5 @@
-//! Sessions that share variables: each run computes on a snapshot of them, and updates what is there by then.
+//! Forked sessions share variables: each run computes on a snapshot of them and updates the current
+//! values.
 
 use std::sync::{Arc, Barrier};
 use tensorpack::graph::{Fetch, OpDef, Spec};
@@ -8,7 +9,7 @@ use tensorpack::prelude::*;
 static COMPUTES: Barrier = Barrier::new(2);
 static GOES_ON: Barrier = Barrier::new(2);
 
-/// Passes its input on; where that is 2, not before the other thread says so.
+/// Returns its input; if it is 2, waits for the other thread first.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Wait;
 
@@ -34,7 +35,8 @@ impl CustomKernel for Wait {
     }
 }
 
-/// A fork whose update overflows changes nothing, though another's went well meanwhile.
+/// A fork whose update overflows changes nothing, although another fork's update succeeded
+/// meanwhile.
 #[test]
 fn an_update_that_overflows_is_not_made() {
     let graph = Graph::new();
@@ -59,7 +61,8 @@ fn an_update_that_overflows_is_not_made() {
     assert!(variables() != before);
 }
 
-/// Gradients are of the weights at the beginning of a run; momentum and weights are updated as they are at its end.
+/// Gradients use the weights at the start of a run; the update uses the momentum and weights at its
+/// end.
 #[test]
 fn a_run_computes_on_a_snapshot_and_loses_no_update() {
     let graph = Graph::new();
@@ -68,7 +71,7 @@ fn a_run_computes_on_a_snapshot_and_loses_no_update() {
     let x = Tensor::apply_one(Wait, &[&x]);
     let cost = w.square() * x * 0.5;
     let step = Fetch::from(&minimize(&cost, &Momentum::new(0.5, 0.5)).unwrap());
-    // What an update does to the weight it finds, by way of another operation on the same.
+    // An update that reads the current weight through another operation.
     let moved = Fetch::from(&(w.current() - w.value() * 1.5));
     let session = Session::new(graph.freeze().unwrap()).unwrap();
     let (slow, fast) = (session.fork(0, 2).unwrap(), session.fork(1, 2).unwrap());
@@ -85,23 +88,23 @@ fn a_run_computes_on_a_snapshot_and_loses_no_update() {
         assert_eq!(session.read("w").unwrap(), HostTensor::scalar(0f32));
         session.write("w", &HostTensor::scalar(0.25f32)).unwrap();
         GOES_ON.wait();
-        // From 0.25 by 1.25: both weights that it is computed from are of the time of the update.
+        // From 0.25 by 1.25: both weights in the update are current.
         assert_eq!(run.join().unwrap().unwrap(), HostTensor::scalar(-1f32 - 0.375));
     });
     // The gradient is 2, of the weight 1 that it began with: v = 0.5 + 2, w = 0.25 - 0.5 * 2.5.
     assert_eq!(slow.behind().unwrap(), 2);
     assert_eq!(session.read("w/momentum").unwrap(), HostTensor::scalar(2.5f32));
     assert_eq!(session.read("w").unwrap(), HostTensor::scalar(-1f32));
-    // The session itself reads what is there, and so does the next run of a fork.
+    // The session itself, and the next run of a fork, read the current values.
     session.write("w", &HostTensor::scalar(8f32)).unwrap();
     slow.run(&[&step], &[("x", &one)]).unwrap();
     assert_eq!(slow.behind().unwrap(), 0);
     assert_eq!(slow.read("w").unwrap(), HostTensor::scalar(8f32 - 0.5 * (0.5 * 2.5 + 8.0)));
 }
 
-/// Many runs at once: what is counted is counted once.
+/// Many concurrent runs: no update is lost or applied twice.
 #[test]
-fn all_updates_are_there_in_the_end() {
+fn no_update_is_lost() {
     let graph = Graph::new();
     let t = TowerContext::training(&graph);
     let w = t.variable(VariableSpec::new("w", [33, 31]).init(Init::zeros()));
@@ -119,7 +122,7 @@ fn all_updates_are_there_in_the_end() {
         }
         for _ in 0..20 {
             let seen = session.read("w").unwrap().to_f64_vec();
-            // All or none of an update: every element has had the same.
+            // Updates are atomic: every element has the same value.
             assert!(seen.iter().all(|w| *w == seen[0]));
         }
     });

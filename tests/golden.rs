@@ -1,7 +1,7 @@
-//! Operations, their gradients, the gradients of those, and whole training runs against the values PyTorch computed in
-//! float64 (`tests/golden`): in f64 to its digits, and in f32 on every instruction set of this machine.
+//! Operations, their first and second gradients, and whole training runs, compared with values that
+//! PyTorch computed in float64 (`tests/golden`): in f64 to nearly full precision, and in f32 on every
+//! instruction set of this machine.
 
-#[path = "golden/more_ops.rs"]
 mod more_ops;
 
 use serde_json::Value;
@@ -54,7 +54,7 @@ fn padding(v: &Value) -> Padding {
     }
 }
 
-/// Without the axes, for results that were reduced and kept.
+/// Removes these axes, which a reduction has kept.
 fn dropped(t: Tensor, axes: &[usize], keep: bool) -> Tensor {
     if keep { t } else { axes.iter().rev().fold(t, |t, &a| t.squeeze(a as isize)) }
 }
@@ -63,7 +63,7 @@ fn zero(like: &Tensor) -> Tensor {
     like.graph().constant(HostTensor::from_f64(like.dtype(), [], &[0.0]).expect("one value"))
 }
 
-/// What the operation `op` of the files makes of `x`. An unknown one is a failure.
+/// Builds the operation that the files call `op`. Panics if it is unknown.
 fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Vec<Tensor> {
     let transposed = |t: &Tensor, flag: &Value| match flag.as_bool() {
         Some(true) => t.matrix_transpose(),
@@ -184,7 +184,8 @@ fn weighted(tensors: &[Tensor], weights: &[Fed]) -> Tensor {
     parts.reduce(|a, b| a + b).expect("a case has outputs")
 }
 
-/// Runs a case and compares all that is in it, each element within `tolerance` of the tensor's largest (or 1).
+/// Runs a case and compares all its values, within `tolerance` times the largest absolute value of the
+/// tensor (or 1).
 fn check_case(case: &Value, float: DType, engine: &SessionOptions, tolerance: f64) {
     let name = format!("{} in {float} on {}", text(&case["name"]), label(engine));
     let graph = Graph::new();
@@ -290,7 +291,7 @@ fn engines() -> Vec<SessionOptions> {
     Isa::available().map(cpu).chain([reference]).collect()
 }
 
-/// An engine in words.
+/// A description of an engine.
 fn label(engine: &SessionOptions) -> String {
     engine.isa.map_or_else(|| engine.device.to_string(), |isa| format!("{} with {isa}", engine.device))
 }
@@ -308,7 +309,7 @@ fn check_close(what: &str, found: &[f64], right: &[f64], tolerance: f64) {
     }
 }
 
-/// Whether f32 holds all inputs of a case, to its digits.
+/// Returns whether all inputs of a case are exact in f32.
 fn fits_f32(case: &Value) -> bool {
     let holds =
         |v: &f64| *v == 0.0 || (v.abs() < f64::from(f32::MAX) && v.abs() > f64::from(f32::MIN_POSITIVE));
@@ -355,7 +356,7 @@ fn entry<'a>(all: &'a Value, name: &str) -> &'a Value {
     list(all).iter().find(|v| text(&v["name"]) == name).unwrap_or_else(|| panic!("there is no {name}"))
 }
 
-/// What the file calls a running statistic, as the layer calls its variable.
+/// Maps the name of a running statistic in the file to the name of the variable.
 fn variable_name(name: &str) -> String {
     match name {
         "bn/mean" | "bn/variance" => format!("{name}/EMA"),
@@ -378,7 +379,7 @@ fn convnet(t: &TowerContext, x: &Tensor, init: &dyn Fn(&str) -> Init, run: &Valu
     Linear::new(3).init(init("fc/W")).apply(t, "fc", &x)
 }
 
-/// Trains as the file did, and compares every loss, and what the weights and running statistics became.
+/// Trains as the file did, and compares every loss and the final weights and running statistics.
 fn check_training(run: &Value, float: DType, engine: &SessionOptions, tolerance: f64) {
     let name = format!("{} in {float} on {}", text(&run["name"]), label(engine));
     let number = |key: &str| run[key].as_f64().expect("a number");

@@ -1,5 +1,5 @@
-//! `lib.rs` of the main crate and of the kernels lists modules in dependency order: each names only those before it.
-//! Every file says what it is for, and none is a grab bag.
+//! `lib.rs` of the main crate and of the kernels lists modules in dependency order: each module uses
+//! only those before it. Every file begins with its purpose, and none is a grab bag.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,13 +19,13 @@ fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The code alone: no comments, and nothing from the tests on, which come last in a file.
+/// Removes comments, and the tests at the end of a file.
 fn code(text: &str) -> String {
     let before_tests = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
     before_tests.lines().map(|l| l.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
-/// The names behind every `crate::`, those in braces too.
+/// Returns the names after every `crate::`, including those in braces.
 fn named(code: &str) -> Vec<&str> {
     let first = |text: &'_ str| text.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(text.len());
     let mut names = Vec::new();

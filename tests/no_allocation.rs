@@ -1,4 +1,4 @@
-//! A training step allocates nothing once it has run twice: on no thread of the process.
+//! After two runs, a training step allocates no memory on any thread.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +7,7 @@ use tensorpack::runtime::{Session, SessionOptions};
 #[path = "models/mod.rs"]
 mod models;
 
-/// Counts what it hands out.
+/// Counts allocations.
 struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);

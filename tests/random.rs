@@ -1,10 +1,11 @@
-//! Random numbers: that they are distributed as they say, in both float types, and that towers draw together what one
-//! would alone.
+//! Random numbers: their distributions in both float types, and that k towers draw the numbers that
+//! one tower would draw for all their examples.
 
 use tensorpack::prelude::*;
 use tensorpack::tower::Mode;
+use tensorpack_testing::assert_mentions;
 
-/// A million numbers.
+/// Draws a million numbers.
 fn numbers(random: Random) -> Vec<f64> {
     let graph = Graph::new();
     let drawn = random.shape(&graph, &[1000, 1000]);
@@ -15,7 +16,7 @@ fn numbers(random: Random) -> Vec<f64> {
     first.to_f64_vec()
 }
 
-/// Mean, variance, skewness and kurtosis.
+/// Returns mean, variance, skewness and kurtosis.
 fn moments(x: &[f64]) -> [f64; 4] {
     let n = x.len() as f64;
     let mean = x.iter().sum::<f64>() / n;
@@ -28,7 +29,7 @@ fn share(x: &[f64], test: impl Fn(f64) -> bool) -> f64 {
     x.iter().filter(|&&v| test(v)).count() as f64 / x.len() as f64
 }
 
-/// That each is right to within some five deviations of the mean of a million.
+/// Checks each value to within about five standard errors for a million samples.
 fn check(what: &str, found: &[f64], right: &[f64], within: f64) {
     for (f, r) in found.iter().zip(right) {
         assert!((f - r).abs() < within, "{what}: {found:?}, not {right:?}");
@@ -50,7 +51,7 @@ fn normal_to_its_tails() {
         let x: Vec<f64> =
             numbers(Random::normal(2.0, 0.5).dtype(dtype)).iter().map(|v| (v - 2.0) / 0.5).collect();
         check("normal", &moments(&x), &[0.0, 1.0, 0.0, 3.0], 0.03);
-        // The distribution function, to half a percent of what lies beyond, or five deviations of its count.
+        // The tail probabilities, to half a percent or five standard deviations of the count.
         for (z, beyond) in [(0.5f64, 0.308_537_5), (1.0, 0.158_655_3), (2.0, 0.022_750_1), (3.0, 0.001_349_9)]
         {
             let within = 5.0 * (beyond / 1e6f64).sqrt();
@@ -101,7 +102,8 @@ fn dropout_of_every_float_type_keeps_the_mean() {
     }
 }
 
-/// What `towers` towers with `rows` examples each draw, the towers one after the other along `axis`.
+/// Returns the numbers that `towers` towers with `rows` examples each draw, concatenated along
+/// `axis`.
 fn by_towers(random: Random, towers: usize, rows: usize, axis: usize) -> Vec<HostTensor> {
     let graph = Graph::new();
     let drawn: Vec<Tensor> = (0..towers)
@@ -117,7 +119,7 @@ fn by_towers(random: Random, towers: usize, rows: usize, axis: usize) -> Vec<Hos
 }
 
 #[test]
-fn towers_draw_together_what_one_would() {
+fn towers_together_draw_the_numbers_of_one_tower() {
     for random in [Random::normal(0.0, 1.0), Random::truncated_normal(0.0, 1.0), Random::uniform(0.0, 1.0)] {
         let rows = by_towers(random, 1, 6, 0)[0].to_f64_vec();
         let apart = by_towers(random, 3, 2, 0);
@@ -135,14 +137,14 @@ fn towers_draw_together_what_one_would() {
 }
 
 #[test]
-fn numbers_that_there_are_not() {
+fn invalid_distributions_are_errors() {
     let message = |random: Random| {
         let graph = Graph::new();
         let _ = random.shape(&graph, &[2]);
         graph.freeze().unwrap_err().message().to_string()
     };
-    assert!(message(Random::bernoulli(1.5)).contains("1.5 is not a probability"));
+    assert_mentions(message(Random::bernoulli(1.5)), &["1.5", "probability"]);
     assert!(message(Random::normal(0.0, -1.0)).contains("Normal(0.0, -1.0)"));
     assert!(message(Random::uniform(0.0, 1.0).dtype(DType::I32)).contains("got i32"));
-    assert!(message(Random::uniform(0.0, 1.0).batch_axis(1)).contains("[2] has no batch axis 1"));
+    assert_mentions(message(Random::uniform(0.0, 1.0).batch_axis(1)), &["[2]", "batch axis 1"]);
 }

@@ -10,6 +10,7 @@ use tensorpack::io::{
 };
 use tensorpack::prelude::*;
 use tensorpack::tower::Mode;
+use tensorpack_testing::assert_mentions;
 
 struct Model {
     session: Session,
@@ -88,7 +89,7 @@ fn a_checkpoint_of_a_different_model_is_not_restored() {
     let mut checkpoint = checkpoint;
     checkpoint.tensors.retain(|(name, _)| name != "fc0/b");
     let e = checkpoint.restore(&model(Mode::Training, 2).session, |_| true).unwrap_err().to_string();
-    assert!(e.contains("different model") && e.contains("fc0/b f32[5] is missing in the checkpoint"), "{e}");
+    assert_mentions(&e, &["different model", "fc0/b", "missing in the checkpoint"]);
 }
 
 #[test]
@@ -196,7 +197,7 @@ fn one_misfit_and_nothing_is_loaded() {
     let given = [("net/fc0/W", ones(DType::F32, &[3, 2])), ("net/count", ones(DType::F32, &[]))];
     let init = DictRestore::new(given);
     let e = init.init(&session).unwrap_err().to_string();
-    assert!(e.contains("net/count is f32[] in the source, but i64[] in the graph"), "{e}");
+    assert_mentions(&e, &["net/count", "f32[]", "i64[]"]);
     assert_eq!(sum(&session, "net/fc0/W"), 0.0);
     init.ignore(["net/count"]).init(&session).unwrap();
     assert_eq!(sum(&session, "net/fc0/W"), 6.0);

@@ -1,4 +1,4 @@
-//! Several towers in one graph: each has a plan of its own, and they meet only where they sum.
+//! Several towers in one graph: each has its own plan, and they meet only at all-reduces.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,6 +7,7 @@ use tensorpack::kir::{CustomKernel, LowerCx, View};
 use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
 use tensorpack::tower::Mode;
+use tensorpack_testing::assert_mentions;
 
 /// A small net with dropout; returns the tower's cost.
 fn net(t: &TowerContext, x: &Tensor, y: &Tensor) -> Tensor {
@@ -21,7 +22,7 @@ struct Trained {
     step: Op,
 }
 
-/// `towers` towers, gradients averaged, one set of variables.
+/// Builds `towers` towers that share variables and average their gradients.
 fn build(towers: usize, optimizer: &dyn Optimizer) -> Result<Trained> {
     let graph = Graph::new();
     let mut costs = Vec::new();
@@ -86,7 +87,7 @@ fn train(towers: usize, steps: u64, optimizer: &dyn Optimizer) -> Vec<HostTensor
     trained.session.graph().variables().iter().map(|v| trained.session.read(&v.name).unwrap()).collect()
 }
 
-/// Dropout too: the rows of random tensors continue from tower to tower.
+/// Includes dropout: the rows of random tensors continue from tower to tower.
 #[test]
 fn towers_together_equal_one_big_batch() {
     let clipped = Momentum::new(0.1, 0.9).process(GlobalNormClip::new(0.5));
@@ -114,7 +115,7 @@ fn towers_may_have_different_batches() {
     assert_ne!(costs[0], costs[1]);
 }
 
-/// A random tensor that two towers read, built before them, has one value.
+/// A random tensor that is built outside of towers has one value for all of them.
 #[test]
 fn a_random_tensor_outside_of_towers_is_the_same_in_all() {
     for device in ["cpu", "reference"] {
@@ -130,9 +131,9 @@ fn a_random_tensor_outside_of_towers_is_the_same_in_all() {
     }
 }
 
-/// What one tower needs of a sum, all must compute; what it does not need, the others need not.
+/// If one tower needs an all-reduce, all towers compute it; otherwise none does.
 #[test]
-fn a_fetch_is_closed_over_the_sums_it_needs() {
+fn a_fetch_includes_the_all_reduces_it_needs() {
     let trained = build(2, &Sgd::new(0.1)).unwrap();
     let (x, y) = data(0..4);
     let alone = [("x0", &x), ("y0", &y)];
@@ -178,7 +179,7 @@ fn a_variable_updated_by_two_towers_is_an_error() {
     }
     let session = Session::new(graph.freeze().unwrap()).unwrap();
     let e = session.run(&[&updates[0], &updates[1]], &[]).unwrap_err();
-    assert!(e.message().contains("the variable v is updated by two towers"), "{e}");
+    assert_mentions(&e, &["variable v", "two towers"]);
 }
 
 /// A kernel that fails, or sleeps, in one tower.
@@ -211,7 +212,7 @@ impl CustomKernel for Trouble {
 
 const SUMS: usize = 4;
 
-/// What two runs of a session come to, if the second tower is in trouble before one of its sums.
+/// Runs a session twice, with a fault in the second tower before one of its all-reduces.
 fn troubled(sleep: bool, deadline: Duration, before: usize) -> Result<[Result<Vec<HostTensor>>; 2]> {
     let graph = Graph::new();
     let mut totals = Vec::new();
@@ -231,7 +232,7 @@ fn troubled(sleep: bool, deadline: Duration, before: usize) -> Result<[Result<Ve
     Ok([(); 2].map(|()| session.run(&[&totals[0]], &[("x0", &one), ("x1", &one)])))
 }
 
-/// The run's error alone: the session goes on.
+/// The error affects only its run; the session remains usable.
 #[test]
 fn an_error_in_one_tower_ends_all_with_its_cause() {
     for before in 0..SUMS {
@@ -243,21 +244,21 @@ fn an_error_in_one_tower_ends_all_with_its_cause() {
 }
 
 #[test]
-fn a_tower_that_comes_too_late_is_an_error_that_names_the_sum() {
+fn a_tower_that_misses_the_deadline_is_an_error_that_names_the_all_reduce() {
     let late = |before: usize| {
         let runs = troubled(true, Duration::from_secs(2), before).unwrap();
         let [e, again] = runs.map(Result::unwrap_err);
-        assert!(e.message().ends_with(&format!("tower 0 waited 2 s at total{before} for the others")), "{e}");
+        assert_mentions(&e, &["tower 0", "2 s", &format!("total{before}")]);
         assert!(e.site().is_some_and(|s| s.file.ends_with("towers.rs")), "{e}");
-        assert!(e.to_string().contains("tower 1 is in tower1/Trouble, made at tests/towers.rs"), "{e}");
-        // Who knows what the other tower still does: the session is over.
+        assert_mentions(&e, &["tower 1", "tower1/Trouble", "tests/towers.rs"]);
+        // The other tower may still be running, so the session cannot be used any more.
         assert_eq!(e.to_string(), again.to_string());
     };
     std::thread::scope(|s| (0..SUMS).for_each(|before| drop(s.spawn(move || late(before)))));
 }
 
-/// What one tower makes of a variable at the end of a run is made of its start value, though another tower changes it at
-/// the same time.
+/// An update reads the values at the start of the run, even if another tower updates the variable
+/// at the same time.
 #[test]
 fn updates_of_one_tower_read_start_values_of_another() {
     let graph = Graph::new();

@@ -7,9 +7,10 @@ use crate::graph::Tensor;
 /// Whether an operation can be differentiated.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Gradient {
-    /// Twice, on the inputs that are drawn. What is linear by parts has second gradients too: those of the weights.
+    /// Twice, at the inputs that are drawn. Piecewise linear operations too: their gradients depend
+    /// on the output weights.
     Twice,
-    /// Not at all, and why.
+    /// Not at all, with the reason.
     Never(&'static str),
 }
 use Gradient::Never;
@@ -19,12 +20,12 @@ pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) gradient: Gradient,
     pub(crate) draw: Box<dyn Fn(&mut Draw<'_>) -> Trial>,
-    /// Whether each element of the result depends on the elements in its place alone: of nothing, nothing is made.
+    /// Whether the operation is elementwise, so that empty inputs give an empty result.
     pub(crate) elementwise: bool,
     pub(crate) empties: Vec<Empty>,
 }
 
-/// What a call makes of inputs without elements: a row of `docs/empty-inputs.md`.
+/// The result of a call on empty inputs: a row of `docs/empty-inputs.md`.
 pub(crate) struct Empty {
     pub(crate) call: &'static str,
     pub(crate) inputs: &'static str,
@@ -33,7 +34,7 @@ pub(crate) struct Empty {
 }
 
 impl Case {
-    /// Adds that `build`, written `call`, makes `result` of `inputs`.
+    /// States the result of `build`, written `call`, on empty `inputs`.
     pub(crate) fn empty(
         mut self,
         call: &'static str,
@@ -54,7 +55,7 @@ impl Case {
 pub(crate) struct Cases(pub(crate) fn() -> Vec<Case>);
 inventory::collect!(Cases);
 
-/// Lists the cases of a file, for [`all_cases`] to find.
+/// Registers the cases of a file for [`all_cases`].
 macro_rules! cases {
     ($($case:expr),* $(,)?) => {
         inventory::submit! { $crate::op_cases::Cases(|| vec![$($case),*]) }
@@ -62,14 +63,14 @@ macro_rules! cases {
 }
 pub(crate) use cases;
 
-/// The cases of all files, by name.
+/// Returns the cases of all files, sorted by name.
 pub(crate) fn all_cases() -> Vec<Case> {
     let mut all: Vec<Case> = inventory::iter::<Cases>().flat_map(|cases| cases.0()).collect();
     all.sort_by_key(|case| case.name);
     all
 }
 
-/// A case whose trials are drawn by `draw`.
+/// Creates a case whose trials are drawn by `draw`.
 pub(crate) fn case(
     name: &'static str,
     gradient: Gradient,
@@ -78,7 +79,7 @@ pub(crate) fn case(
     Case { name, gradient, draw: Box::new(draw), elementwise: false, empties: Vec::new() }
 }
 
-/// A function of one float, element by element.
+/// Creates a case of an elementwise function of one float tensor.
 pub(crate) fn unary(
     name: &'static str,
     gradient: Gradient,
@@ -93,7 +94,7 @@ pub(crate) fn unary(
     case(name, gradient, draw).elementwise()
 }
 
-/// A function of two floats, element by element.
+/// Creates a case of an elementwise function of two float tensors.
 pub(crate) fn binary(
     name: &'static str,
     gradient: Gradient,
@@ -107,7 +108,7 @@ pub(crate) fn binary(
     case(name, gradient, draw).elementwise()
 }
 
-/// A function of two truth values, element by element.
+/// Creates a case of an elementwise function of two boolean tensors.
 pub(crate) fn logical(name: &'static str, op: fn(&Tensor, &Tensor) -> Tensor) -> Case {
     let draw = move |draw: &mut Draw<'_>| {
         let inputs = pair(draw, [Elements::Bools; 2]);
@@ -116,7 +117,7 @@ pub(crate) fn logical(name: &'static str, op: fn(&Tensor, &Tensor) -> Tensor) ->
     case(name, Never("boolean result"), draw).elementwise()
 }
 
-/// Two inputs that broadcast against each other.
+/// Draws two inputs that broadcast against each other.
 pub(crate) fn pair(draw: &mut Draw<'_>, elements: [Elements; 2]) -> Vec<Input> {
     let rank = draw.below(4);
     let full = draw.sizes(rank);
@@ -128,7 +129,7 @@ pub(crate) fn pair(draw: &mut Draw<'_>, elements: [Elements; 2]) -> Vec<Input> {
         .into()
 }
 
-/// Something of all elements along some axes; which may have none of them only where `empty`.
+/// Creates a case of a reduction over some axes, which have no elements only if `empty`.
 pub(crate) fn reduction(
     name: &'static str,
     gradient: Gradient,

@@ -1,9 +1,9 @@
-//! What a random trial is drawn from: a list of choices, which proptest makes smaller when a trial fails. The first
-//! choice of every list here is the simplest one, so that smaller choices are simpler trials.
+//! Random trials are drawn from a list of choices, which proptest shrinks when a trial fails. The
+//! first option of every list here is the simplest, so smaller choices give simpler trials.
 
 use tensorpack_tensor::CounterRng;
 
-/// Choices, taken one after the other; zeros when they run out.
+/// Choices, consumed in order; zeros once they run out.
 pub(crate) struct Draw<'a> {
     choices: std::slice::Iter<'a, u32>,
 }
@@ -13,23 +13,23 @@ impl Draw<'_> {
         Draw { choices: choices.iter() }
     }
 
-    /// A number below `n`.
+    /// Draws a number below `n`.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         self.choices.next().map_or(0, |&c| c as usize % n)
     }
 
-    /// One of a list.
+    /// Draws an element of a list.
     pub(crate) fn of<T: Copy>(&mut self, list: &[T]) -> T {
         list[self.below(list.len())]
     }
 
-    /// A number between the two, both included.
+    /// Draws a number between the two, inclusive.
     pub(crate) fn between(&mut self, low: usize, high: usize) -> usize {
         low + self.below(high - low + 1)
     }
 
-    /// Sizes of `rank` dims: 0 and 1, and numbers that no vector length divides. There are few elements in all, but at
-    /// times enough for several tiles and threads.
+    /// Draws sizes of `rank` dims, among them 0, 1 and sizes that no vector length divides. Tensors
+    /// are mostly small, but sometimes large enough for several tiles and threads.
     pub(crate) fn sizes(&mut self, rank: usize) -> Vec<usize> {
         let large = self.below(16) == 15;
         let mut room = if large { 4000 } else { 200 };
@@ -46,25 +46,25 @@ impl Draw<'_> {
         (0..rank).map(|_| dim(self)).collect()
     }
 
-    /// Sizes of which none is 0.
+    /// Draws sizes, none of them 0.
     pub(crate) fn solid(&mut self, rank: usize) -> Vec<usize> {
         self.sizes(rank).into_iter().map(|n| n.max(1)).collect()
     }
 
-    /// Sizes that broadcast to `full`: some leading dims left away, some others 1.
+    /// Draws sizes that broadcast to `full`: some leading dims are missing, some others are 1.
     pub(crate) fn broadcasting(&mut self, full: &[usize]) -> Vec<usize> {
         let skipped = if self.below(3) == 2 { self.below(full.len() + 1) } else { 0 };
         full[skipped..].iter().map(|&n| if self.below(4) == 3 { 1 } else { n }).collect()
     }
 
-    /// An order of `rank` dims.
+    /// Draws a permutation of `rank` dims.
     pub(crate) fn order(&mut self, rank: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..rank).collect();
         (1..rank).for_each(|i| order.swap(i, i - self.below(i + 1)));
         order
     }
 
-    /// Some of `rank` axes, at least one if there is one, some counted from the end.
+    /// Draws some of `rank` axes, at least one if there is one, some of them negative.
     pub(crate) fn axes(&mut self, rank: usize) -> Vec<isize> {
         let mut axes: Vec<usize> = (0..rank).filter(|_| self.below(2) == 0).collect();
         if axes.is_empty() && rank > 0 {
@@ -74,32 +74,32 @@ impl Draw<'_> {
     }
 }
 
-/// What the elements of an input may be.
+/// The values that elements of an input may have.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Domain {
     /// Between -2 and 2.
     Any,
     /// Between 0.5 and 2.5.
     Positive,
-    /// Between 0.4 and 2, or the negative of that: for what has a pole or a kink at 0.
+    /// Between 0.4 and 2 in absolute value: for functions with a pole or a kink at 0.
     AwayFromZero,
-    /// Apart from each other, over all inputs, and from 0: for what has a kink where two are equal.
+    /// Distinct over all inputs, and not 0: for functions with a kink where two elements are equal.
     Apart,
-    /// Multiples of 0.5 between -2 and 2: many are equal, and many are halves.
+    /// Multiples of 0.5 between -2 and 2: many ties, and many halves to round.
     Halves,
 }
 
 impl Domain {
-    /// Values for `n` elements, of which `before` elements of other inputs come first, `total` in all. They are the
-    /// same in f32.
+    /// Draws values for `n` elements, after `before` elements of other inputs and out of `total` in
+    /// all inputs. All are exact in f32.
     pub(crate) fn values(self, rng: &CounterRng, n: usize, before: usize, total: usize) -> Vec<f64> {
         let uniform = |i: usize| rng.uniform(1, (before + i) as u64);
-        let ranks = || {
-            let mut places: Vec<usize> = (0..total).collect();
-            (1..total).for_each(|i| places.swap(i, (rng.uniform(2, i as u64) * (i + 1) as f64) as usize));
-            places
+        let permutation = || {
+            let mut ranks: Vec<usize> = (0..total).collect();
+            (1..total).for_each(|i| ranks.swap(i, (rng.uniform(2, i as u64) * (i + 1) as f64) as usize));
+            ranks
         };
-        let places = if self == Domain::Apart { ranks() } else { Vec::new() };
+        let ranks = if self == Domain::Apart { permutation() } else { Vec::new() };
         let value = |i: usize| match self {
             Domain::Any => uniform(i) * 4.0 - 2.0,
             Domain::Positive => uniform(i) * 2.0 + 0.5,
@@ -108,7 +108,7 @@ impl Domain {
                 v + 0.4 * f64::signum(v)
             }
             Domain::Apart => {
-                (places[before + i] as f64 - total as f64 / 2.0 + 0.5) * (4.0 / total.max(40) as f64)
+                (ranks[before + i] as f64 - total as f64 / 2.0 + 0.5) * (4.0 / total.max(40) as f64)
             }
             Domain::Halves => (uniform(i) * 9.0).floor() / 2.0 - 2.0,
         };

@@ -1,10 +1,10 @@
-//! One trial of an operation: inputs of certain sizes, and how they are used.
+//! One trial of an operation: its inputs, and the function that builds it.
 
 use super::draw::{Domain, Draw};
 use crate::graph::{Graph, Tensor, TensorSpec};
 use tensorpack_tensor::{CounterRng, DType, HostTensor};
 
-/// From inputs to outputs.
+/// Builds outputs from inputs.
 pub(crate) type Build = Box<dyn Fn(&[Tensor]) -> Vec<Tensor>>;
 
 /// An operation with drawn attributes, and the inputs it takes.
@@ -19,25 +19,25 @@ impl Trial {
     }
 }
 
-/// What the elements of an input are.
+/// The dtype and values of an input.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Elements {
-    /// Of the float type that the trial is run in.
+    /// Floats, of the dtype that the trial runs in.
     Floats(Domain),
-    /// Integers of this type, from 0 to below this.
+    /// Integers of this dtype, from 0 up to but excluding the bound.
     Below(DType, usize),
-    /// Truth values.
+    /// Booleans.
     Bools,
 }
 
-/// How the input's elements lie in what is fed, so that kernels meet strides.
+/// The layout of the input within the tensor that is fed, so that kernels see strides.
 #[derive(Clone, Debug)]
 pub(crate) enum Layout {
-    /// As they are.
+    /// Dense, in order.
     Dense,
-    /// With the dims in this order.
+    /// With permuted dims.
     Permuted(Vec<usize>),
-    /// As every second element of something larger, from the second on.
+    /// Every second element of a larger tensor, starting at the second.
     Sliced,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Input {
     pub(crate) sizes: Vec<usize>,
     elements: Elements,
     layout: Layout,
-    /// Whether the first size is known only when fed.
+    /// Whether the first size is unknown until it is fed.
     open: bool,
 }
 
@@ -66,7 +66,7 @@ impl Input {
         Input::new(draw, sizes, Elements::Floats(domain))
     }
 
-    /// With all sizes known while the graph is built.
+    /// Makes all sizes known while the graph is built.
     pub(crate) fn closed(self) -> Input {
         Input { open: false, ..self }
     }
@@ -87,7 +87,7 @@ impl Input {
         }
     }
 
-    /// The sizes of what is fed.
+    /// Returns the sizes of the tensor that is fed.
     fn fed_sizes(&self) -> Vec<usize> {
         match &self.layout {
             Layout::Dense => self.sizes.clone(),
@@ -96,7 +96,7 @@ impl Input {
         }
     }
 
-    /// The values it holds.
+    /// Draws the values of the input.
     pub(crate) fn values(&self, rng: &CounterRng, before: usize, total: usize) -> Vec<f64> {
         let uniform = |i: usize| rng.uniform(3, (before + i) as u64);
         match self.elements {
@@ -106,10 +106,10 @@ impl Input {
         }
     }
 
-    /// What is fed so that it holds `values`.
+    /// Returns the tensor to feed so that the input has `values`.
     pub(crate) fn feed(&self, float: DType, values: &[f64]) -> HostTensor {
         let fed = self.fed_sizes();
-        // What a slice leaves out is far from what it takes, so that reading it shows.
+        // Elements outside the slice get an unlikely value, so that reading them shows.
         let mut elements = vec![77.0; fed.iter().product()];
         let stride = |sizes: &[usize], d: usize| sizes[d + 1..].iter().product::<usize>();
         for (i, &v) in values.iter().enumerate() {
@@ -123,10 +123,10 @@ impl Input {
                 .sum();
             elements[at] = v;
         }
-        HostTensor::from_f64(self.dtype(float), fed, &elements).expect("as many elements as the sizes say")
+        HostTensor::from_f64(self.dtype(float), fed, &elements).expect("one value per element")
     }
 
-    /// The input in a graph, under `name`.
+    /// Adds the input to a graph under `name`.
     pub(crate) fn tensor(&self, graph: &Graph, name: &str, float: DType) -> Tensor {
         let fed = self.fed_sizes();
         let first_is_open = |d: usize| match &self.layout {
@@ -140,9 +140,9 @@ impl Input {
         match &self.layout {
             Layout::Dense => x,
             Layout::Permuted(order) => {
-                let mut back = vec![0; rank];
-                order.iter().enumerate().for_each(|(i, &d)| back[d] = i);
-                x.transpose(&back)
+                let mut inverse = vec![0; rank];
+                order.iter().enumerate().for_each(|(i, &d)| inverse[d] = i);
+                x.transpose(&inverse)
             }
             Layout::Sliced => x.strided_slice(&vec![1; rank], &vec![None; rank], &vec![2; rank]),
         }

@@ -1,12 +1,12 @@
-//! Results small enough to be checked by eye, of operations that only move, order or compare elements.
+//! Operations that move, order or compare elements, on inputs small enough to check by hand.
 
 use crate::graph::{Graph, Tensor};
 use crate::ops::CumsumOptions;
 use crate::runtime::Session;
 use tensorpack_tensor::{DType, HostTensor};
 
-/// The elements of what `build` makes of a constant.
-fn made(sizes: &[usize], values: &[f64], build: impl FnOnce(&Tensor) -> Tensor) -> Vec<f64> {
+/// Returns the elements of `build` applied to a constant.
+fn run(sizes: &[usize], values: &[f64], build: impl FnOnce(&Tensor) -> Tensor) -> Vec<f64> {
     let graph = Graph::new();
     let x = graph.constant(HostTensor::from_f64(DType::F32, sizes, values).unwrap());
     let y = build(&x);
@@ -15,28 +15,28 @@ fn made(sizes: &[usize], values: &[f64], build: impl FnOnce(&Tensor) -> Tensor) 
 }
 
 #[test]
-fn tensors_are_joined_and_cut() {
+fn concat_stack_split_tile_repeat_and_reverse() {
     let join = |x: &Tensor, axis| x.graph().concat(&[x, &(x * 10.0)], axis);
-    assert_eq!(made(&[2, 2], &[1., 2., 3., 4.], |x| join(x, 0)), [1., 2., 3., 4., 10., 20., 30., 40.]);
-    assert_eq!(made(&[2, 2], &[1., 2., 3., 4.], |x| join(x, 1)), [1., 2., 10., 20., 3., 4., 30., 40.]);
+    assert_eq!(run(&[2, 2], &[1., 2., 3., 4.], |x| join(x, 0)), [1., 2., 3., 4., 10., 20., 30., 40.]);
+    assert_eq!(run(&[2, 2], &[1., 2., 3., 4.], |x| join(x, 1)), [1., 2., 10., 20., 3., 4., 30., 40.]);
     let stack = |x: &Tensor, axis| x.graph().stack(&[x, &(x * 10.0)], axis);
-    assert_eq!(made(&[2], &[1., 2.], |x| stack(x, 0)), [1., 2., 10., 20.]);
-    assert_eq!(made(&[2], &[1., 2.], |x| stack(x, -1)), [1., 10., 2., 20.]);
-    assert_eq!(made(&[2, 3], &[1., 2., 3., 4., 5., 6.], |x| x.split(&[1, 2], 1).remove(1)), [2., 3., 5., 6.]);
-    assert_eq!(made(&[4], &[1., 2., 3., 4.], |x| x.split_equal(2, 0).remove(1)), [3., 4.]);
-    assert_eq!(made(&[2, 3], &[1., 2., 3., 4., 5., 6.], |x| x.unstack(1).remove(2)), [3., 6.]);
-    assert_eq!(made(&[2], &[1., 2.], |x| x.tile(&[2])), [1., 2., 1., 2.]);
-    assert_eq!(made(&[2, 1], &[1., 2.], |x| x.tile(&[1, 3])), [1., 1., 1., 2., 2., 2.]);
-    assert_eq!(made(&[2], &[1., 2.], |x| x.repeat(2, 0)), [1., 1., 2., 2.]);
-    assert_eq!(made(&[2, 2], &[1., 2., 3., 4.], |x| x.repeat(2, 0)), [1., 2., 1., 2., 3., 4., 3., 4.]);
-    assert_eq!(made(&[2, 3], &[1., 2., 3., 4., 5., 6.], |x| x.reverse(&[1])), [3., 2., 1., 6., 5., 4.]);
-    assert_eq!(made(&[2, 2], &[1., 2., 3., 4.], |x| x.reverse(&[])), [4., 3., 2., 1.]);
+    assert_eq!(run(&[2], &[1., 2.], |x| stack(x, 0)), [1., 2., 10., 20.]);
+    assert_eq!(run(&[2], &[1., 2.], |x| stack(x, -1)), [1., 10., 2., 20.]);
+    assert_eq!(run(&[2, 3], &[1., 2., 3., 4., 5., 6.], |x| x.split(&[1, 2], 1).remove(1)), [2., 3., 5., 6.]);
+    assert_eq!(run(&[4], &[1., 2., 3., 4.], |x| x.split_equal(2, 0).remove(1)), [3., 4.]);
+    assert_eq!(run(&[2, 3], &[1., 2., 3., 4., 5., 6.], |x| x.unstack(1).remove(2)), [3., 6.]);
+    assert_eq!(run(&[2], &[1., 2.], |x| x.tile(&[2])), [1., 2., 1., 2.]);
+    assert_eq!(run(&[2, 1], &[1., 2.], |x| x.tile(&[1, 3])), [1., 1., 1., 2., 2., 2.]);
+    assert_eq!(run(&[2], &[1., 2.], |x| x.repeat(2, 0)), [1., 1., 2., 2.]);
+    assert_eq!(run(&[2, 2], &[1., 2., 3., 4.], |x| x.repeat(2, 0)), [1., 2., 1., 2., 3., 4., 3., 4.]);
+    assert_eq!(run(&[2, 3], &[1., 2., 3., 4., 5., 6.], |x| x.reverse(&[1])), [3., 2., 1., 6., 5., 4.]);
+    assert_eq!(run(&[2, 2], &[1., 2., 3., 4.], |x| x.reverse(&[])), [4., 3., 2., 1.]);
 }
 
 #[test]
-fn sums_run_from_either_end() {
+fn cumsum_options() {
     let sums = |exclusive, reverse| {
-        made(&[3], &[1., 2., 4.], |x| x.cumsum_with(0, CumsumOptions { exclusive, reverse }))
+        run(&[3], &[1., 2., 4.], |x| x.cumsum_with(0, CumsumOptions { exclusive, reverse }))
     };
     assert_eq!(sums(false, false), [1., 3., 7.]);
     assert_eq!(sums(true, false), [0., 1., 3.]);
@@ -45,36 +45,36 @@ fn sums_run_from_either_end() {
 }
 
 #[test]
-fn counting() {
-    assert_eq!(made(&[2, 2], &[0.; 4], |x| x.iota_like(1, DType::F32)), [0., 1., 0., 1.]);
-    assert_eq!(made(&[2, 2], &[0.; 4], |x| x.iota_like(0, DType::U8)), [0., 0., 1., 1.]);
-    assert_eq!(made(&[], &[0.], |x| x.graph().iota(4, DType::I64)), [0., 1., 2., 3.]);
+fn iota() {
+    assert_eq!(run(&[2, 2], &[0.; 4], |x| x.iota_like(1, DType::F32)), [0., 1., 0., 1.]);
+    assert_eq!(run(&[2, 2], &[0.; 4], |x| x.iota_like(0, DType::U8)), [0., 0., 1., 1.]);
+    assert_eq!(run(&[], &[0.], |x| x.graph().iota(4, DType::I64)), [0., 1., 2., 3.]);
 }
 
 #[test]
-fn some_and_all() {
+fn any_and_all() {
     let x = [0., 0., 0., 1., 1., 1.];
-    let truths = |x: &Tensor| x.greater(&x.zero());
-    assert_eq!(made(&[3, 2], &x, |x| truths(x).any_axes(&[1])), [0., 1., 1.]);
-    assert_eq!(made(&[3, 2], &x, |x| truths(x).all_axes(&[1])), [0., 0., 1.]);
-    assert_eq!(made(&[3, 2], &x, |x| truths(x).any_axes(&[])), [1.]);
-    assert_eq!(made(&[3, 2], &x, |x| truths(x).all_axes(&[])), [0.]);
+    let positive = |x: &Tensor| x.greater(&x.zero());
+    assert_eq!(run(&[3, 2], &x, |x| positive(x).any_axes(&[1])), [0., 1., 1.]);
+    assert_eq!(run(&[3, 2], &x, |x| positive(x).all_axes(&[1])), [0., 0., 1.]);
+    assert_eq!(run(&[3, 2], &x, |x| positive(x).any_axes(&[])), [1.]);
+    assert_eq!(run(&[3, 2], &x, |x| positive(x).all_axes(&[])), [0.]);
 }
 
 #[test]
-fn of_equals_the_earlier_comes_first_and_nan_is_largest() {
+fn sorting_is_stable_and_nan_is_largest() {
     let x = [2., 5., 2., f64::NAN, 5., -1.];
-    assert_eq!(made(&[6], &x, |x| x.top_k(4).1), [3., 1., 4., 0.]);
-    assert_eq!(made(&[6], &x, |x| x.top_k(4).0)[1..], [5., 5., 2.]);
-    assert_eq!(made(&[6], &x, |x| x.argsort(0)), [5., 0., 2., 1., 4., 3.]);
-    assert_eq!(made(&[3, 2], &[3., 1., 2., 2., 1., 3.], |x| x.sort(0)), [1., 1., 2., 2., 3., 3.]);
-    assert_eq!(made(&[2, 2], &[3., 4., 2., 1.], |x| x.sort_descending(1)), [4., 3., 2., 1.]);
+    assert_eq!(run(&[6], &x, |x| x.top_k(4).1), [3., 1., 4., 0.]);
+    assert_eq!(run(&[6], &x, |x| x.top_k(4).0)[1..], [5., 5., 2.]);
+    assert_eq!(run(&[6], &x, |x| x.argsort(0)), [5., 0., 2., 1., 4., 3.]);
+    assert_eq!(run(&[3, 2], &[3., 1., 2., 2., 1., 3.], |x| x.sort(0)), [1., 1., 2., 2., 3., 3.]);
+    assert_eq!(run(&[2, 2], &[3., 4., 2., 1.], |x| x.sort_descending(1)), [4., 3., 2., 1.]);
 }
 
 #[test]
-fn ranks_of_targets() {
+fn in_top_k() {
     let among = |scores: &[f64; 4], target: i32, k| {
-        let found = made(&[1, 4], scores, |x| {
+        let found = run(&[1, 4], scores, |x| {
             x.in_top_k(&x.graph().constant(HostTensor::new([1], vec![target]).unwrap()), k)
         });
         found == [1.0]
@@ -82,19 +82,22 @@ fn ranks_of_targets() {
     let scores = [0.1, 0.4, 0.4, 0.2];
     assert!(among(&scores, 1, 1) && among(&scores, 2, 1), "equal scores share the first rank");
     assert!(!among(&scores, 3, 2) && among(&scores, 3, 3) && !among(&scores, 0, 3) && !among(&scores, 1, 0));
-    assert!(!among(&scores, 4, 4) && !among(&scores, -1, 4), "no class is not among any");
+    assert!(
+        !among(&scores, 4, 4) && !among(&scores, -1, 4),
+        "a target outside the classes is never among the top k"
+    );
     for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-        assert!(!among(&[0.1, bad, 0.2, 0.3], 3, 4), "a row with {bad} says nothing");
+        assert!(!among(&[0.1, bad, 0.2, 0.3], 3, 4), "a row with {bad} has no top k");
     }
 }
 
 #[test]
-fn small_floats_are_added_up_in_larger_ones() {
-    // 256 + 1 is 256 in bf16; a thousand ones are a thousand all the same.
+fn bf16_sums_accumulate_in_f32() {
+    // In bf16, 256 + 1 is 256, but the sum of a thousand ones must be exact.
     let ones = |x: &Tensor| x.cast(DType::Bf16).broadcast_to(&[1000]);
-    let places = |x: &Tensor| x.graph().iota(1000, DType::I32) * x.zero().cast(DType::I32);
-    assert_eq!(made(&[], &[1.0], |x| ones(x).scatter_add(&places(x), 1, 0).cast(DType::F32)), [1000.0]);
-    let last = made(&[], &[1.0], |x| ones(x).cumsum(0).slice_axis(0, 999, None).cast(DType::F32));
+    let indices = |x: &Tensor| x.graph().iota(1000, DType::I32) * x.zero().cast(DType::I32);
+    assert_eq!(run(&[], &[1.0], |x| ones(x).scatter_add(&indices(x), 1, 0).cast(DType::F32)), [1000.0]);
+    let last = run(&[], &[1.0], |x| ones(x).cumsum(0).slice_axis(0, 999, None).cast(DType::F32));
     assert_eq!(last, [1000.0]);
-    assert_eq!(made(&[3], &[1.0, 3.0, 2.0], |x| x.cast(DType::Bf16).top_k(2).1), [1.0, 2.0]);
+    assert_eq!(run(&[3], &[1.0, 3.0, 2.0], |x| x.cast(DType::Bf16).top_k(2).1), [1.0, 2.0]);
 }

@@ -17,7 +17,7 @@ struct Run {
     gradient_cost: Option<Fetch>,
 }
 
-/// What is fed: the values of the inputs, the weights of the outputs, and those of the gradients.
+/// The feeds: values of the inputs, weights of the outputs, and weights of the gradients.
 #[derive(Clone)]
 struct Point {
     inputs: Vec<Vec<f64>>,
@@ -25,12 +25,12 @@ struct Point {
     second_seeds: Vec<Vec<f64>>,
 }
 
-/// How far two results may lie apart, relative to the largest of the tensor (or 1).
+/// Tolerances relative to the largest absolute value of the tensor, or to 1 if that is larger.
 const F32_TOLERANCE: f64 = 1e-5;
 const F64_TOLERANCE: f64 = 1e-12;
 const DIFFERENCE_TOLERANCE: f64 = 1e-6;
 
-/// Checks one trial, or says what differs.
+/// Checks one trial. The error describes the first difference.
 pub(super) fn check(trial: &Trial, rng: &CounterRng, gradient: Gradient) -> Result<(), String> {
     let total: usize = trial.inputs.iter().map(|i| i.len()).sum();
     let mut before = 0;
@@ -42,7 +42,7 @@ pub(super) fn check(trial: &Trial, rng: &CounterRng, gradient: Gradient) -> Resu
     let weights = |stream: u64, n: usize| (0..n as u64).map(|i| rng.uniform(stream, i) * 2.0 - 1.0).collect();
     let mut point = Point { inputs, seeds: Vec::new(), second_seeds: Vec::new() };
     let reference = SessionOptions { device: Device::Reference, ..SessionOptions::default() };
-    // Once forward alone, to learn the sizes of the outputs.
+    // One forward run, to get the sizes of the outputs.
     let forward = Run::new(trial, DType::F64, &reference, &point, false)?;
     let twice = matches!(gradient, Gradient::Twice);
     if twice {
@@ -74,7 +74,7 @@ pub(super) fn check(trial: &Trial, rng: &CounterRng, gradient: Gradient) -> Resu
     Ok(())
 }
 
-/// The CPU engine with these instructions.
+/// Options for the CPU engine with this instruction set.
 fn cpu(isa: Isa) -> SessionOptions {
     let threads = Some(if isa == Isa::Plain { 1 } else { 2 });
     SessionOptions { isa: Some(isa), threads, ..SessionOptions::default() }
@@ -119,7 +119,7 @@ impl Run {
                 gradient_cost = Some(total.fetch());
                 let again =
                     floats.iter().zip(again).filter_map(|(&i, g)| Some((format!("second gradient {i}"), g?)));
-                // Second gradients add up cancelling terms, for which f32 has not the digits.
+                // Terms of second gradients cancel, so f32 has too few digits for them.
                 wanted.extend(again.filter(|_| float == DType::F64));
             }
         }
@@ -159,7 +159,7 @@ impl Run {
     fn compare(&self, other: &Run, tolerance: f64) -> Result<(), String> {
         for (label, found) in other.labels.iter().zip(&other.results) {
             let at =
-                self.labels.iter().position(|l| l == label).ok_or(format!("{label} is in one run alone"))?;
+                self.labels.iter().position(|l| l == label).ok_or(format!("only one run has {label}"))?;
             let right = &self.results[at];
             close(right, found, tolerance).map_err(|e| format!("{label} to {tolerance}: {e}"))?;
         }
@@ -179,18 +179,21 @@ impl Run {
             };
             for (i, input) in trial.inputs.iter().enumerate().filter(|(_, input)| input.is_float()) {
                 let label = format!("{kind} {i}");
-                let place = self.labels.iter().position(|l| *l == label);
-                let gradient = place.map_or_else(|| vec![0.0; input.len()], |p| self.results[p].clone());
+                let index = self.labels.iter().position(|l| *l == label);
+                let gradient = index.map_or_else(|| vec![0.0; input.len()], |p| self.results[p].clone());
                 let scale = gradient.iter().fold(1.0, |m: f64, g| m.max(g.abs()));
-                // A few elements each alone, and all of them at once in a random direction.
-                let alone = if input.len() > 200 { 3 } else { 16 };
-                let step = (input.len() / alone).max(1);
+                // A few elements one at a time, then all of them in a random direction.
+                let probes = if input.len() > 200 { 3 } else { 16 };
+                let step = (input.len() / probes).max(1);
                 for k in (0..input.len()).step_by(step) {
                     let ahead = value(i, &|j| if j == k { STEP } else { 0.0 })?;
                     let behind = value(i, &|j| if j == k { -STEP } else { 0.0 })?;
                     let slope = (ahead - behind) / (2.0 * STEP);
                     if (slope - gradient[k]).abs() > DIFFERENCE_TOLERANCE * scale {
-                        return Err(format!("{label} at {k} is {}, differences say {slope}", gradient[k]));
+                        return Err(format!(
+                            "{label} at element {k} is {}, by finite differences {slope}",
+                            gradient[k]
+                        ));
                     }
                 }
                 let direction = |j: usize| rng.uniform(30, j as u64) * 2.0 - 1.0;
@@ -200,7 +203,9 @@ impl Run {
                 let right: f64 = gradient.iter().enumerate().map(|(j, g)| g * direction(j)).sum();
                 let scale = scale * (input.len() as f64).sqrt().max(1.0);
                 if (slope - right).abs() > DIFFERENCE_TOLERANCE * scale {
-                    return Err(format!("{label} along a direction is {right}, differences say {slope}"));
+                    return Err(format!(
+                        "{label} along a direction is {right}, by finite differences {slope}"
+                    ));
                 }
             }
         }
@@ -211,22 +216,22 @@ impl Run {
 /// The sum of all elements of all tensors, each times a weight.
 fn weighted(graph: &Graph, tensors: &[Tensor], weights: &[(Vec<usize>, Vec<f64>)], name: &str) -> Tensor {
     let parts = tensors.iter().zip(weights).enumerate().map(|(i, (t, (sizes, values)))| {
-        let weights =
-            HostTensor::from_f64(t.dtype(), sizes.clone(), values).expect("as many as the sizes say");
+        let weights = HostTensor::from_f64(t.dtype(), sizes.clone(), values).expect("one weight per element");
         (t * graph.constant(weights).named(&format!("{name}{i}"))).sum()
     });
-    parts.reduce(|sum, part| sum + part).expect("there is something to weigh")
+    parts.reduce(|sum, part| sum + part).expect("at least one tensor")
 }
 
-/// That both are the same within `tolerance` of the largest, or what differs.
+/// Compares two tensors within `tolerance` times the largest absolute value. The error describes
+/// the first difference.
 pub(super) fn close(right: &[f64], found: &[f64], tolerance: f64) -> Result<(), String> {
     if right.len() != found.len() {
-        return Err(format!("{} elements instead of {}", found.len(), right.len()));
+        return Err(format!("{} elements, expected {}", found.len(), right.len()));
     }
     let scale = right.iter().fold(1.0, |m: f64, v| m.max(v.abs()));
-    let apart = |a: f64, b: f64| !((a - b).abs() <= tolerance * scale || (a.is_nan() && b.is_nan()));
-    match right.iter().zip(found).position(|(&a, &b)| apart(a, b)) {
-        Some(k) => Err(format!("element {k} is {}, not {}", found[k], right[k])),
+    let differ = |a: f64, b: f64| !((a - b).abs() <= tolerance * scale || (a.is_nan() && b.is_nan()));
+    match right.iter().zip(found).position(|(&a, &b)| differ(a, b)) {
+        Some(k) => Err(format!("element {k} is {}, expected {}", found[k], right[k])),
         None => Ok(()),
     }
 }

@@ -1,4 +1,7 @@
-//! That no operation is left out: every name an operation of `src/ops` can have must occur in a case.
+//! Checks that every operation of `src/ops` occurs in a case.
+//!
+//! The chain of truth runs every case on the reference device, so an operation without
+//! `OpDef::evaluate` fails there.
 
 use crate::autodiff::gradients;
 use crate::graph::{Graph, NodeKind, Tensor};
@@ -7,7 +10,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use tensorpack_tensor::{CounterRng, DType};
 
-/// Operations that no method makes, only gradients do.
+/// Operations that only gradients create; users have no method for them.
 pub(super) const OF_GRADIENTS: [&str; 14] = [
     "AddAlongAxis",
     "AveragePoolGrad",
@@ -28,7 +31,7 @@ pub(super) const OF_GRADIENTS: [&str; 14] = [
 /// The text of every file in `src/ops`.
 fn sources() -> Vec<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops");
-    let entries = std::fs::read_dir(folder).expect("the sources are there");
+    let entries = std::fs::read_dir(folder).expect("src/ops exists");
     let paths = entries.map(|entry| entry.expect("the folder can be read").path());
     let files = paths.filter(|path| path.extension().is_some_and(|e| e == "rs"));
     files.map(|path| std::fs::read_to_string(path).expect("a source file is text")).collect()
@@ -84,27 +87,10 @@ fn every_operation_has_a_case() {
         }
     }
     let names = names_in_source();
-    assert!(names.len() > 50, "the sources were not read right: {names:?}");
+    assert!(names.len() > 50, "found too few names in src/ops: {names:?}");
     let missing: Vec<&String> = names
         .iter()
         .filter(|n| !if OF_GRADIENTS.contains(&n.as_str()) { all.contains(*n) } else { direct.contains(*n) })
         .collect();
     assert!(missing.is_empty(), "operations without a case at the end of their file: {missing:?}");
-}
-
-#[test]
-fn every_operation_has_a_reference_implementation() {
-    let (mut all, mut missing) = (0, Vec::new());
-    for text in sources() {
-        for after in text.split("impl OpDef for ").skip(1) {
-            all += 1;
-            let (name, body) = after.split_once(" {").expect("an impl has a body");
-            let body = body.split("\n}").next().unwrap_or(body);
-            if !body.contains("fn evaluate(") {
-                missing.push(name.to_string());
-            }
-        }
-    }
-    assert!(all > 40, "the sources were not read right: {all} operations");
-    assert!(missing.is_empty(), "operations without `evaluate`: {missing:?}");
 }

@@ -1,25 +1,25 @@
-//! The tables of the documentation that are made of the operations' cases. `TENSORPACK_WRITE_DOCS=1 cargo test` writes
-//! them anew.
+//! Checks the tables in `docs` that are generated from the operations' cases.
+//! `TENSORPACK_WRITE_DOCS=1 cargo test --lib op_tests` regenerates them.
 
 use crate::op_cases::{Gradient, all_cases};
 
-/// Compares (or writes) the table of a page: all that stands from its header line on.
+/// Compares (or writes) the table of a page: everything from its header line on.
 fn table(page: &str, header: &str, rows: impl Iterator<Item = String>) {
     let path = format!("{}/docs/{page}", env!("CARGO_MANIFEST_DIR"));
-    let there = std::fs::read_to_string(&path).unwrap();
-    let words = there.split(header).next().unwrap();
+    let current = std::fs::read_to_string(&path).unwrap();
+    let intro = current.split(header).next().unwrap();
     let line = "|---".repeat(header.matches('|').count() - 1);
-    let mut right = format!("{words}{header}\n{line}|\n");
-    rows.for_each(|row| right += &row);
+    let mut expected = format!("{intro}{header}\n{line}|\n");
+    rows.for_each(|row| expected += &row);
     if std::env::var_os("TENSORPACK_WRITE_DOCS").is_some() {
-        std::fs::write(path, &right).unwrap();
+        std::fs::write(path, &expected).unwrap();
     } else {
-        assert!(there == right, "the table in docs/{page} is not that of the cases");
+        assert!(current == expected, "the table in docs/{page} is out of date: set TENSORPACK_WRITE_DOCS=1");
     }
 }
 
 #[test]
-fn what_is_made_of_nothing() {
+fn empty_inputs() {
     let rows = all_cases().into_iter().flat_map(|case| {
         let row = |e: &crate::op_cases::Empty| {
             format!("| {} | `{}` | {} | {} |\n", case.name, e.call, e.inputs, e.result)
@@ -30,7 +30,7 @@ fn what_is_made_of_nothing() {
 }
 
 #[test]
-fn what_can_be_differentiated() {
+fn differentiable_operations() {
     let rows = all_cases().into_iter().map(|case| match case.gradient {
         Gradient::Twice => format!("| {} | yes | yes |\n", case.name),
         Gradient::Never(why) => format!("| {} | no: {why} | |\n", case.name),

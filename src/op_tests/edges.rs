@@ -1,5 +1,4 @@
-//! Zeros, infinities and NaN: what operations make of them is what the reference says, on every
-//! instruction set.
+//! Zeros, infinities and NaN: every instruction set agrees with the reference device.
 
 use crate::graph::{Graph, Tensor};
 use crate::ops::{Conv2dOptions, PoolOptions};
@@ -7,13 +6,13 @@ use crate::runtime::{Device, Session, SessionOptions};
 use tensorpack_kernels::Isa;
 use tensorpack_tensor::{DType, HostTensor};
 
-/// What has a rule of its own somewhere, and ordinary values beside it.
+/// Special values, with ordinary ones among them.
 const EDGES: [f64; 12] =
     [0.0, -0.0, 1.0, -1.0, 0.5, -1.5, 2.5, 3.0, -100.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
 
 type Build = fn(&Tensor) -> Vec<Tensor>;
 
-/// The outputs of `build` on a constant, since no NaN can be fed.
+/// Returns the outputs of `build` on a constant, because feeds must not be NaN.
 fn run(
     options: SessionOptions,
     float: DType,
@@ -28,8 +27,8 @@ fn run(
     outputs.iter().map(|y| session.run(&[y], &[]).unwrap()[0].to_f64_vec()).collect()
 }
 
-/// Checks that every engine makes the same of these values as the reference: NaN where it says NaN,
-/// the same infinities, and values that are equal but for rounding.
+/// Checks that every instruction set agrees with the reference: NaN where it has NaN, the same
+/// infinities, and values that are equal up to rounding.
 fn check(name: &str, sizes: &[usize], values: &[f64], build: Build) -> Result<(), String> {
     let reference = SessionOptions { device: Device::Reference, ..SessionOptions::default() };
     let right = run(reference, DType::F64, sizes, values, build);
@@ -42,7 +41,7 @@ fn check(name: &str, sizes: &[usize], values: &[f64], build: Build) -> Result<()
                 let same = |a: f64, b: f64| a == b || (a.is_nan() && b.is_nan()) || close(a, b);
                 if let Some(i) = (0..right.len()).find(|&i| !same(found[i], right[i])) {
                     let what = format!("{name}, output {k} in {float} on {isa}");
-                    return Err(format!("{what}: element {i} is {}, not {}", found[i], right[i]));
+                    return Err(format!("{what}: element {i} is {}, expected {}", found[i], right[i]));
                 }
             }
         }
@@ -55,7 +54,7 @@ fn pairs(op: fn(&Tensor, &Tensor) -> Tensor, x: &Tensor) -> Vec<Tensor> {
 }
 
 #[test]
-fn functions_of_edges_are_those_of_the_reference() {
+fn elementwise_operations_agree_with_the_reference() {
     let each: [(&str, Build); 35] = [
         ("Neg", |x| vec![-x]),
         ("Abs", |x| vec![x.abs()]),
@@ -100,9 +99,9 @@ fn functions_of_edges_are_those_of_the_reference() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Every two edges, with an ordinary value between and on either side.
+/// Every pair of special values, with ordinary values before, between and after them.
 #[test]
-fn reductions_of_edges_are_those_of_the_reference() {
+fn reductions_agree_with_the_reference() {
     let rows = EDGES.iter().flat_map(|&a| EDGES.map(|b| [2.0, a, -3.0, b, 0.25, 1.75]));
     let values: Vec<f64> = rows.flatten().collect();
     let sizes = [EDGES.len() * EDGES.len(), 6];
@@ -126,10 +125,10 @@ fn reductions_of_edges_are_those_of_the_reference() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Infinite taps are left out: fast kernels multiply them with the zeros around the image, plain
+/// The filter is finite: fast kernels multiply infinite filter taps with the zero padding, plain
 /// ones do not.
 #[test]
-fn convolutions_of_edges_are_those_of_the_reference() {
+fn convolutions_agree_with_the_reference() {
     let mut image: Vec<f64> = (0..25).map(|i| f64::from(i) - 12.0).collect();
     (image[7], image[18]) = (f64::INFINITY, f64::NAN);
     let build: Build = |x| {

@@ -1,5 +1,5 @@
-//! What operations do with nothing. What works element by element makes nothing of nothing; all else is said by the
-//! operations' own cases, which make the table of `docs/empty-inputs.md`.
+//! Operations on empty inputs. Elementwise operations return an empty tensor; the cases of the
+//! others state the result, and `docs/empty-inputs.md` lists them.
 
 use super::completeness::{OF_GRADIENTS, names_in_source};
 use crate::graph::{Graph, NodeKind, Tensor, TensorSpec};
@@ -8,7 +8,7 @@ use crate::runtime::{Device, Session, SessionOptions};
 use std::collections::BTreeSet;
 use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
 
-/// `[0, 3], i32[0]` as types and sizes; the type is f32 where none is written.
+/// Parses a list such as `[0, 3], i32[0]` into dtypes and sizes; the dtype defaults to f32.
 fn tensors(text: &str) -> Vec<(DType, Vec<usize>)> {
     let parts = text.split(']').map(|p| p.trim_start_matches(", ")).filter(|p| !p.is_empty());
     let part = |p: &str| {
@@ -19,8 +19,9 @@ fn tensors(text: &str) -> Vec<(DType, Vec<usize>)> {
     parts.map(part).collect()
 }
 
-/// Runs a call on inputs full of ones, the first size of the first known late if `open`; returns the result with the
-/// operations, and the scopes of several, that were built for it.
+/// Runs a call on inputs filled with ones. If `open`, the first size of the first input is unknown
+/// while the graph is built. Returns the result, and the names of the operations that were built
+/// and of their scopes.
 fn run(
     call: fn(&[Tensor]) -> Tensor,
     inputs: &[(DType, Vec<usize>)],
@@ -55,13 +56,13 @@ fn run(
     (result, ops)
 }
 
-/// A result as the table writes it.
+/// Formats a result as in the table.
 fn in_words(result: &Result<HostTensor>) -> String {
     match result {
         Ok(y) if y.is_empty() => format!("empty {:?}", y.sizes()),
         Ok(y) => {
             let values = y.to_f64_vec();
-            assert!(values.iter().all(|v| *v == values[0]), "{y:?} has no word in the table");
+            assert!(values.iter().all(|v| *v == values[0]), "{y:?} cannot be written in the table");
             let kind = if values[0] == 0.0 { "zeros".into() } else { values[0].to_string() };
             format!("{kind} {:?}", y.sizes())
         }
@@ -70,10 +71,10 @@ fn in_words(result: &Result<HostTensor>) -> String {
 }
 
 #[test]
-fn calls_on_nothing_give_what_their_cases_say() {
+fn empty_inputs_give_the_stated_result() {
     for case in all_cases() {
         for empty in &case.empties {
-            let what = format!("{}: {} of {}", case.name, empty.call, empty.inputs);
+            let what = format!("{}: {} on {}", case.name, empty.call, empty.inputs);
             let inputs = tensors(empty.inputs);
             let found = in_words(&run(empty.build, &inputs, false, Device::Cpu(0)).0);
             let reference = in_words(&run(empty.build, &inputs, false, Device::Reference).0);
@@ -84,19 +85,20 @@ fn calls_on_nothing_give_what_their_cases_say() {
                 }
                 None => assert_eq!(found, empty.result, "{what}"),
             }
-            // A size that is known only when the graph runs ends the same.
+            // The result is the same if a size is known only when the graph runs.
             let late = in_words(&run(empty.build, &inputs, true, Device::Cpu(0)).0);
             let reference = in_words(&run(empty.build, &inputs, true, Device::Reference).0);
-            assert_eq!(late, reference, "{what}, its first size known late, on the reference device");
+            assert_eq!(late, reference, "{what}, with an unknown first size, on the reference device");
             let [early, late] =
                 [found, late].map(|f| if f.starts_with("error: ") { "error".to_string() } else { f });
-            assert_eq!(early, late, "{what}, its first size known late");
+            assert_eq!(early, late, "{what}, with an unknown first size");
         }
     }
 }
 
-/// The operations of one trial of an elementwise case in which some input is empty; that the result is, too.
-fn elementwise_of_nothing(case: &Case) -> BTreeSet<String> {
+/// Runs a trial of an elementwise case with an empty input, and checks that the result is empty.
+/// Returns the names of its operations.
+fn check_elementwise(case: &Case) -> BTreeSet<String> {
     let rng = CounterRng::new(0, case.name);
     for attempt in 0..200 {
         let choices: Vec<u32> = (0..48).map(|i| rng.word(attempt, i)).collect();
@@ -124,7 +126,7 @@ fn elementwise_of_nothing(case: &Case) -> BTreeSet<String> {
                 .collect();
             let feeds: Vec<(&str, &HostTensor)> = fed.iter().map(|(n, v)| (n.as_str(), v)).collect();
             let result = session.run(&[&y[0]], &feeds).unwrap().remove(0);
-            assert!(result.is_empty(), "{} of {:?} is {result:?} on {device}", case.name, trial.inputs);
+            assert!(result.is_empty(), "{} on {:?} is {result:?} on {device}", case.name, trial.inputs);
         }
         return names;
     }
@@ -132,19 +134,19 @@ fn elementwise_of_nothing(case: &Case) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_operation_says_what_it_makes_of_nothing() {
-    let mut said = BTreeSet::new();
+fn every_operation_has_a_case_with_empty_inputs() {
+    let mut covered = BTreeSet::new();
     for case in all_cases() {
         if case.elementwise {
-            said.extend(elementwise_of_nothing(&case));
+            covered.extend(check_elementwise(&case));
         }
         for empty in &case.empties {
-            said.insert(case.name.to_string());
-            said.extend(run(empty.build, &tensors(empty.inputs), false, Device::Cpu(0)).1);
+            covered.insert(case.name.to_string());
+            covered.extend(run(empty.build, &tensors(empty.inputs), false, Device::Cpu(0)).1);
         }
     }
     let names = names_in_source();
     let missing: Vec<&String> =
-        names.iter().filter(|n| !said.contains(*n) && !OF_GRADIENTS.contains(&n.as_str())).collect();
-    assert!(missing.is_empty(), "operations whose cases say nothing of empty inputs: {missing:?}");
+        names.iter().filter(|n| !covered.contains(*n) && !OF_GRADIENTS.contains(&n.as_str())).collect();
+    assert!(missing.is_empty(), "operations without a case for empty inputs: {missing:?}");
 }

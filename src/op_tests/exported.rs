@@ -1,5 +1,5 @@
-//! That what is exported is what was built: every case, written to a file and read back, gives the same bits; and that
-//! no file, whatever it says, makes the program panic.
+//! Exported models: every case, written to a file and read back, gives identical bits. No file,
+//! however damaged, causes a panic.
 
 use super::trials;
 use crate::autodiff::gradients;
@@ -13,20 +13,20 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
 
-/// The cases; but what sums over towers is for training alone.
+/// All cases except all-reduce, which is only for training.
 fn cases() -> impl Iterator<Item = Case> {
     all_cases().into_iter().filter(|case| case.name != "AllReduce")
 }
 
-/// A trial of a case as a predictor, with its gradients if it has any, and what is fed to it.
+/// Returns a trial of a case as a predictor, with gradients if it has any, and its feeds.
 fn predictor(case: &Case, seed: u64) -> (OfflinePredictor, Vec<HostTensor>) {
     let rng = CounterRng::new(seed, case.name);
     let choices: Vec<u32> = (0..48).map(|i| rng.word(0, i)).collect();
     let trial = (case.draw)(&mut Draw::new(&choices));
     let graph = Graph::new();
     let names: Vec<String> = (0..trial.inputs.len()).map(|i| format!("x{i}")).collect();
-    let place = |(name, x): (&String, &crate::op_cases::Input)| x.tensor(&graph, name, DType::F32);
-    let inputs: Vec<Tensor> = names.iter().zip(&trial.inputs).map(place).collect();
+    let placeholder = |(name, x): (&String, &crate::op_cases::Input)| x.tensor(&graph, name, DType::F32);
+    let inputs: Vec<Tensor> = names.iter().zip(&trial.inputs).map(placeholder).collect();
     let mut outputs = (trial.build)(&inputs);
     if matches!(case.gradient, Gradient::Twice) {
         let xs: Vec<&Tensor> = inputs.iter().filter(|x| x.dtype().is_float()).collect();
@@ -54,21 +54,21 @@ fn options() -> SessionOptions {
     SessionOptions { threads: Some(1), memory_limit: Some(64 << 20), ..SessionOptions::default() }
 }
 
-/// Runs the model of a file on those of `fed` that it takes.
+/// Runs the model of a file on those values of `fed` that are its inputs.
 fn run(path: &Path, fed: &[HostTensor]) -> Result<Vec<HostTensor>> {
     let model = ExportedModel::load_with(path, options())?;
     let taken = model.inputs().iter().filter_map(|spec| fed.get(spec.name[1..].parse::<usize>().ok()?));
     model.predict(&taken.collect::<Vec<_>>())
 }
 
-/// The operations that a file names.
-fn said(path: &Path) -> Value {
-    let (_, said) = safetensors::read_with_metadata(path).unwrap();
-    serde_json::from_str(said.values().next().unwrap()).unwrap()
+/// Reads the description of the graph in a file.
+fn description(path: &Path) -> Value {
+    let (_, metadata) = safetensors::read_with_metadata(path).unwrap();
+    serde_json::from_str(metadata.values().next().unwrap()).unwrap()
 }
 
 #[test]
-fn every_case_is_the_same_when_it_is_read_back() {
+fn exported_cases_give_identical_bits() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.safetensors");
     for case in cases() {
@@ -90,8 +90,8 @@ fn every_case_is_the_same_when_it_is_read_back() {
     }
 }
 
-/// Changes one thing in what a file says: the `n`-th there is.
-fn changed(value: &mut Value, n: &mut usize, rng: &CounterRng) {
+/// Mutates the `n`-th value of a description.
+fn mutate(value: &mut Value, n: &mut usize, rng: &CounterRng) {
     let pick = |of: usize| (rng.uniform(7, 0) * of as f64) as usize;
     if *n == 0 {
         const NUMBERS: [u64; 9] = [0, 1, 2, 3, 7, 1 << 20, 1 << 40, 1 << 62, u64::MAX];
@@ -113,8 +113,8 @@ fn changed(value: &mut Value, n: &mut usize, rng: &CounterRng) {
     }
     *n = n.wrapping_sub(1);
     match value {
-        Value::Array(a) => a.iter_mut().for_each(|v| changed(v, n, rng)),
-        Value::Object(o) => o.values_mut().for_each(|v| changed(v, n, rng)),
+        Value::Array(a) => a.iter_mut().for_each(|v| mutate(v, n, rng)),
+        Value::Object(o) => o.values_mut().for_each(|v| mutate(v, n, rng)),
         _ => {}
     }
 }
@@ -127,7 +127,7 @@ fn count(value: &Value) -> usize {
     }
 }
 
-/// Every number in what a file says, by where it is.
+/// Collects the JSON pointers of all numbers in a description.
 fn numbers(value: &Value, at: String, found: &mut Vec<String>) {
     match value {
         Value::Number(n) if n.is_u64() => found.push(at),
@@ -137,9 +137,9 @@ fn numbers(value: &Value, at: String, found: &mut Vec<String>) {
     }
 }
 
-/// Whatever size a file names, it is an error or an answer, soon, and never a panic.
+/// Any size in a file gives a result or an error within seconds, and never a panic.
 #[test]
-fn no_size_in_a_file_takes_years() {
+fn huge_sizes_in_a_file_neither_hang_nor_panic() {
     const SIZES: [u64; 6] = [(1 << 31) - 1, 1 << 31, 1 << 40, 1 << 47, (1 << 60) - 9, u64::MAX];
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.safetensors");
@@ -148,17 +148,17 @@ fn no_size_in_a_file_takes_years() {
         let (direct, fed) = predictor(&case, 2);
         direct.export(&path).unwrap();
         let (tensors, metadata) = safetensors::read_with_metadata(&path).unwrap();
-        let (whole, key) = (said(&path), metadata.keys().next().unwrap().clone());
-        let mut places = Vec::new();
-        numbers(&whole, String::new(), &mut places);
-        // Equal operations of gradients say the same again: some of each case's numbers are enough.
-        let step = places.len().div_ceil(trials().div_ceil(2) as usize).max(1);
-        for (i, place) in places.iter().step_by(step).enumerate() {
-            let mut changes = whole.clone();
-            *changes.pointer_mut(place).unwrap() = json!(SIZES[i % SIZES.len()]);
-            let damaged = safetensors::Metadata::from([(key.clone(), changes.to_string())]);
+        let (whole, key) = (description(&path), metadata.keys().next().unwrap().clone());
+        let mut pointers = Vec::new();
+        numbers(&whole, String::new(), &mut pointers);
+        // Gradients repeat the same operations, so a sample of the numbers is enough.
+        let step = pointers.len().div_ceil(trials().div_ceil(2) as usize).max(1);
+        for (i, pointer) in pointers.iter().step_by(step).enumerate() {
+            let mut mutated = whole.clone();
+            *mutated.pointer_mut(pointer).unwrap() = json!(SIZES[i % SIZES.len()]);
+            let damaged = safetensors::Metadata::from([(key.clone(), mutated.to_string())]);
             safetensors::write_with_metadata(&path, &tensors, &damaged).unwrap();
-            let what = format!("{}, {place} as {}", case.name, SIZES[i % SIZES.len()]);
+            let what = format!("{}, {pointer} set to {}", case.name, SIZES[i % SIZES.len()]);
             let (send, done) = std::sync::mpsc::channel();
             let (path, fed) = (path.clone(), fed.clone());
             std::thread::spawn(move || {
@@ -182,7 +182,7 @@ fn no_size_in_a_file_takes_years() {
 }
 
 #[test]
-fn no_file_makes_the_program_panic() {
+fn mutated_files_never_panic() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.safetensors");
     let mut panics = BTreeSet::new();
@@ -190,13 +190,13 @@ fn no_file_makes_the_program_panic() {
         let (direct, fed) = predictor(&case, 1);
         direct.export(&path).unwrap();
         let (tensors, metadata) = safetensors::read_with_metadata(&path).unwrap();
-        let whole = said(&path);
+        let whole = description(&path);
         for attempt in 0..u64::from(trials().div_ceil(3)) {
             let rng = CounterRng::new(attempt, case.name);
-            let mut changes = whole.clone();
-            changed(&mut changes, &mut ((rng.uniform(8, 0) * count(&whole) as f64) as usize), &rng);
+            let mut mutated = whole.clone();
+            mutate(&mut mutated, &mut ((rng.uniform(8, 0) * count(&whole) as f64) as usize), &rng);
             let key = metadata.keys().next().unwrap().clone();
-            let damaged = safetensors::Metadata::from([(key, changes.to_string())]);
+            let damaged = safetensors::Metadata::from([(key, mutated.to_string())]);
             safetensors::write_with_metadata(&path, &tensors, &damaged).unwrap();
             let outcome = std::panic::catch_unwind(|| run(&path, &fed).map(|_| ()));
             // A session turns a kernel's panic into an error.

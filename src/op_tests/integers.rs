@@ -1,17 +1,17 @@
-//! Integers, truth values and bf16: where results are exact, they must be exact.
+//! Integers, booleans and bf16, whose results are exact.
 
 use crate::graph::{Graph, Tensor, TensorSpec};
 use crate::runtime::{Device, Session, SessionOptions};
 use tensorpack_kernels::Isa;
 use tensorpack_tensor::{CounterRng, DType, HostTensor, bf16};
 
-/// The result of `build` on `inputs`, which must be the same on every instruction set and on the
-/// reference device.
+/// Returns the result of `build` on `inputs`. It must be the same on every instruction set and on
+/// the reference device.
 fn run(inputs: &[&HostTensor], build: impl Fn(&[Tensor]) -> Tensor) -> HostTensor {
     let found = on_engines(inputs, &build);
     let options = SessionOptions { device: Device::Reference, ..SessionOptions::default() };
     let reference = run_with(options, inputs, &build);
-    // Floats are converted to their type in one step there, not by way of others.
+    // The reference device converts floats in one step, without an intermediate dtype.
     let close = match found.dtype() {
         DType::Bf16 => 1e-2,
         DType::F32 => 1e-7,
@@ -26,7 +26,7 @@ fn run(inputs: &[&HostTensor], build: impl Fn(&[Tensor]) -> Tensor) -> HostTenso
     found
 }
 
-/// The result of `build` on `inputs`, which must be the same on every instruction set.
+/// Returns the result of `build` on `inputs`. It must be the same on every instruction set.
 fn on_engines(inputs: &[&HostTensor], build: impl Fn(&[Tensor]) -> Tensor) -> HostTensor {
     let mut results = Isa::available().map(|isa| {
         let options = SessionOptions { isa: Some(isa), threads: Some(1), ..SessionOptions::default() };
@@ -61,7 +61,7 @@ fn run_with(
     session.run(&[&y], &feeds).unwrap().remove(0)
 }
 
-/// Integers with the extremes of their type among them.
+/// Random integers, with the extremes of the dtype among them.
 pub(super) fn integers(dtype: DType, stream: &str, n: usize) -> (HostTensor, Vec<i64>) {
     let rng = CounterRng::new(5, stream);
     let word = |i: usize| (i64::from(rng.word(0, i as u64)) << 32) | i64::from(rng.word(1, i as u64));
@@ -90,7 +90,7 @@ fn tensor(dtype: DType, sizes: &[usize], values: &[i64]) -> HostTensor {
     .unwrap()
 }
 
-/// Ones in place of zeros.
+/// Replaces zeros with ones.
 fn without_zeros(x: &Tensor) -> Tensor {
     x.equal(&x.zero()).select(&x.one(), x)
 }
@@ -102,7 +102,7 @@ pub(super) const PAIRS: [Pair; 12] = [
     ("Add", |a, b| a + b, i64::wrapping_add),
     ("Sub", |a, b| a - b, i64::wrapping_sub),
     ("Mul", |a, b| a * b, i64::wrapping_mul),
-    // By zero it is an error, which `tests/numerics` tries.
+    // Division by zero is an error; `tests/numerics` tests it.
     ("Div", |a, b| a / without_zeros(b), |a, b| if b == 0 { a } else { a.wrapping_div(b) }),
     ("Maximum", Tensor::maximum, |a, b| a.max(b)),
     ("Minimum", Tensor::minimum, |a, b| a.min(b)),
@@ -168,7 +168,7 @@ fn reductions_are_exact() {
         let columns = |fold: fn(i64, i64) -> i64, from: i64| -> Vec<i64> {
             (0..12).map(|c| (0..7).map(|r| values[r * 12 + c]).fold(from, fold)).collect()
         };
-        // Sums and products are i64, whatever is added up.
+        // Sums and products of any integer dtype are i64.
         let sums = tensor(DType::I64, &[12], &columns(i64::wrapping_add, 0));
         assert_eq!(run(&[&x], |t| t[0].sum_axes(&[0])), sums, "sum of {dtype}");
         let products = tensor(DType::I64, &[12], &columns(i64::wrapping_mul, 1));
@@ -189,7 +189,7 @@ fn large_integer_constants_keep_all_their_digits() {
     assert_eq!(found, tensor(DType::I64, &[2], &[large, large + 5]));
 }
 
-/// One number of each element type after a cast, as Rust's `as` converts.
+/// Casts one value to each element type with Rust's `as`.
 fn cast(from: &HostTensor, to: DType) -> HostTensor {
     macro_rules! every {
         ($values:expr) => {{
@@ -226,7 +226,7 @@ fn cast(from: &HostTensor, to: DType) -> HostTensor {
     }
 }
 
-/// Values of a type, some of which most other types cannot hold.
+/// Values of a dtype, some outside the range of most other dtypes.
 pub(super) fn samples(dtype: DType) -> HostTensor {
     let floats = [
         0.0, -0.0, 1.0, -1.0, 0.5, -1.5, 2.5, 100.7, 255.4, 256.0, 300.0, -7.9, 1e6, 3e9, -3e9, 1e-3, 1.0009,
@@ -253,7 +253,7 @@ fn chains_of_casts_round_at_every_step() {
         for by in DType::ALL {
             for to in DType::ALL {
                 let x = samples(from);
-                // The reference keeps the digits that a narrow float between has not.
+                // The reference keeps digits that the narrower float in between loses.
                 let found = match by {
                     DType::Bf16 | DType::F32 => on_engines(&[&x], |t| t[0].cast(by).cast(to)),
                     _ => run(&[&x], |t| t[0].cast(by).cast(to)),
@@ -266,7 +266,7 @@ fn chains_of_casts_round_at_every_step() {
 
 #[test]
 fn bf16_comes_back_from_wider_types() {
-    // Those that are subnormal count as zero.
+    // Subnormal values count as zero.
     let all = (0..=u16::MAX).map(bf16::from_bits);
     let kept: Vec<bf16> = all.filter(|v| v.is_normal() || *v == bf16::ZERO).collect();
     assert_eq!(kept.len(), 2 * (254 * 128 + 1));
@@ -340,7 +340,7 @@ fn an_index_that_names_no_row_is_an_error_with_the_users_line() {
             let right = format!("element 1 of the indices is {bad}, which is outside 0..{rows}");
             assert!(e.to_string().contains(&right), "{e}");
             assert!(e.to_string().contains(file!()), "{e}");
-            // The session goes on.
+            // The session is still usable.
             run(vec![0, 1, 1]).unwrap();
         }
     }

@@ -1,15 +1,15 @@
-//! Whether every operation is right, over random shapes, strides and attributes.
+//! Tests of every operation over random shapes, strides and attributes.
 //!
 //! The chain of truth starts at the reference interpreter, which computes each operation from its
-//! definition in f64. The plain loops of the CPU engine agree with it in f64, in outputs, gradients
-//! and second gradients; the fast loops of each instruction set of this machine agree with the
-//! plain ones, in f64 and in f32; and the gradients are what finite differences say, as are the
-//! gradients of the gradients. The cases stand at the end of each operation's file. A test here
-//! fails if an operation of `src/ops` is in none of them, or has no reference implementation.
+//! definition in f64. The plain loops of the CPU engine agree with it in f64: outputs, gradients
+//! and second gradients. The fast loops of each instruction set of this machine agree with the
+//! plain ones, in f64 and in f32. Gradients and second gradients agree with finite differences. The
+//! cases are at the end of each operation's file. A test fails if an operation of `src/ops` has no
+//! case.
 //!
-//! Each operation is tried [`trials`] times; the environment variable `TENSORPACK_TEST_CASES` sets another number
-//! than the default, which is chosen so that a debug build is done within a minute; `TENSORPACK_TEST_OP=Conv` tries
-//! only the cases whose name has this in it. What is drawn depends on the case's name alone: a failure repeats.
+//! Each case runs [`trials`] times. `TENSORPACK_TEST_CASES` changes the number; the default keeps a
+//! debug build under a minute. `TENSORPACK_TEST_OP=Conv` runs only the cases whose names contain
+//! `Conv`. The random choices depend only on the case's name, so failures are reproducible.
 
 mod by_eye;
 mod call_sites;
@@ -30,12 +30,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tensorpack_tensor::CounterRng;
 
-/// How often each operation is tried.
+/// The number of trials per case.
 fn trials() -> u32 {
-    std::env::var("TENSORPACK_TEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(24)
+    tensorpack_testing::test_cases(24)
 }
 
-/// Runs `check` on random lists of choices, the same in every run, and on smaller ones once one fails.
+/// Runs `check` on random lists of choices, the same in every run. Shrinks a list that fails.
 fn over_choices(name: &str, check: impl Fn(&[u32]) -> Result<(), String>) -> Result<(), String> {
     let rng = CounterRng::new(0, name);
     let seed: Vec<u8> = (0..8).flat_map(|i| rng.word(0, i).to_le_bytes()).collect();
@@ -51,7 +51,7 @@ fn every_case_holds_along_the_chain() {
     let wanted = std::env::var("TENSORPACK_TEST_OP").unwrap_or_default();
     let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
-        // Cases cannot be sent between threads, so each thread has the list and takes the next that nobody took.
+        // Cases are not `Send`, so each thread creates the list and takes the next index from it.
         let cases = all_cases();
         while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
             if !case.name.contains(&wanted) {
@@ -60,7 +60,7 @@ fn every_case_holds_along_the_chain() {
             let held = over_choices(case.name, |choices| {
                 let trial = (case.draw)(&mut Draw::new(choices));
                 let rng = CounterRng::new(u64::from(choices[0]), case.name);
-                chain::check(&trial, &rng, case.gradient).map_err(|e| format!("{e}, of {:?}", trial.inputs))
+                chain::check(&trial, &rng, case.gradient).map_err(|e| format!("{e}, on {:?}", trial.inputs))
             });
             if let Err(e) = held {
                 failures.lock().unwrap().push(e);

@@ -1,8 +1,10 @@
-//! The XLA engine against the CPU engine, over the same cases: outputs, gradients, and gradients of gradients.
+//! Compares the XLA engine with the CPU engine over the same cases: outputs, gradients and second
+//! gradients.
 //!
-//! Compiling takes longer than running, so many trials share a module. Needs XLA's plugin for CPUs: without it nothing
-//! is tried, which is said, or fails where `TENSORPACK_REQUIRE_PLUGIN` is set. `TENSORPACK_XLA_TEST_CASES` sets
-//! how often each case is tried, `TENSORPACK_TEST_OP` which.
+//! Compiling takes longer than running, so many trials share a module. Without XLA's plugin for
+//! CPUs these tests are skipped, or fail if `TENSORPACK_REQUIRE_PLUGIN` is set.
+//! `TENSORPACK_XLA_TEST_CASES` sets the number of trials per case; `TENSORPACK_TEST_OP` selects
+//! cases by name.
 
 use super::chain::close;
 use super::integers::{PAIRS, SINGLES, integers, samples};
@@ -14,34 +16,34 @@ use std::rc::Rc;
 use tensorpack_kernels::Isa;
 use tensorpack_tensor::{CounterRng, DType, HostTensor, Result, bf16};
 
-/// How far results may lie apart, relative to the largest of the tensor (or 1).
+/// Tolerances relative to the largest absolute value of the tensor, or to 1 if that is larger.
 const F32_TOLERANCE: f64 = 1e-5;
 const F64_TOLERANCE: f64 = 1e-12;
-/// A few times the 8 bits of bf16. Both engines round after every operation, but what they round are sums taken in
-/// different orders, and a rounding that goes the other way is 2^-8.
+/// A few units in the last place of bf16, which has 8 bits. Both engines round after every
+/// operation, but they add in different orders, and rounding the other way differs by 2^-8.
 const BF16_TOLERANCE: f64 = 0.02;
-/// Where terms cancel, as in gradients of normalisations, such a rounding is far more than 2^-8 of what is left. There
-/// the truth is what f64 gives, and each engine may be this many times as far from it as [`rounding_error`] says that
-/// bf16 is anyway.
+/// Where terms cancel, as in gradients of normalisation layers, one rounding is far more than 2^-8
+/// of the result. There the error of each engine with respect to f64 may be this many times
+/// [`rounding_error`].
 const BF16_ERRORS: f64 = 2.0;
-/// How many draws of values show that.
+/// The number of random inputs that [`rounding_error`] is measured on.
 const BF16_DRAWS: u64 = 8;
 
-/// Cases of kernels that run on the host: XLA has no form for them, and says so.
+/// Cases of kernels that run only on the host; XLA rejects them.
 const ON_THE_HOST: [&str; 1] = ["Print"];
 
-/// The most inputs of a group: a run takes no more than 64.
+/// Maximum number of inputs of a group; a run takes at most 64.
 const GROUP_INPUTS: usize = 60;
-/// The most trials of a group.
+/// Maximum number of trials of a group.
 const GROUP_TRIALS: usize = 40;
 
-/// XLA's first device, of the platform that `TENSORPACK_XLA_TEST_DEVICE` names or this machine's processor, if there
-/// is a plugin for it.
+/// Returns XLA's first device of the platform that `TENSORPACK_XLA_TEST_DEVICE` names (defaults to
+/// the CPU), if there is a plugin for it.
 fn device() -> Option<Device> {
     let name = std::env::var("TENSORPACK_XLA_TEST_DEVICE").unwrap_or("xla:cpu:0".into());
     let device: Device = name.parse().unwrap();
     let Device::Xla { platform, .. } = device else { panic!("{name} is no XLA device") };
-    tensorpack_pjrt::plugin_for_tests(platform.name()).map(|_| device)
+    tensorpack_testing::plugin_for_tests(platform.name()).map(|_| device)
 }
 
 /// A trial with its values.
@@ -53,7 +55,7 @@ struct Tried {
 }
 
 impl Tried {
-    /// The trial with values drawn by `rng`.
+    /// Draws values for a trial.
     fn draw(name: String, trial: Rc<Trial>, differentiate: bool, rng: &CounterRng) -> Tried {
         let total: usize = trial.inputs.iter().map(|i| i.len()).sum();
         let mut before = 0;
@@ -65,7 +67,7 @@ impl Tried {
         Tried { name, trial, values, differentiate }
     }
 
-    /// The same with values that bf16 has.
+    /// Rounds the values to bf16.
     fn rounded(mut self) -> Tried {
         for (input, values) in self.trial.inputs.iter().zip(&mut self.values) {
             if input.is_float() {
@@ -75,7 +77,7 @@ impl Tried {
         self
     }
 
-    /// Other values for the same trial.
+    /// Draws other values for the same trial.
     fn redrawn(&self, draw: u64) -> Tried {
         let rng = CounterRng::new(draw, &format!("{} again", self.name));
         Tried::draw(self.name.clone(), self.trial.clone(), self.differentiate, &rng)
@@ -85,7 +87,7 @@ impl Tried {
         self.values.iter().map(Vec::len).sum()
     }
 
-    /// What is compared: outputs, gradients, and in f64 second gradients.
+    /// Builds the tensors to compare: outputs, gradients, and in f64 second gradients.
     fn build(&self, graph: &Graph, prefix: &str, float: DType) -> Result<Vec<(String, Tensor)>> {
         let inputs: Vec<Tensor> = self
             .trial
@@ -106,7 +108,7 @@ impl Tried {
             }
             let cost = of.iter().map(|y| (y.square() * 0.5 + y).sum()).reduce(|a, b| a + b);
             of = gradients(&cost.expect("there is an output"), &xs)?.into_iter().flatten().collect();
-            // Second gradients add up cancelling terms, for which f32 has not the digits.
+            // Terms of second gradients cancel, so f32 has too few digits for them.
             if order == "gradient" || float == DType::F64 {
                 wanted.extend(of.iter().enumerate().map(|(i, g)| (format!("{order} {i}"), g.clone())));
             }
@@ -115,7 +117,7 @@ impl Tried {
     }
 }
 
-/// The results of all trials of a group, on one device.
+/// Runs all trials of a group on one device.
 fn run(group: &[&Tried], float: DType, device: Device) -> Result<Vec<Vec<(String, HostTensor)>>> {
     let graph = Graph::new();
     let mut wanted = Vec::new();
@@ -144,53 +146,54 @@ fn run(group: &[&Tried], float: DType, device: Device) -> Result<Vec<Vec<(String
     Ok(wanted.into_iter().map(|list| named(list.into_iter().collect())).collect())
 }
 
-/// The results of one trial on the CPU engine.
-fn computed(tried: &Tried, float: DType) -> Result<Vec<Vec<f64>>> {
+/// Runs one trial on the CPU engine.
+fn run_on_cpu(tried: &Tried, float: DType) -> Result<Vec<Vec<f64>>> {
     let results = run(&[tried], float, Device::Cpu(0))?.swap_remove(0);
     Ok(results.into_iter().map(|(_, value)| value.to_f64_vec()).collect())
 }
 
-fn furthest(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).fold(0.0, |most, (a, b)| most.max((a - b).abs()))
+/// Returns the largest absolute difference.
+fn max_difference(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).fold(0.0, |max, (a, b)| max.max((a - b).abs()))
 }
 
-/// How far from the truth rounding to bf16 brings each result of a trial: the most that the CPU engine is away from
-/// f64 over some draws of values.
+/// Measures the rounding error of bf16 for each result of a trial: the largest difference between
+/// bf16 and f64 on the CPU engine over several random inputs.
 fn rounding_error(tried: &Tried) -> Result<Vec<f64>> {
     let mut errors = Vec::new();
     for draw in 0..BF16_DRAWS {
         let again = tried.redrawn(draw).rounded();
-        let (truth, found) = (computed(&again, DType::F64)?, computed(&again, DType::Bf16)?);
+        let (truth, found) = (run_on_cpu(&again, DType::F64)?, run_on_cpu(&again, DType::Bf16)?);
         errors.resize(found.len(), 0.0);
         for (error, (truth, found)) in errors.iter_mut().zip(truth.iter().zip(&found)) {
-            *error = furthest(truth, found).max(*error);
+            *error = max_difference(truth, found).max(*error);
         }
     }
     Ok(errors)
 }
 
-/// That both engines' result number `at` is as near to the truth as bf16 can be.
-fn both_true(tried: &Tried, at: usize, found: [&[f64]; 2]) -> Result<(), String> {
+/// Checks that result number `at` of both engines is as close to f64 as bf16 allows.
+fn within_rounding_error(tried: &Tried, at: usize, found: [&[f64]; 2]) -> Result<(), String> {
     let own = Tried {
         name: tried.name.clone(),
         trial: tried.trial.clone(),
         values: tried.values.clone(),
         ..*tried
     };
-    let truth = computed(&own.rounded(), DType::F64).map_err(|e| e.to_string())?;
+    let truth = run_on_cpu(&own.rounded(), DType::F64).map_err(|e| e.to_string())?;
     let allowed = BF16_ERRORS * rounding_error(tried).map_err(|e| e.to_string())?[at];
-    let away = found.map(|values| furthest(&truth[at], values));
-    if away.iter().all(|away| *away <= allowed) {
+    let errors = found.map(|values| max_difference(&truth[at], values));
+    if errors.iter().all(|error| *error <= allowed) {
         return Ok(());
     }
-    Err(format!("the engines are {away:?} away from the truth, where {allowed} is allowed"))
+    Err(format!("the errors with respect to f64 are {errors:?}, at most {allowed} is allowed"))
 }
 
-/// Compares a group; one that cannot be run at all is tried one by one, to say which it was.
+/// Compares a group. If it cannot run, its trials run one by one, to name the one that fails.
 fn check(group: &[&Tried], float: DType, device: Device, failures: &mut Vec<String>) {
     let right = match run(group, float, Device::Cpu(0)) {
         Ok(right) => right,
-        // Not every operation takes bf16.
+        // Not every operation supports bf16.
         Err(_) if float == DType::Bf16 && group.len() == 1 => return,
         Err(_) if float == DType::Bf16 => {
             group.iter().for_each(|tried| check(&[tried], float, device, failures));
@@ -220,11 +223,11 @@ fn check(group: &[&Tried], float: DType, device: Device, failures: &mut Vec<Stri
             let values = [a.to_f64_vec(), b.to_f64_vec()];
             let mut same = close(&values[0], &values[1], tolerance);
             if float == DType::Bf16 && same.is_err() {
-                same = both_true(tried, at, [&values[0], &values[1]]);
+                same = within_rounding_error(tried, at, [&values[0], &values[1]]);
             }
             if let Err(e) = same.and_then(|()| (a.sizes() == b.sizes()).then_some(()).ok_or("sizes".into())) {
                 failures.push(format!(
-                    "{} in {float}, {label} to {tolerance}: {e}, of {:?}",
+                    "{} in {float}, {label} to {tolerance}: {e}, on {:?}",
                     tried.name, tried.trial.inputs
                 ));
             }
@@ -238,8 +241,8 @@ fn every_case_agrees_with_the_cpu_engine() {
     let wanted = std::env::var("TENSORPACK_TEST_OP").unwrap_or_default();
     let trials = std::env::var("TENSORPACK_XLA_TEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(2);
     let mut all = Vec::new();
-    let has_form = |name: &str| name.contains(&wanted) && !ON_THE_HOST.contains(&name);
-    for case in all_cases().into_iter().filter(|case| has_form(case.name)) {
+    let is_selected = |name: &str| name.contains(&wanted) && !ON_THE_HOST.contains(&name);
+    for case in all_cases().into_iter().filter(|case| is_selected(case.name)) {
         for k in 0..trials {
             let rng = CounterRng::new(k, case.name);
             let choices: Vec<u32> = (0..48).map(|i| rng.word(9, i)).collect();
@@ -248,7 +251,7 @@ fn every_case_agrees_with_the_cpu_engine() {
             all.push(Tried::draw(format!("{} ({k})", case.name), trial, differentiate, &rng));
         }
     }
-    assert!(!all.is_empty(), "no case is called {wanted}");
+    assert!(!all.is_empty(), "no case name contains {wanted}");
     let mut failures = Vec::new();
     let mut group: Vec<&Tried> = Vec::new();
     let inputs = |group: &[&Tried]| group.iter().map(|t| t.trial.inputs.len()).sum::<usize>();
@@ -265,8 +268,12 @@ fn every_case_agrees_with_the_cpu_engine() {
     assert!(failures.is_empty(), "{} differ\n{}", failures.len(), failures.join("\n\n"));
 }
 
-/// What `build` makes of inputs with these values, on one device.
-fn made(values: &[HostTensor], device: Device, build: impl Fn(&[Tensor]) -> Vec<Tensor>) -> Vec<HostTensor> {
+/// Returns the results of `build` on inputs with these values, on one device.
+fn results_of(
+    values: &[HostTensor],
+    device: Device,
+    build: impl Fn(&[Tensor]) -> Vec<Tensor>,
+) -> Vec<HostTensor> {
     let graph = Graph::new();
     let names: Vec<String> = (0..values.len()).map(|i| format!("x{i}")).collect();
     let input = |(name, v): (&String, &HostTensor)| {
@@ -281,19 +288,26 @@ fn made(values: &[HostTensor], device: Device, build: impl Fn(&[Tensor]) -> Vec<
     session.run(&fetches, &feeds).unwrap()
 }
 
-/// That both devices make the same bits of it.
-fn same_bits(what: &str, values: &[HostTensor], device: Device, build: impl Fn(&[Tensor]) -> Vec<Tensor>) {
-    let (right, found) = (made(values, Device::Cpu(0), &build), made(values, device, &build));
+/// Checks that the results on both devices are bit-identical.
+fn assert_same_bits(
+    what: &str,
+    values: &[HostTensor],
+    device: Device,
+    build: impl Fn(&[Tensor]) -> Vec<Tensor>,
+) {
+    let (right, found) = (results_of(values, Device::Cpu(0), &build), results_of(values, device, &build));
     for (i, (right, found)) in right.iter().zip(&found).enumerate() {
         assert_eq!(right, found, "{what}, result {i}");
     }
 }
 
 #[test]
-fn casts_are_those_of_rust() {
+fn casts_follow_rust() {
     let Some(device) = device() else { return };
     let values = DType::ALL.map(samples);
-    same_bits("casts", &values, device, |x| x.iter().flat_map(|x| DType::ALL.map(|to| x.cast(to))).collect());
+    assert_same_bits("casts", &values, device, |x| {
+        x.iter().flat_map(|x| DType::ALL.map(|to| x.cast(to))).collect()
+    });
 }
 
 #[test]
@@ -301,7 +315,7 @@ fn integer_arithmetic_is_exact() {
     let Some(device) = device() else { return };
     for dtype in [DType::I32, DType::I64, DType::U8] {
         let values = [integers(dtype, "a", 83).0, integers(dtype, "b", 83).0];
-        same_bits(&format!("arithmetic on {dtype}"), &values, device, |x| {
+        assert_same_bits(&format!("arithmetic on {dtype}"), &values, device, |x| {
             let pairs = PAIRS.iter().map(|(_, op, _)| op(&x[0], &x[1]));
             pairs.chain(SINGLES.iter().map(|(_, op, _)| op(&x[0]))).collect()
         });
@@ -309,17 +323,17 @@ fn integer_arithmetic_is_exact() {
 }
 
 #[test]
-fn random_bits_are_the_same() {
+fn random_numbers_are_bit_identical() {
     let Some(device) = device() else { return };
     let shape = HostTensor::zeros(DType::F32, [7, 3]).unwrap();
-    same_bits("random numbers", &[shape], device, |x| {
+    assert_same_bits("random numbers", &[shape], device, |x| {
         let uniform = [DType::F32, DType::F64].map(|dtype| x[0].random_uniform_like(dtype));
         uniform.into_iter().chain([(&x[0] + 1.0).dropout(0.3)]).collect()
     });
 }
 
 #[test]
-fn what_runs_on_the_host_alone_says_so() {
+fn host_operations_are_rejected() {
     let Some(device) = device() else { return };
     let graph = Graph::new();
     let x = graph.constant(HostTensor::scalar(1.0f32));
@@ -328,21 +342,21 @@ fn what_runs_on_the_host_alone_says_so() {
     let options = SessionOptions { device, ..SessionOptions::default() };
     let session = Session::with(graph.freeze().unwrap(), options).unwrap();
     let e = session.run(&[&printed], &[]).unwrap_err();
-    assert_eq!(e.message(), "Print: this operation is not supported on XLA");
+    assert!(e.message().contains("Print") && e.message().contains("XLA"), "{e}");
     assert_eq!(e.site().map(|s| s.line), Some(line), "{e}");
 }
 
 #[test]
-fn what_bf16_rounds_is_told_from_what_is_wrong() {
-    // All that is left of this gradient is what was rounded.
+fn bf16_rounding_is_distinguished_from_wrong_results() {
+    // The terms of this gradient cancel, so only rounding errors remain.
     let input = Input::floats(&mut Draw::new(&[0; 4]), [6, 5], Domain::Any);
     let trial = Trial::new(vec![input], |x| vec![x[0].normalize(&[0], 1e-5)]);
     let rng = CounterRng::new(0, "rounded");
     let tried = Tried::draw("Normalize".into(), Rc::new(trial), true, &rng);
-    let found = computed(&tried, DType::Bf16).unwrap();
+    let found = run_on_cpu(&tried, DType::Bf16).unwrap();
     let error = rounding_error(&tried).unwrap()[1];
     assert!((0.002..0.2).contains(&error), "{error}");
-    both_true(&tried, 1, [&found[1], &found[1]]).unwrap();
+    within_rounding_error(&tried, 1, [&found[1], &found[1]]).unwrap();
     let wrong: Vec<f64> = found[1].iter().map(|g| g + 4.0 * error).collect();
-    assert!(both_true(&tried, 1, [&found[1], &wrong]).is_err());
+    assert!(within_rounding_error(&tried, 1, [&found[1], &wrong]).is_err());
 }

@@ -1,4 +1,4 @@
-//! Bad input of any kind is an error that helps, never a panic, and leaves the session as it was.
+//! Bad input is an error with a useful message, never a panic, and leaves the session unchanged.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use tensorpack::optim::{Sgd, minimize};
 use tensorpack::runtime::{Device, Session, SessionOptions};
 use tensorpack::tower::{Mode, TowerContext};
 use tensorpack::{DType, Error, ErrorKind, HostTensor, Result};
+use tensorpack_testing::assert_mentions;
 
 fn f32s(sizes: &[usize], values: &[f32]) -> HostTensor {
     HostTensor::new(sizes, values.to_vec()).unwrap()
@@ -19,9 +20,9 @@ fn zeros(sizes: &[usize]) -> HostTensor {
 }
 
 #[track_caller]
-fn assert_error<T: std::fmt::Debug>(result: Result<T>, kind: ErrorKind, message: &str) -> Error {
-    let e = result.expect_err(message);
-    assert_eq!(e.message(), message, "{e}");
+fn assert_error<T: std::fmt::Debug>(result: Result<T>, kind: ErrorKind, terms: &[&str]) -> Error {
+    let e = result.expect_err("this must be an error");
+    assert_mentions(&e, terms);
     assert_eq!(e.kind(), kind, "{e}");
     e
 }
@@ -51,7 +52,7 @@ fn feeds_that_are_not_finite() {
         assert_error(
             s.session.run(&[&s.mean], &[("x", &f32s(&[2, 3], &values))]),
             ErrorKind::NotFinite,
-            &format!("the feed of x contains a NaN or an infinity, at element {at} of [2, 3]"),
+            &["x", "NaN", &format!("element {at}"), "[2, 3]"],
         );
     }
     let good = s.session.run(&[&s.mean], &[("x", &f32s(&[2, 3], &[1.0; 6]))]).unwrap();
@@ -59,29 +60,28 @@ fn feeds_that_are_not_finite() {
 }
 
 #[test]
-fn feeds_of_another_form() {
+fn feeds_of_another_dtype_or_shape() {
     let s = small();
     let run = |name: &str, value: &HostTensor| s.session.run(&[&s.mean], &[(name, value)]);
     let wrong = HostTensor::zeros(DType::F64, [2, 3]).unwrap();
-    let e = assert_error(run("x", &wrong), ErrorKind::DType, "the input x is f32, but f64 was fed");
+    let e = assert_error(run("x", &wrong), ErrorKind::DType, &["input x", "f32", "f64"]);
     assert!(e.site().unwrap().file.ends_with("bad_input.rs"), "{e}");
-    assert_error(run("x", &zeros(&[6])), ErrorKind::Shape, "the input x is [?, 3], but [6] was fed");
-    assert_error(run("x", &zeros(&[2, 4])), ErrorKind::Shape, "the input x is [?, 3], but [2, 4] was fed");
-    assert_error(run("x", &zeros(&[])), ErrorKind::Shape, "the input x is [?, 3], but [] was fed");
+    assert_error(run("x", &zeros(&[6])), ErrorKind::Shape, &["input x", "[?, 3]", "[6]"]);
+    assert_error(run("x", &zeros(&[2, 4])), ErrorKind::Shape, &["input x", "[?, 3]", "[2, 4]"]);
+    assert_error(run("x", &zeros(&[])), ErrorKind::Shape, &["input x", "[?, 3]", "[]"]);
 }
 
 #[test]
-fn feeds_by_wrong_names() {
+fn feeds_with_wrong_names() {
     let s = small();
     let x = zeros(&[2, 3]);
     let run = |feeds: &[(&str, &HostTensor)]| s.session.run(&[&s.both], feeds);
-    let e = assert_error(run(&[("image", &x)]), ErrorKind::Name, "the graph has no input named \"image\"");
-    assert!(e.to_string().ends_with("\n  its inputs are: x, y"), "{e}");
-    // A tensor that is no input cannot be fed either.
-    assert_error(run(&[("mean", &x)]), ErrorKind::Name, "the graph has no input named \"mean\"");
-    let e = assert_error(run(&[("x", &x)]), ErrorKind::Name, "the input y must be fed for this run");
+    assert_error(run(&[("image", &x)]), ErrorKind::Name, &["no input", "\"image\"", "x, y"]);
+    // A tensor that is not an input cannot be fed.
+    assert_error(run(&[("mean", &x)]), ErrorKind::Name, &["no input", "\"mean\""]);
+    let e = assert_error(run(&[("x", &x)]), ErrorKind::Name, &["input y", "fed"]);
     assert!(e.site().unwrap().file.ends_with("bad_input.rs"), "{e}");
-    assert_error(run(&[("x", &x), ("x", &x)]), ErrorKind::Name, "the input x is fed twice");
+    assert_error(run(&[("x", &x), ("x", &x)]), ErrorKind::Name, &["input x", "twice"]);
 }
 
 #[test]
@@ -92,29 +92,25 @@ fn more_feeds_than_a_run_takes() {
     let session = Session::new(g.freeze().unwrap()).unwrap();
     let one = HostTensor::scalar(1.0f32);
     let feeds: Vec<(&str, &HostTensor)> = names.iter().map(|n| (n.as_str(), &one)).collect();
-    assert_error(
-        session.run(&[&sum], &feeds),
-        ErrorKind::Argument,
-        "at most 64 inputs can be fed, but 65 were given",
-    );
+    assert_error(session.run(&[&sum], &feeds), ErrorKind::Argument, &["64", "65"]);
 }
 
 #[test]
-fn a_batch_of_none() {
+fn an_empty_batch() {
     let s = small();
     let e = s.session.run(&[&s.mean], &[("x", &zeros(&[0, 3]))]).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Shape);
-    assert!(e.message().contains("the mean of an empty tensor ([0, 3])"), "{e}");
+    assert_mentions(&e, &["mean", "empty", "[0, 3]"]);
     assert!(e.site().unwrap().file.ends_with("bad_input.rs"), "{e}");
-    // What exists for an empty batch is computed.
+    // Results that are defined for an empty batch are computed.
     let y = HostTensor::zeros(DType::I32, [0]).unwrap();
     let sum = s.session.run(&[&s.both], &[("x", &zeros(&[0, 3])), ("y", &y)]).unwrap();
     assert_eq!(sum[0].to_scalar().unwrap(), 0.0);
 }
 
-/// Sums over nothing are zero, and so are their gradients.
+/// Empty sums are zero, and so are their gradients.
 #[test]
-fn a_training_step_on_a_batch_of_none() {
+fn a_training_step_on_an_empty_batch() {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let x = g.placeholder(&TensorSpec::f32("x", [None, Some(8), Some(8), Some(3)]));
@@ -138,20 +134,20 @@ fn absurd_sizes_while_building() {
         let _x = g.placeholder(&TensorSpec::f32("x", sizes));
         let e = g.freeze().unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Shape);
-        assert!(e.message().contains("has more elements than can be addressed"), "{e}");
+        assert_mentions(&e, &["elements"]);
     }
     for sizes in [vec![max], vec![max, max], vec![1 << 40, 1 << 40]] {
         let g = Graph::new();
         let _w = TowerContext::training(&g).variable(VariableSpec::new("w", sizes));
         let e = g.freeze().unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Shape);
-        assert!(e.message().starts_with("Variable: a tensor of shape ["), "{e}");
+        assert_mentions(&e, &["Variable: ", "shape ["]);
     }
     assert_eq!(HostTensor::zeros(DType::F32, [max]).unwrap_err().kind(), ErrorKind::Shape);
     assert_eq!(HostTensor::zeros(DType::F64, [(1 << 60) - 1]).unwrap_err().kind(), ErrorKind::Memory);
 }
 
-/// Each of these can be addressed, all of them together cannot.
+/// Each of these fits into the address space, but all of them together do not.
 #[test]
 fn absurd_sizes_that_add_up() {
     for device in [Device::Cpu(0), Device::Null] {
@@ -163,7 +159,7 @@ fn absurd_sizes_that_add_up() {
         let options = SessionOptions { device, ..SessionOptions::default() };
         let e = Session::with(g.freeze().unwrap(), options).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Memory, "{device}: {e}");
-        assert!(e.message().starts_with("the variables would take "), "{e}");
+        assert_mentions(&e, &["variables"]);
     }
     for device in [Device::Cpu(0), Device::Null] {
         let g = Graph::new();
@@ -175,11 +171,11 @@ fn absurd_sizes_that_add_up() {
         let x = HostTensor::zeros(DType::F64, [3]).unwrap();
         let e = session.run(&[&vast[0], &vast[1], &vast[2], &vast[3]], &[("x", &x)]).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Memory, "{device}: {e}");
-        assert!(e.message().starts_with("this program would take "), "{e}");
+        assert_mentions(&e, &["program"]);
     }
 }
 
-/// An empty tensor may have any other sizes: nothing may multiply them without care.
+/// The other sizes of an empty tensor may be huge: products of them must not overflow.
 #[test]
 fn absurd_sizes_of_empty_feeds() {
     let max = usize::MAX;
@@ -202,7 +198,7 @@ fn absurd_sizes_of_empty_feeds() {
         assert_eq!(run(none).unwrap()[0].sizes(), [0]);
         let e = run(vast).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Shape);
-        assert!(e.message().contains("has more elements than can be addressed"), "{e}");
+        assert_mentions(&e, &["elements"]);
     }
     let (a, b) = (empty([0, max]), empty([max, 0]));
     assert_eq!(session.run(&[&product], &[("x", &a), ("w", &b)]).unwrap()[0].sizes(), [0, 0]);
@@ -222,23 +218,21 @@ fn a_model_larger_than_memory() {
     };
     let with_limit = |bytes| SessionOptions { memory_limit: Some(bytes), ..SessionOptions::default() };
     let (graph, _) = build();
-    let e = assert_error(
+    assert_error(
         Session::with(graph, with_limit(1_500_000)),
         ErrorKind::Memory,
-        "the variables would take 8.0 MB, but 1.5 MB are available",
+        &["variables", "8.0 MB", "1.5 MB", "smaller batch"],
     );
-    assert!(e.to_string().contains("use a smaller batch or model"), "{e}");
     let (graph, y) = build();
     let session = Session::with(graph, with_limit(10_000_000)).unwrap();
     let e = session.run(&[&y], &[("x", &zeros(&[5000, 1000]))]).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Memory);
-    assert!(e.message().starts_with("this program would take "), "{e}");
-    assert!(e.message().contains(" MB, but ") && e.message().ends_with(" MB are available"), "{e}");
+    assert_mentions(&e, &["program", " MB"]);
     // A batch that fits still runs.
     assert_eq!(session.run(&[&y], &[("x", &zeros(&[2, 1000]))]).unwrap()[0].sizes(), [2, 1000]);
 }
 
-/// The error of a graph that `build` puts something wrong into.
+/// Returns the error of a graph into which `build` puts a mistake.
 fn building(build: impl FnOnce(&Graph, &TowerContext)) -> Error {
     let g = Graph::new();
     build(&g, &TowerContext::training(&g));
@@ -250,13 +244,12 @@ fn building(build: impl FnOnce(&Graph, &TowerContext)) -> Error {
 #[test]
 fn illegal_names() {
     for (bad, why) in [
-        ("", "is empty"),
-        ("a b", "contains ' '; use letters, digits and _ - . (and / between scopes)"),
-        ("a//b", "has an empty part between slashes"),
-        ("/a", "has an empty part between slashes"),
-        ("ü", "contains 'ü'; use letters, digits and _ - . (and / between scopes)"),
+        ("", "empty"),
+        ("a b", "contains ' '"),
+        ("a//b", "empty part"),
+        ("/a", "empty part"),
+        ("ü", "contains 'ü'"),
     ] {
-        let want = format!("the name {bad:?} {why}");
         for e in [
             building(|g, _| drop(g.placeholder(&TensorSpec::f32(bad, [])))),
             building(|_, t| drop(t.variable(VariableSpec::new(bad, [1])))),
@@ -265,7 +258,7 @@ fn illegal_names() {
             building(|g, _| drop(g.placeholder(&TensorSpec::f32("x", [])).relu().named(bad))),
         ] {
             assert_eq!(e.kind(), ErrorKind::Name);
-            assert!(e.message().ends_with(&want), "{e}");
+            assert_mentions(&e, &[&format!("name {bad:?}"), why]);
         }
     }
 }
@@ -278,17 +271,16 @@ fn the_reserved_word() {
         building(|_, t| drop(t.scope("tower", |t| t.variable(VariableSpec::new("w", [1]))))),
     ] {
         assert_eq!(e.kind(), ErrorKind::Name);
-        assert!(e.message().contains("contains the word \"tower\", which is reserved"), "{e}");
-        assert!(e.to_string().ends_with("choose another name for this scope or variable"), "{e}");
+        assert_mentions(&e, &["\"tower\"", "reserved"]);
     }
 }
 
 #[test]
-fn names_that_are_taken() {
+fn duplicate_names() {
     let taken = |build: &dyn Fn(&Graph, &TowerContext)| {
         let e = building(build);
         assert_eq!(e.kind(), ErrorKind::Name);
-        assert!(e.message().contains("the name \"a\" is taken"), "{e}");
+        assert_mentions(&e, &["name \"a\"", "taken"]);
     };
     let a = |g: &Graph| g.placeholder(&TensorSpec::f32("a", [Some(2)]));
     taken(&|g, _| {
@@ -311,7 +303,7 @@ fn names_that_are_taken() {
 }
 
 #[test]
-fn a_variable_made_twice() {
+fn a_variable_created_twice() {
     let twice = |sizes: [usize; 2], reuse: bool| {
         building(|_, t| {
             t.scope("fc", |t| {
@@ -325,18 +317,16 @@ fn a_variable_made_twice() {
     };
     let e = twice([2, 3], false);
     assert_eq!(e.kind(), ErrorKind::Name, "{e}");
-    assert!(e.message().contains("fc/W already exists"), "{e}");
-    assert!(e.to_string().contains("bad_input.rs"), "{e}");
-    assert!(e.to_string().ends_with("to share it, open the scope with reuse"), "{e}");
+    assert_mentions(&e, &["fc/W", "exists", "bad_input.rs", "reuse"]);
     for reuse in [false, true] {
         let e = twice([3, 2], reuse);
         assert_eq!(e.kind(), ErrorKind::Shape);
-        assert!(e.message().contains("fc/W is f32[2, 3], but f32[3, 2]"), "{e}");
+        assert_mentions(&e, &["fc/W", "f32[2, 3]", "f32[3, 2]"]);
     }
 }
 
 #[test]
-fn a_sharing_tower_makes_no_trainable_variable() {
+fn a_sharing_tower_creates_no_trainable_variable() {
     let g = Graph::new();
     let t = TowerContext::new(&g, Mode::Training, 1, 2);
     let x = g.placeholder(&TensorSpec::f32("x", [None, Some(3)]));
@@ -344,15 +334,12 @@ fn a_sharing_tower_makes_no_trainable_variable() {
     Linear::new(2).apply(&t, "fc", &x);
     let e = g.freeze().unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Name);
-    assert!(
-        e.message().starts_with("fc/Variable: the variable fc/W does not exist, and this tower shares"),
-        "{e}"
-    );
+    assert_mentions(&e, &["fc/W", "does not exist", "shares"]);
     assert_eq!(e.site().unwrap().line, line);
 }
 
 #[test]
-fn a_first_value_of_another_form() {
+fn an_initial_value_of_another_dtype_or_shape() {
     for value in [zeros(&[1000]), zeros(&[2]), HostTensor::zeros(DType::F64, [3]).unwrap()] {
         for device in [Device::Cpu(0), Device::Null] {
             let g = Graph::new();
@@ -375,10 +362,8 @@ fn tensors_of_another_graph() {
         let x = g.placeholder(&TensorSpec::f32("x", [Some(2)]));
         let _ = &x + &foreign;
     });
-    assert_eq!(
-        (e.kind(), e.message()),
-        (ErrorKind::Graph, "Add: Tensor(foreign f32[2]) belongs to another graph")
-    );
+    assert_eq!(e.kind(), ErrorKind::Graph);
+    assert_mentions(&e, &["Add: ", "foreign", "another graph"]);
     let e = building(|g, t| {
         let w = t.variable(VariableSpec::new("w", [2]));
         g.group(&[&w.assign(&foreign)]);
@@ -388,25 +373,21 @@ fn tensors_of_another_graph() {
         let w = TowerContext::training(&other).variable(VariableSpec::new("w", [2]));
         g.group(&[&w.assign(&foreign)]);
     });
-    assert_eq!(e.message(), "Group: an operation belongs to another graph");
+    assert_mentions(&e, &["Group: ", "another graph"]);
     let s = small();
-    assert_error(
-        s.session.run(&[&foreign], &[]),
-        ErrorKind::Graph,
-        "foreign belongs to a different graph than this session",
-    );
+    assert_error(s.session.run(&[&foreign], &[]), ErrorKind::Graph, &["foreign", "different graph"]);
 }
 
 #[test]
-fn fetching_what_could_not_be_made() {
+fn fetching_a_poison_tensor() {
     let other = Graph::new();
     let bad = other.placeholder(&TensorSpec::f32("x", [Some(2)])).reshape(&[3]);
     let s = small();
     assert_eq!(s.session.run(&[&bad], &[]).unwrap_err().kind(), ErrorKind::Graph);
-    // A handle used after freezing is the same: what it stands for is in no graph.
+    // So is a handle created after freezing: it stands for no node.
     let late = s.mean.relu();
     assert_eq!(s.session.prepare(&[&late]).unwrap_err().kind(), ErrorKind::Graph);
-    assert_error(s.session.prepare(&[&late]), ErrorKind::Graph, "? could not be built, so it cannot be run");
+    assert_error(s.session.prepare(&[&late]), ErrorKind::Graph, &["could not be built"]);
     assert!(s.session.prepare(&[&s.mean]).is_ok());
 }
 
@@ -423,11 +404,7 @@ fn two_assignments_in_one_run() {
     let session = Session::new(g.freeze().unwrap()).unwrap();
     let value = f32s(&[2], &[1.0, 2.0]);
     let feeds = [("x", &value)];
-    let e = assert_error(
-        session.run(&[&first, &second], &feeds),
-        ErrorKind::Graph,
-        "the variable w is assigned twice in one run",
-    );
+    let e = assert_error(session.run(&[&first, &second], &feeds), ErrorKind::Graph, &["variable w", "twice"]);
     assert_eq!(e.site().unwrap().line, second_line);
     assert!(e.to_string().contains(&format!("bad_input.rs:{first_line}")), "{e}");
     assert_eq!(session.read("w").unwrap(), zeros(&[2]));
@@ -444,24 +421,17 @@ fn reading_and_writing_variables() {
     let wrong = t.variable(VariableSpec::new("v", [2]));
     assert_eq!(w.assign(&wrong).id(), None);
     let e = g.freeze().unwrap_err();
-    assert!(
-        e.message().starts_with("Assign: f32[2] ") && e.message().contains("w, which is f32[2, 3]"),
-        "{e}"
-    );
+    assert_mentions(&e, &["Assign: ", "f32[2] ", "f32[2, 3]"]);
 
     let g = Graph::new();
     TowerContext::training(&g).variable(VariableSpec::new("w", [2, 3]).init(Init::ones()));
     let session = Session::new(g.freeze().unwrap()).unwrap();
     let write = |value: &HostTensor| session.write("w", value);
-    assert_error(
-        write(&zeros(&[3, 2])),
-        ErrorKind::Shape,
-        "the variable w is f32[2, 3], but the value is f32[3, 2]",
-    );
+    assert_error(write(&zeros(&[3, 2])), ErrorKind::Shape, &["variable w", "f32[2, 3]", "f32[3, 2]"]);
     let double = HostTensor::zeros(DType::F64, [2, 3]).unwrap();
-    assert_error(write(&double), ErrorKind::Shape, "the variable w is f32[2, 3], but the value is f64[2, 3]");
-    assert_error(session.write("u", &double), ErrorKind::Name, "there is no variable named \"u\"");
-    assert_error(session.read("u"), ErrorKind::Name, "there is no variable named \"u\"");
+    assert_error(write(&double), ErrorKind::Shape, &["variable w", "f32[2, 3]", "f64[2, 3]"]);
+    assert_error(session.write("u", &double), ErrorKind::Name, &["no variable", "\"u\""]);
+    assert_error(session.read("u"), ErrorKind::Name, &["no variable", "\"u\""]);
     assert_eq!(session.read("w").unwrap(), f32s(&[2, 3], &[1.0; 6]));
 }
 
@@ -481,22 +451,21 @@ fn labels_outside_the_classes() {
         let label = HostTensor::new([2], vec![0, bad]).unwrap();
         let e = session.run(&[&cost, &train], &[("x", &zeros(&[2, 3])), ("y", &label)]).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::NotFinite);
-        assert!(e.message().starts_with("SparseSoftmaxCrossEntropy/CheckLabels is not finite"), "{e}");
-        assert!(e.to_string().contains("outside 0..4"), "{e}");
+        assert_mentions(&e, &["SparseSoftmaxCrossEntropy/CheckLabels", "outside 0..4"]);
         assert_eq!(e.site().unwrap().line, line);
         assert_eq!(session.read("fc/W").unwrap(), before);
     }
 }
 
-/// What a user's own kernel does.
+/// The behaviour of a custom kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Does {
     Copies,
     Fails,
     Panics,
-    /// Makes a NaN at first, and panics when asked a second time.
+    /// Returns NaN in the first call, and panics in the second.
     MakesNanThenPanics,
-    /// Hands back an output of another shape.
+    /// Returns an output of another shape.
     Reshapes,
 }
 
@@ -507,7 +476,7 @@ struct Own(Does);
 struct OwnKernel(Does);
 
 thread_local! {
-    /// How often a user's kernel ran on this thread, which is the one that called the session.
+    /// Number of runs of a custom kernel on this thread, which is the session's caller.
     static RUNS: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -563,23 +532,22 @@ fn own(does: Does) -> (Session, tensorpack::graph::Op, u32) {
 }
 
 #[test]
-fn a_users_kernel_that_works() {
+fn a_custom_kernel_that_works() {
     let (session, op, _) = own(Does::Copies);
     session.run(&[&op], &[("x", &f32s(&[2], &[1.0, 2.0]))]).unwrap();
     assert_eq!(session.read("w").unwrap(), f32s(&[2], &[2.0, 3.0]));
 }
 
-/// An error is the run's alone: no variable has changed, so the session goes on.
+/// An error affects only its run: no variable has changed, so the session remains usable.
 #[test]
-fn a_users_kernel_that_fails() {
-    for (does, terms) in [
-        (Does::Fails, &["net/Own", "the water is too cold"][..]),
-        (Does::Reshapes, &["net/Own", "f32[7]", "f32[2]"]),
-    ] {
+fn a_custom_kernel_that_fails() {
+    for (does, terms) in
+        [(Does::Fails, ["net/Own", "the water is too cold"]), (Does::Reshapes, ["f32[7]", "f32[2]"])]
+    {
         let (session, op, line) = own(does);
         for _ in 0..2 {
             let e = session.run(&[&op], &[("x", &zeros(&[2]))]).unwrap_err();
-            assert!(terms.iter().all(|term| e.message().contains(term)), "{e}");
+            assert_mentions(&e, &terms);
             assert_eq!(e.site().unwrap().line, line);
         }
         assert_eq!(session.read("w").unwrap(), f32s(&[2], &[1.0, 1.0]));
@@ -588,17 +556,16 @@ fn a_users_kernel_that_fails() {
 
 /// A panic ends the session: every later call returns the first cause.
 #[test]
-fn a_users_kernel_that_panics() {
+fn a_custom_kernel_that_panics() {
     for does in [Does::Panics, Does::MakesNanThenPanics] {
         RUNS.set(0);
         let (session, op, line) = own(does);
         let x = zeros(&[2]);
-        // Where a NaN came from is found by running again: that may panic as well.
+        // The session runs again to find the source of a NaN, and that run may panic.
         let first = session.run(&[&op], &[("x", &x)]).unwrap_err();
         assert_eq!(first.kind(), ErrorKind::Engine, "{does:?}: {first}");
-        assert_eq!(first.message(), "net/Own: a kernel panicked: the roof fell in");
+        assert_mentions(&first, &["net/Own", "panicked", "the roof fell in", "checkpoint"]);
         assert_eq!(first.site().unwrap().line, line);
-        assert!(first.to_string().contains("this session cannot continue"), "{first}");
         for again in [
             session.run(&[&op], &[("x", &x)]).unwrap_err(),
             session.run(&[&op], &[]).unwrap_err(),
@@ -610,7 +577,7 @@ fn a_users_kernel_that_panics() {
     }
 }
 
-/// An operation whose lowering makes something else than its shape rule says.
+/// An operation whose lowering contradicts its shape rule.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Liar;
 
@@ -627,12 +594,12 @@ impl tensorpack::graph::OpDef for Liar {
 }
 
 #[test]
-fn an_operation_that_makes_what_it_did_not_declare() {
+fn an_operation_whose_lowering_contradicts_its_shape_rule() {
     let graph = tensorpack::graph::Graph::new();
     let x = graph.placeholder(&tensorpack::graph::TensorSpec::f32("x", [None]));
     let y = tensorpack::graph::Tensor::apply_one(Liar, &[&x]);
     let session = tensorpack::runtime::Session::new(graph.freeze().unwrap()).unwrap();
     let fed = tensorpack::HostTensor::new([2], vec![1.0f32, 2.0]).unwrap();
     let e = session.run(&[&y], &[("x", &fed)]).unwrap_err();
-    assert_eq!(e.message(), "Liar: Liar was lowered to [(F32, [2])], but declared [(F32, [7])]");
+    assert_mentions(&e, &["Liar", "lowered", "[2]", "[7]"]);
 }

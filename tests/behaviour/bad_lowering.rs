@@ -1,5 +1,5 @@
-//! Operations are safe code: whatever an operation's `lower` emits, the engine runs it within its buffers or refuses it
-//! with an error that names the operation and the user's line.
+//! Operations are safe code: whatever `lower` emits, the engine runs it within its buffers, or
+//! rejects it with an error that names the operation and the user's line.
 
 use tensorpack::graph::{GradCx, Graph, OpDef, Spec, Tensor, TensorSpec};
 use tensorpack::kir::{
@@ -9,10 +9,10 @@ use tensorpack::kir::{
 use tensorpack::runtime::{Session, SessionOptions};
 use tensorpack::{DType, ErrorKind, HostTensor, Result};
 
-/// An operation of `f32[2, 3]` that is lowered wrongly.
+/// An operation on `f32[2, 3]` with a wrong lowering.
 struct Case {
     name: &'static str,
-    /// Type and sizes of its output.
+    /// Dtype and sizes of its output.
     output: (DType, &'static [usize]),
     lower: fn(&mut LowerCx<'_>) -> View,
     kind: ErrorKind,
@@ -425,7 +425,7 @@ fn every_bad_lowering_is_an_error_that_names_the_operation() {
         let x = graph.placeholder(&TensorSpec::f32("x", [Some(2), Some(3)]));
         let line = line!() + 1;
         let y = Tensor::apply_one(Bad(i), &[&x]);
-        // Something that rearranges what the operation says it made.
+        // A view of the declared output.
         let order: Vec<usize> = (0..y.rank()).rev().collect();
         let z = y.transpose(&order).cast(DType::F32).sum();
         let options = SessionOptions { memory_limit: Some(1 << 30), ..SessionOptions::default() };

@@ -1,13 +1,13 @@
-//! Results have the same bits for any number of threads, whatever the instructions.
+//! Results are bit-identical for any number of threads, on every instruction set.
 
-use crate::models;
+use super::models;
 use tensorpack::HostTensor;
 use tensorpack::runtime::cpu::Isa;
 use tensorpack::runtime::{Session, SessionOptions};
 
 const STEPS: u64 = 50;
 
-/// The losses of all steps and the variables after the last, as bytes.
+/// Returns the losses of all steps as bits, and the variables after the last.
 fn train(isa: Isa, threads: usize) -> (Vec<u32>, Vec<(String, HostTensor)>) {
     let model = models::mnist();
     let batches: Vec<[HostTensor; 2]> = (0..STEPS).map(|k| model.batch(8, k)).collect();
@@ -26,7 +26,7 @@ fn train(isa: Isa, threads: usize) -> (Vec<u32>, Vec<(String, HostTensor)>) {
     (losses, names.map(|n| (n.clone(), session.read(&n).unwrap())).collect())
 }
 
-fn same_for_any_team(isa: Isa) {
+fn assert_same_for_any_number_of_threads(isa: Isa) {
     let (losses, variables) = train(isa, 1);
     assert_ne!(losses[0], losses[STEPS as usize - 1], "{isa}: training must change the loss");
     for threads in [2, 3] {
@@ -43,11 +43,11 @@ fn same_for_any_team(isa: Isa) {
 
 #[test]
 fn plain_loops() {
-    same_for_any_team(Isa::Plain);
+    assert_same_for_any_number_of_threads(Isa::Plain);
 }
 
-/// Every level this machine has; which of them run is a matter of the machine.
+/// Every instruction set that this machine has.
 #[test]
 fn vector_loops() {
-    Isa::available().filter(|&isa| isa != Isa::Plain).for_each(same_for_any_team);
+    Isa::available().filter(|&isa| isa != Isa::Plain).for_each(assert_same_for_any_number_of_threads);
 }

@@ -1,4 +1,4 @@
-//! A graph as text and as a drawing; the expected ones are in `tests/dumps`.
+//! Graphs as text and in DOT format. The expected files are in `tests/dumps`.
 
 use tensorpack::graph::{Graph, Init, TensorSpec, VariableSpec};
 use tensorpack::tower::TowerContext;
@@ -31,6 +31,6 @@ fn text() {
 }
 
 #[test]
-fn drawing() {
+fn dot() {
     assert_same(&small().to_dot(), include_str!("../dumps/small.dot"));
 }

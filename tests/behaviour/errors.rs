@@ -1,7 +1,7 @@
-//! Mistakes in a model become errors that name the operation, its scope and the shapes, and point at the user's own
-//! line: however deep in layers, closures and gradients they come up.
+//! Mistakes in a model become errors that name the operation, its scope and the shapes, and point
+//! at the user's line, even if they surface inside layers, closures or gradients.
 
-use crate::models;
+use super::models;
 use std::cell::Cell;
 use tensorpack::autodiff::gradients;
 use tensorpack::graph::{Graph, Tensor, TensorSpec, VariableSpec};
@@ -10,8 +10,9 @@ use tensorpack::optim::{Adam, minimize};
 use tensorpack::runtime::Session;
 use tensorpack::tower::TowerContext;
 use tensorpack::{Error, ErrorKind, HostTensor};
+use tensorpack_testing::assert_mentions;
 
-/// That `error` points at `line` of this file.
+/// Checks that `error` points at `line` of this file.
 #[track_caller]
 fn assert_points_at(error: &Error, line: u32) {
     let site = error.site().unwrap_or_else(|| panic!("the error has no place: {error}"));
@@ -24,7 +25,7 @@ fn zeros(sizes: &[usize]) -> HostTensor {
 }
 
 thread_local! {
-    /// The line of the call that is meant to go wrong.
+    /// The line of the call that is expected to fail.
     static WRONG: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -53,16 +54,13 @@ fn three_functions_deep() {
     assert_eq!(y.id(), None);
     let e = g.freeze().unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Shape);
-    assert_eq!(
-        e.message(),
-        "stage1/block/Add: shapes [4, 4, 4, 8] and [4, 8, 8, 8] cannot be broadcast together"
-    );
+    assert_mentions(&e, &["stage1/block/Add: ", "[4, 4, 4, 8]", "[4, 8, 8, 8]", "broadcast"]);
     assert_points_at(&e, WRONG.get());
     assert!(e.to_string().ends_with("\n  inputs: f32[4, 4, 4, 8], f32[4, 8, 8, 8]"), "{e}");
 }
 
 #[test]
-fn inside_a_layer_the_line_is_that_of_its_caller() {
+fn errors_in_a_layer_point_at_its_caller() {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let x = g.placeholder(&TensorSpec::f32("x", [Some(4), Some(8)]));
@@ -75,7 +73,7 @@ fn inside_a_layer_the_line_is_that_of_its_caller() {
 }
 
 #[test]
-fn inside_a_closure_the_line_is_the_closures() {
+fn errors_in_a_closure_point_into_it() {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let x = g.placeholder(&TensorSpec::f32("x", [None, Some(8)]));
@@ -87,19 +85,19 @@ fn inside_a_closure_the_line_is_the_closures() {
         y.relu()
     });
     let e = g.freeze().unwrap_err();
-    assert_eq!(e.message(), "head/MatMul: the inner sizes 8 and 9 of [?, 8] and [9, 2] differ");
+    assert_mentions(&e, &["head/MatMul: ", "[?, 8]", "[9, 2]"]);
     assert_points_at(&e, line.get());
     assert!(e.to_string().ends_with("\n  inputs: f32[?, 8], f32[9, 2]"), "{e}");
 }
 
-/// A layer of the user's own.
+/// A custom layer.
 #[track_caller]
 fn scaled(t: &TowerContext, name: &str, x: &Tensor) -> Tensor {
     t.layer(name, x, |t| Linear::new(3).apply(t, "fc", x))
 }
 
 #[test]
-fn a_users_own_layer_counts_its_inner_lines_as_the_users() {
+fn errors_in_a_custom_layer_point_into_it() {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let x = g.placeholder(&TensorSpec::f32("x", [Some(4)]));
@@ -126,7 +124,7 @@ fn composed_operations_point_at_their_caller() {
 }
 
 #[test]
-fn shapes_that_clash_only_when_fed() {
+fn shapes_that_differ_only_when_fed() {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let a = g.placeholder(&TensorSpec::f32("a", [None, Some(3)]));
@@ -140,7 +138,7 @@ fn shapes_that_clash_only_when_fed() {
     let session = Session::new(g.freeze().unwrap()).unwrap();
     let e = session.run(&[&sum], &[("a", &zeros(&[2, 3])), ("b", &zeros(&[4, 3]))]).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Shape);
-    assert_eq!(e.message(), "late/Add: shapes [2, 3] and [4, 3] cannot be broadcast together");
+    assert_mentions(&e, &["late/Add: ", "[2, 3]", "[4, 3]", "broadcast"]);
     assert_points_at(&e, line.get());
     assert!(e.to_string().ends_with("\n  inputs: [2, 3], [4, 3]"), "{e}");
     let good = session.run(&[&sum], &[("a", &zeros(&[2, 3])), ("b", &zeros(&[1, 3]))]).unwrap();
@@ -148,7 +146,7 @@ fn shapes_that_clash_only_when_fed() {
 }
 
 #[test]
-fn labels_of_another_batch_than_the_logits() {
+fn labels_and_logits_of_different_batch_sizes() {
     let model = models::mlp();
     let [image, _] = model.batch(4, 0);
     let [_, label] = model.batch(5, 0);
@@ -156,11 +154,11 @@ fn labels_of_another_batch_than_the_logits() {
     let e = session.run(&[&model.cost], &[("image", &image), ("label", &label)]).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Shape);
     assert!(e.message().starts_with("SparseSoftmaxCrossEntropy/"), "{e}");
-    assert!(e.message().ends_with("shapes [5, 10] and [4, 10] cannot be broadcast together"), "{e}");
+    assert_mentions(&e, &["[5, 10]", "[4, 10]", "broadcast"]);
     assert!(e.site().unwrap().file.ends_with("models/mod.rs"), "{e}");
 }
 
-/// What a session says first after `misuse` of handles of its frozen graph.
+/// Returns the first error of a session after `misuse` of handles of its frozen graph.
 fn after_freezing(misuse: impl FnOnce(&TowerContext, &Tensor)) -> Error {
     let g = Graph::new();
     let t = TowerContext::training(&g);
@@ -169,7 +167,7 @@ fn after_freezing(misuse: impl FnOnce(&TowerContext, &Tensor)) -> Error {
     misuse(&t, &x);
     let e = session.run(&[&x], &[("x", &zeros(&[2, 3]))]).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Graph);
-    // Said once; the session itself is as good as before.
+    // The error is returned once; the session remains usable.
     assert_eq!(session.run(&[&x], &[("x", &zeros(&[2, 3]))]).unwrap()[0].sizes(), [2, 3]);
     e
 }
@@ -178,13 +176,13 @@ fn after_freezing(misuse: impl FnOnce(&TowerContext, &Tensor)) -> Error {
 fn use_after_freezing_is_the_sessions_next_error() {
     let line = line!() + 1;
     let e = after_freezing(|_, x| drop(x.relu()));
-    assert!(e.message().starts_with("Relu: the graph is frozen"), "{e}");
+    assert_mentions(&e, &["Relu: ", "frozen"]);
     assert_points_at(&e, line);
     assert!(e.to_string().contains("session"), "{e}");
 
     let line = line!() + 1;
     let e = after_freezing(|_, x| drop(x + 1.0));
-    assert!(e.message().contains(": the graph is frozen"), "{e}");
+    assert_mentions(&e, &["frozen"]);
     assert_points_at(&e, line);
 }
 
@@ -192,7 +190,7 @@ fn use_after_freezing_is_the_sessions_next_error() {
 fn layers_after_freezing_point_at_their_caller_too() {
     let line = line!() + 1;
     let e = after_freezing(|t, x| drop(Linear::new(4).apply(t, "fc", x)));
-    assert!(e.message().contains(": the graph is frozen"), "{e}");
+    assert_mentions(&e, &["frozen"]);
     assert_points_at(&e, line);
 
     let line = line!() + 1;
@@ -209,7 +207,7 @@ fn differentiating_after_freezing_is_an_error() {
     let _frozen = g.freeze().unwrap();
     for e in [gradients(&cost, &[&w]).unwrap_err(), minimize(&cost, &Adam::new(0.1)).unwrap_err()] {
         assert_eq!(e.kind(), ErrorKind::Graph);
-        assert!(e.message().contains("the graph is frozen"), "{e}");
+        assert_mentions(&e, &["frozen"]);
     }
 }
 
@@ -237,7 +235,7 @@ fn the_first_error_wins() {
 }
 
 #[test]
-fn what_could_not_be_made_flows_through_everything() {
+fn poison_tensors_pass_through_every_operation() {
     let g = Graph::new();
     let t = &TowerContext::training(&g);
     let x = g.placeholder(&TensorSpec::f32("x", [Some(4), Some(8)]));
@@ -268,10 +266,8 @@ fn minimize_returns_an_earlier_error_before_its_own() {
     let w = t.variable(VariableSpec::new("w", [3]));
     let vector = w.value() * 2.0;
     let e = minimize(&vector, &Adam::new(0.1)).unwrap_err();
-    assert_eq!(
-        (e.kind(), e.message()),
-        (ErrorKind::Gradient, "Mul is f32[3]; only a floating point scalar can be differentiated")
-    );
+    assert_eq!(e.kind(), ErrorKind::Gradient);
+    assert_mentions(&e, &["Mul", "f32[3]", "scalar"]);
     let line = line!() + 1;
     let _bad = w.reshape(&[2]);
     assert_points_at(&minimize(&vector, &Adam::new(0.1)).unwrap_err(), line);
@@ -304,7 +300,8 @@ fn errors_in_gradients_point_at_the_forward_line() {
     let line = line!() + 1;
     let y = t.scope("net", |_| Tensor::apply_one(OneWay, &[&w]));
     let e = minimize(&y.sum(), &Adam::new(0.1)).unwrap_err();
-    assert_eq!((e.kind(), e.message()), (ErrorKind::Gradient, "net/OneWay: OneWay has no gradient"));
+    assert_eq!(e.kind(), ErrorKind::Gradient);
+    assert_mentions(&e, &["net/OneWay", "no gradient"]);
     assert_points_at(&e, line);
 }
 

@@ -1,6 +1,5 @@
-//! Attributes that multiply past what can be counted, of every operation that has sizes: an error of a kind, or an answer,
-//! but never a panic and never a loop that takes years. What a damaged model file can say is tried beside the operations'
-//! own cases, in `src/op_tests/exported.rs`.
+//! Attributes whose products overflow, for every operation with sizes: an error or a result, but
+//! never a panic or an endless loop. `src/op_tests/exported.rs` tests damaged model files.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -10,11 +9,11 @@ use tensorpack::ops::{Conv1dOptions, Conv2dOptions, Padding, PoolOptions, Random
 use tensorpack::runtime::{IntoFetch, Session, SessionOptions};
 use tensorpack::{DType, Error, HostTensor, Result};
 
-/// What an operation is tried with.
+/// The inputs of an operation.
 const HOSTILE: [usize; 9] =
     [(1 << 31) - 1, 1 << 31, 1 << 32, 1 << 40, 1 << 47, 1 << 48, (1 << 60) - 9, 1 << 62, usize::MAX];
 
-/// A moment, on a machine that does other things as well.
+/// The time limit for one operation, generous for a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
 struct Inputs {
@@ -31,14 +30,14 @@ struct Inputs {
     empty: Tensor,
 }
 
-/// The size as a target of a reshape or broadcast, which are signed.
+/// The size as a signed target of a reshape or broadcast.
 fn signed(n: usize) -> isize {
     isize::try_from(n).unwrap_or(isize::MAX)
 }
 
 type Build = fn(&Inputs, usize) -> Tensor;
 
-/// Operations with one hostile attribute, each of which is always an error.
+/// Operations with one hostile attribute that always fail.
 const ERRORS: &[(&str, Build)] = &[
     ("conv2d, dilation", |t, n| t.x.conv2d(&t.w, Conv2dOptions { dilation: [n, n], ..Default::default() })),
     ("conv2d, padding", |t, n| {
@@ -112,7 +111,7 @@ const ERRORS: &[(&str, Build)] = &[
     }),
 ];
 
-/// Operations that go on with some of the attributes, since they take no memory or time.
+/// Operations that accept some of the attributes, because they take no memory or time.
 const ANY: &[(&str, Build)] = &[
     ("conv2d, stride", |t, n| t.x.conv2d(&t.w, Conv2dOptions { stride: [n, n], ..Default::default() })),
     ("conv2d, dilation along one axis", |t, n| {
@@ -148,7 +147,7 @@ const ANY: &[(&str, Build)] = &[
     }),
 ];
 
-/// Builds, differentiates and runs; a panic is an error that says so.
+/// Builds, differentiates and runs an operation. A panic becomes an error.
 fn attempt(build: Build, n: usize) -> Result<Vec<HostTensor>> {
     let graph = Graph::new();
     let place = |name: &str, dtype, sizes: &[usize]| {
@@ -186,7 +185,7 @@ fn attempt(build: Build, n: usize) -> Result<Vec<HostTensor>> {
     session.run(&fetched.iter().map(|t| t as &dyn IntoFetch).collect::<Vec<_>>(), &feeds)
 }
 
-/// What became of every attribute of every operation of a table.
+/// Returns the result for every operation of a table with every hostile size.
 fn outcomes(
     table: &'static [(&str, Build)],
     sizes: &[usize],
@@ -214,16 +213,16 @@ fn outcomes(
 }
 
 #[test]
-fn sizes_that_nothing_can_hold_are_errors() {
+fn sizes_beyond_memory_are_errors() {
     let fine: Vec<String> =
         outcomes(ERRORS, &HOSTILE).into_iter().filter(|(_, o)| o.is_ok()).map(|(n, _)| n).collect();
     assert!(fine.is_empty(), "no errors: {fine:#?}");
 }
 
 #[test]
-fn sizes_that_take_nothing_end_soon() {
+fn large_sizes_that_need_no_memory_finish_quickly() {
     let outcomes = outcomes(ANY, &[&[5][..], &HOSTILE].concat());
-    // Each does work with something, if only with 5.
+    // Each operation accepts at least one size, if only 5.
     let works = |name: &str| {
         outcomes.iter().any(|(what, o)| what.rsplit_once(' ').is_some_and(|(w, _)| w == name) && o.is_ok())
     };

@@ -1,5 +1,5 @@
-//! A NaN that comes up inside a step stops the step: the error names the first bad result and its line, no variable
-//! has changed, and training goes on as if the step had not been tried.
+//! A NaN inside a step stops the step: the error names the first bad result and its line, no
+//! variable changes, and training continues as if the step had not run.
 
 use tensorpack::graph::{Fetch, Graph, TensorSpec, UPDATE_OPS, VariableSpec};
 use tensorpack::nn::{BatchNorm, Linear};
@@ -8,8 +8,9 @@ use tensorpack::runtime::{Cadence, Clock, Device, Session, SessionOptions, StepP
 use tensorpack::tensor::CounterRng;
 use tensorpack::tower::TowerContext;
 use tensorpack::{DType, Error, ErrorKind, HostTensor, Result};
+use tensorpack_testing::assert_mentions;
 
-/// A net whose hidden layer is divided by what is fed to `divisor`.
+/// A net whose hidden layer is divided by the input `divisor`.
 struct Net {
     session: Session,
     cost: Fetch,
@@ -61,16 +62,14 @@ fn batch(k: u64) -> [HostTensor; 2] {
 
 fn assert_names_the_division(e: &Error, line: u32) {
     assert_eq!(e.kind(), ErrorKind::NotFinite);
-    assert_eq!(e.message(), "head/ratio is not finite: it holds a NaN or an infinity");
+    assert_mentions(e, &["head/ratio", "not finite", "divisor is zero", "no variable was changed"]);
     let site = e.site().unwrap();
     assert!(site.file.ends_with("tests/behaviour/not_finite.rs"), "{e}");
     assert_eq!(site.line, line, "{e}");
-    assert!(e.to_string().contains("a divisor is zero"), "{e}");
-    assert!(e.to_string().ends_with("no variable was changed by this run"), "{e}");
 }
 
 #[test]
-fn a_bad_step_leaves_everything_as_it_was() {
+fn a_bad_step_changes_nothing() {
     for optimizer in [Adam::new(0.01).boxed(), Sgd::new(0.1).boxed()] {
         for bad_at in [0, 1, 7] {
             let (tried, skipped) = (net(&*optimizer, 2), net(&*optimizer, 2));
@@ -94,7 +93,7 @@ fn a_bad_step_leaves_everything_as_it_was() {
 }
 
 #[test]
-fn slots_of_the_optimizer_are_among_what_is_kept() {
+fn a_bad_step_keeps_the_slots_of_the_optimizer() {
     let net = net(&Adam::new(0.01), 1);
     net.step(0, 1.0).unwrap();
     let names: Vec<String> = net.variables().into_iter().map(|(name, _)| name).collect();
@@ -120,7 +119,8 @@ fn a_variable_that_is_not_finite_is_named_itself() {
     bad.as_mut_slice::<f32>().unwrap()[7] = f32::NAN;
     net.session.write("fc1/W", &bad).unwrap();
     let e = net.step(1, 1.0).unwrap_err();
-    assert_eq!((e.kind(), e.message()), (ErrorKind::NotFinite, "the variable fc1/W is not finite"));
+    assert_eq!(e.kind(), ErrorKind::NotFinite);
+    assert_mentions(&e, &["variable fc1/W"]);
     assert!(e.site().unwrap().file.ends_with("not_finite.rs"), "{e}");
     net.session.write("fc1/W", &good).unwrap();
     assert!(net.variables() == before);
@@ -140,7 +140,7 @@ fn a_variable_that_the_run_does_not_read_is_not_blamed() {
     assert!(e.message().starts_with("scale is not finite"), "{e}");
 }
 
-/// The cost is finite, its gradient is not.
+/// The cost is finite, but its gradient is not.
 #[test]
 fn a_gradient_that_is_not_finite_points_at_the_forward_line() {
     let g = Graph::new();
@@ -163,7 +163,7 @@ fn a_gradient_that_is_not_finite_points_at_the_forward_line() {
     assert_eq!(session.read("w").unwrap(), before);
 }
 
-/// Running for a value alone changes nothing, so a NaN there is a value like any other.
+/// A run without updates changes nothing, so it may return NaN.
 #[test]
 fn a_run_that_changes_nothing_may_return_a_nan() {
     let g = Graph::new();

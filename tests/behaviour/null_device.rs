@@ -1,11 +1,12 @@
-//! The null device: right shapes, zeros, and variables that stay as they are.
+//! The null device: correct shapes, zeros, and unchanged variables.
 
-use crate::models;
+use super::models;
 use tensorpack::runtime::{Cadence, Clock, Device, Session, SessionOptions, StepProgram};
 use tensorpack::{DType, HostTensor};
+use tensorpack_testing::assert_mentions;
 
 #[test]
-fn shapes_are_right_values_zero_and_variables_untouched() {
+fn shapes_are_correct_values_zero_and_variables_unchanged() {
     let model = models::mnist();
     let [image, label] = model.batch(3, 0);
     let logits = model.graph.tensor("fc1/Add").unwrap();
@@ -28,7 +29,7 @@ fn shapes_are_right_values_zero_and_variables_untouched() {
     }
     assert_eq!(values(), before);
     let e = session.run(&[&model.cost], &[("image", &image)]).unwrap_err();
-    assert_eq!(e.message(), "the input label must be fed for this run");
+    assert_mentions(&e, &["label", "fed"]);
 }
 
 #[test]

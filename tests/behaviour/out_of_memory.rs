@@ -1,16 +1,16 @@
-//! A program that there is no memory for is an error, and what was compiled before runs on.
+//! A program that does not fit into memory is an error; programs compiled before it still run.
 
 use tensorpack::graph::{Graph, Tensor, TensorSpec};
 use tensorpack::runtime::{Session, SessionOptions};
 use tensorpack::{DType, ErrorKind, HostTensor};
 
-/// Two programs of one session: `small`, and `vast`, whose arena is larger than the address space.
+/// A session with two programs: `small`, and `vast`, whose arena is larger than the address space.
 fn session() -> (Session, Tensor, Tensor) {
     let graph = Graph::new();
     let x = graph.placeholder(&TensorSpec::f32("x", [Some(3)]));
     let small = (x.exp() - 1.0).pad(&[1], &[1], &[0]).named("small");
     let vast = x.exp().pad(&[0], &[1 << 50], &[0]).named("vast");
-    // A limit that lets the allocation itself fail.
+    // A limit so high that the allocation itself fails.
     let options = SessionOptions { memory_limit: Some(usize::MAX), ..SessionOptions::default() };
     (Session::with(graph.freeze().unwrap(), options).unwrap(), small, vast)
 }

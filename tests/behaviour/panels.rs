@@ -1,4 +1,5 @@
-//! Weights that many small products read are laid out once, for all of them, and no bit of the results changes.
+//! Weights that many small matrix products read are packed once for all of them, with bit-identical
+//! results.
 
 use tensorpack::HostTensor;
 use tensorpack::autodiff::gradients;
@@ -7,7 +8,7 @@ use tensorpack::runtime::cpu::Isa;
 use tensorpack::runtime::{Session, SessionOptions};
 use tensorpack::tower::TowerContext;
 
-/// No multiple of a panel's columns, and large enough to be worth panels.
+/// Not a multiple of a panel's columns, and large enough to be packed.
 const UNITS: usize = 263;
 const STEPS: usize = 7;
 
@@ -17,7 +18,8 @@ enum Weights {
     Constant,
 }
 
-/// The output of a recurrent net on these rows and its gradient with respect to them, as bits, with the plan.
+/// Runs a recurrent net on this many rows. Returns its output and its gradient with respect to the
+/// rows as bits, row by row, and the plan.
 fn run(isa: Isa, rows: usize, weights: Weights) -> (Vec<u32>, String) {
     let g = Graph::new();
     let t = TowerContext::training(&g);

@@ -1,10 +1,9 @@
-//! What the planner makes of known graphs: which kernels there are, what is fused into them, what lies in place, how
-//! variables are updated. The expected texts are in `tests/plans`; a change of them is a change of the engine's speed
-//! and wants a look.
+//! The plans of known graphs: kernels, fusion, in-place results and variable updates. The expected
+//! texts are in `tests/plans`; a change in them changes the engine's speed and needs a review.
 //!
-//! And the arena: how much larger it is than what lives at once.
+//! Also the size of the arena, compared with the peak of live memory.
 
-use crate::models::{self, Model};
+use super::models::{self, Model};
 use std::collections::HashMap;
 use tensorpack::graph::{Graph, TensorSpec, UPDATE_OPS, VariableSpec};
 use tensorpack::nn::{BatchNorm, Conv2d, Linear};
@@ -73,7 +72,7 @@ fn elementwise_chain_with_a_residual() {
     assert_plan(&text, include_str!("../plans/elementwise_chain_with_a_residual.txt"));
 }
 
-/// The results in a part of the plan's text, by number.
+/// Parses the numbers of the results in a part of the plan.
 fn results(text: &str) -> impl Iterator<Item = u32> + '_ {
     text.split('%').skip(1).map(|part| {
         let digits = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
@@ -81,23 +80,24 @@ fn results(text: &str) -> impl Iterator<Item = u32> + '_ {
     })
 }
 
-/// The bytes of a result written as `f32[8, 16]`, in whole cache lines.
-fn bytes(form: &str) -> usize {
-    let (dtype, sizes) = form.split_once('[').unwrap();
+/// Returns the size of a result written as `f32[8, 16]`, rounded up to cache lines.
+fn bytes(spec: &str) -> usize {
+    let (dtype, sizes) = spec.split_once('[').unwrap();
     let sizes = sizes.split_once(']').unwrap().0.split(", ").filter(|s| !s.is_empty());
     let elements: usize = sizes.map(|s| s.parse::<usize>().unwrap()).product();
     let dtype = DType::ALL.into_iter().find(|d| d.to_string() == dtype).unwrap();
     (elements * dtype.size()).max(1).next_multiple_of(64)
 }
 
-/// The most bytes alive at once, from the plan's text alone: a result lives from the line that makes it to the last one
-/// that reads it, to lie in place of another costs nothing, and what threads share lives for one line.
-fn live_at_once(text: &str) -> usize {
+/// Computes the peak of live memory from the plan's text: a result lives from the line that writes
+/// it to the last line that reads it, in-place results are free, and memory shared by threads lives
+/// for one line.
+fn peak_live_bytes(text: &str) -> usize {
     let lines: Vec<&str> = text.lines().filter(|l| !l.starts_with("arena")).collect();
-    // For each result: whose memory it has, and for each memory its bytes, first and last line.
+    // For each result, the buffer it uses; for each buffer, its size, first and last line.
     let mut owner: HashMap<u32, u32> = HashMap::new();
     let mut lives: HashMap<u32, (usize, usize, usize)> = HashMap::new();
-    // Commits happen all at once, after what is fetched was taken.
+    // All commits happen together, after the fetches.
     let commits = lines.iter().position(|l| l.starts_with("commit")).unwrap_or(lines.len());
     let mut shared = vec![0; lines.len()];
     for (i, line) in lines.iter().enumerate() {
@@ -107,7 +107,8 @@ fn live_at_once(text: &str) -> usize {
             lives.get_mut(&owner[&id]).unwrap().2 = t;
         }
         for part in left.split('%').skip(1) {
-            // `3 f32[8, 16], ` or `3 f32[8, 16] in place of `; in the latter case the part after it is the place alone.
+            // `3 f32[8, 16], ` or `3 f32[8, 16] in place of `; in the latter case the part after it
+            // is the place alone.
             let Some((id, form)) = part.split_once(' ').filter(|(_, form)| form.contains('[')) else {
                 continue;
             };
@@ -142,7 +143,7 @@ fn arena_is_tight(name: &str, model: Model) {
     let [image, label] = model.batch(32, 0);
     let (cost, train) = (model.cost.clone(), model.train.clone());
     let text = plan(model.graph, &[&cost, &train], &[("image", &image), ("label", &label)]);
-    let (arena, live) = (number_after(&text, "\narena "), live_at_once(&text));
+    let (arena, live) = (number_after(&text, "\narena "), peak_live_bytes(&text));
     assert!(live > 100_000, "{name}: no more than {live} bytes alive in\n{text}");
     assert!(arena >= live, "{name}: {arena} bytes cannot hold {live}");
     assert!(arena as f64 <= 1.15 * live as f64, "{name}: {arena} bytes for {live} alive at once");
@@ -154,7 +155,7 @@ fn number_after(text: &str, word: &str) -> usize {
 }
 
 #[test]
-fn the_arena_is_little_more_than_what_lives_at_once() {
+fn the_arena_is_close_to_the_peak_of_live_memory() {
     arena_is_tight("mlp", models::mlp());
     arena_is_tight("mnist", models::mnist());
     arena_is_tight("resnet", models::small_resnet());

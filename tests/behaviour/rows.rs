@@ -1,4 +1,5 @@
-//! Rows by number: the same bits for any number of threads, and a number that names no row changes nothing.
+//! Embedding lookups: bit-identical for any number of threads; an index out of range changes no
+//! variable.
 
 use tensorpack::prelude::*;
 use tensorpack::runtime::cpu::Isa;
@@ -7,7 +8,7 @@ use tensorpack::tensor::CounterRng;
 const WORDS: usize = 3000;
 const LOOKED_UP: usize = 5000;
 
-/// A table of vectors, trained so that a running sum over what is looked up, in order, comes near a target.
+/// Trains a table of vectors so that the cumulative sum of the looked-up rows approaches a target.
 fn train(isa: Isa, threads: usize, indices: &[i32], steps: usize) -> (Vec<Result<f32>>, HostTensor) {
     let graph = Graph::new();
     let table = TowerContext::training(&graph)
@@ -29,12 +30,12 @@ fn train(isa: Isa, threads: usize, indices: &[i32], steps: usize) -> (Vec<Result
 
 fn words() -> Vec<i32> {
     let rng = CounterRng::new(1, "words");
-    // Few of them often, so that many gradients add up in one row.
+    // A few indices repeat often, so that many gradients are added to one row.
     (0..LOOKED_UP as u64).map(|i| (rng.uniform(0, i).powi(3) * WORDS as f64) as i32).collect()
 }
 
 #[test]
-fn the_same_bits_for_any_team() {
+fn bits_do_not_depend_on_the_number_of_threads() {
     for isa in Isa::available() {
         let (losses, table) = train(isa, 1, &words(), 3);
         let losses: Vec<f32> = losses.into_iter().map(Result::unwrap).collect();
@@ -52,7 +53,7 @@ fn the_same_bits_for_any_team() {
 }
 
 #[test]
-fn a_wrong_number_leaves_every_variable_as_it_was() {
+fn an_index_out_of_range_changes_no_variable() {
     let isa = Isa::available().last().unwrap();
     let (_, before) = train(isa, 2, &words(), 0);
     let mut wrong = words();

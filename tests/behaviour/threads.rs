@@ -1,4 +1,4 @@
-//! One session, many threads: runs wait for each other, and every one gets its own answer.
+//! One session on many threads: runs wait for each other, and each returns its own result.
 
 use tensorpack::HostTensor;
 use tensorpack::graph::{Fetch, Graph, Init, TensorSpec, VariableSpec};
@@ -14,7 +14,7 @@ fn a_session_can_be_shared_and_sent() {
 }
 
 #[test]
-fn concurrent_runs_give_right_answers() {
+fn concurrent_runs_return_their_own_results() {
     const THREADS: usize = 4;
     const RUNS: usize = 50;
     let g = Graph::new();
@@ -30,7 +30,7 @@ fn concurrent_runs_give_right_answers() {
         for me in 0..THREADS {
             let (session, y, count) = (&session, &y, &count);
             scope.spawn(move || {
-                // Every thread has a shape of its own, and there are fewer programs than shapes.
+                // Each thread uses its own shape, and there are more shapes than cached programs.
                 let rows = me + 1;
                 for run in 0..RUNS {
                     let value = (me * RUNS + run) as f32;

@@ -1,5 +1,5 @@
-//! Checkpoints on disks that fail, on disks that stop, and in files that are damaged: what was
-//! saved is always there.
+//! Checkpoints on failing disks, after crashes, and with damaged files: a saved checkpoint is never
+//! lost.
 
 mod crash_disk;
 mod crashes;
@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use tensorpack::io::{Checkpoint, CheckpointStore, DirEntry, Disk, Keep, OpenFile, Parts, RealDisk, RunLock};
 use tensorpack::{DType, HostTensor};
 
-/// A checkpoint that tells by every part of it which one it is.
+/// A checkpoint with its number in every part.
 fn checkpoint(step: u64) -> Checkpoint {
     let values = |n: usize| (0..n).map(|i| (step as usize * 31 + i) as f64).collect::<Vec<_>>();
     Checkpoint {
@@ -84,9 +84,9 @@ fn other_frameworks_can_read_the_tensors() {
     assert!(tensors.contains(&checkpoint(3).tensors[0]));
 }
 
-/// `TENSORPACK_TEST_CASES` sets how many are tried; what is drawn is the same in every run.
+/// The same random cases in every run; `TENSORPACK_TEST_CASES` sets their number.
 fn cases() -> ProptestConfig {
-    let cases = std::env::var("TENSORPACK_TEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(24);
+    let cases = tensorpack_testing::test_cases(24);
     let rng_seed = proptest::test_runner::RngSeed::Fixed(0);
     ProptestConfig { cases, rng_seed, failure_persistence: None, ..ProptestConfig::default() }
 }

@@ -1,6 +1,6 @@
 //! An operation that nothing is fused across, and graphs with it and without.
 
-use crate::growing::Choices;
+use super::growing::Choices;
 use std::sync::Arc;
 use tensorpack::graph::{Fetch, GradCx, Graph, OpDef, Spec, Tensor, TensorSpec};
 use tensorpack::kir::{CustomKernel, LowerCx, View};

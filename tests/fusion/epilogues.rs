@@ -1,7 +1,7 @@
 //! Maps of a contraction's result, which become its epilogue where they can.
 
-use crate::barrier::{Building, same_apart};
-use crate::growing::{Choices, over_graphs, sizes};
+use super::barrier::{Building, same_apart};
+use super::growing::{Choices, over_graphs, sizes};
 use tensorpack::DType;
 use tensorpack::autodiff::gradients;
 use tensorpack::graph::Tensor;

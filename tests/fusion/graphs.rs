@@ -2,7 +2,7 @@
 //! fused, or more of them, or with a barrier after every operation, so that nothing is fused. Half
 //! of the graphs of floats hold gradients too.
 
-use crate::growing::{Choices, Growing, over_graphs};
+use super::growing::{Choices, Growing, over_graphs};
 use tensorpack::autodiff::gradients;
 use tensorpack::graph::{Fetch, Graph, Init, Tensor, TensorSpec, VariableSpec};
 use tensorpack::runtime::cpu::Isa;

@@ -1,6 +1,6 @@
 //! Random graphs as they grow.
 
-use crate::barrier::barrier;
+use super::barrier::barrier;
 use proptest::collection::vec;
 use proptest::prelude::any;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
@@ -257,9 +257,9 @@ impl Growing {
     }
 }
 
-/// Tries as many lists of choices as `TENSORPACK_TEST_CASES` says.
+/// Checks random lists of choices, `default` of them unless `TENSORPACK_TEST_CASES` is set.
 pub(crate) fn over_graphs(name: &str, default: u32, check: impl Fn(&[u32]) -> Result<(), String>) {
-    let cases = std::env::var("TENSORPACK_TEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(default);
+    let cases = tensorpack_testing::test_cases(default);
     let rng = CounterRng::new(0, name);
     let seed: Vec<u8> = (0..8).flat_map(|i| rng.word(0, i).to_le_bytes()).collect();
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 600, ..Config::default() };

@@ -1,8 +1,8 @@
 //! Equal operations on equal inputs are computed once, and those on inputs that only look alike are
 //! not.
 
-use crate::barrier::same_apart;
-use crate::growing::{over_graphs, sizes};
+use super::barrier::same_apart;
+use super::growing::{over_graphs, sizes};
 use tensorpack::DType;
 use tensorpack::graph::Tensor;
 

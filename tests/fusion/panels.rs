@@ -1,7 +1,7 @@
 //! Weights laid out once for many small products: whole, sliced, transposed, and read in two ways.
 
-use crate::barrier::same_apart;
-use crate::growing::over_graphs;
+use super::barrier::same_apart;
+use super::growing::over_graphs;
 use tensorpack::DType;
 
 #[test]

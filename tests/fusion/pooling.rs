@@ -1,7 +1,7 @@
-//! What is moved before the gradient of max pooling.
+//! Operations that are moved before the gradient of max pooling.
 
-use crate::barrier::{barrier, same_apart};
-use crate::growing::{Choices, over_graphs};
+use super::barrier::{barrier, same_apart};
+use super::growing::{Choices, over_graphs};
 use tensorpack::autodiff::gradients;
 use tensorpack::graph::{Fetch, Graph, Tensor, TensorSpec};
 use tensorpack::ops::{Layout, Padding, PoolOptions};

@@ -1,7 +1,7 @@
 //! Reductions over one space share a pass where they can.
 
-use crate::barrier::same_apart;
-use crate::growing::{over_graphs, sizes};
+use super::barrier::same_apart;
+use super::growing::{over_graphs, sizes};
 use tensorpack::DType;
 use tensorpack::graph::Tensor;
 

@@ -1,6 +1,6 @@
 //! A result is what its buffer would hold, whether it is stored or computed inside its reader.
 
-use crate::barrier::barrier;
+use super::barrier::barrier;
 use tensorpack::graph::{Graph, OpDef, Spec, Tensor, TensorSpec};
 use tensorpack::kir::{Class, LowerCx, View};
 use tensorpack::runtime::Session;

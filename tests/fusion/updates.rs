@@ -5,8 +5,8 @@
 //! values that are views (transposed, sliced, reversed, broadcast) of other variables, feeds,
 //! constants and temporaries; values shared by several updates, or fetched too.
 
-use crate::barrier::barrier;
-use crate::growing::{Choices, Growing, over_graphs, sizes};
+use super::barrier::barrier;
+use super::growing::{Choices, Growing, over_graphs, sizes};
 use tensorpack::graph::{Fetch, Graph, Init, Op, Tensor, TensorSpec, Variable, VariableSpec};
 use tensorpack::runtime::cpu::Isa;
 use tensorpack::runtime::{IntoFetch, Session, SessionOptions};

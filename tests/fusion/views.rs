@@ -1,8 +1,8 @@
 //! Maps read through views: what is computed inside a reader is traced back through every kind of
 //! view, or stored.
 
-use crate::barrier::{Building, same_apart};
-use crate::growing::{Choices, over_graphs, sizes};
+use super::barrier::{Building, same_apart};
+use super::growing::{Choices, over_graphs, sizes};
 use tensorpack::DType;
 use tensorpack::graph::Tensor;
 

@@ -1,4 +1,4 @@
-//! What `char_lm` can see.
+//! The causal mask of `char_lm`.
 
 use crate::char_lm::{CONTEXT, Model};
 use tensorpack::prelude::*;

@@ -1,10 +1,12 @@
-//! The first costs of `ptb_lstm`, against those PyTorch has with the same weights and words, without dropout.
+//! The first costs of `ptb_lstm`, compared with PyTorch with the same weights and words, without
+//! dropout.
 //!
-//! With a learning rate of 1 costs leap, and what rounding makes different grows with every leap: in f32, PyTorch leaves its
-//! own curve in f64 by 12 % within 42 steps. So nets are followed that learn slowly, and in f64 the first leaps of one that
-//! does not. 200 steps of the net of 650 units on the Penn Treebank, where there are leaps even so, in means of ten:
+//! With a learning rate of 1 the cost jumps, and every jump amplifies rounding errors: PyTorch in
+//! f32 deviates from its own curve in f64 by 12 % within 42 steps. So most tests use a small
+//! learning rate, and one follows the first jumps in f64. This command compares 200 steps of the
+//! net of 650 units on the Penn Treebank, where the cost jumps even so, in means of ten:
 //! `TENSORPACK_TEST_PTB=1 cargo test --release --test language_models curve -- --nocapture`.
-//! `tests/torch/make_ptb_curve.py` makes the numbers.
+//! `tests/torch/make_ptb_curve.py` generates the expected values.
 
 use crate::ptb_lstm::{Model, reset, unrolled};
 use std::cell::RefCell;
@@ -14,13 +16,13 @@ use tensorpack::dataflow::dataset::ptb::{self, Split};
 use tensorpack::dataflow::dataset::sentences;
 use tensorpack::prelude::*;
 
-/// The costs that PyTorch has in this run.
-fn right(run: &str) -> Vec<f64> {
+/// Returns the costs of PyTorch in this run.
+fn expected(run: &str) -> Vec<f64> {
     let file: serde_json::Value = serde_json::from_str(include_str!("../torch/ptb_curve.json")).unwrap();
     file[run].as_array().unwrap().iter().map(|cost| cost.as_f64().unwrap()).collect()
 }
 
-/// The costs of the first steps of a net with this learning rate.
+/// Trains a net with this learning rate and returns its costs.
 fn costs(model: Model, words: &HostTensor, rate: f64, steps: usize) -> Vec<f64> {
     let costs = Rc::new(RefCell::new(Vec::new()));
     let noted = costs.clone();
@@ -36,14 +38,15 @@ fn costs(model: Model, words: &HostTensor, rate: f64, steps: usize) -> Vec<f64> 
     costs.take()
 }
 
-/// A net with this many units, that computes in `dtype`.
+/// A net with this many units that computes in `dtype`.
 fn net(units: usize, dtype: DType) -> Model {
     Model { units, dropout: 0.0, dtype }
 }
 
-/// That no mean of so many costs in a row is further from PyTorch's than this part of it; prints the largest distance.
+/// Checks that every mean of `steps` consecutive costs is within a relative `tolerance` of
+/// PyTorch's. Prints the largest deviation.
 fn assert_follows(run: &str, model: Model, words: &HostTensor, rate: f64, (steps, tolerance): (usize, f64)) {
-    let right = right(run);
+    let right = expected(run);
     let found = costs(model, words, rate, right.len());
     assert_eq!(found.len(), right.len());
     let sums = |costs: &[f64]| costs.windows(steps).map(|w| w.iter().sum::<f64>()).collect::<Vec<_>>();
@@ -76,7 +79,7 @@ fn a_hundred_steps_of_a_small_net() {
 }
 
 #[test]
-fn the_first_leaps_of_a_small_net() {
+fn the_first_jumps_of_a_small_net() {
     assert_follows(
         "leaps",
         net(64, DType::F64),
@@ -87,7 +90,7 @@ fn the_first_leaps_of_a_small_net() {
 }
 
 #[test]
-fn the_first_steps_of_the_net_in_its_size() {
+fn the_first_steps_of_the_full_size_net() {
     assert_follows(
         "full",
         net(650, DType::F32),
@@ -99,8 +102,7 @@ fn the_first_steps_of_the_net_in_its_size() {
 
 #[test]
 fn two_hundred_steps_on_the_treebank() {
-    if std::env::var_os("TENSORPACK_TEST_PTB").is_none() {
-        println!("not asked for: TENSORPACK_TEST_PTB is not set");
+    if !tensorpack_testing::opted_in("TENSORPACK_TEST_PTB") {
         return;
     }
     assert_follows("treebank", net(650, DType::F32), &ptb::token_ids(Split::Train).unwrap(), 0.1, (10, 0.02));

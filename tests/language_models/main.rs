@@ -1,4 +1,4 @@
-//! The language models of `examples/`, as they stand there.
+//! Tests of the language models in `examples/`, compiled from the same files.
 
 mod attention;
 #[expect(dead_code, reason = "only the model is looked at")]

@@ -1,4 +1,4 @@
-//! What `ptb_lstm` reads and remembers.
+//! The input and the recurrent state of `ptb_lstm`.
 
 use crate::ptb_lstm::{BATCH, Model, Plan, STEPS, config, unrolled};
 use std::path::Path;
@@ -11,7 +11,7 @@ use tensorpack::prelude::*;
 use tensorpack::runtime::IntoFetch;
 use tensorpack::train::Trained;
 
-/// The beginning of a generated text.
+/// Returns the first words of a generated text.
 fn beginning(split: Split, words: usize) -> HostTensor {
     let text = sentences::token_ids(split).unwrap();
     HostTensor::new([words], text.as_slice::<i32>().unwrap()[..words].to_vec()).unwrap()
@@ -19,7 +19,7 @@ fn beginning(split: Split, words: usize) -> HostTensor {
 
 #[test]
 fn the_words_in_the_graph_are_those_of_the_dataflow() {
-    // Three steps and a few words too many.
+    // Three steps, and a few words that do not fill a batch.
     let words = beginning(Split::Train, BATCH * (3 * STEPS + 9) + 7);
     let flow = BpttBatches::new(words.clone(), BATCH, STEPS).unwrap();
     let graph = Graph::new();
@@ -45,7 +45,7 @@ fn train(dir: &Path, epochs: u64) -> Trained {
 }
 
 #[test]
-fn a_run_in_two_parts_is_one_run() {
+fn a_resumed_run_equals_an_uninterrupted_one() {
     let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let at_once = train(whole.path(), 3);
     train(parts.path(), 1);
@@ -55,7 +55,7 @@ fn a_run_in_two_parts_is_one_run() {
     }
     let stats = |dir: &Path| std::fs::read_to_string(dir.join("stats.jsonl")).unwrap();
     assert_eq!(stats(parts.path()), stats(whole.path()));
-    // Constant up to the second epoch, then a half after each.
+    // Constant up to the second epoch, then halved after each.
     assert_eq!(at_once.session.read("learning_rate").unwrap().to_scalar().unwrap(), 0.25);
     assert!(at_once.session.read("c1").unwrap().to_f64_vec().iter().all(|c| *c == 0.0));
     let latest = |name: &str| at_once.monitors.latest(name).unwrap();

@@ -1,4 +1,4 @@
-//! What the stable forms cost: passes over the logits.
+//! The cost of the numerically stable forms, in passes over the logits.
 
 use std::collections::HashSet;
 use tensorpack::autodiff::gradients;

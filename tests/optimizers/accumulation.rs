@@ -1,6 +1,6 @@
 //! Accumulated gradients compared with one large batch.
 
-use crate::net::{Net, WEIGHTS, assert_close};
+use super::net::{Net, WEIGHTS, assert_close};
 use std::collections::BTreeSet;
 use tensorpack::DType;
 use tensorpack::optim::gradproc::GlobalNormClip;

@@ -1,6 +1,6 @@
 //! Twenty steps of every optimizer compared with PyTorch in float64.
 
-use crate::net::{Net, WEIGHTS, assert_close, engines, file, floats, label, list, text};
+use super::net::{Net, WEIGHTS, assert_close, engines, file, floats, label, list, text};
 use serde_json::Value;
 use tensorpack::DType;
 use tensorpack::optim::gradproc::{GlobalNormClip, ValueClip};

@@ -1,7 +1,7 @@
 //! Updates that overflow on the CPU engine: no non-finite value is written.
 
-use crate::net::build;
-use crate::overflow_cases::{self, Model};
+use super::net::build;
+use super::overflow_cases::{self, Model};
 use tensorpack::graph::{Graph, Init, TensorSpec, VariableSpec};
 use tensorpack::optim::gradproc::GlobalNormClip;
 use tensorpack::optim::{

@@ -106,7 +106,7 @@ pub(crate) fn every_optimizer(device: Device, len: usize) {
             let named = format!("the variable {}", case.overflows);
             let names_it = |line: &str| line.ends_with(&named) || line.contains(&format!("{named} "));
             assert!(e.to_string().lines().any(names_it), "{what}: {e}");
-            assert!(e.to_string().ends_with("no variable was changed by this run"), "{what}: {e}");
+            assert!(e.to_string().contains("no variable was changed"), "{what}: {e}");
             model.step(1.0).unwrap_or_else(|e| panic!("{what}: {e}"));
             assert!(model.variables() != before, "{what}: nothing changed after a bad step");
         }

@@ -1,6 +1,6 @@
 //! Elementwise updates become one pass over all variables and their slots.
 
-use crate::net::build;
+use super::net::build;
 use tensorpack::graph::{Graph, Init, TensorSpec, VariableSpec};
 use tensorpack::optim::gradproc::GlobalNormClip;
 use tensorpack::optim::{

@@ -1,6 +1,6 @@
 //! Gradient processors: the variables they select, their order, and the settings they reject.
 
-use crate::net::{Net, WEIGHTS, assert_close, build, cpu};
+use super::net::{Net, WEIGHTS, assert_close, build, cpu};
 use tensorpack::graph::{Fetch, Graph, MOVING_SUMMARIES};
 use tensorpack::optim::gradproc::{
     FilterGradient, GlobalNormClip, GradProcessor, MapGradient, ScaleGradient, SummaryGradient, ValueClip,
@@ -8,6 +8,7 @@ use tensorpack::optim::gradproc::{
 use tensorpack::optim::{Adam, Momentum, Optimizer, Sgd};
 use tensorpack::runtime::cpu::Isa;
 use tensorpack::{DType, Error, ErrorKind};
+use tensorpack_testing::assert_mentions;
 
 /// Returns the change of each weight after one step.
 fn steps(optimizer: &dyn Optimizer) -> Vec<Vec<f64>> {
@@ -122,7 +123,7 @@ fn a_pattern_that_matches_nothing_is_an_error_at_its_line() {
     for (k, processor) in all.into_iter().enumerate() {
         let e = refused(&Sgd::new(0.1).process(processor));
         assert_eq!(e.kind(), ErrorKind::Name);
-        assert!(e.message().ends_with(": the pattern \"fc9/.*\" matches no variable"), "{e}");
+        assert_mentions(&e, &["\"fc9/.*\"", "no variable"]);
         assert_eq!(e.site().unwrap().line, line + k as u32);
         assert!(e.to_string().contains(": fc0/W, fc0/b, fc1/W, fc1/b"), "{e}");
     }
@@ -132,9 +133,9 @@ fn a_pattern_that_matches_nothing_is_an_error_at_its_line() {
 fn a_limit_that_is_not_positive_is_an_error() {
     for limit in [0.0, -1.0, f64::NAN] {
         let e = refused(&Sgd::new(0.1).process(GlobalNormClip::new(limit)));
-        assert!(e.message().starts_with("GlobalNormClip: the limit is"), "{e}");
+        assert_mentions(&e, &["GlobalNormClip", "limit"]);
         let e = refused(&Sgd::new(0.1).process(ValueClip::new(limit)));
-        assert!(e.message().starts_with("ValueClip: the limit is"), "{e}");
+        assert_mentions(&e, &["ValueClip", "limit"]);
     }
 }
 
@@ -142,7 +143,7 @@ fn a_limit_that_is_not_positive_is_an_error() {
 fn dropping_every_gradient_is_an_error() {
     let e = refused(&Sgd::new(0.1).process(ScaleGradient::new(".*", 0.0)));
     assert_eq!(e.kind(), ErrorKind::Gradient);
-    assert!(e.message().starts_with("Processed: no gradient is left"), "{e}");
+    assert_mentions(&e, &["Processed", "no gradient"]);
 }
 
 #[test]

@@ -798,7 +798,7 @@ impl Case {
 #[test]
 fn small_variables_follow_the_formulas() {
     let name = "tiny variables";
-    let cases = std::env::var("TENSORPACK_TEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(300);
+    let cases = tensorpack_testing::test_cases(300);
     let rng = CounterRng::new(0, name);
     let seed: Vec<u8> = (0..8).flat_map(|i| rng.word(0, i).to_le_bytes()).collect();
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 300, ..Config::default() };

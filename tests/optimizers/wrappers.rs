@@ -1,7 +1,7 @@
 //! Parameter groups, post-processing, moving averages, several optimizers in one graph, invalid
 //! settings, and failing steps.
 
-use crate::net::{Net, WEIGHTS, assert_close, build};
+use super::net::{Net, WEIGHTS, assert_close, build};
 use tensorpack::graph::{Graph, Init, TensorSpec, VariableSpec};
 use tensorpack::nn::Linear;
 use tensorpack::optim::gradproc::{FilterGradient, GlobalNormClip, ValueClip};

@@ -5,12 +5,12 @@ use crate::rows::Made;
 use tensorpack::graph::UPDATE_OPS;
 use tensorpack::prelude::*;
 
-/// What is changed on the way from a program to a graph.
+/// Modifications of a program while its graph is built.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Change {
     /// Whether all sizes are known while the graph is built.
     pub(crate) known: bool,
-    /// Makes the results of the row of this name wrong: a test of the test.
+    /// Makes the results of the row of this name wrong, to test the comparison.
     pub(crate) fault: Option<&'static str>,
 }
 
@@ -26,8 +26,8 @@ impl Scratch {
         Scratch { known, t: TowerContext::training(&Graph::new()), tensors: Vec::new() }
     }
 
-    /// Adds the nodes that are new in `program` and returns what the last one made, if the graph
-    /// accepts it.
+    /// Adds the nodes that are new in `program` and returns the result of the last one, if the
+    /// graph accepts it.
     pub(crate) fn extend(&mut self, program: &Program) -> Option<Made> {
         let change = Change { known: self.known, ..Change::default() };
         let mut last = None;
@@ -170,7 +170,7 @@ pub(crate) fn port_name(program: &Program, port: &Port) -> String {
     if program.nodes[port.node].outputs.is_some() { format!("{name}[{}]", port.output) } else { name }
 }
 
-/// Returns element type and sizes of the only output of a node.
+/// Returns the dtype and sizes of the only output of a node.
 pub(crate) fn spec_of(program: &Program, at: usize) -> Option<(DType, Vec<usize>)> {
     let mut scratch = Scratch::new(true);
     let mut part = program.clone();

@@ -1,4 +1,4 @@
-//! How far results may lie from the reference, and whether they do.
+//! Compares results with the reference, with a tolerance for each tensor.
 //!
 //! The tolerance of a tensor comes from runs of the reference in which inputs and variables are
 //! moved by about an ulp and every result of every node, gradients and partial sums included, is
@@ -11,11 +11,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use tensorpack::prelude::*;
 use tensorpack::runtime::StochasticRounding;
 
-/// A tensor may be this many times as far from the reference as moved inputs are.
+/// The tolerance of a tensor, as a multiple of its change under perturbation.
 const SPREADS: f64 = 40.0;
-/// And this many ulps of its largest element more.
+/// Plus this many ulps of its largest element.
 const ULPS: f64 = 32.0;
-/// The least magnitude of what a forward result is computed from.
+/// The least magnitude assumed for the operands of a forward result.
 const CANCELLED: f64 = 0.05;
 /// The coarser of the two roundings has this many bits less. A smooth result moves in proportion.
 const WIDE_BITS: u32 = 3;
@@ -23,26 +23,27 @@ const WIDE: f64 = (1 << WIDE_BITS) as f64;
 /// f64 has no wider type to round from, so its spread is measured with this many bits less and
 /// scaled.
 const F64_SPARE_BITS: u32 = 8;
-/// A result that moves by more than this many times its share in wider noise lies near a kink.
+/// A result that changes more than this many times its proportional share under the coarser rounding
+/// is near a kink.
 const KINK: f64 = 12.0;
 
 /// How the names of gradients begin.
 const GRADIENTS: [&str; 2] = ["the gradient of the cost", "the gradient of the squared gradients"];
 
-/// What the reference says.
+/// The results of the reference.
 pub(crate) struct Expected {
     pub(crate) found: Vec<Found>,
     pub(crate) tolerances: Vec<f64>,
 }
 
-/// Why a program is drawn again instead of compared.
+/// Why a program is rejected and drawn again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Unfit {
-    /// Moving values by a few ulps takes another branch.
+    /// A perturbation of a few ulps takes another branch.
     Kink(String),
     /// A result is infinite or NaN.
     NotFinite(String),
-    /// The graph, or the reference, refuses the program.
+    /// The graph or the reference rejects the program.
     Refused(String),
 }
 
@@ -87,11 +88,11 @@ pub(crate) fn expect(program: &Program) -> std::result::Result<Expected, Unfit> 
     let mut tolerances = Vec::new();
     for ((f, narrow), wide) in found.iter().zip(narrow).zip(wide) {
         let scale = f.values.iter().fold(0.0f64, |m, v| m.max(v.abs()));
-        // Operands have a magnitude of about 1, and some operations add up what cancels.
+        // Operands have a magnitude of about 1, and terms may cancel.
         let floor = ULPS * ulp * if f.name.starts_with("the value") { scale.max(CANCELLED) } else { scale };
         let share = narrow.max(wide / WIDE);
-        // What is noise alone, such as the gradient of a bias before a normalisation, grows in its
-        // own way.
+        // Results that are only noise, such as the gradient of a bias before a normalisation, do
+        // not grow in proportion.
         let noise = narrow > 0.01 * scale;
         let bent = !noise && wide > KINK * WIDE * narrow.max(4.0 * ulp * scale) || share.is_nan();
         if bent || !f.is_float && wide + narrow > 0.0 {

@@ -1,4 +1,4 @@
-//! Whether the table has all there is, and whether all of it is drawn.
+//! Checks that the table is complete and that every row is drawn.
 
 use crate::draw::draw_program;
 use crate::optimizers::{rates, rules, wrappers};
@@ -7,7 +7,7 @@ use crate::table::{cost_rows, op_rows};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Public names that are in no row, and why.
+/// Public names without a row, with the reason.
 const LEFT_OUT: [(&str, &str); 9] = [
     ("print", "writes a line, on the CPU engine alone"),
     ("print_every", "writes a line, on the CPU engine alone"),
@@ -19,7 +19,7 @@ const LEFT_OUT: [(&str, &str); 9] = [
     ("Gradient", "is what optimizers are handed"),
     ("Optimizer", "is a trait"),
 ];
-/// What [`Program`](crate::program::Program) does with every program.
+/// Names that [`Program`](crate::program::Program) uses in every program.
 const EVERYWHERE: [&str; 7] = [
     "minimize",
     "compute_gradients",
@@ -47,7 +47,7 @@ fn exported(path: &str) -> BTreeSet<String> {
 fn methods() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops");
-    for file in std::fs::read_dir(folder).expect("there are operations") {
+    for file in std::fs::read_dir(folder).expect("src/ops exists") {
         let name = file.expect("a file").file_name().into_string().expect("a plain name");
         let text = source(&format!("ops/{name}"));
         let text = text.split("#[cfg(test)]").next().unwrap_or("");
@@ -55,7 +55,7 @@ fn methods() -> BTreeSet<String> {
             if let Some(rest) = line.strip_prefix("pub fn ") {
                 found.insert(rest.split(['(', '<']).next().unwrap_or("").to_string());
             }
-            // The lists of functions of one and two numbers: `method => Kernel,`.
+            // The lists of unary and binary functions: `method => Kernel,`.
             if let Some((method, kernel)) = line.split_once(" => ")
                 && method.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c.is_ascii_digit())
                 && kernel.ends_with(',')

@@ -1,4 +1,4 @@
-//! Draws programs. Program `i` of a seed depends on (seed, i, attempt) alone.
+//! Draws programs. Program `i` of a seed depends only on (seed, i, attempt).
 
 use crate::build::{Change, Scratch, build};
 use crate::optimizers::Training;
@@ -11,7 +11,7 @@ use tensorpack::prelude::*;
 /// Above this estimated magnitude a tensor is squashed before it is used again.
 const LARGE: f64 = 5.0;
 
-/// Forms of the inputs of a graph: so that most operations find operands that fit.
+/// Shapes of the inputs of a graph, chosen so that most operations find matching operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Vectors,
@@ -20,7 +20,7 @@ enum Form {
     Mixed,
 }
 
-/// What is known of a tensor while a program is drawn.
+/// What the generator knows about a tensor.
 #[derive(Clone, Debug)]
 pub(crate) struct Info {
     pub(crate) class: Class,
@@ -29,7 +29,7 @@ pub(crate) struct Info {
     pub(crate) known: Vec<bool>,
     /// The estimated magnitude of its elements.
     pub(crate) scale: f64,
-    /// How many nodes use it.
+    /// Number of nodes that use it.
     pub(crate) uses: usize,
 }
 
@@ -57,10 +57,10 @@ pub(crate) struct Draw {
     state: u64,
     pub(crate) program: Program,
     infos: Vec<Vec<Info>>,
-    /// The graph with all sizes known, for the sizes, and as it will be built, for what may be done
-    /// with unknown ones.
+    /// Two graphs: one with all sizes known, to get the sizes, and one as it will be built, to
+    /// reject operations that do not support unknown sizes.
     scratch: [Scratch; 2],
-    /// The most elements of a tensor.
+    /// Maximum number of elements of a tensor.
     limit: usize,
     form: Form,
 }
@@ -337,7 +337,7 @@ impl Draw {
             ]);
             self.input(class, &sizes, None);
         }
-        // Neighbouring variables of one element are worth a test of their own.
+        // Adjacent variables of one element are a special case of the update passes.
         let few = self.chance(0.3);
         for _ in 0..self.between(1, 3) {
             let rank = if few { self.below(2) } else { self.below(4) };
@@ -351,7 +351,7 @@ impl Draw {
         let before = (self.program.nodes.len(), self.state);
         let made = (row.draw)(self).and_then(|draft| self.push(row, draft, None));
         if made.is_none() && self.program.nodes.len() > before.0 {
-            // The operands that were made for it would be of no use.
+            // Remove the operands that were added for it.
             self.program.nodes.truncate(before.0);
             self.infos.truncate(before.0);
             self.recount();
@@ -450,7 +450,7 @@ impl Draw {
         }
     }
 
-    /// Draws the cost, what is fetched and how the program is trained.
+    /// Draws the cost, the fetches and the training settings.
     fn finish(&mut self) {
         let unused: Vec<Port> =
             self.ports().filter(|&p| self.info(p).uses == 0 && self.info(p).class == Class::Float).collect();
@@ -477,7 +477,7 @@ impl Draw {
         self.program.regularized = self.chance(0.3);
         self.program.second = self.chance(0.5);
         self.program.training = Training::draw(self);
-        // Every variable needs a gradient: without one from the rows, that of the penalty.
+        // Every variable needs a gradient, from the rows or from the penalty.
         let built = build(&self.program, DType::F64, &Change { known: true, ..Change::default() });
         self.program.regularized |= built.is_err_and(|e| e.kind() == ErrorKind::Gradient);
     }

@@ -1,8 +1,8 @@
 //! Random training programs on all engines, compared with the reference.
 //!
-//! `TENSORPACK_TEST_GRAPHS` sets how many are drawn, `TENSORPACK_TEST_SEED` from which seed, and
-//! `TENSORPACK_TEST_GRAPH` tries the one of that number alone. A program that fails is made smaller
-//! and printed as Rust source.
+//! `TENSORPACK_TEST_GRAPHS` sets the number of programs and `TENSORPACK_TEST_SEED` the seed.
+//! `TENSORPACK_TEST_GRAPH` runs only the program with this number. A failing program is shrunk and
+//! printed as Rust source.
 
 mod build;
 mod compare;
@@ -29,8 +29,8 @@ fn setting(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, not a number")))
 }
 
-/// Draws a program and what the reference says of it, again until it is fit. `tell` hears of those
-/// that are not.
+/// Draws programs until the reference accepts one, and returns it with its expected results. Calls
+/// `tell` for each program that is rejected.
 fn fit(seed: u64, index: u64, tell: &dyn Fn(&Unfit)) -> (Program, compare::Expected) {
     for attempt in 0.. {
         let program = draw::draw_program(seed, index, attempt);
@@ -48,7 +48,7 @@ fn engines_agree_with_the_reference() {
     workers::supervise();
 }
 
-/// Does a worker's share, if this process is one.
+/// Runs a share of the programs if this process is a worker.
 #[test]
 fn worker() {
     workers::work();

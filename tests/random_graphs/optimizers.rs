@@ -1,4 +1,4 @@
-//! Optimizers, what goes around them, and learning rates: drawn, built and printed.
+//! Optimizers, their wrappers, and learning rates: how they are drawn, built and printed.
 
 use crate::draw::Draw;
 use crate::program::Value;
@@ -42,7 +42,7 @@ macro_rules! settings {
     };
 }
 
-/// A list that is made once.
+/// A list that is created once.
 macro_rules! once {
     ($t:ty, $made:expr) => {{
         static ONCE: std::sync::OnceLock<Vec<$t>> = std::sync::OnceLock::new();
@@ -77,7 +77,7 @@ pub(crate) fn rates() -> &'static [RateSetting] {
     )
 }
 
-/// Rules.
+/// Optimizers.
 pub(crate) fn rules() -> &'static [RuleSetting] {
     once!(
         RuleSetting,
@@ -102,7 +102,7 @@ pub(crate) fn rules() -> &'static [RuleSetting] {
     )
 }
 
-/// What goes around a rule, the innermost first.
+/// Wrappers of an optimizer, the innermost first.
 pub(crate) fn wrappers() -> &'static [WrapperSetting] {
     once!(
         WrapperSetting,

@@ -1,4 +1,4 @@
-//! What a row of the table is: one way of using a public operation, layer or wrapper.
+//! A row of the table: one use of a public operation, layer or wrapper.
 //!
 //! The expression of a row is compiled and kept as text. So a printed program says exactly what the
 //! test ran.
@@ -8,18 +8,18 @@ use crate::program::{Port, Value};
 use std::fmt;
 use tensorpack::prelude::*;
 
-/// What rounding a row does.
+/// How a row rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Rounds its results.
     Op,
     /// Moves or compares elements, without rounding.
     Exact,
-    /// Makes variables under the node's name, so it can be applied again with the same ones.
+    /// Creates variables under the node's name, so it can be applied again with the same ones.
     Layer,
 }
 
-/// What was drawn for a row.
+/// The inputs and arguments drawn for a row.
 #[derive(Clone, Debug)]
 pub(crate) struct Draft {
     pub(crate) inputs: Vec<Port>,
@@ -28,7 +28,7 @@ pub(crate) struct Draft {
     pub(crate) scale: Option<f64>,
 }
 
-/// What a row made.
+/// The result of a row.
 pub(crate) struct Made {
     pub(crate) tensors: Vec<Tensor>,
     pub(crate) many: bool,
@@ -45,7 +45,7 @@ pub(crate) struct Row {
     pub(crate) inputs: &'static [&'static str],
     pub(crate) arguments: &'static [&'static str],
     pub(crate) build: Build,
-    /// Draws inputs and arguments; `None` where nothing fits.
+    /// Draws inputs and arguments; `None` if nothing fits.
     pub(crate) draw: fn(&mut Draw) -> Option<Draft>,
 }
 

@@ -7,10 +7,10 @@ use tensorpack::prelude::*;
 use tensorpack::runtime::cpu::Isa;
 use tensorpack::runtime::{IntoFetch, StochasticRounding};
 
-/// Where a program runs.
+/// An engine that runs programs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Engine {
-    /// What the others are compared with. It runs every program in f64.
+    /// The device that the others are compared with. It runs every program in f64.
     Reference,
     Cpu {
         isa: Isa,
@@ -18,7 +18,7 @@ pub(crate) enum Engine {
         full_precision: bool,
     },
     Xla(Device),
-    /// The reference with a wrong row: a test of the test.
+    /// The reference with a wrong row, to test the comparison.
     Faulty(&'static str),
 }
 
@@ -44,7 +44,7 @@ impl Engine {
             Engine::Cpu { isa, threads, full_precision } => {
                 SessionOptions { threads: Some(threads), isa: Some(isa), full_precision, ..plain }
             }
-            // Products in full precision are what the tolerances are for.
+            // The tolerances assume products in full precision.
             Engine::Xla(device) => SessionOptions { device, full_precision: true, ..plain },
         }
     }
@@ -68,7 +68,7 @@ impl Engine {
             let name = std::env::var("TENSORPACK_XLA_TEST_DEVICE").unwrap_or("xla:cpu:0".into());
             let device: Device = name.parse().unwrap_or_else(|e| panic!("{e}"));
             let Device::Xla { platform, .. } = device else { panic!("{name} is no XLA device") };
-            tensorpack_pjrt::plugin_for_tests(platform.name()).map(|_| Engine::Xla(device))
+            tensorpack_testing::plugin_for_tests(platform.name()).map(|_| Engine::Xla(device))
         })
     }
 }
@@ -85,8 +85,7 @@ pub(crate) struct Found {
     pub(crate) values: Vec<f64>,
 }
 
-/// Runs a program, and returns the values of what it fetches and of all variables after the last
-/// step. With `rounding` (reference only) every result rounds at random, and inputs and variables
+/// Runs a program and returns its fetches, and all variables after the last step. With `rounding` (reference only) every result rounds at random, and inputs and variables
 /// are moved by about an ulp.
 pub(crate) fn run(
     program: &Program,

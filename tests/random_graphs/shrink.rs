@@ -1,4 +1,4 @@
-//! Makes failing programs smaller.
+//! Shrinks failing programs.
 
 use crate::compare::{Failure, check, expect};
 use crate::optimizers::Training;
@@ -47,7 +47,7 @@ pub(crate) fn candidates(program: &Program) -> Vec<Program> {
         next.prune();
         list.push(next);
     };
-    // What is asked for.
+    // Fetches.
     if program.steps > 0 {
         simpler(&|p| p.steps = 0);
     }
@@ -67,7 +67,7 @@ pub(crate) fn candidates(program: &Program) -> Vec<Program> {
         simpler(&|p| p.steps = 1);
         simpler(&|p| p.steps -= 1);
     }
-    // A node in the place of what it is computed from, or of an input.
+    // A node replaced by its operand or by an input.
     for at in (0..program.nodes.len()).rev() {
         let Source::Row { inputs, .. } = &program.nodes[at].source else { continue };
         for &input in inputs {
@@ -77,7 +77,7 @@ pub(crate) fn candidates(program: &Program) -> Vec<Program> {
             simpler(&|p| *p = cut.clone());
         }
     }
-    // How it is trained.
+    // Training settings.
     let plain = Training::plain();
     if program.steps > 0 {
         for i in 0..program.training.wrappers.len() {
@@ -150,7 +150,7 @@ fn halves(list: &[Port]) -> Vec<Vec<Port>> {
     all
 }
 
-/// Lets `by` stand for the outputs of a node.
+/// Replaces the outputs of a node by `by`.
 fn replace(program: &mut Program, at: usize, by: Port) {
     let change = |p: &mut Port| {
         if p.node == at {
@@ -165,7 +165,7 @@ fn replace(program: &mut Program, at: usize, by: Port) {
     program.cost.iter_mut().chain(&mut program.fetches).for_each(change);
 }
 
-/// Returns the program with an input in the place of a node with one output, if its sizes are known
+/// Returns the program with an input in place of a node with one output, if its sizes are known
 /// from a build.
 fn cut(program: &Program, at: usize) -> Option<Program> {
     let node = &program.nodes[at];
@@ -200,7 +200,7 @@ fn resize(program: &mut Program, at: usize, axis: usize, to: usize) {
     }
 }
 
-/// Sets one size, and all others that equal it in the same place: a batch, or channels.
+/// Sets one size, and all equal sizes at the same axis: a batch size, or a number of channels.
 fn all_sizes(program: &mut Program, from: usize, to: usize, _at: usize, axis: usize) {
     for node in &mut program.nodes {
         if let Source::Input { sizes, .. } = &mut node.source

@@ -1,6 +1,6 @@
 //! The table of operations and layers that programs are drawn from.
 //!
-//! Operations that are not defined or not smooth everywhere are given operands from where they are.
+//! Operations that are not defined or not smooth everywhere get operands from where they are.
 
 use crate::draw::{Draw, Info};
 use crate::program::{Class, Port, Value};
@@ -18,7 +18,7 @@ pub(crate) fn op_rows() -> &'static [&'static Row] {
     })
 }
 
-/// Returns the rows that make scalars of what is left over: the terms of the cost.
+/// Returns the rows that reduce unused tensors to scalars: the terms of the cost.
 pub(crate) fn cost_rows() -> &'static [&'static Row] {
     static ROWS: OnceLock<Vec<&'static Row>> = OnceLock::new();
     ROWS.get_or_init(|| costs().into_iter().map(|row| &*Box::leak(Box::new(row))).collect())
@@ -108,7 +108,7 @@ fn summed(d: &mut Draw) -> Option<Draft> {
     scaled(&[x], vec![Value::Ints(axes)], scale)
 }
 
-/// Axes over which there is something to normalise.
+/// Axes with at least two elements to normalise.
 fn spread(d: &mut Draw) -> Option<Draft> {
     let (x, axes, _) = reduced(d, 3)?;
     scaled(&[x], vec![Value::Ints(axes)], 1.5)
@@ -133,7 +133,7 @@ fn sorted(d: &mut Draw) -> Option<Draft> {
     draft(&[x], vec![Value::Int(axis), Value::Flag(down)])
 }
 
-/// Integers or truth values of any shape.
+/// Integers or booleans of any shape.
 fn of_class(d: &mut Draw, fits: fn(Class) -> bool) -> Option<Port> {
     if let Some(port) = d.pick(|i| fits(i.class))
         && d.chance(0.8)
@@ -235,7 +235,7 @@ fn elementwise() -> Vec<Row> {
     }
 }
 
-/// A tensor that something of its own size is added to.
+/// A tensor, and the sum of it and another of its size.
 fn two_of_one(d: &mut Draw) -> Option<Draft> {
     let x = d.float(|_| true)?;
     let scale = d.scale(x) + 1.0;
@@ -562,7 +562,7 @@ fn padding(d: &mut Draw) -> Value {
     Value::Padding(d.of(&[Padding::Same, Padding::Same, Padding::Valid, Padding::Explicit([one, [1, 1]])]))
 }
 
-/// An image of the layout that goes with it.
+/// An image and its layout.
 fn image(d: &mut Draw) -> Option<(Port, Layout, usize)> {
     let o = d.of(&[Layout::Nhwc, Layout::Nhwc, Layout::Nchw]);
     let at = if o == Layout::Nhwc { 3 } else { 1 };
@@ -608,7 +608,7 @@ fn images() -> Vec<Row> {
             let x = d.ranked(4, |i| i.all_known() && i.len() > 0)?;
             let sizes: Vec<i64> = d.sizes(x).iter().map(|&n| n as i64).collect();
             let y = d.variable(&[sizes[3] as usize]);
-            // The same pixels, with channels in the place of rows or columns.
+            // The same pixels, with the channel axis in another position.
             let order = d.of(&[[0, 3, 1, 2], [0, 3, 2, 1], [3, 0, 1, 2], [0, 1, 3, 2]]);
             let n: Vec<i64> = order.iter().map(|&i: &usize| sizes[i]).collect();
             let w = vec![d.between(1, 2.min(n[1] as usize)) as i64, d.between(1, 2.min(n[2] as usize)) as i64];
@@ -686,7 +686,7 @@ fn integers() -> Vec<Row> {
     }
 }
 
-/// Signed integers and one of their axes, along which there is something.
+/// Signed integers, and one of their axes that is not empty.
 fn int_axis(d: &mut Draw) -> Option<Draft> {
     let x = of_class(d, is_signed)?;
     let rank = d.info(x).rank();
@@ -914,7 +914,7 @@ fn sequence(d: &mut Draw) -> Option<Port> {
     d.ranked(3, |i| i.known_last(1) && i.known[1] && (1..=5).contains(&i.sizes[1]))
 }
 
-/// An input for a step of a cell, how many units it has, and a state that fits.
+/// An input for a step of a cell, the number of units, and a matching state.
 fn step(d: &mut Draw) -> Option<(Port, usize, Port)> {
     let x = d.float(|i| i.rank() == 2 && i.known_last(1) && i.known[0])?;
     let batch = d.sizes(x)[0];

@@ -1,8 +1,8 @@
-//! Workers: processes that each try a share of the programs, so that one that aborts is reported
-//! like one that fails.
+//! Worker processes: each runs a share of the programs, so that a program that aborts the process
+//! is reported like one that fails.
 //!
-//! A worker says what it does in lines that begin with `@`; the supervisor reads them. The last
-//! program a worker began with is the one it died of.
+//! A worker writes lines that begin with `@` to standard error, which the supervisor reads. If a
+//! worker dies, the last program that it began is the cause.
 
 use crate::compare::{Failure, Unfit, check};
 use crate::draw::draw_program;
@@ -14,14 +14,13 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// How many programs are tried unless the environment says otherwise: some 30 s of a debug build on
-/// one core.
+/// The default number of programs: about 30 s of a debug build on one core.
 const GRAPHS: u64 = 20;
-/// How many seconds a failing program is made smaller unless the environment says otherwise.
+/// The default number of seconds to shrink a failing program.
 const SHRINK: u64 = 60;
-/// XLA compiles for seconds, so it gets every so many programs.
+/// XLA compiles for seconds, so by default it runs only every n-th program.
 const XLA_EVERY: u64 = 4;
-/// The largest share of programs that lie near a kink.
+/// Maximum fraction of programs that are near a kink.
 const MOST_KINKS: f64 = 0.05;
 
 const SHARE: &str = "TENSORPACK_GRAPHS_SHARE";
@@ -41,8 +40,8 @@ fn all_engines() -> Vec<Engine> {
     Engine::on_cpu().into_iter().chain(Engine::on_xla()).collect()
 }
 
-/// Returns the engines that program `index` runs on: all where a number of programs is asked for,
-/// else two of the CPU engine's variants in turn.
+/// Returns the engines that program `index` runs on: all if `TENSORPACK_TEST_GRAPHS` is set,
+/// otherwise two variants of the CPU engine in turn.
 fn engines(index: u64) -> Vec<Engine> {
     let mut engines = Engine::on_cpu();
     if setting("TENSORPACK_TEST_GRAPHS").or(setting("TENSORPACK_TEST_GRAPH")).is_none() {
@@ -57,7 +56,7 @@ fn engines(index: u64) -> Vec<Engine> {
     engines
 }
 
-/// Tries the programs that the environment names.
+/// Runs the programs that the environment names.
 pub(crate) fn work() {
     if let Ok(candidate) = std::env::var(CANDIDATE) {
         return try_candidate(&candidate);
@@ -85,7 +84,7 @@ pub(crate) fn work() {
     }
 }
 
-/// Makes a failing program smaller and prints it.
+/// Shrinks a failing program and prints it.
 fn report(program: &Program, failure: Failure, fails: &dyn Fn(&Program) -> Option<Failure>) {
     let [seed, index, attempt] = program.origin;
     say(&format!(
@@ -131,14 +130,14 @@ struct Tally {
     failures: Vec<String>,
 }
 
-/// Starts workers, reads what they say, and fails with all programs that failed.
+/// Starts workers, reads their output, and fails with a report of all failing programs.
 pub(crate) fn supervise() {
     let seed = setting("TENSORPACK_TEST_SEED").unwrap_or(0);
     let (first, end) = match setting("TENSORPACK_TEST_GRAPH") {
         Some(one) => (one, one + 1),
         None => (0, setting("TENSORPACK_TEST_GRAPHS").unwrap_or(GRAPHS)),
     };
-    // Whoever requires XLA's plugin hears here that it is missing.
+    // Fails here if the plugin is required but missing.
     Engine::on_xla();
     let workers = std::thread::available_parallelism().map_or(1, |n| n.get() as u64).min(end - first).max(1);
     let shares: Vec<_> =
@@ -167,7 +166,7 @@ pub(crate) fn supervise() {
     );
 }
 
-/// Runs one worker, and another where it dies.
+/// Runs one worker, and restarts it after a program that kills it.
 fn share(seed: u64, mut first: u64, stride: u64, end: u64) -> Tally {
     let mut tally = Tally::default();
     while first < end {
@@ -222,7 +221,7 @@ fn share(seed: u64, mut first: u64, stride: u64, end: u64) -> Tally {
     tally
 }
 
-/// Makes a program smaller that ends the process, and prints it.
+/// Shrinks a program that kills the process, and prints it.
 fn dead(seed: u64, index: u64, attempt: u64, engine: &str, status: &str) -> String {
     let mut program = draw_program(seed, index, attempt);
     program.prune();

@@ -7,6 +7,7 @@ use tensorpack::callback::{CheckNumerics, DumpTensorAsImage, DumpTensors, Proces
 use tensorpack::graph::GLOBAL_VARIABLES;
 use tensorpack::io::safetensors;
 use tensorpack::prelude::*;
+use tensorpack_testing::assert_mentions;
 
 fn config() -> TrainConfig {
     TrainConfig::new(Line, line(2)).no_logdir().max_epoch(2)
@@ -109,7 +110,7 @@ fn check_numerics_names_a_non_finite_variable() {
         let config = config().callback(Spoil).callback(check);
         let e = launch_train_with_config(config, NoOpTrainer::new()).err().expect("an error");
         assert_eq!(e.kind(), tensorpack::ErrorKind::NotFinite);
-        assert!(e.message().contains("fc/W is not finite: element 1 of [3, 1]"), "{e}");
+        assert_mentions(&e, &["fc/W", "element 1", "[3, 1]"]);
     }
     launch_train_with_config(config().callback(CheckNumerics::new().every_step()), NoOpTrainer::new())
         .unwrap();

@@ -9,6 +9,7 @@ use tensorpack::input::{FeedInput, InputSource};
 use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
 use tensorpack::train::Trained;
+use tensorpack_testing::assert_mentions;
 
 /// Examples of a step, over all towers.
 const TOTAL: usize = 12;
@@ -95,5 +96,5 @@ fn alternating_training_counts_steps() {
     let second = trainer(1).train_in_turn(config(), 2, 1).unwrap();
     assert_eq!(second.session.run_index().unwrap(), 10 + 5);
     let e = trainer(1).train_in_turn(config(), 2, 3).err().unwrap();
-    assert_eq!(e.message(), "one of the periods 2 and 3 must be 1");
+    assert_mentions(&e, &["periods", "2", "3"]);
 }

@@ -8,6 +8,7 @@ use tensorpack::callback::{
 };
 use tensorpack::prelude::*;
 use tensorpack::train::{Ended, Trained};
+use tensorpack_testing::assert_mentions;
 
 fn config() -> TrainConfig {
     TrainConfig::new(Knobs, line(1)).no_logdir()
@@ -156,11 +157,11 @@ fn invalid_hyper_params_are_errors() {
         "{e}"
     );
     let e = error(config().callback(schedule("fc/b")));
-    assert!(e.contains("fc/b has shape [1], not a scalar"), "{e}");
+    assert_mentions(&e, &["fc/b", "[1]", "scalar"]);
     let e = error(config().callback(schedule("count")));
     assert!(e.contains("count has dtype i64") && e.contains("2.5"), "{e}");
     let e = error(config().callback(ScheduledHyperParamSetter::new("knob", [(4, 0.1), (4, 0.2)])));
-    assert!(e.contains("point 4 has two values, 0.1 and 0.2"), "{e}");
+    assert_mentions(&e, &["point 4", "0.1", "0.2"]);
     let whole = ScheduledHyperParamSetter::new("count", [(0, 7.0)]);
     let trained = train(config().callback(whole).max_epoch(1));
     assert_eq!(trained.session.read("count").unwrap().to_scalar().unwrap(), 7.0);
@@ -199,7 +200,7 @@ fn values_from_a_file() {
     assert_eq!(trained.session.read("knob").unwrap().to_scalar().unwrap(), 0.5);
     assert_eq!(trained.session.read("other").unwrap().to_scalar().unwrap(), 1.0);
     let e = error(config().callback(HumanHyperParamSetter::new("knob")));
-    assert!(e.contains("HumanHyperParamSetter needs a log directory"), "{e}");
+    assert_mentions(&e, &["HumanHyperParamSetter", "log directory"]);
 }
 
 /// Reports one of these values after each epoch.

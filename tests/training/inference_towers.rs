@@ -11,6 +11,7 @@ use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
 use tensorpack::tower::{TowerFunc, TowerHandle};
 use tensorpack::train::{SingleCostTrainer, StepCx, Trainer};
+use tensorpack_testing::assert_mentions;
 
 /// A binary classifier on embedding rows, with all tensors that inferencers read. Batch norm
 /// differs in inference.
@@ -179,7 +180,7 @@ fn any_trainer_with_a_tower_function_can_run_inference() {
     let config = RunConfig::new().steps_per_epoch(1).max_epoch(1).no_logdir();
     let config = config.callback(runner(&[4], 2, &rows));
     let e = Trainer::new(&Graph::new()).train(config, nothing).err().unwrap();
-    assert!(e.message().contains("InferenceTower needs a model made by a tower function"), "{e}");
+    assert_mentions(&e, &["InferenceTower", "tower function"]);
 }
 
 /// A custom callback that builds a tower and runs it.
@@ -257,7 +258,7 @@ fn an_error_names_its_tower() {
     let e = fails(FromList::new(vec![good(), good(), batch([0, 1], 1)]), 3);
     assert!(e.contains("batches 0 to 2: InferenceTower2/"), "{e}");
     let e = fails(FromList::new(vec![good(), good()[..1].to_vec()]), 2);
-    assert!(e.contains("batches 0 to 1: tower 1: a sample has 1 components, but the model has 2"), "{e}");
+    assert_mentions(&e, &["batches 0 to 1", "tower 1", "1 components", "has 2"]);
     for nothing in [vec![], vec![vec![HostTensor::new([0], Vec::<i32>::new()).unwrap(); 2]]] {
         let e = fails(FromList::new(nothing), 2);
         assert!(e.contains("the dataflow is empty"), "{e}");
@@ -268,7 +269,7 @@ fn an_error_names_its_tower() {
     let e = fails(FromList::new(vec![good()]), 33);
     assert!(e.contains("InferenceTower: 33 towers have 66 inputs") && e.contains("at most 64"), "{e}");
     let e = fails(FromList::new(vec![good()]), 0);
-    assert!(e.contains("InferenceTower needs at least one tower"), "{e}");
+    assert_mentions(&e, &["InferenceTower", "at least one tower"]);
 }
 
 /// Runs on two towers take two batches each: both are read before inferencers see the first.

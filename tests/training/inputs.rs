@@ -11,6 +11,7 @@ use tensorpack::input::{
 };
 use tensorpack::prelude::*;
 use tensorpack::train::Trained;
+use tensorpack_testing::assert_mentions;
 
 fn on(input: impl InputSource + 'static) -> TrainConfig {
     TrainConfig::with_input(Line, input).no_logdir().max_epoch(2)
@@ -111,7 +112,7 @@ fn constant_inputs_are_checked() {
     let trained = train(on(input(&[&[4, 3], &[4, 1]])).steps_per_epoch(3)).unwrap();
     assert_eq!(trained.session.run_index().unwrap(), 6);
     let e = train(on(input(&[&[4, 3]])).steps_per_epoch(3)).err().unwrap();
-    assert!(e.message().contains("has sizes for 1 inputs, but the model has 2"), "{e}");
+    assert_mentions(&e, &["1 inputs", "model has 2"]);
     let e = train(on(input(&[&[4, 3], &[4, 1]]))).err().unwrap();
     assert!(e.message().contains("steps per epoch is unknown"), "{e}");
 }
@@ -169,12 +170,12 @@ fn graph_inputs_must_match_the_model() {
         let zeros = |dtype, sizes: [usize; 2]| g.constant(HostTensor::zeros(dtype, sizes).unwrap());
         vec![zeros(DType::F32, [4, 3]), zeros(DType::F64, [4, 1])]
     });
-    assert!(e.contains("input y expects f32[?, 1]") && e.contains("f64[4, 1]"), "{e}");
+    assert_mentions(&e, &["input y", "f32[?, 1]", "f64[4, 1]"]);
     let e = made(|g| {
         let zeros = |dtype, sizes: [usize; 2]| g.constant(HostTensor::zeros(dtype, sizes).unwrap());
         vec![zeros(DType::F32, [4, 2]), zeros(DType::F32, [4, 1])]
     });
-    assert!(e.contains("input x expects f32[?, 3]"), "{e}");
+    assert_mentions(&e, &["input x", "f32[?, 3]"]);
 }
 
 /// The components of the dataflow feed the inputs with these names, in this order.
@@ -185,7 +186,7 @@ fn remap_input_by_name() {
     let remapped = RemapInput::new(FeedInput::new(swapped), ["y", "x"]);
     assert_eq!(weight(&train(on(remapped)).unwrap()), right);
     let e = train(on(RemapInput::new(FeedInput::new(line(3)), ["x", "z"]))).err().unwrap();
-    assert!(e.message().contains("the model has no input named \"z\""), "{e}");
+    assert_mentions(&e, &["no input", "\"z\""]);
     // An input without a source must be fed.
     let only_x = RemapInput::new(FeedInput::new(line(3).select([0])), ["x"]);
     let e = train(on(only_x)).err().unwrap();

@@ -7,6 +7,7 @@ use tensorpack::io::dump_model_variables;
 use tensorpack::predict::{Module, OfflinePredictor, PredictConfig};
 use tensorpack::prelude::*;
 use tensorpack::tower::{Mode, TowerFunc};
+use tensorpack_testing::assert_mentions;
 
 /// A net with reusable features.
 fn net() -> TowerFunc {
@@ -130,7 +131,7 @@ fn invalid_calls_of_a_module_are_errors_with_their_line() {
     let module = || Module::load(&path).unwrap();
     let e = error_of(|t, x| drop(module().apply(t, "backbone", &x.global_average_pool())));
     assert_eq!((e.kind(), e.site().unwrap().line), (ErrorKind::Shape, line!() - 1));
-    assert!(e.message().contains("input image expects f32[?, 6, 6, 2], got f32["), "{e}");
+    assert_mentions(&e, &["input image", "f32[?, 6, 6, 2]"]);
     let e = error_of(|t, x| drop(module().apply_all(t, "backbone", &[x, x])));
     assert!(e.message().contains("takes 1 inputs (image), but 2 were given"), "{e}");
     let e = error_of(|t, x| drop(module().freeze("conv9/.*").apply(t, "backbone", x)));

@@ -6,6 +6,7 @@ use tensorpack::dataflow::{DataFlow, FromList};
 use tensorpack::io::SaverRestore;
 use tensorpack::predict::AsyncPredictor;
 use tensorpack::prelude::*;
+use tensorpack_testing::assert_mentions;
 
 #[test]
 fn a_predictor_of_the_trained_model_and_one_of_its_checkpoint_agree() {
@@ -26,7 +27,7 @@ fn a_predictor_of_the_trained_model_and_one_of_its_checkpoint_agree() {
 #[test]
 fn the_names_of_a_predictor_are_checked() {
     let e = OfflinePredictor::new(PredictConfig::new(Line, ["nothing"]).unwrap()).err().unwrap();
-    assert!(e.message().contains("no input, tensor or variable named \"nothing\""), "{e}");
+    assert_mentions(&e, &["\"nothing\""]);
     let none: [&str; 0] = [];
     assert!(OfflinePredictor::new(PredictConfig::new(Line, none).unwrap()).is_err());
     let p = OfflinePredictor::new(PredictConfig::new(Line, ["cost"]).unwrap()).unwrap();
@@ -154,7 +155,7 @@ fn errors_of_predictors_with_several_towers() {
     let two = MultiTowerOfflinePredictor::new(line_config(), 2).unwrap();
     let e = two.predict_batches(&[batch(0, 2), batch(0, 2)[..1].to_vec()]).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Data);
-    assert!(e.message().starts_with("tower 1: a sample has 1 components"), "{e}");
+    assert_mentions(&e, &["tower 1", "1 components"]);
     let wide =
         vec![HostTensor::zeros(DType::F32, [2, 4]).unwrap(), HostTensor::zeros(DType::F32, [2, 1]).unwrap()];
     let e = two.predict_batches(&[batch(0, 2), wide]).unwrap_err();
@@ -193,7 +194,7 @@ fn an_error_ends_the_predictions_of_a_dataflow() {
     let results: Vec<_> = all.results().unwrap().collect();
     assert_eq!(results.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, true, false]);
     let e = results[2].as_ref().unwrap_err();
-    assert!(e.message().starts_with("batches 2 to 3: tower 1: a sample has 1 components"), "{e}");
+    assert_mentions(e, &["batches 2 to 3", "tower 1", "1 components"]);
     assert!(all.all_results().is_err());
 }
 

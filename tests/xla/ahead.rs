@@ -1,4 +1,4 @@
-//! A step is launched before it is known how the last one ended, and nothing of that can be seen but in the order of hooks.
+//! Steps are launched before the previous one has finished. Only the order of hooks shows it.
 
 use crate::device;
 use std::sync::{Arc, Mutex};
@@ -30,7 +30,7 @@ impl ModelDesc for Line {
     }
 }
 
-/// Batches of which those of these numbers divide by zero.
+/// Batches; those with the numbers in `bad` divide by zero.
 fn batches(bad: &'static [u64]) -> FromFn {
     FromFn::new(1000, move |index| {
         let x: Vec<f32> = (0..6).map(|i| ((index * 5 + i * 3) % 7) as f32 / 7.0).collect();
@@ -41,7 +41,7 @@ fn batches(bad: &'static [u64]) -> FromFn {
 
 type Weights = Arc<Mutex<Vec<HostTensor>>>;
 
-/// Notes what variables hold at the end, however training ended.
+/// Records the variables at the end of training, even after an error.
 struct AtTheEnd(Weights);
 
 impl Callback for AtTheEnd {
@@ -79,9 +79,9 @@ fn train(
     Ran { ended, weights }
 }
 
-/// Notes which hook was called, and about which step.
+/// Records which hooks are called, and for which step.
 struct Hooks {
-    /// How often the cost is asked for.
+    /// How often the cost is fetched.
     cadence: Cadence,
     cost: Option<FetchHandle>,
     notes: Arc<Mutex<Vec<(&'static str, u64)>>>,
@@ -128,18 +128,18 @@ fn hooks(device: Device, cadence: Cadence) -> (Vec<(&'static str, u64)>, Vec<Hos
 }
 
 #[test]
-fn the_next_step_is_launched_before_the_last_is_waited_for() {
+fn the_next_step_is_launched_before_the_last_is_awaited() {
     let Some(device) = device() else { return };
     let (found, ahead) = hooks(device, Cadence::Deferred);
     let right = [
         [("before", 1), ("after", 1)].as_slice(),
         &[("before", 2), ("collect", 1), ("after", 2)],
         &[("before", 3), ("collect", 2), ("after", 3)],
-        // The last of an epoch is waited for.
+        // The last step of an epoch is awaited.
         &[("collect", 3), ("before", 4), ("collect", 4), ("after", 4)],
     ];
     assert_eq!(found, right.concat());
-    // Who needs a value at once gets it at once, and the weights are the same.
+    // A callback that needs a value after each step gets it, and the weights are the same.
     let at_once: Vec<_> = (1..=4).flat_map(|i| [("before", i), ("collect", i), ("after", i)]).collect();
     let (found, waited) = hooks(device, Cadence::EveryRun);
     assert_eq!(found, at_once);
@@ -148,7 +148,7 @@ fn the_next_step_is_launched_before_the_last_is_waited_for() {
 }
 
 #[test]
-fn a_step_that_is_found_bad_late_is_named_and_neither_it_nor_the_next_changed_anything() {
+fn a_late_error_names_its_step_and_no_variable_changes() {
     let Some(device) = device() else { return };
     let good = train(device, &[], 2, NanPolicy::Stop, Vec::new());
     good.ended.unwrap();

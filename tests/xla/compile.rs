@@ -1,4 +1,4 @@
-//! Ctrl-C while XLA compiles ends the process, and the last checkpoint is as it was.
+//! Ctrl-C while XLA compiles ends the process, and the last checkpoint is unchanged.
 
 use crate::{child, device};
 use std::io::{BufRead, BufReader};
@@ -12,7 +12,7 @@ use tensorpack::prelude::*;
 
 const DIR: &str = "TENSORPACK_TEST_RUN";
 
-/// So many layers, each of other sizes, that XLA has to do for a while.
+/// Many layers of different sizes, so that XLA compiles for a while.
 struct Deep;
 
 impl ModelDesc for Deep {
@@ -45,7 +45,7 @@ fn train(dir: &Path, device: Device, epochs: u64) -> Result<()> {
     launch_train_with_config(config, SimpleTrainer::new()).map(|_| ())
 }
 
-/// What a child process runs: goes on with a run on XLA.
+/// Runs in a child process: resumes a run on XLA.
 #[test]
 fn child_that_compiles() {
     if let (Some(dir), Some(device)) = (std::env::var_os(DIR), device()) {
@@ -60,12 +60,12 @@ pub(crate) fn latest(dir: &Path) -> Checkpoint {
 }
 
 #[test]
-fn a_signal_while_xla_compiles_ends_the_process_and_the_last_checkpoint_stands() {
+fn a_signal_while_xla_compiles_ends_the_process_and_keeps_the_last_checkpoint() {
     if device().is_none() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    // There is something to go on from, whatever it was computed with.
+    // A checkpoint to resume from, written by another engine.
     train(dir.path(), Device::Null, 1).unwrap();
     let before = latest(dir.path());
     assert_eq!(before.global_step, 2);
@@ -75,9 +75,10 @@ fn a_signal_while_xla_compiles_ends_the_process_and_the_last_checkpoint_stands()
     let mut said = Vec::new();
     for line in BufReader::new(running.stderr.take().unwrap()).lines() {
         let line = line.unwrap();
-        // As soon as it says that it compiles, which it goes on doing for many times as long.
+        // Kill it as soon as it logs that it compiles, which takes much longer than this.
         if line.contains("XLA compiles for ") {
-            // SAFETY: the child is ours, and was not waited for yet.
+            // SAFETY: this is our child, and it has not been awaited yet, so the id is still its
+            // own.
             unsafe { libc::kill(running.id() as i32, libc::SIGINT) };
         }
         said.push(line);

@@ -1,10 +1,10 @@
-//! What is fed arrives, whether it was there before or not.
+//! Feeds reach the device, whether or not the same buffer was fed before.
 
 use crate::device;
 use tensorpack::prelude::*;
 
 #[test]
-fn what_is_fed_again_counts_and_what_was_changed_is_sent() {
+fn changed_feeds_are_sent_again() {
     let Some(device) = device() else { return };
     let graph = Graph::new();
     let x = graph.placeholder(&TensorSpec::f32("x", [None]));

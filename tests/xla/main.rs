@@ -1,5 +1,5 @@
-//! Training on the XLA engine, through XLA's plugin for CPUs. Without it nothing is tried, which is said; where
-//! `TENSORPACK_REQUIRE_PLUGIN` is set that is a failure.
+//! Training on the XLA engine with XLA's plugin for CPUs. Without the plugin every test is skipped,
+//! or fails if `TENSORPACK_REQUIRE_PLUGIN` is set.
 
 mod ahead;
 mod compile;
@@ -21,22 +21,24 @@ mod steps;
 mod towers;
 mod unlike;
 
-use std::io::Write;
 use std::process::Command;
 use tensorpack::graph::Graph;
 use tensorpack::runtime::{Device, Platform, Session, SessionOptions};
+use tensorpack_testing::{Requirement, skip};
 
-/// XLA's first device, of the platform that `TENSORPACK_XLA_TEST_DEVICE` names or this machine's processor, if there
-/// is a plugin for it.
+/// Returns XLA's first device of the platform that `TENSORPACK_XLA_TEST_DEVICE` names (defaults to
+/// the CPU), if there is a plugin for it.
+#[track_caller]
 fn device() -> Option<Device> {
     let name = std::env::var("TENSORPACK_XLA_TEST_DEVICE").unwrap_or("xla:cpu:0".into());
     let device: Device = name.parse().unwrap();
     let Device::Xla { platform, .. } = device else { panic!("{name} is no XLA device") };
-    tensorpack_pjrt::plugin_for_tests(platform.name()).map(|_| device)
+    tensorpack_testing::plugin_for_tests(platform.name()).map(|_| device)
 }
 
-/// The first devices of that platform, for tests that need several. Where a platform has fewer nothing is tried, which is
-/// said; XLA's shares of the processor are always enough.
+/// Returns the first `count` devices of that platform. Skips the test and returns `None` if the
+/// platform has fewer; XLA's CPU plugin always has enough.
+#[track_caller]
 fn devices(count: usize) -> Option<Vec<Device>> {
     let Device::Xla { platform, .. } = device()? else { return None };
     let devices: Vec<Device> = (0..count).map(|index| Device::Xla { platform, index }).collect();
@@ -45,19 +47,14 @@ fn devices(count: usize) -> Option<Vec<Device>> {
         Ok(_) => Some(devices),
         Err(e) if platform == Platform::Cpu => panic!("{e}"),
         Err(e) => {
-            // Not `eprintln`, which tests that pass do not show.
-            let test = std::thread::current().name().unwrap_or("a test").to_string();
-            let _ = writeln!(
-                std::io::stderr(),
-                "{test} is passed over, as it needs {count} devices: {}",
-                e.message()
-            );
+            skip(Requirement::Devices, &format!("it needs {count} devices: {}", e.message()));
             None
         }
     }
 }
 
-/// This program once more, running one test alone, which the caller tells by the environment what to do.
+/// A command that runs one test of this binary in a child process. The caller sets environment
+/// variables to tell it what to do.
 fn child(test: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this test has a file"));
     command.args(["--exact", test, "--nocapture"]);

@@ -1,4 +1,5 @@
-//! A NaN stops the step: the error names the first bad result and its line, and no variable has changed.
+//! A NaN stops the step: the error names the first bad result and its line, and no variable
+//! changes.
 
 use crate::device;
 use tensorpack::graph::{Fetch, Graph, Init, TensorSpec, VariableSpec};
@@ -7,6 +8,7 @@ use tensorpack::optim::{Adam, minimize};
 use tensorpack::runtime::{Session, SessionOptions};
 use tensorpack::tower::TowerContext;
 use tensorpack::{ErrorKind, HostTensor};
+use tensorpack_testing::assert_mentions;
 
 #[test]
 fn a_bad_step_names_the_tensor_and_changes_nothing() {
@@ -32,13 +34,9 @@ fn a_bad_step_names_the_tensor_and_changes_nothing() {
     let first = step(1.0).unwrap();
     let before = variables();
     let e = step(0.0).unwrap_err();
-    assert_eq!(
-        (e.kind(), e.message()),
-        (ErrorKind::NotFinite, "head/ratio is not finite: it holds a NaN or an infinity")
-    );
+    assert_eq!(e.kind(), ErrorKind::NotFinite);
     assert_eq!(e.site().map(|s| s.line), Some(line), "{e}");
-    assert!(e.to_string().contains("a divisor is zero"), "{e}");
-    assert!(e.to_string().ends_with("no variable was changed by this run"), "{e}");
+    assert_mentions(&e, &["head/ratio", "divisor is zero", "no variable was changed"]);
     assert!(variables() == before, "a bad step changed a variable");
     let second = step(1.0).unwrap();
     assert!(second[0].to_scalar().unwrap() < first[0].to_scalar().unwrap());
@@ -68,7 +66,7 @@ fn training_stops_or_skips_and_keeps_the_last_checkpoint() {
 }
 
 #[test]
-fn a_cost_that_is_infinite_is_an_error_though_nobody_fetches_it() {
+fn an_infinite_cost_is_an_error_even_if_it_is_not_fetched() {
     let Some(device) = device() else { return };
     let g = Graph::new();
     let t = TowerContext::training(&g);
@@ -82,7 +80,7 @@ fn a_cost_that_is_infinite_is_an_error_though_nobody_fetches_it() {
 }
 
 #[test]
-fn what_an_update_multiplies_with_must_be_finite_but_a_statistic_may_start_at_infinity() {
+fn factors_of_an_update_must_be_finite_but_a_statistic_may_start_at_infinity() {
     let Some(device) = device() else { return };
     let g = Graph::new();
     let t = TowerContext::training(&g);
@@ -104,7 +102,7 @@ fn what_an_update_multiplies_with_must_be_finite_but_a_statistic_may_start_at_in
 }
 
 #[test]
-fn a_bad_feed_is_named_and_changes_nothing_though_no_result_shows_it() {
+fn a_bad_feed_is_an_error_even_if_no_result_depends_on_it() {
     let Some(device) = device() else { return };
     let g = Graph::new();
     let t = TowerContext::training(&g);

@@ -48,7 +48,7 @@ fn gradients_agree(what: &str, dtype: DType, head: Head) {
         let gradients = compute_gradients(&cost).unwrap();
         let values: Vec<Tensor> = gradients.iter().map(|g| g.value.clone()).collect();
         let names: Vec<String> = gradients.iter().map(|g| g.variable.name().to_string()).collect();
-        // With no memory the momentum is the gradient that the step used.
+        // With a decay of 0, the momentum is the gradient that the step used.
         let train = apply_gradients(&Momentum::new(0.02, 0.0), &g, &gradients).unwrap();
         let options = SessionOptions { device, full_precision: true, ..SessionOptions::default() };
         (Session::with(g.freeze().unwrap(), options).unwrap(), names, values, train)
@@ -87,7 +87,7 @@ fn the_gradient_of_a_maximum_is_of_the_elements_that_attain_it() {
     }
 }
 
-/// `a` and `b` are the same numbers, so each gets half of every gradient.
+/// `a` and `b` are equal, so each gets half of every gradient.
 #[test]
 fn a_maximum_of_equals_gives_each_half() {
     for dtype in [DType::F32, DType::F64] {
@@ -99,9 +99,9 @@ fn a_maximum_of_equals_gives_each_half() {
     }
 }
 
-/// What is compared with a value computed from it is computed once.
+/// A tensor that is compared with a value computed from it is computed once.
 #[test]
-fn what_is_compared_is_materialized() {
+fn compared_tensors_are_materialized() {
     let Some(device) = device() else { return };
     let materialized = |what: &str, expected: usize, head: Head| {
         let g = Graph::new();

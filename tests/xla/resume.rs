@@ -1,4 +1,4 @@
-//! Training on XLA gives the same bits again, and so does training that was cut short and taken up again.
+//! Training on XLA is reproducible to the bit, and so is training that was interrupted and resumed.
 
 use crate::compile::latest;
 use crate::{child, device};
@@ -14,8 +14,8 @@ use tensorpack::train::QueueInputTrainer;
 
 const STEPS: u64 = 4;
 
-/// Convolutions, pooling, batch normalisation and dropout: what GPUs would compute in another order every time, and
-/// random numbers that must go on.
+/// Convolutions, pooling, batch normalisation and dropout: operations that GPUs may compute in a
+/// different order each time, and random numbers that must continue after a resume.
 struct Net;
 
 impl ModelDesc for Net {
@@ -47,7 +47,7 @@ fn batches() -> FromFn {
     })
 }
 
-/// Saves after a step, and fails after the one that follows it.
+/// Saves a checkpoint after a step, and fails after the next one.
 struct Fails {
     after: u64,
 }
@@ -61,7 +61,8 @@ impl Callback for Fails {
     }
 }
 
-/// Trains for two epochs, or until it fails, in a folder that may hold an earlier attempt; what variables hold.
+/// Trains for two epochs or until an error, resuming an earlier attempt in the folder. Returns the
+/// variables.
 fn train(dir: &Path, device: Device, callbacks: Vec<Box<dyn Callback>>) -> Result<Vec<HostTensor>> {
     let config = TrainConfig::new(Net, batches())
         .session(SessionOptions { device, deterministic: true, ..SessionOptions::default() })
@@ -79,13 +80,13 @@ fn statistics(dir: &Path) -> String {
 }
 
 #[test]
-fn two_runs_are_equal_to_the_bit_and_so_is_one_that_was_cut_short() {
+fn repeated_and_resumed_runs_are_bit_identical() {
     let Some(device) = device() else { return };
     let [first, second] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let right = train(first.path(), device, Vec::new()).unwrap();
     assert!(train(second.path(), device, Vec::new()).unwrap() == right, "another run has other weights");
     assert_eq!(statistics(first.path()), statistics(second.path()));
-    // In the middle of an epoch, at its end, and after the first step of the next.
+    // In the middle of an epoch, at its end, and after the first step of the next one.
     for after in [2, STEPS, STEPS + 1] {
         let dir = tempfile::tempdir().unwrap();
         let e = train(dir.path(), device, vec![Box::new(Fails { after })]).unwrap_err();

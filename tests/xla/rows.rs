@@ -1,4 +1,4 @@
-//! A number that names no row ends the run with an error that says which, and no variable has changed.
+//! An index out of range ends the run with an error that names it, and no variable changes.
 
 use crate::device;
 use tensorpack::graph::{Graph, TensorSpec, VariableSpec};

@@ -1,4 +1,4 @@
-//! Batches lie on the device before the step that takes them, and are gone after it.
+//! Batches are on the device before the step that uses them, and are freed after it.
 
 use crate::device;
 use serde_json::Value;
@@ -10,7 +10,7 @@ use tensorpack::optim::Optimizer;
 use tensorpack::prelude::*;
 use tensorpack::runtime::Staging;
 
-/// Images as they are stored.
+/// A model whose input is u8 images.
 struct OfBytes;
 
 impl ModelDesc for OfBytes {
@@ -36,7 +36,8 @@ fn batches() -> FromFn {
     })
 }
 
-/// A queue, each of whose batches must be on the device when it is handed out, and not when the next is.
+/// A queue that checks that each batch is on the device when it is returned, and gone when the next
+/// one is.
 struct Watched {
     queue: QueueInput,
     staging: Option<Staging>,
@@ -102,7 +103,7 @@ fn the_next_batch_is_sent_while_a_step_runs() {
 }
 
 #[test]
-fn what_was_sent_ahead_is_what_the_run_takes() {
+fn a_run_uses_the_staged_feeds() {
     let Some(device) = device() else { return };
     let graph = Graph::new();
     let x = graph.placeholder(&TensorSpec::f32("x", [None]));
@@ -120,7 +121,7 @@ fn what_was_sent_ahead_is_what_the_run_takes() {
     let sum =
         |x: &HostTensor| session.run(&[&total], &[("x", x), ("unused", &b)]).unwrap()[0].to_scalar().unwrap();
     assert_eq!(sum(&a), 3.0);
-    // What was fed but not needed does not stay either.
+    // Feeds that the run does not need are freed too.
     assert!(!staging.holds(&a, 0) && !staging.holds(&b, 0));
     assert_eq!([sum(&b), sum(&a)], [6.0, 3.0]);
     assert!(Session::new(Graph::new().freeze().unwrap()).unwrap().staging().unwrap().is_none());

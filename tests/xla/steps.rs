@@ -1,4 +1,4 @@
-//! The reference models take the same way as on the CPU engine.
+//! The reference models train as on the CPU engine.
 
 use crate::device;
 use crate::models::{Model, mlp, mnist, precise_mnist, small_resnet};
@@ -8,7 +8,7 @@ use tensorpack::dataflow::dataset::digits;
 use tensorpack::graph::Fetch;
 use tensorpack::runtime::{Device, Session, SessionOptions};
 
-/// Digits a step.
+/// Batch size.
 const BATCH: u64 = 10;
 
 /// A model in a session.
@@ -63,7 +63,7 @@ fn convolutions_and_pooling() {
     compare("mnist", mnist, 20);
 }
 
-/// Drawn digits, other ones at every step.
+/// Generated digits, different in every step.
 fn digits_of(step: u64) -> [HostTensor; 2] {
     let (mut images, mut labels) = (Vec::new(), Vec::new());
     for i in step * BATCH..(step + 1) * BATCH {
@@ -75,8 +75,8 @@ fn digits_of(step: u64) -> [HostTensor; 2] {
     [HostTensor::new([batch, 28, 28, 1], images).unwrap(), HostTensor::new([batch], labels).unwrap()]
 }
 
-/// In f64, since what rounding makes different grows with every step: in f32, two ways to add are 1e-2 apart before the
-/// hundredth.
+/// In f64, because rounding errors grow with every step: in f32, two orders of summation differ by
+/// 1e-2 before step 100.
 #[test]
 fn a_hundred_steps_on_digits() {
     let Some(device) = device() else { return };
@@ -94,7 +94,7 @@ fn residuals_and_batch_norm() {
 }
 
 #[test]
-fn what_is_read_and_written_back_goes_on_to_the_bit() {
+fn writing_back_what_was_read_changes_no_bit() {
     let Some(device) = device() else { return };
     let straight = Run::new(mlp, device);
     let (first, second) = (Run::new(mlp, device), Run::new(mlp, device));

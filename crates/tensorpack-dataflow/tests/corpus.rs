@@ -62,7 +62,7 @@ fn check_target(name: &str, target: fn(&[u8]), bytes: &[u8]) {
 // A single test: memory of a concurrent test would be counted too.
 #[test]
 fn parsers_neither_panic_nor_overallocate() {
-    let cases = std::env::var("TENSORPACK_TEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(1000);
+    let cases = u64::from(tensorpack_testing::test_cases(1000));
     for (name, target) in targets::TARGETS {
         let files = corpus(name);
         assert!(files.len() >= 5, "the corpus of {name} has {} files", files.len());

@@ -1,6 +1,6 @@
 //! Downloads the data sets and checks their statistics. Needs a network, or the files in
-//! `$TENSORPACK_DATASET`: `TENSORPACK_TEST_FETCH=1 cargo test -p tensorpack-dataflow --test fetch
-//! -- --nocapture`.
+//! `$TENSORPACK_DATASET`: `TENSORPACK_TEST_FETCH=1 cargo test -p tensorpack-dataflow --test suite
+//! fetch -- --nocapture`.
 
 use tensorpack_dataflow::RandomAccess;
 use tensorpack_dataflow::dataset::{cifar10, data_dir, fashion_mnist, mnist, ptb};
@@ -8,8 +8,7 @@ use tensorpack_dataflow::tensor::{HostTensor, Result};
 
 #[test]
 fn data_sets_have_the_published_statistics() -> Result<()> {
-    if std::env::var_os("TENSORPACK_TEST_FETCH").is_none() {
-        println!("skipped: set TENSORPACK_TEST_FETCH=1 to run");
+    if !tensorpack_testing::opted_in("TENSORPACK_TEST_FETCH") {
         return Ok(());
     }
     println!("in {}", data_dir()?.display());

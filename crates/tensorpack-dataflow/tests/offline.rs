@@ -15,7 +15,7 @@ fn offline_error_lists_attempts_and_remedies() {
     let (data, programs) = (dir.path().join("data"), dir.path().join("programs"));
     std::fs::create_dir(&programs).unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "offline_error_lists_attempts_and_remedies", "--nocapture"])
+        .args(["--exact", "offline::offline_error_lists_attempts_and_remedies", "--nocapture"])
         .env(CHILD, "1")
         .env("PATH", &programs)
         .env("TENSORPACK_DATASET", &data)

@@ -261,12 +261,15 @@ fn in_own_process(test: &str) -> bool {
         .output()
         .expect("it runs");
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    // A wrong name would run nothing, and succeed.
+    let output = String::from_utf8_lossy(&run.stdout);
+    assert!(output.contains("1 passed"), "{test} did not run: {output}");
     false
 }
 
 #[test]
 fn dropping_a_blocked_reader_joins_its_threads() {
-    if !in_own_process("dropping_a_blocked_reader_joins_its_threads") {
+    if !in_own_process("parallel::dropping_a_blocked_reader_joins_its_threads") {
         return;
     }
     let before = threads();
@@ -310,7 +313,7 @@ fn dropping_a_blocked_reader_joins_its_threads() {
 
 #[test]
 fn many_passes_leak_nothing() {
-    if !in_own_process("many_passes_leak_nothing") {
+    if !in_own_process("parallel::many_passes_leak_nothing") {
         return;
     }
     let resident = || {

@@ -1,8 +1,6 @@
 //! Tests of `Cumsum` and `Argsort` against scalar reference code.
 
-mod oracle;
-
-use oracle::{Memory, Scalar, TestRng, isas};
+use super::oracle::{self, Memory, Scalar, TestRng, isas};
 use proptest::prelude::*;
 use tensorpack_kernels::{Argsort, Cumsum};
 use tensorpack_tensor::DType;

@@ -1,8 +1,6 @@
 //! Tests of `Copy` and `Pad` against scalar reference code.
 
-mod oracle;
-
-use oracle::{Memory, TestRng, isas, unflatten};
+use super::oracle::{self, Memory, TestRng, isas, unflatten};
 use proptest::prelude::*;
 use tensorpack_kernels::{Copy, Pad};
 

@@ -1,8 +1,6 @@
 //! Tests of `Concat` and `GatherScatter` against scalar reference code.
 
-mod oracle;
-
-use oracle::{Memory, TestRng, isas, unflatten};
+use super::oracle::{self, Memory, TestRng, isas, unflatten};
 use proptest::prelude::*;
 use tensorpack_kernels::{Concat, GatherScatter};
 use tensorpack_tensor::DType;

@@ -1,8 +1,6 @@
 //! Tests of `Map` against scalar reference code in f64.
 
-mod oracle;
-
-use oracle::{Input, Memory, Scalar, TestRng, isas, native, step, unflatten};
+use super::oracle::{self, Input, Memory, Scalar, TestRng, isas, native, step, unflatten};
 use proptest::prelude::*;
 use tensorpack_kernels::expr::{Binary, Class, Expr, Reg, Step, Unary};
 use tensorpack_kernels::{Block, Isa, Map, Operand};

@@ -1,8 +1,6 @@
 //! Tests of `Pool` against the definition of pooling.
 
-mod oracle;
-
-use oracle::{Memory, Scalar, TestRng, isas};
+use super::oracle::{self, Memory, Scalar, TestRng, isas};
 use proptest::prelude::*;
 use tensorpack_kernels::Pool;
 use tensorpack_tensor::DType;

@@ -1,8 +1,6 @@
 //! Tests of `Reduce` against scalar reference code in f64.
 
-mod oracle;
-
-use oracle::{Input, Memory, Scalar, TestRng, isas, native, unflatten};
+use super::oracle::{self, Input, Memory, Scalar, TestRng, isas, native, unflatten};
 use proptest::prelude::*;
 use tensorpack_kernels::expr::{Class, Expr, Reg, Step};
 use tensorpack_kernels::{Isa, Map, Operand, Reduce, ReduceKind};

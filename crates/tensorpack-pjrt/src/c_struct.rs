@@ -105,6 +105,7 @@ pub(crate) mod tests {
     use std::fs;
     use std::path::PathBuf;
     use std::process::Command;
+    use tensorpack_testing::{Requirement, skip};
 
     /// The name and size of a struct, and the names and offsets of its fields.
     pub(crate) type Layout = (&'static str, usize, &'static [(&'static str, usize)]);
@@ -153,8 +154,7 @@ pub(crate) mod tests {
     #[test]
     fn layouts_are_those_of_the_header() {
         let Some(path) = header() else {
-            assert!(env::var_os("TENSORPACK_REQUIRE_PLUGIN").is_none(), "there is no pjrt_c_api.h");
-            eprintln!("skipped: there is no pjrt_c_api.h");
+            skip(Requirement::Plugin, "there is no pjrt_c_api.h");
             return;
         };
         let text = fs::read_to_string(&path).unwrap();
@@ -180,7 +180,7 @@ pub(crate) mod tests {
         fs::write(&source, format!("{includes}int main(void) {{\n{versions}{program}  return 0;\n}}\n"))
             .unwrap();
         let Ok(compiled) = Command::new("cc").arg(&source).arg("-o").arg(&binary).output() else {
-            eprintln!("skipped: there is no C compiler");
+            skip(Requirement::Tool, "there is no C compiler");
             return;
         };
         assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));

@@ -5,7 +5,7 @@ use crate::Plugin;
 use std::env;
 use std::fmt;
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
@@ -142,26 +142,6 @@ impl Plugin {
     /// Finds and loads the plugin for a platform, such as `cpu` or `cuda`.
     pub fn find(platform: &str) -> Result<Arc<Plugin>> {
         Plugin::open(&find_plugin(platform)?)
-    }
-}
-
-/// Loads the plugin for a test. Without one, prints that the test is skipped and returns `None`.
-///
-/// # Panics
-/// If the plugin cannot be loaded, or if there is none and `TENSORPACK_REQUIRE_PLUGIN` is set, as
-/// in CI.
-#[doc(hidden)]
-pub fn plugin_for_tests(platform: &str) -> Option<Arc<Plugin>> {
-    let required = env::var_os("TENSORPACK_REQUIRE_PLUGIN").is_some();
-    match find_plugin(platform) {
-        Ok(path) => Some(Plugin::open(&path).unwrap_or_else(|e| panic!("{e}"))),
-        Err(e) if required => panic!("{e}"),
-        Err(e) => {
-            // Not `eprintln`, whose output is hidden for tests that pass.
-            let test = std::thread::current().name().unwrap_or("a test").to_string();
-            let _ = writeln!(std::io::stderr(), "{test} is skipped: {}", e.message());
-            None
-        }
     }
 }
 

@@ -67,7 +67,6 @@ pub use client::Client;
 pub use compile_options::CompileOptions;
 pub use device::{Device, MemoryStats};
 #[doc(hidden)]
-pub use discovery::plugin_for_tests;
 pub use discovery::{FoundPlugin, PACKAGED_PLUGINS, PackagedPlugin, PluginSource};
 pub use discovery::{find_plugin, find_plugins, plugin_folder};
 pub use download::Download;

@@ -4,8 +4,9 @@ mod cpu;
 
 use cpu::client;
 use std::time::Duration;
-use tensorpack_pjrt::{Buffer, Client, CompileOptions, Execution, OptionValue, Plugin, plugin_for_tests};
+use tensorpack_pjrt::{Buffer, Client, CompileOptions, Execution, OptionValue, Plugin};
 use tensorpack_tensor::{DType, ErrorKind, HostTensor, bf16};
+use tensorpack_testing::plugin_for_tests;
 
 /// Long enough for a loaded machine; a hang fails.
 const LIMIT: Duration = Duration::from_secs(120);

@@ -125,7 +125,7 @@ mod tests {
     /// buffer, and runs do not donate it.
     #[test]
     fn a_saved_value_stays_on_the_device() {
-        if tensorpack_pjrt::plugin_for_tests("cpu").is_none() {
+        if tensorpack_testing::plugin_for_tests("cpu").is_none() {
             return;
         }
         let graph = Graph::new();

@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn views_read_the_strided_elements() {
-        if tensorpack_pjrt::plugin_for_tests("cpu").is_none() {
+        if tensorpack_testing::plugin_for_tests("cpu").is_none() {
             return;
         }
         let rng = CounterRng::new(0, "views");

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use tensorpack_kernels::{Bias, Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Isa};
 
-use crate::{check, numbers, run, run_with};
+use super::{check, numbers, run, run_with};
 
 /// Calls `product` with the positions in x, w and y of every product of a convolution.
 pub(crate) fn products(c: &Conv2d, product: &mut dyn FnMut(usize, usize, usize)) {
@@ -140,7 +140,7 @@ proptest! {
 
 proptest! {
     // The reference code is slow for so many channels.
-    #![proptest_config(ProptestConfig::with_cases(12))]
+    #![proptest_config(crate::oracle::cases(12))]
 
     #[test]
     fn winograd(c in winograd_sizes(), relu: bool) {

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use tensorpack_kernels::{Conv2d, DepthwiseFilterGrad, DepthwiseForward, DepthwiseInputGrad};
 
-use crate::check;
-use crate::conv2d::{convolution, products, same};
+use super::check;
+use super::conv2d::{convolution, products, same};
 
 /// Calls `product` with the positions in x, w and y of every product.
 fn depthwise_products(c: &Conv2d, product: &mut dyn FnMut(usize, usize, usize)) {

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use tensorpack_kernels::{Contract, MatMul};
 
-use crate::check;
+use super::check;
 
 fn check_matmul(p: MatMul) {
     check(&p, |product| {

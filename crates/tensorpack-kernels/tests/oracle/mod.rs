@@ -1,6 +1,5 @@
 //! Shared test code: aligned memory, random cases, and a reference implementation of every step in
 //! f64.
-#![allow(dead_code, reason = "each test file uses its part")]
 
 use tensorpack_kernels::expr::{Binary, Class, Expr, Reg, Step, Unary};
 use tensorpack_kernels::{Isa, Operand};
@@ -470,7 +469,9 @@ pub(crate) fn isas() -> Vec<Isa> {
     Isa::available().collect()
 }
 
-/// Configures proptest to run `n` cases and not to write failures to files.
-pub(crate) fn cases(n: u32) -> proptest::prelude::ProptestConfig {
-    proptest::prelude::ProptestConfig { cases: n, failure_persistence: None, ..Default::default() }
+/// Configures proptest to run `default` cases, or `TENSORPACK_TEST_CASES`, and not to write failures
+/// to files.
+pub(crate) fn cases(default: u32) -> proptest::prelude::ProptestConfig {
+    let cases = tensorpack_testing::test_cases(default);
+    proptest::prelude::ProptestConfig { cases, failure_persistence: None, ..Default::default() }
 }

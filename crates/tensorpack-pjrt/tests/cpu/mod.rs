@@ -1,6 +1,7 @@
 //! XLA's plugin for CPUs, for tests.
 
-use tensorpack_pjrt::{Client, OptionValue, plugin_for_tests};
+use tensorpack_pjrt::{Client, OptionValue};
+use tensorpack_testing::plugin_for_tests;
 
 /// A client with `n` devices; `None` without a plugin.
 pub(crate) fn client(n: i64) -> Option<Client> {

@@ -1,6 +1,6 @@
 //! Values and derivatives at the edges of the number range, at kinks and at ties: what
-//! `docs/numerics.md` promises. Expected values are exact or those of PyTorch in f64. Whatever both
-//! engines compute is tried on both; without XLA's plugin the XLA half is skipped, or fails where
+//! `docs/numerics.md` promises. Expected values are exact or those of PyTorch in f64. Both
+//! engines run every test. Without XLA's plugin the XLA half is skipped, or fails if
 //! `TENSORPACK_REQUIRE_PLUGIN` is set.
 
 mod feeds;
@@ -19,7 +19,7 @@ use tensorpack::{DType, Error, ErrorKind, HostTensor, Result};
 /// The CPU engine, and XLA's where its plugin is installed.
 fn engines() -> Vec<Device> {
     let xla: Device = "xla:cpu:0".parse().unwrap();
-    let xla = tensorpack_pjrt::plugin_for_tests("cpu").map(|_| xla);
+    let xla = tensorpack_testing::plugin_for_tests("cpu").map(|_| xla);
     [Device::Cpu(0)].into_iter().chain(xla).collect()
 }
 

@@ -1,4 +1,4 @@
-//! What the graph, the engine and the session promise, as a user sees it.
+//! Tests of the graph, the engine and the session through the public API.
 
 #[path = "../models/mod.rs"]
 mod models;

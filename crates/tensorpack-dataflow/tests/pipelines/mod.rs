@@ -63,7 +63,7 @@ fn check_opened(flow: &Flow, seed: Seed, at: &State, expected: &[(State, Read)],
 }
 
 fn cases() -> u64 {
-    std::env::var("TENSORPACK_TEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(150)
+    tensorpack_testing::test_cases(150).into()
 }
 
 #[test]

@@ -1,0 +1,19 @@
+//! Integration tests that can share a process.
+//!
+//! Every test binary links the whole library, so they share one. Tests that install a logger or an
+//! allocator, start themselves again as child processes, or need a feature have a binary of their
+//! own; `Cargo.toml` lists them all.
+
+mod behaviour;
+mod doc_aliases;
+mod forks;
+mod fusion;
+mod golden;
+mod layers;
+mod module_order;
+mod monitors;
+mod numerics;
+mod optimizers;
+mod random;
+mod session_init;
+mod towers;
