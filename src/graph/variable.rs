@@ -318,7 +318,7 @@ impl Graph {
     #[track_caller]
     pub fn freeze_variables(&self, pattern: &str) {
         let pattern = NamePattern::new(pattern);
-        let checked = match self.building() {
+        let checked = match self.building_or_late("freeze_variables") {
             Some(mut b) => {
                 let checked = pattern.check(b.variables.iter().map(|v| v.name.as_str()));
                 b.variables.iter_mut().filter(|v| pattern.matches(&v.name)).for_each(|v| v.frozen = true);

@@ -254,23 +254,30 @@ impl TowerContext {
     /// Reports the moving averages of scalars to the monitors. Ignored outside the main training
     /// tower.
     #[doc(alias = "add_moving_summary")]
+    #[track_caller]
     pub fn moving_summary(&self, scalars: &[&Tensor]) {
         if self.is_main_training_tower() {
-            scalars.iter().for_each(|t| self.graph.add_to_collection(MOVING_SUMMARIES, t));
+            for tensor in scalars {
+                self.graph.add_to_collection(MOVING_SUMMARIES, tensor);
+            }
         }
     }
 
     /// Reports tensors to the monitors once per epoch: scalars as values, others as histograms.
     /// Ignored outside the main training tower.
     #[doc(alias = "add_tensor_summary")]
+    #[track_caller]
     pub fn summary(&self, tensors: &[&Tensor]) {
         if self.is_main_training_tower() {
-            tensors.iter().for_each(|t| self.graph.add_to_collection(SUMMARIES, t));
+            for tensor in tensors {
+                self.graph.add_to_collection(SUMMARIES, tensor);
+            }
         }
     }
 
     /// Reports images `[batch, height, width, channels]` with values in 0..255 to the monitors once
     /// per epoch. Ignored outside the main training tower.
+    #[track_caller]
     pub fn image_summary(&self, images: &Tensor) {
         if self.is_main_training_tower() {
             self.graph.add_to_collection(IMAGE_SUMMARIES, images);
