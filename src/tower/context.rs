@@ -1,8 +1,8 @@
 //! The context of a tower function: the replica to build, its mode, and how it gets variables.
 
 use crate::graph::{
-    EMA_VARIABLES, Graph, HYPER_PARAMS, IMAGE_SUMMARIES, Init, MOVING_SUMMARIES, SUMMARIES, Sharing, Tensor,
-    Variable, VariableSpec,
+    EMA_VARIABLES, Graph, HYPER_PARAMS, IMAGE_SUMMARIES, Init, LOCAL_VARIABLES, MOVING_SUMMARIES, SUMMARIES,
+    Sharing, Tensor, Variable, VariableSpec,
 };
 use crate::optim::Ema;
 use std::cell::RefCell;
@@ -225,7 +225,10 @@ impl TowerContext {
     /// context shares variables.
     #[track_caller]
     #[doc(alias = "get_variable")]
-    pub fn variable(&self, spec: VariableSpec) -> Variable {
+    pub fn variable(&self, mut spec: VariableSpec) -> Variable {
+        if spec.collections.contains(&LOCAL_VARIABLES) {
+            spec.tower = Some(self.index);
+        }
         let variable = self.graph.variable(spec, self.sharing);
         let variable = match self.averaged {
             true => Ema::average_of(&variable).unwrap_or(variable),

@@ -7,5 +7,6 @@ mod every_layer;
 mod every_optimizer;
 mod freezing;
 mod line;
+mod local_variables;
 mod prefetching;
 mod scope_names;
