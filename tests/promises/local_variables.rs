@@ -103,3 +103,22 @@ fn inference_creates_no_local_variable() {
     assert_eq!(names(&graph, LOCAL_VARIABLES).len(), 4);
     graph.freeze().unwrap();
 }
+
+/// The local variables of towers that go away are dropped; those of new towers start anew.
+#[test]
+fn the_number_of_towers_may_change_on_resume() {
+    let dir = tempfile::tempdir().unwrap();
+    let train = |towers: usize, epochs: u64| {
+        let data = FromFn::new(60, |_| Ok(vec![HostTensor::new([1], vec![1f32])?]));
+        let config = TrainConfig::new(Watch, data).steps_per_epoch(2).callback(ModelSaver::new());
+        let trainer = SyncMultiGpuTrainerReplicated::new(towers);
+        launch_train_with_config(config.max_epoch(epochs).logdir(dir.path()), trainer).unwrap()
+    };
+    for (towers, epochs, sums) in [(2, 1, vec![2.0, 2.0]), (3, 2, vec![4.0, 4.0, 2.0]), (1, 3, vec![6.0])] {
+        let trained = train(towers, epochs);
+        let name = |i| if i == 0 { "sum".to_string() } else { format!("tower{i}/sum") };
+        let found: Vec<f64> =
+            (0..towers).map(|i| trained.session.read(&name(i)).unwrap().to_scalar().unwrap()).collect();
+        assert_eq!(found, sums, "{towers} towers");
+    }
+}
