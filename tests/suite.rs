@@ -14,6 +14,7 @@ mod module_order;
 mod monitors;
 mod numerics;
 mod optimizers;
+mod promises;
 mod random;
 mod session_init;
 mod towers;

@@ -108,7 +108,7 @@ impl Graph {
     /// Borrows the graph for a change. After freezing, the attempt becomes the session's next
     /// error.
     #[track_caller]
-    fn building_or_late(&self, what: &str) -> Option<RefMut<'_, Building>> {
+    pub(super) fn building_or_late(&self, what: &str) -> Option<RefMut<'_, Building>> {
         let building = self.building();
         if building.is_none() {
             let site = self.site(Location::caller());
@@ -448,15 +448,17 @@ impl Graph {
     }
 
     /// Adds a tensor to a collection.
+    #[track_caller]
     pub fn add_to_collection(&self, key: &str, tensor: &Tensor) {
-        if let (Some(mut b), Some(id)) = (self.building(), tensor.id) {
+        if let (Some(mut b), Some(id)) = (self.building_or_late("add_to_collection"), tensor.id) {
             b.collections.entry(key.to_string()).or_default().tensors.push(id);
         }
     }
 
     /// Adds an operation to a collection.
+    #[track_caller]
     pub fn add_op_to_collection(&self, key: &str, op: &Op) {
-        if let (Some(mut b), Some(node)) = (self.building(), op.node) {
+        if let (Some(mut b), Some(node)) = (self.building_or_late("add_op_to_collection"), op.node) {
             b.collections.entry(key.to_string()).or_default().ops.push(node);
         }
     }

@@ -27,6 +27,8 @@ pub struct VariableInfo {
     /// The memory slab. Variables of one slab are contiguous in memory, in the order they were
     /// created, so that an optimizer processes them in one pass.
     pub slab: String,
+    /// The tower that a local variable belongs to.
+    pub tower: Option<usize>,
     /// The user's line that created it.
     pub site: Site,
 }
@@ -42,6 +44,8 @@ pub struct VariableSpec {
     pub(crate) trainable: bool,
     pub(crate) collections: Vec<&'static str>,
     pub(crate) slab: String,
+    /// The tower that a local variable belongs to; set by the tower that creates it.
+    pub(crate) tower: Option<usize>,
 }
 
 impl VariableSpec {
@@ -55,6 +59,7 @@ impl VariableSpec {
             trainable: true,
             collections: vec![TRAINABLE_VARIABLES, MODEL_VARIABLES, GLOBAL_VARIABLES],
             slab: "trainable".into(),
+            tower: None,
         }
     }
 
@@ -89,7 +94,12 @@ impl VariableSpec {
         self
     }
 
-    /// Makes it local to this tower: neither trained nor saved.
+    /// Makes it local: every training tower has its own, even one that shares all other variables.
+    /// It is neither trained nor part of the model, but checkpoints contain it.
+    ///
+    /// The first tower's variable has the usual name. If another tower creates a local variable of
+    /// that name, its name starts with the name of the tower, such as `tower1/seen`. Inference uses
+    /// the variable of the first tower.
     #[must_use]
     pub fn local(mut self) -> VariableSpec {
         (self.trainable, self.slab) = (false, "local".into());
@@ -242,6 +252,11 @@ impl Graph {
         if sharing == Sharing::Numbered {
             full = b.free_variable_name(full);
         }
+        if let Some(tower) = spec.tower
+            && b.owner_of(&full).is_some_and(|owner| owner != tower)
+        {
+            full = format!("tower{tower}/{full}");
+        }
         if let Some(&id) = b.variable_names.get(&full) {
             let existing = &b.variables[id.0 as usize];
             if (existing.dtype, &existing.sizes) != (spec.dtype, &spec.sizes) {
@@ -284,6 +299,7 @@ impl Graph {
             trainable: spec.trainable,
             frozen: false,
             slab: spec.slab.clone(),
+            tower: spec.tower,
             site,
         });
         b.variable_names.insert(full.clone(), id);
@@ -318,7 +334,7 @@ impl Graph {
     #[track_caller]
     pub fn freeze_variables(&self, pattern: &str) {
         let pattern = NamePattern::new(pattern);
-        let checked = match self.building() {
+        let checked = match self.building_or_late("freeze_variables") {
             Some(mut b) => {
                 let checked = pattern.check(b.variables.iter().map(|v| v.name.as_str()));
                 b.variables.iter_mut().filter(|v| pattern.matches(&v.name)).for_each(|v| v.frozen = true);
@@ -333,6 +349,11 @@ impl Graph {
 }
 
 impl Building {
+    /// Returns the tower that the variable of this name is local to, if it is local.
+    fn owner_of(&self, name: &str) -> Option<usize> {
+        self.variable_names.get(name).and_then(|id| self.variables[id.0 as usize].tower)
+    }
+
     /// Returns `name`, or `name_1`, `name_2`... if a variable of that name exists.
     fn free_variable_name(&self, name: String) -> String {
         let numbered = (1..).map(|n| format!("{name}_{n}"));

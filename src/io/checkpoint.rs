@@ -6,7 +6,7 @@
 
 use super::disk::{self, Disk, Parts, RealDisk, failed, is_missing, length};
 use super::safetensors::{self, Metadata};
-use crate::graph::{Frozen, MODEL_VARIABLES, TRAINABLE_VARIABLES, VariableInfo};
+use crate::graph::{Frozen, MODEL_VARIABLES, TRAINABLE_VARIABLES, VariableInfo, split_tower};
 use crate::runtime::Session;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
@@ -116,13 +116,15 @@ impl Checkpoint {
     }
 
     /// Restores the variables that `which` selects, bit for bit. Returns an error and changes
-    /// nothing if names, shapes or dtypes of checkpoint and graph differ.
+    /// nothing if names, shapes or dtypes of checkpoint and graph differ. Local variables of towers
+    /// other than the first may be missing on either side, so the number of towers may change.
     pub fn restore(&self, session: &Session, which: impl Fn(&VariableInfo) -> bool) -> Result<()> {
         let variables: Vec<&VariableInfo> = session.graph().variables().iter().filter(|v| which(v)).collect();
         let mut wrong = Vec::new();
         for v in &variables {
             let here = format!("{}{:?}", v.dtype, v.sizes);
             match self.tensor(&v.name) {
+                None if v.tower.is_some_and(|tower| tower > 0) => {}
                 None => wrong.push(format!("{} {here} is missing in the checkpoint", v.name)),
                 Some(t) if (t.dtype(), t.sizes()) != (v.dtype, &v.sizes) => {
                     let there = format!("{}{:?}", t.dtype(), t.sizes());
@@ -131,7 +133,9 @@ impl Checkpoint {
                 Some(_) => {}
             }
         }
-        for (name, t) in self.tensors.iter().filter(|(name, _)| !variables.iter().any(|v| v.name == *name)) {
+        let (known, unknown): (Vec<_>, Vec<_>) =
+            self.tensors.iter().partition(|(name, _)| variables.iter().any(|v| v.name == *name));
+        for (name, t) in unknown.into_iter().filter(|(name, _)| split_tower(name).0.is_empty()) {
             wrong.push(format!("{name} {}{:?} is missing in the graph", t.dtype(), t.sizes()));
         }
         if !wrong.is_empty() {
@@ -139,7 +143,7 @@ impl Checkpoint {
             let error = Error::new(ErrorKind::Name, "the checkpoint belongs to a different model");
             return Err(wrong.into_iter().fold(error, Error::note));
         }
-        self.tensors.iter().try_for_each(|(name, value)| session.write(name, value))
+        known.into_iter().try_for_each(|(name, value)| session.write(name, value))
     }
 
     /// Returns whether a path is the folder of a checkpoint.

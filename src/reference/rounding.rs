@@ -1,6 +1,6 @@
 //! Stochastic arithmetic: results rounded up or down at random (Vignes, 1993; CADNA).
 
-/// Rounds every float result of the [reference device](crate::runtime::Device::Reference) to `bits`
+/// Rounds every float result of the reference device to `bits`
 /// significant bits, up or down depending on a hash of the value and `seed`.
 ///
 /// Results that agree for several seeds are determined by the model; digits that differ are an

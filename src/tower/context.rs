@@ -1,8 +1,8 @@
 //! The context of a tower function: the replica to build, its mode, and how it gets variables.
 
 use crate::graph::{
-    EMA_VARIABLES, Graph, HYPER_PARAMS, IMAGE_SUMMARIES, Init, MOVING_SUMMARIES, SUMMARIES, Sharing, Tensor,
-    Variable, VariableSpec,
+    EMA_VARIABLES, Graph, HYPER_PARAMS, IMAGE_SUMMARIES, Init, LOCAL_VARIABLES, MOVING_SUMMARIES, SUMMARIES,
+    Sharing, Tensor, Variable, VariableSpec,
 };
 use crate::optim::Ema;
 use std::cell::RefCell;
@@ -225,7 +225,10 @@ impl TowerContext {
     /// context shares variables.
     #[track_caller]
     #[doc(alias = "get_variable")]
-    pub fn variable(&self, spec: VariableSpec) -> Variable {
+    pub fn variable(&self, mut spec: VariableSpec) -> Variable {
+        if spec.collections.contains(&LOCAL_VARIABLES) {
+            spec.tower = Some(self.index);
+        }
         let variable = self.graph.variable(spec, self.sharing);
         let variable = match self.averaged {
             true => Ema::average_of(&variable).unwrap_or(variable),
@@ -254,23 +257,30 @@ impl TowerContext {
     /// Reports the moving averages of scalars to the monitors. Ignored outside the main training
     /// tower.
     #[doc(alias = "add_moving_summary")]
+    #[track_caller]
     pub fn moving_summary(&self, scalars: &[&Tensor]) {
         if self.is_main_training_tower() {
-            scalars.iter().for_each(|t| self.graph.add_to_collection(MOVING_SUMMARIES, t));
+            for tensor in scalars {
+                self.graph.add_to_collection(MOVING_SUMMARIES, tensor);
+            }
         }
     }
 
     /// Reports tensors to the monitors once per epoch: scalars as values, others as histograms.
     /// Ignored outside the main training tower.
     #[doc(alias = "add_tensor_summary")]
+    #[track_caller]
     pub fn summary(&self, tensors: &[&Tensor]) {
         if self.is_main_training_tower() {
-            tensors.iter().for_each(|t| self.graph.add_to_collection(SUMMARIES, t));
+            for tensor in tensors {
+                self.graph.add_to_collection(SUMMARIES, tensor);
+            }
         }
     }
 
     /// Reports images `[batch, height, width, channels]` with values in 0..255 to the monitors once
     /// per epoch. Ignored outside the main training tower.
+    #[track_caller]
     pub fn image_summary(&self, images: &Tensor) {
         if self.is_main_training_tower() {
             self.graph.add_to_collection(IMAGE_SUMMARIES, images);
