@@ -136,7 +136,7 @@ impl Pipeline {
         Ok((first, began.elapsed().as_secs_f64()))
     }
 
-    /// Writes one crop of every image before colour jitter: the pixels to `crops.rgb`, and file, left,
+    /// Writes one crop of every image before color jitter: the pixels to `crops.rgb`, and file, left,
     /// top, width and height to `crops.tsv`.
     fn write_crops(&self, folder: &Path) -> Result<()> {
         std::fs::create_dir_all(folder)?;

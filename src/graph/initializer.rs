@@ -1,9 +1,9 @@
-//! Initialisers: a variable's first value is a pure function of the seed, the variable's name and
+//! Initializers: a variable's first value is a pure function of the seed, the variable's name and
 //! its shape.
 
 use tensorpack_tensor::{CounterRng, DType, Error, HostTensor, Result, element_count};
 
-/// An initialiser.
+/// An initializer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Init {
     /// Every element has this value.
@@ -38,7 +38,7 @@ pub enum Init {
     Value(HostTensor),
 }
 
-/// The number of connections that scales an initialiser, for a weight of shape `[..., in, out]`.
+/// The number of connections that scales an initializer, for a weight of shape `[..., in, out]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fan {
     /// Connections into an output.
@@ -161,13 +161,13 @@ impl Init {
 }
 
 fn truncated(rng: &CounterRng, i: u64) -> f64 {
-    // Each attempt is a separate draw, so element i never depends on how often its neighbours were
+    // Each attempt is a separate draw, so element i never depends on how often its neighbors were
     // redrawn.
     (0..64).map(|draw| rng.normal(draw, i)).find(|z| z.abs() <= 2.0).unwrap_or(0.0)
 }
 
 /// Returns a matrix with orthonormal rows or columns, whichever are fewer, by Gram-Schmidt on
-/// normal vectors. Orthogonalising twice is enough (Giraud et al., 2005).
+/// normal vectors. Orthogonalizing twice is enough (Giraud et al., 2005).
 fn orthogonal(rng: &CounterRng, rows: usize, cols: usize) -> Vec<f64> {
     let (count, size) = (rows.min(cols), rows.max(cols));
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();

@@ -20,7 +20,7 @@ const F64_TOLERANCE: f64 = 1e-12;
 /// A few times the 8 bits of bf16. Both engines round after every operation, but what they round are sums taken in
 /// different orders, and a rounding that goes the other way is 2^-8.
 const BF16_TOLERANCE: f64 = 0.02;
-/// Where terms cancel, as in gradients of normalisations, such a rounding is far more than 2^-8 of what is left. There
+/// Where terms cancel, as in gradients of normalizations, such a rounding is far more than 2^-8 of what is left. There
 /// the truth is what f64 gives, and each engine may be this many times as far from it as [`rounding_error`] says that
 /// bf16 is anyway.
 const BF16_ERRORS: f64 = 2.0;

@@ -1,4 +1,4 @@
-//! Image resizing. Pixels are areas: the centre of the first pixel is half a pixel from the edge,
+//! Image resizing. Pixels are areas: the center of the first pixel is half a pixel from the edge,
 //! in the input and in the output (`align_corners = false`).
 
 use super::composed;
@@ -27,7 +27,7 @@ const MAX_PIXELS: usize = 1 << 24;
 enum SampleKind {
     /// The pixel that contains the sample.
     Nearest,
-    /// The last pixel whose centre is not after the sample, or the first pixel.
+    /// The last pixel whose center is not after the sample, or the first pixel.
     Before,
     /// The pixel after that, or the last pixel.
     After,
@@ -40,12 +40,12 @@ impl SampleKind {
     fn of(self, i: usize, from: usize, to: usize) -> f64 {
         let last = from as f64 - 1.0;
         let edge = (i as f64 + 0.5) * from as f64 / to as f64;
-        let centre = (edge - 0.5).clamp(0.0, last);
+        let center = (edge - 0.5).clamp(0.0, last);
         match self {
             SampleKind::Nearest => edge.floor().min(last),
-            SampleKind::Before => centre.floor(),
-            SampleKind::After => (centre.floor() + 1.0).min(last),
-            SampleKind::Between => centre - centre.floor(),
+            SampleKind::Before => center.floor(),
+            SampleKind::After => (center.floor() + 1.0).min(last),
+            SampleKind::Between => center - center.floor(),
         }
     }
 }
@@ -88,7 +88,7 @@ impl OpDef for SamplePlaces {
 
 impl Tensor {
     /// Resizes images `[batch, height, width, channels]` to this height and width by
-    /// nearest-neighbour sampling.
+    /// nearest-neighbor sampling.
     #[track_caller]
     pub fn resize_nearest(&self, size: [usize; 2]) -> Tensor {
         self.resized("ResizeNearest", Location::caller(), size, |x, axis, to| {

@@ -44,7 +44,7 @@ fn two_layers_with_adam() {
 }
 
 #[test]
-fn convolution_normalisation_relu_with_sgd() {
+fn convolution_normalization_relu_with_sgd() {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let x = g.placeholder(&TensorSpec::f32("x", [None, Some(8), Some(8), Some(4)]));
@@ -56,7 +56,7 @@ fn convolution_normalisation_relu_with_sgd() {
     let train = g.group(&updates.iter().chain([&train]).collect::<Vec<_>>());
     let x = HostTensor::zeros(DType::F32, [2, 8, 8, 4]).unwrap();
     let text = plan(g, &[&cost, &train], &[("x", &x)]);
-    assert_plan(&text, include_str!("../plans/convolution_normalisation_relu_with_sgd.txt"));
+    assert_plan(&text, include_str!("../plans/convolution_normalization_relu_with_sgd.txt"));
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn elementwise_chain_with_a_residual() {
     let w = t.variable(VariableSpec::new("w", [12, 12]));
     let y = x.matmul(&w).relu();
     let z = ((&y * 2.0 + 1.0).tanh() * &x).matmul(&w).exp() + &y;
-    let mean = (&z - z.mean_axes(&[-1]).expand_dims(-1)).square().named("centred");
+    let mean = (&z - z.mean_axes(&[-1]).expand_dims(-1)).square().named("centered");
     let x = HostTensor::zeros(DType::F32, [6, 12]).unwrap();
     let text = plan(g, &[&mean], &[("x", &x)]);
     assert_plan(&text, include_str!("../plans/elementwise_chain_with_a_residual.txt"));

@@ -169,7 +169,7 @@ fn towers_share_what_the_first_made() {
 }
 
 #[test]
-fn a_normalisation_used_twice_keeps_both_batches() {
+fn a_normalization_used_twice_keeps_both_batches() {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let x = g.placeholder(&TensorSpec::f32("x", [None, Some(1)]));
@@ -251,11 +251,11 @@ fn a_trainable_variable_without_a_path_to_the_cost() {
     assert_eq!(used.unwrap(), (0.5, 0.75));
     // A pattern must match a whole name.
     let line = line!() + 2;
-    let misspelt = with_unused(|g, u| {
+    let misspelled = with_unused(|g, u| {
         g.freeze_variables("net");
         Some(u.sum())
     });
-    let e = misspelt.unwrap_err();
+    let e = misspelled.unwrap_err();
     assert_eq!((e.kind(), e.site().map(|s| s.line)), (ErrorKind::Name, Some(line)), "{e}");
     assert!(e.message().contains("\"net\"") && e.to_string().contains("net/u"), "{e}");
 }

@@ -333,7 +333,7 @@ impl Case {
     }
 
     /// Returns the gradients of the sum of `sum(x w) + sum(w^2) / 8` for every variable,
-    /// `sum(v w) / 4` for neighbours of the same shape, and
+    /// `sum(v w) / 4` for neighbors of the same shape, and
     /// `sum((c + all w of one element)^2) / 16`, which has the same gradient for all variables of one
     /// element.
     fn cost_gradients(&self, step: usize, w: &[Vec<f64>]) -> Vec<Vec<f64>> {

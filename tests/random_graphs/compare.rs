@@ -90,7 +90,7 @@ pub(crate) fn expect(program: &Program) -> std::result::Result<Expected, Unfit> 
         // Operands have a magnitude of about 1, and some operations add up what cancels.
         let floor = ULPS * ulp * if f.name.starts_with("the value") { scale.max(CANCELLED) } else { scale };
         let share = narrow.max(wide / WIDE);
-        // What is noise alone, such as the gradient of a bias before a normalisation, grows in its
+        // What is noise alone, such as the gradient of a bias before a normalization, grows in its
         // own way.
         let noise = narrow > 0.01 * scale;
         let bent = !noise && wide > KINK * WIDE * narrow.max(4.0 * ulp * scale) || share.is_nan();

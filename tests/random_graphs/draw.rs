@@ -337,7 +337,7 @@ impl Draw {
             ]);
             self.input(class, &sizes, None);
         }
-        // Neighbouring variables of one element are worth a test of their own.
+        // Neighboring variables of one element are worth a test of their own.
         let few = self.chance(0.3);
         for _ in 0..self.between(1, 3) {
             let rank = if few { self.below(2) } else { self.below(4) };

@@ -358,9 +358,9 @@ const EPOCHS: u64 = 3;
 const STEPS: u64 = 10;
 
 /// Saves during the second epoch, and sends a signal to this process three steps later.
-struct Signalled(Option<i32>);
+struct Signaled(Option<i32>);
 
-impl Callback for Signalled {
+impl Callback for Signaled {
     fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         if cx.global_step == STEPS + 4 {
             cx.request_save();
@@ -381,7 +381,7 @@ impl Callback for Signalled {
 fn resumable(dir: &Path, signal: Option<i32>) -> Trained {
     let config = TrainConfig::new(Count(|| Sgd::new(1.0).boxed()), ones())
         .callback(ModelSaver::new())
-        .callback(Signalled(signal))
+        .callback(Signaled(signal))
         .logdir(dir)
         .steps_per_epoch(STEPS)
         .max_epoch(EPOCHS);

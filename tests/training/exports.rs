@@ -174,7 +174,7 @@ fn invalid_files_are_errors() {
     expect("cannot be read", &|g| g["inputs"] = json!(7));
     expect("unknown field", &|g| g["more"] = json!(7));
     expect("no operation named \"Fly\"", &|g| g["operations"][conv]["op"] = json!("Fly"));
-    expect("deserialise the attributes", &|g| g["operations"][conv]["attributes"] = json!("wide"));
+    expect("deserialize the attributes", &|g| g["operations"][conv]["attributes"] = json!("wide"));
     expect("at least 1", &|g| g["operations"][conv]["attributes"]["stride"] = json!([0, 1]));
     expect("no tensor \"conv9/W\"", &|g| g["variables"][0] = json!("conv9/W"));
     expect("no output 0 of node 999", &|g| g["operations"][matmul]["inputs"][0] = json!([999, 0]));

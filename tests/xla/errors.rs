@@ -107,7 +107,7 @@ fn too_little_memory_is_an_error_with_the_bytes_that_were_planned() {
 }
 
 /// Only an accelerator has memory of its own to run out of: a processor's is the machine's, and taking all of that would
-/// take the neighbours' too.
+/// take the neighbors' too.
 #[test]
 fn a_result_larger_than_the_accelerator_is_an_error_and_the_session_goes_on() {
     let Some(device @ Device::Xla { platform, .. }) = device() else { return };

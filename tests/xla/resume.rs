@@ -14,7 +14,7 @@ use tensorpack::train::QueueInputTrainer;
 
 const STEPS: u64 = 4;
 
-/// Convolutions, pooling, batch normalisation and dropout: what GPUs would compute in another order every time, and
+/// Convolutions, pooling, batch normalization and dropout: what GPUs would compute in another order every time, and
 /// random numbers that must go on.
 struct Net;
 

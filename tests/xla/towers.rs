@@ -13,7 +13,7 @@ const TOTAL: usize = 24;
 /// Set for a test that runs in a process of its own.
 const CHILD: &str = "TENSORPACK_TEST_CHILD";
 
-/// A net with dropout and synchronised batch normalisation.
+/// A net with dropout and synchronized batch normalization.
 struct Net {
     /// Whether all towers go by what the first one's costs were.
     follow_the_first: bool,

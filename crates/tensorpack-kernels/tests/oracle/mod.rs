@@ -6,7 +6,7 @@ use tensorpack_kernels::expr::{Binary, Class, Expr, Reg, Step, Unary};
 use tensorpack_kernels::{Isa, Operand};
 use tensorpack_tensor::{CounterRng, DType, bf16};
 
-/// Bytes aligned to 64, initially all 0xFF: NaN in every float type, so that reads of uninitialised
+/// Bytes aligned to 64, initially all 0xFF: NaN in every float type, so that reads of uninitialized
 /// memory show.
 #[derive(Clone)]
 pub(crate) struct Memory {
