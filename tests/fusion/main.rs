@@ -1,13 +1,12 @@
-//! What the CPU engine makes of a program changes no result: fusion, epilogues, what is done before
-//! pooling, updates in place and joined into passes.
+//! The CPU engine's optimizations change no result: fusion, epilogues, hoisting out of pooling
+//! gradients, updates in place and merged into passes.
 //!
-//! `TENSORPACK_TEST_CASES` sets how many random programs are tried; what is drawn is the same in
-//! every run.
+//! `TENSORPACK_TEST_CASES` sets the number of random programs, which are the same in every run.
 
 mod barrier;
 mod epilogues;
+mod graph_builder;
 mod graphs;
-mod growing;
 mod merging;
 mod panels;
 mod pooling;

@@ -45,11 +45,11 @@ fn a_reader_sees_the_type_that_was_declared() {
                 // One reader, and several; fused and behind barriers.
                 let read =
                     |y: &Tensor, z: &Tensor| [y.cast(wide) * 2.0, z.cast(wide) * 4.0, z.cast(wide).sum()];
-                let (fused, apart) = (read(&y, &z), read(&barrier(&y), &barrier(&z)));
+                let (fused, unfused) = (read(&y, &z), read(&barrier(&y), &barrier(&z)));
                 let session = Session::new(graph.freeze().unwrap()).unwrap();
                 let feeds = [("x", &HostTensor::new([6], values.clone()).unwrap())];
                 let run = |[a, b, c]: &[Tensor; 3]| session.run(&[a, b, c], &feeds).unwrap();
-                assert_eq!(run(&fused), run(&apart), "{class:?} stored as {dtype} and read as {wide}");
+                assert_eq!(run(&fused), run(&unfused), "{class:?} stored as {dtype} and read as {wide}");
             }
         }
     }

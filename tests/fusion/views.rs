@@ -1,8 +1,8 @@
 //! Maps read through views: what is computed inside a reader is traced back through every kind of
 //! view, or stored.
 
-use crate::barrier::{Building, same_apart};
-use crate::growing::{Choices, over_graphs, sizes};
+use crate::barrier::{Building, same_without_fusion};
+use crate::graph_builder::{Choices, for_random_graphs, sizes};
 use tensorpack::DType;
 use tensorpack::graph::Tensor;
 
@@ -11,7 +11,7 @@ fn operand(b: &mut Building, want: &[usize], dtype: DType, c: &mut Choices<'_>) 
     let rank = want.len();
     match c.below(7) {
         0 => {
-            let order = c.order(rank);
+            let order = c.permutation(rank);
             let mut turned = vec![0; rank];
             order.iter().zip(want).for_each(|(&to, &n)| turned[to] = n);
             b.feed(&turned, dtype).transpose(&order)
@@ -36,7 +36,7 @@ fn viewed(x: &Tensor, c: &mut Choices<'_>) -> Tensor {
     let rank = have.len();
     let n: isize = have.iter().product::<usize>() as isize;
     match c.below(9) {
-        0 => x.transpose(&c.order(rank)),
+        0 => x.transpose(&c.permutation(rank)),
         1 => x.reverse(&[c.below(rank) as isize]),
         2 => x.reshape(&[n]),
         3 => {
@@ -72,15 +72,15 @@ fn viewed(x: &Tensor, c: &mut Choices<'_>) -> Tensor {
 
 #[test]
 fn what_is_read_through_views_is_the_same() {
-    over_graphs("views", 400, |choices| {
-        same_apart(choices, |b, c| {
-            let dtype = c.of(&[DType::I64, DType::F32, DType::F64]);
-            let shape: Vec<usize> = (0..1 + c.below(3)).map(|_| c.of(&[4, 2, 3, 1, 6])).collect();
+    for_random_graphs("views", 400, |choices| {
+        same_without_fusion(choices, |b, c| {
+            let dtype = c.pick(&[DType::I64, DType::F32, DType::F64]);
+            let shape: Vec<usize> = (0..1 + c.below(3)).map(|_| c.pick(&[4, 2, 3, 1, 6])).collect();
             let made =
                 operand(b, &shape, dtype, c) + operand(b, &shape, dtype, c) * operand(b, &shape, dtype, c);
             let full = shape.iter().map(|&n| n as isize).collect::<Vec<_>>();
             let made = b.stored(made.broadcast_to(&full).abs());
-            let mut ends = Vec::new();
+            let mut outputs = Vec::new();
             for _ in 0..1 + c.below(2) {
                 let mut seen = viewed(&made, c);
                 if c.below(2) == 0 {
@@ -90,16 +90,16 @@ fn what_is_read_through_views_is_the_same() {
                 let want = sizes(&seen);
                 let other = operand(b, &want, dtype, c);
                 let read = b.stored(&seen - &other);
-                ends.push(match c.below(4) {
+                outputs.push(match c.below(4) {
                     0 => read.sum_axes(&[c.below(want.len()) as isize]),
                     1 => b.stored(read.reshape(&[-1])).max_axes(&[0]),
                     _ => read,
                 });
             }
             if c.below(4) == 0 {
-                ends.push(made);
+                outputs.push(made);
             }
-            ends
+            outputs
         })
     });
 }
@@ -108,9 +108,9 @@ fn what_is_read_through_views_is_the_same() {
 /// elements of them later. Larger than what a thread does at once.
 #[test]
 fn a_result_overwrites_nothing_that_is_still_to_be_read() {
-    over_graphs("in place", 12, |choices| {
-        same_apart(choices, |b, c| {
-            let shape = c.of(&[[300, 300], [2, 45_000], [90_000, 1]]);
+    for_random_graphs("in place", 12, |choices| {
+        same_without_fusion(choices, |b, c| {
+            let shape = c.pick(&[[300, 300], [2, 45_000], [90_000, 1]]);
             let x = b.feed(&shape, DType::F32);
             // A temporary that no map can be computed in.
             let made = b.stored(b.graph.concat(&[&x, &x], 0));

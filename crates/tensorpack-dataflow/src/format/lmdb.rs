@@ -73,7 +73,7 @@ impl RandomAccess for Lmdb {
 pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
     let path = path.as_ref();
     if path.exists() {
-        let why = format!("{} already exists and is not overwritten", path.display());
+        let why = format!("{} already exists and would be overwritten", path.display());
         return Err(Error::argument(why).note("remove it, or choose another path"));
     }
     let partial = PartialFile::of(path);
