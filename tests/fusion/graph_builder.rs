@@ -68,7 +68,7 @@ impl GraphBuilder {
     }
 
     /// Adds an operation whose result is small and has moderate values.
-    pub(crate) fn grow(&mut self, c: &mut Choices<'_>) {
+    pub(crate) fn add_op(&mut self, c: &mut Choices<'_>) {
         let x = self.any(c);
         let rank = x.rank();
         let float = self.dtype.is_float();
