@@ -5,13 +5,13 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
-/// What is named in backticks in the last column of a table.
+/// Returns the names in backticks in the last column of a table row.
 fn named(row: &str) -> Vec<&str> {
     let shown = row.trim_end_matches(['|', ' ']).rsplit('|').next().unwrap_or("");
     shown.split('`').skip(1).step_by(2).collect()
 }
 
-/// What is wrong with a name, if anything is.
+/// Returns an error message if the test with this name does not exist.
 fn missing(name: &str) -> Option<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     if let Some((file, test)) = name.split_once("::") {

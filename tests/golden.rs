@@ -63,7 +63,7 @@ fn zero(like: &Tensor) -> Tensor {
     like.graph().constant(HostTensor::from_f64(like.dtype(), [], &[0.0]).expect("one value"))
 }
 
-/// What the operation `op` of the files makes of `x`. An unknown one is a failure.
+/// Applies the operation that the golden files call `op` to `x`. Panics if it is unknown.
 fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Vec<Tensor> {
     let transposed = |t: &Tensor, flag: &Value| match flag.as_bool() {
         Some(true) => t.matrix_transpose(),
@@ -355,7 +355,7 @@ fn entry<'a>(all: &'a Value, name: &str) -> &'a Value {
     list(all).iter().find(|v| text(&v["name"]) == name).unwrap_or_else(|| panic!("there is no {name}"))
 }
 
-/// What the file calls a running statistic, as the layer calls its variable.
+/// Translates the name of a running statistic in the file to the name of the layer's variable.
 fn variable_name(name: &str) -> String {
     match name {
         "bn/mean" | "bn/variance" => format!("{name}/EMA"),

@@ -1,4 +1,5 @@
-//! What monitors leave on disk: lines of JSON that are the same after a resume, and event files that TensorBoard reads.
+//! The files that monitors write: lines of JSON that are the same after a resume, and event files
+//! that TensorBoard can read.
 
 use serde_json::{Value, json};
 use std::fs;
@@ -172,7 +173,8 @@ fn every_start_makes_an_event_file_that_sorts_last() {
     assert!(seen[0].starts_with("events.out.tfevents."));
 }
 
-/// What TensorBoard's own reader sees in a directory; none unless `TENSORPACK_TENSORBOARD` names a Python that has it.
+/// Reads a directory with TensorBoard's own reader. Returns `None` unless `TENSORPACK_TENSORBOARD`
+/// names a Python that has it.
 fn read_by_tensorboard(dir: &TempDir) -> Option<Value> {
     let python = std::env::var_os("TENSORPACK_TENSORBOARD")?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tensorboard/read_events.py");

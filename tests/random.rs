@@ -28,7 +28,7 @@ fn share(x: &[f64], test: impl Fn(f64) -> bool) -> f64 {
     x.iter().filter(|&&v| test(v)).count() as f64 / x.len() as f64
 }
 
-/// That each is right to within some five deviations of the mean of a million.
+/// Checks the moments of a million values to within about five standard errors.
 fn check(what: &str, found: &[f64], right: &[f64], within: f64) {
     for (f, r) in found.iter().zip(right) {
         assert!((f - r).abs() < within, "{what}: {found:?}, not {right:?}");
@@ -101,7 +101,7 @@ fn dropout_of_every_float_type_keeps_the_mean() {
     }
 }
 
-/// What `towers` towers with `rows` examples each draw, the towers one after the other along `axis`.
+/// Returns the random values of `towers` towers with `rows` examples each, concatenated along `axis`.
 fn by_towers(random: Random, towers: usize, rows: usize, axis: usize) -> Vec<HostTensor> {
     let graph = Graph::new();
     let drawn: Vec<Tensor> = (0..towers)

@@ -130,7 +130,8 @@ fn a_random_tensor_outside_of_towers_is_the_same_in_all() {
     }
 }
 
-/// What one tower needs of a sum, all must compute; what it does not need, the others need not.
+/// If one tower needs a sum, all towers compute their part of it; sums that no tower needs are not
+/// computed.
 #[test]
 fn a_fetch_is_closed_over_the_sums_it_needs() {
     let trained = build(2, &Sgd::new(0.1)).unwrap();
@@ -211,7 +212,8 @@ impl CustomKernel for Trouble {
 
 const SUMS: usize = 4;
 
-/// What two runs of a session come to, if the second tower is in trouble before one of its sums.
+/// Returns the results of two runs of a session whose second tower fails or sleeps before one of its
+/// sums.
 fn troubled(sleep: bool, deadline: Duration, before: usize) -> Result<[Result<Vec<HostTensor>>; 2]> {
     let graph = Graph::new();
     let mut totals = Vec::new();
@@ -256,8 +258,8 @@ fn a_tower_that_comes_too_late_is_an_error_that_names_the_sum() {
     std::thread::scope(|s| (0..SUMS).for_each(|before| drop(s.spawn(move || late(before)))));
 }
 
-/// What one tower makes of a variable at the end of a run is made of its start value, though another tower changes it at
-/// the same time.
+/// A tower computes an update from the value at the start of the run, even if another tower updates
+/// the variable at the same time.
 #[test]
 fn updates_of_one_tower_read_start_values_of_another() {
     let graph = Graph::new();

@@ -25,7 +25,7 @@ mod models;
 mod ptb;
 #[path = "../../examples/resnet50/net.rs"]
 mod resnet50;
-mod roof;
+mod roofline;
 mod scale;
 mod step;
 mod towers;

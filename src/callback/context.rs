@@ -1,4 +1,4 @@
-//! What callbacks can see and do at each stage of training.
+//! The contexts that callbacks get at each stage of training.
 
 use super::train_state::{Progress, TrainState};
 use crate::graph::{Fetch, Graph, Op, Tensor, VariableId, VariableInfo, split_tower};
@@ -95,7 +95,7 @@ impl GraphCx<'_> {
 #[doc(alias = "HookCx")]
 pub struct RunCx<'a> {
     pub(crate) state: &'a mut TrainState,
-    /// What ran, after the run.
+    /// The program that ran; `None` before the run.
     pub(crate) program: Option<&'a StepProgram>,
 }
 
@@ -115,7 +115,7 @@ impl RunCx<'_> {
 #[doc(alias = "Collected")]
 pub struct CollectCx<'a> {
     pub(crate) progress: Progress,
-    /// What ran; `None` in tests of single callbacks.
+    /// The program that ran; `None` in tests of single callbacks.
     pub(crate) program: Option<&'a StepProgram>,
 }
 
@@ -191,7 +191,7 @@ impl TrainCx<'_> {
     }
 }
 
-/// What both [`RunCx`] and [`TrainCx`] can do.
+/// The methods that [`RunCx`] and [`TrainCx`] share.
 macro_rules! during_training {
     ($($cx:ident),*) => {$(
         impl $cx<'_> {

@@ -24,7 +24,7 @@ pub(crate) struct Case {
     pub(crate) empties: Vec<Empty>,
 }
 
-/// What a call makes of inputs without elements: a row of `docs/empty-inputs.md`.
+/// The result of a call on empty inputs: a row of `docs/empty-inputs.md`.
 pub(crate) struct Empty {
     pub(crate) call: &'static str,
     pub(crate) inputs: &'static str,

@@ -1,5 +1,5 @@
-//! What a random trial is drawn from: a list of choices, which proptest makes smaller when a trial fails. The first
-//! choice of every list here is the simplest one, so that smaller choices are simpler trials.
+//! Draws random trials from a list of choices, which proptest shrinks when a trial fails. The first
+//! choice of every list is the simplest, so that smaller numbers make simpler trials.
 
 use tensorpack_tensor::CounterRng;
 
@@ -74,7 +74,7 @@ impl Draw<'_> {
     }
 }
 
-/// What the elements of an input may be.
+/// The values that the elements of an input may have.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Domain {
     /// Between -2 and 2.

@@ -19,7 +19,7 @@ impl Trial {
     }
 }
 
-/// What the elements of an input are.
+/// The kind of elements of an input.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Elements {
     /// Of the float type that the trial is run in.
@@ -30,7 +30,7 @@ pub(crate) enum Elements {
     Bools,
 }
 
-/// How the input's elements lie in what is fed, so that kernels meet strides.
+/// How the input is a view of the fed tensor, so that kernels get strided operands.
 #[derive(Clone, Debug)]
 pub(crate) enum Layout {
     /// As they are.
@@ -106,7 +106,7 @@ impl Input {
         }
     }
 
-    /// What is fed so that it holds `values`.
+    /// Returns the tensor to feed so that the input has these `values`.
     pub(crate) fn feed(&self, float: DType, values: &[f64]) -> HostTensor {
         let fed = self.fed_sizes();
         // What a slice leaves out is far from what it takes, so that reading it shows.

@@ -1,5 +1,5 @@
-//! How operations are tried: inputs of random sizes, strides and values, and what is done with them. Each operation's
-//! file ends with its cases; `truth` holds every case to the chain of truth.
+//! Test cases of operations: how to draw inputs of random sizes, strides and values, and what to
+//! compute from them. The file of each operation ends with its cases; `op_tests` runs them.
 
 mod case;
 mod draw;

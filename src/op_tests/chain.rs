@@ -1,4 +1,4 @@
-//! The chain of truth for one trial.
+//! Compares one trial on all engines with the reference, and its gradients with finite differences.
 
 use crate::autodiff::gradients;
 use crate::graph::{Fetch, Graph, Tensor};
@@ -17,7 +17,7 @@ struct Run {
     gradient_cost: Option<Fetch>,
 }
 
-/// What is fed: the values of the inputs, the weights of the outputs, and those of the gradients.
+/// The feeds: the values of the inputs, the weights of the outputs, and those of the gradients.
 #[derive(Clone)]
 struct Point {
     inputs: Vec<Vec<f64>>,
@@ -25,7 +25,7 @@ struct Point {
     second_seeds: Vec<Vec<f64>>,
 }
 
-/// How far two results may lie apart, relative to the largest of the tensor (or 1).
+/// Tolerances relative to the largest element of the tensor (or 1).
 const F32_TOLERANCE: f64 = 1e-5;
 const F64_TOLERANCE: f64 = 1e-12;
 const DIFFERENCE_TOLERANCE: f64 = 1e-6;
@@ -218,7 +218,7 @@ fn weighted(graph: &Graph, tensors: &[Tensor], weights: &[(Vec<usize>, Vec<f64>)
     parts.reduce(|sum, part| sum + part).expect("there is something to weigh")
 }
 
-/// That both are the same within `tolerance` of the largest, or what differs.
+/// Returns an error if an element differs by more than `tolerance`, relative to the largest.
 pub(super) fn close(right: &[f64], found: &[f64], tolerance: f64) -> Result<(), String> {
     if right.len() != found.len() {
         return Err(format!("{} elements instead of {}", found.len(), right.len()));

@@ -1,4 +1,5 @@
-//! That no operation is left out: every name an operation of `src/ops` can have must occur in a case.
+//! Checks that no operation is left out: every name that an operation of `src/ops` can have must
+//! occur in a case.
 
 use crate::autodiff::gradients;
 use crate::graph::{Graph, NodeKind, Tensor};

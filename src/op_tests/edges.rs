@@ -7,7 +7,7 @@ use crate::runtime::{Device, Session, SessionOptions};
 use tensorpack_kernels::Isa;
 use tensorpack_tensor::{DType, HostTensor};
 
-/// What has a rule of its own somewhere, and ordinary values beside it.
+/// Values that some operation treats specially, and a few ordinary ones.
 const EDGES: [f64; 12] =
     [0.0, -0.0, 1.0, -1.0, 0.5, -1.5, 2.5, 3.0, -100.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
 

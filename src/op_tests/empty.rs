@@ -1,5 +1,5 @@
-//! What operations do with nothing. What works element by element makes nothing of nothing; all else is said by the
-//! operations' own cases, which make the table of `docs/empty-inputs.md`.
+//! Operations on empty inputs. The result of an elementwise operation is empty; the cases of all
+//! other operations state their result, and form the table of `docs/empty-inputs.md`.
 
 use super::completeness::{OF_GRADIENTS, names_in_source};
 use crate::graph::{Graph, NodeKind, Tensor, TensorSpec};

@@ -1,5 +1,5 @@
-//! That what is exported is what was built: every case, written to a file and read back, gives the same bits; and that
-//! no file, whatever it says, makes the program panic.
+//! Export round trips: every case that is written to a file and read back gives the same bits, and no
+//! file, whatever its contents, causes a panic.
 
 use super::trials;
 use crate::autodiff::gradients;

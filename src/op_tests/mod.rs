@@ -1,15 +1,15 @@
-//! Whether every operation is right, over random shapes, strides and attributes.
+//! Tests every operation with random shapes, strides and attributes.
 //!
-//! The chain of truth starts at the reference interpreter, which computes each operation from its
-//! definition in f64. The plain loops of the CPU engine agree with it in f64, in outputs, gradients
-//! and second gradients; the fast loops of each instruction set of this machine agree with the
-//! plain ones, in f64 and in f32; and the gradients are what finite differences say, as are the
-//! gradients of the gradients. The cases stand at the end of each operation's file. A test here
-//! fails if an operation of `src/ops` is in none of them, or has no reference implementation.
+//! The reference interpreter computes each operation from its definition in f64. The plain loops of
+//! the CPU engine must agree with it in f64, in outputs, gradients and second-order gradients. The
+//! vectorized loops of each instruction set of this machine must agree with the plain ones, in f64
+//! and f32. Gradients and second-order gradients must agree with finite differences. The cases are
+//! at the end of each operation's file. A test fails if an operation of `src/ops` is in none of
+//! them or has no reference implementation.
 //!
-//! Each operation is tried [`trials`] times; the environment variable `TENSORPACK_TEST_CASES` sets another number
-//! than the default, which is chosen so that a debug build is done within a minute; `TENSORPACK_TEST_OP=Conv` tries
-//! only the cases whose name has this in it. What is drawn depends on the case's name alone: a failure repeats.
+//! `TENSORPACK_TEST_CASES` sets the number of trials per operation; the default takes a debug build
+//! less than a minute. `TENSORPACK_TEST_OP=Conv` runs only the cases whose name contains this word.
+//! The trials depend only on the name of the case, so a failure can be reproduced.
 
 mod by_eye;
 mod call_sites;
@@ -30,7 +30,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tensorpack_tensor::CounterRng;
 
-/// How often each operation is tried.
+/// Returns the number of trials per operation.
 fn trials() -> u32 {
     std::env::var("TENSORPACK_TEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(24)
 }

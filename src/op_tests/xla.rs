@@ -1,8 +1,9 @@
-//! The XLA engine against the CPU engine, over the same cases: outputs, gradients, and gradients of gradients.
+//! Compares the XLA engine with the CPU engine on the same cases: outputs, gradients, and
+//! second-order gradients.
 //!
-//! Compiling takes longer than running, so many trials share a module. Needs XLA's plugin for CPUs: without it nothing
-//! is tried, which is said, or fails where `TENSORPACK_REQUIRE_PLUGIN` is set. `TENSORPACK_XLA_TEST_CASES` sets
-//! how often each case is tried, `TENSORPACK_TEST_OP` which.
+//! Compiling takes longer than running, so many trials share a module. Without XLA's CPU plugin the
+//! tests print that they are skipped, or fail if `TENSORPACK_REQUIRE_PLUGIN` is set.
+//! `TENSORPACK_XLA_TEST_CASES` sets the number of trials per case, `TENSORPACK_TEST_OP` the cases.
 
 use super::chain::close;
 use super::integers::{PAIRS, SINGLES, integers, samples};
@@ -14,17 +15,17 @@ use std::rc::Rc;
 use tensorpack_kernels::Isa;
 use tensorpack_tensor::{CounterRng, DType, HostTensor, Result, bf16};
 
-/// How far results may lie apart, relative to the largest of the tensor (or 1).
+/// Tolerances relative to the largest element of the tensor (or 1).
 const F32_TOLERANCE: f64 = 1e-5;
 const F64_TOLERANCE: f64 = 1e-12;
-/// A few times the 8 bits of bf16. Both engines round after every operation, but what they round are sums taken in
-/// different orders, and a rounding that goes the other way is 2^-8.
+/// A few ulps of bf16, which are 2^-8. Both engines round after every operation, but sum in
+/// different orders, so a result may be rounded up by one and down by the other.
 const BF16_TOLERANCE: f64 = 0.02;
-/// Where terms cancel, as in gradients of normalizations, such a rounding is far more than 2^-8 of what is left. There
-/// the truth is what f64 gives, and each engine may be this many times as far from it as [`rounding_error`] says that
-/// bf16 is anyway.
+/// Where terms cancel, as in gradients of normalizations, the rounding error is much larger than
+/// 2^-8 of the result. There each engine is compared with f64, and its error may be this many times
+/// the [`rounding_error`] of bf16.
 const BF16_ERRORS: f64 = 2.0;
-/// How many draws of values show that.
+/// Number of draws of values that estimate the rounding error.
 const BF16_DRAWS: u64 = 8;
 
 /// Cases of kernels that run on the host: XLA has no form for them, and says so.
@@ -85,7 +86,7 @@ impl Tried {
         self.values.iter().map(Vec::len).sum()
     }
 
-    /// What is compared: outputs, gradients, and in f64 second gradients.
+    /// Builds the tensors to compare: outputs, gradients, and in f64 second-order gradients.
     fn build(&self, graph: &Graph, prefix: &str, float: DType) -> Result<Vec<(String, Tensor)>> {
         let inputs: Vec<Tensor> = self
             .trial
@@ -154,8 +155,8 @@ fn furthest(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).fold(0.0, |most, (a, b)| most.max((a - b).abs()))
 }
 
-/// How far from the truth rounding to bf16 brings each result of a trial: the most that the CPU engine is away from
-/// f64 over some draws of values.
+/// Returns the error that rounding to bf16 causes in each result of a trial: the largest difference
+/// between bf16 and f64 on the CPU engine over several draws of values.
 fn rounding_error(tried: &Tried) -> Result<Vec<f64>> {
     let mut errors = Vec::new();
     for draw in 0..BF16_DRAWS {
@@ -169,8 +170,8 @@ fn rounding_error(tried: &Tried) -> Result<Vec<f64>> {
     Ok(errors)
 }
 
-/// That both engines' result number `at` is as near to the truth as bf16 can be.
-fn both_true(tried: &Tried, at: usize, found: [&[f64]; 2]) -> Result<(), String> {
+/// Checks that result number `at` of both engines is as close to f64 as bf16 permits.
+fn check_bf16_error(tried: &Tried, at: usize, found: [&[f64]; 2]) -> Result<(), String> {
     let own = Tried {
         name: tried.name.clone(),
         trial: tried.trial.clone(),
@@ -220,7 +221,7 @@ fn check(group: &[&Tried], float: DType, device: Device, failures: &mut Vec<Stri
             let values = [a.to_f64_vec(), b.to_f64_vec()];
             let mut same = close(&values[0], &values[1], tolerance);
             if float == DType::Bf16 && same.is_err() {
-                same = both_true(tried, at, [&values[0], &values[1]]);
+                same = check_bf16_error(tried, at, [&values[0], &values[1]]);
             }
             if let Err(e) = same.and_then(|()| (a.sizes() == b.sizes()).then_some(()).ok_or("sizes".into())) {
                 failures.push(format!(
@@ -265,8 +266,12 @@ fn every_case_agrees_with_the_cpu_engine() {
     assert!(failures.is_empty(), "{} differ\n{}", failures.len(), failures.join("\n\n"));
 }
 
-/// What `build` makes of inputs with these values, on one device.
-fn made(values: &[HostTensor], device: Device, build: impl Fn(&[Tensor]) -> Vec<Tensor>) -> Vec<HostTensor> {
+/// Runs `build` on inputs with these values on one device.
+fn run_on(
+    values: &[HostTensor],
+    device: Device,
+    build: impl Fn(&[Tensor]) -> Vec<Tensor>,
+) -> Vec<HostTensor> {
     let graph = Graph::new();
     let names: Vec<String> = (0..values.len()).map(|i| format!("x{i}")).collect();
     let input = |(name, v): (&String, &HostTensor)| {
@@ -281,9 +286,9 @@ fn made(values: &[HostTensor], device: Device, build: impl Fn(&[Tensor]) -> Vec<
     session.run(&fetches, &feeds).unwrap()
 }
 
-/// That both devices make the same bits of it.
+/// Checks that the results of both devices have the same bits.
 fn same_bits(what: &str, values: &[HostTensor], device: Device, build: impl Fn(&[Tensor]) -> Vec<Tensor>) {
-    let (right, found) = (made(values, Device::Cpu(0), &build), made(values, device, &build));
+    let (right, found) = (run_on(values, Device::Cpu(0), &build), run_on(values, device, &build));
     for (i, (right, found)) in right.iter().zip(&found).enumerate() {
         assert_eq!(right, found, "{what}, result {i}");
     }
@@ -342,7 +347,7 @@ fn what_bf16_rounds_is_told_from_what_is_wrong() {
     let found = computed(&tried, DType::Bf16).unwrap();
     let error = rounding_error(&tried).unwrap()[1];
     assert!((0.002..0.2).contains(&error), "{error}");
-    both_true(&tried, 1, [&found[1], &found[1]]).unwrap();
+    check_bf16_error(&tried, 1, [&found[1], &found[1]]).unwrap();
     let wrong: Vec<f64> = found[1].iter().map(|g| g + 4.0 * error).collect();
-    assert!(both_true(&tried, 1, [&found[1], &wrong]).is_err());
+    assert!(check_bf16_error(&tried, 1, [&found[1], &wrong]).is_err());
 }

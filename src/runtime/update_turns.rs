@@ -19,7 +19,7 @@ struct Inner {
 
 #[derive(Debug)]
 struct State {
-    /// Who has the turn, if anyone does.
+    /// The current holder of the turn, if any.
     holder: Option<Holder>,
     admission: Admission,
     /// Whether a turn ended in a panic, which may have left invalid values.

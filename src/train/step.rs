@@ -10,7 +10,7 @@ use std::ops::Deref;
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// What one training step does. The trainer decides this; callbacks do everything else.
+/// One training step, which the trainer defines; callbacks do everything else.
 pub trait Iteration {
     /// Runs one step.
     fn run_step(&mut self, cx: &mut StepCx<'_>) -> Result<()>;
@@ -58,7 +58,7 @@ impl<F: FnMut(&mut StepCx<'_>) -> Result<()>> Iteration for F {
     }
 }
 
-/// What to do when a cost or a gradient is not finite. Either way no variable changes.
+/// The reaction to a cost or gradient that is not finite. In either case no variable changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum NanPolicy {
     /// End training with an error that names the first tensor that is not finite, and the line that made it.
@@ -75,7 +75,7 @@ pub(super) struct Times {
     pub(super) compute: Duration,
 }
 
-/// What an iteration can do.
+/// The context of an iteration.
 pub struct StepCx<'a> {
     pub(super) state: &'a mut TrainState,
     pub(super) callbacks: &'a mut Callbacks,

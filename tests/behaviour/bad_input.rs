@@ -488,7 +488,7 @@ fn labels_outside_the_classes() {
     }
 }
 
-/// What a user's own kernel does.
+/// The behavior of a custom kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Does {
     Copies,
@@ -507,7 +507,7 @@ struct Own(Does);
 struct OwnKernel(Does);
 
 thread_local! {
-    /// How often a user's kernel ran on this thread, which is the one that called the session.
+    /// Number of runs of a custom kernel on this thread, the one that called the session.
     static RUNS: Cell<usize> = const { Cell::new(0) };
 }
 

@@ -11,7 +11,7 @@ use tensorpack::runtime::Session;
 use tensorpack::tower::TowerContext;
 use tensorpack::{Error, ErrorKind, HostTensor};
 
-/// That `error` points at `line` of this file.
+/// Checks that `error` points at `line` of this file.
 #[track_caller]
 fn assert_points_at(error: &Error, line: u32) {
     let site = error.site().unwrap_or_else(|| panic!("the error has no place: {error}"));
@@ -160,7 +160,7 @@ fn labels_of_another_batch_than_the_logits() {
     assert!(e.site().unwrap().file.ends_with("models/mod.rs"), "{e}");
 }
 
-/// What a session says first after `misuse` of handles of its frozen graph.
+/// Returns the first error of a session after `misuse` of handles of its frozen graph.
 fn after_freezing(misuse: impl FnOnce(&TowerContext, &Tensor)) -> Error {
     let g = Graph::new();
     let t = TowerContext::training(&g);

@@ -10,7 +10,7 @@ use tensorpack::ops::{Conv1dOptions, Conv2dOptions, Padding, PoolOptions, Random
 use tensorpack::runtime::{IntoFetch, Session, SessionOptions};
 use tensorpack::{DType, Error, HostTensor, Result};
 
-/// What an operation is tried with.
+/// Sizes that every operation is tested with.
 const HOSTILE: [usize; 9] =
     [(1 << 31) - 1, 1 << 31, 1 << 32, 1 << 40, 1 << 47, 1 << 48, (1 << 60) - 9, 1 << 62, usize::MAX];
 
@@ -186,7 +186,7 @@ fn attempt(build: Build, n: usize) -> Result<Vec<HostTensor>> {
     session.run(&fetched.iter().map(|t| t as &dyn IntoFetch).collect::<Vec<_>>(), &feeds)
 }
 
-/// What became of every attribute of every operation of a table.
+/// Returns the outcome for every attribute of every operation of a table.
 fn outcomes(
     table: &'static [(&str, Build)],
     sizes: &[usize],

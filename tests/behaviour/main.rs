@@ -1,4 +1,4 @@
-//! What the graph, the engine and the session promise, as a user sees it.
+//! The guarantees of graph, engine and session, tested through the public API.
 
 #[path = "../models/mod.rs"]
 mod models;

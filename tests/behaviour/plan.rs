@@ -1,8 +1,8 @@
-//! What the planner makes of known graphs: which kernels there are, what is fused into them, what lies in place, how
-//! variables are updated. The expected texts are in `tests/plans`; a change of them is a change of the engine's speed
-//! and wants a look.
+//! The plans of known graphs: kernels, fusion, buffers that reuse the memory of an operand, updates
+//! of variables. The expected texts are in `tests/plans`; a change of them affects speed and should
+//! be reviewed.
 //!
-//! And the arena: how much larger it is than what lives at once.
+//! Also tests the size of the arena relative to the largest number of live bytes.
 
 use crate::models::{self, Model};
 use std::collections::HashMap;

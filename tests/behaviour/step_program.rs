@@ -183,7 +183,7 @@ fn sums_do_not_depend_on_what_is_fused_into_them() {
     }
 }
 
-/// What hooked runs `first..last` draw, `plain` plain runs before each of them.
+/// Returns the random values of step runs `first..last`, each preceded by `plain` plain runs.
 fn draws(seed: u64, first: u64, last: u64, plain: usize) -> Vec<(HostTensor, HostTensor)> {
     let c = counting(16, seed);
     c.session.set_run_index(first).unwrap();

@@ -1,4 +1,4 @@
-//! What happens to variables in a run: reads see the values at its start, updates compose in the order they were
+//! Variables in a run: reads see the values at its start, updates compose in the order they were
 //! built, and everything takes effect together at the end.
 
 use proptest::prelude::*;
@@ -294,7 +294,7 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
     prop::collection::vec(one, 1..9)
 }
 
-/// What the words of this module say, done by hand.
+/// Applies the changes according to the rules in the module documentation.
 fn by_hand(start: &[[f32; 4]; COUNT], changes: &[Change]) -> [[f32; 4]; COUNT] {
     let mut next = *start;
     for c in changes.iter().filter(|c| c.runs) {

@@ -20,7 +20,7 @@ use tensorpack::tensor::CounterRng;
 /// The line of the library that syncs.
 pub(crate) type Site = (&'static str, u32);
 
-/// What a crash leaves of changes that were not synced.
+/// Which unsynced changes survive a crash.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Leaves {
     /// All of them.

@@ -63,7 +63,7 @@ impl<M: Medium> Machine<M> {
     }
 }
 
-/// What a crash may leave, for tests that try every crash.
+/// All outcomes of a crash, for tests that try every crash.
 const LEAVES: [Leaves; 8] = [
     Leaves::Nothing,
     Leaves::Everything,

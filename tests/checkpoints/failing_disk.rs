@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tensorpack::io::{DirEntry, Disk, OpenFile, Parts, RealDisk};
 
-/// What goes wrong at the n-th operation.
+/// The fault at the n-th operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Fault {
     /// The device is full: half of a file is written.

@@ -1,4 +1,4 @@
-//! What `char_lm` can see.
+//! The attention of `char_lm` is causal.
 
 use crate::char_lm::{CONTEXT, Model};
 use tensorpack::prelude::*;

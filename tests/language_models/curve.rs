@@ -1,4 +1,5 @@
-//! The first costs of `ptb_lstm`, against those PyTorch has with the same weights and words, without dropout.
+//! Compares the first costs of `ptb_lstm` with those of PyTorch for the same weights and words,
+//! without dropout.
 //!
 //! With a learning rate of 1 costs leap, and what rounding makes different grows with every leap: in f32, PyTorch leaves its
 //! own curve in f64 by 12 % within 42 steps. So nets are followed that learn slowly, and in f64 the first leaps of one that
@@ -41,7 +42,8 @@ fn net(units: usize, dtype: DType) -> Model {
     Model { units, dropout: 0.0, dtype }
 }
 
-/// That no mean of so many costs in a row is further from PyTorch's than this part of it; prints the largest distance.
+/// Checks that the mean of any `steps` consecutive costs is within a relative `tolerance` of PyTorch's.
+/// Prints the largest difference.
 fn assert_follows(run: &str, model: Model, words: &HostTensor, rate: f64, (steps, tolerance): (usize, f64)) {
     let right = right(run);
     let found = costs(model, words, rate, right.len());

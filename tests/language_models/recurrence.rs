@@ -1,4 +1,4 @@
-//! What `ptb_lstm` reads and remembers.
+//! The input and the carried state of `ptb_lstm`.
 
 use crate::ptb_lstm::{BATCH, Model, Plan, STEPS, config, unrolled};
 use std::path::Path;

@@ -5,7 +5,7 @@ use tensorpack::graph::{Graph, Tensor, TensorSpec};
 use tensorpack::runtime::Device;
 use tensorpack::{DType, ErrorKind, HostTensor, Result};
 
-/// What `build` makes of one input of this type.
+/// Runs `build` on one input.
 fn run(device: Device, x: &HostTensor, build: impl Fn(&Tensor) -> Tensor) -> Result<HostTensor> {
     let graph = Graph::new();
     let sizes: Vec<Option<usize>> = x.sizes().iter().map(|&n| Some(n)).collect();

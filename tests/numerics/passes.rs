@@ -1,4 +1,4 @@
-//! What the stable forms cost: passes over the logits.
+//! The cost of numerically stable formulas, in passes over the logits.
 
 use std::collections::HashSet;
 use tensorpack::autodiff::gradients;
@@ -6,7 +6,8 @@ use tensorpack::graph::{Fetch, Graph, Tensor, TensorSpec};
 use tensorpack::runtime::{IntoFetch, Session};
 use tensorpack::{DType, HostTensor};
 
-/// How many kernels of the plan read or write `[64, 1000]` values, of which `feed0` is one.
+/// Returns the number of kernels in the plan that read or write a `[64, 1000]` tensor, such as
+/// `feed0`.
 fn passes(build: impl Fn(&Tensor, &Tensor) -> Vec<Tensor>) -> usize {
     let graph = Graph::new();
     let x = graph.placeholder(&TensorSpec::f32("x", [Some(64), Some(1000)]));

@@ -1,4 +1,4 @@
-//! What broadcasting or an empty dim would make wrong without a word.
+//! Shapes that would silently give wrong results through broadcasting or an empty dim.
 
 use super::{assert_error, engines, session};
 use tensorpack::graph::{Graph, Tensor, TensorSpec};
@@ -12,7 +12,7 @@ fn zeros(sizes: &[usize]) -> HostTensor {
 
 #[test]
 fn a_state_of_another_batch_is_refused() {
-    /// What a recurrent layer makes of input, `h` and `c`.
+    /// Applies a recurrent layer to an input, `h` and `c`.
     type Layer = fn(&TowerContext, &Tensor, &Tensor, &Tensor) -> Tensor;
     let layers: [(&str, Layer); 4] = [
         ("Lstm", |t, x, h, c| {

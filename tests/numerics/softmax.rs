@@ -114,7 +114,7 @@ fn log_sum_exp_of_infinities_alone_is_that_infinity() {
     }
 }
 
-/// What is not at the edge must not move: an ordinary row, in both types.
+/// Ordinary rows must not change, in both dtypes.
 #[test]
 fn log_sum_exp_of_an_ordinary_row() {
     for device in engines() {

@@ -5,7 +5,7 @@ use crate::rows::Made;
 use tensorpack::graph::UPDATE_OPS;
 use tensorpack::prelude::*;
 
-/// What is changed on the way from a program to a graph.
+/// Options for building a graph from a program.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Change {
     /// Whether all sizes are known while the graph is built.

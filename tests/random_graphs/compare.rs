@@ -1,4 +1,4 @@
-//! How far results may lie from the reference, and whether they do.
+//! Compares results with the reference.
 //!
 //! The tolerance of a tensor comes from runs of the reference in which inputs and variables are
 //! moved by about an ulp and every result of every node, gradients and partial sums included, is
@@ -26,10 +26,10 @@ const F64_SPARE_BITS: u32 = 8;
 /// A result that moves by more than this many times its share in wider noise lies near a kink.
 const KINK: f64 = 12.0;
 
-/// How the names of gradients begin.
+/// Prefixes of the names of gradients.
 const GRADIENTS: [&str; 2] = ["the gradient of the cost", "the gradient of the squared gradients"];
 
-/// What the reference says.
+/// The results of the reference.
 pub(crate) struct Expected {
     pub(crate) found: Vec<Found>,
     pub(crate) tolerances: Vec<f64>,

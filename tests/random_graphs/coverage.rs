@@ -19,7 +19,7 @@ const LEFT_OUT: [(&str, &str); 9] = [
     ("Gradient", "is what optimizers are handed"),
     ("Optimizer", "is a trait"),
 ];
-/// What [`Program`](crate::program::Program) does with every program.
+/// Items that every [`Program`](crate::program::Program) uses.
 const EVERYWHERE: [&str; 7] = [
     "minimize",
     "compute_gradients",

@@ -20,16 +20,16 @@ enum Form {
     Mixed,
 }
 
-/// What is known of a tensor while a program is drawn.
+/// The properties of a tensor while a program is drawn.
 #[derive(Clone, Debug)]
 pub(crate) struct Info {
     pub(crate) class: Class,
     pub(crate) sizes: Vec<usize>,
-    /// Which of the sizes are known while the graph is built.
+    /// For each dim, whether its size is known while the graph is built.
     pub(crate) known: Vec<bool>,
     /// The estimated magnitude of its elements.
     pub(crate) scale: f64,
-    /// How many nodes use it.
+    /// Number of nodes that use it.
     pub(crate) uses: usize,
 }
 

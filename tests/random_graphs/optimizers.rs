@@ -102,7 +102,7 @@ pub(crate) fn rules() -> &'static [RuleSetting] {
     )
 }
 
-/// What goes around a rule, the innermost first.
+/// Wrappers around an optimizer, innermost first.
 pub(crate) fn wrappers() -> &'static [WrapperSetting] {
     once!(
         WrapperSetting,

@@ -164,7 +164,7 @@ conversions! {
 /// A whole program: a graph, its cost, how it is trained and what is fetched.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
-    /// Which draw this is, for reports: seed, number and attempt.
+    /// Seed, number and attempt of this program, for reports.
     pub(crate) origin: [u64; 3],
     pub(crate) float: DType,
     pub(crate) nodes: Vec<Node>,

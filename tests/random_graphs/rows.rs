@@ -1,14 +1,14 @@
-//! What a row of the table is: one way of using a public operation, layer or wrapper.
+//! Rows of the table: each is one way of using a public operation, layer or wrapper.
 //!
-//! The expression of a row is compiled and kept as text. So a printed program says exactly what the
-//! test ran.
+//! The expression of a row is both compiled and kept as text, so a printed program is exactly the one
+//! that the test ran.
 
 use crate::draw::Draw;
 use crate::program::{Port, Value};
 use std::fmt;
 use tensorpack::prelude::*;
 
-/// What rounding a row does.
+/// The effect of rounding on the result of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Rounds its results.
@@ -19,7 +19,7 @@ pub(crate) enum Kind {
     Layer,
 }
 
-/// What was drawn for a row.
+/// The drawn arguments of a row.
 #[derive(Clone, Debug)]
 pub(crate) struct Draft {
     pub(crate) inputs: Vec<Port>,
@@ -28,7 +28,7 @@ pub(crate) struct Draft {
     pub(crate) scale: Option<f64>,
 }
 
-/// What a row made.
+/// The result of a row.
 pub(crate) struct Made {
     pub(crate) tensors: Vec<Tensor>,
     pub(crate) many: bool,

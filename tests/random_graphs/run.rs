@@ -10,7 +10,7 @@ use tensorpack::runtime::{IntoFetch, StochasticRounding};
 /// Where a program runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Engine {
-    /// What the others are compared with. It runs every program in f64.
+    /// The reference device, which the others are compared with. It runs every program in f64.
     Reference,
     Cpu {
         isa: Isa,

@@ -14,10 +14,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// How many programs are tried unless the environment says otherwise: some 30 s of a debug build on
-/// one core.
+/// The default number of programs: about 30 s in a debug build on one core.
 const GRAPHS: u64 = 20;
-/// How many seconds a failing program is made smaller unless the environment says otherwise.
+/// The default number of seconds to spend on shrinking a failing program.
 const SHRINK: u64 = 60;
 /// XLA compiles for seconds, so it gets every so many programs.
 const XLA_EVERY: u64 = 4;

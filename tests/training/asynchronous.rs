@@ -207,7 +207,7 @@ fn staleness_is_a_timing_statistic() {
     assert!(!read("stats.jsonl").contains("staleness"));
 }
 
-/// What a kernel does with a marked batch.
+/// The behavior of a kernel on a marked batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Trouble {
     Fails,

@@ -81,7 +81,7 @@ fn train(
 
 /// Notes which hook was called, and about which step.
 struct Hooks {
-    /// How often the cost is asked for.
+    /// The cadence at which the cost is fetched.
     cadence: Cadence,
     cost: Option<FetchHandle>,
     notes: Arc<Mutex<Vec<(&'static str, u64)>>>,

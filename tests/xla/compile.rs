@@ -45,7 +45,7 @@ fn train(dir: &Path, device: Device, epochs: u64) -> Result<()> {
     launch_train_with_config(config, SimpleTrainer::new()).map(|_| ())
 }
 
-/// What a child process runs: goes on with a run on XLA.
+/// Runs in a child process: resumes a run on XLA.
 #[test]
 fn child_that_compiles() {
     if let (Some(dir), Some(device)) = (std::env::var_os(DIR), device()) {

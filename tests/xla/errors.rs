@@ -1,4 +1,4 @@
-//! What cannot be done is an error in the user's terms.
+//! Unsupported operations are errors in the user's terms.
 
 use crate::{child, device};
 use std::path::Path;
@@ -8,7 +8,7 @@ use tensorpack::prelude::*;
 
 const DEVICE: &str = "TENSORPACK_TEST_DEVICE";
 
-/// What a child process runs: opens a session on a device, and prints the error.
+/// Runs in a child process: opens a session on a device and prints the error.
 #[test]
 fn child_that_opens_a_session() {
     if let Ok(device) = std::env::var(DEVICE) {

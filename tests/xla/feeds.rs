@@ -1,4 +1,4 @@
-//! What is fed arrives, whether it was there before or not.
+//! Feeds have the right values on the device, also when a tensor is fed again or changed in between.
 
 use crate::device;
 use tensorpack::prelude::*;

@@ -99,7 +99,7 @@ fn a_maximum_of_equals_gives_each_half() {
     }
 }
 
-/// What is compared with a value computed from it is computed once.
+/// A value that is compared with another one derived from it is computed only once.
 #[test]
 fn what_is_compared_is_materialized() {
     let Some(device) = device() else { return };

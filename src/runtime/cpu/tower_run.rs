@@ -401,7 +401,7 @@ impl TowerRun {
     }
 }
 
-/// What a step does with the extremes of checked elements.
+/// The treatment of the extremes of checked elements in a step.
 #[derive(Clone, Copy)]
 struct Look<'a> {
     /// Cleared if an element that must be finite is not.
