@@ -92,7 +92,7 @@ fn an_interrupted_run_writes_the_same_bytes() {
 }
 
 #[test]
-fn what_a_step_put_before_a_checkpoint_is_not_lost() {
+fn statistics_put_before_a_checkpoint_are_not_lost() {
     let dir = tempfile::tempdir().unwrap();
     let mut monitors = json_monitors(dir.path(), None, at(0, 0));
     monitors.set_moment(at(1, 5));
@@ -258,7 +258,7 @@ fn run_events(monitors: &mut Monitors, from: u64, to: u64) {
 }
 
 #[test]
-fn what_comes_after_a_checkpoint_is_taken_back() {
+fn statistics_after_the_checkpoint_are_truncated_on_resume() {
     let dir = tempfile::tempdir().unwrap();
     let mut monitors = events(dir.path(), None, at(0, 0));
     run_events(&mut monitors, 0, 3);

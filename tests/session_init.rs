@@ -272,7 +272,7 @@ fn a_pattern_must_match_a_whole_name() {
 }
 
 #[test]
-fn what_a_checkpoint_says_of_itself_stays_with_the_state() {
+fn metadata_of_a_checkpoint_stays_with_the_state() {
     let state: Map<String, Value> = [("epoch_num".to_string(), 7.into())].into_iter().collect();
     let checkpoint = Checkpoint::capture(&trained().session, 3, state, |v| v.trainable).unwrap();
     assert_eq!(checkpoint.state["epoch_num"], 7);

@@ -19,7 +19,7 @@ fn table(page: &str, header: &str, rows: impl Iterator<Item = String>) {
 }
 
 #[test]
-fn what_is_made_of_nothing() {
+fn documented_results_on_empty_inputs() {
     let rows = all_cases().into_iter().flat_map(|case| {
         let row = |e: &crate::op_cases::Empty| {
             format!("| {} | `{}` | {} | {} |\n", case.name, e.call, e.inputs, e.result)
@@ -30,7 +30,7 @@ fn what_is_made_of_nothing() {
 }
 
 #[test]
-fn what_can_be_differentiated() {
+fn documented_gradients() {
     let rows = all_cases().into_iter().map(|case| match case.gradient {
         Gradient::Twice => format!("| {} | yes | yes |\n", case.name),
         Gradient::Never(why) => format!("| {} | no: {why} | |\n", case.name),

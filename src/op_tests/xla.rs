@@ -324,7 +324,7 @@ fn random_bits_are_the_same() {
 }
 
 #[test]
-fn what_runs_on_the_host_alone_says_so() {
+fn custom_kernels_are_an_error_on_xla() {
     let Some(device) = device() else { return };
     let graph = Graph::new();
     let x = graph.constant(HostTensor::scalar(1.0f32));
@@ -338,7 +338,7 @@ fn what_runs_on_the_host_alone_says_so() {
 }
 
 #[test]
-fn what_bf16_rounds_is_told_from_what_is_wrong() {
+fn bf16_rounding_is_distinguished_from_errors() {
     // All that is left of this gradient is what was rounded.
     let input = Input::floats(&mut Draw::new(&[0; 4]), [6, 5], Domain::Any);
     let trial = Trial::new(vec![input], |x| vec![x[0].normalize(&[0], 1e-5)]);

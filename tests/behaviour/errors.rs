@@ -237,7 +237,7 @@ fn the_first_error_wins() {
 }
 
 #[test]
-fn what_could_not_be_made_flows_through_everything() {
+fn poison_tensors_propagate_through_all_operations() {
     let g = Graph::new();
     let t = &TowerContext::training(&g);
     let x = g.placeholder(&TensorSpec::f32("x", [Some(4), Some(8)]));

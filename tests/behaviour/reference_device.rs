@@ -153,7 +153,7 @@ fn updates_compose() {
 }
 
 #[test]
-fn what_is_not_finite_is_the_error_of_the_cpu_engine() {
+fn non_finite_values_give_the_same_error_as_the_cpu_engine() {
     let run = |device| {
         let graph = Graph::new();
         let t = TowerContext::training(&graph);

@@ -95,7 +95,7 @@ fn operand(b: &mut Building, y: &Tensor, lhs: &Tensor, c: &mut Choices<'_>) -> T
 }
 
 #[test]
-fn what_follows_a_contraction_is_the_same() {
+fn epilogues_do_not_change_results() {
     for_random_graphs("epilogues", 300, |choices| {
         same_without_fusion(choices, |b, c| {
             let dtype = c.pick(&[DType::F32, DType::F32, DType::F32, DType::F64, DType::Bf16]);

@@ -71,7 +71,7 @@ fn viewed(x: &Tensor, c: &mut Choices<'_>) -> Tensor {
 }
 
 #[test]
-fn what_is_read_through_views_is_the_same() {
+fn reads_through_views_do_not_change_results() {
     for_random_graphs("views", 400, |choices| {
         same_without_fusion(choices, |b, c| {
             let dtype = c.pick(&[DType::I64, DType::F32, DType::F64]);

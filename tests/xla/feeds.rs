@@ -4,7 +4,7 @@ use crate::device;
 use tensorpack::prelude::*;
 
 #[test]
-fn what_is_fed_again_counts_and_what_was_changed_is_sent() {
+fn tensors_fed_again_have_their_current_values() {
     let Some(device) = device() else { return };
     let graph = Graph::new();
     let x = graph.placeholder(&TensorSpec::f32("x", [None]));

@@ -82,7 +82,7 @@ fn a_cost_that_is_infinite_is_an_error_though_nobody_fetches_it() {
 }
 
 #[test]
-fn what_an_update_multiplies_with_must_be_finite_but_a_statistic_may_start_at_infinity() {
+fn factors_of_updates_must_be_finite_but_a_statistic_may_start_at_infinity() {
     let Some(device) = device() else { return };
     let g = Graph::new();
     let t = TowerContext::training(&g);

@@ -101,7 +101,7 @@ fn a_maximum_of_equals_gives_each_half() {
 
 /// A value that is compared with another one derived from it is computed only once.
 #[test]
-fn what_is_compared_is_materialized() {
+fn compared_values_are_materialized() {
     let Some(device) = device() else { return };
     let materialized = |what: &str, expected: usize, head: Head| {
         let g = Graph::new();

@@ -102,7 +102,7 @@ fn the_next_batch_is_sent_while_a_step_runs() {
 }
 
 #[test]
-fn what_was_sent_ahead_is_what_the_run_takes() {
+fn a_run_uses_the_prefetched_feeds() {
     let Some(device) = device() else { return };
     let graph = Graph::new();
     let x = graph.placeholder(&TensorSpec::f32("x", [None]));

@@ -94,7 +94,7 @@ fn residuals_and_batch_norm() {
 }
 
 #[test]
-fn what_is_read_and_written_back_goes_on_to_the_bit() {
+fn variables_read_and_written_back_continue_bit_for_bit() {
     let Some(device) = device() else { return };
     let straight = Run::new(mlp, device);
     let (first, second) = (Run::new(mlp, device), Run::new(mlp, device));

@@ -99,7 +99,7 @@ fn k_towers_are_one_with_k_times_the_batch() {
 }
 
 #[test]
-fn what_the_first_tower_updates_from_its_own_is_the_same_for_all() {
+fn updates_of_the_first_tower_apply_to_all_towers() {
     let Some(devices) = devices(3) else { return };
     let net = || Net { follow_the_first: true };
     let teams = train(net(), 3, Device::Cpu(0), SyncMultiGpuTrainerReplicated::new(3));

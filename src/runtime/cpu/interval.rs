@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_divided_by_zero_is_not_bounded() {
+    fn a_quotient_whose_divisor_may_be_zero_has_no_bound() {
         let quotient = |low, high, epsilon: f64| {
             bound(low, high, |e, x, y| {
                 let root = e.unary(Unary::Sqrt, y);
