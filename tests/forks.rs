@@ -8,7 +8,7 @@ use tensorpack::prelude::*;
 static COMPUTES: Barrier = Barrier::new(2);
 static GOES_ON: Barrier = Barrier::new(2);
 
-/// Passes its input on; where that is 2, not before the other thread says so.
+/// The identity. If the input is 2, it waits for a signal from the other thread.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Wait;
 

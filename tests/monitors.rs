@@ -211,7 +211,7 @@ fn tensorboard_sees_what_was_put() {
     }
     monitors.end_epoch();
     monitors.sync();
-    // The run stops at step 30, goes on from a checkpoint at 20, and is told to forget the rest.
+    // The run stops at step 30, resumes from a checkpoint at 20, and truncates the rest.
     let state = monitors.state();
     drop(monitors);
     let mut monitors = events(dir.path(), Some(&state), at(1, 20));

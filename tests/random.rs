@@ -50,7 +50,7 @@ fn normal_to_its_tails() {
         let x: Vec<f64> =
             numbers(Random::normal(2.0, 0.5).dtype(dtype)).iter().map(|v| (v - 2.0) / 0.5).collect();
         check("normal", &moments(&x), &[0.0, 1.0, 0.0, 3.0], 0.03);
-        // The distribution function, to half a percent of what lies beyond, or five deviations of its count.
+        // The tail probabilities, to half a percent or five standard deviations of the count.
         for (z, beyond) in [(0.5f64, 0.308_537_5), (1.0, 0.158_655_3), (2.0, 0.022_750_1), (3.0, 0.001_349_9)]
         {
             let within = 5.0 * (beyond / 1e6f64).sqrt();

@@ -233,7 +233,7 @@ fn troubled(sleep: bool, deadline: Duration, before: usize) -> Result<[Result<Ve
     Ok([(); 2].map(|()| session.run(&[&totals[0]], &[("x0", &one), ("x1", &one)])))
 }
 
-/// The run's error alone: the session goes on.
+/// An error affects only its run; the session remains usable.
 #[test]
 fn an_error_in_one_tower_ends_all_with_its_cause() {
     for before in 0..SUMS {
@@ -252,7 +252,7 @@ fn a_tower_that_comes_too_late_is_an_error_that_names_the_sum() {
         assert!(e.message().ends_with(&format!("tower 0 waited 2 s at total{before} for the others")), "{e}");
         assert!(e.site().is_some_and(|s| s.file.ends_with("towers.rs")), "{e}");
         assert!(e.to_string().contains("tower 1 is in tower1/Trouble, made at tests/towers.rs"), "{e}");
-        // Who knows what the other tower still does: the session is over.
+        // The other tower may still be running, so the session is unusable.
         assert_eq!(e.to_string(), again.to_string());
     };
     std::thread::scope(|s| (0..SUMS).for_each(|before| drop(s.spawn(move || late(before)))));

@@ -19,7 +19,8 @@ pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) gradient: Gradient,
     pub(crate) draw: Box<dyn Fn(&mut Draw<'_>) -> Trial>,
-    /// Whether each element of the result depends on the elements in its place alone: of nothing, nothing is made.
+    /// Whether each element of the result depends only on the operand elements at the same position,
+    /// so that the result of empty inputs is empty.
     pub(crate) elementwise: bool,
     pub(crate) empties: Vec<Empty>,
 }

@@ -3,7 +3,7 @@
 
 use tensorpack_tensor::CounterRng;
 
-/// Choices, taken one after the other; zeros when they run out.
+/// Random choices, consumed one by one; zeros once the list is exhausted.
 pub(crate) struct Draw<'a> {
     choices: std::slice::Iter<'a, u32>,
 }
@@ -90,8 +90,8 @@ pub(crate) enum Domain {
 }
 
 impl Domain {
-    /// Values for `n` elements, of which `before` elements of other inputs come first, `total` in all. They are the
-    /// same in f32.
+    /// Returns values for `n` elements, which follow `before` elements of other inputs, out of
+    /// `total`. f32 represents them exactly.
     pub(crate) fn values(self, rng: &CounterRng, n: usize, before: usize, total: usize) -> Vec<f64> {
         let uniform = |i: usize| rng.uniform(1, (before + i) as u64);
         let ranks = || {

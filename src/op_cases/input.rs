@@ -87,7 +87,7 @@ impl Input {
         }
     }
 
-    /// The sizes of what is fed.
+    /// Returns the sizes of the fed tensor.
     fn fed_sizes(&self) -> Vec<usize> {
         match &self.layout {
             Layout::Dense => self.sizes.clone(),

@@ -1,4 +1,4 @@
-//! Whether every node points at the user's line, and never at a line of this library.
+//! Every node points at the user's line, never at a line of this library.
 
 use crate::autodiff::gradients;
 use crate::graph::{Graph, Tensor};
@@ -11,7 +11,7 @@ use tensorpack_tensor::{CounterRng, DType};
 fn own_lines(file: &str) -> Vec<bool> {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap_or_default();
     let tests_only = file.contains("op_tests") || file.contains("op_cases");
-    // Cases stand in the tests at the end of a file; they are the user's code here.
+    // The cases at the end of a file count as the user's code here.
     let code = text.lines().take_while(|l| !tests_only && *l != "#[cfg(test)]");
     // A case that takes an operation as a function pointer is at the line of its definition. Only
     // in a test of this crate: elsewhere the graph knows a line of the user.

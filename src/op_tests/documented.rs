@@ -1,9 +1,9 @@
-//! The tables of the documentation that are made of the operations' cases. `TENSORPACK_WRITE_DOCS=1 cargo test` writes
-//! them anew.
+//! Documentation tables that are generated from the operations' cases. `TENSORPACK_WRITE_DOCS=1
+//! cargo test` regenerates them.
 
 use crate::op_cases::{Gradient, all_cases};
 
-/// Compares (or writes) the table of a page: all that stands from its header line on.
+/// Compares (or writes) the table of a page, which extends from its header line to the end.
 fn table(page: &str, header: &str, rows: impl Iterator<Item = String>) {
     let path = format!("{}/docs/{page}", env!("CARGO_MANIFEST_DIR"));
     let there = std::fs::read_to_string(&path).unwrap();
@@ -14,7 +14,7 @@ fn table(page: &str, header: &str, rows: impl Iterator<Item = String>) {
     if std::env::var_os("TENSORPACK_WRITE_DOCS").is_some() {
         std::fs::write(path, &right).unwrap();
     } else {
-        assert!(there == right, "the table in docs/{page} is not that of the cases");
+        assert!(there == right, "the table in docs/{page} is out of date");
     }
 }
 

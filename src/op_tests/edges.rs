@@ -1,5 +1,4 @@
-//! Zeros, infinities and NaN: what operations make of them is what the reference says, on every
-//! instruction set.
+//! Zeros, infinities and NaN: results equal those of the reference on every instruction set.
 
 use crate::graph::{Graph, Tensor};
 use crate::ops::{Conv2dOptions, PoolOptions};

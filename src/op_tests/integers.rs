@@ -1,4 +1,4 @@
-//! Integers, truth values and bf16: where results are exact, they must be exact.
+//! Integers, bools and bf16: operations that are exact must give exact results.
 
 use crate::graph::{Graph, Tensor, TensorSpec};
 use crate::runtime::{Device, Session, SessionOptions};
@@ -226,7 +226,7 @@ fn cast(from: &HostTensor, to: DType) -> HostTensor {
     }
 }
 
-/// Values of a type, some of which most other types cannot hold.
+/// Returns values of a type, including some that most other types cannot represent.
 pub(super) fn samples(dtype: DType) -> HostTensor {
     let floats = [
         0.0, -0.0, 1.0, -1.0, 0.5, -1.5, 2.5, 100.7, 255.4, 256.0, 300.0, -7.9, 1e6, 3e9, -3e9, 1e-3, 1.0009,
@@ -340,7 +340,7 @@ fn an_index_that_names_no_row_is_an_error_with_the_users_line() {
             let right = format!("element 1 of the indices is {bad}, which is outside 0..{rows}");
             assert!(e.to_string().contains(&right), "{e}");
             assert!(e.to_string().contains(file!()), "{e}");
-            // The session goes on.
+            // The session remains usable.
             run(vec![0, 1, 1]).unwrap();
         }
     }

@@ -51,7 +51,7 @@ fn every_case_holds_along_the_chain() {
     let wanted = std::env::var("TENSORPACK_TEST_OP").unwrap_or_default();
     let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
-        // Cases cannot be sent between threads, so each thread has the list and takes the next that nobody took.
+        // Cases are not `Send`, so each thread builds the list and takes the next unclaimed one.
         let cases = all_cases();
         while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
             if !case.name.contains(&wanted) {

@@ -28,7 +28,7 @@ const BF16_ERRORS: f64 = 2.0;
 /// Number of draws of values that estimate the rounding error.
 const BF16_DRAWS: u64 = 8;
 
-/// Cases of kernels that run on the host: XLA has no form for them, and says so.
+/// Cases with kernels that run on the host, which XLA does not support.
 const ON_THE_HOST: [&str; 1] = ["Print"];
 
 /// The most inputs of a group: a run takes no more than 64.

@@ -93,11 +93,11 @@ pub struct StepCx<'a> {
 
 impl StepCx<'_> {
     /// A hooked run: callbacks see it, it draws a batch if it depends on the input, and it advances random operations.
-    /// Returns the value of what was run, if it is a tensor. The first hooked run of a step also computes what callbacks
-    /// fetch and run along.
+    /// Returns the value of the fetch, if it is a tensor. The first hooked run of a step also computes the fetches and
+    /// operations of callbacks.
     ///
-    /// On an accelerator a run whose values nobody needs at once stays in flight, and is collected after the next one
-    /// has started. If it failed, the next one has changed nothing either, and the error names the step.
+    /// On an accelerator a run whose values are not needed immediately stays in flight and is collected after the next
+    /// one has started. If it failed, the next one has changed nothing either, and the error names the step.
     #[doc(alias = "hooked_sess")]
     pub fn run(&mut self, what: &Fetch) -> Result<&[HostTensor]> {
         let id = self.next_run(what)?;

@@ -1,4 +1,4 @@
-//! The step plan: the compiled form of everything a step runs, with what callbacks fetch along.
+//! The step plan: the compiled programs of a step, including the fetches of callbacks.
 
 use crate::callback::{Callbacks, CollectCx, Progress};
 use crate::graph::{Fetch, Frozen, NodeId, NodeKind};

@@ -569,7 +569,7 @@ fn a_users_kernel_that_works() {
     assert_eq!(session.read("w").unwrap(), f32s(&[2], &[2.0, 3.0]));
 }
 
-/// An error is the run's alone: no variable has changed, so the session goes on.
+/// An error affects only its run: no variable changes, and the session remains usable.
 #[test]
 fn a_users_kernel_that_fails() {
     for (does, terms) in [

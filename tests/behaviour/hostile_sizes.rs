@@ -112,7 +112,7 @@ const ERRORS: &[(&str, Build)] = &[
     }),
 ];
 
-/// Operations that go on with some of the attributes, since they take no memory or time.
+/// Operations that succeed with some of the attributes, because these cost no memory or time.
 const ANY: &[(&str, Build)] = &[
     ("conv2d, stride", |t, n| t.x.conv2d(&t.w, Conv2dOptions { stride: [n, n], ..Default::default() })),
     ("conv2d, dilation along one axis", |t, n| {
@@ -148,7 +148,7 @@ const ANY: &[(&str, Build)] = &[
     }),
 ];
 
-/// Builds, differentiates and runs; a panic is an error that says so.
+/// Builds, differentiates and runs. A panic becomes an error.
 fn attempt(build: Build, n: usize) -> Result<Vec<HostTensor>> {
     let graph = Graph::new();
     let place = |name: &str, dtype, sizes: &[usize]| {

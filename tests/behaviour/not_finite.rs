@@ -1,5 +1,5 @@
-//! A NaN that comes up inside a step stops the step: the error names the first bad result and its line, no variable
-//! has changed, and training goes on as if the step had not been tried.
+//! A NaN inside a step is an error that names the first bad result and its line. No variable changes,
+//! and training can continue as if the step had not been run.
 
 use tensorpack::graph::{Fetch, Graph, TensorSpec, UPDATE_OPS, VariableSpec};
 use tensorpack::nn::{BatchNorm, Linear};

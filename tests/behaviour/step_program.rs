@@ -7,7 +7,7 @@ use tensorpack::runtime::{Cadence, Clock, Session, SessionOptions, StepProgram};
 use tensorpack::tower::TowerContext;
 use tensorpack::{DType, ErrorKind, HostTensor};
 
-/// A counter that every run raises by what is fed, with dropout on the side.
+/// A counter that every run increments by a feed, and a dropout.
 struct Counting {
     session: Session,
     count: Fetch,

@@ -24,7 +24,7 @@ fn read(session: &Session, name: &str) -> Vec<f32> {
     session.read(name).unwrap().as_slice::<f32>().unwrap().to_vec()
 }
 
-/// Variables a and b, and what becomes of them after one run of what `build` returns.
+/// Returns the values of the variables a and b after one run of the operations that `build` returns.
 fn after(build: impl FnOnce(&Graph, &Variable, &Variable) -> Vec<Op>) -> (Vec<f32>, Vec<f32>) {
     let g = Graph::new();
     let t = TowerContext::training(&g);
@@ -81,7 +81,7 @@ fn two_variables_swap() {
     assert_eq!((a, b), (vec![10.0, 20.0], vec![1.0, 2.0]));
 }
 
-/// The first of two changes alike reads what the second overwrites, though the second lies before it in memory.
+/// Updates of the same form, each of which reads a variable that another one overwrites.
 #[test]
 fn changes_alike_do_not_overtake_each_other() {
     let g = Graph::new();

@@ -17,7 +17,7 @@ pub(crate) enum Fault {
     Denied,
     /// A file can be opened, but only its first half can be read. Other operations are refused.
     ReadsHalf,
-    /// The operation has its effect, and reports an error all the same.
+    /// The operation takes effect but reports an error.
     Late,
     /// The machine stops: half of a file is written, and nothing after it happens.
     Crash,

@@ -1,4 +1,4 @@
-//! Maps of a contraction's result, which become its epilogue where they can.
+//! Maps of a contraction's result, which become its epilogue where possible.
 
 use crate::barrier::{Building, same_without_fusion};
 use crate::graph_builder::{Choices, for_random_graphs, sizes};
@@ -7,7 +7,7 @@ use tensorpack::autodiff::gradients;
 use tensorpack::graph::Tensor;
 use tensorpack::ops::{Conv2dOptions, Layout, Padding};
 
-/// Any contraction, and what it reads on the left.
+/// Returns a random contraction and its left operand.
 fn contraction(b: &mut Building, c: &mut Choices<'_>, dtype: DType) -> (Tensor, Tensor) {
     let [m, k, n, batch] = [0; 4].map(|_| c.pick(&[3, 1, 4, 2, 17, 5]));
     let turned = |b: &mut Building, rows: usize, cols: usize, turn: bool| match turn {
@@ -65,8 +65,8 @@ fn contraction(b: &mut Building, c: &mut Choices<'_>, dtype: DType) -> (Tensor, 
     }
 }
 
-/// Something that can be added to `y`: a number, one of each column or row, one of each element, or
-/// `y` once more.
+/// Returns a tensor that can be added to `y`: a scalar, one value per column or row, one per element,
+/// or `y` itself.
 fn operand(b: &mut Building, y: &Tensor, lhs: &Tensor, c: &mut Choices<'_>) -> Tensor {
     let (want, dtype) = (sizes(y), y.dtype());
     let rank = want.len();
@@ -79,7 +79,7 @@ fn operand(b: &mut Building, y: &Tensor, lhs: &Tensor, c: &mut Choices<'_>) -> T
         }
         4 => b.feed(&want, dtype).reverse(&[c.below(rank) as isize]),
         5 => {
-            // A part of something larger: right sizes, other strides, and an offset.
+            // A slice of a larger tensor: the right sizes, other strides, and an offset.
             let larger: Vec<usize> = want.iter().map(|n| n + 1).collect();
             let end: Vec<Option<usize>> = vec![None; rank];
             b.feed(&larger, dtype).strided_slice(&vec![1; rank], &end, &vec![1; rank])

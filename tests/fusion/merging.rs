@@ -1,5 +1,5 @@
-//! Equal operations on equal inputs are computed once, and those on inputs that only look alike are
-//! not.
+//! Equal operations on equal inputs are computed once; operations on inputs that are merely similar
+//! are not merged.
 
 use crate::barrier::same_without_fusion;
 use crate::graph_builder::{for_random_graphs, sizes};
@@ -32,7 +32,7 @@ fn only_equal_operations_are_merged() {
             let (kind, axis) = (c.below(6), c.below(2) as isize);
             let mut outputs = Vec::new();
             for x in &seen {
-                // Mostly the same operation, so that views alone tell results apart.
+                // Mostly the same operation, so that results differ only by their views.
                 let kind = if c.below(4) == 0 { c.below(6) } else { kind };
                 let y = match kind {
                     0 => x.exp(),

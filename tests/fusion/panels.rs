@@ -1,4 +1,4 @@
-//! Weights laid out once for many small products: whole, sliced, transposed, and read in two ways.
+//! Weights prepacked once for many small products: whole, sliced, transposed, and read in two ways.
 
 use crate::barrier::same_without_fusion;
 use crate::graph_builder::for_random_graphs;
@@ -8,7 +8,7 @@ use tensorpack::DType;
 fn products_with_shared_weights_are_the_same() {
     for_random_graphs("panels", 6, |choices| {
         same_without_fusion(choices, |b, c| {
-            // Large enough for panels, and no multiple of their columns.
+            // Large enough for panels, but not a multiple of their columns.
             let (k, n) = c.pick(&[(256, 263), (263, 256)]);
             let rows = c.pick(&[1, 3, 8]);
             let all = b.feed(&[2, k, n], DType::F32);
@@ -22,7 +22,7 @@ fn products_with_shared_weights_are_the_same() {
             for i in 0..8 {
                 let x = b.feed(&[rows, k], DType::F32);
                 let y = match (i, c.below(3)) {
-                    // The same elements as another matrix: they need panels of their own.
+                    // The same elements as a different matrix, which needs separate panels.
                     (6.., _) => {
                         let x = b.feed(&[rows, n], DType::F32);
                         x.matmul(&b.stored(weights.reshape(&[n as isize, k as isize])))

@@ -66,7 +66,7 @@ fn a_sum_over_dims_of_a_reshaped_gradient_is_not_moved() {
         let [Some(db)] = &found[..] else { panic!("the cost depends on the bias") };
         let session = Session::new(g.freeze().unwrap()).unwrap();
         let n: usize = outer.iter().product();
-        // The maxima are in even places, or in odd ones, everywhere alike.
+        // All maxima are at even positions, or all at odd ones.
         let values: Vec<f32> = (0..n).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect();
         let feeds = [
             ("x", &HostTensor::new(outer, values).unwrap()),
@@ -103,7 +103,7 @@ fn random_gradients_of_pooling_are_the_same() {
     });
 }
 
-/// Gradients by fusion, and with all that they are made of fetched.
+/// The gradients with fusion, and with all intermediate results fetched.
 struct Pooled {
     fused: Vec<HostTensor>,
     unfused: Vec<HostTensor>,
@@ -115,7 +115,7 @@ fn pooled(choices: &[u32], dtype: DType, isa: Isa, unfused: bool) -> Result<Pool
     let seed = u64::from(choices[0]);
     let graph = Graph::new();
     let image: Vec<usize> = (0..4).map(|_| c.pick(&[2, 1, 3, 4, 1, 6])).collect();
-    // What is added to, and how the image is seen in it.
+    // The shape of the operand of the sum, and its view as an image.
     let outer = match c.below(4) {
         0 => image.clone(),
         1 => vec![image[0] * image[1], image[2] * image[3]],
@@ -162,7 +162,7 @@ fn pooled(choices: &[u32], dtype: DType, isa: Isa, unfused: bool) -> Result<Pool
         Padding::Valid => {
             PoolOptions { window: [options.window[0].min(height), options.window[1].min(width)], ..options }
         }
-        // Padding must be less than the window, and one of them in each dim must do.
+        // Padding must be smaller than the window in every dim.
         Padding::Explicit(_) => PoolOptions { window: [2; 2], ..options },
         Padding::Same => options,
     };
@@ -176,7 +176,7 @@ fn pooled(choices: &[u32], dtype: DType, isa: Isa, unfused: bool) -> Result<Pool
     let found = gradients(&cost, &[&x, &b, &h]).map_err(|e| e.to_string())?;
     let [dx, db, dh] = &found[..] else { return Err("three gradients".into()) };
     let [Some(dx), Some(db), Some(dh)] = [dx, db, dh] else { return Err("the cost depends on all".into()) };
-    // A sum over other dims than the bias has.
+    // A sum over dims other than those of the bias.
     let rank = outer.len();
     let axes: Vec<isize> = (0..rank as isize).filter(|_| c.below(2) == 1).collect();
     let more = dh.sum_axes(&axes);
@@ -189,7 +189,7 @@ fn pooled(choices: &[u32], dtype: DType, isa: Isa, unfused: bool) -> Result<Pool
     let rng = CounterRng::new(seed, "x");
     let values = |from: u64, sizes: &[usize]| {
         let n: usize = sizes.iter().product();
-        // All different, so that every maximum is one element's.
+        // All values differ, so that every maximum is unique.
         let values: Vec<f64> =
             (0..n).map(|i| f64::from(rng.uniform(from, i as u64) as f32) * 2.0 - 1.0).collect();
         HostTensor::from_f64(dtype, sizes.to_vec(), &values)
@@ -214,8 +214,8 @@ fn pooled(choices: &[u32], dtype: DType, isa: Isa, unfused: bool) -> Result<Pool
     Ok(Pooled { fused, unfused, text })
 }
 
-/// Masks of the gradient, and of the same elements in another order or under other sizes: only the
-/// first may go before it.
+/// Masks of the gradient, and of the same elements permuted or reshaped: only the former may be
+/// hoisted above it.
 #[test]
 fn masks_of_turned_gradients_are_the_same() {
     for_random_graphs("masks", 200, |choices| {

@@ -1,4 +1,4 @@
-//! Reductions over one space share a pass where they can.
+//! Reductions over the same iteration space share a pass where possible.
 
 use crate::barrier::same_without_fusion;
 use crate::graph_builder::{for_random_graphs, sizes};

@@ -1,4 +1,4 @@
-//! A result is what its buffer would hold, whether it is stored or computed inside its reader.
+//! A result is rounded to its dtype whether it is stored or fused into the kernel that reads it.
 
 use crate::barrier::barrier;
 use tensorpack::graph::{Graph, OpDef, Spec, Tensor, TensorSpec};
@@ -6,7 +6,7 @@ use tensorpack::kir::{Class, LowerCx, View};
 use tensorpack::runtime::Session;
 use tensorpack::{DType, HostTensor, Result};
 
-/// An operation whose expression is of another class than its result: storing converts.
+/// An operation whose expression has a class other than that of its result, so that storing converts.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Stored {
     class: Class,

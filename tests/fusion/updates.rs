@@ -103,7 +103,7 @@ fn draw(choices: &[u32], unfused: bool) -> Result<Drawn, String> {
         let values = HostTensor::from_f64(DType::F32, size.clone(), &numbers(100 + i, size.iter().product()));
         feeds.push((spec.name.clone(), values.map_err(|e| e.to_string())?));
     }
-    // Temporaries that no map can be computed in.
+    // Temporaries that no map can be fused into.
     let sums: Vec<Tensor> =
         inputs.iter().filter(|x| x.rank() > 0).map(|x| x.sum_keep(&[c.below(x.rank()) as isize])).collect();
     inputs.extend(sums);
@@ -154,7 +154,7 @@ fn draw(choices: &[u32], unfused: bool) -> Result<Drawn, String> {
     Ok(Drawn { session, names, next, update, fetched, feeds })
 }
 
-/// Whether two values are the same but for rounding.
+/// Returns whether two values are equal up to rounding.
 fn same(right: &HostTensor, found: &HostTensor) -> bool {
     let tolerance = match right.dtype() {
         DType::Bf16 => 1e-2,
@@ -178,7 +178,7 @@ fn check(joined: &Drawn, unfused: &Drawn) -> Result<(), String> {
         let what: Vec<&dyn IntoFetch> =
             std::iter::once(update).chain(fetched).map(|f| f as &dyn IntoFetch).collect();
         match session.run(&what, &feeds) {
-            // Values that grow without bounds end the run, as they must.
+            // Values that grow without bounds are an error, as expected.
             Err(e) if e.kind() == tensorpack::ErrorKind::NotFinite => return Ok(()),
             Err(e) => return Err(failed(e)),
             Ok(_) => {}
@@ -201,7 +201,7 @@ fn random_updates_are_the_same_in_place() {
     for_random_graphs("updates", 200, |choices| check(&draw(choices, false)?, &draw(choices, true)?));
 }
 
-/// Updates of the variables `w0`, `w1`, .. that are run once.
+/// Updates of the variables `w0`, `w1`, .., to run once.
 struct Run {
     graph: Graph,
     tower: TowerContext,
@@ -230,7 +230,7 @@ impl Run {
         (0..).take_while(|k| self.graph.variable_named(&format!("w{k}")).is_some()).count()
     }
 
-    /// A temporary with elements `from`, `from + 1`, .., which no map can be computed in: the sum
+    /// Returns a temporary with elements `from`, `from + 1`, .., which no map can be fused into: the sum
     /// of two feeds.
     fn temporary(&mut self, sizes: &[usize], dtype: DType, from: usize) -> Tensor {
         let name = format!("x{}", self.feeds.len());
@@ -243,7 +243,7 @@ impl Run {
         input.sum_axes(&[0])
     }
 
-    /// Runs the updates once and returns what each variable is then.
+    /// Runs the updates once and returns the values of all variables.
     fn after(self) -> Vec<Vec<f64>> {
         let count = self.tower_variables();
         let update = Fetch::from(&self.graph.group(&self.updates.iter().collect::<Vec<_>>()));
@@ -308,7 +308,7 @@ fn gradients_of_other_types_are_read_as_their_own() {
     assert_eq!(run.after(), [right(0), right(1), right(2), right(3)]);
 }
 
-/// Seen through two views, a temporary still has one place.
+/// A temporary that is read through two views still has one memory location.
 #[test]
 fn a_temporary_may_be_read_twice() {
     let mut run = Run::new();
@@ -342,8 +342,8 @@ fn variables_may_trade_values() {
     assert_eq!(run.after(), right);
 }
 
-/// Larger than what a thread does at once: an element may not be overwritten while another is still
-/// to be made of it.
+/// Larger than the chunk of a thread: an element must not be overwritten while another result still
+/// depends on it.
 #[test]
 fn a_large_variable_may_become_a_turn_of_itself() {
     let n = 300;

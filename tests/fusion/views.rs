@@ -1,5 +1,4 @@
-//! Maps read through views: what is computed inside a reader is traced back through every kind of
-//! view, or stored.
+//! Maps read through views: a map is fused into its reader through every kind of view, or stored.
 
 use crate::barrier::{Building, same_without_fusion};
 use crate::graph_builder::{Choices, for_random_graphs, sizes};
@@ -30,7 +29,7 @@ fn operand(b: &mut Building, want: &[usize], dtype: DType, c: &mut Choices<'_>) 
     }
 }
 
-/// The same elements, or some of them, in another order or under other sizes.
+/// Returns the same elements, or some of them, permuted or reshaped.
 fn viewed(x: &Tensor, c: &mut Choices<'_>) -> Tensor {
     let have = sizes(x);
     let rank = have.len();
@@ -49,7 +48,7 @@ fn viewed(x: &Tensor, c: &mut Choices<'_>) -> Tensor {
             if have[axis].is_multiple_of(2) { x.split_dim(axis as isize, &[2, -1]) } else { x.expand_dims(0) }
         }
         5 => {
-            // As many elements as before: half of them, twice.
+            // The same number of elements: half of them, repeated twice.
             let axis = (0..rank).find(|&d| have[d].is_multiple_of(2)).unwrap_or(0);
             if !have[axis].is_multiple_of(2) {
                 return x.clone();
@@ -104,15 +103,15 @@ fn reads_through_views_do_not_change_results() {
     });
 }
 
-/// Results lie in place of operands that nobody reads later; not if the map itself reads other
-/// elements of them later. Larger than what a thread does at once.
+/// A result reuses the memory of an operand that is not read later, unless the map itself reads
+/// other elements of it later. Larger than the chunk of a thread.
 #[test]
 fn a_result_overwrites_nothing_that_is_still_to_be_read() {
     for_random_graphs("in place", 12, |choices| {
         same_without_fusion(choices, |b, c| {
             let shape = c.pick(&[[300, 300], [2, 45_000], [90_000, 1]]);
             let x = b.feed(&shape, DType::F32);
-            // A temporary that no map can be computed in.
+            // A temporary that no map can be fused into.
             let made = b.stored(b.graph.concat(&[&x, &x], 0));
             let rows = made.strided_slice(&[0, 0], &[Some(shape[0]), None], &[1, 1]);
             let (seen, again) = match c.below(5) {

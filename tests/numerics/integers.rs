@@ -54,7 +54,7 @@ fn division_by_zero_is_an_error() {
             assert_eq!(divide([2.0, 3.0, 4.0]).unwrap(), of([3.0, 2.0, 2.0]), "{device} {dtype}");
             let e = assert_error(divide([2.0, 0.0, 0.0]), ErrorKind::Argument, &["zero", "element 1"]);
             assert_eq!(e.site().unwrap().line, line, "{e}");
-            // The session goes on.
+            // The session remains usable.
             assert_eq!(divide([1.0, 8.0, 10.0]).unwrap(), of([7.0, 1.0, 0.0]), "{device} {dtype}");
         }
     }

@@ -22,7 +22,7 @@ fn passes(build: impl Fn(&Tensor, &Tensor) -> Vec<Tensor>) -> usize {
     let mut count = 0;
     for line in plan.lines() {
         let Some((made, read)) = line.split_once(" = ") else { continue };
-        // `%8 f32[64, 1000], %7 f32[64, 1000]`, perhaps with a place they are put in.
+        // `%8 f32[64, 1000], %7 f32[64, 1000]`, possibly followed by `in place of`.
         let words: Vec<&str> = made.split(' ').collect();
         let large =
             words.windows(2).filter(|w| w[0].starts_with('%') && w[1].ends_with("[64,")).map(|w| w[0]);
@@ -45,7 +45,7 @@ fn gradient(cost: &Tensor, x: &Tensor) -> Tensor {
     gradients(cost, &[x]).unwrap().remove(0).unwrap()
 }
 
-/// Each number is what the plan took before the forms were made stable, or less.
+/// Each count is at most that of the plan before the formulas were made stable.
 #[test]
 fn stable_forms_take_no_more_passes_over_the_logits() {
     assert_eq!(passes(|x, _| vec![x.softmax()]), 3, "softmax");

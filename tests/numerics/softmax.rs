@@ -1,4 +1,4 @@
-//! Softmax and what is made of it, with logits that are large, masked, or all masked.
+//! Softmax and the losses based on it, with logits that are large, masked, or all masked.
 
 use super::{FLOATS, assert_close, derivatives, engines};
 use tensorpack::graph::Tensor;

@@ -131,12 +131,12 @@ pub(crate) fn build(program: &Program, float: DType, change: &Change) -> Result<
     let mut first = Vec::new();
     let mut second = Vec::new();
     if program.gradients || program.second {
-        first = found(&cost, "the gradient of the cost by")?;
+        first = found(&cost, "the gradient of the cost with respect to")?;
     }
     if program.second {
         let penalty = first.iter().map(|(_, g)| g.square().sum()).reduce(|a, b| a + b);
         if let Some(penalty) = penalty {
-            second = found(&penalty, "the gradient of the squared gradients by")?;
+            second = found(&penalty, "the gradient of the squared gradients with respect to")?;
         }
     }
     let mut train = None;

@@ -15,7 +15,7 @@ use tensorpack::runtime::StochasticRounding;
 const SPREADS: f64 = 40.0;
 /// And this many ulps of its largest element more.
 const ULPS: f64 = 32.0;
-/// The least magnitude of what a forward result is computed from.
+/// The smallest assumed magnitude of the terms of a forward result.
 const CANCELLED: f64 = 0.05;
 /// The coarser of the two roundings has this many bits less. A smooth result moves in proportion.
 const WIDE_BITS: u32 = 3;

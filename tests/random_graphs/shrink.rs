@@ -67,7 +67,7 @@ pub(crate) fn candidates(program: &Program) -> Vec<Program> {
         simpler(&|p| p.steps = 1);
         simpler(&|p| p.steps -= 1);
     }
-    // A node in the place of what it is computed from, or of an input.
+    // Replace a node by one of its operands, or by an input.
     for at in (0..program.nodes.len()).rev() {
         let Source::Row { inputs, .. } = &program.nodes[at].source else { continue };
         for &input in inputs {
@@ -200,7 +200,7 @@ fn resize(program: &mut Program, at: usize, axis: usize, to: usize) {
     }
 }
 
-/// Sets one size, and all others that equal it in the same place: a batch, or channels.
+/// Sets one size and all equal sizes of the same axis, such as a batch or channels.
 fn all_sizes(program: &mut Program, from: usize, to: usize, _at: usize, axis: usize) {
     for node in &mut program.nodes {
         if let Source::Input { sizes, .. } = &mut node.source

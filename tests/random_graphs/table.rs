@@ -18,7 +18,7 @@ pub(crate) fn op_rows() -> &'static [&'static Row] {
     })
 }
 
-/// Returns the rows that make scalars of what is left over: the terms of the cost.
+/// Returns the rows that reduce unused tensors to scalars, the terms of the cost.
 pub(crate) fn cost_rows() -> &'static [&'static Row] {
     static ROWS: OnceLock<Vec<&'static Row>> = OnceLock::new();
     ROWS.get_or_init(|| costs().into_iter().map(|row| &*Box::leak(Box::new(row))).collect())

@@ -262,7 +262,7 @@ impl ModelDesc for Troubled {
     }
 }
 
-/// Batches, of which number `bad` is marked.
+/// Returns batches; number `bad` is marked.
 fn marked(bad: u64) -> impl DataFlow {
     FromFn::new(1000, move |i| Ok(vec![HostTensor::new([1], vec![if i == bad { 100f32 } else { 1.0 }])?]))
 }

@@ -30,7 +30,7 @@ impl ModelDesc for Line {
     }
 }
 
-/// Batches of which those of these numbers divide by zero.
+/// Returns batches; those with the numbers in `bad` divide by zero.
 fn batches(bad: &'static [u64]) -> FromFn {
     FromFn::new(1000, move |index| {
         let x: Vec<f32> = (0..6).map(|i| ((index * 5 + i * 3) % 7) as f32 / 7.0).collect();

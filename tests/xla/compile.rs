@@ -65,7 +65,7 @@ fn a_signal_while_xla_compiles_ends_the_process_and_the_last_checkpoint_stands()
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    // There is something to go on from, whatever it was computed with.
+    // Write a checkpoint to resume from; the device does not matter.
     train(dir.path(), Device::Null, 1).unwrap();
     let before = latest(dir.path());
     assert_eq!(before.global_step, 2);
@@ -75,7 +75,7 @@ fn a_signal_while_xla_compiles_ends_the_process_and_the_last_checkpoint_stands()
     let mut said = Vec::new();
     for line in BufReader::new(running.stderr.take().unwrap()).lines() {
         let line = line.unwrap();
-        // As soon as it says that it compiles, which it goes on doing for many times as long.
+        // Interrupt it as soon as it reports that it compiles; compiling takes many times as long.
         if line.contains("XLA compiles for ") {
             // SAFETY: the child is ours, and was not waited for yet.
             unsafe { libc::kill(running.id() as i32, libc::SIGINT) };

@@ -14,8 +14,8 @@ use tensorpack::train::QueueInputTrainer;
 
 const STEPS: u64 = 4;
 
-/// Convolutions, pooling, batch normalization and dropout: what GPUs would compute in another order every time, and
-/// random numbers that must go on.
+/// Convolutions, pooling and batch normalization, which GPUs may sum in a different order every time,
+/// and dropout, whose random numbers must continue after a resume.
 struct Net;
 
 impl ModelDesc for Net {

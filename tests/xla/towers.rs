@@ -15,7 +15,7 @@ const CHILD: &str = "TENSORPACK_TEST_CHILD";
 
 /// A net with dropout and synchronized batch normalization.
 struct Net {
-    /// Whether all towers go by what the first one's costs were.
+    /// Whether the costs of all towers depend on a variable that the first tower updates.
     follow_the_first: bool,
 }
 

@@ -206,12 +206,12 @@ impl Communicator {
         }
     }
 
-    /// Puts the sum of all towers' `input` into every tower's `output`, element by element in the
+    /// Writes the sum of all towers' `input` to every tower's `output`, element by element in the
     /// order of the towers, so that all get the same bits.
     ///
     /// # Safety
     /// `input` and `output` must be valid for `len` elements of `dtype` (f32 or f64), the same
-    /// number in all towers, and may be the same memory; nobody else touches them meanwhile.
+    /// number in all towers, and may be the same memory; no other thread may access them during the call.
     pub(super) unsafe fn all_reduce(
         &self,
         tower: usize,
@@ -303,13 +303,13 @@ mod tests {
             let waiter = s.spawn(|| communicator.barrier(0, "sum"));
             std::thread::sleep(Duration::from_millis(20));
             communicator.fail();
-            // Who comes later does not wait either.
+            // A tower that arrives later does not wait, either.
             assert!(communicator.barrier(1, "sum").unwrap_err().message().contains("another tower failed"));
             assert!(waiter.join().unwrap().unwrap_err().message().contains("another tower failed"));
         });
     }
 
-    /// The first cause is the one that is told, and who is missing is known.
+    /// The error reports the first cause and the missing towers.
     #[test]
     fn towers_that_do_not_leave_are_overdue() {
         let communicator = Communicator::new(3, Duration::from_millis(50), false);

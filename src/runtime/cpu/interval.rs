@@ -199,7 +199,7 @@ mod tests {
     use super::*;
     use crate::kir::ExprBuilder;
 
-    /// Bounds of what `build` makes of one operand, or of two with the same bounds.
+    /// Returns the bounds of the result of `build` for one operand, or two with the same bounds.
     fn bound(low: f64, high: f64, build: impl FnOnce(&mut ExprBuilder, Reg, Reg) -> Reg) -> Bound {
         let mut b = ExprBuilder::default();
         let [x, y] = [0, 1].map(|i| b.operand(i, DType::F32, Class::F32));

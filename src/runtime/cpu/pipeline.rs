@@ -131,7 +131,7 @@ const PASSES: &[Pass] = &[
     },
     Pass {
         name: "hoist_pool_grad_masks",
-        why: "a mask of max pooling's gradient by its input costs less before the gradient, where elements are fewer",
+        why: "masks and sums of max pooling's gradient cost less before the gradient, where there are fewer elements",
         applies: in_runs,
         run: |c, _| {
             pool_grad_hoist::hoist_masks(&mut c.program);
