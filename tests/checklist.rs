@@ -31,7 +31,7 @@ fn missing(name: &str) -> Option<String> {
 }
 
 #[test]
-fn every_promise_is_shown_or_says_with_what_it_comes() {
+fn every_guarantee_names_a_test() {
     let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/checklist.md")).unwrap();
     let numbered =
         |line: &&str| line.strip_prefix("| ").is_some_and(|l| l.starts_with(|c: char| c.is_ascii_digit()));

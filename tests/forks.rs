@@ -101,7 +101,7 @@ fn a_run_computes_on_a_snapshot_and_loses_no_update() {
 
 /// Many runs at once: what is counted is counted once.
 #[test]
-fn all_updates_are_there_in_the_end() {
+fn all_updates_are_applied() {
     let graph = Graph::new();
     let t = TowerContext::training(&graph);
     let w = t.variable(VariableSpec::new("w", [33, 31]).init(Init::zeros()));

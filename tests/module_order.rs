@@ -137,7 +137,7 @@ fn the_kernel_ir_names_no_cpu_kernel() {
 }
 
 #[test]
-fn names_are_found_in_every_form_of_use() {
+fn names_are_found_in_every_kind_of_use() {
     let text = code(
         "use crate::{graph::{Graph, Tensor}, kir};\nlet x = crate::ops::f(); // crate::nn\nuse crate::tower;",
     );

@@ -121,7 +121,7 @@ fn files_of_an_older_run_are_moved_aside() {
 }
 
 #[test]
-fn a_file_that_lost_its_end_goes_on_after_its_last_whole_line() {
+fn a_truncated_file_continues_after_its_last_complete_line() {
     let dir = tempfile::tempdir().unwrap();
     let mut monitors = json_monitors(dir.path(), None, at(0, 0));
     run(&mut monitors, 0, 5);
@@ -136,7 +136,7 @@ fn a_file_that_lost_its_end_goes_on_after_its_last_whole_line() {
 }
 
 #[test]
-fn without_a_directory_training_goes_on() {
+fn training_continues_without_a_directory() {
     let mut monitors = Monitors::new();
     monitors.add(JsonWriter::new());
     monitors.add(EventWriter::new());

@@ -135,7 +135,7 @@ fn towers_draw_together_what_one_would() {
 }
 
 #[test]
-fn numbers_that_there_are_not() {
+fn invalid_distributions_are_errors() {
     let message = |random: Random| {
         let graph = Graph::new();
         let _ = random.shape(&graph, &[2]);

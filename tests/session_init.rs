@@ -66,7 +66,7 @@ fn save(dir: &Path, model: &Model) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_run_goes_on_bit_for_bit() {
+fn a_resumed_run_continues_bit_for_bit() {
     let first = trained();
     let dir = tempfile::tempdir().unwrap();
     let folder = save(dir.path(), &first);
@@ -191,7 +191,7 @@ fn mismatches_are_listed() {
 }
 
 #[test]
-fn one_misfit_and_nothing_is_loaded() {
+fn one_mismatch_prevents_loading() {
     let session = two_variables();
     let given = [("net/fc0/W", ones(DType::F32, &[3, 2])), ("net/count", ones(DType::F32, &[]))];
     let init = DictRestore::new(given);
@@ -239,7 +239,7 @@ fn a_chain_is_done_in_order() {
 }
 
 #[test]
-fn a_path_that_means_nothing_is_an_error() {
+fn a_path_that_cannot_be_loaded_is_an_error() {
     let session = two_variables();
     smart_init("").unwrap().init(&session).unwrap();
     assert_eq!(sum(&session, "net/fc0/W"), 0.0);
@@ -281,7 +281,7 @@ fn metadata_of_a_checkpoint_stays_with_the_state() {
 
 /// `tests/torch/make_model.py` made the weights, the input and the output.
 #[test]
-fn weights_of_pytorch_compute_what_they_did_there() {
+fn pytorch_weights_give_the_same_outputs() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/torch");
     let values: Value = serde_json::from_slice(&std::fs::read(dir.join("values.json")).unwrap()).unwrap();
     let floats = |key: &str| -> Vec<f64> { serde_json::from_value(values[key].clone()).unwrap() };

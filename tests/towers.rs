@@ -245,7 +245,7 @@ fn an_error_in_one_tower_ends_all_with_its_cause() {
 }
 
 #[test]
-fn a_tower_that_comes_too_late_is_an_error_that_names_the_sum() {
+fn a_tower_that_arrives_too_late_is_an_error_that_names_the_sum() {
     let late = |before: usize| {
         let runs = troubled(true, Duration::from_secs(2), before).unwrap();
         let [e, again] = runs.map(Result::unwrap_err);

@@ -130,7 +130,7 @@ fn train_on_images(args: &TrainArgs, root: &str) -> Result<()> {
     Ok(())
 }
 
-fn train_on_nothing(args: &TrainArgs) -> Result<()> {
+fn train_on_dummy_data(args: &TrainArgs) -> Result<()> {
     let images = FAKE_BATCH * args.towers();
     let sizes = vec![vec![FAKE_BATCH, SIDE, SIDE, 3], vec![FAKE_BATCH]];
     let config =
@@ -164,7 +164,7 @@ fn main() -> Result<()> {
     args.without(&["--full"])?;
     match (data, args.fake) {
         (Some(root), false) => train_on_images(&args, &root),
-        (None, true) => train_on_nothing(&args),
+        (None, true) => train_on_dummy_data(&args),
         _ => Err(Error::argument("give either --fake, or --data DIR with the ImageNet directory")),
     }
 }

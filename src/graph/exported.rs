@@ -42,7 +42,7 @@ impl Exported {
     }
 
     /// Returns the registration of an operation's type.
-    pub(crate) fn of(op: &dyn OpDef) -> Result<&'static Exported> {
+    pub(crate) fn find(op: &dyn OpDef) -> Result<&'static Exported> {
         let any: &dyn Any = op;
         inventory::iter::<Exported>().find(|e| (e.type_id)() == any.type_id()).ok_or_else(|| {
             let why = format!("the operation {} cannot be exported: its type is not registered", op.name());

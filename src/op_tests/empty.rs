@@ -70,7 +70,7 @@ fn in_words(result: &Result<HostTensor>) -> String {
 }
 
 #[test]
-fn calls_on_nothing_give_what_their_cases_say() {
+fn calls_on_empty_inputs_match_their_cases() {
     for case in all_cases() {
         for empty in &case.empties {
             let what = format!("{}: {} of {}", case.name, empty.call, empty.inputs);
@@ -96,7 +96,7 @@ fn calls_on_nothing_give_what_their_cases_say() {
 }
 
 /// The operations of one trial of an elementwise case in which some input is empty; that the result is, too.
-fn elementwise_of_nothing(case: &Case) -> BTreeSet<String> {
+fn elementwise_on_empty_inputs(case: &Case) -> BTreeSet<String> {
     let rng = CounterRng::new(0, case.name);
     for attempt in 0..200 {
         let choices: Vec<u32> = (0..48).map(|i| rng.word(attempt, i)).collect();
@@ -132,11 +132,11 @@ fn elementwise_of_nothing(case: &Case) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_operation_says_what_it_makes_of_nothing() {
+fn every_operation_states_its_result_on_empty_inputs() {
     let mut said = BTreeSet::new();
     for case in all_cases() {
         if case.elementwise {
-            said.extend(elementwise_of_nothing(&case));
+            said.extend(elementwise_on_empty_inputs(&case));
         }
         for empty in &case.empties {
             said.insert(case.name.to_string());

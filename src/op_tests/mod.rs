@@ -11,7 +11,6 @@
 //! less than a minute. `TENSORPACK_TEST_OP=Conv` runs only the cases whose name contains this word.
 //! The trials depend only on the name of the case, so a failure can be reproduced.
 
-mod by_eye;
 mod call_sites;
 mod chain;
 mod completeness;
@@ -20,6 +19,7 @@ mod edges;
 mod empty;
 mod exported;
 mod integers;
+mod small_examples;
 mod xla;
 
 use crate::op_cases::{Draw, all_cases};

@@ -318,8 +318,8 @@ mod tests {
 
     cases![
         case("Einsum", Twice, |draw| {
-            let equation = draw.of(&EQUATIONS);
-            let sizes: Vec<usize> = (0..26).map(|_| draw.of(&[1, 2, 3, 5, 0])).collect();
+            let equation = draw.pick(&EQUATIONS);
+            let sizes: Vec<usize> = (0..26).map(|_| draw.pick(&[1, 2, 3, 5, 0])).collect();
             let (left, _) = equation.split_once("->").expect("an arrow");
             let inputs: Vec<Input> = left
                 .split(',')
@@ -337,7 +337,7 @@ mod tests {
             x[0].graph().einsum("ij,jk->ik", x)
         }),
         case("Einsum of one", Twice, |draw| {
-            let equation = draw.of(&["abc->cab", "abc->b", "abc->", "abc->ca"]);
+            let equation = draw.pick(&["abc->cab", "abc->b", "abc->", "abc->ca"]);
             let sizes = draw.sizes(3);
             Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| {
                 vec![x[0].graph().einsum(equation, &[x[0].square()])]

@@ -80,7 +80,7 @@ mod tests {
         case(name, Twice, move |draw| {
             let rank = draw.between(rank, 4);
             let mut sizes: Vec<usize> = (0..rank).map(|_| draw.between(1, 4)).collect();
-            sizes[rank - 1] = draw.of(&[3, 6, 18]);
+            sizes[rank - 1] = draw.pick(&[3, 6, 18]);
             Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| vec![op(&x[0])])
         })
     }

@@ -37,7 +37,7 @@ enum SampleKind {
 
 impl SampleKind {
     /// Returns the value for sample `i` of `to`, in an axis of `from` pixels.
-    fn of(self, i: usize, from: usize, to: usize) -> f64 {
+    fn value(self, i: usize, from: usize, to: usize) -> f64 {
         let last = from as f64 - 1.0;
         let edge = (i as f64 + 0.5) * from as f64 / to as f64;
         let center = (edge - 0.5).clamp(0.0, last);
@@ -76,13 +76,13 @@ impl OpDef for SamplePlaces {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let from = cx.input_sizes(0)[self.axis];
-        let samples: Vec<f64> = (0..self.to).map(|i| self.what.of(i, from, self.to)).collect();
+        let samples: Vec<f64> = (0..self.to).map(|i| self.what.value(i, from, self.to)).collect();
         Ok(vec![cx.constant(HostTensor::from_f64(self.dtype, [self.to], &samples)?)])
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         let from = cx.input_sizes(0)[self.axis];
-        Ok(cx.float_output(|i| self.what.of(i[0], from, self.to)))
+        Ok(cx.float_output(|i| self.what.value(i[0], from, self.to)))
     }
 }
 
@@ -143,7 +143,7 @@ mod tests {
 
     fn resize(name: &'static str, op: fn(&Tensor, [usize; 2]) -> Tensor) -> Case {
         case(name, Twice, move |draw| {
-            let mut size = || draw.of(&[1, 2, 3, 5, 4, 7]);
+            let mut size = || draw.pick(&[1, 2, 3, 5, 4, 7]);
             let sizes = [size() % 4, size(), size(), size() % 4];
             let to = [size(), size() - 1];
             Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| vec![op(&x[0].square(), to)])

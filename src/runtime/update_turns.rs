@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_panic_there_are_no_turns() {
+    fn no_turn_is_granted_after_a_panic() {
         let turns = Turns::new(Duration::from_millis(1));
         std::thread::scope(|s| {
             let panics = s.spawn(|| {

@@ -59,7 +59,7 @@ fn feeds_that_are_not_finite() {
 }
 
 #[test]
-fn feeds_of_another_form() {
+fn feeds_with_the_wrong_shape_or_dtype() {
     let s = small();
     let run = |name: &str, value: &HostTensor| s.session.run(&[&s.mean], &[(name, value)]);
     let wrong = HostTensor::zeros(DType::F64, [2, 3]).unwrap();
@@ -71,7 +71,7 @@ fn feeds_of_another_form() {
 }
 
 #[test]
-fn feeds_by_wrong_names() {
+fn feeds_with_unknown_names() {
     let s = small();
     let x = zeros(&[2, 3]);
     let run = |feeds: &[(&str, &HostTensor)]| s.session.run(&[&s.both], feeds);
@@ -352,7 +352,7 @@ fn a_sharing_tower_makes_no_trainable_variable() {
 }
 
 #[test]
-fn a_first_value_of_another_form() {
+fn an_initial_value_with_the_wrong_shape_or_dtype() {
     for value in [zeros(&[1000]), zeros(&[2]), HostTensor::zeros(DType::F64, [3]).unwrap()] {
         for device in [Device::Cpu(0), Device::Null] {
             let g = Graph::new();

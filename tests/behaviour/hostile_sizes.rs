@@ -214,14 +214,14 @@ fn outcomes(
 }
 
 #[test]
-fn sizes_that_nothing_can_hold_are_errors() {
+fn sizes_beyond_memory_are_errors() {
     let fine: Vec<String> =
         outcomes(ERRORS, &HOSTILE).into_iter().filter(|(_, o)| o.is_ok()).map(|(n, _)| n).collect();
     assert!(fine.is_empty(), "no errors: {fine:#?}");
 }
 
 #[test]
-fn sizes_that_take_nothing_end_soon() {
+fn sizes_that_cost_nothing_finish_quickly() {
     let outcomes = outcomes(ANY, &[&[5][..], &HOSTILE].concat());
     // Each does work with something, if only with 5.
     let works = |name: &str| {

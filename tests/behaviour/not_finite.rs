@@ -204,7 +204,7 @@ fn a_bad_hooked_run_is_not_counted_and_delivers_nothing() {
 }
 
 #[test]
-fn an_infinity_on_the_way_to_a_finite_next_value_is_no_error() {
+fn an_intermediate_infinity_is_allowed_if_the_next_value_is_finite() {
     // Only costs, gradients and next values must be finite, on every device. The bf16 value is stored
     // before the update, and overflows.
     for device in [Device::Cpu(0), Device::Reference] {

@@ -5,7 +5,7 @@ use tensorpack::runtime::{Cadence, Clock, Device, Session, SessionOptions, StepP
 use tensorpack::{DType, HostTensor};
 
 #[test]
-fn shapes_are_right_values_zero_and_variables_untouched() {
+fn shapes_are_correct_values_zero_and_variables_unchanged() {
     let model = models::mnist();
     let [image, label] = model.batch(3, 0);
     let logits = model.graph.tensor("fc1/Add").unwrap();

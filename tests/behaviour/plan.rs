@@ -93,7 +93,7 @@ fn bytes(form: &str) -> usize {
 /// Computes the largest number of live bytes from the text of a plan. A result is live from the line
 /// that writes it to the last one that reads it, a result in place of another costs nothing, and
 /// memory shared by threads is live for one line.
-fn live_at_once(text: &str) -> usize {
+fn max_live_bytes(text: &str) -> usize {
     let lines: Vec<&str> = text.lines().filter(|l| !l.starts_with("arena")).collect();
     // For each result: whose memory it has, and for each memory its bytes, first and last line.
     let mut owner: HashMap<u32, u32> = HashMap::new();
@@ -143,7 +143,7 @@ fn arena_is_tight(name: &str, model: Model) {
     let [image, label] = model.batch(32, 0);
     let (cost, train) = (model.cost.clone(), model.train.clone());
     let text = plan(model.graph, &[&cost, &train], &[("image", &image), ("label", &label)]);
-    let (arena, live) = (number_after(&text, "\narena "), live_at_once(&text));
+    let (arena, live) = (number_after(&text, "\narena "), max_live_bytes(&text));
     assert!(live > 100_000, "{name}: no more than {live} bytes alive in\n{text}");
     assert!(arena >= live, "{name}: {arena} bytes cannot hold {live}");
     assert!(arena as f64 <= 1.15 * live as f64, "{name}: {arena} bytes for {live} alive at once");
@@ -155,7 +155,7 @@ fn number_after(text: &str, word: &str) -> usize {
 }
 
 #[test]
-fn the_arena_is_little_more_than_what_lives_at_once() {
+fn the_arena_is_little_larger_than_the_live_bytes() {
     arena_is_tight("mlp", models::mlp());
     arena_is_tight("mnist", models::mnist());
     arena_is_tight("resnet", models::small_resnet());

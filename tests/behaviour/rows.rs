@@ -52,7 +52,7 @@ fn the_same_bits_for_any_team() {
 }
 
 #[test]
-fn a_wrong_number_leaves_every_variable_as_it_was() {
+fn an_index_out_of_range_changes_no_variable() {
     let isa = Isa::available().last().unwrap();
     let (_, before) = train(isa, 2, &words(), 0);
     let mut wrong = words();

@@ -219,7 +219,7 @@ fn random_numbers_depend_on_the_run_alone() {
 }
 
 #[test]
-fn plain_runs_draw_anew_each_time() {
+fn every_plain_run_draws_new_random_numbers() {
     let c = counting(16, 0);
     let x = ones(16);
     let draw = || c.session.run(&[&c.drawn], &[("x", &x)]).unwrap().swap_remove(0);
@@ -267,7 +267,7 @@ fn few_programs_are_enough() {
 
 /// The kernels that are profiled are those of the programs that are kept.
 #[test]
-fn no_more_programs_are_kept_than_asked_for() {
+fn the_program_cache_is_bounded() {
     let kept = |programs: usize, shapes: usize| {
         let g = Graph::new();
         let x = g.placeholder(&TensorSpec::f32("x", [None]));

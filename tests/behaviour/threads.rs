@@ -14,7 +14,7 @@ fn a_session_can_be_shared_and_sent() {
 }
 
 #[test]
-fn concurrent_runs_give_right_answers() {
+fn concurrent_runs_give_correct_results() {
     const THREADS: usize = 4;
     const RUNS: usize = 50;
     let g = Graph::new();

@@ -83,7 +83,7 @@ fn two_variables_swap() {
 
 /// Updates of the same form, each of which reads a variable that another one overwrites.
 #[test]
-fn changes_alike_do_not_overtake_each_other() {
+fn equal_updates_read_values_before_they_are_overwritten() {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let values = [1.0, 10.0, 100.0, 1000.0];

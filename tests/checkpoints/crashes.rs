@@ -116,7 +116,7 @@ fn a_failing_disk_ends_in_an_error<M: Medium>(
 }
 
 #[test]
-fn a_failing_disk_ends_in_an_error_and_the_old_checkpoint_stands() {
+fn a_failing_disk_is_an_error_and_keeps_the_old_checkpoint() {
     for fault in [Fault::Full, Fault::Denied, Fault::ReadsHalf, Fault::Late, Fault::Crash] {
         a_failing_disk_ends_in_an_error(Machine::real, fault, Leaves::Everything);
         for leaves in if fault == Fault::Crash { &LEAVES[..] } else { &LEAVES[..1] } {

@@ -106,7 +106,7 @@ fn reads_through_views_do_not_change_results() {
 /// A result reuses the memory of an operand that is not read later, unless the map itself reads
 /// other elements of it later. Larger than the chunk of a thread.
 #[test]
-fn a_result_overwrites_nothing_that_is_still_to_be_read() {
+fn a_result_does_not_overwrite_values_that_are_read_later() {
     for_random_graphs("in place", 12, |choices| {
         same_without_fusion(choices, |b, c| {
             let shape = c.pick(&[[300, 300], [2, 45_000], [90_000, 1]]);

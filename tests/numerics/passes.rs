@@ -47,7 +47,7 @@ fn gradient(cost: &Tensor, x: &Tensor) -> Tensor {
 
 /// Each count is at most that of the plan before the formulas were made stable.
 #[test]
-fn stable_forms_take_no_more_passes_over_the_logits() {
+fn stable_formulas_take_no_more_passes_over_the_logits() {
     assert_eq!(passes(|x, _| vec![x.softmax()]), 3, "softmax");
     assert_eq!(passes(|x, _| vec![gradient(&(x.softmax() * x).sum(), x)]), 5, "softmax and its gradient");
     let loss = |x: &Tensor, l: &Tensor| x.sparse_softmax_cross_entropy(l).mean();

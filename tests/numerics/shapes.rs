@@ -110,7 +110,7 @@ fn batch_normalization_of_one_value_is_refused_in_training() {
 }
 
 #[test]
-fn unpooling_nothing_gives_nothing() {
+fn unpooling_an_empty_image_is_empty() {
     for device in engines() {
         let graph = Graph::new();
         let x = graph.placeholder(&TensorSpec::f32("x", [Some(3), None, None, Some(2)]));

@@ -74,7 +74,7 @@ pub(crate) fn draw_program(seed: u64, index: u64, attempt: u64) -> Program {
         if draw.program.rows() >= target {
             break;
         }
-        let row = draw.of(op_rows());
+        let row = draw.one_of(op_rows());
         draw.add(row);
         if draw.chance(0.06) {
             draw.tie();
@@ -110,7 +110,7 @@ impl Draw {
         if draw.chance(0.08) {
             draw.limit = 6000;
         }
-        draw.form = draw.of(&[Form::Vectors, Form::Sequences, Form::Images, Form::Mixed, Form::Images]);
+        draw.form = draw.one_of(&[Form::Vectors, Form::Sequences, Form::Images, Form::Mixed, Form::Images]);
         draw
     }
 
@@ -133,7 +133,7 @@ impl Draw {
         ((self.word() >> 40) as f64) < p * (1u64 << 24) as f64
     }
 
-    pub(crate) fn of<T: Copy>(&mut self, list: &[T]) -> T {
+    pub(crate) fn one_of<T: Copy>(&mut self, list: &[T]) -> T {
         list[self.below(list.len())]
     }
 
@@ -168,10 +168,10 @@ impl Draw {
         let large = self.limit > 1000;
         match self.below(10) {
             0 | 1 => 1,
-            2..=7 => self.of(&[2, 3, 3, 4, 5]),
-            8 if large => self.of(&[8, 16, 17, 32, 33]),
+            2..=7 => self.one_of(&[2, 3, 3, 4, 5]),
+            8 if large => self.one_of(&[8, 16, 17, 32, 33]),
             9 if large => self.between(6, 40),
-            _ => self.of(&[6, 7, 8, 9]),
+            _ => self.one_of(&[6, 7, 8, 9]),
         }
     }
 
@@ -202,14 +202,14 @@ impl Draw {
         let fitting: Vec<Port> = self.ports().filter(|&p| fits(self.info(p))).collect();
         let unused: Vec<Port> = fitting.iter().copied().filter(|&p| self.info(p).uses == 0).collect();
         if !unused.is_empty() && self.chance(0.6) {
-            return Some(self.of(&unused));
+            return Some(self.one_of(&unused));
         }
         if fitting.is_empty() {
             return None;
         }
         let late = fitting.len().saturating_sub(12);
         let from = if self.chance(0.7) { late } else { 0 };
-        Some(self.of(&fitting[from..]))
+        Some(self.one_of(&fitting[from..]))
     }
 
     /// Returns a float tensor that fits.
@@ -229,7 +229,7 @@ impl Draw {
         let mut sizes = Vec::new();
         for _ in 1..rank {
             let divisors: Vec<usize> = (1..=rest).filter(|d| rest.is_multiple_of(*d)).collect();
-            let n = self.of(&divisors);
+            let n = self.one_of(&divisors);
             sizes.push(n as i64);
             rest /= n;
         }
@@ -279,7 +279,7 @@ impl Draw {
 
     /// Adds an index input of a random integer type.
     pub(crate) fn index_input(&mut self, sizes: &[usize], below: usize) -> Port {
-        let dtype = self.of(&[DType::I32, DType::I64, DType::U8]);
+        let dtype = self.one_of(&[DType::I32, DType::I64, DType::U8]);
         self.input(Class::Int(dtype), sizes, Some(below))
     }
 
@@ -329,7 +329,7 @@ impl Draw {
         }
         if self.chance(0.3) {
             let sizes: Vec<usize> = (0..self.below(3)).map(|_| self.size()).collect();
-            let class = self.of(&[
+            let class = self.one_of(&[
                 Class::Bool,
                 Class::Int(DType::I32),
                 Class::Int(DType::I64),
@@ -367,7 +367,7 @@ impl Draw {
         if layers.is_empty() {
             return;
         }
-        let at = self.of(&layers);
+        let at = self.one_of(&layers);
         let node = self.program.nodes[at].clone();
         let Source::Row { row, mut inputs, values, .. } = node.source else { return };
         let like = self.info(inputs[0]).clone();
@@ -394,7 +394,7 @@ impl Draw {
             _ => return self.undo(),
         };
         let info = |(sized, spec): (&Tensor, &Tensor)| Info {
-            class: Class::of(sized.dtype()),
+            class: Class::from_dtype(sized.dtype()),
             sizes: sized.shape().known().expect("all sizes are known"),
             known: spec.shape().iter().map(|d| d.known().is_some()).collect(),
             scale,
@@ -420,7 +420,7 @@ impl Draw {
             let port = Port { node, output };
             let small = self.info(port).class == Class::Float;
             if small {
-                let factor = Value::Real(self.of(&[0.5f64, 0.25, 0.125]).min(1.0 / self.scale(port)));
+                let factor = Value::Real(self.one_of(&[0.5f64, 0.25, 0.125]).min(1.0 / self.scale(port)));
                 let (row, values) = match self.chance(0.5) {
                     true => (find("tanh"), vec![]),
                     false => (find("times a constant"), vec![factor]),
@@ -457,7 +457,7 @@ impl Draw {
         let mut terms = Vec::new();
         for port in unused {
             let empty = self.info(port).len() == 0;
-            let row = if empty { find("cost sum") } else { self.of(cost_rows()) };
+            let row = if empty { find("cost sum") } else { self.one_of(cost_rows()) };
             let draft = Draft { inputs: vec![port], values: vec![], scale: Some(1.0) };
             terms.extend(self.push(row, draft, None));
         }
@@ -468,7 +468,7 @@ impl Draw {
             .collect();
         for _ in 0..self.below(5) {
             if !all.is_empty() {
-                let port = self.of(&all);
+                let port = self.one_of(&all);
                 self.program.fetches.push(port);
             }
         }

@@ -72,7 +72,7 @@ pub(crate) fn rates() -> &'static [RateSetting] {
                 |d| reals(d, [(0.02, 0.1), (0.0, 0.02), (0.5, 2.0)]);
             "cosine" [a: f64, b: f64, n: u64] => Rate::from(Schedule::cosine(a, b, 3).warm_up(n));
                 |d| vec![Value::Real(d.real(0.02, 0.1)), Value::Real(d.real(0.0, 0.02)), Value::Int(d.between(0, 2) as i64)];
-            "hyper-parameter" [v: f64] => Rate::from(t.hyper_param("rate", v)); |d| vec![Value::Real(d.of(&[0.0625, 0.03125]))];
+            "hyper-parameter" [v: f64] => Rate::from(t.hyper_param("rate", v)); |d| vec![Value::Real(d.one_of(&[0.0625, 0.03125]))];
         }
     )
 }
@@ -87,17 +87,17 @@ pub(crate) fn rules() -> &'static [RuleSetting] {
             "Nesterov" [m: f64] => Momentum::new(rate, m).nesterov().boxed(); |d| reals(d, [(0.1, 0.95)]);
             "Adam" [] => Adam::new(rate).boxed(); |_| vec![];
             "Adam with settings" [a: f64, b: f64, e: f64] => Adam::new(rate).betas(a, b).epsilon(e).boxed();
-                |d| vec![Value::Real(d.real(0.0, 0.95)), Value::Real(d.of(&[0.5, 0.9, 0.99])), Value::Real(d.of(&[1e-3, 1e-2, 0.1]))];
+                |d| vec![Value::Real(d.real(0.0, 0.95)), Value::Real(d.one_of(&[0.5, 0.9, 0.99])), Value::Real(d.one_of(&[1e-3, 1e-2, 0.1]))];
             "AdamW" [a: f64, b: f64, e: f64, w: f64] => AdamW::new(rate).betas(a, b).epsilon(e).decay(w).boxed();
-                |d| vec![Value::Real(d.real(0.0, 0.95)), Value::Real(d.of(&[0.5, 0.9, 0.99])), Value::Real(d.of(&[1e-8, 1e-2])), Value::Real(d.real(0.0, 0.2))];
+                |d| vec![Value::Real(d.real(0.0, 0.95)), Value::Real(d.one_of(&[0.5, 0.9, 0.99])), Value::Real(d.one_of(&[1e-8, 1e-2])), Value::Real(d.real(0.0, 0.2))];
             "Lamb" [a: f64, b: f64, e: f64, w: f64] => Lamb::new(rate).betas(a, b).epsilon(e).decay(w).boxed();
-                |d| vec![Value::Real(d.real(0.0, 0.95)), Value::Real(d.of(&[0.5, 0.9, 0.99])), Value::Real(d.of(&[1e-6, 1e-2])), Value::Real(d.real(0.0, 0.2))];
+                |d| vec![Value::Real(d.real(0.0, 0.95)), Value::Real(d.one_of(&[0.5, 0.9, 0.99])), Value::Real(d.one_of(&[1e-6, 1e-2])), Value::Real(d.real(0.0, 0.2))];
             "Adagrad" [e: f64, s: f64] => Adagrad::new(rate).epsilon(e).initial_accumulator_value(s).boxed();
-                |d| vec![Value::Real(d.of(&[1e-10, 1e-3])), Value::Real(d.of(&[0.0, 0.1, 1.0]))];
+                |d| vec![Value::Real(d.one_of(&[1e-10, 1e-3])), Value::Real(d.one_of(&[0.0, 0.1, 1.0]))];
             "RmsProp" [a: f64, e: f64, m: f64] => RmsProp::new(rate).alpha(a).epsilon(e).momentum(m).boxed();
-                |d| vec![Value::Real(d.real(0.3, 0.99)), Value::Real(d.of(&[1e-8, 1e-2])), Value::Real(d.of(&[0.0, 0.5, 0.9]))];
+                |d| vec![Value::Real(d.real(0.3, 0.99)), Value::Real(d.one_of(&[1e-8, 1e-2])), Value::Real(d.one_of(&[0.0, 0.5, 0.9]))];
             "RmsProp centered" [a: f64, m: f64] => RmsProp::new(rate).alpha(a).epsilon(0.1).momentum(m).centered().boxed();
-                |d| vec![Value::Real(d.real(0.3, 0.9)), Value::Real(d.of(&[0.0, 0.5]))];
+                |d| vec![Value::Real(d.real(0.3, 0.9)), Value::Real(d.one_of(&[0.0, 0.5]))];
         }
     )
 }
@@ -148,7 +148,7 @@ impl Training {
         let rate = &rates[d.below(rates.len())];
         let rule = &rules[d.below(rules.len())];
         let mut chosen: Vec<usize> = Vec::new();
-        for _ in 0..d.of(&[0, 0, 1, 1, 2, 3]) {
+        for _ in 0..d.one_of(&[0, 0, 1, 1, 2, 3]) {
             let at = d.below(list.len());
             // One average and one accumulation are enough for one optimizer.
             let ema = |i: usize| list[i].name.starts_with("Ema");

@@ -22,7 +22,7 @@ pub(crate) enum Class {
 }
 
 impl Class {
-    pub(crate) fn of(dtype: DType) -> Class {
+    pub(crate) fn from_dtype(dtype: DType) -> Class {
         match dtype {
             DType::Bool => Class::Bool,
             d if d.is_float() => Class::Float,

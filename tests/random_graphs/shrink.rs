@@ -173,7 +173,7 @@ fn cut(program: &Program, at: usize) -> Option<Program> {
         return None;
     }
     let spec = crate::build::spec_of(program, at)?;
-    let class = Class::of(spec.0);
+    let class = Class::from_dtype(spec.0);
     let seed = at as u64 + 1000;
     let elements = match class {
         Class::Float => Elements::Reals { seed },

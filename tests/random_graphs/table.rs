@@ -144,7 +144,7 @@ fn of_class(d: &mut Draw, fits: fn(Class) -> bool) -> Option<Port> {
     let sizes = d.sizes(like);
     let classes = [Class::Int(DType::I32), Class::Int(DType::I64), Class::Int(DType::U8), Class::Bool];
     let class = classes.into_iter().filter(|&c| fits(c)).collect::<Vec<_>>();
-    let class = d.of(&class);
+    let class = d.one_of(&class);
     Some(d.input(class, &sizes, Some(5)))
 }
 
@@ -224,7 +224,7 @@ fn elementwise() -> Vec<Row> {
         Exact "stop gradient" (x) [] => x.stop_gradient(); one;
         Op "with gradient" (x) [v: f64] => x.round().with_gradient(&[x], move |_, dy| vec![Some(dy * v)]); with_real;
         Op "dropout" (x) [v: f64] => x.dropout(v);
-            |d| { let x = d.float(|_| true)?; let v = d.of(&[0.25, 0.5]); draft(&[x], vec![Value::Real(v)]) };
+            |d| { let x = d.float(|_| true)?; let v = d.one_of(&[0.25, 0.5]); draft(&[x], vec![Value::Real(v)]) };
         Op "random uniform like" (x) [] => x.random_uniform_like(float); bounded;
         Op "random uniform" (x) [] => x + Random::uniform(-1.0, 0.5).dtype(float).same_on_all_towers().like(x); two_of_one;
         Op "random normal" (x) [] => x * Random::normal(0.5, 0.3).dtype(float).like(x); two_of_one;
@@ -279,7 +279,7 @@ fn reductions() -> Vec<Row> {
             let x = d.float(|i| i.rank() >= 2 && i.known_last(1) && i.len() > 0)?;
             let channels = *d.sizes(x).last()?;
             let divisors: Vec<usize> = (1..=channels).filter(|g| channels.is_multiple_of(*g)).collect();
-            let groups = d.of(&divisors);
+            let groups = d.one_of(&divisors);
             let i = d.info(x);
             (i.len() / i.sizes[0] / groups > 2).then(|| scaled(&[x], vec![int(groups)], 1.5))?
         };
@@ -299,7 +299,7 @@ fn shapes() -> Vec<Row> {
             for _ in 1..rank {
                 let last = sizes.pop()?;
                 let divisors: Vec<i64> = (1..=last.max(1)).filter(|n| last % n == 0).collect();
-                let n = d.of(&divisors);
+                let n = d.one_of(&divisors);
                 sizes.extend([n, last / n]);
             }
             if len > 0 && d.chance(0.3) {
@@ -328,7 +328,7 @@ fn shapes() -> Vec<Row> {
             let rank = d.info(x).rank() as i64;
             let n = d.sizes(x)[a.rem_euclid(rank) as usize] as i64;
             let divisors: Vec<i64> = (1..=n).filter(|k| n % k == 0).collect();
-            let k = d.of(&divisors);
+            let k = d.one_of(&divisors);
             let sizes = if d.chance(0.4) { vec![-1, k] } else { vec![k, -1] };
             draft(&[x], vec![Value::Int(a), Value::Ints(sizes)])
         };
@@ -375,7 +375,7 @@ fn shapes() -> Vec<Row> {
             let a = d.below(d.info(x).rank());
             let n = d.sizes(x)[a];
             let divisors: Vec<usize> = (1..=n.min(6)).filter(|k| n.is_multiple_of(*k)).collect();
-            let k = d.of(&divisors);
+            let k = d.one_of(&divisors);
             draft(&[x], vec![int(k), int(a)])
         };
         Exact "unstack" (x) [a: isize] => x.unstack(a); |d| {
@@ -390,14 +390,14 @@ fn shapes() -> Vec<Row> {
         Exact "pad" (x) [l: Vec<usize>, h: Vec<usize>, i: Vec<usize>] => x.pad(&l, &h, &i); |d| {
             let x = d.float(|_| true)?;
             let rank = d.info(x).rank();
-            let mut some = || Value::Ints((0..rank).map(|_| d.of(&[0, 0, 1, 2])).collect());
+            let mut some = || Value::Ints((0..rank).map(|_| d.one_of(&[0, 0, 1, 2])).collect());
             let values = vec![some(), some(), some()];
             draft(&[x], values)
         };
         Exact "reverse" (x) [axes: Vec<isize>] => x.reverse(&axes);
             |d| { let x = d.float(|_| true)?; let axes = d.axes(d.info(x).rank()); draft(&[x], vec![Value::Ints(axes)]) };
         Exact "tile" (x) [n: Vec<usize>] => x.tile(&n);
-            |d| { let x = d.float(|_| true)?; let n = (0..d.info(x).rank()).map(|_| d.of(&[1, 1, 2, 3])).collect(); draft(&[x], vec![Value::Ints(n)]) };
+            |d| { let x = d.float(|_| true)?; let n = (0..d.info(x).rank()).map(|_| d.one_of(&[1, 1, 2, 3])).collect(); draft(&[x], vec![Value::Ints(n)]) };
         Exact "repeat" (x) [n: usize, a: isize] => x.repeat(n, a);
             |d| { let (x, a) = along(d)?; let n = d.between(1, 3); draft(&[x], vec![int(n), Value::Int(a)]) };
         Exact "broadcast to" (x) [n: Vec<isize>] => x.broadcast_to(&n); |d| {
@@ -506,7 +506,7 @@ fn products() -> Vec<Row> {
             let x = d.ranked(3, |i| i.known_last(1) && i.len() > 0)?;
             let c = d.sizes(x)[2];
             let divisors: Vec<usize> = (1..=c).filter(|g| c.is_multiple_of(*g)).collect();
-            let (g, k) = (d.of(&divisors), d.between(1, 3));
+            let (g, k) = (d.one_of(&divisors), d.between(1, 3));
             let each = d.between(1, 2);
             let w = d.variable(&[k, c / g, each * g]);
             let p = if d.chance(0.7) { Padding::Same } else { Padding::Explicit([[0, 0], [d.below(3), d.below(3)]]) };
@@ -525,12 +525,12 @@ fn products() -> Vec<Row> {
         };
         Op "convolution" (x, w) [s: Vec<usize>, l: Vec<usize>, p: Padding, g: usize, o: Layout]
             => x.conv2d(w, Conv2dOptions { stride: [s[0], s[1]], dilation: [l[0], l[1]], padding: p, groups: g, layout: o }); |d| {
-            let o = d.of(&[Layout::Nhwc, Layout::Nchw]);
+            let o = d.one_of(&[Layout::Nhwc, Layout::Nchw]);
             let at = if o == Layout::Nhwc { 3 } else { 1 };
             let x = d.ranked(4, |i| i.known[at] && i.len() > 0)?;
             let c = d.sizes(x)[at];
             let divisors: Vec<usize> = (1..=c).filter(|g| c.is_multiple_of(*g)).collect();
-            let g = if d.chance(0.6) { 1 } else { d.of(&divisors) };
+            let g = if d.chance(0.6) { 1 } else { d.one_of(&divisors) };
             let k = [d.between(1, 3), d.between(1, 3)];
             let each = d.between(1, 3);
             let w = d.variable(&[k[0], k[1], c / g, each * g]);
@@ -540,7 +540,7 @@ fn products() -> Vec<Row> {
         };
         Op "transposed convolution" (x, w) [s: Vec<usize>, o: Layout]
             => x.conv2d_transpose(w, Conv2dOptions { stride: [s[0], s[1]], layout: o, ..Conv2dOptions::default() }); |d| {
-            let o = d.of(&[Layout::Nhwc, Layout::Nchw]);
+            let o = d.one_of(&[Layout::Nhwc, Layout::Nchw]);
             let at = if o == Layout::Nhwc { 3 } else { 1 };
             let x = d.ranked(4, |i| i.known[at] && i.len() > 0)?;
             let c = d.sizes(x)[at];
@@ -554,17 +554,22 @@ fn products() -> Vec<Row> {
 }
 
 fn strides(d: &mut Draw) -> Value {
-    Value::Ints(vec![d.of(&[1, 1, 1, 2]), d.of(&[1, 1, 1, 2])])
+    Value::Ints(vec![d.one_of(&[1, 1, 1, 2]), d.one_of(&[1, 1, 1, 2])])
 }
 
 fn padding(d: &mut Draw) -> Value {
-    let one = d.of(&[[0, 1], [1, 0], [1, 1]]);
-    Value::Padding(d.of(&[Padding::Same, Padding::Same, Padding::Valid, Padding::Explicit([one, [1, 1]])]))
+    let one = d.one_of(&[[0, 1], [1, 0], [1, 1]]);
+    Value::Padding(d.one_of(&[
+        Padding::Same,
+        Padding::Same,
+        Padding::Valid,
+        Padding::Explicit([one, [1, 1]]),
+    ]))
 }
 
 /// An image of the layout that goes with it.
 fn image(d: &mut Draw) -> Option<(Port, Layout, usize)> {
-    let o = d.of(&[Layout::Nhwc, Layout::Nhwc, Layout::Nchw]);
+    let o = d.one_of(&[Layout::Nhwc, Layout::Nhwc, Layout::Nchw]);
     let at = if o == Layout::Nhwc { 3 } else { 1 };
     let x = d.ranked(4, |i| i.known[at] && i.len() > 0)?;
     Some((x, o, d.sizes(x)[at]))
@@ -574,7 +579,7 @@ fn pooled(d: &mut Draw) -> Option<Draft> {
     let (x, o, _) = image(d)?;
     let mut two = || Value::Ints(vec![d.between(1, 3) as i64, d.between(1, 3) as i64]);
     let (w, s) = (two(), two());
-    let p = d.of(&[Padding::Same, Padding::Valid]);
+    let p = d.one_of(&[Padding::Same, Padding::Valid]);
     draft(&[x], vec![w, s, Value::Padding(p), Value::Layout(o)])
 }
 
@@ -592,7 +597,7 @@ fn resized(d: &mut Draw) -> Option<Draft> {
 
 fn whole_image(d: &mut Draw) -> Option<Draft> {
     let x = d.ranked(4, |i| i.len() > 0)?;
-    let o = d.of(&[Layout::Nhwc, Layout::Nchw]);
+    let o = d.one_of(&[Layout::Nhwc, Layout::Nchw]);
     draft(&[x], vec![Value::Layout(o)])
 }
 
@@ -609,7 +614,7 @@ fn images() -> Vec<Row> {
             let sizes: Vec<i64> = d.sizes(x).iter().map(|&n| n as i64).collect();
             let y = d.variable(&[sizes[3] as usize]);
             // The same pixels, with channels in the place of rows or columns.
-            let order = d.of(&[[0, 3, 1, 2], [0, 3, 2, 1], [3, 0, 1, 2], [0, 1, 3, 2]]);
+            let order = d.one_of(&[[0, 3, 1, 2], [0, 3, 2, 1], [3, 0, 1, 2], [0, 1, 3, 2]]);
             let n: Vec<i64> = order.iter().map(|&i: &usize| sizes[i]).collect();
             let w = vec![d.between(1, 2.min(n[1] as usize)) as i64, d.between(1, 2.min(n[2] as usize)) as i64];
             let s = d.scale(x) + 1.5;
@@ -651,7 +656,7 @@ fn integers() -> Vec<Row> {
         Exact "float of integers" (x) [] => x.cast(float) * 0.125; |d| { let x = of_class(d, is_int)?; scaled(&[x], vec![], 1.0) };
         Exact "float of truth values" (x) [] => x.cast(float); |d| { let x = of_class(d, is_bool)?; scaled(&[x], vec![], 1.0) };
         Exact "integers of floats" (x) [y: DType] => x.clip(-4.0, 4.0).cast(y);
-            |d| { let x = d.float(|_| true)?; let y = d.of(&[DType::I32, DType::I64]); draft(&[x], vec![Value::DType(y)]) };
+            |d| { let x = d.float(|_| true)?; let y = d.one_of(&[DType::I32, DType::I64]); draft(&[x], vec![Value::DType(y)]) };
         Exact "bytes of floats" (x) [] => (x.abs() * 3.0).cast(DType::U8); |d| { let x = d.float(|_| true)?; draft(&[x], vec![]) };
         Exact "truth values of integers" (x) [] => x.cast(DType::Bool); ints;
         Exact "sum of integers" (x, y) [] => x + y; signed_pair;
@@ -717,7 +722,7 @@ fn losses() -> Vec<Row> {
 
 fn activation(d: &mut Draw) -> Value {
     use Activation::*;
-    Value::Activation(d.of(&[
+    Value::Activation(d.one_of(&[
         Identity,
         Identity,
         Relu,
@@ -742,7 +747,7 @@ fn init(d: &mut Draw) -> Value {
 
 /// A tensor for a normalization layer, with at least `low` elements for each that is kept.
 fn normed(d: &mut Draw, rank: usize) -> Option<Draft> {
-    let o = d.of(&[Layout::Nhwc, Layout::Nchw]);
+    let o = d.one_of(&[Layout::Nhwc, Layout::Nchw]);
     let channels = |i: &Info| if o == Layout::Nchw && i.rank() > 2 { 1 } else { i.rank() - 1 };
     let x = d.float(|i| i.rank() >= rank && i.len() > 0 && i.known[channels(i)])?;
     let sizes = d.sizes(x);
@@ -755,7 +760,7 @@ fn normed(d: &mut Draw, rank: usize) -> Option<Draft> {
         Value::Flag(d.chance(0.8)),
         Value::Flag(d.chance(0.8)),
         Value::Layout(o),
-        Value::Real(d.of(&[1e-3, 0.01, 0.1])),
+        Value::Real(d.one_of(&[1e-3, 0.01, 0.1])),
     ];
     (each > 2).then(|| scaled(&[x], values, 1.5))?
 }
@@ -778,7 +783,7 @@ fn layers() -> Vec<Row> {
             let x = d.ranked(3, |i| i.known_last(1) && i.len() > 0)?;
             let c = d.sizes(x)[2];
             let divisors: Vec<usize> = (1..=c).filter(|g| c.is_multiple_of(*g)).collect();
-            let g = d.of(&divisors);
+            let g = d.one_of(&divisors);
             let values = vec![int(d.between(1, 3)), int(d.between(1, 3)), int(d.between(1, 2)), int(d.between(1, 2)), int(g), activation(d)];
             scaled(&[x], values, 1.5)
         };
@@ -795,7 +800,7 @@ fn layers() -> Vec<Row> {
             }.apply(t, name, x); |d| {
             let (x, o, c) = image(d)?;
             let divisors: Vec<usize> = (1..=c).filter(|g| c.is_multiple_of(*g)).collect();
-            let g = if d.chance(0.6) { 1 } else { d.of(&divisors) };
+            let g = if d.chance(0.6) { 1 } else { d.one_of(&divisors) };
             let n = if g == 1 { d.size() } else { d.between(1, 2) };
             let k = vec![d.between(1, 3) as i64, d.between(1, 3) as i64];
             let values = vec![int(n), Value::Ints(k), int(d.between(1, 2)), int(d.between(1, 2)), padding(d), int(g), Value::Layout(o),
@@ -804,7 +809,7 @@ fn layers() -> Vec<Row> {
         };
         Layer "Conv2d, 3 by 3" (x) [n: usize] => Conv2d::new(n, 3).relu().apply(t, name, x); |d| {
             let x = d.ranked(4, |i| i.known[3] && i.len() > 0)?;
-            let n = d.of(&[1, 3, 8, 16]);
+            let n = d.one_of(&[1, 3, 8, 16]);
             scaled(&[x], vec![int(n)], 1.5)
         };
         Layer "Conv2dTranspose" (x) [n: usize, k: usize, s: usize, o: Layout, a: Activation]
@@ -829,7 +834,7 @@ fn layers() -> Vec<Row> {
             let x = d.float(|i| i.rank() >= 2 && i.known_last(1) && i.len() > 0)?;
             let sizes = d.sizes(x);
             let divisors: Vec<usize> = (1..=sizes[0]).filter(|g| sizes[0].is_multiple_of(*g)).collect();
-            let n = d.of(&divisors);
+            let n = d.one_of(&divisors);
             let rest: usize = sizes[1..sizes.len() - 1].iter().product();
             (n * rest > 2).then(|| scaled(&[x], vec![int(n)], 1.5))?
         };
@@ -859,7 +864,7 @@ fn layers() -> Vec<Row> {
             let i = d.info(made.inputs[0]);
             let channels = if made.values[2] == Value::Layout(Layout::Nchw) { i.sizes[1] } else { *i.sizes.last()? };
             let divisors: Vec<usize> = (1..=channels).filter(|g| channels.is_multiple_of(*g)).collect();
-            let n = d.of(&divisors);
+            let n = d.one_of(&divisors);
             made.values.push(int(n));
             Some(made)
         };
@@ -869,11 +874,11 @@ fn layers() -> Vec<Row> {
             let x = d.float(|i| i.rank() > 0 && i.known_last(1) && i.len() > 0)?;
             let c = *d.sizes(x).last()?;
             let divisors: Vec<usize> = (1..=c).filter(|g| c.is_multiple_of(*g)).collect();
-            let n = d.of(&divisors);
+            let n = d.one_of(&divisors);
             draft(&[x], vec![int(n)])
         };
         Layer "Dropout" (x) [v: f64] => Dropout::new(v).apply(t, name, x);
-            |d| { let x = d.float(|_| true)?; let v = d.of(&[0.0, 0.25, 0.5]); draft(&[x], vec![Value::Real(v)]) };
+            |d| { let x = d.float(|_| true)?; let v = d.one_of(&[0.0, 0.25, 0.5]); draft(&[x], vec![Value::Real(v)]) };
         Layer "Embedding" (i) [n: usize, f: usize, w: Init] => Embedding::new(n, f).dtype(float).init(w).apply(t, name, i); |d| {
             let sizes: Vec<usize> = (0..d.below(3)).map(|_| d.size()).collect();
             let n = d.size();
@@ -930,7 +935,7 @@ fn heads(d: &mut Draw) -> Option<(Port, usize)> {
     let x = d.ranked(3, |i| i.known_last(1) && i.len() > 0)?;
     let features = d.sizes(x)[2];
     let divisors: Vec<usize> = (1..=features).filter(|h| features.is_multiple_of(*h)).collect();
-    Some((x, d.of(&divisors)))
+    Some((x, d.one_of(&divisors)))
 }
 
 fn costs() -> Vec<Row> {

@@ -104,7 +104,7 @@ macro_rules! shifts {
             }
             fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
                 let x = cx.input(0);
-                let class = tensorpack::kir::Class::of(x.dtype);
+                let class = tensorpack::kir::Class::from_dtype(x.dtype);
                 Ok(vec![cx.map(&[&x], |e, r| {
                     let by = e.constant(f64::from($by(self)), class);
                     e.binary(Binary::Add, r[0], by)

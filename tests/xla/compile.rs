@@ -60,7 +60,7 @@ pub(crate) fn latest(dir: &Path) -> Checkpoint {
 }
 
 #[test]
-fn a_signal_while_xla_compiles_ends_the_process_and_the_last_checkpoint_stands() {
+fn a_signal_while_xla_compiles_ends_the_process_and_keeps_the_last_checkpoint() {
     if device().is_none() {
         return;
     }

@@ -34,7 +34,7 @@ fn error_without_plugins(device: &str, plugin: Option<&Path>, empty: &Path) -> S
 }
 
 #[test]
-fn no_plugin_says_how_to_get_one() {
+fn a_missing_plugin_error_says_how_to_install_it() {
     let empty = tempfile::tempdir().unwrap();
     for (device, name) in [("xla:cpu:0", "cpu"), ("xla:cuda:0", "cuda")] {
         let text = error_without_plugins(device, None, empty.path());
@@ -54,7 +54,7 @@ fn a_plugin_for_something_else_is_named() {
 }
 
 #[test]
-fn a_plugin_that_is_too_old_says_so() {
+fn a_plugin_that_is_too_old_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let source = dir.path().join("old.rs");
     let text = "#[repr(C)]
@@ -109,7 +109,7 @@ fn too_little_memory_is_an_error_with_the_bytes_that_were_planned() {
 /// Only an accelerator has memory of its own to run out of: a processor's is the machine's, and taking all of that would
 /// take the neighbors' too.
 #[test]
-fn a_result_larger_than_the_accelerator_is_an_error_and_the_session_goes_on() {
+fn a_result_larger_than_device_memory_is_an_error_and_the_session_stays_usable() {
     let Some(device @ Device::Xla { platform, .. }) = device() else { return };
     if platform.name() == "cpu" {
         println!("passed over: {device} has no memory of its own");
@@ -129,7 +129,7 @@ fn a_result_larger_than_the_accelerator_is_an_error_and_the_session_goes_on() {
 }
 
 #[test]
-fn an_operation_without_xla_form_is_named_with_its_line() {
+fn an_operation_without_xla_lowering_is_named_with_its_line() {
     let Some(device) = device() else { return };
     let graph = Graph::new();
     let x = graph.placeholder(&TensorSpec::f32("x", [None]));

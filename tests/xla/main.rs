@@ -19,7 +19,7 @@ mod rows;
 mod staging;
 mod steps;
 mod towers;
-mod unlike;
+mod mismatched_batches;
 
 use std::io::Write;
 use std::process::Command;

@@ -68,7 +68,7 @@ fn training_stops_or_skips_and_keeps_the_last_checkpoint() {
 }
 
 #[test]
-fn a_cost_that_is_infinite_is_an_error_though_nobody_fetches_it() {
+fn an_infinite_cost_is_an_error_even_if_it_is_not_fetched() {
     let Some(device) = device() else { return };
     let g = Graph::new();
     let t = TowerContext::training(&g);

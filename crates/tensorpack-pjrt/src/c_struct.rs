@@ -131,7 +131,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_new_struct_says_its_size_and_is_zero() {
+    fn a_new_struct_is_zeroed_except_for_its_size() {
         let new = PJRT_Client_Create_Args::new();
         assert_eq!((new.struct_size, new.num_options), (size_of::<PJRT_Client_Create_Args>(), 0));
         assert!(new.client.is_null() && new.kv_get_callback.is_none());

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tower_that_never_comes_is_an_error() {
+    fn a_tower_that_never_arrives_is_an_error() {
         let communicator = Communicator::new(2, Duration::from_millis(50), false);
         let e = communicator.barrier(1, "gradients/fc0/W").unwrap_err();
         assert!(e.message().starts_with("tower 1 waited 0 s at gradients/fc0/W"), "{e}");

@@ -65,7 +65,7 @@ fn some_and_all() {
 }
 
 #[test]
-fn of_equals_the_earlier_comes_first_and_nan_is_largest() {
+fn sorting_is_stable_and_nan_is_largest() {
     let x = [2., 5., 2., f64::NAN, 5., -1.];
     assert_eq!(result(&[6], &x, |x| x.top_k(4).1), [3., 1., 4., 0.]);
     assert_eq!(result(&[6], &x, |x| x.top_k(4).0)[1..], [5., 5., 2.]);

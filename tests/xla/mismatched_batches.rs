@@ -1,4 +1,5 @@
-//! Towers whose batches are not alike: each runs a program of its own where they do not meet, and else that is an error.
+//! Towers whose batches have different shapes. Towers without collectives each run their own program;
+//! with collectives it is an error.
 
 use crate::{device, devices};
 use tensorpack::ErrorKind;
@@ -54,7 +55,7 @@ fn validation_on_unlike_batches_is_that_of_the_cpu_engine() {
 }
 
 #[test]
-fn training_on_unlike_batches_is_an_error_that_says_what_differs() {
+fn training_on_mismatched_batches_is_an_error_that_names_the_difference() {
     let Some(devices) = devices(2) else { return };
     let config = TrainConfig::new(Net, batches(&[6, 5])).steps_per_epoch(1).max_epoch(1).no_logdir();
     let e = launch_train_with_config(config, SyncMultiGpuTrainerReplicated::on(devices)).err().unwrap();
