@@ -5,9 +5,9 @@
 //! It trains 200 units for 8 epochs and reaches a validation perplexity of at most 110; with `--assert`
 //! it fails otherwise. `--full` trains 650 units for 70 epochs.
 //!
-//! The text is a constant in the graph. Non-trainable variables hold the position in it and the LSTM
-//! state between steps, so checkpoints include both, and the program can be interrupted and restarted
-//! at any time.
+//! The text is a constant in the graph. Non-trainable variables hold the position in it and the
+//! LSTM state between steps, so checkpoints include both, and the program can be interrupted and
+//! restarted at any time.
 
 use tensorpack::callback::{HyperParamSetterWithFunc, RunOp, Statistic, TrainCx, When};
 use tensorpack::dataflow::dataset::ptb::{self, BpttBatches, Split};
@@ -145,7 +145,8 @@ impl Callback for Perplexity {
     }
 }
 
-/// Returns the three texts of the Treebank, or generated ones if it is unavailable and not required.
+/// Returns the three texts of the Treebank, or generated ones if it is unavailable and not
+/// required.
 fn texts(required: bool) -> Result<[HostTensor; 3]> {
     let all = |words: fn(Split) -> Result<HostTensor>| -> Result<[HostTensor; 3]> {
         Ok([words(Split::Train)?, words(Split::Valid)?, words(Split::Test)?])

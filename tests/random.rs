@@ -101,7 +101,8 @@ fn dropout_of_every_float_type_keeps_the_mean() {
     }
 }
 
-/// Returns the random values of `towers` towers with `rows` examples each, concatenated along `axis`.
+/// Returns the random values of `towers` towers with `rows` examples each, concatenated along
+/// `axis`.
 fn by_towers(random: Random, towers: usize, rows: usize, axis: usize) -> Vec<HostTensor> {
     let graph = Graph::new();
     let drawn: Vec<Tensor> = (0..towers)

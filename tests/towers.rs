@@ -212,8 +212,8 @@ impl CustomKernel for Trouble {
 
 const SUMS: usize = 4;
 
-/// Returns the results of two runs of a session whose second tower fails or sleeps before one of its
-/// sums.
+/// Returns the results of two runs of a session whose second tower fails or sleeps before one of
+/// its sums.
 fn troubled(sleep: bool, deadline: Duration, before: usize) -> Result<[Result<Vec<HostTensor>>; 2]> {
     let graph = Graph::new();
     let mut totals = Vec::new();

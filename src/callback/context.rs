@@ -29,7 +29,7 @@ impl GraphCx<'_> {
         self.logdir
     }
 
-    /// The log directory of this run, or an error that says that `who` needs one.
+    /// Returns the log directory of this run, or an error that `who` needs one.
     pub fn need_logdir(&self, who: &str) -> Result<&Path> {
         let why = || Error::argument(format!("{who} needs a log directory: give one with logdir(..)"));
         self.logdir.ok_or_else(why)
@@ -180,7 +180,8 @@ impl TrainCx<'_> {
         self.state.save_request.get_or_insert_default().tags.push(tag.into());
     }
 
-    /// Returns an error if a signal asked the process to end. Long work should call this now and then, and pass the error on.
+    /// Returns an error if a signal asked the process to end. Long-running work should call this
+    /// regularly and return the error.
     pub fn check_interrupt(&self) -> Result<()> {
         self.state.interrupt.check()
     }

@@ -1,5 +1,5 @@
-//! Initializers: the initial value of a variable is a pure function of the seed, the variable's name and
-//! its shape.
+//! Initializers: the initial value of a variable is a pure function of the seed, the variable's
+//! name and its shape.
 
 use tensorpack_tensor::{CounterRng, DType, Error, HostTensor, Result, element_count};
 

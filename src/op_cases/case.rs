@@ -7,7 +7,8 @@ use crate::graph::Tensor;
 /// Whether an operation can be differentiated.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Gradient {
-    /// Twice, on the inputs that are drawn. What is linear by parts has second gradients too: those of the weights.
+    /// Twice, at the drawn inputs. Piecewise linear operations have second-order gradients too:
+    /// those with respect to the weights.
     Twice,
     /// Not at all, and why.
     Never(&'static str),
@@ -19,8 +20,8 @@ pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) gradient: Gradient,
     pub(crate) draw: Box<dyn Fn(&mut Draw<'_>) -> Trial>,
-    /// Whether each element of the result depends only on the operand elements at the same position,
-    /// so that the result of empty inputs is empty.
+    /// Whether each element of the result depends only on the operand elements at the same
+    /// position, so that the result of empty inputs is empty.
     pub(crate) elementwise: bool,
     pub(crate) empties: Vec<Empty>,
 }
@@ -34,7 +35,7 @@ pub(crate) struct Empty {
 }
 
 impl Case {
-    /// Adds that `build`, written `call`, makes `result` of `inputs`.
+    /// Adds the row that `build`, written as `call`, returns `result` for `inputs`.
     pub(crate) fn empty(
         mut self,
         call: &'static str,
@@ -108,7 +109,7 @@ pub(crate) fn binary(
     case(name, gradient, draw).elementwise()
 }
 
-/// A function of two truth values, element by element.
+/// A function of two bools, element by element.
 pub(crate) fn logical(name: &'static str, op: fn(&Tensor, &Tensor) -> Tensor) -> Case {
     let draw = move |draw: &mut Draw<'_>| {
         let inputs = pair(draw, [Elements::Bools; 2]);
@@ -129,7 +130,7 @@ pub(crate) fn pair(draw: &mut Draw<'_>, elements: [Elements; 2]) -> Vec<Input> {
         .into()
 }
 
-/// Something of all elements along some axes; which may have none of them only where `empty`.
+/// A reduction along some axes, which may be empty only if `empty` is set.
 pub(crate) fn reduction(
     name: &'static str,
     gradient: Gradient,

@@ -28,8 +28,8 @@ impl Draw<'_> {
         low + self.below(high - low + 1)
     }
 
-    /// Sizes of `rank` dims: 0 and 1, and numbers that no vector length divides. There are few elements in all, but at
-    /// times enough for several tiles and threads.
+    /// Returns sizes of `rank` dims, including 0, 1 and sizes that no vector length divides.
+    /// Tensors are small, but sometimes large enough for several tiles and threads.
     pub(crate) fn sizes(&mut self, rank: usize) -> Vec<usize> {
         let large = self.below(16) == 15;
         let mut room = if large { 4000 } else { 200 };
@@ -46,18 +46,18 @@ impl Draw<'_> {
         (0..rank).map(|_| dim(self)).collect()
     }
 
-    /// Sizes of which none is 0.
+    /// Returns non-zero sizes.
     pub(crate) fn solid(&mut self, rank: usize) -> Vec<usize> {
         self.sizes(rank).into_iter().map(|n| n.max(1)).collect()
     }
 
-    /// Sizes that broadcast to `full`: some leading dims left away, some others 1.
+    /// Returns sizes that broadcast to `full`: some leading dims omitted, some others 1.
     pub(crate) fn broadcasting(&mut self, full: &[usize]) -> Vec<usize> {
         let skipped = if self.below(3) == 2 { self.below(full.len() + 1) } else { 0 };
         full[skipped..].iter().map(|&n| if self.below(4) == 3 { 1 } else { n }).collect()
     }
 
-    /// An order of `rank` dims.
+    /// Returns a permutation of `rank` dims.
     pub(crate) fn order(&mut self, rank: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..rank).collect();
         (1..rank).for_each(|i| order.swap(i, i - self.below(i + 1)));
@@ -81,11 +81,12 @@ pub(crate) enum Domain {
     Any,
     /// Between 0.5 and 2.5.
     Positive,
-    /// Between 0.4 and 2, or the negative of that: for what has a pole or a kink at 0.
+    /// Between 0.4 and 2 in magnitude, for functions with a pole or a kink at 0.
     AwayFromZero,
-    /// Apart from each other, over all inputs, and from 0: for what has a kink where two are equal.
+    /// Distinct over all inputs and non-zero, for functions with a kink where two elements are
+    /// equal.
     Apart,
-    /// Multiples of 0.5 between -2 and 2: many are equal, and many are halves.
+    /// Multiples of 0.5 between -2 and 2, with many ties and many halves.
     Halves,
 }
 

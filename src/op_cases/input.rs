@@ -4,7 +4,7 @@ use super::draw::{Domain, Draw};
 use crate::graph::{Graph, Tensor, TensorSpec};
 use tensorpack_tensor::{CounterRng, DType, HostTensor};
 
-/// From inputs to outputs.
+/// Builds the outputs from the inputs.
 pub(crate) type Build = Box<dyn Fn(&[Tensor]) -> Vec<Tensor>>;
 
 /// An operation with drawn attributes, and the inputs it takes.
@@ -22,22 +22,22 @@ impl Trial {
 /// The kind of elements of an input.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Elements {
-    /// Of the float type that the trial is run in.
+    /// Floats of the type that the trial runs in.
     Floats(Domain),
     /// Integers of this type, from 0 to below this.
     Below(DType, usize),
-    /// Truth values.
+    /// Bools.
     Bools,
 }
 
 /// How the input is a view of the fed tensor, so that kernels get strided operands.
 #[derive(Clone, Debug)]
 pub(crate) enum Layout {
-    /// As they are.
+    /// The whole tensor.
     Dense,
-    /// With the dims in this order.
+    /// A transposition with this permutation.
     Permuted(Vec<usize>),
-    /// As every second element of something larger, from the second on.
+    /// Every second element of a larger tensor, from the second on.
     Sliced,
 }
 
@@ -96,7 +96,7 @@ impl Input {
         }
     }
 
-    /// The values it holds.
+    /// Returns values for the elements.
     pub(crate) fn values(&self, rng: &CounterRng, before: usize, total: usize) -> Vec<f64> {
         let uniform = |i: usize| rng.uniform(3, (before + i) as u64);
         match self.elements {
@@ -109,7 +109,7 @@ impl Input {
     /// Returns the tensor to feed so that the input has these `values`.
     pub(crate) fn feed(&self, float: DType, values: &[f64]) -> HostTensor {
         let fed = self.fed_sizes();
-        // What a slice leaves out is far from what it takes, so that reading it shows.
+        // Elements outside the slice have very different values, so that reading them is noticed.
         let mut elements = vec![77.0; fed.iter().product()];
         let stride = |sizes: &[usize], d: usize| sizes[d + 1..].iter().product::<usize>();
         for (i, &v) in values.iter().enumerate() {

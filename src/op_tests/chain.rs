@@ -30,7 +30,7 @@ const F32_TOLERANCE: f64 = 1e-5;
 const F64_TOLERANCE: f64 = 1e-12;
 const DIFFERENCE_TOLERANCE: f64 = 1e-6;
 
-/// Checks one trial, or says what differs.
+/// Checks one trial. Returns a description of the first difference.
 pub(super) fn check(trial: &Trial, rng: &CounterRng, gradient: Gradient) -> Result<(), String> {
     let total: usize = trial.inputs.iter().map(|i| i.len()).sum();
     let mut before = 0;
@@ -42,7 +42,7 @@ pub(super) fn check(trial: &Trial, rng: &CounterRng, gradient: Gradient) -> Resu
     let weights = |stream: u64, n: usize| (0..n as u64).map(|i| rng.uniform(stream, i) * 2.0 - 1.0).collect();
     let mut point = Point { inputs, seeds: Vec::new(), second_seeds: Vec::new() };
     let reference = SessionOptions { device: Device::Reference, ..SessionOptions::default() };
-    // Once forward alone, to learn the sizes of the outputs.
+    // Run only the forward pass first, to get the sizes of the outputs.
     let forward = Run::new(trial, DType::F64, &reference, &point, false)?;
     let twice = matches!(gradient, Gradient::Twice);
     if twice {
@@ -119,7 +119,7 @@ impl Run {
                 gradient_cost = Some(total.fetch());
                 let again =
                     floats.iter().zip(again).filter_map(|(&i, g)| Some((format!("second gradient {i}"), g?)));
-                // Second gradients add up cancelling terms, for which f32 has not the digits.
+                // In second-order gradients terms cancel, for which f32 has too few digits.
                 wanted.extend(again.filter(|_| float == DType::F64));
             }
         }

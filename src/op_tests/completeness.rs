@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use tensorpack_tensor::{CounterRng, DType};
 
-/// Operations that no method makes, only gradients do.
+/// Operations that only gradients create.
 pub(super) const OF_GRADIENTS: [&str; 14] = [
     "AddAlongAxis",
     "AveragePoolGrad",

@@ -27,8 +27,8 @@ fn run(
     outputs.iter().map(|y| session.run(&[y], &[]).unwrap()[0].to_f64_vec()).collect()
 }
 
-/// Checks that every engine makes the same of these values as the reference: NaN where it says NaN,
-/// the same infinities, and values that are equal but for rounding.
+/// Checks the results of every engine for these values against the reference: NaN and infinities at
+/// the same elements, and other values equal up to rounding.
 fn check(name: &str, sizes: &[usize], values: &[f64], build: Build) -> Result<(), String> {
     let reference = SessionOptions { device: Device::Reference, ..SessionOptions::default() };
     let right = run(reference, DType::F64, sizes, values, build);
@@ -99,7 +99,7 @@ fn functions_of_edges_are_those_of_the_reference() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Every two edges, with an ordinary value between and on either side.
+/// Every pair of edge values, with an ordinary value between and on either side.
 #[test]
 fn reductions_of_edges_are_those_of_the_reference() {
     let rows = EDGES.iter().flat_map(|&a| EDGES.map(|b| [2.0, a, -3.0, b, 0.25, 1.75]));

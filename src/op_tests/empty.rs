@@ -19,8 +19,8 @@ fn tensors(text: &str) -> Vec<(DType, Vec<usize>)> {
     parts.map(part).collect()
 }
 
-/// Runs a call on inputs full of ones, the first size of the first known late if `open`; returns the result with the
-/// operations, and the scopes of several, that were built for it.
+/// Runs a call on inputs of ones; if `open`, the first size of the first input is unknown while the
+/// graph is built. Returns the result, and the names of the operations and scopes it built.
 fn run(
     call: fn(&[Tensor]) -> Tensor,
     inputs: &[(DType, Vec<usize>)],
@@ -84,7 +84,7 @@ fn calls_on_empty_inputs_match_their_cases() {
                 }
                 None => assert_eq!(found, empty.result, "{what}"),
             }
-            // A size that is known only when the graph runs ends the same.
+            // A size that is known only when the graph runs gives the same result.
             let late = in_words(&run(empty.build, &inputs, true, Device::Cpu(0)).0);
             let reference = in_words(&run(empty.build, &inputs, true, Device::Reference).0);
             assert_eq!(late, reference, "{what}, its first size known late, on the reference device");
@@ -95,7 +95,8 @@ fn calls_on_empty_inputs_match_their_cases() {
     }
 }
 
-/// The operations of one trial of an elementwise case in which some input is empty; that the result is, too.
+/// Checks that the result of an elementwise case with an empty input is empty. Returns its
+/// operations.
 fn elementwise_on_empty_inputs(case: &Case) -> BTreeSet<String> {
     let rng = CounterRng::new(0, case.name);
     for attempt in 0..200 {

@@ -1,5 +1,5 @@
-//! Export round trips: every case that is written to a file and read back gives the same bits, and no
-//! file, whatever its contents, causes a panic.
+//! Export round trips: every case that is written to a file and read back gives the same bits, and
+//! no file, whatever its contents, causes a panic.
 
 use super::trials;
 use crate::autodiff::gradients;
@@ -13,12 +13,12 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
 
-/// The cases; but what sums over towers is for training alone.
+/// The cases except all-reduces, which exist only in training.
 fn cases() -> impl Iterator<Item = Case> {
     all_cases().into_iter().filter(|case| case.name != "AllReduce")
 }
 
-/// A trial of a case as a predictor, with its gradients if it has any, and what is fed to it.
+/// Returns a trial of a case as a predictor, with its gradients if it has any, and its feeds.
 fn predictor(case: &Case, seed: u64) -> (OfflinePredictor, Vec<HostTensor>) {
     let rng = CounterRng::new(seed, case.name);
     let choices: Vec<u32> = (0..48).map(|i| rng.word(0, i)).collect();
@@ -90,7 +90,7 @@ fn every_case_is_the_same_when_it_is_read_back() {
     }
 }
 
-/// Changes one thing in what a file says: the `n`-th there is.
+/// Changes the `n`-th value in the JSON of a file.
 fn changed(value: &mut Value, n: &mut usize, rng: &CounterRng) {
     let pick = |of: usize| (rng.uniform(7, 0) * of as f64) as usize;
     if *n == 0 {
@@ -127,7 +127,7 @@ fn count(value: &Value) -> usize {
     }
 }
 
-/// Every number in what a file says, by where it is.
+/// Lists the paths of all numbers in the JSON of a file.
 fn numbers(value: &Value, at: String, found: &mut Vec<String>) {
     match value {
         Value::Number(n) if n.is_u64() => found.push(at),
@@ -137,7 +137,8 @@ fn numbers(value: &Value, at: String, found: &mut Vec<String>) {
     }
 }
 
-/// Whatever size a file names, it is an error or an answer, soon, and never a panic.
+/// Whatever size a file contains, loading and running it quickly gives a result or an error, never
+/// a panic.
 #[test]
 fn no_size_in_a_file_takes_years() {
     const SIZES: [u64; 6] = [(1 << 31) - 1, 1 << 31, 1 << 40, 1 << 47, (1 << 60) - 9, u64::MAX];
@@ -151,7 +152,7 @@ fn no_size_in_a_file_takes_years() {
         let (whole, key) = (said(&path), metadata.keys().next().unwrap().clone());
         let mut places = Vec::new();
         numbers(&whole, String::new(), &mut places);
-        // Equal operations of gradients say the same again: some of each case's numbers are enough.
+        // Gradients repeat equal operations, so testing some of the numbers of each case is enough.
         let step = places.len().div_ceil(trials().div_ceil(2) as usize).max(1);
         for (i, place) in places.iter().step_by(step).enumerate() {
             let mut changes = whole.clone();

@@ -11,7 +11,7 @@ fn run(inputs: &[&HostTensor], build: impl Fn(&[Tensor]) -> Tensor) -> HostTenso
     let found = on_engines(inputs, &build);
     let options = SessionOptions { device: Device::Reference, ..SessionOptions::default() };
     let reference = run_with(options, inputs, &build);
-    // Floats are converted to their type in one step there, not by way of others.
+    // The reference converts floats to their type in one step, not through other types.
     let close = match found.dtype() {
         DType::Bf16 => 1e-2,
         DType::F32 => 1e-7,
@@ -102,7 +102,7 @@ pub(super) const PAIRS: [Pair; 12] = [
     ("Add", |a, b| a + b, i64::wrapping_add),
     ("Sub", |a, b| a - b, i64::wrapping_sub),
     ("Mul", |a, b| a * b, i64::wrapping_mul),
-    // By zero it is an error, which `tests/numerics` tries.
+    // Division by zero is an error, which `tests/numerics` tests.
     ("Div", |a, b| a / without_zeros(b), |a, b| if b == 0 { a } else { a.wrapping_div(b) }),
     ("Maximum", Tensor::maximum, |a, b| a.max(b)),
     ("Minimum", Tensor::minimum, |a, b| a.min(b)),
@@ -168,7 +168,7 @@ fn reductions_are_exact() {
         let columns = |fold: fn(i64, i64) -> i64, from: i64| -> Vec<i64> {
             (0..12).map(|c| (0..7).map(|r| values[r * 12 + c]).fold(from, fold)).collect()
         };
-        // Sums and products are i64, whatever is added up.
+        // Sums and products of integers and bools are i64.
         let sums = tensor(DType::I64, &[12], &columns(i64::wrapping_add, 0));
         assert_eq!(run(&[&x], |t| t[0].sum_axes(&[0])), sums, "sum of {dtype}");
         let products = tensor(DType::I64, &[12], &columns(i64::wrapping_mul, 1));
@@ -189,7 +189,7 @@ fn large_integer_constants_keep_all_their_digits() {
     assert_eq!(found, tensor(DType::I64, &[2], &[large, large + 5]));
 }
 
-/// One number of each element type after a cast, as Rust's `as` converts.
+/// Casts elements as Rust's `as` does.
 fn cast(from: &HostTensor, to: DType) -> HostTensor {
     macro_rules! every {
         ($values:expr) => {{
@@ -253,7 +253,7 @@ fn chains_of_casts_round_at_every_step() {
         for by in DType::ALL {
             for to in DType::ALL {
                 let x = samples(from);
-                // The reference keeps the digits that a narrow float between has not.
+                // The reference does not round to the narrow intermediate float.
                 let found = match by {
                     DType::Bf16 | DType::F32 => on_engines(&[&x], |t| t[0].cast(by).cast(to)),
                     _ => run(&[&x], |t| t[0].cast(by).cast(to)),
@@ -266,7 +266,7 @@ fn chains_of_casts_round_at_every_step() {
 
 #[test]
 fn bf16_comes_back_from_wider_types() {
-    // Those that are subnormal count as zero.
+    // Subnormal values count as zero.
     let all = (0..=u16::MAX).map(bf16::from_bits);
     let kept: Vec<bf16> = all.filter(|v| v.is_normal() || *v == bf16::ZERO).collect();
     assert_eq!(kept.len(), 2 * (254 * 128 + 1));

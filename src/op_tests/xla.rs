@@ -31,9 +31,9 @@ const BF16_DRAWS: u64 = 8;
 /// Cases with kernels that run on the host, which XLA does not support.
 const ON_THE_HOST: [&str; 1] = ["Print"];
 
-/// The most inputs of a group: a run takes no more than 64.
+/// Maximum number of inputs of a group: a run takes at most 64.
 const GROUP_INPUTS: usize = 60;
-/// The most trials of a group.
+/// Maximum number of trials in a group.
 const GROUP_TRIALS: usize = 40;
 
 /// XLA's first device, of the platform that `TENSORPACK_XLA_TEST_DEVICE` names or this machine's processor, if there
@@ -66,7 +66,7 @@ impl Tried {
         Tried { name, trial, values, differentiate }
     }
 
-    /// The same with values that bf16 has.
+    /// Returns the trial with its values rounded to bf16.
     fn rounded(mut self) -> Tried {
         for (input, values) in self.trial.inputs.iter().zip(&mut self.values) {
             if input.is_float() {
@@ -76,7 +76,7 @@ impl Tried {
         self
     }
 
-    /// Other values for the same trial.
+    /// Returns the trial with newly drawn values.
     fn redrawn(&self, draw: u64) -> Tried {
         let rng = CounterRng::new(draw, &format!("{} again", self.name));
         Tried::draw(self.name.clone(), self.trial.clone(), self.differentiate, &rng)
@@ -107,7 +107,7 @@ impl Tried {
             }
             let cost = of.iter().map(|y| (y.square() * 0.5 + y).sum()).reduce(|a, b| a + b);
             of = gradients(&cost.expect("there is an output"), &xs)?.into_iter().flatten().collect();
-            // Second gradients add up cancelling terms, for which f32 has not the digits.
+            // In second-order gradients terms cancel, for which f32 has too few digits.
             if order == "gradient" || float == DType::F64 {
                 wanted.extend(of.iter().enumerate().map(|(i, g)| (format!("{order} {i}"), g.clone())));
             }
@@ -187,7 +187,7 @@ fn check_bf16_error(tried: &Tried, at: usize, found: [&[f64]; 2]) -> Result<(), 
     Err(format!("the engines are {away:?} away from the truth, where {allowed} is allowed"))
 }
 
-/// Compares a group; one that cannot be run at all is tried one by one, to say which it was.
+/// Compares a group. If it cannot run, compares its trials one by one to find the cause.
 fn check(group: &[&Tried], float: DType, device: Device, failures: &mut Vec<String>) {
     let right = match run(group, float, Device::Cpu(0)) {
         Ok(right) => right,
@@ -339,7 +339,7 @@ fn custom_kernels_are_an_error_on_xla() {
 
 #[test]
 fn bf16_rounding_is_distinguished_from_errors() {
-    // All that is left of this gradient is what was rounded.
+    // This gradient consists only of rounding errors.
     let input = Input::floats(&mut Draw::new(&[0; 4]), [6, 5], Domain::Any);
     let trial = Trial::new(vec![input], |x| vec![x[0].normalize(&[0], 1e-5)]);
     let rng = CounterRng::new(0, "rounded");

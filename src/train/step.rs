@@ -92,12 +92,13 @@ pub struct StepCx<'a> {
 }
 
 impl StepCx<'_> {
-    /// A hooked run: callbacks see it, it draws a batch if it depends on the input, and it advances random operations.
-    /// Returns the value of the fetch, if it is a tensor. The first hooked run of a step also computes the fetches and
-    /// operations of callbacks.
+    /// A hooked run: callbacks see it, it draws a batch if it depends on the input, and it advances
+    /// random operations. Returns the value of the fetch, if it is a tensor. The first hooked run
+    /// of a step also computes the fetches and operations of callbacks.
     ///
-    /// On an accelerator a run whose values are not needed immediately stays in flight and is collected after the next
-    /// one has started. If it failed, the next one has changed nothing either, and the error names the step.
+    /// On an accelerator a run whose values are not needed immediately stays in flight and is
+    /// collected after the next one has started. If it failed, the next one has changed nothing
+    /// either, and the error names the step.
     #[doc(alias = "hooked_sess")]
     pub fn run(&mut self, what: &Fetch) -> Result<&[HostTensor]> {
         let id = self.next_run(what)?;
@@ -151,7 +152,8 @@ impl StepCx<'_> {
         self.finish_run(id, ran).map(|_| ())
     }
 
-    /// A job for a thread that runs `what` in parallel to this step's own runs: no callback sees it.
+    /// Returns a job that runs `what` on another thread, in parallel to the runs of this step. It
+    /// calls no callbacks.
     pub(super) fn parallel_job(&mut self, what: &Fetch, program: StepProgram) -> Result<Job> {
         let id = self.plan.find(self.state.session.graph(), what, false)?;
         let needs_input = self.plan.run(id).needs_input;

@@ -1,5 +1,5 @@
-//! A NaN inside a step is an error that names the first bad result and its line. No variable changes,
-//! and training can continue as if the step had not been run.
+//! A NaN inside a step is an error that names the first bad result and its line. No variable
+//! changes, and training can continue as if the step had not been run.
 
 use tensorpack::graph::{Fetch, Graph, TensorSpec, UPDATE_OPS, VariableSpec};
 use tensorpack::nn::{BatchNorm, Linear};

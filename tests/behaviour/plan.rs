@@ -90,9 +90,9 @@ fn bytes(form: &str) -> usize {
     (elements * dtype.size()).max(1).next_multiple_of(64)
 }
 
-/// Computes the largest number of live bytes from the text of a plan. A result is live from the line
-/// that writes it to the last one that reads it, a result in place of another costs nothing, and
-/// memory shared by threads is live for one line.
+/// Computes the largest number of live bytes from the text of a plan. A result is live from the
+/// line that writes it to the last one that reads it, a result in place of another costs nothing,
+/// and memory shared by threads is live for one line.
 fn max_live_bytes(text: &str) -> usize {
     let lines: Vec<&str> = text.lines().filter(|l| !l.starts_with("arena")).collect();
     // For each result: whose memory it has, and for each memory its bytes, first and last line.

@@ -24,7 +24,8 @@ fn read(session: &Session, name: &str) -> Vec<f32> {
     session.read(name).unwrap().as_slice::<f32>().unwrap().to_vec()
 }
 
-/// Returns the values of the variables a and b after one run of the operations that `build` returns.
+/// Returns the values of the variables a and b after one run of the operations that `build`
+/// returns.
 fn after(build: impl FnOnce(&Graph, &Variable, &Variable) -> Vec<Op>) -> (Vec<f32>, Vec<f32>) {
     let g = Graph::new();
     let t = TowerContext::training(&g);

@@ -1,5 +1,5 @@
-//! Checkpoints on disks that fail or stop, and damaged checkpoint files: a saved checkpoint is never
-//! lost.
+//! Checkpoints on disks that fail or stop, and damaged checkpoint files: a saved checkpoint is
+//! never lost.
 
 mod crash_disk;
 mod crashes;

@@ -65,8 +65,8 @@ fn contraction(b: &mut Building, c: &mut Choices<'_>, dtype: DType) -> (Tensor, 
     }
 }
 
-/// Returns a tensor that can be added to `y`: a scalar, one value per column or row, one per element,
-/// or `y` itself.
+/// Returns a tensor that can be added to `y`: a scalar, one value per column or row, one per
+/// element, or `y` itself.
 fn operand(b: &mut Building, y: &Tensor, lhs: &Tensor, c: &mut Choices<'_>) -> Tensor {
     let (want, dtype) = (sizes(y), y.dtype());
     let rank = want.len();

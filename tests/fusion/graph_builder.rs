@@ -219,7 +219,8 @@ impl GraphBuilder {
                 (x - mean) * (variance + self.constant(0.5)).rsqrt()
             }
             4 => x.argmax(axis).cast(self.dtype),
-            // An index along one dim becomes a position along another, which fusion must keep apart.
+            // An index along one dim becomes a position along another, which fusion must keep
+            // apart.
             _ => x.argmax(axis).one_hot(3, self.dtype),
         }
     }

@@ -74,9 +74,9 @@ impl RandomGraph {
         self.session.run(&what, &feeds).map_err(|e| format!("{e}\n{}", self.session.graph().to_text()))
     }
 
-    /// Checks that the outputs equal those of the same graph with barriers. Then fetches all outputs,
-    /// the last output, and the outputs with some intermediate results, and checks that every value
-    /// equals the one of a run that fetches everything.
+    /// Checks that the outputs equal those of the same graph with barriers. Then fetches all
+    /// outputs, the last output, and the outputs with some intermediate results, and checks that
+    /// every value equals the one of a run that fetches everything.
     fn check(
         &self,
         unfused: &RandomGraph,

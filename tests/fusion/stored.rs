@@ -6,7 +6,8 @@ use tensorpack::kir::{Class, LowerCx, View};
 use tensorpack::runtime::Session;
 use tensorpack::{DType, HostTensor, Result};
 
-/// An operation whose expression has a class other than that of its result, so that storing converts.
+/// An operation whose expression has a class other than that of its result, so that storing
+/// converts.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Stored {
     class: Class,

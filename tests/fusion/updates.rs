@@ -1,8 +1,8 @@
 //! Compares updates that are written in place and merged into passes with the same next values
 //! fetched from a graph that has a barrier after every operation and writes no variable.
 //!
-//! The random graphs have variables of several types and of equal, reshaped and one-element sizes; next
-//! values that are views (transposed, sliced, reversed, broadcast) of other variables, feeds,
+//! The random graphs have variables of several types and of equal, reshaped and one-element sizes;
+//! next values that are views (transposed, sliced, reversed, broadcast) of other variables, feeds,
 //! constants and temporaries; values shared by several updates, or fetched too.
 
 use crate::barrier::barrier;
@@ -24,8 +24,8 @@ struct Drawn {
     feeds: Vec<(String, HostTensor)>,
 }
 
-/// Returns the elements of `x` with the shape `want`: all of them in another order, a slice, or some
-/// repeated.
+/// Returns the elements of `x` with the shape `want`: all of them in another order, a slice, or
+/// some repeated.
 fn fitted(x: &Tensor, want: &[usize], c: &mut Choices<'_>) -> Option<Tensor> {
     let (n, have): (usize, Vec<usize>) = (want.iter().product(), sizes(x));
     let target: Vec<isize> = want.iter().map(|&n| n as isize).collect();
@@ -230,8 +230,8 @@ impl Run {
         (0..).take_while(|k| self.graph.variable_named(&format!("w{k}")).is_some()).count()
     }
 
-    /// Returns a temporary with elements `from`, `from + 1`, .., which no map can be fused into: the sum
-    /// of two feeds.
+    /// Returns a temporary with elements `from`, `from + 1`, .., which no map can be fused into:
+    /// the sum of two feeds.
     fn temporary(&mut self, sizes: &[usize], dtype: DType, from: usize) -> Tensor {
         let name = format!("x{}", self.feeds.len());
         let n: usize = sizes.iter().product();

@@ -42,8 +42,8 @@ fn net(units: usize, dtype: DType) -> Model {
     Model { units, dropout: 0.0, dtype }
 }
 
-/// Checks that the mean of any `steps` consecutive costs is within a relative `tolerance` of PyTorch's.
-/// Prints the largest difference.
+/// Checks that the mean of any `steps` consecutive costs is within a relative `tolerance` of
+/// PyTorch's. Prints the largest difference.
 fn assert_follows(run: &str, model: Model, words: &HostTensor, rate: f64, (steps, tolerance): (usize, f64)) {
     let right = right(run);
     let found = costs(model, words, rate, right.len());

@@ -1,7 +1,7 @@
 //! Rows of the table: each is one way of using a public operation, layer or wrapper.
 //!
-//! The expression of a row is both compiled and kept as text, so a printed program is exactly the one
-//! that the test ran.
+//! The expression of a row is both compiled and kept as text, so a printed program is exactly the
+//! one that the test ran.
 
 use crate::draw::Draw;
 use crate::program::{Port, Value};

@@ -136,9 +136,9 @@ fn examples() -> impl DataFlow {
     FromFn::new(10, move |i| example(i).iter().map(flat).collect())
 }
 
-/// The last batch of an epoch is smaller, and the other tower's batch comes from the next epoch. One
-/// tower that trains on both batches at once gets the same result. Synchronized statistics and their
-/// gradients also cover all examples.
+/// The last batch of an epoch is smaller, and the other tower's batch comes from the next epoch.
+/// One tower that trains on both batches at once gets the same result. Synchronized statistics and
+/// their gradients also cover all examples.
 #[test]
 fn weighted_ragged_batches_train_like_one_large_batch() {
     let mut taken = 0;

@@ -1,4 +1,5 @@
-//! Feeds have the right values on the device, also when a tensor is fed again or changed in between.
+//! Feeds have the right values on the device, also when a tensor is fed again or changed in
+//! between.
 
 use crate::device;
 use tensorpack::prelude::*;

@@ -1,5 +1,5 @@
-//! Training on the XLA engine with XLA's CPU plugin. Without the plugin the tests print that they are
-//! skipped, or fail if `TENSORPACK_REQUIRE_PLUGIN` is set.
+//! Training on the XLA engine with XLA's CPU plugin. Without the plugin the tests print that they
+//! are skipped, or fail if `TENSORPACK_REQUIRE_PLUGIN` is set.
 
 mod ahead;
 mod compile;

@@ -1,5 +1,5 @@
-//! Towers whose batches have different shapes. Towers without collectives each run their own program;
-//! with collectives it is an error.
+//! Towers whose batches have different shapes. Towers without collectives each run their own
+//! program; with collectives it is an error.
 
 use crate::{device, devices};
 use tensorpack::ErrorKind;

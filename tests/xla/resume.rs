@@ -14,8 +14,8 @@ use tensorpack::train::QueueInputTrainer;
 
 const STEPS: u64 = 4;
 
-/// Convolutions, pooling and batch normalization, which GPUs may sum in a different order every time,
-/// and dropout, whose random numbers must continue after a resume.
+/// Convolutions, pooling and batch normalization, which GPUs may sum in a different order every
+/// time, and dropout, whose random numbers must continue after a resume.
 struct Net;
 
 impl ModelDesc for Net {

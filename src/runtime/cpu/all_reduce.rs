@@ -19,7 +19,7 @@ const GRACE: Duration = Duration::from_millis(100);
 /// Synchronizes the towers of a program, as a communicator does in NCCL or MPI.
 #[derive(Debug)]
 pub(super) struct Communicator {
-    /// The summand of each tower, and where it wants the sum.
+    /// The summand of each tower and the destination of its sum.
     parts: Vec<(AtomicPtr<u8>, AtomicPtr<u8>)>,
     /// Number of completed barriers.
     met: AtomicU64,
@@ -211,7 +211,8 @@ impl Communicator {
     ///
     /// # Safety
     /// `input` and `output` must be valid for `len` elements of `dtype` (f32 or f64), the same
-    /// number in all towers, and may be the same memory; no other thread may access them during the call.
+    /// number in all towers, and may be the same memory; no other thread may access them during the
+    /// call.
     pub(super) unsafe fn all_reduce(
         &self,
         tower: usize,

@@ -166,8 +166,8 @@ struct MixtureReader {
 impl MixtureReader {
     fn open(parts: &[Flow], chooser: Chooser, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         let (n, chooser_seed) = (parts.len(), seed.derive("turns"));
-        // The states of the inputs are stored, or follow from replaying the choices, or are reached by
-        // reading the samples again.
+        // The states of the inputs are stored, or follow from replaying the choices, or are reached
+        // by reading the samples again.
         let (states, ended, index) = if !at.inputs.is_empty() {
             (at.inputs.clone(), false, at.index)
         } else if let Some(sizes) = sizes(parts, seed)? {
