@@ -133,7 +133,7 @@ fn sorted(d: &mut Draw) -> Option<Draft> {
     draft(&[x], vec![Value::Int(axis), Value::Flag(down)])
 }
 
-/// Integers or truth values of any shape.
+/// Integers or bools of any shape.
 fn of_class(d: &mut Draw, fits: fn(Class) -> bool) -> Option<Port> {
     if let Some(port) = d.pick(|i| fits(i.class))
         && d.chance(0.8)
