@@ -1,4 +1,5 @@
-//! Sessions that share variables: each run computes on a snapshot of them, and updates what is there by then.
+//! Sessions that share variables: each run computes with a snapshot of them and updates the current
+//! values.
 
 use std::sync::{Arc, Barrier};
 use tensorpack::graph::{Fetch, OpDef, Spec};
@@ -34,7 +35,7 @@ impl CustomKernel for Wait {
     }
 }
 
-/// A fork whose update overflows changes nothing, though another's went well meanwhile.
+/// A fork whose update overflows changes nothing, even if another fork updates in the meantime.
 #[test]
 fn an_update_that_overflows_is_not_made() {
     let graph = Graph::new();
@@ -59,7 +60,8 @@ fn an_update_that_overflows_is_not_made() {
     assert!(variables() != before);
 }
 
-/// Gradients are of the weights at the beginning of a run; momentum and weights are updated as they are at its end.
+/// Gradients are computed at the weights at the beginning of a run; the update applies to momentum
+/// and weights as they are at its end.
 #[test]
 fn a_run_computes_on_a_snapshot_and_loses_no_update() {
     let graph = Graph::new();
@@ -92,14 +94,14 @@ fn a_run_computes_on_a_snapshot_and_loses_no_update() {
     assert_eq!(slow.behind().unwrap(), 2);
     assert_eq!(session.read("w/momentum").unwrap(), HostTensor::scalar(2.5f32));
     assert_eq!(session.read("w").unwrap(), HostTensor::scalar(-1f32));
-    // The session itself reads what is there, and so does the next run of a fork.
+    // The session reads the current values, and so does the next run of a fork.
     session.write("w", &HostTensor::scalar(8f32)).unwrap();
     slow.run(&[&step], &[("x", &one)]).unwrap();
     assert_eq!(slow.behind().unwrap(), 0);
     assert_eq!(slow.read("w").unwrap(), HostTensor::scalar(8f32 - 0.5 * (0.5 * 2.5 + 8.0)));
 }
 
-/// Many runs at once: what is counted is counted once.
+/// Many concurrent runs: every increment is counted once.
 #[test]
 fn all_updates_are_applied() {
     let graph = Graph::new();
@@ -119,7 +121,7 @@ fn all_updates_are_applied() {
         }
         for _ in 0..20 {
             let seen = session.read("w").unwrap().to_f64_vec();
-            // All or none of an update: every element has had the same.
+            // Updates are atomic: all elements have the same value.
             assert!(seen.iter().all(|w| *w == seen[0]));
         }
     });

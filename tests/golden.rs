@@ -215,7 +215,8 @@ fn check_case(case: &Value, float: DType, engine: &SessionOptions, tolerance: f6
         .map(|(k, (seed, y))| feed(&graph, format!("seed{k}"), float, &counts(&y["shape"]), &floats(seed)))
         .collect();
     let cost = weighted(&outputs, &seeds);
-    // Asks for the gradients that are listed, and pairs each with its right value; one there is not must be zeros.
+    // Computes the listed gradients and pairs each with its expected value; a missing gradient must
+    // be zeros.
     let listed =
         |cost: &Tensor, of: &[Tensor], right: &Value, what: &str| -> Vec<(String, Tensor, Vec<f64>)> {
             let right: Vec<(usize, Vec<f64>)> = list(right)
@@ -301,7 +302,8 @@ fn session(graph: Graph, engine: &SessionOptions) -> tensorpack::Result<Session>
 
 fn check_close(what: &str, found: &[f64], right: &[f64], tolerance: f64) {
     assert_eq!(found.len(), right.len(), "{what}: elements");
-    // What sums of larger numbers leave is as inexact as those; but one huge element excuses no other.
+    // The rounding error of a sum is relative to its largest terms, but one huge element must not
+    // hide errors of the others.
     let scale = right.iter().fold(1.0, |m: f64, v| m.max(v.abs())).min(100.0);
     for (k, (a, b)) in found.iter().zip(right).enumerate() {
         assert!((a - b).abs() <= tolerance * scale.max(b.abs()), "{what}: element {k} is {a}, not {b}");
@@ -378,7 +380,7 @@ fn convnet(t: &TowerContext, x: &Tensor, init: &dyn Fn(&str) -> Init, run: &Valu
     Linear::new(3).init(init("fc/W")).apply(t, "fc", &x)
 }
 
-/// Trains as the file did, and compares every loss, and what the weights and running statistics became.
+/// Trains like the file, and compares every loss, the weights and the running statistics.
 fn check_training(run: &Value, float: DType, engine: &SessionOptions, tolerance: f64) {
     let name = format!("{} in {float} on {}", text(&run["name"]), label(engine));
     let number = |key: &str| run[key].as_f64().expect("a number");

@@ -149,7 +149,7 @@ fn ones(dtype: DType, sizes: &[usize]) -> HostTensor {
     HostTensor::from_f64(dtype, sizes, &vec![1.0; n]).unwrap()
 }
 
-/// Two variables, `net/fc0/W` f32[3, 2] and `net/count` i64[], made with zeros.
+/// Two variables, `net/fc0/W` f32[3, 2] and `net/count` i64[], initialized to zeros.
 fn two_variables() -> Session {
     let graph = Graph::new();
     let t = TowerContext::inference(&graph);

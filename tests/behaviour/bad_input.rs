@@ -1,4 +1,4 @@
-//! Bad input of any kind is an error that helps, never a panic, and leaves the session as it was.
+//! Bad input of any kind is a helpful error, never a panic, and does not change the session.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -179,7 +179,7 @@ fn absurd_sizes_that_add_up() {
     }
 }
 
-/// An empty tensor may have any other sizes: nothing may multiply them without care.
+/// The other sizes of an empty tensor may be huge, so their product may overflow.
 #[test]
 fn absurd_sizes_of_empty_feeds() {
     let max = usize::MAX;
@@ -403,7 +403,7 @@ fn fetching_what_could_not_be_made() {
     let bad = other.placeholder(&TensorSpec::f32("x", [Some(2)])).reshape(&[3]);
     let s = small();
     assert_eq!(s.session.run(&[&bad], &[]).unwrap_err().kind(), ErrorKind::Graph);
-    // A handle used after freezing is the same: what it stands for is in no graph.
+    // The same holds for a handle used after freezing, whose tensor is in no graph.
     let late = s.mean.relu();
     assert_eq!(s.session.prepare(&[&late]).unwrap_err().kind(), ErrorKind::Graph);
     assert_error(s.session.prepare(&[&late]), ErrorKind::Graph, "? could not be built, so it cannot be run");
@@ -496,7 +496,7 @@ enum Does {
     Panics,
     /// Makes a NaN at first, and panics when asked a second time.
     MakesNanThenPanics,
-    /// Hands back an output of another shape.
+    /// Returns an output of another shape.
     Reshapes,
 }
 
@@ -610,7 +610,7 @@ fn a_users_kernel_that_panics() {
     }
 }
 
-/// An operation whose lowering makes something else than its shape rule says.
+/// An operation whose lowering does not match its shape rule.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Liar;
 

@@ -425,7 +425,7 @@ fn every_bad_lowering_is_an_error_that_names_the_operation() {
         let x = graph.placeholder(&TensorSpec::f32("x", [Some(2), Some(3)]));
         let line = line!() + 1;
         let y = Tensor::apply_one(Bad(i), &[&x]);
-        // Something that rearranges what the operation says it made.
+        // An operation that reorders the declared result.
         let order: Vec<usize> = (0..y.rank()).rev().collect();
         let z = y.transpose(&order).cast(DType::F32).sum();
         let options = SessionOptions { memory_limit: Some(1 << 30), ..SessionOptions::default() };

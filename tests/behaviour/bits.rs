@@ -1,4 +1,4 @@
-//! Results have the same bits for any number of threads, whatever the instructions.
+//! Results have the same bits for any number of threads, on every instruction set.
 
 use crate::models;
 use tensorpack::HostTensor;

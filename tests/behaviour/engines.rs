@@ -9,7 +9,7 @@ use tensorpack::runtime::{
     Engine, Executable, Executor, Feed, RunInfo, SavedValue, Source, Turns, engines, register_engine,
 };
 
-/// Runs on the reference engine and counts what is asked of it.
+/// Runs on the reference engine and counts the calls.
 struct Counting {
     name: &'static str,
     counts: &'static Counts,

@@ -14,7 +14,7 @@ use tensorpack::{DType, Error, HostTensor, Result};
 const HOSTILE: [usize; 9] =
     [(1 << 31) - 1, 1 << 31, 1 << 32, 1 << 40, 1 << 47, 1 << 48, (1 << 60) - 9, 1 << 62, usize::MAX];
 
-/// A moment, on a machine that does other things as well.
+/// A short time, on a machine that is also busy with other work.
 const SOON: Duration = Duration::from_secs(20);
 
 struct Inputs {

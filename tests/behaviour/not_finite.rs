@@ -9,7 +9,7 @@ use tensorpack::tensor::CounterRng;
 use tensorpack::tower::TowerContext;
 use tensorpack::{DType, Error, ErrorKind, HostTensor, Result};
 
-/// A net whose hidden layer is divided by what is fed to `divisor`.
+/// A net whose hidden layer is divided by the feed `divisor`.
 struct Net {
     session: Session,
     cost: Fetch,
@@ -163,7 +163,7 @@ fn a_gradient_that_is_not_finite_points_at_the_forward_line() {
     assert_eq!(session.read("w").unwrap(), before);
 }
 
-/// Running for a value alone changes nothing, so a NaN there is a value like any other.
+/// A run without updates changes no variable, so it may return NaN.
 #[test]
 fn a_run_that_changes_nothing_may_return_a_nan() {
     let g = Graph::new();

@@ -1,4 +1,4 @@
-//! The null device: right shapes, zeros, and variables that stay as they are.
+//! The null device: correct shapes, zeros, and unchanged variables.
 
 use crate::models;
 use tensorpack::runtime::{Cadence, Clock, Device, Session, SessionOptions, StepProgram};

@@ -1,4 +1,4 @@
-//! A program that there is no memory for is an error, and what was compiled before runs on.
+//! A program that does not fit in memory is an error, and programs compiled before keep working.
 
 use tensorpack::graph::{Graph, Tensor, TensorSpec};
 use tensorpack::runtime::{Session, SessionOptions};

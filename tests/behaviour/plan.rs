@@ -98,7 +98,7 @@ fn max_live_bytes(text: &str) -> usize {
     // For each result: whose memory it has, and for each memory its bytes, first and last line.
     let mut owner: HashMap<u32, u32> = HashMap::new();
     let mut lives: HashMap<u32, (usize, usize, usize)> = HashMap::new();
-    // Commits happen all at once, after what is fetched was taken.
+    // The commit comes after the fetches were copied.
     let commits = lines.iter().position(|l| l.starts_with("commit")).unwrap_or(lines.len());
     let mut shared = vec![0; lines.len()];
     for (i, line) in lines.iter().enumerate() {

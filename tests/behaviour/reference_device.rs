@@ -85,7 +85,7 @@ fn five_steps_of_training_are_those_of_the_cpu_engine() {
     }
 }
 
-/// Whatever the declared float type: nothing is rounded but what leaves the session.
+/// Whatever the declared float type, only values that leave the session are rounded.
 #[test]
 fn an_f32_graph_is_computed_in_f64() {
     let run = |device| {

@@ -1,4 +1,4 @@
-//! Rows by number: the same bits for any number of threads, and a number that names no row changes nothing.
+//! Gathers: the same bits for any number of threads, and an index out of range changes no variable.
 
 use tensorpack::prelude::*;
 use tensorpack::runtime::cpu::Isa;
@@ -7,7 +7,7 @@ use tensorpack::tensor::CounterRng;
 const WORDS: usize = 3000;
 const LOOKED_UP: usize = 5000;
 
-/// A table of vectors, trained so that a running sum over what is looked up, in order, comes near a target.
+/// An embedding table, trained so that the cumulative sum of the gathered rows approaches a target.
 fn train(isa: Isa, threads: usize, indices: &[i32], steps: usize) -> (Vec<Result<f32>>, HostTensor) {
     let graph = Graph::new();
     let table = TowerContext::training(&graph)

@@ -30,7 +30,8 @@ fn concurrent_runs_give_correct_results() {
         for me in 0..THREADS {
             let (session, y, count) = (&session, &y, &count);
             scope.spawn(move || {
-                // Every thread has a shape of its own, and there are fewer programs than shapes.
+                // Every thread uses another shape, and the program cache holds fewer programs than
+                // shapes.
                 let rows = me + 1;
                 for run in 0..RUNS {
                     let value = (me * RUNS + run) as f32;

@@ -369,7 +369,7 @@ proptest! {
     }
 }
 
-/// An inference tower beside a training tower uses the same weights; alone it makes them.
+/// An inference tower shares the weights of a training tower; without one it creates them.
 #[test]
 fn an_inference_tower_shares_what_exists() {
     let build = |train_too: bool| {
