@@ -1,4 +1,5 @@
-//! Compares one trial on all engines with the reference, and its gradients with finite differences.
+//! Compares one trial on every instruction set of the CPU engine with the reference, and its
+//! gradients with finite differences.
 
 use crate::autodiff::gradients;
 use crate::graph::{Fetch, Graph, Tensor};

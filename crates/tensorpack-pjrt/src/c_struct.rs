@@ -1,4 +1,4 @@
-//! The common header of the structs of PJRT's C API.
+//! Functions and structs of PJRT's C API: their types and their common header.
 //!
 //! Every struct begins with its size. So old and new plugins mix: fields are only ever added at the
 //! end, and a plugin accepts a struct that is longer than the one it was built with.
