@@ -161,8 +161,8 @@ fn texts(required: bool) -> Result<[HostTensor; 3]> {
     }
 }
 
-/// A model and its schedule: a learning rate of 1 for the first `constant` epochs, then multiplied
-/// by `factor` after every epoch.
+/// A model and its schedule: a learning rate of 1, multiplied by `factor` after every epoch but the
+/// first `constant` ones.
 pub(crate) struct Plan {
     pub(crate) model: Model,
     pub(crate) constant: u64,
