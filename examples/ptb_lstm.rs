@@ -1,13 +1,13 @@
-//! A word-level language model on the Penn Treebank: a two-layer LSTM reads 20 parts of the text in
-//! parallel, 35 words per step, and carries its state from step to step.
+//! A word-level language model on the Penn Treebank: a two-layer LSTM reads 20 sections of the
+//! text in parallel, 35 words per step, and carries its state from step to step.
 //!
 //! `cargo run --release --example ptb_lstm` downloads the text, or generates sentences if that fails.
 //! It trains 200 units for 8 epochs and reaches a validation perplexity of at most 110; with `--assert`
 //! it fails otherwise. `--full` trains 650 units for 70 epochs.
 //!
-//! The words are in the graph, and a variable holds the position in them. Between steps, the state of
-//! the model is in non-trainable variables. So checkpoints include both, and the program can be
-//! interrupted at any time and started again.
+//! The text is a constant in the graph. Non-trainable variables hold the position in it and the
+//! LSTM state between steps, so checkpoints include both, and the program can be interrupted and
+//! restarted at any time.
 
 use tensorpack::callback::{HyperParamSetterWithFunc, RunOp, Statistic, TrainCx, When};
 use tensorpack::dataflow::dataset::ptb::{self, BpttBatches, Split};
@@ -19,9 +19,9 @@ use tensorpack::train::TrainArgs;
 
 /// The size of the vocabulary.
 pub(crate) const WORDS: usize = 10_000;
-/// Parts of the text that are read in parallel.
+/// Number of sections of the text that are read in parallel.
 pub(crate) const BATCH: usize = 20;
-/// Words of each part per step.
+/// Words of each section per step.
 pub(crate) const STEPS: usize = 35;
 
 /// The largest validation perplexity that `--assert` accepts.
@@ -77,30 +77,30 @@ impl ModelDesc for Model {
     }
 }
 
-/// Input from words in the graph, cut like [`BpttBatches`]: step `i` reads columns `35 i` to
-/// `35 (i + 1)` of all parts, and the same columns one word later as targets.
+/// The training input, a constant in the graph that is batched like [`BpttBatches`]: step `i` reads
+/// columns `35 i` to `35 (i + 1)` of all sections, and the same columns one word later as targets.
 pub(crate) fn unrolled(words: &HostTensor) -> Result<TensorInput> {
-    let part = words.len() / BATCH;
-    let rows = HostTensor::new([BATCH, part], words.as_slice::<i32>()?[..BATCH * part].to_vec())?;
-    let steps = (part.saturating_sub(1) / STEPS) as u64;
+    let section = words.len() / BATCH;
+    let rows = HostTensor::new([BATCH, section], words.as_slice::<i32>()?[..BATCH * section].to_vec())?;
+    let steps = (section.saturating_sub(1) / STEPS) as u64;
     let input = TensorInput::new(move |t| {
         let rows = t.graph().constant(rows.clone());
         let position = VariableSpec::new("position", []).dtype(DType::I64).init(Init::zeros());
         let position = t.variable(position.non_trainable());
         let columns = position.value() * STEPS as f64 + t.graph().iota(STEPS, DType::I64);
         let end = t.graph().constant(HostTensor::scalar(steps as i64));
-        let on = position.update(|p| {
+        let advance = position.update(|p| {
             let next = p + 1.0;
             // Wrap around after the last step.
             &next * next.less(&end).cast(DType::I64)
         });
-        t.graph().add_op_to_collection(UPDATE_OPS, &on);
+        t.graph().add_op_to_collection(UPDATE_OPS, &advance);
         vec![rows.gather(&columns, 1), rows.gather(&(columns + 1.0), 1)]
     });
     Ok(input.with_size(steps))
 }
 
-/// Resets the state.
+/// Resets the LSTM state to zeros.
 pub(crate) fn reset() -> RunOp {
     RunOp::new(|g| {
         let graph = g.graph();
@@ -115,7 +115,7 @@ pub(crate) fn reset() -> RunOp {
 }
 
 /// Evaluates another text from its beginning, carrying the state from batch to batch.
-fn reader(text: HostTensor, name: &str) -> Result<InferenceRunner> {
+fn evaluation(text: HostTensor, name: &str) -> Result<InferenceRunner> {
     let runner =
         InferenceRunner::new(BpttBatches::new(text, BATCH, STEPS)?, [ScalarStats::new("cost").prefix(name)]);
     Ok(runner.tower_name(format!("Inference_{name}")).with_updates())
@@ -145,13 +145,14 @@ impl Callback for Perplexity {
     }
 }
 
-/// Returns the three texts of the Treebank, or generated ones if it is unavailable and not needed.
-fn texts(needed: bool) -> Result<[HostTensor; 3]> {
+/// Returns the three texts of the Treebank, or generated ones if it is unavailable and not
+/// required.
+fn texts(required: bool) -> Result<[HostTensor; 3]> {
     let all = |words: fn(Split) -> Result<HostTensor>| -> Result<[HostTensor; 3]> {
         Ok([words(Split::Train)?, words(Split::Valid)?, words(Split::Test)?])
     };
     match all(ptb::token_ids) {
-        Err(e) if !needed => {
+        Err(e) if !required => {
             eprintln!("{e}");
             eprintln!("the Penn Treebank is unavailable; training on generated sentences");
             all(sentences::token_ids)
@@ -161,7 +162,7 @@ fn texts(needed: bool) -> Result<[HostTensor; 3]> {
 }
 
 /// A model and its schedule: a learning rate of 1, multiplied by `factor` after every epoch but the
-/// first few.
+/// first `constant` ones.
 pub(crate) struct Plan {
     pub(crate) model: Model,
     pub(crate) constant: u64,
@@ -185,14 +186,14 @@ const FULL: Plan = Plan {
 /// Trains on the first text, and evaluates the two others after every epoch, each from its beginning.
 pub(crate) fn config(plan: Plan, [train, validation, test]: [HostTensor; 3]) -> Result<TrainConfig> {
     let Plan { model, constant, factor, epochs } = plan;
-    let lower = move |epoch: u64, rate: f64| if epoch > constant { factor * rate } else { rate };
+    let decay = move |epoch: u64, rate: f64| if epoch > constant { factor * rate } else { rate };
     Ok(TrainConfig::with_input(model, unrolled(&train)?)
         .callback(ModelSaver::new())
-        .callback(HyperParamSetterWithFunc::new("learning_rate", lower))
+        .callback(HyperParamSetterWithFunc::new("learning_rate", decay))
         .callback(reset())
-        .callback(reader(validation, "validation")?)
+        .callback(evaluation(validation, "validation")?)
         .callback(reset().no_before_train())
-        .callback(reader(test, "test")?)
+        .callback(evaluation(test, "test")?)
         .callback(reset().no_before_train())
         .callback(Perplexity)
         .callback(MinSaver::new("validation_perplexity"))

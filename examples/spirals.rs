@@ -59,7 +59,7 @@ fn spirals(draw: u64, n: usize) -> Result<(HostTensor, HostTensor)> {
     let (mut points, mut labels) = (Vec::new(), Vec::new());
     for i in 0..n as u64 {
         let class = i % CLASSES as u64;
-        // All three spirals meet at the centre.
+        // All three spirals meet at the center.
         let along = 0.15 + 0.85 * rng.uniform(2 * draw, i);
         let angle = 4.0 * along + std::f64::consts::TAU * class as f64 / CLASSES as f64;
         let noise = |k| 0.02 * rng.normal(2 * draw + 1, 2 * i + k);

@@ -68,15 +68,15 @@ mod tests {
     #[derive(Debug, Parser)]
     struct Args {
         #[arg(long)]
-        colour: Option<String>,
+        color: Option<String>,
     }
 
     #[test]
     fn a_bad_option_is_an_argument_error_with_a_suggestion() {
-        let error = parse_from::<Args>(["program", "--color", "red"]).unwrap_err();
+        let error = parse_from::<Args>(["program", "--colour", "red"]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Argument);
-        assert!(error.message().contains("--color") && !error.message().contains("error:"), "{error}");
-        assert!(error.to_string().contains("--colour"), "{error}");
-        assert_eq!(parse_from::<Args>(["program", "--colour", "red"]).unwrap().colour.unwrap(), "red");
+        assert!(error.message().contains("--colour") && !error.message().contains("error:"), "{error}");
+        assert!(error.to_string().contains("--color"), "{error}");
+        assert_eq!(parse_from::<Args>(["program", "--color", "red"]).unwrap().color.unwrap(), "red");
     }
 }

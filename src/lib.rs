@@ -33,7 +33,7 @@ pub mod prelude;
 #[cfg(test)]
 mod op_tests;
 
-/// What [`exported!`] registers operations with.
+/// Re-exports for the expansion of [`exported!`].
 #[doc(hidden)]
 pub use inventory;
 

@@ -91,7 +91,7 @@ impl Log for Logger {
         if !self.enabled(record.metadata()) {
             return;
         }
-        let (tag, colour) = match record.level() {
+        let (tag, color) = match record.level() {
             Level::Error => ("ERR ", 31),
             Level::Warn => ("WRN ", 33),
             Level::Info => ("", 32),
@@ -102,7 +102,7 @@ impl Log for Logger {
         // Training does not depend on its log: the terminal may be gone, and the disk full. `eprintln`
         // would panic.
         let _ = match self.terminal {
-            true => writeln!(stderr(), "\x1b[{colour}m{head}\x1b[0m {rest}"),
+            true => writeln!(stderr(), "\x1b[{color}m{head}\x1b[0m {rest}"),
             false => writeln!(stderr(), "{head} {rest}"),
         };
         self.write_to_file(&format!("{head} {rest}"));

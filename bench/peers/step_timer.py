@@ -1,7 +1,7 @@
 """Shared code of the peers' step benchmarks: arguments, synthetic data, timing and the JSON line.
 
 Import it before the framework: it also holds the process to `--threads` processors, which is the only
-limit that every framework honours.
+limit that every framework honors.
 """
 
 import argparse

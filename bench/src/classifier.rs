@@ -22,7 +22,7 @@ pub(crate) struct Classifier {
 
 impl Classifier {
     /// Returns the classifier of this model, if it is one.
-    pub(crate) fn of(model: Model) -> Option<Classifier> {
+    pub(crate) fn from_model(model: Model) -> Option<Classifier> {
         let small = |sizes, net| Classifier { sizes, classes: classifiers::CLASSES, net, optimizer: adam };
         match model {
             Model::Mlp => Some(small(&[784], |t, x| classifiers::mlp(t, x, 512))),

@@ -136,8 +136,8 @@ impl Pipeline {
         Ok((first, began.elapsed().as_secs_f64()))
     }
 
-    /// Writes one crop of every image before colour jitter: the pixels to `crops.rgb`, and file, left,
-    /// top, width and height to `crops.tsv`.
+    /// Writes one crop of every image before color jitter: the pixels to `crops.rgb`, and file,
+    /// left, top, width and height to `crops.tsv`.
     fn write_crops(&self, folder: &Path) -> Result<()> {
         std::fs::create_dir_all(folder)?;
         let (mut pixels, mut lines) = (Vec::new(), String::new());

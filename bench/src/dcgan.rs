@@ -1,4 +1,4 @@
-//! DCGAN: generator and discriminator are updated in one step, from the same weights.
+//! DCGAN: one step updates generator and discriminator, both with gradients at the current weights.
 
 use tensorpack::graph::{Op, Tensor, TensorSpec};
 use tensorpack::nn::{Activation, BatchNorm, Conv2d, Conv2dTranspose};
@@ -26,7 +26,7 @@ pub(crate) fn build(t: &TowerContext, batch: usize) -> Result<(Tensor, Op)> {
     Ok((d_cost, graph.group(&steps.iter().collect::<Vec<_>>())))
 }
 
-/// Adam's update of the variables whose names match.
+/// Returns an Adam update of the variables whose names match `pattern`.
 fn minimize(cost: &Tensor, pattern: &str) -> Result<Op> {
     let gradients = compute_gradients_of(cost, pattern)?;
     apply_gradients(&Adam::new(2e-4).betas(0.5, 0.999), cost.graph(), &gradients)

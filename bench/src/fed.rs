@@ -103,7 +103,7 @@ fn images(classifier: &Classifier, count: usize) -> Result<FromList> {
 /// Trains twice: on constant images, and on those of a dataflow.
 pub(crate) fn measure(args: &StepArgs) -> Result<()> {
     let name = args.model.name();
-    let classifier = Classifier::of(args.model)
+    let classifier = Classifier::from_model(args.model)
         .ok_or_else(|| Error::argument(format!("{name} does not support --input dataflow")))?;
     let batch = args.batch.unwrap_or(args.model.batch());
     let image: Vec<usize> = std::iter::once(batch).chain(classifier.sizes.iter().copied()).collect();

@@ -25,7 +25,7 @@ mod models;
 mod ptb;
 #[path = "../../examples/resnet50/net.rs"]
 mod resnet50;
-mod roof;
+mod roofline;
 mod scale;
 mod step;
 mod towers;
@@ -52,7 +52,7 @@ enum Command {
     /// The time of a training step of a reference model on synthetic data.
     #[command(args_override_self = true)]
     Step(StepArgs),
-    /// The speed of decoding, cropping (224x224), flipping and colour-jittering JPEG images into u8
+    /// The speed of decoding, cropping (224x224), flipping and color-jittering JPEG images into u8
     /// batches.
     #[command(args_override_self = true)]
     Dataflow(dataflow::DataflowArgs),

@@ -55,7 +55,7 @@ impl Model {
             return Err(Error::argument(format!("{} supports only --dtype f32", self.name())));
         }
         let t = &TowerContext::training(graph);
-        let (cost, train) = match (Classifier::of(self), self) {
+        let (cost, train) = match (Classifier::from_model(self), self) {
             (Some(classifier), _) => {
                 let inputs: Vec<Tensor> = classifier.inputs().iter().map(|s| graph.placeholder(s)).collect();
                 let cost = classifier.cost(t, &inputs, dtype);
@@ -82,7 +82,7 @@ impl Model {
             let n: usize = sizes.iter().product();
             HostTensor::new(sizes, (0..n as u64).map(|i| (rng.word(stream, i) % below) as i32).collect())
         };
-        if let Some(Classifier { sizes, classes, .. }) = Classifier::of(self) {
+        if let Some(Classifier { sizes, classes, .. }) = Classifier::from_model(self) {
             return Ok(vec![("image", image(sizes)?), ("label", whole(1, &[batch], classes as u32)?)]);
         }
         match self {

@@ -2,7 +2,7 @@
 
 use crate::memory::peak_rss_mb;
 use crate::models::Model;
-use crate::{StepArgs, roof, towers};
+use crate::{StepArgs, roofline, towers};
 use std::time::Instant;
 use tensorpack::graph::{Fetch, Graph};
 use tensorpack::runtime::{Device, IntoFetch, Session, SessionOptions};
@@ -85,7 +85,7 @@ pub(crate) fn measure(args: &StepArgs, started: Instant) -> Result<()> {
         );
     }
     if args.profile {
-        roof::print_table(&session.profile()?, args.threads)?;
+        roofline::print_table(&session.profile()?, args.threads)?;
     }
     Ok(())
 }

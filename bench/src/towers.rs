@@ -12,7 +12,7 @@ use tensorpack::{DType, Error, Result};
 
 /// Builds a tower on each device, each with a batch of this size.
 pub(crate) fn build(model: Model, batch: usize, dtype: DType, devices: &[Device]) -> Result<Built> {
-    let classifier = Classifier::of(model).ok_or_else(|| {
+    let classifier = Classifier::from_model(model).ok_or_else(|| {
         Error::argument(format!("{} supports only one device", model.name()))
             .note("mlp, mnist, resnet32 and resnet50 support several")
     })?;

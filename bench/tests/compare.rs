@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 
 /// Writes a script that behaves like `bench step --json`. Its n-th run reports the n-th of these
 /// times and appends its name to the file `order`.
-fn bench_that_takes(dir: &Path, name: &str, ms: &[f64]) -> PathBuf {
+fn fake_bench(dir: &Path, name: &str, ms: &[f64]) -> PathBuf {
     let times: Vec<String> = ms.iter().map(f64::to_string).collect();
     let (path, dir) = (dir.join(name), dir.display());
     let script = format!(
@@ -52,8 +52,8 @@ fn cells(table: &str) -> Vec<&str> {
 #[test]
 fn a_slower_build_fails_and_an_equal_one_passes() {
     let dir = tempfile::tempdir().unwrap();
-    let old = bench_that_takes(dir.path(), "old", &[10.0, 10.2, 9.8, 10.1, 9.9].repeat(2));
-    let slower = bench_that_takes(dir.path(), "slower", &[12.0, 12.1, 12.3, 11.9, 11.7].repeat(2));
+    let old = fake_bench(dir.path(), "old", &[10.0, 10.2, 9.8, 10.1, 9.9].repeat(2));
+    let slower = fake_bench(dir.path(), "slower", &[12.0, 12.1, 12.3, 11.9, 11.7].repeat(2));
     let Some(output) = compare(&slower, &old, &["--rounds", "5"]) else { return };
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let text = table(&output);
@@ -71,8 +71,8 @@ fn a_slower_build_fails_and_an_equal_one_passes() {
 #[test]
 fn rounds_alternate_which_build_runs_first() {
     let dir = tempfile::tempdir().unwrap();
-    let new = bench_that_takes(dir.path(), "new", &[1.0; 15]);
-    let old = bench_that_takes(dir.path(), "old", &[1.0; 15]);
+    let new = fake_bench(dir.path(), "new", &[1.0; 15]);
+    let old = fake_bench(dir.path(), "old", &[1.0; 15]);
     let Some(output) = compare(&new, &old, &[]) else { return };
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let order = fs::read_to_string(dir.path().join("order")).unwrap();
@@ -83,11 +83,11 @@ fn rounds_alternate_which_build_runs_first() {
 
 #[test]
 fn the_interval_resamples_rounds_not_runs() {
-    // The machine is twice as slow in every other round, for both builds alike. The ratio is 1 in
-    // every round, so a bootstrap over paired rounds is certain of it.
+    // The machine is twice as slow in every other round, for both builds. The ratio is 1 in every
+    // round, so an interval bootstrapped over paired rounds has no width.
     let dir = tempfile::tempdir().unwrap();
-    let new = bench_that_takes(dir.path(), "new", &[1.0, 2.0, 1.0, 2.0, 1.0, 2.0]);
-    let old = bench_that_takes(dir.path(), "old", &[1.0, 2.0, 1.0, 2.0, 1.0, 2.0]);
+    let new = fake_bench(dir.path(), "new", &[1.0, 2.0, 1.0, 2.0, 1.0, 2.0]);
+    let old = fake_bench(dir.path(), "old", &[1.0, 2.0, 1.0, 2.0, 1.0, 2.0]);
     let Some(output) = compare(&new, &old, &["--rounds", "6"]) else { return };
     assert_eq!(cells(&table(&output))[5], "1.000-1.000", "{output:?}");
 }
@@ -95,7 +95,7 @@ fn the_interval_resamples_rounds_not_runs() {
 #[test]
 fn a_build_that_does_not_run_fails_and_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    let new = bench_that_takes(dir.path(), "new", &[1.0; 2]);
+    let new = fake_bench(dir.path(), "new", &[1.0; 2]);
     let broken = dir.path().join("broken");
     fs::write(&broken, "#!/bin/sh\necho no such model >&2\nexit 3\n").unwrap();
     fs::set_permissions(&broken, fs::Permissions::from_mode(0o755)).unwrap();

@@ -51,7 +51,7 @@ fn classifier(args: &TrainArgs) -> Result<OfflinePredictor> {
     launch_train_with_config(config, SimpleTrainer::new())?.get_predictor(&["image"], &["logits"])
 }
 
-/// Counts, for each digit, the samples `[n, 32, 32, 1]` that the classifier recognises.
+/// Counts, for each digit, the samples `[n, 32, 32, 1]` that the classifier recognizes.
 fn look(classifier: &OfflinePredictor, samples: &HostTensor) -> Result<[usize; CLASSES]> {
     let pixels = samples.as_slice::<f32>()?;
     let of = samples.sizes()[0];

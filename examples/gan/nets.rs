@@ -20,7 +20,7 @@ pub(crate) fn generator(t: &TowerContext, z: &Tensor) -> Tensor {
 }
 
 /// The discriminator: one score for each of the images `[batch, 32, 32, 1]`. `norm` is the
-/// normalisation between the convolutions. Its variables are under `discrim/`; every call shares
+/// normalization between the convolutions. Its variables are under `discrim/`; every call shares
 /// those of the first.
 pub(crate) fn discriminator(
     t: &TowerContext,
@@ -38,7 +38,7 @@ pub(crate) fn discriminator(
     })
 }
 
-/// The initialiser of filters.
+/// The initializer of filters.
 fn weights() -> Init {
     Init::Normal(0.0, 0.02)
 }

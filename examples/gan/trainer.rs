@@ -17,7 +17,7 @@ pub(crate) struct GanTrainer {
 
 impl GanTrainer {
     /// Builds the model on this many towers, each with its own batch. Gradients are averaged over the
-    /// towers; batch normalisation is separate in each tower.
+    /// towers; batch normalization is separate in each tower.
     pub(crate) fn new(
         model: impl GanModelDesc + 'static,
         mut input: Box<dyn InputSource>,

@@ -57,7 +57,7 @@ impl ModelDesc for Model {
     }
 }
 
-/// Normalises red, green and blue to mean 0 and standard deviation 1.
+/// Normalizes red, green and blue to mean 0 and standard deviation 1.
 fn normalized(images: &Tensor) -> Tensor {
     let x = images.cast(DType::F32) / 255.0;
     let rgb = |values: [f64; 3]| {
@@ -67,18 +67,18 @@ fn normalized(images: &Tensor) -> Tensor {
     (x - rgb([0.485, 0.456, 0.406])) / rgb([0.229, 0.224, 0.225])
 }
 
-/// Batches of training images with random crops, lighting and colours.
+/// Batches of training images with random crops, lighting and colors.
 fn training_data(root: &str, batch: usize) -> Result<Flow> {
     let crop = RandomResizedCrop::new(SIDE).interpolation(Interpolation::Cubic);
-    // The principal components of ImageNet's colours (Krizhevsky et al., 2012).
+    // The principal components of ImageNet's colors (Krizhevsky et al., 2012).
     let values = [0.2175, 0.0188, 0.0045].map(|v| 255.0 * v);
     let vectors = [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]];
-    let colours = RandomOrder::new()
+    let colors = RandomOrder::new()
         .with(BrightnessScale::new(0.6, 1.4))
         .with(Contrast::new(0.6, 1.4).grayscale_mean())
         .with(Saturation::new(0.4))
         .with(Lighting::new(0.1, values, vectors));
-    let augmentors = AugmentorList::new().then(colours).then(Flip::horizontal());
+    let augmentors = AugmentorList::new().then(colors).then(Flip::horizontal());
     let data = imagenet::train(root)?.shuffle().map_parallel(workers(), move |sample, rng| {
         let image = crop.decode(sample[0].as_slice()?, rng)?;
         Ok(vec![augmentors.augment(image, rng)?.0, sample[1].clone()])
@@ -130,7 +130,7 @@ fn train_on_images(args: &TrainArgs, root: &str) -> Result<()> {
     Ok(())
 }
 
-fn train_on_nothing(args: &TrainArgs) -> Result<()> {
+fn train_on_dummy_data(args: &TrainArgs) -> Result<()> {
     let images = FAKE_BATCH * args.towers();
     let sizes = vec![vec![FAKE_BATCH, SIDE, SIDE, 3], vec![FAKE_BATCH]];
     let config =
@@ -164,7 +164,7 @@ fn main() -> Result<()> {
     args.without(&["--full"])?;
     match (data, args.fake) {
         (Some(root), false) => train_on_images(&args, &root),
-        (None, true) => train_on_nothing(&args),
+        (None, true) => train_on_dummy_data(&args),
         _ => Err(Error::argument("give either --fake, or --data DIR with the ImageNet directory")),
     }
 }

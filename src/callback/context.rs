@@ -1,4 +1,4 @@
-//! What callbacks can see and do at each stage of training.
+//! The contexts that callbacks get at each stage of training.
 
 use super::train_state::{Progress, TrainState};
 use crate::graph::{Fetch, Graph, Op, Tensor, VariableId, VariableInfo, split_tower};
@@ -29,7 +29,7 @@ impl GraphCx<'_> {
         self.logdir
     }
 
-    /// The log directory of this run, or an error that says that `who` needs one.
+    /// Returns the log directory of this run, or an error that `who` needs one.
     pub fn need_logdir(&self, who: &str) -> Result<&Path> {
         let why = || Error::argument(format!("{who} needs a log directory: give one with logdir(..)"));
         self.logdir.ok_or_else(why)
@@ -95,7 +95,7 @@ impl GraphCx<'_> {
 #[doc(alias = "HookCx")]
 pub struct RunCx<'a> {
     pub(crate) state: &'a mut TrainState,
-    /// What ran, after the run.
+    /// The program that ran; `None` before the run.
     pub(crate) program: Option<&'a StepProgram>,
 }
 
@@ -115,7 +115,7 @@ impl RunCx<'_> {
 #[doc(alias = "Collected")]
 pub struct CollectCx<'a> {
     pub(crate) progress: Progress,
-    /// What ran; `None` in tests of single callbacks.
+    /// The program that ran; `None` in tests of single callbacks.
     pub(crate) program: Option<&'a StepProgram>,
 }
 
@@ -180,7 +180,8 @@ impl TrainCx<'_> {
         self.state.save_request.get_or_insert_default().tags.push(tag.into());
     }
 
-    /// Returns an error if a signal asked the process to end. Long work should call this now and then, and pass the error on.
+    /// Returns an error if a signal asked the process to end. Long-running work should call this
+    /// regularly and return the error.
     pub fn check_interrupt(&self) -> Result<()> {
         self.state.interrupt.check()
     }
@@ -191,7 +192,7 @@ impl TrainCx<'_> {
     }
 }
 
-/// What both [`RunCx`] and [`TrainCx`] can do.
+/// The methods that [`RunCx`] and [`TrainCx`] share.
 macro_rules! during_training {
     ($($cx:ident),*) => {$(
         impl $cx<'_> {

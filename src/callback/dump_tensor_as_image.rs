@@ -71,8 +71,8 @@ impl Callback for DumpTensorAsImage {
         let scaled: Vec<f64> = value.to_f64_vec().iter().map(|x| x * self.scale).collect();
         let scaled = HostTensor::from_f64(DType::F64, value.sizes(), &scaled)?;
         for (i, image) in Image::from_tensor(&scaled)?.iter().enumerate() {
-            let which = if i > 0 { format!("-{i}") } else { String::new() };
-            let path = dir.join(format!("{}-ep{:03}{which}.png", self.prefix, cx.epoch_num));
+            let suffix = if i > 0 { format!("-{i}") } else { String::new() };
+            let path = dir.join(format!("{}-ep{:03}{suffix}.png", self.prefix, cx.epoch_num));
             std::fs::write(&path, image.to_png()?).map_err(failed("write", &path))?;
         }
         cx.put_image(&self.prefix, &scaled)

@@ -29,15 +29,15 @@ pub struct EarlyStopping {
 impl EarlyStopping {
     /// Watches a statistic that should decrease.
     pub fn min(statistic: impl Into<String>) -> EarlyStopping {
-        EarlyStopping::of(statistic.into(), -1.0)
+        EarlyStopping::with_sign(statistic.into(), -1.0)
     }
 
     /// Watches a statistic that should increase.
     pub fn max(statistic: impl Into<String>) -> EarlyStopping {
-        EarlyStopping::of(statistic.into(), 1.0)
+        EarlyStopping::with_sign(statistic.into(), 1.0)
     }
 
-    fn of(statistic: String, sign: f64) -> EarlyStopping {
+    fn with_sign(statistic: String, sign: f64) -> EarlyStopping {
         EarlyStopping { statistic, sign, patience: 5, min_delta: 0.0, best: None, waited: 0, seen: None }
     }
 

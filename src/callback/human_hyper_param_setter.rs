@@ -19,7 +19,7 @@ pub struct HumanHyperParamSetter {
 impl HumanHyperParamSetter {
     /// Sets `param`.
     pub fn new(param: impl Into<HyperParam>) -> HumanHyperParamSetter {
-        HumanHyperParamSetter { setter: Setter::of(param.into()), file: "hyper.txt".into() }
+        HumanHyperParamSetter { setter: Setter::new(param.into()), file: "hyper.txt".into() }
     }
 
     /// Sets the name of the file. Defaults to `hyper.txt`.

@@ -115,7 +115,7 @@ pub(super) struct Setter {
 }
 
 impl Setter {
-    pub(super) fn of(param: HyperParam) -> Setter {
+    pub(super) fn new(param: HyperParam) -> Setter {
         Setter { param, logged_epoch: None }
     }
 

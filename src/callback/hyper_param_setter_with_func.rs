@@ -25,7 +25,7 @@ impl HyperParamSetterWithFunc {
         param: impl Into<HyperParam>,
         function: impl FnMut(u64, f64) -> f64 + 'static,
     ) -> HyperParamSetterWithFunc {
-        HyperParamSetterWithFunc { setter: Setter::of(param.into()), function: Box::new(function) }
+        HyperParamSetterWithFunc { setter: Setter::new(param.into()), function: Box::new(function) }
     }
 }
 

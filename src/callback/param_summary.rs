@@ -29,7 +29,7 @@ impl Summary {
 
     /// Returns the summary if it is a scalar.
     fn scalar(self, values: &[f64]) -> Option<f64> {
-        let mean = |of: fn(&f64) -> f64| values.iter().map(of).sum::<f64>() / values.len() as f64;
+        let mean = |f: fn(&f64) -> f64| values.iter().map(f).sum::<f64>() / values.len() as f64;
         match self {
             Summary::Mean => Some(mean(|x| *x)),
             Summary::Rms => Some(mean(|x| x * x).sqrt()),

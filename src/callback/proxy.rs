@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_disabled_still_begins_and_ends() {
+    fn a_disabled_callback_still_gets_before_and_after_train() {
         let r = Recorder::default();
         call_all(&mut EnableCallbackIf::new(r.clone(), |_| false));
         let off = [

@@ -54,7 +54,7 @@ impl RunOp {
         RunOp { as_trigger: false, ..self }
     }
 
-    /// Also runs with the first hooked run of every step.
+    /// Also runs the operation as part of every training step.
     #[must_use]
     #[doc(alias = "run_step")]
     pub fn with_steps(self) -> RunOp {
@@ -62,8 +62,8 @@ impl RunOp {
     }
 
     fn run(&self, cx: &TrainCx<'_>) -> Result<()> {
-        let what = self.op.as_ref().map(|op| op as &dyn IntoFetch);
-        cx.session().run(what.as_slice(), &[]).map(|_| ())
+        let fetch = self.op.as_ref().map(|op| op as &dyn IntoFetch);
+        cx.session().run(fetch.as_slice(), &[]).map(|_| ())
     }
 }
 

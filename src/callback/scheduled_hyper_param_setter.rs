@@ -1,4 +1,4 @@
-//! Sets a hyper-parameter by a schedule.
+//! Sets a hyper-parameter according to a schedule.
 
 use super::hyper_param::{HyperParam, Setter};
 use super::{Callback, GraphCx, TrainCx};
@@ -29,7 +29,7 @@ pub struct ScheduledHyperParamSetter {
 }
 
 impl ScheduledHyperParamSetter {
-    /// Sets `param` by a schedule of `(epoch, value)` points.
+    /// Sets `param` according to a schedule of `(epoch, value)` points.
     pub fn new(
         param: impl Into<HyperParam>,
         schedule: impl IntoIterator<Item = (u64, f64)>,
@@ -37,7 +37,7 @@ impl ScheduledHyperParamSetter {
         let mut schedule: Vec<(u64, f64)> = schedule.into_iter().collect();
         schedule.sort_by_key(|(point, _)| *point);
         ScheduledHyperParamSetter {
-            setter: Setter::of(param.into()),
+            setter: Setter::new(param.into()),
             schedule,
             linear: false,
             step_based: false,
@@ -58,7 +58,7 @@ impl ScheduledHyperParamSetter {
         ScheduledHyperParamSetter { step_based: true, ..self }
     }
 
-    /// Only warns if a run with a later starting epoch begins with another value than the scheduled
+    /// Only warns if a run with a later starting epoch begins with a value other than the scheduled
     /// one. By default the scheduled value is set.
     #[must_use]
     #[doc(alias = "set_at_beginning")]
@@ -80,8 +80,8 @@ impl ScheduledHyperParamSetter {
             return Some(left);
         }
         let (next, right) = *self.schedule.get(after).filter(|_| self.linear)?;
-        let share = (point - before) as f64 / (next - before) as f64;
-        Some(left + share * (right - left))
+        let fraction = (point - before) as f64 / (next - before) as f64;
+        Some(left + fraction * (right - left))
     }
 
     /// Returns the value in effect at `point`.
@@ -110,16 +110,16 @@ impl Callback for ScheduledHyperParamSetter {
             self.trigger(cx)?;
         }
         let now = self.now(cx);
-        let Some(planned) = self.value_in_effect(now) else { return Ok(()) };
+        let Some(scheduled) = self.value_in_effect(now) else { return Ok(()) };
         let actual = self.setter.value(cx)?;
-        if (planned - actual).abs() <= 1e-8 + 1e-5 * planned.abs() {
+        if (scheduled - actual).abs() <= 1e-8 + 1e-5 * scheduled.abs() {
             return Ok(());
         }
         let (name, unit) = (self.setter.param(), if self.step_based { "step" } else { "epoch" });
-        let what = format!("{name} is {actual}, but the schedule specifies {planned} for {unit} {now}");
+        let what = format!("{name} is {actual}, but the schedule specifies {scheduled} for {unit} {now}");
         if self.set_at_beginning && !cx.resumed() {
             log::warn!("{what}; setting it now");
-            self.setter.set(cx, planned)
+            self.setter.set(cx, scheduled)
         } else {
             log::warn!("{what}; keeping it until the next point of the schedule");
             Ok(())

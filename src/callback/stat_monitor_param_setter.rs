@@ -42,7 +42,7 @@ impl StatMonitorParamSetter {
         last_k: usize,
     ) -> StatMonitorParamSetter {
         StatMonitorParamSetter {
-            setter: Setter::of(param.into()),
+            setter: Setter::new(param.into()),
             statistic: statistic.into(),
             function: Box::new(function),
             threshold,

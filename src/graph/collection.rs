@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// Variables trained by gradient descent.
 pub const TRAINABLE_VARIABLES: &str = "trainable_variables";
 /// Variables that inference needs: the trainable ones and, for example, running averages of
-/// normalisation layers.
+/// normalization layers.
 pub const MODEL_VARIABLES: &str = "model_variables";
 /// Variables that a checkpoint holds.
 pub const GLOBAL_VARIABLES: &str = "global_variables";
@@ -21,7 +21,7 @@ pub const IMAGE_SUMMARIES: &str = "image_summaries";
 pub const MOVING_SUMMARIES: &str = "moving_summaries";
 /// Operations to run with every step, such as updates of running averages.
 pub const UPDATE_OPS: &str = "update_ops";
-/// Losses added by regularisers.
+/// Losses added by regularizers.
 pub const REGULARIZATION_LOSSES: &str = "regularization_losses";
 
 /// Operations to run once after the last step, such as applying gradients that are still being

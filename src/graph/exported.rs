@@ -1,4 +1,4 @@
-//! Serialisation of operations. Each operation registers itself with one line; no central list
+//! Serialization of operations. Each operation registers itself with one line; no central list
 //! exists.
 
 use super::OpDef;
@@ -10,9 +10,9 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// Serialises an operation's attributes, and moves large tensors into a separate list.
+/// Serializes an operation's attributes, and moves large tensors into a separate list.
 type Save = fn(&dyn Any, &mut Vec<HostTensor>) -> Result<Value>;
-/// Deserialises an operation from its attributes and its separate tensors.
+/// Deserializes an operation from its attributes and its separate tensors.
 type Load = fn(Value, Vec<HostTensor>) -> Result<Arc<dyn OpDef>>;
 
 /// An operation type that exported models can contain: see [`exported!`](crate::exported).
@@ -42,7 +42,7 @@ impl Exported {
     }
 
     /// Returns the registration of an operation's type.
-    pub(crate) fn of(op: &dyn OpDef) -> Result<&'static Exported> {
+    pub(crate) fn find(op: &dyn OpDef) -> Result<&'static Exported> {
         let any: &dyn Any = op;
         inventory::iter::<Exported>().find(|e| (e.type_id)() == any.type_id()).ok_or_else(|| {
             let why = format!("the operation {} cannot be exported: its type is not registered", op.name());
@@ -92,23 +92,23 @@ impl Exported {
         (self.load)(attributes, tensors)
     }
 
-    /// Serialises attributes.
+    /// Serializes attributes.
     pub fn attributes(of: &impl Serialize) -> Result<Value> {
-        serde_json::to_value(of).map_err(|e| Error::argument(format!("cannot serialise the attributes: {e}")))
+        serde_json::to_value(of).map_err(|e| Error::argument(format!("cannot serialize the attributes: {e}")))
     }
 
-    /// Deserialises attributes.
+    /// Deserializes attributes.
     pub fn from_attributes<T: DeserializeOwned>(value: Value) -> Result<T> {
         serde_json::from_value(value)
-            .map_err(|e| Error::argument(format!("cannot deserialise the attributes: {e}")))
+            .map_err(|e| Error::argument(format!("cannot deserialize the attributes: {e}")))
     }
 }
 
 /// Registers an operation type for exported models: `exported!(Type, inputs)`, where `inputs` is
-/// the range of input counts it accepts. The attributes are serialised with serde: derive
+/// the range of input counts it accepts. The attributes are serialized with serde: derive
 /// `Serialize` and `Deserialize`.
 ///
-/// For a type that serde cannot serialise, pass two functions:
+/// For a type that serde cannot serialize, pass two functions:
 /// `exported!(Type, inputs, save, load)`, where `save` is a
 /// `fn(&Type, &mut Vec<HostTensor>) -> Result<serde_json::Value>` and `load` a
 /// `fn(serde_json::Value, Vec<HostTensor>) -> Result<Type>`. Put large values in the list of

@@ -1,9 +1,9 @@
-//! Initialisers: a variable's first value is a pure function of the seed, the variable's name and
-//! its shape.
+//! Initializers: the initial value of a variable is a pure function of the seed, the variable's
+//! name and its shape.
 
 use tensorpack_tensor::{CounterRng, DType, Error, HostTensor, Result, element_count};
 
-/// An initialiser.
+/// An initializer: the distribution of the initial values of a variable.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Init {
     /// Every element has this value.
@@ -19,14 +19,14 @@ pub enum Init {
     VarianceScaling {
         /// 2 for ReLU nets (He), 1 otherwise (Glorot, LeCun).
         scale: f64,
-        /// Which fan divides `scale`.
+        /// The fan that divides `scale`.
         fan: Fan,
     },
     /// Uniform with variance `scale / fan`.
     UniformScaling {
         /// 2 for ReLU nets (He), 1 otherwise (Glorot, LeCun).
         scale: f64,
-        /// Which fan divides `scale`.
+        /// The fan that divides `scale`.
         fan: Fan,
     },
     /// A random matrix with orthonormal columns (or rows, if there are more columns than rows),
@@ -38,7 +38,7 @@ pub enum Init {
     Value(HostTensor),
 }
 
-/// The number of connections that scales an initialiser, for a weight of shape `[..., in, out]`.
+/// The number of connections that scales an initializer, for a weight of shape `[..., in, out]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fan {
     /// Connections into an output.
@@ -51,7 +51,7 @@ pub enum Fan {
 
 impl Fan {
     /// Returns the number of connections of a weight of these sizes; at least 1.
-    fn of(self, sizes: &[usize]) -> f64 {
+    fn connections(self, sizes: &[usize]) -> f64 {
         let receptive: f64 = sizes[..sizes.len().saturating_sub(2)].iter().map(|&n| n as f64).product();
         let inner = |k: usize| sizes.len().checked_sub(k).map_or(1.0, |i| sizes[i] as f64) * receptive;
         let (fan_in, fan_out) = (inner(2), inner(1));
@@ -139,11 +139,11 @@ impl Init {
             }
             Init::VarianceScaling { scale, fan } => {
                 // 0.8796 is the standard deviation of a standard normal truncated at two.
-                let std = (scale / fan.of(sizes)).sqrt() / 0.879_625_661_034_239_8;
+                let std = (scale / fan.connections(sizes)).sqrt() / 0.879_625_661_034_239_8;
                 (0..n as u64).map(|i| std * truncated(&rng, i)).collect()
             }
             Init::UniformScaling { scale, fan } => {
-                let limit = (3.0 * scale / fan.of(sizes)).sqrt();
+                let limit = (3.0 * scale / fan.connections(sizes)).sqrt();
                 (0..n as u64).map(|i| limit * (2.0 * rng.uniform(0, i) - 1.0)).collect()
             }
             Init::Orthogonal(gain) => {
@@ -161,13 +161,13 @@ impl Init {
 }
 
 fn truncated(rng: &CounterRng, i: u64) -> f64 {
-    // Each attempt is a separate draw, so element i never depends on how often its neighbours were
+    // Each attempt is a separate draw, so element i never depends on how often its neighbors were
     // redrawn.
     (0..64).map(|draw| rng.normal(draw, i)).find(|z| z.abs() <= 2.0).unwrap_or(0.0)
 }
 
 /// Returns a matrix with orthonormal rows or columns, whichever are fewer, by Gram-Schmidt on
-/// normal vectors. Orthogonalising twice is enough (Giraud et al., 2005).
+/// normal vectors. Orthogonalizing twice is enough (Giraud et al., 2005).
 fn orthogonal(rng: &CounterRng, rows: usize, cols: usize) -> Vec<f64> {
     let (count, size) = (rows.min(cols), rows.max(cols));
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
@@ -200,7 +200,10 @@ mod tests {
             for (i, j) in (0..rows.min(cols)).flat_map(|i| (0..=i).map(move |j| (i, j))) {
                 let product: f64 = (0..rows.max(cols)).map(|k| across(i, k) * across(j, k)).sum();
                 let expected = if i == j { 4.0 } else { 0.0 };
-                assert!((product - expected).abs() < 1e-12, "{sizes:?}: {i} and {j} give {product}");
+                assert!(
+                    (product - expected).abs() < 1e-12,
+                    "{sizes:?}: the product of {i} and {j} is {product}"
+                );
             }
         }
     }

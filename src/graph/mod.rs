@@ -1,7 +1,7 @@
 //! The static graph: the computation, defined before anything runs.
 //!
 //! One thread builds a [`Graph`] through [`Tensor`] handles, then [freezes](Graph::freeze) it into
-//! a [`Frozen`] that engines read. The graph holds initialisers, never values, and knows no
+//! a [`Frozen`] that engines read. The graph holds initializers, never values, and knows no
 //! operation by name: an operation is any type that implements [`OpDef`].
 
 mod call_site;

@@ -3,28 +3,28 @@
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// Checks a name that a user gives to a scope, tensor, variable or input.
-pub(super) fn check(part: &str) -> Result<()> {
-    let bad = |why: &str| Err(Error::new(ErrorKind::Name, format!("the name {part:?} {why}")));
-    if part.is_empty() {
+pub(super) fn check(name: &str) -> Result<()> {
+    let bad = |why: &str| Err(Error::new(ErrorKind::Name, format!("the name {name:?} {why}")));
+    if name.is_empty() {
         return bad("is empty");
     }
-    if let Some(c) = part.chars().find(|c| !(c.is_ascii_alphanumeric() || "_-./".contains(*c))) {
+    if let Some(c) = name.chars().find(|c| !(c.is_ascii_alphanumeric() || "_-./".contains(*c))) {
         return bad(&format!("contains {c:?}; use letters, digits and _ - . (and / between scopes)"));
     }
-    if part.split('/').any(str::is_empty) {
+    if name.split('/').any(str::is_empty) {
         return bad("has an empty part between slashes");
     }
     Ok(())
 }
 
-/// Checks that a name does not contain the reserved word "tower": replicas are named with it, and
-/// their nodes are found by it.
-pub(super) fn check_not_reserved(part: &str) -> Result<()> {
-    if part.contains("tower") {
+/// Checks that a name does not contain the reserved word "tower", which prefixes the names of
+/// replicas and identifies their nodes.
+pub(super) fn check_not_reserved(name: &str) -> Result<()> {
+    if name.contains("tower") {
         return Err(Error::new(
             ErrorKind::Name,
             format!(
-                "the name {part:?} contains the word \"tower\", which is reserved (rule 5 of tower functions)"
+                "the name {name:?} contains the word \"tower\", which is reserved (rule 5 of tower functions)"
             ),
         )
         .note("choose another name for this scope or variable"));

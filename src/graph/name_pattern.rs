@@ -14,7 +14,7 @@ use tensorpack_tensor::{Error, ErrorKind, Result, Site};
 /// - It must match the whole name: `fc.*/W` matches `fc0/W` and `fc1/W`, but not `fc0/W/momentum`.
 ///   Write `.*conv.*` for every name that contains `conv`.
 /// - An invalid pattern is an error with the line that wrote it.
-/// - So is a pattern that matches none of the names it selects from, which is probably misspelt.
+/// - So is a pattern that matches none of the names it selects from, which is probably misspelled.
 ///   Only patterns of statistics may match nothing, since their names become known during training.
 #[derive(Clone, Debug)]
 pub struct NamePattern {
@@ -101,10 +101,10 @@ mod tests {
         assert!(unclosed.message().contains("\"fc(\""), "{unclosed}");
         let pattern = NamePattern::new("fc/w");
         let line = line!() - 1;
-        let misspelt = pattern.check(["fc/W", "fc/b"]).unwrap_err();
-        assert!(misspelt.message().contains("\"fc/w\" matches no variable"), "{misspelt}");
-        assert_eq!(misspelt.site().map(|s| s.line), Some(line));
-        assert!(misspelt.to_string().ends_with(": fc/W, fc/b"), "{misspelt}");
+        let misspelled = pattern.check(["fc/W", "fc/b"]).unwrap_err();
+        assert!(misspelled.message().contains("\"fc/w\" matches no variable"), "{misspelled}");
+        assert_eq!(misspelled.site().map(|s| s.line), Some(line));
+        assert!(misspelled.to_string().ends_with(": fc/W, fc/b"), "{misspelled}");
         assert!(NamePattern::new("fc/[Wb]").check(["fc/W", "fc/b"]).is_ok());
     }
 }

@@ -67,7 +67,7 @@ pub enum Role {
     Plain,
     /// A cost, which must be finite before any variable changes.
     Cost,
-    /// The gradient of a variable. Optimisation passes keep it as a value of its own, so that
+    /// The gradient of a variable. Optimization passes keep it as a value of its own, so that
     /// optimizers process all gradients alike and in one pass.
     Gradient,
 }

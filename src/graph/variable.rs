@@ -18,7 +18,7 @@ pub struct VariableInfo {
     pub dtype: DType,
     /// The sizes.
     pub sizes: Vec<usize>,
-    /// The initialiser of its first value.
+    /// The initializer of its first value.
     pub init: Init,
     /// Whether it is trained by gradient descent.
     pub trainable: bool,
@@ -34,7 +34,7 @@ pub struct VariableInfo {
 }
 
 /// The specification of a variable: name, shape, and options. The defaults are f32, trainable,
-/// global, initialised by [`Init::he`].
+/// global, initialized by [`Init::he`].
 #[derive(Clone, Debug)]
 pub struct VariableSpec {
     pub(crate) name: String,
@@ -70,7 +70,7 @@ impl VariableSpec {
         self
     }
 
-    /// Sets the initialiser.
+    /// Sets the initializer.
     #[must_use]
     pub fn init(mut self, init: Init) -> VariableSpec {
         self.init = init;

@@ -15,7 +15,7 @@ pub struct FeedInput(QueueInput);
 impl FeedInput {
     /// Creates an input source that reads this dataflow epoch after epoch.
     pub fn new(flow: impl DataFlow + 'static) -> FeedInput {
-        FeedInput(QueueInput::of(Arc::new(flow)))
+        FeedInput(QueueInput::from_flow(Arc::new(flow)))
     }
 }
 

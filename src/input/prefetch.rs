@@ -28,7 +28,7 @@ pub(super) struct ReadAhead {
 /// overlap.
 const MIN_SAMPLES: usize = 2;
 
-/// What has been read and not yet taken.
+/// Batches that were read but not yet taken.
 #[derive(Default)]
 struct Queue {
     state: Mutex<QueueState>,

@@ -31,11 +31,11 @@ const MAX_BYTES: usize = 256 << 20;
 impl QueueInput {
     /// Creates an input source that prefetches up to 50 batches and 256 MiB.
     pub fn new(flow: impl DataFlow + 'static) -> QueueInput {
-        QueueInput::of(Arc::new(flow)).capacity(50)
+        QueueInput::from_flow(Arc::new(flow)).capacity(50)
     }
 
     /// Creates an input source that reads on demand.
-    pub(super) fn of(flow: Flow) -> QueueInput {
+    pub(super) fn from_flow(flow: Flow) -> QueueInput {
         QueueInput {
             flow,
             ahead: ReadAhead { samples: 0, bytes: MAX_BYTES },

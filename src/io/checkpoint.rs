@@ -193,7 +193,7 @@ impl Checkpoint {
             sequence,
             global_step: self.global_step,
             saved_at: SystemTime::now(),
-            files: files.iter().map(|(name, parts)| (name.to_string(), FileDigest::of(parts))).collect(),
+            files: files.iter().map(|(name, parts)| (name.to_string(), FileDigest::new(parts))).collect(),
         };
         files.push((MANIFEST, vec![Cow::Owned(manifest.to_text().into_bytes())]));
         Ok(files)
@@ -218,7 +218,7 @@ pub(super) struct FileDigest {
 }
 
 impl FileDigest {
-    fn of(parts: &Parts<'_>) -> FileDigest {
+    fn new(parts: &Parts<'_>) -> FileDigest {
         let crc32c = parts.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part));
         FileDigest { bytes: length(parts), crc32c }
     }

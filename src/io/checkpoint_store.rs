@@ -20,7 +20,7 @@ const LATEST: &str = "latest";
 const STEP: &str = "step-";
 /// The maximum length of a pointer file in bytes. A longer file is something else.
 const MAX_POINTER: u64 = 4096;
-/// Allowance for directory entries and the rounding of files to blocks.
+/// Free space to leave for directory entries and for rounding file sizes up to blocks.
 const SLACK: u64 = 64 << 10;
 
 /// Which checkpoints to keep. Tagged ones and the latest are always kept.
@@ -116,16 +116,16 @@ impl CheckpointStore {
     pub fn save(&mut self, checkpoint: &Checkpoint, tags: &[&str]) -> Result<PathBuf> {
         let tags = tags.iter().map(|tag| tag_file(tag)).collect::<Result<Vec<_>>>()?;
         let files = checkpoint.encode(self.next)?;
-        // Even if this save fails: its folder may exist by then, and two must not share a number.
+        // Also if this save fails: its folder may exist by then, and commit numbers must be unique.
         self.next += 1;
         self.check_free_space(files.iter().map(|(_, parts)| length(parts)).sum())?;
         let name = self.free_name(checkpoint.global_step)?;
         let path = self.dir.join(&name);
         self.write_folder(&path, &files).map_err(|e| e.note("earlier checkpoints are unchanged"))?;
-        let named =
+        let loadable =
             |e: Error| e.note(format!("{} is complete, and can be loaded by its path", path.display()));
         for file in std::iter::once(LATEST).chain(tags.iter().map(String::as_str)) {
-            self.write_pointer(file, &name).map_err(named)?;
+            self.write_pointer(file, &name).map_err(loadable)?;
         }
         let saved = |e: Error| e.note(format!("{} was saved", path.display()));
         self.remove_old(&name).map_err(saved)?;
@@ -171,7 +171,7 @@ impl CheckpointStore {
         let first = format!("{STEP}{global_step:010}");
         let again = (1u64..).map(|n| format!("{first}.{n}"));
         let mut names = std::iter::once(first.clone()).chain(again);
-        Ok(names.find(|name| !used.contains(name)).expect("the numbers do not run out"))
+        Ok(names.find(|name| !used.contains(name)).expect("there are fewer than 2^64 folders"))
     }
 
     fn write_folder(&mut self, path: &Path, files: &Files<'_>) -> Result<()> {
@@ -225,28 +225,28 @@ pub(super) fn latest(disk: &dyn Disk, dir: &Path) -> Result<Option<(PathBuf, Che
         candidates.retain(|p| *p != path);
         candidates.insert(0, path);
     }
-    let mut wrong = Vec::new();
+    let mut damaged = Vec::new();
     for path in candidates {
         match Checkpoint::load_from(disk, &path) {
             Ok(checkpoint) => return Ok(Some((path, checkpoint))),
             Err(LoadError::Damaged(e)) => {
                 log::warn!("skipping {}: {e}", path.display());
-                wrong.push(e);
+                damaged.push(e);
             }
             Err(LoadError::Failed(e)) => return Err(may_be_intact(e, &path)),
         }
     }
     let any_folder = entries(disk, dir)?.iter().any(Entry::is_commit);
-    if wrong.is_empty() && !any_folder {
+    if damaged.is_empty() && !any_folder {
         return Ok(None);
     }
     let why = format!("{} has checkpoints, but none is valid", dir.display());
     let error = Error::new(ErrorKind::Io, why);
-    let error = wrong.iter().fold(error, |error, e| error.note(e.message()));
+    let error = damaged.iter().fold(error, |error, e| error.note(e.message()));
     Err(error.note("use --fresh or another --logdir to start over"))
 }
 
-/// Adds what to do about a checkpoint that cannot be read but may be intact.
+/// Adds advice to the error of a checkpoint that cannot be read but may be intact.
 fn may_be_intact(e: Error, folder: &Path) -> Error {
     e.note(format!(
         "the checkpoint may be intact: try again, or move {} elsewhere to use an older one",
@@ -409,13 +409,13 @@ mod tests {
     #[test]
     fn keep_policy() {
         let mut saved: Vec<Saved> = [0.0, 0.4, 1.0, 1.4, 1.9, 2.2, 2.3].map(at).to_vec();
-        let gone =
+        let removed =
             |saved: &[Saved], keep| not_kept(saved, keep).map(|s| file_name(&s.path)).collect::<Vec<_>>();
-        assert_eq!(gone(&saved, Keep::last(2)), ["0", "0.4", "1", "1.4", "1.9"]);
-        assert_eq!(gone(&saved, Keep::last(2).every(Duration::from_secs(3600))), ["0.4", "1.4", "1.9"]);
+        assert_eq!(removed(&saved, Keep::last(2)), ["0", "0.4", "1", "1.4", "1.9"]);
+        assert_eq!(removed(&saved, Keep::last(2).every(Duration::from_secs(3600))), ["0.4", "1.4", "1.9"]);
         saved[1].tags.push("best".into());
-        assert_eq!(gone(&saved, Keep::last(2).every(Duration::from_secs(3600))), ["1.4", "1.9"]);
-        assert_eq!(gone(&saved, Keep::last(20)), [""; 0]);
+        assert_eq!(removed(&saved, Keep::last(2).every(Duration::from_secs(3600))), ["1.4", "1.9"]);
+        assert_eq!(removed(&saved, Keep::last(20)), [""; 0]);
         assert_eq!(Keep::last(0), Keep::last(1));
     }
 
@@ -423,9 +423,9 @@ mod tests {
     #[test]
     fn a_clock_that_is_set_back_loses_no_checkpoint() {
         let saved: Vec<Saved> = [0.0, 90_000.0, 1.0, 2.0, 2.5, 3.0, 3.1].map(at).to_vec();
-        let gone: Vec<String> = not_kept(&saved, Keep::last(1).every(Duration::from_secs(3600)))
+        let removed: Vec<String> = not_kept(&saved, Keep::last(1).every(Duration::from_secs(3600)))
             .map(|s| file_name(&s.path))
             .collect();
-        assert_eq!(gone, ["2.5"]);
+        assert_eq!(removed, ["2.5"]);
     }
 }

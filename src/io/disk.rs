@@ -84,7 +84,7 @@ impl Disk for RealDisk {
         }
         match File::open(path).and_then(|dir| dir.sync_all()) {
             // The directory may belong to someone else (`/home`), or the file system may not sync
-            // directories. Then nobody can do better.
+            // directories. Nothing more can be done then.
             Err(e) if matches!(e.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput) => {
                 Ok(())
             }

@@ -73,14 +73,14 @@ impl Matching {
 
     fn compare(&self, source: &Source, session: &Session) -> Result<(Vec<(String, HostTensor)>, Mismatches)> {
         let graph = session.graph();
-        let of =
+        let ids =
             |key: &str| -> BTreeSet<u32> { graph.collection(key).variables.iter().map(|v| v.0).collect() };
-        let model = &of(MODEL_VARIABLES) | &of(TRAINABLE_VARIABLES);
+        let model = &ids(MODEL_VARIABLES) | &ids(TRAINABLE_VARIABLES);
         self.check_patterns(source, session)?;
         let mut matching = Vec::new();
         let mut mismatches = Mismatches::default();
         let mut looked_up = BTreeSet::new();
-        for id in of(GLOBAL_VARIABLES) {
+        for id in ids(GLOBAL_VARIABLES) {
             let variable = &graph.variables()[id as usize];
             let Some(name) = self.name_in_source(&variable.name) else { continue };
             if self.ignores(name) {
@@ -102,18 +102,18 @@ impl Matching {
             {
                 matching.push((variable.name.clone(), value));
             } else {
-                let (there, here) = ((value.dtype(), value.sizes()), (variable.dtype, &variable.sizes));
+                let (found, expected) = ((value.dtype(), value.sizes()), (variable.dtype, &variable.sizes));
                 mismatches.shape_or_dtype.push(format!(
                     "{} is {}{:?} in the source, but {}{:?} in the graph",
-                    variable.name, there.0, there.1, here.0, here.1
+                    variable.name, found.0, found.1, expected.0, expected.1
                 ));
             }
         }
         let training_only = |name| source.training_only.as_ref().is_none_or(|names| names.contains(name));
-        let left = source.tensors.iter().filter(|(name, _)| {
+        let unused = source.tensors.iter().filter(|(name, _)| {
             !looked_up.contains(name.as_str()) && !self.ignores(name) && !training_only(*name)
         });
-        mismatches.unexpected = left.map(|(n, t)| format!("{n} {}{:?}", t.dtype(), t.sizes())).collect();
+        mismatches.unexpected = unused.map(|(n, t)| format!("{n} {}{:?}", t.dtype(), t.sizes())).collect();
         mismatches.missing.sort();
         mismatches.shape_or_dtype.sort();
         Ok((matching, mismatches))
@@ -131,8 +131,8 @@ impl Matching {
         self.ignore.iter().any(|pattern| pattern.matches(name))
     }
 
-    /// Checks that every pattern matches something: a layout a saved tensor, and what is ignored a
-    /// saved tensor or a variable.
+    /// Checks that every layout pattern matches a saved tensor, and every ignore pattern a saved
+    /// tensor or a variable.
     fn check_patterns(&self, source: &Source, session: &Session) -> Result<()> {
         let saved = || source.tensors.keys().map(String::as_str);
         for (pattern, _) in &self.layouts {
@@ -181,6 +181,6 @@ fn cast(name: &str, value: &HostTensor, dtype: DType) -> Result<Option<HostTenso
     if rounds {
         log::warn!("casting {name} from {from} to {dtype}");
     }
-    // f64 represents every integer of a type that can be widened.
+    // Widened integers have at most 32 bits, so f64 represents them exactly.
     HostTensor::from_f64(dtype, value.sizes(), &value.to_f64_vec()).map(Some)
 }

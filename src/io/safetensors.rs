@@ -2,7 +2,7 @@
 //!
 //! A file is the length of the header (8 bytes), the header (JSON) and the elements of the tensors,
 //! little-endian, one tensor after the other. The `safetensors` crate parses, validates and
-//! serialises headers. Elements are read and written here, one tensor at a time, so that checksums
+//! serializes headers. Elements are read and written here, one tensor at a time, so that checksums
 //! can be computed on the way and no file is held in memory twice.
 
 use super::disk::{RealDisk, failed, write_atomically};

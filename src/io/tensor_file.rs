@@ -27,7 +27,7 @@ pub(super) fn open(path: &Path) -> Result<Source> {
 
 /// Reads the tensors of a file.
 fn read(path: &Path) -> Result<Named> {
-    match Format::of(path)? {
+    match Format::from_path(path)? {
         Format::Safetensors => safetensors::read(path),
         Format::Npz => npz::read(path),
     }
@@ -35,7 +35,7 @@ fn read(path: &Path) -> Result<Named> {
 
 /// Writes tensors to a file, replacing an existing one.
 pub(super) fn write(path: &Path, tensors: &[(String, HostTensor)]) -> Result<()> {
-    match Format::of(path)? {
+    match Format::from_path(path)? {
         Format::Safetensors => safetensors::write(path, tensors),
         Format::Npz => npz::write(path, tensors),
     }
@@ -47,7 +47,7 @@ enum Format {
 }
 
 impl Format {
-    fn of(path: &Path) -> Result<Format> {
+    fn from_path(path: &Path) -> Result<Format> {
         match path.extension().and_then(|e| e.to_str()) {
             Some("safetensors") => Ok(Format::Safetensors),
             Some("npz") => Ok(Format::Npz),

@@ -75,7 +75,7 @@ impl ExprBuilder {
     /// Loads the kernel's operand `index`, whose elements are of type `dtype`, in `class`.
     pub fn operand(&mut self, index: usize, dtype: DType, class: Class) -> Reg {
         let reg = self.push(Step::Operand { index: number(index), class });
-        self.unconverted[reg.0 as usize] = Class::of(dtype) == class;
+        self.unconverted[reg.0 as usize] = Class::from_dtype(dtype) == class;
         reg
     }
 
@@ -151,7 +151,7 @@ impl ExprBuilder {
     pub(crate) fn stored(&mut self, dtype: DType, x: Reg) -> Reg {
         debug_assert!(matches!(dtype, DType::F32 | DType::F64 | DType::I64 | DType::Bool));
         if dtype != DType::Bool || self.is_truth(x) {
-            return self.cast(Class::of(dtype), x);
+            return self.cast(Class::from_dtype(dtype), x);
         }
         let zero = self.constant(0.0, self.class(x));
         let truth = self.binary(Binary::Ne, x, zero);

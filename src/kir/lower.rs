@@ -100,7 +100,7 @@ impl LowerCx<'_> {
         let mut read = Vec::new();
         let mut regs = Vec::new();
         for view in operands {
-            let class = Class::of(view.dtype);
+            let class = Class::from_dtype(view.dtype);
             regs.push(match self.program.scalar_constant(view) {
                 Some(v) => b.constant(v, class),
                 None => {
@@ -167,7 +167,7 @@ impl LowerCx<'_> {
         if sizes.contains(&0) {
             // Kernels are partitioned by products of sizes, which may overflow where another size
             // is zero.
-            return self.map_to(dtype, &sizes, &[], |b, _| b.constant(0.0, Class::of(dtype)));
+            return self.map_to(dtype, &sizes, &[], |b, _| b.constant(0.0, Class::from_dtype(dtype)));
         }
         let (lhs, rhs) = (self.operand(lhs), self.operand(rhs));
         self.one(Kernel::Contract { kind, lhs, rhs, epilogue: None }, dtype, sizes)

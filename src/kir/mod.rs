@@ -22,6 +22,6 @@ pub(crate) use lower::compact;
 pub use program::{Buffer, BufferId, BufferKind, KernelNode, Origin, Program, Update};
 pub use tensorpack_kernels::ReduceKind;
 pub use tensorpack_kernels::expr::{Binary, Class, Expr, Reg, Step, Unary};
-pub(crate) use validate::{Surroundings, validate, validate_surroundings, validate_view};
+pub(crate) use validate::{Signature, validate, validate_signature, validate_view};
 pub use view::View;
 pub(crate) use view::elements;

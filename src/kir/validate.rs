@@ -17,8 +17,8 @@ use tensorpack_tensor::{DType, Error, ErrorKind, Result, element_count};
 /// its operand, so nothing else would stop one that takes years.
 const MAX_REDUCED: usize = 1 << 42;
 
-/// Types and sizes of the feeds and variables of a program.
-pub(crate) struct Surroundings<'a> {
+/// The signature of a program: types and sizes of its feeds and variables.
+pub(crate) struct Signature<'a> {
     /// The feeds, by index.
     pub(crate) feeds: Vec<(DType, &'a [usize])>,
     /// The variables of the graph, by index.
@@ -51,11 +51,15 @@ pub(crate) fn validate(program: &Program) -> Result<()> {
     Ok(())
 }
 
-/// Checks the feeds and variables that a program reads and the variables that it updates.
-pub(crate) fn validate_surroundings(program: &Program, around: &Surroundings<'_>) -> Result<()> {
+/// Checks that a program reads and updates only feeds and variables of its signature, with their
+/// types and sizes.
+pub(crate) fn validate_signature(program: &Program, signature: &Signature<'_>) -> Result<()> {
     let matches = |known: &[(DType, &[usize])], i: usize, what: &str, dtype: DType, sizes: &[usize]| {
         let Some(&(d, s)) = known.get(i) else {
-            return Err(Error::argument(format!("the program names {what} {i}, of {}", known.len())));
+            return Err(Error::argument(format!(
+                "the program uses {what} {i}, but there are {}",
+                known.len()
+            )));
         };
         if (d, s) != (dtype, sizes) {
             let why = format!("{what} {i} is {d}{s:?}, but the program reads it as {dtype}{sizes:?}");
@@ -65,16 +69,16 @@ pub(crate) fn validate_surroundings(program: &Program, around: &Surroundings<'_>
     };
     for b in &program.buffers {
         match b.kind {
-            BufferKind::Feed(i) => matches(&around.feeds, i, "feed", b.dtype, &b.sizes)?,
+            BufferKind::Feed(i) => matches(&signature.feeds, i, "feed", b.dtype, &b.sizes)?,
             BufferKind::Variable(i) | BufferKind::Snapshot(i) => {
-                matches(&around.variables, i, "variable", b.dtype, &b.sizes)?;
+                matches(&signature.variables, i, "variable", b.dtype, &b.sizes)?;
             }
             BufferKind::Temp | BufferKind::Constant(_) => {}
         }
     }
-    let mut updated = vec![false; around.variables.len()];
+    let mut updated = vec![false; signature.variables.len()];
     for u in &program.updates {
-        matches(&around.variables, u.variable, "variable", u.value.dtype, &u.value.sizes)?;
+        matches(&signature.variables, u.variable, "variable", u.value.dtype, &u.value.sizes)?;
         if std::mem::replace(&mut updated[u.variable], true) {
             return Err(Error::argument(format!("variable {} is updated twice", u.variable)));
         }
@@ -88,8 +92,10 @@ pub(crate) fn validate_view(program: &Program, view: &View) -> Result<()> {
         return Err(Error::argument(format!("a view of buffer %{}, which does not exist", view.buffer.0)));
     };
     if view.dtype != buffer.dtype {
-        let (seen, held) = (view.dtype, buffer.dtype);
-        return Err(Error::dtype(format!("a view of {seen} of buffer %{}, which is {held}", view.buffer.0)));
+        return Err(Error::dtype(format!(
+            "a view has dtype {}, but its buffer %{} is {}",
+            view.dtype, view.buffer.0, buffer.dtype
+        )));
     }
     if view.sizes.len() != view.strides.len() {
         return Err(Error::shape(format!(
@@ -114,7 +120,7 @@ pub(crate) fn validate_view(program: &Program, view: &View) -> Result<()> {
     }
 }
 
-/// Returns the first and the last element of a non-empty view; `None` on overflow.
+/// Returns the lowest and the highest offset of a non-empty view; `None` on overflow.
 fn span(view: &View) -> Option<(isize, isize)> {
     let from = isize::try_from(view.offset).ok()?;
     view.sizes.iter().zip(&view.strides).try_fold((from, from), |(low, high), (&n, &stride)| {
@@ -123,7 +129,7 @@ fn span(view: &View) -> Option<(isize, isize)> {
             0 | 1 => Some((low, high)),
             _ => {
                 let last = isize::try_from(n - 1).ok()?.checked_mul(stride)?;
-                // Kernels form this product when they merge dimensions.
+                // Kernels compute `n * stride` when they merge dimensions.
                 last.checked_add(stride)?;
                 Some((low.checked_add(last.min(0))?, high.checked_add(last.max(0))?))
             }
@@ -135,7 +141,10 @@ fn validate_buffer(buffer: &Buffer) -> Result<()> {
     element_count(&buffer.sizes)?;
     match &buffer.kind {
         BufferKind::Constant(value) if (value.dtype(), value.sizes()) != (buffer.dtype, &buffer.sizes) => {
-            Err(Error::shape(format!("a constant {value:?} as {}{:?}", buffer.dtype, buffer.sizes)))
+            Err(Error::shape(format!(
+                "a constant {value:?} in a buffer of {}{:?}",
+                buffer.dtype, buffer.sizes
+            )))
         }
         _ => Ok(()),
     }
@@ -168,8 +177,8 @@ fn require_dtype(what: &str, found: DType, wanted: &[DType]) -> Result<()> {
 
 /// Types of contractions and pooling; engines compute bf16 in f32.
 const FLOATS: [DType; 3] = [DType::F32, DType::F64, DType::Bf16];
-/// Types of cumulative sums and scattered rows.
-const ADDENDS: [DType; 5] = [DType::F32, DType::F64, DType::Bf16, DType::I32, DType::I64];
+/// Types of cumulative sums and of the updates of a scatter-add.
+const SUMMABLE: [DType; 5] = [DType::F32, DType::F64, DType::Bf16, DType::I32, DType::I64];
 
 impl Checks<'_> {
     fn node(&mut self, node: &KernelNode) -> Result<()> {
@@ -196,7 +205,7 @@ impl Checks<'_> {
         })
     }
 
-    /// Adds to an error the operation that computes a buffer.
+    /// Adds the operation that computes `buffer` to an error.
     fn name_producer(&self, e: Error, buffer: BufferId) -> Error {
         match self.program.kernels.iter().find(|n| n.outputs.contains(&buffer)) {
             Some(node) => e.within(&node.origin.name).at(node.origin.site),
@@ -248,7 +257,7 @@ fn kernel(kernel: &Kernel, outputs: &[&Buffer]) -> Result<()> {
                     require_len("the output", out.len(), gather.rows_len())
                 }
                 GatherKind::ScatterAdd => {
-                    require_dtype("the added rows", rows.dtype, &ADDENDS)?;
+                    require_dtype("the added rows", rows.dtype, &SUMMABLE)?;
                     operand("the added rows", rows, gather.rows_len())?;
                     require_len("the output", out.len(), gather.tables_len())
                 }
@@ -262,7 +271,7 @@ fn kernel(kernel: &Kernel, outputs: &[&Buffer]) -> Result<()> {
         Kernel::Cumsum { cumsum, input } => {
             let out = one(outputs)?;
             cumsum.check()?;
-            require_dtype("the input", input.dtype, &ADDENDS)?;
+            require_dtype("the input", input.dtype, &SUMMABLE)?;
             require_dtype("the output", out.dtype, &[input.dtype])?;
             operand("the input", input, cumsum.elements())?;
             require_len("the output", out.len(), cumsum.elements())
@@ -321,7 +330,7 @@ fn map_body(body: &MapBody, results: usize) -> Result<()> {
 
 fn reduce(body: &MapBody, reduced: &[bool], kinds: &[ReduceKind], outputs: &[&Buffer]) -> Result<()> {
     map_body(body, kinds.len())?;
-    require_count("marks of reduced dimensions", reduced.len(), body.sizes.len())?;
+    require_count("entries in `reduced`", reduced.len(), body.sizes.len())?;
     let space = elements(&body.sizes);
     require(space <= MAX_REDUCED, ErrorKind::Memory, || {
         format!("a reduction over {space} elements, of sizes {:?}", body.sizes)
@@ -410,7 +419,7 @@ fn expr(expr: &Expr, operands: usize, rank: usize) -> Result<()> {
                 return wrong(format!("reads operand {index} of {operands}"));
             }
             Step::Index { axis, .. } if usize::from(*axis) >= rank => {
-                return wrong(format!("counts along dimension {axis} of {rank}"));
+                return wrong(format!("indexes dimension {axis} of {rank}"));
             }
             Step::Operand { class, .. } | Step::Const(_, class) | Step::Index { class, .. } => *class,
             Step::Unary(_, x) => class(x)?,
@@ -420,7 +429,7 @@ fn expr(expr: &Expr, operands: usize, rank: usize) -> Result<()> {
         });
     }
     match expr.outputs.iter().find(|r| usize::from(r.0) >= classes.len()) {
-        Some(r) => wrong(format!("of {} steps gives step {}", classes.len(), r.0)),
+        Some(r) => wrong(format!("of {} steps outputs step {}", classes.len(), r.0)),
         None => Ok(()),
     }
 }

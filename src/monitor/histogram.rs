@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_lie_below_their_limit() {
+    fn values_are_below_their_limit() {
         let values = [-2.0, 0.0, 0.0, 0.5, 3.0, f64::NAN, f64::INFINITY, f64::MAX];
         let h = Histogram::new(&HostTensor::new([8], values.to_vec()).unwrap());
         assert_eq!((h.min, h.max, h.count), (-2.0, f64::MAX, 6.0));

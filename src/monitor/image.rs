@@ -70,8 +70,8 @@ mod tests {
 
     #[test]
     fn shapes_and_values() {
-        let grey = HostTensor::new([1, 5], vec![-3.0f32, 0.4, 99.5, 300.0, f32::NAN]).unwrap();
-        let images = Image::from_tensor(&grey).unwrap();
+        let gray = HostTensor::new([1, 5], vec![-3.0f32, 0.4, 99.5, 300.0, f32::NAN]).unwrap();
+        let images = Image::from_tensor(&gray).unwrap();
         assert_eq!(images, [Image { width: 5, height: 1, channels: 1, pixels: vec![0, 0, 100, 255, 0] }]);
         let two = HostTensor::new([2, 1, 1, 3], vec![1u8, 2, 3, 4, 5, 6]).unwrap();
         let images = Image::from_tensor(&two).unwrap();

@@ -57,13 +57,13 @@ impl Affine {
             if x.is_poison() {
                 return x.clone();
             }
-            let rows = self.layout.to_nhwc(x).cast(variable_dtype(x.dtype()));
-            let Some(channels) = channels(&rows, rank..) else {
+            let nhwc = self.layout.to_nhwc(x).cast(variable_dtype(x.dtype()));
+            let Some(channels) = channels(&nhwc, rank..) else {
                 let why =
                     format!("expected at least {rank} dimensions and known channels, got {}", x.shape());
                 return x.fail(kind, Error::shape(why));
             };
-            let mut y = normalize(&rows, self.epsilon);
+            let mut y = normalize(&nhwc, self.epsilon);
             if let Some(gamma) = self.gamma(t, x, channels) {
                 y = y * gamma.value();
             }

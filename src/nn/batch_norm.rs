@@ -58,7 +58,8 @@ impl BatchNorm {
         }
     }
 
-    /// Sets the share of the running statistics that each update keeps (default: 0.9).
+    /// Sets the decay of the running statistics: the weight of the old value in each update
+    /// (default: 0.9).
     #[must_use]
     #[doc(alias = "decay")]
     pub fn momentum(self, momentum: f64) -> BatchNorm {
@@ -148,8 +149,8 @@ impl BatchNorm {
                 return x.clone();
             }
             let layout = self.affine.layout;
-            let rows = layout.to_nhwc(x);
-            let Some(channels) = channels(&rows, 2..) else {
+            let nhwc = layout.to_nhwc(x);
+            let Some(channels) = channels(&nhwc, 2..) else {
                 let why = format!("expected [batch, ..., channels] with known channels, got {}", x.shape());
                 return x.fail("BatchNorm", Error::shape(why));
             };
@@ -161,21 +162,21 @@ impl BatchNorm {
             };
             let running = [model("mean/EMA", 0.0), model("variance/EMA", 1.0)];
             let source = if t.is_training() { self.statistics } else { Statistics::Running };
-            let rows = match source {
-                Statistics::Groups(examples) => rows.split_dim(0, &[-1, examples as isize]),
-                _ => rows,
+            let nhwc = match source {
+                Statistics::Groups(examples) => nhwc.split_dim(0, &[-1, examples as isize]),
+                _ => nhwc,
             };
-            if rows.is_poison() {
-                return rows;
+            if nhwc.is_poison() {
+                return nhwc;
             }
-            let (mean, variance) = self.mean_and_variance(t, source, &rows, &running);
+            let (mean, variance) = self.mean_and_variance(t, source, &nhwc, &running);
             let mut scale = (variance + self.affine.epsilon).rsqrt();
             if let Some(gamma) = gamma {
                 scale = scale * gamma.value();
             }
             // In a bf16 layer, statistics, scale and shift are f32 and are rounded just before use.
             let [mean, scale] = [mean, scale].map(|s| s.cast(x.dtype()));
-            let mut y = (&rows - mean) * scale;
+            let mut y = (&nhwc - mean) * scale;
             if let Some(beta) = beta {
                 y = y + beta.cast(x.dtype());
             }
@@ -239,23 +240,24 @@ impl BatchNorm {
         running: &[Variable; 2],
         [mean, variance]: [Tensor; 2],
     ) {
-        let now = [mean.stop_gradient(), variance.stop_gradient()];
+        let statistics = [mean.stop_gradient(), variance.stop_gradient()];
         if t.total() == 1 {
-            return self.update_running(t, running, now);
+            return self.update_running(t, running, statistics);
         }
-        let [mean, variance] = all_reduce_pair(t, "average", now).map(|s| s * (1.0 / t.total() as f64));
+        let [mean, variance] =
+            all_reduce_pair(t, "average", statistics).map(|s| s * (1.0 / t.total() as f64));
         self.update_running(t, running, [mean, variance]);
     }
 
     /// Updates the running statistics with statistics that are equal on all towers.
     #[track_caller]
-    fn update_running(&self, t: &TowerContext, running: &[Variable; 2], now: [Tensor; 2]) {
+    fn update_running(&self, t: &TowerContext, running: &[Variable; 2], statistics: [Tensor; 2]) {
         if !t.is_main_training_tower() {
             return;
         }
-        for (running, now) in running.iter().zip(now) {
-            let now = now.stop_gradient() * (1.0 - self.momentum);
-            let update = running.update(|r| r * self.momentum + now);
+        for (running, new) in running.iter().zip(statistics) {
+            let new = new.stop_gradient() * (1.0 - self.momentum);
+            let update = running.update(|r| r * self.momentum + new);
             t.graph().add_op_to_collection(UPDATE_OPS, &update);
         }
     }

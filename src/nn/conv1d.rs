@@ -9,11 +9,11 @@ use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
 
 /// A 1-D convolution layer, `activation(conv(x, W) + b)`, over sequences `[batch, time, channels]`,
-/// with `W` of shape `[taps, in / groups, out]`.
+/// with `W` of shape `[kernel, in / groups, out]`.
 #[derive(Clone, Debug)]
 pub struct Conv1d {
     channels: usize,
-    taps: usize,
+    kernel: usize,
     options: Conv1dOptions,
     causal: bool,
     bias: bool,
@@ -22,11 +22,11 @@ pub struct Conv1d {
 }
 
 impl Conv1d {
-    /// Creates a layer with this many output channels and a kernel of `taps` taps.
-    pub fn new(channels: usize, taps: usize) -> Conv1d {
+    /// Creates a layer with this many output channels and this kernel size.
+    pub fn new(channels: usize, kernel: usize) -> Conv1d {
         Conv1d {
             channels,
-            taps,
+            kernel,
             options: Conv1dOptions::default(),
             causal: false,
             bias: true,
@@ -110,8 +110,8 @@ impl Conv1d {
                 return x.fail("Conv1d", Error::argument(why));
             }
             let filter =
-                VariableSpec::new("W", [self.taps, inputs / groups, self.channels]).init(self.init.clone());
-            let options = if self.causal { self.options.causal(self.taps) } else { self.options };
+                VariableSpec::new("W", [self.kernel, inputs / groups, self.channels]).init(self.init.clone());
+            let options = if self.causal { self.options.causal(self.kernel) } else { self.options };
             let mut y = x.conv1d(&parameter(t, filter, x), options);
             if self.bias {
                 y = add_bias(t, &y, self.channels);

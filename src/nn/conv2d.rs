@@ -117,8 +117,8 @@ impl Conv2d {
                 return x.clone();
             }
             // Bias and activation also run channels-last, so that they fuse into the convolution.
-            let rows = self.layout.to_nhwc(x);
-            let Some(inputs) = channels(&rows, 4..=4) else {
+            let nhwc = self.layout.to_nhwc(x);
+            let Some(inputs) = channels(&nhwc, 4..=4) else {
                 let why = format!(
                     "expected images [batch, height, width, channels] with known channels, got {}",
                     x.shape()
@@ -132,7 +132,7 @@ impl Conv2d {
             }
             let [h, w] = self.kernel;
             let filter = VariableSpec::new("W", [h, w, inputs / groups, self.channels]);
-            let mut y = rows.conv2d(&parameter(t, filter.init(self.init.clone()), x), self.options);
+            let mut y = nhwc.conv2d(&parameter(t, filter.init(self.init.clone()), x), self.options);
             if self.bias {
                 y = add_bias(t, &y, self.channels);
             }

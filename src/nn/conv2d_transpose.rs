@@ -9,8 +9,8 @@ use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
 
 /// A transposed 2-D convolution layer, `activation(convT(x, W) + b)`, over images
-/// `[batch, height, width, channels]`, with `W` of shape `[height, width, out, in]`. The output is
-/// `stride` times as large as the input.
+/// `[batch, height, width, channels]`, with `W` of shape `[height, width, out, in]`. With
+/// [`Padding::Same`] the output is `stride` times as large as the input.
 #[derive(Clone, Debug)]
 #[doc(alias = "Deconv2D")]
 pub struct Conv2dTranspose {
@@ -45,7 +45,7 @@ impl Conv2dTranspose {
     }
 
     /// Sets the padding (default: [`Padding::Same`]). With [`Padding::Valid`] the output is larger
-    /// by the kernel size minus the stride.
+    /// by `max(kernel - stride, 0)`.
     #[must_use]
     pub fn padding(mut self, padding: Padding) -> Conv2dTranspose {
         self.options.padding = padding;
@@ -89,14 +89,14 @@ impl Conv2dTranspose {
             if x.is_poison() {
                 return x.clone();
             }
-            let rows = self.layout.to_nhwc(x);
-            let Some(inputs) = channels(&rows, 4..=4) else {
+            let nhwc = self.layout.to_nhwc(x);
+            let Some(inputs) = channels(&nhwc, 4..=4) else {
                 let why = format!("expected images with known channels, got {}", x.shape());
                 return x.fail("Conv2dTranspose", Error::shape(why));
             };
             let [h, w] = self.kernel;
             let filter = VariableSpec::new("W", [h, w, self.channels, inputs]).init(self.init.clone());
-            let mut y = rows.conv2d_transpose(&parameter(t, filter, x), self.options);
+            let mut y = nhwc.conv2d_transpose(&parameter(t, filter, x), self.options);
             if self.bias {
                 y = add_bias(t, &y, self.channels);
             }

@@ -19,7 +19,7 @@ impl Draw<'_> {
     }
 
     /// Draws an element of a list.
-    pub(crate) fn of<T: Copy>(&mut self, list: &[T]) -> T {
+    pub(crate) fn pick<T: Copy>(&mut self, list: &[T]) -> T {
         list[self.below(list.len())]
     }
 
@@ -35,9 +35,9 @@ impl Draw<'_> {
         let mut room = if large { 4000 } else { 200 };
         let mut dim = |draw: &mut Self| {
             let n = if large {
-                draw.of(&[1, 2, 7, 67, 130, 1025])
+                draw.pick(&[1, 2, 7, 67, 130, 1025])
             } else {
-                draw.of(&[1, 2, 3, 5, 4, 7, 0, 19, 67])
+                draw.pick(&[1, 2, 3, 5, 4, 7, 0, 19, 67])
             };
             let n = if n > room { 2 } else { n };
             room /= n.max(1);

@@ -47,7 +47,7 @@ fn predictor(case: &Case, seed: u64) -> (OfflinePredictor, Vec<HostTensor>) {
         before += x.len();
     }
     let session = Session::with(graph.freeze().expect("a graph that can be built"), options()).unwrap();
-    (OfflinePredictor::of(session, names, outputs).unwrap(), fed)
+    (OfflinePredictor::from_session(session, names, outputs).unwrap(), fed)
 }
 
 fn options() -> SessionOptions {

@@ -222,7 +222,7 @@ impl Tensor {
             return self.clone();
         }
         // Move a factor that is constant over the sum out of it: this saves multiplications, and
-        // the sum of the other factor is often needed anyway, as in the gradients of normalisation.
+        // the sum of the other factor is often needed anyway, as in the gradients of normalization.
         if let Some([a, b]) = self.factors() {
             if a.shape() == self.shape() && b.shape() == like.shape() {
                 return a.sum_like(like) * b;

@@ -29,7 +29,7 @@ impl OpDef for Cast {
         let x = cx.input(0);
         Ok(vec![cx.map(&[&x], |e, r| {
             if self.0 == DType::Bool {
-                let zero = e.constant(0.0, Class::of(x.dtype));
+                let zero = e.constant(0.0, Class::from_dtype(x.dtype));
                 let nonzero = e.binary(Binary::Ne, r[0], zero);
                 return e.cast(Class::I64, nonzero);
             }
@@ -37,7 +37,7 @@ impl OpDef for Cast {
             // wide integer would wrap where `as` saturates.
             match self.0 {
                 DType::I32 | DType::U8 if x.dtype.is_float() => r[0],
-                _ => e.cast(Class::of(self.0), r[0]),
+                _ => e.cast(Class::from_dtype(self.0), r[0]),
             }
         })])
     }

@@ -195,7 +195,7 @@ mod tests {
             let rank = draw.between(1, 4);
             let (mut sizes, axis) = (draw.sizes(rank), draw.below(rank));
             let inputs = (0..draw.between(1, 4)).map(|_| {
-                sizes[axis] = draw.of(&[1, 2, 3, 0, 7, 19]);
+                sizes[axis] = draw.pick(&[1, 2, 3, 0, 7, 19]);
                 Input::floats(draw, sizes.clone(), Any)
             });
             let inputs: Vec<Input> = inputs.collect();

@@ -32,7 +32,7 @@ impl Hash for Constant {
 /// the file.
 const WRITTEN_OUT: usize = 16;
 
-/// The serialised form of a small constant.
+/// The serialized form of a small constant.
 #[derive(Serialize, Deserialize)]
 struct Written {
     dtype: DType,

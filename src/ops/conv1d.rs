@@ -76,11 +76,11 @@ mod tests {
         case("Conv1d", Twice, |draw| {
             let (taps, stride, dilation) = (draw.between(1, 3), draw.between(1, 3), draw.between(1, 2));
             let n = draw.between((taps - 1) * dilation + 1, 9);
-            let (groups, inner, outer) = (draw.of(&[1, 2]), draw.of(&[1, 2, 3]), draw.of(&[1, 2, 5]));
-            let padding = draw.of(&[Padding::Same, Padding::Valid, Padding::Explicit([[0, 0], [1, 2]])]);
+            let (groups, inner, outer) = (draw.pick(&[1, 2]), draw.pick(&[1, 2, 3]), draw.pick(&[1, 2, 5]));
+            let padding = draw.pick(&[Padding::Same, Padding::Valid, Padding::Explicit([[0, 0], [1, 2]])]);
             let options = Conv1dOptions { stride, dilation, padding, groups };
             let options = if draw.below(4) == 3 { options.causal(taps) } else { options };
-            let batch = draw.of(&[1, 2, 3]);
+            let batch = draw.pick(&[1, 2, 3]);
             let inputs = vec![
                 Input::floats(draw, [batch, n, groups * inner], Any),
                 Input::floats(draw, [taps, inner, groups * outer], Any).closed(),

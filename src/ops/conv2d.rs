@@ -300,8 +300,8 @@ mod tests {
             let (mut n, kernel, stride, dilation) = (two(1, 6), two(1, 3), two(1, 3), two(1, 2));
             let reach = [0, 1].map(|i| (kernel[i] - 1) * dilation[i] + 1);
             let padding = draw_padding(draw, &mut n, reach, [4, 4]);
-            let (inner, outer) = (draw.of(&[1, 2, 3, 0]), draw.of(&[1, 2, 5, 17, 0]));
-            let image = [draw.of(&[1, 2, 0]), n[0], n[1], inner];
+            let (inner, outer) = (draw.pick(&[1, 2, 3, 0]), draw.pick(&[1, 2, 5, 17, 0]));
+            let image = [draw.pick(&[1, 2, 0]), n[0], n[1], inner];
             let filter = [kernel[0], kernel[1], inner, outer];
             let inputs = vec![Input::floats(draw, image, Any), Input::floats(draw, filter, Any).closed()];
             let options = Conv2dOptions { stride, dilation, padding, ..Conv2dOptions::default() };

@@ -121,9 +121,9 @@ mod tests {
                 1 => Padding::Valid,
                 _ => Padding::Explicit([around(draw, 0), around(draw, 1)]),
             };
-            let (inner, outer) = (draw.of(&[1, 2, 3, 0]), draw.of(&[1, 2, 5, 17, 0]));
-            let layout = draw.of(&[Layout::Nhwc, Layout::Nchw]);
-            let batch = draw.of(&[1, 2, 0]);
+            let (inner, outer) = (draw.pick(&[1, 2, 3, 0]), draw.pick(&[1, 2, 5, 17, 0]));
+            let layout = draw.pick(&[Layout::Nhwc, Layout::Nchw]);
+            let batch = draw.pick(&[1, 2, 0]);
             let image = match layout {
                 Layout::Nhwc => [batch, n[0], n[1], inner],
                 Layout::Nchw => [batch, inner, n[0], n[1]],

@@ -168,8 +168,8 @@ mod tests {
 
     cases![
         case("DepthwiseConv2d", Twice, |draw| {
-            let multiple = draw.of(&[1, 1, 2, 3]);
-            let channels = draw.of(&[2, 3, 5, 18]);
+            let multiple = draw.pick(&[1, 1, 2, 3]);
+            let channels = draw.pick(&[2, 3, 5, 18]);
             grouped_case(draw, channels, [1, multiple])
         })
         .empty("x.conv2d(y), in 2 groups", "[0, 5, 5, 2], [3, 3, 1, 2]", "empty [0, 5, 5, 2]", |x| x[0]
@@ -181,7 +181,7 @@ mod tests {
             |x| x[0].conv2d(&x[1], Conv2dOptions { groups: 2, ..Conv2dOptions::default() })
         ),
         case("Conv2d in groups", Twice, |draw| {
-            let (groups, inner, outer) = (draw.of(&[2, 3]), draw.of(&[2, 3]), draw.of(&[1, 2, 5]));
+            let (groups, inner, outer) = (draw.pick(&[2, 3]), draw.pick(&[2, 3]), draw.pick(&[1, 2, 5]));
             grouped_case(draw, groups, [inner, outer])
         }),
     ];
@@ -192,8 +192,8 @@ mod tests {
         let (mut n, kernel, stride, dilation) = (two(1, 6), two(1, 3), two(1, 3), two(1, 2));
         let reach = [0, 1].map(|i| (kernel[i] - 1) * dilation[i] + 1);
         let padding = draw_padding(draw, &mut n, reach, [4, 4]);
-        let layout = draw.of(&[Layout::Nhwc, Layout::Nchw]);
-        let (batch, channels) = (draw.of(&[1, 2]), groups * inner);
+        let layout = draw.pick(&[Layout::Nhwc, Layout::Nchw]);
+        let (batch, channels) = (draw.pick(&[1, 2]), groups * inner);
         let image = match layout {
             Layout::Nhwc => [batch, n[0], n[1], channels],
             Layout::Nchw => [batch, channels, n[0], n[1]],

@@ -85,12 +85,12 @@ impl Einsum {
 }
 
 /// A view with a label for each dim.
-struct Labelled {
+struct Labeled {
     view: View,
     labels: Vec<char>,
 }
 
-impl Labelled {
+impl Labeled {
     /// Returns the view with exactly these labels, in this order; each must exist.
     fn ordered(&self, labels: &[char]) -> View {
         let at = |c: &char| self.labels.iter().position(|l| l == c).expect("a label of this view");
@@ -115,14 +115,14 @@ impl Labelled {
     }
 
     /// Sums over all labels that `keep` rejects.
-    fn summed(self, cx: &mut LowerCx<'_>, keep: impl Fn(char) -> bool) -> Labelled {
-        let Labelled { view, labels } = self;
+    fn summed(self, cx: &mut LowerCx<'_>, keep: impl Fn(char) -> bool) -> Labeled {
+        let Labeled { view, labels } = self;
         let reduced: Vec<bool> = labels.iter().map(|&c| !keep(c)).collect();
         if !reduced.contains(&true) {
-            return Labelled { view, labels };
+            return Labeled { view, labels };
         }
         let sums = cx.reduce(ReduceKind::Sum, view.dtype, &view.sizes, &reduced, &[&view], |_, r| r[0]);
-        Labelled { view: sums[0].clone(), labels: labels.into_iter().filter(|&c| keep(c)).collect() }
+        Labeled { view: sums[0].clone(), labels: labels.into_iter().filter(|&c| keep(c)).collect() }
     }
 
     /// Returns the view as an operand of a matrix product, `[batch, rows, columns]`, or transposed
@@ -194,14 +194,14 @@ impl OpDef for Einsum {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
-        let labelled =
-            |cx: &LowerCx<'_>, i: usize| Labelled { view: cx.input(i), labels: self.inputs[i].clone() };
-        let a = labelled(cx, 0);
+        let labeled =
+            |cx: &LowerCx<'_>, i: usize| Labeled { view: cx.input(i), labels: self.inputs[i].clone() };
+        let a = labeled(cx, 0);
         if self.inputs.len() == 1 {
             let sum = a.summed(cx, |c| self.in_output(c));
             return Ok(vec![sum.ordered(&self.output)]);
         }
-        let b = labelled(cx, 1);
+        let b = labeled(cx, 1);
         // Sum what only one input has first.
         let a = a.summed(cx, |c| self.in_output(c) || b.labels.contains(&c));
         let b = b.summed(cx, |c| self.in_output(c) || a.labels.contains(&c));
@@ -247,7 +247,7 @@ impl OpDef for Einsum {
         sizes.extend(columns.iter().map(|&c| b.size(c)));
         let view = cx.reshape(&product, &sizes);
         let labels = [leading, columns].concat();
-        Ok(vec![Labelled { view, labels }.ordered(&self.output)])
+        Ok(vec![Labeled { view, labels }.ordered(&self.output)])
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
@@ -318,8 +318,8 @@ mod tests {
 
     cases![
         case("Einsum", Twice, |draw| {
-            let equation = draw.of(&EQUATIONS);
-            let sizes: Vec<usize> = (0..26).map(|_| draw.of(&[1, 2, 3, 5, 0])).collect();
+            let equation = draw.pick(&EQUATIONS);
+            let sizes: Vec<usize> = (0..26).map(|_| draw.pick(&[1, 2, 3, 5, 0])).collect();
             let (left, _) = equation.split_once("->").expect("an arrow");
             let inputs: Vec<Input> = left
                 .split(',')
@@ -337,7 +337,7 @@ mod tests {
             x[0].graph().einsum("ij,jk->ik", x)
         }),
         case("Einsum of one", Twice, |draw| {
-            let equation = draw.of(&["abc->cab", "abc->b", "abc->", "abc->ca"]);
+            let equation = draw.pick(&["abc->cab", "abc->b", "abc->", "abc->ca"]);
             let sizes = draw.sizes(3);
             Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| {
                 vec![x[0].graph().einsum(equation, &[x[0].square()])]

@@ -89,7 +89,7 @@ mod tests {
 
     cases![
         case("FanOut", Twice, |draw| {
-            let [n, m] = [draw.of(&[1, 2, 3, 5]), draw.of(&[1, 2, 3])];
+            let [n, m] = [draw.pick(&[1, 2, 3, 5]), draw.pick(&[1, 2, 3])];
             let (uses, plain) = (draw.between(1, 4), draw.below(4) == 3);
             let mut inputs = vec![Input::floats(draw, [n, n], Any)];
             inputs.extend((0..uses).map(|_| Input::floats(draw, [m, n], Any)));

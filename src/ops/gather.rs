@@ -296,7 +296,7 @@ mod tests {
     use crate::op_cases::*;
 
     fn integers(draw: &mut Draw<'_>, sizes: Vec<usize>, below: usize) -> Input {
-        let dtype = draw.of(&[DType::I64, DType::I32, DType::U8]);
+        let dtype = draw.pick(&[DType::I64, DType::I32, DType::U8]);
         Input::new(draw, sizes, Elements::Below(dtype, below))
     }
 
@@ -320,7 +320,7 @@ mod tests {
             let rank = draw.between(1, 3);
             let (sizes, axis) = (draw.solid(rank), draw.below(rank));
             let mut indices = sizes.clone();
-            indices[axis] = draw.of(&[1, 2, 0, 5]);
+            indices[axis] = draw.pick(&[1, 2, 0, 5]);
             let inputs =
                 vec![Input::floats(draw, sizes.clone(), Any), integers(draw, indices, sizes[axis].min(200))];
             Trial::new(inputs, move |x| vec![x[0].square().take_along_axis(&x[1], axis as isize)])

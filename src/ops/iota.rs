@@ -39,7 +39,7 @@ impl OpDef for Iota {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
-        let class = Class::of(self.dtype);
+        let class = Class::from_dtype(self.dtype);
         Ok(vec![cx.map(&[], |e, _| e.index(self.axis, class))])
     }
 

@@ -128,7 +128,7 @@ mod tests {
 
     cases![
         case("MatMul", Twice, |draw| {
-            let mut size = || draw.of(&[1, 2, 3, 5, 0, 8, 17]);
+            let mut size = || draw.pick(&[1, 2, 3, 5, 0, 8, 17]);
             let [m, k, n, b] = [size(), size(), size(), size()];
             let (a, c) = match draw.below(5) {
                 1 => (vec![b, m, k], vec![k, n]),
@@ -146,7 +146,7 @@ mod tests {
         .empty("x.matmul(y)", "[0, 2, 3], [3, 4]", "empty [0, 2, 4]", |x| x[0].matmul(&x[1]))
         .empty("x.matmul(y)", "[2, 3], [0, 3, 4]", "empty [0, 2, 4]", |x| x[0].matmul(&x[1])),
         case("MatMul and epilogue", Twice, |draw| {
-            let mut size = || draw.of(&[1, 2, 3, 5, 0, 8, 17]);
+            let mut size = || draw.pick(&[1, 2, 3, 5, 0, 8, 17]);
             let [m, k, n] = [size(), size(), size()];
             let inputs = vec![
                 Input::floats(draw, [m, k], Any),

@@ -34,11 +34,11 @@ impl OpDef for Moments {
         let count: Option<usize> = self.axes.iter().map(|&a| x.shape[a].known()).product();
         if self.several && count == Some(1) {
             return Err(Error::shape(format!(
-                "there is only one value per channel in {}: normalising it by its own statistics gives 0",
+                "there is only one value per channel in {}: normalizing it by its own statistics gives 0",
                 x.shape
             ))
             .note(
-                "train with a larger batch, or normalise by running statistics (`BatchNorm::use_running`)",
+                "train with a larger batch, or normalize by running statistics (`BatchNorm::use_running`)",
             ));
         }
         let y = Spec { dtype: x.dtype, shape: reduced_shape(&x.shape, &self.axes, true) };
@@ -167,7 +167,7 @@ mod tests {
             let axes: Vec<isize> = axes.iter().map(|&a| if a < 0 { a } else { a + 1 }).chain([0]).collect();
             vec![more.std_axes(&axes)]
         }),
-        case("Batch normalisation", Twice, |draw| {
+        case("Batch normalization", Twice, |draw| {
             let rank = draw.between(2, 4);
             let sizes = draw.solid(rank);
             let channels = [sizes[rank - 1]];

@@ -1,4 +1,4 @@
-//! Normalisation to mean 0 and variance 1 over some axes, the basis of normalisation layers.
+//! Normalization to mean 0 and variance 1 over some axes, the basis of normalization layers.
 //! Composed of `moments` and elementwise operations: fusion turns each into two passes, and each
 //! can be differentiated again.
 
@@ -18,7 +18,7 @@ impl Tensor {
         })
     }
 
-    /// Normalises each example `[batch, ..., channels]` over groups of adjacent channels and all
+    /// Normalizes each example `[batch, ..., channels]` over groups of adjacent channels and all
     /// dims in between (Wu and He, 2018).
     #[track_caller]
     pub fn group_norm(&self, groups: usize, epsilon: f64) -> Tensor {
@@ -43,20 +43,20 @@ impl Tensor {
         })
     }
 
-    /// Normalises each example `[batch, ...]` over all its elements (Ba et al., 2016).
+    /// Normalizes each example `[batch, ...]` over all its elements (Ba et al., 2016).
     #[track_caller]
     pub fn layer_norm(&self, epsilon: f64) -> Tensor {
         self.normalize_from(1, "LayerNorm", "[batch, ...]", epsilon)
     }
 
-    /// Normalises each channel of each example `[batch, ..., channels]` separately (Ulyanov et al.,
+    /// Normalizes each channel of each example `[batch, ..., channels]` separately (Ulyanov et al.,
     /// 2016).
     #[track_caller]
     pub fn instance_norm(&self, epsilon: f64) -> Tensor {
         self.normalize_from(2, "InstanceNorm", "[batch, ..., channels] of at least three dims", epsilon)
     }
 
-    /// Normalises over the axes from the second on, except the last `kept - 1`.
+    /// Normalizes over the axes from the second on, except the last `kept - 1`.
     #[track_caller]
     fn normalize_from(&self, kept: usize, name: &str, expected: &str, epsilon: f64) -> Tensor {
         if self.is_poison() {
@@ -75,12 +75,12 @@ mod tests {
     use super::*;
     use crate::op_cases::*;
 
-    /// A normalisation of tensors with at least `rank` dims, the last a multiple of 3.
+    /// A normalization of tensors with at least `rank` dims, the last a multiple of 3.
     fn norm(name: &'static str, rank: usize, op: fn(&Tensor) -> Tensor) -> Case {
         case(name, Twice, move |draw| {
             let rank = draw.between(rank, 4);
             let mut sizes: Vec<usize> = (0..rank).map(|_| draw.between(1, 4)).collect();
-            sizes[rank - 1] = draw.of(&[3, 6, 18]);
+            sizes[rank - 1] = draw.pick(&[3, 6, 18]);
             Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| vec![op(&x[0])])
         })
     }

@@ -39,7 +39,7 @@ impl OpDef for OneHot {
         Ok(vec![cx.map(&[&labels], |e, r| {
             let index = e.index(out.len() - 1, Class::I64);
             let hit = e.binary(Binary::Eq, r[0], index);
-            e.cast(Class::of(self.dtype), hit)
+            e.cast(Class::from_dtype(self.dtype), hit)
         })])
     }
 
@@ -70,7 +70,7 @@ mod tests {
             let (rank, classes) = (draw.below(3), draw.below(6));
             let sizes = draw.sizes(rank);
             // Classes out of range too: those give all zeros.
-            let dtype = draw.of(&[DType::I32, DType::I64, DType::U8]);
+            let dtype = draw.pick(&[DType::I32, DType::I64, DType::U8]);
             let labels = Input::new(draw, sizes, Elements::Below(dtype, classes + 2));
             Trial::new(vec![labels], move |x| vec![x[0].one_hot(classes, DType::F32)])
         })

@@ -296,8 +296,8 @@ mod tests {
             let mut two = |low, high| [draw.between(low, high), draw.between(low, high)];
             let (mut n, window, stride) = (two(1, 7), two(1, 4), two(1, 3));
             let padding = draw_padding(draw, &mut n, window, window);
-            let (batch, channels) = (draw.of(&[1, 2, 0]), draw.of(&[1, 3, 2, 0, 17]));
-            let layout = draw.of(&[Layout::Nhwc, Layout::Nchw]);
+            let (batch, channels) = (draw.pick(&[1, 2, 0]), draw.pick(&[1, 3, 2, 0, 17]));
+            let layout = draw.pick(&[Layout::Nhwc, Layout::Nchw]);
             let sizes = match layout {
                 Layout::Nhwc => [batch, n[0], n[1], channels],
                 Layout::Nchw => [batch, channels, n[0], n[1]],
@@ -317,13 +317,13 @@ mod tests {
             .empty("x.average_pool(2)", "[1, 0, 4, 3]", "empty [1, 0, 2, 3]", |x| x[0].average_pool(2))
             .empty("x.average_pool(2)", "[1, 4, 4, 0]", "empty [1, 2, 2, 0]", |x| x[0].average_pool(2)),
         case("Global average pool", Twice, |draw| {
-            let (sizes, layout) = (draw.solid(4), draw.of(&[Layout::Nhwc, Layout::Nchw]));
+            let (sizes, layout) = (draw.solid(4), draw.pick(&[Layout::Nhwc, Layout::Nchw]));
             Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| {
                 vec![x[0].global_average_pool_in(layout).square()]
             })
         }),
         case("Global max pool", Twice, |draw| {
-            let (sizes, layout) = (draw.solid(4), draw.of(&[Layout::Nhwc, Layout::Nchw]));
+            let (sizes, layout) = (draw.solid(4), draw.pick(&[Layout::Nhwc, Layout::Nchw]));
             Trial::new(vec![Input::floats(draw, sizes, Apart)], move |x| {
                 vec![x[0].global_max_pool_in(layout).square()]
             })

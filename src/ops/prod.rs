@@ -48,7 +48,7 @@ fn reduced(
 
 /// Returns the number of zeros and the product of the other elements.
 fn zeros_and_product(cx: &mut LowerCx<'_>, axes: &[usize], x: &View) -> [View; 2] {
-    let class = Class::of(x.dtype);
+    let class = Class::from_dtype(x.dtype);
     // All readers must agree with the count on whether an element is zero.
     cx.materialize(x);
     let zeros = reduced(cx, ReduceKind::Sum, axes, &[x], |e, r| divisor(e, r[0], class)[0]);
@@ -73,7 +73,7 @@ impl OpDef for OtherProducts {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let x = cx.input(0);
-        let class = Class::of(x.dtype);
+        let class = Class::from_dtype(x.dtype);
         let [zeros, product] = zeros_and_product(cx, &self.axes, &x);
         Ok(vec![cx.map(&[&x, &zeros, &product], |e, r| {
             let &[x, zeros, product] = r else { unreachable!("three operands were given") };
@@ -108,7 +108,7 @@ impl OpDef for OtherProductsGrad {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let (x, g) = (cx.input(0), cx.input(1));
-        let class = Class::of(x.dtype);
+        let class = Class::from_dtype(x.dtype);
         let [zeros, product] = zeros_and_product(cx, &self.axes, &x);
         // The sum of g at zeros, and of g / x elsewhere.
         let at_zeros = reduced(cx, ReduceKind::Sum, &self.axes, &[&x, &g], |e, r| {

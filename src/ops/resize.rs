@@ -1,4 +1,4 @@
-//! Image resizing. Pixels are areas: the centre of the first pixel is half a pixel from the edge,
+//! Image resizing. Pixels are areas: the center of the first pixel is half a pixel from the edge,
 //! in the input and in the output (`align_corners = false`).
 
 use super::composed;
@@ -27,7 +27,7 @@ const MAX_PIXELS: usize = 1 << 24;
 enum SampleKind {
     /// The pixel that contains the sample.
     Nearest,
-    /// The last pixel whose centre is not after the sample, or the first pixel.
+    /// The last pixel whose center is not after the sample, or the first pixel.
     Before,
     /// The pixel after that, or the last pixel.
     After,
@@ -37,15 +37,15 @@ enum SampleKind {
 
 impl SampleKind {
     /// Returns the value for sample `i` of `to`, in an axis of `from` pixels.
-    fn of(self, i: usize, from: usize, to: usize) -> f64 {
+    fn value(self, i: usize, from: usize, to: usize) -> f64 {
         let last = from as f64 - 1.0;
         let edge = (i as f64 + 0.5) * from as f64 / to as f64;
-        let centre = (edge - 0.5).clamp(0.0, last);
+        let center = (edge - 0.5).clamp(0.0, last);
         match self {
             SampleKind::Nearest => edge.floor().min(last),
-            SampleKind::Before => centre.floor(),
-            SampleKind::After => (centre.floor() + 1.0).min(last),
-            SampleKind::Between => centre - centre.floor(),
+            SampleKind::Before => center.floor(),
+            SampleKind::After => (center.floor() + 1.0).min(last),
+            SampleKind::Between => center - center.floor(),
         }
     }
 }
@@ -76,19 +76,19 @@ impl OpDef for SamplePlaces {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let from = cx.input_sizes(0)[self.axis];
-        let samples: Vec<f64> = (0..self.to).map(|i| self.what.of(i, from, self.to)).collect();
+        let samples: Vec<f64> = (0..self.to).map(|i| self.what.value(i, from, self.to)).collect();
         Ok(vec![cx.constant(HostTensor::from_f64(self.dtype, [self.to], &samples)?)])
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         let from = cx.input_sizes(0)[self.axis];
-        Ok(cx.float_output(|i| self.what.of(i[0], from, self.to)))
+        Ok(cx.float_output(|i| self.what.value(i[0], from, self.to)))
     }
 }
 
 impl Tensor {
     /// Resizes images `[batch, height, width, channels]` to this height and width by
-    /// nearest-neighbour sampling.
+    /// nearest-neighbor sampling.
     #[track_caller]
     pub fn resize_nearest(&self, size: [usize; 2]) -> Tensor {
         self.resized("ResizeNearest", Location::caller(), size, |x, axis, to| {
@@ -143,7 +143,7 @@ mod tests {
 
     fn resize(name: &'static str, op: fn(&Tensor, [usize; 2]) -> Tensor) -> Case {
         case(name, Twice, move |draw| {
-            let mut size = || draw.of(&[1, 2, 3, 5, 4, 7]);
+            let mut size = || draw.pick(&[1, 2, 3, 5, 4, 7]);
             let sizes = [size() % 4, size(), size(), size() % 4];
             let to = [size(), size() - 1];
             Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| vec![op(&x[0].square(), to)])

@@ -40,7 +40,7 @@ impl OpDef for Select {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let (c, a, b) = (cx.input(0), cx.input(1), cx.input(2));
-        let class = Class::of(a.dtype);
+        let class = Class::from_dtype(a.dtype);
         Ok(vec![cx.map(&[&c, &a, &b], |e, r| {
             let condition = e.cast(class, r[0]);
             e.select(condition, r[1], r[2])

@@ -51,7 +51,7 @@ impl OpDef for CheckLabels {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let (loss, labels) = (cx.input(0), cx.input(1));
-        let class = Class::of(loss.dtype);
+        let class = Class::from_dtype(loss.dtype);
         Ok(vec![cx.map(&[&loss, &labels], |e, r| {
             let (zero, classes) = (e.constant(0.0, Class::I64), e.constant(self.classes as f64, Class::I64));
             let low = e.binary(Binary::Ge, r[1], zero);
@@ -297,7 +297,7 @@ mod tests {
             let (rank, classes) = (draw.between(1, 2), draw.between(1, 7));
             let labels = draw.sizes(rank);
             let logits: Vec<usize> = labels.iter().copied().chain([classes]).collect();
-            let dtype = draw.of(&[DType::I32, DType::I64]);
+            let dtype = draw.pick(&[DType::I32, DType::I64]);
             let inputs = vec![
                 Input::floats(draw, logits, Any),
                 Input::new(draw, labels, Elements::Below(dtype, classes)),

@@ -114,7 +114,7 @@ mod tests {
         case("Split", Twice, |draw| {
             let rank = draw.between(1, 3);
             let (mut sizes, axis) = (draw.sizes(rank), draw.below(rank));
-            let parts: Vec<usize> = (0..draw.between(1, 3)).map(|_| draw.of(&[1, 2, 0, 5])).collect();
+            let parts: Vec<usize> = (0..draw.between(1, 3)).map(|_| draw.pick(&[1, 2, 0, 5])).collect();
             sizes[axis] = parts.iter().sum();
             let x = Input::floats(draw, sizes, Any).closed();
             Trial::new(vec![x], move |x| x[0].square().split(&parts, axis as isize))

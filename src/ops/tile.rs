@@ -130,7 +130,7 @@ mod tests {
         case("Tile", Twice, |draw| {
             let rank = draw.below(4);
             let sizes = draw.sizes(rank);
-            let counts: Vec<usize> = (0..rank).map(|_| draw.of(&[1, 2, 3, 0])).collect();
+            let counts: Vec<usize> = (0..rank).map(|_| draw.pick(&[1, 2, 3, 0])).collect();
             Trial::new(vec![Input::floats(draw, sizes, Any)], move |x| vec![x[0].square().tile(&counts)])
         })
         .empty("x.tile([2, 2])", "[0, 3]", "empty [0, 6]", |x| x[0].tile(&[2, 2]))

@@ -58,7 +58,7 @@ mod tests {
 
     cases![
         case("Unpool", Twice, |draw| {
-            let sizes = [draw.between(1, 3), draw.between(1, 4), draw.between(1, 4), draw.of(&[1, 3, 17])];
+            let sizes = [draw.between(1, 3), draw.between(1, 4), draw.between(1, 4), draw.pick(&[1, 3, 17])];
             let block = [draw.between(1, 3), draw.between(1, 3)];
             let inputs = vec![Input::floats(draw, sizes, Any), Input::floats(draw, block, Any).closed()];
             Trial::new(inputs, |x| vec![x[0].unpool(&x[1]), x[0].unpool_zeros(3)])

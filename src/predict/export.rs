@@ -24,7 +24,7 @@ impl OfflinePredictor {
     /// Returns the contents of the file: the graph and the tensors.
     fn graph_file(&self) -> Result<(GraphFile, Named)> {
         let frozen = self.session.graph();
-        let needed = Needed::of(frozen, self.outputs.iter().map(|(_, f)| f.node));
+        let needed = Needed::new(frozen, self.outputs.iter().map(|(_, f)| f.node));
         let mut indices = HashMap::new();
         let mut inputs = Vec::new();
         for name in &self.inputs {
@@ -83,7 +83,7 @@ fn operation_entry(
         let why = format!("{} has side effects outside the graph and cannot be exported", node.kind.name());
         return Err(fail(Error::new(ErrorKind::Graph, why)));
     };
-    let exported = Exported::of(op.as_ref()).map_err(fail)?;
+    let exported = Exported::find(op.as_ref()).map_err(fail)?;
     let (attributes, own) = exported.save(op.as_ref()).map_err(fail)?;
     let mut names = Vec::new();
     for tensor in own {
@@ -107,7 +107,7 @@ struct Needed {
 }
 
 impl Needed {
-    fn of(frozen: &Frozen, outputs: impl Iterator<Item = NodeId>) -> Needed {
+    fn new(frozen: &Frozen, outputs: impl Iterator<Item = NodeId>) -> Needed {
         let mut needed =
             Needed { inputs: BTreeSet::new(), variables: BTreeMap::new(), operations: BTreeSet::new() };
         let (mut stack, mut seen): (Vec<NodeId>, BTreeSet<NodeId>) = (outputs.collect(), BTreeSet::new());

@@ -28,18 +28,18 @@ impl ExportedModel {
     pub fn load_with(path: impl AsRef<Path>, options: SessionOptions) -> Result<ExportedModel> {
         let (path, caller) = (path.as_ref(), Location::caller());
         let loaded = read(path).and_then(|(graph, tensors)| graph.rebuild(tensors, caller));
-        let model = loaded.and_then(|loaded| ExportedModel::of(loaded, options));
+        let model = loaded.and_then(|loaded| ExportedModel::from_graph(loaded, options));
         model.map_err(|e| e.within(path.display()))
     }
 
-    fn of(loaded: LoadedGraph, options: SessionOptions) -> Result<ExportedModel> {
+    fn from_graph(loaded: LoadedGraph, options: SessionOptions) -> Result<ExportedModel> {
         let LoadedGraph { graph, inputs, outputs, variables } = loaded;
         let session = Session::with(graph.freeze()?, options)?;
         for (name, value) in &variables {
             session.write(name, value)?;
         }
         let names = inputs.iter().map(|spec| spec.name.clone()).collect();
-        Ok(ExportedModel { predictor: OfflinePredictor::of(session, names, outputs)?, inputs })
+        Ok(ExportedModel { predictor: OfflinePredictor::from_session(session, names, outputs)?, inputs })
     }
 
     /// Returns the input signature, in order.

@@ -137,11 +137,11 @@ impl OfflinePredictor {
         let names = config.outputs.clone();
         let (session, mut towers) = config.open("", 1)?;
         let Part { inputs, fetches } = towers.remove(0);
-        OfflinePredictor::of(session, inputs, names.into_iter().zip(fetches).collect())
+        OfflinePredictor::from_session(session, inputs, names.into_iter().zip(fetches).collect())
     }
 
     /// Creates a predictor from the inputs and named outputs of a session's graph.
-    pub(crate) fn of(
+    pub(crate) fn from_session(
         session: Session,
         inputs: Vec<String>,
         outputs: Vec<(String, Fetch)>,

@@ -1,8 +1,8 @@
 //! The arrays of the reference interpreter (f64 and i64), and the context of `OpDef::evaluate`.
 //!
-//! The interpreter is the root of the chain of truth. It shares no lowering and no kernel with the
-//! engines: each operation has a second implementation, from its definition, in its own file in
-//! `ops`. The engine itself is `runtime/reference.rs`.
+//! All engines are tested against the interpreter. It shares no lowering and no kernel with them:
+//! each operation has a second implementation, from its definition, in its own file in `ops`. The
+//! engine itself is `runtime/reference.rs`.
 
 mod array;
 mod evaluate;

@@ -10,7 +10,7 @@ use super::snapshot::{self, Reading};
 use super::tower_collectives;
 use super::value_errors::{Diagnosis, NextValue};
 use crate::graph::{Frozen, NodeId, NodeKind, Role, TensorId, VariableId};
-use crate::kir::{self, BufferKind, LowerCx, Origin, Program, Surroundings, Update, View};
+use crate::kir::{self, BufferKind, LowerCx, Origin, Program, Signature, Update, View};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use tensorpack_tensor::{DType, Error, Result};
@@ -73,11 +73,11 @@ impl Lowered {
         programs: Vec<Program>,
         fetches: Vec<(usize, usize)>,
         diagnosis: Diagnosis,
-        around: &Surroundings<'_>,
+        signature: &Signature<'_>,
     ) -> Result<Lowered> {
         for program in &programs {
             kir::validate(program)?;
-            kir::validate_surroundings(program, around)?;
+            kir::validate_signature(program, signature)?;
         }
         let there = |&(program, at): &(usize, usize)| {
             programs.get(program).is_some_and(|p: &Program| at < p.fetches.len())
@@ -86,7 +86,7 @@ impl Lowered {
             return Err(Error::argument(format!("not all of the fetches {fetches:?} exist")));
         }
         tower_collectives::check_all_reduces(&programs)?;
-        let feeds = around.feeds.iter().map(|(dtype, sizes)| (*dtype, sizes.to_vec())).collect();
+        let feeds = signature.feeds.iter().map(|(dtype, sizes)| (*dtype, sizes.to_vec())).collect();
         Ok(Lowered { programs, fetches, diagnosis, feeds })
     }
 
@@ -152,11 +152,11 @@ fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Result<Lowered>
     }
     tower_collectives::set_updated_elsewhere(&mut programs);
     tower_collectives::number_random_elements(&mut programs);
-    let around = Surroundings {
+    let signature = Signature {
         feeds: request.feeds.iter().map(|(_, dtype, sizes)| (*dtype, &sizes[..])).collect(),
         variables: graph.variables().iter().map(|v| (v.dtype, &v.sizes[..])).collect(),
     };
-    Lowered::new(programs, positions, diagnosis, &around)
+    Lowered::new(programs, positions, diagnosis, &signature)
 }
 
 struct Lowering<'a> {

@@ -10,8 +10,7 @@ use super::{Feed, RunInfo};
 use crate::autodiff::gradients;
 use crate::graph::{Fetch, Frozen, Graph, Tensor};
 use crate::kir::{
-    BufferId, BufferKind, ContractKind, Conv2d, Expr, Kernel, Program, ReduceKind, Reg, Step, Surroundings,
-    View,
+    BufferId, BufferKind, ContractKind, Conv2d, Expr, Kernel, Program, ReduceKind, Reg, Signature, Step, View,
 };
 use crate::op_cases::{Case, Draw, Gradient, Input, all_cases};
 use std::collections::{BTreeMap, BTreeSet};
@@ -228,9 +227,9 @@ fn trial(case: &Case, seed: u64) -> (Arc<Frozen>, Request, Vec<HostTensor>) {
 
 /// Compiles and runs a program if it is valid; returns whether it is.
 fn run(program: Program, fetches: &[(usize, usize)], fed: &[HostTensor], isa: Isa) -> Result<bool> {
-    let around =
-        Surroundings { feeds: fed.iter().map(|t| (t.dtype(), t.sizes())).collect(), variables: Vec::new() };
-    let Ok(lowered) = Lowered::new(vec![program], fetches.to_vec(), Default::default(), &around) else {
+    let signature =
+        Signature { feeds: fed.iter().map(|t| (t.dtype(), t.sizes())).collect(), variables: Vec::new() };
+    let Ok(lowered) = Lowered::new(vec![program], fetches.to_vec(), Default::default(), &signature) else {
         return Ok(false);
     };
     let options = CpuOptions {

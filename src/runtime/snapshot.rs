@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 /// How a run reads variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
-    /// In place: nothing changes them during the run.
+    /// Directly: nothing changes the variables during the run.
     InPlace,
     /// From a copy made at its start, except for values that only updates need: those are computed
     /// from the current variables at the update, so that no update of another tower is lost.

@@ -19,7 +19,7 @@ struct Inner {
 
 #[derive(Debug)]
 struct State {
-    /// Who has the turn, if anyone does.
+    /// The current holder of the turn, if any.
     holder: Option<Holder>,
     admission: Admission,
     /// Whether a turn ended in a panic, which may have left invalid values.
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_panic_there_are_no_turns() {
+    fn no_turn_is_granted_after_a_panic() {
         let turns = Turns::new(Duration::from_millis(1));
         std::thread::scope(|s| {
             let panics = s.spawn(|| {

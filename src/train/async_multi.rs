@@ -36,7 +36,7 @@ impl AsyncMultiGpuTrainer {
 
     /// Uses one tower on each of these devices.
     pub fn on(devices: impl IntoIterator<Item = Device>) -> AsyncMultiGpuTrainer {
-        AsyncMultiGpuTrainer { devices: Devices::of(devices), scale_gradient: true }
+        AsyncMultiGpuTrainer { devices: Devices::new(devices), scale_gradient: true }
     }
 
     /// Applies gradients as they are. By default they are divided by the number of towers, so that

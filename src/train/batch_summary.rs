@@ -2,12 +2,12 @@
 
 use tensorpack_tensor::HostTensor;
 
-/// What is known before the first batch.
+/// How towers and epochs divide the data, for the log line of the first batch.
 #[doc(alias = "Opening")]
 pub(super) struct BatchSummary {
-    /// Towers that are fed by one draw of the input.
+    /// Number of towers that share one read of the input.
     pub(super) towers: usize,
-    /// How many such groups run independently: 1, or the number of asynchronous towers.
+    /// Number of such groups that run independently: 1, or the number of asynchronous towers.
     pub(super) groups: usize,
     pub(super) steps_per_epoch: u64,
     /// Batches in one pass over the data, if known.

@@ -18,7 +18,7 @@ impl Devices {
         Devices((0..count).map(Device::Cpu).collect())
     }
 
-    pub(super) fn of(devices: impl IntoIterator<Item = Device>) -> Devices {
+    pub(super) fn new(devices: impl IntoIterator<Item = Device>) -> Devices {
         Devices(devices.into_iter().collect())
     }
 

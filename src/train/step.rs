@@ -10,7 +10,7 @@ use std::ops::Deref;
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// What one training step does. The trainer decides this; callbacks do everything else.
+/// One training step, which the trainer defines; callbacks do everything else.
 pub trait Iteration {
     /// Runs one step.
     fn run_step(&mut self, cx: &mut StepCx<'_>) -> Result<()>;
@@ -58,7 +58,7 @@ impl<F: FnMut(&mut StepCx<'_>) -> Result<()>> Iteration for F {
     }
 }
 
-/// What to do when a cost or a gradient is not finite. Either way no variable changes.
+/// The reaction to a cost or gradient that is not finite. In either case no variable changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum NanPolicy {
     /// End training with an error that names the first tensor that is not finite, and the line that made it.
@@ -75,7 +75,7 @@ pub(super) struct Times {
     pub(super) compute: Duration,
 }
 
-/// What an iteration can do.
+/// The context of an iteration.
 pub struct StepCx<'a> {
     pub(super) state: &'a mut TrainState,
     pub(super) callbacks: &'a mut Callbacks,
@@ -92,12 +92,13 @@ pub struct StepCx<'a> {
 }
 
 impl StepCx<'_> {
-    /// A hooked run: callbacks see it, it draws a batch if it depends on the input, and it advances random operations.
-    /// Returns the value of what was run, if it is a tensor. The first hooked run of a step also computes what callbacks
-    /// fetch and run along.
+    /// A hooked run: callbacks see it, it draws a batch if it depends on the input, and it advances
+    /// random operations. Returns the value of the fetch, if it is a tensor. The first hooked run
+    /// of a step also computes the fetches and operations of callbacks.
     ///
-    /// On an accelerator a run whose values nobody needs at once stays in flight, and is collected after the next one
-    /// has started. If it failed, the next one has changed nothing either, and the error names the step.
+    /// On an accelerator a run whose values are not needed immediately stays in flight and is
+    /// collected after the next one has started. If it failed, the next one has changed nothing
+    /// either, and the error names the step.
     #[doc(alias = "hooked_sess")]
     pub fn run(&mut self, what: &Fetch) -> Result<&[HostTensor]> {
         let id = self.next_run(what)?;
@@ -151,7 +152,8 @@ impl StepCx<'_> {
         self.finish_run(id, ran).map(|_| ())
     }
 
-    /// A job for a thread that runs `what` in parallel to this step's own runs: no callback sees it.
+    /// Returns a job that runs `what` on another thread, in parallel to the runs of this step. It
+    /// calls no callbacks.
     pub(super) fn parallel_job(&mut self, what: &Fetch, program: StepProgram) -> Result<Job> {
         let id = self.plan.find(self.state.session.graph(), what, false)?;
         let needs_input = self.plan.run(id).needs_input;

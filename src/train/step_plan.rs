@@ -1,4 +1,4 @@
-//! The step plan: the compiled form of everything a step runs, with what callbacks fetch along.
+//! The step plan: the compiled programs of a step, including the fetches of callbacks.
 
 use crate::callback::{Callbacks, CollectCx, Progress};
 use crate::graph::{Fetch, Frozen, NodeId, NodeKind};
@@ -9,7 +9,8 @@ use tensorpack_tensor::Result;
 /// The programs of a step, and the run in flight. At most one run is in flight.
 #[doc(alias = "HookedOps")]
 pub(super) struct StepPlan {
-    /// What callbacks fetch with the first run of a step; a [`FetchHandle`](crate::runtime::FetchHandle) is an index.
+    /// The fetches of callbacks in the first run of a step; a
+    /// [`FetchHandle`](crate::runtime::FetchHandle) is an index.
     fetches: Vec<(Fetch, Cadence)>,
     /// Operations that run together with the first run of every step.
     along: Vec<Fetch>,

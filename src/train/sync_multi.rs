@@ -27,7 +27,7 @@ macro_rules! sync_trainer {
 
             /// Uses one tower on each of these devices.
             pub fn on(devices: impl IntoIterator<Item = Device>) -> $name {
-                $name { devices: Devices::of(devices), weights: Weights::Equal }
+                $name { devices: Devices::new(devices), weights: Weights::Equal }
             }
 
             /// Weights towers by the number of examples in their batches (the first dimension of

@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn bad_options_are_errors_that_name_them() {
-        let lines = ["--max-epoch", "--seed x", "--colour red", "--trainer none", "--devices cpu:x", "epoch"];
+        let lines = ["--max-epoch", "--seed x", "--color red", "--trainer none", "--devices cpu:x", "epoch"];
         for line in lines {
             let error = args(line).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Argument, "{line}");
@@ -279,7 +279,7 @@ mod tests {
             assert!(error.message().contains(&option), "{error}");
             none.without(&[&option]).unwrap();
         }
-        assert!(none.without(&["--colour"]).is_err());
+        assert!(none.without(&["--color"]).is_err());
     }
 
     #[test]

@@ -47,17 +47,17 @@ pub(super) enum Data {
 impl TrainConfig {
     /// Trains `model` on `dataflow`.
     pub fn new(model: impl ModelDesc + 'static, dataflow: impl DataFlow + 'static) -> TrainConfig {
-        TrainConfig::of(model, Data::Dataflow(Arc::new(dataflow)))
+        TrainConfig::from_data(model, Data::Dataflow(Arc::new(dataflow)))
     }
 
     /// Trains `model` on an input source.
     #[doc(alias = "of")]
     #[doc(alias = "data")]
     pub fn with_input(model: impl ModelDesc + 'static, input: impl InputSource + 'static) -> TrainConfig {
-        TrainConfig::of(model, Data::Input(Box::new(input)))
+        TrainConfig::from_data(model, Data::Input(Box::new(input)))
     }
 
-    fn of(model: impl ModelDesc + 'static, data: Data) -> TrainConfig {
+    fn from_data(model: impl ModelDesc + 'static, data: Data) -> TrainConfig {
         TrainConfig { model: Rc::new(model), data, run: RunConfig::new() }
     }
 }

@@ -67,14 +67,14 @@ pub(crate) fn save(folder: &Path, parser: &Parser, seed: u64, case: u64, bytes: 
     path
 }
 
-/// What a worker does.
+/// The job of a worker process.
 pub(crate) struct Job {
     pub(crate) seed: u64,
     /// The first case, and the only one if `single`.
     pub(crate) start: u64,
     pub(crate) single: bool,
     pub(crate) time: Duration,
-    /// Where inputs that fail are written.
+    /// The directory for failing inputs.
     pub(crate) failures: PathBuf,
     /// Always holds the number of the current case, for the process that started this one.
     pub(crate) position: PathBuf,

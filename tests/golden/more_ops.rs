@@ -1,11 +1,11 @@
-//! What the operations of `more_ops.json` are called here.
+//! Maps the operations of `more_ops.json` to methods of `Tensor`.
 
 use super::{counts, signed, text};
 use serde_json::Value;
 use tensorpack::graph::Tensor;
 use tensorpack::ops::CumsumOptions;
 
-/// What the operation `op` makes of `x`, if it is one of these.
+/// Applies the operation `op` to `x`. Returns `None` if it is not one of these.
 pub(crate) fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Option<Tensor> {
     let number = |key: &str| attrs[key].as_u64().unwrap_or_else(|| panic!("{op} has no {key}")) as usize;
     let flag = |key: &str| attrs[key].as_bool().unwrap_or_else(|| panic!("{op} has no {key}"));

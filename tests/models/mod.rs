@@ -32,7 +32,7 @@ impl Model {
         Model { graph, cost, train, example }
     }
 
-    /// Images and labels, drawn anew for every `draw`.
+    /// Returns images and labels; every `draw` gives new ones.
     pub(crate) fn batch(&self, examples: usize, draw: u64) -> [HostTensor; 2] {
         let sizes: Vec<usize> = [examples].into_iter().chain(self.example.iter().copied()).collect();
         let n = sizes.iter().product::<usize>() as u64;

@@ -1,4 +1,4 @@
-//! Updates that overflow on the CPU engine: no non-finite value is written.
+//! Updates that overflow on the CPU engine are errors; no non-finite value is written.
 
 use super::net::build;
 use super::overflow_cases::{self, Model};
@@ -14,7 +14,7 @@ use tensorpack::{DType, ErrorKind, HostTensor};
 
 #[test]
 fn every_optimizer_stops_before_it_overflows() {
-    // Large variables are bounded by proofs; small ones are checked in every step.
+    // Large variables are checked by interval bounds; small ones element by element in every step.
     for len in [5, 6000] {
         overflow_cases::every_optimizer(Device::Cpu(0), len);
     }
@@ -24,7 +24,7 @@ fn scalar(x: f32) -> HostTensor {
     HostTensor::scalar(x)
 }
 
-/// One overflow among several updates prevents all of them, whatever their order and kind.
+/// If one of several updates overflows, none is applied, whatever their order and kind.
 #[test]
 fn all_updates_or_none() {
     let g = Graph::new();
@@ -65,15 +65,15 @@ fn all_updates_or_none() {
 }
 
 #[test]
-fn an_infinite_constant_is_not_assigned_except_where_the_first_value_was_infinite() {
-    for (first, is_refused) in [(0.0, true), (f64::INFINITY, false)] {
+fn only_variables_with_an_infinite_initial_value_can_be_assigned_infinity() {
+    for (initial, is_error) in [(0.0, true), (f64::INFINITY, false)] {
         let g = Graph::new();
         let t = TowerContext::training(&g);
-        let v = t.variable(VariableSpec::new("v", [2]).init(Init::Constant(first)).non_trainable());
+        let v = t.variable(VariableSpec::new("v", [2]).init(Init::Constant(initial)).non_trainable());
         let op = v.assign(&g.constant(HostTensor::new([2], vec![f32::INFINITY; 2]).unwrap()));
         let session = Session::new(g.freeze().unwrap()).unwrap();
         let ran = session.run(&[&op], &[]);
-        assert_eq!(ran.is_err(), is_refused, "{ran:?}");
+        assert_eq!(ran.is_err(), is_error, "{ran:?}");
         if let Err(e) = ran {
             assert_eq!(e.kind(), ErrorKind::NotFinite);
             assert!(e.message().contains("the variable v "), "{e}");
@@ -82,27 +82,27 @@ fn an_infinite_constant_is_not_assigned_except_where_the_first_value_was_infinit
     }
 }
 
-/// A variable that is already huge, and bf16, whose largest finite value is below that of f32.
+/// The largest finite value of bf16 is below that of f32.
 #[test]
-fn the_type_of_the_variable_counts() {
-    for (dtype, most) in [(DType::F32, f64::from(f32::MAX)), (DType::Bf16, 3.3895313892515355e38)] {
+fn overflow_is_checked_in_the_dtype_of_the_variable() {
+    for (dtype, max) in [(DType::F32, f64::from(f32::MAX)), (DType::Bf16, 3.3895313892515355e38)] {
         let g = Graph::new();
         let t = TowerContext::training(&g);
         let x = g.placeholder(&TensorSpec::f32("x", []));
         let v =
-            t.variable(VariableSpec::new("v", [4]).dtype(dtype).init(Init::Constant(most)).non_trainable());
+            t.variable(VariableSpec::new("v", [4]).dtype(dtype).init(Init::Constant(max)).non_trainable());
         let scaled = v.update(|v| v * x.cast(dtype));
         let session = Session::new(g.freeze().unwrap()).unwrap();
         session.run(&[&scaled], &[("x", &scalar(1.0))]).unwrap();
-        assert_eq!(session.read("v").unwrap().to_f64_vec(), [most; 4]);
+        assert_eq!(session.read("v").unwrap().to_f64_vec(), [max; 4]);
         let e = session.run(&[&scaled], &[("x", &scalar(1.01))]).unwrap_err();
         assert!(e.message().contains("the variable v "), "{e}");
-        assert_eq!(session.read("v").unwrap().to_f64_vec(), [most; 4]);
+        assert_eq!(session.read("v").unwrap().to_f64_vec(), [max; 4]);
         session.run(&[&scaled], &[("x", &scalar(0.5))]).unwrap();
     }
 }
 
-/// The proof of the next step sees a value that the caller wrote to a variable.
+/// The bounds of the next step include values that the caller wrote to a variable.
 #[test]
 fn values_written_by_the_caller_are_checked() {
     let g = Graph::new();
@@ -115,11 +115,11 @@ fn values_written_by_the_caller_are_checked() {
     session.write("w/adam_v", &HostTensor::new([64], vec![-1.0f32; 64]).unwrap()).unwrap();
     let before = session.read("w/adam_m").unwrap();
     let e = session.run(&[&train], &[]).unwrap_err();
-    assert!(e.to_string().contains("the variable w"), "the root of a negative average: {e}");
+    assert!(e.to_string().contains("the variable w"), "the square root of a negative second moment: {e}");
     assert!(session.read("w/adam_m").unwrap() == before);
 }
 
-/// `log(relu(w))` is minus infinity, and its gradient 0.
+/// `log(relu(w))` is minus infinity, but its gradient is 0.
 #[test]
 fn an_infinite_cost_is_an_error_even_if_it_is_not_fetched() {
     let g = Graph::new();
@@ -139,7 +139,7 @@ fn an_infinite_cost_is_an_error_even_if_it_is_not_fetched() {
     session.run(&[&counted], &[]).unwrap();
 }
 
-/// Bounds prove that ordinary updates are finite, so that no update is computed twice.
+/// Interval bounds prove that ordinary updates are finite, so no update is computed twice.
 #[test]
 fn ordinary_updates_are_computed_once() {
     let optimizers: Vec<Box<dyn Optimizer>> = vec![

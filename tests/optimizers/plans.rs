@@ -55,7 +55,7 @@ fn one_pass_for_all_variables() {
     }
 }
 
-/// A variable of one element is fused with its larger neighbours, whatever scalars they read.
+/// A variable of one element is fused with its larger neighbors, whatever scalars they read.
 #[test]
 fn small_variables_do_not_split_the_pass() {
     let shapes: [&[usize]; 6] = [&[7], &[1], &[], &[1, 1], &[2, 3], &[1]];

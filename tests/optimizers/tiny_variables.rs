@@ -37,7 +37,7 @@ impl Choices<'_> {
         self.0.next().map_or(0, |&c| c as usize % n)
     }
 
-    fn of<T: Copy>(&mut self, list: &[T]) -> T {
+    fn pick<T: Copy>(&mut self, list: &[T]) -> T {
         list[self.below(list.len())]
     }
 
@@ -154,10 +154,10 @@ fn draw(choices: &[u32]) -> Case {
     let mut vars: Vec<Var> = Vec::new();
     for k in 0..count {
         // Draw small variables more often.
-        let sizes = if c.coin() { c.of(&shapes[..3]) } else { c.of(&shapes) }.to_vec();
+        let sizes = if c.coin() { c.pick(&shapes[..3]) } else { c.pick(&shapes) }.to_vec();
         let mut var = Var { sizes, source: Source::Summed, gap: None };
         if c.below(6) == 5 {
-            var.gap = Some(c.of(&[1, 0, 5]));
+            var.gap = Some(c.pick(&[1, 0, 5]));
         }
         let same: Vec<usize> = (0..k).filter(|&j| vars[j].len() == var.len()).collect();
         var.source = match c.below(8) {
@@ -167,19 +167,19 @@ fn draw(choices: &[u32]) -> Case {
             4 => Source::Constant,
             5 => Source::Broadcast,
             6 => Source::Slice(c.below(8)),
-            _ if !same.is_empty() => Source::SameAs(c.of(&same)),
+            _ if !same.is_empty() => Source::SameAs(c.pick(&same)),
             _ => Source::Summed,
         };
         vars.push(var);
     }
-    let betas = c.of(&[[0.9, 0.999], [0.5, 0.5], [0.0, 0.9]]);
-    let (epsilon, decay) = (c.of(&[1e-2, 1e-3]), c.of(&[0.0, 0.1]));
+    let betas = c.pick(&[[0.9, 0.999], [0.5, 0.5], [0.0, 0.9]]);
+    let (epsilon, decay) = (c.pick(&[1e-2, 1e-3]), c.pick(&[0.0, 0.1]));
     let rule = match c.below(8) {
         0 => Rule::Adam { betas, epsilon },
         1 => Rule::Sgd,
         2 => Rule::Momentum { momentum: 0.9, nesterov: c.coin() },
-        3 | 4 => Rule::RmsProp { alpha: 0.8, epsilon, momentum: c.of(&[0.0, 0.5]), centered: c.coin() },
-        5 => Rule::Adagrad { first: c.of(&[0.0, 0.1]), epsilon },
+        3 | 4 => Rule::RmsProp { alpha: 0.8, epsilon, momentum: c.pick(&[0.0, 0.5]), centered: c.coin() },
+        5 => Rule::Adagrad { first: c.pick(&[0.0, 0.1]), epsilon },
         6 => Rule::AdamW { betas, epsilon, decay },
         _ => Rule::Lamb { betas, epsilon, decay },
     };
@@ -222,15 +222,15 @@ fn draw(choices: &[u32]) -> Case {
                 4 | 5 => Wrapper::Accumulate(1 + c.below(3)),
                 6 => Wrapper::Limit(0.4),
                 _ if wrappers.iter().any(|a| matches!(a, Wrapper::Ema(..))) => Wrapper::Limit(0.3),
-                _ => Wrapper::Ema(c.of(&[0.9, 0.5, 0.0]), c.coin()),
+                _ => Wrapper::Ema(c.pick(&[0.9, 0.5, 0.0]), c.coin()),
             },
         });
     }
     let fetched = (0..count).filter(|_| c.below(8) == 7).collect();
     Case {
-        dtype: c.of(&[DType::F64, DType::F32]),
+        dtype: c.pick(&[DType::F64, DType::F32]),
         threads: 1 + c.below(2),
-        isa: c.of(&[Isa::detect(), Isa::Plain]),
+        isa: c.pick(&[Isa::detect(), Isa::Plain]),
         vars,
         by_cost: c.below(3) == 0,
         rule,
@@ -333,7 +333,7 @@ impl Case {
     }
 
     /// Returns the gradients of the sum of `sum(x w) + sum(w^2) / 8` for every variable,
-    /// `sum(v w) / 4` for neighbours of the same shape, and
+    /// `sum(v w) / 4` for neighbors of the same shape, and
     /// `sum((c + all w of one element)^2) / 16`, which has the same gradient for all variables of one
     /// element.
     fn cost_gradients(&self, step: usize, w: &[Vec<f64>]) -> Vec<Vec<f64>> {

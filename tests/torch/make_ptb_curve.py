@@ -4,7 +4,7 @@
 Run:  python tests/torch/make_ptb_curve.py DATASETS     (needs `pip install torch numpy`; writes next to itself)
 
 DATASETS is the folder that has `ptb/ptb.train.txt`. Initial weights need no file: both sides draw them from a generator
-that is a function of seed, name and place (Philox), so this also checks the initialisers.
+that is a function of seed, name and place (Philox), so this also checks the initializers.
 """
 
 import collections

@@ -207,7 +207,7 @@ fn staleness_is_a_timing_statistic() {
     assert!(!read("stats.jsonl").contains("staleness"));
 }
 
-/// What a kernel does with a marked batch.
+/// The behavior of a kernel on a marked batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Trouble {
     Fails,
@@ -262,7 +262,7 @@ impl ModelDesc for Troubled {
     }
 }
 
-/// Batches, of which number `bad` is marked.
+/// Returns batches; number `bad` is marked.
 fn marked(bad: u64) -> impl DataFlow {
     FromFn::new(1000, move |i| Ok(vec![HostTensor::new([1], vec![if i == bad { 100f32 } else { 1.0 }])?]))
 }
@@ -358,9 +358,9 @@ const EPOCHS: u64 = 3;
 const STEPS: u64 = 10;
 
 /// Saves during the second epoch, and sends a signal to this process three steps later.
-struct Signalled(Option<i32>);
+struct Signaled(Option<i32>);
 
-impl Callback for Signalled {
+impl Callback for Signaled {
     fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         if cx.global_step == STEPS + 4 {
             cx.request_save();
@@ -381,7 +381,7 @@ impl Callback for Signalled {
 fn resumable(dir: &Path, signal: Option<i32>) -> Trained {
     let config = TrainConfig::new(Count(|| Sgd::new(1.0).boxed()), ones())
         .callback(ModelSaver::new())
-        .callback(Signalled(signal))
+        .callback(Signaled(signal))
         .logdir(dir)
         .steps_per_epoch(STEPS)
         .max_epoch(EPOCHS);

@@ -105,7 +105,7 @@ macro_rules! shifts {
             }
             fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
                 let x = cx.input(0);
-                let class = tensorpack::kir::Class::of(x.dtype);
+                let class = tensorpack::kir::Class::from_dtype(x.dtype);
                 Ok(vec![cx.map(&[&x], |e, r| {
                     let by = e.constant(f64::from($by(self)), class);
                     e.binary(Binary::Add, r[0], by)
@@ -175,7 +175,7 @@ fn invalid_files_are_errors() {
     expect("cannot be read", &|g| g["inputs"] = json!(7));
     expect("unknown field", &|g| g["more"] = json!(7));
     expect("no operation named \"Fly\"", &|g| g["operations"][conv]["op"] = json!("Fly"));
-    expect("deserialise the attributes", &|g| g["operations"][conv]["attributes"] = json!("wide"));
+    expect("deserialize the attributes", &|g| g["operations"][conv]["attributes"] = json!("wide"));
     expect("at least 1", &|g| g["operations"][conv]["attributes"]["stride"] = json!([0, 1]));
     expect("no tensor \"conv9/W\"", &|g| g["variables"][0] = json!("conv9/W"));
     expect("no output 0 of node 999", &|g| g["operations"][matmul]["inputs"][0] = json!([999, 0]));

@@ -110,7 +110,7 @@ fn a_dangling_pointer_is_skipped() {
 
 /// A run never starts over without the user's request.
 #[test]
-fn only_corrupted_checkpoints_are_an_error() {
+fn an_error_if_all_checkpoints_are_corrupted() {
     let dir = tempfile::tempdir().unwrap();
     train(config(dir.path()).max_epoch(2)).unwrap();
     for step in ["step-0000000002", "step-0000000004"] {

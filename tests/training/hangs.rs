@@ -15,7 +15,7 @@ use tensorpack::graph::{GradCx, OpDef, Spec};
 use tensorpack::kir::{CustomKernel, LowerCx, View};
 use tensorpack::prelude::*;
 
-/// What goes wrong, where, and in which tower: `stall fc0/forward 1`.
+/// The fault to inject, where, and in which tower: `stall fc0/forward 1`.
 const TROUBLE: &str = "TENSORPACK_TEST_TROUBLE";
 const MARK: &str = "in trouble";
 const DEADLINE: Duration = Duration::from_secs(2);

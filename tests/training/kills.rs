@@ -68,7 +68,7 @@ impl ModelDesc for Net {
     }
 }
 
-/// Saves every few steps, counts runs, and sleeps where the environment says so.
+/// Saves every few steps, counts runs, and sleeps where an environment variable tells it to.
 #[derive(Default)]
 struct Often {
     runs: u64,

@@ -6,7 +6,7 @@ use tensorpack::dataflow::{DataFlow, FromFn};
 use tensorpack::prelude::*;
 use tensorpack::train::{NanPolicy, Trained};
 
-/// Batches of the line, of which the numbers in `bad` overflow f32 when squared.
+/// Returns batches of the line; those with the numbers in `bad` overflow f32 when squared.
 fn broken(n: usize, bad: &'static [u64]) -> impl DataFlow {
     let number = FromFn::new(n as u64, |i| Ok(vec![HostTensor::scalar(i as f32)]));
     line(n).zip(number).map(|mut sample| {

@@ -54,7 +54,7 @@ impl Callback for Began {
     }
 }
 
-/// Batches, of which number `at` is slow to read; a signal arrives meanwhile.
+/// Returns batches; number `at` is slow to read, so that a signal arrives in the meantime.
 fn slow_at(at: Option<u64>, flag: Flag) -> impl DataFlow {
     let read = AtomicU64::new(0);
     line(4).map(move |sample| {

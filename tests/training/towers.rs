@@ -15,7 +15,7 @@ type MakeOptimizer = Arc<dyn Fn() -> Box<dyn Optimizer>>;
 
 /// The normalization of the first layer.
 #[derive(Clone, Copy, Debug)]
-enum Normalised {
+enum Normalized {
     Not,
     /// Over the batches of all towers.
     Together,
@@ -28,7 +28,7 @@ enum Normalised {
 /// A net with dropout, weight decay, and optional batch norm.
 struct Net {
     dtype: DType,
-    normalised: Normalised,
+    normalized: Normalized,
     optimizer: MakeOptimizer,
 }
 
@@ -40,11 +40,11 @@ impl ModelDesc for Net {
 
     fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
         let x = Linear::new(16).no_bias().apply(t, "fc0", &inputs[0]);
-        let norm = match self.normalised {
-            Normalised::Not => None,
-            Normalised::Together => Some(BatchNorm::new().synchronized()),
-            Normalised::Alone => Some(BatchNorm::new()),
-            Normalised::Ghost(examples) => Some(BatchNorm::new().virtual_batch_size(examples)),
+        let norm = match self.normalized {
+            Normalized::Not => None,
+            Normalized::Together => Some(BatchNorm::new().synchronized()),
+            Normalized::Alone => Some(BatchNorm::new()),
+            Normalized::Ghost(examples) => Some(BatchNorm::new().virtual_batch_size(examples)),
         };
         let x = norm.map_or(x.clone(), |norm| norm.apply(t, "bn", &x));
         let x = Dropout::new(0.25).apply(t, "dropout", &x.tanh());
@@ -74,12 +74,12 @@ fn batches(dtype: DType, rows: usize) -> FromFn {
 /// Returns all variables after twenty steps.
 fn train(
     dtype: DType,
-    normalised: Normalised,
+    normalized: Normalized,
     optimizer: &MakeOptimizer,
     towers: usize,
     trainer: impl Into<SingleCostTrainer>,
 ) -> Vec<(String, HostTensor)> {
-    let model = Net { dtype, normalised, optimizer: optimizer.clone() };
+    let model = Net { dtype, normalized, optimizer: optimizer.clone() };
     let config = TrainConfig::new(model, batches(dtype, TOTAL / towers))
         .session(SessionOptions { threads: Some(1), ..SessionOptions::default() })
         .steps_per_epoch(STEPS)
@@ -130,13 +130,13 @@ const TOWERS: [usize; 5] = [1, 2, 3, 4, 8];
 #[test]
 fn k_towers_train_like_one_with_k_times_the_batch() {
     for (name, optimizer) in optimizers() {
-        for normalised in [Normalised::Not, Normalised::Together] {
+        for normalized in [Normalized::Not, Normalized::Together] {
             for (dtype, at_most) in TYPES {
-                let one = train(dtype, normalised, &optimizer, 1, SimpleTrainer::new());
+                let one = train(dtype, normalized, &optimizer, 1, SimpleTrainer::new());
                 for towers in TOWERS {
                     let trainer = SyncMultiGpuTrainerReplicated::new(towers);
-                    let several = train(dtype, normalised, &optimizer, towers, trainer);
-                    let what = format!("{name}, {towers} towers, {dtype}, normalised {normalised:?}");
+                    let several = train(dtype, normalized, &optimizer, towers, trainer);
+                    let what = format!("{name}, {towers} towers, {dtype}, normalized {normalized:?}");
                     assert_close(&several, &one, at_most, &what);
                 }
             }
@@ -151,10 +151,10 @@ fn per_tower_batch_norm_is_ghost_batch_norm() {
     for (name, optimizer) in optimizers() {
         for (dtype, at_most) in TYPES {
             for towers in TOWERS {
-                let ghost = Normalised::Ghost(TOTAL / towers);
+                let ghost = Normalized::Ghost(TOTAL / towers);
                 let one = train(dtype, ghost, &optimizer, 1, SimpleTrainer::new());
                 let trainer = SyncMultiGpuTrainerReplicated::new(towers);
-                let several = train(dtype, Normalised::Alone, &optimizer, towers, trainer);
+                let several = train(dtype, Normalized::Alone, &optimizer, towers, trainer);
                 assert!(one.iter().any(|(name, _)| name == "bn/variance/EMA"));
                 assert_close(&several, &one, at_most, &format!("{name}, {towers} towers, {dtype}"));
             }
@@ -165,14 +165,14 @@ fn per_tower_batch_norm_is_ghost_batch_norm() {
 #[test]
 fn parameter_server_and_replicated_are_bit_equal() {
     for (name, optimizer) in optimizers() {
-        for normalised in [Normalised::Alone, Normalised::Together] {
+        for normalized in [Normalized::Alone, Normalized::Together] {
             for towers in [2, 3] {
                 let replicated = SyncMultiGpuTrainerReplicated::new(towers);
-                let a = train(DType::F32, normalised, &optimizer, towers, replicated);
+                let a = train(DType::F32, normalized, &optimizer, towers, replicated);
                 let server = SyncMultiGpuTrainerParameterServer::new(towers);
-                let b = train(DType::F32, normalised, &optimizer, towers, server);
+                let b = train(DType::F32, normalized, &optimizer, towers, server);
                 for ((variable, a), (_, b)) in a.iter().zip(&b) {
-                    assert_eq!(a.as_bytes(), b.as_bytes(), "{name}, {normalised:?}: {variable}");
+                    assert_eq!(a.as_bytes(), b.as_bytes(), "{name}, {normalized:?}: {variable}");
                 }
             }
         }
@@ -181,7 +181,7 @@ fn parameter_server_and_replicated_are_bit_equal() {
 
 fn small() -> TrainConfig {
     let (_, optimizer) = optimizers().swap_remove(0);
-    let model = Net { dtype: DType::F32, normalised: Normalised::Together, optimizer };
+    let model = Net { dtype: DType::F32, normalized: Normalized::Together, optimizer };
     TrainConfig::new(model, batches(DType::F32, 4)).steps_per_epoch(2).max_epoch(1).no_logdir()
 }
 

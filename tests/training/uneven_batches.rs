@@ -39,7 +39,7 @@ impl ModelDesc for Pooled {
     }
 }
 
-/// `rows` images with this side length: the batch number `index`.
+/// Returns batch number `index`: `rows` square images of `side` pixels and their targets.
 fn images(index: u64, rows: usize, side: usize) -> Vec<HostTensor> {
     let rng = CounterRng::new(4, "images");
     let draw = |stream: u64, n: usize| {
@@ -67,8 +67,12 @@ fn train(
     values(&launch_train_with_config(config.no_logdir(), trainer).unwrap().session)
 }
 
-/// A step built by hand: one tower with the model twice, and one cost of both.
-fn by_hand(batches: &[Vec<HostTensor>], share: impl Fn(usize, usize) -> f64) -> Vec<(String, HostTensor)> {
+/// Trains without a trainer: one tower applies the model to two batches and minimizes the weighted
+/// sum of both costs.
+fn train_manually(
+    batches: &[Vec<HostTensor>],
+    share: impl Fn(usize, usize) -> f64,
+) -> Vec<(String, HostTensor)> {
     let graph = Graph::new();
     let t = &TowerContext::training(&graph);
     let model = Pooled { synchronized: false };
@@ -100,9 +104,9 @@ fn by_hand(batches: &[Vec<HostTensor>], share: impl Fn(usize, usize) -> f64) -> 
 
 /// Batches with different numbers of images of different sizes.
 fn mixed() -> Vec<Vec<HostTensor>> {
-    let forms = [(4, 6), (3, 6), (5, 8), (1, 4), (2, 7), (2, 5)];
+    let rows_and_sides = [(4, 6), (3, 6), (5, 8), (1, 4), (2, 7), (2, 5)];
     (0..2 * STEPS)
-        .map(|i| forms[i as usize % forms.len()])
+        .map(|i| rows_and_sides[i as usize % rows_and_sides.len()])
         .zip(0..)
         .map(|((n, side), i)| images(i, n, side))
         .collect()
@@ -111,7 +115,7 @@ fn mixed() -> Vec<Vec<HostTensor>> {
 #[test]
 fn equal_weights_average_the_towers_means() {
     let found = train(Pooled { synchronized: false }, FromList::new(mixed()), SyncMultiGpuTrainer::new(2));
-    assert_close(&found, &by_hand(&mixed(), |_, _| 0.5), 1e-12, "two towers");
+    assert_close(&found, &train_manually(&mixed(), |_, _| 0.5), 1e-12, "two towers");
 }
 
 #[test]
@@ -119,22 +123,22 @@ fn weighted_by_batch_averages_over_all_examples() {
     let trainer = SyncMultiGpuTrainer::new(2).weighted_by_batch();
     let found = train(Pooled { synchronized: false }, FromList::new(mixed()), trainer);
     let share = |own: usize, all: usize| own as f64 / all as f64;
-    assert_close(&found, &by_hand(&mixed(), share), 1e-12, "two towers");
+    assert_close(&found, &train_manually(&mixed(), share), 1e-12, "two towers");
 }
 
-/// Ten examples.
+/// Returns one of ten examples.
 fn example(i: u64) -> Vec<HostTensor> {
     images(i % 10, 1, 6)
 }
 
-fn one_by_one() -> impl DataFlow {
+fn examples() -> impl DataFlow {
     let flat = |t: &HostTensor| HostTensor::new(t.sizes()[1..].to_vec(), t.to_f64_vec());
     FromFn::new(10, move |i| example(i).iter().map(flat).collect())
 }
 
-/// The last batch of a pass is smaller, and the next tower's batch is from the next pass: together
-/// they have the examples that one tower would take at once. Synchronized statistics and their
-/// gradients cover all examples, too.
+/// The last batch of an epoch is smaller, and the other tower's batch comes from the next epoch.
+/// One tower that trains on both batches at once gets the same result. Synchronized statistics and
+/// their gradients also cover all examples.
 #[test]
 fn weighted_ragged_batches_train_like_one_large_batch() {
     let mut taken = 0;
@@ -149,7 +153,7 @@ fn weighted_ragged_batches_train_like_one_large_batch() {
     });
     let together = FromList::new(together.map(Vec::from).collect());
     let one = train(Pooled { synchronized: true }, together, SimpleTrainer::new());
-    let ragged = || one_by_one().batch(4).keep_remainder();
+    let ragged = || examples().batch(4).keep_remainder();
     let weighted = SyncMultiGpuTrainer::new(2).weighted_by_batch();
     let found = train(Pooled { synchronized: true }, ragged(), weighted);
     assert_close(&found, &one, 1e-9, "weighted");

@@ -12,7 +12,7 @@ pub(crate) struct Package {
     /// For each architecture, a requirements file of pip: the plugin's wheel, then those of the
     /// vendor's libraries.
     requirements: &'static [(&'static str, &'static str)],
-    /// What the machine must have already.
+    /// The software that must already be installed.
     pub(crate) needs: Option<&'static str>,
 }
 

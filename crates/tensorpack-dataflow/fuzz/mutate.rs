@@ -1,4 +1,4 @@
-//! Random changes of files, to test parsers.
+//! Random mutations of files, for fuzzing parsers.
 
 use tensorpack_dataflow::SampleRng;
 
@@ -19,8 +19,8 @@ pub(crate) fn mutate(rng: &mut SampleRng, bytes: &mut Vec<u8>, other: &[u8]) {
                 let piece = bytes[at..end].to_vec();
                 bytes.splice(at..at, piece);
             }
-            6 => binary_number(rng, bytes, at),
-            7 => decimal_number(rng, bytes, at),
+            6 => write_binary(rng, bytes, at),
+            7 => write_decimal(rng, bytes, at),
             _ => {
                 let from = below(rng, other.len());
                 bytes.truncate(at);
@@ -34,8 +34,8 @@ fn below(rng: &mut SampleRng, n: usize) -> usize {
     rng.below(n.max(1) as u64) as usize
 }
 
-/// Numbers at which arithmetic on sizes tends to break.
-fn odd_number(rng: &mut SampleRng, len: usize) -> u64 {
+/// Returns a boundary value: a number at which arithmetic on sizes tends to overflow.
+fn boundary_value(rng: &mut SampleRng, len: usize) -> u64 {
     let power = 1u64 << rng.below(64);
     match rng.below(5) {
         0 => power,
@@ -46,9 +46,9 @@ fn odd_number(rng: &mut SampleRng, len: usize) -> u64 {
     }
 }
 
-/// Overwrites two, four or eight bytes, in either byte order.
-fn binary_number(rng: &mut SampleRng, bytes: &mut [u8], at: usize) {
-    let mut number = odd_number(rng, bytes.len()).to_le_bytes();
+/// Overwrites two, four or eight bytes with a boundary value, in either byte order.
+fn write_binary(rng: &mut SampleRng, bytes: &mut [u8], at: usize) {
+    let mut number = boundary_value(rng, bytes.len()).to_le_bytes();
     let width = (2 << rng.below(3)).min(bytes.len() - at);
     if rng.below(2) == 0 {
         number[..width].reverse();
@@ -56,10 +56,10 @@ fn binary_number(rng: &mut SampleRng, bytes: &mut [u8], at: usize) {
     bytes[at..at + width].copy_from_slice(&number[..width]);
 }
 
-/// Replaces the first decimal number after `at`.
-fn decimal_number(rng: &mut SampleRng, bytes: &mut Vec<u8>, at: usize) {
+/// Replaces the first decimal number after `at` with a boundary value.
+fn write_decimal(rng: &mut SampleRng, bytes: &mut Vec<u8>, at: usize) {
     let Some(start) = bytes[at..].iter().position(u8::is_ascii_digit).map(|i| at + i) else { return };
     let digits = bytes[start..].iter().take_while(|b| b.is_ascii_digit()).count();
-    let number = odd_number(rng, bytes.len()).to_string();
+    let number = boundary_value(rng, bytes.len()).to_string();
     bytes.splice(start..start + digits, number.into_bytes());
 }

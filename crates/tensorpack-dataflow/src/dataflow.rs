@@ -26,7 +26,7 @@ pub type Flow = Arc<dyn DataFlow>;
 
 /// A sequence of passes (epochs) over samples.
 ///
-/// What a dataflow reads is a function of the seed and the position only. Adaptor methods work like
+/// Samples are a function of the seed and the position only. Adaptor methods work like
 /// those of [`Iterator`]; invalid arguments are reported by [`open`](DataFlow::open).
 pub trait DataFlow: Send + Sync {
     /// Returns the exact number of samples in every pass, or `None` if it is unknown before

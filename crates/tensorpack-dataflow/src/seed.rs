@@ -32,7 +32,7 @@ impl Seed {
         SampleRng { rng: self.generator(epoch), sample: index, next: 0 }
     }
 
-    /// Returns the generator for all samples of a pass. Its draw number is the sample index.
+    /// Returns the generator of a pass. Its `draw` argument is the sample index.
     pub(crate) fn generator(self, epoch: u64) -> CounterRng {
         let [low, high, ..] = CounterRng::new(self.0, "epoch").words(epoch, 0);
         CounterRng::new(u64::from(high) << 32 | u64::from(low), "sample")

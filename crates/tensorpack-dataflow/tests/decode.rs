@@ -52,15 +52,15 @@ fn decoded_images_match_opencv() {
 fn grayscale_decoding_matches_luma() {
     for name in jpegs().iter().filter(|n| !n.starts_with("progressive")) {
         let file = read(&format!("{name}.jpg"));
-        let (grey, rgb) = (decode(&file, Channels::Gray).unwrap(), decode(&file, Channels::Rgb).unwrap());
-        assert_eq!(grey.sizes()[..2], rgb.sizes()[..2]);
-        assert_eq!(grey.sizes()[2], 1);
+        let (gray, rgb) = (decode(&file, Channels::Gray).unwrap(), decode(&file, Channels::Rgb).unwrap());
+        assert_eq!(gray.sizes()[..2], rgb.sizes()[..2]);
+        assert_eq!(gray.sizes()[2], 1);
         let of_rgb = rgb
             .as_slice::<u8>()
             .unwrap()
             .chunks(3)
             .map(|p| 0.299 * f64::from(p[0]) + 0.587 * f64::from(p[1]) + 0.114 * f64::from(p[2]));
-        let mut errors: Vec<f64> = grey
+        let mut errors: Vec<f64> = gray
             .as_slice::<u8>()
             .unwrap()
             .iter()

@@ -74,8 +74,8 @@ impl<'a> Upsampler<'a> {
         }
         let (left, right) = if self.factor.1 == 2 { (8, 7) } else { (4, 8) };
         self.row.resize(2 * samples, 0);
-        let neighbours = self.blended.iter().zip(&self.blended[1..]).zip(&self.blended[2..]);
-        for (pair, ((&before, &here), &behind)) in self.row.chunks_exact_mut(2).zip(neighbours) {
+        let neighbors = self.blended.iter().zip(&self.blended[1..]).zip(&self.blended[2..]);
+        for (pair, ((&before, &here), &behind)) in self.row.chunks_exact_mut(2).zip(neighbors) {
             pair[0] = ((3 * here + before + left) >> 4) as u8;
             pair[1] = ((3 * here + behind + right) >> 4) as u8;
         }

@@ -23,7 +23,8 @@ pub enum Class {
 
 impl Class {
     /// Returns the class that elements of `dtype` are computed in.
-    pub fn of(dtype: DType) -> Class {
+    #[doc(alias = "of")]
+    pub fn from_dtype(dtype: DType) -> Class {
         match dtype {
             DType::F32 | DType::Bf16 => Class::F32,
             DType::F64 => Class::F64,

@@ -14,7 +14,7 @@
 //! - `scratch_bytes()` returns the bytes of scratch memory that each thread needs, and
 //!   `shared_bytes()` those that all threads share. Kernels never allocate memory while they run.
 //! - `run(isa, chunk, ...)` runs one chunk with the instructions of an [`Isa`]. [`Isa::Plain`] is
-//!   the reference implementation: portable loops for every float type, which the vectorised
+//!   the reference implementation: portable loops for every float type, which the vectorized
 //!   kernels are tested against.
 //!
 //! # Example

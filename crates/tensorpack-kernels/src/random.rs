@@ -50,12 +50,12 @@ impl Random {
 /// A type that holds 24 random bits exactly.
 trait Uniform: Copy {
     /// Converts a random word to a number in `[0, 1)`.
-    fn of(word: u32) -> Self;
+    fn from_word(word: u32) -> Self;
 }
 
 impl Uniform for f32 {
     #[inline(always)]
-    fn of(word: u32) -> f32 {
+    fn from_word(word: u32) -> f32 {
         // Through a signed integer, which every instruction set converts in vectors.
         (word >> 8) as i32 as f32 * (1.0 / 16_777_216.0)
     }
@@ -63,7 +63,7 @@ impl Uniform for f32 {
 
 impl Uniform for f64 {
     #[inline(always)]
-    fn of(word: u32) -> f64 {
+    fn from_word(word: u32) -> f64 {
         f64::from((word >> 8) as i32) * (1.0 / 16_777_216.0)
     }
 }
@@ -88,7 +88,7 @@ unsafe fn fill_body<T: Uniform, const FAST: bool>(
     let head = (first.wrapping_neg() % 4).min(len as u64) as usize;
     let (head, body) = out.split_at_mut(head);
     for (i, x) in head.iter_mut().enumerate() {
-        *x = T::of(rng.word(draw, first.wrapping_add(i as u64)));
+        *x = T::from_word(rng.word(draw, first.wrapping_add(i as u64)));
     }
     let mut at = first.wrapping_add(head.len() as u64);
     let mut blocks = body.chunks_exact_mut(4 * LANES);
@@ -96,13 +96,13 @@ unsafe fn fill_body<T: Uniform, const FAST: bool>(
         let words = rng.lanes::<LANES>(draw, at / 4);
         for (l, four) in block.chunks_exact_mut(4).enumerate() {
             for (w, x) in four.iter_mut().enumerate() {
-                *x = T::of(words[w][l]);
+                *x = T::from_word(words[w][l]);
             }
         }
         at = at.wrapping_add(4 * LANES as u64);
     }
     for (i, x) in blocks.into_remainder().iter_mut().enumerate() {
-        *x = T::of(rng.word(draw, at.wrapping_add(i as u64)));
+        *x = T::from_word(rng.word(draw, at.wrapping_add(i as u64)));
     }
 }
 

@@ -25,7 +25,8 @@ impl Roofline {
 
     /// Returns the shortest time that a kernel of `flops` operations and `bytes` bytes of memory
     /// traffic can take.
-    pub fn roof_seconds(&self, flops: f64, bytes: f64) -> f64 {
+    #[doc(alias = "roof_seconds")]
+    pub fn min_seconds(&self, flops: f64, bytes: f64) -> f64 {
         (flops / (self.gflops * 1e9)).max(bytes / (self.copy_gbs * 1e9))
     }
 }

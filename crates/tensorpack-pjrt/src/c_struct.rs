@@ -1,4 +1,4 @@
-//! What the structs of PJRT's C API have in common.
+//! Functions and structs of PJRT's C API: their types and their common header.
 //!
 //! Every struct begins with its size. So old and new plugins mix: fields are only ever added at the
 //! end, and a plugin accepts a struct that is longer than the one it was built with.
@@ -132,7 +132,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_new_struct_says_its_size_and_is_zero() {
+    fn a_new_struct_is_zeroed_except_for_its_size() {
         let new = PJRT_Client_Create_Args::new();
         assert_eq!((new.struct_size, new.num_options), (size_of::<PJRT_Client_Create_Args>(), 0));
         assert!(new.client.is_null() && new.kv_get_callback.is_none());

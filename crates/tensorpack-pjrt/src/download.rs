@@ -73,7 +73,7 @@ impl fmt::Debug for Download {
     }
 }
 
-/// The address of the elements of a tensor that nobody shares.
+/// The address of the elements of a tensor that has no other reference.
 fn elements(tensor: &mut HostTensor) -> Result<*mut std::ffi::c_void> {
     Ok(match tensor.dtype() {
         DType::F32 => tensor.as_mut_slice::<f32>()?.as_mut_ptr().cast(),

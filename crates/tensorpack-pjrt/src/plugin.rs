@@ -59,7 +59,7 @@ impl Plugin {
             return Err(Error::new(ErrorKind::Io, format!("{} is not a regular file", path.display()))
                 .note("name the file of a PJRT plugin"));
         }
-        // Held while loading, so that a plugin is initialised once. A poisoned lock is fine: the
+        // Held while loading, so that a plugin is initialized once. A poisoned lock is fine: the
         // map is always whole.
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(plugin) = open.get(&file) {
@@ -73,12 +73,12 @@ impl Plugin {
     fn load(path: &Path) -> Result<Plugin> {
         type GetApi = unsafe extern "C" fn() -> *const PJRT_Api;
         if env::var_os(LOG_LEVEL).is_none() {
-            // SAFETY: Rust's own accesses to the environment are synchronised with this one. Only
+            // SAFETY: Rust's own accesses to the environment are synchronized with this one. Only
             // foreign code that reads it at this very moment could be disturbed; the plugin, which
             // reads it, is not loaded yet.
             unsafe { env::set_var(LOG_LEVEL, "3") };
         }
-        // SAFETY: loading runs the library's initialisers; the caller who names a file as a plugin
+        // SAFETY: loading runs the library's initializers; the caller who names a file as a plugin
         // trusts its code.
         let library = unsafe { Library::new(path) };
         let library = library.map_err(|e| {
@@ -96,7 +96,7 @@ impl Plugin {
         let plugin = Plugin { path: path.to_path_buf(), api };
         // SAFETY: takes no arguments, and is called once, before all others.
         unsafe { call!(plugin, PJRT_Plugin_Initialize {}) }
-            .map_err(|e| e.within(format!("{} cannot be initialised", path.display())))?;
+            .map_err(|e| e.within(format!("{} cannot be initialized", path.display())))?;
         Ok(plugin)
     }
 

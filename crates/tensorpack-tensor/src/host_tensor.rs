@@ -132,7 +132,7 @@ impl HostTensor {
     /// Returns the elements as bytes in native byte order.
     pub fn as_bytes(&self) -> &[u8] {
         match &*self.storage {
-            // SAFETY: bool has size and alignment 1 and no uninitialised bytes, and any bool is a
+            // SAFETY: bool has size and alignment 1 and no uninitialized bytes, and any bool is a
             // valid u8.
             Storage::Bool(v) => unsafe { std::slice::from_raw_parts(v.as_ptr().cast(), v.len()) },
             Storage::F32(v) => bytemuck::cast_slice(v),

@@ -19,7 +19,7 @@ const GRACE: Duration = Duration::from_millis(100);
 /// Synchronizes the towers of a program, as a communicator does in NCCL or MPI.
 #[derive(Debug)]
 pub(super) struct Communicator {
-    /// The summand of each tower, and where it wants the sum.
+    /// The summand of each tower and the destination of its sum.
     parts: Vec<(AtomicPtr<u8>, AtomicPtr<u8>)>,
     /// Number of completed barriers.
     met: AtomicU64,
@@ -206,12 +206,13 @@ impl Communicator {
         }
     }
 
-    /// Puts the sum of all towers' `input` into every tower's `output`, element by element in the
+    /// Writes the sum of all towers' `input` to every tower's `output`, element by element in the
     /// order of the towers, so that all get the same bits.
     ///
     /// # Safety
     /// `input` and `output` must be valid for `len` elements of `dtype` (f32 or f64), the same
-    /// number in all towers, and may be the same memory; nobody else touches them meanwhile.
+    /// number in all towers, and may be the same memory; no other thread may access them during the
+    /// call.
     pub(super) unsafe fn all_reduce(
         &self,
         tower: usize,
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tower_that_never_comes_is_an_error() {
+    fn a_tower_that_never_arrives_is_an_error() {
         let communicator = Communicator::new(2, Duration::from_millis(50), false);
         let e = communicator.barrier(1, "gradients/fc0/W").unwrap_err();
         assert!(e.message().starts_with("tower 1 waited 0 s at gradients/fc0/W"), "{e}");
@@ -303,13 +304,13 @@ mod tests {
             let waiter = s.spawn(|| communicator.barrier(0, "sum"));
             std::thread::sleep(Duration::from_millis(20));
             communicator.fail();
-            // Who comes later does not wait either.
+            // A tower that arrives later does not wait, either.
             assert!(communicator.barrier(1, "sum").unwrap_err().message().contains("another tower failed"));
             assert!(waiter.join().unwrap().unwrap_err().message().contains("another tower failed"));
         });
     }
 
-    /// The first cause is the one that is told, and who is missing is known.
+    /// The error reports the first cause and the missing towers.
     #[test]
     fn towers_that_do_not_leave_are_overdue() {
         let communicator = Communicator::new(3, Duration::from_millis(50), false);

@@ -15,8 +15,8 @@ impl Lifetime {
     }
 }
 
-/// Returns an offset for each buffer, so that no two that are live at the same time overlap, and
-/// the size of the arena. The operands and results of a kernel are live at the same time, so a
+/// Returns an offset for each buffer and the size of the arena. Buffers that are live at the same
+/// time do not overlap. The operands and results of a kernel are live at the same time, so a
 /// result overlaps an operand only where `placement` made them one buffer. The largest buffers are
 /// placed first, each in the tightest gap that holds it (best fit): with few large and many small
 /// buffers this comes close to the largest number of live bytes. Sums saturate at `usize::MAX`.
@@ -56,7 +56,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_alive_overlaps(
+        fn live_buffers_do_not_overlap(
             raw in prop::collection::vec((1..50usize, 0..20usize, 0..10usize), 1..40)
         ) {
             let lives: Vec<Lifetime> = raw

@@ -455,7 +455,7 @@ impl Memory<'_> {
             for c in checked[first..].iter().take_while(|c| c.elements.start < elements.end) {
                 let from = c.elements.start.max(elements.start);
                 let len = c.elements.end.min(elements.end) - from;
-                // SAFETY: the elements are inside the output, as the caller says.
+                // SAFETY: the caller guarantees that the elements are inside the output.
                 let extremes = unsafe {
                     kernels::extremes(self.isa, dtype, self.writes[i].add(from * dtype.size()), len)
                 };

@@ -30,7 +30,7 @@ impl Interval {
         self.low <= 0.0 && self.high >= 0.0
     }
 
-    fn of(corners: &[f64]) -> Interval {
+    fn from_corners(corners: &[f64]) -> Interval {
         let least = corners.iter().copied().fold(f64::INFINITY, f64::min);
         Interval { low: least, high: corners.iter().copied().fold(f64::NEG_INFINITY, f64::max) }
     }
@@ -41,7 +41,8 @@ impl Interval {
         let Some(most) = largest(dtype) else { return Some(ANY_INTEGER) };
         let inside = self.low >= -most && self.high <= most;
         // Storing in a narrower type rounds, but never beyond its largest finite value.
-        let share = if Class::of(dtype) == class && dtype != DType::Bf16 { 0.0 } else { 2f64.powi(-7) };
+        let share =
+            if Class::from_dtype(dtype) == class && dtype != DType::Bf16 { 0.0 } else { 2f64.powi(-7) };
         let low = (self.low - self.low.abs() * share).max(-most);
         let high = (self.high + self.high.abs() * share).min(most);
         inside.then_some(Interval { low, high })
@@ -106,7 +107,7 @@ pub(super) fn evaluate(
         let value = match step {
             Step::Operand { index, .. } => {
                 let (bound, dtype) = operands[*index as usize];
-                bound.and_then(|x| converted(x, Class::of(dtype), class))
+                bound.and_then(|x| converted(x, Class::from_dtype(dtype), class))
             }
             Step::Const(x, _) if x.is_finite() => exact(Interval::new(*x, *x), class),
             Step::Const(..) => None,
@@ -157,14 +158,14 @@ fn unary(function: Unary, x: Interval, class: Class) -> Bound {
     match function {
         Unary::Neg => exact(Interval::new(-high, -low), class),
         Unary::Abs if x.has_zero() => exact(Interval::new(0.0, farthest), class),
-        Unary::Abs => exact(Interval::of(&[low.abs(), high.abs()]), class),
+        Unary::Abs => exact(Interval::from_corners(&[low.abs(), high.abs()]), class),
         Unary::Sign => symmetric(1.0),
         Unary::Relu => exact(Interval::new(low.max(0.0), high.max(0.0)), class),
         Unary::Square if x.has_zero() => rounded(Interval::new(0.0, farthest * farthest), class),
-        Unary::Square => rounded(Interval::of(&[low * low, high * high]), class),
+        Unary::Square => rounded(Interval::from_corners(&[low * low, high * high]), class),
         Unary::Sqrt if low >= 0.0 => rounded(Interval::new(low.sqrt(), high.sqrt()), class),
         Unary::Rsqrt if low > 0.0 => rounded(Interval::new(1.0 / high.sqrt(), 1.0 / low.sqrt()), class),
-        Unary::Recip if !x.has_zero() => rounded(Interval::of(&[1.0 / low, 1.0 / high]), class),
+        Unary::Recip if !x.has_zero() => rounded(Interval::from_corners(&[1.0 / low, 1.0 / high]), class),
         Unary::Exp => rounded(Interval::new(0.0, 2.0 * high.exp()), class),
         // The logarithms of all positive numbers of either class are in between.
         Unary::Log if low > 0.0 => symmetric(800.0),
@@ -177,7 +178,7 @@ fn unary(function: Unary, x: Interval, class: Class) -> Bound {
 
 fn binary(function: Binary, a: Interval, b: Interval, class: Class) -> Bound {
     let corners = |f: fn(f64, f64) -> f64| {
-        Interval::of(&[f(a.low, b.low), f(a.low, b.high), f(a.high, b.low), f(a.high, b.high)])
+        Interval::from_corners(&[f(a.low, b.low), f(a.low, b.high), f(a.high, b.low), f(a.high, b.high)])
     };
     match function {
         Binary::Add => rounded(Interval::new(a.low + b.low, a.high + b.high), class),
@@ -199,7 +200,7 @@ mod tests {
     use super::*;
     use crate::kir::ExprBuilder;
 
-    /// Bounds of what `build` makes of one operand, or of two with the same bounds.
+    /// Returns the bounds of the result of `build` for one operand, or two with the same bounds.
     fn bound(low: f64, high: f64, build: impl FnOnce(&mut ExprBuilder, Reg, Reg) -> Reg) -> Bound {
         let mut b = ExprBuilder::default();
         let [x, y] = [0, 1].map(|i| b.operand(i, DType::F32, Class::F32));
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_divided_by_zero_is_not_bounded() {
+    fn a_quotient_whose_divisor_may_be_zero_has_no_bound() {
         let quotient = |low, high, epsilon: f64| {
             bound(low, high, |e, x, y| {
                 let root = e.unary(Unary::Sqrt, y);
@@ -253,7 +254,7 @@ mod tests {
                 f64::from(((draw(case * 16 + i) - 0.5) * size) as f32)
             };
             let [p, q, r, s] = [0, 2, 4, 6].map(number);
-            let (a, b) = (Interval::of(&[p, q]), Interval::of(&[r, s]));
+            let (a, b) = (Interval::from_corners(&[p, q]), Interval::from_corners(&[r, s]));
             for i in 8..12 {
                 let inside = |x: Interval, t: f64| (x.low + (x.high - x.low) * t).clamp(x.low, x.high) as f32;
                 let (x, y) = (inside(a, draw(case * 16 + i)), inside(b, draw(case * 16 + i + 4)));

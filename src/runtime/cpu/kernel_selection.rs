@@ -4,12 +4,12 @@ use crate::kir::{self, ContractKind};
 use tensorpack_kernels as kernels;
 use tensorpack_kernels::Contract;
 
-/// CPU-only attributes of a contraction.
+/// Attributes of a contraction that only the CPU engine has.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ContractAttributes {
-    /// The right operand is stored in panels, see `panels.rs`.
+    /// The right operand is prepacked into panels (see `panels.rs`).
     pub(super) rhs_panels: bool,
-    /// Convolutions use the direct algorithm only.
+    /// Convolutions use the direct algorithm, never Winograd.
     pub(super) exact: bool,
 }
 
@@ -48,7 +48,7 @@ pub(super) fn contraction(kind: &ContractKind, attributes: ContractAttributes) -
     }
 }
 
-/// Returns the kernel of a pooling.
+/// Returns the kernel of a pooling operation.
 pub(super) fn pool(pool: &kir::Pool) -> kernels::Pool {
     kernels::Pool {
         batch: pool.batch,

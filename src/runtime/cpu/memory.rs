@@ -21,10 +21,10 @@ pub(super) struct Block {
     lead: usize,
 }
 
-// SAFETY: the block owns its memory as a Box would; who may touch it when is decided by the engine,
-// which hands out pointers only while it is locked.
+// SAFETY: the block owns its memory as a Box would. The engine controls access: it hands out
+// pointers only while it is locked.
 unsafe impl Send for Block {}
-// SAFETY: as above: a shared block tells its address, nothing more.
+// SAFETY: as above; a shared reference to a block only gives its address.
 unsafe impl Sync for Block {}
 
 impl Block {

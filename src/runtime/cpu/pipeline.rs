@@ -131,7 +131,7 @@ const PASSES: &[Pass] = &[
     },
     Pass {
         name: "hoist_pool_grad_masks",
-        why: "a mask of max pooling's gradient by its input costs less before the gradient, where elements are fewer",
+        why: "a mask that depends on max pooling's input costs less before the gradient, where elements are fewer",
         applies: in_runs,
         run: |c, _| {
             pool_grad_hoist::hoist_masks(&mut c.program);

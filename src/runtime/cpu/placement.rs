@@ -1,4 +1,4 @@
-//! Placement: where every buffer of a compiled program lies in memory.
+//! Placement: the memory location of every buffer of a compiled program.
 //!
 //! Temporaries share one arena. A buffer occupies its part of it from the kernel that writes it to
 //! the last one that reads it. A map may write its result in place of an operand that dies there.
@@ -120,7 +120,7 @@ impl Placement {
         Loc { offset: loc.offset + v.offset * v.dtype.size(), ..loc }
     }
 
-    /// Returns the buffer in whose place this one is written.
+    /// Returns the buffer whose memory this one reuses.
     pub(super) fn in_place_of(&self, b: BufferId) -> Option<BufferId> {
         self.reuses.get(&b).copied()
     }

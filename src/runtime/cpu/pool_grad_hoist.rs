@@ -1,7 +1,7 @@
 //! Hoists work from after max pooling's gradient to before it, where there are fewer elements:
 //!
-//! - A mask by the pooled input, such as ReLU's gradient. Only the maxima have a gradient, so only
-//!   they need the mask.
+//! - A mask that depends on the pooled input, such as ReLU's gradient. Only the maxima have a
+//!   gradient, so only they need the mask.
 //! - A sum over each channel. The gradient moves every element to one position, so the sum does not
 //!   change.
 

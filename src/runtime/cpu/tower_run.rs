@@ -290,9 +290,9 @@ impl TowerRun {
             progress.set(Some(&step.origin));
         }
         let started = (!self.times.is_empty()).then(Instant::now);
-        // SAFETY: the plan gave every buffer its own place for as long as it lives, `resolve` has
-        // just filled the tables, the engine's lock keeps everyone else away, and whoever runs
-        // steps that touch variables has the turn.
+        // SAFETY: the plan gave every buffer its own memory for its lifetime, `resolve` has just
+        // filled the tables, the engine's lock excludes other threads, and steps that access
+        // variables run only while their tower has the turn.
         let ran = catch_unwind(AssertUnwindSafe(|| unsafe { step.kernel.run(cx.team, &memory) }));
         let here = |e: Error| e.within(&step.origin.name).at(step.origin.site);
         ran.unwrap_or_else(|panic| resume_unwind(Box::new(here(panicked(&*panic))))).map_err(here)?;
@@ -401,7 +401,7 @@ impl TowerRun {
     }
 }
 
-/// What a step does with the extremes of checked elements.
+/// The treatment of the extremes of checked elements in a step.
 #[derive(Clone, Copy)]
 struct Look<'a> {
     /// Cleared if an element that must be finite is not.

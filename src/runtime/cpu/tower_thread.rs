@@ -90,7 +90,7 @@ impl MultiTowerProgram {
         MultiTowerProgram { steps: program.origins(), program: Arc::new(program), communicator, tower_thread }
     }
 
-    /// Has `job` done with the program and copies of what is fed.
+    /// Runs `job` on the tower thread with the program and copies of the feeds.
     fn run_job<R: Send + 'static>(
         &self,
         feeds: &[Feed<'_>],

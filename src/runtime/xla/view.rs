@@ -157,7 +157,7 @@ fn gather(w: &mut Writer, buffer: &Value, view: &View) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kir::Surroundings;
+    use crate::kir::Signature;
     use crate::kir::{BufferId, BufferKind, Program};
     use crate::runtime::executor::{Executable, Executor, RunInfo};
     use crate::runtime::xla::module::Purpose;
@@ -233,8 +233,8 @@ mod tests {
         program.fetches = (0..300).map(|i| draw(&rng, i, &buffer)).collect();
         let views = program.fetches.clone();
         let fetches = (0..views.len()).map(|i| (0, i)).collect();
-        let around = Surroundings { feeds: vec![(DType::I64, &buffer[..])], variables: Vec::new() };
-        let lowered = Lowered::new(vec![program], fetches, Default::default(), &around).unwrap();
+        let signature = Signature { feeds: vec![(DType::I64, &buffer[..])], variables: Vec::new() };
+        let lowered = Lowered::new(vec![program], fetches, Default::default(), &signature).unwrap();
         let options = XlaOptions {
             memory_limit: None,
             deadline: Duration::from_secs(300),

@@ -96,8 +96,8 @@ fn combined_resume(parts: &[Flow]) -> Resume {
 /// Returns the pass length of every input (`u64::MAX` if infinite), or `None` if one is unknown.
 fn sizes(parts: &[Flow], seed: Seed) -> Result<Option<Vec<u64>>> {
     let size = |(i, part): (usize, &Flow)| {
-        let endless = part.size().is_none() && part.open_indexed(InputReaders::seed(seed, i))?.is_some();
-        Ok(part.size().or(endless.then_some(u64::MAX)))
+        let infinite = part.size().is_none() && part.open_indexed(InputReaders::seed(seed, i))?.is_some();
+        Ok(part.size().or(infinite.then_some(u64::MAX)))
     };
     parts.iter().enumerate().map(size).collect()
 }
@@ -117,13 +117,13 @@ impl Chooser {
         match self {
             Chooser::Probabilities(probabilities) => {
                 let mut left = rng.uniform();
-                let likely = probabilities.iter().rposition(|&p| p > 0.0);
+                let last_possible = probabilities.iter().rposition(|&p| p > 0.0);
                 let hit = probabilities.iter().position(|&p| {
                     left -= p;
                     left < 0.0
                 });
-                // Rounding may leave a remainder beyond the last input.
-                hit.or(likely)
+                // The probabilities may sum to slightly less than 1.
+                hit.or(last_possible)
             }
             Chooser::Sizes(sizes) => {
                 let left: Vec<u64> = sizes.iter().zip(taken).map(|(n, k)| n.saturating_sub(*k)).collect();
@@ -166,7 +166,8 @@ struct MixtureReader {
 impl MixtureReader {
     fn open(parts: &[Flow], chooser: Chooser, seed: Seed, at: &State) -> Result<Box<dyn Reader>> {
         let (n, chooser_seed) = (parts.len(), seed.derive("turns"));
-        // The states are stored, or follow from replaying the choices, or are found by rereading.
+        // The states of the inputs are stored, or follow from replaying the choices, or are reached
+        // by reading the samples again.
         let (states, ended, index) = if !at.inputs.is_empty() {
             (at.inputs.clone(), false, at.index)
         } else if let Some(sizes) = sizes(parts, seed)? {
@@ -195,7 +196,7 @@ impl MixtureReader {
             let State { epoch, index, .. } = self.at;
             if let Some(chosen) = self.chooser.next(&self.taken, &mut self.seed.rng(epoch, index)) {
                 let read = self.inputs.readers[chosen].read();
-                // From the input's own index: a timeout reads nothing.
+                // Take the count from the input itself: a read that timed out consumed nothing.
                 self.taken[chosen] = self.inputs.readers[chosen].state().index;
                 if let Some(sample) = read? {
                     return Ok(Some(sample));

@@ -49,10 +49,10 @@ type Point = [f64; 2];
 /// Returns the strokes of a digit in a box from (-1, -1) (top left) to (1, 1).
 fn strokes(digit: usize) -> Vec<Vec<Point>> {
     // An arc of an ellipse; angles are in turns, clockwise from the right.
-    let arc = |centre: Point, radius: Point, from: f64, to: f64| -> Vec<Point> {
+    let arc = |center: Point, radius: Point, from: f64, to: f64| -> Vec<Point> {
         let points = (24.0 * (to - from).abs()).ceil().max(2.0);
         let at = |i: f64| (from + (to - from) * i / points) * TAU;
-        let point = |a: f64| [centre[0] + radius[0] * a.cos(), centre[1] + radius[1] * a.sin()];
+        let point = |a: f64| [center[0] + radius[0] * a.cos(), center[1] + radius[1] * a.sin()];
         (0..=points as usize).map(|i| point(at(i as f64))).collect()
     };
     match digit {
@@ -114,7 +114,7 @@ fn distort(rng: &mut SampleRng, lines: &mut [Vec<Point>]) {
     let size = rng.uniform_range(7.0, 9.5);
     let stretch = rng.uniform_range(0.8, 1.1);
     let middle = (SIDE as f64 - 1.0) / 2.0;
-    let centre = [middle + rng.uniform_range(-2.1, 2.1), middle + rng.uniform_range(-2.1, 2.1)];
+    let center = [middle + rng.uniform_range(-2.1, 2.1), middle + rng.uniform_range(-2.1, 2.1)];
     // Waves across the box displace nearby points alike, like an unsteady hand.
     let waves = [(); 2].map(|()| {
         (
@@ -131,7 +131,7 @@ fn distort(rng: &mut SampleRng, lines: &mut [Vec<Point>]) {
         };
         let (u, v) = (*x + wave(waves[0]), *y + wave(waves[1]));
         let (u, v) = (size * stretch * (u - slant * v), size * v);
-        (*x, *y) = (centre[0] + cos * u - sin * v, centre[1] + sin * u + cos * v);
+        (*x, *y) = (center[0] + cos * u - sin * v, center[1] + sin * u + cos * v);
     }
 }
 

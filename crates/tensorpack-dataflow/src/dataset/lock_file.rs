@@ -1,4 +1,4 @@
-//! Waiting for another process that downloads or installs the same thing.
+//! A file lock that serializes downloads and installations across processes.
 
 use std::fs::{File, TryLockError};
 use std::io::Write;
@@ -7,17 +7,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// How long to wait before saying so.
+/// How long to wait before printing a message.
 const ANNOUNCE_AFTER: Duration = Duration::from_secs(5);
-/// How long to wait at all. A process that makes no progress gives up much earlier.
+/// How long to wait before giving up. A download that makes no progress fails much earlier and
+/// releases the lock.
 const DEADLINE: Duration = Duration::from_secs(3600);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Creates and locks the file at `path`. The lock is released when the returned file is dropped.
 ///
-/// Waits while another process holds the lock, says on standard error what it waits for (`task`, as
-/// in "download mnist") after 5 seconds, and returns an error of [`ErrorKind::Deadline`] after an
-/// hour. On file systems without locks the file is returned unlocked.
+/// Waits while another process holds the lock. After 5 seconds it prints to standard error what it
+/// waits for (`task`, such as "download mnist"); after an hour it returns
+/// [`ErrorKind::Deadline`]. On file systems without locks the file is returned unlocked.
 #[doc(hidden)]
 pub fn lock_file(path: &Path, task: &str) -> Result<File> {
     let file = File::create(path).map_err(|e| Error::from(e).within(path.display()))?;
@@ -44,7 +45,7 @@ fn wait_for_lock(
             let (path, minutes) = (path.display(), waited.as_secs() / 60);
             let why =
                 format!("cannot {task}: another process has held the lock {path} for {minutes} minutes");
-            return Err(Error::new(ErrorKind::Deadline, why).note("end that process, and try again"));
+            return Err(Error::new(ErrorKind::Deadline, why).note("stop that process and try again"));
         }
         if waited > announce_after && !announced {
             announced = true;

@@ -81,7 +81,7 @@ impl Origin {
     }
 }
 
-/// What pip is to do with wheels.
+/// The pip command to run on wheels.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub enum PipCommand<'a> {

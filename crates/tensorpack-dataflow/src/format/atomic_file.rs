@@ -21,7 +21,7 @@ impl AtomicFile {
             return Err(Error::argument(format!("{} is not a file name", path.display())));
         };
         if path.exists() {
-            let why = format!("{} already exists and is not overwritten", path.display());
+            let why = format!("{} already exists and would be overwritten", path.display());
             return Err(Error::argument(why).note("remove it, or choose another path"));
         }
         let name = format!(".{}.{}.partial", name.to_string_lossy(), std::process::id());

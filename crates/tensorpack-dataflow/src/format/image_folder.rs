@@ -128,7 +128,7 @@ fn find_images(folder: &Path, images: &mut Vec<PathBuf>, visited: &mut HashSet<P
     Ok(())
 }
 
-/// What a directory entry is, after symbolic links.
+/// The kind of a directory entry, with symbolic links followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Folder,

@@ -73,10 +73,10 @@ impl RandomAccess for Lmdb {
 pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
     let path = path.as_ref();
     if path.exists() {
-        let why = format!("{} already exists and is not overwritten", path.display());
+        let why = format!("{} already exists and would be overwritten", path.display());
         return Err(Error::argument(why).note("remove it, or choose another path"));
     }
-    let partial = PartialFile::of(path);
+    let partial = PartialFile::new(path);
     let within = |e| lmdb_error(e, path);
     // No lock: nobody else sees the file before it is renamed. It is synced once, at the end.
     let env = open_env(&partial.0, EnvFlags::NO_LOCK | EnvFlags::NO_SYNC, BATCH).map_err(within)?;
@@ -114,7 +114,7 @@ pub fn load(path: impl AsRef<Path>) -> Result<Serialized<Lmdb>> {
 struct PartialFile(PathBuf);
 
 impl PartialFile {
-    fn of(path: &Path) -> PartialFile {
+    fn new(path: &Path) -> PartialFile {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         PartialFile(path.with_file_name(format!(".{name}.{}.partial", std::process::id())))
     }

@@ -1,6 +1,6 @@
 //! NumPy `.npy` files, one array each.
 //!
-//! NumPy has no type code for bf16. It is written as `<V2`, like the package `ml_dtypes` does, and
+//! NumPy has no type code for bf16. It is written as `<V2`, as the package `ml_dtypes` does, and
 //! two-byte voids are read as bf16.
 
 use super::ByteSource;
@@ -68,8 +68,8 @@ pub fn decode(bytes: &[u8]) -> Result<HostTensor> {
     tensor_from_bytes(dtype, sizes, elements, order)
 }
 
-/// Builds magic, version, length and description, padded so that the elements start at a multiple
-/// of 64.
+/// Returns the header: magic, version, length and description, padded so that the elements start at
+/// a multiple of 64 bytes.
 fn header(array: &HostTensor) -> Vec<u8> {
     let descr = match array.dtype() {
         DType::F32 => "<f4",
@@ -185,9 +185,9 @@ fn quoted(text: &str) -> Option<(&str, &str)> {
 
 /// Converts elements from column-major to row-major order.
 fn row_major(sizes: &[usize], size: usize, elements: &[u8]) -> Vec<u8> {
-    // The caller checked that `elements` has the size of the array. Dims of one element move
-    // nothing. Without them the rank is at most the logarithm of the number of elements, and a step
-    // below takes constant time on average.
+    // The caller checked that `elements` has the size of the array. Dims of size 1 do not affect
+    // the order; dropping them bounds the rank by the logarithm of the number of elements, so that
+    // an iteration of the loop below takes constant time on average.
     let mut dims = Vec::new();
     let mut stride = size;
     for &n in sizes.iter().filter(|&&n| n != 1) {

@@ -37,14 +37,14 @@ impl TarShards {
     /// of `extensions`; alternatives are separated by semicolons, as in `"jpg;png"`. A missing
     /// component is an error when the sample is read.
     ///
-    /// Compressed archives may take 4 GiB decompressed, all together; see
+    /// The decompressed size of all compressed archives together is limited to 4 GiB; see
     /// [`open_with_limit`](TarShards::open_with_limit).
     pub fn open(paths: impl IntoIterator<Item = impl AsRef<Path>>, extensions: &[&str]) -> Result<TarShards> {
         TarShards::parse(paths.into_iter().map(ByteSource::open).collect::<Result<_>>()?, extensions)
     }
 
-    /// Like [`open`](TarShards::open), with a limit of `max` bytes on the size of all compressed
-    /// archives together, decompressed. They are held in memory.
+    /// Like [`open`](TarShards::open), but limits the decompressed size of all compressed archives
+    /// together, which are held in memory, to `max` bytes.
     pub fn open_with_limit(
         paths: impl IntoIterator<Item = impl AsRef<Path>>,
         extensions: &[&str],
@@ -59,22 +59,22 @@ impl TarShards {
         TarShards::parse_with_limit(archives, extensions, MAX_DECOMPRESSED)
     }
 
-    /// Like [`parse`](TarShards::parse), with a limit of `max` bytes on the size of all compressed
-    /// archives together, decompressed.
+    /// Like [`parse`](TarShards::parse), but limits the decompressed size of all compressed
+    /// archives together to `max` bytes.
     pub fn parse_with_limit(archives: Vec<ByteSource>, extensions: &[&str], max: u64) -> Result<TarShards> {
         let (mut shards, mut samples) = (Vec::new(), Vec::new());
         let mut left = max;
         for (shard, archive) in archives.into_iter().enumerate() {
-            let plain = decompress_within(archive, &mut left).map_err(|e| match e.kind() {
+            let decompressed = decompress_within(archive, &mut left).map_err(|e| match e.kind() {
                 ErrorKind::Memory => e.note("or raise the limit with TarShards::open_with_limit"),
                 _ => e,
             })?;
-            let tar = Tar::parse(plain)?;
+            let tar = Tar::parse(decompressed)?;
             for (key, files) in groups(&tar) {
                 let find = |wanted: &&str| {
                     wanted.split(';').find_map(|w| files.iter().find(|(extension, _)| *extension == w))
                 };
-                let components = extensions.iter().map(|e| find(e).map(|&(_, span)| span)).collect();
+                let components = extensions.iter().map(|e| find(e).map(|&(_, range)| range)).collect();
                 samples.push(TarSample { shard, key, components });
             }
             shards.push(tar.source);
@@ -97,8 +97,8 @@ impl RandomAccess for TarShards {
     fn get(&self, index: u64) -> Result<Sample> {
         let TarSample { shard, key, components } = &self.samples[check_index(index, self.samples.len())?];
         let shard = &self.shards[*shard];
-        let component = |(span, extension): (&Option<ByteRange>, &String)| {
-            let Some(ByteRange { offset, size }) = *span else {
+        let component = |(range, extension): (&Option<ByteRange>, &String)| {
+            let Some(ByteRange { offset, size }) = *range else {
                 let why = format!("{}: sample {key} has no file with extension {extension}", shard.name());
                 return Err(Error::new(ErrorKind::Data, why));
             };
@@ -112,14 +112,14 @@ impl RandomAccess for TarShards {
 /// Groups adjacent files by their common name, in order.
 fn groups(tar: &Tar) -> Vec<(String, Vec<(&str, ByteRange)>)> {
     let mut groups: Vec<(String, Vec<(&str, ByteRange)>)> = Vec::new();
-    for (name, span) in &tar.files {
+    for (name, range) in &tar.files {
         let base = name.rfind('/').map_or(0, |slash| slash + 1);
         // A file without an extension or without a name before it belongs to no sample.
         let Some(dot) = name[base..].find('.').filter(|&dot| dot > 0) else { continue };
         let (key, extension) = (&name[..base + dot], &name[base + dot + 1..]);
         match groups.last_mut() {
-            Some((last, files)) if last == key => files.push((extension, *span)),
-            _ => groups.push((key.to_string(), vec![(extension, *span)])),
+            Some((last, files)) if last == key => files.push((extension, *range)),
+            _ => groups.push((key.to_string(), vec![(extension, *range)])),
         }
     }
     groups
@@ -177,7 +177,7 @@ impl NpyTar {
                     Error::new(ErrorKind::Data, why).note("use TarShards for archives of other files")
                 );
             }
-            samples.push((key, files.into_iter().map(|(_, span)| span).collect()));
+            samples.push((key, files.into_iter().map(|(_, range)| range).collect()));
         }
         Ok(NpyTar { source: tar.source.clone(), samples: samples.into() })
     }
@@ -190,9 +190,9 @@ impl RandomAccess for NpyTar {
 
     fn get(&self, index: u64) -> Result<Sample> {
         let (key, components) = &self.samples[check_index(index, self.samples.len())?];
-        let component = |span: &ByteRange| {
-            let bytes = self.source.read(span.offset, span.size)?;
-            npy::decode(&bytes).map_err(|e| self.source.error_at(span.offset, format!("sample {key}: {e}")))
+        let component = |range: &ByteRange| {
+            let bytes = self.source.read(range.offset, range.size)?;
+            npy::decode(&bytes).map_err(|e| self.source.error_at(range.offset, format!("sample {key}: {e}")))
         };
         components.iter().map(component).collect()
     }

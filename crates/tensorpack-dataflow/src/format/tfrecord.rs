@@ -155,7 +155,8 @@ pub fn frame(record: &[u8]) -> ([u8; 12], [u8; 4]) {
     (header, masked_crc(record).to_le_bytes())
 }
 
-/// CRC-32C, masked so that the checksum of data that contains checksums is still a good one.
+/// Returns the CRC-32C, masked because a CRC over data that contains CRCs
+/// detects fewer errors.
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }

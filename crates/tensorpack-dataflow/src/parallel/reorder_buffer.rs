@@ -19,9 +19,9 @@ pub(super) struct ReorderBuffer {
     capacity: usize,
     keep_order: bool,
     slots: Mutex<Slots>,
-    /// Signalled when the first slot is filled.
+    /// Signaled when the first slot is filled.
     front_ready: Condvar,
-    /// Signalled when a slot is freed, and in unordered mode when one is filled.
+    /// Signaled when a slot is freed, and in unordered mode when one is filled.
     slot_freed: Condvar,
     cancelled: Arc<AtomicBool>,
 }

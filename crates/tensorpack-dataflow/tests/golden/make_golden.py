@@ -69,8 +69,8 @@ def photometric(image):
 def geometric(image, points):
     h, w = image.shape[:2]
     both = lambda t: {"image": packed(t.apply_image(image)), "coords": packed(t.apply_coords(points.copy()))}
-    centre = (w * 0.5 - 0.5, h * 0.5 - 0.5)
-    matrix = cv2.getRotationMatrix2D(centre, 25.0, 1)
+    center = (w * 0.5 - 0.5, h * 0.5 - 0.5)
+    matrix = cv2.getRotationMatrix2D(center, 25.0, 1)
 
     def turned(border):
         t = WarpAffineTransform(matrix, (w, h), cv2.INTER_LINEAR, border, (60, 60, 60))

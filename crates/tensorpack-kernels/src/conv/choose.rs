@@ -73,7 +73,7 @@ fn winograd_pays(work: &Correlation) -> bool {
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Microkernel {
-    /// `conv_k3`: three neighbouring taps at stride 1, each input element loaded once for all
+    /// `conv_k3`: three neighboring taps at stride 1, each input element loaded once for all
     /// three.
     K3,
     /// `strided_rows_tile`: rows too short to fill a tile, so that a tile takes pixels of several

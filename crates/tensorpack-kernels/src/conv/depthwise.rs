@@ -1,8 +1,8 @@
 //! Depthwise convolution of NHWC images with `[height, width, channels]` filters: the output and
 //! the input gradient. The filter gradient is in `depthwise_filter_grad`.
 //!
-//! A pixel has few products, so these loops are memory-bound. Vectors hold neighbouring channels,
-//! and a few neighbouring pixels are computed together, so that filter elements are loaded once for
+//! A pixel has few products, so these loops are memory-bound. Vectors hold neighboring channels,
+//! and a few neighboring pixels are computed together, so that filter elements are loaded once for
 //! all of them.
 
 use std::ops::Range;
@@ -25,7 +25,7 @@ pub struct DepthwiseForward(pub Conv2d);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DepthwiseInputGrad(pub Conv2d);
 
-/// Neighbouring pixels computed together.
+/// Neighboring pixels computed together.
 const PIXELS: usize = 4;
 
 impl Conv2d {

@@ -161,7 +161,7 @@ impl ChunkInput<'_> {
         let panel = panel_at::<V>(work, before, y.taps * x.taps * inputs, col);
         let panel = mem.shared.cast::<f32>().wrapping_add(panel);
         let kernel = Microkernel::for_outputs::<V>(x, cols);
-        // Neighbouring taps in a row of the window are contiguous, and one segment, except for the
+        // Neighboring taps in a row of the window are contiguous, and one segment, except for the
         // three-tap kernel.
         let (segments, steps) = match kernel {
             Microkernel::K3 => (conv_k3::TAPS, inputs),

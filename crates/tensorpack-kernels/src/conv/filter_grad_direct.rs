@@ -146,7 +146,7 @@ unsafe fn add_images<V: ConvKernels>(
         }
     }
 
-    // Neighbouring taps in a row of the window are contiguous: they are the rows of the product.
+    // Neighboring taps in a row of the window are contiguous: they are the rows of the product.
     let (across, run) = match (c.dilation[1] == 1 && gap(c) == 0) || c.kernel[1] <= 1 {
         true => (1, c.kernel[1] * c.in_channels),
         false => (c.kernel[1], c.in_channels),

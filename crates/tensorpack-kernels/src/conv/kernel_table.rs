@@ -49,7 +49,7 @@ impl ConvKernels for __m512 {
             // SAFETY: guaranteed by the caller.
             unsafe { add_bias::<__m512>(c, c_row, rows, cols, bias) }
         }
-        // SAFETY: guaranteed by the caller, who has the instructions.
+        // SAFETY: guaranteed by the caller, which has checked that the CPU has the instructions.
         unsafe { avx512(c, c_row, rows, cols, bias) }
     }
 
@@ -83,7 +83,7 @@ impl ConvKernels for __m256 {
             // SAFETY: guaranteed by the caller.
             unsafe { add_bias::<__m256>(c, c_row, rows, cols, bias) }
         }
-        // SAFETY: guaranteed by the caller, who has the instructions.
+        // SAFETY: guaranteed by the caller, which has checked that the CPU has the instructions.
         unsafe { avx2(c, c_row, rows, cols, bias) }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! - `choose` selects the algorithm of a convolution.
 //! - `direct` computes convolutions and input gradients tap by tap with the micro-kernel of `gemm`;
-//!   `conv_k3` and `strided_rows_tile` are its specialised micro-kernels, `window` its padded
+//!   `conv_k3` and `strided_rows_tile` are its specialized micro-kernels, `window` its padded
 //!   copies of the input.
 //! - `winograd` computes them with F(2x2, 3x3); `winograd_transform` holds the transforms.
 //! - `filter_grad` is the gradient with respect to the filter: `filter_grad_direct` with

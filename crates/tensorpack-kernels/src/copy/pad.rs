@@ -47,7 +47,7 @@ pub struct Pad {
 
 impl Pad {
     /// Prepares a padding of `dims` with elements of 1, 2, 4 or 8 bytes: along each dimension `low`
-    /// zeros before the first element, `high` after the last, and `interior` between neighbours.
+    /// zeros before the first element, `high` after the last, and `interior` between neighbors.
     /// Strides are in elements.
     pub fn new(
         dims: &[usize],

@@ -1,4 +1,4 @@
-//! Iteration spaces in their simplest form. Neighbouring dimensions that are contiguous for every
+//! Iteration spaces in their simplest form. Neighboring dimensions that are contiguous for every
 //! operand are merged, so that most kernels see a vector or a matrix whatever the rank of the
 //! tensors.
 
@@ -35,7 +35,7 @@ impl Space {
         Space { dims: dims.to_vec(), groups, strides }
     }
 
-    /// Drops dimensions of size 1 and merges neighbours of one group wherever all strides allow.
+    /// Drops dimensions of size 1 and merges neighbors of one group wherever all strides allow.
     pub(crate) fn merge(&self) -> Space {
         self.merge_where(|_| true)
     }
@@ -52,7 +52,7 @@ impl Space {
         self.merge_where(|d| Some(d) != last)
     }
 
-    /// Drops dimensions of size 1, and merges dimensions into their neighbours where `may` and the
+    /// Drops dimensions of size 1, and merges dimensions into their neighbors where `may` and the
     /// strides allow it.
     fn merge_where(&self, may: impl Fn(usize) -> bool) -> Space {
         let empty = vec![Vec::new(); self.strides.len()];

@@ -1,4 +1,4 @@
-//! Blocked matrix multiplication: the vectorised computation of one chunk.
+//! Blocked matrix multiplication: the vectorized computation of one chunk.
 //!
 //! A panel of the right operand, one tile wide and up to [`DEPTH`] steps deep, is packed and used
 //! for all rows of the block. Packing is skipped if the block has few rows, or if the operand is
@@ -127,7 +127,7 @@ unsafe fn multiply<V: TileKernels>(
                     (_, true) => pack::pack_columns(panel, rhs_col, steps.len(), cols, packed, width),
                 }
             }
-            // Prefetch the next panel, of this chunk or its neighbour, from where it is stored: it
+            // Prefetch the next panel, of this chunk or its neighbor, from where it is stored: it
             // will be packed.
             let next = (product.n - (col + cols)).min(widest);
             let next_panel = rhs.wrapping_add(first * rhs_step + product.rhs_column(col + cols));

@@ -2,7 +2,7 @@
 //! to four vectors, in registers and writes it once.
 //!
 //! The sum has three nested loops, over images, segments and steps, each with its own stride in
-//! both operands. So a convolution is a single sum, too: a segment is a run of neighbouring pixels.
+//! both operands. So a convolution is a single sum, too: a segment is a run of neighboring pixels.
 //! Each step multiplies one element of `a` per row by the vectors of `b`. In `a` either the steps
 //! are contiguous (`along_k`) or the rows are; knowing which saves address arithmetic in the loop.
 

@@ -346,7 +346,7 @@ unsafe fn rows_of<T: Summand>(kind: ReduceKind, data: *const u8, len: usize, see
             // SAFETY: the second plane holds positions.
             let at = unsafe { state.plane::<i64>(1) };
             for ((best, at), row) in wide().iter_mut().zip(at).zip(rows) {
-                // First the extreme value, vectorised; search for its position only if it beats the
+                // First the extreme value, vectorized; search for its position only if it beats the
                 // best so far.
                 let [x] = if kind == ReduceKind::ArgMax {
                     lanes(row, T::LOWEST, |[a], x: T| [a.max(x)], |a, b| a.max(b))

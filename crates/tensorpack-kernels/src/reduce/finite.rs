@@ -1,5 +1,5 @@
 //! Extremes of float arrays, and the check that all elements are finite. Trainers check every
-//! gradient, so this takes one vectorised pass.
+//! gradient, so this takes one vectorized pass.
 
 use crate::Isa;
 use crate::simd::per_isa::per_isa;

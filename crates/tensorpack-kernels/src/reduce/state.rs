@@ -12,7 +12,7 @@ use crate::scalar::Number;
 use std::slice::from_raw_parts_mut;
 use tensorpack_tensor::DType;
 
-/// The states of some neighbouring results, in planes `pitch` values apart.
+/// The states of some neighboring results, in planes `pitch` values apart.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct State {
     pub(crate) at: *mut u64,
@@ -31,7 +31,7 @@ impl State {
     }
 }
 
-/// Initialises states to those of empty reductions.
+/// Initializes states to those of empty reductions.
 ///
 /// # Safety
 /// The state's planes must be writable.

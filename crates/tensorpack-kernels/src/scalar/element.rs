@@ -59,7 +59,7 @@ by_class!(f32, f64, i64);
 impl To<bf16> for f32 {
     #[inline(always)]
     fn to(self) -> bf16 {
-        // To nearest, ties to even; branch-free so that it vectorises.
+        // To nearest, ties to even; branch-free so that it vectorizes.
         let bits = self.to_bits();
         let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
         let quiet = bits >> 16 | 0x40;

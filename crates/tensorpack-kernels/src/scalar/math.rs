@@ -1,4 +1,4 @@
-//! Branch-free f32 functions that the compiler vectorises, and the error function, which std lacks.
+//! Branch-free f32 functions that the compiler vectorizes, and the error function, which std lacks.
 //! The polynomials are plain Taylor series on ranges small enough for full f32 accuracy.
 //!
 //! `exp`, `expm1`, `log`, `erf`, `sin` and `cos` are within 2 units in the last place of the true

@@ -4,7 +4,7 @@
 use crate::scalar::element::To;
 use crate::scalar::math;
 
-/// A type that expressions compute in. `FAST` picks the vectorisable f32 functions of [`math`] over
+/// A type that expressions compute in. `FAST` picks the vectorizable f32 functions of [`math`] over
 /// std's.
 pub(crate) trait Number: Copy + PartialOrd + To<f64> {
     const ZERO: Self;

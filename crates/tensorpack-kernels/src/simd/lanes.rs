@@ -1,4 +1,4 @@
-//! Loops over channels whose body the compiler vectorises.
+//! Loops over channels whose body the compiler vectorizes.
 
 /// Channels per iteration.
 pub(crate) const LANES: usize = 16;

@@ -2,7 +2,7 @@
 
 /// Defines a function that dispatches on its first argument, an [`Isa`], to a copy of `$body`
 /// compiled for that instruction set. The body must be `#[inline(always)]`, so that the compiler
-/// vectorises it in each copy. Its const parameter says whether fused multiply-add is an
+/// vectorizes it in each copy. Its const parameter says whether fused multiply-add is an
 /// instruction there.
 ///
 /// [`Isa`]: crate::Isa

@@ -1,6 +1,6 @@
 //! Flush-to-zero mode: subnormal numbers, below 1.2e-38 in f32, count as zero while kernels run.
 //!
-//! CPUs compute with subnormals many times slower. Without this, a model that has memorised its
+//! CPUs compute with subnormals many times slower. Without this, a model that has memorized its
 //! data, whose gradients vanish, would train several times slower. XLA and TensorFlow do the same.
 
 #[cfg(target_arch = "x86_64")]

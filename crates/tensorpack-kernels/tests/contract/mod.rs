@@ -1,6 +1,6 @@
 //! Tests of every contraction over random shapes: the reference loops and each instruction set
 //! against the definition in double precision. The blocks must tile the output exactly, no
-//! uninitialised memory may be read, and the result must not depend on the order of chunks.
+//! uninitialized memory may be read, and the result must not depend on the order of chunks.
 
 mod conv2d;
 mod depthwise;

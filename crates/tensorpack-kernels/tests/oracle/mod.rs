@@ -5,7 +5,7 @@ use tensorpack_kernels::expr::{Binary, Class, Expr, Reg, Step, Unary};
 use tensorpack_kernels::{Isa, Operand};
 use tensorpack_tensor::{CounterRng, DType, bf16};
 
-/// Bytes aligned to 64, initially all 0xFF: NaN in every float type, so that reads of uninitialised
+/// Bytes aligned to 64, initially all 0xFF: NaN in every float type, so that reads of uninitialized
 /// memory show.
 #[derive(Clone)]
 pub(crate) struct Memory {
@@ -209,7 +209,8 @@ impl TestRng {
         let classes = [Class::F32, Class::F32, Class::F64, Class::I64];
         let mut expr = Expr { steps: Vec::new(), outputs: Vec::new() };
         for (index, input) in inputs.iter().enumerate() {
-            let class = if self.chance(3) { self.pick(&classes) } else { Class::of(input.operand.dtype) };
+            let class =
+                if self.chance(3) { self.pick(&classes) } else { Class::from_dtype(input.operand.dtype) };
             expr.steps.push(Step::Operand { index: index as u16, class });
         }
         expr.steps.push(Step::Const(self.pick(&[0.0, 1.0, -2.0, 0.3]), self.pick(&classes)));

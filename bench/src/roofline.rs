@@ -38,18 +38,21 @@ pub(crate) fn print_table(times: &[KernelTime], threads: Option<usize>) -> Resul
     groups.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     let total: f64 = groups.iter().map(|g| g.seconds).sum();
     let mut table = format!("sum of best times {:.3} ms\n", total * 1e3);
-    let _ =
-        writeln!(table, "{:>6} {:>9} {:>9} {:>9} {:>6}  kernel", "share", "us", "GFLOP/s", "GB/s", "roof");
+    let _ = writeln!(
+        table,
+        "{:>6} {:>9} {:>9} {:>9} {:>9}  kernel",
+        "share", "us", "GFLOP/s", "GB/s", "roofline"
+    );
     for KernelGroup { first, count, seconds } in groups.iter().take(ROWS) {
         let each = seconds / *count as f64;
         let (gflops, gbs) = (first.flops / each / 1e9, first.bytes / each / 1e9);
-        let roof = roofline.roof_seconds(first.flops, first.bytes) / each;
+        let attained = roofline.min_seconds(first.flops, first.bytes) / each;
         let _ = writeln!(
             table,
-            "{:>5.1}% {:>9.1} {gflops:>9.1} {gbs:>9.1} {:>5.0}%  {count} x {}",
+            "{:>5.1}% {:>9.1} {gflops:>9.1} {gbs:>9.1} {:>8.0}%  {count} x {}",
             100.0 * seconds / total,
             each * 1e6,
-            100.0 * roof,
+            100.0 * attained,
             first.name
         );
     }
