@@ -76,7 +76,7 @@ fn an_update_of_a_shared_variable_in_every_tower_is_an_error() {
     let e = launch_train_with_config(config, SyncMultiGpuTrainerReplicated::new(2)).err().unwrap();
     assert!(e.message().contains("the variable seen is updated by two towers"), "{e}");
     assert!(e.site().is_some_and(|s| s.file.ends_with("replicas.rs")), "{e}");
-    assert!(e.to_string().contains("sum what they have over the towers, and update it in one"), "{e}");
+    assert!(e.to_string().contains("sum the values over the towers"), "{e}");
     assert_eq!(*runs.lock().unwrap(), 0);
 }
 
