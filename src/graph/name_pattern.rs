@@ -29,7 +29,8 @@ impl NamePattern {
     #[track_caller]
     pub fn new(text: &str) -> NamePattern {
         let site = Site::from(Location::caller());
-        let regex = Regex::new(&format!("^(?:{text})$")).map_err(|e| {
+        // The text alone must be valid: `a)|(b` closes the group that is put around it.
+        let regex = Regex::new(text).and_then(|_| Regex::new(&format!("^(?:{text})$"))).map_err(|e| {
             Error::new(ErrorKind::Name, format!("{text:?} is not a valid name pattern: {e}")).at(site)
         });
         NamePattern { text: text.into(), regex, site }
@@ -99,6 +100,9 @@ mod tests {
         let unclosed = NamePattern::new("fc(").check(["fc0/W"]).unwrap_err();
         assert_eq!(unclosed.kind(), ErrorKind::Name);
         assert!(unclosed.message().contains("\"fc(\""), "{unclosed}");
+        let unopened = NamePattern::new("fc)|(conv");
+        assert!(!unopened.matches("fc0/W"), "a part of the name matches");
+        assert_eq!(unopened.check(["fc0/W"]).unwrap_err().kind(), ErrorKind::Name);
         let pattern = NamePattern::new("fc/w");
         let line = line!() - 1;
         let misspelled = pattern.check(["fc/W", "fc/b"]).unwrap_err();

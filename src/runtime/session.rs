@@ -375,6 +375,18 @@ impl Session {
         Ok(())
     }
 
+    /// Returns the number of plain runs since the last step run. Like the number of step runs, it
+    /// is part of the key of their random numbers.
+    pub(crate) fn plain_runs(&self) -> Result<u64> {
+        Ok(self.lock()?.plain_runs)
+    }
+
+    /// Sets the number of plain runs since the last step run, for a resumed run.
+    pub(crate) fn set_plain_runs(&self, plain_runs: u64) -> Result<()> {
+        self.lock()?.plain_runs = plain_runs;
+        Ok(())
+    }
+
     /// Compiles the program of a run in advance.
     pub(super) fn compile(&self, fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) -> Result<()> {
         self.lock()?.program(self, fetches, feeds).map(|_| ())

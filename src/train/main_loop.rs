@@ -61,7 +61,13 @@ impl MainLoop<'_> {
     }
 
     fn epochs(&mut self) -> Result<Ended> {
+        let plain_runs = self.state.session.plain_runs()?;
         self.callbacks.before_train(&mut TrainCx { state: self.state })?;
+        if self.state.resumed {
+            // An uninterrupted run had no `before_train` here, so its runs must not shift the
+            // random numbers of the runs that follow.
+            self.state.session.set_plain_runs(plain_runs)?;
+        }
         if self.state.resumed
             && !self.state.epoch_ended
             && let Some(ended) = self.epoch()?

@@ -23,6 +23,7 @@ impl HostState {
         let json = json!({
             "position": position.to_json(),
             "run_index": state.session.run_index()?,
+            "plain_runs": state.session.plain_runs()?,
             "skipped_steps": state.skipped.total,
             "skipped_in_a_row": state.skipped.in_a_row,
             "settings": state.settings,
@@ -86,6 +87,7 @@ pub(super) fn restore(
     checkpoint.restore(&state.session, |_| true).map_err(|e| another_run(state, e.to_string()))?;
     state.set_position(Position::from_json(&saved["position"])?);
     state.session.set_run_index(saved["run_index"].as_u64().unwrap_or(0))?;
+    state.session.set_plain_runs(saved["plain_runs"].as_u64().unwrap_or(0))?;
     state.skipped.total = saved["skipped_steps"].as_u64().unwrap_or(0);
     state.skipped.in_a_row = saved["skipped_in_a_row"].as_u64().unwrap_or(0) as u32;
     // A callback that stopped the run meant this run, unless the run is now told to be longer.

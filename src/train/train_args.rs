@@ -157,8 +157,15 @@ impl TrainArgs {
         Ok(config)
     }
 
-    /// Returns the selected trainer. Defaults to [`SimpleTrainer`].
+    /// Returns the selected trainer. Defaults to [`SimpleTrainer`]. Returns an error if there are more
+    /// devices than towers.
     pub fn trainer(&self) -> Result<SingleCostTrainer> {
+        let (devices, towers) = (self.devices().len(), self.towers());
+        if devices > towers {
+            let trainer = self.trainer.as_deref().unwrap_or("simple");
+            let why = format!("--devices lists {devices} devices, but the trainer {trainer} uses one");
+            return Err(Error::argument(why).note("select another one, such as --trainer sync-replicated"));
+        }
         match self.trainer.as_deref() {
             None | Some("simple") => Ok(SimpleTrainer::new().into()),
             Some("queue") => Ok(QueueInputTrainer::new().into()),
@@ -239,6 +246,15 @@ mod tests {
         for name in ["sync-ps", "sync-replicated", "async"] {
             let args = args(&format!("--trainer {name} --devices cpu:0,cpu:1,cpu:2")).unwrap();
             assert_eq!((args.towers(), args.trainer().unwrap().strategy().towers()), (3, 3), "{name}");
+        }
+    }
+
+    #[test]
+    fn several_devices_need_a_trainer_with_several_towers() {
+        for trainer in ["", "--trainer simple", "--trainer queue"] {
+            let e = args(&format!("{trainer} --devices cpu:0,cpu:1")).unwrap().trainer().err().unwrap();
+            assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
+            assert!(e.message().contains("--devices"), "{e}");
         }
     }
 

@@ -213,6 +213,11 @@ impl Trainer {
 
     fn steps_per_epoch(&self, config: &RunConfig) -> Result<u64> {
         let size = || self.input.as_ref().and_then(|i| i.size());
+        if config.steps_per_epoch.is_none() && size() == Some(0) {
+            let why = "a pass over the input has no batches, so an epoch would have no steps";
+            let advice = "use a smaller batch or keep_remainder(), or set steps_per_epoch(..)";
+            return Err(Error::argument(why).note(advice));
+        }
         config.steps_per_epoch.or_else(size).ok_or_else(|| {
             Error::argument("the number of steps per epoch is unknown")
                 .note("the input has no known size: set steps_per_epoch(..)")

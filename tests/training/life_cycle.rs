@@ -3,7 +3,9 @@
 use crate::models::{Line, line};
 use std::sync::{Arc, Mutex};
 use tensorpack::callback::{RunCx, TrainCx};
+use tensorpack::dataflow::DataFlow;
 use tensorpack::prelude::*;
+use tensorpack::tensor::ErrorKind;
 use tensorpack::train::Ended;
 
 type Calls = Arc<Mutex<Vec<String>>>;
@@ -164,6 +166,16 @@ fn the_first_error_is_reported_when_after_train_fails_too() {
     }
     let e = launch_train_with_config(config().callback(Both), SimpleTrainer::new()).err().unwrap();
     assert!(e.message().contains("the first"), "{e}");
+}
+
+#[test]
+fn a_pass_without_batches_is_an_error() {
+    for data in [line(2).batch(3), line(2).batch(0)] {
+        let config = TrainConfig::new(Line, data).max_epoch(1).no_logdir();
+        let e = launch_train_with_config(config, SimpleTrainer::new()).err().expect("nothing can be trained");
+        assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
+        assert!(e.message().contains("no batches"), "{e}");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::models::{Line, line};
 use crate::processes;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use tensorpack::callback::TrainCx;
+use tensorpack::callback::{GraphCx, SanityValidation, TrainCx};
 use tensorpack::dataflow::DataFlow;
 use tensorpack::prelude::*;
 use tensorpack::train::{Ended, QueueInputTrainer, SingleCostTrainer, Trained};
@@ -203,4 +203,38 @@ fn a_run_that_was_stopped_stays_stopped() {
         assert_eq!(longer.ended, Ended::Finished);
         assert_eq!(again.take().last().unwrap(), "after_train 3 1 6");
     }
+}
+
+/// Adds a random number to the bias before every epoch.
+#[derive(Default)]
+struct AddNoise(Option<Tensor>);
+
+impl Callback for AddNoise {
+    fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
+        self.0 = Some(Random::normal(0.0, 1.0).shape(g.graph(), &[1]).named("noise"));
+        Ok(())
+    }
+
+    fn before_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        if let Some(noise) = self.0.as_ref().filter(|_| !cx.resumed()) {
+            let drawn = cx.session().run(&[noise], &[])?.remove(0);
+            cx.session().write("fc/b", &drawn)?;
+        }
+        Ok(())
+    }
+}
+
+/// Plain runs of validation come before the one that draws the noise, in a resumed run those of the
+/// sanity check, too.
+#[test]
+fn random_numbers_of_plain_runs_continue() {
+    let epochs = |dir: &Path, n: u64| {
+        let config = TrainConfig::new(Line, line(2)).logdir(dir).max_epoch(n);
+        let validation = SanityValidation::new(InferenceRunner::new(line(3), [ScalarStats::new("cost")]));
+        let config = config.callback(AddNoise::default()).callback(validation).callback(ModelSaver::new());
+        left(&train(config).unwrap(), dir)
+    };
+    let (at_once, in_parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    epochs(in_parts.path(), 2);
+    assert_eq!(epochs(in_parts.path(), 4), epochs(at_once.path(), 4));
 }

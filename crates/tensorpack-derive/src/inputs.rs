@@ -87,8 +87,9 @@ fn attribute(field: &Field) -> Result<Attribute> {
 
 /// Checks the name of an input.
 fn check_name(name: &str, span: Span, before: &[String]) -> Result<()> {
-    let why = if name.is_empty() || name.contains(['/', ':', ' ']) {
-        "an input name must not be empty or contain '/', ':' or spaces"
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    let why = if name.is_empty() || !name.chars().all(is_allowed) {
+        "an input name must not be empty; it consists of letters (a to z), digits and _ - ."
     } else if before.iter().any(|b| b == name) {
         "another input has the same name"
     } else {
@@ -213,6 +214,8 @@ mod tests {
             (quote!(#[input(f32, None)]), "square brackets"),
             (quote!(#[input(f32, [None], nmae = "x")]), "allow_infinite"),
             (quote!(#[input(f32, [None], name = "a/b")]), "must not"),
+            (quote!(#[input(f32, [None], name = "a{b}")]), "must not"),
+            (quote!(#[input(f32, [None], name = "größe")]), "must not"),
             (quote!(#[input(f32, [None], name = "x", name = "y")]), "at most once"),
             (quote!(#[input(f32, [None])] #[input(f32, [None])]), "already has"),
         ] {
