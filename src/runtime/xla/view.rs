@@ -157,14 +157,13 @@ fn gather(w: &mut Writer, buffer: &Value, view: &View) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kir::Signature;
-    use crate::kir::{BufferId, BufferKind, Program};
+    use crate::kir::{BufferId, BufferKind, Origin, Program, Signature};
     use crate::runtime::executor::{Executable, Executor, RunInfo};
     use crate::runtime::xla::module::Purpose;
     use crate::runtime::xla::{XlaExecutor, XlaOptions};
     use crate::runtime::{Lowered, Platform};
     use std::time::Duration;
-    use tensorpack_tensor::{CounterRng, HostTensor};
+    use tensorpack_tensor::{CounterRng, HostTensor, Site};
 
     /// Returns the index in the buffer of each element of the view.
     fn indices(view: &View) -> Vec<i64> {
@@ -231,6 +230,8 @@ mod tests {
         let mut program = Program::default();
         program.add_buffer(DType::I64, &buffer, BufferKind::Feed(0));
         program.fetches = (0..300).map(|i| draw(&rng, i, &buffer)).collect();
+        let origin = Origin { name: "view".into(), site: Site::caller() };
+        program.fetch_origins = vec![origin; program.fetches.len()];
         let views = program.fetches.clone();
         let fetches = (0..views.len()).map(|i| (0, i)).collect();
         let signature = Signature { feeds: vec![(DType::I64, &buffer[..])], variables: Vec::new() };
