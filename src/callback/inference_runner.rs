@@ -2,6 +2,7 @@
 
 use super::{Callback, GraphCx, Inferencer, Statistic, TrainCx, When};
 use crate::graph::{Fetch, Tensor};
+use crate::input::no_batch;
 use crate::predict::{BatchGroups, ParallelTowers, Part};
 use crate::tower::TowerContext;
 use std::sync::Arc;
@@ -110,7 +111,7 @@ impl InferenceRunner {
             self.run(cx, &batches).map_err(|e| groups.name(e))?;
         }
         if !any {
-            return Err(Error::new(ErrorKind::Data, "the dataflow is empty"));
+            return Err(no_batch().within(&self.scope));
         }
         Ok(self.inferencers.iter_mut().flat_map(|i| i.finish()).collect())
     }

@@ -69,6 +69,13 @@ impl Feeds {
     }
 }
 
+/// Returns the error for data without a single batch.
+pub(crate) fn no_batch() -> Error {
+    Error::new(ErrorKind::Data, "the dataflow is empty: it gave no batch").note(
+        "there may be fewer samples than the batch size: reduce the batch size, or call keep_remainder()",
+    )
+}
+
 /// Formats sizes as in `[?, 28, 28]`.
 pub(super) fn shape_text(sizes: &[Option<usize>]) -> String {
     let part = |s: &Option<usize>| s.map_or_else(|| "?".into(), |n| n.to_string());

@@ -9,7 +9,7 @@ use super::step::Iteration;
 use super::step_plan::StepPlan;
 use crate::callback::{Callback, Callbacks, GraphCx, Progress, SkippedSteps, TrainState};
 use crate::graph::{FLUSH_OPS, Fetch, Graph, TensorSpec};
-use crate::input::InputSource;
+use crate::input::{InputSource, no_batch};
 use crate::io::{Checkpoint, CheckpointStore, RealDisk, RunLock};
 use crate::logger;
 use crate::monitor::{Moment, Monitors};
@@ -213,10 +213,13 @@ impl Trainer {
 
     fn steps_per_epoch(&self, config: &RunConfig) -> Result<u64> {
         let size = || self.input.as_ref().and_then(|i| i.size());
-        config.steps_per_epoch.or_else(size).ok_or_else(|| {
-            Error::argument("the number of steps per epoch is unknown")
-                .note("the input has no known size: set steps_per_epoch(..)")
-        })
+        match config.steps_per_epoch.or_else(size) {
+            // Epochs without steps are allowed only on request.
+            Some(0) if config.steps_per_epoch.is_none() => Err(no_batch()),
+            Some(steps) => Ok(steps),
+            None => Err(Error::argument("the number of steps per epoch is unknown")
+                .note("the input has no known size: set steps_per_epoch(..)")),
+        }
     }
 
     /// Adds the callbacks and calls their `setup_graph`. Returns the plan with their fetches.
