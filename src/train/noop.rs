@@ -1,7 +1,8 @@
 //! A trainer whose steps do nothing.
 
 use super::single_cost::{Setup, Strategy};
-use crate::graph::Op;
+use super::{Iteration, StepCx};
+use crate::graph::{Fetch, Op};
 use crate::tower::TowerContext;
 use tensorpack_tensor::Result;
 
@@ -21,5 +22,10 @@ impl Strategy for NoOpTrainer {
     fn build(&self, setup: &mut Setup<'_>) -> Result<Op> {
         setup.tower(&TowerContext::training(setup.graph()))?;
         Ok(setup.graph().group(&[]))
+    }
+
+    fn iteration(&self, step: Fetch) -> Box<dyn Iteration> {
+        // Unlike `RunTrainOp`, it need not update a variable.
+        Box::new(move |cx: &mut StepCx<'_>| cx.run(&step).map(|_| ()))
     }
 }
