@@ -12,6 +12,7 @@ mod noop;
 mod queue_input;
 mod resume;
 mod run_config;
+#[cfg_attr(not(unix), path = "signals_without_unix.rs")]
 mod signals;
 mod simple;
 mod single_cost;

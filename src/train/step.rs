@@ -89,6 +89,8 @@ pub struct StepCx<'a> {
     pub(super) runs: u32,
     /// Runs of any kind after which this step cannot be taken back.
     pub(super) runs_done: u32,
+    /// Whether an interrupted run has taken a batch that no run uses.
+    pub(super) lost_batch: bool,
 }
 
 impl StepCx<'_> {
@@ -148,6 +150,8 @@ impl StepCx<'_> {
         let (program, ran) = by(self, Job { program, clock: clock(&self.state.progress), feeds })?;
         self.plan.run(id).program = program;
         self.times.compute += drawn.elapsed();
+        // Meanwhile other towers may have changed variables.
+        self.runs_done += 1;
         self.finish_run(id, ran).map(|_| ())
     }
 
@@ -179,8 +183,8 @@ impl StepCx<'_> {
             }
             Err(e) if e.kind() == ErrorKind::NotFinite => return Err(e.within(format!("step {step}"))),
             Err(e) if e.kind() == ErrorKind::Interrupted => {
-                // The batch it took is gone.
-                self.runs_done += 1;
+                // Only compiling is interrupted, so it changed nothing.
+                self.lost_batch = true;
                 return Err(e);
             }
             ran => ran?,

@@ -88,8 +88,11 @@ impl Trainer {
 
     /// Trains with the default callbacks and monitors, unless the configuration replaces them. Sets
     /// up callbacks and monitors, freezes the graph, creates the session, resumes the run in the
-    /// log directory if there is one, and runs the loop. After SIGTERM or SIGINT the process
-    /// terminates once everything is saved.
+    /// log directory if there is one, and runs the loop.
+    ///
+    /// After SIGTERM, SIGINT or SIGHUP the process terminates once everything is saved, and after a
+    /// second signal at once. A SIGHUP that is ignored, as under `nohup`, stays ignored. When
+    /// training ends, signals do again what they did before.
     pub fn train_with_defaults(self, config: RunConfig, iteration: impl Iteration) -> Result<Trained> {
         self.train(config.with_defaults(), iteration)
     }
@@ -97,15 +100,11 @@ impl Trainer {
     /// Trains with only the callbacks and monitors of the configuration.
     pub fn train(self, config: RunConfig, mut iteration: impl Iteration) -> Result<Trained> {
         config.check()?;
-        let interrupt = Interrupt::new();
-        let signals = Signals::install(&interrupt)?;
+        let (signals, interrupt) = Signals::install()?;
         let ended = self.run(config, &interrupt, &mut iteration);
         drop(signals);
-        let by_signal = match &ended {
-            Ok(trained) => matches!(trained.ended, Ended::Interrupted(_)),
-            Err(_) => true,
-        };
-        if let Some(signal) = interrupt.signal().filter(|_| by_signal) {
+        // Also if training has finished meanwhile: the signal was for the process.
+        if let Some(signal) = interrupt.signal() {
             if let Err(e) = &ended {
                 log::error!("{e}");
             }
