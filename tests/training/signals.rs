@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tensorpack::callback::{GraphCx, RunCx, TrainCx};
+use tensorpack::callback::{GraphCx, RunCx, SendStat, TrainCx};
 use tensorpack::dataflow::DataFlow;
 use tensorpack::graph::Fetch;
 use tensorpack::input::{FeedInput, InputSource};
@@ -454,4 +454,34 @@ fn a_handler_of_the_program_runs_after_saving() {
     let text = processes::text(&output);
     assert_eq!(output.status.code(), Some(77), "{text}");
     assert!(text.contains("saved") && text.contains("step-0000000001"), "{text}");
+}
+
+#[test]
+fn child_with_a_slow_command() {
+    let Some(dir) = processes::dir() else { return };
+    std::thread::spawn(|| {
+        std::thread::sleep(Duration::from_secs(6));
+        // SAFETY: `kill` has no requirements; the signal goes to this child process.
+        unsafe { libc::kill(libc::getpid(), libc::SIGTERM) };
+    });
+    let none: [&str; 0] = [];
+    let config = TrainConfig::new(Line, line(4))
+        .callback(ModelSaver::new())
+        .callback(SendStat::new("sleep 30", none))
+        .logdir(dir)
+        .max_epoch(2);
+    panic!("it went on: {:?}", launch_train_with_config(config, SimpleTrainer::new()).map(|t| t.ended));
+}
+
+/// Training says what it waits for, and a signal ends the wait.
+#[test]
+fn while_a_command_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = std::time::Instant::now();
+    let output = processes::alone("signals::child_with_a_slow_command", dir.path());
+    let text = processes::text(&output);
+    assert_eq!(output.status.signal(), Some(libc::SIGTERM), "{text}");
+    assert!(start.elapsed() < Duration::from_secs(25), "it took {:?}", start.elapsed());
+    assert!(text.contains("waiting for `sleep 30"), "{text}");
+    assert!(text.contains("saving") && dir.path().join("checkpoints/latest").exists(), "{text}");
 }
