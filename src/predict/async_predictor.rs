@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tensorpack_dataflow::Sample;
-use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result, Site};
 
 /// The queue capacity in examples. Callers block while the queue is full.
 const QUEUE: usize = 100;
@@ -92,6 +92,8 @@ pub struct Pending {
     outputs: Receiver<Result<Vec<HostTensor>>>,
     progress: Progress,
     deadline: Duration,
+    /// Where the user asked for the outputs.
+    site: Site,
 }
 
 impl Pending {
@@ -101,7 +103,7 @@ impl Pending {
         let mut wait = Wait::new("waiting for the outputs of an example", &self.progress, self.deadline);
         loop {
             match self.outputs.recv_timeout(CHECK_INTERVAL.min(self.deadline)) {
-                Ok(outputs) => return outputs,
+                Ok(outputs) => return outputs.map_err(|e| e.at(self.site)),
                 Err(RecvTimeoutError::Disconnected) => return Err(thread_ended()),
                 Err(RecvTimeoutError::Timeout) => wait.check()?,
             }
@@ -135,8 +137,11 @@ impl AsyncPredictor {
     }
 
     /// Queues one example without a batch dimension. Blocks only while the queue is full, and
-    /// returns an error of kind [`ErrorKind::Deadline`] if the predictor is stuck.
+    /// returns an error of kind [`ErrorKind::Deadline`] if the predictor is stuck. The error of an
+    /// example that does not match the model, which [`Pending::wait`] returns, has the line of the
+    /// caller.
     #[doc(alias = "put_task")]
+    #[track_caller]
     pub fn predict(&self, inputs: Vec<HostTensor>) -> Result<Pending> {
         let (response, pending) = channel();
         let requests = self.requests.as_ref().ok_or_else(thread_ended)?;
@@ -152,7 +157,8 @@ impl AsyncPredictor {
             wait.check()?;
             std::thread::sleep(FULL_QUEUE_PAUSE);
         }
-        Ok(Pending { outputs: pending, progress: self.progress.clone(), deadline: self.deadline })
+        let (progress, deadline) = (self.progress.clone(), self.deadline);
+        Ok(Pending { outputs: pending, progress, deadline, site: Site::caller() })
     }
 }
 

@@ -9,6 +9,7 @@ use tensorpack::graph::UPDATE_OPS;
 use tensorpack::input::{
     DummyConstantInput, FeedInput, InputSource, QueueInput, RemapInput, TensorInput, batch_queue_input,
 };
+use tensorpack::predict::AsyncPredictor;
 use tensorpack::prelude::*;
 use tensorpack::train::Trained;
 
@@ -279,7 +280,7 @@ fn an_error_names_a_sample_that_does_not_match_the_model() {
 fn an_empty_dataflow_is_an_error() {
     for config in both(FromList::new(vec![])) {
         let e = train(config.steps_per_epoch(1)).err().expect("an error");
-        assert!(e.message().contains("no sample"), "{e}");
+        assert!(e.message().contains("no batch"), "{e}");
     }
 }
 
@@ -297,7 +298,12 @@ fn data_errors_say_how_to_fix_the_data() {
     };
     let errors = |flow: &dyn Fn() -> Flow| {
         let trained = train(on(FeedInput::new(flow())).steps_per_epoch(2)).map(|_| ());
-        [trained, validate(flow()).map(|_| ()), predict(flow())].map(|result| result.expect_err("an error"))
+        let others =
+            [validate(flow()).map(|_| ()), predict(flow())].map(|result| result.expect_err("an error"));
+        for e in &others {
+            assert!(e.site().is_some_and(|site| site.file.ends_with("inputs.rs")), "{e}");
+        }
+        others.into_iter().chain(trained.err())
     };
     // A sample where a batch is expected.
     for e in errors(&|| single.clone().into_flow()) {
@@ -352,4 +358,9 @@ fn a_wrong_feed_of_a_predictor_is_an_error_at_the_call() {
         assert!(site.file.ends_with("inputs.rs") && site.line == line!() - 2, "{e}");
         assert!(e.message().contains('y') && e.message().contains("[4, "), "{e}");
     }
+    let one = AsyncPredictor::new(predictor, 4).unwrap();
+    let pending = one.predict(vec![HostTensor::scalar(1f32), HostTensor::scalar(1f32)]).unwrap();
+    let e = pending.wait().unwrap_err();
+    let site = e.site().expect("a line");
+    assert!(site.file.ends_with("inputs.rs") && site.line == line!() - 3, "{e}");
 }

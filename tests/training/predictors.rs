@@ -159,7 +159,7 @@ fn errors_of_predictors_with_several_towers() {
     let wide =
         vec![HostTensor::zeros(DType::F32, [2, 4]).unwrap(), HostTensor::zeros(DType::F32, [2, 1]).unwrap()];
     let e = two.predict_batches(&[batch(0, 2), wide]).unwrap_err();
-    assert!(e.message().contains("the input tower1/x is [?, 3], but [2, 4] was fed"), "{e}");
+    assert!(e.message().contains("tower1/x") && e.message().contains("[2, 4]"), "{e}");
 }
 
 /// For any predictor, in the order of the data.
