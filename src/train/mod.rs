@@ -4,6 +4,7 @@ mod async_multi;
 mod async_towers;
 mod average_gradients;
 mod batch_summary;
+mod cost_trend;
 mod data_parallel;
 mod defaults;
 mod launch;

@@ -2,7 +2,7 @@
 
 use super::batch_summary::BatchSummary;
 use super::step_plan::{RunId, StepPlan, depends_on};
-use crate::callback::{Callbacks, CollectCx, Progress, RunCx, TrainState};
+use crate::callback::{Callbacks, Progress, RunCx, TrainState};
 use crate::graph::{Fetch, Frozen, NodeKind};
 use crate::input::InputSource;
 use crate::runtime::{Clock, IntoFetch, MAX_FEEDS, Session, StepProgram};
@@ -181,7 +181,9 @@ impl StepCx<'_> {
                 self.runs_done += 1;
                 return Ok(&[]);
             }
-            Err(e) if e.kind() == ErrorKind::NotFinite => return Err(e.within(format!("step {step}"))),
+            Err(e) if e.kind() == ErrorKind::NotFinite => {
+                return Err(self.plan.costs.explain(e).within(format!("step {step}")));
+            }
             Err(e) if e.kind() == ErrorKind::Interrupted => {
                 // Only compiling is interrupted, so it changed nothing.
                 self.lost_batch = true;
@@ -189,9 +191,7 @@ impl StepCx<'_> {
             }
             ran => ran?,
         }
-        let program = &self.plan.run(id).program;
-        let progress = self.state.progress.clone();
-        self.callbacks.collect(&CollectCx { progress, program: Some(program) })?;
+        self.plan.hand_out(id, self.state.progress.clone(), self.callbacks)?;
         self.after_run(id)
     }
 
