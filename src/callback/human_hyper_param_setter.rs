@@ -5,11 +5,12 @@ use super::{Callback, GraphCx, TrainCx};
 use crate::io::failed;
 use serde_json::Value;
 use std::io::ErrorKind::NotFound;
+use tensorpack_dataflow::format::open_regular_file;
 use tensorpack_tensor::Result;
 
 /// Sets a hyper-parameter from a file that the user edits during training: a line such as
 /// `learning_rate: 0.01` in `hyper.txt` in the log directory. Without such a line the value is left
-/// unchanged.
+/// unchanged. Anything but a regular file, such as a pipe, is an error.
 #[derive(Debug)]
 pub struct HumanHyperParamSetter {
     setter: Setter,
@@ -32,7 +33,7 @@ impl HumanHyperParamSetter {
     /// Returns the value in the file, if there is one.
     fn read_value(&self, cx: &TrainCx<'_>) -> Result<Option<f64>> {
         let Some(path) = cx.logdir().map(|dir| dir.join(&self.file)) else { return Ok(None) };
-        let text = match std::fs::read_to_string(&path) {
+        let text = match open_regular_file(&path).and_then(|(file, _)| std::io::read_to_string(file)) {
             Ok(text) => text,
             Err(e) if e.kind() == NotFound => return Ok(None),
             Err(e) => return Err(failed("read", &path)(e)),

@@ -2,11 +2,12 @@
 
 use super::{Callback, GraphCx, Inferencer, Statistic, TrainCx, When};
 use crate::graph::{Fetch, Tensor};
+use crate::input::no_batch;
 use crate::predict::{BatchGroups, ParallelTowers, Part};
 use crate::tower::TowerContext;
 use std::sync::Arc;
 use tensorpack_dataflow::{DataFlow, Flow, Seed};
-use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result, Site};
 
 /// Runs the model in inference mode over an entire dataflow, each sample once, and reports the
 /// statistics of its inferencers. Does not affect training: neither its input nor its counters
@@ -23,10 +24,14 @@ pub struct InferenceRunner {
     /// For each tower, the number of fetches of each inferencer.
     counts: Vec<Vec<usize>>,
     outputs: Vec<HostTensor>,
+    /// Where the user created this runner.
+    site: Site,
 }
 
 impl InferenceRunner {
-    /// Runs over `flow`, which yields batches with the inputs of the model.
+    /// Runs over `flow`, which yields batches with the inputs of the model. The error of a batch that
+    /// does not match the model has the line of the caller.
+    #[track_caller]
     pub fn new<I: Inferencer + 'static>(
         flow: impl DataFlow + 'static,
         inferencers: impl IntoIterator<Item = I>,
@@ -42,6 +47,7 @@ impl InferenceRunner {
             towers: ParallelTowers::default(),
             counts: Vec::new(),
             outputs: Vec::new(),
+            site: Site::caller(),
         }
     }
 
@@ -107,10 +113,10 @@ impl InferenceRunner {
                 continue;
             }
             any = true;
-            self.run(cx, &batches).map_err(|e| groups.name(e))?;
+            self.run(cx, &batches).map_err(|e| groups.name(e).at(self.site))?;
         }
         if !any {
-            return Err(Error::new(ErrorKind::Data, "the dataflow is empty"));
+            return Err(no_batch().within(&self.scope).at(self.site));
         }
         Ok(self.inferencers.iter_mut().flat_map(|i| i.finish()).collect())
     }

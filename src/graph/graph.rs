@@ -399,6 +399,11 @@ impl Graph {
         self.built().map_or_else(|| format!("node {}", node.0), |b| b.nodes[node.0 as usize].name.clone())
     }
 
+    /// Returns the line that made a node.
+    pub(super) fn node_site(&self, node: NodeId) -> Option<Site> {
+        self.built().map(|b| b.nodes[node.0 as usize].site)
+    }
+
     /// Returns the tensor with this name.
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
         self.find_tensor(name).ok_or_else(|| {

@@ -35,7 +35,7 @@ pub use name_pattern::NamePattern;
 pub(crate) use nearest_names::nearest_names;
 pub use node::{Node, NodeId, NodeKind, Role, TensorId, VariableId};
 pub use op_def::{GradCx, OpDef, OpIdentity, OpTraits, Spec};
-pub(crate) use tensor::axis_in;
 pub use tensor::{Op, Tensor, TensorSpec};
+pub(crate) use tensor::{axis_in, lacks_batch};
 pub(crate) use variable::Sharing;
 pub use variable::{Variable, VariableInfo, VariableSpec};

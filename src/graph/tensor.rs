@@ -3,7 +3,7 @@
 use super::{Graph, NodeId, OpDef, Role, Spec, TensorId};
 use std::fmt;
 use std::sync::Arc;
-use tensorpack_tensor::{DType, Dim, Error, Result, Shape};
+use tensorpack_tensor::{DType, Dim, Error, Result, Shape, Site};
 
 /// A value in a graph: a cheap handle to one output of a node. Operations on tensors add nodes and
 /// return tensors. The graph keeps the first error for [`Graph::freeze`] to return; an operation
@@ -75,6 +75,11 @@ impl Tensor {
     /// Returns the full name.
     pub fn name(&self) -> String {
         self.id.map_or_else(|| "?".into(), |id| self.graph.node_name(id.node))
+    }
+
+    /// Returns the line that made this tensor, if it is known.
+    pub(crate) fn site(&self) -> Option<Site> {
+        self.graph.node_site(self.id?.node)
     }
 
     /// Names this tensor `name` in the current scope, and returns it.
@@ -185,6 +190,13 @@ impl TensorSpec {
         let name = if scope.is_empty() { self.name.clone() } else { format!("{scope}/{}", self.name) };
         TensorSpec { name, ..self.clone() }
     }
+}
+
+/// Returns whether a value of these sizes would match an input of the sizes `expected` if it had
+/// one more dimension, the first one.
+pub(crate) fn lacks_batch(expected: &[Option<usize>], sizes: &[usize]) -> bool {
+    let Some((_, rest)) = expected.split_first() else { return false };
+    rest.len() == sizes.len() && rest.iter().zip(sizes).all(|(e, n)| e.is_none_or(|e| e == *n))
 }
 
 /// Resolves an axis as users write it: negative axes count from the end.

@@ -1,7 +1,8 @@
 //! Conversion of samples to feeds.
 
 use super::input_source::scope;
-use crate::graph::{Tensor, TensorSpec};
+use crate::graph::{Tensor, TensorSpec, lacks_batch};
+use crate::predict::{MISSING_BATCH, wrong_component_count};
 use crate::tower::TowerContext;
 use tensorpack_dataflow::Sample;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
@@ -35,10 +36,8 @@ impl Feeds {
     /// Sets the next values of tower `tower`.
     pub(super) fn fill(&mut self, tower: usize, sample: Sample) -> Result<()> {
         if sample.len() != self.inputs {
-            return Err(Error::new(
-                ErrorKind::Data,
-                format!("it has {} components, but the model has {} inputs", sample.len(), self.inputs),
-            ));
+            let inputs: Vec<&str> = self.specs.iter().take(self.inputs).map(|s| s.name.as_str()).collect();
+            return Err(wrong_component_count("it", sample.len(), &inputs));
         }
         let from = tower * self.inputs;
         for (i, value) in sample.into_iter().enumerate() {
@@ -46,7 +45,7 @@ impl Feeds {
             let fits = spec.sizes.len() == value.sizes().len()
                 && spec.sizes.iter().zip(value.sizes()).all(|(s, &n)| s.is_none_or(|s| s == n));
             if spec.dtype != value.dtype() || !fits {
-                return Err(Error::new(
+                let e = Error::new(
                     ErrorKind::Data,
                     format!(
                         "component {i} is {}{:?}, but input {} expects {}{}",
@@ -56,7 +55,9 @@ impl Feeds {
                         spec.dtype,
                         shape_text(&spec.sizes)
                     ),
-                ));
+                );
+                let lacks_batch = lacks_batch(&spec.sizes, value.sizes());
+                return Err(if lacks_batch { e.note(MISSING_BATCH) } else { e });
             }
             self.feeds[from + i].1 = value;
         }
@@ -67,6 +68,13 @@ impl Feeds {
     pub(super) fn feeds(&self) -> &[(String, HostTensor)] {
         &self.feeds
     }
+}
+
+/// Returns the error for data without a single batch.
+pub(crate) fn no_batch() -> Error {
+    Error::new(ErrorKind::Data, "the dataflow is empty: it gave no batch").note(
+        "there may be fewer samples than the batch size: reduce the batch size, or call keep_remainder()",
+    )
 }
 
 /// Formats sizes as in `[?, 28, 28]`.

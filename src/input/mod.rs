@@ -12,6 +12,7 @@ mod stager;
 pub(crate) mod state;
 mod tensor;
 
+pub(crate) use batch::no_batch;
 pub use batch_queue::batch_queue_input;
 pub use dummy::DummyConstantInput;
 pub use feed::FeedInput;

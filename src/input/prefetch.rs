@@ -1,6 +1,6 @@
 //! A thread that reads a dataflow for the trainer, ahead of time or on demand.
 
-use super::stager;
+use super::{no_batch, stager};
 use crate::runtime::{Interrupt, Staging};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -249,9 +249,7 @@ impl Epochs {
                     self.at_end = false;
                     return Ok((sample, reader.state()));
                 }
-                None if self.at_end => {
-                    return Err(Error::new(ErrorKind::Data, "the dataflow is empty: an epoch has no sample"));
-                }
+                None if self.at_end => return Err(no_batch()),
                 None => self.at_end = true,
             }
         }

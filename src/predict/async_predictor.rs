@@ -1,13 +1,21 @@
 //! Dynamic batching of single examples from many callers.
 
 use super::Predictor;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use tensorpack_dataflow::Sample;
-use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result, Site};
 
 /// The queue capacity in examples. Callers block while the queue is full.
 const QUEUE: usize = 100;
+/// The time after which a wait is logged.
+const LOG_AFTER: Duration = Duration::from_secs(5);
+/// The interval at which a wait for outputs checks the predictor's progress.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// The pause between two attempts to add to a full queue.
+const FULL_QUEUE_PAUSE: Duration = Duration::from_millis(1);
 
 /// Predicts single examples on a background thread with dynamic batching.
 ///
@@ -15,11 +23,61 @@ const QUEUE: usize = 100;
 /// predictor has several), which costs little more than a single example. Each caller gets the
 /// outputs, or the error, of its own example.
 ///
+/// No wait for the thread is endless: see [`AsyncPredictor::deadline`].
+///
 /// Dropping the predictor stops the thread after it has processed the queue.
 #[doc(alias = "MultiThreadAsyncPredictor")]
 pub struct AsyncPredictor {
     requests: Option<SyncSender<Request>>,
     worker: Option<JoinHandle<()>>,
+    progress: Progress,
+    deadline: Duration,
+}
+
+/// When the thread last finished a batch. Clones share the time.
+#[derive(Clone)]
+struct Progress(Arc<Mutex<Instant>>);
+
+impl Progress {
+    fn note(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// Returns the time without progress, counted from `start` at the earliest.
+    fn quiet_since(&self, start: Instant) -> Duration {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).max(start).elapsed()
+    }
+}
+
+/// A wait for the thread.
+struct Wait {
+    what: &'static str,
+    start: Instant,
+    logged: bool,
+    progress: Progress,
+    deadline: Duration,
+}
+
+impl Wait {
+    fn new(what: &'static str, progress: &Progress, deadline: Duration) -> Wait {
+        Wait { what, start: Instant::now(), logged: false, progress: progress.clone(), deadline }
+    }
+
+    /// Logs the wait when it becomes long. Returns an error if the thread has made no progress
+    /// within the deadline.
+    fn check(&mut self) -> Result<()> {
+        let Wait { what, deadline, .. } = self;
+        if self.progress.quiet_since(self.start) >= *deadline {
+            let why =
+                format!("the predictor finished no batch in {:.1} s, while {what}", deadline.as_secs_f64());
+            return Err(Error::new(ErrorKind::Deadline, why)
+                .note("if a batch may take that long, set AsyncPredictor::deadline(..)"));
+        }
+        if self.start.elapsed() >= LOG_AFTER && !std::mem::replace(&mut self.logged, true) {
+            log::warn!("{what} for {:.0} s so far", self.start.elapsed().as_secs_f64());
+        }
+        Ok(())
+    }
 }
 
 /// An example, and the channel for its outputs.
@@ -30,12 +88,26 @@ struct Request {
 
 /// A handle to the outputs of an example that may not be computed yet.
 #[must_use = "call `wait` to get the outputs"]
-pub struct Pending(Receiver<Result<Vec<HostTensor>>>);
+pub struct Pending {
+    outputs: Receiver<Result<Vec<HostTensor>>>,
+    progress: Progress,
+    deadline: Duration,
+    /// Where the user asked for the outputs.
+    site: Site,
+}
 
 impl Pending {
-    /// Waits for the outputs. Like the inputs, they have no batch dimension.
+    /// Waits for the outputs. Like the inputs, they have no batch dimension. Returns an error of
+    /// kind [`ErrorKind::Deadline`] if the predictor is stuck.
     pub fn wait(self) -> Result<Vec<HostTensor>> {
-        self.0.recv().unwrap_or_else(|_| Err(thread_ended()))
+        let mut wait = Wait::new("waiting for the outputs of an example", &self.progress, self.deadline);
+        loop {
+            match self.outputs.recv_timeout(CHECK_INTERVAL.min(self.deadline)) {
+                Ok(outputs) => return outputs.map_err(|e| e.at(self.site)),
+                Err(RecvTimeoutError::Disconnected) => return Err(thread_ended()),
+                Err(RecvTimeoutError::Timeout) => wait.check()?,
+            }
+        }
     }
 }
 
@@ -47,29 +119,64 @@ impl AsyncPredictor {
             return Err(Error::argument("the batch size must be at least 1, got 0"));
         }
         let (requests, queue) = sync_channel(QUEUE);
+        let progress = Progress(Arc::new(Mutex::new(Instant::now())));
+        let noted = progress.clone();
         let worker = std::thread::Builder::new()
             .name("predictor".into())
-            .spawn(move || serve(&predictor, batch, &queue))?;
-        Ok(AsyncPredictor { requests: Some(requests), worker: Some(worker) })
+            .spawn(move || serve(&predictor, batch, &queue, &noted))?;
+        let deadline = Duration::from_secs(300);
+        Ok(AsyncPredictor { requests: Some(requests), worker: Some(worker), progress, deadline })
     }
 
-    /// Queues one example without a batch dimension. Blocks only while the queue is full.
+    /// Sets the longest time that one batch may take. Defaults to 300 s. After it, waits of callers
+    /// end with an error, and dropping the predictor leaves the thread behind.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> AsyncPredictor {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Queues one example without a batch dimension. Blocks only while the queue is full, and
+    /// returns an error of kind [`ErrorKind::Deadline`] if the predictor is stuck. The error of an
+    /// example that does not match the model, which [`Pending::wait`] returns, has the line of the
+    /// caller.
     #[doc(alias = "put_task")]
+    #[track_caller]
     pub fn predict(&self, inputs: Vec<HostTensor>) -> Result<Pending> {
         let (response, pending) = channel();
         let requests = self.requests.as_ref().ok_or_else(thread_ended)?;
-        requests.send(Request { inputs, response }).map_err(|_| thread_ended())?;
-        Ok(Pending(pending))
+        let mut request = Request { inputs, response };
+        let mut wait =
+            Wait::new("waiting for space in the queue of a predictor", &self.progress, self.deadline);
+        loop {
+            match requests.try_send(request) {
+                Ok(()) => break,
+                Err(TrySendError::Disconnected(_)) => return Err(thread_ended()),
+                Err(TrySendError::Full(back)) => request = back,
+            }
+            wait.check()?;
+            std::thread::sleep(FULL_QUEUE_PAUSE);
+        }
+        let (progress, deadline) = (self.progress.clone(), self.deadline);
+        Ok(Pending { outputs: pending, progress, deadline, site: Site::caller() })
     }
 }
 
 impl Drop for AsyncPredictor {
     fn drop(&mut self) {
         self.requests = None;
-        if let Some(worker) = self.worker.take() {
-            // If the thread panicked, the waiting callers have received an error.
-            let _ = worker.join();
+        let Some(worker) = self.worker.take() else { return };
+        let mut wait =
+            Wait::new("waiting for a predictor to finish its queue", &self.progress, self.deadline);
+        while !worker.is_finished() {
+            if let Err(e) = wait.check() {
+                log::error!("{e}; leaving its thread running");
+                return;
+            }
+            std::thread::sleep(FULL_QUEUE_PAUSE);
         }
+        // If the thread panicked, the waiting callers have received an error.
+        let _ = worker.join();
     }
 }
 
@@ -78,7 +185,7 @@ fn thread_ended() -> Error {
 }
 
 /// Processes requests until all senders are gone.
-fn serve(predictor: &dyn Predictor, batch: usize, queue: &Receiver<Request>) {
+fn serve(predictor: &dyn Predictor, batch: usize, queue: &Receiver<Request>, progress: &Progress) {
     let capacity = batch.saturating_mul(predictor.towers().max(1));
     let mut next = queue.recv().ok();
     while let Some(first) = next.take() {
@@ -93,7 +200,7 @@ fn serve(predictor: &dyn Predictor, batch: usize, queue: &Receiver<Request>) {
             }
             requests.push(request);
         }
-        respond(predictor, &requests);
+        respond(predictor, &requests, progress);
         next = next.or_else(|| queue.recv().ok());
     }
 }
@@ -104,8 +211,10 @@ fn dtypes_and_sizes(inputs: &[HostTensor]) -> impl PartialEq {
 }
 
 /// Runs the requests and sends each its outputs or error.
-fn respond(predictor: &dyn Predictor, requests: &[Request]) {
-    match run(predictor, requests) {
+fn respond(predictor: &dyn Predictor, requests: &[Request], progress: &Progress) {
+    let ran = run(predictor, requests);
+    progress.note();
+    match ran {
         Ok(outputs) => {
             for (request, outputs) in requests.iter().zip(outputs) {
                 // The receiver may be gone; ignore the send error.
@@ -114,7 +223,7 @@ fn respond(predictor: &dyn Predictor, requests: &[Request]) {
         }
         // Run the requests one by one, so that one bad example does not fail the others.
         Err(_) if requests.len() > 1 => {
-            requests.iter().for_each(|r| respond(predictor, std::slice::from_ref(r)));
+            requests.iter().for_each(|r| respond(predictor, std::slice::from_ref(r), progress));
         }
         Err(e) => requests.iter().for_each(|r| drop(r.response.send(Err(e.clone())))),
     }

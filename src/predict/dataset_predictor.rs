@@ -3,7 +3,7 @@
 use super::{BatchGroups, Predictor};
 use std::sync::Arc;
 use tensorpack_dataflow::{DataFlow, Flow, Seed};
-use tensorpack_tensor::{HostTensor, Result};
+use tensorpack_tensor::{HostTensor, Result, Site};
 
 /// Predicts every batch of a dataflow in order, with as many batches at a time as the predictor has
 /// towers. The components of a batch are the predictor's inputs.
@@ -13,19 +13,24 @@ use tensorpack_tensor::{HostTensor, Result};
 pub struct DatasetPredictor<P> {
     predictor: P,
     flow: Flow,
+    /// Where the user combined them.
+    site: Site,
 }
 
 impl<P: Predictor> DatasetPredictor<P> {
-    /// Creates a predictor for the batches of `flow`.
+    /// Creates a predictor for the batches of `flow`. The error of a batch that does not match the
+    /// model has the line of the caller.
+    #[track_caller]
     pub fn new(predictor: P, flow: impl DataFlow + 'static) -> DatasetPredictor<P> {
-        DatasetPredictor { predictor, flow: Arc::new(flow) }
+        DatasetPredictor { predictor, flow: Arc::new(flow), site: Site::caller() }
     }
 
     /// Returns an iterator over the outputs of each batch, computed lazily. It ends after an error.
     #[doc(alias = "get_result")]
     pub fn results(&self) -> Result<Predictions<'_, P>> {
         let groups = BatchGroups::open(&self.flow, Seed::new(0), self.predictor.towers().max(1))?;
-        Ok(Predictions { predictor: &self.predictor, groups, ready: Vec::new().into_iter(), failed: false })
+        let (predictor, site) = (&self.predictor, self.site);
+        Ok(Predictions { predictor, groups, ready: Vec::new().into_iter(), failed: false, site })
     }
 
     /// Returns the outputs of all batches.
@@ -42,6 +47,7 @@ pub struct Predictions<'a, P> {
     /// The outputs of the last group that were not returned yet.
     ready: std::vec::IntoIter<Vec<HostTensor>>,
     failed: bool,
+    site: Site,
 }
 
 impl<P: Predictor> Iterator for Predictions<'_, P> {
@@ -51,7 +57,7 @@ impl<P: Predictor> Iterator for Predictions<'_, P> {
         if self.ready.len() == 0 && !self.failed {
             let batches = self.groups.read(u64::MAX);
             let outputs = batches.and_then(|batches| {
-                self.predictor.predict_batches(&batches).map_err(|e| self.groups.name(e))
+                self.predictor.predict_batches(&batches).map_err(|e| self.groups.name(e).at(self.site))
             });
             match outputs {
                 Ok(outputs) => self.ready = outputs.into_iter(),

@@ -1,9 +1,10 @@
 //! Inference towers that run concurrently, each on its own batch.
 
+use super::feed_errors::{explain_feeds, wrong_component_count};
 use crate::graph::Fetch;
 use crate::runtime::{IntoFetch, MAX_FEEDS, Prepared, Session};
 use std::sync::OnceLock;
-use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{Error, HostTensor, Result};
 
 /// The feeds of one tower, by name, and its fetches.
 #[derive(Debug)]
@@ -47,15 +48,16 @@ impl ParallelTowers {
     ) -> Result<()> {
         let mut feeds: Vec<(&str, &HostTensor)> = Vec::new();
         for (i, (part, &batch)) in self.parts.iter().zip(batches).enumerate() {
-            let (has, takes) = (batch.len(), part.inputs.len());
-            if has != takes {
-                let why = format!("a sample has {has} components, but the model has {takes} inputs");
-                let e = Error::new(ErrorKind::Data, why);
+            if batch.len() != part.inputs.len() {
+                let inputs: Vec<&str> = part.inputs.iter().map(String::as_str).collect();
+                let e = wrong_component_count("a sample", batch.len(), &inputs);
                 return Err(if batches.len() == 1 { e } else { e.within(format!("tower {i}")) });
             }
             feeds.extend(part.inputs.iter().map(String::as_str).zip(batch));
         }
-        session.run_prepared(&self.prepared(session)?[batches.len() - 1], &feeds, outputs)
+        session
+            .run_prepared(&self.prepared(session)?[batches.len() - 1], &feeds, outputs)
+            .map_err(|e| explain_feeds(session, &feeds, e))
     }
 
     fn prepared(&self, session: &Session) -> Result<&[Prepared]> {

@@ -1,13 +1,14 @@
 //! Inference with a trained model.
 
 use super::Part;
+use super::feed_errors::explain_feeds;
 use crate::graph::{Fetch, Graph, nearest_names};
 use crate::io::SessionInit;
 use crate::runtime::{IntoFetch, Prepared, Session, SessionOptions};
 use crate::tower::{ModelDesc, TowerContext, TowerFunc, TowerHandle};
 use std::rc::Rc;
 use tensorpack_dataflow::Sample;
-use tensorpack_tensor::{Error, HostTensor, Result};
+use tensorpack_tensor::{Error, HostTensor, Result, Site};
 
 /// The configuration of a predictor: the model, its inputs and outputs, and the source of its
 /// variables' values.
@@ -119,7 +120,7 @@ pub trait Predictor: Send {
 
 impl Predictor for OfflinePredictor {
     fn predict(&self, inputs: &[&HostTensor]) -> Result<Vec<HostTensor>> {
-        OfflinePredictor::predict(self, inputs)
+        self.run(inputs)
     }
 }
 
@@ -151,8 +152,15 @@ impl OfflinePredictor {
         Ok(OfflinePredictor { session, inputs, outputs, prepared })
     }
 
-    /// Returns the outputs for these inputs, both in the order of the configuration.
+    /// Returns the outputs for these inputs, both in the order of the configuration. The error of
+    /// an input that does not match the model has the line of the caller.
+    #[track_caller]
     pub fn predict(&self, inputs: &[&HostTensor]) -> Result<Vec<HostTensor>> {
+        let caller = Site::caller();
+        self.run(inputs).map_err(|e| e.at(caller))
+    }
+
+    fn run(&self, inputs: &[&HostTensor]) -> Result<Vec<HostTensor>> {
         if inputs.len() != self.inputs.len() {
             let names = self.inputs.join(", ");
             return Err(Error::argument(format!(
@@ -164,7 +172,8 @@ impl OfflinePredictor {
         let feeds: Vec<(&str, &HostTensor)> =
             self.inputs.iter().map(String::as_str).zip(inputs.iter().copied()).collect();
         let mut outputs = Vec::new();
-        self.session.run_prepared(&self.prepared, &feeds, &mut outputs)?;
+        let ran = self.session.run_prepared(&self.prepared, &feeds, &mut outputs);
+        ran.map_err(|e| explain_feeds(&self.session, &feeds, e))?;
         Ok(outputs)
     }
 

@@ -6,7 +6,11 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// A flag that is set when a signal asks this process to end. Clones share the flag.
 #[derive(Clone, Debug, Default)]
-pub struct Interrupt(Arc<AtomicUsize>);
+pub struct Interrupt {
+    flag: Arc<AtomicUsize>,
+    /// The cell in which signal handlers store the signal, if they set this flag.
+    handlers: Option<&'static AtomicUsize>,
+}
 
 impl Interrupt {
     /// Creates a flag that is not set.
@@ -14,14 +18,22 @@ impl Interrupt {
         Interrupt::default()
     }
 
+    /// Creates a flag that also is set while `handlers`, in which signal handlers store the signal,
+    /// is not 0.
+    #[cfg(unix)]
+    pub(crate) fn set_by(handlers: &'static AtomicUsize) -> Interrupt {
+        Interrupt { handlers: Some(handlers), ..Interrupt::default() }
+    }
+
     /// Sets the flag, like a signal with this number.
     pub fn set(&self, signal: i32) {
-        self.0.store(signal as usize, Ordering::Relaxed);
+        self.flag.store(signal as usize, Ordering::Relaxed);
     }
 
     /// Returns the signal that was received, if any.
     pub fn signal(&self) -> Option<i32> {
-        Some(self.0.load(Ordering::Relaxed) as i32).filter(|s| *s != 0)
+        let stored = |cell: &AtomicUsize| Some(cell.load(Ordering::Relaxed) as i32).filter(|s| *s != 0);
+        stored(&self.flag).or_else(|| self.handlers.and_then(stored))
     }
 
     /// Returns an error of kind [`ErrorKind::Interrupted`] if a signal was received.
@@ -35,7 +47,8 @@ impl Interrupt {
     }
 
     /// Returns the cell in which handlers store the signal.
+    #[cfg(not(unix))]
     pub(crate) fn cell(&self) -> Arc<AtomicUsize> {
-        self.0.clone()
+        self.flag.clone()
     }
 }

@@ -26,6 +26,8 @@ enum StepOutcome {
     Done,
     /// A signal came before the step changed anything.
     NotBegun,
+    /// A signal came after the step had taken a batch, but before it changed a variable.
+    Compiling,
     /// A signal came after the step had changed something.
     Partial,
 }
@@ -61,8 +63,14 @@ impl MainLoop<'_> {
     }
 
     fn epochs(&mut self) -> Result<Ended> {
+        let mut start = self.capture_start()?;
         let plain_runs = self.state.session.plain_runs()?;
-        self.callbacks.before_train(&mut TrainCx { state: self.state })?;
+        match self.callbacks.before_train(&mut TrainCx { state: self.state }) {
+            Err(e) if e.kind() == ErrorKind::Interrupted && start.is_some() => {
+                return self.end_by_signal(start);
+            }
+            done => done?,
+        }
         if self.state.resumed {
             // An uninterrupted run had no `before_train` here, so its runs must not shift the
             // random numbers of the runs that follow.
@@ -70,7 +78,7 @@ impl MainLoop<'_> {
         }
         if self.state.resumed
             && !self.state.epoch_ended
-            && let Some(ended) = self.epoch()?
+            && let Some(ended) = self.epoch(None)?
         {
             return Ok(ended);
         }
@@ -79,17 +87,30 @@ impl MainLoop<'_> {
             self.state.progress.epoch_num += 1;
             self.state.steps_done = 0;
             self.state.epoch_ended = false;
-            if let Some(ended) = self.epoch()? {
+            if let Some(ended) = self.epoch(start.take())? {
                 return Ok(ended);
             }
         }
+        self.state.session.discard_undo_log()?;
         let progress = &self.state.progress;
         log::info!("training finished after epoch {}, step {}", progress.epoch_num, progress.global_step);
         Ok(Ended::Finished)
     }
 
-    /// The rest of the current epoch. Returns how training ended, if it did.
-    fn epoch(&mut self) -> Result<Option<Ended>> {
+    /// The state of a run that starts, for a signal before its first step; `None` if it resumes, since the last
+    /// checkpoint has it, or if nothing is saved.
+    fn capture_start(&mut self) -> Result<Option<HostState>> {
+        if self.state.resumed || self.state.store.is_none() {
+            return Ok(None);
+        }
+        self.state.session.begin_undo_log()?;
+        HostState::capture(self.state, self.callbacks, self.input.as_deref())
+            .map(|host| Some(host.not_started()))
+    }
+
+    /// The rest of the current epoch. Returns how training ended, if it did. `start` is the state to save if a signal
+    /// comes before the first step.
+    fn epoch(&mut self, start: Option<HostState>) -> Result<Option<Ended>> {
         let first = self.state.steps_done;
         let steps = self.state.progress.steps_per_epoch;
         let mut times = Times::default();
@@ -103,9 +124,22 @@ impl MainLoop<'_> {
                 progress.max_epoch,
                 progress.global_step
             );
-            self.callbacks.before_epoch(&mut TrainCx { state: self.state })?;
+            match self.callbacks.before_epoch(&mut TrainCx { state: self.state }) {
+                Err(e) if e.kind() == ErrorKind::Interrupted && start.is_some() => {
+                    return self.end_by_signal(start).map(Some);
+                }
+                done => done?,
+            }
             self.state.resumed = false;
         }
+        // From here on the run has started. The first step compiles, which may take long.
+        let mut before_step = match start {
+            Some(_) => {
+                self.state.session.discard_undo_log()?;
+                Some(HostState::capture(self.state, self.callbacks, self.input.as_deref())?)
+            }
+            None => None,
+        };
         for step in first..steps {
             if let Some(ended) = self.end_requested()? {
                 return Ok(Some(ended));
@@ -115,9 +149,14 @@ impl MainLoop<'_> {
                 StepOutcome::Done => self.state.steps_done = step + 1,
                 // It waited for data: nothing of this step happened.
                 StepOutcome::NotBegun => return self.end_requested(),
+                // It took a batch, so the input cannot be saved as it is now.
+                StepOutcome::Compiling if before_step.is_some() => {
+                    return self.end_by_signal(before_step).map(Some);
+                }
                 // What it did cannot be taken back; the last checkpoint stands.
-                StepOutcome::Partial => return self.interrupted(None),
+                StepOutcome::Compiling | StepOutcome::Partial => return self.end_by_signal(None).map(Some),
             }
+            before_step = None;
             if step + 1 < steps {
                 self.commit()?;
             }
@@ -144,10 +183,15 @@ impl MainLoop<'_> {
             summary: &mut self.summary,
             runs: 0,
             runs_done: 0,
+            lost_batch: false,
         };
         match self.iteration.run_step(&mut cx) {
             Err(e) if e.kind() == ErrorKind::Interrupted => {
-                return Ok(if cx.runs_done == 0 { StepOutcome::NotBegun } else { StepOutcome::Partial });
+                return Ok(match (cx.runs_done, cx.lost_batch) {
+                    (0, false) => StepOutcome::NotBegun,
+                    (0, true) => StepOutcome::Compiling,
+                    _ => StepOutcome::Partial,
+                });
             }
             ran => ran?,
         }
@@ -183,7 +227,7 @@ impl MainLoop<'_> {
         let triggered = self.triggers(begun, times);
         let is_interrupted = matches!(&triggered, Err(e) if e.kind() == ErrorKind::Interrupted);
         if is_interrupted {
-            return self.interrupted(before);
+            return self.end_by_signal(before).map(Some);
         }
         triggered?;
         self.state.session.discard_undo_log()?;
@@ -234,7 +278,7 @@ impl MainLoop<'_> {
     }
 
     /// Ends training after a signal. `before` is the state to save; without it the last checkpoint stands.
-    fn interrupted(&mut self, before: Option<HostState>) -> Result<Option<Ended>> {
+    fn end_by_signal(&mut self, before: Option<HostState>) -> Result<Ended> {
         let signal = self.state.interrupt.signal().unwrap_or_default();
         if let Some(before) = before {
             log::warn!("received signal {signal}: saving, then exiting");
@@ -245,7 +289,7 @@ impl MainLoop<'_> {
                 "received signal {signal} in the middle of a step: exiting; the last checkpoint stands"
             );
         }
-        Ok(Some(Ended::Interrupted(signal)))
+        Ok(Ended::Interrupted(signal))
     }
 }
 

@@ -4,6 +4,7 @@ mod async_multi;
 mod async_towers;
 mod average_gradients;
 mod batch_summary;
+mod cost_trend;
 mod data_parallel;
 mod defaults;
 mod launch;
@@ -12,6 +13,7 @@ mod noop;
 mod queue_input;
 mod resume;
 mod run_config;
+#[cfg_attr(not(unix), path = "signals_without_unix.rs")]
 mod signals;
 mod simple;
 mod single_cost;

@@ -22,6 +22,7 @@ impl HostState {
         let position = state.position();
         let json = json!({
             "position": position.to_json(),
+            "started": true,
             "run_index": state.session.run_index()?,
             "plain_runs": state.session.plain_runs()?,
             "skipped_steps": state.skipped.total,
@@ -33,6 +34,12 @@ impl HostState {
             "monitors": state.monitors.state(),
         });
         Ok(HostState { position, json: json.as_object().cloned().unwrap_or_default() })
+    }
+
+    /// Marks the run as one that has not started: a resumed run starts it, with all hooks.
+    pub(super) fn not_started(mut self) -> HostState {
+        self.json.insert("started".into(), false.into());
+        self
     }
 
     /// The whole checkpoint, with the variables of the session. `changed` are variables that were changed after this
@@ -94,7 +101,8 @@ pub(super) fn restore(
     let same_length = saved["settings"]["max_epoch"] == state.settings["max_epoch"];
     state.stop_reason = saved["stop"].as_str().filter(|_| same_length).map(String::from);
     callbacks.load_state(&saved["callbacks"])?;
-    state.resumed = true;
+    // Earlier versions saved only runs that had started.
+    state.resumed = saved["started"].as_bool().unwrap_or(true);
     Ok(())
 }
 

@@ -117,7 +117,8 @@ macro_rules! run_settings {
 
             /// Sets the longest time that one tower waits for another. Defaults to 300 s. After it,
             /// training ends with an error that names the tower, what it waited for, and where the
-            /// other one is.
+            /// other one is. The same holds if all towers, or the only one in a custom kernel, make
+            /// no progress for that long.
             #[must_use]
             pub fn deadline(mut self, deadline: std::time::Duration) -> $config {
                 self $(.$run)? .deadline = Some(deadline);

@@ -1,45 +1,144 @@
-//! Handles SIGTERM and SIGINT: finish the step, save, then terminate with the same signal.
+//! Handles SIGTERM, SIGINT and SIGHUP: finish the step, save, then terminate with the same signal.
+//!
+//! The handlers are installed while training runs. They belong to the process, so trainings that
+//! run at the same time share them: the first one installs them, the last one restores what was
+//! there before.
 
 use crate::runtime::Interrupt;
-use signal_hook::SigId;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use tensorpack_tensor::Result;
 
-/// Signal handlers, removed on drop.
-pub(super) struct Signals {
-    ids: Vec<SigId>,
+const SIGNALS: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+
+/// The first signal since the handlers were installed; 0 if there was none.
+static RECEIVED: AtomicUsize = AtomicUsize::new(0);
+
+static HANDLERS: Mutex<Handlers> = Mutex::new(Handlers { users: 0, previous: Vec::new() });
+
+/// The handlers of this process.
+struct Handlers {
+    /// The number of trainings that use them.
+    users: usize,
+    /// The actions they replaced.
+    previous: Vec<(libc::c_int, libc::sigaction)>,
 }
 
-impl Signals {
-    /// Installs the handlers: the first SIGTERM or SIGINT sets `interrupt`, a second one terminates
-    /// the process at once.
-    pub(super) fn install(interrupt: &Interrupt) -> Result<Signals> {
-        let again = Arc::new(AtomicBool::new(false));
-        let mut ids = Vec::new();
-        for signal in [SIGTERM, SIGINT] {
-            // In this order: the flag that the second handler sets arms the first for the next
-            // signal.
-            ids.push(signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, again.clone())?);
-            ids.push(signal_hook::flag::register(signal, again.clone())?);
-            ids.push(signal_hook::flag::register_usize(signal, interrupt.cell(), signal as usize)?);
+impl Handlers {
+    fn lock() -> MutexGuard<'static, Handlers> {
+        HANDLERS.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn install(&mut self) -> Result<()> {
+        RECEIVED.store(0, Ordering::Relaxed);
+        for signal in SIGNALS {
+            let previous = action_of(signal)?;
+            // `nohup` starts programs that way; they are meant to go on.
+            if signal == libc::SIGHUP && previous.sa_sigaction == libc::SIG_IGN {
+                continue;
+            }
+            set_action(signal, &own_action())?;
+            self.previous.push((signal, previous));
         }
-        Ok(Signals { ids })
+        Ok(())
+    }
+
+    /// Restores the previous actions, except where other code has installed a handler meanwhile.
+    fn restore(&mut self) {
+        for (signal, previous) in self.previous.drain(..) {
+            if action_of(signal).is_ok_and(|now| now.sa_sigaction == own_action().sa_sigaction) {
+                // It cannot fail: the signal is valid, as it could be set before.
+                let _ = set_action(signal, &previous);
+            }
+        }
+    }
+}
+
+/// Handles signals until it is dropped.
+pub(super) struct Signals;
+
+impl Signals {
+    /// Installs the handlers, and returns with them the flag that the first signal sets. A second
+    /// signal terminates the process at once.
+    pub(super) fn install() -> Result<(Signals, Interrupt)> {
+        let mut handlers = Handlers::lock();
+        if handlers.users == 0
+            && let Err(e) = handlers.install()
+        {
+            handlers.restore();
+            return Err(e);
+        }
+        handlers.users += 1;
+        Ok((Signals, Interrupt::set_by(&RECEIVED)))
     }
 }
 
 impl Drop for Signals {
     fn drop(&mut self) {
-        for id in self.ids.drain(..) {
-            signal_hook::low_level::unregister(id);
+        let mut handlers = Handlers::lock();
+        handlers.users -= 1;
+        if handlers.users == 0 {
+            handlers.restore();
         }
     }
 }
 
-/// Terminates the process as the signal would have, so that its sender sees the expected exit
-/// status.
+/// The signal handler. It only uses what is safe in one: atomics, `signal` and `raise`.
+extern "C" fn handle(signal: libc::c_int) {
+    let first = RECEIVED.compare_exchange(0, signal as usize, Ordering::Relaxed, Ordering::Relaxed);
+    if first.is_err() {
+        raise_default(signal);
+    }
+}
+
+/// Raises a signal after restoring its default action, which is to terminate the process. In a
+/// handler of the same signal it takes effect when the handler returns.
+fn raise_default(signal: libc::c_int) {
+    // SAFETY: both functions may be called in a signal handler, and take any valid signal; the
+    // callers pass one of `SIGNALS`, or one that was raised.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        libc::raise(signal);
+    }
+}
+
+/// Returns the action that calls [`handle`] and restarts interrupted system calls.
+fn own_action() -> libc::sigaction {
+    // SAFETY: `sigaction` is a C struct of integers and an optional function, so zeros are valid.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handle as *const () as libc::sighandler_t;
+    action.sa_flags = libc::SA_RESTART;
+    // SAFETY: the pointer is that of a local variable.
+    unsafe { libc::sigemptyset(&mut action.sa_mask) };
+    action
+}
+
+/// Returns what the process does on a signal.
+fn action_of(signal: libc::c_int) -> Result<libc::sigaction> {
+    let mut action = own_action();
+    // SAFETY: the new action is null, so nothing is set; the old one is written to a local variable.
+    match unsafe { libc::sigaction(signal, std::ptr::null(), &mut action) } {
+        0 => Ok(action),
+        _ => Err(std::io::Error::last_os_error().into()),
+    }
+}
+
+/// Sets what the process does on a signal.
+fn set_action(signal: libc::c_int, action: &libc::sigaction) -> Result<()> {
+    // SAFETY: `action` is `own_action`, whose handler is safe in any state of the process, or was
+    // read from the process by `action_of`. The old action is not wanted, so its pointer is null.
+    match unsafe { libc::sigaction(signal, action, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error().into()),
+    }
+}
+
+/// Terminates the process as the signal would have without the trainer: a handler of the program
+/// gets it, otherwise the sender sees the expected exit status. Drop [`Signals`] first.
 pub(super) fn terminate_by(signal: i32) -> ! {
-    let _ = signal_hook::low_level::emulate_default_handler(signal);
+    // SAFETY: `raise` takes any signal. A handler of the program may run, as it may at any time.
+    unsafe { libc::raise(signal) };
+    // It was ignored, or its handler returned.
+    raise_default(signal);
     std::process::exit(128 + signal)
 }

@@ -100,15 +100,15 @@ impl Setup<'_> {
         let handle = self.tower.train(t, &inputs)?;
         let cost = handle.outputs().first().cloned();
         let cost = cost.ok_or_else(|| Error::argument("the tower function returned no cost"))?;
-        match cost.rank() {
-            0 => Ok(cost),
-            _ => Err(Error::shape(format!(
-                "the cost {} has shape {}, not a scalar",
-                cost.name(),
-                cost.shape()
-            ))
-            .note("take its mean")),
+        if cost.rank() == 0 {
+            return Ok(cost);
         }
+        let why = format!("the cost {} has shape {}, not a scalar", cost.name(), cost.shape());
+        let e = Error::shape(why).note("take its mean");
+        Err(match cost.site() {
+            Some(site) => e.at(site),
+            None => e,
+        })
     }
 
     /// Returns the inputs of the tower that was built last.

@@ -2,7 +2,7 @@
 
 use super::batch_summary::BatchSummary;
 use super::step_plan::{RunId, StepPlan, depends_on};
-use crate::callback::{Callbacks, CollectCx, Progress, RunCx, TrainState};
+use crate::callback::{Callbacks, Progress, RunCx, TrainState};
 use crate::graph::{Fetch, Frozen, NodeKind};
 use crate::input::InputSource;
 use crate::runtime::{Clock, IntoFetch, MAX_FEEDS, Session, StepProgram};
@@ -89,6 +89,8 @@ pub struct StepCx<'a> {
     pub(super) runs: u32,
     /// Runs of any kind after which this step cannot be taken back.
     pub(super) runs_done: u32,
+    /// Whether an interrupted run has taken a batch that no run uses.
+    pub(super) lost_batch: bool,
 }
 
 impl StepCx<'_> {
@@ -149,6 +151,8 @@ impl StepCx<'_> {
         let (program, ran) = by(self, Job { program, clock: clock(&self.state.progress), feeds })?;
         self.plan.run(id).program = program;
         self.times.compute += drawn.elapsed();
+        // Meanwhile other towers may have changed variables.
+        self.runs_done += 1;
         self.finish_run(id, ran).map(|_| ())
     }
 
@@ -179,17 +183,17 @@ impl StepCx<'_> {
                 self.runs_done += 1;
                 return Ok(&[]);
             }
-            Err(e) if e.kind() == ErrorKind::NotFinite => return Err(e.within(format!("step {step}"))),
+            Err(e) if e.kind() == ErrorKind::NotFinite => {
+                return Err(self.plan.costs.explain(e).within(format!("step {step}")));
+            }
             Err(e) if e.kind() == ErrorKind::Interrupted => {
-                // The batch it took is gone.
-                self.runs_done += 1;
+                // Only compiling is interrupted, so it changed nothing.
+                self.lost_batch = true;
                 return Err(e);
             }
             ran => ran?,
         }
-        let program = &self.plan.run(id).program;
-        let progress = self.state.progress.clone();
-        self.callbacks.collect(&CollectCx { progress, program: Some(program) })?;
+        self.plan.hand_out(id, self.state.progress.clone(), self.callbacks)?;
         self.after_run(id)
     }
 

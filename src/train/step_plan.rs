@@ -1,7 +1,8 @@
 //! The step plan: the compiled programs of a step, including the fetches of callbacks.
 
-use crate::callback::{Callbacks, CollectCx, Progress};
-use crate::graph::{Fetch, Frozen, NodeId, NodeKind};
+use super::cost_trend::CostTrend;
+use crate::callback::{Callbacks, CollectCx, FetchHandle, Progress};
+use crate::graph::{Fetch, Frozen, NodeId, NodeKind, Role};
 use crate::runtime::{Cadence, IntoFetch, Session, StepProgram};
 use std::collections::HashSet;
 use tensorpack_tensor::Result;
@@ -17,6 +18,7 @@ pub(super) struct StepPlan {
     programs: Vec<PlannedOp>,
     /// The run in flight, with the progress it belongs to.
     in_flight: Option<(RunId, Progress)>,
+    pub(super) costs: CostTrend,
 }
 
 /// An operation that steps run.
@@ -43,7 +45,7 @@ pub(super) struct RunId {
 
 impl StepPlan {
     pub(super) fn new(fetches: Vec<(Fetch, Cadence)>, along: Vec<Fetch>) -> StepPlan {
-        StepPlan { fetches, along, programs: Vec::new(), in_flight: None }
+        StepPlan { fetches, along, programs: Vec::new(), in_flight: None, costs: CostTrend::new() }
     }
 
     /// The run of an operation: the first run of a step, or a further one. Plans the operation if it is new.
@@ -51,6 +53,10 @@ impl StepPlan {
         let at = match self.programs.iter().position(|p| p.op == *op) {
             Some(at) => at,
             None => {
+                let is_cost = |(fetch, _): &(Fetch, _)| {
+                    graph.nodes().get(fetch.node.0 as usize).is_some_and(|n| n.role == Role::Cost)
+                };
+                self.costs.fetched = self.fetches.iter().position(is_cost).map(FetchHandle);
                 self.programs.push(self.plan(graph, op)?);
                 self.programs.len() - 1
             }
@@ -105,9 +111,26 @@ impl StepPlan {
         session: &Session,
         callbacks: &mut Callbacks,
     ) -> Result<()> {
-        let program = &mut self.run(id).program;
-        program.collect(session).map_err(|e| e.within(format!("step {}", progress.global_step + 1)))?;
-        callbacks.collect(&CollectCx { progress, program: Some(program) })
+        let collected = self.run(id).program.collect(session);
+        let step = progress.global_step + 1;
+        collected.map_err(|e| self.costs.explain(e).within(format!("step {step}")))?;
+        self.hand_out(id, progress, callbacks)
+    }
+
+    /// Hands the values of a run that succeeded to the callbacks.
+    pub(super) fn hand_out(
+        &mut self,
+        id: RunId,
+        progress: Progress,
+        callbacks: &mut Callbacks,
+    ) -> Result<()> {
+        let costs = self.costs.fetched;
+        let values = CollectCx { progress, program: Some(&self.run(id).program) };
+        callbacks.collect(&values)?;
+        if let Some(cost) = costs.filter(|_| id.first).and_then(|cost| values.scalar(cost)) {
+            self.costs.add(cost);
+        }
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ use super::step::Iteration;
 use super::step_plan::StepPlan;
 use crate::callback::{Callback, Callbacks, GraphCx, Progress, SkippedSteps, TrainState};
 use crate::graph::{FLUSH_OPS, Fetch, Graph, TensorSpec};
-use crate::input::InputSource;
+use crate::input::{InputSource, no_batch};
 use crate::io::{Checkpoint, CheckpointStore, RealDisk, RunLock};
 use crate::logger;
 use crate::monitor::{Moment, Monitors};
@@ -88,8 +88,11 @@ impl Trainer {
 
     /// Trains with the default callbacks and monitors, unless the configuration replaces them. Sets
     /// up callbacks and monitors, freezes the graph, creates the session, resumes the run in the
-    /// log directory if there is one, and runs the loop. After SIGTERM or SIGINT the process
-    /// terminates once everything is saved.
+    /// log directory if there is one, and runs the loop.
+    ///
+    /// After SIGTERM, SIGINT or SIGHUP the process terminates once everything is saved, and after a
+    /// second signal at once. A SIGHUP that is ignored, as under `nohup`, stays ignored. When
+    /// training ends, signals do again what they did before.
     pub fn train_with_defaults(self, config: RunConfig, iteration: impl Iteration) -> Result<Trained> {
         self.train(config.with_defaults(), iteration)
     }
@@ -97,15 +100,11 @@ impl Trainer {
     /// Trains with only the callbacks and monitors of the configuration.
     pub fn train(self, config: RunConfig, mut iteration: impl Iteration) -> Result<Trained> {
         config.check()?;
-        let interrupt = Interrupt::new();
-        let signals = Signals::install(&interrupt)?;
+        let (signals, interrupt) = Signals::install()?;
         let ended = self.run(config, &interrupt, &mut iteration);
         drop(signals);
-        let by_signal = match &ended {
-            Ok(trained) => matches!(trained.ended, Ended::Interrupted(_)),
-            Err(_) => true,
-        };
-        if let Some(signal) = interrupt.signal().filter(|_| by_signal) {
+        // Also if training has finished meanwhile: the signal was for the process.
+        if let Some(signal) = interrupt.signal() {
             if let Err(e) = &ended {
                 log::error!("{e}");
             }
@@ -213,15 +212,13 @@ impl Trainer {
 
     fn steps_per_epoch(&self, config: &RunConfig) -> Result<u64> {
         let size = || self.input.as_ref().and_then(|i| i.size());
-        if config.steps_per_epoch.is_none() && size() == Some(0) {
-            let why = "a pass over the input has no batches, so an epoch would have no steps";
-            let advice = "use a smaller batch or keep_remainder(), or set steps_per_epoch(..)";
-            return Err(Error::argument(why).note(advice));
+        match config.steps_per_epoch.or_else(size) {
+            // Epochs without steps are allowed only on request.
+            Some(0) if config.steps_per_epoch.is_none() => Err(no_batch()),
+            Some(steps) => Ok(steps),
+            None => Err(Error::argument("the number of steps per epoch is unknown")
+                .note("the input has no known size: set steps_per_epoch(..)")),
         }
-        config.steps_per_epoch.or_else(size).ok_or_else(|| {
-            Error::argument("the number of steps per epoch is unknown")
-                .note("the input has no known size: set steps_per_epoch(..)")
-        })
     }
 
     /// Adds the callbacks and calls their `setup_graph`. Returns the plan with their fetches.

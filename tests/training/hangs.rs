@@ -15,19 +15,23 @@ use tensorpack::graph::{GradCx, OpDef, Spec};
 use tensorpack::kir::{CustomKernel, LowerCx, View};
 use tensorpack::prelude::*;
 
-/// The fault to inject, where, and in which tower: `stall fc0/forward 1`.
+/// The fault to inject, where, and in which tower: `stall fc0/forward 1`. Tower `all` is every tower
+/// of three, `only` is the tower of a run of one.
 const TROUBLE: &str = "TENSORPACK_TEST_TROUBLE";
 const MARK: &str = "in trouble";
 const DEADLINE: Duration = Duration::from_secs(2);
 const STEPS: u64 = 5;
+const TOWERS: usize = 3;
 
-/// The identity, which fails in the third step.
+/// The identity, which fails in the third step (see `good_calls`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Trouble {
     what: String,
     place: String,
     /// The place where it fails.
     at: String,
+    /// The number of calls that succeed, in all towers.
+    good_calls: usize,
 }
 
 impl OpDef for Trouble {
@@ -53,7 +57,7 @@ impl CustomKernel for Trouble {
     fn run(&self, inputs: &[HostTensor], outputs: &mut [HostTensor]) -> Result<()> {
         static CALLS: AtomicUsize = AtomicUsize::new(0);
         outputs[0].clone_from(&inputs[0]);
-        if self.place != self.at || CALLS.fetch_add(1, Ordering::Relaxed) < 2 {
+        if self.place != self.at || CALLS.fetch_add(1, Ordering::Relaxed) < self.good_calls {
             return Ok(());
         }
         eprintln!("{MARK}");
@@ -74,16 +78,19 @@ struct Net {
     what: String,
     at: String,
     tower: usize,
+    /// Whether it goes wrong in all towers.
+    everywhere: bool,
 }
 
 impl Net {
     fn trouble(&self, x: &Tensor, place: &str) -> Tensor {
         let (what, at) = (self.what.clone(), self.at.clone());
-        Tensor::apply_one(Trouble { what, place: place.into(), at }, &[x])
+        let good_calls = 2 * if self.everywhere { TOWERS } else { 1 };
+        Tensor::apply_one(Trouble { what, place: place.into(), at, good_calls }, &[x])
     }
 
     fn here(&self, t: &TowerContext, x: &Tensor, layer: &str) -> Tensor {
-        let here = t.index() == self.tower && self.at.starts_with(layer);
+        let here = (self.everywhere || t.index() == self.tower) && self.at.starts_with(layer);
         if here { self.trouble(x, &format!("{layer}/forward")) } else { x.clone() }
     }
 }
@@ -135,8 +142,13 @@ fn config(model: impl ModelDesc + 'static) -> TrainConfig {
 fn child() {
     let Ok(trouble) = std::env::var(TROUBLE) else { return };
     let [what, at, tower] = trouble.split(' ').collect::<Vec<_>>()[..] else { panic!("{trouble:?}") };
-    let model = Net { what: what.into(), at: at.into(), tower: tower.parse().unwrap() };
-    match launch_train_with_config(config(model), SyncMultiGpuTrainerReplicated::new(3)) {
+    let (everywhere, tower_index) = (tower == "all", tower.parse().unwrap_or(0));
+    let model = Net { what: what.into(), at: at.into(), tower: tower_index, everywhere };
+    let ended = match tower {
+        "only" => launch_train_with_config(config(model), SimpleTrainer::new()),
+        _ => launch_train_with_config(config(model), SyncMultiGpuTrainerReplicated::new(TOWERS)),
+    };
+    match ended {
         Ok(_) => std::process::exit(0),
         Err(e) => eprintln!("{e}"),
     }
@@ -218,6 +230,25 @@ fn a_tower_that_stalls_is_named_and_the_process_ends() {
             && !text.contains(&format!("tower {tower} waited"))
             && text.contains(&format!("tower {tower} is in "))
     });
+}
+
+/// Nobody waits for a tower at an all-reduce, so only the caller can notice.
+#[test]
+fn towers_that_all_stall_are_named_and_the_process_ends() {
+    for (trouble, towers) in [("stall fc0/forward all", TOWERS), ("stall fc0/forward only", 1)] {
+        for attempt in 1.. {
+            let (text, lived) = run(trouble);
+            let named = (0..towers).all(|t| text.contains(&format!("tower {t} is in ")));
+            if named
+                && text.contains("made no progress for 2 s")
+                && lived <= DEADLINE + Duration::from_secs(1)
+            {
+                assert!(text.contains("Trouble") && text.contains("at tests/training/hangs.rs:"), "{text}");
+                break;
+            }
+            assert!(attempt < 4, "{trouble}: gone after {lived:?}\n{text}");
+        }
+    }
 }
 
 #[test]

@@ -238,3 +238,35 @@ fn a_plateau_changes_the_value() {
     assert_eq!(set, [(3, 0.5)]);
     assert!(matches!(&trained.ended, Ended::Stopped(why) if why.contains("attribute would be set to 0.25")));
 }
+
+#[test]
+fn child_with_a_pipe() {
+    let Some(dir) = crate::processes::dir() else { return };
+    let path = std::ffi::CString::new(dir.join("hyper.txt").into_os_string().into_encoded_bytes()).unwrap();
+    // SAFETY: the path is a string that ends with a zero byte.
+    assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+    let setter = HumanHyperParamSetter::new("knob");
+    let config = TrainConfig::new(Knobs, line(2)).callback(setter).logdir(dir).max_epoch(1);
+    eprintln!("{}", error(config));
+}
+
+/// Opening a pipe would wait for a writer, forever.
+#[test]
+fn a_pipe_instead_of_the_file_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = crate::processes::command("hyper_params::child_with_a_pipe", dir.path());
+    let mut child = child.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let start = std::time::Instant::now();
+    let ended = loop {
+        match child.try_wait().unwrap() {
+            None if start.elapsed() < std::time::Duration::from_secs(20) => {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            ended => break ended,
+        }
+    };
+    child.kill().unwrap();
+    let text = crate::processes::text(&child.wait_with_output().unwrap());
+    assert!(ended.is_some_and(|status| status.success()), "it waits: {text}");
+    assert!(text.contains("hyper.txt") && text.contains("not a regular file"), "{text}");
+}

@@ -9,6 +9,7 @@ use tensorpack::graph::UPDATE_OPS;
 use tensorpack::input::{
     DummyConstantInput, FeedInput, InputSource, QueueInput, RemapInput, TensorInput, batch_queue_input,
 };
+use tensorpack::predict::AsyncPredictor;
 use tensorpack::prelude::*;
 use tensorpack::train::Trained;
 use tensorpack_testing::assert_mentions;
@@ -280,6 +281,87 @@ fn an_error_names_a_sample_that_does_not_match_the_model() {
 fn an_empty_dataflow_is_an_error() {
     for config in both(FromList::new(vec![])) {
         let e = train(config.steps_per_epoch(1)).err().expect("an error");
-        assert!(e.message().contains("no sample"), "{e}");
+        assert!(e.message().contains("no batch"), "{e}");
     }
+}
+
+#[test]
+fn data_errors_say_how_to_fix_the_data() {
+    let single =
+        FromFn::new(4, |_| Ok(vec![HostTensor::new([3], vec![1f32; 3])?, HostTensor::new([1], vec![1f32])?]));
+    // The same for training, validation and prediction.
+    let validate = |flow: Flow| {
+        train(on(FeedInput::new(line(2))).callback(InferenceRunner::new(flow, [ScalarStats::new("cost")])))
+    };
+    let predict = |flow: Flow| {
+        let predictor = OfflinePredictor::new(PredictConfig::new(Line, ["cost"])?)?;
+        tensorpack::predict::DatasetPredictor::new(predictor, flow).all_results().map(|_| ())
+    };
+    let errors = |flow: &dyn Fn() -> Flow| {
+        let trained = train(on(FeedInput::new(flow())).steps_per_epoch(2)).map(|_| ());
+        let others =
+            [validate(flow()).map(|_| ()), predict(flow())].map(|result| result.expect_err("an error"));
+        for e in &others {
+            assert!(e.site().is_some_and(|site| site.file.ends_with("inputs.rs")), "{e}");
+        }
+        others.into_iter().chain(trained.err())
+    };
+    // A sample where a batch is expected.
+    for e in errors(&|| single.clone().into_flow()) {
+        assert!(e.to_string().contains(".batch("), "{e}");
+        assert!(e.message().contains("x") && e.message().contains("[3]"), "{e}");
+    }
+    // The input without a component is named.
+    for e in errors(&|| line(4).select([0]).into_flow()) {
+        assert!(e.to_string().contains('y'), "{e}");
+    }
+    // A shape that no batch dimension repairs.
+    for e in errors(&|| line(4).select([1, 1]).into_flow()) {
+        assert!(!e.to_string().contains(".batch("), "{e}");
+    }
+}
+
+/// A model whose cost is a vector, by mistake.
+struct VectorCost;
+
+impl VectorCost {
+    const LINE: u32 = line!() + 8;
+}
+
+impl ModelDesc for VectorCost {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        Line.inputs()
+    }
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        (Linear::new(1).apply(t, "fc", &inputs[0]) - &inputs[1]).square()
+    }
+    fn optimizer(&self, t: &TowerContext) -> Box<dyn Optimizer> {
+        Line.optimizer(t)
+    }
+}
+
+#[test]
+fn a_vector_cost_is_an_error_at_the_line_that_made_it() {
+    let e = train(TrainConfig::new(VectorCost, line(2)).no_logdir().max_epoch(1)).err().expect("an error");
+    assert_eq!(e.kind(), ErrorKind::Shape, "{e}");
+    let site = e.site().expect("a line");
+    assert!(site.file.ends_with("inputs.rs") && site.line == VectorCost::LINE, "{e}");
+}
+
+#[test]
+fn a_wrong_feed_of_a_predictor_is_an_error_at_the_call() {
+    let predictor = OfflinePredictor::new(PredictConfig::new(Line, ["cost"]).unwrap()).unwrap();
+    let x = HostTensor::zeros(DType::F32, [4, 3]).unwrap();
+    for y in [HostTensor::zeros(DType::F64, [4, 1]).unwrap(), HostTensor::zeros(DType::F32, [4, 2]).unwrap()]
+    {
+        let e = predictor.predict(&[&x, &y]).unwrap_err();
+        let site = e.site().expect("a line");
+        assert!(site.file.ends_with("inputs.rs") && site.line == line!() - 2, "{e}");
+        assert!(e.message().contains('y') && e.message().contains("[4, "), "{e}");
+    }
+    let one = AsyncPredictor::new(predictor, 4).unwrap();
+    let pending = one.predict(vec![HostTensor::scalar(1f32), HostTensor::scalar(1f32)]).unwrap();
+    let e = pending.wait().unwrap_err();
+    let site = e.site().expect("a line");
+    assert!(site.file.ends_with("inputs.rs") && site.line == line!() - 3, "{e}");
 }

@@ -2,10 +2,10 @@
 
 use crate::models::{Line, line};
 use std::sync::{Arc, Mutex};
+use tensorpack::ErrorKind;
 use tensorpack::callback::{RunCx, TrainCx};
-use tensorpack::dataflow::DataFlow;
+use tensorpack::dataflow::{DataFlow, FromFn};
 use tensorpack::prelude::*;
-use tensorpack::tensor::ErrorKind;
 use tensorpack::train::Ended;
 
 type Calls = Arc<Mutex<Vec<String>>>;
@@ -169,16 +169,6 @@ fn the_first_error_is_reported_when_after_train_fails_too() {
 }
 
 #[test]
-fn a_pass_without_batches_is_an_error() {
-    for data in [line(2).batch(3), line(2).batch(0)] {
-        let config = TrainConfig::new(Line, data).max_epoch(1).no_logdir();
-        let e = launch_train_with_config(config, SimpleTrainer::new()).err().expect("nothing can be trained");
-        assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
-        assert!(e.message().contains("no batches"), "{e}");
-    }
-}
-
-#[test]
 fn an_epoch_can_have_no_steps() {
     let recorder = Recorder::default();
     let config = config().steps_per_epoch(0).max_epoch(1).callback(recorder.clone());
@@ -191,4 +181,49 @@ fn an_epoch_can_have_no_steps() {
         "after_train 1 -1 0",
     ];
     assert_eq!(recorder.take(), right);
+}
+
+/// Twenty examples of the line, one per sample.
+fn twenty() -> FromFn {
+    FromFn::new(20, |i| Ok(vec![HostTensor::new([3], vec![i as f32; 3])?, HostTensor::new([1], vec![0f32])?]))
+}
+
+fn assert_no_batch(e: &Error) {
+    assert_eq!(e.kind(), ErrorKind::Data, "{e}");
+    assert!(e.message().contains("no batch"), "{e}");
+    assert!(e.to_string().contains("keep_remainder") && e.to_string().contains("batch size"), "{e}");
+}
+
+/// Without a batch there would be no step, and training would "finish" without having trained.
+#[test]
+fn training_data_without_a_batch_are_an_error() {
+    let train = |flow: Arc<dyn DataFlow>, steps: Option<u64>| {
+        let recorder = Recorder::default();
+        let config = TrainConfig::new(Line, flow).no_logdir().max_epoch(3).callback(recorder.clone());
+        let config = if let Some(steps) = steps { config.steps_per_epoch(steps) } else { config };
+        (launch_train_with_config(config, SimpleTrainer::new()), recorder.take())
+    };
+    // Fewer samples than the batch size, and no samples at all.
+    for flow in [Arc::new(twenty().batch(32)) as Arc<dyn DataFlow>, Arc::new(line(0))] {
+        let (trained, calls) = train(flow, None);
+        assert_no_batch(&trained.err().expect("an error"));
+        assert_eq!(calls, Vec::<String>::new());
+    }
+    // The number of samples is known only after reading them.
+    let nothing = || Arc::new(twenty().filter(|_| Ok(false)).batch(32));
+    assert_no_batch(&train(nothing(), Some(2)).0.err().expect("an error"));
+    // No steps, on request.
+    assert_eq!(train(nothing(), Some(0)).0.unwrap().ended, Ended::Finished);
+    assert_eq!(train(Arc::new(twenty().batch(32)), Some(0)).0.unwrap().ended, Ended::Finished);
+    assert_eq!(train(Arc::new(twenty().batch(32).keep_remainder()), None).0.unwrap().ended, Ended::Finished);
+}
+
+#[test]
+fn validation_data_without_a_batch_are_an_error() {
+    for flow in [Arc::new(twenty().filter(|_| Ok(false)).batch(32)) as Arc<dyn DataFlow>, Arc::new(line(0))] {
+        let runner = InferenceRunner::new(flow, [ScalarStats::new("cost")]);
+        let e = launch_train_with_config(config().callback(runner), SimpleTrainer::new()).err().unwrap();
+        assert_no_batch(&e);
+        assert!(e.message().contains("InferenceTower"), "{e}");
+    }
 }

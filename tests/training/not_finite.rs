@@ -41,6 +41,34 @@ fn training_stops_and_names_the_tensor_and_the_step() {
     }
 }
 
+/// [`Line`] with a learning rate that is far too high.
+struct Diverges;
+
+impl ModelDesc for Diverges {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        Line.inputs()
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        Line.build_graph(t, inputs)
+    }
+
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Sgd::new(300.0).boxed()
+    }
+}
+
+#[test]
+fn a_cost_that_grew_suggests_a_smaller_learning_rate() {
+    let config = TrainConfig::new(Diverges, line(8)).no_logdir().max_epoch(99);
+    let e = launch_train_with_config(config, SimpleTrainer::new()).err().expect("an error");
+    assert_eq!(e.kind(), ErrorKind::NotFinite, "{e}");
+    assert!(e.to_string().contains("learning rate") && e.to_string().contains("the cost grew from"), "{e}");
+    // A bad batch is another matter.
+    let e = train(&[4], NanPolicy::Stop).err().expect("an error");
+    assert!(!e.to_string().contains("learning rate"), "{e}");
+}
+
 /// Skipping a step is equivalent to leaving out its batch.
 #[test]
 fn skipped_steps_change_nothing_and_are_counted() {

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tensorpack::callback::{RunCx, TrainCx};
+use tensorpack::callback::{GraphCx, RunCx, SendStat, TrainCx};
 use tensorpack::dataflow::DataFlow;
 use tensorpack::graph::Fetch;
 use tensorpack::input::{FeedInput, InputSource};
@@ -96,15 +96,20 @@ fn left(trained: &Trained, dir: &Path) -> (HostTensor, String) {
     (trained.session.read("fc/W").unwrap(), stats)
 }
 
-/// Runs a child that a signal terminates, then resumes. Checks that the results equal those of an
+/// Runs a child that SIGTERM terminates, then resumes. Checks that the results equal those of an
 /// uninterrupted run, and returns the output of the child.
 fn assert_same_end(child: &str) -> String {
+    assert_same_end_after(libc::SIGTERM, child, |dir| train(dir, None, 0))
+}
+
+/// Like [`assert_same_end`], for any signal and any training.
+fn assert_same_end_after(signal: i32, child: &str, train: impl Fn(&Path) -> Result<Trained>) -> String {
     let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let undisturbed = train(whole.path(), None, 0).unwrap();
+    let undisturbed = train(whole.path()).unwrap();
     let output = processes::alone(child, parts.path());
     let text = processes::text(&output);
-    assert_eq!(output.status.signal(), Some(libc::SIGTERM), "{text}");
-    let resumed = train(parts.path(), None, 0).unwrap();
+    assert_eq!(output.status.signal(), Some(signal), "{text}");
+    let resumed = train(parts.path()).unwrap();
     assert_eq!(left(&resumed, parts.path()), left(&undisturbed, whole.path()));
     text
 }
@@ -175,4 +180,308 @@ fn between_two_runs_of_a_step() {
     let output = processes::alone("signals::child_after_a_plain_run", parts.path());
     assert_eq!(output.status.signal(), Some(libc::SIGTERM), "{}", processes::text(&output));
     assert_eq!(two_runs(parts.path(), None).unwrap(), undisturbed);
+}
+
+/// A hook, and the signals that are sent to this process when it first runs.
+#[derive(Clone, Copy)]
+struct Sends(&'static str, &'static [i32]);
+
+impl Sends {
+    fn at(&mut self, hook: &str) {
+        if self.0 == hook {
+            // SAFETY: `raise` has no requirements; an unhandled signal ends this child process.
+            std::mem::take(&mut self.1)
+                .iter()
+                .for_each(|signal| assert_eq!(unsafe { libc::raise(*signal) }, 0));
+        }
+    }
+}
+
+impl Callback for Sends {
+    fn setup_graph(&mut self, _: &mut GraphCx<'_>) -> Result<()> {
+        self.at("setup_graph");
+        Ok(())
+    }
+    fn before_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        self.at("before_train");
+        cx.check_interrupt()
+    }
+    fn before_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        self.at("before_epoch");
+        cx.check_interrupt()
+    }
+    fn trigger_step(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+        self.at("trigger_step");
+        Ok(())
+    }
+}
+
+/// Changes a variable when training starts, but not when it resumes.
+struct StartsAtSeven;
+
+impl Callback for StartsAtSeven {
+    fn before_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        match cx.resumed() {
+            true => Ok(()),
+            false => cx.session().write("fc/b", &HostTensor::new([1], vec![7f32])?),
+        }
+    }
+}
+
+const NO_SIGNAL: Sends = Sends("", &[]);
+
+fn train_with(dir: &Path, sends: Sends) -> Result<Trained> {
+    let config = TrainConfig::new(Line, line(4))
+        .callback(ModelSaver::new())
+        .callback(StartsAtSeven)
+        .callback(Began::default())
+        .callback(sends)
+        .logdir(dir)
+        .steps_per_epoch(3)
+        .max_epoch(2);
+    launch_train_with_config(config, SimpleTrainer::new())
+}
+
+/// Gives a signal this disposition, whatever the parent process chose.
+fn set_disposition(signal: i32, disposition: libc::sighandler_t) {
+    // SAFETY: the disposition is `SIG_DFL`, `SIG_IGN` or a function that only stores to an atomic.
+    assert_ne!(unsafe { libc::signal(signal, disposition) }, libc::SIG_ERR);
+}
+
+/// A child in which training continues after all signals.
+fn goes_on(sends: Sends) {
+    if let Some(dir) = processes::dir() {
+        sends.1.iter().for_each(|signal| set_disposition(*signal, libc::SIG_DFL));
+        panic!("it went on: {:?}", train_with(&dir, sends).map(|t| t.ended));
+    }
+}
+
+#[test]
+fn child_that_hangs_up() {
+    goes_on(Sends("trigger_step", &[libc::SIGHUP]));
+}
+
+#[test]
+fn sighup_saves() {
+    let child = "signals::child_that_hangs_up";
+    let text = assert_same_end_after(libc::SIGHUP, child, |dir| train_with(dir, NO_SIGNAL));
+    assert!(text.contains("saving") && text.contains("step-0000000001"), "{text}");
+}
+
+#[test]
+fn child_under_nohup() {
+    if let Some(dir) = processes::dir() {
+        set_disposition(libc::SIGHUP, libc::SIG_IGN);
+        let trained = train_with(&dir, Sends("trigger_step", &[libc::SIGHUP])).unwrap();
+        assert_eq!(trained.ended, tensorpack::train::Ended::Finished);
+    }
+}
+
+#[test]
+fn an_ignored_sighup_stays_ignored() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = processes::alone("signals::child_under_nohup", dir.path());
+    assert!(output.status.success(), "{}", processes::text(&output));
+}
+
+#[test]
+fn child_that_gets_two_signals() {
+    goes_on(Sends("trigger_step", &[libc::SIGINT, libc::SIGTERM]));
+}
+
+/// The process does not save: it ends by the second signal.
+#[test]
+fn a_second_signal_ends_the_process_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = processes::alone("signals::child_that_gets_two_signals", dir.path());
+    let text = processes::text(&output);
+    assert_eq!(output.status.signal(), Some(libc::SIGTERM), "{text}");
+    assert!(!text.contains("saving"), "{text}");
+}
+
+#[test]
+fn child_in_setup_graph() {
+    goes_on(Sends("setup_graph", &[libc::SIGTERM]));
+}
+
+#[test]
+fn child_in_before_train() {
+    goes_on(Sends("before_train", &[libc::SIGTERM]));
+}
+
+#[test]
+fn child_in_before_epoch() {
+    goes_on(Sends("before_epoch", &[libc::SIGTERM]));
+}
+
+/// A run that has not done a step is saved, too, and starts like any other when it resumes.
+#[test]
+fn before_the_first_step() {
+    for child in ["child_in_setup_graph", "child_in_before_train", "child_in_before_epoch"] {
+        let child = format!("signals::{child}");
+        let text = assert_same_end_after(libc::SIGTERM, &child, |dir| train_with(dir, NO_SIGNAL));
+        assert!(text.contains("saving") && text.contains("step-0000000000"), "{child}: {text}");
+    }
+}
+
+static HANDLED: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn count(_: i32) {
+    HANDLED.fetch_add(1, Ordering::Relaxed);
+}
+
+fn raise(signal: i32) {
+    // SAFETY: `raise` has no requirements.
+    assert_eq!(unsafe { libc::raise(signal) }, 0);
+}
+
+/// The signal that a child sends itself after training.
+const SIGNAL: &str = "TENSORPACK_TEST_SIGNAL";
+
+/// The signal of a child, with its default disposition, whatever the parent process chose.
+fn signal_of_child() -> i32 {
+    let signal = std::env::var(SIGNAL).unwrap().parse().unwrap();
+    set_disposition(signal, libc::SIG_DFL);
+    signal
+}
+
+/// Raises a signal that must end this process.
+fn end_by(signal: i32) {
+    eprintln!("all trained");
+    raise(signal);
+    eprintln!("still alive");
+}
+
+#[test]
+fn child_that_outlives_training() {
+    let Some(dir) = processes::dir() else { return };
+    let signal = signal_of_child();
+    train_with(&dir, NO_SIGNAL).unwrap();
+    end_by(signal);
+}
+
+#[test]
+fn child_with_a_handler_that_outlives_training() {
+    let Some(dir) = processes::dir() else { return };
+    let signal = signal_of_child();
+    set_disposition(signal, count as *const () as libc::sighandler_t);
+    train_with(&dir, NO_SIGNAL).unwrap();
+    raise(signal);
+    assert_eq!(HANDLED.load(Ordering::Relaxed), 1);
+    set_disposition(signal, libc::SIG_DFL);
+    end_by(signal);
+}
+
+#[test]
+fn child_that_outlives_two_trainings() {
+    let Some(dir) = processes::dir() else { return };
+    let signal = signal_of_child();
+    let (started, starts) = std::sync::mpsc::channel();
+    let (go, goes) = std::sync::mpsc::channel();
+    let (one, other) = (dir.join("one"), dir.join("other"));
+    let second = std::thread::spawn(move || {
+        let wait = Waits(started, goes);
+        let config = TrainConfig::new(Line, line(2)).callback(wait).logdir(one).max_epoch(1);
+        launch_train_with_config(config, SimpleTrainer::new()).map(|_| ())
+    });
+    starts.recv().unwrap();
+    train_with(&other, NO_SIGNAL).unwrap();
+    go.send(()).unwrap();
+    second.join().unwrap().unwrap();
+    end_by(signal);
+}
+
+/// Says that training starts, and waits until it is told to continue.
+struct Waits(std::sync::mpsc::Sender<()>, std::sync::mpsc::Receiver<()>);
+
+impl Callback for Waits {
+    fn before_train(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+        self.0.send(()).map_err(|e| Error::argument(e.to_string()))?;
+        self.1.recv().map_err(|e| Error::argument(e.to_string()))
+    }
+}
+
+#[test]
+fn after_training_signals_do_what_they_did_before() {
+    for child in [
+        "child_that_outlives_training",
+        "child_with_a_handler_that_outlives_training",
+        "child_that_outlives_two_trainings",
+    ] {
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut command = processes::command(&format!("signals::{child}"), dir.path());
+            let output = command.env(SIGNAL, signal.to_string()).output().unwrap();
+            let text = processes::text(&output);
+            assert_eq!(output.status.signal(), Some(signal), "{child}: {text}");
+            assert!(text.contains("all trained") && !text.contains("still alive"), "{child}: {text}");
+        }
+    }
+}
+
+#[test]
+fn child_that_trains_twice() {
+    let Some(dir) = processes::dir() else { return };
+    train_with(&dir.join("before"), NO_SIGNAL).unwrap();
+    let sends = Sends("trigger_step", &[libc::SIGTERM]);
+    panic!("it went on: {:?}", train_with(&dir, sends).map(|t| t.ended));
+}
+
+/// The handlers are installed again.
+#[test]
+fn in_the_second_training_of_a_process() {
+    let child = "signals::child_that_trains_twice";
+    let text = assert_same_end_after(libc::SIGTERM, child, |dir| train_with(dir, NO_SIGNAL));
+    assert!(text.contains("saving") && text.contains("step-0000000001"), "{text}");
+}
+
+#[test]
+fn child_with_a_handler_of_its_own() {
+    let Some(dir) = processes::dir() else { return };
+    extern "C" fn exit(_: i32) {
+        // SAFETY: `_exit` may be called in a signal handler.
+        unsafe { libc::_exit(77) }
+    }
+    set_disposition(libc::SIGTERM, exit as *const () as libc::sighandler_t);
+    panic!("it went on: {:?}", train_with(&dir, Sends("trigger_step", &[libc::SIGTERM])).map(|t| t.ended));
+}
+
+/// The program's own handler gets the signal once the run is saved.
+#[test]
+fn a_handler_of_the_program_runs_after_saving() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = processes::alone("signals::child_with_a_handler_of_its_own", dir.path());
+    let text = processes::text(&output);
+    assert_eq!(output.status.code(), Some(77), "{text}");
+    assert!(text.contains("saved") && text.contains("step-0000000001"), "{text}");
+}
+
+#[test]
+fn child_with_a_slow_command() {
+    let Some(dir) = processes::dir() else { return };
+    std::thread::spawn(|| {
+        std::thread::sleep(Duration::from_secs(6));
+        // SAFETY: `kill` has no requirements; the signal goes to this child process.
+        unsafe { libc::kill(libc::getpid(), libc::SIGTERM) };
+    });
+    let none: [&str; 0] = [];
+    let config = TrainConfig::new(Line, line(4))
+        .callback(ModelSaver::new())
+        .callback(SendStat::new("sleep 30", none))
+        .logdir(dir)
+        .max_epoch(2);
+    panic!("it went on: {:?}", launch_train_with_config(config, SimpleTrainer::new()).map(|t| t.ended));
+}
+
+/// Training says what it waits for, and a signal ends the wait.
+#[test]
+fn while_a_command_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = std::time::Instant::now();
+    let output = processes::alone("signals::child_with_a_slow_command", dir.path());
+    let text = processes::text(&output);
+    assert_eq!(output.status.signal(), Some(libc::SIGTERM), "{text}");
+    assert!(start.elapsed() < Duration::from_secs(25), "it took {:?}", start.elapsed());
+    assert!(text.contains("waiting for `sleep 30"), "{text}");
+    assert!(text.contains("saving") && dir.path().join("checkpoints/latest").exists(), "{text}");
 }

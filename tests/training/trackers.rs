@@ -194,3 +194,30 @@ fn a_process_runs_during_training() {
     let e = launch_train_with_config(missing, SimpleTrainer::new()).err().expect("an error");
     assert!(e.message().contains("cannot start no-such-program"), "{e}");
 }
+
+/// A command that takes too long is killed, with the processes it started, and training goes on.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_command_has_a_deadline() {
+    use std::time::{Duration, Instant};
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("pid");
+    let none: [&str; 0] = [];
+    let send = SendStat::new(format!("sleep 3600 & echo $! > '{}'; wait", file.display()), none);
+    let start = Instant::now();
+    let config = TrainConfig::new(Line, line(2)).no_logdir().max_epoch(1);
+    let config = config.callback(send.deadline(Duration::from_secs(2)));
+    launch_train_with_config(config, SimpleTrainer::new()).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    let pid: i32 = std::fs::read_to_string(&file).unwrap().trim().parse().unwrap();
+    // Gone, or dead and not yet waited for by its new parent.
+    let is_alive = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+        stat.is_ok_and(|stat| !stat.contains(") Z "))
+    };
+    let killed = Instant::now();
+    while is_alive() && killed.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(!is_alive(), "process {pid} is still running");
+}

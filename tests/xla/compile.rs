@@ -92,3 +92,32 @@ fn a_signal_while_xla_compiles_ends_the_process_and_keeps_the_last_checkpoint() 
     assert_eq!((after.global_step, after.tensors.len()), (before.global_step, before.tensors.len()));
     assert!(after.tensors == before.tensors, "the checkpoint has changed");
 }
+
+/// The first step has taken its batch, but has changed nothing: the run is saved as it was before.
+#[test]
+fn a_signal_while_xla_compiles_the_first_step_saves() {
+    if device().is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = child("compile::child_that_compiles");
+    let mut running =
+        command.env(DIR, dir.path()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = Vec::new();
+    for line in BufReader::new(running.stderr.take().unwrap()).lines() {
+        let line = line.unwrap();
+        if line.contains("XLA compiles for ") {
+            // SAFETY: the child is ours, and was not waited for yet.
+            unsafe { libc::kill(running.id() as i32, libc::SIGTERM) };
+        }
+        said.push(line);
+    }
+    let status = running.wait().unwrap();
+    let said = said.join("\n");
+    assert_eq!(status.signal(), Some(libc::SIGTERM), "{said}");
+    assert!(said.contains("saving") && !said.contains("XLA compiled for "), "{said}");
+    let saved = latest(dir.path());
+    assert_eq!((saved.global_step, &saved.state["position"]["steps"]), (0, &0.into()));
+    let input = saved.state["input"].to_string();
+    assert!(!input.contains(|c: char| ('1'..='9').contains(&c)), "{input} is not the start");
+}

@@ -66,6 +66,11 @@ pub(super) struct Overdue {
     pub(super) towers: Vec<(usize, usize)>,
 }
 
+/// Returns the towers that have not finished, with their current steps.
+fn running(round: &Round, steps: Vec<usize>) -> Vec<(usize, usize)> {
+    steps.into_iter().enumerate().filter(|&(tower, _)| round.left.get(tower) == Some(&false)).collect()
+}
+
 impl Communicator {
     /// Creates a communicator for `towers` towers, whose waits take at most `deadline`. Towers spin
     /// while they wait if `spin` is set, which pays only if every thread has a core.
@@ -138,12 +143,35 @@ impl Communicator {
         round.cause.take().map_or(Ok(()), Err)
     }
 
+    /// Returns the current step of each tower.
+    pub(super) fn steps(&self) -> Vec<usize> {
+        self.steps.iter().map(|step| step.load(Ordering::Relaxed)).collect()
+    }
+
+    /// Returns the towers that have not finished, with their current steps.
+    pub(super) fn running(&self) -> Vec<(usize, usize)> {
+        running(&self.round(), self.steps())
+    }
+
+    /// Returns the towers that have not finished, if the deadline has passed `since` the last
+    /// progress of any of them.
+    pub(super) fn stuck(&self, since: Instant) -> Option<Overdue> {
+        // If one tower waits for another, its error comes first: it says what it waits for.
+        if since.elapsed() <= self.deadline.saturating_add(3 * GRACE) {
+            return None;
+        }
+        let towers = self.running();
+        let names = towers.iter().map(|(t, _)| t.to_string()).collect::<Vec<_>>().join(" and ");
+        let why = format!("tower {names} made no progress for {:.0} s", self.deadline.as_secs_f64());
+        let error = Error::new(ErrorKind::Deadline, why);
+        (!towers.is_empty()).then_some(Overdue { error, towers })
+    }
+
     /// Returns the towers that should have finished by now, if there are any.
     pub(super) fn overdue(&self) -> Option<Overdue> {
         let round = self.round();
         round.until.filter(|until| Instant::now() > *until)?;
-        let away = (0..self.parts.len()).filter(|&t| !round.left[t]);
-        let towers: Vec<_> = away.map(|t| (t, self.steps[t].load(Ordering::Relaxed))).collect();
+        let towers = running(&round, self.steps());
         let names = towers.iter().map(|(t, _)| t.to_string()).collect::<Vec<_>>().join(" and ");
         let late = || {
             let waited = self.deadline.as_secs_f64();

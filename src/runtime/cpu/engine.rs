@@ -5,12 +5,13 @@
 //! update them.
 
 use super::all_reduce::Communicator;
+use super::compiled_kernel::CompiledKernel;
 use super::compiled_kernel::Participant;
 use super::pipeline::{self, Compilation, Mode, PassCx};
 use super::plan::Plan;
 use super::shared_variables::SharedVariables;
 use super::tower_run::{Phase, TowerCx, TowerMemory, TowerRun};
-use super::tower_thread::{MultiTowerProgram, TowerThread};
+use super::tower_thread::{TowerThread, WatchedProgram};
 use super::variables::Variables;
 use crate::graph::VariableInfo;
 use crate::kir::{Kernel, KernelNode, Origin, Program};
@@ -57,7 +58,7 @@ pub(in crate::runtime) fn compile(options: &CpuOptions, lowered: Lowered) -> Res
 struct Engine {
     options: CpuOptions,
     variables: SharedVariables,
-    /// The thread that runs programs of several towers, once there are any.
+    /// The thread that runs programs that must be watched, once there are any.
     tower_thread: Option<Arc<TowerThread>>,
     shared: Arc<Mutex<Shared>>,
     fork: Option<Fork>,
@@ -107,10 +108,16 @@ impl Engine {
     fn executable(&mut self, lowered: Lowered) -> Result<Box<dyn Executable>> {
         let mode = if self.fork.is_some() { Mode::Apart } else { Mode::Fast };
         let program = self.plan(lowered, mode)?;
-        Ok(match program.towers.len() {
-            1 => Box::new(program),
-            _ => Box::new(self.multi_tower(program)?),
+        Ok(match self.must_be_watched(&program) {
+            true => Box::new(self.watched(program)?),
+            false => Box::new(program),
         })
+    }
+
+    /// Returns whether a program could keep its caller waiting forever: towers may wait for each
+    /// other, and a custom kernel may not return. Forks are watched by their owner.
+    fn must_be_watched(&self, program: &CpuProgram) -> bool {
+        program.towers.len() > 1 || (self.fork.is_none() && program.has_custom_kernels())
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, Shared>> {
@@ -240,15 +247,15 @@ impl Engine {
         })
     }
 
-    /// Returns a program of several towers, with the thread that runs it.
-    fn multi_tower(&mut self, program: CpuProgram) -> Result<MultiTowerProgram> {
+    /// Returns a program with the thread that runs it while the caller watches.
+    fn watched(&mut self, program: CpuProgram) -> Result<WatchedProgram> {
         let tower_thread = match &self.tower_thread {
             Some(tower_thread) => tower_thread.clone(),
             None => self.tower_thread.insert(TowerThread::new()?).clone(),
         };
         let communicator =
             teams_and_memories(&mut *self.lock()?, program.towers.len())?.0.communicator.clone();
-        Ok(MultiTowerProgram::new(program, communicator, tower_thread))
+        Ok(WatchedProgram::new(program, communicator, tower_thread))
     }
 }
 
@@ -310,9 +317,9 @@ impl Executor for Engine {
         let lowered = source.lower()?;
         let diagnosis = lowered.diagnosis().clone();
         let program = self.plan(lowered, Mode::Inspect)?;
-        match program.towers.len() {
-            1 => program.find_bad(run, feeds, &diagnosis),
-            _ => self.multi_tower(program)?.find_bad(run, feeds, diagnosis),
+        match self.must_be_watched(&program) {
+            true => self.watched(program)?.find_bad(run, feeds, diagnosis),
+            false => program.find_bad(run, feeds, &diagnosis),
         }
     }
 
@@ -427,6 +434,12 @@ impl CpuProgram {
             at.set(None);
         }
         outcome
+    }
+
+    /// Returns whether kernels of the user run in this program.
+    fn has_custom_kernels(&self) -> bool {
+        let is_custom = |kernel: &CompiledKernel| matches!(kernel, CompiledKernel::Custom { .. });
+        self.towers.iter().any(|tower| own(tower).plan.steps.iter().any(|step| is_custom(&step.kernel)))
     }
 
     /// Returns the origin of each step of each tower.

@@ -1,7 +1,8 @@
-//! Runs programs of several towers on a separate thread.
+//! Runs programs on a separate thread: those of several towers, and those with custom kernels.
 //!
-//! The caller does not take part in a run: it waits, and learns when a tower is overdue. So it gets
-//! an error even if a tower never finishes. The thread waits for all towers, forever if necessary,
+//! The caller does not take part in a run: it waits, and learns when a tower is overdue, or when no
+//! tower makes progress. So it gets an error even if a tower never finishes. The thread waits for
+//! all towers, forever if necessary,
 //! and owns everything that they use, so the memory of a tower that hangs stays valid.
 
 use super::all_reduce::{Communicator, Overdue};
@@ -13,15 +14,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
 /// Interval between checks for overdue towers.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// The time without progress after which the caller logs where the towers are.
+const LOG_AFTER: Duration = Duration::from_secs(5);
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The thread that runs several towers for the caller.
+/// The thread that runs towers for the caller.
 #[derive(Debug)]
 pub(super) struct TowerThread {
     jobs: Sender<Job>,
@@ -42,10 +45,12 @@ impl TowerThread {
     }
 
     /// Runs `job`, whose towers synchronize through `communicator`. Returns an error if towers are
-    /// overdue.
+    /// overdue or make no progress. Calls `log_wait` with the step of each tower when that takes
+    /// long.
     fn run_job<R: Send + 'static>(
         &self,
         communicator: &Communicator,
+        log_wait: impl Fn(Vec<(usize, usize)>),
         job: impl FnOnce() -> R + Send + 'static,
     ) -> std::result::Result<R, Overdue> {
         let (answer, answered) = sync_channel(1);
@@ -58,13 +63,20 @@ impl TowerThread {
             let _ = answer.send(catch_unwind(AssertUnwindSafe(job)));
         };
         self.jobs.send(Box::new(job)).map_err(|_| gone())?;
+        let (mut steps, mut since, mut logged) = (communicator.steps(), Instant::now(), false);
         loop {
             match answered.recv_timeout(POLL_INTERVAL) {
                 Ok(done) => return Ok(done.unwrap_or_else(|panic| resume_unwind(panic))),
                 Err(RecvTimeoutError::Disconnected) => return Err(gone()),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            if let Some(overdue) = communicator.overdue() {
+            let now = communicator.steps();
+            if now != steps {
+                (steps, since, logged) = (now, Instant::now(), false);
+            } else if since.elapsed() >= LOG_AFTER && !std::mem::replace(&mut logged, true) {
+                log_wait(communicator.running());
+            }
+            if let Some(overdue) = communicator.overdue().or_else(|| communicator.stuck(since)) {
                 self.lost.store(true, Ordering::Relaxed);
                 return Err(overdue);
             }
@@ -72,8 +84,8 @@ impl TowerThread {
     }
 }
 
-/// A program of several towers, run by a tower_thread.
-pub(super) struct MultiTowerProgram {
+/// A program that a [`TowerThread`] runs.
+pub(super) struct WatchedProgram {
     program: Arc<CpuProgram>,
     communicator: Arc<Communicator>,
     tower_thread: Arc<TowerThread>,
@@ -81,13 +93,13 @@ pub(super) struct MultiTowerProgram {
     steps: Vec<Vec<Arc<Origin>>>,
 }
 
-impl MultiTowerProgram {
+impl WatchedProgram {
     pub(super) fn new(
         program: CpuProgram,
         communicator: Arc<Communicator>,
         tower_thread: Arc<TowerThread>,
-    ) -> MultiTowerProgram {
-        MultiTowerProgram { steps: program.origins(), program: Arc::new(program), communicator, tower_thread }
+    ) -> WatchedProgram {
+        WatchedProgram { steps: program.origins(), program: Arc::new(program), communicator, tower_thread }
     }
 
     /// Runs `job` on the tower thread with the program and copies of the feeds.
@@ -101,8 +113,17 @@ impl MultiTowerProgram {
         let feeds: Vec<HostTensor> = feeds.iter().map(|&feed| feed.clone()).collect();
         let job = move || job(&program, &feeds.iter().collect::<Vec<_>>());
         self.tower_thread
-            .run_job(&self.communicator, job)
+            .run_job(&self.communicator, |towers| self.log_wait(towers), job)
             .unwrap_or_else(|overdue| Err(self.explain(overdue)))
+    }
+
+    fn log_wait(&self, towers: Vec<(usize, usize)>) {
+        for (tower, step) in towers {
+            if let Some(at) = self.steps[tower].get(step) {
+                let seconds = LOG_AFTER.as_secs();
+                log::warn!("tower {tower} is in {}, made at {}, for {seconds} s so far", at.name, at.site);
+            }
+        }
     }
 
     fn explain(&self, Overdue { error, towers }: Overdue) -> Error {
@@ -125,7 +146,7 @@ impl MultiTowerProgram {
     }
 }
 
-impl Executable for MultiTowerProgram {
+impl Executable for WatchedProgram {
     fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
         let (run, mut made) = (*run, std::mem::take(outputs));
         let (made, outcome) = self.run_job(feeds, move |program, feeds| {
