@@ -14,7 +14,6 @@ mod module_order;
 mod monitors;
 mod numerics;
 mod optimizers;
-mod promises;
 mod random;
 mod session_init;
 mod towers;

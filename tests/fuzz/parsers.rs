@@ -55,7 +55,9 @@ macro_rules! data_file {
     ($name:literal, $parser:ident, $folder:literal: $($file:literal),+) => {
         Parser {
             name: $name,
-            max_memory: 6 << 20,
+            // A file may decompress to 1 MiB (`targets.rs`), which is held several times while it grows
+            // and is converted.
+            max_memory: 8 << 20,
             make_seeds: || vec![$(include_bytes!(concat!(
                 "../../crates/tensorpack-dataflow/fuzz/corpus/", $folder, "/", $file
             )).to_vec()),+],

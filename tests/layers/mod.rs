@@ -5,5 +5,4 @@ mod bad_input;
 mod batch_norm;
 mod bf16;
 mod golden;
-mod logged;
 mod models;

@@ -25,8 +25,8 @@ fn an_input_declared_so_takes_infinities_but_no_nan() {
             assert!(e.to_string().contains(name), "{e}");
         };
         if device == tensorpack::runtime::Device::Cpu(0) {
-            refused(run(&[1.0, f64::INFINITY, 9.0], &[0.0; 3]), "fed to x");
-            refused(run(&[1.0; 3], &[0.0, f64::NAN, 0.0]), "fed to mask");
+            refused(run(&[1.0, f64::INFINITY, 9.0], &[0.0; 3]), "feed of x");
+            refused(run(&[1.0; 3], &[0.0, f64::NAN, 0.0]), "feed of mask");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The default callbacks and monitors of `train_with_defaults`: which they are, and that each works.
 
-use super::line::{Line, batch, batches};
+use crate::line::{Line, batch, batches};
 use std::path::Path;
 use std::process::Command;
 use tensorpack::graph::UPDATE_OPS;

@@ -1,6 +1,6 @@
 //! Every optimizer, through every trainer, lowers the cost of a convex problem.
 
-use super::line::{Line, MakeOptimizer, batches};
+use crate::line::{Line, MakeOptimizer, batches};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,7 +1,7 @@
 //! Nothing can be added to a frozen graph, and frozen variables are not updated.
 
-use super::every_optimizer::OPTIMIZERS;
-use super::line::{Line, batch, batches};
+use crate::every_optimizer::OPTIMIZERS;
+use crate::line::{Line, batch, batches};
 use std::panic::Location;
 use tensorpack::ErrorKind;
 use tensorpack::callback::{GraphCx, TrainCx};

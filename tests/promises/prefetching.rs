@@ -1,6 +1,6 @@
 //! A queue reads ahead: batches arrive while a step is held.
 
-use super::line::{Line, batches};
+use crate::line::{Line, batches};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use tensorpack::callback::RunCx;
