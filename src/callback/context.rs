@@ -170,7 +170,9 @@ impl TrainCx<'_> {
         self.state.resumed
     }
 
-    /// Requests a checkpoint. It is written when all callbacks and monitors of this moment are done.
+    /// Requests a checkpoint. It is written after the current step or epoch boundary, when all
+    /// callbacks and monitors are done. A request in `before_train` or `before_epoch` is written after
+    /// the next step; one in `after_train` has no effect.
     pub fn request_save(&mut self) {
         self.state.save_request.get_or_insert_default();
     }

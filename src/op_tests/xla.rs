@@ -22,7 +22,7 @@ const F64_TOLERANCE: f64 = 1e-12;
 /// A few units in the last place of bf16, which has 8 bits. Both engines round after every
 /// operation, but they add in different orders, and rounding the other way differs by 2^-8.
 const BF16_TOLERANCE: f64 = 0.02;
-/// Where terms cancel, as in gradients of normalisation layers, one rounding is far more than 2^-8
+/// Where terms cancel, as in gradients of normalization layers, one rounding is far more than 2^-8
 /// of the result. There the error of each engine with respect to f64 may be this many times
 /// [`rounding_error`].
 const BF16_ERRORS: f64 = 2.0;

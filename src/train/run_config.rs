@@ -139,8 +139,9 @@ macro_rules! run_settings {
                 self
             }
 
-            /// Sets the number of steps per epoch. Defaults to one pass over the data. It
-            /// determines when callbacks run, not the order of data.
+            /// Sets the number of steps per epoch. Defaults to the number of batches in a pass over
+            /// the data; with k towers a step consumes k of them. It determines when callbacks run,
+            /// not the order of data.
             #[must_use]
             pub fn steps_per_epoch(mut self, steps: u64) -> $config {
                 self $(.$run)? .steps_per_epoch = Some(steps);

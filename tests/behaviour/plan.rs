@@ -43,7 +43,7 @@ fn two_layers_with_adam() {
 }
 
 #[test]
-fn convolution_normalisation_relu_with_sgd() {
+fn convolution_normalization_relu_with_sgd() {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let x = g.placeholder(&TensorSpec::f32("x", [None, Some(8), Some(8), Some(4)]));
@@ -55,7 +55,7 @@ fn convolution_normalisation_relu_with_sgd() {
     let train = g.group(&updates.iter().chain([&train]).collect::<Vec<_>>());
     let x = HostTensor::zeros(DType::F32, [2, 8, 8, 4]).unwrap();
     let text = plan(g, &[&cost, &train], &[("x", &x)]);
-    assert_plan(&text, include_str!("../plans/convolution_normalisation_relu_with_sgd.txt"));
+    assert_plan(&text, include_str!("../plans/convolution_normalization_relu_with_sgd.txt"));
 }
 
 #[test]

@@ -50,7 +50,7 @@ fn it_is_selected_by_name() {
     assert!(format!("{session:?}").contains("reference"));
 }
 
-/// Convolution, normalisation with running statistics, pooling, dropout, an average of the weights.
+/// Convolution, normalization with running statistics, pooling, dropout, an average of the weights.
 #[test]
 fn five_steps_of_training_are_those_of_the_cpu_engine() {
     let run = |device| {
@@ -58,7 +58,7 @@ fn five_steps_of_training_are_those_of_the_cpu_engine() {
         let t = TowerContext::training(&graph);
         let x = graph.placeholder(&TensorSpec::new("x", DType::F64, [None, Some(6), Some(6), Some(2)]));
         let label = graph.placeholder(&TensorSpec::i32("label", [None]));
-        // A bias before a normalisation has a gradient of rounding errors only, which Adam would
+        // A bias before a normalization has a gradient of rounding errors only, which Adam would
         // amplify.
         let h = Conv2d::new(4, 3).no_bias().apply(&t, "conv", &x);
         let h = BatchNorm::new().apply(&t, "bn", &h).relu().max_pool(2).flatten(1).dropout(0.3);
@@ -80,7 +80,7 @@ fn five_steps_of_training_are_those_of_the_cpu_engine() {
     for (k, (cost, right)) in costs.iter().zip(&right_costs).enumerate() {
         assert_close(&format!("cost {k}"), cost, right, 1e-11);
     }
-    assert!(right.len() > 12, "Adam, batch normalisation and Ema have variables of their own");
+    assert!(right.len() > 12, "Adam, batch normalization and Ema have variables of their own");
     for ((name, found), (_, right)) in found.iter().zip(&right) {
         assert_close(name, found, right, 1e-11);
     }

@@ -83,7 +83,7 @@ fn targets_of_other_rows_are_refused() {
 }
 
 #[test]
-fn batch_normalisation_of_one_value_is_refused_in_training() {
+fn batch_normalization_of_one_value_is_refused_in_training() {
     let graph = Graph::new();
     let x = graph.placeholder(&TensorSpec::f32("x", [Some(1), Some(3)]));
     BatchNorm::new().apply(&TowerContext::training(&graph), "bn", &x);

@@ -98,7 +98,7 @@ pub(crate) fn expect(program: &Program) -> std::result::Result<Expected, Unfit> 
         // Operands have a magnitude of about 1, and terms may cancel.
         let floor = ULPS * ulp * if f.name.starts_with("the value") { scale.max(CANCELLED) } else { scale };
         let share = narrow.max(wide / WIDE);
-        // Results that are only noise, such as the gradient of a bias before a normalisation, do
+        // Results that are only noise, such as the gradient of a bias before a normalization, do
         // not grow in proportion.
         let noise = narrow > 0.01 * scale;
         let bent = !noise && wide > KINK * WIDE * narrow.max(4.0 * ulp * scale) || share.is_nan();

@@ -108,7 +108,7 @@ fn summed(d: &mut Draw) -> Option<Draft> {
     scaled(&[x], vec![Value::Ints(axes)], scale)
 }
 
-/// Axes with at least two elements to normalise.
+/// Axes with at least two elements to normalize.
 fn spread(d: &mut Draw) -> Option<Draft> {
     let (x, axes, _) = reduced(d, 3)?;
     scaled(&[x], vec![Value::Ints(axes)], 1.5)
@@ -740,7 +740,7 @@ fn init(d: &mut Draw) -> Value {
     }
 }
 
-/// A tensor for a normalisation layer, with at least `low` elements for each that is kept.
+/// A tensor for a normalization layer, with at least `low` elements for each that is kept.
 fn normed(d: &mut Draw, rank: usize) -> Option<Draft> {
     let o = d.of(&[Layout::Nhwc, Layout::Nchw]);
     let channels = |i: &Info| if o == Layout::Nchw && i.rank() > 2 { 1 } else { i.rank() - 1 };

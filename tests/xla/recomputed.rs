@@ -21,7 +21,7 @@ fn normal(t: &TowerContext, name: &str, sizes: &[usize], dtype: DType) -> Tensor
     t.variable(spec).value().clone()
 }
 
-/// `[2, 15, 13, 1]` from the batch, normalised and then multiplied by one weight per output: a
+/// `[2, 15, 13, 1]` from the batch, normalized and then multiplied by one weight per output: a
 /// product that compilers fuse into whatever reads it.
 fn fused_product(t: &TowerContext, x: &Tensor) -> Tensor {
     let y = InstanceNorm::new().no_scale().apply(t, "in", &x.slice_axis(3, 0, Some(1)));

@@ -14,7 +14,7 @@ use tensorpack::train::QueueInputTrainer;
 
 const STEPS: u64 = 4;
 
-/// Convolutions, pooling, batch normalisation and dropout: operations that GPUs may compute in a
+/// Convolutions, pooling, batch normalization and dropout: operations that GPUs may compute in a
 /// different order each time, and random numbers that must continue after a resume.
 struct Net;
 

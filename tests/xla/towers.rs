@@ -15,7 +15,7 @@ const TOTAL: usize = 24;
 /// Set in the child process of a test.
 const CHILD: &str = "TENSORPACK_TEST_CHILD";
 
-/// A net with dropout and synchronised batch normalisation.
+/// A net with dropout and synchronized batch normalization.
 struct Net {
     /// Whether all towers use a variable that the first one updates from its cost.
     follow_the_first: bool,
