@@ -20,7 +20,7 @@ use tensorpack::tensor::CounterRng;
 /// The line of the library that syncs.
 pub(crate) type Site = (&'static str, u32);
 
-/// What a crash leaves of changes that were not synced.
+/// Which unsynced changes survive a crash.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Leaves {
     /// All of them.
@@ -353,7 +353,7 @@ mod tests {
     const PARTS: &Parts<'static> = &[Cow::Borrowed(b"ab"), Cow::Borrowed(b"cd")];
 
     #[test]
-    fn what_is_not_synced_is_lost() {
+    fn unsynced_writes_are_lost() {
         let (dir, file) = (Path::new("/d"), Path::new("/d/f"));
         let disk = CrashDisk::new(dir);
         let after = |sync: bool, leaves: Leaves| {

@@ -3,7 +3,7 @@
 
 use crate::crash_disk::{CrashDisk, Leaves, Site};
 use crate::failing_disk::{FailingDisk, Fault, Medium};
-use crate::{assert_is, cases, checkpoint};
+use crate::{assert_step, cases, checkpoint};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::fs;
@@ -63,7 +63,7 @@ impl<M: Medium> Machine<M> {
     }
 }
 
-/// What a crash may leave, for tests that try every crash.
+/// All outcomes of a crash, for tests that try every crash.
 const LEAVES: [Leaves; 8] = [
     Leaves::Nothing,
     Leaves::Everything,
@@ -100,14 +100,14 @@ fn a_failing_disk_ends_in_an_error<M: Medium>(
         let mut store = machine.open();
         let (_, found) = store.latest().unwrap().unwrap();
         assert!(found.global_step == 30 || (!all_done && found.global_step == 20), "{at}");
-        assert_is(&found, found.global_step);
+        assert_step(&found, found.global_step);
         let names = machine.names();
         assert!(names.iter().all(|name| !name.starts_with('.')), "{at}: {names:?}");
         let list = store.list().unwrap();
         let tagged: Vec<u64> = list.iter().filter(|s| s.tags == ["best"]).map(|s| s.global_step).collect();
         assert!(tagged == [10] || tagged == [30], "{at}: {tagged:?}");
         store.save(&checkpoint(40), &[]).unwrap();
-        assert_is(&store.latest().unwrap().unwrap().1, 40);
+        assert_step(&store.latest().unwrap().unwrap().1, 40);
         if all_done {
             assert!(n > 25, "only {n} operations were tried");
             return;
@@ -116,7 +116,7 @@ fn a_failing_disk_ends_in_an_error<M: Medium>(
 }
 
 #[test]
-fn a_failing_disk_ends_in_an_error_and_the_old_checkpoint_stands() {
+fn a_failing_disk_is_an_error_and_keeps_the_old_checkpoint() {
     for fault in [Fault::Full, Fault::Denied, Fault::ReadsHalf, Fault::Late, Fault::Crash] {
         a_failing_disk_ends_in_an_error(Machine::real, fault, Leaves::Everything);
         for leaves in if fault == Fault::Crash { &LEAVES[..] } else { &LEAVES[..1] } {
@@ -138,7 +138,7 @@ fn a_read_error_is_not_taken_for_damage() {
             let (store, done) = machine.open_failing(n, fault);
             let found = store.and_then(|store| store.latest());
             match found {
-                Ok(Some((_, found))) => assert_is(&found, 20),
+                Ok(Some((_, found))) => assert_step(&found, 20),
                 Ok(None) => panic!("{fault:?} at {n}: nothing was found"),
                 Err(e) => {
                     assert_eq!(e.kind(), tensorpack::ErrorKind::Io, "{fault:?} at {n}: {e}");
@@ -159,7 +159,7 @@ fn a_crash_in_the_first_save<M: Medium>(machine: impl Fn() -> Machine<M>, leaves
         let saved = store.and_then(|mut s| s.save(&checkpoint(1), &[]));
         machine.disk.restart(leaves);
         if let Some((_, found)) = machine.open().latest().unwrap() {
-            assert_is(&found, 1);
+            assert_step(&found, 1);
         } else {
             assert!(saved.is_err(), "{leaves:?}: the checkpoint was lost");
         }
@@ -209,7 +209,7 @@ fn any_number_of_crashes<M: Medium>(machine: &Machine<M>, rounds: Vec<Round>) ->
         let found_step = found.as_ref().map(|(_, c)| c.global_step);
         prop_assert!(found_step == last || found_step == trying, "{found_step:?}, {last:?} or {trying:?}");
         if let Some((_, c)) = found {
-            assert_is(&c, c.global_step);
+            assert_step(&c, c.global_step);
         }
         last = found_step;
         let tagged = store.list().unwrap().into_iter().find(|s| s.tags == ["best"]).map(|s| s.global_step);

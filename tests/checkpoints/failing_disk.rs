@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tensorpack::io::{DirEntry, Disk, OpenFile, Parts, RealDisk};
 
-/// What goes wrong at the n-th operation.
+/// The fault at the n-th operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Fault {
     /// The device is full: half of a file is written.
@@ -17,7 +17,7 @@ pub(crate) enum Fault {
     Denied,
     /// A file can be opened, but only its first half can be read. Other operations are refused.
     ReadsHalf,
-    /// The operation has its effect, and reports an error all the same.
+    /// The operation takes effect but reports an error.
     Late,
     /// The machine stops: half of a file is written, and nothing after it happens.
     Crash,

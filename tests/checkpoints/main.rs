@@ -1,5 +1,5 @@
-//! Checkpoints on failing disks, after crashes, and with damaged files: a saved checkpoint is never
-//! lost.
+//! Checkpoints on disks that fail or stop, and damaged checkpoint files: a saved checkpoint is
+//! never lost.
 
 mod crash_disk;
 mod crashes;
@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use tensorpack::io::{Checkpoint, CheckpointStore, DirEntry, Disk, Keep, OpenFile, Parts, RealDisk, RunLock};
 use tensorpack::{DType, HostTensor};
 
-/// A checkpoint with its number in every part.
+/// Returns a checkpoint whose tensors and state all depend on `step`.
 fn checkpoint(step: u64) -> Checkpoint {
     let values = |n: usize| (0..n).map(|i| (step as usize * 31 + i) as f64).collect::<Vec<_>>();
     Checkpoint {
@@ -31,13 +31,13 @@ fn checkpoint(step: u64) -> Checkpoint {
     }
 }
 
-fn in_any_order(mut c: Checkpoint) -> Checkpoint {
+fn sorted_by_name(mut c: Checkpoint) -> Checkpoint {
     c.tensors.sort_by(|a, b| a.0.cmp(&b.0));
     c
 }
 
-fn assert_is(found: &Checkpoint, step: u64) {
-    assert_eq!(in_any_order(found.clone()), in_any_order(checkpoint(step)));
+fn assert_step(found: &Checkpoint, step: u64) {
+    assert_eq!(sorted_by_name(found.clone()), sorted_by_name(checkpoint(step)));
 }
 
 fn open(dir: &TempDir) -> CheckpointStore {
@@ -54,7 +54,7 @@ fn names(dir: &TempDir) -> Vec<String> {
 }
 
 #[test]
-fn what_was_saved_comes_back() {
+fn latest_returns_the_last_saved_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = open(&dir);
     assert!(store.latest().unwrap().is_none());
@@ -63,9 +63,9 @@ fn what_was_saved_comes_back() {
         assert_eq!(path, dir.path().join(format!("checkpoints/step-00000000{step}")));
         let (latest, found) = store.latest().unwrap().unwrap();
         assert_eq!(latest, path);
-        assert_is(&found, step);
+        assert_step(&found, step);
     }
-    // A step that is committed again gets a folder of its own, and is the newest.
+    // Saving the same step again creates another folder, which is then the latest.
     let mut again = checkpoint(20);
     again.state = json!({"boundary": "done"});
     store.save(&again, &[]).unwrap();
@@ -77,21 +77,21 @@ fn what_was_saved_comes_back() {
 }
 
 #[test]
-fn other_frameworks_can_read_the_tensors() {
+fn tensors_are_a_safetensors_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = open(&dir).save(&checkpoint(3), &[]).unwrap();
     let tensors = tensorpack::io::safetensors::read(path.join("tensors.safetensors")).unwrap();
     assert!(tensors.contains(&checkpoint(3).tensors[0]));
 }
 
-/// The same random cases in every run; `TENSORPACK_TEST_CASES` sets their number.
+/// `TENSORPACK_TEST_CASES` sets the number of cases, which are the same in every run.
 fn cases() -> ProptestConfig {
     let cases = tensorpack_testing::test_cases(24);
     let rng_seed = proptest::test_runner::RngSeed::Fixed(0);
     ProptestConfig { cases, rng_seed, failure_persistence: None, ..ProptestConfig::default() }
 }
 
-/// All that the log said, by whichever test.
+/// The log records of all tests.
 struct Log(Mutex<Vec<String>>);
 static LOG: Log = Log(Mutex::new(Vec::new()));
 
@@ -144,38 +144,38 @@ fn corrupted_checkpoints_are_skipped_with_a_warning() {
         let (_, found) = store.latest().unwrap().unwrap();
         // The manifest's last byte is a newline, which is optional.
         let expected = if file == "manifest.json" && what.is_empty() { 20 } else { 10 };
-        assert_is(&found, expected);
+        assert_step(&found, expected);
         assert!(expected == 20 || (warned_of(&dir, file) && warned_of(&dir, what)), "{file}: {what}");
     }
 }
 
 #[test]
-fn a_pointer_that_names_nothing_is_no_loss() {
+fn an_invalid_latest_file_is_ignored() {
     for text in ["step-0000000099\n", "../../etc\n", ""] {
         let dir = tempfile::tempdir().unwrap();
         let mut store = open(&dir);
         store.save(&checkpoint(10), &[]).unwrap();
         fs::write(dir.path().join("checkpoints/latest"), text).unwrap();
-        assert_is(&store.latest().unwrap().unwrap().1, 10);
+        assert_step(&store.latest().unwrap().unwrap().1, 10);
     }
 }
 
 #[test]
-fn going_back_is_naming_an_older_one_the_latest() {
+fn latest_can_be_set_to_an_older_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = open(&dir).keep(Keep::last(2));
     for step in [10, 20, 30] {
         store.save(&checkpoint(step), &[]).unwrap();
     }
     fs::write(dir.path().join("checkpoints/latest"), "step-0000000020\n").unwrap();
-    assert_is(&store.latest().unwrap().unwrap().1, 20);
+    assert_step(&store.latest().unwrap().unwrap().1, 20);
     store.save(&checkpoint(25), &[]).unwrap();
-    assert_is(&store.latest().unwrap().unwrap().1, 25);
+    assert_step(&store.latest().unwrap().unwrap().1, 25);
     assert_eq!(names(&dir), ["latest", "step-0000000025", "step-0000000030"]);
 }
 
 #[test]
-fn only_corrupted_checkpoints_are_an_error() {
+fn an_error_if_all_checkpoints_are_corrupted() {
     let dir = tempfile::tempdir().unwrap();
     let path = open(&dir).save(&checkpoint(10), &[]).unwrap();
     fs::remove_file(path.join("state.json")).unwrap();
@@ -186,7 +186,7 @@ fn only_corrupted_checkpoints_are_an_error() {
 }
 
 #[test]
-fn old_ones_go_and_tagged_ones_stay() {
+fn old_checkpoints_are_removed_unless_tagged() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = open(&dir).keep(Keep::last(2));
     for step in 1..=6 {
@@ -205,9 +205,9 @@ fn old_ones_go_and_tagged_ones_stay() {
 }
 
 #[test]
-fn too_little_room_is_said_before_anything_is_written() {
-    struct Small;
-    impl Disk for Small {
+fn a_full_disk_is_an_error_before_anything_is_written() {
+    struct FullDisk;
+    impl Disk for FullDisk {
         fn create_dir(&mut self, path: &Path) -> io::Result<()> {
             RealDisk.create_dir(path)
         }
@@ -238,14 +238,14 @@ fn too_little_room_is_said_before_anything_is_written() {
     }
     let dir = tempfile::tempdir().unwrap();
     let lock = RunLock::acquire(dir.path()).unwrap();
-    let mut store = CheckpointStore::open_on(Box::new(Small), &lock).unwrap();
+    let mut store = CheckpointStore::open_on(Box::new(FullDisk), &lock).unwrap();
     let e = store.save(&checkpoint(1), &[]).unwrap_err();
     let numbers: Vec<u64> = e.message().split(' ').filter_map(|w| w.parse().ok()).collect();
     assert_eq!(numbers[0] - 1000, numbers[1], "{e}");
 }
 
 #[test]
-fn the_lock_dies_with_its_process() {
+fn the_lock_is_released_when_its_process_is_killed() {
     // The test runs itself as another process, which takes the lock and is killed.
     const DIR: &str = "TENSORPACK_TEST_LOCK_DIR";
     if let Some(dir) = std::env::var_os(DIR) {
@@ -255,7 +255,7 @@ fn the_lock_dies_with_its_process() {
     }
     let dir = tempfile::tempdir().unwrap();
     let mut other = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "the_lock_dies_with_its_process"])
+        .args(["--exact", "the_lock_is_released_when_its_process_is_killed"])
         .env(DIR, dir.path())
         .stdout(std::process::Stdio::null())
         .spawn()
@@ -273,7 +273,7 @@ fn the_lock_dies_with_its_process() {
     RunLock::acquire(dir.path()).unwrap();
 }
 
-/// Replaces a file by a link to itself: it exists, but reading it is an error.
+/// Replaces a file with a symbolic link to itself: it exists, but reading it fails.
 fn make_unreadable(file: &Path) {
     fs::remove_file(file).unwrap();
     std::os::unix::fs::symlink(file, file).unwrap();
@@ -308,7 +308,7 @@ fn an_unreadable_checkpoint_is_an_error_and_no_older_one_is_resumed() {
     }
 }
 
-/// A newer program wrote the newest checkpoint; this one must not go back to an older one.
+/// A newer version wrote the latest checkpoint; this version must not resume from an older one.
 #[test]
 fn a_checkpoint_of_a_newer_format_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
@@ -320,7 +320,7 @@ fn a_checkpoint_of_a_newer_format_is_an_error() {
     assert_eq!(e.kind(), tensorpack::ErrorKind::Unsupported, "{e}");
 }
 
-/// A save may fail after its folder has the final name. The next one is newer all the same.
+/// A save may fail after its folder got the final name. The next save still gets a higher number.
 #[test]
 fn every_commit_has_its_own_number() {
     for n in 0..40 {
@@ -336,7 +336,7 @@ fn every_commit_has_its_own_number() {
         let found = store.list().unwrap();
         let numbers: Vec<(u64, u64)> = found.iter().map(|s| (s.sequence, s.global_step)).collect();
         assert!(numbers.windows(2).all(|w| w[0].0 < w[1].0), "operation {n} failed: {numbers:?}");
-        assert_is(&store.latest().unwrap().unwrap().1, 10);
+        assert_step(&store.latest().unwrap().unwrap().1, 10);
     }
 }
 

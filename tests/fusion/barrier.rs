@@ -1,6 +1,6 @@
-//! An operation that nothing is fused across, and graphs with it and without.
+//! An operation that prevents fusion, and comparisons of graphs with and without it.
 
-use super::growing::Choices;
+use super::graph_builder::Choices;
 use std::sync::Arc;
 use tensorpack::graph::{Fetch, GradCx, Graph, OpDef, Spec, Tensor, TensorSpec};
 use tensorpack::kir::{CustomKernel, LowerCx, View};
@@ -9,9 +9,8 @@ use tensorpack::runtime::{IntoFetch, Session, SessionOptions};
 use tensorpack::tensor::CounterRng;
 use tensorpack::{DType, HostTensor, Result};
 
-/// The identity as a kernel of its own. Fetching a result does not keep it from being computed once
-/// more inside its reader; this does, for its input and for its gradient, and what comes out is
-/// dense.
+/// The identity as a separate kernel. A fetched result may still be recomputed inside the kernel
+/// that reads it; a barrier prevents that, for its input and its gradient. Its output is dense.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Barrier;
 
@@ -47,21 +46,21 @@ impl CustomKernel for Identity {
     }
 }
 
-/// A graph that is built twice: as it is, and with barriers where it says `stored`.
+/// A graph that is built twice: without barriers, and with one at every call of `stored`.
 pub(crate) struct Building {
     pub(crate) graph: Graph,
-    apart: bool,
+    unfused: bool,
     rng: CounterRng,
     feeds: Vec<(String, HostTensor)>,
 }
 
 impl Building {
-    /// `x`, behind a barrier in the graph with barriers.
+    /// Returns `x`, behind a barrier in the graph that has barriers.
     pub(crate) fn stored(&self, x: Tensor) -> Tensor {
-        if self.apart { barrier(&x) } else { x }
+        if self.unfused { barrier(&x) } else { x }
     }
 
-    /// A feed of numbers between -1 and 1 that f32 holds exactly.
+    /// Adds a feed with values in `[-1, 1)` that f32 represents exactly.
     pub(crate) fn feed(&mut self, sizes: &[usize], dtype: DType) -> Tensor {
         let k = self.feeds.len();
         let known: Vec<Option<usize>> = sizes.iter().map(|&n| Some(n)).collect();
@@ -74,24 +73,24 @@ impl Building {
     }
 }
 
-/// Checks that what `build` returns is the same with barriers and without.
-pub(crate) fn same_apart(
+/// Checks that the tensors `build` returns have the same values with and without barriers.
+pub(crate) fn same_without_fusion(
     choices: &[u32],
     build: impl Fn(&mut Building, &mut Choices<'_>) -> Vec<Tensor>,
 ) -> std::result::Result<(), String> {
     let failed = |e: tensorpack::Error| e.to_string();
-    let run = |apart: bool| -> std::result::Result<(Vec<HostTensor>, String), String> {
+    let run = |unfused: bool| -> std::result::Result<(Vec<HostTensor>, String), String> {
         let c = &mut Choices(choices.iter());
-        let (isa, threads) = (c.of(&[Isa::detect(), Isa::Plain]), 1 + c.below(2));
+        let (isa, threads) = (c.pick(&[Isa::detect(), Isa::Plain]), 1 + c.below(2));
         let rng = CounterRng::new(u64::from(choices[0]), "feeds");
-        let mut building = Building { graph: Graph::new(), apart, rng, feeds: Vec::new() };
-        let ends: Vec<Fetch> = build(&mut building, c).iter().map(IntoFetch::fetch).collect();
+        let mut building = Building { graph: Graph::new(), unfused, rng, feeds: Vec::new() };
+        let outputs: Vec<Fetch> = build(&mut building, c).iter().map(IntoFetch::fetch).collect();
         let options = SessionOptions { isa: Some(isa), threads: Some(threads), ..SessionOptions::default() };
         let session = Session::with(building.graph.freeze().map_err(failed)?, options).map_err(failed)?;
-        let ends: Vec<&dyn IntoFetch> = ends.iter().map(|f| f as &dyn IntoFetch).collect();
+        let outputs: Vec<&dyn IntoFetch> = outputs.iter().map(|f| f as &dyn IntoFetch).collect();
         let feeds: Vec<(&str, &HostTensor)> = building.feeds.iter().map(|(n, v)| (n.as_str(), v)).collect();
-        let plan = session.plan_text(&ends, &feeds).map_err(failed)?;
-        let found = session.run(&ends, &feeds).map_err(failed)?;
+        let plan = session.plan_text(&outputs, &feeds).map_err(failed)?;
+        let found = session.run(&outputs, &feeds).map_err(failed)?;
         Ok((found, format!("{plan}{}", session.graph().to_text())))
     };
     let ((found, text), (right, _)) = (run(false)?, run(true)?);

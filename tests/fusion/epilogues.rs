@@ -1,15 +1,15 @@
-//! Maps of a contraction's result, which become its epilogue where they can.
+//! Maps of a contraction's result, which become its epilogue where possible.
 
-use super::barrier::{Building, same_apart};
-use super::growing::{Choices, over_graphs, sizes};
+use super::barrier::{Building, same_without_fusion};
+use super::graph_builder::{Choices, for_random_graphs, sizes};
 use tensorpack::DType;
 use tensorpack::autodiff::gradients;
 use tensorpack::graph::Tensor;
 use tensorpack::ops::{Conv2dOptions, Layout, Padding};
 
-/// Any contraction, and what it reads on the left.
+/// Returns a random contraction and its left operand.
 fn contraction(b: &mut Building, c: &mut Choices<'_>, dtype: DType) -> (Tensor, Tensor) {
-    let [m, k, n, batch] = [0; 4].map(|_| c.of(&[3, 1, 4, 2, 17, 5]));
+    let [m, k, n, batch] = [0; 4].map(|_| c.pick(&[3, 1, 4, 2, 17, 5]));
     let turned = |b: &mut Building, rows: usize, cols: usize, turn: bool| match turn {
         true => b.feed(&[cols, rows], dtype).matrix_transpose(),
         false => b.feed(&[rows, cols], dtype),
@@ -30,17 +30,17 @@ fn contraction(b: &mut Building, c: &mut Choices<'_>, dtype: DType) -> (Tensor, 
         4 => {
             let x = b.feed(&[batch, m, k], dtype);
             let w = b.feed(&[k, n, 2], dtype);
-            (b.graph.einsum(c.of(&["abc,cde->abde", "abc,cde->deab", "abc,cde->ade"]), &[&x, &w]), x)
+            (b.graph.einsum(c.pick(&["abc,cde->abde", "abc,cde->deab", "abc,cde->ade"]), &[&x, &w]), x)
         }
         way => {
             let options = Conv2dOptions {
                 stride: [1 + c.below(2); 2],
-                padding: c.of(&[Padding::Same, Padding::Valid]),
-                layout: c.of(&[Layout::Nhwc, Layout::Nchw]),
+                padding: c.pick(&[Padding::Same, Padding::Valid]),
+                layout: c.pick(&[Layout::Nhwc, Layout::Nchw]),
                 groups: 1,
                 dilation: [1; 2],
             };
-            let (size, channels) = (c.of(&[[4, 5], [3, 3], [1, 1], [8, 8]]), c.of(&[1, 3, 16]));
+            let (size, channels) = (c.pick(&[[4, 5], [3, 3], [1, 1], [8, 8]]), c.pick(&[1, 3, 16]));
             let image = match options.layout {
                 Layout::Nhwc => [batch, size[0], size[1], channels],
                 Layout::Nchw => [batch, channels, size[0], size[1]],
@@ -65,8 +65,8 @@ fn contraction(b: &mut Building, c: &mut Choices<'_>, dtype: DType) -> (Tensor, 
     }
 }
 
-/// Something that can be added to `y`: a number, one of each column or row, one of each element, or
-/// `y` once more.
+/// Returns a tensor that can be added to `y`: a scalar, one value per column or row, one per
+/// element, or `y` itself.
 fn operand(b: &mut Building, y: &Tensor, lhs: &Tensor, c: &mut Choices<'_>) -> Tensor {
     let (want, dtype) = (sizes(y), y.dtype());
     let rank = want.len();
@@ -79,7 +79,7 @@ fn operand(b: &mut Building, y: &Tensor, lhs: &Tensor, c: &mut Choices<'_>) -> T
         }
         4 => b.feed(&want, dtype).reverse(&[c.below(rank) as isize]),
         5 => {
-            // A part of something larger: right sizes, other strides, and an offset.
+            // A slice of a larger tensor: the right sizes, other strides, and an offset.
             let larger: Vec<usize> = want.iter().map(|n| n + 1).collect();
             let end: Vec<Option<usize>> = vec![None; rank];
             b.feed(&larger, dtype).strided_slice(&vec![1; rank], &end, &vec![1; rank])
@@ -87,7 +87,7 @@ fn operand(b: &mut Building, y: &Tensor, lhs: &Tensor, c: &mut Choices<'_>) -> T
         6 => y.iota_like(c.below(rank) as isize, dtype) * 0.125,
         7 if sizes(lhs) == want => lhs.clone(),
         _ => {
-            let order = c.order(rank);
+            let order = c.permutation(rank);
             let turned = y.transpose(&order);
             if sizes(&turned) == want { turned } else { b.feed(&want, dtype) }
         }
@@ -95,15 +95,15 @@ fn operand(b: &mut Building, y: &Tensor, lhs: &Tensor, c: &mut Choices<'_>) -> T
 }
 
 #[test]
-fn what_follows_a_contraction_is_the_same() {
-    over_graphs("epilogues", 300, |choices| {
-        same_apart(choices, |b, c| {
-            let dtype = c.of(&[DType::F32, DType::F32, DType::F32, DType::F64, DType::Bf16]);
+fn epilogues_do_not_change_results() {
+    for_random_graphs("epilogues", 300, |choices| {
+        same_without_fusion(choices, |b, c| {
+            let dtype = c.pick(&[DType::F32, DType::F32, DType::F32, DType::F64, DType::Bf16]);
             let (y, lhs) = contraction(b, c, dtype);
             let y = b.stored(y);
             let rank = y.rank();
             let y = match c.below(6) {
-                0 => y.transpose(&c.order(rank)),
+                0 => y.transpose(&c.permutation(rank)),
                 1 => y.reshape(&[sizes(&y).iter().product::<usize>() as isize]),
                 2 => y.expand_dims(c.below(rank + 1) as isize),
                 _ => y,
@@ -120,15 +120,15 @@ fn what_follows_a_contraction_is_the_same() {
                 6 => (&other * &y).relu() + &other,
                 _ => (&y + &other).tanh(),
             };
-            let mut ends = vec![match c.below(6) {
+            let mut outputs = vec![match c.below(6) {
                 0 => made.cast(DType::F64),
                 1 => made.cast(DType::Bf16),
                 _ => made,
             }];
             if c.below(4) == 0 {
-                ends.push(y.sum());
+                outputs.push(y.sum());
             }
-            ends
+            outputs
         })
     });
 }

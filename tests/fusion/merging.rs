@@ -1,17 +1,17 @@
-//! Equal operations on equal inputs are computed once, and those on inputs that only look alike are
-//! not.
+//! Equal operations on equal inputs are computed once; operations on inputs that are merely similar
+//! are not merged.
 
-use super::barrier::same_apart;
-use super::growing::{over_graphs, sizes};
+use super::barrier::same_without_fusion;
+use super::graph_builder::{for_random_graphs, sizes};
 use tensorpack::DType;
 use tensorpack::graph::Tensor;
 
 #[test]
 fn only_equal_operations_are_merged() {
-    over_graphs("merging", 150, |choices| {
-        same_apart(choices, |b, c| {
-            let dtype = c.of(&[DType::F32, DType::F64]);
-            let n = c.of(&[3, 1, 4]);
+    for_random_graphs("merging", 150, |choices| {
+        same_without_fusion(choices, |b, c| {
+            let dtype = c.pick(&[DType::F32, DType::F64]);
+            let n = c.pick(&[3, 1, 4]);
             let x = b.feed(&[2 * n, n], dtype);
             let half = |k: usize| x.strided_slice(&[k * n, 0], &[Some(k * n + n), None], &[1, 1]);
             // Views of one buffer and of one size: other offsets, orders and strides.
@@ -30,9 +30,9 @@ fn only_equal_operations_are_merged() {
             let like: Vec<Tensor> =
                 [vec![n * n], vec![n, 1, n], vec![2, n, n]].iter().map(|s| b.feed(s, dtype)).collect();
             let (kind, axis) = (c.below(6), c.below(2) as isize);
-            let mut ends = Vec::new();
+            let mut outputs = Vec::new();
             for x in &seen {
-                // Mostly the same operation, so that views alone tell results apart.
+                // Mostly the same operation, so that results differ only by their views.
                 let kind = if c.below(4) == 0 { c.below(6) } else { kind };
                 let y = match kind {
                     0 => x.exp(),
@@ -49,9 +49,9 @@ fn only_equal_operations_are_merged() {
                     }
                     _ => x.pad(&[1, 0], &[0, 1], &[0, 0]),
                 };
-                ends.push(b.stored(y.tanh()));
+                outputs.push(b.stored(y.tanh()));
             }
-            ends
+            outputs
         })
     });
 }

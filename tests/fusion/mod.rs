@@ -5,8 +5,8 @@
 
 mod barrier;
 mod epilogues;
+mod graph_builder;
 mod graphs;
-mod growing;
 mod merging;
 mod panels;
 mod pooling;

@@ -1,7 +1,7 @@
-//! Operations that are moved before the gradient of max pooling.
+//! Operations that are hoisted above the gradient of max pooling.
 
-use super::barrier::{barrier, same_apart};
-use super::growing::{Choices, over_graphs};
+use super::barrier::{barrier, same_without_fusion};
+use super::graph_builder::{Choices, for_random_graphs};
 use tensorpack::autodiff::gradients;
 use tensorpack::graph::{Fetch, Graph, Tensor, TensorSpec};
 use tensorpack::ops::{Layout, Padding, PoolOptions};
@@ -10,7 +10,8 @@ use tensorpack::runtime::{IntoFetch, Session, SessionOptions};
 use tensorpack::tensor::CounterRng;
 use tensorpack::{DType, HostTensor};
 
-/// Masks and sums of pooling's gradient are done before it, unless what is between is wanted, too.
+/// Masks and sums of a pooling gradient are computed before it, unless the values in between are
+/// fetched.
 #[test]
 fn masks_and_sums_before_pooling_are_the_same() {
     for (window, stride, padding) in [(2, 2, Padding::Valid), (3, 2, Padding::Same), (2, 3, Padding::Valid)] {
@@ -32,20 +33,22 @@ fn masks_and_sums_before_pooling_are_the_same() {
         let line = |what: &str| plan.lines().position(|l| l.contains(what)).unwrap();
         assert!(line("Select") < line("max-pool-grad"), "{plan}");
         let moved = session.run(&[dx, db], &feeds).unwrap();
-        let apart = session.run(&[dx, db, dh], &feeds).unwrap();
-        assert_eq!(moved[0].to_f64_vec(), apart[0].to_f64_vec());
-        for (moved, apart) in moved[1].to_f64_vec().into_iter().zip(apart[1].to_f64_vec()) {
-            assert!((moved - apart).abs() <= 1e-5 * apart.abs() && apart != 0.0, "{moved} and {apart}");
+        let unfused = session.run(&[dx, db, dh], &feeds).unwrap();
+        assert_eq!(moved[0].to_f64_vec(), unfused[0].to_f64_vec());
+        for (moved, unfused) in moved[1].to_f64_vec().into_iter().zip(unfused[1].to_f64_vec()) {
+            assert!(
+                (moved - unfused).abs() <= 1e-5 * unfused.abs() && unfused != 0.0,
+                "{moved} and {unfused}"
+            );
         }
     }
 }
 
-/// The gradient is seen under other sizes than the pooling has: what is summed is no channel of the
-/// pooling.
+/// The gradient is reshaped, so the summed dims are not the channels of the pooling.
 #[test]
 fn a_sum_over_dims_of_a_reshaped_gradient_is_not_moved() {
-    // Sizes of what is added to, of the bias, of the image that is pooled, and the sum of each
-    // element of the bias.
+    // The shape of `x`, the length of the bias, the shape of the pooled image, and the gradient of
+    // each element of the bias.
     let cases: [([usize; 4], usize, [usize; 4], f64); 4] = [
         ([4, 16, 16, 1], 1, [4, 1, 16, 16], 512.0),
         ([2, 4, 9, 1], 1, [2, 1, 4, 9], 36.0),
@@ -63,7 +66,7 @@ fn a_sum_over_dims_of_a_reshaped_gradient_is_not_moved() {
         let [Some(db)] = &found[..] else { panic!("the cost depends on the bias") };
         let session = Session::new(g.freeze().unwrap()).unwrap();
         let n: usize = outer.iter().product();
-        // The maxima are in even places, or in odd ones, everywhere alike.
+        // All maxima are at even positions, or all at odd ones.
         let values: Vec<f32> = (0..n).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect();
         let feeds = [
             ("x", &HostTensor::new(outer, values).unwrap()),
@@ -82,13 +85,13 @@ fn a_sum_over_dims_of_a_reshaped_gradient_is_not_moved() {
 /// over any dims: fused, with everything fetched, and in f64.
 #[test]
 fn random_gradients_of_pooling_are_the_same() {
-    over_graphs("pooling", 300, |choices| {
+    for_random_graphs("pooling", 300, |choices| {
         let found = pooled(choices, DType::F32, Isa::detect(), false)?;
         let right = pooled(choices, DType::F64, Isa::Plain, true)?;
-        for (fused, apart) in
-            [(&found.fused, &found.apart), (&found.fused, &right.apart), (&right.fused, &right.apart)]
+        for (fused, unfused) in
+            [(&found.fused, &found.unfused), (&found.fused, &right.unfused), (&right.fused, &right.unfused)]
         {
-            for (k, (a, b)) in fused.iter().zip(apart).enumerate() {
+            for (k, (a, b)) in fused.iter().zip(unfused).enumerate() {
                 let (a, b) = (a.to_f64_vec(), b.to_f64_vec());
                 let scale = b.iter().fold(1.0, |m: f64, v| m.max(v.abs()));
                 if a.len() != b.len() || a.iter().zip(&b).any(|(a, b)| (a - b).abs() > 1e-5 * scale) {
@@ -100,19 +103,19 @@ fn random_gradients_of_pooling_are_the_same() {
     });
 }
 
-/// Gradients by fusion, and with all that they are made of fetched.
+/// The gradients with fusion, and with all intermediate results fetched.
 struct Pooled {
     fused: Vec<HostTensor>,
-    apart: Vec<HostTensor>,
+    unfused: Vec<HostTensor>,
     text: String,
 }
 
-fn pooled(choices: &[u32], dtype: DType, isa: Isa, apart: bool) -> Result<Pooled, String> {
+fn pooled(choices: &[u32], dtype: DType, isa: Isa, unfused: bool) -> Result<Pooled, String> {
     let c = &mut Choices(choices.iter());
     let seed = u64::from(choices[0]);
     let graph = Graph::new();
-    let image: Vec<usize> = (0..4).map(|_| c.of(&[2, 1, 3, 4, 1, 6])).collect();
-    // What is added to, and how the image is seen in it.
+    let image: Vec<usize> = (0..4).map(|_| c.pick(&[2, 1, 3, 4, 1, 6])).collect();
+    // The shape of the operand of the sum, and its view as an image.
     let outer = match c.below(4) {
         0 => image.clone(),
         1 => vec![image[0] * image[1], image[2] * image[3]],
@@ -130,7 +133,7 @@ fn pooled(choices: &[u32], dtype: DType, isa: Isa, apart: bool) -> Result<Pooled
         _ => {}
     }
     let (x, b) = (input("x", &outer), input("b", &bias));
-    let stored = |x: Tensor| if apart { barrier(&x) } else { x };
+    let stored = |x: Tensor| if unfused { barrier(&x) } else { x };
     let sum = stored(&x + &b);
     let h = match c.below(5) {
         0 => sum.relu(),
@@ -141,7 +144,7 @@ fn pooled(choices: &[u32], dtype: DType, isa: Isa, apart: bool) -> Result<Pooled
     let h = stored(h);
     let isizes = |s: &[usize]| s.iter().map(|&n| n as isize).collect::<Vec<isize>>();
     let seen = match c.below(3) {
-        0 if outer.len() == 4 => h.transpose(&c.order(4)),
+        0 if outer.len() == 4 => h.transpose(&c.permutation(4)),
         1 => h.reshape(&isizes(&image)).reverse(&[c.below(4) as isize]),
         _ => h.reshape(&isizes(&image)),
     };
@@ -149,8 +152,8 @@ fn pooled(choices: &[u32], dtype: DType, isa: Isa, apart: bool) -> Result<Pooled
     let options = PoolOptions {
         window: [1 + c.below(3), 1 + c.below(3)],
         stride: [1 + c.below(3), 1 + c.below(3)],
-        padding: c.of(&[Padding::Same, Padding::Valid, Padding::Explicit([[1, 0], [0, 1]])]),
-        layout: c.of(&[Layout::Nhwc, Layout::Nchw]),
+        padding: c.pick(&[Padding::Same, Padding::Valid, Padding::Explicit([[1, 0], [0, 1]])]),
+        layout: c.pick(&[Layout::Nhwc, Layout::Nchw]),
     };
     let s = seen.shape().known().expect("sizes are known");
     let [height, width] = if options.layout == Layout::Nhwc { [s[1], s[2]] } else { [s[2], s[3]] };
@@ -159,7 +162,7 @@ fn pooled(choices: &[u32], dtype: DType, isa: Isa, apart: bool) -> Result<Pooled
         Padding::Valid => {
             PoolOptions { window: [options.window[0].min(height), options.window[1].min(width)], ..options }
         }
-        // Padding must be less than the window, and one of them in each dim must do.
+        // Padding must be smaller than the window in every dim.
         Padding::Explicit(_) => PoolOptions { window: [2; 2], ..options },
         Padding::Same => options,
     };
@@ -173,7 +176,7 @@ fn pooled(choices: &[u32], dtype: DType, isa: Isa, apart: bool) -> Result<Pooled
     let found = gradients(&cost, &[&x, &b, &h]).map_err(|e| e.to_string())?;
     let [dx, db, dh] = &found[..] else { return Err("three gradients".into()) };
     let [Some(dx), Some(db), Some(dh)] = [dx, db, dh] else { return Err("the cost depends on all".into()) };
-    // A sum over other dims than the bias has.
+    // A sum over dims other than those of the bias.
     let rank = outer.len();
     let axes: Vec<isize> = (0..rank as isize).filter(|_| c.below(2) == 1).collect();
     let more = dh.sum_axes(&axes);
@@ -186,7 +189,7 @@ fn pooled(choices: &[u32], dtype: DType, isa: Isa, apart: bool) -> Result<Pooled
     let rng = CounterRng::new(seed, "x");
     let values = |from: u64, sizes: &[usize]| {
         let n: usize = sizes.iter().product();
-        // All different, so that every maximum is one element's.
+        // All values differ, so that every maximum is unique.
         let values: Vec<f64> =
             (0..n).map(|i| f64::from(rng.uniform(from, i as u64) as f32) * 2.0 - 1.0).collect();
         HostTensor::from_f64(dtype, sizes.to_vec(), &values)
@@ -201,22 +204,23 @@ fn pooled(choices: &[u32], dtype: DType, isa: Isa, apart: bool) -> Result<Pooled
     let options =
         SessionOptions { isa: Some(isa), threads: Some(1 + c.below(2)), ..SessionOptions::default() };
     let session = Session::with(frozen, options).map_err(failed)?;
-    let ends: Vec<&dyn IntoFetch> = wanted.iter().map(|f| f as &dyn IntoFetch).collect();
+    let outputs: Vec<&dyn IntoFetch> = wanted.iter().map(|f| f as &dyn IntoFetch).collect();
     let everything: Vec<&dyn IntoFetch> = wanted.iter().chain(&all).map(|f| f as &dyn IntoFetch).collect();
-    let text = format!("{}{}", session.plan_text(&ends, &feeds).map_err(failed)?, session.graph().to_text());
-    let fused = session.run(&ends, &feeds).map_err(failed)?;
-    let mut apart = session.run(&everything, &feeds).map_err(failed)?;
-    apart.truncate(wanted.len());
-    Ok(Pooled { fused, apart, text })
+    let text =
+        format!("{}{}", session.plan_text(&outputs, &feeds).map_err(failed)?, session.graph().to_text());
+    let fused = session.run(&outputs, &feeds).map_err(failed)?;
+    let mut unfused = session.run(&everything, &feeds).map_err(failed)?;
+    unfused.truncate(wanted.len());
+    Ok(Pooled { fused, unfused, text })
 }
 
-/// Masks of the gradient, and of the same elements in another order or under other sizes: only the
-/// first may go before it.
+/// Masks of the gradient, and of the same elements permuted or reshaped: only the former may be
+/// hoisted above it.
 #[test]
 fn masks_of_turned_gradients_are_the_same() {
-    over_graphs("masks", 200, |choices| {
-        same_apart(choices, |b, c| {
-            let (batch, n, channels) = (1 + c.below(2), c.of(&[4, 2, 3, 1]), 1 + c.below(3));
+    for_random_graphs("masks", 200, |choices| {
+        same_without_fusion(choices, |b, c| {
+            let (batch, n, channels) = (1 + c.below(2), c.pick(&[4, 2, 3, 1]), 1 + c.below(3));
             let x = b.feed(&[batch, n, n, channels], DType::F32);
             let window = 1 + c.below(3);
             let options = PoolOptions {

@@ -1,23 +1,23 @@
-//! Reductions over one space share a pass where they can.
+//! Reductions over the same iteration space share a pass where possible.
 
-use super::barrier::same_apart;
-use super::growing::{over_graphs, sizes};
+use super::barrier::same_without_fusion;
+use super::graph_builder::{for_random_graphs, sizes};
 use tensorpack::DType;
 use tensorpack::graph::Tensor;
 
 #[test]
 fn reductions_of_one_space_are_the_same() {
-    over_graphs("reductions", 200, |choices| {
-        same_apart(choices, |b, c| {
-            let dtype = c.of(&[DType::F32, DType::F32, DType::F64, DType::I64, DType::I32, DType::Bf16]);
-            let shape: Vec<usize> = (0..2 + c.below(2)).map(|_| c.of(&[3, 4, 1, 2, 17, 4])).collect();
+    for_random_graphs("reductions", 200, |choices| {
+        same_without_fusion(choices, |b, c| {
+            let dtype = c.pick(&[DType::F32, DType::F32, DType::F64, DType::I64, DType::I32, DType::Bf16]);
+            let shape: Vec<usize> = (0..2 + c.below(2)).map(|_| c.pick(&[3, 4, 1, 2, 17, 4])).collect();
             let rank = shape.len();
             let mut seen: Vec<Tensor> = Vec::new();
             for _ in 0..2 {
                 let x = b.feed(&shape, dtype);
                 let x = match c.below(4) {
                     0 => x.reverse(&[c.below(rank) as isize]),
-                    1 if shape.iter().all(|&n| n == shape[0]) => x.transpose(&c.order(rank)),
+                    1 if shape.iter().all(|&n| n == shape[0]) => x.transpose(&c.permutation(rank)),
                     2 => x.sum_keep(&[0]).cast(dtype).broadcast_like(&x),
                     _ => x,
                 };
@@ -25,13 +25,13 @@ fn reductions_of_one_space_are_the_same() {
             }
             let axes: Vec<isize> = (0..rank as isize).filter(|_| c.below(2) == 0).collect();
             let axes = if axes.is_empty() { vec![0] } else { axes };
-            let mut ends: Vec<Tensor> = Vec::new();
+            let mut outputs: Vec<Tensor> = Vec::new();
             for _ in 0..2 + c.below(5) {
                 let x = seen[c.below(seen.len())].clone();
                 let x = match c.below(5) {
                     0 => &x * &seen[0],
                     1 => x.abs(),
-                    2 => x.cast(c.of(&[DType::F32, DType::F64, DType::I64])),
+                    2 => x.cast(c.pick(&[DType::F32, DType::F64, DType::I64])),
                     _ => x,
                 };
                 let x = b.stored(x);
@@ -41,7 +41,7 @@ fn reductions_of_one_space_are_the_same() {
                     3 => x.min_axes(&axes),
                     4 if x.dtype().is_float() => {
                         let (mean, variance) = x.moments(&axes);
-                        ends.push(b.stored(mean));
+                        outputs.push(b.stored(mean));
                         variance
                     }
                     5 => x.argmax(axes[0]),
@@ -53,9 +53,9 @@ fn reductions_of_one_space_are_the_same() {
                 if sizes(&made).len() == rank && made.dtype() == dtype && c.below(2) == 0 {
                     seen.push(b.stored(&seen[0] - &made));
                 }
-                ends.push(made);
+                outputs.push(made);
             }
-            ends
+            outputs
         })
     });
 }

@@ -1,4 +1,4 @@
-//! A result is what its buffer would hold, whether it is stored or computed inside its reader.
+//! A result is rounded to its dtype whether it is stored or fused into the kernel that reads it.
 
 use super::barrier::barrier;
 use tensorpack::graph::{Graph, OpDef, Spec, Tensor, TensorSpec};
@@ -6,7 +6,8 @@ use tensorpack::kir::{Class, LowerCx, View};
 use tensorpack::runtime::Session;
 use tensorpack::{DType, HostTensor, Result};
 
-/// An operation whose expression is of another class than its result: storing converts.
+/// An operation whose expression has a class other than that of its result, so that storing
+/// converts.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Stored {
     class: Class,
@@ -45,11 +46,11 @@ fn a_reader_sees_the_type_that_was_declared() {
                 // One reader, and several; fused and behind barriers.
                 let read =
                     |y: &Tensor, z: &Tensor| [y.cast(wide) * 2.0, z.cast(wide) * 4.0, z.cast(wide).sum()];
-                let (fused, apart) = (read(&y, &z), read(&barrier(&y), &barrier(&z)));
+                let (fused, unfused) = (read(&y, &z), read(&barrier(&y), &barrier(&z)));
                 let session = Session::new(graph.freeze().unwrap()).unwrap();
                 let feeds = [("x", &HostTensor::new([6], values.clone()).unwrap())];
                 let run = |[a, b, c]: &[Tensor; 3]| session.run(&[a, b, c], &feeds).unwrap();
-                assert_eq!(run(&fused), run(&apart), "{class:?} stored as {dtype} and read as {wide}");
+                assert_eq!(run(&fused), run(&unfused), "{class:?} stored as {dtype} and read as {wide}");
             }
         }
     }

@@ -1,12 +1,12 @@
-//! Updates written in place and joined into passes, against the same next values fetched from a
-//! graph with a barrier after every operation, where nothing is fused and no variable is written.
+//! Compares updates that are written in place and merged into passes with the same next values
+//! fetched from a graph that has a barrier after every operation and writes no variable.
 //!
-//! What is drawn: variables of several types and of equal, reshaped and one-element sizes; next
-//! values that are views (transposed, sliced, reversed, broadcast) of other variables, feeds,
+//! The random graphs have variables of several types and of equal, reshaped and one-element sizes;
+//! next values that are views (transposed, sliced, reversed, broadcast) of other variables, feeds,
 //! constants and temporaries; values shared by several updates, or fetched too.
 
 use super::barrier::barrier;
-use super::growing::{Choices, Growing, over_graphs, sizes};
+use super::graph_builder::{Choices, GraphBuilder, for_random_graphs, sizes};
 use tensorpack::graph::{Fetch, Graph, Init, Op, Tensor, TensorSpec, Variable, VariableSpec};
 use tensorpack::runtime::cpu::Isa;
 use tensorpack::runtime::{IntoFetch, Session, SessionOptions};
@@ -24,15 +24,15 @@ struct Drawn {
     feeds: Vec<(String, HostTensor)>,
 }
 
-/// `x` with the elements of a tensor of `want` sizes: all of them in another order, a part of them,
-/// or some again.
+/// Returns the elements of `x` with the shape `want`: all of them in another order, a slice, or
+/// some repeated.
 fn fitted(x: &Tensor, want: &[usize], c: &mut Choices<'_>) -> Option<Tensor> {
     let (n, have): (usize, Vec<usize>) = (want.iter().product(), sizes(x));
     let target: Vec<isize> = want.iter().map(|&n| n as isize).collect();
     let len: usize = have.iter().product();
     let turned = match c.below(5) {
         0 if !have.is_empty() => x.reverse(&[c.below(have.len()) as isize]),
-        1 => x.transpose(&c.order(have.len())),
+        1 => x.transpose(&c.permutation(have.len())),
         _ => x.clone(),
     };
     if len == n {
@@ -51,7 +51,7 @@ fn fitted(x: &Tensor, want: &[usize], c: &mut Choices<'_>) -> Option<Tensor> {
     compatible.then(|| x.broadcast_to(&target))
 }
 
-fn draw(choices: &[u32], apart: bool) -> Result<Drawn, String> {
+fn draw(choices: &[u32], unfused: bool) -> Result<Drawn, String> {
     let c = &mut Choices(choices.iter());
     let rng = CounterRng::new(u64::from(choices[0]), "updates");
     let graph = Graph::new();
@@ -59,7 +59,7 @@ fn draw(choices: &[u32], apart: bool) -> Result<Drawn, String> {
     let numbers = |i: usize, n: usize| -> Vec<f64> {
         (0..n).map(|k| ((rng.uniform(i as u64, k as u64) * 64.0).floor() + 0.5) / 16.0 - 2.0).collect()
     };
-    let (a, b) = (c.of(&[3, 2, 4, 1, 5, 17]), c.of(&[2, 3, 1, 4, 11, 0]));
+    let (a, b) = (c.pick(&[3, 2, 4, 1, 5, 17]), c.pick(&[2, 3, 1, 4, 11, 0]));
     let shapes = [
         vec![1],
         vec![],
@@ -75,7 +75,7 @@ fn draw(choices: &[u32], apart: bool) -> Result<Drawn, String> {
         Default::default();
     for i in 0..2 + c.below(6) {
         let size = shapes[c.below(shapes.len())].clone();
-        let dtype = c.of(&[
+        let dtype = c.pick(&[
             DType::F32,
             DType::F32,
             DType::F32,
@@ -96,19 +96,19 @@ fn draw(choices: &[u32], apart: bool) -> Result<Drawn, String> {
     }
     let mut feeds = Vec::new();
     for i in 0..3 {
-        let size = c.of(&[&shapes[2], &shapes[4], &shapes[0], &shapes[3]]).clone();
+        let size = c.pick(&[&shapes[2], &shapes[4], &shapes[0], &shapes[3]]).clone();
         let spec =
             TensorSpec::new(format!("x{i}"), DType::F32, size.iter().map(|&n| Some(n)).collect::<Vec<_>>());
         inputs.push(graph.placeholder(&spec));
         let values = HostTensor::from_f64(DType::F32, size.clone(), &numbers(100 + i, size.iter().product()));
         feeds.push((spec.name.clone(), values.map_err(|e| e.to_string())?));
     }
-    // Temporaries that no map can be computed in.
+    // Temporaries that no map can be fused into.
     let sums: Vec<Tensor> =
         inputs.iter().filter(|x| x.rank() > 0).map(|x| x.sum_keep(&[c.below(x.rank()) as isize])).collect();
     inputs.extend(sums);
-    let mut growing = Growing::new(&graph, DType::F32, inputs, apart);
-    (0..c.below(10)).for_each(|_| growing.grow(c));
+    let mut builder = GraphBuilder::new(&graph, DType::F32, inputs, unfused);
+    (0..c.below(10)).for_each(|_| builder.add_op(c));
     let mut next: Vec<Tensor> = Vec::new();
     for v in &variables {
         let want = sizes(v);
@@ -117,44 +117,44 @@ fn draw(choices: &[u32], apart: bool) -> Result<Drawn, String> {
             let x = match c.below(6) {
                 0 => variables[c.below(variables.len())].value().clone(),
                 1 if !next.is_empty() => next[c.below(next.len())].clone(),
-                _ => growing.any(c),
+                _ => builder.any(c),
             };
             value = value.or_else(|| fitted(&x, &want, c));
         }
         let value = value.unwrap_or_else(|| v.value().clone());
-        let value = if apart { barrier(&value) } else { value };
-        let by = c.of(&[0.5, 1.0]);
+        let value = if unfused { barrier(&value) } else { value };
+        let by = c.pick(&[0.5, 1.0]);
         let next_value = match c.below(5) {
             0 => value.cast(v.dtype()),
             1 => v.value() - value.cast(v.dtype()),
             2 => (v.value().cast(DType::F32) - value.cast(DType::F32) * by).cast(v.dtype()),
             3 => (value.cast(DType::F32) * by + 1.0).cast(v.dtype()),
             _ => {
-                let scalar = growing.all[c.below(growing.all.len())].sum() * 0.01;
-                let scalar = if apart { barrier(&scalar) } else { scalar };
+                let scalar = builder.all[c.below(builder.all.len())].sum() * 0.01;
+                let scalar = if unfused { barrier(&scalar) } else { scalar };
                 (v.value().cast(DType::F32) * scalar.tanh() + value.cast(DType::F32)).cast(v.dtype())
             }
         };
-        next.push(if apart { barrier(&next_value) } else { next_value });
+        next.push(if unfused { barrier(&next_value) } else { next_value });
     }
     let updates: Vec<Op> = variables.iter().zip(&next).map(|(v, next)| v.assign(next)).collect();
     let update = Fetch::from(&graph.group(&updates.iter().collect::<Vec<_>>()));
     let mut fetched: Vec<Fetch> = Vec::new();
-    for x in growing.all.iter().chain(&next) {
+    for x in builder.all.iter().chain(&next) {
         if c.below(12) == 11 {
             fetched.push(x.fetch());
         }
     }
     let next: Vec<Fetch> = next.iter().map(IntoFetch::fetch).collect();
     let frozen = graph.freeze().map_err(|e| e.to_string())?;
-    let isa = c.of(&[Isa::detect(), Isa::Plain]);
+    let isa = c.pick(&[Isa::detect(), Isa::Plain]);
     let options =
         SessionOptions { isa: Some(isa), threads: Some(1 + c.below(2)), ..SessionOptions::default() };
     let session = Session::with(frozen, options).map_err(|e| e.to_string())?;
     Ok(Drawn { session, names, next, update, fetched, feeds })
 }
 
-/// Whether two values are the same but for rounding.
+/// Returns whether two values are equal up to rounding.
 fn same(right: &HostTensor, found: &HostTensor) -> bool {
     let tolerance = match right.dtype() {
         DType::Bf16 => 1e-2,
@@ -168,17 +168,17 @@ fn same(right: &HostTensor, found: &HostTensor) -> bool {
     right.sizes() == found.sizes() && a.iter().zip(&b).all(alike)
 }
 
-fn check(joined: &Drawn, apart: &Drawn) -> Result<(), String> {
+fn check(joined: &Drawn, unfused: &Drawn) -> Result<(), String> {
     let Drawn { session, names, update, fetched, feeds, .. } = joined;
     let feeds: Vec<(&str, &HostTensor)> = feeds.iter().map(|(n, v)| (n.as_str(), v)).collect();
     let failed = |e: tensorpack::Error| e.to_string();
     for step in 0..2 {
-        let what: Vec<&dyn IntoFetch> = apart.next.iter().map(|f| f as &dyn IntoFetch).collect();
-        let right = apart.session.run(&what, &feeds).map_err(failed)?;
+        let what: Vec<&dyn IntoFetch> = unfused.next.iter().map(|f| f as &dyn IntoFetch).collect();
+        let right = unfused.session.run(&what, &feeds).map_err(failed)?;
         let what: Vec<&dyn IntoFetch> =
             std::iter::once(update).chain(fetched).map(|f| f as &dyn IntoFetch).collect();
         match session.run(&what, &feeds) {
-            // Values that grow without bounds end the run, as they must.
+            // Values that grow without bounds are an error, as expected.
             Err(e) if e.kind() == tensorpack::ErrorKind::NotFinite => return Ok(()),
             Err(e) => return Err(failed(e)),
             Ok(_) => {}
@@ -190,7 +190,7 @@ fn check(joined: &Drawn, apart: &Drawn) -> Result<(), String> {
                 let graph = session.graph().to_text();
                 return Err(format!("after step {step} {name} is {found:?}, not {right:?}\n{plan}{graph}"));
             }
-            apart.session.write(name, &found).map_err(failed)?;
+            unfused.session.write(name, &found).map_err(failed)?;
         }
     }
     Ok(())
@@ -198,10 +198,10 @@ fn check(joined: &Drawn, apart: &Drawn) -> Result<(), String> {
 
 #[test]
 fn random_updates_are_the_same_in_place() {
-    over_graphs("updates", 200, |choices| check(&draw(choices, false)?, &draw(choices, true)?));
+    for_random_graphs("updates", 200, |choices| check(&draw(choices, false)?, &draw(choices, true)?));
 }
 
-/// Updates of the variables `w0`, `w1`, .. that are run once.
+/// Updates of the variables `w0`, `w1`, .., to run once.
 struct Run {
     graph: Graph,
     tower: TowerContext,
@@ -230,8 +230,8 @@ impl Run {
         (0..).take_while(|k| self.graph.variable_named(&format!("w{k}")).is_some()).count()
     }
 
-    /// A temporary with elements `from`, `from + 1`, .., which no map can be computed in: the sum
-    /// of two feeds.
+    /// Returns a temporary with elements `from`, `from + 1`, .., which no map can be fused into:
+    /// the sum of two feeds.
     fn temporary(&mut self, sizes: &[usize], dtype: DType, from: usize) -> Tensor {
         let name = format!("x{}", self.feeds.len());
         let n: usize = sizes.iter().product();
@@ -243,7 +243,7 @@ impl Run {
         input.sum_axes(&[0])
     }
 
-    /// Runs the updates once and returns what each variable is then.
+    /// Runs the updates once and returns the values of all variables.
     fn after(self) -> Vec<Vec<f64>> {
         let count = self.tower_variables();
         let update = Fetch::from(&self.graph.group(&self.updates.iter().collect::<Vec<_>>()));
@@ -308,7 +308,7 @@ fn gradients_of_other_types_are_read_as_their_own() {
     assert_eq!(run.after(), [right(0), right(1), right(2), right(3)]);
 }
 
-/// Seen through two views, a temporary still has one place.
+/// A temporary that is read through two views still has one memory location.
 #[test]
 fn a_temporary_may_be_read_twice() {
     let mut run = Run::new();
@@ -342,8 +342,8 @@ fn variables_may_trade_values() {
     assert_eq!(run.after(), right);
 }
 
-/// Larger than what a thread does at once: an element may not be overwritten while another is still
-/// to be made of it.
+/// Larger than the chunk of a thread: an element must not be overwritten while another result still
+/// depends on it.
 #[test]
 fn a_large_variable_may_become_a_turn_of_itself() {
     let n = 300;

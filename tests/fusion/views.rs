@@ -1,8 +1,7 @@
-//! Maps read through views: what is computed inside a reader is traced back through every kind of
-//! view, or stored.
+//! Maps read through views: a map is fused into its reader through every kind of view, or stored.
 
-use super::barrier::{Building, same_apart};
-use super::growing::{Choices, over_graphs, sizes};
+use super::barrier::{Building, same_without_fusion};
+use super::graph_builder::{Choices, for_random_graphs, sizes};
 use tensorpack::DType;
 use tensorpack::graph::Tensor;
 
@@ -11,7 +10,7 @@ fn operand(b: &mut Building, want: &[usize], dtype: DType, c: &mut Choices<'_>) 
     let rank = want.len();
     match c.below(7) {
         0 => {
-            let order = c.order(rank);
+            let order = c.permutation(rank);
             let mut turned = vec![0; rank];
             order.iter().zip(want).for_each(|(&to, &n)| turned[to] = n);
             b.feed(&turned, dtype).transpose(&order)
@@ -30,13 +29,13 @@ fn operand(b: &mut Building, want: &[usize], dtype: DType, c: &mut Choices<'_>) 
     }
 }
 
-/// The same elements, or some of them, in another order or under other sizes.
+/// Returns the same elements, or some of them, permuted or reshaped.
 fn viewed(x: &Tensor, c: &mut Choices<'_>) -> Tensor {
     let have = sizes(x);
     let rank = have.len();
     let n: isize = have.iter().product::<usize>() as isize;
     match c.below(9) {
-        0 => x.transpose(&c.order(rank)),
+        0 => x.transpose(&c.permutation(rank)),
         1 => x.reverse(&[c.below(rank) as isize]),
         2 => x.reshape(&[n]),
         3 => {
@@ -49,7 +48,7 @@ fn viewed(x: &Tensor, c: &mut Choices<'_>) -> Tensor {
             if have[axis].is_multiple_of(2) { x.split_dim(axis as isize, &[2, -1]) } else { x.expand_dims(0) }
         }
         5 => {
-            // As many elements as before: half of them, twice.
+            // The same number of elements: half of them, repeated twice.
             let axis = (0..rank).find(|&d| have[d].is_multiple_of(2)).unwrap_or(0);
             if !have[axis].is_multiple_of(2) {
                 return x.clone();
@@ -71,16 +70,16 @@ fn viewed(x: &Tensor, c: &mut Choices<'_>) -> Tensor {
 }
 
 #[test]
-fn what_is_read_through_views_is_the_same() {
-    over_graphs("views", 400, |choices| {
-        same_apart(choices, |b, c| {
-            let dtype = c.of(&[DType::I64, DType::F32, DType::F64]);
-            let shape: Vec<usize> = (0..1 + c.below(3)).map(|_| c.of(&[4, 2, 3, 1, 6])).collect();
+fn reads_through_views_do_not_change_results() {
+    for_random_graphs("views", 400, |choices| {
+        same_without_fusion(choices, |b, c| {
+            let dtype = c.pick(&[DType::I64, DType::F32, DType::F64]);
+            let shape: Vec<usize> = (0..1 + c.below(3)).map(|_| c.pick(&[4, 2, 3, 1, 6])).collect();
             let made =
                 operand(b, &shape, dtype, c) + operand(b, &shape, dtype, c) * operand(b, &shape, dtype, c);
             let full = shape.iter().map(|&n| n as isize).collect::<Vec<_>>();
             let made = b.stored(made.broadcast_to(&full).abs());
-            let mut ends = Vec::new();
+            let mut outputs = Vec::new();
             for _ in 0..1 + c.below(2) {
                 let mut seen = viewed(&made, c);
                 if c.below(2) == 0 {
@@ -90,29 +89,29 @@ fn what_is_read_through_views_is_the_same() {
                 let want = sizes(&seen);
                 let other = operand(b, &want, dtype, c);
                 let read = b.stored(&seen - &other);
-                ends.push(match c.below(4) {
+                outputs.push(match c.below(4) {
                     0 => read.sum_axes(&[c.below(want.len()) as isize]),
                     1 => b.stored(read.reshape(&[-1])).max_axes(&[0]),
                     _ => read,
                 });
             }
             if c.below(4) == 0 {
-                ends.push(made);
+                outputs.push(made);
             }
-            ends
+            outputs
         })
     });
 }
 
-/// Results lie in place of operands that nobody reads later; not if the map itself reads other
-/// elements of them later. Larger than what a thread does at once.
+/// A result reuses the memory of an operand that is not read later, unless the map itself reads
+/// other elements of it later. Larger than the chunk of a thread.
 #[test]
-fn a_result_overwrites_nothing_that_is_still_to_be_read() {
-    over_graphs("in place", 12, |choices| {
-        same_apart(choices, |b, c| {
-            let shape = c.of(&[[300, 300], [2, 45_000], [90_000, 1]]);
+fn a_result_does_not_overwrite_values_that_are_read_later() {
+    for_random_graphs("in place", 12, |choices| {
+        same_without_fusion(choices, |b, c| {
+            let shape = c.pick(&[[300, 300], [2, 45_000], [90_000, 1]]);
             let x = b.feed(&shape, DType::F32);
-            // A temporary that no map can be computed in.
+            // A temporary that no map can be fused into.
             let made = b.stored(b.graph.concat(&[&x, &x], 0));
             let rows = made.strided_slice(&[0, 0], &[Some(shape[0]), None], &[1, 1]);
             let (seen, again) = match c.below(5) {

@@ -5,7 +5,7 @@ use tensorpack::graph::{Graph, Tensor, TensorSpec};
 use tensorpack::runtime::Device;
 use tensorpack::{DType, ErrorKind, HostTensor, Result};
 
-/// Returns the result of `build` on one input of this dtype.
+/// Runs `build` on one input.
 fn run(device: Device, x: &HostTensor, build: impl Fn(&Tensor) -> Tensor) -> Result<HostTensor> {
     let graph = Graph::new();
     let sizes: Vec<Option<usize>> = x.sizes().iter().map(|&n| Some(n)).collect();
@@ -54,7 +54,7 @@ fn division_by_zero_is_an_error() {
             assert_eq!(divide([2.0, 3.0, 4.0]).unwrap(), of([3.0, 2.0, 2.0]), "{device} {dtype}");
             let e = assert_error(divide([2.0, 0.0, 0.0]), ErrorKind::Argument, &["zero", "element 1"]);
             assert_eq!(e.site().unwrap().line, line, "{e}");
-            // The session goes on.
+            // The session remains usable.
             assert_eq!(divide([1.0, 8.0, 10.0]).unwrap(), of([7.0, 1.0, 0.0]), "{device} {dtype}");
         }
     }

@@ -1,4 +1,4 @@
-//! The cost of the numerically stable forms, in passes over the logits.
+//! The cost of numerically stable formulas, in passes over the logits.
 
 use std::collections::HashSet;
 use tensorpack::autodiff::gradients;
@@ -6,7 +6,8 @@ use tensorpack::graph::{Fetch, Graph, Tensor, TensorSpec};
 use tensorpack::runtime::{IntoFetch, Session};
 use tensorpack::{DType, HostTensor};
 
-/// How many kernels of the plan read or write `[64, 1000]` values, of which `feed0` is one.
+/// Returns the number of kernels in the plan that read or write a `[64, 1000]` tensor, such as
+/// `feed0`.
 fn passes(build: impl Fn(&Tensor, &Tensor) -> Vec<Tensor>) -> usize {
     let graph = Graph::new();
     let x = graph.placeholder(&TensorSpec::f32("x", [Some(64), Some(1000)]));
@@ -21,7 +22,7 @@ fn passes(build: impl Fn(&Tensor, &Tensor) -> Vec<Tensor>) -> usize {
     let mut count = 0;
     for line in plan.lines() {
         let Some((made, read)) = line.split_once(" = ") else { continue };
-        // `%8 f32[64, 1000], %7 f32[64, 1000]`, perhaps with a place they are put in.
+        // `%8 f32[64, 1000], %7 f32[64, 1000]`, possibly followed by `in place of`.
         let words: Vec<&str> = made.split(' ').collect();
         let large =
             words.windows(2).filter(|w| w[0].starts_with('%') && w[1].ends_with("[64,")).map(|w| w[0]);
@@ -44,9 +45,9 @@ fn gradient(cost: &Tensor, x: &Tensor) -> Tensor {
     gradients(cost, &[x]).unwrap().remove(0).unwrap()
 }
 
-/// Each number is what the plan took before the forms were made stable, or less.
+/// Each count is at most that of the plan before the formulas were made stable.
 #[test]
-fn stable_forms_take_no_more_passes_over_the_logits() {
+fn stable_formulas_take_no_more_passes_over_the_logits() {
     assert_eq!(passes(|x, _| vec![x.softmax()]), 3, "softmax");
     assert_eq!(passes(|x, _| vec![gradient(&(x.softmax() * x).sum(), x)]), 5, "softmax and its gradient");
     let loss = |x: &Tensor, l: &Tensor| x.sparse_softmax_cross_entropy(l).mean();

@@ -12,7 +12,7 @@ fn zeros(sizes: &[usize]) -> HostTensor {
 
 #[test]
 fn a_state_of_another_batch_is_refused() {
-    /// Builds a recurrent layer from the input, `h` and `c`.
+    /// Applies a recurrent layer to an input, `h` and `c`.
     type Layer = fn(&TowerContext, &Tensor, &Tensor, &Tensor) -> Tensor;
     let layers: [(&str, Layer); 4] = [
         ("Lstm", |t, x, h, c| {
@@ -110,7 +110,7 @@ fn batch_normalization_of_one_value_is_refused_in_training() {
 }
 
 #[test]
-fn unpooling_nothing_gives_nothing() {
+fn unpooling_an_empty_image_is_empty() {
     for device in engines() {
         let graph = Graph::new();
         let x = graph.placeholder(&TensorSpec::f32("x", [Some(3), None, None, Some(2)]));

@@ -1,4 +1,4 @@
-//! Softmax and what is made of it, with logits that are large, masked, or all masked.
+//! Softmax and the losses based on it, with logits that are large, masked, or all masked.
 
 use super::{FLOATS, assert_close, derivatives, engines};
 use tensorpack::graph::Tensor;
@@ -114,7 +114,7 @@ fn log_sum_exp_of_infinities_alone_is_that_infinity() {
     }
 }
 
-/// Ordinary values keep their results: an ordinary row, in both dtypes.
+/// Ordinary rows must not change, in both dtypes.
 #[test]
 fn log_sum_exp_of_an_ordinary_row() {
     for device in engines() {

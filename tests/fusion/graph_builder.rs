@@ -1,4 +1,4 @@
-//! Random graphs as they grow.
+//! Builds random graphs from a list of choices.
 
 use super::barrier::barrier;
 use proptest::collection::vec;
@@ -9,8 +9,8 @@ use tensorpack::ops::{Conv2dOptions, Layout, Padding, PoolOptions};
 use tensorpack::tensor::CounterRng;
 use tensorpack::{DType, HostTensor};
 
-/// Choices, taken one after the other; zeros when they run out, so that fewer and smaller ones make
-/// simpler graphs.
+/// Random choices, consumed one by one. They are zero once the list is exhausted, so that fewer and
+/// smaller numbers make simpler graphs when proptest shrinks them.
 pub(crate) struct Choices<'a>(pub(crate) std::slice::Iter<'a, u32>);
 
 impl Choices<'_> {
@@ -18,25 +18,25 @@ impl Choices<'_> {
         self.0.next().map_or(0, |&c| c as usize % n)
     }
 
-    pub(crate) fn of<T: Copy>(&mut self, list: &[T]) -> T {
+    pub(crate) fn pick<T: Copy>(&mut self, list: &[T]) -> T {
         list[self.below(list.len())]
     }
 
-    pub(crate) fn order(&mut self, rank: usize) -> Vec<usize> {
+    pub(crate) fn permutation(&mut self, rank: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..rank).collect();
         (1..rank).for_each(|i| order.swap(i, i - self.below(i + 1)));
         order
     }
 }
 
-/// A graph as it grows.
-pub(crate) struct Growing {
+/// A random graph under construction.
+pub(crate) struct GraphBuilder {
     graph: Graph,
     dtype: DType,
-    /// Whether every result is stored, and read as it was stored.
-    apart: bool,
+    /// Whether a barrier after every operation prevents fusion.
+    unfused: bool,
     pub(crate) all: Vec<Tensor>,
-    /// Whether each of them was read.
+    /// For each tensor, whether an operation reads it.
     used: Vec<bool>,
 }
 
@@ -44,12 +44,12 @@ pub(crate) fn sizes(t: &Tensor) -> Vec<usize> {
     t.shape().known().expect("all sizes of these graphs are known")
 }
 
-impl Growing {
-    pub(crate) fn new(graph: &Graph, dtype: DType, inputs: Vec<Tensor>, apart: bool) -> Growing {
-        Growing { graph: graph.clone(), dtype, apart, used: vec![false; inputs.len()], all: inputs }
+impl GraphBuilder {
+    pub(crate) fn new(graph: &Graph, dtype: DType, inputs: Vec<Tensor>, unfused: bool) -> GraphBuilder {
+        GraphBuilder { graph: graph.clone(), dtype, unfused, used: vec![false; inputs.len()], all: inputs }
     }
 
-    /// Any tensor made so far, the latest most likely.
+    /// Returns a random tensor, preferably a recent one.
     pub(crate) fn any(&mut self, c: &mut Choices<'_>) -> Tensor {
         let n = self.all.len();
         let back = if c.below(2) == 0 { c.below(n.min(3)) } else { c.below(n) };
@@ -57,25 +57,25 @@ impl Growing {
         self.all[n - 1 - back].clone()
     }
 
-    /// Any tensor that fits `x`, if one of a few does.
-    pub(crate) fn fitting(&mut self, x: &Tensor, c: &mut Choices<'_>) -> Option<Tensor> {
+    /// Tries a few random tensors and returns the first that broadcasts with `x`.
+    pub(crate) fn broadcastable(&mut self, x: &Tensor, c: &mut Choices<'_>) -> Option<Tensor> {
         (0..4).map(|_| self.any(c)).find(|t| x.shape().broadcast(t.shape()).is_ok())
     }
 
-    /// What nothing reads.
-    pub(crate) fn ends(&self) -> Vec<Tensor> {
+    /// Returns the tensors that no operation reads.
+    pub(crate) fn outputs(&self) -> Vec<Tensor> {
         self.all.iter().zip(&self.used).filter(|(_, used)| !**used).map(|(t, _)| t.clone()).collect()
     }
 
-    /// One more operation on what is there; its result is small and tame.
-    pub(crate) fn grow(&mut self, c: &mut Choices<'_>) {
+    /// Adds an operation whose result is small and has moderate values.
+    pub(crate) fn add_op(&mut self, c: &mut Choices<'_>) {
         let x = self.any(c);
         let rank = x.rank();
         let float = self.dtype.is_float();
         let y = match c.below(22) {
-            0 => self.one(&x, c),
-            1..=4 => self.two(&x, c),
-            5 => x.transpose(&c.order(rank)),
+            0 => self.unary(&x, c),
+            1..=4 => self.binary(&x, c),
+            5 => x.transpose(&c.permutation(rank)),
             6 => self.reshape(&x, c),
             7 => self.slice(&x, c),
             8 => {
@@ -93,33 +93,35 @@ impl Growing {
                     kept.broadcast_like(&x)
                 }
             }
-            12 | 13 if float && rank >= 2 => self.product(&x, c),
+            12 | 13 if float && rank >= 2 => self.matmul(&x, c),
             14 => {
                 let condition = x.greater(&self.constant(0.0));
-                match self.fitting(&x, c) {
+                match self.broadcastable(&x, c) {
                     Some(other) => condition.select(&other, &x),
                     None => condition.select(&x, &self.constant(0.25)),
                 }
             }
-            15 if float => x.cast(c.of(&[DType::I64, DType::F64, DType::I32, DType::Bf16])).cast(self.dtype),
-            15 => x.cast(c.of(&[DType::I32, DType::F64, DType::U8, DType::Bool])).cast(self.dtype),
+            15 if float => {
+                x.cast(c.pick(&[DType::I64, DType::F64, DType::I32, DType::Bf16])).cast(self.dtype)
+            }
+            15 => x.cast(c.pick(&[DType::I32, DType::F64, DType::U8, DType::Bool])).cast(self.dtype),
             16 if rank > 0 => self.repeat(&x, c),
             17 if rank > 0 && !sizes(&x).contains(&0) => {
-                // Numbers by place, which whoever reads them must not mix up.
-                let places = x.argmax(c.below(rank) as isize)
+                // Indices: fusion must not permute them.
+                let indices = x.argmax(c.below(rank) as isize)
                     + x.graph().constant(HostTensor::scalar(c.below(3) as i64));
-                places.one_hot(4, self.dtype)
+                indices.one_hot(4, self.dtype)
             }
             18 if rank > 0 => x.reverse(&[c.below(rank) as isize]),
             19 if rank > 0 => {
                 let axis = c.below(rank) as isize;
-                self.graph.concat(&[&x, &self.one(&x, c)], axis)
+                self.graph.concat(&[&x, &self.unary(&x, c)], axis)
             }
             20 if rank > 0 && float => x.cumsum(c.below(rank) as isize) * self.constant(0.25),
             21 if rank == 4 && float && !sizes(&x).contains(&0) => self.window(&x, c),
             _ => &x + self.constant(1.0),
         };
-        let y = if self.apart { barrier(&y) } else { y };
+        let y = if self.unfused { barrier(&y) } else { y };
         // Sizes stay small, so that many graphs can be tried.
         if sizes(&y).iter().product::<usize>() <= 4000 && y.rank() <= 5 {
             self.all.push(y);
@@ -131,7 +133,7 @@ impl Growing {
         self.graph.constant(HostTensor::from_f64(self.dtype, [], &[value]).expect("one value"))
     }
 
-    pub(crate) fn one(&self, x: &Tensor, c: &mut Choices<'_>) -> Tensor {
+    pub(crate) fn unary(&self, x: &Tensor, c: &mut Choices<'_>) -> Tensor {
         match c.below(if self.dtype.is_float() { 10 } else { 4 }) {
             0 => -x,
             1 => x.abs(),
@@ -146,8 +148,8 @@ impl Growing {
         }
     }
 
-    fn two(&mut self, x: &Tensor, c: &mut Choices<'_>) -> Tensor {
-        let other = self.fitting(x, c).unwrap_or_else(|| x * self.constant(0.5));
+    fn binary(&mut self, x: &Tensor, c: &mut Choices<'_>) -> Tensor {
+        let other = self.broadcastable(x, c).unwrap_or_else(|| x * self.constant(0.5));
         match c.below(7) {
             0 => x + &other,
             1 => x - &other,
@@ -156,7 +158,7 @@ impl Growing {
             4 => x.minimum(&other),
             5 => x.less(&other).cast(self.dtype) - &other,
             _ if self.dtype.is_float() => x / (other.square() + self.constant(1.0)),
-            // Ones in place of zeros, which would end the run.
+            // Replace zeros by ones: division by zero is an error.
             _ => x / other.equal(&self.constant(0.0)).select(&self.constant(1.0), &other),
         }
     }
@@ -184,17 +186,17 @@ impl Growing {
             .zip(&begin)
             .map(|(&n, &b)| if n > b + 1 { Some(n - c.below(2)) } else { None })
             .collect();
-        let step: Vec<usize> = from.iter().map(|_| c.of(&[1, 1, 2])).collect();
+        let step: Vec<usize> = from.iter().map(|_| c.pick(&[1, 1, 2])).collect();
         x.strided_slice(&begin, &end, &step)
     }
 
-    /// The second half of one dim, once for each half: as many elements as there were, but other
-    /// ones.
+    /// Repeats the second half of one dim twice. The result has as many elements as `x`, so reading
+    /// `x` in its place would go unnoticed by size checks.
     fn repeat(&self, x: &Tensor, c: &mut Choices<'_>) -> Tensor {
         let mut shape = sizes(x);
         let axis = (0..shape.len()).find(|&d| shape[d] >= 2 && shape[d].is_multiple_of(2)).unwrap_or(0);
         let (rank, half) = (shape.len(), shape[axis] / 2);
-        let x = if c.below(2) == 0 { self.one(x, c) } else { x.clone() };
+        let x = if c.below(2) == 0 { self.unary(x, c) } else { x.clone() };
         let from: Vec<usize> = (0..rank).map(|d| if d == axis { shape[d] - half } else { 0 }).collect();
         let part = x.strided_slice(&from, &vec![None; rank], &vec![1; rank]).expand_dims(axis as isize);
         shape.splice(axis..=axis, [2, half]);
@@ -217,18 +219,19 @@ impl Growing {
                 (x - mean) * (variance + self.constant(0.5)).rsqrt()
             }
             4 => x.argmax(axis).cast(self.dtype),
-            // A place in the result of an index: its own dim must survive fusion.
+            // An index along one dim becomes a position along another, which fusion must keep
+            // apart.
             _ => x.argmax(axis).one_hot(3, self.dtype),
         }
     }
 
-    /// Pooling, or a convolution with what follows one.
+    /// Adds a pooling, or a convolution with an epilogue.
     fn window(&self, x: &Tensor, c: &mut Choices<'_>) -> Tensor {
         let options = PoolOptions {
-            window: c.of(&[[2, 2], [1, 2], [3, 3]]),
-            stride: c.of(&[[1, 1], [2, 2], [1, 2]]),
+            window: c.pick(&[[2, 2], [1, 2], [3, 3]]),
+            stride: c.pick(&[[1, 1], [2, 2], [1, 2]]),
             padding: Padding::Same,
-            layout: c.of(&[Layout::Nhwc, Layout::Nchw]),
+            layout: c.pick(&[Layout::Nhwc, Layout::Nchw]),
         };
         match c.below(3) {
             0 => x.max_pool_with(options),
@@ -244,7 +247,7 @@ impl Growing {
         }
     }
 
-    fn product(&mut self, x: &Tensor, c: &mut Choices<'_>) -> Tensor {
+    fn matmul(&mut self, x: &Tensor, c: &mut Choices<'_>) -> Tensor {
         let other = self.any(c);
         let (a, b) = (sizes(x), sizes(&other));
         let k = a[a.len() - 1];
@@ -257,8 +260,8 @@ impl Growing {
     }
 }
 
-/// Checks random lists of choices, `default` of them unless `TENSORPACK_TEST_CASES` is set.
-pub(crate) fn over_graphs(name: &str, default: u32, check: impl Fn(&[u32]) -> Result<(), String>) {
+/// Calls `check` with random lists of choices; `TENSORPACK_TEST_CASES` sets their number.
+pub(crate) fn for_random_graphs(name: &str, default: u32, check: impl Fn(&[u32]) -> Result<(), String>) {
     let cases = tensorpack_testing::test_cases(default);
     let rng = CounterRng::new(0, name);
     let seed: Vec<u8> = (0..8).flat_map(|i| rng.word(0, i).to_le_bytes()).collect();
