@@ -4,44 +4,7 @@
 //! choices of an engine. `check` bounds all products of sizes, so that engines multiply them
 //! without overflow.
 
-use tensorpack_tensor::{Error, ErrorKind, Result};
-
-/// Maximum number of elements that a kernel may read, write or count.
-const MAX_ELEMENTS: usize = 1 << 48;
-
-/// Returns an error of kind [`ErrorKind::Memory`] if the product of `sizes` is too large. A 0
-/// counts as 1, because engines also multiply parts of a shape.
-fn check_extent(what: &str, sizes: &[usize]) -> Result<()> {
-    let product = |n: usize, &s: &usize| n.checked_mul(s.max(1)).filter(|&n| n <= MAX_ELEMENTS);
-    match sizes.iter().try_fold(1, product) {
-        Some(_) => Ok(()),
-        None => {
-            let why = format!(
-                "{what} of {sizes:?} has more than {MAX_ELEMENTS} elements, the most a kernel supports"
-            );
-            Err(Error::new(ErrorKind::Memory, why))
-        }
-    }
-}
-
-fn check_positive(what: &str, sizes: [usize; 2]) -> Result<()> {
-    match sizes.contains(&0) {
-        true => Err(Error::argument(format!("{what} {sizes:?} must be at least 1"))),
-        false => Ok(()),
-    }
-}
-
-/// Returns the number of positions along one axis of an image, padding included, that windows
-/// cover; `usize::MAX` if there are too many to count.
-fn reach(size: usize, pad: usize, out: usize, stride: usize, taps: usize, dilation: usize) -> usize {
-    let covered = || {
-        let windows = out.saturating_sub(1).checked_mul(stride)?;
-        let window = taps.saturating_sub(1).checked_mul(dilation)?;
-        let covered = windows.checked_add(window)?.checked_add(1)?;
-        Some(covered).filter(|&n| n.max(stride).max(dilation) <= MAX_ELEMENTS)
-    };
-    covered().map_or(usize::MAX, |covered| size.saturating_add(pad).saturating_add(covered))
-}
+use tensorpack_tensor::{AxisWindows, Error, ErrorKind, Result, check_extent, check_positive};
 
 /// A batched matrix product: `out[b, m, n] = sum over k of lhs[b, m, k] * rhs[b, k, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -120,10 +83,15 @@ impl Conv2d {
         check_extent("input image", &[self.batch, self.in_size[0], self.in_size[1], self.in_channels])?;
         check_extent("output image", &[self.batch, self.out_size[0], self.out_size[1], self.out_channels])?;
         check_extent("filter", &[self.kernel[0], self.kernel[1], self.in_channels, self.out_channels])?;
-        let [height, width] = [0, 1].map(|i| {
-            let (taps, dilation) = (self.kernel[i], self.dilation[i]);
-            reach(self.in_size[i], self.pad_low[i], self.out_size[i], self.stride[i], taps, dilation)
-        });
+        let windows = |i: usize| AxisWindows {
+            size: self.in_size[i],
+            pad: self.pad_low[i],
+            out: self.out_size[i],
+            stride: self.stride[i],
+            taps: self.kernel[i],
+            dilation: self.dilation[i],
+        };
+        let [height, width] = [0, 1].map(|i| windows(i).reach());
         check_extent("padded image", &[height, width, self.in_channels.max(self.out_channels)])
     }
 
@@ -183,10 +151,15 @@ impl Pool {
         check_positive("window", self.window)?;
         check_extent("input image", &[self.batch, self.in_size[0], self.in_size[1], self.channels])?;
         check_extent("output image", &[self.batch, self.out_size[0], self.out_size[1], self.channels])?;
-        let covered = [0, 1].map(|i| {
-            reach(self.in_size[i], self.pad_low[i], self.out_size[i], self.stride[i], self.window[i], 1)
-        });
-        check_extent("padded image", &covered)
+        let windows = |i: usize| AxisWindows {
+            size: self.in_size[i],
+            pad: self.pad_low[i],
+            out: self.out_size[i],
+            stride: self.stride[i],
+            taps: self.window[i],
+            dilation: 1,
+        };
+        check_extent("padded image", &[0, 1].map(|i| windows(i).reach()))
     }
 
     pub(crate) fn in_len(&self) -> usize {

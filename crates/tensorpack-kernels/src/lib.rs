@@ -119,5 +119,4 @@ pub use random::Random;
 pub use reduce::{Cumsum, Extremes, Reduce, ReduceKind, all_finite, extremes};
 pub use roofline::Roofline;
 pub use simd::Isa;
-pub use sizes::MAX_ELEMENTS;
 pub use team::Team;

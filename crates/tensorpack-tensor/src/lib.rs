@@ -23,6 +23,7 @@
 //! |---|---|
 //! | `dtype` | [`DType`], the element types, and [`Element`], their Rust types |
 //! | `dim`, `shape` | [`Dim`] and [`Shape`], with sizes that may be unknown until run time |
+//! | `extent` | [`check_extent`] and [`AxisWindows`], bounds on products of sizes |
 //! | `host_tensor` | [`HostTensor`], a dense tensor in host memory with copy-on-write clones |
 //! | `rng` | [`CounterRng`], a counter-based random number generator (Philox) |
 //! | `error`, `site` | [`Error`], [`ErrorKind`], and [`Site`], the source line an error points at |
@@ -31,6 +32,7 @@
 mod dim;
 mod dtype;
 mod error;
+mod extent;
 mod host_tensor;
 mod rng;
 mod shape;
@@ -40,6 +42,7 @@ mod user_data_dir;
 pub use dim::{Dim, Symbol};
 pub use dtype::{DType, Element};
 pub use error::{Error, ErrorKind, Result};
+pub use extent::{AxisWindows, MAX_ELEMENTS, check_extent, check_positive};
 pub use half::bf16;
 pub use host_tensor::HostTensor;
 pub use rng::{CounterRng, hash_name};
