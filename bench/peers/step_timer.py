@@ -25,6 +25,7 @@ STEPS = 35  # of ptb
 # Images are height, width, channels.
 INPUT_SHAPE = {
     "mlp": (784,),
+    "dqn": (8,),
     "mnist": (28, 28, 1),
     "resnet32": (32, 32, 3),
     "resnet50": (224, 224, 3),
@@ -112,6 +113,7 @@ def measure(args, peer, version, parameters, step):
         "examples_per_s": round(args.batch / median, 1),
         "first_step_s": round(first_step_s, 3),
         "peak_rss_mb": round(peak_rss_mb(), 1),
+        "ms_mean": round(statistics.fmean(times) * 1e3, 4),
         "ms_min": round(min(times) * 1e3, 4),
         "ms_max": round(max(times) * 1e3, 4),
         "steps": args.steps,

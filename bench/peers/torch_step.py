@@ -15,10 +15,14 @@ torch.set_num_interop_threads(1)
 torch.manual_seed(0)
 
 
-def mlp():
+def mlp(inputs=784, units=512):
     return nn.Sequential(
-        nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, step_timer.CLASSES)
+        nn.Linear(inputs, units), nn.ReLU(), nn.Linear(units, units), nn.ReLU(), nn.Linear(units, step_timer.CLASSES)
     )
+
+
+def dqn():
+    return mlp(8, 64)
 
 
 def mnist():
@@ -152,7 +156,7 @@ def compiled(function):
 
 
 def classifier():
-    model = {"mlp": mlp, "mnist": mnist, "resnet32": Resnet32, "resnet50": Resnet50}[args.model]()
+    model = {"mlp": mlp, "dqn": dqn, "mnist": mnist, "resnet32": Resnet32, "resnet50": Resnet50}[args.model]()
     model = model.train().to(args.device)
     x, labels = (torch.from_numpy(a).to(args.device) for a in step_timer.synthetic(args))
     labels = labels.long()

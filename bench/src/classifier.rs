@@ -26,6 +26,7 @@ impl Classifier {
         let small = |sizes, net| Classifier { sizes, classes: classifiers::CLASSES, net, optimizer: adam };
         match model {
             Model::Mlp => Some(small(&[784], |t, x| classifiers::mlp(t, x, 512))),
+            Model::Dqn => Some(small(&[8], |t, x| classifiers::mlp(t, x, 64))),
             Model::Mnist => Some(small(&[28, 28, 1], classifiers::mnist)),
             Model::Resnet32 => Some(small(&[32, 32, 3], |t, x| classifiers::resnet(t, x, 5))),
             Model::Resnet50 => Some(Classifier {

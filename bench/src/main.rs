@@ -1,6 +1,6 @@
 //! Measures tensorpack; `bench -- --help` and `bench -- step --help` list the options.
 //!
-//! `bench -- step --model mlp|mnist|resnet32|resnet50|ptb|dcgan --devices cpu:0 --batch B
+//! `bench -- step --model mlp|dqn|mnist|resnet32|resnet50|ptb|dcgan --devices cpu:0 --batch B
 //! [--threads-per-device N] [--steps N] [--json]`: the time of a training step of a reference model
 //! on synthetic data. With several devices (`cpu:0,cpu:1`) each has a tower with its own
 //! batch. `--input dataflow` measures the trainer's own loop on u8 images that are batched in memory

@@ -13,6 +13,8 @@ use tensorpack::{DType, Error, HostTensor, Result};
 pub(crate) enum Model {
     /// 784-512-512-10.
     Mlp,
+    /// 8-64-64-10, the size of a Q-network for control tasks.
+    Dqn,
     /// Four 3x3 convolutions, two max poolings, two dense layers.
     Mnist,
     /// ResNet-32 for 32x32 images.
@@ -32,6 +34,7 @@ impl Model {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Model::Mlp => "mlp",
+            Model::Dqn => "dqn",
             Model::Mnist => "mnist",
             Model::Resnet32 => "resnet32",
             Model::Resnet50 => "resnet50",
@@ -44,6 +47,7 @@ impl Model {
     pub(crate) fn batch(self) -> usize {
         match self {
             Model::Mlp | Model::Mnist | Model::Resnet32 => 128,
+            Model::Dqn => 32,
             Model::Ptb => 20,
             Model::Resnet50 | Model::Dcgan => 64,
         }

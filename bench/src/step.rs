@@ -60,6 +60,7 @@ pub(crate) fn measure(args: &StepArgs, started: Instant) -> Result<()> {
         session.run_prepared(&step, &feeds, &mut outputs)?;
         times.push(began.elapsed().as_secs_f64());
     }
+    let mean = times.iter().sum::<f64>() / times.len() as f64 * 1e3;
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
     let loss = outputs[0].to_scalar()?;
@@ -68,7 +69,7 @@ pub(crate) fn measure(args: &StepArgs, started: Instant) -> Result<()> {
     let rss = peak_rss_mb();
     if args.json {
         println!(
-            "{{\"model\":\"{}\",\"devices\":\"{}\",\"batch\":{},\"ms_per_step\":{ms:.4},\"examples_per_s\":{rate:.1},\
+            "{{\"model\":\"{}\",\"devices\":\"{}\",\"batch\":{},\"ms_per_step\":{ms:.4},\"ms_mean\":{mean:.4},\"examples_per_s\":{rate:.1},\
              \"first_step_s\":{first_step:.4},\"peak_rss_mb\":{rss:.1}}}",
             args.model.name(),
             devices,

@@ -14,7 +14,7 @@ use tensorpack::{DType, Error, Result};
 pub(crate) fn build(model: Model, batch: usize, dtype: DType, devices: &[Device]) -> Result<Built> {
     let classifier = Classifier::from_model(model).ok_or_else(|| {
         Error::argument(format!("{} supports only one device", model.name()))
-            .note("mlp, mnist, resnet32 and resnet50 support several")
+            .note("mlp, dqn, mnist, resnet32 and resnet50 support several")
     })?;
     let trained = classifier.clone();
     // Only the names of its inputs are used: the step is fed directly.

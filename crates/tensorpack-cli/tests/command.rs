@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::channel;
 use std::time::Duration;
+use tensorpack_testing::{Requirement, skip};
 
 /// Writes a shell script into the folder that is the whole path of the command.
 fn program(cache: &Path, name: &str, text: &str) {
@@ -98,6 +99,30 @@ fn a_failing_pip_is_an_error_with_advice() {
     let text = install(Some("exit 0"));
     assert!(text.contains("pip downloaded no file of xla-cpu-pjrt==0.0.1"), "{text}");
     assert!(!left_behind(dir.path()));
+}
+
+/// The default number of threads is the number of these cores.
+#[cfg(target_os = "linux")]
+#[test]
+fn doctor_counts_the_cores_that_affinity_and_quota_leave() {
+    let cache = tempfile::tempdir().unwrap();
+    let doctor = |wrapper: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("{wrapper} \"$0\" doctor"), env!("CARGO_BIN_EXE_tensorpack")]);
+        out(&command.env("TENSORPACK_CACHE", cache.path()).output().unwrap())
+    };
+    let own = doctor("taskset -c $(taskset -cp $$ | sed 's/.*: \\([0-9]*\\).*/\\1/') ");
+    assert!(own.contains("cpu engine: 1 core,"), "{own}");
+    // A quota needs a cgroup of its own, which only some machines allow.
+    let group = Path::new("/sys/fs/cgroup/cpu").join(format!("tensorpack-test-{}", std::process::id()));
+    if fs::create_dir(&group).is_err() {
+        return skip(Requirement::Devices, "cgroups of version 1 cannot be created here");
+    }
+    fs::write(group.join("cpu.cfs_period_us"), "100000").unwrap();
+    fs::write(group.join("cpu.cfs_quota_us"), "100000").unwrap();
+    let limited = doctor(&format!("echo $$ > {}/tasks; exec", group.display()));
+    fs::remove_dir(&group).unwrap();
+    assert!(limited.contains("cpu engine: 1 core,"), "{limited}");
 }
 
 #[test]

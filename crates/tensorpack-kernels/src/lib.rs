@@ -90,6 +90,7 @@
 
 mod partition;
 mod simd;
+mod stall;
 mod team;
 mod roofline;
 pub mod expr;

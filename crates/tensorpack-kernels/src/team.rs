@@ -4,6 +4,11 @@
 //! briefly, since the next kernel usually follows within microseconds, and then park, so that an
 //! idle session uses no CPU.
 //!
+//! A worker joins a job when it arrives, and the caller waits only for the workers that joined. On
+//! a machine whose cores are taken by others, the caller runs all chunks of a small kernel before a
+//! worker gets a core, and goes on without it. If the system takes the core of a worker inside a
+//! chunk, the caller has to wait. After such a stall it works alone for some time (`stall.rs`).
+//!
 //! Each member starts with its own contiguous range of chunks. The ranges depend only on the number
 //! of chunks, so a member often finds in its cache what it wrote in the previous kernel. A member
 //! that runs out of chunks steals from the end of the others' ranges. Chunks are independent, so
@@ -12,12 +17,14 @@
 use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, Thread};
+use std::time::Instant;
 
 use crate::partition;
 use crate::simd::subnormals::SubnormalsAreZero;
+use crate::stall::Stalls;
 
 /// Number of times a waiting thread polls before it parks: some tens of microseconds.
 const SPINS: u32 = 20_000;
@@ -30,6 +37,7 @@ pub struct Team {
     shared: Arc<Shared>,
     workers: Vec<Thread>,
     spins: u32,
+    stalls: Stalls,
 }
 
 /// A job: a closure on the caller's stack, borrowed until `Team::run` returns.
@@ -69,20 +77,51 @@ impl ChunkQueue {
 }
 
 struct Shared {
-    /// Number of jobs so far; workers wait for it to change.
-    generation: AtomicU64,
-    /// The current job, a `*const Job` valid while `running` is not zero.
+    /// The number of the current job, counted from 1; workers wait for it to change.
+    current: AtomicU64,
+    /// The number of the last job that no more workers may join.
+    closed: AtomicU64,
+    /// The current job, a `*const Job`. It is valid for workers that have joined.
     job: AtomicPtr<()>,
     /// One per member.
     queues: Vec<ChunkQueue>,
-    /// Workers that have not finished the current job.
-    running: AtomicUsize,
+    workers: Vec<Worker>,
     quit: AtomicBool,
-    parked: Vec<AtomicBool>,
     caller: Mutex<Option<Thread>>,
     caller_parked: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     spins: u32,
+}
+
+/// The state of a worker, in a cache line of its own.
+#[derive(Default)]
+#[repr(align(64))]
+struct Worker {
+    /// The number of the job that the worker has joined, or 0.
+    joined: AtomicU64,
+    parked: AtomicBool,
+}
+
+impl Worker {
+    /// Joins a job unless it is closed. The caller closes it before it looks at `joined`, and both
+    /// sides are sequentially consistent: either this worker sees that the job is closed, or the
+    /// caller sees that this worker has joined.
+    fn join(&self, number: u64, closed: &AtomicU64) -> bool {
+        self.joined.store(number, Ordering::SeqCst);
+        let open = closed.load(Ordering::SeqCst) < number;
+        if !open {
+            self.leave();
+        }
+        open
+    }
+
+    fn leave(&self) {
+        self.joined.store(0, Ordering::SeqCst);
+    }
+
+    fn has_joined(&self, number: u64) -> bool {
+        self.joined.load(Ordering::SeqCst) == number
+    }
 }
 
 impl Team {
@@ -100,12 +139,12 @@ impl Team {
         let cores = thread::available_parallelism().map_or(1, |n| n.get());
         let spins = if all.max(threads) <= cores { SPINS } else { 0 };
         let shared = Arc::new(Shared {
-            generation: AtomicU64::new(0),
+            current: AtomicU64::new(0),
+            closed: AtomicU64::new(0),
             job: AtomicPtr::new(std::ptr::null_mut()),
             queues: (0..threads).map(|_| ChunkQueue::default()).collect(),
-            running: AtomicUsize::new(0),
+            workers: (1..threads).map(|_| Worker::default()).collect(),
             quit: AtomicBool::new(false),
-            parked: (1..threads).map(|_| AtomicBool::new(false)).collect(),
             caller: Mutex::new(None),
             caller_parked: AtomicBool::new(false),
             panic: Mutex::new(None),
@@ -121,7 +160,7 @@ impl Team {
                 spawned.ok().map(|handle| handle.thread().clone())
             })
             .collect();
-        Team { shared, workers, spins }
+        Team { shared, workers, spins, stalls: Stalls::default() }
     }
 
     /// Returns the number of members.
@@ -139,13 +178,30 @@ impl Team {
     /// stopped. Takes `&mut self` because a team runs one job at a time. Jobs run with subnormals
     /// flushed to zero.
     pub fn run(&mut self, chunks: usize, job: Job<'_>) {
-        let _flush = SubnormalsAreZero::begin();
-        if chunks <= 1 || self.workers.is_empty() {
+        if chunks <= 1 || self.workers.is_empty() || self.stalls.works_alone() {
+            let _flush = SubnormalsAreZero::begin();
             return (0..chunks).for_each(|chunk| job(chunk, 0));
         }
         if chunks > MAX_CHUNKS {
             return self.run_in_rounds(chunks, MAX_CHUNKS, job);
         }
+        self.dispatch(chunks, job);
+    }
+
+    /// Calls `job(member)` on every member at the same time, as gang scheduling does, so that the
+    /// calls may wait for each other. Otherwise like [`Team::run`].
+    pub fn run_on_every_member(&mut self, job: &(dyn Fn(usize) + Sync)) {
+        if self.workers.is_empty() {
+            let _flush = SubnormalsAreZero::begin();
+            return job(0);
+        }
+        // A member that waits in its chunk takes no other, so each member gets one of them.
+        self.dispatch(self.len(), &|chunk, _| job(chunk));
+    }
+
+    /// Runs the chunks of a job on the caller and on the workers that join in time.
+    fn dispatch(&mut self, chunks: usize, job: Job<'_>) {
+        let _flush = SubnormalsAreZero::begin();
         let shared = &*self.shared;
         {
             let me = thread::current();
@@ -157,28 +213,19 @@ impl Team {
         for (member, queue) in shared.queues[..self.len()].iter().enumerate() {
             queue.set(partition::part(chunks, self.len(), member));
         }
-        shared.running.store(self.workers.len(), Ordering::Relaxed);
         shared.job.store((&raw const job).cast_mut().cast(), Ordering::Relaxed);
-        shared.generation.fetch_add(1, Ordering::SeqCst);
-        for (worker, parked) in self.workers.iter().zip(&shared.parked) {
-            if parked.load(Ordering::SeqCst) {
-                worker.unpark();
+        let number = shared.current.fetch_add(1, Ordering::SeqCst) + 1;
+        for (thread, worker) in self.workers.iter().zip(&shared.workers) {
+            if worker.parked.load(Ordering::SeqCst) {
+                thread.unpark();
             }
         }
+        let begun = Instant::now();
         let mine = catch_unwind(AssertUnwindSafe(|| shared.take_chunks(job, 0)));
         // The closure lives on this stack: wait for the workers even if this thread panicked.
-        let mut spun = 0;
-        while shared.running.load(Ordering::Acquire) != 0 {
-            if spun < self.spins {
-                spun += 1;
-                std::hint::spin_loop();
-            } else {
-                shared.caller_parked.store(true, Ordering::SeqCst);
-                if shared.running.load(Ordering::SeqCst) != 0 {
-                    thread::park();
-                }
-                shared.caller_parked.store(false, Ordering::SeqCst);
-            }
+        shared.closed.store(number, Ordering::SeqCst);
+        for worker in &shared.workers[..self.workers.len()] {
+            shared.wait_for(worker, number, begun, self.spins, &mut self.stalls);
         }
         let theirs = shared.panic.lock().unwrap_or_else(|e| e.into_inner()).take();
         if let Some(panic) = mine.err().or(theirs) {
@@ -206,12 +253,34 @@ impl Shared {
         }
     }
 
+    /// Waits until a worker has left a closed job, which began at `begun`.
+    fn wait_for(&self, worker: &Worker, number: u64, begun: Instant, spins: u32, stalls: &mut Stalls) {
+        let mut spun = 0;
+        while worker.has_joined(number) {
+            if spun < spins {
+                spun += 1;
+                std::hint::spin_loop();
+                continue;
+            }
+            let parked = Instant::now();
+            while worker.has_joined(number) {
+                self.caller_parked.store(true, Ordering::SeqCst);
+                if worker.has_joined(number) {
+                    thread::park();
+                }
+                self.caller_parked.store(false, Ordering::SeqCst);
+            }
+            stalls.waited(parked - begun, parked, Instant::now());
+        }
+    }
+
     fn work(&self, member: usize) {
         let _flush = SubnormalsAreZero::begin();
+        let me = &self.workers[member - 1];
         let mut seen = 0;
         loop {
             let mut spun = 0;
-            while self.generation.load(Ordering::SeqCst) == seen {
+            while self.current.load(Ordering::SeqCst) == seen {
                 if self.quit.load(Ordering::Relaxed) {
                     return;
                 }
@@ -219,23 +288,25 @@ impl Shared {
                     spun += 1;
                     std::hint::spin_loop();
                 } else {
-                    let parked = &self.parked[member - 1];
-                    parked.store(true, Ordering::SeqCst);
-                    if self.generation.load(Ordering::SeqCst) == seen && !self.quit.load(Ordering::SeqCst) {
+                    me.parked.store(true, Ordering::SeqCst);
+                    if self.current.load(Ordering::SeqCst) == seen && !self.quit.load(Ordering::SeqCst) {
                         thread::park();
                     }
-                    parked.store(false, Ordering::SeqCst);
+                    me.parked.store(false, Ordering::SeqCst);
                 }
             }
-            seen += 1;
-            // SAFETY: `Team::run` stored the job before it incremented `generation`, and keeps it
-            // alive until every worker has decremented `running`, which this one does only below.
+            seen = self.current.load(Ordering::SeqCst);
+            if !me.join(seen, &self.closed) {
+                continue;
+            }
+            // SAFETY: `Team::run` stored the job before it published its number, and keeps it alive
+            // until every worker that joined has left, which this one does only below.
             let job = unsafe { *self.job.load(Ordering::Relaxed).cast::<Job<'_>>() };
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_chunks(job, member))) {
                 self.panic.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(panic);
             }
-            if self.running.fetch_sub(1, Ordering::SeqCst) == 1
-                && self.caller_parked.load(Ordering::SeqCst)
+            me.leave();
+            if self.caller_parked.load(Ordering::SeqCst)
                 && let Some(caller) = &*self.caller.lock().unwrap_or_else(|e| e.into_inner())
             {
                 caller.unpark();
@@ -260,6 +331,8 @@ impl std::fmt::Debug for Team {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicUsize;
+    use std::time::Duration;
 
     #[test]
     fn every_chunk_runs_once() {
@@ -293,6 +366,89 @@ mod tests {
                     "{threads} threads, {chunks} chunks"
                 );
             }
+        }
+    }
+
+    /// As on a machine whose cores are all taken by others: the worker's thread never runs.
+    #[test]
+    fn a_job_ends_without_a_worker_that_never_joins() {
+        let (done, is_done) = std::sync::mpsc::channel();
+        thread::spawn(move || {
+            let mut team = Team::new(2);
+            team.shared.quit.store(true, Ordering::SeqCst);
+            team.workers[0].unpark();
+            let sum = AtomicUsize::new(0);
+            for _ in 0..100 {
+                team.run(8, &|c, _| {
+                    sum.fetch_add(c, Ordering::Relaxed);
+                });
+            }
+            done.send(sum.into_inner()).unwrap();
+        });
+        assert_eq!(is_done.recv_timeout(Duration::from_secs(20)), Ok(100 * 28));
+    }
+
+    #[test]
+    fn a_caller_waits_for_a_worker_inside_a_chunk() {
+        let mut team = Team::new(2);
+        for _ in 0..3 {
+            // Both members are inside a chunk at the same time, and the worker's takes longer.
+            let both = std::sync::Barrier::new(2);
+            let ended = AtomicUsize::new(0);
+            team.run(2, &|_, member| {
+                both.wait();
+                if member > 0 {
+                    thread::sleep(Duration::from_millis(3));
+                }
+                ended.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(ended.into_inner(), 2);
+            team.stalls = Stalls::default();
+        }
+    }
+
+    /// On a busy machine the first jobs may not stall: the caller itself may lose its core.
+    #[test]
+    fn after_a_stall_the_caller_works_alone() {
+        let mut team = Team::new(2);
+        let stalled = (0..50).any(|_| {
+            let both = std::sync::Barrier::new(2);
+            team.run(2, &|_, member| {
+                both.wait();
+                if member > 0 {
+                    thread::sleep(Duration::from_millis(20));
+                }
+            });
+            team.stalls.works_alone()
+        });
+        assert!(stalled);
+        stall(&mut team);
+        // Time enough for the worker to join if it is called.
+        team.run(8, &|_, member| {
+            assert_eq!(member, 0);
+            thread::sleep(Duration::from_millis(5));
+        });
+    }
+
+    /// Makes the caller work alone for a while.
+    fn stall(team: &mut Team) {
+        let now = Instant::now();
+        team.stalls.waited(Duration::ZERO, now, now + Duration::from_secs(1));
+        assert!(team.stalls.works_alone());
+    }
+
+    #[test]
+    fn members_may_wait_for_each_other_even_after_a_stall() {
+        let mut team = Team::new(3);
+        for _ in 0..3 {
+            stall(&mut team);
+            let all = std::sync::Barrier::new(3);
+            let ran = AtomicUsize::new(0);
+            team.run_on_every_member(&|member| {
+                all.wait();
+                ran.fetch_or(1 << member, Ordering::Relaxed);
+            });
+            assert_eq!(ran.into_inner(), 0b111);
         }
     }
 
@@ -343,7 +499,7 @@ mod tests {
     fn wakes_after_a_pause() {
         let mut team = Team::new(2);
         for _ in 0..3 {
-            thread::sleep(std::time::Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(20));
             let hits = AtomicUsize::new(0);
             team.run(2, &|_, _| {
                 hits.fetch_add(1, Ordering::Relaxed);

@@ -20,7 +20,8 @@ impl Engine for CpuEngine {
         let cores = available_parallelism().map_or(1, usize::from);
         let memory = available_memory()
             .map_or_else(String::new, |bytes| format!(", {:.1} GB of memory available", bytes as f64 / 1e9));
-        format!("{cores} cores, {} instructions{memory}", Isa::detect())
+        let cores = if cores == 1 { "1 core".to_string() } else { format!("{cores} cores") };
+        format!("{cores}, {} instructions{memory}", Isa::detect())
     }
 
     fn parse_device(&self, parts: &[&str]) -> Option<Device> {

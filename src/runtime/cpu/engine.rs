@@ -380,7 +380,7 @@ impl CpuProgram {
             teams.ok_or_else(|| Error::new(ErrorKind::Engine, "the program's teams are gone"))?;
         let (memories, teams, communicator) = (&*memories, &*teams, &**communicator);
         communicator.begin();
-        leaders.run(self.towers.len(), &|i, _| {
+        leaders.run_on_every_member(&|i| {
             let mut running = communicator.enter(i);
             let mut team = own(&teams[i]);
             let participant = Participant { communicator, tower: i };
