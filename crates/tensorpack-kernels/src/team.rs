@@ -12,15 +12,15 @@
 use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::{self, Thread};
+use std::sync::atomic::Ordering;
 
 use crate::partition;
 use crate::simd::subnormals::SubnormalsAreZero;
+use crate::sync::{self, Arc, AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Mutex, Thread};
 
-/// Number of times a waiting thread polls before it parks: some tens of microseconds.
-const SPINS: u32 = 20_000;
+/// Number of times a waiting thread polls before it parks: some tens of microseconds. A model
+/// checker needs to see one.
+const SPINS: u32 = if cfg!(loom) { 1 } else { 20_000 };
 
 /// Maximum number of chunks per job: a chunk queue keeps both ends in the halves of one u64.
 const MAX_CHUNKS: usize = u32::MAX as usize;
@@ -97,7 +97,7 @@ impl Team {
     /// each of those.
     pub fn among(threads: usize, all: usize) -> Team {
         let threads = threads.max(1);
-        let cores = thread::available_parallelism().map_or(1, |n| n.get());
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let spins = if all.max(threads) <= cores { SPINS } else { 0 };
         let shared = Arc::new(Shared {
             generation: AtomicU64::new(0),
@@ -114,7 +114,7 @@ impl Team {
         let workers = (1..threads)
             .map_while(|member| {
                 let shared = shared.clone();
-                let spawned = thread::Builder::new()
+                let spawned = sync::Builder::new()
                     .name(format!("tensorpack-{member}"))
                     .spawn(move || shared.work(member));
                 // If the system refuses more threads, a smaller team computes the same results.
@@ -148,7 +148,7 @@ impl Team {
         }
         let shared = &*self.shared;
         {
-            let me = thread::current();
+            let me = sync::current();
             let mut caller = shared.caller.lock().unwrap_or_else(|e| e.into_inner());
             if caller.as_ref().is_none_or(|c| c.id() != me.id()) {
                 *caller = Some(me);
@@ -171,11 +171,11 @@ impl Team {
         while shared.running.load(Ordering::Acquire) != 0 {
             if spun < self.spins {
                 spun += 1;
-                std::hint::spin_loop();
+                sync::spin_loop();
             } else {
                 shared.caller_parked.store(true, Ordering::SeqCst);
                 if shared.running.load(Ordering::SeqCst) != 0 {
-                    thread::park();
+                    sync::park();
                 }
                 shared.caller_parked.store(false, Ordering::SeqCst);
             }
@@ -217,12 +217,12 @@ impl Shared {
                 }
                 if spun < self.spins {
                     spun += 1;
-                    std::hint::spin_loop();
+                    sync::spin_loop();
                 } else {
                     let parked = &self.parked[member - 1];
                     parked.store(true, Ordering::SeqCst);
                     if self.generation.load(Ordering::SeqCst) == seen && !self.quit.load(Ordering::SeqCst) {
-                        thread::park();
+                        sync::park();
                     }
                     parked.store(false, Ordering::SeqCst);
                 }
@@ -257,9 +257,15 @@ impl std::fmt::Debug for Team {
     }
 }
 
+#[cfg(all(test, loom))]
+mod models;
+
 #[cfg(test)]
 mod tests {
+    #![cfg(not(loom))]
+
     use super::*;
+    use std::thread;
 
     #[test]
     fn every_chunk_runs_once() {
