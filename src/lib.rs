@@ -9,6 +9,7 @@
 // These macros panic if the stream is closed or full; see `logger.rs`.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod sync;
 pub mod kir;
 pub mod reference;
 pub mod graph;

@@ -2,9 +2,10 @@
 
 use super::{no_batch, stager};
 use crate::runtime::{Interrupt, Staging};
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::PoisonError;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tensorpack_dataflow::{DataFlow, Flow, Reader, Sample, Seed, State};
@@ -68,10 +69,11 @@ impl Queue {
 
     /// Waits until there is room for a sample of `next` bytes. Returns false if reading must stop.
     fn wait_for_room(&self, next: usize, max_bytes: usize) -> bool {
-        let is_full = |q: &mut QueueState| {
-            !q.stopped && q.samples >= MIN_SAMPLES && q.bytes.saturating_add(next) > max_bytes
-        };
-        !self.changed.wait_while(self.lock(), is_full).unwrap_or_else(PoisonError::into_inner).stopped
+        let mut state = self.lock();
+        while !state.stopped && state.samples >= MIN_SAMPLES && state.bytes.saturating_add(next) > max_bytes {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        !state.stopped
     }
 }
 
@@ -253,5 +255,60 @@ impl Epochs {
                 None => self.at_end = true,
             }
         }
+    }
+}
+
+/// loom models of the queue. loom has no bounded channels, so an unbounded one stands for the
+/// prefetcher's, and the loops of the two threads are shortened copies.
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use loom::sync::mpsc::channel;
+    use loom::thread;
+
+    const BYTES: usize = 8;
+
+    /// Reads `count` samples, or until the queue is stopped; returns how many.
+    fn read(queue: &Queue, count: usize, max_bytes: usize, mut send: impl FnMut(usize)) -> usize {
+        for i in 0..count {
+            if !queue.wait_for_room(if i == 0 { 0 } else { BYTES }, max_bytes) {
+                return i;
+            }
+            queue.add(BYTES);
+            send(i);
+        }
+        count
+    }
+
+    /// A reader that waits for room is woken by each sample taken, and the queue stays within its
+    /// bounds.
+    #[test]
+    fn a_full_queue_continues_when_a_sample_is_taken() {
+        loom::model(|| {
+            let queue = Arc::new(Queue::default());
+            let (send, samples) = channel();
+            let filled = queue.clone();
+            let reader = thread::spawn(move || read(&filled, 4, BYTES, |i| send.send(i).unwrap()));
+            for i in 0..4 {
+                assert_eq!(samples.recv(), Ok(i));
+                let ready = *queue.lock();
+                assert!(ready.samples <= MIN_SAMPLES && ready.bytes <= MIN_SAMPLES * BYTES);
+                queue.remove(BYTES);
+            }
+            assert_eq!(reader.join().unwrap(), 4);
+            assert_eq!(queue.lock().samples, 0);
+        });
+    }
+
+    /// Stopping ends a reader, whether it waits for room or is about to.
+    #[test]
+    fn stopping_ends_the_reader() {
+        loom::model(|| {
+            let queue = Arc::new(Queue::default());
+            let filled = queue.clone();
+            let reader = thread::spawn(move || read(&filled, usize::MAX, BYTES, |_| ()));
+            queue.stop();
+            assert!(reader.join().unwrap() <= MIN_SAMPLES);
+        });
     }
 }

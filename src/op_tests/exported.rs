@@ -90,9 +90,9 @@ fn exported_cases_give_identical_bits() {
     }
 }
 
-/// Mutates the `n`-th value of a description.
-fn mutate(value: &mut Value, n: &mut usize, rng: &CounterRng) {
-    let pick = |of: usize| (rng.uniform(7, 0) * of as f64) as usize;
+/// Mutates the `n`-th value of a description with the random numbers of `round`.
+fn mutate(value: &mut Value, n: &mut usize, rng: &CounterRng, round: u64) {
+    let pick = |of: usize| (rng.uniform(7, round) * of as f64) as usize;
     if *n == 0 {
         const NUMBERS: [u64; 9] = [0, 1, 2, 3, 7, 1 << 20, 1 << 40, 1 << 62, u64::MAX];
         match value {
@@ -113,8 +113,8 @@ fn mutate(value: &mut Value, n: &mut usize, rng: &CounterRng) {
     }
     *n = n.wrapping_sub(1);
     match value {
-        Value::Array(a) => a.iter_mut().for_each(|v| mutate(v, n, rng)),
-        Value::Object(o) => o.values_mut().for_each(|v| mutate(v, n, rng)),
+        Value::Array(a) => a.iter_mut().for_each(|v| mutate(v, n, rng, round)),
+        Value::Object(o) => o.values_mut().for_each(|v| mutate(v, n, rng, round)),
         _ => {}
     }
 }
@@ -137,10 +137,12 @@ fn numbers(value: &Value, at: String, found: &mut Vec<String>) {
     }
 }
 
-/// Any size in a file gives a result or an error within seconds, and never a panic.
+/// Any sizes in a file give a result or an error within seconds, and never a panic. One, two or
+/// three numbers are changed at once: products of some of these sizes wrap to small numbers.
 #[test]
 fn huge_sizes_in_a_file_neither_hang_nor_panic() {
-    const SIZES: [u64; 6] = [(1 << 31) - 1, 1 << 31, 1 << 40, 1 << 47, (1 << 60) - 9, u64::MAX];
+    const SIZES: [u64; 9] =
+        [(1 << 31) - 1, 1 << 31, 1 << 32, 1 << 33, 1 << 40, 1 << 47, (1 << 60) - 9, 1 << 63, u64::MAX];
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.safetensors");
     let (mut wrong, mut tried) = (Vec::new(), 0);
@@ -153,12 +155,22 @@ fn huge_sizes_in_a_file_neither_hang_nor_panic() {
         numbers(&whole, String::new(), &mut pointers);
         // Gradients repeat the same operations, so a sample of the numbers is enough.
         let step = pointers.len().div_ceil(trials().div_ceil(2) as usize).max(1);
-        for (i, pointer) in pointers.iter().step_by(step).enumerate() {
+        let rng = CounterRng::new(0, case.name);
+        let runs = pointers.iter().step_by(step).flat_map(|pointer| (1..=3).map(move |n| (pointer, n)));
+        for (i, (first, changes)) in runs.enumerate() {
             let mut mutated = whole.clone();
-            *mutated.pointer_mut(pointer).unwrap() = json!(SIZES[i % SIZES.len()]);
+            let mut changed = Vec::new();
+            for change in 0..changes {
+                let draw =
+                    |stream, of: usize| (rng.uniform(stream, 3 * i as u64 + change) * of as f64) as usize;
+                let pointer = if change == 0 { first } else { &pointers[draw(1, pointers.len())] };
+                let size = SIZES[draw(2, SIZES.len())];
+                *mutated.pointer_mut(pointer).unwrap() = json!(size);
+                changed.push(format!("{pointer} set to {size}"));
+            }
             let damaged = safetensors::Metadata::from([(key.clone(), mutated.to_string())]);
             safetensors::write_with_metadata(&path, &tensors, &damaged).unwrap();
-            let what = format!("{}, {pointer} set to {}", case.name, SIZES[i % SIZES.len()]);
+            let what = format!("{}, {}", case.name, changed.join(", "));
             let (send, done) = std::sync::mpsc::channel();
             let (path, fed) = (path.clone(), fed.clone());
             std::thread::spawn(move || {
@@ -181,6 +193,7 @@ fn huge_sizes_in_a_file_neither_hang_nor_panic() {
     assert!(tried > 100, "{tried}");
 }
 
+/// One, two or three values are changed at once.
 #[test]
 fn mutated_files_never_panic() {
     let dir = tempfile::tempdir().unwrap();
@@ -194,7 +207,10 @@ fn mutated_files_never_panic() {
         for attempt in 0..u64::from(trials().div_ceil(3)) {
             let rng = CounterRng::new(attempt, case.name);
             let mut mutated = whole.clone();
-            mutate(&mut mutated, &mut ((rng.uniform(8, 0) * count(&whole) as f64) as usize), &rng);
+            for round in 0..=attempt % 3 {
+                let mut at = (rng.uniform(8, round) * count(&mutated) as f64) as usize;
+                mutate(&mut mutated, &mut at, &rng, round);
+            }
             let key = metadata.keys().next().unwrap().clone();
             let damaged = safetensors::Metadata::from([(key, mutated.to_string())]);
             safetensors::write_with_metadata(&path, &tensors, &damaged).unwrap();

@@ -1,6 +1,7 @@
 //! Exclusive access to variables that several asynchronous towers share.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
@@ -126,6 +127,15 @@ impl Turns {
         }
     }
 
+    /// Ends a turn. `panicked` tells that it may have left invalid values.
+    fn end_turn(&self, panicked: bool) {
+        let mut state = self.lock();
+        state.holder = None;
+        state.lost |= panicked;
+        drop(state);
+        self.0.changed.notify_all();
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -133,11 +143,7 @@ impl Turns {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
-        state.holder = None;
-        state.lost |= std::thread::panicking();
-        drop(state);
-        self.0.0.changed.notify_all();
+        self.0.end_turn(std::thread::panicking());
     }
 }
 
@@ -152,6 +158,8 @@ impl std::fmt::Display for Holder {
 
 #[cfg(test)]
 mod tests {
+    #![cfg(not(loom))]
+
     use super::*;
 
     #[test]
@@ -213,6 +221,130 @@ mod tests {
             assert!(turns.take(Holder::Owner).unwrap_err().message().contains("their state is lost"));
             turns.end();
             assert!(waiting.join().unwrap().is_err());
+        });
+    }
+}
+
+/// loom models. A wait never times out in loom, so a lost wake-up is a deadlock. loom runs all
+/// threads of a model on one, so a turn that panics is modelled by `end_turn(true)`.
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::thread;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// Two words that every update changes together, without atomics, as it does the variables. loom
+    /// reports concurrent updates.
+    struct Variables(UnsafeCell<(usize, usize)>);
+
+    // SAFETY: loom checks every access.
+    unsafe impl Sync for Variables {}
+    // SAFETY: as above.
+    unsafe impl Send for Variables {}
+
+    impl Variables {
+        fn new() -> Arc<Variables> {
+            Arc::new(Variables(UnsafeCell::new((0, 0))))
+        }
+
+        fn update(&self) {
+            self.0.with_mut(|v| {
+                // SAFETY: loom reports a concurrent access.
+                let v = unsafe { &mut *v };
+                assert_eq!(v.0, v.1, "a torn update");
+                v.0 += 1;
+                v.1 += 1;
+            });
+        }
+
+        fn read(&self) -> usize {
+            // SAFETY: loom reports a concurrent access.
+            self.0.with(|v| unsafe { (*v).0 })
+        }
+    }
+
+    /// Updates of towers and of the owner are exclusive, and none is lost.
+    #[test]
+    fn no_update_is_torn_or_lost() {
+        loom::model(|| {
+            let (turns, variables) = (Turns::new(HOUR), Variables::new());
+            let towers: Vec<_> = (0..2)
+                .map(|tower| {
+                    let (turns, variables) = (turns.clone(), variables.clone());
+                    thread::spawn(move || {
+                        let _turn = turns.take(Holder::Tower(tower)).unwrap();
+                        variables.update();
+                    })
+                })
+                .collect();
+            {
+                let _turn = turns.take(Holder::Owner).unwrap();
+                variables.update();
+            }
+            towers.into_iter().for_each(|tower| tower.join().unwrap());
+            assert_eq!(variables.read(), 3);
+        });
+    }
+
+    /// While towers are held, the variables do not change between two turns of the owner. When they
+    /// are released, every tower gets its turn.
+    #[test]
+    fn held_towers_update_nothing_until_they_are_released() {
+        loom::model(|| {
+            let (turns, variables) = (Turns::new(HOUR), Variables::new());
+            let (of_tower, updated) = (turns.clone(), variables.clone());
+            let tower = thread::spawn(move || {
+                let _turn = of_tower.take(Holder::Tower(1)).unwrap();
+                updated.update();
+            });
+            turns.hold();
+            let read = || {
+                let _turn = turns.take(Holder::Owner).unwrap();
+                variables.read()
+            };
+            assert_eq!(read(), read());
+            turns.release();
+            tower.join().unwrap();
+            assert_eq!(read(), 1);
+        });
+    }
+
+    /// The end of training reaches towers that are held, that wait, and that come later.
+    #[test]
+    fn the_end_releases_every_tower() {
+        loom::model(|| {
+            let turns = Turns::new(HOUR);
+            turns.hold();
+            let towers: Vec<_> = (0..2)
+                .map(|tower| {
+                    let turns = turns.clone();
+                    thread::spawn(move || turns.take(Holder::Tower(tower)).map(drop))
+                })
+                .collect();
+            turns.end();
+            for tower in towers {
+                assert_eq!(tower.join().unwrap().unwrap_err().kind(), ErrorKind::Engine);
+            }
+        });
+    }
+
+    /// After a turn that panicked, nobody reads or updates the variables, and nobody waits forever.
+    #[test]
+    fn nobody_gets_a_turn_after_a_panic() {
+        loom::model(|| {
+            let turns = Turns::new(HOUR);
+            let held = turns.take(Holder::Tower(0)).unwrap();
+            std::mem::forget(held);
+            let of_tower = turns.clone();
+            let tower = thread::spawn(move || of_tower.take(Holder::Tower(1)).map(drop));
+            let of_panic = turns.clone();
+            let panicked = thread::spawn(move || of_panic.end_turn(true));
+            assert!(turns.take(Holder::Owner).unwrap_err().message().contains("lost"));
+            turns.end();
+            panicked.join().unwrap();
+            assert_eq!(tower.join().unwrap().unwrap_err().kind(), ErrorKind::Engine);
         });
     }
 }

@@ -1,8 +1,8 @@
 //! Ending a wait: on a timeout, or because the consumer is gone.
 
+use crate::sync::{Arc, AtomicBool};
 use std::cell::RefCell;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
@@ -12,8 +12,13 @@ pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 /// How often a thread blocked on another stage checks whether its own stage was cancelled.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
+#[cfg(not(loom))]
 thread_local! {
     static CANCEL_FLAG: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+}
+#[cfg(loom)]
+loom::thread_local! {
+    static CANCEL_FLAG: RefCell<Option<Arc<AtomicBool>>> = RefCell::new(None);
 }
 
 /// Makes this thread's waits end once `cancelled` is set.
@@ -21,18 +26,19 @@ thread_local! {
 /// A stage cannot wake its threads directly: they may be blocked deep inside its input. They poll
 /// this flag instead.
 pub(crate) fn set_cancel_flag(cancelled: Arc<AtomicBool>) {
-    CANCEL_FLAG.set(Some(cancelled));
+    CANCEL_FLAG.with(|flag| *flag.borrow_mut() = Some(cancelled));
 }
 
 /// Returns whether this thread belongs to a stage and must poll for cancellation.
 pub(crate) fn is_cancellable() -> bool {
-    CANCEL_FLAG.with_borrow(|cancelled| cancelled.is_some())
+    CANCEL_FLAG.with(|flag| flag.borrow().is_some())
 }
 
 /// Returns an error if this thread's stage was cancelled. The reader is gone, so the error is never
 /// seen.
 pub(crate) fn check_cancelled() -> Result<()> {
-    let cancelled = CANCEL_FLAG.with_borrow(|s| s.as_ref().is_some_and(|s| s.load(Ordering::Relaxed)));
+    let cancelled =
+        CANCEL_FLAG.with(|flag| flag.borrow().as_ref().is_some_and(|s| s.load(Ordering::Relaxed)));
     if cancelled { Err(Error::new(ErrorKind::Deadline, "the reader was dropped")) } else { Ok(()) }
 }
 

@@ -50,6 +50,7 @@
 // These macros panic if the stream is closed or full, which must not end training.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod sync;
 mod dataflow;
 mod state;
 mod seed;

@@ -88,6 +88,7 @@
 //! - `roofline`: peak GFLOP/s and copy bandwidth of this machine ([`Roofline`])
 //! - `partition`, `sizes`: partitions into chunks, and overflow checks of sizes
 
+mod sync;
 mod partition;
 mod simd;
 mod stall;

@@ -17,17 +17,17 @@
 use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::{self, Thread};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use crate::partition;
 use crate::simd::subnormals::SubnormalsAreZero;
 use crate::stall::Stalls;
+use crate::sync::{self, Arc, AtomicBool, AtomicPtr, AtomicU64, Mutex, Thread};
 
-/// Number of times a waiting thread polls before it parks: some tens of microseconds.
-const SPINS: u32 = 20_000;
+/// Number of times a waiting thread polls before it parks: some tens of microseconds. A model
+/// checker needs to see one.
+const SPINS: u32 = if cfg!(loom) { 1 } else { 20_000 };
 
 /// Maximum number of chunks per job: a chunk queue keeps both ends in the halves of one u64.
 const MAX_CHUNKS: usize = u32::MAX as usize;
@@ -103,22 +103,6 @@ struct Worker {
 }
 
 impl Worker {
-    /// Joins a job unless it is closed. The caller closes it before it looks at `joined`, and both
-    /// sides are sequentially consistent: either this worker sees that the job is closed, or the
-    /// caller sees that this worker has joined.
-    fn join(&self, number: u64, closed: &AtomicU64) -> bool {
-        self.joined.store(number, Ordering::SeqCst);
-        let open = closed.load(Ordering::SeqCst) < number;
-        if !open {
-            self.leave();
-        }
-        open
-    }
-
-    fn leave(&self) {
-        self.joined.store(0, Ordering::SeqCst);
-    }
-
     fn has_joined(&self, number: u64) -> bool {
         self.joined.load(Ordering::SeqCst) == number
     }
@@ -136,7 +120,7 @@ impl Team {
     /// each of those.
     pub fn among(threads: usize, all: usize) -> Team {
         let threads = threads.max(1);
-        let cores = thread::available_parallelism().map_or(1, |n| n.get());
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let spins = if all.max(threads) <= cores { SPINS } else { 0 };
         let shared = Arc::new(Shared {
             current: AtomicU64::new(0),
@@ -153,7 +137,7 @@ impl Team {
         let workers = (1..threads)
             .map_while(|member| {
                 let shared = shared.clone();
-                let spawned = thread::Builder::new()
+                let spawned = sync::Builder::new()
                     .name(format!("tensorpack-{member}"))
                     .spawn(move || shared.work(member));
                 // If the system refuses more threads, a smaller team computes the same results.
@@ -204,7 +188,7 @@ impl Team {
         let _flush = SubnormalsAreZero::begin();
         let shared = &*self.shared;
         {
-            let me = thread::current();
+            let me = sync::current();
             let mut caller = shared.caller.lock().unwrap_or_else(|e| e.into_inner());
             if caller.as_ref().is_none_or(|c| c.id() != me.id()) {
                 *caller = Some(me);
@@ -259,14 +243,14 @@ impl Shared {
         while worker.has_joined(number) {
             if spun < spins {
                 spun += 1;
-                std::hint::spin_loop();
+                sync::spin_loop();
                 continue;
             }
             let parked = Instant::now();
             while worker.has_joined(number) {
                 self.caller_parked.store(true, Ordering::SeqCst);
                 if worker.has_joined(number) {
-                    thread::park();
+                    sync::park();
                 }
                 self.caller_parked.store(false, Ordering::SeqCst);
             }
@@ -286,17 +270,17 @@ impl Shared {
                 }
                 if spun < self.spins {
                     spun += 1;
-                    std::hint::spin_loop();
+                    sync::spin_loop();
                 } else {
                     me.parked.store(true, Ordering::SeqCst);
                     if self.current.load(Ordering::SeqCst) == seen && !self.quit.load(Ordering::SeqCst) {
-                        thread::park();
+                        sync::park();
                     }
                     me.parked.store(false, Ordering::SeqCst);
                 }
             }
             seen = self.current.load(Ordering::SeqCst);
-            if !me.join(seen, &self.closed) {
+            if !self.join(me, seen) {
                 continue;
             }
             // SAFETY: `Team::run` stored the job before it published its number, and keeps it alive
@@ -305,12 +289,30 @@ impl Shared {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_chunks(job, member))) {
                 self.panic.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(panic);
             }
-            me.leave();
-            if self.caller_parked.load(Ordering::SeqCst)
-                && let Some(caller) = &*self.caller.lock().unwrap_or_else(|e| e.into_inner())
-            {
-                caller.unpark();
-            }
+            self.leave(me);
+        }
+    }
+
+    /// Joins a job unless it is closed. The caller closes it before it looks at `joined`, and both
+    /// sides are sequentially consistent: either this worker sees that the job is closed, or the
+    /// caller sees that this worker has joined.
+    fn join(&self, me: &Worker, number: u64) -> bool {
+        me.joined.store(number, Ordering::SeqCst);
+        let open = self.closed.load(Ordering::SeqCst) < number;
+        if !open {
+            self.leave(me);
+        }
+        open
+    }
+
+    /// Leaves the job. The caller may have parked even if the job was closed before this worker
+    /// joined: it saw `joined` for a moment.
+    fn leave(&self, me: &Worker) {
+        me.joined.store(0, Ordering::SeqCst);
+        if self.caller_parked.load(Ordering::SeqCst)
+            && let Some(caller) = &*self.caller.lock().unwrap_or_else(|e| e.into_inner())
+        {
+            caller.unpark();
         }
     }
 }
@@ -328,10 +330,16 @@ impl std::fmt::Debug for Team {
     }
 }
 
+#[cfg(all(test, loom))]
+mod models;
+
 #[cfg(test)]
 mod tests {
+    #![cfg(not(loom))]
+
     use super::*;
     use std::sync::atomic::AtomicUsize;
+    use std::thread;
     use std::time::Duration;
 
     #[test]

@@ -5,13 +5,14 @@
 //! causes an error that names the all-reduce, not a hang. Towers report when they finish, so that
 //! the caller knows how long to wait for the last one.
 
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use crate::sync::{AtomicBool, AtomicPtr, AtomicU64, Condvar, Mutex, MutexGuard, spin_loop};
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
-/// Number of spins before a waiting tower sleeps.
-const SPINS: u32 = 20_000;
+/// Number of spins before a waiting tower sleeps. A model checker needs to see one.
+const SPINS: u32 = if cfg!(loom) { 1 } else { 20_000 };
 
 /// How long a tower that missed a deadline may still take to finish.
 const GRACE: Duration = Duration::from_millis(100);
@@ -214,7 +215,7 @@ impl Communicator {
         let here = || self.met.load(Ordering::SeqCst) != met || self.failed.load(Ordering::SeqCst);
         let mut spun = 0;
         while spun < self.spins && !here() {
-            std::hint::spin_loop();
+            spin_loop();
             spun += 1;
         }
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -295,6 +296,8 @@ impl Communicator {
 
 #[cfg(test)]
 mod tests {
+    #![cfg(not(loom))]
+
     use super::*;
 
     #[test]
@@ -371,5 +374,121 @@ mod tests {
         assert!(communicator.overdue().is_none());
         communicator.begin();
         assert!(communicator.overdue().is_none() && communicator.end().is_ok());
+    }
+}
+
+/// loom models. A wait never times out in loom, so a lost wake-up is a deadlock.
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use crate::sync::Arc;
+    use loom::cell::UnsafeCell;
+
+    fn communicator(towers: usize, spin: bool) -> Arc<Communicator> {
+        let communicator = Communicator::new(towers, Duration::from_secs(3600), spin);
+        communicator.begin();
+        Arc::new(communicator)
+    }
+
+    /// A number per tower, without atomics, as gradients are. loom reports a read that does not
+    /// happen after the write.
+    struct Gradients(Vec<UnsafeCell<usize>>);
+
+    // SAFETY: loom checks every access.
+    unsafe impl Sync for Gradients {}
+    // SAFETY: as above.
+    unsafe impl Send for Gradients {}
+
+    impl Gradients {
+        fn add(&self, tower: usize, n: usize) {
+            // SAFETY: loom reports a concurrent access.
+            self.0[tower].with_mut(|g| unsafe { *g += n });
+        }
+
+        fn sum(&self) -> usize {
+            // SAFETY: loom reports a concurrent access.
+            self.0.iter().map(|g| g.with(|g| unsafe { *g })).sum()
+        }
+    }
+
+    /// Runs `tower(i)` for every tower, the last one on this thread, and returns what each returns.
+    fn towers<T: 'static>(count: usize, tower: impl Fn(usize) -> T + Clone + 'static) -> Vec<T> {
+        let others: Vec<_> = (0..count - 1)
+            .map(|i| {
+                let tower = tower.clone();
+                loom::thread::spawn(move || tower(i))
+            })
+            .collect();
+        let last = tower(count - 1);
+        others.into_iter().map(|t| t.join().unwrap()).chain([last]).collect()
+    }
+
+    /// A barrier releases all towers, and what each wrote before it is visible to all after it.
+    fn barriers_in_a_row(count: usize, spin: bool) {
+        let communicator = communicator(count, spin);
+        let gradients = Arc::new(Gradients((0..count).map(|_| UnsafeCell::new(0)).collect()));
+        towers(count, move |tower| {
+            gradients.add(tower, 1);
+            communicator.barrier(tower, "before").unwrap();
+            assert_eq!(gradients.sum(), count);
+            communicator.barrier(tower, "after").unwrap();
+            gradients.add(tower, 1);
+        });
+    }
+
+    #[test]
+    fn two_towers_meet_twice() {
+        loom::model(|| barriers_in_a_row(2, false));
+    }
+
+    #[test]
+    fn two_towers_that_spin_meet_twice() {
+        loom::model(|| barriers_in_a_row(2, true));
+    }
+
+    #[test]
+    fn three_towers_meet_twice() {
+        let mut model = loom::model::Builder::new();
+        // Three threads have too many schedules with more preemptions.
+        model.preemption_bound = Some(2);
+        model.check(|| barriers_in_a_row(3, false));
+    }
+
+    /// The whole all-reduce, in place: no sum is torn, and both towers get it.
+    #[test]
+    fn both_towers_get_the_sum() {
+        loom::model(|| {
+            let communicator = communicator(2, false);
+            let sums = towers(2, move |tower| {
+                let mut part = [(tower + 1) as f32, 10.0 * (tower + 1) as f32];
+                let p = part.as_mut_ptr().cast::<u8>();
+                // SAFETY: each tower brings its own two numbers, and no other thread has them.
+                unsafe { communicator.all_reduce(tower, "sum", DType::F32, p, p, 2) }.unwrap();
+                part
+            });
+            assert_eq!(sums, [[3.0, 30.0]; 2]);
+        });
+    }
+
+    /// A tower that fails before the barrier releases the others, and its error is the result.
+    #[test]
+    fn a_failure_releases_all_others() {
+        for spin in [false, true] {
+            loom::model(move || {
+                let communicator = communicator(3, spin);
+                let run = communicator.clone();
+                let outcomes = towers(3, move |tower| {
+                    let mut running = run.enter(tower);
+                    running.outcome = Some(match tower {
+                        0 => Err(Error::new(ErrorKind::NotFinite, "the cause")),
+                        _ => run.barrier(tower, "sum"),
+                    });
+                    running.outcome.as_ref().is_some_and(|outcome| outcome.is_ok())
+                });
+                assert_eq!(outcomes, [false; 3]);
+                assert!(communicator.running().is_empty());
+                assert_eq!(communicator.end().unwrap_err().kind(), ErrorKind::NotFinite);
+            });
+        }
     }
 }

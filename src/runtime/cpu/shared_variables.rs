@@ -3,8 +3,9 @@
 use super::variables::Variables;
 use crate::runtime::Turns;
 use crate::runtime::update_turns::{Holder, Turn};
+use crate::sync::{Arc, Mutex, MutexGuard};
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use tensorpack_tensor::Result;
 
 /// An engine's handle on the variables.
@@ -57,5 +58,39 @@ impl Deref for Taken<'_> {
 impl DerefMut for Taken<'_> {
     fn deref_mut(&mut self) -> &mut Variables {
         &mut self.variables
+    }
+}
+
+/// loom models. A wait never times out in loom, so a lost wake-up is a deadlock.
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use std::time::Duration;
+
+    /// Each tower takes a snapshot in one turn and commits its update in the next, as runs of forks
+    /// do, while the owner reads. Every version is committed once, and versions never go back.
+    #[test]
+    fn every_commit_makes_a_new_version() {
+        loom::model(|| {
+            let owner = SharedVariables::new(&Turns::new(Duration::from_secs(3600)));
+            let towers: Vec<_> = (0..2)
+                .map(|tower| {
+                    let variables = owner.of_tower(tower);
+                    loom::thread::spawn(move || {
+                        let snapshot = variables.take().unwrap().version;
+                        let mut current = variables.take().unwrap();
+                        assert!(current.version >= snapshot);
+                        current.version += 1;
+                        current.version
+                    })
+                })
+                .collect();
+            let before = owner.take().unwrap().version;
+            let mut committed: Vec<u64> = towers.into_iter().map(|t| t.join().unwrap()).collect();
+            committed.sort();
+            assert_eq!(committed, [1, 2]);
+            assert!(before <= owner.take().unwrap().version);
+            assert_eq!(owner.take().unwrap().version, 2);
+        });
     }
 }

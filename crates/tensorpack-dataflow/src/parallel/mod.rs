@@ -11,6 +11,8 @@ mod reorder_buffer;
 mod map_batch;
 mod map_parallel;
 mod prefetch;
+#[cfg(all(test, loom))]
+mod models;
 
 pub use map_batch::{BatchRow, MapBatch};
 pub use map_parallel::MapParallel;

@@ -1,10 +1,11 @@
 //! A bounded buffer whose slots are reserved in order, filled in any order and drained in order.
 
 use crate::cancellation;
+use crate::sync::{Arc, AtomicBool, Condvar, Mutex, MutexGuard};
 use crate::{Sample, State};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tensorpack_tensor::Result;
 

@@ -2,12 +2,12 @@
 
 use super::reorder_buffer::{Item, ReorderBuffer};
 use crate::cancellation;
+use crate::sync::{Arc, Builder, Condvar, JoinHandle, Mutex};
 use crate::{Sample, State};
 use std::any::Any;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
@@ -83,7 +83,7 @@ impl WorkerPool {
                 // leaves nothing running.
                 drop(live_thread);
             };
-            let thread = thread::Builder::new().name(options.stage.to_string()).spawn(body);
+            let thread = Builder::new().name(options.stage.to_string()).spawn(body);
             pool.threads
                 .push(thread.map_err(|e| Error::from(e).within(format!("{}: a new thread", options.stage)))?);
         }
