@@ -156,10 +156,8 @@ impl std::fmt::Display for Holder {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
-    #![cfg(not(loom))]
-
     use super::*;
 
     #[test]

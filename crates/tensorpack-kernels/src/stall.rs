@@ -59,10 +59,8 @@ impl Stalls {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
-    #![cfg(not(loom))]
-
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);

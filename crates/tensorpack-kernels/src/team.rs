@@ -333,10 +333,8 @@ impl std::fmt::Debug for Team {
 #[cfg(all(test, loom))]
 mod models;
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
-    #![cfg(not(loom))]
-
     use super::*;
     use std::sync::atomic::AtomicUsize;
     use std::thread;

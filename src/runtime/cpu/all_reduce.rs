@@ -294,10 +294,8 @@ impl Communicator {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
-    #![cfg(not(loom))]
-
     use super::*;
 
     #[test]
