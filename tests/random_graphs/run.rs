@@ -93,10 +93,10 @@ pub(crate) fn run(
     rounding: Option<StochasticRounding>,
 ) -> Result<Vec<Found>> {
     let exact = matches!(engine, Engine::Reference | Engine::Faulty(_));
-    let float = if exact { DType::F64 } else { program.float };
+    let floats = if exact { program.reference_floats() } else { program.floats() };
     let fault = if let Engine::Faulty(row) = engine { Some(row) } else { None };
-    let Whole { graph, cost, forward, gradients, second, train } =
-        build(program, float, &Change { known: exact, fault })?;
+    let Whole { graph, inputs, costs, forward, gradients, second, train } =
+        build(program, floats, &Change { known: exact, fault })?;
     let session =
         Session::with(graph.freeze()?, SessionOptions { stochastic_rounding: rounding, ..engine.options() })?;
     let moved = |values: Vec<f64>, seed: u64| match rounding {
@@ -111,20 +111,21 @@ pub(crate) fn run(
     for v in session.graph().variables().iter().filter(|v| v.trainable) {
         let seed = crate::seed_of(&v.name);
         let values = crate::values(seed, v.sizes.iter().product()).iter().map(|v| v * 0.5).collect();
-        session.write(&v.name, &HostTensor::from_f64(v.dtype, v.sizes.clone(), &moved(values, seed))?)?;
+        // Moving a number of bf16 would round it the other way.
+        let values = if v.dtype == DType::Bf16 { values } else { moved(values, seed) };
+        session.write(&v.name, &HostTensor::from_f64(v.dtype, v.sizes.clone(), &values)?)?;
     }
     let mut feeds = Vec::new();
-    for node in &program.nodes {
-        if let Source::Input { class, sizes, elements, .. } = &node.source {
-            let mut values = elements.draw(sizes.iter().product());
-            if *class == Class::Float {
-                values = moved(values, crate::seed_of(&node.name));
-            }
-            feeds.push((
-                node.name.as_str(),
-                HostTensor::from_f64(class.dtype(float), sizes.clone(), &values)?,
-            ));
+    for input in &inputs {
+        let Source::Input { class, sizes, known, elements } = &program.nodes[input.node].source else {
+            unreachable!("a placeholder is made for an input");
+        };
+        let sizes = program.sizes_in(input.tower, sizes, known);
+        let mut values = elements.in_tower(input.tower).draw(sizes.iter().product());
+        if *class == Class::Float {
+            values = moved(values, crate::seed_of(&input.name));
         }
+        feeds.push((input.name.as_str(), HostTensor::from_f64(class.dtype(floats), sizes, &values)?));
     }
     let feeds: Vec<(&str, &HostTensor)> = feeds.iter().map(|(name, value)| (*name, value)).collect();
 
@@ -151,28 +152,34 @@ pub(crate) fn run(
     }
     if let Some(train) = train {
         let along: Vec<&(String, Tensor)> = if together { all } else { vec![] };
-        let mut fetches: Vec<&dyn IntoFetch> = vec![&train, &cost];
+        let mut fetches: Vec<&dyn IntoFetch> = vec![&train];
+        fetches.extend(costs.iter().map(|cost| cost as &dyn IntoFetch));
         fetches.extend(along.iter().map(|(_, t)| t as &dyn IntoFetch));
-        let mut costs = Vec::new();
+        let mut spent = Vec::new();
         for step in 0..program.steps {
             session.set_run_index(step as u64)?;
             let values = session.run(&fetches, &feeds)?;
-            costs.push(values[0].clone());
+            spent.push(values[..costs.len()].to_vec());
             if step == 0 {
-                for ((name, _), value) in along.iter().zip(&values[1..]) {
+                for ((name, _), value) in along.iter().zip(&values[costs.len()..]) {
                     keep(&mut found, name, value);
                 }
             }
         }
-        for (step, cost) in costs.iter().enumerate() {
-            keep(&mut found, &format!("the cost in step {}", step + 1), cost);
+        for (step, values) in spent.iter().enumerate() {
+            for (tower, cost) in values.iter().enumerate() {
+                keep(&mut found, &format!("the cost of tower {tower} in step {}", step + 1), cost);
+            }
         }
         for v in session.graph().variables() {
             let name = format!("the variable {} after {} steps", v.name, program.steps);
             keep(&mut found, &name, &session.read(&v.name)?);
         }
     } else {
-        keep(&mut found, "the cost", &session.run(&[&cost], &feeds)?[0]);
+        let fetches: Vec<&dyn IntoFetch> = costs.iter().map(|cost| cost as _).collect();
+        for (tower, cost) in session.run(&fetches, &feeds)?.iter().enumerate() {
+            keep(&mut found, &format!("the cost of tower {tower}"), cost);
+        }
     }
     Ok(found)
 }
