@@ -51,7 +51,11 @@ pub struct StochasticRounding {
 impl StochasticRounding {
     /// Rounds a result of an element type.
     pub(crate) fn round_result(self, value: f64, dtype: DType) -> f64 {
-        if dtype == DType::Bf16 && self.bits > BF16_BITS { self.round_to_bf16(value) } else { self.round(value) }
+        if dtype == DType::Bf16 && self.bits > BF16_BITS {
+            self.round_to_bf16(value)
+        } else {
+            self.round(value)
+        }
     }
 
     /// Rounds a value.

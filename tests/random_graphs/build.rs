@@ -12,8 +12,29 @@ use tensorpack::train::average_gradients;
 pub(crate) struct Change {
     /// Whether all sizes are known while the graph is built.
     pub(crate) known: bool,
-    /// Makes the results of the row of this name wrong, to test the comparison.
-    pub(crate) fault: Option<&'static str>,
+    /// An error to make, to test the comparison.
+    pub(crate) fault: Option<Fault>,
+}
+
+/// An error that the comparison must find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The results of the row of this name are wrong.
+    Row(&'static str),
+    /// They are wrong in every tower but the first.
+    RowInOtherTowers(&'static str),
+    /// Variables that are declared bf16 are kept in f32.
+    WideVariables,
+}
+
+impl Fault {
+    fn spoils(self, row: &str, tower: usize) -> bool {
+        match self {
+            Fault::Row(name) => name == row,
+            Fault::RowInOtherTowers(name) => name == row && tower > 0,
+            Fault::WideVariables => false,
+        }
+    }
 }
 
 /// A graph that grows with the program that is drawn.
@@ -63,12 +84,16 @@ fn node(
             let all = program.sizes_in(t.index(), sizes, known);
             let sizes: Vec<Option<usize>> =
                 all.iter().zip(known).map(|(&n, &k)| (k || change.known).then_some(n)).collect();
-            t.graph().placeholder(&TensorSpec::new(&node.name, class.dtype(floats), sizes)).into()
+            let name = if t.total() > 1 { format!("{}_{}", node.name, t.index()) } else { node.name.clone() };
+            t.graph().placeholder(&TensorSpec::new(name, class.dtype(floats), sizes)).into()
         }
         Source::Variable { class, sizes } => {
             let dtype = class.dtype(floats);
             let spec = VariableSpec::new(&node.name, sizes.clone()).dtype(dtype).init(Init::zeros());
-            t.variable(spec).value().clone().into()
+            match change.fault {
+                Some(Fault::WideVariables) => t.variable(spec.dtype(floats.wide)).value().cast(dtype).into(),
+                _ => t.variable(spec).value().clone().into(),
+            }
         }
         Source::Row { row, class, inputs, values, tied } => {
             let float = class.dtype(floats);
@@ -77,7 +102,7 @@ fn node(
                 true => t.reuse(|t| (row.build)(t, float, &node.name, &inputs, values)),
                 false => (row.build)(t, float, &node.name, &inputs, values),
             };
-            if change.fault == Some(row.name) {
+            if change.fault.is_some_and(|f| f.spoils(row.name, t.index())) {
                 made.tensors.iter_mut().filter(|y| y.dtype().is_float()).for_each(|y| *y = &*y * 1.01);
             }
             made
@@ -123,7 +148,8 @@ pub(crate) fn build(program: &Program, floats: Floats, change: &Change) -> Resul
         towers.push(t);
     }
     if program.steps > 0 {
-        let computed = towers.iter().zip(&whole.costs).map(|(t, cost)| Ok((t.clone(), compute_gradients(cost)?)));
+        let computed =
+            towers.iter().zip(&whole.costs).map(|(t, cost)| Ok((t.clone(), compute_gradients(cost)?)));
         let averages = average_gradients(computed.collect::<Result<Vec<_>>>()?)?;
         let optimizer = program.training.build(&towers[0]);
         let applied = apply_gradients(&*optimizer, &graph, &averages)?;

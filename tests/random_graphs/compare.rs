@@ -32,8 +32,6 @@ const JUMP: f64 = 1e-4;
 /// Results below this are what rounding leaves of terms that cancel.
 const CANCELLED_GRADIENT: f64 = 1e-6;
 
-/// The rounding of the reference for programs with bf16: nothing else is rounded.
-const ONLY_BF16: StochasticRounding = StochasticRounding { bits: f64::MANTISSA_DIGITS, seed: 0 };
 /// The tolerance of a tensor in a program with bf16, as a multiple of its change under the coarser
 /// rounding.
 const BF16_SPREADS: f64 = 8.0;
@@ -84,7 +82,7 @@ fn attempt(
 
 /// Runs the reference with and without noise.
 pub(crate) fn expect(program: &Program) -> std::result::Result<Expected, Unfit> {
-    let found = attempt(program, program.bf16.then_some(ONLY_BF16))?;
+    let found = attempt(program, None)?;
     if let Some(bad) = found.iter().find(|f| f.values.iter().any(|v| !v.is_finite() || v.abs() > 1e12)) {
         return Err(Unfit::NotFinite(bad.name.clone()));
     }
@@ -167,12 +165,12 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
         .fold(0.0, |m, d| if d.is_nan() || m.is_nan() { f64::NAN } else { m.max(d) })
 }
 
-/// Compares an engine with the reference.
+/// Compares an engine with the reference, and returns its results.
 pub(crate) fn check(
     program: &Program,
     engine: Engine,
     expected: &Expected,
-) -> std::result::Result<(), Failure> {
+) -> std::result::Result<Vec<Found>, Failure> {
     let failure = |what: String, raised| Failure { engine, what, raised };
     let found = match quietly(|| run(program, engine, None)) {
         Ok(Ok(found)) => found,
@@ -182,18 +180,36 @@ pub(crate) fn check(
     if found.len() != expected.found.len() {
         return Err(failure(format!("{} results, not {}", found.len(), expected.found.len()), true));
     }
-    match compare(program, engine, expected, &found) {
+    let outcome = match compare(program, engine, expected, &found) {
         // Few results of bf16 are so near to the middle between two neighbors that an engine may
         // round them the other way, and the first runs may have missed one.
         Err(missed) if program.bf16 && !missed.raised => {
-            let mut wider = Expected { found: expected.found.clone(), tolerances: expected.tolerances.clone() };
+            let mut wider =
+                Expected { found: expected.found.clone(), tolerances: expected.tolerances.clone() };
             match widen_bf16(program, &mut wider, CONFIRMATIONS) {
                 Ok(()) => compare(program, engine, &wider, &found),
                 Err(_) => Ok(()),
             }
         }
         outcome => outcome,
+    };
+    outcome.map(|()| found)
+}
+
+/// Compares the results of an engine with those of the same engine with one thread, bit by bit.
+pub(crate) fn check_bits(
+    engine: Engine,
+    found: &[Found],
+    one_thread: &[Found],
+) -> std::result::Result<(), Failure> {
+    for (f, one) in found.iter().zip(one_thread) {
+        let mut pairs = f.values.iter().zip(&one.values).enumerate();
+        if let Some((i, (value, right))) = pairs.find(|(_, (a, b))| a.to_bits() != b.to_bits()) {
+            let what = format!("{}, element {i}: {value:?}, with one thread {right:?}", f.name);
+            return Err(Failure { engine, what, raised: false });
+        }
     }
+    Ok(())
 }
 
 /// Compares the results of an engine with the expected ones.

@@ -20,6 +20,26 @@ enum Form {
     Mixed,
 }
 
+/// What is special about a program. It depends on the seed and the program's number, so programs
+/// that are drawn again keep their share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Special {
+    Nothing,
+    SeveralTowers,
+    Bf16,
+}
+
+impl Special {
+    /// Returns what is special about program `index`.
+    pub(crate) fn of(seed: u64, index: u64) -> Special {
+        match state(&[seed, index]) % 6 {
+            0 => Special::SeveralTowers,
+            1 => Special::Bf16,
+            _ => Special::Nothing,
+        }
+    }
+}
+
 /// What the generator knows about a tensor.
 #[derive(Clone, Debug)]
 pub(crate) struct Info {
@@ -97,10 +117,7 @@ pub(crate) fn draw_program(seed: u64, index: u64, attempt: u64) -> Program {
 
 impl Draw {
     fn new(seed: u64, index: u64, attempt: u64) -> Draw {
-        let mut state = 0x243F_6A88_85A3_08D3u64;
-        for part in [seed, index, attempt] {
-            state = mixed(state ^ part.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(part));
-        }
+        let state = state(&[seed, index, attempt]);
         let program = Program {
             origin: [seed, index, attempt],
             float: DType::F32,
@@ -128,10 +145,10 @@ impl Draw {
             batch: None,
         };
         draw.program.float = if draw.chance(0.65) { DType::F32 } else { DType::F64 };
-        match draw.below(6) {
-            0 => draw.program.towers.count = draw.between(2, 3),
-            1 => (draw.program.bf16, draw.program.float) = (true, DType::F32),
-            _ => {}
+        match Special::of(seed, index) {
+            Special::SeveralTowers => draw.program.towers.count = draw.between(2, 3),
+            Special::Bf16 => (draw.program.bf16, draw.program.float) = (true, DType::F32),
+            Special::Nothing => {}
         }
         draw.program.together = draw.chance(0.5);
         if draw.chance(0.08) {
@@ -534,6 +551,13 @@ impl Draw {
         let built = build(&self.program, floats, &Change { known: true, ..Change::default() });
         self.program.regularized |= built.is_err_and(|e| e.kind() == ErrorKind::Gradient);
     }
+}
+
+/// Returns the first state of the random numbers for a key.
+fn state(key: &[u64]) -> u64 {
+    key.iter().fold(0x243F_6A88_85A3_08D3, |state, part| {
+        mixed(state ^ part.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(*part))
+    })
 }
 
 fn mixed(mut z: u64) -> u64 {

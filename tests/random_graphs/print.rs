@@ -98,7 +98,11 @@ fn statement(program: &Program, at: usize) -> String {
         Source::Input { class, sizes, known, .. } => {
             let dtype = dtype(program, *class);
             let sizes: Vec<Option<usize>> = sizes.iter().zip(known).map(|(&n, &k)| k.then_some(n)).collect();
-            format!("let {name} = &graph.placeholder(&TensorSpec::new(\"{name}\", {dtype}, {sizes:?}));")
+            let key = match program.towers.count {
+                1 => format!("\"{name}\""),
+                _ => format!("format!(\"{name}_{{tower}}\")"),
+            };
+            format!("let {name} = &graph.placeholder(&TensorSpec::new({key}, {dtype}, {sizes:?}));")
         }
         Source::Variable { class, sizes } => {
             let dtype = dtype(program, *class);
@@ -141,7 +145,8 @@ fn tower(program: &Program, line: &mut dyn FnMut(&str)) {
         let name = &node.name;
         let mut sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
         if let (Some(batch), Some(false)) = (program.towers.last_batch, known.first()) {
-            sizes[0] = format!("if tower + 1 == {} {{ {batch} }} else {{ {} }}", program.towers.count, sizes[0]);
+            sizes[0] =
+                format!("if tower + 1 == {} {{ {batch} }} else {{ {} }}", program.towers.count, sizes[0]);
         }
         let values = match elements {
             Elements::Reals { seed } => format!("values({seed} + tower as u64, len)"),
@@ -155,7 +160,8 @@ fn tower(program: &Program, line: &mut dyn FnMut(&str)) {
             wanted.push(format!("(\"{name}\".to_string(), {name}.clone())"));
         }
     }
-    let terms: Vec<String> = program.cost.iter().map(|p| format!("{}.cast(float)", port(program, p))).collect();
+    let terms: Vec<String> =
+        program.cost.iter().map(|p| format!("{}.cast(float)", port(program, p))).collect();
     line(&match terms.is_empty() {
         true => "let cost = graph.constant(HostTensor::from_f64(float, [], &[0.0])?);".to_string(),
         false => format!("let cost = {};", terms.join(" + ")),
@@ -165,7 +171,9 @@ fn tower(program: &Program, line: &mut dyn FnMut(&str)) {
     }
     for p in &program.fetches {
         let (name, port) = (port_name(program, p), port(program, p));
-        line(&format!("forward.push((format!(\"the value of {name} in tower {{tower}}\"), {port}.clone()));"));
+        line(&format!(
+            "forward.push((format!(\"the value of {name} in tower {{tower}}\"), {port}.clone()));"
+        ));
     }
     if program.gradients || program.second {
         line(&format!("let mut wanted: Vec<(String, Tensor)> = vec![{}];", wanted.join(", ")));
@@ -181,7 +189,9 @@ fn tower(program: &Program, line: &mut dyn FnMut(&str)) {
         line("    wanted.iter().zip(gradients(&cost, &xs)?).filter_map(named).collect();");
     }
     if program.second {
-        line("let penalty = by.iter().map(|(_, g)| g.square().sum().cast(float)).reduce(|a, b| a + b).unwrap();");
+        line(
+            "let penalty = by.iter().map(|(_, g)| g.square().sum().cast(float)).reduce(|a, b| a + b).unwrap();",
+        );
         line("second.extend(wanted.iter().zip(gradients(&penalty, &xs)?).filter_map(named));");
     }
     if program.gradients {
@@ -194,7 +204,9 @@ fn step(program: &Program, line: &mut dyn FnMut(&str)) {
     if program.steps == 0 {
         return;
     }
-    line("    let computed = towers.iter().zip(&costs).map(|(t, cost)| Ok((t.clone(), compute_gradients(cost)?)));");
+    line(
+        "    let computed = towers.iter().zip(&costs).map(|(t, cost)| Ok((t.clone(), compute_gradients(cost)?)));",
+    );
     line("    let averages = average_gradients(computed.collect::<Result<Vec<_>>>()?)?;");
     line("    let t = &towers[0];");
     line(&format!("    let rate = {};", setting(&program.training.rate)));
@@ -215,7 +227,9 @@ fn ran(program: &Program, line: &mut dyn FnMut(&str), xla: bool) {
     line("        let first: Vec<f64> = values(seed_of(&v.name), len).iter().map(|v| v * 0.5).collect();");
     line("        session.write(&v.name, &HostTensor::from_f64(v.dtype, v.sizes.clone(), &first)?)?;");
     line("    }");
-    line("    let feeds: Vec<(&str, &HostTensor)> = feeds.iter().map(|(name, value)| (name.as_str(), value)).collect();");
+    line(
+        "    let feeds: Vec<(&str, &HostTensor)> = feeds.iter().map(|(name, value)| (name.as_str(), value)).collect();",
+    );
     line("    let mut results: Vec<(String, HostTensor)> = vec![];");
     let together = program.together || xla;
     let groups = match (together, program.steps > 0) {
@@ -257,7 +271,9 @@ fn ran(program: &Program, line: &mut dyn FnMut(&str), xla: bool) {
         line("    }");
     } else {
         line("    let fetches: Vec<&dyn IntoFetch> = costs.iter().map(|cost| cost as _).collect();");
-        line("    results.extend(session.run(&fetches, &feeds)?.into_iter().map(|cost| (\"a cost\".to_string(), cost)));");
+        line(
+            "    results.extend(session.run(&fetches, &feeds)?.into_iter().map(|cost| (\"a cost\".to_string(), cost)));",
+        );
     }
     line("    Ok(results)");
 }

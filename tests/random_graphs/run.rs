@@ -1,11 +1,14 @@
 //! Runs programs on engines.
 
-use crate::build::{Change, Whole, build};
-use crate::program::{Class, Program, Source};
+use crate::build::{Change, Fault, Whole, build};
+use crate::program::{Class, Program, Source, Towers};
 use std::fmt;
 use tensorpack::prelude::*;
 use tensorpack::runtime::cpu::Isa;
 use tensorpack::runtime::{IntoFetch, StochasticRounding};
+
+/// The rounding of the reference in programs with bf16: results in bf16 are rounded, and no others.
+const ONLY_BF16: StochasticRounding = StochasticRounding { bits: f64::MANTISSA_DIGITS, seed: 0 };
 
 /// An engine that runs programs.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,8 +21,8 @@ pub(crate) enum Engine {
         full_precision: bool,
     },
     Xla(Device),
-    /// The reference with a wrong row, to test the comparison.
-    Faulty(&'static str),
+    /// The reference with an error, to test the comparison.
+    Faulty(Fault),
 }
 
 impl fmt::Display for Engine {
@@ -31,7 +34,7 @@ impl fmt::Display for Engine {
                 write!(f, "cpu:0 ({isa}, {threads} threads{precision})")
             }
             Engine::Xla(device) => write!(f, "{device}"),
-            Engine::Faulty(row) => write!(f, "the reference with a wrong row {row:?}"),
+            Engine::Faulty(fault) => write!(f, "the reference with the error {fault:?}"),
         }
     }
 }
@@ -49,13 +52,30 @@ impl Engine {
         }
     }
 
-    /// Returns the CPU engine's variants: every instruction set, with one and two threads, and in
-    /// full precision.
+    /// Returns the same engine with one thread, if it has several.
+    pub(crate) fn with_one_thread(self) -> Option<Engine> {
+        match self {
+            Engine::Cpu { isa, threads, full_precision } if threads > 1 => {
+                Some(Engine::Cpu { isa, threads: 1, full_precision })
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns whether the engine runs programs with these towers.
+    pub(crate) fn supports(self, towers: Towers) -> bool {
+        // XLA's towers are one SPMD program, whose shapes are equal.
+        !matches!(self, Engine::Xla(_)) || towers.last_batch.is_none()
+    }
+
+    /// Returns the CPU engine's variants: every instruction set, with one and several threads, and
+    /// in full precision.
     pub(crate) fn on_cpu() -> Vec<Engine> {
         let mut engines = Vec::new();
         for isa in Isa::available() {
+            let several = if isa == Isa::detect() { 3 } else { 2 };
             engines.push(Engine::Cpu { isa, threads: 1, full_precision: false });
-            engines.push(Engine::Cpu { isa, threads: 2, full_precision: false });
+            engines.push(Engine::Cpu { isa, threads: several, full_precision: false });
         }
         engines.push(Engine::Cpu { isa: Isa::detect(), threads: 2, full_precision: true });
         engines
@@ -94,11 +114,14 @@ pub(crate) fn run(
 ) -> Result<Vec<Found>> {
     let exact = matches!(engine, Engine::Reference | Engine::Faulty(_));
     let floats = if exact { program.reference_floats() } else { program.floats() };
-    let fault = if let Engine::Faulty(row) = engine { Some(row) } else { None };
+    let fault = if let Engine::Faulty(fault) = engine { Some(fault) } else { None };
+    let only_bf16 = (exact && program.bf16).then_some(ONLY_BF16);
     let Whole { graph, inputs, costs, forward, gradients, second, train } =
         build(program, floats, &Change { known: exact, fault })?;
-    let session =
-        Session::with(graph.freeze()?, SessionOptions { stochastic_rounding: rounding, ..engine.options() })?;
+    let session = Session::with(
+        graph.freeze()?,
+        SessionOptions { stochastic_rounding: rounding.or(only_bf16), ..engine.options() },
+    )?;
     let moved = |values: Vec<f64>, seed: u64| match rounding {
         Some(StochasticRounding { bits, seed: stream }) => {
             let by = crate::values(seed ^ (stream + 1).wrapping_mul(0x5851_F42D), values.len());

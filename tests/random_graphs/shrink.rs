@@ -1,15 +1,21 @@
 //! Shrinks failing programs.
 
-use crate::compare::{Failure, check, expect};
+use crate::compare::{Failure, check, check_bits, expect, quietly};
 use crate::optimizers::Training;
 use crate::program::{Class, Elements, Node, Port, Program, Source, Towers};
-use crate::run::Engine;
+use crate::run::{Engine, run};
 use std::time::{Duration, Instant};
 use tensorpack::prelude::*;
 
 /// Returns the failure of a program on an engine, if it is fit and fails.
 pub(crate) fn fails(program: &Program, engine: Engine) -> Option<Failure> {
     check(program, engine, &expect(program).ok()?).err()
+}
+
+/// Returns the failure of a program whose bits depend on the number of threads.
+pub(crate) fn bits_differ(program: &Program, engine: Engine) -> Option<Failure> {
+    let found = |engine| quietly(|| run(program, engine, None)).ok()?.ok();
+    check_bits(engine, &found(engine)?, &found(engine.with_one_thread()?)?).err()
 }
 
 /// Returns the smallest program found within `time` that still fails on the engine, with its
