@@ -19,7 +19,7 @@ const GRAPHS: u64 = 20;
 /// The default number of seconds to shrink a failing program.
 const SHRINK: u64 = 60;
 /// XLA compiles for seconds, so by default it runs only every n-th program.
-const XLA_EVERY: u64 = 4;
+const XLA_EVERY: u64 = 8;
 /// Maximum fraction of programs that are near a kink.
 const MOST_KINKS: f64 = 0.05;
 
