@@ -163,7 +163,19 @@ impl LowerCx<'_> {
 
     /// Emits a contraction whose result has the type of output 0 and these sizes.
     pub fn contract_to(&mut self, kind: ContractKind, lhs: &View, rhs: &View, sizes: &[usize]) -> View {
-        let (dtype, sizes) = (self.outputs[0].0, sizes.to_vec());
+        self.contract_in(self.outputs[0].0, kind, lhs, rhs, sizes)
+    }
+
+    /// Emits a contraction of operands of type `dtype`, whose result has that type and these sizes.
+    pub fn contract_in(
+        &mut self,
+        dtype: DType,
+        kind: ContractKind,
+        lhs: &View,
+        rhs: &View,
+        sizes: &[usize],
+    ) -> View {
+        let sizes = sizes.to_vec();
         if sizes.contains(&0) {
             // Kernels are partitioned by products of sizes, which may overflow where another size
             // is zero.

@@ -101,3 +101,30 @@ fn bf16_sums_accumulate_in_f32() {
     assert_eq!(last, [1000.0]);
     assert_eq!(run(&[3], &[1.0, 3.0, 2.0], |x| x.cast(DType::Bf16).top_k(2).1), [1.0, 2.0]);
 }
+
+#[test]
+fn bf16_operations_round_once() {
+    // In bf16, 1 + 2^-8 is 1, but three times that sum is nearer to 3 + 2^-6 than to 3.
+    for (equation, lhs, rhs) in [
+        ("a,ae->a", &[1][..], &[1, 2][..]),
+        ("ab,abe->a", &[1, 1], &[1, 1, 2]),
+        ("ij,jkl->ik", &[1, 1], &[1, 1, 2]),
+        ("jkl,ij->ik", &[1, 1, 2], &[1, 1]),
+    ] {
+        let product = |x: &Tensor| {
+            let signed = |sizes: &[usize]| sizes.iter().map(|&n| n as isize).collect::<Vec<_>>();
+            let operand = |sizes: &[usize]| {
+                let (begin, end) = if sizes.contains(&2) { (1, 3) } else { (0, 1) };
+                x.slice_axis(0, begin, Some(end)).cast(DType::Bf16).reshape(&signed(sizes))
+            };
+            x.graph().einsum(equation, &[operand(lhs), operand(rhs)])
+        };
+        assert_eq!(run(&[3], &[3.0, 1.0, 2f64.powi(-8)], product), [3.015625], "{equation}");
+    }
+    // The gradient with respect to the first is the product of the others: 1.3621 is 1.359375.
+    let gradient = |x: &Tensor| {
+        let x = x.cast(DType::Bf16);
+        crate::autodiff::gradients(&x.prod(), &[&x]).unwrap().remove(0).unwrap()
+    };
+    assert_eq!(run(&[3], &[3.0, 1.0078125, 1.3515625], gradient)[0], 1.359375);
+}

@@ -7,7 +7,7 @@ use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
 use std::borrow::Borrow;
 use std::sync::Arc;
-use tensorpack_tensor::{Dim, Error, Result};
+use tensorpack_tensor::{DType, Dim, Error, Result};
 
 /// The index labels of one or two inputs and of the output, one per dim.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -114,15 +114,23 @@ impl Labeled {
         labels.iter().fold(1, |n, &c| n.saturating_mul(self.size(c)))
     }
 
-    /// Sums over all labels that `keep` rejects.
-    fn summed(self, cx: &mut LowerCx<'_>, keep: impl Fn(char) -> bool) -> Labeled {
+    /// Sums over all labels that `keep` rejects. The sums are of type `dtype`.
+    fn summed(self, cx: &mut LowerCx<'_>, dtype: DType, keep: impl Fn(char) -> bool) -> Labeled {
         let Labeled { view, labels } = self;
         let reduced: Vec<bool> = labels.iter().map(|&c| !keep(c)).collect();
         if !reduced.contains(&true) {
             return Labeled { view, labels };
         }
-        let sums = cx.reduce(ReduceKind::Sum, view.dtype, &view.sizes, &reduced, &[&view], |_, r| r[0]);
+        let sums = cx.reduce(ReduceKind::Sum, dtype, &view.sizes, &reduced, &[&view], |_, r| r[0]);
         Labeled { view: sums[0].clone(), labels: labels.into_iter().filter(|&c| keep(c)).collect() }
+    }
+
+    /// Converts the elements to type `dtype`.
+    fn cast(self, cx: &mut LowerCx<'_>, dtype: DType) -> Labeled {
+        if self.view.dtype == dtype {
+            return self;
+        }
+        Labeled { view: cx.map_to(dtype, &self.view.sizes, &[&self.view], |_, r| r[0]), ..self }
     }
 
     /// Returns the view as an operand of a matrix product, `[batch, rows, columns]`, or transposed
@@ -198,13 +206,16 @@ impl OpDef for Einsum {
             |cx: &LowerCx<'_>, i: usize| Labeled { view: cx.input(i), labels: self.inputs[i].clone() };
         let a = labeled(cx, 0);
         if self.inputs.len() == 1 {
-            let sum = a.summed(cx, |c| self.in_output(c));
+            let dtype = a.view.dtype;
+            let sum = a.summed(cx, dtype, |c| self.in_output(c));
             return Ok(vec![sum.ordered(&self.output)]);
         }
         let b = labeled(cx, 1);
-        // Sum what only one input has first.
-        let a = a.summed(cx, |c| self.in_output(c) || b.labels.contains(&c));
-        let b = b.summed(cx, |c| self.in_output(c) || a.labels.contains(&c));
+        // Sum what only one input has first. Only the result of bf16 is rounded, so its sums are f32.
+        let dtype = a.view.dtype;
+        let wide = if dtype == DType::Bf16 { DType::F32 } else { dtype };
+        let a = a.summed(cx, wide, |c| self.in_output(c) || b.labels.contains(&c));
+        let b = b.summed(cx, wide, |c| self.in_output(c) || a.labels.contains(&c));
         let of = |from: &[char], test: &dyn Fn(char) -> bool| -> Vec<char> {
             from.iter().copied().filter(|&c| test(c)).collect()
         };
@@ -221,11 +232,13 @@ impl OpDef for Einsum {
             let all = [batch.as_slice(), &inner].concat();
             let (a, b) = (a.ordered(&all), b.ordered(&all));
             let reduced: Vec<bool> = (0..all.len()).map(|i| i >= batch.len()).collect();
-            let (dtype, sizes) = (a.dtype, a.sizes.clone());
+            let sizes = a.sizes.clone();
             return Ok(cx.reduce(ReduceKind::Sum, dtype, &sizes, &reduced, &[&a, &b], |e, r| {
                 e.binary(Binary::Mul, r[0], r[1])
             }));
         }
+        let product_dtype = if a.view.dtype == b.view.dtype { a.view.dtype } else { wide };
+        let (a, b) = (a.cast(cx, product_dtype), b.cast(cx, product_dtype));
         let (lhs, lhs_transposed) = a.matrix(cx, &batch, &rows, &inner);
         let (rhs, rhs_transposed) = b.matrix(cx, &batch, &inner, &columns);
         let [count, m, k, n] = [a.count(&batch), a.count(&rows), a.count(&inner), b.count(&columns)];
@@ -243,11 +256,12 @@ impl OpDef for Einsum {
         // can run on its blocks.
         let leading = [batch, rows].concat();
         let mut sizes: Vec<usize> = leading.iter().map(|&c| a.size(c)).collect();
-        let product = cx.contract_to(ContractKind::MatMul(kind), &lhs, &rhs, &[&sizes[..], &[n]].concat());
+        let product_sizes = [&sizes[..], &[n]].concat();
+        let product = cx.contract_in(product_dtype, ContractKind::MatMul(kind), &lhs, &rhs, &product_sizes);
         sizes.extend(columns.iter().map(|&c| b.size(c)));
         let view = cx.reshape(&product, &sizes);
         let labels = [leading, columns].concat();
-        Ok(vec![Labeled { view, labels }.ordered(&self.output)])
+        Ok(vec![Labeled { view, labels }.cast(cx, dtype).ordered(&self.output)])
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {

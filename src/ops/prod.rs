@@ -7,7 +7,7 @@ use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{Binary, Class, ExprBuilder, LowerCx, ReduceKind, Reg, View};
 use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
-use tensorpack_tensor::Result;
+use tensorpack_tensor::{DType, Result};
 
 /// For every element the product of all others along `axes`.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -31,7 +31,8 @@ fn divisor(e: &mut ExprBuilder, x: Reg, class: Class) -> [Reg; 2] {
     [is_zero, e.select(is_zero, one, x)]
 }
 
-/// Reduces an expression of `operands` over `axes`, which are kept with size 1.
+/// Reduces an expression of `operands` over `axes`, which are kept with size 1. The result is an
+/// intermediate one, so that of bf16 is f32.
 fn reduced(
     cx: &mut LowerCx<'_>,
     kind: ReduceKind,
@@ -42,7 +43,8 @@ fn reduced(
     let sizes = operands[0].sizes.clone();
     let over: Vec<bool> = (0..sizes.len()).map(|i| axes.contains(&i)).collect();
     let kept: Vec<usize> = sizes.iter().zip(&over).map(|(&n, &r)| if r { 1 } else { n }).collect();
-    let views = cx.reduce(kind, operands[0].dtype, &sizes, &over, operands, build);
+    let dtype = if operands[0].dtype == DType::Bf16 { DType::F32 } else { operands[0].dtype };
+    let views = cx.reduce(kind, dtype, &sizes, &over, operands, build);
     cx.reshape(&views[0], &kept)
 }
 

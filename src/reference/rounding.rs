@@ -1,12 +1,26 @@
 //! Stochastic arithmetic: results rounded up or down at random (Vignes, 1993; CADNA).
 
+use tensorpack_tensor::{DType, bf16};
+
+/// Significant bits of bf16.
+const BF16_BITS: u32 = 8;
+/// With so many bits or fewer, a tie is taken for an accident.
+const BITS_WITHOUT_TIES: u32 = 20;
+
 /// Rounds every float result of the reference device to `bits`
 /// significant bits, up or down depending on a hash of the value and `seed`.
 ///
 /// Results that agree for several seeds are determined by the model; digits that differ are an
 /// artifact of rounding. With 24 bits the spread shows what f32 arithmetic can lose, with 8 bits
 /// bf16. A value that already fits is left alone, and equal values round alike, so copies,
-/// comparisons and repeated subexpressions stay consistent.
+/// comparisons and repeated subexpressions stay consistent. Seeds `2k` and `2k + 1` round in opposite
+/// directions.
+///
+/// Results that are declared bf16 are rounded to bf16, to the nearest. If `bits` bits do not
+/// determine which neighbor is nearer, one of the two is chosen at random. An exact tie goes to the
+/// even neighbor, as on engines that compute it exactly; with 20 bits or fewer it goes to either.
+/// 53 bits round nothing else, so the results of a model in bf16 are those of exact arithmetic
+/// between these roundings.
 ///
 /// ```
 /// use tensorpack::prelude::*;
@@ -39,17 +53,45 @@ pub struct StochasticRounding {
 }
 
 impl StochasticRounding {
+    /// Rounds a result of an element type.
+    pub(crate) fn round_result(self, value: f64, dtype: DType) -> f64 {
+        if dtype == DType::Bf16 && self.bits > BF16_BITS {
+            self.round_to_bf16(value)
+        } else {
+            self.round(value)
+        }
+    }
+
     /// Rounds a value.
     pub(crate) fn round(self, value: f64) -> f64 {
         let dropped = f64::MANTISSA_DIGITS - self.bits.clamp(2, f64::MANTISSA_DIGITS);
-        let (bits, rest) = (value.to_bits(), (1u64 << dropped) - 1);
-        if bits & rest == 0 || !value.is_finite() {
+        if fits(value, self.bits) || !value.is_finite() {
             return value;
         }
-        let up = mixed(bits ^ mixed(self.seed)) & 1;
+        let up = u64::from(self.goes_up(value));
         // A carry out of the mantissa increments the exponent, as it should.
-        f64::from_bits((bits & !rest) + (up << dropped))
+        f64::from_bits((value.to_bits() >> dropped << dropped) + (up << dropped))
     }
+
+    fn round_to_bf16(self, value: f64) -> f64 {
+        let nearest = |value: f64| bf16::from_f32(value as f32).to_f64();
+        if fits(value, BF16_BITS) || fits(value, BF16_BITS + 1) && self.bits > BITS_WITHOUT_TIES {
+            return nearest(value);
+        }
+        let error = value * 0.5f64.powi(self.bits as i32 + 1);
+        let (inner, outer) = (nearest(value - error), nearest(value + error));
+        if self.goes_up(value) { outer } else { inner }
+    }
+
+    /// Returns whether a value that does not fit is rounded away from zero.
+    fn goes_up(self, value: f64) -> bool {
+        (mixed(value.to_bits() ^ mixed(self.seed / 2)) ^ self.seed) & 1 == 1
+    }
+}
+
+/// Returns whether a value has at most this many significant bits.
+fn fits(value: f64, bits: u32) -> bool {
+    value.to_bits() & ((1u64 << (f64::MANTISSA_DIGITS - bits.clamp(2, f64::MANTISSA_DIGITS))) - 1) == 0
 }
 
 /// Returns a hash of a number (the finalizer of SplitMix64).
@@ -86,6 +128,38 @@ mod tests {
         }
         assert!(StochasticRounding { bits: 24, seed: 0 }.round(f64::NAN).is_nan());
         assert_eq!(StochasticRounding { bits: 53, seed: 0 }.round(0.1), 0.1);
+    }
+
+    #[test]
+    fn seeds_of_a_pair_round_in_opposite_directions() {
+        for pair in 0..10 {
+            let [low, high] = [0, 1].map(|i| StochasticRounding { bits: 24, seed: 2 * pair + i }.round(0.1));
+            assert_eq!((low - high).abs(), 2f64.powi(-27), "{low}, {high}");
+        }
+    }
+
+    #[test]
+    fn bf16_is_rounded_to_the_nearest_unless_the_bits_do_not_decide() {
+        let rounded = |value: f64, bits: u32| -> Vec<f64> {
+            let one = |seed| StochasticRounding { bits, seed }.round_result(value, DType::Bf16);
+            (0..2).map(one).collect()
+        };
+        // The neighbors of these are 1 and 1 + 2^-7, with the middle at 1 + 2^-8.
+        let (low, middle, high) = (1.0, 1.0 + 2f64.powi(-8), 1.0 + 2f64.powi(-7));
+        for bits in [21, 24, 53] {
+            assert_eq!(rounded(1.003, bits), [low, low]);
+            assert_eq!(rounded(-1.005, bits), [-high, -high]);
+            // A tie goes to the even neighbor.
+            assert_eq!(rounded(middle, bits), [low, low]);
+        }
+        assert_eq!(rounded(middle, 20).iter().sum::<f64>(), low + high);
+        let above = middle + 2f64.powi(-23);
+        assert_eq!(rounded(above, 53), [high, high]);
+        for value in [above, middle - 2f64.powi(-23)] {
+            let mut both = rounded(value, 21);
+            both.sort_by(f64::total_cmp);
+            assert_eq!(both, [low, high]);
+        }
     }
 
     #[test]

@@ -283,7 +283,7 @@ impl Executable for ReferenceProgram {
 
 fn rounded(value: &Array, rounding: StochasticRounding) -> Array {
     value.map(value.dtype(), |v| match v {
-        Scalar::Float(v) => Scalar::Float(rounding.round(v)),
+        Scalar::Float(v) => Scalar::Float(rounding.round_result(v, value.dtype())),
         int => int,
     })
 }

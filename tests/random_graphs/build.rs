@@ -1,17 +1,40 @@
 //! Builds programs with the public API.
 
-use crate::program::{Class, Port, Program, Source};
+use crate::program::{Floats, Port, Program, Source};
 use crate::rows::Made;
-use tensorpack::graph::UPDATE_OPS;
+use tensorpack::graph::{TRAINABLE_VARIABLES, UPDATE_OPS};
 use tensorpack::prelude::*;
+use tensorpack::tower::Mode;
+use tensorpack::train::average_gradients;
 
 /// Modifications of a program while its graph is built.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Change {
     /// Whether all sizes are known while the graph is built.
     pub(crate) known: bool,
-    /// Makes the results of the row of this name wrong, to test the comparison.
-    pub(crate) fault: Option<&'static str>,
+    /// An error to make, to test the comparison.
+    pub(crate) fault: Option<Fault>,
+}
+
+/// An error that the comparison must find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The results of the row of this name are wrong.
+    Row(&'static str),
+    /// They are wrong in every tower but the first.
+    RowInOtherTowers(&'static str),
+    /// Variables that are declared bf16 are kept in f32.
+    WideVariables,
+}
+
+impl Fault {
+    fn spoils(self, row: &str, tower: usize) -> bool {
+        match self {
+            Fault::Row(name) => name == row,
+            Fault::RowInOtherTowers(name) => name == row && tower > 0,
+            Fault::WideVariables => false,
+        }
+    }
 }
 
 /// A graph that grows with the program that is drawn.
@@ -32,7 +55,7 @@ impl Scratch {
         let change = Change { known: self.known, ..Change::default() };
         let mut last = None;
         for at in self.tensors.len()..program.nodes.len() {
-            let made = node(program, at, &self.t, DType::F64, &change, &self.tensors);
+            let made = node(program, at, &self.t, program.reference_floats(), &change, &self.tensors);
             self.t.graph().first_error().ok()?;
             self.tensors.push(made.tensors.clone());
             last = Some(made);
@@ -51,28 +74,35 @@ fn node(
     program: &Program,
     at: usize,
     t: &TowerContext,
-    float: DType,
+    floats: Floats,
     change: &Change,
     made: &[Vec<Tensor>],
 ) -> Made {
     let node = &program.nodes[at];
     match &node.source {
         Source::Input { class, sizes, known, .. } => {
+            let all = program.sizes_in(t.index(), sizes, known);
             let sizes: Vec<Option<usize>> =
-                sizes.iter().zip(known).map(|(&n, &k)| (k || change.known).then_some(n)).collect();
-            t.graph().placeholder(&TensorSpec::new(&node.name, class.dtype(float), sizes)).into()
+                all.iter().zip(known).map(|(&n, &k)| (k || change.known).then_some(n)).collect();
+            let name = if t.total() > 1 { format!("{}_{}", node.name, t.index()) } else { node.name.clone() };
+            t.graph().placeholder(&TensorSpec::new(name, class.dtype(floats), sizes)).into()
         }
-        Source::Variable { sizes } => {
-            let spec = VariableSpec::new(&node.name, sizes.clone()).dtype(float).init(Init::zeros());
-            t.variable(spec).value().clone().into()
+        Source::Variable { class, sizes } => {
+            let dtype = class.dtype(floats);
+            let spec = VariableSpec::new(&node.name, sizes.clone()).dtype(dtype).init(Init::zeros());
+            match change.fault {
+                Some(Fault::WideVariables) => t.variable(spec.dtype(floats.wide)).value().cast(dtype).into(),
+                _ => t.variable(spec).value().clone().into(),
+            }
         }
-        Source::Row { row, inputs, values, tied } => {
+        Source::Row { row, class, inputs, values, tied } => {
+            let float = class.dtype(floats);
             let inputs: Vec<Tensor> = inputs.iter().map(|p| made[p.node][p.output].clone()).collect();
             let mut made = match tied {
                 true => t.reuse(|t| (row.build)(t, float, &node.name, &inputs, values)),
                 false => (row.build)(t, float, &node.name, &inputs, values),
             };
-            if change.fault == Some(row.name) {
+            if change.fault.is_some_and(|f| f.spoils(row.name, t.index())) {
                 made.tensors.iter_mut().filter(|y| y.dtype().is_float()).for_each(|y| *y = &*y * 1.01);
             }
             made
@@ -80,10 +110,18 @@ fn node(
     }
 }
 
-/// A program as a graph, before it is frozen.
+/// A placeholder of one tower.
+pub(crate) struct Input {
+    pub(crate) name: String,
+    pub(crate) node: usize,
+    pub(crate) tower: usize,
+}
+
+/// A program as a graph, before it is frozen. The tensors of all towers follow each other.
 pub(crate) struct Whole {
     pub(crate) graph: Graph,
-    pub(crate) cost: Tensor,
+    pub(crate) inputs: Vec<Input>,
+    pub(crate) costs: Vec<Tensor>,
     pub(crate) forward: Vec<(String, Tensor)>,
     pub(crate) gradients: Vec<(String, Tensor)>,
     pub(crate) second: Vec<(String, Tensor)>,
@@ -91,68 +129,97 @@ pub(crate) struct Whole {
 }
 
 /// Builds the whole program.
-pub(crate) fn build(program: &Program, float: DType, change: &Change) -> Result<Whole> {
+pub(crate) fn build(program: &Program, floats: Floats, change: &Change) -> Result<Whole> {
     let graph = Graph::new();
-    let t = &TowerContext::training(&graph);
+    let mut whole = Whole {
+        graph: graph.clone(),
+        inputs: Vec::new(),
+        costs: Vec::new(),
+        forward: Vec::new(),
+        gradients: Vec::new(),
+        second: Vec::new(),
+        train: None,
+    };
+    let count = program.towers.count;
+    let mut towers = Vec::new();
+    for index in 0..count {
+        let t = TowerContext::new(&graph, Mode::Training, index, count);
+        t.build(|t| tower(program, floats, change, t, &mut whole))?;
+        towers.push(t);
+    }
+    if program.steps > 0 {
+        let computed =
+            towers.iter().zip(&whole.costs).map(|(t, cost)| Ok((t.clone(), compute_gradients(cost)?)));
+        let averages = average_gradients(computed.collect::<Result<Vec<_>>>()?)?;
+        let optimizer = program.training.build(&towers[0]);
+        let applied = apply_gradients(&*optimizer, &graph, &averages)?;
+        let updates = graph.collection_ops(UPDATE_OPS);
+        let count = graph.count_step();
+        let ops: Vec<&Op> = [&applied, &count].into_iter().chain(&updates).collect();
+        whole.train = Some(graph.group(&ops));
+    }
+    graph.first_error()?;
+    Ok(whole)
+}
+
+/// Builds one tower: its nodes, its cost, and the gradients that are fetched.
+fn tower(
+    program: &Program,
+    floats: Floats,
+    change: &Change,
+    t: &TowerContext,
+    whole: &mut Whole,
+) -> Result<()> {
+    let graph = t.graph();
+    let place = if t.total() > 1 { format!(" in tower {}", t.index()) } else { String::new() };
     let mut made: Vec<Vec<Tensor>> = Vec::new();
-    for at in 0..program.nodes.len() {
-        let next = node(program, at, t, float, change, &made).tensors;
+    let mut wanted: Vec<(String, Tensor)> = Vec::new();
+    for (at, n) in program.nodes.iter().enumerate() {
+        let next = node(program, at, t, floats, change, &made).tensors;
         graph.first_error()?;
+        if let Source::Input { class, .. } = n.source {
+            let name = next[0].name();
+            whole.inputs.push(Input { name, node: at, tower: t.index() });
+            if class.is_float() {
+                wanted.push((n.name.clone(), next[0].clone()));
+            }
+        }
         made.push(next);
     }
     let at = |p: &Port| made[p.node][p.output].clone();
-    let forward =
-        program.fetches.iter().map(|p| (format!("the value of {}", port_name(program, p)), at(p))).collect();
-    let zero = || graph.constant(HostTensor::from_f64(float, [], &[0.0]).expect("a scalar"));
-    let mut cost = program.cost.iter().map(at).reduce(|a, b| a + b).unwrap_or_else(zero);
+    let fetched = |p: &Port| (format!("the value of {}{place}", port_name(program, p)), at(p));
+    whole.forward.extend(program.fetches.iter().map(fetched));
+    let zero = || graph.constant(HostTensor::from_f64(floats.wide, [], &[0.0]).expect("a scalar"));
+    let terms = program.cost.iter().map(|p| at(p).cast(floats.wide));
+    let mut cost = terms.reduce(|a, b| a + b).unwrap_or_else(zero);
     if program.regularized {
-        cost = cost + regularize_cost(t, ".*", l2_regularizer(0.05));
+        cost = cost + regularize_cost(t, ".*", l2_regularizer(0.05)).cast(floats.wide);
     }
     graph.first_error()?;
 
-    let inputs: Vec<(String, Tensor)> = program
-        .nodes
-        .iter()
-        .zip(&made)
-        .filter(|(n, _)| matches!(n.source, Source::Input { class: Class::Float, .. }))
-        .map(|(n, made)| (n.name.clone(), made[0].clone()))
-        .collect();
-    let trainable = graph.collection(tensorpack::graph::TRAINABLE_VARIABLES).variables;
-    let variables: Vec<Variable> = trainable.iter().map(|&id| graph.variable_handle(id)).collect();
-    let mut wanted: Vec<(String, Tensor)> = inputs;
-    wanted.extend(variables.iter().map(|v| (v.name().to_string(), v.value().clone())));
+    let trainable = graph.collection(TRAINABLE_VARIABLES).variables;
+    let variables = trainable.iter().map(|&id| graph.variable_handle(id));
+    wanted.extend(variables.map(|v| (v.name().to_string(), v.value().clone())));
     let found = |cost: &Tensor, what: &str| -> Result<Vec<(String, Tensor)>> {
         let xs: Vec<&Tensor> = wanted.iter().map(|(_, x)| x).collect();
         let found = gradients(cost, &xs)?;
         let named =
-            wanted.iter().zip(found).filter_map(|((name, _), g)| Some((format!("{what} {name}"), g?)));
+            wanted.iter().zip(found).filter_map(|((name, _), g)| Some((format!("{what} {name}{place}"), g?)));
         Ok(named.collect())
     };
-    let mut first = Vec::new();
-    let mut second = Vec::new();
     if program.gradients || program.second {
-        first = found(&cost, "the gradient of the cost by")?;
-    }
-    if program.second {
-        let penalty = first.iter().map(|(_, g)| g.square().sum()).reduce(|a, b| a + b);
+        let first = found(&cost, "the gradient of the cost by")?;
+        let squares = first.iter().map(|(_, g)| g.square().sum().cast(floats.wide));
+        let penalty = squares.reduce(|a, b| a + b).filter(|_| program.second);
         if let Some(penalty) = penalty {
-            second = found(&penalty, "the gradient of the squared gradients by")?;
+            whole.second.extend(found(&penalty, "the gradient of the squared gradients by")?);
+        }
+        if program.gradients {
+            whole.gradients.extend(first);
         }
     }
-    let mut train = None;
-    if program.steps > 0 {
-        let optimizer = program.training.build(t);
-        let minimized = minimize(&cost, &*optimizer)?;
-        let updates = graph.collection_ops(UPDATE_OPS);
-        let count = graph.count_step();
-        let ops: Vec<&Op> = [&minimized, &count].into_iter().chain(&updates).collect();
-        train = Some(graph.group(&ops));
-    }
-    graph.first_error()?;
-    if !program.gradients {
-        first.clear();
-    }
-    Ok(Whole { graph, cost, forward, gradients: first, second, train })
+    whole.costs.push(cost);
+    graph.first_error()
 }
 
 /// Returns the name of a node's result in a printed program.

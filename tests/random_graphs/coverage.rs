@@ -2,7 +2,7 @@
 
 use crate::draw::draw_program;
 use crate::optimizers::{rates, rules, wrappers};
-use crate::program::Source;
+use crate::program::{Class, Source};
 use crate::table::{cost_rows, op_rows};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -102,28 +102,41 @@ fn every_row_is_drawn() {
     let all = all.chain(rates().iter().map(|s| s.name)).chain(rules().iter().map(|s| s.name));
     counts.extend(all.chain(wrappers().iter().map(|s| s.name)).map(|name| (name, 0)));
     let mut count = |name: &'static str| *counts.get_mut(name).expect("it is in the table") += 1;
-    let [mut tied, mut unknown, mut empty] = [0; 3];
+    let [mut tied, mut unknown, mut empty, mut towers, mut uneven, mut one_row] = [0; 6];
+    let [mut bf16, mut narrow] = [0; 2];
     for index in 0..120 {
         let program = draw_program(1, index, 0);
+        towers += u64::from(program.towers.count > 1);
+        uneven += u64::from(program.towers.last_batch.is_some());
+        bf16 += u64::from(program.bf16);
         count(program.training.rate.0.name);
         count(program.training.rule.0.name);
         program.training.wrappers.iter().for_each(|w| count(w.0.name));
         for node in &program.nodes {
             match &node.source {
-                Source::Row { row, tied: again, .. } => {
+                Source::Row { row, class, tied: again, .. } => {
                     count(row.name);
+                    narrow += u64::from(*class == Class::Bf16);
                     tied += u64::from(*again);
                 }
                 Source::Input { sizes, known, .. } => {
                     unknown += u64::from(known.contains(&false));
                     empty += u64::from(sizes.contains(&0));
+                    let last = program.sizes_in(program.towers.count - 1, sizes, known);
+                    one_row += u64::from(program.towers.count > 1 && last.first() == Some(&1));
                 }
                 Source::Variable { .. } => {}
             }
         }
     }
     let never: Vec<&&str> = counts.iter().filter(|(_, n)| **n == 0).map(|(name, _)| name).collect();
-    eprintln!("drawn: {counts:?}, {tied} tied, {unknown} of unknown size, {empty} empty");
+    let special = format!(
+        "{tied} tied, {unknown} of unknown size, {empty} empty; {towers} programs with several towers, {uneven} of \
+         them with batches of different sizes, {one_row} inputs with one row in a tower; {bf16} programs with bf16, \
+         {narrow} rows in it"
+    );
+    eprintln!("drawn: {counts:?}, {special}");
     assert!(never.is_empty(), "never drawn: {never:?}");
-    assert!(tied > 0 && unknown > 0 && empty > 0, "{tied} tied, {unknown} of unknown size, {empty} empty");
+    let least = [tied, unknown, empty, uneven, one_row, narrow].into_iter().min();
+    assert!(least > Some(0) && towers.min(bf16) > 120 / 10, "{special}");
 }

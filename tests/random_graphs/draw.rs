@@ -2,7 +2,7 @@
 
 use crate::build::{Change, Scratch, build};
 use crate::optimizers::Training;
-use crate::program::{Class, Elements, Node, Port, Program, Source, Value};
+use crate::program::{Class, Elements, Node, Port, Program, Source, Towers, Value};
 use crate::rows::{Draft, Kind, Row};
 use crate::table::{cost_rows, find, op_rows};
 use tensorpack::ErrorKind;
@@ -18,6 +18,26 @@ enum Form {
     Sequences,
     Images,
     Mixed,
+}
+
+/// What is special about a program. It depends on the seed and the program's number, so programs
+/// that are drawn again keep their share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Special {
+    Nothing,
+    SeveralTowers,
+    Bf16,
+}
+
+impl Special {
+    /// Returns what is special about program `index`.
+    pub(crate) fn of(seed: u64, index: u64) -> Special {
+        match state(&[seed, index]) % 6 {
+            0 => Special::SeveralTowers,
+            1 => Special::Bf16,
+            _ => Special::Nothing,
+        }
+    }
 }
 
 /// What the generator knows about a tensor.
@@ -63,18 +83,29 @@ pub(crate) struct Draw {
     /// Maximum number of elements of a tensor.
     limit: usize,
     form: Form,
+    /// The class of the floats that rows draw.
+    pub(crate) class: Class,
+    /// The batch size, if its last tower has another.
+    batch: Option<usize>,
 }
 
 /// Draws attempt `attempt` of program `index`.
 pub(crate) fn draw_program(seed: u64, index: u64, attempt: u64) -> Program {
     let mut draw = Draw::new(seed, index, attempt);
-    let target = if draw.limit > 1000 { draw.between(6, 16) } else { draw.between(10, 60) };
+    let target = match (draw.limit > 1000, draw.program.bf16 || draw.program.towers.count > 1) {
+        (true, _) => draw.between(6, 16),
+        (_, true) => draw.between(4, 24),
+        (false, false) => draw.between(10, 60),
+    };
     draw.sources();
     for _ in 0..target * 20 {
         if draw.program.rows() >= target {
             break;
         }
         let row = draw.of(op_rows());
+        if draw.program.bf16 {
+            draw.class = if draw.chance(0.6) { Class::Bf16 } else { Class::Float };
+        }
         draw.add(row);
         if draw.chance(0.06) {
             draw.tie();
@@ -86,13 +117,12 @@ pub(crate) fn draw_program(seed: u64, index: u64, attempt: u64) -> Program {
 
 impl Draw {
     fn new(seed: u64, index: u64, attempt: u64) -> Draw {
-        let mut state = 0x243F_6A88_85A3_08D3u64;
-        for part in [seed, index, attempt] {
-            state = mixed(state ^ part.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(part));
-        }
+        let state = state(&[seed, index, attempt]);
         let program = Program {
             origin: [seed, index, attempt],
             float: DType::F32,
+            bf16: false,
+            towers: Towers { count: 1, last_batch: None },
             nodes: Vec::new(),
             cost: Vec::new(),
             regularized: false,
@@ -104,8 +134,22 @@ impl Draw {
             steps: 5,
         };
         let scratch = [Scratch::new(true), Scratch::new(false)];
-        let mut draw = Draw { state, program, infos: Vec::new(), scratch, limit: 300, form: Form::Mixed };
+        let mut draw = Draw {
+            state,
+            program,
+            infos: Vec::new(),
+            scratch,
+            limit: 300,
+            form: Form::Mixed,
+            class: Class::Float,
+            batch: None,
+        };
         draw.program.float = if draw.chance(0.65) { DType::F32 } else { DType::F64 };
+        match Special::of(seed, index) {
+            Special::SeveralTowers => draw.program.towers.count = draw.between(2, 3),
+            Special::Bf16 => (draw.program.bf16, draw.program.float) = (true, DType::F32),
+            Special::Nothing => {}
+        }
         draw.program.together = draw.chance(0.5);
         if draw.chance(0.08) {
             draw.limit = 6000;
@@ -214,7 +258,14 @@ impl Draw {
 
     /// Returns a float tensor that fits.
     pub(crate) fn float(&mut self, fits: impl Fn(&Info) -> bool) -> Option<Port> {
-        self.pick(|i| i.class == Class::Float && i.scale <= LARGE && fits(i))
+        let class = self.class;
+        self.pick(|i| i.class == class && i.scale <= LARGE && fits(i))
+    }
+
+    /// Returns a float tensor of the other precision.
+    pub(crate) fn other_float(&mut self) -> Option<Port> {
+        let class = self.class;
+        self.pick(|i| i.class.is_float() && i.class != class && i.scale <= LARGE)
     }
 
     /// Returns a float tensor of this rank, reshaping one if there is none or from time to time.
@@ -261,7 +312,7 @@ impl Draw {
         match self.float(|i| i.sizes == sizes) {
             Some(port) if self.chance(0.7) => port,
             _ if self.chance(0.5) => self.variable(&sizes),
-            _ => self.input(Class::Float, &sizes, None),
+            _ => self.input(self.class, &sizes, None),
         }
     }
 
@@ -269,11 +320,14 @@ impl Draw {
     pub(crate) fn input(&mut self, class: Class, sizes: &[usize], below: Option<usize>) -> Port {
         let seed = self.word() >> 32;
         let elements = match (class, below) {
-            (Class::Float, _) => Elements::Reals { seed },
+            (Class::Float | Class::Bf16, _) => Elements::Reals { seed },
             (Class::Bool, _) => Elements::Indices { seed, below: 2 },
             (_, below) => Elements::Indices { seed, below: below.unwrap_or(7) },
         };
-        let known = vec![true; sizes.len()];
+        let mut known = vec![true; sizes.len()];
+        if sizes.first().is_some_and(|n| Some(*n) == self.batch) {
+            known[0] = false;
+        }
         self.source(Source::Input { class, sizes: sizes.to_vec(), known, elements })
     }
 
@@ -285,13 +339,13 @@ impl Draw {
 
     /// Adds a variable.
     pub(crate) fn variable(&mut self, sizes: &[usize]) -> Port {
-        self.source(Source::Variable { sizes: sizes.to_vec() })
+        self.source(Source::Variable { class: self.class, sizes: sizes.to_vec() })
     }
 
     fn source(&mut self, source: Source) -> Port {
         let (letter, class, sizes, known) = match &source {
             Source::Input { class, sizes, known, .. } => ("x", *class, sizes.clone(), known.clone()),
-            Source::Variable { sizes } => ("w", Class::Float, sizes.clone(), vec![true; sizes.len()]),
+            Source::Variable { class, sizes } => ("w", *class, sizes.clone(), vec![true; sizes.len()]),
             Source::Row { .. } => unreachable!("a row is pushed"),
         };
         let node = Node { name: format!("{letter}{}", self.program.nodes.len()), source, outputs: None };
@@ -308,6 +362,10 @@ impl Draw {
         let empty = self.chance(0.04);
         let batch = if empty { 0 } else { self.size() };
         let unknown = self.chance(0.35);
+        if unknown && self.program.towers.count > 1 && self.chance(0.6) {
+            let last = self.of(&[1, 1, 2, 3]);
+            (self.batch, self.program.towers.last_batch) = (Some(batch), Some(last));
+        }
         for _ in 0..self.between(1, 3) {
             let rank = match self.form {
                 Form::Vectors => 2,
@@ -325,7 +383,8 @@ impl Draw {
             }
             let known = (0..rank).map(|i| !(unknown && (i == 0 || self.chance(0.1)))).collect();
             let elements = Elements::Reals { seed: self.word() >> 32 };
-            self.source(Source::Input { class: Class::Float, sizes, known, elements });
+            let class = self.float_class();
+            self.source(Source::Input { class, sizes, known, elements });
         }
         if self.chance(0.3) {
             let sizes: Vec<usize> = (0..self.below(3)).map(|_| self.size()).collect();
@@ -342,8 +401,14 @@ impl Draw {
         for _ in 0..self.between(1, 3) {
             let rank = if few { self.below(2) } else { self.below(4) };
             let sizes: Vec<usize> = (0..rank).map(|_| if few { 1 } else { self.size() }).collect();
+            self.class = self.float_class();
             self.variable(&sizes);
         }
+    }
+
+    /// Returns the class of an input or a variable.
+    fn float_class(&mut self) -> Class {
+        if self.program.bf16 && self.chance(0.5) { Class::Bf16 } else { Class::Float }
     }
 
     /// Draws operands of a row and adds it.
@@ -369,13 +434,14 @@ impl Draw {
         }
         let at = self.of(&layers);
         let node = self.program.nodes[at].clone();
-        let Source::Row { row, mut inputs, values, .. } = node.source else { return };
+        let Source::Row { row, class, mut inputs, values, .. } = node.source else { return };
         let like = self.info(inputs[0]).clone();
         let Some(x) = self.pick(|i| i.class == like.class && i.scale <= LARGE && i.sizes == like.sizes)
         else {
             return;
         };
         inputs[0] = x;
+        self.class = class;
         self.push(row, Draft { inputs, values, scale: Some(1.5) }, Some(node.name));
     }
 
@@ -386,7 +452,7 @@ impl Draw {
         inputs.iter().for_each(|p| self.infos[p.node][p.output].uses += 1);
         let at = self.program.nodes.len();
         let name = tied.clone().unwrap_or_else(|| format!("n{at}"));
-        let source = Source::Row { row, inputs, values, tied: tied.is_some() };
+        let source = Source::Row { row, class: self.class, inputs, values, tied: tied.is_some() };
         self.program.nodes.push(Node { name, source, outputs: None });
         let built = self.scratch.each_mut().map(|s| s.extend(&self.program));
         let [sized, spec] = match built {
@@ -408,7 +474,7 @@ impl Draw {
         let first = infos.first().cloned();
         self.infos.push(infos);
         let port = Port { node: at, output: 0 };
-        if first?.class == Class::Float && scale > LARGE {
+        if first?.class.is_float() && scale > LARGE {
             self.squash(at);
         }
         Some(port)
@@ -416,10 +482,11 @@ impl Draw {
 
     /// Brings every output of a node back to a magnitude of about 1.
     fn squash(&mut self, node: usize) {
+        let class = self.class;
         for output in 0..self.infos[node].len() {
             let port = Port { node, output };
-            let small = self.info(port).class == Class::Float;
-            if small {
+            self.class = self.info(port).class;
+            if self.class.is_float() {
                 let factor = Value::Real(self.of(&[0.5f64, 0.25, 0.125]).min(1.0 / self.scale(port)));
                 let (row, values) = match self.chance(0.5) {
                     true => (find("tanh"), vec![]),
@@ -428,6 +495,7 @@ impl Draw {
                 self.push(row, Draft { inputs: vec![port], values, scale: Some(1.0) }, None);
             }
         }
+        self.class = class;
     }
 
     fn undo(&mut self) -> Option<Port> {
@@ -453,10 +521,11 @@ impl Draw {
     /// Draws the cost, the fetches and the training settings.
     fn finish(&mut self) {
         let unused: Vec<Port> =
-            self.ports().filter(|&p| self.info(p).uses == 0 && self.info(p).class == Class::Float).collect();
+            self.ports().filter(|&p| self.info(p).uses == 0 && self.info(p).class.is_float()).collect();
         let mut terms = Vec::new();
         for port in unused {
             let empty = self.info(port).len() == 0;
+            self.class = self.info(port).class;
             let row = if empty { find("cost sum") } else { self.of(cost_rows()) };
             let draft = Draft { inputs: vec![port], values: vec![], scale: Some(1.0) };
             terms.extend(self.push(row, draft, None));
@@ -478,9 +547,17 @@ impl Draw {
         self.program.second = self.chance(0.5);
         self.program.training = Training::draw(self);
         // Every variable needs a gradient, from the rows or from the penalty.
-        let built = build(&self.program, DType::F64, &Change { known: true, ..Change::default() });
+        let floats = self.program.reference_floats();
+        let built = build(&self.program, floats, &Change { known: true, ..Change::default() });
         self.program.regularized |= built.is_err_and(|e| e.kind() == ErrorKind::Gradient);
     }
+}
+
+/// Returns the first state of the random numbers for a key.
+fn state(key: &[u64]) -> u64 {
+    key.iter().fold(0x243F_6A88_85A3_08D3, |state, part| {
+        mixed(state ^ part.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(*part))
+    })
 }
 
 fn mixed(mut z: u64) -> u64 {

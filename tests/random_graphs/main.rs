@@ -19,8 +19,9 @@ mod workers;
 
 include!("values.rs");
 
+use build::Fault;
 use compare::{Unfit, check, expect};
-use program::Program;
+use program::{Class, Program};
 use run::Engine;
 use std::time::Duration;
 
@@ -54,24 +55,62 @@ fn worker() {
     workers::work();
 }
 
+/// Returns the smallest program that shows a fault, and its source, if a program that `shows` it
+/// fails.
+fn found_and_shrunk(fault: Fault, shows: &dyn Fn(&Program) -> bool) -> (Program, String) {
+    let engine = Engine::Faulty(fault);
+    // Small programs shrink in less time.
+    let mut indices: Vec<(usize, u64)> = (0..80)
+        .map(|index| (draw::draw_program(7, index, 0), index))
+        .filter(|(program, _)| shows(program))
+        .map(|(program, index)| (program.rows(), index))
+        .collect();
+    indices.sort_unstable();
+    let (program, failure) = indices
+        .into_iter()
+        .map(|(_, index)| fit(7, index, &|_| ()))
+        .filter(|(program, _)| shows(program))
+        .find_map(|(program, expected)| {
+            let failure = check(&program, engine, &expected).err()?;
+            Some((program, failure))
+        })
+        .unwrap_or_else(|| panic!("no program shows {fault:?}"));
+    let (small, failure) =
+        shrink::shrink(&program, failure, Duration::from_secs(120), &|p| shrink::fails(p, engine));
+    let text = print::print(&small, &failure);
+    assert!(text.contains("fn main()") && text.lines().count() < 120, "{text}");
+    (small, text)
+}
+
+fn uses(program: &Program, row: &str) -> bool {
+    let is = |n: &program::Node| matches!(&n.source, program::Source::Row { row: r, .. } if r.name == row);
+    program.nodes.iter().any(is)
+}
+
 #[test]
 fn a_wrong_row_is_found_shrunk_and_printed() {
-    for (row, within) in [("tanh", 2), ("Linear", 2)] {
-        let engine = Engine::Faulty(row);
-        let uses =
-            |p: &Program| p.nodes.iter().any(|n| format!("{:?}", n.source).contains(&format!("row: {row},")));
-        let (program, failure) = (0..)
-            .map(|index| fit(7, index, &|_| ()))
-            .filter(|(program, _)| uses(program))
-            .find_map(|(program, expected)| {
-                Some((program.clone(), check(&program, engine, &expected).err()?))
-            })
-            .expect("one of the programs uses it");
-        let before = program.rows();
-        let (small, failure) =
-            shrink::shrink(&program, failure, Duration::from_secs(30), &|p| shrink::fails(p, engine));
-        let text = print::print(&small, &failure);
-        assert!(small.rows() <= within, "{row}: {} of {before} rows are left:\n{text}", small.rows());
-        assert!(text.contains("fn main()") && text.lines().count() < 110, "{text}");
+    for row in ["tanh", "Linear"] {
+        let (small, text) = found_and_shrunk(Fault::Row(row), &|p| uses(p, row));
+        assert!(small.rows() <= 2, "{row}: {} rows are left:\n{text}", small.rows());
+        assert!(!small.bf16 && small.towers.count == 1, "{text}");
     }
+}
+
+#[test]
+fn a_wrong_tower_is_found_shrunk_and_printed() {
+    let fault = Fault::RowInOtherTowers("tanh");
+    let (small, text) = found_and_shrunk(fault, &|p| p.towers.count > 1 && uses(p, "tanh"));
+    assert!(small.rows() <= 2, "{} rows are left:\n{text}", small.rows());
+    assert!(small.towers.count == 2 && text.contains("for tower in 0..2"), "{text}");
+}
+
+#[test]
+fn bf16_variables_kept_in_f32_are_found_shrunk_and_printed() {
+    let narrow = |p: &Program| {
+        let is = |n: &program::Node| matches!(n.source, program::Source::Variable { class: Class::Bf16, .. });
+        p.nodes.iter().any(is)
+    };
+    let (small, text) = found_and_shrunk(Fault::WideVariables, &narrow);
+    assert!(small.bf16 && narrow(&small) && small.rows() <= 4, "{} rows are left:\n{text}", small.rows());
+    assert!(text.contains("dtype(DType::Bf16)"), "{text}");
 }

@@ -6,8 +6,6 @@ use crate::optimizers::Setting;
 use crate::program::{Class, Elements, Program, Source, Value};
 use crate::rows::substitute;
 use crate::run::Engine;
-use std::fmt::Write;
-use tensorpack::prelude::*;
 
 /// Returns a whole Rust program that runs this one on the reference and on the engine, and prints
 /// what differs.
@@ -23,31 +21,36 @@ pub(crate) fn print(program: &Program, failure: &Failure) -> String {
     line("#![allow(dead_code, unused_imports)]");
     line("use tensorpack::graph::{TRAINABLE_VARIABLES, UPDATE_OPS};");
     line("use tensorpack::prelude::*;");
-    line("use tensorpack::runtime::IntoFetch;\n");
+    line("use tensorpack::runtime::{IntoFetch, StochasticRounding};");
+    line("use tensorpack::tower::Mode;");
+    line("use tensorpack::train::average_gradients;\n");
     line(include_str!("values.rs"));
     line("fn run(float: DType, options: SessionOptions) -> Result<Vec<(String, HostTensor)>> {");
     line("    let graph = Graph::new();");
-    line("    let t = &TowerContext::training(&graph);");
-    for at in 0..program.nodes.len() {
-        line(&format!("    {}", statement(program, at)));
-    }
-    let terms: Vec<String> = program.cost.iter().map(|p| port(program, p)).collect();
-    line(&match terms.len() {
-        0 => "    let cost = graph.constant(HostTensor::from_f64(float, [], &[0.0])?);".to_string(),
-        1 => format!("    let cost = {}.clone();", terms[0]),
-        _ => format!("    let cost = {};", terms.join(" + ")),
-    });
-    if program.regularized {
-        line("    let cost = cost + regularize_cost(t, \".*\", l2_regularizer(0.05));");
-    }
-    asked(program, &mut line);
+    line("    let (mut towers, mut costs, mut feeds) = (vec![], vec![], vec![]);");
+    line("    let [mut forward, mut first, mut second] = [const { Vec::<(String, Tensor)>::new() }; 3];");
+    let count = program.towers.count;
+    line(&format!("    for tower in 0..{count} {{"));
+    line(&format!("        let t = TowerContext::new(&graph, Mode::Training, tower, {count});"));
+    line("        costs.push(t.build(|t| -> Result<Tensor> {");
+    tower(program, &mut |text| line(&format!("            {text}")));
+    line("            Ok(cost)");
+    line("        })?);");
+    line("        towers.push(t);");
+    line("    }");
+    step(program, &mut line);
     ran(program, &mut line, matches!(failure.engine, Engine::Xla(_)));
     line("}\n");
     line("fn main() {");
-    line(
-        "    let reference = SessionOptions { device: \"reference\".parse().unwrap(), ..SessionOptions::default() };",
-    );
-    line("    let right = run(DType::F64, reference).unwrap();");
+    // Rounds nothing but results in bf16.
+    let rounding = match program.bf16 {
+        true => "stochastic_rounding: Some(StochasticRounding { bits: 53, seed: 0 }), ",
+        false => "",
+    };
+    line(&format!(
+        "    let reference = SessionOptions {{ device: \"reference\".parse().unwrap(), {rounding}..SessionOptions::default() }};",
+    ));
+    line(&format!("    let right = run(DType::{:?}, reference).unwrap();", program.reference_floats().wide));
     line(&format!("    let found = run(DType::{:?}, {}).unwrap();", program.float, options(failure.engine)));
     line("    for ((name, right), (_, found)) in right.iter().zip(&found) {");
     line("        let (right, found) = (right.to_f64_vec(), found.to_f64_vec());");
@@ -78,29 +81,41 @@ fn port(program: &Program, port: &crate::program::Port) -> String {
     }
 }
 
+/// Returns the element type of a class as an expression.
+fn dtype(program: &Program, class: Class) -> String {
+    match class {
+        Class::Float => "float".to_string(),
+        Class::Bf16 if !program.bf16 => "float".to_string(),
+        other => format!("DType::{:?}", other.dtype(program.floats())),
+    }
+}
+
 /// Returns the statement that builds a node. Every name is bound to a reference.
 fn statement(program: &Program, at: usize) -> String {
     let node = &program.nodes[at];
     let name = node_name(program, at);
     match &node.source {
         Source::Input { class, sizes, known, .. } => {
-            let dtype = match class {
-                Class::Float => "float".to_string(),
-                other => format!("DType::{:?}", other.dtype(DType::F32)),
-            };
+            let dtype = dtype(program, *class);
             let sizes: Vec<Option<usize>> = sizes.iter().zip(known).map(|(&n, &k)| k.then_some(n)).collect();
-            format!("let {name} = &graph.placeholder(&TensorSpec::new(\"{name}\", {dtype}, {sizes:?}));")
+            let key = match program.towers.count {
+                1 => format!("\"{name}\""),
+                _ => format!("format!(\"{name}_{{tower}}\")"),
+            };
+            format!("let {name} = &graph.placeholder(&TensorSpec::new({key}, {dtype}, {sizes:?}));")
         }
-        Source::Variable { sizes } => {
-            let spec = format!("VariableSpec::new(\"{name}\", {sizes:?}).dtype(float).init(Init::zeros())");
+        Source::Variable { class, sizes } => {
+            let dtype = dtype(program, *class);
+            let spec = format!("VariableSpec::new(\"{name}\", {sizes:?}).dtype({dtype}).init(Init::zeros())");
             format!("let {name} = &t.variable({spec}).value().clone();")
         }
-        Source::Row { row, inputs, values, tied } => {
+        Source::Row { row, class, inputs, values, tied } => {
             let names = |word: &str| {
                 let input = row.inputs.iter().position(|&i| i == word).map(|i| port(program, &inputs[i]));
                 let value = || row.arguments.iter().position(|&a| a == word).map(|a| values[a].to_string());
                 let layer = || (word == "name").then(|| format!("{:?}", node.name));
-                input.or_else(value).or_else(layer)
+                let float = || (word == "float").then(|| dtype(program, *class));
+                input.or_else(value).or_else(layer).or_else(float)
             };
             let text = substitute(&one_line(row.text), &names);
             match tied {
@@ -121,57 +136,87 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Writes what is fetched, and the training step.
-fn asked(program: &Program, line: &mut dyn FnMut(&str)) {
-    let mut out = String::new();
-    for p in &program.fetches {
-        let _ = write!(
-            out,
-            "(\"the value of {0}\".to_string(), {1}.clone()), ",
-            port_name(program, p),
-            port(program, p)
-        );
+/// Writes the function that builds a tower: its nodes, feeds, fetches and cost.
+fn tower(program: &Program, line: &mut dyn FnMut(&str)) {
+    let mut wanted = Vec::new();
+    for (at, node) in program.nodes.iter().enumerate() {
+        line(&statement(program, at));
+        let Source::Input { class, sizes, known, elements } = &node.source else { continue };
+        let name = &node.name;
+        let mut sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
+        if let (Some(batch), Some(false)) = (program.towers.last_batch, known.first()) {
+            sizes[0] =
+                format!("if tower + 1 == {} {{ {batch} }} else {{ {} }}", program.towers.count, sizes[0]);
+        }
+        let values = match elements {
+            Elements::Reals { seed } => format!("values({seed} + tower as u64, len)"),
+            Elements::Indices { seed, below } => format!("indices({seed} + tower as u64, {below}, len)"),
+        };
+        line(&format!("let sizes: Vec<usize> = vec![{}];", sizes.join(", ")));
+        line("let len = sizes.iter().product();");
+        let value = format!("HostTensor::from_f64({}, sizes, &{values})?", dtype(program, *class));
+        line(&format!("feeds.push(({name}.name(), {value}));"));
+        if class.is_float() {
+            wanted.push(format!("(\"{name}\".to_string(), {name}.clone())"));
+        }
     }
-    line(&format!("    let forward: Vec<(String, Tensor)> = vec![{}];", out.trim_end_matches(", ")));
+    let terms: Vec<String> =
+        program.cost.iter().map(|p| format!("{}.cast(float)", port(program, p))).collect();
+    line(&match terms.is_empty() {
+        true => "let cost = graph.constant(HostTensor::from_f64(float, [], &[0.0])?);".to_string(),
+        false => format!("let cost = {};", terms.join(" + ")),
+    });
+    if program.regularized {
+        line("let cost = cost + regularize_cost(t, \".*\", l2_regularizer(0.05)).cast(float);");
+    }
+    for p in &program.fetches {
+        let (name, port) = (port_name(program, p), port(program, p));
+        line(&format!(
+            "forward.push((format!(\"the value of {name} in tower {{tower}}\"), {port}.clone()));"
+        ));
+    }
     if program.gradients || program.second {
-        let floats =
-            program.nodes.iter().filter(|n| matches!(n.source, Source::Input { class: Class::Float, .. }));
-        let inputs: Vec<String> =
-            floats.map(|n| format!("(\"{0}\".to_string(), {0}.clone())", n.name)).collect();
-        line(&format!("    let mut wanted: Vec<(String, Tensor)> = vec![{}];", inputs.join(", ")));
-        line("    for id in graph.collection(TRAINABLE_VARIABLES).variables {");
-        line("        let variable = graph.variable_handle(id);");
-        line("        wanted.push((variable.name().to_string(), variable.value().clone()));");
-        line("    }");
-        line("    let xs: Vec<&Tensor> = wanted.iter().map(|(_, x)| x).collect();");
+        line(&format!("let mut wanted: Vec<(String, Tensor)> = vec![{}];", wanted.join(", ")));
+        line("for id in graph.collection(TRAINABLE_VARIABLES).variables {");
+        line("    let variable = graph.variable_handle(id);");
+        line("    wanted.push((variable.name().to_string(), variable.value().clone()));");
+        line("}");
+        line("let xs: Vec<&Tensor> = wanted.iter().map(|(_, x)| x).collect();");
         line(
-            "    let named = |(x, g): (&(String, Tensor), Option<Tensor>)| Some((format!(\"by {}\", x.0), g?));",
+            "let named = |(x, g): (&(String, Tensor), Option<Tensor>)| Some((format!(\"by {} in tower {tower}\", x.0), g?));",
         );
-        line("    let first: Vec<(String, Tensor)> =");
-        line("        wanted.iter().zip(gradients(&cost, &xs)?).filter_map(named).collect();");
-    } else {
-        line("    let first: Vec<(String, Tensor)> = vec![];");
+        line("let by: Vec<(String, Tensor)> =");
+        line("    wanted.iter().zip(gradients(&cost, &xs)?).filter_map(named).collect();");
     }
     if program.second {
-        line("    let penalty = first.iter().map(|(_, g)| g.square().sum()).reduce(|a, b| a + b).unwrap();");
-        line("    let second: Vec<(String, Tensor)> =");
-        line("        wanted.iter().zip(gradients(&penalty, &xs)?).filter_map(named).collect();");
-    } else {
-        line("    let second: Vec<(String, Tensor)> = vec![];");
+        line(
+            "let penalty = by.iter().map(|(_, g)| g.square().sum().cast(float)).reduce(|a, b| a + b).unwrap();",
+        );
+        line("second.extend(wanted.iter().zip(gradients(&penalty, &xs)?).filter_map(named));");
     }
-    if !program.gradients {
-        line("    let first: Vec<(String, Tensor)> = first.into_iter().take(0).collect();");
+    if program.gradients {
+        line("first.extend(by);");
     }
-    if program.steps > 0 {
-        line(&format!("    let rate = {};", setting(&program.training.rate)));
-        line(&format!("    let inner = {};", setting(&program.training.rule)));
-        for wrapper in &program.training.wrappers {
-            line(&format!("    let inner = {};", setting(wrapper)));
-        }
-        line("    let mut ops = vec![minimize(&cost, &*inner)?, graph.count_step()];");
-        line("    ops.extend(graph.collection_ops(UPDATE_OPS));");
-        line("    let train = graph.group(&ops.iter().collect::<Vec<_>>());");
+}
+
+/// Writes the training step.
+fn step(program: &Program, line: &mut dyn FnMut(&str)) {
+    if program.steps == 0 {
+        return;
     }
+    line(
+        "    let computed = towers.iter().zip(&costs).map(|(t, cost)| Ok((t.clone(), compute_gradients(cost)?)));",
+    );
+    line("    let averages = average_gradients(computed.collect::<Result<Vec<_>>>()?)?;");
+    line("    let t = &towers[0];");
+    line(&format!("    let rate = {};", setting(&program.training.rate)));
+    line(&format!("    let inner = {};", setting(&program.training.rule)));
+    for wrapper in &program.training.wrappers {
+        line(&format!("    let inner = {};", setting(wrapper)));
+    }
+    line("    let mut ops = vec![apply_gradients(&*inner, &graph, &averages)?, graph.count_step()];");
+    line("    ops.extend(graph.collection_ops(UPDATE_OPS));");
+    line("    let train = graph.group(&ops.iter().collect::<Vec<_>>());");
 }
 
 /// Writes what runs.
@@ -182,26 +227,9 @@ fn ran(program: &Program, line: &mut dyn FnMut(&str), xla: bool) {
     line("        let first: Vec<f64> = values(seed_of(&v.name), len).iter().map(|v| v * 0.5).collect();");
     line("        session.write(&v.name, &HostTensor::from_f64(v.dtype, v.sizes.clone(), &first)?)?;");
     line("    }");
-    let mut feeds = Vec::new();
-    for node in &program.nodes {
-        if let Source::Input { class, sizes, elements, .. } = &node.source {
-            let len: usize = sizes.iter().product();
-            let values = match elements {
-                Elements::Reals { seed } => format!("values({seed}, {len})"),
-                Elements::Indices { seed, below } => format!("indices({seed}, {below}, {len})"),
-            };
-            let dtype = match class {
-                Class::Float => "float".to_string(),
-                other => format!("DType::{:?}", other.dtype(DType::F32)),
-            };
-            line(&format!(
-                "    let {}_value = HostTensor::from_f64({dtype}, {sizes:?}, &{values})?;",
-                node.name
-            ));
-            feeds.push(format!("(\"{0}\", &{0}_value)", node.name));
-        }
-    }
-    line(&format!("    let feeds: Vec<(&str, &HostTensor)> = vec![{}];", feeds.join(", ")));
+    line(
+        "    let feeds: Vec<(&str, &HostTensor)> = feeds.iter().map(|(name, value)| (name.as_str(), value)).collect();",
+    );
     line("    let mut results: Vec<(String, HostTensor)> = vec![];");
     let together = program.together || xla;
     let groups = match (together, program.steps > 0) {
@@ -217,7 +245,8 @@ fn ran(program: &Program, line: &mut dyn FnMut(&str), xla: bool) {
     line("        results.extend(group.iter().zip(found).map(|((name, _), value)| (name.clone(), value)));");
     line("    }");
     if program.steps > 0 {
-        line("    let mut fetches: Vec<&dyn IntoFetch> = vec![&train, &cost];");
+        line("    let mut fetches: Vec<&dyn IntoFetch> = vec![&train];");
+        line("    fetches.extend(costs.iter().map(|cost| cost as &dyn IntoFetch));");
         if together {
             line(
                 "    let along: Vec<&(String, Tensor)> = forward.iter().chain(&first).chain(&second).collect();",
@@ -227,7 +256,8 @@ fn ran(program: &Program, line: &mut dyn FnMut(&str), xla: bool) {
         line(&format!("    for step in 0..{} {{", program.steps));
         line("        session.set_run_index(step)?;");
         line("        let mut found = session.run(&fetches, &feeds)?.into_iter();");
-        line("        results.push((format!(\"the cost in step {}\", step + 1), found.next().unwrap()));");
+        line("        let spent = found.by_ref().take(costs.len());");
+        line("        results.extend(spent.map(|cost| (format!(\"a cost in step {}\", step + 1), cost)));");
         if together {
             line("        if step == 0 {");
             line(
@@ -240,7 +270,10 @@ fn ran(program: &Program, line: &mut dyn FnMut(&str), xla: bool) {
         line("        results.push((v.name.clone(), session.read(&v.name)?));");
         line("    }");
     } else {
-        line("    results.push((\"the cost\".to_string(), session.run(&[&cost], &feeds)?.remove(0)));");
+        line("    let fetches: Vec<&dyn IntoFetch> = costs.iter().map(|cost| cost as _).collect();");
+        line(
+            "    results.extend(session.run(&fetches, &feeds)?.into_iter().map(|cost| (\"a cost\".to_string(), cost)));",
+        );
     }
     line("    Ok(results)");
 }

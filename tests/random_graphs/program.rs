@@ -13,10 +13,12 @@ pub(crate) struct Port {
     pub(crate) output: usize,
 }
 
-/// The kind of elements a tensor holds. Floats are f32 or f64, as the whole program says.
+/// The kind of elements a tensor holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Class {
+    /// f32 or f64, as the whole program says.
     Float,
+    Bf16,
     Int(DType),
     Bool,
 }
@@ -25,18 +27,31 @@ impl Class {
     pub(crate) fn of(dtype: DType) -> Class {
         match dtype {
             DType::Bool => Class::Bool,
+            DType::Bf16 => Class::Bf16,
             d if d.is_float() => Class::Float,
             d => Class::Int(d),
         }
     }
 
-    pub(crate) fn dtype(self, float: DType) -> DType {
+    pub(crate) fn is_float(self) -> bool {
+        matches!(self, Class::Float | Class::Bf16)
+    }
+
+    pub(crate) fn dtype(self, floats: Floats) -> DType {
         match self {
-            Class::Float => float,
+            Class::Float => floats.wide,
+            Class::Bf16 => floats.narrow,
             Class::Int(dtype) => dtype,
             Class::Bool => DType::Bool,
         }
     }
+}
+
+/// The types of the two classes of floats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Floats {
+    pub(crate) wide: DType,
+    pub(crate) narrow: DType,
 }
 
 /// How the elements of an input or a variable are drawn.
@@ -53,6 +68,15 @@ impl Elements {
             Elements::Indices { seed, below } => crate::indices(seed, below, len),
         }
     }
+
+    /// Returns how the elements of tower `tower` are drawn.
+    pub(crate) fn in_tower(self, tower: usize) -> Elements {
+        let tower = tower as u64;
+        match self {
+            Elements::Reals { seed } => Elements::Reals { seed: seed + tower },
+            Elements::Indices { seed, below } => Elements::Indices { seed: seed + tower, below },
+        }
+    }
 }
 
 /// Where a node's value comes from.
@@ -61,9 +85,9 @@ pub(crate) enum Source {
     /// An input. A dimension is unknown while the graph is built where `known` is false.
     Input { class: Class, sizes: Vec<usize>, known: Vec<bool>, elements: Elements },
     /// A trainable variable.
-    Variable { sizes: Vec<usize> },
-    /// A row of the table, applied to earlier ports.
-    Row { row: &'static Row, inputs: Vec<Port>, values: Vec<Value>, tied: bool },
+    Variable { class: Class, sizes: Vec<usize> },
+    /// A row of the table, applied to earlier ports. `class` is the type it calls `float`.
+    Row { row: &'static Row, class: Class, inputs: Vec<Port>, values: Vec<Value>, tied: bool },
 }
 
 /// A node. Inputs, variables and layers go by its name.
@@ -161,12 +185,24 @@ conversions! {
     Value::Init(v) => v.clone(), Init;
 }
 
+/// The towers of a program. They share variables, and a step averages their gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Towers {
+    pub(crate) count: usize,
+    /// The batch size of the last tower, if it is not that of the others. It replaces the first
+    /// size of every input where that is unknown while the graph is built.
+    pub(crate) last_batch: Option<usize>,
+}
+
 /// A whole program: a graph, its cost, how it is trained and what is fetched.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     /// Which draw this is, for reports: seed, number and attempt.
     pub(crate) origin: [u64; 3],
     pub(crate) float: DType,
+    /// Whether tensors of the class [`Class::Bf16`] are bf16. Otherwise they are like other floats.
+    pub(crate) bf16: bool,
+    pub(crate) towers: Towers,
     pub(crate) nodes: Vec<Node>,
     /// Scalars that the cost is the sum of.
     pub(crate) cost: Vec<Port>,
@@ -184,6 +220,28 @@ pub(crate) struct Program {
 }
 
 impl Program {
+    /// Returns the float types of an engine.
+    pub(crate) fn floats(&self) -> Floats {
+        Floats { wide: self.float, narrow: if self.bf16 { DType::Bf16 } else { self.float } }
+    }
+
+    /// Returns the float types of the reference. With f64 feeds and fetches are not rounded, but
+    /// losses of bf16 are always f32.
+    pub(crate) fn reference_floats(&self) -> Floats {
+        if self.bf16 { self.floats() } else { Floats { wide: DType::F64, narrow: DType::F64 } }
+    }
+
+    /// Returns the sizes of an input in a tower.
+    pub(crate) fn sizes_in(&self, tower: usize, sizes: &[usize], known: &[bool]) -> Vec<usize> {
+        let mut sizes = sizes.to_vec();
+        if let (Some(batch), Some(false)) = (self.towers.last_batch, known.first())
+            && tower + 1 == self.towers.count
+        {
+            sizes[0] = batch;
+        }
+        sizes
+    }
+
     /// Removes the nodes that nothing needs.
     pub(crate) fn prune(&mut self) {
         let mut needed = vec![false; self.nodes.len()];

@@ -1,11 +1,14 @@
 //! Runs programs on engines.
 
-use crate::build::{Change, Whole, build};
-use crate::program::{Class, Program, Source};
+use crate::build::{Change, Fault, Whole, build};
+use crate::program::{Class, Program, Source, Towers};
 use std::fmt;
 use tensorpack::prelude::*;
 use tensorpack::runtime::cpu::Isa;
 use tensorpack::runtime::{IntoFetch, StochasticRounding};
+
+/// The rounding of the reference in programs with bf16: results in bf16 are rounded, and no others.
+const ONLY_BF16: StochasticRounding = StochasticRounding { bits: f64::MANTISSA_DIGITS, seed: 0 };
 
 /// An engine that runs programs.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,8 +21,8 @@ pub(crate) enum Engine {
         full_precision: bool,
     },
     Xla(Device),
-    /// The reference with a wrong row, to test the comparison.
-    Faulty(&'static str),
+    /// The reference with an error, to test the comparison.
+    Faulty(Fault),
 }
 
 impl fmt::Display for Engine {
@@ -31,7 +34,7 @@ impl fmt::Display for Engine {
                 write!(f, "cpu:0 ({isa}, {threads} threads{precision})")
             }
             Engine::Xla(device) => write!(f, "{device}"),
-            Engine::Faulty(row) => write!(f, "the reference with a wrong row {row:?}"),
+            Engine::Faulty(fault) => write!(f, "the reference with the error {fault:?}"),
         }
     }
 }
@@ -49,13 +52,30 @@ impl Engine {
         }
     }
 
-    /// Returns the CPU engine's variants: every instruction set, with one and two threads, and in
-    /// full precision.
+    /// Returns the same engine with one thread, if it has several.
+    pub(crate) fn with_one_thread(self) -> Option<Engine> {
+        match self {
+            Engine::Cpu { isa, threads, full_precision } if threads > 1 => {
+                Some(Engine::Cpu { isa, threads: 1, full_precision })
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns whether the engine runs programs with these towers.
+    pub(crate) fn supports(self, towers: Towers) -> bool {
+        // XLA's towers are one SPMD program, whose shapes are equal.
+        !matches!(self, Engine::Xla(_)) || towers.last_batch.is_none()
+    }
+
+    /// Returns the CPU engine's variants: every instruction set, with one and several threads, and
+    /// in full precision.
     pub(crate) fn on_cpu() -> Vec<Engine> {
         let mut engines = Vec::new();
         for isa in Isa::available() {
+            let several = if isa == Isa::detect() { 3 } else { 2 };
             engines.push(Engine::Cpu { isa, threads: 1, full_precision: false });
-            engines.push(Engine::Cpu { isa, threads: 2, full_precision: false });
+            engines.push(Engine::Cpu { isa, threads: several, full_precision: false });
         }
         engines.push(Engine::Cpu { isa: Isa::detect(), threads: 2, full_precision: true });
         engines
@@ -93,12 +113,15 @@ pub(crate) fn run(
     rounding: Option<StochasticRounding>,
 ) -> Result<Vec<Found>> {
     let exact = matches!(engine, Engine::Reference | Engine::Faulty(_));
-    let float = if exact { DType::F64 } else { program.float };
-    let fault = if let Engine::Faulty(row) = engine { Some(row) } else { None };
-    let Whole { graph, cost, forward, gradients, second, train } =
-        build(program, float, &Change { known: exact, fault })?;
-    let session =
-        Session::with(graph.freeze()?, SessionOptions { stochastic_rounding: rounding, ..engine.options() })?;
+    let floats = if exact { program.reference_floats() } else { program.floats() };
+    let fault = if let Engine::Faulty(fault) = engine { Some(fault) } else { None };
+    let only_bf16 = (exact && program.bf16).then_some(ONLY_BF16);
+    let Whole { graph, inputs, costs, forward, gradients, second, train } =
+        build(program, floats, &Change { known: exact, fault })?;
+    let session = Session::with(
+        graph.freeze()?,
+        SessionOptions { stochastic_rounding: rounding.or(only_bf16), ..engine.options() },
+    )?;
     let moved = |values: Vec<f64>, seed: u64| match rounding {
         Some(StochasticRounding { bits, seed: stream }) => {
             let by = crate::values(seed ^ (stream + 1).wrapping_mul(0x5851_F42D), values.len());
@@ -111,20 +134,21 @@ pub(crate) fn run(
     for v in session.graph().variables().iter().filter(|v| v.trainable) {
         let seed = crate::seed_of(&v.name);
         let values = crate::values(seed, v.sizes.iter().product()).iter().map(|v| v * 0.5).collect();
-        session.write(&v.name, &HostTensor::from_f64(v.dtype, v.sizes.clone(), &moved(values, seed))?)?;
+        // Moving a number of bf16 would round it the other way.
+        let values = if v.dtype == DType::Bf16 { values } else { moved(values, seed) };
+        session.write(&v.name, &HostTensor::from_f64(v.dtype, v.sizes.clone(), &values)?)?;
     }
     let mut feeds = Vec::new();
-    for node in &program.nodes {
-        if let Source::Input { class, sizes, elements, .. } = &node.source {
-            let mut values = elements.draw(sizes.iter().product());
-            if *class == Class::Float {
-                values = moved(values, crate::seed_of(&node.name));
-            }
-            feeds.push((
-                node.name.as_str(),
-                HostTensor::from_f64(class.dtype(float), sizes.clone(), &values)?,
-            ));
+    for input in &inputs {
+        let Source::Input { class, sizes, known, elements } = &program.nodes[input.node].source else {
+            unreachable!("a placeholder is made for an input");
+        };
+        let sizes = program.sizes_in(input.tower, sizes, known);
+        let mut values = elements.in_tower(input.tower).draw(sizes.iter().product());
+        if *class == Class::Float {
+            values = moved(values, crate::seed_of(&input.name));
         }
+        feeds.push((input.name.as_str(), HostTensor::from_f64(class.dtype(floats), sizes, &values)?));
     }
     let feeds: Vec<(&str, &HostTensor)> = feeds.iter().map(|(name, value)| (*name, value)).collect();
 
@@ -151,28 +175,34 @@ pub(crate) fn run(
     }
     if let Some(train) = train {
         let along: Vec<&(String, Tensor)> = if together { all } else { vec![] };
-        let mut fetches: Vec<&dyn IntoFetch> = vec![&train, &cost];
+        let mut fetches: Vec<&dyn IntoFetch> = vec![&train];
+        fetches.extend(costs.iter().map(|cost| cost as &dyn IntoFetch));
         fetches.extend(along.iter().map(|(_, t)| t as &dyn IntoFetch));
-        let mut costs = Vec::new();
+        let mut spent = Vec::new();
         for step in 0..program.steps {
             session.set_run_index(step as u64)?;
             let values = session.run(&fetches, &feeds)?;
-            costs.push(values[0].clone());
+            spent.push(values[..costs.len()].to_vec());
             if step == 0 {
-                for ((name, _), value) in along.iter().zip(&values[1..]) {
+                for ((name, _), value) in along.iter().zip(&values[costs.len()..]) {
                     keep(&mut found, name, value);
                 }
             }
         }
-        for (step, cost) in costs.iter().enumerate() {
-            keep(&mut found, &format!("the cost in step {}", step + 1), cost);
+        for (step, values) in spent.iter().enumerate() {
+            for (tower, cost) in values.iter().enumerate() {
+                keep(&mut found, &format!("the cost of tower {tower} in step {}", step + 1), cost);
+            }
         }
         for v in session.graph().variables() {
             let name = format!("the variable {} after {} steps", v.name, program.steps);
             keep(&mut found, &name, &session.read(&v.name)?);
         }
     } else {
-        keep(&mut found, "the cost", &session.run(&[&cost], &feeds)?[0]);
+        let fetches: Vec<&dyn IntoFetch> = costs.iter().map(|cost| cost as _).collect();
+        for (tower, cost) in session.run(&fetches, &feeds)?.iter().enumerate() {
+            keep(&mut found, &format!("the cost of tower {tower}"), cost);
+        }
     }
     Ok(found)
 }

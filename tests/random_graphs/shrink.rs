@@ -1,15 +1,21 @@
 //! Shrinks failing programs.
 
-use crate::compare::{Failure, check, expect};
+use crate::compare::{Failure, check, check_bits, expect, quietly};
 use crate::optimizers::Training;
-use crate::program::{Class, Elements, Node, Port, Program, Source};
-use crate::run::Engine;
+use crate::program::{Class, Elements, Node, Port, Program, Source, Towers};
+use crate::run::{Engine, run};
 use std::time::{Duration, Instant};
 use tensorpack::prelude::*;
 
 /// Returns the failure of a program on an engine, if it is fit and fails.
 pub(crate) fn fails(program: &Program, engine: Engine) -> Option<Failure> {
     check(program, engine, &expect(program).ok()?).err()
+}
+
+/// Returns the failure of a program whose bits depend on the number of threads.
+pub(crate) fn bits_differ(program: &Program, engine: Engine) -> Option<Failure> {
+    let found = |engine| quietly(|| run(program, engine, None)).ok()?.ok();
+    check_bits(engine, &found(engine)?, &found(engine.with_one_thread()?)?).err()
 }
 
 /// Returns the smallest program found within `time` that still fails on the engine, with its
@@ -47,6 +53,19 @@ pub(crate) fn candidates(program: &Program) -> Vec<Program> {
         next.prune();
         list.push(next);
     };
+    // Towers and types.
+    if program.towers.count > 1 {
+        simpler(&|p| p.towers = Towers { count: 1, last_batch: None });
+    }
+    if program.towers.count > 2 {
+        simpler(&|p| p.towers.count = 2);
+    }
+    if program.towers.last_batch.is_some() {
+        simpler(&|p| p.towers.last_batch = None);
+    }
+    if program.bf16 {
+        simpler(&|p| p.bf16 = false);
+    }
     // Fetches.
     if program.steps > 0 {
         simpler(&|p| p.steps = 0);
@@ -117,7 +136,7 @@ pub(crate) fn candidates(program: &Program) -> Vec<Program> {
                     }
                 }
             }
-            Source::Variable { sizes } => {
+            Source::Variable { sizes, .. } => {
                 for (axis, &n) in sizes.iter().enumerate() {
                     for to in smaller(n) {
                         simpler(&|p| resize(p, at, axis, to));
@@ -176,7 +195,7 @@ fn cut(program: &Program, at: usize) -> Option<Program> {
     let class = Class::of(spec.0);
     let seed = at as u64 + 1000;
     let elements = match class {
-        Class::Float => Elements::Reals { seed },
+        Class::Float | Class::Bf16 => Elements::Reals { seed },
         Class::Bool => Elements::Indices { seed, below: 2 },
         Class::Int(_) => Elements::Indices { seed, below: 2 },
     };
@@ -195,7 +214,7 @@ fn cut(program: &Program, at: usize) -> Option<Program> {
 
 /// Sets one size of an input or variable.
 fn resize(program: &mut Program, at: usize, axis: usize, to: usize) {
-    if let Source::Input { sizes, .. } | Source::Variable { sizes } = &mut program.nodes[at].source {
+    if let Source::Input { sizes, .. } | Source::Variable { sizes, .. } = &mut program.nodes[at].source {
         sizes[axis] = to;
     }
 }

@@ -648,6 +648,7 @@ fn signed_pair(d: &mut Draw) -> Option<Draft> {
 
 fn integers() -> Vec<Row> {
     rows! { (t, float, name)
+        Op "cast to the other precision" (x) [] => x.cast(float); |d| { let x = d.other_float()?; draft(&[x], vec![]) };
         Exact "float of integers" (x) [] => x.cast(float) * 0.125; |d| { let x = of_class(d, is_int)?; scaled(&[x], vec![], 1.0) };
         Exact "float of truth values" (x) [] => x.cast(float); |d| { let x = of_class(d, is_bool)?; scaled(&[x], vec![], 1.0) };
         Exact "integers of floats" (x) [y: DType] => x.clip(-4.0, 4.0).cast(y);

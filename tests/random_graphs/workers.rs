@@ -4,11 +4,11 @@
 //! A worker writes lines that begin with `@` to standard error, which the supervisor reads. If a
 //! worker dies, the last program that it began is the cause.
 
-use crate::compare::{Failure, Unfit, check};
-use crate::draw::draw_program;
+use crate::compare::{Failure, Unfit, check, check_bits};
+use crate::draw::{Special, draw_program};
 use crate::print::print;
 use crate::program::Program;
-use crate::run::Engine;
+use crate::run::{Engine, Found};
 use crate::{fit, setting, shrink};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -19,7 +19,7 @@ const GRAPHS: u64 = 20;
 /// The default number of seconds to shrink a failing program.
 const SHRINK: u64 = 60;
 /// XLA compiles for seconds, so by default it runs only every n-th program.
-const XLA_EVERY: u64 = 4;
+const XLA_EVERY: u64 = 8;
 /// Maximum fraction of programs that are near a kink.
 const MOST_KINKS: f64 = 0.05;
 
@@ -28,6 +28,17 @@ const CANDIDATE: &str = "TENSORPACK_GRAPHS_CANDIDATE";
 
 fn shrink_time() -> Duration {
     Duration::from_secs(setting("TENSORPACK_TEST_SHRINK").unwrap_or(SHRINK))
+}
+
+/// Returns the kind of programs that `TENSORPACK_TEST_ONLY` names.
+fn only() -> Option<Special> {
+    let name = std::env::var("TENSORPACK_TEST_ONLY").ok()?;
+    Some(match name.as_str() {
+        "plain" => Special::Nothing,
+        "towers" => Special::SeveralTowers,
+        "bf16" => Special::Bf16,
+        _ => panic!("TENSORPACK_TEST_ONLY is {name:?}, not plain, towers or bf16"),
+    })
 }
 
 fn say(what: &str) {
@@ -64,7 +75,9 @@ pub(crate) fn work() {
     let Ok(share) = std::env::var(SHARE) else { return };
     let numbers: Vec<u64> = share.split(',').map(|n| n.parse().expect("a number")).collect();
     let [seed, first, stride, end] = numbers[..] else { panic!("{share:?} is no share") };
-    for index in (first..end).step_by(stride as usize) {
+    let only = only();
+    let chosen = |index: &u64| only.is_none_or(|only| only == Special::of(seed, *index));
+    for index in (first..end).step_by(stride as usize).filter(chosen) {
         say(&format!("begin {index}"));
         let tell = |unfit: &Unfit| match unfit {
             Unfit::Kink(what) => say(&format!("kink {index}: {what}")),
@@ -73,14 +86,27 @@ pub(crate) fn work() {
         };
         let (program, expected) = fit(seed, index, &tell);
         say(&format!("attempt {}", program.origin[2]));
-        for engine in engines(index) {
+        let mut before: Option<(Engine, Vec<Found>)> = None;
+        for engine in engines(index).into_iter().filter(|e| e.supports(program.towers)) {
             say(&format!("engine {engine}"));
-            if let Err(failure) = check(&program, engine, &expected) {
-                report(&program, failure, &|p| shrink::fails(p, engine));
+            let found = match check(&program, engine, &expected) {
+                Ok(found) => found,
+                Err(failure) => {
+                    report(&program, failure, &|p| shrink::fails(p, engine));
+                    break;
+                }
+            };
+            if let Some((one, right)) = before.replace((engine, found.clone()))
+                && engine.with_one_thread() == Some(one)
+                && let Err(failure) = check_bits(engine, &found, &right)
+            {
+                report(&program, failure, &|p| shrink::bits_differ(p, engine));
                 break;
             }
         }
-        say(&format!("end {} {}", program.rows(), expected.found.len()));
+        let towers = u64::from(program.towers.count > 1);
+        let bf16 = u64::from(program.bf16);
+        say(&format!("end {} {} {towers} {bf16}", program.rows(), expected.found.len()));
     }
 }
 
@@ -124,6 +150,8 @@ struct Tally {
     tried: u64,
     rows: u64,
     tensors: u64,
+    towers: u64,
+    bf16: u64,
     kinks: u64,
     infinite: u64,
     refused: u64,
@@ -137,8 +165,9 @@ pub(crate) fn supervise() {
         Some(one) => (one, one + 1),
         None => (0, setting("TENSORPACK_TEST_GRAPHS").unwrap_or(GRAPHS)),
     };
-    // Fails here if the plugin is required but missing.
+    // These fail here if the plugin is required but missing, or a name is wrong.
     Engine::on_xla();
+    only();
     let workers = std::thread::available_parallelism().map_or(1, |n| n.get() as u64).min(end - first).max(1);
     let shares: Vec<_> =
         (0..workers).map(|w| std::thread::spawn(move || share(seed, first + w, workers, end))).collect();
@@ -148,6 +177,8 @@ pub(crate) fn supervise() {
         all.tried += one.tried;
         all.rows += one.rows;
         all.tensors += one.tensors;
+        all.towers += one.towers;
+        all.bf16 += one.bf16;
         all.kinks += one.kinks;
         all.infinite += one.infinite;
         all.refused += one.refused;
@@ -155,8 +186,9 @@ pub(crate) fn supervise() {
     }
     let drawn = all.tried + all.kinks + all.infinite + all.refused;
     eprintln!(
-        "{} graphs of {} rows, {} tensors compared on each engine; drawn again: {} near kinks, {} not finite, {} refused",
-        all.tried, all.rows, all.tensors, all.kinks, all.infinite, all.refused
+        "{} graphs of {} rows, {} with several towers, {} with bf16; {} tensors compared on each engine; \
+         drawn again: {} near kinks, {} not finite, {} refused",
+        all.tried, all.rows, all.towers, all.bf16, all.tensors, all.kinks, all.infinite, all.refused
     );
     assert!(all.failures.is_empty(), "{} graphs fail:\n{}", all.failures.len(), all.failures.join("\n"));
     assert!(
@@ -192,6 +224,8 @@ fn share(seed: u64, mut first: u64, stride: u64, end: u64) -> Tally {
                     tally.tried += 1;
                     tally.rows += numbers[0];
                     tally.tensors += numbers[1];
+                    tally.towers += numbers[2];
+                    tally.bf16 += numbers[3];
                 }
                 "fail" => {
                     eprintln!("{rest}");

@@ -8,6 +8,7 @@ use tensorpack::graph::{Graph, UPDATE_OPS, VariableSpec};
 use tensorpack::optim::Optimizer;
 use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
+use tensorpack::tower::Mode;
 use tensorpack::train::SingleCostTrainer;
 use tensorpack_testing::assert_mentions;
 
@@ -173,4 +174,36 @@ fn asynchronous_training_is_refused() {
     let e = refused(launch_train_with_config(here, AsyncMultiGpuTrainer::new(2)).err().unwrap());
     assert_mentions(&e, &["asynchronous", "towers"]);
     assert!(e.contains("synchronous trainer"), "{e}");
+}
+
+/// Towers may compute equal values, such as the indices of two axes, in different orders.
+#[test]
+fn equal_values_may_be_computed_in_any_order() {
+    let Some(devices) = devices(2) else { return };
+    let costs = |device: Device| {
+        let graph = Graph::new();
+        let mut costs = Vec::new();
+        for index in 0..2 {
+            let t = TowerContext::new(&graph, Mode::Training, index, 2);
+            let x = graph.placeholder(&TensorSpec::f32(format!("x{index}"), [Some(3)]));
+            costs.push(t.build(|t| {
+                // Two operations with the same result.
+                let (own, like) = match index {
+                    0 => (graph.iota(3, DType::F32), x.iota_like(0, DType::F32)),
+                    _ => {
+                        let like = x.iota_like(0, DType::F32);
+                        (graph.iota(3, DType::F32), like)
+                    }
+                };
+                t.all_reduce_sum("cost", &((&x * own).sum() - (&x + like).square().sum()))
+            }));
+        }
+        let session = Session::with(
+            graph.freeze().unwrap(),
+            SessionOptions { device, full_precision: true, ..SessionOptions::default() },
+        );
+        let fed = [[1.0f32, 2.0, 3.0], [4.0, 5.0, 6.0]].map(|x| HostTensor::new([3], x.to_vec()).unwrap());
+        session.unwrap().run(&[&costs[0], &costs[1]], &[("x0", &fed[0]), ("x1", &fed[1])]).unwrap()
+    };
+    assert_eq!(costs(devices[0]), costs(Device::Cpu(0)));
 }

@@ -185,7 +185,8 @@ impl HostTensor {
         match dtype {
             DType::F32 => HostTensor::new(sizes, values.iter().map(|&x| x as f32).collect()),
             DType::F64 => HostTensor::new(sizes, values.to_vec()),
-            DType::Bf16 => HostTensor::new(sizes, values.iter().map(|&x| bf16::from_f64(x)).collect()),
+            // Through f32, like a cast. `bf16::from_f64` drops the last 32 bits before it rounds.
+            DType::Bf16 => HostTensor::new(sizes, values.iter().map(|&x| bf16::from_f32(x as f32)).collect()),
             DType::I32 => HostTensor::new(sizes, values.iter().map(|&x| x as i32).collect()),
             DType::I64 => HostTensor::new(sizes, values.iter().map(|&x| x as i64).collect()),
             DType::U8 => HostTensor::new(sizes, values.iter().map(|&x| x as u8).collect()),
@@ -252,5 +253,13 @@ mod tests {
             assert_eq!(t, u);
             assert!(u.copy_from_bytes(&[0]).is_err());
         }
+    }
+
+    #[test]
+    fn bf16_is_rounded_to_the_nearest() {
+        // The neighbors are 1 and 1 + 2^-7; the middle is 1 + 2^-8.
+        let value = 1.0 + 2f64.powi(-8) + 2f64.powi(-22);
+        let t = HostTensor::from_f64(DType::Bf16, [2], &[value, -value]).unwrap();
+        assert_eq!(t.to_f64_vec(), [1.0 + 2f64.powi(-7), -1.0 - 2f64.powi(-7)]);
     }
 }

@@ -1,9 +1,9 @@
 //! Merges towers that run the same program on different inputs into one SPMD program.
 
-use crate::kir::{BufferId, BufferKind, Kernel, Program, View};
+use crate::kir::{BufferId, BufferKind, Kernel, KernelNode, Program, View};
 use crate::runtime::Lowered;
 use std::collections::HashMap;
-use tensorpack_tensor::{Error, ErrorKind, Result};
+use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
 /// One program for several towers, with the inputs that differ between them.
 #[derive(Clone, Debug)]
@@ -55,10 +55,10 @@ pub(super) fn merge_towers(lowered: &Lowered) -> Result<SpmdProgram> {
         // writer rejects them with an error of its own.
         return Ok(spmd);
     }
-    let known = equal_kernels(first);
+    let results = results(first);
     let mut maps = vec![None];
     for (tower, program) in lowered.programs().iter().enumerate().skip(1) {
-        let (own, buffers) = same_program(first, &known, program, tower)?;
+        let (own, buffers) = same_program(first, &results, program, tower)?;
         spmd.towers.push(own);
         maps.push(Some(buffers));
     }
@@ -96,19 +96,37 @@ fn without_offset(kernel: &Kernel) -> Kernel {
     }
 }
 
-/// Returns the positions of equal kernels. Of several, the earliest comes last.
-fn equal_kernels(program: &Program) -> HashMap<Kernel, Vec<usize>> {
-    let mut known: HashMap<Kernel, Vec<usize>> = HashMap::new();
-    for (i, node) in program.kernels.iter().enumerate().rev() {
-        known.entry(without_offset(&node.kernel)).or_default().push(i);
+/// What determines the results of a kernel: the kernel, with the buffers of the first tower that it
+/// reads, and the dtypes and sizes of its outputs.
+type Key = (Kernel, Vec<(DType, Vec<usize>)>);
+
+/// Returns the key of a kernel of `program`, whose buffers are mapped to those of the first tower.
+fn key(program: &Program, node: &KernelNode, buffers: &HashMap<BufferId, BufferId>) -> Key {
+    let mut kernel = without_offset(&node.kernel);
+    for view in kernel.reads_mut() {
+        // A buffer that the first tower lacks matches nothing.
+        view.buffer = buffers.get(&view.buffer).copied().unwrap_or(BufferId(u32::MAX));
     }
-    known
+    let outputs = node.outputs.iter().map(|&id| program.buffer(id));
+    (kernel, outputs.map(|b| (b.dtype, b.sizes.clone())).collect())
+}
+
+/// Returns the outputs of the first tower's kernels. Of several kernels with one key, whose results
+/// are equal, the first stands for all: towers may compute them in different orders.
+fn results(first: &Program) -> HashMap<Key, Vec<BufferId>> {
+    let mut buffers = leaves(first, first, &mut PerTower::default()).unwrap_or_default();
+    let mut results: HashMap<Key, Vec<BufferId>> = HashMap::new();
+    for node in &first.kernels {
+        let of = results.entry(key(first, node, &buffers)).or_insert_with(|| node.outputs.clone());
+        buffers.extend(node.outputs.iter().copied().zip(of.iter().copied()));
+    }
+    results
 }
 
 /// Returns the inputs of a tower, and a map from its buffers to those of the first tower.
 fn same_program(
     first: &Program,
-    known: &HashMap<Kernel, Vec<usize>>,
+    results: &HashMap<Key, Vec<BufferId>>,
     other: &Program,
     tower: usize,
 ) -> Result<(PerTower, HashMap<BufferId, BufferId>)> {
@@ -119,22 +137,14 @@ fn same_program(
     if !other.updates.is_empty() {
         return Err(mismatch("it updates variables of its own".into()));
     }
-    let mut known = known.clone();
     let mut own = PerTower { feeds: HashMap::new(), random_offsets: random_offsets(other) };
     let mut buffers = leaves(first, other, &mut own)
         .ok_or_else(|| mismatch("its feeds have other dtypes or sizes".into()))?;
     for node in &other.kernels {
-        let mut kernel = node.kernel.clone();
-        for view in kernel.reads_mut() {
-            // A buffer that the first tower lacks matches nothing.
-            view.buffer = buffers.get(&view.buffer).copied().unwrap_or(BufferId(u32::MAX));
-        }
-        let counterpart =
-            known.get_mut(&without_offset(&kernel)).and_then(Vec::pop).map(|at| &first.kernels[at]);
-        let counterpart = counterpart.ok_or_else(|| {
+        let counterpart = results.get(&key(other, node, &buffers)).ok_or_else(|| {
             mismatch(format!("{} has no counterpart there", node.origin.name)).at(node.origin.site)
         })?;
-        buffers.extend(node.outputs.iter().copied().zip(counterpart.outputs.iter().copied()));
+        buffers.extend(node.outputs.iter().copied().zip(counterpart.iter().copied()));
     }
     let wanted = other.fetches.iter().chain(&other.costs);
     match wanted.into_iter().find(|v| !buffers.contains_key(&v.buffer)) {
