@@ -170,9 +170,10 @@ impl TrainCx<'_> {
         self.state.resumed
     }
 
-    /// Requests a checkpoint. It is written after the current step or epoch boundary, when all
-    /// callbacks and monitors are done. A request in `before_train` or `before_epoch` is written after
-    /// the next step; one in `after_train` has no effect.
+    /// Requests a checkpoint. It is written once all callbacks have had the current hook; in
+    /// `after_epoch` and `trigger_epoch`, once the epoch boundary is complete. A request in
+    /// `after_train` is written if training finished or a callback stopped it. After an error or a
+    /// signal there may be half a step, so the request is dropped with a warning.
     pub fn request_save(&mut self) {
         self.state.save_request.get_or_insert_default();
     }
@@ -218,7 +219,10 @@ macro_rules! during_training {
                 self.state.logdir.as_deref()
             }
 
-            /// Stops training at the end of this moment, for this reason. Stopping is not an error.
+            /// Stops training once all callbacks have had this hook, for this reason, and saves a
+            /// checkpoint. This is not an error. The run is then finished: started again, the
+            /// program does not train on unless `max_epoch` or a
+            /// [`stop_criterion`](super::Callback::stop_criterion) has changed.
             #[doc(alias = "StopTraining")]
             pub fn stop(&mut self, reason: impl Into<String>) {
                 self.state.stop_reason.get_or_insert(reason.into());

@@ -29,6 +29,7 @@ impl HostState {
             "skipped_in_a_row": state.skipped.in_a_row,
             "settings": state.settings,
             "stop": state.stop_reason,
+            "stop_criteria": callbacks.stop_criteria(),
             "input": input.map_or(Value::Null, |i| i.state()),
             "callbacks": callbacks.state(),
             "monitors": state.monitors.state(),
@@ -97,9 +98,19 @@ pub(super) fn restore(
     state.session.set_plain_runs(saved["plain_runs"].as_u64().unwrap_or(0))?;
     state.skipped.total = saved["skipped_steps"].as_u64().unwrap_or(0);
     state.skipped.in_a_row = saved["skipped_in_a_row"].as_u64().unwrap_or(0) as u32;
-    // A callback that stopped the run meant this run, unless the run is now told to be longer.
+    // A callback that stopped the run meant this run, unless the run is now told to be longer or to
+    // stop for another reason. Earlier versions did not save the criteria.
     let same_length = saved["settings"]["max_epoch"] == state.settings["max_epoch"];
-    state.stop_reason = saved["stop"].as_str().filter(|_| same_length).map(String::from);
+    let criteria = &saved["stop_criteria"];
+    let same_criteria = criteria.is_null() || *criteria == json!(callbacks.stop_criteria());
+    if let Some(reason) = saved["stop"].as_str() {
+        if same_length && same_criteria {
+            state.stop_reason = Some(reason.into());
+        } else {
+            let what = if same_length { "the criterion for stopping" } else { "max_epoch" };
+            log::info!("{what} changed: continuing the run that was stopped ({reason})");
+        }
+    }
     callbacks.load_state(&saved["callbacks"])?;
     // Earlier versions saved only runs that had started.
     state.resumed = saved["started"].as_bool().unwrap_or(true);

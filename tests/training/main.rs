@@ -36,6 +36,7 @@ mod schedules;
 mod signals;
 mod standard_error;
 mod statistics;
+mod stops;
 mod tower_functions;
 mod towers;
 mod trackers;
