@@ -1,5 +1,7 @@
 //! Stochastic arithmetic: results rounded up or down at random (Vignes, 1993; CADNA).
 
+use tensorpack_tensor::{Error, Result};
+
 /// Rounds every float result of the reference device to `bits`
 /// significant bits, up or down depending on a hash of the value and `seed`.
 ///
@@ -32,16 +34,26 @@
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StochasticRounding {
-    /// Significant bits of a result, from 2 to 53. f32 has 24, bf16 8, f16 11.
+    /// Significant bits of a result, from 2 to 53; another number is an error. f32 has 24, bf16 8,
+    /// f16 11.
     pub bits: u32,
     /// Which of the random roundings to use.
     pub seed: u64,
 }
 
 impl StochasticRounding {
+    /// Checks the number of bits.
+    pub(crate) fn check(self) -> Result<()> {
+        match self.bits {
+            2..=f64::MANTISSA_DIGITS => Ok(()),
+            bits => Err(Error::argument(format!("stochastic rounding to {bits} bits: expected 2 to 53"))
+                .note("use 24 for f32, 8 for bf16, 11 for f16")),
+        }
+    }
+
     /// Rounds a value.
     pub(crate) fn round(self, value: f64) -> f64 {
-        let dropped = f64::MANTISSA_DIGITS - self.bits.clamp(2, f64::MANTISSA_DIGITS);
+        let dropped = f64::MANTISSA_DIGITS - self.bits;
         let (bits, rest) = (value.to_bits(), (1u64 << dropped) - 1);
         if bits & rest == 0 || !value.is_finite() {
             return value;
