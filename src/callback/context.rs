@@ -7,7 +7,7 @@ use crate::runtime::{Cadence, FetchHandle, Interrupt, Session, StepProgram};
 use crate::tower::{TowerContext, TowerFunc, TowerHandle, Towers};
 use std::ops::Deref;
 use std::path::Path;
-use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result, Site};
 
 /// The context of [`Callback::setup_graph`](super::Callback::setup_graph): the graph is still being built.
 pub struct GraphCx<'a> {
@@ -178,9 +178,13 @@ impl TrainCx<'_> {
         self.state.save_request.get_or_insert_default();
     }
 
-    /// Requests a checkpoint and tags it. A tagged checkpoint is kept until another one gets the tag.
+    /// Requests a checkpoint and tags it. A tagged checkpoint is kept until another one gets the
+    /// tag. A tag that is empty or reserved (`latest`, or one that starts with `.` or `step-`) ends
+    /// training with an error.
+    #[track_caller]
     pub fn tag_save(&mut self, tag: impl Into<String>) {
-        self.state.save_request.get_or_insert_default().tags.push(tag.into());
+        let site = Site::caller();
+        self.state.save_request.get_or_insert_default().tags.push((tag.into(), site));
     }
 
     /// Returns an error if a signal asked the process to end. Long-running work should call this

@@ -2,7 +2,7 @@
 
 use crate::callback::{Callbacks, Position, TrainState};
 use crate::input::{InputSource, Start};
-use crate::io::Checkpoint;
+use crate::io::{Checkpoint, check_tag};
 use serde_json::{Map, Value, json};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
@@ -61,7 +61,10 @@ pub(super) fn commit(
 ) -> Result<()> {
     let Some(request) = state.save_request.take() else { return Ok(()) };
     let host = HostState::capture(state, callbacks, input)?;
-    let tags: Vec<&str> = request.tags.iter().map(String::as_str).collect();
+    for (tag, site) in &request.tags {
+        check_tag(tag).map_err(|e| e.at(*site))?;
+    }
+    let tags: Vec<&str> = request.tags.iter().map(|(tag, _)| tag.as_str()).collect();
     write(state, host, Vec::new(), &tags)
 }
 

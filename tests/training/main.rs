@@ -1,6 +1,7 @@
 //! Tests of the public training interface.
 
 mod asynchronous;
+mod bad_settings;
 mod callback_state;
 #[path = "../checkpoints/crash_disk.rs"]
 mod crash_disk;
