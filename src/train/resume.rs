@@ -96,6 +96,10 @@ pub(super) fn restore(
     let saved = &checkpoint.state;
     check_settings(state, &saved["settings"])?;
     checkpoint.restore(&state.session, |_| true).map_err(|e| another_run(state, e.to_string()))?;
+    // To be compared with that of the first batch.
+    if let Some(batch_size) = saved["settings"].get("batch_size") {
+        state.settings.insert("batch_size".into(), batch_size.clone());
+    }
     state.set_position(Position::from_json(&saved["position"])?);
     state.session.set_run_index(saved["run_index"].as_u64().unwrap_or(0))?;
     state.session.set_plain_runs(saved["plain_runs"].as_u64().unwrap_or(0))?;
@@ -125,7 +129,8 @@ fn check_settings(state: &TrainState, saved: &Value) -> Result<()> {
     let mut changed = Vec::new();
     for (key, now) in &state.settings {
         let before = &saved[key];
-        if before == now || before.is_null() {
+        // Earlier versions saved fewer settings, and the size of the data may be unknown.
+        if before == now || before.is_null() || now.is_null() {
             continue;
         }
         if key == "seed" {

@@ -178,6 +178,10 @@ impl Trainer {
             groups: 1,
             steps_per_epoch,
             pass: self.input.as_ref().and_then(|i| i.size()),
+            same_pass: saved.is_some_and(|s| {
+                let pass = &s["settings"]["batches_per_pass"];
+                !pass.is_null() && *pass == state.settings["batches_per_pass"]
+            }),
         };
         let mut main_loop = MainLoop {
             state: &mut state,
@@ -284,6 +288,7 @@ impl Trainer {
             "seed": seed,
             "towers": self.tower_count(),
             "steps_per_epoch": steps_per_epoch,
+            "batches_per_pass": self.input.as_ref().and_then(|i| i.size()),
             "max_epoch": config.max_epoch,
             "device": device.to_string(),
         });

@@ -3,6 +3,7 @@
 mod asynchronous;
 mod bad_settings;
 mod callback_state;
+mod changed_data;
 #[path = "../checkpoints/crash_disk.rs"]
 mod crash_disk;
 mod custom;
