@@ -8,7 +8,7 @@ use std::path::Path;
 use tensorpack::callback::{GraphCx, SanityValidation, TrainCx};
 use tensorpack::dataflow::DataFlow;
 use tensorpack::prelude::*;
-use tensorpack::train::{Ended, QueueInputTrainer, SingleCostTrainer, Trained};
+use tensorpack::train::{Ended, SingleCostTrainer, Trained};
 
 /// Requests a checkpoint after one step.
 pub(crate) struct SaveAfter(pub(crate) u64);
